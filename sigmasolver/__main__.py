@@ -1,0 +1,5 @@
+"""`python -m sigmasolver` is the command `sigmasolver`."""
+
+from sigmasolver.cli import main
+
+main()

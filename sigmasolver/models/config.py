@@ -1,0 +1,127 @@
+"""What a solver is made to: sizes and options as frozen values that check themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sigmasolver.ops.convolution import PADDINGS
+from sigmasolver.ops.fourier import available_modes
+
+__all__ = ["Options", "SolverConfig", "check_grid"]
+
+POSITIONS = ("distances", "coordinates")
+LATTICE = {1: 64, 2: 8, 3: 4}
+"""Reference points per axis: 64 distances in every dimension. 8 per axis in 3-D would be 512 channels per point,
+half a gigabyte of positions at 64^3."""
+
+
+def check_grid(grid: tuple[int, ...], padding: tuple[str, ...]) -> None:
+    """A grid that the convolutions and positions can stand on."""
+    for axis, points in enumerate(grid):
+        if points < 2:
+            raise ValueError(
+                f"Grid {grid} is too small: axis {axis} has {points} point(s); give every axis at least 2."
+            )
+        if padding[axis] == "circular" and points < 3:
+            raise ValueError(
+                f"Grid {grid} is too small for circular padding: axis {axis} has {points} points; use at least 3 "
+                f'or padding "zeros" there.'
+            )
+
+
+@dataclass(frozen=True)
+class Options:
+    """What most users leave alone."""
+
+    expansion: int = 2
+    """rho of the SwiGLU: inner width floor(2 rho width / 3)."""
+    positions: str = "distances"
+    """"distances" to a reference lattice, or raw "coordinates"."""
+    lattice: int | None = None
+    """Reference points per axis; None: 64, 8 or 4 for one, two or three axes."""
+    padding: tuple[str, ...] | None = None
+    """"zeros" or "circular" for each axis; None: zeros on all."""
+    time_embedding: bool = False
+    dropout: float = 0.0
+    """After the slice-attention softmax and after the physical operator's output projection."""
+    check_input: bool = False
+    """Look for NaN and infinity in every input. Costs a pass and, on a GPU, a wait."""
+
+    def __post_init__(self) -> None:
+        if self.expansion < 1:
+            raise ValueError(f"expansion is {self.expansion}; it must be at least 1.")
+        if self.positions not in POSITIONS:
+            raise ValueError(f'positions is "{self.positions}"; choose one of {", ".join(POSITIONS)}.')
+        if self.lattice is not None and self.lattice < 2:
+            raise ValueError(f"lattice is {self.lattice}; it needs at least 2 reference points per axis.")
+        unknown = [kind for kind in self.padding or () if kind not in PADDINGS]
+        if unknown:
+            raise ValueError(f'padding has "{unknown[0]}"; choose "zeros" or "circular" for each axis.')
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1.")
+
+
+@dataclass(frozen=True)
+class SolverConfig:
+    """Everything that fixes the parameters of a solver, but for its row in the table of variants.
+
+    `grid` is the grid the solver is made for; it also runs on others with the same number of axes.
+    """
+
+    grid: tuple[int, ...]
+    in_channels: int
+    out_channels: int
+    width: int = 128
+    depth: int = 8
+    heads: int = 8
+    slices: int = 32
+    modes: int | tuple[int, ...] = 4
+    options: Options = field(default_factory=Options)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "grid", tuple(self.grid))
+        if not 1 <= self.axes <= 3:
+            raise ValueError(f"Grid {self.grid} has {self.axes} axes; solvers work on one, two or three.")
+        for name in ("in_channels", "out_channels", "width", "depth", "heads", "slices"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.width % (2 * self.heads):
+            raise ValueError(
+                f"width {self.width} is not divisible by 2 x heads = {2 * self.heads}: each half of the channels is "
+                f"split into heads; use a width such as {self._nearest_width()}."
+            )
+        for name, value in (("modes", self.modes), ("padding", self.options.padding)):
+            if isinstance(value, tuple) and len(value) != self.axes:
+                raise ValueError(f"{name} has {len(value)} entries for {self.axes} axes; give one for each axis.")
+        check_grid(self.grid, self.padding)
+        self._check_modes()
+
+    def _nearest_width(self) -> int:
+        unit = 2 * self.heads
+        return max(unit, round(self.width / unit) * unit)
+
+    def _check_modes(self) -> None:
+        if min(self.modes_per_axis) < 1:
+            raise ValueError(f"modes is {self.modes}; every axis must keep at least 1 (the mean).")
+        for axis, (points, modes) in enumerate(zip(self.grid, self.modes_per_axis, strict=True)):
+            if modes > available_modes(points):
+                raise ValueError(
+                    f"Grid {self.grid} is too small for modes={self.modes}: axis {axis} with {points} points has "
+                    f"{available_modes(points)} modes; lower modes or use at least {2 * (modes - 1)} points."
+                )
+
+    @property
+    def axes(self) -> int:
+        return len(self.grid)
+
+    @property
+    def modes_per_axis(self) -> tuple[int, ...]:
+        return self.modes if isinstance(self.modes, tuple) else (self.modes,) * self.axes
+
+    @property
+    def padding(self) -> tuple[str, ...]:
+        return self.options.padding or ("zeros",) * self.axes
+
+    @property
+    def lattice(self) -> int:
+        return self.options.lattice or LATTICE[self.axes]

@@ -1,0 +1,101 @@
+"""The small parts that every solver of the family is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from sigmasolver.ops.constants import grid_constant
+from sigmasolver.ops.convolution import depthwise_convolution
+from sigmasolver.ops.swiglu import swiglu
+
+__all__ = ["DepthwiseConvolution", "Mixing", "SwiGLU", "TimeEmbedding", "coordinates", "distances", "linear"]
+
+
+@grid_constant
+def coordinates(grid: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """(*grid, axes): every axis from 0 to 1, both ends included, whatever its number of points."""
+    axes = [torch.linspace(0, 1, n, dtype=torch.float64, device=device) for n in grid]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).to(dtype)
+
+
+@grid_constant
+def distances(grid: tuple[int, ...], reference: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """(*grid, reference^axes): Euclidean distance of every point to every point of a reference lattice."""
+    points = coordinates(grid, torch.float64, device)
+    lattice = coordinates((reference,) * len(grid), torch.float64, device).reshape(-1, len(grid))
+    # One axis after another: the difference vectors of all pairs at once would be `axes` times the result.
+    squared = sum((points[..., a, None] - lattice[:, a]).square() for a in range(len(grid)))
+    return torch.as_tensor(squared).sqrt().to(dtype)
+
+
+def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
+    """A channel-mixing map as it starts in this family: normal weights with deviation 0.02, bias zero."""
+    layer = nn.Linear(inputs, outputs, bias)
+    nn.init.trunc_normal_(layer.weight, std=0.02)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class DepthwiseConvolution(nn.Module):
+    """One kernel per channel, with bias; weights start as torch's convolutions do: U(-1, 1) / sqrt(kernel points)."""
+
+    def __init__(self, channels: int, kernel: int, padding: Sequence[str]) -> None:
+        super().__init__()
+        self.padding = tuple(padding)
+        shape = (kernel,) * len(self.padding)
+        reach = 1 / math.sqrt(math.prod(shape))
+        self.weight = nn.Parameter(torch.empty(channels, 1, *shape).uniform_(-reach, reach))
+        self.bias = nn.Parameter(torch.empty(channels).uniform_(-reach, reach))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return depthwise_convolution(x, self.weight, self.bias, self.padding)
+
+
+class SwiGLU(nn.Module):
+    """eq:swiglu-implementation with inner width floor(2 expansion width / 3)."""
+
+    def __init__(self, width: int, expansion: int) -> None:
+        super().__init__()
+        inner = 2 * expansion * width // 3
+        self.gate_up = linear(width, 2 * inner)
+        self.down = linear(inner, width)
+
+    def forward(self, H: torch.Tensor) -> torch.Tensor:
+        return swiglu(H, self.gate_up.weight, self.gate_up.bias, self.down.weight, self.down.bias)
+
+
+class Mixing(nn.Module):
+    """SwiGLU over `groups` equal channel groups: one group mixes all channels, more keep the groups apart."""
+
+    def __init__(self, width: int, expansion: int, groups: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(SwiGLU(width // groups, expansion) for _ in range(groups))
+
+    def forward(self, H: torch.Tensor) -> torch.Tensor:
+        groups = H.chunk(len(self.parts), dim=-1)
+        responses = [part(group) for part, group in zip(self.parts, groups, strict=True)]
+        return responses[0] if len(responses) == 1 else torch.cat(responses, dim=-1)
+
+
+class TimeEmbedding(nn.Module):
+    """A scalar time per sample -> `width` channels: cosines and sines of falling frequency, then an MLP."""
+
+    LONGEST_PERIOD = 1e4
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.mlp = nn.Sequential(linear(width, width), nn.SiLU(), linear(width, width))
+
+    def forward(self, time: torch.Tensor) -> torch.Tensor:
+        half = self.width // 2
+        steps = torch.arange(half, device=time.device, dtype=torch.float32) / half
+        # Angles in float32 at least: bf16 would round a time of 1000 to the nearest 8.
+        angles = time.to(torch.promote_types(time.dtype, torch.float32))[:, None] * self.LONGEST_PERIOD**-steps
+        waves = torch.cat((angles.cos(), angles.sin()), dim=-1)
+        return self.mlp(waves.to(next(self.mlp.parameters()).dtype))

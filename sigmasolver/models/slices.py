@@ -1,0 +1,119 @@
+"""The physical operator: Slice-Residual Physics-Attention and its two relatives (sec:method-srpa).
+
+    Y --+-- depthwise 5^d, pointwise --> R --> P = softmax((R W_s + b_s) / tau) --+-------------------+
+        |                                                                         |                   |
+        +-- depthwise 5^d, pointwise --> F ------------------------> Z = D^-1 P^T F --> update --> O = P Z+ --> Proj_o
+
+Three updates of the slice states (eq:appendix-identity-interaction), with Delta = A Z W_v and
+A = softmax(Z W_q (Z W_k)^T / sqrt(D)):
+    residual  Z + gamma Delta   (SRPA; gamma starts at zero)
+    replace   Delta             (vanilla Physics-Attention)
+    keep      Z                 (no slice attention)
+
+`routing`, `update` and `update.attention` are sub-modules so that a forward hook can watch P, Z and Delta.
+Letters: B batch, H heads, N points, M slices, D head width, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from sigmasolver.models.layers import DepthwiseConvolution, linear
+from sigmasolver.ops.slices import attention_matrix, deslice, routing, slice_states
+
+__all__ = ["UPDATES", "PhysicalOperator", "Routing", "SliceAttention", "SliceUpdate"]
+
+UPDATES = ("residual", "replace", "keep")
+
+
+class Routing(nn.Module):
+    """R (B, H, N, D) -> P (B, H, N, M); one affine map for all heads, one temperature for each."""
+
+    COLDEST, HOTTEST, START = 0.1, 5.0, 0.5
+
+    def __init__(self, head_width: int, heads: int, slices: int) -> None:
+        super().__init__()
+        self.project = linear(head_width, slices)
+        self.temperature = nn.Parameter(torch.full((heads,), self.START))
+
+    def forward(self, R_BHND: torch.Tensor) -> torch.Tensor:
+        temperature = self.temperature.clamp(self.COLDEST, self.HOTTEST)
+        return routing(R_BHND, self.project.weight.mT, self.project.bias, temperature)
+
+
+class SliceAttention(nn.Module):
+    """Z -> Delta = A Z W_v; queries, keys and values have no bias and share their matrices across heads."""
+
+    def __init__(self, head_width: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.query = linear(head_width, head_width, bias=False)
+        self.key = linear(head_width, head_width, bias=False)
+        self.value = linear(head_width, head_width, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def weights(self, Z_BHMD: torch.Tensor) -> torch.Tensor:
+        """The attention matrix A (B, H, M, M) before dropout."""
+        return attention_matrix(self.query(Z_BHMD), self.key(Z_BHMD))
+
+    def forward(self, Z_BHMD: torch.Tensor) -> torch.Tensor:
+        # Written out rather than through the fused attention call: M is small, and forward-mode derivatives work.
+        return self.dropout(self.weights(Z_BHMD)) @ self.value(Z_BHMD)
+
+
+class SliceUpdate(nn.Module):
+    """Z -> Z+ by one of `UPDATES`. gamma has shape (1,): sharded training cannot hold a parameter without an axis."""
+
+    def __init__(self, kind: str, head_width: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.kind = kind
+        if kind != "keep":
+            self.attention = SliceAttention(head_width, dropout)
+        if kind == "residual":
+            self.gamma = nn.Parameter(torch.zeros(1))
+
+    def forward(self, Z_BHMD: torch.Tensor) -> torch.Tensor:
+        if self.kind == "keep":
+            return Z_BHMD
+        delta_BHMD = self.attention(Z_BHMD)
+        return delta_BHMD if self.kind == "replace" else Z_BHMD + self.gamma * delta_BHMD
+
+
+class PhysicalOperator(nn.Module):
+    """`(B, *grid, width)` -> the same shape, on grids of as many axes as `padding` names."""
+
+    KERNEL = 5
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        slices: int,
+        padding: Sequence[str],
+        update: str = "residual",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.routing_path = self._path(width, padding)
+        self.feature_path = self._path(width, padding)
+        self.routing = Routing(width // heads, heads, slices)
+        self.update = SliceUpdate(update, width // heads, dropout)
+        self.project = linear(width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def _path(self, width: int, padding: Sequence[str]) -> nn.Sequential:
+        # The pointwise map is a convolution of kernel size one and starts as torch starts those.
+        return nn.Sequential(DepthwiseConvolution(width, self.KERNEL, padding), nn.Linear(width, width))
+
+    def _split_heads(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, *grid, C) -> (B, H, N, D)."""
+        return x.reshape(x.shape[0], -1, self.heads, x.shape[-1] // self.heads).transpose(1, 2)
+
+    def forward(self, Y: torch.Tensor) -> torch.Tensor:
+        P_BHNM = self.routing(self._split_heads(self.routing_path(Y)))
+        Z_BHMD = slice_states(P_BHNM, self._split_heads(self.feature_path(Y)))
+        O_BHND = deslice(P_BHNM, self.update(Z_BHMD))
+        return self.dropout(self.project(O_BHND.transpose(1, 2).reshape(Y.shape)))

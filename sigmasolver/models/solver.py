@@ -1,0 +1,92 @@
+"""The solver: lift, blocks, readout (sec:method-decomposition, app:encoding-recomposition).
+
+fields ---+
+          +-- concat -> Linear, GELU, Linear -> + offset (+ time) -> block x depth -> LN -> Linear -> fields
+positions-+
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from sigmasolver.models.block import Block, BlockSpec
+from sigmasolver.models.config import SolverConfig, check_grid
+from sigmasolver.models.layers import TimeEmbedding, coordinates, distances, linear
+
+__all__ = ["Solver"]
+
+
+class Solver(nn.Module):
+    """`(B, *grid, in_channels)` -> `(B, *grid, out_channels)` for one, two or three axes and any grid.
+
+    Weights at the start: every channel-mixing matrix normal with deviation 0.02 (complex ones: each part), biases
+    zero; depthwise and pointwise convolutions uniform in +-1/sqrt(inputs per output) with their biases, as torch's
+    convolutions do; LayerNorm one and zero; temperatures 0.5; gamma zero; offset uniform in [0, 1/width).
+    """
+
+    def __init__(self, spec: BlockSpec, config: SolverConfig) -> None:
+        super().__init__()
+        self.spec, self.config = spec, config
+        width, options = config.width, config.options
+        position_channels = config.lattice**config.axes if options.positions == "distances" else config.axes
+        self.lift = nn.Sequential(
+            linear(position_channels + config.in_channels, 2 * width),
+            nn.GELU(),
+            linear(2 * width, width),
+        )
+        self.offset = nn.Parameter(torch.rand(width) / width)
+        self.time = TimeEmbedding(width) if options.time_embedding else None
+        self.blocks = nn.ModuleList(Block(spec, config) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(width)
+        self.readout = linear(width, config.out_channels)
+
+    def forward(self, x: torch.Tensor, time: torch.Tensor | None = None) -> torch.Tensor:
+        self._check(x, time)
+        H = self.lift(torch.cat((self._positions(x), x), dim=-1)) + self.offset
+        if self.time is not None and time is not None:
+            H = H + self.time(time).reshape(x.shape[0], *(1,) * self.config.axes, -1)
+        for block in self.blocks:
+            H = block(H)
+        return self.readout(self.norm(H))
+
+    def _positions(self, x: torch.Tensor) -> torch.Tensor:
+        grid = tuple(x.shape[1:-1])
+        if self.config.options.positions == "distances":
+            positions = distances(grid, self.config.lattice, x.dtype, x.device)
+        else:
+            positions = coordinates(grid, x.dtype, x.device)
+        return positions.expand(x.shape[0], *positions.shape)
+
+    def _check(self, x: torch.Tensor, time: torch.Tensor | None) -> None:
+        config = self.config
+        if x.ndim != config.axes + 2:
+            raise ValueError(
+                f"Input has shape {tuple(x.shape)}; this solver takes (batch, {config.axes} grid axes, "
+                f"{config.in_channels} channels)."
+            )
+        if x.shape[-1] != config.in_channels:
+            raise ValueError(
+                f"Input has {x.shape[-1]} channels in its last axis; this solver was built for {config.in_channels}."
+            )
+        check_grid(tuple(x.shape[1:-1]), config.padding)
+        if self.time is not None and time is None:
+            raise ValueError("This solver has a time embedding; pass `time`, one number per sample.")
+        if self.time is None and time is not None:
+            raise ValueError(
+                "This solver has no time embedding; leave `time` out or build it with time_embedding=True."
+            )
+        if time is not None and time.shape != (x.shape[0],):
+            raise ValueError(f"time has shape {tuple(time.shape)}; pass one number for each of {x.shape[0]} samples.")
+        if config.options.check_input:
+            _refuse_non_finite(x)
+
+
+def _refuse_non_finite(x: torch.Tensor) -> None:
+    bad = ~torch.isfinite(x)
+    if bad.any():
+        sample, *point, channel = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"Input has {int(bad.sum())} NaN or infinite values, the first in sample {sample}, channel {channel}, "
+            f"at grid point {tuple(point)}; clean the data before the model sees it."
+        )

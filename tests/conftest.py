@@ -1,0 +1,46 @@
+"""Shared by all tests: one thread per worker (the workers are the parallelism), fixed seeds, small models."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from sigmasolver.models import Options, build_model
+from sigmasolver.models.solver import Solver
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def small_model() -> Callable[..., Solver]:
+    """A small float64 solver on two axes, every parameter moved off its starting value (gamma starts at zero)."""
+
+    def build(
+        name: str = "transolver-sigma",
+        grid: tuple[int, ...] = (12, 9),
+        depth: int = 2,
+        options: Options | None = None,
+    ) -> Solver:
+        model = build_model(
+            name,
+            grid=grid,
+            in_channels=2,
+            out_channels=3,
+            width=16,
+            depth=depth,
+            heads=2,
+            slices=5,
+            modes=3,
+            options=options,
+        ).double()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        return model.eval()
+
+    return build

@@ -1,0 +1,133 @@
+"""Every mistake a user can make with a model is one plain sentence."""
+
+import math
+import re
+
+import pytest
+import torch
+
+from sigmasolver import Options, build_model
+from sigmasolver.models.block import BlockSpec
+
+
+def build(name="transolver-sigma", grid=(8, 8), width=16, heads=2, modes=2, options=None, slices=4, channels=1):
+    return build_model(
+        name,
+        grid=grid,
+        in_channels=channels,
+        out_channels=1,
+        width=width,
+        depth=1,
+        heads=heads,
+        slices=slices,
+        modes=modes,
+        options=options,
+    )
+
+
+def plain(message):
+    """One sentence: a capital or a name first, a full stop last, no line break."""
+    return "\n" not in message and message.endswith(".") and len(message) < 240
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"width": 20, "heads": 4}, "width 20 is not divisible by 2 x heads = 8"),
+        ({"modes": 0}, "modes is 0"),
+        ({"modes": (2, 0)}, "modes is (2, 0)"),
+        ({"modes": (2, 2, 2)}, "modes has 3 entries for 2 axes"),
+        ({"modes": 6}, "too small for modes=6: axis 0 with 8 points has 5 modes"),
+        ({"grid": (8, 1), "modes": 1}, "axis 1 has 1 point(s)"),
+        ({"grid": (4, 4, 4, 4)}, "has 4 axes"),
+        ({"grid": ()}, "has 0 axes"),
+        ({"slices": 0}, "slices is 0"),
+        ({"channels": 0}, "in_channels is 0"),
+        (
+            {"grid": (8, 2), "options": Options(padding=("zeros", "circular"))},
+            "too small for circular padding",
+        ),
+        ({"options": Options(padding=("zeros",))}, "padding has 1 entries for 2 axes"),
+        ({"name": "transolver-sigm"}, "near names: transolver-sigma"),
+        ({"name": "physical"}, "physolver"),
+        ({"name": "?"}, "slice-keep"),
+    ],
+)
+def test_bad_sizes_and_names(arguments, says):
+    with pytest.raises(ValueError, match=re.escape(says)) as caught:
+        build(**arguments)
+    assert plain(str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("expansion", 0),
+        ("positions", "polar"),
+        ("lattice", 1),
+        ("padding", ("zeros", "mirror")),
+        ("dropout", 1.0),
+        ("dropout", -0.1),
+    ],
+)
+def test_bad_options(field, value):
+    with pytest.raises(ValueError, match=field) as caught:
+        Options(**{field: value})
+    assert plain(str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stages", ()),
+        ("stages", (("spectral", "physical", "pass"),)),
+        ("stages", (("fourier",),)),
+        ("mixing", "none"),
+        ("update", "average"),
+    ],
+)
+def test_bad_block_rows(field, value):
+    with pytest.raises(ValueError) as caught:
+        BlockSpec(**{field: value})
+    assert plain(str(caught.value))
+
+
+def test_grouped_mixing_needs_two_groups():
+    with pytest.raises(ValueError, match="grouped"):
+        BlockSpec(stages=(("physical",),), mixing="grouped")
+
+
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [
+        ((1, 8, 8, 2), "Input has 2 channels in its last axis; this solver was built for 1."),
+        ((8, 8, 1), "Input has shape (8, 8, 1)"),
+        ((1, 8, 1, 1), "axis 1 has 1 point(s)"),
+    ],
+)
+def test_bad_inputs(shape, says):
+    with pytest.raises(ValueError, match=re.escape(says)) as caught:
+        build()(torch.zeros(shape))
+    assert plain(str(caught.value))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_non_finite_input_is_refused_when_asked(bad):
+    x = torch.zeros(2, 8, 8, 1)
+    x[1, 3, 4, 0] = bad
+    model = build(options=Options(check_input=True))
+    with pytest.raises(ValueError, match=re.escape("sample 1, channel 0, at grid point (3, 4)")) as caught:
+        model(x)
+    assert plain(str(caught.value))
+    assert torch.isfinite(model(torch.zeros(2, 8, 8, 1))).all()
+    assert not torch.isfinite(build()(x)).all()
+
+
+def test_time_is_needed_exactly_when_embedded():
+    x, time = torch.zeros(2, 8, 8, 1), torch.zeros(2)
+    with pytest.raises(ValueError, match="pass `time`"):
+        build(options=Options(time_embedding=True))(x)
+    with pytest.raises(ValueError, match="no time embedding"):
+        build()(x, time)
+    with pytest.raises(ValueError, match="one number for each of 2 samples"):
+        build(options=Options(time_embedding=True))(x, time[:1])

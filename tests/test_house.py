@@ -1,0 +1,48 @@
+"""The package as a stranger meets it: light import, typed, README that runs, plain errors at the command line."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sigmasolver
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*words):
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=ROOT)
+
+
+def test_import_loads_nothing_heavy_but_torch():
+    code = "import json, sys, sigmasolver; print(json.dumps(sorted(m.partition('.')[0] for m in sys.modules)))"
+    loaded = set(json.loads(run("-c", code).stdout))
+    assert "torch" in loaded
+    assert not loaded & {"scipy", "h5py", "matplotlib", "jinja2", "typer", "rich"}
+
+
+def test_the_package_says_it_is_typed():
+    assert (Path(sigmasolver.__file__).parent / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S))
+def test_the_python_in_the_readme_runs(block):
+    setup = "import torch\nfrom sigmasolver import build_model\nmodel = build_model('transolver-sigma', grid=(12, 12), "
+    setup += "in_channels=1, out_channels=1, width=16, depth=1, heads=2)\n"
+    small = block.replace("width=128, depth=8, heads=8", "width=16, depth=1, heads=2")
+    done = run("-c", setup + small)
+    assert done.returncode == 0, done.stderr
+
+
+def test_version_at_the_command_line():
+    assert run("-m", "sigmasolver", "--version").stdout.strip() == sigmasolver.__version__
+
+
+def test_demo_prints_the_counts_of_the_whole_family():
+    done = run("-m", "sigmasolver", "demo")
+    assert done.returncode == 0, done.stderr
+    assert "1,245,289" in done.stdout
+    assert all(name in done.stdout for name in sigmasolver.list_models())

@@ -1,0 +1,188 @@
+"""Time and statistics of the five simulators, against what is known of the public sets.
+
+    python benchmarks/simulate.py                                            # small counts, coarser where needed
+    python benchmarks/simulate.py --device cuda --out results/simulate.jsonl # the counts of the targets
+
+The time of a set is everything from the seed to float32 trajectories on the device: drawing, compiling,
+integrating. Statistics are means over the trajectories of the set; "expected" is what prototypes of the published
+generators, or the public files themselves, gave for a handful of trajectories.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from measure import append_rows, provenance
+
+from sigmasolver.simulate import SIMULATORS, Simulator
+from sigmasolver.simulate.turbulence import IT3D
+from sigmasolver.simulate.vorticity import KF2D, NS2D
+
+SEED = 0
+Measures = dict[str, torch.Tensor]
+
+
+def deviation(x: torch.Tensor) -> torch.Tensor:
+    """Standard deviation over all but the first axis, which counts trajectories."""
+    return x.double().flatten(1).std(1)
+
+
+def peak(x: torch.Tensor) -> torch.Tensor:
+    return x.abs().flatten(1).amax(1).double()
+
+
+def change(x: torch.Tensor, frame: int, step: int = 1) -> torch.Tensor:
+    """Relative change of all fields between two frames."""
+    old, new = x[:, frame].double().flatten(1), x[:, frame + step].double().flatten(1)
+    return (new - old).norm(dim=1) / old.norm(dim=1)
+
+
+def darcy(x: torch.Tensor) -> Measures:
+    coefficient, pressure = x[:, 0, ..., 0], x[:, 0, ::5, ::5, 1]
+    return {
+        "coefficient mean": coefficient.double().flatten(1).mean(1),
+        "coefficient std": deviation(coefficient),
+        "pressure mean (85²)": pressure.double().flatten(1).mean(1),
+        "pressure std (85²)": deviation(pressure),
+        "pressure max": peak(pressure),
+    }
+
+
+def ns2d(x: torch.Tensor) -> Measures:
+    stds = {f"std at t={t}": deviation(x[:, t - 1]) for t in (1, 5, 10, 15, 20)}
+    return {**stds, "max at t=20": peak(x[:, 19]), "mean": x[:, 19].double().flatten(1).mean(1).abs()}
+
+
+def kf2d(x: torch.Tensor) -> Measures:
+    y = 2 * math.pi * torch.arange(x.shape[3], device=x.device, dtype=torch.float64) / x.shape[3]
+    profile = x[..., 0].double().mean((1, 2))
+    return {
+        "std": deviation(x),
+        "temporal std": x[..., 0].std(1).double().mean((1, 2)),
+        "max": peak(x),
+        "cos 8y of the mean": 2 * (profile * torch.cos(8 * y)).mean(1),
+        "change in 1/16": change(x, 30, 2),
+    }
+
+
+def taylor_reynolds(velocity: torch.Tensor, viscosity: float) -> torch.Tensor:
+    """sqrt(20 E² / (3 ν ε)) of velocities (B, n, n, n, 3) in a box of side 2π."""
+    spectrum = torch.fft.fftn(velocity.double(), dim=(1, 2, 3), norm="forward").abs().square().sum(-1)
+    k = torch.fft.fftfreq(velocity.shape[1], 1 / velocity.shape[1], dtype=torch.float64, device=velocity.device)
+    squared = k[:, None, None] ** 2 + k[:, None] ** 2 + k**2
+    energy = spectrum.sum((1, 2, 3)) / 2
+    dissipation = viscosity * (squared * spectrum).sum((1, 2, 3))
+    return torch.sqrt(20 * energy**2 / (3 * viscosity * dissipation))
+
+
+def it3d(x: torch.Tensor) -> Measures:
+    last, viscosity = x.shape[1] - 1, IT3D.viscosity
+    measures = {"velocity rms": x[:, last, ..., 1:].double().square().flatten(1).mean(1).sqrt()}
+    for frame in (0, 9, last):
+        if frame <= last:
+            measures[f"Re_λ at t={0.05 * (frame + 1):.2f}"] = taylor_reynolds(x[:, frame, ..., 1:], viscosity)
+    measures |= {"head std, first frame": deviation(x[:, 0, ..., 0]), "max|u|, first frame": peak(x[:, 0, ..., 1:])}
+    if last == 19:
+        measures |= {"head std, last frame": deviation(x[:, last, ..., 0])}
+        measures |= {"change, last frames": change(x[..., 1:], last - 1)}
+    return measures
+
+
+def smoke3d(x: torch.Tensor) -> Measures:
+    return {
+        "density mean": x[..., 0].double().flatten(1).mean(1),
+        "density std": deviation(x[..., 0]),
+        "velocity std": deviation(x[..., 1:]),
+        "max|v|, first frame": peak(x[:, 0, ..., 1:]),
+        "max|v|, last frame": peak(x[:, -1, ..., 1:]),
+    }
+
+
+@dataclass(frozen=True)
+class Set:
+    measures: Callable[[torch.Tensor], Measures]
+    count: int
+    seconds: float
+    """The target on one H200."""
+    small: Simulator
+    """What a CPU makes in half a minute or so."""
+    small_count: int
+    expected: dict[str, str]
+
+
+SETS = {
+    "darcy": Set(
+        darcy, 1200, 6, SIMULATORS["darcy"], 8,
+        {"coefficient mean": "7.3-7.5", "coefficient std": "4.5", "pressure mean (85²)": "5.7e-3",
+         "pressure std (85²)": "3.9e-3", "pressure max": "1.7e-2"},
+    ),
+    "ns2d": Set(
+        ns2d, 1200, 150, replace(NS2D, grid=64, step=4e-3), 8,
+        {"std at t=1": "0.35", "std at t=5": "0.64", "std at t=10": "1.07", "std at t=15": "1.44",
+         "std at t=20": "1.72", "max at t=20": "3.6-3.9", "mean": "0"},
+    ),
+    "kf2d": Set(
+        kf2d, 120, 60, replace(KF2D, grid=128, stored=128, step=1 / 256), 4,
+        {"std": "6.0±0.2", "temporal std": "5.2", "max": "30", "cos 8y of the mean": "-2.4", "change in 1/16": "0.26"},
+    ),
+    "it3d": Set(
+        it3d, 50, 25, replace(IT3D, frames=2), 2,
+        {"velocity rms": "1.2641", "Re_λ at t=0.05": "33", "Re_λ at t=0.50": "66", "Re_λ at t=1.00": "79",
+         "head std, first frame": "2.55", "head std, last frame": "2.0", "max|u|, first frame": "21",
+         "change, last frames": "0.27"},
+    ),
+    "smoke3d": Set(
+        smoke3d, 50, 3, SIMULATORS["smoke3d"], 4,
+        {"density mean": "0.758", "density std": "0.530", "velocity std": "0.253", "max|v|, first frame": "2.6",
+         "max|v|, last frame": "1.1"},
+    ),
+}  # fmt: skip
+
+
+def make(simulator: Simulator, count: int, measures: Callable[[torch.Tensor], Measures], device: torch.device) -> tuple:
+    """Seconds spent simulating, and every measure for every trajectory."""
+    seconds, batch, found = 0.0, simulator.batch_size(device), []
+    for first in range(0, count, batch):
+        start = time.perf_counter()
+        x = simulator.simulate(SEED, range(first, min(count, first + batch)), device)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds += time.perf_counter() - start
+        found.append({name: values.cpu() for name, values in measures(x).items()})
+    return seconds, {name: torch.cat([part[name] for part in found]) for name in found[0]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="*", default=list(SETS))
+    parser.add_argument("--device", default="cpu", type=torch.device)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    device, full = arguments.device, arguments.device.type == "cuda"
+    source = provenance(device)
+    print(f"{source['machine']}, torch {source['torch']}, seed {SEED}")
+    for task in arguments.tasks:
+        row = SETS[task]
+        simulator, count = (SIMULATORS[task], row.count) if full else (row.small, row.small_count)
+        seconds, measured = make(simulator, count, row.measures, device)
+        target = f" (target {row.seconds:g} s)" if full else ""
+        print(f"\n{task}: {count} trajectories in {seconds:.2f} s{target}   {simulator}", flush=True)
+        print(f"  {'':24}{'mean':>11}{'std over set':>14}   expected")
+        shared = {"benchmark": "simulate", "task": task, "count": count, "seed": SEED, "simulator": repr(simulator)}
+        rows = [{**shared, "metric": "seconds", "value": seconds, "target": row.seconds if full else None, **source}]
+        for name, values in measured.items():
+            mean, spread, expected = values.mean().item(), values.std().item(), row.expected.get(name, "")
+            print(f"  {name:24}{mean:11.4g}{spread:14.2g}   {expected}", flush=True)
+            rows.append({**shared, "metric": name, "value": mean, "spread": spread, "expected": expected, **source})
+        if arguments.out:
+            append_rows(arguments.out, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""The files of FactFormer: Kolmogorov flow, isotropic turbulence and smoke.
+
+    KF2D     one .npy (count, frames, s, s): vorticity, torus of side 2π, frames 1/32 apart after time 2
+    IT3D     a folder per trajectory with prs, vx, vy, vz.npy, each (frames, s, s, s): torus of side 2π,
+             frames 0.05 apart
+    Smoke3D  smoke_<number>.npz with fluid_field (frames, s, s, s, 1) and velocity (…, 3): side 8, frames 0.75
+             apart after eight steps; velocity on the lower faces of the cells
+
+None of them carries coordinates or times: they come from the scripts that made the files.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from sigmasolver.data.formats.arrays import open_members, open_npy
+from sigmasolver.data.formats.foreign import Foreign, check_numbers, periodic
+from sigmasolver.simulate.simulator import Layout
+
+__all__ = [
+    "SMOKE",
+    "TURBULENCE",
+    "read_kolmogorov",
+    "read_smoke",
+    "read_turbulence",
+    "smoke_files",
+    "turbulence_folders",
+]
+
+TURBULENCE = ("prs", "vx", "vy", "vz")
+SMOKE = ("fluid_field", "velocity")
+_VELOCITY = ("velocity_x", "velocity_y", "velocity_z")
+
+
+def read_kolmogorov(path: Path) -> Foreign:
+    """Vorticity of Kolmogorov flow, memory-mapped."""
+    values = open_npy(path)
+    check_numbers(str(path), values, ("count", "frames", "x", "y"))
+    count, frames, *grid = values.shape
+    layout = Layout(
+        fields=("vorticity",),
+        units=("1/time",),
+        boundary=("periodic", "periodic"),
+        coordinates=tuple(periodic(points, 2 * np.pi) for points in grid),
+        times=2 + np.arange(1, frames + 1) / 32,
+    )
+    notes = ("Points are taken on the torus of side 2π, frames 1/32 apart with the first at 2 + 1/32.",)
+    return Foreign(layout, count, lambda start, stop: values[start:stop, ..., None], notes)
+
+
+def turbulence_folders(path: Path) -> list[Path]:
+    """The trajectories' folders in the order of their names, as their authors read them."""
+    if not path.is_dir():
+        return []
+    return sorted(one for one in path.iterdir() if any((one / f"{name}.npy").exists() for name in TURBULENCE))
+
+
+def read_turbulence(path: Path) -> Foreign:
+    """Pressure and velocity of isotropic turbulence."""
+    folders = turbulence_folders(path)
+    if not folders:
+        raise ValueError(f"No folder in {path} holds prs.npy, vx.npy, vy.npy and vz.npy.")
+    shape = open_npy(folders[0] / "prs.npy").shape
+    for folder in folders:
+        for name in TURBULENCE:
+            file = folder / f"{name}.npy"
+            values = open_npy(file)
+            check_numbers(str(file), values, ("frames", "x", "y", "z"))
+            if values.shape != shape:
+                raise ValueError(f"{file} has shape {values.shape}, not {shape} like the first.")
+    frames, *grid = shape
+    # The published loader speaks of 21 frames, its generator writes 20: the odd one is time zero.
+    first = 0 if frames == 21 else 1
+    layout = Layout(
+        fields=("pressure", *_VELOCITY),
+        units=("1",) * 4,
+        boundary=("periodic",) * 3,
+        coordinates=tuple(periodic(points, 2 * np.pi) for points in grid),
+        times=0.05 * np.arange(first, first + frames),
+    )
+
+    def read(start: int, stop: int) -> np.ndarray:
+        return np.stack(
+            [np.stack([open_npy(one / f"{name}.npy") for name in TURBULENCE], -1) for one in folders[start:stop]]
+        )
+
+    notes = (f"Points are taken on the torus of side 2π, frames 0.05 apart with the first at {0.05 * first:g}.",)
+    return Foreign(layout, len(folders), read, notes)
+
+
+def smoke_files(path: Path) -> list[Path]:
+    """The trajectories' files in the order of their numbers."""
+    if not path.is_dir():
+        return []
+    numbered = [(re.fullmatch(r"smoke_(\d+)\.npz", one.name), one) for one in path.iterdir()]
+    return [one for _, one in sorted((int(match[1]), one) for match, one in numbered if match)]
+
+
+def read_smoke(path: Path) -> Foreign:
+    """Density and velocity of buoyant smoke in a closed box."""
+    files = smoke_files(path)
+    if not files:
+        raise ValueError(f"{path} holds no smoke_<number>.npz.")
+    shape = _smoke(files[0]).shape
+    frames, *grid, _ = shape
+    layout = Layout(
+        fields=("density", *_VELOCITY),
+        units=("1",) * 4,
+        boundary=("wall",) * 3,
+        coordinates=tuple((np.arange(points) + 0.5) * (8 / points) for points in grid),
+        times=0.75 * np.arange(9, 9 + frames),
+    )
+
+    def read(start: int, stop: int) -> np.ndarray:
+        blocks = [_smoke(file) for file in files[start:stop]]
+        for file, block in zip(files[start:stop], blocks, strict=True):
+            if block.shape != shape:
+                raise ValueError(f"{file} has shape {block.shape}, the first has {shape}; all must agree.")
+        return np.stack(blocks)
+
+    notes = ["Points are taken as cell centres of the box of side 8, frames 0.75 apart with the first at 6.75."]
+    last = int(files[-1].stem.removeprefix("smoke_"))
+    if last - int(files[0].stem.removeprefix("smoke_")) + 1 > len(files):
+        notes.append(f"Some numbers up to {last} are missing; those present follow each other in the store.")
+    return Foreign(layout, len(files), read, tuple(notes))
+
+
+def _smoke(file: Path) -> np.ndarray:
+    """One trajectory `(frames, s, s, s, 4)`."""
+    density, velocity = open_members(file, SMOKE)
+    for name, values, channels in zip(SMOKE, (density, velocity), (1, 3), strict=True):
+        check_numbers(f"{name!r} in {file}", values, ("frames", "x", "y", "z", "channels"))
+        if values.shape != (*density.shape[:4], channels):
+            raise ValueError(f"{name!r} in {file} has the shape {values.shape}; {channels} channels are needed.")
+    return np.concatenate([density, velocity], axis=-1)

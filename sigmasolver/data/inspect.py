@@ -1,0 +1,261 @@
+"""What is inside a store: its header, statistics of its values, whether it is intact, and a picture of it.
+
+Statistics run over the finite values, in float64, one pass, a few megabytes at a time. Groups of n values
+with mean m and squared deviations S merge exactly (Chan, Golub and LeVeque):
+
+    n = n₁ + n₂,   δ = m₂ - m₁,   m = m₁ + δ n₂/n,   S = S₁ + S₂ + δ² n₁n₂/n.
+
+In the picture each field has one colour scale for all its frames, symmetric about zero where the values have
+both signs; both colour maps can be read with any common kind of colour blindness.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sigmasolver.data.header import Header, StoreError
+from sigmasolver.data.store import Reader, open_store
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.collections import QuadMesh
+
+__all__ = ["FieldSummary", "Summary", "draw", "summarise"]
+
+_BLOCK = 16 * 2**20
+_SIGNED, _ONE_SIGN = "RdBu_r", "viridis"
+
+
+@dataclass(frozen=True)
+class FieldSummary:
+    """One field over all trajectories, frames and points; NaN where no value is finite."""
+
+    name: str
+    unit: str
+    minimum: float
+    maximum: float
+    mean: float
+    std: float
+    frame_mean: tuple[float, ...]
+    frame_std: tuple[float, ...]
+    nans: int
+    infinities: int
+
+    @property
+    def constant(self) -> bool:
+        """Whether there is one value only, so that the field tells nothing."""
+        return self.minimum == self.maximum
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A store in numbers."""
+
+    path: Path
+    header: Header
+    package: str
+    """The version of the package that wrote it."""
+    count: int
+    """How many trajectories it is meant for."""
+    whole: int
+    """How many it holds."""
+    size: int
+    """Bytes that the whole trajectories take."""
+    fields: tuple[FieldSummary, ...]
+    fingerprint: str
+    damaged: tuple[int, ...]
+    """The trajectories whose values are no longer those that were written."""
+
+
+class _Moments:
+    """Count, mean, squared deviations, extremes, NaNs and infinities, each `(frames, fields)`."""
+
+    def __init__(self, frames: int, fields: int) -> None:
+        self.n, self.mean, self.S = (np.zeros((frames, fields)) for _ in range(3))
+        self.low, self.high = np.full((frames, fields), np.inf), np.full((frames, fields), -np.inf)
+        self.nans, self.infinities = (np.zeros((frames, fields), np.int64) for _ in range(2))
+
+    def add(self, frames: slice, block: np.ndarray) -> None:
+        """Take in `(frames, *grid, fields)` values of these frames."""
+        values = block.reshape(len(block), -1, block.shape[-1]).transpose(0, 2, 1).astype(np.float64, order="C")
+        finite = np.isfinite(values)
+        n = finite.sum(-1).astype(np.float64)
+        if not finite.all():
+            nans = np.isnan(values)
+            self.nans[frames] += nans.sum(-1)
+            self.infinities[frames] += (~finite & ~nans).sum(-1)
+        low = values.min(-1, initial=np.inf, where=finite)
+        high = values.max(-1, initial=-np.inf, where=finite)
+        self.low[frames] = np.minimum(self.low[frames], low)
+        self.high[frames] = np.maximum(self.high[frames], high)
+        values[~finite] = 0
+        mean = values.sum(-1) / np.maximum(n, 1)
+        values -= mean[..., None]
+        values[~finite] = 0
+        S = np.einsum("fqn,fqn->fq", values, values)
+        self.n[frames], self.mean[frames], self.S[frames] = _merge(
+            (self.n[frames], self.mean[frames], self.S[frames]), (n, mean, S)
+        )
+
+    def over_frames(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation per field, all frames together."""
+        total = (self.n[0], self.mean[0], self.S[0])
+        for frame in range(1, len(self.n)):
+            total = _merge(total, (self.n[frame], self.mean[frame], self.S[frame]))
+        return _mean_and_std(*total)
+
+    def per_frame(self) -> tuple[np.ndarray, np.ndarray]:
+        return _mean_and_std(self.n, self.mean, self.S)
+
+
+_Triple = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def _merge(first: _Triple, second: _Triple) -> _Triple:
+    (n1, m1, S1), (n2, m2, S2) = first, second
+    n, delta = n1 + n2, m2 - m1
+    share = n2 / np.maximum(n, 1)
+    return n, m1 + delta * share, S1 + S2 + delta**2 * n1 * share
+
+
+def _mean_and_std(n: np.ndarray, mean: np.ndarray, S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    none = n == 0
+    return np.where(none, np.nan, mean), np.where(none, np.nan, np.sqrt(S / np.maximum(n, 1)))
+
+
+def summarise(path: str | Path, progress: Callable[[int, int], None] | None = None) -> Summary:
+    """Read every whole trajectory once: statistics, and whether it still has the digest it was written with.
+
+    `progress` is called with the trajectories done and their number.
+    """
+    with open_store(path) as store:
+        header = store.header
+        moments = _Moments(header.shape[0], header.shape[-1])
+        damaged = []
+        for index in range(len(store)):
+            if not _take_in(store, index, moments):
+                damaged.append(index)
+            if progress is not None:
+                progress(index + 1, len(store))
+        return Summary(
+            path=store.path,
+            header=header,
+            package=store.package,
+            count=store.count,
+            whole=len(store),
+            size=len(store) * header.nbytes,
+            fields=_fields(header, moments),
+            fingerprint=store.fingerprint,
+            damaged=tuple(damaged),
+        )
+
+
+def _take_in(store: Reader, index: int, moments: _Moments) -> bool:
+    """Add one trajectory to the moments; return whether it is intact."""
+    frames = store.header.shape[0]
+    step = max(1, _BLOCK * frames // store.header.nbytes)
+    digest = hashlib.sha256()
+    for start in range(0, frames, step):
+        block = store[index, start : start + step]
+        digest.update(block.data)
+        moments.add(slice(start, start + len(block)), block)
+    return digest.digest() == store.digests[index]
+
+
+def _fields(header: Header, moments: _Moments) -> tuple[FieldSummary, ...]:
+    mean, std = moments.over_frames()
+    frame_mean, frame_std = moments.per_frame()
+    low, high = moments.low.min(0), moments.high.max(0)
+    none = low > high
+    low, high = np.where(none, np.nan, low), np.where(none, np.nan, high)
+    return tuple(
+        FieldSummary(
+            name=name,
+            unit=header.layout.units[q],
+            minimum=float(low[q]),
+            maximum=float(high[q]),
+            mean=float(mean[q]),
+            std=float(std[q]),
+            frame_mean=tuple(frame_mean[:, q].tolist()),
+            frame_std=tuple(frame_std[:, q].tolist()),
+            nans=int(moments.nans[:, q].sum()),
+            infinities=int(moments.infinities[:, q].sum()),
+        )
+        for q, name in enumerate(header.layout.fields)
+    )
+
+
+def draw(path: str | Path, picture: str | Path, index: int = 0, columns: int = 5) -> None:
+    """Draw trajectory `index`: a row per field, and up to `columns` frames evenly from the first to the last.
+
+    Of a 3-D field the plane in the middle of the second axis is shown.
+    """
+    from matplotlib.figure import Figure
+
+    with open_store(path) as store:
+        header = store.header
+        if not 0 <= index < len(store):
+            raise StoreError(f"{path} has no trajectory {index}: it holds {len(store)}, counted from 0.")
+        if len(header.grid) == 1:
+            raise StoreError(f"{path} holds fields on a line; only fields on two or three axes are drawn.")
+        frames = np.unique(np.linspace(0, header.shape[0] - 1, columns).round().astype(int))
+        values = np.stack([_plane(store[index, int(frame)]) for frame in frames]).astype(np.float64)
+    rows = len(header.layout.fields)
+    figure = Figure(figsize=(2.2 * len(frames) + 1.5, 2.1 * rows + 0.8), layout="constrained", dpi=120)
+    axes = figure.subplots(rows, len(frames), squeeze=False, sharex=True, sharey=True)
+    for row in range(rows):
+        colours = _colours(values[..., row])
+        images = [
+            _panel(panel, field, header, colours) for panel, field in zip(axes[row], values[..., row], strict=True)
+        ]
+        figure.colorbar(images[0], ax=list(axes[row]), pad=0.01, aspect=15)
+        unit = header.layout.units[row]
+        axes[row, 0].set_ylabel(header.layout.fields[row] + ("" if unit == "1" else f" [{unit}]"), fontsize=10)
+    for panel, frame in zip(axes[0], frames, strict=True):
+        panel.set_title(f"t = {header.layout.times[frame]:.4g}", fontsize=10)
+    figure.suptitle(_title(header, index), fontsize=11)
+    try:
+        figure.savefig(picture)
+    except (OSError, ValueError) as error:
+        raise StoreError(f"The picture {picture} cannot be written: {error}.") from error
+
+
+def _plane(frame: np.ndarray) -> np.ndarray:
+    return frame[:, frame.shape[1] // 2] if frame.ndim == 4 else frame
+
+
+def _colours(values: np.ndarray) -> tuple[str, float, float]:
+    """The colour map and its ends for all the frames of one field."""
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    if low < 0 < high:
+        return _SIGNED, -max(-low, high), max(-low, high)
+    return _ONE_SIGN, low, high
+
+
+def _panel(panel: Axes, field: np.ndarray, header: Header, colours: tuple[str, float, float]) -> QuadMesh:
+    """One field at one time, first axis to the right and last axis up; what is not finite stays grey."""
+    name, low, high = colours
+    panel.set_facecolor("0.6")
+    panel.set_aspect("equal")
+    panel.tick_params(labelsize=7)
+    x, y = header.layout.coordinates[0], header.layout.coordinates[-1]
+    return panel.pcolormesh(x, y, np.ma.masked_invalid(field.T), cmap=name, vmin=low, vmax=high, shading="nearest")
+
+
+def _title(header: Header, index: int) -> str:
+    parts = [header.source, f"trajectory {index}"]
+    if header.seed is not None:
+        parts.append(f"seed {header.seed}")
+    if len(header.grid) == 3:
+        y = header.layout.coordinates[1]
+        parts.append(f"plane x-z at y = {y[len(y) // 2]:.4g}")
+    else:
+        parts.append("plane x-y")
+    return ", ".join(parts)

@@ -1,0 +1,213 @@
+"""The bytes under the store: how a file is made, and how trajectories enter it so that a kill does no harm.
+
+HDF5 writes the file once, empty but at full size (a sparse file), closes it, and an atomic rename gives it
+its name. From then on no byte of HDF5's own structure changes: the dataset is uncompressed and allocated in
+one piece, so trajectory i lies at a known offset and is put there with plain writes, in the order values,
+digest, (with the last one: fingerprint), and at the end one byte in `whole`. A single byte cannot be half
+written: at every instant the file opens, and the trajectories marked whole are whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from sigmasolver.data.header import DTYPES, FORMAT, VERSION, Header, StoreError, canonical, fingerprint
+
+__all__ = [
+    "SlotFile",
+    "cast",
+    "check_room",
+    "create",
+    "lock",
+    "new_name",
+    "plain_errors",
+    "take_name",
+    "unlock",
+]
+
+_CHUNK = 4 * 2**20
+"""A trajectory up to this many bytes is one chunk; a longer one has a chunk per frame."""
+
+
+def create(path: Path, header: Header, count: int) -> None:
+    """An HDF5 file of full size with no whole trajectory yet; its bytes depend on the arguments only."""
+    dtype, shape = DTYPES[header.dtype], header.shape
+    chunk = (1, *shape) if header.nbytes <= _CHUNK else (1, 1, *shape[1:])
+    if int(np.prod(chunk, dtype=np.int64)) * dtype.itemsize >= 2**32:
+        raise StoreError("One frame takes 4 GiB or more, which HDF5 cannot hold as one piece; use a coarser grid.")
+    # The oldest format that has what is needed, so that other programs' older HDF5 reads it too.
+    with h5py.File(path, "w", libver=("v110", "v110")) as file:
+        file.attrs["format"] = FORMAT
+        file.attrs["version"] = VERSION
+        file.attrs["package"] = _package_version()
+        file.attrs["source"] = header.source
+        file.attrs["parameters"] = canonical(dict(header.parameters))
+        if header.seed is not None:
+            file.attrs["seed"] = header.seed
+        for name in ("fields", "units", "boundary"):
+            file.attrs[name] = np.array(getattr(header.layout, name), dtype=h5py.string_dtype())
+        for name, values in header.axes().items():
+            file.create_dataset("times" if name == "t" else f"coordinates/{name}", data=values)
+        file.create_dataset("whole", data=np.zeros(count, "u1"))
+        file.create_dataset("digests", data=np.zeros((count, 32), "u1"))
+        file.create_dataset("fingerprint", data=np.bytes_(b"0" * 64))
+        plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plan.set_chunk(chunk)
+        plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        plan.set_obj_track_times(False)
+        space = h5py.h5s.create_simple((count, *shape))
+        h5py.h5d.create(file.id, b"fields", h5py.h5t.py_create(dtype), space, plan)
+    with open(path, "rb") as handle:
+        os.fsync(handle.fileno())
+
+
+class SlotFile:
+    """A store open for writing: `digests` are those of its whole trajectories, and `put` adds to them."""
+
+    def __init__(self, path: Path, header: Header, count: int, digests: Sequence[bytes] = ()) -> None:
+        self.header, self.count, self.digests = header, count, list(digests)
+        with h5py.File(path, "r", locking=False) as file:
+            self._fields = _start_of_values(path, file["fields"])
+            self._digests, self._whole, self._fingerprint = (
+                file[name].id.get_offset() for name in ("digests", "whole", "fingerprint")
+            )
+        self._fd = os.open(path, os.O_RDWR)
+
+    def put(self, stored: np.ndarray) -> None:
+        """Write trajectories of the stored type behind those present; the order of writes is the safety."""
+        start, new = len(self.digests), list[bytes]()
+        for index, trajectory in enumerate(stored, start):
+            new.append(hashlib.sha256(trajectory.data).digest())
+            self._write(trajectory.reshape(-1).view(np.uint8).data, self._fields + index * self.header.nbytes)
+            self._write(new[-1], self._digests + 32 * index)
+        if start + len(new) == self.count:
+            self._write(fingerprint(self.header, self.digests + new).encode(), self._fingerprint)
+        os.fsync(self._fd)
+        for index, digest in enumerate(new, start):
+            self._write(b"\1", self._whole + index)
+            self.digests.append(digest)
+        os.fsync(self._fd)
+
+    def _write(self, data: bytes | memoryview, offset: int) -> None:
+        view = memoryview(data)
+        while len(view):  # the system may take the bytes in several pieces
+            done = os.pwrite(self._fd, view, offset)
+            view, offset = view[done:], offset + done
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _start_of_values(path: Path, fields: h5py.Dataset) -> int:
+    """The offset of the values, after a check that they lie in one piece and in order."""
+    if fields.chunks is not None and not fields.compression:
+        corner = tuple((size - 1) // step * step for size, step in zip(fields.shape, fields.chunks, strict=True))
+        first = fields.id.get_chunk_info_by_coord((0,) * fields.ndim)
+        last = fields.id.get_chunk_info_by_coord(corner)
+        if last.byte_offset + last.size - first.byte_offset == fields.nbytes:
+            return int(first.byte_offset)
+    raise StoreError(f"{path} was repacked by another program: it reads, but cannot be continued; choose another name.")
+
+
+def cast(trajectories: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The values as stored; one that would become infinite is refused."""
+    with np.errstate(over="ignore"):
+        stored = np.ascontiguousarray(trajectories, dtype=dtype)
+    if dtype.itemsize < trajectories.dtype.itemsize and np.any(np.isinf(stored) & ~np.isinf(trajectories)):
+        largest = np.nanmax(np.abs(trajectories))
+        raise StoreError(f"Values up to {largest:.3g} do not fit {dtype.name}; store them as a wider type.")
+    return stored
+
+
+def new_name(path: Path) -> Path:
+    """Where a store is made before it takes its name; what a killed run left there is overwritten."""
+    return path.with_name(path.name + ".new")
+
+
+def take_name(path: Path) -> None:
+    """Let the complete new file take its name, in one step that also survives a power cut."""
+    os.replace(new_name(path), path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def check_room(path: Path, needed: int) -> None:
+    """Refuse at the start what would fill the disk hours later."""
+    free = shutil.disk_usage(path.parent).free
+    if needed > free:
+        raise StoreError(
+            f"{path} needs {needed / 1e9:.1f} GB and its folder has {free / 1e9:.1f} GB free; ask for fewer "
+            "trajectories, for float16, or stream them instead of storing them."
+        )
+
+
+def lock(path: Path) -> int:
+    """Hold `path`.lock, so that no two processes write one file; the system drops it when the holder dies."""
+    import fcntl  # not on Windows, where stores can only be read
+
+    name = _lock_name(path)
+    held = os.open(name, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            os.close(held)
+            raise _busy(path) from None
+        warnings.warn(f"The folder of {path} has no file locks: let only one process write it.", stacklevel=4)
+    # The holder before may have removed the name between our opening and our locking it.
+    if not name.exists() or not os.path.samestat(name.stat(), os.fstat(held)):
+        os.close(held)
+        raise _busy(path)
+    return held
+
+
+def unlock(path: Path, held: int) -> None:
+    """Let go of the lock and remove its file."""
+    _lock_name(path).unlink(missing_ok=True)
+    os.close(held)
+
+
+def _lock_name(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")
+
+
+def _busy(path: Path) -> StoreError:
+    return StoreError(f"Another process is writing {path}; wait for it or choose another file name.")
+
+
+def _package_version() -> str:
+    try:
+        return importlib.metadata.version("sigmasolver")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+@contextmanager
+def plain_errors(path: Path, whole: int = 0) -> Iterator[None]:
+    """Turn what the system says against writing into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        kept = f", and its {whole} whole trajectories are kept" if whole else ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            why = f"the disk or the user's share of it is full{kept}; make room and repeat the command"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            why = "this user may not write there; choose another folder"
+        else:
+            why = f"the system says {error.strerror or str(error)!r}{kept}"
+        raise StoreError(f"{path} cannot be written: {why}.") from error

@@ -1,0 +1,277 @@
+"""The store: one HDF5 file of trajectories `(count, frames, *grid, fields)`, written safely and read lazily.
+
+The layout, the fingerprint and the reason why a killed writer does no harm are in docs/data_format.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import h5py
+import numpy as np
+
+from sigmasolver.data import slots
+from sigmasolver.data.header import DTYPES, FORMAT, VERSION, Header, StoreError, fingerprint
+from sigmasolver.simulate.simulator import Layout
+
+__all__ = ["Header", "Key", "Reader", "StoreError", "Writer", "open_store"]
+
+Key: TypeAlias = int | slice | tuple[int | slice, ...]
+
+
+class Writer:
+    """Appends whole trajectories to a store: starts it if there is none, else continues it.
+
+    One process writes at a time; any number may read meanwhile. A store made for another count is first
+    copied into one of the wanted count, which needs room for both.
+    """
+
+    def __init__(self, path: str | Path, header: Header, count: int) -> None:
+        if count < 1:
+            raise StoreError(f"{count} trajectories were asked for; ask for at least one.")
+        self.path, self.header, self.count = Path(path), header, count
+        with slots.plain_errors(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = slots.lock(self.path)
+            try:
+                self._file: slots.SlotFile | None = _prepare(self.path, header, count)
+            except BaseException:
+                slots.new_name(self.path).unlink(missing_ok=True)
+                slots.unlock(self.path, self._lock)
+                raise
+
+    @property
+    def whole(self) -> int:
+        """How many trajectories are whole."""
+        return len(self._open.digests)
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the trajectories that are whole."""
+        return fingerprint(self.header, self._open.digests)
+
+    @property
+    def _open(self) -> slots.SlotFile:
+        if self._file is None:
+            raise StoreError(f"{self.path} is closed; open it again to write to it.")
+        return self._file
+
+    def append(self, trajectories: np.ndarray) -> None:
+        """Put these next trajectories, `(n, frames, *grid, fields)`, behind those already whole."""
+        if trajectories.shape[1:] != self.header.shape:
+            raise StoreError(
+                f"A trajectory of shape {trajectories.shape[1:]} does not fit {self.path}, "
+                f"whose trajectories have shape {self.header.shape}."
+            )
+        if self.whole + len(trajectories) > self.count:
+            raise StoreError(f"{self.path} has room for {self.count} trajectories; more were given.")
+        stored = slots.cast(trajectories, DTYPES[self.header.dtype])
+        with slots.plain_errors(self.path, self.whole):
+            self._open.put(stored)
+
+    def close(self) -> None:
+        """Let go of the file. What was appended stays whether or not this is called."""
+        if self._file is not None:
+            self._file.close()
+            slots.unlock(self.path, self._lock)
+            self._file = None
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _prepare(path: Path, header: Header, count: int) -> slots.SlotFile:
+    """Make sure that `path` is a store of this header with room for `count`, and open it."""
+    if not path.exists():
+        slots.check_room(path, header.nbytes * count)
+        slots.create(slots.new_name(path), header, count)
+        slots.take_name(path)
+        return slots.SlotFile(path, header, count)
+    with open_store(path) as old:
+        difference = old.header.difference(header)
+        if difference is not None:
+            raise StoreError(f"{path} cannot be continued: {difference}; choose another file name.")
+        if len(old) > count:
+            raise StoreError(f"{path} holds {len(old)} trajectories, not just {count}; choose another file name.")
+        if old.count == count:
+            return slots.SlotFile(path, header, count, old.digests)
+        return _move_house(path, old, count)
+
+
+def _move_house(path: Path, old: Reader, count: int) -> slots.SlotFile:
+    """Copy a store into one with room for `count`, and let the copy take its name once it is complete."""
+    slots.check_room(path, old.header.nbytes * count)
+    slots.create(slots.new_name(path), old.header, count)
+    new = slots.SlotFile(slots.new_name(path), old.header, count)
+    try:
+        for index in range(len(old)):
+            new.put(old[index : index + 1])
+            if new.digests[index] != old.digests[index]:
+                raise StoreError(f"{path} is damaged in trajectory {index}; generate it again.")
+        slots.take_name(path)
+    except BaseException:
+        new.close()
+        raise
+    return new
+
+
+class Reader:
+    """A store open for reading: `len` whole trajectories, sliced like an array and read only when sliced.
+
+    Every process opens the file for itself, so a Reader can be handed to workers, by fork or by pickle.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._handle: h5py.File | None = None
+        self._process = -1
+        try:
+            self._read_facts()
+        except StoreError:
+            self.close()
+            raise
+        except Exception as error:  # h5py answers damage with whatever exception comes first
+            self.close()
+            raise StoreError(_diagnosis(self.path, error)) from error
+
+    def _read_facts(self) -> None:
+        file = self._file()
+        _check_kind(self.path, file)
+        fields, whole = file["fields"], file["whole"][:]
+        self.header = _header(file)
+        self.package = str(file.attrs["package"])
+        """The version of the package that wrote the file."""
+        self.count = len(whole)
+        """How many trajectories the file has room for; `len` says how many are whole."""
+        self._whole = int(np.argmin(whole)) if not whole.all() else self.count
+        if fields.shape != (self.count, *self.header.shape):
+            raise StoreError(f"{self.path} is damaged: its values do not have the shape its header tells.")
+        self.digests = [bytes(row) for row in file["digests"][: self._whole]]
+        self.fingerprint = fingerprint(self.header, self.digests)
+        """Of the header and the digests of the whole trajectories; `verify` compares values with digests."""
+        if self.finished and file["fingerprint"][()].decode() != self.fingerprint:
+            raise StoreError(f"{self.path} was changed after it was written: its fingerprint does not fit its header.")
+
+    @property
+    def finished(self) -> bool:
+        return self._whole == self.count
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`(whole trajectories, frames, *grid, fields)`."""
+        return (self._whole, *self.header.shape)
+
+    def __len__(self) -> int:
+        return self._whole
+
+    def __getitem__(self, key: Key) -> np.ndarray:
+        """Any integers and slices, of whole trajectories only, in the stored type."""
+        keys = key if isinstance(key, tuple) else (key,)
+        if len(keys) > len(self.shape):
+            raise IndexError(f"{len(keys)} indices for {len(self.shape)} axes")
+        pieces = [_piece(one, size) for one, size in zip(keys, self.shape, strict=False)]
+        # HDF5 gathers strided elements one by one; reading the piece between and striding here is far faster.
+        try:
+            values = self._file()["fields"][tuple(read for read, _ in pieces)]
+        except OSError as error:
+            raise StoreError(_diagnosis(self.path, error)) from error
+        return values[tuple(pick for _, pick in pieces)]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[index] for index in range(len(self)))
+
+    def verify(self, index: int) -> bool:
+        """Whether the values of this trajectory are still those that were written."""
+        return hashlib.sha256(self[index].data).digest() == self.digests[index]
+
+    def _file(self) -> h5py.File:
+        if self._handle is None or self._process != os.getpid():
+            # The structure never changes once the file has its name, so reading needs no lock.
+            self._handle, self._process = h5py.File(self.path, "r", locking=False), os.getpid()
+        return self._handle
+
+    def close(self) -> None:
+        """Let go of the file; it opens again when next sliced."""
+        if self._handle is not None and self._process == os.getpid():
+            with suppress(Exception):  # closing a damaged file may fail, and nothing is lost by it
+                self._handle.close()
+        self._handle = None
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_handle": None, "_process": -1}
+
+
+def open_store(path: str | Path) -> Reader:
+    """Open a store for reading; what is wrong with a file that is none is said in one sentence."""
+    return Reader(path)
+
+
+def _piece(key: int | slice, size: int) -> tuple[slice, int | slice]:
+    """The contiguous range that holds what `key` selects of `size` elements, and `key` within that range."""
+    if isinstance(key, slice):
+        chosen = range(size)[key]
+        if not chosen:
+            return slice(0, 0), slice(None)
+        low, high = min(chosen[0], chosen[-1]), max(chosen[0], chosen[-1])
+        return slice(low, high + 1), slice(None, None, chosen.step)
+    index = range(size)[key]
+    return slice(index, index + 1), 0
+
+
+def _check_kind(path: Path, file: h5py.File) -> None:
+    if file.attrs.get("format") != FORMAT:
+        raise StoreError(f"{path} is an HDF5 file but not a sigmasolver store; convert it with import-data.")
+    version = int(file.attrs["version"])
+    if version > VERSION:
+        raise StoreError(
+            f"{path} has format version {version}, newer than the {VERSION} known here; update sigmasolver."
+        )
+    if version < VERSION:
+        raise StoreError(f"{path} has the old format version {version}, not {VERSION}; generate or import it again.")
+
+
+def _header(file: h5py.File) -> Header:
+    attributes = file.attrs
+    names = {name: tuple(str(one) for one in attributes[name]) for name in ("fields", "units", "boundary")}
+    coordinates = tuple(file["coordinates"][name][:] for name in "xyz"[: len(names["boundary"])])
+    layout = Layout(names["fields"], names["units"], names["boundary"], coordinates, file["times"][:])
+    seed = int(attributes["seed"]) if "seed" in attributes else None
+    return Header(
+        layout,
+        str(attributes["source"]),
+        json.loads(attributes["parameters"]),
+        seed,
+        file["fields"].dtype.name,
+    )
+
+
+def _diagnosis(path: Path, error: Exception) -> str:
+    """Why this file cannot be read, in one sentence."""
+    if not path.exists():
+        return f"There is no file {path}; make it with simulate or import-data."
+    if not path.is_file():
+        return f"{path} is not a file; give the store's own name."
+    if isinstance(error, PermissionError):
+        return f"This user may not read {path}; ask its owner."
+    with suppress(OSError):
+        if not h5py.is_hdf5(path):
+            return f"{path} is not an HDF5 file; convert foreign files with import-data."
+    if "truncated" in str(error):
+        return f"{path} is truncated at {path.stat().st_size} bytes; copy or generate it again."
+    return f"{path} is damaged and cannot be read; copy or generate it again."

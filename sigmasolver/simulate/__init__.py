@@ -1,0 +1,30 @@
+"""Simulators of the benchmark data: five tasks and a small one for a first run, each a row of parameters."""
+
+from __future__ import annotations
+
+import difflib
+
+from sigmasolver.simulate.darcy import Darcy
+from sigmasolver.simulate.simulator import Layout, Simulator
+from sigmasolver.simulate.smoke import SMOKE3D, Smoke
+from sigmasolver.simulate.turbulence import IT3D, Turbulence
+from sigmasolver.simulate.vorticity import DEMO, KF2D, NS2D, Vorticity
+
+__all__ = ["SIMULATORS", "Darcy", "Layout", "Simulator", "Smoke", "Turbulence", "Vorticity", "simulator_of"]
+
+SIMULATORS: dict[str, Simulator] = {
+    "darcy": Darcy(),
+    "ns2d": NS2D,
+    "kf2d": KF2D,
+    "it3d": IT3D,
+    "smoke3d": SMOKE3D,
+    "demo": DEMO,
+}
+
+
+def simulator_of(task: str) -> Simulator:
+    """The simulator that makes this task's data, with the paper's parameters."""
+    if task not in SIMULATORS:
+        near = difflib.get_close_matches(task.lower(), SIMULATORS, n=3, cutoff=0.4) or list(SIMULATORS)
+        raise ValueError(f'There is no simulator for "{task}"; near names: {", ".join(near)}.')
+    return SIMULATORS[task]

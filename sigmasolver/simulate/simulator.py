@@ -1,0 +1,65 @@
+"""What every simulator is: a frozen set of physical and numerical parameters that yields trajectories.
+
+A trajectory depends on (simulator, parameters, seed, index) and on nothing else. Its randomness is drawn on the
+CPU from a generator of its own, in float64, so that the same index gives the same initial state whatever the batch,
+the order, the number of trajectories asked for, or the device that integrates them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+__all__ = ["PRECISIONS", "Layout", "Simulator", "Tick", "generator"]
+
+PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
+"""What a simulator may integrate in; trajectories are float32 either way."""
+
+Tick = Callable[[float], None]
+"""Called now and then with the fraction of the present batch that is done (0 to 1)."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the axes and channels of a trajectory `(frames, *grid, fields)` mean."""
+
+    fields: tuple[str, ...]
+    units: tuple[str, ...]
+    boundary: tuple[str, ...]
+    """How each spatial axis ends: "periodic", "wall" or "open"."""
+    coordinates: tuple[np.ndarray, ...]
+    """One increasing array per spatial axis (for staggered fields: of the cell centres)."""
+    times: np.ndarray
+
+
+class Simulator(ABC):
+    """Abstract; each subclass is a frozen dataclass whose fields are the parameters, paper's values as defaults."""
+
+    name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def layout(self) -> Layout:
+        """Names, units, boundaries, coordinates and times of what `simulate` returns."""
+
+    @abstractmethod
+    def simulate(
+        self, seed: int, indices: Sequence[int], device: torch.device | str = "cpu", tick: Tick | None = None
+    ) -> torch.Tensor:
+        """The trajectories of these indices, one batch: float32 `(len(indices), frames, *grid, fields)` on `device`."""
+
+    @abstractmethod
+    def batch_size(self, device: torch.device | str = "cpu") -> int:
+        """How many trajectories one call of `simulate` should hold on this device (memory and speed)."""
+
+
+def generator(name: str, seed: int, index: int) -> torch.Generator:
+    """The CPU generator of one trajectory: a hash, so that neighbouring seeds and indices are unrelated."""
+    digest = hashlib.sha256(f"{name}/{seed}/{index}".encode()).digest()
+    return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -1,0 +1,302 @@
+"""Rising smoke in a closed box (Smoke3D): buoyant incompressible flow on a staggered grid.
+
+    ∂ρ/∂t + u·∇ρ = 0,    ∂u/∂t + u·∇u = −∇p + ν Δu + b ρ e_z,    ∇·u = 0,    u = 0 on the walls
+
+Letters: ρ density, u velocity, p pressure, ν viscosity, b buoyancy, N cells an axis. A velocity is an array
+`(B, 3, N, N, N)`: component c sits on the lower faces across axis c, so that its index 0 along that axis is
+the wall and always zero. The upper wall is not stored. Everything outside the box is zero, also half a cell
+behind a wall that a component runs along. One step: carry density and velocity along the old velocity (one
+step back along the flow and a trilinear lookup); push up by the new density; one explicit step of
+diffusion; take away the gradient part, exactly, by cosine transforms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sigmasolver.simulate.simulator import PRECISIONS, Layout, Simulator, Tick, generator
+from sigmasolver.simulate.tiles import spread
+
+__all__ = [
+    "SMOKE3D",
+    "Smoke",
+    "Walls",
+    "advect_density",
+    "advect_velocity",
+    "diffuse",
+    "divergence",
+    "lookup",
+]
+
+
+def lookup(values: Tensor, position: Tensor) -> Tensor:
+    """Trilinear interpolation of `values` (B, X, Y, Z) at `position` (B, 3, *shape), in index units.
+
+    A position outside the array is moved to its edge.
+    """
+    index = torch.zeros((), dtype=torch.long, device=values.device)
+    weights = []
+    for axis, size in enumerate(values.shape[1:]):
+        place = position[:, axis].clamp(0, size - 1)
+        lower = place.floor().clamp_(max=size - 2)
+        weights.append((place - lower).flatten(1))
+        index = index * size + lower.long()
+    index = index.flatten(1)
+    # The eight corners share one index into eight views of the array, each starting at that corner's offset.
+    _, rows, columns = values.shape[1:]
+    offsets = [(x * rows + y) * columns + z for x in (0, 1) for y in (0, 1) for z in (0, 1)]
+    flat = values.flatten(1)
+    corners = [flat[:, offset:].gather(1, index) for offset in offsets]
+    for weight in weights:
+        half = len(corners) // 2
+        corners = [torch.lerp(a, b, weight) for a, b in zip(corners[:half], corners[half:], strict=True)]
+    return corners[0].view(len(values), *position.shape[2:])
+
+
+def _centred(velocity: Tensor) -> Tensor:
+    """The velocity at the cell centres: the mean of the two faces."""
+    last = velocity.shape[-1] - 1
+    mean = velocity.clone()
+    for axis in range(3):
+        mean[:, axis].narrow(axis + 1, 0, last).add_(velocity[:, axis].narrow(axis + 1, 1, last))
+    return mean.mul_(0.5)
+
+
+def _indices(like: Tensor) -> Tensor:
+    """The cell index along each axis, (3, N, N, N)."""
+    line = torch.arange(like.shape[-1], device=like.device, dtype=like.dtype)
+    return torch.stack(torch.meshgrid(line, line, line, indexing="ij"))
+
+
+def advect_density(density: Tensor, velocity: Tensor, reach: float) -> Tensor:
+    """Density (B, N, N, N) after a step that moves it `reach` cells per unit of velocity (B, 3, N, N, N)."""
+    return lookup(density, _indices(density) - reach * _centred(velocity))
+
+
+def advect_velocity(velocity: Tensor, reach: float) -> Tensor:
+    """The velocity carried by itself; walls come out as zero."""
+    last = velocity.shape[-1] - 1
+    centred = _centred(velocity)
+    carrier = centred.unsqueeze(1).repeat(1, 3, 1, 1, 1, 1)
+    for axis in range(3):
+        at_faces = carrier[:, axis].narrow(axis + 2, 1, last)
+        at_faces.add_(centred.narrow(axis + 2, 0, last)).mul_(0.5)
+        carrier[:, axis, axis] = velocity[:, axis]
+    # One layer of zeros all round holds the walls and the ghosts behind them, and shifts every index by one.
+    position = (_indices(velocity) + 1 - reach * carrier).flatten(0, 1)
+    carried = lookup(F.pad(velocity, (1,) * 6).flatten(0, 1), position)
+    return _zero_walls(carried.unflatten(0, (-1, 3)))
+
+
+def diffuse(velocity: Tensor, number: float) -> Tensor:
+    """One explicit step of diffusion; `number` = ν step / cell²."""
+    last = velocity.shape[-1] - 1
+    spread = (1 - 6 * number) * velocity
+    for axis in (-3, -2, -1):
+        spread.narrow(axis, 1, last).add_(velocity.narrow(axis, 0, last), alpha=number)
+        spread.narrow(axis, 0, last).add_(velocity.narrow(axis, 1, last), alpha=number)
+    return _zero_walls(spread)
+
+
+def divergence(velocity: Tensor, size: float) -> Tensor:
+    """∇·u at the cell centres, (B, N, N, N), for cells of this size."""
+    last = velocity.shape[-1] - 1
+    flux = torch.zeros_like(velocity[:, 0])
+    for axis in range(3):
+        component = velocity[:, axis]
+        flux.sub_(component).narrow(axis + 1, 0, last).add_(component.narrow(axis + 1, 1, last))
+    return flux.div_(size)
+
+
+def _zero_walls(velocity: Tensor) -> Tensor:
+    for axis in range(3):
+        velocity[:, axis].select(axis + 1, 0).zero_()
+    return velocity
+
+
+def _apply(values: Tensor, matrix: Tensor) -> Tensor:
+    """Multiply the three last axes of (B, x, y, z) by one matrix; each turn puts the next axis last."""
+    for _ in range(3):
+        values = (values @ matrix.T).movedim(-1, 1)
+    return values
+
+
+@dataclass(frozen=True)
+class Walls:
+    """The pressure in a closed box of N cells an axis, by the cosines that diagonalise its Laplacian."""
+
+    cosines: Tensor
+    """Orthonormal cosine transform (type II), (N, N)"""
+    inverse: Tensor
+    """One over the eigenvalues of the seven-point Laplacian, (N, N, N); 0 for the constant"""
+    size: float
+
+    @staticmethod
+    def of(cells: int, size: float, device: torch.device | str = "cpu") -> Walls:
+        k = torch.arange(cells, dtype=torch.float64, device=device)
+        cosines = torch.cos(math.pi / cells * k[:, None] * (k + 0.5)) * math.sqrt(2 / cells)
+        cosines[0] = math.sqrt(1 / cells)
+        line = torch.sin(math.pi / (2 * cells) * k).square() * (-4 / size**2)
+        inverse = 1 / (line[:, None, None] + line[:, None] + line)
+        inverse[0, 0, 0] = 0
+        return Walls(cosines, inverse, size)
+
+    def pressure(self, source: Tensor) -> Tensor:
+        """The zero-mean solution p of Δp = source, (B, N, N, N).
+
+        The matrix products stay in float64, whatever the flow's precision: they cost little, and a trainer
+        that allows TF32 on the same device cannot blur them.
+        """
+        modes = _apply(source.double(), self.cosines) * self.inverse
+        return _apply(modes, self.cosines.T).to(source.dtype)
+
+    def project(self, velocity: Tensor) -> Tensor:
+        """The nearest velocity without divergence: u − ∇p."""
+        pressure = self.pressure(divergence(velocity, self.size))
+        last = velocity.shape[-1] - 1
+        free = velocity.clone()
+        for axis in range(3):
+            ahead, behind = (pressure.narrow(axis + 1, start, last) for start in (1, 0))
+            free[:, axis].narrow(axis + 1, 1, last).sub_(ahead - behind, alpha=1 / self.size)
+        return free
+
+
+@dataclass(frozen=True)
+class Smoke(Simulator):
+    """Trajectories `(frames, grid, grid, grid, 4)` of density and velocity, from rest and a random cloud.
+
+    The cloud is |g|, g a Gaussian field of unit variance whose mode n (waves per box, each |n_i| ≤ `waves`)
+    has amplitude |n|^(−2·`smoothness`): a function of space, so that every grid starts from the same cloud.
+    With the default smoothness the modes beyond 8 are below single precision. The first `warmup` steps are
+    not stored. Velocities are on lower faces: see the module.
+    """
+
+    name: ClassVar[str] = "smoke"
+
+    grid: int = 64
+    length: float = 8.0
+    viscosity: float = 0.003
+    buoyancy: float = 0.5
+    step: float = 0.75
+    warmup: int = 8
+    frames: int = 20
+    smoothness: float = 4.0
+    waves: int = 8
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        for field in ("length", "step", "frames", "waves"):
+            if not getattr(self, field) > 0:
+                raise ValueError(f"smoke needs a positive {field}, not {getattr(self, field)}.")
+        for field in ("viscosity", "warmup", "smoothness"):
+            if not getattr(self, field) >= 0:
+                raise ValueError(f"smoke needs a {field} of at least 0, not {getattr(self, field)}.")
+        if self.grid <= 2 * self.waves:
+            raise ValueError(
+                f"smoke with {self.waves} waves needs more than {2 * self.waves} cells an axis, "
+                f"not {self.grid}: take a finer grid or fewer waves."
+            )
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"smoke runs in {' or '.join(PRECISIONS)}, not in {self.precision!r}.")
+        if self._diffusion_number > 1 / 6:
+            raise ValueError(
+                f"smoke is unstable with viscosity*step/cell**2 = {self._diffusion_number:.3g} above 1/6: "
+                f"take a step of at most {self.step / (6 * self._diffusion_number):.3g}."
+            )
+
+    @property
+    def cell(self) -> float:
+        """The size of a cell."""
+        return self.length / self.grid
+
+    @property
+    def _diffusion_number(self) -> float:
+        return self.viscosity * self.step / self.cell**2
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(
+            fields=("density", "velocity_x", "velocity_y", "velocity_z"),
+            units=("1",) * 4,
+            boundary=("wall",) * 3,
+            coordinates=((np.arange(self.grid) + 0.5) * self.cell,) * 3,
+            times=self.step * np.arange(self.warmup + 1, self.warmup + self.frames + 1),
+        )
+
+    def batch_size(self, device: torch.device | str = "cpu") -> int:
+        return torch.get_num_threads() if torch.device(device).type == "cpu" else max(1, 50 * 64**3 // self.grid**3)
+
+    def simulate(
+        self, seed: int, indices: Sequence[int], device: torch.device | str = "cpu", tick: Tick | None = None
+    ) -> Tensor:
+        device = torch.device(device)
+        frames = torch.empty((len(indices), self.frames, *(self.grid,) * 3, 4), dtype=torch.float32, device=device)
+
+        def work(part: slice, tock: Tick) -> None:
+            density = self.initial(seed, indices[part], device).to(PRECISIONS[self.precision])
+            self._run(density, density.new_zeros(len(density), 3, *density.shape[1:]), frames[part], tock)
+
+        spread(len(indices), device, work, tick)
+        return frames
+
+    def initial(self, seed: int, indices: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+        """The clouds at time 0 of these trajectories, which frames do not show: float64 (B, N, N, N)."""
+        shape = (2, *(2 * self.waves + 1,) * 3)
+        draws = (torch.randn(shape, generator=generator(self.name, seed, i), dtype=torch.float64) for i in indices)
+        noise = torch.stack(tuple(draws)).to(device)
+        n = torch.arange(-self.waves, self.waves + 1, dtype=torch.float64, device=device)
+        squared = n[:, None, None] ** 2 + n[:, None] ** 2 + n**2
+        amplitude = torch.where(squared > 0, squared.clamp(min=1) ** -self.smoothness, 0.0)
+        place = (torch.arange(self.grid, dtype=torch.float64, device=device) + 0.5) / self.grid
+        waves = torch.exp(2j * math.pi * place[:, None] * n)
+        field = _apply(torch.complex(noise[:, 0], noise[:, 1]) * amplitude, waves).real
+        deviation, mean = torch.std_mean(field, (1, 2, 3), correction=0, keepdim=True)
+        return ((field - mean) / deviation).abs()
+
+    def evolve(self, density: Tensor, velocity: Tensor | None = None, tick: Tick | None = None) -> Tensor:
+        """Frames `(B, frames, grid, grid, grid, 4)`, in `precision`, from a density `(B, grid, grid, grid)`.
+
+        The velocity `(B, grid, grid, grid, 3)` is on lower faces; without one the fluid is at rest.
+        """
+        space = (self.grid,) * 3
+        if density.ndim != 4 or tuple(density.shape[1:]) != space:
+            raise ValueError(f"the density must be shaped (batch, *{space}), not {tuple(density.shape)}.")
+        density = density.to(PRECISIONS[self.precision])
+        if velocity is None:
+            velocity = density.new_zeros(*density.shape, 3)
+        elif velocity.shape != (*density.shape, 3):
+            raise ValueError(
+                f"the velocity must be shaped {(*density.shape, 3)} like the density, not {tuple(velocity.shape)}."
+            )
+        faces = _zero_walls(velocity.movedim(-1, 1).to(density.dtype, copy=True))
+        frames = density.new_empty(len(density), self.frames, *space, 4)
+        spread(len(density), density.device, lambda p, tock: self._run(density[p], faces[p], frames[p], tock), tick)
+        return frames
+
+    def _run(self, density: Tensor, velocity: Tensor, frames: Tensor, tick: Tick) -> None:
+        """Integrate from this state and write every frame into `frames`."""
+        reach = self.step / self.cell
+        walls = Walls.of(self.grid, self.cell, density.device)
+        last = self.grid - 1
+        for step in range(self.warmup + self.frames):
+            density = advect_density(density, velocity, reach)
+            velocity = advect_velocity(velocity, reach)
+            at_faces = density.narrow(3, 1, last) + density.narrow(3, 0, last)
+            velocity[:, 2].narrow(3, 1, last).add_(at_faces, alpha=0.5 * self.buoyancy * self.step)
+            velocity = walls.project(diffuse(velocity, self._diffusion_number))
+            if step >= self.warmup:
+                frame = frames[:, step - self.warmup]
+                frame[..., 0] = density
+                frame[..., 1:] = velocity.movedim(1, -1)
+            tick((step + 1) / (self.warmup + self.frames))
+
+
+SMOKE3D = Smoke()

@@ -1,0 +1,304 @@
+"""Each public layout, written small by hand, arrives in the store with its axes, times and values right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import scipy.io
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sigmasolver.data.formats import KINDS, import_data
+from sigmasolver.data.header import StoreError
+from sigmasolver.data.store import open_store
+
+RANDOM = np.random.default_rng(0)
+
+
+def save_73(path: Path, variables: dict[str, np.ndarray]) -> None:
+    """As MATLAB writes version 7.3: HDF5 behind a block of 512 bytes, all axes reversed."""
+    with h5py.File(path, "w", userblock_size=512) as file:
+        for name, values in variables.items():
+            file.create_dataset(name, data=values.transpose(), chunks=True, compression="gzip")
+        file.create_group("#refs#")
+    with open(path, "r+b") as handle:
+        handle.write(b"MATLAB 7.3 MAT-file".ljust(512, b" "))
+
+
+def save_5(path: Path, variables: dict[str, np.ndarray]) -> None:
+    scipy.io.savemat(path, variables)
+
+
+Save = Callable[[Path, dict[str, np.ndarray]], None]
+SAVE = pytest.mark.parametrize("save", [save_5, save_73])
+
+
+def navier_stokes(dtype: str = "float32") -> dict[str, np.ndarray]:
+    u = RANDOM.standard_normal((5, 6, 4, 3)).astype(dtype)
+    return {"u": u, "a": RANDOM.standard_normal((5, 6, 4)), "t": np.array([[1.0, 2.0, 3.0]])}
+
+
+@SAVE
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_fno_navier_stokes(tmp_path: Path, save: Save, dtype: str) -> None:
+    variables = navier_stokes(dtype)
+    save(tmp_path / "ns.mat", variables)
+    done = import_data(tmp_path / "ns.mat", tmp_path / "ns.h5")
+    assert (done.kind, done.count, done.present, done.shape) == ("fno-ns", 5, 0, (3, 6, 4, 1))
+    with open_store(tmp_path / "ns.h5") as store:
+        for i, x, y, t in np.ndindex(5, 6, 4, 3):
+            assert store[i, t, x, y, 0] == np.float32(variables["u"][i, x, y, t])
+        layout = store.header.layout
+        np.testing.assert_array_equal(layout.times, [1, 2, 3])
+        np.testing.assert_allclose(layout.coordinates[1], [0, 0.25, 0.5, 0.75])
+        assert layout.fields == ("vorticity",) and layout.boundary == ("periodic", "periodic")
+        assert store.header.seed is None and store.header.parameters["file"] == "ns.mat"
+        assert store.fingerprint == done.fingerprint
+
+
+@SAVE
+def test_fno_darcy(tmp_path: Path, save: Save) -> None:
+    coeff, sol = RANDOM.choice([3.0, 12.0], (4, 5, 5)), RANDOM.random((4, 5, 5))
+    save(tmp_path / "darcy.mat", {"coeff": coeff, "sol": sol, "Kcoeff": coeff})
+    assert import_data(tmp_path / "darcy.mat", tmp_path / "d.h5").kind == "fno-darcy"
+    with open_store(tmp_path / "d.h5") as store:
+        np.testing.assert_array_equal(store[:, 0], np.stack([coeff, sol], -1).astype(np.float32))
+        np.testing.assert_allclose(store.header.layout.coordinates[0], [0.1, 0.3, 0.5, 0.7, 0.9])
+
+
+def test_both_versions_give_one_store(tmp_path: Path) -> None:
+    for folder, save in (("5", save_5), ("73", save_73)):
+        (tmp_path / folder).mkdir()
+        variables = navier_stokes()
+        save(tmp_path / folder / "ns.mat", variables)
+        import_data(tmp_path / folder / "ns.mat", tmp_path / f"{folder}.h5")
+        np.testing.assert_array_equal(
+            open_store(tmp_path / f"{folder}.h5")[:, :, :, :, 0], np.moveaxis(variables["u"], -1, 1)
+        )
+
+
+def test_times_that_are_missing_are_counted_and_noted(tmp_path: Path) -> None:
+    save_5(tmp_path / "ns.mat", {"u": navier_stokes()["u"]})
+    done = import_data(tmp_path / "ns.mat", tmp_path / "ns.h5")
+    assert any("no times" in note for note in done.notes)
+    np.testing.assert_array_equal(open_store(tmp_path / "ns.h5").header.layout.times, [1, 2, 3])
+
+
+def test_kolmogorov(tmp_path: Path) -> None:
+    values = RANDOM.standard_normal((3, 4, 8, 8)).astype(np.float32)
+    np.save(tmp_path / "kf.npy", values)
+    assert import_data(tmp_path / "kf.npy", tmp_path / "kf.h5").kind == "factformer-kf2d"
+    with open_store(tmp_path / "kf.h5") as store:
+        np.testing.assert_array_equal(store[:][..., 0], values)
+        np.testing.assert_allclose(store.header.layout.times, 2 + np.array([1, 2, 3, 4]) / 32)
+        np.testing.assert_allclose(store.header.layout.coordinates[0][-1], 2 * np.pi * 7 / 8)
+
+
+def turbulence(folder: Path, names: tuple[str, ...] = ("iso_10", "iso_2", "iso_1")) -> dict[str, np.ndarray]:
+    data = {}
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        data[name] = RANDOM.standard_normal((20, 4, 5, 6, 4)).astype(np.float32)
+        for q, field in enumerate(("prs", "vx", "vy", "vz")):
+            np.save(folder / name / f"{field}.npy", data[name][..., q])
+    return data
+
+
+def test_turbulence_in_the_order_of_names(tmp_path: Path) -> None:
+    data = turbulence(tmp_path / "iso")
+    (tmp_path / "iso" / "readme.txt").write_text("not a trajectory")
+    assert import_data(tmp_path / "iso", tmp_path / "iso.h5").kind == "factformer-it3d"
+    with open_store(tmp_path / "iso.h5") as store:
+        np.testing.assert_array_equal(store[:], np.stack([data[name] for name in sorted(data)]))
+        np.testing.assert_allclose(store.header.layout.times, np.linspace(0.05, 1, 20))
+        assert store.header.layout.fields == ("pressure", "velocity_x", "velocity_y", "velocity_z")
+
+
+def smoke(folder: Path, numbers: tuple[int, ...] = (10, 9, 100)) -> dict[int, np.ndarray]:
+    folder.mkdir()
+    data = {}
+    for number in numbers:
+        data[number] = RANDOM.random((3, 4, 4, 4, 4)).astype(np.float32)
+        np.savez(folder / f"smoke_{number}.npz", fluid_field=data[number][..., :1], velocity=data[number][..., 1:])
+    return data
+
+
+def test_smoke_in_the_order_of_numbers(tmp_path: Path) -> None:
+    data = smoke(tmp_path / "smoke")
+    done = import_data(tmp_path / "smoke", tmp_path / "smoke.h5")
+    assert done.kind == "factformer-smoke" and any("missing" in note for note in done.notes)
+    with open_store(tmp_path / "smoke.h5") as store:
+        np.testing.assert_array_equal(store[:], np.stack([data[number] for number in (9, 10, 100)]))
+        np.testing.assert_allclose(store.header.layout.times, [6.75, 7.5, 8.25])
+        np.testing.assert_allclose(store.header.layout.coordinates[2], [1, 3, 5, 7])
+
+
+def test_own_arrays(tmp_path: Path) -> None:
+    fields = RANDOM.standard_normal((2, 3, 5, 2))
+    times, x = np.array([0.0, 0.1, 0.5]), np.linspace(0, 1, 5)
+    np.savez(tmp_path / "own.npz", fields=fields, names=np.array(["u", "v"]), times=times, x=x)
+    done = import_data(tmp_path / "own.npz", tmp_path / "own.h5")
+    assert done.kind == "arrays" and [note.split()[3] for note in done.notes] == ["units:", "boundary:"]
+    with open_store(tmp_path / "own.h5") as store:
+        np.testing.assert_array_equal(store[:], fields.astype(np.float32))
+        assert store.header.layout.fields == ("u", "v") and store.header.layout.boundary == ("open",)
+        np.testing.assert_array_equal(store.header.layout.times, times)
+    np.save(tmp_path / "own.npy", RANDOM.random((2, 3, 4, 5, 1)))
+    assert import_data(tmp_path / "own.npy", tmp_path / "npy.h5").shape == (3, 4, 5, 1)
+
+
+def test_import_continues_and_refuses_another_source(tmp_path: Path) -> None:
+    data = smoke(tmp_path / "smoke")
+    first = import_data(tmp_path / "smoke", tmp_path / "a.h5")
+    calls: list[tuple[int, int]] = []
+    again = import_data(tmp_path / "smoke", tmp_path / "a.h5", progress=lambda *call: calls.append(call))
+    assert (again.present, again.fingerprint, calls) == (len(data), first.fingerprint, [])
+    np.savez(tmp_path / "smoke" / "smoke_200.npz", fluid_field=np.zeros(1), velocity=np.zeros(1))
+    with pytest.raises(StoreError, match="cannot be continued: its parameter bytes"):
+        import_data(tmp_path / "smoke", tmp_path / "a.h5")
+
+
+def test_layouts_are_those_of_the_simulators(tmp_path: Path) -> None:
+    """Public files and our own trajectories can stand for each other: same fields, boundaries and axes."""
+    from sigmasolver.simulate.darcy import Darcy
+    from sigmasolver.simulate.smoke import SMOKE3D
+    from sigmasolver.simulate.turbulence import IT3D
+    from sigmasolver.simulate.vorticity import KF2D, NS2D
+
+    t, s = NS2D.layout.times, len(NS2D.layout.coordinates[0])
+    save_5(tmp_path / "ns.mat", {"u": np.zeros((1, s, s, len(t)), "f4"), "t": t[None]})
+    save_5(tmp_path / "darcy.mat", {"coeff": np.zeros((1, 421, 421)), "sol": np.zeros((1, 421, 421))})
+    np.save(tmp_path / "kf.npy", np.zeros((1, 320, 256, 256), "f2"))
+    for field in ("prs", "vx", "vy", "vz"):
+        (tmp_path / "iso" / "0").mkdir(parents=True, exist_ok=True)
+        np.save(tmp_path / "iso" / "0" / f"{field}.npy", np.zeros((20, 60, 60, 60), "f2"))
+    (tmp_path / "smoke").mkdir()
+    shape = (20, 64, 64, 64)
+    np.savez_compressed(
+        tmp_path / "smoke" / "smoke_0.npz",
+        fluid_field=np.zeros((*shape, 1), "f2"),
+        velocity=np.zeros((*shape, 3), "f2"),
+    )
+    rows = {row.name: row for row in KINDS}
+    for kind, name, simulator in (
+        ("fno-ns", "ns.mat", NS2D),
+        ("fno-darcy", "darcy.mat", Darcy()),
+        ("factformer-kf2d", "kf.npy", KF2D),
+        ("factformer-it3d", "iso", IT3D),
+        ("factformer-smoke", "smoke", SMOKE3D),
+    ):
+        public, ours = rows[kind].read(tmp_path / name).layout, simulator.layout
+        assert (public.fields, public.units, public.boundary) == (ours.fields, ours.units, ours.boundary)
+        for left, right in zip((*public.coordinates, public.times), (*ours.coordinates, ours.times), strict=True):
+            np.testing.assert_allclose(left, right, rtol=1e-12, atol=1e-12)
+
+
+# --- what is wrong
+
+
+class Bomb:
+    """Unpickling this would run code."""
+
+    def __reduce__(self) -> tuple:
+        return (print, ("boom",))
+
+
+def bad_sources(folder: Path) -> dict[str, tuple[Path, str]]:
+    ns = navier_stokes()
+    save_5(folder / "nokey.mat", {"coeff": ns["a"]})
+    save_5(folder / "shape.mat", {"u": ns["a"]})
+    save_5(folder / "times.mat", {"u": ns["u"], "t": np.arange(7.0)})
+    save_5(folder / "cell.mat", {"u": np.array([[1], "x"], dtype=object)})
+    save_5(folder / "complex.mat", {"u": ns["u"] * 1j})
+    save_5(folder / "differ.mat", {"coeff": ns["a"], "sol": ns["a"][:, :2]})
+    with h5py.File(folder / "group.mat", "w") as file:
+        file.create_group("u")
+    (folder / "text.mat").write_text("hello")
+    np.save(folder / "objects.npy", np.array([Bomb(), Bomb()], dtype=object), allow_pickle=True)
+    np.savez(folder / "objects.npz", fields=np.array([Bomb()], dtype=object))
+    np.save(folder / "flat.npy", np.zeros((3, 4)))
+    (folder / "text.npy").write_text("hello")
+    (folder / "text.npz").write_text("hello")
+    np.savez(folder / "words.npz", fields=np.zeros((1, 2, 3, 1)), times=np.array(["a", "b"]))
+    (folder / "empty").mkdir()
+    turbulence(folder / "lacking", ("a", "b"))
+    (folder / "lacking" / "b" / "vy.npy").unlink()
+    turbulence(folder / "uneven", ("a", "b"))
+    np.save(folder / "uneven" / "b" / "vz.npy", np.zeros((20, 4, 5, 7)))
+    smoke(folder / "keys")
+    np.savez(folder / "keys" / "smoke_9.npz", velocity=np.zeros((3, 4, 4, 4, 3)))
+    smoke(folder / "sizes")
+    density, velocity = np.zeros((3, 5, 4, 4, 1)), np.zeros((3, 5, 4, 4, 3))
+    np.savez(folder / "sizes" / "smoke_100.npz", fluid_field=density, velocity=velocity)
+    return {
+        "nokey.mat": (folder / "nokey.mat", "of no kind that can be imported"),
+        "shape.mat": (folder / "shape.mat", r"'u' in .* has the shape \(5, 6, 4\)"),
+        "times.mat": (folder / "times.mat", "3 frames of u but 7 times t"),
+        "cell.mat": (folder / "cell.mat", "real numbers are needed"),
+        "complex.mat": (folder / "complex.mat", "holds complex.* values; real numbers"),
+        "differ.mat": (folder / "differ.mat", "coeff of shape .* but sol of"),
+        "group.mat": (folder / "group.mat", "not an array of numbers"),
+        "text.mat": (folder / "text.mat", "not a whole MATLAB file"),
+        "objects.npy": (folder / "objects.npy", "pickled Python objects, which are never loaded"),
+        "objects.npz": (folder / "objects.npz", "pickled Python objects, which are never loaded"),
+        "flat.npy": (folder / "flat.npy", "of no kind"),
+        "text.npy": (folder / "text.npy", "not an .npy file"),
+        "text.npz": (folder / "text.npz", "truncated or damaged"),
+        "words.npz": (folder / "words.npz", "times of shape .* 2 numbers are needed"),
+        "empty": (folder / "empty", "of no kind"),
+        "missing": (folder / "missing", "There is no file or folder"),
+        "lacking": (folder / "lacking", "There is no file .*vy.npy"),
+        "uneven": (folder / "uneven", r"vz.npy has shape .* not \(20, 4, 5, 6\)"),
+        "keys": (folder / "keys", "no array 'fluid_field'; it has velocity"),
+        "sizes": (folder / "sizes", "smoke_100.npz has shape"),
+    }
+
+
+def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, (source, sentence) in bad_sources(tmp_path).items():
+        with pytest.raises(ValueError, match=sentence) as caught:
+            import_data(source, tmp_path / "out" / f"{name}.h5")
+        assert "\n" not in str(caught.value), name
+    assert "boom" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", [row.name for row in KINDS])
+def test_a_kind_that_does_not_fit_is_refused(tmp_path: Path, kind: str) -> None:
+    sources = bad_sources(tmp_path)
+    for source in ("flat.npy", "text.mat", "text.npz", "empty", "objects.npy", "nokey.mat"):
+        with pytest.raises(ValueError) as caught:
+            import_data(sources[source][0], tmp_path / "out.h5", kind=kind)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="'nonsense' is unknown; choose among fno-darcy"):
+        import_data(sources["flat.npy"][0], tmp_path / "out.h5", kind="nonsense")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(["five.mat", "seven.mat", "kf.npy", "own.npz"]),
+    cut=st.floats(0, 1, exclude_max=True),
+    noise=st.just(b"") | st.binary(max_size=60),
+)
+def test_truncated_and_scribbled_files_are_refused(
+    tmp_path_factory: pytest.TempPathFactory, name: str, cut: float, noise: bytes
+) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    variables = navier_stokes()
+    u = variables["u"]
+    save_5(folder / "five.mat", variables)
+    save_73(folder / "seven.mat", variables)
+    np.save(folder / "kf.npy", np.ones((2, 3, 4, 4), np.float32))
+    np.savez(folder / "own.npz", fields=np.ones((2, 3, 4, 1)))
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(whole[: int(cut * len(whole))] + noise)
+    try:
+        import_data(folder / name, folder / "out.h5")
+        assert noise or name.endswith(".mat"), "a NumPy file that lost its end was taken for whole"
+        if not noise:  # what was lost then is another variable than those that are read
+            np.testing.assert_array_equal(open_store(folder / "out.h5")[:][..., 0], np.moveaxis(u, -1, 1))
+    except ValueError as error:
+        assert "\n" not in str(error)

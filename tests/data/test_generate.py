@@ -1,0 +1,237 @@
+"""A generation gives the same file however it is cut, killed or batched, and a stream the same values."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from sigmasolver.data.generate import Stream, generate
+from sigmasolver.data.inspect import summarise
+from sigmasolver.data.store import StoreError, open_store
+from sigmasolver.simulate.darcy import Darcy
+from sigmasolver.simulate.smoke import SMOKE3D
+from sigmasolver.simulate.turbulence import IT3D
+from sigmasolver.simulate.vorticity import DEMO
+from tests.data.waves import Waves
+
+WAVES, COUNT, SEED = Waves(), 8, 3
+ROOT = str(Path(__file__).parents[2])
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("reference") / "waves.h5"
+    generate(WAVES, COUNT, SEED, path)
+    return path
+
+
+def test_store_holds_the_exact_solution(reference: Path) -> None:
+    with open_store(reference) as reader:
+        for index in range(COUNT):
+            np.testing.assert_array_equal(reader[index], WAVES.exact(SEED, index).astype(np.float32))
+        assert reader.header.source == "waves" and reader.header.seed == SEED
+        assert reader.header.parameters["viscosity"] == 0.05 and reader.header.parameters["drift"] == [
+            1.0,
+            -0.5,
+        ]
+
+
+def test_progress_counts_up_to_the_end(tmp_path: Path) -> None:
+    calls: list[tuple[int, int, float]] = []
+    done = generate(WAVES, COUNT, SEED, tmp_path / "a.h5", progress=lambda *call: calls.append(call))
+    assert (done.count, done.present) == (COUNT, 0)
+    amounts = [(whole + fraction * min(WAVES.batch, COUNT - whole)) for whole, _, fraction in calls]
+    assert amounts == sorted(amounts) and amounts[0] == 0 and amounts[-1] == COUNT
+    assert {total for _, total, _ in calls} == {COUNT}
+    assert len({fraction for _, _, fraction in calls}) > 3
+
+
+@pytest.mark.parametrize("stops", [(3, 8), (1, 2, 5, 8), (8, 8)])
+def test_a_generation_that_grows_equals_one_at_once(tmp_path: Path, reference: Path, stops: tuple[int, ...]) -> None:
+    present = 0
+    for count in stops:
+        done = generate(WAVES, count, SEED, tmp_path / "a.h5")
+        assert done.present == present
+        present = count
+    assert done.fingerprint == open_store(reference).fingerprint
+    assert (tmp_path / "a.h5").read_bytes() == reference.read_bytes()
+
+
+def test_other_parameters_do_not_continue(tmp_path: Path, reference: Path) -> None:
+    path = tmp_path / "a.h5"
+    path.write_bytes(reference.read_bytes())
+    with pytest.raises(StoreError, match=r"parameter viscosity is 0\.05 where 0\.1 is asked for"):
+        generate(replace(WAVES, viscosity=0.1), COUNT, SEED, path)
+    with pytest.raises(StoreError, match="seed is 3 where 4 is asked for"):
+        generate(WAVES, COUNT, 4, path)
+    with pytest.raises(StoreError, match="dtype is 'float32' where 'float16' is asked for"):
+        generate(WAVES, COUNT, SEED, path, dtype="float16")
+    assert path.read_bytes() == reference.read_bytes()
+
+
+@dataclass(frozen=True)
+class Batched(Waves):
+    """Waves whose batch size is not one of the parameters."""
+
+    size: ClassVar[int] = 1
+
+    def batch_size(self, device: torch.device | str = "cpu") -> int:
+        return self.size
+
+
+def test_batch_size_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prints = set()
+    for size in (1, 2, 5, 100):
+        monkeypatch.setattr(Batched, "size", size)
+        prints.add(generate(Batched(), COUNT, SEED, tmp_path / f"{size}.h5").fingerprint)
+    monkeypatch.setattr(Batched, "size", 5)
+    generate(Batched(), 6, SEED, tmp_path / "grown.h5")
+    monkeypatch.setattr(Batched, "size", 4)
+    prints.add(generate(Batched(), COUNT, SEED, tmp_path / "grown.h5").fingerprint)
+    assert len(prints) == 1
+
+
+@dataclass(frozen=True)
+class BlowsUp(Waves):
+    def exact(self, seed: int, index: int) -> np.ndarray:
+        return super().exact(seed, index) * (np.inf if index == 4 else 1)
+
+
+def test_a_blown_up_trajectory_stops_and_the_ones_before_stay(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Trajectory 4 of waves is not finite: it blew up; take a smaller step"):
+        generate(BlowsUp(), COUNT, SEED, tmp_path / "a.h5")
+    assert len(open_store(tmp_path / "a.h5")) == 3
+
+
+# --- kill -9
+
+
+def check_and_continue(path: Path, reference: Path) -> int:
+    """What a killed process left is readable and whole, and the same call completes it, byte for byte."""
+    whole = 0
+    if path.exists():
+        with open_store(path) as left, open_store(reference) as right:
+            whole = len(left)
+            np.testing.assert_array_equal(left[:], right[:whole])
+            assert all(left.verify(index) for index in range(whole))
+    done = generate(WAVES, open_store(reference).count, SEED, path)
+    assert done.present == whole
+    assert done.fingerprint == open_store(reference).fingerprint
+    assert path.read_bytes() == reference.read_bytes()
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+    return whole
+
+
+def elsewhere(call: str) -> list[int]:
+    """What this call of the waves module returns in a Python of its own, from which it forks."""
+    code = f"import sys; sys.path.insert(0, {ROOT!r}); from tests.data.waves import *; print({call})"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return json.loads(run.stdout)
+
+
+def kill_everywhere(where: str, folder: Path, reference: Path, before: int = 0, step: int = 1) -> list[int]:
+    """Kill a generation at its 1st, 2nd, … moment until one survives; return how many each left whole."""
+    count = len(open_store(reference))
+    deaths = elsewhere(f"kill_everywhere({where!r}, {str(folder)!r}, {count}, {SEED}, {before}, {step})")
+    return [check_and_continue(folder / str(moment) / "waves.h5", reference) for moment in deaths]
+
+
+def test_killed_in_the_middle_of_every_write(tmp_path: Path, reference: Path) -> None:
+    left = kill_everywhere("write", tmp_path, reference)
+    writes = 3 * COUNT + 1  # values, digest and mark of each trajectory, and the fingerprint
+    assert len(left) == writes
+    assert left == sorted(left) and set(left) == set(range(COUNT))
+
+
+def test_killed_in_the_middle_of_every_write_while_growing(tmp_path: Path, reference: Path) -> None:
+    left = kill_everywhere("write", tmp_path, reference, before=4)
+    assert left[0] == 4 and left[-1] == COUNT - 1
+
+
+@pytest.mark.parametrize(("count", "step"), [(2, 6), pytest.param(7, 1, marks=pytest.mark.slow)])
+def test_killed_at_the_lines_of_the_store(tmp_path: Path, count: int, step: int) -> None:
+    generate(WAVES, count, SEED, tmp_path / "reference.h5")
+    left = kill_everywhere("line", tmp_path, tmp_path / "reference.h5", step=step)
+    assert len(left) * step > 150 and {0, count} <= set(left)
+
+
+def test_killed_at_random_instants(tmp_path: Path) -> None:
+    """A larger file, killed from outside again and again, only ever grows, and ends up the same."""
+    large, path = "Waves(grid=64, frames=8, batch=2)", tmp_path / "a.h5"
+    left = elsewhere(f"kill_at_random({str(path)!r}, {large}, 120, kills=6)")
+    assert left == sorted(left)
+    waves = Waves(grid=64, frames=8, batch=2)
+    once = generate(waves, 120, 0, tmp_path / "reference.h5")
+    assert generate(waves, 120, 0, path).fingerprint == once.fingerprint
+    assert path.read_bytes() == (tmp_path / "reference.h5").read_bytes()
+
+
+# --- the real simulators
+
+SMALL = {
+    "darcy": Darcy(grid=21),
+    "vorticity": replace(DEMO, grid=32, stored=16, frames=2, burn_in=0.0),
+    "turbulence": replace(IT3D, grid=8, frames=2, steps_per_frame=5),
+    "smoke": replace(SMOKE3D, grid=18, frames=2, warmup=1),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_real_simulators_store_continue_and_stream_alike(tmp_path: Path, name: str) -> None:
+    simulator = SMALL[name]
+    generate(simulator, 1, SEED, tmp_path / "a.h5")
+    grown = generate(simulator, 3, SEED, tmp_path / "a.h5")
+    once = generate(simulator, 3, SEED, tmp_path / "b.h5")
+    assert (grown.present, grown.fingerprint) == (1, once.fingerprint)
+    with open_store(tmp_path / "a.h5") as reader:
+        assert reader.header.source == name
+        np.testing.assert_array_equal(Stream(simulator, SEED)[2].numpy(), reader[2])
+        assert not np.array_equal(reader[1], reader[2])
+    summary = summarise(tmp_path / "a.h5")
+    assert summary.damaged == () and not any(field.constant or field.nans for field in summary.fields)
+
+
+# --- stream
+
+
+def test_stream_equals_store(reference: Path) -> None:
+    stream = Stream(WAVES, SEED)
+    with open_store(reference) as reader:
+        for index in (5, 0, 7):
+            np.testing.assert_array_equal(stream[index].numpy(), reader[index])
+        np.testing.assert_array_equal(torch.stack(list(islice(stream, COUNT))).numpy(), reader[:])
+        np.testing.assert_array_equal(stream.batch([6, 2]).numpy(), reader[:][[6, 2]])
+        assert stream.header.difference(reader.header) is None
+    assert stream.layout.fields == ("height", "slope")
+
+
+def test_stream_of_a_length_is_a_sequence() -> None:
+    stream = Stream(WAVES, SEED, count=5)
+    assert len(stream) == 5 and len(list(stream)) == 5
+    assert torch.equal(stream[-1], Stream(WAVES, SEED)[4])
+    with pytest.raises(IndexError):
+        stream[5]
+    loaded = torch.cat(list(DataLoader(stream, batch_size=2)))
+    assert torch.equal(loaded, torch.stack(list(stream)))
+
+
+def test_endless_stream_has_no_end_and_no_length() -> None:
+    stream = Stream(WAVES, SEED)
+    assert torch.equal(stream[10**9], stream[10**9])
+    assert not torch.equal(stream[10**9], stream[0])
+    with pytest.raises(TypeError):
+        len(stream)
+    with pytest.raises(IndexError):
+        stream[-1]
+    with pytest.raises(ValueError, match="one or more"):
+        Stream(WAVES, SEED, count=0)

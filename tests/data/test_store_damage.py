@@ -1,0 +1,93 @@
+"""Whatever lies where a store should be, the answer is one plain sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sigmasolver.data.store import StoreError, Writer, open_store
+from tests.data.test_store import HEADER, store, values
+
+
+def set_version(path: Path, version: int) -> None:
+    with h5py.File(path, "r+") as file:
+        file.attrs["version"] = version
+
+
+def test_older_newer_and_foreign_files_are_told_apart(tmp_path: Path) -> None:
+    path = store(tmp_path / "a.h5", values(2))
+    set_version(path, 2)
+    with pytest.raises(StoreError, match="format version 2, newer than the 1 known here; update sigmasolver"):
+        open_store(path)
+    set_version(path, 0)
+    with pytest.raises(StoreError, match="old format version 0"):
+        open_store(path)
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file["fields"] = np.zeros(3)
+    with pytest.raises(StoreError, match="not a sigmasolver store; convert it with import-data"):
+        open_store(tmp_path / "b.h5")
+    (tmp_path / "c.h5").write_text("time,u\n0,1\n")
+    with pytest.raises(StoreError, match="not an HDF5 file"):
+        open_store(tmp_path / "c.h5")
+    with pytest.raises(StoreError, match="There is no file"):
+        open_store(tmp_path / "d.h5")
+    with pytest.raises(StoreError, match="not a file"):
+        open_store(tmp_path)
+    for name in "bc":
+        with pytest.raises(StoreError):
+            Writer(tmp_path / f"{name}.h5", HEADER, 2)
+    assert (tmp_path / "c.h5").read_text().startswith("time")
+
+
+def one_sentence(error: Exception) -> bool:
+    text = str(error)
+    return "\n" not in text and text.rstrip().endswith((".", ")")) and "Traceback" not in text
+
+
+@settings(max_examples=60, deadline=None)
+@given(cut=st.floats(0, 1, exclude_max=True))
+def test_truncated_files_are_refused(tmp_path_factory: pytest.TempPathFactory, cut: float) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    path = store(folder / "a.h5", values(3))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(cut * len(whole))])
+    with pytest.raises(StoreError) as caught:
+        open_store(path)
+    assert one_sentence(caught.value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(noise=st.binary(max_size=400), signed=st.booleans())
+def test_random_bytes_are_refused(tmp_path_factory: pytest.TempPathFactory, noise: bytes, signed: bool) -> None:
+    path = tmp_path_factory.mktemp("noise") / "a.h5"
+    path.write_bytes(b"\x89HDF\r\n\x1a\n" * signed + noise)
+    with pytest.raises(StoreError) as caught:
+        open_store(path)
+    assert one_sentence(caught.value)
+
+
+@settings(max_examples=150, deadline=None)
+@given(where=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
+def test_a_flipped_byte_is_refused_or_harmless(
+    tmp_path_factory: pytest.TempPathFactory, where: float, flip: int
+) -> None:
+    """Any one byte changed: the file is refused, or a digest disagrees, or nothing that is read changed."""
+    data = values(2)
+    path = store(tmp_path_factory.mktemp("flip") / "a.h5", data)
+    content = bytearray(path.read_bytes())
+    content[int(where * len(content))] ^= flip
+    path.write_bytes(content)
+    try:
+        with open_store(path) as reader:
+            if len(reader) == 2 and all(reader.verify(index) for index in range(2)):
+                np.testing.assert_array_equal(reader[:], data)
+                assert reader.header.difference(HEADER) is None
+            elif len(reader) < 2:  # the mark of a whole trajectory was wiped: it would be made again
+                np.testing.assert_array_equal(reader[:], data[: len(reader)])
+    except StoreError as error:
+        assert one_sentence(error)

@@ -1,0 +1,127 @@
+"""The store among processes, full disks and closed folders."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sigmasolver.data.store import Reader, StoreError, Writer, open_store
+from tests.data.test_store import HEADER, store, values
+
+
+def read_mean(reader: Reader) -> float:
+    return float(reader[1].mean())
+
+
+def send_mean(reader: Reader, pipe: Connection) -> None:
+    pipe.send(read_mean(reader))
+
+
+def test_readers_travel_by_pickle(tmp_path: Path) -> None:
+    data = values(2)
+    with open_store(store(tmp_path / "a.h5", data)) as reader:
+        reader[0]
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            assert pool.apply(read_mean, (reader,)) == float(data[1].mean())
+        np.testing.assert_array_equal(pickle.loads(pickle.dumps(reader))[0], data[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_readers_travel_by_fork_while_open(tmp_path: Path) -> None:
+    data, fork = values(2), multiprocessing.get_context("fork")
+    with open_store(store(tmp_path / "a.h5", data)) as reader:
+        reader[0]
+        here, there = fork.Pipe()
+        children = [fork.Process(target=send_mean, args=(reader, there)) for _ in range(3)]
+        for child in children:
+            child.start()
+        assert [here.recv() for _ in children] == [float(data[1].mean())] * 3
+        for child in children:
+            child.join()
+        np.testing.assert_array_equal(reader[1], data[1])
+
+
+def test_reading_goes_on_while_writing(tmp_path: Path) -> None:
+    data = values(4)
+    with Writer(tmp_path / "a.h5", HEADER, 4) as writer:
+        writer.append(data[:1])
+        with open_store(tmp_path / "a.h5") as reader:
+            writer.append(data[1:])
+            np.testing.assert_array_equal(reader[:], data[:1])
+        np.testing.assert_array_equal(open_store(tmp_path / "a.h5")[:], data)
+
+
+def test_two_writers_do_not_meet(tmp_path: Path) -> None:
+    with Writer(tmp_path / "a.h5", HEADER, 4), pytest.raises(StoreError, match="Another process is writing"):
+        Writer(tmp_path / "a.h5", HEADER, 4)
+    Writer(tmp_path / "a.h5", HEADER, 4).close()
+    assert not (tmp_path / "a.h5.lock").exists()
+
+
+FULL = """
+import resource, sys
+import numpy as np
+sys.path.insert(0, sys.argv[2])
+from tests.data.test_store import HEADER, values
+from sigmasolver.data.store import StoreError, Writer
+with Writer(sys.argv[1], HEADER, 6) as writer:
+    data = values(6)
+    writer.append(data[:2])
+    size = 8 * 1024 + 3 * HEADER.nbytes
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    try:
+        for one in data[2:]:
+            writer.append(one[None])
+    except StoreError as error:
+        print(writer.whole, error)
+"""
+
+
+def test_full_disk_keeps_what_is_whole(tmp_path: Path) -> None:
+    """The system refuses bytes beyond a limit, as a full disk does; without the limit it continues."""
+    path, data = tmp_path / "a.h5", values(6)
+    arguments = [sys.executable, "-c", FULL, str(path), str(Path(__file__).parents[2])]
+    said = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+    kept = int(said.split()[0])
+    assert 2 <= kept < 6 and "is full" in said and f"its {kept} whole trajectories are kept" in said
+    with open_store(path) as reader:
+        np.testing.assert_array_equal(reader[:], data[:kept])
+    with Writer(path, HEADER, 6) as writer:
+        writer.append(data[kept:])
+    np.testing.assert_array_equal(open_store(path)[:], data)
+
+
+def test_too_large_a_store_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="GB free; ask for fewer"):
+        Writer(tmp_path / "a.h5", HEADER, 2**50)
+    assert not list(tmp_path.iterdir())
+
+
+def test_read_only_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "closed"
+    folder.mkdir()
+    for one in (folder, *list(tmp_path.parents)[:3]):
+        os.chmod(one, 0o555 if one == folder else one.stat().st_mode | 0o055)
+    root = os.geteuid() == 0
+    try:
+        if root:  # root may write anywhere
+            os.seteuid(65534)
+        with pytest.raises(StoreError, match="may not write there; choose another folder"):
+            Writer(folder / "a.h5", HEADER, 2)
+    finally:
+        if root:
+            os.seteuid(0)
+        folder.chmod(0o755)
+
+
+def test_folders_are_made(tmp_path: Path) -> None:
+    data = values(1)
+    np.testing.assert_array_equal(open_store(store(tmp_path / "new" / "er" / "a.h5", data))[:], data)

@@ -1,0 +1,155 @@
+"""A tiny real simulator for the tests: decaying waves that drift, solved exactly.
+
+    u(x, t) = Σ_m a_m exp(-ν|k_m|² t) cos(k_m·(x - ct) + φ_m)      and its derivative along x,
+
+on the periodic square of side 2π; c is the drift, ν the viscosity, k_m whole wavenumbers.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count as endless
+from types import FrameType
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from sigmasolver.data.generate import generate
+from sigmasolver.data.store import open_store
+from sigmasolver.simulate.simulator import Layout, Simulator, Tick, generator
+
+
+@dataclass(frozen=True)
+class Waves(Simulator):
+    grid: int = 12
+    frames: int = 5
+    viscosity: float = 0.05
+    drift: tuple[float, float] = (1.0, -0.5)
+    modes: int = 3
+    batch: int = 3
+
+    name: ClassVar[str] = "waves"
+
+    @property
+    def layout(self) -> Layout:
+        points = np.arange(self.grid) * (2 * np.pi / self.grid)
+        times = 0.25 * np.arange(1, self.frames + 1)
+        return Layout(("height", "slope"), ("m", "1"), ("periodic", "periodic"), (points, points), times)
+
+    def simulate(
+        self, seed: int, indices: Sequence[int], device: torch.device | str = "cpu", tick: Tick | None = None
+    ) -> torch.Tensor:
+        batch = []
+        for done, index in enumerate(indices, 1):
+            batch.append(torch.from_numpy(self.exact(seed, index)).to(torch.float32))
+            if tick is not None:
+                tick(done / len(indices))
+        return torch.stack(batch).to(device)
+
+    def exact(self, seed: int, index: int) -> np.ndarray:
+        """The solution in float64."""
+        random = generator(self.name, seed, index)
+        a, phase = torch.rand((2, self.modes), generator=random, dtype=torch.float64).numpy()
+        k = torch.randint(1, 4, (2, self.modes), generator=random).numpy()
+        x, y = self.layout.coordinates
+        t = self.layout.times[:, None, None, None]
+        angle = (
+            k[0] * (x[:, None, None] - self.drift[0] * t)
+            + k[1] * (y[None, :, None] - self.drift[1] * t)
+            + 2 * np.pi * phase
+        )
+        decayed = a * np.exp(-self.viscosity * (k**2).sum(0) * t)
+        u, slope = decayed * np.cos(angle), -decayed * k[0] * np.sin(angle)
+        return np.stack([u.sum(-1), slope.sum(-1)], axis=-1)
+
+    def batch_size(self, device: torch.device | str = "cpu") -> int:
+        return self.batch
+
+
+# --- a generation that dies
+
+
+def die_at_line(moment: int) -> None:
+    """Have this process killed before the `moment`-th line it runs of the store's code, in any thread."""
+    left = moment
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith(("data/store.py", "data/slots.py")):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    threading.settrace(trace)
+    sys.settrace(trace)
+
+
+def die_at_write(moment: int) -> None:
+    """Have this process killed when half of the bytes of its `moment`-th write are on the disk."""
+    whole_write, left = os.pwrite, moment
+
+    def half_write(fd: int, data: Any, offset: int) -> int:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            whole_write(fd, bytes(data)[: len(data) // 2], offset)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return whole_write(fd, data, offset)
+
+    os.pwrite = half_write
+
+
+def kill_everywhere(where: str, folder: str, count: int, seed: int, before: int, step: int) -> list[int]:
+    """Generate in forks that die at moment 1, 1 + step, …, each in its own folder, until one survives.
+
+    `before` trajectories are there already. Returns the moments at which one died.
+    """
+    deaths: list[int] = []
+    for moment in endless(1, step):
+        path = os.path.join(folder, str(moment), "waves.h5")
+        if before:
+            generate(Waves(), before, seed, path)
+        child = os.fork()
+        if child == 0:
+            {"line": die_at_line, "write": die_at_write}[where](moment)
+            generate(Waves(), count, seed, path)
+            os._exit(0)
+        if not killed(child):
+            break
+        deaths.append(moment)
+    return deaths
+
+
+def kill_at_random(path: str, simulator: Waves, count: int, kills: int) -> list[int]:
+    """Kill one generation from outside, `kills` times after a random delay; return what each left whole."""
+    chance, whole = random.Random(0), [0]
+    for _ in range(kills):
+        child = os.fork()
+        if child == 0:
+            generate(simulator, count, 0, path)
+            os._exit(0)
+        time.sleep(chance.uniform(0, 0.5))
+        os.kill(child, signal.SIGKILL)
+        killed(child)
+        if os.path.exists(path):
+            with open_store(path) as reader:
+                assert all(reader.verify(index) for index in range(len(reader)))
+                whole.append(len(reader))
+    return whole
+
+
+def killed(child: int) -> bool:
+    status = os.waitpid(child, 0)[1]
+    assert status in (0, signal.SIGKILL)
+    return status != 0

@@ -1,0 +1,59 @@
+"""Samples are computed alone on a CPU: same bits for any batch and thread count; errors and progress pass."""
+
+import pytest
+import torch
+
+from sigmasolver.simulate.simulator import Tick
+from sigmasolver.simulate.tiles import each, tiled
+
+
+def chain(batch: torch.Tensor, tick: Tick) -> torch.Tensor:
+    """Transforms and products, whose rounding depends on the batch when it is computed as one."""
+    return torch.fft.irfft2(torch.fft.rfft2(batch @ batch) ** 2, s=batch.shape[-2:]) @ batch.mT
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_same_bits_for_any_batch_and_thread_count(threads: int) -> None:
+    batch = torch.randn(7, 64, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    before = torch.get_num_threads()
+    alone = torch.cat([tiled(chain, sample[None]) for sample in batch])
+    torch.set_num_threads(threads)
+    try:
+        together = tiled(chain, batch)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(together, alone)
+    torch.testing.assert_close(together, chain(batch, lambda fraction: None))
+
+
+def test_no_samples_is_said_plainly() -> None:
+    with pytest.raises(ValueError, match="No trajectories were asked for; give at least one index"):
+        tiled(chain, torch.zeros(0, 8, 8))
+
+
+def test_progress_is_the_mean_over_samples() -> None:
+    seen: list[float] = []
+
+    def work(index: int, tock: Tick) -> None:
+        tock(0.5)
+
+    each(4, work, seen.append)
+    assert seen == sorted(seen)
+    assert len(seen) == 8 and seen[-1] == 1.0
+
+
+def test_an_error_ends_the_batch_and_restores_the_threads() -> None:
+    started: list[int] = []
+    before = torch.get_num_threads()
+
+    def work(index: int, tock: Tick) -> None:
+        started.append(index)
+        if index == 0:
+            raise ValueError("sample 0 is bad")
+        for step in range(1000):
+            tock(step / 1000)
+
+    with pytest.raises(ValueError, match="sample 0 is bad"):
+        each(500, work)
+    assert torch.get_num_threads() == before

@@ -1,0 +1,71 @@
+"""Overrides of frozen dataclasses: every type that a parameter has, and every mistake in one sentence."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from sigmasolver.settings import override
+from sigmasolver.simulate import SIMULATORS
+
+
+@dataclass(frozen=True)
+class Inner:
+    rate: float = 0.5
+    name: str = "a"
+
+
+@dataclass(frozen=True)
+class Outer:
+    count: int = 1
+    wave: tuple[int, int] = (1, 1)
+    modes: int | tuple[int, ...] = 4
+    flag: bool = True
+    limit: float | None = None
+    inner: Inner = field(default_factory=Inner)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("count=3", Outer(count=3)),
+        ("wave=(0, 8)", Outer(wave=(0, 8))),
+        ("wave=[0,8]", Outer(wave=(0, 8))),
+        ("modes=6", Outer(modes=6)),
+        ("modes=(3,4,5)", Outer(modes=(3, 4, 5))),
+        ("flag=false", Outer(flag=False)),
+        ("limit=2", Outer(limit=2)),
+        ("limit=none", Outer()),
+        ("inner.rate=1e-4", Outer(inner=Inner(rate=1e-4))),
+        ("inner.name=1e-4", Outer(inner=Inner(name="1e-4"))),
+    ],
+)
+def test_values_arrive_with_their_type(assignment, expected):
+    assert override(Outer(), [assignment]) == expected
+
+
+def test_a_whole_number_becomes_a_float_where_one_is_meant():
+    changed = override(SIMULATORS["ns2d"], ["viscosity=1", "scheme=euler"])
+    assert isinstance(changed.viscosity, float) and changed.scheme == "euler"
+    assert SIMULATORS["ns2d"].viscosity == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("assignment", "says"),
+    [
+        ("count", "write name=value"),
+        ("=3", "write name=value"),
+        ("cuont=3", "near names: count"),
+        ("count=1.5", "count must be a whole number"),
+        ("count=True", "count must be a whole number"),
+        ("count=__import__('os')", "count must be a whole number"),
+        ("wave=(1,2,3)", "wave must be a list of 2 values"),
+        ("flag=1", "flag must be true or false"),
+        ("limit=wide", "limit must be a number or none"),
+        ("count.more=1", "no settings of its own"),
+        ("inner.rat=1", "near names: rate"),
+    ],
+)
+def test_mistakes_are_one_sentence(assignment, says):
+    with pytest.raises(ValueError, match=says) as caught:
+        override(Outer(), [assignment])
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")

@@ -16,28 +16,38 @@ T = TypeVar("T")
 
 
 def override(value: T, assignments: Sequence[str]) -> T:
-    """A copy of the dataclass with `name=text` applied in order; `outer.inner=text` reaches into nested ones."""
+    """A copy of the dataclass with every `name=text` applied; `outer.inner=text` reaches into nested ones.
+
+    All of them at once: values that only fit together (a finer grid and its step) need no order.
+    """
+    changes: dict[str, str] = {}
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path.strip():
             raise ValueError(f'"{assignment}" is not a setting; write name=value.')
-        value = _assign(value, path.strip().split("."), text.strip(), path.strip())
-    return value
+        changes[path.strip()] = text.strip()
+    return _changed(value, changes, "")
 
 
-def _assign(value: T, path: list[str], text: str, whole: str) -> T:
-    if not is_dataclass(value):
-        raise ValueError(f'"{whole}" reaches into something that has no settings of its own; drop the last dot.')
-    names = [field.name for field in fields(value)]
-    name, *rest = path
-    if name not in names:
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names
-        raise ValueError(f'There is no setting "{whole}"; near names: {", ".join(near)}.')
-    if rest:
-        new = _assign(getattr(value, name), rest, text, whole)
-    else:
-        new = _read(typing.get_type_hints(type(value))[name], text, whole)
-    return typing.cast(T, replace(typing.cast(Any, value), **{name: new}))
+def _changed(value: T, changes: dict[str, str], prefix: str) -> T:
+    kinds = typing.get_type_hints(type(value))
+    names = [field.name for field in fields(typing.cast(Any, value))]
+    new: dict[str, object] = {}
+    inside: dict[str, dict[str, str]] = {}
+    for path, text in changes.items():
+        name, dot, rest = path.partition(".")
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names
+            raise ValueError(f'There is no setting "{prefix}{path}"; near names: {", ".join(near)}.')
+        if not dot:
+            new[name] = _read(kinds[name], text, prefix + path)
+        elif not is_dataclass(getattr(value, name)):
+            raise ValueError(f"{prefix}{name} is one value without settings of its own; drop what follows the dot.")
+        else:
+            inside.setdefault(name, {})[rest] = text
+    for name, deeper in inside.items():
+        new[name] = _changed(getattr(value, name), deeper, f"{prefix}{name}.")
+    return typing.cast(T, replace(typing.cast(Any, value), **new))
 
 
 def _read(kind: Any, text: str, whole: str) -> object:

@@ -49,6 +49,16 @@ def test_a_whole_number_becomes_a_float_where_one_is_meant():
     assert SIMULATORS["ns2d"].viscosity == 1e-5
 
 
+def test_values_that_only_fit_together_need_no_order():
+    for order in (1, -1):
+        changed = override(SIMULATORS["demo"], ["grid=32", "stored=16", "step=0.03125"][::order])
+        assert (changed.grid, changed.stored, changed.step) == (32, 16, 0.03125)
+
+
+def test_the_last_of_two_equal_names_holds():
+    assert override(Outer(), ["count=2", "count=3", "inner.rate=1", "inner.name=b"]) == Outer(3, inner=Inner(1.0, "b"))
+
+
 @pytest.mark.parametrize(
     ("assignment", "says"),
     [
@@ -61,7 +71,7 @@ def test_a_whole_number_becomes_a_float_where_one_is_meant():
         ("wave=(1,2,3)", "wave must be a list of 2 values"),
         ("flag=1", "flag must be true or false"),
         ("limit=wide", "limit must be a number or none"),
-        ("count.more=1", "no settings of its own"),
+        ("count.more=1", "without settings of its own"),
         ("inner.rat=1", "near names: rate"),
     ],
 )

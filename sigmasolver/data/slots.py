@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import importlib.metadata
 import os
 import shutil
 import warnings
@@ -23,6 +22,7 @@ import h5py
 import numpy as np
 
 from sigmasolver.data.header import DTYPES, FORMAT, VERSION, Header, StoreError, canonical, fingerprint
+from sigmasolver.version import __version__
 
 __all__ = [
     "SlotFile",
@@ -50,7 +50,7 @@ def create(path: Path, header: Header, count: int) -> None:
     with h5py.File(path, "w", libver=("v110", "v110")) as file:
         file.attrs["format"] = FORMAT
         file.attrs["version"] = VERSION
-        file.attrs["package"] = _package_version()
+        file.attrs["package"] = __version__
         file.attrs["source"] = header.source
         file.attrs["parameters"] = canonical(dict(header.parameters))
         if header.seed is not None:
@@ -188,13 +188,6 @@ def _lock_name(path: Path) -> Path:
 
 def _busy(path: Path) -> StoreError:
     return StoreError(f"Another process is writing {path}; wait for it or choose another file name.")
-
-
-def _package_version() -> str:
-    try:
-        return importlib.metadata.version("sigmasolver")
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 @contextmanager

@@ -1,0 +1,129 @@
+"""The commands as a user runs them: real processes, real files, one sentence for every mistake."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import sigmasolver
+from sigmasolver.data.store import open_store
+from sigmasolver.simulate import SIMULATORS
+
+ROOT = Path(sigmasolver.__file__).parents[1]
+SMALL = ["--set", "grid=32", "--set", "stored=16", "--set", "step=0.03125", "--set", "frames=3"]
+
+
+def command(*words):
+    return [sys.executable, "-m", "sigmasolver", *map(str, words)]
+
+
+def run(*words):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    return subprocess.run(command(*words), capture_output=True, text=True, env=environment)
+
+
+def fingerprint(done):
+    assert done.returncode == 0, done.stderr
+    return re.search(r"fingerprint ([0-9a-f]{64})", done.stdout)[1]
+
+
+def test_simulate_then_inspect(tmp_path):
+    file, picture = tmp_path / "demo.h5", tmp_path / "demo.png"
+    made = run("simulate", "demo", "--count", 3, "--seed", 4, "--out", file, *SMALL, "--set", "viscosity=0.01")
+    seen = run("inspect", file, "--plot", picture, "--index", 2)
+    assert fingerprint(made) == fingerprint(seen)
+    assert "viscosity=0.01" in seen.stdout and "3 trajectories" in seen.stdout and "intact" in seen.stdout
+    assert "seed 4" in seen.stdout and f"sigmasolver {sigmasolver.__version__}" in seen.stdout
+    with open_store(file) as store:
+        values = np.asarray(store[0:3], np.float64)
+        assert store.shape[1:] == (3, 16, 16, 1)
+    assert f"{values.std():.4g}" in seen.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_more_trajectories_keep_the_first_ones(tmp_path):
+    few, many = tmp_path / "few.h5", tmp_path / "many.h5"
+    assert fingerprint(run("simulate", "demo", "--count", 5, "--out", many, *SMALL))
+    run("simulate", "demo", "--count", 2, "--out", few, *SMALL)
+    continued = run("simulate", "demo", "--count", 5, "--out", few, *SMALL)
+    assert "2 of them were there" in continued.stdout
+    assert few.read_bytes() == many.read_bytes()
+
+
+def test_killed_and_started_again_equals_uninterrupted(tmp_path):
+    whole, killed = tmp_path / "whole.h5", tmp_path / "killed.h5"
+    words = ["simulate", "demo", "--count", 40, *SMALL]
+    expected = fingerprint(run(*words, "--out", whole))
+    process = subprocess.Popen(command(*words, "--out", killed), env={**os.environ, "PYTHONPATH": str(ROOT)})
+    deadline = time.monotonic() + 60
+    present = 0
+    while time.monotonic() < deadline and not present and process.poll() is None:
+        if killed.exists():
+            with open_store(killed) as store:
+                present = len(store)
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert present, "the kill came before the first trajectory"
+    assert fingerprint(run(*words, "--out", killed)) == expected
+    assert killed.read_bytes() == whole.read_bytes()
+
+
+def test_import_your_own_arrays(tmp_path):
+    fields = np.random.default_rng(0).normal(size=(3, 4, 8, 6, 2)).astype(np.float32)
+    np.savez(tmp_path / "mine.npz", fields=fields)
+    made = run("import-data", tmp_path / "mine.npz", "--out", tmp_path / "mine.h5")
+    assert "3 trajectories of 4 × 8 × 6 × 2" in made.stdout, made.stderr
+    with open_store(tmp_path / "mine.h5") as store:
+        np.testing.assert_array_equal(store[0:3], fields)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("simulate", "ns3d", "--out", "x.h5"), "near names: ns2d"),
+        (("simulate", "demo", "--out", "x.h5", "--set", "viscsity=1"), "near names: viscosity"),
+        (("simulate", "demo", "--out", "x.h5", "--set", "viscosity=thick"), "viscosity must be a number"),
+        (("simulate", "demo", "--out", "x.h5", "--set", "viscosity=-1"), "viscosity must not be negative"),
+        (("simulate", "demo", "--out", "x.h5", "--count", "0"), "ask for at least one"),
+        (("simulate", "demo", "--out", "x.h5", "--device", "abacus"), "write cpu, cuda"),
+        (("simulate", "demo", "--out", "x.h5", "--dtype", "int8"), "float32 or float16"),
+        (("inspect", "missing.h5"), "There is no file"),
+        (("inspect", __file__), "is not an HDF5 file"),
+        (("import-data", "missing.mat", "--out", "x.h5"), "There is no file or folder"),
+        (("import-data", __file__, "--out", "x.h5"), "of no kind that can be imported"),
+    ],
+)
+def test_mistakes_are_one_sentence(words, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run(*words)
+    assert done.returncode == 2 and done.stdout == ""
+    assert says in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there(tmp_path):
+    done = run("simulate", "demo", "--out", tmp_path / "x.h5", "--device", "cuda")
+    assert done.returncode == 2 and "no GPU" in done.stderr
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    file = tmp_path / "demo.h5"
+    run("simulate", "demo", "--count", 2, "--out", file, *SMALL)
+    with h5py.File(file, "r+") as store:
+        store["fields"][1, 0, 0, 0, 0] += 1
+    seen = run("inspect", file)
+    assert "DAMAGED" in seen.stdout and "trajectories 1 " in seen.stdout, seen.stdout + seen.stderr
+
+
+def test_help_names_every_task():
+    assert all(task in run("simulate", "--help").stdout for task in SIMULATORS)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -210,18 +211,17 @@ def _print_summary(console: Console, summary: Summary) -> None:
     console.print(f"  grid {' × '.join(map(str, grid))}: {ends}", soft_wrap=True)
     settings = ", ".join(f"{name}={value}" for name, value in header.parameters.items())
     console.print(f"  parameters: {settings}", soft_wrap=True)
-    table = Table("field", "unit")
-    for column in ("range", "mean", "std", "std, first to last frame", "not finite"):
+    table = Table("field", "unit", box=SIMPLE_HEAD)
+    for column in ("range", "mean", "std", "std over frames"):
         table.add_column(column, justify="right")
     for field in summary.fields:
         table.add_row(
             field.name,
             field.unit,
-            f"{field.minimum:.4g} to {field.maximum:.4g}",
+            f"{field.minimum:.3g} to {field.maximum:.3g}",
             f"{field.mean:.3g}",
             f"{field.std:.4g}",
-            f"{field.frame_std[0]:.4g} to {field.frame_std[-1]:.4g}",
-            str(field.nans + field.infinities),
+            f"{field.frame_std[0]:.3g} to {field.frame_std[-1]:.3g}",
         )
     console.print(table)
     for field in summary.fields:
@@ -229,6 +229,8 @@ def _print_summary(console: Console, summary: Summary) -> None:
             console.print(f"  {field.name} has {field.nans} NaN and {field.infinities} infinite values; clean it.")
         if field.constant:
             console.print(f"  {field.name} is constant: a model can learn nothing from it.")
+    if not any(field.nans or field.infinities for field in summary.fields):
+        console.print("  all values are finite")
     if summary.damaged:
         shown = ", ".join(map(str, summary.damaged[:10]))
         console.print(

@@ -87,7 +87,10 @@ def it3d(x: torch.Tensor) -> Measures:
     for frame in (0, 9, last):
         if frame <= last:
             measures[f"Re_λ at t={0.05 * (frame + 1):.2f}"] = taylor_reynolds(x[:, frame, ..., 1:], viscosity)
-    measures |= {"head std, first frame": deviation(x[:, 0, ..., 0]), "max|u|, first frame": peak(x[:, 0, ..., 1:])}
+    measures |= {
+        "head std, first frame": deviation(x[:, 0, ..., 0]),
+        "largest velocity, first frame": peak(x[:, 0, ..., 1:]),
+    }
     if last == 19:
         measures |= {"head std, last frame": deviation(x[:, last, ..., 0])}
         measures |= {"change, last frames": change(x[..., 1:], last - 1)}
@@ -99,8 +102,8 @@ def smoke3d(x: torch.Tensor) -> Measures:
         "density mean": x[..., 0].double().flatten(1).mean(1),
         "density std": deviation(x[..., 0]),
         "velocity std": deviation(x[..., 1:]),
-        "max|v|, first frame": peak(x[:, 0, ..., 1:]),
-        "max|v|, last frame": peak(x[:, -1, ..., 1:]),
+        "largest velocity, first frame": peak(x[:, 0, ..., 1:]),
+        "largest velocity, last frame": peak(x[:, -1, ..., 1:]),
     }
 
 
@@ -134,13 +137,13 @@ SETS = {
     "it3d": Set(
         it3d, 50, 25, replace(IT3D, frames=2), 2,
         {"velocity rms": "1.2641", "Re_λ at t=0.05": "33", "Re_λ at t=0.50": "66", "Re_λ at t=1.00": "79",
-         "head std, first frame": "2.55", "head std, last frame": "2.0", "max|u|, first frame": "21",
+         "head std, first frame": "2.55", "head std, last frame": "2.0", "largest velocity, first frame": "21",
          "change, last frames": "0.27"},
     ),
     "smoke3d": Set(
         smoke3d, 50, 3, SIMULATORS["smoke3d"], 4,
-        {"density mean": "0.758", "density std": "0.530", "velocity std": "0.253", "max|v|, first frame": "2.6 at most",
-         "max|v|, last frame": "1.1 at most"},
+        {"density mean": "0.758", "density std": "0.530", "velocity std": "0.253", "largest velocity, first frame": "2.6 at most",
+         "largest velocity, last frame": "1.1 at most"},
     ),
     "demo": Set(lambda x: {"std": deviation(x), "change of last frames": change(x, 18)}, 64, 60, DEMO, 64, {}),
 }  # fmt: skip
@@ -175,12 +178,12 @@ def main() -> None:
         target = row.seconds if full or task == "demo" else None
         aim = "" if target is None else f" (target {target:g} s)"
         print(f"\n{task}: {count} trajectories in {seconds:.2f} s{aim}   {simulator}", flush=True)
-        print(f"  {'':24}{'mean':>11}{'std over set':>14}   expected")
+        print(f"  {'':30}{'mean':>11}{'std over set':>14}   expected")
         shared = {"benchmark": "simulate", "task": task, "count": count, "seed": SEED, "simulator": repr(simulator)}
         rows = [{**shared, "metric": "seconds", "value": seconds, "target": target, **source}]
         for name, values in measured.items():
             mean, spread, expected = values.mean().item(), values.std().item(), row.expected.get(name, "")
-            print(f"  {name:24}{mean:11.4g}{spread:14.2g}   {expected}", flush=True)
+            print(f"  {name:30}{mean:11.4g}{spread:14.2g}   {expected}", flush=True)
             rows.append({**shared, "metric": name, "value": mean, "spread": spread, "expected": expected, **source})
         if arguments.out:
             append_rows(arguments.out, rows)

@@ -2,8 +2,8 @@
 
 On a CPU, transforms, matrix products and complex products round differently for different batch sizes and
 alignments. Giving every sample a call of its own on one core makes it the same to the last bit in any batch.
-The cores share the samples: threads inside transforms this small mostly wait for each other, and stall
-altogether (measured: fifty times slower) when something else wants a core.
+The cores share the samples: threads inside transforms this small mostly wait for each other, and stall when
+something else wants a core.
 """
 
 from __future__ import annotations

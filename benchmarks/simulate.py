@@ -142,14 +142,17 @@ SETS = {
     ),
     "smoke3d": Set(
         smoke3d, 50, 3, SIMULATORS["smoke3d"], 4,
-        {"density mean": "0.758", "density std": "0.530", "velocity std": "0.253", "largest velocity, first frame": "2.6 at most",
+        {"density mean": "0.758", "density std": "0.530", "velocity std": "0.253",
+         "largest velocity, first frame": "2.6 at most",
          "largest velocity, last frame": "1.1 at most"},
     ),
     "demo": Set(lambda x: {"std": deviation(x), "change of last frames": change(x, 18)}, 64, 60, DEMO, 64, {}),
 }  # fmt: skip
 
 
-def make(simulator: Simulator, count: int, measures: Callable[[torch.Tensor], Measures], device: torch.device) -> tuple:
+def make(
+    simulator: Simulator, count: int, measures: Callable[[torch.Tensor], Measures], device: torch.device
+) -> tuple[float, Measures]:
     """Seconds spent simulating, and every measure for every trajectory."""
     seconds, batch, found = 0.0, simulator.batch_size(device), []
     for first in range(0, count, batch):

@@ -1,4 +1,4 @@
-"""One generic override for every frozen dataclass: `--set viscosity=1e-4`, checked against the field's type."""
+"""What a user names and sets: rows looked up by name, and one generic override for every frozen dataclass."""
 
 from __future__ import annotations
 
@@ -6,13 +6,25 @@ import ast
 import difflib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-__all__ = ["override"]
+__all__ = ["near_names", "override", "row"]
 
 T = TypeVar("T")
+
+
+def near_names(name: str, names: Sequence[str]) -> str:
+    """The end of an error about an unknown name: the names that look like it, or all."""
+    return f"near names: {', '.join(difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4) or names)}"
+
+
+def row(rows: Mapping[str, T], name: str, kind: str) -> T:
+    """The row of this name in a table of models, tasks, simulators, ..."""
+    if name not in rows:
+        raise ValueError(f'There is no {kind} "{name}"; {near_names(name, list(rows))}.')
+    return rows[name]
 
 
 def override(value: T, assignments: Sequence[str]) -> T:
@@ -37,8 +49,7 @@ def _changed(value: T, changes: dict[str, str], prefix: str) -> T:
     for path, text in changes.items():
         name, dot, rest = path.partition(".")
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names
-            raise ValueError(f'There is no setting "{prefix}{path}"; near names: {", ".join(near)}.')
+            raise ValueError(f'There is no setting "{prefix}{path}"; {near_names(name, names)}.')
         if not dot:
             new[name] = _read(kinds[name], text, prefix + path)
         elif not is_dataclass(getattr(value, name)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import difflib
 from dataclasses import replace
 
 import torch
@@ -11,6 +10,7 @@ import torch
 from sigmasolver.models.block import BlockSpec
 from sigmasolver.models.config import Options, SolverConfig
 from sigmasolver.models.solver import Solver
+from sigmasolver.settings import row
 
 __all__ = ["VARIANTS", "build_model", "count_parameters", "list_models", "matched_width"]
 
@@ -49,19 +49,17 @@ def build_model(
     options: Options | None = None,
 ) -> Solver:
     """A freshly initialised solver; `torch.manual_seed` before the call fixes its weights."""
-    if name not in VARIANTS:
-        near = difflib.get_close_matches(name.lower(), VARIANTS, n=3, cutoff=0.4) or list(VARIANTS)
-        raise ValueError(f'There is no model "{name}"; near names: {", ".join(near)}.')
+    spec = row(VARIANTS, name, "model")
     config = SolverConfig(
         grid, in_channels, out_channels, width, depth, heads, slices, modes, options if options else Options()
     )
-    return Solver(VARIANTS[name], config)
+    return Solver(spec, config)
 
 
 def count_parameters(name: str, config: SolverConfig) -> int:
     """Real numbers to be learned; built without memory, so that any size can be asked for."""
     with torch.device("meta"):
-        return sum(p.numel() for p in Solver(VARIANTS[name], config).parameters())
+        return sum(p.numel() for p in Solver(row(VARIANTS, name, "model"), config).parameters())
 
 
 def matched_width(name: str, config: SolverConfig, target: int | None = None) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-
+from sigmasolver.settings import row
 from sigmasolver.simulate.darcy import Darcy
 from sigmasolver.simulate.simulator import Layout, Simulator
 from sigmasolver.simulate.smoke import SMOKE3D, Smoke
@@ -24,7 +23,4 @@ SIMULATORS: dict[str, Simulator] = {
 
 def simulator_of(task: str) -> Simulator:
     """The simulator that makes this task's data, with the paper's parameters."""
-    if task not in SIMULATORS:
-        near = difflib.get_close_matches(task.lower(), SIMULATORS, n=3, cutoff=0.4) or list(SIMULATORS)
-        raise ValueError(f'There is no simulator for "{task}"; near names: {", ".join(near)}.')
-    return SIMULATORS[task]
+    return row(SIMULATORS, task, "simulator")

@@ -139,23 +139,6 @@ def test_a_finished_sample_ignores_its_batch_mates() -> None:
         torch.testing.assert_close(joint, solve(one[None], 1.0)[0], rtol=1e-13, atol=1e-16)
 
 
-def test_bit_for_bit_in_any_batch_and_order() -> None:
-    together = SMALL.simulate(3, range(6))
-    assert together.shape == (6, 1, 65, 65, 2) and together.dtype == torch.float32
-    for index in range(6):
-        assert torch.equal(SMALL.simulate(3, [index])[0], together[index])
-    order = [4, 1, 5, 0]
-    assert torch.equal(SMALL.simulate(3, order), together[order])
-    assert not torch.equal(SMALL.simulate(4, [0])[0], together[0])
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_gpu_agrees_with_cpu() -> None:
-    on_cpu, on_gpu = SMALL.simulate(3, range(4)), SMALL.simulate(3, range(4), "cuda").cpu()
-    assert torch.equal(on_gpu[..., 0], on_cpu[..., 0])
-    torch.testing.assert_close(on_gpu[..., 1], on_cpu[..., 1], rtol=1e-6, atol=1e-9)
-
-
 def test_layout_and_progress() -> None:
     seen: list[float] = []
     SMALL.simulate(0, range(3), tick=seen.append)

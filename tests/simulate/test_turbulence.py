@@ -243,32 +243,6 @@ def test_single_precision_follows_double() -> None:
     assert not torch.equal(single, double)
 
 
-def test_a_batch_is_its_members() -> None:
-    start = SMALL.initial(0, [0, 1, 2])
-    together = SMALL.evolve(start)
-    for member in range(3):
-        assert torch.allclose(SMALL.evolve(start[member : member + 1])[0], together[member], atol=1e-12)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_gpu_and_cpu_agree() -> None:
-    assert torch.allclose(SMALL.simulate(0, [0, 1], "cuda").cpu(), SMALL.simulate(0, [0, 1]), atol=1e-6)
-    single = replace(SMALL, precision="float32")
-    assert torch.allclose(single.simulate(0, [0, 1], "cuda").cpu(), single.simulate(0, [0, 1]), atol=1e-4)
-
-
-def test_trajectory_depends_on_seed_and_index_alone() -> None:
-    simulator = replace(SMALL, precision="float32", steps_per_frame=2)
-    together = simulator.simulate(7, [0, 1, 2, 3])
-    shuffled = simulator.simulate(7, [2, 0, 3])
-    for place, index in enumerate([2, 0, 3]):
-        assert torch.equal(shuffled[place], together[index])
-    for index in range(4):
-        assert torch.equal(simulator.simulate(7, [index])[0], together[index])
-    assert not torch.equal(together[0], together[1])
-    assert not torch.equal(simulator.simulate(8, [0])[0], together[0])
-
-
 def test_progress_runs_from_nothing_to_all() -> None:
     heard: list[float] = []
     SMALL.simulate(0, [0, 1], tick=heard.append)

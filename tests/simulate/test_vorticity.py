@@ -234,18 +234,6 @@ def test_the_published_frames() -> None:
     assert (NS2D.frames, NS2D.stored, KF2D.frames, KF2D.stored) == (20, 64, 320, 256)
 
 
-@pytest.mark.parametrize("row", [NS2D, KF2D], ids=["ns2d", "kf2d"])
-def test_bit_for_bit_in_any_batch_and_order(row: Vorticity) -> None:
-    flow = replace(row, grid=64, stored=32, frames=2, burn_in=0.0, interval=20 * row.step)
-    together = flow.simulate(5, range(6))
-    assert together.shape == (6, 2, 32, 32, 1) and together.dtype == torch.float32
-    for index in range(6):
-        assert torch.equal(flow.simulate(5, [index])[0], together[index])
-    order = [4, 1, 5, 0]
-    assert torch.equal(flow.simulate(5, order), together[order])
-    assert not torch.equal(flow.simulate(6, [0])[0], together[0])
-
-
 def test_the_demo_flow_is_turbulent_steady_on_average_and_resolved() -> None:
     frames = DEMO.simulate(0, [0])[0, ..., 0].double()
     assert frames.shape == (20, 64, 64)
@@ -256,16 +244,6 @@ def test_the_demo_flow_is_turbulent_steady_on_average_and_resolved() -> None:
     assert 0.1 < change.mean() < 0.4
     spectrum = torch.fft.rfft2(frames).abs().square().mean((0, 1))
     assert spectrum[28:].max() < 1e-3 * spectrum[1:8].max()
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("row", [NS2D, KF2D], ids=["ns2d", "kf2d"])
-def test_gpu_agrees_with_cpu(row: Vorticity) -> None:
-    flow = replace(row, grid=64, stored=64, burn_in=0.0, interval=100 * row.step, frames=2)
-    on_cpu = flow.simulate(0, range(3))
-    assert error(flow.simulate(0, range(3), "cuda").cpu(), on_cpu) < 1e-5
-    exact = replace(flow, precision="float64")
-    assert error(exact.evolve(exact.initial(0, [0], "cuda")).cpu(), exact.evolve(exact.initial(0, [0]))) < 1e-12
 
 
 def test_progress_rises_to_one() -> None:

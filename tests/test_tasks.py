@@ -1,0 +1,50 @@
+"""The rows of tab:forecast-protocols, and that they fit the simulators that make their data."""
+
+from dataclasses import replace
+
+import pytest
+
+from sigmasolver.simulate import simulator_of
+from sigmasolver.tasks import TASKS, task_of
+
+PROTOCOLS = {  # train, test, history, block, horizon as the paper prints them; Darcy's are one frame
+    "darcy": (1000, 200, 1, 1, 1),
+    "ns2d": (1000, 200, 10, 1, 10),
+    "kf2d": (100, 20, 10, 4, 16),
+    "it3d": (1000, 100, 10, 2, 10),
+    "smoke3d": (2000, 200, 4, 4, 16),
+}
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_rows_are_the_papers(name):
+    task = task_of(name)
+    assert (task.train, task.test, task.history, task.block, task.horizon) == PROTOCOLS[name]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_rows_fit_the_stored_data(name):
+    task, layout = task_of(name), simulator_of(name).layout
+    assert set(task.inputs) | set(task.targets) <= set(layout.fields)
+    assert tuple(-(-len(axis) // task.space_stride) for axis in layout.coordinates) == task.grid
+    frames = -(-len(layout.times) // task.time_stride)
+    needed = 1 if task.steady else task.history + task.horizon
+    assert frames >= needed
+    assert task.starts is None or task.starts <= frames - needed + 1
+
+
+def test_channels_of_the_published_counts():
+    assert (task_of("ns2d").in_channels, task_of("ns2d").out_channels) == (10, 1)
+    assert (task_of("kf2d").in_channels, task_of("kf2d").out_channels) == (10, 4)
+    assert (task_of("smoke3d").in_channels, task_of("smoke3d").out_channels) == (16, 16)
+
+
+def test_mistakes_are_one_sentence():
+    with pytest.raises(ValueError, match=r"near names: .*kf2d"):
+        task_of("kf3d")
+    with pytest.raises(ValueError, match="block of ns2d is 0"):
+        replace(TASKS["ns2d"], block=0)
+    with pytest.raises(ValueError, match="evaluated over 10"):
+        replace(TASKS["ns2d"], block=11)
+    with pytest.raises(ValueError, match="inputs must be its targets"):
+        replace(TASKS["ns2d"], targets=("pressure",))

@@ -7,10 +7,10 @@ import difflib
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-__all__ = ["near_names", "override", "row"]
+__all__ = ["from_plain", "near_names", "override", "row", "to_plain"]
 
 T = TypeVar("T")
 
@@ -59,6 +59,41 @@ def _changed(value: T, changes: dict[str, str], prefix: str) -> T:
     for name, deeper in inside.items():
         new[name] = _changed(getattr(value, name), deeper, f"{prefix}{name}.")
     return typing.cast(T, replace(typing.cast(Any, value), **new))
+
+
+def to_plain(value: Any) -> Any:
+    """A frozen dataclass as what JSON holds."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+    return [to_plain(one) for one in value] if isinstance(value, tuple | list) else value
+
+
+def from_plain(kind: type[T], plain: object, where: str = "") -> T:
+    """The dataclass of this kind from `to_plain`; a key or a type that does not belong there is refused."""
+    name = where or kind.__name__
+    if not isinstance(plain, dict):
+        raise ValueError(f"{name} must be a table of settings, not {plain!r}.")
+    kinds = typing.get_type_hints(kind)
+    known = {field.name: field for field in fields(typing.cast(Any, kind))}
+    values: dict[str, object] = {}
+    for key, value in plain.items():
+        place = f"{where}.{key}" if where else str(key)
+        if key not in known:
+            raise ValueError(f'{name} has no setting "{key}"; {near_names(str(key), list(known))}.')
+        if is_dataclass(kinds[key]):
+            values[key] = from_plain(typing.cast(Any, kinds[key]), value, place)
+        elif _fits(value, kinds[key]):
+            values[key] = _convert(value, kinds[key])
+        else:
+            raise ValueError(f"{place} must be {_words(kinds[key])}, not {value!r}.")
+    missing = [
+        key
+        for key, field in known.items()
+        if key not in values and field.default is MISSING and field.default_factory is MISSING
+    ]
+    if missing:
+        raise ValueError(f"{name} lacks the setting {missing[0]}; add it.")
+    return kind(**values)
 
 
 def _read(kind: Any, text: str, whole: str) -> object:

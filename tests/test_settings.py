@@ -1,10 +1,12 @@
 """Overrides of frozen dataclasses: every type that a parameter has, and every mistake in one sentence."""
 
+import json
 from dataclasses import dataclass, field
 
 import pytest
 
-from sigmasolver.settings import override
+from sigmasolver.models import Options, SolverConfig
+from sigmasolver.settings import from_plain, override, to_plain
 from sigmasolver.simulate import SIMULATORS
 
 
@@ -79,3 +81,38 @@ def test_mistakes_are_one_sentence(assignment, says):
     with pytest.raises(ValueError, match=says) as caught:
         override(Outer(), [assignment])
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Outer(3, (0, 8), (1, 2, 3), False, 2.5, Inner(0.25, "b")),
+        SolverConfig((64, 64), 10, 1, modes=(4, 5), options=Options(padding=("zeros", "circular"))),
+        *SIMULATORS.values(),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_json_round_trip_is_exact(value):
+    assert from_plain(type(value), json.loads(json.dumps(to_plain(value)))) == value
+
+
+@pytest.mark.parametrize(
+    ("plain", "says"),
+    [
+        ({"cuont": 1}, 'Outer has no setting "cuont"; near names: count'),
+        ({"inner": {"rate": "fast"}}, "inner.rate must be a number"),
+        ({"inner": {"speed": 1}}, 'inner has no setting "speed"'),
+        ({"wave": [1]}, "wave must be a list of 2 values"),
+        ({"count": True}, "count must be a whole number"),
+        ([1, 2], "must be a table of settings"),
+        ({"inner": 3}, "inner must be a table of settings"),
+    ],
+)
+def test_foreign_keys_and_types_are_refused(plain, says):
+    with pytest.raises(ValueError, match=says):
+        from_plain(Outer, plain)
+
+
+def test_a_missing_setting_without_default_is_named():
+    with pytest.raises(ValueError, match="lacks the setting grid"):
+        from_plain(SolverConfig, {"in_channels": 1, "out_channels": 1})

@@ -14,8 +14,7 @@ import hashlib
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import h5py
@@ -30,9 +29,6 @@ __all__ = [
     "check_room",
     "create",
     "lock",
-    "new_name",
-    "plain_errors",
-    "take_name",
     "unlock",
 ]
 
@@ -131,21 +127,6 @@ def cast(trajectories: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return stored
 
 
-def new_name(path: Path) -> Path:
-    """Where a store is made before it takes its name; what a killed run left there is overwritten."""
-    return path.with_name(path.name + ".new")
-
-
-def take_name(path: Path) -> None:
-    """Let the complete new file take its name, in one step that also survives a power cut."""
-    os.replace(new_name(path), path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def check_room(path: Path, needed: int) -> None:
     """Refuse at the start what would fill the disk hours later."""
     free = shutil.disk_usage(path.parent).free
@@ -188,19 +169,3 @@ def _lock_name(path: Path) -> Path:
 
 def _busy(path: Path) -> StoreError:
     return StoreError(f"Another process is writing {path}; wait for it or choose another file name.")
-
-
-@contextmanager
-def plain_errors(path: Path, whole: int = 0) -> Iterator[None]:
-    """Turn what the system says against writing into one sentence."""
-    try:
-        yield
-    except OSError as error:
-        kept = f", and its {whole} whole trajectories are kept" if whole else ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            why = f"the disk or the user's share of it is full{kept}; make room and repeat the command"
-        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            why = "this user may not write there; choose another folder"
-        else:
-            why = f"the system says {error.strerror or str(error)!r}{kept}"
-        raise StoreError(f"{path} cannot be written: {why}.") from error

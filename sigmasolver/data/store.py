@@ -19,6 +19,7 @@ import numpy as np
 
 from sigmasolver.data import slots
 from sigmasolver.data.header import DTYPES, FORMAT, VERSION, Header, StoreError, fingerprint
+from sigmasolver.files import new_name, plain_errors, take_name
 from sigmasolver.simulate.simulator import Layout
 
 __all__ = ["Header", "Key", "Reader", "StoreError", "Writer", "open_store"]
@@ -37,13 +38,13 @@ class Writer:
         if count < 1:
             raise StoreError(f"{count} trajectories were asked for; ask for at least one.")
         self.path, self.header, self.count = Path(path), header, count
-        with slots.plain_errors(self.path):
+        with plain_errors(self.path, kind=StoreError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = slots.lock(self.path)
             try:
                 self._file: slots.SlotFile | None = _prepare(self.path, header, count)
             except BaseException:
-                slots.new_name(self.path).unlink(missing_ok=True)
+                new_name(self.path).unlink(missing_ok=True)
                 slots.unlock(self.path, self._lock)
                 raise
 
@@ -73,7 +74,8 @@ class Writer:
         if self.whole + len(trajectories) > self.count:
             raise StoreError(f"{self.path} has room for {self.count} trajectories; more were given.")
         stored = slots.cast(trajectories, DTYPES[self.header.dtype])
-        with slots.plain_errors(self.path, self.whole):
+        kept = f", and its {self.whole} whole trajectories are kept" if self.whole else ""
+        with plain_errors(self.path, kept, StoreError):
             self._open.put(stored)
 
     def close(self) -> None:
@@ -94,8 +96,8 @@ def _prepare(path: Path, header: Header, count: int) -> slots.SlotFile:
     """Make sure that `path` is a store of this header with room for `count`, and open it."""
     if not path.exists():
         slots.check_room(path, header.nbytes * count)
-        slots.create(slots.new_name(path), header, count)
-        slots.take_name(path)
+        slots.create(new_name(path), header, count)
+        take_name(path)
         return slots.SlotFile(path, header, count)
     with open_store(path) as old:
         difference = old.header.difference(header)
@@ -111,14 +113,14 @@ def _prepare(path: Path, header: Header, count: int) -> slots.SlotFile:
 def _move_house(path: Path, old: Reader, count: int) -> slots.SlotFile:
     """Copy a store into one with room for `count`, and let the copy take its name once it is complete."""
     slots.check_room(path, old.header.nbytes * count)
-    slots.create(slots.new_name(path), old.header, count)
-    new = slots.SlotFile(slots.new_name(path), old.header, count)
+    slots.create(new_name(path), old.header, count)
+    new = slots.SlotFile(new_name(path), old.header, count)
     try:
         for index in range(len(old)):
             new.put(old[index : index + 1])
             if new.digests[index] != old.digests[index]:
                 raise StoreError(f"{path} is damaged in trajectory {index}; generate it again.")
-        slots.take_name(path)
+        take_name(path)
     except BaseException:
         new.close()
         raise

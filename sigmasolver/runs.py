@@ -1,0 +1,172 @@
+"""The run folder: all that training leaves behind, and all it needs to go on.
+
+    recipe.json           what was asked for; another recipe in the same folder is refused
+    weights.safetensors   the newest weights, with the facts that are needed to use them
+    resume.safetensors    one consistent state (weights, optimiser, random numbers, step) to continue from
+    log.jsonl             a row now and then while training
+    records.jsonl         tidy results: a row per task, model, seed, metric, field and lead
+
+Files are replaced whole, so a kill at any instant leaves the newest complete one. Rows are appended whole; a row that a
+kill tore is dropped by the next reader or writer. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from sigmasolver.files import plain_errors, replacing
+from sigmasolver.version import __version__
+
+__all__ = ["Run", "append_row", "read_rows", "read_tensors", "write_tensors"]
+
+FORMAT = "sigmasolver-run-1"
+
+
+class Run:
+    """A folder; made when first written to."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def weights(self) -> Path:
+        return self.path / "weights.safetensors"
+
+    @property
+    def resume(self) -> Path:
+        return self.path / "resume.safetensors"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.jsonl"
+
+    @property
+    def records(self) -> Path:
+        return self.path / "records.jsonl"
+
+    def start(self, recipe: Mapping[str, Any]) -> None:
+        """Write the recipe, or make sure that the folder already holds this one."""
+        file = self.path / "recipe.json"
+        if file.exists():
+            held, wanted = self.recipe(), json.loads(json.dumps(recipe))
+            if held != wanted:
+                keys = sorted(key for key in held.keys() | wanted.keys() if held.get(key) != wanted.get(key))
+                raise ValueError(
+                    f"{self.path} holds a run with another recipe ({', '.join(keys)}); choose another folder."
+                )
+            return
+        with plain_errors(file):
+            self.path.mkdir(parents=True, exist_ok=True)
+            with replacing(file) as temporary:
+                temporary.write_text(json.dumps(recipe, indent=2) + "\n")
+
+    def recipe(self) -> dict[str, Any]:
+        """What was asked for, as plain values."""
+        file = self.path / "recipe.json"
+        try:
+            recipe = json.loads(file.read_text())
+        except FileNotFoundError:
+            raise ValueError(
+                f"{self.path} is not a run: it has no recipe.json; give the folder of a training."
+            ) from None
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError):
+            raise ValueError(f"{file} cannot be read as JSON; copy it again or start the run anew.") from None
+        if not isinstance(recipe, dict):
+            raise ValueError(f"{file} does not hold a recipe; copy it again or start the run anew.")
+        return recipe
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
+    """Named tensors and plain facts into one safetensors file, replaced whole."""
+    contents = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    notes = {"format": FORMAT, "package": __version__, "facts": json.dumps(facts)}
+    kept = ", and the file before it is kept" if path.exists() else ""
+    with plain_errors(path, kept):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            try:
+                save_file(contents, temporary, metadata=notes)
+            except SafetensorError as error:
+                raise _system_error(error) from error
+
+
+def _system_error(error: SafetensorError) -> OSError:
+    """safetensors tells what the system said in its message only: "... (os error 28)"."""
+    _, _, number = str(error).partition("os error ")
+    digits = number.partition(")")[0]
+    code = int(digits) if digits.isdigit() else 0
+    return OSError(code, os.strerror(code) if code else str(error))
+
+
+def read_tensors(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """What `write_tensors` wrote."""
+    if not path.exists():
+        raise ValueError(f"There is no file {path}; train the run first.")
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            notes = file.metadata() or {}
+            if notes.get("format") != FORMAT:
+                raise ValueError(
+                    f"{path} was not written by this version of sigmasolver: its format is "
+                    f"{notes.get('format', 'not named')}, and {FORMAT} is read."
+                )
+            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(notes["facts"])  # noqa: SIM118
+    except (SafetensorError, OSError, KeyError, json.JSONDecodeError):
+        raise ValueError(f"{path} is truncated or damaged; copy it again or go back to an earlier one.") from None
+
+
+def append_row(path: Path, row: Mapping[str, Any]) -> None:
+    """One JSON row at the end of the file, on disk before this returns."""
+    line = (json.dumps(row) + "\n").encode()
+    with plain_errors(path, ", and the rows before it are kept"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "ab+") as file:
+            whole = _end_of_whole_rows(path)
+            if whole < file.seek(0, os.SEEK_END):
+                file.truncate(whole)
+            try:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                os.truncate(path, whole)
+                raise
+
+
+def _end_of_whole_rows(path: Path) -> int:
+    """Where the last line break ends; searched from the end, because a log grows long."""
+    with open(path, "rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - 65536)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            end = start
+    return 0
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """All whole rows; none where there is no file."""
+    if not path.exists():
+        return []
+    rows = []
+    *lines, _ = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            row = None
+        if not isinstance(row, dict):
+            raise ValueError(f"Line {number} of {path} is not a JSON row; remove it.")
+        rows.append(row)
+    return rows

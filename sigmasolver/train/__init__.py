@@ -1,0 +1,1 @@
+"""Training: what one batch costs (`objectives`)."""

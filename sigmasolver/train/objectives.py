@@ -1,0 +1,114 @@
+"""What one batch costs: every way of training as a function of forecaster, history and future.
+
+    direct          one call from the true history, priced over the whole block
+    teacher_forced  one call for every future frame, each from the true history before it, as one batched call
+    pushforward     some calls without gradient from their own forecasts, then one that learns
+
+Fields are in physical units, `(B, frames, *grid, q)`. The price of a sample is relative L2; the cost of a batch is the
+mean over its samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Price", "direct", "field_groups", "pushforward", "relative_l2", "teacher_forced"]
+
+Forecast = Callable[[torch.Tensor], torch.Tensor]
+
+
+def relative_l2(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """||prediction - truth|| / ||truth|| over frames and points, for each sample and field: (B, q)."""
+    axes = tuple(range(1, truth.ndim - 1))
+    difference = torch.linalg.vector_norm(prediction - truth, dim=axes)
+    return difference / torch.linalg.vector_norm(truth, dim=axes)
+
+
+def field_groups(fields: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Fields that share one price: the velocity components together, every other field by itself."""
+    velocity = tuple(i for i, name in enumerate(fields) if name.startswith("velocity_"))
+    others = tuple((i,) for i, name in enumerate(fields) if not name.startswith("velocity_"))
+    return (*others, velocity) if velocity else others
+
+
+@dataclass(frozen=True)
+class Price:
+    """(prediction, truth) -> (B,): relative L2, averaged within each group of fields and summed over the groups.
+
+    `derivative` adds that many times the relative L2 of the central differences along every axis (Darcy: 0.1). There
+    the outer ring of the prediction counts as zero, and both fields continue as zero beyond the boundary, as the
+    public loss has it.
+    """
+
+    groups: tuple[tuple[int, ...], ...] = ((0,),)
+    derivative: float = 0.0
+
+    def __call__(self, prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+        price = self._grouped(relative_l2(prediction, truth))
+        if self.derivative:
+            ringless = _zero_ring(prediction)
+            for axis in range(2, truth.ndim - 1):
+                slopes = relative_l2(_difference(ringless, axis), _difference(truth, axis))
+                price = price + self.derivative * self._grouped(slopes)
+        return price
+
+    def _grouped(self, errors: torch.Tensor) -> torch.Tensor:
+        return torch.stack([errors[:, list(group)].mean(1) for group in self.groups]).sum(0)
+
+
+def _zero_ring(frames: torch.Tensor) -> torch.Tensor:
+    mask = torch.ones(frames.shape[2:-1], dtype=frames.dtype, device=frames.device)
+    for axis, points in enumerate(mask.shape):
+        for edge in (0, points - 1):
+            mask.select(axis, edge).zero_()
+    return frames * mask[..., None]
+
+
+def _difference(frames: torch.Tensor, axis: int) -> torch.Tensor:
+    """x[i+1] - x[i-1] with zeros beyond the ends; the grid spacing cancels in a ratio."""
+    zero = torch.zeros_like(frames.narrow(axis, 0, 1))
+    ahead = torch.cat((frames.narrow(axis, 1, frames.shape[axis] - 1), zero), axis)
+    behind = torch.cat((zero, frames.narrow(axis, 0, frames.shape[axis] - 1)), axis)
+    return ahead - behind
+
+
+def direct(forecast: Forecast, history: torch.Tensor, future: torch.Tensor, price: Price) -> torch.Tensor:
+    """One call, priced over the frames it gives."""
+    prediction = forecast(history)
+    return price(prediction, future[:, : prediction.shape[1]]).mean()
+
+
+def teacher_forced(forecast: Forecast, history: torch.Tensor, future: torch.Tensor, price: Price) -> torch.Tensor:
+    """The sum over future frames of single-frame prices, each predicted from the true frames before it.
+
+    The frames do not depend on each other's predictions, so they are folded into the batch: the same gradient as
+    frame after frame, in one call.
+    """
+    length, horizon = history.shape[1], future.shape[1]
+    frames = torch.cat((history, future), dim=1)
+    windows = torch.stack([frames[:, t : t + length] for t in range(horizon)], dim=1).flatten(0, 1)
+    prediction = forecast(windows)
+    if prediction.shape[1] != 1:
+        raise ValueError(
+            f"Teacher forcing prices single frames, but the model predicts {prediction.shape[1]} a call; use direct."
+        )
+    return price(prediction, future.flatten(0, 1)[:, None]).unflatten(0, (-1, horizon)).sum(1).mean()
+
+
+def pushforward(
+    forecast: Forecast, history: torch.Tensor, future: torch.Tensor, price: Price, calls: int
+) -> torch.Tensor:
+    """`calls` calls, each from the forecasts before it; only the last one learns and is priced."""
+    length, block = history.shape[1], 0
+    with torch.no_grad():
+        for _ in range(calls - 1):
+            prediction = forecast(history)
+            block = prediction.shape[1]
+            history = torch.cat((history, prediction), dim=1)[:, -length:]
+    start = (calls - 1) * block
+    if calls < 1 or start >= future.shape[1]:
+        raise ValueError(f"{calls} calls of {block} frames need more than the {future.shape[1]} future frames given.")
+    return direct(forecast, history, future[:, start:], price)

@@ -1,0 +1,161 @@
+"""The run folder: exact round trips, kills at any instant, full disks, foreign files."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+import sigmasolver
+from sigmasolver.runs import Run, append_row, read_rows, read_tensors, write_tensors
+
+ROOT = Path(sigmasolver.__file__).parents[1]
+
+
+def tensors():
+    return {
+        "a": torch.randn(3, 4, dtype=torch.float64),
+        "half": torch.randn(5).bfloat16(),
+        "rng": torch.get_rng_state(),
+        "turned": torch.randn(4, 6).T,
+        "scalar": torch.tensor(3),
+    }
+
+
+def test_tensors_and_facts_come_back_exactly(tmp_path):
+    held, facts = tensors(), {"step": 17, "rate": 1e-3, "names": ["u", "v"]}
+    write_tensors(tmp_path / "x.safetensors", held, facts)
+    read, told = read_tensors(tmp_path / "x.safetensors")
+    assert told == facts and set(read) == set(held)
+    assert all(torch.equal(read[name], held[name]) and read[name].dtype == held[name].dtype for name in held)
+    assert os.listdir(tmp_path) == ["x.safetensors"]
+
+
+WRITER = """
+import sys, torch
+from pathlib import Path
+from sigmasolver.runs import append_row, write_tensors
+folder = Path(sys.argv[1])
+for step in range(100000):
+    write_tensors(folder / "resume.safetensors", {"a": torch.full((20000,), float(step))}, {"step": step})
+    append_row(folder / "log.jsonl", {"step": step, "padding": "x" * 1000})
+"""
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.013, 0.031, 0.057])
+def test_a_kill_leaves_a_consistent_state_and_whole_rows(tmp_path, delay):
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)], env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "log.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    time.sleep(delay)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    read, facts = read_tensors(tmp_path / "resume.safetensors")
+    assert (read["a"] == facts["step"]).all()
+    rows = read_rows(tmp_path / "log.jsonl")
+    assert [row["step"] for row in rows] == list(range(len(rows)))
+    assert facts["step"] - 1 <= len(rows) <= facts["step"] + 1
+
+
+def test_a_torn_row_is_dropped_by_readers_and_writers(tmp_path):
+    log = tmp_path / "log.jsonl"
+    append_row(log, {"step": 0})
+    with log.open("ab") as file:
+        file.write(b'{"step": 1, "lo')
+    assert read_rows(log) == [{"step": 0}]
+    append_row(log, {"step": 1})
+    assert read_rows(log) == [{"step": 0}, {"step": 1}]
+
+
+def test_a_torn_row_longer_than_the_search_step(tmp_path):
+    log = tmp_path / "log.jsonl"
+    append_row(log, {"step": 0})
+    with log.open("ab") as file:
+        file.write(b'"' + b"x" * 200_000)
+    append_row(log, {"step": 1})
+    assert read_rows(log) == [{"step": 0}, {"step": 1}]
+
+
+def test_a_full_disk_is_one_sentence_and_the_file_before_survives(tmp_path):
+    file, log = tmp_path / "resume.safetensors", tmp_path / "log.jsonl"
+    write_tensors(file, {"a": torch.arange(10)}, {"step": 1})
+    append_row(log, {"step": 1})
+    code = f"""
+import resource, signal, torch
+from pathlib import Path
+from sigmasolver.runs import append_row, write_tensors
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+for write in (
+    lambda: write_tensors(Path({str(file)!r}), {{"a": torch.zeros(100000)}}, {{"step": 2}}),
+    lambda: append_row(Path({str(log)!r}), {{"long": "x" * 10000}}),
+):
+    try:
+        write()
+    except ValueError as error:
+        print(error)
+"""
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    first, second = done.stdout.splitlines()
+    assert "full" in first and "the file before it is kept" in first, done.stderr
+    assert "full" in second and "the rows before it are kept" in second
+    assert read_tensors(file)[1] == {"step": 1} and read_rows(log) == [{"step": 1}]
+    assert sorted(os.listdir(tmp_path)) == ["log.jsonl", "resume.safetensors"]
+
+
+def test_a_folder_holds_one_recipe(tmp_path):
+    run = Run(tmp_path / "runs" / "first")
+    run.start({"model": "physolver", "seed": 42, "grid": (8, 8)})
+    run.start({"model": "physolver", "seed": 42, "grid": (8, 8)})
+    assert run.recipe() == {"model": "physolver", "seed": 42, "grid": [8, 8]}
+    with pytest.raises(ValueError, match=r"another recipe \(seed\)"):
+        run.start({"model": "physolver", "seed": 43, "grid": (8, 8)})
+
+
+def test_what_is_not_a_run_is_said_plainly(tmp_path):
+    with pytest.raises(ValueError, match="is not a run"):
+        Run(tmp_path).recipe()
+    for data in (b"{", b"[1]", b"\xff"):
+        (tmp_path / "recipe.json").write_bytes(data)
+        with pytest.raises(ValueError, match=r"recipe\.json"):
+            Run(tmp_path).recipe()
+    with pytest.raises(ValueError, match="There is no file"):
+        read_tensors(tmp_path / "weights.safetensors")
+    save_file({"a": torch.zeros(1)}, tmp_path / "foreign.safetensors")
+    with pytest.raises(ValueError, match="not written by this version"):
+        read_tensors(tmp_path / "foreign.safetensors")
+    (tmp_path / "log.jsonl").write_text('{"a": 1}\nnonsense\n')
+    with pytest.raises(ValueError, match="Line 2 of"):
+        read_rows(tmp_path / "log.jsonl")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.integers(0, 400), flip=st.none() | st.tuples(st.integers(0, 399), st.integers(1, 255)))
+def test_damaged_files_give_a_sentence_or_the_same_shapes(tmp_path, cut, flip):
+    file = tmp_path / "x.safetensors"
+    write_tensors(file, {"a": torch.arange(20, dtype=torch.float32)}, {"step": 1})
+    data = bytearray(file.read_bytes())
+    if flip is not None:
+        data[flip[0] % len(data)] ^= flip[1]
+    file.write_bytes(data[: len(data) - cut] if cut < len(data) else b"")
+    try:
+        read, facts = read_tensors(file)
+    except ValueError as error:
+        assert str(error).endswith(".") and "\n" not in str(error)
+    else:
+        assert cut == 0 and json.dumps(facts) and sum(tensor.numel() for tensor in read.values()) <= 80

@@ -1,0 +1,113 @@
+"""Objectives against their sequential definitions and hand-computed prices, in float64."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from sigmasolver.train.objectives import Price, direct, field_groups, pushforward, relative_l2, teacher_forced
+
+T_IN, H, N, Q = 3, 4, 6, 2
+
+
+class Small(nn.Module):
+    """A nonlinear model of T_IN frames that gives `block` frames."""
+
+    def __init__(self, block=1):
+        super().__init__()
+        self.block = block
+        self.mix = nn.Linear(T_IN * Q, block * Q).double()
+
+    def forward(self, history):
+        flat = history.movedim(1, -2).flatten(-2)
+        return torch.tanh(self.mix(flat)).unflatten(-1, (self.block, Q)).movedim(-2, 1)
+
+
+def batch(b=2):
+    frames = torch.randn(b, T_IN + H, N, N, Q, dtype=torch.float64)
+    return frames[:, :T_IN], frames[:, T_IN:]
+
+
+BOTH = Price(((0,), (1,)))
+
+
+def gradient(loss, model):
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+def test_teacher_forcing_in_one_call_has_the_gradient_of_frame_after_frame():
+    model, (history, future) = Small(), batch()
+    window, loss = history, 0.0
+    for t in range(H):
+        loss = loss + BOTH(model(window), future[:, t : t + 1]).mean()
+        window = torch.cat((window, future[:, t : t + 1]), 1)[:, -T_IN:]
+    folded = teacher_forced(model, history, future, BOTH)
+    torch.testing.assert_close(folded, loss, rtol=1e-13, atol=0)
+    torch.testing.assert_close(gradient(folded, model), gradient(loss, model), rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize(("block", "calls"), [(1, 1), (1, 3), (2, 2)])
+def test_pushforward_learns_through_its_last_call_only(block, calls):
+    model, (history, future) = Small(block), batch()
+    window = history
+    for _ in range(calls - 1):
+        window = torch.cat((window, model(window).detach()), 1)[:, -T_IN:]
+    start = (calls - 1) * block
+    expected = BOTH(model(window), future[:, start : start + block]).mean()
+    loss = pushforward(model, history, future, BOTH, calls)
+    torch.testing.assert_close(loss, expected, rtol=1e-13, atol=0)
+    torch.testing.assert_close(gradient(loss, model), gradient(expected, model), rtol=1e-11, atol=1e-14)
+
+
+def test_one_pushforward_call_is_direct():
+    model, (history, future) = Small(2), batch()
+    assert torch.equal(pushforward(model, history, future, BOTH, 1), direct(model, history, future, BOTH))
+
+
+def test_prices_by_hand():
+    truth = torch.zeros(1, 2, 2, 2, 3, dtype=torch.float64)
+    truth[..., 0], truth[..., 1], truth[..., 2] = 1.0, 2.0, 4.0
+    prediction = truth.clone()
+    prediction[..., 0] += 0.1
+    prediction[..., 1] += 0.4
+    prediction[..., 2] += 0.4
+    torch.testing.assert_close(relative_l2(prediction, truth), torch.tensor([[0.1, 0.2, 0.1]], dtype=torch.float64))
+    assert Price(((0,), (1, 2)))(prediction, truth).item() == pytest.approx(0.1 + 0.15)
+
+
+def test_mean_of_ratios_not_ratio_of_means():
+    truth = torch.ones(2, 1, 4, 1, dtype=torch.float64)
+    truth[1] = 100.0
+    prediction = truth + 1
+    history = torch.zeros(2, 1, 4, 1, dtype=torch.float64)
+    assert direct(lambda _: prediction, history, truth, Price()).item() == pytest.approx((1 + 0.01) / 2)
+
+
+def test_velocity_components_share_one_price():
+    assert field_groups(("density", "velocity_x", "velocity_y")) == ((0,), (1, 2))
+    assert field_groups(("vorticity",)) == ((0,),)
+
+
+def test_derivative_term_by_hand():
+    """On u = sin(pi x) sin(pi y) with its zero ring, a scaled prediction has the same relative error in every slope."""
+    x = torch.linspace(0, math.pi, 9, dtype=torch.float64)
+    truth = (torch.sin(x)[:, None] * torch.sin(x))[None, None, ..., None]
+    assert Price(derivative=0.1)(1.05 * truth, truth).item() == pytest.approx(0.05 * (1 + 2 * 0.1))
+
+
+def test_the_ring_of_a_prediction_counts_only_without_derivatives():
+    truth = torch.rand(1, 1, 7, 7, 1, dtype=torch.float64)
+    changed = truth.clone()
+    changed[:, :, 0] += 5.0
+    slopes = [Price(derivative=1.0)(p, truth) - Price()(p, truth) for p in (truth, changed)]
+    torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-13, atol=0)
+    assert slopes[0] > 0, "a prediction with a zero ring differs from a truth without one"
+
+
+def test_mistakes_are_one_sentence():
+    model, (history, future) = Small(2), batch()
+    with pytest.raises(ValueError, match="predicts 2 a call"):
+        teacher_forced(model, history, future, BOTH)
+    with pytest.raises(ValueError, match="3 calls of 2 frames need more than the 4"):
+        pushforward(model, history, future, BOTH, 3)

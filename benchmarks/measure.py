@@ -42,7 +42,7 @@ def provenance(device: torch.device) -> dict[str, object]:
     git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
     gpu = device.type == "cuda"
     return {
-        "commit": os.environ.get("SIGMASOLVER_COMMIT") or git.stdout.strip() or "unknown",
+        "commit": git.stdout.strip() or os.environ.get("SIGMASOLVER_COMMIT") or "unknown",
         "machine": torch.cuda.get_device_name() if gpu else f"{_processor()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),

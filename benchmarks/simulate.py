@@ -167,10 +167,12 @@ def make(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", default=list(SETS))
+    parser.add_argument("tasks", nargs="*", default=list(SETS), metavar="TASK", help=", ".join(SETS))
     parser.add_argument("--device", default="cpu", type=torch.device)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    if unknown := [task for task in arguments.tasks if task not in SETS]:
+        parser.error(f"there is no set {unknown[0]}; choose from {', '.join(SETS)}")
     device, full = arguments.device, arguments.device.type == "cuda"
     source = provenance(device)
     print(f"{source['machine']}, torch {source['torch']}, seed {SEED}")

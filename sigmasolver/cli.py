@@ -92,7 +92,7 @@ def simulate(
             lambda done, total, fraction: move(done + fraction * min(batch, total - done)),
         )
     present = f", {made.present} of them were there" if made.present else ""
-    Console(highlight=False).print(
+    _console().print(
         f"{out}: {made.count} trajectories{present}, {out.stat().st_size / 1e6:.1f} MB\nfingerprint {made.fingerprint}",
         soft_wrap=True,
     )
@@ -107,13 +107,16 @@ def inspect(
     """Print what a file holds (shapes, ranges, statistics, faults) and check that it is intact."""
     from sigmasolver.data.inspect import draw, summarise
 
+    if plot is not None:  # first, so that a mistake shows before a long file is read
+        draw(file, plot, index)
     with _progress("reading", None) as move:
         summary = summarise(file, move)
-    console = Console(highlight=False)
+    console = _console()
     _print_summary(console, summary)
     if plot is not None:
-        draw(file, plot, index)
         console.print(f"picture of trajectory {index}: {plot}", soft_wrap=True)
+    if summary.damaged:
+        raise typer.Exit(1)
 
 
 @app.command("import-data")
@@ -130,12 +133,17 @@ def import_data(
 
     with _progress("importing", None) as move:
         made = convert(source, out, kind, dtype, move)
-    console = Console(highlight=False)
+    console = _console()
     shape = " × ".join(map(str, made.shape))
     console.print(f"{out}: {made.count} trajectories of {shape} from {made.kind}", soft_wrap=True)
     for note in made.notes:
         console.print(f"  {note}", soft_wrap=True)
     console.print(f"fingerprint {made.fingerprint}", soft_wrap=True)
+
+
+def _console(stderr: bool = False) -> Console:
+    """Plain text: a file name or a unit may hold brackets, which rich would read as markup."""
+    return Console(stderr=stderr, highlight=False, markup=False)
 
 
 def _device(text: str) -> torch.device:
@@ -211,13 +219,16 @@ def _print_summary(console: Console, summary: Summary) -> None:
     console.print(f"  grid {' × '.join(map(str, grid))}: {ends}", soft_wrap=True)
     settings = ", ".join(f"{name}={value}" for name, value in header.parameters.items())
     console.print(f"  parameters: {settings}", soft_wrap=True)
+    if summary.whole == 0:
+        console.print("  no trajectory is whole yet")
+        return
     table = Table("field", "unit", box=SIMPLE_HEAD)
     for column in ("range", "mean", "std", "std over frames"):
         table.add_column(column, justify="right")
     for field in summary.fields:
         table.add_row(
-            field.name,
-            field.unit,
+            Text(field.name),
+            Text(field.unit),
             f"{field.minimum:.3g} to {field.maximum:.3g}",
             f"{field.mean:.3g}",
             f"{field.std:.4g}",
@@ -242,12 +253,25 @@ def _print_summary(console: Console, summary: Summary) -> None:
 
 
 def main() -> None:
-    console = Console(stderr=True, highlight=False)
+    console = _console(stderr=True)
     try:
         app()
-    except ValueError as error:
-        console.print(f"sigmasolver: {error}", soft_wrap=True, markup=False)
+    except SystemExit as leaving:  # typer ends every command so, Ctrl-C with 130
+        if leaving.code == 130:
+            console.print("sigmasolver: stopped; the same command continues.", soft_wrap=True)
+        raise
+    except (ValueError, MemoryError, RuntimeError) as error:
+        sentence = _sentence(error)
+        if sentence is None:
+            raise
+        console.print(f"sigmasolver: {sentence}", soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        console.print("sigmasolver: stopped; the same command continues.", soft_wrap=True)
-        sys.exit(130)
+
+
+def _sentence(error: Exception) -> str | None:
+    """What to tell the user, or None for a fault of ours, which keeps its traceback."""
+    if isinstance(error, ValueError):
+        return str(error)
+    if isinstance(error, MemoryError) or "allocate" in str(error) or "out of memory" in str(error):
+        return "There is not enough memory for this; ask for a coarser grid, fewer frames or fewer trajectories."
+    return None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
+import numbers
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-__all__ = ["from_plain", "near_names", "override", "row", "to_plain"]
+__all__ = ["check_types", "from_plain", "near_names", "override", "row", "to_plain"]
 
 T = TypeVar("T")
 
@@ -59,6 +61,30 @@ def _changed(value: T, changes: dict[str, str], prefix: str) -> T:
     for name, deeper in inside.items():
         new[name] = _changed(getattr(value, name), deeper, f"{prefix}{name}.")
     return typing.cast(T, replace(typing.cast(Any, value), **new))
+
+
+def check_types(value: object) -> None:
+    """For `__post_init__` of a frozen dataclass: every field has the type it is declared with, and numbers are finite.
+
+    Lists become tuples, NumPy's numbers become Python's, whole numbers become floats where a float is declared.
+    """
+    kinds = typing.get_type_hints(type(value))
+    for field in fields(typing.cast(Any, value)):
+        given, kind = _python(getattr(value, field.name)), kinds[field.name]
+        if not _fits(given, kind):
+            raise ValueError(f"{field.name} must be {_words(kind)}, not {given!r}.")
+        object.__setattr__(value, field.name, _convert(given, kind))
+
+
+def _python(value: Any) -> Any:
+    """A list as a tuple, a NumPy number as Python's own."""
+    if isinstance(value, tuple | list):
+        return tuple(map(_python, value))
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
 
 
 def to_plain(value: Any) -> Any:
@@ -120,7 +146,7 @@ def _fits(literal: object, kind: Any) -> bool:
     if kind is type(None):
         return literal is None
     if kind is float:
-        return isinstance(literal, int | float) and not isinstance(literal, bool)
+        return isinstance(literal, int | float) and not isinstance(literal, bool) and math.isfinite(literal)
     return isinstance(literal, kind) and (kind is bool or not isinstance(literal, bool))
 
 
@@ -137,4 +163,8 @@ def _words(kind: Any) -> str:
     if origin is tuple:
         count = "" if inner[-1] is Ellipsis else f"{len(inner)} "
         return f"a list of {count}values, each {_words(inner[0])}"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "none"}[kind]
+    if isinstance(kind, type) and is_dataclass(kind):
+        return f"of the kind {kind.__name__}"
+    return {int: "a whole number", float: "a finite number", bool: "true or false", str: "a word", type(None): "none"}[
+        kind
+    ]

@@ -6,13 +6,22 @@ A steady task is a forecast with history, block and horizon of one frame whose f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sigmasolver.settings import row
 
-__all__ = ["TASKS", "Task", "task_of"]
+__all__ = ["TASKS", "Task", "field_groups", "task_of"]
 
 VELOCITY = ("velocity_x", "velocity_y", "velocity_z")
+
+
+def field_groups(fields: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Channels that belong together: the components of velocity in one group, any other field alone."""
+    groups: dict[str, list[int]] = {}
+    for channel, name in enumerate(fields):
+        groups.setdefault("velocity_" if name.startswith("velocity_") else name, []).append(channel)
+    return tuple(map(tuple, groups.values()))
 
 
 @dataclass(frozen=True)

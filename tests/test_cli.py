@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import sigmasolver
-from sigmasolver.data.store import open_store
+from sigmasolver.data.header import header_of
+from sigmasolver.data.store import Writer, open_store
 from sigmasolver.simulate import SIMULATORS
 
 ROOT = Path(sigmasolver.__file__).parents[1]
@@ -91,7 +92,7 @@ def test_import_your_own_arrays(tmp_path):
     [
         (("simulate", "ns3d", "--out", "x.h5"), "near names: ns2d"),
         (("simulate", "demo", "--out", "x.h5", "--set", "viscsity=1"), "near names: viscosity"),
-        (("simulate", "demo", "--out", "x.h5", "--set", "viscosity=thick"), "viscosity must be a number"),
+        (("simulate", "demo", "--out", "x.h5", "--set", "viscosity=thick"), "viscosity must be a finite number"),
         (("simulate", "demo", "--out", "x.h5", "--set", "viscosity=-1"), "viscosity must not be negative"),
         (("simulate", "demo", "--out", "x.h5", "--count", "0"), "ask for at least one"),
         (("simulate", "demo", "--out", "x.h5", "--device", "abacus"), "write cpu, cuda"),
@@ -122,7 +123,46 @@ def test_a_damaged_file_is_named(tmp_path):
     with h5py.File(file, "r+") as store:
         store["fields"][1, 0, 0, 0, 0] += 1
     seen = run("inspect", file)
+    assert seen.returncode == 1
     assert "DAMAGED" in seen.stdout and "trajectories 1 " in seen.stdout, seen.stdout + seen.stderr
+
+
+def test_brackets_in_a_file_name_are_just_a_name(tmp_path):
+    file = tmp_path / "a[red].h5"
+    made = run("simulate", "demo", "--count", 1, "--out", file, *SMALL)
+    assert file.exists() and str(file) in made.stdout
+    assert fingerprint(run("inspect", file)) == fingerprint(made)
+
+
+def test_ctrl_c_says_that_the_same_command_continues(tmp_path):
+    process = subprocess.Popen(
+        command("simulate", "demo", "--count", 500, "--out", tmp_path / "x.h5", *SMALL),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "x.h5").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and said.strip() == "sigmasolver: stopped; the same command continues."
+
+
+def test_a_file_without_a_trajectory_does_not_keep_its_name(tmp_path):
+    file = tmp_path / "x.h5"
+    with Writer(file, header_of(SIMULATORS["demo"], 0), 3):
+        pass
+    empty = run("inspect", file)
+    assert "no trajectory is whole yet" in empty.stdout and "finite" not in empty.stdout
+    assert fingerprint(run("simulate", "demo", "--count", 1, "--out", file, *SMALL))
+
+
+def test_too_little_memory_is_one_sentence(tmp_path):
+    done = run(
+        "simulate", "demo", "--out", tmp_path / "x.h5", "--set", "grid=9999999", "--set", "stored=1", "--count", 1
+    )
+    assert done.returncode == 2 and "not enough memory" in done.stderr, done.stderr
 
 
 def test_help_names_every_task():

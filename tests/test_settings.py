@@ -72,7 +72,7 @@ def test_the_last_of_two_equal_names_holds():
         ("count=__import__('os')", "count must be a whole number"),
         ("wave=(1,2,3)", "wave must be a list of 2 values"),
         ("flag=1", "flag must be true or false"),
-        ("limit=wide", "limit must be a number or none"),
+        ("limit=wide", "limit must be a finite number or none"),
         ("count.more=1", "without settings of its own"),
         ("inner.rat=1", "near names: rate"),
     ],
@@ -100,7 +100,7 @@ def test_json_round_trip_is_exact(value):
     ("plain", "says"),
     [
         ({"cuont": 1}, 'Outer has no setting "cuont"; near names: count'),
-        ({"inner": {"rate": "fast"}}, "inner.rate must be a number"),
+        ({"inner": {"rate": "fast"}}, "inner.rate must be a finite number"),
         ({"inner": {"speed": 1}}, 'inner has no setting "speed"'),
         ({"wave": [1]}, "wave must be a list of 2 values"),
         ({"count": True}, "count must be a whole number"),

@@ -6,6 +6,7 @@ generation that was interrupted continues where its store ends.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ def generate(
         present = writer.whole
         writing: Future[None] | None = None
         done = present
-        for start in range(present - present % size, count, size):
+        for start in range(present - present % size, count, size) if present < count else ():
             if progress is not None:
                 progress(done, count, 0.0)
             indices = range(start, min(start + size, count))
@@ -101,6 +102,7 @@ class Stream:
 
     def batch(self, indices: Sequence[int]) -> torch.Tensor:
         """These trajectories together, `(len(indices), frames, *grid, fields)`."""
+        indices = [operator.index(index) for index in indices]
         if self.count is not None:
             indices = [range(self.count)[index] for index in indices]
         elif min(indices, default=0) < 0:

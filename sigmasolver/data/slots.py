@@ -42,17 +42,16 @@ def create(path: Path, header: Header, count: int) -> None:
     chunk = (1, *shape) if header.nbytes <= _CHUNK else (1, 1, *shape[1:])
     if int(np.prod(chunk, dtype=np.int64)) * dtype.itemsize >= 2**32:
         raise StoreError("One frame takes 4 GiB or more, which HDF5 cannot hold as one piece; use a coarser grid.")
-    # The oldest format that has what is needed, so that other programs' older HDF5 reads it too.
-    with h5py.File(path, "w", libver=("v110", "v110")) as file:
-        file.attrs["format"] = FORMAT
+    with _new_file(path) as file:
+        file.attrs["format"] = _text(FORMAT)
         file.attrs["version"] = VERSION
-        file.attrs["package"] = __version__
-        file.attrs["source"] = header.source
-        file.attrs["parameters"] = canonical(dict(header.parameters))
+        file.attrs["package"] = _text(__version__)
+        file.attrs["source"] = _text(header.source)
+        file.attrs["parameters"] = _text(canonical(dict(header.parameters)))
         if header.seed is not None:
             file.attrs["seed"] = header.seed
         for name in ("fields", "units", "boundary"):
-            file.attrs[name] = np.array(getattr(header.layout, name), dtype=h5py.string_dtype())
+            file.attrs[name] = _text(*getattr(header.layout, name), one=False)
         for name, values in header.axes().items():
             file.create_dataset("times" if name == "t" else f"coordinates/{name}", data=values)
         file.create_dataset("whole", data=np.zeros(count, "u1"))
@@ -67,6 +66,26 @@ def create(path: Path, header: Header, count: int) -> None:
         h5py.h5d.create(file.id, b"fields", h5py.h5t.py_create(dtype), space, plan)
     with open(path, "rb") as handle:
         os.fsync(handle.fileno())
+
+
+def _new_file(path: Path) -> h5py.File:
+    """The oldest format that has what is needed, so that other programs' older HDF5 reads it too.
+
+    All attributes stay in the header of the file's root, which HDF5 guards by a checksum: elsewhere (in heaps, where
+    more than eight of them or texts of free length would go) one wrong byte can make the library loop for ever.
+    """
+    creation, access = h5py.h5p.create(h5py.h5p.FILE_CREATE), h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    creation.set_attr_phase_change(32, 0)
+    creation.set_obj_track_times(False)  # or the bytes would depend on the hour
+    access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
+    return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, creation, access))
+
+
+def _text(*texts: str, one: bool = True) -> np.ndarray:
+    """Texts of fixed length in UTF-8, as HDF5 keeps them in place."""
+    encoded = [text.encode() for text in texts]
+    kind = h5py.string_dtype("utf-8", max(1, *map(len, encoded)))
+    return np.array(encoded[0] if one else encoded, dtype=kind)
 
 
 class SlotFile:

@@ -94,7 +94,7 @@ class Writer:
 
 def _prepare(path: Path, header: Header, count: int) -> slots.SlotFile:
     """Make sure that `path` is a store of this header with room for `count`, and open it."""
-    if not path.exists():
+    if not path.exists() or _is_empty(path):
         slots.check_room(path, header.nbytes * count)
         slots.create(new_name(path), header, count)
         take_name(path)
@@ -108,6 +108,12 @@ def _prepare(path: Path, header: Header, count: int) -> slots.SlotFile:
         if old.count == count:
             return slots.SlotFile(path, header, count, old.digests)
         return _move_house(path, old, count)
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether this is a store without a whole trajectory, which nothing is lost by making anew."""
+    with open_store(path) as old:
+        return len(old) == 0
 
 
 def _move_house(path: Path, old: Reader, count: int) -> slots.SlotFile:
@@ -151,7 +157,7 @@ class Reader:
         _check_kind(self.path, file)
         fields, whole = file["fields"], file["whole"][:]
         self.header = _header(file)
-        self.package = str(file.attrs["package"])
+        self.package = _text(file.attrs["package"])
         """The version of the package that wrote the file."""
         self.count = len(whole)
         """How many trajectories the file has room for; `len` says how many are whole."""
@@ -237,7 +243,7 @@ def _piece(key: int | slice, size: int) -> tuple[slice, int | slice]:
 
 
 def _check_kind(path: Path, file: h5py.File) -> None:
-    if file.attrs.get("format") != FORMAT:
+    if "format" not in file.attrs or _text(file.attrs["format"]) != FORMAT:
         raise StoreError(f"{path} is an HDF5 file but not a sigmasolver store; convert it with import-data.")
     version = int(file.attrs["version"])
     if version > VERSION:
@@ -250,17 +256,21 @@ def _check_kind(path: Path, file: h5py.File) -> None:
 
 def _header(file: h5py.File) -> Header:
     attributes = file.attrs
-    names = {name: tuple(str(one) for one in attributes[name]) for name in ("fields", "units", "boundary")}
+    names = {name: tuple(map(_text, attributes[name])) for name in ("fields", "units", "boundary")}
     coordinates = tuple(file["coordinates"][name][:] for name in "xyz"[: len(names["boundary"])])
     layout = Layout(names["fields"], names["units"], names["boundary"], coordinates, file["times"][:])
     seed = int(attributes["seed"]) if "seed" in attributes else None
     return Header(
         layout,
-        str(attributes["source"]),
-        json.loads(attributes["parameters"]),
+        _text(attributes["source"]),
+        json.loads(_text(attributes["parameters"])),
         seed,
         file["fields"].dtype.name,
     )
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _diagnosis(path: Path, error: Exception) -> str:

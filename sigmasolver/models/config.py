@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from sigmasolver.ops.convolution import PADDINGS
 from sigmasolver.ops.fourier import available_modes
+from sigmasolver.settings import check_types
 
 __all__ = ["Options", "SolverConfig", "check_grid"]
 
@@ -48,6 +49,7 @@ class Options:
     """Look for NaN and infinity in every input. Costs a pass and, on a GPU, a wait."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.expansion < 1:
             raise ValueError(f"expansion is {self.expansion}; it must be at least 1.")
         if self.positions not in POSITIONS:
@@ -79,7 +81,7 @@ class SolverConfig:
     options: Options = field(default_factory=Options)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "grid", tuple(self.grid))
+        check_types(self)
         if not 1 <= self.axes <= 3:
             raise ValueError(f"Grid {self.grid} has {self.axes} axes; solvers work on one, two or three.")
         for name in ("in_channels", "out_channels", "width", "depth", "heads", "slices"):

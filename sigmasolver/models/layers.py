@@ -94,8 +94,9 @@ class TimeEmbedding(nn.Module):
 
     def forward(self, time: torch.Tensor) -> torch.Tensor:
         half = self.width // 2
-        steps = torch.arange(half, device=time.device, dtype=torch.float32) / half
+        own = next(self.mlp.parameters()).dtype
         # Angles in float32 at least: bf16 would round a time of 1000 to the nearest 8.
-        angles = time.to(torch.promote_types(time.dtype, torch.float32))[:, None] * self.LONGEST_PERIOD**-steps
-        waves = torch.cat((angles.cos(), angles.sin()), dim=-1)
-        return self.mlp(waves.to(next(self.mlp.parameters()).dtype))
+        wide = torch.promote_types(torch.promote_types(time.dtype, own), torch.float32)
+        steps = torch.arange(half, device=time.device, dtype=wide) / half
+        angles = time.to(wide)[:, None] * self.LONGEST_PERIOD**-steps
+        return self.mlp(torch.cat((angles.cos(), angles.sin()), dim=-1).to(own))

@@ -16,6 +16,7 @@ Letters: B batch, H heads, N points, M slices, D head width, C channels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -110,7 +111,8 @@ class PhysicalOperator(nn.Module):
 
     def _split_heads(self, x: torch.Tensor) -> torch.Tensor:
         """(B, *grid, C) -> (B, H, N, D)."""
-        return x.reshape(x.shape[0], -1, self.heads, x.shape[-1] // self.heads).transpose(1, 2)
+        points = math.prod(x.shape[1:-1])  # not -1: a batch may be empty
+        return x.reshape(x.shape[0], points, self.heads, x.shape[-1] // self.heads).transpose(1, 2)
 
     def forward(self, Y: torch.Tensor) -> torch.Tensor:
         P_BHNM = self.routing(self._split_heads(self.routing_path(Y)))

@@ -60,6 +60,8 @@ class Solver(nn.Module):
 
     def _check(self, x: torch.Tensor, time: torch.Tensor | None) -> None:
         config = self.config
+        if x.dtype != self.offset.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise ValueError(f"Input is {x.dtype} and this solver is {self.offset.dtype}; convert one to the other.")
         if x.ndim != config.axes + 2:
             raise ValueError(
                 f"Input has shape {tuple(x.shape)}; this solver takes (batch, {config.axes} grid axes, "

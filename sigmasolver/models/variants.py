@@ -51,7 +51,7 @@ def build_model(
     """A freshly initialised solver; `torch.manual_seed` before the call fixes its weights."""
     spec = row(VARIANTS, name, "model")
     config = SolverConfig(
-        grid, in_channels, out_channels, width, depth, heads, slices, modes, options if options else Options()
+        grid, in_channels, out_channels, width, depth, heads, slices, modes, Options() if options is None else options
     )
     return Solver(spec, config)
 
@@ -75,5 +75,10 @@ def matched_width(name: str, config: SolverConfig, target: int | None = None) ->
     def count(width: int) -> int:
         return count_parameters(name, replace(config, width=width))
 
+    if not count(widths[0]) <= target <= count(widths[-1]):
+        raise ValueError(
+            f"{name} has {count(widths[0]):,} to {count(widths[-1]):,} parameters at widths {widths[0]} to "
+            f"{widths[-1]}; {target:,} is outside."
+        )
     first_above = bisect.bisect_left(widths, target, key=count)
     return min(widths[max(first_above - 1, 0) : first_above + 1], key=lambda width: abs(count(width) - target))

@@ -32,7 +32,8 @@ def grid_constant(make: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
             # A tensor born in inference mode could not be used by a later training step.
             with torch.inference_mode(False), torch.no_grad():
                 value = make(*args, **kwargs)
-            if type(value) is not torch.Tensor:  # a fake tensor must not outlive its tracer
+            # A fake tensor must not outlive its tracer, nor a wrapper of torch.func its transform.
+            if type(value) is not torch.Tensor or torch._C._functorch.is_functorch_wrapped_tensor(value):
                 return value
             if len(remembered) >= KEPT:
                 remembered.pop(next(iter(remembered)))

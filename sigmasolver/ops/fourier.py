@@ -5,8 +5,8 @@ For every axis a, with orthonormal transforms along that axis alone and complex 
     R_a = irFFT_a( rFFT_a(V)[k] W_a(k)  for k < K_a,  0 otherwise ),      result = sum_a R_a
 
 Only K_a of the n_a/2 + 1 modes are kept, so the transforms are thin matrix products: analysis (2K x n), one real
-2C x 2C' block per mode, synthesis (n x 2K). Everything is real: no complex tensor exists, which is what lets bf16,
-`torch.compile`, ONNX, DDP and odd lengths work. `axis_fourier_rfft` is the same operator through the FFT; it is the
+2C x 2C' block per mode, synthesis (n x 2K). Everything is real: no complex tensor exists, and bf16, `torch.compile`,
+`torch.export` and odd lengths work. `axis_fourier_rfft` is the same operator through the FFT; it is the
 oracle of the tests and the yardstick of the benchmarks.
 
 Letters: B batch, n points on the axis, K kept modes, C channels, P points before the axis (batch included),

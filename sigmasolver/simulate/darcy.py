@@ -23,6 +23,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from sigmasolver.settings import check_types
 from sigmasolver.simulate.random_fields import neumann_field, white_noise
 from sigmasolver.simulate.simulator import Layout, Simulator, Tick, generator
 from sigmasolver.simulate.tiles import tiled
@@ -84,7 +85,7 @@ def solve(
     goal = tolerance**2 * _dot(r, r)
     p = z = precondition(r)
     rz = _dot(r, z)
-    for _ in range(iterations):
+    for _ in range(iterations + 1):
         active = ~(_dot(r, r) <= goal)
         if not bool(active.any()):
             return torch.nn.functional.pad(u, (1, 1, 1, 1))
@@ -98,7 +99,7 @@ def solve(
         p = z + torch.where(active, rz / previous, 0) * p
     raise ValueError(
         f"the Darcy solve did not reach {tolerance} in {iterations} iterations; "
-        "lower the contrast, clip the coefficient or allow more iterations"
+        "lower the contrast, clip the coefficient or allow more iterations."
     )
 
 
@@ -121,12 +122,12 @@ class Darcy(Simulator):
     iterations: int = 500
 
     def __post_init__(self) -> None:
+        check_types(self)
         for good, sentence in (
             (self.grid >= 5, f"grid must be at least 5, not {self.grid}"),
-            (0 < self.low <= self.high < math.inf, "low and high must satisfy 0 < low <= high"),
+            (0 < self.low <= self.high, "low and high must satisfy 0 < low <= high"),
             (self.field_smoothness > 1, f"field_smoothness must exceed 1, not {self.field_smoothness}"),
             (self.field_shift > 0, f"field_shift must be positive, not {self.field_shift}"),
-            (math.isfinite(self.source), f"source must be a finite number, not {self.source}"),
             (0 < self.tolerance < 1, f"tolerance must lie between 0 and 1, not {self.tolerance}"),
             (self.iterations >= 1, f"iterations must be at least 1, not {self.iterations}"),
         ):

@@ -8,6 +8,7 @@ the order, the number of trajectories asked for, or the device that integrates t
 from __future__ import annotations
 
 import hashlib
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -61,5 +62,6 @@ class Simulator(ABC):
 
 def generator(name: str, seed: int, index: int) -> torch.Generator:
     """The CPU generator of one trajectory: a hash, so that neighbouring seeds and indices are unrelated."""
-    digest = hashlib.sha256(f"{name}/{seed}/{index}".encode()).digest()
+    # operator.index: a float or a slice has a text too, and would name another trajectory without a word.
+    digest = hashlib.sha256(f"{name}/{operator.index(seed)}/{operator.index(index)}".encode()).digest()
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sigmasolver.settings import check_types
 from sigmasolver.simulate.simulator import PRECISIONS, Layout, Simulator, Tick, generator
 from sigmasolver.simulate.tiles import spread
 
@@ -193,6 +194,7 @@ class Smoke(Simulator):
     precision: str = "float32"
 
     def __post_init__(self) -> None:
+        check_types(self)
         for field in ("length", "step", "frames", "waves"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"smoke needs a positive {field}, not {getattr(self, field)}.")

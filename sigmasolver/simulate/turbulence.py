@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sigmasolver.settings import check_types
 from sigmasolver.simulate.simulator import PRECISIONS, Layout, Simulator, Tick, generator
 from sigmasolver.simulate.tiles import spread
 
@@ -117,6 +118,7 @@ class Turbulence(Simulator):
     precision: str = "float32"
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.grid < 4 or self.grid % 2:
             raise ValueError(f"turbulence needs an even grid of at least 4 points an axis, not {self.grid}.")
         for field in ("viscosity", "reynolds", "step", "steps_per_frame", "frames"):

@@ -35,6 +35,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from sigmasolver.settings import check_types
 from sigmasolver.simulate.random_fields import periodic_field, white_noise
 from sigmasolver.simulate.simulator import PRECISIONS, Layout, Simulator, Tick, generator
 from sigmasolver.simulate.spectral import DEALIAS, dealias_mask, wavenumbers
@@ -164,33 +165,34 @@ class Vorticity(Simulator):
     precision: str = "float32"
 
     def __post_init__(self) -> None:
-        if len(self.forcing_wave) != 2 or any(m != int(m) for m in self.forcing_wave):
-            raise ValueError(f"forcing_wave must be two whole numbers, not {self.forcing_wave}")
+        check_types(self)
         wave = max(abs(m) for m in self.forcing_wave)
-        amplitudes = (self.forcing_cosine, self.forcing_sine, self.field_scale)
         still = self.forcing_cosine == self.forcing_sine == 0
         for good, sentence in (
             (self.grid >= 4, f"grid must be at least 4, not {self.grid}"),
             (self.stored >= 1 and self.grid % self.stored == 0, "stored must be a divisor of grid"),
             (self.frames >= 1, f"frames must be at least 1, not {self.frames}"),
-            (0 <= self.viscosity < math.inf, f"viscosity must not be negative, not {self.viscosity}"),
-            (0 <= self.drag < math.inf, f"drag must not be negative, not {self.drag}"),
-            (0 < self.box < math.inf, f"box must be positive, not {self.box}"),
+            (self.viscosity >= 0, f"viscosity must not be negative, not {self.viscosity}"),
+            (self.drag >= 0, f"drag must not be negative, not {self.drag}"),
+            (self.box > 0, f"box must be positive, not {self.box}"),
             (still or 0 < 3 * wave < self.grid, "forcing_wave must lie between 1 and grid/3 waves"),
-            (all(map(math.isfinite, amplitudes)), "forcing and field_scale must be finite numbers"),
+            (
+                still or self.dealias == "square" or 9 * sum(m * m for m in self.forcing_wave) < self.grid**2,
+                "forcing_wave must be shorter than grid/3, or the circular dealiasing removes it",
+            ),
             (self.field_smoothness > 1, f"field_smoothness must exceed 1, not {self.field_smoothness}"),
             (self.field_shift > 0, f"field_shift must be positive, not {self.field_shift}"),
-            (0 < self.step < math.inf, f"step must be positive, not {self.step}"),
+            (self.step > 0, f"step must be positive, not {self.step}"),
         ):
             if not good:
                 raise ValueError(f"{sentence}.")
         for choice, known in (("dealias", DEALIAS), ("scheme", EVALUATIONS), ("precision", PRECISIONS)):
             if getattr(self, choice) not in known:
-                raise ValueError(f"{choice} must be one of {', '.join(known)}, not {getattr(self, choice)}")
+                raise ValueError(f"{choice} must be one of {', '.join(known)}, not {getattr(self, choice)}.")
         for span, least in (("interval", 1), ("burn_in", 0)):
             steps = getattr(self, span) / self.step
             if not (steps > least - 0.5 and abs(steps - round(steps)) < 1e-6 * max(1.0, steps)):
-                raise ValueError(f"{span} must be a whole number of steps of {self.step}, at least {least}")
+                raise ValueError(f"{span} must be a whole number of steps of {self.step}, at least {least}.")
 
     @property
     def layout(self) -> Layout:
@@ -227,10 +229,10 @@ class Vorticity(Simulator):
         """
         if initial.dim() != 3 or initial.shape[1:] != (self.grid, self.grid):
             shape = tuple(initial.shape)
-            raise ValueError(f"the initial vorticity must be (batch, {self.grid}, {self.grid}), not {shape}")
+            raise ValueError(f"the initial vorticity must be (batch, {self.grid}, {self.grid}), not {shape}.")
         frames = tiled(self._frames, initial, tick)
         if not bool(torch.isfinite(frames[:, -1]).all()):
-            raise ValueError(f"the flow blew up; use a step smaller than {self.step}")
+            raise ValueError(f"the flow blew up; use a step smaller than {self.step}.")
         return frames
 
     def _frames(self, initial: torch.Tensor, tick: Tick) -> torch.Tensor:

@@ -10,12 +10,12 @@ mean over its samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Price", "direct", "field_groups", "pushforward", "relative_l2", "teacher_forced"]
+__all__ = ["Price", "direct", "pushforward", "relative_l2", "teacher_forced"]
 
 Forecast = Callable[[torch.Tensor], torch.Tensor]
 
@@ -25,13 +25,6 @@ def relative_l2(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     axes = tuple(range(1, truth.ndim - 1))
     difference = torch.linalg.vector_norm(prediction - truth, dim=axes)
     return difference / torch.linalg.vector_norm(truth, dim=axes)
-
-
-def field_groups(fields: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Fields that share one price: the velocity components together, every other field by itself."""
-    velocity = tuple(i for i, name in enumerate(fields) if name.startswith("velocity_"))
-    others = tuple((i,) for i, name in enumerate(fields) if not name.startswith("velocity_"))
-    return (*others, velocity) if velocity else others
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def test_two_writers_do_not_meet(tmp_path: Path) -> None:
 
 
 FULL = """
-import resource, sys
+import os, resource, sys
 import numpy as np
 sys.path.insert(0, sys.argv[2])
 from tests.data.test_store import HEADER, values
@@ -75,7 +75,7 @@ from sigmasolver.data.store import StoreError, Writer
 with Writer(sys.argv[1], HEADER, 6) as writer:
     data = values(6)
     writer.append(data[:2])
-    size = 8 * 1024 + 3 * HEADER.nbytes
+    size = os.path.getsize(sys.argv[1]) - 2 * HEADER.nbytes
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     try:
         for one in data[2:]:

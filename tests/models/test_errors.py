@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sigmasolver import Options, build_model
+from sigmasolver.models import SolverConfig, count_parameters, matched_width
 from sigmasolver.models.block import BlockSpec
 
 
@@ -48,6 +49,10 @@ def plain(message):
             "too small for circular padding",
         ),
         ({"options": Options(padding=("zeros",))}, "padding has 1 entries for 2 axes"),
+        ({"width": 32.0}, "width must be a whole number, not 32.0"),
+        ({"channels": True}, "in_channels must be a whole number"),
+        ({"grid": 16}, "grid must be a list of values"),
+        ({"options": {}}, "options must be of the kind Options"),
         ({"name": "transolver-sigm"}, "near names: transolver-sigma"),
         ({"name": "physical"}, "physolver"),
         ({"name": "?"}, "slice-keep"),
@@ -131,3 +136,22 @@ def test_time_is_needed_exactly_when_embedded():
         build()(x, time)
     with pytest.raises(ValueError, match="one number for each of 2 samples"):
         build(options=Options(time_embedding=True))(x, time[:1])
+
+
+def test_input_of_another_precision_is_named():
+    with pytest.raises(ValueError, match=r"Input is torch.float64 and this solver is torch.float32"):
+        build()(torch.zeros(1, 8, 8, 1, dtype=torch.float64))
+
+
+def test_lists_are_as_good_as_tuples():
+    model = build(grid=[8, 8], modes=[2, 3], options=Options(padding=["circular", "zeros"]))
+    assert (
+        model.config.grid == (8, 8) and model.config.modes == (2, 3) and model.config.padding == ("circular", "zeros")
+    )
+
+
+def test_a_budget_out_of_reach_is_refused():
+    with pytest.raises(ValueError, match="is outside"):
+        matched_width("physolver", SolverConfig((16, 16), 1, 1, width=16, heads=2), target=10**9)
+    with pytest.raises(ValueError, match="near names: physolver"):
+        count_parameters("physolvr", SolverConfig((16, 16), 1, 1))

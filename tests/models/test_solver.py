@@ -254,3 +254,14 @@ def test_time_and_coordinate_options(small_model):
     early, late = model(x, torch.tensor([0.0, 1.0])), model(x, torch.tensor([0.0, 2.0]))
     torch.testing.assert_close(early[0], late[0], rtol=0, atol=1e-13)
     assert (early[1] - late[1]).abs().max() > 1e-6
+
+
+def test_an_empty_batch_stays_empty(small_model):
+    assert small_model()(field(0, 12, 9, 2)).shape == (0, 12, 9, 3)
+
+
+def test_forward_mode_derivatives_equal_finite_differences(small_model):
+    model, x, v = small_model(), field(1, 12, 9, 2), field(1, 12, 9, 2)
+    _, slope = torch.func.jvp(model, (x,), (v,))
+    h = 1e-6
+    torch.testing.assert_close(slope, (model(x + h * v) - model(x - h * v)) / (2 * h), rtol=1e-6, atol=1e-7)

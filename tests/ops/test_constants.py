@@ -40,3 +40,9 @@ def test_fake_tensors_are_not_remembered():
     with FakeTensorMode():
         assert isinstance(ones(5), FakeTensor)
     assert type(ones(5)) is torch.Tensor
+
+
+def test_wrappers_of_a_function_transform_are_not_remembered():
+    ones, _ = counted()
+    torch.func.jvp(lambda x: x * ones(6), (torch.ones(6),), (torch.ones(6),))
+    assert ones(6).data_ptr()

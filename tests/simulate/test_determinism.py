@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -66,3 +67,15 @@ def test_gpu_agrees_with_cpu_in_float64(task: str) -> None:
     flow = replace(SMALL[task], precision="float64")
     on_cpu, on_gpu = (flow.evolve(flow.initial(0, [0], device)).cpu() for device in ("cpu", "cuda"))
     assert (on_gpu - on_cpu).norm() < 1e-12 * on_cpu.norm()
+
+
+@pytest.mark.parametrize("index", [1.0, slice(0, 2), "1"])
+def test_only_whole_numbers_name_a_trajectory(index: object) -> None:
+    with pytest.raises(TypeError):
+        SMALL["darcy"].simulate(0, [index])  # type: ignore[list-item]
+
+
+def test_parameters_may_be_numpy_numbers_and_lists() -> None:
+    flow = replace(NS2D, grid=np.int64(64), forcing_wave=[1, 2], viscosity=np.float32(0.5))
+    assert flow == replace(NS2D, grid=64, forcing_wave=(1, 2), viscosity=0.5)
+    assert type(flow.grid) is int and type(flow.viscosity) is float

@@ -305,7 +305,8 @@ def test_layout_tells_the_frames() -> None:
     [
         ("grid", 16, "more than 16 cells"),
         ("length", 0.0, "positive length"),
-        ("step", float("nan"), "positive step"),
+        ("step", float("nan"), "step must be a finite number"),
+        ("buoyancy", float("inf"), "buoyancy must be a finite number"),
         ("frames", 0, "positive frames"),
         ("viscosity", -1.0, "viscosity of at least 0"),
         ("warmup", -1, "warmup of at least 0"),

@@ -268,7 +268,7 @@ def test_layout_tells_the_frames() -> None:
         ("viscosity", 0.0, "positive viscosity"),
         ("step", -0.1, "positive step"),
         ("frames", 0, "positive frames"),
-        ("reynolds", float("nan"), "positive reynolds"),
+        ("reynolds", float("nan"), "reynolds must be a finite number"),
         ("forcing_wavenumber", 30.0, "forcing_wavenumber from 1"),
         ("phases", "random", "released and rogallo"),
         ("precision", "float16", "float32 or float64"),

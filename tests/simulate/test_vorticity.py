@@ -270,14 +270,14 @@ def test_a_foreign_initial_field_is_said_plainly() -> None:
         ("stored", 60, "stored must be a divisor of grid"),
         ("frames", 0, "frames must be at least 1"),
         ("viscosity", -1e-5, "viscosity must not be negative"),
-        ("viscosity", math.nan, "viscosity must not be negative"),
+        ("viscosity", math.nan, "viscosity must be a finite number"),
         ("drag", -0.1, "drag must not be negative"),
         ("box", 0.0, "box must be positive"),
         ("forcing_wave", (0, 0), "forcing_wave must lie between 1 and grid/3 waves"),
         ("forcing_wave", (0, 90), "forcing_wave must lie between 1 and grid/3 waves"),
-        ("forcing_wave", (1,), "forcing_wave must be two whole numbers"),
-        ("forcing_wave", (0.5, 1), "forcing_wave must be two whole numbers"),
-        ("forcing_cosine", math.inf, "forcing and field_scale must be finite numbers"),
+        ("forcing_wave", (1,), "forcing_wave must be a list of 2 values"),
+        ("forcing_wave", (0.5, 1), "forcing_wave must be a list of 2 values, each a whole number"),
+        ("forcing_cosine", math.inf, "forcing_cosine must be a finite number"),
         ("field_smoothness", 1.0, "field_smoothness must exceed 1"),
         ("field_shift", 0.0, "field_shift must be positive"),
         ("dealias", "none", "dealias must be one of square, circle, not none"),
@@ -293,3 +293,9 @@ def test_bad_parameters(field: str, value: object, sentence: str) -> None:
     change: dict[str, Any] = {field: value}
     with pytest.raises(ValueError, match=sentence):
         replace(NS2D, **change)
+
+
+def test_a_forcing_that_the_circular_mask_removes_is_refused() -> None:
+    with pytest.raises(ValueError, match="circular dealiasing removes it"):
+        Vorticity(dealias="circle", forcing_wave=(9, 9), grid=32, stored=32)
+    assert Vorticity(dealias="square", forcing_wave=(9, 9), grid=32, stored=32).forcing_wave == (9, 9)

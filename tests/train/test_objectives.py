@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from sigmasolver.train.objectives import Price, direct, field_groups, pushforward, relative_l2, teacher_forced
+from sigmasolver.tasks import field_groups
+from sigmasolver.train.objectives import Price, direct, pushforward, relative_l2, teacher_forced
 
 T_IN, H, N, Q = 3, 4, 6, 2
 

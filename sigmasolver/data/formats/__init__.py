@@ -30,14 +30,20 @@ def _mat(*names: str) -> Callable[[Path], bool]:
     return lambda path: path.suffix == ".mat" and set(names) <= set(mat.variables(path))
 
 
-def _npy(axes: set[int]) -> Callable[[Path], bool]:
-    return lambda path: path.suffix == ".npy" and arrays.open_npy(path).ndim in axes
+def _npy(axes: set[int], square: bool = False) -> Callable[[Path], bool]:
+    def fits(path: Path) -> bool:
+        if path.suffix != ".npy":
+            return False
+        shape = arrays.open_npy(path).shape
+        return len(shape) in axes and (not square or shape[-1] == shape[-2])
+
+    return fits
 
 
 KINDS: tuple[Kind, ...] = (
     Kind("fno-darcy", "a .mat with coeff and sol", _mat("coeff", "sol"), mat.read_darcy),
     Kind("fno-ns", "a .mat with u", _mat("u"), mat.read_navier_stokes),
-    Kind("factformer-kf2d", "an .npy (count, frames, x, y)", _npy({4}), factformer.read_kolmogorov),
+    Kind("factformer-kf2d", "a square .npy (count, frames, x, y)", _npy({4}, square=True), factformer.read_kolmogorov),
     Kind(
         "factformer-it3d",
         "a folder of folders with prs.npy, vx.npy, vy.npy and vz.npy",
@@ -53,7 +59,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "arrays",
         "an .npz with fields (count, frames, *grid, channels), or such an .npy",
-        lambda path: (path.suffix == ".npz" and "fields" in arrays.members(path)) or _npy({5, 6})(path),
+        lambda path: (path.suffix == ".npz" and "fields" in arrays.members(path)) or _npy({4, 5, 6})(path),
         arrays.read_arrays,
     ),
 )

@@ -1,0 +1,260 @@
+"""Normalisers: the affine map between physical units and what a network sees, fitted on training trajectories only.
+
+    encode(x) = (x - mean) / scale,      decode(x) = x · scale + mean
+
+Each kind is a row: how mean and scale come from trajectories v_i (frames, *grid, fields), in one pass over them, in
+float64. σ is the standard deviation over all points and frames of a trajectory, σ_t the one along time at a point.
+
+    none         0                        1
+    channel      mean of everything       std of everything                the default for data of one's own
+    scalar       mean of everything       unbiased std + 1e-8              Darcy
+    pixel        mean at each point       unbiased std at each point + 1e-5
+    temporal     mean of everything       mean over points and i of σ_t    KF2D
+    trajectory   (1/N) Σ_i mean(v_i)      (1 + Σ_i σ(v_i))/N + 1e-6        IT3D, Smoke3D; velocities share one statistic
+
+"Everything" is per field. The 1 in the last row comes from the public loader, whose sum starts there. Where all that
+shares a statistic has one value only, the scale is 1; such fields are reported in `constant`. Groups of n values with
+mean m and squared deviations S merge exactly (Chan, Golub and LeVeque).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from sigmasolver.data.windows import Windows
+from sigmasolver.settings import near_names, row
+from sigmasolver.tasks import field_groups
+
+__all__ = ["KINDS", "Fit", "Normaliser", "fit", "fit_trajectories"]
+
+_KEYS = ("kind", "fields", "mean", "scale", "constant")
+_Cast = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Normaliser:
+    """The affine map of these fields. Statistics are float64, one per field `(q,)` or per point `(*grid, q)`."""
+
+    kind: str
+    fields: tuple[str, ...]
+    mean: torch.Tensor
+    scale: torch.Tensor
+    constant: tuple[str, ...] = ()
+    """Fields that had one value only, so that their scale could not be measured."""
+    _casts: dict[tuple[torch.device, torch.dtype], _Cast] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        row(KINDS, self.kind, "normaliser")
+        for name in ("mean", "scale"):
+            values = getattr(self, name)
+            if values.dtype != torch.float64 or values.ndim < 1 or values.shape[-1] != len(self.fields):
+                raise ValueError(
+                    f"The {name} has type {values.dtype} and shape {tuple(values.shape)}; it must be float64 with "
+                    f"{len(self.fields)} fields last."
+                )
+        if self.mean.shape != self.scale.shape:
+            raise ValueError(
+                f"The mean has shape {tuple(self.mean.shape)} and the scale {tuple(self.scale.shape)}; they must agree."
+            )
+        if not bool((self.mean.isfinite() & self.scale.isfinite() & (self.scale > 0)).all()):
+            raise ValueError("A mean or scale is not finite, or a scale is not positive; fit the normaliser again.")
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        """Physical units `(..., *grid, q)` to normalised ones, in the type of `x`."""
+        mean, scale = self._at(x)
+        return ((x - mean) / scale).to(x.dtype)
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        """The inverse of `encode`."""
+        mean, scale = self._at(x)
+        return (x * scale + mean).to(x.dtype)
+
+    def prepare(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> Normaliser:
+        """Put the statistics on a device once, before a first compiled or captured call there; returns itself."""
+        self._at(torch.empty(self.mean.shape, dtype=dtype, device=device))
+        return self
+
+    def select(self, fields: Sequence[str]) -> Normaliser:
+        """The normaliser of these fields alone, in this order."""
+        for name in fields:
+            if name not in self.fields:
+                raise ValueError(f'The normaliser has no field "{name}"; {near_names(name, self.fields)}.')
+        channels = [self.fields.index(name) for name in fields]
+        constant = tuple(name for name in fields if name in self.constant)
+        return Normaliser(self.kind, tuple(fields), self.mean[..., channels], self.scale[..., channels], constant)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that JSON keeps exactly."""
+        return {
+            "kind": self.kind,
+            "fields": list(self.fields),
+            "mean": self.mean.tolist(),
+            "scale": self.scale.tolist(),
+            "constant": list(self.constant),
+        }
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> Normaliser:
+        """The inverse of `to_dict`."""
+        for key in values:
+            if key not in _KEYS:
+                raise ValueError(f'A normaliser has no entry "{key}"; {near_names(key, _KEYS)}.')
+        for key in _KEYS:
+            if key not in values:
+                raise ValueError(f'The entry "{key}" of a normaliser is missing; save it with to_dict.')
+        mean, scale = (torch.tensor(values[name], dtype=torch.float64) for name in ("mean", "scale"))
+        return Normaliser(values["kind"], tuple(values["fields"]), mean, scale, tuple(values["constant"]))
+
+    def _at(self, x: torch.Tensor) -> _Cast:
+        """Mean and scale for `x`: on its device, in its type or in float32 where that is narrower."""
+        if x.shape[x.ndim - self.mean.ndim :] != self.mean.shape:
+            raise ValueError(
+                f"Values of shape {tuple(x.shape)} do not end in {tuple(self.mean.shape)}, "
+                f"as those of ({', '.join(self.fields)}) must."
+            )
+        key = (x.device, torch.promote_types(x.dtype, torch.float32))
+        if key in self._casts:
+            return self._casts[key]
+        if torch.compiler.is_compiling():  # what a graph makes may be overwritten by its next run: not kept
+            return self.mean.to(*key), self.scale.to(*key)
+        with torch.inference_mode(False):  # else training after an evaluation would be refused
+            self._casts[key] = self.mean.to(*key), self.scale.to(*key)
+        return self._casts[key]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_casts": {}}
+
+
+def fit(kind: str, windows: Windows) -> tuple[Normaliser, Normaliser]:
+    """The normalisers of the inputs and of the targets, from the whole trajectories behind these training windows.
+
+    Reads every trajectory once, thinned as the windows are.
+    """
+    both = fit_trajectories(kind, windows.fields, windows.each())
+    return both.select(windows.spec.inputs), both.select(windows.spec.targets)
+
+
+def fit_trajectories(kind: str, fields: Sequence[str], trajectories: Iterable[torch.Tensor]) -> Normaliser:
+    """The normaliser of this kind for trajectories `(frames, *grid, fields)`, which are taken one at a time."""
+    watched = _Watched(fields, trajectories)
+    mean, scale = row(KINDS, kind, "normaliser")(watched)
+    for group in field_groups(fields) if kind == "trajectory" else [[q] for q in range(len(fields))]:
+        if all(fields[q] in watched.constant for q in group):
+            scale[..., group] = 1
+        elif not bool((scale[..., group] > 0).all()):
+            raise ValueError(f'The field {fields[group[0]]} does not change in time; choose the kind "channel".')
+    return Normaliser(kind, tuple(fields), mean.cpu(), scale.cpu(), watched.constant)
+
+
+class _Watched:
+    """The trajectories in float64 as a fit goes through them, noting each field's extremes on the way."""
+
+    def __init__(self, fields: Sequence[str], trajectories: Iterable[torch.Tensor]) -> None:
+        self.fields = tuple(fields)
+        self._trajectories = trajectories
+        self._low: torch.Tensor | None = None
+        self._high: torch.Tensor | None = None
+
+    @property
+    def constant(self) -> tuple[str, ...]:
+        """The fields that had one value only in all that was taken."""
+        if self._low is None or self._high is None:
+            return ()
+        return tuple(name for name, same in zip(self.fields, (self._low == self._high).tolist(), strict=True) if same)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for number, values in enumerate(self._trajectories):
+            wide = values.to(torch.float64)
+            if not bool(wide.isfinite().all()):
+                raise ValueError(
+                    f"Training trajectory number {number} (counted from 0) holds values that are not finite; "
+                    "leave it out."
+                )
+            low, high = wide.flatten(0, -2).amin(0), wide.flatten(0, -2).amax(0)
+            self._low = low if self._low is None else torch.minimum(self._low, low)
+            self._high = high if self._high is None else torch.maximum(self._high, high)
+            yield wide
+        if self._low is None:
+            raise ValueError("There are no trajectories to fit a normaliser on; give at least one.")
+
+
+Fit = Callable[[_Watched], tuple[torch.Tensor, torch.Tensor]]
+
+
+def _moments(trajectories: Iterable[torch.Tensor], per_point: bool) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """How many values went in, their mean m and squared deviations S, per field or per point and field."""
+    n, m, S = 0, torch.zeros(()), torch.zeros(())
+    for values in trajectories:
+        values = values if per_point else values.flatten(0, -2)
+        n2, m2 = len(values), values.mean(0)
+        S2 = (values - m2).square().sum(0)
+        if n == 0:
+            n, m, S = n2, m2, S2
+            continue
+        delta = m2 - m
+        m = m + delta * (n2 / (n + n2))
+        S = S + S2 + delta.square() * (n * n2 / (n + n2))
+        n += n2
+    return n, m, S
+
+
+def _unbiased(n: int, S: torch.Tensor) -> torch.Tensor:
+    if n < 2:
+        raise ValueError("One value has no standard deviation; give more training trajectories.")
+    return (S / (n - 1)).sqrt()
+
+
+def _none(trajectories: _Watched) -> tuple[torch.Tensor, torch.Tensor]:
+    q = len(trajectories.fields)
+    return torch.zeros(q, dtype=torch.float64), torch.ones(q, dtype=torch.float64)
+
+
+def _channel(trajectories: _Watched) -> tuple[torch.Tensor, torch.Tensor]:
+    n, mean, S = _moments(trajectories, per_point=False)
+    return mean, (S / n).sqrt()
+
+
+def _scalar(trajectories: _Watched) -> tuple[torch.Tensor, torch.Tensor]:
+    n, mean, S = _moments(trajectories, per_point=False)
+    return mean, _unbiased(n, S) + 1e-8
+
+
+def _pixel(trajectories: _Watched) -> tuple[torch.Tensor, torch.Tensor]:
+    n, mean, S = _moments(trajectories, per_point=True)
+    return mean, _unbiased(n, S) + 1e-5
+
+
+def _temporal(trajectories: _Watched) -> tuple[torch.Tensor, torch.Tensor]:
+    means, deviations = [], []
+    for values in trajectories:
+        means.append(values.flatten(0, -2).mean(0))
+        deviations.append(values.std(0, correction=0).flatten(0, -2).mean(0))
+    return torch.stack(means).mean(0), torch.stack(deviations).mean(0)
+
+
+def _trajectory(trajectories: _Watched) -> tuple[torch.Tensor, torch.Tensor]:
+    groups = [list(group) for group in field_groups(trajectories.fields)]
+    statistics = [
+        torch.stack([torch.stack(torch.std_mean(values[..., group], correction=0)) for group in groups])
+        for values in trajectories
+    ]
+    std_sum, mean_sum = torch.stack(statistics).sum(0).unbind(-1)
+    N = len(statistics)
+    mean, scale = (torch.empty(len(trajectories.fields), dtype=torch.float64) for _ in range(2))
+    for group, m, s in zip(groups, mean_sum / N, (1 + std_sum) / N + 1e-6, strict=True):
+        mean[group], scale[group] = m.cpu(), s.cpu()
+    return mean, scale
+
+
+KINDS: dict[str, Fit] = {
+    "none": _none,
+    "channel": _channel,
+    "scalar": _scalar,
+    "pixel": _pixel,
+    "temporal": _temporal,
+    "trajectory": _trajectory,
+}

@@ -1,0 +1,383 @@
+"""Windows: what a model sees and what it must predict, cut out of trajectories.
+
+    history (B, T_in, *grid, q_in)  →  future (B, H, *grid, q_out)
+
+A trajectory is thinned first (every `time_stride`-th frame, every `space_stride`-th point of each axis). A window is
+T_in + H consecutive frames of what remains; windows start at 0, stride, 2·stride, … In a steady task the future is the
+same frame in other fields. The parts of a split are whole trajectories, so no frame lies in two of them.
+
+Letters: B batch, T_in history, H horizon, q fields.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from math import prod
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import torch
+
+from sigmasolver.data.generate import Stream
+from sigmasolver.data.header import DTYPES, Header
+from sigmasolver.data.store import Key, Reader
+from sigmasolver.settings import near_names
+
+__all__ = ["Pair", "Resident", "Row", "Source", "Split", "WindowSpec", "Windows", "split"]
+
+Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""History and future."""
+
+
+class Source(Protocol):
+    """Where trajectories come from: a Reader, a Stream, or anything that gives one by its number.
+
+    With a length it is a sequence of that many trajectories; without (or if `len` raises TypeError) it is endless.
+    """
+
+    header: Header
+
+    def __getitem__(self, index: int, /) -> np.ndarray | torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class WindowSpec:
+    """Which fields and frames make a window. Everything but the strides of thinning counts thinned frames."""
+
+    inputs: tuple[str, ...]
+    targets: tuple[str, ...]
+    history: int
+    horizon: int
+    starts: int | None = None
+    """Windows per trajectory; None: all that fit."""
+    stride: int = 1
+    """Frames from one start to the next."""
+    time_stride: int = 1
+    space_stride: int = 1
+    steady: bool = False
+    """The future is the history's own frame, in other fields."""
+
+    def __post_init__(self) -> None:
+        for role in ("inputs", "targets"):
+            names = getattr(self, role)
+            if not names or len(set(names)) < len(names):
+                raise ValueError(f"The {role} are ({', '.join(names)}); name at least one field, and each only once.")
+        for name in ("history", "horizon", "starts", "stride", "time_stride", "space_stride"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise ValueError(f"{name} is {number}; it must be at least 1.")
+        if self.steady and (self.history, self.horizon) != (1, 1):
+            raise ValueError(f"A steady task has one frame in and one out, not {self.history} and {self.horizon}.")
+        if self.steady and set(self.inputs) & set(self.targets):
+            shared = ", ".join(name for name in self.inputs if name in self.targets)
+            raise ValueError(f"A steady task would be given its own answer: {shared} is both input and target.")
+
+    @property
+    def span(self) -> int:
+        """The frames one window touches."""
+        return 1 if self.steady else self.history + self.horizon
+
+    def starts_in(self, frames: int) -> int:
+        """How many windows a trajectory of so many stored frames gives; an error if it gives too few."""
+        thinned = -(-frames // self.time_stride)
+        if thinned < self.span:
+            raise ValueError(
+                f"A window needs {self.span} frames, but {frames} stored frames with time_stride {self.time_stride} "
+                f"leave {thinned}; shorten history or horizon."
+            )
+        fitting = (thinned - self.span) // self.stride + 1
+        if self.starts is not None and self.starts > fitting:
+            raise ValueError(
+                f"{self.starts} windows per trajectory were asked for, but only {fitting} fit into {thinned} frames."
+            )
+        return fitting if self.starts is None else self.starts
+
+
+class Row(NamedTuple):
+    """A window by its numbers in the source: trajectory, and frames as stored, before thinning."""
+
+    trajectory: int
+    history: int
+    """First frame of the history."""
+    future: int
+    """First frame of the future."""
+    last: int
+    """Last frame of the future."""
+
+
+class Windows:
+    """The windows of some trajectories, in order, each read from the source when asked for.
+
+    A sequence of `(history, future)`; it can be handed to workers, by fork or by pickle.
+    """
+
+    def __init__(self, source: Source, trajectories: Sequence[int], spec: WindowSpec) -> None:
+        layout = source.header.layout
+        self.source, self.trajectories, self.spec = source, tuple(trajectories), spec
+        self.fields = tuple(dict.fromkeys((*spec.inputs, *spec.targets)))
+        """What is read: the inputs, then the targets that are not among them."""
+        for name in self.fields:
+            if name not in layout.fields:
+                raise ValueError(f'There is no field "{name}"; {near_names(name, layout.fields)}.')
+        self.starts = spec.starts_in(len(layout.times))
+        """Windows per trajectory."""
+        _check_space(source.header, spec.space_stride)
+        _check_trajectories(source, self.trajectories)
+        self.coordinates = tuple(axis[:: spec.space_stride] for axis in layout.coordinates)
+        """Of the thinned grid."""
+        self.times = layout.times[:: spec.time_stride]
+        """Of the thinned frames."""
+        self._channels = [layout.fields.index(name) for name in self.fields]
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The number of points per axis after thinning."""
+        return tuple(len(axis) for axis in self.coordinates)
+
+    def __len__(self) -> int:
+        return len(self.trajectories) * self.starts
+
+    def __getitem__(self, index: int) -> Pair:
+        """One window: float32 `(T_in, *grid, q_in)` and `(H, *grid, q_out)`."""
+        history, future = self.batch([index])
+        return history[0], future[0]
+
+    def batch(self, indices: Sequence[int] | torch.Tensor) -> Pair:
+        """These windows together: float32 `(B, T_in, *grid, q_in)` and `(B, H, *grid, q_out)`."""
+        places = [divmod(index, self.starts) for index in self._checked(indices)]
+        frames = torch.stack(list(self._read_windows(places))).to(torch.float32)
+        spec, steady = self.spec, self.spec.steady
+        history, future = frames[:, : spec.history], frames if steady else frames[:, spec.history :]
+        return self._select(history, spec.inputs).contiguous(), self._select(future, spec.targets).contiguous()
+
+    def rows(self) -> list[Row]:
+        """Every window in order."""
+        step, spec = self.spec.time_stride, self.spec
+        return [
+            Row(trajectory, step * start, step * (start + spec.span - spec.horizon), step * (start + spec.span - 1))
+            for trajectory in self.trajectories
+            for start in range(0, self.starts * spec.stride, spec.stride)
+        ]
+
+    def each(self) -> Iterator[torch.Tensor]:
+        """The trajectories one by one, thinned but whole: float32 `(frames, *grid, fields)`."""
+        return (values.to(torch.float32) for values in self._read_whole(self.trajectories))
+
+    def nbytes(self, dtype: str | None = None) -> int:
+        """What `resident` would hold, in bytes."""
+        values = len(self.trajectories) * len(self.times) * prod(self.grid) * len(self.fields)
+        return values * DTYPES[self._held(dtype)].itemsize
+
+    def fits(self, device_bytes: int, dtype: str | None = None) -> bool:
+        """Whether `resident` would hold no more than this."""
+        return self.nbytes(dtype) <= device_bytes
+
+    def resident(self, device: torch.device | str, dtype: str | None = None) -> Resident:
+        """The same windows, held on a device in the stored type or in `dtype`; reads every trajectory once."""
+        return Resident(self, device, self._held(dtype))
+
+    def _held(self, dtype: str | None) -> str:
+        name = self.source.header.dtype if dtype is None else dtype
+        if name not in DTYPES:
+            raise ValueError(f"Trajectories are held as float32 or float16, not as {name!r}.")
+        return name
+
+    def _checked(self, indices: Iterable[int] | torch.Tensor) -> list[int]:
+        numbers = indices.tolist() if isinstance(indices, torch.Tensor) else [operator.index(one) for one in indices]
+        if not numbers:
+            raise ValueError("A batch of no windows was asked for; ask for at least one.")
+        for index in numbers:
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"There is no window {index}: there are {len(self)}, counted from 0.")
+        return [index % len(self) for index in numbers]
+
+    def _select(self, frames: torch.Tensor, names: tuple[str, ...]) -> torch.Tensor:
+        return _channels(frames, [self.fields.index(name) for name in names])
+
+    def _key(self, start: int, count: int) -> tuple[slice, ...]:
+        """Thinned frames `start`, …, `start` + `count` - 1 and the thinned grid, as slices of what is stored."""
+        step = self.spec.time_stride
+        space = slice(None, None, self.spec.space_stride)
+        return (slice(step * start, step * (start + count - 1) + 1, step), *(space for _ in self.coordinates))
+
+    def _read_windows(self, places: list[tuple[int, int]]) -> Iterator[torch.Tensor]:
+        """The frames of windows given as (position in `trajectories`, number of the start)."""
+        spec = self.spec
+        if isinstance(self.source, Reader):
+            for position, start in places:
+                key: Key = (self.trajectories[position], *self._key(start * spec.stride, spec.span))
+                yield _channels(torch.from_numpy(self.source[key]), self._channels)
+            return
+        # Whatever cannot be sliced is made whole, each trajectory once for the batch.
+        wanted = list(dict.fromkeys(self.trajectories[position] for position, _ in places))
+        whole = dict(zip(wanted, self._read_whole(wanted), strict=True))
+        for position, start in places:
+            first = start * spec.stride
+            yield whole[self.trajectories[position]][first : first + spec.span]
+
+    def _read_whole(self, trajectories: Sequence[int]) -> Iterator[torch.Tensor]:
+        """Thinned trajectories in the type of the source."""
+        key = self._key(0, len(self.times))
+        if isinstance(self.source, Reader):
+            for trajectory in trajectories:
+                yield _channels(torch.from_numpy(self.source[(trajectory, *key)]), self._channels)
+        elif isinstance(self.source, Stream):
+            size = self.source.simulator.batch_size(self.source.device)
+            for start in range(0, len(trajectories), size):
+                for values in self.source.batch(trajectories[start : start + size]):
+                    yield _channels(values[key], self._channels)
+        else:
+            for trajectory in trajectories:
+                given = self.source[trajectory]
+                values = given if isinstance(given, torch.Tensor) else torch.tensor(given)
+                if values.shape != self.source.header.shape:
+                    raise ValueError(
+                        f"Trajectory {trajectory} has shape {tuple(values.shape)}, but its header tells "
+                        f"{self.source.header.shape}."
+                    )
+                yield _channels(values[key], self._channels)
+
+
+class Resident(Windows):
+    """Windows whose trajectories lie on a device as one tensor; batches are gathered there.
+
+    With indices that are on the device already, a batch costs the host nothing but the launches: it never waits.
+    """
+
+    def __init__(self, windows: Windows, device: torch.device | str, dtype: str) -> None:
+        super().__init__(windows.source, windows.trajectories, windows.spec)
+        shape = (len(self.trajectories), len(self.times), *self.grid, len(self.fields))
+        self.values = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+        """All trajectories, thinned: `(trajectories, frames, *grid, fields)`."""
+        for position, values in enumerate(windows._read_whole(self.trajectories)):
+            self.values[position] = values.to(self.values.device)
+            narrowed = self.values.element_size() < values.element_size()
+            if narrowed and int(self.values[position].isinf().sum()) > int(values.isinf().sum()):
+                raise ValueError(
+                    f"Trajectory {self.trajectories[position]} holds values too large for {dtype}; "
+                    "hold the trajectories as float32."
+                )
+        spec, device = self.spec, self.values.device
+        self._history = torch.arange(spec.history, device=device)
+        self._future = torch.arange(spec.span - spec.horizon, spec.span, device=device)
+
+    def batch(self, indices: Sequence[int] | torch.Tensor) -> Pair:
+        """These windows together, on the device: indices on a GPU are not checked here, but by the GPU."""
+        if not isinstance(indices, torch.Tensor) or indices.device.type == "cpu":
+            pinned = self.values.is_cuda
+            indices = torch.tensor(self._checked(indices), pin_memory=pinned).to(self.values.device, non_blocking=True)
+        wrapped = torch.where(indices < 0, indices + len(self), indices)
+        first = wrapped // self.starts * len(self.times) + wrapped % self.starts * self.spec.stride
+        history = self._select(self._gather(first, self._history), self.spec.inputs)
+        return history, self._select(self._gather(first, self._future), self.spec.targets)
+
+    def each(self) -> Iterator[torch.Tensor]:
+        return (values.to(torch.float32) for values in self.values)
+
+    def _gather(self, first: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
+        places = (first[:, None] + frames).flatten()
+        gathered = self.values.flatten(0, 1).index_select(0, places)
+        return gathered.unflatten(0, (-1, len(frames))).to(torch.float32)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which trajectories train, which choose the best epoch, which are the test. No trajectory is in two parts.
+
+    Only `train` must hold any; a test set may lie in a file of its own.
+    """
+
+    train: tuple[int, ...]
+    validation: tuple[int, ...]
+    test: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.train:
+            raise ValueError("The training part is empty; give it at least one trajectory.")
+        place: dict[int, str] = {}
+        for part, trajectory in self._members():
+            if trajectory < 0:
+                raise ValueError(f"Trajectory {trajectory} of the {part} part is not counted from 0.")
+            if trajectory in place:
+                raise ValueError(
+                    f"Trajectory {trajectory} is in the {place[trajectory]} part and again in the {part} part; "
+                    "name every trajectory once."
+                )
+            place[trajectory] = part
+
+    def check(self, digests: Sequence[bytes]) -> None:
+        """Compare with a store's digests: every trajectory is there, and no two parts hold the same values."""
+        seen: dict[bytes, tuple[str, int]] = {}
+        for part, trajectory in self._members():
+            if trajectory >= len(digests):
+                raise ValueError(
+                    f"The {part} part wants trajectory {trajectory}, but there are {len(digests)}, counted from 0."
+                )
+            other, twin = seen.setdefault(digests[trajectory], (part, trajectory))
+            if other != part:
+                raise ValueError(
+                    f"Trajectory {trajectory} of the {part} part has the same values as {twin} of the {other} part; "
+                    "leave one of them out."
+                )
+
+    def _members(self) -> Iterator[tuple[str, int]]:
+        return ((part.name, trajectory) for part in fields(self) for trajectory in getattr(self, part.name))
+
+
+def split(count: int, train: int, test: int, validation: float = 0.1, digests: Sequence[bytes] | None = None) -> Split:
+    """The first `train` of `count` trajectories to train on, the last `test` to test on, as the benchmarks do.
+
+    The end of the training part validates: `validation` trajectories of it, or this fraction when below 1 (at least
+    one trajectory, unless 0). With a store's `digests`, also checked for the same trajectory under two numbers.
+    """
+    if train < 1 or test < 1:
+        raise ValueError(f"{train} trajectories to train and {test} to test were asked for; ask for at least one each.")
+    if train + test > count:
+        raise ValueError(
+            f"{train} trajectories to train and {test} to test are {train + test}, but there are only {count}."
+        )
+    if validation < 0 or (validation >= 1 and validation != int(validation)):
+        raise ValueError(f"validation is {validation}; give a fraction below 1 or a whole number of trajectories.")
+    held = int(validation) if validation >= 1 else max(1, round(validation * train)) if validation else 0
+    if held >= train:
+        raise ValueError(f"Validating on {held} of {train} training trajectories leaves none to train on; take fewer.")
+    parts = Split(tuple(range(train - held)), tuple(range(train - held, train)), tuple(range(count - test, count)))
+    if digests is not None:
+        parts.check(digests)
+    return parts
+
+
+def _channels(values: torch.Tensor, channels: list[int]) -> torch.Tensor:
+    """These channels of the last axis; a view where they are neighbours."""
+    first, stop = channels[0], channels[0] + len(channels)
+    if channels == list(range(first, stop)):
+        return values[..., first:stop]
+    return torch.stack([values[..., channel] for channel in channels], dim=-1)
+
+
+def _check_space(header: Header, stride: int) -> None:
+    for axis, (size, boundary) in enumerate(zip(header.grid, header.layout.boundary, strict=True)):
+        if stride > size:
+            raise ValueError(f"space_stride {stride} is wider than axis {'xyz'[axis]} with its {size} points.")
+        if boundary == "periodic" and size % stride:
+            raise ValueError(
+                f"space_stride {stride} does not divide the {size} points of the periodic axis {'xyz'[axis]}, "
+                "so the thinned grid would not be periodic; choose a divisor."
+            )
+
+
+def _check_trajectories(source: Source, trajectories: tuple[int, ...]) -> None:
+    if not trajectories:
+        raise ValueError("There are no trajectories to cut windows from; name at least one.")
+    if len(set(trajectories)) < len(trajectories):
+        raise ValueError("A trajectory is named twice among those to cut windows from; name each only once.")
+    try:
+        count = len(source)  # type: ignore[arg-type]
+    except TypeError:
+        count = None
+    for trajectory in trajectories:
+        if trajectory < 0 or (count is not None and trajectory >= count):
+            there = "they are counted from 0" if count is None else f"there are {count}, counted from 0"
+            raise ValueError(f"There is no trajectory {trajectory}: {there}.")

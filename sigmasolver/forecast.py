@@ -1,0 +1,165 @@
+"""The forecaster, and the one rollout of the package.
+
+    block of frames = boundary( denormalise( model( normalise(history), conditions ) ) )
+
+History and forecast are in physical units, `(B, frames, *grid, fields)`; the network never sees units. Time is folded
+into channels, frame by frame. A rollout feeds every predicted block back: the last T_in frames of history and forecast
+are the next history. Because what is fed back went through the boundary operator in physical units, the next
+normalised history carries it too.
+
+Letters: B batch, T frames, q fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from sigmasolver.data.normalise import Normaliser
+from sigmasolver.settings import row
+
+__all__ = ["BOUNDARIES", "Forecaster", "Rollout", "rollout"]
+
+Boundary = Callable[[torch.Tensor, tuple[str, ...]], torch.Tensor]
+
+
+def lower_walls(frames: torch.Tensor, fields: tuple[str, ...]) -> torch.Tensor:
+    """Velocity through a lower wall is zero: component c at the first index of axis c (lower-face storage)."""
+    frames = frames.clone()
+    for axis, letter in enumerate("xyz"):
+        if f"velocity_{letter}" in fields:
+            component = frames[..., fields.index(f"velocity_{letter}")]
+            component.select(axis + 2, 0).zero_()
+    return frames
+
+
+BOUNDARIES: dict[str, Boundary] = {"lower-walls": lower_walls}
+
+
+class Forecaster(nn.Module):
+    """history `(B, T_in, *grid, q_in)` -> the next `block` frames `(B, block, *grid, q_out)`, in physical units.
+
+    `conditions` names numbers that hold for a whole trajectory (Reynolds number, viscosity, time step); each call
+    passes them by name, one per sample, and each becomes a constant channel behind the history.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Normaliser,
+        targets: Normaliser,
+        block: int,
+        boundary: str | None = None,
+        conditions: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.model, self.inputs, self.targets, self.block = model, inputs, targets, block
+        self.boundary = row(BOUNDARIES, boundary, "boundary operator") if boundary is not None else None
+        self.conditions = conditions
+
+    def forward(self, history: torch.Tensor, conditions: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
+        channels = _fold(self.inputs.encode(history))
+        if self.conditions or conditions:
+            channels = torch.cat((channels, self._condition_channels(channels, conditions or {})), dim=-1)
+        frames = self.targets.decode(_unfold(self.model(channels), self.block))
+        return frames if self.boundary is None else self.boundary(frames, self.targets.fields)
+
+    def _condition_channels(self, like: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        if set(given) != set(self.conditions):
+            wanted = ", ".join(self.conditions) or "none"
+            raise ValueError(
+                f"The forecaster takes the conditions {wanted}; it was given {', '.join(given) or 'none'}."
+            )
+        for name in self.conditions:
+            if given[name].shape != like.shape[:1]:
+                raise ValueError(
+                    f"The condition {name} has shape {tuple(given[name].shape)}; pass one number for each of "
+                    f"{like.shape[0]} samples."
+                )
+        values = torch.stack([given[name].to(like) for name in self.conditions], dim=-1)
+        return values.reshape(len(values), *(1,) * (like.ndim - 2), -1).expand(*like.shape[:-1], -1)
+
+
+def _fold(frames: torch.Tensor) -> torch.Tensor:
+    """(B, T, *grid, q) -> (B, *grid, T q): all fields of the first frame, then of the second, ..."""
+    return frames.movedim(1, -2).flatten(-2)
+
+
+def _unfold(channels: torch.Tensor, frames: int) -> torch.Tensor:
+    """The inverse of `_fold`."""
+    if channels.shape[-1] % frames:
+        raise ValueError(f"A model gave {channels.shape[-1]} channels, which are not {frames} whole frames.")
+    return channels.unflatten(-1, (frames, -1)).movedim(-2, 1)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What a rollout predicted."""
+
+    frames: torch.Tensor
+    """(B, horizon, *grid, q); NaN from the block on in which a forecast of the batch stopped being finite."""
+    stopped: int | None
+    """The first lead (counted from 1) that is not finite in some sample, or None."""
+
+    def __str__(self) -> str:
+        horizon = self.frames.shape[1]
+        if self.stopped is None:
+            return f"all {horizon} frames are finite"
+        return f"the forecast stopped being finite at lead {self.stopped} of {horizon}; nothing after it was computed"
+
+
+def rollout(
+    forecaster: Forecaster,
+    history: torch.Tensor,
+    horizon: int,
+    truth: torch.Tensor | None = None,
+    conditions: Mapping[str, torch.Tensor] | None = None,
+) -> Rollout:
+    """Forecast `horizon` frames after `history`.
+
+    Free without `truth`: every block is fed back. With the true frames `(B, horizon, *grid, q)`, teacher-forced: every
+    block starts from the true history, and all its frames share it.
+    """
+    if horizon < 1:
+        raise ValueError(f"A rollout of {horizon} frames was asked for; ask for at least one.")
+    if truth is not None and truth.shape[1] < horizon:
+        raise ValueError(f"There are {truth.shape[1]} true frames for a horizon of {horizon}; shorten the horizon.")
+    frames: list[torch.Tensor] = []
+    stopped = None
+    for block in _blocks(forecaster, history, horizon, truth, conditions):
+        frames.append(block)
+        finite = torch.isfinite(block).flatten(2).all(-1).all(0)
+        if not bool(finite.all()):
+            stopped = sum(part.shape[1] for part in frames[:-1]) + int((~finite).int().argmax()) + 1
+            break
+    predicted = torch.cat(frames, dim=1)
+    missing = horizon - predicted.shape[1]
+    if missing:
+        gap = predicted.new_full((predicted.shape[0], missing, *predicted.shape[2:]), torch.nan)
+        predicted = torch.cat((predicted, gap), dim=1)
+    return Rollout(predicted, stopped)
+
+
+def _blocks(
+    forecaster: Forecaster,
+    history: torch.Tensor,
+    horizon: int,
+    truth: torch.Tensor | None,
+    conditions: Mapping[str, torch.Tensor] | None,
+) -> Iterator[torch.Tensor]:
+    length = history.shape[1]
+    for start in range(0, horizon, forecaster.block):
+        block = forecaster(history, conditions)
+        yield block[:, : horizon - start]
+        if start + forecaster.block >= horizon:
+            return
+        if block.shape[2:] != history.shape[2:]:
+            raise ValueError(
+                f"A forecast of shape {tuple(block.shape[2:])} cannot be fed back into a history of shape "
+                f"{tuple(history.shape[2:])}; forecast one block of {forecaster.block} frames."
+            )
+        fed = block if truth is None else truth[:, start : start + forecaster.block]
+        history = torch.cat((history, fed), dim=1)[:, -length:]

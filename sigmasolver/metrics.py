@@ -1,0 +1,354 @@
+"""How far forecasts are from the truth (app:experiment-metrics, app:rollout-comparison): pure functions of frames.
+
+Frames are (B, H, *grid, q): samples, leads, one to three spatial axes, fields. Lead 1 is the first *predicted* frame;
+given frames never enter. Physical units, unless a function says otherwise. The paper's relative error averages ratios,
+
+    E_rel = 1/B Σ_b ‖ŷ_b − y_b‖₂ / ‖y_b‖₂,
+
+so functions keep the sample axis and the caller closes with `.mean(dim=0)`. Results of several batches are joined
+along the samples first; a root (RMSE) is taken after that mean, hence `squared_error` and `fourier_energy`.
+
+Every sum is in float64 whatever the dtype of the input, nothing waits for the device, and no epsilon hides a zero:
+a ratio whose denominator is zero is inf, or NaN where its numerator is zero too. Non-finite predictions give
+non-finite errors.
+
+Letters: B samples, H leads, N points of the grid, q fields, G groups of fields, K shells or bins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "absolute_error",
+    "blow_up",
+    "component_mean",
+    "correlation_time",
+    "energy_spectrum",
+    "fourier_energy",
+    "frmse",
+    "frmse_bands",
+    "frmse_per_bin",
+    "grouped_squared_error",
+    "is_constant",
+    "mae",
+    "pearson",
+    "realm_correlation",
+    "realm_error",
+    "realm_error_per_call",
+    "relative_l2",
+    "relative_l2_final",
+    "relative_l2_joint",
+    "relative_l2_per_lead",
+    "relative_spectrum_error",
+    "rmse",
+    "squared_error",
+]
+
+_SAMPLE_LEAD_FIELD = ("sample", "lead", "field")
+
+
+def relative_l2(predicted: Tensor, true: Tensor) -> Tensor:
+    """(B, q): per sample and field, leads and points together in one norm (the paper's error of dynamic tasks)."""
+    predicted, true = _pair(predicted, true)
+    return _ratio_of_norms(predicted, true, range(1, true.ndim - 1))
+
+
+def relative_l2_per_lead(predicted: Tensor, true: Tensor) -> Tensor:
+    """(B, H, q): per sample, lead and field, points in one norm.
+
+    Its mean over leads (the rollout curves of the paper) is not `relative_l2`, which weighs leads by their norm.
+    """
+    predicted, true = _pair(predicted, true)
+    return _ratio_of_norms(predicted, true, range(2, true.ndim - 1))
+
+
+def relative_l2_final(predicted: Tensor, true: Tensor) -> Tensor:
+    """(B, q): the last lead alone (the "final" columns)."""
+    predicted, true = _pair(predicted, true)
+    return relative_l2(predicted[:, -1:], true[:, -1:])
+
+
+def relative_l2_joint(predicted: Tensor, true: Tensor) -> Tensor:
+    """(B,): leads, points and fields in one norm (the convention of RealPDEBench; pass the measured fields only)."""
+    predicted, true = _pair(predicted, true)
+    return _ratio_of_norms(predicted, true, range(1, true.ndim))
+
+
+def component_mean(errors: Tensor, components: Sequence[int]) -> Tensor:
+    """(...) from `errors` (..., q): mean over some fields, such as the components of a velocity.
+
+    The mean of component-wise errors, as the paper reports; not the error of the vector, for which a weak component
+    would hardly count.
+    """
+    fields = errors.shape[-1]
+    if not components or not all(0 <= component < fields for component in components):
+        raise ValueError(
+            f"Components {list(components)} do not name fields of errors with {fields} fields; "
+            f"give at least one index from 0 to {fields - 1}."
+        )
+    # An index list would be copied to the device; separate views are not.
+    return torch.stack([errors[..., component] for component in components]).mean(dim=0)
+
+
+def squared_error(predicted: Tensor, true: Tensor) -> Tensor:
+    """(B, H, q): mean over points of (ŷ − y)²."""
+    predicted, true = _pair(predicted, true)
+    return (predicted - true).square().mean(dim=_points(true))
+
+
+def absolute_error(predicted: Tensor, true: Tensor) -> Tensor:
+    """(B, H, q): mean over points of |ŷ − y|."""
+    predicted, true = _pair(predicted, true)
+    return (predicted - true).abs().mean(dim=_points(true))
+
+
+def rmse(predicted: Tensor, true: Tensor, *per: str) -> Tensor:
+    """Root of the mean square over everything but the axes named in `per` ("sample", "lead", "field").
+
+    Without names one number (RealPDEBench); `rmse(predicted, true, "lead", "field")` gives (H, q). The axes of the
+    result keep the order of the frames.
+    """
+    return _mean_except(squared_error(predicted, true), per).sqrt()
+
+
+def mae(predicted: Tensor, true: Tensor, *per: str) -> Tensor:
+    """Mean absolute error over everything but the axes named in `per`, as in `rmse`."""
+    return _mean_except(absolute_error(predicted, true), per)
+
+
+def fourier_energy(frames: Tensor) -> Tensor:
+    """(B, K, q): Σ |F|² / (H N)² in bins of the index radius, F the unnormalised transform over leads and space.
+
+    RealPDEBench's convention to the letter: indices from 0 to below half of each length (no Nyquist, no negative
+    frequencies), bin = ⌊radius⌋, K = half of the shortest length rounded down, larger radii dropped; a sum per bin,
+    not a mean. Radii count indices, not physical wavenumbers.
+    """
+    frames = _frames(frames)
+    lengths = frames.shape[1:-1]
+    K = min(lengths) // 2
+    if K == 0:
+        raise ValueError(
+            f"The Fourier error needs at least two leads and two points on each axis, but the frames have {lengths[0]} "
+            f"leads on a grid of {_times(lengths[1:])}."
+        )
+    axes = tuple(range(1, frames.ndim - 1))
+    spectrum = torch.fft.fftn(frames, dim=axes, norm="forward")
+    for axis, length in zip(axes, lengths, strict=True):
+        spectrum = spectrum.narrow(axis, 0, length // 2)
+    index = [torch.arange(length // 2, device=frames.device).double() for length in lengths]
+    bins = _radius(index).floor().long().clamp(max=K)  # one bin more takes what is dropped
+    return _sum_in_bins(spectrum.abs().square().flatten(1, -2), bins, K + 1)[:, :K]
+
+
+def frmse_per_bin(predicted: Tensor, true: Tensor, relative: bool = False) -> Tensor:
+    """(K, q): root of the mean over samples of the error's `fourier_energy`; relative: over the same of the truth."""
+    predicted, true = _pair(predicted, true)
+    error = fourier_energy(predicted - true).mean(dim=0).sqrt()
+    return error / fourier_energy(true).mean(dim=0).sqrt() if relative else error
+
+
+def frmse(predicted: Tensor, true: Tensor) -> Tensor:
+    """One number, RealPDEBench's fRMSE: mean of `frmse_per_bin` over bins and fields."""
+    return frmse_per_bin(predicted, true).mean()
+
+
+def frmse_bands(predicted: Tensor, true: Tensor, relative: bool = False) -> Tensor:
+    """(3,): the mean over the low, middle and high third of the bins; NaN for a third without bins (K = 1 or 2)."""
+    per_bin = frmse_per_bin(predicted, true, relative)
+    K = per_bin.shape[0]
+    low, high = round(K / 3), round(2 * K / 3)
+    return torch.stack([band.mean() for band in (per_bin[:low], per_bin[low:high], per_bin[high:])])
+
+
+def pearson(predicted: Tensor, true: Tensor) -> Tensor:
+    """(B, H, q): correlation over points; NaN where the prediction or the truth is constant or not finite."""
+    predicted, true = (_from_first_point(frames) for frames in _pair(predicted, true))
+    return (_unit_fluctuation(predicted) * _unit_fluctuation(true)).sum(dim=_points(true))
+
+
+def is_constant(frames: Tensor) -> Tensor:
+    """(B, H, q) of bool: fields with one value at all points, for which no correlation exists."""
+    frames = _frames(frames)
+    return frames.amax(dim=_points(frames)) == frames.amin(dim=_points(frames))
+
+
+def realm_correlation(predicted: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
+    """REALM's score on decoded fields: `pearson` averaged over samples, leads and fields, and how many were left out.
+
+    Left out are exactly the entries whose truth is constant. A constant or non-finite prediction of a truth that
+    varies is a failure of the model and makes the mean NaN; so does a truth that is constant everywhere.
+    """
+    correlation, undefined = pearson(predicted, true), is_constant(true)
+    kept = torch.where(undefined, 0.0, correlation)
+    return kept.sum() / (~undefined).sum(), undefined.sum()
+
+
+def correlation_time(correlation: Tensor, lead_times: Tensor, threshold: float = 0.8) -> Tensor:
+    """(...) from `correlation` (H, ...): the first of `lead_times` (H,) at which it is below `threshold`.
+
+    Feed a mean over samples, such as `pearson(...).mean(dim=0)`. The answer is one of the lead times (no
+    interpolation), or inf when the correlation never falls. A NaN counts as fallen.
+    """
+    if correlation.ndim == 0 or lead_times.shape != correlation.shape[:1]:
+        raise ValueError(
+            f"Correlations of shape {tuple(correlation.shape)} need one lead time for each entry of their first axis, "
+            f"but the lead times have shape {tuple(lead_times.shape)}."
+        )
+    times = lead_times.to(correlation.device, torch.float64).view(-1, *[1] * (correlation.ndim - 1))
+    return torch.where(correlation.double() >= threshold, math.inf, times).amin(dim=0)
+
+
+def energy_spectrum(frames: Tensor, side_lengths: Sequence[float] | None = None) -> Tensor:
+    """(B, H, K, q): E(k) = ½ Σ |û(κ)|² over the shell k − ½ ≤ |κ| < k + ½ of a periodic grid, û = FFT / N.
+
+    Shell 0 is the mean; Σ_k E(k) is half the mean square, because the partly filled shells in the corners of the
+    spectrum are kept (beyond half the shortest axis). κ counts waves along the longest side; without `side_lengths`
+    all sides are equally long, whatever their number of points. The spectrum of a vector is the sum of those of its
+    components.
+    """
+    frames = _frames(frames)
+    points = frames.shape[2:-1]
+    sides = tuple(side_lengths) if side_lengths is not None else (1.0,) * len(points)
+    if len(sides) != len(points) or not all(0 < side < math.inf for side in sides):
+        raise ValueError(
+            f"Side lengths {list(sides)} do not fit a grid of {_times(points)}; give one positive length for each axis."
+        )
+    stretch = [max(sides) / side for side in sides]
+    K = math.floor(math.hypot(*(n // 2 * s for n, s in zip(points, stretch, strict=True))) + 0.5) + 1
+    spectrum = torch.fft.fftn(frames, dim=_points(frames), norm="forward")
+    waves = [_waves(n, frames.device) * s for n, s in zip(points, stretch, strict=True)]
+    shells = (_radius(waves) + 0.5).floor().long().clamp(max=K - 1)
+    return 0.5 * _sum_in_bins(spectrum.abs().square().flatten(2, -2), shells, K)
+
+
+def relative_spectrum_error(predicted: Tensor, true: Tensor, side_lengths: Sequence[float] | None = None) -> Tensor:
+    """(B, H, q): Σ_k |Ê(k) − E(k)| / Σ_k E(k) over k ≥ 1: the energy at wrong scales, blind to phase and mean.
+
+    A distance of logarithms would be ruled by shells that hold nothing but round-off; this one is not.
+    """
+    predicted, true = (_from_first_point(frames) for frames in _pair(predicted, true))
+    E_predicted, E_true = (energy_spectrum(frames, side_lengths)[:, :, 1:] for frames in (predicted, true))
+    return (E_predicted - E_true).abs().sum(dim=2) / E_true.sum(dim=2)
+
+
+def blow_up(predicted: Tensor, true: Tensor, multiple: float = 10.0) -> tuple[Tensor, Tensor]:
+    """(B,) bool, did the forecast blow up; (B,) int, how many leads it survived: the index of the lead, H if never.
+
+    A lead is blown up when a field is not finite or its norm exceeds `multiple` times the largest norm that the true
+    field of this sample has at any lead. A field that is zero in truth is judged by finiteness alone.
+    """
+    if not 0 < multiple < math.inf:
+        raise ValueError(f"The multiple of the true norm is {multiple}, but must be a positive number.")
+    predicted, true = _pair(predicted, true)
+    size, largest = (torch.linalg.vector_norm(frames, dim=_points(frames)) for frames in (predicted, true))
+    largest = largest.amax(dim=1, keepdim=True)
+    bound = torch.where(largest == 0, torch.finfo(torch.float64).max, multiple * largest)
+    bad = ~(size <= bound).all(dim=-1)  # a NaN is not ≤ anything
+    H = bad.shape[1]
+    survived = torch.where(bad, torch.arange(H, device=bad.device), H).amin(dim=1)
+    return survived < H, survived
+
+
+def grouped_squared_error(predicted: Tensor, true: Tensor, group_sizes: Sequence[int]) -> Tensor:
+    """(B, H, G): mean over points and over the fields of each group (species, temperature, ...), normalised space.
+
+    `group_sizes` counts the fields of each group in the order of the field axis, such as (8, 1, 1, 2).
+    """
+    errors = squared_error(predicted, true)
+    if min(group_sizes, default=0) < 1 or sum(group_sizes) != errors.shape[-1]:
+        raise ValueError(
+            f"Group sizes {list(group_sizes)} must be positive and add up to the {errors.shape[-1]} fields; "
+            "leave out groups without fields."
+        )
+    return torch.stack([group.mean(dim=-1) for group in errors.split(list(group_sizes), dim=-1)], dim=-1)
+
+
+def realm_error(predicted: Tensor, true: Tensor, group_sizes: Sequence[int]) -> Tensor:
+    """One number: mean over samples, sum over groups, SUM over leads (the released evaluator)."""
+    return grouped_squared_error(predicted, true, group_sizes).mean(dim=0).sum()
+
+
+def realm_error_per_call(predicted: Tensor, true: Tensor, group_sizes: Sequence[int]) -> Tensor:
+    """One number: `realm_error` with the MEAN over leads instead of the sum."""
+    return grouped_squared_error(predicted, true, group_sizes).sum(dim=-1).mean()
+
+
+def _frames(frames: Tensor) -> Tensor:
+    if not 4 <= frames.ndim <= 6 or 0 in frames.shape or frames.is_complex():
+        raise ValueError(
+            f"Frames must be real, not empty and (batch, leads, one to three spatial axes, fields), "
+            f"but are {str(frames.dtype).removeprefix('torch.')} of shape {tuple(frames.shape)}."
+        )
+    return frames.double()
+
+
+def _pair(predicted: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
+    if predicted.shape != true.shape:
+        raise ValueError(
+            f"Predicted frames have shape {tuple(predicted.shape)} and true frames {tuple(true.shape)}; "
+            "pass the same leads, grid and fields of both, without the given frames."
+        )
+    return _frames(predicted), _frames(true)
+
+
+def _points(frames: Tensor) -> tuple[int, ...]:
+    return tuple(range(2, frames.ndim - 1))
+
+
+def _times(lengths: Sequence[int]) -> str:
+    return "x".join(map(str, lengths))
+
+
+def _ratio_of_norms(predicted: Tensor, true: Tensor, axes: Sequence[int]) -> Tensor:
+    dim = tuple(axes)
+    return torch.linalg.vector_norm(predicted - true, dim=dim) / torch.linalg.vector_norm(true, dim=dim)
+
+
+def _mean_except(errors: Tensor, per: Sequence[str]) -> Tensor:
+    unknown = [name for name in per if name not in _SAMPLE_LEAD_FIELD]
+    if unknown:
+        raise ValueError(f"Errors are kept per {', '.join(_SAMPLE_LEAD_FIELD)}, not per {', '.join(unknown)}.")
+    rest = tuple(axis for axis, name in enumerate(_SAMPLE_LEAD_FIELD) if name not in per)
+    return errors.mean(dim=rest) if rest else errors  # torch reads an empty tuple as all axes
+
+
+def _from_first_point(frames: Tensor) -> Tensor:
+    """Less the value at the first point: a constant field becomes exactly zero, which less its rounded mean it may not.
+
+    Also saves the digits of small fluctuations around a large mean.
+    """
+    first = frames
+    for axis in _points(frames):
+        first = first.narrow(axis, 0, 1)
+    return frames - first
+
+
+def _unit_fluctuation(frames: Tensor) -> Tensor:
+    points = _points(frames)
+    fluctuation = frames - frames.mean(dim=points, keepdim=True)
+    return fluctuation / torch.linalg.vector_norm(fluctuation, dim=points, keepdim=True)
+
+
+def _waves(points: int, device: torch.device) -> Tensor:
+    """|wavenumber| of each entry of a transform of this length."""
+    index = torch.arange(points, device=device)
+    return torch.minimum(index, points - index).double()
+
+
+def _radius(axes: Sequence[Tensor]) -> Tensor:
+    """Length of every index vector of the product grid, flat. Squares of integers are summed exactly."""
+    squares = torch.zeros((), dtype=torch.float64, device=axes[0].device)
+    for axis in axes:
+        squares = squares[..., None] + axis.square()
+    return squares.sqrt().flatten()
+
+
+def _sum_in_bins(power: Tensor, bins: Tensor, count: int) -> Tensor:
+    """(..., count, q) from `power` (..., points, q) and the bin of each point."""
+    binned = power.new_zeros(*power.shape[:-2], count, power.shape[-1])
+    return binned.index_add(-2, bins, power)

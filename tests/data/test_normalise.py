@@ -1,0 +1,371 @@
+"""Statistics equal plain numpy in float64, come from training trajectories alone, and undo themselves exactly."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sigmasolver.data.header import Header
+from sigmasolver.data.normalise import KINDS, Normaliser, fit, fit_trajectories
+from sigmasolver.data.windows import Windows, WindowSpec, split
+from sigmasolver.simulate.simulator import Layout
+
+FIELDS = ("pressure", "velocity_x", "velocity_y", "velocity_z")
+
+
+@dataclass
+class Memory:
+    header: Header
+    data: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.data[index]
+
+
+def memory(data: np.ndarray, fields: tuple[str, ...] = FIELDS) -> Memory:
+    grid = data.shape[2:-1]
+    layout = Layout(
+        fields,
+        ("1",) * len(fields),
+        ("periodic",) * len(grid),
+        tuple(np.arange(float(n)) for n in grid),
+        np.arange(float(data.shape[1])),
+    )
+    return Memory(Header(layout, "test", {}), data)
+
+
+def flow(count: int, frames: int = 6, grid: tuple[int, ...] = (4, 6), seed: int = 0) -> np.ndarray:
+    """Fields of very different size and offset, and trajectories of different strength."""
+    random = np.random.default_rng(seed)
+    noise = random.standard_normal((count, frames, *grid, len(FIELDS)))
+    strength = random.uniform(0.5, 2, (count,) + (1,) * (noise.ndim - 1))
+    return (noise * strength * np.array([1e3, 0.3, 2.0, 1e-4]) + np.array([1e5, 0.1, -7.0, 0.0])).astype(np.float32)
+
+
+def tensors(data: np.ndarray) -> list[torch.Tensor]:
+    return [torch.from_numpy(trajectory) for trajectory in data]
+
+
+# --- each kind by its definition, all data at once, in numpy's float64
+
+Definition = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+
+def by_trajectory(data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    mean, std = np.zeros(len(FIELDS)), np.ones(len(FIELDS))
+    for trajectory in data:
+        mean[0] += trajectory[..., 0].mean()
+        std[0] += trajectory[..., 0].std()
+        mean[1:] += trajectory[..., 1:].mean()
+        std[1:] += trajectory[..., 1:].std()
+    return mean / len(data), std / len(data) + 1e-6
+
+
+def everything(data: np.ndarray) -> tuple[int, ...]:
+    return tuple(range(data.ndim - 1))
+
+
+DEFINITIONS: dict[str, Definition] = {
+    "none": lambda x: (np.zeros(4), np.ones(4)),
+    "channel": lambda x: (x.mean(everything(x)), x.std(everything(x))),
+    "scalar": lambda x: (x.mean(everything(x)), x.std(everything(x), ddof=1) + 1e-8),
+    "pixel": lambda x: (x.mean((0, 1)), x.std((0, 1), ddof=1) + 1e-5),
+    "temporal": lambda x: (x.mean(everything(x)), x.std(1).mean(everything(x)[:-1])),
+    "trajectory": by_trajectory,
+}
+
+
+@pytest.mark.parametrize("grid", [(7,), (4, 6), (2, 4, 2)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_statistics_are_those_of_the_definition(kind: str, grid: tuple[int, ...]):
+    data = flow(5, grid=grid)
+    normaliser = fit_trajectories(kind, FIELDS, tensors(data))
+    mean, scale = DEFINITIONS[kind](data.astype(np.float64))
+    assert normaliser.mean.dtype == normaliser.scale.dtype == torch.float64 and normaliser.constant == ()
+    np.testing.assert_allclose(normaliser.mean.numpy(), mean, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(normaliser.scale.numpy(), scale, rtol=1e-12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(offset=st.floats(-1e6, 1e6), size=st.floats(1e-3, 1e3), count=st.integers(2, 6), seed=st.integers(0, 99))
+def test_one_pass_is_as_good_as_two(offset: float, size: float, count: int, seed: int):
+    """Also where the mean is a thousand million times the deviation, and sums of squares would lose all digits."""
+    data = offset + size * np.random.default_rng(seed).standard_normal((count, 3, 5, 1))
+    normaliser = fit_trajectories("channel", ("u",), tensors(data))
+    np.testing.assert_allclose(normaliser.scale.numpy(), [data.std()], rtol=1e-6 if abs(offset) > 1e5 * size else 1e-9)
+    np.testing.assert_allclose(normaliser.mean.numpy(), [data.mean()], rtol=1e-12, atol=1e-12)
+
+
+# --- each kind on numbers that can be checked by hand: two trajectories, two frames, two points
+
+SMALL = np.array([[[0.0, 2.0], [4.0, 2.0]], [[10.0, 10.0], [10.0, 14.0]]])[..., None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "mean", "scale"),
+    [
+        ("none", 0, 1),
+        ("channel", 6.5, np.sqrt((42.25 + 20.25 + 6.25 + 20.25 + 3 * 12.25 + 56.25) / 8)),
+        ("scalar", 6.5, np.sqrt((42.25 + 20.25 + 6.25 + 20.25 + 3 * 12.25 + 56.25) / 7) + 1e-8),
+        # in time: 0, 4 deviate by 2; 2, 2 by 0; 10, 10 by 0; 10, 14 by 2
+        ("temporal", 6.5, 1.0),
+        # means 2 and 11; deviations √2 and √3; the sum starts at 1
+        ("trajectory", 6.5, (1 + np.sqrt(2) + np.sqrt(3)) / 2 + 1e-6),
+    ],
+)
+def test_small_case_by_hand(kind: str, mean: float, scale: float):
+    normaliser = fit_trajectories(kind, ("u",), tensors(SMALL))
+    np.testing.assert_allclose(normaliser.mean.numpy(), [mean], rtol=1e-15)
+    np.testing.assert_allclose(normaliser.scale.numpy(), [scale], rtol=1e-15)
+
+
+def test_pixels_by_hand():
+    normaliser = fit_trajectories("pixel", ("u",), tensors(SMALL))
+    np.testing.assert_allclose(normaliser.mean.numpy(), [[6.0], [7.0]])
+    # 0, 4, 10, 10 about 6 and 2, 2, 10, 14 about 7, over three
+    np.testing.assert_allclose(normaliser.scale.numpy(), np.sqrt([[72 / 3], [108 / 3]]) + 1e-5, rtol=1e-15)
+
+
+def test_velocities_share_one_statistic_and_other_fields_do_not():
+    normaliser = fit_trajectories("trajectory", FIELDS, tensors(flow(3)))
+    assert len(set(normaliser.scale.tolist())) == len(set(normaliser.mean.tolist())) == 2
+    assert normaliser.scale[1] == normaliser.scale[3] != normaliser.scale[0]
+    alone = fit_trajectories("channel", FIELDS, tensors(flow(3)))
+    assert len(set(alone.scale.tolist())) == 4
+
+
+# --- training trajectories only
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_statistics_do_not_know_validation_and_test(kind: str):
+    data = flow(10)
+    parts = split(10, 8, 2, validation=2)
+    spec = WindowSpec(FIELDS, FIELDS, 2, 1, time_stride=2)
+    before = [one.to_dict() for one in fit(kind, Windows(memory(data), parts.train, spec))]
+    changed = data.copy()
+    changed[list((*parts.validation, *parts.test))] = np.nan
+    assert [one.to_dict() for one in fit(kind, Windows(memory(changed), parts.train, spec))] == before
+    if kind != "none":
+        changed = data.copy()
+        changed[parts.train[-1]] *= 1.5
+        assert [one.to_dict() for one in fit(kind, Windows(memory(changed), parts.train, spec))] != before
+
+
+@pytest.mark.parametrize("kind", ["channel", "scalar", "pixel", "temporal", "trajectory"])
+def test_inputs_and_targets_have_their_own_and_see_the_thinned_grid(kind: str):
+    data = flow(4)
+    spec = WindowSpec(FIELDS[2:], (FIELDS[0], FIELDS[2]), 1, 1, time_stride=2, space_stride=2)
+    windows = Windows(memory(data), (0, 2, 3), spec)
+    fields = (*FIELDS[2:], FIELDS[0])
+    thinned = torch.from_numpy(data[[0, 2, 3], ::2, ::2, ::2][..., [2, 3, 0]])
+    together = fit_trajectories(kind, fields, thinned)
+    for part in (windows, windows.resident("cpu")):
+        inputs, targets = fit(kind, part)
+        assert inputs.fields == spec.inputs and targets.fields == spec.targets
+        for got, channels in ((inputs, [0, 1]), (targets, [2, 0])):
+            assert torch.equal(got.mean, together.mean[..., channels])
+            assert torch.equal(got.scale, together.scale[..., channels])
+
+
+# --- constant fields
+
+
+@pytest.mark.parametrize("kind", ["channel", "scalar", "pixel", "temporal", "trajectory"])
+def test_a_constant_field_gets_scale_one_and_is_reported(kind: str):
+    data = flow(3)
+    data[..., 0] = 0.1
+    normaliser = fit_trajectories(kind, FIELDS, tensors(data))
+    assert normaliser.constant == ("pressure",) and torch.all(normaliser.scale[..., 0] == 1)
+    assert torch.all(normaliser.encode(torch.from_numpy(data))[..., 0] == 0)
+    assert normaliser.select(FIELDS[1:]).constant == () and normaliser.select(FIELDS[:1]).constant == ("pressure",)
+    others = fit_trajectories(kind, FIELDS, tensors(flow(3)))
+    assert torch.equal(normaliser.scale[..., 1:], others.scale[..., 1:])
+
+
+def test_a_resting_velocity_component_keeps_the_shared_statistic():
+    data = flow(3)
+    data[..., 3] = 0
+    normaliser = fit_trajectories("trajectory", FIELDS, tensors(data))
+    assert normaliser.constant == ("velocity_z",) and normaliser.scale[3] == normaliser.scale[1] != 1
+
+
+def test_a_field_that_is_constant_only_within_each_trajectory_is_not_constant():
+    data = np.zeros((4, 3, 5, 1)) + np.arange(4.0)[:, None, None, None]
+    normaliser = fit_trajectories("channel", ("viscosity",), tensors(data))
+    assert normaliser.constant == () and normaliser.scale.item() == pytest.approx(np.arange(4.0).std())
+
+
+# --- the map
+
+
+@settings(deadline=None, max_examples=40)
+@given(kind=st.sampled_from(list(KINDS)), seed=st.integers(0, 99), dtype=st.sampled_from(["float32", "float64"]))
+def test_decode_undoes_encode_within_precision(kind: str, seed: int, dtype: str):
+    data = flow(3, seed=seed)
+    normaliser = fit_trajectories(kind, FIELDS, tensors(data))
+    x = torch.from_numpy(data).to(getattr(torch, dtype))
+    there = normaliser.encode(x)
+    back = normaliser.decode(there)
+    assert back.dtype == there.dtype == x.dtype and back.shape == x.shape
+    # Round-off of a sum is relative to its larger term.
+    size = torch.maximum(x.abs(), normaliser.mean.abs().expand_as(x)).to(torch.float64)
+    assert bool(((back - x).abs() <= 4 * torch.finfo(x.dtype).eps * size).all())
+
+
+def test_encoded_training_data_have_mean_zero_and_deviation_one():
+    data = torch.from_numpy(flow(4)).double()
+    encoded = fit_trajectories("channel", FIELDS, data).encode(data).flatten(0, -2)
+    torch.testing.assert_close(encoded.mean(0), torch.zeros(4).double(), rtol=0, atol=1e-10)
+    torch.testing.assert_close(encoded.std(0, correction=0), torch.ones(4).double(), rtol=1e-12, atol=0)
+
+
+def test_half_precision_is_computed_in_single_precision():
+    """300.1 is 300 in bfloat16: a mean kept so would be wrong by four tenths of the scale."""
+    mean, scale = torch.tensor([300.1]).double(), torch.tensor([0.25]).double()
+    normaliser = Normaliser("channel", ("u",), mean, scale)
+    for dtype in (torch.bfloat16, torch.float16):
+        x, y = torch.tensor([[302.0], [298.0]], dtype=dtype), torch.tensor([[0.3337], [-5.0]], dtype=dtype)
+        assert torch.equal(normaliser.encode(x), ((x.double() - mean) / scale).to(dtype))
+        assert torch.equal(normaliser.decode(y), (y.double() * scale + mean).to(dtype))
+
+
+def test_one_normaliser_serves_both_precisions_each_with_its_own_digits():
+    third = torch.tensor([1 / 3], dtype=torch.float64)
+    normaliser = Normaliser("channel", ("u",), third, 3 * third)
+    x = torch.zeros(1)
+    assert normaliser.encode(x).item() == -np.float32(1 / 3)
+    assert normaliser.encode(x.double()).item() == -1 / 3
+    assert normaliser.encode(x).item() == -np.float32(1 / 3)
+
+
+@pytest.mark.parametrize("kind", ["channel", "pixel"])
+def test_compiled_whole_and_once_it_gives_the_same(kind: str):
+    normaliser = fit_trajectories(kind, FIELDS, tensors(flow(3)))
+    x = torch.from_numpy(flow(2, seed=1))
+
+    def both(x: torch.Tensor) -> torch.Tensor:
+        return normaliser.decode(torch.tanh(normaliser.encode(x)))
+
+    torch._dynamo.reset()
+    cold = torch.compile(both, fullgraph=True, backend="aot_eager")(x)
+    assert not normaliser._casts  # a tensor that a graph made must not outlive its run
+    normaliser.prepare("cpu")
+    torch._dynamo.reset()
+    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        warm = [compiled(x) for _ in range(3)]
+    for got in (cold, *warm):
+        torch.testing.assert_close(got, both(x))
+
+
+def test_training_goes_on_after_an_evaluation_in_inference_mode():
+    normaliser = fit_trajectories("channel", FIELDS, tensors(flow(2)))
+    with torch.inference_mode():
+        normaliser.encode(torch.from_numpy(flow(1)))
+    x = torch.from_numpy(flow(1)).requires_grad_()
+    normaliser.decode(normaliser.encode(x) ** 2).sum().backward()
+    torch.testing.assert_close(x.grad, 2 * normaliser.encode(x).detach())
+
+
+# --- saved and loaded
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_json_keeps_every_bit(kind: str):
+    data = flow(3)
+    data[..., 2] = 1
+    normaliser = fit_trajectories(kind, FIELDS, tensors(data))
+    again = Normaliser.from_dict(json.loads(json.dumps(normaliser.to_dict())))
+    assert torch.equal(again.mean, normaliser.mean) and torch.equal(again.scale, normaliser.scale)
+    assert (again.kind, again.fields, again.constant) == (normaliser.kind, normaliser.fields, normaliser.constant)
+    assert again.mean.dtype == torch.float64 and again.to_dict() == normaliser.to_dict()
+
+
+def test_copies_work_and_do_not_share_what_was_put_on_a_device():
+    normaliser = fit_trajectories("channel", FIELDS, tensors(flow(2))).prepare("cpu")
+    x = torch.from_numpy(flow(1))
+    for other in (pickle.loads(pickle.dumps(normaliser)), copy.deepcopy(normaliser)):
+        assert not other._casts and torch.equal(other.encode(x), normaliser.encode(x))
+
+
+# --- errors
+
+
+def good() -> dict:
+    return fit_trajectories("channel", ("u", "v"), [torch.arange(12.0).reshape(2, 3, 2)]).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"means": 1}, 'A normaliser has no entry "means"; near names: mean.'),
+        ({"kind": "chanel"}, 'There is no normaliser "chanel"; near names: channel, scalar, none.'),
+        ({"mean": [1.0]}, "The mean has type torch.float64 and shape (1,); it must be float64 with 2 fields last."),
+        ({"scale": [[1.0, 1.0]]}, "The mean has shape (2,) and the scale (1, 2); they must agree."),
+        (
+            {"scale": [1.0, 0.0]},
+            "A mean or scale is not finite, or a scale is not positive; fit the normaliser again.",
+        ),
+        (
+            {"mean": [1.0, float("nan")]},
+            "A mean or scale is not finite, or a scale is not positive; fit the normaliser again.",
+        ),
+    ],
+)
+def test_entries_that_cannot_be_say_why(change: dict, message: str):
+    with pytest.raises(ValueError) as error:
+        Normaliser.from_dict({**good(), **change})
+    assert str(error.value) == message
+
+
+def test_a_missing_entry_is_named():
+    entries = good()
+    del entries["scale"]
+    with pytest.raises(ValueError, match=r'^The entry "scale" of a normaliser is missing; save it with to_dict\.$'):
+        Normaliser.from_dict(entries)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "message"),
+    [
+        ("median", SMALL, r'^There is no normaliser "median"; near names: .*channel.*\.$'),
+        ("channel", SMALL[:0], "^There are no trajectories to fit a normaliser on; give at least one.$"),
+        (
+            "channel",
+            np.where(SMALL == 14, np.nan, SMALL),
+            r"^Training trajectory number 1 \(counted from 0\) holds values that are not finite; leave it out\.$",
+        ),
+        ("pixel", SMALL[:1, :1], "^One value has no standard deviation; give more training trajectories.$"),
+        (
+            "temporal",
+            np.repeat(SMALL[:, :1] + 0.1, 7, axis=1),
+            '^The field u does not change in time; choose the kind "channel".$',
+        ),
+    ],
+)
+def test_data_that_cannot_be_fitted_say_why(kind: str, data: np.ndarray, message: str):
+    with pytest.raises(ValueError, match=message):
+        fit_trajectories(kind, ("u",), tensors(data))
+
+
+def test_values_of_another_shape_and_unknown_fields_are_refused():
+    normaliser = fit_trajectories("pixel", ("u",), tensors(SMALL))
+    message = r"^Values of shape \(5, 3, 1\) do not end in \(2, 1\), as those of \(u\) must\.$"
+    for use in (normaliser.encode, normaliser.decode):
+        with pytest.raises(ValueError, match=message):
+            use(torch.zeros(5, 3, 1))
+    with pytest.raises(ValueError, match=r'^The normaliser has no field "uu"; near names: u\.$'):
+        normaliser.select(("uu",))

@@ -1,0 +1,398 @@
+"""Windows are plain slices of what is stored, in the numbers the paper counts; no trajectory is in two parts."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from sigmasolver.data.generate import Stream
+from sigmasolver.data.header import Header
+from sigmasolver.data.store import Reader, Writer, open_store
+from sigmasolver.data.windows import Row, Split, Windows, WindowSpec, split
+from sigmasolver.simulate.simulator import Layout
+from sigmasolver.tasks import TASKS
+from tests.data.waves import Waves
+
+FIELDS = ("u", "v", "p")
+
+
+def header(frames: int, grid: tuple[int, ...], fields=FIELDS, boundary="periodic", dtype="float32") -> Header:
+    coordinates = tuple(np.arange(n) / n for n in grid)
+    times = 0.5 * np.arange(1.0, frames + 1)
+    layout = Layout(fields, ("1",) * len(fields), (boundary,) * len(grid), coordinates, times)
+    return Header(layout, "test", {}, dtype=dtype)
+
+
+def values(count: int, head: Header, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, *head.shape)).astype(head.dtype)
+
+
+def store(path: Path, data: np.ndarray, head: Header) -> Reader:
+    with Writer(path, head, len(data)) as writer:
+        writer.append(data)
+    return open_store(path)
+
+
+@dataclass
+class Memory:
+    """The smallest source there is: trajectories by number."""
+
+    header: Header
+    data: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.data[index]
+
+
+def plain(data: np.ndarray, spec: WindowSpec, trajectory: int, start: int) -> tuple[np.ndarray, np.ndarray]:
+    """A window by its definition: thin, cut, choose fields."""
+    space = (slice(None, None, spec.space_stride),) * (data.ndim - 3)
+    thin = data[(trajectory, slice(None, None, spec.time_stride), *space)].astype(np.float32)
+    pick = [[FIELDS.index(name) for name in names] for names in (spec.inputs, spec.targets)]
+    if spec.steady:
+        return thin[start : start + 1][..., pick[0]], thin[start : start + 1][..., pick[1]]
+    middle = start + spec.history
+    return thin[start:middle][..., pick[0]], thin[middle : middle + spec.horizon][..., pick[1]]
+
+
+# --- the paper's counts
+
+
+@pytest.mark.parametrize(
+    ("task", "frames", "thinned", "per_trajectory"),
+    [("kf2d", 320, 160, 134), ("ns2d", 20, 20, 1), ("it3d", 20, 20, 1), ("smoke3d", 20, 20, 1), ("darcy", 1, 1, 1)],
+)
+def test_windows_per_trajectory_are_those_of_the_paper(task: str, frames: int, thinned: int, per_trajectory: int):
+    row = TASKS[task]
+    fields = tuple(dict.fromkeys((*row.inputs, *row.targets)))
+    grid = (row.space_stride * 2,) * len(row.grid)
+    thinning = {"time_stride": row.time_stride, "space_stride": row.space_stride}
+    spec = WindowSpec(row.inputs, row.targets, row.history, row.horizon, row.starts, steady=row.steady, **thinning)
+    head = header(frames, grid, fields)
+    windows = Windows(Memory(head, values(3, head)), (0, 2), spec)
+    assert windows.starts == per_trajectory and len(windows) == 2 * per_trajectory
+    assert len(windows.times) == thinned
+    history, future = windows[0]
+    assert history.shape == (row.history, *windows.grid, len(row.inputs))
+    assert future.shape == (row.horizon, *windows.grid, len(row.targets))
+
+
+def test_kolmogorov_training_has_13400_windows_and_the_figure_400(tmp_path: Path):
+    head = header(320, (2, 2), ("vorticity",))
+    reader = store(tmp_path / "kf.h5", values(120, head), head)
+    names = ("vorticity",)
+    spec = WindowSpec(names, names, 10, 16, starts=134, time_stride=2, space_stride=2)
+    parts = split(len(reader), 100, 20, validation=0, digests=reader.digests)
+    train = Windows(reader, parts.train, spec)
+    rows = train.rows()
+    assert len(train) == len(rows) == 13_400 and len(Windows(reader, parts.test, spec)) == 2_680
+    # One more would fit: the public loader drops it, so the last two stored frames it could reach stay unused.
+    assert rows[133] == Row(0, 266, 286, 316) and rows[134] == Row(1, 0, 20, 50) and rows[-1] == Row(99, 266, 286, 316)
+    every = WindowSpec(names, names, 10, 16, time_stride=2, space_stride=2)
+    assert Windows(reader, (0,), every).rows()[-1] == Row(0, 268, 288, 318)
+    sparse = WindowSpec(names, names, 10, 16, starts=20, stride=7, time_stride=2, space_stride=2)
+    assert len(Windows(reader, parts.test, sparse)) == 400
+
+
+def test_darcy_is_thinned_from_421_to_85_points_and_gives_the_same_frame(tmp_path: Path):
+    head = header(1, (421, 421), ("coefficient", "pressure"), boundary="wall")
+    data = values(1, head)
+    spec = WindowSpec(("coefficient",), ("pressure",), 1, 1, space_stride=5, steady=True)
+    windows = Windows(store(tmp_path / "darcy.h5", data, head), (0,), spec)
+    assert windows.grid == (85, 85) and windows.rows() == [Row(0, 0, 0, 0)]
+    coefficient, pressure = windows[0]
+    np.testing.assert_array_equal(coefficient.numpy(), data[0, :, ::5, ::5, :1])
+    np.testing.assert_array_equal(pressure.numpy(), data[0, :, ::5, ::5, 1:])
+    np.testing.assert_array_equal(windows.coordinates[1], head.layout.coordinates[1][::5])
+
+
+# --- windows are slices
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[WindowSpec, Header, tuple[int, ...]]:
+    number = st.integers(1, 3)
+    names = st.lists(st.sampled_from(FIELDS), min_size=1, unique=True).map(tuple)
+    steady = draw(st.booleans())
+    inputs, targets = draw(names), draw(names)
+    assume(not (steady and set(inputs) & set(targets)))
+    history, horizon = (1, 1) if steady else (draw(number), draw(number))
+    space, time, stride = draw(number), draw(number), draw(number)
+    grid = tuple(space * n for n in draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
+    frames = time * (history + horizon) + draw(st.integers(0, 6))
+    spec = WindowSpec(inputs, targets, history, horizon, None, stride, time, space, steady)
+    spec = replace(spec, starts=draw(st.none() | st.integers(1, spec.starts_in(frames))))
+    trajectories = draw(st.lists(st.integers(0, 3), min_size=1, unique=True).map(tuple))
+    return spec, header(frames, grid, dtype=draw(st.sampled_from(["float32", "float16"]))), trajectories
+
+
+@settings(deadline=None, max_examples=60)
+@given(case=cases())
+def test_windows_of_a_store_are_plain_slices_and_residents_are_the_same_bit_for_bit(case, tmp_path_factory):
+    spec, head, trajectories = case
+    data = values(4, head)
+    with store(tmp_path_factory.mktemp("w") / "w.h5", data, head) as reader:
+        windows = Windows(reader, trajectories, spec)
+        resident = windows.resident("cpu")
+        memory = Windows(Memory(head, data), trajectories, spec)
+        expected = [
+            plain(data, spec, trajectory, start * spec.stride)
+            for trajectory in trajectories
+            for start in range(windows.starts)
+        ]
+        assert len(windows) == len(resident) == len(windows.rows()) == len(expected)
+        order = [*reversed(range(len(windows))), -1, 0]
+        for view in (windows, resident, memory):
+            together = view.batch(order)
+            assert all(part.dtype == torch.float32 for part in together)
+            for place, index in enumerate(order):
+                for got, want, one in zip(together, expected[index], view[index], strict=True):
+                    np.testing.assert_array_equal(got[place].numpy(), want)
+                    np.testing.assert_array_equal(one.numpy(), want)
+        assert resident.values.element_size() == np.dtype(head.dtype).itemsize
+        assert windows.nbytes() == resident.values.nbytes
+        for whole, same, trajectory in zip(windows.each(), resident.each(), trajectories, strict=True):
+            assert torch.equal(whole, same) and whole.shape == (len(windows.times), *windows.grid, len(windows.fields))
+            space = (slice(None, None, spec.space_stride),) * len(head.grid)
+            picked = data[(trajectory, slice(None, None, spec.time_stride), *space)]
+            np.testing.assert_array_equal(whole.numpy(), picked[..., [FIELDS.index(name) for name in windows.fields]])
+
+
+def test_rows_name_the_stored_frames_that_windows_hold(tmp_path: Path):
+    """Every value of the store is its own frame number, so a window shows which frames it was cut from."""
+    head = header(23, (2,))
+    data = np.broadcast_to(np.arange(23, dtype=np.float32)[:, None, None], (2, *head.shape))
+    spec = WindowSpec(("u",), ("p",), 3, 2, stride=2, time_stride=2)
+    windows = Windows(store(tmp_path / "frames.h5", data, head), (1, 0), spec)
+    assert [row.trajectory for row in windows.rows()] == [1] * 4 + [0] * 4
+    for row, (history, future) in zip(windows.rows(), windows, strict=True):
+        assert row.history == history[0, 0, 0] and history[-1, 0, 0] + 2 == future[0, 0, 0]
+        assert (row.future, row.last) == (future[0, 0, 0], future[-1, 0, 0])
+    np.testing.assert_array_equal(windows.times, head.layout.times[::2])
+
+
+def test_windows_of_a_stream_are_those_of_its_store(tmp_path: Path):
+    waves = Waves(grid=6, frames=7)
+    stream = Stream(waves, seed=5, count=4)
+    data = torch.stack(list(stream)).numpy()
+    spec = WindowSpec(("height", "slope"), ("slope",), 2, 3, space_stride=2)
+    kept = Windows(store(tmp_path / "waves.h5", data, stream.header), (3, 1), spec)
+    for source in (stream, Stream(waves, seed=5)):
+        made = Windows(source, (3, 1), spec)
+        for view in (made, made.resident("cpu")):
+            for got, want in zip(view.batch(range(len(kept))), kept.batch(range(len(kept))), strict=True):
+                assert torch.equal(got, want)
+
+
+def test_windows_go_to_workers_by_pickle_and_by_fork(tmp_path: Path):
+    head = header(6, (4, 3))
+    windows = Windows(store(tmp_path / "a.h5", values(3, head), head), (0, 1, 2), WindowSpec(("u",), ("u", "p"), 2, 2))
+    windows[0]
+    copy = pickle.loads(pickle.dumps(windows))
+    loader = DataLoader(windows, batch_size=4, num_workers=2)
+    for start, batch in zip(range(0, 9, 4), loader, strict=True):
+        indices = range(start, min(start + 4, 9))
+        for got, want, other in zip(batch, windows.batch(indices), copy.batch(indices), strict=True):
+            assert torch.equal(got, want) and torch.equal(other, want)
+
+
+def test_a_half_precision_resident_rounds_and_takes_half_the_room():
+    head = header(5, (4,))
+    data = values(2, head)
+    windows = Windows(Memory(head, data), (0, 1), WindowSpec(FIELDS, FIELDS, 2, 2))
+    half = windows.resident("cpu", "float16")
+    assert windows.nbytes("float16") * 2 == windows.nbytes() and half.values.nbytes == windows.nbytes("float16")
+    assert windows.fits(windows.nbytes()) and not windows.fits(windows.nbytes() - 1)
+    rounded = Windows(Memory(head, data.astype(np.float16).astype(np.float32)), (0, 1), windows.spec)
+    for got, want in zip(half.batch([3, 0]), rounded.batch([3, 0]), strict=True):
+        assert torch.equal(got, want)
+    data[1, 0, 0, 0] = 1e5
+    with pytest.raises(ValueError, match=r"^Trajectory 1 holds values too large for float16; .*float32\.$"):
+        windows.resident("cpu", "float16")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_resident_on_a_gpu_never_makes_the_host_wait():
+    head = header(9, (8, 8))
+    windows = Windows(Memory(head, values(5, head)), range(5), WindowSpec(("v", "u"), ("p",), 3, 2))
+    resident = windows.resident("cuda")
+    indices = torch.tensor([7, -1, 0, -len(windows), 12], device="cuda")
+    resident.batch(indices)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        batches = [resident.batch(indices), resident.batch([4, -1, 0])]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for got, chosen in zip(batches, (indices.tolist(), [4, -1, 0]), strict=True):
+        for part, want in zip(got, windows.batch(chosen), strict=True):
+            assert torch.equal(part.cpu(), want)
+
+
+# --- splits
+
+
+def test_the_first_train_the_last_test_and_the_end_of_training_validates():
+    assert split(1200, 1000, 200, validation=0) == Split(tuple(range(1000)), (), tuple(range(1000, 1200)))
+    parts = split(30, 12, 5)
+    assert parts == Split(tuple(range(11)), (11,), tuple(range(25, 30)))
+    assert split(30, 12, 5, validation=3).validation == (9, 10, 11)
+    assert split(30, 12, 5, validation=0.25).validation == (9, 10, 11)
+    assert split(30, 12, 5, validation=0.001).validation == (11,)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(2, 40), st.integers(1, 40), st.integers(0, 9), st.floats(0, 0.5) | st.integers(1, 40))
+def test_parts_never_meet_and_validation_never_touches_the_test(train, test, unused, validation):
+    assume(validation < train)
+    parts = split(train + test + unused, train, test, validation)
+    assert (*parts.train, *parts.validation) == tuple(range(train))
+    assert parts.test == tuple(range(train + unused, train + unused + test))
+    assert parts.train and bool(parts.validation) == (validation > 0)
+
+
+def test_the_same_trajectory_under_two_numbers_is_found(tmp_path: Path):
+    head = header(3, (4,))
+    data = values(6, head)
+    data[1] = data[0]
+    digests = store(tmp_path / "twins.h5", data, head).digests
+    split(6, 4, 2, digests=digests)  # twins within one part leak nothing
+    data[5] = data[2]
+    digests = store(tmp_path / "leak.h5", data, head).digests
+    split(5, 4, 1, digests=digests)
+    message = r"^Trajectory 5 of the test part has the same values as 2 of the train part; leave one of them out\.$"
+    with pytest.raises(ValueError, match=message):
+        split(6, 4, 2, digests=digests)
+    with pytest.raises(ValueError, match=message):
+        Split((2, 0), (), (5,)).check(digests)
+
+
+AGAIN = "Trajectory {} is in the train part and again in the {} part; name every trajectory once."
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (((), (1,), (2,)), "The training part is empty; give it at least one trajectory."),
+        (((0, 1), (2,), (3, 1)), AGAIN.format(1, "test")),
+        (((0, 0), (), (3,)), AGAIN.format(0, "train")),
+        (((0,), (), (-1,)), "Trajectory -1 of the test part is not counted from 0."),
+    ],
+)
+def test_parts_that_cannot_be_say_why(parts, message):
+    with pytest.raises(ValueError) as error:
+        Split(*parts)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((10, 0, 2), "0 trajectories to train and 2 to test were asked for; ask for at least one each."),
+        ((10, 3, 0), "3 trajectories to train and 0 to test were asked for; ask for at least one each."),
+        ((10, 8, 3), "8 trajectories to train and 3 to test are 11, but there are only 10."),
+        ((10, 8, 2, 2.5), "validation is 2.5; give a fraction below 1 or a whole number of trajectories."),
+        ((10, 8, 2, -1), "validation is -1; give a fraction below 1 or a whole number of trajectories."),
+        ((10, 8, 2, 8), "Validating on 8 of 8 training trajectories leaves none to train on; take fewer."),
+        ((10, 1, 2), "Validating on 1 of 1 training trajectories leaves none to train on; take fewer."),
+    ],
+)
+def test_splits_that_cannot_be_say_why(arguments, message):
+    with pytest.raises(ValueError) as error:
+        split(*arguments)
+    assert str(error.value) == message
+
+
+def test_a_split_of_more_trajectories_than_a_store_has_says_so():
+    with pytest.raises(ValueError, match=r"^The test part wants trajectory 7, but there are 4, counted from 0\.$"):
+        Split((0,), (1,), (7,)).check([bytes([n]) for n in range(4)])
+
+
+# --- errors
+
+STEADY = (None, 1, 1, 1, True)
+ANSWER = "A steady task would be given its own answer: v is both input and target."
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (((), ("u",), 1, 1), "The inputs are (); name at least one field, and each only once."),
+        ((("u",), ("p", "p"), 1, 1), "The targets are (p, p); name at least one field, and each only once."),
+        ((("u",), ("u",), 0, 1), "history is 0; it must be at least 1."),
+        ((("u",), ("u",), 1, 1, 0), "starts is 0; it must be at least 1."),
+        ((("u",), ("u",), 1, 1, None, 1, -2), "time_stride is -2; it must be at least 1."),
+        ((("u",), ("p",), 2, 1, *STEADY), "A steady task has one frame in and one out, not 2 and 1."),
+        ((("u", "v"), ("v",), 1, 1, *STEADY), ANSWER),
+    ],
+)
+def test_specs_that_cannot_be_say_why(spec, message):
+    with pytest.raises(ValueError) as error:
+        WindowSpec(*spec)
+    assert str(error.value) == message
+
+
+ONE = WindowSpec(("u",), ("u",), 1, 1)
+LONG = "A window needs {} frames, but 10 stored frames with time_stride {} leave {}; shorten history or horizon."
+MANY = "6 windows per trajectory were asked for, but only 5 fit into 10 frames."
+SEAM = (
+    "space_stride 4 does not divide the 6 points of the periodic axis x, so the thinned grid would not be periodic; "
+    "choose a divisor."
+)
+TWICE = "A trajectory is named twice among those to cut windows from; name each only once."
+
+
+@pytest.mark.parametrize(
+    ("trajectories", "spec", "message"),
+    [
+        ((0,), replace(ONE, history=6, horizon=5), LONG.format(11, 1, 10)),
+        ((0,), replace(ONE, history=2, horizon=2, time_stride=4), LONG.format(4, 4, 3)),
+        ((0,), replace(ONE, starts=6, stride=2), MANY),
+        ((0,), replace(ONE, targets=("pp",)), 'There is no field "pp"; near names: p.'),
+        ((0,), replace(ONE, space_stride=4), SEAM),
+        ((0,), replace(ONE, space_stride=7), "space_stride 7 is wider than axis x with its 6 points."),
+        ((), ONE, "There are no trajectories to cut windows from; name at least one."),
+        ((0, 3), ONE, "There is no trajectory 3: there are 3, counted from 0."),
+        ((-1,), ONE, "There is no trajectory -1: there are 3, counted from 0."),
+        ((1, 1), ONE, TWICE),
+    ],
+)
+def test_windows_that_cannot_be_say_why(trajectories, spec, message):
+    head = header(10, (6, 8))
+    with pytest.raises(ValueError) as error:
+        Windows(Memory(head, values(3, head)), trajectories, spec)
+    assert str(error.value) == message
+
+
+def test_an_endless_stream_has_no_last_trajectory_to_refuse_but_no_negative_one():
+    stream = Stream(Waves(grid=4), seed=0)
+    spec = WindowSpec(("height",), ("height",), 1, 1)
+    assert torch.equal(Windows(stream, (10**6,), spec)[0][0][0], stream[10**6][0, ..., :1])
+    with pytest.raises(ValueError, match=r"^There is no trajectory -1: they are counted from 0\.$"):
+        Windows(stream, (-1,), spec)
+
+
+def test_indices_out_of_range_and_odd_sources_are_refused():
+    head = header(4, (3,))
+    windows = Windows(Memory(head, values(2, head)), (0, 1), WindowSpec(("u",), ("u",), 2, 1))
+    for view in (windows, windows.resident("cpu")):
+        for index in (4, -5):
+            with pytest.raises(IndexError, match=rf"^There is no window {index}: there are 4, counted from 0\.$"):
+                view.batch([0, index])
+        with pytest.raises(ValueError, match=r"^A batch of no windows was asked for; ask for at least one\.$"):
+            view.batch([])
+    with pytest.raises(ValueError, match=r"^Trajectories are held as float32 or float16, not as 'float8'\.$"):
+        windows.resident("cpu", "float8")
+    other = Windows(Memory(head, values(2, header(5, (3,)))), (1,), windows.spec)
+    with pytest.raises(ValueError, match=r"^Trajectory 1 has shape \(5, 3, 3\), but its header tells \(4, 3, 3\)\.$"):
+        other.batch([0])

@@ -1,0 +1,175 @@
+"""Forecaster and rollout: units, folding, feeding back, teacher forcing, conditions, walls, and stopping."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from sigmasolver.data.normalise import Normaliser
+from sigmasolver.forecast import Forecaster, rollout
+
+F64 = torch.float64
+
+
+def normaliser(fields, mean=None, scale=None):
+    mean = torch.zeros(len(fields), dtype=F64) if mean is None else torch.tensor(mean, dtype=F64)
+    scale = torch.ones(len(fields), dtype=F64) if scale is None else torch.tensor(scale, dtype=F64)
+    return Normaliser("channel", tuple(fields), mean, scale)
+
+
+class Shift(nn.Module):
+    """Exact advection by one point per frame: frame t+k is the last frame shifted by k."""
+
+    def __init__(self, block, fields=1):
+        super().__init__()
+        self.block, self.fields = block, fields
+
+    def forward(self, x):
+        last = x[..., -self.fields :]
+        return torch.cat([last.roll(k, dims=1) for k in range(1, self.block + 1)], dim=-1)
+
+
+class Slope(nn.Module):
+    """Linear extrapolation from the last two of three frames; another function of every input frame."""
+
+    def forward(self, x):
+        return 2 * x[..., 2:3] - x[..., 1:2] + 0.1 * torch.tanh(x[..., 0:1])
+
+
+def wave(frames, n=16):
+    x = torch.arange(n, dtype=F64) * (2 * math.pi / n)
+    return torch.stack([torch.sin(x - t * 2 * math.pi / n) for t in range(frames)])[None, ..., None]
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 5])
+@pytest.mark.parametrize("horizon", [1, 4, 7])
+def test_an_exact_model_rolls_out_exactly(block, horizon):
+    truth = wave(2 + horizon)
+    fields = normaliser(["u"], [0.3], [2.0])
+    result = rollout(Forecaster(Shift(block), fields, fields, block), truth[:, :2], horizon)
+    torch.testing.assert_close(result.frames, truth[:, 2:], rtol=0, atol=1e-13)
+    assert result.stopped is None and str(result) == f"all {horizon} frames are finite"
+
+
+def test_the_network_sees_normalised_frames_in_order():
+    seen = []
+
+    class Watch(nn.Module):
+        def forward(self, x):
+            seen.append(x)
+            return x[..., -2:]
+
+    fields = normaliser(["u", "v"], [1.0, -2.0], [2.0, 4.0])
+    history = torch.randn(1, 3, 4, 5, 2, dtype=F64)
+    forecast = Forecaster(Watch(), fields, fields, 1)(history)
+    expected = torch.cat([(history[:, t] - fields.mean) / fields.scale for t in range(3)], dim=-1)
+    torch.testing.assert_close(seen[0], expected, rtol=0, atol=1e-15)
+    torch.testing.assert_close(forecast[:, 0], history[:, -1], rtol=0, atol=1e-15)
+
+
+def test_free_rollout_is_repeated_application_and_teacher_forcing_is_not():
+    forecaster = Forecaster(Slope(), normaliser(["u"]), normaliser(["u"]), 1)
+    frames = torch.randn(2, 3 + 4, 6, 1, dtype=F64)
+    history, truth = frames[:, :3], frames[:, 3:]
+    free, forced = rollout(forecaster, history, 4), rollout(forecaster, history, 4, truth)
+    window = history
+    for lead in range(4):
+        step = forecaster(window)
+        torch.testing.assert_close(free.frames[:, lead : lead + 1], step, rtol=0, atol=0)
+        window = torch.cat((window, step), 1)[:, 1:]
+        alone = forecaster(frames[:, lead : lead + 3])
+        torch.testing.assert_close(forced.frames[:, lead : lead + 1], alone, rtol=0, atol=0)
+    assert torch.equal(free.frames[:, 0], forced.frames[:, 0])
+    assert (free.frames[:, 1:] - forced.frames[:, 1:]).abs().max() > 1e-2
+
+
+def test_rolling_out_from_the_truth_of_a_perfect_model_changes_nothing():
+    truth = wave(2 + 6)
+    forecaster = Forecaster(Shift(2), normaliser(["u"]), normaliser(["u"]), 2)
+    free, forced = rollout(forecaster, truth[:, :2], 6), rollout(forecaster, truth[:, :2], 6, truth[:, 2:])
+    torch.testing.assert_close(free.frames, forced.frames, rtol=0, atol=1e-14)
+
+
+def test_lower_walls_hold_in_forecasts_and_in_what_is_fed_back():
+    fields = ("density", "velocity_x", "velocity_y", "velocity_z")
+    scaling = normaliser(fields, [0.5, 0.1, -0.2, 0.3], [1.0, 2.0, 3.0, 4.0])
+    seen = []
+
+    class Watch(nn.Module):
+        def forward(self, x):
+            seen.append(x)
+            return x + 1
+
+    history = torch.randn(1, 1, 4, 5, 3, 4, dtype=F64)
+    result = rollout(Forecaster(Watch(), scaling, scaling, 1, boundary="lower-walls"), history, 2).frames
+    for axis in range(3):
+        wall = result[..., axis + 1].select(axis + 2, 0)
+        assert wall.abs().max() == 0
+        fed = seen[1][..., axis + 1].select(axis + 1, 0)
+        expected = -scaling.mean[axis + 1] / scaling.scale[axis + 1]
+        torch.testing.assert_close(fed, expected.expand_as(fed), rtol=0, atol=1e-15)
+        inside = result[..., axis + 1].narrow(axis + 2, 1, 1)
+        assert inside.abs().min() > 0
+    assert result[..., 0].abs().min() > 0, "density is left alone"
+
+
+def test_conditions_are_constant_channels_in_the_order_of_their_names():
+    class Last(nn.Module):
+        def forward(self, x):
+            return x[..., -2:-1] - 10 * x[..., -1:]
+
+    forecaster = Forecaster(Last(), normaliser(["u"]), normaliser(["u"]), 1, conditions=("reynolds", "step"))
+    given = {"step": torch.tensor([1.0, 2.0]), "reynolds": torch.tensor([100.0, 200.0])}
+    frames = rollout(forecaster, torch.zeros(2, 1, 4, 4, 1), 2, conditions=given).frames
+    assert (frames[0] == 90).all() and (frames[1] == 180).all()
+    for wrong in (None, {"reynolds": torch.ones(2)}, {**given, "drag": torch.ones(2)}):
+        with pytest.raises(ValueError, match="takes the conditions reynolds, step"):
+            forecaster(torch.zeros(2, 1, 4, 4, 1), wrong)
+    with pytest.raises(ValueError, match="one number for each of 2 samples"):
+        forecaster(torch.zeros(2, 1, 4, 4, 1), {**given, "step": torch.ones(3)})
+
+
+def test_a_forecast_that_blows_up_stops_and_says_where():
+    class Explode(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return torch.cat((x, x * (torch.inf if self.calls == 2 else 1.0)), dim=-1)
+
+    model = Explode()
+    result = rollout(Forecaster(model, normaliser(["u"]), normaliser(["u"]), 2), torch.ones(2, 1, 5, 1), 9)
+    assert result.stopped == 4 and model.calls == 2
+    assert torch.isfinite(result.frames[:, :3]).all() and torch.isnan(result.frames[:, 4:]).all()
+    assert "lead 4 of 9" in str(result)
+
+
+def test_gradients_pass_through_a_rollout():
+    model = nn.Linear(1, 1).double()
+    forecaster = Forecaster(model, normaliser(["u"], [0.0], [3.0]), normaliser(["u"], [0.0], [3.0]), 1)
+    rollout(forecaster, torch.ones(1, 1, 4, 1, dtype=F64), 3).frames.sum().backward()
+    assert model.weight.grad is not None and model.weight.grad.abs() > 0
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda f, h: rollout(f, h, 0), "at least one"),
+        (lambda f, h: rollout(f, h, 4, torch.zeros(1, 3, 4, 1)), "3 true frames for a horizon of 4"),
+        (lambda f, h: Forecaster(f.model, f.inputs, f.targets, 1, boundary="upper-walls"), "near names: lower-walls"),
+        (lambda f, h: Forecaster(nn.Identity(), f.inputs, f.targets, 2)(h), "not 2 whole frames"),
+    ],
+)
+def test_mistakes_are_one_sentence(call, says):
+    forecaster = Forecaster(Shift(1), normaliser(["u"]), normaliser(["u"]), 1)
+    with pytest.raises(ValueError, match=says):
+        call(forecaster, torch.zeros(1, 1, 4, 1))
+
+
+def test_a_forecast_of_other_fields_cannot_be_fed_back():
+    forecaster = Forecaster(Shift(1), normaliser(["a", "b"]), normaliser(["u"]), 1)
+    history = torch.zeros(1, 1, 4, 2)
+    assert rollout(forecaster, history, 1).frames.shape == (1, 1, 4, 1)
+    with pytest.raises(ValueError, match="cannot be fed back"):
+        rollout(forecaster, history, 2)

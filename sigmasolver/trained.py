@@ -8,7 +8,7 @@ import torch
 
 from sigmasolver.data.normalise import Normaliser
 from sigmasolver.forecast import Forecaster
-from sigmasolver.models import build_model
+from sigmasolver.models import build_solver
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_tensors, write_tensors
 
@@ -18,19 +18,7 @@ __all__ = ["build", "load", "save"]
 def build(recipe: Recipe, inputs: Normaliser, targets: Normaliser) -> Forecaster:
     """An untrained forecaster; the recipe's seed fixes its weights."""
     torch.manual_seed(recipe.train.seed)
-    config = recipe.model.config(recipe.task)
-    model = build_model(
-        recipe.model.name,
-        grid=config.grid,
-        in_channels=config.in_channels,
-        out_channels=config.out_channels,
-        width=config.width,
-        depth=config.depth,
-        heads=config.heads,
-        slices=config.slices,
-        modes=config.modes,
-        options=config.options,
-    )
+    model = build_solver(recipe.model.name, recipe.model.config(recipe.task))
     return Forecaster(model, inputs, targets, recipe.task.block, recipe.task.boundary)
 
 

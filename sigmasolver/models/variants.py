@@ -12,7 +12,7 @@ from sigmasolver.models.config import Options, SolverConfig
 from sigmasolver.models.solver import Solver
 from sigmasolver.settings import row
 
-__all__ = ["VARIANTS", "build_model", "count_parameters", "list_models", "matched_width"]
+__all__ = ["VARIANTS", "build_model", "build_solver", "count_parameters", "list_models", "matched_width"]
 
 SIGMA = BlockSpec()
 VARIANTS: dict[str, BlockSpec] = {
@@ -49,17 +49,22 @@ def build_model(
     options: Options | None = None,
 ) -> Solver:
     """A freshly initialised solver; `torch.manual_seed` before the call fixes its weights."""
-    spec = row(VARIANTS, name, "model")
+    row(VARIANTS, name, "model")  # an unknown name is the first thing to say
     config = SolverConfig(
         grid, in_channels, out_channels, width, depth, heads, slices, modes, Options() if options is None else options
     )
-    return Solver(spec, config)
+    return build_solver(name, config)
+
+
+def build_solver(name: str, config: SolverConfig) -> Solver:
+    """`build_model` for sizes that are already one value."""
+    return Solver(row(VARIANTS, name, "model"), config)
 
 
 def count_parameters(name: str, config: SolverConfig) -> int:
     """Real numbers to be learned; built without memory, so that any size can be asked for."""
     with torch.device("meta"):
-        return sum(p.numel() for p in Solver(row(VARIANTS, name, "model"), config).parameters())
+        return sum(p.numel() for p in build_solver(name, config).parameters())
 
 
 def matched_width(name: str, config: SolverConfig, target: int | None = None) -> int:

@@ -5,8 +5,8 @@
     a  coefficient (permeability)     u  pressure     f  source     K  points a side     h = 1/(K-1)
 
 1. a at the K×K cell centres (i+1/2)/K goes to the K×K nodes i/(K-1) by a not-a-knot cubic spline. It
-   overshoots at the interfaces, so node values are clipped to [low, high]: 0.07 % in u, and the matrix stays
-   positive definite.
+   overshoots at the interfaces, so node values are clipped to [low, high]: well below a percent in u (a test
+   holds it), and the matrix stays positive definite.
 2. Five-point flux form on the interior nodes, face coefficient = mean of its two nodes.
 3. u goes back to the cell centres by the same kind of spline: its outermost rows lie half a cell from the
    wall and are not zero.

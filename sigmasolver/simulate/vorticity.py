@@ -134,8 +134,8 @@ class _Stepper:
 class Vorticity(Simulator):
     """Vorticity `(frames, stored, stored, 1)` at times burn_in + interval, burn_in + 2 interval, ...
 
-    The defaults are NS2D. Its published generator is `scheme="euler", step=1e-4`: ten times the work, and a
-    difference of 2 % at the last frame, where the flow amplifies any difference.
+    The defaults are NS2D. Its published generator is `scheme="euler", step=1e-4`: ten times the work, and
+    differences that the flow amplifies over twenty time units.
     """
 
     name: ClassVar[str] = "vorticity"

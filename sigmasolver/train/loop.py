@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 
@@ -37,6 +37,7 @@ class Progress:
     """Mean since the last look."""
 
 
+@lru_cache(maxsize=2)
 def order(seed: int, epoch: int, count: int) -> torch.Tensor:
     """The windows 0 ... count - 1 in the order of this epoch."""
     digest = hashlib.sha256(f"order/{seed}/{epoch}".encode()).digest()
@@ -78,13 +79,15 @@ def train(
         epoch, inside = divmod(step, per_epoch)
         return order(plan.seed, epoch, len(windows))[inside * batch : (inside + 1) * batch]
 
+    # TF32 is torch's own global switch; bf16 runs its float32 remainder in TF32 too.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = plan.precision != "float32"
     model.train()
     began, start = time.monotonic(), first
     for step in range(first, steps):
         history, future = (part.to(device) for part in windows.batch(members(step)))
         for group in optimiser.param_groups:
             group["lr"] = float(cycle.rate(step))
-        with _precision(plan.precision, device):
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=plan.precision == "bf16"):
             loss = objective(forecaster, history, future, price)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
@@ -95,18 +98,13 @@ def train(
         if (step + 1) % look == 0 or step + 1 == steps:
             mean = _read_losses(losses, step, members)
             rate = (step + 1 - start) / (time.monotonic() - began)
+            _keep(run, model, optimiser, step + 1)  # before the row: a kill between them never repeats a row
             append_row(run.log, {"step": step + 1, "epoch": step // per_epoch, "loss": mean, "steps_per_second": rate})
-            _keep(run, model, optimiser, step + 1)
             losses.clear()
             if watch is not None:
                 watch(Progress(step + 1, steps, mean))
     model.eval()
     save(run, forecaster, steps, fingerprint)
-
-
-def _precision(name: str, device: torch.device) -> torch.autocast:
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name != "float32"
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=name == "bf16")
 
 
 def _read_losses(losses: list[torch.Tensor], last: int, members: Callable[[int], torch.Tensor]) -> float:

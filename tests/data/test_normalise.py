@@ -6,7 +6,6 @@ import copy
 import json
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -18,20 +17,9 @@ from sigmasolver.data.header import Header
 from sigmasolver.data.normalise import KINDS, Normaliser, fit, fit_trajectories
 from sigmasolver.data.windows import Windows, WindowSpec, split
 from sigmasolver.simulate.simulator import Layout
+from tests.data.memory import Memory
 
 FIELDS = ("pressure", "velocity_x", "velocity_y", "velocity_z")
-
-
-@dataclass
-class Memory:
-    header: Header
-    data: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        return self.data[index]
 
 
 def memory(data: np.ndarray, fields: tuple[str, ...] = FIELDS) -> Memory:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from sigmasolver.data.store import Reader, Writer, open_store
 from sigmasolver.data.windows import Row, Split, Windows, WindowSpec, split
 from sigmasolver.simulate.simulator import Layout
 from sigmasolver.tasks import TASKS
+from tests.data.memory import Memory
 from tests.data.waves import Waves
 
 FIELDS = ("u", "v", "p")
@@ -39,20 +40,6 @@ def store(path: Path, data: np.ndarray, head: Header) -> Reader:
     with Writer(path, head, len(data)) as writer:
         writer.append(data)
     return open_store(path)
-
-
-@dataclass
-class Memory:
-    """The smallest source there is: trajectories by number."""
-
-    header: Header
-    data: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        return self.data[index]
 
 
 def plain(data: np.ndarray, spec: WindowSpec, trajectory: int, start: int) -> tuple[np.ndarray, np.ndarray]:

@@ -44,10 +44,8 @@ def test_every_block_changes_the_output(small_model, name):
     assert torch.equal(model(x), whole)
 
 
-@pytest.mark.parametrize("name", list_models())
+@pytest.mark.parametrize("name", [name for name in list_models() if name != "transolver-sigma"])
 def test_rows_are_different_functions_of_the_same_input(small_model, name):
-    if name == "transolver-sigma":
-        return
     sigma, other = small_model(), small_model(name)
     shared = {k: v for k, v in sigma.state_dict().items() if other.state_dict().get(k, v).shape == v.shape}
     other.load_state_dict(shared, strict=False)

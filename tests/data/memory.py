@@ -1,0 +1,21 @@
+"""A source of trajectories that are held in memory."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sigmasolver.data.header import Header
+
+
+@dataclass
+class Memory:
+    """The smallest source there is: trajectories by number."""
+
+    header: Header
+    data: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.data[index]

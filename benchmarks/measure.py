@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
-__all__ = ["append_rows", "compare", "provenance"]
+__all__ = ["append_rows", "compare"]
 
 
 def compare(candidates: Mapping[str, Callable[[], object]], device: torch.device, repeats: int) -> dict[str, float]:
@@ -35,27 +32,6 @@ def compare(candidates: Mapping[str, Callable[[], object]], device: torch.device
         for name, call in candidates.items():
             times[name].append(once(call))
     return {name: statistics.median(values) for name, values in times.items()}
-
-
-def provenance(device: torch.device) -> dict[str, object]:
-    """Machine, library and commit (from git, or from SIGMASOLVER_COMMIT where there is no checkout)."""
-    git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
-    gpu = device.type == "cuda"
-    return {
-        "commit": git.stdout.strip() or os.environ.get("SIGMASOLVER_COMMIT") or "unknown",
-        "machine": torch.cuda.get_device_name() if gpu else f"{_processor()}, {torch.get_num_threads()} threads",
-        "torch": torch.__version__,
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-    }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def append_rows(path: Path, rows: list[dict[str, object]]) -> None:

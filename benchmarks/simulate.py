@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from measure import append_rows, provenance
+from measure import append_rows
 
+from sigmasolver.runs import provenance
 from sigmasolver.simulate import SIMULATORS, Simulator
 from sigmasolver.simulate.turbulence import IT3D
 from sigmasolver.simulate.vorticity import DEMO, KF2D, NS2D

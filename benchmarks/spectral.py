@@ -15,11 +15,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from measure import append_rows, compare, provenance
+from measure import append_rows, compare
 
 from sigmasolver.models import build_model
 from sigmasolver.models.spectral import SpectralOperator
 from sigmasolver.ops.fourier import axis_fourier, axis_fourier_rfft
+from sigmasolver.runs import provenance
 
 FORMS = {"gemm": axis_fourier, "rfft": axis_fourier_rfft}
 SEED = 0

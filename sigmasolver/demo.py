@@ -1,70 +1,126 @@
-"""The first thing a newcomer runs: the model at the size of the Darcy task, two grids, and the whole family."""
+"""The first thing a newcomer runs: a small turbulent flow, three models of one size, their forecasts on a page.
+
+    simulate 64 flows -> train on 56 (6 of them validate) -> forecast the 8 that no model has seen -> table, page.html
+
+Everything is the ordinary path of the package with small numbers: the same simulator, trainer, evaluation and page.
+"""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from sigmasolver.models import SolverConfig, build_model, count_parameters, list_models, matched_width
+from sigmasolver.data.generate import generate
+from sigmasolver.data.store import open_store
+from sigmasolver.data.windows import Windows
+from sigmasolver.evaluate import evaluate_run
+from sigmasolver.forecast import rollout
+from sigmasolver.models import Options, matched_width
+from sigmasolver.parallel import World
+from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
+from sigmasolver.report.page import write_page
+from sigmasolver.report.study import Maps, Study
+from sigmasolver.report.tables import comparison, curves
+from sigmasolver.runs import Run
+from sigmasolver.simulate.vorticity import DEMO
+from sigmasolver.tasks import Task
+from sigmasolver.terminal import print_scores, progress, training
+from sigmasolver.train.job import train_run
+from sigmasolver.trained import load
 
-__all__ = ["run"]
+__all__ = ["MODELS", "Size", "run"]
 
-SEED = 0
-FINE = 421
-STRIDES = (5, 3)
-"""Every fifth and every third point of a 421-point axis: the 85- and 141-point grids of the Darcy task."""
+MODELS = ("transolver-sigma", "physolver", "specsolver")
+SEED = 42
 
 
-def smooth_field(points: int) -> torch.Tensor:
-    """A random field of the lowest sine waves on the closed unit square, (1, points, points, 1)."""
-    x = torch.linspace(0, torch.pi, points)
-    waves = torch.sin(torch.outer(torch.arange(1, 7), x))
-    amplitudes = torch.randn(6, 6) / torch.arange(1, 7).square()[:, None] / torch.arange(1, 7).square()
-    return (waves.T @ amplitudes @ waves)[None, ..., None]
+@dataclass(frozen=True)
+class Size:
+    """How much is simulated and learned; the rest of the demo does not change."""
+
+    flows: int = 64
+    test: int = 8
+    updates: int = 600
 
 
-def run(console: Console) -> None:
-    torch.manual_seed(SEED)
-    model = build_model("transolver-sigma", grid=(85, 85), in_channels=1, out_channels=1).eval()
-    parameters = sum(p.numel() for p in model.parameters())
-    console.print(
-        f"[bold]Transolver-σ[/bold] at the size of the Darcy task: {parameters:,} parameters, "
-        f"{4 * parameters / 1e6:.2f} MB in float32, untrained, seed {SEED}."
+def run(screen: Console, out: Path, size: Size | None = None) -> None:
+    """Do it all below `out`; what is there already is not done again."""
+    size = Size() if size is None else size
+    data = out / "flow.h5"
+    screen.print(f"1  {size.flows} turbulent flows on the periodic square, Reynolds number 250, {DEMO.frames} frames")
+    with progress("simulating", size.flows) as move:
+        batch = DEMO.batch_size("cpu")
+        generate(DEMO, size.flows, 0, data, "cpu", "float32", lambda d, n, part: move(d + part * min(batch, n - d)))
+    screen.print(f"2  {len(MODELS)} models of one size, {size.updates} steps each, on {size.flows - size.test} flows")
+    recipes = {recipe.model.name: recipe for recipe in _recipes(size)}
+    for name, recipe in recipes.items():
+        screen.print(f"   {name}, width {recipe.model.width}")
+        with training(World()) as watch:
+            train_run(recipe, data, Run(out / name), watch=watch)
+    task = next(iter(recipes.values())).task
+    screen.print(f"3  free forecasts of {task.horizon} frames on {size.test} flows that no model has seen\n")
+    rows: list[dict[str, Any]] = []
+    for name in recipes:
+        with progress(f"evaluating {name}", None) as move:
+            rows += evaluate_run(Run(out / name), tick=move)
+    print_scores(screen, rows)
+    write_page(out / "page.html", _study(out, data, recipes, rows))
+    screen.print(f"\npage with curves and error maps: {out / 'page.html'}", soft_wrap=True)
+
+
+def _recipes(size: Size) -> Iterator[Recipe]:
+    """Transolver-σ and its single-domain counterparts, each at the width that comes nearest to its size."""
+    fields = ("vorticity",)
+    task = Task(
+        "demo", fields, fields, (32, 32), 2, 1, 10, size.flows - size.test, size.test, "channel", space_stride=2
     )
-    field, outputs = smooth_field(FINE), []
-    for stride in STRIDES:
-        x = field[:, ::stride, ::stride]
-        with torch.inference_mode():
-            start = time.perf_counter()
-            outputs.append(model(x))
-        seconds = time.perf_counter() - start
-        console.print(f"  one model on a {x.shape[1]} × {x.shape[2]} field: {seconds:.2f} s on this machine")
-    coarse, fine = (
-        y[:, ::other, ::other] for y, other in zip(outputs, reversed(STRIDES), strict=True)
-    )  # every 15th point of the 421: the points that both grids have
-    console.print(
-        f"  where the two grids share a point, the outputs differ by {(coarse - fine).norm() / fine.norm():.1%} "
-        f"(kernels reach a fixed number of points)\n"
-    )
-    console.print(family_table(SolverConfig((85, 85), 1, 1)))
+    options = Options(padding=("circular", "circular"))
+    model = ModelRecipe("transolver-sigma", width=32, depth=3, heads=2, slices=16, modes=8, options=options)
+    plan = TrainRecipe(updates=size.updates, batch=4, peak=5e-3, clip=1.0, checks=4, seed=SEED)
+    for name in MODELS:
+        width = matched_width(name, model.config(task))
+        yield Recipe(task, replace(model, name=name, width=width), plan)
 
 
-def family_table(config: SolverConfig) -> Table:
-    """All variants at one size, and the width at which each comes nearest to Transolver-σ in parameters."""
-    table = Table(
-        title=f"The family at width {config.width}, depth {config.depth}, {config.heads} heads, "
-        f"{config.slices} slices, {config.modes} modes",
-        title_justify="left",
+def _study(out: Path, data: Path, recipes: dict[str, Recipe], rows: list[dict[str, Any]]) -> Study:
+    first, recipe = rows[0], next(iter(recipes.values()))
+    table = comparison(rows)
+    facts = (
+        ("machine", first["machine"]),
+        ("commit", first["commit"]),
+        ("package", f"sigmasolver {first['package']}, torch {first['torch']}"),
+        ("precision", first["precision"]),
+        ("seed", f"{recipe.train.seed} for training, 0 for the flows"),
+        ("budget", f"{recipe.train.updates} steps of {recipe.train.batch} windows for each model"),
+        ("data", first["data"]),
+        ("date", first["date"]),
     )
-    table.add_column("model")
-    table.add_column("parameters", justify="right")
-    table.add_column("MB", justify="right")
-    table.add_column("width for equal size", justify="right")
-    for name in list_models():
-        parameters = count_parameters(name, config)
-        width = matched_width(name, config)
-        table.add_row(name, f"{parameters:,}", f"{4 * parameters / 1e6:.2f}", str(width))
-    return table
+    summary = (
+        f"Three models of nearly one size learned to continue a two-dimensional turbulent flow by one frame from the "
+        f"{recipe.task.history} before it, on a grid of {' × '.join(map(str, recipe.task.grid))}. Here they run freely "
+        f"for {recipe.task.horizon} frames, fed with their own forecasts, from {first['windows']} starts in "
+        f"{recipe.task.test} flows that none of them has seen. Their training is short: the numbers show the way "
+        "from simulation to forecast, not what the models can do."
+    )
+    maps = _maps(out, data, recipes)
+    return Study("A small turbulent flow, forecast by three models", summary, curves(rows), table, maps, facts)
+
+
+def _maps(out: Path, data: Path, recipes: dict[str, Recipe]) -> Maps:
+    """The first start of the first unseen flow."""
+    task, windows_of = (recipe := next(iter(recipes.values()))).task, recipe.evaluation_windows()
+    with open_store(data) as store:
+        history, future = Windows(store, [len(store) - task.test], windows_of).batch([0])
+    leads = tuple(sorted({1, (task.horizon + 2) // 4, (task.horizon + 1) // 2, 3 * task.horizon // 4, task.horizon}))
+    shown = [lead - 1 for lead in leads]
+    forecasts = {}
+    for name in recipes:
+        with torch.no_grad():
+            frames = rollout(load(out / name), history, task.horizon).frames
+        forecasts[name] = frames[0, shown, ..., 0].numpy()
+    return Maps("vorticity", leads, future[0, shown, ..., 0].numpy(), forecasts)

@@ -5,7 +5,7 @@
 History and forecast are in physical units, `(B, frames, *grid, fields)`; the network never sees units. Time is folded
 into channels, frame by frame. A rollout feeds every predicted block back: the last T_in frames of history and forecast
 are the next history. Because what is fed back went through the boundary operator in physical units, the next
-normalised history carries it too.
+normalised history carries it too. Input fields beyond the targets are given, not predicted: they stay as they are.
 
 Letters: B batch, T frames, q fields.
 """
@@ -21,7 +21,7 @@ from torch import nn
 from sigmasolver.data.normalise import Normaliser
 from sigmasolver.settings import row
 
-__all__ = ["BOUNDARIES", "Forecaster", "Rollout", "rollout"]
+__all__ = ["BOUNDARIES", "Forecaster", "Rollout", "feed_back", "rollout"]
 
 Boundary = Callable[[torch.Tensor, tuple[str, ...]], torch.Tensor]
 
@@ -59,6 +59,18 @@ class Forecaster(nn.Module):
         self.model, self.inputs, self.targets, self.block = model, inputs, targets, block
         self.boundary = row(BOUNDARIES, boundary, "boundary operator") if boundary is not None else None
         self.conditions = conditions
+
+    def around(self, model: nn.Module) -> Forecaster:
+        """The same map around another network: a compiled or distributed form of this one."""
+        boundary = next((name for name, one in BOUNDARIES.items() if one is self.boundary), None)
+        return Forecaster(model, self.inputs, self.targets, self.block, boundary, self.conditions)
+
+    def rollout(
+        self, history: torch.Tensor, steps: int, conditions: Mapping[str, torch.Tensor] | None = None
+    ) -> Rollout:
+        """A free forecast of `steps` frames after `history` (B, T_in, *grid, q_in), without gradients."""
+        with torch.no_grad():
+            return rollout(self, history, steps, conditions=conditions)
 
     def forward(self, history: torch.Tensor, conditions: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
         channels = _fold(self.inputs.encode(history))
@@ -100,7 +112,7 @@ class Rollout:
     """What a rollout predicted."""
 
     frames: torch.Tensor
-    """(B, horizon, *grid, q); NaN from the block on in which a forecast of the batch stopped being finite."""
+    """(B, horizon, *grid, q); NaN after the block in which the forecast of a sample stopped being finite."""
     stopped: int | None
     """The first lead (counted from 1) that is not finite in some sample, or None."""
 
@@ -108,7 +120,10 @@ class Rollout:
         horizon = self.frames.shape[1]
         if self.stopped is None:
             return f"all {horizon} frames are finite"
-        return f"the forecast stopped being finite at lead {self.stopped} of {horizon}; nothing after it was computed"
+        bad = int((~torch.isfinite(self.frames[:, -1]).flatten(1).all(1)).sum())
+        return (
+            f"{bad} of {len(self.frames)} forecasts stopped being finite, the first at lead {self.stopped} of {horizon}"
+        )
 
 
 def rollout(
@@ -129,18 +144,27 @@ def rollout(
         raise ValueError(f"There are {truth.shape[1]} true frames for a horizon of {horizon}; shorten the horizon.")
     frames: list[torch.Tensor] = []
     stopped = None
+    alive = torch.ones(len(history), dtype=torch.bool, device=history.device)
     for block in _blocks(forecaster, history, horizon, truth, conditions):
-        frames.append(block)
-        finite = torch.isfinite(block).flatten(2).all(-1).all(0)
-        if not bool(finite.all()):
-            stopped = sum(part.shape[1] for part in frames[:-1]) + int((~finite).int().argmax()) + 1
-            break
+        # What follows a value that is not finite means nothing, even where it happens to be finite again.
+        frames.append(block if stopped is None else torch.where(_like(alive, block), block, torch.nan))
+        finite = torch.isfinite(frames[-1]).flatten(2).all(-1)
+        alive = finite.all(1)
+        if not bool(alive.all()):
+            if stopped is None:
+                stopped = sum(part.shape[1] for part in frames[:-1]) + int((~finite.all(0)).int().argmax()) + 1
+            if not bool(alive.any()):
+                break
     predicted = torch.cat(frames, dim=1)
     missing = horizon - predicted.shape[1]
     if missing:
         gap = predicted.new_full((predicted.shape[0], missing, *predicted.shape[2:]), torch.nan)
         predicted = torch.cat((predicted, gap), dim=1)
     return Rollout(predicted, stopped)
+
+
+def _like(flags: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
+    return flags.view(-1, *(1,) * (frames.ndim - 1))
 
 
 def _blocks(
@@ -150,16 +174,25 @@ def _blocks(
     truth: torch.Tensor | None,
     conditions: Mapping[str, torch.Tensor] | None,
 ) -> Iterator[torch.Tensor]:
-    length = history.shape[1]
     for start in range(0, horizon, forecaster.block):
         block = forecaster(history, conditions)
         yield block[:, : horizon - start]
         if start + forecaster.block >= horizon:
             return
-        if block.shape[2:] != history.shape[2:]:
+        targets = forecaster.targets.fields
+        if forecaster.inputs.fields[: len(targets)] != targets:
             raise ValueError(
-                f"A forecast of shape {tuple(block.shape[2:])} cannot be fed back into a history of shape "
-                f"{tuple(history.shape[2:])}; forecast one block of {forecaster.block} frames."
+                f"A forecast of ({', '.join(targets)}) cannot be fed back into a history of "
+                f"({', '.join(forecaster.inputs.fields)}); forecast one block of {forecaster.block} frames."
             )
         fed = block if truth is None else truth[:, start : start + forecaster.block]
-        history = torch.cat((history, fed), dim=1)[:, -length:]
+        history = feed_back(history, fed)
+
+
+def feed_back(history: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
+    """The history after `frames`: as long as before, with the fields that are given but not predicted carried along."""
+    fields = frames.shape[-1]
+    if history.shape[-1] > fields:
+        held = history[:, -1:, ..., fields:].expand(-1, frames.shape[1], *history.shape[2:-1], -1)
+        frames = torch.cat((frames, held), dim=-1)
+    return torch.cat((history, frames), dim=1)[:, -history.shape[1] :]

@@ -5,18 +5,17 @@ A run writes its recipe to recipe.json; reading refuses unknown keys. `--set tra
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sigmasolver.data.windows import WindowSpec
+from sigmasolver.data.windows import Split, WindowSpec, split
 from sigmasolver.models import Options, SolverConfig
-from sigmasolver.settings import from_plain, row, to_plain
-from sigmasolver.tasks import TASKS, Task
+from sigmasolver.settings import check_types, from_plain, row, to_plain
+from sigmasolver.tasks import CANONICAL, REALM, REALPDEBENCH, TASKS, Task
 
-__all__ = ["RECIPES", "ModelRecipe", "Recipe", "TrainRecipe", "recipe_of"]
-
-OBJECTIVES = ("direct", "teacher_forced", "pushforward")
-PRECISIONS = ("float32", "tf32", "bf16")
+__all__ = ["RECIPES", "SUITES", "ModelRecipe", "Recipe", "TrainRecipe", "recipe_of", "suite_of"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,9 @@ class ModelRecipe:
     slices: int = 32
     modes: int | tuple[int, ...] = 4
     options: Options = field(default_factory=Options)
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
     def config(self, task: Task) -> SolverConfig:
         return SolverConfig(
@@ -50,7 +52,14 @@ class TrainRecipe:
     """How it learns: AdamW over one cycle of the learning rate."""
 
     epochs: int = 500
+    updates: int | None = None
+    """Optimiser steps in all; None: as many as the epochs have."""
     batch: int = 4
+    """Windows per step, over all processes together."""
+    one_start: bool = False
+    """An epoch takes one window of each trajectory, at a random start, instead of every window."""
+    starts: int | None = None
+    """Training windows per trajectory; None: as the task says."""
     peak: float = 1e-3
     weight_decay: float = 1e-5
     warmup: float = 0.3
@@ -61,22 +70,60 @@ class TrainRecipe:
     objective: str = "direct"
     calls: int = 1
     """Model calls of a pushforward; the last one learns."""
+    push_after: int = 0
+    push_every: int = 1
+    """A pushforward happens at every `push_every`-th step from step `push_after` on; the other steps are direct."""
+    price: str = "relative_l2"
+    """"relative_l2" in physical units, or the "squared" error of normalised fields; summed over groups of fields."""
     derivative: float = 0.0
     """Weight of the derivative term of the price."""
+    noise: float = 0.0
+    """Standard deviation of the Gaussian noise on every history, in normalised units."""
+    ema: float | None = None
+    """Decay of the moving average of the weights, which then is what the run keeps; None: no average."""
     validation: float = 0.1
     """Share of the training trajectories that is kept for validation."""
+    checks: int = 10
+    """How often a run is validated, evenly spread and at its end; 0: never."""
+    keep: str = "final"
+    """Which weights the run keeps: the "final" ones or the "best" at a check."""
     precision: str = "float32"
     seed: int = 42
 
     def __post_init__(self) -> None:
-        for name, choices in (("objective", OBJECTIVES), ("precision", PRECISIONS)):
+        check_types(self)
+        for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f'{name} is "{getattr(self, name)}"; choose from {", ".join(choices)}.')
-        for name in ("epochs", "batch", "calls"):
-            if getattr(self, name) < 1:
+        for name in ("epochs", "updates", "batch", "starts", "calls", "push_every"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        for name in ("push_after", "derivative", "noise", "checks", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0.")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed is {self.seed}; it must be a whole number from 0 to 2^63 - 1.")
+        if self.clip is not None and self.clip <= 0:
+            raise ValueError(f"clip is {self.clip}; it must be positive, or none for no clipping.")
         if not 0 <= self.validation < 1:
             raise ValueError(f"validation is {self.validation}; it must be at least 0 and below 1.")
+        if self.ema is not None and not 0 <= self.ema < 1:
+            raise ValueError(f"ema is {self.ema}; it must be at least 0 and below 1, or none for no average.")
+        if self.keep == "best" and not self.checks:
+            raise ValueError("The best weights are found at checks; set checks to at least 1, or keep to final.")
+
+    def calls_at(self, step: int) -> int:
+        """Model calls of this step (counted from 0)."""
+        pushes = self.objective == "pushforward" and step >= self.push_after
+        return self.calls if pushes and (step - self.push_after) % self.push_every == 0 else 1
+
+
+_CHOICES = {
+    "objective": ("direct", "teacher_forced", "pushforward"),
+    "price": ("relative_l2", "squared"),
+    "keep": ("final", "best"),
+    "precision": ("float32", "tf32", "bf16"),
+}
 
 
 @dataclass(frozen=True)
@@ -87,6 +134,22 @@ class Recipe:
     model: ModelRecipe = field(default_factory=ModelRecipe)
     train: TrainRecipe = field(default_factory=TrainRecipe)
 
+    def __post_init__(self) -> None:
+        if self.train.objective == "teacher_forced" and self.task.block > 1:
+            raise ValueError(
+                f"Teacher forcing prices single frames, but {self.task.name} predicts {self.task.block} a call; "
+                "use the objective direct."
+            )
+        if self.train.keep == "best" and not (self.train.validation or self.task.validation):
+            raise ValueError("The best weights are found on validation data; set validation above 0, or keep to final.")
+
+    def split(self, count: int, digests: Sequence[bytes] | None = None) -> Split:
+        """Which of `count` trajectories train, validate and test; checked for twins with a store's `digests`."""
+        task = self.task
+        if not task.validation:
+            return split(count, task.train, task.test, self.train.validation, digests)
+        return split(count, task.train + task.validation, task.test, task.validation, digests)
+
     def training_windows(self) -> WindowSpec:
         """Futures as long as the objective looks ahead."""
         ahead = {
@@ -94,11 +157,14 @@ class Recipe:
             "teacher_forced": self.task.horizon,
             "pushforward": self.train.calls * self.task.block,
         }
-        return self._windows(ahead[self.train.objective])
+        windows = self._windows(ahead[self.train.objective])
+        return windows if self.train.starts is None else replace(windows, starts=self.train.starts)
 
-    def evaluation_windows(self) -> WindowSpec:
-        """Futures as long as the task's horizon."""
-        return self._windows(self.task.horizon)
+    def evaluation_windows(self, horizon: int | None = None) -> WindowSpec:
+        """Futures as long as the task's horizon, or another one; then all windows that fit."""
+        if horizon is None or horizon == self.task.horizon:
+            return self._windows(self.task.horizon)
+        return replace(self._windows(horizon), starts=None)
 
     def _windows(self, horizon: int) -> WindowSpec:
         task = self.task
@@ -108,6 +174,7 @@ class Recipe:
             history=task.history,
             horizon=horizon,
             starts=task.starts,
+            stride=task.stride,
             time_stride=task.time_stride,
             space_stride=task.space_stride,
             steady=task.steady,
@@ -121,16 +188,92 @@ class Recipe:
         return from_plain(Recipe, plain)
 
 
-RECIPES: dict[str, Recipe] = {
-    "darcy": Recipe(TASKS["darcy"], ModelRecipe(), TrainRecipe(derivative=0.1)),
-    "ns2d": Recipe(TASKS["ns2d"], ModelRecipe(width=256), TrainRecipe(batch=2, objective="teacher_forced")),
-    "kf2d": Recipe(TASKS["kf2d"], ModelRecipe(modes=8), TrainRecipe(epochs=50, batch=8, weight_decay=1e-4)),
-    "it3d": Recipe(TASKS["it3d"], ModelRecipe(modes=6), TrainRecipe(epochs=160, batch=2, weight_decay=1e-4)),
-    "smoke3d": Recipe(TASKS["smoke3d"], ModelRecipe(modes=6), TrainRecipe(epochs=100, batch=1, weight_decay=1e-4)),
-}
+_MEASURED = TrainRecipe(updates=20_000, price="squared")
+_REACTING = TrainRecipe(objective="pushforward", calls=2, price="squared", weight_decay=0.0)
+_ROWS: tuple[Recipe, ...] = (
+    Recipe(TASKS["darcy"], ModelRecipe(), TrainRecipe(derivative=0.1)),
+    Recipe(TASKS["ns2d"], ModelRecipe(width=256), TrainRecipe(batch=2, objective="teacher_forced")),
+    Recipe(TASKS["kf2d"], ModelRecipe(modes=8), TrainRecipe(epochs=50, batch=8, weight_decay=1e-4)),
+    Recipe(
+        TASKS["it3d"],
+        ModelRecipe(modes=6),
+        TrainRecipe(epochs=160, batch=2, one_start=True, starts=8, weight_decay=1e-4),
+    ),
+    Recipe(
+        TASKS["smoke3d"],
+        ModelRecipe(modes=6),
+        TrainRecipe(epochs=100, batch=1, one_start=True, starts=12, weight_decay=1e-4),
+    ),
+    *(Recipe(task, ModelRecipe(modes=8), _MEASURED) for task in REALPDEBENCH),
+    Recipe(TASKS["ignit-hit"], ModelRecipe(depth=4, modes=32), replace(_REACTING, batch=26, updates=20_000)),
+    # An iteration of that benchmark is a pass over the trajectories: two updates at batch 12 of 24.
+    Recipe(
+        TASKS["evolve-jet"], ModelRecipe(width=256, depth=6, modes=48), replace(_REACTING, batch=12, updates=40_000)
+    ),
+)
+RECIPES: dict[str, Recipe] = {recipe.task.name: recipe for recipe in _ROWS}
 
 
 def recipe_of(task: str, model: str = "transolver-sigma", seed: int = 42) -> Recipe:
-    """The paper's recipe for this task, with this row of the family and this seed."""
+    """The paper's recipe for this task, with this model and this seed."""
     recipe = row(RECIPES, task, "recipe")
     return replace(recipe, model=replace(recipe.model, name=model), train=replace(recipe.train, seed=seed))
+
+
+SEEDS = (42, 43, 44)
+ABLATIONS = (
+    "transolver-sigma", "no-physical", "no-spectral", "physical-then-spectral", "spectral-then-physical", "no-context",
+    "grouped-mixing", "slice-replace",
+)  # fmt: skip
+SUITES: dict[str, Callable[[], dict[str, Recipe]]] = {
+    "main": lambda: _each((task.name for task in (*CANONICAL, *REALPDEBENCH, *REALM)), ("transolver-sigma",)),
+    "counterparts": lambda: _each(("ns2d", "kf2d", "it3d", "smoke3d"), ("transolver-sigma", "physolver", "specsolver")),
+    "ablations": lambda: _each(("darcy", "ns2d", "smoke3d"), ABLATIONS),
+    "slice-updates": lambda: _each(("darcy", "ns2d"), ("transolver", "transolver-keep", "linearno", "transolver-srpa")),
+    "scaling": lambda: _scaling(),
+}
+"""The paper's tables and figures as sets of trainings, by name of the run: tab:pde-main-results with
+tab:realpdebench-results and tab:realm-results, fig:rollout-comparison, tab:ablation-components,
+tab:slice-attention-analysis, fig:darcy-scaling."""
+
+
+def suite_of(name: str) -> dict[str, Recipe]:
+    """The recipes of a suite, by the name of their runs; no run of the paper is validated while it trains."""
+    return row(SUITES, name, "suite")()
+
+
+def _each(tasks: Iterable[str], models: Iterable[str]) -> dict[str, Recipe]:
+    return {
+        f"{task}-{model}-{seed}": _published(recipe_of(task, model, seed))
+        for task, model, seed in itertools.product(tasks, tuple(models), SEEDS)
+    }
+
+
+def _published(recipe: Recipe) -> Recipe:
+    """The whole training part trains, as in the paper."""
+    return replace(recipe, train=replace(recipe.train, validation=0.0))
+
+
+def _scaling() -> dict[str, Recipe]:
+    """Three sweeps on Darcy flow, each with its own fixed settings."""
+    base = _published(recipe_of("darcy"))
+    longer, shorter = replace(base.train, epochs=200), replace(base.train, epochs=100)
+    wide = replace(base.task, space_stride=2, grid=(211, 211), train=3000)
+    return {
+        **{
+            f"darcy-data-{cases}": replace(base, task=replace(base.task, train=cases), train=longer)
+            for cases in (1000, 2000, 3000, 4000, 5000)
+        },
+        **{
+            f"darcy-grid-{points}": replace(
+                base, task=replace(base.task, space_stride=stride, grid=(points, points)), train=longer
+            )
+            for stride, points in ((5, 85), (4, 106), (3, 141), (2, 211), (1, 421))
+        },
+        **{
+            f"darcy-width-{width}": replace(
+                base, task=wide, model=replace(base.model, width=width, slices=128, modes=8), train=shorter
+            )
+            for width in (32, 64, 128, 192, 256)
+        },
+    }

@@ -1,8 +1,10 @@
 """The run folder: all that training leaves behind, and all it needs to go on.
 
     recipe.json           what was asked for; another recipe in the same folder is refused
-    weights.safetensors   the newest weights, with the facts that are needed to use them
-    resume.safetensors    one consistent state (weights, optimiser, random numbers, step) to continue from
+    data.json             the file it learns from: where it is, its fingerprint, and the trajectories of each part
+    normaliser.json       the maps between physical units and what the network sees
+    weights.safetensors   the weights that the run keeps
+    resume.safetensors    one consistent state (weights, optimiser, average, step) to continue from
     log.jsonl             a row now and then while training
     records.jsonl         tidy results: a row per task, model, seed, metric, field and lead
 
@@ -14,7 +16,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import platform
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +31,16 @@ from safetensors.torch import save_file
 from sigmasolver.files import plain_errors, replacing
 from sigmasolver.version import __version__
 
-__all__ = ["Run", "append_row", "read_rows", "read_tensors", "write_tensors"]
+__all__ = [
+    "Run",
+    "append_row",
+    "provenance",
+    "read_facts",
+    "read_rows",
+    "read_tensors",
+    "replace_rows",
+    "write_tensors",
+]
 
 FORMAT = "sigmasolver-run-1"
 
@@ -52,6 +67,34 @@ class Run:
     def records(self) -> Path:
         return self.path / "records.jsonl"
 
+    @property
+    def finished(self) -> bool:
+        """Whether the last step was taken and its weights are there."""
+        if not (self.resume.exists() and self.weights.exists()):
+            return False
+        facts = read_facts(self.resume)
+        return facts.get("step") == facts.get("steps")
+
+    def write_json(self, name: str, values: Mapping[str, Any]) -> None:
+        """Plain values as a file of this name, replaced whole."""
+        with plain_errors(self.path / name):
+            self.path.mkdir(parents=True, exist_ok=True)
+            with replacing(self.path / name) as temporary:
+                temporary.write_text(json.dumps(values, indent=2) + "\n")
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """What `write_json` wrote."""
+        file = self.path / name
+        try:
+            values = json.loads(file.read_text())
+        except FileNotFoundError:
+            raise ValueError(f"{self.path} is not a run: it has no {name}; give the folder of a training.") from None
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+            raise ValueError(f"{file} cannot be read as JSON; copy it again or start the run anew.") from None
+        if not isinstance(values, dict):
+            raise ValueError(f"{file} does not hold a table of settings; copy it again or start the run anew.")
+        return values
+
     def start(self, recipe: Mapping[str, Any]) -> None:
         """Write the recipe, or make sure that the folder already holds this one."""
         file = self.path / "recipe.json"
@@ -63,25 +106,11 @@ class Run:
                     f"{self.path} holds a run with another recipe ({', '.join(keys)}); choose another folder."
                 )
             return
-        with plain_errors(file):
-            self.path.mkdir(parents=True, exist_ok=True)
-            with replacing(file) as temporary:
-                temporary.write_text(json.dumps(recipe, indent=2) + "\n")
+        self.write_json("recipe.json", recipe)
 
     def recipe(self) -> dict[str, Any]:
         """What was asked for, as plain values."""
-        file = self.path / "recipe.json"
-        try:
-            recipe = json.loads(file.read_text())
-        except FileNotFoundError:
-            raise ValueError(
-                f"{self.path} is not a run: it has no recipe.json; give the folder of a training."
-            ) from None
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError):
-            raise ValueError(f"{file} cannot be read as JSON; copy it again or start the run anew.") from None
-        if not isinstance(recipe, dict):
-            raise ValueError(f"{file} does not hold a recipe; copy it again or start the run anew.")
-        return recipe
+        return self.read_json("recipe.json")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
@@ -108,6 +137,18 @@ def _system_error(error: SafetensorError) -> OSError:
 
 def read_tensors(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """What `write_tensors` wrote."""
+    with _opened(path, device) as (file, facts):
+        return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """The facts alone, without reading the tensors."""
+    with _opened(path, "cpu") as (_, facts):
+        return facts
+
+
+@contextmanager
+def _opened(path: Path, device: torch.device | str) -> Iterator[tuple[Any, dict[str, Any]]]:
     if not path.exists():
         raise ValueError(f"There is no file {path}; train the run first.")
     try:
@@ -118,7 +159,7 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> tuple[dict[s
                     f"{path} was not written by this version of sigmasolver: its format is "
                     f"{notes.get('format', 'not named')}, and {FORMAT} is read."
                 )
-            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(notes["facts"])  # noqa: SIM118
+            yield file, json.loads(notes["facts"])
     except (SafetensorError, OSError, KeyError, json.JSONDecodeError):
         raise ValueError(f"{path} is truncated or damaged; copy it again or go back to an earlier one.") from None
 
@@ -170,3 +211,37 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             raise ValueError(f"Line {number} of {path} is not a JSON row; remove it.")
         rows.append(row)
     return rows
+
+
+def replace_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """These rows and no others, replaced whole."""
+    with plain_errors(path, ", and the rows are as they were"), replacing(path) as temporary:
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def provenance(device: torch.device) -> dict[str, str]:
+    """Where a number came from: commit (of a checkout, or SIGMASOLVER_COMMIT), package, machine, torch, day."""
+    return {
+        "commit": os.environ.get("SIGMASOLVER_COMMIT") or _commit() or "unknown",
+        "package": __version__,
+        "machine": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+
+
+def _commit() -> str | None:
+    """Of the checkout that this package lies in; an installed package has none."""
+    words = ["git", "-C", str(Path(__file__).parents[1]), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        answer = subprocess.run(words, capture_output=True, text=True, check=False)
+    except OSError:  # no git on this machine
+        return None
+    return answer.stdout.strip() or None
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    name = names[0].split(":", 1)[1].strip() if names else platform.processor() or platform.machine()
+    return f"{name}, {torch.get_num_threads()} threads"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import difflib
-import math
+import json
 import numbers
+import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -105,7 +106,7 @@ def from_plain(kind: type[T], plain: object, where: str = "") -> T:
     for key, value in plain.items():
         place = f"{where}.{key}" if where else str(key)
         if key not in known:
-            raise ValueError(f'{name} has no setting "{key}"; {near_names(str(key), list(known))}.')
+            raise ValueError(f"{name} has no setting {json.dumps(str(key))}; {near_names(str(key), list(known))}.")
         if is_dataclass(kinds[key]):
             values[key] = from_plain(typing.cast(Any, kinds[key]), value, place)
         elif _fits(value, kinds[key]):
@@ -146,7 +147,10 @@ def _fits(literal: object, kind: Any) -> bool:
     if kind is type(None):
         return literal is None
     if kind is float:
-        return isinstance(literal, int | float) and not isinstance(literal, bool) and math.isfinite(literal)
+        number = isinstance(literal, int | float) and not isinstance(literal, bool)
+        return number and abs(typing.cast(float, literal)) <= sys.float_info.max  # false for NaN, too
+    if kind is str:
+        return isinstance(literal, str) and literal.isprintable()
     return isinstance(literal, kind) and (kind is bool or not isinstance(literal, bool))
 
 

@@ -2,6 +2,8 @@
 tab:forecast-protocols), and the conventions of the public sets that the paper builds on.
 
 A steady task is a forecast with history, block and horizon of one frame whose future is the same frame: no second path.
+Inputs beyond the targets are fields that are given and do not change (a geometry, a Reynolds number as a constant
+field): a rollout carries them along.
 """
 
 from __future__ import annotations
@@ -9,19 +11,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sigmasolver.settings import row
+from sigmasolver.settings import check_types, row
 
-__all__ = ["TASKS", "Task", "field_groups", "task_of"]
+__all__ = ["CANONICAL", "REALM", "REALPDEBENCH", "TASKS", "Task", "field_groups", "task_of"]
 
 VELOCITY = ("velocity_x", "velocity_y", "velocity_z")
+GROUPED = ("velocity", "species")
 
 
-def field_groups(fields: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Channels that belong together: the components of velocity in one group, any other field alone."""
-    groups: dict[str, list[int]] = {}
+def field_groups(fields: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Channels that belong together, by name: `velocity_x`, ... are one group, so are `species_O2`, ...; any other
+    field is alone."""
+    groups: dict[str, tuple[int, ...]] = {}
     for channel, name in enumerate(fields):
-        groups.setdefault("velocity_" if name.startswith("velocity_") else name, []).append(channel)
-    return tuple(map(tuple, groups.values()))
+        family = name.partition("_")[0]
+        group = family if family in GROUPED else name
+        groups[group] = (*groups.get(group, ()), channel)
+    return groups
 
 
 @dataclass(frozen=True)
@@ -42,22 +48,30 @@ class Task:
     test: int
     """Trajectories of each part: the first ones train, the last ones test."""
     normaliser: str
+    validation: int = 0
+    """Trajectories after the training part that validate; 0: some of the training part do (`train.validation`)."""
     boundary: str | None = None
     """An operator on every forecast in physical units, by name; see `forecast.BOUNDARIES`."""
     time_stride: int = 1
     space_stride: int = 1
+    stride: int = 1
+    """Frames from the start of one window to the next."""
     starts: int | None = None
     """Windows per trajectory; None: all that fit."""
     steady: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("history", "block", "horizon", "train", "test", "time_stride", "space_stride"):
+        check_types(self)
+        for name in ("history", "block", "horizon", "train", "test", "stride", "time_stride", "space_stride"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} of {self.name} is {getattr(self, name)}; it must be at least 1.")
         if self.block > self.horizon:
             raise ValueError(f"{self.name} predicts {self.block} frames a call but is evaluated over {self.horizon}.")
-        if not self.steady and self.horizon > self.block and self.inputs != self.targets:
-            raise ValueError(f"{self.name} feeds its forecasts back, so its inputs must be its targets.")
+        if not self.steady and self.inputs[: len(self.targets)] != self.targets:
+            raise ValueError(
+                f"{self.name} feeds its forecasts back, so its inputs must begin with its targets "
+                f"({', '.join(self.targets)}); what follows them is given and stays as it is."
+            )
 
     @property
     def in_channels(self) -> int:
@@ -68,25 +82,46 @@ class Task:
         return self.block * len(self.targets)
 
 
-TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        Task(
-            "darcy", ("coefficient",), ("pressure",), (85, 85), 1, 1, 1, 1000, 200, "scalar",
-            space_stride=5, steady=True,
-        ),
-        Task("ns2d", ("vorticity",), ("vorticity",), (64, 64), 10, 1, 10, 1000, 200, "none"),
-        Task(
-            "kf2d", ("vorticity",), ("vorticity",), (128, 128), 10, 4, 16, 100, 20, "temporal",
-            time_stride=2, space_stride=2, starts=134,
-        ),
-        Task("it3d", ("pressure", *VELOCITY), ("pressure", *VELOCITY), (60,) * 3, 10, 2, 10, 1000, 100, "trajectory"),
-        Task(
-            "smoke3d", ("density", *VELOCITY), ("density", *VELOCITY), (64,) * 3, 4, 4, 16, 2000, 200, "trajectory",
-            boundary="lower-walls",
-        ),
-    )
-}  # fmt: skip
+PLANE = VELOCITY[:2]
+INTENSITY = ("intensity",)
+
+
+def _reacting(*species: str) -> tuple[str, ...]:
+    """REALM's order of fields."""
+    return (*(f"species_{name}" for name in species), "temperature", "density", *PLANE)
+
+
+HYDROGEN = _reacting("H", "H2", "H2O", "H2O2", "HO2", "O", "O2", "OH")
+METHANE = _reacting(
+    "AR", "C", "C2H", "C2H2", "C2H3", "C2H4", "C2H5", "C2H6", "C3H7", "C3H8", "CH", "CH2", "CH2CHO", "CH2CO", "CH2O",
+    "CH2OH", "CH2S", "CH3", "CH3CHO", "CH3O", "CH3OH", "CH4", "CO", "CO2", "H", "H2", "H2O", "H2O2", "HCCO", "HCCOH",
+    "HCO", "HO2", "O", "O2", "OH",
+)  # fmt: skip
+TURBULENCE, SMOKE = ("pressure", *VELOCITY), ("density", *VELOCITY)
+
+CANONICAL = (
+    Task("darcy", ("coefficient",), ("pressure",), (85, 85), 1, 1, 1, 1000, 200, "scalar", space_stride=5, steady=True),
+    Task("ns2d", ("vorticity",), ("vorticity",), (64, 64), 10, 1, 10, 1000, 200, "none"),
+    Task(
+        "kf2d", ("vorticity",), ("vorticity",), (128, 128), 10, 4, 16, 100, 20, "temporal",
+        time_stride=2, space_stride=2, starts=134,
+    ),
+    Task("it3d", TURBULENCE, TURBULENCE, (60,) * 3, 10, 2, 10, 1000, 100, "trajectory"),
+    Task("smoke3d", SMOKE, SMOKE, (64,) * 3, 4, 4, 16, 2000, 200, "trajectory", boundary="lower-walls"),
+)  # fmt: skip
+# Real measurements: whole trajectories are kept for the test, which the published lists of windows do not do; the
+# grids are those that the public loader gives.
+REALPDEBENCH = (
+    Task("controlled-cylinder", PLANE, PLANE, (64, 128), 10, 10, 10, 76, 20, "channel", stride=20),
+    Task("fsi", PLANE, PLANE, (64, 64), 20, 20, 20, 39, 12, "channel", stride=10, space_stride=2),
+    Task("foil", PLANE, PLANE, (64, 128), 20, 20, 20, 78, 20, "channel", stride=20, space_stride=2),
+    Task("combustion", INTENSITY, INTENSITY, (64, 64), 20, 20, 20, 24, 6, "channel", space_stride=2),
+)
+REALM = (
+    Task("ignit-hit", HYDROGEN, HYDROGEN, (128, 128), 1, 1, 29, 26, 5, "box-cox", validation=5),
+    Task("evolve-jet", METHANE, METHANE, (256, 256), 1, 1, 39, 24, 3, "box-cox", validation=3),
+)
+TASKS: dict[str, Task] = {task.name: task for task in (*CANONICAL, *REALPDEBENCH, *REALM)}
 
 
 def task_of(name: str) -> Task:

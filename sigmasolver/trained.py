@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from sigmasolver.models import build_solver
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_tensors, write_tensors
 
-__all__ = ["build", "load", "save"]
+__all__ = ["build", "data_of", "load", "read_normalisers", "recipe_in", "save", "write_normalisers"]
 
 
 def build(recipe: Recipe, inputs: Normaliser, targets: Normaliser) -> Forecaster:
@@ -22,23 +23,52 @@ def build(recipe: Recipe, inputs: Normaliser, targets: Normaliser) -> Forecaster
     return Forecaster(model, inputs, targets, recipe.task.block, recipe.task.boundary)
 
 
-def save(run: Run, forecaster: Forecaster, step: int, fingerprint: str) -> None:
-    """The weights, with the normalisers and where they come from."""
-    facts = {
-        "step": step,
-        "data": fingerprint,
-        "inputs": forecaster.inputs.to_dict(),
-        "targets": forecaster.targets.to_dict(),
-    }
-    write_tensors(run.weights, forecaster.model.state_dict(), facts)
+def recipe_in(run: Run) -> Recipe:
+    """The recipe of a run folder."""
+    try:
+        return Recipe.from_plain(run.recipe())
+    except ValueError as error:
+        raise ValueError(f"The recipe of {run.path} cannot be used: {error}") from None
+
+
+def data_of(run: Run) -> Path:
+    """The file that a run learns from."""
+    path = run.read_json("data.json").get("path")
+    if not isinstance(path, str):
+        raise ValueError(f"data.json of {run.path} does not name a file; name it with --data.")
+    if not Path(path).exists():
+        raise ValueError(f"The data of {run.path} is no longer at {path}; name its new place with --data.")
+    return Path(path)
+
+
+def write_normalisers(run: Run, inputs: Normaliser, targets: Normaliser, fingerprint: str) -> None:
+    """The maps of a run, with the fingerprint of the data they were fitted on."""
+    facts = {"data": fingerprint, "inputs": inputs.to_dict(), "targets": targets.to_dict()}
+    run.write_json("normaliser.json", facts)
+
+
+def read_normalisers(run: Run) -> tuple[Normaliser, Normaliser, str]:
+    """What `write_normalisers` wrote."""
+    facts = run.read_json("normaliser.json")
+    try:
+        inputs, targets = (Normaliser.from_dict(facts[name]) for name in ("inputs", "targets"))
+        return inputs, targets, str(facts["data"])
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError(f"normaliser.json of {run.path} is not whole; copy it again or start the run anew.") from None
+
+
+def save(run: Run, weights: Mapping[str, torch.Tensor], step: int, fingerprint: str) -> None:
+    """The weights, with the step and the data they come from."""
+    write_tensors(run.weights, weights, {"step": step, "data": fingerprint})
 
 
 def load(path: str | Path, device: torch.device | str = "cpu") -> Forecaster:
-    """The forecaster of a run, ready to use: `load("runs/mine")(history)`; no training data is needed."""
+    """The forecaster of a run, ready to use: `load("runs/mine").rollout(history, 50)`; no training data is needed."""
     run = Run(path)
-    recipe = Recipe.from_plain(run.recipe())
-    tensors, facts = read_tensors(run.weights, device)
-    forecaster = build(recipe, Normaliser.from_dict(facts["inputs"]), Normaliser.from_dict(facts["targets"]))
+    recipe = recipe_in(run)
+    tensors, _ = read_tensors(run.weights, device)
+    inputs, targets, _ = read_normalisers(run)
+    forecaster = build(recipe, inputs, targets)
     held, wanted = {name: tuple(t.shape) for name, t in tensors.items()}, forecaster.model.state_dict()
     if held != {name: tuple(t.shape) for name, t in wanted.items()}:
         raise ValueError(f"The weights of {run.path} do not fit the model of its recipe; copy the whole folder again.")

@@ -41,8 +41,8 @@ def test_version_at_the_command_line():
     assert run("-m", "sigmasolver", "--version").stdout.strip() == sigmasolver.__version__
 
 
-def test_demo_prints_the_counts_of_the_whole_family():
-    done = run("-m", "sigmasolver", "demo")
+def test_the_counts_of_the_whole_family_are_printed():
+    done = run("-m", "sigmasolver", "models")
     assert done.returncode == 0, done.stderr
     assert "1,245,289" in done.stdout
     assert all(name in done.stdout for name in sigmasolver.list_models())

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sigmasolver.simulate import simulator_of
-from sigmasolver.tasks import TASKS, task_of
+from sigmasolver.tasks import CANONICAL, TASKS, task_of
 
 PROTOCOLS = {  # train, test, history, block, horizon as the paper prints them; Darcy's are one frame
     "darcy": (1000, 200, 1, 1, 1),
@@ -22,7 +22,7 @@ def test_rows_are_the_papers(name):
     assert (task.train, task.test, task.history, task.block, task.horizon) == PROTOCOLS[name]
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", [task.name for task in CANONICAL])
 def test_rows_fit_the_stored_data(name):
     task, layout = task_of(name), simulator_of(name).layout
     assert set(task.inputs) | set(task.targets) <= set(layout.fields)
@@ -46,5 +46,5 @@ def test_mistakes_are_one_sentence():
         replace(TASKS["ns2d"], block=0)
     with pytest.raises(ValueError, match="evaluated over 10"):
         replace(TASKS["ns2d"], block=11)
-    with pytest.raises(ValueError, match="inputs must be its targets"):
+    with pytest.raises(ValueError, match="inputs must begin with its targets"):
         replace(TASKS["ns2d"], targets=("pressure",))

@@ -1,4 +1,4 @@
-"""Normalisers: the affine map between physical units and what a network sees, fitted on training trajectories only.
+"""Normalisers: the map between physical units and what a network sees, fitted on training trajectories only.
 
     encode(x) = (x - mean) / scale,      decode(x) = x · scale + mean
 
@@ -11,8 +11,15 @@ float64. σ is the standard deviation over all points and frames of a trajectory
     pixel        mean at each point       unbiased std at each point + 1e-5
     temporal     mean of everything       mean over points and i of σ_t    KF2D
     trajectory   (1/N) Σ_i mean(v_i)      (1 + Σ_i σ(v_i))/N + 1e-6        IT3D, Smoke3D; velocities share one statistic
+    box-cox      mean of everything       unbiased std + 1e-10             REALM
 
-"Everything" is per field. The 1 in the last row comes from the public loader, whose sum starts there. Where all that
+Before the last one, mass fractions (fields named species_...) go through a Box-Cox transform of exponent λ = 0.1,
+
+    z = (max(x, 1e-8)^λ - 1)/λ,           x = max(λ z + 1, 0)^(1/λ),
+
+because a flame's species span many powers of ten. Fit and encoding use the same floor, unlike the released code.
+
+"Everything" is per field. The 1 in "trajectory" comes from the public loader, whose sum starts there. Where all that
 shares a statistic has one value only, the scale is 1; such fields are reported in `constant`. Groups of n values with
 mean m and squared deviations S merge exactly (Chan, Golub and LeVeque).
 """
@@ -32,7 +39,9 @@ from sigmasolver.tasks import field_groups
 __all__ = ["KINDS", "Fit", "Normaliser", "fit", "fit_trajectories"]
 
 _KEYS = ("kind", "fields", "mean", "scale", "constant")
-_Cast = tuple[torch.Tensor, torch.Tensor]
+_EXPONENT, _FLOOR = 0.1, 1e-8
+_Cast = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""Mean, scale, and which fields are transformed before them (None: none)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,13 +74,13 @@ class Normaliser:
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
         """Physical units `(..., *grid, q)` to normalised ones, in the type of `x`."""
-        mean, scale = self._at(x)
-        return ((x - mean) / scale).to(x.dtype)
+        mean, scale, powered = self._at(x)
+        return ((_box_cox(x, powered) - mean) / scale).to(x.dtype)
 
     def decode(self, x: torch.Tensor) -> torch.Tensor:
         """The inverse of `encode`."""
-        mean, scale = self._at(x)
-        return (x * scale + mean).to(x.dtype)
+        mean, scale, powered = self._at(x)
+        return _inverse_box_cox(x * scale + mean, powered).to(x.dtype)
 
     def prepare(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> Normaliser:
         """Put the statistics on a device once, before a first compiled or captured call there; returns itself."""
@@ -120,10 +129,14 @@ class Normaliser:
         if key in self._casts:
             return self._casts[key]
         if torch.compiler.is_compiling():  # what a graph makes may be overwritten by its next run: not kept
-            return self.mean.to(*key), self.scale.to(*key)
+            return self._cast(*key)
         with torch.inference_mode(False):  # else training after an evaluation would be refused
-            self._casts[key] = self.mean.to(*key), self.scale.to(*key)
+            self._casts[key] = self._cast(*key)
         return self._casts[key]
+
+    def _cast(self, device: torch.device, dtype: torch.dtype) -> _Cast:
+        powered = _powered(self.fields).to(device) if self.kind == "box-cox" else None
+        return self.mean.to(device, dtype), self.scale.to(device, dtype), powered
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_casts": {}}
@@ -142,12 +155,32 @@ def fit_trajectories(kind: str, fields: Sequence[str], trajectories: Iterable[to
     """The normaliser of this kind for trajectories `(frames, *grid, fields)`, which are taken one at a time."""
     watched = _Watched(fields, trajectories)
     mean, scale = row(KINDS, kind, "normaliser")(watched)
-    for group in field_groups(fields) if kind == "trajectory" else [[q] for q in range(len(fields))]:
+    shared = kind == "trajectory"
+    for group in map(list, field_groups(fields).values()) if shared else [[q] for q in range(len(fields))]:
         if all(fields[q] in watched.constant for q in group):
             scale[..., group] = 1
         elif not bool((scale[..., group] > 0).all()):
             raise ValueError(f'The field {fields[group[0]]} does not change in time; choose the kind "channel".')
     return Normaliser(kind, tuple(fields), mean.cpu(), scale.cpu(), watched.constant)
+
+
+def _powered(fields: Sequence[str]) -> torch.Tensor:
+    return torch.tensor([name.startswith("species_") for name in fields])
+
+
+def _box_cox(x: torch.Tensor, powered: torch.Tensor | None) -> torch.Tensor:
+    if powered is None:
+        return x
+    # The power of other fields might overflow, and an infinity times the zero gradient of `where` is NaN.
+    base = torch.where(powered, x.clamp(min=_FLOOR), 1.0)
+    return torch.where(powered, (base**_EXPONENT - 1) / _EXPONENT, x)
+
+
+def _inverse_box_cox(z: torch.Tensor, powered: torch.Tensor | None) -> torch.Tensor:
+    if powered is None:
+        return z
+    base = torch.where(powered, (_EXPONENT * z + 1).clamp(min=0), 1.0)
+    return torch.where(powered, base ** (1 / _EXPONENT), z)
 
 
 class _Watched:
@@ -237,7 +270,7 @@ def _temporal(trajectories: _Watched) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _trajectory(trajectories: _Watched) -> tuple[torch.Tensor, torch.Tensor]:
-    groups = [list(group) for group in field_groups(trajectories.fields)]
+    groups = [list(group) for group in field_groups(trajectories.fields).values()]
     statistics = [
         torch.stack([torch.stack(torch.std_mean(values[..., group], correction=0)) for group in groups])
         for values in trajectories
@@ -250,6 +283,13 @@ def _trajectory(trajectories: _Watched) -> tuple[torch.Tensor, torch.Tensor]:
     return mean, scale
 
 
+def _of_powers(trajectories: _Watched) -> tuple[torch.Tensor, torch.Tensor]:
+    powered = _powered(trajectories.fields)
+    n, mean, S = _moments((_box_cox(values, powered.to(values.device)) for values in trajectories), per_point=False)
+    std = _unbiased(n, S)
+    return mean, torch.where(std < 1e-10, 1.0, std + 1e-10)  # a species below the floor everywhere has no spread
+
+
 KINDS: dict[str, Fit] = {
     "none": _none,
     "channel": _channel,
@@ -257,4 +297,5 @@ KINDS: dict[str, Fit] = {
     "pixel": _pixel,
     "temporal": _temporal,
     "trajectory": _trajectory,
+    "box-cox": _of_powers,
 }

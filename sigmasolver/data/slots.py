@@ -140,7 +140,7 @@ def cast(trajectories: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """The values as stored; one that would become infinite is refused."""
     with np.errstate(over="ignore"):
         stored = np.ascontiguousarray(trajectories, dtype=dtype)
-    if dtype.itemsize < trajectories.dtype.itemsize and np.any(np.isinf(stored) & ~np.isinf(trajectories)):
+    if dtype != trajectories.dtype and np.any(np.isinf(stored) & ~np.isinf(trajectories)):
         largest = np.nanmax(np.abs(trajectories))
         raise StoreError(f"Values up to {largest:.3g} do not fit {dtype.name}; store them as a wider type.")
     return stored

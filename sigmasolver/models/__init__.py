@@ -1,4 +1,4 @@
-"""Transolver-sigma and its family: one class for one, two and three axes, a row for every variant."""
+"""Transolver-sigma, its family and the baselines: one class for one, two and three axes, a row for every variant."""
 
 from sigmasolver.models.config import Options, SolverConfig
 from sigmasolver.models.variants import build_model, build_solver, count_parameters, list_models, matched_width

@@ -63,6 +63,7 @@ def _branch(kind: str, width: int, spec: BlockSpec, config: SolverConfig) -> nn.
     if kind == "pass":
         return nn.Identity()
     if kind == "spectral":
+        config.check_modes()
         return Branch(width, SpectralOperator(width, config.modes_per_axis))
     dropout = config.options.dropout
     return Branch(width, PhysicalOperator(width, config.heads, config.slices, config.padding, spec.update, dropout))

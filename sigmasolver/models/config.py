@@ -96,15 +96,15 @@ class SolverConfig:
             if isinstance(value, tuple) and len(value) != self.axes:
                 raise ValueError(f"{name} has {len(value)} entries for {self.axes} axes; give one for each axis.")
         check_grid(self.grid, self.padding)
-        self._check_modes()
+        if min(self.modes_per_axis) < 1:
+            raise ValueError(f"modes is {self.modes}; every axis must keep at least 1 (the mean).")
 
     def _nearest_width(self) -> int:
         unit = 2 * self.heads
         return max(unit, round(self.width / unit) * unit)
 
-    def _check_modes(self) -> None:
-        if min(self.modes_per_axis) < 1:
-            raise ValueError(f"modes is {self.modes}; every axis must keep at least 1 (the mean).")
+    def check_modes(self) -> None:
+        """For models that have modes: the grid holds as many."""
         for axis, (points, modes) in enumerate(zip(self.grid, self.modes_per_axis, strict=True)):
             if modes > available_modes(points):
                 raise ValueError(

@@ -6,13 +6,25 @@ import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from sigmasolver.ops.constants import grid_constant
 from sigmasolver.ops.convolution import depthwise_convolution
 from sigmasolver.ops.swiglu import swiglu
 
-__all__ = ["DepthwiseConvolution", "Mixing", "SwiGLU", "TimeEmbedding", "coordinates", "distances", "linear"]
+__all__ = [
+    "Convolution",
+    "DepthwiseConvolution",
+    "Mixing",
+    "SwiGLU",
+    "TimeEmbedding",
+    "coordinates",
+    "distances",
+    "linear",
+    "perceptron",
+    "split_heads",
+]
 
 
 @grid_constant
@@ -39,6 +51,38 @@ def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
     if bias:
         nn.init.zeros_(layer.bias)
     return layer
+
+
+def perceptron(inputs: int, inner: int, outputs: int) -> nn.Sequential:
+    """Linear, GELU, Linear on the channels of every point."""
+    return nn.Sequential(linear(inputs, inner), nn.GELU(), linear(inner, outputs))
+
+
+def split_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """(B, *grid, C) -> (B, H, N, D): points flattened, channels cut into heads of width D."""
+    points = math.prod(x.shape[1:-1])  # not -1: a batch may be empty
+    return x.reshape(x.shape[0], points, heads, x.shape[-1] // heads).transpose(1, 2)
+
+
+class Convolution(nn.Module):
+    """Every channel from all channels of the neighbourhood, with bias; starts as torch's convolutions do."""
+
+    def __init__(self, channels: int, kernel: int, padding: Sequence[str]) -> None:
+        super().__init__()
+        self.padding = tuple(padding)
+        shape = (kernel,) * len(self.padding)
+        reach = 1 / math.sqrt(channels * math.prod(shape))
+        self.weight = nn.Parameter(torch.empty(channels, channels, *shape).uniform_(-reach, reach))
+        self.bias = nn.Parameter(torch.empty(channels).uniform_(-reach, reach))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        reach = self.weight.shape[-1] // 2
+        wrapped = [reach if end == "circular" else 0 for end in self.padding]
+        x = x.movedim(-1, 1)
+        if any(wrapped):
+            x = F.pad(x, [cells for cells in reversed(wrapped) for _ in range(2)], mode="circular")
+        convolve = (F.conv1d, F.conv2d, F.conv3d)[len(wrapped) - 1]
+        return convolve(x, self.weight, self.bias, padding=[reach - cells for cells in wrapped]).movedim(1, -1)
 
 
 class DepthwiseConvolution(nn.Module):

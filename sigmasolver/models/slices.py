@@ -16,13 +16,12 @@ Letters: B batch, H heads, N points, M slices, D head width, C channels.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-from sigmasolver.models.layers import DepthwiseConvolution, linear
+from sigmasolver.models.layers import DepthwiseConvolution, linear, split_heads
 from sigmasolver.ops.slices import attention_matrix, deslice, routing, slice_states
 
 __all__ = ["UPDATES", "PhysicalOperator", "Routing", "SliceAttention", "SliceUpdate"]
@@ -109,13 +108,8 @@ class PhysicalOperator(nn.Module):
         # The pointwise map is a convolution of kernel size one and starts as torch starts those.
         return nn.Sequential(DepthwiseConvolution(width, self.KERNEL, padding), nn.Linear(width, width))
 
-    def _split_heads(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, *grid, C) -> (B, H, N, D)."""
-        points = math.prod(x.shape[1:-1])  # not -1: a batch may be empty
-        return x.reshape(x.shape[0], points, self.heads, x.shape[-1] // self.heads).transpose(1, 2)
-
     def forward(self, Y: torch.Tensor) -> torch.Tensor:
-        P_BHNM = self.routing(self._split_heads(self.routing_path(Y)))
-        Z_BHMD = slice_states(P_BHNM, self._split_heads(self.feature_path(Y)))
+        P_BHNM = self.routing(split_heads(self.routing_path(Y), self.heads))
+        Z_BHMD = slice_states(P_BHNM, split_heads(self.feature_path(Y), self.heads))
         O_BHND = deslice(P_BHNM, self.update(Z_BHMD))
         return self.dropout(self.project(O_BHND.transpose(1, 2).reshape(Y.shape)))

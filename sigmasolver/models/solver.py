@@ -7,12 +7,13 @@ positions-+
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
-from sigmasolver.models.block import Block, BlockSpec
 from sigmasolver.models.config import SolverConfig, check_grid
-from sigmasolver.models.layers import TimeEmbedding, coordinates, distances, linear
+from sigmasolver.models.layers import TimeEmbedding, coordinates, distances, linear, perceptron
 
 __all__ = ["Solver"]
 
@@ -20,24 +21,23 @@ __all__ = ["Solver"]
 class Solver(nn.Module):
     """`(B, *grid, in_channels)` -> `(B, *grid, out_channels)` for one, two or three axes and any grid.
 
+    `block` makes one block, `(B, *grid, width)` -> the same shape; it is called `depth` times. A Transolver-sigma is
+    made with `Block` and a row of the family, a baseline of the same frame with its own block.
+
     Weights at the start: every channel-mixing matrix normal with deviation 0.02 (complex ones: each part), biases
     zero; depthwise and pointwise convolutions uniform in +-1/sqrt(inputs per output) with their biases, as torch's
     convolutions do; LayerNorm one and zero; temperatures 0.5; gamma zero; offset uniform in [0, 1/width).
     """
 
-    def __init__(self, spec: BlockSpec, config: SolverConfig) -> None:
+    def __init__(self, block: Callable[[SolverConfig], nn.Module], config: SolverConfig) -> None:
         super().__init__()
-        self.spec, self.config = spec, config
+        self.config = config
         width, options = config.width, config.options
         position_channels = config.lattice**config.axes if options.positions == "distances" else config.axes
-        self.lift = nn.Sequential(
-            linear(position_channels + config.in_channels, 2 * width),
-            nn.GELU(),
-            linear(2 * width, width),
-        )
+        self.lift = perceptron(position_channels + config.in_channels, 2 * width, width)
         self.offset = nn.Parameter(torch.rand(width) / width)
         self.time = TimeEmbedding(width) if options.time_embedding else None
-        self.blocks = nn.ModuleList(Block(spec, config) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(block(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(width)
         self.readout = linear(width, config.out_channels)
 

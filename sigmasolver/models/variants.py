@@ -1,18 +1,25 @@
-"""The family as rows: the model, its single-domain counterparts, and every ablation of tab:ablation-components."""
+"""All models as rows: the family (the model, its single-domain counterparts, every ablation of
+tab:ablation-components) and the baselines (so far those of tab:slice-attention-analysis)."""
 
 from __future__ import annotations
 
 import bisect
+import difflib
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
+from torch import nn
 
-from sigmasolver.models.block import BlockSpec
+from sigmasolver.models.baselines.linearno import linearno
+from sigmasolver.models.baselines.transolver import transolver
+from sigmasolver.models.block import Block, BlockSpec
 from sigmasolver.models.config import Options, SolverConfig
 from sigmasolver.models.solver import Solver
 from sigmasolver.settings import row
 
-__all__ = ["VARIANTS", "build_model", "build_solver", "count_parameters", "list_models", "matched_width"]
+__all__ = ["BASELINES", "VARIANTS", "build_model", "build_solver", "count_parameters", "list_models", "matched_width"]
 
 SIGMA = BlockSpec()
 VARIANTS: dict[str, BlockSpec] = {
@@ -30,9 +37,27 @@ VARIANTS: dict[str, BlockSpec] = {
 }
 
 
+Make = Callable[[SolverConfig], nn.Module]
+"""How a model is made of its sizes."""
+BASELINES: dict[str, Make] = {
+    "transolver": partial(transolver, update="replace"),
+    "transolver-srpa": partial(transolver, update="residual"),
+    "transolver-keep": partial(transolver, update="keep"),
+    "linearno": partial(linearno, local=True),
+    "linearno-plain": partial(linearno, local=False),
+}
+MODELS: dict[str, Make] = {name: partial(Solver, partial(Block, spec)) for name, spec in VARIANTS.items()} | BASELINES
+
+
+def _make(name: str) -> Make:
+    # A name near none is answered with the family: all names together would be no plain sentence.
+    near = name in MODELS or difflib.get_close_matches(name.lower(), MODELS, cutoff=0.4)
+    return row(MODELS if near else {family: MODELS[family] for family in VARIANTS}, name, "model")
+
+
 def list_models() -> tuple[str, ...]:
-    """The names that `build_model` knows."""
-    return tuple(VARIANTS)
+    """The names that `build_model` knows: the family, then the baselines."""
+    return tuple(MODELS)
 
 
 def build_model(
@@ -47,18 +72,21 @@ def build_model(
     slices: int = 32,
     modes: int | tuple[int, ...] = 4,
     options: Options | None = None,
-) -> Solver:
-    """A freshly initialised solver; `torch.manual_seed` before the call fixes its weights."""
-    row(VARIANTS, name, "model")  # an unknown name is the first thing to say
+) -> nn.Module:
+    """A freshly initialised solver; `torch.manual_seed` before the call fixes its weights.
+
+    A model without Fourier modes ignores `modes`, so that no grid is too small for them.
+    """
+    _make(name)  # an unknown name is the first thing to say
     config = SolverConfig(
         grid, in_channels, out_channels, width, depth, heads, slices, modes, Options() if options is None else options
     )
     return build_solver(name, config)
 
 
-def build_solver(name: str, config: SolverConfig) -> Solver:
+def build_solver(name: str, config: SolverConfig) -> nn.Module:
     """`build_model` for sizes that are already one value."""
-    return Solver(row(VARIANTS, name, "model"), config)
+    return _make(name)(config)
 
 
 def count_parameters(name: str, config: SolverConfig) -> int:

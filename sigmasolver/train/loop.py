@@ -1,30 +1,46 @@
 """The only training loop: AdamW over one cycle, killed at any moment and continued to the same weights.
 
-Which windows a step sees and how fast it learns are functions of the seed and the step, so a run resumes from one file
-that holds weights, optimiser, random numbers and the step. On a CPU the weights that come out are bit for bit those
-of an uninterrupted run. Losses stay on the device and are read every `look` steps.
+Which windows a step sees, how fast it learns and what is random in it are functions of the seed and the step, so a run
+goes on from one file that holds weights, optimiser, average and the step. On a CPU the weights that come out are bit
+for bit those of an uninterrupted run. Losses stay on the device and are read every `look` steps.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
+from typing import Any
 
 import torch
+from torch import nn
 
+from sigmasolver import metrics
 from sigmasolver.data.windows import Windows
-from sigmasolver.forecast import Forecaster
+from sigmasolver.forecast import Forecaster, rollout
+from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
-from sigmasolver.runs import Run, append_row, read_tensors, write_tensors
-from sigmasolver.tasks import field_groups
-from sigmasolver.train.objectives import Price, direct, pushforward, teacher_forced
+from sigmasolver.runs import Run, append_row, read_rows, read_tensors, replace_rows, write_tensors
+from sigmasolver.train.engine import Place, Stepper, full
 from sigmasolver.train.schedule import OneCycle
 from sigmasolver.trained import save
 
-__all__ = ["Progress", "order", "train"]
+__all__ = ["Data", "Plan", "Progress", "order", "train", "validate"]
+
+CHECKED = 256
+"""Windows that one validation looks at, at most: evenly spread over all."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run learns from and is checked with."""
+
+    training: Windows
+    validation: Windows | None
+    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -35,112 +51,214 @@ class Progress:
     steps: int
     loss: float
     """Mean since the last look."""
+    error: float | None
+    """Relative L2 over the horizon of the validation windows, at the newest check."""
 
 
 @lru_cache(maxsize=2)
-def order(seed: int, epoch: int, count: int) -> torch.Tensor:
-    """The windows 0 ... count - 1 in the order of this epoch."""
+def order(seed: int, epoch: int, trajectories: int, starts: int, one_start: bool = False) -> torch.Tensor:
+    """The windows of this epoch in their order: all of them, or one random start of each trajectory."""
     digest = hashlib.sha256(f"order/{seed}/{epoch}".encode()).digest()
-    return torch.randperm(count, generator=torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1))
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    if not one_start:
+        return torch.randperm(trajectories * starts, generator=generator)
+    first = torch.randperm(trajectories, generator=generator) * starts
+    return first + torch.randint(starts, (trajectories,), generator=generator)
+
+
+class Plan:
+    """The steps of a run: how many, which windows each sees, and when the run is checked."""
+
+    def __init__(self, recipe: Recipe, windows: Windows) -> None:
+        train = recipe.train
+        self.train, self.trajectories, self.starts = train, len(windows.trajectories), windows.starts
+        count = self.trajectories if train.one_start else len(windows)
+        if train.batch > count:
+            raise ValueError(
+                f"A batch of {train.batch} windows was asked for, but an epoch has {count}; set train.batch to less."
+            )
+        self.per_epoch = count // train.batch
+        self.steps = train.updates if train.updates is not None else train.epochs * self.per_epoch
+        self.checks = {round(k * self.steps / train.checks) for k in range(1, train.checks + 1)}
+
+    def members(self, step: int) -> torch.Tensor:
+        """The windows of this step (counted from 0)."""
+        epoch, inside = divmod(step, self.per_epoch)
+        windows = order(self.train.seed, epoch, self.trajectories, self.starts, self.train.one_start)
+        return windows[inside * self.train.batch : (inside + 1) * self.train.batch]
+
+    def rates(self) -> torch.Tensor:
+        train = self.train
+        cycle = OneCycle(train.peak, self.steps, train.warmup, train.start_divisor, train.final_divisor)
+        return cycle.rate(torch.arange(self.steps))
 
 
 def train(
     recipe: Recipe,
-    windows: Windows,
+    data: Data,
     forecaster: Forecaster,
     run: Run,
-    fingerprint: str,
-    look: int = 50,
+    place: Place | None = None,
     watch: Callable[[Progress], None] | None = None,
+    look: int = 50,
+    keep_seconds: float = 30.0,
 ) -> None:
-    """Train `forecaster` on these windows and leave the run folder behind; continues a run that was stopped.
+    """Train `forecaster` and leave the run folder behind; continues a run that was stopped.
 
-    `fingerprint` names the data. Every `look` steps the losses are read, a row is logged and the state is saved.
+    Every `look` steps the losses are read and a row is logged; the state is kept at the first look after every
+    `keep_seconds`, and at the end.
     """
-    plan, model = recipe.train, forecaster.model
-    run.start(recipe.to_plain())
-    batch = min(plan.batch, len(windows))
-    per_epoch = len(windows) // batch
-    steps = plan.epochs * per_epoch
-    cycle = OneCycle(plan.peak, steps, plan.warmup, plan.start_divisor, plan.final_divisor)
-    price = Price(field_groups(recipe.task.targets), plan.derivative)
-    objectives: dict[str, Callable[..., torch.Tensor]] = {
-        "direct": direct,
-        "teacher_forced": teacher_forced,
-        "pushforward": partial(pushforward, calls=plan.calls),
-    }
-    objective = objectives[plan.objective]
-    optimiser = torch.optim.AdamW(model.parameters(), lr=plan.peak, weight_decay=plan.weight_decay)
-    device = next(model.parameters()).device
-    first = _restore(run, model, optimiser) if run.resume.exists() else 0
+    place = Place() if place is None else place
+    world = place.world
+    if world.first:
+        run.start(recipe.to_plain())
+    world.wait()
+    plan = Plan(recipe, data.training)
+    stepper = Stepper(recipe, forecaster, data.training, plan.members, plan.rates(), place)
+    state = _State(run, stepper, plan.steps, world)
+    forecaster.model.train()
     losses: list[torch.Tensor] = []
-
-    def members(step: int) -> torch.Tensor:
-        epoch, inside = divmod(step, per_epoch)
-        return order(plan.seed, epoch, len(windows))[inside * batch : (inside + 1) * batch]
-
-    # TF32 is torch's own global switch; bf16 runs its float32 remainder in TF32 too.
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = plan.precision != "float32"
-    model.train()
-    began, start = time.monotonic(), first
-    for step in range(first, steps):
-        history, future = (part.to(device) for part in windows.batch(members(step)))
-        for group in optimiser.param_groups:
-            group["lr"] = float(cycle.rate(step))
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=plan.precision == "bf16"):
-            loss = objective(forecaster, history, future, price)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        if plan.clip is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), plan.clip)
-        optimiser.step()
-        losses.append(loss.detach())
-        if (step + 1) % look == 0 or step + 1 == steps:
-            mean = _read_losses(losses, step, members)
-            rate = (step + 1 - start) / (time.monotonic() - began)
-            _keep(run, model, optimiser, step + 1)  # before the row: a kill between them never repeats a row
-            append_row(run.log, {"step": step + 1, "epoch": step // per_epoch, "loss": mean, "steps_per_second": rate})
-            losses.clear()
+    began, start, kept = time.monotonic(), state.step, time.monotonic()
+    for step in range(state.step, plan.steps):
+        stepper.run(step)
+        losses.append(stepper.loss.clone())
+        done = step + 1
+        if done % look and done not in plan.checks and done != plan.steps:
+            continue
+        mean = _read_losses(torch.stack(losses), step, plan, world)
+        losses.clear()
+        row: dict[str, Any] = {"step": done, "epoch": step // plan.per_epoch, "loss": mean}
+        row["rate"] = float(stepper.rates[step])
+        row["steps_per_second"] = (done - start) / (time.monotonic() - began)
+        if done in plan.checks and data.validation is not None:
+            row["error"] = state.error = validate(
+                stepper.forecaster if place.shard else forecaster.around(stepper.kept), data.validation, place
+            )
+            if recipe.train.keep == "best" and not state.error >= state.best:
+                state.best = state.error
+                _save(run, forecaster.around(stepper.kept), done, data.fingerprint, world)
+            forecaster.model.train()
+        if done == plan.steps and recipe.train.keep == "final":
+            _save(run, forecaster.around(stepper.kept), done, data.fingerprint, world)
+        if done == plan.steps or time.monotonic() - kept >= keep_seconds:
+            state.keep(done)
+            kept = time.monotonic()
+        if world.first:
+            append_row(run.log, row)
             if watch is not None:
-                watch(Progress(step + 1, steps, mean))
-    model.eval()
-    save(run, forecaster, steps, fingerprint)
+                watch(Progress(done, plan.steps, mean, state.error))
+    world.wait()  # until the first process has written what the others will read
+    forecaster.model.eval()
+    if stepper.average is not None:
+        forecaster.model.load_state_dict(stepper.average.state_dict())
 
 
-def _read_losses(losses: list[torch.Tensor], last: int, members: Callable[[int], torch.Tensor]) -> float:
-    """The mean of the losses up to step `last`; one that is not finite ends the run before it is saved."""
-    values = torch.stack(losses)
+def validate(forecaster: Forecaster, windows: Windows, place: Place) -> float:
+    """Mean relative L2 over the whole horizon of free rollouts, fields averaged; at most CHECKED windows."""
+    world = place.world
+    chosen = torch.linspace(0, len(windows) - 1, min(CHECKED, len(windows))).round().long()
+    # A split model needs every process in every call, so there each of them does all windows.
+    mine = chosen if place.shard else world.share(chosen)
+    forecaster.model.eval()
+    errors = []
+    for part in mine.split(max(1, 64 // windows.spec.horizon)):
+        history, future = (one.to(world.device) for one in windows.batch(part))
+        with torch.no_grad():
+            frames = rollout(forecaster, history, windows.spec.horizon).frames
+        errors.append(metrics.relative_l2(frames, future).mean(1))
+    alone = torch.cat(errors) if errors else torch.zeros(0, dtype=torch.float64, device=world.device)
+    together = alone if place.shard else world.gather(alone, len(chosen))
+    return float(together.mean())
+
+
+def _save(run: Run, forecaster: Forecaster, step: int, fingerprint: str, world: World) -> None:
+    weights = {name: full(tensor) for name, tensor in forecaster.model.state_dict().items()}
+    if world.first:
+        save(run, weights, step, fingerprint)
+
+
+def _read_losses(losses: torch.Tensor, last: int, plan: Plan, world: World) -> float:
+    """The mean of the losses up to step `last`; one that is not finite ends the run before it is kept."""
+    values = world.mean(losses)
     finite = torch.isfinite(values)
     if not bool(finite.all()):
         step = last - len(losses) + 1 + int((~finite).int().argmax())
         raise ValueError(
-            f"The loss of step {step} is not finite, in the windows {members(step).tolist()}; look for NaN in them, "
-            "lower the peak learning rate or set clip, and go on from the state that was kept."
+            f"The loss of step {step} is not finite, in the windows {plan.members(step).tolist()}; look for NaN in "
+            "them, lower the peak learning rate or set clip, and go on from the state that was kept."
         )
     return float(values.mean())
 
 
-def _keep(run: Run, model: torch.nn.Module, optimiser: torch.optim.Optimizer, step: int) -> None:
-    """Everything the next step depends on, in one file."""
-    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    for index, state in optimiser.state_dict()["state"].items():
-        tensors |= {f"optimiser.{index}.{key}": torch.as_tensor(value) for key, value in state.items()}
-    tensors["random"] = torch.get_rng_state()
-    if torch.cuda.is_available():
-        tensors["random_cuda"] = torch.cuda.get_rng_state()
-    write_tensors(run.resume, tensors, {"step": step})
+class _State:
+    """Everything the next step depends on, kept in one file and taken from it where there is one."""
+
+    def __init__(self, run: Run, stepper: Stepper, steps: int, world: World) -> None:
+        self.run, self.stepper, self.steps, self.world = run, stepper, steps, world
+        self.step, self.best, self.error = 0, math.inf, None
+        if run.resume.exists():
+            self._restore()
+
+    step: int
+    best: float
+    error: float | None
+
+    def keep(self, step: int) -> None:
+        stepper = self.stepper
+        tensors = {f"model.{name}": full(tensor) for name, tensor in stepper.model.state_dict().items()}
+        for index, state in stepper.optimiser.state_dict()["state"].items():
+            tensors |= {f"optimiser.{index}.{key}": full(torch.as_tensor(value)) for key, value in state.items()}
+        if stepper.average is not None:
+            tensors |= {f"average.{name}": tensor for name, tensor in stepper.average.state_dict().items()}
+        if self.world.first:
+            best = None if math.isinf(self.best) else self.best
+            write_tensors(self.run.resume, tensors, {"step": step, "steps": self.steps, "best": best})
+
+    def _restore(self) -> None:
+        stepper = self.stepper
+        tensors, facts = read_tensors(self.run.resume)
+        if facts["steps"] != self.steps:
+            raise ValueError(
+                f"{self.run.path} was begun with {facts['steps']} steps, and its data and recipe now give "
+                f"{self.steps}; go on with the same data, or choose another folder."
+            )
+        _load(stepper.model, _part(tensors, "model."))
+        if stepper.average is not None:
+            _load(stepper.average, _part(tensors, "average."))
+        states: dict[int, dict[str, torch.Tensor]] = {}
+        parameters = list(stepper.model.parameters())
+        for name, tensor in _part(tensors, "optimiser.").items():
+            index, key = name.split(".")
+            like = parameters[int(index)]
+            states.setdefault(int(index), {})[key] = _split_like(tensor, like) if tensor.ndim else tensor
+        groups = stepper.optimiser.state_dict()["param_groups"]
+        stepper.optimiser.load_state_dict({"state": states, "param_groups": groups})
+        # Loading replaced the rate, which a captured step must find where it was.
+        for group in stepper.optimiser.param_groups:
+            group["lr"] = stepper.rate
+        self.step = int(facts["step"])
+        self.best = math.inf if facts["best"] is None else facts["best"]
+        rows = [row for row in read_rows(self.run.log) if row["step"] <= self.step]
+        self.error = next((row["error"] for row in reversed(rows) if "error" in row), None)
+        if self.world.first:
+            replace_rows(self.run.log, rows)  # what was logged after the state was kept will be done again
+        self.world.wait()
 
 
-def _restore(run: Run, model: torch.nn.Module, optimiser: torch.optim.Optimizer) -> int:
-    tensors, facts = read_tensors(run.resume)
-    model.load_state_dict({name[6:]: t for name, t in tensors.items() if name.startswith("model.")})
-    state: dict[int, dict[str, torch.Tensor]] = {}
-    for name, tensor in tensors.items():
-        if name.startswith("optimiser."):
-            _, index, key = name.split(".")
-            state.setdefault(int(index), {})[key] = tensor
-    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
-    torch.set_rng_state(tensors["random"])
-    if "random_cuda" in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors["random_cuda"])
-    return int(facts["step"])
+def _part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _load(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
+    held = model.state_dict()
+    model.load_state_dict({name: _split_like(tensor, held[name]) for name, tensor in weights.items()})
+
+
+def _split_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The tensor split among the processes as `like` is."""
+    mesh = getattr(like, "device_mesh", None)
+    if mesh is None:
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor.to(like.device), mesh, like.placements)  # type: ignore[attr-defined]

@@ -4,8 +4,7 @@
     teacher_forced  one call for every future frame, each from the true history before it, as one batched call
     pushforward     some calls without gradient from their own forecasts, then one that learns
 
-Fields are in physical units, `(B, frames, *grid, q)`. The price of a sample is relative L2; the cost of a batch is the
-mean over its samples.
+Fields are in physical units, `(B, frames, *grid, q)`. The cost of a batch is the mean over the prices of its samples.
 """
 
 from __future__ import annotations
@@ -14,6 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
+from sigmasolver.data.normalise import Normaliser
+from sigmasolver.forecast import feed_back
+from sigmasolver.metrics import component_mean
 
 __all__ = ["Price", "direct", "pushforward", "relative_l2", "teacher_forced"]
 
@@ -31,6 +34,7 @@ def relative_l2(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
 class Price:
     """(prediction, truth) -> (B,): relative L2, averaged within each group of fields and summed over the groups.
 
+    With a `normaliser` it is the mean squared error of normalised fields instead (RealPDEBench, REALM).
     `derivative` adds that many times the relative L2 of the central differences along every axis (Darcy: 0.1). There
     the outer ring of the prediction counts as zero, and both fields continue as zero beyond the boundary, as the
     public loss has it.
@@ -38,9 +42,10 @@ class Price:
 
     groups: tuple[tuple[int, ...], ...] = ((0,),)
     derivative: float = 0.0
+    normaliser: Normaliser | None = None
 
     def __call__(self, prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-        price = self._grouped(relative_l2(prediction, truth))
+        price = self._grouped(self._errors(prediction, truth))
         if self.derivative:
             ringless = _zero_ring(prediction)
             for axis in range(2, truth.ndim - 1):
@@ -48,8 +53,14 @@ class Price:
                 price = price + self.derivative * self._grouped(slopes)
         return price
 
+    def _errors(self, prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+        if self.normaliser is None:
+            return relative_l2(prediction, truth)
+        difference = self.normaliser.encode(prediction) - self.normaliser.encode(truth)
+        return difference.square().flatten(1, -2).mean(1)
+
     def _grouped(self, errors: torch.Tensor) -> torch.Tensor:
-        return torch.stack([errors[:, list(group)].mean(1) for group in self.groups]).sum(0)
+        return torch.stack([component_mean(errors, group) for group in self.groups]).sum(0)
 
 
 def _zero_ring(frames: torch.Tensor) -> torch.Tensor:
@@ -81,7 +92,8 @@ def teacher_forced(forecast: Forecast, history: torch.Tensor, future: torch.Tens
     frame after frame, in one call.
     """
     length, horizon = history.shape[1], future.shape[1]
-    frames = torch.cat((history, future), dim=1)
+    given = history[:, -1:, ..., future.shape[-1] :].expand(-1, horizon, *history.shape[2:-1], -1)
+    frames = torch.cat((history, torch.cat((future, given), dim=-1)), dim=1)
     windows = torch.stack([frames[:, t : t + length] for t in range(horizon)], dim=1).flatten(0, 1)
     prediction = forecast(windows)
     if prediction.shape[1] != 1:
@@ -95,12 +107,12 @@ def pushforward(
     forecast: Forecast, history: torch.Tensor, future: torch.Tensor, price: Price, calls: int
 ) -> torch.Tensor:
     """`calls` calls, each from the forecasts before it; only the last one learns and is priced."""
-    length, block = history.shape[1], 0
+    block = 0
     with torch.no_grad():
         for _ in range(calls - 1):
             prediction = forecast(history)
             block = prediction.shape[1]
-            history = torch.cat((history, prediction), dim=1)[:, -length:]
+            history = feed_back(history, prediction)
     start = (calls - 1) * block
     if calls < 1 or start >= future.shape[1]:
         raise ValueError(f"{calls} calls of {block} frames need more than the {future.shape[1]} future frames given.")

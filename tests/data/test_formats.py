@@ -12,9 +12,13 @@ import scipy.io
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigmasolver.data.formats import KINDS, import_data
+from sigmasolver.data.formats import KINDS, guess_kind, import_data, read_history
 from sigmasolver.data.header import StoreError
-from sigmasolver.data.store import open_store
+from sigmasolver.data.store import Writer, open_store
+from tests.data.test_own_data import BOTH, U, V, one_sentence, save_npz
+from tests.data.test_own_data import Save as SaveOwn
+from tests.data.test_store import HEADER, store
+from tests.data.test_store import values as stored_values
 
 RANDOM = np.random.default_rng(0)
 
@@ -91,11 +95,18 @@ def test_times_that_are_missing_are_counted_and_noted(tmp_path: Path) -> None:
 def test_kolmogorov(tmp_path: Path) -> None:
     values = RANDOM.standard_normal((3, 4, 8, 8)).astype(np.float32)
     np.save(tmp_path / "kf.npy", values)
-    assert import_data(tmp_path / "kf.npy", tmp_path / "kf.h5").kind == "factformer-kf2d"
+    assert import_data(tmp_path / "kf.npy", tmp_path / "own.h5").kind == "arrays"
+    assert import_data(tmp_path / "kf.npy", tmp_path / "kf.h5", "factformer-kf2d").kind == "factformer-kf2d"
     with open_store(tmp_path / "kf.h5") as store:
         np.testing.assert_array_equal(store[:][..., 0], values)
         np.testing.assert_allclose(store.header.layout.times, 2 + np.array([1, 2, 3, 4]) / 32)
         np.testing.assert_allclose(store.header.layout.coordinates[0][-1], 2 * np.pi * 7 / 8)
+
+
+def test_only_the_published_grid_is_taken_for_kolmogorov_flow(tmp_path: Path) -> None:
+    for shape, kind in (((1, 2, 256, 256), "factformer-kf2d"), ((1, 2, 255, 255), "arrays"), ((1, 256, 256), "arrays")):
+        np.save(tmp_path / "a.npy", np.zeros(shape, "f2"))
+        assert guess_kind(tmp_path / "a.npy").name == kind
 
 
 def turbulence(folder: Path, names: tuple[str, ...] = ("iso_10", "iso_2", "iso_1")) -> dict[str, np.ndarray]:
@@ -245,7 +256,7 @@ def bad_sources(folder: Path) -> dict[str, tuple[Path, str]]:
         "text.mat": (folder / "text.mat", "not a whole MATLAB file"),
         "objects.npy": (folder / "objects.npy", "pickled Python objects, which are never loaded"),
         "objects.npz": (folder / "objects.npz", "pickled Python objects, which are never loaded"),
-        "flat.npy": (folder / "flat.npy", "of no kind"),
+        "flat.npy": (folder / "flat.npy", r"has the shape \(3, 4\); the axes \(count, frames, x"),
         "text.npy": (folder / "text.npy", "not an .npy file"),
         "text.npz": (folder / "text.npz", "truncated or damaged"),
         "words.npz": (folder / "words.npz", "times of shape .* 2 numbers are needed"),
@@ -302,3 +313,72 @@ def test_truncated_and_scribbled_files_are_refused(
             np.testing.assert_array_equal(open_store(folder / "out.h5")[:][..., 0], np.moveaxis(u, -1, 1))
     except ValueError as error:
         assert "\n" not in str(error)
+
+
+# --- the history of a forecast
+
+
+@BOTH
+def test_histories_out_of_every_file(tmp_path: Path, save: SaveOwn, suffix: str) -> None:
+    both = np.stack([U, V], -1)
+    swapped = both[..., ::-1]
+
+    def same(source: Path, expected: np.ndarray, names: tuple[str, ...] = ("u", "v")) -> None:
+        history = read_history(source, names, 2)
+        assert history.dtype == np.float32 and history.shape == expected.shape
+        np.testing.assert_array_equal(history, expected)
+
+    np.save(tmp_path / "many.npy", both)
+    np.save(tmp_path / "one.npy", both[0].astype(np.float64))
+    np.save(tmp_path / "field.npy", U[0])
+    np.save(tmp_path / "fields.npy", U)
+    np.save(tmp_path / "last.npy", U[0][..., None])
+    same(tmp_path / "many.npy", both)
+    same(tmp_path / "one.npy", both[:1])
+    same(tmp_path / "field.npy", U[:1, ..., None], ("u",))
+    same(tmp_path / "fields.npy", U[..., None], ("u",))
+    same(tmp_path / "last.npy", U[:1, ..., None], ("u",))
+    same(save(tmp_path / f"a{suffix}", {"u": U, "v": V, "times": np.arange(3.0)}), swapped, ("v", "u"))
+    same(save(tmp_path / f"b{suffix}", {"u": U[0], "v": V[0]}), swapped[:1], ("v", "u"))
+    same(save(tmp_path / f"c{suffix}", {"fields": both}), both)
+    same(save(tmp_path / f"d{suffix}", {"fields": both[0], "names": ["u", "v"]}), swapped[:1], ("v", "u"))
+
+
+def test_a_store_is_a_history(tmp_path: Path) -> None:
+    data = stored_values(3)
+    path = store(tmp_path / "a.h5", data)
+    np.testing.assert_array_equal(read_history(path, ["p", "u"], 2), data[..., ::-1])
+    np.testing.assert_array_equal(read_history(path, ["p"], 2), data[..., 1:])
+    with pytest.raises(ValueError, match="has no field 'q'; near names: u, p"):
+        read_history(path, ["q"], 2)
+    with pytest.raises(ValueError, match="has 2 spatial axes; 3 are needed"):
+        read_history(path, ["u"], 3)
+    Writer(tmp_path / "none.h5", HEADER, 2).close()
+    with pytest.raises(ValueError, match="holds no whole trajectory yet"):
+        read_history(tmp_path / "none.h5", ["u"], 2)
+
+
+def test_histories_that_are_refused(tmp_path: Path) -> None:
+    both = np.stack([U, V], -1).astype(np.float64)
+    np.save(tmp_path / "a.npy", both)
+    both[1, 2, 3, 4, 1], both[3, 0, 0, 0, 0] = np.nan, 1e300
+    np.save(tmp_path / "nan.npy", both)
+    save_npz(tmp_path / "a.npz", {"u": U, "v": V[:, :2], "c": U * 1j})
+    (tmp_path / "a.txt").write_text("")
+    cases: list[tuple[str, list[str], int, str]] = [
+        ("nan.npy", ["u", "v"], 2, r"2 values that are no finite .* trajectory 1, frame 2, point \(3, 4\) of 'v'"),
+        ("a.npy", ["u"], 2, r"has 2 channels; 1 are needed, in the order u\."),
+        ("a.npy", ["u", "v"], 1, r"has the shape \(4, 3, 6, 5, 2\); the axes \(frames, x, channels\) are needed"),
+        ("a.npz", ["u", "v"], 2, r"'v' in .* has the shape .* all must agree"),
+        ("a.npz", ["u", "w"], 2, "has no field 'w'; near names: u, v, c"),
+        ("a.npz", ["c"], 2, "'c' in .* holds complex"),
+        ("a.npz", ["u"], 1, r"'u' in .* has the shape \(4, 3, 6, 5\); the axes \(frames, x\) are needed"),
+        ("a.txt", ["u"], 2, "is none of the files that hold arrays"),
+        ("missing.npy", ["u"], 2, "There is no file"),
+        ("missing.h5", ["u"], 2, "There is no file"),
+        ("a.npy", [], 2, "not a list of names"),
+    ]
+    for name, names, axes, sentence in cases:
+        with pytest.raises(ValueError, match=sentence) as caught:
+            read_history(tmp_path / name, names, axes)
+        assert one_sentence(caught.value), name

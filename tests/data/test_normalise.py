@@ -72,6 +72,7 @@ DEFINITIONS: dict[str, Definition] = {
     "pixel": lambda x: (x.mean((0, 1)), x.std((0, 1), ddof=1) + 1e-5),
     "temporal": lambda x: (x.mean(everything(x)), x.std(1).mean(everything(x)[:-1])),
     "trajectory": by_trajectory,
+    "box-cox": lambda x: (x.mean(everything(x)), x.std(everything(x), ddof=1) + 1e-10),  # no field is a species
 }
 
 
@@ -357,3 +358,50 @@ def test_values_of_another_shape_and_unknown_fields_are_refused():
             use(torch.zeros(5, 3, 1))
     with pytest.raises(ValueError, match=r'^The normaliser has no field "uu"; near names: u\.$'):
         normaliser.select(("uu",))
+
+
+REACTING = ("species_OH", "temperature", "species_AR")
+
+
+def flame(count: int = 4) -> torch.Tensor:
+    """Mass fractions over twenty powers of ten, a temperature, and a species that is absent: (count, 3, 5, 4, 3)."""
+    species = 10.0 ** (-20 * torch.rand(count, 3, 5, 4, dtype=torch.float64))
+    return torch.stack((species, 300 + 2000 * torch.rand_like(species), torch.zeros_like(species)), dim=-1)
+
+
+def test_mass_fractions_go_through_box_cox_before_the_statistics():
+    data = flame()
+    normaliser = fit_trajectories("box-cox", REACTING, data)
+    z = (data[..., 0].clamp(min=1e-8) ** 0.1 - 1) / 0.1
+    torch.testing.assert_close(normaliser.mean[0], z.mean(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(normaliser.scale[0], z.std() + 1e-10, rtol=1e-12, atol=0)
+    torch.testing.assert_close(normaliser.mean[1], data[..., 1].mean(), rtol=1e-12, atol=0)
+    assert normaliser.scale[2] == 1, "an absent species has no spread"
+    encoded = normaliser.encode(data)
+    torch.testing.assert_close(encoded[..., 0].std(), torch.tensor(1.0, dtype=torch.float64), rtol=1e-8, atol=0)
+    assert encoded[..., 2].abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("fraction", "z"), [(1e-8, -8.4151068), (1e-4, -6.0189283), (0.02, -3.2375666), (0.2, -1.4866008), (1.0, 0.0)]
+)
+def test_known_values_of_the_transform(fraction: float, z: float):
+    zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    normaliser = Normaliser("box-cox", ("species_H2",), zero, one)
+    assert normaliser.encode(torch.tensor([fraction], dtype=torch.float64)).item() == pytest.approx(z, abs=1e-7)
+
+
+def test_decoding_undoes_encoding_above_the_floor_and_never_gives_a_negative_fraction():
+    data = flame()
+    normaliser = fit_trajectories("box-cox", REACTING, data)
+    back = normaliser.decode(normaliser.encode(data))
+    torch.testing.assert_close(back[..., 1], data[..., 1], rtol=1e-12, atol=0)
+    torch.testing.assert_close(back[..., 0], data[..., 0].clamp(min=1e-8), rtol=1e-10, atol=0)
+    assert normaliser.decode(torch.full((3,), -1e3, dtype=torch.float64))[0] == 0
+
+
+def test_gradients_of_the_transform_are_finite_for_large_values_of_other_fields():
+    normaliser = fit_trajectories("box-cox", REACTING, flame())
+    x = torch.tensor([-5.0, 1e8, 3.0], requires_grad=True)
+    normaliser.decode(normaliser.encode(x)).sum().backward()
+    assert torch.isfinite(x.grad).all() and x.grad[1] == pytest.approx(1)

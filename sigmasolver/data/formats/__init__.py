@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sigmasolver.data.formats import arrays, factformer, mat
+from sigmasolver.data.formats import arrays, factformer, folder, mat, own
+from sigmasolver.data.formats.beside import check_names
 from sigmasolver.data.formats.foreign import Foreign
+from sigmasolver.data.formats.history import read_history
 from sigmasolver.data.header import Header
 from sigmasolver.data.store import Writer
 
-__all__ = ["KINDS", "Imported", "Kind", "guess_kind", "import_data"]
+__all__ = ["KINDS", "Imported", "Kind", "guess_kind", "import_data", "read_history"]
 
-_BLOCK = 256 * 2**20
+_BLOCK = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -24,26 +27,33 @@ class Kind:
     description: str
     fits: Callable[[Path], bool]
     read: Callable[[Path], Foreign]
+    select: Callable[[Path, Sequence[str]], Foreign] | None = None
+    """Like `read`, of the fields that the user names; None where the fields are fixed."""
 
 
 def _mat(*names: str) -> Callable[[Path], bool]:
     return lambda path: path.suffix == ".mat" and set(names) <= set(mat.variables(path))
 
 
-def _npy(axes: set[int], square: bool = False) -> Callable[[Path], bool]:
-    def fits(path: Path) -> bool:
-        if path.suffix != ".npy":
-            return False
-        shape = arrays.open_npy(path).shape
-        return len(shape) in axes and (not square or shape[-1] == shape[-2])
+def _kolmogorov(path: Path) -> bool:
+    """Only the published grid: any other square of numbers may be anything."""
+    return path.is_file() and path.suffix == ".npy" and arrays.open_npy(path).shape[2:] == (256, 256)
 
-    return fits
+
+def _own(path: Path) -> bool:
+    return (
+        bool(folder.trajectory_files(path)) if path.is_dir() else path.is_file() and path.suffix.lower() in own.SUFFIXES
+    )
+
+
+def _read_own(path: Path, names: Sequence[str] | None = None) -> Foreign:
+    return folder.read_folder(path, names) if path.is_dir() else own.read_file(path, names)
 
 
 KINDS: tuple[Kind, ...] = (
     Kind("fno-darcy", "a .mat with coeff and sol", _mat("coeff", "sol"), mat.read_darcy),
     Kind("fno-ns", "a .mat with u", _mat("u"), mat.read_navier_stokes),
-    Kind("factformer-kf2d", "a square .npy (count, frames, x, y)", _npy({4}, square=True), factformer.read_kolmogorov),
+    Kind("factformer-kf2d", "an .npy (count, frames, 256, 256)", _kolmogorov, factformer.read_kolmogorov),
     Kind(
         "factformer-it3d",
         "a folder of folders with prs.npy, vx.npy, vy.npy and vz.npy",
@@ -58,9 +68,10 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         "arrays",
-        "an .npz with fields (count, frames, *grid, channels), or such an .npy",
-        lambda path: (path.suffix == ".npz" and "fields" in arrays.members(path)) or _npy({4, 5, 6})(path),
-        arrays.read_arrays,
+        "an .npy, .npz or HDF5 file of arrays (count, frames, *grid), or a folder of such files without count",
+        _own,
+        _read_own,
+        _read_own,
     ),
 )
 
@@ -95,20 +106,17 @@ def import_data(
     kind: str | None = None,
     dtype: str = "float32",
     progress: Callable[[int, int], None] | None = None,
+    names: Sequence[str] | None = None,
 ) -> Imported:
     """Convert a foreign data set into a store at `out`, continuing an import that was interrupted.
 
     The kind is found from what is there unless given. `progress` gets the trajectories done and their number.
+    `names` are the fields to take of one's own arrays, in order; where the file does not name them, their names.
     """
-    source = Path(source)
-    if not source.exists():
-        raise ValueError(f"There is no file or folder {source}.")
-    rows = {row.name: row for row in KINDS}
-    if kind is not None and kind not in rows:
-        raise ValueError(f"The kind {kind!r} is unknown; choose among {', '.join(rows)}.")
-    row = guess_kind(source) if kind is None else rows[kind]
-    foreign = row.read(source)
-    header = Header(foreign.layout, row.name, _identity(source), None, dtype)
+    source, out = Path(source), Path(out)
+    with _plain_reading(source):
+        row, foreign = _open(source, out, kind, names)
+        header = Header(foreign.layout, row.name, _identity(source), None, dtype)
     step = max(1, _BLOCK // header.nbytes)
     with Writer(out, header, foreign.count) as writer:
         present = writer.whole
@@ -116,7 +124,35 @@ def import_data(
             writer.append(foreign.read(start, min(start + step, foreign.count)))
             if progress is not None:
                 progress(writer.whole, foreign.count)
-        return Imported(row.name, Path(out), foreign.count, present, header.shape, writer.fingerprint, foreign.notes)
+        return Imported(row.name, out, foreign.count, present, header.shape, writer.fingerprint, foreign.notes)
+
+
+def _open(source: Path, out: Path, kind: str | None, names: Sequence[str] | None) -> tuple[Kind, Foreign]:
+    """What lies there, once it is certain that the wish makes sense."""
+    if not source.exists():
+        raise ValueError(f"There is no file or folder {source}.")
+    if source.resolve() in (out.resolve(), *out.resolve().parents):
+        raise ValueError(f"{out} would lie where it is read from; write the store outside {source}.")
+    rows = {row.name: row for row in KINDS}
+    if kind is not None and kind not in rows:
+        raise ValueError(f"The kind {kind!r} is unknown; choose among {', '.join(rows)}.")
+    row = guess_kind(source) if kind is None else rows[kind]
+    if names is None:
+        return row, row.read(source)
+    if row.select is None:
+        raise ValueError(
+            f"{source} is taken as {row.name}, whose fields are fixed; leave out the names, or give the kind arrays."
+        )
+    return row, row.select(source, check_names(names))
+
+
+@contextmanager
+def _plain_reading(source: Path) -> Iterator[None]:
+    """What the system says against looking at the source, in one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{source} cannot be read: the system says {error.strerror or str(error)!r}.") from error
 
 
 def _identity(source: Path) -> dict[str, str | int]:

@@ -1,24 +1,19 @@
-"""NumPy files, opened without ever unpickling: .npy memory-mapped, .npz member by member.
-
-A user's own data comes as an .npz with
-
-    fields (count, frames, *grid, channels)   and optionally   names, units, boundary, x, y, z, times
-
-or as an .npy with such `fields` alone.
-"""
+"""NumPy files, opened without ever unpickling: .npy memory-mapped, .npz member by member."""
 
 from __future__ import annotations
 
+import math
 import zipfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
-from sigmasolver.data.formats.foreign import Foreign, check_numbers
-from sigmasolver.simulate.simulator import Layout
+from sigmasolver.data.formats.foreign import Array, listed, pickled
 
-__all__ = ["members", "open_members", "open_npy", "read_arrays"]
+__all__ = ["members", "open_members", "open_npy", "open_npz"]
 
 
 def open_npy(path: Path) -> np.ndarray:
@@ -37,7 +32,7 @@ def members(path: Path) -> tuple[str, ...]:
     """The names of the arrays in an .npz file."""
     try:
         with zipfile.ZipFile(path) as bundle:
-            return tuple(name.removesuffix(".npy") for name in bundle.namelist())
+            return tuple(name.removesuffix(".npy") for name in bundle.namelist() if name.endswith(".npy"))
     except Exception as error:
         raise _plain(path, error) from error
 
@@ -47,12 +42,55 @@ def open_members(path: Path, names: Sequence[str]) -> list[np.ndarray]:
     present = members(path)
     for name in names:
         if name not in present:
-            raise ValueError(f"{path} has no array {name!r}; it has {', '.join(present) or 'none'}.")
+            raise ValueError(f"{path} has no array {name!r}; it has {listed(present) or 'none'}.")
     try:
-        with np.load(path, allow_pickle=False) as bundle:
-            return [bundle[name] for name in names]
+        with zipfile.ZipFile(path) as bundle:
+            return [_read_member(bundle, name) for name in names]
     except Exception as error:
         raise _plain(path, error) from error
+
+
+def open_npz(path: Path) -> dict[str, Array]:
+    """The arrays of an .npz file by name, in its order; each is read as a whole, when first asked for."""
+    try:
+        with zipfile.ZipFile(path) as bundle:
+            return {name: _member(path, bundle, name) for name in members(path)}
+    except Exception as error:
+        raise _plain(path, error) from error
+
+
+def _member(path: Path, bundle: zipfile.ZipFile, name: str) -> Array:
+    with bundle.open(f"{name}.npy") as stream:
+        shape, dtype = _header(stream)
+        # A size that contradicts the shape is told here, before anything is allocated for it.
+        if not dtype.hasobject and _size(bundle, name) != stream.tell() + math.prod(shape) * dtype.itemsize:
+            raise EOFError
+
+    @cache
+    def values() -> np.ndarray:
+        return open_members(path, [name])[0]
+
+    def rows(start: int, stop: int) -> np.ndarray:
+        return values()[start:stop] if shape else values()
+
+    return Array(f"{name!r} in {path}", shape, dtype, rows)
+
+
+def _size(bundle: zipfile.ZipFile, name: str) -> int:
+    return bundle.getinfo(f"{name}.npy").file_size
+
+
+def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
+    """The shape and type of an .npy; its second and third version differ in the spelling of names only."""
+    first = np.lib.format.read_magic(stream) == (1, 0)
+    read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    return shape, dtype
+
+
+def _read_member(bundle: zipfile.ZipFile, name: str) -> np.ndarray:
+    with bundle.open(f"{name}.npy") as stream:
+        return np.lib.format.read_array(stream, allow_pickle=False)
 
 
 def _plain(path: Path, error: Exception) -> ValueError:
@@ -63,50 +101,10 @@ def _plain(path: Path, error: Exception) -> ValueError:
         return ValueError(f"There is no file {path}.")
     if isinstance(error, PermissionError):
         return ValueError(f"This user may not read {path}; ask its owner.")
-    if "allow_pickle" in text or "Python objects" in text:
-        return ValueError(f"{path} holds pickled Python objects, which are never loaded; save plain numbers.")
-    return ValueError(f"{path} is truncated or damaged; copy or download it again.")
-
-
-def read_arrays(path: Path) -> Foreign:
-    """A user's own arrays; what they leave out is filled in and noted."""
-    given: dict[str, np.ndarray] = {}
-    if path.suffix == ".npy":
-        fields = open_npy(path)
-    else:
-        names = [name for name in members(path) if name in ("names", "units", "boundary", "times", *"xyz")]
-        fields, *rest = open_members(path, ["fields", *names])
-        given = dict(zip(names, rest, strict=True))
-    if not 4 <= fields.ndim <= 6:
-        raise ValueError(
-            f"{path} has fields of shape {fields.shape}; (count, frames, *grid, channels) is needed, "
-            "with one to three spatial axes."
+    if isinstance(error, MemoryError):
+        return ValueError(
+            f"{path} does not fit into the memory; save it in parts, or as an .npy, which is read in parts."
         )
-    check_numbers(str(path), fields, ["count", "frames", *"xyz"[: fields.ndim - 3], "channels"])
-    count, frames, *grid, channels = fields.shape
-    notes = []
-
-    def pick(name: str, default: np.ndarray, meaning: str) -> np.ndarray:
-        if name not in given:
-            notes.append(f"It has no {name}: taken as {meaning}.")
-        values = given.get(name, default)
-        if values.shape != default.shape or (values.dtype.kind in "SU") != (default.dtype.kind == "U"):
-            kind = "words" if default.dtype.kind == "U" else "numbers"
-            raise ValueError(f"{path} has {name} of shape {values.shape}; {default.size} {kind} are needed.")
-        return values
-
-    layout = Layout(
-        fields=_words(pick("names", np.array([f"field_{q}" for q in range(channels)]), "field_0, field_1, …")),
-        units=_words(pick("units", np.array(["1"] * channels), "pure numbers")),
-        boundary=_words(pick("boundary", np.array(["open"] * len(grid)), "open on every axis")),
-        coordinates=tuple(
-            pick(name, np.arange(points, dtype=np.float64), "0, 1, 2, …")
-            for name, points in zip("xyz", grid, strict=False)
-        ),
-        times=pick("times", np.arange(frames, dtype=np.float64), "0, 1, 2, …"),
-    )
-    return Foreign(layout, count, lambda start, stop: np.asarray(fields[start:stop]), tuple(notes))
-
-
-def _words(values: np.ndarray) -> tuple[str, ...]:
-    return tuple(str(one) for one in values)
+    if "allow_pickle" in text or "Python objects" in text:
+        return pickled(str(path))
+    return ValueError(f"{path} is truncated or damaged; copy or download it again.")

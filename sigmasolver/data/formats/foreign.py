@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from sigmasolver.simulate.simulator import Layout
 
-__all__ = ["Foreign", "check_numbers", "periodic"]
+__all__ = ["Array", "Foreign", "check_numbers", "listed", "periodic", "pickled"]
+
+_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -24,14 +26,50 @@ class Foreign:
     """What the file does not say and was taken as known, one sentence each."""
 
 
-def check_numbers(where: str, values: np.ndarray, axes: Sequence[str]) -> None:
+@dataclass(frozen=True)
+class Array:
+    """An array in a file: known by what the file says about it, read when asked for."""
+
+    where: str
+    """How a sentence about it begins."""
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    rows: Callable[[int, int], np.ndarray]
+    """Its entries from `start` to before `stop` of the first axis; the value itself without axes."""
+    fault: str | None = None
+    """Why its values cannot be had, as the end of a sentence."""
+
+    @property
+    def real(self) -> bool:
+        """Whether it holds real numbers, at least one."""
+        return self.dtype.kind in "fiu" and 0 not in self.shape
+
+    def whole(self) -> np.ndarray:
+        """All of it."""
+        return self.rows(0, self.shape[0] if self.shape else 1)
+
+
+def check_numbers(where: str, values: np.ndarray | Array, axes: Sequence[str]) -> None:
     """Refuse what is not an array of real numbers with these axes."""
     if values.dtype.kind not in "fiu":
         raise ValueError(f"{where} holds {values.dtype} values; real numbers are needed.")
-    if values.ndim != len(axes) or 0 in values.shape:
+    if len(values.shape) != len(axes) or 0 in values.shape:
         raise ValueError(f"{where} has the shape {values.shape}; the axes ({', '.join(axes)}) are needed.")
+    if isinstance(values, Array) and values.fault is not None:
+        raise ValueError(f"{where} {values.fault}.")
+
+
+def pickled(where: str) -> ValueError:
+    """The answer to what only running a stranger's code could read."""
+    return ValueError(f"{where} holds pickled Python objects, which are never loaded; save plain numbers.")
 
 
 def periodic(points: int, length: float) -> np.ndarray:
     """The coordinates of a periodic axis: its end is its beginning, and is left out."""
     return np.arange(points) * (length / points)
+
+
+def listed(names: Sequence[str] | Mapping[str, object]) -> str:
+    """Names for one line, however many and whatever is in them."""
+    shown = [name if name.isprintable() else repr(name) for name in names]
+    return ", ".join(shown[:_SHOWN] + ["…"] * (len(shown) > _SHOWN))

@@ -7,25 +7,16 @@ all axes reversed. Darcy: `coeff`, `sol` (count, s, s) at the cell centres of th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
 import numpy as np
 
-from sigmasolver.data.formats.foreign import Foreign, check_numbers, periodic
+from sigmasolver.data.formats.foreign import Array, Foreign, check_numbers, listed, periodic
+from sigmasolver.data.formats.hdf5 import fault
 from sigmasolver.simulate.simulator import Layout
 
 __all__ = ["read_darcy", "read_navier_stokes", "variables"]
-
-
-@dataclass(frozen=True)
-class _Variable:
-    """An array of a MATLAB file, whichever its version: its shape as MATLAB tells it, and its rows."""
-
-    shape: tuple[int, ...]
-    rows: Callable[[int, int], np.ndarray]
 
 
 def variables(path: Path) -> tuple[str, ...]:
@@ -41,12 +32,12 @@ def variables(path: Path) -> tuple[str, ...]:
         raise _plain(path) from error
 
 
-def _variable(path: Path, name: str, axes: tuple[str, ...]) -> _Variable:
+def _variable(path: Path, name: str, axes: tuple[str, ...]) -> Array:
     import scipy.io
 
     present = variables(path)
     if name not in present:
-        raise ValueError(f"{path} has no variable {name!r}; it has {', '.join(present) or 'none'}.")
+        raise ValueError(f"{path} has no variable {name!r}; it has {listed(present) or 'none'}.")
     where = f"{name!r} in {path}"
     if h5py.is_hdf5(path):
         return _variable_73(path, name, where, axes)
@@ -57,15 +48,15 @@ def _variable(path: Path, name: str, axes: tuple[str, ...]) -> _Variable:
     if not isinstance(values, np.ndarray):
         raise ValueError(f"{where} is not an array of numbers.")
     check_numbers(where, values, axes)
-    return _Variable(values.shape, lambda start, stop: values[start:stop])
+    return Array(where, values.shape, values.dtype, lambda start, stop: values[start:stop])
 
 
-def _variable_73(path: Path, name: str, where: str, axes: tuple[str, ...]) -> _Variable:
+def _variable_73(path: Path, name: str, where: str, axes: tuple[str, ...]) -> Array:
     def rows(start: int, stop: int) -> np.ndarray:
         try:
             with _open_73(path) as file:
                 return file[name][..., start:stop].transpose()
-        except OSError as error:
+        except Exception as error:  # h5py answers damage with whatever exception comes first
             raise _plain(path) from error
 
     try:
@@ -73,13 +64,13 @@ def _variable_73(path: Path, name: str, where: str, axes: tuple[str, ...]) -> _V
             dataset = file[name]
             if not isinstance(dataset, h5py.Dataset):
                 raise TypeError("a group")
-            sample, shape = dataset[(slice(0, 1),) * dataset.ndim].transpose(), tuple(dataset.shape[::-1])
+            array = Array(where, tuple(dataset.shape[::-1]), dataset.dtype, rows, fault(dataset))
     except TypeError as error:
         raise ValueError(f"{where} is not an array of numbers.") from error
     except Exception as error:
         raise _plain(path) from error
-    check_numbers(where, np.broadcast_to(sample, shape), axes)
-    return _Variable(shape, rows)
+    check_numbers(where, array, axes)
+    return array
 
 
 def _open_73(path: Path) -> h5py.File:

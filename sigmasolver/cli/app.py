@@ -1,0 +1,65 @@
+"""The command line's own object, and the options that several commands share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sigmasolver.version import __version__
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Device", "Dtype", "Settings", "app", "device_of", "numbers"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Neural PDE solvers on structured grids, and how far to trust their forecasts.",
+)
+
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a parameter; may be given often.")
+]
+Device = Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda or cuda:1.")]
+Dtype = Annotated[str, typer.Option(help="How values are stored: float32 or float16.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of every command."""
+
+
+def device_of(text: str) -> torch.device:
+    import torch
+
+    if text == "auto":
+        text = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise ValueError(f'There is no device "{text}"; write cpu, cuda or cuda:1.') from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("This machine has no GPU that torch can use; leave --device out to work on the CPU.")
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f'This runs on cpu and cuda, not on "{text}".')
+    return device
+
+
+def numbers(text: str, option: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f'{option} is "{text}"; write whole numbers such as 64 or 64,128.') from None

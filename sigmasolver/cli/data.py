@@ -1,0 +1,120 @@
+"""Commands that make and look at data."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sigmasolver.cli.app import Dtype, Settings, app, device_of
+from sigmasolver.terminal import console, print_summary, progress
+
+__all__ = ["import_data", "inspect", "simulate", "windows"]
+
+
+@app.command()
+def simulate(
+    task: Annotated[str, typer.Argument(help="darcy, ns2d, kf2d, it3d, smoke3d or demo.")],
+    out: Annotated[Path, typer.Option(help="The file to write, or to continue.")],
+    count: Annotated[int, typer.Option(help="How many trajectories the file shall hold.")] = 16,
+    seed: Annotated[int, typer.Option(help="Trajectory i depends on the seed and i, not on the count.")] = 0,
+    settings: Settings = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
+    dtype: Dtype = "float32",
+) -> None:
+    """Make a task's data. Stop it at any moment: the same command continues the file."""
+    from sigmasolver.data.generate import generate
+    from sigmasolver.settings import override
+    from sigmasolver.simulate import simulator_of
+
+    simulator = override(simulator_of(task), settings or [])
+    place = device_of(device)
+    batch = simulator.batch_size(place)
+    with progress(f"simulating {task}", count) as move:
+        made = generate(
+            simulator,
+            count,
+            seed,
+            out,
+            place,
+            dtype,
+            lambda done, total, fraction: move(done + fraction * min(batch, total - done)),
+        )
+    present = f", {made.present} of them were there" if made.present else ""
+    console().print(
+        f"{out}: {made.count} trajectories{present}, {out.stat().st_size / 1e6:.1f} MB\nfingerprint {made.fingerprint}",
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A store: what `simulate` or `import-data` wrote.")],
+    plot: Annotated[Path | None, typer.Option(help="Also draw one trajectory into this picture (.png, .pdf).")] = None,
+    index: Annotated[int, typer.Option(help="The trajectory to draw.")] = 0,
+) -> None:
+    """Print what a file holds (shapes, ranges, statistics, faults) and check that it is intact."""
+    from sigmasolver.data.inspect import draw, summarise
+
+    if plot is not None:  # first, so that a mistake shows before a long file is read
+        draw(file, plot, index)
+    with progress("reading", None) as move:
+        summary = summarise(file, move)
+    screen = console()
+    print_summary(screen, summary)
+    if plot is not None:
+        screen.print(f"picture of trajectory {index}: {plot}", soft_wrap=True)
+    if summary.damaged:
+        raise typer.Exit(1)
+
+
+@app.command("import-data")
+def import_data(
+    source: Annotated[Path, typer.Argument(help="A .mat, .npy, .npz or .h5 file, or a folder of such files.")],
+    out: Annotated[Path, typer.Option(help="The store to write, or to continue.")],
+    kind: Annotated[
+        str | None, typer.Option(help="What the source is, where it cannot be told from the files.")
+    ] = None,
+    fields: Annotated[str | None, typer.Option(help="Your own arrays: the fields to take, such as u,v.")] = None,
+    dtype: Dtype = "float32",
+) -> None:
+    """Convert public files (FNO, FactFormer) or your own arrays into a store."""
+    from sigmasolver.data.formats import import_data as convert
+
+    with progress("importing", None) as move:
+        made = convert(source, out, kind, dtype, move, fields.split(",") if fields else None)
+    screen = console()
+    shape = " × ".join(map(str, made.shape))
+    screen.print(f"{out}: {made.count} trajectories of {shape} from {made.kind}", soft_wrap=True)
+    for note in made.notes:
+        screen.print(f"  {note}", soft_wrap=True)
+    screen.print(f"fingerprint {made.fingerprint}", soft_wrap=True)
+
+
+@app.command()
+def windows(
+    task: Annotated[str, typer.Argument(help="A task with a recipe, such as kf2d.")],
+    data: Annotated[Path, typer.Option(help="The store.")],
+    part: Annotated[str, typer.Option(help="train, validation or test.")] = "train",
+    settings: Settings = None,
+) -> None:
+    """List every window of a part: trajectory, first frame of history and future, last frame (stored frames)."""
+    from sigmasolver.data.store import open_store
+    from sigmasolver.data.windows import Windows
+    from sigmasolver.recipes import recipe_of
+    from sigmasolver.settings import override
+
+    if part not in ("train", "validation", "test"):
+        raise ValueError(f'There is no part "{part}"; choose from train, validation, test.')
+    recipe = override(recipe_of(task), settings or [])
+    with open_store(data) as store:
+        trajectories = getattr(recipe.split(len(store), store.digests), part)
+        spec = recipe.training_windows() if part == "train" else recipe.evaluation_windows()
+        listed = Windows(store, trajectories, spec)
+        sys.stdout.write("trajectory\thistory\tfuture\tlast\n")
+        sys.stdout.writelines("\t".join(map(str, row)) + "\n" for row in listed.rows())
+        console(stderr=True).print(
+            f"{len(listed)} windows, {listed.starts} in each of {len(trajectories)} trajectories"
+        )

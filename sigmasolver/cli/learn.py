@@ -1,0 +1,172 @@
+"""Commands that train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sigmasolver.cli.app import Device, Settings, app, device_of
+from sigmasolver.terminal import console, progress, training
+
+if TYPE_CHECKING:
+    from sigmasolver.parallel import World
+    from sigmasolver.runs import Run
+
+__all__ = ["suite", "train"]
+
+
+@app.command()
+def train(
+    task: Annotated[
+        str | None, typer.Argument(help="A task with a recipe (ns2d, kf2d, ...); none: your own data.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="A store, or your own .h5, .npy, .npz or folder of them.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder to make, or to go on with.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="A run folder to go on with; nothing else is needed.")] = None,
+    model: Annotated[str, typer.Option(help="A row of the family or a baseline; `sigmasolver models` lists them.")] = (
+        "transolver-sigma"
+    ),
+    seed: Annotated[int, typer.Option(help="Fixes the first weights and the order of the windows.")] = 42,
+    fields: Annotated[str | None, typer.Option(help="Own data: the fields to use, such as u,v.")] = None,
+    targets: Annotated[str | None, typer.Option(help="Own data: those to predict; the others are given.")] = None,
+    history: Annotated[int | None, typer.Option(help="Own data: frames the model sees.")] = None,
+    block: Annotated[int | None, typer.Option(help="Own data: frames it predicts in one call.")] = None,
+    horizon: Annotated[int | None, typer.Option(help="Own data: frames that are evaluated.")] = None,
+    settings: Settings = None,
+    device: Device = "auto",
+    engine: Annotated[str, typer.Option(help="auto, eager, compiled, graph or compiled-graph.")] = "auto",
+    shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: split the parameters (FSDP2).")] = False,
+) -> None:
+    """Train a model. Stop it at any moment: `sigmasolver train --resume RUN` continues to the same weights."""
+    from sigmasolver.parallel import join
+    from sigmasolver.runs import Run
+    from sigmasolver.settings import override
+    from sigmasolver.train.engine import Place
+    from sigmasolver.train.job import resume_run, train_run
+    from sigmasolver.train.own import Wishes, own_recipe
+
+    own = {"--fields": fields, "--targets": targets, "--history": history, "--block": block, "--horizon": horizon}
+    with join(device_of(device)) as world:
+        place = Place(world, engine_of(engine, world), shard)
+        if resume is not None:
+            if task or out or settings or any(own.values()):
+                raise ValueError(
+                    "A run that goes on keeps its recipe; give --resume alone, or with --data and --device."
+                )
+            with training(world) as watch:
+                resume_run(Run(resume), data, place, watch)
+            return say_trained(Run(resume), world)
+        from sigmasolver.recipes import recipe_of
+
+        published = recipe_of(task, model, seed) if task is not None else None
+        if data is None or out is None:
+            raise ValueError("Say what to learn from with --data, and where the run shall lie with --out.")
+        if task is not None and any(value is not None for value in own.values()):
+            named = next(name for name, value in own.items() if value is not None)
+            raise ValueError(f"{named} is for data of your own; change a task with --set task.history=4 and the like.")
+        names = tuple(fields.split(",")) if fields else None
+        # Without a task nothing is a public data set, though its shape may look like one.
+        store = _as_store(data, out, "arrays" if task is None and data.suffix != ".mat" else None, names, world)
+        if published is not None:
+            recipe, notes = published, list[str]()
+        else:
+            from sigmasolver.data.store import open_store
+
+            wishes = Wishes(
+                data.stem, names, tuple(targets.split(",")) if targets else None, history, block, horizon, model, seed
+            )
+            with open_store(store) as reader:
+                recipe, notes = own_recipe(reader.header, len(reader), wishes, world.device.type == "cuda")
+        recipe = override(recipe, settings or [])
+        if world.first:
+            for note in notes:
+                console().print(f"  {note}", soft_wrap=True)
+        with training(world) as watch:
+            train_run(recipe, store, Run(out), place, watch)
+        say_trained(Run(out), world)
+
+
+@app.command()
+def suite(
+    name: Annotated[str, typer.Argument(help="main, counterparts, ablations, slice-updates or scaling.")],
+    data: Annotated[Path | None, typer.Option(help="A folder with one store for each task: ns2d.h5, ...")] = None,
+    out: Annotated[Path, typer.Option(help="The folder that holds the runs.")] = Path("runs"),
+    only: Annotated[str | None, typer.Option(help="Only runs whose name matches, such as 'ns2d-*-42'.")] = None,
+    show: Annotated[
+        bool, typer.Option("--list", help="List the runs and how far they are, and train nothing.")
+    ] = False,
+    settings: Settings = None,
+    device: Device = "auto",
+    engine: Annotated[str, typer.Option(help="auto, eager, compiled, graph or compiled-graph.")] = "auto",
+) -> None:
+    """Train and evaluate every model of one of the paper's tables; what is finished is skipped."""
+    from fnmatch import fnmatch
+
+    from sigmasolver.evaluate import evaluate_run
+    from sigmasolver.parallel import join
+    from sigmasolver.recipes import suite_of
+    from sigmasolver.runs import Run
+    from sigmasolver.settings import override
+    from sigmasolver.train.engine import Place
+    from sigmasolver.train.job import train_run
+
+    recipes = {key: recipe for key, recipe in suite_of(name).items() if only is None or fnmatch(key, only)}
+    if not recipes:
+        raise ValueError(f'No run of the suite {name} matches "{only}"; list them with --list.')
+    screen = console()
+    if show:
+        for key in recipes:
+            screen.print(f"{key:45} {'finished' if Run(out / key).finished else 'open'}")
+        return
+    if data is None:
+        raise ValueError("Say where the data lie with --data, a folder with one store for each task.")
+    with join(device_of(device)) as world:
+        place = Place(world, engine_of(engine, world))
+        for key, recipe in recipes.items():
+            run, changed = Run(out / key), override(recipe, settings or [])
+            if world.first:
+                screen.print(f"{key}: {'finished before' if run.finished else 'training'}")
+            with training(world) as watch:
+                train_run(changed, data / f"{changed.task.name}.h5", run, place, watch)
+            evaluate_run(run, world=world)
+
+
+def engine_of(text: str, world: World) -> str:
+    """A CUDA graph where there is one GPU; torch as it is elsewhere."""
+    if text != "auto":
+        return text
+    return "graph" if world.device.type == "cuda" and world.size == 1 else "eager"
+
+
+def _as_store(data: Path, out: Path, kind: str | None, names: tuple[str, ...] | None, world: World) -> Path:
+    """The data as a store: itself, or imported into the run folder."""
+    from sigmasolver.data.formats import import_data as convert
+    from sigmasolver.data.formats.hdf5 import is_store
+
+    if not data.exists():
+        raise ValueError(f"There is no file or folder {data}.")
+    if is_store(data):
+        return data
+    store = out / "data.h5"
+    if world.first:
+        with progress("importing", None) as move:
+            made = convert(data, store, kind, progress=move, names=names)
+        shape = " × ".join(map(str, made.shape))
+        console().print(f"{store}: {made.count} trajectories of {shape} from {made.kind}", soft_wrap=True)
+        for note in made.notes:
+            console().print(f"  {note}", soft_wrap=True)
+    world.wait()
+    return store
+
+
+def say_trained(run: Run, world: World) -> None:
+    from sigmasolver.runs import read_rows
+
+    if not world.first:
+        return
+    last = (read_rows(run.log) or [{}])[-1]
+    loss = f", {last['step']} steps, loss {last['loss']:.4g}" if last else ""
+    error = f", validation error {100 * last['error']:.3g} %" if last.get("error") is not None else ""
+    console().print(f"{run.path}: trained{loss}{error}\nnext: sigmasolver evaluate {run.path}", soft_wrap=True)

@@ -1,0 +1,180 @@
+"""Which arrays of a user's file are the fields, and what their axes mean.
+
+    fields (count, frames, *grid, channels)        one array with all fields, its last axis the channels
+    u, v, … (count, frames, *grid)                 one array per field
+    an array without a name                        (count, frames, *grid) or (count, frames, *grid, channels)
+
+In a file that is one trajectory of a folder the same arrays come without the axis `count`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sigmasolver.data.formats.beside import BESIDE, is_list, own_names, plain_words
+from sigmasolver.data.formats.foreign import Array, check_numbers, listed, pickled
+from sigmasolver.settings import near_names
+
+__all__ = ["UNNAMED", "Choice", "check_field", "choose", "pick"]
+
+UNNAMED = ""
+"""What the array of an .npy goes by."""
+MOST = 16
+"""So many fields are believed without being named; a longer axis is one of space, more arrays something else."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which arrays of a file hold the fields, and as what."""
+
+    arrays: tuple[str, ...]
+    """One per field, or a single one with a channel axis."""
+    channel_axis: bool
+    places: tuple[int, ...]
+    """Where each field stands among all those of the file, which are `known` in number."""
+    known: int
+    fields: tuple[str, ...] | None
+    """The fields' names; None where neither file nor user names them."""
+    shape: tuple[int, ...]
+    """`(frames, *grid)`."""
+    notes: tuple[str, ...]
+
+    def take(self, arrays: Mapping[str, Array], start: int, stop: int) -> np.ndarray:
+        """The fields of these rows of the first axis, channels last."""
+        if not self.channel_axis:
+            return np.stack([arrays[name].rows(start, stop) for name in self.arrays], axis=-1)
+        values = arrays[self.arrays[0]].rows(start, stop)
+        return values if self.places == tuple(range(self.known)) else values[..., list(self.places)]
+
+
+def choose(path: Path, arrays: Mapping[str, Array], names: Sequence[str] | None, leading: int) -> Choice:
+    """Decide what in a file is a field; `leading` is 1 where the first axis counts trajectories, else 0."""
+    if UNNAMED in arrays:
+        return _unnamed(arrays[UNNAMED], names, leading)
+    if "fields" in arrays:
+        return _together(path, arrays, names, leading)
+    return _apart(path, arrays, names, leading)
+
+
+def _axes(leading: int, spatial: int, channels: bool) -> list[str]:
+    return ["count"] * leading + ["frames", *"xyz"[:spatial]] + ["channels"] * channels
+
+
+def _unnamed(array: Array, names: Sequence[str] | None, leading: int) -> Choice:
+    """An array that nobody named: nothing but its shape tells whether the last axis is one of space."""
+    shape, free = array.shape, len(array.shape) - leading - 1
+    possible = [channels for channels in (False, True) if 1 <= free - channels <= 3]
+    if not possible:
+        most = _axes(leading, 3, True)
+        raise ValueError(
+            f"{array.where} has the shape {shape}; the axes ({', '.join(most)}) are needed, "
+            "of which y, z and channels may be missing."
+        )
+    guess = shape[-1] == len(names) if names else shape[-1] <= MOST
+    channels = guess if guess in possible else possible[0]
+    axes = _axes(leading, free - channels, channels)
+    check_field(array, axes)
+    known, note = shape[-1] if channels else 1, f"The axes of {shape} are taken as ({', '.join(axes)})"
+    if names and len(names) != known:
+        raise ValueError(f"{array.where} of shape {shape} does not end in an axis of {len(names)} named fields.")
+    if not names and len(possible) == 2:
+        size = f"at most {MOST}" if channels else f"more than {MOST}"
+        note += f", because the last has {size} entries; name the fields if that is wrong"
+    fields = tuple(names) if names else None
+    end = -1 if channels else len(shape)
+    return Choice((UNNAMED,), channels, tuple(range(known)), known, fields, shape[leading:end], (f"{note}.",))
+
+
+def _together(path: Path, arrays: Mapping[str, Array], names: Sequence[str] | None, leading: int) -> Choice:
+    """One array `fields` with a channel axis."""
+    array = arrays["fields"]
+    shape, spatial = array.shape, len(array.shape) - leading - 2
+    if array.dtype.kind in "fiu" and not 1 <= spatial <= 3:
+        raise ValueError(
+            f"{path} has fields of shape {shape}; ({'count, ' * leading}frames, *grid, channels) is needed, "
+            "with one to three spatial axes."
+        )
+    check_field(array, _axes(leading, max(1, spatial), True))
+    known = shape[-1]
+    fields, places = own_names(path, arrays, known), tuple(range(known))
+    if names and fields:
+        places = tuple(pick(path, fields, name) for name in names)
+    elif names and len(names) != known:
+        raise ValueError(f"{path} has {known} channels without names; {len(names)} names do not fit them.")
+    fields = tuple(names) if names else fields
+    left_out = _left_out(arrays, ("fields",), spatial)
+    return Choice(("fields",), True, places, known, fields, shape[leading:-1], left_out)
+
+
+def _apart(path: Path, arrays: Mapping[str, Array], names: Sequence[str] | None, leading: int) -> Choice:
+    """One array per field."""
+    able = {
+        name: array.shape
+        for name, array in arrays.items()
+        if array.real and 1 <= len(array.shape) - leading - 1 <= 3 and not (name in BESIDE and is_list(array))
+    }
+    picked = tuple(names) if names else _only_shape(path, arrays, able, leading)
+    shape = arrays[_known(path, picked[0], list(arrays), list(able))].shape
+    axes = _axes(leading, min(3, max(1, len(shape) - leading - 1)), False)
+    for name in picked:
+        array = arrays[_known(path, name, list(arrays), list(able))]
+        check_field(array, axes)
+        if array.shape != shape:
+            raise ValueError(f"{array.where} has the shape {array.shape}, {picked[0]!r} has {shape}; all must agree.")
+    same = [name for name in arrays if able.get(name) == shape or name in picked]
+    places = tuple(same.index(name) for name in picked)
+    note = f"Each of {listed(picked)} is taken as a field with the axes ({', '.join(axes)})."
+    fields = plain_words(f"The arrays in {path}", picked, distinct=True)
+    notes = (note, *_left_out(arrays, picked, len(shape) - leading - 1))
+    return Choice(picked, False, places, len(same), fields, shape[leading:], notes)
+
+
+def _only_shape(
+    path: Path, arrays: Mapping[str, Array], able: Mapping[str, tuple[int, ...]], leading: int
+) -> tuple[str, ...]:
+    """All arrays that can be fields, if it is plain that they are."""
+    if not able:
+        there = listed([f"{name} {array.shape}" for name, array in arrays.items()]) if arrays else "none"
+        wanted = "count, " * leading + "frames, *grid"
+        raise ValueError(f"{path} has no array of real numbers with the axes ({wanted}); its arrays: {there}.")
+    shapes = dict.fromkeys(able.values())
+    if len(shapes) > 1:
+        groups = [f"{listed([name for name in able if able[name] == shape])} {shape}" for shape in shapes]
+        raise ValueError(f"{path} has arrays of several shapes: {'; '.join(groups[:MOST])}; name those to take.")
+    if len(able) > MOST:
+        raise ValueError(f"{path} has {len(able)} arrays that could be fields ({listed(able)}); name those to take.")
+    return tuple(able)
+
+
+def check_field(array: Array, axes: Sequence[str]) -> None:
+    """Refuse what cannot be a field."""
+    if array.dtype.hasobject:
+        raise pickled(array.where)
+    check_numbers(array.where, array, axes)
+
+
+def pick(path: Path, present: Sequence[str], name: str) -> int:
+    """The place of the field of this name among those present."""
+    return present.index(_known(path, name, present, present))
+
+
+def _known(path: Path, name: str, present: Sequence[str], likely: Sequence[str]) -> str:
+    if name not in present:
+        near = near_names(name, [one for one in likely or present if one.isprintable()]) if present else "it has none"
+        raise ValueError(f"{path} has no field {name!r}; {near}.")
+    return name
+
+
+def _left_out(arrays: Mapping[str, Array], taken: Sequence[str], spatial: int) -> tuple[str, ...]:
+    """A note on the arrays that say nothing of use here."""
+    used = [name for name in BESIDE if is_list(arrays.get(name)) and name not in "xyz"[spatial:]]
+    if "times" in used and "t" in used:
+        used.remove("t")
+    if "fields" not in taken and "names" in used:
+        used.remove("names")
+    rest = [f"{name} {array.shape}" for name, array in arrays.items() if name not in (*taken, *used)]
+    return (f"Left out: {listed(rest)}.",) if rest else ()

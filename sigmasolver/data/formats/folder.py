@@ -1,0 +1,87 @@
+"""A folder of a user's own arrays: one file per trajectory, in the natural order of their names, read one by one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sigmasolver.data.formats.beside import own_names
+from sigmasolver.data.formats.choice import check_field, choose
+from sigmasolver.data.formats.foreign import Array, Foreign
+from sigmasolver.data.formats.own import SUFFIXES, describe, open_arrays
+from sigmasolver.simulate.simulator import Layout
+
+__all__ = ["read_folder", "trajectory_files"]
+
+
+def trajectory_files(path: Path) -> list[Path]:
+    """The files with arrays in a folder, run2 before run10; what other programs hide there is left alone."""
+    if not path.is_dir():
+        return []
+    files = [one for one in path.iterdir() if one.suffix.lower() in SUFFIXES and not one.name.startswith(".")]
+    return sorted((one for one in files if one.is_file()), key=_natural)
+
+
+def _natural(path: Path) -> tuple[list[str | int], str]:
+    pieces = re.split(r"(\d+)", path.name.lower())
+    return [int(piece) if place % 2 else piece for place, piece in enumerate(pieces)], path.name
+
+
+def read_folder(path: Path, names: Sequence[str] | None = None) -> Foreign:
+    """One trajectory per file. The first file says what the fields are; all others must be like it."""
+    files = trajectory_files(path)
+    if not files:
+        raise ValueError(f"{path} holds no file with arrays ({', '.join(SUFFIXES)}).")
+    kinds = sorted({file.suffix.lower().replace("hdf5", "h5") for file in files})
+    if len(kinds) > 1:
+        raise ValueError(f"{path} holds {' and '.join(kinds)} files; keep only those that are its trajectories.")
+    first = open_arrays(files[0])
+    choice = choose(files[0], first, names, 0)
+    layout, notes = describe(files[0], first, choice)
+    shape = first[choice.arrays[0]].shape
+
+    def opened(file: Path) -> dict[str, Array]:
+        arrays = open_arrays(file)
+        for name in choice.arrays:
+            if name not in arrays:
+                raise ValueError(f"{file} has no array {name!r}, which {files[0].name} has; all must agree.")
+            if arrays[name].shape != shape:
+                raise ValueError(f"{file} has the shape {arrays[name].shape}, the first has {shape}; all must agree.")
+            check_field(arrays[name], [""] * len(shape))
+        return arrays
+
+    for file in files[1:]:
+        arrays = opened(file)
+        _check_alike(file, files[0].name, describe(file, arrays, choice)[0], layout)
+        if choice.arrays == ("fields",) and own_names(file, arrays, choice.known) != own_names(
+            files[0], first, choice.known
+        ):
+            raise ValueError(f"{file} has other names than {files[0].name}; all must agree.")
+
+    def read(start: int, stop: int) -> np.ndarray:
+        values = (choice.take(opened(file), 0, shape[0]) for file in files[start:stop])
+        return np.stack([np.array(one) for one in values])
+
+    order = f"Each file is taken as one trajectory, in the order from {files[0].name} to {files[-1].name}."
+    return Foreign(layout, len(files), read, (order, *notes))
+
+
+def _check_alike(file: Path, first: str, layout: Layout, wanted: Layout) -> None:
+    """One store has one grid, one list of times, and one meaning of its fields."""
+    pairs = {
+        "units": layout.units == wanted.units,
+        "boundary": layout.boundary == wanted.boundary,
+        "times": _close(layout.times, wanted.times),
+    }
+    for name, values, others in zip("xyz", layout.coordinates, wanted.coordinates, strict=False):
+        pairs[name] = _close(values, others)
+    for name, alike in pairs.items():
+        if not alike:
+            raise ValueError(f"{file} has other {name} than {first}; all must agree.")
+
+
+def _close(values: np.ndarray, wanted: np.ndarray) -> bool:
+    return np.allclose(values, wanted, rtol=1e-6, atol=0, equal_nan=True)

@@ -1,0 +1,81 @@
+"""The frames that a forecast starts from, out of whatever file holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sigmasolver.data.formats.beside import check_names, own_names
+from sigmasolver.data.formats.choice import UNNAMED, check_field, pick
+from sigmasolver.data.formats.foreign import Array
+from sigmasolver.data.formats.hdf5 import is_store
+from sigmasolver.data.formats.own import open_arrays
+from sigmasolver.data.store import open_store
+
+__all__ = ["read_history"]
+
+
+def read_history(path: Path, names: Sequence[str], axes: int) -> np.ndarray:
+    """Histories of the fields `names` on `axes` spatial axes, float32 `(count, frames, *grid, len(names))`.
+
+    The file holds `(frames, *grid, channels)`, with an axis `count` before or not, or one array per field without the
+    channels, as .npy, .npz or HDF5; or it is a store. A value that is not finite is refused, as it would spread.
+    """
+    path, names = Path(path), check_names(names)
+    values = _from_store(path, names, axes) if is_store(path) else _from_arrays(path, names, axes)
+    values = values if values.ndim == axes + 3 else values[None]
+    with np.errstate(over="ignore"):
+        history = np.ascontiguousarray(values, dtype=np.float32)
+    finite = np.isfinite(history)
+    if not finite.all():
+        trajectory, frame, *point, field = (int(one) for one in np.argwhere(~finite)[0])
+        raise ValueError(
+            f"{path} has {int((~finite).sum())} values that are no finite float32 numbers, the first in trajectory "
+            f"{trajectory}, frame {frame}, point {tuple(point)} of {names[field]!r}; a forecast needs finite ones."
+        )
+    return history
+
+
+def _from_store(path: Path, names: tuple[str, ...], axes: int) -> np.ndarray:
+    with open_store(path) as store:
+        places = [pick(path, store.header.layout.fields, name) for name in names]
+        if len(store.header.grid) != axes:
+            raise ValueError(f"{path} has {len(store.header.grid)} spatial axes; {axes} are needed.")
+        if not len(store):
+            raise ValueError(f"{path} holds no whole trajectory yet; wait for its writer.")
+        return store[:][..., places]
+
+
+def _from_arrays(path: Path, names: tuple[str, ...], axes: int) -> np.ndarray:
+    arrays = open_arrays(path)
+    lone = arrays.get(UNNAMED, arrays.get("fields"))
+    if lone is None:
+        return _apart(path, arrays, names, axes)
+    labels = ("frames", *"xyz"[:axes], "channels")
+    free = len(lone.shape) - axes
+    # One field needs no channel axis; then an axis before the frames counts trajectories.
+    if lone is arrays.get(UNNAMED) and len(names) == 1 and (free == 1 or (free == 2 and lone.shape[-1] != 1)):
+        check_field(lone, ("count",) * (free - 1) + labels[:-1])
+        return lone.whole()[..., None]
+    check_field(lone, ("count",) * (free == 3) + labels)
+    own = own_names(path, arrays, lone.shape[-1])
+    if own is None and lone.shape[-1] != len(names):
+        raise ValueError(
+            f"{lone.where} has {lone.shape[-1]} channels; {len(names)} are needed, in the order {', '.join(names)}."
+        )
+    return lone.whole() if own is None else lone.whole()[..., [pick(path, own, name) for name in names]]
+
+
+def _apart(path: Path, arrays: Mapping[str, Array], names: tuple[str, ...], axes: int) -> np.ndarray:
+    """One array per field."""
+    fields = [list(arrays.values())[pick(path, list(arrays), name)] for name in names]
+    labels = ("frames", *"xyz"[:axes])
+    for field in fields:
+        check_field(field, ("count",) * (len(field.shape) == axes + 2) + labels)
+        if field.shape != fields[0].shape:
+            raise ValueError(
+                f"{field.where} has the shape {field.shape}, the first has {fields[0].shape}; all must agree."
+            )
+    return np.stack([field.whole() for field in fields], axis=-1)

@@ -1,0 +1,73 @@
+"""A user's own arrays, all trajectories in one file: opened, understood, and what they leave out filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sigmasolver.data.formats.arrays import open_npy, open_npz
+from sigmasolver.data.formats.beside import is_list, plain_words, read_list
+from sigmasolver.data.formats.choice import UNNAMED, Choice, choose
+from sigmasolver.data.formats.foreign import Array, Foreign
+from sigmasolver.data.formats.hdf5 import open_hdf5
+from sigmasolver.simulate.simulator import Layout
+
+__all__ = ["SUFFIXES", "describe", "open_arrays", "read_file"]
+
+SUFFIXES = (".npy", ".npz", ".h5", ".hdf5")
+
+
+def open_arrays(path: Path) -> dict[str, Array]:
+    """The arrays of a file by name; that of an .npy, or of an .npz whose maker gave it none, is unnamed."""
+    if path.suffix.lower() == ".npy":
+        values = open_npy(path)
+        rows = (lambda start, stop: values[start:stop]) if values.ndim else (lambda start, stop: values)
+        return {UNNAMED: Array(str(path), values.shape, values.dtype, rows)}
+    if path.suffix.lower() == ".npz":
+        arrays = open_npz(path)
+        return {UNNAMED: arrays["arr_0"]} if list(arrays) == ["arr_0"] else arrays
+    if path.suffix.lower() in SUFFIXES:
+        return open_hdf5(path)
+    raise ValueError(f"{path} is none of the files that hold arrays ({', '.join(SUFFIXES)}).")
+
+
+def read_file(path: Path, names: Sequence[str] | None = None) -> Foreign:
+    """One file with all trajectories; what it leaves out is filled in and noted."""
+    arrays = open_arrays(path)
+    choice = choose(path, arrays, names, 1)
+    layout, notes = describe(path, arrays, choice)
+    count = arrays[choice.arrays[0]].shape[0]
+    return Foreign(layout, count, lambda start, stop: choice.take(arrays, start, stop), notes)
+
+
+def describe(path: Path, arrays: Mapping[str, Array], choice: Choice) -> tuple[Layout, tuple[str, ...]]:
+    """The layout of what was chosen, with a note on everything that the file does not say."""
+    notes = list(choice.notes)
+    frames, *grid = choice.shape
+
+    def beside(name: str, size: int, kind: str, default: Sequence[str] | np.ndarray, meaning: str) -> np.ndarray:
+        source = "t" if name == "times" and not is_list(arrays.get("times")) else name
+        if source not in choice.arrays and is_list(arrays.get(source)):
+            return read_list(path, arrays, source, size, kind)
+        notes.append(f"It has no {name}: taken as {meaning}.")
+        return np.asarray(default)
+
+    if choice.fields is None:
+        notes.append("It has no names: taken as field_0, field_1, ….")
+    units = plain_words(
+        f"The units in {path}", beside("units", choice.known, "words", ["1"] * choice.known, "pure numbers")
+    )
+    boundary = beside("boundary", len(grid), "words", ["open"] * len(grid), "open on every axis")
+    layout = Layout(
+        fields=choice.fields or tuple(f"field_{place}" for place in choice.places),
+        units=tuple(units[place] for place in choice.places),
+        boundary=plain_words(f"The boundaries in {path}", boundary),
+        coordinates=tuple(
+            beside(name, points, "numbers", np.arange(points, dtype=np.float64), "0, 1, 2, …")
+            for name, points in zip("xyz", grid, strict=False)
+        ),
+        times=beside("times", frames, "numbers", np.arange(frames, dtype=np.float64), "0, 1, 2, …"),
+    )
+    return layout, tuple(notes)

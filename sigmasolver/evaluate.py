@@ -1,0 +1,314 @@
+"""How good a forecast is: every test window rolled out, measured, and written down as tidy rows.
+
+Measures are kept for each window, in float64, before anything is averaged; so the result does not depend on the batch
+or on how many processes shared the windows. Only predicted frames are measured, never the given ones.
+
+    relative_l2            leads and points in one norm; _lead: per lead; _final: the last lead; _joint: fields too
+    rmse, mae              over everything; _lead: per lead
+    frmse                  RealPDEBench's error in Fourier space
+    correlation_lead       over points, mean over windows;   correlation_time: first lead time below 0.8
+    spectrum_error_lead    energy at wrong scales (periodic grids only)
+    realm_error            REALM's error of normalised fields, summed over groups and leads; _per_call: mean over leads
+    blow_up, survived      share of forecasts that blew up, mean number of leads before
+
+Every run is measured against a yardstick that has learned nothing: persistence (the last given frame stays), or for a
+steady task the mean of the training targets (with the normalisers none and box-cox: what their zero stands for).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sigmasolver import metrics
+from sigmasolver.data.header import Header
+from sigmasolver.data.store import Reader, open_store
+from sigmasolver.data.windows import Windows
+from sigmasolver.forecast import Forecaster, rollout
+from sigmasolver.ops.precision import matmul_precision
+from sigmasolver.parallel import World
+from sigmasolver.recipes import Recipe
+from sigmasolver.runs import Run, provenance, read_facts, read_rows, replace_rows
+from sigmasolver.tasks import field_groups
+from sigmasolver.trained import data_of, load, recipe_in
+
+__all__ = ["PROTOCOLS", "Request", "evaluate_run", "measure", "predict", "rows_of"]
+
+PROTOCOLS = ("free", "teacher-forced")
+Measures = dict[str, torch.Tensor]
+"""By name, each with one entry per window: (n, ...)."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of an evaluation."""
+
+    horizon: int | None = None
+    """Frames to forecast; None: the task's."""
+    grid: tuple[int, ...] | None = None
+    """Points per axis, by thinning the stored grid; None: the task's."""
+    windows: int | None = None
+    """How many windows, evenly spread over all; None: all."""
+    protocol: str = "free"
+    part: str = "test"
+    batch: int = 8
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise ValueError(f'There is no protocol "{self.protocol}"; choose from {", ".join(PROTOCOLS)}.')
+        if self.part not in ("train", "validation", "test"):
+            raise ValueError(f'There is no part "{self.part}"; choose from train, validation, test.')
+        for name in ("horizon", "windows", "batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1.")
+
+
+def evaluate_run(
+    run: Run,
+    request: Request | None = None,
+    path: str | Path | None = None,
+    world: World | None = None,
+    tick: Callable[[int, int], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Measure a run and its yardstick, and add the rows to its records; what was measured before is not done again.
+
+    `path`: other data than the run was trained with; all its trajectories are the test then.
+    """
+    request, world = request or Request(), world or World()
+    recipe = recipe_in(run)
+    with open_store(data_of(run) if path is None else path) as store:
+        windows = windows_of(run, recipe, store, request)
+        source = _source(run, recipe, windows, request, store.fingerprint)
+        done = [row for row in read_rows(run.records) if all(row.get(key) == value for key, value in source.items())]
+        if done:
+            return done
+        forecaster = load(run.path, world.device)
+        with matmul_precision("float32"):
+            measured = measure(forecaster, windows, request, world, tick)
+        parameters = sum(p.numel() for p in forecaster.model.parameters())
+    step = windows.times[1] - windows.times[0] if len(windows.times) > 1 else 1.0
+    facts = {**source, **provenance(world.device)}
+    who: dict[str, Any] = {"model": recipe.model.name, "seed": recipe.train.seed}
+    rows: list[dict[str, Any]] = [
+        {**facts, **who, "metric": "parameters", "field": None, "lead": None, "value": parameters}
+    ]
+    for one, measures in zip((who, {"model": yardstick(recipe), "seed": None}), measured, strict=True):
+        rows += [{**facts, **one, **row} for row in rows_of(measures, recipe.task.targets, float(step))]
+    if world.first:
+        replace_rows(run.records, [*read_rows(run.records), *rows])
+    world.wait()  # the next evaluation looks into the file
+    return rows
+
+
+def yardstick(recipe: Recipe) -> str:
+    """The name of what has learned nothing."""
+    return "training-mean" if recipe.task.steady else "persistence"
+
+
+def _source(run: Run, recipe: Recipe, windows: Windows, request: Request, fingerprint: str) -> dict[str, Any]:
+    """What tells one evaluation from another."""
+    return {
+        "task": recipe.task.name,
+        "run": run.path.name,
+        "step": read_facts(run.weights)["step"],
+        "precision": recipe.train.precision,
+        "data": fingerprint,
+        "part": request.part,
+        "protocol": request.protocol,
+        "horizon": windows.spec.horizon,
+        "grid": list(windows.grid),
+        "windows": len(_chosen(windows, request)),
+    }
+
+
+def windows_of(run: Run, recipe: Recipe, store: Reader, request: Request) -> Windows:
+    """The windows that are asked for, after making sure that none of them was trained on."""
+    spec = recipe.evaluation_windows(request.horizon)
+    if request.grid is not None:
+        spec = replace(spec, space_stride=_stride(store.header, request.grid))
+    facts = run.read_json("data.json")
+    if facts.get("fingerprint") == store.fingerprint:
+        trajectories = facts.get("parts", {}).get(request.part)
+        if not trajectories:
+            raise ValueError(f"The run {run.path} has no {request.part} part; choose another.")
+        return Windows(store, trajectories, spec)
+    if request.part != "test":
+        raise ValueError(f"All trajectories of {store.path} are the test of {run.path}; leave the part out.")
+    trained = set(facts.get("digests", ()))
+    for number, digest in enumerate(store.digests):
+        if digest.hex() in trained:
+            raise ValueError(
+                f"Trajectory {number} of {store.path} is one that {run.path} was trained on; leave it out of the test."
+            )
+    return Windows(store, range(len(store)), spec)
+
+
+def _stride(header: Header, grid: tuple[int, ...]) -> int:
+    """The thinning that leaves this grid."""
+    if len(grid) == 1:
+        grid = grid * len(header.grid)
+    for stride in range(1, min(header.grid) + 1):
+        if tuple(-(-points // stride) for points in header.grid) == grid:
+            return stride
+    raise ValueError(
+        f"No stride thins the stored grid of {' × '.join(map(str, header.grid))} to {' × '.join(map(str, grid))}; "
+        "choose another grid, or give a file of that grid with --data."
+    )
+
+
+def _chosen(windows: Windows, request: Request) -> torch.Tensor:
+    count = len(windows) if request.windows is None else min(request.windows, len(windows))
+    return torch.linspace(0, len(windows) - 1, count, dtype=torch.float64).round().long()
+
+
+def predict(
+    forecaster: Forecaster, history: torch.Tensor, future: torch.Tensor, protocol: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The forecast, and that of the yardstick, for the frames of `future`."""
+    truth = future if protocol == "teacher-forced" else None
+    frames = rollout(forecaster, history, future.shape[1], truth).frames
+    if forecaster.inputs.fields[: future.shape[-1]] != forecaster.targets.fields:  # steady
+        return frames, forecaster.targets.decode(torch.zeros_like(future))
+    if truth is None:
+        return frames, history[:, -1:, ..., : future.shape[-1]].expand_as(future)
+    block, length = forecaster.block, history.shape[1]
+    known = torch.cat((history[..., : future.shape[-1]], future), dim=1)
+    last = [length - 1 + lead // block * block for lead in range(future.shape[1])]
+    return frames, known[:, last]
+
+
+def measure(
+    forecaster: Forecaster,
+    windows: Windows,
+    request: Request,
+    world: World,
+    tick: Callable[[int, int], None] | None = None,
+) -> tuple[Measures, Measures]:
+    """The measures of every window, for the forecaster and for the yardstick."""
+    chosen = _chosen(windows, request)
+    if len(chosen) < world.size:
+        raise ValueError(f"{len(chosen)} windows are too few for {world.size} processes; start fewer.")
+    mine = world.share(chosen)
+    sides = _sides(windows)
+    parts: tuple[list[Measures], list[Measures]] = ([], [])
+    for number, indices in enumerate(mine.split(request.batch)):
+        history, future = (one.to(world.device) for one in windows.batch(indices))
+        with torch.no_grad():
+            for part, frames in zip(parts, predict(forecaster, history, future, request.protocol), strict=True):
+                part.append(_measured(frames, future, forecaster, sides))
+        if tick is not None:
+            tick(min((number + 1) * request.batch, len(mine)) * world.size, len(chosen))
+    gathered = [
+        {name: world.gather(torch.cat([one[name] for one in part]), len(chosen)) for name in part[0]} for part in parts
+    ]
+    return gathered[0], gathered[1]
+
+
+def _sides(windows: Windows) -> tuple[float, ...] | None:
+    """The side lengths of a periodic box; None where an axis ends."""
+    if set(windows.source.header.layout.boundary) != {"periodic"}:
+        return None
+    return tuple(len(axis) * float(axis[1] - axis[0]) if len(axis) > 1 else 1.0 for axis in windows.coordinates)
+
+
+def _measured(
+    predicted: torch.Tensor, true: torch.Tensor, forecaster: Forecaster, sides: tuple[float, ...] | None
+) -> Measures:
+    blown, survived = metrics.blow_up(predicted, true)
+    measures = {
+        "relative_l2": metrics.relative_l2(predicted, true),
+        "relative_l2_lead": metrics.relative_l2_per_lead(predicted, true),
+        "relative_l2_joint": metrics.relative_l2_joint(predicted, true),
+        "squared": metrics.squared_error(predicted, true),
+        "absolute": metrics.absolute_error(predicted, true),
+        "correlation_lead": metrics.pearson(predicted, true),
+        "constant_lead": metrics.is_constant(true).double(),
+        "blow_up": blown.double(),
+        "survived": survived.double(),
+    }
+    groups = list(field_groups(forecaster.targets.fields).values())
+    together = [channel for group in groups for channel in group]  # members of a group need not be neighbours
+    first, second = (forecaster.targets.encode(frames)[..., together] for frames in (predicted, true))
+    measures["grouped"] = metrics.grouped_squared_error(first, second, [len(group) for group in groups])
+    if true.shape[1] > 1:
+        measures["fourier"] = metrics.fourier_energy(predicted - true)
+    if sides is not None:
+        measures["spectrum_error_lead"] = metrics.relative_spectrum_error(predicted, true, sides)
+    return {name: values.cpu() for name, values in measures.items()}
+
+
+def rows_of(measures: Mapping[str, torch.Tensor], fields: tuple[str, ...], step: float) -> list[dict[str, Any]]:
+    """Tidy rows: metric, field, lead (counted from 1), value, deviation over windows. Not finite becomes null."""
+    rows = []
+
+    def add(metric: str, field: str | None, lead: int | None, value: float, deviation: float | None = None) -> None:
+        finite = math.isfinite(value)
+        rows.append({"metric": metric, "field": field, "lead": lead, "value": value if finite else None})
+        if deviation is not None:
+            rows[-1]["deviation"] = deviation if math.isfinite(deviation) else None
+
+    def add_ratio(metric: str, values: torch.Tensor, lead: int | None) -> None:
+        """(n, q): mean over windows of each field, and of the mean over fields that belong together."""
+        for name, members in _named(fields):
+            each = metrics.component_mean(values, members)
+            add(metric, name, lead, float(each.mean()), float(each.std()) if len(each) > 1 else None)
+
+    add_ratio("relative_l2", measures["relative_l2"], None)
+    add_ratio("relative_l2_final", measures["relative_l2_lead"][:, -1], None)
+    joint = measures["relative_l2_joint"]
+    add("relative_l2_joint", None, None, float(joint.mean()), float(joint.std()) if len(joint) > 1 else None)
+    for metric in ("relative_l2_lead", "spectrum_error_lead"):
+        if metric in measures:
+            for lead, values in _leads(measures[metric]):
+                add_ratio(metric, values, lead)
+    for name, members in _named(fields):
+        squared, absolute = (measures[key][..., list(members)] for key in ("squared", "absolute"))
+        add("rmse", name, None, math.sqrt(float(squared.mean())))
+        add("mae", name, None, float(absolute.mean()))
+        for lead, values in _leads(squared):
+            add("rmse_lead", name, lead, math.sqrt(float(values.mean())))
+        for lead, values in _leads(absolute):
+            add("mae_lead", name, lead, float(values.mean()))
+        if "fourier" in measures:
+            energy = measures["fourier"][..., list(members)].mean(0)
+            add("frmse", name, None, float(energy.sqrt().mean()))
+        _add_correlation(add, name, members, measures, step)
+    per_lead = measures["grouped"].mean(0).sum(-1)
+    add("realm_error", None, None, float(per_lead.sum()))
+    add("realm_error_per_call", None, None, float(per_lead.mean()))
+    add("blow_up", None, None, float(measures["blow_up"].mean()))
+    add("survived", None, None, float(measures["survived"].mean()))
+    return rows
+
+
+def _add_correlation(
+    add: Callable[..., None], name: str, members: tuple[int, ...], measures: Mapping[str, torch.Tensor], step: float
+) -> None:
+    """Mean over windows and fields; a truth that is constant has no correlation and is left out."""
+    values, constant = (measures[key][..., list(members)] for key in ("correlation_lead", "constant_lead"))
+    kept = torch.where(constant > 0, 0.0, values)
+    mean = kept.sum((0, 2)) / (1 - constant).sum((0, 2))
+    for lead, value in enumerate(mean.tolist(), start=1):
+        add("correlation_lead", name, lead, value)
+    add("correlation", name, None, float(mean.mean()))
+    times = step * torch.arange(1, len(mean) + 1, dtype=torch.float64)
+    add("correlation_time", name, None, float(metrics.correlation_time(mean, times)))
+
+
+def _named(fields: tuple[str, ...]) -> list[tuple[str, tuple[int, ...]]]:
+    """Every field, every group of several, and all of them."""
+    names = {name: (channel,) for channel, name in enumerate(fields)}
+    groups = {name: group for name, group in field_groups(fields).items() if len(group) > 1}
+    whole = {"all": tuple(range(len(fields)))} if len(fields) > 1 else {}
+    return list((names | groups | whole).items())
+
+
+def _leads(values: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """(lead, values of that lead), leads counted from 1."""
+    return enumerate(values.unbind(1), start=1)

@@ -1,0 +1,83 @@
+"""LinearNO (Hu et al., 2026): linear attention between points, with no attention between slices.
+
+    Y --> U --+-- Q = softmax over slices of U W_q / tau_q --+
+              +-- K = softmax over points of U W_k / tau_k --+--> O = Q (K^T V) --> out
+              +-- V = U W_v ---------------------------------+
+
+Every column of K sums to one over the points, so K^T V are weighted means without a mass to divide by, and every row
+of Q sums to one, so a constant V passes unchanged. W_q, W_k and W_v have no bias and are shared by the heads.
+
+The published code has two forms for grids:
+    local    U a dense 3^d convolution; temperatures clip(tau, 0.01, 1) per head; out = Linear, GELU, Linear  (Darcy)
+    plain    U a linear map; no temperatures; out = Linear                                                    (NS2D)
+The published sizes of the two tasks differ in this too, so each form is a row of its own.
+
+Letters: B batch, H heads, N points, M slices, D head width, d axes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from sigmasolver.models.baselines.frame import attention_solver
+from sigmasolver.models.config import SolverConfig
+from sigmasolver.models.layers import Convolution, linear, perceptron, split_heads
+from sigmasolver.models.solver import Solver
+
+__all__ = ["LinearAttention", "linearno"]
+
+
+class Temperature(nn.Module):
+    """Logits (B, H, N, M) divided by one learned number per head."""
+
+    COLDEST, HOTTEST, START = 0.01, 1.0, 0.5
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.full((heads,), self.START))
+
+    def forward(self, logits_BHNM: torch.Tensor) -> torch.Tensor:
+        value = self.value.clamp(self.COLDEST, self.HOTTEST)
+        return logits_BHNM / value[:, None, None].to(logits_BHNM.dtype)
+
+
+class LinearAttention(nn.Module):
+    """`(B, *grid, width)` -> the same shape.
+
+    The convolution starts with Kaiming-normal weights and no bias, all other weights as in the family.
+    """
+
+    KERNEL = 3
+
+    def __init__(self, config: SolverConfig, local: bool = True) -> None:
+        super().__init__()
+        self.heads, width, head_width = config.heads, config.width, config.width // config.heads
+        self.embed = self._convolution(config) if local else linear(width, width)
+        self.query = linear(head_width, config.slices, bias=False)
+        self.key = linear(head_width, config.slices, bias=False)
+        self.value = linear(head_width, head_width, bias=False)
+        self.query_temperature = Temperature(self.heads) if local else nn.Identity()
+        self.key_temperature = Temperature(self.heads) if local else nn.Identity()
+        self.project = perceptron(width, width, width) if local else linear(width, width)
+        self.dropout = nn.Dropout(config.options.dropout)
+
+    def _convolution(self, config: SolverConfig) -> Convolution:
+        convolution = Convolution(config.width, self.KERNEL, config.padding)
+        nn.init.kaiming_normal_(convolution.weight)
+        nn.init.zeros_(convolution.bias)
+        return convolution
+
+    def forward(self, Y: torch.Tensor) -> torch.Tensor:
+        U_BHND = split_heads(self.embed(Y), self.heads)
+        Q_BHNM = torch.softmax(self.query_temperature(self.query(U_BHND)), dim=-1)
+        K_BHNM = torch.softmax(self.key_temperature(self.key(U_BHND)), dim=-2)
+        O_BHND = Q_BHNM @ (K_BHNM.mT @ self.value(U_BHND))
+        return self.dropout(self.project(O_BHND.transpose(1, 2).reshape(Y.shape)))
+
+
+def linearno(config: SolverConfig, local: bool = True) -> Solver:
+    """LinearNO in its local or plain form; `modes` is not used."""
+    return attention_solver(partial(LinearAttention, local=local), config)

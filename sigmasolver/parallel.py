@@ -1,0 +1,84 @@
+"""Several processes as one: who this process is, what its share of the work is, and how results come together.
+
+`torchrun --nproc-per-node N -m sigmasolver ...` starts N processes and tells each its rank through the environment;
+without it there is one process and nothing here does anything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["World", "join"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among its equals."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes files and talks to the user."""
+        return self.rank == 0
+
+    def share(self, items: T) -> T:
+        """What this process takes of a list or tensor that every process holds: every `size`-th item."""
+        return items[self.rank :: self.size]  # type: ignore[index]
+
+    def gather(self, rows: torch.Tensor, count: int) -> torch.Tensor:
+        """All `count` rows in the order of the list, from the rows that each process made of its share."""
+        if self.size == 1:
+            return rows
+        longest = -(-count // self.size)
+        padded = rows.new_zeros((longest, *rows.shape[1:]), device=self.device)
+        padded[: len(rows)] = rows.to(self.device)
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(parts, padded)
+        return torch.stack(parts, dim=1).flatten(0, 1)[:count].to(rows.device)
+
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        """The mean over the processes."""
+        if self.size == 1:
+            return values
+        total = values.clone()
+        dist.all_reduce(total)
+        return total / self.size
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def join(device: torch.device) -> Iterator[World]:
+    """Be one of the processes that torchrun started, or alone; a GPU without a number is that of the local rank."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        yield World(device=device)
+        return
+    rank, size, local = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    if device.type == "cuda":
+        if local >= torch.cuda.device_count():
+            raise ValueError(
+                f"Process {local} of this machine has no GPU of its own: there are {torch.cuda.device_count()}; "
+                "start as many processes as GPUs."
+            )
+        device = torch.device("cuda", local)
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield World(rank, size, device)
+    finally:
+        dist.destroy_process_group()

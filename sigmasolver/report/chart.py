@@ -1,0 +1,214 @@
+"""The geometry of the error curves: from leads and errors to coordinates of one SVG, on a linear and a log axis.
+
+x is affine in the lead. y is affine in the error in per cent on the linear axis, which starts at zero, and affine in
+its logarithm on the other; y grows downwards, as SVG counts. The template only writes out what is computed here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sigmasolver.report.digits import significant
+from sigmasolver.report.study import YARDSTICKS, Curve
+
+__all__ = ["Chart", "Panel", "Series", "chart", "gaps"]
+
+WIDTH, HEIGHT = 720, 440
+LEFT, RIGHT, TOP, BOTTOM = 44, 720, 44, 380
+"""The sides of the plotting area inside the SVG."""
+COLOURS = 6
+"""How many curve colours the style sheet has; further models repeat them dashed."""
+_CROWDED = 32
+"""From this many leads on, single points are marked only where the reader points."""
+_WIDE = 1000
+"""Errors that differ by more than this factor are first shown on the log axis."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One model on one axis: the path, and (index of the lead, x, y) of every point on it."""
+
+    style: str
+    path: str
+    points: tuple[tuple[int, float, float], ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """All models on one axis; ticks are (y, label)."""
+
+    scale: str
+    ticks: tuple[tuple[float, str], ...]
+    series: tuple[Series, ...]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Both axes over the same leads; `rows` holds each lead, its x, and what the error of each model reads there."""
+
+    models: tuple[str, ...]
+    styles: tuple[str, ...]
+    rows: tuple[tuple[int, float, tuple[str, ...]], ...]
+    ticks: tuple[tuple[float, str], ...]
+    panels: tuple[Panel, ...]
+    start: str
+    crowded: bool
+    notes: tuple[str, ...]
+    words: str
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = LEFT
+    right: int = RIGHT
+    top: int = TOP
+    bottom: int = BOTTOM
+
+
+@dataclass(frozen=True)
+class _Axis:
+    scale: str
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+
+    def y(self, per_cent: float) -> float | None:
+        """None where there is nothing to draw: not finite, or not positive on the log axis."""
+        if not math.isfinite(per_cent) or (self.scale == "log" and per_cent <= 0):
+            return None
+        low, value, high = (math.log(v) if self.scale == "log" else v for v in (self.low, per_cent, self.high))
+        return round(BOTTOM - (BOTTOM - TOP) * (value - low) / (high - low), 2)
+
+
+def chart(curves: Sequence[Curve]) -> Chart:
+    """The drawing of these curves; the log axis is left out where no error is positive."""
+    leads = sorted({lead for curve in curves for lead in curve.leads})
+    x = {lead: _x(lead, leads[0], leads[-1]) for lead in leads}
+    finite = [100 * error for curve in curves for error in curve.errors if math.isfinite(error)]
+    axes = [_linear(max(finite, default=0.0))]
+    if any(value > 0 for value in finite):
+        axes.append(_log([value for value in finite if value > 0]))
+    styles = _styles(curves)
+    held = [dict(zip(curve.leads, curve.errors, strict=True)) for curve in curves]
+    return Chart(
+        models=tuple(curve.model for curve in curves),
+        styles=styles,
+        rows=tuple(
+            (lead, x[lead], tuple(significant(100 * h[lead]) if lead in h else "–" for h in held)) for lead in leads
+        ),
+        ticks=tuple((x[lead], str(lead)) for lead in _lead_ticks(leads)),
+        panels=tuple(
+            Panel(
+                axis.scale,
+                tuple((y, _label(tick)) for tick in axis.ticks if (y := axis.y(tick)) is not None),
+                tuple(_series(curve, style, axis, x) for curve, style in zip(curves, styles, strict=True)),
+            )
+            for axis in axes
+        ),
+        start=axes[-1].scale if _wide(finite) else "linear",
+        crowded=len(leads) >= _CROWDED,
+        notes=tuple(f"{curve.model}: {words}" for curve in curves if (words := gaps(curve))),
+        words=_words(curves),
+    )
+
+
+def gaps(curve: Curve) -> str | None:
+    """Where the errors of a curve are not finite, in words."""
+    missing = [lead for lead, error in zip(curve.leads, curve.errors, strict=True) if not math.isfinite(error)]
+    if not missing:
+        return None
+    if len(missing) == len(curve.leads):
+        return "not finite at any lead"
+    if tuple(missing) == curve.leads[-len(missing) :]:
+        return f"not finite from lead {missing[0]}"
+    listed = ", ".join(map(str, missing[:-1])) + " and " if len(missing) > 1 else ""
+    return f"not finite at lead{'s' if len(missing) > 1 else ''} {listed}{missing[-1]}"
+
+
+def _x(lead: int, first: int, last: int) -> float:
+    share = (lead - first) / (last - first) if last > first else 0.5
+    inset = 12  # keeps the first and last points off the frame
+    return round(LEFT + inset + (RIGHT - LEFT - 2 * inset) * share, 2)
+
+
+def _series(curve: Curve, style: str, axis: _Axis, x: dict[int, float]) -> Series:
+    position = {lead: index for index, lead in enumerate(x)}
+    runs: list[list[tuple[int, float, float]]] = [[]]
+    for lead, error in zip(curve.leads, curve.errors, strict=True):
+        y = axis.y(100 * error)
+        if y is not None:
+            runs[-1].append((position[lead], x[lead], y))
+        elif runs[-1]:
+            runs.append([])
+    runs = [run for run in runs if run]
+    # A point between two gaps is drawn to itself: with round ends it shows as a dot.
+    drawn = (run if len(run) > 1 else run * 2 for run in runs)
+    path = " ".join("M" + " L".join(f"{px:.2f},{py:.2f}" for _, px, py in run) for run in drawn)
+    return Series(style, path, tuple(point for run in runs for point in run))
+
+
+def _styles(curves: Sequence[Curve]) -> tuple[str, ...]:
+    """Class names of the style sheet: a colour, and dashes once all colours are taken."""
+    styles, taken = [], 0
+    for curve in curves:
+        if curve.model in YARDSTICKS:
+            styles.append("yardstick")
+        else:
+            styles.append(f"s{taken % COLOURS}" + (f" dash{min(taken // COLOURS, 2)}" if taken >= COLOURS else ""))
+            taken += 1
+    return tuple(styles)
+
+
+def _linear(top: float) -> _Axis:
+    """From zero to a round number at or above the largest error, in four to seven round steps."""
+    top = top or 1.0
+    unit = 10.0 ** math.floor(math.log10(top / 4))
+    step = next(factor * unit for factor in (1, 2, 2.5, 5, 10) if top / (factor * unit) <= 6)
+    count = math.ceil(top / step - 1e-9)
+    return _Axis("linear", 0.0, count * step, tuple(i * step for i in range(count + 1)))
+
+
+def _log(values: Sequence[float]) -> _Axis:
+    """Between the 1-2-5 numbers around the errors; over many decades only powers of ten carry a tick."""
+    exponents = range(math.floor(math.log10(min(values))) - 1, math.ceil(math.log10(max(values))) + 2)
+    marks = [factor * 10.0**exponent for exponent in exponents for factor in (1, 2, 5)]
+    low = max(mark for mark in marks if mark <= min(values))
+    high = min(mark for mark in marks if mark > low and mark >= max(values))
+    ticks = [mark for mark in marks if low <= mark <= high]
+    if len(ticks) > 8:
+        decades = [10.0**exponent for exponent in exponents if low <= 10.0**exponent <= high]
+        ticks = decades[:: math.ceil(len(decades) / 8)]
+    return _Axis("log", low, high, tuple(ticks))
+
+
+def _wide(values: Sequence[float]) -> bool:
+    positive = [value for value in values if value > 0]
+    return bool(positive) and max(positive) > _WIDE * min(positive)
+
+
+def _label(tick: float) -> str:
+    """Short enough for the margin: 250, 0.5, 2e6."""
+    if 1e-3 <= tick < 1e4 or tick == 0:
+        return f"{tick:g}"
+    mantissa, _, exponent = f"{tick:.2e}".partition("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
+def _lead_ticks(leads: Sequence[int]) -> list[int]:
+    """All leads while they are few, else multiples of a round step, and the first where there is room."""
+    if len(leads) <= 10:
+        return list(leads)
+    span = leads[-1] - leads[0]
+    step = next(s * 10**e for e in range(10) for s in (1, 2, 5) if span / (s * 10**e) <= 10)
+    ticks = [lead for lead in leads if lead % step == 0]
+    return [leads[0], *ticks] if ticks and 2 * (ticks[0] - leads[0]) > step else ticks or [leads[0], leads[-1]]
+
+
+def _words(curves: Sequence[Curve]) -> str:
+    """The drawing for those who cannot see it."""
+    parts = []
+    for curve in curves:
+        ends = sorted({0, len(curve.leads) - 1})
+        said = ", ".join(f"{significant(100 * curve.errors[i])} at lead {curve.leads[i]}" for i in ends)
+        parts.append(f"{curve.model} {said}")
+    return "Relative L2 error in per cent against lead. " + "; ".join(parts) + "."

@@ -1,0 +1,54 @@
+"""One HTML page for one study: curves, table, maps and provenance in a single file that asks no one for anything.
+
+Script and style stand in the page, pictures are data URIs, and the page's own policy lets a browser load nothing else
+and run nothing but that one script.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+
+from sigmasolver.files import plain_errors, replacing
+from sigmasolver.report.chart import chart
+from sigmasolver.report.pictures import gallery
+from sigmasolver.report.study import Curve, Maps, Study, Table
+
+__all__ = ["Curve", "Maps", "Study", "Table", "render", "write_page"]
+
+_HERE = Path(__file__).parent
+
+
+def write_page(path: Path, study: Study) -> None:
+    """Write the page of a study; a page that is already there is replaced whole."""
+    text = render(study)
+    with plain_errors(path), replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def render(study: Study) -> str:
+    """The page as text."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    return environment.get_template("page.html.j2").render(
+        study=study,
+        chart=chart(study.curves),
+        gallery=gallery(study.maps) if study.maps is not None else None,
+        style=style,
+        script=script,
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+    )
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")

@@ -1,0 +1,165 @@
+"""Fields as small pictures inside the page: one PNG pixel for each grid point, as data URIs.
+
+A scale cuts [low, high] into 255 levels of a matplotlib colour map; 255 is odd, so that the middle of the interval has
+a level of its own. What lies outside takes the end colours; what is not finite is grey. The first axis of a field runs
+to the right and the last one up.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from sigmasolver.report.digits import significant
+from sigmasolver.report.study import Maps
+
+__all__ = ["Cell", "Gallery", "Row", "Scale", "error_scale", "field_scale", "gallery"]
+
+LEVELS = 255
+NOT_FINITE = (136, 136, 136)
+_PERCENTILE = 99.5
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A colour map over [low, high]."""
+
+    colours: str
+    low: float
+    high: float
+
+    def levels(self, values: np.ndarray) -> np.ndarray:
+        """The level of each value as uint8; `LEVELS` itself where it is not finite."""
+        values = np.asarray(values, dtype=np.float64)
+        finite = np.isfinite(values)
+        shares = (np.where(finite, values, self.low) - self.low) / (self.high - self.low)
+        return np.where(finite, np.rint(shares.clip(0, 1) * (LEVELS - 1)), LEVELS).astype(np.uint8)
+
+    def palette(self) -> np.ndarray:
+        """(LEVELS + 1, 3) as uint8, the colour of values that are not finite last."""
+        from matplotlib import colormaps
+
+        colours = colormaps[self.colours](np.linspace(0, 1, LEVELS), bytes=True)[:, :3]
+        return np.concatenate([colours, np.array([NOT_FINITE])]).astype(np.uint8)
+
+    def picture(self, field: np.ndarray) -> str:
+        """The data URI of a field (X, Y)."""
+        return _data_uri(_png(self.levels(field).T[::-1], self.palette()))
+
+    def bar(self) -> str:
+        """The data URI of the colour bar: one row of pixels from low to high."""
+        return _data_uri(_png(np.arange(LEVELS, dtype=np.uint8)[None], self.palette()))
+
+    def numbers(self) -> tuple[str, str, str]:
+        """What stands at the ends and in the middle of the bar."""
+        low, middle, high = (
+            "0" if value == 0 else significant(value).replace("-", "−")
+            for value in (self.low, (self.low + self.high) / 2, self.high)
+        )
+        return low, middle, high
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One picture, what it shows in words, and a number to set below it."""
+
+    picture: str
+    words: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """Pictures of one kind (truth, forecast, error), one for each lead."""
+
+    model: str
+    kind: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """All pictures of one case: the truth, then the forecast and the error of every model."""
+
+    field: str
+    leads: tuple[int, ...]
+    size: tuple[int, int]
+    values: Scale
+    errors: Scale
+    rows: tuple[Row, ...]
+
+
+def gallery(maps: Maps) -> Gallery:
+    """The pictures of a case, with one scale for truth and forecasts and one for all errors."""
+    values, errors = field_scale(maps.truth), error_scale(maps)
+    rows = [Row("", "truth", tuple(_cells(values, maps.truth, maps, "truth")))]
+    for model, forecast in maps.forecasts.items():
+        rows.append(Row(model, "forecast", tuple(_cells(values, forecast, maps, f"forecast of {model}"))))
+        difference = np.abs(forecast.astype(np.float64) - maps.truth)
+        notes = [_ratio(d, t) for d, t in zip(difference, maps.truth, strict=True)]
+        rows.append(Row(model, "error", tuple(_cells(errors, difference, maps, f"error of {model}", notes))))
+    size = maps.truth.shape[1], maps.truth.shape[2]
+    return Gallery(maps.field, maps.leads, size, values, errors, tuple(rows))
+
+
+def field_scale(truth: np.ndarray) -> Scale:
+    """The scale of the truth, for its forecasts too, so that a forecast that runs away cannot dim the others.
+
+    Symmetric about zero where the field has both signs, else from its smallest to its largest value.
+    """
+    finite = truth[np.isfinite(truth)].astype(np.float64)
+    low, high = float(finite.min()), float(finite.max())
+    if low < 0 < high:
+        bound = max(-low, high)
+        return Scale("RdBu_r", -bound, bound)
+    return Scale("viridis", low, high) if low < high else Scale("viridis", low - 0.5, high + 0.5)
+
+
+def error_scale(maps: Maps) -> Scale:
+    """From zero to the 99.5th percentile of all errors, leaving out those beyond the largest magnitude of the truth.
+
+    A model that runs away would otherwise hide the errors of all others.
+    """
+    largest = float(np.abs(maps.truth[np.isfinite(maps.truth)]).max())
+    errors = [np.abs(forecast.astype(np.float64) - maps.truth).ravel() for forecast in maps.forecasts.values()]
+    pooled = np.concatenate([*errors, np.zeros(0)])
+    pooled = pooled[pooled <= largest]  # false for NaN
+    top = float(np.percentile(pooled, _PERCENTILE)) if pooled.size else 0.0
+    return Scale("magma", 0.0, top or largest or 1.0)
+
+
+def _cells(scale: Scale, fields: np.ndarray, maps: Maps, what: str, notes: list[str] | None = None) -> Iterator[Cell]:
+    for index, (lead, field) in enumerate(zip(maps.leads, fields, strict=True)):
+        note = notes[index] if notes else ""
+        words = f"{maps.field}, {what}, lead {lead}" + (f", relative L2 {note}" if note else "")
+        yield Cell(scale.picture(field), words, note)
+
+
+def _ratio(difference: np.ndarray, truth: np.ndarray) -> str:
+    """The relative L2 error of one picture in per cent."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        text = significant(100 * float(np.linalg.norm(difference) / np.linalg.norm(truth.astype(np.float64))))
+    return text if text[-1].isalpha() else f"{text} %"
+
+
+def _png(levels: np.ndarray, palette: np.ndarray) -> bytes:
+    """An 8-bit indexed PNG: a third of the size of true colour, and each level keeps its exact colour."""
+    height, width = levels.shape
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), levels], axis=1)  # a line begins with its filter: none
+    header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"PLTE", palette.tobytes()), (b"IDAT", zlib.compress(lines.tobytes(), 9)))
+    body = (_chunk(kind, data) for kind, data in (*chunks, (b"IEND", b"")))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(body)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def _data_uri(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")

@@ -1,0 +1,219 @@
+"""From tidy rows to a table and to curves.
+
+A row has task, model, seed, metric, field, lead, value. Metrics that are read: "relative_l2_lead" (one lead),
+"relative_l2" (the whole horizon, lead null) and "parameters"; others pass by. A value that is null or NaN is not
+finite. The field "all" stands for the mean over fields.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sigmasolver.report.digits import significant, spread
+from sigmasolver.report.study import YARDSTICKS, Curve, Table
+
+__all__ = ["comparison", "curves", "named_apart", "to_latex", "to_markdown"]
+
+LEAD, HORIZON, PARAMETERS = "relative_l2_lead", "relative_l2", "parameters"
+ALL = "all"
+MISSING = "–"
+_AGREE = 1e-5
+"""Relative difference up to which two measurements of the same thing are one: rounding on different machines."""
+_KEYS = ("task", "model", "seed", "metric", "field", "lead", "value")
+
+Key = tuple[str, str | None, int | None]
+"""Metric, field, lead."""
+Values = dict[str, dict[Key, list[float]]]
+"""Of each model and key, the values over seeds."""
+
+
+def comparison(records: Sequence[Mapping[str, Any]]) -> Table:
+    """One row for each model, persistence last: errors in per cent at the first, middle and last lead and overall.
+
+    Several seeds give mean ± sample standard deviation. The lowest error of each column is bold, with all that read
+    the same; persistence does not compete. Several fields without rows of the field "all" get a block of columns each.
+    """
+    values = _gather(records)
+    counts = {model: _parameters(model, rows) for model, rows in values.items()}
+    columns = _columns(values)
+    cells = [[_cell(rows.get(key, [])) for _, key in columns] for rows in values.values()]
+    counted = any(counts.values())
+    names = list(values)
+    bold = {
+        (row, 1 + counted + column)
+        for column, (_, key) in enumerate(columns)
+        for row in _best(
+            {index: values[name].get(key, []) for index, name in enumerate(names) if name not in YARDSTICKS}
+        )
+    }
+    several = any(len(seeds) > 1 for rows in values.values() for seeds in rows.values())
+    return Table(
+        columns=("model", *(["parameters"] if counted else []), *(heading for heading, _ in columns)),
+        rows=tuple(
+            (name, *([counts[name] or MISSING] if counted else []), *row)
+            for name, row in zip(names, cells, strict=True)
+        ),
+        bold=frozenset(bold),
+        caption=_caption(records[0]["task"], several, [YARDSTICKS[name] for name in names if name in YARDSTICKS]),
+    )
+
+
+def named_apart(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with the name of the run in place of the model where two runs share model and seed."""
+    runs: dict[tuple[str, Any], set[str]] = defaultdict(set)
+    for record in records:
+        runs[record["model"], record["seed"]].add(record["run"])
+    doubled = {model for (model, _), names in runs.items() if len(names) > 1 and model not in YARDSTICKS}
+    return [{**record, "model": record["run"]} if record["model"] in doubled else dict(record) for record in records]
+
+
+def curves(records: Sequence[Mapping[str, Any]]) -> tuple[Curve, ...]:
+    """The error per lead of each model, persistence last: the mean over seeds and, without "all" rows, over fields."""
+    values = _gather(records)
+    fields = _fields(values)
+    made = []
+    for model, rows in values.items():
+        leads = sorted({lead for metric, field, lead in rows if metric == LEAD and field in fields and lead})
+        errors = [statistics.fmean(v for field in fields for v in rows.get((LEAD, field, lead), [])) for lead in leads]
+        if leads:
+            made.append(Curve(model, tuple(leads), tuple(errors)))
+    return tuple(made)
+
+
+def to_markdown(table: Table) -> str:
+    """A pipe table, numbers to the right."""
+    lines = [[_markdown(heading) for heading in table.columns], [":---", *["---:"] * (len(table.columns) - 1)]]
+    for i, row in enumerate(table.rows):
+        cells = enumerate(map(_markdown, row))
+        lines.append([f"**{cell}**" if (i, j) in table.bold else cell for j, cell in cells])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def to_latex(table: Table) -> str:
+    """A tabular with the rules of the booktabs package; the caption is left to the text around it."""
+    lines = [f"\\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}", "\\toprule"]
+    lines += [_latex_row(map(_latex, table.columns)), "\\midrule"]
+    for i, row in enumerate(table.rows):
+        cells = (f"\\textbf{{{_latex(c)}}}" if (i, j) in table.bold else _latex(c) for j, c in enumerate(row))
+        lines.append(_latex_row(cells))
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
+
+
+_LATEX = {
+    **{character: "\\" + character for character in "&%$#_{}"},
+    "\\": "\\textbackslash{}",
+    "~": "\\textasciitilde{}",
+    "^": "\\textasciicircum{}",
+    "±": "$\\pm$",
+    "–": "--",
+    "σ": "$\\sigma$",
+}
+
+
+def _markdown(text: str) -> str:
+    return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|")
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def _latex_row(cells: Iterable[str]) -> str:
+    return " & ".join(cells) + " \\\\"
+
+
+def _gather(records: Sequence[Mapping[str, Any]]) -> Values:
+    """Values over seeds in the order of the rows, yardsticks last."""
+    if not records:
+        raise ValueError("There are no records to compare; evaluate a run first.")
+    seeds: dict[str, dict[Key, dict[Any, float]]] = defaultdict(lambda: defaultdict(dict))
+    for record in records:
+        for key in _KEYS:
+            if key not in record:
+                raise ValueError(f"A record has no {key}; every row needs {', '.join(_KEYS)}.")
+        if record["task"] != records[0]["task"]:
+            raise ValueError(
+                f"The records are of {records[0]['task']} and of {record['task']}; compare one task at a time."
+            )
+        model, metric, field, lead = (record[key] for key in ("model", "metric", "field", "lead"))
+        if metric not in (LEAD, HORIZON, PARAMETERS):
+            continue
+        held = seeds[model][metric, None if metric == PARAMETERS else field, lead]
+        value = float("nan") if record["value"] is None else float(record["value"])
+        if record["seed"] in held:
+            _check_repeated(record, held[record["seed"]], value)
+        held[record["seed"]] = value
+    ordered = sorted(seeds, key=lambda name: name in YARDSTICKS)
+    return {model: {key: list(held.values()) for key, held in seeds[model].items()} for model in ordered}
+
+
+def _check_repeated(record: Mapping[str, Any], before: float, value: float) -> None:
+    """Every run brings the rows of its yardstick, which has no seed: they must agree. Other rows come once."""
+    model, metric, seed = (record[key] for key in ("model", "metric", "seed"))
+    what = f"{metric} of {model}" + ("" if record["lead"] is None else f" at lead {record['lead']}")
+    if seed is not None:
+        raise ValueError(f"The records have two values of {what} for seed {seed}; keep one of them.")
+    lost = [not math.isfinite(one) for one in (before, value)]
+    if not all(lost) and not math.isclose(before, value, rel_tol=_AGREE):
+        raise ValueError(
+            f"The records have two values of {what}, {significant(before)} and {significant(value)}: these runs were "
+            "not tested on the same samples, so they cannot be compared."
+        )
+
+
+def _fields(values: Values) -> list[str | None]:
+    """The fields to show: "all" alone where it exists."""
+    keys = [(metric, field) for rows in values.values() for metric, field, _ in rows]
+    fields = list(dict.fromkeys(field for metric, field in keys if metric in (LEAD, HORIZON)))
+    return [ALL] if ALL in fields else fields
+
+
+def _columns(values: Values) -> list[tuple[str, Key]]:
+    """Heading and key of each column of errors that any model has."""
+    present = {key for rows in values.values() for key in rows}
+    leads = [lead for metric, _, lead in present if metric == LEAD and lead is not None]
+    shown = sorted({1, (max(leads) + 1) // 2, max(leads)}) if leads else []
+    fields = _fields(values)
+    columns: list[tuple[str, Key]] = []
+    for field in fields:
+        start = f"{field}: " if len(fields) > 1 else ""
+        columns += [(f"{start}lead {lead} (%)", (LEAD, field, lead)) for lead in shown]
+        columns.append((f"{start}whole horizon (%)", (HORIZON, field, None)))
+    columns = [(heading, key) for heading, key in columns if key in present]
+    if not columns:
+        raise ValueError(f'The records have no errors; rows of the metrics "{LEAD}" or "{HORIZON}" are needed.')
+    return columns
+
+
+def _parameters(model: str, rows: Mapping[Key, Sequence[float]]) -> str | None:
+    counts = {value for (metric, _, _), values in rows.items() if metric == PARAMETERS for value in values}
+    if len(counts) > 1:
+        sizes = " and ".join(f"{count:,.0f}" for count in sorted(counts))
+        raise ValueError(f"{model} has runs of {sizes} parameters; give each size its own name.")
+    return f"{counts.pop():,.0f}" if counts else None
+
+
+def _cell(values: Sequence[float]) -> str:
+    per_cent = [100 * value for value in values]
+    if len(per_cent) > 1:
+        mean = statistics.fmean(per_cent)
+        return spread(mean, statistics.stdev(per_cent) if math.isfinite(mean) else mean)
+    return significant(per_cent[0]) if per_cent else MISSING
+
+
+def _best(values: Mapping[int, Sequence[float]]) -> list[int]:
+    """The rows whose mean reads like the lowest one."""
+    means = {row: 100 * statistics.fmean(seeds) for row, seeds in values.items() if seeds}
+    finite = {row: mean for row, mean in means.items() if math.isfinite(mean)}
+    return [row for row, mean in finite.items() if significant(mean) == significant(min(finite.values()))]
+
+
+def _caption(task: str, several: bool, yardsticks: Sequence[str]) -> str:
+    parts = [f"Relative L2 error on {task}, mean over the test samples; the lowest of each column in bold."]
+    if several:
+        parts.append("± is the sample standard deviation over seeds.")
+    return " ".join([*parts, *yardsticks])

@@ -1,0 +1,185 @@
+"""What a person at the terminal sees: plain text, bars with the time that is left, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from sigmasolver.report.study import YARDSTICKS
+from sigmasolver.report.tables import comparison, named_apart
+
+if TYPE_CHECKING:  # --help answers at once without torch
+    from sigmasolver.data.inspect import Summary
+    from sigmasolver.parallel import World
+    from sigmasolver.train.loop import Progress as Step
+
+__all__ = ["Mover", "console", "print_scores", "print_summary", "progress", "training"]
+
+
+def console(stderr: bool = False) -> Console:
+    """Plain text: a file name or a unit may hold brackets, which rich would read as markup."""
+    return Console(stderr=stderr, highlight=False, markup=False)
+
+
+class Rate(ProgressColumn):
+    """Trajectories per second, or seconds per trajectory."""
+
+    def render(self, task: Task) -> Text:
+        if not task.speed:
+            return Text("")
+        slow = task.speed < 1
+        return Text(f"{1 / task.speed:.1f} s each" if slow else f"{task.speed:.1f} per s")
+
+
+@contextmanager
+def progress(label: str, total: int | None) -> Iterator[Mover]:
+    """A bar on stderr with time left and throughput; on a pipe or in a log file it stays silent."""
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[shown]}"),
+        Rate(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        yield Mover(bar, label, total)
+
+
+class Mover:
+    """Called with what is done, and the total where it was not known before."""
+
+    def __init__(self, bar: Progress, label: str, total: int | None) -> None:
+        self.bar, self.task = bar, bar.add_task(label, total=total, shown="")
+
+    def __call__(self, done: float, total: int | None = None) -> None:
+        if total is not None:
+            self.bar.update(self.task, total=total)
+        whole = self.bar.tasks[self.task].total
+        self.bar.update(self.task, completed=done, shown=f"{int(done)}/{int(whole or 0)}")
+
+
+@contextmanager
+def training(world: World) -> Iterator[Callable[[Step], None] | None]:
+    """A bar with loss, validation error and time left; in a log file, a line now and then instead."""
+    if not world.first:
+        yield None
+        return
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("training"),
+        BarColumn(),
+        TextColumn("{task.fields[shown]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("", total=None, shown="")
+        told = [0.0]
+
+        def watch(now: Step) -> None:
+            error = "" if now.error is None else f"  validation {100 * now.error:.3g} %"
+            shown = f"step {now.step}/{now.steps}  loss {now.loss:.4g}{error}"
+            bar.update(task, completed=now.step, total=now.steps, shown=shown)
+            if not console.is_terminal and now.step / now.steps >= told[0] + 0.05:
+                told[0] = now.step / now.steps
+                console.print(shown, soft_wrap=True)
+
+        yield watch
+
+
+def print_summary(console: Console, summary: Summary) -> None:
+    header = summary.header
+    layout = header.layout
+    frames, *grid, _ = header.shape
+    seed = "" if header.seed is None else f", seed {header.seed}"
+    console.print(f"{summary.path}: {header.source}{seed}, written by sigmasolver {summary.package}", soft_wrap=True)
+    missing = "" if summary.whole == summary.count else f" of {summary.count} (the same command continues the file)"
+    console.print(f"  {summary.whole} trajectories{missing}, {summary.size / 1e6:.1f} MB of {header.dtype}")
+    console.print(f"  {frames} frames, t = {layout.times[0]:g} to {layout.times[-1]:g}")
+    ends = ", ".join(
+        f"{name} {len(axis)} points from {axis[0]:.4g} to {axis[-1]:.4g} ({boundary})"
+        for name, axis, boundary in zip("xyz", layout.coordinates, layout.boundary, strict=False)
+    )
+    console.print(f"  grid {' × '.join(map(str, grid))}: {ends}", soft_wrap=True)
+    settings = ", ".join(f"{name}={value}" for name, value in header.parameters.items())
+    console.print(f"  parameters: {settings}", soft_wrap=True)
+    if summary.whole == 0:
+        console.print("  no trajectory is whole yet")
+        return
+    table = Table("field", "unit", box=SIMPLE_HEAD)
+    for column in ("range", "mean", "std", "std over frames"):
+        table.add_column(column, justify="right")
+    for field in summary.fields:
+        table.add_row(
+            Text(field.name),
+            Text(field.unit),
+            f"{field.minimum:.3g} to {field.maximum:.3g}",
+            f"{field.mean:.3g}",
+            f"{field.std:.4g}",
+            f"{field.frame_std[0]:.3g} to {field.frame_std[-1]:.3g}",
+        )
+    console.print(table)
+    for field in summary.fields:
+        if field.nans or field.infinities:
+            console.print(f"  {field.name} has {field.nans} NaN and {field.infinities} infinite values; clean it.")
+        if field.constant:
+            console.print(f"  {field.name} is constant: a model can learn nothing from it.")
+    if not any(field.nans or field.infinities for field in summary.fields):
+        console.print("  all values are finite")
+    if summary.damaged:
+        shown = ", ".join(map(str, summary.damaged[:10]))
+        console.print(
+            f"  DAMAGED: the values of trajectories {shown} are not those that were written; make them again."
+        )
+    else:
+        console.print("  intact: every trajectory has the digest it was written with")
+    console.print(f"fingerprint {summary.fingerprint}", soft_wrap=True)
+
+
+def print_scores(screen: Console, rows: Sequence[dict[str, Any]]) -> None:
+    """One task's table, and a line for each run with what the table leaves out."""
+    found, first = comparison(named_apart(rows)), rows[0]
+    grid = " × ".join(map(str, first["grid"]))
+    screen.print(
+        f"{first['task']}: relative L2 error of {first['protocol']} forecasts, {first['windows']} windows of the "
+        f"{first['part']} part, {first['horizon']} frame{'s' * (first['horizon'] > 1)} on {grid}",
+        soft_wrap=True,
+    )
+    table = Table(box=SIMPLE_HEAD)
+    for number, column in enumerate(found.columns):
+        longest = max(map(len, column.split()))
+        table.add_column(column, justify="right" if number else "left", no_wrap=number == 0, min_width=longest)
+    for number, cells in enumerate(found.rows):
+        styles = ("bold" if (number, place) in found.bold else "" for place in range(len(cells)))
+        table.add_row(*map(Text, cells, styles))
+    screen.print(table)
+    for run in dict.fromkeys(row["run"] for row in rows):
+        screen.print(f"  {run}: {_beside(row for row in rows if row['run'] == run)}", soft_wrap=True)
+
+
+def _beside(rows: Iterable[dict[str, Any]]) -> str:
+    """RMSE, MAE, how long the forecast correlates, and whether it blew up."""
+    whole = [row for row in rows if row["lead"] is None and row["model"] not in YARDSTICKS]
+    fields = [row["field"] for row in whole if row["metric"] == "rmse"]
+    held = {row["metric"]: row["value"] for row in whole if row["field"] in (None, fields[-1])}
+    reach = "beyond the horizon" if held["correlation_time"] is None else f"at t = {held['correlation_time']:.3g}"
+    blown = f"; {100 * held['blow_up']:.3g} % of the forecasts blew up" if held["blow_up"] else ""
+    rmse, mae = ("not finite" if held[name] is None else f"{held[name]:.3g}" for name in ("rmse", "mae"))
+    return f"RMSE {rmse}, MAE {mae}, correlation falls below 0.8 {reach}{blown}"

@@ -1,0 +1,229 @@
+"""How one training step is run: eager, compiled, or captured as a CUDA graph; alone or in several processes.
+
+    eager            torch as it is
+    compiled         the network goes through torch.compile
+    graph            the whole step (network, backward pass, optimiser, average) is one CUDA graph, replayed
+    compiled-graph   both
+
+All of them do the same arithmetic in the same order of steps; a compiled network may round differently. Nothing in a
+step waits for the GPU: batches are gathered there, rates and losses stay there until the losses are read.
+
+Several processes share a batch evenly. With DistributedDataParallel each holds the whole model; with `shard` (FSDP2)
+parameters, gradients and optimiser states are split among them.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sigmasolver.data.normalise import Normaliser
+from sigmasolver.data.prefetch import prefetch
+from sigmasolver.data.windows import Pair, Resident, Windows
+from sigmasolver.forecast import Forecaster
+from sigmasolver.ops.precision import matmul_precision
+from sigmasolver.parallel import World
+from sigmasolver.recipes import Recipe
+from sigmasolver.tasks import field_groups
+from sigmasolver.train.objectives import Price, direct, pushforward, teacher_forced
+
+__all__ = ["ENGINES", "Place", "Stepper", "full"]
+
+ENGINES = ("eager", "compiled", "graph", "compiled-graph")
+WARM_UP = 3
+"""Steps that run before one is captured: libraries choose their kernels and workspaces in them."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how a run is trained; none of it changes what is learned."""
+
+    world: World = field(default_factory=World)
+    engine: str = "eager"
+    shard: bool = False
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise ValueError(f'There is no engine "{self.engine}"; choose from {", ".join(ENGINES)}.')
+        if self.captured and self.world.device.type != "cuda":
+            raise ValueError(f'The engine "{self.engine}" needs a GPU; use eager or compiled on a CPU.')
+        if self.captured and self.world.size > 1:
+            raise ValueError(f'The engine "{self.engine}" runs in one process; use eager or compiled with torchrun.')
+        if self.shard and self.world.size == 1:
+            raise ValueError("One process has nothing to share its parameters with; start several with torchrun.")
+
+    @property
+    def captured(self) -> bool:
+        return self.engine.endswith("graph")
+
+    @property
+    def compiled(self) -> bool:
+        return self.engine.startswith("compiled")
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whole, also where it is split among processes (every process must ask)."""
+    gather: Callable[[], torch.Tensor] | None = getattr(tensor, "full_tensor", None)
+    return tensor.detach() if gather is None else gather().detach()
+
+
+class Stepper:
+    """A network, its optimiser, and one step after another.
+
+    `rates` holds the learning rate of every step; `members(step)` names the windows of a step, all processes together.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        forecaster: Forecaster,
+        windows: Windows,
+        members: Callable[[int], torch.Tensor],
+        rates: torch.Tensor,
+        place: Place,
+    ) -> None:
+        self.recipe, self.windows, self.members, self.place = recipe, windows, members, place
+        self.device = place.world.device
+        plan = recipe.train
+        if plan.batch % place.world.size:
+            raise ValueError(
+                f"A batch of {plan.batch} windows cannot be shared evenly by {place.world.size} processes; "
+                "set train.batch to a multiple."
+            )
+        self.model = forecaster.model
+        self.average = copy.deepcopy(self.model).requires_grad_(False) if plan.ema is not None else None
+        self.forecaster = forecaster.around(self._wrapped())
+        self.rates = rates.to(self.device, torch.float32)
+        self.rate = torch.zeros((), device=self.device)
+        self.loss = torch.zeros((), device=self.device)
+        on_gpu = self.device.type == "cuda"
+        self.optimiser = torch.optim.AdamW(
+            self.model.parameters(), lr=self.rate, weight_decay=plan.weight_decay, fused=True, capturable=on_gpu
+        )
+        for normaliser in (forecaster.inputs, forecaster.targets):
+            normaliser.prepare(self.device)
+        groups = tuple(field_groups(recipe.task.targets).values())
+        self.price = Price(groups, plan.derivative, forecaster.targets if plan.price == "squared" else None)
+        self.random = plan.noise > 0 or recipe.model.options.dropout > 0
+        self._batches: Iterator[Pair] | None = None
+        self._inputs: Any = None
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._warmed: dict[int, int] = {}
+
+    def _wrapped(self) -> nn.Module:
+        place, model = self.place, self.model
+        if place.shard:
+            if self.average is not None:
+                raise ValueError("Weights that are split among processes are not averaged; set train.ema=none.")
+            from torch.distributed.fsdp import fully_shard
+
+            for block in getattr(model, "blocks", ()):
+                fully_shard(block)
+            fully_shard(model)
+        inner: Any = torch.compile(model) if place.compiled else model
+        if place.world.size > 1 and not place.shard:
+            ids = [self.device.index] if self.device.type == "cuda" else None
+            return DistributedDataParallel(inner, device_ids=ids)
+        return inner
+
+    @property
+    def kept(self) -> nn.Module:
+        """The weights that the run keeps: the average where there is one."""
+        return self.model if self.average is None else self.average
+
+    def run(self, step: int) -> None:
+        """Step `step` (counted from 0); its loss is in `self.loss` afterwards. Steps must come in order."""
+        if self.random:
+            self._seed(step)
+        self.rate.copy_(self.rates[step])
+        self._fetch(step)
+        calls = self.recipe.train.calls_at(step)
+        with matmul_precision(self.recipe.train.precision):  # bf16 leaves its float32 remainder to TF32 too
+            if not self.place.captured:
+                self._update(calls)
+            elif calls in self._graphs:
+                self._graphs[calls].replay()
+            else:
+                self._warm_or_capture(calls)
+
+    def _seed(self, step: int) -> None:
+        """Noise and dropout depend on the seed, the step and the process alone, so a run can go on at any step."""
+        text = f"step/{self.recipe.train.seed}/{step}/{self.place.world.rank}"
+        torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1)
+
+    def _fetch(self, step: int) -> None:
+        """The batch of this step as `self._inputs`: its indices where the windows lie on the device, else its frames.
+
+        A captured step reads the same memory every time, so there the new values are copied into it.
+        """
+        if isinstance(self.windows, Resident):
+            mine = self.place.world.share(self.members(step))
+            pinned = mine.clone().pin_memory() if self.device.type == "cuda" else mine
+            new: Any = pinned.to(self.device, non_blocking=True)
+        else:
+            if self._batches is None:
+                mine_of = (self.place.world.share(self.members(s)) for s in range(step, len(self.rates)))
+                self._batches = prefetch(self.windows, mine_of, self.device)
+            new = next(self._batches)
+        if not self.place.captured or self._inputs is None:
+            self._inputs = new
+        elif isinstance(new, torch.Tensor):
+            self._inputs.copy_(new)
+        else:
+            for held, values in zip(self._inputs, new, strict=True):
+                held.copy_(values)
+
+    def _update(self, calls: int) -> None:
+        plan = self.recipe.train
+        history, future = self.windows.batch(self._inputs) if isinstance(self.windows, Resident) else self._inputs
+        if plan.noise:
+            history = _with_noise(history, self.forecaster.inputs, plan.noise)
+        objectives: dict[str, Callable[..., torch.Tensor]] = {
+            "direct": direct,
+            "teacher_forced": teacher_forced,
+            "pushforward": partial(pushforward, calls=calls),
+        }
+        # The cache of cast weights would hand a captured step those of another one.
+        cache = not self.place.captured
+        with torch.autocast(
+            self.device.type, dtype=torch.bfloat16, enabled=plan.precision == "bf16", cache_enabled=cache
+        ):
+            loss = objectives[plan.objective](self.forecaster, history, future, self.price)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        if plan.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), plan.clip)
+        self.optimiser.step()
+        if self.average is not None and plan.ema is not None:
+            with torch.no_grad():
+                torch._foreach_lerp_(list(self.average.parameters()), list(self.model.parameters()), 1 - plan.ema)
+        self.loss.copy_(loss.detach())
+
+    def _warm_or_capture(self, calls: int) -> None:
+        self._warmed[calls] = self._warmed.get(calls, 0) + 1
+        if self._warmed[calls] <= WARM_UP:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._update(calls)
+            torch.cuda.current_stream().wait_stream(side)
+            return
+        graph = torch.cuda.CUDAGraph()
+        self.optimiser.zero_grad(set_to_none=True)
+        with torch.cuda.graph(graph):
+            self._update(calls)
+        self._graphs[calls] = graph
+        graph.replay()  # capturing only wrote the step down
+
+
+def _with_noise(history: torch.Tensor, normaliser: Normaliser, deviation: float) -> torch.Tensor:
+    encoded = normaliser.encode(history)
+    return normaliser.decode(encoded + deviation * torch.randn_like(encoded))

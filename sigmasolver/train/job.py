@@ -1,0 +1,108 @@
+"""A training from a data file to a finished run folder: split, windows, normalisers, network, loop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from sigmasolver.data.normalise import fit
+from sigmasolver.data.store import Reader, open_store
+from sigmasolver.data.windows import Split, Windows
+from sigmasolver.forecast import Forecaster
+from sigmasolver.recipes import Recipe
+from sigmasolver.runs import Run
+from sigmasolver.train.engine import Place
+from sigmasolver.train.loop import Data, Plan, Progress, train
+from sigmasolver.trained import build, data_of, read_normalisers, recipe_in, write_normalisers
+
+__all__ = ["resume_run", "train_run"]
+
+ON_GPU, ON_CPU = 0.4, 0.25
+"""Share of the memory (free on a GPU, all on a CPU) that training windows may take; the network needs the rest."""
+
+
+def train_run(
+    recipe: Recipe,
+    path: str | Path,
+    run: Run,
+    place: Place | None = None,
+    watch: Callable[[Progress], None] | None = None,
+) -> None:
+    """Train by `recipe` on the store at `path`; a run that was stopped goes on, a finished one is left alone."""
+    place = Place() if place is None else place
+    with open_store(path) as store:
+        data, forecaster = _prepare(recipe, store, run, place)
+        if not run.finished:
+            train(recipe, data, forecaster.to(place.world.device), run, place, watch)
+
+
+def resume_run(
+    run: Run,
+    path: str | Path | None = None,
+    place: Place | None = None,
+    watch: Callable[[Progress], None] | None = None,
+) -> None:
+    """Go on with a run; its data may have moved to `path`."""
+    train_run(recipe_in(run), data_of(run) if path is None else path, run, place, watch)
+
+
+def _prepare(recipe: Recipe, store: Reader, run: Run, place: Place) -> tuple[Data, Forecaster]:
+    parts = recipe.split(len(store), store.digests)
+    training = Windows(store, parts.train, recipe.training_windows())
+    if training.grid != recipe.task.grid:
+        raise ValueError(
+            f"The data have a grid of {_times(training.grid)} and the recipe one of {_times(recipe.task.grid)}; "
+            "set task.space_stride or task.grid."
+        )
+    validation = Windows(store, parts.validation, recipe.evaluation_windows()) if parts.validation else None
+    Plan(recipe, training).rates()
+    training = _held(training, place.world.device)
+    if place.world.first:
+        _open(recipe, training, store, parts, run)
+    place.world.wait()
+    inputs, targets, _ = read_normalisers(run)
+    return Data(training, validation, store.fingerprint), build(recipe, inputs, targets)
+
+
+def _open(recipe: Recipe, training: Windows, store: Reader, parts: Split, run: Run) -> None:
+    """Begin the folder, or make sure that it is this run's. Whatever can be wrong with a recipe shows before a file is
+    written, so that the corrected command finds the folder free."""
+    known = (run.path / "normaliser.json").exists()
+    inputs, targets = read_normalisers(run)[:2] if known else fit(recipe.task.normaliser, training)
+    build(recipe, inputs, targets)
+    run.start(recipe.to_plain())
+    _bind(run, store, parts)
+    if not known:
+        write_normalisers(run, inputs, targets, store.fingerprint)
+
+
+def _bind(run: Run, store: Reader, parts: Split) -> None:
+    """Write down which data the run learns from, or make sure that they are still the same."""
+    if (run.path / "data.json").exists():
+        held = run.read_json("data.json").get("fingerprint")
+        if held != store.fingerprint:
+            raise ValueError(
+                f"{run.path} was begun with other data: their fingerprint is {held}, and {store.path} has "
+                f"{store.fingerprint}; give the same file, or choose another folder."
+            )
+    # The digests tell a later test set that shares a trajectory with the training, whatever file it lies in.
+    digests = [store.digests[number].hex() for number in (*parts.train, *parts.validation)]
+    facts = {"path": str(store.path.resolve()), "fingerprint": store.fingerprint}
+    run.write_json("data.json", {**facts, "parts": asdict(parts), "digests": digests})
+
+
+def _held(windows: Windows, device: torch.device) -> Windows:
+    """On the device where they fit, else read as they are needed."""
+    if device.type == "cuda":
+        room = ON_GPU * torch.cuda.mem_get_info(device)[0]
+    else:
+        room = ON_CPU * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return windows.resident(device) if windows.fits(int(room)) else windows
+
+
+def _times(grid: tuple[int, ...]) -> str:
+    return " × ".join(map(str, grid))

@@ -1,0 +1,386 @@
+"""An engineer's own arrays, in whatever file they lie, arrive in the store value for value."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from sigmasolver.data.formats import Imported, import_data
+from sigmasolver.data.store import open_store
+from tests.data.test_store import store
+from tests.data.test_store import values as stored_values
+
+RANDOM = np.random.default_rng(3)
+U, V, W = (RANDOM.standard_normal((4, 3, 6, 5)).astype(np.float32) for _ in range(3))
+
+
+def save_npz(path: Path, arrays: Mapping[str, object]) -> Path:
+    np.savez(path, **{name: np.asarray(values) for name, values in arrays.items()})  # type: ignore[arg-type]
+    return path
+
+
+def save_hdf5(path: Path, arrays: Mapping[str, object]) -> Path:
+    """Lists of words become texts of free length, as h5py's users get them."""
+    with h5py.File(path, "w") as file:
+        for name, values in arrays.items():
+            file[name] = values
+    return path
+
+
+Save = Callable[[Path, Mapping[str, object]], Path]
+BOTH = pytest.mark.parametrize(("save", "suffix"), [(save_npz, ".npz"), (save_hdf5, ".h5"), (save_hdf5, ".hdf5")])
+
+
+def arrives(done: Imported, expected: np.ndarray, fields: tuple[str, ...]) -> None:
+    """The store holds exactly these bits under these names."""
+    with open_store(done.path) as reader:
+        assert reader.header.layout.fields == fields and done.kind == "arrays" and reader.header.source == "arrays"
+        np.testing.assert_array_equal(reader[:].view(np.uint32), np.ascontiguousarray(expected).view(np.uint32))
+
+
+# --- one array per field
+
+
+@BOTH
+def test_one_array_per_field(tmp_path: Path, save: Save, suffix: str) -> None:
+    own = save(tmp_path / f"own{suffix}", {"u": U, "v": V, "times": [0.5, 1.0, 4.0], "x": np.arange(6) / 6})
+    done = import_data(own, tmp_path / "all.out")
+    arrives(done, np.stack([U, V], -1), ("u", "v"))
+    layout = open_store(done.path).header.layout
+    np.testing.assert_array_equal(layout.times, [0.5, 1, 4])
+    np.testing.assert_array_equal(layout.coordinates[0], np.arange(6) / 6)
+    assert [note.split()[3] for note in done.notes[1:]] == ["units:", "boundary:", "y:"]
+    assert "axes (count, frames, x, y)" in done.notes[0]
+    arrives(import_data(own, tmp_path / "two.out", names=["v", "u"]), np.stack([V, U], -1), ("v", "u"))
+    arrives(import_data(own, tmp_path / "one.out", names=("v",)), V[..., None], ("v",))
+
+
+@BOTH
+def test_units_follow_their_fields_and_t_stands_for_times(tmp_path: Path, save: Save, suffix: str) -> None:
+    beside = {"t": [[1.0, 2.0, 3.0]], "units": ["m/s", "K"], "boundary": ["periodic", "wall"]}
+    own = save(tmp_path / f"own{suffix}", {"a": U, "b": V, **beside})
+    done = import_data(own, tmp_path / "out", names=["b", "a"])
+    layout = open_store(done.path).header.layout
+    assert (layout.units, layout.boundary) == (("K", "m/s"), ("periodic", "wall"))
+    np.testing.assert_array_equal(layout.times, [1, 2, 3])
+    assert import_data(own, tmp_path / "b", names=["b"]).shape == (3, 6, 5, 1)
+    assert open_store(tmp_path / "b").header.layout.units == ("K",)
+
+
+def test_order_of_the_file_and_of_names(tmp_path: Path) -> None:
+    arrays = {"v": V, "u": U}
+    arrives(import_data(save_npz(tmp_path / "a.npz", arrays), tmp_path / "1"), np.stack([V, U], -1), ("v", "u"))
+    arrives(import_data(save_hdf5(tmp_path / "a.h5", arrays), tmp_path / "2"), np.stack([U, V], -1), ("u", "v"))
+
+
+def test_datasets_in_groups_go_by_their_path(tmp_path: Path) -> None:
+    own = save_hdf5(tmp_path / "own.h5", {"flow/u": U, "flow/deep/v": V, "w": W})
+    done = import_data(own, tmp_path / "out")
+    arrives(done, np.stack([V, U, W], -1), ("flow/deep/v", "flow/u", "w"))
+    arrives(import_data(own, tmp_path / "w", names=["w", "flow/u"]), np.stack([W, U], -1), ("w", "flow/u"))
+
+
+def test_what_is_no_field_is_left_out_and_said(tmp_path: Path) -> None:
+    arrays = {"u": U, "mask": U > 0, "mesh": np.zeros((6, 5)), "x": np.zeros((6, 5)), "note": "hello", "t": 0.5}
+    for own in (save_npz(tmp_path / "own.npz", arrays), save_hdf5(tmp_path / "own.h5", arrays)):
+        done = import_data(own, tmp_path / f"{own.suffix}.out")
+        arrives(done, U[..., None], ("u",))
+        (note,) = [note for note in done.notes if note.startswith("Left out")]
+        assert all(f"{name} (" in note for name in ("mask", "mesh", "x", "note", "t"))
+
+
+def test_a_field_may_be_called_like_an_axis(tmp_path: Path) -> None:
+    own = save_npz(tmp_path / "own.npz", {"t": U, "x": V})
+    arrives(import_data(own, tmp_path / "out"), np.stack([U, V], -1), ("t", "x"))
+
+
+@pytest.mark.parametrize("dtype", ["float64", ">f4", "float16", "int16", "uint8"])
+def test_every_real_type(tmp_path: Path, dtype: str) -> None:
+    values = (100 * np.abs(U)).astype(dtype)
+    for own in (save_npz(tmp_path / "a.npz", {"u": values}), save_hdf5(tmp_path / "a.h5", {"u": values})):
+        arrives(import_data(own, tmp_path / f"{own.suffix}.out"), values[..., None].astype(np.float32), ("u",))
+
+
+def test_values_that_are_not_finite_are_taken(tmp_path: Path) -> None:
+    values = U.copy()
+    values[1, 2, 3, 4], values[0, 0, 0, 0] = np.nan, -np.inf
+    arrives(import_data(save_npz(tmp_path / "a.npz", {"u": values}), tmp_path / "out"), values[..., None], ("u",))
+
+
+# --- one array with channels
+
+
+@BOTH
+def test_fields_with_channels(tmp_path: Path, save: Save, suffix: str) -> None:
+    fields = np.stack([U, V, W], -1)
+    own = save(tmp_path / f"own{suffix}", {"fields": fields, "names": ["u", "v", "w"], "units": ["a", "b", "c"]})
+    arrives(import_data(own, tmp_path / "all.out"), fields, ("u", "v", "w"))
+    done = import_data(own, tmp_path / "two.out", names=["w", "u"])
+    arrives(done, np.stack([W, U], -1), ("w", "u"))
+    assert open_store(done.path).header.layout.units == ("c", "a")
+    bare = save(tmp_path / f"bare{suffix}", {"fields": fields})
+    arrives(import_data(bare, tmp_path / "bare.out"), fields, ("field_0", "field_1", "field_2"))
+    arrives(import_data(bare, tmp_path / "named.out", names=["p", "q", "r"]), fields, ("p", "q", "r"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "names", "trajectory", "words"),
+    [
+        ((2, 3, 6, 5, 2), None, (3, 6, 5, 2), "(count, frames, x, y, channels), because the last has at most 16"),
+        ((2, 3, 6, 17), None, (3, 6, 17, 1), "(count, frames, x, y), because the last has more than 16"),
+        ((2, 3, 6, 16), None, (3, 6, 16), "(count, frames, x, channels), because"),
+        ((2, 3, 6), None, (3, 6, 1), "(count, frames, x)."),
+        ((2, 3, 4, 4, 4, 17), None, (3, 4, 4, 4, 17), "(count, frames, x, y, z, channels)."),
+        ((2, 3, 4, 5), ("u",), (3, 4, 5, 1), "(count, frames, x, y)."),
+        ((2, 3, 4, 1), ("u",), (3, 4, 1), "(count, frames, x, channels)."),
+        ((2, 3, 1), ("u",), (3, 1, 1), "(count, frames, x)."),
+        ((2, 3, 4, 5), tuple("abcde"), (3, 4, 5), "(count, frames, x, channels)."),
+        ((2, 3, 4, 17), tuple("abcdefghijklmnopq"), (3, 4, 17), "(count, frames, x, channels)."),
+    ],
+)
+def test_axes_of_an_array_without_names(
+    tmp_path: Path, shape: tuple[int, ...], names: tuple[str, ...] | None, trajectory: tuple[int, ...], words: str
+) -> None:
+    values = RANDOM.standard_normal(shape).astype(np.float32)
+    np.save(tmp_path / "a.npy", values)
+    np.savez(tmp_path / "a.npz", values)
+    for suffix in (".npy", ".npz"):
+        done = import_data(tmp_path / f"a{suffix}", tmp_path / f"{suffix}.out", names=names)
+        assert done.shape == trajectory and words in done.notes[0]
+        expected = names or tuple(f"field_{place}" for place in range(trajectory[-1]))
+        arrives(done, values.reshape(2, *trajectory), expected)
+
+
+def test_fortran_order(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.asfortranarray(U))
+    arrives(import_data(tmp_path / "a.npy", tmp_path / "out", names=["u"]), U[..., None], ("u",))
+
+
+# --- a folder
+
+
+def test_a_folder_in_natural_order(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    names = ["run1.npy", "run2.npy", "run10.npy", "run11.npy"]
+    for name, values in zip(names, U, strict=True):
+        np.save(folder / name, values)
+    (folder / "readme.txt").write_text("not a trajectory")
+    (folder / "._run1.npy").write_text("left by another program")
+    done = import_data(folder, tmp_path / "out", names=["u"])
+    arrives(done, U[..., None], ("u",))
+    assert "from run1.npy to run11.npy" in done.notes[0] and "(frames, x, y)" in done.notes[1]
+    again = import_data(folder, tmp_path / "out", names=["u"])
+    assert (again.present, again.fingerprint) == (4, done.fingerprint)
+
+
+@BOTH
+def test_a_folder_of_files_with_several_arrays(tmp_path: Path, save: Save, suffix: str) -> None:
+    apart, together = tmp_path / "apart", tmp_path / "together"
+    for folder in (apart, together):
+        folder.mkdir()
+    for number, (u, v) in enumerate(zip(U, V, strict=True)):
+        save(apart / f"{number}{suffix}", {"u": u, "v": v, "times": [1.0, 2.0, 5.0]})
+        save(together / f"{number}{suffix}", {"fields": np.stack([u, v], -1), "names": ["u", "v"]})
+    done = import_data(apart, tmp_path / "apart.out")
+    arrives(done, np.stack([U, V], -1), ("u", "v"))
+    np.testing.assert_array_equal(open_store(done.path).header.layout.times, [1, 2, 5])
+    arrives(import_data(apart, tmp_path / "v.out", names=["v"]), V[..., None], ("v",))
+    arrives(import_data(together, tmp_path / "t.out"), np.stack([U, V], -1), ("u", "v"))
+    arrives(import_data(together, tmp_path / "tv.out", names=["v"]), V[..., None], ("v",))
+
+
+def test_a_folder_with_channels(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    for number, values in enumerate(np.stack([U, V], -1)):
+        np.save(tmp_path / "runs" / f"{number}.npy", values)
+    arrives(import_data(tmp_path / "runs", tmp_path / "a", names=["u", "v"]), np.stack([U, V], -1), ("u", "v"))
+    arrives(import_data(tmp_path / "runs", tmp_path / "b"), np.stack([U, V], -1), ("field_0", "field_1"))
+
+
+@pytest.mark.parametrize("kind", ["folder", "npy", "h5"])
+def test_a_large_source_is_never_in_memory_as_a_whole(tmp_path: Path, kind: str) -> None:
+    count, shape = 48, (4, 512, 512)
+    source = tmp_path / f"source.{kind}"
+    if kind == "folder":
+        source.mkdir()
+        for number in range(count):
+            np.lib.format.open_memmap(source / f"{number}.npy", "w+", np.float32, shape).flush()
+    elif kind == "npy":
+        np.lib.format.open_memmap(source, "w+", np.float32, (count, *shape)).flush()
+    else:
+        with h5py.File(source, "w") as file:
+            fields = file.create_dataset("fields", (count, *shape, 1), "f4")
+            for number in range(count):
+                fields[number] = np.zeros((*shape, 1), np.float32)
+    tracemalloc.start()
+    try:
+        assert import_data(source, tmp_path / "out").count == count
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 0.75 * count * 4 * 2**20
+
+
+# --- what is wrong
+
+
+def spoil(folder: Path) -> None:
+    """Files with something wrong in them."""
+    save_npz(folder / "shapes.npz", {"u": U, "v": V, "w": W[:, :, :4], "z": [1.0]})
+    save_npz(folder / "uv.npz", {"u": U, "v": V, "flat": U[0, 0]})
+    save_hdf5(folder / "uv.h5", {"flow/u": U, "flow/v": V})
+    save_npz(folder / "none.npz", {"a": U[0, 0], "b": U * 1j, "c": U[:0]})
+    save_hdf5(folder / "empty.h5", {})
+    save_hdf5(folder / "odd.h5", {"u": U, "v\n": V})
+    save_npz(folder / "many.npz", {f"a{number}": U for number in range(17)})
+    save_npz(folder / "units.npz", {"u": U, "units": ["a", "b"]})
+    save_npz(folder / "x.npz", {"u": U, "x": np.arange(5.0)})
+    save_npz(folder / "fields.npz", {"fields": U, "names": list("abcde")})
+    save_npz(folder / "bare.npz", {"fields": U})
+    save_npz(folder / "twice.npz", {"fields": U, "names": list("abcdd")})
+    save_hdf5(folder / "fields.h5", {"fields": U[0, 0]})
+    save_hdf5(folder / "strange.h5", {"fields": U.astype("S4")})
+    store(folder / "store.h5", stored_values(2))
+    (folder / "text.h5").write_text("time, u")
+    with h5py.File(folder / "partly.h5", "w") as file:
+        file.create_dataset("u", U.shape, "f4", chunks=(1, 3, 6, 5))[:2] = U[:2]
+    with h5py.File(folder / "unwritten.h5", "w") as file:
+        file.create_dataset("u", U.shape, "f4")
+    with h5py.File(folder / "packed.h5", "w") as file:
+        plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plan.set_chunk(U.shape)
+        plan.set_filter(32100, h5py.h5z.FLAG_OPTIONAL)
+        space = h5py.h5s.create_simple(U.shape)
+        h5py.h5d.create(file.id, b"u", h5py.h5t.IEEE_F32LE, space, plan).write_direct_chunk((0,) * 4, b"abc", 0)
+    whole = save_hdf5(folder / "cut.h5", {"u": U, "v": V}).read_bytes()
+    (folder / "cut.h5").write_bytes(whole[: len(whole) * 2 // 3])
+    np.save(folder / "a.npy", U)
+    np.save(folder / "deep.npy", np.zeros((1, 1, 2, 2, 2, 2, 2)))
+    np.save(folder / "hollow.npy", np.zeros((2, 0, 3)))
+    np.save(folder / "words.npy", np.full((2, 3, 4), "a"))
+    np.save(folder / "kolmogorov.npy", np.zeros((1, 1, 256, 256), "f2"))
+    (folder / "notes.txt").write_text("hello")
+
+
+REFUSED: dict[str, tuple[str, list[str] | None, str]] = {
+    "shapes.npz": (
+        "shapes.npz",
+        None,
+        r"several shapes: u, v \(4, 3, 6, 5\); w \(4, 3, 4, 5\); name those",
+    ),
+    "shapes.npz uw": ("shapes.npz", ["u", "w"], r"'w' in .* has the shape .*, 'u' has \(4, 3, 6, 5\)"),
+    "near": ("uv.npz", ["U1"], r"has no field 'U1'; near names: u\."),
+    "near path": ("uv.h5", ["u", "flow/v"], "has no field 'u'; near names: flow/"),
+    "flat": ("uv.npz", ["flat"], r"'flat' in .* shape \(6, 5\); the axes \(count, frames, x\) are needed"),
+    "none.npz": ("none.npz", None, r"no array of real numbers with .*; its arrays: a \(6, 5\), b "),
+    "empty.h5": ("empty.h5", None, "its arrays: none"),
+    "empty named": ("empty.h5", ["u"], "has no field 'u'; it has none"),
+    "complex": ("none.npz", ["b"], "'b' in .* holds complex"),
+    "odd.h5": ("odd.h5", None, r"have the name 'v\\n', which cannot be written in one line"),
+    "many.npz": ("many.npz", None, "has 17 arrays that could be fields .*; name those to take"),
+    "units.npz": ("units.npz", None, r"has units of shape \(2,\); 1 words are needed"),
+    "x.npz": ("x.npz", None, r"has x of shape \(5,\); 6 numbers are needed"),
+    "fields.npz": ("fields.npz", ["f"], "has no field 'f'; near names: a, b, c, d, e"),
+    "bare.npz": ("bare.npz", ["u"], "has 5 channels without names; 1 names do not fit"),
+    "twice.npz": ("twice.npz", None, "have the name 'd' twice"),
+    "fields.h5": ("fields.h5", None, r"has fields of shape \(6, 5\); \(count, frames, \*grid, channels\)"),
+    "strange.h5": ("strange.h5", None, "holds .* values; real numbers are needed"),
+    "store.h5": ("store.h5", None, "store.h5 already is a sigmasolver store; use it as it is"),
+    "text.h5": ("text.h5", None, "is not an HDF5 file"),
+    "partly.h5": ("partly.h5", None, "'u' in .* is written in part only"),
+    "unwritten.h5": ("unwritten.h5", None, "'u' in .* is written in part only"),
+    "packed.h5": ("packed.h5", None, "packed in a way that this HDF5 does not know"),
+    "cut.h5": ("cut.h5", None, "truncated or damaged"),
+    "not five": ("a.npy", ["u", "v"], r"\(4, 3, 6, 5\) does not end in an axis of 2 named fields"),
+    "deep.npy": ("deep.npy", None, r"has the shape .* of which y, z and channels may be missing"),
+    "hollow.npy": ("hollow.npy", None, r"has the shape \(2, 0, 3\); the axes"),
+    "words.npy": ("words.npy", None, "holds <U1 values"),
+    "fixed": ("kolmogorov.npy", ["u"], "taken as factformer-kf2d, whose fields are fixed; .*kind arrays"),
+    "no names": ("a.npy", [], "not a list of names"),
+    "same names": ("uv.npz", ["u", "u"], "have the name 'u' twice"),
+    "no line": ("a.npy", ["u\nv"], "cannot be written in one line"),
+    "notes.txt": ("notes.txt", None, "of no kind that can be imported"),
+}
+"""What is read, which fields are asked of it, and the sentence that this gets."""
+
+
+def one_sentence(error: BaseException) -> bool:
+    return "\n" not in str(error) and str(error).endswith(".")
+
+
+def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path) -> None:
+    spoil(tmp_path)
+    for name, (source, names, sentence) in REFUSED.items():
+        with pytest.raises(ValueError, match=sentence) as caught:
+            import_data(tmp_path / source, tmp_path / "out" / name, names=names)
+        assert one_sentence(caught.value), name
+        assert not (tmp_path / "out" / name).exists(), name
+    with pytest.raises(ValueError, match=r"notes.txt is none of the files that hold arrays \(.npy, .npz, .h5"):
+        import_data(tmp_path / "notes.txt", tmp_path / "out.h5", kind="arrays")
+    with pytest.raises(ValueError, match="'u' is not a list of names"):
+        import_data(tmp_path / "a.npy", tmp_path / "out.h5", names="u")
+    assert import_data(tmp_path / "kolmogorov.npy", tmp_path / "k", kind="arrays", names=["u"]).shape[-1] == 1
+
+
+def folder_of(path: Path, count: int = 3) -> Path:
+    path.mkdir()
+    for number in range(count):
+        np.savez(path / f"{number}.npz", u=U[number], v=V[number], times=np.arange(3.0), x=np.arange(6.0))
+    return path
+
+
+def test_a_file_unlike_the_first_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    changes: dict[str, tuple[dict[str, object], str]] = {
+        "shape": ({"u": U[0, :, :4], "v": V[0]}, r"2.npz has the shape \(3, 4, 5\), the first has \(3, 6, 5\)"),
+        "missing": ({"v": V[0]}, "2.npz has no array 'u', which 0.npz has"),
+        "type": ({"u": U[0] > 0, "v": V[0]}, "'u' in .*2.npz holds bool values"),
+        "times": ({"u": U[0], "v": V[0], "times": np.arange(3.0) + 1}, "2.npz has other times than 0.npz"),
+        "x": ({"u": U[0], "v": V[0], "x": np.arange(6.0) * 2}, "2.npz has other x than 0.npz"),
+        "units": ({"u": U[0], "v": V[0], "units": ["m", "s"]}, "2.npz has other units than"),
+    }
+    for name, (arrays, sentence) in changes.items():
+        folder = folder_of(tmp_path / name)
+        save_npz(folder / "2.npz", arrays)
+        with pytest.raises(ValueError, match=sentence) as caught:
+            import_data(folder, tmp_path / "out.h5")
+        assert one_sentence(caught.value) and not (tmp_path / "out.h5").exists()
+
+
+def test_other_faults_of_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    for number in range(3):
+        np.save(folder / f"{number}.npy", U[number])
+    whole = (folder / "2.npy").read_bytes()
+    (folder / "2.npy").write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match=r"2.npy is truncated or damaged"):
+        import_data(folder, tmp_path / "out.h5")
+    (folder / "2.npy").write_bytes(whole)
+    with pytest.raises(ValueError, match="would lie where it is read from; write the store outside"):
+        import_data(folder, folder / "out.h5")
+    np.savez(folder / "3.npz", u=U[0])
+    with pytest.raises(ValueError, match=r"holds .npy and .npz files; keep only"):
+        import_data(folder, tmp_path / "out.h5")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="holds no file with arrays"):
+        import_data(tmp_path / "empty", tmp_path / "out.h5", kind="arrays")
+    names = tmp_path / "names"
+    names.mkdir()
+    for number, words in enumerate((["u", "v"], ["v", "u"])):
+        np.savez(names / f"{number}.npz", fields=np.stack([U[0], V[0]], -1), names=np.array(words))
+    with pytest.raises(ValueError, match=r"1.npz has other names than 0.npz"):
+        import_data(names, tmp_path / "out.h5")
+    assert not (tmp_path / "out.h5").exists()
+
+
+def test_another_choice_of_fields_does_not_continue_a_store(tmp_path: Path) -> None:
+    own = save_npz(tmp_path / "own.npz", {"u": U, "v": V})
+    import_data(own, tmp_path / "out.h5", names=["u"])
+    with pytest.raises(ValueError, match="cannot be continued: its fields"):
+        import_data(own, tmp_path / "out.h5", names=["v"])

@@ -1,0 +1,76 @@
+"""The sizes of the public codes, to the last parameter, and the counts written out by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from sigmasolver.models import Options, SolverConfig, count_parameters, matched_width
+
+SINGLE = Options(expansion=1)
+DARCY, NS2D = SolverConfig((85, 85), 1, 1), SolverConfig((64, 64), 10, 1, width=256)
+IT3D = SolverConfig((60, 60, 60), 40, 8)
+
+
+@pytest.mark.parametrize(
+    ("config", "published"),
+    [
+        (replace(DARCY, slices=64, options=SINGLE), 2_826_945),
+        (replace(NS2D, options=SINGLE), 11_232_321),
+        (NS2D, 12_282_945),
+        (DARCY, 3_085_761),
+        (SolverConfig((128, 128), 10, 4), 3_088_452),
+        (IT3D, 7_815_240),
+        (replace(IT3D, options=Options(lattice=8)), 7_929_928),
+        *(
+            (replace(DARCY, depth=depth, slices=64, options=SINGLE), count)
+            for depth, count in ((16, 5_603_585), (24, 8_380_225), (32, 11_156_865), (40, 13_933_505))
+        ),
+    ],
+)
+def test_transolver(config, published):
+    assert count_parameters("transolver", config) == published
+
+
+def test_linearno():
+    darcy = replace(DARCY, slices=64, options=Options(expansion=1, positions="coordinates"))
+    assert count_parameters("linearno", darcy) == 1_766_145
+    assert count_parameters("linearno-plain", replace(NS2D, options=Options(lattice=10))) == 3_377_921
+
+
+def frame_by_hand(config):
+    C, rho = config.width, config.options.expansion
+    encoder = (config.lattice**config.axes + config.in_channels + 1) * 2 * C + 2 * C * C + C + C
+    norms_and_mlp = 4 * C + 2 * rho * C * C + rho * C + C
+    return encoder + config.depth * norms_and_mlp + 2 * C + (C + 1) * config.out_channels
+
+
+@pytest.mark.parametrize("grid", [(32,), (32, 20), (16, 16, 12)])
+def test_counts_by_hand_in_every_dimension(grid):
+    config = SolverConfig(grid, 4, 3, width=48, depth=3, heads=4, slices=7, options=Options(expansion=3))
+    C, h, M, e, kernel = 48, 4, 7, 12, 3 ** len(grid)
+    convolution, square = C * C * kernel + C, C * C + C
+    attention = {
+        "transolver": 2 * convolution + (e + 1) * M + h + 3 * e * e + square,
+        "linearno": convolution + 2 * e * M + e * e + 2 * h + 2 * square,
+        "linearno-plain": square + 2 * e * M + e * e + square,
+    }
+    for name, count in attention.items():
+        assert count_parameters(name, config) == frame_by_hand(config) + 3 * count
+
+
+def test_what_the_slice_update_adds():
+    vanilla, head_width = count_parameters("transolver", DARCY), 16
+    assert count_parameters("transolver-srpa", DARCY) == vanilla + 8
+    assert count_parameters("transolver-keep", DARCY) == vanilla - 8 * 3 * head_width**2
+
+
+@pytest.mark.parametrize("name", ["transolver", "linearno", "linearno-plain"])
+def test_matched_width_is_the_nearest(name):
+    target, width = count_parameters("transolver-sigma", DARCY), matched_width(name, DARCY)
+
+    def miss(w):
+        return abs(count_parameters(name, replace(DARCY, width=w)) - target)
+
+    assert width < DARCY.width or name == "linearno-plain"
+    assert miss(width) <= miss(width - 16) and miss(width) <= miss(width + 16)
+    assert miss(width) / target < 0.2

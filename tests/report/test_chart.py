@@ -1,0 +1,156 @@
+"""The curves in the page's SVG lie where the axis says: parsed back from the page and compared with the data."""
+
+import math
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from sigmasolver.report.chart import chart, gaps
+from sigmasolver.report.page import render
+from sigmasolver.report.study import Curve, Study, Table
+
+SVG = "{http://www.w3.org/2000/svg}"
+NAN = math.nan
+
+
+def svg_of(*curves):
+    page = render(Study("t", "s", curves, Table(("model",), ()), None, ()))
+    return ElementTree.fromstring(re.search(r'<svg class="chart.*?</svg>', page, re.S)[0])
+
+
+def groups(svg, name):
+    return [group for group in svg.iter(f"{SVG}g") if name in group.get("class").split()]
+
+
+def panel(svg, scale):
+    (group,) = groups(svg, scale)
+    return group
+
+
+def ticks(group, axis):
+    """(number on the axis, coordinate) of every tick."""
+    return np.array([(float(text.text), float(text.get(axis))) for text in group.findall(f"{SVG}text")])
+
+
+def segments(group):
+    """The polylines of one curve."""
+    path = group.find(f"{SVG}path").get("d")
+    return [np.array(re.findall(r"([\d.]+),([\d.]+)", part), dtype=float) for part in path.split("M") if part]
+
+
+def affine(pairs, at):
+    slope, offset = np.polyfit(pairs[:, 0], pairs[:, 1], 1)
+    assert np.abs(slope * pairs[:, 0] + offset - pairs[:, 1]).max() < 0.011  # coordinates have two decimals
+    return slope * np.asarray(at) + offset
+
+
+@pytest.mark.parametrize("size", [3e-6, 0.02, 0.7, 400.0])
+def test_points_are_affine_in_lead_and_error_as_the_ticks_say(size):
+    rng = np.random.default_rng(0)
+    leads = tuple(range(1, 17))
+    errors = size * rng.uniform(0.05, 1, 16)
+    svg = svg_of(Curve("a", leads, tuple(errors)), Curve("b", leads, tuple(errors[::-1])))
+    wanted_x = affine(ticks(groups(svg, "leads")[0], "x"), leads)
+    values = ticks(groups(panel(svg, "linear"), "values")[0], "y")
+    assert values[0, 0] == 0 and values[-1, 0] >= 100 * errors.max()
+    (points,) = segments(groups(panel(svg, "linear"), "s0")[0])
+    assert points[:, 0] == pytest.approx(wanted_x, abs=0.02)
+    assert points[:, 1] == pytest.approx(affine(values, 100 * errors), abs=0.02)
+    (points,) = segments(groups(panel(svg, "linear"), "s1")[0])
+    assert points[:, 1] == pytest.approx(affine(values, 100 * errors[::-1]), abs=0.02)
+
+
+@pytest.mark.parametrize("span", [3.0, 80.0, 1e7])
+def test_the_other_axis_is_affine_in_the_logarithm(span):
+    errors = 0.003 * np.geomspace(1, span, 9)
+    svg = svg_of(Curve("a", tuple(range(1, 10)), tuple(errors)))
+    values = ticks(groups(panel(svg, "log"), "values")[0], "y")
+    values[:, 0] = np.log10(values[:, 0])
+    assert len(values) >= 2
+    (points,) = segments(groups(panel(svg, "log"), "s0")[0])
+    assert points[:, 1] == pytest.approx(affine(values, np.log10(100 * errors)), abs=0.03)
+
+
+def test_all_points_lie_inside_the_drawing():
+    errors = (1e-4, 0.3, 70.0)
+    drawn = chart([Curve("a", (1, 5, 40), errors)])
+    for one in drawn.panels:
+        for _, x, y in one.series[0].points:
+            assert drawn.left <= x <= drawn.right
+            assert drawn.top <= y <= drawn.bottom
+
+
+def test_a_gap_breaks_the_line_and_is_said_in_words():
+    leads = tuple(range(1, 9))
+    curve = Curve("a", leads, (0.1, 0.2, NAN, 0.4, math.inf, 0.6, NAN, NAN))
+    svg = svg_of(curve)
+    first, second, third = segments(groups(panel(svg, "linear"), "s0")[0])
+    values = ticks(groups(panel(svg, "linear"), "values")[0], "y")
+    assert first[:, 1] == pytest.approx(affine(values, [10, 20]), abs=0.02)
+    assert second[:, 1] == pytest.approx(affine(values, [40, 40]), abs=0.02)  # a dot: a line to itself
+    assert third[:, 1] == pytest.approx(affine(values, [60, 60]), abs=0.02)
+    assert gaps(curve) == "not finite at leads 3, 5, 7 and 8"
+
+
+@pytest.mark.parametrize(
+    ("errors", "words"),
+    [
+        ((0.1, 0.2, 0.3), None),
+        ((0.1, NAN, NAN), "not finite from lead 7"),
+        ((0.1, 0.2, NAN), "not finite from lead 9"),
+        ((NAN, 0.2, 0.3), "not finite at lead 5"),
+        ((NAN, 0.2, NAN), "not finite at leads 5 and 9"),
+        ((NAN, NAN, math.inf), "not finite at any lead"),
+    ],
+)
+def test_where_errors_are_not_finite(errors, words):
+    curve = Curve("a", (5, 7, 9), errors)
+    assert gaps(curve) == words
+    assert chart([curve]).notes == ((f"a: {words}",) if words else ())
+
+
+def test_an_exact_forecast_is_drawn_at_zero_and_left_out_of_the_log_axis():
+    drawn = chart([Curve("a", (1, 2), (0.0, 0.1))])
+    linear, log = drawn.panels
+    assert linear.series[0].points[0][2] == drawn.bottom
+    assert [index for index, _, _ in log.series[0].points] == [1]
+    assert [one.scale for one in chart([Curve("a", (1,), (0.0,)), Curve("b", (1,), (NAN,))]).panels] == ["linear"]
+
+
+def test_curves_over_different_leads_share_one_axis():
+    drawn = chart([Curve("a", (1, 3), (0.1, 0.3)), Curve("b", (2, 5), (0.2, 0.5))])
+    assert [(lead, cells) for lead, _, cells in drawn.rows] == [
+        (1, ("10.0", "–")),
+        (2, ("–", "20.0")),
+        (3, ("30.0", "–")),
+        (5, ("–", "50.0")),
+    ]
+    assert [index for index, _, _ in drawn.panels[0].series[1].points] == [1, 3]
+
+
+def test_persistence_takes_no_colour_and_no_two_models_look_the_same():
+    models = ["persistence", *(f"m{i}" for i in range(13))]
+    styles = chart([Curve(model, (1, 2), (0.1, 0.2)) for model in models]).styles
+    assert styles[:3] == ("yardstick", "s0", "s1")
+    assert len(set(styles)) == 14
+
+
+def test_errors_over_many_decades_open_on_the_log_axis():
+    assert chart([Curve("a", (1, 2), (0.001, 0.9))]).start == "linear"
+    assert chart([Curve("a", (1, 2), (0.001, 900.0))]).start == "log"
+
+
+@pytest.mark.parametrize(
+    ("horizon", "labels"),
+    [(1, "1"), (10, "1 2 3 4 5 6 7 8 9 10"), (16, "2 4 6 8 10 12 14 16"), (20, "2 4 6 8 10 12 14 16 18 20")],
+)
+def test_leads_carry_round_ticks(horizon, labels):
+    drawn = chart([Curve("a", tuple(range(1, horizon + 1)), (0.1,) * horizon)])
+    assert [label for _, label in drawn.ticks] == labels.split()
+    assert [label for _, label in chart([Curve("a", tuple(range(1, 101)), (0.1,) * 100)]).ticks][:3] == [
+        "1",
+        "10",
+        "20",
+    ]

@@ -1,0 +1,191 @@
+"""The page is one well-formed file that fetches nothing, runs one script, and lets no name become markup."""
+
+import ast
+import base64
+import hashlib
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sigmasolver.report
+from sigmasolver.report.page import render, write_page
+from sigmasolver.report.study import Curve, Maps, Study, Table
+
+FOLDER = Path(sigmasolver.report.__file__).parent
+MODELS = ("transolver-sigma", "physolver", "specsolver")
+VOID = {"meta", "link", "img", "input"}
+
+
+def study(models=MODELS, points=64, leads=(1, 4, 8, 12, 16), **more):
+    rng = np.random.default_rng(0)
+    truth = rng.standard_normal((len(leads), points, points))
+    rows = tuple((model, f"{i + 1}.00") for i, model in enumerate(models))
+    parts = {
+        "title": "Kolmogorov flow",
+        "summary": "Three models & a yardstick.",
+        "curves": (
+            *(Curve(model, leads, tuple(0.01 * (i + lead) for lead in leads)) for i, model in enumerate(models)),
+            Curve("persistence", leads, (0.3,) * len(leads)),
+        ),
+        "table": Table(("model", "lead 1 (%)"), rows, frozenset({(0, 1)})),
+        "maps": Maps("vorticity", leads, truth, {model: truth + 0.1 for model in models}),
+        "facts": (("commit", "acc511d"), ("seed", "0")),
+    }
+    return Study(**{**parts, **more})
+
+
+class Elements(HTMLParser):
+    """All elements with their attributes and text; complains where tags do not nest."""
+
+    def __init__(self, page):
+        super().__init__(convert_charrefs=True)
+        self.found, self.open = [], []
+        self.feed(page)
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes), []))
+        if tag not in VOID:
+            self.open.append(self.found[-1])
+
+    def handle_startendtag(self, tag, attributes):
+        self.found.append((tag, dict(attributes), []))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        for element in self.open:
+            element[2].append(data)
+
+    def all(self, *tags):
+        return [(attributes, "".join(text)) for tag, attributes, text in self.found if tag in tags]
+
+
+def test_a_name_with_markup_comes_out_as_text():
+    nasty = '<script>alert("1")</script>\' onload=x'
+    whole = study(
+        models=(nasty,),
+        title=nasty,
+        summary=nasty,
+        table=Table((nasty,), ((nasty,),), frozenset({(0, 0)}), caption=nasty),
+        maps=Maps(nasty, (1,), np.eye(3)[None], {nasty: np.eye(3)[None]}),
+        curves=(Curve(nasty, (1, 2), (0.1, float("nan"))),),
+        facts=((nasty, nasty),),
+    )
+    page = render(whole)
+    elements = Elements(page)
+    assert page.count("<script") == 1
+    assert not any("onload" in attributes for _, attributes, _ in elements.found)
+    assert [text for _, text in elements.all("h1")] == [nasty]
+    assert [text for _, text in elements.all("strong", "dd")] == [nasty, nasty]
+    assert f"vorticity, forecast of {nasty}, lead 1".replace("vorticity", nasty) in [
+        attributes["alt"] for attributes, _ in elements.all("img")
+    ]
+
+
+def test_nothing_is_fetched():
+    page = render(study())
+    assert set(re.findall(r"\w+://[^\s\"'<)]*", page)) == {"http://www.w3.org/2000/svg"}
+    assert "url(" not in page and "@import" not in page
+    for _, attributes, _ in Elements(page).found:
+        for name in ("src", "href", "srcset", "poster", "data", "action"):
+            assert attributes.get(name, "data:").startswith("data:")
+
+
+def test_the_policy_of_the_page_admits_its_own_script_and_style_only():
+    elements = Elements(render(study()))
+    (policy,) = [a["content"] for a, _ in elements.all("meta") if a.get("http-equiv") == "Content-Security-Policy"]
+    for tag, rule in (("script", "script-src"), ("style", "style-src")):
+        ((attributes, text),) = elements.all(tag)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert not attributes
+        assert f"{rule} 'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none'; img-src data:;") and "unsafe" not in policy
+    assert not any("style" in attributes for _, attributes, _ in elements.found)  # the policy would drop it
+
+
+def test_what_is_shown_can_be_heard_and_reached():
+    elements = Elements(render(study()))
+    assert [text for _, text in elements.all("h1", "h2")] == [
+        "Kolmogorov flow", "Error over the forecast", "Comparison", "One unseen case", "Provenance",
+    ]  # fmt: skip
+    pictures = [attributes["alt"] for attributes, _ in elements.all("img")]
+    assert len(pictures) == 2 + 5 * 7 and len(set(pictures)) == len(pictures)
+    assert len(elements.all("caption")) == len(elements.all("table")) == 3
+    assert all(a["tabindex"] == "0" and a["aria-label"] for a, _ in elements.all("div") if a.get("class") == "box")
+    (drawing,) = [a["aria-label"] for a, _ in elements.all("svg") if a.get("role") == "img"]
+    assert "transolver-sigma 1.00 at lead 1, 16.0 at lead 16" in drawing
+    ids = [attributes["id"] for _, attributes, _ in elements.found if "id" in attributes]
+    assert len(set(ids)) == len(ids)
+    assert {a["aria-labelledby"] for a, _ in elements.all("section")} <= set(ids)
+
+
+def test_the_legend_reads_the_last_lead_and_the_table_holds_every_number():
+    leads = (1, 2, 3)
+    curves = (Curve("a", leads, (0.01, 0.02, 0.0345)), Curve("b", leads, (0.1, float("nan"), float("nan"))))
+    elements = Elements(render(study(curves=curves, maps=None, facts=(), table=Table(("model",), ()))))
+    assert [text for _, text in elements.all("data")] == ["3.45", "not finite"]
+    assert [text for _, text in elements.all("output")] == ["3"]
+    assert [text for _, text in elements.all("td")] == ["1.00", "10.0", "2.00", "not finite", "3.45", "not finite"]
+    assert "b: not finite from lead 2." in [text for _, text in elements.all("p")]
+    assert "Provenance" not in [text for _, text in elements.all("h2")]
+
+
+def test_the_page_is_small_and_the_same_every_time(tmp_path):
+    path = tmp_path / "page.html"
+    write_page(path, study())  # noise, which compresses worst
+    first = path.read_bytes()
+    assert len(first) < 2_000_000
+    write_page(path, study())
+    assert path.read_bytes() == first
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_page_that_cannot_be_written_is_one_sentence(tmp_path):
+    with pytest.raises(ValueError, match=r"page\.html cannot be written: .*\.$"):
+        write_page(tmp_path / "nowhere" / "page.html", study(points=4))
+
+
+def luminance(colour):
+    channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+
+
+def contrast(one, other):
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("block", [0, 1], ids=["light", "dark"])
+def test_colours_stand_out_from_the_paper(block):
+    """WCAG 2.2: 3 to 1 for graphics, 4.5 to 1 for text."""
+    style = (FOLDER / "page.css").read_text()
+    colours = dict(re.findall(r"--(\w+): (#\w{6})", re.findall(r":root \{(.*?)\}", style, re.S)[block]))
+    for name in ("s0", "s1", "s2", "s3", "s4", "s5", "yardstick", "focus"):
+        assert contrast(colours[name], colours["paper"]) >= 3
+    for name in ("ink", "soft"):
+        assert contrast(colours[name], colours["paper"]) >= 4.5
+
+
+def test_every_style_of_a_curve_has_its_rule():
+    style = (FOLDER / "page.css").read_text()
+    for name in ("s0", "s1", "s2", "s3", "s4", "s5", "yardstick"):
+        assert f".{name} {{ color: var(--{name}); }}" in style
+    assert ".dash1 path" in style and ".dash2 path" in style and ".yardstick path { stroke-dasharray" in style
+
+
+def test_the_report_knows_numbers_and_words_only():
+    for file in FOLDER.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                assert name.partition(".")[0] != "torch"
+                assert not name.startswith("sigmasolver.") or name.startswith(
+                    ("sigmasolver.report", "sigmasolver.files")
+                )

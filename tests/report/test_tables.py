@@ -1,0 +1,181 @@
+"""Tables and curves from rows, against numbers worked out by hand."""
+
+import math
+
+import pytest
+
+from sigmasolver.report.digits import significant, spread
+from sigmasolver.report.study import Table
+from sigmasolver.report.tables import comparison, curves, to_latex, to_markdown
+
+
+def row(model, value, metric="relative_l2_lead", lead=None, seed=0, field="vorticity", task="ns2d"):
+    return {
+        "task": task,
+        "model": model,
+        "seed": seed,
+        "metric": metric,
+        "field": field,
+        "lead": lead,
+        "value": value,
+    }
+
+
+RUNS = (("a", 0.0), ("b", 1e-9))
+
+
+def per_lead(model, values, **more):
+    return [row(model, value, lead=lead, **more) for lead, value in enumerate(values, 1)]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1.2345, "1.23"),
+        (12.345, "12.3"),
+        (0.08731, "0.0873"),
+        (9.996, "10.0"),
+        (999.6, "1000"),
+        (1234.0, "1230"),
+        (0.0, "0.00"),
+        (1234567.0, "1.23e+06"),
+        (2e-7, "2.00e-07"),
+        (math.inf, "not finite"),
+        (math.nan, "not finite"),
+    ],
+)
+def test_three_significant_digits(value, text):
+    assert significant(value) == text
+
+
+def test_a_deviation_has_the_decimals_of_its_mean():
+    assert spread(12.345, 0.678) == "12.3 ± 0.7"
+    assert spread(1.2345, 0.678) == "1.23 ± 0.68"
+    assert spread(2.5e7, 1.25e6) == "2.50e+07 ± 1.25e+06"
+    assert spread(math.nan, 1.0) == "not finite"
+
+
+def test_means_and_sample_deviations_over_seeds():
+    # Lead 1 in per cent: 1, 2, 6, mean 3, squared distances 4 + 1 + 9 = 14, sample variance 14 / 2 = 7.
+    # Whole horizon: 10, 10, 40, mean 20, squared distances 100 + 100 + 400 = 600, sample variance 300.
+    records = [row("sigma", value, lead=1, seed=seed) for seed, value in enumerate((0.01, 0.02, 0.06))]
+    records += [row("sigma", value, "relative_l2", seed=seed) for seed, value in enumerate((0.1, 0.1, 0.4))]
+    table = comparison(records)
+    assert table.columns == ("model", "lead 1 (%)", "whole horizon (%)")
+    assert table.rows == (("sigma", f"3.00 ± {7**0.5:.2f}", f"20.0 ± {300**0.5:.1f}"),)
+    assert "over seeds" in table.caption
+
+
+def test_first_middle_and_last_lead_and_the_whole_horizon():
+    values = [lead / 100 for lead in range(1, 17)]
+    table = comparison([*per_lead("sigma", values), row("sigma", 0.123, "relative_l2")])
+    assert table.columns == ("model", "lead 1 (%)", "lead 8 (%)", "lead 16 (%)", "whole horizon (%)")
+    assert table.rows == (("sigma", "1.00", "8.00", "16.0", "12.3"),)
+    assert "seeds" not in table.caption
+
+
+@pytest.mark.parametrize(("horizon", "shown"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (10, [1, 5, 10])])
+def test_short_horizons_repeat_no_column(horizon, shown):
+    table = comparison(per_lead("sigma", [0.1] * horizon))
+    assert table.columns[1:] == tuple(f"lead {lead} (%)" for lead in shown)
+
+
+def test_the_best_competitor_is_bold_and_persistence_comes_last():
+    records = per_lead("persistence", [0.001, 0.9])
+    records += per_lead("first", [0.02, 0.03]) + per_lead("second", [0.01, 0.04])
+    records += [row("first", 1245289, "parameters", field=None), row("second", 7, "parameters", field=None)]
+    table = comparison(records)
+    assert table.columns == ("model", "parameters", "lead 1 (%)", "lead 2 (%)")
+    assert table.rows == (
+        ("first", "1,245,289", "2.00", "3.00"),
+        ("second", "7", "1.00", "4.00"),
+        ("persistence", "–", "0.100", "90.0"),
+    )
+    assert table.bold == {(1, 2), (0, 3)}
+    assert "Persistence repeats" in table.caption
+
+
+def test_the_yardstick_that_every_run_brings_counts_once():
+    runs = [[row(model, 0.2, lead=1), row("training-mean", 0.9 + tiny, lead=1, seed=None)] for model, tiny in RUNS]
+    other = [row("training-mean", value, "realm_error", seed=None) for value in (1.0, 2.0)]  # not read
+    table = comparison([record for run in runs for record in run] + other)
+    assert table.rows == (("a", "20.0"), ("b", "20.0"), ("training-mean", "90.0"))
+    assert table.caption.endswith("Training-mean gives the mean of the training fields.")
+    assert comparison([row("persistence", None, lead=1, seed=None)] * 2).rows == (("persistence", "not finite"),)
+
+
+def test_what_reads_the_same_is_bold_together_and_nothing_that_is_not_finite():
+    records = [row("a", 0.012301, lead=1), row("b", 0.012299, lead=1), row("c", math.nan, lead=1)]
+    records += [row("d", None, lead=1), row("e", 0.0124, lead=1)]
+    table = comparison(records)
+    assert [cells[1] for cells in table.rows] == ["1.23", "1.23", "not finite", "not finite", "1.24"]
+    assert table.bold == {(0, 1), (1, 1)}
+
+
+def test_one_seed_that_is_not_finite_spoils_the_mean():
+    table = comparison([row("a", 0.01, lead=1), row("a", math.nan, lead=1, seed=1)])
+    assert table.rows == (("a", "not finite"),)
+    assert not table.bold
+
+
+def test_fields_get_blocks_of_columns_unless_there_is_a_mean_over_them():
+    parts = per_lead("a", [0.01, 0.02], field="pressure") + per_lead("a", [0.03, 0.06], field="density")
+    table = comparison(parts)
+    assert table.columns[1:] == tuple(
+        f"{field}: lead {lead} (%)" for field in ("pressure", "density") for lead in (1, 2)
+    )
+    assert table.rows == (("a", "1.00", "2.00", "3.00", "6.00"),)
+    assert curves(parts)[0].errors == pytest.approx((0.02, 0.04))  # the mean over both fields
+    whole = comparison(parts + per_lead("a", [0.5, 0.7], field="all"))
+    assert whole.rows == (("a", "50.0", "70.0"),)
+    assert curves(parts + per_lead("a", [0.5, 0.7], field="all"))[0].errors == (0.5, 0.7)
+
+
+def test_curves_are_means_over_seeds_with_gaps_kept():
+    records = per_lead("persistence", [0.5, 0.6, 0.7]) + per_lead("a", [0.1, 0.2, math.nan])
+    records += [*per_lead("a", [0.3, 0.6, 0.1], seed=1), row("a", 5, "parameters")]
+    first, last = curves(records)
+    assert (first.model, last.model) == ("a", "persistence")
+    assert first.leads == (1, 2, 3)
+    assert first.errors[:2] == pytest.approx((0.2, 0.4))
+    assert math.isnan(first.errors[2])
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        ([], "no records"),
+        ([{"task": "ns2d"}], "no model"),
+        ([row("a", 1, lead=1), row("a", 1, lead=2, task="kf2d")], "ns2d and of kf2d"),
+        ([row("a", 1, lead=1), row("a", 2, lead=1)], "two values of relative_l2_lead of a at lead 1 for seed 0"),
+        ([row("persistence", v, lead=1, seed=None) for v in (0.5, 0.6)], "0.500 and 0.600: .* not tested on the same"),
+        ([row("persistence", v, lead=1, seed=None) for v in (0.5, None)], "0.500 and not finite"),
+        ([row("a", 1, "speed")], "no errors"),
+        (
+            [row("a", 1, lead=1), row("a", 5, "parameters"), row("a", 6, "parameters", seed=1)],
+            "5 and 6 parameters",
+        ),
+    ],
+)
+def test_records_that_make_no_table_are_refused_in_one_sentence(records, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        comparison(records)
+    assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
+
+
+TABLE = Table(("model", "lead 1 (%)"), (("a|b_c\\", "1.23 ± 0.04"), ("σ & co", "5")), frozenset({(0, 1)}))
+
+
+def test_markdown_keeps_its_columns():
+    assert to_markdown(TABLE) == (
+        "| model | lead 1 (%) |\n| :--- | ---: |\n| a\\|b_c\\\\ | **1.23 ± 0.04** |\n| σ & co | 5 |\n"
+    )
+
+
+def test_latex_escapes_what_it_would_read_as_commands():
+    lines = to_latex(TABLE).splitlines()
+    assert lines[0] == "\\begin{tabular}{lr}"
+    assert lines[2] == "model & lead 1 (\\%) \\\\"
+    assert lines[4] == "a|b\\_c\\textbackslash{} & \\textbf{1.23 $\\pm$ 0.04} \\\\"
+    assert lines[5] == "$\\sigma$ \\& co & 5 \\\\"
+    assert lines[-1] == "\\end{tabular}"

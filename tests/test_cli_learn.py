@@ -1,0 +1,229 @@
+"""Train, evaluate and forecast as a user types it: own arrays in, files out, one sentence for every mistake."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import sigmasolver
+from sigmasolver.cli import main
+from sigmasolver.data.store import open_store
+from sigmasolver.models import list_models
+from sigmasolver.recipes import SUITES, suite_of
+from sigmasolver.runs import Run, read_rows, read_tensors
+from sigmasolver.trained import load, recipe_in
+
+ROOT = Path(sigmasolver.__file__).parents[1]
+TINY = [
+    word
+    for one in (
+        "model.width=16",
+        "model.depth=1",
+        "model.heads=2",
+        "model.slices=4",
+        "model.modes=3",
+        "train.updates=4",
+    )
+    for word in ("--set", one)
+]
+OWN = ["--fields", "u", "--history", 2, "--block", 1, "--horizon", 3]
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """The command as `sigmasolver` runs it, in this process: exit code, stdout, stderr."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["sigmasolver", *map(str, words)])
+        code = 0
+        try:
+            main()
+        except SystemExit as leaving:
+            code = leaving.code or 0
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def waves(path, count=6, frames=8):
+    """Sines that drift over an 8 x 8 grid: (count, frames, x, y)."""
+    t, x, y = np.meshgrid(np.arange(frames), np.arange(8), np.arange(8), indexing="ij")
+    phases = np.random.default_rng(0).uniform(0, 6, count)
+    np.save(path, np.stack([np.sin(np.pi * (x + y - t) / 4 + one) for one in phases]).astype(np.float32))
+    return path
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """A run on own arrays, trained by a real process."""
+    folder = tmp_path_factory.mktemp("learned")
+    words = ["train", "--data", waves(folder / "my.npy"), *OWN, *TINY, "--out", folder / "run", "--device", "cpu"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "sigmasolver", *map(str, words)], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+def test_training_on_own_arrays_tells_its_choices_and_leaves_a_run(learned):
+    folder, done = learned
+    recipe = recipe_in(Run(folder / "run"))
+    task = recipe.task
+    assert (task.name, task.inputs, task.history, task.block, task.horizon) == ("my", ("u",), 2, 1, 3)
+    assert (recipe.model.width, recipe.train.updates, task.train, task.test) == (16, 4, 5, 1)
+    for told in (
+        "6 trajectories of 8 × 8 × 8 × 1 from arrays",
+        "2 given, 1 predicted a call, 3 evaluated",
+        "the first 5 trajectories train, the last 1 test",
+        "grid: 8 × 8, as stored",
+        "trained, 4 steps",
+    ):
+        assert told in done.stdout, done.stdout
+    assert f"next: sigmasolver evaluate {folder / 'run'}" in done.stdout
+    assert read_tensors(Run(folder / "run").weights)[1]["step"] == 4
+    with open_store(folder / "run" / "data.h5") as store:
+        np.testing.assert_array_equal(store[:][..., 0], np.load(folder / "my.npy"))
+
+
+def test_evaluate_prints_what_it_writes(learned, call):
+    folder, _ = learned
+    code, out, _ = call("evaluate", folder / "run", "--device", "cpu")
+    assert code == 0
+    rows = read_rows(Run(folder / "run").records)
+    error = {row["model"]: row["value"] for row in rows if row["metric"] == "relative_l2"}
+    assert set(error) == {"transolver-sigma", "persistence"}
+    assert f"{100 * error['persistence']:.3g}"[:4] in out and "my: relative L2 error of free forecasts" in out
+    # Drifting by one point a frame: the last frame is wrong by 2 sin(π t / 8) in the norm, the same for every window.
+    for row in rows:
+        if row["model"] == "persistence" and row["metric"] == "relative_l2_lead":
+            assert row["value"] == pytest.approx(2 * np.sin(np.pi * row["lead"] / 8), rel=1e-5)
+    longer, out, _ = call("evaluate", folder / "run", "--horizon", 5, "--protocol", "teacher-forced", "--windows", 1)
+    assert longer == 0 and "teacher-forced forecasts, 1 windows of the test part, 5 frames on 8 × 8" in out
+
+
+def test_forecast_writes_the_rollout(learned, call, tmp_path):
+    folder, _ = learned
+    history = np.load(folder / "my.npy")[0, :3]
+    np.save(tmp_path / "start.npy", history)
+    words = ["--input", tmp_path / "start.npy", "--steps", 5, "--out", tmp_path / "p.npy", "--device", "cpu"]
+    code, out, _ = call("forecast", folder / "run", *words)
+    assert code == 0 and "holds 3 frames; the last 2 were used" in out and "1 × 5 × 8 × 8 × 1" in out
+    expected = load(folder / "run").rollout(torch.from_numpy(history[None, 1:, ..., None]), 5).frames
+    np.testing.assert_array_equal(np.load(tmp_path / "p.npy"), expected.numpy())
+    code, _, said = call("forecast", folder / "run", *words)
+    assert code == 2 and "is there already" in said
+
+
+def test_resume_of_a_finished_run_changes_nothing(learned, call):
+    folder, _ = learned
+    run = Run(folder / "run")
+    before = run.weights.read_bytes(), run.log.read_bytes()
+    code, out, _ = call("train", "--resume", folder / "run", "--device", "cpu")
+    assert code == 0 and "trained, 4 steps" in out and (run.weights.read_bytes(), run.log.read_bytes()) == before
+    code, _, said = call("train", "--resume", folder / "run", "--history", 4)
+    assert code == 2 and "keeps its recipe" in said
+
+
+def test_windows_lists_stored_frames(learned, call):
+    folder, _ = learned
+    settings = ("task.inputs=('u',)", "task.targets=('u',)", "task.grid=(8,8)", "task.train=5", "task.test=1",
+                "task.history=2", "task.horizon=3")  # fmt: skip
+    words = [word for one in settings for word in ("--set", one)]
+    code, out, said = call("windows", "ns2d", "--data", folder / "run" / "data.h5", "--part", "test", *words)
+    assert code == 0, said
+    head, *lines = out.splitlines()
+    assert head.split("\t") == ["trajectory", "history", "future", "last"]
+    assert [tuple(map(int, line.split("\t"))) for line in lines] == [(5, s, s + 2, s + 4) for s in range(4)]
+    assert "4 windows, 4 in each of 1 trajectories" in said
+
+
+def test_a_suite_is_listed_with_how_far_it_is(call, tmp_path):
+    code, out, _ = call("suite", "ablations", "--list", "--out", tmp_path / "runs", "--only", "ns2d-*-43")
+    lines = [line.split() for line in out.splitlines()]
+    names = [name for name in suite_of("ablations") if name.startswith("ns2d") and name.endswith("43")]
+    assert code == 0 and lines == [[name, "open"] for name in names] and len(names) == 8
+    assert not list(tmp_path.iterdir())
+
+
+def test_models_lists_all_with_their_sizes(call):
+    code, out, _ = call("models")
+    assert code == 0 and all(name in out for name in list_models())
+    row = next(line.split() for line in out.splitlines() if line.strip().startswith("transolver-sigma "))
+    assert row == ["transolver-sigma", "1,245,289", "4.98", "128"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("train", "ns3d", "--data", "DATA", "--out", "NEW"), "near names: ns2d"),
+        (("train", "ns2d", "--out", "NEW"), "with --data"),
+        (("train", "--data", "DATA"), "with --out"),
+        (("train", "ns2d", "--data", "DATA", "--out", "NEW", "--fields", "u"), "--fields is for data of your own"),
+        (("train", "--data", "nothing.npy", "--out", "NEW"), "There is no file or folder nothing.npy"),
+        (("train", "--data", "DATA", "--out", "NEW", "--history", "9"), "leaves nothing of 8 frames"),
+        (("train", "--data", "DATA", "--out", "NEW", "--history", "0"), "must be at least 1"),
+        (("train", "--data", "DATA", "--out", "NEW", "--targets", "w"), 'no field "w"'),
+        (("train", "--data", "DATA", "--out", "NEW", "--model", "transsolver"), "near names: transolver"),
+        (("train", "--data", "DATA", "--out", "NEW", "--set", "train.updates=many"), "a whole number or none"),
+        (("train", "--data", "DATA", "--out", "NEW", "--set", "train.batch=99"), "set train.batch to less"),
+        (("train", "--data", "DATA", "--out", "NEW", "--set", "task.grid=(9,9)"), "set task.space_stride or task.grid"),
+        (("train", "--data", "DATA", "--out", "NEW", "--engine", "steam"), "choose from eager, compiled"),
+        (("train", "--data", "DATA", "--out", "NEW", "--engine", "graph"), "needs a GPU"),
+        (("train", "--data", "DATA", "--out", "NEW", "--shard"), "start several with torchrun"),
+        (("train", "ns2d", "--data", "DATA", "--out", "NEW"), "trajectories to train"),
+        (("train", "--resume", "."), "is not a run"),
+        (("evaluate", "NEW"), "is not a run"),
+        (("evaluate", "RUN", "--grid", "wide"), "write whole numbers such as 64"),
+        (("evaluate", "RUN", "--horizon", "9"), "shorten history or horizon"),
+        (("evaluate", "RUN", "--part", "exam"), "choose from train, validation, test"),
+        (("evaluate", "RUN", "--data", "DATA.h5"), "There is no file"),
+        (("forecast", "RUN", "--input", "nothing.npy", "--steps", "3", "--out", "p.npy"), "no file"),
+        (("forecast", "RUN", "--input", "DATA", "--steps", "3", "--out", "p.csv"), "end its name in"),
+        (("suite", "main"), "with --data"),
+        (("suite", "everything", "--list"), "There is no suite"),
+        (("suite", "main", "--only", "x*"), "list them with --list"),
+        (("windows", "ns2d", "--data", "DATA", "--part", "exam"), "choose from train, validation, test"),
+        (("windows", "ns2d", "--data", "DATA"), "trajectories to train"),
+    ],
+)
+def test_mistakes_are_one_sentence(learned, call, words, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder, _ = learned
+    places = {"DATA": folder / "run" / "data.h5", "RUN": folder / "run", "NEW": tmp_path / "new"}
+    on_cpu = ("--device", "cpu") * (words[0] != "windows")
+    code, _, said = call(*(places.get(word, word) for word in words), *on_cpu)
+    assert code == 2 and says in said, said
+    assert said.count("\n") == 1 and said.startswith("sigmasolver: ") and said.endswith(".\n"), said
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_a_mistake_can_be_corrected_in_the_same_folder(learned, call, tmp_path):
+    folder, _ = learned
+    words = [
+        "train",
+        "--data",
+        folder / "run" / "data.h5",
+        *OWN[2:],
+        *TINY,
+        "--out",
+        tmp_path / "new",
+        "--device",
+        "cpu",
+    ]
+    code, _, said = call(*words, "--set", "train.batch=99")
+    assert code == 2 and "an epoch has" in said
+    code, _, said = call(*words)
+    assert code == 0, said
+    assert json.loads((tmp_path / "new" / "recipe.json").read_text())["train"]["batch"] == 8
+
+
+def test_help_names_every_suite(call):
+    code, out, _ = call("suite", "--help")
+    assert code == 0 and all(name in out for name in SUITES)

@@ -1,0 +1,225 @@
+"""Forecasts as files: what comes out is the rollout of the run, whatever file the frames came in."""
+
+import resource
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from sigmasolver.data import slots
+from sigmasolver.data.generate import generate
+from sigmasolver.data.store import open_store
+from sigmasolver.deliver import forecast_file
+from sigmasolver.files import new_name
+from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
+from sigmasolver.runs import Run
+from sigmasolver.tasks import Task
+from sigmasolver.train.job import train_run
+from sigmasolver.trained import load
+from tests.data.waves import Waves
+
+WAVES = Waves(frames=7)  # height and slope, periodic, a quarter of a second apart
+CPU = torch.device("cpu")
+MODEL = ModelRecipe(width=16, depth=1, heads=2, slices=4, modes=3)
+PLAN = TrainRecipe(updates=5, batch=4, checks=0, validation=0.0)
+FULL = Task("full", ("slope", "height"), ("slope",), (12, 12), 2, 2, 3, 3, 1, "channel")
+BOTH = ("height", "slope")
+THIN = Task("thin", BOTH, BOTH, (6, 6), 2, 1, 2, 3, 1, "channel", time_stride=2, space_stride=2)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A store and two runs that learned a little from it: all frames and points, and half of each."""
+    folder = tmp_path_factory.mktemp("made")
+    generate(WAVES, 4, 0, folder / "waves.h5")
+    for task in (FULL, THIN):
+        train_run(Recipe(task, MODEL, PLAN), folder / "waves.h5", Run(folder / task.name))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def raw(made):
+    with open_store(made / "waves.h5") as store:
+        return store[:]
+
+
+def rolled(run, history, steps):
+    """Each history by itself, as a user would in Python."""
+    forecaster = load(run)
+    return np.concatenate([forecaster.rollout(torch.from_numpy(one[None]), steps).frames.numpy() for one in history])
+
+
+def swapped(values):
+    """Height and slope in the order of the run's inputs."""
+    return np.ascontiguousarray(values[..., ::-1])
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_a_plain_array_gives_the_rollout_exactly(made, raw, tmp_path, steps):
+    history = swapped(raw[1, :2])
+    np.save(tmp_path / "start.npy", history)
+    said = forecast_file(made / "full", tmp_path / "start.npy", steps, tmp_path / "deep" / "out.npy", CPU)
+    out = np.load(tmp_path / "deep" / "out.npy")
+    assert out.dtype == np.float32 and out.shape == (1, steps, 12, 12, 1)
+    np.testing.assert_array_equal(out, rolled(made / "full", history[None], steps))
+    assert len(said) == 1 and "fields slope" in said[0]
+
+
+def test_named_arrays_of_several_trajectories(made, raw, tmp_path):
+    np.savez(tmp_path / "start.npz", slope=raw[:, :2, ..., 1], height=raw[:, :2, ..., 0])
+    ticks = []
+    forecast_file(made / "full", tmp_path / "start.npz", 3, tmp_path / "out.npz", CPU, lambda *now: ticks.append(now))
+    with np.load(tmp_path / "out.npz") as out:
+        np.testing.assert_array_equal(out["fields"], rolled(made / "full", swapped(raw[:, :2]), 3))
+        assert out["names"].tolist() == ["slope"]
+    assert ticks == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_a_store_goes_on_in_time(made, raw, tmp_path):
+    said = forecast_file(made / "full", made / "waves.h5", 3, tmp_path / "out.h5", CPU)
+    with open_store(made / "waves.h5") as given, open_store(tmp_path / "out.h5") as out:
+        before, after = given.header.layout, out.header.layout
+        np.testing.assert_array_equal(out[:], rolled(made / "full", swapped(raw[:, -2:]), 3))
+        np.testing.assert_allclose(after.times, before.times[-1] + 0.25 * np.arange(1, 4))
+        for one, other in zip(after.coordinates, before.coordinates, strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert (after.fields, after.units, after.boundary) == (("slope",), ("1",), before.boundary)
+        assert out.finished and out.header.source == "forecast"
+        assert out.header.parameters == {"run": "full", "step": 5, "start": "waves.h5"}
+    assert said[0] == f"{made / 'waves.h5'} holds 7 frames; the last 2 were used"
+
+
+def test_arrays_into_a_store_count_frames_and_points(made, raw, tmp_path):
+    np.save(tmp_path / "start.npy", swapped(raw[0, :2]))
+    forecast_file(made / "full", tmp_path / "start.npy", 4, tmp_path / "out.h5", CPU)
+    with open_store(tmp_path / "out.h5") as out:
+        assert out.header.layout.times.tolist() == [1, 2, 3, 4] and out.header.layout.boundary == ("open", "open")
+        assert out.header.layout.coordinates[0].tolist() == list(range(12))
+
+
+def test_a_longer_history_is_cut_and_another_grid_is_told(made, tmp_path):
+    finer = np.random.default_rng(0).normal(size=(5, 16, 20, 2)).astype(np.float32)
+    np.save(tmp_path / "start.npy", finer)
+    said = forecast_file(made / "full", tmp_path / "start.npy", 2, tmp_path / "out.npy", CPU)
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), rolled(made / "full", finer[None, -2:], 2))
+    assert "holds 5 frames; the last 2 were used" in said[0]
+    assert "a grid of 16 × 20 and the model was trained on 12 × 12: trust it less" in said[1]
+
+
+# --- a run that learned from thinned data
+
+
+def test_a_store_is_thinned_as_the_training_data_were(made, raw, tmp_path):
+    said = forecast_file(made / "thin", made / "waves.h5", 3, tmp_path / "out.h5", CPU)
+    history = np.ascontiguousarray(raw[:, [4, 6], ::2, ::2])
+    with open_store(tmp_path / "out.h5") as out:
+        np.testing.assert_array_equal(out[:], rolled(made / "thin", history, 3))
+        np.testing.assert_allclose(out.header.layout.times, WAVES.layout.times[-1] + 0.5 * np.arange(1, 4))
+        np.testing.assert_array_equal(out.header.layout.coordinates[1], WAVES.layout.coordinates[1][::2])
+        assert out.header.layout.units == ("m", "1")
+    assert "holds 7 frames; the last 3 were used" in said[0]
+    assert said[1:3] == [
+        "1 of 2 frames was used, as in the training",
+        "1 of 2 points along each axis was used, as in the training",
+    ]
+
+
+def test_a_forecast_can_be_continued(made, tmp_path):
+    """Two steps and then three are five: a forecast is not thinned again."""
+    forecast_file(made / "thin", made / "waves.h5", 5, tmp_path / "five.h5", CPU)
+    forecast_file(made / "thin", made / "waves.h5", 2, tmp_path / "two.h5", CPU)
+    said = forecast_file(made / "thin", tmp_path / "two.h5", 3, tmp_path / "three.h5", CPU)
+    with open_store(tmp_path / "five.h5") as whole, open_store(tmp_path / "three.h5") as rest:
+        np.testing.assert_array_equal(rest[:], whole[:][:, 2:])
+        np.testing.assert_allclose(rest.header.layout.times, whole.header.layout.times[2:])
+    assert len(said) == 1
+
+
+def test_plain_frames_are_taken_as_far_apart_as_the_model_wants(made, raw, tmp_path):
+    for name, history in (("stored", raw[0, :2]), ("thinned", np.ascontiguousarray(raw[0, :2, ::2, ::2]))):
+        np.save(tmp_path / f"{name}.npy", history)
+        said = forecast_file(made / "thin", tmp_path / f"{name}.npy", 2, tmp_path / f"{name}-out.npy", CPU)
+        assert said[0] == "the frames are taken as 2 frames of the training data apart"
+        assert ("1 of 2 points" in said[1]) == (name == "stored") and len(said) == 2 + (name == "stored")
+    both = [np.load(tmp_path / f"{name}-out.npy") for name in ("stored", "thinned")]
+    np.testing.assert_array_equal(*both)
+
+
+# --- what goes wrong
+
+
+def test_a_forecast_that_stops_being_finite_is_told(made, raw, tmp_path):
+    history = np.stack([swapped(raw[0, :2]), np.full((2, 12, 12, 2), 3e38, np.float32)])
+    np.save(tmp_path / "start.npy", history)
+    said = forecast_file(made / "full", tmp_path / "start.npy", 3, tmp_path / "out.npy", CPU)
+    out = np.load(tmp_path / "out.npy")
+    assert np.isfinite(out[0]).all() and np.isnan(out[1]).all()
+    assert [line for line in said if line.startswith("trajectory")] == [
+        "trajectory 1: 1 of 1 forecasts stopped being finite, the first at lead 1 of 3"
+    ]
+
+
+def bad(raw, which):
+    good = swapped(raw[0, :2])
+    if which == "nan":
+        good[1, 3, 4, 0] = np.nan
+    return {"short": good[:1], "channels": good[..., :1].repeat(3, -1), "axes": good[:, 0, 0]}.get(which, good)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"out": "out.txt"}, r'cannot be written as "out.txt"; end its name in .h5, .npy, .npz'),
+        ({"out": "there.npy"}, "is there already; choose another name"),
+        ({"out": "start.npy/out.npy"}, "cannot be written"),
+        ({"steps": 0}, "A forecast of 0 frames was asked for"),
+        ({"start": "short"}, "holds 1 frames; 2 are needed"),
+        ({"start": "nan"}, r"no finite float32 numbers, the first in trajectory 0, frame 1, point \(3, 4\) of 'slope'"),
+        ({"start": "channels"}, "3 channels; 2 are needed, in the order slope, height"),
+        ({"start": "axes"}, "shape"),
+        ({"start": None}, "no file"),
+        ({"run": "start.npy"}, "cannot be read|is not a run"),
+        ({"run": "nowhere"}, "is not a run"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_leave_nothing_behind(made, raw, tmp_path, change, says):
+    start = change.get("start", "good")
+    if start is not None:
+        np.save(tmp_path / "start.npy", bad(raw, start))
+    (tmp_path / "there.npy").write_bytes(b"mine")
+    run = tmp_path / change["run"] if "run" in change else made / "full"
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match=says) as caught:
+        forecast_file(run, tmp_path / "start.npy", change.get("steps", 3), tmp_path / change.get("out", "o.h5"), CPU)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_too_few_frames_for_thinning_counts_stored_frames(made, tmp_path):
+    generate(replace(WAVES, frames=2), 1, 0, tmp_path / "two.h5")
+    with pytest.raises(ValueError, match="holds 2 frames; 3 are needed"):
+        forecast_file(made / "thin", tmp_path / "two.h5", 3, tmp_path / "out.npy", CPU)
+
+
+@pytest.mark.parametrize("kind", [".npy", ".npz"])
+def test_a_full_disk_leaves_nothing_behind(made, tmp_path, kind):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))  # beyond it the system refuses to write
+    try:
+        with pytest.raises(ValueError, match="cannot be written") as caught:
+            forecast_file(made / "full", made / "waves.h5", 40, tmp_path / f"out{kind}", CPU)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
+
+
+def test_two_forecasts_into_one_file_do_not_meet(made, tmp_path):
+    out = tmp_path / "out.h5"
+    held = slots.lock(new_name(out))
+    with pytest.raises(ValueError, match="Another process is writing"):
+        forecast_file(made / "full", made / "waves.h5", 2, out, CPU)
+    slots.unlock(new_name(out), held)
+    assert not list(tmp_path.iterdir())
+    forecast_file(made / "full", made / "waves.h5", 2, out, CPU)
+    assert list(tmp_path.iterdir()) == [out]

@@ -1,0 +1,55 @@
+"""The demo in miniature: every step of it runs, says what it found, and is not repeated."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from sigmasolver.demo import MODELS, Size, run
+from sigmasolver.models import count_parameters
+from sigmasolver.report.tables import curves
+from sigmasolver.runs import Run, read_rows
+from sigmasolver.trained import recipe_in
+
+SMALL = Size(flows=6, test=2, updates=3)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    out, screen = tmp_path_factory.mktemp("demo"), Console(file=io.StringIO(), width=100)
+    run(screen, out, SMALL)
+    return out, screen.file.getvalue()
+
+
+def test_the_table_has_every_model_and_the_yardstick(made):
+    out, text = made
+    rows = [row for name in MODELS for row in read_rows(Run(out / name).records)]
+    assert {row["model"] for row in rows} == {*MODELS, "persistence"}
+    for curve in curves(rows):
+        line = next(line for line in text.splitlines() if line.strip().startswith(curve.model) and "%" not in line)
+        assert curve.leads == tuple(range(1, 11))
+        assert f"{100 * curve.errors[0]:.3g}" in line or f"{100 * curve.errors[0]:.2f}" in line
+
+
+def test_the_models_have_nearly_one_size_and_one_budget(made):
+    recipes = [recipe_in(Run(made[0] / name)) for name in MODELS]
+    sizes = [count_parameters(recipe.model.name, recipe.model.config(recipe.task)) for recipe in recipes]
+    assert max(sizes) < 1.1 * min(sizes)
+    assert len({recipe.train for recipe in recipes}) == len({recipe.task for recipe in recipes}) == 1
+
+
+def test_the_page_shows_the_curves_and_an_unseen_case(made):
+    page = (made[0] / "page.html").read_text()
+    assert all(name in page for name in (*MODELS, "persistence", "lead 10", "3 steps of 4 windows"))
+    assert page.count("data:image/png") >= 5 * (1 + 2 * len(MODELS))
+
+
+def test_nothing_is_done_twice(made):
+    out, text = made
+    before = {
+        path: path.stat().st_mtime_ns for path in out.rglob("*") if path.name in ("weights.safetensors", "flow.h5")
+    }
+    screen = Console(file=io.StringIO(), width=100)
+    run(screen, out, SMALL)
+    assert screen.file.getvalue() == text
+    assert before == {path: path.stat().st_mtime_ns for path in before}

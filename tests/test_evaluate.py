@@ -1,0 +1,319 @@
+"""Evaluations of a real run against NumPy on the raw file: the right windows, the right rows, once."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from sigmasolver.data.generate import generate
+from sigmasolver.data.header import Header
+from sigmasolver.data.store import Writer, open_store
+from sigmasolver.evaluate import Request, evaluate_run
+from sigmasolver.models import Options
+from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
+from sigmasolver.runs import Run, read_rows
+from sigmasolver.simulate.simulator import Layout
+from sigmasolver.simulate.vorticity import DEMO
+from sigmasolver.tasks import Task
+from sigmasolver.train.job import train_run
+from sigmasolver.train.own import Wishes, own_recipe
+from sigmasolver.trained import load
+
+FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
+TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")
+MODEL = ModelRecipe(width=16, depth=1, heads=2, slices=4, modes=3, options=Options(dropout=0.1))
+RECIPE = Recipe(TASK, MODEL, TrainRecipe(updates=12, batch=4, seed=3, checks=1))
+TIDY = {"task", "run", "model", "seed", "metric", "field", "lead", "value", "commit", "machine", "precision", "data",
+        "step"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A data file and a run that learned a little from it."""
+    folder = tmp_path_factory.mktemp("trained")
+    generate(FLOW, 8, 0, folder / "flow.h5")
+    train_run(RECIPE, folder / "flow.h5", Run(folder / "run"))
+    return folder
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """The run without any records."""
+    shutil.copytree(trained / "run", tmp_path / "run", ignore=shutil.ignore_patterns("records.jsonl"))
+    return Run(tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def raw(trained):
+    with open_store(trained / "flow.h5") as store:
+        return np.asarray(store[:], np.float64)
+
+
+def value(rows, metric, model="persistence", field="vorticity", lead=None):
+    found = [
+        row for row in rows if (row["metric"], row["model"], row["field"], row["lead"]) == (metric, model, field, lead)
+    ]
+    assert len(found) == 1, (metric, model, field, lead)
+    return found[0]["value"]
+
+
+def cut(raw, history, horizon):
+    """Every window of trajectories (n, frames, ...): the last given frame and the frames after it."""
+    starts = range(raw.shape[1] - history - horizon + 1)
+    last = np.stack([one[start + history - 1] for one in raw for start in starts])
+    future = np.stack([one[start + history : start + history + horizon] for one in raw for start in starts])
+    return last, future
+
+
+def norm(values, *axes):
+    return np.sqrt((values**2).sum(axes))
+
+
+def by_hand(predicted, true):
+    """The measures of one field, (n, H, x, y, 1), by their definitions."""
+    error, leads = predicted - true, range(true.shape[1])
+    corr = [
+        [np.corrcoef(p.ravel(), t.ravel())[0, 1] for p, t in zip(*pair, strict=True)]
+        for pair in zip(predicted, true, strict=True)
+    ]
+    found = {
+        ("relative_l2", None): (norm(error, 1, 2, 3, 4) / norm(true, 1, 2, 3, 4)).mean(),
+        ("relative_l2_final", None): (norm(error[:, -1], 1, 2, 3) / norm(true[:, -1], 1, 2, 3)).mean(),
+        ("rmse", None): np.sqrt((error**2).mean()),
+        ("mae", None): np.abs(error).mean(),
+        ("correlation", None): np.mean(corr),
+    }
+    for lead in leads:
+        e, t = error[:, lead], true[:, lead]
+        found["relative_l2_lead", lead + 1] = (norm(e, 1, 2, 3) / norm(t, 1, 2, 3)).mean()
+        found["rmse_lead", lead + 1] = np.sqrt((e**2).mean())
+        found["mae_lead", lead + 1] = np.abs(e).mean()
+        found["correlation_lead", lead + 1] = np.mean([one[lead] for one in corr])
+    return found
+
+
+def agrees(rows, expected, model="persistence"):
+    for (metric, lead), number in expected.items():
+        assert value(rows, metric, model, lead=lead) == pytest.approx(number, rel=1e-9), (metric, lead)
+
+
+# --- persistence by hand
+
+
+def test_persistence_is_what_numpy_says_of_the_raw_file(run, raw):
+    rows = evaluate_run(run)
+    last, future = cut(raw[6:], 2, 3)  # the last two trajectories are the test
+    still = np.broadcast_to(last[:, None], future.shape)
+    agrees(rows, by_hand(still, future))
+    assert {row["windows"] for row in rows} == {len(future)} == {8}
+    ratios = norm(still - future, 1, 2, 3, 4) / norm(future, 1, 2, 3, 4)
+    row = next(row for row in rows if row["model"] == "persistence" and row["metric"] == "relative_l2")
+    assert row["deviation"] == pytest.approx(ratios.std(ddof=1))
+    # REALM's error: fields less the mean and over the deviation of the trajectories that trained, summed over leads.
+    training = raw[:5]
+    squared = (((still - future) / training.std()) ** 2).mean((0, 2, 3, 4))
+    assert value(rows, "realm_error", field=None) == pytest.approx(squared.sum(), rel=1e-5)
+    assert value(rows, "realm_error_per_call", field=None) == pytest.approx(squared.mean(), rel=1e-5)
+    corr = [value(rows, "correlation_lead", lead=lead) for lead in (1, 2, 3)]
+    fallen = [lead for lead, one in enumerate(corr, 1) if one < 0.8]
+    assert value(rows, "correlation_time") == (pytest.approx(FLOW.interval * fallen[0]) if fallen else None)
+    assert value(rows, "blow_up", field=None) == 0 and value(rows, "survived", field=None) == 3
+
+
+def test_the_models_numbers_are_those_of_its_rollout(run, raw):
+    rows = evaluate_run(run)
+    _, future = cut(raw[6:], 2, 3)
+    history = np.stack([one[start : start + 2] for one in raw[6:] for start in range(4)])
+    frames = load(run.path).rollout(torch.from_numpy(history).float(), 3).frames.double().numpy()
+    for (metric, lead), number in by_hand(frames, future).items():
+        assert value(rows, metric, "transolver-sigma", lead=lead) == pytest.approx(number, rel=1e-4), (metric, lead)
+    assert value(rows, "parameters", "transolver-sigma", None) == sum(
+        p.numel() for p in load(run.path).model.parameters()
+    )
+
+
+def test_other_parts_are_measured_when_asked_for(run, raw):
+    for part, numbers in (("train", raw[:5]), ("validation", raw[5:6])):
+        last, future = cut(numbers, 2, 3)
+        agrees(evaluate_run(run, Request(part=part)), by_hand(np.broadcast_to(last[:, None], future.shape), future))
+
+
+def test_a_longer_horizon_takes_all_windows_that_fit(run, raw):
+    last, future = cut(raw[6:], 2, 6)
+    rows = evaluate_run(run, Request(horizon=6))
+    agrees(rows, by_hand(np.broadcast_to(last[:, None], future.shape), future))
+    assert {row["horizon"] for row in rows} == {6} and {row["windows"] for row in rows} == {2}
+
+
+def test_a_thinned_grid(run, raw):
+    last, future = cut(raw[6:, :, ::2, ::2], 2, 3)
+    for asked in ((8,), (8, 8)):
+        rows = evaluate_run(run, Request(grid=asked))
+        agrees(rows, by_hand(np.broadcast_to(last[:, None], future.shape), future))
+        assert {tuple(row["grid"]) for row in rows} == {(8, 8)}
+
+
+@pytest.mark.parametrize("count", [1, 3, 5, 8, 100])
+def test_fewer_windows_are_spread_evenly(run, raw, count):
+    last, future = cut(raw[6:], 2, 3)
+    every = norm(last[:, None] - future, 1, 2, 3, 4) / norm(future, 1, 2, 3, 4)
+    chosen = {1: [0], 3: [0, 4, 7], 5: [0, 2, 4, 5, 7]}.get(count, range(8))
+    rows = evaluate_run(run, Request(windows=count))
+    assert value(rows, "relative_l2") == pytest.approx(every[list(chosen)].mean(), rel=1e-12)
+    assert {row["windows"] for row in rows} == {len(chosen)}
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_batch_does_not_matter(run, batch):
+    rows = evaluate_run(run, Request(batch=batch))
+    run.records.unlink()
+    for first, second in zip(rows, evaluate_run(run), strict=True):
+        exact = first["model"] == "persistence"
+        assert first["value"] == (second["value"] if exact else pytest.approx(second["value"], rel=1e-5))
+
+
+def test_the_protocols_of_a_run_agree_at_the_first_call_only(run, raw):
+    free, forced = (evaluate_run(run, Request(protocol=name)) for name in ("free", "teacher-forced"))
+    for lead in (1, 2, 3):
+        pair = [value(rows, "relative_l2_lead", "transolver-sigma", lead=lead) for rows in (free, forced)]
+        assert (pair[0] == pair[1]) == (lead == 1)
+    _, future = cut(raw[6:], 2, 3)
+    before = np.stack([one[start + 1 : start + 4] for one in raw[6:] for start in range(4)])
+    agrees(forced, by_hand(before, future))
+
+
+# --- other data
+
+
+def test_another_file_is_the_test_as_a_whole(run, tmp_path):
+    generate(FLOW, 3, 1, tmp_path / "other.h5")
+    with open_store(tmp_path / "other.h5") as store:
+        last, future = cut(np.asarray(store[:], np.float64), 2, 3)
+        name = store.fingerprint
+    rows = evaluate_run(run, path=tmp_path / "other.h5")
+    agrees(rows, by_hand(np.broadcast_to(last[:, None], future.shape), future))
+    assert {row["data"] for row in rows} == {name} and {row["windows"] for row in rows} == {12}
+    with pytest.raises(ValueError, match="leave the part out"):
+        evaluate_run(run, Request(part="train"), tmp_path / "other.h5")
+
+
+def test_a_file_that_holds_training_data_is_refused(run, trained, tmp_path):
+    generate(FLOW, 9, 0, tmp_path / "more.h5")
+    with pytest.raises(ValueError, match=r"Trajectory 0 of .*more.h5 is one that .* was trained on") as caught:
+        evaluate_run(run, path=tmp_path / "more.h5")
+    assert "\n" not in str(caught.value) and not run.records.exists()
+    with open_store(trained / "flow.h5") as store, Writer(tmp_path / "fair.h5", store.header, 2) as writer:
+        writer.append(store[6:8])
+    moved = evaluate_run(run, path=tmp_path / "fair.h5")
+    mine = evaluate_run(run)
+    assert [row["value"] for row in moved] == [row["value"] for row in mine]
+
+
+def test_the_same_data_may_lie_elsewhere(run, trained, tmp_path):
+    shutil.copy(trained / "flow.h5", tmp_path / "moved.h5")
+    assert evaluate_run(run, path=tmp_path / "moved.h5") == evaluate_run(run)
+
+
+# --- rows
+
+
+def test_rows_are_tidy_strict_json_and_on_disk(run):
+    rows = evaluate_run(run)
+
+    def refuse(word):
+        raise AssertionError(word)
+
+    lines = run.records.read_text().splitlines()
+    assert [json.loads(line, parse_constant=refuse) for line in lines] == rows
+    assert all(row.keys() >= TIDY for row in rows)
+    assert {(row["model"], row["seed"]) for row in rows} == {("transolver-sigma", 3), ("persistence", None)}
+    assert {row["step"] for row in rows} == {12} and {row["precision"] for row in rows} == {"float32"}
+    keys = [(row["model"], row["metric"], row["field"], row["lead"]) for row in rows]
+    assert len(set(keys)) == len(keys)
+    assert all(row["lead"] in (1, 2, 3) if row["metric"].endswith("_lead") else row["lead"] is None for row in rows)
+
+
+def test_what_was_measured_is_not_measured_again(run):
+    ticks = []
+    first = evaluate_run(run, tick=lambda done, total: ticks.append((done, total)))
+    assert ticks[-1] == (8, 8)
+    before, ticks[:] = run.records.read_bytes(), []
+    assert evaluate_run(run, tick=lambda done, total: ticks.append((done, total))) == first
+    assert run.records.read_bytes() == before and not ticks
+    other = evaluate_run(run, Request(horizon=2))
+    assert other != first and read_rows(run.records) == [*first, *other]
+    assert evaluate_run(run) == first
+
+
+# --- a steady task
+
+
+def test_a_steady_task_is_measured_against_the_training_mean(tmp_path):
+    grid, random = np.arange(8) / 8, np.random.default_rng(0)
+    a = random.normal(size=(10, 1, 8, 8)).astype(np.float32)
+    p = (2 + 0.5 * a + random.normal(size=a.shape)).astype(np.float32)
+    data = np.stack((a, p), -1)
+    header = Header(Layout(("a", "p"), ("1", "1"), ("open",) * 2, (grid, grid), np.zeros(1)), "test", {})
+    with Writer(tmp_path / "steady.h5", header, 10) as writer:
+        writer.append(data)
+    recipe, _ = own_recipe(header, 10, Wishes("steady", targets=("p",)), False)
+    recipe = replace(recipe, model=MODEL, train=replace(recipe.train, updates=2, checks=1))
+    run = Run(tmp_path / "run")
+    train_run(recipe, tmp_path / "steady.h5", run)
+    rows = evaluate_run(run)
+    assert {row["model"] for row in rows} == {"transolver-sigma", "training-mean"}
+    parts = recipe.split(10)
+    true = p[list(parts.test)].astype(np.float64)
+    mean = p[list(parts.train)].astype(np.float64).mean()
+    ratios = norm(mean - true, 1, 2, 3) / norm(true, 1, 2, 3)
+    assert value(rows, "relative_l2", "training-mean", "p") == pytest.approx(ratios.mean(), rel=1e-5)
+    assert value(rows, "mae", "training-mean", "p") == pytest.approx(np.abs(mean - true).mean(), rel=1e-5)
+    frames = load(run.path)(torch.from_numpy(data[list(parts.test)][..., :1])).detach().double().numpy()[..., 0]
+    ratios = norm(frames - true, 1, 2, 3) / norm(true, 1, 2, 3)
+    assert value(rows, "relative_l2", "transolver-sigma", "p") == pytest.approx(ratios.mean(), rel=1e-5)
+
+
+# --- mistakes
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        ({"protocol": "cheating"}, "choose from free, teacher-forced"),
+        ({"part": "exam"}, "choose from train, validation, test"),
+        ({"horizon": 0}, "horizon is 0; it must be at least 1"),
+        ({"windows": 0}, "windows is 0; it must be at least 1"),
+        ({"batch": 0}, "batch is 0; it must be at least 1"),
+        ({"horizon": 7}, "A window needs 9 frames"),
+        ({"grid": (5,)}, "No stride thins the stored grid of 16 × 16 to 5 × 5"),
+        ({"grid": (16, 8)}, "No stride thins"),
+        ({"grid": (6,)}, "does not divide the 16 points of the periodic axis"),
+    ],
+)
+def test_mistakes_are_one_sentence(run, request_, says):
+    with pytest.raises(ValueError, match=says) as caught:
+        evaluate_run(run, Request(**request_))
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+    assert not run.records.exists()
+
+
+def test_a_run_that_is_not_whole_is_told(run, tmp_path):
+    facts = run.read_json("data.json")
+    run.write_json("data.json", {**facts, "parts": {**facts["parts"], "validation": []}})
+    with pytest.raises(ValueError, match="has no validation part"):
+        evaluate_run(run, Request(part="validation"))
+    run.write_json("data.json", {key: facts[key] for key in ("path", "fingerprint")})
+    with pytest.raises(ValueError, match="has no test part"):
+        evaluate_run(run)
+    run.write_json("data.json", {**facts, "path": str(tmp_path / "gone.h5")})
+    with pytest.raises(ValueError, match=r"no longer at .*gone.h5; name its new place with --data"):
+        evaluate_run(run)
+    run.write_json("data.json", facts)
+    run.weights.unlink()
+    with pytest.raises(ValueError, match="train the run first"):
+        evaluate_run(run)
+    with pytest.raises(ValueError, match="is not a run"):
+        evaluate_run(Run(tmp_path / "nothing"))

@@ -1,0 +1,227 @@
+"""The measures of an evaluation where the answer is known: a flow that is solved exactly, forecasts that fail."""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sigmasolver.data.generate import generate
+from sigmasolver.data.header import Header
+from sigmasolver.data.normalise import Normaliser
+from sigmasolver.data.store import open_store
+from sigmasolver.data.windows import Windows, WindowSpec
+from sigmasolver.evaluate import Request, measure, predict, rows_of
+from sigmasolver.forecast import Forecaster
+from sigmasolver.parallel import World
+from sigmasolver.simulate.simulator import Layout
+from tests.data.memory import Memory
+from tests.data.waves import Waves
+from tests.test_evaluate import norm, value
+
+# --- a flow that is solved exactly: decaying waves that drift are a Fourier multiplier
+
+NAMES = ("height", "slope")
+WAVES = Waves(frames=9)
+
+
+class Advance(nn.Module):
+    """The last frame, one to `block` steps later; histories with a first value in `poison` get `by` times that."""
+
+    def __init__(self, block, poison=(), by=torch.nan):
+        super().__init__()
+        self.block, self.poison, self.by = block, poison, by
+
+    def forward(self, channels):
+        k = torch.fft.fftfreq(WAVES.grid, 1 / WAVES.grid, dtype=torch.float64)
+        kx, ky = torch.meshgrid(k, k, indexing="ij")
+        rate = -WAVES.viscosity * (kx**2 + ky**2) - 1j * (kx * WAVES.drift[0] + ky * WAVES.drift[1])
+        spectrum = torch.fft.fft2(channels[..., -2:].double(), dim=(1, 2))
+        frames = [
+            torch.fft.ifft2(spectrum * torch.exp(rate * 0.25 * step)[..., None], dim=(1, 2)).real
+            for step in range(1, self.block + 1)
+        ]
+        out = torch.cat(frames, dim=-1).to(channels.dtype)
+        for number, one in enumerate(channels):
+            if float(one[0, 0, 0]) in self.poison:
+                out[number] *= self.by
+        return out
+
+
+def unscaled(names):
+    return Normaliser("none", names, torch.zeros(len(names)).double(), torch.ones(len(names)).double())
+
+
+def around(model, block, names=NAMES):
+    return Forecaster(model, unscaled(names), unscaled(names), block)
+
+
+@pytest.fixture(scope="module")
+def waves(tmp_path_factory):
+    path = tmp_path_factory.mktemp("waves") / "waves.h5"
+    generate(WAVES, 3, 0, path)
+    with open_store(path) as store:
+        yield Windows(store, (0, 1, 2), WindowSpec(NAMES, NAMES, 2, 5))
+
+
+def all_rows(measures, names=NAMES):
+    return [{**row, "model": "any"} for row in rows_of(measures, names, 0.25)]
+
+
+@pytest.mark.parametrize("protocol", ["free", "teacher-forced"])
+@pytest.mark.parametrize("block", [1, 2, 5])
+def test_a_perfect_forecast_has_no_error(waves, block, protocol):
+    found, still = measure(around(Advance(block), block), waves, Request(protocol=protocol), World())
+    rows, yardstick = all_rows(found), all_rows(still)
+    for row in rows:
+        perfect = 1 if row["metric"].startswith("correlation") else 5 if row["metric"] == "survived" else 0
+        if row["metric"] == "correlation_time":
+            assert row["value"] is None  # it never falls
+        else:
+            assert row["value"] == pytest.approx(perfect, abs=2e-6), row
+    assert value(yardstick, "relative_l2", "any", "height") > 0.05
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_the_batch_does_not_matter(waves, batch):
+    (one, one_still), (many, many_still) = (
+        measure(around(Advance(2), 2), waves, Request(batch=size), World()) for size in (batch, 5)
+    )
+    for first, second in ((one, many), (one_still, many_still)):
+        assert all(torch.equal(first[name], second[name]) for name in first) and first.keys() == second.keys()
+
+
+@dataclass(frozen=True)
+class Alone(World):
+    """One of several processes, whose results are put together by hand."""
+
+    def gather(self, rows, count):
+        return rows
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("count", [None, 7])
+def test_shares_of_several_processes_are_the_whole(waves, size, count):
+    request, forecaster = Request(windows=count, batch=2), around(Advance(2), 2)
+    whole = measure(forecaster, waves, request, World())
+    parts = [measure(forecaster, waves, request, Alone(rank, size)) for rank in range(size)]
+    for kind in (0, 1):
+        for name, expected in whole[kind].items():
+            together = torch.empty_like(expected)
+            for rank in range(size):
+                together[rank::size] = parts[rank][kind][name]
+            assert torch.equal(together, expected), name
+
+
+def test_too_many_processes_are_told_in_each_of_them(waves):
+    for rank in (0, 11):
+        with pytest.raises(ValueError, match="2 windows are too few for 12 processes"):
+            measure(around(Advance(1), 1), waves, Request(windows=2), Alone(rank, 12))
+
+
+# --- protocols
+
+
+def test_teacher_forcing_begins_every_block_with_the_truth(waves):
+    history, future = waves.batch(range(len(waves)))
+    known = torch.cat((history, future), 1)
+    forecaster = around(nn.Linear(4, 4).requires_grad_(False), 2)
+    free, still = predict(forecaster, history, future, "free")
+    forced, renewed = predict(forecaster, history, future, "teacher-forced")
+    assert torch.equal(free[:, :2], forced[:, :2]) and not torch.allclose(free[:, 2:], forced[:, 2:])
+    for first in (0, 2, 4):
+        assert torch.equal(forced[:, first : first + 2], forecaster(known[:, first : first + 2])[:, : 5 - first])
+    # The yardstick knows what the model knows: the last frame before the block.
+    assert torch.equal(still, history[:, -1:].expand_as(future))
+    assert torch.equal(renewed, known[:, [1, 1, 3, 3, 5]])
+
+
+# --- forecasts that fail
+
+
+def test_a_forecast_of_nan_is_null_and_blown_up(waves):
+    everything = {float(one[0][0, 0, 0, 0]) for one in waves}
+    found, _ = measure(around(Advance(1, everything), 1), waves, Request(), World())
+    rows = all_rows(found)
+    text = json.dumps(rows, allow_nan=False)
+    assert len(json.loads(text)) == len(rows)
+    for row in rows:
+        expected = {"blow_up": 1, "survived": 0, "correlation_time": 0.25}.get(row["metric"])
+        assert row["value"] == expected and row.get("deviation") is None, row
+
+
+def test_one_bad_forecast_disturbs_no_other(waves):
+    bad = 3  # the first of its trajectory, so that no other history begins with its frame
+    clean, _ = measure(around(Advance(1), 1), waves, Request(), World())
+    for by, last in ((torch.nan, torch.nan), (1e3, None), (torch.inf, torch.nan)):
+        poison = {float(waves[bad][0][0, 0, 0, 0])}
+        found, _ = measure(around(Advance(1, poison, by), 1), waves, Request(), World())
+        others = [number for number in range(len(waves)) if number != bad]
+        assert all(torch.equal(found[name][others], clean[name][others]) for name in clean)
+        assert found["blow_up"].tolist() == [float(number == bad) for number in range(len(waves))]
+        assert found["survived"].tolist() == [0.0 if number == bad else 5.0 for number in range(len(waves))]
+        assert last is None or bool(found["relative_l2"][bad].isnan().all())
+
+
+# --- several fields
+
+
+class Fixed(nn.Module):
+    """The same answer whatever is asked."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, channels):
+        return self.answer.expand(len(channels), *self.answer.shape)
+
+
+def small(names, data, sides=(1.0, 1.0), ends="periodic"):
+    """Windows of one given and one predicted frame over trajectories in memory."""
+    grid = data.shape[2:-1]
+    coordinates = tuple(np.arange(n) * side / n for n, side in zip(grid, sides, strict=True))
+    layout = Layout(names, ("1",) * len(names), (ends, ends), coordinates, np.arange(data.shape[1]) / 2)
+    return Windows(Memory(Header(layout, "test", {}), data), range(len(data)), WindowSpec(names, names, 1, 1))
+
+
+def test_components_are_averaged_and_groups_need_not_be_neighbours():
+    names = ("velocity_x", "pressure", "velocity_y")
+    data = np.random.default_rng(0).normal(size=(3, 2, 6, 4, 3)).astype(np.float32) * [1, 10, 0.1]
+    windows = small(names, data.astype(np.float32))
+    answer = torch.ones(6, 4, 3)
+    found, still = measure(around(Fixed(answer), 1, names), windows, Request(), World())
+    true = data[:, 1].astype(np.float32).astype(np.float64)
+    for measures, predicted in ((found, np.ones_like(true)), (still, data[:, 0].astype(np.float32).astype(np.float64))):
+        rows = all_rows(measures, names)
+        ratios = norm(predicted - true, 1, 2) / norm(true, 1, 2)
+        squared = ((predicted - true) ** 2).mean((1, 2))
+        for field, members in (("velocity_x", [0]), ("velocity", [0, 2]), ("pressure", [1]), ("all", [0, 1, 2])):
+            assert value(rows, "relative_l2", "any", field) == pytest.approx(ratios[:, members].mean())
+            assert value(rows, "rmse", "any", field) == pytest.approx(np.sqrt(squared[:, members].mean()))
+        joint = norm(predicted - true, 1, 2, 3) / norm(true, 1, 2, 3)
+        assert value(rows, "relative_l2_joint", "any", None) == pytest.approx(joint.mean())
+        grouped = squared[:, [0, 2]].mean(1) + squared[:, 1]
+        assert value(rows, "realm_error", "any", None) == pytest.approx(grouped.mean())
+
+
+def test_scales_are_counted_along_the_longest_side():
+    """Two waves along a side of 2 and one along a side of 1 are equally long: no energy at a wrong scale."""
+    x, y = np.arange(16)[:, None] / 8, np.arange(8)[None] / 8
+    along_x, along_y = (np.broadcast_to(np.cos(2 * np.pi * one), (16, 8)) for one in (x, y))
+    windows = small(("u",), np.broadcast_to(along_x, (1, 2, 16, 8))[..., None].astype(np.float32), (2.0, 1.0))
+    answer = torch.from_numpy(along_y.copy())[..., None]
+    found, _ = measure(around(Fixed(answer), 1, ("u",)), windows, Request(), World())
+    assert value(all_rows(found, ("u",)), "spectrum_error_lead", "any", "u", 1) == pytest.approx(0, abs=1e-6)
+
+
+def test_no_spectrum_where_an_axis_ends_and_no_correlation_of_a_constant():
+    data = np.ones((2, 2, 6, 4, 1), np.float32)
+    found, _ = measure(
+        around(Fixed(torch.rand(6, 4, 1)), 1, ("u",)), small(("u",), data, ends="wall"), Request(), World()
+    )
+    rows = all_rows(found, ("u",))
+    assert not any(row["metric"].startswith("spectrum") for row in rows)
+    assert value(rows, "correlation", "any", "u") is None

@@ -1,0 +1,319 @@
+"""The paper's trainings as rows: every number of its tables, and a reader that no file can surprise."""
+
+import json
+import math
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sigmasolver.data.header import Header
+from sigmasolver.data.windows import Windows
+from sigmasolver.models import build_solver, count_parameters
+from sigmasolver.recipes import RECIPES, SUITES, ModelRecipe, Recipe, TrainRecipe, recipe_of, suite_of
+from sigmasolver.runs import Run
+from sigmasolver.simulate import simulator_of
+from sigmasolver.tasks import TASKS
+from sigmasolver.train.loop import Plan
+from sigmasolver.trained import recipe_in
+from tests.data.memory import Memory
+
+# tab:training-settings: budget (epochs, or updates in words of the footnote), batch, width, depth, modes.
+TABLE = {
+    "darcy": (500, 4, 128, 8, 4),
+    "ns2d": (500, 2, 256, 8, 4),
+    "kf2d": (50, 8, 128, 8, 8),
+    "it3d": (160, 2, 128, 8, 6),
+    "smoke3d": (100, 1, 128, 8, 6),
+    "controlled-cylinder": ("20k", 4, 128, 8, 8),
+    "fsi": ("20k", 4, 128, 8, 8),
+    "foil": ("20k", 4, 128, 8, 8),
+    "combustion": ("20k", 4, 128, 8, 8),
+    "ignit-hit": ("20k", 26, 128, 4, 32),
+    "evolve-jet": ("20k", 12, 256, 6, 48),
+}
+ALL = {name: recipe for suite in SUITES for name, recipe in suite_of(suite).items()} | RECIPES
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_rows_are_those_of_the_training_table(name):
+    budget, batch, width, depth, modes = TABLE[name]
+    recipe = RECIPES[name]
+    model, train = recipe.model, recipe.train
+    assert recipe.task == TASKS[name] and model.name == "transolver-sigma"
+    assert (model.width, model.depth, model.heads, model.slices, model.modes) == (width, depth, 8, 32, modes)
+    assert (train.batch, train.peak, train.warmup, train.keep) == (batch, 1e-3, 0.3, "final")
+    if budget == "20k":
+        # An iteration passes over the training trajectories once where the batch is counted in trajectories (REALM).
+        passes = recipe.task.train / batch if name in ("ignit-hit", "evolve-jet") else 1
+        assert train.updates == 20_000 * passes
+    else:
+        assert (train.updates, train.epochs) == (None, budget)
+
+
+def test_all_eleven_tasks_have_a_row():
+    assert set(RECIPES) == set(TABLE) == set(TASKS) and len(TABLE) == 11
+
+
+def test_what_the_losses_are():
+    assert {name: recipe.train.derivative for name, recipe in RECIPES.items() if recipe.train.derivative} == {
+        "darcy": 0.1
+    }
+    assert RECIPES["ns2d"].train.objective == "teacher_forced"
+    for name in ("ignit-hit", "evolve-jet"):  # two calls, of which the last one learns
+        assert (RECIPES[name].train.objective, RECIPES[name].train.calls) == ("pushforward", 2)
+    relative = {name for name, recipe in RECIPES.items() if recipe.train.price == "relative_l2"}
+    assert relative == {"darcy", "ns2d", "kf2d", "it3d", "smoke3d"}
+
+
+# --- how long a training is
+
+
+def windows(recipe: Recipe, count: int) -> Windows:
+    """The training windows over the times and the grid of the task's own simulator, without any values."""
+    layout = simulator_of(recipe.task.name).layout
+    header = Header(layout, "test", {})
+    return Windows(Memory(header, np.empty((count, 0))), recipe.split(count).train, recipe.training_windows())
+
+
+@pytest.mark.parametrize(
+    ("name", "starts", "per_epoch", "steps"),
+    [
+        ("darcy", 1, 250, 125_000),
+        ("ns2d", 1, 500, 250_000),
+        ("kf2d", 134, 1_675, 83_750),
+        ("it3d", 8, 500, 80_000),
+        ("smoke3d", 12, 2_000, 200_000),
+    ],
+)
+def test_steps_of_the_published_trainings(name, starts, per_epoch, steps):
+    recipe = suite_of("main")[f"{name}-transolver-sigma-42"]
+    seen = windows(recipe, recipe.task.train + recipe.task.test)
+    plan = Plan(recipe, seen)
+    assert (seen.starts, plan.per_epoch, plan.steps) == (starts, per_epoch, steps)
+    # An epoch takes every window once, or every trajectory once at some start.
+    epoch = torch.cat([plan.members(per_epoch + step) for step in range(per_epoch)])
+    taken = epoch // starts if recipe.train.one_start else epoch
+    expected = recipe.task.train * (1 if recipe.train.one_start else starts)
+    assert taken.sort().values.tolist() == list(range(expected))
+    if recipe.train.one_start:
+        assert set((epoch % starts).tolist()) == set(range(starts))
+
+
+def test_kolmogorov_has_13400_windows_and_keeps_a_tenth_for_validation_by_default():
+    assert len(windows(suite_of("main")["kf2d-transolver-sigma-42"], 120)) == 13_400
+    assert len(windows(RECIPES["kf2d"], 120)) == 90 * 134
+
+
+def test_two_step_training_pushes_at_every_step():
+    train = RECIPES["ignit-hit"].train
+    assert {train.calls_at(step) for step in range(10)} == {2}
+    assert RECIPES["ignit-hit"].training_windows().horizon == 2
+
+
+def test_a_pushforward_that_starts_late_happens_at_every_third_step():
+    train = TrainRecipe(objective="pushforward", calls=3, push_after=8000, push_every=3)
+    assert {train.calls_at(step) for step in range(8000)} == {1}
+    later = [train.calls_at(step) for step in range(8000, 8600)]
+    assert later == [3, 1, 1] * 200
+    assert {replace(train, objective="direct").calls_at(step) for step in range(7990, 8010)} == {1}
+
+
+# --- suites
+
+
+def test_suites_are_the_papers_tables():
+    counts = {"main": 11 * 3, "counterparts": 4 * 3 * 3, "ablations": 3 * 8 * 3, "slice-updates": 2 * 4 * 3}
+    assert {name: len(suite_of(name)) for name in SUITES} == counts | {"scaling": 15}
+    for suite in counts:
+        for name, recipe in suite_of(suite).items():
+            assert name == f"{recipe.task.name}-{recipe.model.name}-{recipe.train.seed}"
+        assert {recipe.train.seed for recipe in suite_of(suite).values()} == {42, 43, 44}
+    for suite in SUITES:  # the whole training part trains, and the final checkpoint is evaluated
+        assert {(recipe.train.validation, recipe.train.keep) for recipe in suite_of(suite).values()} == {(0.0, "final")}
+
+
+def test_ablation_rows():
+    found = suite_of("ablations").values()
+    assert {recipe.task.name for recipe in found} == {"darcy", "ns2d", "smoke3d"}
+    assert {recipe.model.name for recipe in found} == {
+        "no-physical", "no-spectral", "physical-then-spectral", "spectral-then-physical", "no-context",
+        "grouped-mixing", "slice-replace", "transolver-sigma",
+    }  # fmt: skip
+    # Nothing but the row of the model differs within a task.
+    assert {replace(recipe, model=ModelRecipe(), train=TrainRecipe()) for recipe in found} == {
+        Recipe(TASKS[name]) for name in ("darcy", "ns2d", "smoke3d")
+    }
+
+
+def test_slice_update_rows():
+    names = {recipe.model.name for recipe in suite_of("slice-updates").values()}
+    assert names == {"linearno", "transolver", "transolver-keep", "transolver-srpa"}
+
+
+def test_scaling_rows_have_the_published_sizes():
+    rows = suite_of("scaling")
+    counts = {name: count_parameters(one.model.name, one.model.config(one.task)) for name, one in rows.items()}
+    assert {counts[f"darcy-data-{cases}"] for cases in (1000, 2000, 3000, 4000, 5000)} == {1_245_289}
+    assert {counts[f"darcy-grid-{points}"] for points in (85, 106, 141, 211, 421)} == {1_245_289}
+    widths = {32: 125_161, 64: 462_937, 128: 1_776_489, 192: 3_946_377, 256: 6_964_889}
+    assert {width: counts[f"darcy-width-{width}"] for width in widths} == widths
+    for name, one in rows.items():
+        sweep, value = name.split("-")[1:]
+        assert one.train.epochs == (100 if sweep == "width" else 200)
+        cases = int(value) if sweep == "data" else 3000 if sweep == "width" else 1000
+        points = int(value) if sweep == "grid" else 211 if sweep == "width" else 85
+        assert (one.task.train, one.task.test, one.task.grid) == (cases, 200, (points, points))
+        assert -(-421 // one.task.space_stride) == points
+        assert (one.train.batch, one.train.derivative, one.train.weight_decay) == (4, 0.1, 1e-5)
+
+
+def test_every_recipe_can_be_built():
+    sizes = {(recipe.model.name, recipe.model.config(recipe.task)) for recipe in ALL.values()}
+    assert len(sizes) > 50
+    for name, config in sizes:
+        with torch.device("meta"):
+            assert sum(p.numel() for p in build_solver(name, config).parameters()) > 0
+
+
+# --- to a file and back
+
+
+@pytest.mark.parametrize("suite", [*SUITES, "rows"])
+def test_json_round_trip_is_exact(suite):
+    for recipe in (RECIPES if suite == "rows" else suite_of(suite)).values():
+        text = json.dumps(recipe.to_plain(), allow_nan=False)
+        assert Recipe.from_plain(json.loads(text)) == recipe
+
+
+def test_a_recipe_by_name():
+    recipe = recipe_of("kf2d", "physolver", 7)
+    assert (recipe.task, recipe.model.name, recipe.train.seed) == (TASKS["kf2d"], "physolver", 7)
+    assert (
+        replace(recipe, model=replace(recipe.model, name="transolver-sigma"), train=RECIPES["kf2d"].train)
+        == (RECIPES["kf2d"])
+    )
+    for ask, says in ((lambda: recipe_of("kf3d"), "near names: .*kf2d"), (lambda: suite_of("scale"), "scaling")):
+        with pytest.raises(ValueError, match=says):
+            ask()
+
+
+# --- mistakes
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"train": {"objective": "guess"}}, "choose from direct, teacher_forced, pushforward"),
+        ({"train": {"price": "mse"}}, "choose from relative_l2, squared"),
+        ({"train": {"keep": "all"}}, "choose from final, best"),
+        ({"train": {"precision": "fp8"}}, "choose from float32, tf32, bf16"),
+        *(({"train": {name: 0}}, f"{name} is 0; it must be at least 1")
+          for name in ("epochs", "updates", "batch", "starts", "calls", "push_every")),
+        *(({"train": {name: -1}}, f"{name} is -1") for name in ("push_after", "checks")),
+        *(({"train": {name: -0.5}}, f"{name} is -0.5; it must be at least 0")
+          for name in ("derivative", "noise", "weight_decay")),
+        ({"train": {"clip": 0.0}}, "clip is 0.0; it must be positive"),
+        ({"train": {"validation": 1.0}}, "at least 0 and below 1"),
+        ({"train": {"ema": 1.0}}, "at least 0 and below 1"),
+        ({"train": {"keep": "best", "checks": 0}}, "set checks to at least 1"),
+        ({"train": {"keep": "best", "validation": 0.0}}, "found on validation data"),
+        ({"train": {"peak": math.inf}}, "peak must be a finite number"),
+        ({"train": {"epochs": 1.5}}, "epochs must be a whole number"),
+        ({"train": {"objective": "teacher_forced"}, "task": {"block": 2}}, "use the objective direct"),
+        ({"task": {"history": 0}}, "history of ns2d is 0"),
+        ({"task": {"block": 11}}, "evaluated over 10"),
+        ({"task": {"targets": ["pressure"]}}, "must begin with its targets"),
+        ({"task": {"colour": 1}}, "no setting"),
+        ({"model": {"width": "wide"}}, "model.width must be a whole number"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_sentence(change, says):
+    plain = RECIPES["ns2d"].to_plain()
+    for part, values in change.items():
+        plain[part].update(values)
+    with pytest.raises(ValueError, match=says) as caught:
+        Recipe.from_plain(plain)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+# --- a reader that no file can surprise
+
+BASE = json.dumps(replace(RECIPES["smoke3d"], model=ModelRecipe(modes=(6, 5, 4))).to_plain())
+NUMBERS = st.integers() | st.sampled_from([10**30, -(10**30), 10**400, 2**63]) | st.floats()
+SCALARS = st.none() | st.booleans() | NUMBERS | st.text(max_size=8) | st.just("two\nlines")
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+)
+PLACES = [(part.name, name) for part in fields(Recipe) for name in json.loads(BASE)[part.name]]
+
+
+@st.composite
+def mutated(draw):
+    """A valid recipe with a few keys gone, added or given other values, at any depth."""
+    plain = json.loads(BASE)
+    for part, name in draw(st.lists(st.sampled_from(PLACES), min_size=1, max_size=3)):
+        table = plain.get(part)
+        if not isinstance(table, dict):
+            continue
+        match draw(st.sampled_from(["replace", "drop", "add", "nest", "part"])):
+            case "replace":
+                table[name] = draw(VALUES)
+            case "drop":
+                table.pop(name, None)
+            case "add":
+                table[draw(st.text(max_size=8) | st.just("two\nlines"))] = draw(VALUES)
+            case "nest":
+                table[name] = {name: table.get(name)}
+            case "part":
+                plain[part] = draw(VALUES)
+    return plain
+
+
+def read(ask):
+    """The recipe, or one sentence; anything else is a fault."""
+    try:
+        recipe = ask()
+    except ValueError as error:
+        assert str(error) and "\n" not in str(error), str(error)
+    else:
+        assert isinstance(recipe, Recipe)
+        assert Recipe.from_plain(json.loads(json.dumps(recipe.to_plain(), allow_nan=False))) == recipe
+
+
+@settings(deadline=None, max_examples=300)
+@given(plain=mutated() | VALUES)
+def test_whatever_a_recipe_holds_it_is_read_or_refused_in_one_line(plain):
+    read(lambda: Recipe.from_plain(plain))
+
+
+def nested(depth: int) -> str:
+    plain = json.loads(BASE)
+    plain["task"]["name"] = "HERE"
+    return json.dumps(plain).replace('"HERE"', "[" * depth + "1" + "]" * depth)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    content=st.binary(max_size=64)
+    | st.integers(0, len(BASE) - 1).map(lambda end: BASE[:end].encode())
+    | mutated().map(lambda plain: json.dumps(plain).encode())
+    | st.integers(1, 3000).map(lambda depth: nested(depth).encode())
+    | st.sampled_from([b"", b"[]", b"null", b"9" * 5000, BASE.replace("128", "9" * 5000).encode(), b"\xff\xfe"]),
+)
+def test_whatever_lies_in_recipe_json_it_is_read_or_refused_in_one_line(content, tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp() / "reader"
+    folder.mkdir(exist_ok=True)
+    (folder / "recipe.json").write_bytes(content)
+    read(lambda: recipe_in(Run(folder)))
+
+
+def test_a_deep_recipe_is_refused_in_one_line(tmp_path):
+    for depth in (10, 900, 2_000, 100_000):
+        (tmp_path / "recipe.json").write_text(nested(depth))
+        with pytest.raises(ValueError) as caught:
+            recipe_in(Run(tmp_path))
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,124 @@
+"""Two processes on one machine learn what one process learns from the same global batch, and measure the same."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import sigmasolver
+from sigmasolver.data.generate import generate
+from sigmasolver.evaluate import Request, evaluate_run
+from sigmasolver.parallel import join
+from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
+from sigmasolver.runs import Run, read_facts, read_rows, read_tensors
+from sigmasolver.simulate.vorticity import DEMO
+from sigmasolver.tasks import Task
+from sigmasolver.train import job
+from sigmasolver.train.engine import Place, Stepper
+
+ROOT = Path(sigmasolver.__file__).parents[1]
+FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
+TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")
+MODEL = ModelRecipe(width=16, depth=2, heads=2, slices=4, modes=3)
+RECIPE = Recipe(TASK, MODEL, TrainRecipe(updates=20, batch=4, seed=3, clip=1.0, checks=1))
+
+
+def work(path: str, folder: str, shard: bool, half: bool) -> None:
+    """What every process does."""
+    torch.set_num_threads(1)
+    with join(torch.device("cpu")) as world:
+        run, place = Run(folder), Place(world, shard=shard)
+        if half:  # stop in the middle, and go on
+            with pytest.raises(KeyboardInterrupt):
+                train_half(path, run, place)
+            world.wait()
+            assert read_facts(run.resume)["step"] == 10
+        job.train_run(RECIPE, path, run, place)
+        evaluate_run(run, Request(batch=3), world=world)
+
+
+def train_half(path, run, place):
+    """Ten of the twenty steps, the state kept after every five."""
+    original = Stepper.run
+
+    def limited(self, step):
+        if step == 12:
+            raise KeyboardInterrupt
+        original(self, step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stepper, "run", limited)
+        patch.setattr(job, "train", partial(job.train, look=5, keep_seconds=0))
+        job.train_run(RECIPE, path, run, place)
+
+
+def start(path, folder, processes, shard=False, half=False):
+    code = f"from tests.train.test_processes import work; work({str(path)!r}, {str(folder)!r}, {shard}, {half})"
+    script = Path(folder).with_suffix(".py")
+    script.write_text(code)
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
+    done = subprocess.run(
+        [sys.executable, *launcher, str(script)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return Run(folder)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("processes")
+    generate(FLOW, 8, 0, folder / "flow.h5")
+    return {
+        "one": start(folder / "flow.h5", folder / "one", 1),
+        "two": start(folder / "flow.h5", folder / "two", 2),
+        "split": start(folder / "flow.h5", folder / "split", 2, shard=True),
+    }
+
+
+def distance(first, second):
+    """Of all weights as one vector. (Adam blows the round-off of a vanishing gradient up to a step, so a single small
+    parameter may differ more.)"""
+    alone, together = (read_tensors(run.weights)[0] for run in (first, second))
+    assert set(alone) == set(together)
+    a, b = (torch.cat([tensors[key].flatten().double() for key in alone]) for tensors in (alone, together))
+    return float((a - b).norm() / a.norm())
+
+
+@pytest.mark.parametrize("name", ["two", "split"])
+def test_two_processes_give_the_weights_of_one(runs, name):
+    assert distance(runs["one"], runs[name]) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["two", "split"])
+def test_the_log_tells_the_loss_of_the_whole_batch(runs, name):
+    alone, together = (read_rows(runs[key].log)[-1] for key in ("one", name))
+    assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+    assert together["error"] == pytest.approx(alone["error"], rel=1e-5)
+
+
+def test_the_shared_evaluation_has_every_window_once_and_the_same_numbers(runs):
+    """The weights differ by round-off, so the yardstick (which has none) must agree exactly, the model nearly."""
+    alone, together = (read_rows(runs[key].records) for key in ("one", "two"))
+    assert len(alone) == len(together) > 20
+    for one, two in zip(alone, together, strict=True):
+        assert all(one[key] == two[key] for key in ("model", "metric", "field", "lead", "windows"))
+        if one["model"] == "persistence" or one["value"] is None:
+            assert one["value"] == two["value"]
+        else:
+            assert two["value"] == pytest.approx(one["value"], rel=1e-3)
+
+
+def test_split_weights_go_on_where_they_stopped(runs, tmp_path):
+    """What is kept is whole, so a run that was begun by two processes can be finished by any number."""
+    resumed = start(runs["one"].path.parent / "flow.h5", tmp_path / "resumed", 2, shard=True, half=True)
+    assert distance(runs["one"], resumed) < 1e-5

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -43,7 +44,8 @@ class Forecaster(nn.Module):
     """history `(B, T_in, *grid, q_in)` -> the next `block` frames `(B, block, *grid, q_out)`, in physical units.
 
     `conditions` names numbers that hold for a whole trajectory (Reynolds number, viscosity, time step); each call
-    passes them by name, one per sample, and each becomes a constant channel behind the history.
+    passes them by name, one per sample, and each becomes a constant channel behind the history. `history` is T_in, for
+    `rollout` to check.
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class Forecaster(nn.Module):
         block: int,
         boundary: str | None = None,
         conditions: tuple[str, ...] = (),
+        history: int | None = None,
     ) -> None:
         super().__init__()
+        self.history = history
         self.model, self.inputs, self.targets, self.block = model, inputs, targets, block
         self.boundary = row(BOUNDARIES, boundary, "boundary operator") if boundary is not None else None
         self.conditions = conditions
@@ -63,14 +67,23 @@ class Forecaster(nn.Module):
     def around(self, model: nn.Module) -> Forecaster:
         """The same map around another network: a compiled or distributed form of this one."""
         boundary = next((name for name, one in BOUNDARIES.items() if one is self.boundary), None)
-        return Forecaster(model, self.inputs, self.targets, self.block, boundary, self.conditions)
+        return Forecaster(model, self.inputs, self.targets, self.block, boundary, self.conditions, self.history)
 
     def rollout(
-        self, history: torch.Tensor, steps: int, conditions: Mapping[str, torch.Tensor] | None = None
+        self, history: torch.Tensor | np.ndarray, steps: int, conditions: Mapping[str, torch.Tensor] | None = None
     ) -> Rollout:
-        """A free forecast of `steps` frames after `history` (B, T_in, *grid, q_in), without gradients."""
+        """A free forecast of `steps` frames after `history` (B, T_in, *grid, q_in), without gradients.
+
+        Where the length of the history is known, the last frames of a longer one are used.
+        """
+        place = next((one for one in self.model.parameters()), torch.zeros(()))
+        frames = torch.as_tensor(history).to(place.device, place.dtype)
+        if self.history is not None and frames.ndim > 1:
+            if frames.shape[1] < self.history:
+                raise ValueError(f"The history has {frames.shape[1]} frames; {self.history} are needed.")
+            frames = frames[:, -self.history :]
         with torch.no_grad():
-            return rollout(self, history, steps, conditions=conditions)
+            return rollout(self, frames, steps, conditions=conditions)
 
     def forward(self, history: torch.Tensor, conditions: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
         channels = _fold(self.inputs.encode(history))

@@ -157,11 +157,9 @@ def print_scores(screen: Console, rows: Sequence[dict[str, Any]]) -> None:
     """One task's table, and a line for each run with what the table leaves out."""
     found, first = comparison(named_apart(rows)), rows[0]
     grid = " × ".join(map(str, first["grid"]))
-    screen.print(
-        f"{first['task']}: relative L2 error of {first['protocol']} forecasts, {first['windows']} windows of the "
-        f"{first['part']} part, {first['horizon']} frame{'s' * (first['horizon'] > 1)} on {grid}",
-        soft_wrap=True,
-    )
+    what = f"{first['protocol']} forecasts of {first['horizon']} frames" if first["horizon"] > 1 else "predictions"
+    where = f"{first['windows']} windows of the {first['part']} part"
+    screen.print(f"{first['task']}: relative L2 error of {what} on {grid}, {where}", soft_wrap=True)
     table = Table(box=SIMPLE_HEAD)
     for number, column in enumerate(found.columns):
         longest = max(map(len, column.split()))
@@ -171,15 +169,22 @@ def print_scores(screen: Console, rows: Sequence[dict[str, Any]]) -> None:
         table.add_row(*map(Text, cells, styles))
     screen.print(table)
     for run in dict.fromkeys(row["run"] for row in rows):
-        screen.print(f"  {run}: {_beside(row for row in rows if row['run'] == run)}", soft_wrap=True)
+        beside = _beside([row for row in rows if row["run"] == run], first["horizon"])
+        screen.print(f"  {run}: {beside}", soft_wrap=True)
 
 
-def _beside(rows: Iterable[dict[str, Any]]) -> str:
+def _beside(rows: Iterable[dict[str, Any]], horizon: int) -> str:
     """RMSE, MAE, how long the forecast correlates, and whether it blew up."""
     whole = [row for row in rows if row["lead"] is None and row["model"] not in YARDSTICKS]
     fields = [row["field"] for row in whole if row["metric"] == "rmse"]
     held = {row["metric"]: row["value"] for row in whole if row["field"] in (None, fields[-1])}
-    reach = "beyond the horizon" if held["correlation_time"] is None else f"at t = {held['correlation_time']:.3g}"
+    reach = f"correlation {_number(held['correlation'])}"
+    if horizon > 1:
+        when = "beyond the horizon" if held["correlation_time"] is None else f"at t = {held['correlation_time']:.3g}"
+        reach = f"correlation falls below 0.8 {when}"
     blown = f"; {100 * held['blow_up']:.3g} % of the forecasts blew up" if held["blow_up"] else ""
-    rmse, mae = ("not finite" if held[name] is None else f"{held[name]:.3g}" for name in ("rmse", "mae"))
-    return f"RMSE {rmse}, MAE {mae}, correlation falls below 0.8 {reach}{blown}"
+    return f"RMSE {_number(held['rmse'])}, MAE {_number(held['mae'])}, {reach}{blown}"
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.3g}"

@@ -20,7 +20,7 @@ def build(recipe: Recipe, inputs: Normaliser, targets: Normaliser) -> Forecaster
     """An untrained forecaster; the recipe's seed fixes its weights."""
     torch.manual_seed(recipe.train.seed)
     model = build_solver(recipe.model.name, recipe.model.config(recipe.task))
-    return Forecaster(model, inputs, targets, recipe.task.block, recipe.task.boundary)
+    return Forecaster(model, inputs, targets, recipe.task.block, recipe.task.boundary, history=recipe.task.history)
 
 
 def recipe_in(run: Run) -> Recipe:

@@ -105,7 +105,7 @@ def test_evaluate_prints_what_it_writes(learned, call):
         if row["model"] == "persistence" and row["metric"] == "relative_l2_lead":
             assert row["value"] == pytest.approx(2 * np.sin(np.pi * row["lead"] / 8), rel=1e-5)
     longer, out, _ = call("evaluate", folder / "run", "--horizon", 5, "--protocol", "teacher-forced", "--windows", 1)
-    assert longer == 0 and "teacher-forced forecasts, 1 windows of the test part, 5 frames on 8 × 8" in out
+    assert longer == 0 and "teacher-forced forecasts of 5 frames on 8 × 8, 1 windows of the test part" in out
 
 
 def test_forecast_writes_the_rollout(learned, call, tmp_path):

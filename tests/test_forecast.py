@@ -173,3 +173,42 @@ def test_a_forecast_of_other_fields_cannot_be_fed_back():
     assert rollout(forecaster, history, 1).frames.shape == (1, 1, 4, 1)
     with pytest.raises(ValueError, match="cannot be fed back"):
         rollout(forecaster, history, 2)
+
+
+def test_the_method_takes_arrays_and_the_last_frames_of_a_longer_history():
+    truth = wave(9)
+    fields = normaliser(["u"])
+    forecaster = Forecaster(Shift(1), fields, fields, 1, history=2)
+    result = forecaster.rollout(truth[:, :5].float().numpy(), 4)
+    torch.testing.assert_close(result.frames.double(), truth[:, 5:], rtol=0, atol=1e-6)
+    with pytest.raises(ValueError, match="has 1 frames; 2 are needed"):
+        forecaster.rollout(truth[:, :1], 4)
+
+
+def test_fields_that_are_given_are_carried_along():
+    """The model advances the first field by the second, which stays as it was given."""
+
+    class Drift(nn.Module):
+        def forward(self, x):
+            return x[..., 2:3] + x[..., 3:4]
+
+    forecaster = Forecaster(Drift(), normaliser(["u", "speed"]), normaliser(["u"]), 1)
+    history = torch.zeros(1, 2, 4, 2, dtype=F64)
+    history[..., 1] = 0.5
+    free = rollout(forecaster, history, 4).frames
+    torch.testing.assert_close(free[0, :, 0, 0], torch.tensor([0.5, 1.0, 1.5, 2.0], dtype=F64))
+    forced = rollout(forecaster, history, 4, truth=torch.full((1, 4, 4, 1), 7.0, dtype=F64)).frames
+    torch.testing.assert_close(forced[0, :, 0, 0], torch.tensor([0.5, 7.5, 7.5, 7.5], dtype=F64))
+
+
+def test_a_sample_that_stops_being_finite_leaves_the_others_alone():
+    class Explode(nn.Module):
+        def forward(self, x):
+            return torch.where(x > 3, torch.nan, x + 1)
+
+    forecaster = Forecaster(Explode(), normaliser(["u"]), normaliser(["u"]), 1)
+    history = torch.tensor([0.0, 2.0], dtype=F64).view(2, 1, 1, 1).expand(2, 1, 4, 1)
+    result = rollout(forecaster, history, 4)
+    torch.testing.assert_close(result.frames[0, :, 0, 0], torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=F64))
+    assert torch.isfinite(result.frames[1, :2]).all() and result.frames[1, 2:].isnan().all()
+    assert result.stopped == 3 and str(result).startswith("1 of 2 forecasts stopped being finite, the first at lead 3")

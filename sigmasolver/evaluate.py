@@ -17,6 +17,7 @@ steady task the mean of the training targets (with the normalisers none and box-
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, provenance, read_facts, read_rows, replace_rows
 from sigmasolver.tasks import field_groups
 from sigmasolver.trained import data_of, load, recipe_in
+from sigmasolver.version import __version__
 
 __all__ = ["PROTOCOLS", "Request", "evaluate_run", "measure", "predict", "rows_of"]
 
@@ -101,7 +103,8 @@ def evaluate_run(
     for one, measures in zip((who, {"model": yardstick(recipe), "seed": None}), measured, strict=True):
         rows += [{**facts, **one, **row} for row in rows_of(measures, recipe.task.targets, float(step))]
     if world.first:
-        replace_rows(run.records, [*read_rows(run.records), *rows])
+        with run.held("records", wait=True):
+            replace_rows(run.records, [*read_rows(run.records), *rows])
     world.wait()  # the next evaluation looks into the file
     return rows
 
@@ -115,8 +118,10 @@ def _source(run: Run, recipe: Recipe, windows: Windows, request: Request, finger
     """What tells one evaluation from another."""
     return {
         "task": recipe.task.name,
-        "run": run.path.name,
+        "run": run.path.resolve().name,
         "step": read_facts(run.weights)["step"],
+        "weights": hashlib.sha256(run.weights.read_bytes()).hexdigest()[:16],
+        "package": __version__,
         "precision": recipe.train.precision,
         "data": fingerprint,
         "part": request.part,
@@ -140,6 +145,8 @@ def windows_of(run: Run, recipe: Recipe, store: Reader, request: Request) -> Win
         return Windows(store, trajectories, spec)
     if request.part != "test":
         raise ValueError(f"All trajectories of {store.path} are the test of {run.path}; leave the part out.")
+    if request.grid is None and store.header.grid == recipe.task.grid:
+        spec = replace(spec, space_stride=1)  # these are thinned already
     trained = set(facts.get("digests", ()))
     for number, digest in enumerate(store.digests):
         if digest.hex() in trained:
@@ -199,6 +206,7 @@ def measure(
     parts: tuple[list[Measures], list[Measures]] = ([], [])
     for number, indices in enumerate(mine.split(request.batch)):
         history, future = (one.to(world.device) for one in windows.batch(indices))
+        _refuse_non_finite(windows, indices, history, future)
         with torch.no_grad():
             for part, frames in zip(parts, predict(forecaster, history, future, request.protocol), strict=True):
                 part.append(_measured(frames, future, forecaster, sides))
@@ -215,6 +223,13 @@ def _sides(windows: Windows) -> tuple[float, ...] | None:
     if set(windows.source.header.layout.boundary) != {"periodic"}:
         return None
     return tuple(len(axis) * float(axis[1] - axis[0]) if len(axis) > 1 else 1.0 for axis in windows.coordinates)
+
+
+def _refuse_non_finite(windows: Windows, indices: torch.Tensor, *frames: torch.Tensor) -> None:
+    finite = torch.stack([one.isfinite().flatten(1).all(1) for one in frames]).all(0).cpu()
+    if not bool(finite.all()):
+        trajectory = windows.trajectories[int(indices[~finite][0]) // windows.starts]
+        raise ValueError(f"Trajectory {trajectory} of the data has values that are not finite; leave it out.")
 
 
 def _measured(

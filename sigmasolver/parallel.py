@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -56,6 +57,14 @@ class World:
         dist.all_reduce(total)
         return total / self.size
 
+    def agreed(self, flag: bool) -> bool:
+        """What the first process says; clocks differ, and all must do the same."""
+        if self.size == 1:
+            return flag
+        said = torch.tensor([int(flag)], device=self.device)
+        dist.broadcast(said, src=0)
+        return bool(said.item())
+
     def wait(self) -> None:
         """Until every process is here."""
         if self.size > 1:
@@ -77,7 +86,8 @@ def join(device: torch.device) -> Iterator[World]:
             )
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    # The first process may import and fit for a long time while the others wait.
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(hours=6))
     try:
         yield World(rank, size, device)
     finally:

@@ -12,10 +12,10 @@ from typing import Any
 
 from sigmasolver.data.windows import Split, WindowSpec, split
 from sigmasolver.models import Options, SolverConfig
-from sigmasolver.settings import check_types, from_plain, row, to_plain
+from sigmasolver.settings import check_types, from_plain, override, row, to_plain
 from sigmasolver.tasks import CANONICAL, REALM, REALPDEBENCH, TASKS, Task
 
-__all__ = ["RECIPES", "SUITES", "ModelRecipe", "Recipe", "TrainRecipe", "recipe_of", "suite_of"]
+__all__ = ["RECIPES", "SUITES", "ModelRecipe", "Recipe", "TrainRecipe", "changed", "recipe_of", "suite_of"]
 
 
 @dataclass(frozen=True)
@@ -220,6 +220,13 @@ def recipe_of(task: str, model: str = "transolver-sigma", seed: int = 42) -> Rec
     return replace(recipe, model=replace(recipe.model, name=model), train=replace(recipe.train, seed=seed))
 
 
+def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """The recipe with `name=value` settings applied; epochs that are asked for replace a number of updates."""
+    names = [setting.partition("=")[0].strip() for setting in settings]
+    more = ["train.updates=none"] if "train.epochs" in names and "train.updates" not in names else []
+    return override(recipe, [*settings, *more])
+
+
 SEEDS = (42, 43, 44)
 ABLATIONS = (
     "transolver-sigma", "no-physical", "no-spectral", "physical-then-spectral", "spectral-then-physical", "no-context",
@@ -238,7 +245,7 @@ tab:slice-attention-analysis, fig:darcy-scaling."""
 
 
 def suite_of(name: str) -> dict[str, Recipe]:
-    """The recipes of a suite, by the name of their runs; no run of the paper is validated while it trains."""
+    """The recipes of a suite, by the name of their runs; no training trajectory is kept for validation."""
     return row(SUITES, name, "suite")()
 
 

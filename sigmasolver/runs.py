@@ -67,6 +67,23 @@ class Run:
     def records(self) -> Path:
         return self.path / "records.jsonl"
 
+    @contextmanager
+    def held(self, what: str, wait: bool = False) -> Iterator[None]:
+        """Hold one part of the run against other processes, or say that one has it; a dead holder holds nothing."""
+        import fcntl  # not on Windows
+
+        with plain_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = open(self.path / f"{what}.lock", "w")  # noqa: SIM115
+        with handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    f"Another process is working on {self.path} just now; wait for it, or choose another folder."
+                ) from None
+            yield
+
     @property
     def finished(self) -> bool:
         """Whether the last step was taken and its weights are there."""
@@ -88,7 +105,10 @@ class Run:
         try:
             values = json.loads(file.read_text())
         except FileNotFoundError:
-            raise ValueError(f"{self.path} is not a run: it has no {name}; give the folder of a training.") from None
+            raise ValueError(
+                f"{self.path} is not a run: it has no {name}; give the folder of a training, or repeat the command "
+                "that was to begin it."
+            ) from None
         except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
             raise ValueError(f"{file} cannot be read as JSON; copy it again or start the run anew.") from None
         if not isinstance(values, dict):
@@ -101,9 +121,9 @@ class Run:
         if file.exists():
             held, wanted = self.recipe(), json.loads(json.dumps(recipe))
             if held != wanted:
-                keys = sorted(key for key in held.keys() | wanted.keys() if held.get(key) != wanted.get(key))
                 raise ValueError(
-                    f"{self.path} holds a run with another recipe ({', '.join(keys)}); choose another folder."
+                    f"{self.path} holds a run with another recipe ({', '.join(_differences(held, wanted))}); choose "
+                    "another folder."
                 )
             return
         self.write_json("recipe.json", recipe)
@@ -111,6 +131,18 @@ class Run:
     def recipe(self) -> dict[str, Any]:
         """What was asked for, as plain values."""
         return self.read_json("recipe.json")
+
+
+def _differences(first: Mapping[str, Any], second: Mapping[str, Any], where: str = "") -> list[str]:
+    """The settings that differ, by their dotted names."""
+    found = []
+    for key in dict.fromkeys((*first, *second)):
+        one, two = first.get(key), second.get(key)
+        if isinstance(one, dict) and isinstance(two, dict):
+            found += _differences(one, two, f"{where}{key}.")
+        elif one != two:
+            found.append(f"{where}{key}")
+    return found
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
@@ -160,6 +192,8 @@ def _opened(path: Path, device: torch.device | str) -> Iterator[tuple[Any, dict[
                     f"{notes.get('format', 'not named')}, and {FORMAT} is read."
                 )
             yield file, json.loads(notes["facts"])
+    except PermissionError:
+        raise ValueError(f"This user may not read {path}; ask its owner.") from None
     except (SafetensorError, OSError, KeyError, json.JSONDecodeError):
         raise ValueError(f"{path} is truncated or damaged; copy it again or go back to an earlier one.") from None
 
@@ -201,7 +235,10 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     rows = []
-    *lines, _ = path.read_bytes().split(b"\n")
+    try:
+        *lines, _ = path.read_bytes().split(b"\n")
+    except PermissionError:
+        raise ValueError(f"This user may not read {path}; ask its owner.") from None
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
@@ -232,7 +269,10 @@ def provenance(device: torch.device) -> dict[str, str]:
 
 def _commit() -> str | None:
     """Of the checkout that this package lies in; an installed package has none."""
-    words = ["git", "-C", str(Path(__file__).parents[1]), "describe", "--always", "--dirty", "--exclude=*"]
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():
+        return None
+    words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         answer = subprocess.run(words, capture_output=True, text=True, check=False)
     except OSError:  # no git on this machine

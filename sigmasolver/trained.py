@@ -33,12 +33,13 @@ def recipe_in(run: Run) -> Recipe:
 
 def data_of(run: Run) -> Path:
     """The file that a run learns from."""
-    path = run.read_json("data.json").get("path")
-    if not isinstance(path, str):
+    named = run.read_json("data.json").get("path")
+    if not isinstance(named, str):
         raise ValueError(f"data.json of {run.path} does not name a file; name it with --data.")
-    if not Path(path).exists():
+    path = run.path / named  # data inside the folder move with it
+    if not path.exists():
         raise ValueError(f"The data of {run.path} is no longer at {path}; name its new place with --data.")
-    return Path(path)
+    return path
 
 
 def write_normalisers(run: Run, inputs: Normaliser, targets: Normaliser, fingerprint: str) -> None:
@@ -47,12 +48,12 @@ def write_normalisers(run: Run, inputs: Normaliser, targets: Normaliser, fingerp
     run.write_json("normaliser.json", facts)
 
 
-def read_normalisers(run: Run) -> tuple[Normaliser, Normaliser, str]:
+def read_normalisers(run: Run) -> tuple[Normaliser, Normaliser]:
     """What `write_normalisers` wrote."""
     facts = run.read_json("normaliser.json")
     try:
         inputs, targets = (Normaliser.from_dict(facts[name]) for name in ("inputs", "targets"))
-        return inputs, targets, str(facts["data"])
+        return inputs, targets
     except (KeyError, TypeError, AttributeError):
         raise ValueError(f"normaliser.json of {run.path} is not whole; copy it again or start the run anew.") from None
 
@@ -66,8 +67,10 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Forecaster:
     """The forecaster of a run, ready to use: `load("runs/mine").rollout(history, 50)`; no training data is needed."""
     run = Run(path)
     recipe = recipe_in(run)
+    if run.resume.exists() and not run.weights.exists():
+        raise ValueError(f"{run.path} is not finished; go on with: sigmasolver train --resume {run.path}")
     tensors, _ = read_tensors(run.weights, device)
-    inputs, targets, _ = read_normalisers(run)
+    inputs, targets = read_normalisers(run)
     forecaster = build(recipe, inputs, targets)
     held, wanted = {name: tuple(t.shape) for name, t in tensors.items()}, forecaster.model.state_dict()
     if held != {name: tuple(t.shape) for name, t in wanted.items()}:

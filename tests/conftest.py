@@ -1,9 +1,13 @@
 """Shared by all tests: one thread per worker (the workers are the parallelism), fixed seeds, small models."""
 
+import os
 from collections.abc import Callable
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything reads Triton
 
 from sigmasolver.models import Options, build_model
 from sigmasolver.models.solver import Solver

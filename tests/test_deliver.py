@@ -9,7 +9,7 @@ import torch
 
 from sigmasolver.data import slots
 from sigmasolver.data.generate import generate
-from sigmasolver.data.store import open_store
+from sigmasolver.data.store import Writer, open_store
 from sigmasolver.deliver import forecast_file
 from sigmasolver.files import new_name
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
@@ -32,7 +32,11 @@ THIN = Task("thin", BOTH, BOTH, (6, 6), 2, 1, 2, 3, 1, "channel", time_stride=2,
 def made(tmp_path_factory):
     """A store and two runs that learned a little from it: all frames and points, and half of each."""
     folder = tmp_path_factory.mktemp("made")
-    generate(WAVES, 4, 0, folder / "waves.h5")
+    generate(WAVES, 4, 0, folder / "moving.h5")
+    with open_store(folder / "moving.h5") as store, Writer(folder / "waves.h5", store.header, 4) as writer:
+        values = store[:]
+        values[..., 0] = values[:, :1, ..., 0]  # a field that is given must not change in time
+        writer.append(values)
     for task in (FULL, THIN):
         train_run(Recipe(task, MODEL, PLAN), folder / "waves.h5", Run(folder / task.name))
     return folder

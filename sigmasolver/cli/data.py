@@ -84,7 +84,7 @@ def import_data(
     from sigmasolver.data.formats import import_data as convert
 
     with progress("importing", None) as move:
-        made = convert(source, out, kind, dtype, move, fields.split(",") if fields else None)
+        made = convert(source, out, kind, dtype, move, [name.strip() for name in fields.split(",")] if fields else None)
     screen = console()
     shape = " × ".join(map(str, made.shape))
     screen.print(f"{out}: {made.count} trajectories of {shape} from {made.kind}", soft_wrap=True)
@@ -103,12 +103,11 @@ def windows(
     """List every window of a part: trajectory, first frame of history and future, last frame (stored frames)."""
     from sigmasolver.data.store import open_store
     from sigmasolver.data.windows import Windows
-    from sigmasolver.recipes import recipe_of
-    from sigmasolver.settings import override
+    from sigmasolver.recipes import changed, recipe_of
 
     if part not in ("train", "validation", "test"):
         raise ValueError(f'There is no part "{part}"; choose from train, validation, test.')
-    recipe = override(recipe_of(task), settings or [])
+    recipe = changed(recipe_of(task), settings or [])
     with open_store(data) as store:
         trajectories = getattr(recipe.split(len(store), store.digests), part)
         spec = recipe.training_windows() if part == "train" else recipe.evaluation_windows()

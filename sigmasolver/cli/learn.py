@@ -25,10 +25,10 @@ def train(
     data: Annotated[Path | None, typer.Option(help="A store, or your own .h5, .npy, .npz or folder of them.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder to make, or to go on with.")] = None,
     resume: Annotated[Path | None, typer.Option(help="A run folder to go on with; nothing else is needed.")] = None,
-    model: Annotated[str, typer.Option(help="A row of the family or a baseline; `sigmasolver models` lists them.")] = (
-        "transolver-sigma"
-    ),
-    seed: Annotated[int, typer.Option(help="Fixes the first weights and the order of the windows.")] = 42,
+    model: Annotated[
+        str | None, typer.Option(help="transolver-sigma or another; `sigmasolver models` lists them.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Fixes first weights and order of windows; 42 if not given.")] = None,
     fields: Annotated[str | None, typer.Option(help="Own data: the fields to use, such as u,v.")] = None,
     targets: Annotated[str | None, typer.Option(help="Own data: those to predict; the others are given.")] = None,
     history: Annotated[int | None, typer.Option(help="Own data: frames the model sees.")] = None,
@@ -41,8 +41,8 @@ def train(
 ) -> None:
     """Train a model. Stop it at any moment: `sigmasolver train --resume RUN` continues to the same weights."""
     from sigmasolver.parallel import join
+    from sigmasolver.recipes import changed, recipe_of
     from sigmasolver.runs import Run
-    from sigmasolver.settings import override
     from sigmasolver.train.engine import Place
     from sigmasolver.train.job import resume_run, train_run
     from sigmasolver.train.own import Wishes, own_recipe
@@ -51,22 +51,24 @@ def train(
     with join(device_of(device)) as world:
         place = Place(world, engine_of(engine, world), shard)
         if resume is not None:
-            if task or out or settings or any(own.values()):
+            given = (task, out, settings, model, seed, *own.values())
+            if any(value is not None for value in given):
                 raise ValueError(
                     "A run that goes on keeps its recipe; give --resume alone, or with --data and --device."
                 )
             with training(world) as watch:
                 resume_run(Run(resume), data, place, watch)
             return say_trained(Run(resume), world)
-        from sigmasolver.recipes import recipe_of
-
-        published = recipe_of(task, model, seed) if task is not None else None
+        model, seed = model or "transolver-sigma", 42 if seed is None else seed
+        published = changed(recipe_of(task, model, seed), settings or []) if task is not None else None
         if data is None or out is None:
             raise ValueError("Say what to learn from with --data, and where the run shall lie with --out.")
         if task is not None and any(value is not None for value in own.values()):
             named = next(name for name, value in own.items() if value is not None)
             raise ValueError(f"{named} is for data of your own; change a task with --set task.history=4 and the like.")
-        names = tuple(fields.split(",")) if fields else None
+        names, wanted = _names(fields), _names(targets)
+        if names and wanted:
+            names = tuple(dict.fromkeys((*names, *wanted)))
         # Without a task nothing is a public data set, though its shape may look like one.
         store = _as_store(data, out, "arrays" if task is None and data.suffix != ".mat" else None, names, world)
         if published is not None:
@@ -74,12 +76,11 @@ def train(
         else:
             from sigmasolver.data.store import open_store
 
-            wishes = Wishes(
-                data.stem, names, tuple(targets.split(",")) if targets else None, history, block, horizon, model, seed
-            )
+            wishes = Wishes(data.resolve().stem, names, wanted, history, block, horizon, model, seed)
             with open_store(store) as reader:
                 recipe, notes = own_recipe(reader.header, len(reader), wishes, world.device.type == "cuda")
-        recipe = override(recipe, settings or [])
+            recipe = changed(recipe, settings or [])
+            notes += [f"then set: {', '.join(settings)}"] if settings else []
         if world.first:
             for note in notes:
                 console().print(f"  {note}", soft_wrap=True)
@@ -106,9 +107,8 @@ def suite(
 
     from sigmasolver.evaluate import evaluate_run
     from sigmasolver.parallel import join
-    from sigmasolver.recipes import suite_of
+    from sigmasolver.recipes import changed, suite_of
     from sigmasolver.runs import Run
-    from sigmasolver.settings import override
     from sigmasolver.train.engine import Place
     from sigmasolver.train.job import train_run
 
@@ -125,12 +125,16 @@ def suite(
     with join(device_of(device)) as world:
         place = Place(world, engine_of(engine, world))
         for key, recipe in recipes.items():
-            run, changed = Run(out / key), override(recipe, settings or [])
+            run, wanted = Run(out / key), changed(recipe, settings or [])
             if world.first:
                 screen.print(f"{key}: {'finished before' if run.finished else 'training'}")
             with training(world) as watch:
-                train_run(changed, data / f"{changed.task.name}.h5", run, place, watch)
+                train_run(wanted, data / f"{wanted.task.name}.h5", run, place, watch)
             evaluate_run(run, world=world)
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return tuple(name.strip() for name in text.split(",")) if text else None
 
 
 def engine_of(text: str, world: World) -> str:
@@ -144,6 +148,7 @@ def _as_store(data: Path, out: Path, kind: str | None, names: tuple[str, ...] | 
     """The data as a store: itself, or imported into the run folder."""
     from sigmasolver.data.formats import import_data as convert
     from sigmasolver.data.formats.hdf5 import is_store
+    from sigmasolver.data.header import OtherStoreError
 
     if not data.exists():
         raise ValueError(f"There is no file or folder {data}.")
@@ -152,7 +157,13 @@ def _as_store(data: Path, out: Path, kind: str | None, names: tuple[str, ...] | 
     store = out / "data.h5"
     if world.first:
         with progress("importing", None) as move:
-            made = convert(data, store, kind, progress=move, names=names)
+            try:
+                made = convert(data, store, kind, progress=move, names=names)
+            except OtherStoreError:
+                if (out / "recipe.json").exists():
+                    raise
+                store.unlink()  # what an earlier command imported before it failed; no run stands on it
+                made = convert(data, store, kind, progress=move, names=names)
         shape = " × ".join(map(str, made.shape))
         console().print(f"{store}: {made.count} trajectories of {shape} from {made.kind}", soft_wrap=True)
         for note in made.notes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -12,6 +12,9 @@ from rich.table import Table
 
 from sigmasolver.cli.app import Device, app, device_of, numbers
 from sigmasolver.terminal import console, print_scores, progress
+
+if TYPE_CHECKING:
+    from sigmasolver.runs import Run
 
 __all__ = ["demo", "evaluate", "forecast", "models"]
 
@@ -48,6 +51,7 @@ def evaluate(
     rows = []
     with join(device_of(device)) as world:
         for path in dict.fromkeys(runs):
+            _say_unfinished(Run(path))
             with progress(f"evaluating {path.name}", None) if world.first else nullcontext() as move:
                 rows += evaluate_run(Run(path), request, data, world, move)
         if world.first:
@@ -65,7 +69,9 @@ def forecast(
 ) -> None:
     """Forecast from frames of your own."""
     from sigmasolver.deliver import forecast_file
+    from sigmasolver.runs import Run
 
+    _say_unfinished(Run(run))
     with progress("forecasting", None) as move:
         said = forecast_file(run, start, steps, out, device_of(device), move)
     for line in said:
@@ -85,3 +91,12 @@ def models() -> None:
         parameters = count_parameters(name, config)
         table.add_row(name, f"{parameters:,}", f"{4 * parameters / 1e6:.2f}", str(matched_width(name, config)))
     console().print(table)
+
+
+def _say_unfinished(run: Run) -> None:
+    from sigmasolver.runs import read_facts
+
+    if run.weights.exists() and run.resume.exists() and not run.finished:
+        at, steps = read_facts(run.weights)["step"], read_facts(run.resume)["steps"]
+        said = f"{run.path} is not finished: these are its weights of step {at} of {steps}"
+        console(stderr=True).print(said, soft_wrap=True)

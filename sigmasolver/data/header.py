@@ -20,7 +20,17 @@ import numpy as np
 
 from sigmasolver.simulate.simulator import Layout, Simulator
 
-__all__ = ["BOUNDARIES", "DTYPES", "FORMAT", "VERSION", "Header", "StoreError", "fingerprint", "header_of"]
+__all__ = [
+    "BOUNDARIES",
+    "DTYPES",
+    "FORMAT",
+    "VERSION",
+    "Header",
+    "OtherStoreError",
+    "StoreError",
+    "fingerprint",
+    "header_of",
+]
 
 FORMAT = "sigmasolver-store"
 VERSION = 1
@@ -30,6 +40,10 @@ BOUNDARIES = ("periodic", "wall", "open")
 
 class StoreError(ValueError):
     """A store that cannot be written or read, in one plain sentence."""
+
+
+class OtherStoreError(StoreError):
+    """A store that holds other data than those that shall be written to it."""
 
 
 @dataclass(frozen=True)

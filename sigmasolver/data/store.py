@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 
 from sigmasolver.data import slots
-from sigmasolver.data.header import DTYPES, FORMAT, VERSION, Header, StoreError, fingerprint
+from sigmasolver.data.header import DTYPES, FORMAT, VERSION, Header, OtherStoreError, StoreError, fingerprint
 from sigmasolver.files import new_name, plain_errors, take_name
 from sigmasolver.simulate.simulator import Layout
 
@@ -102,7 +102,7 @@ def _prepare(path: Path, header: Header, count: int) -> slots.SlotFile:
     with open_store(path) as old:
         difference = old.header.difference(header)
         if difference is not None:
-            raise StoreError(f"{path} cannot be continued: {difference}; choose another file name.")
+            raise OtherStoreError(f"{path} cannot be continued: {difference}; choose another file name.")
         if len(old) > count:
             raise StoreError(f"{path} holds {len(old)} trajectories, not just {count}; choose another file name.")
         if old.count == count:

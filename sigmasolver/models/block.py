@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.layers import DepthwiseConvolution, Mixing
+from sigmasolver.models.layers import DepthwiseConvolution, LayerNorm, Mixing
 from sigmasolver.models.slices import UPDATES, PhysicalOperator
 from sigmasolver.models.spectral import SpectralOperator
 
@@ -52,7 +52,7 @@ class Branch(nn.Module):
 
     def __init__(self, width: int, operator: nn.Module) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(width)
+        self.norm = LayerNorm(width)
         self.operator = operator
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
@@ -95,13 +95,13 @@ class Block(nn.Module):
         self.stages = nn.ModuleList(
             Stage([_branch(kind, width // len(stage), spec, config) for kind in stage]) for stage in spec.stages
         )
-        self.norm = nn.LayerNorm(width)
+        self.norm = LayerNorm(width)
         groups = len(spec.stages[-1]) if spec.mixing == "grouped" else 1
         self.mixing = Mixing(width, config.options.expansion, groups)
 
     def forward(self, H: torch.Tensor) -> torch.Tensor:
         if self.context is not None:
-            H = H + self.context(H)
+            H = self.context.residual(H)
         for stage in self.stages:
             H = stage(H)
         return H + self.mixing(self.norm(H))

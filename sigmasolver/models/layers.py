@@ -9,13 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from sigmasolver.ops import affine
 from sigmasolver.ops.constants import grid_constant
-from sigmasolver.ops.convolution import depthwise_convolution
+from sigmasolver.ops.convolution import depthwise_convolution, depthwise_residual
 from sigmasolver.ops.swiglu import swiglu
 
 __all__ = [
     "Convolution",
     "DepthwiseConvolution",
+    "LayerNorm",
+    "Linear",
     "Mixing",
     "SwiGLU",
     "TimeEmbedding",
@@ -44,9 +47,23 @@ def distances(grid: tuple[int, ...], reference: int, dtype: torch.dtype, device:
     return torch.as_tensor(squared).sqrt().to(dtype)
 
 
+class Linear(nn.Linear):
+    """torch's own, computed by `ops.affine.linear`."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return affine.linear(x, self.weight, self.bias)
+
+
+class LayerNorm(nn.LayerNorm):
+    """torch's own over the channels, computed by `ops.affine.layer_norm`."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return affine.layer_norm(x, self.weight, self.bias, self.eps)
+
+
 def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
     """A channel-mixing map as it starts in this family: normal weights with deviation 0.02, bias zero."""
-    layer = nn.Linear(inputs, outputs, bias)
+    layer = Linear(inputs, outputs, bias)
     nn.init.trunc_normal_(layer.weight, std=0.02)
     if bias:
         nn.init.zeros_(layer.bias)
@@ -98,6 +115,10 @@ class DepthwiseConvolution(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return depthwise_convolution(x, self.weight, self.bias, self.padding)
+
+    def residual(self, x: torch.Tensor) -> torch.Tensor:
+        """x + forward(x)."""
+        return depthwise_residual(x, self.weight, self.bias, self.padding)
 
 
 class SwiGLU(nn.Module):

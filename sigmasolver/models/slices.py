@@ -17,11 +17,14 @@ Letters: B batch, H heads, N points, M slices, D head width, C channels.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import nn
 
-from sigmasolver.models.layers import DepthwiseConvolution, linear, split_heads
+from sigmasolver.models.layers import DepthwiseConvolution, Linear, linear, split_heads
+from sigmasolver.ops import fused
+from sigmasolver.ops.convolution import depthwise_pair
 from sigmasolver.ops.slices import attention_matrix, deslice, routing, slice_states
 
 __all__ = ["UPDATES", "PhysicalOperator", "Routing", "SliceAttention", "SliceUpdate"]
@@ -40,8 +43,11 @@ class Routing(nn.Module):
         self.temperature = nn.Parameter(torch.full((heads,), self.START))
 
     def forward(self, R_BHND: torch.Tensor) -> torch.Tensor:
-        temperature = self.temperature.clamp(self.COLDEST, self.HOTTEST)
-        return routing(R_BHND, self.project.weight.mT, self.project.bias, temperature)
+        return routing(R_BHND, self.project.weight.mT, self.project.bias, self.clipped())
+
+    def clipped(self) -> torch.Tensor:
+        """The temperatures that are used."""
+        return self.temperature.clamp(self.COLDEST, self.HOTTEST)
 
 
 class SliceAttention(nn.Module):
@@ -106,10 +112,29 @@ class PhysicalOperator(nn.Module):
 
     def _path(self, width: int, padding: Sequence[str]) -> nn.Sequential:
         # The pointwise map is a convolution of kernel size one and starts as torch starts those.
-        return nn.Sequential(DepthwiseConvolution(width, self.KERNEL, padding), nn.Linear(width, width))
+        return nn.Sequential(DepthwiseConvolution(width, self.KERNEL, padding), Linear(width, width))
 
     def forward(self, Y: torch.Tensor) -> torch.Tensor:
-        P_BHNM = self.routing(split_heads(self.routing_path(Y), self.heads))
-        Z_BHMD = slice_states(P_BHNM, split_heads(self.feature_path(Y), self.heads))
-        O_BHND = deslice(P_BHNM, self.update(Z_BHMD))
-        return self.dropout(self.project(O_BHND.transpose(1, 2).reshape(Y.shape)))
+        R, F = self._paths(Y)
+        # Whoever watches the routing needs it stored; the fused twin never does.
+        if fused.usable(R) and not self.routing._forward_hooks:
+            O = self._fused(R, F)
+        else:
+            P_BHNM = self.routing(split_heads(R, self.heads))
+            Z_BHMD = slice_states(P_BHNM, split_heads(F, self.heads))
+            O = deslice(P_BHNM, self.update(Z_BHMD)).transpose(1, 2).reshape(Y.shape)
+        return self.dropout(self.project(O))
+
+    def _paths(self, Y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """R and F (B, *grid, C): two convolutions of one input, each followed by its pointwise map."""
+        routing, feature = (cast(DepthwiseConvolution, path[0]) for path in (self.routing_path, self.feature_path))
+        R, F = depthwise_pair(Y, (routing.weight, routing.bias), (feature.weight, feature.bias), routing.padding)
+        return self.routing_path[1](R), self.feature_path[1](F)
+
+    def _fused(self, R: torch.Tensor, F: torch.Tensor) -> torch.Tensor:
+        from sigmasolver.ops.fused.slices import deslice_points, slice_points
+
+        map_and_heat = (self.routing.project.weight.mT, self.routing.project.bias, self.routing.clipped())
+        R_BNC, F_BNC = R.flatten(1, -2), F.flatten(1, -2)
+        Z_BHMD = self.update(slice_points(R_BNC, F_BNC, *map_and_heat))
+        return deslice_points(R_BNC, *map_and_heat, Z_BHMD.to(R.dtype)).view(R.shape)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig, check_grid
-from sigmasolver.models.layers import TimeEmbedding, coordinates, distances, linear, perceptron
+from sigmasolver.models.layers import LayerNorm, TimeEmbedding, coordinates, distances, linear, perceptron
 
 __all__ = ["Solver"]
 
@@ -38,7 +38,7 @@ class Solver(nn.Module):
         self.offset = nn.Parameter(torch.rand(width) / width)
         self.time = TimeEmbedding(width) if options.time_embedding else None
         self.blocks = nn.ModuleList(block(config) for _ in range(config.depth))
-        self.norm = nn.LayerNorm(width)
+        self.norm = LayerNorm(width)
         self.readout = linear(width, config.out_channels)
 
     def forward(self, x: torch.Tensor, time: torch.Tensor | None = None) -> torch.Tensor:

@@ -12,6 +12,8 @@ __all__ = ["grid_constant"]
 
 P = ParamSpec("P")
 KEPT = 16
+pinned: list[torch.Tensor] = []
+"""What a captured CUDA graph reads; it must outlive its place among the last few."""
 
 
 def grid_constant(make: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
@@ -38,6 +40,8 @@ def grid_constant(make: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
             if len(remembered) >= KEPT:
                 remembered.pop(next(iter(remembered)))
             remembered[key] = value
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            pinned.append(remembered[key])
         return remembered[key]
 
     return cached

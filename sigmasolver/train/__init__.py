@@ -1,1 +1,2 @@
-"""Training: what one batch costs (`objectives`)."""
+"""Training: what a batch costs (`objectives`), how fast it learns (`schedule`), how a step runs (`engine`), the loop,
+and the way from a data file to a finished run (`job`, `own`)."""

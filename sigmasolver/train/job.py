@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -36,7 +38,9 @@ def train_run(
     place = Place() if place is None else place
     with open_store(path) as store:
         data, forecaster = _prepare(recipe, store, run, place)
-        if not run.finished:
+        if run.finished:
+            return
+        with run.held("training") if place.world.first else nullcontext():
             train(recipe, data, forecaster.to(place.world.device), run, place, watch)
 
 
@@ -59,12 +63,15 @@ def _prepare(recipe: Recipe, store: Reader, run: Run, place: Place) -> tuple[Dat
             "set task.space_stride or task.grid."
         )
     validation = Windows(store, parts.validation, recipe.evaluation_windows()) if parts.validation else None
+    for number, values in zip(parts.validation, validation.each() if validation else (), strict=True):
+        if not bool(values.isfinite().all()):
+            raise ValueError(f"Validation trajectory {number} holds values that are not finite; leave it out.")
     Plan(recipe, training).rates()
     training = _held(training, place.world.device)
     if place.world.first:
         _open(recipe, training, store, parts, run)
     place.world.wait()
-    inputs, targets, _ = read_normalisers(run)
+    inputs, targets = read_normalisers(run)
     return Data(training, validation, store.fingerprint), build(recipe, inputs, targets)
 
 
@@ -72,12 +79,24 @@ def _open(recipe: Recipe, training: Windows, store: Reader, parts: Split, run: R
     """Begin the folder, or make sure that it is this run's. Whatever can be wrong with a recipe shows before a file is
     written, so that the corrected command finds the folder free."""
     known = (run.path / "normaliser.json").exists()
-    inputs, targets = read_normalisers(run)[:2] if known else fit(recipe.task.normaliser, training)
+    inputs, targets = read_normalisers(run) if known else fit(recipe.task.normaliser, training)
+    if not known:
+        _refuse_moving(recipe, training)
     build(recipe, inputs, targets)
     run.start(recipe.to_plain())
     _bind(run, store, parts)
     if not known:
         write_normalisers(run, inputs, targets, store.fingerprint)
+
+
+def _refuse_moving(recipe: Recipe, training: Windows) -> None:
+    """A rollout carries a given field along as it is, so it must not change in time."""
+    given = [] if recipe.task.steady else [name for name in recipe.task.inputs if name not in recipe.task.targets]
+    channels = [training.fields.index(name) for name in given]
+    for values in training.each() if given else ():
+        for name, channel in zip(given, channels, strict=True):
+            if bool((values[..., channel] != values[:1, ..., channel]).any()):
+                raise ValueError(f"The field {name} is given but changes in time; predict it too, or leave it out.")
 
 
 def _bind(run: Run, store: Reader, parts: Split) -> None:
@@ -91,8 +110,12 @@ def _bind(run: Run, store: Reader, parts: Split) -> None:
             )
     # The digests tell a later test set that shares a trajectory with the training, whatever file it lies in.
     digests = [store.digests[number].hex() for number in (*parts.train, *parts.validation)]
-    facts = {"path": str(store.path.resolve()), "fingerprint": store.fingerprint}
-    run.write_json("data.json", {**facts, "parts": asdict(parts), "digests": digests})
+    place, home = store.path.resolve(), run.path.resolve()
+    named = str(place.relative_to(home)) if place.is_relative_to(home) else str(place)
+    parted = json.loads(json.dumps(asdict(parts)))
+    facts = {"path": named, "fingerprint": store.fingerprint, "parts": parted, "digests": digests}
+    if not (run.path / "data.json").exists() or run.read_json("data.json") != facts:
+        run.write_json("data.json", facts)
 
 
 def _held(windows: Windows, device: torch.device) -> Windows:
@@ -100,7 +123,8 @@ def _held(windows: Windows, device: torch.device) -> Windows:
     if device.type == "cuda":
         room = ON_GPU * torch.cuda.mem_get_info(device)[0]
     else:
-        room = ON_CPU * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        sharers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        room = ON_CPU * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / sharers
     return windows.resident(device) if windows.fits(int(room)) else windows
 
 

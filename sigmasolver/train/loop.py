@@ -118,13 +118,17 @@ def train(
     state = _State(run, stepper, plan.steps, world)
     forecaster.model.train()
     losses: list[torch.Tensor] = []
-    began, start, kept = time.monotonic(), state.step, time.monotonic()
+    began, start = time.monotonic(), state.step
+    kept = looked = began
     for step in range(state.step, plan.steps):
         stepper.run(step)
         losses.append(stepper.loss.clone())
         done = step + 1
-        if done % look and done not in plan.checks and done != plan.steps:
+        # A slow step must not put off the saving; several processes would have to agree at every step, and do not.
+        slow = world.size == 1 and time.monotonic() - looked > keep_seconds > 0
+        if done % look and not slow and done not in plan.checks and done != plan.steps:
             continue
+        looked = time.monotonic()
         mean = _read_losses(torch.stack(losses), step, plan, world)
         losses.clear()
         row: dict[str, Any] = {"step": done, "epoch": step // plan.per_epoch, "loss": mean}
@@ -140,13 +144,15 @@ def train(
             forecaster.model.train()
         if done == plan.steps and recipe.train.keep == "final":
             _save(run, forecaster.around(stepper.kept), done, data.fingerprint, world)
-        if done == plan.steps or time.monotonic() - kept >= keep_seconds:
+        if world.first:
+            append_row(run.log, row)  # before the state: what a kill leaves beyond the state is dropped at the resume
+        if world.agreed(done == plan.steps or time.monotonic() - kept >= keep_seconds):
             state.keep(done)
             kept = time.monotonic()
-        if world.first:
-            append_row(run.log, row)
-            if watch is not None:
-                watch(Progress(done, plan.steps, mean, state.error))
+        if world.first and watch is not None:
+            watch(Progress(done, plan.steps, mean, state.error))
+    if not run.weights.exists():  # a finished run whose weights were lost
+        _save(run, forecaster.around(stepper.kept), plan.steps, data.fingerprint, world)
     world.wait()  # until the first process has written what the others will read
     forecaster.model.eval()
     if stepper.average is not None:
@@ -184,8 +190,9 @@ def _read_losses(losses: torch.Tensor, last: int, plan: Plan, world: World) -> f
     if not bool(finite.all()):
         step = last - len(losses) + 1 + int((~finite).int().argmax())
         raise ValueError(
-            f"The loss of step {step} is not finite, in the windows {plan.members(step).tolist()}; look for NaN in "
-            "them, lower the peak learning rate or set clip, and go on from the state that was kept."
+            f"The loss of step {step + 1} is not finite, in the windows {plan.members(step).tolist()}; look there for "
+            "NaN and for a field that is zero all through a window (then set train.price=squared), or lower train.peak "
+            "or set train.clip, and train in another folder."
         )
     return float(values.mean())
 
@@ -198,6 +205,11 @@ class _State:
         self.step, self.best, self.error = 0, math.inf, None
         if run.resume.exists():
             self._restore()
+        rows = [row for row in read_rows(run.log) if row["step"] <= self.step]
+        self.error = next((row["error"] for row in reversed(rows) if "error" in row), None)
+        if world.first and run.log.exists():
+            replace_rows(run.log, rows)  # what was logged after the state was kept will be done again
+        world.wait()
 
     step: int
     best: float
@@ -238,11 +250,6 @@ class _State:
             group["lr"] = stepper.rate
         self.step = int(facts["step"])
         self.best = math.inf if facts["best"] is None else facts["best"]
-        rows = [row for row in read_rows(self.run.log) if row["step"] <= self.step]
-        self.error = next((row["error"] for row in reversed(rows) if "error" in row), None)
-        if self.world.first:
-            replace_rows(self.run.log, rows)  # what was logged after the state was kept will be done again
-        self.world.wait()
 
 
 def _part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

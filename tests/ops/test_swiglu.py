@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from sigmasolver.ops.swiglu import swiglu
+from sigmasolver.ops.swiglu import ALIGNED, _filled, swiglu
 
 
 def test_equals_the_formula():
@@ -22,3 +22,17 @@ def test_equals_the_formula():
             gated.append(gate / (1 + math.exp(-gate)) * up)
         expected = torch.tensor(gated, dtype=torch.float64) @ Wd + bd
         torch.testing.assert_close(result[point], expected, rtol=0, atol=1e-13)
+
+
+def test_filling_up_the_inner_width_changes_nothing():
+    width, inner = 6, 21
+    H, a, b = torch.randn(5, width), torch.randn(2 * inner, width), torch.randn(2 * inner)
+    c, d = torch.randn(width, inner), torch.randn(width)
+    parts = [one.double().requires_grad_() for one in (a, b, c)]
+    filled = _filled(*parts)
+    assert filled[2].shape[1] % ALIGNED == 0
+    expected = swiglu(H.double(), *parts, d.double())
+    found = swiglu(H.double(), *filled, d.double())
+    torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
+    for one, two in zip(*(torch.autograd.grad(y.square().sum(), parts) for y in (expected, found)), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-13, atol=1e-13)

@@ -147,7 +147,7 @@ def test_a_finished_run_is_not_trained_again(data, tmp_path):
 
 def test_another_recipe_in_the_folder_is_refused(data, tmp_path):
     start(data, tmp_path)
-    with pytest.raises(ValueError, match=r"another recipe \(train\)"):
+    with pytest.raises(ValueError, match=r"another recipe \(train.epochs\)"):
         start(data, tmp_path, replace(RECIPE, train=replace(RECIPE.train, epochs=5)))
 
 
@@ -243,3 +243,29 @@ def test_a_run_goes_on_only_with_as_many_steps_as_it_was_begun_with(data, tmp_pa
 def test_a_batch_larger_than_an_epoch_is_refused(data, tmp_path):
     with pytest.raises(ValueError, match=r"A batch of 1000 windows .* an epoch has 30"):
         start(data, tmp_path, replace(RECIPE, train=replace(RECIPE.train, batch=1000)))
+
+
+def test_rows_beyond_the_kept_state_are_dropped_at_the_start(data, tmp_path):
+    start(data, tmp_path / "whole")
+    with pytest.raises(Stop):
+        start(data, tmp_path / "cut", watch=lambda progress: (_ for _ in ()).throw(Stop))
+    Run(tmp_path / "cut").resume.unlink()  # killed before the first state was kept, after the first row
+    start(data, tmp_path / "cut")
+    rows = [[row["step"] for row in read_rows(Run(tmp_path / name).log)] for name in ("whole", "cut")]
+    assert rows[0] == rows[1]
+
+
+def test_lost_weights_come_back_from_the_state(data, tmp_path):
+    start(data, tmp_path)
+    before = weights(tmp_path)
+    Run(tmp_path).weights.unlink()
+    start(data, tmp_path)
+    assert same(before, weights(tmp_path))
+
+
+def test_two_processes_cannot_train_in_one_folder(tmp_path):
+    with Run(tmp_path).held("training"), pytest.raises(ValueError, match="Another process is working"):  # noqa: SIM117
+        with Run(tmp_path).held("training"):
+            pass
+    with Run(tmp_path).held("training"):
+        pass

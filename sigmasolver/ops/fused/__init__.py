@@ -1,0 +1,51 @@
+"""Fused twins of the hot operations, in Triton: the same signature and the same numbers as the plain ones.
+
+They are used on a GPU where Triton is installed; SIGMASOLVER_FUSED=0 in the environment, or `plain()` around a piece
+of code, switches all of them off. Everywhere else the plain definitions run. Sums are kept in float32 and made in a
+fixed order: the same input gives the same bits.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+
+__all__ = ["plain", "usable"]
+
+interpreted = False
+"""Set by tests: Triton's interpreter serves tensors of a CPU too."""
+_off = 0
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """Inside, every operation takes its plain definition."""
+    global _off
+    _off += 1
+    try:
+        yield
+    finally:
+        _off -= 1
+
+
+@cache
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None and os.environ.get("SIGMASOLVER_FUSED", "1") != "0"
+
+
+def usable(x: torch.Tensor) -> bool:
+    """Whether the fused twins serve this tensor; a tracer (`torch.compile`, `torch.export`) sees plain operations."""
+    return (x.is_cuda or interpreted) and x.dtype in (torch.float32, torch.bfloat16) and _off == 0 and _free(x)
+
+
+def _free(x: torch.Tensor) -> bool:
+    """Neither a tracer nor forward-mode differentiation nor a function transform looks on."""
+    if torch.compiler.is_compiling() or torch.autograd.forward_ad._current_level >= 0:
+        return False
+    plain_tensor = isinstance(x, torch.nn.Parameter) or type(x) is torch.Tensor
+    return plain_tensor and _installed() and not torch._C._functorch.is_functorch_wrapped_tensor(x)

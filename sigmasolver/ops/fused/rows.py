@@ -1,0 +1,193 @@
+"""Operations on the channels of every point: layer normalisation, SiLU(gate) * up, sums over points.
+
+    y = (x - mean) / sqrt(var + eps) * w + b       dx = r (g - mean(g) - xhat mean(g xhat)),  g = w dy,  r = 1/sqrt(.)
+    a = silu(gate) * up         dgate = dy up s (1 + gate (1 - s)),  dup = dy gate s,  s = sigmoid(gate)
+
+Rows may lie apart (a half of the channels of a wider tensor). Statistics and sums are float32; sums over points are
+made in chunks, then over chunks in a fixed order.
+
+Letters: N rows, C channels; BN and BC tile sizes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+__all__ = ["column_sums", "layer_norm", "silu_product"]
+
+CHUNK = 512
+
+
+@triton.jit
+def _norm_forward(  # type: ignore[no-untyped-def]
+    x, w, b, y, mean, scale, N, apart, eps, C: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr
+):
+    n, c = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BC)
+    keep = (n[:, None] < N) & (c[None, :] < C)
+    place = n.to(tl.int64)[:, None]
+    v = tl.load(x + place * apart + c[None, :], mask=keep, other=0.0).to(tl.float32)
+    m = tl.sum(v, axis=1) / C
+    centred = tl.where(keep, v - m[:, None], 0.0)
+    r = 1 / tl.sqrt(tl.sum(centred * centred, axis=1) / C + eps)
+    weight = tl.load(w + c, mask=c < C, other=0.0)
+    bias = tl.load(b + c, mask=c < C, other=0.0)
+    out = centred * r[:, None] * weight[None, :] + bias[None, :]
+    tl.store(y + place * C + c[None, :], out.to(y.dtype.element_ty), mask=keep)
+    tl.store(mean + n, m, mask=n < N)
+    tl.store(scale + n, r, mask=n < N)
+
+
+@triton.jit
+def _norm_backward(  # type: ignore[no-untyped-def]
+    x, w, g, mean, scale, dx, dw, db, N, apart,
+    C: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    chunk, c = tl.program_id(0), tl.arange(0, BC)
+    weight = tl.load(w + c, mask=c < C, other=0.0)
+    sum_w = tl.zeros((BN, BC), tl.float32)
+    sum_b = tl.zeros((BN, BC), tl.float32)
+    for start in range(0, SPAN, BN):
+        n = chunk * SPAN + start + tl.arange(0, BN)
+        keep = (n[:, None] < N) & (c[None, :] < C)
+        place = n.to(tl.int64)[:, None]
+        v = tl.load(x + place * apart + c[None, :], mask=keep, other=0.0).to(tl.float32)
+        dy = tl.load(g + place * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+        m = tl.load(mean + n, mask=n < N, other=0.0)
+        r = tl.load(scale + n, mask=n < N, other=0.0)
+        hat = tl.where(keep, (v - m[:, None]) * r[:, None], 0.0)
+        inner = dy * weight[None, :]
+        first = tl.sum(inner, axis=1) / C
+        second = tl.sum(inner * hat, axis=1) / C
+        out = (inner - first[:, None] - hat * second[:, None]) * r[:, None]
+        tl.store(dx + place * C + c[None, :], out.to(dx.dtype.element_ty), mask=keep)
+        sum_w += dy * hat
+        sum_b += dy
+    tl.store(dw + chunk * C + c, tl.sum(sum_w, axis=0), mask=c < C)
+    tl.store(db + chunk * C + c, tl.sum(sum_b, axis=0), mask=c < C)
+
+
+@triton.jit
+def _silu_forward(x, y, N, F: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr):  # type: ignore[no-untyped-def]
+    n, c = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1) * BC + tl.arange(0, BC)
+    keep = (n[:, None] < N) & (c[None, :] < F)
+    place = n.to(tl.int64)[:, None]
+    gate = tl.load(x + place * 2 * F + c[None, :], mask=keep, other=0.0).to(tl.float32)
+    up = tl.load(x + place * 2 * F + F + c[None, :], mask=keep, other=0.0).to(tl.float32)
+    out = gate / (1 + tl.exp(-gate)) * up
+    tl.store(y + place * F + c[None, :], out.to(y.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def _silu_backward(x, g, dx, N, F: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr):  # type: ignore[no-untyped-def]
+    n, c = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1) * BC + tl.arange(0, BC)
+    keep = (n[:, None] < N) & (c[None, :] < F)
+    place = n.to(tl.int64)[:, None]
+    gate = tl.load(x + place * 2 * F + c[None, :], mask=keep, other=0.0).to(tl.float32)
+    up = tl.load(x + place * 2 * F + F + c[None, :], mask=keep, other=0.0).to(tl.float32)
+    dy = tl.load(g + place * F + c[None, :], mask=keep, other=0.0).to(tl.float32)
+    s = 1 / (1 + tl.exp(-gate))
+    dgate, dup = dy * up * s * (1 + gate * (1 - s)), dy * gate * s
+    tl.store(dx + place * 2 * F + c[None, :], dgate.to(dx.dtype.element_ty), mask=keep)
+    tl.store(dx + place * 2 * F + F + c[None, :], dup.to(dx.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def _column_sums(x, s, N, C, BN: tl.constexpr, BC: tl.constexpr, SPAN: tl.constexpr):  # type: ignore[no-untyped-def]
+    chunk, c = tl.program_id(0), tl.program_id(1) * BC + tl.arange(0, BC)
+    total = tl.zeros((BN, BC), tl.float32)
+    for start in range(0, SPAN, BN):
+        n = chunk * SPAN + start + tl.arange(0, BN)
+        keep = (n[:, None] < N) & (c[None, :] < C)
+        total += tl.load(x + n.to(tl.int64)[:, None] * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+    tl.store(s + chunk * C + c, tl.sum(total, axis=0), mask=c < C)
+
+
+def column_sums(x_NC: torch.Tensor) -> torch.Tensor:
+    """(C,) in float32: the sum of the rows, always in the same order."""
+    N, C = x_NC.shape
+    chunks, block = triton.cdiv(N, CHUNK), min(128, triton.next_power_of_2(C))
+    sums = torch.empty(chunks, C, device=x_NC.device, dtype=torch.float32)
+    _column_sums[(chunks, triton.cdiv(C, block))](x_NC, sums, N, C, BN=16, BC=block, SPAN=CHUNK)
+    return sums.sum(0)
+
+
+def _row_tile(C: int) -> dict[str, int]:
+    block = triton.next_power_of_2(C)
+    return {"BN": max(1, min(32, 4096 // block)), "BC": block}
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, eps: float, dtype: torch.dtype
+    ) -> torch.Tensor:
+        N, C = x.shape
+        y = torch.empty(N, C, device=x.device, dtype=dtype)
+        mean, scale = (torch.empty(N, device=x.device, dtype=torch.float32) for _ in range(2))
+        tile = _row_tile(C)
+        _norm_forward[(triton.cdiv(N, tile["BN"]),)](x, w, b, y, mean, scale, N, x.stride(0), eps, C=C, **tile)
+        ctx.save_for_backward(x, w, mean, scale)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        x, w, mean, scale = ctx.saved_tensors
+        N, C = x.shape
+        chunks = triton.cdiv(N, CHUNK)
+        dx = torch.empty(N, C, device=x.device, dtype=x.dtype)
+        dw, db = (torch.empty(chunks, C, device=x.device, dtype=torch.float32) for _ in range(2))
+        _norm_backward[(chunks,)](
+            x, w, g.contiguous(), mean, scale, dx, dw, db, N, x.stride(0), C=C, SPAN=CHUNK, **_row_tile(C)
+        )
+        return dx, dw.sum(0).to(w.dtype), db.sum(0).to(w.dtype), None, None
+
+
+class _SiluProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        N, F = x.shape[0], x.shape[1] // 2
+        y = torch.empty(N, F, device=x.device, dtype=x.dtype)
+        _silu_forward[(triton.cdiv(N, 16), triton.cdiv(F, 128))](x, y, N, F=F, BN=16, BC=128)
+        ctx.save_for_backward(x)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        N, F = x.shape[0], x.shape[1] // 2
+        dx = torch.empty_like(x)
+        _silu_backward[(triton.cdiv(N, 16), triton.cdiv(F, 128))](x, g.contiguous(), dx, N, F=F, BN=16, BC=128)
+        return dx
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    """Over the last axis of `x`, whose rows may lie apart; under autocast the result is narrow at once."""
+    narrow = torch.is_autocast_enabled(x.device.type)
+    dtype = torch.get_autocast_dtype(x.device.type) if narrow else x.dtype
+    return _Norm.apply(_rows(x), weight, bias, eps, dtype).view(x.shape)
+
+
+def silu_product(x: torch.Tensor) -> torch.Tensor:
+    """SiLU(first half) * second half of the last axis."""
+    return _SiluProduct.apply(x.contiguous().flatten(0, -2)).view(*x.shape[:-1], -1)
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """(N, C) without a copy where the rows are evenly apart, as those of a half of the channels are."""
+    whole = x.shape[-1]
+    apart = x.stride(-2)
+    even = x.stride(-1) == 1
+    expected = apart
+    for size, stride in zip(reversed(x.shape[:-1]), reversed(x.stride()[:-1]), strict=True):
+        even = even and stride == expected
+        expected *= size
+    if not even:
+        return x.contiguous().view(-1, whole)
+    return x.as_strided((x[..., 0].numel(), whole), (apart, 1))

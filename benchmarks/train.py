@@ -42,7 +42,7 @@ def short(epochs: int) -> Recipe:
 def time_engines(data: Path, recipe: Recipe, device: torch.device) -> list[dict[str, object]]:
     engines = [name for name in ENGINES if device.type == "cuda" or "graph" not in name]
     rows: list[dict[str, object]] = []
-    for precision in ("tf32", "bf16"):
+    for precision in ("float32", "tf32", "bf16"):
         changed = replace(recipe, train=replace(recipe.train, precision=precision, updates=10_000))
         with open_store(data) as store:
             windows = Windows(store, range(recipe.task.train), recipe.training_windows()).resident(device)

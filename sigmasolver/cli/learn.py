@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,9 @@ from sigmasolver.terminal import console, progress, training
 
 if TYPE_CHECKING:
     from sigmasolver.parallel import World
+    from sigmasolver.recipes import Recipe
     from sigmasolver.runs import Run
+    from sigmasolver.train.own import Wishes
 
 __all__ = ["suite", "train"]
 
@@ -45,7 +48,7 @@ def train(
     from sigmasolver.runs import Run
     from sigmasolver.train.engine import Place
     from sigmasolver.train.job import resume_run, train_run
-    from sigmasolver.train.own import Wishes, own_recipe
+    from sigmasolver.train.own import Wishes
 
     own = {"--fields": fields, "--targets": targets, "--history": history, "--block": block, "--horizon": horizon}
     with join(device_of(device)) as world:
@@ -66,24 +69,11 @@ def train(
         if task is not None and any(value is not None for value in own.values()):
             named = next(name for name, value in own.items() if value is not None)
             raise ValueError(f"{named} is for data of your own; change a task with --set task.history=4 and the like.")
-        names, wanted = _names(fields), _names(targets)
-        if names and wanted:
-            names = tuple(dict.fromkeys((*names, *wanted)))
-        # Without a task nothing is a public data set, though its shape may look like one.
-        store = _as_store(data, out, "arrays" if task is None and data.suffix != ".mat" else None, names, world)
         if published is not None:
-            recipe, notes = published, list[str]()
+            store, recipe = _as_store(data, out, None, None, world), published
         else:
-            from sigmasolver.data.store import open_store
-
-            wishes = Wishes(data.resolve().stem, names, wanted, history, block, horizon, model, seed)
-            with open_store(store) as reader:
-                recipe, notes = own_recipe(reader.header, len(reader), wishes, world.device.type == "cuda")
-            recipe = changed(recipe, settings or [])
-            notes += [f"then set: {', '.join(settings)}"] if settings else []
-        if world.first:
-            for note in notes:
-                console().print(f"  {note}", soft_wrap=True)
+            wishes = Wishes(data.resolve().stem, _names(fields), _names(targets), history, block, horizon, model, seed)
+            store, recipe = _own(data, out, wishes, settings or [], world)
         with training(world) as watch:
             train_run(recipe, store, Run(out), place, watch)
         say_trained(Run(out), world)
@@ -131,6 +121,25 @@ def suite(
             with training(world) as watch:
                 train_run(wanted, data / f"{wanted.task.name}.h5", run, place, watch)
             evaluate_run(run, world=world)
+
+
+def _own(data: Path, out: Path, wishes: Wishes, settings: list[str], world: World) -> tuple[Path, Recipe]:
+    """The store and the recipe for data of one's own; every choice is printed."""
+    from sigmasolver.data.store import open_store
+    from sigmasolver.recipes import changed
+    from sigmasolver.train.own import own_recipe
+
+    if wishes.fields and wishes.targets:
+        wishes = replace(wishes, fields=tuple(dict.fromkeys((*wishes.fields, *wishes.targets))))
+    # Nothing here is a public data set, though its shape may look like one.
+    store = _as_store(data, out, "arrays" if data.suffix != ".mat" else None, wishes.fields, world)
+    with open_store(store) as reader:
+        recipe, notes = own_recipe(reader.header, len(reader), wishes, world.device.type == "cuda")
+    recipe = changed(recipe, settings)
+    notes += [f"then set: {', '.join(settings)}"] if settings else []
+    for note in notes if world.first else ():
+        console().print(f"  {note}", soft_wrap=True)
+    return store, recipe
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:

@@ -14,6 +14,7 @@ from sigmasolver.data.formats.history import read_history
 from sigmasolver.data.header import Header
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.files import plain_errors, replacing
+from sigmasolver.replay import Replay
 from sigmasolver.runs import Run, read_facts
 from sigmasolver.simulate.simulator import Layout
 from sigmasolver.tasks import Task
@@ -46,6 +47,7 @@ def forecast_file(
     out: Path,
     device: torch.device,
     tick: Callable[[int, int], None] | None = None,
+    precision: str = "float32",
 ) -> list[str]:
     """Forecast `steps` frames after the frames in `start` with the run at `path`; returns what there is to tell."""
     if out.suffix not in KINDS:
@@ -56,7 +58,7 @@ def forecast_file(
         raise ValueError(f"A forecast of {steps} frames was asked for; ask for at least one.")
     run = Run(path)
     task = recipe_in(run).task
-    forecaster = load(path, device)
+    forecaster = Replay(load(path, device), precision)
     given = _read(start, task)
     said, frames = given.said, []
     for number, one in enumerate(given.history, start=1):
@@ -68,6 +70,8 @@ def forecast_file(
             tick(number, len(given.history))
     predicted = np.concatenate(frames)
     parameters = {"run": run.path.name, "step": read_facts(run.weights)["step"], "start": start.name}
+    if precision != "float32":
+        parameters["precision"] = precision
     _write(out, predicted, task.targets, Header(_layout(given, steps, task), SOURCE, parameters))
     shape = " × ".join(map(str, predicted.shape))
     said.append(f"{out}: {shape} (trajectories, frames, grid, fields {', '.join(task.targets)})")

@@ -34,6 +34,7 @@ from sigmasolver.forecast import Forecaster, rollout
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
+from sigmasolver.replay import Replay, check_precision
 from sigmasolver.runs import Run, provenance, read_facts, read_rows, replace_rows
 from sigmasolver.tasks import field_groups
 from sigmasolver.trained import data_of, load, recipe_in
@@ -42,6 +43,8 @@ from sigmasolver.version import __version__
 __all__ = ["PROTOCOLS", "Request", "evaluate_run", "measure", "predict", "rows_of"]
 
 PROTOCOLS = ("free", "teacher-forced")
+UNSAID = {"forecast_precision": "float32"}
+"""What records mean that do not say it, being older than the choice."""
 Measures = dict[str, torch.Tensor]
 """By name, each with one entry per window: (n, ...)."""
 
@@ -59,8 +62,11 @@ class Request:
     protocol: str = "free"
     part: str = "test"
     batch: int = 8
+    precision: str = "float32"
+    """What the forecasts are computed in; the measures are float64 always."""
 
     def __post_init__(self) -> None:
+        check_precision(self.precision)
         if self.protocol not in PROTOCOLS:
             raise ValueError(f'There is no protocol "{self.protocol}"; choose from {", ".join(PROTOCOLS)}.')
         if self.part not in ("train", "validation", "test"):
@@ -87,10 +93,10 @@ def evaluate_run(
     with open_store(data_of(run) if path is None else path) as store:
         windows = windows_of(run, recipe, store, request)
         source = _source(run, recipe, windows, request, store.fingerprint)
-        done = [row for row in read_rows(run.records) if all(row.get(key) == value for key, value in source.items())]
+        done = [row for row in read_rows(run.records) if source.items() <= {**UNSAID, **row}.items()]
         if done:
             return done
-        forecaster = load(run.path, world.device)
+        forecaster = Replay(load(run.path, world.device), request.precision)
         with matmul_precision("float32"):
             measured = measure(forecaster, windows, request, world, tick)
         parameters = sum(p.numel() for p in forecaster.model.parameters())
@@ -123,6 +129,7 @@ def _source(run: Run, recipe: Recipe, windows: Windows, request: Request, finger
         "weights": hashlib.sha256(run.weights.read_bytes()).hexdigest()[:16],
         "package": __version__,
         "precision": recipe.train.precision,
+        "forecast_precision": request.precision,
         "data": fingerprint,
         "part": request.part,
         "protocol": request.protocol,

@@ -89,7 +89,9 @@ class Forecaster(nn.Module):
         channels = _fold(self.inputs.encode(history))
         if self.conditions or conditions:
             channels = torch.cat((channels, self._condition_channels(channels, conditions or {})), dim=-1)
-        frames = self.targets.decode(_unfold(self.model(channels), self.block))
+        # Under autocast a model answers in bf16, whose eight bits would be lost to a mean of many deviations.
+        answer = self.model(channels).to(channels.dtype)
+        frames = self.targets.decode(_unfold(answer, self.block))
         return frames if self.boundary is None else self.boundary(frames, self.targets.fields)
 
     def _condition_channels(self, like: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -149,31 +151,30 @@ def rollout(
     """Forecast `horizon` frames after `history`.
 
     Free without `truth`: every block is fed back. With the true frames `(B, horizon, *grid, q)`, teacher-forced: every
-    block starts from the true history, and all its frames share it.
+    block starts from the true history, and all its frames share it. On a GPU nothing waits for the host before the end.
     """
     if horizon < 1:
         raise ValueError(f"A rollout of {horizon} frames was asked for; ask for at least one.")
     if truth is not None and truth.shape[1] < horizon:
         raise ValueError(f"There are {truth.shape[1]} true frames for a horizon of {horizon}; shorten the horizon.")
+    if conditions is not None:
+        conditions = {name: values.to(history.device) for name, values in conditions.items()}
     frames: list[torch.Tensor] = []
-    stopped = None
-    alive = torch.ones(len(history), dtype=torch.bool, device=history.device)
+    dead = torch.zeros(len(history), dtype=torch.bool, device=history.device)
     for block in _blocks(forecaster, history, horizon, truth, conditions):
         # What follows a value that is not finite means nothing, even where it happens to be finite again.
-        frames.append(block if stopped is None else torch.where(_like(alive, block), block, torch.nan))
-        finite = torch.isfinite(frames[-1]).flatten(2).all(-1)
-        alive = finite.all(1)
-        if not bool(alive.all()):
-            if stopped is None:
-                stopped = sum(part.shape[1] for part in frames[:-1]) + int((~finite.all(0)).int().argmax()) + 1
-            if not bool(alive.any()):
-                break
+        frames.append(block.masked_fill(_like(dead, block), torch.nan))
+        dead = dead | ~torch.isfinite(block).flatten(1).all(1)
+        # To look at a GPU is to wait for it, so only a CPU saves itself the blocks that nobody needs.
+        if dead.device.type == "cpu" and bool(dead.all()):
+            break
     predicted = torch.cat(frames, dim=1)
     missing = horizon - predicted.shape[1]
     if missing:
         gap = predicted.new_full((predicted.shape[0], missing, *predicted.shape[2:]), torch.nan)
         predicted = torch.cat((predicted, gap), dim=1)
-    return Rollout(predicted, stopped)
+    finite = torch.isfinite(predicted).flatten(2).all(-1).all(0).tolist()
+    return Rollout(predicted, None if all(finite) else finite.index(False) + 1)
 
 
 def _like(flags: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:

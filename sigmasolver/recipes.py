@@ -88,6 +88,8 @@ class TrainRecipe:
     keep: str = "final"
     """Which weights the run keeps: the "final" ones or the "best" at a check."""
     precision: str = "float32"
+    recompute: bool = False
+    """Blocks run again in the backward pass instead of storing what they computed: less memory, more time."""
     seed: int = 42
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sigmasolver.report.study import YARDSTICKS
-from sigmasolver.report.tables import comparison, named_apart
+from sigmasolver.report.tables import comparison, named_apart, precision_of
 
 if TYPE_CHECKING:  # --help answers at once without torch
     from sigmasolver.data.inspect import Summary
@@ -142,7 +142,8 @@ def print_scores(screen: Console, rows: Sequence[dict[str, Any]]) -> None:
     grid = " × ".join(map(str, first["grid"]))
     what = f"{first['protocol']} forecasts of {first['horizon']} frames" if first["horizon"] > 1 else "predictions"
     where = f"{first['windows']} windows of the {first['part']} part"
-    screen.print(f"{first['task']}: relative L2 error of {what} on {grid}, {where}", soft_wrap=True)
+    how = "" if precision_of(first) == "float32" else f", in {precision_of(first)}"
+    screen.print(f"{first['task']}: relative L2 error of {what} on {grid}, {where}{how}", soft_wrap=True)
     table = Table(box=SIMPLE_HEAD)
     for number, column in enumerate(found.columns):
         longest = max(map(len, column.split()))

@@ -104,6 +104,10 @@ def test_evaluate_prints_what_it_writes(learned, call):
     for row in rows:
         if row["model"] == "persistence" and row["metric"] == "relative_l2_lead":
             assert row["value"] == pytest.approx(2 * np.sin(np.pi * row["lead"] / 8), rel=1e-5)
+    code, out, _ = call("evaluate", folder / "run", "--precision", "bf16", "--device", "cpu")
+    assert code == 0 and "windows of the test part, in bf16" in out
+    both = read_rows(Run(folder / "run").records)
+    assert both[: len(rows)] == rows and {row["forecast_precision"] for row in both[len(rows) :]} == {"bf16"}
     longer, out, _ = call("evaluate", folder / "run", "--horizon", 5, "--protocol", "teacher-forced", "--windows", 1)
     assert longer == 0 and "teacher-forced forecasts of 5 frames on 8 × 8, 1 windows of the test part" in out
 
@@ -119,6 +123,11 @@ def test_forecast_writes_the_rollout(learned, call, tmp_path):
     np.testing.assert_array_equal(np.load(tmp_path / "p.npy"), expected.numpy())
     code, _, said = call("forecast", folder / "run", *words)
     assert code == 2 and "is there already" in said
+    words[5] = tmp_path / "short.npy"
+    code, _, said = call("forecast", folder / "run", *words, "--precision", "bf16")
+    assert code == 0, said
+    short, frames = np.load(tmp_path / "short.npy"), expected.numpy()
+    assert 0 < np.linalg.norm(short - frames) < 0.02 * np.linalg.norm(frames)
 
 
 def test_resume_of_a_finished_run_changes_nothing(learned, call):
@@ -183,6 +192,8 @@ def test_models_lists_all_with_their_sizes(call):
         (("evaluate", "RUN", "--grid", "wide"), "write whole numbers such as 64"),
         (("evaluate", "RUN", "--horizon", "9"), "shorten history or horizon"),
         (("evaluate", "RUN", "--part", "exam"), "choose from train, validation, test"),
+        (("evaluate", "RUN", "--precision", "half"), "choose from float32, tf32, bf16"),
+        (("evaluate", "RUN", "--precision", "tf32"), "choose float32 or bf16 on a CPU"),
         (("evaluate", "RUN", "--data", "DATA.h5"), "There is no file"),
         (("forecast", "RUN", "--input", "nothing.npy", "--steps", "3", "--out", "p.npy"), "no file"),
         (("forecast", "RUN", "--input", "DATA", "--steps", "3", "--out", "p.csv"), "end its name in"),

@@ -111,6 +111,14 @@ def test_a_longer_history_is_cut_and_another_grid_is_told(made, tmp_path):
     assert "a grid of 16 × 20 and the model was trained on 12 × 12: trust it less" in said[1]
 
 
+def test_fewer_bits_are_near_and_the_file_says_so(made, tmp_path):
+    for name in ("float32", "bf16"):
+        forecast_file(made / "full", made / "waves.h5", 3, tmp_path / f"{name}.h5", CPU, precision=name)
+    with open_store(tmp_path / "float32.h5") as plain, open_store(tmp_path / "bf16.h5") as short:
+        assert 0 < np.linalg.norm(short[:] - plain[:]) < 0.02 * np.linalg.norm(plain[:])
+        assert short.header.parameters == {**plain.header.parameters, "precision": "bf16"}
+
+
 # --- a run that learned from thinned data
 
 
@@ -178,6 +186,7 @@ def bad(raw, which):
         ({"out": "there.npy"}, "is there already; choose another name"),
         ({"out": "start.npy/out.npy"}, "cannot be written"),
         ({"steps": 0}, "A forecast of 0 frames was asked for"),
+        ({"precision": "half"}, 'There is no precision "half"'),
         ({"start": "short"}, "holds 1 frames; 2 are needed"),
         ({"start": "nan"}, r"no finite float32 numbers, the first in trajectory 0, frame 1, point \(3, 4\) of 'slope'"),
         ({"start": "channels"}, "3 channels; 2 are needed, in the order slope, height"),
@@ -195,7 +204,14 @@ def test_mistakes_are_one_sentence_and_leave_nothing_behind(made, raw, tmp_path,
     run = tmp_path / change["run"] if "run" in change else made / "full"
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(ValueError, match=says) as caught:
-        forecast_file(run, tmp_path / "start.npy", change.get("steps", 3), tmp_path / change.get("out", "o.h5"), CPU)
+        forecast_file(
+            run,
+            tmp_path / "start.npy",
+            change.get("steps", 3),
+            tmp_path / change.get("out", "o.h5"),
+            CPU,
+            precision=change.get("precision", "float32"),
+        )
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 

@@ -14,7 +14,8 @@ from sigmasolver.data.store import Writer, open_store
 from sigmasolver.evaluate import Request, evaluate_run
 from sigmasolver.models import Options
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
-from sigmasolver.runs import Run, read_rows
+from sigmasolver.report.tables import comparison, named_apart
+from sigmasolver.runs import Run, read_rows, replace_rows
 from sigmasolver.simulate.simulator import Layout
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
@@ -248,6 +249,27 @@ def test_what_was_measured_is_not_measured_again(run):
     assert evaluate_run(run) == first
 
 
+def test_precisions_stand_side_by_side(run):
+    plain, short = (evaluate_run(run, Request(precision=name)) for name in ("float32", "bf16"))
+    assert read_rows(run.records) == [*plain, *short]
+    for rows, name in ((plain, "float32"), (short, "bf16")):
+        assert {row["forecast_precision"] for row in rows} == {name}
+        assert evaluate_run(run, Request(precision=name)) == rows
+    errors = [value(rows, "relative_l2", "transolver-sigma") for rows in (plain, short)]
+    assert errors[0] != errors[1] and errors[0] == pytest.approx(errors[1], rel=0.02)
+    assert value(plain, "relative_l2") == value(short, "relative_l2"), "the yardstick computes nothing"
+    shown = comparison(named_apart(read_rows(run.records)))
+    assert [row[0] for row in shown.rows] == ["transolver-sigma, float32", "transolver-sigma, bf16", "persistence"]
+
+
+def test_records_without_a_precision_are_float32(run):
+    rows = [{key: one for key, one in row.items() if key != "forecast_precision"} for row in evaluate_run(run)]
+    replace_rows(run.records, rows)
+    assert evaluate_run(run) == rows == read_rows(run.records)
+    short = evaluate_run(run, Request(precision="bf16"))
+    assert read_rows(run.records) == [*rows, *short] and comparison(named_apart(rows)) == comparison(rows)
+
+
 # --- a steady task
 
 
@@ -284,6 +306,8 @@ def test_a_steady_task_is_measured_against_the_training_mean(tmp_path):
     [
         ({"protocol": "cheating"}, "choose from free, teacher-forced"),
         ({"part": "exam"}, "choose from train, validation, test"),
+        ({"precision": "float16"}, 'There is no precision "float16"; choose from float32, tf32, bf16'),
+        ({"precision": "tf32"}, "choose float32 or bf16 on a CPU"),
         ({"horizon": 0}, "horizon is 0; it must be at least 1"),
         ({"windows": 0}, "windows is 0; it must be at least 1"),
         ({"batch": 0}, "batch is 0; it must be at least 1"),

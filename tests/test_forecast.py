@@ -212,3 +212,55 @@ def test_a_sample_that_stops_being_finite_leaves_the_others_alone():
     torch.testing.assert_close(result.frames[0, :, 0, 0], torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=F64))
     assert torch.isfinite(result.frames[1, :2]).all() and result.frames[1, 2:].isnan().all()
     assert result.stopped == 3 and str(result).startswith("1 of 2 forecasts stopped being finite, the first at lead 3")
+
+
+class Clock(nn.Module):
+    """Fields (value, clock): the clock goes on by one a frame, the value is bad at one time and fine again after."""
+
+    def __init__(self, block, bad, by):
+        super().__init__()
+        self.block, self.bad, self.by = block, bad, by
+
+    def forward(self, x):
+        times = [x[..., -1:] + step for step in range(1, self.block + 1)]
+        return torch.cat([torch.cat((torch.where(t == self.bad, self.by, 10 * t), t), -1) for t in times], -1)
+
+
+def one_by_one(forecaster, history, horizon, truth):
+    """The definition: each sample alone, block by block; nothing counts after a block that is not finite."""
+    forecasts, first = [], []
+    for number in range(len(history)):
+        given, frames, dead = history[number : number + 1], [], False
+        for start in range(0, horizon, forecaster.block):
+            block = forecaster(given)
+            for lead in range(start, min(start + forecaster.block, horizon)):
+                frame = block[:, lead - start]
+                frames.append(torch.full_like(frame, torch.nan) if dead else frame)
+                if not torch.isfinite(frames[-1]).all():
+                    first.append(lead + 1)
+            dead = dead or not torch.isfinite(torch.stack(frames)).all()
+            fed = block if truth is None else truth[number : number + 1, start : start + forecaster.block]
+            given = torch.cat((given, fed), 1)[:, -given.shape[1] :]
+        forecasts.append(torch.stack(frames, 1))
+    return torch.cat(forecasts), min(first, default=None)
+
+
+@pytest.mark.parametrize("forced", [False, True])
+@pytest.mark.parametrize("by", [torch.nan, -torch.inf])
+@pytest.mark.parametrize("bad", [3, 6, 7, 10, 50])
+@pytest.mark.parametrize("block", [1, 2, 3, 7])
+def test_samples_stop_where_the_plain_definition_stops_them(block, bad, by, forced):
+    fields = normaliser(["value", "clock"])
+    forecaster = Forecaster(Clock(block, bad, by), fields, fields, block)
+    clocks = torch.tensor([0.0, 2.0, 4.0, 20.0], dtype=F64)  # the last never meets the bad time before 21
+    history = torch.stack((torch.ones_like(clocks), clocks), -1).view(4, 1, 1, 2).expand(4, 1, 3, 2)
+    leads = torch.arange(1.0, 8.0, dtype=F64)
+    times = (clocks[:, None] + leads).view(4, 7, 1, 1).expand(4, 7, 3, 1)
+    truth = torch.cat((torch.zeros_like(times), times), -1) if forced else None
+    for chosen in (slice(None), slice(0, 2), slice(2, 3)):
+        given, true = history[chosen], None if truth is None else truth[chosen]
+        found, (frames, stopped) = rollout(forecaster, given, 7, true), one_by_one(forecaster, given, 7, true)
+        assert torch.equal(found.frames.nan_to_num(1e9, 2e9, -2e9), frames.nan_to_num(1e9, 2e9, -2e9))
+        assert found.stopped == stopped
+    passed = [lead for lead in (bad - clocks).tolist() if 1 <= lead <= 7]
+    assert rollout(forecaster, history, 7, truth).stopped == (min(passed) if passed else None)

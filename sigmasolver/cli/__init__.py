@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 
-from sigmasolver.cli import data, learn, use
+from sigmasolver.cli import data, learn, plan, use
 from sigmasolver.cli.app import app
 from sigmasolver.terminal import console
 
-__all__ = ["app", "data", "learn", "main", "use"]
+__all__ = ["app", "data", "learn", "main", "plan", "use"]
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from sigmasolver.cli.app import Device, app, device_of, numbers
+from sigmasolver.cli.app import Device, Precision, app, device_of, numbers
 from sigmasolver.terminal import console, print_scores, progress
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def evaluate(
     protocol: Annotated[str, typer.Option(help="free or teacher-forced.")] = "free",
     part: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     batch: Annotated[int, typer.Option(help="Windows at a time.")] = 8,
+    precision: Precision = "float32",
     device: Device = "auto",
 ) -> None:
     """Measure runs on data they have not seen, beside a forecast that has learned nothing; writes records.jsonl."""
@@ -47,7 +48,7 @@ def evaluate(
     from sigmasolver.runs import Run
 
     points = None if grid is None else numbers(grid, "--grid")
-    request = Request(horizon, points, windows, protocol, part, batch)
+    request = Request(horizon, points, windows, protocol, part, batch, precision)
     rows = []
     with join(device_of(device)) as world:
         for path in dict.fromkeys(runs):
@@ -65,6 +66,7 @@ def forecast(
     start: Annotated[Path, typer.Option("--input", help="The given frames: .npy, .npz, .h5 or a store.")],
     steps: Annotated[int, typer.Option(help="Frames to forecast.")],
     out: Annotated[Path, typer.Option(help="Where the forecast goes: .h5 (a store), .npy or .npz.")],
+    precision: Precision = "float32",
     device: Device = "auto",
 ) -> None:
     """Forecast from frames of your own."""
@@ -73,7 +75,7 @@ def forecast(
 
     _say_unfinished(Run(run))
     with progress("forecasting", None) as move:
-        said = forecast_file(run, start, steps, out, device_of(device), move)
+        said = forecast_file(run, start, steps, out, device_of(device), move, precision)
     for line in said:
         console().print(line, soft_wrap=True)
 

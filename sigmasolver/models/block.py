@@ -10,14 +10,18 @@ operators; "pass" leaves its share as it is.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.layers import DepthwiseConvolution, LayerNorm, Mixing
+from sigmasolver.models.layers import DepthwiseConvolution, LayerNorm, Mixing, SwiGLU, watched
 from sigmasolver.models.slices import UPDATES, PhysicalOperator
 from sigmasolver.models.spectral import SpectralOperator
+from sigmasolver.ops.context import context_norms
+from sigmasolver.ops.convolution import depthwise_residual
+from sigmasolver.ops.mixing import joined, mixing_residual
 
 __all__ = ["Block", "BlockSpec", "Branch", "Stage"]
 
@@ -70,17 +74,30 @@ def _branch(kind: str, width: int, spec: BlockSpec, config: SolverConfig) -> nn.
 
 
 class Stage(nn.Module):
-    """Split evenly, update each share, concatenate."""
+    """Operators on equal shares of the channels; a branch that is the identity passes its share on."""
 
     def __init__(self, branches: list[nn.Module]) -> None:
         super().__init__()
         self.branches = nn.ModuleList(branches)
 
-    def forward(self, H: torch.Tensor) -> torch.Tensor:
-        if len(self.branches) == 1:
-            return self.branches[0](H)
+    @property
+    def norms(self) -> list[LayerNorm] | None:
+        """One for each share, or None where a share is passed on."""
+        found = [branch.norm for branch in self.branches if isinstance(branch, Branch)]
+        return found if len(found) == len(self.branches) else None
+
+    def forward(self, H: torch.Tensor, normed: list[torch.Tensor] | None = None) -> torch.Tensor:
+        return joined(H, self.parts(H, normed))
+
+    def parts(self, H: torch.Tensor, normed: list[torch.Tensor] | None = None) -> list[torch.Tensor | None]:
+        """What each operator adds to its share of `H`, given the normed shares where they exist already."""
         shares = H.chunk(len(self.branches), dim=-1)
-        return torch.cat([branch(share) for branch, share in zip(self.branches, shares, strict=True)], dim=-1)
+        return [
+            branch.operator(branch.norm(share) if normed is None else normed[place])
+            if isinstance(branch, Branch)
+            else None
+            for place, (branch, share) in enumerate(zip(self.branches, shares, strict=True))
+        ]
 
 
 class Block(nn.Module):
@@ -100,8 +117,27 @@ class Block(nn.Module):
         self.mixing = Mixing(width, config.options.expansion, groups)
 
     def forward(self, H: torch.Tensor) -> torch.Tensor:
-        if self.context is not None:
-            H = self.context.residual(H)
-        for stage in self.stages:
-            H = stage(H)
-        return H + self.mixing(self.norm(H))
+        H, normed = self._enter(H)
+        *others, last = (cast(Stage, stage) for stage in self.stages)
+        for stage in others:
+            H, normed = stage(H, normed), None
+        return self._leave(H, last.parts(H, normed))
+
+    def _enter(self, H: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
+        """Context, and the norms of the first stage where they can be had in the same pass."""
+        if self.context is None:
+            return H, None
+        norms = cast(Stage, self.stages[0]).norms
+        convolution = self.context.weight, self.context.bias
+        if norms is None or any(norm._forward_hooks for norm in norms):
+            return depthwise_residual(H, *convolution, self.context.padding), None
+        return context_norms(H, convolution, self.context.padding, [norm.affine for norm in norms], self.norm.eps)
+
+    def _leave(self, H: torch.Tensor, parts: list[torch.Tensor | None]) -> torch.Tensor:
+        """The branches joined, the channels mixed."""
+        whole = cast(SwiGLU, self.mixing.parts[0]) if len(self.mixing.parts) == 1 else None
+        if whole is None or self.norm._forward_hooks or self.mixing._forward_hooks or watched(self.mixing):
+            H = joined(H, parts)
+            return H + self.mixing(self.norm(H))
+        gate_up, down = ((layer.weight, layer.bias) for layer in (whole.gate_up, whole.down))
+        return mixing_residual(H, parts, self.norm.affine, gate_up, down, self.norm.eps)

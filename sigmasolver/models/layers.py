@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from sigmasolver.ops import affine
+from sigmasolver.ops.affine import Affine
 from sigmasolver.ops.constants import grid_constant
-from sigmasolver.ops.convolution import depthwise_convolution, depthwise_residual
+from sigmasolver.ops.convolution import depthwise_convolution
 from sigmasolver.ops.swiglu import swiglu
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "linear",
     "perceptron",
     "split_heads",
+    "watched",
 ]
 
 
@@ -57,6 +59,10 @@ class Linear(nn.Linear):
 class LayerNorm(nn.LayerNorm):
     """torch's own over the channels, computed by `ops.affine.layer_norm`."""
 
+    @property
+    def affine(self) -> Affine:
+        return self.weight, self.bias
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return affine.layer_norm(x, self.weight, self.bias, self.eps)
 
@@ -79,6 +85,12 @@ def split_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
     """(B, *grid, C) -> (B, H, N, D): points flattened, channels cut into heads of width D."""
     points = math.prod(x.shape[1:-1])  # not -1: a batch may be empty
     return x.reshape(x.shape[0], points, heads, x.shape[-1] // heads).transpose(1, 2)
+
+
+def watched(module: nn.Module) -> bool:
+    """Whether someone looks on at a part of this module through a forward hook."""
+    parts = [part for part in module.modules() if part is not module]
+    return any(part._forward_hooks or part._forward_pre_hooks for part in parts)
 
 
 class Convolution(nn.Module):
@@ -115,10 +127,6 @@ class DepthwiseConvolution(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return depthwise_convolution(x, self.weight, self.bias, self.padding)
-
-    def residual(self, x: torch.Tensor) -> torch.Tensor:
-        """x + forward(x)."""
-        return depthwise_residual(x, self.weight, self.bias, self.padding)
 
 
 class SwiGLU(nn.Module):

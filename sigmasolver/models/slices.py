@@ -22,14 +22,16 @@ from typing import cast
 import torch
 from torch import nn
 
-from sigmasolver.models.layers import DepthwiseConvolution, Linear, linear, split_heads
+from sigmasolver.models.layers import DepthwiseConvolution, Linear, linear, split_heads, watched
 from sigmasolver.ops import fused
 from sigmasolver.ops.convolution import depthwise_pair
-from sigmasolver.ops.slices import attention_matrix, deslice, routing, slice_states
+from sigmasolver.ops.slices import SliceMap, attention_matrix, deslice, routing, slice_states
 
-__all__ = ["UPDATES", "PhysicalOperator", "Routing", "SliceAttention", "SliceUpdate"]
+__all__ = ["UPDATES", "PhysicalOperator", "Routing", "SliceAttention", "SliceOperator", "SliceUpdate"]
 
 UPDATES = ("residual", "replace", "keep")
+WIDEST = 256
+"""Channels, and slices, that one program of the fused twin holds at once."""
 
 
 class Routing(nn.Module):
@@ -86,8 +88,52 @@ class SliceUpdate(nn.Module):
         delta_BHMD = self.attention(Z_BHMD)
         return delta_BHMD if self.kind == "replace" else Z_BHMD + self.gamma * delta_BHMD
 
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What there is of W_q, W_k, W_v, gamma."""
+        if self.kind == "keep":
+            return ()
+        maps = (self.attention.query.weight, self.attention.key.weight, self.attention.value.weight)
+        return (*maps, self.gamma) if self.kind == "residual" else maps
 
-class PhysicalOperator(nn.Module):
+
+class SliceOperator(nn.Module):
+    """Routed points to slices, the update, back to points, output projection; how R and F are made is for others."""
+
+    def _build(self, width: int, heads: int, slices: int, update: str, dropout: float) -> None:
+        """Made after the paths of R and F, so that a seed gives the same weights as ever."""
+        self.heads = heads
+        self.routing = Routing(width // heads, heads, slices)
+        self.update = SliceUpdate(update, width // heads, dropout)
+        self.project = linear(width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def attend(self, R: torch.Tensor, F: torch.Tensor) -> torch.Tensor:
+        """R and F (B, *grid, C) -> (B, *grid, C)."""
+        if fused.usable(R) and self._plain_enough():
+            return self._fused(R, F)
+        P_BHNM = self.routing(split_heads(R, self.heads))
+        Z_BHMD = slice_states(P_BHNM, split_heads(F, self.heads))
+        O = deslice(P_BHNM, self.update(Z_BHMD)).transpose(1, 2).reshape(R.shape)
+        return self.dropout(self.project(O))
+
+    def _plain_enough(self) -> bool:
+        """Whoever watches a part needs its tensors stored, which the fused twin never does; nor does it drop out."""
+        dropping = self.training and self.dropout.p > 0
+        sizes = self.project.in_features <= WIDEST and self.routing.project.out_features <= WIDEST
+        return sizes and not dropping and not watched(self)
+
+    def _fused(self, R: torch.Tensor, F: torch.Tensor) -> torch.Tensor:
+        from sigmasolver.ops.fused.slices import slice_attention
+
+        project = self.routing.project
+        route = SliceMap(project.weight, project.bias, self.routing.clipped())
+        out = slice_attention(
+            R.flatten(1, -2), F.flatten(1, -2), route, self.update.tensors(), (self.project.weight, self.project.bias)
+        )
+        return out.view(R.shape)
+
+
+class PhysicalOperator(SliceOperator):
     """`(B, *grid, width)` -> the same shape, on grids of as many axes as `padding` names."""
 
     KERNEL = 5
@@ -102,39 +148,19 @@ class PhysicalOperator(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.heads = heads
         self.routing_path = self._path(width, padding)
         self.feature_path = self._path(width, padding)
-        self.routing = Routing(width // heads, heads, slices)
-        self.update = SliceUpdate(update, width // heads, dropout)
-        self.project = linear(width, width)
-        self.dropout = nn.Dropout(dropout)
+        self._build(width, heads, slices, update, dropout)
 
     def _path(self, width: int, padding: Sequence[str]) -> nn.Sequential:
         # The pointwise map is a convolution of kernel size one and starts as torch starts those.
         return nn.Sequential(DepthwiseConvolution(width, self.KERNEL, padding), Linear(width, width))
 
     def forward(self, Y: torch.Tensor) -> torch.Tensor:
-        R, F = self._paths(Y)
-        # Whoever watches the routing needs it stored; the fused twin never does.
-        if fused.usable(R) and not self.routing._forward_hooks:
-            O = self._fused(R, F)
-        else:
-            P_BHNM = self.routing(split_heads(R, self.heads))
-            Z_BHMD = slice_states(P_BHNM, split_heads(F, self.heads))
-            O = deslice(P_BHNM, self.update(Z_BHMD)).transpose(1, 2).reshape(Y.shape)
-        return self.dropout(self.project(O))
+        return self.attend(*self._paths(Y))
 
     def _paths(self, Y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """R and F (B, *grid, C): two convolutions of one input, each followed by its pointwise map."""
         routing, feature = (cast(DepthwiseConvolution, path[0]) for path in (self.routing_path, self.feature_path))
         R, F = depthwise_pair(Y, (routing.weight, routing.bias), (feature.weight, feature.bias), routing.padding)
         return self.routing_path[1](R), self.feature_path[1](F)
-
-    def _fused(self, R: torch.Tensor, F: torch.Tensor) -> torch.Tensor:
-        from sigmasolver.ops.fused.slices import deslice_points, slice_points
-
-        map_and_heat = (self.routing.project.weight.mT, self.routing.project.bias, self.routing.clipped())
-        R_BNC, F_BNC = R.flatten(1, -2), F.flatten(1, -2)
-        Z_BHMD = self.update(slice_points(R_BNC, F_BNC, *map_and_heat))
-        return deslice_points(R_BNC, *map_and_heat, Z_BHMD.to(R.dtype)).view(R.shape)

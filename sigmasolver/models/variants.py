@@ -1,5 +1,5 @@
 """All models as rows: the family (the model, its single-domain counterparts, every ablation of
-tab:ablation-components) and the baselines (so far those of tab:slice-attention-analysis)."""
+tab:ablation-components) and the baselines (so far those of tab:slice-attention-analysis, and F-FNO)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from sigmasolver.models.baselines.ffno import ffno
 from sigmasolver.models.baselines.linearno import linearno
 from sigmasolver.models.baselines.transolver import transolver
 from sigmasolver.models.block import Block, BlockSpec
@@ -45,6 +46,7 @@ BASELINES: dict[str, Make] = {
     "transolver-keep": partial(transolver, update="keep"),
     "linearno": partial(linearno, local=True),
     "linearno-plain": partial(linearno, local=False),
+    "ffno": ffno,
 }
 MODELS: dict[str, Make] = {name: partial(Solver, partial(Block, spec)) for name, spec in VARIANTS.items()} | BASELINES
 

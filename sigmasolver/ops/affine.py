@@ -7,7 +7,10 @@ import torch.nn.functional as F
 
 from sigmasolver.ops import fused
 
-__all__ = ["layer_norm", "linear"]
+__all__ = ["Affine", "layer_norm", "linear"]
+
+Affine = tuple[torch.Tensor, torch.Tensor]
+"""Weight and bias."""
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

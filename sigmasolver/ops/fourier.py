@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import torch
 
+from sigmasolver.ops import fused
 from sigmasolver.ops.constants import grid_constant
 
 __all__ = ["analysis_basis", "available_modes", "axis_fourier", "axis_fourier_rfft", "synthesis_basis"]
@@ -72,6 +73,10 @@ def _real_blocks(weight: torch.Tensor) -> torch.Tensor:
 
 def axis_fourier(V: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
     """Apply the operator to `V` (B, *grid, C) with one weight (K_a, C, C', 2) per axis; gives (B, *grid, C')."""
+    if fused.quick(V) and weights:
+        from sigmasolver.ops.fused.fourier import axis_fourier as twin
+
+        return twin(V, list(weights))
     total: torch.Tensor | None = None
     channels = V.shape[-1]
     for axis, weight in enumerate(weights, start=1):

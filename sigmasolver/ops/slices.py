@@ -6,13 +6,25 @@ Letters: B batch, H heads, N points, M slices, D head width.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
-__all__ = ["EPSILON", "attention_matrix", "deslice", "routing", "slice_states"]
+__all__ = ["EPSILON", "SliceMap", "attention_matrix", "deslice", "routing", "slice_states"]
 
 EPSILON = 1e-5
 """The stabiliser of the slice mass; with it a constant field is not exactly preserved."""
+
+
+class SliceMap(NamedTuple):
+    """What routes points to slices, as the parameters are stored."""
+
+    weight: torch.Tensor
+    """(M, D), shared by the heads."""
+    bias: torch.Tensor
+    """(M,)"""
+    temperature: torch.Tensor
+    """(H,), clipped."""
 
 
 def routing(

@@ -16,7 +16,7 @@ from typing import Any
 from sigmasolver.report.digits import significant, spread
 from sigmasolver.report.study import YARDSTICKS, Curve, Table
 
-__all__ = ["comparison", "curves", "named_apart", "to_latex", "to_markdown"]
+__all__ = ["comparison", "curves", "named_apart", "precision_of", "to_latex", "to_markdown"]
 
 LEAD, HORIZON, PARAMETERS = "relative_l2_lead", "relative_l2", "parameters"
 ALL = "all"
@@ -62,13 +62,27 @@ def comparison(records: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
+def precision_of(record: Mapping[str, Any]) -> str:
+    """What the forecast of a row was computed in; older rows do not say it and are float32."""
+    return record.get("forecast_precision", "float32")
+
+
 def named_apart(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The rows with the name of the run in place of the model where two runs share model and seed."""
+    """The rows with the name of the run in place of the model where two runs share model and seed.
+
+    Where forecasts of several precisions stand side by side, a model's name says its own.
+    """
     runs: dict[tuple[str, Any], set[str]] = defaultdict(set)
     for record in records:
         runs[record["model"], record["seed"]].add(record["run"])
     doubled = {model for (model, _), names in runs.items() if len(names) > 1 and model not in YARDSTICKS}
-    return [{**record, "model": record["run"]} if record["model"] in doubled else dict(record) for record in records]
+    several = len({precision_of(record) for record in records}) > 1
+
+    def name(record: Mapping[str, Any]) -> str:
+        model = record["run"] if record["model"] in doubled else record["model"]
+        return f"{model}, {precision_of(record)}" if several and model not in YARDSTICKS else model
+
+    return [{**record, "model": name(record)} for record in records]
 
 
 def curves(records: Sequence[Mapping[str, Any]]) -> tuple[Curve, ...]:

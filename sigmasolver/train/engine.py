@@ -10,6 +10,8 @@ step waits for the GPU: batches are gathered there, rates and losses stay there 
 
 Several processes share a batch evenly. With DistributedDataParallel each holds the whole model; with `shard` (FSDP2)
 parameters, gradients and optimiser states are split among them.
+
+With `train.recompute` a block stores its input alone and runs again when its gradient is made.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from sigmasolver.data.normalise import Normaliser
 from sigmasolver.data.prefetch import prefetch
@@ -35,7 +39,7 @@ from sigmasolver.recipes import Recipe
 from sigmasolver.tasks import field_groups
 from sigmasolver.train.objectives import Price, direct, pushforward, teacher_forced
 
-__all__ = ["ENGINES", "Place", "Stepper", "full"]
+__all__ = ["ENGINES", "Place", "Stepper", "full", "recompute"]
 
 ENGINES = ("eager", "compiled", "graph", "compiled-graph")
 WARM_UP = 3
@@ -100,6 +104,14 @@ class Stepper:
             )
         self.model = forecaster.model
         self.average = copy.deepcopy(self.model).requires_grad_(False) if plan.ema is not None else None
+        drops = recipe.model.options.dropout > 0
+        if plan.recompute and drops and place.captured:
+            raise ValueError(
+                f'The engine "{place.engine}" cannot draw the same dropout twice, as train.recompute needs; use eager '
+                "or compiled, or set model.options.dropout=0."
+            )
+        if plan.recompute:
+            recompute(self.model, drops)
         self.forecaster = forecaster.around(self._wrapped())
         self.rates = rates.to(self.device, torch.float32)
         self.rate = torch.zeros((), device=self.device)
@@ -112,11 +124,12 @@ class Stepper:
             normaliser.prepare(self.device)
         groups = tuple(field_groups(recipe.task.targets).values())
         self.price = Price(groups, plan.derivative, forecaster.targets if plan.price == "squared" else None)
-        self.random = plan.noise > 0 or recipe.model.options.dropout > 0
+        self.random = plan.noise > 0 or drops
         self._batches: Iterator[Pair] | None = None
         self._inputs: Any = None
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._warmed: dict[int, int] = {}
+        self._side: torch.cuda.Stream | None = None
 
     def _wrapped(self) -> nn.Module:
         place, model = self.place, self.model
@@ -210,7 +223,7 @@ class Stepper:
     def _warm_or_capture(self, calls: int) -> None:
         self._warmed[calls] = self._warmed.get(calls, 0) + 1
         if self._warmed[calls] <= WARM_UP:
-            side = torch.cuda.Stream()
+            side = self._side = self._side or torch.cuda.Stream()  # one: what a stream frees is kept for that stream
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 self._update(calls)
@@ -222,6 +235,26 @@ class Stepper:
             self._update(calls)
         self._graphs[calls] = graph
         graph.replay()  # capturing only wrote the step down
+
+
+def recompute(model: nn.Module, drops: bool) -> None:
+    """From now on a block stores its input alone and runs again, with the same dropout if it `drops`, for its gradient.
+
+    `forward` of the block is replaced and not the block, so the names of the weights stay.
+    """
+    blocks = list(getattr(model, "blocks", ()))
+    if not blocks:
+        raise ValueError("This model has no blocks that could run again; set train.recompute=false.")
+    for block in blocks:
+        # From the class: a second training of the same model must not wrap it twice.
+        block.forward = partial(_checkpointed, MethodType(type(block).forward, block), drops)
+
+
+def _checkpointed(forward: Callable[..., Any], drops: bool, *inputs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*inputs)
+    # Without dropout nothing is drawn; saving the generator's state would only break a capture.
+    return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=drops)
 
 
 def _with_noise(history: torch.Tensor, normaliser: Normaliser, deviation: float) -> torch.Tensor:

@@ -21,7 +21,7 @@ from sigmasolver.train.engine import Place
 from sigmasolver.train.loop import Data, Plan, Progress, train
 from sigmasolver.trained import build, data_of, read_normalisers, recipe_in, write_normalisers
 
-__all__ = ["resume_run", "train_run"]
+__all__ = ["lies_on", "memory_of", "resume_run", "train_run"]
 
 ON_GPU, ON_CPU = 0.4, 0.25
 """Share of the memory (free on a GPU, all on a CPU) that training windows may take; the network needs the rest."""
@@ -118,14 +118,21 @@ def _bind(run: Run, store: Reader, parts: Split) -> None:
         run.write_json("data.json", facts)
 
 
-def _held(windows: Windows, device: torch.device) -> Windows:
-    """On the device where they fit, else read as they are needed."""
+def memory_of(device: torch.device) -> int:
+    """Bytes that a training may hope for: free on a GPU; on a CPU all of them, shared evenly by its processes."""
     if device.type == "cuda":
-        room = ON_GPU * torch.cuda.mem_get_info(device)[0]
-    else:
-        sharers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        room = ON_CPU * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / sharers
-    return windows.resident(device) if windows.fits(int(room)) else windows
+        return torch.cuda.mem_get_info(device)[0]
+    sharers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // sharers
+
+
+def lies_on(windows: Windows, device: torch.device, memory: int) -> bool:
+    """Whether training windows are held on a device with so much memory, rather than read as they are needed."""
+    return windows.fits(int((ON_GPU if device.type == "cuda" else ON_CPU) * memory))
+
+
+def _held(windows: Windows, device: torch.device) -> Windows:
+    return windows.resident(device) if lies_on(windows, device, memory_of(device)) else windows
 
 
 def _times(grid: tuple[int, ...]) -> str:

@@ -57,3 +57,19 @@ def test_channels_do_not_mix_and_the_result_stays_channels_last():
     changed = (after != before).flatten(0, -2).any(0)
     assert changed.tolist() == [False, True, False]
     assert after.is_contiguous()
+
+
+@pytest.mark.parametrize("grid", [(5,), (4, 3), (3, 4, 3)])
+@pytest.mark.parametrize("kernel", [3, 5])
+def test_gradients_are_those_of_the_sum_over_taps(grid, kernel):
+    """Three axes have a backward pass of their own on a CPU; it can be differentiated again."""
+    for padding in (("zeros",) * len(grid), ("circular", *("zeros",) * (len(grid) - 1))):
+        shapes = ((2, *grid, 2), (2, 1, *(kernel,) * len(grid)), (2,))
+        inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+        v = torch.randn(shapes[0], dtype=torch.float64)
+        found = torch.autograd.grad(depthwise_convolution(*inputs, padding), inputs, v, create_graph=True)
+        wanted = torch.autograd.grad(plain(*inputs, padding), inputs, v, create_graph=True)
+        for one, two in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, two, rtol=0, atol=1e-11)
+        twice, exact = (torch.autograd.grad(gs[0].square().sum(), inputs[1])[0] for gs in (found, wanted))
+        torch.testing.assert_close(twice, exact, rtol=0, atol=1e-9)

@@ -5,28 +5,36 @@ tested on a GPU only).
 """
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from sigmasolver.models import Options, build_model
 from sigmasolver.ops import fused
 from sigmasolver.ops.convolution import _plain as plain_convolution
-from sigmasolver.ops.slices import deslice, routing, slice_states
+from sigmasolver.ops.fourier import axis_fourier as plain_fourier
+from sigmasolver.ops.slices import SliceMap, attention_matrix, deslice, routing, slice_states
 
 pytest.importorskip("triton")
-from sigmasolver.ops.fused.convolution import depthwise, depthwise_pair
+from sigmasolver.models.slices import UPDATES
+from sigmasolver.ops.fused import fourier as fused_fourier
+from sigmasolver.ops.fused import mixing as fused_mixing
+from sigmasolver.ops.fused import slices as fused_slices
+from sigmasolver.ops.fused.convolution import context_norms, depthwise, depthwise_pair
+from sigmasolver.ops.fused.fourier import axis_fourier
 from sigmasolver.ops.fused.linear import linear
+from sigmasolver.ops.fused.mixing import mixing_residual
 from sigmasolver.ops.fused.rows import column_sums, layer_norm, silu_product
-from sigmasolver.ops.fused.slices import deslice_points, slice_points
+from sigmasolver.ops.fused.slices import slice_attention
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 gpu = pytest.mark.skipif(not GPU, reason="needs a GPU")
-quick = settings(deadline=None, max_examples=8, derandomize=True)
+quick = settings(deadline=None, max_examples=8, derandomize=True, phases=(Phase.generate,))
 
 
 @pytest.fixture
@@ -51,42 +59,125 @@ def agree(twin, plain, inputs, dtype=torch.float32, tolerance=1e-5):
         assert error < tolerance, (place, float(error))
 
 
-def sliced(R, Fe, W, b, tau, lift):
-    """Slice, a nonlinear update, deslice: plainly, on (B, N, C)."""
+def sliced(kind, R, Fe, W, b, tau, Wq, Wk, Wv, gamma, Wo, bo):
+    """Slice, update, deslice and project: plainly, on (B, N, C)."""
     B, N, C = R.shape
     H = len(tau)
     P, features = (
-        routing(R.view(B, N, H, C // H).transpose(1, 2), W, b, tau),
+        routing(R.view(B, N, H, C // H).transpose(1, 2), W.mT, b, tau),
         Fe.view(B, N, H, C // H).transpose(1, 2),
     )
     Z = slice_states(P, features)
-    return Z, deslice(P, torch.tanh(Z) + lift * Z).transpose(1, 2).reshape(B, N, C)
+    delta = attention_matrix(Z @ Wq.mT, Z @ Wk.mT) @ (Z @ Wv.mT)
+    new = {"residual": Z + gamma * delta, "replace": delta, "keep": Z}[kind]
+    # Every kind uses all arguments, so that every one has a gradient.
+    unused = {"residual": 0, "replace": gamma.sum(), "keep": sum(one.sum() for one in (Wq, Wk, Wv, gamma))}[kind]
+    return F.linear(deslice(P, new).transpose(1, 2).reshape(B, N, C), Wo, bo) + unused
 
 
-def sliced_fused(R, Fe, W, b, tau, lift):
-    Z = slice_points(R, Fe, W, b, tau)
-    return Z, deslice_points(R, W, b, tau, torch.tanh(Z) + lift.to(Z.dtype) * Z)
+def sliced_fused(kind, R, Fe, W, b, tau, Wq, Wk, Wv, gamma, Wo, bo):
+    attention = {"residual": (Wq, Wk, Wv, gamma), "replace": (Wq, Wk, Wv), "keep": ()}[kind]
+    unused = {"residual": 0, "replace": gamma.sum(), "keep": sum(one.sum() for one in (Wq, Wk, Wv, gamma))}[kind]
+    return slice_attention(R, Fe, SliceMap(W, b, tau), attention, (Wo, bo)) + unused
 
 
 def slice_inputs(B, N, H, D, M):
     C = H * D
-    shapes = ((B, N, C), (B, N, C), (D, M), (M,))
-    return [*(torch.randn(shape) for shape in shapes), torch.rand(H) + 0.2, torch.randn(1)]
+    shapes = ((B, N, C), (B, N, C), (M, D), (M,))
+    rest = ((D, D), (D, D), (D, D), (1,), (C, C), (C,))
+    return [*(torch.randn(s) for s in shapes), torch.rand(H) + 0.2, *(torch.randn(s) / s[-1] ** 0.5 for s in rest)]
+
+
+def agree_on_slices(kind, *sizes):
+    agree(partial(sliced_fused, kind), partial(sliced, kind), slice_inputs(*sizes), tolerance=2e-4)
 
 
 @quick
 @given(
-    B=st.integers(1, 2), N=st.integers(1, 300), H=st.integers(1, 3), D=st.integers(1, 20), M=st.integers(1, 40),
-    seed=st.integers(0, 99),
+    kind=st.sampled_from(UPDATES), B=st.integers(1, 2), N=st.integers(1, 200), H=st.integers(1, 3),
+    D=st.integers(1, 20), M=st.integers(1, 40), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_slices(B, N, H, D, M, seed):
+def test_slices(kind, B, N, H, D, M, seed):
     torch.manual_seed(seed)
-    agree(sliced_fused, sliced, slice_inputs(B, N, H, D, M), tolerance=2e-4)
+    agree_on_slices(kind, B, N, H, D, M)
 
 
-def test_slices_over_several_chunks():
+def test_slices_over_several_chunks(monkeypatch):
     """More points than one program takes, so partial sums are summed."""
-    agree(sliced_fused, sliced, slice_inputs(1, 4500, 1, 4, 6), tolerance=2e-4)
+    monkeypatch.setattr(fused_slices, "LONGEST", 64)
+    agree_on_slices("residual", 2, 300, 1, 4, 6)
+
+
+@quick
+@given(
+    grid=st.lists(st.integers(2, 9), min_size=1, max_size=3), C=st.integers(1, 20), O=st.integers(1, 20),
+    modes=st.integers(1, 6), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_fourier(grid, C, O, modes, seed):
+    """Modes beyond those of the grid included: their weights have gradient zero."""
+    torch.manual_seed(seed)
+    inputs = [torch.randn(2, *grid, C), *(torch.randn(modes, C, O, 2) for _ in grid)]
+
+    def plain(V, *weights):
+        return plain_fourier(V, list(weights))
+
+    agree(lambda V, *weights: axis_fourier(V, list(weights)), plain, inputs)
+
+
+def test_fourier_over_several_chunks(monkeypatch):
+    monkeypatch.setattr(fused_fourier, "CHUNK", 32)
+    inputs = [torch.randn(2, 40, 70, 3), torch.randn(4, 3, 3, 2), torch.randn(3, 3, 3, 2)]
+    agree(lambda V, *w: axis_fourier(V, list(w)), lambda V, *w: plain_fourier(V, list(w)), inputs)
+
+
+@quick
+@given(N=st.integers(1, 200), half=st.integers(1, 20), inner=st.integers(1, 50), branches=st.integers(0, 2),
+       whole=st.booleans(), seed=st.integers(0, 99))  # fmt: skip
+def test_mixing(N, half, inner, branches, whole, seed):
+    """Both forms of the forward pass: in one kernel, and with the library's products."""
+    torch.manual_seed(seed)
+    fused_mixing.CHANNELS = 128 if whole else 0
+    C = 2 * half
+    shapes = [(N, C), (C,), (C,), (2 * inner, C), (2 * inner,), (C, inner), (C,)]
+    inputs = [torch.randn(shape) for shape in (*shapes, *((N, C // max(1, branches)),) * branches)]
+
+    def twin(H, w, b, win, bin, wout, bout, *parts):
+        return mixing_residual(H, parts, (w, b), (win, bin), (wout, bout), 1e-5)
+
+    def plain(H, w, b, win, bin, wout, bout, *parts):
+        x = H + torch.cat(parts, -1) if parts else H
+        gate, up = F.linear(F.layer_norm(x, (C,), w, b), win, bin).chunk(2, -1)
+        return x + F.linear(F.silu(gate) * up, wout, bout)
+
+    try:
+        agree(twin, plain, inputs, tolerance=1e-4)
+    finally:
+        fused_mixing.CHANNELS = 128
+
+
+@pytest.mark.parametrize(
+    ("grid", "C", "padding", "groups"),
+    [
+        ((7, 6), 10, ("zeros", "circular"), 2),
+        ((9,), 6, ("circular",), 1),
+        ((3, 4, 5), 4, ("zeros", "circular", "zeros"), 2),
+    ],
+)
+def test_context(grid, C, padding, groups):
+    norm = (C // groups,)
+    inputs = [torch.randn(s) for s in ((2, *grid, C), (C, 1, *(3,) * len(grid)), (C,), *(norm,) * (2 * groups))]
+
+    def twin(H, w, b, *norms):
+        pairs = list(zip(norms[::2], norms[1::2], strict=True))
+        out, normed = context_norms(H, (w, b), padding, pairs, 1e-5)
+        return out, *normed
+
+    def plain(H, w, b, *norms):
+        out = H + plain_convolution(H, w, b, padding)
+        pairs = zip(out.chunk(groups, -1), norms[::2], norms[1::2], strict=True)
+        return out, *(F.layer_norm(share, norm, weight, bias) for share, weight, bias in pairs)
+
+    agree(twin, plain, inputs)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +290,7 @@ def test_tracers_and_forward_mode_see_plain_operations(fused_everywhere):
 @pytest.mark.parametrize("shape", [(2, 300, 3, 8, 20), (1, 5000, 8, 16, 32), (1, 77, 1, 24, 40)])
 def test_slices_in_bf16_are_no_worse_than_plain_ones(shape):
     inputs = slice_inputs(*shape)
-    fused_errors, plain_errors = (errors_of(form, inputs) for form in (sliced_fused, sliced))
+    fused_errors, plain_errors = (errors_of(partial(form, "residual"), inputs) for form in (sliced_fused, sliced))
     assert sum(fused_errors) <= 1.5 * sum(plain_errors) + 0.02, (fused_errors, plain_errors)
 
 
@@ -209,14 +300,13 @@ def errors_of(form, inputs):
     found = []
     for dtype in (torch.bfloat16, torch.float64):
         given = [one.to(torch.bfloat16).to(DEVICE, dtype).requires_grad_() for one in inputs]
-        Z, O = form(*given) if dtype is torch.bfloat16 else sliced(*given)
-        total = Z.float().square().sum() + O.float().square().sum()
-        found.append([Z, O, *torch.autograd.grad(total, given)])
+        o = form(*given) if dtype is torch.bfloat16 else sliced("residual", *given)
+        found.append([o, *torch.autograd.grad(o.float().square().sum(), given)])
     return [float((one.double() - two).norm() / two.norm().clamp(min=1)) for one, two in zip(*found, strict=True)]
 
 
 @gpu
 def test_the_same_input_gives_the_same_bits():
     x = [one.to(DEVICE).requires_grad_() for one in slice_inputs(2, 9000, 4, 8, 20)]
-    first, second = (torch.autograd.grad(sliced_fused(*x)[1].square().sum(), x) for _ in range(2))
+    first, second = (torch.autograd.grad(sliced_fused("residual", *x).square().sum(), x) for _ in range(2))
     assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))

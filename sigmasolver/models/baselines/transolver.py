@@ -15,19 +15,17 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from torch import nn
 
 from sigmasolver.models.baselines.frame import attention_solver
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.layers import Convolution, linear, split_heads
-from sigmasolver.models.slices import UPDATES, Routing, SliceUpdate
+from sigmasolver.models.layers import Convolution
+from sigmasolver.models.slices import UPDATES, SliceOperator
 from sigmasolver.models.solver import Solver
-from sigmasolver.ops.slices import deslice, slice_states
 
 __all__ = ["PhysicsAttention", "transolver"]
 
 
-class PhysicsAttention(nn.Module):
+class PhysicsAttention(SliceOperator):
     """`(B, *grid, width)` -> the same shape. Convolutions start as torch's do, all other weights as in the family."""
 
     KERNEL = 3
@@ -36,19 +34,12 @@ class PhysicsAttention(nn.Module):
         super().__init__()
         if update not in UPDATES:
             raise ValueError(f'update is "{update}"; choose from {", ".join(UPDATES)}.')
-        self.heads, width, dropout = config.heads, config.width, config.options.dropout
-        self.routing_path = Convolution(width, self.KERNEL, config.padding)
-        self.feature_path = Convolution(width, self.KERNEL, config.padding)
-        self.routing = Routing(width // self.heads, self.heads, config.slices)
-        self.update = SliceUpdate(update, width // self.heads, dropout)
-        self.project = linear(width, width)
-        self.dropout = nn.Dropout(dropout)
+        self.routing_path = Convolution(config.width, self.KERNEL, config.padding)
+        self.feature_path = Convolution(config.width, self.KERNEL, config.padding)
+        self._build(config.width, config.heads, config.slices, update, config.options.dropout)
 
     def forward(self, Y: torch.Tensor) -> torch.Tensor:
-        P_BHNM = self.routing(split_heads(self.routing_path(Y), self.heads))
-        Z_BHMD = slice_states(P_BHNM, split_heads(self.feature_path(Y), self.heads))
-        O_BHND = deslice(P_BHNM, self.update(Z_BHMD))
-        return self.dropout(self.project(O_BHND.transpose(1, 2).reshape(Y.shape)))
+        return self.attend(self.routing_path(Y), self.feature_path(Y))
 
 
 def transolver(config: SolverConfig, update: str = "replace") -> Solver:

@@ -15,7 +15,7 @@ from functools import cache
 
 import torch
 
-__all__ = ["plain", "usable"]
+__all__ = ["dot_precision", "plain", "quick", "untraced", "usable"]
 
 interpreted = False
 """Set by tests: Triton's interpreter serves tensors of a CPU too."""
@@ -40,12 +40,32 @@ def _installed() -> bool:
 
 def usable(x: torch.Tensor) -> bool:
     """Whether the fused twins serve this tensor; a tracer (`torch.compile`, `torch.export`) sees plain operations."""
-    return (x.is_cuda or interpreted) and x.dtype in (torch.float32, torch.bfloat16) and _off == 0 and _free(x)
+    return (
+        (x.is_cuda or interpreted)
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and _off == 0
+        and _installed()
+        and untraced(x)
+    )
 
 
-def _free(x: torch.Tensor) -> bool:
+def untraced(x: torch.Tensor) -> bool:
     """Neither a tracer nor forward-mode differentiation nor a function transform looks on."""
     if torch.compiler.is_compiling() or torch.autograd.forward_ad._current_level >= 0:
         return False
     plain_tensor = isinstance(x, torch.nn.Parameter) or type(x) is torch.Tensor
-    return plain_tensor and _installed() and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return plain_tensor and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def dot_precision() -> str:
+    """What products of float32 tiles run in, by torch's own switch."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+def quick(x: torch.Tensor) -> bool:
+    """Whether matrix units take products of this tensor under autocast and TF32 as they are set.
+
+    Without them the libraries' float32 products are quicker than those inside a fused twin.
+    """
+    narrow = torch.is_autocast_enabled(x.device.type) or x.dtype == torch.bfloat16
+    return usable(x) and (narrow or interpreted or torch.backends.cuda.matmul.allow_tf32)

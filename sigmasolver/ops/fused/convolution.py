@@ -21,9 +21,12 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-__all__ = ["depthwise", "depthwise_pair"]
+from sigmasolver.ops.fused.rows import folded, norms_backward
 
-CHUNK = 1024
+__all__ = ["context_norms", "depthwise", "depthwise_pair"]
+
+SHORTEST, LONGEST, CHUNKS = 128, 1024, 256
+"""Points of a chunk, and how many chunks there should be at least."""
 
 
 @triton.jit
@@ -36,6 +39,41 @@ def _shifted(n, by, size, CIRCULAR: tl.constexpr):  # type: ignore[no-untyped-de
 
 
 @triton.jit
+def _window(  # type: ignore[no-untyped-def]
+    i0, i1, w0, w1, batch, x, y, z, c, points, channels, X, Y, Z, C,
+    KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr, CX: tl.constexpr, CY: tl.constexpr, CZ: tl.constexpr,
+    TWO_IN: tl.constexpr, TWO_OUT: tl.constexpr, TURNED: tl.constexpr, TILE: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The sums over the kernel for the points (x, y, z) of one plane x. Offsets inside a plane are 32 bits wide."""
+    a0 = tl.zeros((TILE, BC), tl.float32)
+    a1 = tl.zeros((TILE, BC), tl.float32)
+    for kx in range(KX):
+        sx, in_x = _shifted(x, kx - KX // 2, X, CX)
+        if in_x:
+            plane = (batch * X + sx).to(tl.int64) * Y * Z * C
+            for ky in tl.static_range(KY):
+                sy, in_y = _shifted(y, ky - KY // 2, Y, CY)
+                for kz in tl.static_range(KZ):
+                    sz, in_z = _shifted(z, kz - KZ // 2, Z, CZ)
+                    keep = (points & in_y & in_z)[:, None] & channels[None, :]
+                    place = ((sy * Z + sz) * C)[:, None] + c[None, :]
+                    tap = (kx * KY + ky) * KZ + kz
+                    if TURNED:
+                        tap = KX * KY * KZ - 1 - tap
+                    v = tl.load(i0 + plane + place, mask=keep, other=0.0).to(tl.float32)
+                    k0 = tl.load(w0 + tap * C + c, mask=channels, other=0.0)
+                    a0 += v * k0[None, :]
+                    if TWO_OUT:
+                        k1 = tl.load(w1 + tap * C + c, mask=channels, other=0.0)
+                        a1 += v * k1[None, :]
+                    if TWO_IN:
+                        u = tl.load(i1 + plane + place, mask=keep, other=0.0).to(tl.float32)
+                        k1 = tl.load(w1 + tap * C + c, mask=channels, other=0.0)
+                        a0 += u * k1[None, :]
+    return a0, a1
+
+
+@triton.jit
 def _convolve(  # type: ignore[no-untyped-def]
     i0, i1, w0, w1, b0, b1, o0, o1, X, Y, Z, C, tiles_z,
     KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr, CX: tl.constexpr, CY: tl.constexpr, CZ: tl.constexpr,
@@ -45,34 +83,14 @@ def _convolve(  # type: ignore[no-untyped-def]
     tile, plane = tl.program_id(0), tl.program_id(2)
     p = tl.arange(0, TY * TZ)
     y, z = (tile // tiles_z) * TY + p // TZ, (tile % tiles_z) * TZ + p % TZ
-    x, first = plane % X + tl.zeros_like(p), (plane // X).to(tl.int64) * X
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     points, channels = (y < Y) & (z < Z), c < C
-    a0 = tl.zeros((TY * TZ, BC), tl.float32)
-    a1 = tl.zeros((TY * TZ, BC), tl.float32)
-    for kx in range(KX):
-        sx, in_x = _shifted(x, kx - KX // 2, X, CX)
-        for ky in range(KY):
-            sy, in_y = _shifted(y, ky - KY // 2, Y, CY)
-            for kz in range(KZ):
-                sz, in_z = _shifted(z, kz - KZ // 2, Z, CZ)
-                keep = (points & in_x & in_y & in_z)[:, None] & channels[None, :]
-                place = (((first + sx) * Y + sy) * Z + sz)[:, None] * C + c[None, :]
-                tap = (kx * KY + ky) * KZ + kz
-                if TURNED:
-                    tap = KX * KY * KZ - 1 - tap
-                v = tl.load(i0 + place, mask=keep, other=0.0).to(tl.float32)
-                k0 = tl.load(w0 + tap * C + c, mask=channels, other=0.0)
-                a0 += v * k0[None, :]
-                if TWO_OUT:
-                    k1 = tl.load(w1 + tap * C + c, mask=channels, other=0.0)
-                    a1 += v * k1[None, :]
-                if TWO_IN:
-                    u = tl.load(i1 + place, mask=keep, other=0.0).to(tl.float32)
-                    k1 = tl.load(w1 + tap * C + c, mask=channels, other=0.0)
-                    a0 += u * k1[None, :]
+    a0, a1 = _window(
+        i0, i1, w0, w1, plane // X, plane % X, y, z, c, points, channels, X, Y, Z, C, KX, KY, KZ, CX, CY, CZ,
+        TWO_IN, TWO_OUT, TURNED, TY * TZ, BC,
+    )  # fmt: skip
     keep = points[:, None] & channels[None, :]
-    place = (((first + x) * Y + y) * Z + z)[:, None] * C + c[None, :]
+    place = plane.to(tl.int64) * Y * Z * C + ((y * Z + z) * C)[:, None] + c[None, :]
     if BIAS:
         a0 += tl.load(b0 + c, mask=channels, other=0.0)[None, :]
     if RESIDUAL:
@@ -85,13 +103,53 @@ def _convolve(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _weight_gradient(  # type: ignore[no-untyped-def]
-    i, g0, g1, d0, d1, s0, s1, N, X, Y, Z, C,
+def _context(  # type: ignore[no-untyped-def]
+    i, w, b, n0, m0, n1, m1, o, y0, y1, mean, scale, X, Y, Z, C, N, tiles_z, eps,
     KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr, CX: tl.constexpr, CY: tl.constexpr, CZ: tl.constexpr,
-    TWO: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SPAN: tl.constexpr,
+    G: tl.constexpr, TY: tl.constexpr, TZ: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """One row of KZ taps over one chunk of points; d (chunks, taps, C) and s (chunks, C) take the sums."""
-    chunk, row = tl.program_id(0), tl.program_id(1)
+    """Convolution, residual and layer norm of one group of G channels, which the program holds whole."""
+    tile, group, plane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    p, j = tl.arange(0, TY * TZ), tl.arange(0, BC)
+    y, z = (tile // tiles_z) * TY + p // TZ, (tile % tiles_z) * TZ + p % TZ
+    c = group * G + j
+    points, channels = (y < Y) & (z < Z), j < G
+    a = _window(
+        i, i, w, w, plane // X, plane % X, y, z, c, points, channels, X, Y, Z, C, KX, KY, KZ, CX, CY, CZ,
+        False, False, False, TY * TZ, BC,
+    )[0]  # fmt: skip
+    keep = points[:, None] & channels[None, :]
+    row = plane.to(tl.int64) * Y * Z + y * Z + z
+    place = row[:, None] * C + c[None, :]
+    a += tl.load(b + c, mask=channels, other=0.0).to(tl.float32)[None, :]
+    a += tl.load(i + place, mask=keep, other=0.0).to(tl.float32)
+    tl.store(o + place, a.to(o.dtype.element_ty), mask=keep)
+    m = tl.sum(tl.where(keep, a, 0.0), axis=1) / G
+    centred = tl.where(keep, a - m[:, None], 0.0)
+    r = 1 / tl.sqrt(tl.sum(centred * centred, axis=1) / G + eps)
+    centred = centred * r[:, None]
+    to = row[:, None] * G + j[None, :]
+    if group == 0:
+        weight = tl.load(n0 + j, mask=channels, other=0.0).to(tl.float32)
+        bias = tl.load(m0 + j, mask=channels, other=0.0).to(tl.float32)
+        tl.store(y0 + to, (centred * weight[None, :] + bias[None, :]).to(y0.dtype.element_ty), mask=keep)
+    else:
+        weight = tl.load(n1 + j, mask=channels, other=0.0).to(tl.float32)
+        bias = tl.load(m1 + j, mask=channels, other=0.0).to(tl.float32)
+        tl.store(y1 + to, (centred * weight[None, :] + bias[None, :]).to(y1.dtype.element_ty), mask=keep)
+    first = group * N
+    tl.store(mean + first + row, m, mask=points)
+    tl.store(scale + first + row, r, mask=points)
+
+
+@triton.jit
+def _weight_gradient(  # type: ignore[no-untyped-def]
+    i, g0, g1, sums, N, X, Y, Z, C,
+    KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr, CX: tl.constexpr, CY: tl.constexpr, CZ: tl.constexpr,
+    TWO: tl.constexpr, WIDE: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    """One row of KZ taps over one chunk of points. A row of `sums`: for each kernel (C, taps), then for each (C,)."""
+    row, chunk = tl.program_id(0), tl.program_id(1)
     c = tl.program_id(2) * BC + tl.arange(0, BC)
     channels = c < C
     kx, ky = row // KY, row % KY
@@ -111,12 +169,16 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
         n = chunk * SPAN + start + tl.arange(0, BN)
         z, rest = n % Z, n // Z
         y, rest = rest % Y, rest // Y
-        x, batch = rest % X, (rest // X).to(tl.int64)
+        x, batch = rest % X, rest // X
         sx, in_x = _shifted(x, kx - KX // 2, X, CX)
         sy, in_y = _shifted(y, ky - KY // 2, Y, CY)
         points = n < N
         keep = points[:, None] & channels[None, :]
-        here = n.to(tl.int64)[:, None] * C + c[None, :]
+        line = ((batch * X + sx) * Y + sy) * Z
+        if WIDE:
+            here, line = n.to(tl.int64)[:, None] * C + c[None, :], line.to(tl.int64)
+        else:
+            here = (n * C)[:, None] + c[None, :]
         v0 = tl.load(g0 + here, mask=keep, other=0.0).to(tl.float32)
         if row == 0:
             t0 += v0
@@ -124,11 +186,10 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
             v1 = tl.load(g1 + here, mask=keep, other=0.0).to(tl.float32)
             if row == 0:
                 t1 += v1
-        line = ((batch * X + sx) * Y + sy) * Z
         for kz in tl.static_range(KZ):
             sz, in_z = _shifted(z, kz - KZ // 2, Z, CZ)
             inside = (points & in_x & in_y & in_z)[:, None] & channels[None, :]
-            u = tl.load(i + (line + sz)[:, None] * C + c[None, :], mask=inside, other=0.0).to(tl.float32)
+            u = tl.load(i + ((line + sz) * C)[:, None] + c[None, :], mask=inside, other=0.0).to(tl.float32)
             if kz == 0:
                 a0 += u * v0
             if kz == 1:
@@ -150,29 +211,31 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
                     e3 += u * v1
                 if kz == 4:
                     e4 += u * v1
-    to = (chunk * KX * KY * KZ + row * KZ) * C + c
+    sums += chunk.to(tl.int64) * (1 + TWO) * C * (KX * KY * KZ + 1)
+    to = c * (KX * KY * KZ) + row * KZ
+    biases = (1 + TWO) * C * KX * KY * KZ + c
     for kz in tl.static_range(KZ):
-        sums = a0
-        others = e0
+        first = a0
+        second = e0
         if kz == 1:
-            sums = a1
-            others = e1
+            first = a1
+            second = e1
         if kz == 2:
-            sums = a2
-            others = e2
+            first = a2
+            second = e2
         if kz == 3:
-            sums = a3
-            others = e3
+            first = a3
+            second = e3
         if kz == 4:
-            sums = a4
-            others = e4
-        tl.store(d0 + to + kz * C, tl.sum(sums, axis=0), mask=channels)
+            first = a4
+            second = e4
+        tl.store(sums + to + kz, tl.sum(first, axis=0), mask=channels)
         if TWO:
-            tl.store(d1 + to + kz * C, tl.sum(others, axis=0), mask=channels)
+            tl.store(sums + C * KX * KY * KZ + to + kz, tl.sum(second, axis=0), mask=channels)
     if row == 0:
-        tl.store(s0 + chunk * C + c, tl.sum(t0, axis=0), mask=channels)
+        tl.store(sums + biases, tl.sum(t0, axis=0), mask=channels)
         if TWO:
-            tl.store(s1 + chunk * C + c, tl.sum(t1, axis=0), mask=channels)
+            tl.store(sums + C + biases, tl.sum(t1, axis=0), mask=channels)
 
 
 class _Shape:
@@ -186,37 +249,45 @@ class _Shape:
         circular = (False,) * missing + tuple(kind == "circular" for kind in padding)
         names = ("KX", "KY", "KZ", "CX", "CY", "CZ")
         self.constants: dict[str, Any] = dict(zip(names, (*self.kernel, *circular), strict=True))
-        self.block = min(64, triton.next_power_of_2(self.channels))
+
+    def tiles(self, points: int) -> tuple[int, int]:
+        """How a plane is cut into tiles of at most `points`: (TY, TZ)."""
+        TZ = min(16, triton.next_power_of_2(self.grid[2]))
+        return min(points // TZ, triton.next_power_of_2(self.grid[1])), TZ
 
     def run(self, inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor],
             outputs: Sequence[torch.Tensor], turned: bool, residual: bool) -> None:  # fmt: skip
         X, Y, Z = self.grid
-        TZ = min(16, triton.next_power_of_2(Z))
-        TY = min(64 // TZ, triton.next_power_of_2(Y))
+        block = min(64, triton.next_power_of_2(self.channels))
+        # On three axes the loop over the first one keeps fewer taps in flight, so a larger tile has registers enough.
+        points, warps = (32, 2) if X == 1 and max(len(inputs), len(outputs)) == 2 else (64, 4)
+        TY, TZ = self.tiles(points)
         tiles = (triton.cdiv(Y, TY), triton.cdiv(Z, TZ))
-        _convolve[(tiles[0] * tiles[1], triton.cdiv(self.channels, self.block), self.batch * X)](
+        _convolve[(tiles[0] * tiles[1], triton.cdiv(self.channels, block), self.batch * X)](
             inputs[0], inputs[-1], weights[0], weights[-1], biases[0] if biases else weights[0],
             biases[-1] if biases else weights[0], outputs[0], outputs[-1], X, Y, Z, self.channels, tiles[1],
             **self.constants, TWO_IN=len(inputs) == 2, TWO_OUT=len(outputs) == 2, TURNED=turned, RESIDUAL=residual,
-            BIAS=bool(biases), TY=TY, TZ=TZ, BC=self.block, num_warps=4,
+            BIAS=bool(biases), TY=TY, TZ=TZ, BC=block, num_warps=warps,
         )  # fmt: skip
 
-    def weight_gradients(
-        self, x: torch.Tensor, gradients: Sequence[torch.Tensor]
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Each (taps, C) and (C,) in float32."""
-        points, taps = self.batch * math.prod(self.grid), math.prod(self.kernel)
-        block, BN = min(32, self.block), 32
-        span = min(CHUNK, -(-points // BN) * BN)
+    def weight_gradients(self, x: torch.Tensor, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """For each kernel (C, taps), then for each (C,), all in float32."""
+        points, taps, C, kernels = (
+            self.batch * math.prod(self.grid),
+            math.prod(self.kernel),
+            self.channels,
+            len(gradients),
+        )
+        block, BN = min(64, triton.next_power_of_2(C)), 16 if kernels == 2 else 32
+        span = triton.cdiv(min(LONGEST, max(SHORTEST, points // CHUNKS)), BN) * BN
         chunks = triton.cdiv(points, span)
-        sums = [torch.empty(chunks, taps, self.channels, device=x.device) for _ in gradients]
-        totals = [torch.empty(chunks, self.channels, device=x.device) for _ in gradients]
-        rows = self.kernel[0] * self.kernel[1]
-        _weight_gradient[(chunks, rows, triton.cdiv(self.channels, block))](
-            x, gradients[0], gradients[-1], sums[0], sums[-1], totals[0], totals[-1], points, *self.grid, self.channels,
-            **self.constants, TWO=len(gradients) == 2, BN=BN, BC=block, SPAN=span, num_warps=4,
+        sums = torch.empty(chunks, kernels * C * (taps + 1), device=x.device)
+        _weight_gradient[(self.kernel[0] * self.kernel[1], chunks, triton.cdiv(C, block))](
+            x, gradients[0], gradients[-1], sums, points, *self.grid, C,
+            **self.constants, TWO=kernels == 2, WIDE=x.numel() >= 2**31, BN=BN, BC=block, SPAN=span, num_warps=4,
         )  # fmt: skip
-        return [one.sum(0) for one in sums], [one.sum(0) for one in totals]
+        parts = folded(sums).split([C * taps] * kernels + [C] * kernels)
+        return list(parts)
 
 
 def _taps(weight: torch.Tensor) -> torch.Tensor:
@@ -232,25 +303,62 @@ class _Depthwise(torch.autograd.Function):
         weights, biases = pairs[::2], pairs[1::2]
         shape = _Shape(x, weights[0], padding)
         outputs = [torch.empty_like(x) for _ in weights]
-        wide = [bias.detach().to(torch.float32) for bias in biases]
-        shape.run([x], [_taps(weight) for weight in weights], wide, outputs, turned=False, residual=residual)
-        ctx.save_for_backward(x, *weights)
-        ctx.shape, ctx.residual, ctx.kinds = shape, residual, [bias.dtype for bias in biases]
+        taps = [_taps(weight) for weight in weights]
+        shape.run([x], taps, [bias.detach().float() for bias in biases], outputs, turned=False, residual=residual)
+        ctx.save_for_backward(x, *taps)
+        ctx.shape, ctx.residual, ctx.like = shape, residual, [(one.shape, one.dtype) for one in (*weights, *biases)]
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        x, *weights = ctx.saved_tensors
+        x, *taps = ctx.saved_tensors
         shape: _Shape = ctx.shape
         given = [gradient.contiguous() for gradient in gradients]
         dx = torch.empty_like(x)
-        shape.run(given, [_taps(weight) for weight in weights], [], [dx], turned=True, residual=ctx.residual)
-        taps, sums = shape.weight_gradients(x, given)
-        pairs = []
-        for weight, tap, total, kind in zip(weights, taps, sums, ctx.kinds, strict=True):
-            pairs += [tap.T.reshape(weight.shape).to(weight.dtype), total.to(kind)]
-        return dx, None, None, *pairs
+        shape.run(given, taps, [], [dx], turned=True, residual=ctx.residual)
+        found = [g.view(s).to(t) for g, (s, t) in zip(shape.weight_gradients(x, given), ctx.like, strict=True)]
+        kernels = len(taps)
+        return dx, None, None, *(one for pair in zip(found[:kernels], found[kernels:], strict=True) for one in pair)
+
+
+class _ContextNorms(torch.autograd.Function):
+    """H, weight, bias, padding, eps, type of the normed, weight and bias of norms -> H + convolution, normed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, H: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, padding: tuple[str, ...], eps: float,
+        dtype: torch.dtype, *norms: torch.Tensor,
+    ) -> Any:  # fmt: skip
+        shape = _Shape(H, weight, padding)
+        X, Y, Z = shape.grid
+        C, groups, N = shape.channels, len(norms) // 2, H[..., 0].numel()
+        G = C // groups
+        out, taps = torch.empty_like(H), _taps(weight)
+        normed = [torch.empty(*H.shape[:-1], G, device=H.device, dtype=dtype) for _ in range(groups)]
+        statistics = torch.empty(2, groups, N, device=H.device, dtype=torch.float32)
+        BC = triton.next_power_of_2(G)
+        TY, TZ = shape.tiles(max(16, 64 * 64 // BC))
+        tiles = (triton.cdiv(Y, TY), triton.cdiv(Z, TZ))
+        _context[(tiles[0] * tiles[1], groups, shape.batch * X)](
+            H, taps, bias, norms[0], norms[1], norms[-2], norms[-1], out, normed[0], normed[-1], *statistics,
+            X, Y, Z, C, N, tiles[1], eps, **shape.constants, G=G, TY=TY, TZ=TZ, BC=BC, num_warps=4,
+        )  # fmt: skip
+        ctx.save_for_backward(H, taps, out, statistics, norms[0], norms[-2])
+        ctx.shape, ctx.like = shape, [(one.shape, one.dtype) for one in (weight, bias, *norms)]
+        return out, *normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: torch.Tensor, *dnormed: torch.Tensor) -> Any:
+        H, taps, out, statistics, *weights = ctx.saved_tensors
+        shape: _Shape = ctx.shape
+        total, norms = norms_backward(out, dnormed, statistics, weights, dout.contiguous())
+        dH = torch.empty_like(H)
+        shape.run([total], [taps], [], [dH], turned=True, residual=True)
+        found = [*shape.weight_gradients(H, [total]), *norms]
+        weight, bias, *rest = (one.view(s).to(t) for one, (s, t) in zip(found, ctx.like, strict=True))
+        return dH, weight, bias, None, None, None, *rest
 
 
 def _ready(x: torch.Tensor) -> torch.Tensor:
@@ -276,3 +384,18 @@ def depthwise_pair(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Two convolutions of one input, (weight, bias) each, which is read once."""
     return _Depthwise.apply(_ready(x), tuple(padding), False, *first, *second)
+
+
+def context_norms(
+    H: torch.Tensor,
+    convolution: tuple[torch.Tensor, torch.Tensor],
+    padding: Sequence[str],
+    norms: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    eps: float,
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """H + convolution of H, and the layer norm of each of one or two equal groups of its channels."""
+    narrow = torch.is_autocast_enabled(H.device.type)
+    dtype = torch.get_autocast_dtype(H.device.type) if narrow else H.dtype
+    flat = [one for norm in norms for one in norm]
+    out, *normed = _ContextNorms.apply(H.contiguous(), *convolution, tuple(padding), eps, dtype, *flat)
+    return out, normed

@@ -10,7 +10,14 @@ from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fused.rows import column_sums
 
-__all__ = ["linear"]
+__all__ = ["linear", "product"]
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b, summed and given in float32 also where the factors are narrow."""
+    if a.dtype == torch.float32 or not a.is_cuda:
+        return (a @ b).float()
+    return torch.mm(a, b, out_dtype=torch.float32)
 
 
 class _Linear(torch.autograd.Function):
@@ -27,7 +34,7 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         dy = dy.contiguous()
         dx = dy @ weight if ctx.needs_input_grad[0] else None
-        return dx, (dy.T @ x).to(ctx.kinds[0]), column_sums(dy).to(ctx.kinds[1])
+        return dx, product(dy.T, x).to(ctx.kinds[0]), column_sums(dy).to(ctx.kinds[1])
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

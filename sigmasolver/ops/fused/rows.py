@@ -11,6 +11,7 @@ Letters: N rows, C channels; BN and BC tile sizes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-__all__ = ["column_sums", "layer_norm", "silu_product"]
+__all__ = ["column_sums", "folded", "layer_norm", "norms_backward", "silu_product"]
 
 CHUNK = 512
 
@@ -44,31 +45,44 @@ def _norm_forward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _norm_backward(  # type: ignore[no-untyped-def]
-    x, w, g, mean, scale, dx, dw, db, N, apart,
-    C: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SPAN: tl.constexpr,
+    x, w0, w1, g0, g1, mean, scale, more, dx, sums, N, apart,
+    C: tl.constexpr, MORE: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    chunk, c = tl.program_id(0), tl.arange(0, BC)
-    weight = tl.load(w + c, mask=c < C, other=0.0)
+    """Of one group of C channels; `more` is a gradient that is added. A row of `sums`: for each group dw, db."""
+    chunk, group, c = tl.program_id(0), tl.program_id(1), tl.arange(0, BC)
+    groups = tl.num_programs(1)
+    channels = c < C
+    if group == 0:
+        weight = tl.load(w0 + c, mask=channels, other=0.0).to(tl.float32)
+    else:
+        weight = tl.load(w1 + c, mask=channels, other=0.0).to(tl.float32)
     sum_w = tl.zeros((BN, BC), tl.float32)
     sum_b = tl.zeros((BN, BC), tl.float32)
     for start in range(0, SPAN, BN):
         n = chunk * SPAN + start + tl.arange(0, BN)
-        keep = (n[:, None] < N) & (c[None, :] < C)
+        keep = (n[:, None] < N) & channels[None, :]
         place = n.to(tl.int64)[:, None]
-        v = tl.load(x + place * apart + c[None, :], mask=keep, other=0.0).to(tl.float32)
-        dy = tl.load(g + place * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
-        m = tl.load(mean + n, mask=n < N, other=0.0)
-        r = tl.load(scale + n, mask=n < N, other=0.0)
+        v = tl.load(x + place * apart + group * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+        if group == 0:
+            dy = tl.load(g0 + place * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+        else:
+            dy = tl.load(g1 + place * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+        m = tl.load(mean + group * N + n, mask=n < N, other=0.0)
+        r = tl.load(scale + group * N + n, mask=n < N, other=0.0)
         hat = tl.where(keep, (v - m[:, None]) * r[:, None], 0.0)
         inner = dy * weight[None, :]
         first = tl.sum(inner, axis=1) / C
         second = tl.sum(inner * hat, axis=1) / C
         out = (inner - first[:, None] - hat * second[:, None]) * r[:, None]
-        tl.store(dx + place * C + c[None, :], out.to(dx.dtype.element_ty), mask=keep)
+        to = place * (groups * C) + group * C + c[None, :]
+        if MORE:
+            out += tl.load(more + to, mask=keep, other=0.0).to(tl.float32)
+        tl.store(dx + to, out.to(dx.dtype.element_ty), mask=keep)
         sum_w += dy * hat
         sum_b += dy
-    tl.store(dw + chunk * C + c, tl.sum(sum_w, axis=0), mask=c < C)
-    tl.store(db + chunk * C + c, tl.sum(sum_b, axis=0), mask=c < C)
+    sums += (chunk * groups + group) * 2 * C
+    tl.store(sums + c, tl.sum(sum_w, axis=0), mask=channels)
+    tl.store(sums + C + c, tl.sum(sum_b, axis=0), mask=channels)
 
 
 @triton.jit
@@ -107,18 +121,63 @@ def _column_sums(x, s, N, C, BN: tl.constexpr, BC: tl.constexpr, SPAN: tl.conste
     tl.store(s + chunk * C + c, tl.sum(total, axis=0), mask=c < C)
 
 
+@triton.jit
+def _fold(x, y, N, S, BN: tl.constexpr, BS: tl.constexpr):  # type: ignore[no-untyped-def]
+    s = tl.program_id(0) * BS + tl.arange(0, BS)
+    total = tl.zeros((BN, BS), tl.float32)
+    for start in range(0, N, BN):
+        n = start + tl.arange(0, BN)
+        keep = (n[:, None] < N) & (s[None, :] < S)
+        total += tl.load(x + n.to(tl.int64)[:, None] * S + s[None, :], mask=keep, other=0.0)
+    tl.store(y + s, tl.sum(total, axis=0), mask=s < S)
+
+
+def folded(parts: torch.Tensor) -> torch.Tensor:
+    """The sum over the first axis of contiguous float32 partial sums, few rows as a rule, always in the same order."""
+    N, S = len(parts), parts[0].numel()
+    out = torch.empty(parts.shape[1:], device=parts.device, dtype=torch.float32)
+    BS = 8 if S <= 1024 else 32  # narrow tiles, so that there are programs enough
+    _fold[(triton.cdiv(S, BS),)](parts, out, N, S, BN=2048 // BS, BS=BS)
+    return out
+
+
 def column_sums(x_NC: torch.Tensor) -> torch.Tensor:
     """(C,) in float32: the sum of the rows, always in the same order."""
     N, C = x_NC.shape
-    chunks, block = triton.cdiv(N, CHUNK), min(128, triton.next_power_of_2(C))
+    span, block = 128, min(128, triton.next_power_of_2(C))
+    chunks = triton.cdiv(N, span)
     sums = torch.empty(chunks, C, device=x_NC.device, dtype=torch.float32)
-    _column_sums[(chunks, triton.cdiv(C, block))](x_NC, sums, N, C, BN=16, BC=block, SPAN=CHUNK)
-    return sums.sum(0)
+    _column_sums[(chunks, triton.cdiv(C, block))](x_NC, sums, N, C, BN=32, BC=block, SPAN=span)
+    return folded(sums)
 
 
 def _row_tile(C: int) -> dict[str, int]:
     block = triton.next_power_of_2(C)
     return {"BN": max(1, min(32, 4096 // block)), "BC": block}
+
+
+def norms_backward(
+    x_NC: torch.Tensor,
+    gradients: Sequence[torch.Tensor],
+    statistics: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    more: torch.Tensor | None,
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """The gradient of the rows of `x`, whose equal groups of channels were normed, plus `more`; then dw, db of each.
+
+    `statistics` (2, groups, N): mean and 1 / deviation.
+    """
+    groups, N = statistics.shape[1:]
+    C = x_NC.shape[-1] // groups
+    chunks = triton.cdiv(N, CHUNK)
+    dx = torch.empty(x_NC.shape, device=x_NC.device, dtype=x_NC.dtype)
+    sums = torch.empty(chunks, groups * 2 * C, device=x_NC.device, dtype=torch.float32)
+    given = [one.contiguous() for one in gradients]
+    _norm_backward[(chunks, groups)](
+        x_NC, weights[0], weights[-1], given[0], given[-1], *statistics, dx if more is None else more, dx, sums, N,
+        x_NC.stride(-2), C=C, MORE=more is not None, SPAN=CHUNK, **_row_tile(C),
+    )  # fmt: skip
+    return dx, folded(sums).split(C)
 
 
 class _Norm(torch.autograd.Function):
@@ -128,24 +187,18 @@ class _Norm(torch.autograd.Function):
     ) -> torch.Tensor:
         N, C = x.shape
         y = torch.empty(N, C, device=x.device, dtype=dtype)
-        mean, scale = (torch.empty(N, device=x.device, dtype=torch.float32) for _ in range(2))
+        statistics = torch.empty(2, 1, N, device=x.device, dtype=torch.float32)
         tile = _row_tile(C)
-        _norm_forward[(triton.cdiv(N, tile["BN"]),)](x, w, b, y, mean, scale, N, x.stride(0), eps, C=C, **tile)
-        ctx.save_for_backward(x, w, mean, scale)
+        _norm_forward[(triton.cdiv(N, tile["BN"]),)](x, w, b, y, *statistics, N, x.stride(0), eps, C=C, **tile)
+        ctx.save_for_backward(x, w, statistics)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: torch.Tensor) -> Any:
-        x, w, mean, scale = ctx.saved_tensors
-        N, C = x.shape
-        chunks = triton.cdiv(N, CHUNK)
-        dx = torch.empty(N, C, device=x.device, dtype=x.dtype)
-        dw, db = (torch.empty(chunks, C, device=x.device, dtype=torch.float32) for _ in range(2))
-        _norm_backward[(chunks,)](
-            x, w, g.contiguous(), mean, scale, dx, dw, db, N, x.stride(0), C=C, SPAN=CHUNK, **_row_tile(C)
-        )
-        return dx, dw.sum(0).to(w.dtype), db.sum(0).to(w.dtype), None, None
+        x, w, statistics = ctx.saved_tensors
+        dx, (dw, db) = norms_backward(x, [g], statistics, [w], None)
+        return dx, dw.to(w.dtype), db.to(w.dtype), None, None
 
 
 class _SiluProduct(torch.autograd.Function):

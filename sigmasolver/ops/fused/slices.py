@@ -1,18 +1,25 @@
-"""Slice and deslice without ever storing the routing P (N x heads x slices): it is made again, tile by tile.
+"""Slice attention from routed points to points, in one piece, without ever storing the routing P (N x heads x slices).
 
-    P = softmax over slices of (R W + b) / tau      Z = P^T F / (mass + eps)      O = P Z
+    P = softmax over slices of (R W + b) / tau      Z = P^T F / (mass + eps)      Z+ = update(Z)      o = P Z+ Wo^T + bo
 
-Forward of `slice_points`: partial sums of P^T F and of the mass over chunks of points; their sum over chunks is done
-in a fixed order. Backward, with G = d(P^T F) and g = d(mass), or with dO of `deslice_points`:
+    update:   residual Z + gamma Delta,   replace Delta,   keep Z      Delta = A V,  A = softmax(Q K^T / sqrt(D)),
+              Q = Z Wq^T,  K = Z Wk^T,  V = Z Wv^T
 
-    dF = P G      dP = F G^T + g      |      dZ = P^T dO      dP = dO Z^T
+P is made again, tile by tile, wherever it is needed. Backward, first along the way out, then through the update, then
+along the way in:
+
+    dO = do Wo     dWo = do^T O     dZ+ = P^T dO     dP = dO Z+^T
+    G = d(P^T F) = dZ / (mass + eps)     g = d(mass) = -sum_d dZ Z / (mass + eps)     dF = P G     dP = F G^T + g
     dx = P (dP - sum_m P dP),  x = (R W + b) / tau:   dR = dx W^T / tau,  dW = R^T dx / tau,  db, dtau = -sum x dx / tau
 
-Letters: B batch, H heads, N points, M slices, D head width, C = H D channels; BN, BM, BD tile sizes.
+Sums over points are made in chunks, then over chunks in a fixed order.
+
+Letters: B batch, H heads, N points, M slices, D head width, C = H D channels; BN, BM, BD, BC tile sizes.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -20,34 +27,41 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.slices import EPSILON
+from sigmasolver.ops.affine import Affine
+from sigmasolver.ops.fused import dot_precision
+from sigmasolver.ops.fused.rows import folded
+from sigmasolver.ops.slices import EPSILON, SliceMap
 
-__all__ = ["deslice_points", "slice_points"]
+__all__ = ["slice_attention"]
 
-TILE, CHUNK = 128, 2048
+LONGEST, PROGRAMS = 2048, 2048
+"""Points of a chunk at most; programs that a pass is cut into at least, where there are points enough."""
+LARGEST = 128
+"""Points of the largest tile; chunks are whole multiples of it."""
 
 
 @triton.jit
 def _routing(R, W, b, tau, h, rows, d, m, N, C, D: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One tile: R (BN, BD), W (BD, BM), tau, x = (R W + b) / tau and P (BN, BM) in float32."""
+    """One tile: R (BN, BD), W (BD, BM), 1 / tau, x = (R W + b) / tau and P (BN, BM) in float32."""
     r = tl.load(R + rows[:, None] * C + h * D + d[None, :], mask=(rows[:, None] < N) & (d[None, :] < D), other=0.0)
-    w = tl.load(W + d[:, None] * M + m[None, :], mask=(d[:, None] < D) & (m[None, :] < M), other=0.0).to(r.dtype)
+    w = tl.load(W + m[None, :] * D + d[:, None], mask=(d[:, None] < D) & (m[None, :] < M), other=0.0).to(r.dtype)
     bias = tl.load(b + m, mask=m < M, other=0.0).to(tl.float32)
-    heat = tl.load(tau + h).to(tl.float32)
-    x = (tl.dot(r, w, input_precision=PRECISION) + bias[None, :]) / heat
+    cold = 1 / tl.load(tau + h).to(tl.float32)
+    x = (tl.dot(r, w, input_precision=PRECISION) + bias[None, :]) * cold
     x = tl.where(m[None, :] < M, x, float("-inf"))
     e = tl.exp(x - tl.max(x, axis=1)[:, None])
-    p = e / tl.sum(e, axis=1)[:, None]
+    p = e * (1 / tl.sum(e, axis=1))[:, None]
     p = tl.where(rows[:, None] < N, p, 0.0)
-    return r, w, heat, tl.where(m[None, :] < M, x, 0.0), p
+    return r, w, cold, tl.where(m[None, :] < M, x, 0.0), p
 
 
 @triton.jit
-def _slice_forward(  # type: ignore[no-untyped-def]
-    R, F, W, b, tau, S, mass, N, C, chunks,
+def _slice(  # type: ignore[no-untyped-def]
+    R, F, W, b, tau, S, N, C, chunks,
     H: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """S (B, H, chunks, M, D + 1): sums of P^T F and, last, of the mass."""
     chunk, h, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     R += batch.to(tl.int64) * N * C
     F += batch.to(tl.int64) * N * C
@@ -55,189 +69,325 @@ def _slice_forward(  # type: ignore[no-untyped-def]
     total, weight = tl.zeros((BM, BD), tl.float32), tl.zeros((BM,), tl.float32)
     for start in range(0, SPAN, BN):
         rows = chunk * SPAN + start + tl.arange(0, BN)
-        _, _, _, _, p = _routing(R, W, b, tau, h, rows, d, m, N, C, D, M, PRECISION)
+        p = _routing(R, W, b, tau, h, rows, d, m, N, C, D, M, PRECISION)[4]
         f = tl.load(F + rows[:, None] * C + h * D + d[None, :], mask=(rows[:, None] < N) & (d[None, :] < D), other=0.0)
         total += tl.dot(tl.trans(p).to(f.dtype), f, input_precision=PRECISION)
         weight += tl.sum(p, axis=0)
-    place = (batch * H + h) * chunks + chunk
-    S += place.to(tl.int64) * M * D
-    tl.store(S + m[:, None] * D + d[None, :], total, mask=(m[:, None] < M) & (d[None, :] < D))
-    tl.store(mass + place * M + m, weight, mask=m < M)
+    S += ((batch * H + h) * chunks + chunk).to(tl.int64) * M * (D + 1)
+    tl.store(S + m[:, None] * (D + 1) + d[None, :], total, mask=(m[:, None] < M) & (d[None, :] < D))
+    tl.store(S + m * (D + 1) + D, weight, mask=m < M)
 
 
 @triton.jit
-def _deslice_forward(  # type: ignore[no-untyped-def]
-    R, W, b, tau, Z, O, N, C,
+def _attend(z, wq, wk, wv, d, m, D: tl.constexpr, M: tl.constexpr, ROOT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Queries, keys, values (BM, BD) and A (BM, BM) of the states of one head; matrices come as (in, out)."""
+    known = (d[:, None] < D) & (d[None, :] < D)
+    q = tl.dot(
+        z, tl.load(wq + d[None, :] * D + d[:, None], mask=known, other=0.0).to(tl.float32), input_precision="ieee"
+    )
+    k = tl.dot(
+        z, tl.load(wk + d[None, :] * D + d[:, None], mask=known, other=0.0).to(tl.float32), input_precision="ieee"
+    )
+    v = tl.dot(
+        z, tl.load(wv + d[None, :] * D + d[:, None], mask=known, other=0.0).to(tl.float32), input_precision="ieee"
+    )
+    x = tl.dot(q, tl.trans(k), input_precision="ieee") * ROOT
+    x = tl.where(m[None, :] < M, x, float("-inf"))
+    e = tl.exp(x - tl.max(x, axis=1)[:, None])
+    return q, k, v, e / tl.sum(e, axis=1)[:, None]
+
+
+@triton.jit
+def _update(  # type: ignore[no-untyped-def]
+    S, wq, wk, wv, gamma, Z, mass, new, chunks,
+    D: tl.constexpr, M: tl.constexpr, KIND: tl.constexpr, ROOT: tl.constexpr, EPS: tl.constexpr,
+    BM: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """One head of one sample: Z, mass + eps, Z+."""
+    head = tl.program_id(0)
+    d, m = tl.arange(0, BD), tl.arange(0, BM)
+    inside = (m[:, None] < M) & (d[None, :] < D)
+    S += head.to(tl.int64) * chunks * M * (D + 1)
+    total, weight = tl.zeros((BM, BD), tl.float32), tl.zeros((BM,), tl.float32)
+    for _chunk in range(chunks):
+        total += tl.load(S + m[:, None] * (D + 1) + d[None, :], mask=inside, other=0.0)
+        weight += tl.load(S + m * (D + 1) + D, mask=m < M, other=0.0)
+        S += M * (D + 1)
+    weight += EPS
+    z = total / weight[:, None]
+    out = z
+    if KIND != "keep":
+        v, a = _attend(z, wq, wk, wv, d, m, D, M, ROOT)[2:]
+        out = tl.dot(a, v, input_precision="ieee")
+        if KIND == "residual":
+            out = z + tl.load(gamma).to(tl.float32) * out
+    place = (head * M + m[:, None]) * D + d[None, :]
+    tl.store(Z + place, z, mask=inside)
+    tl.store(mass + head * M + m, weight, mask=m < M)
+    tl.store(new + place, out, mask=inside)
+
+
+@triton.jit
+def _update_backward(  # type: ignore[no-untyped-def]
+    parts, wq, wk, wv, gamma, Z, mass, G, g, sums, chunks,
+    D: tl.constexpr, M: tl.constexpr, KIND: tl.constexpr, ROOT: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """From the parts of dZ+ (heads, chunks, M, D) to G, g; a row of `sums`: dWq, dWk, dWv (D, D) each, dgamma."""
+    head = tl.program_id(0)
+    d, m = tl.arange(0, BD), tl.arange(0, BM)
+    inside = (m[:, None] < M) & (d[None, :] < D)
+    known = (d[:, None] < D) & (d[None, :] < D)
+    place = (head * M + m[:, None]) * D + d[None, :]
+    z = tl.load(Z + place, mask=inside, other=0.0)
+    weight = tl.load(mass + head * M + m, mask=m < M, other=1.0)
+    dnew = tl.zeros((BM, BD), tl.float32)
+    parts += head.to(tl.int64) * chunks * M * D
+    for _chunk in range(chunks):
+        dnew += tl.load(parts + m[:, None] * D + d[None, :], mask=inside, other=0.0)
+        parts += M * D
+    dz = dnew
+    if KIND != "keep":
+        q, k, v, a = _attend(z, wq, wk, wv, d, m, D, M, ROOT)
+        a = tl.where(m[:, None] < M, a, 0.0)  # rows beyond the slices attend to nothing
+        sums += head * (3 * D * D + 1)
+        delta = dnew
+        if KIND == "residual":
+            tl.store(sums + 3 * D * D, tl.sum(tl.sum(dnew * tl.dot(a, v, input_precision="ieee"), axis=1), axis=0))
+            delta = dnew * tl.load(gamma).to(tl.float32)
+        else:
+            tl.store(sums + 3 * D * D, 0.0)
+        da = tl.dot(delta, tl.trans(v), input_precision="ieee")
+        dx = a * (da - tl.sum(a * da, axis=1)[:, None]) * ROOT
+        dq = tl.dot(dx, k, input_precision="ieee")
+        dk = tl.dot(tl.trans(dx), q, input_precision="ieee")
+        dv = tl.dot(tl.trans(a), delta, input_precision="ieee")
+        to = d[:, None] * D + d[None, :]
+        tl.store(sums + to, tl.dot(tl.trans(dq), z, input_precision="ieee"), mask=known)
+        tl.store(sums + D * D + to, tl.dot(tl.trans(dk), z, input_precision="ieee"), mask=known)
+        tl.store(sums + 2 * D * D + to, tl.dot(tl.trans(dv), z, input_precision="ieee"), mask=known)
+        through = tl.dot(dq, tl.load(wq + to, mask=known, other=0.0).to(tl.float32), input_precision="ieee")
+        through += tl.dot(dk, tl.load(wk + to, mask=known, other=0.0).to(tl.float32), input_precision="ieee")
+        through += tl.dot(dv, tl.load(wv + to, mask=known, other=0.0).to(tl.float32), input_precision="ieee")
+        dz = dnew + through if KIND == "residual" else through
+    tl.store(G + place, dz / weight[:, None], mask=inside)
+    tl.store(g + head * M + m, -tl.sum(dz * z, axis=1) / weight, mask=m < M)
+
+
+@triton.jit
+def _deslice(  # type: ignore[no-untyped-def]
+    R, W, b, tau, new, wo, bo, o, N, C,
+    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
+    BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, BC: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """All heads of one tile of points: o = sum_h P_h Z+_h Wo_h^T + bo."""
+    batch = tl.program_id(1)
+    R += batch.to(tl.int64) * N * C
+    o += batch.to(tl.int64) * N * C
+    rows, d, m, c = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BD), tl.arange(0, BM), tl.arange(0, BC)
+    total = tl.zeros((BN, BC), tl.float32) + tl.load(bo + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
+    for h in range(H):
+        routed = _routing(R, W, b, tau, h, rows, d, m, N, C, D, M, PRECISION)
+        r, p = routed[0], routed[4]
+        states = new + ((batch * H + h) * M + m[:, None]) * D + d[None, :]
+        z = tl.load(states, mask=(m[:, None] < M) & (d[None, :] < D), other=0.0).to(r.dtype)
+        read = tl.dot(p.to(r.dtype), z, input_precision=PRECISION).to(r.dtype)
+        project = wo + c[None, :] * C + h * D + d[:, None]
+        w = tl.load(project, mask=(d[:, None] < D) & (c[None, :] < C), other=0.0).to(r.dtype)
+        total = tl.dot(read, w, total, input_precision=PRECISION)
+    tl.store(
+        o + rows[:, None] * C + c[None, :], total.to(o.dtype.element_ty), mask=(rows[:, None] < N) & (c[None, :] < C)
+    )
+
+
+@triton.jit
+def _through_routing(r, w, cold, x, p, dP, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """From dP to dR, and this tile's share of dW (BD, BM), db (BM) and dtau (BN)."""
+    dx = p * (dP - tl.sum(p * dP, axis=1)[:, None])
+    dtau = -tl.sum(x * dx, axis=1) * cold
+    dx = dx * cold
+    narrow = dx.to(r.dtype)
+    dr = tl.dot(narrow, tl.trans(w), input_precision=PRECISION)
+    return dr, tl.dot(tl.trans(r), narrow, input_precision=PRECISION), tl.sum(dx, axis=0), dtau
+
+
+@triton.jit
+def _store_routing(sums, part, sum_W, sum_b, sum_tau, d, m, D: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A row of `sums`: dW (M, D), db (M), dtau."""
+    sums += part.to(tl.int64) * (M * D + M + 1)
+    tl.store(sums + m[None, :] * D + d[:, None], sum_W, mask=(d[:, None] < D) & (m[None, :] < M))
+    tl.store(sums + M * D + m, sum_b, mask=m < M)
+    tl.store(sums + M * D + M, tl.sum(sum_tau, axis=0))
+
+
+@triton.jit
+def _deslice_backward(  # type: ignore[no-untyped-def]
+    R, W, b, tau, new, wo, do, dR, dnew, sums, out, N, C, chunks,
+    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
+    BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, BC: tl.constexpr, SPAN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    chunk, h, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    R += batch.to(tl.int64) * N * C
+    do += batch.to(tl.int64) * N * C
+    dR += batch.to(tl.int64) * N * C
+    d, m, c = tl.arange(0, BD), tl.arange(0, BM), tl.arange(0, BC)
+    inside = (m[:, None] < M) & (d[None, :] < D)
+    z_full = tl.load(new + ((batch * H + h) * M + m[:, None]) * D + d[None, :], mask=inside, other=0.0)
+    known = (c[:, None] < C) & (d[None, :] < D)
+    project = tl.load(wo + c[:, None] * C + h * D + d[None, :], mask=known, other=0.0)
+    sum_W, sum_b = tl.zeros((BD, BM), tl.float32), tl.zeros((BM,), tl.float32)
+    sum_z, sum_tau = tl.zeros((BM, BD), tl.float32), tl.zeros((BN,), tl.float32)
+    sum_o, sum_c = tl.zeros((BC, BD), tl.float32), tl.zeros((BC,), tl.float32)
+    for start in range(0, SPAN, BN):
+        rows = chunk * SPAN + start + tl.arange(0, BN)
+        r, w, cold, x, p = _routing(R, W, b, tau, h, rows, d, m, N, C, D, M, PRECISION)
+        given = tl.load(do + rows[:, None] * C + c[None, :], mask=(rows[:, None] < N) & (c[None, :] < C), other=0.0)
+        if h == 0:
+            sum_c += tl.sum(given.to(tl.float32), axis=0)
+        z, narrow = z_full.to(r.dtype), p.to(r.dtype)
+        dO = tl.dot(given, project.to(r.dtype), input_precision=PRECISION).to(r.dtype)
+        read = tl.dot(narrow, z, input_precision=PRECISION).to(r.dtype)
+        sum_o += tl.dot(tl.trans(given), read, input_precision=PRECISION)
+        sum_z += tl.dot(tl.trans(narrow), dO, input_precision=PRECISION)
+        dP = tl.dot(dO, tl.trans(z), input_precision=PRECISION)
+        dr, more_W, more_b, more_tau = _through_routing(r, w, cold, x, p, dP, PRECISION)
+        keep = (rows[:, None] < N) & (d[None, :] < D)
+        tl.store(dR + rows[:, None] * C + h * D + d[None, :], dr.to(dR.dtype.element_ty), mask=keep)
+        sum_W += more_W
+        sum_b += more_b
+        sum_tau += more_tau
+    part = (batch * H + h) * chunks + chunk
+    _store_routing(sums, (batch * chunks + chunk) * H + h, sum_W, sum_b, sum_tau, d, m, D, M)
+    tl.store(dnew + part.to(tl.int64) * M * D + m[:, None] * D + d[None, :], sum_z, mask=inside)
+    out += (batch * chunks + chunk).to(tl.int64) * (C * C + C)  # dWo (C, C), of which the columns of this head, and dbo
+    tl.store(out + c[:, None] * C + h * D + d[None, :], sum_o, mask=known)
+    if h == 0:
+        tl.store(out + C * C + c, sum_c, mask=c < C)
+
+
+@triton.jit
+def _slice_backward(  # type: ignore[no-untyped-def]
+    R, F, W, b, tau, G, g, dR, dF, sums, N, C, chunks,
     H: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Adds to dR, which the way out has begun."""
     chunk, h, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     R += batch.to(tl.int64) * N * C
-    O += batch.to(tl.int64) * N * C
-    d, m = tl.arange(0, BD), tl.arange(0, BM)
-    inside = (m[:, None] < M) & (d[None, :] < D)
-    z = tl.load(Z + ((batch * H + h) * M + m[:, None]) * D + d[None, :], mask=inside, other=0.0)
-    for start in range(0, SPAN, BN):
-        rows = chunk * SPAN + start + tl.arange(0, BN)
-        r, _, _, _, p = _routing(R, W, b, tau, h, rows, d, m, N, C, D, M, PRECISION)
-        o = tl.dot(p.to(r.dtype), z.to(r.dtype), input_precision=PRECISION)
-        keep = (rows[:, None] < N) & (d[None, :] < D)
-        tl.store(O + rows[:, None] * C + h * D + d[None, :], o.to(r.dtype), mask=keep)
-
-
-@triton.jit
-def _backward(  # type: ignore[no-untyped-def]
-    R, A, W, b, tau, G, g, dR, dA, dG, dW, db, dtau, N, C, chunks,
-    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, SLICING: tl.constexpr,
-    BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Slicing: A = F, G and g are given, dA = dF comes out. Deslicing: A = dO, G = Z is given, dG = dZ comes out."""
-    chunk, h, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    R += batch.to(tl.int64) * N * C
-    A += batch.to(tl.int64) * N * C
+    F += batch.to(tl.int64) * N * C
     dR += batch.to(tl.int64) * N * C
-    dA += batch.to(tl.int64) * N * C
+    dF += batch.to(tl.int64) * N * C
     d, m = tl.arange(0, BD), tl.arange(0, BM)
-    inside = (m[:, None] < M) & (d[None, :] < D)
     slot = (batch * H + h) * M
-    G_MD = tl.load(G + (slot + m[:, None]) * D + d[None, :], mask=inside, other=0.0)
-    g_M = tl.load(g + slot + m, mask=m < M, other=0.0) if SLICING else tl.zeros((BM,), tl.float32)
+    wide = tl.load(G + (slot + m[:, None]) * D + d[None, :], mask=(m[:, None] < M) & (d[None, :] < D), other=0.0)
+    g_M = tl.load(g + slot + m, mask=m < M, other=0.0)
     sum_W, sum_b = tl.zeros((BD, BM), tl.float32), tl.zeros((BM,), tl.float32)
-    sum_G, sum_tau = tl.zeros((BM, BD), tl.float32), tl.zeros((BN,), tl.float32)
+    sum_tau = tl.zeros((BN,), tl.float32)
     for start in range(0, SPAN, BN):
         rows = chunk * SPAN + start + tl.arange(0, BN)
         keep = (rows[:, None] < N) & (d[None, :] < D)
         place = rows[:, None] * C + h * D + d[None, :]
-        r, w, heat, x, p = _routing(R, W, b, tau, h, rows, d, m, N, C, D, M, PRECISION)
-        a = tl.load(A + place, mask=keep, other=0.0)
-        small = G_MD.to(a.dtype)
-        dP = tl.dot(a, tl.trans(small), input_precision=PRECISION) + g_M[None, :]
-        if SLICING:
-            tl.store(dA + place, tl.dot(p.to(a.dtype), small, input_precision=PRECISION).to(a.dtype), mask=keep)
-        else:
-            sum_G += tl.dot(tl.trans(p).to(a.dtype), a, input_precision=PRECISION)
-        dx = p * (dP - tl.sum(p * dP, axis=1)[:, None])
-        sum_tau -= tl.sum(x * dx, axis=1) / heat
-        dx = dx / heat
-        sum_b += tl.sum(dx, axis=0)
-        narrow = dx.to(r.dtype)
-        tl.store(dR + place, tl.dot(narrow, tl.trans(w), input_precision=PRECISION).to(r.dtype), mask=keep)
-        sum_W += tl.dot(tl.trans(r), narrow, input_precision=PRECISION)
-    part = (batch * H + h) * chunks + chunk
-    far = part.to(tl.int64) * M * D
-    tl.store(dW + far + d[:, None] * M + m[None, :], sum_W, mask=(d[:, None] < D) & (m[None, :] < M))
-    tl.store(db + part * M + m, sum_b, mask=m < M)
-    tl.store(dtau + part, tl.sum(sum_tau, axis=0))
-    if not SLICING:
-        tl.store(dG + far + m[:, None] * D + d[None, :], sum_G, mask=inside)
+        r, w, cold, x, p = _routing(R, W, b, tau, h, rows, d, m, N, C, D, M, PRECISION)
+        f = tl.load(F + place, mask=keep, other=0.0)
+        states = wide.to(f.dtype)
+        dP = tl.dot(f, tl.trans(states), input_precision=PRECISION) + g_M[None, :]
+        df = tl.dot(p.to(f.dtype), states, input_precision=PRECISION)
+        tl.store(dF + place, df.to(dF.dtype.element_ty), mask=keep)
+        dr, more_W, more_b, more_tau = _through_routing(r, w, cold, x, p, dP, PRECISION)
+        dr += tl.load(dR + place, mask=keep, other=0.0).to(tl.float32)
+        tl.store(dR + place, dr.to(dR.dtype.element_ty), mask=keep)
+        sum_W += more_W
+        sum_b += more_b
+        sum_tau += more_tau
+    _store_routing(sums, (batch * chunks + chunk) * H + h, sum_W, sum_b, sum_tau, d, m, D, M)
 
 
-def _sizes(R_BNC: torch.Tensor, weight_DM: torch.Tensor) -> tuple[int, int, int, int, int, int]:
-    B, N, C = R_BNC.shape
-    D, M = weight_DM.shape
-    return B, N, C, C // D, D, M
+class _Plan:
+    """Sizes and tiles of one call."""
+
+    def __init__(self, R_BNC: torch.Tensor, weight_MD: torch.Tensor) -> None:
+        self.B, self.N, self.C = R_BNC.shape
+        self.M, self.D = weight_MD.shape
+        self.H = self.C // self.D
+        # A matrix unit multiplies tiles of at least 16; what lies beyond D, M or C is masked.
+        self.BM, self.BD, self.BC = (max(16, triton.next_power_of_2(size)) for size in (self.M, self.D, self.C))
+        most = min(LARGEST, max(16, triton.next_power_of_2(self.N)))
+        span = triton.cdiv(self.N * self.B * self.H, PROGRAMS)
+        self.span = triton.cdiv(min(LONGEST, max(span, most), self.N), most) * most
+        self.chunks = triton.cdiv(self.N, self.span)
+        self.passes = (self.chunks, self.H, self.B)
+        self.small = {"D": self.D, "M": self.M, "BM": self.BM, "BD": self.BD, "ROOT": 1 / math.sqrt(self.D)}
+
+    def tiles(self, points: int, warps: int) -> dict[str, Any]:
+        """For a kernel whose tile has so many points where there are 64 channels or less."""
+        points = min(points if self.BC <= 64 else points // 2, max(16, triton.next_power_of_2(self.N)))
+        sizes = {"H": self.H, "D": self.D, "M": self.M, "BM": self.BM, "BD": self.BD}
+        return {**sizes, "BN": points, "PRECISION": dot_precision(), "num_warps": warps}
 
 
-def _tiles(D: int, M: int, N: int) -> dict[str, Any]:
-    # A matrix unit multiplies tiles of at least 16; what lies beyond D or M is masked.
-    tile = min(TILE, max(16, triton.next_power_of_2(N)))
-    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-    return {
-        "BN": tile,
-        "BM": max(16, triton.next_power_of_2(M)),
-        "BD": max(16, triton.next_power_of_2(D)),
-        "SPAN": min(CHUNK, -(-N // tile) * tile),
-        "PRECISION": precision,
-        "num_warps": 4,
-    }
-
-
-class _Slice(torch.autograd.Function):
+class _SliceAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, R: torch.Tensor, F: torch.Tensor, W: torch.Tensor, b: torch.Tensor, tau: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        B, N, C, H, D, M = _sizes(R, W)
-        tiles = _tiles(D, M, N)
-        chunks = triton.cdiv(N, tiles["SPAN"])
-        S = torch.empty(B, H, chunks, M, D, device=R.device, dtype=torch.float32)
-        mass = torch.empty(B, H, chunks, M, device=R.device, dtype=torch.float32)
-        _slice_forward[(chunks, H, B)](R, F, W, b, tau, S, mass, N, C, chunks, H=H, D=D, M=M, **tiles)
-        ctx.save_for_backward(R, F, W, b, tau)
-        return S.sum(2), mass.sum(2)
+        ctx: Any, kind: str, R: torch.Tensor, F: torch.Tensor, W: torch.Tensor, b: torch.Tensor, tau: torch.Tensor,
+        wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, gamma: torch.Tensor, wo: torch.Tensor, bo: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        plan = _Plan(R, W)
+        B, N, C, H, D, M = plan.B, plan.N, plan.C, plan.H, plan.D, plan.M
+        parts = torch.empty(B * H, plan.chunks, M, D + 1, device=R.device, dtype=torch.float32)
+        _slice[plan.passes](R, F, W, b, tau, parts, N, C, plan.chunks, SPAN=plan.span, **plan.tiles(32, 1))
+        Z, new = torch.empty(2, B * H, M, D, device=R.device, dtype=torch.float32)
+        mass = torch.empty(B * H, M, device=R.device, dtype=torch.float32)
+        _update[(B * H,)](parts, wq, wk, wv, gamma, Z, mass, new, plan.chunks, KIND=kind, EPS=EPSILON, **plan.small)
+        o = torch.empty_like(R)
+        tiles = plan.tiles(64, 4)
+        _deslice[(triton.cdiv(N, tiles["BN"]), B)](R, W, b, tau, new, wo, bo, o, N, C, BC=plan.BC, **tiles)
+        ctx.save_for_backward(R, F, W, b, tau, wq, wk, wv, gamma, wo, bo, Z, mass, new)
+        ctx.kind = kind
+        return o
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, G: torch.Tensor, g: torch.Tensor) -> Any:
-        R, F, W, b, tau = ctx.saved_tensors
-        dR, dF, _, dW, db, dtau = _run_backward(R, F, W, b, tau, G.contiguous(), g.contiguous())
-        return dR, dF, dW, db, dtau
+    def backward(ctx: Any, do: torch.Tensor) -> Any:
+        R, F, W, b, tau, wq, wk, wv, gamma, wo, bo, Z, mass, new = ctx.saved_tensors
+        plan = _Plan(R, W)
+        B, N, C, H, D, M, chunks = plan.B, plan.N, plan.C, plan.H, plan.D, plan.M, plan.chunks
+        wide = {"device": R.device, "dtype": torch.float32}
+        dR, dF = torch.empty_like(R), torch.empty_like(F)
+        routes = torch.empty(2, B * chunks, H, M * D + M + 1, **wide)
+        dnew = torch.empty(B * H, chunks, M, D, **wide)
+        out = torch.empty(B * chunks, C * C + C, **wide)
+        _deslice_backward[plan.passes](
+            R, W, b, tau, new, wo, do.contiguous(), dR, dnew, routes[0], out, N, C, chunks,
+            BC=plan.BC, SPAN=plan.span, **plan.tiles(128, 4),
+        )  # fmt: skip
+        G, g = torch.empty_like(Z), torch.empty_like(mass)
+        attention = torch.empty(B * H, 3 * D * D + 1, **wide)
+        _update_backward[(B * H,)](
+            dnew, wq, wk, wv, gamma, Z, mass, G, g, attention, chunks, KIND=ctx.kind, **plan.small
+        )
+        _slice_backward[plan.passes](
+            R, F, W, b, tau, G, g, dR, dF, routes[1], N, C, chunks, SPAN=plan.span, **plan.tiles(128, 4)
+        )
+        by_head = folded(routes.flatten(0, 1))
+        dW, db, _ = folded(by_head).split((M * D, M, 1))
+        dwo, dbo = folded(out).split((C * C, C))
+        dattention: tuple[torch.Tensor | None, ...] = (None,) * 4
+        if ctx.kind != "keep":
+            *maps, dgamma = folded(attention).split((D * D, D * D, D * D, 1))
+            dgamma = dgamma.to(gamma.dtype) if ctx.kind == "residual" else None
+            dattention = (*(one.view(D, D).to(wq.dtype) for one in maps), dgamma)
+        return (
+            None, dR, dF, dW.view(M, D).to(W.dtype), db.to(b.dtype), by_head[:, -1].to(tau.dtype), *dattention,
+            dwo.view(C, C).to(wo.dtype), dbo.to(bo.dtype),
+        )  # fmt: skip
 
 
-class _Deslice(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, R: torch.Tensor, W: torch.Tensor, b: torch.Tensor, tau: torch.Tensor, Z: torch.Tensor
-    ) -> torch.Tensor:
-        B, N, C, H, D, M = _sizes(R, W)
-        tiles = _tiles(D, M, N)
-        O = torch.empty_like(R)
-        grid = (triton.cdiv(N, tiles["SPAN"]), H, B)
-        _deslice_forward[grid](R, W, b, tau, Z, O, N, C, H=H, D=D, M=M, **tiles)
-        ctx.save_for_backward(R, W, b, tau, Z)
-        return O
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dO: torch.Tensor) -> Any:
-        R, W, b, tau, Z = ctx.saved_tensors
-        dR, _, dZ, dW, db, dtau = _run_backward(R, dO.contiguous(), W, b, tau, Z, None)
-        return dR, dW, db, dtau, dZ
-
-
-def _run_backward(
-    R: torch.Tensor, A: torch.Tensor, W: torch.Tensor, b: torch.Tensor, tau: torch.Tensor, G: torch.Tensor,
-    g: torch.Tensor | None,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    B, N, C, H, D, M = _sizes(R, W)
-    tiles = _tiles(D, M, N)
-    chunks, slicing = triton.cdiv(N, tiles["SPAN"]), g is not None
-    parts = {"device": R.device, "dtype": torch.float32}
-    dR, dA = torch.empty_like(R), torch.empty_like(R) if slicing else R
-    dG = torch.empty(B, H, chunks, M, D, **parts)  # type: ignore[call-overload]
-    dW = torch.empty(B, H, chunks, D, M, **parts)  # type: ignore[call-overload]
-    db = torch.empty(B, H, chunks, M, **parts)  # type: ignore[call-overload]
-    dtau = torch.empty(B, H, chunks, **parts)  # type: ignore[call-overload]
-    _backward[(chunks, H, B)](
-        R, A, W, b, tau, G, G if g is None else g, dR, dA, dG, dW, db, dtau, N, C, chunks,
-        H=H, D=D, M=M, SLICING=slicing, **tiles,
-    )  # fmt: skip
-    return (
-        dR,
-        dA,
-        dG.sum(2).to(G.dtype),
-        dW.sum((0, 1, 2)).to(W.dtype),
-        db.sum((0, 1, 2)).to(b.dtype),
-        dtau.sum((0, 2)).to(tau.dtype),
-    )
-
-
-def slice_points(
-    R_BNC: torch.Tensor, F_BNC: torch.Tensor, weight_DM: torch.Tensor, bias_M: torch.Tensor, temperature_H: torch.Tensor
+def slice_attention(
+    R_BNC: torch.Tensor, F_BNC: torch.Tensor, route: SliceMap, attention: tuple[torch.Tensor, ...], project: Affine
 ) -> torch.Tensor:
-    """Z (B, H, M, D) of features F routed by R, both (B, N, C); in the type of F."""
-    S_BHMD, mass_BHM = _Slice.apply(
-        R_BNC.contiguous(), F_BNC.contiguous(), weight_DM.contiguous(), bias_M, temperature_H
-    )
-    return (S_BHMD / (mass_BHM + EPSILON)[..., None]).to(F_BNC.dtype)
-
-
-def deslice_points(
-    R_BNC: torch.Tensor,
-    weight_DM: torch.Tensor,
-    bias_M: torch.Tensor,
-    temperature_H: torch.Tensor,
-    Z_BHMD: torch.Tensor,
-) -> torch.Tensor:
-    """O (B, N, C): every point reads the slice states Z (B, H, M, D) with the weights it was routed by."""
-    return _Deslice.apply(R_BNC.contiguous(), weight_DM.contiguous(), bias_M, temperature_H, Z_BHMD.contiguous())
+    """R, F (B, N, C) -> o (B, N, C). `attention`: nothing (keep), W_q W_k W_v (replace), these and gamma (residual)."""
+    kind = {0: "keep", 3: "replace", 4: "residual"}[len(attention)]
+    weight = route.weight
+    filled = (*attention, *(weight,) * (4 - len(attention)))  # what a kind does not have is not read
+    ready = R_BNC.contiguous(), F_BNC.contiguous(), weight.contiguous(), route.bias, route.temperature
+    return _SliceAttention.apply(kind, *ready, *filled, *project)

@@ -66,15 +66,38 @@ def positions(grid, config):
     return np.array(rows).reshape(*grid, -1)
 
 
-def solver(model, x, attention):
-    """(*grid, C_in) -> (*grid, C_out) with `attention(Y, weights, config)` in every block."""
+def solver(model, x, block):
+    """(*grid, C_in) -> (*grid, C_out) through `block(H, weights, config)`, one after another."""
     config, weights = model.config, Weights(model.state_dict())
     H = perceptron(np.concatenate((positions(x.shape[:-1], config), x), -1), weights / "lift") + weights["offset"]
     for index in range(config.depth):
-        block = weights / f"blocks.{index}"
-        H = H + attention(layer_norm(H, block / "attention.norm"), block / "attention.operator", config)
-        H = H + perceptron(layer_norm(H, block / "mlp.norm"), block / "mlp.operator")
+        H = block(H, weights / f"blocks.{index}", config)
     return affine(layer_norm(H, weights / "norm"), weights / "readout")
+
+
+def attention_block(attention):
+    """The block of Transolver and LinearNO around `attention(Y, weights, config)`."""
+
+    def block(H, w, config):
+        H = H + attention(layer_norm(H, w / "attention.norm"), w / "attention.operator", config)
+        return H + perceptron(layer_norm(H, w / "mlp.norm"), w / "mlp.operator")
+
+    return block
+
+
+def factorised(H, w, config):
+    """F-FNO: every line of points along every axis through its FFT, one mode after another."""
+    total = np.zeros_like(H)
+    for axis, kept in enumerate(config.modes_per_axis):
+        spectrum = np.fft.rfft(H, axis=axis, norm="ortho")
+        filtered = np.zeros_like(spectrum)
+        parts = w[f"spectral.weights.{axis}"]
+        for k in range(min(kept, spectrum.shape[axis])):
+            line = (slice(None),) * axis + (k,)
+            filtered[line] = spectrum[line] @ (parts[k, ..., 0] + 1j * parts[k, ..., 1])
+        total += np.fft.irfft(filtered, n=H.shape[axis], axis=axis, norm="ortho")
+    inner = np.maximum(affine(total, w / "feed_forward.0"), 0)
+    return H + layer_norm(affine(inner, w / "feed_forward.2"), w / "norm")
 
 
 def heads_of(x, config):

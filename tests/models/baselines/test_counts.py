@@ -37,11 +37,23 @@ def test_linearno():
     assert count_parameters("linearno-plain", replace(NS2D, options=Options(lattice=10))) == 3_377_921
 
 
+@pytest.mark.parametrize(
+    ("grid", "fields", "width", "depth", "modes", "published"),
+    [((128, 128), 12, 128, 4, 32, 8_936_460), ((256, 128), 39, 256, 6, 48, 78_702_631)],
+)
+def test_ffno_blocks(grid, fields, width, depth, modes, published):
+    """The two sizes of the reacting-flow benchmark, whose own lift (fields and coordinates) and head are added."""
+    config = SolverConfig(grid, fields, fields, width=width, depth=depth, modes=modes)
+    blocks = count_parameters("ffno", replace(config, depth=2 * depth)) - count_parameters("ffno", config)
+    lift, head = (fields + 2 + 1) * width, (width + 1) * 128 + (128 + 1) * fields
+    assert lift + blocks + head == published
+
+
 def frame_by_hand(config):
-    C, rho = config.width, config.options.expansion
+    """All but the blocks."""
+    C = config.width
     encoder = (config.lattice**config.axes + config.in_channels + 1) * 2 * C + 2 * C * C + C + C
-    norms_and_mlp = 4 * C + 2 * rho * C * C + rho * C + C
-    return encoder + config.depth * norms_and_mlp + 2 * C + (C + 1) * config.out_channels
+    return encoder + 2 * C + (C + 1) * config.out_channels
 
 
 @pytest.mark.parametrize("grid", [(32,), (32, 20), (16, 16, 12)])
@@ -49,13 +61,16 @@ def test_counts_by_hand_in_every_dimension(grid):
     config = SolverConfig(grid, 4, 3, width=48, depth=3, heads=4, slices=7, options=Options(expansion=3))
     C, h, M, e, kernel = 48, 4, 7, 12, 3 ** len(grid)
     convolution, square = C * C * kernel + C, C * C + C
+    norms_and_mlp = 4 * C + 2 * 3 * C * C + 3 * C + C
     attention = {
         "transolver": 2 * convolution + (e + 1) * M + h + 3 * e * e + square,
         "linearno": convolution + 2 * e * M + e * e + 2 * h + 2 * square,
         "linearno-plain": square + 2 * e * M + e * e + square,
     }
     for name, count in attention.items():
-        assert count_parameters(name, config) == frame_by_hand(config) + 3 * count
+        assert count_parameters(name, config) == frame_by_hand(config) + 3 * (norms_and_mlp + count)
+    ffno = len(grid) * 4 * C * C * 2 + 8 * C * C + 4 * C + C + 2 * C
+    assert count_parameters("ffno", config) == frame_by_hand(config) + 3 * ffno
 
 
 def test_what_the_slice_update_adds():
@@ -64,7 +79,7 @@ def test_what_the_slice_update_adds():
     assert count_parameters("transolver-keep", DARCY) == vanilla - 8 * 3 * head_width**2
 
 
-@pytest.mark.parametrize("name", ["transolver", "linearno", "linearno-plain"])
+@pytest.mark.parametrize("name", ["transolver", "linearno", "linearno-plain", "ffno"])
 def test_matched_width_is_the_nearest(name):
     target, width = count_parameters("transolver-sigma", DARCY), matched_width(name, DARCY)
 

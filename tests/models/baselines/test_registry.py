@@ -21,7 +21,7 @@ def build(name="transolver", grid=(8, 8), modes=2, **sizes):
 
 def test_every_model_is_listed_once_the_family_first():
     assert list_models() == (*VARIANTS, *BASELINES)
-    assert set(BASELINES) >= {"transolver", "transolver-srpa", "transolver-keep", "linearno"}
+    assert set(BASELINES) >= {"transolver", "transolver-srpa", "transolver-keep", "linearno", "ffno"}
     assert not set(VARIANTS) & set(BASELINES)
 
 
@@ -30,7 +30,7 @@ def test_modes_matter_exactly_where_there_is_a_spectral_operator(name):
     few, many = (
         {key: tuple(tensor.shape) for key, tensor in build(name, modes=modes).state_dict().items()} for modes in (2, 3)
     )
-    spectral = name in VARIANTS and any("spectral" in stage for stage in VARIANTS[name].stages)
+    spectral = any("spectral" in stage for stage in VARIANTS[name].stages) if name in VARIANTS else name == "ffno"
     assert (few != many) == spectral
     if spectral:
         with pytest.raises(ValueError, match="too small for modes=40"):
@@ -116,7 +116,7 @@ def test_mistakes_are_one_plain_sentence(name):
 def test_no_baseline_imports_another():
     folder = Path(baselines.__file__).parent
     papers = {path.stem for path in folder.glob("*.py")} - {"__init__", SHARED}
-    assert papers >= {"transolver", "linearno"}
+    assert papers >= {"transolver", "linearno", "ffno"}
     for path in folder.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []

@@ -1,0 +1,26 @@
+"""What is measured: a task at the paper's sizes on random windows, so that nothing has to be simulated or stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sigmasolver.recipes import Recipe, changed, recipe_of
+from sigmasolver.train.rehearsal import forecaster_of, made_up, windows_of
+
+__all__ = ["SEED", "Subject", "forecaster_of", "windows_of"]
+
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A task, a model, and settings that change either."""
+
+    task: str
+    model: str = "transolver-sigma"
+    settings: Sequence[str] = ()
+
+    def recipe(self, precision: str = "float32") -> Recipe:
+        recipe = recipe_of(self.task, self.model, SEED)
+        return made_up(changed(replace(recipe, train=replace(recipe.train, precision=precision)), self.settings))

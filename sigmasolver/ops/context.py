@@ -1,0 +1,33 @@
+"""The entry of a block: local context by a depthwise convolution, its residual, and the norms of the branches.
+
+H' = H + conv(H),      y_i = LN_i(H'_i),      H' = [H'_1, H'_2, ...] in equal groups of channels
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from sigmasolver.ops import fused
+from sigmasolver.ops.affine import Affine, layer_norm
+from sigmasolver.ops.convolution import LONGEST, depthwise_residual
+
+__all__ = ["context_norms"]
+
+WIDEST = 256
+"""Channels of a group that one program of the fused twin holds at once."""
+
+
+def context_norms(
+    H: torch.Tensor, convolution: Affine, padding: Sequence[str], norms: Sequence[Affine], eps: float
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """`H` (B, *grid, C) -> H' and one normed tensor (B, *grid, C / groups) for each norm."""
+    small = convolution[0].shape[-1] <= LONGEST and H.shape[-1] // len(norms) <= WIDEST
+    if fused.usable(H) and small and len(norms) <= 2:
+        from sigmasolver.ops.fused.convolution import context_norms as twin
+
+        return twin(H, convolution, padding, norms, eps)
+    H = depthwise_residual(H, *convolution, padding)
+    shares = H.chunk(len(norms), dim=-1)
+    return H, [layer_norm(share, *norm, eps) for share, norm in zip(shares, norms, strict=True)]

@@ -1,0 +1,216 @@
+"""The axis-factorised Fourier operator with both gradients; between its three products no tensor is moved around.
+
+    modes = A V (thin product along the axis)      mixed_k = modes_k W(k) (complex)      out += S mixed
+
+    dmixed = S^T dout      dmodes_k = dmixed_k W(k)^H      dV += A^T dmodes      dW(k) = modes_k^H dmixed_k
+
+The input is not kept for the backward pass, only the few modes. Real and imaginary part of mode k are rows 2k and 2k+1.
+Weight gradients are summed over chunks of lines, then over chunks in a fixed order.
+
+Letters: P points before the axis (batch included), n on it, Q after it, K modes, C and O channels in and out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from sigmasolver.ops.fourier import analysis_basis, available_modes, synthesis_basis
+from sigmasolver.ops.fused import dot_precision
+from sigmasolver.ops.fused.rows import folded
+
+__all__ = ["axis_fourier"]
+
+LINES, CHUNK = 32, 128
+
+
+@triton.jit
+def _thin(  # type: ignore[no-untyped-def]
+    basis, x, y, I, J, L, tiles_l, along_i, along_j,
+    ADD: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """y (P, I, L) = basis (I, J) x (P, J, L), or added to it."""
+    p = (tl.program_id(0) // tiles_l).to(tl.int64)
+    i, l = tl.program_id(1) * BI + tl.arange(0, BI), (tl.program_id(0) % tiles_l) * BL + tl.arange(0, BL)
+    x += p * J * L
+    y += p * I * L
+    total = tl.zeros((BI, BL), tl.float32)
+    for start in range(0, J, BJ):
+        j = start + tl.arange(0, BJ)
+        t = tl.load(
+            basis + i[:, None] * along_i + j[None, :] * along_j, mask=(i[:, None] < I) & (j[None, :] < J), other=0.0
+        )
+        v = tl.load(x + j[:, None] * L + l[None, :], mask=(j[:, None] < J) & (l[None, :] < L), other=0.0)
+        total = tl.dot(t, v, total, input_precision=PRECISION)
+    keep = (i[:, None] < I) & (l[None, :] < L)
+    to = y + i[:, None] * L + l[None, :]
+    if ADD:
+        total += tl.load(to, mask=keep, other=0.0).to(tl.float32)
+    tl.store(to, total.to(y.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def _mix(  # type: ignore[no-untyped-def]
+    x, w, y, lines, K, Q, C, O, along_k, along_c, along_o,
+    HERMITIAN: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """y (P, K, 2, Q, O) = x (P, K, 2, Q, C) times W(k), or times its Hermitian transpose (strides are swapped then)."""
+    k = tl.program_id(1)
+    r, o = tl.program_id(0) * BR + tl.arange(0, BR), tl.program_id(2) * BO + tl.arange(0, BO)
+    inside = r < lines
+    real_line = ((r // Q) * K + k).to(tl.int64) * 2 * Q + r % Q
+    real = tl.zeros((BR, BO), tl.float32)
+    imaginary = tl.zeros((BR, BO), tl.float32)
+    for start in range(0, C, BC):
+        c = start + tl.arange(0, BC)
+        keep = inside[:, None] & (c[None, :] < C)
+        xr = tl.load(x + real_line[:, None] * C + c[None, :], mask=keep, other=0.0)
+        xi = tl.load(x + (real_line + Q)[:, None] * C + c[None, :], mask=keep, other=0.0)
+        place = w + k * along_k + c[:, None] * along_c + o[None, :] * along_o
+        known = (c[:, None] < C) & (o[None, :] < O)
+        wr = tl.load(place, mask=known, other=0.0).to(xr.dtype)
+        wi = tl.load(place + 1, mask=known, other=0.0)
+        if HERMITIAN:
+            wi = -wi
+        wi = wi.to(xr.dtype)
+        real = tl.dot(xr, wr, real, input_precision=PRECISION)
+        real = tl.dot(xi, -wi, real, input_precision=PRECISION)
+        imaginary = tl.dot(xr, wi, imaginary, input_precision=PRECISION)
+        imaginary = tl.dot(xi, wr, imaginary, input_precision=PRECISION)
+    keep = inside[:, None] & (o[None, :] < O)
+    tl.store(y + real_line[:, None] * O + o[None, :], real.to(y.dtype.element_ty), mask=keep)
+    tl.store(y + (real_line + Q)[:, None] * O + o[None, :], imaginary.to(y.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def _mix_gradient(  # type: ignore[no-untyped-def]
+    x, g, sums, lines, K, Q, C, O, tiles_o,
+    BR: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """sums (chunks, K, C, O, 2): real and imaginary part of x^H g over one chunk of lines."""
+    chunk, k, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    c, o = (tile // tiles_o) * BC + tl.arange(0, BC), (tile % tiles_o) * BO + tl.arange(0, BO)
+    real = tl.zeros((BC, BO), tl.float32)
+    imaginary = tl.zeros((BC, BO), tl.float32)
+    for start in range(0, SPAN, BR):
+        r = chunk * SPAN + start + tl.arange(0, BR)
+        line = ((r // Q) * K + k).to(tl.int64) * 2 * Q + r % Q
+        keep_x, keep_g = (r[:, None] < lines) & (c[None, :] < C), (r[:, None] < lines) & (o[None, :] < O)
+        xr = tl.trans(tl.load(x + line[:, None] * C + c[None, :], mask=keep_x, other=0.0))
+        xi = tl.trans(tl.load(x + (line + Q)[:, None] * C + c[None, :], mask=keep_x, other=0.0))
+        gr = tl.load(g + line[:, None] * O + o[None, :], mask=keep_g, other=0.0)
+        gi = tl.load(g + (line + Q)[:, None] * O + o[None, :], mask=keep_g, other=0.0)
+        real = tl.dot(xr, gr, real, input_precision=PRECISION)
+        real = tl.dot(xi, gi, real, input_precision=PRECISION)
+        imaginary = tl.dot(xr, gi, imaginary, input_precision=PRECISION)
+        imaginary = tl.dot(-xi, gr, imaginary, input_precision=PRECISION)
+    to = sums + ((chunk.to(tl.int64) * K + k) * C * O + c[:, None] * O + o[None, :]) * 2
+    keep = (c[:, None] < C) & (o[None, :] < O)
+    tl.store(to, real, mask=keep)
+    tl.store(to + 1, imaginary, mask=keep)
+
+
+def _tile(size: int, most: int) -> int:
+    return min(most, max(16, triton.next_power_of_2(size)))
+
+
+def _apply_thin(basis: torch.Tensor, x: torch.Tensor, y: torch.Tensor, sizes: tuple[int, int, int], add: bool) -> None:
+    """`sizes`: P, J, L; basis (I, J) may be a transposed view."""
+    P, J, L = sizes
+    I = basis.shape[0]
+    wide = x.element_size() == 4
+    tiles = {"BI": _tile(I, 64), "BJ": _tile(J, 32 if wide else 64), "BL": _tile(L, 64 if wide else 128)}
+    across = triton.cdiv(L, tiles["BL"])
+    _thin[(P * across, triton.cdiv(I, tiles["BI"]))](
+        basis, x, y, I, J, L, across, *basis.stride(), ADD=add, PRECISION=dot_precision(), **tiles, num_warps=4
+    )
+
+
+def _apply_mix(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, sizes: tuple[int, int, int], back: bool) -> None:
+    """`sizes`: P, K, Q; `back`: with the Hermitian transpose."""
+    P, K, Q = sizes
+    along = list(weight.stride()[:3])
+    C, O = weight.shape[1:3]
+    if back:
+        along[1:], C, O = along[:0:-1], O, C
+    tiles = {"BR": LINES, "BC": _tile(C, 64), "BO": _tile(O, 64)}
+    _mix[(triton.cdiv(P * Q, LINES), K, triton.cdiv(O, tiles["BO"]))](
+        x, weight, y, P * Q, K, Q, C, O, *along, HERMITIAN=back, PRECISION=dot_precision(), **tiles, num_warps=4
+    )
+
+
+def _weight_gradient(
+    x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, sizes: tuple[int, int, int]
+) -> torch.Tensor:
+    P, K, Q = sizes
+    C, O = weight.shape[1:3]
+    span = min(CHUNK, triton.cdiv(P * Q, LINES) * LINES)
+    chunks = triton.cdiv(P * Q, span)
+    sums = torch.empty(chunks, K, C, O, 2, device=x.device, dtype=torch.float32)
+    BC, BO = _tile(C, 64), _tile(O, 64)
+    across = triton.cdiv(O, BO)
+    _mix_gradient[(chunks, K, triton.cdiv(C, BC) * across)](
+        x, g, sums, P * Q, K, Q, C, O, across,
+        BR=LINES, BC=BC, BO=BO, SPAN=span, PRECISION=dot_precision(), num_warps=4,
+    )  # fmt: skip
+    total = folded(sums).to(weight.dtype)
+    missing = weight.shape[0] - K  # modes that this grid does not have
+    return torch.cat((total, total.new_zeros(missing, C, O, 2))) if missing else total
+
+
+class _AxisFourier(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, V: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(*V.shape[:-1], weights[0].shape[2], device=V.device, dtype=V.dtype)
+        kept = []
+        for axis, weight in enumerate(weights, start=1):
+            P, n, Q, K, C, O = _sizes(V, axis, weight)
+            analyse, synthesise = _bases(V, n, K)
+            modes, mixed = V.new_empty(P, 2 * K, Q, C), V.new_empty(P, 2 * K, Q, O)
+            _apply_thin(analyse, V, modes, (P, n, Q * C), add=False)
+            _apply_mix(modes, weight, mixed, (P, K, Q), back=False)
+            _apply_thin(synthesise, mixed, out, (P, 2 * K, Q * O), add=axis > 1)
+            kept.append(modes)
+        ctx.save_for_backward(*weights, *kept)
+        ctx.shape = V.shape
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: torch.Tensor) -> Any:
+        dout = dout.contiguous()
+        saved = ctx.saved_tensors  # once: what recomputation gives back may be asked for only once
+        weights, kept = saved[: len(saved) // 2], saved[len(saved) // 2 :]
+        dV = dout.new_empty(ctx.shape)
+        gradients = []
+        for axis, (weight, modes) in enumerate(zip(weights, kept, strict=True), start=1):
+            P, n, Q, K, C, O = _sizes(dV, axis, weight)
+            analyse, synthesise = _bases(dV, n, K)
+            dmixed, dmodes = dout.new_empty(P, 2 * K, Q, O), torch.empty_like(modes)
+            _apply_thin(synthesise.T, dout, dmixed, (P, n, Q * O), add=False)
+            _apply_mix(dmixed, weight, dmodes, (P, K, Q), back=True)
+            _apply_thin(analyse.T, dmodes, dV, (P, 2 * K, Q * C), add=axis > 1)
+            gradients.append(_weight_gradient(modes, dmixed, weight, (P, K, Q)))
+        return dV, *gradients
+
+
+def _sizes(V: torch.Tensor, axis: int, weight: torch.Tensor) -> tuple[int, int, int, int, int, int]:
+    n = V.shape[axis]
+    K = min(weight.shape[0], available_modes(n))
+    return math.prod(V.shape[:axis]), n, math.prod(V.shape[axis + 1 : -1]), K, weight.shape[1], weight.shape[2]
+
+
+def _bases(V: torch.Tensor, n: int, K: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return analysis_basis(n, K, V.dtype, V.device), synthesis_basis(n, K, V.dtype, V.device)
+
+
+def axis_fourier(V: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+    """`ops.fourier.axis_fourier`; under autocast in the narrow type."""
+    if torch.is_autocast_enabled(V.device.type):
+        V = V.to(torch.get_autocast_dtype(V.device.type))
+    return _AxisFourier.apply(V.contiguous(), *(weight.contiguous() for weight in weights))

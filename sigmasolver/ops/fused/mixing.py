@@ -1,0 +1,332 @@
+"""The exit of a block: branches joined to the stream, layer norm, SwiGLU, residual.
+
+    x = H + [s_1, s_2]      y = LN(x)      a = SiLU(y Wg^T + bg) * (y Wu^T + bu)      out = x + a Wd^T + bd
+
+Only H and the branches are kept. Up to CHANNELS channels one kernel does the whole forward pass, so that nothing but
+the stream passes through memory; wider ones, and the backward pass, leave the matrix products to the library, with
+one kernel for all that lies between two of them. The backward pass makes y, gate and up again.
+
+    da = dout Wd     dgate = da up s (1 + gate (1 - s)),  dup = da gate s,  s = sigmoid(gate)     dy = dgate Wg + dup Wu
+    dx = dout + LN'(dy)        ds_i = dx_i
+
+Inner channels are filled up to a multiple of ALIGNED with zeros: matrix units read whole multiples.
+
+Letters: N points, C channels, F inner width, W the same filled up; BN, BC, BF tile sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from sigmasolver.ops.affine import Affine
+from sigmasolver.ops.fused import dot_precision
+from sigmasolver.ops.fused.linear import product
+from sigmasolver.ops.fused.rows import folded
+
+__all__ = ["mixing_residual"]
+
+ALIGNED, CHANNELS = 16, 128
+PROGRAMS = 1024
+"""That a pass is cut into at least, where there are points enough; each leaves one row of partial sums."""
+
+
+@triton.jit
+def _joined(H, s0, s1, row, c, keep, C: tl.constexpr, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One tile of x in float32."""
+    x = tl.load(H + row * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+    if PARTS == 1:
+        x += tl.load(s0 + row * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+    if PARTS == 2:
+        half: tl.constexpr = C // 2
+        first, second = keep & (c[None, :] < half), keep & (c[None, :] >= half)
+        x += tl.load(s0 + row * half + c[None, :], mask=first, other=0.0).to(tl.float32)
+        x += tl.load(s1 + row * half + c[None, :] - half, mask=second, other=0.0).to(tl.float32)
+    return x
+
+
+@triton.jit
+def _normed(x, w, b, c, keep, eps, C: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Normalised rows, their scale, the weight, and y."""
+    m = tl.sum(x, axis=1) / C
+    centred = tl.where(keep, x - m[:, None], 0.0)
+    r = 1 / tl.sqrt(tl.sum(centred * centred, axis=1) / C + eps)
+    weight = tl.load(w + c, mask=c < C, other=0.0).to(tl.float32)
+    bias = tl.load(b + c, mask=c < C, other=0.0).to(tl.float32)
+    hat = centred * r[:, None]
+    return hat, r, weight, hat * weight[None, :] + bias[None, :]
+
+
+@triton.jit
+def _whole(  # type: ignore[no-untyped-def]
+    H, s0, s1, w, b, win, bin, wout, bout, out, N, eps,
+    C: tl.constexpr, W: tl.constexpr, PARTS: tl.constexpr,
+    BN: tl.constexpr, BC: tl.constexpr, BF: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The forward pass of a tile of points. win (2 W, C), bin (2 W), wout (W, C)."""
+    n, c = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BC)
+    keep = (n[:, None] < N) & (c[None, :] < C)
+    row = n.to(tl.int64)[:, None]
+    y = _normed(_joined(H, s0, s1, row, c, keep, C, PARTS), w, b, c, keep, eps, C)[3].to(win.dtype.element_ty)
+    total = tl.zeros((BN, BC), tl.float32)
+    for start in range(0, W, BF):
+        f = start + tl.arange(0, BF)
+        known = (f[:, None] < W) & (c[None, :] < C)
+        place = f[:, None] * C + c[None, :]
+        gate = tl.dot(y, tl.trans(tl.load(win + place, mask=known, other=0.0)), input_precision=PRECISION)
+        up = tl.dot(y, tl.trans(tl.load(win + W * C + place, mask=known, other=0.0)), input_precision=PRECISION)
+        gate += tl.load(bin + f, mask=f < W, other=0.0)[None, :]
+        up += tl.load(bin + W + f, mask=f < W, other=0.0)[None, :]
+        a = gate / (1 + tl.exp(-gate)) * up
+        wd = tl.load(wout + place, mask=known, other=0.0)
+        total = tl.dot(a.to(y.dtype), wd, total, input_precision=PRECISION)
+    total += tl.load(bout + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
+    total += _joined(H, s0, s1, row, c, keep, C, PARTS)  # read again: cheaper than registers held over the loop
+    tl.store(out + row * C + c[None, :], total.to(out.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def _join_norm(  # type: ignore[no-untyped-def]
+    H, s0, s1, w, b, y, wide, narrow, N, eps,
+    C: tl.constexpr, PARTS: tl.constexpr, NARROW: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """y, and with NARROW a copy of `wide` in the type of y."""
+    n, c = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BC)
+    keep = (n[:, None] < N) & (c[None, :] < C)
+    row = n.to(tl.int64)[:, None]
+    out = _normed(_joined(H, s0, s1, row, c, keep, C, PARTS), w, b, c, keep, eps, C)[3]
+    tl.store(y + row * C + c[None, :], out.to(y.dtype.element_ty), mask=keep)
+    if NARROW:
+        given = tl.load(wide + row * C + c[None, :], mask=keep, other=0.0)
+        tl.store(narrow + row * C + c[None, :], given.to(narrow.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def _join_add(  # type: ignore[no-untyped-def]
+    H, s0, s1, m, bias, out, N, C: tl.constexpr, PARTS: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr
+):
+    """x + m + bias."""
+    n, c = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BC)
+    keep = (n[:, None] < N) & (c[None, :] < C)
+    row = n.to(tl.int64)[:, None]
+    total = _joined(H, s0, s1, row, c, keep, C, PARTS)
+    total += tl.load(m + row * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+    total += tl.load(bias + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + row * C + c[None, :], total.to(out.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def _gated(  # type: ignore[no-untyped-def]
+    inner, bias, da, a, sums, N,
+    W: tl.constexpr, BACK: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    """a of inner (N, 2 W) without its bias; with BACK, inner becomes the gradients of gate and up, sums their sums."""
+    chunk, f = tl.program_id(0), tl.program_id(1) * BF + tl.arange(0, BF)
+    gate_bias = tl.load(bias + f, mask=f < W, other=0.0)[None, :]
+    up_bias = tl.load(bias + W + f, mask=f < W, other=0.0)[None, :]
+    sum_gate = tl.zeros((BN, BF), tl.float32)
+    sum_up = tl.zeros((BN, BF), tl.float32)
+    for start in range(0, SPAN, BN):
+        n = chunk * SPAN + start + tl.arange(0, BN)
+        keep = (n[:, None] < N) & (f[None, :] < W)
+        row = n.to(tl.int64)[:, None]
+        here = inner + row * (2 * W) + f[None, :]
+        gate = tl.load(here, mask=keep, other=0.0).to(tl.float32) + gate_bias
+        up = tl.load(here + W, mask=keep, other=0.0).to(tl.float32) + up_bias
+        s = 1 / (1 + tl.exp(-gate))
+        silu = gate * s
+        tl.store(a + row * W + f[None, :], (silu * up).to(a.dtype.element_ty), mask=keep)
+        if BACK:
+            d = tl.load(da + row * W + f[None, :], mask=keep, other=0.0).to(tl.float32)
+            dgate, dup = d * up * (s + silu * (1 - s)), d * silu
+            tl.store(here, dgate.to(inner.dtype.element_ty), mask=keep)
+            tl.store(here + W, dup.to(inner.dtype.element_ty), mask=keep)
+            sum_gate += dgate
+            sum_up += dup
+    if BACK:
+        sums += chunk * 2 * W
+        tl.store(sums + f, tl.sum(sum_gate, axis=0), mask=f < W)
+        tl.store(sums + W + f, tl.sum(sum_up, axis=0), mask=f < W)
+
+
+@triton.jit
+def _join_backward(  # type: ignore[no-untyped-def]
+    H, s0, s1, w, b, dy, dout, dx, d0, d1, sums, N, eps,
+    C: tl.constexpr, PARTS: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    """Through the norm to x and the branches. A row of `sums`: weight and bias of the norm, sum of dout."""
+    c = tl.arange(0, BC)
+    sum_w = tl.zeros((BN, BC), tl.float32)
+    sum_b = tl.zeros((BN, BC), tl.float32)
+    sum_o = tl.zeros((BN, BC), tl.float32)
+    for start in range(0, SPAN, BN):
+        n = tl.program_id(0) * SPAN + start + tl.arange(0, BN)
+        keep = (n[:, None] < N) & (c[None, :] < C)
+        row = n.to(tl.int64)[:, None]
+        x = _joined(H, s0, s1, row, c, keep, C, PARTS)
+        hat, r, weight = _normed(x, w, b, c, keep, eps, C)[:3]
+        g = tl.load(dy + row * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+        more = tl.load(dout + row * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+        sum_w += g * hat
+        sum_b += g
+        sum_o += more
+        g = g * weight[None, :]
+        first, second = tl.sum(g, axis=1) / C, tl.sum(g * hat, axis=1) / C
+        total = (g - first[:, None] - hat * second[:, None]) * r[:, None] + more
+        tl.store(dx + row * C + c[None, :], total.to(dx.dtype.element_ty), mask=keep)
+        if PARTS == 1:
+            tl.store(d0 + row * C + c[None, :], total.to(d0.dtype.element_ty), mask=keep)
+        if PARTS == 2:
+            half: tl.constexpr = C // 2
+            left, right = keep & (c[None, :] < half), keep & (c[None, :] >= half)
+            tl.store(d0 + row * half + c[None, :], total.to(d0.dtype.element_ty), mask=left)
+            tl.store(d1 + row * half + c[None, :] - half, total.to(d1.dtype.element_ty), mask=right)
+    sums += tl.program_id(0) * 3 * C
+    tl.store(sums + c, tl.sum(sum_w, axis=0), mask=c < C)
+    tl.store(sums + C + c, tl.sum(sum_b, axis=0), mask=c < C)
+    tl.store(sums + 2 * C + c, tl.sum(sum_o, axis=0), mask=c < C)
+
+
+class _Steps:
+    """The kernels above on one stream and its branches."""
+
+    def __init__(self, H: torch.Tensor, parts: Sequence[torch.Tensor], norm: Affine, eps: float) -> None:
+        self.H, self.norm, self.eps = H, norm, eps
+        self.N, self.C = H.shape
+        self.joined = (H, *(*parts, H, H)[:2])
+        BC = max(16, triton.next_power_of_2(self.C))
+        self.tile = {"C": self.C, "PARTS": len(parts), "BN": max(1, 2048 // BC), "BC": BC}
+        self.blocks = (triton.cdiv(self.N, self.tile["BN"]),)
+
+    def whole(self, win: torch.Tensor, bin: torch.Tensor, wout: torch.Tensor, bout: torch.Tensor) -> torch.Tensor:
+        narrow = win.element_size() == 2
+        tile = self.tile | {"BN": 64 if narrow else 32, "BF": 64 if narrow else 32, "W": len(wout)}
+        out = torch.empty_like(self.H)
+        _whole[(triton.cdiv(self.N, tile["BN"]),)](
+            *self.joined, *self.norm, win, bin, wout, bout, out, self.N, self.eps,
+            PRECISION=dot_precision(), **tile, num_warps=4, num_stages=2,
+        )  # fmt: skip
+        return out
+
+    def normed(self, dtype: torch.dtype, wide: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """y, and `wide` in its type."""
+        y = torch.empty(self.N, self.C, device=self.H.device, dtype=dtype)
+        narrow = y if wide is None or wide.dtype == dtype else torch.empty_like(y)
+        copied = narrow is not y
+        _join_norm[self.blocks](
+            *self.joined,
+            *self.norm,
+            y,
+            y if wide is None else wide,
+            narrow,
+            self.N,
+            self.eps,
+            NARROW=copied,
+            **self.tile,
+        )
+        return y, narrow if copied or wide is None else wide
+
+    def added(self, m: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(self.H)
+        _join_add[self.blocks](*self.joined, m, bias, out, self.N, **self.tile)
+        return out
+
+    def backward(
+        self, dy: torch.Tensor, dout: torch.Tensor, parts: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, list[torch.Tensor], tuple[torch.Tensor, ...]]:
+        """dx, those of the branches, and the sums: dw and db of the norm, db of the way down."""
+        dx, dparts = torch.empty_like(self.H), [torch.empty_like(part) for part in parts]
+        span = self.tile["BN"] * max(1, min(16, self.blocks[0] // PROGRAMS))
+        chunks = triton.cdiv(self.N, span)
+        sums = torch.empty(chunks, 3 * self.C, device=dx.device, dtype=torch.float32)
+        _join_backward[(chunks,)](
+            *self.joined,
+            *self.norm,
+            dy,
+            dout,
+            dx,
+            *(*dparts, dx, dx)[:2],
+            sums,
+            self.N,
+            self.eps,
+            SPAN=span,
+            **self.tile,
+        )
+        return dx, dparts, folded(sums).split(self.C)
+
+
+def _gate(inner: torch.Tensor, bias: torch.Tensor, da: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """a; and with `da` the sums of the gradients of gate and up, which replace `inner`."""
+    N, W = inner.shape[0], inner.shape[1] // 2
+    a, across = torch.empty(N, W, device=inner.device, dtype=inner.dtype), triton.cdiv(W, 64)
+    span = 32 * max(1, min(16, N * across // (32 * PROGRAMS)))
+    chunks = triton.cdiv(N, span)
+    sums = torch.empty(chunks if da is not None else 0, 2 * W, device=inner.device, dtype=torch.float32)
+    _gated[(chunks, across)](
+        inner, bias, a if da is None else da, a, sums, N, W=W, BACK=da is not None, BN=32, BF=64, SPAN=span
+    )
+    return a, sums
+
+
+def _filled(tensor: torch.Tensor, W: int, dtype: torch.dtype) -> torch.Tensor:
+    """Gate's rows, then up's, each filled up to W."""
+    F = len(tensor) // 2
+    out = torch.zeros(2, W, *tensor.shape[1:], device=tensor.device, dtype=dtype)
+    out[:, :F] = tensor.unflatten(0, (2, F))
+    return out.flatten(0, 1)
+
+
+class _Mixing(torch.autograd.Function):
+    """eps, the type of products, H (N, C), norm, gate and up, down, then the branches."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, eps: float, dtype: torch.dtype, H: torch.Tensor, w: torch.Tensor, b: torch.Tensor,
+        win: torch.Tensor, bin: torch.Tensor, wout: torch.Tensor, bout: torch.Tensor, *parts: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        C, F = wout.shape
+        W = -(-F // ALIGNED) * ALIGNED
+        up, bias = _filled(win.detach(), W, dtype), _filled(bin.detach(), W, torch.float32)
+        down = torch.zeros(W, C, device=H.device, dtype=dtype)
+        down[:F] = wout.detach().T
+        steps = _Steps(H, parts, (w, b), eps)
+        if C <= CHANNELS:
+            out = steps.whole(up, bias, down, bout)
+        else:
+            inner = steps.normed(dtype)[0] @ up.T
+            out = steps.added(_gate(inner, bias, None)[0] @ down, bout)
+        ctx.save_for_backward(H, w, b, up, bias, down, *parts)
+        ctx.eps, ctx.F, ctx.kinds = eps, F, [one.dtype for one in (w, b, win, bin, wout, bout)]
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: torch.Tensor) -> Any:
+        H, w, b, up, bias, down, *parts = ctx.saved_tensors
+        dout = dout.contiguous()
+        F, (W, C) = ctx.F, down.shape
+        steps = _Steps(H, parts, (w, b), ctx.eps)
+        y, narrow = steps.normed(up.dtype, dout)
+        inner = y @ up.T
+        a, sums = _gate(inner, bias, narrow @ down.T)
+        dx, dparts, (dw, db, dbout) = steps.backward(inner @ up, dout, parts)
+        din = product(inner.T, y).view(2, W, C)[:, :F].flatten(0, 1)
+        dbin = folded(sums).view(2, W)[:, :F].flatten()
+        found = (dw, db, din, dbin, product(narrow.T, a)[:, :F], dbout)
+        return None, None, dx, *(one.to(kind) for one, kind in zip(found, ctx.kinds, strict=True)), *dparts
+
+
+def mixing_residual(
+    H: torch.Tensor, parts: Sequence[torch.Tensor], norm: Affine, gate_up: Affine, down: Affine, eps: float
+) -> torch.Tensor:
+    """`ops.mixing.mixing_residual` for none, one or two branches; products in the narrow type under autocast."""
+    narrow = torch.is_autocast_enabled(H.device.type)
+    dtype = torch.get_autocast_dtype(H.device.type) if narrow else H.dtype
+    rows = [one.reshape(-1, one.shape[-1]).contiguous() for one in (H, *parts)]
+    with torch.autocast(H.device.type, enabled=False):
+        return _Mixing.apply(eps, dtype, rows[0], *norm, *gate_up, *down, *rows[1:]).view(H.shape)

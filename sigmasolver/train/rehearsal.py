@@ -1,0 +1,186 @@
+"""A training without data: the updates of a recipe on made-up windows, and what one of them costs.
+
+Memory is the most that an update holds at one time: parameters, gradients, optimiser states and everything that lives
+between forward and backward pass, without the training windows. On a GPU its allocator tells it; on a CPU the tensors
+that are alive are counted, operation by operation, which leaves out what a library takes inside one operation.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from sigmasolver.data.header import Header
+from sigmasolver.data.normalise import Normaliser
+from sigmasolver.data.windows import Resident, Windows
+from sigmasolver.forecast import Forecaster
+from sigmasolver.recipes import Recipe
+from sigmasolver.simulate.simulator import Layout
+from sigmasolver.tasks import Task
+from sigmasolver.train.engine import WARM_UP, Place, Stepper
+from sigmasolver.train.loop import Plan
+from sigmasolver.trained import build
+
+__all__ = ["Cost", "Noise", "Rehearsal", "cost_of", "forecaster_of", "made_up", "windows_of"]
+
+UPDATES = 10_000
+"""Length of the pretended training: the learning rate stays low in the few updates that are made of it."""
+WATCHED = 1.0
+"""Seconds for which updates are timed; a slower one is timed alone."""
+
+
+class Noise:
+    """Random trajectories of a task, each drawn when asked for, so that nothing has to be simulated or stored."""
+
+    def __init__(self, task: Task, count: int, frames: int) -> None:
+        fields = tuple(dict.fromkeys((*task.inputs, *task.targets)))
+        axes = tuple(np.arange(float(points)) for points in task.grid)
+        layout = Layout(fields, ("1",) * len(fields), ("open",) * len(axes), axes, np.arange(float(frames)))
+        self.header = Header(layout, "noise", {})
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.randn(self.header.shape, generator=torch.Generator().manual_seed(index))
+
+
+def made_up(recipe: Recipe) -> Recipe:
+    """The recipe for trajectories made to measure: no thinning, no counts of windows, and the dearest kind of step."""
+    task = replace(recipe.task, space_stride=1, time_stride=1, starts=None, normaliser="none")
+    train = replace(recipe.train, updates=UPDATES, one_start=False, starts=None, push_after=0, push_every=1)
+    return replace(recipe, task=task, train=train)
+
+
+def windows_of(recipe: Recipe, device: torch.device) -> Resident:
+    """One batch of random windows on the device, for a recipe that is `made_up`."""
+    spec = recipe.training_windows()
+    source = Noise(recipe.task, recipe.train.batch, spec.span)
+    return Windows(source, range(len(source)), spec).resident(device)
+
+
+def forecaster_of(recipe: Recipe, device: torch.device) -> Forecaster:
+    """Untrained, with normalisers that change nothing."""
+    return build(recipe, _identity(recipe.task.inputs), _identity(recipe.task.targets)).to(device)
+
+
+def _identity(fields: tuple[str, ...]) -> Normaliser:
+    q = len(fields)
+    return Normaliser("none", fields, torch.zeros(q, dtype=torch.float64), torch.ones(q, dtype=torch.float64))
+
+
+class Rehearsal:
+    """Call it for one update after another of this recipe, on random windows."""
+
+    def __init__(self, recipe: Recipe, place: Place) -> None:
+        recipe, device = made_up(recipe), place.world.device
+        self.windows, forecaster = windows_of(recipe, device), forecaster_of(recipe, device)
+        plan = Plan(recipe, self.windows)
+        self.stepper = Stepper(recipe, forecaster, self.windows, plan.members, plan.rates(), place)
+        self.done = 0
+
+    def __call__(self) -> None:
+        self.stepper.run(self.done)
+        self.done += 1
+
+    @property
+    def loss(self) -> torch.Tensor:
+        """Of the last update; stays on the device."""
+        return self.stepper.loss
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one update."""
+
+    memory: float
+    """Bytes."""
+    seconds: float
+
+
+def cost_of(recipe: Recipe, place: Place) -> Cost:
+    """Make some updates of this recipe here, and measure them."""
+    return _on_gpu(recipe, place) if place.world.device.type == "cuda" else _on_cpu(recipe, place)
+
+
+def _on_gpu(recipe: Recipe, place: Place) -> Cost:
+    device = place.world.device
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated(device)
+    update = Rehearsal(recipe, place)
+    for _ in range(WARM_UP):
+        update()
+    # Only now: kernels that try out their forms in the first updates take memory for that.
+    torch.cuda.reset_peak_memory_stats(device)
+    for _ in range(2):  # where steps are captured, the first of them is
+        update()
+    seconds = _timed(update, lambda: torch.cuda.synchronize(device))
+    return Cost(torch.cuda.max_memory_allocated(device) - before - update.windows.values.nbytes, seconds)
+
+
+def _on_cpu(recipe: Recipe, place: Place) -> Cost:
+    # Operations inside a compiled network cannot be watched; it holds no more than these.
+    update = Rehearsal(recipe, replace(place, engine="eager"))
+    with Alive(update.windows.values) as alive:
+        for _ in range(2):  # only the second begins with gradients and optimiser states
+            update()
+    if place.compiled:
+        update = Rehearsal(recipe, place)
+        update()
+    return Cost(alive.peak, _timed(update, lambda: None))
+
+
+def _timed(update: Callable[[], None], wait: Callable[[], None]) -> float:
+    def seconds(count: int) -> float:
+        wait()
+        start = time.perf_counter()
+        for _ in range(count):
+            update()
+        wait()
+        return (time.perf_counter() - start) / count
+
+    first = seconds(1)
+    return first if first > WATCHED else seconds(max(2, min(20, int(WATCHED / first))))
+
+
+class Alive(TorchDispatchMode):
+    """Counts the bytes of all tensors that operations take and give while they are alive, each storage once."""
+
+    def __init__(self, apart: torch.Tensor) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._apart = apart.untyped_storage()
+        self._counted = {self._apart._cdata}
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self._look((args, kwargs))
+        result = func(*args, **(kwargs or {}))
+        self._look(result)
+        return result
+
+    def _look(self, tree: Any) -> None:
+        for leaf in tree_leaves(tree):
+            if isinstance(leaf, torch.Tensor):
+                storage = leaf.untyped_storage()
+                if storage._cdata not in self._counted:
+                    self._counted.add(storage._cdata)
+                    self.now += storage.nbytes()
+                    weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+        self.peak = max(self.peak, self.now)
+
+    def _gone(self, key: int, size: int) -> None:
+        self._counted.discard(key)
+        self.now -= size

@@ -1,0 +1,178 @@
+"""The benchmarks run at small sizes, and what they count is what is there: operations, layouts, kernels."""
+
+import importlib
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from sigmasolver.models import SolverConfig, build_solver
+from sigmasolver.ops.convolution import depthwise_convolution
+from sigmasolver.recipes import recipe_of
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+SMALL = ("task.grid=(8,8)", "model.width=16", "model.depth=1", "model.heads=2", "model.slices=4", "model.modes=2")
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """A benchmark by name; scripts import their neighbours as a folder on the path, and leave no module behind."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    for path in FOLDER.glob("*.py"):
+        monkeypatch.delitem(sys.modules, path.stem, raising=False)
+    yield importlib.import_module
+    for path in FOLDER.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+@pytest.fixture
+def rows_of(benchmark, monkeypatch, tmp_path):
+    """The rows that a benchmark writes for these words."""
+
+    def call(name, *words):
+        out = tmp_path / f"{name}.jsonl"
+        settings = [word for setting in SMALL for word in ("--set", setting)] if name != "cpu" else []
+        monkeypatch.setattr(sys, "argv", [name, *words, *settings, "--out", str(out)])
+        benchmark(name).main()
+        return [json.loads(line) for line in out.read_text().splitlines()]
+
+    return call
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.py") if "def main" in path.read_text()))
+def test_every_benchmark_says_what_it_is(benchmark, monkeypatch, capsys, name):
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as left:
+        benchmark(name).main()
+    assert left.value.code == 0 and "--out" in capsys.readouterr().out
+
+
+# --- the floor
+
+
+def test_the_floor_of_kf2d(benchmark):
+    """About 12 passes forward and 28 backward of 256 bytes for 131,072 points and 8 blocks; 0.58 TFLOP."""
+    floor = benchmark("floor")
+    recipe = recipe_of("kf2d")
+    forward, backward = (
+        sum(passes) for passes in zip(*floor.block_passes(recipe.model.config(recipe.task)).values(), strict=True)
+    )
+    assert forward == pytest.approx(12, abs=0.3) and backward == pytest.approx(28, abs=0.3)
+    least = floor.floor(recipe)
+    assert least.bytes == (forward + backward) * 256 * 131_072 * 8
+    assert least.bytes / 1e9 == pytest.approx(10.7, abs=0.1)
+    assert least.flops / 1e12 == pytest.approx(0.58, rel=0.03)
+    assert least.milliseconds(floor.Rates(4.3e12, 7e14)) == pytest.approx(2.5, abs=0.01)
+    assert least.milliseconds(floor.Rates(1e15, 7e14)) == pytest.approx(0.8, abs=0.06)
+
+
+@pytest.mark.parametrize("grid", [(24,), (12, 10), (8, 7, 6)])
+def test_a_block_computes_what_is_counted(benchmark, grid):
+    """The forward pass of one block more, by torch's own counter, is the counted sum to the last operation."""
+    sizes = SolverConfig(grid, 2, 1, width=32, depth=1, heads=4, slices=6, modes=3)
+
+    def operations(depth):
+        model = build_solver("transolver-sigma", replace(sizes, depth=depth))
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(torch.zeros(3, *grid, 2))
+        return counter.get_total_flops()
+
+    per_point, per_sample = benchmark("floor").block_flops(sizes)
+    counted = 3 * (math.prod(grid) * per_point + per_sample)
+    assert operations(3) - operations(2) == pytest.approx(counted, rel=1e-12)
+
+
+def test_the_floor_grows_with_what_is_done(benchmark):
+    floor, recipe = benchmark("floor").floor, recipe_of("ns2d")
+    frames = replace(recipe, train=replace(recipe.train, objective="direct"))
+    # Ten frames of teacher forcing are ten samples; float32 moves twice what bf16 does and computes the same.
+    assert floor(recipe).bytes == 10 * floor(frames).bytes and floor(recipe).flops == 10 * floor(frames).flops
+    assert floor(recipe, 4).bytes == 2 * floor(recipe).bytes and floor(recipe, 4).flops == floor(recipe).flops
+    pushed = replace(frames, train=replace(frames.train, objective="pushforward", calls=2))
+    assert floor(pushed).flops == pytest.approx(4 / 3 * floor(frames).flops)
+    assert floor(frames).bytes < floor(pushed).bytes < 4 / 3 * floor(frames).bytes
+    with pytest.raises(ValueError, match="counted for transolver-sigma; ffno has other blocks"):
+        floor(recipe_of("ns2d", "ffno"))
+
+
+# --- the scripts
+
+
+def test_step(rows_of, capsys):
+    rows = rows_of(
+        "step", "ns2d", "--device", "cpu", "--forms", "eager,reference", "--steps", "1",
+        "--models", "transolver-sigma,transolver,ffno",
+    )  # fmt: skip
+    assert [(row["model"], row["form"]) for row in rows] == [
+        ("transolver-sigma", "reference"), ("transolver-sigma", "eager, plain"),
+        ("transolver", "reference"), ("ffno", "reference"),
+    ]  # fmt: skip
+    assert not any("error" in row for row in rows)
+    base, eager = rows[:2]
+    assert eager["ratio"] == base["milliseconds"] / eager["milliseconds"]
+    assert eager["forward_ratio"] == base["forward_milliseconds"] / eager["forward_milliseconds"]
+    assert eager["share"] == eager["floor_milliseconds"] / eager["milliseconds"]
+    assert rows[3]["over_sigma"] == rows[3]["milliseconds"] / base["milliseconds"] and "share" not in rows[3]
+    assert "floor of one update" in capsys.readouterr().out
+
+
+def test_step_goes_on_where_a_form_fails(rows_of):
+    """A graph needs a GPU: the reason stands in the row, and the next form is measured."""
+    rows = rows_of("step", "darcy", "--device", "cpu", "--forms", "plain,reference", "--steps", "1")
+    assert "error" not in rows[0] and 'The engine "graph" needs a GPU' in rows[1]["error"]
+
+
+def test_the_reference_of_a_step_has_the_gradient_of_the_engine(benchmark):
+    """Ten single-frame passes through FFTs, and one folded batch: together one update."""
+    step, cpu = benchmark("step"), torch.device("cpu")
+    recipe = benchmark("noise").Subject("ns2d", settings=SMALL).recipe()
+    gradients = []
+    for update, model in (step.reference(recipe, cpu), step.engine_step(step.FORMS["eager"], recipe, cpu)):
+        update()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    first, second = gradients
+    assert (first - second).norm() < 1e-4 * first.norm() and first.norm() > 1e-3
+
+
+def test_kernels(rows_of):
+    rows = rows_of("kernels", "darcy", "--device", "cpu", "--form", "eager", "--precision", "float32", "--updates", "2")
+    total, kinds = rows[0], {row["kernel"]: row for row in rows[1:]}
+    assert total["kernel"] == "all" and total["share"] == 1
+    assert sum(row["share"] for row in rows[1:]) == pytest.approx(1)
+    assert sum(row["milliseconds"] for row in rows[1:]) == pytest.approx(total["milliseconds"])
+    # One block: context, routing and feature path.
+    assert kinds["aten::convolution_backward"]["launches"] == 3
+
+
+def test_cpu(rows_of):
+    rows = rows_of("cpu", "--repeats", "1", "--threads", "1", "--grids", "16,6x5,4x4x4", "--cases", "demo")
+    assert {row["form"] for row in rows} == {"ours", "rfft", "naive", "copies", "shifted", "planes"}
+    assert len(rows) == 3 * 2 * 2 * 4 + 2 * 5
+    assert all(row["over_ours"] == 1 for row in rows if row["form"] == "ours")
+
+
+@pytest.mark.parametrize("padding", [("circular",), ("zeros",), ("zeros", "circular"), ("circular", "zeros", "zeros")])
+@pytest.mark.parametrize("layout", ["copies", "shifted", "planes"])
+def test_every_layout_is_the_same_convolution(benchmark, padding, layout):
+    axes = len(padding)
+    for kernel in (3, 5):
+        x = torch.randn(2, *(7, 6, 8)[:axes], 3, dtype=torch.float64)
+        weight, bias = torch.randn(3, 1, *(kernel,) * axes, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+        ours = depthwise_convolution(x, weight, bias, padding)
+        other = benchmark("cpu").LAYOUTS[layout](x, weight, bias, padding)
+        torch.testing.assert_close(other, ours, rtol=0, atol=1e-12)
+
+
+def test_every_form_of_a_model_gives_the_same_answer(benchmark):
+    cpu = benchmark("cpu")
+    _, config = cpu.cases()["demo"]
+    model = build_solver("transolver-sigma", config).double()
+    x = torch.randn(1, *config.grid, config.in_channels, dtype=torch.float64)
+    answers = [cpu.in_form(model, form, x) for form in cpu.FORMS]
+    for answer in answers[1:]:
+        torch.testing.assert_close(answer, answers[0], rtol=0, atol=1e-12)

@@ -1,0 +1,267 @@
+"""The planner against what is really measured on the whole grid, its advice applied, and its words."""
+
+import sys
+from dataclasses import replace
+from math import prod
+
+import pytest
+import torch
+
+from sigmasolver import plan
+from sigmasolver.cli import main
+from sigmasolver.plan import MARGIN, SHARES, advise, on_grid, predict, probe_grids
+from sigmasolver.recipes import RECIPES, changed, recipe_of
+from sigmasolver.train import rehearsal
+from sigmasolver.train.engine import Place
+from sigmasolver.train.rehearsal import Alive, Cost, Rehearsal, cost_of
+
+SIZES = ("model.width=16", "model.depth=2", "model.heads=2", "model.slices=4", "model.modes=3")
+TINY = [word for one in SIZES for word in ("--set", one)]
+PLENTY = 1e12
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """One update is timed: no test here looks at seconds."""
+    monkeypatch.setattr(rehearsal, "WATCHED", 0.0)
+
+
+def tiny(task, grid, *settings, model="transolver-sigma"):
+    return on_grid(changed(recipe_of(task, model), [*SIZES, *settings]), grid)
+
+
+@pytest.mark.parametrize("task", RECIPES)
+def test_smaller_grids_scale_all_axes_alike_and_hold_the_modes(task):
+    recipe = RECIPES[task]
+    whole, modes = recipe.task.grid, recipe.model.modes
+    for grid, share in zip(probe_grids(recipe), SHARES[0], strict=True):
+        assert prod(grid) / prod(whole) == pytest.approx(share, rel=0.2)
+        for points, of in zip(grid, whole, strict=True):
+            assert points % 2 == of % 2 and points // 2 + 1 >= modes
+            assert points / of == pytest.approx(share ** (1 / len(whole)), abs=1 / 16)
+
+
+def test_smaller_grids_are_as_round_as_the_whole_one():
+    assert probe_grids(tiny("kf2d", (128, 64))) == ((64, 32), (96, 48))
+    assert probe_grids(tiny("darcy", (85, 85))) == ((43, 43), (61, 61))
+    assert probe_grids(tiny("it3d", (60, 60, 60))) == ((36, 36, 36), (48, 48, 48))
+
+
+def test_a_grid_without_room_below_it_is_measured_itself():
+    assert probe_grids(tiny("ns2d", (6, 6), "model.modes=4")) == ((6, 6),)
+    assert probe_grids(tiny("ns2d", (12, 12), "model.modes=7")) == ((12, 12),)
+    recipe = tiny("ns2d", (6, 6), "model.modes=4")
+    assert predict(recipe, Place(), PLENTY).update.memory == pytest.approx(cost_of(recipe, Place()).memory, rel=0.02)
+
+
+RECIPES_AND_GRIDS = {
+    "steady, odd": tiny("darcy", (37, 37)),
+    "teacher forced": tiny("ns2d", (24, 24)),
+    "recompute": tiny("ns2d", (24, 24), "train.recompute=true", "model.depth=4"),
+    "bf16": tiny("kf2d", (32, 32), "train.precision=bf16", "train.batch=2"),
+    "three axes": tiny("smoke3d", (16, 16, 16)),
+    "uneven axes": tiny("foil", (16, 32), "train.ema=0.9"),
+    "pushforward": tiny("ignit-hit", (24, 24), "train.batch=3", "train.clip=1", "train.noise=0.1"),
+    "baseline": tiny("darcy", (37, 37), model="transolver"),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES_AND_GRIDS)
+def test_memory_is_predicted_from_smaller_grids(name):
+    recipe = RECIPES_AND_GRIDS[name]
+    found = predict(recipe, Place(), PLENTY)
+    assert all(prod(grid) < 0.62 * prod(recipe.task.grid) for grid in found.probed)
+    assert found.update.memory == pytest.approx(cost_of(recipe, Place()).memory, rel=0.02)
+
+
+def test_a_count_of_what_is_alive_by_hand():
+    given = torch.randn(1000)  # set apart, as the training windows are
+    with Alive(given) as alive:
+        a = given + 1  # 4 kB
+        b = a * 2  # 8 kB, the most so far
+        view = b.view(10, 100)
+        del a, b  # the view keeps one
+        c = torch.cat((view, view))  # 4 + 8 kB
+        del view
+        d = c.sum()  # 8 kB + 4 B
+        assert (alive.now, alive.peak) == (8004, 12000)
+        del c, d
+        assert alive.now == 0
+
+
+def test_the_count_holds_weights_gradients_states_and_what_the_backward_pass_needs():
+    update = Rehearsal(tiny("ns2d", (16, 16)), Place())
+    weights = list(update.stepper.model.parameters())
+    own = {weight.untyped_storage().data_ptr() for weight in weights} | {update.windows.values.data_ptr()}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    update()
+    with Alive(update.windows.values) as alive:
+        update()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        update()
+    held = sum(storage.nbytes() for storage in kept.values()) + 4 * sum(weight.nbytes for weight in weights)
+    assert held < alive.peak < 1.5 * held
+
+
+def test_windows_and_updates_are_those_of_the_stored_data():
+    """NS2D: 900 trajectories of 20 frames, one window each. KF2D: 90 of 134 windows each. Values of 4 bytes."""
+    found = predict(tiny("ns2d", (16, 16)), Place(), PLENTY)
+    assert found.windows == 900 * 20 * 16 * 16 * 4 and found.updates == 500 * 900 // 2 and found.known
+    kolmogorov = tiny("kf2d", (16, 16), "train.batch=8")
+    found = predict(kolmogorov, Place(), PLENTY)
+    assert found.updates == 50 * (90 * 134 // 8) and found.known
+    assert found.seconds == found.updates * found.update.seconds
+    reacting = predict(tiny("ignit-hit", (16, 16), "train.batch=2"), Place(), PLENTY)
+    assert not reacting.known and reacting.updates == 20_000
+    longer = predict(tiny("ns2d", (16, 16), "task.horizon=30"), Place(), PLENTY)
+    assert not longer.known and longer.windows == 900 * 40 * 16 * 16 * 4
+
+
+def test_windows_count_where_they_lie_on_the_device():
+    recipe = tiny("ns2d", (16, 16))
+    held, read = predict(recipe, Place(), PLENTY), predict(recipe, Place(), 3 * 900 * 20 * 16 * 16 * 4)
+    assert held.resident and held.memory == held.update.memory + held.windows
+    assert not read.resident and read.memory == read.update.memory
+
+
+@pytest.mark.parametrize("share", [0.6, 0.1])
+def test_what_is_advised_fits_when_it_is_done(share):
+    """Also where the first changes are not enough: to a tenth with one window at a time and less width."""
+    recipe = tiny("darcy", (17, 17), "model.width=32")
+    first = predict(recipe, Place(), PLENTY)
+    memory = share * first.update.memory
+    tried = list(advise(first, Place(), memory))
+    assert [found.fits(memory) for _, found in tried] == [False] * (len(tried) - 1) + [True]
+    settings, found = tried[-1]
+    done = changed(recipe, settings)
+    assert found.recipe == done and not lies(done, memory)
+    assert cost_of(done, Place()).memory <= memory
+    less = any("batch" in one for one in settings), any("width" in one for one in settings)
+    assert less == ((True, True) if share < 0.2 else (False, False))
+
+
+def lies(recipe, memory):
+    return predict(recipe, Place(), memory).resident
+
+
+def test_advice_ends_where_nothing_helps_and_leaves_out_what_is_set():
+    recipe = tiny("darcy", (12, 12), "train.precision=bf16", "train.recompute=true", "train.batch=2")
+    first = predict(recipe, Place(), PLENTY)
+    tried = list(advise(first, Place(), 1e4))
+    assert [settings for settings, _ in tried] == [
+        ("train.batch=1",),
+        ("train.batch=1", "model.width=12"),
+        ("train.batch=1", "model.width=8"),
+        ("train.batch=1", "model.width=4"),
+    ]
+    assert not any(found.fits(1e4) for _, found in tried)
+
+
+def test_a_captured_step_is_not_advised_to_draw_dropout_twice():
+    class Captured:
+        captured = True
+
+    for dropout, expected in ((0.0, True), (0.1, False)):
+        names = [
+            name for name, _ in plan._changes(tiny("ns2d", (12, 12), f"model.options.dropout={dropout}"), Captured)
+        ]
+        assert ("train.recompute" in names) == expected
+
+
+def test_what_is_far_too_large_is_measured_on_smaller_grids_still(monkeypatch):
+    recipe = tiny("darcy", (48, 48))
+    whole = cost_of(recipe, Place()).memory
+    monkeypatch.setattr(plan, "memory_of", lambda device: whole / 5)
+    found = predict(recipe, Place(), whole / 5)
+    assert found.probed == probe_grids(recipe, SHARES[1]) and not found.fits(whole / 5)
+    assert found.update.memory == pytest.approx(whole, rel=0.1)
+    monkeypatch.setattr(plan, "memory_of", lambda device: 1000)
+    with pytest.raises(
+        ValueError, match=r"^An update on 8 × 8 points, a part of the grid, does not fit this device; set"
+    ):
+        predict(recipe, Place(), 1000)
+
+
+def test_the_line_through_two_costs():
+    probed = {(4, 4): Cost(100.0, 2.0), (8, 4): Cost(180.0, 1.0)}
+    assert plan._extrapolated(probed, 64) == Cost(340.0, 1.0)
+    held = replace(predict(tiny("ns2d", (12, 12)), Place(), PLENTY), update=Cost(95.0, 1.0), resident=False)
+    assert held.fits(95 / (1 - MARGIN) + 0.01) and not held.fits(95 / (1 - MARGIN) - 0.01)
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """The command as `sigmasolver` runs it, in this process: exit code, stdout, stderr."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["sigmasolver", "plan", *map(str, words), "--device", "cpu"])
+        code = 0
+        try:
+            main()
+        except SystemExit as leaving:
+            code = leaving.code or 0
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def cells(out):
+    """The rows of a printed table: name and value."""
+    return dict(part for line in out.splitlines() if len(part := line.strip().split("  ", 1)) == 2)
+
+
+def test_the_command_tells_what_fits_and_checks_itself(call):
+    code, out, said = call("ns2d", *TINY, "--grid", 16, "--check")
+    assert code == 0, said
+    told = {name: value.strip() for name, value in cells(out).items()}
+    assert "ns2d on 16 × 16: transolver-sigma of width 16 and depth 2, batch 2, float32, eager on cpu" in out
+    assert told["parameters"] == "8,515" and told["updates"] == "225,000"
+    assert told["training windows, on the device"] == "18.4 MB"
+    assert "measured on 8 × 8 and 12 × 12; memory counted" in out and "It fits: " in out
+    memory = told["memory"].split()
+    assert memory[:2] == told["memory of one update"].split() and abs(float(memory[-2])) < 3
+
+
+def test_the_command_tells_what_to_change(call):
+    code, out, said = call("darcy", *TINY, "--grid", 17, "--memory", 0.0021)
+    assert code == 1, said
+    assert "It does NOT fit" in out and "training windows, read as needed" in out
+    last = next(line for line in reversed(out.splitlines()) if "--set" in line)
+    assert out.endswith("The last one fits.\n") and "--set train.precision=bf16" in last
+    code, again, _ = call(
+        "darcy", *TINY, "--grid", 17, "--memory", 0.0021, *last.split()[last.split().index("--set") :]
+    )
+    assert code == 0 and "It fits" in again
+    code, out, _ = call("darcy", *TINY, "--grid", 9, "--memory", 1e-5, "--set", "train.batch=1")
+    assert code == 1 and "None of these fits; take a coarser grid with --grid" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("ns3d",), "near names: ns2d"),
+        (("smoke3d", "--grid", "64,64"), "has 2 axes and smoke3d 3"),
+        (("ns2d", "--grid", "4"), "too small for modes=4"),
+        (("ns2d", "--grid", "wide"), "write whole numbers such as 64"),
+        (("ns2d", "--grid", "0"), "too small"),
+        (("ns2d", "--memory", "0"), "The memory is 0 GB; it must be more than nothing"),
+        (("ns2d", "--memory", "-3"), "it must be more than nothing"),
+        (("ns2d", "--memory", "nan"), "and finite"),
+        (("ns2d", "--memory", "inf"), "and finite"),
+        (("ns2d", "--model", "transsolver"), "near names: transolver"),
+        (("ns2d", "--set", "train.batch=2000"), "set train.batch to less"),
+        (("ns2d", "--engine", "graph"), "needs a GPU"),
+    ],
+)
+def test_mistakes_are_one_sentence(call, words, says):
+    code, out, said = call(*words)
+    assert code == 2 and says in said and not out, said
+    assert said.count("\n") == 1 and said.startswith("sigmasolver: ") and said.endswith(".\n"), said

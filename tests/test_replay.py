@@ -1,0 +1,250 @@
+"""The fast forecaster: the plain one's numbers, near it in fewer bits, and on a GPU never a stale or shared block."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from sigmasolver.data.normalise import Normaliser
+from sigmasolver.forecast import Forecaster, rollout
+from sigmasolver.models import Options, build_model
+from sigmasolver.ops.precision import matmul_precision
+from sigmasolver.replay import KEPT, Replay
+
+FIELDS = ("velocity_x", "velocity_y")
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def made(conditions=(), device="cpu", mean=(0.3, -0.2), options=None, block=2):
+    """History of two frames of two fields; every parameter off its starting value (gamma starts at zero)."""
+    model = build_model(
+        "transolver-sigma",
+        grid=(12, 10),
+        in_channels=4 + len(conditions),
+        out_channels=2 * block,
+        width=16,
+        depth=2,
+        heads=2,
+        slices=5,
+        modes=3,
+        options=options,
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    statistics = torch.tensor(mean).double(), torch.tensor([1.5, 0.5]).double()
+    fields = Normaliser("channel", FIELDS, *statistics)
+    return Forecaster(model, fields, fields, block, "lower-walls", conditions, history=2).to(device).eval()
+
+
+def history(batch=3, grid=(12, 10), device="cpu"):
+    return torch.randn(batch, 2, *grid, 2, device=device)
+
+
+def distance(one, other):
+    return float((one - other).norm() / other.norm())
+
+
+def plainly(forecaster, *given):
+    with torch.no_grad(), matmul_precision("float32"):
+        return forecaster(*given)
+
+
+# --- on a CPU
+
+
+def test_float32_is_the_plain_forecaster_bit_for_bit_whatever_comes_next():
+    forecaster = made()
+    replay = Replay(forecaster)
+    for batch, grid in ((3, (12, 10)), (1, (12, 10)), (3, (9, 16)), (3, (12, 10))):
+        frames = history(batch, grid)
+        assert torch.equal(replay(frames), plainly(forecaster, frames))
+    ours, theirs = replay.rollout(frames, 7), forecaster.rollout(frames, 7)
+    assert torch.equal(ours.frames, theirs.frames) and ours.stopped is theirs.stopped is None
+
+
+def test_bf16_is_near_and_hands_out_the_type_that_came_in():
+    forecaster, frames = made(), history()
+    found = Replay(forecaster, "bf16")(frames)
+    assert found.dtype == torch.float32
+    assert 1e-5 < distance(found, plainly(forecaster, frames)) < 0.02
+    free = [rollout(one, frames, 4).frames for one in (Replay(forecaster, "bf16"), Replay(forecaster))]
+    assert distance(*free) < 0.02
+
+
+def test_bf16_keeps_a_field_whose_mean_is_many_deviations():
+    """Next to 1000 the numbers of bf16 are 4 apart; only what the network sees may be rounded."""
+    forecaster = made(mean=(1000.0, -1000.0))
+    frames = history() + torch.tensor([1000.0, -1000.0])
+    found, true = Replay(forecaster, "bf16")(frames), plainly(forecaster, frames)
+    inside = (slice(None), slice(None), slice(1, None), slice(1, None))
+    mean = torch.tensor([1000.0, -1000.0])
+    assert distance(found[inside] - mean, true[inside] - mean) < 0.02
+
+
+def test_conditions_reach_the_model_and_wrong_ones_are_refused():
+    forecaster = made(("reynolds", "step"))
+    replay, frames = Replay(forecaster), history()
+    for scale in (1.0, 2.0):
+        given = {"step": scale * torch.rand(3), "reynolds": torch.rand(3)}
+        assert torch.equal(replay(frames, given), plainly(forecaster, frames, given))
+        assert torch.equal(rollout(replay, frames, 3, conditions=given).frames[:, :2], replay(frames, given))
+    with pytest.raises(ValueError, match="takes the conditions reynolds, step"):
+        replay(frames, {"reynolds": torch.ones(3)})
+
+
+def test_there_are_no_gradients_and_asking_for_them_is_refused():
+    replay, frames = Replay(made()), history()
+    assert not replay(frames).requires_grad
+    with pytest.raises(ValueError, match="A replay gives no gradients; call the forecaster"):
+        replay(frames.requires_grad_())
+    with torch.no_grad():
+        assert not replay(frames).requires_grad
+
+
+def test_a_call_in_inference_mode_leaves_nothing_that_training_could_not_use():
+    forecaster, frames = made(), history()
+    with torch.inference_mode():
+        first = Replay(forecaster)(frames)
+    assert torch.equal(first, plainly(forecaster, frames))
+    forecaster(frames).sum().backward()
+    assert all(p.grad is not None for p in forecaster.model.parameters())
+
+
+def test_hooks_see_every_call():
+    replay, frames, seen = Replay(made()), history(), []
+    assert replay.eager(frames) == "a CPU has no graphs"
+    replay.model.blocks[0].register_forward_hook(lambda module, inputs, output: seen.append(output))
+    rollout(replay, frames, 6)
+    assert len(seen) == 3 and not torch.equal(seen[0], seen[1])
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: Replay(made(), "float16"), 'There is no precision "float16"; choose from float32, tf32, bf16.'),
+        (lambda: Replay(made(), "tf32")(history()), "TF32 is a format of GPUs; choose float32 or bf16 on a CPU."),
+    ],
+)
+def test_mistakes_are_one_sentence(call, says):
+    with pytest.raises(ValueError) as caught:
+        call()
+    assert str(caught.value) == says
+
+
+# --- on a GPU
+
+
+@gpu
+@pytest.mark.parametrize(("precision", "near"), [("float32", 1e-6), ("tf32", 5e-3), ("bf16", 0.02)])
+def test_a_replay_gives_the_frames_of_the_plain_forecaster(precision, near):
+    forecaster = made(device="cuda")
+    replay = Replay(forecaster, precision)
+    for batch, grid in ((3, (12, 10)), (3, (12, 10)), (1, (12, 10)), (3, (9, 16)), (3, (12, 10)), (1, (12, 10))):
+        frames = history(batch, grid, "cuda")
+        assert distance(replay(frames), plainly(forecaster, frames)) < near
+    assert len(replay._graphs) == 3 and replay.eager(frames) is None
+    with matmul_precision("float32"):
+        assert distance(rollout(replay, frames, 5).frames, forecaster.rollout(frames, 5).frames) < 5 * near
+
+
+@gpu
+def test_blocks_that_are_held_stay_as_they_are():
+    forecaster = made(device="cuda")
+    replay = Replay(forecaster)
+    given = [history(device="cuda") for _ in range(4)]
+    held = [replay(frames) for frames in given]
+    for frames, block in zip(given, held, strict=True):
+        assert distance(block, plainly(forecaster, frames)) < 1e-6
+
+
+@gpu
+def test_changed_weights_count_from_the_next_call_on():
+    forecaster, other, frames = made(device="cuda"), made(device="cuda"), history(device="cuda")
+    replay = Replay(forecaster)
+    before = replay(frames)
+    forecaster.model.load_state_dict(other.model.state_dict())  # written where the weights lie
+    expected = plainly(other, frames)
+    assert distance(before, expected) > 1e-3 and distance(replay(frames), expected) < 1e-6
+    assert len(replay._graphs) == 1
+    third = made(device="cuda")
+    forecaster.model.load_state_dict(third.model.state_dict(), assign=True)  # other memory
+    assert distance(replay(frames), plainly(third, frames)) < 1e-6 and len(replay._graphs) == 2
+    for one in (forecaster, third):
+        one.model.double()
+    assert distance(replay(frames.double()), plainly(third, frames.double())) < 1e-12
+
+
+@gpu
+def test_conditions_of_a_replay_are_those_of_the_call():
+    forecaster, frames = made(("reynolds",), "cuda"), history(device="cuda")
+    replay = Replay(forecaster)
+    for place, kind in (("cuda", torch.float32), ("cpu", torch.float32), ("cpu", torch.float64)):
+        given = {"reynolds": torch.rand(3, dtype=kind, device=place)}
+        assert distance(replay(frames, given), plainly(forecaster, frames, given)) < 1e-6
+    assert len(replay._graphs) == 1
+    for wrong, says in (({}, "takes the conditions"), ({"reynolds": torch.ones(2)}, "one number for each of 3")):
+        with pytest.raises(ValueError, match=says):
+            replay(frames, wrong)
+
+
+@gpu
+def test_what_a_graph_would_pass_by_is_run_as_it_is():
+    forecaster, frames, seen = made(device="cuda"), history(device="cuda"), []
+    replay = Replay(forecaster)
+    replay(frames)
+    hook = forecaster.model.blocks[0].register_forward_hook(lambda module, inputs, output: seen.append(output))
+    rollout(replay, frames, 6)
+    assert len(seen) == 3 and "hooks" in replay.eager(frames)
+    hook.remove()
+    replay(frames)
+    assert len(seen) == 3 and replay.eager(frames) is None
+    careful = Replay(made(device="cuda", options=Options(check_input=True)))
+    assert "check_input" in careful.eager(frames) and torch.isfinite(careful(frames)).all()
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        careful(frames * torch.nan)
+
+
+@gpu
+def test_old_graphs_make_room_for_new_ones():
+    forecaster = made(device="cuda")
+    replay = Replay(forecaster)
+    for batch in (*range(1, KEPT + 3), 1, 2):
+        frames = history(batch, device="cuda")
+        assert distance(replay(frames), plainly(forecaster, frames)) < 1e-6
+    assert len(replay._graphs) == KEPT
+
+
+@gpu
+def test_a_first_call_in_inference_mode_serves_later_ones():
+    forecaster, frames = made(device="cuda"), history(device="cuda")
+    replay = Replay(forecaster)
+    with torch.inference_mode():
+        replay(frames + 0)
+    assert distance(replay(frames), plainly(forecaster, frames)) < 1e-6
+
+
+@gpu
+def test_a_rollout_waits_for_the_gpu_at_its_end_alone():
+    class Blow(nn.Module):
+        def forward(self, x):
+            return (x[..., -2:] + 1).masked_fill(x[..., -2:] > 3, torch.nan)
+
+    fields = Normaliser("none", FIELDS, torch.zeros(2).double(), torch.ones(2).double())
+    forecaster = Forecaster(Blow(), fields, fields, 1)
+    start = torch.arange(3.0, device="cuda").view(3, 1, 1, 1).expand(3, 2, 4, 2)
+    rollout(forecaster, start, 1)  # puts the statistics on the GPU
+    waits = []
+    for horizon in (2, 8):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                found = rollout(forecaster, start, horizon)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        waits.append(sum("called a synchronizing" in str(one.message) for one in said))
+    assert waits[0] == waits[1] > 0
+    assert found.stopped == 3
+    assert torch.isfinite(found.frames).all((2, 3)).sum(1).flatten().tolist() == [4, 3, 2]

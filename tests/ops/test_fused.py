@@ -106,6 +106,7 @@ def test_slices_over_several_chunks(monkeypatch):
     """More points than one program takes, so partial sums are summed."""
     monkeypatch.setattr(fused_slices, "LONGEST", 64)
     agree_on_slices("residual", 2, 300, 1, 4, 6)
+    agree_on_slices("residual", 2, 300, 4, 8, 9)
 
 
 @quick

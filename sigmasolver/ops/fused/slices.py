@@ -14,8 +14,7 @@ along the way in:
 
 Sums over points are made in chunks, then over chunks in a fixed order.
 
-Letters: B batch, H heads, N points, M slices, D head width, C = H D channels; BN, BM, BD, BC tile sizes, PACK heads
-that a tile holds.
+Letters: B batch, H heads, N points, M slices, D head width, C = H D channels; BN, BM, BD, BC tile sizes.
 """
 
 from __future__ import annotations
@@ -39,75 +38,49 @@ LONGEST, PROGRAMS = 2048, 2048
 """Points of a chunk at most; programs that a pass is cut into at least, where there are points enough."""
 LARGEST = 128
 """Points of the largest tile; chunks are whole multiples of it."""
-PACKED = True
-"""Narrow heads are taken several at a time."""
 
 
 @triton.jit
-def _places(group, D: tl.constexpr, M: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, PACK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of the PACK heads of a group: channel d and slice m of a tile, the slices' heads, what is inside, both ways.
-
-    A tile holds the channels of all heads side by side, and their slices too: what maps between the two is then made
-    of blocks, one for each head, on the diagonal.
-    """
-    d, m = tl.arange(0, BD), tl.arange(0, PACK * BM)
-    head_d, head_m = d // D, m // BM
-    inside = (head_d[:, None] == head_m[None, :]) & (d[:, None] < PACK * D) & (m % BM < M)[None, :]
-    turned = (head_m[:, None] == head_d[None, :]) & (d[None, :] < PACK * D) & (m % BM < M)[:, None]
-    return d, m % BM, group * PACK + head_m, inside, turned
+def _route_map(W, b, tau, h, d, m, D: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
+    """W (BD, BM), bias and 1 / tau of one head."""
+    w = tl.load(W + m[None, :] * D + d[:, None], mask=(d[:, None] < D) & (m[None, :] < M), other=0.0)
+    return w, tl.load(b + m, mask=m < M, other=0.0).to(tl.float32), 1 / tl.load(tau + h).to(tl.float32)
 
 
 @triton.jit
-def _route_map(W, b, tau, d, m, head_m, inside, D: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
-    """W (BD, slices) with one block for each head, bias and 1 / tau of every slice."""
-    w = tl.load(W + m[None, :] * D + (d % D)[:, None], mask=inside, other=0.0)
-    return w, tl.load(b + m, mask=m < M, other=0.0).to(tl.float32), 1 / tl.load(tau + head_m).to(tl.float32)
-
-
-@triton.jit
-def _by_head(x, PACK: tl.constexpr):  # type: ignore[no-untyped-def]
-    return tl.reshape(x, (x.shape[0], PACK, x.shape[1] // PACK))
-
-
-@triton.jit
-def _routing(r, w, bias, cold, m, alive, M: tl.constexpr, PACK: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One tile: x = (R W + b) / tau and P, both (BN, slices) in float32; rows that are not `alive` have P = 0."""
-    x = (tl.dot(r, w.to(r.dtype), input_precision=PRECISION) + bias[None, :]) * cold[None, :]
-    if PACK == 1:
-        x = tl.where(m[None, :] < M, x, float("-inf"))
-        e = tl.exp(x - tl.max(x, axis=1)[:, None])
-        p = e * (1 / tl.sum(e, axis=1))[:, None]
-    else:
-        parts = _by_head(tl.where(m[None, :] < M, x, float("-inf")), PACK)
-        e = tl.exp(parts - tl.max(parts, axis=2)[:, :, None])
-        p = tl.reshape(e * (1 / tl.sum(e, axis=2))[:, :, None], x.shape)
+def _routing(r, w, bias, cold, m, alive, M: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One tile: x = (R W + b) / tau and P, both (BN, BM) in float32; rows that are not `alive` have P = 0."""
+    x = (tl.dot(r, w.to(r.dtype), input_precision=PRECISION) + bias[None, :]) * cold
+    x = tl.where(m[None, :] < M, x, float("-inf"))
+    e = tl.exp(x - tl.max(x, axis=1)[:, None])
+    p = e * (1 / tl.sum(e, axis=1))[:, None]
     return tl.where(m[None, :] < M, x, 0.0), tl.where(alive[:, None], p, 0.0)
 
 
 @triton.jit
 def _slice(  # type: ignore[no-untyped-def]
     R, F, W, b, tau, S, N, C, chunks,
-    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, PACK: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """S (B, H, chunks, M, D + 1): sums of P^T F and, last, of the mass."""
-    chunk, group, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    chunk, h, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     R += batch.to(tl.int64) * N * C
     F += batch.to(tl.int64) * N * C
-    d, m, head_m, inside, turned = _places(group, D, M, BM, BD, PACK)
-    w, bias, cold = _route_map(W, b, tau, d, m, head_m, inside, D, M)
-    total, weight = tl.zeros((PACK * BM, BD), tl.float32), tl.zeros((PACK * BM,), tl.float32)
+    d, m = tl.arange(0, BD), tl.arange(0, BM)
+    w, bias, cold = _route_map(W, b, tau, h, d, m, D, M)
+    total, weight = tl.zeros((BM, BD), tl.float32), tl.zeros((BM,), tl.float32)
     for start in range(0, SPAN, BN):
         rows = chunk * SPAN + start + tl.arange(0, BN)
-        keep = (rows[:, None] < N) & (d[None, :] < PACK * D)
-        place = rows[:, None] * C + group * PACK * D + d[None, :]
+        keep = (rows[:, None] < N) & (d[None, :] < D)
+        place = rows[:, None] * C + h * D + d[None, :]
         r = tl.load(R + place, mask=keep, other=0.0)
         f = tl.load(F + place, mask=keep, other=0.0)
-        p = _routing(r, w, bias, cold, m, rows < N, M, PACK, PRECISION)[1]
+        p = _routing(r, w, bias, cold, m, rows < N, M, PRECISION)[1]
         total += tl.dot(tl.trans(p).to(f.dtype), f, input_precision=PRECISION)
         weight += tl.sum(p, axis=0)
-    S += (((batch * H + head_m) * chunks + chunk).to(tl.int64) * M + m) * (D + 1)
-    tl.store(S[:, None] + (d % D)[None, :], total, mask=turned)
+    S += (((batch * H + h) * chunks + chunk).to(tl.int64) * M + m) * (D + 1)
+    tl.store(S[:, None] + d[None, :], total, mask=(m[:, None] < M) & (d[None, :] < D))
     tl.store(S + D, weight, mask=m < M)
 
 
@@ -207,16 +180,15 @@ def _update_backward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _states(Z, batch, H, d, m, head_m, turned, D: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(slices, BD) with one block for each head."""
-    place = ((batch * H + head_m) * M + m)[:, None] * D + (d % D)[None, :]
-    return tl.load(Z + place, mask=turned, other=0.0)
+def _states(Z, head, d, m, D: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(BM, BD) of one head."""
+    return tl.load(Z + (head * M + m[:, None]) * D + d[None, :], mask=(m[:, None] < M) & (d[None, :] < D), other=0.0)
 
 
 @triton.jit
 def _deslice(  # type: ignore[no-untyped-def]
     R, W, b, tau, new, wo, bo, o, N, C,
-    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, PACK: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, BC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """All heads of one tile of points: o = sum_h P_h Z+_h Wo_h^T + bo."""
@@ -225,14 +197,14 @@ def _deslice(  # type: ignore[no-untyped-def]
     o += batch.to(tl.int64) * N * C
     rows, c = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BC)
     total = tl.zeros((BN, BC), tl.float32) + tl.load(bo + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
-    for group in range(H // PACK):
-        d, m, head_m, inside, turned = _places(group, D, M, BM, BD, PACK)
-        w, bias, cold = _route_map(W, b, tau, d, m, head_m, inside, D, M)
-        first = group * PACK * D
-        known = d < PACK * D
+    d, m = tl.arange(0, BD), tl.arange(0, BM)
+    known = d < D
+    for h in range(H):
+        w, bias, cold = _route_map(W, b, tau, h, d, m, D, M)
+        first = h * D
         r = tl.load(R + rows[:, None] * C + first + d[None, :], mask=(rows[:, None] < N) & known[None, :], other=0.0)
-        p = _routing(r, w, bias, cold, m, rows < N, M, PACK, PRECISION)[1]
-        z = _states(new, batch, H, d, m, head_m, turned, D, M).to(r.dtype)
+        p = _routing(r, w, bias, cold, m, rows < N, M, PRECISION)[1]
+        z = _states(new, batch * H + h, d, m, D, M).to(r.dtype)
         read = tl.dot(p.to(r.dtype), z, input_precision=PRECISION).to(r.dtype)
         project = tl.load(wo + c[None, :] * C + first + d[:, None], mask=known[:, None] & (c[None, :] < C), other=0.0)
         total = tl.dot(read, project.to(r.dtype), total, input_precision=PRECISION)
@@ -241,15 +213,10 @@ def _deslice(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _through_routing(r, w, cold, x, p, dP, PACK: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """From dP to dR, and this tile's share of dW (BD, slices), db and dtau (slices)."""
+def _through_routing(r, w, cold, x, p, dP, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """From dP to dR, and this tile's share of dW (BD, BM), db and dtau (BM, to be summed)."""
     weighed = p * dP
-    if PACK == 1:
-        mean = tl.sum(weighed, axis=1)[:, None]
-    else:
-        parts = _by_head(weighed, PACK)
-        mean = tl.reshape(tl.broadcast_to(tl.sum(parts, axis=2)[:, :, None], parts.shape), weighed.shape)
-    dx = (weighed - p * mean) * cold[None, :]
+    dx = (weighed - p * tl.sum(weighed, axis=1)[:, None]) * cold
     narrow = dx.to(r.dtype)
     dr = tl.dot(narrow, tl.trans(w.to(r.dtype)), input_precision=PRECISION)
     dw = tl.dot(tl.trans(r), narrow, input_precision=PRECISION)
@@ -257,106 +224,101 @@ def _through_routing(r, w, cold, x, p, dP, PACK: tl.constexpr, PRECISION: tl.con
 
 
 @triton.jit
-def _store_routing(  # type: ignore[no-untyped-def]
-    sums, part, sum_W, sum_b, sum_tau, d, m, group, head_m, inside, H,
-    D: tl.constexpr, M: tl.constexpr, PACK: tl.constexpr,
-):  # fmt: skip
-    """A row of `sums` for each head: dW (M, D), db (M), dtau."""
-    row = (part * H + head_m).to(tl.int64) * (M * D + M + 1)
-    tl.store(sums + row[None, :] + m[None, :] * D + (d % D)[:, None], sum_W, mask=inside)
-    tl.store(sums + row + M * D + m, sum_b, mask=m < M)
-    heads = group * PACK + tl.arange(0, PACK)
-    total = tl.sum(tl.reshape(sum_tau, (PACK, sum_tau.shape[0] // PACK)), axis=1)
-    tl.store(sums + (part * H + heads).to(tl.int64) * (M * D + M + 1) + M * D + M, total)
+def _store_routing(sums, part, sum_W, sum_b, sum_tau, d, m, D: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A row of `sums`: dW (M, D), db (M), dtau."""
+    sums += part.to(tl.int64) * (M * D + M + 1)
+    tl.store(sums + m[None, :] * D + d[:, None], sum_W, mask=(d[:, None] < D) & (m[None, :] < M))
+    tl.store(sums + M * D + m, sum_b, mask=m < M)
+    tl.store(sums + M * D + M, tl.sum(sum_tau, axis=0))
 
 
 @triton.jit
 def _deslice_backward(  # type: ignore[no-untyped-def]
     R, W, b, tau, new, wo, do, dR, dnew, sums, out, N, C, chunks,
-    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, PACK: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, BC: tl.constexpr, SPAN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    chunk, group, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    chunk, h, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     R += batch.to(tl.int64) * N * C
     do += batch.to(tl.int64) * N * C
     dR += batch.to(tl.int64) * N * C
-    d, m, head_m, inside, turned = _places(group, D, M, BM, BD, PACK)
-    w, bias, cold = _route_map(W, b, tau, d, m, head_m, inside, D, M)
-    c, first = tl.arange(0, BC), group * PACK * D
-    known = (c[:, None] < C) & (d[None, :] < PACK * D)
+    d, m = tl.arange(0, BD), tl.arange(0, BM)
+    w, bias, cold = _route_map(W, b, tau, h, d, m, D, M)
+    c, first = tl.arange(0, BC), h * D
+    known = (c[:, None] < C) & (d[None, :] < D)
     project = tl.load(wo + c[:, None] * C + first + d[None, :], mask=known, other=0.0)
-    wide = _states(new, batch, H, d, m, head_m, turned, D, M)
-    sum_W, sum_b = tl.zeros((BD, PACK * BM), tl.float32), tl.zeros((PACK * BM,), tl.float32)
-    sum_z, sum_tau = tl.zeros((PACK * BM, BD), tl.float32), tl.zeros((PACK * BM,), tl.float32)
+    wide = _states(new, batch * H + h, d, m, D, M)
+    sum_W, sum_b = tl.zeros((BD, BM), tl.float32), tl.zeros((BM,), tl.float32)
+    sum_z, sum_tau = tl.zeros((BM, BD), tl.float32), tl.zeros((BM,), tl.float32)
     sum_o, sum_c = tl.zeros((BC, BD), tl.float32), tl.zeros((BC,), tl.float32)
     for start in range(0, SPAN, BN):
         rows = chunk * SPAN + start + tl.arange(0, BN)
-        keep = (rows[:, None] < N) & (d[None, :] < PACK * D)
+        keep = (rows[:, None] < N) & (d[None, :] < D)
         place = rows[:, None] * C + first + d[None, :]
         r = tl.load(R + place, mask=keep, other=0.0)
         given = tl.load(do + rows[:, None] * C + c[None, :], mask=(rows[:, None] < N) & (c[None, :] < C), other=0.0)
-        if group == 0:
+        if h == 0:
             sum_c += tl.sum(given.to(tl.float32), axis=0)
-        x, p = _routing(r, w, bias, cold, m, rows < N, M, PACK, PRECISION)
+        x, p = _routing(r, w, bias, cold, m, rows < N, M, PRECISION)
         z, narrow = wide.to(r.dtype), p.to(r.dtype)
         dO = tl.dot(given, project.to(r.dtype), input_precision=PRECISION).to(r.dtype)
         read = tl.dot(narrow, z, input_precision=PRECISION).to(r.dtype)
         sum_o += tl.dot(tl.trans(given), read, input_precision=PRECISION)
         sum_z += tl.dot(tl.trans(narrow), dO, input_precision=PRECISION)
         dP = tl.dot(dO, tl.trans(z), input_precision=PRECISION)
-        dr, more_W, more_b, more_tau = _through_routing(r, w, cold, x, p, dP, PACK, PRECISION)
+        dr, more_W, more_b, more_tau = _through_routing(r, w, cold, x, p, dP, PRECISION)
         tl.store(dR + place, dr.to(dR.dtype.element_ty), mask=keep)
         sum_W += more_W
         sum_b += more_b
         sum_tau += more_tau
     part = batch * chunks + chunk
-    _store_routing(sums, part, sum_W, sum_b, sum_tau, d, m, group, head_m, inside, H, D, M, PACK)
-    to = (((batch * H + head_m) * chunks + chunk).to(tl.int64) * M + m)[:, None] * D + (d % D)[None, :]
-    tl.store(dnew + to, sum_z, mask=turned)
-    out += part.to(tl.int64) * (C * C + C)  # dWo (C, C), of which the columns of this group, and dbo
+    _store_routing(sums, part * H + h, sum_W, sum_b, sum_tau, d, m, D, M)
+    to = (((batch * H + h) * chunks + chunk).to(tl.int64) * M + m)[:, None] * D + d[None, :]
+    tl.store(dnew + to, sum_z, mask=(m[:, None] < M) & (d[None, :] < D))
+    out += part.to(tl.int64) * (C * C + C)  # dWo (C, C), of which the columns of this head, and dbo
     tl.store(out + c[:, None] * C + first + d[None, :], sum_o, mask=known)
-    if group == 0:
+    if h == 0:
         tl.store(out + C * C + c, sum_c, mask=c < C)
 
 
 @triton.jit
 def _slice_backward(  # type: ignore[no-untyped-def]
     R, F, W, b, tau, G, g, dR, dF, sums, N, C, chunks,
-    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, PACK: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Adds to dR, which the way out has begun."""
-    chunk, group, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    chunk, h, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     R += batch.to(tl.int64) * N * C
     F += batch.to(tl.int64) * N * C
     dR += batch.to(tl.int64) * N * C
     dF += batch.to(tl.int64) * N * C
-    d, m, head_m, inside, turned = _places(group, D, M, BM, BD, PACK)
-    w, bias, cold = _route_map(W, b, tau, d, m, head_m, inside, D, M)
-    wide = _states(G, batch, H, d, m, head_m, turned, D, M)
-    g_M = tl.load(g + (batch * H + head_m) * M + m, mask=m < M, other=0.0)
-    sum_W, sum_b = tl.zeros((BD, PACK * BM), tl.float32), tl.zeros((PACK * BM,), tl.float32)
-    sum_tau = tl.zeros((PACK * BM,), tl.float32)
+    d, m = tl.arange(0, BD), tl.arange(0, BM)
+    w, bias, cold = _route_map(W, b, tau, h, d, m, D, M)
+    wide = _states(G, batch * H + h, d, m, D, M)
+    g_M = tl.load(g + (batch * H + h) * M + m, mask=m < M, other=0.0)
+    sum_W, sum_b = tl.zeros((BD, BM), tl.float32), tl.zeros((BM,), tl.float32)
+    sum_tau = tl.zeros((BM,), tl.float32)
     for start in range(0, SPAN, BN):
         rows = chunk * SPAN + start + tl.arange(0, BN)
-        keep = (rows[:, None] < N) & (d[None, :] < PACK * D)
-        place = rows[:, None] * C + group * PACK * D + d[None, :]
+        keep = (rows[:, None] < N) & (d[None, :] < D)
+        place = rows[:, None] * C + h * D + d[None, :]
         r = tl.load(R + place, mask=keep, other=0.0)
         f = tl.load(F + place, mask=keep, other=0.0)
-        x, p = _routing(r, w, bias, cold, m, rows < N, M, PACK, PRECISION)
+        x, p = _routing(r, w, bias, cold, m, rows < N, M, PRECISION)
         states = wide.to(f.dtype)
         dP = tl.dot(f, tl.trans(states), input_precision=PRECISION) + g_M[None, :]
         df = tl.dot(p.to(f.dtype), states, input_precision=PRECISION)
         tl.store(dF + place, df.to(dF.dtype.element_ty), mask=keep)
-        dr, more_W, more_b, more_tau = _through_routing(r, w, cold, x, p, dP, PACK, PRECISION)
+        dr, more_W, more_b, more_tau = _through_routing(r, w, cold, x, p, dP, PRECISION)
         dr += tl.load(dR + place, mask=keep, other=0.0).to(tl.float32)
         tl.store(dR + place, dr.to(dR.dtype.element_ty), mask=keep)
         sum_W += more_W
         sum_b += more_b
         sum_tau += more_tau
     part = batch * chunks + chunk
-    _store_routing(sums, part, sum_W, sum_b, sum_tau, d, m, group, head_m, inside, H, D, M, PACK)
+    _store_routing(sums, part * H + h, sum_W, sum_b, sum_tau, d, m, D, M)
 
 
 class _Plan:
@@ -367,25 +329,18 @@ class _Plan:
         self.M, self.D = weight_MD.shape
         self.H = self.C // self.D
         # A matrix unit multiplies tiles of at least 16; what lies beyond D, M or C is masked.
-        self.BM, self.BC = (max(16, triton.next_power_of_2(size)) for size in (self.M, self.C))
-        self.pack = max(heads for heads in (1, 2, 4) if self.H % heads == 0 and self._fits(heads))
-        self.BD = max(16, triton.next_power_of_2(self.pack * self.D))
+        self.BM, self.BD, self.BC = (max(16, triton.next_power_of_2(size)) for size in (self.M, self.D, self.C))
         most = min(LARGEST, max(16, triton.next_power_of_2(self.N)))
-        span = triton.cdiv(self.N * self.B * self.H, PROGRAMS * self.pack)
+        span = triton.cdiv(self.N * self.B * self.H, PROGRAMS)
         self.span = triton.cdiv(min(LONGEST, max(span, most), self.N), most) * most
         self.chunks = triton.cdiv(self.N, self.span)
-        self.passes = (self.chunks, self.H // self.pack, self.B)
-        whole = max(16, triton.next_power_of_2(self.D))
-        self.small = {"D": self.D, "M": self.M, "BM": self.BM, "BD": whole, "ROOT": 1 / math.sqrt(self.D)}
-
-    def _fits(self, heads: int) -> bool:
-        """Whether so many heads side by side fill a tile without making it larger."""
-        return heads == 1 or (PACKED and heads * self.D <= 16 and heads * self.BM <= 128)
+        self.passes = (self.chunks, self.H, self.B)
+        self.small = {"D": self.D, "M": self.M, "BM": self.BM, "BD": self.BD, "ROOT": 1 / math.sqrt(self.D)}
 
     def tiles(self, points: int, warps: int) -> dict[str, Any]:
         """For a kernel whose tile has so many points where there are 64 channels or less."""
         points = min(points if self.BC <= 64 else points // 2, max(16, triton.next_power_of_2(self.N)))
-        sizes = {"H": self.H, "D": self.D, "M": self.M, "PACK": self.pack, "BM": self.BM, "BD": self.BD}
+        sizes = {"H": self.H, "D": self.D, "M": self.M, "BM": self.BM, "BD": self.BD}
         return {**sizes, "BN": points, "PRECISION": dot_precision(), "num_warps": warps}
 
 

@@ -25,6 +25,7 @@ from measure import append_rows, compare
 from noise import SEED, Subject
 from torch import nn
 
+from sigmasolver.memory import keep_freed_memory
 from sigmasolver.models import Options, SolverConfig, build_solver
 from sigmasolver.models.spectral import SpectralOperator
 from sigmasolver.ops import convolution
@@ -194,12 +195,16 @@ def main() -> None:
     )
     words.add_argument("--cases", default=list(cases()), type=lambda text: text.split(","))
     words.add_argument("--grids", default=["4096", "85x85", "64x64", "16x16x16"], type=lambda text: text.split(","))
+    words.add_argument(
+        "--system", action="store_true", help="freed memory goes back to the system, as it does in torch"
+    )
     words.add_argument("--out", type=Path)
     given = words.parse_args()
+    kept = not given.system and keep_freed_memory()
     torch.set_num_threads(given.threads)
     torch.manual_seed(SEED)
-    source = {"precision": "float32", "seed": SEED, **provenance(CPU)}
-    print(f"{source['machine']}, torch {source['torch']}", flush=True)
+    source = {"precision": "float32", "seed": SEED, "memory": "kept" if kept else "system", **provenance(CPU)}
+    print(f"{source['machine']}, torch {source['torch']}, freed memory: {source['memory']}", flush=True)
 
     def keep(rows: list[dict[str, object]]) -> None:
         if given.out:

@@ -9,12 +9,14 @@ import sys
 
 from sigmasolver.cli import data, learn, plan, use
 from sigmasolver.cli.app import app
+from sigmasolver.memory import keep_freed_memory
 from sigmasolver.terminal import console
 
 __all__ = ["app", "data", "learn", "main", "plan", "use"]
 
 
 def main() -> None:
+    keep_freed_memory()
     errors = console(stderr=True)
     try:
         app()

@@ -1,0 +1,31 @@
+"""Freed memory that is kept is not asked for again: the system has no pages to map."""
+
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import resource
+from sigmasolver.memory import keep_freed_memory
+import torch
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        torch.ones(2**22)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults()
+system = faults()
+assert keep_freed_memory()
+faults()
+print(system, faults())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a choice of glibc")
+def test_kept_memory_is_used_again():
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    system, kept = map(int, done.stdout.split())
+    assert system > 1000 and kept < system / 20

@@ -187,17 +187,19 @@ def report(
     ]
 
 
+def listed(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--threads", default=2, type=int)
     words.add_argument(
         "--repeats", default=3, type=int, help="of a whole model; a convolution alone has three times as many"
     )
-    words.add_argument("--cases", default=list(cases()), type=lambda text: text.split(","))
-    words.add_argument("--grids", default=["4096", "85x85", "64x64", "16x16x16"], type=lambda text: text.split(","))
-    words.add_argument(
-        "--system", action="store_true", help="freed memory goes back to the system, as it does in torch"
-    )
+    words.add_argument("--cases", default=list(cases()), type=listed)
+    words.add_argument("--grids", default=["4096", "85x85", "64x64", "16x16x16"], type=listed)
+    words.add_argument("--system", action="store_true", help="freed memory goes back to the system")
     words.add_argument("--out", type=Path)
     given = words.parse_args()
     kept = not given.system and keep_freed_memory()

@@ -165,6 +165,9 @@ def work(path, folder):
             train_run(recipe, path, Run(f"{folder}/{shard}-{again}"), Place(world, shard=shard))
 
 
+ALONE = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+
+
 def test_two_processes_end_in_the_same_weights(tmp_path):
     generate(FLOW, 8, 0, tmp_path / "flow.h5")
     code = "import sys; from tests.train.test_recompute import work; work(*sys.argv[1:])"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sigmasolver.files import plain_errors, replacing
 from sigmasolver.report.chart import chart
-from sigmasolver.report.pictures import gallery
+from sigmasolver.report.pictures import film, gallery
 from sigmasolver.report.study import Curve, Maps, Study, Table
 
 __all__ = ["Curve", "Maps", "Study", "Table", "render", "write_page"]
@@ -43,6 +43,7 @@ def render(study: Study) -> str:
         study=study,
         chart=chart(study.curves),
         gallery=gallery(study.maps) if study.maps is not None else None,
+        films=[film(maps) for maps in study.films],
         style=style,
         script=script,
         style_hash=_hash(style),

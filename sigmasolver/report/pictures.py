@@ -18,7 +18,7 @@ import numpy as np
 from sigmasolver.report.digits import significant
 from sigmasolver.report.study import Maps
 
-__all__ = ["Cell", "Gallery", "Row", "Scale", "error_scale", "field_scale", "gallery"]
+__all__ = ["Cell", "Film", "Gallery", "Row", "Scale", "Strip", "error_scale", "field_scale", "film", "gallery"]
 
 LEVELS = 255
 NOT_FINITE = (136, 136, 136)
@@ -50,6 +50,11 @@ class Scale:
     def picture(self, field: np.ndarray) -> str:
         """The data URI of a field (X, Y)."""
         return _data_uri(_png(self.levels(field).T[::-1], self.palette()))
+
+    def strip(self, fields: np.ndarray) -> str:
+        """The data URI of fields (leads, X, Y), the first on top."""
+        levels = self.levels(fields).transpose(0, 2, 1)[:, ::-1]
+        return _data_uri(_png(levels.reshape(-1, levels.shape[-1]), self.palette()))
 
     def bar(self) -> str:
         """The data URI of the colour bar: one row of pixels from low to high."""
@@ -105,6 +110,42 @@ def gallery(maps: Maps) -> Gallery:
         rows.append(Row(model, "error", tuple(_cells(errors, difference, maps, f"error of {model}", notes))))
     size = maps.truth.shape[1], maps.truth.shape[2]
     return Gallery(maps.field, maps.leads, size, values, errors, tuple(rows))
+
+
+@dataclass(frozen=True)
+class Strip:
+    """All leads of one picture below each other, and what to read at each of them."""
+
+    picture: str
+    notes: str
+
+
+@dataclass(frozen=True)
+class Film:
+    """One case, field and plane; `strips` holds for each model its forecast and its error."""
+
+    case: str
+    field: str
+    plane: str
+    leads: tuple[int, ...]
+    size: tuple[int, int]
+    values: Scale
+    errors: Scale
+    truth: Strip
+    strips: tuple[tuple[str, Strip, Strip], ...]
+
+
+def film(maps: Maps) -> Film:
+    """The frames of a case for the player, on the scales that `gallery` has."""
+    values, errors = field_scale(maps.truth), error_scale(maps)
+    strips = []
+    for model, forecast in maps.forecasts.items():
+        difference = np.abs(forecast.astype(np.float64) - maps.truth)
+        notes = "|".join(_ratio(d, t) for d, t in zip(difference, maps.truth, strict=True))
+        strips.append((model, Strip(values.strip(forecast), ""), Strip(errors.strip(difference), notes)))
+    size = maps.truth.shape[1], maps.truth.shape[2]
+    truth = Strip(values.strip(maps.truth), "")
+    return Film(maps.case, maps.field, maps.plane, maps.leads, size, values, errors, truth, tuple(strips))
 
 
 def field_scale(truth: np.ndarray) -> Scale:

@@ -62,12 +62,17 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """One case that no model was trained on: `truth` and each forecast are (leads, X, Y) in the field's own unit."""
+    """One case that no model was trained on: `truth` and each forecast are (leads, X, Y) in the field's own unit.
+
+    `case` tells several cases apart, `plane` the cuts through a volume.
+    """
 
     field: str
     leads: tuple[int, ...]
     truth: np.ndarray
     forecasts: Mapping[str, np.ndarray]
+    case: str = "1"
+    plane: str = ""
 
     def __post_init__(self) -> None:
         _check_leads("the maps", self.leads)
@@ -88,7 +93,10 @@ class Maps:
 
 @dataclass(frozen=True)
 class Study:
-    """A comparison of trained models on one task; `facts` are pairs such as ("commit", "acc511d")."""
+    """A comparison of trained models on one task; `facts` are pairs such as ("commit", "acc511d").
+
+    `films` are played frame by frame: one for each case, field and plane, every one with the same models.
+    """
 
     title: str
     summary: str
@@ -96,6 +104,7 @@ class Study:
     table: Table
     maps: Maps | None
     facts: tuple[tuple[str, str], ...]
+    films: tuple[Maps, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.curves:
@@ -104,6 +113,11 @@ class Study:
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"The study has {names.count(name)} curves named {name}; give each its own name.")
+        labels = [(film.case, film.field, film.plane) for film in self.films]
+        if len(set(labels)) < len(labels):
+            raise ValueError("Two films show the same case, field and plane; give each its own case.")
+        if any(tuple(film.forecasts) != tuple(self.films[0].forecasts) for film in self.films):
+            raise ValueError("The films show different models; give every film the forecasts of the same models.")
 
 
 def _check_leads(owner: str, leads: tuple[int, ...]) -> None:

@@ -37,6 +37,8 @@ __all__ = ["MODELS", "Size", "run"]
 
 MODELS = ("transolver-sigma", "physolver", "specsolver")
 SEED = 42
+CASES = 3
+"""Unseen flows that the page plays."""
 
 
 @dataclass(frozen=True)
@@ -107,20 +109,38 @@ def _study(out: Path, data: Path, recipes: dict[str, Recipe], rows: list[dict[st
         f"{recipe.task.test} flows that none of them has seen. Their training is short: the numbers show the way "
         "from simulation to forecast, not what the models can do."
     )
-    maps = _maps(out, data, recipes)
-    return Study("A small turbulent flow, forecast by three models", summary, curves(rows), table, maps, facts)
+    films = _films(out, data, recipes)
+    title = "A small turbulent flow, forecast by three models"
+    return Study(title, summary, curves(rows), table, _some_leads(films[0]), facts, films)
 
 
-def _maps(out: Path, data: Path, recipes: dict[str, Recipe]) -> Maps:
-    """The first start of the first unseen flow."""
+def _films(out: Path, data: Path, recipes: dict[str, Recipe]) -> tuple[Maps, ...]:
+    """The first starts of the first unseen flows."""
     task, windows_of = (recipe := next(iter(recipes.values()))).task, recipe.evaluation_windows()
     with open_store(data) as store:
-        history, future = Windows(store, [len(store) - task.test], windows_of).batch([0])
-    leads = tuple(sorted({1, (task.horizon + 2) // 4, (task.horizon + 1) // 2, 3 * task.horizon // 4, task.horizon}))
+        unseen = range(len(store) - task.test, len(store))[:CASES]
+        starts = [Windows(store, [flow], windows_of).batch([0]) for flow in unseen]
+    history, future = (torch.cat(parts) for parts in zip(*starts, strict=True))
+    with torch.no_grad():
+        forecasts = {name: rollout(load(out / name), history, task.horizon).frames.numpy() for name in recipes}
+    leads = tuple(range(1, task.horizon + 1))
+    return tuple(
+        Maps(
+            "vorticity",
+            leads,
+            future[case, ..., 0].numpy(),
+            {name: frames[case, ..., 0] for name, frames in forecasts.items()},
+            case=str(case + 1),
+        )
+        for case in range(len(history))
+    )
+
+
+def _some_leads(maps: Maps) -> Maps:
+    """Few enough to stand beside each other."""
+    last = maps.leads[-1]
+    leads = tuple(sorted({1, (last + 2) // 4, (last + 1) // 2, 3 * last // 4, last}))
     shown = [lead - 1 for lead in leads]
-    forecasts = {}
-    for name in recipes:
-        with torch.no_grad():
-            frames = rollout(load(out / name), history, task.horizon).frames
-        forecasts[name] = frames[0, shown, ..., 0].numpy()
-    return Maps("vorticity", leads, future[0, shown, ..., 0].numpy(), forecasts)
+    return replace(
+        maps, leads=leads, truth=maps.truth[shown], forecasts={name: one[shown] for name, one in maps.forecasts.items()}
+    )

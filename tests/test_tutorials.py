@@ -1,0 +1,38 @@
+"""The tutorials do what they say: their commands and scripts run in the order of the text."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_runs(path, tmp_path):
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    command = commands / "sigmasolver"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m sigmasolver "$@"\n')
+    command.chmod(0o755)
+    folder = tmp_path / "work"
+    folder.mkdir()
+    places = {"PATH": f"{commands}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    blocks = re.findall(r"^```(bash|python)\n(.*?)^```$", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert blocks
+    for kind, code in blocks:
+        words = ["bash", "-e", "-c", code] if kind == "bash" else [sys.executable, "-c", code]
+        done = subprocess.run(
+            words, cwd=folder, env={**os.environ, **places}, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, f"{code}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+
+def test_links_of_the_tutorials_lead_somewhere():
+    for path in TUTORIALS:
+        for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
+            assert (path.parent / target).exists(), f"{path.name}: {target}"

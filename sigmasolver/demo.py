@@ -23,6 +23,7 @@ from sigmasolver.forecast import rollout
 from sigmasolver.models import Options, matched_width
 from sigmasolver.parallel import World
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
+from sigmasolver.report.assemble import few_leads
 from sigmasolver.report.page import write_page
 from sigmasolver.report.study import Maps, Study
 from sigmasolver.report.tables import comparison, curves
@@ -111,7 +112,7 @@ def _study(out: Path, data: Path, recipes: dict[str, Recipe], rows: list[dict[st
     )
     films = _films(out, data, recipes)
     title = "A small turbulent flow, forecast by three models"
-    return Study(title, summary, curves(rows), table, _some_leads(films[0]), facts, films)
+    return Study(title, summary, curves(rows), table, few_leads(films[0]), facts, films)
 
 
 def _films(out: Path, data: Path, recipes: dict[str, Recipe]) -> tuple[Maps, ...]:
@@ -133,14 +134,4 @@ def _films(out: Path, data: Path, recipes: dict[str, Recipe]) -> tuple[Maps, ...
             case=str(case + 1),
         )
         for case in range(len(history))
-    )
-
-
-def _some_leads(maps: Maps) -> Maps:
-    """Few enough to stand beside each other."""
-    last = maps.leads[-1]
-    leads = tuple(sorted({1, (last + 2) // 4, (last + 1) // 2, 3 * last // 4, last}))
-    shown = [lead - 1 for lead in leads]
-    return replace(
-        maps, leads=leads, truth=maps.truth[shown], forecasts={name: one[shown] for name, one in maps.forecasts.items()}
     )

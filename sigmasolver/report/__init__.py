@@ -1,3 +1,3 @@
-"""Results as people read them: rows of records become tables and curves (`tables`), and a study of them one HTML page
-(`page`). Only numbers and words come in; nothing here imports torch, a model or a data set.
+"""Results as people read them: rows of records become tables (`tables`, `paper_tables`), figures (`figures`) and one
+HTML page (`page`). Only numbers and words come in; nothing here imports torch, a model or a data set.
 """

@@ -44,11 +44,16 @@ def render(study: Study) -> str:
         chart=chart(study.curves),
         gallery=gallery(study.maps) if study.maps is not None else None,
         films=[film(maps) for maps in study.films],
+        svg_uri=_svg_uri,
         style=style,
         script=script,
         style_hash=_hash(style),
         script_hash=_hash(script),
     )
+
+
+def _svg_uri(svg: bytes) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode("ascii")
 
 
 def _hash(text: str) -> str:

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-__all__ = ["YARDSTICKS", "Curve", "Maps", "Study", "Table"]
+__all__ = ["YARDSTICKS", "Card", "Curve", "Maps", "Study", "Table"]
 
 YARDSTICKS = {
     "persistence": "Persistence repeats the last known frame.",
@@ -92,6 +92,16 @@ class Maps:
 
 
 @dataclass(frozen=True)
+class Card:
+    """A drawing with its heading, what it shows in words, and how to read it."""
+
+    title: str
+    words: str
+    caption: str
+    svg: bytes
+
+
+@dataclass(frozen=True)
 class Study:
     """A comparison of trained models on one task; `facts` are pairs such as ("commit", "acc511d").
 
@@ -105,6 +115,7 @@ class Study:
     maps: Maps | None
     facts: tuple[tuple[str, str], ...]
     films: tuple[Maps, ...] = ()
+    cards: tuple[Card, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.curves:

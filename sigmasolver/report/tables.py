@@ -68,18 +68,18 @@ def precision_of(record: Mapping[str, Any]) -> str:
 
 
 def named_apart(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The rows with the name of the run in place of the model where two runs share model and seed.
+    """The rows with the name of the run in place of the model where two runs of a task share model and seed.
 
     Where forecasts of several precisions stand side by side, a model's name says its own.
     """
-    runs: dict[tuple[str, Any], set[str]] = defaultdict(set)
+    runs: dict[tuple[str, str, Any], set[str]] = defaultdict(set)
     for record in records:
-        runs[record["model"], record["seed"]].add(record["run"])
-    doubled = {model for (model, _), names in runs.items() if len(names) > 1 and model not in YARDSTICKS}
+        runs[record["task"], record["model"], record["seed"]].add(record["run"])
+    doubled = {(task, model) for (task, model, _), names in runs.items() if len(names) > 1 and model not in YARDSTICKS}
     several = len({precision_of(record) for record in records}) > 1
 
     def name(record: Mapping[str, Any]) -> str:
-        model = record["run"] if record["model"] in doubled else record["model"]
+        model = record["run"] if (record["task"], record["model"]) in doubled else record["model"]
         return f"{model}, {precision_of(record)}" if several and model not in YARDSTICKS else model
 
     return [{**record, "model": name(record)} for record in records]
@@ -125,6 +125,8 @@ _LATEX = {
     "±": "$\\pm$",
     "–": "--",
     "σ": "$\\sigma$",
+    "ω": "$\\omega$",
+    "→": "$\\rightarrow$",
 }
 
 

@@ -1,0 +1,221 @@
+"""The command that says why a forecast drifts, and what it tells of it in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from string import Formatter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sigmasolver.cli.app import Device, app, device_of
+from sigmasolver.report.digits import significant
+from sigmasolver.terminal import Mover, console, progress
+
+if TYPE_CHECKING:
+    from sigmasolver.diagnose.subject import Findings
+
+__all__ = ["diagnose"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of a diagnosis as the table shows it: of the last lead, and the mean over layers."""
+
+    label: str
+    metric: str
+    percent: bool = False
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is printed of a diagnostic: what it is about, its numbers, what they say of a run, and how to read them.
+
+    `words` names metrics of the cells in braces; a run that lacks one of them gets no sentence.
+    """
+
+    title: str
+    cells: tuple[Cell, ...]
+    words: str
+    reading: str
+
+
+SUMMARIES: dict[str, Summary] = {
+    "decomposition": Summary(
+        "energy of the error at the last lead",
+        (
+            Cell("of the truth", "total_relative", True),
+            Cell("injection", "injection_share", True),
+            Cell("propagation", "propagation_share", True),
+            Cell("cross", "cross_share", True),
+        ),
+        "{propagation_share} of the error energy grew out of earlier errors, {injection_share} is the last call's own",
+        "injection is the error of the last call alone, propagation what earlier errors became; a negative cross term "
+        "says that they cancel",
+    ),
+    "trust": Summary(
+        "how long the forecast follows the truth, and how near it stays to what was learned, at the last lead",
+        (
+            Cell("correlation", "correlation_lead"),
+            Cell("below 0.8 at t", "correlation_time"),
+            Cell("distance", "distance_lead"),
+            Cell("of the truth", "distance_true_lead"),
+            Cell("spread of seeds", "spread_lead", True),
+            Cell("error of their mean", "error_lead", True),
+            Cell("coverage", "coverage", True),
+        ),
+        "correlation {correlation_lead} at the end; forecast states lie {distance_lead} typical distances from the "
+        "training states, true ones {distance_true_lead}",
+        "a distance is 1 where a state is as near to the training states as these are to each other",
+    ),
+    "corrections": Summary(
+        "what slice attention changes, mean over layers",
+        (Cell("gamma", "gamma"), Cell("correction", "correction_ratio", True)),
+        "slice attention changes the slice states by {correction_ratio} of their norm",
+        "the correction is the norm of what is added to the slice states, over their own",
+    ),
+    "routing": Summary(
+        "how points share slices, mean over layers",
+        (
+            Cell("effective slices", "effective_slices"),
+            Cell("key concentration", "key_concentration"),
+            Cell("temperature", "temperature"),
+        ),
+        "points are spread over {effective_slices} slices",
+        "effective slices count those that carry points; a low temperature gives each point to few",
+    ),
+    "geometry": Summary(
+        "how far slices are apart before and after attention, mean over layers",
+        (
+            Cell("diameter before", "diameter_before"),
+            Cell("after", "diameter_after"),
+            Cell("variation before", "variation_before"),
+            Cell("after", "variation_after"),
+            Cell("Dobrushin", "dobrushin"),
+        ),
+        "attention takes the diameter of the slices from {diameter_before} to {diameter_after}",
+        "after much below before says that slices become alike",
+    ),
+    "interventions": Summary(
+        "what each half does for the forecast, at the last lead",
+        (
+            Cell("error without physical", "zero_physical", True),
+            Cell("without spectral", "zero_spectral", True),
+            Cell("alignment", "alignment", True),
+            Cell("gain", "gain"),
+        ),
+        "without its physical half the error is {zero_physical}, without its spectral half {zero_spectral}",
+        "a gain above 1 says that one call can enlarge an error of its history",
+    ),
+    "maps": Summary(
+        "fields kept for pictures",
+        (Cell("relative L2 at the last lead", "relative_l2", True),),
+        "the pictures end with an error of {relative_l2}",
+        "mean over the kept cases and fields",
+    ),
+    "efficiency": Summary(
+        "what the model costs on this machine, float32",
+        (
+            Cell("parameters", "parameters"),
+            Cell("MB", "parameter_megabytes"),
+            Cell("positions MB", "position_megabytes"),
+            Cell("s per epoch", "seconds_per_epoch"),
+            Cell("peak MB", "peak_megabytes"),
+            Cell("ms per call", "inference_milliseconds"),
+        ),
+        "an epoch takes {seconds_per_epoch} s and {peak_megabytes} MB, a call {inference_milliseconds} ms",
+        "peak memory is that of one update without its data; a call is one block for one window",
+    ),
+}
+
+
+@app.command()
+def diagnose(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; seeds of one model are also compared.")],
+    only: Annotated[
+        str | None, typer.Option(help=f"Some of {', '.join(SUMMARIES)}; none: all that apply to the model.")
+    ] = None,
+    horizon: Annotated[int | None, typer.Option(help="Frames to forecast, also beyond the training horizon.")] = None,
+    windows: Annotated[int | None, typer.Option(help="How many windows, evenly spread; none: all.")] = None,
+    part: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    batch: Annotated[int, typer.Option(help="Windows at a time.")] = 8,
+    data: Annotated[Path | None, typer.Option(help="Where the data of the runs lie now.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Find out why forecasts drift; writes rows and arrays to diagnose/ in each run folder."""
+    from sigmasolver.diagnose.run import diagnose_run, peers_of
+    from sigmasolver.evaluate import Request
+    from sigmasolver.runs import Run
+
+    names = None if only is None else [name.strip() for name in only.split(",")]
+    request = Request(horizon=horizon, windows=windows, part=part, batch=batch)
+    place, folders = device_of(device), [Run(path) for path in dict.fromkeys(runs)]
+    found = {}
+    for run in folders:
+        with progress(f"diagnosing {run.path.name}", None) as move:
+            peers = peers_of(run, folders)
+            found[run.path.name] = diagnose_run(run, names, request, place, _Named(move), peers, data)
+    for name in next(iter(found.values())):
+        _say(console(), SUMMARIES[name], name, {run: findings[name] for run, findings in found.items()})
+
+
+class _Named:
+    """Moves the bar under the name of the diagnostic at work."""
+
+    def __init__(self, move: Mover) -> None:
+        self.move = move
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        self.move.bar.update(self.move.task, description=name)
+        self.move(done, total)
+
+
+def _say(screen: Console, summary: Summary, name: str, found: Mapping[str, Findings]) -> None:
+    """One table with a line for each run, how to read it, and the runs that the diagnostic does not fit."""
+    there = {run: findings for run, findings in found.items() if findings.skipped is None}
+    if there:
+        facts = next(iter(there.values())).rows[0]
+        leads = f"lead {facts['horizon']}, {facts['windows']} windows of the {facts['part']} part"
+        screen.print(f"{name}: {summary.title} ({leads})", soft_wrap=True)
+        texts = {run: [_shown(cell, findings.rows) for cell in summary.cells] for run, findings in there.items()}
+        kept = [i for i in range(len(summary.cells)) if any(cells[i] is not None for cells in texts.values())]
+        table = Table("run", box=SIMPLE_HEAD)
+        for i in kept:
+            table.add_column(summary.cells[i].label, justify="right")
+        for run, cells in texts.items():
+            table.add_row(Text(run), *(Text(cells[i] or "–") for i in kept))
+        screen.print(table)
+        for run, cells in texts.items():
+            said = {cell.metric: text for cell, text in zip(summary.cells, cells, strict=True) if text is not None}
+            if all(key in said for _, key, _, _ in Formatter().parse(summary.words) if key):
+                screen.print(f"  {run}: {summary.words.format(**said)}", soft_wrap=True)
+        screen.print(f"  ({summary.reading})", soft_wrap=True)
+    for run, findings in found.items():
+        if findings.skipped is not None:
+            screen.print(f"{name} of {run} is left out: {findings.skipped}", soft_wrap=True)
+    screen.print()
+
+
+def _shown(cell: Cell, rows: Sequence[dict[str, Any]]) -> str | None:
+    """The number as text; None where the diagnosis does not have it."""
+    held = [row for row in rows if row["metric"] == cell.metric]
+    if not held:
+        return None
+    for key in ("case", "field", "layer"):  # what is told for all together comes first, else the mean is taken
+        held = [row for row in held if row[key] is None] or held
+    last = max(row["lead"] or 0 for row in held)
+    values = [row["value"] for row in held if (row["lead"] or 0) == last]
+    if any(value is None for value in values):
+        return "beyond" if cell.metric == "correlation_time" else significant(math.nan)
+    value = mean(values)
+    if cell.percent:
+        return f"{significant(100 * value)} %"
+    return f"{value:,.0f}" if cell.metric == "parameters" else significant(value)

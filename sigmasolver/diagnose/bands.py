@@ -1,0 +1,44 @@
+"""Large and small scales of a field: two orthogonal projections that add up to the identity.
+
+    Q_low: the Fourier coefficients with |k_a| < K_a on every axis a,      Q_high = I - Q_low
+
+They act on the state that is predicted, not on latent channels, and are fixed before anything is measured
+(app:spectral-physical-complementarity, Q_mix). On a grid that is not periodic they are projections all the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Bands"]
+
+
+@dataclass(frozen=True)
+class Bands:
+    """Projections of frames (B, T, *grid, q); `modes` are the K_a, one for each axis of the grid."""
+
+    modes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.modes) <= 3 or min(self.modes) < 1:
+            raise ValueError(f"modes is {self.modes}; give at least 1 for each of one to three axes.")
+
+    def low(self, frames: torch.Tensor) -> torch.Tensor:
+        """Q_low."""
+        axes = tuple(range(2, frames.ndim - 1))
+        if len(axes) != len(self.modes):
+            raise ValueError(f"modes has {len(self.modes)} entries for {len(axes)} axes; give one for each axis.")
+        grid = frames.shape[2:-1]
+        spectrum = torch.fft.rfftn(frames, dim=axes)
+        for place, (axis, points, modes) in enumerate(zip(axes, grid, self.modes, strict=True), start=1):
+            frequencies = torch.fft.rfftfreq if place == len(axes) else torch.fft.fftfreq
+            waves = frequencies(points, 1 / points, dtype=torch.float64, device=frames.device).abs().round()
+            kept = (waves < modes).to(frames.dtype)
+            spectrum = spectrum * kept.view(-1, *(1,) * (frames.ndim - 1 - axis))
+        return torch.fft.irfftn(spectrum, s=grid, dim=axes)
+
+    def high(self, frames: torch.Tensor) -> torch.Tensor:
+        """Q_high."""
+        return frames - self.low(frames)

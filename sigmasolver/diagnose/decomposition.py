@@ -1,0 +1,81 @@
+"""Why a free forecast is wrong: errors it makes anew, and errors it carries on (app:exact-error-decomposition).
+
+    δ = f(x) − y,   π = f(x̂) − f(x),   e = f(x̂) − y = δ + π                    (eq:exact-error-vectors)
+    ‖e‖² = ‖δ‖² + ‖π‖² + 2⟨δ, π⟩                                               (eq:exact-error-energy)
+    total  injection  propagation  cross
+
+f one call of the forecaster, boundary operator included; x the true history and x̂ the one made of its own forecasts
+at the same block boundary; y the true block. All frames of a block share their history, so the propagation of the
+first block is zero. Everything is in physical units. The cross term has a sign: below zero the two errors cancel.
+
+Norms go over the points of a frame, for each field and for all fields together; sums are in float64, so the identity
+holds to round-off. The paper's curves are the relative energies: each divided by ‖y‖² of its own window, lead and
+field, then averaged over windows.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sigmasolver.diagnose.subject import Findings, Subject
+from sigmasolver.forecast import Forecaster, rollout
+
+__all__ = ["TERMS", "decompose", "decomposition"]
+
+TERMS = ("injection", "propagation", "cross", "total")
+TRUTH = "truth"
+
+
+def decomposition(subject: Subject) -> Findings:
+    """Energies of the error at every lead, of each field and of all together (field null).
+
+    Rows: `injection`, `propagation`, `cross`, `total` are means over windows of squared norms in physical units;
+    `_share` divides by the mean total; `_relative` averages the energies of each window over those of its truth.
+    Arrays: the same four and `truth`, (windows, leads, fields + 1), all fields together last.
+    """
+    parts = [decompose(subject.forecaster, history, truth) for _, history, truth in subject.batches()]
+    energies = {name: torch.cat([one[name] for one in parts]) for name in parts[0]}
+    findings = Findings(arrays={name: values.float().numpy() for name, values in energies.items()})
+    for channel, field in enumerate((*subject.fields, None)):
+        for step in range(subject.horizon):
+            _add_rows(findings, {name: one[:, step, channel] for name, one in energies.items()}, field, step + 1)
+    return findings
+
+
+def decompose(forecaster: Forecaster, history: torch.Tensor, truth: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The terms of the error energy, and that of the truth, by name: float64 (B, H, q + 1), all fields together last.
+
+    `history` (B, T_in, *grid, q_in) and `truth` (B, H, *grid, q) are in physical units.
+    """
+    horizon = truth.shape[1]
+    with torch.no_grad():
+        free = rollout(forecaster, history, horizon).frames
+        forced = rollout(forecaster, history, horizon, truth).frames
+    # The first block is one and the same call; on a GPU two of them may round differently.
+    forced[:, : forecaster.block] = free[:, : forecaster.block]
+    free, forced, true = free.double(), forced.double(), truth.double()
+    injected, propagated = forced - true, free - forced
+    return {
+        "injection": _inner(injected, injected),
+        "propagation": _inner(propagated, propagated),
+        "cross": 2 * _inner(injected, propagated),
+        "total": _inner(free - true, free - true),
+        TRUTH: _inner(true, true),
+    }
+
+
+def _inner(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Inner products over points, with their sum over fields behind them: (B, H, q + 1) on the CPU."""
+    each = (first * second).flatten(2, -2).sum(2)
+    return torch.cat((each, each.sum(-1, keepdim=True)), dim=-1).cpu()
+
+
+def _add_rows(findings: Findings, energies: dict[str, torch.Tensor], field: str | None, lead: int) -> None:
+    """The rows of one field and one lead from energies (windows,)."""
+    many = len(energies["total"]) > 1
+    for name in TERMS:
+        for metric, values in ((name, energies[name]), (f"{name}_relative", energies[name] / energies[TRUTH])):
+            findings.add(metric, values.mean(), values.std() if many else None, field=field, lead=lead)
+        if name != "total":
+            share = energies[name].mean() / energies["total"].mean()
+            findings.add(f"{name}_share", share, field=field, lead=lead)

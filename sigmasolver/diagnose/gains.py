@@ -1,0 +1,124 @@
+"""How much a call of the forecaster can enlarge an error in its history (app:error-propagation).
+
+    e_{k+1} = δ_k + J̄_k e_k,      J̄_k = ∫₀¹ Df(s_k + t e_k) dt,      e_k = ŝ_k - s_k        (eq:error-propagation)
+
+f is the whole history update: predict a block, append it, keep the newest T_in frames; fields that are given are held
+fixed. s_k is the true history before call k, ŝ_k that of the free forecast, δ_k the error that the call adds itself.
+The integral is a Gauss-Legendre sum. ‖J̄_k‖₂ comes from an iteration on J̄ᵀJ̄ with forward- and reverse-mode
+derivatives, which are exact; it approaches the norm from below. States are in physical units.
+
+Letters: B batch, T frames, q forecast fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from sigmasolver.forecast import Forecaster, feed_back
+
+__all__ = ["Linear", "MeanJacobian", "history_update", "largest_gain"]
+
+Linear = Callable[[torch.Tensor], torch.Tensor]
+"""A map between states."""
+NODES = 2
+"""Points of the Gauss-Legendre sum: exact for Jacobians that are cubic along the segment."""
+FEWEST, MOST = 8, 64
+"""Products of an iteration. Frames that only shift have gain one; a start among very many of them looks converged."""
+TOLERANCE = 1e-3
+"""Of the squared gain."""
+SEED = 0
+
+
+def history_update(forecaster: Forecaster, given: torch.Tensor) -> Linear:
+    """f: (B, T_in, *grid, q) -> the same shape; `given` (B, T_in, *grid, more) are the fields that stay as they are."""
+
+    def update(state: torch.Tensor) -> torch.Tensor:
+        repeats = len(state) // len(given)
+        history = torch.cat((state, given.repeat(repeats, *(1,) * (given.ndim - 1))), dim=-1)
+        return feed_back(history, forecaster(history))[..., : state.shape[-1]]
+
+    return update
+
+
+class MeanJacobian:
+    """J̄ of a map between the states `true` and `visited`, (B, ...) each: one matrix for every sample.
+
+    The map must treat samples separately. Products are made without a graph for parameters.
+    """
+
+    def __init__(self, function: Linear, true: torch.Tensor, visited: torch.Tensor) -> None:
+        count = 1 if torch.equal(true, visited) else NODES
+        places, weights = np.polynomial.legendre.leggauss(count)
+        self._weights = torch.tensor(weights / 2).to(true)
+        self._function = function
+        self._points = torch.cat([true + (visited - true) * float(place + 1) / 2 for place in places])
+        with torch.no_grad():
+            self._pull = torch.func.vjp(function, self._points)[1]
+
+    def __matmul__(self, v: torch.Tensor) -> torch.Tensor:
+        """J̄ v, sample by sample."""
+        with torch.no_grad():
+            images = torch.func.jvp(self._function, (self._points,), (self._repeated(v),))[1]
+        return (self._by_node(images) * self._spread(v)).sum(0)
+
+    def transposed(self, u: torch.Tensor) -> torch.Tensor:
+        """J̄ᵀ u, sample by sample."""
+        with torch.no_grad():
+            images = self._pull(self._repeated(u))[0]
+        return (self._by_node(images) * self._spread(u)).sum(0)
+
+    def _repeated(self, v: torch.Tensor) -> torch.Tensor:
+        return v.repeat(len(self._weights), *(1,) * (v.ndim - 1))
+
+    def _by_node(self, images: torch.Tensor) -> torch.Tensor:
+        return images.unflatten(0, (len(self._weights), -1))
+
+    def _spread(self, v: torch.Tensor) -> torch.Tensor:
+        return self._weights.view(-1, *(1,) * v.ndim)
+
+
+def largest_gain(forward: Linear, backward: Linear, like: torch.Tensor, tolerance: float = TOLERANCE) -> torch.Tensor:
+    """(B,): the largest singular value of `forward`, whose transpose is `backward`, for every sample of `like`.
+
+    A power iteration that keeps its directions V = (v_1, v_2, ...), orthogonal to each other (Lanczos): the largest
+    eigenvalue θ of T = VᵀJᵀJV, with eigenvector s, rises to the squared gain. Stops when y = V s satisfies
+    ‖JᵀJ y - θ y‖ ≤ tolerance · θ in all samples, or after `MOST` products. NaN where a product is not finite.
+    """
+    start = torch.randn(like.shape, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)
+    directions = [_unit(start.to(like).flatten(1))[0]]
+    T = torch.zeros(len(like), MOST, MOST, dtype=torch.float64)
+    dead = torch.zeros(len(like), dtype=torch.bool, device=like.device)
+    theta = torch.zeros(len(like), dtype=torch.float64)
+    for step in range(MOST):
+        image = backward(forward(directions[-1].view_as(like))).flatten(1)
+        dead = dead | ~image.isfinite().all(1)
+        image = image.masked_fill(dead[:, None], 0.0)
+        V_BKN = torch.stack(directions, dim=1)
+        shares, rest = _split(V_BKN, image)
+        _, rest = _split(V_BKN, rest)  # once leaves what rounding brought back
+        # Where nothing but rounding is left, all directions that the operator has were found.
+        rounding = 32 * torch.finfo(like.dtype).eps * torch.linalg.vector_norm(image, dim=1)
+        direction, size = _unit(rest, rounding)
+        T[:, : step + 1, step] = shares.double().cpu()
+        values, vectors = torch.linalg.eigh(T[:, : step + 1, : step + 1], UPLO="U")
+        theta, residual = values[:, -1], size.double().cpu() * vectors[:, -1, -1].abs()
+        if step + 1 >= FEWEST and bool((residual <= tolerance * theta).all()):
+            break
+        directions.append(direction)
+    return theta.clamp(min=0).sqrt().to(like).masked_fill(dead, torch.nan)
+
+
+def _split(V_BKN: torch.Tensor, v_BN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The shares of v along the directions V, and what is orthogonal to them."""
+    shares_BK = torch.einsum("bkn,bn->bk", V_BKN, v_BN)
+    return shares_BK, v_BN - torch.einsum("bkn,bk->bn", V_BKN, shares_BK)
+
+
+def _unit(v_BN: torch.Tensor, least_B: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every row divided by its norm, and the norms; a row that is zero, or no longer than `least`, becomes zero."""
+    size = torch.linalg.vector_norm(v_BN, dim=1)
+    kept = size > (0 if least_B is None else least_B)
+    return torch.where(kept[:, None], v_BN / size[:, None], 0.0), torch.where(kept, size, 0.0)

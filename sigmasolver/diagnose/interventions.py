@@ -1,0 +1,163 @@
+"""What the forecast is without one of its operators, and how errors travel through a call
+(app:spectral-physical-complementarity). Nothing is trained again.
+
+    zero_physical, zero_spectral   relative L2 error per lead of a free forecast in which every response of that kind
+                                   is zero; `intact`: the same windows with all responses
+    alignment                      share of windows with 2⟨r, c⟩ > ‖c‖²        (eq:complement-marginal-alignment)
+    defect_reduction               mean of (2⟨r, c⟩ - ‖c‖²)/‖r‖²: the share of the squared error that it removes
+    gain                           ‖J̄_k‖₂                                      (eq:rollout-finite-bound)
+    cross_propagation_low_high     ‖Q_high J̄_k Q_low‖₂, and high_low: how strongly error moves from one range of scales
+                                   to the other                                (eq:complement-component-bound)
+
+r = y - S(u) and c = f(u) - S(u) at the true history u: S is the model with silent physical operators, f the whole one
+and y the truth (alignment_spectral: silent spectral operators). J̄_k is the mean Jacobian of `gains`, its rows stand at
+the first lead that call k makes. Q_low keeps the wavenumbers below the modes of the recipe on every axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from sigmasolver import metrics
+from sigmasolver.diagnose.bands import Bands
+from sigmasolver.diagnose.cases import deviation, some_cases
+from sigmasolver.diagnose.gains import Linear, MeanJacobian, history_update, largest_gain
+from sigmasolver.diagnose.subject import Findings, Subject
+from sigmasolver.diagnose.watch import KINDS, operators, silenced
+from sigmasolver.forecast import Forecaster, feed_back, rollout
+
+__all__ = ["Alignment", "alignment", "interventions", "propagation"]
+
+GAIN_CASES = 2
+"""Each takes some hundred derivatives of every call, and cases differ by percents."""
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Of an operator's contribution c with what the rest leaves undone, r; sums over points, (B, H, q) each."""
+
+    gained: torch.Tensor
+    """2⟨r, c⟩ - ‖c‖²: by so much the contribution lowers the squared error."""
+    left: torch.Tensor
+    """‖r‖²"""
+
+
+def alignment(whole: torch.Tensor, silent: torch.Tensor, true: torch.Tensor) -> Alignment:
+    """From frames (B, H, *grid, q) of the whole model, of the silenced one and of the truth; in float64."""
+    r, c = (frames.double() - silent.double() for frames in (true, whole))
+    points = tuple(range(2, true.ndim - 1))
+    return Alignment((2 * r * c - c * c).sum(points), (r * r).sum(points))
+
+
+def propagation(J: MeanJacobian, bands: Bands, like: torch.Tensor) -> dict[str, torch.Tensor]:
+    """By the name of the metric (B,): the norm of J̄, and of its two parts that lead from one band to the other."""
+    return {
+        "gain": largest_gain(J.__matmul__, J.transposed, like),
+        "cross_propagation_low_high": _between(J, bands.low, bands.high, like),
+        "cross_propagation_high_low": _between(J, bands.high, bands.low, like),
+    }
+
+
+def _between(J: MeanJacobian, source: Linear, target: Linear, like: torch.Tensor) -> torch.Tensor:
+    """‖Q_target J̄ Q_source‖₂; projections are their own transposes."""
+    return largest_gain(lambda v: target(J @ source(v)), lambda u: source(J.transposed(target(u))), like)
+
+
+def interventions(subject: Subject) -> Findings:
+    """Rows per lead, per field and for all fields together (null); gains for a few cases, with arrays (cases, calls).
+
+    A steady task has no history to feed back, hence no gains.
+    """
+    findings = Findings()
+    kinds = [kind for kind in KINDS if operators(subject.forecaster.model, kind)]
+    _add_silenced(findings, subject, kinds)
+    if not subject.recipe.task.steady:
+        _add_gains(findings, subject)
+    return findings
+
+
+def _add_silenced(findings: Findings, subject: Subject, kinds: list[str]) -> None:
+    errors: dict[str, list[torch.Tensor]] = {}
+    aligned: dict[str, list[Alignment]] = {}
+    for _, history, truth in subject.batches():
+        errors.setdefault("intact", []).append(_errors(_forecast(subject, history), truth))
+        whole = _forecast(subject, history, truth=truth)
+        for kind in kinds:
+            errors.setdefault(f"zero_{kind}", []).append(_errors(_forecast(subject, history, kind), truth))
+            silent = _forecast(subject, history, kind, truth)
+            aligned.setdefault(kind, []).append(alignment(whole, silent, truth))
+    for metric, parts in errors.items():
+        for field, lead, values in _each(torch.cat(parts), subject.fields):
+            findings.add(metric, values.mean(), deviation(values), field=field, lead=lead)
+    for kind, found in aligned.items():
+        gained, left = (_with_joint(torch.cat([getattr(one, name) for one in found])) for name in ("gained", "left"))
+        suffix = "" if kind == "physical" else f"_{kind}"
+        for field, lead, values in _each((gained > 0).double(), subject.fields):
+            findings.add(f"alignment{suffix}", values.mean(), field=field, lead=lead)
+        for field, lead, values in _each(gained / left, subject.fields):
+            findings.add(f"defect_reduction{suffix}", values.mean(), deviation(values), field=field, lead=lead)
+
+
+def _forecast(
+    subject: Subject, history: torch.Tensor, kind: str | None = None, truth: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Free, or with `truth` from the true history of every block; with the operators of a kind silenced."""
+    with torch.no_grad(), nullcontext() if kind is None else silenced(subject.forecaster.model, kind):
+        return rollout(subject.forecaster, history, subject.horizon, truth).frames
+
+
+def _errors(predicted: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
+    """(B, H, q + 1): relative L2 of every field and, last, of all fields in one norm."""
+    per_field = metrics.relative_l2_per_lead(predicted, true)
+    leads = range(true.shape[1])
+    joint = [metrics.relative_l2_joint(predicted[:, [lead]], true[:, [lead]]) for lead in leads]
+    return torch.cat((per_field, torch.stack(joint, dim=1)[..., None]), dim=-1).cpu()
+
+
+def _with_joint(sums: torch.Tensor) -> torch.Tensor:
+    """(B, H, q) -> (B, H, q + 1), all fields together last."""
+    return torch.cat((sums, sums.sum(-1, keepdim=True)), dim=-1).cpu()
+
+
+def _each(values: torch.Tensor, fields: tuple[str, ...]) -> Iterator[tuple[str | None, int, torch.Tensor]]:
+    """(field or None, lead, values (B,)) from (B, H, q + 1)."""
+    for place, field in enumerate((*fields, None)):
+        for lead in range(values.shape[1]):
+            yield field, lead + 1, values[:, lead, place]
+
+
+def _add_gains(findings: Findings, subject: Subject) -> None:
+    recipe = subject.recipe
+    bands = Bands(recipe.model.config(recipe.task).modes_per_axis)
+    count = GAIN_CASES if len(subject.windows.grid) < 3 else 1  # derivatives of a volume take gigabytes
+    indices, history, truth = next(some_cases(replace(subject, tick=None), count, batch=count).batches())
+    leads = range(1, subject.horizon + 1, subject.forecaster.block)
+    found: dict[str, list[torch.Tensor]] = {}
+    for true, visited in _histories(subject.forecaster, history, truth):
+        q = len(subject.fields)
+        update = history_update(subject.forecaster, true[..., q:])
+        J = MeanJacobian(update, true[..., :q], visited[..., :q])
+        for metric, values in propagation(J, bands, true[..., :q]).items():
+            found.setdefault(metric, []).append(values.double().cpu())
+    for metric, calls in found.items():
+        for lead, values in zip(leads, calls, strict=True):
+            findings.add(metric, values.mean(), deviation(values), lead=lead)
+        findings.arrays[metric] = torch.stack(calls, dim=1).numpy().astype(np.float32)
+    findings.arrays |= {"leads": np.array(leads), "cases": indices.numpy()}
+
+
+def _histories(
+    forecaster: Forecaster, history: torch.Tensor, truth: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The true history and that of the free forecast before every call."""
+    true = visited = history
+    for start in range(0, truth.shape[1], forecaster.block):
+        yield true, visited
+        with torch.no_grad():
+            visited = feed_back(visited, forecaster(visited))
+        true = feed_back(true, truth[:, start : start + forecaster.block])

@@ -1,0 +1,183 @@
+"""Diagnoses of a run folder: which there are, how one is made, and that none is made twice."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sigmasolver.data.store import Reader, open_store
+from sigmasolver.data.windows import Windows
+from sigmasolver.diagnose.corrections import corrections
+from sigmasolver.diagnose.decomposition import decomposition
+from sigmasolver.diagnose.efficiency import efficiency
+from sigmasolver.diagnose.interventions import interventions
+from sigmasolver.diagnose.maps import maps
+from sigmasolver.diagnose.profiles import geometry
+from sigmasolver.diagnose.records import MEMBERS, read_findings, write_findings
+from sigmasolver.diagnose.routing import routing
+from sigmasolver.diagnose.subject import Findings, NotApplicable, Subject, spread_evenly
+from sigmasolver.diagnose.trust import trust
+from sigmasolver.evaluate import Request, windows_of
+from sigmasolver.ops.precision import matmul_precision
+from sigmasolver.recipes import Recipe
+from sigmasolver.runs import Run, provenance, read_facts
+from sigmasolver.settings import row
+from sigmasolver.trained import data_of, load, recipe_in
+from sigmasolver.version import __version__
+
+__all__ = ["DIAGNOSTICS", "diagnose_run", "peers_of"]
+
+DIAGNOSTICS: dict[str, Callable[[Subject], Findings]] = {
+    "decomposition": decomposition,
+    "trust": trust,
+    "maps": maps,
+    "corrections": corrections,
+    "routing": routing,
+    "geometry": geometry,
+    "efficiency": efficiency,
+    "interventions": interventions,
+}
+COMPARE_SEEDS = ("trust",)
+"""Diagnostics that also look at runs of the same model with other seeds."""
+MEASURE_MACHINE = ("efficiency",)
+"""Diagnostics whose numbers are those of the machine."""
+
+
+def diagnose_run(
+    run: Run,
+    names: Sequence[str] | None = None,
+    request: Request | None = None,
+    device: torch.device | str = "cpu",
+    tick: Callable[[str, int, int], None] | None = None,
+    peers: Sequence[Run] = (),
+    path: str | Path | None = None,
+) -> dict[str, Findings]:
+    """Make these diagnoses of a run and write them into its folder; what is there already is not done again.
+
+    Without `names` all that mean something for its model; the others are `skipped` and say why. `peers`: runs of the
+    same model with other seeds. `path`: where the run's data lie now. `tick` is told the diagnostic, the windows that
+    are done, and of how many.
+    """
+    request, place = request or Request(), torch.device(device)
+    _check(request)
+    wanted = tuple(DIAGNOSTICS) if names is None else tuple(dict.fromkeys(names))
+    makers = {name: row(DIAGNOSTICS, name, "diagnostic") for name in wanted}
+    recipe = recipe_in(run)
+    found: dict[str, Findings] = {}
+    with open_store(data_of(run) if path is None else path) as store, run.held("diagnose"):
+        windows = _windows(run, recipe, store, request)
+        facts = _source(run, recipe, windows, request, store.fingerprint)
+        where = provenance(place)
+        subject: Subject | None = None
+        for name, maker in makers.items():
+            source = {**facts, **_more(name, where, peers)}
+            kept = read_findings(run, name, source)
+            if kept is None:
+                subject = subject or _subject(run, recipe, windows, request, place)
+                kept = _made(maker, _for(name, subject, peers, tick), optional=names is None)
+                if kept.skipped is None:
+                    write_findings(run, name, kept, {**source, **where})
+                    kept = read_findings(run, name, source) or kept
+            found[name] = kept
+    return found
+
+
+def peers_of(run: Run, runs: Sequence[Run]) -> tuple[Run, ...]:
+    """Those of `runs` that differ from `run` in their seed alone, if `run` has the lowest seed of them; else none.
+
+    So a set of seeds is looked at together once, beside one of its members.
+    """
+    recipe, data = recipe_in(run), run.read_json("data.json").get("fingerprint")
+    others: dict[int, Run] = {}
+    for one in runs:
+        theirs = recipe_in(one)
+        alike = replace(theirs, train=replace(theirs.train, seed=recipe.train.seed)) == recipe
+        if alike and theirs.train.seed != recipe.train.seed and one.read_json("data.json").get("fingerprint") == data:
+            others.setdefault(theirs.train.seed, one)
+    if any(seed < recipe.train.seed for seed in others):
+        return ()
+    return tuple(others[seed] for seed in sorted(others))
+
+
+def _check(request: Request) -> None:
+    if request.protocol != "free":
+        raise ValueError("A diagnosis follows free forecasts; leave the protocol out.")
+    if request.precision != "float32":
+        raise ValueError("A diagnosis is made in float32; leave the precision out.")
+    if request.grid is not None:
+        raise ValueError("A diagnosis is made on the grid of the training; leave the grid out.")
+
+
+def _windows(run: Run, recipe: Recipe, store: Reader, request: Request) -> Windows:
+    held = run.read_json("data.json").get("fingerprint")
+    if held != store.fingerprint:
+        raise ValueError(
+            f"{store.path} is not the data that {run.path} was trained with; name the place where those lie."
+        )
+    return windows_of(run, recipe, store, request)
+
+
+def _source(run: Run, recipe: Recipe, windows: Windows, request: Request, fingerprint: str) -> dict[str, Any]:
+    """What tells one diagnosis from another, under the names that records of an evaluation have."""
+    return {
+        "task": recipe.task.name,
+        "model": recipe.model.name,
+        "seed": recipe.train.seed,
+        "run": run.path.resolve().name,
+        "step": read_facts(run.weights)["step"],
+        "weights": _digest(run),
+        "package": __version__,
+        "precision": recipe.train.precision,
+        "forecast_precision": request.precision,
+        "data": fingerprint,
+        "part": request.part,
+        "protocol": request.protocol,
+        "horizon": windows.spec.horizon,
+        "grid": list(windows.grid),
+        "windows": len(spread_evenly(len(windows), request.windows)),
+    }
+
+
+def _digest(run: Run) -> str:
+    return hashlib.sha256(run.weights.read_bytes()).hexdigest()[:16]
+
+
+def _more(name: str, where: Mapping[str, str], peers: Sequence[Run]) -> dict[str, Any]:
+    """What else tells two diagnoses of this name apart."""
+    more: dict[str, Any] = {}
+    if name in COMPARE_SEEDS:
+        more[MEMBERS] = [f"{one.path.resolve().name} {_digest(one)}" for one in peers]
+    if name in MEASURE_MACHINE:
+        more["machine"] = where["machine"]
+    return more
+
+
+def _subject(run: Run, recipe: Recipe, windows: Windows, request: Request, device: torch.device) -> Subject:
+    forecaster = load(run.path, device)
+    indices = spread_evenly(len(windows), request.windows)
+    trained = run.read_json("data.json")["parts"]["train"]
+    training = Windows(windows.source, trained, recipe.training_windows())
+    return Subject(run, recipe, forecaster, windows, indices, windows.spec.horizon, request.batch, training)
+
+
+def _for(name: str, subject: Subject, peers: Sequence[Run], tick: Callable[[str, int, int], None] | None) -> Subject:
+    """The subject as this diagnostic is to see it."""
+    members = peers if name in COMPARE_SEEDS else ()
+    forecasters = tuple(load(one.path, subject.device) for one in members)
+    return replace(subject, peers=forecasters, tick=None if tick is None else partial(tick, name))
+
+
+def _made(maker: Callable[[Subject], Findings], subject: Subject, optional: bool) -> Findings:
+    try:
+        with matmul_precision("float32"):
+            return maker(subject)
+    except NotApplicable as error:
+        if not optional:
+            raise
+        return Findings(skipped=str(error))

@@ -1,0 +1,126 @@
+"""What a diagnostic looks at, and what it hands back.
+
+    diagnostic: Subject -> Findings
+
+A subject is a forecaster with windows of data it is asked about; findings are tidy rows and arrays. Both are plain
+values, so a diagnostic works on any `nn.Module` inside a `Forecaster`, with or without a run folder behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from sigmasolver.data.windows import Windows
+from sigmasolver.forecast import Forecaster
+from sigmasolver.recipes import Recipe
+from sigmasolver.runs import Run
+
+__all__ = ["Findings", "NotApplicable", "Subject", "spread_evenly"]
+
+
+class NotApplicable(ValueError):
+    """A diagnostic has no meaning for this model; the sentence says why."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A forecaster (eval mode) and the windows on which it is looked at."""
+
+    run: Run
+    recipe: Recipe
+    forecaster: Forecaster
+    windows: Windows
+    """Of the part that was asked for, with futures of `horizon` frames."""
+    indices: torch.Tensor
+    """The windows that are looked at."""
+    horizon: int
+    batch: int
+    training: Windows | None = None
+    """What the run learned from, as its training cuts it; None where that is not known."""
+    peers: tuple[Forecaster, ...] = ()
+    """The same model trained with other seeds."""
+    tick: Callable[[int, int], None] | None = None
+    """Told how many windows are done, and of how many."""
+
+    def __post_init__(self) -> None:
+        if self.horizon > self.windows.spec.horizon:
+            raise ValueError(
+                f"A horizon of {self.horizon} was asked for, but the windows have {self.windows.spec.horizon} future "
+                "frames; cut longer windows."
+            )
+        if len(self.indices) == 0:
+            raise ValueError("There are no windows to look at; choose at least one.")
+
+    @property
+    def device(self) -> torch.device:
+        return self._like.device
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the forecast fields."""
+        return self.recipe.task.targets
+
+    @property
+    def _like(self) -> torch.Tensor:
+        """What frames are made like; a model without real parameters works on the CPU in float32."""
+        real = (one for one in self.forecaster.model.parameters() if one.is_floating_point())
+        return next(real, torch.zeros(()))
+
+    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """indices (B,), history (B, T_in, *grid, q_in), truth (B, horizon, *grid, q_out): physical units, on the
+        device, in the precision of the model."""
+        done = 0
+        for indices in self.indices.split(self.batch):
+            history, future = (one.to(self._like) for one in self.windows.batch(indices))
+            truth = future[:, : self.horizon]
+            self._refuse_non_finite(indices, history, truth)
+            yield indices, history, truth
+            done += len(indices)
+            if self.tick is not None:
+                self.tick(done, len(self.indices))
+
+    def _refuse_non_finite(self, indices: torch.Tensor, *frames: torch.Tensor) -> None:
+        finite = torch.stack([one.isfinite().flatten(1).all(1) for one in frames]).all(0).cpu()
+        if not bool(finite.all()):
+            trajectory = self.windows.trajectories[int(indices[~finite][0]) // self.windows.starts]
+            raise ValueError(f"Trajectory {trajectory} of the data has values that are not finite; leave it out.")
+
+
+@dataclass
+class Findings:
+    """What a diagnostic found.
+
+    A row has a `metric` and a `value`, and where they mean something `field` (null: all together), `lead` and `layer`
+    (counted from 1), `case` (the number of the window) and `deviation`; keys left out are null.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    skipped: str | None = None
+    """Why there is nothing: the diagnostic has no meaning for this model."""
+
+    def add(
+        self,
+        metric: str,
+        value: float | torch.Tensor,
+        deviation: float | torch.Tensor | None = None,
+        *,
+        field: str | None = None,
+        lead: int | None = None,
+        layer: int | None = None,
+        case: int | None = None,
+    ) -> None:
+        """One row."""
+        row = {"metric": metric, "field": field, "lead": lead, "layer": layer, "case": case, "value": float(value)}
+        self.rows.append({**row, "deviation": None if deviation is None else float(deviation)})
+
+
+def spread_evenly(count: int, asked: int | None) -> torch.Tensor:
+    """`asked` of `count` numbers from the first to the last; all without `asked`."""
+    kept = count if asked is None else min(asked, count)
+    return torch.linspace(0, count - 1, kept, dtype=torch.float64).round().long()

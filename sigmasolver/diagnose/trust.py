@@ -1,0 +1,113 @@
+"""How far a free forecast can be trusted: how long it follows the truth, at which scales, how near to what was learned.
+
+    correlation_lead   Pearson correlation over points, mean over windows; correlation_time: first lead time below 0.8
+    distance_lead      distance of forecast states to the nearest training state, over the typical one among these
+    distance_true_lead the same for the true states: what the data themselves do
+    spectrum_*         mean energy in shells of the wavenumber (periodic grids only)
+
+and with other seeds of the same model: spread_lead, error_lead, calibration and coverage (`diagnose.ensemble`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from sigmasolver import metrics
+from sigmasolver.data.windows import Windows
+from sigmasolver.diagnose.ensemble import add_ensemble, measure_members
+from sigmasolver.diagnose.states import States, training_states
+from sigmasolver.diagnose.subject import Findings, Subject
+from sigmasolver.forecast import rollout
+
+__all__ = ["sides_of", "trust"]
+
+Measures = dict[str, torch.Tensor]
+"""By name, one entry per window: (windows, leads, ...)."""
+
+
+def trust(subject: Subject) -> Findings:
+    """Rows per lead, for each field and for their mean (field null).
+
+    Arrays: `correlation` (windows, leads, fields; NaN where truth or forecast is constant), `distance` (windows,
+    leads), and on periodic grids `spectrum_true`, `spectrum_forecast` (leads, bins, fields) and `wavenumber` (bins,).
+    The distance needs two training trajectories.
+    """
+    states = None if subject.training is None else training_states(subject.training, subject.device)
+    sides = sides_of(subject.windows)
+    parts = []
+    for _, history, truth in subject.batches():
+        with torch.no_grad():
+            frames = [rollout(one, history, subject.horizon).frames for one in (subject.forecaster, *subject.peers)]
+        parts.append(_measure(frames, truth, states, sides))
+    measures = {name: torch.cat([one[name] for one in parts]) for name in parts[0]}
+    findings = Findings()
+    _add_correlation(findings, measures, subject)
+    if states is not None:
+        _add_distance(findings, measures, states)
+    if sides is not None:
+        _add_spectra(findings, measures)
+    if subject.peers:
+        ensemble = {name: measures[name] for name in ("spread", "error", "coverage")}
+        add_ensemble(findings, ensemble, subject.fields, 1 + len(subject.peers))
+    return findings
+
+
+def sides_of(windows: Windows) -> tuple[float, ...] | None:
+    """The side lengths of a periodic box; None where an axis ends."""
+    if set(windows.source.header.layout.boundary) != {"periodic"}:
+        return None
+    return tuple(len(axis) * float(axis[1] - axis[0]) if len(axis) > 1 else 1.0 for axis in windows.coordinates)
+
+
+def _measure(
+    frames: list[torch.Tensor], truth: torch.Tensor, states: States | None, sides: tuple[float, ...] | None
+) -> Measures:
+    """The measures of a batch; the first of `frames` is the forecast, the others are those of its peers."""
+    forecast = frames[0]
+    measures = {"correlation": metrics.pearson(forecast, truth), "constant": metrics.is_constant(truth)}
+    if states is not None:
+        measures |= {"distance": states.nearest(forecast), "distance_true": states.nearest(truth)}
+    if sides is not None:
+        measures["spectrum_true"] = metrics.energy_spectrum(truth, sides)
+        measures["spectrum_forecast"] = metrics.energy_spectrum(forecast, sides)
+    if len(frames) > 1:
+        measures |= measure_members(torch.stack(frames), truth)
+    return {name: values.cpu() for name, values in measures.items()}
+
+
+def _add_correlation(findings: Findings, measures: Measures, subject: Subject) -> None:
+    """A truth that is constant has no correlation and is left out."""
+    times = subject.windows.times
+    step = float(times[1] - times[0]) if len(times) > 1 else 1.0
+    lead_times = step * torch.arange(1, subject.horizon + 1, dtype=torch.float64)
+    findings.arrays["correlation"] = measures["correlation"].float().numpy()
+    kept = (~measures["constant"]).double()
+    summed = torch.where(measures["constant"], 0.0, measures["correlation"])
+    for field, channels in _named(subject.fields):
+        mean = summed[..., channels].sum((0, 2)) / kept[..., channels].sum((0, 2))
+        for lead, value in enumerate(mean, start=1):
+            findings.add("correlation_lead", value, field=field, lead=lead)
+        findings.add("correlation_time", metrics.correlation_time(mean, lead_times), field=field)
+
+
+def _named(fields: tuple[str, ...]) -> list[tuple[str | None, list[int]]]:
+    """The channel of each field, and all of them under null."""
+    return [*((name, [number]) for number, name in enumerate(fields)), (None, list(range(len(fields))))]
+
+
+def _add_distance(findings: Findings, measures: Measures, states: States) -> None:
+    typical = states.typical().cpu()
+    findings.add("distance_typical", typical)
+    findings.add("distance_states", len(states.values))
+    findings.arrays["distance"] = (measures["distance"] / typical).float().numpy()
+    for metric, name in (("distance_lead", "distance"), ("distance_true_lead", "distance_true")):
+        ratios = measures[name] / typical
+        for lead, values in enumerate(ratios.unbind(1), start=1):
+            findings.add(metric, values.mean(), values.std() if len(values) > 1 else None, lead=lead)
+
+
+def _add_spectra(findings: Findings, measures: Measures) -> None:
+    for name in ("spectrum_true", "spectrum_forecast"):
+        findings.arrays[name] = measures[name].mean(0).float().numpy()
+    findings.arrays["wavenumber"] = np.arange(findings.arrays["spectrum_true"].shape[1], dtype=np.float32)

@@ -1,0 +1,217 @@
+"""The study of a page from the records of runs: what was evaluated, and whatever was diagnosed.
+
+Nothing but the evaluation is required. A diagnostic that only some runs have is shown for those.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sigmasolver.report.digits import significant
+from sigmasolver.report.figures import FIGURES, Material
+from sigmasolver.report.figures.layers import run_titles
+from sigmasolver.report.published import TASK_LABELS
+from sigmasolver.report.rows import Arrays, Rows, evaluated, in_order, runs_in, select, spread_of
+from sigmasolver.report.study import YARDSTICKS, Card, Curve, Maps, Study
+from sigmasolver.report.tables import comparison, curves, named_apart
+
+__all__ = ["few_leads", "study_of"]
+
+EVALUATION = evaluated(
+    "parameters", "relative_l2", "relative_l2_lead", "relative_l2_final", "relative_l2_joint", "relative_l2_joint_lead"
+)
+BESIDE = 5
+"""Leads that stand beside each other."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    title: str
+    words: str
+    caption: str
+
+
+CARDS = {
+    "teacher-forcing": _Kind(
+        "One step, and many",
+        "Error over leads from the true history and from own forecasts, a panel for each run.",
+        "Teacher-forced: every call starts from the truth. Free: every call starts from its own forecasts. A model "
+        "with the better single step need not have the better rollout.",
+    ),
+    "decomposition": _Kind(
+        "Where the error comes from",
+        "Energy of the error over leads, split into injection, propagation and their cross term, for each model.",
+        "Injection is what one call adds from the true history, propagation what it makes of the error it was given, "
+        "the cross term how the two line up (below zero they cancel). The three sum to the total exactly.",
+    ),
+    "corrections": _Kind(
+        "How strongly slices correct each other",
+        "Learned scale and realised size of the slice correction in every layer, for each run.",
+        "A layer whose correction is small leaves its physical states nearly as they were averaged.",
+    ),
+    "routing": _Kind(
+        "Where points are sent",
+        "Maps of the routing of points to slices and matrices of attention between slices.",
+        "Bright points of a map are read into that slice; a row of a matrix says from which slices it is corrected.",
+    ),
+    "spectra": _Kind(
+        "Energy at each scale",
+        "Energy spectra of truth and forecast at several leads.",
+        "Where the forecast lies below the truth it has smoothed that scale away; above, it has made it up.",
+    ),
+    "efficiency": _Kind(
+        "What it costs",
+        "Time of an epoch against error, with the size of the model as the size of the mark.",
+        "Measured as the paper does it, on the machine named below.",
+    ),
+}
+"""The drawings that a page may have, in its order."""
+
+
+def study_of(rows: Rows, arrays: Mapping[str, Arrays], title: str | None = None) -> Study:
+    """`rows` of all runs, evaluated and diagnosed; `arrays` by diagnostic and run."""
+    tasks = in_order(row["task"] for row in rows)
+    if len(tasks) > 1:
+        raise ValueError(f"The runs are of the tasks {', '.join(tasks)}; make one page for each task.")
+    held = named_apart(select(rows, EVALUATION, yardsticks=True))
+    drawn = curves(held)
+    films = _films(rows, arrays.get("maps", {}))
+    name = TASK_LABELS.get(tasks[0], tasks[0])
+    return Study(
+        title=title or f"{name}: forecasts compared",
+        summary=" ".join((_what(held), *_who(drawn), *_why(rows))),
+        curves=drawn,
+        table=comparison(held),
+        maps=few_leads(films[0]) if films else None,
+        facts=_facts(held),
+        films=films,
+        cards=tuple(_cards(rows, arrays)),
+    )
+
+
+def few_leads(maps: Maps) -> Maps:
+    """The first, the last and some between, few enough to stand beside each other."""
+    kept = np.unique(np.linspace(0, len(maps.leads) - 1, min(BESIDE, len(maps.leads))).round().astype(int))
+    return replace(
+        maps,
+        leads=tuple(maps.leads[place] for place in kept),
+        truth=maps.truth[kept],
+        forecasts={name: one[kept] for name, one in maps.forecasts.items()},
+    )
+
+
+def _what(rows: Rows) -> str:
+    first = rows[0]
+    grid = " × ".join(map(str, first["grid"]))
+    return (
+        f"Free forecasts of {first['horizon']} frames on a grid of {grid}, from {first['windows']} starts that no "
+        "model was trained on."
+    )
+
+
+def _who(drawn: Sequence[Curve]) -> list[str]:
+    """Who is ahead at the first and at the last lead, and whether the yardstick is beaten."""
+    models = [curve for curve in drawn if curve.model not in YARDSTICKS]
+    said = []
+    for place, ahead in ((0, "is ahead with"), (-1, "with")):
+        best = min(models, key=lambda curve: curve.errors[place])
+        said.append(f"at lead {best.leads[place]} {best.model} {ahead} {significant(100 * best.errors[place])} %")
+    sentences = ["A" + said[0][1:] + (f", {said[1]}." if len(models[0].leads) > 1 else ".")]
+    for yardstick in (curve for curve in drawn if curve.model in YARDSTICKS):
+        behind = [curve.model for curve in models if curve.errors[-1] >= yardstick.errors[-1]]
+        what = f"{yardstick.model} has {significant(100 * yardstick.errors[-1])} % there"
+        lost = f"; {', '.join(behind)} no longer beat{'s' if len(behind) == 1 else ''} it" if behind else ""
+        sentences.append(f"{what[0].upper()}{what[1:]}{lost}.")
+    return sentences
+
+
+def _why(rows: Rows) -> list[str]:
+    """How much of the last error is carried on."""
+    shares = [row for row in rows if row.get("diagnostic") == "decomposition" and row["metric"] == "propagation_share"]
+    shares = [row for row in named_apart(shares) if row["field"] is None] if shares else []
+    if not shares:
+        return []
+    last = max(row["lead"] for row in shares)
+    means = spread_of([row for row in shares if row["lead"] == last], "model")
+    parts = [f"{significant(100 * mean)} % for {model}" for (model,), (mean, _) in means.items()]
+    return [f"Of the error energy at lead {last}, errors carried on from earlier frames are {', '.join(parts)}."]
+
+
+def _facts(rows: Rows) -> tuple[tuple[str, str], ...]:
+    def listed(key: str) -> str:
+        return ", ".join(str(value) for value in in_order(row.get(key) for row in rows) if value is not None)
+
+    package = f"sigmasolver {listed('package')}, torch {listed('torch')}"
+    pairs = (
+        ("machine", listed("machine")),
+        ("commit", listed("commit")),
+        ("package", package),
+        ("precision", f"trained in {listed('precision')}, forecast in {listed('forecast_precision') or 'float32'}"),
+        ("seeds", listed("seed")),
+        ("runs", listed("run")),
+        ("steps", listed("step")),
+        ("data", listed("data")),
+        ("date", listed("date")),
+    )
+    return tuple(pair for pair in pairs if pair[1])
+
+
+def _cards(rows: Rows, arrays: Mapping[str, Arrays]) -> list[Card]:
+    made = []
+    for name, kind in CARDS.items():
+        drawing = FIGURES.get(name)
+        if drawing is None:
+            continue
+        having = [{row["run"] for row in rows if need.takes(row)} for need in drawing.needs]
+        runs = set.intersection(*having)
+        if drawing.arrays is not None:
+            runs &= set(arrays.get(drawing.arrays, {}))
+        mine = [row for row in rows if row["run"] in runs]
+        if not mine:
+            continue
+        held = {run: arrays[drawing.arrays][run] for run in runs_in(mine)} if drawing.arrays else {}
+        sheet = io.BytesIO()
+        drawing.draw(Material(mine, held)).savefig(sheet, format="svg", metadata={"Date": None})
+        made.append(Card(kind.title, kind.words, kind.caption, sheet.getvalue()))
+    return made
+
+
+def _films(rows: Rows, arrays: Arrays) -> tuple[Maps, ...]:
+    """One film for each case, field and plane, with every model that shows the same cases at the same leads."""
+    shown = [row for row in rows if row.get("diagnostic") == "maps" and row["run"] in arrays]
+    if not shown:
+        return ()
+    names, fields = run_titles(shown), in_order(row["field"] for row in shown)
+    first = arrays[next(iter(names))]
+    same = {
+        title: arrays[run]["forecast"]
+        for run, title in names.items()
+        if all(np.array_equal(arrays[run][key], first[key]) for key in ("leads", "cases", "truth"))
+    }
+    leads, films = tuple(int(lead) for lead in first["leads"]), []
+    for place, case in enumerate(first["cases"].tolist()):
+        for channel, field in enumerate(fields):
+            truth = first["truth"][place, ..., channel]
+            forecasts = {title: frames[place, ..., channel] for title, frames in same.items()}
+            films += [
+                Maps(field, leads, cut(truth), {title: cut(one) for title, one in forecasts.items()}, str(case), plane)
+                for plane, cut in _planes(truth.ndim - 1)
+            ]
+    return tuple(films)
+
+
+def _planes(axes: int) -> list[tuple[str, Any]]:
+    """How to cut (leads, *grid) down to pictures; a line has none."""
+    if axes == 2:
+        return [("", lambda frames: frames)]
+    if axes == 3:
+        return [
+            (f"middle {letter}", lambda frames, axis=axis: frames.take(frames.shape[axis] // 2, axis=axis))
+            for axis, letter in enumerate("xyz", start=1)
+        ]
+    return []

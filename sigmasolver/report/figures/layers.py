@@ -1,0 +1,196 @@
+"""Inside the trained blocks: how strongly slices correct each other, where points are sent, which slices are read."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.patheffects import withStroke
+
+from sigmasolver.report.digits import significant
+from sigmasolver.report.figures.style import BLACK, TWO_COLUMNS, Look, new_figure, style, whole_numbers
+from sigmasolver.report.published import TASK_LABELS, model_label
+from sigmasolver.report.rows import Arrays, Rows, diagnosed, in_order, runs_in, select, value_of
+from sigmasolver.report.tables import named_apart
+
+__all__ = ["CORRECTIONS", "ROUTING", "attention_scale", "corrections", "montage", "routing", "run_titles"]
+
+CORRECTIONS = diagnosed("corrections", "gamma", "correction_ratio")
+ROUTING = diagnosed("routing", "effective_slices", "key_concentration")
+
+
+def run_titles(rows: Rows) -> dict[str, str]:
+    """What to call each run: task and model where they differ, the seed or the folder where they do not."""
+    firsts = {row["run"]: row for row in reversed(named_apart(rows))}
+    firsts = {run: firsts[run] for run in runs_in(rows)}
+    parts = {run: [TASK_LABELS.get(row["task"], row["task"]), model_label(row["model"])] for run, row in firsts.items()}
+    if len({task for task, _ in parts.values()}) == 1:
+        parts = {run: [model] for run, (_, model) in parts.items()}
+    elif len({model for _, model in parts.values()}) == 1:
+        parts = {run: [task] for run, (task, _) in parts.items()}
+    names = [" · ".join(part) for part in parts.values()]
+    return {
+        run: name if names.count(name) == 1 else f"{name}, seed {firsts[run]['seed']}"
+        for run, name in zip(parts, names, strict=True)
+    }
+
+
+def corrections(rows: Rows) -> Figure:
+    """A column per run. Above: the learned scale γ of each layer (solid; its size dashed). Below: the size of the
+    correction over that of the slice states, each case thin, their mean thick, their range shaded, the mean over cases
+    and layers dashed (fig:srpa-layerwise-corrections)."""
+    held = select(rows, CORRECTIONS)
+    titles = run_titles(held)
+    with style():
+        width = TWO_COLUMNS * min(1.0, 0.25 + 0.25 * len(titles))
+        figure = new_figure(width, 3.2)
+        axes = figure.subplots(2, len(titles), sharex="col", squeeze=False)
+        for place, (run, title) in enumerate(titles.items()):
+            mine = [row for row in held if row["run"] == run]
+            _draw_gamma(axes[0, place], mine)
+            _draw_ratios(axes[1, place], mine)
+            axes[0, place].set_title(title)
+            axes[1, place].set_xlabel("layer")
+            whole_numbers(axes[1, place], 9)
+        axes[0, 0].set_ylabel("scale γ")
+        axes[1, 0].set_ylabel("correction / state (%)")
+        figure.align_ylabels(axes[:, 0])
+        lines = [*axes[0, 0].get_lines(), *axes[1, 0].get_lines()]
+        named = {str(line.get_label()): line for line in lines if not str(line.get_label()).startswith("_")}
+        figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=len(named))
+    return figure
+
+
+def _draw_gamma(axes: Axes, rows: Rows) -> None:
+    gamma = {row["layer"]: value_of(row) for row in rows if row["metric"] == "gamma"}
+    layers = sorted(gamma)
+    values = np.array([gamma[layer] for layer in layers])
+    colour = Look(1).colour
+    axes.axhline(0, color=BLACK, linewidth=0.6)
+    axes.fill_between(layers, 0, values, color=colour, alpha=0.15, linewidth=0)
+    axes.plot(layers, np.abs(values), color=colour, alpha=0.45, linestyle="--", linewidth=1, label="|γ|")
+    axes.plot(layers, values, color=colour, marker="o", label="γ")
+
+
+def _draw_ratios(axes: Axes, rows: Rows) -> None:
+    ratios = [row for row in rows if row["metric"] == "correction_ratio" and row["layer"] is not None]
+    layers = sorted({row["layer"] for row in ratios})
+    colour = Look(0).colour
+    each = {}
+    for case in in_order(row["case"] for row in ratios if row["case"] is not None):
+        held = {row["layer"]: 100 * value_of(row) for row in ratios if row["case"] == case}
+        each[case] = np.array([held.get(layer, math.nan) for layer in layers])
+    mean = {row["layer"]: 100 * value_of(row) for row in ratios if row["case"] is None}
+    if each:
+        stacked = np.stack(list(each.values()))
+        axes.fill_between(layers, stacked.min(0), stacked.max(0), color=colour, alpha=0.18, linewidth=0)
+    for number, values in enumerate(each.values()):
+        label = "one case" if number == 0 else "_another"
+        axes.plot(layers, values, color=colour, alpha=0.55, linewidth=0.6, label=label)
+    means = np.array([mean[layer] for layer in layers])
+    axes.plot(layers, means, color=colour, marker="o", linewidth=1.6, label="mean over cases")
+    axes.axhline(float(means.mean()), color=BLACK, linestyle="--", linewidth=0.8, label="mean over layers")
+    axes.set_ylim(bottom=0)
+
+
+def routing(rows: Rows, arrays: Arrays) -> Figure:
+    """Of each run, the last layer for its first case: the share of every point that goes to each slice, and the
+    attention of slices (rows) to slices (columns), both means over heads on scales of their own
+    (fig:efficiency-representations c, d)."""
+    held = select(rows, ROUTING)
+    titles = run_titles(held)
+    with style():
+        figure = new_figure(TWO_COLUMNS, 2.45 * len(titles))
+        parts = figure.subfigures(len(titles), 1, squeeze=False)
+        for part, (run, title) in zip(parts[:, 0], titles.items(), strict=True):
+            layer, shares, attention = _last_layer(run, arrays.get(run, {}))
+            words = _in_words([row for row in held if row["run"] == run], layer)
+            part.suptitle(f"{title}, layer {layer}{words}", fontsize=8, x=0.01, ha="left")
+            left, right = part.subplots(1, 2, width_ratios=(1.75, 1))
+            _draw_routing(part, left, shares)
+            if attention is None:
+                right.set_axis_off()
+                right.text(0.5, 0.5, "no attention of slices", transform=right.transAxes, ha="center")
+            else:
+                _draw_attention(part, right, attention)
+    return figure
+
+
+def _last_layer(run: str, arrays: Mapping[str, np.ndarray]) -> tuple[int, np.ndarray, np.ndarray | None]:
+    """The last layer that was kept, its routing (slices, *grid) and its attention (slices, slices), if it has any."""
+    layers = [int(found[1]) for name in arrays if (found := re.fullmatch(r"routing_L(\d+)", name))]
+    if not layers:
+        raise ValueError(f"{run} has no routing maps; make them with: {ROUTING.command.format(run=run)}")
+    last = max(layers)
+    attention = arrays.get(f"attention_L{last}")
+    shares = np.asarray(arrays[f"routing_L{last}"][0], float)
+    return last, shares, None if attention is None else np.asarray(attention[0], float)
+
+
+def _in_words(rows: Rows, layer: int) -> str:
+    found = [
+        value_of(row)
+        for row in rows
+        if row["metric"] == "effective_slices" and row.get("layer") == layer and row.get("case") is None
+    ]
+    return f": {significant(found[0])} slices in effect" if found else ""
+
+
+def montage(shares: np.ndarray) -> tuple[np.ndarray, int]:
+    """Small maps (slices, X, Y) as one picture (rows down, y up), with NaN between them; and the maps in a row.
+
+    A volume shows the plane in the middle of its last axis, a line is widened to a band.
+    """
+    if shares.ndim == 4:
+        shares = shares[..., shares.shape[-1] // 2]
+    if shares.ndim == 2:
+        shares = np.repeat(shares[:, :, None], max(2, shares.shape[1] // 8), axis=2)
+    slices, nx, ny = shares.shape
+    across = math.ceil(math.sqrt(2 * slices * ny / nx))
+    down = math.ceil(slices / across)
+    gap = max(1, round(0.04 * max(nx, ny)))
+    picture = np.full((down * (ny + gap) - gap, across * (nx + gap) - gap), math.nan)
+    for number, one in enumerate(shares):
+        row, column = divmod(number, across)
+        top, left = row * (ny + gap), column * (nx + gap)
+        picture[top : top + ny, left : left + nx] = one.T[::-1]
+    return picture, across
+
+
+def _draw_routing(part: SubFigure, axes: Axes, shares: np.ndarray) -> None:
+    picture, across = montage(shares)
+    drawn = axes.imshow(picture, cmap="magma", vmin=0)
+    down = math.ceil(len(shares) / across)
+    high, wide = (picture.shape[0] + 1) / down, (picture.shape[1] + 1) / across
+    for number in range(len(shares)):
+        row, column = divmod(number, across)
+        axes.text(
+            (column + 0.05) * wide, (row + 0.05) * high, f"S{number}", color="white", fontsize=4.5, va="top",
+            path_effects=[withStroke(linewidth=1, foreground="black")],
+        )  # fmt: skip
+    axes.set_axis_off()
+    axes.set_title("routing of points to slices", loc="left", fontsize=7.5)
+    part.colorbar(drawn, ax=axes, label="share of a point", shrink=0.75, pad=0.015)
+
+
+def _draw_attention(part: SubFigure, axes: Axes, attention: np.ndarray) -> None:
+    low, high = attention_scale(attention)
+    drawn = axes.imshow(attention, cmap="viridis", vmin=low, vmax=high)
+    axes.set_title("attention of slices", loc="left", fontsize=7.5)
+    axes.set_xlabel("key slice")
+    axes.set_ylabel("query slice")
+    axes.grid(False)
+    bar = part.colorbar(drawn, ax=axes, label="weight", shrink=0.75, pad=0.03)
+    bar.formatter.set_useOffset(False)  # type: ignore[attr-defined]
+
+
+def attention_scale(attention: np.ndarray) -> tuple[float, float]:
+    """From the least to the largest weight, but no narrower than 2 % of an even weight, lest round-off look like
+    structure."""
+    low, high = float(attention.min()), float(attention.max())
+    more = max(0.0, 0.02 / len(attention) - (high - low)) / 2
+    return low - more, high + more

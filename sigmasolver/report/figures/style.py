@@ -1,0 +1,143 @@
+"""One look for all figures: sizes of a journal, colours that colour-blind readers tell apart, files that never vary.
+
+Figures are made with matplotlib's objects alone; nothing global is changed. The colours are those of Okabe and Ito,
+without the yellow that white paper swallows; models beyond them get dashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from sigmasolver.files import plain_errors, replacing
+
+__all__ = [
+    "BLACK",
+    "GREY",
+    "ONE_COLUMN",
+    "TWO_COLUMNS",
+    "Look",
+    "letter",
+    "looks",
+    "models_below",
+    "new_figure",
+    "save",
+    "style",
+    "whole_numbers",
+]
+
+ONE_COLUMN, TWO_COLUMNS = 3.5, 7.2
+"""Widths in inches: 89 and 183 millimetres."""
+BLACK, GREY = "#222222", "#8a8a8a"
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+KNOWN = ("transolver-sigma", "physolver", "specsolver")
+"""These have the same colour in every figure."""
+RESOLUTION = 200
+_STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so a figure is the same on every machine
+    "mathtext.fontset": "dejavusans",
+    "font.size": 7.5,
+    "axes.titlesize": 8,
+    "axes.labelsize": 7.5,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "axes.linewidth": 0.6,
+    "axes.edgecolor": BLACK,
+    "axes.labelcolor": BLACK,
+    "text.color": BLACK,
+    "xtick.color": BLACK,
+    "ytick.color": BLACK,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 3.2,
+    "image.interpolation": "nearest",
+    "pdf.fonttype": 42,
+    "savefig.facecolor": "white",
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The look, for what is drawn or saved inside the block."""
+    with rc_context(_STYLE):
+        yield
+
+
+class Look:
+    """Colour, marker and dashes of one model."""
+
+    def __init__(self, place: int) -> None:
+        self.colour = COLOURS[place % len(COLOURS)]
+        self.marker = MARKERS[place % len(MARKERS)]
+        self.dashes: Literal["-", "-."] = "-" if place < len(COLOURS) else "-."
+
+
+def looks(models: Sequence[str]) -> dict[str, Look]:
+    """A look for each model; the paper's own models keep theirs whatever stands beside them."""
+    others = [model for model in dict.fromkeys(models) if model not in KNOWN]
+    return {
+        model: Look(KNOWN.index(model) if model in KNOWN else len(KNOWN) + others.index(model))
+        for model in dict.fromkeys(models)
+    }
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure in inches; its parts make room for each other."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03, wspace=0.04, hspace=0.04)  # type: ignore[union-attr,call-arg]
+    return figure
+
+
+def letter(axes: Axes, place: int, title: str) -> None:
+    """The title of a panel behind its letter, to the left."""
+    axes.set_title(rf"$\bf{{({chr(ord('a') + place)})}}$ {title}", loc="left")
+
+
+def whole_numbers(axes: Axes, most: int = 6) -> None:
+    """Leads and layers have no halves."""
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=most, integer=True, min_n_ticks=1))
+
+
+def models_below(figure: Figure, labels: dict[str, str], more: Sequence[Line2D] = (), columns: int = 6) -> None:
+    """A legend of models (name: label) below all panels, and of what else is given."""
+    held = looks(list(labels))
+    lines = [
+        Line2D([], [], color=held[name].colour, marker=held[name].marker, linestyle=held[name].dashes, label=label)
+        for name, label in labels.items()
+    ]
+    entries = [*lines, *more]
+    figure.legend(handles=entries, loc="outside lower center", ncols=min(columns, len(entries)), columnspacing=1.4)
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """NAME.png at 200 dots per inch and NAME.pdf, replaced whole; the same figure gives the same bytes."""
+    written = []
+    facts: dict[str, dict[str, None]] = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
+    for kind, metadata in facts.items():
+        path = folder / f"{name}.{kind}"
+        with plain_errors(path), style():
+            folder.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as temporary:
+                figure.savefig(temporary, format=kind, dpi=RESOLUTION, metadata=metadata)
+        written.append(path)
+    return written

@@ -1,0 +1,273 @@
+"""Every table of the paper from records, with the published numbers beside them, by the name of the command
+`sigmasolver table NAME`.
+
+Rows of the paper keep their printed digits; those that were measured here have three, and mean ± sample standard
+deviation where there are several seeds. The best of each column is bold, among the published and among the measured.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from sigmasolver.report.digits import significant, spread
+from sigmasolver.report.published import (
+    OURS,
+    TASK_LABELS,
+    Column,
+    Number,
+    cohorts,
+    model_label,
+    numbers,
+    seed_tables,
+    sweeps,
+    tables,
+)
+from sigmasolver.report.rows import Need, Rows, diagnosed, evaluated, in_order, refuse_doubles, select, value_of
+from sigmasolver.report.study import YARDSTICKS, Table
+from sigmasolver.report.sweeps import NEED as SWEEPS
+from sigmasolver.report.sweeps import points_of
+from sigmasolver.report.tables import MISSING, comparison, named_apart
+
+__all__ = ["TABLES", "PaperTable"]
+
+PAPER, MEASURED = "paper", "ours"
+ERRORS = evaluated("relative_l2", "relative_l2_lead", "parameters")
+COHORTS = diagnosed("decomposition", "propagation")
+COSTS = {
+    "parameter_megabytes": "parameters (MB)",
+    "position_megabytes": "positions (MB)",
+    "seconds_per_epoch": "epoch (s)",
+    "peak_megabytes": "peak (MB)",
+}
+EFFICIENCY = diagnosed("efficiency", *COSTS)
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """How a table is made, and the rows it needs first."""
+
+    make: Callable[[Rows], Table]
+    needs: tuple[Need, ...]
+
+
+def model_table(name: str, rows: Rows) -> Table:
+    """One row for each model of the paper and one below it where it was measured; other models come last."""
+    published = tables()[name]
+    measured = [_measured(rows, column, published.columns) for column in published.columns]
+    models = in_order(model for held in measured for model in held)
+    if not models:
+        tasks = in_order(column.task for column in published.columns if column.task)
+        raise ValueError(
+            f"None of these runs has a number of the table {name} ({published.columns[-1].metric} of "
+            f"{', '.join(tasks)}); make them with: sigmasolver suite {published.suite} and sigmasolver evaluate RUN"
+        )
+    lines: list[tuple[str, str, list[str]]] = []
+    scores: list[list[float]] = []
+    known = {model: (label, row) for model, label, row in published.rows}
+    for model in [*known, *(model for model in models if model not in known)]:
+        if model in known:
+            label, row = known[model]
+            lines.append((label, PAPER, [str(number) for number in row]))
+            scores.append([number.value for number in row])
+        if model in models:
+            values = [held.get(model, []) for held in measured]
+            lines.append((model_label(model), MEASURED, [_cell(one) for one in values]))
+            scores.append([statistics.fmean(one) if one else math.nan for one in values])
+    return Table(
+        columns=("model", "from", *(column.heading for column in published.columns)),
+        rows=tuple((label, origin, *cells) for label, origin, cells in lines),
+        bold=frozenset(
+            (line, 2 + place)
+            for place, column in enumerate(published.columns)
+            if column.metric != "parameters"
+            for origin in (PAPER, MEASURED)
+            for line in _best(
+                {i: (scores[i][place], one[2][place]) for i, one in enumerate(lines) if one[1] == origin}, column.higher
+            )
+        ),
+        caption=f"{published.title} ({published.source}). {_SPREAD}",
+    )
+
+
+_SPREAD = "± is the sample standard deviation over seeds; the best of each column in bold, paper and ours apart."
+
+
+def _measured(rows: Rows, column: Column, columns: Sequence[Column]) -> dict[str, list[float]]:
+    """Of each model, the scaled values over seeds; a column without a task takes the mean over those of the table."""
+    need = evaluated(column.metric, part=column.part)
+    tasks = [column.task] if column.task else in_order(one.task for one in columns if one.task)
+    taken = [
+        row
+        for row in rows
+        if need.takes(row) and row["task"] in tasks and row["field"] == column.field and row["model"] not in YARDSTICKS
+    ]
+    refuse_doubles(taken)
+    found: dict[str, list[float]] = {}
+    for row in named_apart(taken):
+        found.setdefault(row["model"], []).append(column.scale * value_of(row))
+    return found if column.task else {model: [statistics.fmean(held)] for model, held in found.items()}
+
+
+def seed_table(name: str, rows: Rows) -> Table:
+    """One row for each quantity: the strongest baseline and Transolver-σ, published and measured."""
+    seeds = seed_tables()[name]
+    published = tables()[seeds.of]
+    baselines = [model for model, _, _ in published.rows if model != OURS]
+    lines: list[tuple[str, ...]] = []
+    bold: set[tuple[int, int]] = set()
+    found = False
+    for column, strongest, ours in zip(published.columns, seeds.strongest, seeds.ours, strict=True):
+        if strongest is None or ours is None:
+            continue
+        held = _measured(rows, column, published.columns)
+        found = found or bool(held)
+        sign = -1 if column.higher else 1
+        rivals = {model: sign * statistics.fmean(held[model]) for model in baselines if model in held}
+        rival = min(rivals, key=lambda model: rivals[model]) if rivals else None
+        rival_cell = f"{_cell(held[rival])} ({model_label(rival)})" if rival else MISSING
+        our_cell = _cell(held.get(OURS, []))
+        pairs = ((1, strongest.value, 3, ours.value), (2, _mean(held, rival), 4, _mean(held, OURS)))
+        bold |= {
+            (len(lines), place)
+            for first, one, second, two in pairs
+            for place in _best({first: (one, str(one)), second: (two, str(two))}, column.higher)
+        }
+        lines.append((column.heading, str(strongest), rival_cell, str(ours), our_cell))
+    if not found:
+        raise ValueError(
+            f"None of these runs has a number of the table {name}; make them with: sigmasolver suite "
+            f"{published.suite} and sigmasolver evaluate RUN"
+        )
+    names = ("strongest baseline", model_label(OURS))
+    return Table(
+        columns=("quantity", *(f"{name}, {origin}" for name in names for origin in (PAPER, MEASURED))),
+        rows=tuple(lines),
+        bold=frozenset(bold),
+        caption=f"{published.title}: means and deviations over seeds ({seeds.source}). {_SPREAD}",
+    )
+
+
+def scaling_table(rows: Rows) -> Table:
+    """Three sweeps on Darcy flow; here ± is the deviation over test cases."""
+    measured = points_of(rows)
+    lines: list[tuple[str, ...]] = []
+    bold: set[tuple[int, int]] = set()
+    for name, sweep in sweeps().items():
+        printed = dict(zip(sweep.values, zip(sweep.parameters, sweep.errors, strict=True), strict=True))
+        points = {point.setting: point for point in measured.get(name, [])}
+        theirs: dict[int, tuple[float, str]] = {}
+        ours: dict[int, tuple[float, str]] = {}
+        for setting in sorted({*printed, *points}):
+            size, number = printed.get(setting, (None, None))
+            point = points.get(setting)
+            count = point.parameters if point and point.parameters else size
+            if number is not None:
+                theirs[len(lines)] = (number.value, str(number))
+            if point is not None:
+                ours[len(lines)] = (point.error, spread(1e3 * point.error, 1e3 * point.deviation))
+            shown = (held.get(len(lines), (0.0, MISSING))[1] for held in (theirs, ours))
+            lines.append((sweep.setting, f"{setting:,}", f"{count:,}" if count else MISSING, *shown))
+        bold |= {(line, 3 + place) for place, held in enumerate((theirs, ours)) for line in _best(held, False)}
+    return Table(
+        ("sweep", "setting", "parameters", f"error, {PAPER}", f"error, {MEASURED}"),
+        tuple(lines),
+        frozenset(bold),
+        "Relative L2 errors on Darcy flow in thousandths, ± the standard deviation over test cases "
+        f"({', '.join(sweep.source for sweep in sweeps().values())}); the best of each sweep in bold.",
+    )
+
+
+def cohort_table(rows: Rows) -> Table:
+    """Samples, frames per call and frames in all of the error decompositions; the first call propagates nothing."""
+    held = [row for row in select(rows, COHORTS) if row["field"] is None]
+    lines = []
+    for task in in_order([*cohorts(), *(row["task"] for row in held)]):
+        printed, mine = cohorts().get(task), [row for row in held if row["task"] == task]
+        still = [row["lead"] for row in mine if value_of(row) == 0]
+        block = next((lead for lead in range(1, len(mine) + 2) if lead not in still), 1) - 1
+        counts = (in_order(row[name] for row in mine) for name in ("windows", "horizon"))
+        samples, horizon = (" or ".join(map(str, held)) for held in counts)
+        ours = (samples, block, horizon) if mine else ()
+        theirs = (printed.samples, printed.block, printed.horizon) if printed else ()
+        cells = [str(side[i]) if side else MISSING for i in range(3) for side in (theirs, ours)]
+        lines.append((TASK_LABELS.get(task, task), *cells))
+    names = ("samples", "frames per call", "horizon")
+    return Table(
+        ("task", *(f"{name}, {origin}" for name in names for origin in (PAPER, MEASURED))),
+        tuple(lines),
+        caption="What the error decompositions were measured on (tab:decomposition-cohort).",
+    )
+
+
+def efficiency_table(rows: Rows) -> Table:
+    """Storage, time and memory of every task and model; the paper prints only some of them."""
+    held = {(row["task"], row["model"], row["metric"]): row for row in named_apart(select(rows, EFFICIENCY))}
+    printed = numbers()
+    pairs = in_order((task, model) for task, model, _ in [*printed, *held])
+    lines, scores = [], []
+    for task, model in pairs:
+        found = [held.get((task, model, metric)) for metric in COSTS]
+        texts = [
+            significant(value_of(row)) if row and not row["deviation"]
+            else spread(value_of(row), row["deviation"]) if row
+            else MISSING
+            for row in found
+        ]  # fmt: skip
+        theirs = [_text(printed.get((task, model, metric))) for metric in COSTS]
+        cells = [cell for pair in zip(theirs, texts, strict=True) for cell in pair]
+        lines.append((TASK_LABELS.get(task, task), model_label(model), *cells))
+        scores.append([value_of(row) if row else math.nan for row in found])
+    bold = {
+        (line, 3 + 2 * place)
+        for place in range(len(COSTS))
+        for task in in_order(task for task, _ in pairs)
+        for line in _best(
+            {i: (scores[i][place], lines[i][3 + 2 * place]) for i, (one, _) in enumerate(pairs) if one == task}, False
+        )
+    }
+    return Table(
+        ("task", "model", *(f"{name}, {origin}" for name in COSTS.values() for origin in (PAPER, MEASURED))),
+        tuple(lines),
+        frozenset(bold),
+        "What training costs (app:efficiency-measurements), ± over repeated timings; each time is of its own "
+        "machine; the lowest measured of each task in bold.",
+    )
+
+
+def _cell(values: Sequence[float]) -> str:
+    if len(values) > 1:
+        mean = statistics.fmean(values)
+        return spread(mean, statistics.stdev(values) if math.isfinite(mean) else mean)
+    return significant(values[0]) if values else MISSING
+
+
+def _mean(held: Mapping[str, Sequence[float]], model: str | None) -> float:
+    return statistics.fmean(held[model]) if model is not None and model in held else math.nan
+
+
+def _text(number: Number | None) -> str:
+    return MISSING if number is None else str(number)
+
+
+def _best(scores: Mapping[int, tuple[float, str]], higher: bool) -> Iterable[int]:
+    """The places whose number reads like the best one."""
+    finite = {place: score for place, score in scores.items() if math.isfinite(score[0])}
+    if not finite:
+        return []
+    best = (max if higher else min)(finite.values())[0]
+    reads = {text for value, text in finite.values() if value == best}
+    return [place for place, (value, text) in finite.items() if value == best or text in reads]
+
+
+TABLES: Mapping[str, PaperTable] = {
+    "comparison": PaperTable(lambda rows: comparison(named_apart(select(rows, ERRORS, yardsticks=True))), (ERRORS,)),
+    **{name: PaperTable(partial(model_table, name), (ERRORS,)) for name in tables()},
+    **{name: PaperTable(partial(seed_table, name), (ERRORS,)) for name in seed_tables()},
+    "scaling": PaperTable(scaling_table, (SWEEPS,)),
+    "cohorts": PaperTable(cohort_table, (COHORTS,)),
+    "efficiency": PaperTable(efficiency_table, (EFFICIENCY,)),
+}

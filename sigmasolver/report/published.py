@@ -1,0 +1,212 @@
+"""The numbers that the paper prints, as data: each with its digits as printed and the label it stands under.
+
+`published.json` holds the tables row by row, in the order of the paper; "2.79±0.05" is mean and standard deviation.
+Errors are scaled as printed (`Column.scale` times the value of a record).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "MODEL_LABELS",
+    "OURS",
+    "TASK_LABELS",
+    "Cohort",
+    "Column",
+    "Number",
+    "PublishedTable",
+    "Seeds",
+    "Sweep",
+    "cohorts",
+    "model_label",
+    "numbers",
+    "seed_tables",
+    "sweeps",
+    "tables",
+]
+
+OURS = "transolver-sigma"
+TASK_LABELS = {
+    "darcy": "Darcy",
+    "ns2d": "NS2D",
+    "kf2d": "KF2D",
+    "it3d": "IT3D",
+    "smoke3d": "Smoke3D",
+    "controlled-cylinder": "Controlled Cylinder",
+    "fsi": "FSI",
+    "foil": "Foil",
+    "combustion": "Combustion",
+    "ignit-hit": "IgnitHIT",
+    "evolve-jet": "EvolveJet",
+}
+_FILE = Path(__file__).with_name("published.json")
+
+
+@dataclass(frozen=True)
+class Number:
+    """A printed number: "2.79±0.05", "200.132"."""
+
+    text: str
+    source: str
+
+    @property
+    def value(self) -> float:
+        return float(self.text.partition("±")[0])
+
+    @property
+    def deviation(self) -> float | None:
+        _, _, after = self.text.partition("±")
+        return float(after) if after else None
+
+    def __str__(self) -> str:
+        return self.text.replace("±", " ± ")
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column shows of a record: `scale` times the value of this metric; no task: the mean over the tasks."""
+
+    heading: str
+    task: str | None
+    metric: str
+    field: str | None
+    part: str = "test"
+    scale: float = 1.0
+    higher: bool = False
+    """Whether more is better."""
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """A table of models; `rows` holds model, label and one number for each column."""
+
+    source: str
+    title: str
+    suite: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, str, tuple[Number, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Means and deviations over seeds beside the strongest baseline; None where the table leaves a column out."""
+
+    source: str
+    of: str
+    strongest: tuple[Number | None, ...]
+    ours: tuple[Number | None, ...]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One axis of the scaling study on Darcy flow; errors in thousandths, the deviation over test cases."""
+
+    source: str
+    setting: str
+    values: tuple[int, ...]
+    parameters: tuple[int, ...]
+    errors: tuple[Number, ...]
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """What a decomposition was measured on: samples, frames per call, frames in all."""
+
+    source: str
+    samples: int
+    block: int
+    horizon: int
+
+
+def tables() -> dict[str, PublishedTable]:
+    """The tables that compare models, by the name of the command."""
+    return {
+        name: PublishedTable(
+            table["source"],
+            table["title"],
+            table["suite"],
+            tuple(_column(column) for column in table["columns"]),
+            tuple((model, label, _numbers(text, table["source"])) for model, label, text in table["rows"]),
+        )
+        for name, table in _read()["tables"].items()
+    }
+
+
+def seed_tables() -> dict[str, Seeds]:
+    """The tables of standard deviations; their columns are those of the table `of`."""
+    return {
+        name: Seeds(
+            table["source"],
+            table["of"],
+            *(_maybe_numbers(table[key], table["source"]) for key in ("strongest", OURS)),
+        )
+        for name, table in _read()["seeds"].items()
+    }
+
+
+def sweeps() -> dict[str, Sweep]:
+    """The three scaling sweeps: data, grid, width."""
+    return {
+        name: Sweep(
+            sweep["source"],
+            sweep["setting"],
+            tuple(sweep["values"]),
+            tuple(sweep["parameters"]),
+            _numbers(sweep["errors"], sweep["source"]),
+        )
+        for name, sweep in _read()["scaling"].items()
+    }
+
+
+def cohorts() -> dict[str, Cohort]:
+    """The settings of the error decomposition, by task."""
+    held = _read()["cohorts"]
+    return {task: Cohort(held["source"], *counts) for task, *counts in held["rows"]}
+
+
+def numbers() -> dict[tuple[str, str, str], Number]:
+    """Numbers that stand in the text, by task, model and metric."""
+    return {(task, model, metric): Number(text, source) for source, task, model, metric, text in _read()["numbers"]}
+
+
+def model_label(model: str) -> str:
+    """The name that the paper gives a model; its own name where the paper has none."""
+    return MODEL_LABELS.get(model, model)
+
+
+@cache
+def _read() -> Mapping[str, Any]:
+    return json.loads(_FILE.read_text(encoding="utf-8"))
+
+
+def _column(plain: Mapping[str, Any]) -> Column:
+    return Column(
+        plain["heading"],
+        plain["task"],
+        plain["metric"],
+        plain["field"],
+        plain.get("part", "test"),
+        float(plain.get("scale", 1)),
+        plain.get("higher", False),
+    )
+
+
+def _numbers(text: str, source: str) -> tuple[Number, ...]:
+    return tuple(Number(word, source) for word in text.split())
+
+
+def _maybe_numbers(text: str, source: str) -> tuple[Number | None, ...]:
+    return tuple(None if word == "-" else Number(word, source) for word in text.split())
+
+
+MODEL_LABELS = {
+    "physolver": "Physolver",
+    "specsolver": "Specsolver",
+    **{model: label for table in reversed(tables().values()) for model, label, _ in table.rows},
+}

@@ -1,0 +1,165 @@
+"""Which rows of the records a table or a figure is made from, and what to say where they are missing.
+
+A row has task, model, seed, run, metric, field, lead and value; rows of `sigmasolver evaluate` also have part and
+protocol, rows of `sigmasolver diagnose` have diagnostic, layer and case. A key that is not there is null.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sigmasolver.report.study import YARDSTICKS
+from sigmasolver.report.tables import ALL, precision_of
+
+__all__ = [
+    "Arrays",
+    "Need",
+    "Row",
+    "Rows",
+    "diagnosed",
+    "evaluated",
+    "in_order",
+    "of_field",
+    "refuse_doubles",
+    "runs_in",
+    "select",
+    "spread_of",
+    "value_of",
+    "where",
+]
+
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
+Arrays = Mapping[str, Mapping[str, np.ndarray]]
+"""Of each run, the arrays of one diagnostic by name."""
+_PLACE = ("model", "metric", "field", "lead", "layer", "case")
+"""What tells the rows of one measurement of one run apart."""
+_FACTS = ("horizon", "grid", "windows", "part", "forecast_precision", "data", "step", "package", "weights")
+"""What tells two measurements of one run apart, in the words of a record."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Rows of these metrics with these facts, and the command that makes them."""
+
+    metrics: tuple[str, ...]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    command: str = "sigmasolver evaluate {run}"
+
+    def takes(self, row: Row) -> bool:
+        return row["metric"] in self.metrics and all(row.get(name) == value for name, value in self.facts.items())
+
+    def missing(self, run: str) -> str:
+        """What to say where a run has no such row."""
+        facts = " ".join(str(value) for value in self.facts.values() if value is not None)
+        return f"{run} has no {self.metrics[0]} ({facts}); make it with: {self.command.format(run=run)}"
+
+
+def evaluated(*metrics: str, protocol: str = "free", part: str = "test") -> Need:
+    """Rows of an evaluation."""
+    words = "" if protocol == "free" else f" --protocol {protocol}"
+    words += "" if part == "test" else f" --part {part}"
+    facts = {"diagnostic": None, "protocol": protocol, "part": part}
+    return Need(metrics, facts, "sigmasolver evaluate {run}" + words)
+
+
+def diagnosed(diagnostic: str, *metrics: str) -> Need:
+    """Rows of a diagnosis."""
+    return Need(metrics, {"diagnostic": diagnostic}, f"sigmasolver diagnose {{run}} --only {diagnostic}")
+
+
+def select(rows: Rows, need: Need, yardsticks: bool = False) -> list[Row]:
+    """The rows that are needed, of every run; a run without them, or with two values of one thing, is refused."""
+    if not rows:
+        raise ValueError(f"There are no rows; make them with: {need.command.format(run='RUN')}")
+    taken = [row for row in rows if need.takes(row) and (yardsticks or row["model"] not in YARDSTICKS)]
+    have = {row["run"] for row in taken}
+    for run in runs_in(rows):
+        if run not in have:
+            raise ValueError(need.missing(run))
+    refuse_doubles(taken)
+    return taken
+
+
+def refuse_doubles(rows: Rows) -> None:
+    """One run gives one number for one thing; of two the reader must choose."""
+    seen: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        key = (row["run"], row["seed"], *(row.get(name) for name in _PLACE))
+        first = seen.setdefault(key, row)
+        if first is not row:
+            facts = [name for name in _FACTS if _fact(first, name) != _fact(row, name)]
+            name = facts[0] if facts else "date"
+            one, two = _fact(first, name), _fact(row, name)
+            raise ValueError(
+                f"{row['run']} has {row['metric']} twice, with {name} {one} and {two}; choose one with "
+                f"--where {name}={one}"
+            )
+
+
+def where(rows: Rows, conditions: Iterable[str]) -> list[Row]:
+    """The rows with these facts, given as `name=value`; rows that do not have the fact at all are kept."""
+    kept = list(rows)
+    for condition in conditions:
+        name, equals, value = (part.strip() for part in condition.partition("="))
+        if not equals or not name:
+            raise ValueError(f'"{condition}" is not a condition; write name=value, such as horizon=20.')
+        held = {_fact(row, name) for row in kept if name in row or name == "forecast_precision"}
+        if value not in held:
+            listed = ", ".join(sorted(held)) or "nothing"
+            raise ValueError(f"No row has {name} {value}; the rows have {listed}.")
+        kept = [row for row in kept if _fact(row, name) in (value, "null")]
+    return kept
+
+
+def _fact(row: Row, name: str) -> str:
+    value = precision_of(row) if name == "forecast_precision" else row.get(name)
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return "null" if value is None else str(value)
+
+
+def of_field(rows: Rows, name: str | None = None) -> list[Row]:
+    """The rows of one field: the named one, else the mean over all fields, else the only one of its task."""
+    kept: list[Row] = []
+    for task in in_order(row["task"] for row in rows):
+        mine = [row for row in rows if row["task"] == task]
+        fields = in_order(row["field"] for row in mine)
+        wanted = name if name is not None else ALL if ALL in fields else None if None in fields else fields[0]
+        if wanted not in fields:
+            raise ValueError(f'{task} has no field "{wanted}"; choose from {", ".join(f for f in fields if f)}.')
+        kept += [row for row in mine if row["field"] == wanted]
+    return kept
+
+
+def runs_in(rows: Rows) -> list[str]:
+    """The runs in the order of their rows."""
+    return in_order(row["run"] for row in rows)
+
+
+def in_order(values: Iterable[Any]) -> list[Any]:
+    """Each value once, in the order of their first appearance."""
+    return list(dict.fromkeys(values))
+
+
+def value_of(row: Row) -> float:
+    """NaN for what was not finite."""
+    return math.nan if row["value"] is None else float(row["value"])
+
+
+def spread_of(rows: Rows, *names: str) -> dict[tuple[Any, ...], tuple[float, float | None]]:
+    """Mean and sample deviation (None of one) over all rows that agree in `names`."""
+    values: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    for row in rows:
+        values[tuple(row.get(name) for name in names)].append(value_of(row))
+    return {
+        key: (statistics.fmean(held), float(np.std(held, ddof=1)) if len(held) > 1 else None)
+        for key, held in values.items()
+    }

@@ -1,0 +1,238 @@
+"""The decomposition is exact: identities in float64, against a slow definition, for any model."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sigmasolver.data.normalise import Normaliser
+from sigmasolver.data.store import open_store
+from sigmasolver.data.windows import Windows
+from sigmasolver.diagnose.decomposition import TERMS, decompose, decomposition
+from sigmasolver.diagnose.subject import Subject
+from sigmasolver.forecast import Forecaster
+from sigmasolver.trained import load, recipe_in
+
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+
+
+class Pointwise(nn.Module):
+    """A matrix on the channels of every point."""
+
+    def __init__(self, matrix):
+        super().__init__()
+        self.matrix = nn.Parameter(matrix)
+
+    def forward(self, x):
+        return x @ self.matrix.T
+
+
+class Wild(nn.Module):
+    """Not linear, and not local."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16).double(), nn.Linear(16, outputs).double()
+
+    def forward(self, x):
+        inner = torch.tanh(self.first(x))
+        return self.last(inner + inner.roll(1, dims=1) + inner.mean((1, 2), keepdim=True))
+
+
+def normaliser(fields):
+    mean, scale = torch.linspace(-1, 1, len(fields)), torch.linspace(0.5, 2, len(fields))
+    return Normaliser("channel", fields, mean.double(), scale.double())
+
+
+def forecaster(model, fields, block=1, boundary=None, more=(), history=None):
+    return Forecaster(
+        model, normaliser((*fields, *more)), normaliser(fields), block, boundary, history=history
+    ).double()
+
+
+def plain(fields):
+    q = len(fields)
+    return Normaliser("none", fields, torch.zeros(q).double(), torch.ones(q).double())
+
+
+def slow(step, block, history, truth):
+    """δ and π frame by frame, from a `step` that maps a history to a block."""
+    length, q = history.shape[1], truth.shape[-1]
+    given = history[:, -1:, ..., q:]
+    visited = known = history
+    injected, propagated = [], []
+    for start in range(0, truth.shape[1], block):
+        free, forced = step(visited), step(known)
+        true = truth[:, start : start + block]
+        injected.append(forced[:, : true.shape[1]] - true)
+        propagated.append((free - forced)[:, : true.shape[1]])
+        for name, frames in (("free", free), ("true", true)):
+            held = given.expand(-1, frames.shape[1], *given.shape[2:])
+            longer = torch.cat((visited if name == "free" else known, torch.cat((frames, held), -1)), 1)
+            visited, known = (longer[:, -length:], known) if name == "free" else (visited, longer[:, -length:])
+    return torch.cat(injected, 1), torch.cat(propagated, 1)
+
+
+def energy(first, second):
+    each = (first * second).sum((2, 3))
+    return torch.cat((each, each.sum(-1, keepdim=True)), -1)
+
+
+@pytest.mark.parametrize(("block", "horizon", "more"), [(1, 4, ()), (2, 5, ()), (3, 6, ("geometry",))])
+@torch.no_grad()
+def test_it_is_the_papers_definition_for_blocks_and_given_fields(block, horizon, more):
+    fields = ("velocity_x", "velocity_y")
+    one = forecaster(Wild(3 * (2 + len(more)), 2 * block), fields, block, "lower-walls", more)
+    history = torch.randn(2, 3, 6, 5, 2 + len(more), dtype=torch.float64)
+    history[..., 2:] = history[:, :1, ..., 2:]
+    truth = torch.randn(2, horizon, 6, 5, 2, dtype=torch.float64)
+    found = decompose(one, history, truth)
+    injected, propagated = slow(one, block, history, truth)
+    torch.testing.assert_close(found["injection"], energy(injected, injected), **EXACT)
+    torch.testing.assert_close(found["propagation"], energy(propagated, propagated), **EXACT)
+    torch.testing.assert_close(found["cross"], 2 * energy(injected, propagated), **EXACT)
+    torch.testing.assert_close(found["truth"], energy(truth, truth), **EXACT)
+    summed = found["injection"] + found["propagation"] + found["cross"]
+    torch.testing.assert_close(summed, found["total"], rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(found["total"], energy(injected + propagated, injected + propagated), **EXACT)
+    assert found["propagation"][:, :block].eq(0).all() and found["propagation"][:, block:].gt(0).all()
+
+
+@torch.no_grad()
+def test_the_boundary_operator_acts_before_both_parts():
+    """Truth that obeys the wall has no error there; without the operator it has."""
+    fields = ("velocity_x", "velocity_y")
+    model = Wild(2, 2)
+    history = torch.randn(1, 1, 4, 4, 2, dtype=torch.float64)
+    walled, free = (forecaster(model, fields, 1, name) for name in ("lower-walls", None))
+    truth = torch.randn(1, 3, 4, 4, 2, dtype=torch.float64)
+    truth[:, :, 0, :, 0] = truth[:, :, :, 0, 1] = 0
+    with_walls, without = (decompose(one, history, truth) for one in (walled, free))
+    raw = free(history)
+    at_wall = raw[:, 0, 0, :, 0].square().sum() + raw[:, 0, :, 0, 1].square().sum()
+    gained = without["injection"][0, 0, -1] - with_walls["injection"][0, 0, -1]
+    torch.testing.assert_close(gained, at_wall, **EXACT)
+    injected, propagated = slow(walled, 1, history, truth)
+    assert injected[:, :, 0, :, 0].eq(0).all() and propagated[:, :, 0, :, 0].eq(0).all()
+
+
+@torch.no_grad()
+def test_a_linear_model_propagates_powers_of_itself_applied_to_the_defects():
+    """π_k = Σ_{j<k} A^{k-j} δ_j = A e_{k-1}."""
+    fields = ("u", "v")
+    A, B = (0.5 * torch.randn(2, 2, dtype=torch.float64) for _ in range(2))
+    one = Forecaster(Pointwise(A), plain(fields), plain(fields), 1)
+    start = torch.randn(3, 1, 4, 4, 2, dtype=torch.float64)
+    truth = torch.cat([start @ torch.matrix_power(B, k).T for k in range(1, 6)], 1)
+    defects = torch.cat((start, truth[:, :-1]), 1) @ (A - B).T
+    found = decompose(one, start, truth)
+    torch.testing.assert_close(found["injection"], energy(defects, defects), **EXACT)
+    for k in range(5):
+        powers = sum((defects[:, [j]] @ torch.matrix_power(A, k - j).T for j in range(k)), torch.zeros_like(start))
+        torch.testing.assert_close(found["propagation"][:, [k]], energy(powers, powers), **EXACT)
+        torch.testing.assert_close(found["cross"][:, [k]], 2 * energy(powers, defects[:, [k]]), **EXACT)
+
+
+@torch.no_grad()
+def test_a_perfect_model_injects_nothing_and_so_propagates_nothing():
+    one = forecaster(Wild(2, 2), ("u", "v"))
+    history = torch.randn(2, 1, 4, 4, 2, dtype=torch.float64)
+    frames, truth = history, []
+    for _ in range(4):
+        frames = one(frames)
+        truth.append(frames)
+    found = decompose(one, history, torch.cat(truth, 1))
+    assert all(found[name].eq(0).all() for name in TERMS) and found["truth"].gt(0).all()
+
+
+@torch.no_grad()
+def test_what_is_not_finite_stays_not_finite():
+    one = Forecaster(Pointwise(torch.tensor([[1e200]]).double()), plain(("u",)), plain(("u",)), 1)
+    found = decompose(one, torch.ones(1, 1, 3, 3, 1).double(), torch.ones(1, 3, 3, 3, 1).double())
+    assert not found["total"][:, 1:].isfinite().any()
+
+
+# --- a run, a baseline and a model of the user's own
+
+
+@pytest.fixture(scope="module")
+def raw(study):
+    with open_store(study / "flow.h5") as store:
+        yield store
+
+
+def subject_of(raw, run, model=None, horizon=5):
+    recipe = recipe_in(run)
+    trained = load(run.path)
+    whole = trained if model is None else trained.around(model)
+    windows = Windows(raw, [6, 7], recipe.evaluation_windows(horizon))
+    return Subject(run, recipe, whole, windows, torch.arange(len(windows)), horizon, 3)
+
+
+class Mine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(2, 1, 3, padding=1)
+
+    def forward(self, x):
+        return self.layer(x.movedim(-1, 1)).movedim(1, -1)
+
+
+def value(findings, metric, lead, field=None):
+    (row,) = [r for r in findings.rows if (r["metric"], r["lead"], r["field"]) == (metric, lead, field)]
+    return row["value"]
+
+
+@pytest.mark.parametrize("which", ["first", "ffno", "mine"])
+def test_rows_of_any_model_are_means_over_its_windows(runs, raw, which):
+    subject = subject_of(raw, runs["ffno" if which == "ffno" else "first"], Mine() if which == "mine" else None)
+    findings = decomposition(subject)
+    windows = Windows(raw, [6, 7], subject.recipe.evaluation_windows(5))
+    history, truth = windows.batch(range(len(windows)))
+    with torch.no_grad():
+        injected, propagated = slow(subject.forecaster, 1, history, truth)
+    assert findings.arrays["total"].shape == (4, 5, 2)
+    for lead in range(1, 6):
+        d, p, y = (one[:, lead - 1].double().numpy() for one in (injected, propagated, truth))
+        terms = {
+            "injection": (d**2).sum((1, 2, 3)),
+            "propagation": (p**2).sum((1, 2, 3)),
+            "cross": 2 * (d * p).sum((1, 2, 3)),
+            "total": ((d + p) ** 2).sum((1, 2, 3)),
+        }
+        size = (y**2).sum((1, 2, 3))
+        for name, energies in terms.items():
+            near = {"rel": 2e-4, "abs": 1e-4 * terms["total"].mean()}
+            for field in (None, "vorticity"):
+                assert value(findings, name, lead, field) == pytest.approx(energies.mean(), **near)
+            relative = value(findings, f"{name}_relative", lead)
+            assert relative == pytest.approx((energies / size).mean(), rel=2e-4, abs=1e-4)
+            np.testing.assert_allclose(
+                findings.arrays[name][:, lead - 1, -1], energies, 1e-3, 1e-3 * abs(energies).max()
+            )
+        shares = [value(findings, f"{name}_share", lead) for name in ("injection", "propagation", "cross")]
+        assert sum(shares) == pytest.approx(1, abs=1e-12)
+        assert shares[0] == pytest.approx(terms["injection"].mean() / terms["total"].mean(), rel=1e-3)
+    assert value(findings, "propagation", 1) == 0
+
+
+def test_mistakes_are_one_sentence(runs, raw):
+    good = subject_of(raw, runs["first"])
+    parts = (good.run, good.recipe, good.forecaster, good.windows)
+    with pytest.raises(ValueError, match="A horizon of 6 was asked for, but the windows have 5 future frames"):
+        Subject(*parts, good.indices, 6, 3)
+    with pytest.raises(ValueError, match="There are no windows to look at"):
+        Subject(*parts, good.indices[:0], 5, 3)
+
+
+def test_data_that_are_not_finite_are_refused(runs, raw):
+    subject = subject_of(raw, runs["first"])
+
+    class Broken(Windows):
+        def batch(self, indices):
+            history, future = super().batch(indices)
+            return history, torch.where(torch.tensor(indices.tolist()).view(-1, 1, 1, 1, 1) == 2, torch.nan, future)
+
+    bad = Broken(raw, [6, 7], subject.recipe.evaluation_windows(5))
+    with pytest.raises(ValueError, match="Trajectory 7 of the data has values that are not finite"):
+        decomposition(Subject(subject.run, subject.recipe, subject.forecaster, bad, subject.indices, 5, 3))

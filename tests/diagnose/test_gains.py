@@ -1,0 +1,145 @@
+"""Gains against the singular values of the explicit Jacobian in float64, and the paper's error recurrence."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sigmasolver.diagnose.bands import Bands
+from sigmasolver.diagnose.gains import MeanJacobian, history_update, largest_gain
+from sigmasolver.diagnose.interventions import propagation
+from sigmasolver.forecast import feed_back
+from tests.diagnose.looking import TASK, hooks_in, subject_of
+
+BANDS = Bands((2, 2))
+
+
+def start(name="transolver-sigma", task=TASK):
+    """A float64 forecaster, two true histories, and two others near them."""
+    subject = subject_of(name, task=task, dtype=torch.float64)
+    _, history, _ = next(subject.batches())
+    return subject.forecaster, history, history + 0.3 * torch.randn_like(history)
+
+
+def explicit(update, state):
+    """(B, n, n): the Jacobian of every sample by reverse mode, one row at a time."""
+    size = state[0].numel()
+    whole = torch.autograd.functional.jacobian(update, state).reshape(len(state), size, len(state), size)
+    assert all(whole[i, :, j].abs().max() == 0 for i in range(len(state)) for j in range(len(state)) if i != j)
+    return torch.stack([whole[sample, :, sample] for sample in range(len(state))])
+
+
+def matrix(project, state):
+    """A projection as a matrix (n, n)."""
+    size = state[0].numel()
+    return project(torch.eye(size, dtype=state.dtype).reshape(size, *state.shape[1:])).reshape(size, size).mT
+
+
+@pytest.mark.parametrize("name", ["transolver-sigma", "transolver", "ffno", "linearno"])
+def test_gains_are_the_singular_values_of_the_jacobian(name):
+    forecaster, true, _ = start(name)
+    update = history_update(forecaster, true[..., 2:])
+    J = explicit(update, true)
+    of = MeanJacobian(update, true, true)
+    low, high = matrix(BANDS.low, true), matrix(BANDS.high, true)
+    expected = {
+        "gain": torch.linalg.svdvals(J)[:, 0],
+        "cross_propagation_low_high": torch.linalg.svdvals(high @ J @ low)[:, 0],
+        "cross_propagation_high_low": torch.linalg.svdvals(low @ J @ high)[:, 0],
+    }
+    found = propagation(of, BANDS, true)
+    assert found.keys() == expected.keys()
+    for metric, values in expected.items():
+        torch.testing.assert_close(found[metric], values, rtol=2e-3, atol=0)
+        assert (found[metric] <= values * (1 + 1e-12)).all()  # from below
+    tight = largest_gain(of.__matmul__, of.transposed, true, tolerance=1e-8)
+    torch.testing.assert_close(tight, expected["gain"], rtol=1e-12, atol=0)
+
+
+def test_products_are_those_of_the_mean_of_explicit_jacobians():
+    forecaster, true, visited = start()
+    update = history_update(forecaster, true[..., 2:])
+    places = (0.5 - 0.5 / 3**0.5, 0.5 + 0.5 / 3**0.5)  # Gauss-Legendre with two points
+    J = sum(explicit(update, true + place * (visited - true)) for place in places) / 2
+    of, v = MeanJacobian(update, true, visited), torch.randn_like(true)
+    torch.testing.assert_close((of @ v).flatten(1), (J @ v.flatten(1)[..., None])[..., 0])
+    torch.testing.assert_close(of.transposed(v).flatten(1), (J.mT @ v.flatten(1)[..., None])[..., 0])
+
+
+def test_the_mean_jacobian_carries_the_error_over_a_call():
+    """f(ŝ) - f(s) = J̄ e; the sum of two points errs with the fifth power of the segment's length."""
+    forecaster, true, _ = start()
+    update, e = history_update(forecaster, true[..., 2:]), torch.randn_like(true)
+    errors = []
+    for size in (0.2, 0.1):
+        J = MeanJacobian(update, true, true + size * e)
+        with torch.no_grad():
+            difference = update(true + size * e) - update(true)
+        errors.append(float((J @ (size * e) - difference).norm()))
+        assert errors[-1] < 1e-3 * difference.norm()
+    assert errors[0] / errors[1] == pytest.approx(32, rel=0.3)
+
+
+def test_errors_of_a_rollout_stay_below_injection_plus_gain_times_error():
+    """The step of eq:rollout-finite-bound, call by call along a free forecast."""
+    subject = subject_of(dtype=torch.float64)
+    _, history, truth = next(subject.batches())
+    true = visited = history
+    for call in range(3):
+        update = history_update(subject.forecaster, true[..., 2:])
+        gain = largest_gain(*_both(MeanJacobian(update, true, visited)), true)
+        with torch.no_grad():
+            forced, free = update(true), update(visited)
+        following = feed_back(true, truth[:, call : call + 1])
+        parts = (forced - following, visited - true, free - following)
+        injected, error, grown = (one.flatten(1).norm(dim=1) for one in parts)
+        assert (grown <= injected + 1.002 * gain * error).all()
+        true, visited = following, free
+    assert (error > 0).all()
+
+
+def _both(J):
+    return J.__matmul__, J.transposed
+
+
+def test_a_history_longer_than_a_block_keeps_a_gain_of_at_least_one():
+    """Frames that only shift pass with gain one; the update is more than its output."""
+    forecaster, true, _ = start()
+    of = MeanJacobian(history_update(forecaster, true[..., 2:]), true, true)
+    v = torch.randn_like(true)
+    torch.testing.assert_close((of @ v)[:, 0], v[:, 1])
+    assert (largest_gain(*_both(of), true) >= 1).all()
+
+
+def test_given_fields_are_held_fixed():
+    task = replace(TASK, inputs=("height", "slope"), targets=("height",))
+    forecaster, history, _ = start(task=task)
+    update = history_update(forecaster, history[..., 1:])
+    with torch.no_grad():
+        expected = feed_back(history, forecaster(history))[..., :1]
+        assert torch.equal(update(history[..., :1]), expected)
+    J = explicit(update, history[..., :1])
+    gain = largest_gain(*_both(MeanJacobian(update, history[..., :1], history[..., :1])), history[..., :1], 1e-8)
+    torch.testing.assert_close(gain, torch.linalg.svdvals(J)[:, 0], rtol=1e-10, atol=0)
+
+
+def test_known_operators():
+    like = torch.zeros(3, 4, dtype=torch.float64)
+    diagonal = torch.tensor([[1.0, -7.0, 2.0, 0.0], [0.0, 0.0, 0.0, 0.0], [3.0, 3.0, 3.0, 3.0]]).double()
+    found = largest_gain(lambda v: diagonal * v, lambda u: diagonal * u, like, tolerance=1e-10)
+    torch.testing.assert_close(found, torch.tensor([7.0, 0.0, 3.0]).double())
+    broken = torch.tensor([[1.0] * 4, [torch.nan] * 4, [2.0] * 4]).double()
+    found = largest_gain(lambda v: broken * v, lambda u: broken * u, like)
+    torch.testing.assert_close(found, torch.tensor([1.0, torch.nan, 2.0]).double(), equal_nan=True)
+
+
+def test_nothing_is_left_behind():
+    forecaster, true, visited = start()
+    with torch.no_grad():
+        before = forecaster(true)
+    of = MeanJacobian(history_update(forecaster, true[..., 2:]), true, visited)
+    image = of.transposed(of @ true)
+    assert not image.requires_grad and all(p.grad is None for p in forecaster.parameters())
+    with torch.no_grad():
+        assert torch.equal(before, forecaster(true))
+    assert hooks_in(forecaster) == 0

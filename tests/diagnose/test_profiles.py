@@ -1,0 +1,112 @@
+"""The paper's bounds on states that real forecasts produce, with shaken and with trained weights."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from sigmasolver.data.generate import generate
+from sigmasolver.data.store import open_store
+from sigmasolver.data.windows import Windows
+from sigmasolver.diagnose.corrections import corrections
+from sigmasolver.diagnose.profiles import exact_attention, exact_update, geometry, profile
+from sigmasolver.diagnose.subject import Subject
+from sigmasolver.diagnose.watch import slice_operators, watching
+from sigmasolver.models.slices import SliceUpdate
+from sigmasolver.runs import Run
+from sigmasolver.train.job import train_run
+from sigmasolver.trained import load
+from tests.diagnose.looking import MODEL, RECIPE, WAVES, hooks_in, number, shaken, subject_of
+
+SLACK, ROUNDING = 1 + 1e-10, 1e-15
+
+
+def holds(found):
+    """Head by head and case by case."""
+    for name in ("diameter", "variation"):
+        after, bound = found[f"{name}_after"], found[f"bound_{name}"]
+        assert (after <= SLACK * bound + ROUNDING * found[f"{name}_before"]).all()
+        if f"floor_{name}" in found:
+            assert (found[f"floor_{name}"] <= SLACK * after).all()
+            assert (found[f"floor_{name}"] <= found[f"{name}_before"]).all()
+    assert (found["dobrushin"] <= SLACK).all() and (found["dobrushin"] >= 0).all()
+
+
+@pytest.mark.parametrize("kind", ["residual", "replace"])
+@pytest.mark.parametrize("shake", [0.05, 0.5, 3.0])
+def test_bounds_hold_for_any_weights(kind, shake):
+    update = SliceUpdate(kind, 6)
+    shaken(update, shake)
+    for spread in (1e-6, 1.0, 30.0):  # almost collapsed slices too
+        Z = 1 + spread * torch.randn(3, 2, 7, 6)
+        found = profile(update, Z)
+        holds(found)
+        assert all(values.dtype == torch.float64 and values.shape == (3, 2) for values in found.values())
+
+
+@pytest.mark.parametrize("name", ["transolver-sigma", "transolver", "transolver-srpa", "slice-keep"])
+def test_the_update_made_anew_is_the_one_the_model_made(name):
+    subject = subject_of(name)
+    _, history, _ = next(subject.batches())
+    with torch.no_grad(), watching(subject.forecaster.model) as views:
+        subject.forecaster(history)
+    for view in views:
+        A = exact_attention(view.operator.update, view.Z_BHMD)
+        updated = exact_update(view.operator.update, view.Z_BHMD, A)
+        torch.testing.assert_close(updated, view.updated_BHMD.double(), rtol=1e-4, atol=1e-5)
+        assert (A is None) == (name == "slice-keep")
+
+
+@pytest.mark.parametrize("name", ["transolver-sigma", "transolver", "transolver-srpa"])
+def test_bounds_hold_in_a_forecast_of_shaken_models(name):
+    findings = geometry(subject_of(name, shake=0.4))
+    holds(findings.arrays)
+    assert findings.arrays["dobrushin"].shape == (2, 3, 2)  # layers, cases, heads
+    assert findings.arrays["dobrushin"].min() > 1e-3  # attention is not even
+    for layer in (1, 2):
+        for metric in ("diameter_after", "bound_variation", "kappa"):
+            expected = findings.arrays[metric][layer - 1].mean()
+            assert number(findings, metric, layer=layer) == pytest.approx(expected, rel=1e-6)
+
+
+def test_slices_that_are_kept_meet_their_bounds_exactly():
+    findings = geometry(subject_of("slice-keep"))
+    for name in ("diameter", "variation"):
+        before, after, bound = (findings.arrays[key] for key in (f"{name}_before", f"{name}_after", f"bound_{name}"))
+        assert np.array_equal(before, after) and np.array_equal(before, bound) and before.min() > 0
+    assert "dobrushin" not in findings.arrays and "floor_diameter" not in findings.arrays
+
+
+@pytest.mark.parametrize("name, kept", [("transolver", False), ("transolver-srpa", True)])
+def test_even_attention_collapses_a_replacement_and_spares_a_residual(name, kept):
+    subject = subject_of(name)
+    for operator in slice_operators(subject):
+        operator.update.attention.query.weight.data.zero_()
+    found = geometry(subject).arrays
+    assert found["dobrushin"].max() < 1e-12 and found["kappa"].max() < 1e-12
+    ratio = found["diameter_after"] / found["diameter_before"]
+    np.testing.assert_allclose(ratio, 1.0 if kept else 0.0, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A model that has learned for two hundred steps, and windows it has not seen."""
+    folder = tmp_path_factory.mktemp("trained")
+    generate(WAVES, 6, 0, folder / "waves.h5")
+    recipe = replace(RECIPE, model=replace(MODEL, name="transolver-srpa"))
+    train_run(recipe, folder / "waves.h5", Run(folder / "run"))
+    with open_store(folder / "waves.h5") as store:
+        windows = Windows(store, (4, 5), recipe.evaluation_windows())
+        indices = torch.arange(len(windows))
+        yield Subject(Run(folder / "run"), recipe, load(folder / "run"), windows, indices, 4, 2)
+
+
+def test_bounds_hold_on_trained_weights(trained):
+    findings = geometry(trained)
+    holds(findings.arrays)
+    gammas = [number(corrections(trained), "gamma", layer=layer) for layer in (1, 2)]
+    assert min(map(abs, gammas)) > 1e-3  # it has learned to correct
+    moved = np.abs(findings.arrays["diameter_after"] / findings.arrays["diameter_before"] - 1)
+    assert moved.max() > 0
+    assert hooks_in(trained.forecaster) == 0

@@ -1,0 +1,291 @@
+"""Diagnoses in a run folder: tidy, made once, whole or refused; and the command that makes them."""
+
+import json
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sigmasolver.cli import main
+from sigmasolver.data.generate import generate
+from sigmasolver.data.header import Header
+from sigmasolver.data.store import Writer
+from sigmasolver.diagnose import run as module
+from sigmasolver.diagnose.records import read_findings, rows_file
+from sigmasolver.diagnose.run import DIAGNOSTICS, diagnose_run, peers_of
+from sigmasolver.diagnose.subject import Findings
+from sigmasolver.evaluate import Request, evaluate_run
+from sigmasolver.runs import Run
+from sigmasolver.simulate.simulator import Layout
+from sigmasolver.train.job import train_run
+from sigmasolver.train.own import Wishes, own_recipe
+from tests.diagnose.conftest import FLOW, MODEL
+
+NAMES = ("decomposition", "trust", "maps")
+KEYS = {
+    "task", "model", "seed", "run", "diagnostic", "metric", "field", "lead", "layer", "case", "value", "deviation",
+    "weights", "data", "part", "windows", "horizon", "precision", "package", "commit", "machine", "torch", "date",
+}  # fmt: skip
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How often each diagnostic was made."""
+    made = []
+    for name, maker in DIAGNOSTICS.items():
+        monkeypatch.setitem(DIAGNOSTICS, name, lambda s, name=name, maker=maker: (made.append(name), maker(s))[1])
+    return made
+
+
+def test_rows_are_tidy_strict_json_and_on_disk(runs):
+    run = runs["first"]
+    found = diagnose_run(run, NAMES)
+
+    def refuse(word):
+        raise AssertionError(word)
+
+    assert list(found) == list(NAMES)
+    for name, findings in found.items():
+        lines = rows_file(run, name).read_text().splitlines()
+        rows = [json.loads(line, parse_constant=refuse) for line in lines]
+        assert rows == findings.rows and all(row.keys() >= KEYS for row in rows)
+        told = {(row["task"], row["model"], row["seed"], row["run"], row["diagnostic"]) for row in rows}
+        assert told == {("tiny", "transolver-sigma", 3, "first", name)}
+        places = [tuple(row[key] for key in ("metric", "field", "lead", "layer", "case")) for row in rows]
+        assert len(set(places)) == len(places)
+        with np.load(rows_file(run, name).with_suffix(".npz"), allow_pickle=False) as file:
+            assert {key: file[key].dtype for key in file} == {key: a.dtype for key, a in findings.arrays.items()}
+
+
+def test_numbers_agree_with_the_evaluation(runs):
+    """The root of the total energy over that of the truth is the relative error; the correlation is the same number."""
+    run = runs["first"]
+    found, records = diagnose_run(run, NAMES), evaluate_run(run)
+    arrays = found["decomposition"].arrays
+    for lead in (1, 2, 3):
+        error = np.sqrt(arrays["total"][:, lead - 1, 0] / arrays["truth"][:, lead - 1, 0]).mean()
+        (record,) = [
+            r for r in records
+            if r["metric"] == "relative_l2_lead" and r["lead"] == lead and r["model"] == "transolver-sigma"
+        ]  # fmt: skip
+        assert error == pytest.approx(record["value"], rel=1e-5)
+        correlations = [
+            row["value"] for row in (*found["trust"].rows, *records)
+            if (row["metric"], row["lead"], row["field"]) == ("correlation_lead", lead, "vorticity")
+            and row["model"] == "transolver-sigma"
+        ]  # fmt: skip
+        assert len(correlations) == 2 and correlations[0] == pytest.approx(correlations[1], rel=1e-6)
+
+
+def test_what_is_there_is_not_made_again(runs, counted):
+    run, ticks = runs["first"], []
+    first = diagnose_run(run, NAMES, tick=lambda *now: ticks.append(now))
+    assert counted == list(NAMES) and ("decomposition", 8, 8) in ticks
+    before = {path: path.read_bytes() for path in (run.path / "diagnose").iterdir()}
+    again = diagnose_run(run, NAMES)
+    assert counted == list(NAMES)
+    assert {path: path.read_bytes() for path in (run.path / "diagnose").iterdir()} == before
+    for name in NAMES:
+        assert again[name].rows == first[name].rows and again[name].arrays.keys() == first[name].arrays.keys()
+        assert all(np.array_equal(again[name].arrays[key], first[name].arrays[key], True) for key in first[name].arrays)
+
+
+@pytest.mark.parametrize(
+    "request_", [Request(horizon=2), Request(windows=3), Request(part="train")], ids=["horizon", "windows", "part"]
+)
+def test_another_request_is_made(runs, counted, request_):
+    run = runs["first"]
+    first = diagnose_run(run, ["decomposition"])["decomposition"]
+    other = diagnose_run(run, ["decomposition"], request_)["decomposition"]
+    assert counted == ["decomposition"] * 2 and other.rows != first.rows
+    assert read_findings(run, "decomposition").rows == other.rows
+    diagnose_run(run, ["decomposition"], request_)
+    assert counted == ["decomposition"] * 2
+
+
+def test_other_weights_are_another_diagnosis(runs, counted):
+    run = runs["first"]
+    diagnose_run(run, ["decomposition"])
+    run.weights.write_bytes(runs["second"].weights.read_bytes())
+    diagnose_run(run, ["decomposition"])
+    assert len(counted) == 2
+
+
+def test_arrays_that_a_kill_left_without_rows_are_made_again(runs, counted):
+    run = runs["first"]
+    diagnose_run(run, ["maps"])
+    rows_file(run, "maps").unlink()
+    diagnose_run(run, ["maps"])
+    assert counted == ["maps"] * 2 and read_findings(run, "maps") is not None
+
+
+@pytest.mark.parametrize("cut", ["line", "row", "empty", "arrays", "gone", "mixed"])
+def test_a_file_that_was_cut_is_refused_in_one_sentence(runs, cut):
+    run = runs["first"]
+    diagnose_run(run, ["decomposition"])
+    rows = rows_file(run, "decomposition")
+    arrays, text = rows.with_suffix(".npz"), rows.read_bytes()
+    if cut == "line":
+        rows.write_bytes(text[:-40])
+    elif cut == "row":
+        rows.write_bytes(b"".join(text.splitlines(keepends=True)[:-1]))
+    elif cut == "empty":
+        rows.write_bytes(b"")
+    elif cut == "arrays":
+        arrays.write_bytes(arrays.read_bytes()[:-100])
+    elif cut == "gone":
+        arrays.unlink()
+    else:
+        np.savez(arrays, total=np.zeros(3))
+    with pytest.raises(ValueError, match=r"diagnose.*(truncated|missing).*remove") as caught:
+        diagnose_run(run, ["decomposition"])
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+def test_what_does_not_apply_is_left_out_with_a_reason(runs, monkeypatch):
+    fast = {name: DIAGNOSTICS[name] for name in ("decomposition", "corrections", "routing")}
+    monkeypatch.setattr(module, "DIAGNOSTICS", fast)
+    found = diagnose_run(runs["ffno"])
+    assert found["decomposition"].skipped is None and found["decomposition"].rows
+    for name in ("corrections", "routing"):
+        assert found[name].skipped.endswith(".") and not found[name].rows
+        assert not rows_file(runs["ffno"], name).exists()
+    with pytest.raises(ValueError, match="ffno has no slices"):
+        diagnose_run(runs["ffno"], ["corrections"])
+
+
+def test_a_diagnostic_without_rows_is_refused(runs, monkeypatch):
+    monkeypatch.setitem(DIAGNOSTICS, "maps", lambda subject: Findings())
+    with pytest.raises(ValueError, match="The diagnostic maps gave no rows"):
+        diagnose_run(runs["first"], ["maps"])
+
+
+def test_a_steady_task_has_nothing_to_propagate(tmp_path):
+    grid, random = np.arange(8) / 8, np.random.default_rng(0)
+    a = random.normal(size=(10, 1, 8, 8, 1))
+    data = np.concatenate((a, 2 + 0.5 * a + random.normal(size=a.shape)), -1).astype(np.float32)
+    header = Header(Layout(("a", "p"), ("1", "1"), ("open",) * 2, (grid, grid), np.zeros(1)), "test", {})
+    with Writer(tmp_path / "steady.h5", header, 10) as writer:
+        writer.append(data)
+    recipe, _ = own_recipe(header, 10, Wishes("steady", targets=("p",)), False)
+    run = Run(tmp_path / "run")
+    train_run(replace(recipe, model=MODEL, train=replace(recipe.train, updates=2)), tmp_path / "steady.h5", run)
+    found = diagnose_run(run, (*NAMES, "efficiency"))
+    terms = {row["metric"]: row["value"] for row in found["decomposition"].rows if row["field"] == "p"}
+    assert terms["propagation"] == terms["cross"] == 0 and terms["injection_share"] == 1
+    assert found["maps"].arrays["given"].shape[1:] == (8, 8, 1) and found["maps"].arrays["leads"].tolist() == [1]
+    test = list(recipe.split(10).test)
+    np.testing.assert_allclose(found["maps"].arrays["given"][..., 0], data[test, 0, ..., 0], rtol=1e-3, atol=1e-3)
+    assert any(row["metric"] == "distance_lead" for row in found["trust"].rows)
+
+
+# --- seeds
+
+
+def test_seeds_are_looked_at_together_beside_the_lowest(runs, counted):
+    together = [runs["second"], runs["ffno"], runs["first"]]
+    assert peers_of(runs["first"], together) == (runs["second"],)
+    assert peers_of(runs["second"], together) == () == peers_of(runs["ffno"], together)
+    alone = diagnose_run(runs["first"], ["trust"])["trust"]
+    pair = diagnose_run(runs["first"], ["trust"], peers=[runs["second"]])["trust"]
+    assert counted == ["trust"] * 2 and len(pair.rows) > len(alone.rows)
+    assert {row["metric"] for row in pair.rows} >= {"spread_lead", "error_lead", "calibration", "coverage", "members"}
+    assert all(len(row["members"]) == 1 and row["members"][0].startswith("second ") for row in pair.rows)
+    # Its own numbers are among those of the pair, so it is not looked at again.
+    assert diagnose_run(runs["first"], ["trust"])["trust"].rows == pair.rows and len(counted) == 2
+    own = {(row["metric"], row["lead"], row["field"]): row["value"] for row in alone.rows}
+    assert own.items() <= {(row["metric"], row["lead"], row["field"]): row["value"] for row in pair.rows}.items()
+
+
+# --- mistakes
+
+
+@pytest.mark.parametrize(
+    ("names", "request_", "says"),
+    [
+        (["decompositon"], Request(), 'no diagnostic "decompositon"; near names: decomposition'),
+        (None, Request(protocol="teacher-forced"), "A diagnosis follows free forecasts"),
+        (None, Request(precision="bf16"), "A diagnosis is made in float32"),
+        (None, Request(grid=(8, 8)), "on the grid of the training"),
+        (["maps"], Request(horizon=7), "A window needs 9 frames"),
+    ],
+)
+def test_mistakes_are_one_sentence(runs, names, request_, says):
+    with pytest.raises(ValueError, match=says) as caught:
+        diagnose_run(runs["first"], names, request_)
+    assert "\n" not in str(caught.value) and not (runs["first"].path / "diagnose").exists()
+
+
+def test_other_data_and_other_folders_are_refused(runs, study, tmp_path):
+    generate(FLOW, 2, 5, tmp_path / "other.h5")
+    with pytest.raises(ValueError, match=r"is not the data that .*first was trained with"):
+        diagnose_run(runs["first"], ["maps"], path=tmp_path / "other.h5")
+    with pytest.raises(ValueError, match="is not a run"):
+        diagnose_run(Run(tmp_path / "nothing"), ["maps"])
+    assert not (tmp_path / "nothing").exists()
+    moved = tmp_path / "moved.h5"
+    moved.write_bytes((study / "flow.h5").read_bytes())
+    assert diagnose_run(runs["first"], ["maps"], path=moved)["maps"].rows
+
+
+# --- the command
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """The command as `sigmasolver` runs it, in this process: exit code, stdout, stderr."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["sigmasolver", *map(str, words)])
+        code = 0
+        try:
+            main()
+        except SystemExit as leaving:
+            code = leaving.code or 0
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_the_command_writes_files_and_says_what_they_mean(call, runs):
+    folders = [runs[name].path for name in ("first", "second", "ffno")]
+    words = ("--only", "decomposition, trust", "--device", "cpu", "--windows", 4, "--horizon", 4)
+    code, out, err = call("diagnose", *folders, *words)
+    assert code == 0 and not err
+    for run in runs.values():
+        for name in ("decomposition", "trust"):
+            assert read_findings(run, name).rows[0]["horizon"] == 4
+    rows = read_findings(runs["ffno"], "decomposition").rows
+    (share,) = [
+        r["value"] for r in rows if (r["metric"], r["lead"], r["field"]) == ("propagation_share", 4, None)
+    ]  # fmt: skip
+    said = next(line for line in out.splitlines() if "ffno: " in line and "earlier errors" in line)
+    assert float(said.split()[1]) == pytest.approx(100 * share, rel=0.01)
+    assert "lead 4, 4 windows of the test part" in out and "spread of seeds" in out
+    assert call("diagnose", *folders, *words) == (code, out, err)
+
+
+def test_the_command_leaves_out_what_does_not_apply(call, runs, monkeypatch):
+    fast = {name: DIAGNOSTICS[name] for name in ("maps", "corrections")}
+    monkeypatch.setattr(module, "DIAGNOSTICS", fast)
+    code, out, _ = call("diagnose", runs["ffno"].path, "--device", "cpu")
+    assert code == 0 and "corrections of ffno is left out: ffno has no slices" in out and "maps: " in out
+
+
+def test_the_command_answers_a_mistake_with_one_sentence(call, runs, tmp_path):
+    for words, says in (
+        ((runs["first"].path, "--only", "magic"), 'There is no diagnostic "magic"'),
+        ((tmp_path / "no",), "is not a run"),
+        ((runs["ffno"].path, "--only", "corrections"), "ffno has no slices to look at"),
+        ((runs["first"].path, "--part", "exam"), "choose from train, validation, test"),
+    ):
+        code, out, err = call("diagnose", *words, "--device", "cpu")
+        assert code == 2 and not out and says in err and err.count("\n") == 1
+
+
+def test_the_help_names_every_diagnostic():
+    from sigmasolver.cli.diagnose import SUMMARIES
+
+    assert SUMMARIES.keys() == DIAGNOSTICS.keys()

@@ -1,0 +1,112 @@
+"""Looking on changes no bit, silencing is exactly a zero branch, and no hook ever stays."""
+
+import copy
+
+import pytest
+import torch
+
+from sigmasolver.diagnose.subject import NotApplicable
+from sigmasolver.diagnose.watch import operators, silenced, slice_operators, watching
+from sigmasolver.forecast import rollout
+from sigmasolver.models.slices import SliceOperator
+from sigmasolver.ops.slices import routing, slice_states
+from tests.diagnose.looking import hooks_in, subject_of
+
+WITH_SLICES = ("transolver-sigma", "physolver", "spectral-then-physical", "slice-replace", "slice-keep", "transolver")
+
+
+def free(subject):
+    _, history, _ = next(subject.batches())
+    with torch.no_grad():
+        return rollout(subject.forecaster, history, subject.horizon).frames
+
+
+@pytest.mark.parametrize("name", WITH_SLICES)
+def test_watching_changes_no_bit_of_a_forecast(name):
+    subject = subject_of(name)
+    before = free(subject)
+    with watching(subject.forecaster.model) as views:
+        during = free(subject)
+    after = free(subject)
+    assert torch.equal(before, during) and torch.equal(before, after)
+    assert [view.layer for view in views] == [1, 2] * subject.horizon
+    assert hooks_in(subject.forecaster) == 0
+
+
+@pytest.mark.parametrize("name", WITH_SLICES)
+def test_views_are_what_the_operators_computed(name):
+    subject = subject_of(name, dtype=torch.float64)
+    _, history, _ = next(subject.batches())
+    paths = []
+    first = slice_operators(subject)[0]
+    real = first.attend
+    first.attend = lambda R, F: paths.append((R, F)) or real(R, F)  # the two inputs of the slices
+    with torch.no_grad(), watching(subject.forecaster.model) as views:
+        subject.forecaster(history)
+    view, update = views[0], first.update
+    R, F = (path.flatten(1, -2).unflatten(-1, (first.heads, -1)).transpose(1, 2) for path in paths[0])
+    P = routing(R, first.routing.project.weight.mT, first.routing.project.bias, first.routing.clipped())
+    torch.testing.assert_close(view.P_BHNM, P)
+    torch.testing.assert_close(view.Z_BHMD, slice_states(P, F))
+    if update.kind == "keep":
+        assert view.delta_BHMD is None and torch.equal(view.updated_BHMD, view.Z_BHMD)
+        return
+    delta = update.attention.weights(view.Z_BHMD) @ view.Z_BHMD @ update.attention.value.weight.mT
+    torch.testing.assert_close(view.delta_BHMD, delta)
+    expected = delta if update.kind == "replace" else view.Z_BHMD + update.gamma * delta
+    torch.testing.assert_close(view.updated_BHMD, expected)
+
+
+def really_zero(subject, kind):
+    """A copy of the forecaster whose operators of this kind have weights that answer zero."""
+    other = copy.deepcopy(subject.forecaster)
+    with torch.no_grad():
+        for operator in operators(other.model, kind):
+            parts = operator.project if isinstance(operator, SliceOperator) else operator
+            for parameter in parts.parameters():
+                parameter.zero_()
+    return other
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        ("transolver-sigma", "physical"),
+        ("transolver-sigma", "spectral"),
+        ("physical-then-spectral", "physical"),
+        ("physical-then-spectral", "spectral"),
+        ("transolver", "physical"),
+        ("ffno", "spectral"),
+    ],
+)
+def test_silencing_equals_a_branch_that_is_really_zero_and_restores_exactly(name, kind):
+    subject = subject_of(name)
+    weights = {key: value.clone() for key, value in subject.forecaster.state_dict().items()}
+    before = free(subject)
+    with silenced(subject.forecaster.model, kind):
+        without = free(subject)
+    after = free(subject)
+    _, history, _ = next(subject.batches())
+    with torch.no_grad():
+        expected = rollout(really_zero(subject, kind), history, subject.horizon).frames
+    assert torch.equal(without, expected)
+    assert torch.equal(before, after) and not torch.equal(before, without)
+    assert all(torch.equal(weights[key], value) for key, value in subject.forecaster.state_dict().items())
+    assert hooks_in(subject.forecaster) == 0
+
+
+@pytest.mark.parametrize("look", [watching, lambda model: silenced(model, "physical")])
+def test_hooks_are_removed_when_something_fails(look):
+    subject = subject_of()
+    before = free(subject)
+    with pytest.raises(RuntimeError, match="in the middle"), look(subject.forecaster.model):
+        assert hooks_in(subject.forecaster) > 0
+        raise RuntimeError("in the middle")
+    assert hooks_in(subject.forecaster) == 0
+    assert torch.equal(before, free(subject))
+
+
+def test_a_model_without_slices_is_told_in_one_sentence():
+    for name in ("specsolver", "ffno", "linearno"):
+        with pytest.raises(NotApplicable, match=f"^{name} has no slices to look at; choose [^.]*\\.$"):
+            slice_operators(subject_of(name))

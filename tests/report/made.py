@@ -1,0 +1,177 @@
+"""Records as `sigmasolver evaluate` and `sigmasolver diagnose` write them, made up but of plausible sizes."""
+
+import numpy as np
+
+TRIO = ("transolver-sigma", "physolver", "specsolver")
+GROWTH = {"transolver-sigma": (0.4, 0.35), "physolver": (0.5, 1.4), "specsolver": (1.2, 0.8)}
+FIELDS = {
+    "darcy": ("pressure",),
+    "it3d": ("pressure", "velocity_x", "velocity_y", "velocity_z", "velocity", "all"),
+    "smoke3d": ("density", "velocity_x", "velocity_y", "velocity_z", "velocity", "all"),
+}
+
+
+def facts(task, model, seed=42, run=None, **more):
+    """What every row of one run has."""
+    return {
+        "task": task, "model": model, "seed": seed, "run": run or f"{task}-{model}-{seed}", "part": "test",
+        "protocol": "free", "windows": 200, "horizon": 10, "grid": [64, 64], "step": 100, "weights": "0123456789abcdef",
+        "package": "0.1", "precision": "float32", "forecast_precision": "float32", "data": "f" * 16,
+        "commit": "abc1234", "machine": "none", "torch": "2.13", "date": "2026-01-01", **more,
+    }  # fmt: skip
+
+
+def row(source, metric, value, **more):
+    keys = {"field": None, "lead": None, "value": value}
+    return {**source, **keys, "metric": metric, **more}
+
+
+def finding(source, diagnostic, metric, value, **more):
+    keys = {"field": None, "lead": None, "layer": None, "case": None, "deviation": None}
+    return {**source, "diagnostic": diagnostic, **keys, "metric": metric, "value": value, **more}
+
+
+def errors(task, model, seed=42, horizon=10, protocol="free", **more):
+    """Errors per lead of one run, in every field of its task, and those of its yardstick."""
+    source = facts(task, model, seed, protocol=protocol, horizon=horizon, **more)
+    start, growth = GROWTH.get(model, (0.9, 1.0))
+    if protocol == "teacher-forced":
+        growth /= 8
+    shift = 1 + 0.05 * (seed - 42)
+    rows = []
+    for place, field in enumerate(FIELDS.get(task, ("vorticity",))):
+        for lead in range(1, horizon + 1):
+            value = shift * (1 + 0.1 * place) * (start + growth * (lead - 1) ** 1.3) / 100
+            rows.append(row(source, "relative_l2_lead", value, field=field, lead=lead, deviation=value / 5))
+        rows.append(row(source, "relative_l2", rows[-1]["value"] / 2, field=field, deviation=0.001))
+    idle = {**source, "model": "persistence", "seed": None}
+    rows += [row(idle, "relative_l2_lead", 0.2 + 0.05 * lead, field="vorticity", lead=lead) for lead in (1, horizon)]
+    return [*rows, row(source, "parameters", 1245289)]
+
+
+def decomposition(task, model, horizon=10, block=1, fields=("vorticity",)):
+    source = facts(task, model, horizon=horizon)
+    size, growth = GROWTH[model]
+    rows = []
+    for field in (*fields, None):
+        for lead in range(1, horizon + 1):
+            calls = (lead - 1) // block
+            injection = 1e-4 * size * (1 + 0.3 * lead)
+            propagation = 1e-4 * growth * calls**1.6
+            cross = (-0.5 if model == "physolver" else 0.4) * (injection * propagation) ** 0.5
+            total = injection + propagation + cross
+            parts = {"injection": injection, "propagation": propagation, "cross": cross, "total": total}
+            for name, value in parts.items():
+                for kind, scale in (("", 4096.0), ("_relative", 1.0)):
+                    made = finding(source, "decomposition", name + kind, scale * value, field=field, lead=lead)
+                    rows.append({**made, "deviation": 0.1 * value})
+                if name != "total":
+                    rows.append(
+                        finding(source, "decomposition", f"{name}_share", value / total, field=field, lead=lead)
+                    )
+    return rows
+
+
+def corrections(task, layers=8, cases=(0, 7, 19)):
+    rng = np.random.default_rng(sum(map(ord, task)))
+    source = facts(task, "transolver-sigma")
+    gamma = rng.normal(0.2, 0.4, layers)
+    ratios = np.abs(gamma) * rng.uniform(0.3, 1.0, layers) * rng.uniform(0.85, 1.15, (len(cases), layers))
+    rows = [finding(source, "corrections", "gamma", g, layer=layer) for layer, g in enumerate(gamma, 1)]
+    for case, of_case in zip(cases, ratios, strict=True):
+        rows += [
+            finding(source, "corrections", "correction_ratio", r, layer=layer, case=case)
+            for layer, r in enumerate(of_case, 1)
+        ]
+    rows += [
+        finding(source, "corrections", "correction_ratio", m, layer=layer) for layer, m in enumerate(ratios.mean(0), 1)
+    ]
+    return [*rows, finding(source, "corrections", "correction_ratio", ratios.mean())], gamma, ratios
+
+
+def smooth(rng, shape, width=0.12):
+    """A random periodic field of unit variance with structures of this share of the side."""
+    waves = np.meshgrid(*(np.fft.fftfreq(n, 1 / n) for n in shape), indexing="ij")
+    damped = np.exp(-0.5 * (width * np.sqrt(sum(k**2 for k in waves))) ** 2 * np.pi)
+    field = np.fft.ifftn(np.fft.fftn(rng.standard_normal(shape)) * damped).real
+    return (field - field.mean()) / field.std()
+
+
+def routing(model, layers=(1, 2), slices=32, grid=(64, 64), cases=2, sharp=4.0):
+    rng = np.random.default_rng(len(model))
+    arrays = {"cases": np.arange(cases)}
+    for layer in layers:
+        logits = np.stack([[smooth(rng, grid) for _ in range(slices)] for _ in range(cases)])
+        logits *= sharp
+        logits += rng.normal(0, 0 if model == "transolver-sigma" else 5, (1, slices, *[1] * len(grid)))
+        shares = np.exp(logits - logits.max(1, keepdims=True))
+        arrays[f"routing_L{layer}"] = (shares / shares.sum(1, keepdims=True)).astype(np.float16)
+        scores = rng.normal(0, 0.6, (cases, slices, slices))
+        scores += rng.normal(0, 0.3 if model == "transolver-sigma" else 1.8, (cases, 1, slices))
+        weights = np.exp(scores)
+        arrays[f"attention_L{layer}"] = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+    source = facts("ns2d", model)
+    rows = [
+        finding(source, "routing", metric, value, layer=layer)
+        for layer in layers
+        for metric, value in (("effective_slices", 20.5 + layer), ("key_concentration", 0.1))
+    ]
+    return rows, arrays
+
+
+def maps(task, model, grid=(64, 64), leads=(1, 3, 6, 8, 10), fields=("vorticity",), cases=2):
+    """The same truth for every model of a task; errors that grow with the lead."""
+    truths = np.random.default_rng(sum(map(ord, task)))
+    rng = np.random.default_rng(len(model))
+    start, growth = GROWTH[model]
+    shape = (cases, len(leads), *grid, len(fields))
+    truth, forecast = np.zeros(shape), np.zeros(shape)
+    source, rows = facts(task, model), []
+    for case in range(cases):
+        for channel, field in enumerate(fields):
+            base, drift = smooth(truths, grid), smooth(truths, grid)
+            for place, lead in enumerate(leads):
+                true = base + 0.08 * lead * drift
+                wrong = 0.02 * (start + growth * lead) * smooth(rng, grid, 0.06) * np.abs(drift)
+                truth[case, place, ..., channel] = true
+                forecast[case, place, ..., channel] = true + wrong
+                error = np.linalg.norm(wrong) / np.linalg.norm(true)
+                rows.append(finding(source, "maps", "relative_l2", error, field=field, lead=lead, case=case))
+    arrays = {"truth": truth.astype(np.float16), "forecast": forecast.astype(np.float16), "given": truth[:, 0]}
+    return rows, {**arrays, "leads": np.array(leads), "cases": np.arange(cases)}
+
+
+COSTS = {
+    "ns2d": {
+        "hpm": (240, 4800, 31.2), "drift-net": (430, 5100, 76.3), "factformer": (210.461, 6900, 66.92),
+        "transolver": (180, 5600, 22.9), "transolver-sigma": (200.132, 6200, 19.44),
+    },
+    "kf2d": {
+        "hpm": (690, 5900, 39.92), "drift-net": (760, 4300, 76.3), "factformer": (980, 9900, 18.0),
+        "transolver": (640, 7100, 6.1), "transolver-sigma": (700, 7600, 7.2),
+    },
+}  # fmt: skip
+
+
+def efficiency(task, model, values):
+    source = facts(task, model)
+    seconds, peak, size = values
+    return [
+        finding(source, "efficiency", "seconds_per_epoch", seconds, deviation=0.03 * seconds),
+        finding(source, "efficiency", "peak_megabytes", peak),
+        finding(source, "efficiency", "parameter_megabytes", size),
+    ]
+
+
+SWEEPS = {
+    "data": ((1000, 4.1), (2000, 3.5), (3000, 3.3), (4000, 3.25), (5000, 3.2)),
+    "grid": ((85, 4.1), (106, 3.6), (141, 3.0), (211, 2.8), (421, 2.75)),
+    "width": ((32, 3.3), (64, 2.4), (128, 1.9), (192, 1.85), (256, 1.75)),
+}
+
+
+def scaling(sweep, setting, thousandths, windows=200):
+    source = facts("darcy", "transolver-sigma", run=f"darcy-{sweep}-{setting}", windows=windows)
+    value = thousandths / 1e3
+    made = row(source, "relative_l2", value, field="pressure", deviation=value / 3)
+    return [made, row(source, "parameters", 125161 if setting == 32 else 1245289)]

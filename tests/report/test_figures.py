@@ -1,0 +1,383 @@
+"""Every figure from synthetic records: what the artists hold is what the records say."""
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.collections import PathCollection
+from matplotlib.container import BarContainer, ErrorbarContainer
+from matplotlib.image import AxesImage
+
+import sigmasolver.report
+from sigmasolver.report.figures import FIGURES, Material, save
+from sigmasolver.report.figures.curves import reductions, rollout, scaling, teacher_forcing
+from sigmasolver.report.figures.energy import decomposition, stack
+from sigmasolver.report.figures.layers import attention_scale, corrections, montage, routing
+from sigmasolver.report.figures.maps import case_study, cases_of, error_limit, faces, maps
+from sigmasolver.report.figures.style import COLOURS, looks
+from sigmasolver.report.published import sweeps
+from tests.report import made
+
+TRIO = made.TRIO
+
+
+def curves_of(axes):
+    return [(line.get_xdata(), line.get_ydata(), line) for line in axes.get_lines()]
+
+
+def gathered(task, models, **more):
+    """Rows and arrays of the maps of several models."""
+    parts = {model: made.maps(task, model, **more) for model in models}
+    rows = [one for held, _ in parts.values() for one in held]
+    return rows, {f"{task}-{model}-42": arrays for model, (_, arrays) in parts.items()}
+
+
+def wrong(arrays):
+    """|forecast - truth| of the first case, (leads, *grid, fields)."""
+    return np.abs(arrays["forecast"][0].astype(float) - arrays["truth"][0].astype(float))
+
+
+def images(figure):
+    """The pictures, without colour bars."""
+    return [one for axes in figure.axes for one in axes.get_children() if isinstance(one, AxesImage)]
+
+
+def picked(one, model, protocol, seed):
+    wanted = ("relative_l2_lead", model, protocol, seed)
+    return (one["metric"], one["model"], one["protocol"], one["seed"]) == wanted
+
+
+def test_teacher_forced_and_free_curves_are_means_over_seeds():
+    rows = [
+        one
+        for model in TRIO[1:]
+        for seed in (42, 43, 44)
+        for protocol in ("free", "teacher-forced")
+        for one in made.errors("ns2d", model, seed, protocol=protocol)
+    ]
+    (axes,) = teacher_forcing(rows).axes
+    drawn = {(line.get_color(), line.get_linestyle()): y for _, y, line in curves_of(axes)}
+    styles = looks(TRIO[1:])
+    for model in TRIO[1:]:
+        for protocol, dashes in (("free", "-"), ("teacher-forced", "--")):
+            values = [
+                [100 * one["value"] for one in rows if picked(one, model, protocol, seed)] for seed in (42, 43, 44)
+            ]
+            assert np.shape(values) == (3, 10)
+            assert drawn[styles[model].colour, dashes] == pytest.approx(np.mean(values, axis=0))
+    assert len(axes.collections) == 4  # the deviation over seeds, shaded
+    assert axes.get_xlabel() == "lead (frames)" and axes.get_ylabel() == "relative L2 error (%)"
+
+
+def test_teacher_forcing_needs_both_protocols():
+    with pytest.raises(ValueError, match="make it with: sigmasolver evaluate ns2d-ffno-42 --protocol teacher-forced"):
+        teacher_forcing(made.errors("ns2d", "ffno"))
+
+
+def test_rollout_panels_and_reductions_by_hand():
+    rows = [one for task in ("ns2d", "smoke3d") for model in TRIO for one in made.errors(task, model)]
+    figure = rollout(rows)
+    first, second, bars = figure.axes
+    for axes, task, field in ((first, "ns2d", "vorticity"), (second, "smoke3d", "all")):
+        for (_, drawn, _), model in zip(curves_of(axes), TRIO, strict=True):
+            wanted = [
+                100 * r["value"]
+                for r in rows
+                if (r["task"], r["model"], r["metric"], r["field"]) == (task, model, "relative_l2_lead", field)
+            ]
+            assert drawn == pytest.approx(wanted) and len(wanted) == 10
+        assert "n = 200" in axes.get_title(loc="left")
+        curve = {model: np.mean(y) for (_, y, _), model in zip(curves_of(axes), TRIO, strict=True)}
+        by_hand = 100 * (1 - curve["transolver-sigma"] / min(curve["physolver"], curve["specsolver"]))
+        assert reductions(rows)[task] == pytest.approx(by_hand)
+    (container,) = [one for one in bars.containers if isinstance(one, BarContainer)]
+    assert [bar.get_width() for bar in container] == pytest.approx(list(reductions(rows).values()))
+    assert reductions(made.errors("ns2d", "physolver")) == {}
+    lost = [{**one, "value": None} if one["lead"] == 10 else one for one in made.errors("ns2d", "transolver-sigma")]
+    assert reductions([*lost, *made.errors("ns2d", "physolver")]) == {}
+
+
+def test_a_field_may_be_chosen():
+    (axes, _) = rollout([one for m in TRIO for one in made.errors("smoke3d", m)], "velocity").axes
+    wanted = [
+        100 * r["value"]
+        for r in made.errors("smoke3d", TRIO[0])
+        if (r["metric"], r["field"]) == ("relative_l2_lead", "velocity")
+    ]
+    assert curves_of(axes)[0][1] == pytest.approx(wanted)
+
+
+def test_scaling_bars_are_1_96_s_over_root_n():
+    points = {name: [(x, e, 150) for x, e in held] for name, held in made.SWEEPS.items()}
+    figure = scaling([one for name, held in points.items() for p in held for one in made.scaling(name, *p)])
+    assert len(figure.axes) == 3
+    for axes, (name, held) in zip(figure.axes, points.items(), strict=True):
+        paper, ours = [one for one in axes.containers if isinstance(one, ErrorbarContainer)]
+        assert ours.lines[0].get_xdata() == pytest.approx([x for x, _, _ in held])
+        assert ours.lines[0].get_ydata() == pytest.approx([e / 10 for _, e, _ in held])
+        low, high = np.array([segment[:, 1] for segment in ours.lines[2][0].get_segments()]).T
+        deviation = np.array([e / 10 / 3 for _, e, _ in held])
+        assert (high - low) / 2 == pytest.approx(1.96 * deviation / np.sqrt(150))
+        low, high = np.array([segment[:, 1] for segment in paper.lines[2][0].get_segments()]).T
+        printed = np.array([number.deviation for number in sweeps()[name].errors])
+        assert (high - low) / 2 == pytest.approx(1.96 * printed / 10 / np.sqrt(200))
+
+
+def test_stacks_stand_on_each_other_and_negative_parts_hang():
+    bottoms = stack([np.array([1.0, 2.0]), np.array([3.0, 4.0]), np.array([-0.5, 0.5])])
+    assert [bottom.tolist() for bottom in bottoms] == [[0, 0], [1, 2], [0, 6]]
+
+
+def test_decomposition_bars_add_up_to_the_line():
+    rows = [one for model in TRIO[:2] for one in made.decomposition("kf2d", model, 8, 4)]
+    figure = decomposition(rows)
+    energies, shares = figure.axes[:2], figure.axes[2:4]
+    for place, model in enumerate(TRIO[:2]):
+        for axes, kind in ((energies[place], "relative"), (shares[place], "share")):
+            heights = {c.get_label(): [bar.get_height() for bar in c] for c in axes.containers}
+            for part in ("injection", "propagation", "cross"):
+                wanted = [
+                    100 * r["value"]
+                    for r in rows
+                    if (r["model"], r["metric"], r["field"]) == (model, f"{part}_{kind}", None)
+                ]
+                assert heights[part] == pytest.approx(wanted)
+            total = np.sum(list(heights.values()), axis=0)
+            if kind == "share":
+                assert total == pytest.approx(np.full(8, 100.0))
+            else:
+                line = next(y for x, y, _ in curves_of(axes) if len(x) == 8)
+                assert total == pytest.approx(line)
+    assert decomposition(rows, "vorticity").axes
+    with pytest.raises(ValueError, match='no field "density"'):
+        decomposition(rows, "density")
+
+
+def test_correction_profiles_show_scales_cases_means_and_their_range():
+    rows, gamma, ratios = made.corrections("kf2d")
+    above, below = corrections(rows).axes
+    named = {line.get_label(): line.get_ydata() for line in above.get_lines()}
+    assert named["γ"] == pytest.approx(gamma) and named["|γ|"] == pytest.approx(np.abs(gamma))
+    curves = [y for x, y, _ in curves_of(below) if len(x) == 8]
+    assert curves[:3] == [pytest.approx(100 * one) for one in ratios]
+    assert curves[3] == pytest.approx(100 * ratios.mean(0))
+    dashed = next(y for _, y, line in curves_of(below) if line.get_linestyle() == "--")
+    assert dashed == pytest.approx([100 * ratios.mean()] * 2)
+    (shade,) = below.collections
+    edge = shade.get_paths()[0].vertices
+    for layer in range(8):
+        held = edge[edge[:, 0] == layer + 1, 1]
+        assert (held.min(), held.max()) == pytest.approx((100 * ratios[:, layer].min(), 100 * ratios[:, layer].max()))
+
+
+def test_routing_shows_every_slice_of_the_last_layer_and_its_attention():
+    rows, arrays = made.routing("transolver-sigma", layers=(1, 3), slices=6, grid=(8, 12))
+    pictures = images(routing(rows, {"ns2d-transolver-sigma-42": arrays}))
+    shown, attention = (np.ma.getdata(one.get_array()) for one in pictures[:2])
+    assert np.array_equal(attention, arrays["attention_L3"][0])
+    wanted, across = montage(arrays["routing_L3"][0].astype(float))
+    assert np.array_equal(shown, wanted, equal_nan=True) and np.isnan(wanted).any()
+    for number in range(6):
+        row, column = divmod(number, across)
+        tile = wanted[row * 13 : row * 13 + 12, column * 9 : column * 9 + 8]
+        assert np.array_equal(tile[::-1].T, arrays["routing_L3"][0, number].astype(float))
+    volume = np.random.default_rng(0).random((4, 5, 6, 7))
+    assert np.array_equal(montage(volume)[0], montage(volume[..., 3])[0], equal_nan=True)
+    assert np.nanmax(montage(volume[..., 0, 0])[0]) == volume[..., 0, 0].max()
+
+
+def test_attention_is_scaled_by_itself_unless_it_is_even():
+    rough = np.array([[0.1, 0.9], [0.4, 0.6]])
+    assert attention_scale(rough) == (0.1, 0.9)
+    low, high = attention_scale(np.full((4, 4), 0.25) + 1e-7 * np.eye(4))
+    assert (low, high) == pytest.approx((0.2475, 0.2525), abs=1e-6)
+
+
+def test_routing_without_attention_or_without_maps():
+    rows, arrays = made.routing("slice-keep", layers=(1,), slices=4, grid=(8, 8))
+    bare = {name: held for name, held in arrays.items() if not name.startswith("attention")}
+    assert len(images(routing(rows, {"ns2d-slice-keep-42": bare}))) == 1
+    with pytest.raises(
+        ValueError, match="no routing maps; make them with: sigmasolver diagnose ns2d-slice-keep-42 --only"
+    ):
+        routing(rows, {})
+
+
+def test_planes_hold_truth_forecast_and_error_on_shared_scales():
+    rows, arrays = gathered("ns2d", TRIO, grid=(16, 12), leads=(1, 5, 10))
+    pictures = images(maps(rows, arrays))
+    errors = {model: wrong(held)[..., 0] for model, held in arrays.items()}
+    pooled = np.concatenate([held.ravel() for held in errors.values()])
+    top = np.percentile(pooled, 99.5)
+    fields = [one for one in pictures if one.get_array().shape == (12, 16)]
+    dark = [one for one in fields if one.get_cmap().name == "magma"]
+    bright = [one for one in fields if one.get_cmap().name != "magma"]
+    assert len(dark) == 9 and len(bright) == 12
+    assert {one.get_clim() for one in dark} == {(0.0, top)}
+    assert len({one.get_clim() for one in bright}) == 1
+    drawn = [np.ma.getdata(one.get_array()) for one in dark]
+    for lead in range(3):
+        for place, held in enumerate(errors.values()):
+            assert np.array_equal(drawn[3 * lead + place], held[lead].T)
+    assert np.array_equal(bright[0].get_array(), arrays["ns2d-physolver-42"]["truth"][0, 0, ..., 0].T)
+
+
+def test_a_forecast_that_ran_away_is_said_and_drawn(tmp_path):
+    rows, arrays = gathered("darcy", TRIO[:2], grid=(12, 8), leads=(1,), fields=("pressure",))
+    arrays["darcy-physolver-42"]["forecast"][0, 0, :6] = np.inf
+    rows = [{**one, "value": None} if one["model"] == "physolver" else one for one in rows]
+    (case,) = cases_of(rows, arrays)
+    assert case.notes["Physolver", 1] == "not finite"
+    assert case.notes["Transolver-σ", 1].endswith(" %")
+    calm = wrong(arrays["darcy-transolver-sigma-42"])
+    rest = wrong(arrays["darcy-physolver-42"])[:, 6:]
+    dark = [one for one in images(maps(rows, arrays)) if one.get_cmap().name == "magma"]
+    top = np.percentile(np.concatenate([calm.ravel(), rest.ravel()]), 99.5)
+    assert len(dark) == 2 and all(one.get_clim() == (0.0, pytest.approx(top)) for one in dark)
+    assert len(save(maps(rows, arrays), tmp_path, "maps")) == 2
+
+
+def test_the_scale_leaves_out_what_ran_away():
+    truth = np.linspace(-2, 2, 1000)
+    calm = np.linspace(0, 1, 1000)
+    assert error_limit([calm, calm], truth) == pytest.approx(np.percentile(calm, 99.5))
+    wild = np.array([1e9, np.inf, np.nan])
+    assert error_limit([calm, wild], truth) == pytest.approx(np.percentile(calm, 99.5))
+    assert error_limit([wild], truth) == 2.0  # nothing is left: the largest truth
+    assert error_limit([np.zeros(3)], np.zeros(3)) == 1.0
+
+
+def test_cube_faces_are_the_largest_smoothed_errors():
+    spike = np.zeros((9, 9, 9))
+    spike[4, 5, 6] = 1.0
+    top, right, left = faces(spike)
+    weights = np.exp(-0.5 * (np.arange(-3, 4) / 0.75) ** 2)
+    peak = (weights.max() / weights.sum()) ** 3
+    for face, place in ((top, (4, 5)), (right, (5, 6)), (left, (4, 6))):
+        assert np.unravel_index(face.argmax(), face.shape) == place
+        assert face.max() == pytest.approx(peak)
+    assert np.allclose(faces(np.full((4, 5, 6), 0.3))[1], 0.3)
+
+
+def test_cubes_share_one_scale_and_hold_the_faces():
+    rows, arrays = gathered("it3d", TRIO[:2], grid=(8, 9, 10), leads=(1, 4), fields=("pressure", "velocity_x"))
+    figure = maps(rows, arrays)
+    (case,) = cases_of(rows, arrays)
+    assert case.field == "velocity_x"
+    wanted = [face for errors in case.errors.values() for lead in errors for face in faces(lead)]
+    dark = [one for one in images(figure) if tuple(one.get_extent()) == (0, 1, 0, 1)]
+    assert len(dark) == len(wanted) == 12
+    for one, face in zip(dark, wanted, strict=True):
+        assert np.array_equal(np.ma.getdata(one.get_array()), face.T)
+    top = np.percentile(np.concatenate([face.ravel() for face in wanted]), 99.5)
+    assert {one.get_clim() for one in dark} == {(0.0, top)}
+    (chosen,) = cases_of(rows, arrays, "pressure")
+    assert np.array_equal(chosen.truth, arrays["it3d-physolver-42"]["truth"][0, ..., 0].astype(float))
+
+
+def test_case_study_scales_each_task_by_itself():
+    flat, flat_arrays = gathered("ns2d", TRIO[:2], grid=(16, 16), leads=(1, 5))
+    deep, deep_arrays = gathered("it3d", TRIO[:2], grid=(8, 8, 8), leads=(1, 4), fields=("pressure", "velocity_x"))
+    figure = case_study([*flat, *deep], {**flat_arrays, **deep_arrays})
+    dark = [one for one in images(figure) if one.get_cmap().name == "magma"]
+    assert len({one.get_clim() for one in dark[:2]}) == 1 and len({one.get_clim() for one in dark[2:]}) == 1
+    assert dark[0].get_clim() != dark[2].get_clim()
+    errors = [wrong(held)[-1] for held in flat_arrays.values()]
+    assert dark[0].get_clim()[1] == pytest.approx(np.percentile(np.concatenate([e.ravel() for e in errors]), 99.5))
+
+
+def test_maps_that_cannot_be_compared_are_refused():
+    rows, arrays = gathered("ns2d", TRIO[:2], grid=(8, 8), leads=(1, 2))
+    moved = {**arrays["ns2d-physolver-42"], "truth": arrays["ns2d-physolver-42"]["truth"] + 1}
+    with pytest.raises(ValueError, match="shows another case or other leads"):
+        maps(rows, {**arrays, "ns2d-physolver-42": moved})
+    with pytest.raises(ValueError, match=r"no array truth of maps; make it with: sigmasolver diagnose .* --only maps"):
+        maps(rows, {})
+    with pytest.raises(ValueError, match='ns2d has no field "density"; choose from vorticity'):
+        maps(rows, arrays, "density")
+    more, more_arrays = gathered("kf2d", TRIO[:1], grid=(8, 8), leads=(1, 2))
+    with pytest.raises(ValueError, match="of ns2d and of kf2d; draw one task at a time"):
+        maps([*rows, *more], {**arrays, **more_arrays})
+    line, line_arrays = gathered("mine", TRIO[:1], grid=(8,), leads=(1, 2))
+    with pytest.raises(ValueError, match="1 spatial axis; error maps are drawn of planes and volumes"):
+        maps(line, line_arrays)
+
+
+def test_bubbles_stand_at_time_and_memory_with_areas_like_sizes():
+    rows = [one for model, values in made.COSTS["ns2d"].items() for one in made.efficiency("ns2d", model, values)]
+    (axes,) = FIGURES["efficiency"].draw(Material(rows)).axes
+    bubbles = [one for one in axes.collections if isinstance(one, PathCollection)]
+    for bubble, (seconds, peak, size) in zip(bubbles, made.COSTS["ns2d"].values(), strict=True):
+        assert np.ma.getdata(bubble.get_offsets())[0] == pytest.approx((seconds, peak / 1e3))
+        assert bubble.get_sizes()[0] / bubbles[0].get_sizes()[0] == pytest.approx(size / made.COSTS["ns2d"]["hpm"][2])
+    bars = [one for one in axes.containers if isinstance(one, ErrorbarContainer)]
+    for bar, (seconds, _, _) in zip(bars, made.COSTS["ns2d"].values(), strict=True):
+        ((start, _), (end, _)) = bar.lines[2][0].get_segments()[0]
+        assert (end - start) / 2 == pytest.approx(0.03 * seconds)
+    with pytest.raises(ValueError, match="has no peak_megabytes; measure it with: sigmasolver diagnose"):
+        FIGURES["efficiency"].draw(Material([one for one in rows if one["metric"] != "peak_megabytes"]))
+
+
+def whole():
+    """Small material for every figure."""
+    leads = [one for m in TRIO for p in ("free", "teacher-forced") for one in made.errors("ns2d", m, protocol=p)]
+    plane, plane_arrays = gathered("ns2d", TRIO[:2], grid=(8, 8), leads=(1, 2))
+    routed, routed_arrays = made.routing("transolver-sigma", layers=(1,), slices=4, grid=(8, 8))
+    return {
+        "teacher-forcing": Material(leads),
+        "rollout": Material(leads),
+        "decomposition": Material(made.decomposition("ns2d", "physolver", 4)),
+        "maps": Material(plane, plane_arrays),
+        "case-study": Material(plane, plane_arrays),
+        "corrections": Material(made.corrections("ns2d", 2)[0]),
+        "routing": Material(routed, {"ns2d-transolver-sigma-42": routed_arrays}),
+        "efficiency": Material(made.efficiency("ns2d", "ffno", (1.0, 2.0, 3.0))),
+        "scaling": Material(made.scaling("width", 32, 3.0)),
+    }
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_written_twice_and_names_its_axes(name, tmp_path):
+    figure = FIGURES[name].draw(whole()[name])
+    png, pdf = save(figure, tmp_path / "new", name)
+    assert png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and pdf.read_bytes()[:5] == b"%PDF-"
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [f"{name}.pdf", f"{name}.png"]
+    assert figure.get_figwidth() <= 7.3
+    plots = [axes for axes in figure.axes if axes.axison and axes.get_lines() and not axes.get_images()]
+    assert all(axes.get_xlabel() for axes in plots[-1:])
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path):
+    material = whole()["scaling"]
+    first, second = (save(FIGURES["scaling"].draw(material), tmp_path / side, "scaling") for side in "ab")
+    assert [one.read_bytes() for one in first] == [one.read_bytes() for one in second]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_rows_are_one_sentence_with_the_command(name):
+    with pytest.raises(ValueError, match=r"make them with: sigmasolver (evaluate|diagnose) RUN"):
+        FIGURES[name].draw(Material([]))
+
+
+def test_the_papers_models_keep_their_colours_and_no_two_models_look_alike():
+    many = looks(["a", "physolver", *"bcdefghij", "transolver-sigma"])
+    assert many["physolver"].colour == looks(["physolver"])["physolver"].colour == COLOURS[1]
+    assert len({(one.colour, one.dashes) for one in many.values()}) == len(many)
+
+
+def test_figures_leave_no_global_state_and_import_nothing_heavy():
+    from matplotlib import rcParams
+
+    before = dict(rcParams)
+    FIGURES["scaling"].draw(whole()["scaling"])
+    assert dict(rcParams) == before
+    for file in Path(sigmasolver.report.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any("pyplot" in name or name.partition(".")[0] == "torch" for name in names), file
+            assert all(
+                not name.startswith("sigmasolver.") or name.startswith(("sigmasolver.report", "sigmasolver.files"))
+                for name in names
+            ), file

@@ -1,0 +1,114 @@
+"""The commands `figure` and `table` on run folders: files and text as a user gets them, one sentence for a mistake."""
+
+import json
+import re
+import subprocess
+import sys
+from statistics import fmean, stdev
+
+import pytest
+from typer.testing import CliRunner
+
+from sigmasolver.cli import app
+from sigmasolver.cli.report import figure, table
+from sigmasolver.diagnose.records import write_findings
+from sigmasolver.diagnose.subject import Findings
+from sigmasolver.report.figures import FIGURES
+from sigmasolver.report.paper_tables import TABLES
+from sigmasolver.runs import Run, replace_rows
+from tests.report import made
+
+
+def folder(path, rows=(), diagnostic=None, found=(), arrays=None):
+    """A run folder with these records."""
+    path.mkdir()
+    (path / "recipe.json").write_text("{}")
+    replace_rows(path / "records.jsonl", rows)
+    if diagnostic is not None:
+        facts = {key: found[0][key] for key in ("task", "model", "seed", "run", "windows", "horizon")}
+        write_findings(Run(path), diagnostic, Findings(list(found), arrays or {}), facts)
+    return path
+
+
+def call(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_a_table_from_the_records_of_several_seeds(tmp_path):
+    runs = [folder(tmp_path / f"s{seed}", made.errors("ns2d", "transolver-sigma", seed)) for seed in (42, 43, 44)]
+    done = call("table", "main", *runs)
+    assert done.exit_code == 0, done.output
+    caption, blank, heading, *_ = done.stdout.splitlines()
+    assert "tab:pde-main-results" in caption and not blank and heading.startswith("| model | from | Darcy p | NS2D ω |")
+    rows = [row for seed in (42, 43, 44) for row in made.errors("ns2d", "transolver-sigma", seed)]
+    values = [100 * row["value"] for row in rows if row["metric"] == "relative_l2"]
+    wanted = f"| Transolver-σ | ours | – | **{fmean(values):.2f} ± {stdev(values):.2f}** |"
+    assert len(values) == 3 and wanted in done.stdout
+    latex = call("table", "main", *runs, "--latex").stdout
+    assert latex.startswith("\\begin{tabular}") and latex.endswith("\\end{tabular}\n")
+
+
+def test_a_figure_goes_to_its_folder_and_keeps_to_the_conditions(tmp_path):
+    rows = made.errors("ns2d", "physolver") + made.errors("ns2d", "physolver", horizon=20)
+    run = folder(tmp_path / "run", rows)
+    refused = call("figure", "rollout", run, "--out", tmp_path / "new")
+    assert isinstance(refused.exception, ValueError) and "--where horizon=10" in str(refused.exception)
+    done = call("figure", "rollout", run, "--out", tmp_path / "new", "--where", "horizon=20")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.split() == [str(tmp_path / "new" / f"rollout.{kind}") for kind in ("png", "pdf")]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["rollout.pdf", "rollout.png"]
+
+
+def test_maps_come_from_the_files_of_a_diagnosis_whatever_the_folder_is_called_now(tmp_path):
+    rows, arrays = made.maps("ns2d", "physolver", grid=(8, 8), leads=(1, 2))
+    run = folder(tmp_path / "renamed", [], "maps", rows, arrays)
+    done = call("figure", "maps", run, "--out", tmp_path)
+    assert done.exit_code == 0, done.exception
+    wrong = call("figure", "maps", run, "--out", tmp_path, "--field", "density")
+    assert str(wrong.exception) == 'ns2d has no field "density"; choose from vorticity.'
+
+
+@pytest.mark.parametrize("name", [name for name in FIGURES if name != "teacher-forcing"])
+def test_missing_records_of_a_figure_name_the_command(name, tmp_path):
+    run = folder(tmp_path / "run")
+    said = str(call("figure", name, run, "--out", tmp_path).exception)
+    made_by = f"diagnose {run} --only " if FIGURES[name].needs[0].facts.get("diagnostic") else f"evaluate {run}"
+    assert said.startswith(f"{run} has no ") and f"; make it with: sigmasolver {made_by}" in said and "\n" not in said
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_missing_records_of_a_table_name_the_command(name, tmp_path):
+    run = folder(tmp_path / "run")
+    said = str(call("table", name, run).exception)
+    assert re.fullmatch(rf"{run} has no \S+ \(.*\); make it with: sigmasolver (evaluate|diagnose) {run}.*", said)
+
+
+def test_mistakes_are_one_sentence(tmp_path):
+    run = folder(tmp_path / "run", made.errors("ns2d", "physolver"))
+    (tmp_path / "other").mkdir()
+    twin = folder(tmp_path / "other" / "run", made.errors("ns2d", "specsolver"))
+    for words, said in [
+        (("figure", "rolout", run), 'There is no figure "rolout"; near names: rollout'),
+        (("table", "mian", run), 'There is no table "mian"; near names: main'),
+        (("figure", "scaling", run, "--field", "u"), "The figure scaling shows no field; leave --field out."),
+        (("figure", "rollout", run, twin), "Two of the runs are named run; rename one of the folders."),
+        (("table", "comparison", tmp_path / "none"), "is not a run: it has no recipe.json"),
+        (("table", "comparison", run, "--where", "horizon"), '"horizon" is not a condition'),
+    ]:
+        assert said in str(call(*words).exception), words
+
+
+def test_the_help_lists_every_name():
+    for command, names in ((figure, FIGURES), (table, TABLES)):
+        written = command.__annotations__["name"]
+        assert all(re.search(rf"\b{name}\b", str(written)) for name in names)
+
+
+def test_as_a_process_a_mistake_ends_with_code_2(tmp_path):
+    run = folder(tmp_path / "run")
+    done = subprocess.run(
+        [sys.executable, "-m", "sigmasolver", "figure", "maps", str(run)], capture_output=True, text=True
+    )
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith(f"sigmasolver: {run} has no relative_l2 (maps); make it with: sigmasolver diagnose")
+    assert json.loads((run / "recipe.json").read_text()) == {}

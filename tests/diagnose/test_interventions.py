@@ -10,7 +10,7 @@ from sigmasolver import metrics
 from sigmasolver.diagnose import gains
 from sigmasolver.diagnose.bands import Bands
 from sigmasolver.diagnose.gains import MeanJacobian, history_update
-from sigmasolver.diagnose.interventions import alignment, interventions, propagation
+from sigmasolver.diagnose.interventions import _histories, alignment, interventions, propagation
 from sigmasolver.forecast import feed_back, rollout
 from tests.diagnose.looking import FIELDS, STEADY, TASK, hooks_in, number, rows_named, subject_in_a_volume, subject_of
 from tests.diagnose.test_watch import really_zero
@@ -106,6 +106,20 @@ def test_gains_stand_at_the_first_lead_of_their_call():
             (row,) = rows_named(findings, metric, lead=2 * call + 1)
             assert row["value"] == pytest.approx(values.mean().item(), rel=1e-10)
             assert row["deviation"] == pytest.approx(values.std().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("block", [1, 2])
+def test_histories_are_those_of_the_truth_and_of_the_free_forecast(block):
+    subject = subject_of(task=replace(TASK, block=block, horizon=6), dtype=torch.float64)
+    history, truth = everything(subject)
+    with torch.no_grad():
+        frames = rollout(subject.forecaster, history, 6).frames
+    met = list(_histories(subject.forecaster, history, truth))
+    assert len(met) == 6 // block
+    for call, histories in enumerate(met):
+        for found, following in zip(histories, (truth, frames), strict=True):
+            whole = torch.cat((history, following), dim=1)
+            assert torch.equal(found, whole[:, call * block : call * block + 2])
 
 
 @pytest.mark.parametrize(

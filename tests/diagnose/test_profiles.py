@@ -45,6 +45,25 @@ def test_bounds_hold_for_any_weights(kind, shake):
         assert all(values.dtype == torch.float64 and values.shape == (3, 2) for values in found.values())
 
 
+def test_bounds_are_the_papers_factors():
+    update, Z = SliceUpdate("residual", 6), torch.randn(3, 2, 7, 6)
+    shaken(update, 0.5)
+    for gamma in (-0.3, 2.0):
+        update.gamma.data.fill_(gamma)
+        found, W = profile(update, Z), update.attention.value.weight.detach().double()
+        A = update.double().attention.weights(Z.double()).detach()
+        Pi = torch.eye(7, dtype=torch.float64) - 1 / 7
+        eta = torch.stack([(A[:, :, i] - A[:, :, j]).abs().sum(-1) / 2 for i in range(7) for j in range(7)]).amax(0)
+        norm = torch.linalg.svdvals(W)[0]
+        factors = {"diameter": eta * norm, "variation": torch.linalg.svdvals(Pi @ A @ Pi)[..., 0] * norm}
+        update.float()
+        for name, factor in factors.items():
+            change, before = abs(update.gamma.item()) * factor, found[f"{name}_before"]
+            torch.testing.assert_close(found[f"bound_{name}"], (1 + change) * before)
+            torch.testing.assert_close(found[f"floor_{name}"], (1 - change).clamp(min=0) * before)
+        torch.testing.assert_close(found["dobrushin"], eta)
+
+
 @pytest.mark.parametrize("name", ["transolver-sigma", "transolver", "transolver-srpa", "slice-keep"])
 def test_the_update_made_anew_is_the_one_the_model_made(name):
     subject = subject_of(name)

@@ -18,8 +18,6 @@ from pathlib import Path
 import torch
 from measure import append_rows, compare
 
-from sigmasolver.data.normalise import Normaliser
-from sigmasolver.forecast import Forecaster
 from sigmasolver.memory import keep_freed_memory
 from sigmasolver.models.spectral import SpectralOperator
 from sigmasolver.ops import fused
@@ -28,7 +26,7 @@ from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.recipes import Recipe, changed, recipe_of
 from sigmasolver.replay import Replay
 from sigmasolver.runs import provenance
-from sigmasolver.trained import build
+from sigmasolver.train.rehearsal import forecaster_of
 
 SEED = 0
 TASKS = {"cuda": ("ns2d", "kf2d", "it3d", "smoke3d"), "cpu": ("ns2d", "smoke3d")}
@@ -37,19 +35,11 @@ CALLS = {("cuda", 2): 20, ("cuda", 3): 6, ("cpu", 2): 1, ("cpu", 3): 1}
 REPEATS = {"cuda": 7, "cpu": 2}
 
 
-def fresh(recipe: Recipe, device: torch.device) -> Forecaster:
-    """Weights that the seed alone decides, so every form has the same."""
-    inputs, targets = (
-        Normaliser("none", names, torch.zeros(len(names)).double(), torch.ones(len(names)).double())
-        for names in (recipe.task.inputs, recipe.task.targets)
-    )
-    return build(recipe, inputs, targets).to(device).eval()
-
-
 def forms(recipe: Recipe, history: torch.Tensor, steps: int) -> dict[str, Callable[[], object]]:
     """One rollout, by form and precision."""
     device = history.device
-    eager, reference = fresh(recipe, device), fresh(recipe, device)
+    # The seed alone decides the weights, so both have the same.
+    eager, reference = (forecaster_of(recipe, device).eval() for _ in range(2))
     for module in reference.modules():
         if isinstance(module, SpectralOperator):
             module.operator = axis_fourier_rfft
@@ -98,10 +88,11 @@ def main() -> None:
     words.add_argument("--calls", type=int, help="calls of the model in one rollout")
     words.add_argument("--repeats", type=int)
     words.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a recipe")
+    words.add_argument("--system", action="store_true", help="freed memory goes back to the system")
     words.add_argument("--out", type=Path)
     given = words.parse_args()
     kind, source = given.device.type, provenance(given.device)
-    keep_freed_memory()  # as the command line does
+    kept = not given.system and keep_freed_memory()  # as the command line does
     repeats = given.repeats or REPEATS[kind]
     print(f"{source['machine']}, torch {source['torch']}, median of {repeats}")
     for name in given.tasks or TASKS[kind]:
@@ -113,7 +104,7 @@ def main() -> None:
                 each = f"{row['milliseconds_per_call']:9.2f} ms a call"
                 print(f"{what} {row['frames_per_second']:9.2f} frames/s {each} {row['ratio']:6.2f}x", flush=True)
                 if given.out:
-                    append_rows(given.out, [{**row, **source}])
+                    append_rows(given.out, [{**row, "memory": "kept" if kept else "system", **source}])
             if kind == "cuda":
                 torch.cuda.empty_cache()
 

@@ -36,9 +36,9 @@ from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import provenance
 from sigmasolver.tasks import field_groups
-from sigmasolver.train.engine import WARM_UP, Place, Stepper
-from sigmasolver.train.loop import Plan
+from sigmasolver.train.engine import WARM_UP, Place
 from sigmasolver.train.objectives import Price
+from sigmasolver.train.rehearsal import Rehearsal
 
 SIGMA = "transolver-sigma"
 Call = Callable[[], object]
@@ -95,16 +95,8 @@ def reference(recipe: Recipe, device: torch.device) -> tuple[Call, nn.Module]:
 
 def engine_step(form: Form, recipe: Recipe, device: torch.device) -> tuple[Call, nn.Module]:
     """The package's own update in this form, and the network as it is called in it."""
-    windows, forecaster = windows_of(recipe, device), forecaster_of(recipe, device)
-    plan = Plan(recipe, windows)
-    stepper = Stepper(recipe, forecaster, windows, plan.members, plan.rates(), Place(World(device=device), form.engine))
-    done = [0]
-
-    def update() -> None:
-        stepper.run(done[0])
-        done[0] += 1
-
-    return update, stepper.forecaster.model
+    rehearsal = Rehearsal(recipe, Place(World(device=device), form.engine))
+    return rehearsal, rehearsal.stepper.forecaster.model
 
 
 def inference(model: nn.Module, form: Form, recipe: Recipe, device: torch.device) -> Call:

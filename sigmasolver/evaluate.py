@@ -17,7 +17,6 @@ steady task the mean of the training targets (with the normalisers none and box-
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -29,7 +28,7 @@ import torch
 from sigmasolver import metrics
 from sigmasolver.data.header import Header
 from sigmasolver.data.store import Reader, open_store
-from sigmasolver.data.windows import Windows
+from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.forecast import Forecaster, rollout
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.parallel import World
@@ -40,7 +39,7 @@ from sigmasolver.tasks import field_groups
 from sigmasolver.trained import data_of, load, recipe_in
 from sigmasolver.version import __version__
 
-__all__ = ["PROTOCOLS", "Request", "evaluate_run", "measure", "predict", "rows_of"]
+__all__ = ["PROTOCOLS", "Request", "evaluate_run", "measure", "predict", "rows_of", "source_of", "windows_of"]
 
 PROTOCOLS = ("free", "teacher-forced")
 UNSAID = {"forecast_precision": "float32"}
@@ -92,7 +91,7 @@ def evaluate_run(
     recipe = recipe_in(run)
     with open_store(data_of(run) if path is None else path) as store:
         windows = windows_of(run, recipe, store, request)
-        source = _source(run, recipe, windows, request, store.fingerprint)
+        source = source_of(run, recipe, windows, request, store.fingerprint)
         done = [row for row in read_rows(run.records) if source.items() <= {**UNSAID, **row}.items()]
         if done:
             return done
@@ -120,13 +119,13 @@ def yardstick(recipe: Recipe) -> str:
     return "training-mean" if recipe.task.steady else "persistence"
 
 
-def _source(run: Run, recipe: Recipe, windows: Windows, request: Request, fingerprint: str) -> dict[str, Any]:
+def source_of(run: Run, recipe: Recipe, windows: Windows, request: Request, fingerprint: str) -> dict[str, Any]:
     """What tells one evaluation from another."""
     return {
         "task": recipe.task.name,
         "run": run.path.resolve().name,
         "step": read_facts(run.weights)["step"],
-        "weights": hashlib.sha256(run.weights.read_bytes()).hexdigest()[:16],
+        "weights": run.digest,
         "package": __version__,
         "precision": recipe.train.precision,
         "forecast_precision": request.precision,
@@ -135,7 +134,7 @@ def _source(run: Run, recipe: Recipe, windows: Windows, request: Request, finger
         "protocol": request.protocol,
         "horizon": windows.spec.horizon,
         "grid": list(windows.grid),
-        "windows": len(_chosen(windows, request)),
+        "windows": len(spread_evenly(len(windows), request.windows)),
     }
 
 
@@ -176,11 +175,6 @@ def _stride(header: Header, grid: tuple[int, ...]) -> int:
     )
 
 
-def _chosen(windows: Windows, request: Request) -> torch.Tensor:
-    count = len(windows) if request.windows is None else min(request.windows, len(windows))
-    return torch.linspace(0, len(windows) - 1, count, dtype=torch.float64).round().long()
-
-
 def predict(
     forecaster: Forecaster, history: torch.Tensor, future: torch.Tensor, protocol: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -205,38 +199,23 @@ def measure(
     tick: Callable[[int, int], None] | None = None,
 ) -> tuple[Measures, Measures]:
     """The measures of every window, for the forecaster and for the yardstick."""
-    chosen = _chosen(windows, request)
+    chosen = spread_evenly(len(windows), request.windows)
     if len(chosen) < world.size:
         raise ValueError(f"{len(chosen)} windows are too few for {world.size} processes; start fewer.")
     mine = world.share(chosen)
-    sides = _sides(windows)
     parts: tuple[list[Measures], list[Measures]] = ([], [])
     for number, indices in enumerate(mine.split(request.batch)):
         history, future = (one.to(world.device) for one in windows.batch(indices))
-        _refuse_non_finite(windows, indices, history, future)
+        windows.refuse_non_finite(indices, history, future)
         with torch.no_grad():
             for part, frames in zip(parts, predict(forecaster, history, future, request.protocol), strict=True):
-                part.append(_measured(frames, future, forecaster, sides))
+                part.append(_measured(frames, future, forecaster, windows.sides))
         if tick is not None:
             tick(min((number + 1) * request.batch, len(mine)) * world.size, len(chosen))
     gathered = [
         {name: world.gather(torch.cat([one[name] for one in part]), len(chosen)) for name in part[0]} for part in parts
     ]
     return gathered[0], gathered[1]
-
-
-def _sides(windows: Windows) -> tuple[float, ...] | None:
-    """The side lengths of a periodic box; None where an axis ends."""
-    if set(windows.source.header.layout.boundary) != {"periodic"}:
-        return None
-    return tuple(len(axis) * float(axis[1] - axis[0]) if len(axis) > 1 else 1.0 for axis in windows.coordinates)
-
-
-def _refuse_non_finite(windows: Windows, indices: torch.Tensor, *frames: torch.Tensor) -> None:
-    finite = torch.stack([one.isfinite().flatten(1).all(1) for one in frames]).all(0).cpu()
-    if not bool(finite.all()):
-        trajectory = windows.trajectories[int(indices[~finite][0]) // windows.starts]
-        raise ValueError(f"Trajectory {trajectory} of the data has values that are not finite; leave it out.")
 
 
 def _measured(

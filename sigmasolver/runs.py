@@ -14,6 +14,7 @@ kill tore is dropped by the next reader or writer. Nothing is pickled.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -66,6 +67,11 @@ class Run:
     @property
     def records(self) -> Path:
         return self.path / "records.jsonl"
+
+    @property
+    def digest(self) -> str:
+        """What tells the kept weights from others."""
+        return hashlib.sha256(self.weights.read_bytes()).hexdigest()[:16]
 
     @contextmanager
     def held(self, what: str, wait: bool = False) -> Iterator[None]:

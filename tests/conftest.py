@@ -1,6 +1,7 @@
 """Shared by all tests: one thread per worker (the workers are the parallelism), fixed seeds, small models."""
 
 import os
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything reads Triton
 
+from sigmasolver.cli import main
 from sigmasolver.models import Options, build_model
 from sigmasolver.models.solver import Solver
 
@@ -48,3 +50,21 @@ def small_model() -> Callable[..., Solver]:
         return model.eval()
 
     return build
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """The command as `sigmasolver` runs it, in this process: exit code, stdout, stderr."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["sigmasolver", *map(str, words)])
+        code = 0
+        try:
+            main()
+        except SystemExit as leaving:
+            code = leaving.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run

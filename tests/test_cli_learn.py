@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import sigmasolver
-from sigmasolver.cli import main
 from sigmasolver.data.store import open_store
 from sigmasolver.models import list_models
 from sigmasolver.recipes import SUITES, suite_of
@@ -32,23 +31,6 @@ TINY = [
     for word in ("--set", one)
 ]
 OWN = ["--fields", "u", "--history", 2, "--block", 1, "--horizon", 3]
-
-
-@pytest.fixture
-def call(capsys, monkeypatch):
-    """The command as `sigmasolver` runs it, in this process: exit code, stdout, stderr."""
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["sigmasolver", *map(str, words)])
-        code = 0
-        try:
-            main()
-        except SystemExit as leaving:
-            code = leaving.code or 0
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def waves(path, count=6, frames=8):

@@ -1,6 +1,5 @@
 """The planner against what is really measured on the whole grid, its advice applied, and its words."""
 
-import sys
 from dataclasses import replace
 from math import prod
 
@@ -8,7 +7,6 @@ import pytest
 import torch
 
 from sigmasolver import plan
-from sigmasolver.cli import main
 from sigmasolver.plan import MARGIN, SHARES, advise, on_grid, predict, probe_grids
 from sigmasolver.recipes import RECIPES, changed, recipe_of
 from sigmasolver.train import rehearsal
@@ -197,20 +195,8 @@ def test_the_line_through_two_costs():
 
 
 @pytest.fixture
-def call(capsys, monkeypatch):
-    """The command as `sigmasolver` runs it, in this process: exit code, stdout, stderr."""
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["sigmasolver", "plan", *map(str, words), "--device", "cpu"])
-        code = 0
-        try:
-            main()
-        except SystemExit as leaving:
-            code = leaving.code or 0
-        return code, *capsys.readouterr()
-
-    return run
+def planned(call):
+    return lambda *words: call("plan", *words, "--device", "cpu")
 
 
 def cells(out):
@@ -218,8 +204,8 @@ def cells(out):
     return dict(part for line in out.splitlines() if len(part := line.strip().split("  ", 1)) == 2)
 
 
-def test_the_command_tells_what_fits_and_checks_itself(call):
-    code, out, said = call("ns2d", *TINY, "--grid", 16, "--check")
+def test_the_command_tells_what_fits_and_checks_itself(planned):
+    code, out, said = planned("ns2d", *TINY, "--grid", 16, "--check")
     assert code == 0, said
     told = {name: value.strip() for name, value in cells(out).items()}
     assert "ns2d on 16 × 16: transolver-sigma of width 16 and depth 2, batch 2, float32, eager on cpu" in out
@@ -230,17 +216,17 @@ def test_the_command_tells_what_fits_and_checks_itself(call):
     assert memory[:2] == told["memory of one update"].split() and abs(float(memory[-2])) < 3
 
 
-def test_the_command_tells_what_to_change(call):
-    code, out, said = call("darcy", *TINY, "--grid", 17, "--memory", 0.0021)
+def test_the_command_tells_what_to_change(planned):
+    code, out, said = planned("darcy", *TINY, "--grid", 17, "--memory", 0.0021)
     assert code == 1, said
     assert "It does NOT fit" in out and "training windows, read as needed" in out
     last = next(line for line in reversed(out.splitlines()) if "--set" in line)
     assert out.endswith("The last one fits.\n") and "--set train.precision=bf16" in last
-    code, again, _ = call(
+    code, again, _ = planned(
         "darcy", *TINY, "--grid", 17, "--memory", 0.0021, *last.split()[last.split().index("--set") :]
     )
     assert code == 0 and "It fits" in again
-    code, out, _ = call("darcy", *TINY, "--grid", 9, "--memory", 1e-5, "--set", "train.batch=1")
+    code, out, _ = planned("darcy", *TINY, "--grid", 9, "--memory", 1e-5, "--set", "train.batch=1")
     assert code == 1 and "None of these fits; take a coarser grid with --grid" in out
 
 
@@ -261,7 +247,7 @@ def test_the_command_tells_what_to_change(call):
         (("ns2d", "--engine", "graph"), "needs a GPU"),
     ],
 )
-def test_mistakes_are_one_sentence(call, words, says):
-    code, out, said = call(*words)
+def test_mistakes_are_one_sentence(planned, words, says):
+    code, out, said = planned(*words)
     assert code == 2 and says in said and not out, said
     assert said.count("\n") == 1 and said.startswith("sigmasolver: ") and said.endswith(".\n"), said

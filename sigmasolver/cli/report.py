@@ -1,4 +1,4 @@
-"""Commands that show records: the tables and figures of the paper, made from what runs have measured."""
+"""Commands that show records: the tables and figures of the paper and the page, made from what runs have measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from sigmasolver.report.rows import Arrays, Need, Rows
 
-__all__ = ["figure", "table"]
+__all__ = ["figure", "report", "table"]
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 Where = Annotated[
@@ -77,25 +77,57 @@ def table(
     typer.echo(to_latex(made) if latex else f"{made.caption}\n\n{to_markdown(made)}", nl=False)
 
 
+@app.command()
+def report(
+    runs: Runs,
+    out: Annotated[Path, typer.Option(help="The page, one HTML file without need of a network.")] = Path("page.html"),
+    title: Annotated[str | None, typer.Option(help="Its title; none: the task.")] = None,
+    where: Where = None,
+    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+) -> None:
+    """Write what is known of runs as one page: summary, errors, forecasts to play, why they drift, provenance."""
+    from sigmasolver.diagnose.run import DIAGNOSTICS
+    from sigmasolver.report.assemble import study_of
+    from sigmasolver.report.page import write_page
+
+    rows, arrays = _read(runs, tuple(DIAGNOSTICS), (), where or [])
+    write_page(out, study_of(rows, arrays, title))
+    console().print(f"{out}: {out.stat().st_size / 1e6:.1f} MB", soft_wrap=True)
+    if show:
+        typer.launch(out.resolve().as_uri())
+
+
 def _records(paths: Sequence[Path], needs: Sequence[Need], conditions: Sequence[str]) -> tuple[Rows, Arrays]:
     """The rows of evaluations and of the diagnoses that are needed, and the arrays of these by the name of the run."""
+    diagnostics = tuple(dict.fromkeys(name for need in needs if (name := need.facts.get("diagnostic")) is not None))
+    rows, found = _read(paths, diagnostics, needs, conditions)
+    runs = dict.fromkeys(path.resolve().name for path in paths)
+    return rows, {run: {k: v for held in found.values() for k, v in held.get(run, {}).items()} for run in runs}
+
+
+def _read(
+    paths: Sequence[Path], diagnostics: Sequence[str], needs: Sequence[Need], conditions: Sequence[str]
+) -> tuple[Rows, dict[str, Arrays]]:
+    """The rows of these runs, and of each diagnostic the arrays by run; what is needed and not there is said."""
     from sigmasolver.diagnose.records import read_findings
     from sigmasolver.report.rows import where
     from sigmasolver.runs import Run, read_rows
 
-    diagnostics = dict.fromkeys(name for need in needs if (name := need.facts.get("diagnostic")) is not None)
     rows: list[dict[str, Any]] = []
-    arrays: dict[str, dict[str, np.ndarray]] = {}
+    arrays: dict[str, dict[str, dict[str, np.ndarray]]] = {}
+    known: set[str] = set()
     for path in dict.fromkeys(paths):
         run, own = Run(path), path.resolve().name
-        if own in arrays:
+        if own in known:
             raise ValueError(f"Two of the runs are named {own}; rename one of the folders.")
+        known.add(own)
         run.recipe()  # says so where this is no run
-        found = [made for name in diagnostics if (made := read_findings(run, name)) is not None]
-        arrays[own] = {name: array for made in found for name, array in made.arrays.items()}
-        mine = [*read_rows(run.records), *(row for made in found for row in made.rows)]
+        found = {name: made for name in diagnostics if (made := read_findings(run, name)) is not None}
+        for name, made in found.items():
+            arrays.setdefault(name, {})[own] = made.arrays
+        mine = [*read_rows(run.records), *(row for made in found.values() for row in made.rows)]
         for need in needs:
             if not any(need.takes(row) for row in mine):
                 raise ValueError(need.missing(str(path)))
         rows += [{**row, "run": own} for row in mine]  # the folder may have another name by now
-    return where(rows, conditions), arrays
+    return where(rows, conditions), dict(arrays)

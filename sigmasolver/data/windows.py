@@ -25,7 +25,7 @@ from sigmasolver.data.header import DTYPES, Header
 from sigmasolver.data.store import Key, Reader
 from sigmasolver.settings import near_names
 
-__all__ = ["Pair", "Resident", "Row", "Source", "Split", "WindowSpec", "Windows", "split"]
+__all__ = ["Pair", "Resident", "Row", "Source", "Split", "WindowSpec", "Windows", "split", "spread_evenly"]
 
 Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """History and future."""
@@ -238,6 +238,26 @@ class Windows:
                         f"{self.source.header.shape}."
                     )
                 yield _channels(values[key], self._channels)
+
+    @property
+    def sides(self) -> tuple[float, ...] | None:
+        """The side lengths of a periodic box; None where an axis ends."""
+        if set(self.source.header.layout.boundary) != {"periodic"}:
+            return None
+        return tuple(len(axis) * float(axis[1] - axis[0]) if len(axis) > 1 else 1.0 for axis in self.coordinates)
+
+    def refuse_non_finite(self, indices: torch.Tensor, *frames: torch.Tensor) -> None:
+        """`frames` (B, ...) of the windows `indices`: one that is not finite is named by its trajectory."""
+        finite = torch.stack([one.isfinite().flatten(1).all(1) for one in frames]).all(0).cpu()
+        if not bool(finite.all()):
+            trajectory = self.trajectories[int(indices[~finite][0]) // self.starts]
+            raise ValueError(f"Trajectory {trajectory} of the data has values that are not finite; leave it out.")
+
+
+def spread_evenly(count: int, asked: int | None) -> torch.Tensor:
+    """`asked` of `count` numbers from the first to the last; all without `asked`."""
+    kept = count if asked is None else min(asked, count)
+    return torch.linspace(0, count - 1, kept, dtype=torch.float64).round().long()
 
 
 class Resident(Windows):

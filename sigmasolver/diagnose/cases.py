@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from sigmasolver.diagnose.subject import Findings, Subject, spread_evenly
+from sigmasolver.data.windows import spread_evenly
+from sigmasolver.diagnose.subject import Findings, Subject
 from sigmasolver.diagnose.watch import SliceView, watching
 
 __all__ = ["CASES", "add_cases", "deviation", "some_cases", "views_of_cases"]

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from sigmasolver import metrics
-from sigmasolver.diagnose.subject import Findings, Subject, spread_evenly
+from sigmasolver.data.windows import spread_evenly
+from sigmasolver.diagnose.subject import Findings, Subject
 from sigmasolver.forecast import rollout
 
 __all__ = ["maps", "shown_leads", "storage_type"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from sigmasolver.data.store import Reader, open_store
-from sigmasolver.data.windows import Windows
+from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.diagnose.corrections import corrections
 from sigmasolver.diagnose.decomposition import decomposition
 from sigmasolver.diagnose.efficiency import efficiency
@@ -21,15 +20,14 @@ from sigmasolver.diagnose.maps import maps
 from sigmasolver.diagnose.profiles import geometry
 from sigmasolver.diagnose.records import MEMBERS, read_findings, write_findings
 from sigmasolver.diagnose.routing import routing
-from sigmasolver.diagnose.subject import Findings, NotApplicable, Subject, spread_evenly
+from sigmasolver.diagnose.subject import Findings, NotApplicable, Subject
 from sigmasolver.diagnose.trust import trust
-from sigmasolver.evaluate import Request, windows_of
+from sigmasolver.evaluate import Request, source_of, windows_of
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.recipes import Recipe
-from sigmasolver.runs import Run, provenance, read_facts
+from sigmasolver.runs import Run, provenance
 from sigmasolver.settings import row
 from sigmasolver.trained import data_of, load, recipe_in
-from sigmasolver.version import __version__
 
 __all__ = ["DIAGNOSTICS", "diagnose_run", "peers_of"]
 
@@ -72,7 +70,8 @@ def diagnose_run(
     found: dict[str, Findings] = {}
     with open_store(data_of(run) if path is None else path) as store, run.held("diagnose"):
         windows = _windows(run, recipe, store, request)
-        facts = _source(run, recipe, windows, request, store.fingerprint)
+        facts = source_of(run, recipe, windows, request, store.fingerprint)
+        facts |= {"model": recipe.model.name, "seed": recipe.train.seed}
         where = provenance(place)
         subject: Subject | None = None
         for name, maker in makers.items():
@@ -123,36 +122,11 @@ def _windows(run: Run, recipe: Recipe, store: Reader, request: Request) -> Windo
     return windows_of(run, recipe, store, request)
 
 
-def _source(run: Run, recipe: Recipe, windows: Windows, request: Request, fingerprint: str) -> dict[str, Any]:
-    """What tells one diagnosis from another, under the names that records of an evaluation have."""
-    return {
-        "task": recipe.task.name,
-        "model": recipe.model.name,
-        "seed": recipe.train.seed,
-        "run": run.path.resolve().name,
-        "step": read_facts(run.weights)["step"],
-        "weights": _digest(run),
-        "package": __version__,
-        "precision": recipe.train.precision,
-        "forecast_precision": request.precision,
-        "data": fingerprint,
-        "part": request.part,
-        "protocol": request.protocol,
-        "horizon": windows.spec.horizon,
-        "grid": list(windows.grid),
-        "windows": len(spread_evenly(len(windows), request.windows)),
-    }
-
-
-def _digest(run: Run) -> str:
-    return hashlib.sha256(run.weights.read_bytes()).hexdigest()[:16]
-
-
 def _more(name: str, where: Mapping[str, str], peers: Sequence[Run]) -> dict[str, Any]:
     """What else tells two diagnoses of this name apart."""
     more: dict[str, Any] = {}
     if name in COMPARE_SEEDS:
-        more[MEMBERS] = [f"{one.path.resolve().name} {_digest(one)}" for one in peers]
+        more[MEMBERS] = [f"{one.path.resolve().name} {one.digest}" for one in peers]
     if name in MEASURE_MACHINE:
         more["machine"] = where["machine"]
     return more

@@ -14,8 +14,7 @@ from math import prod
 
 import torch
 
-from sigmasolver.data.windows import Windows
-from sigmasolver.diagnose.subject import spread_evenly
+from sigmasolver.data.windows import Windows, spread_evenly
 
 __all__ = ["States", "training_states"]
 

@@ -20,7 +20,7 @@ from sigmasolver.forecast import Forecaster
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run
 
-__all__ = ["Findings", "NotApplicable", "Subject", "spread_evenly"]
+__all__ = ["Findings", "NotApplicable", "Subject"]
 
 
 class NotApplicable(ValueError):
@@ -78,17 +78,11 @@ class Subject:
         for indices in self.indices.split(self.batch):
             history, future = (one.to(self._like) for one in self.windows.batch(indices))
             truth = future[:, : self.horizon]
-            self._refuse_non_finite(indices, history, truth)
+            self.windows.refuse_non_finite(indices, history, truth)
             yield indices, history, truth
             done += len(indices)
             if self.tick is not None:
                 self.tick(done, len(self.indices))
-
-    def _refuse_non_finite(self, indices: torch.Tensor, *frames: torch.Tensor) -> None:
-        finite = torch.stack([one.isfinite().flatten(1).all(1) for one in frames]).all(0).cpu()
-        if not bool(finite.all()):
-            trajectory = self.windows.trajectories[int(indices[~finite][0]) // self.windows.starts]
-            raise ValueError(f"Trajectory {trajectory} of the data has values that are not finite; leave it out.")
 
 
 @dataclass
@@ -118,9 +112,3 @@ class Findings:
         """One row."""
         row = {"metric": metric, "field": field, "lead": lead, "layer": layer, "case": case, "value": float(value)}
         self.rows.append({**row, "deviation": None if deviation is None else float(deviation)})
-
-
-def spread_evenly(count: int, asked: int | None) -> torch.Tensor:
-    """`asked` of `count` numbers from the first to the last; all without `asked`."""
-    kept = count if asked is None else min(asked, count)
-    return torch.linspace(0, count - 1, kept, dtype=torch.float64).round().long()

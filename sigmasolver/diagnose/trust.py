@@ -14,13 +14,12 @@ import numpy as np
 import torch
 
 from sigmasolver import metrics
-from sigmasolver.data.windows import Windows
 from sigmasolver.diagnose.ensemble import add_ensemble, measure_members
 from sigmasolver.diagnose.states import States, training_states
 from sigmasolver.diagnose.subject import Findings, Subject
 from sigmasolver.forecast import rollout
 
-__all__ = ["sides_of", "trust"]
+__all__ = ["trust"]
 
 Measures = dict[str, torch.Tensor]
 """By name, one entry per window: (windows, leads, ...)."""
@@ -34,7 +33,7 @@ def trust(subject: Subject) -> Findings:
     The distance needs two training trajectories.
     """
     states = None if subject.training is None else training_states(subject.training, subject.device)
-    sides = sides_of(subject.windows)
+    sides = subject.windows.sides
     parts = []
     for _, history, truth in subject.batches():
         with torch.no_grad():
@@ -51,13 +50,6 @@ def trust(subject: Subject) -> Findings:
         ensemble = {name: measures[name] for name in ("spread", "error", "coverage")}
         add_ensemble(findings, ensemble, subject.fields, 1 + len(subject.peers))
     return findings
-
-
-def sides_of(windows: Windows) -> tuple[float, ...] | None:
-    """The side lengths of a periodic box; None where an axis ends."""
-    if set(windows.source.header.layout.boundary) != {"periodic"}:
-        return None
-    return tuple(len(axis) * float(axis[1] - axis[0]) if len(axis) > 1 else 1.0 for axis in windows.coordinates)
 
 
 def _measure(

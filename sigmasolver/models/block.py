@@ -101,7 +101,11 @@ class Stage(nn.Module):
 
 
 class Block(nn.Module):
-    """`(B, *grid, width)` -> the same shape."""
+    """`(B, *grid, width)` -> the same shape.
+
+    Forward hooks work on the context, the norms, the operators and the mixing, and on their parts. Stages and branches
+    are not called as wholes: their additions belong to the passes that join them.
+    """
 
     CONTEXT_KERNEL = 3
 
@@ -129,14 +133,16 @@ class Block(nn.Module):
             return H, None
         norms = cast(Stage, self.stages[0]).norms
         convolution = self.context.weight, self.context.bias
-        if norms is None or any(norm._forward_hooks for norm in norms):
+        if watched(self.context):
+            return H + self.context(H), None
+        if norms is None or watched(*norms):
             return depthwise_residual(H, *convolution, self.context.padding), None
         return context_norms(H, convolution, self.context.padding, [norm.affine for norm in norms], self.norm.eps)
 
     def _leave(self, H: torch.Tensor, parts: list[torch.Tensor | None]) -> torch.Tensor:
         """The branches joined, the channels mixed."""
         whole = cast(SwiGLU, self.mixing.parts[0]) if len(self.mixing.parts) == 1 else None
-        if whole is None or self.norm._forward_hooks or self.mixing._forward_hooks or watched(self.mixing):
+        if whole is None or watched(self.norm, self.mixing):
             H = joined(H, parts)
             return H + self.mixing(self.norm(H))
         gate_up, down = ((layer.weight, layer.bias) for layer in (whole.gate_up, whole.down))

@@ -87,10 +87,9 @@ def split_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
     return x.reshape(x.shape[0], points, heads, x.shape[-1] // heads).transpose(1, 2)
 
 
-def watched(module: nn.Module) -> bool:
-    """Whether someone looks on at a part of this module through a forward hook."""
-    parts = [part for part in module.modules() if part is not module]
-    return any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+def watched(*modules: nn.Module) -> bool:
+    """Whether someone looks on at one of these modules, or at a part of one, through a forward hook."""
+    return any(part._forward_hooks or part._forward_pre_hooks for module in modules for part in module.modules())
 
 
 class Convolution(nn.Module):

@@ -30,8 +30,6 @@ from sigmasolver.ops.slices import SliceMap, attention_matrix, deslice, routing,
 __all__ = ["UPDATES", "PhysicalOperator", "Routing", "SliceAttention", "SliceOperator", "SliceUpdate"]
 
 UPDATES = ("residual", "replace", "keep")
-WIDEST = 256
-"""Channels, and slices, that one program of the fused twin holds at once."""
 
 
 class Routing(nn.Module):
@@ -119,8 +117,8 @@ class SliceOperator(nn.Module):
     def _plain_enough(self) -> bool:
         """Whoever watches a part needs its tensors stored, which the fused twin never does; nor does it drop out."""
         dropping = self.training and self.dropout.p > 0
-        sizes = self.project.in_features <= WIDEST and self.routing.project.out_features <= WIDEST
-        return sizes and not dropping and not watched(self)
+        sizes = max(self.project.in_features, self.routing.project.out_features) <= fused.WIDEST
+        return sizes and not dropping and not watched(*self.children())
 
     def _fused(self, R: torch.Tensor, F: torch.Tensor) -> torch.Tensor:
         from sigmasolver.ops.fused.slices import slice_attention
@@ -161,6 +159,8 @@ class PhysicalOperator(SliceOperator):
 
     def _paths(self, Y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """R and F (B, *grid, C): two convolutions of one input, each followed by its pointwise map."""
+        if watched(self.routing_path, self.feature_path):
+            return self.routing_path(Y), self.feature_path(Y)
         routing, feature = (cast(DepthwiseConvolution, path[0]) for path in (self.routing_path, self.feature_path))
         R, F = depthwise_pair(Y, (routing.weight, routing.bias), (feature.weight, feature.bias), routing.padding)
         return self.routing_path[1](R), self.feature_path[1](F)

@@ -15,17 +15,14 @@ from sigmasolver.ops.convolution import LONGEST, depthwise_residual
 
 __all__ = ["context_norms"]
 
-WIDEST = 256
-"""Channels of a group that one program of the fused twin holds at once."""
-
 
 def context_norms(
     H: torch.Tensor, convolution: Affine, padding: Sequence[str], norms: Sequence[Affine], eps: float
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """`H` (B, *grid, C) -> H' and one normed tensor (B, *grid, C / groups) for each norm."""
-    small = convolution[0].shape[-1] <= LONGEST and H.shape[-1] // len(norms) <= WIDEST
+    small = convolution[0].shape[-1] <= LONGEST and H.shape[-1] // len(norms) <= fused.WIDEST
     if fused.usable(H) and small and len(norms) <= 2:
-        from sigmasolver.ops.fused.convolution import context_norms as twin
+        from sigmasolver.ops.fused.context import context_norms as twin
 
         return twin(H, convolution, padding, norms, eps)
     H = depthwise_residual(H, *convolution, padding)

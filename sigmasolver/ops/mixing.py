@@ -15,9 +15,6 @@ from sigmasolver.ops.swiglu import swiglu
 
 __all__ = ["joined", "mixing_residual"]
 
-WIDEST = 256
-"""Channels that one program of the fused twin holds at once."""
-
 
 def joined(H: torch.Tensor, parts: Sequence[torch.Tensor | None]) -> torch.Tensor:
     """`H` with one branch added to each equal share of its channels; None leaves a share as it is."""
@@ -32,7 +29,7 @@ def mixing_residual(
 ) -> torch.Tensor:
     """Join, then x + SwiGLU(LN(x)); `gate_up` and `down` as `ops.swiglu` has them."""
     given = [part for part in parts if part is not None]
-    if fused.quick(H) and len(given) == len(parts) <= 2 and H.shape[-1] <= WIDEST:
+    if fused.quick(H) and len(given) == len(parts) <= 2 and H.shape[-1] <= fused.WIDEST:
         from sigmasolver.ops.fused.mixing import mixing_residual as twin
 
         return twin(H, given, norm, gate_up, down, eps)

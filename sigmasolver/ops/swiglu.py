@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from sigmasolver.ops import fused
 from sigmasolver.ops.affine import linear
 
-__all__ = ["swiglu"]
+__all__ = ["ALIGNED", "swiglu"]
 
 ALIGNED = 16
 """Matrix units read rows of whole multiples; an inner width of 170 or 341 sends the product to kernels that load

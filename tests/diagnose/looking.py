@@ -10,8 +10,8 @@ import torch
 from sigmasolver.data.generate import Stream
 from sigmasolver.data.header import Header
 from sigmasolver.data.normalise import Normaliser
-from sigmasolver.data.windows import Windows
-from sigmasolver.diagnose.subject import Subject, spread_evenly
+from sigmasolver.data.windows import Windows, spread_evenly
+from sigmasolver.diagnose.subject import Subject
 from sigmasolver.models import Options
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run

@@ -1,13 +1,11 @@
 """Diagnoses in a run folder: tidy, made once, whole or refused; and the command that makes them."""
 
 import json
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from sigmasolver.cli import main
 from sigmasolver.data.generate import generate
 from sigmasolver.data.header import Header
 from sigmasolver.data.store import Writer
@@ -230,23 +228,6 @@ def test_other_data_and_other_folders_are_refused(runs, study, tmp_path):
 
 
 # --- the command
-
-
-@pytest.fixture
-def call(capsys, monkeypatch):
-    """The command as `sigmasolver` runs it, in this process: exit code, stdout, stderr."""
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["sigmasolver", *map(str, words)])
-        code = 0
-        try:
-            main()
-        except SystemExit as leaving:
-            code = leaving.code or 0
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def test_the_command_writes_files_and_says_what_they_mean(call, runs):

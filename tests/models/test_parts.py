@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from sigmasolver.models.block import Block, BlockSpec
+from sigmasolver.models.block import Block, BlockSpec, Branch, Stage
 from sigmasolver.models.config import Options, SolverConfig
 from sigmasolver.models.layers import Mixing, TimeEmbedding, coordinates, distances
 from sigmasolver.models.slices import PhysicalOperator, SliceUpdate
@@ -200,3 +200,20 @@ def test_options_reach_the_parts():
     assert block.mixing.parts[0].down.in_features == 32
     assert physical.dropout.p == physical.update.attention.dropout.p == 0.25
     assert block.context.padding == physical.routing_path[0].padding == ("circular", "zeros")
+
+
+@pytest.mark.parametrize("name", ["transolver-sigma", "spectral-then-physical", "grouped-mixing", "no-physical"])
+def test_hooks_fire_on_every_part_and_change_nothing(name):
+    """All but the containers and the wholes whose additions are made elsewhere."""
+    block = shaken(Block(VARIANTS[name], CONFIG))
+    H = torch.randn(2, 6, 5, 16, dtype=torch.float64)
+    expected = block(H)
+    silent = (nn.ModuleList, nn.ParameterList, nn.Identity, Stage, Branch)
+    for part, module in block.named_modules():
+        if isinstance(module, silent) or part.endswith(("gate_up", "down", "routing.project")):
+            continue  # the last three are only read for their weights
+        seen = []
+        hook = module.register_forward_hook(lambda *_, seen=seen: seen.append(True))
+        torch.testing.assert_close(block(H), expected, rtol=0, atol=1e-13)
+        hook.remove()
+        assert seen, part

@@ -24,7 +24,8 @@ from sigmasolver.models.slices import UPDATES
 from sigmasolver.ops.fused import fourier as fused_fourier
 from sigmasolver.ops.fused import mixing as fused_mixing
 from sigmasolver.ops.fused import slices as fused_slices
-from sigmasolver.ops.fused.convolution import context_norms, depthwise, depthwise_pair
+from sigmasolver.ops.fused.context import context_norms
+from sigmasolver.ops.fused.convolution import depthwise, depthwise_pair
 from sigmasolver.ops.fused.fourier import axis_fourier
 from sigmasolver.ops.fused.linear import linear
 from sigmasolver.ops.fused.mixing import mixing_residual

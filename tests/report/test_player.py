@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 LEADS = (1, 2, 4, 8)
 
 
-def fields(seed, axes=2):
+def fields(seed):
     """Waves that move, so that every lead, case and model looks different."""
     x = np.stack(np.meshgrid(*(np.linspace(0, 2 * np.pi, 24),) * 2, indexing="ij"))
     frames = [np.sin(x[0] * (1 + seed % 3) + 0.4 * lead) * np.cos(x[1] - 0.3 * lead * seed) for lead in LEADS]

@@ -15,8 +15,10 @@ from functools import cache
 
 import torch
 
-__all__ = ["dot_precision", "plain", "quick", "untraced", "usable"]
+__all__ = ["WIDEST", "dot_precision", "plain", "quick", "untraced", "usable"]
 
+WIDEST = 256
+"""Channels, and slices, that one program of a fused twin holds at once."""
 interpreted = False
 """Set by tests: Triton's interpreter serves tensors of a CPU too."""
 _off = 0

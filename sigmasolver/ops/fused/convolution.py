@@ -21,9 +21,9 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.fused.rows import folded, norms_backward
+from sigmasolver.ops.fused.rows import folded
 
-__all__ = ["context_norms", "depthwise", "depthwise_pair"]
+__all__ = ["Shape", "depthwise", "depthwise_pair", "taps_of", "window"]
 
 SHORTEST, LONGEST, CHUNKS = 128, 1024, 256
 """Points of a chunk, and how many chunks there should be at least."""
@@ -39,7 +39,7 @@ def _shifted(n, by, size, CIRCULAR: tl.constexpr):  # type: ignore[no-untyped-de
 
 
 @triton.jit
-def _window(  # type: ignore[no-untyped-def]
+def window(  # type: ignore[no-untyped-def]
     i0, i1, w0, w1, batch, x, y, z, c, points, channels, X, Y, Z, C,
     KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr, CX: tl.constexpr, CY: tl.constexpr, CZ: tl.constexpr,
     TWO_IN: tl.constexpr, TWO_OUT: tl.constexpr, TURNED: tl.constexpr, TILE: tl.constexpr, BC: tl.constexpr,
@@ -85,7 +85,7 @@ def _convolve(  # type: ignore[no-untyped-def]
     y, z = (tile // tiles_z) * TY + p // TZ, (tile % tiles_z) * TZ + p % TZ
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     points, channels = (y < Y) & (z < Z), c < C
-    a0, a1 = _window(
+    a0, a1 = window(
         i0, i1, w0, w1, plane // X, plane % X, y, z, c, points, channels, X, Y, Z, C, KX, KY, KZ, CX, CY, CZ,
         TWO_IN, TWO_OUT, TURNED, TY * TZ, BC,
     )  # fmt: skip
@@ -100,46 +100,6 @@ def _convolve(  # type: ignore[no-untyped-def]
         if BIAS:
             a1 += tl.load(b1 + c, mask=channels, other=0.0)[None, :]
         tl.store(o1 + place, a1.to(o1.dtype.element_ty), mask=keep)
-
-
-@triton.jit
-def _context(  # type: ignore[no-untyped-def]
-    i, w, b, n0, m0, n1, m1, o, y0, y1, mean, scale, X, Y, Z, C, N, tiles_z, eps,
-    KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr, CX: tl.constexpr, CY: tl.constexpr, CZ: tl.constexpr,
-    G: tl.constexpr, TY: tl.constexpr, TZ: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """Convolution, residual and layer norm of one group of G channels, which the program holds whole."""
-    tile, group, plane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    p, j = tl.arange(0, TY * TZ), tl.arange(0, BC)
-    y, z = (tile // tiles_z) * TY + p // TZ, (tile % tiles_z) * TZ + p % TZ
-    c = group * G + j
-    points, channels = (y < Y) & (z < Z), j < G
-    a = _window(
-        i, i, w, w, plane // X, plane % X, y, z, c, points, channels, X, Y, Z, C, KX, KY, KZ, CX, CY, CZ,
-        False, False, False, TY * TZ, BC,
-    )[0]  # fmt: skip
-    keep = points[:, None] & channels[None, :]
-    row = plane.to(tl.int64) * Y * Z + y * Z + z
-    place = row[:, None] * C + c[None, :]
-    a += tl.load(b + c, mask=channels, other=0.0).to(tl.float32)[None, :]
-    a += tl.load(i + place, mask=keep, other=0.0).to(tl.float32)
-    tl.store(o + place, a.to(o.dtype.element_ty), mask=keep)
-    m = tl.sum(tl.where(keep, a, 0.0), axis=1) / G
-    centred = tl.where(keep, a - m[:, None], 0.0)
-    r = 1 / tl.sqrt(tl.sum(centred * centred, axis=1) / G + eps)
-    centred = centred * r[:, None]
-    to = row[:, None] * G + j[None, :]
-    if group == 0:
-        weight = tl.load(n0 + j, mask=channels, other=0.0).to(tl.float32)
-        bias = tl.load(m0 + j, mask=channels, other=0.0).to(tl.float32)
-        tl.store(y0 + to, (centred * weight[None, :] + bias[None, :]).to(y0.dtype.element_ty), mask=keep)
-    else:
-        weight = tl.load(n1 + j, mask=channels, other=0.0).to(tl.float32)
-        bias = tl.load(m1 + j, mask=channels, other=0.0).to(tl.float32)
-        tl.store(y1 + to, (centred * weight[None, :] + bias[None, :]).to(y1.dtype.element_ty), mask=keep)
-    first = group * N
-    tl.store(mean + first + row, m, mask=points)
-    tl.store(scale + first + row, r, mask=points)
 
 
 @triton.jit
@@ -238,7 +198,7 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
             tl.store(sums + C + biases, tl.sum(t1, axis=0), mask=channels)
 
 
-class _Shape:
+class Shape:
     """Grid, kernel and padding as three axes."""
 
     def __init__(self, x: torch.Tensor, weight: torch.Tensor, padding: Sequence[str]) -> None:
@@ -290,7 +250,7 @@ class _Shape:
         return list(parts)
 
 
-def _taps(weight: torch.Tensor) -> torch.Tensor:
+def taps_of(weight: torch.Tensor) -> torch.Tensor:
     """(C, 1, *kernel) -> (taps, C), float32."""
     return weight.detach().flatten(1).T.to(torch.float32).contiguous()
 
@@ -301,9 +261,9 @@ class _Depthwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, padding: tuple[str, ...], residual: bool, *pairs: torch.Tensor) -> Any:
         weights, biases = pairs[::2], pairs[1::2]
-        shape = _Shape(x, weights[0], padding)
+        shape = Shape(x, weights[0], padding)
         outputs = [torch.empty_like(x) for _ in weights]
-        taps = [_taps(weight) for weight in weights]
+        taps = [taps_of(weight) for weight in weights]
         shape.run([x], taps, [bias.detach().float() for bias in biases], outputs, turned=False, residual=residual)
         ctx.save_for_backward(x, *taps)
         ctx.shape, ctx.residual, ctx.like = shape, residual, [(one.shape, one.dtype) for one in (*weights, *biases)]
@@ -313,52 +273,13 @@ class _Depthwise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         x, *taps = ctx.saved_tensors
-        shape: _Shape = ctx.shape
+        shape: Shape = ctx.shape
         given = [gradient.contiguous() for gradient in gradients]
         dx = torch.empty_like(x)
         shape.run(given, taps, [], [dx], turned=True, residual=ctx.residual)
         found = [g.view(s).to(t) for g, (s, t) in zip(shape.weight_gradients(x, given), ctx.like, strict=True)]
         kernels = len(taps)
         return dx, None, None, *(one for pair in zip(found[:kernels], found[kernels:], strict=True) for one in pair)
-
-
-class _ContextNorms(torch.autograd.Function):
-    """H, weight, bias, padding, eps, type of the normed, weight and bias of norms -> H + convolution, normed."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, H: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, padding: tuple[str, ...], eps: float,
-        dtype: torch.dtype, *norms: torch.Tensor,
-    ) -> Any:  # fmt: skip
-        shape = _Shape(H, weight, padding)
-        X, Y, Z = shape.grid
-        C, groups, N = shape.channels, len(norms) // 2, H[..., 0].numel()
-        G = C // groups
-        out, taps = torch.empty_like(H), _taps(weight)
-        normed = [torch.empty(*H.shape[:-1], G, device=H.device, dtype=dtype) for _ in range(groups)]
-        statistics = torch.empty(2, groups, N, device=H.device, dtype=torch.float32)
-        BC = triton.next_power_of_2(G)
-        TY, TZ = shape.tiles(max(16, 64 * 64 // BC))
-        tiles = (triton.cdiv(Y, TY), triton.cdiv(Z, TZ))
-        _context[(tiles[0] * tiles[1], groups, shape.batch * X)](
-            H, taps, bias, norms[0], norms[1], norms[-2], norms[-1], out, normed[0], normed[-1], *statistics,
-            X, Y, Z, C, N, tiles[1], eps, **shape.constants, G=G, TY=TY, TZ=TZ, BC=BC, num_warps=4,
-        )  # fmt: skip
-        ctx.save_for_backward(H, taps, out, statistics, norms[0], norms[-2])
-        ctx.shape, ctx.like = shape, [(one.shape, one.dtype) for one in (weight, bias, *norms)]
-        return out, *normed
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout: torch.Tensor, *dnormed: torch.Tensor) -> Any:
-        H, taps, out, statistics, *weights = ctx.saved_tensors
-        shape: _Shape = ctx.shape
-        total, norms = norms_backward(out, dnormed, statistics, weights, dout.contiguous())
-        dH = torch.empty_like(H)
-        shape.run([total], [taps], [], [dH], turned=True, residual=True)
-        found = [*shape.weight_gradients(H, [total]), *norms]
-        weight, bias, *rest = (one.view(s).to(t) for one, (s, t) in zip(found, ctx.like, strict=True))
-        return dH, weight, bias, None, None, None, *rest
 
 
 def _ready(x: torch.Tensor) -> torch.Tensor:
@@ -384,18 +305,3 @@ def depthwise_pair(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Two convolutions of one input, (weight, bias) each, which is read once."""
     return _Depthwise.apply(_ready(x), tuple(padding), False, *first, *second)
-
-
-def context_norms(
-    H: torch.Tensor,
-    convolution: tuple[torch.Tensor, torch.Tensor],
-    padding: Sequence[str],
-    norms: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    eps: float,
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """H + convolution of H, and the layer norm of each of one or two equal groups of its channels."""
-    narrow = torch.is_autocast_enabled(H.device.type)
-    dtype = torch.get_autocast_dtype(H.device.type) if narrow else H.dtype
-    flat = [one for norm in norms for one in norm]
-    out, *normed = _ContextNorms.apply(H.contiguous(), *convolution, tuple(padding), eps, dtype, *flat)
-    return out, normed

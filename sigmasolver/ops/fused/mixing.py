@@ -28,10 +28,11 @@ from sigmasolver.ops.affine import Affine
 from sigmasolver.ops.fused import dot_precision
 from sigmasolver.ops.fused.linear import product
 from sigmasolver.ops.fused.rows import folded
+from sigmasolver.ops.swiglu import ALIGNED
 
 __all__ = ["mixing_residual"]
 
-ALIGNED, CHANNELS = 16, 128
+CHANNELS = 128
 PROGRAMS = 1024
 """That a pass is cut into at least, where there are points enough; each leaves one row of partial sums."""
 

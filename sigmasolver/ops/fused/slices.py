@@ -30,6 +30,7 @@ from torch.autograd.function import once_differentiable
 from sigmasolver.ops.affine import Affine
 from sigmasolver.ops.fused import dot_precision
 from sigmasolver.ops.fused.rows import folded
+from sigmasolver.ops.fused.slice_update import update, update_backward
 from sigmasolver.ops.slices import EPSILON, SliceMap
 
 __all__ = ["slice_attention"]
@@ -82,101 +83,6 @@ def _slice(  # type: ignore[no-untyped-def]
     S += (((batch * H + h) * chunks + chunk).to(tl.int64) * M + m) * (D + 1)
     tl.store(S[:, None] + d[None, :], total, mask=(m[:, None] < M) & (d[None, :] < D))
     tl.store(S + D, weight, mask=m < M)
-
-
-@triton.jit
-def _attend(z, wq, wk, wv, d, m, D: tl.constexpr, M: tl.constexpr, ROOT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Queries, keys, values (BM, BD) and A (BM, BM) of the states of one head; matrices come as (in, out)."""
-    known = (d[:, None] < D) & (d[None, :] < D)
-    q = tl.dot(
-        z, tl.load(wq + d[None, :] * D + d[:, None], mask=known, other=0.0).to(tl.float32), input_precision="ieee"
-    )
-    k = tl.dot(
-        z, tl.load(wk + d[None, :] * D + d[:, None], mask=known, other=0.0).to(tl.float32), input_precision="ieee"
-    )
-    v = tl.dot(
-        z, tl.load(wv + d[None, :] * D + d[:, None], mask=known, other=0.0).to(tl.float32), input_precision="ieee"
-    )
-    x = tl.dot(q, tl.trans(k), input_precision="ieee") * ROOT
-    x = tl.where(m[None, :] < M, x, float("-inf"))
-    e = tl.exp(x - tl.max(x, axis=1)[:, None])
-    return q, k, v, e / tl.sum(e, axis=1)[:, None]
-
-
-@triton.jit
-def _update(  # type: ignore[no-untyped-def]
-    S, wq, wk, wv, gamma, Z, mass, new, chunks,
-    D: tl.constexpr, M: tl.constexpr, KIND: tl.constexpr, ROOT: tl.constexpr, EPS: tl.constexpr,
-    BM: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    """One head of one sample: Z, mass + eps, Z+."""
-    head = tl.program_id(0)
-    d, m = tl.arange(0, BD), tl.arange(0, BM)
-    inside = (m[:, None] < M) & (d[None, :] < D)
-    S += head.to(tl.int64) * chunks * M * (D + 1)
-    total, weight = tl.zeros((BM, BD), tl.float32), tl.zeros((BM,), tl.float32)
-    for _chunk in range(chunks):
-        total += tl.load(S + m[:, None] * (D + 1) + d[None, :], mask=inside, other=0.0)
-        weight += tl.load(S + m * (D + 1) + D, mask=m < M, other=0.0)
-        S += M * (D + 1)
-    weight += EPS
-    z = total / weight[:, None]
-    out = z
-    if KIND != "keep":
-        v, a = _attend(z, wq, wk, wv, d, m, D, M, ROOT)[2:]
-        out = tl.dot(a, v, input_precision="ieee")
-        if KIND == "residual":
-            out = z + tl.load(gamma).to(tl.float32) * out
-    place = (head * M + m[:, None]) * D + d[None, :]
-    tl.store(Z + place, z, mask=inside)
-    tl.store(mass + head * M + m, weight, mask=m < M)
-    tl.store(new + place, out, mask=inside)
-
-
-@triton.jit
-def _update_backward(  # type: ignore[no-untyped-def]
-    parts, wq, wk, wv, gamma, Z, mass, G, g, sums, chunks,
-    D: tl.constexpr, M: tl.constexpr, KIND: tl.constexpr, ROOT: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    """From the parts of dZ+ (heads, chunks, M, D) to G, g; a row of `sums`: dWq, dWk, dWv (D, D) each, dgamma."""
-    head = tl.program_id(0)
-    d, m = tl.arange(0, BD), tl.arange(0, BM)
-    inside = (m[:, None] < M) & (d[None, :] < D)
-    known = (d[:, None] < D) & (d[None, :] < D)
-    place = (head * M + m[:, None]) * D + d[None, :]
-    z = tl.load(Z + place, mask=inside, other=0.0)
-    weight = tl.load(mass + head * M + m, mask=m < M, other=1.0)
-    dnew = tl.zeros((BM, BD), tl.float32)
-    parts += head.to(tl.int64) * chunks * M * D
-    for _chunk in range(chunks):
-        dnew += tl.load(parts + m[:, None] * D + d[None, :], mask=inside, other=0.0)
-        parts += M * D
-    dz = dnew
-    if KIND != "keep":
-        q, k, v, a = _attend(z, wq, wk, wv, d, m, D, M, ROOT)
-        a = tl.where(m[:, None] < M, a, 0.0)  # rows beyond the slices attend to nothing
-        sums += head * (3 * D * D + 1)
-        delta = dnew
-        if KIND == "residual":
-            tl.store(sums + 3 * D * D, tl.sum(tl.sum(dnew * tl.dot(a, v, input_precision="ieee"), axis=1), axis=0))
-            delta = dnew * tl.load(gamma).to(tl.float32)
-        else:
-            tl.store(sums + 3 * D * D, 0.0)
-        da = tl.dot(delta, tl.trans(v), input_precision="ieee")
-        dx = a * (da - tl.sum(a * da, axis=1)[:, None]) * ROOT
-        dq = tl.dot(dx, k, input_precision="ieee")
-        dk = tl.dot(tl.trans(dx), q, input_precision="ieee")
-        dv = tl.dot(tl.trans(a), delta, input_precision="ieee")
-        to = d[:, None] * D + d[None, :]
-        tl.store(sums + to, tl.dot(tl.trans(dq), z, input_precision="ieee"), mask=known)
-        tl.store(sums + D * D + to, tl.dot(tl.trans(dk), z, input_precision="ieee"), mask=known)
-        tl.store(sums + 2 * D * D + to, tl.dot(tl.trans(dv), z, input_precision="ieee"), mask=known)
-        through = tl.dot(dq, tl.load(wq + to, mask=known, other=0.0).to(tl.float32), input_precision="ieee")
-        through += tl.dot(dk, tl.load(wk + to, mask=known, other=0.0).to(tl.float32), input_precision="ieee")
-        through += tl.dot(dv, tl.load(wv + to, mask=known, other=0.0).to(tl.float32), input_precision="ieee")
-        dz = dnew + through if KIND == "residual" else through
-    tl.store(G + place, dz / weight[:, None], mask=inside)
-    tl.store(g + head * M + m, -tl.sum(dz * z, axis=1) / weight, mask=m < M)
 
 
 @triton.jit
@@ -356,7 +262,7 @@ class _SliceAttention(torch.autograd.Function):
         _slice[plan.passes](R, F, W, b, tau, parts, N, C, plan.chunks, SPAN=plan.span, **plan.tiles(32, 1))
         Z, new = torch.empty(2, B * H, M, D, device=R.device, dtype=torch.float32)
         mass = torch.empty(B * H, M, device=R.device, dtype=torch.float32)
-        _update[(B * H,)](parts, wq, wk, wv, gamma, Z, mass, new, plan.chunks, KIND=kind, EPS=EPSILON, **plan.small)
+        update[(B * H,)](parts, wq, wk, wv, gamma, Z, mass, new, plan.chunks, KIND=kind, EPS=EPSILON, **plan.small)
         o = torch.empty_like(R)
         tiles = plan.tiles(64, 4)
         _deslice[(triton.cdiv(N, tiles["BN"]), B)](R, W, b, tau, new, wo, bo, o, N, C, BC=plan.BC, **tiles)
@@ -381,7 +287,7 @@ class _SliceAttention(torch.autograd.Function):
         )  # fmt: skip
         G, g = torch.empty_like(Z), torch.empty_like(mass)
         attention = torch.empty(B * H, 3 * D * D + 1, **wide)
-        _update_backward[(B * H,)](
+        update_backward[(B * H,)](
             dnew, wq, wk, wv, gamma, Z, mass, G, g, attention, chunks, KIND=ctx.kind, **plan.small
         )
         _slice_backward[plan.passes](

@@ -1,0 +1,116 @@
+"""The entry of a block in one kernel: depthwise convolution, residual, and the layer norm of each group of channels.
+
+    H' = H + conv(H),      y_i = LN_i(H'_i)            dH' = dout + sum_i LN_i'(dy_i),      dH = dH' + conv^T(dH')
+
+Letters as in `convolution`: X Y Z points per axis, C channels, G channels of a group; BC channels of a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from sigmasolver.ops.affine import Affine
+from sigmasolver.ops.fused.convolution import Shape, taps_of, window
+from sigmasolver.ops.fused.rows import norms_backward
+
+__all__ = ["context_norms"]
+
+
+@triton.jit
+def _context(  # type: ignore[no-untyped-def]
+    i, w, b, n0, m0, n1, m1, o, y0, y1, mean, scale, X, Y, Z, C, N, tiles_z, eps,
+    KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr, CX: tl.constexpr, CY: tl.constexpr, CZ: tl.constexpr,
+    G: tl.constexpr, TY: tl.constexpr, TZ: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Convolution, residual and layer norm of one group of G channels, which the program holds whole."""
+    tile, group, plane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    p, j = tl.arange(0, TY * TZ), tl.arange(0, BC)
+    y, z = (tile // tiles_z) * TY + p // TZ, (tile % tiles_z) * TZ + p % TZ
+    c = group * G + j
+    points, channels = (y < Y) & (z < Z), j < G
+    a = window(
+        i, i, w, w, plane // X, plane % X, y, z, c, points, channels, X, Y, Z, C, KX, KY, KZ, CX, CY, CZ,
+        False, False, False, TY * TZ, BC,
+    )[0]  # fmt: skip
+    keep = points[:, None] & channels[None, :]
+    row = plane.to(tl.int64) * Y * Z + y * Z + z
+    place = row[:, None] * C + c[None, :]
+    a += tl.load(b + c, mask=channels, other=0.0).to(tl.float32)[None, :]
+    a += tl.load(i + place, mask=keep, other=0.0).to(tl.float32)
+    tl.store(o + place, a.to(o.dtype.element_ty), mask=keep)
+    m = tl.sum(tl.where(keep, a, 0.0), axis=1) / G
+    centred = tl.where(keep, a - m[:, None], 0.0)
+    r = 1 / tl.sqrt(tl.sum(centred * centred, axis=1) / G + eps)
+    centred = centred * r[:, None]
+    to = row[:, None] * G + j[None, :]
+    if group == 0:
+        weight = tl.load(n0 + j, mask=channels, other=0.0).to(tl.float32)
+        bias = tl.load(m0 + j, mask=channels, other=0.0).to(tl.float32)
+        tl.store(y0 + to, (centred * weight[None, :] + bias[None, :]).to(y0.dtype.element_ty), mask=keep)
+    else:
+        weight = tl.load(n1 + j, mask=channels, other=0.0).to(tl.float32)
+        bias = tl.load(m1 + j, mask=channels, other=0.0).to(tl.float32)
+        tl.store(y1 + to, (centred * weight[None, :] + bias[None, :]).to(y1.dtype.element_ty), mask=keep)
+    first = group * N
+    tl.store(mean + first + row, m, mask=points)
+    tl.store(scale + first + row, r, mask=points)
+
+
+class _ContextNorms(torch.autograd.Function):
+    """H, weight, bias, padding, eps, type of the normed, weight and bias of norms -> H + convolution, normed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, H: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, padding: tuple[str, ...], eps: float,
+        dtype: torch.dtype, *norms: torch.Tensor,
+    ) -> Any:  # fmt: skip
+        shape = Shape(H, weight, padding)
+        X, Y, Z = shape.grid
+        C, groups, N = shape.channels, len(norms) // 2, H[..., 0].numel()
+        G = C // groups
+        out, taps = torch.empty_like(H), taps_of(weight)
+        normed = [torch.empty(*H.shape[:-1], G, device=H.device, dtype=dtype) for _ in range(groups)]
+        statistics = torch.empty(2, groups, N, device=H.device, dtype=torch.float32)
+        BC = triton.next_power_of_2(G)
+        TY, TZ = shape.tiles(max(16, 64 * 64 // BC))
+        tiles = (triton.cdiv(Y, TY), triton.cdiv(Z, TZ))
+        _context[(tiles[0] * tiles[1], groups, shape.batch * X)](
+            H, taps, bias, norms[0], norms[1], norms[-2], norms[-1], out, normed[0], normed[-1], *statistics,
+            X, Y, Z, C, N, tiles[1], eps, **shape.constants, G=G, TY=TY, TZ=TZ, BC=BC, num_warps=4,
+        )  # fmt: skip
+        ctx.save_for_backward(H, taps, out, statistics, norms[0], norms[-2])
+        ctx.shape, ctx.like = shape, [(one.shape, one.dtype) for one in (weight, bias, *norms)]
+        return out, *normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: torch.Tensor, *dnormed: torch.Tensor) -> Any:
+        H, taps, out, statistics, *weights = ctx.saved_tensors
+        shape: Shape = ctx.shape
+        total, norms = norms_backward(out, dnormed, statistics, weights, dout.contiguous())
+        dH = torch.empty_like(H)
+        shape.run([total], [taps], [], [dH], turned=True, residual=True)
+        found = [*shape.weight_gradients(H, [total]), *norms]
+        weight, bias, *rest = (one.view(s).to(t) for one, (s, t) in zip(found, ctx.like, strict=True))
+        return dH, weight, bias, None, None, None, *rest
+
+
+def context_norms(
+    H: torch.Tensor,
+    convolution: Affine,
+    padding: Sequence[str],
+    norms: Sequence[Affine],
+    eps: float,
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """H + convolution of H, and the layer norm of each of one or two equal groups of its channels."""
+    narrow = torch.is_autocast_enabled(H.device.type)
+    dtype = torch.get_autocast_dtype(H.device.type) if narrow else H.dtype
+    flat = [one for norm in norms for one in norm]
+    out, *normed = _ContextNorms.apply(H.contiguous(), *convolution, tuple(padding), eps, dtype, *flat)
+    return out, normed

@@ -1,0 +1,111 @@
+"""The update of slice states, one program for one head of one sample: small enough to stay in registers, in float32.
+
+    Z = sums / (mass + eps)      Z+ = Z + gamma Delta (residual),   Delta (replace),   Z (keep)
+    Delta = A V,  A = softmax(Q K^T / sqrt(D)),   Q = Z Wq^T,  K = Z Wk^T,  V = Z Wv^T
+
+The gradients that come back are those of the sums and the mass: G = dZ / (mass + eps), g = -sum_d dZ Z / (mass + eps).
+
+Letters: M slices, D head width; BM, BD tile sizes.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["update", "update_backward"]
+
+
+@triton.jit
+def _attend(z, wq, wk, wv, d, m, D: tl.constexpr, M: tl.constexpr, ROOT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Queries, keys, values (BM, BD) and A (BM, BM) of the states of one head; matrices come as (in, out)."""
+    known = (d[:, None] < D) & (d[None, :] < D)
+    q = tl.dot(
+        z, tl.load(wq + d[None, :] * D + d[:, None], mask=known, other=0.0).to(tl.float32), input_precision="ieee"
+    )
+    k = tl.dot(
+        z, tl.load(wk + d[None, :] * D + d[:, None], mask=known, other=0.0).to(tl.float32), input_precision="ieee"
+    )
+    v = tl.dot(
+        z, tl.load(wv + d[None, :] * D + d[:, None], mask=known, other=0.0).to(tl.float32), input_precision="ieee"
+    )
+    x = tl.dot(q, tl.trans(k), input_precision="ieee") * ROOT
+    x = tl.where(m[None, :] < M, x, float("-inf"))
+    e = tl.exp(x - tl.max(x, axis=1)[:, None])
+    return q, k, v, e / tl.sum(e, axis=1)[:, None]
+
+
+@triton.jit
+def update(  # type: ignore[no-untyped-def]
+    S, wq, wk, wv, gamma, Z, mass, new, chunks,
+    D: tl.constexpr, M: tl.constexpr, KIND: tl.constexpr, ROOT: tl.constexpr, EPS: tl.constexpr,
+    BM: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """One head of one sample: Z, mass + eps, Z+."""
+    head = tl.program_id(0)
+    d, m = tl.arange(0, BD), tl.arange(0, BM)
+    inside = (m[:, None] < M) & (d[None, :] < D)
+    S += head.to(tl.int64) * chunks * M * (D + 1)
+    total, weight = tl.zeros((BM, BD), tl.float32), tl.zeros((BM,), tl.float32)
+    for _chunk in range(chunks):
+        total += tl.load(S + m[:, None] * (D + 1) + d[None, :], mask=inside, other=0.0)
+        weight += tl.load(S + m * (D + 1) + D, mask=m < M, other=0.0)
+        S += M * (D + 1)
+    weight += EPS
+    z = total / weight[:, None]
+    out = z
+    if KIND != "keep":
+        v, a = _attend(z, wq, wk, wv, d, m, D, M, ROOT)[2:]
+        out = tl.dot(a, v, input_precision="ieee")
+        if KIND == "residual":
+            out = z + tl.load(gamma).to(tl.float32) * out
+    place = (head * M + m[:, None]) * D + d[None, :]
+    tl.store(Z + place, z, mask=inside)
+    tl.store(mass + head * M + m, weight, mask=m < M)
+    tl.store(new + place, out, mask=inside)
+
+
+@triton.jit
+def update_backward(  # type: ignore[no-untyped-def]
+    parts, wq, wk, wv, gamma, Z, mass, G, g, sums, chunks,
+    D: tl.constexpr, M: tl.constexpr, KIND: tl.constexpr, ROOT: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """From the parts of dZ+ (heads, chunks, M, D) to G, g; a row of `sums`: dWq, dWk, dWv (D, D) each, dgamma."""
+    head = tl.program_id(0)
+    d, m = tl.arange(0, BD), tl.arange(0, BM)
+    inside = (m[:, None] < M) & (d[None, :] < D)
+    known = (d[:, None] < D) & (d[None, :] < D)
+    place = (head * M + m[:, None]) * D + d[None, :]
+    z = tl.load(Z + place, mask=inside, other=0.0)
+    weight = tl.load(mass + head * M + m, mask=m < M, other=1.0)
+    dnew = tl.zeros((BM, BD), tl.float32)
+    parts += head.to(tl.int64) * chunks * M * D
+    for _chunk in range(chunks):
+        dnew += tl.load(parts + m[:, None] * D + d[None, :], mask=inside, other=0.0)
+        parts += M * D
+    dz = dnew
+    if KIND != "keep":
+        q, k, v, a = _attend(z, wq, wk, wv, d, m, D, M, ROOT)
+        a = tl.where(m[:, None] < M, a, 0.0)  # rows beyond the slices attend to nothing
+        sums += head * (3 * D * D + 1)
+        delta = dnew
+        if KIND == "residual":
+            tl.store(sums + 3 * D * D, tl.sum(tl.sum(dnew * tl.dot(a, v, input_precision="ieee"), axis=1), axis=0))
+            delta = dnew * tl.load(gamma).to(tl.float32)
+        else:
+            tl.store(sums + 3 * D * D, 0.0)
+        da = tl.dot(delta, tl.trans(v), input_precision="ieee")
+        dx = a * (da - tl.sum(a * da, axis=1)[:, None]) * ROOT
+        dq = tl.dot(dx, k, input_precision="ieee")
+        dk = tl.dot(tl.trans(dx), q, input_precision="ieee")
+        dv = tl.dot(tl.trans(a), delta, input_precision="ieee")
+        to = d[:, None] * D + d[None, :]
+        tl.store(sums + to, tl.dot(tl.trans(dq), z, input_precision="ieee"), mask=known)
+        tl.store(sums + D * D + to, tl.dot(tl.trans(dk), z, input_precision="ieee"), mask=known)
+        tl.store(sums + 2 * D * D + to, tl.dot(tl.trans(dv), z, input_precision="ieee"), mask=known)
+        through = tl.dot(dq, tl.load(wq + to, mask=known, other=0.0).to(tl.float32), input_precision="ieee")
+        through += tl.dot(dk, tl.load(wk + to, mask=known, other=0.0).to(tl.float32), input_precision="ieee")
+        through += tl.dot(dv, tl.load(wv + to, mask=known, other=0.0).to(tl.float32), input_precision="ieee")
+        dz = dnew + through if KIND == "residual" else through
+    tl.store(G + place, dz / weight[:, None], mask=inside)
+    tl.store(g + head * M + m, -tl.sum(dz * z, axis=1) / weight, mask=m < M)

@@ -1,4 +1,4 @@
-"""The commands `figure` and `table` on run folders: files and text as a user gets them, one sentence for a mistake."""
+"""`figure`, `table` and `report` on run folders: files and text as a user gets them, one sentence for a mistake."""
 
 import json
 import re
@@ -66,6 +66,18 @@ def test_maps_come_from_the_files_of_a_diagnosis_whatever_the_folder_is_called_n
     assert done.exit_code == 0, done.exception
     wrong = call("figure", "maps", run, "--out", tmp_path, "--field", "density")
     assert str(wrong.exception) == 'ns2d has no field "density"; choose from vorticity.'
+
+
+def test_the_page_of_runs_holds_their_films_and_drawings(tmp_path):
+    rows, arrays = made.maps("ns2d", "physolver", grid=(8, 8), leads=(1, 2))
+    run = folder(tmp_path / "one", made.errors("ns2d", "physolver"), "maps", rows, arrays)
+    done = call("report", run, "--out", tmp_path / "page.html", "--title", "Mine & yours")
+    assert done.exit_code == 0, done.exception
+    page = (tmp_path / "page.html").read_text()
+    assert "<h1>Mine &amp; yours</h1>" in page and page.count("data-case=") == len(arrays["cases"])
+    bare = folder(tmp_path / "bare")
+    assert "evaluate" in str(call("report", bare, "--out", tmp_path / "no.html").exception)
+    assert not (tmp_path / "no.html").exists()
 
 
 @pytest.mark.parametrize("name", [name for name in FIGURES if name != "teacher-forcing"])

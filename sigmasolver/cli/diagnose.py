@@ -163,6 +163,9 @@ def diagnose(
         with progress(f"diagnosing {run.path.name}", None) as move:
             peers = peers_of(run, folders)
             found[run.path.name] = diagnose_run(run, names, request, place, _Named(move), peers, data)
+    for name in names or ():
+        if all(findings[name].skipped for findings in found.values()):
+            raise ValueError(str(next(iter(found.values()))[name].skipped))
     for name in next(iter(found.values())):
         _say(console(), SUMMARIES[name], name, {run: findings[name] for run, findings in found.items()})
 

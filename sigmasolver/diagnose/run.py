@@ -58,9 +58,9 @@ def diagnose_run(
 ) -> dict[str, Findings]:
     """Make these diagnoses of a run and write them into its folder; what is there already is not done again.
 
-    Without `names` all that mean something for its model; the others are `skipped` and say why. `peers`: runs of the
-    same model with other seeds. `path`: where the run's data lie now. `tick` is told the diagnostic, the windows that
-    are done, and of how many.
+    Without `names` all. What means nothing for its model is `skipped` and says why. `peers`: runs of that model with
+    other seeds. `path`: where the run's data lie now. `tick` is told the diagnostic, the windows that are done, and of
+    how many.
     """
     request, place = request or Request(), torch.device(device)
     _check(request)
@@ -79,7 +79,7 @@ def diagnose_run(
             kept = read_findings(run, name, source)
             if kept is None:
                 subject = subject or _subject(run, recipe, windows, request, place)
-                kept = _made(maker, _for(name, subject, peers, tick), optional=names is None)
+                kept = _made(maker, _for(name, subject, peers, tick))
                 if kept.skipped is None:
                     write_findings(run, name, kept, {**source, **where})
                     kept = read_findings(run, name, source) or kept
@@ -147,11 +147,9 @@ def _for(name: str, subject: Subject, peers: Sequence[Run], tick: Callable[[str,
     return replace(subject, peers=forecasters, tick=None if tick is None else partial(tick, name))
 
 
-def _made(maker: Callable[[Subject], Findings], subject: Subject, optional: bool) -> Findings:
+def _made(maker: Callable[[Subject], Findings], subject: Subject) -> Findings:
     try:
         with matmul_precision("float32"):
             return maker(subject)
     except NotApplicable as error:
-        if not optional:
-            raise
         return Findings(skipped=str(error))

@@ -149,8 +149,7 @@ def test_what_does_not_apply_is_left_out_with_a_reason(runs, monkeypatch):
     for name in ("corrections", "routing"):
         assert found[name].skipped.endswith(".") and not found[name].rows
         assert not rows_file(runs["ffno"], name).exists()
-    with pytest.raises(ValueError, match="ffno has no slices"):
-        diagnose_run(runs["ffno"], ["corrections"])
+    assert diagnose_run(runs["ffno"], ["corrections"])["corrections"].skipped.startswith("ffno has no slices")
 
 
 def test_a_diagnostic_without_rows_is_refused(runs, monkeypatch):
@@ -253,6 +252,9 @@ def test_the_command_leaves_out_what_does_not_apply(call, runs, monkeypatch):
     monkeypatch.setattr(module, "DIAGNOSTICS", fast)
     code, out, _ = call("diagnose", runs["ffno"].path, "--device", "cpu")
     assert code == 0 and "corrections of ffno is left out: ffno has no slices" in out and "maps: " in out
+    both = (runs["ffno"].path, runs["first"].path, "--only", "corrections", "--windows", 2, "--device", "cpu")
+    code, out, _ = call("diagnose", *both)
+    assert code == 0 and "corrections of ffno is left out" in out and "first: slice attention changes" in out
 
 
 def test_the_command_answers_a_mistake_with_one_sentence(call, runs, tmp_path):

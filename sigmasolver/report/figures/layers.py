@@ -61,7 +61,7 @@ def corrections(rows: Rows) -> Figure:
         figure.align_ylabels(axes[:, 0])
         lines = [*axes[0, 0].get_lines(), *axes[1, 0].get_lines()]
         named = {str(line.get_label()): line for line in lines if not str(line.get_label()).startswith("_")}
-        figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=len(named))
+        figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=2 * len(titles))
     return figure
 
 

@@ -22,7 +22,7 @@ from sigmasolver.ops.slices import SliceMap, attention_matrix, deslice, routing,
 pytest.importorskip("triton")
 from sigmasolver.models.slices import UPDATES
 from sigmasolver.ops.fused import fourier as fused_fourier
-from sigmasolver.ops.fused import mixing as fused_mixing
+from sigmasolver.ops.fused import gate as fused_gate
 from sigmasolver.ops.fused import slices as fused_slices
 from sigmasolver.ops.fused.context import context_norms
 from sigmasolver.ops.fused.convolution import depthwise, depthwise_pair
@@ -138,7 +138,7 @@ def test_fourier_over_several_chunks(monkeypatch):
 def test_mixing(N, half, inner, branches, whole, seed):
     """Both forms of the forward pass: in one kernel, and with the library's products."""
     torch.manual_seed(seed)
-    fused_mixing.CHANNELS = 128 if whole else 0
+    fused_gate.CHANNELS = 128 if whole else 0
     C = 2 * half
     shapes = [(N, C), (C,), (C,), (2 * inner, C), (2 * inner,), (C, inner), (C,)]
     inputs = [torch.randn(shape) for shape in (*shapes, *((N, C // max(1, branches)),) * branches)]
@@ -154,7 +154,7 @@ def test_mixing(N, half, inner, branches, whole, seed):
     try:
         agree(twin, plain, inputs, tolerance=1e-4)
     finally:
-        fused_mixing.CHANNELS = 128
+        fused_gate.CHANNELS = 128
 
 
 @pytest.mark.parametrize(

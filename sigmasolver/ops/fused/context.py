@@ -16,10 +16,13 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.affine import Affine
-from sigmasolver.ops.fused.convolution import Shape, taps_of, window
+from sigmasolver.ops.fused.convolution import RUN, Shape, pick, taps_of, window
 from sigmasolver.ops.fused.rows import norms_backward
 
 __all__ = ["context_norms"]
+
+TILE, WARPS = 512, 4
+"""Elements of a tile, each of which stands for a run of points; warps of a program."""
 
 
 @triton.jit
@@ -31,35 +34,36 @@ def _context(  # type: ignore[no-untyped-def]
     """Convolution, residual and layer norm of one group of G channels, which the program holds whole."""
     tile, group, plane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     p, j = tl.arange(0, TY * TZ), tl.arange(0, BC)
-    y, z = (tile // tiles_z) * TY + p // TZ, (tile % tiles_z) * TZ + p % TZ
+    y, z = (tile // tiles_z) * TY + p // TZ, ((tile % tiles_z) * TZ + p % TZ) * RUN
     c = group * G + j
     points, channels = (y < Y) & (z < Z), j < G
-    a = window(
+    a0, a1, a2, a3 = window(
         i, i, w, w, plane // X, plane % X, y, z, c, points, channels, X, Y, Z, C, KX, KY, KZ, CX, CY, CZ,
         False, False, False, TY * TZ, BC,
-    )[0]  # fmt: skip
-    keep = points[:, None] & channels[None, :]
-    row = plane.to(tl.int64) * Y * Z + y * Z + z
-    place = row[:, None] * C + c[None, :]
-    a += tl.load(b + c, mask=channels, other=0.0).to(tl.float32)[None, :]
-    a += tl.load(i + place, mask=keep, other=0.0).to(tl.float32)
-    tl.store(o + place, a.to(o.dtype.element_ty), mask=keep)
-    m = tl.sum(tl.where(keep, a, 0.0), axis=1) / G
-    centred = tl.where(keep, a - m[:, None], 0.0)
-    r = 1 / tl.sqrt(tl.sum(centred * centred, axis=1) / G + eps)
-    centred = centred * r[:, None]
-    to = row[:, None] * G + j[None, :]
+    )[:4]  # fmt: skip
+    offset = tl.load(b + c, mask=channels, other=0.0).to(tl.float32)[None, :]
     if group == 0:
         weight = tl.load(n0 + j, mask=channels, other=0.0).to(tl.float32)
         bias = tl.load(m0 + j, mask=channels, other=0.0).to(tl.float32)
-        tl.store(y0 + to, (centred * weight[None, :] + bias[None, :]).to(y0.dtype.element_ty), mask=keep)
+        normed = y0
     else:
         weight = tl.load(n1 + j, mask=channels, other=0.0).to(tl.float32)
         bias = tl.load(m1 + j, mask=channels, other=0.0).to(tl.float32)
-        tl.store(y1 + to, (centred * weight[None, :] + bias[None, :]).to(y1.dtype.element_ty), mask=keep)
-    first = group * N
-    tl.store(mean + first + row, m, mask=points)
-    tl.store(scale + first + row, r, mask=points)
+        normed = y1
+    for run in tl.static_range(RUN):
+        inside = points & (z + run < Z)
+        keep = inside[:, None] & channels[None, :]
+        row = plane.to(tl.int64) * Y * Z + y * Z + z + run
+        place = row[:, None] * C + c[None, :]
+        a = pick(run, a0, a1, a2, a3) + offset + tl.load(i + place, mask=keep, other=0.0).to(tl.float32)
+        tl.store(o + place, a.to(o.dtype.element_ty), mask=keep)
+        m = tl.sum(tl.where(keep, a, 0.0), axis=1) / G
+        centred = tl.where(keep, a - m[:, None], 0.0)
+        r = 1 / tl.sqrt(tl.sum(centred * centred, axis=1) / G + eps)
+        out = centred * r[:, None] * weight[None, :] + bias[None, :]
+        tl.store(normed + row[:, None] * G + j[None, :], out.to(y0.dtype.element_ty), mask=keep)
+        tl.store(mean + group * N + row, m, mask=inside)
+        tl.store(scale + group * N + row, r, mask=inside)
 
 
 class _ContextNorms(torch.autograd.Function):
@@ -74,15 +78,15 @@ class _ContextNorms(torch.autograd.Function):
         X, Y, Z = shape.grid
         C, groups, N = shape.channels, len(norms) // 2, H[..., 0].numel()
         G = C // groups
-        out, taps = torch.empty_like(H), taps_of(weight)
+        out, taps = torch.empty_like(H), taps_of(weight, H.dtype)
         normed = [torch.empty(*H.shape[:-1], G, device=H.device, dtype=dtype) for _ in range(groups)]
         statistics = torch.empty(2, groups, N, device=H.device, dtype=torch.float32)
         BC = triton.next_power_of_2(G)
-        TY, TZ = shape.tiles(max(16, 64 * 64 // BC))
-        tiles = (triton.cdiv(Y, TY), triton.cdiv(Z, TZ))
+        TY, TZ = shape.tiles(max(1, TILE // BC))
+        tiles = (triton.cdiv(Y, TY), triton.cdiv(Z, TZ * RUN.value))
         _context[(tiles[0] * tiles[1], groups, shape.batch * X)](
             H, taps, bias, norms[0], norms[1], norms[-2], norms[-1], out, normed[0], normed[-1], *statistics,
-            X, Y, Z, C, N, tiles[1], eps, **shape.constants, G=G, TY=TY, TZ=TZ, BC=BC, num_warps=4,
+            X, Y, Z, C, N, tiles[1], eps, **shape.constants, G=G, TY=TY, TZ=TZ, BC=BC, num_warps=WARPS,
         )  # fmt: skip
         ctx.save_for_backward(H, taps, out, statistics, norms[0], norms[-2])
         ctx.shape, ctx.like = shape, [(one.shape, one.dtype) for one in (weight, bias, *norms)]

@@ -5,7 +5,8 @@
     dx = sum_i sum_t w_i[t] dy_i[n - t] (+ dy)      dw_i[t] = sum_n x[n + t] dy_i[n]      db_i = sum_n dy_i[n]
 
 The gradient of the input is the same operation with the kernel turned round. Weight gradients are summed over chunks of
-points first, then over chunks in a fixed order. One and two axes are three axes of which some have one point.
+points first, then over chunks in a fixed order. One and two axes are three axes of which some have one point. Every
+lane holds RUN neighbours on the last axis, so that a number once loaded serves several of them.
 
 Letters: B batch, X Y Z points per axis, C channels; KX KY KZ kernel; BN points and BC channels of a tile.
 """
@@ -25,8 +26,14 @@ from sigmasolver.ops.fused.rows import folded
 
 __all__ = ["Shape", "depthwise", "depthwise_pair", "taps_of", "window"]
 
-SHORTEST, LONGEST, CHUNKS = 128, 1024, 256
-"""Points of a chunk, and how many chunks there should be at least."""
+RUN = tl.constexpr(4)
+"""Points in a row along the last axis that a program holds for every lane; `window` spells them out."""
+SINGLE, PAIR, TILE_Z = (8, 4), (32, 4), 4
+"""Runs of a tile and warps, for one kernel and for two; runs of a tile along the last axis."""
+GRADIENTS = ((4, 4), (8, 2))
+"""The same for weight gradients."""
+SHORTEST, LONGEST, CHUNKS = 32, 256, 256
+"""Runs of a chunk, and how many chunks there should be at least."""
 
 
 @triton.jit
@@ -39,38 +46,79 @@ def _shifted(n, by, size, CIRCULAR: tl.constexpr):  # type: ignore[no-untyped-de
 
 
 @triton.jit
+def pick(i: tl.constexpr, a0, a1, a2, a3):  # type: ignore[no-untyped-def]
+    """The i-th of four."""
+    if i == 0:  # noqa: SIM116, a compile-time choice
+        return a0
+    elif i == 1:
+        return a1
+    elif i == 2:
+        return a2
+    else:
+        return a3
+
+
+@triton.jit
 def window(  # type: ignore[no-untyped-def]
     i0, i1, w0, w1, batch, x, y, z, c, points, channels, X, Y, Z, C,
     KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr, CX: tl.constexpr, CY: tl.constexpr, CZ: tl.constexpr,
     TWO_IN: tl.constexpr, TWO_OUT: tl.constexpr, TURNED: tl.constexpr, TILE: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The sums over the kernel for the points (x, y, z) of one plane x. Offsets inside a plane are 32 bits wide."""
+    """The sums over the kernel for RUN points from each of (x, y, z) on, all of one plane x: what is loaded once serves
+    every point of the run that it touches. Offsets inside a plane are 32 bits wide."""
     a0 = tl.zeros((TILE, BC), tl.float32)
     a1 = tl.zeros((TILE, BC), tl.float32)
-    for kx in range(KX):
-        sx, in_x = _shifted(x, kx - KX // 2, X, CX)
+    a2 = tl.zeros((TILE, BC), tl.float32)
+    a3 = tl.zeros((TILE, BC), tl.float32)
+    e0 = tl.zeros((TILE, BC), tl.float32)
+    e1 = tl.zeros((TILE, BC), tl.float32)
+    e2 = tl.zeros((TILE, BC), tl.float32)
+    e3 = tl.zeros((TILE, BC), tl.float32)
+    for line in range(KX * KY):  # not spelled out, which would only take the compiler longer
+        sx, in_x = _shifted(x, line // KY - KX // 2, X, CX)
+        sy, in_y = _shifted(y, line % KY - KY // 2, Y, CY)
         if in_x:
             plane = (batch * X + sx).to(tl.int64) * Y * Z * C
-            for ky in tl.static_range(KY):
-                sy, in_y = _shifted(y, ky - KY // 2, Y, CY)
-                for kz in tl.static_range(KZ):
-                    sz, in_z = _shifted(z, kz - KZ // 2, Z, CZ)
-                    keep = (points & in_y & in_z)[:, None] & channels[None, :]
-                    place = ((sy * Z + sz) * C)[:, None] + c[None, :]
-                    tap = (kx * KY + ky) * KZ + kz
-                    if TURNED:
-                        tap = KX * KY * KZ - 1 - tap
-                    v = tl.load(i0 + plane + place, mask=keep, other=0.0).to(tl.float32)
-                    k0 = tl.load(w0 + tap * C + c, mask=channels, other=0.0)
-                    a0 += v * k0[None, :]
-                    if TWO_OUT:
-                        k1 = tl.load(w1 + tap * C + c, mask=channels, other=0.0)
-                        a1 += v * k1[None, :]
-                    if TWO_IN:
-                        u = tl.load(i1 + plane + place, mask=keep, other=0.0).to(tl.float32)
-                        k1 = tl.load(w1 + tap * C + c, mask=channels, other=0.0)
-                        a0 += u * k1[None, :]
-    return a0, a1
+            for by in tl.static_range(KZ + RUN - 1):
+                sz, in_z = _shifted(z, by - KZ // 2, Z, CZ)
+                keep = (points & in_y & in_z)[:, None] & channels[None, :]
+                place = ((sy * Z + sz) * C)[:, None] + c[None, :]
+                v = tl.load(i0 + plane + place, mask=keep, other=0.0).to(tl.float32)
+                if TWO_IN:
+                    u = tl.load(i1 + plane + place, mask=keep, other=0.0).to(tl.float32)
+                for run in tl.static_range(RUN):
+                    if by - run >= 0 and by - run < KZ:
+                        tap = line * KZ + by - run
+                        if TURNED:
+                            tap = KX * KY * KZ - 1 - tap
+                        k0 = tl.load(w0 + tap * C + c, mask=channels, other=0.0).to(tl.float32)[None, :]
+                        if TWO_IN or TWO_OUT:
+                            k1 = tl.load(w1 + tap * C + c, mask=channels, other=0.0).to(tl.float32)[None, :]
+                        if run == 0:
+                            a0 += v * k0
+                            if TWO_IN:
+                                a0 += u * k1
+                            if TWO_OUT:
+                                e0 += v * k1
+                        elif run == 1:
+                            a1 += v * k0
+                            if TWO_IN:
+                                a1 += u * k1
+                            if TWO_OUT:
+                                e1 += v * k1
+                        elif run == 2:
+                            a2 += v * k0
+                            if TWO_IN:
+                                a2 += u * k1
+                            if TWO_OUT:
+                                e2 += v * k1
+                        elif run == 3:
+                            a3 += v * k0
+                            if TWO_IN:
+                                a3 += u * k1
+                            if TWO_OUT:
+                                e3 += v * k1
+    return a0, a1, a2, a3, e0, e1, e2, e3
 
 
 @triton.jit
@@ -82,31 +130,34 @@ def _convolve(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     tile, plane = tl.program_id(0), tl.program_id(2)
     p = tl.arange(0, TY * TZ)
-    y, z = (tile // tiles_z) * TY + p // TZ, (tile % tiles_z) * TZ + p % TZ
+    y, z = (tile // tiles_z) * TY + p // TZ, ((tile % tiles_z) * TZ + p % TZ) * RUN
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     points, channels = (y < Y) & (z < Z), c < C
-    a0, a1 = window(
+    a0, a1, a2, a3, e0, e1, e2, e3 = window(
         i0, i1, w0, w1, plane // X, plane % X, y, z, c, points, channels, X, Y, Z, C, KX, KY, KZ, CX, CY, CZ,
         TWO_IN, TWO_OUT, TURNED, TY * TZ, BC,
     )  # fmt: skip
-    keep = points[:, None] & channels[None, :]
-    place = plane.to(tl.int64) * Y * Z * C + ((y * Z + z) * C)[:, None] + c[None, :]
-    if BIAS:
-        a0 += tl.load(b0 + c, mask=channels, other=0.0)[None, :]
-    if RESIDUAL:
-        a0 += tl.load(i0 + place, mask=keep, other=0.0).to(tl.float32)
-    tl.store(o0 + place, a0.to(o0.dtype.element_ty), mask=keep)
-    if TWO_OUT:
+    for run in tl.static_range(RUN):
+        a = pick(run, a0, a1, a2, a3)
+        keep = (points & (z + run < Z))[:, None] & channels[None, :]
+        place = plane.to(tl.int64) * Y * Z * C + ((y * Z + z + run) * C)[:, None] + c[None, :]
         if BIAS:
-            a1 += tl.load(b1 + c, mask=channels, other=0.0)[None, :]
-        tl.store(o1 + place, a1.to(o1.dtype.element_ty), mask=keep)
+            a += tl.load(b0 + c, mask=channels, other=0.0)[None, :]
+        if RESIDUAL:
+            a += tl.load(i0 + place, mask=keep, other=0.0).to(tl.float32)
+        tl.store(o0 + place, a.to(o0.dtype.element_ty), mask=keep)
+        if TWO_OUT:
+            e = pick(run, e0, e1, e2, e3)
+            if BIAS:
+                e += tl.load(b1 + c, mask=channels, other=0.0)[None, :]
+            tl.store(o1 + place, e.to(o1.dtype.element_ty), mask=keep)
 
 
 @triton.jit
 def _weight_gradient(  # type: ignore[no-untyped-def]
-    i, g0, g1, sums, N, X, Y, Z, C,
+    i, g0, g1, sums, B, X, Y, Z, C,
     KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr, CX: tl.constexpr, CY: tl.constexpr, CZ: tl.constexpr,
-    TWO: tl.constexpr, WIDE: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SPAN: tl.constexpr,
+    TWO: tl.constexpr, SIZE: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """One row of KZ taps over one chunk of points. A row of `sums`: for each kernel (C, taps), then for each (C,)."""
     row, chunk = tl.program_id(0), tl.program_id(1)
@@ -125,52 +176,51 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
     e4 = tl.zeros((BN, BC), tl.float32)
     t0 = tl.zeros((BN, BC), tl.float32)
     t1 = tl.zeros((BN, BC), tl.float32)
+    lines = tl.cdiv(Z, RUN)
     for start in range(0, SPAN, BN):
         n = chunk * SPAN + start + tl.arange(0, BN)
-        z, rest = n % Z, n // Z
+        z, rest = n % lines * RUN, n // lines
         y, rest = rest % Y, rest // Y
         x, batch = rest % X, rest // X
         sx, in_x = _shifted(x, kx - KX // 2, X, CX)
         sy, in_y = _shifted(y, ky - KY // 2, Y, CY)
-        points = n < N
-        keep = points[:, None] & channels[None, :]
-        line = ((batch * X + sx) * Y + sy) * Z
-        if WIDE:
-            here, line = n.to(tl.int64)[:, None] * C + c[None, :], line.to(tl.int64)
-        else:
-            here = (n * C)[:, None] + c[None, :]
-        v0 = tl.load(g0 + here, mask=keep, other=0.0).to(tl.float32)
-        if row == 0:
-            t0 += v0
-        if TWO:
-            v1 = tl.load(g1 + here, mask=keep, other=0.0).to(tl.float32)
-            if row == 0:
-                t1 += v1
-        for kz in tl.static_range(KZ):
-            sz, in_z = _shifted(z, kz - KZ // 2, Z, CZ)
+        points = batch < B
+        here, line = (((batch * X + x) * Y + y) * Z + z).to(SIZE), (((batch * X + sx) * Y + sy) * Z).to(SIZE)
+        for by in tl.static_range(KZ + RUN - 1):
+            sz, in_z = _shifted(z, by - KZ // 2, Z, CZ)
             inside = (points & in_x & in_y & in_z)[:, None] & channels[None, :]
             u = tl.load(i + ((line + sz) * C)[:, None] + c[None, :], mask=inside, other=0.0).to(tl.float32)
-            if kz == 0:
-                a0 += u * v0
-            if kz == 1:
-                a1 += u * v0
-            if kz == 2:
-                a2 += u * v0
-            if kz == 3:
-                a3 += u * v0
-            if kz == 4:
-                a4 += u * v0
-            if TWO:
-                if kz == 0:
-                    e0 += u * v1
-                if kz == 1:
-                    e1 += u * v1
-                if kz == 2:
-                    e2 += u * v1
-                if kz == 3:
-                    e3 += u * v1
-                if kz == 4:
-                    e4 += u * v1
+            for run in tl.static_range(RUN):
+                if by - run >= 0 and by - run < KZ:
+                    # The compiler loads the same place once.
+                    keep = (points & (z + run < Z))[:, None] & channels[None, :]
+                    v0 = tl.load(g0 + ((here + run) * C)[:, None] + c[None, :], mask=keep, other=0.0).to(tl.float32)
+                    if by - run == 0:
+                        a0 += u * v0
+                    if by - run == 1:
+                        a1 += u * v0
+                    if by - run == 2:
+                        a2 += u * v0
+                    if by - run == 3:
+                        a3 += u * v0
+                    if by - run == 4:
+                        a4 += u * v0
+                    if TWO:
+                        v1 = tl.load(g1 + ((here + run) * C)[:, None] + c[None, :], mask=keep, other=0.0).to(tl.float32)
+                        if by - run == 0:
+                            e0 += u * v1
+                        if by - run == 1:
+                            e1 += u * v1
+                        if by - run == 2:
+                            e2 += u * v1
+                        if by - run == 3:
+                            e3 += u * v1
+                        if by - run == 4:
+                            e4 += u * v1
+                    if by == run:  # every point of the run once
+                        t0 += v0
+                        if TWO:
+                            t1 += v1
     sums += chunk.to(tl.int64) * (1 + TWO) * C * (KX * KY * KZ + 1)
     to = c * (KX * KY * KZ) + row * KZ
     biases = (1 + TWO) * C * KX * KY * KZ + c
@@ -211,18 +261,17 @@ class Shape:
         self.constants: dict[str, Any] = dict(zip(names, (*self.kernel, *circular), strict=True))
 
     def tiles(self, points: int) -> tuple[int, int]:
-        """How a plane is cut into tiles of at most `points`: (TY, TZ)."""
-        TZ = min(16, triton.next_power_of_2(self.grid[2]))
+        """How a plane is cut into tiles of at most so many runs of points: (TY, TZ)."""
+        TZ = min(TILE_Z, triton.next_power_of_2(triton.cdiv(self.grid[2], RUN.value)))
         return min(points // TZ, triton.next_power_of_2(self.grid[1])), TZ
 
     def run(self, inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor],
             outputs: Sequence[torch.Tensor], turned: bool, residual: bool) -> None:  # fmt: skip
         X, Y, Z = self.grid
         block = min(64, triton.next_power_of_2(self.channels))
-        # On three axes the loop over the first one keeps fewer taps in flight, so a larger tile has registers enough.
-        points, warps = (32, 2) if X == 1 and max(len(inputs), len(outputs)) == 2 else (64, 4)
-        TY, TZ = self.tiles(points)
-        tiles = (triton.cdiv(Y, TY), triton.cdiv(Z, TZ))
+        runs, warps = PAIR if max(len(inputs), len(outputs)) == 2 else SINGLE
+        TY, TZ = self.tiles(runs)
+        tiles = (triton.cdiv(Y, TY), triton.cdiv(Z, TZ * RUN.value))
         _convolve[(tiles[0] * tiles[1], triton.cdiv(self.channels, block), self.batch * X)](
             inputs[0], inputs[-1], weights[0], weights[-1], biases[0] if biases else weights[0],
             biases[-1] if biases else weights[0], outputs[0], outputs[-1], X, Y, Z, self.channels, tiles[1],
@@ -232,27 +281,24 @@ class Shape:
 
     def weight_gradients(self, x: torch.Tensor, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """For each kernel (C, taps), then for each (C,), all in float32."""
-        points, taps, C, kernels = (
-            self.batch * math.prod(self.grid),
-            math.prod(self.kernel),
-            self.channels,
-            len(gradients),
-        )
-        block, BN = min(64, triton.next_power_of_2(C)), 16 if kernels == 2 else 32
-        span = triton.cdiv(min(LONGEST, max(SHORTEST, points // CHUNKS)), BN) * BN
-        chunks = triton.cdiv(points, span)
+        taps, C, kernels = math.prod(self.kernel), self.channels, len(gradients)
+        runs = self.batch * math.prod(self.grid[:2]) * triton.cdiv(self.grid[2], RUN.value)
+        block, (BN, warps) = min(64, triton.next_power_of_2(C)), GRADIENTS[kernels - 1]
+        span = triton.cdiv(min(LONGEST, max(SHORTEST, runs // CHUNKS)), BN) * BN
+        chunks = triton.cdiv(runs, span)
         sums = torch.empty(chunks, kernels * C * (taps + 1), device=x.device)
         _weight_gradient[(self.kernel[0] * self.kernel[1], chunks, triton.cdiv(C, block))](
-            x, gradients[0], gradients[-1], sums, points, *self.grid, C,
-            **self.constants, TWO=kernels == 2, WIDE=x.numel() >= 2**31, BN=BN, BC=block, SPAN=span, num_warps=4,
+            x, gradients[0], gradients[-1], sums, self.batch, *self.grid, C, **self.constants, TWO=kernels == 2,
+            SIZE=tl.int64 if x.numel() >= 2**31 else tl.int32, BN=BN, BC=block, SPAN=span, num_warps=warps,
         )  # fmt: skip
         parts = folded(sums).split([C * taps] * kernels + [C] * kernels)
         return list(parts)
 
 
-def taps_of(weight: torch.Tensor) -> torch.Tensor:
-    """(C, 1, *kernel) -> (taps, C), float32."""
-    return weight.detach().flatten(1).T.to(torch.float32).contiguous()
+def taps_of(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """(C, 1, *kernel) -> (taps, C)."""
+    lines = weight.detach().flatten(1).T
+    return torch.empty(lines.shape, device=weight.device, dtype=dtype).copy_(lines)
 
 
 class _Depthwise(torch.autograd.Function):
@@ -263,7 +309,7 @@ class _Depthwise(torch.autograd.Function):
         weights, biases = pairs[::2], pairs[1::2]
         shape = Shape(x, weights[0], padding)
         outputs = [torch.empty_like(x) for _ in weights]
-        taps = [taps_of(weight) for weight in weights]
+        taps = [taps_of(weight, x.dtype) for weight in weights]
         shape.run([x], taps, [bias.detach().float() for bias in biases], outputs, turned=False, residual=residual)
         ctx.save_for_backward(x, *taps)
         ctx.shape, ctx.residual, ctx.like = shape, residual, [(one.shape, one.dtype) for one in (*weights, *biases)]

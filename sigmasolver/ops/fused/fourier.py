@@ -55,29 +55,38 @@ def _thin(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _complex(w, first, second, rows, columns, apart, BO: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Real and imaginary part of a tile of complex numbers, which lie beside each other: (rows, columns) from there."""
+    pair = tl.arange(0, 2 * BO)
+    keep = (first[:, None] < rows) & (second + pair[None, :] // 2 < columns)
+    both = tl.load(w + first[:, None] * apart + 2 * second + pair[None, :], mask=keep, other=0.0)
+    return tl.split(tl.reshape(both, (first.shape[0], BO, 2)))
+
+
+@triton.jit
 def _mix(  # type: ignore[no-untyped-def]
-    x, w, y, lines, K, Q, C, O, along_k, along_c, along_o,
+    x, w, y, lines, K, Q, C, O,
     HERMITIAN: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y (P, K, 2, Q, O) = x (P, K, 2, Q, C) times W(k), or times its Hermitian transpose (strides are swapped then)."""
+    """y (P, K, 2, Q, O) = x (P, K, 2, Q, C) times W(k) (C, O), or times the Hermitian transpose of W(k) (O, C)."""
     k = tl.program_id(1)
     r, o = tl.program_id(0) * BR + tl.arange(0, BR), tl.program_id(2) * BO + tl.arange(0, BO)
     inside = r < lines
     real_line = ((r // Q) * K + k).to(tl.int64) * 2 * Q + r % Q
     real = tl.zeros((BR, BO), tl.float32)
     imaginary = tl.zeros((BR, BO), tl.float32)
+    w += k * C * O * 2
     for start in range(0, C, BC):
         c = start + tl.arange(0, BC)
         keep = inside[:, None] & (c[None, :] < C)
         xr = tl.load(x + real_line[:, None] * C + c[None, :], mask=keep, other=0.0)
         xi = tl.load(x + (real_line + Q)[:, None] * C + c[None, :], mask=keep, other=0.0)
-        place = w + k * along_k + c[:, None] * along_c + o[None, :] * along_o
-        known = (c[:, None] < C) & (o[None, :] < O)
-        wr = tl.load(place, mask=known, other=0.0).to(xr.dtype)
-        wi = tl.load(place + 1, mask=known, other=0.0)
         if HERMITIAN:
-            wi = -wi
-        wi = wi.to(xr.dtype)
+            wr, wi = _complex(w, o, start, O, C, 2 * C, BC)
+            wr, wi = tl.trans(wr), -tl.trans(wi)
+        else:
+            wr, wi = _complex(w, c, tl.program_id(2) * BO, C, O, 2 * O, BO)
+        wr, wi = wr.to(xr.dtype), wi.to(xr.dtype)
         real = tl.dot(xr, wr, real, input_precision=PRECISION)
         real = tl.dot(xi, -wi, real, input_precision=PRECISION)
         imaginary = tl.dot(xr, wi, imaginary, input_precision=PRECISION)
@@ -109,10 +118,16 @@ def _mix_gradient(  # type: ignore[no-untyped-def]
         real = tl.dot(xi, gi, real, input_precision=PRECISION)
         imaginary = tl.dot(xr, gi, imaginary, input_precision=PRECISION)
         imaginary = tl.dot(-xi, gr, imaginary, input_precision=PRECISION)
-    to = sums + ((chunk.to(tl.int64) * K + k) * C * O + c[:, None] * O + o[None, :]) * 2
-    keep = (c[:, None] < C) & (o[None, :] < O)
-    tl.store(to, real, mask=keep)
-    tl.store(to + 1, imaginary, mask=keep)
+    pair = tl.arange(0, 2 * BO)
+    to = (
+        sums
+        + (chunk.to(tl.int64) * K + k) * C * O * 2
+        + c[:, None] * (2 * O)
+        + (tile % tiles_o) * 2 * BO
+        + pair[None, :]
+    )
+    keep = (c[:, None] < C) & ((tile % tiles_o) * BO + pair[None, :] // 2 < O)
+    tl.store(to, tl.reshape(tl.join(real, imaginary), (BC, 2 * BO)), mask=keep)
 
 
 def _tile(size: int, most: int) -> int:
@@ -134,13 +149,12 @@ def _apply_thin(basis: torch.Tensor, x: torch.Tensor, y: torch.Tensor, sizes: tu
 def _apply_mix(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, sizes: tuple[int, int, int], back: bool) -> None:
     """`sizes`: P, K, Q; `back`: with the Hermitian transpose."""
     P, K, Q = sizes
-    along = list(weight.stride()[:3])
     C, O = weight.shape[1:3]
     if back:
-        along[1:], C, O = along[:0:-1], O, C
+        C, O = O, C
     tiles = {"BR": LINES, "BC": _tile(C, 64), "BO": _tile(O, 64)}
     _mix[(triton.cdiv(P * Q, LINES), K, triton.cdiv(O, tiles["BO"]))](
-        x, weight, y, P * Q, K, Q, C, O, *along, HERMITIAN=back, PRECISION=dot_precision(), **tiles, num_warps=4
+        x, weight, y, P * Q, K, Q, C, O, HERMITIAN=back, PRECISION=dot_precision(), **tiles, num_warps=4
     )
 
 

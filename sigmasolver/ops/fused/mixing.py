@@ -2,12 +2,11 @@
 
     x = H + [s_1, s_2]      y = LN(x)      a = SiLU(y Wg^T + bg) * (y Wu^T + bu)      out = x + a Wd^T + bd
 
-Only H and the branches are kept. Up to CHANNELS channels one kernel does the whole forward pass, so that nothing but
-the stream passes through memory; wider ones, and the backward pass, leave the matrix products to the library, with
+Only H and the branches are kept. Up to `gate.CHANNELS` channels one kernel does the whole forward pass, so that nothing
+but the stream passes through memory; wider ones, and most products of the backward pass, are left to the library, with
 one kernel for all that lies between two of them. The backward pass makes y, gate and up again.
 
-    da = dout Wd     dgate = da up s (1 + gate (1 - s)),  dup = da gate s,  s = sigmoid(gate)     dy = dgate Wg + dup Wu
-    dx = dout + LN'(dy)        ds_i = dx_i
+    dgate, dup (`gate`)      dy = dgate Wg + dup Wu      dx = dout + LN'(dy)        ds_i = dx_i
 
 Inner channels are filled up to a multiple of ALIGNED with zeros: matrix units read whole multiples.
 
@@ -26,15 +25,17 @@ from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.affine import Affine
 from sigmasolver.ops.fused import dot_precision
+from sigmasolver.ops.fused import gate as inner_channels
 from sigmasolver.ops.fused.linear import product
 from sigmasolver.ops.fused.rows import folded
 from sigmasolver.ops.swiglu import ALIGNED
 
 __all__ = ["mixing_residual"]
 
-CHANNELS = 128
-PROGRAMS = 1024
-"""That a pass is cut into at least, where there are points enough; each leaves one row of partial sums."""
+PROGRAMS = 264
+"""That the backward pass is cut into at least, where there are points enough; each leaves one row of partial sums."""
+TILES = {2: (64, 64), 4: (32, 32)}
+"""Points and inner channels of a tile, by the bytes of a number."""
 
 
 @triton.jit
@@ -122,40 +123,6 @@ def _join_add(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _gated(  # type: ignore[no-untyped-def]
-    inner, bias, da, a, sums, N,
-    W: tl.constexpr, BACK: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr, SPAN: tl.constexpr,
-):  # fmt: skip
-    """a of inner (N, 2 W) without its bias; with BACK, inner becomes the gradients of gate and up, sums their sums."""
-    chunk, f = tl.program_id(0), tl.program_id(1) * BF + tl.arange(0, BF)
-    gate_bias = tl.load(bias + f, mask=f < W, other=0.0)[None, :]
-    up_bias = tl.load(bias + W + f, mask=f < W, other=0.0)[None, :]
-    sum_gate = tl.zeros((BN, BF), tl.float32)
-    sum_up = tl.zeros((BN, BF), tl.float32)
-    for start in range(0, SPAN, BN):
-        n = chunk * SPAN + start + tl.arange(0, BN)
-        keep = (n[:, None] < N) & (f[None, :] < W)
-        row = n.to(tl.int64)[:, None]
-        here = inner + row * (2 * W) + f[None, :]
-        gate = tl.load(here, mask=keep, other=0.0).to(tl.float32) + gate_bias
-        up = tl.load(here + W, mask=keep, other=0.0).to(tl.float32) + up_bias
-        s = 1 / (1 + tl.exp(-gate))
-        silu = gate * s
-        tl.store(a + row * W + f[None, :], (silu * up).to(a.dtype.element_ty), mask=keep)
-        if BACK:
-            d = tl.load(da + row * W + f[None, :], mask=keep, other=0.0).to(tl.float32)
-            dgate, dup = d * up * (s + silu * (1 - s)), d * silu
-            tl.store(here, dgate.to(inner.dtype.element_ty), mask=keep)
-            tl.store(here + W, dup.to(inner.dtype.element_ty), mask=keep)
-            sum_gate += dgate
-            sum_up += dup
-    if BACK:
-        sums += chunk * 2 * W
-        tl.store(sums + f, tl.sum(sum_gate, axis=0), mask=f < W)
-        tl.store(sums + W + f, tl.sum(sum_up, axis=0), mask=f < W)
-
-
-@triton.jit
 def _join_backward(  # type: ignore[no-untyped-def]
     H, s0, s1, w, b, dy, dout, dx, d0, d1, sums, N, eps,
     C: tl.constexpr, PARTS: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SPAN: tl.constexpr,
@@ -205,8 +172,8 @@ class _Steps:
         self.blocks = (triton.cdiv(self.N, self.tile["BN"]),)
 
     def whole(self, win: torch.Tensor, bin: torch.Tensor, wout: torch.Tensor, bout: torch.Tensor) -> torch.Tensor:
-        narrow = win.element_size() == 2
-        tile = self.tile | {"BN": 64 if narrow else 32, "BF": 64 if narrow else 32, "W": len(wout)}
+        BN, BF = TILES[win.element_size()]
+        tile = self.tile | {"BN": BN, "BF": BF, "W": len(wout)}
         out = torch.empty_like(self.H)
         _whole[(triton.cdiv(self.N, tile["BN"]),)](
             *self.joined, *self.norm, win, bin, wout, bout, out, self.N, self.eps,
@@ -242,7 +209,7 @@ class _Steps:
     ) -> tuple[torch.Tensor, list[torch.Tensor], tuple[torch.Tensor, ...]]:
         """dx, those of the branches, and the sums: dw and db of the norm, db of the way down."""
         dx, dparts = torch.empty_like(self.H), [torch.empty_like(part) for part in parts]
-        span = self.tile["BN"] * max(1, min(16, self.blocks[0] // PROGRAMS))
+        span = self.tile["BN"] * max(1, min(8, self.blocks[0] // PROGRAMS))
         chunks = triton.cdiv(self.N, span)
         sums = torch.empty(chunks, 3 * self.C, device=dx.device, dtype=torch.float32)
         _join_backward[(chunks,)](
@@ -259,19 +226,6 @@ class _Steps:
             **self.tile,
         )
         return dx, dparts, folded(sums).split(self.C)
-
-
-def _gate(inner: torch.Tensor, bias: torch.Tensor, da: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """a; and with `da` the sums of the gradients of gate and up, which replace `inner`."""
-    N, W = inner.shape[0], inner.shape[1] // 2
-    a, across = torch.empty(N, W, device=inner.device, dtype=inner.dtype), triton.cdiv(W, 64)
-    span = 32 * max(1, min(16, N * across // (32 * PROGRAMS)))
-    chunks = triton.cdiv(N, span)
-    sums = torch.empty(chunks if da is not None else 0, 2 * W, device=inner.device, dtype=torch.float32)
-    _gated[(chunks, across)](
-        inner, bias, a if da is None else da, a, sums, N, W=W, BACK=da is not None, BN=32, BF=64, SPAN=span
-    )
-    return a, sums
 
 
 def _filled(tensor: torch.Tensor, W: int, dtype: torch.dtype) -> torch.Tensor:
@@ -296,11 +250,11 @@ class _Mixing(torch.autograd.Function):
         down = torch.zeros(W, C, device=H.device, dtype=dtype)
         down[:F] = wout.detach().T
         steps = _Steps(H, parts, (w, b), eps)
-        if C <= CHANNELS:
+        if C <= inner_channels.CHANNELS:
             out = steps.whole(up, bias, down, bout)
         else:
             inner = steps.normed(dtype)[0] @ up.T
-            out = steps.added(_gate(inner, bias, None)[0] @ down, bout)
+            out = steps.added(inner_channels.gate(inner, bias, None)[0] @ down, bout)
         ctx.save_for_backward(H, w, b, up, bias, down, *parts)
         ctx.eps, ctx.F, ctx.kinds = eps, F, [one.dtype for one in (w, b, win, bin, wout, bout)]
         return out
@@ -313,8 +267,7 @@ class _Mixing(torch.autograd.Function):
         F, (W, C) = ctx.F, down.shape
         steps = _Steps(H, parts, (w, b), ctx.eps)
         y, narrow = steps.normed(up.dtype, dout)
-        inner = y @ up.T
-        a, sums = _gate(inner, bias, narrow @ down.T)
+        a, inner, sums = inner_channels.through_gate(y, narrow, up, bias, down)
         dx, dparts, (dw, db, dbout) = steps.backward(inner @ up, dout, parts)
         din = product(inner.T, y).view(2, W, C)[:, :F].flatten(0, 1)
         dbin = folded(sums).view(2, W)[:, :F].flatten()

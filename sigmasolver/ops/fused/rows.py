@@ -21,7 +21,8 @@ from torch.autograd.function import once_differentiable
 
 __all__ = ["column_sums", "folded", "layer_norm", "norms_backward", "silu_product"]
 
-CHUNK = 512
+CHUNK, PROGRAMS = 512, 768
+"""Rows of a chunk at most; programs there should be at least."""
 
 
 @triton.jit
@@ -169,13 +170,15 @@ def norms_backward(
     """
     groups, N = statistics.shape[1:]
     C = x_NC.shape[-1] // groups
-    chunks = triton.cdiv(N, CHUNK)
+    tile = _row_tile(C)
+    span = triton.cdiv(max(1, min(CHUNK, N * groups // PROGRAMS)), tile["BN"]) * tile["BN"]
+    chunks = triton.cdiv(N, span)
     dx = torch.empty(x_NC.shape, device=x_NC.device, dtype=x_NC.dtype)
     sums = torch.empty(chunks, groups * 2 * C, device=x_NC.device, dtype=torch.float32)
     given = [one.contiguous() for one in gradients]
     _norm_backward[(chunks, groups)](
         x_NC, weights[0], weights[-1], given[0], given[-1], *statistics, dx if more is None else more, dx, sums, N,
-        x_NC.stride(-2), C=C, MORE=more is not None, SPAN=CHUNK, **_row_tile(C),
+        x_NC.stride(-2), C=C, MORE=more is not None, SPAN=span, **tile,
     )  # fmt: skip
     return dx, folded(sums).split(C)
 

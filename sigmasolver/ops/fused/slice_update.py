@@ -47,7 +47,7 @@ def update(  # type: ignore[no-untyped-def]
     inside = (m[:, None] < M) & (d[None, :] < D)
     S += head.to(tl.int64) * chunks * M * (D + 1)
     total, weight = tl.zeros((BM, BD), tl.float32), tl.zeros((BM,), tl.float32)
-    for _chunk in range(chunks):
+    for _chunk in tl.range(0, chunks, loop_unroll_factor=8):
         total += tl.load(S + m[:, None] * (D + 1) + d[None, :], mask=inside, other=0.0)
         weight += tl.load(S + m * (D + 1) + D, mask=m < M, other=0.0)
         S += M * (D + 1)
@@ -80,7 +80,7 @@ def update_backward(  # type: ignore[no-untyped-def]
     weight = tl.load(mass + head * M + m, mask=m < M, other=1.0)
     dnew = tl.zeros((BM, BD), tl.float32)
     parts += head.to(tl.int64) * chunks * M * D
-    for _chunk in range(chunks):
+    for _chunk in tl.range(0, chunks, loop_unroll_factor=8):
         dnew += tl.load(parts + m[:, None] * D + d[None, :], mask=inside, other=0.0)
         parts += M * D
     dz = dnew

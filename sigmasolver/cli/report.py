@@ -32,8 +32,8 @@ def figure(
     name: Annotated[
         str,
         typer.Argument(
-            help="teacher-forcing, rollout, decomposition, maps, case-study, corrections, routing, efficiency or "
-            "scaling."
+            help="teacher-forcing, rollout, decomposition, maps, case-study, corrections, routing, spectra, "
+            "efficiency or scaling."
         ),
     ],
     runs: Runs,

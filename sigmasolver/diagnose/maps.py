@@ -1,10 +1,12 @@
-"""Pictures to be: truth and free forecast of a few windows at a few leads (app:rollout-case-studies).
+"""Pictures to be: truth and free forecast of a few windows at the leads to play (app:rollout-case-studies).
 
 Fields are float16, which a picture does not see; where it could not hold the truth (values below 0.01 or above 60,000
 at most), they are float32. A forecast that outgrows float16 becomes infinite there.
 """
 
 from __future__ import annotations
+
+from math import prod
 
 import numpy as np
 import torch
@@ -14,10 +16,12 @@ from sigmasolver.data.windows import spread_evenly
 from sigmasolver.diagnose.subject import Findings, Subject
 from sigmasolver.forecast import rollout
 
-__all__ = ["maps", "shown_leads", "storage_type"]
+__all__ = ["kept_leads", "maps", "shown_leads", "storage_type"]
 
-CASES, LEADS = 4, 5
-CASES_3D, LEADS_3D = 2, 4
+CASES, CASES_3D = 4, 2
+LEADS, FEWEST = 20, 4
+ROOM = 40_000_000
+"""Numbers that truth and forecast have together, at most, while more than `FEWEST` leads are kept."""
 SMALL, LARGE = 1e-2, 6e4
 
 
@@ -26,7 +30,7 @@ def maps(subject: Subject) -> Findings:
     of the history), `leads`, `cases` (numbers of the windows). Rows: `relative_l2` of each case, lead and field."""
     volume = len(subject.windows.grid) > 2
     cases = subject.indices[spread_evenly(len(subject.indices), CASES_3D if volume else CASES)]
-    leads = shown_leads(subject.horizon, LEADS_3D if volume else LEADS)
+    leads = kept_leads(subject.horizon, 2 * len(cases) * prod(subject.windows.grid) * len(subject.fields))
     kept = [lead - 1 for lead in leads]
     shown = Subject(
         subject.run, subject.recipe, subject.forecaster, subject.windows, cases, subject.horizon, 1, tick=subject.tick
@@ -52,6 +56,11 @@ def maps(subject: Subject) -> Findings:
             for field, error in zip(subject.fields, of_lead, strict=True):
                 findings.add("relative_l2", error, field=field, lead=lead, case=case)
     return findings
+
+
+def kept_leads(horizon: int, numbers: int) -> list[int]:
+    """All leads up to 20, or as many as there is room for at so many numbers each, but no less than four."""
+    return shown_leads(horizon, min(LEADS, max(FEWEST, ROOM // numbers)))
 
 
 def shown_leads(horizon: int, most: int) -> list[int]:

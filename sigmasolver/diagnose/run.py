@@ -59,8 +59,8 @@ def diagnose_run(
     """Make these diagnoses of a run and write them into its folder; what is there already is not done again.
 
     Without `names` all. What means nothing for its model is `skipped` and says why. `peers`: runs of that model with
-    other seeds. `path`: where the run's data lie now. `tick` is told the diagnostic, the windows that are done, and of
-    how many.
+    other seeds. `path`: where the run's data lie now. `tick` is told the diagnostic, how much is done
+    (windows; calls and derivatives for interventions), and of how much.
     """
     request, place = request or Request(), torch.device(device)
     _check(request)

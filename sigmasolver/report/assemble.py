@@ -15,8 +15,21 @@ import numpy as np
 from sigmasolver.report.digits import significant
 from sigmasolver.report.figures import FIGURES, Material
 from sigmasolver.report.figures.layers import run_titles
-from sigmasolver.report.published import TASK_LABELS
-from sigmasolver.report.rows import Arrays, Rows, evaluated, in_order, runs_in, select, spread_of
+from sigmasolver.report.figures.maps import ACROSS
+from sigmasolver.report.figures.style import style
+from sigmasolver.report.published import TASK_LABELS, model_label
+from sigmasolver.report.rows import (
+    Arrays,
+    Rows,
+    at_leads,
+    evaluated,
+    evenly,
+    in_order,
+    runs_in,
+    select,
+    shared_leads,
+    spread_of,
+)
 from sigmasolver.report.study import YARDSTICKS, Card, Curve, Maps, Study
 from sigmasolver.report.tables import comparison, curves, named_apart
 
@@ -25,8 +38,8 @@ __all__ = ["few_leads", "study_of"]
 EVALUATION = evaluated(
     "parameters", "relative_l2", "relative_l2_lead", "relative_l2_final", "relative_l2_joint", "relative_l2_joint_lead"
 )
-BESIDE = 5
-"""Leads that stand beside each other."""
+ROOM = 9_000_000
+"""Points that all films of a page have together; a point is a byte before the text encoding makes four of three."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +52,7 @@ class _Kind:
 CARDS = {
     "teacher-forcing": _Kind(
         "One step, and many",
-        "Error over leads from the true history and from own forecasts, a panel for each run.",
+        "Error over leads from the true history and from own forecasts, for each model.",
         "Teacher-forced: every call starts from the truth. Free: every call starts from its own forecasts. A model "
         "with the better single step need not have the better rollout.",
     ),
@@ -61,12 +74,13 @@ CARDS = {
     ),
     "spectra": _Kind(
         "Energy at each scale",
-        "Energy spectra of truth and forecast at several leads.",
-        "Where the forecast lies below the truth it has smoothed that scale away; above, it has made it up.",
+        "Energy over the wavenumber of the truth and of every model at several leads, and the ratio of the two.",
+        "Where a forecast lies below the truth it has smoothed that scale away; where it lies above, it has made "
+        "energy up.",
     ),
     "efficiency": _Kind(
         "What it costs",
-        "Time of an epoch against error, with the size of the model as the size of the mark.",
+        "Peak memory over the time of an epoch, with the storage of the parameters as the area of the mark.",
         "Measured as the paper does it, on the machine named below.",
     ),
 }
@@ -78,7 +92,7 @@ def study_of(rows: Rows, arrays: Mapping[str, Arrays], title: str | None = None)
     tasks = in_order(row["task"] for row in rows)
     if len(tasks) > 1:
         raise ValueError(f"The runs are of the tasks {', '.join(tasks)}; make one page for each task.")
-    held = named_apart(select(rows, EVALUATION, yardsticks=True))
+    held = _labelled(named_apart(select(rows, EVALUATION, yardsticks=True)))
     drawn = curves(held)
     films = _films(rows, arrays.get("maps", {}))
     name = TASK_LABELS.get(tasks[0], tasks[0])
@@ -94,9 +108,14 @@ def study_of(rows: Rows, arrays: Mapping[str, Arrays], title: str | None = None)
     )
 
 
+def _labelled(rows: Rows) -> Rows:
+    """The models by the names that the drawings give them."""
+    return [{**row, "model": model_label(row["model"])} for row in rows]
+
+
 def few_leads(maps: Maps) -> Maps:
     """The first, the last and some between, few enough to stand beside each other."""
-    kept = np.unique(np.linspace(0, len(maps.leads) - 1, min(BESIDE, len(maps.leads))).round().astype(int))
+    kept = evenly(len(maps.leads), ACROSS)
     return replace(
         maps,
         leads=tuple(maps.leads[place] for place in kept),
@@ -133,7 +152,7 @@ def _who(drawn: Sequence[Curve]) -> list[str]:
 def _why(rows: Rows) -> list[str]:
     """How much of the last error is carried on."""
     shares = [row for row in rows if row.get("diagnostic") == "decomposition" and row["metric"] == "propagation_share"]
-    shares = [row for row in named_apart(shares) if row["field"] is None] if shares else []
+    shares = [row for row in _labelled(named_apart(shares)) if row["field"] is None] if shares else []
     if not shares:
         return []
     last = max(row["lead"] for row in shares)
@@ -164,45 +183,63 @@ def _facts(rows: Rows) -> tuple[tuple[str, str], ...]:
 def _cards(rows: Rows, arrays: Mapping[str, Arrays]) -> list[Card]:
     made = []
     for name, kind in CARDS.items():
-        drawing = FIGURES.get(name)
-        if drawing is None:
-            continue
+        drawing = FIGURES[name]
         having = [{row["run"] for row in rows if need.takes(row)} for need in drawing.needs]
         runs = set.intersection(*having)
         if drawing.arrays is not None:
-            runs &= set(arrays.get(drawing.arrays, {}))
+            runs &= {run for run, held in arrays.get(drawing.arrays, {}).items() if drawing.shows in (None, *held)}
         mine = [row for row in rows if row["run"] in runs]
         if not mine:
             continue
         held = {run: arrays[drawing.arrays][run] for run in runs_in(mine)} if drawing.arrays else {}
         sheet = io.BytesIO()
-        drawing.draw(Material(mine, held)).savefig(sheet, format="svg", metadata={"Date": None})
-        made.append(Card(kind.title, kind.words, kind.caption, sheet.getvalue()))
+        with style():
+            figure = drawing.draw(Material(mine, held))
+            figure.savefig(sheet, format="svg", metadata={"Date": None})
+        made.append(Card(kind.title, kind.words, kind.caption, sheet.getvalue(), figure.get_figwidth()))
     return made
 
 
 def _films(rows: Rows, arrays: Arrays) -> tuple[Maps, ...]:
-    """One film for each case, field and plane, with every model that shows the same cases at the same leads."""
+    """One film for each case, field and plane, with every model that shows the same cases, at the leads that all have.
+
+    Where they would not fit into `ROOM`, there are fewer leads, then fewer cases, then fewer fields.
+    """
     shown = [row for row in rows if row.get("diagnostic") == "maps" and row["run"] in arrays]
     if not shown:
         return ()
     names, fields = run_titles(shown), in_order(row["field"] for row in shown)
     first = arrays[next(iter(names))]
-    same = {
-        title: arrays[run]["forecast"]
-        for run, title in names.items()
-        if all(np.array_equal(arrays[run][key], first[key]) for key in ("leads", "cases", "truth"))
-    }
-    leads, films = tuple(int(lead) for lead in first["leads"]), []
-    for place, case in enumerate(first["cases"].tolist()):
-        for channel, field in enumerate(fields):
-            truth = first["truth"][place, ..., channel]
-            forecasts = {title: frames[place, ..., channel] for title, frames in same.items()}
-            films += [
-                Maps(field, leads, cut(truth), {title: cut(one) for title, one in forecasts.items()}, str(case), plane)
-                for plane, cut in _planes(truth.ndim - 1)
-            ]
-    return tuple(films)
+    same = {title: arrays[run] for run, title in names.items() if _alike(arrays[run], first)}
+    leads, cases = shared_leads(list(same.values())), first["cases"].tolist()
+    planes = _planes(first["truth"].ndim - 3)
+    points = sum(cut(first["truth"][0, :1, ..., 0]).size for _, cut in planes) * (1 + 2 * len(same))
+    across = _fitting(len(leads), points * len(cases) * len(fields), ACROSS)
+    down = _fitting(len(cases), points * across * len(fields))
+    deep = _fitting(len(fields), points * across * down)
+    leads = tuple(leads[place] for place in evenly(len(leads), across))
+    truth, forecasts = at_leads(first, "truth", leads), {}
+    for title, held in same.items():
+        forecasts[title] = at_leads(held, "forecast", leads)
+    return tuple(
+        Maps(field, leads, cut(truth[place, ..., channel]),
+             {title: cut(frames[place, ..., channel]) for title, frames in forecasts.items()}, str(case), plane)
+        for place, case in enumerate(cases[:down])
+        for channel, field in enumerate(fields[:deep])
+        for plane, cut in planes
+    )  # fmt: skip
+
+
+def _alike(held: Mapping[str, np.ndarray], first: Mapping[str, np.ndarray]) -> bool:
+    """Do both show the same truth, at least at one lead?"""
+    leads = shared_leads([first, held])
+    own, other = (at_leads(one, "truth", leads) for one in (held, first))
+    return bool(leads) and np.array_equal(held["cases"], first["cases"]) and np.array_equal(own, other)
+
+
+def _fitting(count: int, points: int, least: int = 1) -> int:
+    """How many of `count` things of so many points there is room for, and no less than `least` of them."""
+    return min(count, max(least, ROOM // max(1, points)))
 
 
 def _planes(axes: int) -> list[tuple[str, Any]]:

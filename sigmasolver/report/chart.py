@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sigmasolver.report.digits import significant
+from sigmasolver.report.published import places
 from sigmasolver.report.study import YARDSTICKS, Curve
 
 __all__ = ["Chart", "Panel", "Series", "chart", "gaps"]
@@ -148,15 +149,13 @@ def _series(curve: Curve, style: str, axis: _Axis, x: dict[int, float]) -> Serie
 
 
 def _styles(curves: Sequence[Curve]) -> tuple[str, ...]:
-    """Class names of the style sheet: a colour, and dashes once all colours are taken."""
-    styles, taken = [], 0
-    for curve in curves:
-        if curve.model in YARDSTICKS:
-            styles.append("yardstick")
-        else:
-            styles.append(f"s{taken % COLOURS}" + (f" dash{min(taken // COLOURS, 2)}" if taken >= COLOURS else ""))
-            taken += 1
-    return tuple(styles)
+    """Class names of the style sheet: the colour that the model has in figures too, and dashes once all are taken."""
+    taken = places([curve.model for curve in curves if curve.model not in YARDSTICKS])
+    styles = {
+        model: f"s{place % COLOURS}" + (f" dash{min(place // COLOURS, 2)}" if place >= COLOURS else "")
+        for model, place in taken.items()
+    }
+    return tuple(styles.get(curve.model, "yardstick") for curve in curves)
 
 
 def _linear(top: float) -> _Axis:

@@ -18,6 +18,8 @@ from sigmasolver.report.study import Curve, Maps, Study, Table
 __all__ = ["Curve", "Maps", "Study", "Table", "render", "write_page"]
 
 _HERE = Path(__file__).parent
+PIXELS = 138
+"""To an inch of a drawing: one of two columns then is as wide as the page."""
 
 
 def write_page(path: Path, study: Study) -> None:
@@ -45,6 +47,7 @@ def render(study: Study) -> str:
         gallery=gallery(study.maps) if study.maps is not None else None,
         films=[film(maps) for maps in study.films],
         svg_uri=_svg_uri,
+        pixels=PIXELS,
         style=style,
         script=script,
         style_hash=_hash(style),

@@ -22,6 +22,8 @@ __all__ = ["Cell", "Film", "Gallery", "Row", "Scale", "Strip", "error_scale", "f
 
 LEVELS = 255
 NOT_FINITE = (136, 136, 136)
+PLAIN, UP = 0, 2
+"""Filters of a PNG."""
 _PERCENTILE = 99.5
 
 
@@ -136,7 +138,7 @@ class Film:
 
 
 def film(maps: Maps) -> Film:
-    """The frames of a case for the player, on the scales that `gallery` has."""
+    """The frames of a case for the player, with scales made as those of `gallery`."""
     values, errors = field_scale(maps.truth), error_scale(maps)
     strips = []
     for model, forecast in maps.forecasts.items():
@@ -191,9 +193,13 @@ def _ratio(difference: np.ndarray, truth: np.ndarray) -> str:
 def _png(levels: np.ndarray, palette: np.ndarray) -> bytes:
     """An 8-bit indexed PNG: a third of the size of true colour, and each level keeps its exact colour."""
     height, width = levels.shape
-    lines = np.concatenate([np.zeros((height, 1), np.uint8), levels], axis=1)  # a line begins with its filter: none
+    # Every line begins with its filter. Smooth fields are small as differences to the line above, rough ones as levels.
+    above = np.concatenate([np.zeros((1, width), np.uint8), levels[:-1]])
+    filtered = {PLAIN: levels, UP: levels - above}
+    lines = [np.insert(one, 0, number, axis=1).tobytes() for number, one in filtered.items()]
+    packed = min((zlib.compress(one, 9) for one in lines), key=len)
     header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"PLTE", palette.tobytes()), (b"IDAT", zlib.compress(lines.tobytes(), 9)))
+    chunks = ((b"IHDR", header), (b"PLTE", palette.tobytes()), (b"IDAT", packed))
     body = (_chunk(kind, data) for kind, data in (*chunks, (b"IEND", b"")))
     return b"\x89PNG\r\n\x1a\n" + b"".join(body)
 

@@ -7,7 +7,7 @@ Errors are scaled as printed (`Column.scale` times the value of a record).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,12 +26,15 @@ __all__ = [
     "cohorts",
     "model_label",
     "numbers",
+    "places",
     "seed_tables",
     "sweeps",
     "tables",
 ]
 
 OURS = "transolver-sigma"
+KNOWN = (OURS, "physolver", "specsolver")
+"""These have the same colour in every drawing."""
 TASK_LABELS = {
     "darcy": "Darcy",
     "ns2d": "NS2D",
@@ -178,6 +181,15 @@ def numbers() -> dict[tuple[str, str, str], Number]:
 def model_label(model: str) -> str:
     """The name that the paper gives a model; its own name where the paper has none."""
     return MODEL_LABELS.get(model, model)
+
+
+def places(models: Sequence[str]) -> dict[str, int]:
+    """Which colour each model takes, by name or label: the paper's own models theirs, the others what follows."""
+    known = {name: place for place, model in enumerate(KNOWN) for name in (model, model_label(model))}
+    others = [model for model in dict.fromkeys(models) if model not in known]
+    return {
+        model: known[model] if model in known else len(KNOWN) + others.index(model) for model in dict.fromkeys(models)
+    }
 
 
 @cache

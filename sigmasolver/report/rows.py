@@ -23,13 +23,16 @@ __all__ = [
     "Need",
     "Row",
     "Rows",
+    "at_leads",
     "diagnosed",
     "evaluated",
+    "evenly",
     "in_order",
     "of_field",
     "refuse_doubles",
     "runs_in",
     "select",
+    "shared_leads",
     "spread_of",
     "value_of",
     "where",
@@ -147,6 +150,21 @@ def runs_in(rows: Rows) -> list[str]:
 def in_order(values: Iterable[Any]) -> list[Any]:
     """Each value once, in the order of their first appearance."""
     return list(dict.fromkeys(values))
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """At most so many of the numbers below `count`, the first and the last among them."""
+    return [int(place) for place in np.linspace(0, count - 1, min(most, count)).round()]
+
+
+def shared_leads(each: Sequence[Mapping[str, np.ndarray]]) -> tuple[int, ...]:
+    """The leads at which every one of these maps has frames; runs may have been diagnosed with fewer of them."""
+    return tuple(int(lead) for lead in each[0]["leads"] if all(lead in held["leads"] for held in each))
+
+
+def at_leads(held: Mapping[str, np.ndarray], name: str, leads: Sequence[int]) -> np.ndarray:
+    """The frames (cases, leads, ...) of maps at these of their leads."""
+    return held[name][:, np.searchsorted(held["leads"], leads)]
 
 
 def value_of(row: Row) -> float:

@@ -93,12 +93,18 @@ class Maps:
 
 @dataclass(frozen=True)
 class Card:
-    """A drawing with its heading, what it shows in words, and how to read it."""
+    """A drawing with its heading, what it shows in words, how to read it, and how wide it is."""
 
     title: str
     words: str
     caption: str
     svg: bytes
+    inches: float
+
+    @property
+    def narrow(self) -> bool:
+        """Is there room beside it?"""
+        return self.inches < 5
 
 
 @dataclass(frozen=True)

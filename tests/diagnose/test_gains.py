@@ -133,6 +133,22 @@ def test_known_operators():
     torch.testing.assert_close(found, torch.tensor([1.0, torch.nan, 2.0]).double(), equal_nan=True)
 
 
+def test_products_are_counted_until_the_residual_is_small():
+    """A looser tolerance needs fewer products, and what is found, squared, lies within it of an eigenvalue."""
+    forecaster, true, _ = start()
+    update = history_update(forecaster, true[..., 2:])
+    of, values = MeanJacobian(update, true, true), torch.linalg.svdvals(explicit(update, true))
+    counted = []
+    for tolerance in (1e-2, 5e-3, 1e-6):
+        told = []
+        found = largest_gain(*_both(of), true, tolerance, told.append)
+        assert told == list(range(1, len(told) + 1))
+        counted.append(len(told))
+        nearest = (values.square() - found.square()[:, None]).abs().amin(1)
+        assert (nearest <= tolerance * found.square()).all()
+    assert counted[0] < counted[1] < counted[2] < 64
+
+
 def test_nothing_is_left_behind():
     forecaster, true, visited = start()
     with torch.no_grad():

@@ -8,6 +8,7 @@ import torch
 
 from sigmasolver import metrics
 from sigmasolver.diagnose import gains
+from sigmasolver.diagnose import interventions as module
 from sigmasolver.diagnose.bands import Bands
 from sigmasolver.diagnose.gains import MeanJacobian, history_update
 from sigmasolver.diagnose.interventions import _histories, alignment, interventions, propagation
@@ -106,6 +107,41 @@ def test_gains_stand_at_the_first_lead_of_their_call():
             (row,) = rows_named(findings, metric, lead=2 * call + 1)
             assert row["value"] == pytest.approx(values.mean().item(), rel=1e-10)
             assert row["deviation"] == pytest.approx(values.std().item(), rel=1e-6)
+
+
+def test_gains_of_a_long_forecast_are_those_of_a_few_calls_and_the_rows_say_so(monkeypatch):
+    subject = subject_of(task=replace(TASK, horizon=6), dtype=torch.float64)
+    sparse = interventions(subject)
+    monkeypatch.setattr(module, "GAIN_CALLS", 6)
+    whole = interventions(subject)
+    assert sparse.arrays["leads"].tolist() == [1, 3, 4, 6] and whole.arrays["leads"].tolist() == [1, 2, 3, 4, 5, 6]
+    for metric in module.NORMS:
+        assert np.array_equal(sparse.arrays[metric], whole.arrays[metric][:, [0, 2, 3, 5]])
+        assert len(set(whole.arrays[metric][0].tolist())) == 6  # the calls really differ
+        for lead in (1, 3, 4, 6):
+            assert number(sparse, metric, lead=lead) == number(whole, metric, lead=lead)
+    assert (number(sparse, "gain_calls"), number(sparse, "gain_cases")) == (4, 2)
+    assert number(sparse, "gain_tolerance") == gains.TOLERANCE
+
+
+@pytest.mark.parametrize("task", [TASK, replace(TASK, block=3), STEADY], ids=["calls", "blocks", "steady"])
+def test_the_bar_moves_with_every_call_and_every_product_and_ends_full(task, monkeypatch):
+    monkeypatch.setattr(gains, "MOST", 9)
+    told = []
+    subject = subject_of(task=task)
+    plain = interventions(subject)
+    again = interventions(replace(subject, tick=lambda *now: told.append(now)))
+    assert [row["value"] for row in again.rows] == [row["value"] for row in plain.rows]  # to look on changes nothing
+    done, totals = zip(*told, strict=True)
+    calls = -(-task.horizon // task.block)
+    windows, forecasts = 3, 6  # batches of 2, 2 and 1; free and from true histories: intact, and two kinds silenced
+    expected = 5 * calls * forecasts + (0 if task.steady else calls * 3 * 9)
+    assert set(totals) == {expected} and done[-1] == expected
+    assert list(done) == sorted(done) and done[0] > 0
+    assert sum(now <= 5 * calls * forecasts for now in set(done)) == windows * calls * forecasts
+    if not task.steady:  # eight products at least for every norm, of which the last one ends it
+        assert len(set(done)) - windows * calls * forecasts >= calls * 3 * 7
+    assert hooks_in(subject.forecaster) == 0
 
 
 @pytest.mark.parametrize("block", [1, 2])

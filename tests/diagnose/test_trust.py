@@ -1,5 +1,7 @@
 """What trust measures, against slow definitions and fields whose answer is known."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from sigmasolver.data.normalise import Normaliser
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.data.windows import Windows
 from sigmasolver.diagnose.ensemble import correlation, measure_members
-from sigmasolver.diagnose.maps import maps, shown_leads, storage_type
+from sigmasolver.diagnose.maps import kept_leads, maps, shown_leads, storage_type
 from sigmasolver.diagnose.states import States, training_states
 from sigmasolver.diagnose.subject import Subject
 from sigmasolver.diagnose.trust import trust
@@ -221,8 +223,8 @@ def test_maps_are_the_frames(store, tmp_path):
     assert len(findings.rows) == 4 * 4 * 2
 
 
-def test_volumes_keep_fewer(tmp_path):
-    """Two cases and four leads of a walled box, every diagnostic of a volume being finite."""
+def test_volumes_keep_fewer_cases(tmp_path):
+    """Two cases of a walled box, every diagnostic of a volume being finite."""
     axis, random = np.arange(6.0), np.random.default_rng(0)
     header = Header(Layout(FIELDS, ("1", "1"), ("wall",) * 3, (axis,) * 3, np.arange(9.0)), "test", {})
     with Writer(tmp_path / "box.h5", header, 4) as writer:
@@ -234,8 +236,8 @@ def test_volumes_keep_fewer(tmp_path):
         training = Windows(store, [0, 1], recipe.training_windows())
         subject = Subject(Run(tmp_path), recipe, forecaster(0.9), windows, torch.arange(4), 6, 2, training)
         kept, found = maps(subject).arrays, trust(subject)
-    assert kept["truth"].shape == (2, 4, 6, 6, 6, 2) and kept["given"].shape == (2, 6, 6, 6, 2)
-    assert kept["cases"].tolist() == [0, 3] and kept["leads"].tolist() == [1, 3, 4, 6]
+    assert kept["truth"].shape == (2, 6, 6, 6, 6, 2) and kept["given"].shape == (2, 6, 6, 6, 2)
+    assert kept["cases"].tolist() == [0, 3] and kept["leads"].tolist() == [1, 2, 3, 4, 5, 6]
     assert np.isfinite(values(found, "distance_lead")).all() and "spectrum_true" not in found.arrays
 
 
@@ -251,3 +253,21 @@ def test_what_float16_cannot_hold_is_float32():
 )
 def test_leads_are_spread_from_the_first_to_the_last(horizon, most, leads):
     assert shown_leads(horizon, most) == leads
+
+
+@pytest.mark.parametrize(
+    ("horizon", "grid", "fields", "cases", "count"),
+    [
+        (10, (64, 64), 1, 4, 10),  # all of them
+        (50, (64, 64), 1, 4, 20),  # no more than are played
+        (10, (60, 60, 60), 4, 2, 10),
+        (16, (64, 64, 64), 4, 2, 9),  # nine leads of this volume have 38 million numbers, ten 42 million
+        (39, (256, 256), 39, 4, 4),  # one lead has 20 million
+    ],
+)
+def test_leads_are_kept_as_far_as_there_is_room(horizon, grid, fields, cases, count):
+    numbers = 2 * cases * math.prod(grid) * fields
+    leads = kept_leads(horizon, numbers)
+    assert len(leads) == count and leads[0] == 1 and leads[-1] == horizon
+    assert len(set(np.diff(leads).tolist())) <= 2  # evenly, but for rounding
+    assert count == 4 or count * numbers <= 40e6

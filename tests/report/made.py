@@ -141,6 +141,39 @@ def maps(task, model, grid=(64, 64), leads=(1, 3, 6, 8, 10), fields=("vorticity"
     return rows, {**arrays, "leads": np.array(leads), "cases": np.arange(cases)}
 
 
+def gathered(task, models, **more):
+    """Rows and arrays of the maps of several models."""
+    parts = {model: maps(task, model, **more) for model in models}
+    rows = [one for held, _ in parts.values() for one in held]
+    return rows, {f"{task}-{model}-42": arrays for model, (_, arrays) in parts.items()}
+
+
+SCALES = {"transolver-sigma": -0.1, "physolver": -0.6, "specsolver": 0.35}
+"""How the smallest scales of a forecast fade (below zero) or fill up with every ten leads."""
+
+
+def trust(task, model, seed=42, horizon=10, bins=46, fields=("vorticity",)):
+    """Correlations, and spectra that fall with a power of the wavenumber; the truth is that of every model."""
+    source, rows = facts(task, model, seed, horizon=horizon), []
+    for field in (*fields, None):
+        for lead in range(1, horizon + 1):
+            rows.append(finding(source, "trust", "correlation_lead", 1 - 0.01 * lead, field=field, lead=lead))
+    waves, leads = np.arange(bins), np.arange(1, horizon + 1)
+    shape = (waves + 1) ** 2 / (1 + (waves / 4) ** 6) * np.exp(-waves / 12)
+    truth = shape[None, :, None] * (1 + np.arange(len(fields))) * np.exp(-0.02 * leads)[:, None, None]
+    change = SCALES.get(model, -0.3) * (1 + 0.2 * (seed - 42))
+    forecast = truth * np.exp(change * leads[:, None] / 10 * (waves / bins * 3) ** 2)[..., None]
+    arrays = {"spectrum_true": truth, "spectrum_forecast": forecast, "wavenumber": waves}
+    return rows, {name: held.astype(np.float32) for name, held in arrays.items()}
+
+
+def trusted(task, models, seeds=(42,), **more):
+    """Rows and arrays of the spectra of several models and seeds."""
+    parts = {(m, s): trust(task, m, s, **more) for m in models for s in seeds}
+    rows = [one for held, _ in parts.values() for one in held]
+    return rows, {f"{task}-{model}-{seed}": arrays for (model, seed), (_, arrays) in parts.items()}
+
+
 COSTS = {
     "ns2d": {
         "hpm": (240, 4800, 31.2), "drift-net": (430, 5100, 76.3), "factformer": (210.461, 6900, 66.92),

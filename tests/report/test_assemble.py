@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from sigmasolver.report import assemble
 from sigmasolver.report.assemble import few_leads, study_of
 from sigmasolver.report.page import render
 
+from . import made
 from .made import decomposition, errors, facts, finding
 
 
@@ -21,10 +23,10 @@ def test_it_names_who_is_ahead_and_how_much_is_carried_on():
     rows = [*errors("ns2d", "transolver-sigma"), *errors("ns2d", "physolver")]
     shares = decomposition("ns2d", "transolver-sigma")
     study = study_of([*rows, *shares], {})
-    assert "At lead 1 transolver-sigma is ahead with 0.400 %" in study.summary
+    assert "At lead 1 Transolver-σ is ahead with 0.400 %" in study.summary
     assert "Persistence has 70.0 % there." in study.summary
     share = next(r["value"] for r in shares if (r["metric"], r["lead"], r["field"]) == ("propagation_share", 10, None))
-    assert f"{100 * share:.3g} % for transolver-sigma" in study.summary
+    assert f"{100 * share:.3g} % for Transolver-σ" in study.summary
     assert [card.title for card in study.cards] == ["Where the error comes from"]
     assert "<svg" in study.cards[0].svg.decode() and ("commit", "abc1234") in study.facts
 
@@ -32,7 +34,7 @@ def test_it_names_who_is_ahead_and_how_much_is_carried_on():
 def test_a_model_behind_its_yardstick_is_named():
     rows = errors("ns2d", "physolver")
     worse = [{**row, "value": 0.01} if row["model"] == "persistence" else row for row in rows]
-    assert "physolver no longer beats it" in study_of(worse, {}).summary
+    assert "Physolver no longer beats it" in study_of(worse, {}).summary
 
 
 def test_films_hold_the_frames_of_every_run_that_shows_the_same_cases():
@@ -46,6 +48,65 @@ def test_films_hold_the_frames_of_every_run_that_shows_the_same_cases():
     other = {run: {**held, "leads": held["leads"] + 1} for run, held in second.items()}
     (alone,) = study_of(rows, {"maps": {**first, **other}}).films
     assert len(alone.forecasts) == 1
+
+
+def test_films_play_the_leads_that_all_runs_have():
+    rows = [*errors("ns2d", "transolver-sigma"), *errors("ns2d", "physolver")]
+    many, first = made.maps("ns2d", "transolver-sigma", grid=(6, 5), leads=tuple(range(1, 11)), cases=1)
+    few, second = made.maps("ns2d", "physolver", grid=(6, 5), leads=(1, 3, 5, 8, 10), cases=1)
+    held = {"ns2d-transolver-sigma-42": first, "ns2d-physolver-42": second}
+    (film,) = study_of([*rows, *many, *few], {"maps": held}).films
+    assert film.leads == (1, 3, 5, 8, 10) and len(film.forecasts) == 2
+    np.testing.assert_array_equal(film.forecasts["Transolver-σ"], first["forecast"][0, [0, 2, 4, 7, 9], ..., 0])
+    np.testing.assert_array_equal(film.forecasts["Physolver"], second["forecast"][0, ..., 0])
+
+
+def test_films_that_have_no_room_lose_leads_then_cases_then_fields(monkeypatch):
+    rows, fields = errors("ns2d", "physolver"), ("u", "v")
+    more, arrays = made.maps("ns2d", "physolver", grid=(8, 8), leads=tuple(range(1, 11)), fields=fields, cases=4)
+    frame = 3 * 64  # truth, forecast and error
+
+    def shape(room):
+        monkeypatch.setattr(assemble, "ROOM", room)
+        films = study_of([*rows, *more], {"maps": {"ns2d-physolver-42": arrays}}).films
+        assert len({film.leads for film in films}) == 1 and films[0].leads[0] == 1 and films[0].leads[-1] == 10
+        return len(films[0].leads), len({film.case for film in films}), len({film.field for film in films})
+
+    assert shape(10 * 4 * 2 * frame) == (10, 4, 2)
+    assert shape(7 * 4 * 2 * frame) == (7, 4, 2)
+    assert shape(5 * 3 * 2 * frame) == (5, 3, 2)
+    assert shape(5 * 1 * 1 * frame) == (5, 1, 1)
+    assert shape(1) == (5, 1, 1)
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_three_models_two_cases_and_three_fields_stay_below_15_megabytes(noisy):
+    """Also where the fields are noise, which no compression makes smaller."""
+    fields, leads, rows, held = ("u", "v", "w"), tuple(range(1, 21)), [], {}
+    random = np.random.default_rng(0)
+    noise = random.normal(size=(2, 20, 64, 64, 3)).astype(np.float16)
+    for model in made.TRIO:
+        more, arrays = made.maps("ns2d", model, leads=leads, fields=fields)
+        if noisy:
+            arrays |= {"truth": noise, "forecast": noise + random.normal(size=noise.shape).astype(np.float16)}
+        rows += [*errors("ns2d", model), *more]
+        held[f"ns2d-{model}-42"] = arrays
+    study = study_of(rows, {"maps": held})
+    assert len(study.films) == 6 and all(film.leads == leads for film in study.films)
+    assert study.maps.leads == (1, 6, 11, 15, 20)
+    assert len(render(study)) < 15e6
+
+
+def test_spectra_have_a_card_where_grids_are_periodic():
+    rows, arrays = [], {}
+    for model in ("transolver-sigma", "physolver"):
+        more, arrays[f"ns2d-{model}-42"] = made.trust("ns2d", model)
+        rows += [*errors("ns2d", model), *more]
+    (card,) = study_of(rows, {"trust": arrays}).cards
+    assert card.title == "Energy at each scale" and card.words and card.caption.endswith("energy up.")
+    page = render(study_of(rows, {"trust": arrays}))
+    assert f'alt="{card.words}"' in page and page == render(study_of(rows, {"trust": arrays}))
+    assert study_of(rows, {"trust": {run: {"correlation": np.ones(3)} for run in arrays}}).cards == ()
 
 
 def test_a_volume_is_cut_in_the_middle_of_each_axis():

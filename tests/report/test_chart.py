@@ -55,10 +55,10 @@ def test_points_are_affine_in_lead_and_error_as_the_ticks_say(size):
     wanted_x = affine(ticks(groups(svg, "leads")[0], "x"), leads)
     values = ticks(groups(panel(svg, "linear"), "values")[0], "y")
     assert values[0, 0] == 0 and values[-1, 0] >= 100 * errors.max()
-    (points,) = segments(groups(panel(svg, "linear"), "s0")[0])
+    (points,) = segments(groups(panel(svg, "linear"), "s3")[0])
     assert points[:, 0] == pytest.approx(wanted_x, abs=0.02)
     assert points[:, 1] == pytest.approx(affine(values, 100 * errors), abs=0.02)
-    (points,) = segments(groups(panel(svg, "linear"), "s1")[0])
+    (points,) = segments(groups(panel(svg, "linear"), "s4")[0])
     assert points[:, 1] == pytest.approx(affine(values, 100 * errors[::-1]), abs=0.02)
 
 
@@ -69,7 +69,7 @@ def test_the_other_axis_is_affine_in_the_logarithm(span):
     values = ticks(groups(panel(svg, "log"), "values")[0], "y")
     values[:, 0] = np.log10(values[:, 0])
     assert len(values) >= 2
-    (points,) = segments(groups(panel(svg, "log"), "s0")[0])
+    (points,) = segments(groups(panel(svg, "log"), "s3")[0])
     assert points[:, 1] == pytest.approx(affine(values, np.log10(100 * errors)), abs=0.03)
 
 
@@ -86,7 +86,7 @@ def test_a_gap_breaks_the_line_and_is_said_in_words():
     leads = tuple(range(1, 9))
     curve = Curve("a", leads, (0.1, 0.2, NAN, 0.4, math.inf, 0.6, NAN, NAN))
     svg = svg_of(curve)
-    first, second, third = segments(groups(panel(svg, "linear"), "s0")[0])
+    first, second, third = segments(groups(panel(svg, "linear"), "s3")[0])
     values = ticks(groups(panel(svg, "linear"), "values")[0], "y")
     assert first[:, 1] == pytest.approx(affine(values, [10, 20]), abs=0.02)
     assert second[:, 1] == pytest.approx(affine(values, [40, 40]), abs=0.02)  # a dot: a line to itself
@@ -133,7 +133,7 @@ def test_curves_over_different_leads_share_one_axis():
 def test_persistence_takes_no_colour_and_no_two_models_look_the_same():
     models = ["persistence", *(f"m{i}" for i in range(13))]
     styles = chart([Curve(model, (1, 2), (0.1, 0.2)) for model in models]).styles
-    assert styles[:3] == ("yardstick", "s0", "s1")
+    assert styles[:3] == ("yardstick", "s3", "s4")
     assert len(set(styles)) == 14
 
 

@@ -18,19 +18,13 @@ from sigmasolver.report.figures.maps import case_study, cases_of, error_limit, f
 from sigmasolver.report.figures.style import COLOURS, looks
 from sigmasolver.report.published import sweeps
 from tests.report import made
+from tests.report.made import gathered
 
 TRIO = made.TRIO
 
 
 def curves_of(axes):
     return [(line.get_xdata(), line.get_ydata(), line) for line in axes.get_lines()]
-
-
-def gathered(task, models, **more):
-    """Rows and arrays of the maps of several models."""
-    parts = {model: made.maps(task, model, **more) for model in models}
-    rows = [one for held, _ in parts.values() for one in held]
-    return rows, {f"{task}-{model}-42": arrays for model, (_, arrays) in parts.items()}
 
 
 def wrong(arrays):
@@ -290,7 +284,7 @@ def test_case_study_scales_each_task_by_itself():
 def test_maps_that_cannot_be_compared_are_refused():
     rows, arrays = gathered("ns2d", TRIO[:2], grid=(8, 8), leads=(1, 2))
     moved = {**arrays["ns2d-physolver-42"], "truth": arrays["ns2d-physolver-42"]["truth"] + 1}
-    with pytest.raises(ValueError, match="shows another case or other leads"):
+    with pytest.raises(ValueError, match="shows another case than"):
         maps(rows, {**arrays, "ns2d-physolver-42": moved})
     with pytest.raises(ValueError, match=r"no array truth of maps; make it with: sigmasolver diagnose .* --only maps"):
         maps(rows, {})
@@ -332,6 +326,7 @@ def whole():
         "case-study": Material(plane, plane_arrays),
         "corrections": Material(made.corrections("ns2d", 2)[0]),
         "routing": Material(routed, {"ns2d-transolver-sigma-42": routed_arrays}),
+        "spectra": Material(*made.trusted("ns2d", TRIO[:2], horizon=3)),
         "efficiency": Material(made.efficiency("ns2d", "ffno", (1.0, 2.0, 3.0))),
         "scaling": Material(made.scaling("width", 32, 3.0)),
     }
@@ -381,3 +376,13 @@ def test_figures_leave_no_global_state_and_import_nothing_heavy():
                 not name.startswith("sigmasolver.") or name.startswith(("sigmasolver.report", "sigmasolver.files"))
                 for name in names
             ), file
+
+
+def test_slices_and_leads_are_marked_by_whole_numbers_that_exist():
+    rows, arrays = made.routing("transolver-sigma", layers=(1,), slices=4, grid=(8, 8))
+    right = next(axes for axes in routing(rows, {"ns2d-transolver-sigma-42": arrays}).axes if axes.get_xlabel())
+    for low, high, ticks in ((*right.get_xlim(), right.get_xticks()), (*sorted(right.get_ylim()), right.get_yticks())):
+        assert [tick for tick in ticks if low <= tick <= high] == [0, 1, 2, 3]
+    (axes, *_) = rollout(made.errors("ns2d", "physolver", horizon=22)).axes
+    shown = [tick for tick in axes.get_xticks() if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]]
+    assert shown[0] >= 1 and all(tick % 1 == 0 for tick in shown)

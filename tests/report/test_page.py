@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import sigmasolver.report
+from sigmasolver.report.chart import chart
+from sigmasolver.report.figures.style import looks
 from sigmasolver.report.page import render, write_page
 from sigmasolver.report.study import Curve, Maps, Study, Table
 
@@ -170,6 +172,15 @@ def test_colours_stand_out_from_the_paper(block):
         assert contrast(colours[name], colours["paper"]) >= 3
     for name in ("ink", "soft"):
         assert contrast(colours[name], colours["paper"]) >= 4.5
+
+
+def test_a_model_has_one_colour_on_the_page_and_in_drawings():
+    """By name or by label, whatever stands beside it."""
+    style = (FOLDER / "page.css").read_text()
+    colours = dict(re.findall(r"--(s\d): (#\w{6})", re.findall(r":root \{(.*?)\}", style, re.S)[0]))
+    for models in (MODELS, ("other", "Specsolver", "Transolver-σ")):
+        drawn = chart([Curve(model, (1,), (0.1,)) for model in models]).styles
+        assert [colours[name].upper() for name in drawn] == [looks(models)[model].colour for model in models]
 
 
 def test_every_style_of_a_curve_has_its_rule():

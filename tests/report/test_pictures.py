@@ -113,3 +113,14 @@ def test_integer_and_half_precision_fields_are_drawn_in_full_precision():
     truth = np.array([[[60000.0, -60000.0]]], dtype=np.float16)
     assert gallery(Maps("u", (1,), truth, {"a": -truth})).rows[2].cells[0].note == "200 %"
     assert field_scale(truth).high == pytest.approx(60000)
+
+
+@pytest.mark.parametrize("rough", [0.0, 1.0])
+def test_smooth_and_rough_pictures_keep_every_level(rough):
+    """They are stored in two ways, of which the smaller one is taken."""
+    x = np.linspace(0, 6, 64)
+    field = np.sin(x)[:, None] * np.cos(x) + rough * np.random.default_rng(0).uniform(-1, 1, (64, 64))
+    scale = Scale("viridis", -2.0, 2.0)
+    uri = scale.picture(field)
+    assert np.array_equal(decode(uri)[::-1].transpose(1, 0, 2), scale.palette()[scale.levels(field)])
+    assert (len(uri) < 3 * 64 * 64 / 4) == (rough == 0)  # far below a byte for each point, or not

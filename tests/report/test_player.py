@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from sigmasolver.report.page import Curve, Maps, Study, Table, write_page
+from sigmasolver.report.study import Card
 
 from .browser import CHROMIUM, Browser
 
@@ -33,7 +34,10 @@ def page(tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "page.html"
     curves = (Curve("first", LEADS, (0.01, 0.02, 0.05, 0.1)), Curve("second", LEADS, (0.02, 0.04, 0.1, 0.2)))
     table = Table(("model", "error (%)"), (("first", "1.0"), ("second", "2.0")))
-    write_page(path, Study("A study", "Two models.", curves, table, films()[0], (("commit", "abc"),), films()))
+    svg = b'<svg xmlns="http://www.w3.org/2000/svg" width="518pt" height="200pt" viewBox="0 0 518 200"/>'
+    cards = tuple(Card(f"{inches} inches", "A drawing.", "Read it so.", svg, inches) for inches in (7.2, 3.5))
+    study = Study("A study", "Two models.", curves, table, films()[0], (("commit", "abc"),), films(), cards)
+    write_page(path, study)
     return path
 
 
@@ -111,5 +115,10 @@ def test_nothing_is_wider_than_the_window(page, width):
     try:
         one.open(page)
         assert one.value("document.documentElement.scrollWidth") <= width
+        boxes = one.value(
+            "[...document.querySelectorAll('.card .box')].map((box) => [box.clientWidth, box.scrollWidth])"
+        )
+        ((seen, whole),) = boxes  # the wide drawing keeps its size on a small screen and is scrolled
+        assert whole >= 700 and (whole > seen) == (width < 700)
     finally:
         one.close()

@@ -1,4 +1,4 @@
-"""The figures of the paper from records alone, by the name of the command `sigmasolver figure NAME`."""
+"""The figures of the paper and one of ours from records alone, by the name of the command `sigmasolver figure NAME`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sigmasolver.report.figures.curves import FORCED, FREE, rollout, scaling, te
 from sigmasolver.report.figures.energy import DECOMPOSITION, decomposition
 from sigmasolver.report.figures.layers import CORRECTIONS, ROUTING, corrections, routing
 from sigmasolver.report.figures.maps import MAPS, case_study, maps
+from sigmasolver.report.figures.spectra import SPECTRA, spectra
 from sigmasolver.report.figures.style import save
 from sigmasolver.report.rows import Arrays, Need, Rows
 from sigmasolver.report.sweeps import NEED as SWEEPS
@@ -30,12 +31,14 @@ class Material:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure: how it is drawn, the rows it needs, the diagnostic whose arrays it needs, whether it has a field."""
+    """A figure: how it is drawn, the rows it needs, the diagnostic whose arrays it needs, whether it has a field, and
+    the array without which that diagnostic has nothing to draw."""
 
     draw: Callable[[Material], Figure]
     needs: tuple[Need, ...]
     arrays: str | None = None
     by_field: bool = True
+    shows: str | None = None
 
 
 FIGURES: Mapping[str, Drawing] = {
@@ -46,6 +49,9 @@ FIGURES: Mapping[str, Drawing] = {
     "case-study": Drawing(lambda held: case_study(held.rows, held.arrays, held.field), (MAPS,), "maps"),
     "corrections": Drawing(lambda held: corrections(held.rows), (CORRECTIONS,), by_field=False),
     "routing": Drawing(lambda held: routing(held.rows, held.arrays), (ROUTING,), "routing", by_field=False),
+    "spectra": Drawing(
+        lambda held: spectra(held.rows, held.arrays, held.field), (SPECTRA,), "trust", shows="spectrum_true"
+    ),
     "efficiency": Drawing(lambda held: efficiency(held.rows), (EFFICIENCY,), by_field=False),
     "scaling": Drawing(lambda held: scaling(held.rows), (SWEEPS,), by_field=False),
 }

@@ -171,6 +171,7 @@ def _finish_leads(axes: Axes, place: int | None, title: str) -> None:
         axes.set_ylim(bottom=0)
     axes.set_xlabel(LEAD)
     axes.set_ylabel(ERROR)
+    axes.set_xlim(left=0.5)  # there is no lead 0 to mark
     whole_numbers(axes)
     if place is None:
         axes.set_title(title, loc="left")

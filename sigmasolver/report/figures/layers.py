@@ -53,7 +53,7 @@ def corrections(rows: Rows) -> Figure:
             mine = [row for row in held if row["run"] == run]
             _draw_gamma(axes[0, place], mine)
             _draw_ratios(axes[1, place], mine)
-            axes[0, place].set_title(title)
+            axes[0, place].set_title(title, loc="left")
             axes[1, place].set_xlabel("layer")
             whole_numbers(axes[1, place], 9)
         axes[0, 0].set_ylabel("scale γ")
@@ -150,8 +150,8 @@ def montage(shares: np.ndarray) -> tuple[np.ndarray, int]:
     if shares.ndim == 2:
         shares = np.repeat(shares[:, :, None], max(2, shares.shape[1] // 8), axis=2)
     slices, nx, ny = shares.shape
-    across = math.ceil(math.sqrt(2 * slices * ny / nx))
-    down = math.ceil(slices / across)
+    down = math.ceil(slices / math.ceil(math.sqrt(2 * slices * ny / nx)))
+    across = math.ceil(slices / down)  # so that the last row is nearly full
     gap = max(1, round(0.04 * max(nx, ny)))
     picture = np.full((down * (ny + gap) - gap, across * (nx + gap) - gap), math.nan)
     for number, one in enumerate(shares):
@@ -183,6 +183,8 @@ def _draw_attention(part: SubFigure, axes: Axes, attention: np.ndarray) -> None:
     axes.set_title("attention of slices", loc="left", fontsize=7.5)
     axes.set_xlabel("key slice")
     axes.set_ylabel("query slice")
+    whole_numbers(axes)
+    whole_numbers(axes, axis="y")
     axes.grid(False)
     bar = part.colorbar(drawn, ax=axes, label="weight", shrink=0.75, pad=0.03)
     bar.formatter.set_useOffset(False)  # type: ignore[attr-defined]

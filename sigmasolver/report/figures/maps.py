@@ -25,13 +25,26 @@ from sigmasolver.report.figures.layers import run_titles
 from sigmasolver.report.figures.style import GREY, TWO_COLUMNS, new_figure, style
 from sigmasolver.report.pictures import Scale, field_scale
 from sigmasolver.report.published import TASK_LABELS
-from sigmasolver.report.rows import Arrays, Rows, diagnosed, in_order, runs_in, select, value_of
+from sigmasolver.report.rows import (
+    Arrays,
+    Rows,
+    at_leads,
+    diagnosed,
+    evenly,
+    in_order,
+    runs_in,
+    select,
+    shared_leads,
+    value_of,
+)
 
-__all__ = ["MAPS", "Case", "case_study", "cases_of", "error_limit", "faces", "maps"]
+__all__ = ["MAPS", "Case", "case_study", "cases_of", "error_limit", "faces", "maps", "shown_field"]
 
 MAPS = diagnosed("maps", "relative_l2")
 SHOWN = {"it3d": "velocity_x"}
 """The field that the paper shows where it is not the first one."""
+ACROSS = 5
+"""Leads that stand beside each other, at most."""
 PERCENTILE, SMOOTHING = 99.5, 0.75
 _NARROW = 0.5
 """Panels below this width in inches have no room for the word "lead"."""
@@ -98,29 +111,37 @@ def cases_of(rows: Rows, arrays: Arrays, field: str | None = None) -> list[Case]
         runs = runs_in([row for row in held if row["task"] == task])
         mine = [row for row in held if row["task"] == task]
         names = in_order(row["field"] for row in mine)
-        shown = field or (SHOWN[task] if SHOWN.get(task) in names else names[0])
-        if shown not in names:
-            raise ValueError(f'{task} has no field "{shown}"; choose from {", ".join(names)}.')
+        shown = shown_field(task, names, field)
         # Several tasks name their runs by task and model; beside its own task a run needs its model alone.
         label = run_titles(mine) if len(titles) > len(runs) else titles
         cases.append(_case(task, shown, names.index(shown), {run: label[run] for run in runs}, mine, arrays))
     return cases
 
 
+def shown_field(task: str, names: Sequence[str], asked: str | None) -> str:
+    """The field that is asked for, else the one of the paper, else the first."""
+    shown = asked or (SHOWN[task] if SHOWN.get(task) in names else names[0])
+    if shown not in names:
+        raise ValueError(f'{task} has no field "{shown}"; choose from {", ".join(names)}.')
+    return shown
+
+
 def _case(task: str, field: str, channel: int, titles: Mapping[str, str], rows: Rows, arrays: Arrays) -> Case:
-    first = _arrays_of(next(iter(titles)), arrays)
-    truth = np.asarray(first["truth"][0, ..., channel], float)
+    each = {run: _arrays_of(run, arrays) for run in titles}
+    leads = shared_leads(list(each.values()))
+    if not leads:
+        raise ValueError(f"{' and '.join(titles)} have no lead in common; diagnose them on the same windows.")
+    leads = tuple(leads[place] for place in evenly(len(leads), ACROSS))
+    first = next(iter(each.values()))
+    number, same = int(first["cases"][0]), at_leads(first, "truth", leads)[0]
+    truth = np.asarray(same[..., channel], float)
     if truth.ndim not in (3, 4):
         raise ValueError(f"{task} has {truth.ndim - 1} spatial axis; error maps are drawn of planes and volumes.")
-    leads, number = tuple(int(lead) for lead in first["leads"]), int(first["cases"][0])
     forecasts, notes = {}, {}
     for run, title in titles.items():
-        own = _arrays_of(run, arrays)
-        if not (np.array_equal(own["truth"][0], first["truth"][0]) and np.array_equal(own["leads"], first["leads"])):
-            raise ValueError(
-                f"{run} shows another case or other leads than {next(iter(titles))}; diagnose both on the same windows."
-            )
-        forecasts[title] = np.asarray(own["forecast"][0, ..., channel], float)
+        if not np.array_equal(at_leads(each[run], "truth", leads)[0], same):
+            raise ValueError(f"{run} shows another case than {next(iter(titles))}; diagnose both on the same windows.")
+        forecasts[title] = np.asarray(at_leads(each[run], "forecast", leads)[0, ..., channel], float)
         for row in rows:
             if (row["run"], row["field"], row.get("case")) == (run, field, number):
                 text = significant(100 * value_of(row))

@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from sigmasolver.files import plain_errors, replacing
+from sigmasolver.report.published import places
 
 __all__ = [
     "BLACK",
@@ -37,10 +38,9 @@ __all__ = [
 ONE_COLUMN, TWO_COLUMNS = 3.5, 7.2
 """Widths in inches: 89 and 183 millimetres."""
 BLACK, GREY = "#222222", "#8a8a8a"
-COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#555555", "#56B4E9")
+"""In the order of the page's curves."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-KNOWN = ("transolver-sigma", "physolver", "specsolver")
-"""These have the same colour in every figure."""
 RESOLUTION = 200
 _STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so a figure is the same on every machine
@@ -73,6 +73,7 @@ _STYLE: dict[Any, Any] = {
     "image.interpolation": "nearest",
     "pdf.fonttype": 42,
     "savefig.facecolor": "white",
+    "svg.hashsalt": "sigmasolver",  # names inside a drawing are the same every time
 }
 
 
@@ -94,11 +95,7 @@ class Look:
 
 def looks(models: Sequence[str]) -> dict[str, Look]:
     """A look for each model; the paper's own models keep theirs whatever stands beside them."""
-    others = [model for model in dict.fromkeys(models) if model not in KNOWN]
-    return {
-        model: Look(KNOWN.index(model) if model in KNOWN else len(KNOWN) + others.index(model))
-        for model in dict.fromkeys(models)
-    }
+    return {model: Look(place) for model, place in places(models).items()}
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -113,9 +110,9 @@ def letter(axes: Axes, place: int, title: str) -> None:
     axes.set_title(rf"$\bf{{({chr(ord('a') + place)})}}$ {title}", loc="left")
 
 
-def whole_numbers(axes: Axes, most: int = 6) -> None:
-    """Leads and layers have no halves."""
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=most, integer=True, min_n_ticks=1))
+def whole_numbers(axes: Axes, most: int = 6, axis: Literal["x", "y"] = "x") -> None:
+    """Leads, layers and slices have no halves."""
+    (axes.xaxis if axis == "x" else axes.yaxis).set_major_locator(MaxNLocator(nbins=most, integer=True, min_n_ticks=1))
 
 
 def models_below(figure: Figure, labels: dict[str, str], more: Sequence[Line2D] = (), columns: int = 6) -> None:

@@ -25,6 +25,7 @@ from sigmasolver.report.rows import (
     evaluated,
     evenly,
     in_order,
+    lowest_seeds,
     runs_in,
     select,
     shared_leads,
@@ -101,7 +102,7 @@ def study_of(rows: Rows, arrays: Mapping[str, Arrays], title: str | None = None)
         summary=" ".join((_what(held), *_who(drawn), *_why(rows))),
         curves=drawn,
         table=comparison(held),
-        maps=few_leads(films[0]) if films else None,
+        maps=few_leads(_one_seed(films[0], rows)) if films else None,
         facts=_facts(held),
         films=films,
         cards=tuple(_cards(rows, arrays)),
@@ -124,6 +125,14 @@ def few_leads(maps: Maps) -> Maps:
     )
 
 
+def _one_seed(maps: Maps, rows: Rows) -> Maps:
+    """Each model once, with its lowest seed."""
+    shown = [row for row in rows if row.get("diagnostic") == "maps"]
+    names = run_titles(shown)
+    kept = {names[run] for run in runs_in(lowest_seeds(shown))}
+    return replace(maps, forecasts={name: one for name, one in maps.forecasts.items() if name in kept})
+
+
 def _what(rows: Rows) -> str:
     first = rows[0]
     grid = " × ".join(map(str, first["grid"]))
@@ -136,11 +145,16 @@ def _what(rows: Rows) -> str:
 def _who(drawn: Sequence[Curve]) -> list[str]:
     """Who is ahead at the first and at the last lead, and whether the yardstick is beaten."""
     models = [curve for curve in drawn if curve.model not in YARDSTICKS]
-    said = []
-    for place, ahead in ((0, "is ahead with"), (-1, "with")):
-        best = min(models, key=lambda curve: curve.errors[place])
-        said.append(f"at lead {best.leads[place]} {best.model} {ahead} {significant(100 * best.errors[place])} %")
-    sentences = ["A" + said[0][1:] + (f", {said[1]}." if len(models[0].leads) > 1 else ".")]
+    first, last = (min(models, key=lambda curve: curve.errors[place]) for place in (0, -1))
+    one, two = (significant(100 * best.errors[place]) for best, place in ((first, 0), (last, -1)))
+    leads = models[0].leads
+    if len(leads) == 1:
+        sentences = [f"At lead {leads[0]} {first.model} is ahead with {one} %."]
+    elif first is last:
+        sentences = [f"At lead {leads[0]} and at lead {leads[-1]} {first.model} is ahead, with {one} and {two} %."]
+    else:
+        ahead = f"at lead {leads[-1]} {last.model} with {two} %"
+        sentences = [f"At lead {leads[0]} {first.model} is ahead with {one} %, {ahead}."]
     for yardstick in (curve for curve in drawn if curve.model in YARDSTICKS):
         behind = [curve.model for curve in models if curve.errors[-1] >= yardstick.errors[-1]]
         what = f"{yardstick.model} has {significant(100 * yardstick.errors[-1])} % there"

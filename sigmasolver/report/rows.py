@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sigmasolver.report.study import YARDSTICKS
-from sigmasolver.report.tables import ALL, precision_of
+from sigmasolver.report.tables import ALL, named_apart, precision_of
 
 __all__ = [
     "Arrays",
@@ -28,6 +28,7 @@ __all__ = [
     "evaluated",
     "evenly",
     "in_order",
+    "lowest_seeds",
     "of_field",
     "refuse_doubles",
     "runs_in",
@@ -55,6 +56,7 @@ class Need:
     metrics: tuple[str, ...]
     facts: Mapping[str, Any] = field(default_factory=dict)
     command: str = "sigmasolver evaluate {run}"
+    hint: str = ""
 
     def takes(self, row: Row) -> bool:
         return row["metric"] in self.metrics and all(row.get(name) == value for name, value in self.facts.items())
@@ -62,7 +64,7 @@ class Need:
     def missing(self, run: str) -> str:
         """What to say where a run has no such row."""
         facts = " ".join(str(value) for value in self.facts.values() if value is not None)
-        return f"{run} has no {self.metrics[0]} ({facts}); make it with: {self.command.format(run=run)}"
+        return f"{run} has no {self.metrics[0]} ({facts}); make it with: {self.command.format(run=run)}{self.hint}"
 
 
 def evaluated(*metrics: str, protocol: str = "free", part: str = "test") -> Need:
@@ -73,9 +75,9 @@ def evaluated(*metrics: str, protocol: str = "free", part: str = "test") -> Need
     return Need(metrics, facts, "sigmasolver evaluate {run}" + words)
 
 
-def diagnosed(diagnostic: str, *metrics: str) -> Need:
-    """Rows of a diagnosis."""
-    return Need(metrics, {"diagnostic": diagnostic}, f"sigmasolver diagnose {{run}} --only {diagnostic}")
+def diagnosed(diagnostic: str, *metrics: str, hint: str = "") -> Need:
+    """Rows of a diagnosis; `hint` says which runs cannot have it."""
+    return Need(metrics, {"diagnostic": diagnostic}, f"sigmasolver diagnose {{run}} --only {diagnostic}", hint)
 
 
 def select(rows: Rows, need: Need, yardsticks: bool = False) -> list[Row]:
@@ -145,6 +147,16 @@ def of_field(rows: Rows, name: str | None = None) -> list[Row]:
 def runs_in(rows: Rows) -> list[str]:
     """The runs in the order of their rows."""
     return in_order(row["run"] for row in rows)
+
+
+def lowest_seeds(rows: Rows) -> list[Row]:
+    """One run of each task and model, that with the lowest seed, for what is shown once a model; runs that are told
+    apart by their folder all stay."""
+    keys = [(row["task"], row["model"]) for row in named_apart(rows)]
+    least: dict[tuple[Any, Any], Any] = {}
+    for key, row in zip(keys, rows, strict=True):
+        least[key] = min(least.get(key, row["seed"]), row["seed"])
+    return [row for key, row in zip(keys, rows, strict=True) if row["seed"] == least[key]]
 
 
 def in_order(values: Iterable[Any]) -> list[Any]:

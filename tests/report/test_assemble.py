@@ -23,12 +23,28 @@ def test_it_names_who_is_ahead_and_how_much_is_carried_on():
     rows = [*errors("ns2d", "transolver-sigma"), *errors("ns2d", "physolver")]
     shares = decomposition("ns2d", "transolver-sigma")
     study = study_of([*rows, *shares], {})
-    assert "At lead 1 Transolver-σ is ahead with 0.400 %" in study.summary
+    assert "At lead 1 and at lead 10 Transolver-σ is ahead, with 0.400 and " in study.summary
     assert "Persistence has 70.0 % there." in study.summary
     share = next(r["value"] for r in shares if (r["metric"], r["lead"], r["field"]) == ("propagation_share", 10, None))
     assert f"{100 * share:.3g} % for Transolver-σ" in study.summary
     assert [card.title for card in study.cards] == ["Where the error comes from"]
     assert "<svg" in study.cards[0].svg.decode() and ("commit", "abc1234") in study.facts
+
+
+def test_the_lead_of_a_race_may_change():
+    rows = [*errors("ns2d", "transolver-sigma"), *errors("ns2d", "physolver")]
+    first = ("physolver", "relative_l2_lead", 1)
+    rows = [{**row, "value": 0.001} if (row["model"], row["metric"], row["lead"]) == first else row for row in rows]
+    assert "At lead 1 Physolver is ahead with 0.100 %, at lead 10 Transolver-σ with " in study_of(rows, {}).summary
+
+
+def test_pictures_show_a_model_once_and_films_every_seed():
+    one, first = maps_of("transolver-sigma", shift=0.5)
+    run = next(iter(first))
+    again = [{**row, "seed": 41, "run": "other"} for row in one]
+    rows = [*errors("ns2d", "transolver-sigma"), *errors("ns2d", "transolver-sigma", seed=41, run="other")]
+    study = study_of([*rows, *one, *again], {"maps": {**first, "other": first[run]}})
+    assert set(study.maps.forecasts) == {"Transolver-σ, seed 41"} and len(study.films[0].forecasts) == 2
 
 
 def test_a_model_behind_its_yardstick_is_named():

@@ -281,6 +281,22 @@ def test_case_study_scales_each_task_by_itself():
     assert dark[0].get_clim()[1] == pytest.approx(np.percentile(np.concatenate([e.ravel() for e in errors]), 99.5))
 
 
+def test_of_several_seeds_the_lowest_is_drawn():
+    rows, arrays = gathered("ns2d", TRIO[:2], grid=(8, 8), leads=(1, 2))
+    run = "ns2d-physolver-42"
+    worse = {**arrays[run], "forecast": arrays[run]["forecast"] + 1}
+    more = [{**row, "seed": 43, "run": "later"} for row in rows if row["run"] == run]
+    every = {**arrays, "later": worse}
+    alone, beside = (maps(held, every) for held in (rows, [*more, *rows]))
+    shown = [
+        sorted(float(np.ma.getdata(one.get_array()).sum()) for one in images(figure)) for figure in (alone, beside)
+    ]
+    assert shown[0] == shown[1]
+    # Two runs of one seed differ in something else: both stay.
+    same = [{**row, "seed": 42} for row in more]
+    assert len(images(maps([*rows, *same], every))) > len(images(alone))
+
+
 def test_maps_that_cannot_be_compared_are_refused():
     rows, arrays = gathered("ns2d", TRIO[:2], grid=(8, 8), leads=(1, 2))
     moved = {**arrays["ns2d-physolver-42"], "truth": arrays["ns2d-physolver-42"]["truth"] + 1}

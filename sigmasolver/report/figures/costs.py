@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from sigmasolver.report.digits import significant
 from sigmasolver.report.figures.style import ONE_COLUMN, TWO_COLUMNS, letter, looks, new_figure, style
 from sigmasolver.report.published import TASK_LABELS, model_label
-from sigmasolver.report.rows import Rows, diagnosed, in_order, select, value_of
+from sigmasolver.report.rows import Rows, diagnosed, in_order, lowest_seeds, select, value_of
 from sigmasolver.report.tables import named_apart
 
 __all__ = ["EFFICIENCY", "efficiency"]
@@ -25,8 +25,9 @@ LARGEST = 900.0
 
 def efficiency(rows: Rows) -> Figure:
     """Peak memory over the time of an epoch, a panel per task; the area of a bubble is the storage of the parameters,
-    bars are one standard deviation over repeated timings (fig:efficiency-representations a, b)."""
-    held = named_apart(select(rows, EFFICIENCY))
+    bars are one standard deviation over repeated timings; of several seeds of a model the lowest is shown
+    (fig:efficiency-representations a, b)."""
+    held = lowest_seeds(named_apart(select(rows, EFFICIENCY)))
     tasks = in_order(row["task"] for row in held)
     styles = looks(in_order(row["model"] for row in held))
     largest = max(value_of(row) for row in held if row["metric"] == SIZE)

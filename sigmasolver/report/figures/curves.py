@@ -191,7 +191,7 @@ def _draw_gains(axes: Axes, gains: dict[str, float], place: int) -> None:
     axes.axvline(0, color=BLACK, linewidth=0.6)
     axes.margins(x=0.35)
     axes.set_xlabel("mean error lower by (%)")
-    letter(axes, place, f"{model_label(OURS)} gain")
+    letter(axes, place, f"{model_label(OURS)} and the best other")
 
 
 def _draw_points(axes: Axes, points: list[Point], colour: str, marker: str, label: str) -> None:

@@ -14,13 +14,14 @@ from matplotlib.patheffects import withStroke
 from sigmasolver.report.digits import significant
 from sigmasolver.report.figures.style import BLACK, TWO_COLUMNS, Look, new_figure, style, whole_numbers
 from sigmasolver.report.published import TASK_LABELS, model_label
-from sigmasolver.report.rows import Arrays, Rows, diagnosed, in_order, runs_in, select, value_of
+from sigmasolver.report.rows import Arrays, Rows, diagnosed, in_order, lowest_seeds, runs_in, select, value_of
 from sigmasolver.report.tables import named_apart
 
 __all__ = ["CORRECTIONS", "ROUTING", "attention_scale", "corrections", "montage", "routing", "run_titles"]
 
-CORRECTIONS = diagnosed("corrections", "gamma", "correction_ratio")
-ROUTING = diagnosed("routing", "effective_slices", "key_concentration")
+SLICED = "; a model without slices has none: leave it out"
+CORRECTIONS = diagnosed("corrections", "gamma", "correction_ratio", hint=SLICED)
+ROUTING = diagnosed("routing", "effective_slices", "key_concentration", hint=SLICED)
 
 
 def run_titles(rows: Rows) -> dict[str, str]:
@@ -98,10 +99,10 @@ def _draw_ratios(axes: Axes, rows: Rows) -> None:
 
 
 def routing(rows: Rows, arrays: Arrays) -> Figure:
-    """Of each run, the last layer for its first case: the share of every point that goes to each slice, and the
-    attention of slices (rows) to slices (columns), both means over heads on scales of their own
+    """Of each model (its lowest seed), the last layer for the first case: the share of every point that goes to each
+    slice, and the attention of slices (rows) to slices (columns), both means over heads on scales of their own
     (fig:efficiency-representations c, d)."""
-    held = select(rows, ROUTING)
+    held = lowest_seeds(select(rows, ROUTING))
     titles = run_titles(held)
     with style():
         figure = new_figure(TWO_COLUMNS, 2.45 * len(titles))

@@ -32,6 +32,7 @@ from sigmasolver.report.rows import (
     diagnosed,
     evenly,
     in_order,
+    lowest_seeds,
     runs_in,
     select,
     shared_leads,
@@ -103,8 +104,8 @@ def case_study(rows: Rows, arrays: Arrays, field: str | None = None) -> Figure:
 
 
 def cases_of(rows: Rows, arrays: Arrays, field: str | None = None) -> list[Case]:
-    """The first case of each task, with the runs that show it."""
-    held = select(rows, MAPS)
+    """The first case of each task, with the runs that show it; of several seeds of a model the lowest."""
+    held = lowest_seeds(select(rows, MAPS))
     titles = run_titles(held)
     cases = []
     for task in in_order(row["task"] for row in held):

@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from sigmasolver.data.generate import generate
 from sigmasolver.models import SolverConfig, build_solver
 from sigmasolver.ops.convolution import depthwise_convolution
 from sigmasolver.recipes import recipe_of
+from sigmasolver.simulate import simulator_of
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 SMALL = ("task.grid=(8,8)", "model.width=16", "model.depth=1", "model.heads=2", "model.slices=4", "model.modes=2")
@@ -176,3 +178,12 @@ def test_every_form_of_a_model_gives_the_same_answer(benchmark):
     answers = [cpu.in_form(model, form, x) for form in cpu.FORMS]
     for answer in answers[1:]:
         torch.testing.assert_close(answer, answers[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_narrow_fused_updates_learn_like_plain_float32_within_the_spread_of_seeds(benchmark, tmp_path):
+    """Loss curves of 200 updates on Darcy: what bf16 changes is less than what another seed would."""
+    generate(simulator_of("darcy"), 64, 0, tmp_path / "darcy.h5", "cuda")
+    rows = benchmark("curve").compared(tmp_path / "darcy.h5", torch.device("cuda"), steps=200, seeds=3, settings=[])
+    assert len(rows) == 10 and rows[-1]["loss"] < rows[0]["loss"] / 2
+    assert all(row["difference"] < row["spread"] for row in rows), rows

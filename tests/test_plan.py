@@ -12,6 +12,7 @@ from sigmasolver.recipes import RECIPES, changed, recipe_of
 from sigmasolver.train import rehearsal
 from sigmasolver.train.engine import Place
 from sigmasolver.train.rehearsal import Alive, Cost, Rehearsal, cost_of
+from tests.train.saved import saved_bytes
 
 SIZES = ("model.width=16", "model.depth=2", "model.heads=2", "model.slices=4", "model.modes=3")
 TINY = [word for one in SIZES for word in ("--set", one)]
@@ -90,21 +91,11 @@ def test_a_count_of_what_is_alive_by_hand():
 def test_the_count_holds_weights_gradients_states_and_what_the_backward_pass_needs():
     update = Rehearsal(tiny("ns2d", (16, 16)), Place())
     weights = list(update.stepper.model.parameters())
-    own = {weight.untyped_storage().data_ptr() for weight in weights} | {update.windows.values.data_ptr()}
-    kept = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage
-        return tensor
-
     update()
     with Alive(update.windows.values) as alive:
         update()
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        update()
-    held = sum(storage.nbytes() for storage in kept.values()) + 4 * sum(weight.nbytes for weight in weights)
+    saved = saved_bytes(update, [*weights, update.windows.values])
+    held = saved + 4 * sum(weight.nbytes for weight in weights)
     assert held < alive.peak < 1.5 * held
 
 

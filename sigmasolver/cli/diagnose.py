@@ -190,9 +190,10 @@ def _say(screen: Console, summary: Summary, name: str, found: Mapping[str, Findi
         screen.print(f"{name}: {summary.title} ({leads})", soft_wrap=True)
         texts = {run: [_shown(cell, findings.rows) for cell in summary.cells] for run, findings in there.items()}
         kept = [i for i in range(len(summary.cells)) if any(cells[i] is not None for cells in texts.values())]
-        table = Table("run", box=SIMPLE_HEAD)
+        table = Table(box=SIMPLE_HEAD)
+        table.add_column("run", overflow="fold")  # names may differ at their end alone
         for i in kept:
-            table.add_column(summary.cells[i].label, justify="right")
+            table.add_column(summary.cells[i].label, justify="right", overflow="fold")
         for run, cells in texts.items():
             table.add_row(Text(run), *(Text(cells[i] or "–") for i in kept))
         screen.print(table)

@@ -23,6 +23,7 @@ from sigmasolver.tasks import Task
 from sigmasolver.train.engine import ENGINES, WARM_UP, Place, recompute
 from sigmasolver.train.job import train_run
 from sigmasolver.train.rehearsal import Rehearsal
+from tests.train.saved import saved_bytes
 
 ROOT = Path(sigmasolver.__file__).parents[1]
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
@@ -69,18 +70,7 @@ def gradients(model, autocast=False):
 
 def stored(model):
     """Bytes that a forward pass keeps for its backward pass, each storage once, without the parameters."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(torch.randn(2, 12, 10, 2))
-    return sum(storage.nbytes() for storage in kept.values())
+    return saved_bytes(lambda: model(torch.randn(2, 12, 10, 2)), model.parameters())
 
 
 def equal(first, second):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -20,12 +22,39 @@ if TYPE_CHECKING:  # --help answers at once without torch
     from sigmasolver.parallel import World
     from sigmasolver.train.loop import Progress as Step
 
-__all__ = ["Mover", "console", "print_scores", "print_summary", "progress", "training"]
+__all__ = ["Interrupts", "Mover", "console", "print_scores", "print_summary", "progress", "training"]
 
 
 def console(stderr: bool = False) -> Console:
     """Plain text: a file name or a unit may hold brackets, which rich would read as markup."""
     return Console(stderr=stderr, highlight=False, markup=False)
+
+
+class Interrupts:
+    """Ctrl-C, remembered: raised inside a lock of the standard library it may come out as another error, or get lost.
+
+    What moves a bar looks here, so that a lost one is raised again with the next step.
+    """
+
+    asked = False
+
+    def __enter__(self) -> None:
+        Interrupts.asked = False
+        self.before = signal.signal(signal.SIGINT, self._heard)
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self.before)
+        Interrupts.asked = False
+
+    @staticmethod
+    def _heard(number: int, frame: FrameType | None) -> None:
+        Interrupts.asked = True
+        signal.default_int_handler(number, frame)
+
+    @staticmethod
+    def heed() -> None:
+        if Interrupts.asked:
+            raise KeyboardInterrupt
 
 
 class Rate(ProgressColumn):
@@ -60,6 +89,7 @@ class Mover:
         self.bar, self.task = bar, bar.add_task(label, total=total, shown="")
 
     def __call__(self, done: float, total: int | None = None) -> None:
+        Interrupts.heed()
         if total is not None:
             self.bar.update(self.task, total=total)
         whole = self.bar.tasks[self.task].total
@@ -77,6 +107,7 @@ def training(world: World) -> Iterator[Callable[[Step], None] | None]:
         told = [0.0]
 
         def watch(now: Step) -> None:
+            Interrupts.heed()
             error = "" if now.error is None else f"  validation {100 * now.error:.3g} %"
             shown = f"step {now.step}/{now.steps}  loss {now.loss:.4g}{error}"
             bar.update(task, completed=now.step, total=now.steps, shown=shown)

@@ -1,5 +1,6 @@
 """The commands as a user runs them: real processes, real files, one sentence for every mistake."""
 
+import contextlib
 import os
 import re
 import signal
@@ -14,9 +15,11 @@ import pytest
 import torch
 
 import sigmasolver
+from sigmasolver.cli import main
 from sigmasolver.data.header import header_of
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.simulate import SIMULATORS
+from sigmasolver.terminal import Interrupts, progress
 
 ROOT = Path(sigmasolver.__file__).parents[1]
 SMALL = ["--set", "grid=32", "--set", "stored=16", "--set", "step=0.03125", "--set", "frames=3"]
@@ -136,7 +139,7 @@ def test_brackets_in_a_file_name_are_just_a_name(tmp_path):
 
 def test_ctrl_c_says_that_the_same_command_continues(tmp_path):
     process = subprocess.Popen(
-        command("simulate", "demo", "--count", 500, "--out", tmp_path / "x.h5", *SMALL),
+        command("simulate", "demo", "--count", 20_000, "--out", tmp_path / "x.h5", *SMALL),  # more than is ever made
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE,
         text=True,
@@ -145,8 +148,34 @@ def test_ctrl_c_says_that_the_same_command_continues(tmp_path):
     while not (tmp_path / "x.h5").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    try:
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130 and said.strip() == "sigmasolver: stopped; the same command continues."
+
+
+def test_a_ctrl_c_that_got_lost_comes_back_with_the_next_step_of_the_bar():
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupts(), progress("working", 3) as move:
+        move(1)
+        with pytest.raises(KeyboardInterrupt):  # who swallows this one loses it
+            os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            move(2)
+    assert signal.getsignal(signal.SIGINT) is before and not Interrupts.asked
+
+
+def test_an_error_that_a_ctrl_c_left_behind_is_no_fault_of_ours(monkeypatch, capsys):
+    def broken():
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        raise RuntimeError("cannot release un-acquired lock")
+
+    monkeypatch.setattr("sigmasolver.cli.app", broken)
+    with pytest.raises(SystemExit) as leaving:
+        main()
+    assert leaving.value.code == 130 and "stopped; the same command continues" in capsys.readouterr().err
 
 
 def test_a_file_without_a_trajectory_does_not_keep_its_name(tmp_path):

@@ -10,7 +10,7 @@ import sys
 from sigmasolver.cli import data, diagnose, learn, plan, report, use
 from sigmasolver.cli.app import app
 from sigmasolver.memory import keep_freed_memory
-from sigmasolver.terminal import console
+from sigmasolver.terminal import Interrupts, console
 
 __all__ = ["app", "data", "diagnose", "learn", "main", "plan", "report", "use"]
 
@@ -18,18 +18,23 @@ __all__ = ["app", "data", "diagnose", "learn", "main", "plan", "report", "use"]
 def main() -> None:
     keep_freed_memory()
     errors = console(stderr=True)
-    try:
-        app()
-    except SystemExit as leaving:  # typer ends every command so, Ctrl-C with 130
-        if leaving.code == 130:
-            errors.print("sigmasolver: stopped; the same command continues.", soft_wrap=True)
-        raise
-    except (ValueError, MemoryError, RuntimeError) as error:
-        sentence = _sentence(error)
-        if sentence is None:
+    stopped = "sigmasolver: stopped; the same command continues."
+    with Interrupts():
+        try:
+            app()
+        except SystemExit as leaving:  # typer ends every command so, Ctrl-C with 130
+            if leaving.code == 130:
+                errors.print(stopped, soft_wrap=True)
             raise
-        errors.print(f"sigmasolver: {sentence}", soft_wrap=True)
-        sys.exit(2)
+        except Exception as error:
+            if Interrupts.asked:
+                errors.print(stopped, soft_wrap=True)
+                sys.exit(130)
+            sentence = _sentence(error)
+            if sentence is None:
+                raise
+            errors.print(f"sigmasolver: {sentence}", soft_wrap=True)
+            sys.exit(2)
 
 
 def _sentence(error: Exception) -> str | None:

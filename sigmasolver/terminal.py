@@ -40,10 +40,14 @@ class Interrupts:
 
     def __enter__(self) -> None:
         Interrupts.asked = False
-        self.before = signal.signal(signal.SIGINT, self._heard)
+        # What ignores Ctrl-C, as in the background, or hears it otherwise goes on doing so.
+        self.ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self.ours:
+            signal.signal(signal.SIGINT, self._heard)
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self.before)
+        if self.ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         Interrupts.asked = False
 
     @staticmethod

@@ -166,6 +166,16 @@ def test_a_ctrl_c_that_got_lost_comes_back_with_the_next_step_of_the_bar():
     assert signal.getsignal(signal.SIGINT) is before and not Interrupts.asked
 
 
+def test_what_ignores_ctrl_c_goes_on_doing_so():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Interrupts():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_an_error_that_a_ctrl_c_left_behind_is_no_fault_of_ours(monkeypatch, capsys):
     def broken():
         with contextlib.suppress(KeyboardInterrupt):

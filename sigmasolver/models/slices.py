@@ -117,7 +117,9 @@ class SliceOperator(nn.Module):
     def _plain_enough(self) -> bool:
         """Whoever watches a part needs its tensors stored, which the fused twin never does; nor does it drop out."""
         dropping = self.training and self.dropout.p > 0
-        sizes = max(self.project.in_features, self.routing.project.out_features) <= fused.WIDEST
+        project, head = self.routing.project, self.project.in_features // self.heads
+        sizes = max(self.project.in_features, project.out_features) <= fused.WIDEST
+        sizes = sizes and head <= fused.LARGEST_HEAD[0] and head * project.out_features <= fused.LARGEST_HEAD[1]
         return sizes and not dropping and not watched(*self.children())
 
     def _fused(self, R: torch.Tensor, F: torch.Tensor) -> torch.Tensor:

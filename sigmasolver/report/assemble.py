@@ -6,6 +6,7 @@ Nothing but the evaluation is required. A diagnostic that only some runs have is
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -145,7 +146,7 @@ def _what(rows: Rows) -> str:
 def _who(drawn: Sequence[Curve]) -> list[str]:
     """Who is ahead at the first and at the last lead, and whether the yardstick is beaten."""
     models = [curve for curve in drawn if curve.model not in YARDSTICKS]
-    first, last = (min(models, key=lambda curve: curve.errors[place]) for place in (0, -1))
+    first, last = (min(models, key=lambda curve: _finite(curve.errors[place])) for place in (0, -1))
     one, two = (significant(100 * best.errors[place]) for best, place in ((first, 0), (last, -1)))
     leads = models[0].leads
     if len(leads) == 1:
@@ -156,11 +157,16 @@ def _who(drawn: Sequence[Curve]) -> list[str]:
         ahead = f"at lead {leads[-1]} {last.model} with {two} %"
         sentences = [f"At lead {leads[0]} {first.model} is ahead with {one} %, {ahead}."]
     for yardstick in (curve for curve in drawn if curve.model in YARDSTICKS):
-        behind = [curve.model for curve in models if curve.errors[-1] >= yardstick.errors[-1]]
+        behind = [curve.model for curve in models if _finite(curve.errors[-1]) >= yardstick.errors[-1]]
         what = f"{yardstick.model} has {significant(100 * yardstick.errors[-1])} % there"
         lost = f"; {', '.join(behind)} no longer beat{'s' if len(behind) == 1 else ''} it" if behind else ""
         sentences.append(f"{what[0].upper()}{what[1:]}{lost}.")
     return sentences
+
+
+def _finite(error: float) -> float:
+    """What is not finite is the largest error of all."""
+    return error if math.isfinite(error) else math.inf
 
 
 def _why(rows: Rows) -> list[str]:

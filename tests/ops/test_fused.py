@@ -110,6 +110,10 @@ def test_slices_over_several_chunks(monkeypatch):
     agree_on_slices("residual", 2, 300, 4, 8, 9)
 
 
+def test_slices_of_large_heads():
+    agree_on_slices("residual", 1, 70, 1, 40, 70)
+
+
 @quick
 @given(
     grid=st.lists(st.integers(2, 9), min_size=1, max_size=3), C=st.integers(1, 20), O=st.integers(1, 20),
@@ -163,6 +167,7 @@ def test_mixing(N, half, inner, branches, whole, seed):
         ((7, 6), 10, ("zeros", "circular"), 2),
         ((9,), 6, ("circular",), 1),
         ((3, 4, 5), 4, ("zeros", "circular", "zeros"), 2),
+        ((2, 13), 192, ("zeros", "circular"), 1),
     ],
 )
 def test_context(grid, C, padding, groups):

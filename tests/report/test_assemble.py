@@ -38,6 +38,13 @@ def test_the_lead_of_a_race_may_change():
     assert "At lead 1 Physolver is ahead with 0.100 %, at lead 10 Transolver-σ with " in study_of(rows, {}).summary
 
 
+def test_a_model_that_blew_up_is_not_ahead():
+    rows = [*errors("ns2d", "transolver-sigma"), *errors("ns2d", "physolver")]
+    rows = [{**row, "value": None} if (row["model"], row["lead"]) == ("transolver-sigma", 10) else row for row in rows]
+    summary = study_of(rows, {}).summary
+    assert "at lead 10 Physolver with" in summary and "Transolver-σ no longer beats it" in summary
+
+
 def test_pictures_show_a_model_once_and_films_every_seed():
     one, first = maps_of("transolver-sigma", shift=0.5)
     run = next(iter(first))

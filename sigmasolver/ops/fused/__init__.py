@@ -15,10 +15,12 @@ from functools import cache
 
 import torch
 
-__all__ = ["WIDEST", "dot_precision", "plain", "quick", "untraced", "usable"]
+__all__ = ["LARGEST_HEAD", "WIDEST", "dot_precision", "plain", "quick", "untraced", "usable"]
 
 WIDEST = 256
 """Channels, and slices, that one program of a fused twin holds at once."""
+LARGEST_HEAD = 64, 4096
+"""Head width, and head width times slices, that a program holds at once."""
 interpreted = False
 """Set by tests: Triton's interpreter serves tensors of a CPU too."""
 _off = 0
@@ -45,6 +47,7 @@ def usable(x: torch.Tensor) -> bool:
     return (
         (x.is_cuda or interpreted)
         and x.dtype in (torch.float32, torch.bfloat16)
+        and x.shape[1:].numel() < 2**31  # offsets inside a sample are 32 bits wide
         and _off == 0
         and _installed()
         and untraced(x)

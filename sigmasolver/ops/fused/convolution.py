@@ -262,7 +262,7 @@ class Shape:
 
     def tiles(self, points: int) -> tuple[int, int]:
         """How a plane is cut into tiles of at most so many runs of points: (TY, TZ)."""
-        TZ = min(TILE_Z, triton.next_power_of_2(triton.cdiv(self.grid[2], RUN.value)))
+        TZ = min(TILE_Z, points, triton.next_power_of_2(triton.cdiv(self.grid[2], RUN.value)))
         return min(points // TZ, triton.next_power_of_2(self.grid[1])), TZ
 
     def run(self, inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor],

@@ -44,7 +44,7 @@ LONGEST, PROGRAMS = 2048, 2048
 LARGEST = 64
 """Points of the largest tile; chunks are whole multiples of it."""
 SLICE, DESLICE, BACKWARD = (16, 1), (32, 2), (32, 2)
-"""Points of a tile and warps of a program: one warp needs no barrier between its small products."""
+"""Points of a tile and warps of a program: few, so that small products hardly wait for each other at barriers."""
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -191,6 +191,8 @@ class _Plan:
     def tiles(self, points: int, warps: int) -> dict[str, Any]:
         points = min(points, max(16, triton.next_power_of_2(self.N)))
         sizes = {"H": self.H, "D": self.D, "M": self.M, "BM": self.BM, "BD": self.BD, "SPAN": self.span}
+        # Large heads need more warps to hold their sums.
+        warps = min(8, warps * max(1, self.BM * self.BD // 1024))
         return {**sizes, "BN": points, "PRECISION": dot_precision(), "num_warps": warps}
 
 

@@ -24,7 +24,7 @@ from step import FORMS, engine_step
 from torch.profiler import ProfilerActivity, profile
 
 from sigmasolver.runs import provenance
-from sigmasolver.train.engine import WARM_UP
+from sigmasolver.train.capture import WARM_UP
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 SHOWN = 100

@@ -36,7 +36,8 @@ from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import provenance
 from sigmasolver.tasks import field_groups
-from sigmasolver.train.engine import WARM_UP, Place
+from sigmasolver.train.capture import WARM_UP
+from sigmasolver.train.engine import Place
 from sigmasolver.train.objectives import Price
 from sigmasolver.train.rehearsal import Rehearsal
 

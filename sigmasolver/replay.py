@@ -17,6 +17,8 @@ import torch
 
 from sigmasolver.forecast import Forecaster
 from sigmasolver.models.solver import Solver
+from sigmasolver.ops.fused.lanes import Lanes
+from sigmasolver.ops.fused.tables import Prepared
 from sigmasolver.ops.precision import matmul_precision
 
 __all__ = ["PRECISIONS", "Replay", "check_precision"]
@@ -36,12 +38,13 @@ def check_precision(precision: str) -> None:
 
 @dataclass(frozen=True)
 class _Captured:
-    """A graph, the memory that it reads and the memory that it writes."""
+    """A graph, the memory that it reads and the memory that it writes, and the forms in which it reads weights."""
 
     graph: torch.cuda.CUDAGraph
     history: torch.Tensor
     conditions: dict[str, torch.Tensor]
     frames: torch.Tensor
+    forms: Prepared
 
 
 class Replay(Forecaster):
@@ -121,7 +124,8 @@ class Replay(Forecaster):
         conditions = {name: values.to(history, copy=True) for name, values in given.items()}
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        forms = Prepared(self.model.parameters())
+        with torch.cuda.stream(side), forms.learn():
             for _ in range(WARM_UP):
                 self._map(static, conditions)
         torch.cuda.current_stream().wait_stream(side)
@@ -129,6 +133,8 @@ class Replay(Forecaster):
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         # Other threads (readers of data, talk among processes) may use the GPU meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        forms.fill()
+        captured = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+        with captured, forms.use(), Lanes().open():
             frames = self._map(static, conditions)
-        return _Captured(graph, static, conditions, frames)
+        return _Captured(graph, static, conditions, frames, forms)

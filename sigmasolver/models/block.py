@@ -10,6 +10,7 @@ operators; "pass" leaves its share as it is.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -21,6 +22,7 @@ from sigmasolver.models.slices import UPDATES, PhysicalOperator
 from sigmasolver.models.spectral import SpectralOperator
 from sigmasolver.ops.context import context_norms
 from sigmasolver.ops.convolution import depthwise_residual
+from sigmasolver.ops.fused.lanes import together
 from sigmasolver.ops.mixing import joined, mixing_residual
 
 __all__ = ["Block", "BlockSpec", "Branch", "Stage"]
@@ -92,12 +94,16 @@ class Stage(nn.Module):
     def parts(self, H: torch.Tensor, normed: list[torch.Tensor] | None = None) -> list[torch.Tensor | None]:
         """What each operator adds to its share of `H`, given the normed shares where they exist already."""
         shares = H.chunk(len(self.branches), dim=-1)
-        return [
-            branch.operator(branch.norm(share) if normed is None else normed[place])
-            if isinstance(branch, Branch)
-            else None
-            for place, (branch, share) in enumerate(zip(self.branches, shares, strict=True))
-        ]
+
+        def part(place: int) -> torch.Tensor | None:
+            branch = self.branches[place]
+            if not isinstance(branch, Branch):
+                return None
+            return branch.operator(branch.norm(shares[place]) if normed is None else normed[place])
+
+        if len(shares) == 1:
+            return [part(0)]
+        return list(together(partial(part, 0), partial(part, 1), H if normed is None else normed[0]))
 
 
 class Block(nn.Module):

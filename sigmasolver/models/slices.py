@@ -126,7 +126,8 @@ class SliceOperator(nn.Module):
         from sigmasolver.ops.fused.slices import slice_attention
 
         project = self.routing.project
-        route = SliceMap(project.weight, project.bias, self.routing.clipped())
+        limits = self.routing.COLDEST, self.routing.HOTTEST
+        route = SliceMap(project.weight, project.bias, self.routing.temperature, limits)
         out = slice_attention(
             R.flatten(1, -2), F.flatten(1, -2), route, self.update.tensors(), (self.project.weight, self.project.bias)
         )

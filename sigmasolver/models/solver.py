@@ -8,12 +8,14 @@ positions-+
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig, check_grid
-from sigmasolver.models.layers import LayerNorm, TimeEmbedding, coordinates, distances, linear, perceptron
+from sigmasolver.models.layers import LayerNorm, TimeEmbedding, coordinates, distances, linear, perceptron, watched
+from sigmasolver.ops.lift import lift
 
 __all__ = ["Solver"]
 
@@ -43,7 +45,7 @@ class Solver(nn.Module):
 
     def forward(self, x: torch.Tensor, time: torch.Tensor | None = None) -> torch.Tensor:
         self._check(x, time)
-        H = self.lift(torch.cat((self._positions(x), x), dim=-1)) + self.offset
+        H = self._lifted(x)
         if self.time is not None and time is not None:
             H = H + self.time(time).reshape(x.shape[0], *(1,) * self.config.axes, -1)
         for block in self.blocks:
@@ -52,13 +54,23 @@ class Solver(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             return self.readout(self.norm(H.to(self.offset.dtype)))
 
-    def _positions(self, x: torch.Tensor) -> torch.Tensor:
+    def _lifted(self, x: torch.Tensor) -> torch.Tensor:
+        if watched(self.lift):
+            return self.lift(torch.cat((self._positions(x), x), dim=-1)) + self.offset
+        first, second = (cast(nn.Linear, self.lift[place]) for place in (0, 2))
+        return lift(x, self._points(x), (first.weight, first.bias), (second.weight, second.bias), self.offset)
+
+    def _points(self, x: torch.Tensor) -> torch.Tensor:
+        """(*grid, position channels)."""
         grid = tuple(x.shape[1:-1])
         if self.config.options.positions == "distances":
-            positions = distances(grid, self.config.lattice, x.dtype, x.device)
-        else:
-            positions = coordinates(grid, x.dtype, x.device)
-        return positions.expand(x.shape[0], *positions.shape)
+            return distances(grid, self.config.lattice, x.dtype, x.device)
+        return coordinates(grid, x.dtype, x.device)
+
+    def _positions(self, x: torch.Tensor) -> torch.Tensor:
+        """Those of every sample."""
+        points = self._points(x)
+        return points.expand(x.shape[0], *points.shape)
 
     def _check(self, x: torch.Tensor, time: torch.Tensor | None) -> None:
         config = self.config

@@ -24,7 +24,9 @@ class SliceMap(NamedTuple):
     bias: torch.Tensor
     """(M,)"""
     temperature: torch.Tensor
-    """(H,), clipped."""
+    """(H,)"""
+    limits: tuple[float, float]
+    """The lowest and highest temperature that is used."""
 
 
 def routing(

@@ -19,6 +19,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import MethodType
@@ -37,13 +38,12 @@ from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
 from sigmasolver.tasks import field_groups
+from sigmasolver.train.capture import Capture
 from sigmasolver.train.objectives import Price, direct, pushforward, teacher_forced
 
 __all__ = ["ENGINES", "Place", "Stepper", "full", "recompute"]
 
 ENGINES = ("eager", "compiled", "graph", "compiled-graph")
-WARM_UP = 3
-"""Steps that run before one is captured: libraries choose their kernels and workspaces in them."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,7 @@ class Stepper:
         self.random = plan.noise > 0 or drops
         self._batches: Iterator[Pair] | None = None
         self._inputs: Any = None
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._warmed: dict[int, int] = {}
-        self._side: torch.cuda.Stream | None = None
+        self._captures: dict[int, Capture] = {}
 
     def _wrapped(self) -> nn.Module:
         place, model = self.place, self.model
@@ -162,10 +160,12 @@ class Stepper:
         with matmul_precision(self.recipe.train.precision):  # bf16 leaves its float32 remainder to TF32 too
             if not self.place.captured:
                 self._update(calls)
-            elif calls in self._graphs:
-                self._graphs[calls].replay()
             else:
-                self._warm_or_capture(calls)
+                if calls not in self._captures:
+                    # A network that is compiled, or a block that runs again, keeps to one stream.
+                    lanes = not self.place.compiled and not self.recipe.train.recompute
+                    self._captures[calls] = Capture(partial(self._update, calls), self.model, self.optimiser, lanes)
+                self._captures[calls]()
 
     def _seed(self, step: int) -> None:
         """Noise and dropout depend on the seed, the step and the process alone, so a run can go on at any step."""
@@ -194,7 +194,10 @@ class Stepper:
             for held, values in zip(self._inputs, new, strict=True):
                 held.copy_(values)
 
-    def _update(self, calls: int) -> None:
+    def _update(
+        self, calls: int, passes: AbstractContextManager[None] | None = None, step: Callable[[], object] | None = None
+    ) -> None:
+        """One step; forward and backward pass run inside `passes`, `step` is the update of the weights."""
         plan = self.recipe.train
         history, future = self.windows.batch(self._inputs) if isinstance(self.windows, Resident) else self._inputs
         if plan.noise:
@@ -206,35 +209,21 @@ class Stepper:
         }
         # The cache of cast weights would hand a captured step those of another one.
         cache = not self.place.captured
-        with torch.autocast(
+        autocast = torch.autocast(
             self.device.type, dtype=torch.bfloat16, enabled=plan.precision == "bf16", cache_enabled=cache
-        ):
-            loss = objectives[plan.objective](self.forecaster, history, future, self.price)
-        self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        )
+        with passes or nullcontext():
+            with autocast:
+                loss = objectives[plan.objective](self.forecaster, history, future, self.price)
+            self.optimiser.zero_grad(set_to_none=True)
+            loss.backward()
         if plan.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), plan.clip)
-        self.optimiser.step()
+        (step or self.optimiser.step)()
         if self.average is not None and plan.ema is not None:
             with torch.no_grad():
                 torch._foreach_lerp_(list(self.average.parameters()), list(self.model.parameters()), 1 - plan.ema)
         self.loss.copy_(loss.detach())
-
-    def _warm_or_capture(self, calls: int) -> None:
-        self._warmed[calls] = self._warmed.get(calls, 0) + 1
-        if self._warmed[calls] <= WARM_UP:
-            side = self._side = self._side or torch.cuda.Stream()  # one: what a stream frees is kept for that stream
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self._update(calls)
-            torch.cuda.current_stream().wait_stream(side)
-            return
-        graph = torch.cuda.CUDAGraph()
-        self.optimiser.zero_grad(set_to_none=True)
-        with torch.cuda.graph(graph):
-            self._update(calls)
-        self._graphs[calls] = graph
-        graph.replay()  # capturing only wrote the step down
 
 
 def recompute(model: nn.Module, drops: bool) -> None:

@@ -26,7 +26,8 @@ from sigmasolver.forecast import Forecaster
 from sigmasolver.recipes import Recipe
 from sigmasolver.simulate.simulator import Layout
 from sigmasolver.tasks import Task
-from sigmasolver.train.engine import WARM_UP, Place, Stepper
+from sigmasolver.train.capture import WARM_UP
+from sigmasolver.train.engine import Place, Stepper
 from sigmasolver.train.loop import Plan
 from sigmasolver.trained import build
 

@@ -23,12 +23,13 @@ pytest.importorskip("triton")
 from sigmasolver.models.slices import UPDATES
 from sigmasolver.ops.fused import fourier as fused_fourier
 from sigmasolver.ops.fused import gate as fused_gate
+from sigmasolver.ops.fused import mixing as fused_mixing
 from sigmasolver.ops.fused import slices as fused_slices
 from sigmasolver.ops.fused.context import context_norms
 from sigmasolver.ops.fused.convolution import depthwise, depthwise_pair
 from sigmasolver.ops.fused.fourier import axis_fourier
 from sigmasolver.ops.fused.linear import linear
-from sigmasolver.ops.fused.mixing import mixing_residual
+from sigmasolver.ops.fused.mixing import KEPT, mixing_residual
 from sigmasolver.ops.fused.rows import column_sums, layer_norm, silu_product
 from sigmasolver.ops.fused.slices import slice_attention
 
@@ -60,10 +61,14 @@ def agree(twin, plain, inputs, dtype=torch.float32, tolerance=1e-5):
         assert error < tolerance, (place, float(error))
 
 
+LIMITS = 0.3, 1.1
+"""Of the temperatures, which are drawn between 0.2 and 1.2: some are clipped."""
+
+
 def sliced(kind, R, Fe, W, b, tau, Wq, Wk, Wv, gamma, Wo, bo):
     """Slice, update, deslice and project: plainly, on (B, N, C)."""
     B, N, C = R.shape
-    H = len(tau)
+    H, tau = len(tau), tau.clamp(*LIMITS)
     P, features = (
         routing(R.view(B, N, H, C // H).transpose(1, 2), W.mT, b, tau),
         Fe.view(B, N, H, C // H).transpose(1, 2),
@@ -79,7 +84,7 @@ def sliced(kind, R, Fe, W, b, tau, Wq, Wk, Wv, gamma, Wo, bo):
 def sliced_fused(kind, R, Fe, W, b, tau, Wq, Wk, Wv, gamma, Wo, bo):
     attention = {"residual": (Wq, Wk, Wv, gamma), "replace": (Wq, Wk, Wv), "keep": ()}[kind]
     unused = {"residual": 0, "replace": gamma.sum(), "keep": sum(one.sum() for one in (Wq, Wk, Wv, gamma))}[kind]
-    return slice_attention(R, Fe, SliceMap(W, b, tau), attention, (Wo, bo)) + unused
+    return slice_attention(R, Fe, SliceMap(W, b, tau, LIMITS), attention, (Wo, bo)) + unused
 
 
 def slice_inputs(B, N, H, D, M):
@@ -138,11 +143,12 @@ def test_fourier_over_several_chunks(monkeypatch):
 
 @quick
 @given(N=st.integers(1, 200), half=st.integers(1, 20), inner=st.integers(1, 50), branches=st.integers(0, 2),
-       whole=st.booleans(), seed=st.integers(0, 99))  # fmt: skip
-def test_mixing(N, half, inner, branches, whole, seed):
-    """Both forms of the forward pass: in one kernel, and with the library's products."""
+       whole=st.booleans(), kept=st.booleans(), seed=st.integers(0, 99))  # fmt: skip
+def test_mixing(N, half, inner, branches, whole, kept, seed):
+    """Both forms of the forward pass: in one kernel, and with the library's products; y kept and made again."""
     torch.manual_seed(seed)
     fused_gate.CHANNELS = 128 if whole else 0
+    fused_mixing.KEPT = KEPT if kept else 0
     C = 2 * half
     shapes = [(N, C), (C,), (C,), (2 * inner, C), (2 * inner,), (C, inner), (C,)]
     inputs = [torch.randn(shape) for shape in (*shapes, *((N, C // max(1, branches)),) * branches)]
@@ -158,7 +164,7 @@ def test_mixing(N, half, inner, branches, whole, seed):
     try:
         agree(twin, plain, inputs, tolerance=1e-4)
     finally:
-        fused_gate.CHANNELS = 128
+        fused_gate.CHANNELS, fused_mixing.KEPT = 128, KEPT
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from sigmasolver.parallel import World
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
-from sigmasolver.train.engine import ENGINES, WARM_UP, Place, Stepper
+from sigmasolver.train.capture import WARM_UP
+from sigmasolver.train.engine import ENGINES, Place, Stepper
 from sigmasolver.train.loop import Plan
 from sigmasolver.trained import build
 

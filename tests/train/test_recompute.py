@@ -20,7 +20,8 @@ from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, changed
 from sigmasolver.runs import Run, read_tensors
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
-from sigmasolver.train.engine import ENGINES, WARM_UP, Place, recompute
+from sigmasolver.train.capture import WARM_UP
+from sigmasolver.train.engine import ENGINES, Place, recompute
 from sigmasolver.train.job import train_run
 from sigmasolver.train.rehearsal import Rehearsal
 from tests.train.saved import saved_bytes

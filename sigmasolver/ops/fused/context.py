@@ -89,7 +89,7 @@ class _ContextNorms(torch.autograd.Function):
             X, Y, Z, C, N, tiles[1], eps, **shape.constants, G=G, TY=TY, TZ=TZ, BC=BC, num_warps=WARPS,
         )  # fmt: skip
         ctx.save_for_backward(H, taps, out, statistics, norms[0], norms[-2])
-        ctx.shape, ctx.like = shape, [(one.shape, one.dtype) for one in (weight, bias, *norms)]
+        ctx.shape, ctx.like = shape, [(one.shape, one.dtype) for one in (weight, bias)]
         return out, *normed
 
     @staticmethod
@@ -98,11 +98,10 @@ class _ContextNorms(torch.autograd.Function):
         H, taps, out, statistics, *weights = ctx.saved_tensors
         shape: Shape = ctx.shape
         total, norms = norms_backward(out, dnormed, statistics, weights, dout.contiguous())
+        weight, bias = shape.weight_gradients(H, [total], ctx.like)
         dH = torch.empty_like(H)
         shape.run([total], [taps], [], [dH], turned=True, residual=True)
-        found = [*shape.weight_gradients(H, [total]), *norms]
-        weight, bias, *rest = (one.view(s).to(t) for one, (s, t) in zip(found, ctx.like, strict=True))
-        return dH, weight, bias, None, None, None, *rest
+        return dH, weight, bias, None, None, None, *norms
 
 
 def context_norms(

@@ -22,7 +22,9 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from sigmasolver.ops.fused.lanes import aside
 from sigmasolver.ops.fused.rows import folded
+from sigmasolver.ops.fused.tables import Form, form_of
 
 __all__ = ["Shape", "depthwise", "depthwise_pair", "taps_of", "window"]
 
@@ -30,18 +32,18 @@ RUN = tl.constexpr(4)
 """Points in a row along the last axis that a program holds for every lane; `window` spells them out."""
 SINGLE, PAIR, TILE_Z = (8, 4), (32, 4), 4
 """Runs of a tile and warps, for one kernel and for two; runs of a tile along the last axis."""
-GRADIENTS = ((4, 4), (8, 2))
+GRADIENTS = 4, 2
 """The same for weight gradients."""
-SHORTEST, LONGEST, CHUNKS = 32, 256, 256
-"""Runs of a chunk, and how many chunks there should be at least."""
+SHORTEST, LONGEST, PROGRAMS = 32, 256, 2560
+"""Runs of a chunk, and programs there should be at least."""
 
 
 @triton.jit
 def _shifted(n, by, size, CIRCULAR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Index and whether it is inside."""
+    """Index and whether it is inside; what lies more than one period away belongs to no point."""
     moved = n + by
     if CIRCULAR:
-        moved = (moved + size) % size
+        moved = tl.where(moved < 0, moved + size, tl.where(moved >= size, moved - size, moved))
     return moved, (moved >= 0) & (moved < size)
 
 
@@ -155,7 +157,7 @@ def _convolve(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _weight_gradient(  # type: ignore[no-untyped-def]
-    i, g0, g1, sums, B, X, Y, Z, C,
+    i, g0, g1, sums, B, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, C: tl.constexpr,
     KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr, CX: tl.constexpr, CY: tl.constexpr, CZ: tl.constexpr,
     TWO: tl.constexpr, SIZE: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
@@ -279,26 +281,36 @@ class Shape:
             BIAS=bool(biases), TY=TY, TZ=TZ, BC=block, num_warps=warps,
         )  # fmt: skip
 
-    def weight_gradients(self, x: torch.Tensor, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def weight_gradients(
+        self, x: torch.Tensor, gradients: Sequence[torch.Tensor], like: Sequence[tuple[torch.Size, torch.dtype]]
+    ) -> list[torch.Tensor]:
+        """For each kernel its weights, then for each its bias, in these shapes and types."""
+
+        def made() -> list[torch.Tensor]:
+            return [one.view(s).to(t) for one, (s, t) in zip(self._sums(x, gradients), like, strict=True)]
+
+        return list(aside(made, x, *gradients))
+
+    def _sums(self, x: torch.Tensor, gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """For each kernel (C, taps), then for each (C,), all in float32."""
         taps, C, kernels = math.prod(self.kernel), self.channels, len(gradients)
         runs = self.batch * math.prod(self.grid[:2]) * triton.cdiv(self.grid[2], RUN.value)
-        block, (BN, warps) = min(64, triton.next_power_of_2(C)), GRADIENTS[kernels - 1]
-        span = triton.cdiv(min(LONGEST, max(SHORTEST, runs // CHUNKS)), BN) * BN
+        block, (BN, warps) = min(64, triton.next_power_of_2(C)), GRADIENTS
+        rows = self.kernel[0] * self.kernel[1]
+        span = triton.cdiv(min(LONGEST, max(SHORTEST, runs * rows // PROGRAMS)), BN) * BN
         chunks = triton.cdiv(runs, span)
         sums = torch.empty(chunks, kernels * C * (taps + 1), device=x.device)
-        _weight_gradient[(self.kernel[0] * self.kernel[1], chunks, triton.cdiv(C, block))](
+        _weight_gradient[(rows, chunks, triton.cdiv(C, block))](
             x, gradients[0], gradients[-1], sums, self.batch, *self.grid, C, **self.constants, TWO=kernels == 2,
             SIZE=tl.int64 if x.numel() >= 2**31 else tl.int32, BN=BN, BC=block, SPAN=span, num_warps=warps,
         )  # fmt: skip
-        parts = folded(sums).split([C * taps] * kernels + [C] * kernels)
-        return list(parts)
+        return folded(sums).split([C * taps] * kernels + [C] * kernels)
 
 
 def taps_of(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """(C, 1, *kernel) -> (taps, C)."""
-    lines = weight.detach().flatten(1).T
-    return torch.empty(lines.shape, device=weight.device, dtype=dtype).copy_(lines)
+    channels, taps = len(weight), weight[0].numel()
+    return form_of(weight, Form((taps, channels), (channels, taps), (1, channels), dtype))
 
 
 class _Depthwise(torch.autograd.Function):
@@ -321,9 +333,9 @@ class _Depthwise(torch.autograd.Function):
         x, *taps = ctx.saved_tensors
         shape: Shape = ctx.shape
         given = [gradient.contiguous() for gradient in gradients]
+        found = shape.weight_gradients(x, given, ctx.like)
         dx = torch.empty_like(x)
         shape.run(given, taps, [], [dx], turned=True, residual=ctx.residual)
-        found = [g.view(s).to(t) for g, (s, t) in zip(shape.weight_gradients(x, given), ctx.like, strict=True)]
         kernels = len(taps)
         return dx, None, None, *(one for pair in zip(found[:kernels], found[kernels:], strict=True) for one in pair)
 

@@ -13,6 +13,7 @@ Letters: P points before the axis (batch included), n on it, Q after it, K modes
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fourier import analysis_basis, available_modes, synthesis_basis
 from sigmasolver.ops.fused import dot_precision
+from sigmasolver.ops.fused.lanes import aside
 from sigmasolver.ops.fused.rows import folded
 
 __all__ = ["axis_fourier"]
@@ -160,7 +162,7 @@ def _apply_mix(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, sizes: tu
 
 def _weight_gradient(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, sizes: tuple[int, int, int]
-) -> torch.Tensor:
+) -> tuple[torch.Tensor]:
     P, K, Q = sizes
     C, O = weight.shape[1:3]
     span = min(CHUNK, triton.cdiv(P * Q, LINES) * LINES)
@@ -174,7 +176,7 @@ def _weight_gradient(
     )  # fmt: skip
     total = folded(sums).to(weight.dtype)
     missing = weight.shape[0] - K  # modes that this grid does not have
-    return torch.cat((total, total.new_zeros(missing, C, O, 2))) if missing else total
+    return (torch.cat((total, total.new_zeros(missing, C, O, 2))) if missing else total,)
 
 
 class _AxisFourier(torch.autograd.Function):
@@ -201,7 +203,7 @@ class _AxisFourier(torch.autograd.Function):
         saved = ctx.saved_tensors  # once: what recomputation gives back may be asked for only once
         weights, kept = saved[: len(saved) // 2], saved[len(saved) // 2 :]
         dV = dout.new_empty(ctx.shape)
-        gradients = []
+        gradients: list[torch.Tensor] = []
         for axis, (weight, modes) in enumerate(zip(weights, kept, strict=True), start=1):
             P, n, Q, K, C, O = _sizes(dV, axis, weight)
             analyse, synthesise = _bases(dV, n, K)
@@ -209,7 +211,8 @@ class _AxisFourier(torch.autograd.Function):
             _apply_thin(synthesise.T, dout, dmixed, (P, n, Q * O), add=False)
             _apply_mix(dmixed, weight, dmodes, (P, K, Q), back=True)
             _apply_thin(analyse.T, dmodes, dV, (P, 2 * K, Q * C), add=axis > 1)
-            gradients.append(_weight_gradient(modes, dmixed, weight, (P, K, Q)))
+            made = partial(_weight_gradient, modes, dmixed, weight, (P, K, Q))
+            gradients += aside(made, modes, dmixed)
         return dV, *gradients
 
 

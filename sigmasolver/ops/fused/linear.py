@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from sigmasolver.ops.fused.lanes import aside
 from sigmasolver.ops.fused.rows import column_sums
+from sigmasolver.ops.fused.tables import narrowed
 
 __all__ = ["linear", "product"]
 
@@ -23,18 +25,18 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        narrow = weight.to(x.dtype)
+        narrow = narrowed(weight, x.dtype)
         ctx.save_for_backward(x, narrow)
         ctx.kinds = weight.dtype, bias.dtype
-        return F.linear(x, narrow, bias.to(x.dtype))
+        return F.linear(x, narrow, narrowed(bias, x.dtype))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         x, weight = ctx.saved_tensors
         dy = dy.contiguous()
-        dx = dy @ weight if ctx.needs_input_grad[0] else None
-        return dx, product(dy.T, x).to(ctx.kinds[0]), column_sums(dy).to(ctx.kinds[1])
+        found = aside(lambda: (product(dy.T, x).to(ctx.kinds[0]), column_sums(dy).to(ctx.kinds[1])), dy, x)
+        return dy @ weight if ctx.needs_input_grad[0] else None, *found
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

@@ -2,9 +2,9 @@
 
     x = H + [s_1, s_2]      y = LN(x)      a = SiLU(y Wg^T + bg) * (y Wu^T + bu)      out = x + a Wd^T + bd
 
-Only H and the branches are kept. Up to `gate.CHANNELS` channels one kernel does the whole forward pass, so that nothing
-but the stream passes through memory; wider ones, and most products of the backward pass, are left to the library, with
-one kernel for all that lies between two of them. The backward pass makes y, gate and up again.
+Only H, the branches and, of small streams, y are kept. Up to `gate.CHANNELS` channels one kernel does the whole forward
+pass, so that nothing but the stream passes through memory; wider ones, and most products of the backward pass, are left
+to the library, with one kernel for all that lies between two of them. The backward pass makes gate and up again.
 
     dgate, dup (`gate`)      dy = dgate Wg + dup Wu      dx = dout + LN'(dy)        ds_i = dx_i
 
@@ -26,14 +26,18 @@ from torch.autograd.function import once_differentiable
 from sigmasolver.ops.affine import Affine
 from sigmasolver.ops.fused import dot_precision
 from sigmasolver.ops.fused import gate as inner_channels
+from sigmasolver.ops.fused.lanes import aside
 from sigmasolver.ops.fused.linear import product
 from sigmasolver.ops.fused.rows import folded
+from sigmasolver.ops.fused.tables import Form, form_of
 from sigmasolver.ops.swiglu import ALIGNED
 
 __all__ = ["mixing_residual"]
 
 PROGRAMS = 264
 """That the backward pass is cut into at least, where there are points enough; each leaves one row of partial sums."""
+KEPT = 10**8
+"""Bytes of a stream from which on y is made again rather than kept: there memory is dearer than a pass."""
 TILES = {2: (64, 64), 4: (32, 32)}
 """Points and inner channels of a tile, by the bytes of a number."""
 
@@ -66,11 +70,11 @@ def _normed(x, w, b, c, keep, eps, C: tl.constexpr):  # type: ignore[no-untyped-
 
 @triton.jit
 def _whole(  # type: ignore[no-untyped-def]
-    H, s0, s1, w, b, win, bin, wout, bout, out, N, eps,
-    C: tl.constexpr, W: tl.constexpr, PARTS: tl.constexpr,
+    H, s0, s1, w, b, win, bin, wout, bout, out, normed, N, eps,
+    C: tl.constexpr, W: tl.constexpr, PARTS: tl.constexpr, KEEP: tl.constexpr,
     BN: tl.constexpr, BC: tl.constexpr, BF: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The forward pass of a tile of points. win (2 W, C), bin (2 W), wout (W, C)."""
+    """The forward pass of a tile of points, with KEEP also y. win (2 W, C), bin (2 W), wout (W, C)."""
     n, c = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BC)
     keep = (n[:, None] < N) & (c[None, :] < C)
     row = n.to(tl.int64)[:, None]
@@ -88,24 +92,24 @@ def _whole(  # type: ignore[no-untyped-def]
         wd = tl.load(wout + place, mask=known, other=0.0)
         total = tl.dot(a.to(y.dtype), wd, total, input_precision=PRECISION)
     total += tl.load(bout + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
-    total += _joined(H, s0, s1, row, c, keep, C, PARTS)  # read again: cheaper than registers held over the loop
+    x = _joined(H, s0, s1, row, c, keep, C, PARTS)  # read again: cheaper than registers held over the loop
+    if KEEP:
+        again = _normed(x, w, b, c, keep, eps, C)[3]
+        tl.store(normed + row * C + c[None, :], again.to(normed.dtype.element_ty), mask=keep)
+    total += x
     tl.store(out + row * C + c[None, :], total.to(out.dtype.element_ty), mask=keep)
 
 
 @triton.jit
 def _join_norm(  # type: ignore[no-untyped-def]
-    H, s0, s1, w, b, y, wide, narrow, N, eps,
-    C: tl.constexpr, PARTS: tl.constexpr, NARROW: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """y, and with NARROW a copy of `wide` in the type of y."""
+    H, s0, s1, w, b, y, N, eps, C: tl.constexpr, PARTS: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr
+):
+    """y alone."""
     n, c = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BC)
     keep = (n[:, None] < N) & (c[None, :] < C)
     row = n.to(tl.int64)[:, None]
     out = _normed(_joined(H, s0, s1, row, c, keep, C, PARTS), w, b, c, keep, eps, C)[3]
     tl.store(y + row * C + c[None, :], out.to(y.dtype.element_ty), mask=keep)
-    if NARROW:
-        given = tl.load(wide + row * C + c[None, :], mask=keep, other=0.0)
-        tl.store(narrow + row * C + c[None, :], given.to(narrow.dtype.element_ty), mask=keep)
 
 
 @triton.jit
@@ -171,33 +175,23 @@ class _Steps:
         self.tile = {"C": self.C, "PARTS": len(parts), "BN": max(1, 2048 // BC), "BC": BC}
         self.blocks = (triton.cdiv(self.N, self.tile["BN"]),)
 
-    def whole(self, win: torch.Tensor, bin: torch.Tensor, wout: torch.Tensor, bout: torch.Tensor) -> torch.Tensor:
+    def whole(
+        self, win: torch.Tensor, bin: torch.Tensor, wout: torch.Tensor, bout: torch.Tensor, keep: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """out, and y if it is to be kept."""
         BN, BF = TILES[win.element_size()]
         tile = self.tile | {"BN": BN, "BF": BF, "W": len(wout)}
-        out = torch.empty_like(self.H)
+        out, y = torch.empty_like(self.H), win.new_empty(self.H.shape) if keep else None
         _whole[(triton.cdiv(self.N, tile["BN"]),)](
-            *self.joined, *self.norm, win, bin, wout, bout, out, self.N, self.eps,
-            PRECISION=dot_precision(), **tile, num_warps=4, num_stages=2,
+            *self.joined, *self.norm, win, bin, wout, bout, out, out if y is None else y, self.N, self.eps,
+            KEEP=keep, PRECISION=dot_precision(), **tile, num_warps=4, num_stages=2,
         )  # fmt: skip
-        return out
+        return out, y
 
-    def normed(self, dtype: torch.dtype, wide: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """y, and `wide` in its type."""
+    def normed(self, dtype: torch.dtype) -> torch.Tensor:
         y = torch.empty(self.N, self.C, device=self.H.device, dtype=dtype)
-        narrow = y if wide is None or wide.dtype == dtype else torch.empty_like(y)
-        copied = narrow is not y
-        _join_norm[self.blocks](
-            *self.joined,
-            *self.norm,
-            y,
-            y if wide is None else wide,
-            narrow,
-            self.N,
-            self.eps,
-            NARROW=copied,
-            **self.tile,
-        )
-        return y, narrow if copied or wide is None else wide
+        _join_norm[self.blocks](*self.joined, *self.norm, y, self.N, self.eps, **self.tile)
+        return y
 
     def added(self, m: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         out = torch.empty_like(self.H)
@@ -206,8 +200,8 @@ class _Steps:
 
     def backward(
         self, dy: torch.Tensor, dout: torch.Tensor, parts: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, list[torch.Tensor], tuple[torch.Tensor, ...]]:
-        """dx, those of the branches, and the sums: dw and db of the norm, db of the way down."""
+    ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
+        """dx, those of the branches, and partial sums: dw and db of the norm, db of the way down."""
         dx, dparts = torch.empty_like(self.H), [torch.empty_like(part) for part in parts]
         span = self.tile["BN"] * max(1, min(8, self.blocks[0] // PROGRAMS))
         chunks = triton.cdiv(self.N, span)
@@ -225,54 +219,62 @@ class _Steps:
             SPAN=span,
             **self.tile,
         )
-        return dx, dparts, folded(sums).split(self.C)
+        return dx, dparts, sums
 
 
 def _filled(tensor: torch.Tensor, W: int, dtype: torch.dtype) -> torch.Tensor:
     """Gate's rows, then up's, each filled up to W."""
-    F = len(tensor) // 2
-    out = torch.zeros(2, W, *tensor.shape[1:], device=tensor.device, dtype=dtype)
-    out[:, :F] = tensor.unflatten(0, (2, F))
-    return out.flatten(0, 1)
+    half, row = tensor.numel() // 2, tensor[0].numel()
+    return form_of(tensor, Form((2 * W, *tensor.shape[1:]), (2, half), (W * row, 1), dtype))
 
 
 class _Mixing(torch.autograd.Function):
-    """eps, the type of products, H (N, C), norm, gate and up, down, then the branches."""
+    """eps, the type of products, whether y is kept, H (N, C), norm, gate and up, down, then the branches."""
 
     @staticmethod
     def forward(
-        ctx: Any, eps: float, dtype: torch.dtype, H: torch.Tensor, w: torch.Tensor, b: torch.Tensor,
+        ctx: Any, eps: float, dtype: torch.dtype, keep: bool, H: torch.Tensor, w: torch.Tensor, b: torch.Tensor,
         win: torch.Tensor, bin: torch.Tensor, wout: torch.Tensor, bout: torch.Tensor, *parts: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
         C, F = wout.shape
         W = -(-F // ALIGNED) * ALIGNED
-        up, bias = _filled(win.detach(), W, dtype), _filled(bin.detach(), W, torch.float32)
-        down = torch.zeros(W, C, device=H.device, dtype=dtype)
-        down[:F] = wout.detach().T
+        up, bias = _filled(win, W, dtype), _filled(bin, W, torch.float32)
+        down = form_of(wout, Form((W, C), (C, F), (1, C), dtype))
         steps = _Steps(H, parts, (w, b), eps)
         if C <= inner_channels.CHANNELS:
-            out = steps.whole(up, bias, down, bout)
+            out, y = steps.whole(up, bias, down, bout, keep)
         else:
-            inner = steps.normed(dtype)[0] @ up.T
-            out = steps.added(inner_channels.gate(inner, bias, None)[0] @ down, bout)
-        ctx.save_for_backward(H, w, b, up, bias, down, *parts)
+            y = steps.normed(dtype)
+            out = steps.added(inner_channels.gate(y @ up.T, bias, None)[0] @ down, bout)
+        ctx.save_for_backward(H, w, b, up, bias, down, y if keep else None, *parts)
         ctx.eps, ctx.F, ctx.kinds = eps, F, [one.dtype for one in (w, b, win, bin, wout, bout)]
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor) -> Any:
-        H, w, b, up, bias, down, *parts = ctx.saved_tensors
+        H, w, b, up, bias, down, y, *parts = ctx.saved_tensors
         dout = dout.contiguous()
         F, (W, C) = ctx.F, down.shape
         steps = _Steps(H, parts, (w, b), ctx.eps)
-        y, narrow = steps.normed(up.dtype, dout)
+        y, narrow = steps.normed(up.dtype) if y is None else y, dout.to(up.dtype)
         a, inner, sums = inner_channels.through_gate(y, narrow, up, bias, down)
-        dx, dparts, (dw, db, dbout) = steps.backward(inner @ up, dout, parts)
-        din = product(inner.T, y).view(2, W, C)[:, :F].flatten(0, 1)
-        dbin = folded(sums).view(2, W)[:, :F].flatten()
-        found = (dw, db, din, dbin, product(narrow.T, a)[:, :F], dbout)
-        return None, None, dx, *(one.to(kind) for one, kind in zip(found, ctx.kinds, strict=True)), *dparts
+        kind_w, kind_b, *kinds, kind_bout = ctx.kinds
+
+        def inner_maps() -> list[torch.Tensor]:
+            din = product(inner.T, y).view(2, W, C)[:, :F].flatten(0, 1)
+            dbin = folded(sums).view(2, W)[:, :F].flatten()
+            found = din, dbin, product(narrow.T, a)[:, :F].contiguous()
+            return [one.to(kind) for one, kind in zip(found, kinds, strict=True)]
+
+        dinner = aside(inner_maps, inner, y, sums, narrow, a)
+        dx, dparts, ends = steps.backward(inner @ up, dout, parts)
+
+        def outer_maps() -> list[torch.Tensor]:
+            return [one.to(kind) for one, kind in zip(folded(ends).split(C), (kind_w, kind_b, kind_bout), strict=True)]
+
+        dw, db, dbout = aside(outer_maps, ends)
+        return None, None, None, dx, dw, db, *dinner, dbout, *dparts
 
 
 def mixing_residual(
@@ -282,5 +284,6 @@ def mixing_residual(
     narrow = torch.is_autocast_enabled(H.device.type)
     dtype = torch.get_autocast_dtype(H.device.type) if narrow else H.dtype
     rows = [one.reshape(-1, one.shape[-1]).contiguous() for one in (H, *parts)]
+    keep = torch.is_grad_enabled() and H.nbytes < KEPT
     with torch.autocast(H.device.type, enabled=False):
-        return _Mixing.apply(eps, dtype, rows[0], *norm, *gate_up, *down, *rows[1:]).view(H.shape)
+        return _Mixing.apply(eps, dtype, keep, rows[0], *norm, *gate_up, *down, *rows[1:]).view(H.shape)

@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from sigmasolver.ops.fused.lanes import aside
+
 __all__ = ["column_sums", "folded", "layer_norm", "norms_backward", "silu_product"]
 
 CHUNK, PROGRAMS = 512, 768
@@ -164,7 +166,8 @@ def norms_backward(
     weights: Sequence[torch.Tensor],
     more: torch.Tensor | None,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """The gradient of the rows of `x`, whose equal groups of channels were normed, plus `more`; then dw, db of each.
+    """The gradient of the rows of `x`, whose equal groups of channels were normed, plus `more`; then dw, db of each, in
+    the type of its weight.
 
     `statistics` (2, groups, N): mean and 1 / deviation.
     """
@@ -180,7 +183,9 @@ def norms_backward(
         x_NC, weights[0], weights[-1], given[0], given[-1], *statistics, dx if more is None else more, dx, sums, N,
         x_NC.stride(-2), C=C, MORE=more is not None, SPAN=span, **tile,
     )  # fmt: skip
-    return dx, folded(sums).split(C)
+    kinds = [one.dtype for one in weights[:groups] for _ in range(2)]
+    found = aside(lambda: [one.to(kind) for one, kind in zip(folded(sums).split(C), kinds, strict=True)], sums)
+    return dx, tuple(found)
 
 
 class _Norm(torch.autograd.Function):
@@ -201,7 +206,7 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, g: torch.Tensor) -> Any:
         x, w, statistics = ctx.saved_tensors
         dx, (dw, db) = norms_backward(x, [g], statistics, [w], None)
-        return dx, dw.to(w.dtype), db.to(w.dtype), None, None
+        return dx, dw, db, None, None
 
 
 class _SiluProduct(torch.autograd.Function):

@@ -5,8 +5,8 @@
     update:   residual Z + gamma Delta,   replace Delta,   keep Z      Delta = A V,  A = softmax(Q K^T / sqrt(D)),
               Q = Z Wq^T,  K = Z Wk^T,  V = Z Wv^T
 
-P is made again, tile by tile, wherever it is needed. Backward there are two passes over the points, with the update
-between them:
+Temperatures tau are clipped. P is made again, tile by tile, wherever it is needed. Backward there are two passes over
+the points, with the update between them:
 
     dO = do Wo     dZ+ = P^T dO                                                            (as the slices are made)
     G = d(P^T F) = dZ / (mass + eps)     g = d(mass) = -sum_d dZ Z / (mass + eps)          (`slice_update`)
@@ -32,9 +32,11 @@ from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.affine import Affine
 from sigmasolver.ops.fused import dot_precision
+from sigmasolver.ops.fused.lanes import aside
 from sigmasolver.ops.fused.linear import product
 from sigmasolver.ops.fused.rows import column_sums, folded
 from sigmasolver.ops.fused.slice_update import update, update_backward
+from sigmasolver.ops.fused.tables import narrowed
 from sigmasolver.ops.slices import EPSILON, SliceMap
 
 __all__ = ["slice_attention"]
@@ -72,6 +74,13 @@ def _states(Z, head, d, m, D: tl.constexpr, M: tl.constexpr):  # type: ignore[no
 
 
 @triton.jit
+def _coldness(tau, COLDEST: tl.constexpr, HOTTEST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """1 / temperature, clipped; a NaN stays one."""
+    warm = tl.maximum(tl.load(tau).to(tl.float32), COLDEST, propagate_nan=tl.PropagateNan.ALL)
+    return 1 / tl.minimum(warm, HOTTEST, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _softmax(y, cold, known, axis: tl.constexpr, FULL: tl.constexpr):  # type: ignore[no-untyped-def]
     """Over the slices, of y / tau; not FULL: some lines of the tile are beyond the last slice."""
     x = y * (cold * LOG2E)
@@ -85,6 +94,7 @@ def _softmax(y, cold, known, axis: tl.constexpr, FULL: tl.constexpr):  # type: i
 def _slice(  # type: ignore[no-untyped-def]
     R, F, W, b, tau, S, N, C, chunks,
     H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, MASS: tl.constexpr,
+    COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """S (B, H, chunks, M, D + MASS): sums of P^T F, last of the mass. P is made turned, as its product needs it."""
@@ -92,7 +102,7 @@ def _slice(  # type: ignore[no-untyped-def]
     R += batch.to(tl.int64) * N * C
     F += batch.to(tl.int64) * N * C
     d, m = tl.arange(0, BD), tl.arange(0, BM)
-    w, cold = _route_map(W, b, d, m, D, M).to(R.dtype.element_ty), 1 / tl.load(tau + h).to(tl.float32)
+    w, cold = _route_map(W, b, d, m, D, M).to(R.dtype.element_ty), _coldness(tau + h, COLDEST, HOTTEST)
     total = tl.zeros((BM, BD), tl.float32)
     for start in range(0, SPAN, BN):
         rows = chunk * SPAN + start + tl.arange(0, BN)
@@ -107,7 +117,7 @@ def _slice(  # type: ignore[no-untyped-def]
 @triton.jit
 def _deslice(  # type: ignore[no-untyped-def]
     R, W, b, tau, new, O, N, C,
-    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """O = P Z+ of one head."""
@@ -115,7 +125,7 @@ def _deslice(  # type: ignore[no-untyped-def]
     R += batch.to(tl.int64) * N * C
     O += batch.to(tl.int64) * N * C
     d, m = tl.arange(0, BD), tl.arange(0, BM)
-    w, cold = tl.trans(_route_map(W, b, d, m, D, M)).to(R.dtype.element_ty), 1 / tl.load(tau + h).to(tl.float32)
+    w, cold = tl.trans(_route_map(W, b, d, m, D, M)).to(R.dtype.element_ty), _coldness(tau + h, COLDEST, HOTTEST)
     z = _states(new, batch * H + h, d, m, D, M).to(R.dtype.element_ty)
     for start in range(0, SPAN, BN):
         rows = chunk * SPAN + start + tl.arange(0, BN)
@@ -129,14 +139,14 @@ def _deslice(  # type: ignore[no-untyped-def]
 @triton.jit
 def _backward(  # type: ignore[no-untyped-def]
     R, F, dO, W, b, tau, new, G, g, dR, dF, O, sums, N, C, chunks,
-    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dR, dF and, made again, O. A row of `sums`: dW (M, D), db (M), dtau."""
     chunk, h, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = batch.to(tl.int64) * N * C
     d, m = tl.arange(0, BD), tl.arange(0, BM)
-    route, cold = _route_map(W, b, d, m, D, M).to(R.dtype.element_ty), 1 / tl.load(tau + h).to(tl.float32)
+    route, cold = _route_map(W, b, d, m, D, M).to(R.dtype.element_ty), _coldness(tau + h, COLDEST, HOTTEST)
     turned = tl.trans(route)
     z = _states(new, batch * H + h, d, m, D, M).to(R.dtype.element_ty)
     states = _states(G, batch * H + h, d, m, D, M).to(R.dtype.element_ty)
@@ -168,15 +178,18 @@ def _backward(  # type: ignore[no-untyped-def]
     sums += ((batch * chunks + chunk) * H + h).to(tl.int64) * (M * D + M + 1)
     to = tl.where(d[:, None] < D, m[None, :] * D + d[:, None], M * D + m[None, :])
     tl.store(sums + to, sum_W * cold, mask=(m[None, :] < M) & (d[:, None] <= D))
-    tl.store(sums + M * D + M, -tl.sum(sum_tau, axis=0) * cold * cold)
+    warm = tl.load(tau + h).to(tl.float32)
+    dtau = tl.where((warm >= COLDEST) & (warm <= HOTTEST), -tl.sum(sum_tau, axis=0) * cold * cold, 0.0)
+    tl.store(sums + M * D + M, dtau)
 
 
 class _Plan:
     """Sizes and tiles of one call."""
 
-    def __init__(self, R_BNC: torch.Tensor, weight_MD: torch.Tensor) -> None:
+    def __init__(self, R_BNC: torch.Tensor, weight_MD: torch.Tensor, limits: tuple[float, float]) -> None:
         self.B, self.N, self.C = R_BNC.shape
         self.M, self.D = weight_MD.shape
+        self.limits = {"COLDEST": limits[0], "HOTTEST": limits[1]}
         self.H = self.C // self.D
         # A matrix unit multiplies tiles of at least 16; what lies beyond M, D or the 1 behind it is masked.
         self.BM, self.BD = (max(16, triton.next_power_of_2(size)) for size in (self.M, self.D + 1))
@@ -190,36 +203,37 @@ class _Plan:
 
     def tiles(self, points: int, warps: int) -> dict[str, Any]:
         points = min(points, max(16, triton.next_power_of_2(self.N)))
-        sizes = {"H": self.H, "D": self.D, "M": self.M, "BM": self.BM, "BD": self.BD, "SPAN": self.span}
+        sizes: dict[str, Any] = {"H": self.H, "D": self.D, "M": self.M, "BM": self.BM, "BD": self.BD, "SPAN": self.span}
         # Large heads need more warps to hold their sums.
         warps = min(8, warps * max(1, self.BM * self.BD // 1024))
-        return {**sizes, "BN": points, "PRECISION": dot_precision(), "num_warps": warps}
+        return {**sizes, **self.limits, "BN": points, "PRECISION": dot_precision(), "num_warps": warps}
 
 
 class _SliceAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, kind: str, R: torch.Tensor, F: torch.Tensor, W: torch.Tensor, b: torch.Tensor, tau: torch.Tensor,
+        ctx: Any, kind: str, limits: tuple[float, float], R: torch.Tensor, F: torch.Tensor,
+        W: torch.Tensor, b: torch.Tensor, tau: torch.Tensor,
         wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, gamma: torch.Tensor, wo: torch.Tensor, bo: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
-        plan = _Plan(R, W)
+        plan = _Plan(R, W, limits)
         B, N, C, H, D, M = plan.B, plan.N, plan.C, plan.H, plan.D, plan.M
         parts = torch.empty(B * H, plan.chunks, M, D + 1, device=R.device, dtype=torch.float32)
         _slice[plan.passes](R, F, W, b, tau, parts, N, C, plan.chunks, MASS=True, **plan.tiles(*SLICE))
         Z, new = torch.empty(2, B * H, M, D, device=R.device, dtype=torch.float32)
         mass = torch.empty(B * H, M, device=R.device, dtype=torch.float32)
         update[(B * H,)](parts, wq, wk, wv, gamma, Z, mass, new, plan.chunks, KIND=kind, EPS=EPSILON, **plan.small)
-        O, project = torch.empty_like(R), wo.to(R.dtype)
+        O, project = torch.empty_like(R), narrowed(wo, R.dtype)
         _deslice[plan.passes](R, W, b, tau, new, O, N, C, **plan.tiles(*DESLICE))
         ctx.save_for_backward(R, F, W, b, tau, wq, wk, wv, gamma, project, Z, mass, new)
-        ctx.kind, ctx.kinds = kind, (wo.dtype, bo.dtype)
-        return torch.addmm(bo.to(R.dtype), O.view(-1, C), project.T).view(R.shape)
+        ctx.kind, ctx.limits, ctx.kinds = kind, limits, (wo.dtype, bo.dtype)
+        return torch.addmm(narrowed(bo, R.dtype), O.view(-1, C), project.T).view(R.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: torch.Tensor) -> Any:
         R, F, W, b, tau, wq, wk, wv, gamma, project, Z, mass, new = ctx.saved_tensors
-        plan = _Plan(R, W)
+        plan = _Plan(R, W, ctx.limits)
         B, N, C, H, D, M, chunks = plan.B, plan.N, plan.C, plan.H, plan.D, plan.M, plan.chunks
         wide = {"device": R.device, "dtype": torch.float32}
         rows = do.contiguous().view(-1, C)
@@ -234,17 +248,19 @@ class _SliceAttention(torch.autograd.Function):
         dR, dF, O = torch.empty_like(R), torch.empty_like(F), torch.empty_like(R)
         routes = torch.empty(B * chunks, H, M * D + M + 1, **wide)
         _backward[plan.passes](R, F, dO, W, b, tau, new, G, g, dR, dF, O, routes, N, C, chunks, **plan.tiles(*BACKWARD))
-        by_head = folded(routes)
-        dW, db, _ = folded(by_head).split((M * D, M, 1))
-        dattention: tuple[torch.Tensor | None, ...] = (None,) * 4
-        if ctx.kind != "keep":
-            *maps, dgamma = folded(attention).split((D * D, D * D, D * D, 1))
-            dgamma = dgamma.to(gamma.dtype) if ctx.kind == "residual" else None
-            dattention = (*(one.view(D, D).to(wq.dtype) for one in maps), dgamma)
-        return (
-            None, dR, dF, dW.view(M, D).to(W.dtype), db.to(b.dtype), by_head[:, -1].to(tau.dtype), *dattention,
-            product(rows.T, O.view(-1, C)).to(ctx.kinds[0]), column_sums(rows).to(ctx.kinds[1]),
-        )  # fmt: skip
+
+        def maps() -> list[torch.Tensor]:
+            by_head = folded(routes)
+            dW, db, _ = folded(by_head).split((M * D, M, 1))
+            found = [dW.view(M, D).to(W.dtype), db.to(b.dtype), by_head[:, -1].contiguous().to(tau.dtype)]
+            if ctx.kind != "keep":
+                *three, dgamma = folded(attention).split((D * D, D * D, D * D, 1))
+                found += [one.view(D, D).to(wq.dtype) for one in three]
+                found += [dgamma.to(gamma.dtype)] if ctx.kind == "residual" else []
+            return [*found, product(rows.T, O.view(-1, C)).to(ctx.kinds[0]), column_sums(rows).to(ctx.kinds[1])]
+
+        *found, dwo, dbo = aside(maps, routes, attention, rows, O)
+        return None, None, dR, dF, *found, *(None,) * (7 - len(found)), dwo, dbo
 
 
 def slice_attention(
@@ -255,4 +271,4 @@ def slice_attention(
     weight = route.weight
     filled = (*attention, *(weight,) * (4 - len(attention)))  # what a kind does not have is not read
     ready = R_BNC.contiguous(), F_BNC.contiguous(), weight.contiguous(), route.bias, route.temperature
-    return _SliceAttention.apply(kind, *ready, *filled, *project)
+    return _SliceAttention.apply(kind, route.limits, *ready, *filled, *project)

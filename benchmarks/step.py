@@ -146,6 +146,7 @@ def milliseconds(call: Call, count: int, device: torch.device) -> float:
 def measured(subject: Subject, name: str, precision: str, device: torch.device, steps: int) -> dict[str, object]:
     """The numbers of one form, or why it has none; nothing of it stays on the device."""
     form, recipe = FORMS[name], subject.recipe(precision)
+    left = torch.cuda.memory_allocated() if device.type == "cuda" else 0  # by the forms before this one
     try:
         with form.operations(), matmul_precision(precision):
             update, model = reference(recipe, device) if name == "reference" else engine_step(form, recipe, device)
@@ -153,7 +154,7 @@ def measured(subject: Subject, name: str, precision: str, device: torch.device, 
                 torch.cuda.reset_peak_memory_stats()
             numbers: dict[str, object] = {"milliseconds": milliseconds(update, steps, device)}
             if device.type == "cuda":
-                numbers["gigabytes"] = torch.cuda.max_memory_allocated() / 1e9
+                numbers["gigabytes"] = (torch.cuda.max_memory_allocated() - left) / 1e9
             numbers["forward_milliseconds"] = milliseconds(inference(model, form, recipe, device), steps, device)
             return numbers
     except Exception as error:  # out of memory, or a compiler that fails: the other forms are still worth their time

@@ -153,12 +153,12 @@ def test_mixing(N, half, inner, branches, whole, kept, seed):
     shapes = [(N, C), (C,), (C,), (2 * inner, C), (2 * inner,), (C, inner), (C,)]
     inputs = [torch.randn(shape) for shape in (*shapes, *((N, C // max(1, branches)),) * branches)]
 
-    def twin(H, w, b, win, bin, wout, bout, *parts):
-        return mixing_residual(H, parts, (w, b), (win, bin), (wout, bout), 1e-5)
+    def twin(H, w, b, win, b_in, wout, bout, *parts):
+        return mixing_residual(H, parts, (w, b), (win, b_in), (wout, bout), 1e-5)
 
-    def plain(H, w, b, win, bin, wout, bout, *parts):
+    def plain(H, w, b, win, b_in, wout, bout, *parts):
         x = H + torch.cat(parts, -1) if parts else H
-        gate, up = F.linear(F.layer_norm(x, (C,), w, b), win, bin).chunk(2, -1)
+        gate, up = F.linear(F.layer_norm(x, (C,), w, b), win, b_in).chunk(2, -1)
         return x + F.linear(F.silu(gate) * up, wout, bout)
 
     try:

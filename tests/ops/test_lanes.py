@@ -60,7 +60,8 @@ def test_whole_models_are_sound(name):
     model = build_model(name, grid=(6, 5), in_channels=2, out_channels=1, width=16, depth=1, heads=2, slices=4, modes=2)
     model.to(DEVICE)
     found = Lanes()
-    with found.rehearse(model.parameters()):
+    # On a GPU in bf16: float32 products are left to the library, whose filled-up weights are no parameters.
+    with found.rehearse(model.parameters()), torch.autocast(DEVICE, torch.bfloat16, enabled=GPU):
         model(torch.randn(1, 6, 5, 2, device=DEVICE)).square().sum().backward()
         assert found._made  # something was made aside at all
     assert found.sound

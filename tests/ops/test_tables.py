@@ -35,15 +35,19 @@ def adamw(given):
 
 
 def test_moments_step_as_adamw_does_in_float64(monkeypatch):
+    """torch's own makes the states in a step without gradients, so that all there is in them is made here."""
     monkeypatch.setattr(tables, "PIECE", 256)  # several programs for a tensor, and a last one that is not full
     narrow, wide = parameters(), parameters(torch.float64)
     ours, exact = adamw(narrow), adamw(wide)
     for step in range(12):
         give_gradients(narrow, step)
+        if step == 0:
+            for one in narrow:
+                one.grad.zero_()
         for one, other in zip(narrow, wide, strict=True):
             other.grad = one.grad.double()
         exact.step()
-        if step < 3:
+        if step == 0:
             ours.step()
             continue
         assert Moments.serves(ours)
@@ -59,7 +63,7 @@ def test_moments_step_as_adamw_does_in_float64(monkeypatch):
         for name in ("exp_avg", "exp_avg_sq"):
             expected = exact.state[other][name]
             error = (ours.state[one][name].double() - expected).abs().max() / expected.abs().max()
-            assert error < 5e-6, (name, float(error))
+            assert error < 2e-6, (name, float(error))
 
 
 def test_moments_serve_only_what_they_read():

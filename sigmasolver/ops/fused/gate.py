@@ -62,7 +62,7 @@ def _gated(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _inner_backward(  # type: ignore[no-untyped-def]
-    y, dout, win, bin, wout, a, dinner, sums, N,
+    y, dout, win, b_in, wout, a, dinner, sums, N,
     C: tl.constexpr, W: tl.constexpr,
     BN: tl.constexpr, BC: tl.constexpr, BF: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -74,8 +74,8 @@ def _inner_backward(  # type: ignore[no-untyped-def]
     gate_map = tl.trans(tl.load(win + place, mask=known, other=0.0))
     up_map = tl.trans(tl.load(win + W * C + place, mask=known, other=0.0))
     down_map = tl.trans(tl.load(wout + place, mask=known, other=0.0))
-    gate_bias = tl.load(bin + f, mask=f < W, other=0.0)[None, :]
-    up_bias = tl.load(bin + W + f, mask=f < W, other=0.0)[None, :]
+    gate_bias = tl.load(b_in + f, mask=f < W, other=0.0)[None, :]
+    up_bias = tl.load(b_in + W + f, mask=f < W, other=0.0)[None, :]
     sum_gate, sum_up = tl.zeros((BF,), tl.float32), tl.zeros((BF,), tl.float32)
     for start in range(0, SPAN, BN):
         n = chunk * SPAN + start + tl.arange(0, BN)
@@ -115,13 +115,13 @@ def gate(inner: torch.Tensor, bias: torch.Tensor, da: torch.Tensor | None) -> tu
 
 
 def through_gate(
-    y: torch.Tensor, dout: torch.Tensor, win: torch.Tensor, bin: torch.Tensor, wout: torch.Tensor
+    y: torch.Tensor, dout: torch.Tensor, win: torch.Tensor, b_in: torch.Tensor, wout: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """a (N, W), the gradients of gate and up (N, 2 W), and partial sums of these."""
     (N, C), W = y.shape, len(wout)
     if C > CHANNELS:
         inner = y @ win.T
-        a, sums = gate(inner, bin, dout @ wout.T)
+        a, sums = gate(inner, b_in, dout @ wout.T)
         return a, inner, sums
     BN, BF, stages = TILES[y.element_size()]
     across = triton.cdiv(W, BF)
@@ -130,7 +130,7 @@ def through_gate(
     a, inner = y.new_empty(N, W), y.new_empty(N, 2 * W)
     sums = torch.empty(chunks, 2 * W, device=y.device, dtype=torch.float32)
     _inner_backward[(chunks, across)](
-        y, dout, win, bin, wout, a, inner, sums, N, C=C, W=W, BN=BN, BC=max(16, triton.next_power_of_2(C)), BF=BF,
+        y, dout, win, b_in, wout, a, inner, sums, N, C=C, W=W, BN=BN, BC=max(16, triton.next_power_of_2(C)), BF=BF,
         SPAN=span, PRECISION=dot_precision(), num_warps=4, num_stages=stages,
     )  # fmt: skip
     return a, inner, sums

@@ -70,11 +70,11 @@ def _normed(x, w, b, c, keep, eps, C: tl.constexpr):  # type: ignore[no-untyped-
 
 @triton.jit
 def _whole(  # type: ignore[no-untyped-def]
-    H, s0, s1, w, b, win, bin, wout, bout, out, normed, N, eps,
+    H, s0, s1, w, b, win, b_in, wout, bout, out, normed, N, eps,
     C: tl.constexpr, W: tl.constexpr, PARTS: tl.constexpr, KEEP: tl.constexpr,
     BN: tl.constexpr, BC: tl.constexpr, BF: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The forward pass of a tile of points, with KEEP also y. win (2 W, C), bin (2 W), wout (W, C)."""
+    """The forward pass of a tile of points, with KEEP also y. win (2 W, C), b_in (2 W), wout (W, C)."""
     n, c = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BC)
     keep = (n[:, None] < N) & (c[None, :] < C)
     row = n.to(tl.int64)[:, None]
@@ -86,8 +86,8 @@ def _whole(  # type: ignore[no-untyped-def]
         place = f[:, None] * C + c[None, :]
         gate = tl.dot(y, tl.trans(tl.load(win + place, mask=known, other=0.0)), input_precision=PRECISION)
         up = tl.dot(y, tl.trans(tl.load(win + W * C + place, mask=known, other=0.0)), input_precision=PRECISION)
-        gate += tl.load(bin + f, mask=f < W, other=0.0)[None, :]
-        up += tl.load(bin + W + f, mask=f < W, other=0.0)[None, :]
+        gate += tl.load(b_in + f, mask=f < W, other=0.0)[None, :]
+        up += tl.load(b_in + W + f, mask=f < W, other=0.0)[None, :]
         a = gate / (1 + tl.exp(-gate)) * up
         wd = tl.load(wout + place, mask=known, other=0.0)
         total = tl.dot(a.to(y.dtype), wd, total, input_precision=PRECISION)
@@ -176,14 +176,14 @@ class _Steps:
         self.blocks = (triton.cdiv(self.N, self.tile["BN"]),)
 
     def whole(
-        self, win: torch.Tensor, bin: torch.Tensor, wout: torch.Tensor, bout: torch.Tensor, keep: bool
+        self, win: torch.Tensor, b_in: torch.Tensor, wout: torch.Tensor, bout: torch.Tensor, keep: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """out, and y if it is to be kept."""
         BN, BF = TILES[win.element_size()]
         tile = self.tile | {"BN": BN, "BF": BF, "W": len(wout)}
         out, y = torch.empty_like(self.H), win.new_empty(self.H.shape) if keep else None
         _whole[(triton.cdiv(self.N, tile["BN"]),)](
-            *self.joined, *self.norm, win, bin, wout, bout, out, out if y is None else y, self.N, self.eps,
+            *self.joined, *self.norm, win, b_in, wout, bout, out, out if y is None else y, self.N, self.eps,
             KEEP=keep, PRECISION=dot_precision(), **tile, num_warps=4, num_stages=2,
         )  # fmt: skip
         return out, y
@@ -234,11 +234,11 @@ class _Mixing(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, eps: float, dtype: torch.dtype, keep: bool, H: torch.Tensor, w: torch.Tensor, b: torch.Tensor,
-        win: torch.Tensor, bin: torch.Tensor, wout: torch.Tensor, bout: torch.Tensor, *parts: torch.Tensor,
+        win: torch.Tensor, b_in: torch.Tensor, wout: torch.Tensor, bout: torch.Tensor, *parts: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
         C, F = wout.shape
         W = -(-F // ALIGNED) * ALIGNED
-        up, bias = _filled(win, W, dtype), _filled(bin, W, torch.float32)
+        up, bias = _filled(win, W, dtype), _filled(b_in, W, torch.float32)
         down = form_of(wout, Form((W, C), (C, F), (1, C), dtype))
         steps = _Steps(H, parts, (w, b), eps)
         if C <= inner_channels.CHANNELS:
@@ -247,7 +247,7 @@ class _Mixing(torch.autograd.Function):
             y = steps.normed(dtype)
             out = steps.added(inner_channels.gate(y @ up.T, bias, None)[0] @ down, bout)
         ctx.save_for_backward(H, w, b, up, bias, down, y if keep else None, *parts)
-        ctx.eps, ctx.F, ctx.kinds = eps, F, [one.dtype for one in (w, b, win, bin, wout, bout)]
+        ctx.eps, ctx.F, ctx.kinds = eps, F, [one.dtype for one in (w, b, win, b_in, wout, bout)]
         return out
 
     @staticmethod

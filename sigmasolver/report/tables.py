@@ -175,9 +175,10 @@ def _check_repeated(record: Mapping[str, Any], before: float, value: float) -> N
         raise ValueError(f"The records have two values of {what} for seed {seed}; keep one of them.")
     lost = [not math.isfinite(one) for one in (before, value)]
     if not all(lost) and not math.isclose(before, value, rel_tol=_AGREE):
+        trained = "trained on the same cases or not " if model == "training-mean" else ""
         raise ValueError(
             f"The records have two values of {what}, {significant(before)} and {significant(value)}: these runs were "
-            "not tested on the same samples, so they cannot be compared."
+            f"not {trained}tested on the same samples, so they cannot stand in one table."
         )
 
 

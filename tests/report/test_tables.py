@@ -149,6 +149,7 @@ def test_curves_are_means_over_seeds_with_gaps_kept():
         ([row("a", 1, lead=1), row("a", 1, lead=2, task="kf2d")], "ns2d and of kf2d"),
         ([row("a", 1, lead=1), row("a", 2, lead=1)], "two values of relative_l2_lead of a at lead 1 for seed 0"),
         ([row("persistence", v, lead=1, seed=None) for v in (0.5, 0.6)], "0.500 and 0.600: .* not tested on the same"),
+        ([row("training-mean", v, seed=None) for v in (0.5, 0.6)], "not trained on the same cases or not tested on"),
         ([row("persistence", v, lead=1, seed=None) for v in (0.5, None)], "0.500 and not finite"),
         ([row("a", 1, "speed")], "no errors"),
         (

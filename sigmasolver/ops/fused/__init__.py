@@ -12,10 +12,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Generic, TypeVar
 
 import torch
 
-__all__ = ["LARGEST_HEAD", "WIDEST", "dot_precision", "plain", "quick", "untraced", "usable"]
+__all__ = ["LARGEST_HEAD", "WIDEST", "Slot", "dot_precision", "plain", "quick", "untraced", "usable"]
+
+T = TypeVar("T")
 
 WIDEST = 256
 """Channels, and slices, that one program of a fused twin holds at once."""
@@ -35,6 +38,21 @@ def plain() -> Iterator[None]:
         yield
     finally:
         _off -= 1
+
+
+class Slot(Generic[T]):
+    """What a captured step has in use, or None; one for all threads, as a backward pass runs in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.now: T | None = None
+
+    @contextmanager
+    def holding(self, one: T) -> Iterator[None]:
+        before, self.now = self.now, one
+        try:
+            yield
+        finally:
+            self.now = before
 
 
 @cache

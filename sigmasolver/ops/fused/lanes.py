@@ -21,6 +21,8 @@ from typing import TypeVar
 
 import torch
 
+from sigmasolver.ops.fused import Slot
+
 __all__ = ["Lanes", "aside", "together"]
 
 T = TypeVar("T")
@@ -28,9 +30,6 @@ T = TypeVar("T")
 HELD, BESIDE = 2**28, 2**25
 """Bytes that wait in one stream for the gradients of weights made of them, and of what a branch reads that runs beside
 another one: more would only fill the memory, as large kernels leave no room for others anyway."""
-
-_open: Lanes | None = None
-"""One for all threads: a backward pass runs in a thread of its own."""
 
 
 class Lanes:
@@ -55,7 +54,7 @@ class Lanes:
         """Inside: a pass with fresh gradients, in one stream, watched."""
         self._made = []
         try:
-            with self._in_use():
+            with _open.holding(self):
                 yield
             arrived = Counter(one.grad.data_ptr() for one in parameters if one.grad is not None)
             made = Counter(place for place, _ in self._made)
@@ -72,21 +71,12 @@ class Lanes:
         for stream in (*self._aside, self._beside):
             stream.wait_stream(own)
         try:
-            with self._in_use():
+            with _open.holding(self):
                 yield
             for stream in (*self._aside, self._beside):
                 own.wait_stream(stream)
         finally:
             self._held.clear()
-
-    @contextmanager
-    def _in_use(self) -> Iterator[None]:
-        global _open
-        before, _open = _open, self
-        try:
-            yield
-        finally:
-            _open = before
 
     def make(self, work: Callable[[], Sequence[torch.Tensor]], reads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if self._made is not None:
@@ -117,11 +107,16 @@ class Lanes:
         return one, other
 
 
+_open: Slot[Lanes] = Slot()
+
+
 def aside(work: Callable[[], Sequence[torch.Tensor]], *reads: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The gradients of parameters that `work` makes of the tensors `reads`, which must be all that it reads of them."""
-    return work() if _open is None else _open.make(work, reads)
+    """The gradients of parameters that `work` makes of `reads`, which must be all that it reads but for parameters."""
+    lanes = _open.now
+    return work() if lanes is None else lanes.make(work, reads)
 
 
 def together(first: Callable[[], T], second: Callable[[], T], read: torch.Tensor) -> tuple[T, T]:
     """Two branches, the first of which reads `read` and nothing else that was made since."""
-    return (first(), second()) if _open is None or read.nbytes >= BESIDE else _open.branches(first, second, read)
+    lanes = _open.now
+    return (first(), second()) if lanes is None or read.nbytes >= BESIDE else lanes.branches(first, second, read)

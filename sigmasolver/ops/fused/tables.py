@@ -30,9 +30,6 @@ __all__ = ["Form", "Moments", "Prepared", "form_of", "narrowed"]
 PIECE = 1024
 """Numbers of a tensor that one program takes."""
 
-_open: Prepared | None = None
-"""One for all threads, as `lanes` has it."""
-
 
 def _kernels() -> Any:
     from sigmasolver.ops.fused import table_kernels
@@ -61,7 +58,8 @@ class Form:
 
 def form_of(weight: torch.Tensor, form: Form) -> torch.Tensor:
     """The parameter in this form; read it, do not write to it."""
-    return form.made(weight) if _open is None else _open.form(weight, form)
+    prepared = _open.now
+    return form.made(weight) if prepared is None else prepared.form(weight, form)
 
 
 def narrowed(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -85,7 +83,7 @@ class Prepared:
     def learn(self) -> Iterator[None]:
         """Inside: forms are made where they are needed, and remembered."""
         self._ready = False
-        with self._in_use():
+        with _open.holding(self):
             yield
 
     @contextmanager
@@ -96,7 +94,7 @@ class Prepared:
                 raise ValueError("The table of forms is not there yet; call `fill` after the last step that learned.")
             _kernels().prepare[(len(self._table),)](self._table, PIECE=PIECE, WIDTH=self._table.shape[1])
         self._ready = True
-        with self._in_use():
+        with _open.holding(self):
             yield
 
     def fill(self) -> None:
@@ -120,14 +118,8 @@ class Prepared:
             self._forms.setdefault(key, torch.zeros(form.shape, device=weight.device, dtype=form.dtype))
         return form.made(weight)
 
-    @contextmanager
-    def _in_use(self) -> Iterator[None]:
-        global _open
-        before, _open = _open, self
-        try:
-            yield
-        finally:
-            _open = before
+
+_open: fused.Slot[Prepared] = fused.Slot()
 
 
 class Moments:

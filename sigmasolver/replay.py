@@ -64,6 +64,7 @@ class Replay(Forecaster):
         self._looks = any(isinstance(part, Solver) and part.config.options.check_input for part in self._parts)
         self._graphs: dict[object, _Captured] = {}
         self._pool: Any = None
+        self._lanes = Lanes()  # one: memory is kept for the stream that it was taken for
 
     def eager(self, history: torch.Tensor) -> str | None:
         """Why a call is run operation by operation; None: it is replayed."""
@@ -135,6 +136,6 @@ class Replay(Forecaster):
         # Other threads (readers of data, talk among processes) may use the GPU meanwhile.
         forms.fill()
         captured = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
-        with captured, forms.use(), Lanes().open():
+        with captured, forms.use(), self._lanes.open():
             frames = self._map(static, conditions)
         return _Captured(graph, static, conditions, frames, forms)

@@ -88,8 +88,12 @@ def split_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def watched(*modules: nn.Module) -> bool:
-    """Whether someone looks on at one of these modules, or at a part of one, through a forward hook."""
-    return any(part._forward_hooks or part._forward_pre_hooks for module in modules for part in module.modules())
+    """Whether someone looks on at one of these modules, or at a part of one, through a hook."""
+    return any(
+        part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
+        for module in modules
+        for part in module.modules()
+    )
 
 
 class Convolution(nn.Module):

@@ -56,7 +56,8 @@ class Solver(nn.Module):
 
     def _lifted(self, x: torch.Tensor) -> torch.Tensor:
         if watched(self.lift):
-            return self.lift(torch.cat((self._positions(x), x), dim=-1)) + self.offset
+            points = self._points(x)
+            return self.lift(torch.cat((points.expand(x.shape[0], *points.shape), x), dim=-1)) + self.offset
         first, second = (cast(nn.Linear, self.lift[place]) for place in (0, 2))
         return lift(x, self._points(x), (first.weight, first.bias), (second.weight, second.bias), self.offset)
 
@@ -66,11 +67,6 @@ class Solver(nn.Module):
         if self.config.options.positions == "distances":
             return distances(grid, self.config.lattice, x.dtype, x.device)
         return coordinates(grid, x.dtype, x.device)
-
-    def _positions(self, x: torch.Tensor) -> torch.Tensor:
-        """Those of every sample."""
-        points = self._points(x)
-        return points.expand(x.shape[0], *points.shape)
 
     def _check(self, x: torch.Tensor, time: torch.Tensor | None) -> None:
         config = self.config

@@ -30,14 +30,18 @@ class Update(Protocol):
 
 
 class Capture:
-    """Call it for one step after another. With `lanes`, independent kernels run beside each other."""
+    """Call it for one step after another; the first ones run in the stream `side`.
 
-    def __init__(self, update: Update, model: nn.Module, optimiser: torch.optim.AdamW, lanes: bool) -> None:
-        self._update, self._model, self._optimiser = update, model, optimiser
+    With `lanes`, kernels that do not wait for each other run side by side.
+    """
+
+    def __init__(
+        self, update: Update, model: nn.Module, optimiser: torch.optim.AdamW, side: torch.cuda.Stream, lanes: bool
+    ) -> None:
+        self._update, self._model, self._optimiser, self._side = update, model, optimiser, side
         self._lanes = Lanes() if lanes else None
         self._forms = Prepared(model.parameters())
         self._moments: Moments | None = None
-        self._side = torch.cuda.Stream()  # one: what a stream frees is kept for that stream
         self._warmed = 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -67,7 +71,7 @@ class Capture:
 
     @contextmanager
     def _rehearsal(self) -> Iterator[None]:
-        lanes = nullcontext() if self._lanes is None else self._lanes.rehearse(self._model.parameters())
+        lanes = nullcontext() if self._lanes is None else self._lanes.rehearse(list(self._model.parameters()))
         with self._forms.learn(), lanes:
             yield
 

@@ -5,7 +5,8 @@
     graph            the whole step (network, backward pass, optimiser, average) is one CUDA graph, replayed
     compiled-graph   both
 
-All of them do the same arithmetic in the same order of steps; a compiled network may round differently. Nothing in a
+All of them do the same arithmetic in the same order of steps; a compiled network, and the weights' update in a graph,
+may round differently. Nothing in a
 step waits for the GPU: batches are gathered there, rates and losses stay there until the losses are read.
 
 Several processes share a batch evenly. With DistributedDataParallel each holds the whole model; with `shard` (FSDP2)
@@ -128,6 +129,8 @@ class Stepper:
         self._batches: Iterator[Pair] | None = None
         self._inputs: Any = None
         self._captures: dict[int, Capture] = {}
+        # One for all captures: what a stream frees is kept for that stream.
+        self._side = torch.cuda.Stream() if place.captured else None
 
     def _wrapped(self) -> nn.Module:
         place, model = self.place, self.model
@@ -162,10 +165,14 @@ class Stepper:
                 self._update(calls)
             else:
                 if calls not in self._captures:
-                    # A network that is compiled, or a block that runs again, keeps to one stream.
-                    lanes = not self.place.compiled and not self.recipe.train.recompute
-                    self._captures[calls] = Capture(partial(self._update, calls), self.model, self.optimiser, lanes)
+                    self._captures[calls] = self._capture(calls)
                 self._captures[calls]()
+
+    def _capture(self, calls: int) -> Capture:
+        assert self._side is not None
+        # A network that is compiled, or a block that runs again, keeps to one stream.
+        lanes = not self.place.compiled and not self.recipe.train.recompute
+        return Capture(partial(self._update, calls), self.model, self.optimiser, self._side, lanes)
 
     def _seed(self, step: int) -> None:
         """Noise and dropout depend on the seed, the step and the process alone, so a run can go on at any step."""

@@ -263,3 +263,11 @@ def test_forward_mode_derivatives_equal_finite_differences(small_model):
     _, slope = torch.func.jvp(model, (x,), (v,))
     h = 1e-6
     torch.testing.assert_close(slope, (model(x + h * v) - model(x - h * v)) / (2 * h), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("part", ["lift", "lift.0", "blocks.0.norm", "blocks.0.mixing", "readout"])
+def test_backward_hooks_fire(small_model, part):
+    model, seen = small_model(), []
+    model.get_submodule(part).register_full_backward_hook(lambda *_: seen.append(True))
+    model(torch.randn(1, 12, 9, 2, dtype=torch.float64)).sum().backward()
+    assert seen

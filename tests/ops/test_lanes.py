@@ -55,13 +55,19 @@ def test_nor_one_that_has_a_gradient_already():
     assert not rehearsed(lambda x: linear(x, weight, bias), weight, bias)
 
 
+def test_nor_one_that_somebody_hooks_in_on():
+    weight, bias = layer()
+    weight.register_hook(lambda gradient: gradient.mul_(0.5))
+    assert not rehearsed(lambda x: linear(x, weight, bias), weight, bias)
+
+
 @pytest.mark.parametrize("name", ["transolver-sigma", "physolver", "specsolver", "transolver"])
 def test_whole_models_are_sound(name):
     model = build_model(name, grid=(6, 5), in_channels=2, out_channels=1, width=16, depth=1, heads=2, slices=4, modes=2)
     model.to(DEVICE)
     found = Lanes()
     # On a GPU in bf16: float32 products are left to the library, whose filled-up weights are no parameters.
-    with found.rehearse(model.parameters()), torch.autocast(DEVICE, torch.bfloat16, enabled=GPU):
+    with found.rehearse(list(model.parameters())), torch.autocast(DEVICE, torch.bfloat16, enabled=GPU):
         model(torch.randn(1, 6, 5, 2, device=DEVICE)).square().sum().backward()
         assert found._made  # something was made aside at all
     assert found.sound
@@ -88,7 +94,7 @@ def test_bits_are_those_of_one_stream():
         return [one.grad for one in model.parameters()]
 
     found = Lanes()
-    expected = [one.clone() for one in gradients(found.rehearse(model.parameters()))]
+    expected = [one.clone() for one in gradients(found.rehearse(list(model.parameters())))]
     assert found.sound
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

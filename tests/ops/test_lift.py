@@ -171,14 +171,16 @@ def test_plainly_a_solver_lifts_as_its_layers_do(positions):
     model = solver((6, 5), positions=positions)
     x = torch.randn(2, 6, 5, 3, device=DEVICE)
     with fused.plain():
-        assert torch.equal(model._lifted(x), model.lift(torch.cat((model._positions(x), x), -1)) + model.offset)
+        points = model._points(x)
+        both = torch.cat((points.expand(len(x), *points.shape), x), -1)
+        assert torch.equal(model._lifted(x), model.lift(both) + model.offset)
 
 
 @pytest.mark.usefixtures("fused_everywhere")
 def test_every_gradient_reaches_its_parameter_as_it_is(twins):
     model, lanes = solver((6, 5)), Lanes()
     x = torch.randn(2, 6, 5, 3, device=DEVICE)
-    with lanes.rehearse(model.parameters()):
+    with lanes.rehearse(list(model.parameters())):
         model(x).square().sum().backward()
     assert twins and lanes.sound
     places = [one.grad.data_ptr() for one in model.parameters()]

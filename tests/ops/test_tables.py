@@ -80,6 +80,8 @@ def test_moments_serve_only_what_they_read():
     give_gradients(wide, 0)
     other.step()
     assert not Moments.serves(other)
+    given[0].grad = None
+    assert not Moments.serves(ours)
 
 
 FORMS = [
@@ -127,6 +129,16 @@ def test_what_was_not_learned_or_is_no_parameter_is_made_on_the_spot():
         for one in (stranger, given[0]):
             assert torch.equal(narrowed(one, torch.bfloat16), one.detach().bfloat16())
             assert narrowed(one, torch.float32) is one
+
+
+def test_a_turned_view_of_a_parameter_is_not_taken_for_it():
+    weight = torch.nn.Parameter(torch.randn(4, 4, device=DEVICE))
+    ready = Prepared([weight])
+    with ready.learn():
+        narrowed(weight, torch.bfloat16)
+    ready.fill()
+    with ready.use():
+        assert torch.equal(narrowed(weight.T, torch.bfloat16), weight.detach().T.bfloat16())
 
 
 def test_forms_are_not_used_before_their_table_is_written():

@@ -69,6 +69,7 @@ def usable(x: torch.Tensor) -> bool:
         and _off == 0
         and _installed()
         and untraced(x)
+        and x.numel() > 0
     )
 
 

@@ -1,7 +1,7 @@
 """More streams of a captured step, so that small kernels run beside large ones.
 
     main     stream and physical branch, forward and backward
-    beside   the spectral branch, which meets the other one where both are joined
+    beside   the first branch, the spectral one, which meets the other where both are joined
     aside    two in turn: gradients of weights, which nothing waits for but the optimiser
 
 A kernel that occupies a part of a GPU, or ends raggedly, leaves room; a sum of partial sums, or a thin product, fits
@@ -15,7 +15,7 @@ still reads are held until the stream that they belong to has waited for it.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -33,7 +33,7 @@ another one: more would only fill the memory, as large kernels leave no room for
 
 
 class Lanes:
-    """The streams of one capture; `open` them around a forward and backward pass that calls the model once.
+    """The streams of a capture; `open` them around a forward pass, and the backward pass where there is one.
 
     A gradient made aside must reach the optimiser as it is: were it copied or added to on the way, that would happen
     too early. `rehearse` finds out in a pass that runs in one stream; afterwards `sound` says whether every gradient
@@ -50,7 +50,7 @@ class Lanes:
         self._held: dict[int, deque[tuple[torch.cuda.Event, Sequence[torch.Tensor], int]]] = {}
 
     @contextmanager
-    def rehearse(self, parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    def rehearse(self, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
         """Inside: a pass with fresh gradients, in one stream, watched."""
         self._made = []
         try:
@@ -58,7 +58,9 @@ class Lanes:
                 yield
             arrived = Counter(one.grad.data_ptr() for one in parameters if one.grad is not None)
             made = Counter(place for place, _ in self._made)
-            self.sound = all(arrived[place] == number == 1 for place, number in made.items())
+            # Whoever hooks in on a gradient may read it before it is there.
+            hooked = any(one._backward_hooks or one._post_accumulate_grad_hooks for one in parameters)
+            self.sound = not hooked and all(arrived[place] == number == 1 for place, number in made.items())
         finally:
             self._made = None
 
@@ -83,6 +85,8 @@ class Lanes:
             made = work()
             self._made += [(one.data_ptr(), one.untyped_storage()) for one in made]
             return made
+        if not torch.cuda.is_current_stream_capturing():  # another thread
+            return work()
         own, other = torch.cuda.current_stream(), self._aside[0]
         self._aside.rotate()
         other.wait_stream(own)
@@ -91,11 +95,12 @@ class Lanes:
         held = self._held.setdefault(own.stream_id, deque())
         held.append((other.record_event(), reads, sum(one.nbytes for one in reads)))
         while sum(size for _, _, size in held) > HELD:
-            own.wait_event(held.popleft()[0])
+            own.wait_event(held[0][0])
+            held.popleft()
         return made
 
     def branches(self, first: Callable[[], T], second: Callable[[], T], read: torch.Tensor) -> tuple[T, T]:
-        if self._beside is None or self._made is not None:
+        if self._beside is None or self._made is not None or not torch.cuda.is_current_stream_capturing():
             return first(), second()
         own = torch.cuda.current_stream()
         self._beside.wait_stream(own)
@@ -118,5 +123,6 @@ def aside(work: Callable[[], Sequence[torch.Tensor]], *reads: torch.Tensor) -> S
 
 def together(first: Callable[[], T], second: Callable[[], T], read: torch.Tensor) -> tuple[T, T]:
     """Two branches, the first of which reads `read` and nothing else that was made since."""
-    lanes = _open.now
+    # A compiled network must not depend on what is open.
+    lanes = None if torch.compiler.is_compiling() else _open.now
     return (first(), second()) if lanes is None or read.nbytes >= BESIDE else lanes.branches(first, second, read)

@@ -174,7 +174,8 @@ class _Lift(torch.autograd.Function):
 
         def first() -> list[torch.Tensor]:
             samples = dh.view(N // G, G, I).sum(0, dtype=torch.float32)
-            dwp = samples.T @ positions.float()  # not narrow: a sum over samples has bits to lose
+            with torch.autocast(x.device.type, enabled=False):  # not narrow: a sum over samples has bits to lose
+                dwp = samples.T @ positions.float()
             dwx = product(dh.T, _filled(x, dtype))[:, :Q]
             found = torch.cat((dwp, dwx), dim=1), column_sums(samples)
             return [one.to(kind) for one, kind in zip(found, ctx.kinds[:2], strict=True)]

@@ -110,8 +110,12 @@ class Prepared:
 
     def form(self, weight: torch.Tensor, form: Form) -> torch.Tensor:
         key = weight.data_ptr(), form
+        if not weight.is_contiguous():  # a view that begins where a parameter does
+            return form.made(weight)
         if self._ready:
-            return self._forms[key] if key in self._forms else form.made(weight)
+            # Before the first replay nothing is there yet: another thread makes its own.
+            known = key in self._forms and (not weight.is_cuda or torch.cuda.is_current_stream_capturing())
+            return self._forms[key] if known else form.made(weight)
         own = self._parameters.get(key[0])
         whole = own is not None and own.dtype == torch.float32 and own.numel() == math.prod(form.matrix)
         if whole and form.dtype in (torch.float32, torch.bfloat16):
@@ -136,12 +140,17 @@ class Moments:
     @staticmethod
     def serves(optimiser: torch.optim.AdamW) -> bool:
         """Whether every parameter and gradient is of the kind that the kernel reads."""
-        groups = optimiser.param_groups
-        parameters = [one for group in groups for one in group["params"]]
-        plain = len(groups) == 1 and not groups[0]["amsgrad"] and not groups[0]["maximize"]
-        return plain and all(
-            fused.usable(one) and one.dtype == torch.float32 and one.is_contiguous() and len(optimiser.state[one]) == 3
-            for one in parameters
+        group, *others = optimiser.param_groups
+        plain = not others and not group["amsgrad"] and not group["maximize"] and min(group["betas"]) > 0
+        tensors = [tensor for one in group["params"] for tensor in (one, one.grad)]
+        return (
+            plain
+            and isinstance(group["lr"], torch.Tensor)
+            and all(len(optimiser.state.get(one, ())) == 3 for one in group["params"])
+            and all(
+                one is not None and fused.usable(one) and one.dtype == torch.float32 and one.is_contiguous()
+                for one in tensors
+            )
         )
 
     def step(self) -> None:

@@ -6,8 +6,8 @@
     compiled-graph   both
 
 All of them do the same arithmetic in the same order of steps; a compiled network, and the weights' update in a graph,
-may round differently. Nothing in a
-step waits for the GPU: batches are gathered there, rates and losses stay there until the losses are read.
+may round differently. Nothing in a step waits for the GPU: batches are gathered there, rates and losses stay there
+until the losses are read.
 
 Several processes share a batch evenly. With DistributedDataParallel each holds the whole model; with `shard` (FSDP2)
 parameters, gradients and optimiser states are split among them.

@@ -32,10 +32,8 @@ from sigmasolver.ops.fused.linear import linear
 from sigmasolver.ops.fused.mixing import KEPT, mixing_residual
 from sigmasolver.ops.fused.rows import column_sums, layer_norm, silu_product
 from sigmasolver.ops.fused.slices import slice_attention
+from tests.ops.device import DEVICE, GPU, gpu
 
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
-gpu = pytest.mark.skipif(not GPU, reason="needs a GPU")
 quick = settings(deadline=None, max_examples=8, derandomize=True, phases=(Phase.generate,))
 
 

@@ -10,10 +10,7 @@ from sigmasolver.ops.fused.lanes import Lanes
 
 pytest.importorskip("triton")
 from sigmasolver.ops.fused.linear import linear
-
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
-gpu = pytest.mark.skipif(not GPU, reason="needs a GPU")
+from tests.ops.device import DEVICE, GPU, gpu
 
 
 @pytest.fixture(autouse=True)

@@ -18,10 +18,7 @@ from sigmasolver.ops.lift import lift
 pytest.importorskip("triton")
 from sigmasolver.ops.fused import lift as fused_lift
 from sigmasolver.ops.fused.lanes import Lanes
-
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
-gpu = pytest.mark.skipif(not GPU, reason="needs a GPU")
+from tests.ops.device import DEVICE, GPU, gpu
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from sigmasolver.ops import fused
 pytest.importorskip("triton")
 from sigmasolver.ops.fused import tables
 from sigmasolver.ops.fused.tables import Form, Moments, Prepared, form_of, narrowed
+from tests.ops.device import DEVICE
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = ((3, 5), (2500,), (1,), (40, 70), (7, 1, 3, 3))
 
 
@@ -35,7 +35,8 @@ def adamw(given):
 
 
 def test_moments_step_as_adamw_does_in_float64(monkeypatch):
-    """torch's own makes the states in a step without gradients, so that all there is in them is made here."""
+    """The states begin with a step of torch's own without gradients: on a GPU it rounds its factors to float32, which
+    puts 1e-5 of a gradient's square into the second moment."""
     monkeypatch.setattr(tables, "PIECE", 256)  # several programs for a tensor, and a last one that is not full
     narrow, wide = parameters(), parameters(torch.float64)
     ours, exact = adamw(narrow), adamw(wide)

@@ -26,7 +26,7 @@ from sigmasolver.ops.fused import dot_precision
 from sigmasolver.ops.fused.lanes import aside
 from sigmasolver.ops.fused.linear import product
 from sigmasolver.ops.fused.rows import column_sums
-from sigmasolver.ops.fused.tables import narrowed
+from sigmasolver.ops.fused.tables import Form, narrowed
 
 __all__ = ["lift"]
 
@@ -127,11 +127,7 @@ def _width(n: int) -> int:
 def _filled(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Zeros for the columns that are missing."""
     rows, n = matrix.shape
-    if n == _width(n):
-        return matrix.to(dtype).contiguous()
-    out = torch.zeros(rows, _width(n), device=matrix.device, dtype=dtype)
-    out[:, :n] = matrix
-    return out
+    return Form((rows, _width(n)), (rows, n), (_width(n), 1), dtype).made(matrix)
 
 
 def _tile(x: torch.Tensor, w2: torch.Tensor) -> dict[str, Any]:

@@ -30,9 +30,9 @@ class Update(Protocol):
 
 
 class Capture:
-    """Call it for one step after another; the first ones run in the stream `side`.
+    """Call it for one step after another; the first ones run in the stream `side`, and the captured one is of it.
 
-    With `lanes`, kernels that do not wait for each other run side by side.
+    With `lanes`, kernels that do not wait for each other run side by side; those of `side` go first if it has priority.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Capture:
         self._moments = Moments(self._optimiser) if Moments.serves(self._optimiser) else None
         self._optimiser.zero_grad(set_to_none=True)
         # Only writes the step down. Readers of data may use the GPU in their own threads meanwhile.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=self._side, capture_error_mode="thread_local"):
             self._update(self._passes(), self._optimiser.step if self._moments is None else self._moments.step)
         if self._moments is not None:
             self._moments.fill()

@@ -130,7 +130,8 @@ class Stepper:
         self._inputs: Any = None
         self._captures: dict[int, Capture] = {}
         # One for all captures: what a stream frees is kept for that stream.
-        self._side = torch.cuda.Stream() if place.captured else None
+        # Of a captured step's streams the one that the others wait for goes first.
+        self._side = torch.cuda.Stream(priority=-1) if place.captured else None
 
     def _wrapped(self) -> nn.Module:
         place, model = self.place, self.model

@@ -273,6 +273,22 @@ def test_whole_models(name, grid):
 
 
 @pytest.mark.usefixtures("fused_everywhere")
+@pytest.mark.parametrize("name", ["transolver-sigma", "transolver"])
+def test_a_tracer_sees_plain_operations_in_one_graph(name):
+    """Also where the twins would serve: asking for them must not break the graph."""
+    torch.compiler.reset()
+    model = build_model(
+        name, grid=(9, 8), in_channels=2, out_channels=1, width=24, depth=1, heads=2, slices=5, modes=2
+    ).to(DEVICE)
+    x = torch.randn(2, 9, 8, 2, device=DEVICE)
+    assert fused.usable(x)
+    with fused.plain():
+        expected = model(x)
+    traced = torch.compile(model, fullgraph=True, backend="eager")(x)
+    torch.testing.assert_close(traced, expected, rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("fused_everywhere")
 def test_one_setting_switches_them_off_and_a_watcher_of_the_routing_sees_it(monkeypatch):
     model = build_model("physolver", grid=(7,), in_channels=1, out_channels=1, width=8, depth=1, heads=1, slices=3)
     model = model.to(DEVICE)

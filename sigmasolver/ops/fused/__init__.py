@@ -63,12 +63,12 @@ def _installed() -> bool:
 def usable(x: torch.Tensor) -> bool:
     """Whether the fused twins serve this tensor; a tracer (`torch.compile`, `torch.export`) sees plain operations."""
     return (
-        (x.is_cuda or interpreted)
+        untraced(x)  # first: what follows is not for a tracer, which would break its graph there
+        and (x.is_cuda or interpreted)
         and x.dtype in (torch.float32, torch.bfloat16)
         and x.shape[1:].numel() < 2**31  # offsets inside a sample are 32 bits wide
         and _off == 0
         and _installed()
-        and untraced(x)
         and x.numel() > 0
     )
 
@@ -91,5 +91,7 @@ def quick(x: torch.Tensor) -> bool:
 
     Without them the libraries' float32 products are quicker than those inside a fused twin.
     """
+    if not usable(x):
+        return False
     narrow = torch.is_autocast_enabled(x.device.type) or x.dtype == torch.bfloat16
-    return usable(x) and (narrow or interpreted or torch.backends.cuda.matmul.allow_tf32)
+    return narrow or interpreted or torch.backends.cuda.matmul.allow_tf32

@@ -27,7 +27,7 @@ TILE, WARPS = 512, 4
 
 @triton.jit
 def _context(  # type: ignore[no-untyped-def]
-    i, w, b, n0, m0, n1, m1, o, y0, y1, mean, scale, X, Y, Z, C, N, tiles_z, eps,
+    i, w, b, n0, m0, n1, m1, o, y0, y1, mean, scale, X, Y, Z, C, N, tiles_z, eps: tl.constexpr,
     KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr, CX: tl.constexpr, CY: tl.constexpr, CZ: tl.constexpr,
     G: tl.constexpr, TY: tl.constexpr, TZ: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -98,10 +98,8 @@ class _ContextNorms(torch.autograd.Function):
         H, taps, out, statistics, *weights = ctx.saved_tensors
         shape: Shape = ctx.shape
         total, norms = norms_backward(out, dnormed, statistics, weights, dout.contiguous())
-        weight, bias = shape.weight_gradients(H, [total], ctx.like)
-        dH = torch.empty_like(H)
-        shape.run([total], [taps], [], [dH], turned=True, residual=True)
-        return dH, weight, bias, None, None, None, *norms
+        dH, found = shape.backward(H, [total], [taps], ctx.like, residual=True)
+        return dH, *found, None, None, None, *norms
 
 
 def context_norms(

@@ -5,8 +5,10 @@
     dx = sum_i sum_t w_i[t] dy_i[n - t] (+ dy)      dw_i[t] = sum_n x[n + t] dy_i[n]      db_i = sum_n dy_i[n]
 
 The gradient of the input is the same operation with the kernel turned round. Weight gradients are summed over chunks of
-points first, then over chunks in a fixed order. One and two axes are three axes of which some have one point. Every
-lane holds RUN neighbours on the last axis, so that a number once loaded serves several of them.
+points first, then over chunks in a fixed order. A single small kernel has all its gradients from one pass: what is
+loaded for dx[n] = sum_t w[t] dy[n - t] makes dw[t] = sum_n x[n] dy[n - t] too. One and two axes are three axes of which
+some have one point. Every lane holds RUN neighbours on the last axis, so that a number once loaded serves several of
+them.
 
 Letters: B batch, X Y Z points per axis, C channels; KX KY KZ kernel; BN points and BC channels of a tile.
 """
@@ -23,7 +25,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fused.lanes import aside
-from sigmasolver.ops.fused.rows import folded
+from sigmasolver.ops.fused.rows import added, folded
 from sigmasolver.ops.fused.tables import Form, form_of
 
 __all__ = ["Shape", "depthwise", "depthwise_pair", "taps_of", "window"]
@@ -36,6 +38,9 @@ GRADIENTS = 4, 2
 """The same for weight gradients."""
 SHORTEST, LONGEST, PROGRAMS = 32, 256, 2560
 """Runs of a chunk, and programs there should be at least."""
+TOGETHER, FEW, WALKS = 27, 9, (4, 512)
+"""Taps up to which a single kernel has all its gradients from one pass, as the registers of four warps hold their sums,
+and up to which those of two do; runs of its tile and programs there should be."""
 
 
 @triton.jit
@@ -250,6 +255,64 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
             tl.store(sums + C + biases, tl.sum(t1, axis=0), mask=channels)
 
 
+@triton.jit
+def _gradients(  # type: ignore[no-untyped-def]
+    g, x, w, dx, sums, X, Y, Z, C, tiles_z,
+    KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr, CX: tl.constexpr, CY: tl.constexpr, CZ: tl.constexpr,
+    RESIDUAL: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    """dx, and a row of `sums`: (C, taps), then (C,). A tile of runs walks along SPAN lines of a plane, so that masks
+    and places on the last axis stay; offsets inside a plane are 32 bits wide."""
+    tile, plane = tl.program_id(0), tl.program_id(2)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    channels = c < C
+    z = ((tile % tiles_z) * BN + tl.arange(0, BN)) * RUN
+    batch, own = plane // X, plane % X
+    here = plane.to(tl.int64) * Y * Z * C
+    TAPS: tl.constexpr = KX * KY * KZ
+    zero = tl.zeros((BN, BC), tl.float32)
+    sum_w = (zero,) * TAPS
+    sum_b = zero
+    taps = ()
+    for t in tl.static_range(TAPS):
+        tap = tl.load(w + (TAPS - 1 - t) * C + c, mask=channels, other=0.0).to(tl.float32)
+        taps += (tap[None, :],)  # type: ignore[assignment]
+    first = tile // tiles_z * SPAN
+    for step in range(0, tl.minimum(SPAN, Y - first)):
+        y = first + step
+        inputs = ()
+        outputs = (zero,) * RUN
+        for run in tl.static_range(RUN):
+            keep = (z + run < Z)[:, None] & channels[None, :]
+            place = ((y * Z + z + run) * C)[:, None] + c[None, :]
+            inputs += (tl.load(x + here + place, mask=keep, other=0.0).to(tl.float32),)  # type: ignore[assignment]
+        for line in tl.static_range(KX * KY):
+            sx, in_x = _shifted(own, line // KY - KX // 2, X, CX)
+            sy, in_y = _shifted(y, line % KY - KY // 2, Y, CY)
+            there = (batch * X + sx).to(tl.int64) * Y * Z * C
+            known = tl.where(in_x & in_y, C, 0)  # channels of this line
+            for by in tl.static_range(KZ + RUN - 1):
+                sz, in_z = _shifted(z, by - KZ // 2, Z, CZ)
+                keep = in_z[:, None] & (c < known)[None, :]
+                v = tl.load(g + there + ((sy * Z + sz) * C)[:, None] + c[None, :], mask=keep, other=0.0).to(tl.float32)
+                for run in tl.static_range(RUN):
+                    if by - run >= 0 and by - run < KZ:
+                        outputs = added(outputs, run, v * taps[line * KZ + by - run])
+                        sum_w = added(sum_w, line * KZ + by - run, v * inputs[run])
+                        if line * KZ + by - run == TAPS // 2:
+                            sum_b += tl.where((z + run < Z)[:, None], v, 0.0)  # a run may go round
+                            if RESIDUAL:
+                                outputs = added(outputs, run, v)
+        for run in tl.static_range(RUN):
+            keep = (z + run < Z)[:, None] & channels[None, :]
+            place = ((y * Z + z + run) * C)[:, None] + c[None, :]
+            tl.store(dx + here + place, outputs[run].to(dx.dtype.element_ty), mask=keep)
+    sums += (plane * tl.num_programs(0) + tile).to(tl.int64) * C * (TAPS + 1)
+    for t in tl.static_range(TAPS):
+        tl.store(sums + c * TAPS + (TAPS - 1 - t), tl.sum(sum_w[t], axis=0), mask=channels)
+    tl.store(sums + C * TAPS + c, tl.sum(sum_b, axis=0), mask=channels)
+
+
 class Shape:
     """Grid, kernel and padding as three axes."""
 
@@ -281,18 +344,42 @@ class Shape:
             BIAS=bool(biases), TY=TY, TZ=TZ, BC=block, num_warps=warps,
         )  # fmt: skip
 
-    def weight_gradients(
-        self, x: torch.Tensor, gradients: Sequence[torch.Tensor], like: Sequence[tuple[torch.Size, torch.dtype]]
-    ) -> list[torch.Tensor]:
-        """For each kernel its weights, then for each its bias, in these shapes and types."""
+    def backward(
+        self, x: torch.Tensor, gradients: Sequence[torch.Tensor], taps: Sequence[torch.Tensor],
+        like: Sequence[tuple[torch.Size, torch.dtype]], residual: bool,
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:  # fmt: skip
+        """dx; then for each kernel its weights, then for each its bias, in these shapes and types."""
+        dx = torch.empty_like(x)
+        sizes = [self.channels * math.prod(self.kernel)] * len(taps) + [self.channels] * len(taps)
 
-        def made() -> list[torch.Tensor]:
-            return [one.view(s).to(t) for one, (s, t) in zip(self._sums(x, gradients), like, strict=True)]
+        def made(sums: torch.Tensor) -> list[torch.Tensor]:
+            return [one.view(s).to(t) for one, (s, t) in zip(folded(sums).split(sizes), like, strict=True)]
 
-        return list(aside(made, x, *gradients))
+        if len(taps) == 1 and math.prod(self.kernel) <= TOGETHER:
+            sums = self._gradients(x, gradients[0], taps[0], dx, residual)
+            return dx, list(aside(lambda: made(sums), sums))
+        found = aside(lambda: made(self._weight_sums(x, gradients)), x, *gradients)
+        self.run(gradients, taps, [], [dx], turned=True, residual=residual)
+        return dx, list(found)
 
-    def _sums(self, x: torch.Tensor, gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """For each kernel (C, taps), then for each (C,), all in float32."""
+    def _gradients(
+        self, x: torch.Tensor, gradient: torch.Tensor, taps: torch.Tensor, dx: torch.Tensor, residual: bool
+    ) -> torch.Tensor:
+        """Fills `dx`. Partial sums: (C, taps), then (C,)."""
+        (X, Y, Z), C, (BN, programs) = self.grid, self.channels, WALKS
+        block, planes = min(64, triton.next_power_of_2(C)), self.batch * X
+        tiles, blocks = triton.cdiv(Z, BN * RUN.value), triton.cdiv(C, block)
+        span = triton.cdiv(Y, min(Y, triton.cdiv(programs, tiles * blocks * planes)))
+        tiles_y = triton.cdiv(Y, span)
+        sums = torch.empty(planes * tiles_y * tiles, len(taps) * C + C, device=x.device)
+        _gradients[(tiles_y * tiles, blocks, planes)](
+            gradient, x, taps, dx, sums, X, Y, Z, C, tiles, **self.constants, RESIDUAL=residual,
+            BN=BN, BC=block, SPAN=span, num_warps=2 if len(taps) <= FEW else 4,
+        )  # fmt: skip
+        return sums
+
+    def _weight_sums(self, x: torch.Tensor, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Partial sums: for each kernel (C, taps), then for each (C,)."""
         taps, C, kernels = math.prod(self.kernel), self.channels, len(gradients)
         runs = self.batch * math.prod(self.grid[:2]) * triton.cdiv(self.grid[2], RUN.value)
         block, (BN, warps) = min(64, triton.next_power_of_2(C)), GRADIENTS
@@ -304,7 +391,7 @@ class Shape:
             x, gradients[0], gradients[-1], sums, self.batch, *self.grid, C, **self.constants, TWO=kernels == 2,
             SIZE=tl.int64 if x.numel() >= 2**31 else tl.int32, BN=BN, BC=block, SPAN=span, num_warps=warps,
         )  # fmt: skip
-        return folded(sums).split([C * taps] * kernels + [C] * kernels)
+        return sums
 
 
 def taps_of(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -332,10 +419,7 @@ class _Depthwise(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         x, *taps = ctx.saved_tensors
         shape: Shape = ctx.shape
-        given = [gradient.contiguous() for gradient in gradients]
-        found = shape.weight_gradients(x, given, ctx.like)
-        dx = torch.empty_like(x)
-        shape.run(given, taps, [], [dx], turned=True, residual=ctx.residual)
+        dx, found = shape.backward(x, [one.contiguous() for one in gradients], taps, ctx.like, ctx.residual)
         kernels = len(taps)
         return dx, None, None, *(one for pair in zip(found[:kernels], found[kernels:], strict=True) for one in pair)
 

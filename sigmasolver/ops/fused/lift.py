@@ -51,8 +51,9 @@ def _normal(h):  # type: ignore[no-untyped-def]
     A rational function of Abramowitz and Stegun (7.1.26), an exponential and a division; the library's error function
     takes several times as long.
     """
-    density = tl.exp(-0.5 * h * h)
-    t = 1 / (1 + 0.3275911 * 0.7071067811865476 * tl.abs(h))
+    density = tl.exp2(h * h * (-0.5 * 1.4426950408889634))
+    root = tl.rsqrt(1 + 0.3275911 * 0.7071067811865476 * tl.abs(h))  # cheaper than a division
+    t = root * root
     tail = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
     tail *= 0.5 * density
     return tl.where(h < 0, tail, 1 - tail), density

@@ -3,10 +3,10 @@
     x = H + [s_1, s_2]      y = LN(x)      a = SiLU(y Wg^T + bg) * (y Wu^T + bu)      out = x + a Wd^T + bd
 
 Only H, the branches and, of small streams, y are kept. Up to `gate.CHANNELS` channels one kernel does the whole forward
-pass, so that nothing but the stream passes through memory; wider ones, and most products of the backward pass, are left
+pass, so that nothing but the stream passes through memory, and one the way back to y; wider ones leave their products
 to the library, with one kernel for all that lies between two of them. The backward pass makes gate and up again.
 
-    dgate, dup (`gate`)      dy = dgate Wg + dup Wu      dx = dout + LN'(dy)        ds_i = dx_i
+    dy, dgate, dup (`gate`)      dx = dout + LN'(dy)        ds_i = dx_i
 
 Inner channels are filled up to a multiple of ALIGNED with zeros: matrix units read whole multiples.
 
@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.affine import Affine
 from sigmasolver.ops.fused import dot_precision
-from sigmasolver.ops.fused import gate as inner_channels
+from sigmasolver.ops.fused.gate import CHANNELS, EXTRA, gated, sigmoid, through_gate
 from sigmasolver.ops.fused.lanes import aside
 from sigmasolver.ops.fused.linear import product
 from sigmasolver.ops.fused.rows import folded
@@ -34,51 +34,77 @@ from sigmasolver.ops.swiglu import ALIGNED
 
 __all__ = ["mixing_residual"]
 
-PROGRAMS = 264
+PROGRAMS = 2048
 """That the backward pass is cut into at least, where there are points enough; each leaves one row of partial sums."""
 KEPT = 10**8
 """Bytes of a stream from which on y is made again rather than kept: there memory is dearer than a pass."""
 TILES = {2: (64, 64), 4: (32, 32)}
 """Points and inner channels of a tile, by the bytes of a number."""
+TILE, BACK = 2048, 512
+"""Elements of a tile of the passes without products, of four warps, and of the backward pass, of one."""
 
 
 @triton.jit
-def _joined(H, s0, s1, row, c, keep, C: tl.constexpr, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One tile of x in float32."""
-    x = tl.load(H + row * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+def _share(s0, s1, n, c, C: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where channel c of row n lies in the first half or the second. EVEN: eight in a row lie together, aligned."""
+    half: tl.constexpr = C // 2
+    place = tl.where(c < half, s0, s1 - half) + n * half + c
+    if EVEN:
+        place = tl.multiple_of(tl.max_contiguous(place, [1, 8]), [1, 16])
+    return place
+
+
+@triton.jit
+def _joined(H, s0, s1, n, c, keep, C: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One tile of x in float32; n and c as (BN, 1) and (1, BC)."""
+    x = tl.load(H + n * C + c, mask=keep, other=0.0).to(tl.float32)
     if PARTS == 1:
-        x += tl.load(s0 + row * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+        x += tl.load(s0 + n * C + c, mask=keep, other=0.0).to(tl.float32)
     if PARTS == 2:
-        half: tl.constexpr = C // 2
-        first, second = keep & (c[None, :] < half), keep & (c[None, :] >= half)
-        x += tl.load(s0 + row * half + c[None, :], mask=first, other=0.0).to(tl.float32)
-        x += tl.load(s1 + row * half + c[None, :] - half, mask=second, other=0.0).to(tl.float32)
+        x += tl.load(_share(s0, s1, n, c, C, EVEN), mask=keep, other=0.0).to(tl.float32)
     return x
 
 
 @triton.jit
-def _normed(x, w, b, c, keep, eps, C: tl.constexpr):  # type: ignore[no-untyped-def]
+def _normed(x, w, b, c, keep, eps: tl.constexpr, C: tl.constexpr):  # type: ignore[no-untyped-def]
     """Normalised rows, their scale, the weight, and y."""
     m = tl.sum(x, axis=1) / C
-    centred = tl.where(keep, x - m[:, None], 0.0)
-    r = 1 / tl.sqrt(tl.sum(centred * centred, axis=1) / C + eps)
+    hat = x - m[:, None]
+    if x.shape[1] != C:
+        hat = tl.where(keep, hat, 0.0)
+    r = 1 / tl.sqrt(tl.sum(hat * hat, axis=1) / C + eps)
     weight = tl.load(w + c, mask=c < C, other=0.0).to(tl.float32)
     bias = tl.load(b + c, mask=c < C, other=0.0).to(tl.float32)
-    hat = centred * r[:, None]
+    hat = hat * r[:, None]
     return hat, r, weight, hat * weight[None, :] + bias[None, :]
 
 
 @triton.jit
+def _keep(normed, y, n, c, keep, left, C: tl.constexpr):  # type: ignore[no-untyped-def]
+    """y, and behind it what `gate` wants there."""
+    tl.store(normed + n * (C + EXTRA) + c, y.to(normed.dtype.element_ty), mask=keep)
+    e = tl.arange(0, EXTRA)[None, :]
+    one = tl.where((e == 0) & (n < left), 1.0, 0.0).to(normed.dtype.element_ty)
+    tl.store(normed + n * (C + EXTRA) + C + e, one, mask=(n < left) & (e < EXTRA))
+
+
+@triton.jit
 def _whole(  # type: ignore[no-untyped-def]
-    H, s0, s1, w, b, win, b_in, wout, bout, out, normed, N, eps,
-    C: tl.constexpr, W: tl.constexpr, PARTS: tl.constexpr, KEEP: tl.constexpr,
+    H, s0, s1, w, b, win, b_in, wout, bout, out, normed, N, eps: tl.constexpr,
+    C: tl.constexpr, W: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, KEEP: tl.constexpr,
     BN: tl.constexpr, BC: tl.constexpr, BF: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The forward pass of a tile of points, with KEEP also y. win (2 W, C), b_in (2 W), wout (W, C)."""
-    n, c = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BC)
-    keep = (n[:, None] < N) & (c[None, :] < C)
-    row = n.to(tl.int64)[:, None]
-    y = _normed(_joined(H, s0, s1, row, c, keep, C, PARTS), w, b, c, keep, eps, C)[3].to(win.dtype.element_ty)
+    first = tl.program_id(0).to(tl.int64) * BN
+    n, c = tl.arange(0, BN)[:, None], tl.arange(0, BC)
+    left = N - tl.program_id(0) * BN
+    keep = (n < left) & (c[None, :] < C)
+    share: tl.constexpr = C // 2 if PARTS == 2 else C
+    x = _joined(H + first * C, s0 + first * share, s1 + first * share, n, c[None, :], keep, C, PARTS, EVEN)
+    wide = _normed(x, w, b, c, keep, eps, C)[3]
+    if KEEP:
+        _keep(normed + first * (C + EXTRA), wide, n, c[None, :], keep, left, C)
+    y = wide.to(win.dtype.element_ty)
     total = tl.zeros((BN, BC), tl.float32)
     for start in range(0, W, BF):
         f = start + tl.arange(0, BF)
@@ -88,76 +114,73 @@ def _whole(  # type: ignore[no-untyped-def]
         up = tl.dot(y, tl.trans(tl.load(win + W * C + place, mask=known, other=0.0)), input_precision=PRECISION)
         gate += tl.load(b_in + f, mask=f < W, other=0.0)[None, :]
         up += tl.load(b_in + W + f, mask=f < W, other=0.0)[None, :]
-        a = gate / (1 + tl.exp(-gate)) * up
+        a = gate * up * sigmoid(gate)
         wd = tl.load(wout + place, mask=known, other=0.0)
         total = tl.dot(a.to(y.dtype), wd, total, input_precision=PRECISION)
     total += tl.load(bout + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
-    x = _joined(H, s0, s1, row, c, keep, C, PARTS)  # read again: cheaper than registers held over the loop
-    if KEEP:
-        again = _normed(x, w, b, c, keep, eps, C)[3]
-        tl.store(normed + row * C + c[None, :], again.to(normed.dtype.element_ty), mask=keep)
     total += x
-    tl.store(out + row * C + c[None, :], total.to(out.dtype.element_ty), mask=keep)
+    tl.store(out + first * C + n * C + c[None, :], total.to(out.dtype.element_ty), mask=keep)
 
 
 @triton.jit
 def _join_norm(  # type: ignore[no-untyped-def]
-    H, s0, s1, w, b, y, N, eps, C: tl.constexpr, PARTS: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr
-):
+    H, s0, s1, w, b, y, N, eps: tl.constexpr,
+    C: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
     """y alone."""
-    n, c = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BC)
-    keep = (n[:, None] < N) & (c[None, :] < C)
-    row = n.to(tl.int64)[:, None]
-    out = _normed(_joined(H, s0, s1, row, c, keep, C, PARTS), w, b, c, keep, eps, C)[3]
-    tl.store(y + row * C + c[None, :], out.to(y.dtype.element_ty), mask=keep)
+    n, c = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64)[:, None], tl.arange(0, BC)
+    keep = (n < N) & (c[None, :] < C)
+    x = _joined(H, s0, s1, n, c[None, :], keep, C, PARTS, EVEN)
+    _keep(y, _normed(x, w, b, c, keep, eps, C)[3], n, c[None, :], keep, N, C)
 
 
 @triton.jit
 def _join_add(  # type: ignore[no-untyped-def]
-    H, s0, s1, m, bias, out, N, C: tl.constexpr, PARTS: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr
-):
+    H, s0, s1, m, bias, out, N,
+    C: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
     """x + m + bias."""
-    n, c = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BC)
-    keep = (n[:, None] < N) & (c[None, :] < C)
-    row = n.to(tl.int64)[:, None]
-    total = _joined(H, s0, s1, row, c, keep, C, PARTS)
-    total += tl.load(m + row * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+    n, c = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64)[:, None], tl.arange(0, BC)
+    keep = (n < N) & (c[None, :] < C)
+    total = _joined(H, s0, s1, n, c[None, :], keep, C, PARTS, EVEN)
+    total += tl.load(m + n * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
     total += tl.load(bias + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
-    tl.store(out + row * C + c[None, :], total.to(out.dtype.element_ty), mask=keep)
+    tl.store(out + n * C + c[None, :], total.to(out.dtype.element_ty), mask=keep)
 
 
 @triton.jit
 def _join_backward(  # type: ignore[no-untyped-def]
-    H, s0, s1, w, b, dy, dout, dx, d0, d1, sums, N, eps,
-    C: tl.constexpr, PARTS: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SPAN: tl.constexpr,
+    H, s0, s1, w, b, dy, dout, dx, d0, d1, sums, N, eps: tl.constexpr,
+    C: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """Through the norm to x and the branches. A row of `sums`: weight and bias of the norm, sum of dout."""
+    first = tl.program_id(0).to(tl.int64) * SPAN
     c = tl.arange(0, BC)
+    share: tl.constexpr = C // 2 if PARTS == 2 else C
+    H, dy, dout, dx = H + first * C, dy + first * C, dout + first * C, dx + first * C
+    s0, s1, d0, d1 = s0 + first * share, s1 + first * share, d0 + first * share, d1 + first * share
     sum_w = tl.zeros((BN, BC), tl.float32)
     sum_b = tl.zeros((BN, BC), tl.float32)
     sum_o = tl.zeros((BN, BC), tl.float32)
     for start in range(0, SPAN, BN):
-        n = tl.program_id(0) * SPAN + start + tl.arange(0, BN)
-        keep = (n[:, None] < N) & (c[None, :] < C)
-        row = n.to(tl.int64)[:, None]
-        x = _joined(H, s0, s1, row, c, keep, C, PARTS)
+        n = (start + tl.arange(0, BN))[:, None]
+        keep = (n < N - tl.program_id(0) * SPAN) & (c[None, :] < C)
+        place = n * C + c[None, :]
+        x = _joined(H, s0, s1, n, c[None, :], keep, C, PARTS, EVEN)
         hat, r, weight = _normed(x, w, b, c, keep, eps, C)[:3]
-        g = tl.load(dy + row * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
-        more = tl.load(dout + row * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+        g = tl.load(dy + place, mask=keep, other=0.0).to(tl.float32)
+        more = tl.load(dout + place, mask=keep, other=0.0).to(tl.float32)
         sum_w += g * hat
         sum_b += g
         sum_o += more
         g = g * weight[None, :]
-        first, second = tl.sum(g, axis=1) / C, tl.sum(g * hat, axis=1) / C
-        total = (g - first[:, None] - hat * second[:, None]) * r[:, None] + more
-        tl.store(dx + row * C + c[None, :], total.to(dx.dtype.element_ty), mask=keep)
+        mean, slope = tl.sum(g, axis=1) / C, tl.sum(g * hat, axis=1) / C
+        total = (g - mean[:, None] - hat * slope[:, None]) * r[:, None] + more
+        tl.store(dx + place, total.to(dx.dtype.element_ty), mask=keep)
         if PARTS == 1:
-            tl.store(d0 + row * C + c[None, :], total.to(d0.dtype.element_ty), mask=keep)
+            tl.store(d0 + place, total.to(d0.dtype.element_ty), mask=keep)
         if PARTS == 2:
-            half: tl.constexpr = C // 2
-            left, right = keep & (c[None, :] < half), keep & (c[None, :] >= half)
-            tl.store(d0 + row * half + c[None, :], total.to(d0.dtype.element_ty), mask=left)
-            tl.store(d1 + row * half + c[None, :] - half, total.to(d1.dtype.element_ty), mask=right)
+            tl.store(_share(d0, d1, n, c[None, :], C, EVEN), total.to(d0.dtype.element_ty), mask=keep)
     sums += tl.program_id(0) * 3 * C
     tl.store(sums + c, tl.sum(sum_w, axis=0), mask=c < C)
     tl.store(sums + C + c, tl.sum(sum_b, axis=0), mask=c < C)
@@ -172,7 +195,7 @@ class _Steps:
         self.N, self.C = H.shape
         self.joined = (H, *(*parts, H, H)[:2])
         BC = max(16, triton.next_power_of_2(self.C))
-        self.tile = {"C": self.C, "PARTS": len(parts), "BN": max(1, 2048 // BC), "BC": BC}
+        self.tile = {"C": self.C, "PARTS": len(parts), "EVEN": self.C % 16 == 0, "BN": max(1, TILE // BC), "BC": BC}
         self.blocks = (triton.cdiv(self.N, self.tile["BN"]),)
 
     def whole(
@@ -181,7 +204,7 @@ class _Steps:
         """out, and y if it is to be kept."""
         BN, BF = TILES[win.element_size()]
         tile = self.tile | {"BN": BN, "BF": BF, "W": len(wout)}
-        out, y = torch.empty_like(self.H), win.new_empty(self.H.shape) if keep else None
+        out, y = torch.empty_like(self.H), win.new_empty(self.N, self.C + EXTRA.value) if keep else None
         _whole[(triton.cdiv(self.N, tile["BN"]),)](
             *self.joined, *self.norm, win, b_in, wout, bout, out, out if y is None else y, self.N, self.eps,
             KEEP=keep, PRECISION=dot_precision(), **tile, num_warps=4, num_stages=2,
@@ -189,7 +212,7 @@ class _Steps:
         return out, y
 
     def normed(self, dtype: torch.dtype) -> torch.Tensor:
-        y = torch.empty(self.N, self.C, device=self.H.device, dtype=dtype)
+        y = torch.empty(self.N, self.C + EXTRA.value, device=self.H.device, dtype=dtype)
         _join_norm[self.blocks](*self.joined, *self.norm, y, self.N, self.eps, **self.tile)
         return y
 
@@ -203,22 +226,14 @@ class _Steps:
     ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
         """dx, those of the branches, and partial sums: dw and db of the norm, db of the way down."""
         dx, dparts = torch.empty_like(self.H), [torch.empty_like(part) for part in parts]
-        span = self.tile["BN"] * max(1, min(8, self.blocks[0] // PROGRAMS))
+        tile = self.tile | {"BN": max(1, BACK // self.tile["BC"])}
+        span = tile["BN"] * max(1, min(16, self.N // (tile["BN"] * PROGRAMS)))
         chunks = triton.cdiv(self.N, span)
         sums = torch.empty(chunks, 3 * self.C, device=dx.device, dtype=torch.float32)
         _join_backward[(chunks,)](
-            *self.joined,
-            *self.norm,
-            dy,
-            dout,
-            dx,
-            *(*dparts, dx, dx)[:2],
-            sums,
-            self.N,
-            self.eps,
-            SPAN=span,
-            **self.tile,
-        )
+            *self.joined, *self.norm, dy, dout, dx, *(*dparts, dx, dx)[:2], sums, self.N, self.eps,
+            SPAN=span, **tile, num_warps=1,
+        )  # fmt: skip
         return dx, dparts, sums
 
 
@@ -241,11 +256,11 @@ class _Mixing(torch.autograd.Function):
         up, bias = _filled(win, W, dtype), _filled(b_in, W, torch.float32)
         down = form_of(wout, Form((W, C), (C, F), (1, C), dtype))
         steps = _Steps(H, parts, (w, b), eps)
-        if C <= inner_channels.CHANNELS:
+        if C <= CHANNELS:
             out, y = steps.whole(up, bias, down, bout, keep)
         else:
             y = steps.normed(dtype)
-            out = steps.added(inner_channels.gate(y @ up.T, bias, None)[0] @ down, bout)
+            out = steps.added(gated(y[:, :C] @ up.T, bias, None) @ down, bout)
         ctx.save_for_backward(H, w, b, up, bias, down, y if keep else None, *parts)
         ctx.eps, ctx.F, ctx.kinds = eps, F, [one.dtype for one in (w, b, win, b_in, wout, bout)]
         return out
@@ -257,18 +272,17 @@ class _Mixing(torch.autograd.Function):
         dout = dout.contiguous()
         F, (W, C) = ctx.F, down.shape
         steps = _Steps(H, parts, (w, b), ctx.eps)
-        y, narrow = steps.normed(up.dtype) if y is None else y, dout.to(up.dtype)
-        a, inner, sums = inner_channels.through_gate(y, narrow, up, bias, down)
+        y = steps.normed(up.dtype) if y is None else y
+        a, inner, dy, narrow = through_gate(y, dout, up, bias, down)
         kind_w, kind_b, *kinds, kind_bout = ctx.kinds
 
         def inner_maps() -> list[torch.Tensor]:
-            din = product(inner.T, y).view(2, W, C)[:, :F].flatten(0, 1)
-            dbin = folded(sums).view(2, W)[:, :F].flatten()
-            found = din, dbin, product(narrow.T, a)[:, :F].contiguous()
+            both = product(inner.T, y).view(2, W, -1)[:, :F].flatten(0, 1)
+            found = both[:, :C].contiguous(), both[:, C].contiguous(), product(narrow.T, a)[:, :F].contiguous()
             return [one.to(kind) for one, kind in zip(found, kinds, strict=True)]
 
-        dinner = aside(inner_maps, inner, y, sums, narrow, a)
-        dx, dparts, ends = steps.backward(inner @ up, dout, parts)
+        dinner = aside(inner_maps, inner, y, narrow, a)
+        dx, dparts, ends = steps.backward(dy, dout, parts)
 
         def outer_maps() -> list[torch.Tensor]:
             return [one.to(kind) for one, kind in zip(folded(ends).split(C), (kind_w, kind_b, kind_bout), strict=True)]
@@ -277,13 +291,19 @@ class _Mixing(torch.autograd.Function):
         return None, None, None, dx, dw, db, *dinner, dbout, *dparts
 
 
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """Contiguous, from an address on that is a multiple of 16 bytes."""
+    x = x.contiguous()
+    return x if x.storage_offset() % 8 == 0 else x.clone()
+
+
 def mixing_residual(
     H: torch.Tensor, parts: Sequence[torch.Tensor], norm: Affine, gate_up: Affine, down: Affine, eps: float
 ) -> torch.Tensor:
     """`ops.mixing.mixing_residual` for none, one or two branches; products in the narrow type under autocast."""
     narrow = torch.is_autocast_enabled(H.device.type)
     dtype = torch.get_autocast_dtype(H.device.type) if narrow else H.dtype
-    rows = [one.reshape(-1, one.shape[-1]).contiguous() for one in (H, *parts)]
+    rows = [_aligned(one.reshape(-1, one.shape[-1])) for one in (H, *parts)]
     keep = torch.is_grad_enabled() and H.nbytes < KEPT
     with torch.autocast(H.device.type, enabled=False):
         return _Mixing.apply(eps, dtype, keep, rows[0], *norm, *gate_up, *down, *rows[1:]).view(H.shape)

@@ -21,15 +21,21 @@ from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fused.lanes import aside
 
-__all__ = ["column_sums", "folded", "layer_norm", "norms_backward", "silu_product"]
+__all__ = ["added", "column_sums", "folded", "layer_norm", "norms_backward", "silu_product"]
 
-CHUNK, PROGRAMS = 512, 768
-"""Rows of a chunk at most; programs there should be at least."""
+CHUNK, PROGRAMS, TILE = 512, 4096, 512
+"""Rows of a chunk at most; programs there should be at least; elements of a tile, of one warp."""
+
+
+@triton.jit
+def added(sums, i: tl.constexpr, more):  # type: ignore[no-untyped-def]
+    """Several sums, with `more` added to the i-th."""
+    return sums[:i] + (sums[i] + more,) + sums[i + 1 :]  # noqa: RUF005, Triton knows no stars
 
 
 @triton.jit
 def _norm_forward(  # type: ignore[no-untyped-def]
-    x, w, b, y, mean, scale, N, apart, eps, C: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr
+    x, w, b, y, mean, scale, N, apart, eps: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr
 ):
     n, c = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BC)
     keep = (n[:, None] < N) & (c[None, :] < C)
@@ -156,7 +162,7 @@ def column_sums(x_NC: torch.Tensor) -> torch.Tensor:
 
 def _row_tile(C: int) -> dict[str, int]:
     block = triton.next_power_of_2(C)
-    return {"BN": max(1, min(32, 4096 // block)), "BC": block}
+    return {"BN": max(1, min(32, TILE // block)), "BC": block, "num_warps": 1}
 
 
 def norms_backward(
@@ -243,6 +249,8 @@ def silu_product(x: torch.Tensor) -> torch.Tensor:
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """(N, C) without a copy where the rows are evenly apart, as those of a half of the channels are."""
     whole = x.shape[-1]
+    if x.is_contiguous():
+        return x.view(-1, whole)  # as_strided would be gone back by a copy
     apart = x.stride(-2)
     even = x.stride(-1) == 1
     expected = apart

@@ -14,8 +14,9 @@ the points, with the update between them:
     dR = dx W^T / tau,  dW = R^T dx / tau,  db, dtau = -sum x dx / tau        O = P Z+,  dWo = do^T O
 
 Rows of R and F get one more channel, which is 1: the sums of P F then hold the mass, the product R W the bias, and
-R^T dx its gradient. It is 0 in rows beyond the last point, so that these count nowhere. Sums over points are made in
-chunks, then over chunks in a fixed order.
+R^T dx its gradient. It is 0 in rows beyond the last point, so that these count nowhere. W and b are divided by tau, and
+turned into powers of 2, before they meet the points; sum x dx is the sum of (W, b) / tau times R^T dx. Sums over points
+are made in chunks, then over chunks in a fixed order.
 
 Letters: B batch, H heads, N points, M slices, D head width, C = H D channels; BN, BM, BD tile sizes.
 """
@@ -47,7 +48,7 @@ LARGEST = 64
 """Points of the largest tile; chunks are whole multiples of it."""
 SLICE, DESLICE, BACKWARD = (16, 1), (32, 2), (32, 2)
 """Points of a tile and warps of a program: few, so that small products hardly wait for each other at barriers."""
-LOG2E = tl.constexpr(1.4426950408889634)
+LOG2E, LN2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -60,11 +61,11 @@ def _points(X, rows, h, d, N, C, D: tl.constexpr, ONE: tl.constexpr):  # type: i
 
 
 @triton.jit
-def _route_map(W, b, d, m, D: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(BM, BD): W, and the bias behind its last column."""
+def _route_map(W, b, cold, d, m, D: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(BM, BD): W, and the bias behind its last column, both over tau and for powers of 2."""
     w = tl.load(W + m[:, None] * D + d[None, :], mask=(m[:, None] < M) & (d[None, :] < D), other=0.0).to(tl.float32)
     bias = tl.load(b + m, mask=m < M, other=0.0).to(tl.float32)
-    return tl.where(d[None, :] == D, bias[:, None], w)
+    return tl.where(d[None, :] == D, bias[:, None], w) * (cold * LOG2E)
 
 
 @triton.jit
@@ -81,9 +82,8 @@ def _coldness(tau, COLDEST: tl.constexpr, HOTTEST: tl.constexpr):  # type: ignor
 
 
 @triton.jit
-def _softmax(y, cold, known, axis: tl.constexpr, FULL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Over the slices, of y / tau; not FULL: some lines of the tile are beyond the last slice."""
-    x = y * (cold * LOG2E)
+def _softmax(x, known, axis: tl.constexpr, FULL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Over the slices, of powers of 2; not FULL: some lines of the tile are beyond the last slice."""
     if not FULL:
         x = tl.where(known, x, float("-inf"))
     e = tl.exp2(x - tl.expand_dims(tl.max(x, axis=axis), axis))
@@ -102,13 +102,13 @@ def _slice(  # type: ignore[no-untyped-def]
     R += batch.to(tl.int64) * N * C
     F += batch.to(tl.int64) * N * C
     d, m = tl.arange(0, BD), tl.arange(0, BM)
-    w, cold = _route_map(W, b, d, m, D, M).to(R.dtype.element_ty), _coldness(tau + h, COLDEST, HOTTEST)
+    w = _route_map(W, b, _coldness(tau + h, COLDEST, HOTTEST), d, m, D, M).to(R.dtype.element_ty)
     total = tl.zeros((BM, BD), tl.float32)
     for start in range(0, SPAN, BN):
         rows = chunk * SPAN + start + tl.arange(0, BN)
         r, f = _points(R, rows, h, d, N, C, D, True), _points(F, rows, h, d, N, C, D, MASS)
-        y = tl.dot(w, tl.trans(r), input_precision=PRECISION)
-        p = _softmax(y, cold, m[:, None] < M, 0, BM == M).to(f.dtype)
+        x = tl.dot(w, tl.trans(r), input_precision=PRECISION)
+        p = _softmax(x, m[:, None] < M, 0, BM == M).to(f.dtype)
         total = tl.dot(p, f, total, input_precision=PRECISION)
     S += ((((batch * H + h) * chunks + chunk).to(tl.int64) * M + m) * (D + MASS))[:, None]
     tl.store(S + d[None, :], total, mask=(m[:, None] < M) & (d[None, :] < D + MASS))
@@ -125,12 +125,12 @@ def _deslice(  # type: ignore[no-untyped-def]
     R += batch.to(tl.int64) * N * C
     O += batch.to(tl.int64) * N * C
     d, m = tl.arange(0, BD), tl.arange(0, BM)
-    w, cold = tl.trans(_route_map(W, b, d, m, D, M)).to(R.dtype.element_ty), _coldness(tau + h, COLDEST, HOTTEST)
+    w = tl.trans(_route_map(W, b, _coldness(tau + h, COLDEST, HOTTEST), d, m, D, M)).to(R.dtype.element_ty)
     z = _states(new, batch * H + h, d, m, D, M).to(R.dtype.element_ty)
     for start in range(0, SPAN, BN):
         rows = chunk * SPAN + start + tl.arange(0, BN)
-        y = tl.dot(_points(R, rows, h, d, N, C, D, True), w, input_precision=PRECISION)
-        p = _softmax(y, cold, m[None, :] < M, 1, BM == M).to(z.dtype)
+        x = tl.dot(_points(R, rows, h, d, N, C, D, True), w, input_precision=PRECISION)
+        p = _softmax(x, m[None, :] < M, 1, BM == M).to(z.dtype)
         o = tl.dot(p, z, input_precision=PRECISION)
         keep = (rows[:, None] < N) & (d[None, :] < D)
         tl.store(O + rows[:, None] * C + h * D + d[None, :], o.to(O.dtype.element_ty), mask=keep)
@@ -146,30 +146,28 @@ def _backward(  # type: ignore[no-untyped-def]
     chunk, h, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = batch.to(tl.int64) * N * C
     d, m = tl.arange(0, BD), tl.arange(0, BM)
-    route, cold = _route_map(W, b, d, m, D, M).to(R.dtype.element_ty), _coldness(tau + h, COLDEST, HOTTEST)
+    cold = _coldness(tau + h, COLDEST, HOTTEST)
+    route = _route_map(W, b, cold, d, m, D, M).to(R.dtype.element_ty)
     turned = tl.trans(route)
     z = _states(new, batch * H + h, d, m, D, M).to(R.dtype.element_ty)
     states = _states(G, batch * H + h, d, m, D, M).to(R.dtype.element_ty)
     turned_z, turned_states = tl.trans(z), tl.trans(states)
     g_M = tl.load(g + (batch * H + h) * M + m, mask=m < M, other=0.0)
-    sum_W, sum_tau = tl.zeros((BD, BM), tl.float32), tl.zeros((BN,), tl.float32)
+    sum_W = tl.zeros((BD, BM), tl.float32)
     for start in range(0, SPAN, BN):
         rows = chunk * SPAN + start + tl.arange(0, BN)
         r = _points(R + first, rows, h, d, N, C, D, True)
         f, do = _points(F + first, rows, h, d, N, C, D, False), _points(dO + first, rows, h, d, N, C, D, False)
-        y = tl.dot(r, turned, input_precision=PRECISION)
-        p = _softmax(y, cold, m[None, :] < M, 1, BM == M)
+        p = _softmax(tl.dot(r, turned, input_precision=PRECISION), m[None, :] < M, 1, BM == M)
         dP = tl.dot(f, turned_states, input_precision=PRECISION)
         dP = tl.dot(do, turned_z, dP, input_precision=PRECISION) + g_M[None, :]
         narrow = p.to(f.dtype)
         weighed = p * dP
-        dx = weighed - p * tl.sum(weighed, axis=1)[:, None]
-        sum_tau += tl.sum(y * dx, axis=1)
-        dx = dx.to(f.dtype)
+        dx = (weighed - p * tl.sum(weighed, axis=1)[:, None]).to(f.dtype)
         sum_W = tl.dot(tl.trans(r), dx, sum_W, input_precision=PRECISION)
         keep = (rows[:, None] < N) & (d[None, :] < D)
         place = first + rows[:, None] * C + h * D + d[None, :]
-        dr = tl.dot(dx, route, input_precision=PRECISION) * cold
+        dr = tl.dot(dx, route, input_precision=PRECISION) * LN2
         tl.store(dR + place, dr.to(dR.dtype.element_ty), mask=keep)
         df = tl.dot(narrow, states, input_precision=PRECISION)
         tl.store(dF + place, df.to(dF.dtype.element_ty), mask=keep)
@@ -179,7 +177,8 @@ def _backward(  # type: ignore[no-untyped-def]
     to = tl.where(d[:, None] < D, m[None, :] * D + d[:, None], M * D + m[None, :])
     tl.store(sums + to, sum_W * cold, mask=(m[None, :] < M) & (d[:, None] <= D))
     warm = tl.load(tau + h).to(tl.float32)
-    dtau = tl.where((warm >= COLDEST) & (warm <= HOTTEST), -tl.sum(sum_tau, axis=0) * cold * cold, 0.0)
+    down = -tl.sum(tl.sum(turned.to(tl.float32) * sum_W, axis=1), axis=0) * (LN2 * cold)
+    dtau = tl.where((warm >= COLDEST) & (warm <= HOTTEST), down, 0.0)
     tl.store(sums + M * D + M, dtau)
 
 

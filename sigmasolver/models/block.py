@@ -24,6 +24,7 @@ from sigmasolver.ops.context import context_norms
 from sigmasolver.ops.convolution import depthwise_residual
 from sigmasolver.ops.fused.lanes import together
 from sigmasolver.ops.mixing import joined, mixing_residual
+from sigmasolver.ops.stream import whole
 
 __all__ = ["Block", "BlockSpec", "Branch", "Stage"]
 
@@ -107,13 +108,14 @@ class Stage(nn.Module):
 
 
 class Block(nn.Module):
-    """`(B, *grid, width)` -> the same shape.
+    """`(B, *grid, width)` -> the same shape; given the rest of a stream (`ops.stream`), the stream and its rest.
 
     Forward hooks work on the context, the norms, the operators and the mixing, and on their parts. Stages and branches
     are not called as wholes: their additions belong to the passes that join them.
     """
 
     CONTEXT_KERNEL = 3
+    takes_rest = True
 
     def __init__(self, spec: BlockSpec, config: SolverConfig) -> None:
         super().__init__()
@@ -126,30 +128,40 @@ class Block(nn.Module):
         groups = len(spec.stages[-1]) if spec.mixing == "grouped" else 1
         self.mixing = Mixing(width, config.options.expansion, groups)
 
-    def forward(self, H: torch.Tensor) -> torch.Tensor:
-        H, normed = self._enter(H)
+    def forward(
+        self, H: torch.Tensor, rest: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor | None]:
+        split = rest is not None
+        H, rest, normed = self._enter(H, rest)
         *others, last = (cast(Stage, stage) for stage in self.stages)
         for stage in others:
-            H, normed = stage(H, normed), None
-        return self._leave(H, last.parts(H, normed))
+            H, rest, normed = stage(whole(H, rest), normed), None, None
+        H, rest = self._leave(H, rest, last.parts(H, normed))
+        return (H, rest) if split else H
 
-    def _enter(self, H: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
+    def _enter(
+        self, H: torch.Tensor, rest: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None, list[torch.Tensor] | None]:
         """Context, and the norms of the first stage where they can be had in the same pass."""
         if self.context is None:
-            return H, None
+            return whole(H, rest), None, None
         norms = cast(Stage, self.stages[0]).norms
         convolution = self.context.weight, self.context.bias
         if watched(self.context):
-            return H + self.context(H), None
+            H = whole(H, rest)
+            return H + self.context(H), None, None
         if norms is None or watched(*norms):
-            return depthwise_residual(H, *convolution, self.context.padding), None
-        return context_norms(H, convolution, self.context.padding, [norm.affine for norm in norms], self.norm.eps)
+            return depthwise_residual(whole(H, rest), *convolution, self.context.padding), None, None
+        affines = [norm.affine for norm in norms]
+        return context_norms(H, rest, convolution, self.context.padding, affines, self.norm.eps)
 
-    def _leave(self, H: torch.Tensor, parts: list[torch.Tensor | None]) -> torch.Tensor:
+    def _leave(
+        self, H: torch.Tensor, rest: torch.Tensor | None, parts: list[torch.Tensor | None]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The branches joined, the channels mixed."""
-        whole = cast(SwiGLU, self.mixing.parts[0]) if len(self.mixing.parts) == 1 else None
-        if whole is None or watched(self.norm, self.mixing):
-            H = joined(H, parts)
-            return H + self.mixing(self.norm(H))
-        gate_up, down = ((layer.weight, layer.bias) for layer in (whole.gate_up, whole.down))
-        return mixing_residual(H, parts, self.norm.affine, gate_up, down, self.norm.eps)
+        joint = cast(SwiGLU, self.mixing.parts[0]) if len(self.mixing.parts) == 1 else None
+        if joint is None or watched(self.norm, self.mixing):
+            H = joined(whole(H, rest), parts)
+            return H + self.mixing(self.norm(H)), None
+        gate_up, down = ((layer.weight, layer.bias) for layer in (joint.gate_up, joint.down))
+        return mixing_residual(H, rest, parts, self.norm.affine, gate_up, down, self.norm.eps)

@@ -12,19 +12,26 @@ import torch
 from sigmasolver.ops import fused
 from sigmasolver.ops.affine import Affine, layer_norm
 from sigmasolver.ops.convolution import LONGEST, depthwise_residual
+from sigmasolver.ops.stream import whole
 
 __all__ = ["context_norms"]
 
 
 def context_norms(
-    H: torch.Tensor, convolution: Affine, padding: Sequence[str], norms: Sequence[Affine], eps: float
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """`H` (B, *grid, C) -> H' and one normed tensor (B, *grid, C / groups) for each norm."""
+    H: torch.Tensor,
+    rest: torch.Tensor | None,
+    convolution: Affine,
+    padding: Sequence[str],
+    norms: Sequence[Affine],
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor | None, list[torch.Tensor]]:
+    """`H` (B, *grid, C) and its rest (`ops.stream`) -> H', its rest, and one normed tensor (B, *grid, C / groups) for
+    each norm."""
     small = convolution[0].shape[-1] <= LONGEST and H.shape[-1] // len(norms) <= fused.WIDEST
     if fused.usable(H) and small and len(norms) <= 2:
         from sigmasolver.ops.fused.context import context_norms as twin
 
-        return twin(H, convolution, padding, norms, eps)
-    H = depthwise_residual(H, *convolution, padding)
+        return twin(H, rest, convolution, padding, norms, eps)
+    H = depthwise_residual(whole(H, rest), *convolution, padding)
     shares = H.chunk(len(norms), dim=-1)
-    return H, [layer_norm(share, *norm, eps) for share, norm in zip(shares, norms, strict=True)]
+    return H, None, [layer_norm(share, *norm, eps) for share, norm in zip(shares, norms, strict=True)]

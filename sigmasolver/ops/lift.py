@@ -17,16 +17,19 @@ MOST_FIELDS = 64
 """That one program of the fused twin holds at once."""
 
 
-def lift(x: torch.Tensor, positions: torch.Tensor, first: Affine, second: Affine, offset: torch.Tensor) -> torch.Tensor:
-    """x (B, *grid, q) and positions (*grid, P), the same for every sample -> (B, *grid, C).
+def lift(
+    x: torch.Tensor, positions: torch.Tensor, first: Affine, second: Affine, offset: torch.Tensor, split: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """x (B, *grid, q) and positions (*grid, P), the same for every sample -> (B, *grid, C) and what `ops.stream` says.
 
-    `first` (I, P + q) takes the positions, then the fields; `second` is (C, I), `offset` (C,).
+    `first` (I, P + q) takes the positions, then the fields; `second` is (C, I), `offset` (C,). With `split` the fused
+    twin makes two tensors of the stream.
     """
     C, inner = second[0].shape
     held = C <= fused.WIDEST and inner <= 2 * fused.WIDEST and x.shape[-1] <= MOST_FIELDS
     if fused.quick(x) and held and not positions.requires_grad:
         from sigmasolver.ops.fused.lift import lift as twin
 
-        return twin(x, positions, first, second, offset)
+        return twin(x, positions, first, second, offset, split)
     both = torch.cat((positions.expand(x.shape[0], *positions.shape), x), dim=-1)
-    return linear(F.gelu(linear(both, *first)), *second) + offset
+    return linear(F.gelu(linear(both, *first)), *second) + offset, None

@@ -11,6 +11,7 @@ import torch
 
 from sigmasolver.ops import fused
 from sigmasolver.ops.affine import Affine, layer_norm
+from sigmasolver.ops.stream import whole
 from sigmasolver.ops.swiglu import swiglu
 
 __all__ = ["joined", "mixing_residual"]
@@ -25,13 +26,19 @@ def joined(H: torch.Tensor, parts: Sequence[torch.Tensor | None]) -> torch.Tenso
 
 
 def mixing_residual(
-    H: torch.Tensor, parts: Sequence[torch.Tensor | None], norm: Affine, gate_up: Affine, down: Affine, eps: float
-) -> torch.Tensor:
-    """Join, then x + SwiGLU(LN(x)); `gate_up` and `down` as `ops.swiglu` has them."""
+    H: torch.Tensor,
+    rest: torch.Tensor | None,
+    parts: Sequence[torch.Tensor | None],
+    norm: Affine,
+    gate_up: Affine,
+    down: Affine,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Join, then x + SwiGLU(LN(x)), as `ops.stream` has it; `gate_up` and `down` as `ops.swiglu` has them."""
     given = [part for part in parts if part is not None]
     if fused.quick(H) and len(given) == len(parts) <= 2 and H.shape[-1] <= fused.WIDEST:
         from sigmasolver.ops.fused.mixing import mixing_residual as twin
 
-        return twin(H, given, norm, gate_up, down, eps)
-    x = joined(H, parts)
-    return x + swiglu(layer_norm(x, *norm, eps), *gate_up, *down)
+        return twin(H, rest, given, norm, gate_up, down, eps)
+    x = joined(whole(H, rest), parts)
+    return x + swiglu(layer_norm(x, *norm, eps), *gate_up, *down), None

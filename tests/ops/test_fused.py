@@ -152,7 +152,7 @@ def test_mixing(N, half, inner, branches, whole, kept, seed):
     inputs = [torch.randn(shape) for shape in (*shapes, *((N, C // max(1, branches)),) * branches)]
 
     def twin(H, w, b, win, b_in, wout, bout, *parts):
-        return mixing_residual(H, parts, (w, b), (win, b_in), (wout, bout), 1e-5)
+        return mixing_residual(H, None, parts, (w, b), (win, b_in), (wout, bout), 1e-5)[0]
 
     def plain(H, w, b, win, b_in, wout, bout, *parts):
         x = H + torch.cat(parts, -1) if parts else H
@@ -180,7 +180,7 @@ def test_context(grid, C, padding, groups):
 
     def twin(H, w, b, *norms):
         pairs = list(zip(norms[::2], norms[1::2], strict=True))
-        out, normed = context_norms(H, (w, b), padding, pairs, 1e-5)
+        out, _, normed = context_norms(H, None, (w, b), padding, pairs, 1e-5)
         return out, *normed
 
     def plain(H, w, b, *norms):

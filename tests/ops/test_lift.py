@@ -71,7 +71,7 @@ def errors(shape, dtype=torch.float32, narrow=False):
 
     def whole(x, positions, w1, b1, w2, b2, offset):
         with torch.autocast(DEVICE, torch.bfloat16, enabled=narrow):
-            return lift(x, positions, (w1, b1), (w2, b2), offset)
+            return lift(x, positions, (w1, b1), (w2, b2), offset)[0]
 
     found = results(whole, [one.to(DEVICE, dtype, copy=True) for one in inputs], weights)
     assert found[0].dtype == dtype and all(one.is_contiguous() for one in found[2:])
@@ -109,7 +109,7 @@ def test_positions_that_learn_and_sizes_that_no_program_holds_take_the_plain_pat
     weights = torch.randn(2, 5, 4, dtype=torch.float64)
     expected = results(definition, [one.double() for one in inputs], weights, spared=())
     found = results(
-        lambda x, positions, w1, b1, w2, b2, offset: lift(x, positions, (w1, b1), (w2, b2), offset),
+        lambda x, positions, w1, b1, w2, b2, offset: lift(x, positions, (w1, b1), (w2, b2), offset)[0],
         [one.to(DEVICE) for one in inputs],
         weights,
         spared=(),
@@ -170,7 +170,7 @@ def test_plainly_a_solver_lifts_as_its_layers_do(positions):
     with fused.plain():
         points = model._points(x)
         both = torch.cat((points.expand(len(x), *points.shape), x), -1)
-        assert torch.equal(model._lifted(x), model.lift(both) + model.offset)
+        assert torch.equal(model._lifted(x)[0], model.lift(both) + model.offset)
 
 
 @pytest.mark.usefixtures("fused_everywhere")

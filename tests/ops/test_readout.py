@@ -51,7 +51,9 @@ def error(points, C, fields):
     inputs = [H, torch.randn(C), torch.randn(C), torch.randn(fields, C), torch.randn(fields)]
     weights = torch.randn(*points, fields, dtype=torch.float64)
     expected = results(definition, [one.double() for one in inputs], weights)
-    found = results(lambda H, w, v, W, b: readout(H, (w, v), (W, b), EPS), [one.to(DEVICE) for one in inputs], weights)
+    found = results(
+        lambda H, w, v, W, b: readout(H, None, (w, v), (W, b), EPS), [one.to(DEVICE) for one in inputs], weights
+    )
     pairs = zip(found, expected, strict=True)
     return max(float((one.cpu().double() - two).norm() / two.norm().clamp(min=1e-3)) for one, two in pairs)
 
@@ -80,7 +82,7 @@ def test_channels_that_do_not_differ():
     H = torch.full((4, 8), 2.0)
     w, v, W, b = torch.rand(8), torch.rand(8), torch.rand(3, 8), torch.rand(3)
     norm, out = (tuple(one.to(DEVICE) for one in pair) for pair in ((w, v), (W, b)))
-    torch.testing.assert_close(readout(H.to(DEVICE), norm, out, EPS).cpu(), definition(H, w, v, W, b))
+    torch.testing.assert_close(readout(H.to(DEVICE), None, norm, out, EPS).cpu(), definition(H, w, v, W, b))
 
 
 def test_inside_a_solver(twins):

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.affine import Affine
 from sigmasolver.ops.fused.convolution import RUN, Shape, pick, taps_of, window
-from sigmasolver.ops.fused.rows import norms_backward
+from sigmasolver.ops.fused.rows import norms_backward, stream_at, stream_to
 
 __all__ = ["context_norms"]
 
@@ -27,11 +27,12 @@ TILE, WARPS = 512, 4
 
 @triton.jit
 def _context(  # type: ignore[no-untyped-def]
-    i, w, b, n0, m0, n1, m1, o, y0, y1, mean, scale, X, Y, Z, C, N, tiles_z, eps: tl.constexpr,
+    i, rest, w, b, n0, m0, n1, m1, o, left_over, y0, y1, mean, scale, X, Y, Z, C, N, tiles_z, eps: tl.constexpr,
     KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr, CX: tl.constexpr, CY: tl.constexpr, CZ: tl.constexpr,
-    G: tl.constexpr, TY: tl.constexpr, TZ: tl.constexpr, BC: tl.constexpr,
+    SPLIT: tl.constexpr, G: tl.constexpr, TY: tl.constexpr, TZ: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Convolution, residual and layer norm of one group of G channels, which the program holds whole."""
+    """Convolution (of `i` without its rest), residual and layer norm of one group of G channels, which the program
+    holds whole."""
     tile, group, plane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     p, j = tl.arange(0, TY * TZ), tl.arange(0, BC)
     y, z = (tile // tiles_z) * TY + p // TZ, ((tile % tiles_z) * TZ + p % TZ) * RUN
@@ -55,8 +56,8 @@ def _context(  # type: ignore[no-untyped-def]
         keep = inside[:, None] & channels[None, :]
         row = plane.to(tl.int64) * Y * Z + y * Z + z + run
         place = row[:, None] * C + c[None, :]
-        a = pick(run, a0, a1, a2, a3) + offset + tl.load(i + place, mask=keep, other=0.0).to(tl.float32)
-        tl.store(o + place, a.to(o.dtype.element_ty), mask=keep)
+        a = pick(run, a0, a1, a2, a3) + offset + stream_at(i, rest, place, keep, SPLIT)
+        stream_to(o, left_over, place, a, keep, SPLIT)
         m = tl.sum(tl.where(keep, a, 0.0), axis=1) / G
         centred = tl.where(keep, a - m[:, None], 0.0)
         r = 1 / tl.sqrt(tl.sum(centred * centred, axis=1) / G + eps)
@@ -67,51 +68,63 @@ def _context(  # type: ignore[no-untyped-def]
 
 
 class _ContextNorms(torch.autograd.Function):
-    """H, weight, bias, padding, eps, type of the normed, weight and bias of norms -> H + convolution, normed."""
+    """H, its rest, weight, bias, padding, eps, type of the normed, weight and bias of norms -> H + convolution, its
+    rest, normed."""
 
     @staticmethod
     def forward(
-        ctx: Any, H: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, padding: tuple[str, ...], eps: float,
-        dtype: torch.dtype, *norms: torch.Tensor,
+        ctx: Any, H: torch.Tensor, rest: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor,
+        padding: tuple[str, ...], eps: float, dtype: torch.dtype, *norms: torch.Tensor,
     ) -> Any:  # fmt: skip
         shape = Shape(H, weight, padding)
         X, Y, Z = shape.grid
         C, groups, N = shape.channels, len(norms) // 2, H[..., 0].numel()
         G = C // groups
         out, taps = torch.empty_like(H), taps_of(weight, H.dtype)
+        left_over = None if rest is None else torch.empty_like(H)
         normed = [torch.empty(*H.shape[:-1], G, device=H.device, dtype=dtype) for _ in range(groups)]
         statistics = torch.empty(2, groups, N, device=H.device, dtype=torch.float32)
         BC = triton.next_power_of_2(G)
         TY, TZ = shape.tiles(max(1, TILE // BC))
         tiles = (triton.cdiv(Y, TY), triton.cdiv(Z, TZ * RUN.value))
         _context[(tiles[0] * tiles[1], groups, shape.batch * X)](
-            H, taps, bias, norms[0], norms[1], norms[-2], norms[-1], out, normed[0], normed[-1], *statistics,
-            X, Y, Z, C, N, tiles[1], eps, **shape.constants, G=G, TY=TY, TZ=TZ, BC=BC, num_warps=WARPS,
+            H, H if rest is None else rest, taps, bias, norms[0], norms[1], norms[-2], norms[-1],
+            out, out if left_over is None else left_over, normed[0], normed[-1], *statistics,
+            X, Y, Z, C, N, tiles[1], eps, **shape.constants, SPLIT=rest is not None, G=G, TY=TY, TZ=TZ, BC=BC,
+            num_warps=WARPS,
         )  # fmt: skip
         ctx.save_for_backward(H, taps, out, statistics, norms[0], norms[-2])
         ctx.shape, ctx.like = shape, [(one.shape, one.dtype) for one in (weight, bias)]
-        return out, *normed
+        ctx.set_materialize_grads(False)  # no zeros for the rest
+        if left_over is not None:
+            ctx.mark_non_differentiable(left_over)
+        return out, left_over, *normed
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dout: torch.Tensor, *dnormed: torch.Tensor) -> Any:
+    def backward(ctx: Any, dout: torch.Tensor | None, _: None, *dnormed: torch.Tensor | None) -> Any:
         H, taps, out, statistics, *weights = ctx.saved_tensors
         shape: Shape = ctx.shape
-        total, norms = norms_backward(out, dnormed, statistics, weights, dout.contiguous())
+        nothing = (*out.shape[:-1], out.shape[-1] // len(dnormed))
+        gradients = [out.new_zeros(nothing) if one is None else one for one in dnormed]
+        more = None if dout is None else dout.contiguous()
+        total, norms = norms_backward(out, gradients, statistics, weights, more)
         dH, found = shape.backward(H, [total], [taps], ctx.like, residual=True)
-        return dH, *found, None, None, None, *norms
+        return dH, None, *found, None, None, None, *norms
 
 
 def context_norms(
     H: torch.Tensor,
+    rest: torch.Tensor | None,
     convolution: Affine,
     padding: Sequence[str],
     norms: Sequence[Affine],
     eps: float,
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """H + convolution of H, and the layer norm of each of one or two equal groups of its channels."""
+) -> tuple[torch.Tensor, torch.Tensor | None, list[torch.Tensor]]:
+    """H + convolution of H, its rest, and the layer norm of each of one or two equal groups of its channels."""
     narrow = torch.is_autocast_enabled(H.device.type)
-    dtype = torch.get_autocast_dtype(H.device.type) if narrow else H.dtype
+    dtype = torch.get_autocast_dtype(H.device.type) if narrow else convolution[0].dtype
     flat = [one for norm in norms for one in norm]
-    out, *normed = _ContextNorms.apply(H.contiguous(), *convolution, tuple(padding), eps, dtype, *flat)
-    return out, normed
+    given = H.contiguous(), rest if rest is None else rest.contiguous()
+    out, rest, *normed = _ContextNorms.apply(*given, *convolution, tuple(padding), eps, dtype, *flat)
+    return out, rest, normed

@@ -38,9 +38,11 @@ GRADIENTS = 4, 2
 """The same for weight gradients."""
 SHORTEST, LONGEST, PROGRAMS = 32, 256, 2560
 """Runs of a chunk, and programs there should be at least."""
-TOGETHER, FEW, WALKS = 27, 9, (4, 512)
-"""Taps up to which a single kernel has all its gradients from one pass, as the registers of four warps hold their sums,
-and up to which those of two do; runs of its tile and programs there should be."""
+TOGETHER, FEW = 27, 9
+"""Taps up to which a single kernel has all its gradients from one pass, as the registers hold their sums, and up to
+which it has them from the first kind of walk."""
+WALKS = (4, 2, 512), (4, 4, 512)
+"""Runs of a tile, warps, and programs there should be at least."""
 
 
 @triton.jit
@@ -366,7 +368,7 @@ class Shape:
         self, x: torch.Tensor, gradient: torch.Tensor, taps: torch.Tensor, dx: torch.Tensor, residual: bool
     ) -> torch.Tensor:
         """Fills `dx`. Partial sums: (C, taps), then (C,)."""
-        (X, Y, Z), C, (BN, programs) = self.grid, self.channels, WALKS
+        (X, Y, Z), C, (BN, warps, programs) = self.grid, self.channels, WALKS[len(taps) > FEW]
         block, planes = min(64, triton.next_power_of_2(C)), self.batch * X
         tiles, blocks = triton.cdiv(Z, BN * RUN.value), triton.cdiv(C, block)
         span = triton.cdiv(Y, min(Y, triton.cdiv(programs, tiles * blocks * planes)))
@@ -374,7 +376,7 @@ class Shape:
         sums = torch.empty(planes * tiles_y * tiles, len(taps) * C + C, device=x.device)
         _gradients[(tiles_y * tiles, blocks, planes)](
             gradient, x, taps, dx, sums, X, Y, Z, C, tiles, **self.constants, RESIDUAL=residual,
-            BN=BN, BC=block, SPAN=span, num_warps=2 if len(taps) <= FEW else 4,
+            BN=BN, BC=block, SPAN=span, num_warps=warps,
         )  # fmt: skip
         return sums
 

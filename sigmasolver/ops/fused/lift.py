@@ -25,15 +25,16 @@ from sigmasolver.ops.affine import Affine
 from sigmasolver.ops.fused import dot_precision
 from sigmasolver.ops.fused.lanes import aside
 from sigmasolver.ops.fused.linear import product
-from sigmasolver.ops.fused.rows import column_sums
+from sigmasolver.ops.fused.rows import column_sums, stream_to
 from sigmasolver.ops.fused.tables import Form, narrowed
+from sigmasolver.ops.stream import NARROW
 
 __all__ = ["lift"]
 
 PROGRAMS = 528
 """That the backward pass is cut into, where there are points enough."""
-TILES = {2: (64, 64), 4: (32, 32)}
-"""Points and inner channels of a tile, by the bytes of a number."""
+FORWARD, BACKWARD = {2: (64, 64, 4, 2), 4: (32, 32, 4, 2)}, {2: (64, 64, 4, 2), 4: (32, 32, 4, 2)}
+"""Points and inner channels of a tile, warps, and stages of the pipeline, by the bytes of a number."""
 
 
 @triton.jit
@@ -73,8 +74,8 @@ def _inner(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _lift_forward(  # type: ignore[no-untyped-def]
-    x, pre, wx, b1, w2, b2, offset, out, N, G,
-    Q: tl.constexpr, I: tl.constexpr, C: tl.constexpr,
+    x, pre, wx, b1, w2, b2, offset, out, rest, N, G,
+    Q: tl.constexpr, I: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr,
     BN: tl.constexpr, BQ: tl.constexpr, BF: tl.constexpr, BC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """H of a tile of points. pre (G, I) in float32, wx (I, BQ), w2 (C, I)."""
@@ -91,7 +92,7 @@ def _lift_forward(  # type: ignore[no-untyped-def]
     total += tl.load(b2 + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
     total += tl.load(offset + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
     keep = (n[:, None] < N) & (c[None, :] < C)
-    tl.store(out + n.to(tl.int64)[:, None] * C + c[None, :], total.to(out.dtype.element_ty), mask=keep)
+    stream_to(out, rest, n.to(tl.int64)[:, None] * C + c[None, :], total, keep, SPLIT)
 
 
 @triton.jit
@@ -131,39 +132,46 @@ def _filled(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return Form((rows, _width(n)), (rows, n), (_width(n), 1), dtype).made(matrix)
 
 
-def _tile(x: torch.Tensor, w2: torch.Tensor) -> dict[str, Any]:
+def _tile(tiles: dict[int, tuple[int, int, int, int]], x: torch.Tensor, w2: torch.Tensor) -> dict[str, Any]:
     (C, I), Q = w2.shape, x.shape[1]
-    BN, BF = TILES[w2.element_size()]
+    BN, BF, warps, stages = tiles[w2.element_size()]
     sizes = {"Q": Q, "I": I, "C": C, "BN": BN, "BQ": _width(Q), "BF": BF, "BC": _width(C)}
-    return sizes | {"PRECISION": dot_precision(), "num_warps": 4, "num_stages": 2}
+    return sizes | {"PRECISION": dot_precision(), "num_warps": warps, "num_stages": stages}
 
 
 class _Lift(torch.autograd.Function):
-    """The type of products, x (N, Q), positions (G, P), the two maps, the offset."""
+    """The type of products, whether the stream is split, x (N, Q), positions (G, P), the two maps, the offset -> the
+    stream and its rest."""
 
     @staticmethod
     def forward(
-        ctx: Any, dtype: torch.dtype, x: torch.Tensor, positions: torch.Tensor,
+        ctx: Any, dtype: torch.dtype, split: bool, x: torch.Tensor, positions: torch.Tensor,
         w1: torch.Tensor, b1: torch.Tensor, w2: torch.Tensor, b2: torch.Tensor, offset: torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> Any:  # fmt: skip
         N, (G, P), C = len(x), positions.shape, len(w2)
         pre = product(_filled(positions, dtype), _filled(w1[:, :P], dtype).T)
         wx, narrow = _filled(w1[:, P:], dtype), narrowed(w2, dtype).contiguous()
-        out = torch.empty(N, C, device=x.device, dtype=torch.promote_types(dtype, offset.dtype))
-        tile = _tile(x, narrow)
-        _lift_forward[(triton.cdiv(N, tile["BN"]),)](x, pre, wx, b1, narrow, b2, offset, out, N, G, **tile)
+        kind = NARROW if split else torch.promote_types(dtype, offset.dtype)
+        out = torch.empty(N, C, device=x.device, dtype=kind)
+        rest, tile = torch.empty_like(out) if split else None, _tile(FORWARD, x, narrow)
+        _lift_forward[(triton.cdiv(N, tile["BN"]),)](
+            x, pre, wx, b1, narrow, b2, offset, out, out if rest is None else rest, N, G, SPLIT=split, **tile
+        )
+        ctx.set_materialize_grads(False)  # no zeros for the rest
+        if rest is not None:
+            ctx.mark_non_differentiable(rest)
         ctx.save_for_backward(x, positions, pre, wx, b1, narrow)
         ctx.kinds = [one.dtype for one in (w1, b1, w2, b2, offset)]
-        return out
+        return out, rest
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dH: torch.Tensor) -> Any:
+    def backward(ctx: Any, dH: torch.Tensor, _: None) -> Any:
         x, positions, pre, wx, b1, w2 = ctx.saved_tensors
         (N, Q), (G, I), dtype = x.shape, pre.shape, w2.dtype
         dH = dH.contiguous()
         narrow = dH.to(dtype)
-        tile = _tile(x, w2)
+        tile = _tile(BACKWARD, x, w2)
         across = triton.cdiv(I, tile["BF"])
         span = triton.cdiv(N * across, PROGRAMS * tile["BN"]) * tile["BN"]
         g, dh = (torch.empty(N, I, device=x.device, dtype=dtype) for _ in range(2))
@@ -183,14 +191,18 @@ class _Lift(torch.autograd.Function):
             return [one.to(kind) for one, kind in zip(found, ctx.kinds[2:], strict=True)]
 
         found = *aside(first, dh, x, positions), *aside(second, dH, narrow, g)
-        dx = product(dh, wx)[:, :Q].to(x.dtype).contiguous() if ctx.needs_input_grad[1] else None
-        return None, dx, None, *found
+        dx = product(dh, wx)[:, :Q].to(x.dtype).contiguous() if ctx.needs_input_grad[2] else None
+        return None, None, dx, None, *found
 
 
-def lift(x: torch.Tensor, positions: torch.Tensor, first: Affine, second: Affine, offset: torch.Tensor) -> torch.Tensor:
+def lift(
+    x: torch.Tensor, positions: torch.Tensor, first: Affine, second: Affine, offset: torch.Tensor, split: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`ops.lift.lift` for positions without a gradient; products in the narrow type under autocast."""
     narrow = torch.is_autocast_enabled(x.device.type)
     dtype = torch.get_autocast_dtype(x.device.type) if narrow else x.dtype
     rows, points = (one.reshape(-1, one.shape[-1]).contiguous() for one in (x, positions))
     with torch.autocast(x.device.type, enabled=False):
-        return _Lift.apply(dtype, rows, points, *first, *second, offset).view(*x.shape[:-1], len(offset))
+        H, rest = _Lift.apply(dtype, split, rows, points, *first, *second, offset)
+    shape = *x.shape[:-1], len(offset)
+    return H.view(shape), rest if rest is None else rest.view(shape)

@@ -28,7 +28,7 @@ from sigmasolver.ops.fused import dot_precision
 from sigmasolver.ops.fused.gate import CHANNELS, EXTRA, gated, sigmoid, through_gate
 from sigmasolver.ops.fused.lanes import aside
 from sigmasolver.ops.fused.linear import product
-from sigmasolver.ops.fused.rows import folded
+from sigmasolver.ops.fused.rows import folded, stream_at, stream_to
 from sigmasolver.ops.fused.tables import Form, form_of
 from sigmasolver.ops.swiglu import ALIGNED
 
@@ -38,8 +38,8 @@ PROGRAMS = 2048
 """That the backward pass is cut into at least, where there are points enough; each leaves one row of partial sums."""
 KEPT = 10**8
 """Bytes of a stream from which on y is made again rather than kept: there memory is dearer than a pass."""
-TILES = {2: (64, 64), 4: (32, 32)}
-"""Points and inner channels of a tile, by the bytes of a number."""
+TILES = {2: (64, 64, 2), 4: (32, 32, 2)}
+"""Points and inner channels of a tile and stages of the pipeline, by the bytes of a number."""
 TILE, BACK = 2048, 512
 """Elements of a tile of the passes without products, of four warps, and of the backward pass, of one."""
 
@@ -55,9 +55,11 @@ def _share(s0, s1, n, c, C: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[n
 
 
 @triton.jit
-def _joined(H, s0, s1, n, c, keep, C: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+def _joined(  # type: ignore[no-untyped-def]
+    H, rest, s0, s1, n, c, keep, C: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr
+):
     """One tile of x in float32; n and c as (BN, 1) and (1, BC)."""
-    x = tl.load(H + n * C + c, mask=keep, other=0.0).to(tl.float32)
+    x = stream_at(H, rest, n * C + c, keep, SPLIT)
     if PARTS == 1:
         x += tl.load(s0 + n * C + c, mask=keep, other=0.0).to(tl.float32)
     if PARTS == 2:
@@ -90,8 +92,8 @@ def _keep(normed, y, n, c, keep, left, C: tl.constexpr):  # type: ignore[no-unty
 
 @triton.jit
 def _whole(  # type: ignore[no-untyped-def]
-    H, s0, s1, w, b, win, b_in, wout, bout, out, normed, N, eps: tl.constexpr,
-    C: tl.constexpr, W: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, KEEP: tl.constexpr,
+    H, rest, s0, s1, w, b, win, b_in, wout, bout, out, left_over, normed, N, eps: tl.constexpr,
+    C: tl.constexpr, W: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, KEEP: tl.constexpr,
     BN: tl.constexpr, BC: tl.constexpr, BF: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The forward pass of a tile of points, with KEEP also y. win (2 W, C), b_in (2 W), wout (W, C)."""
@@ -100,12 +102,13 @@ def _whole(  # type: ignore[no-untyped-def]
     left = N - tl.program_id(0) * BN
     keep = (n < left) & (c[None, :] < C)
     share: tl.constexpr = C // 2 if PARTS == 2 else C
-    x = _joined(H + first * C, s0 + first * share, s1 + first * share, n, c[None, :], keep, C, PARTS, EVEN)
+    H, rest, s0, s1 = H + first * C, rest + first * C, s0 + first * share, s1 + first * share
+    x = _joined(H, rest, s0, s1, n, c[None, :], keep, C, SPLIT, PARTS, EVEN)
     wide = _normed(x, w, b, c, keep, eps, C)[3]
     if KEEP:
         _keep(normed + first * (C + EXTRA), wide, n, c[None, :], keep, left, C)
     y = wide.to(win.dtype.element_ty)
-    total = tl.zeros((BN, BC), tl.float32)
+    total = x + tl.load(bout + c, mask=c < C, other=0.0).to(tl.float32)[None, :]  # not later: x need not be held then
     for start in range(0, W, BF):
         f = start + tl.arange(0, BF)
         known = (f[:, None] < W) & (c[None, :] < C)
@@ -117,41 +120,40 @@ def _whole(  # type: ignore[no-untyped-def]
         a = gate * up * sigmoid(gate)
         wd = tl.load(wout + place, mask=known, other=0.0)
         total = tl.dot(a.to(y.dtype), wd, total, input_precision=PRECISION)
-    total += tl.load(bout + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
-    total += x
-    tl.store(out + first * C + n * C + c[None, :], total.to(out.dtype.element_ty), mask=keep)
+    stream_to(out + first * C, left_over + first * C, n * C + c[None, :], total, keep, SPLIT)
 
 
 @triton.jit
 def _join_norm(  # type: ignore[no-untyped-def]
-    H, s0, s1, w, b, y, N, eps: tl.constexpr,
-    C: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
+    H, rest, s0, s1, w, b, y, N, eps: tl.constexpr,
+    C: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """y alone."""
     n, c = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64)[:, None], tl.arange(0, BC)
     keep = (n < N) & (c[None, :] < C)
-    x = _joined(H, s0, s1, n, c[None, :], keep, C, PARTS, EVEN)
+    x = _joined(H, rest, s0, s1, n, c[None, :], keep, C, SPLIT, PARTS, EVEN)
     _keep(y, _normed(x, w, b, c, keep, eps, C)[3], n, c[None, :], keep, N, C)
 
 
 @triton.jit
 def _join_add(  # type: ignore[no-untyped-def]
-    H, s0, s1, m, bias, out, N,
-    C: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
+    H, rest, s0, s1, m, bias, out, left_over, N,
+    C: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """x + m + bias."""
     n, c = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64)[:, None], tl.arange(0, BC)
     keep = (n < N) & (c[None, :] < C)
-    total = _joined(H, s0, s1, n, c[None, :], keep, C, PARTS, EVEN)
+    total = _joined(H, rest, s0, s1, n, c[None, :], keep, C, SPLIT, PARTS, EVEN)
     total += tl.load(m + n * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
     total += tl.load(bias + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
-    tl.store(out + n * C + c[None, :], total.to(out.dtype.element_ty), mask=keep)
+    stream_to(out, left_over, n * C + c[None, :], total, keep, SPLIT)
 
 
 @triton.jit
 def _join_backward(  # type: ignore[no-untyped-def]
-    H, s0, s1, w, b, dy, dout, dx, d0, d1, sums, N, eps: tl.constexpr,
-    C: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SPAN: tl.constexpr,
+    H, rest, s0, s1, w, b, dy, dout, dx, d0, d1, sums, N, eps: tl.constexpr,
+    C: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
+    SPAN: tl.constexpr,
 ):  # fmt: skip
     """Through the norm to x and the branches. A row of `sums`: weight and bias of the norm, sum of dout."""
     first = tl.program_id(0).to(tl.int64) * SPAN
@@ -166,7 +168,7 @@ def _join_backward(  # type: ignore[no-untyped-def]
         n = (start + tl.arange(0, BN))[:, None]
         keep = (n < N - tl.program_id(0) * SPAN) & (c[None, :] < C)
         place = n * C + c[None, :]
-        x = _joined(H, s0, s1, n, c[None, :], keep, C, PARTS, EVEN)
+        x = _joined(H, rest, s0, s1, n, c[None, :], keep, C, SPLIT, PARTS, EVEN)
         hat, r, weight = _normed(x, w, b, c, keep, eps, C)[:3]
         g = tl.load(dy + place, mask=keep, other=0.0).to(tl.float32)
         more = tl.load(dout + place, mask=keep, other=0.0).to(tl.float32)
@@ -190,36 +192,42 @@ def _join_backward(  # type: ignore[no-untyped-def]
 class _Steps:
     """The kernels above on one stream and its branches."""
 
-    def __init__(self, H: torch.Tensor, parts: Sequence[torch.Tensor], norm: Affine, eps: float) -> None:
-        self.H, self.norm, self.eps = H, norm, eps
+    def __init__(
+        self, H: torch.Tensor, rest: torch.Tensor | None, parts: Sequence[torch.Tensor], norm: Affine, eps: float
+    ) -> None:
+        self.H, self.norm, self.eps, self.split = H, norm, eps, rest is not None
         self.N, self.C = H.shape
-        self.joined = (H, *(*parts, H, H)[:2])
+        self.joined = (H, H if rest is None else rest, *(*parts, H, H)[:2])
         BC = max(16, triton.next_power_of_2(self.C))
-        self.tile = {"C": self.C, "PARTS": len(parts), "EVEN": self.C % 16 == 0, "BN": max(1, TILE // BC), "BC": BC}
+        self.tile = {"C": self.C, "SPLIT": self.split, "PARTS": len(parts), "EVEN": self.C % 16 == 0}
+        self.tile |= {"BN": max(1, TILE // BC), "BC": BC}
         self.blocks = (triton.cdiv(self.N, self.tile["BN"]),)
 
     def whole(
         self, win: torch.Tensor, b_in: torch.Tensor, wout: torch.Tensor, bout: torch.Tensor, keep: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """out, and y if it is to be kept."""
-        BN, BF = TILES[win.element_size()]
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """out, its rest where H has one, and y if it is to be kept."""
+        BN, BF, stages = TILES[win.element_size()]
         tile = self.tile | {"BN": BN, "BF": BF, "W": len(wout)}
-        out, y = torch.empty_like(self.H), win.new_empty(self.N, self.C + EXTRA.value) if keep else None
+        out, rest = self._ends()
+        y = win.new_empty(self.N, self.C + EXTRA.value) if keep else None
         _whole[(triton.cdiv(self.N, tile["BN"]),)](
-            *self.joined, *self.norm, win, b_in, wout, bout, out, out if y is None else y, self.N, self.eps,
-            KEEP=keep, PRECISION=dot_precision(), **tile, num_warps=4, num_stages=2,
+            *self.joined, *self.norm, win, b_in, wout, bout, out, out if rest is None else rest,
+            out if y is None else y, self.N, self.eps, KEEP=keep, PRECISION=dot_precision(), **tile,
+            num_warps=4, num_stages=stages,
         )  # fmt: skip
-        return out, y
+        return out, rest, y
 
     def normed(self, dtype: torch.dtype) -> torch.Tensor:
         y = torch.empty(self.N, self.C + EXTRA.value, device=self.H.device, dtype=dtype)
         _join_norm[self.blocks](*self.joined, *self.norm, y, self.N, self.eps, **self.tile)
         return y
 
-    def added(self, m: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(self.H)
-        _join_add[self.blocks](*self.joined, m, bias, out, self.N, **self.tile)
-        return out
+    def added(self, m: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """out, and its rest where H has one."""
+        out, rest = self._ends()
+        _join_add[self.blocks](*self.joined, m, bias, out, out if rest is None else rest, self.N, **self.tile)
+        return out, rest
 
     def backward(
         self, dy: torch.Tensor, dout: torch.Tensor, parts: Sequence[torch.Tensor]
@@ -236,6 +244,9 @@ class _Steps:
         )  # fmt: skip
         return dx, dparts, sums
 
+    def _ends(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return torch.empty_like(self.H), torch.empty_like(self.H) if self.split else None
+
 
 def _filled(tensor: torch.Tensor, W: int, dtype: torch.dtype) -> torch.Tensor:
     """Gate's rows, then up's, each filled up to W."""
@@ -244,34 +255,39 @@ def _filled(tensor: torch.Tensor, W: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 class _Mixing(torch.autograd.Function):
-    """eps, the type of products, whether y is kept, H (N, C), norm, gate and up, down, then the branches."""
+    """eps, the type of products, whether y is kept, H (N, C), its rest, norm, gate and up, down, then the branches ->
+    the stream and its rest."""
 
     @staticmethod
     def forward(
-        ctx: Any, eps: float, dtype: torch.dtype, keep: bool, H: torch.Tensor, w: torch.Tensor, b: torch.Tensor,
-        win: torch.Tensor, b_in: torch.Tensor, wout: torch.Tensor, bout: torch.Tensor, *parts: torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
+        ctx: Any, eps: float, dtype: torch.dtype, keep: bool, H: torch.Tensor, rest: torch.Tensor | None,
+        w: torch.Tensor, b: torch.Tensor, win: torch.Tensor, b_in: torch.Tensor, wout: torch.Tensor, bout: torch.Tensor,
+        *parts: torch.Tensor,
+    ) -> Any:  # fmt: skip
         C, F = wout.shape
         W = -(-F // ALIGNED) * ALIGNED
         up, bias = _filled(win, W, dtype), _filled(b_in, W, torch.float32)
         down = form_of(wout, Form((W, C), (C, F), (1, C), dtype))
-        steps = _Steps(H, parts, (w, b), eps)
+        steps = _Steps(H, rest, parts, (w, b), eps)
         if C <= CHANNELS:
-            out, y = steps.whole(up, bias, down, bout, keep)
+            out, rest, y = steps.whole(up, bias, down, bout, keep)
         else:
             y = steps.normed(dtype)
-            out = steps.added(gated(y[:, :C] @ up.T, bias, None) @ down, bout)
+            out, rest = steps.added(gated(y[:, :C] @ up.T, bias, None) @ down, bout)
         ctx.save_for_backward(H, w, b, up, bias, down, y if keep else None, *parts)
         ctx.eps, ctx.F, ctx.kinds = eps, F, [one.dtype for one in (w, b, win, b_in, wout, bout)]
-        return out
+        ctx.set_materialize_grads(False)  # no zeros for the rest
+        if rest is not None:
+            ctx.mark_non_differentiable(rest)
+        return out, rest
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dout: torch.Tensor) -> Any:
+    def backward(ctx: Any, dout: torch.Tensor, _: None) -> Any:
         H, w, b, up, bias, down, y, *parts = ctx.saved_tensors
         dout = dout.contiguous()
         F, (W, C) = ctx.F, down.shape
-        steps = _Steps(H, parts, (w, b), ctx.eps)
+        steps = _Steps(H, None, parts, (w, b), ctx.eps)
         y = steps.normed(up.dtype) if y is None else y
         a, inner, dy, narrow = through_gate(y, dout, up, bias, down)
         kind_w, kind_b, *kinds, kind_bout = ctx.kinds
@@ -288,7 +304,7 @@ class _Mixing(torch.autograd.Function):
             return [one.to(kind) for one, kind in zip(folded(ends).split(C), (kind_w, kind_b, kind_bout), strict=True)]
 
         dw, db, dbout = aside(outer_maps, ends)
-        return None, None, None, dx, dw, db, *dinner, dbout, *dparts
+        return None, None, None, dx, None, dw, db, *dinner, dbout, *dparts
 
 
 def _aligned(x: torch.Tensor) -> torch.Tensor:
@@ -298,12 +314,14 @@ def _aligned(x: torch.Tensor) -> torch.Tensor:
 
 
 def mixing_residual(
-    H: torch.Tensor, parts: Sequence[torch.Tensor], norm: Affine, gate_up: Affine, down: Affine, eps: float
-) -> torch.Tensor:
+    H: torch.Tensor, rest: torch.Tensor | None, parts: Sequence[torch.Tensor], norm: Affine, gate_up: Affine,
+    down: Affine, eps: float,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """`ops.mixing.mixing_residual` for none, one or two branches; products in the narrow type under autocast."""
     narrow = torch.is_autocast_enabled(H.device.type)
-    dtype = torch.get_autocast_dtype(H.device.type) if narrow else H.dtype
-    rows = [_aligned(one.reshape(-1, one.shape[-1])) for one in (H, *parts)]
+    dtype = torch.get_autocast_dtype(H.device.type) if narrow else gate_up[0].dtype
+    rows = [one if one is None else _aligned(one.reshape(-1, one.shape[-1])) for one in (H, rest, *parts)]
     keep = torch.is_grad_enabled() and H.nbytes < KEPT
     with torch.autocast(H.device.type, enabled=False):
-        return _Mixing.apply(eps, dtype, keep, rows[0], *norm, *gate_up, *down, *rows[1:]).view(H.shape)
+        out, rest = _Mixing.apply(eps, dtype, keep, *rows[:2], *norm, *gate_up, *down, *rows[2:])
+    return out.view(H.shape), rest if rest is None else rest.view(H.shape)

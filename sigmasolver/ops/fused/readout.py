@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.affine import Affine
 from sigmasolver.ops.fused.lanes import aside
-from sigmasolver.ops.fused.rows import added, folded
+from sigmasolver.ops.fused.rows import added, folded, stream_at
 
 __all__ = ["readout"]
 
@@ -29,10 +29,10 @@ TILE, PROGRAMS, LONGEST = 512, 2048, 64
 
 
 @triton.jit
-def _hat(H, n, c, N, eps: tl.constexpr, C: tl.constexpr):  # type: ignore[no-untyped-def]
+def _hat(H, rest, n, c, N, eps: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr):  # type: ignore[no-untyped-def]
     """Normalised rows and their scale."""
     keep = (n[:, None] < N) & (c[None, :] < C)
-    x = tl.load(H + n.to(tl.int64)[:, None] * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+    x = stream_at(H, rest, n.to(tl.int64)[:, None] * C + c[None, :], keep, SPLIT)
     centred = tl.where(keep, x - (tl.sum(x, axis=1) / C)[:, None], 0.0)
     r = 1 / tl.sqrt(tl.sum(centred * centred, axis=1) / C + eps)
     return centred * r[:, None], r
@@ -46,10 +46,11 @@ def _channels(x, c, C: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _read(  # type: ignore[no-untyped-def]
-    H, w, v, W, b, u, N, eps: tl.constexpr, C: tl.constexpr, FIELDS: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr
-):
+    H, rest, w, v, W, b, u, N, eps: tl.constexpr,
+    C: tl.constexpr, SPLIT: tl.constexpr, FIELDS: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
     n, c = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BC)
-    y = _hat(H, n, c, N, eps, C)[0] * _channels(w, c, C) + _channels(v, c, C)
+    y = _hat(H, rest, n, c, N, eps, C, SPLIT)[0] * _channels(w, c, C) + _channels(v, c, C)
     for o in tl.static_range(FIELDS):
         out = tl.sum(y * _channels(W + o * C, c, C), axis=1) + tl.load(b + o).to(tl.float32)
         tl.store(u + n.to(tl.int64) * FIELDS + o, out.to(u.dtype.element_ty), mask=n < N)
@@ -67,7 +68,7 @@ def _read_backward(  # type: ignore[no-untyped-def]
     db = (tl.zeros((BN,), tl.float32),) * FIELDS
     for start in range(0, SPAN, BN):
         n = chunk * SPAN + start + tl.arange(0, BN)
-        hat, r = _hat(H, n, c, N, eps, C)
+        hat, r = _hat(H, H, n, c, N, eps, C, False)
         g = tl.zeros((BN, BC), tl.float32)
         for o in tl.static_range(FIELDS):
             d = tl.load(du + n.to(tl.int64) * FIELDS + o, mask=n < N, other=0.0).to(tl.float32)
@@ -85,14 +86,17 @@ def _read_backward(  # type: ignore[no-untyped-def]
 
 
 class _Readout(torch.autograd.Function):
-    """H (N, C), weight and bias of the norm, weight and bias of the map, eps."""
+    """H (N, C), its rest, weight and bias of the norm, weight and bias of the map, eps."""
 
     @staticmethod
     def forward(
-        ctx: Any, H: torch.Tensor, w: torch.Tensor, v: torch.Tensor, W: torch.Tensor, b: torch.Tensor, eps: float
-    ) -> torch.Tensor:
-        u, tile = H.new_empty(len(H), len(W)), _tile(W)
-        _read[(triton.cdiv(len(H), tile["BN"]),)](H, w, v, W, b, u, len(H), eps, **tile, num_warps=1)
+        ctx: Any, H: torch.Tensor, rest: torch.Tensor | None, w: torch.Tensor, v: torch.Tensor, W: torch.Tensor,
+        b: torch.Tensor, eps: float,
+    ) -> torch.Tensor:  # fmt: skip
+        u, tile = W.new_empty(len(H), len(W)), _tile(W)
+        _read[(triton.cdiv(len(H), tile["BN"]),)](
+            H, H if rest is None else rest, w, v, W, b, u, len(H), eps, SPLIT=rest is not None, **tile, num_warps=1
+        )
         ctx.save_for_backward(H, w, v, W)
         ctx.eps = eps
         return u
@@ -113,7 +117,7 @@ class _Readout(torch.autograd.Function):
             found = (W * K).sum(0), (W * each).sum(0), torch.addcmul(K * w, each, v), db.contiguous()
             return [one.to(W.dtype) for one in found]
 
-        return dH, *aside(maps, sums), None
+        return dH, None, *aside(maps, sums), None
 
 
 def _tile(W: torch.Tensor) -> dict[str, int]:
@@ -122,7 +126,7 @@ def _tile(W: torch.Tensor) -> dict[str, int]:
     return {"C": C, "FIELDS": fields, "BN": max(1, TILE // block), "BC": block}
 
 
-def readout(H: torch.Tensor, norm: Affine, out: Affine, eps: float) -> torch.Tensor:
+def readout(H: torch.Tensor, rest: torch.Tensor | None, norm: Affine, out: Affine, eps: float) -> torch.Tensor:
     """`ops.readout.readout`."""
-    rows = H.reshape(-1, H.shape[-1]).contiguous()
-    return _Readout.apply(rows, *norm, *out, eps).view(*H.shape[:-1], -1)
+    rows = (one if one is None else one.reshape(-1, one.shape[-1]).contiguous() for one in (H, rest))
+    return _Readout.apply(*rows, *norm, *out, eps).view(*H.shape[:-1], -1)

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fused.lanes import aside
 
-__all__ = ["added", "column_sums", "folded", "layer_norm", "norms_backward", "silu_product"]
+__all__ = ["added", "column_sums", "folded", "layer_norm", "norms_backward", "silu_product", "stream_at", "stream_to"]
 
 CHUNK, PROGRAMS, TILE = 512, 4096, 512
 """Rows of a chunk at most; programs there should be at least; elements of a tile, of one warp."""
@@ -31,6 +31,24 @@ CHUNK, PROGRAMS, TILE = 512, 4096, 512
 def added(sums, i: tl.constexpr, more):  # type: ignore[no-untyped-def]
     """Several sums, with `more` added to the i-th."""
     return sums[:i] + (sums[i] + more,) + sums[i + 1 :]  # noqa: RUF005, Triton knows no stars
+
+
+@triton.jit
+def stream_at(main, rest, place, keep, SPLIT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Numbers of a stream in float32 (`ops.stream`); not SPLIT: `main` is all of it."""
+    x = tl.load(main + place, mask=keep, other=0.0).to(tl.float32)
+    if SPLIT:
+        x += tl.load(rest + place, mask=keep, other=0.0).to(tl.float32)
+    return x
+
+
+@triton.jit
+def stream_to(main, rest, place, x, keep, SPLIT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The way back."""
+    rounded = x.to(main.dtype.element_ty)
+    tl.store(main + place, rounded, mask=keep)
+    if SPLIT:
+        tl.store(rest + place, (x - rounded.to(tl.float32)).to(rest.dtype.element_ty), mask=keep)
 
 
 @triton.jit

@@ -1,0 +1,225 @@
+"""A stream in two parts: as exact as one in float32 forward, with gradients in the type of its first part.
+
+On a GPU the kernels run for real; elsewhere through Triton's interpreter, which cuts bf16 off instead of rounding it.
+"""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sigmasolver.models import Options, build_model
+from sigmasolver.models.solver import Solver
+from sigmasolver.models.variants import VARIANTS
+from sigmasolver.ops import fused
+from sigmasolver.ops.context import context_norms
+from sigmasolver.ops.convolution import _plain as plain_convolution
+from sigmasolver.ops.lift import lift
+from sigmasolver.ops.mixing import mixing_residual
+from sigmasolver.ops.readout import readout
+from sigmasolver.ops.stream import NARROW, whole
+from sigmasolver.train.engine import recompute
+
+pytest.importorskip("triton")
+from sigmasolver.ops.fused import gate as fused_gate
+from sigmasolver.ops.fused import mixing as fused_mixing
+from tests.ops.device import DEVICE, gpu
+
+EPS = 1e-5
+EXACT, NEAR = 1e-4, 2e-2
+"""In the norm: sixteen bits of the fraction, and eight, several times."""
+
+
+@pytest.fixture(autouse=True)
+def fused_everywhere(monkeypatch):
+    monkeypatch.setattr(fused, "interpreted", DEVICE == "cpu")
+
+
+def halves(x):
+    """Both parts of a stream that bf16 cannot hold."""
+    main = x.to(NARROW)
+    return main, (x - main.float()).to(NARROW)
+
+
+def error(found, expected):
+    return float((found.detach().cpu().double() - expected.detach()).norm() / expected.detach().norm().clamp(min=1e-3))
+
+
+def agree(twin, plain, x, weights):
+    """`twin(main, rest, *weights)` against `plain(H, *weights)` in float64, H moving with `main`."""
+    main, rest = (one.to(DEVICE) for one in halves(x))
+    main.requires_grad_()
+    given = [one.to(DEVICE).requires_grad_() for one in weights]
+    exact = whole(main, rest).detach().cpu().double().requires_grad_()
+    wide = [one.detach().cpu().double().requires_grad_() for one in given]
+    stream, others = twin(main, rest, *given)
+    wanted, *beside = plain(exact, *wide)
+    assert [one.dtype for one in stream] == [NARROW, NARROW] and not stream[1].requires_grad
+    assert error(stream[0], wanted) > 10 * EXACT > 10 * error(whole(*stream), wanted)
+    for one, two in zip(others, beside, strict=True):
+        assert error(one, two) < EXACT
+    shares = [torch.randn(one.shape, dtype=torch.float64) for one in (wanted, *beside)]
+    ours = sum((one * share.to(DEVICE).to(one)).sum() for one, share in zip((stream[0], *others), shares, strict=True))
+    theirs = sum((one * share).sum() for one, share in zip((wanted, *beside), shares, strict=True))
+    pairs = zip(torch.autograd.grad(ours, (main, *given)), torch.autograd.grad(theirs, (exact, *wide)), strict=True)
+    for place, (one, two) in enumerate(pairs):
+        assert error(one, two) < NEAR, place
+
+
+@pytest.mark.parametrize(
+    ("grid", "C", "padding", "groups"),
+    [((7, 6), 10, ("zeros", "circular"), 2), ((9,), 6, ("circular",), 1), ((3, 4, 5), 16, ("zeros",) * 3, 2)],
+)
+def test_context(grid, C, padding, groups):
+    """The convolution sees the first part alone, so its kernel is small here; the residual is whole."""
+    torch.manual_seed(0)
+    norm = (C // groups,)
+    weights = [torch.randn(C, 1, *(3,) * len(grid)) * 2**-9, *(torch.randn(s) for s in ((C,), *(norm,) * 2 * groups))]
+
+    def twin(H, rest, w, b, *norms):
+        pairs = list(zip(norms[::2], norms[1::2], strict=True))
+        out, rest, normed = context_norms(H, rest, (w, b), padding, pairs, EPS)
+        return (out, rest), normed
+
+    def plain(H, w, b, *norms):
+        out = H + plain_convolution(H, w, b, padding)
+        pairs = zip(out.chunk(groups, -1), norms[::2], norms[1::2], strict=True)
+        return out, *(F.layer_norm(share, norm, *pair, EPS) for share, *pair in pairs)
+
+    agree(twin, plain, torch.randn(2, *grid, C), weights)
+
+
+@pytest.mark.parametrize("branches", [0, 1, 2])
+@pytest.mark.parametrize("held", [True, False], ids=["in one kernel", "by the library"])
+@pytest.mark.parametrize("kept", [True, False])
+def test_mixing(branches, held, kept, monkeypatch):
+    torch.manual_seed(1)
+    for module in (fused_gate, fused_mixing):
+        monkeypatch.setattr(module, "CHANNELS", 128 if held else 0)
+    monkeypatch.setattr(fused_mixing, "KEPT", 10**8 if kept else 0)
+    N, C, inner = 70, 12, 9
+    shapes = [(C,), (C,), (2 * inner, C), (2 * inner,), (C, inner), (C,), *((N, C // max(1, branches)),) * branches]
+
+    def twin(H, rest, w, b, win, b_in, wout, bout, *parts):
+        return mixing_residual(H, rest, parts, (w, b), (win, b_in), (wout, bout), EPS), ()
+
+    def plain(H, w, b, win, b_in, wout, bout, *parts):
+        x = H + torch.cat(parts, -1) if parts else H
+        gate, up = F.linear(F.layer_norm(x, (C,), w, b, EPS), win, b_in).chunk(2, -1)
+        return (x + F.linear(F.silu(gate) * up, wout, bout),)
+
+    agree(twin, plain, torch.randn(N, C), [torch.randn(shape) for shape in shapes])
+
+
+@pytest.mark.parametrize("fields", [2, 9], ids=["fused", "plain"])
+def test_readout(fields):
+    torch.manual_seed(2)
+    C, x = 20, torch.randn(3, 11, 20)
+    weights = [torch.randn(C), torch.randn(C), torch.randn(fields, C), torch.randn(fields)]
+    main, rest = (one.to(DEVICE) for one in halves(x))
+    given = [one.to(DEVICE).requires_grad_() for one in (main, *weights)]
+    wide = [one.double().requires_grad_() for one in (whole(main, rest).cpu(), *weights)]
+    found = readout(given[0], rest, (given[1], given[2]), (given[3], given[4]), EPS)
+    wanted = F.layer_norm(wide[0], (C,), wide[1], wide[2], EPS) @ wide[3].T + wide[4]
+    assert found.dtype == torch.float32 and error(found, wanted) < EXACT
+    share = torch.randn(wanted.shape, dtype=torch.float64)
+    ours = torch.autograd.grad((found * share.to(found)).sum(), given)
+    theirs = torch.autograd.grad((wanted * share).sum(), wide)
+    assert ours[0].dtype == NARROW
+    assert max(error(one, two) for one, two in zip(ours, theirs, strict=True)) < NEAR
+
+
+def test_lift():
+    torch.manual_seed(3)
+    x, points = torch.randn(2, 7, 5, 3), torch.rand(7, 5, 4)
+    weights = [torch.randn(16, 7), torch.randn(16), torch.randn(8, 16), torch.randn(8), torch.rand(8)]
+
+    def made(x, points, w1, b1, w2, b2, offset):
+        return lift(x, points, (w1, b1), (w2, b2), offset, split=True)
+
+    given = [one.to(DEVICE).requires_grad_() for one in weights]
+    wide = [one.double().requires_grad_() for one in weights]
+    main, rest = made(x.to(DEVICE), points.to(DEVICE), *given)
+    wanted, none = made(x.double(), points.double(), *wide)  # plainly
+    assert none is None and rest.dtype == main.dtype == NARROW and not rest.requires_grad
+    assert error(main, wanted) > 10 * EXACT > 10 * error(whole(main, rest), wanted)
+    share = torch.randn(wanted.shape, dtype=torch.float64)
+    ours = torch.autograd.grad((main * share.to(main)).sum(), given)
+    theirs = torch.autograd.grad((wanted * share).sum(), wide)
+    assert max(error(one, two) for one, two in zip(ours, theirs, strict=True)) < NEAR
+
+
+def solver(name="transolver-sigma", **options):
+    torch.manual_seed(4)
+    model = build_model(
+        name, grid=(8, 9), in_channels=3, out_channels=2, width=16, depth=2, heads=2, slices=5, modes=2,
+        options=Options(**options),
+    )  # fmt: skip
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.to(DEVICE)
+
+
+def answer(model, x):
+    """Of a model, and the gradients of its weights."""
+    y = model(x)
+    return y, *torch.autograd.grad((y * torch.linspace(-1, 1, y.numel()).view(y.shape).to(y)).sum(), model.parameters())
+
+
+@pytest.fixture
+def forced(monkeypatch):
+    """Splits without autocast, as the interpreter multiplies bf16 wrongly."""
+    monkeypatch.setattr(Solver, "_splits", lambda self, device: True)
+
+
+@pytest.mark.usefixtures("forced")
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_form_of_the_block_takes_it(name):
+    """Also those that put it together again on the way."""
+    model, x = solver(name), torch.randn(2, 8, 9, 3, device=DEVICE)
+    exact = copy.deepcopy(model).double()
+    assert model._lifted(x)[1] is not None
+    found, expected = answer(model, x), answer(exact, x.double())
+    together = (torch.cat([one.flatten().cpu() for one in each[1:]]) for each in (found, expected))
+    assert error(found[0], expected[0].cpu()) < NEAR
+    assert error(*together) < 2 * NEAR
+
+
+@pytest.mark.usefixtures("forced")
+def test_run_again_for_the_gradients_it_is_the_same():
+    model, x = solver(), torch.randn(2, 8, 9, 3, device=DEVICE)
+    kept = answer(model, x)
+    recompute(model, drops=False)
+    for one, two in zip(kept, answer(model, x), strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=0)
+
+
+def test_it_is_split_under_autocast_alone_and_whole_for_a_watcher():
+    model, x, seen = solver(), torch.randn(1, 8, 9, 3, device=DEVICE), []
+    assert not model._splits(DEVICE)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        assert model._splits(DEVICE)
+        assert not solver("transolver")._splits(DEVICE)
+        assert not solver(time_embedding=True)._splits(DEVICE)
+        hook = model.blocks[1].register_forward_hook(lambda module, given, out: seen.append((*given, out)))
+        assert not model._splits(DEVICE)
+        with fused.plain():
+            model(x)
+        hook.remove()
+        assert model._splits(DEVICE)
+    assert [one.dtype for one in seen[0]] == [torch.float32] * 2
+
+
+@gpu
+def test_under_autocast_the_answer_is_as_near_as_that_of_a_stream_in_float32(monkeypatch):
+    model, x = solver(), torch.randn(4, 8, 9, 3, device=DEVICE)
+    exact = answer(copy.deepcopy(model).double(), x.double())
+    with torch.autocast(DEVICE, torch.bfloat16):
+        split = answer(model, x)
+        monkeypatch.setattr(Solver, "_splits", lambda self, device: False)
+        single = answer(model, x)
+    assert error(split[0], exact[0].cpu()) < 1.5 * error(single[0], exact[0].cpu())
+    for one, two, three in zip(split[1:], single[1:], exact[1:], strict=True):
+        assert error(one, three.cpu()) < NEAR + 1.5 * error(two, three.cpu())

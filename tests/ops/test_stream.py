@@ -15,7 +15,7 @@ from sigmasolver.models.variants import VARIANTS
 from sigmasolver.ops import fused
 from sigmasolver.ops.context import context_norms
 from sigmasolver.ops.convolution import _plain as plain_convolution
-from sigmasolver.ops.lift import lift
+from sigmasolver.ops.lift import lift as plain_lift
 from sigmasolver.ops.mixing import mixing_residual
 from sigmasolver.ops.readout import readout
 from sigmasolver.ops.stream import NARROW, whole
@@ -24,6 +24,7 @@ from sigmasolver.train.engine import recompute
 pytest.importorskip("triton")
 from sigmasolver.ops.fused import gate as fused_gate
 from sigmasolver.ops.fused import mixing as fused_mixing
+from sigmasolver.ops.fused.lift import lift
 from tests.ops.device import DEVICE, gpu
 
 EPS = 1e-5
@@ -135,13 +136,13 @@ def test_lift():
     x, points = torch.randn(2, 7, 5, 3), torch.rand(7, 5, 4)
     weights = [torch.randn(16, 7), torch.randn(16), torch.randn(8, 16), torch.randn(8), torch.rand(8)]
 
-    def made(x, points, w1, b1, w2, b2, offset):
+    def made(lift, x, points, w1, b1, w2, b2, offset):
         return lift(x, points, (w1, b1), (w2, b2), offset, split=True)
 
     given = [one.to(DEVICE).requires_grad_() for one in weights]
     wide = [one.double().requires_grad_() for one in weights]
-    main, rest = made(x.to(DEVICE), points.to(DEVICE), *given)
-    wanted, none = made(x.double(), points.double(), *wide)  # plainly
+    main, rest = made(lift, x.to(DEVICE), points.to(DEVICE), *given)
+    wanted, none = made(plain_lift, x.double(), points.double(), *wide)
     assert none is None and rest.dtype == main.dtype == NARROW and not rest.requires_grad
     assert error(main, wanted) > 10 * EXACT > 10 * error(whole(main, rest), wanted)
     share = torch.randn(wanted.shape, dtype=torch.float64)
@@ -170,7 +171,8 @@ def answer(model, x):
 
 @pytest.fixture
 def forced(monkeypatch):
-    """Splits without autocast, as the interpreter multiplies bf16 wrongly."""
+    """Splits without autocast, as the interpreter multiplies bf16 wrongly; fused in float32 too."""
+    monkeypatch.setattr(fused, "quick", fused.usable)
     monkeypatch.setattr(Solver, "_splits", lambda self, device: True)
 
 

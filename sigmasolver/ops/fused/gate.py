@@ -25,8 +25,8 @@ CHANNELS = 128
 """Up to which products inside a kernel are quicker than the library's with passes over memory between them."""
 EXTRA = tl.constexpr(8)
 """One is needed; rows of whole multiples of 16 bytes are read at full speed."""
-TILES = {2: (64, 64, 1), 4: (32, 32, 2)}
-"""Points and inner channels of a tile and stages of the pipeline, by the bytes of a number."""
+TILES = {2: (64, 64, 4, 2), 4: (32, 32, 4, 2)}
+"""Points and inner channels of a tile, warps, and stages of the pipeline, by the bytes of a number."""
 
 
 @triton.jit
@@ -123,11 +123,12 @@ def through_gate(
         inner, narrow = y[:, :C] @ win.T, dout.to(y.dtype)
         a = gated(inner, b_in, narrow @ wout.T)
         return a, inner, inner @ win, narrow
-    BN, BF, stages = TILES[y.element_size()]
+    BN, BF, warps, stages = TILES[y.element_size()]
     a, inner, dy = y.new_empty(N, W), y.new_empty(N, 2 * W), y.new_empty(N, C)
     narrow = dout if dout.dtype == y.dtype else y.new_empty(N, C)
     _inner_backward[(triton.cdiv(N, BN),)](
         y, dout, win, b_in, wout, narrow, a, inner, dy, N, C=C, W=W, NARROW=narrow is not dout,
-        BN=BN, BC=max(16, triton.next_power_of_2(C)), BF=BF, PRECISION=dot_precision(), num_warps=4, num_stages=stages,
+        BN=BN, BC=max(16, triton.next_power_of_2(C)), BF=BF, PRECISION=dot_precision(),
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return a, inner, dy, narrow

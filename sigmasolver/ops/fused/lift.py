@@ -31,9 +31,9 @@ from sigmasolver.ops.stream import NARROW
 
 __all__ = ["lift"]
 
-PROGRAMS = 528
+PROGRAMS = 396
 """That the backward pass is cut into, where there are points enough."""
-FORWARD, BACKWARD = {2: (64, 64, 4, 2), 4: (32, 32, 4, 2)}, {2: (64, 64, 4, 2), 4: (32, 32, 4, 2)}
+FORWARD, BACKWARD = {2: (64, 32, 4, 2), 4: (32, 32, 4, 2)}, {2: (64, 64, 8, 2), 4: (32, 32, 4, 2)}
 """Points and inner channels of a tile, warps, and stages of the pipeline, by the bytes of a number."""
 
 

@@ -38,8 +38,8 @@ PROGRAMS = 2048
 """That the backward pass is cut into at least, where there are points enough; each leaves one row of partial sums."""
 KEPT = 10**8
 """Bytes of a stream from which on y is made again rather than kept: there memory is dearer than a pass."""
-TILES = {2: (64, 64, 2), 4: (32, 32, 2)}
-"""Points and inner channels of a tile and stages of the pipeline, by the bytes of a number."""
+TILES = {2: (64, 32, 4, 2), 4: (32, 32, 4, 2)}
+"""Points and inner channels of a tile, warps, and stages of the pipeline, by the bytes of a number."""
 TILE, BACK = 2048, 512
 """Elements of a tile of the passes without products, of four warps, and of the backward pass, of one."""
 
@@ -207,14 +207,14 @@ class _Steps:
         self, win: torch.Tensor, b_in: torch.Tensor, wout: torch.Tensor, bout: torch.Tensor, keep: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """out, its rest where H has one, and y if it is to be kept."""
-        BN, BF, stages = TILES[win.element_size()]
+        BN, BF, warps, stages = TILES[win.element_size()]
         tile = self.tile | {"BN": BN, "BF": BF, "W": len(wout)}
         out, rest = self._ends()
         y = win.new_empty(self.N, self.C + EXTRA.value) if keep else None
         _whole[(triton.cdiv(self.N, tile["BN"]),)](
             *self.joined, *self.norm, win, b_in, wout, bout, out, out if rest is None else rest,
             out if y is None else y, self.N, self.eps, KEEP=keep, PRECISION=dot_precision(), **tile,
-            num_warps=4, num_stages=stages,
+            num_warps=warps, num_stages=stages,
         )  # fmt: skip
         return out, rest, y
 

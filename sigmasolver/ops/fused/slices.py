@@ -98,7 +98,7 @@ def _slice(  # type: ignore[no-untyped-def]
     BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """S (B, H, chunks, M, D + MASS): sums of P^T F, last of the mass. P is made turned, as its product needs it."""
-    chunk, h, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    h, chunk, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     R += batch.to(tl.int64) * N * C
     F += batch.to(tl.int64) * N * C
     d, m = tl.arange(0, BD), tl.arange(0, BM)
@@ -121,7 +121,7 @@ def _deslice(  # type: ignore[no-untyped-def]
     BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """O = P Z+ of one head."""
-    chunk, h, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    h, chunk, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     R += batch.to(tl.int64) * N * C
     O += batch.to(tl.int64) * N * C
     d, m = tl.arange(0, BD), tl.arange(0, BM)
@@ -143,7 +143,7 @@ def _backward(  # type: ignore[no-untyped-def]
     BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dR, dF and, made again, O. A row of `sums`: dW (M, D), db (M), dtau."""
-    chunk, h, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    h, chunk, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = batch.to(tl.int64) * N * C
     d, m = tl.arange(0, BD), tl.arange(0, BM)
     cold = _coldness(tau + h, COLDEST, HOTTEST)
@@ -196,7 +196,8 @@ class _Plan:
         span = triton.cdiv(self.N * self.B * self.H, PROGRAMS)
         self.span = triton.cdiv(min(LONGEST, max(span, most), self.N), most) * most
         self.chunks = triton.cdiv(self.N, self.span)
-        self.passes = (self.chunks, self.H, self.B)
+        # Heads first: those of the same points share lines of memory, so they should run at the same time.
+        self.passes = (self.H, self.chunks, self.B)
         self.small = {"D": self.D, "M": self.M, "BM": self.BM, "BD": max(16, triton.next_power_of_2(self.D))}
         self.small["ROOT"] = 1 / math.sqrt(self.D)
 

@@ -23,12 +23,13 @@ pytest.importorskip("triton")
 from sigmasolver.models.slices import UPDATES
 from sigmasolver.ops.fused import fourier as fused_fourier
 from sigmasolver.ops.fused import gate as fused_gate
+from sigmasolver.ops.fused import linear as fused_linear
 from sigmasolver.ops.fused import mixing as fused_mixing
 from sigmasolver.ops.fused import slices as fused_slices
 from sigmasolver.ops.fused.context import context_norms
 from sigmasolver.ops.fused.convolution import depthwise, depthwise_pair
 from sigmasolver.ops.fused.fourier import axis_fourier
-from sigmasolver.ops.fused.linear import linear
+from sigmasolver.ops.fused.linear import linear, map_gradients
 from sigmasolver.ops.fused.mixing import KEPT, mixing_residual
 from sigmasolver.ops.fused.rows import column_sums, layer_norm, silu_product
 from sigmasolver.ops.fused.slices import slice_attention
@@ -241,6 +242,20 @@ def test_rows(N, C, seed, half):
         return y, F.linear(y, m, c), F.silu(y) * 2 * y
 
     agree(twin, plain, [x, w, b, m, torch.randn(7)], tolerance=1e-4)
+
+
+@pytest.mark.parametrize(("N", "O", "C"), [(1, 1, 1), (70, 20, 33), (200, 64, 5), (130, 9, 130)])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=gpu)])
+def test_gradients_of_a_map(N, O, C, dtype, monkeypatch):
+    """In one pass, over several chunks, of rows that lie apart; and of too many channels for that."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    monkeypatch.setattr(fused_linear, "BYTES", 4)
+    monkeypatch.setattr(fused_linear, "PROGRAMS", 2)
+    dy, x = torch.randn(N, O + 3, device=DEVICE).to(dtype)[:, 3:], torch.randn(N, C, device=DEVICE).to(dtype)
+    wanted = dy.cpu().double().T @ x.cpu().double(), dy.cpu().double().sum(0)
+    for one, two in zip(map_gradients(dy, x), wanted, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one.cpu().double(), two, rtol=1e-4, atol=1e-4)
 
 
 @quick

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from sigmasolver.ops.fourier import analysis_basis, available_modes, synthesis_basis
 from sigmasolver.ops.fused import dot_precision
 from sigmasolver.ops.fused.lanes import aside
-from sigmasolver.ops.fused.rows import folded
+from sigmasolver.ops.fused.rows import folded, rows_of
 
 __all__ = ["axis_fourier"]
 
@@ -33,21 +33,27 @@ LINES, CHUNK = 32, 128
 
 @triton.jit
 def _thin(  # type: ignore[no-untyped-def]
-    basis, x, y, I, J, L, tiles_l, along_i, along_j,
-    ADD: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BL: tl.constexpr, PRECISION: tl.constexpr,
+    basis, x, y, I, J, L, tiles_l, along_i, along_j, row, apart,
+    ADD: tl.constexpr, EVEN: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BL: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y (P, I, L) = basis (I, J) x (P, J, L), or added to it."""
+    """y (P, I, L) = basis (I, J) x (P, J, L), or added to it. Rows of `row` numbers of x lie `apart`; EVEN: eight in a
+    row lie together, aligned."""
     p = (tl.program_id(0) // tiles_l).to(tl.int64)
     i, l = tl.program_id(1) * BI + tl.arange(0, BI), (tl.program_id(0) % tiles_l) * BL + tl.arange(0, BL)
-    x += p * J * L
+    line = L // row * apart
+    x += p * J * line
     y += p * I * L
+    from_l = l // row * apart + l % row
+    if EVEN:
+        from_l = tl.multiple_of(tl.max_contiguous(from_l, 8), 8)
     total = tl.zeros((BI, BL), tl.float32)
     for start in range(0, J, BJ):
         j = start + tl.arange(0, BJ)
         t = tl.load(
             basis + i[:, None] * along_i + j[None, :] * along_j, mask=(i[:, None] < I) & (j[None, :] < J), other=0.0
         )
-        v = tl.load(x + j[:, None] * L + l[None, :], mask=(j[:, None] < J) & (l[None, :] < L), other=0.0)
+        v = tl.load(x + j[:, None] * line + from_l[None, :], mask=(j[:, None] < J) & (l[None, :] < L), other=0.0)
         total = tl.dot(t, v, total, input_precision=PRECISION)
     keep = (i[:, None] < I) & (l[None, :] < L)
     to = y + i[:, None] * L + l[None, :]
@@ -136,16 +142,21 @@ def _tile(size: int, most: int) -> int:
     return min(most, max(16, triton.next_power_of_2(size)))
 
 
-def _apply_thin(basis: torch.Tensor, x: torch.Tensor, y: torch.Tensor, sizes: tuple[int, int, int], add: bool) -> None:
-    """`sizes`: P, J, L; basis (I, J) may be a transposed view."""
+def _apply_thin(
+    basis: torch.Tensor, x: torch.Tensor, y: torch.Tensor, sizes: tuple[int, int, int], add: bool,
+    rows: tuple[int, int] | None = None,
+) -> None:  # fmt: skip
+    """`sizes`: P, J, L; basis (I, J) may be a transposed view; `rows`: length and distance of those of x."""
     P, J, L = sizes
+    row, apart = rows or (L, L)
     I = basis.shape[0]
     wide = x.element_size() == 4
     tiles = {"BI": _tile(I, 64), "BJ": _tile(J, 32 if wide else 64), "BL": _tile(L, 64 if wide else 128)}
     across = triton.cdiv(L, tiles["BL"])
     _thin[(P * across, triton.cdiv(I, tiles["BI"]))](
-        basis, x, y, I, J, L, across, *basis.stride(), ADD=add, PRECISION=dot_precision(), **tiles, num_warps=4
-    )
+        basis, x, y, I, J, L, across, *basis.stride(), row, apart, ADD=add, EVEN=row % 8 == 0 and apart % 8 == 0,
+        PRECISION=dot_precision(), **tiles, num_warps=4,
+    )  # fmt: skip
 
 
 def _apply_mix(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, sizes: tuple[int, int, int], back: bool) -> None:
@@ -199,7 +210,7 @@ class _AxisFourier(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor) -> Any:
-        dout = dout.contiguous()
+        given = rows_of(dout)
         saved = ctx.saved_tensors  # once: what recomputation gives back may be asked for only once
         weights, kept = saved[: len(saved) // 2], saved[len(saved) // 2 :]
         dV = dout.new_empty(ctx.shape)
@@ -208,7 +219,7 @@ class _AxisFourier(torch.autograd.Function):
             P, n, Q, K, C, O = _sizes(dV, axis, weight)
             analyse, synthesise = _bases(dV, n, K)
             dmixed, dmodes = dout.new_empty(P, 2 * K, Q, O), torch.empty_like(modes)
-            _apply_thin(synthesise.T, dout, dmixed, (P, n, Q * O), add=False)
+            _apply_thin(synthesise.T, given, dmixed, (P, n, Q * O), add=False, rows=(O, given.stride(0)))
             _apply_mix(dmixed, weight, dmodes, (P, K, Q), back=True)
             _apply_thin(analyse.T, dmodes, dV, (P, 2 * K, Q * C), add=axis > 1)
             made = partial(_weight_gradient, modes, dmixed, weight, (P, K, Q))

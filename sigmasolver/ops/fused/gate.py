@@ -25,7 +25,7 @@ CHANNELS = 128
 """Up to which products inside a kernel are quicker than the library's with passes over memory between them."""
 EXTRA = tl.constexpr(8)
 """One is needed; rows of whole multiples of 16 bytes are read at full speed."""
-TILES = {2: (64, 64, 4, 2), 4: (32, 32, 4, 2)}
+TILES = {2: (128, 64, 8, 2), 4: (32, 32, 4, 2)}
 """Points and inner channels of a tile, warps, and stages of the pipeline, by the bytes of a number."""
 
 

@@ -6,7 +6,7 @@ Only H, the branches and, of small streams, y are kept. Up to `gate.CHANNELS` ch
 pass, so that nothing but the stream passes through memory, and one the way back to y; wider ones leave their products
 to the library, with one kernel for all that lies between two of them. The backward pass makes gate and up again.
 
-    dy, dgate, dup (`gate`)      dx = dout + LN'(dy)        ds_i = dx_i
+    dy, dgate, dup (`gate`)      dx = dout + LN'(dy)        ds_i = dx_i, a view of dx where it is of the same type
 
 Inner channels are filled up to a multiple of ALIGNED with zeros: matrix units read whole multiples.
 
@@ -153,9 +153,9 @@ def _join_add(  # type: ignore[no-untyped-def]
 def _join_backward(  # type: ignore[no-untyped-def]
     H, rest, s0, s1, w, b, dy, dout, dx, d0, d1, sums, N, eps: tl.constexpr,
     C: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
-    SPAN: tl.constexpr,
+    COPY: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """Through the norm to x and the branches. A row of `sums`: weight and bias of the norm, sum of dout."""
+    """Through the norm to x and, with COPY, the branches. A row of `sums`: weight and bias of the norm, sum of dout."""
     first = tl.program_id(0).to(tl.int64) * SPAN
     c = tl.arange(0, BC)
     share: tl.constexpr = C // 2 if PARTS == 2 else C
@@ -179,9 +179,9 @@ def _join_backward(  # type: ignore[no-untyped-def]
         mean, slope = tl.sum(g, axis=1) / C, tl.sum(g * hat, axis=1) / C
         total = (g - mean[:, None] - hat * slope[:, None]) * r[:, None] + more
         tl.store(dx + place, total.to(dx.dtype.element_ty), mask=keep)
-        if PARTS == 1:
+        if COPY and PARTS == 1:
             tl.store(d0 + place, total.to(d0.dtype.element_ty), mask=keep)
-        if PARTS == 2:
+        if COPY and PARTS == 2:
             tl.store(_share(d0, d1, n, c[None, :], C, EVEN), total.to(d0.dtype.element_ty), mask=keep)
     sums += tl.program_id(0) * 3 * C
     tl.store(sums + c, tl.sum(sum_w, axis=0), mask=c < C)
@@ -233,14 +233,18 @@ class _Steps:
         self, dy: torch.Tensor, dout: torch.Tensor, parts: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
         """dx, those of the branches, and partial sums: dw and db of the norm, db of the way down."""
-        dx, dparts = torch.empty_like(self.H), [torch.empty_like(part) for part in parts]
+        dx = torch.empty_like(self.H)
+        copy = any(part.dtype != dx.dtype for part in parts)
+        dparts = (
+            [torch.empty_like(one) for one in parts] if copy else list(dx.chunk(len(parts) or 1, dim=1)[: len(parts)])
+        )
         tile = self.tile | {"BN": max(1, BACK // self.tile["BC"])}
         span = tile["BN"] * max(1, min(16, self.N // (tile["BN"] * PROGRAMS)))
         chunks = triton.cdiv(self.N, span)
         sums = torch.empty(chunks, 3 * self.C, device=dx.device, dtype=torch.float32)
         _join_backward[(chunks,)](
             *self.joined, *self.norm, dy, dout, dx, *(*dparts, dx, dx)[:2], sums, self.N, self.eps,
-            SPAN=span, **tile, num_warps=1,
+            COPY=copy, SPAN=span, **tile, num_warps=1,
         )  # fmt: skip
         return dx, dparts, sums
 

@@ -34,8 +34,8 @@ from torch.autograd.function import once_differentiable
 from sigmasolver.ops.affine import Affine
 from sigmasolver.ops.fused import dot_precision
 from sigmasolver.ops.fused.lanes import aside
-from sigmasolver.ops.fused.linear import product
-from sigmasolver.ops.fused.rows import column_sums, folded
+from sigmasolver.ops.fused.linear import map_gradients
+from sigmasolver.ops.fused.rows import folded, rows_of
 from sigmasolver.ops.fused.slice_update import update, update_backward
 from sigmasolver.ops.fused.tables import narrowed
 from sigmasolver.ops.slices import EPSILON, SliceMap
@@ -236,7 +236,7 @@ class _SliceAttention(torch.autograd.Function):
         plan = _Plan(R, W, ctx.limits)
         B, N, C, H, D, M, chunks = plan.B, plan.N, plan.C, plan.H, plan.D, plan.M, plan.chunks
         wide = {"device": R.device, "dtype": torch.float32}
-        rows = do.contiguous().view(-1, C)
+        rows = rows_of(do)
         dO = rows @ project
         dnew = torch.empty(B * H, chunks, M, D, **wide)
         _slice[plan.passes](R, dO, W, b, tau, dnew, N, C, chunks, MASS=False, **plan.tiles(*SLICE))
@@ -257,7 +257,8 @@ class _SliceAttention(torch.autograd.Function):
                 *three, dgamma = folded(attention).split((D * D, D * D, D * D, 1))
                 found += [one.view(D, D).to(wq.dtype) for one in three]
                 found += [dgamma.to(gamma.dtype)] if ctx.kind == "residual" else []
-            return [*found, product(rows.T, O.view(-1, C)).to(ctx.kinds[0]), column_sums(rows).to(ctx.kinds[1])]
+            ends = zip(map_gradients(rows, O.view(-1, C)), ctx.kinds, strict=True)
+            return [*found, *(one.to(kind).contiguous() for one, kind in ends)]
 
         *found, dwo, dbo = aside(maps, routes, attention, rows, O)
         return None, None, dR, dF, *found, *(None,) * (7 - len(found)), dwo, dbo

@@ -60,7 +60,7 @@ def _context(  # type: ignore[no-untyped-def]
         stream_to(o, left_over, place, a, keep, SPLIT)
         m = tl.sum(tl.where(keep, a, 0.0), axis=1) / G
         centred = tl.where(keep, a - m[:, None], 0.0)
-        r = 1 / tl.sqrt(tl.sum(centred * centred, axis=1) / G + eps)
+        r = tl.rsqrt(tl.sum(centred * centred, axis=1) / G + eps)
         out = centred * r[:, None] * weight[None, :] + bias[None, :]
         tl.store(normed + row[:, None] * G + j[None, :], out.to(y0.dtype.element_ty), mask=keep)
         tl.store(mean + group * N + row, m, mask=inside)

@@ -74,7 +74,7 @@ def _normed(x, w, b, c, keep, eps: tl.constexpr, C: tl.constexpr):  # type: igno
     hat = x - m[:, None]
     if x.shape[1] != C:
         hat = tl.where(keep, hat, 0.0)
-    r = 1 / tl.sqrt(tl.sum(hat * hat, axis=1) / C + eps)
+    r = tl.rsqrt(tl.sum(hat * hat, axis=1) / C + eps)
     weight = tl.load(w + c, mask=c < C, other=0.0).to(tl.float32)
     bias = tl.load(b + c, mask=c < C, other=0.0).to(tl.float32)
     hat = hat * r[:, None]

@@ -34,7 +34,7 @@ def _hat(H, rest, n, c, N, eps: tl.constexpr, C: tl.constexpr, SPLIT: tl.constex
     keep = (n[:, None] < N) & (c[None, :] < C)
     x = stream_at(H, rest, n.to(tl.int64)[:, None] * C + c[None, :], keep, SPLIT)
     centred = tl.where(keep, x - (tl.sum(x, axis=1) / C)[:, None], 0.0)
-    r = 1 / tl.sqrt(tl.sum(centred * centred, axis=1) / C + eps)
+    r = tl.rsqrt(tl.sum(centred * centred, axis=1) / C + eps)
     return centred * r[:, None], r
 
 

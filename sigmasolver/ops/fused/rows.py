@@ -74,7 +74,7 @@ def _norm_forward(  # type: ignore[no-untyped-def]
     v = tl.load(x + place * apart + c[None, :], mask=keep, other=0.0).to(tl.float32)
     m = tl.sum(v, axis=1) / C
     centred = tl.where(keep, v - m[:, None], 0.0)
-    r = 1 / tl.sqrt(tl.sum(centred * centred, axis=1) / C + eps)
+    r = tl.rsqrt(tl.sum(centred * centred, axis=1) / C + eps)
     weight = tl.load(w + c, mask=c < C, other=0.0)
     bias = tl.load(b + c, mask=c < C, other=0.0)
     out = centred * r[:, None] * weight[None, :] + bias[None, :]

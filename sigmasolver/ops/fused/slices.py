@@ -87,7 +87,8 @@ def _softmax(x, known, axis: tl.constexpr, FULL: tl.constexpr):  # type: ignore[
     if not FULL:
         x = tl.where(known, x, float("-inf"))
     e = tl.exp2(x - tl.expand_dims(tl.max(x, axis=axis), axis))
-    return e * tl.expand_dims(1 / tl.sum(e, axis=axis), axis)
+    root = tl.rsqrt(tl.sum(e, axis=axis))  # squared cheaper than a division
+    return e * tl.expand_dims(root * root, axis)
 
 
 @triton.jit

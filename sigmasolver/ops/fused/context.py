@@ -26,6 +26,13 @@ TILE, WARPS = 512, 4
 
 
 @triton.jit
+def _beside(four):  # type: ignore[no-untyped-def]
+    """(n, 4) of four times (n,): stored together they wait for each other once."""
+    pairs = tl.join(tl.join(four[0], four[2]), tl.join(four[1], four[3]))
+    return tl.reshape(pairs, (pairs.shape[0], 4))
+
+
+@triton.jit
 def _context(  # type: ignore[no-untyped-def]
     i, rest, w, b, n0, m0, n1, m1, o, left_over, y0, y1, mean, scale, X, Y, Z, C, N, tiles_z, eps: tl.constexpr,
     KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr, CX: tl.constexpr, CY: tl.constexpr, CZ: tl.constexpr,
@@ -51,20 +58,30 @@ def _context(  # type: ignore[no-untyped-def]
         weight = tl.load(n1 + j, mask=channels, other=0.0).to(tl.float32)
         bias = tl.load(m1 + j, mask=channels, other=0.0).to(tl.float32)
         normed = y1
+    means = ()
+    scales = ()
     for run in tl.static_range(RUN):
-        inside = points & (z + run < Z)
-        keep = inside[:, None] & channels[None, :]
+        keep = (points & (z + run < Z))[:, None] & channels[None, :]
         row = plane.to(tl.int64) * Y * Z + y * Z + z + run
         place = row[:, None] * C + c[None, :]
         a = pick(run, a0, a1, a2, a3) + offset + stream_at(i, rest, place, keep, SPLIT)
         stream_to(o, left_over, place, a, keep, SPLIT)
-        m = tl.sum(tl.where(keep, a, 0.0), axis=1) / G
-        centred = tl.where(keep, a - m[:, None], 0.0)
+        if BC != G:
+            a = tl.where(channels[None, :], a, 0.0)
+        m = tl.sum(a, axis=1) / G
+        centred = a - m[:, None]
+        if BC != G:
+            centred = tl.where(channels[None, :], centred, 0.0)
         r = tl.rsqrt(tl.sum(centred * centred, axis=1) / G + eps)
         out = centred * r[:, None] * weight[None, :] + bias[None, :]
         tl.store(normed + row[:, None] * G + j[None, :], out.to(y0.dtype.element_ty), mask=keep)
-        tl.store(mean + group * N + row, m, mask=inside)
-        tl.store(scale + group * N + row, r, mask=inside)
+        means += (m,)  # type: ignore[assignment]
+        scales += (r,)  # type: ignore[assignment]
+    run = tl.arange(0, RUN)[None, :]
+    row = group * N + plane.to(tl.int64) * Y * Z + (y * Z + z)[:, None] + run
+    keep = points[:, None] & (z[:, None] + run < Z)
+    tl.store(mean + row, _beside(means), mask=keep)
+    tl.store(scale + row, _beside(scales), mask=keep)
 
 
 class _ContextNorms(torch.autograd.Function):

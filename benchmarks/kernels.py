@@ -2,9 +2,11 @@
 
     python benchmarks/kernels.py kf2d --device cuda --out results/kernels.jsonl
     python benchmarks/kernels.py darcy --form plain --precision bf16 --top 20
+    python benchmarks/kernels.py kf2d --form single
 
 On a GPU every kernel and copy of replayed updates is recorded (the forms are those of benchmarks/step.py; a graph's
-kernels are seen one by one). On a CPU the operators of an eager update are, each without those it calls.
+kernels are seen one by one). Kernels of a fused graph run beside each other, which makes each look slower than it is;
+`--form single` shows them alone. On a CPU the operators of an eager update are, each without those it calls.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 
 Forms: `reference` is torch as it is, float32, TF32 off, FFTs, plain operations, NS2D as ten single-frame passes and one
 update. Against it the same model with thin matrix products for FFTs and NS2D's ten frames in one batch: `eager`;
-`plain` and `fused`, the whole update as one CUDA graph with plain or fused operations; `compiled`, a graph of what
-torch.compile makes. The forward pass is one call of the model on a batch without gradients, a graph where the update
+`plain` and `fused`, the whole update as one CUDA graph with plain or fused operations; `single`, fused operations one by
+one in one stream; `compiled`, a graph of what torch.compile makes. The forward pass is one call of the model on a batch without gradients, a graph where the update
 is one. Ratios are within one run; random data. The floor (benchmarks/floor.py) takes the rates of a copy and of a
 matrix product that are measured at the start of the same run; a form's share is floor / update.
 """
@@ -64,6 +64,7 @@ FORMS = {
     "compiled": Form("compiled", "compiled-graph", True, ("bf16",)),
     "plain": Form("graph, plain", "graph", True, ("bf16",)),
     "fused": Form("graph, fused", "graph", False, ("float32", "tf32", "bf16")),
+    "single": Form("eager, fused", "eager", False, ("bf16",)),
 }
 PEERS = {"reference": ("float32",), "fused": ("bf16",)}
 """What is measured of a model that only stands beside: as published, and as it trains here."""

@@ -6,10 +6,11 @@
 
 Forms: `reference` is torch as it is, float32, TF32 off, FFTs, plain operations, NS2D as ten single-frame passes and one
 update. Against it the same model with thin matrix products for FFTs and NS2D's ten frames in one batch: `eager`;
-`plain` and `fused`, the whole update as one CUDA graph with plain or fused operations; `single`, fused operations one by
-one in one stream; `compiled`, a graph of what torch.compile makes. The forward pass is one call of the model on a batch without gradients, a graph where the update
-is one. Ratios are within one run; random data. The floor (benchmarks/floor.py) takes the rates of a copy and of a
-matrix product that are measured at the start of the same run; a form's share is floor / update.
+`plain` and `fused`, the whole update as one CUDA graph with plain or fused operations; `single`, fused operations one
+by one in one stream; `compiled`, a graph of what torch.compile makes. The forward pass is one call of the model on a
+batch without gradients, a graph where the update is one. Ratios are within one run; random data. The floor
+(benchmarks/floor.py) takes the rates of a copy and of a matrix product that are measured at the start of the same run;
+a form's share is floor / update.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-__all__ = ["LARGEST_HEAD", "WIDEST", "Slot", "dot_precision", "plain", "quick", "untraced", "usable"]
+__all__ = ["LARGEST_HEAD", "WIDEST", "Slot", "dot_precision", "plain", "quick", "shared_memory", "untraced", "usable"]
 
 T = TypeVar("T")
 
@@ -84,6 +84,18 @@ def untraced(x: torch.Tensor) -> bool:
 def dot_precision() -> str:
     """What products of float32 tiles run in, by torch's own switch; three passes of TF32 are as exact as float32."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+
+
+def shared_memory(x: torch.Tensor) -> int:
+    """Bytes that a program may have on the device of this tensor; a CPU has none."""
+    return _shared_memory(x.device) if x.is_cuda else 0
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    return int(
+        getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
+    )  # AMD's do not say
 
 
 def quick(x: torch.Tensor) -> bool:

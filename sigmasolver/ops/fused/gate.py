@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sigmasolver.ops.fused import dot_precision
+from sigmasolver.ops.fused import dot_precision, shared_memory
 
 __all__ = ["CHANNELS", "EXTRA", "gated", "sigmoid", "through_gate"]
 
@@ -25,8 +25,10 @@ CHANNELS = 128
 """Up to which products inside a kernel are quicker than the library's with passes over memory between them."""
 EXTRA = tl.constexpr(8)
 """One is needed; rows of whole multiples of 16 bytes are read at full speed."""
-TILES = {2: (128, 64, 8, 2), 4: (32, 32, 4, 2)}
+TILES = {2: (64, 64, 4, 1), 4: (32, 32, 4, 2)}
 """Points and inner channels of a tile, warps, and stages of the pipeline, by the bytes of a number."""
+LARGE, ROOM = (128, 64, 8, 2), 184_320
+"""The same for two bytes where a program may have so many bytes of shared memory, as on H100 and later."""
 
 
 @triton.jit
@@ -123,7 +125,8 @@ def through_gate(
         inner, narrow = y[:, :C] @ win.T, dout.to(y.dtype)
         a = gated(inner, b_in, narrow @ wout.T)
         return a, inner, inner @ win, narrow
-    BN, BF, warps, stages = TILES[y.element_size()]
+    roomy = y.element_size() == 2 and shared_memory(y) >= ROOM
+    BN, BF, warps, stages = LARGE if roomy else TILES[y.element_size()]
     a, inner, dy = y.new_empty(N, W), y.new_empty(N, 2 * W), y.new_empty(N, C)
     narrow = dout if dout.dtype == y.dtype else y.new_empty(N, C)
     _inner_backward[(triton.cdiv(N, BN),)](

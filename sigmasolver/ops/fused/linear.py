@@ -69,9 +69,10 @@ def map_gradients(dy: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torc
     chunks = triton.cdiv(N, span)
     sums = torch.empty(chunks, O * (C + 1), device=x.device, dtype=torch.float32)
     BO, BC = (max(16, triton.next_power_of_2(size)) for size in (O, C))
+    warps, stages = (4, 4) if BO * BC <= 64 * 64 else (8, 3)
     _map_gradients[(chunks,)](
         dy, x.contiguous(), sums, N, dy.stride(0), C=C, O=O, BN=TILE, BC=BC, BO=BO, SPAN=span,
-        PRECISION=dot_precision(), num_warps=4 if BO * BC <= 64 * 64 else 8, num_stages=4,
+        PRECISION=dot_precision(), num_warps=warps, num_stages=stages,
     )  # fmt: skip
     dW, db = folded(sums).split((O * C, O))
     return dW.view(O, C), db

@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sigmasolver.models import Options, build_model
 from sigmasolver.ops import fused
 from sigmasolver.ops.lift import lift
 
@@ -19,6 +18,7 @@ pytest.importorskip("triton")
 from sigmasolver.ops.fused import lift as fused_lift
 from sigmasolver.ops.fused.lanes import Lanes
 from tests.ops.device import DEVICE, GPU, gpu
+from tests.ops.small import solver
 
 
 @pytest.fixture(autouse=True)
@@ -119,17 +119,6 @@ def test_positions_that_learn_and_sizes_that_no_program_holds_take_the_plain_pat
     for shape in ((1, (3,), 65, 2, 8, 4), (1, (3,), 2, 2, 8, 257), (1, (3,), 2, 2, 513, 4)):
         assert max(errors(shape)) < 1e-5
     assert not twins
-
-
-def solver(grid, **options):
-    model = build_model(
-        "transolver-sigma", grid=grid, in_channels=3, out_channels=1, width=16, depth=1, heads=2, slices=5, modes=2,
-        options=Options(**options),
-    )  # fmt: skip
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model.to(DEVICE)
 
 
 @pytest.mark.usefixtures("fused_everywhere")

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sigmasolver.models import build_model
 from sigmasolver.ops import fused
 from sigmasolver.ops.readout import readout
 
 pytest.importorskip("triton")
 from sigmasolver.ops.fused import readout as fused_readout
 from tests.ops.device import DEVICE
+from tests.ops.small import solver
 
 EPS = 1e-5
 
@@ -87,12 +87,7 @@ def test_channels_that_do_not_differ():
 
 def test_inside_a_solver(twins):
     torch.manual_seed(4)
-    model = build_model(
-        "transolver-sigma", grid=(11,), in_channels=3, out_channels=2, width=16, depth=1, heads=2, slices=5, modes=2
-    ).to(DEVICE)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+    model = solver((11,))
     exact = copy.deepcopy(model).double()
     x = torch.randn(2, 11, 3, device=DEVICE)
     found, expected = model(x), exact(x.double())
@@ -109,12 +104,7 @@ def test_inside_a_solver(twins):
 
 
 def test_who_hooks_in_on_a_part_sees_it(twins):
-    model, seen = (
-        build_model(
-            "transolver-sigma", grid=(11,), in_channels=3, out_channels=2, width=16, depth=1, heads=2, slices=5, modes=2
-        ).to(DEVICE),
-        [],
-    )
+    model, seen = solver((11,)), []
     model.norm.register_forward_hook(lambda *_: seen.append(True))
     model(torch.randn(1, 11, 3, device=DEVICE))
     assert seen and not twins

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sigmasolver.models import Options, build_model
 from sigmasolver.models.solver import Solver
 from sigmasolver.models.variants import VARIANTS
 from sigmasolver.ops import fused
@@ -26,6 +25,7 @@ from sigmasolver.ops.fused import gate as fused_gate
 from sigmasolver.ops.fused import mixing as fused_mixing
 from sigmasolver.ops.fused.lift import lift
 from tests.ops.device import DEVICE, gpu
+from tests.ops.small import solver
 
 EPS = 1e-5
 EXACT, NEAR = 1e-4, 2e-2
@@ -151,16 +151,9 @@ def test_lift():
     assert max(error(one, two) for one, two in zip(ours, theirs, strict=True)) < NEAR
 
 
-def solver(name="transolver-sigma", **options):
+def blocks_of(name="transolver-sigma", **options):
     torch.manual_seed(4)
-    model = build_model(
-        name, grid=(8, 9), in_channels=3, out_channels=2, width=16, depth=2, heads=2, slices=5, modes=2,
-        options=Options(**options),
-    )  # fmt: skip
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model.to(DEVICE)
+    return solver((8, 9), name, depth=2, **options)
 
 
 def answer(model, x):
@@ -180,7 +173,7 @@ def forced(monkeypatch):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_form_of_the_block_takes_it(name):
     """Also those that put it together again on the way."""
-    model, x = solver(name), torch.randn(2, 8, 9, 3, device=DEVICE)
+    model, x = blocks_of(name), torch.randn(2, 8, 9, 3, device=DEVICE)
     exact = copy.deepcopy(model).double()
     assert model._lifted(x)[1] is not None
     found, expected = answer(model, x), answer(exact, x.double())
@@ -191,7 +184,7 @@ def test_every_form_of_the_block_takes_it(name):
 
 @pytest.mark.usefixtures("forced")
 def test_run_again_for_the_gradients_it_is_the_same():
-    model, x = solver(), torch.randn(2, 8, 9, 3, device=DEVICE)
+    model, x = blocks_of(), torch.randn(2, 8, 9, 3, device=DEVICE)
     kept = answer(model, x)
     recompute(model, drops=False)
     for one, two in zip(kept, answer(model, x), strict=True):
@@ -199,12 +192,12 @@ def test_run_again_for_the_gradients_it_is_the_same():
 
 
 def test_it_is_split_under_autocast_alone_and_whole_for_a_watcher():
-    model, x, seen = solver(), torch.randn(1, 8, 9, 3, device=DEVICE), []
+    model, x, seen = blocks_of(), torch.randn(1, 8, 9, 3, device=DEVICE), []
     assert not model._splits(DEVICE)
     with torch.autocast(DEVICE, torch.bfloat16):
         assert model._splits(DEVICE)
-        assert not solver("transolver")._splits(DEVICE)
-        assert not solver(time_embedding=True)._splits(DEVICE)
+        assert not blocks_of("transolver")._splits(DEVICE)
+        assert not blocks_of(time_embedding=True)._splits(DEVICE)
         hook = model.blocks[1].register_forward_hook(lambda module, given, out: seen.append((*given, out)))
         assert not model._splits(DEVICE)
         with fused.plain():
@@ -216,7 +209,7 @@ def test_it_is_split_under_autocast_alone_and_whole_for_a_watcher():
 
 @gpu
 def test_under_autocast_the_answer_is_as_near_as_that_of_a_stream_in_float32(monkeypatch):
-    model, x = solver(), torch.randn(4, 8, 9, 3, device=DEVICE)
+    model, x = blocks_of(), torch.randn(4, 8, 9, 3, device=DEVICE)
     exact = answer(copy.deepcopy(model).double(), x.double())
     with torch.autocast(DEVICE, torch.bfloat16):
         split = answer(model, x)

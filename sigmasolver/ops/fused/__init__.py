@@ -93,9 +93,8 @@ def shared_memory(x: torch.Tensor) -> int:
 
 @cache
 def _shared_memory(device: torch.device) -> int:
-    return int(
-        getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
-    )  # AMD's do not say
+    known = torch.cuda.get_device_properties(device)
+    return int(getattr(known, "shared_memory_per_block_optin", 0))  # AMD's do not say
 
 
 def quick(x: torch.Tensor) -> bool:

@@ -77,9 +77,9 @@ def _context(  # type: ignore[no-untyped-def]
         tl.store(normed + row[:, None] * G + j[None, :], out.to(y0.dtype.element_ty), mask=keep)
         means += (m,)  # type: ignore[assignment]
         scales += (r,)  # type: ignore[assignment]
-    run = tl.arange(0, RUN)[None, :]
-    row = group * N + plane.to(tl.int64) * Y * Z + (y * Z + z)[:, None] + run
-    keep = points[:, None] & (z[:, None] + run < Z)
+    on = z[:, None] + tl.arange(0, RUN)[None, :]
+    row = group * N + plane.to(tl.int64) * Y * Z + (y * Z)[:, None] + on
+    keep = points[:, None] & (on < Z)
     tl.store(mean + row, _beside(means), mask=keep)
     tl.store(scale + row, _beside(scales), mask=keep)
 

@@ -3,7 +3,7 @@
     dW = dy^T x      db = sum over points of dy
 
 Of narrow numbers and up to CHANNELS channels one pass over dy and x makes both, in chunks of points that are summed in
-a fixed order; the library would take a pass for each, and divides its sums over few points less evenly.
+a fixed order; the library's product would leave the bias to a pass of its own.
 
 Letters: N points, C and O channels in and out; BN, BC, BO tile sizes.
 """
@@ -93,7 +93,7 @@ class _Linear(torch.autograd.Function):
         dy = dy.contiguous()
 
         def maps() -> list[torch.Tensor]:
-            return [one.to(kind).contiguous() for one, kind in zip(map_gradients(dy, x), ctx.kinds, strict=True)]
+            return [one.to(kind) for one, kind in zip(map_gradients(dy, x), ctx.kinds, strict=True)]
 
         found = aside(maps, dy, x)
         return dy @ weight if ctx.needs_input_grad[0] else None, *found

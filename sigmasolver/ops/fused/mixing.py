@@ -235,9 +235,8 @@ class _Steps:
         """dx, those of the branches, and partial sums: dw and db of the norm, db of the way down."""
         dx = torch.empty_like(self.H)
         copy = any(part.dtype != dx.dtype for part in parts)
-        dparts = (
-            [torch.empty_like(one) for one in parts] if copy else list(dx.chunk(len(parts) or 1, dim=1)[: len(parts)])
-        )
+        shares = [dx.narrow(1, place * one.shape[1], one.shape[1]) for place, one in enumerate(parts)]
+        dparts = [torch.empty_like(one) for one in parts] if copy else shares
         tile = self.tile | {"BN": max(1, BACK // self.tile["BC"])}
         span = tile["BN"] * max(1, min(16, self.N // (tile["BN"] * PROGRAMS)))
         chunks = triton.cdiv(self.N, span)

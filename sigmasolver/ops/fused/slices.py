@@ -259,7 +259,7 @@ class _SliceAttention(torch.autograd.Function):
                 found += [one.view(D, D).to(wq.dtype) for one in three]
                 found += [dgamma.to(gamma.dtype)] if ctx.kind == "residual" else []
             ends = zip(map_gradients(rows, O.view(-1, C)), ctx.kinds, strict=True)
-            return [*found, *(one.to(kind).contiguous() for one, kind in ends)]
+            return [*found, *(one.to(kind) for one, kind in ends)]
 
         *found, dwo, dbo = aside(maps, routes, attention, rows, O)
         return None, None, dR, dF, *found, *(None,) * (7 - len(found)), dwo, dbo

@@ -107,19 +107,19 @@ class SliceOperator(nn.Module):
 
     def attend(self, R: torch.Tensor, F: torch.Tensor) -> torch.Tensor:
         """R and F (B, *grid, C) -> (B, *grid, C)."""
-        if fused.usable(R) and self._plain_enough():
+        if fused.usable(R) and self._plain_enough(R):
             return self._fused(R, F)
         P_BHNM = self.routing(split_heads(R, self.heads))
         Z_BHMD = slice_states(P_BHNM, split_heads(F, self.heads))
         O = deslice(P_BHNM, self.update(Z_BHMD)).transpose(1, 2).reshape(R.shape)
         return self.dropout(self.project(O))
 
-    def _plain_enough(self) -> bool:
+    def _plain_enough(self, R: torch.Tensor) -> bool:
         """Whoever watches a part needs its tensors stored, which the fused twin never does; nor does it drop out."""
+        from sigmasolver.ops.fused.slices import fits
+
         dropping = self.training and self.dropout.p > 0
-        project, head = self.routing.project, self.project.in_features // self.heads
-        sizes = max(self.project.in_features, project.out_features) <= fused.WIDEST
-        sizes = sizes and head <= fused.LARGEST_HEAD[0] and head * project.out_features <= fused.LARGEST_HEAD[1]
+        sizes = R.shape[-1] <= fused.WIDEST and fits(R, self.heads, self.routing.project.out_features)
         return sizes and not dropping and not watched(*self.children())
 
     def _fused(self, R: torch.Tensor, F: torch.Tensor) -> torch.Tensor:

@@ -16,14 +16,12 @@ from typing import Generic, TypeVar
 
 import torch
 
-__all__ = ["LARGEST_HEAD", "WIDEST", "Slot", "dot_precision", "plain", "quick", "shared_memory", "untraced", "usable"]
+__all__ = ["WIDEST", "Slot", "dot_precision", "plain", "quick", "shared_memory", "untraced", "usable"]
 
 T = TypeVar("T")
 
 WIDEST = 256
-"""Channels, and slices, that one program of a fused twin holds at once."""
-LARGEST_HEAD = 64, 4096
-"""Head width, and head width times slices, that a program holds at once."""
+"""Channels that one program of a fused twin holds at once."""
 interpreted = False
 """Set by tests: Triton's interpreter serves tensors of a CPU too."""
 _off = 0

@@ -32,7 +32,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.affine import Affine
-from sigmasolver.ops.fused import dot_precision
+from sigmasolver.ops.fused import dot_precision, shared_memory
 from sigmasolver.ops.fused.lanes import aside
 from sigmasolver.ops.fused.linear import map_gradients
 from sigmasolver.ops.fused.rows import folded, rows_of
@@ -40,7 +40,7 @@ from sigmasolver.ops.fused.slice_update import update, update_backward
 from sigmasolver.ops.fused.tables import narrowed
 from sigmasolver.ops.slices import EPSILON, SliceMap
 
-__all__ = ["slice_attention"]
+__all__ = ["fits", "shared_bytes", "slice_attention"]
 
 LONGEST, PROGRAMS = 2048, 2048
 """Points of a chunk at most; programs that a pass is cut into at least, where there are points enough."""
@@ -48,6 +48,15 @@ LARGEST = 64
 """Points of the largest tile; chunks are whole multiples of it."""
 SLICE, DESLICE, BACKWARD = (16, 1), (32, 2), (32, 2)
 """Points of a tile and warps of a program: few, so that small products hardly wait for each other at barriers."""
+MOST, WIDEST, HEAVIEST = 128, 64, 4096
+"""Slices, head width, and their product, both filled up, of the largest head: beyond, the update of its states takes
+minutes to compile."""
+WIDE = 2048
+"""Numbers of a tile (BM x BD) beyond which float32 takes FEWER, as its operands fill the shared memory."""
+FEWER = 16, 1
+"""Points of a tile, stages of the pipeline."""
+SHARED = {"bf16": (28, 26), "tf32": (58, 31), "tf32x3": (88, 54)}
+"""Bytes of shared memory for each of these numbers at most, up to WIDE and beyond (tests/ops/test_compiled.py)."""
 LOG2E, LN2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
 
 
@@ -183,6 +192,15 @@ def _backward(  # type: ignore[no-untyped-def]
     tl.store(sums + M * D + M, dtau)
 
 
+def _filled(size: int) -> int:
+    """A matrix unit multiplies tiles of at least 16; what lies beyond the size is masked."""
+    return max(16, triton.next_power_of_2(size))
+
+
+def _kind(x: torch.Tensor) -> str:
+    return "bf16" if x.element_size() == 2 else dot_precision()
+
+
 class _Plan:
     """Sizes and tiles of one call."""
 
@@ -191,23 +209,24 @@ class _Plan:
         self.M, self.D = weight_MD.shape
         self.limits = {"COLDEST": limits[0], "HOTTEST": limits[1]}
         self.H = self.C // self.D
-        # A matrix unit multiplies tiles of at least 16; what lies beyond M, D or the 1 behind it is masked.
-        self.BM, self.BD = (max(16, triton.next_power_of_2(size)) for size in (self.M, self.D + 1))
-        most = min(LARGEST, max(16, triton.next_power_of_2(self.N)))
+        self.BM, self.BD = _filled(self.M), _filled(self.D + 1)
+        most = min(LARGEST, _filled(self.N))
         span = triton.cdiv(self.N * self.B * self.H, PROGRAMS)
         self.span = triton.cdiv(min(LONGEST, max(span, most), self.N), most) * most
         self.chunks = triton.cdiv(self.N, self.span)
         # Heads first: those of the same points share lines of memory, so they should run at the same time.
         self.passes = (self.H, self.chunks, self.B)
-        self.small = {"D": self.D, "M": self.M, "BM": self.BM, "BD": max(16, triton.next_power_of_2(self.D))}
-        self.small["ROOT"] = 1 / math.sqrt(self.D)
+        self.fewer = _kind(R_BNC) != "bf16" and self.BM * self.BD > WIDE
+        BD = _filled(self.D)
+        self.small: dict[str, Any] = {"D": self.D, "M": self.M, "BM": self.BM, "BD": BD, "ROOT": 1 / math.sqrt(self.D)}
+        self.small["num_warps"] = 4 if self.BM * BD <= 1024 else 8
 
     def tiles(self, points: int, warps: int) -> dict[str, Any]:
-        points = min(points, max(16, triton.next_power_of_2(self.N)))
+        points, stages = FEWER if self.fewer else (min(points, _filled(self.N)), 3)
         sizes: dict[str, Any] = {"H": self.H, "D": self.D, "M": self.M, "BM": self.BM, "BD": self.BD, "SPAN": self.span}
         # Large heads need more warps to hold their sums.
-        warps = min(8, warps * max(1, self.BM * self.BD // 1024))
-        return {**sizes, **self.limits, "BN": points, "PRECISION": dot_precision(), "num_warps": warps}
+        sizes |= {"num_warps": min(8, warps * max(1, self.BM * self.BD // 1024)), "num_stages": stages}
+        return {**sizes, **self.limits, "BN": points, "PRECISION": dot_precision()}
 
 
 class _SliceAttention(torch.autograd.Function):
@@ -263,6 +282,19 @@ class _SliceAttention(torch.autograd.Function):
 
         *found, dwo, dbo = aside(maps, routes, attention, rows, O)
         return None, None, dR, dF, *found, *(None,) * (7 - len(found)), dwo, dbo
+
+
+def fits(R: torch.Tensor, heads: int, slices: int) -> bool:
+    """Whether R (B, ..., C) has heads that a program can hold, on its device and in its type."""
+    D = R.shape[-1] // heads
+    small = slices <= MOST and D <= WIDEST and _filled(slices) * _filled(D) <= HEAVIEST
+    return small and (not R.is_cuda or shared_bytes(_kind(R), slices, D) <= shared_memory(R))
+
+
+def shared_bytes(kind: str, M: int, D: int) -> int:
+    """What no program needs more than: the tiles of points and slices, or the matrices of the update."""
+    BM, BD, tile = _filled(M), _filled(D), _filled(M) * _filled(D + 1)
+    return max(SHARED[kind][tile > WIDE] * tile, 8 * BM * BM + 16 * BM * BD + 4 * BD * BD)
 
 
 def slice_attention(

@@ -1,0 +1,85 @@
+"""Compiles the kernels of a piece of work for an H100, without one: `python -m tests.ops.compiled PIECE ...`.
+
+What is launched is compiled with the arguments it was launched with, and does not run. The last line is JSON: by kernel
+the most bytes of shared memory that one of its forms needs. A process of its own, since Triton's interpreter is on
+wherever tests run without a GPU.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from sigmasolver.models import build_model
+from sigmasolver.ops import fused
+from sigmasolver.ops.fused import gate
+from sigmasolver.ops.precision import matmul_precision
+
+SHARED = 232_448
+"""Bytes that a program on an H100 or H200 may have."""
+TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8"}
+most: dict[str, int] = {}
+
+
+def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    """In place of a launch."""
+    given = dict(zip(kernel.arg_names, args, strict=False)) | {
+        n: kwargs.pop(n) for n in kernel.arg_names if n in kwargs
+    }
+    fixed = {p.name for p in kernel.params if p.is_constexpr}
+    types, aligned = {}, {}
+    for place, (name, value) in enumerate(given.items()):
+        if name in fixed:
+            types[name] = "constexpr"
+            continue
+        types[name] = (
+            TYPES[value.dtype] if isinstance(value, torch.Tensor) else {int: "i32", float: "fp32"}[type(value)]
+        )
+        if isinstance(value, torch.Tensor) or value % 16 == 0:
+            aligned[(place,)] = [["tt.divisibility", 16]]
+    assert list(given) == list(kernel.arg_names)
+    constants = {(kernel.arg_names.index(name),): given[name] for name in fixed}
+    source = ASTSource(kernel, types, constants, aligned)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=kwargs)
+    most[kernel.__name__] = max(most.get(kernel.__name__, 0), made.metadata.shared)
+
+
+def slices(precision: str, M: int, D: int) -> None:
+    """Slice attention of one head and back."""
+    from sigmasolver.ops.fused.slices import slice_attention
+    from sigmasolver.ops.slices import SliceMap
+
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    points = [torch.randn(1, 64, D, dtype=dtype, requires_grad=True) for _ in range(2)]
+    route = SliceMap(torch.randn(M, D), torch.randn(M), torch.ones(1), (0.1, 5.0))
+    attention = (*(torch.randn(D, D) for _ in range(3)), torch.ones(1))
+    slice_attention(*points, route, attention, (torch.randn(D, D), torch.randn(D))).sum().backward()
+
+
+def step(precision: str, name: str, grid: tuple[int, ...], **sizes: int) -> None:
+    """One block of a solver, forward and back."""
+    model = build_model(name, grid=grid, in_channels=3, out_channels=1, depth=1, **sizes)
+    fused.interpreted = True
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        out = model(torch.randn(1, *grid, 3))
+    out.float().square().mean().backward()
+
+
+def main() -> None:
+    gate.shared_memory = lambda y: SHARED
+    JITFunction.run = compile_only
+    work: Callable[..., None] = {"slices": slices, "step": step}[sys.argv[1]]
+    precision, args, options = json.loads(sys.argv[2])
+    with matmul_precision(precision):
+        work(precision, *args, **options)
+    sys.stdout.write(json.dumps(most))
+
+
+if __name__ == "__main__":
+    main()

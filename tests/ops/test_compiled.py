@@ -1,0 +1,61 @@
+"""Kernels compiled for a GPU that is not there: they do compile, and fit into what memory a program has."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from sigmasolver.ops.fused.gate import ROOM
+from sigmasolver.ops.fused.slices import fits, shared_bytes
+from tests.ops.compiled import SHARED
+
+HEADS = [
+    *((kind, *sizes) for kind in ("bf16", "tf32", "float32") for sizes in ((128, 16), (64, 32), (32, 64))),
+    *((kind, *sizes) for kind in ("bf16", "float32") for sizes in ((64, 16), (32, 32), (128, 8))),
+    ("tf32", 32, 32),
+    *(pytest.param("bf16", *sizes, marks=pytest.mark.slow) for sizes in ((128, 32), (64, 64))),  # a minute each
+]
+"""Precision, slices and head width: the largest of their kind."""
+SOLVERS = [
+    ("bf16", (32, 32), {}),
+    ("bf16", (8, 8, 8), {}),
+    # The widest of the paper's sweep over widths.
+    ("float32", (32, 32), {"width": 256, "slices": 128}),
+]
+
+
+def compiled(*words):
+    """By kernel the most bytes of shared memory."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.ops.compiled", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("precision, slices, width", HEADS)
+def test_largest_heads(precision, slices, width):
+    found = compiled("slices", json.dumps([precision, [slices, width], {}]))
+    assert {"_slice", "update", "_deslice", "update_backward", "_backward"} <= set(found)
+    kind = {"float32": "tf32x3"}.get(precision, precision)
+    assert max(found.values()) <= shared_bytes(kind, slices, width) <= SHARED
+
+
+@pytest.mark.parametrize("precision, grid, sizes", SOLVERS)
+def test_solver(precision, grid, sizes):
+    found = compiled("step", json.dumps([precision, ["transolver-sigma", grid], sizes]))
+    assert {"_context", "_slice", "_backward", "_lift_forward", "_read", "_join_backward"} <= set(found)
+    assert max(found.values()) <= SHARED
+    assert found.get("_inner_backward", 0) <= ROOM
+
+
+def test_what_does_not_fit():
+    """Slices, head width, both together: each has its limit, on every device."""
+    for heads, width, slices in ((1, 16, 129), (1, 65, 16), (1, 64, 65), (1, 33, 128)):
+        assert not fits(torch.zeros(1, 9, heads * width), heads, slices)
+    for heads, width, slices in ((3, 16, 128), (2, 64, 64), (1, 32, 128)):
+        assert fits(torch.zeros(1, 9, heads * width), heads, slices)

@@ -22,7 +22,7 @@ SMALL = ("task.grid=(8,8)", "model.width=16", "model.depth=1", "model.heads=2", 
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
+def script(monkeypatch):
     """A benchmark by name; scripts import their neighbours as a folder on the path, and leave no module behind."""
     monkeypatch.syspath_prepend(str(FOLDER))
     for path in FOLDER.glob("*.py"):
@@ -33,33 +33,33 @@ def benchmark(monkeypatch):
 
 
 @pytest.fixture
-def rows_of(benchmark, monkeypatch, tmp_path):
+def rows_of(script, monkeypatch, tmp_path):
     """The rows that a benchmark writes for these words."""
 
     def call(name, *words):
         out = tmp_path / f"{name}.jsonl"
         settings = [word for setting in SMALL for word in ("--set", setting)] if name != "cpu" else []
         monkeypatch.setattr(sys, "argv", [name, *words, *settings, "--out", str(out)])
-        benchmark(name).main()
+        script(name).main()
         return [json.loads(line) for line in out.read_text().splitlines()]
 
     return call
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.py") if "def main" in path.read_text()))
-def test_every_benchmark_says_what_it_is(benchmark, monkeypatch, capsys, name):
+def test_every_benchmark_says_what_it_is(script, monkeypatch, capsys, name):
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     with pytest.raises(SystemExit) as left:
-        benchmark(name).main()
+        script(name).main()
     assert left.value.code == 0 and "--out" in capsys.readouterr().out
 
 
 # --- the floor
 
 
-def test_the_floor_of_kf2d(benchmark):
+def test_the_floor_of_kf2d(script):
     """About 12 passes forward and 28 backward of 256 bytes for 131,072 points and 8 blocks; 0.58 TFLOP."""
-    floor = benchmark("floor")
+    floor = script("floor")
     recipe = recipe_of("kf2d")
     forward, backward = (
         sum(passes) for passes in zip(*floor.block_passes(recipe.model.config(recipe.task)).values(), strict=True)
@@ -74,7 +74,7 @@ def test_the_floor_of_kf2d(benchmark):
 
 
 @pytest.mark.parametrize("grid", [(24,), (12, 10), (8, 7, 6)])
-def test_a_block_computes_what_is_counted(benchmark, grid):
+def test_a_block_computes_what_is_counted(script, grid):
     """The forward pass of one block more, by torch's own counter, is the counted sum to the last operation."""
     sizes = SolverConfig(grid, 2, 1, width=32, depth=1, heads=4, slices=6, modes=3)
 
@@ -84,13 +84,13 @@ def test_a_block_computes_what_is_counted(benchmark, grid):
             model(torch.zeros(3, *grid, 2))
         return counter.get_total_flops()
 
-    per_point, per_sample = benchmark("floor").block_flops(sizes)
+    per_point, per_sample = script("floor").block_flops(sizes)
     counted = 3 * (math.prod(grid) * per_point + per_sample)
     assert operations(3) - operations(2) == pytest.approx(counted, rel=1e-12)
 
 
-def test_the_floor_grows_with_what_is_done(benchmark):
-    floor, recipe = benchmark("floor").floor, recipe_of("ns2d")
+def test_the_floor_grows_with_what_is_done(script):
+    floor, recipe = script("floor").floor, recipe_of("ns2d")
     frames = replace(recipe, train=replace(recipe.train, objective="direct"))
     # Ten frames of teacher forcing are ten samples; float32 moves twice what bf16 does and computes the same.
     assert floor(recipe).bytes == 10 * floor(frames).bytes and floor(recipe).flops == 10 * floor(frames).flops
@@ -129,10 +129,10 @@ def test_step_goes_on_where_a_form_fails(rows_of):
     assert "error" not in rows[0] and 'The engine "graph" needs a GPU' in rows[1]["error"]
 
 
-def test_the_reference_of_a_step_has_the_gradient_of_the_engine(benchmark):
+def test_the_reference_of_a_step_has_the_gradient_of_the_engine(script):
     """Ten single-frame passes through FFTs, and one folded batch: together one update."""
-    step, cpu = benchmark("step"), torch.device("cpu")
-    recipe = benchmark("noise").Subject("ns2d", settings=SMALL).recipe()
+    step, cpu = script("step"), torch.device("cpu")
+    recipe = script("noise").Subject("ns2d", settings=SMALL).recipe()
     gradients = []
     for update, model in (step.reference(recipe, cpu), step.engine_step(step.FORMS["eager"], recipe, cpu)):
         update()
@@ -160,18 +160,18 @@ def test_cpu(rows_of):
 
 @pytest.mark.parametrize("padding", [("circular",), ("zeros",), ("zeros", "circular"), ("circular", "zeros", "zeros")])
 @pytest.mark.parametrize("layout", ["copies", "shifted", "planes"])
-def test_every_layout_is_the_same_convolution(benchmark, padding, layout):
+def test_every_layout_is_the_same_convolution(script, padding, layout):
     axes = len(padding)
     for kernel in (3, 5):
         x = torch.randn(2, *(7, 6, 8)[:axes], 3, dtype=torch.float64)
         weight, bias = torch.randn(3, 1, *(kernel,) * axes, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
         ours = depthwise_convolution(x, weight, bias, padding)
-        other = benchmark("cpu").LAYOUTS[layout](x, weight, bias, padding)
+        other = script("cpu").LAYOUTS[layout](x, weight, bias, padding)
         torch.testing.assert_close(other, ours, rtol=0, atol=1e-12)
 
 
-def test_every_form_of_a_model_gives_the_same_answer(benchmark):
-    cpu = benchmark("cpu")
+def test_every_form_of_a_model_gives_the_same_answer(script):
+    cpu = script("cpu")
     _, config = cpu.cases()["demo"]
     model = build_solver("transolver-sigma", config).double()
     x = torch.randn(1, *config.grid, config.in_channels, dtype=torch.float64)
@@ -181,9 +181,9 @@ def test_every_form_of_a_model_gives_the_same_answer(benchmark):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_narrow_fused_updates_learn_like_plain_float32_within_the_spread_of_seeds(benchmark, tmp_path):
+def test_narrow_fused_updates_learn_like_plain_float32_within_the_spread_of_seeds(script, tmp_path):
     """Loss curves of 200 updates on Darcy: what bf16 changes is less than what another seed would."""
     generate(simulator_of("darcy"), 64, 0, tmp_path / "darcy.h5", "cuda")
-    rows = benchmark("curve").compared(tmp_path / "darcy.h5", torch.device("cuda"), steps=200, seeds=3, settings=[])
+    rows = script("curve").compared(tmp_path / "darcy.h5", torch.device("cuda"), steps=200, seeds=3, settings=[])
     assert len(rows) == 10 and rows[-1]["loss"] < rows[0]["loss"] / 2
     assert all(row["difference"] < row["spread"] for row in rows), rows

@@ -51,12 +51,12 @@ def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwa
 
 
 def slices(precision: str, M: int, D: int) -> None:
-    """Slice attention of one head and back."""
+    """Slice attention of one head and back; of so many points that a program walks over several tiles."""
     from sigmasolver.ops.fused.slices import slice_attention
     from sigmasolver.ops.slices import SliceMap
 
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    points = [torch.randn(1, 64, D, dtype=dtype, requires_grad=True) for _ in range(2)]
+    points = [torch.empty(1, 2**18, D, dtype=dtype, requires_grad=True) for _ in range(2)]
     route = SliceMap(torch.randn(M, D), torch.randn(M), torch.ones(1), (0.1, 5.0))
     attention = (*(torch.randn(D, D) for _ in range(3)), torch.ones(1))
     slice_attention(*points, route, attention, (torch.randn(D, D), torch.randn(D))).sum().backward()

@@ -27,6 +27,7 @@ __all__ = [
     "folded",
     "layer_norm",
     "norms_backward",
+    "put",
     "rows_of",
     "silu_product",
     "stream_at",
@@ -38,9 +39,15 @@ CHUNK, PROGRAMS, TILE = 512, 4096, 512
 
 
 @triton.jit
+def put(several, i: tl.constexpr, new):  # type: ignore[no-untyped-def]
+    """Several tensors, with `new` in the place of the i-th."""
+    return several[:i] + (new,) + several[i + 1 :]  # noqa: RUF005, Triton knows no stars
+
+
+@triton.jit
 def added(sums, i: tl.constexpr, more):  # type: ignore[no-untyped-def]
     """Several sums, with `more` added to the i-th."""
-    return sums[:i] + (sums[i] + more,) + sums[i + 1 :]  # noqa: RUF005, Triton knows no stars
+    return put(sums, i, sums[i] + more)
 
 
 @triton.jit

@@ -13,12 +13,14 @@ the points, with the update between them:
     dF = P G     dP = dO Z+^T + F G^T + g     dx = P (dP - sum_m P dP),  x = (R W + b) / tau
     dR = dx W^T / tau,  dW = R^T dx / tau,  db, dtau = -sum x dx / tau        O = P Z+,  dWo = do^T O
 
-Rows of R and F get one more channel, which is 1: the sums of P F then hold the mass, the product R W the bias, and
-R^T dx its gradient. It is 0 in rows beyond the last point, so that these count nowhere. W and b are divided by tau, and
-turned into powers of 2, before they meet the points; sum x dx is the sum of (W, b) / tau times R^T dx. Sums over points
-are made in chunks, then over chunks in a fixed order.
+Two narrow heads share the rows of a tile, which are read once: a head's matrices have zeros where the other has its
+channels, so that products with whole rows are those of its own. Sums over points of what has no channels, the mass and
+db, are products with ones; in rows beyond the last point P is 0. W and b are divided by tau, and turned into powers of
+2, before they meet the points; sum x dx is the sum of (W, b) / tau times its gradient. Sums over points are made in
+chunks, then over chunks in a fixed order.
 
-Letters: B batch, H heads, N points, M slices, D head width, C = H D channels; BN, BM, BD tile sizes.
+Letters: B batch, H heads, N points, M slices, D head width, C = H D channels; J heads of a program; BN, BM, BD tile
+sizes.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from sigmasolver.ops.affine import Affine
 from sigmasolver.ops.fused import dot_precision, shared_memory
 from sigmasolver.ops.fused.lanes import aside
 from sigmasolver.ops.fused.linear import map_gradients
-from sigmasolver.ops.fused.rows import folded, rows_of
+from sigmasolver.ops.fused.rows import folded, put, rows_of
 from sigmasolver.ops.fused.slice_update import update, update_backward
 from sigmasolver.ops.fused.tables import narrowed
 from sigmasolver.ops.slices import EPSILON, SliceMap
@@ -44,43 +46,45 @@ __all__ = ["fits", "shared_bytes", "slice_attention"]
 
 LONGEST, PROGRAMS = 2048, 2048
 """Points of a chunk at most; programs that a pass is cut into at least, where there are points enough."""
+SHARED_ROW = 16
+"""Channels up to which two heads share a tile: it has so many at least."""
 LARGEST = 64
 """Points of the largest tile; chunks are whole multiples of it."""
-SLICE, DESLICE, BACKWARD = (16, 1), (32, 2), (32, 2)
-"""Points of a tile and warps of a program: few, so that small products hardly wait for each other at barriers."""
+WIDE = 1024
+"""Slices times channels of the tiles of a program beyond which float32 fills the shared memory."""
+SLICE, BF16, FLOAT32, WIDE_FLOAT32 = (16, 1, 3), (64, 4, 3), (32, 2, 3), (16, 8, 1)
+"""Points of a tile, warps of a program and stages of its pipeline: where slices are made; elsewhere in bf16, in
+float32, and in float32 of WIDE heads. Few warps hardly wait for each other at barriers; from 64 points on the matrix
+units read what stays the same from shared memory."""
 MOST, WIDEST, HEAVIEST = 128, 64, 4096
 """Slices, head width, and their product, both filled up, of the largest head: beyond, the update of its states takes
 minutes to compile."""
-WIDE = 2048
-"""Numbers of a tile (BM x BD) beyond which float32 takes FEWER, as its operands fill the shared memory."""
-FEWER = 16, 1
-"""Points of a tile, stages of the pipeline."""
-SHARED = {"bf16": (28, 26), "tf32": (58, 31), "tf32x3": (88, 54)}
-"""Bytes of shared memory for each of these numbers at most, up to WIDE and beyond (tests/ops/test_compiled.py)."""
+BYTES = {"bf16": (96, 48), "tf32": (72, 36), "tf32x3": (96, 54)}
+"""Bytes of shared memory at most for each slice and channel of a tile, up to WIDE and beyond."""
 LOG2E, LN2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _points(X, rows, h, d, N, C, D: tl.constexpr, ONE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Channels of one head (BN, BD), with ONE a 1 behind the last."""
-    x = tl.load(X + rows[:, None] * C + h * D + d[None, :], mask=(rows[:, None] < N) & (d[None, :] < D), other=0.0)
-    if ONE:
-        x = tl.where((d[None, :] == D) & (rows[:, None] < N), 1.0, x).to(X.dtype.element_ty)
-    return x
+def _points(X, rows, first, d, N, C, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Channels of the heads of a program (BN, BD)."""
+    keep = (rows[:, None] < N) & (d[None, :] < WIDTH)
+    return tl.load(X + rows[:, None] * C + first + d[None, :], mask=keep, other=0.0)
 
 
 @triton.jit
-def _route_map(W, b, cold, d, m, D: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(BM, BD): W, and the bias behind its last column, both over tau and for powers of 2."""
-    w = tl.load(W + m[:, None] * D + d[None, :], mask=(m[:, None] < M) & (d[None, :] < D), other=0.0).to(tl.float32)
+def _states(Z, head, j: tl.constexpr, d, m, D: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(BM, BD) of one head, with zeros where the program has the channels of others."""
+    own = d - j * D
+    keep = (m[:, None] < M) & (own >= 0)[None, :] & (own < D)[None, :]
+    return tl.load(Z + (head * M + m[:, None]) * D + own[None, :], mask=keep, other=0.0)
+
+
+@triton.jit
+def _route(W, b, cold, j: tl.constexpr, d, m, D: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(BM, BD) and (BM): W and b over tau, for powers of 2."""
+    scale = cold * LOG2E
     bias = tl.load(b + m, mask=m < M, other=0.0).to(tl.float32)
-    return tl.where(d[None, :] == D, bias[:, None], w) * (cold * LOG2E)
-
-
-@triton.jit
-def _states(Z, head, d, m, D: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(BM, BD) of one head."""
-    return tl.load(Z + (head * M + m[:, None]) * D + d[None, :], mask=(m[:, None] < M) & (d[None, :] < D), other=0.0)
+    return _states(W, 0, j, d, m, D, M).to(tl.float32) * scale, bias * scale
 
 
 @triton.jit
@@ -103,93 +107,143 @@ def _softmax(x, known, axis: tl.constexpr, FULL: tl.constexpr):  # type: ignore[
 @triton.jit
 def _slice(  # type: ignore[no-untyped-def]
     R, F, W, b, tau, S, N, C, chunks,
-    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, MASS: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, MASS: tl.constexpr, J: tl.constexpr, EVEN: tl.constexpr,
     COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """S (B, H, chunks, M, D + MASS): sums of P^T F, last of the mass. P is made turned, as its product needs it."""
-    h, chunk, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, chunk, batch = tl.program_id(0) * J, tl.program_id(1), tl.program_id(2)
     R += batch.to(tl.int64) * N * C
     F += batch.to(tl.int64) * N * C
     d, m = tl.arange(0, BD), tl.arange(0, BM)
-    w = _route_map(W, b, _coldness(tau + h, COLDEST, HOTTEST), d, m, D, M).to(R.dtype.element_ty)
-    total = tl.zeros((BM, BD), tl.float32)
+    ones = tl.full((BN, 16), 1.0, F.dtype.element_ty)
+    maps = ()
+    biases = ()
+    for j in tl.static_range(J):
+        w, bias = _route(W, b, _coldness(tau + head + j, COLDEST, HOTTEST), j, d, m, D, M)
+        maps += (w.to(R.dtype.element_ty),)  # type: ignore[assignment]
+        biases += (bias,)  # type: ignore[assignment]
+    totals = (tl.zeros((BM, BD), tl.float32),) * J
+    masses = (tl.zeros((BM, 16), tl.float32),) * J
     for start in range(0, SPAN, BN):
         rows = chunk * SPAN + start + tl.arange(0, BN)
-        r, f = _points(R, rows, h, d, N, C, D, True), _points(F, rows, h, d, N, C, D, MASS)
-        x = tl.dot(w, tl.trans(r), input_precision=PRECISION)
-        p = _softmax(x, m[:, None] < M, 0, BM == M).to(f.dtype)
-        total = tl.dot(p, f, total, input_precision=PRECISION)
-    S += ((((batch * H + h) * chunks + chunk).to(tl.int64) * M + m) * (D + MASS))[:, None]
-    tl.store(S + d[None, :], total, mask=(m[:, None] < M) & (d[None, :] < D + MASS))
+        r = _points(R, rows, head * D, d, N, C, J * D)
+        f = _points(F, rows, head * D, d, N, C, J * D)
+        for j in tl.static_range(J):
+            x = tl.dot(maps[j], tl.trans(r), input_precision=PRECISION) + biases[j][:, None]
+            p = _softmax(x, m[:, None] < M, 0, BM == M)
+            if MASS and not EVEN:
+                p = tl.where((rows < N)[None, :], p, 0.0)
+            p = p.to(f.dtype)
+            totals = put(totals, j, tl.dot(p, f, totals[j], input_precision=PRECISION))
+            if MASS:
+                masses = put(masses, j, tl.dot(p, ones, masses[j], input_precision=PRECISION))
+    for j in tl.static_range(J):
+        to = S + ((((batch * H + head + j) * chunks + chunk).to(tl.int64) * M + m) * (D + MASS))[:, None]
+        own = (d - j * D)[None, :]
+        tl.store(to + own, totals[j], mask=(m[:, None] < M) & (own >= 0) & (own < D))
+        if MASS:
+            one = tl.arange(0, 16)[None, :]
+            tl.store(to + D + one, masses[j], mask=(m[:, None] < M) & (one == 0))
 
 
 @triton.jit
 def _deslice(  # type: ignore[no-untyped-def]
     R, W, b, tau, new, O, N, C,
-    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, J: tl.constexpr, COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """O = P Z+ of one head."""
-    h, chunk, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """O = P Z+ of the heads of a program."""
+    head, chunk, batch = tl.program_id(0) * J, tl.program_id(1), tl.program_id(2)
     R += batch.to(tl.int64) * N * C
     O += batch.to(tl.int64) * N * C
     d, m = tl.arange(0, BD), tl.arange(0, BM)
-    w = tl.trans(_route_map(W, b, _coldness(tau + h, COLDEST, HOTTEST), d, m, D, M)).to(R.dtype.element_ty)
-    z = _states(new, batch * H + h, d, m, D, M).to(R.dtype.element_ty)
+    maps = ()
+    biases = ()
+    states = ()
+    for j in tl.static_range(J):
+        w, bias = _route(W, b, _coldness(tau + head + j, COLDEST, HOTTEST), j, d, m, D, M)
+        maps += (tl.trans(w).to(R.dtype.element_ty),)  # type: ignore[assignment]
+        biases += (bias,)  # type: ignore[assignment]
+        states += (_states(new, batch * H + head + j, j, d, m, D, M).to(R.dtype.element_ty),)  # type: ignore[assignment]
     for start in range(0, SPAN, BN):
         rows = chunk * SPAN + start + tl.arange(0, BN)
-        x = tl.dot(_points(R, rows, h, d, N, C, D, True), w, input_precision=PRECISION)
-        p = _softmax(x, m[None, :] < M, 1, BM == M).to(z.dtype)
-        o = tl.dot(p, z, input_precision=PRECISION)
-        keep = (rows[:, None] < N) & (d[None, :] < D)
-        tl.store(O + rows[:, None] * C + h * D + d[None, :], o.to(O.dtype.element_ty), mask=keep)
+        r = _points(R, rows, head * D, d, N, C, J * D)
+        o = tl.zeros((BN, BD), tl.float32)
+        for j in tl.static_range(J):
+            x = tl.dot(r, maps[j], input_precision=PRECISION) + biases[j][None, :]
+            p = _softmax(x, m[None, :] < M, 1, BM == M).to(r.dtype)
+            o = tl.dot(p, states[j], o, input_precision=PRECISION)
+        keep = (rows[:, None] < N) & (d[None, :] < J * D)
+        tl.store(O + rows[:, None] * C + head * D + d[None, :], o.to(O.dtype.element_ty), mask=keep)
 
 
 @triton.jit
 def _backward(  # type: ignore[no-untyped-def]
     R, F, dO, W, b, tau, new, G, g, dR, dF, O, sums, N, C, chunks,
-    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, J: tl.constexpr, EVEN: tl.constexpr,
+    COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dR, dF and, made again, O. A row of `sums`: dW (M, D), db (M), dtau."""
-    h, chunk, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, chunk, batch = tl.program_id(0) * J, tl.program_id(1), tl.program_id(2)
     first = batch.to(tl.int64) * N * C
     d, m = tl.arange(0, BD), tl.arange(0, BM)
-    cold = _coldness(tau + h, COLDEST, HOTTEST)
-    route = _route_map(W, b, cold, d, m, D, M).to(R.dtype.element_ty)
-    turned = tl.trans(route)
-    z = _states(new, batch * H + h, d, m, D, M).to(R.dtype.element_ty)
-    states = _states(G, batch * H + h, d, m, D, M).to(R.dtype.element_ty)
-    turned_z, turned_states = tl.trans(z), tl.trans(states)
-    g_M = tl.load(g + (batch * H + h) * M + m, mask=m < M, other=0.0)
-    sum_W = tl.zeros((BD, BM), tl.float32)
+    ones = tl.full((16, BN), 1.0, R.dtype.element_ty)
+    routes = ()
+    biases = ()
+    zs = ()
+    states = ()
+    shifts = ()
+    for j in tl.static_range(J):
+        w, bias = _route(W, b, _coldness(tau + head + j, COLDEST, HOTTEST), j, d, m, D, M)
+        routes += (w.to(R.dtype.element_ty),)  # type: ignore[assignment]
+        biases += (bias,)  # type: ignore[assignment]
+        zs += (_states(new, batch * H + head + j, j, d, m, D, M).to(R.dtype.element_ty),)  # type: ignore[assignment]
+        states += (_states(G, batch * H + head + j, j, d, m, D, M).to(R.dtype.element_ty),)  # type: ignore[assignment]
+        shifts += (tl.load(g + (batch * H + head + j) * M + m, mask=m < M, other=0.0),)  # type: ignore[assignment]
+    sum_W = (tl.zeros((BD, BM), tl.float32),) * J
+    sum_b = (tl.zeros((16, BM), tl.float32),) * J
     for start in range(0, SPAN, BN):
         rows = chunk * SPAN + start + tl.arange(0, BN)
-        r = _points(R + first, rows, h, d, N, C, D, True)
-        f, do = _points(F + first, rows, h, d, N, C, D, False), _points(dO + first, rows, h, d, N, C, D, False)
-        p = _softmax(tl.dot(r, turned, input_precision=PRECISION), m[None, :] < M, 1, BM == M)
-        dP = tl.dot(f, turned_states, input_precision=PRECISION)
-        dP = tl.dot(do, turned_z, dP, input_precision=PRECISION) + g_M[None, :]
-        narrow = p.to(f.dtype)
-        weighed = p * dP
-        dx = (weighed - p * tl.sum(weighed, axis=1)[:, None]).to(f.dtype)
-        sum_W = tl.dot(tl.trans(r), dx, sum_W, input_precision=PRECISION)
-        keep = (rows[:, None] < N) & (d[None, :] < D)
-        place = first + rows[:, None] * C + h * D + d[None, :]
-        dr = tl.dot(dx, route, input_precision=PRECISION) * LN2
-        tl.store(dR + place, dr.to(dR.dtype.element_ty), mask=keep)
-        df = tl.dot(narrow, states, input_precision=PRECISION)
+        r = _points(R + first, rows, head * D, d, N, C, J * D)
+        f = _points(F + first, rows, head * D, d, N, C, J * D)
+        do = _points(dO + first, rows, head * D, d, N, C, J * D)
+        dr = tl.zeros((BN, BD), tl.float32)
+        df = tl.zeros((BN, BD), tl.float32)
+        o = tl.zeros((BN, BD), tl.float32)
+        for j in tl.static_range(J):
+            x = tl.dot(r, tl.trans(routes[j]), input_precision=PRECISION) + biases[j][None, :]
+            p = _softmax(x, m[None, :] < M, 1, BM == M)
+            if not EVEN:
+                p = tl.where((rows < N)[:, None], p, 0.0)
+            dP = tl.dot(f, tl.trans(states[j]), input_precision=PRECISION)
+            dP = tl.dot(do, tl.trans(zs[j]), dP, input_precision=PRECISION) + shifts[j][None, :]
+            narrow = p.to(f.dtype)
+            weighed = p * dP
+            dx = (weighed - p * tl.sum(weighed, axis=1)[:, None]).to(f.dtype)
+            sum_W = put(sum_W, j, tl.dot(tl.trans(r), dx, sum_W[j], input_precision=PRECISION))
+            sum_b = put(sum_b, j, tl.dot(ones, dx, sum_b[j], input_precision=PRECISION))
+            dr = tl.dot(dx, routes[j], dr, input_precision=PRECISION)
+            df = tl.dot(narrow, states[j], df, input_precision=PRECISION)
+            o = tl.dot(narrow, zs[j], o, input_precision=PRECISION)
+        keep = (rows[:, None] < N) & (d[None, :] < J * D)
+        place = first + rows[:, None] * C + head * D + d[None, :]
+        tl.store(dR + place, (dr * LN2).to(dR.dtype.element_ty), mask=keep)
         tl.store(dF + place, df.to(dF.dtype.element_ty), mask=keep)
-        o = tl.dot(narrow, z, input_precision=PRECISION)
         tl.store(O + place, o.to(O.dtype.element_ty), mask=keep)
-    sums += ((batch * chunks + chunk) * H + h).to(tl.int64) * (M * D + M + 1)
-    to = tl.where(d[:, None] < D, m[None, :] * D + d[:, None], M * D + m[None, :])
-    tl.store(sums + to, sum_W * cold, mask=(m[None, :] < M) & (d[:, None] <= D))
-    warm = tl.load(tau + h).to(tl.float32)
-    down = -tl.sum(tl.sum(turned.to(tl.float32) * sum_W, axis=1), axis=0) * (LN2 * cold)
-    dtau = tl.where((warm >= COLDEST) & (warm <= HOTTEST), down, 0.0)
-    tl.store(sums + M * D + M, dtau)
+    for j in tl.static_range(J):
+        cold = _coldness(tau + head + j, COLDEST, HOTTEST)
+        to = sums + ((batch * chunks + chunk) * H + head + j).to(tl.int64) * (M * D + M + 1)
+        own = (d - j * D)[:, None]
+        known = (m[None, :] < M) & (own >= 0) & (own < D)
+        tl.store(to + m[None, :] * D + own, sum_W[j] * cold, mask=known)
+        db = tl.sum(tl.where(tl.arange(0, 16)[:, None] == 0, sum_b[j], 0.0), axis=0)
+        tl.store(to + M * D + m, db * cold, mask=m < M)
+        down = tl.sum(tl.sum(tl.where(known, tl.trans(routes[j]).to(tl.float32) * sum_W[j], 0.0), axis=1), axis=0)
+        down += tl.sum(biases[j] * db, axis=0)
+        warm = tl.load(tau + head + j).to(tl.float32)
+        tl.store(to + M * D + M, tl.where((warm >= COLDEST) & (warm <= HOTTEST), -down * (LN2 * cold), 0.0))
 
 
 def _filled(size: int) -> int:
@@ -209,24 +263,27 @@ class _Plan:
         self.M, self.D = weight_MD.shape
         self.limits = {"COLDEST": limits[0], "HOTTEST": limits[1]}
         self.H = self.C // self.D
-        self.BM, self.BD = _filled(self.M), _filled(self.D + 1)
+        self.J = 2 if self.H % 2 == 0 and 2 * self.D <= SHARED_ROW else 1
+        self.BM, self.BD = _filled(self.M), _filled(self.J * self.D)
         most = min(LARGEST, _filled(self.N))
         span = triton.cdiv(self.N * self.B * self.H, PROGRAMS)
         self.span = triton.cdiv(min(LONGEST, max(span, most), self.N), most) * most
         self.chunks = triton.cdiv(self.N, self.span)
         # Heads first: those of the same points share lines of memory, so they should run at the same time.
-        self.passes = (self.H, self.chunks, self.B)
-        self.fewer = _kind(R_BNC) != "bf16" and self.BM * self.BD > WIDE
+        self.passes = (self.H // self.J, self.chunks, self.B)
+        self.even = {"EVEN": self.N % self.span == 0}
+        wide = self.BM * self.BD > WIDE
+        self.others = BF16 if R_BNC.element_size() == 2 else WIDE_FLOAT32 if wide else FLOAT32
         BD = _filled(self.D)
         self.small: dict[str, Any] = {"D": self.D, "M": self.M, "BM": self.BM, "BD": BD, "ROOT": 1 / math.sqrt(self.D)}
         self.small["num_warps"] = 4 if self.BM * BD <= 1024 else 8
 
-    def tiles(self, points: int, warps: int) -> dict[str, Any]:
-        points, stages = FEWER if self.fewer else (min(points, _filled(self.N)), 3)
-        sizes: dict[str, Any] = {"H": self.H, "D": self.D, "M": self.M, "BM": self.BM, "BD": self.BD, "SPAN": self.span}
+    def tiles(self, points: int, warps: int, stages: int) -> dict[str, Any]:
+        sizes: dict[str, Any] = {"H": self.H, "D": self.D, "M": self.M, "J": self.J, "SPAN": self.span}
+        sizes |= {"BN": min(points, _filled(self.N)), "BM": self.BM, "BD": self.BD}
         # Large heads need more warps to hold their sums.
         sizes |= {"num_warps": min(8, warps * max(1, self.BM * self.BD // 1024)), "num_stages": stages}
-        return {**sizes, **self.limits, "BN": points, "PRECISION": dot_precision()}
+        return {**sizes, **self.limits, "PRECISION": dot_precision()}
 
 
 class _SliceAttention(torch.autograd.Function):
@@ -239,12 +296,12 @@ class _SliceAttention(torch.autograd.Function):
         plan = _Plan(R, W, limits)
         B, N, C, H, D, M = plan.B, plan.N, plan.C, plan.H, plan.D, plan.M
         parts = torch.empty(B * H, plan.chunks, M, D + 1, device=R.device, dtype=torch.float32)
-        _slice[plan.passes](R, F, W, b, tau, parts, N, C, plan.chunks, MASS=True, **plan.tiles(*SLICE))
+        _slice[plan.passes](R, F, W, b, tau, parts, N, C, plan.chunks, MASS=True, **plan.even, **plan.tiles(*SLICE))
         Z, new = torch.empty(2, B * H, M, D, device=R.device, dtype=torch.float32)
         mass = torch.empty(B * H, M, device=R.device, dtype=torch.float32)
         update[(B * H,)](parts, wq, wk, wv, gamma, Z, mass, new, plan.chunks, KIND=kind, EPS=EPSILON, **plan.small)
         O, project = torch.empty_like(R), narrowed(wo, R.dtype)
-        _deslice[plan.passes](R, W, b, tau, new, O, N, C, **plan.tiles(*DESLICE))
+        _deslice[plan.passes](R, W, b, tau, new, O, N, C, **plan.tiles(*plan.others))
         ctx.save_for_backward(R, F, W, b, tau, wq, wk, wv, gamma, project, Z, mass, new)
         ctx.kind, ctx.limits, ctx.kinds = kind, limits, (wo.dtype, bo.dtype)
         return torch.addmm(narrowed(bo, R.dtype), O.view(-1, C), project.T).view(R.shape)
@@ -259,7 +316,7 @@ class _SliceAttention(torch.autograd.Function):
         rows = rows_of(do)
         dO = rows @ project
         dnew = torch.empty(B * H, chunks, M, D, **wide)
-        _slice[plan.passes](R, dO, W, b, tau, dnew, N, C, chunks, MASS=False, **plan.tiles(*SLICE))
+        _slice[plan.passes](R, dO, W, b, tau, dnew, N, C, chunks, MASS=False, **plan.even, **plan.tiles(*SLICE))
         G, g = torch.empty_like(Z), torch.empty_like(mass)
         attention = torch.empty(B * H, 3 * D * D + 1, **wide)
         update_backward[(B * H,)](
@@ -267,7 +324,9 @@ class _SliceAttention(torch.autograd.Function):
         )
         dR, dF, O = torch.empty_like(R), torch.empty_like(F), torch.empty_like(R)
         routes = torch.empty(B * chunks, H, M * D + M + 1, **wide)
-        _backward[plan.passes](R, F, dO, W, b, tau, new, G, g, dR, dF, O, routes, N, C, chunks, **plan.tiles(*BACKWARD))
+        _backward[plan.passes](
+            R, F, dO, W, b, tau, new, G, g, dR, dF, O, routes, N, C, chunks, **plan.even, **plan.tiles(*plan.others)
+        )
 
         def maps() -> list[torch.Tensor]:
             by_head = folded(routes)
@@ -292,9 +351,9 @@ def fits(R: torch.Tensor, heads: int, slices: int) -> bool:
 
 
 def shared_bytes(kind: str, M: int, D: int) -> int:
-    """What no program needs more than: the tiles of points and slices, or the matrices of the update."""
-    BM, BD, tile = _filled(M), _filled(D), _filled(M) * _filled(D + 1)
-    return max(SHARED[kind][tile > WIDE] * tile, 8 * BM * BM + 16 * BM * BD + 4 * BD * BD)
+    """Of a head, what no program needs more than: for tiles of points and slices, or for the matrices of the update."""
+    BM, BD, tile = _filled(M), _filled(D), _filled(M) * _filled(D)
+    return max(BYTES[kind][tile > WIDE] * tile, 8 * BM * BM + 16 * BM * BD + 4 * BD * BD)
 
 
 def slice_attention(

@@ -1,4 +1,4 @@
-"""Compiles the kernels of a piece of work for an H100, without one: `python -m tests.ops.compiled PIECE ...`.
+"""Compiles the kernels of a piece of work for a GPU, without one: `python -m tests.ops.compiled DEVICE PIECE ...`.
 
 What is launched is compiled with the arguments it was launched with, and does not run. The last line is JSON: by kernel
 the most bytes of shared memory that one of its forms needs. A process of its own, since Triton's interpreter is on
@@ -18,16 +18,16 @@ from triton.runtime.jit import JITFunction
 
 from sigmasolver.models import build_model
 from sigmasolver.ops import fused
-from sigmasolver.ops.fused import gate
+from sigmasolver.ops.fused import gate, lift
 from sigmasolver.ops.precision import matmul_precision
 
-SHARED = 232_448
-"""Bytes that a program on an H100 or H200 may have."""
+DEVICES = {"H200": (90, 232_448), "RTX 4090": (89, 101_376)}
+"""Compute capability, and bytes of shared memory that a program may have."""
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8"}
 most: dict[str, int] = {}
 
 
-def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+def compile_only(target: GPUTarget, kernel: JITFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """In place of a launch."""
     given = dict(zip(kernel.arg_names, args, strict=False)) | {
         n: kwargs.pop(n) for n in kernel.arg_names if n in kwargs
@@ -46,7 +46,7 @@ def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwa
     assert list(given) == list(kernel.arg_names)
     constants = {(kernel.arg_names.index(name),): given[name] for name in fixed}
     source = ASTSource(kernel, types, constants, aligned)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=kwargs)
+    made = triton.compile(source, target=target, options=kwargs)
     most[kernel.__name__] = max(most.get(kernel.__name__, 0), made.metadata.shared)
 
 
@@ -72,10 +72,12 @@ def step(precision: str, name: str, grid: tuple[int, ...], **sizes: int) -> None
 
 
 def main() -> None:
-    gate.shared_memory = lambda y: SHARED
-    JITFunction.run = compile_only
-    work: Callable[..., None] = {"slices": slices, "step": step}[sys.argv[1]]
-    precision, args, options = json.loads(sys.argv[2])
+    capability, shared = DEVICES[sys.argv[1]]
+    target = GPUTarget("cuda", capability, 32)
+    gate.shared_memory = lift.shared_memory = lambda x: shared
+    JITFunction.run = lambda kernel, *args, grid, warmup, **kwargs: compile_only(target, kernel, args, kwargs)
+    work: Callable[..., None] = {"slices": slices, "step": step}[sys.argv[2]]
+    precision, args, options = json.loads(sys.argv[3])
     with matmul_precision(precision):
         work(precision, *args, **options)
     sys.stdout.write(json.dumps(most))

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton")
 from sigmasolver.ops.fused.gate import ROOM
 from sigmasolver.ops.fused.slices import fits, shared_bytes
-from tests.ops.compiled import SHARED
+from tests.ops.compiled import DEVICES
 
 HEADS = [
     *(
@@ -28,10 +28,12 @@ HEADS = [
 ]
 """Precision, slices and head width: the largest of their kind."""
 SOLVERS = [
-    ("bf16", (32, 32), {}),
-    ("bf16", (8, 8, 8), {}),
-    # The widest of the paper's sweep over widths.
-    ("float32", (32, 32), {"width": 256, "slices": 128}),
+    ("H200", "bf16", (32, 32), {}),
+    ("H200", "bf16", (8, 8, 8), {}),
+    ("H200", "float32", (32, 32), {"width": 256, "slices": 128}),  # the widest of the paper's sweep over widths
+    ("RTX 4090", "bf16", (32, 32), {}),
+    ("RTX 4090", "tf32", (8, 8, 8), {}),
+    ("RTX 4090", "float32", (32, 32), {"width": 256}),
 ]
 
 
@@ -47,17 +49,17 @@ def compiled(*words):
 
 @pytest.mark.parametrize("precision, slices, width", HEADS)
 def test_largest_heads(precision, slices, width):
-    found = compiled("slices", json.dumps([precision, [slices, width], {}]))
+    found = compiled("H200", "slices", json.dumps([precision, [slices, width], {}]))
     assert {"_slice", "update", "_deslice", "update_backward", "_backward"} <= set(found)
     kind = {"float32": "tf32x3"}.get(precision, precision)
-    assert max(found.values()) <= shared_bytes(kind, slices, width) <= SHARED
+    assert max(found.values()) <= shared_bytes(kind, slices, width) <= DEVICES["H200"][1]
 
 
-@pytest.mark.parametrize("precision, grid, sizes", SOLVERS)
-def test_solver(precision, grid, sizes):
-    found = compiled("step", json.dumps([precision, ["transolver-sigma", grid], sizes]))
+@pytest.mark.parametrize("device, precision, grid, sizes", SOLVERS)
+def test_solver(device, precision, grid, sizes):
+    found = compiled(device, "step", json.dumps([precision, ["transolver-sigma", grid], sizes]))
     assert {"_context", "_slice", "_backward", "_lift_forward", "_read", "_join_backward"} <= set(found)
-    assert max(found.values()) <= SHARED
+    assert max(found.values()) <= DEVICES[device][1]
     assert found.get("_inner_backward", 0) <= ROOM
 
 

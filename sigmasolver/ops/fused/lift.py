@@ -22,7 +22,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.affine import Affine
-from sigmasolver.ops.fused import dot_precision
+from sigmasolver.ops.fused import dot_precision, shared_memory
 from sigmasolver.ops.fused.lanes import aside
 from sigmasolver.ops.fused.linear import product
 from sigmasolver.ops.fused.rows import column_sums, stream_to
@@ -35,6 +35,8 @@ PROGRAMS = 396
 """That the backward pass is cut into, where there are points enough."""
 FORWARD, BACKWARD = {2: (64, 32, 4, 2), 4: (32, 32, 4, 2)}, {2: (64, 64, 8, 2), 4: (32, 32, 4, 2)}
 """Points and inner channels of a tile, warps, and stages of the pipeline, by the bytes of a number."""
+THIN, ROOM = (32, 16, 4, 2), 108_544
+"""The same backward for four bytes and more than 128 channels where a program has less shared memory, in bytes."""
 
 
 @triton.jit
@@ -171,7 +173,8 @@ class _Lift(torch.autograd.Function):
         (N, Q), (G, I), dtype = x.shape, pre.shape, w2.dtype
         dH = dH.contiguous()
         narrow = dH.to(dtype)
-        tile = _tile(BACKWARD, x, w2)
+        tight = len(w2) > 128 and shared_memory(x) < ROOM
+        tile = _tile({**BACKWARD, 4: THIN} if tight else BACKWARD, x, w2)
         across = triton.cdiv(I, tile["BF"])
         span = triton.cdiv(N * across, PROGRAMS * tile["BN"]) * tile["BN"]
         g, dh = (torch.empty(N, I, device=x.device, dtype=dtype) for _ in range(2))

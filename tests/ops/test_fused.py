@@ -123,6 +123,23 @@ def test_slices_of_large_heads(slices, width):
     agree_on_slices("residual", 1, 70, 1, width, slices, tolerance=1e-3)
 
 
+def test_heads_that_do_not_fit_take_the_plain_slices(fused_everywhere, monkeypatch):
+    used = []
+    monkeypatch.setattr(fused_slices, "slice_attention", lambda *given: used.append(given) or slice_attention(*given))
+    for slices, fused_ones in ((5, 1), (129, 0)):
+        torch.manual_seed(0)
+        model = build_model(
+            "transolver-sigma", grid=(6, 5), in_channels=2, out_channels=1, width=16, depth=1, heads=2, slices=slices,
+            modes=2,
+        ).to(DEVICE)  # fmt: skip
+        x = torch.randn(1, 6, 5, 2, device=DEVICE)
+        used.clear()
+        found = model(x)
+        assert len(used) == fused_ones
+        with fused.plain():
+            torch.testing.assert_close(found, model(x), rtol=1e-4, atol=1e-5)
+
+
 @quick
 @given(
     grid=st.lists(st.integers(2, 9), min_size=1, max_size=3), C=st.integers(1, 20), O=st.integers(1, 20),

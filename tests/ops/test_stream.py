@@ -21,9 +21,13 @@ from sigmasolver.ops.stream import NARROW, whole
 from sigmasolver.train.engine import recompute
 
 pytest.importorskip("triton")
+import triton
+import triton.language as tl
+
 from sigmasolver.ops.fused import gate as fused_gate
 from sigmasolver.ops.fused import mixing as fused_mixing
 from sigmasolver.ops.fused.lift import lift
+from sigmasolver.ops.fused.rows import stream_to
 from tests.ops.device import DEVICE, gpu
 from tests.ops.small import solver
 
@@ -111,6 +115,24 @@ def test_mixing(branches, held, kept, monkeypatch):
         return (x + F.linear(F.silu(gate) * up, wout, bout),)
 
     agree(twin, plain, torch.randn(N, C), [torch.randn(shape) for shape in shapes])
+
+
+@triton.jit
+def _split(x, main, rest, N: tl.constexpr):
+    place = tl.arange(0, N)
+    stream_to(main, rest, place, tl.load(x + place), place < N, SPLIT=True)
+
+
+def test_what_no_stream_can_hold_is_never_a_number():
+    """Both parts together: infinities, what rounds to one, and NaNs, also with all bits set, as a GPU makes them."""
+    bad = [0x7F800000, 0x7F7FFFFF, 0x7FC00000, 0x7FFFFFFF, 0x7F800001]
+    x = torch.tensor([*bad, *(bits - 2**31 for bits in bad), 0, 0x3F800000, 0x3F808000, 0x3F80FFFF, 1, 0x7F000000])
+    x = x.to(torch.int32).view(torch.float32).to(DEVICE)
+    main, rest = torch.zeros(2, len(x), dtype=NARROW, device=DEVICE)
+    _split[(1,)](x, main, rest, N=len(x))
+    found = whole(main, rest)
+    assert not found[: 2 * len(bad)].isfinite().any()
+    torch.testing.assert_close(found[2 * len(bad) :], x[2 * len(bad) :], rtol=2**-16, atol=1e-40)
 
 
 @pytest.mark.parametrize("fields", [2, 9], ids=["fused", "plain"])

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-__all__ = ["WIDEST", "Slot", "dot_precision", "plain", "quick", "shared_memory", "untraced", "usable"]
+__all__ = ["WIDEST", "Slot", "dot_precision", "filled", "plain", "quick", "shared_memory", "untraced", "usable"]
 
 T = TypeVar("T")
 
@@ -82,6 +82,11 @@ def untraced(x: torch.Tensor) -> bool:
 def dot_precision() -> str:
     """What products of float32 tiles run in, by torch's own switch; three passes of TF32 are as exact as float32."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+
+
+def filled(size: int) -> int:
+    """What a tile has for so many rows or columns: matrix units multiply powers of 2 from 16 on; the rest is masked."""
+    return max(16, 1 << (size - 1).bit_length())
 
 
 def shared_memory(x: torch.Tensor) -> int:

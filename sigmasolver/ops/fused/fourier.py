@@ -22,7 +22,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fourier import analysis_basis, available_modes, synthesis_basis
-from sigmasolver.ops.fused import dot_precision
+from sigmasolver.ops.fused import dot_precision, filled
 from sigmasolver.ops.fused.lanes import aside
 from sigmasolver.ops.fused.rows import folded, rows_of
 
@@ -139,7 +139,7 @@ def _mix_gradient(  # type: ignore[no-untyped-def]
 
 
 def _tile(size: int, most: int) -> int:
-    return min(most, max(16, triton.next_power_of_2(size)))
+    return min(most, filled(size))
 
 
 def _apply_thin(

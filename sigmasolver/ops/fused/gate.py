@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sigmasolver.ops.fused import dot_precision, shared_memory
+from sigmasolver.ops.fused import dot_precision, filled, shared_memory
 
 __all__ = ["CHANNELS", "EXTRA", "gated", "sigmoid", "through_gate"]
 
@@ -131,7 +131,7 @@ def through_gate(
     narrow = dout if dout.dtype == y.dtype else y.new_empty(N, C)
     _inner_backward[(triton.cdiv(N, BN),)](
         y, dout, win, b_in, wout, narrow, a, inner, dy, N, C=C, W=W, NARROW=narrow is not dout,
-        BN=BN, BC=max(16, triton.next_power_of_2(C)), BF=BF, PRECISION=dot_precision(),
+        BN=BN, BC=filled(C), BF=BF, PRECISION=dot_precision(),
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return a, inner, dy, narrow

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.affine import Affine
-from sigmasolver.ops.fused import dot_precision, shared_memory
+from sigmasolver.ops.fused import dot_precision, filled, shared_memory
 from sigmasolver.ops.fused.lanes import aside
 from sigmasolver.ops.fused.linear import product
 from sigmasolver.ops.fused.rows import column_sums, stream_to
@@ -123,21 +123,16 @@ def _lift_backward(  # type: ignore[no-untyped-def]
         tl.store(dh + row * I + f[None, :], d.to(dh.dtype.element_ty), mask=keep)
 
 
-def _width(n: int) -> int:
-    """What n columns are filled up to: matrix units read whole multiples."""
-    return max(16, triton.next_power_of_2(n))
-
-
-def _filled(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _padded(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Zeros for the columns that are missing."""
     rows, n = matrix.shape
-    return Form((rows, _width(n)), (rows, n), (_width(n), 1), dtype).made(matrix)
+    return Form((rows, filled(n)), (rows, n), (filled(n), 1), dtype).made(matrix)
 
 
 def _tile(tiles: dict[int, tuple[int, int, int, int]], x: torch.Tensor, w2: torch.Tensor) -> dict[str, Any]:
     (C, I), Q = w2.shape, x.shape[1]
     BN, BF, warps, stages = tiles[w2.element_size()]
-    sizes = {"Q": Q, "I": I, "C": C, "BN": BN, "BQ": _width(Q), "BF": BF, "BC": _width(C)}
+    sizes = {"Q": Q, "I": I, "C": C, "BN": BN, "BQ": filled(Q), "BF": BF, "BC": filled(C)}
     return sizes | {"PRECISION": dot_precision(), "num_warps": warps, "num_stages": stages}
 
 
@@ -151,8 +146,8 @@ class _Lift(torch.autograd.Function):
         w1: torch.Tensor, b1: torch.Tensor, w2: torch.Tensor, b2: torch.Tensor, offset: torch.Tensor,
     ) -> Any:  # fmt: skip
         N, (G, P), C = len(x), positions.shape, len(w2)
-        pre = product(_filled(positions, dtype), _filled(w1[:, :P], dtype).T)
-        wx, narrow = _filled(w1[:, P:], dtype), narrowed(w2, dtype).contiguous()
+        pre = product(_padded(positions, dtype), _padded(w1[:, :P], dtype).T)
+        wx, narrow = _padded(w1[:, P:], dtype), narrowed(w2, dtype).contiguous()
         kind = NARROW if split else torch.promote_types(dtype, offset.dtype)
         out = torch.empty(N, C, device=x.device, dtype=kind)
         rest, tile = torch.empty_like(out) if split else None, _tile(FORWARD, x, narrow)
@@ -184,7 +179,7 @@ class _Lift(torch.autograd.Function):
             samples = dh.view(N // G, G, I).sum(0, dtype=torch.float32)
             with torch.autocast(x.device.type, enabled=False):  # not narrow: a sum over samples has bits to lose
                 dwp = samples.T @ positions.float()
-            dwx = product(dh.T, _filled(x, dtype))[:, :Q]
+            dwx = product(dh.T, _padded(x, dtype))[:, :Q]
             found = torch.cat((dwp, dwx), dim=1), column_sums(samples)
             return [one.to(kind) for one, kind in zip(found, ctx.kinds[:2], strict=True)]
 

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.fused import dot_precision
+from sigmasolver.ops.fused import dot_precision, filled
 from sigmasolver.ops.fused.lanes import aside
 from sigmasolver.ops.fused.rows import column_sums, folded
 from sigmasolver.ops.fused.tables import narrowed
@@ -68,7 +68,7 @@ def map_gradients(dy: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torc
     span = triton.cdiv(N, PROGRAMS * TILE) * TILE
     chunks = triton.cdiv(N, span)
     sums = torch.empty(chunks, O * (C + 1), device=x.device, dtype=torch.float32)
-    BO, BC = (max(16, triton.next_power_of_2(size)) for size in (O, C))
+    BO, BC = filled(O), filled(C)
     warps, stages = (4, 4) if BO * BC <= 64 * 64 else (8, 3)
     _map_gradients[(chunks,)](
         dy, x.contiguous(), sums, N, dy.stride(0), C=C, O=O, BN=TILE, BC=BC, BO=BO, SPAN=span,

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.affine import Affine
-from sigmasolver.ops.fused import dot_precision
+from sigmasolver.ops.fused import dot_precision, filled
 from sigmasolver.ops.fused.gate import CHANNELS, EXTRA, gated, sigmoid, through_gate
 from sigmasolver.ops.fused.lanes import aside
 from sigmasolver.ops.fused.linear import product
@@ -198,7 +198,7 @@ class _Steps:
         self.H, self.norm, self.eps, self.split = H, norm, eps, rest is not None
         self.N, self.C = H.shape
         self.joined = (H, H if rest is None else rest, *(*parts, H, H)[:2])
-        BC = max(16, triton.next_power_of_2(self.C))
+        BC = filled(self.C)
         self.tile = {"C": self.C, "SPLIT": self.split, "PARTS": len(parts), "EVEN": self.C % 16 == 0}
         self.tile |= {"BN": max(1, TILE // BC), "BC": BC}
         self.blocks = (triton.cdiv(self.N, self.tile["BN"]),)

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.affine import Affine
+from sigmasolver.ops.fused import filled
 from sigmasolver.ops.fused.lanes import aside
 from sigmasolver.ops.fused.rows import added, folded, stream_at
 
@@ -122,7 +123,7 @@ class _Readout(torch.autograd.Function):
 
 def _tile(W: torch.Tensor) -> dict[str, int]:
     fields, C = W.shape
-    block = max(16, triton.next_power_of_2(C))
+    block = filled(C)
     return {"C": C, "FIELDS": fields, "BN": max(1, TILE // block), "BC": block}
 
 

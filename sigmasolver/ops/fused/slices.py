@@ -34,7 +34,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.affine import Affine
-from sigmasolver.ops.fused import dot_precision, shared_memory
+from sigmasolver.ops.fused import dot_precision, filled, shared_memory
 from sigmasolver.ops.fused.lanes import aside
 from sigmasolver.ops.fused.linear import map_gradients
 from sigmasolver.ops.fused.rows import folded, put, rows_of
@@ -56,9 +56,8 @@ SLICE, BF16, FLOAT32, WIDE_FLOAT32 = (16, 1, 3), (64, 4, 3), (32, 2, 3), (16, 8,
 """Points of a tile, warps of a program and stages of its pipeline: where slices are made; elsewhere in bf16, in
 float32, and in float32 of WIDE heads. Few warps hardly wait for each other at barriers; from 64 points on the matrix
 units read what stays the same from shared memory."""
-MOST, WIDEST, HEAVIEST = 128, 64, 4096
-"""Slices, head width, and their product, both filled up, of the largest head: beyond, the update of its states takes
-minutes to compile."""
+LARGEST_HEAD = 128, 64, 4096
+"""Slices, head width, and their product, both filled up: beyond, the update of the states takes minutes to compile."""
 BYTES = {"bf16": (96, 48), "tf32": (72, 36), "tf32x3": (96, 54)}
 """Bytes of shared memory at most for each slice and channel of a tile, up to WIDE and beyond."""
 LOG2E, LN2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
@@ -246,11 +245,6 @@ def _backward(  # type: ignore[no-untyped-def]
         tl.store(to + M * D + M, tl.where((warm >= COLDEST) & (warm <= HOTTEST), -down * (LN2 * cold), 0.0))
 
 
-def _filled(size: int) -> int:
-    """A matrix unit multiplies tiles of at least 16; what lies beyond the size is masked."""
-    return max(16, triton.next_power_of_2(size))
-
-
 def _kind(x: torch.Tensor) -> str:
     return "bf16" if x.element_size() == 2 else dot_precision()
 
@@ -264,8 +258,8 @@ class _Plan:
         self.limits = {"COLDEST": limits[0], "HOTTEST": limits[1]}
         self.H = self.C // self.D
         self.J = 2 if self.H % 2 == 0 and 2 * self.D <= SHARED_ROW else 1
-        self.BM, self.BD = _filled(self.M), _filled(self.J * self.D)
-        most = min(LARGEST, _filled(self.N))
+        self.BM, self.BD = filled(self.M), filled(self.J * self.D)
+        most = min(LARGEST, filled(self.N))
         span = triton.cdiv(self.N * self.B * self.H, PROGRAMS)
         self.span = triton.cdiv(min(LONGEST, max(span, most), self.N), most) * most
         self.chunks = triton.cdiv(self.N, self.span)
@@ -274,13 +268,13 @@ class _Plan:
         self.even = {"EVEN": self.N % self.span == 0}
         wide = self.BM * self.BD > WIDE
         self.others = BF16 if R_BNC.element_size() == 2 else WIDE_FLOAT32 if wide else FLOAT32
-        BD = _filled(self.D)
+        BD = filled(self.D)
         self.small: dict[str, Any] = {"D": self.D, "M": self.M, "BM": self.BM, "BD": BD, "ROOT": 1 / math.sqrt(self.D)}
         self.small["num_warps"] = 4 if self.BM * BD <= 1024 else 8
 
     def tiles(self, points: int, warps: int, stages: int) -> dict[str, Any]:
         sizes: dict[str, Any] = {"H": self.H, "D": self.D, "M": self.M, "J": self.J, "SPAN": self.span}
-        sizes |= {"BN": min(points, _filled(self.N)), "BM": self.BM, "BD": self.BD}
+        sizes |= {"BN": min(points, filled(self.N)), "BM": self.BM, "BD": self.BD}
         # Large heads need more warps to hold their sums.
         sizes |= {"num_warps": min(8, warps * max(1, self.BM * self.BD // 1024)), "num_stages": stages}
         return {**sizes, **self.limits, "PRECISION": dot_precision()}
@@ -346,13 +340,13 @@ class _SliceAttention(torch.autograd.Function):
 def fits(R: torch.Tensor, heads: int, slices: int) -> bool:
     """Whether R (B, ..., C) has heads that a program can hold, on its device and in its type."""
     D = R.shape[-1] // heads
-    small = slices <= MOST and D <= WIDEST and _filled(slices) * _filled(D) <= HEAVIEST
+    small = all(size <= most for size, most in zip((slices, D, filled(slices) * filled(D)), LARGEST_HEAD, strict=True))
     return small and (not R.is_cuda or shared_bytes(_kind(R), slices, D) <= shared_memory(R))
 
 
 def shared_bytes(kind: str, M: int, D: int) -> int:
     """Of a head, what no program needs more than: for tiles of points and slices, or for the matrices of the update."""
-    BM, BD, tile = _filled(M), _filled(D), _filled(M) * _filled(D)
+    BM, BD, tile = filled(M), filled(D), filled(M) * filled(D)
     return max(BYTES[kind][tile > WIDE] * tile, 8 * BM * BM + 16 * BM * BD + 4 * BD * BD)
 
 

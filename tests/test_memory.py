@@ -20,7 +20,7 @@ faults()
 system = faults()
 assert keep_freed_memory()
 faults()
-print(system, faults())
+print(system, min(faults() for _ in range(4)))  # a small block may come to lie in the way once, and stays where it is
 """
 
 

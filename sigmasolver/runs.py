@@ -92,11 +92,11 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the last step was taken and its weights are there."""
-        if not (self.resume.exists() and self.weights.exists()):
+        """Whether the last step was taken and its weights are there; a finished run needs no resume state."""
+        if not self.weights.exists():
             return False
-        facts = read_facts(self.resume)
-        return facts.get("step") == facts.get("steps")
+        facts = read_facts(self.resume if self.resume.exists() else self.weights)
+        return "steps" in facts and facts.get("step") == facts["steps"]
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:
         """Plain values as a file of this name, replaced whole."""

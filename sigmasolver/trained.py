@@ -58,9 +58,9 @@ def read_normalisers(run: Run) -> tuple[Normaliser, Normaliser]:
         raise ValueError(f"normaliser.json of {run.path} is not whole; copy it again or start the run anew.") from None
 
 
-def save(run: Run, weights: Mapping[str, torch.Tensor], step: int, fingerprint: str) -> None:
-    """The weights, with the step and the data they come from."""
-    write_tensors(run.weights, weights, {"step": step, "data": fingerprint})
+def save(run: Run, weights: Mapping[str, torch.Tensor], step: int, steps: int, fingerprint: str) -> None:
+    """The weights, with their step of so many, and the data they come from."""
+    write_tensors(run.weights, weights, {"step": step, "steps": steps, "data": fingerprint})
 
 
 def load(path: str | Path, device: torch.device | str = "cpu") -> Forecaster:

@@ -100,22 +100,22 @@ def test_the_count_holds_weights_gradients_states_and_what_the_backward_pass_nee
 
 
 def test_windows_and_updates_are_those_of_the_stored_data():
-    """NS2D: 900 trajectories of 20 frames, one window each. KF2D: 90 of 134 windows each. Values of 4 bytes."""
+    """NS2D: 1000 trajectories of 20 frames, one window each. KF2D: 100 of 134 windows each. Values of 4 bytes."""
     found = predict(tiny("ns2d", (16, 16)), Place(), PLENTY)
-    assert found.windows == 900 * 20 * 16 * 16 * 4 and found.updates == 500 * 900 // 2 and found.known
+    assert found.windows == 1000 * 20 * 16 * 16 * 4 and found.updates == 500 * 1000 // 2 and found.known
     kolmogorov = tiny("kf2d", (16, 16), "train.batch=8")
     found = predict(kolmogorov, Place(), PLENTY)
-    assert found.updates == 50 * (90 * 134 // 8) and found.known
+    assert found.updates == 50 * (100 * 134 // 8) and found.known
     assert found.seconds == found.updates * found.update.seconds
     reacting = predict(tiny("ignit-hit", (16, 16), "train.batch=2"), Place(), PLENTY)
     assert not reacting.known and reacting.updates == 20_000
     longer = predict(tiny("ns2d", (16, 16), "task.horizon=30"), Place(), PLENTY)
-    assert not longer.known and longer.windows == 900 * 40 * 16 * 16 * 4
+    assert not longer.known and longer.windows == 1000 * 40 * 16 * 16 * 4
 
 
 def test_windows_count_where_they_lie_on_the_device():
     recipe = tiny("ns2d", (16, 16))
-    held, read = predict(recipe, Place(), PLENTY), predict(recipe, Place(), 3 * 900 * 20 * 16 * 16 * 4)
+    held, read = predict(recipe, Place(), PLENTY), predict(recipe, Place(), 3 * 1000 * 20 * 16 * 16 * 4)
     assert held.resident and held.memory == held.update.memory + held.windows
     assert not read.resident and read.memory == read.update.memory
 
@@ -200,7 +200,7 @@ def test_the_command_tells_what_fits_and_checks_itself(planned):
     assert code == 0, said
     told = {name: value.strip() for name, value in cells(out).items()}
     assert "ns2d on 16 × 16: transolver-sigma of width 16 and depth 2, batch 2, float32, eager on cpu" in out
-    assert told["parameters"] == "8,515" and told["updates"] == "225,000"
+    assert told["parameters"] == "8,515" and told["updates"] == "250,000"
     assert told["training windows, on the device"] == "18.4 MB"
     assert "measured on 8 × 8 and 12 × 12; memory counted" in out and "It fits: " in out
     memory = told["memory"].split()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sigmasolver.cli.app import Device, Settings, app, device_of
-from sigmasolver.terminal import console, progress, training
+from sigmasolver.terminal import Mover, console, progress, training
 
 if TYPE_CHECKING:
     from sigmasolver.parallel import World
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from sigmasolver.train.own import Wishes
 
 __all__ = ["suite", "train"]
+
+Minutes = Annotated[
+    float | None, typer.Option(help="Save the state and stop after so many minutes; the same command goes on.")
+]
 
 
 @app.command()
@@ -37,6 +41,7 @@ def train(
     history: Annotated[int | None, typer.Option(help="Own data: frames the model sees.")] = None,
     block: Annotated[int | None, typer.Option(help="Own data: frames it predicts in one call.")] = None,
     horizon: Annotated[int | None, typer.Option(help="Own data: frames that are evaluated.")] = None,
+    minutes: Minutes = None,
     settings: Settings = None,
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="auto, eager, compiled, graph or compiled-graph.")] = "auto",
@@ -46,10 +51,12 @@ def train(
     from sigmasolver.parallel import join
     from sigmasolver.recipes import changed, recipe_of
     from sigmasolver.runs import Run
+    from sigmasolver.suite import Deadline
     from sigmasolver.train.engine import Place
     from sigmasolver.train.job import resume_run, train_run
     from sigmasolver.train.own import Wishes
 
+    deadline = Deadline(minutes)
     own = {"--fields": fields, "--targets": targets, "--history": history, "--block": block, "--horizon": horizon}
     with join(device_of(device)) as world:
         place = Place(world, engine_of(engine, world), shard)
@@ -60,7 +67,7 @@ def train(
                     "A run that goes on keeps its recipe; give --resume alone, or with --data and --device."
                 )
             with training(world) as watch:
-                resume_run(Run(resume), data, place, watch)
+                resume_run(Run(resume), data, place, watch, deadline.passed)
             return say_trained(Run(resume), world)
         model, seed = model or "transolver-sigma", 42 if seed is None else seed
         published = changed(recipe_of(task, model, seed), settings or []) if task is not None else None
@@ -75,16 +82,27 @@ def train(
             wishes = Wishes(data.resolve().stem, _names(fields), _names(targets), history, block, horizon, model, seed)
             store, recipe = _own(data, out, wishes, settings or [], world)
         with training(world) as watch:
-            train_run(recipe, store, Run(out), place, watch)
+            train_run(recipe, store, Run(out), place, watch, deadline.passed)
         say_trained(Run(out), world)
 
 
 @app.command()
 def suite(
-    name: Annotated[str, typer.Argument(help="main, counterparts, ablations, slice-updates or scaling.")],
-    data: Annotated[Path | None, typer.Option(help="A folder with one store for each task: ns2d.h5, ...")] = None,
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="main, counterparts, counterparts-matched, ablations, slice-updates, scaling, efficiency or ledger."
+        ),
+    ],
+    data: Annotated[Path, typer.Option(help="A folder with one store for each task: ns2d.h5, ...")] = Path("data"),
+    data_seed: Annotated[
+        int | None, typer.Option(help="Simulate stores that are missing there, with this seed; a run checks them.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="The folder that holds the runs.")] = Path("runs"),
-    only: Annotated[str | None, typer.Option(help="Only runs whose name matches, such as 'ns2d-*-42'.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only runs whose name matches, such as 'ns2d-*-42'; repeatable.")
+    ] = None,
+    minutes: Minutes = None,
     show: Annotated[
         bool, typer.Option("--list", help="List the runs and how far they are, and train nothing.")
     ] = False,
@@ -92,35 +110,49 @@ def suite(
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="auto, eager, compiled, graph or compiled-graph.")] = "auto",
 ) -> None:
-    """Train and evaluate every model of one of the paper's tables; what is finished is skipped."""
+    """Train and evaluate every model of one of the paper's tables, in order; the same command continues it."""
     from fnmatch import fnmatch
 
-    from sigmasolver.evaluate import evaluate_run
     from sigmasolver.parallel import join
     from sigmasolver.recipes import changed, suite_of
     from sigmasolver.runs import Run
+    from sigmasolver.suite import Deadline, OutOfTimeError, ensure_store, fraction_done, is_done, run_row
     from sigmasolver.train.engine import Place
-    from sigmasolver.train.job import train_run
 
-    recipes = {key: recipe for key, recipe in suite_of(name).items() if only is None or fnmatch(key, only)}
+    deadline, screen = Deadline(minutes), console()
+    whole = {key: changed(recipe, settings or []) for key, recipe in suite_of(name).items()}
+    recipes = {key: recipe for key, recipe in whole.items() if only is None or any(fnmatch(key, one) for one in only)}
     if not recipes:
-        raise ValueError(f'No run of the suite {name} matches "{only}"; list them with --list.')
-    screen = console()
+        raise ValueError(f'No run of the suite {name} matches "{", ".join(only or ())}"; list them with --list.')
     if show:
         for key in recipes:
-            screen.print(f"{key:45} {'finished' if Run(out / key).finished else 'open'}")
+            done = fraction_done(Run(out / key))
+            screen.print(f"{key:45} {'finished' if done == 1 else f'{100 * done:.1f} %' if done else 'open'}")
         return
-    if data is None:
-        raise ValueError("Say where the data lie with --data, a folder with one store for each task.")
     with join(device_of(device)) as world:
         place = Place(world, engine_of(engine, world))
         for key, recipe in recipes.items():
-            run, wanted = Run(out / key), changed(recipe, settings or [])
-            if world.first:
-                screen.print(f"{key}: {'finished before' if run.finished else 'training'}")
-            with training(world) as watch:
-                train_run(wanted, data / f"{wanted.task.name}.h5", run, place, watch)
-            evaluate_run(run, world=world)
+            run = Run(out / key)
+            if is_done(run):
+                if world.first:
+                    screen.print(f"{key}: finished before")
+                continue
+            try:
+                with progress(f"simulating {recipe.task.name}", None) as move:
+
+                    def simulated(done: int, total: int, part: float, move: Mover = move) -> None:
+                        deadline.check()
+                        move(done, total)
+
+                    store = ensure_store(recipe, data, whole.values(), data_seed, place, simulated)
+                if world.first:
+                    screen.print(f"{key}: training from {100 * fraction_done(run):.1f} %")
+                with training(world) as watch:
+                    run_row(recipe, store, run, place, deadline, watch)
+            except OutOfTimeError:
+                if world.first:
+                    screen.print(f"{key}: stopped by --minutes at {100 * fraction_done(run):.1f} %; run again to go on")
+                return
 
 
 def _own(data: Path, out: Path, wishes: Wishes, settings: list[str], world: World) -> tuple[Path, Recipe]:
@@ -189,4 +221,6 @@ def say_trained(run: Run, world: World) -> None:
     last = (read_rows(run.log) or [{}])[-1]
     loss = f", {last['step']} steps, loss {last['loss']:.4g}" if last else ""
     error = f", validation error {100 * last['error']:.3g} %" if last.get("error") is not None else ""
-    console().print(f"{run.path}: trained{loss}{error}\nnext: sigmasolver evaluate {run.path}", soft_wrap=True)
+    done = "trained" if run.finished else "stopped"
+    then = f"evaluate {run.path}" if run.finished else f"train --resume {run.path}"
+    console().print(f"{run.path}: {done}{loss}{error}\nnext: sigmasolver {then}", soft_wrap=True)

@@ -33,15 +33,19 @@ def train_run(
     run: Run,
     place: Place | None = None,
     watch: Callable[[Progress], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> None:
-    """Train by `recipe` on the store at `path`; a run that was stopped goes on, a finished one is left alone."""
+    """Train by `recipe` on the store at `path`; a run that was stopped goes on, a finished one is left alone.
+
+    Once `stop()` is true the training keeps its state and returns.
+    """
     place = Place() if place is None else place
     with open_store(path) as store:
         data, forecaster = _prepare(recipe, store, run, place)
         if run.finished:
             return
         with run.held("training") if place.world.first else nullcontext():
-            train(recipe, data, forecaster.to(place.world.device), run, place, watch)
+            train(recipe, data, forecaster.to(place.world.device), run, place, watch, stop=stop)
 
 
 def resume_run(
@@ -49,9 +53,10 @@ def resume_run(
     path: str | Path | None = None,
     place: Place | None = None,
     watch: Callable[[Progress], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> None:
     """Go on with a run; its data may have moved to `path`."""
-    train_run(recipe_in(run), data_of(run) if path is None else path, run, place, watch)
+    train_run(recipe_in(run), data_of(run) if path is None else path, run, place, watch, stop)
 
 
 def _prepare(recipe: Recipe, store: Reader, run: Run, place: Place) -> tuple[Data, Forecaster]:

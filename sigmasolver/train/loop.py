@@ -102,11 +102,12 @@ def train(
     watch: Callable[[Progress], None] | None = None,
     look: int = 50,
     keep_seconds: float = 30.0,
+    stop: Callable[[], bool] | None = None,
 ) -> None:
     """Train `forecaster` and leave the run folder behind; continues a run that was stopped.
 
     Every `look` steps the losses are read and a row is logged; the state is kept at the first look after every
-    `keep_seconds`, and at the end.
+    `keep_seconds`, and at the end. Once `stop()` is true the state is kept and the loop returns, unfinished.
     """
     place = Place() if place is None else place
     world = place.world
@@ -125,8 +126,9 @@ def train(
         losses.append(stepper.loss.clone())
         done = step + 1
         # A slow step must not put off the saving; several processes would have to agree at every step, and do not.
-        slow = world.size == 1 and time.monotonic() - looked > keep_seconds > 0
-        if done % look and not slow and done not in plan.checks and done != plan.steps:
+        stopping = stop is not None and stop()
+        early = world.size == 1 and (stopping or time.monotonic() - looked > keep_seconds > 0)
+        if done % look and not early and done not in plan.checks and done != plan.steps:
             continue
         looked = time.monotonic()
         mean = _read_losses(torch.stack(losses), step, plan, world)
@@ -140,19 +142,21 @@ def train(
             )
             if recipe.train.keep == "best" and not state.error >= state.best:
                 state.best = state.error
-                _save(run, forecaster.around(stepper.kept), done, data.fingerprint, world)
+                _save(run, forecaster.around(stepper.kept), done, plan.steps, data.fingerprint, world)
             forecaster.model.train()
         if done == plan.steps and recipe.train.keep == "final":
-            _save(run, forecaster.around(stepper.kept), done, data.fingerprint, world)
+            _save(run, forecaster.around(stepper.kept), done, plan.steps, data.fingerprint, world)
         if world.first:
             append_row(run.log, row)  # before the state: what a kill leaves beyond the state is dropped at the resume
-        if world.agreed(done == plan.steps or time.monotonic() - kept >= keep_seconds):
+        if world.agreed(stopping or done == plan.steps or time.monotonic() - kept >= keep_seconds):
             state.keep(done)
             kept = time.monotonic()
         if world.first and watch is not None:
             watch(Progress(done, plan.steps, mean, state.error))
+        if done < plan.steps and stop is not None and world.agreed(stopping):
+            return
     if not run.weights.exists():  # a finished run whose weights were lost
-        _save(run, forecaster.around(stepper.kept), plan.steps, data.fingerprint, world)
+        _save(run, forecaster.around(stepper.kept), plan.steps, plan.steps, data.fingerprint, world)
     world.wait()  # until the first process has written what the others will read
     forecaster.model.eval()
     if stepper.average is not None:
@@ -177,10 +181,10 @@ def validate(forecaster: Forecaster, windows: Windows, place: Place) -> float:
     return float(together.mean())
 
 
-def _save(run: Run, forecaster: Forecaster, step: int, fingerprint: str, world: World) -> None:
+def _save(run: Run, forecaster: Forecaster, step: int, steps: int, fingerprint: str, world: World) -> None:
     weights = {name: full(tensor) for name, tensor in forecaster.model.state_dict().items()}
     if world.first:
-        save(run, weights, step, fingerprint)
+        save(run, weights, step, steps, fingerprint)
 
 
 def _read_losses(losses: torch.Tensor, last: int, plan: Plan, world: World) -> float:

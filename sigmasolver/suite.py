@@ -1,0 +1,122 @@
+"""A suite's rows one after another within a time limit: finished rows are skipped, interrupted ones continue.
+
+A row needs nothing but its run folder to continue on another machine: missing data is simulated again from its seed,
+and the fingerprint in the run folder refuses data that came out differently.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from sigmasolver.data.generate import generate
+from sigmasolver.data.header import Header, header_of
+from sigmasolver.data.store import open_store
+from sigmasolver.evaluate import evaluate_run
+from sigmasolver.recipes import Recipe
+from sigmasolver.runs import Run, read_facts, read_rows
+from sigmasolver.simulate import SIMULATORS, simulator_of
+from sigmasolver.train.engine import Place
+from sigmasolver.train.job import train_run
+from sigmasolver.train.loop import Progress
+
+__all__ = ["Deadline", "OutOfTimeError", "ensure_store", "fraction_done", "is_done", "run_row"]
+
+
+class OutOfTimeError(Exception):
+    """The time limit is reached; everything so far is saved."""
+
+
+class Deadline:
+    """A moment after which work stops at its next safe point; without `minutes`, never."""
+
+    def __init__(self, minutes: float | None = None) -> None:
+        if minutes is not None and not 0 < minutes < math.inf:
+            raise ValueError(f"A time limit of {minutes} minutes was asked for; it must be positive.")
+        self.end = math.inf if minutes is None else time.monotonic() + 60 * minutes
+
+    def passed(self) -> bool:
+        return time.monotonic() >= self.end
+
+    def check(self) -> None:
+        """For progress callbacks of work that loses nothing when it is interrupted."""
+        if self.passed():
+            raise OutOfTimeError
+
+
+def is_done(run: Run) -> bool:
+    """Whether a run is trained and its final weights are evaluated."""
+    if not run.finished:
+        return False
+    digest = run.digest
+    return any(row.get("weights") == digest for row in read_rows(run.records))
+
+
+def fraction_done(run: Run) -> float:
+    """The share of its updates that a run has made."""
+    if run.finished:
+        return 1.0
+    if not run.resume.exists():
+        return 0.0
+    facts = read_facts(run.resume)
+    return float(facts["step"] / facts["steps"])
+
+
+def ensure_store(
+    recipe: Recipe,
+    folder: Path,
+    recipes: Iterable[Recipe],
+    seed: int | None,
+    place: Place,
+    progress: Callable[[int, int, float], None] | None = None,
+) -> Path:
+    """The store of the recipe's task in `folder`; with a `seed`, simulated (or completed) where it is missing.
+
+    It holds enough for the largest of all `recipes` of that task, so that they share one test part.
+    """
+    task = recipe.task.name
+    path = folder / f"{task}.h5"
+    if seed is None:
+        if not path.exists():
+            raise ValueError(f"There is no store {path}; put it there, or simulate it with --data-seed.")
+        return path
+    if task not in SIMULATORS:
+        raise ValueError(f"There is no simulator for {task}; put its data at {path} and leave --data-seed out.")
+    tasks = [one.task for one in recipes if one.task.name == task]
+    count = max(one.train + one.validation + one.test for one in tasks)
+    simulator = simulator_of(task)
+    # A complete store is only read, so that several suites can share it.
+    if place.world.first and not _is_complete(path, header_of(simulator, seed), count):
+        generate(simulator, count, seed, path, place.world.device, progress=progress)
+    place.world.wait()
+    return path
+
+
+def _is_complete(path: Path, header: Header, count: int) -> bool:
+    if not path.exists():
+        return False
+    with open_store(path) as store:
+        return len(store) == store.count == count and store.header.difference(header) is None
+
+
+def run_row(
+    recipe: Recipe,
+    store: Path,
+    run: Run,
+    place: Place,
+    deadline: Deadline,
+    watch: Callable[[Progress], None] | None = None,
+) -> None:
+    """Train and evaluate one row; raises OutOfTimeError once the deadline has passed, with the state saved."""
+
+    def tick(done: int, total: int) -> None:
+        # One process alone may leave an evaluation; several would wait for each other for ever.
+        if place.world.size == 1:
+            deadline.check()
+
+    train_run(recipe, store, run, place, watch, deadline.passed)
+    if not run.finished:
+        raise OutOfTimeError
+    evaluate_run(run, path=store, world=place.world, tick=tick)

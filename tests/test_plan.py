@@ -201,7 +201,7 @@ def test_the_command_tells_what_fits_and_checks_itself(planned):
     told = {name: value.strip() for name, value in cells(out).items()}
     assert "ns2d on 16 × 16: transolver-sigma of width 16 and depth 2, batch 2, float32, eager on cpu" in out
     assert told["parameters"] == "8,515" and told["updates"] == "250,000"
-    assert told["training windows, on the device"] == "18.4 MB"
+    assert told["training windows, on the device"] == "20.5 MB"
     assert "measured on 8 × 8 and 12 × 12; memory counted" in out and "It fits: " in out
     memory = told["memory"].split()
     assert memory[:2] == told["memory of one update"].split() and abs(float(memory[-2])) < 3

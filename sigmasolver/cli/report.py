@@ -38,7 +38,9 @@ def figure(
     ],
     runs: Runs,
     out: Annotated[Path, typer.Option(help="The folder for NAME.png and NAME.pdf.")] = Path(),
-    field: Annotated[str | None, typer.Option(help="The field to show; none: all together, or the main one.")] = None,
+    field: Annotated[
+        str | None, typer.Option(help="The field to show; velocity: all its components; none: all, or the main one.")
+    ] = None,
     where: Where = None,
 ) -> None:
     """Draw a figure of the paper from the records of runs."""

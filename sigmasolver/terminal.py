@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from sigmasolver.report.study import YARDSTICKS
+from sigmasolver.report.study import Table as Cells
 from sigmasolver.report.tables import comparison, named_apart, precision_of
 
 if TYPE_CHECKING:  # --help answers at once without torch
@@ -22,7 +24,7 @@ if TYPE_CHECKING:  # --help answers at once without torch
     from sigmasolver.parallel import World
     from sigmasolver.train.loop import Progress as Step
 
-__all__ = ["Interrupts", "Mover", "console", "print_scores", "print_summary", "progress", "training"]
+__all__ = ["Interrupts", "Mover", "console", "print_scores", "print_summary", "print_table", "progress", "training"]
 
 
 def console(stderr: bool = False) -> Console:
@@ -179,17 +181,27 @@ def print_scores(screen: Console, rows: Sequence[dict[str, Any]]) -> None:
     where = f"{first['windows']} windows of the {first['part']} part"
     how = "" if precision_of(first) == "float32" else f", in {precision_of(first)}"
     screen.print(f"{first['task']}: relative L2 error of {what} on {grid}, {where}{how}", soft_wrap=True)
-    table = Table(box=SIMPLE_HEAD)
-    for number, column in enumerate(found.columns):
-        longest = max(map(len, column.split()))
-        table.add_column(column, justify="right" if number else "left", no_wrap=number == 0, min_width=longest)
-    for number, cells in enumerate(found.rows):
-        styles = ("bold" if (number, place) in found.bold else "" for place in range(len(cells)))
-        table.add_row(*map(Text, cells, styles))
-    screen.print(table)
+    print_table(screen, found)
     for run in dict.fromkeys(row["run"] for row in rows):
         beside = _beside([row for row in rows if row["run"] == run], first["horizon"])
         screen.print(f"  {run}: {beside}", soft_wrap=True)
+
+
+def print_table(screen: Console, table: Cells) -> None:
+    """The best in bold, the second best underlined, an empty line where a table has a rule. What is too wide is broken
+    between words, and left to the terminal's own wrapping where that is not enough: no number loses its end."""
+    drawn = Table(box=SIMPLE_HEAD)
+    for number, column in enumerate(table.columns):
+        longest = max(len(word) for text in (column, *(cells[number] for cells in table.rows)) for word in text.split())
+        drawn.add_column(column, justify="right" if number else "left", no_wrap=number == 0, min_width=longest)
+    for number, cells in enumerate(table.rows):
+        if number in table.rules:
+            drawn.add_section()
+        places = ((number, place) for place in range(len(cells)))
+        styles = ("bold" if at in table.bold else "underline" if at in table.underlined else "" for at in places)
+        drawn.add_row(*(Text.assemble(marked) for marked in zip(cells, styles, strict=True)))  # the padding is bare
+    needed = Measurement.get(screen, screen.options, drawn).minimum
+    screen.print(drawn, width=max(screen.width, needed), crop=False)
 
 
 def _beside(rows: Iterable[dict[str, Any]], horizon: int) -> str:

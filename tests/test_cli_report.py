@@ -42,10 +42,25 @@ def test_a_table_from_the_records_of_several_seeds(tmp_path):
     assert "tab:pde-main-results" in caption and not blank and heading.startswith("| model | from | Darcy p | NS2D ω |")
     rows = [row for seed in (42, 43, 44) for row in made.errors("ns2d", "transolver-sigma", seed)]
     values = [100 * row["value"] for row in rows if row["metric"] == "relative_l2"]
-    wanted = f"| Transolver-σ | ours | – | **{fmean(values):.2f} ± {stdev(values):.2f}** |"
+    wanted = f"| Transolver-σ | ours, 3 seeds | – | **{fmean(values):.2f} ± {stdev(values):.2f}** |"
     assert len(values) == 3 and wanted in done.stdout
     latex = call("table", "main", *runs, "--latex").stdout
     assert latex.startswith("\\begin{tabular}") and latex.endswith("\\end{tabular}\n")
+    assert "| <ins>4.23</ins> |" in done.stdout and "\\underline{4.23}" in latex  # FactFormer, second on NS2D
+
+
+def test_a_terminal_gets_bold_and_underlined_numbers_and_no_number_loses_its_end(tmp_path, monkeypatch):
+    run = folder(tmp_path / "run", made.errors("ns2d", "transolver-sigma"))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
+    for columns in ("200", "60"):
+        monkeypatch.setenv("COLUMNS", columns)
+        drawn = call("table", "main", run).stdout
+        assert "\x1b[4m4.23\x1b[0m" in drawn and "\x1b[1m2.79" in drawn and "|" not in drawn
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", drawn)
+        (unet,) = (line.split() for line in plain.splitlines() if line.startswith("  U-Net"))
+        assert unet == ["U-Net", "paper", "0.80", "19.82", "32.81", "47.24", "35.76", "48.49", "44.10", "14.95"]
+    assert call("table", "main", run, "--latex").stdout.startswith("\\begin{tabular}")
 
 
 def test_a_figure_goes_to_its_folder_and_keeps_to_the_conditions(tmp_path):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sigmasolver.cli.app import app
-from sigmasolver.terminal import console
+from sigmasolver.terminal import console, print_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +38,9 @@ def figure(
     ],
     runs: Runs,
     out: Annotated[Path, typer.Option(help="The folder for NAME.png and NAME.pdf.")] = Path(),
-    field: Annotated[str | None, typer.Option(help="The field to show; none: all together, or the main one.")] = None,
+    field: Annotated[
+        str | None, typer.Option(help="The field to show; velocity: all its components; none: all, or the main one.")
+    ] = None,
     where: Where = None,
 ) -> None:
     """Draw a figure of the paper from the records of runs."""
@@ -63,18 +65,25 @@ def table(
         ),
     ],
     runs: Runs,
-    latex: Annotated[bool, typer.Option("--latex", help="A LaTeX tabular (booktabs) instead of Markdown.")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="A LaTeX tabular (booktabs).")] = False,
     where: Where = None,
 ) -> None:
-    """Print a table of the paper from the records of runs, with the published numbers beside them."""
+    """Print a table of the paper from the records of runs, with the published numbers beside them.
+
+    In a terminal it is drawn with bold and underlined numbers; into a file or a pipe it goes as Markdown.
+    """
     from sigmasolver.report.paper_tables import TABLES
     from sigmasolver.report.tables import to_latex, to_markdown
     from sigmasolver.settings import row
 
     wanted = row(TABLES, name, "table")
     rows, _ = _records(runs, wanted.needs, where or [])
-    made = wanted.make(rows)
-    typer.echo(to_latex(made) if latex else f"{made.caption}\n\n{to_markdown(made)}", nl=False)
+    made, screen = wanted.make(rows), console()
+    if screen.is_terminal and not latex:
+        screen.print(made.caption)
+        print_table(screen, made)
+    else:
+        typer.echo(to_latex(made) if latex else f"{made.caption}\n\n{to_markdown(made)}", nl=False)
 
 
 @app.command()

@@ -16,7 +16,6 @@ import numpy as np
 from sigmasolver.report.digits import significant
 from sigmasolver.report.figures import FIGURES, Material
 from sigmasolver.report.figures.layers import run_titles
-from sigmasolver.report.figures.maps import ACROSS
 from sigmasolver.report.figures.style import style
 from sigmasolver.report.published import TASK_LABELS, model_label
 from sigmasolver.report.rows import (
@@ -40,6 +39,8 @@ __all__ = ["few_leads", "study_of"]
 EVALUATION = evaluated(
     "parameters", "relative_l2", "relative_l2_lead", "relative_l2_final", "relative_l2_joint", "relative_l2_joint_lead"
 )
+ACROSS = 5
+"""Leads that stand beside each other on a page, at most."""
 ROOM = 9_000_000
 """Points that all films of a page have together; a point is a byte before the text encoding makes four of three."""
 

@@ -1,15 +1,16 @@
 """Every table of the paper from records, with the published numbers beside them, by the name of the command
 `sigmasolver table NAME`.
 
-Rows of the paper keep their printed digits; those that were measured here have three, and mean ± sample standard
-deviation where there are several seeds. The best of each column is bold, among the published and among the measured.
+Rows of the paper keep their printed digits; those that were measured here have three, mean ± sample standard deviation
+where there are several seeds, and say how many. Best and second best of each column are marked among the published and
+among the measured: bold and underlined, as the paper does.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,6 +20,7 @@ from sigmasolver.report.published import (
     TASK_LABELS,
     Column,
     Number,
+    PublishedTable,
     cohorts,
     model_label,
     numbers,
@@ -35,6 +37,7 @@ from sigmasolver.report.tables import MISSING, comparison, named_apart
 __all__ = ["TABLES", "PaperTable"]
 
 PAPER, MEASURED = "paper", "ours"
+PROMOTION = "Relative promotion"
 ERRORS = evaluated("relative_l2", "relative_l2_lead", "parameters")
 COHORTS = diagnosed("decomposition", "propagation")
 COSTS = {
@@ -55,7 +58,8 @@ class PaperTable:
 
 
 def model_table(name: str, rows: Rows) -> Table:
-    """One row for each model of the paper and one below it where it was measured; other models come last."""
+    """One row for each model of the paper and one below it where it was measured; other models come last, before the
+    relative promotion where the paper prints it."""
     published = tables()[name]
     measured = [_measured(rows, column, published.columns) for column in published.columns]
     models = in_order(model for held in measured for model in held)
@@ -66,34 +70,76 @@ def model_table(name: str, rows: Rows) -> Table:
             f"{', '.join(tasks)}); make them with: sigmasolver suite {published.suite} and sigmasolver evaluate RUN"
         )
     lines: list[tuple[str, str, list[str]]] = []
-    scores: list[list[float]] = []
+    scores: dict[int, tuple[str, list[float]]] = {}  # by line: origin and values
+    rules: list[int] = []
     known = {model: (label, row) for model, label, row in published.rows}
     for model in [*known, *(model for model in models if model not in known)]:
+        rules += [len(lines)] if model in published.rules else []
         if model in known:
             label, row = known[model]
+            scores[len(lines)] = PAPER, [number.value for number in row]
             lines.append((label, PAPER, [str(number) for number in row]))
-            scores.append([number.value for number in row])
         if model in models:
             values = [held.get(model, []) for held in measured]
-            lines.append((model_label(model), MEASURED, [_cell(one) for one in values]))
-            scores.append([statistics.fmean(one) if one else math.nan for one in values])
+            counts = [len(one) for one, column in zip(values, published.columns, strict=True) if one and column.task]
+            scores[len(lines)] = MEASURED, [statistics.fmean(one) if one else math.nan for one in values]
+            lines.append((model_label(model), _origin(counts), [_cell(one) for one in values]))
+    if published.promotion:
+        rules.append(len(lines))
+        ours = {PAPER: [number.value for number in known[OURS][1]], MEASURED: [_mean(held, OURS) for held in measured]}
+        lines += [
+            (PROMOTION, origin, _promotions(published, values))
+            for origin, values in ours.items()
+            if origin == PAPER or OURS in models
+        ]
+    bold: set[tuple[int, int]] = set()
+    underlined: set[tuple[int, int]] = set()
+    for place, column in enumerate(published.columns):
+        for origin in (PAPER, MEASURED) if column.metric != "parameters" else ():
+            held = {i: (v[place], lines[i][2][place]) for i, (one, v) in scores.items() if one == origin}
+            best, second = _best_two(held, column.higher)
+            bold |= {(line, 2 + place) for line in best}
+            underlined |= {(line, 2 + place) for line in second}
     return Table(
         columns=("model", "from", *(column.heading for column in published.columns)),
         rows=tuple((label, origin, *cells) for label, origin, cells in lines),
-        bold=frozenset(
-            (line, 2 + place)
-            for place, column in enumerate(published.columns)
-            if column.metric != "parameters"
-            for origin in (PAPER, MEASURED)
-            for line in _best(
-                {i: (scores[i][place], one[2][place]) for i, one in enumerate(lines) if one[1] == origin}, column.higher
-            )
+        bold=frozenset(bold),
+        underlined=frozenset(underlined),
+        rules=frozenset(rules),
+        caption=(
+            f"{published.title} ({published.source}). {_SPREAD}; the best of each column in bold, the second best "
+            f"underlined, paper and ours apart.{_GAIN if published.promotion else ''}"
         ),
-        caption=f"{published.title} ({published.source}). {_SPREAD}",
     )
 
 
-_SPREAD = "± is the sample standard deviation over seeds; the best of each column in bold, paper and ours apart."
+_SPREAD = "± is the sample standard deviation over seeds"
+_GAIN = (
+    f" {PROMOTION}: the share by which Transolver-σ lowers the printed error of the best baseline of the column, the "
+    "published one in both rows."
+)
+
+
+def _promotions(published: PublishedTable, ours: Sequence[float]) -> list[str]:
+    """By how much these values of our model are better than the best baseline that the paper prints, in per cent."""
+    signs = (-1 if column.higher else 1 for column in published.columns)
+    best = (number.value for number in published.strongest())
+    gains = [100 * sign * (1 - value / rival) for sign, value, rival in zip(signs, ours, best, strict=True)]
+    rounded = [round(gain, 1) or 0.0 for gain in gains]  # no minus before a zero
+    return [f"{gain:.1f} %".replace("-", "−") if math.isfinite(gain) else MISSING for gain in rounded]
+
+
+def _origin(counts: Iterable[int]) -> str:
+    """Where a measured row comes from: "ours, 3 seeds"; fewest to most where its columns differ."""
+    found = sorted(set(counts))
+    if not found:
+        return MEASURED
+    few = "" if len(found) == 1 else f"{found[0]} to "
+    return f"{MEASURED}, {few}{_seeds(found[-1])}"
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'' if count == 1 else 's'}"
 
 
 def _measured(rows: Rows, column: Column, columns: Sequence[Column]) -> dict[str, list[float]]:
@@ -128,8 +174,8 @@ def seed_table(name: str, rows: Rows) -> Table:
         sign = -1 if column.higher else 1
         rivals = {model: sign * statistics.fmean(held[model]) for model in baselines if model in held}
         rival = min(rivals, key=lambda model: rivals[model]) if rivals else None
-        rival_cell = f"{_cell(held[rival])} ({model_label(rival)})" if rival else MISSING
-        our_cell = _cell(held.get(OURS, []))
+        rival_cell = f"{_cell(held[rival])} ({model_label(rival)}, {_seeds(len(held[rival]))})" if rival else MISSING
+        our_cell = f"{_cell(held[OURS])} ({_seeds(len(held[OURS]))})" if OURS in held else MISSING
         pairs = ((1, strongest.value, 3, ours.value), (2, _mean(held, rival), 4, _mean(held, OURS)))
         bold |= {
             (len(lines), place)
@@ -147,7 +193,8 @@ def seed_table(name: str, rows: Rows) -> Table:
         columns=("quantity", *(f"{name}, {origin}" for name in names for origin in (PAPER, MEASURED))),
         rows=tuple(lines),
         bold=frozenset(bold),
-        caption=f"{published.title}: means and deviations over seeds ({seeds.source}). {_SPREAD}",
+        caption=f"{published.title}: means and deviations over seeds ({seeds.source}). {_SPREAD}; the "
+        "better of each pair in bold.",
     )
 
 
@@ -253,14 +300,25 @@ def _text(number: Number | None) -> str:
     return MISSING if number is None else str(number)
 
 
-def _best(scores: Mapping[int, tuple[float, str]], higher: bool) -> Iterable[int]:
-    """The places whose number reads like the best one."""
+def _best_two(scores: Mapping[int, tuple[float, str]], higher: bool) -> tuple[Collection[int], Collection[int]]:
+    """The best places and, without them, the second best; of each all that read the same."""
+    best = _best(scores, higher)
+    return best, _best({place: score for place, score in scores.items() if place not in best}, higher)
+
+
+def _best(scores: Mapping[int, tuple[float, str]], higher: bool) -> Collection[int]:
+    """The places whose number reads like the best one, whatever their deviations."""
     finite = {place: score for place, score in scores.items() if math.isfinite(score[0])}
     if not finite:
         return []
     best = (max if higher else min)(finite.values())[0]
-    reads = {text for value, text in finite.values() if value == best}
-    return [place for place, (value, text) in finite.items() if value == best or text in reads]
+    reads = {_read(text) for value, text in finite.values() if value == best}
+    return [place for place, (_, text) in finite.items() if _read(text) in reads]
+
+
+def _read(text: str) -> str:
+    """The mean as it is written."""
+    return text.partition(" ± ")[0]
 
 
 TABLES: Mapping[str, PaperTable] = {

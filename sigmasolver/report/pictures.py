@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,13 +18,29 @@ import numpy as np
 from sigmasolver.report.digits import significant
 from sigmasolver.report.study import Maps
 
-__all__ = ["Cell", "Film", "Gallery", "Row", "Scale", "Strip", "error_scale", "field_scale", "film", "gallery"]
+__all__ = [
+    "Cell",
+    "Film",
+    "Gallery",
+    "Row",
+    "Scale",
+    "Strip",
+    "blown_up",
+    "error_limit",
+    "error_scale",
+    "field_scale",
+    "film",
+    "gallery",
+]
 
 LEVELS = 255
 NOT_FINITE = (136, 136, 136)
 PLAIN, UP = 0, 2
 """Filters of a PNG."""
-_PERCENTILE = 99.5
+PERCENTILE = 99.5
+"""Of the errors, where their scale ends (app:rollout-case-studies)."""
+BLOWN_UP = 10.0
+"""Times the largest norm of the truth: a forecast beyond it has blown up, as `metrics.blow_up` has it."""
 
 
 @dataclass(frozen=True)
@@ -164,16 +180,30 @@ def field_scale(truth: np.ndarray) -> Scale:
 
 
 def error_scale(maps: Maps) -> Scale:
-    """From zero to the 99.5th percentile of all errors, leaving out those beyond the largest magnitude of the truth.
+    """One for all models and leads, from zero to `error_limit` of the frames that have not blown up."""
+    kept = ((forecast, ~blown_up(forecast, maps.truth)) for forecast in maps.forecasts.values())
+    errors = [np.abs(forecast[stays].astype(np.float64) - maps.truth[stays]) for forecast, stays in kept]
+    return Scale("magma", 0.0, error_limit(errors, maps.truth))
 
-    A model that runs away would otherwise hide the errors of all others.
+
+def error_limit(errors: Iterable[np.ndarray], truth: np.ndarray) -> float:
+    """The 99.5th percentile of all these errors; where there are none but zeros, the largest magnitude of the truth."""
+    pooled = np.concatenate([np.zeros(0), *(np.ravel(error) for error in errors)])
+    pooled = pooled[np.isfinite(pooled)]
+    top = float(np.percentile(pooled, PERCENTILE)) if pooled.size else 0.0
+    return top or float(np.abs(truth[np.isfinite(truth)]).max()) or 1.0
+
+
+def blown_up(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Of each lead of (leads, ...), is the forecast not finite or out of all proportion to the truth?
+
+    The errors of such a frame would hide those of all others, so they have no say in the scale.
     """
-    largest = float(np.abs(maps.truth[np.isfinite(maps.truth)]).max())
-    errors = [np.abs(forecast.astype(np.float64) - maps.truth).ravel() for forecast in maps.forecasts.values()]
-    pooled = np.concatenate([*errors, np.zeros(0)])
-    pooled = pooled[pooled <= largest]  # false for NaN
-    top = float(np.percentile(pooled, _PERCENTILE)) if pooled.size else 0.0
-    return Scale("magma", 0.0, top or largest or 1.0)
+    known = np.isfinite(truth)
+    held = (np.where(known, one, 0).reshape(len(one), -1).astype(np.float64) for one in (forecast, truth))
+    sizes, true = (np.linalg.norm(one, axis=1) for one in held)
+    largest = true.max()
+    return ~(sizes <= (BLOWN_UP * largest if largest else np.finfo(np.float64).max))  # a NaN is not ≤ anything
 
 
 def _cells(scale: Scale, fields: np.ndarray, maps: Maps, what: str, notes: list[str] | None = None) -> Iterator[Cell]:

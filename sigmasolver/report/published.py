@@ -87,13 +87,25 @@ class Column:
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """A table of models; `rows` holds model, label and one number for each column."""
+    """A table of models; `rows` holds model, label and one number for each column. The printed table has a line above
+    the models `rules`, and with `promotion` a last row: how much our model gains on the best of the others."""
 
     source: str
     title: str
     suite: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, str, tuple[Number, ...]], ...]
+    rules: tuple[str, ...] = ()
+    promotion: bool = False
+
+    def strongest(self) -> tuple[Number, ...]:
+        """The best baseline of each column."""
+        return tuple(
+            (max if column.higher else min)(
+                (row[place] for model, _, row in self.rows if model != OURS), key=lambda number: number.value
+            )
+            for place, column in enumerate(self.columns)
+        )
 
 
 @dataclass(frozen=True)
@@ -136,6 +148,8 @@ def tables() -> dict[str, PublishedTable]:
             table["suite"],
             tuple(_column(column) for column in table["columns"]),
             tuple((model, label, _numbers(text, table["source"])) for model, label, text in table["rows"]),
+            tuple(table["rules"]),
+            table.get("promotion", False),
         )
         for name, table in _read()["tables"].items()
     }

@@ -42,12 +42,15 @@ class Curve:
 
 @dataclass(frozen=True)
 class Table:
-    """Formatted cells, the first column naming the row; `bold` holds (row, column) of the best, counted from 0."""
+    """Formatted cells, the first column naming the row. `bold` holds (row, column) of the best, `underlined` of the
+    second best, `rules` the rows that have a line above them; all count from 0."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     bold: frozenset[tuple[int, int]] = frozenset()
     caption: str = "Comparison of the models."
+    underlined: frozenset[tuple[int, int]] = frozenset()
+    rules: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         for cells in self.rows:
@@ -55,9 +58,10 @@ class Table:
                 raise ValueError(
                     f"A row of the table has {len(cells)} cells for {len(self.columns)} columns: {', '.join(cells)}."
                 )
-        for row, column in self.bold:
-            if not (0 <= row < len(self.rows) and 0 <= column < len(self.columns)):
-                raise ValueError(f"The table has no cell ({row}, {column}) to set in bold; both count from 0.")
+        for words, cells_set in (("set in bold", self.bold), ("underline", self.underlined)):
+            for row, column in cells_set:
+                if not (0 <= row < len(self.rows) and 0 <= column < len(self.columns)):
+                    raise ValueError(f"The table has no cell ({row}, {column}) to {words}; both count from 0.")
 
 
 @dataclass(frozen=True, eq=False)

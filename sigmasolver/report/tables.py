@@ -99,11 +99,11 @@ def curves(records: Sequence[Mapping[str, Any]]) -> tuple[Curve, ...]:
 
 
 def to_markdown(table: Table) -> str:
-    """A pipe table, numbers to the right."""
+    """A pipe table, numbers to the right. Markdown has no underline of its own: `<ins>` is what renders as one."""
     lines = [[_markdown(heading) for heading in table.columns], [":---", *["---:"] * (len(table.columns) - 1)]]
     for i, row in enumerate(table.rows):
         cells = enumerate(map(_markdown, row))
-        lines.append([f"**{cell}**" if (i, j) in table.bold else cell for j, cell in cells])
+        lines.append([_marked(table, i, j, cell, "**{}**", "<ins>{}</ins>") for j, cell in cells])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -112,9 +112,16 @@ def to_latex(table: Table) -> str:
     lines = [f"\\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}", "\\toprule"]
     lines += [_latex_row(map(_latex, table.columns)), "\\midrule"]
     for i, row in enumerate(table.rows):
-        cells = (f"\\textbf{{{_latex(c)}}}" if (i, j) in table.bold else _latex(c) for j, c in enumerate(row))
-        lines.append(_latex_row(cells))
+        lines += ["\\midrule"] if i in table.rules else []
+        cells = enumerate(map(_latex, row))
+        lines.append(_latex_row(_marked(table, i, j, c, "\\textbf{{{}}}", "\\underline{{{}}}") for j, c in cells))
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
+
+
+def _marked(table: Table, row: int, column: int, cell: str, bold: str, underline: str) -> str:
+    """The cell as it is, or inside the mark of the best or of the second best."""
+    mark = bold if (row, column) in table.bold else underline if (row, column) in table.underlined else "{}"
+    return mark.format(cell)
 
 
 _LATEX = {
@@ -124,6 +131,7 @@ _LATEX = {
     "^": "\\textasciicircum{}",
     "±": "$\\pm$",
     "–": "--",
+    "−": "$-$",
     "σ": "$\\sigma$",
     "ω": "$\\omega$",
     "→": "$\\rightarrow$",

@@ -261,7 +261,8 @@ def test_leads_are_spread_from_the_first_to_the_last(horizon, most, leads):
         (10, (64, 64), 1, 4, 10),  # all of them
         (50, (64, 64), 1, 4, 20),  # no more than are played
         (10, (60, 60, 60), 4, 2, 10),
-        (16, (64, 64, 64), 4, 2, 9),  # nine leads of this volume have 38 million numbers, ten 42 million
+        (16, (64, 64, 64), 4, 2, 16),  # all that the paper shows of Smoke3D
+        (20, (64, 64, 64), 4, 2, 16),  # sixteen leads of this volume have 67 million numbers, seventeen 71 million
         (39, (256, 256), 39, 4, 4),  # one lead has 20 million
     ],
 )
@@ -270,4 +271,4 @@ def test_leads_are_kept_as_far_as_there_is_room(horizon, grid, fields, cases, co
     leads = kept_leads(horizon, numbers)
     assert len(leads) == count and leads[0] == 1 and leads[-1] == horizon
     assert len(set(np.diff(leads).tolist())) <= 2  # evenly, but for rounding
-    assert count == 4 or count * numbers <= 40e6
+    assert count == 4 or count * numbers <= 70e6

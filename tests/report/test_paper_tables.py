@@ -3,6 +3,7 @@
 import pytest
 
 from sigmasolver.report.paper_tables import TABLES
+from sigmasolver.report.published import OURS, tables
 from sigmasolver.report.tables import to_latex, to_markdown
 from tests.report.made import COSTS, SWEEPS, decomposition, efficiency, errors, facts, row, scaling
 
@@ -34,24 +35,141 @@ def test_measured_rows_stand_below_the_published_ones():
     rows += errors("ns2d", "physolver")[-2:-1]  # a yardstick
     table = make("main", rows)
     assert table.columns[:4] == ("model", "from", "Darcy p", "NS2D ω")
-    assert len(table.rows) == 13 + 3
+    assert len(table.rows) == 13 + 3 + 2
     paper, ours = lines(table, "Transolver-σ")
     assert paper[:4] == ("Transolver-σ", "paper", "0.40 ± 0.01", "2.79 ± 0.05")
     # Sample deviation of 0.41 and 0.43 is 0.02/√2 = 0.014, of 2.8 and 3.0 it is 0.14.
-    assert ours[:5] == ("Transolver-σ", "ours", "0.420 ± 0.014", "2.90 ± 0.14", "3.00 ± 0.00")
+    assert ours[:5] == ("Transolver-σ", "ours, 2 seeds", "0.420 ± 0.014", "2.90 ± 0.14", "3.00 ± 0.00")
     assert ours[6:] == ("–",) * 4
     assert lines(table, "F-FNO") == [
         ("F-FNO", "paper", "0.77", "23.22", "24.53", "38.61", "23.03", "32.64", "37.13", "12.36"),
-        ("F-FNO", "ours", "0.800", "2.00", "25.0", "40.0", "–", "–", "–", "–"),
+        ("F-FNO", "ours, 1 seed", "0.800", "2.00", "25.0", "40.0", "–", "–", "–", "–"),
     ]
-    assert table.rows[-1][:3] == ("mine", "ours", "0.900")
+    assert table.rows[-3][:3] == ("mine", "ours, 1 seed", "0.900")
     names = [cells[:2] for cells in table.rows]
     sigma, theirs, ffno = (
-        names.index(pair) for pair in (("Transolver-σ", "ours"), ("Transolver-σ", "paper"), ("F-FNO", "ours"))
+        names.index(pair)
+        for pair in (("Transolver-σ", "ours, 2 seeds"), ("Transolver-σ", "paper"), ("F-FNO", "ours, 1 seed"))
     )
     assert {(theirs, column) for column in range(2, 10)} <= table.bold
     assert {(sigma, 2), (ffno, 3), (sigma, 4), (sigma, 5)} <= table.bold and len(table.bold) == 8 + 4
     assert "tab:pde-main-results" in table.caption
+
+
+PRINTED = {
+    "main": (
+        {"transolver-sigma": range(8)},
+        {"drift-net": [0], "factformer": [1, 6, 7], "eddyformer": [2, 3, 4, 5]},
+    ),
+    "realpdebench": (
+        {"transolver-sigma": range(1, 13)},
+        {"unet": [1, 2, 4, 5, 6, 7, 8], "cno": [3], "dpot-small": [9, 12], "dpot-large": [8, 10, 11, 12]},
+    ),
+    "ablations": (
+        {"no-spectral": [0], "transolver-sigma": range(4)},
+        {
+            "physical-then-spectral": [0, 1],
+            "spectral-then-physical": [0],
+            "no-context": [0],
+            "slice-replace": [0, 2, 3],
+        },
+    ),
+    "slice-updates": ({"transolver-srpa": [0, 1]}, {"linearno": [1], "transolver-keep": [0]}),
+    "realm": (
+        {"crop": [1], "transolver-sigma": [0, 2, 3, 4, 5, 6, 7]},
+        {"ffno": [0, 2, 3, 4, 5, 7], "factformer": [6], "transolver-sigma": [1]},
+    ),
+}
+"""The columns that the paper sets in bold and those that it underlines, by table and model."""
+
+
+def one_of(name):
+    """A row that puts one measured number, of a model that the paper does not have, into the table."""
+    column = tables()[name].columns[-1]
+    return row(facts(column.task, "mine"), column.metric, 0.5, field=column.field)
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_the_cells_that_the_paper_marks_are_marked(name):
+    table = make(name, [one_of(name)])
+    lines_of = {model: line for line, (model, _, _) in enumerate(tables()[name].rows)}  # nothing measured among them
+    for marks, printed in zip((table.bold, table.underlined), PRINTED[name], strict=True):
+        wanted = {(lines_of[model], 2 + column) for model, columns in printed.items() for column in columns}
+        assert {place for place in marks if place[0] < len(lines_of)} == wanted
+    # Alone among the measured it is the best, and there is no second.
+    assert [cells[0] for line, cells in enumerate(table.rows) if (line, len(table.columns) - 1) in table.bold][
+        -1
+    ] == "mine"
+    assert {table.rows[line][1] for line, _ in table.underlined} == {"paper"}
+
+
+def test_relative_promotions_are_computed_and_all_but_one_read_as_printed():
+    """The paper prints 19.4 % for the pressure of IT3D; its errors, 15.65 and 19.43, give 19.454 %, so 19.5 %."""
+    table = make("main", [one_of("main")])
+    printed = ["11.1 %", "34.0 %", "80.1 %", "81.2 %", "15.0 %", "19.4 %", "25.4 %", "23.1 %"]
+    (promotion,) = lines(table, "Relative promotion")
+    assert promotion[:2] == ("Relative promotion", "paper")
+    pairs = dict(zip(table.columns[2:], zip(promotion[2:], printed, strict=True), strict=True))
+    different = {heading: (ours, paper) for heading, (ours, paper) in pairs.items() if ours != paper}
+    assert different == {"IT3D p": ("19.5 %", "19.4 %")}
+    assert table.rows[-1] == promotion and len(table.rows) - 1 in table.rules
+    for name in set(PRINTED) - {"main"}:  # the paper has such a row in the main table alone
+        assert not lines(make(name, [one_of(name)]), "Relative promotion")
+
+
+def test_measured_promotions_are_against_the_best_published_baseline():
+    rows = main_rows(OURS, (0.0040, 0.0423, 0.15, 0.1), 42) + main_rows(OURS, (0.0041, 0.0423, 0.15, 0.1), 43)
+    rows += main_rows("drift-net", (0.001, 0.001, 0.001, 0.001))  # measured, so no rival here
+    table = make("main", rows)
+    (_, ours) = lines(table, "Relative promotion")
+    best = (0.45, 4.23, 12.69, 21.99)
+    wanted = [100 * (1 - mean / rival) for mean, rival in zip((0.405, 4.23, 15.0, 10.0), best, strict=True)]
+    assert [float(cell.removesuffix(" %").replace("−", "-")) for cell in ours[2:6]] == pytest.approx(wanted, abs=0.05)
+    assert ours[:6] == ("Relative promotion", "ours", "10.0 %", "0.0 %", "−18.2 %", "54.5 %")
+    assert ours[6:] == ("–",) * 4
+    assert "best baseline of the column, the published one in both rows" in table.caption
+    assert "$-$18.2 \\%" in to_latex(table)
+
+
+def test_second_best_of_the_measured_with_ties_as_they_read():
+    values = {"a": 0.0300, "b": 0.0310, "c": 0.03101, "d": 0.05}
+    rows = [row(facts("ns2d", model), "relative_l2", value, field="vorticity") for model, value in values.items()]
+    rows.append(row(facts("ns2d", "b", 43), "relative_l2", 0.03102, field="vorticity"))  # its mean still reads 3.10
+    table = make("slice-updates", rows)
+    marked = {
+        table.rows[line][0]: table.rows[line][3] for line, _ in table.underlined if table.rows[line][1] != "paper"
+    }
+    assert marked == {"b": "3.10 ± 0.00", "c": "3.10"}
+    assert "| b | ours, 2 seeds | – | <ins>3.10 ± 0.00</ins> |" in to_markdown(table)
+    assert "c & ours, 1 seed & -- & \\underline{3.10} \\\\" in to_latex(table)
+
+
+def test_rules_stand_where_the_paper_has_them():
+    """Between groups of models, above our model and above the promotion, whatever was measured in between."""
+    rows = [one for model in ("vit", "ffno", OURS) for one in main_rows(model, (0.1, 0.1, 0.1, 0.1))]
+    table = make("main", rows)
+    assert [table.rows[line][:2] for line in sorted(table.rules)] == [
+        ("FNO", "paper"), ("FactFormer", "paper"), ("Transolver-σ", "paper"), ("Relative promotion", "paper"),
+    ]  # fmt: skip
+    latex = to_latex(table).splitlines()
+    assert [latex[i + 1].split(" &")[0] for i, line in enumerate(latex) if line == "\\midrule"] == [
+        "U-Net", "FNO", "FactFormer", "Transolver-$\\sigma$", "Relative promotion",
+    ]  # fmt: skip
+    ablations = make("ablations", [one_of("ablations")])
+    assert [ablations.rows[line][0] for line in sorted(ablations.rules)] == [
+        "Physical → Spectral", "w/o Shared CPE", "Transolver-σ",
+    ]  # fmt: skip
+
+
+def test_a_row_says_how_many_seeds_it_has():
+    rows = main_rows(OURS, (0.004, 0.03, 0.1, 0.1))
+    assert lines(make("main", rows), "Transolver-σ")[1][1:3] == ("ours, 1 seed", "0.400")  # one seed: no ±
+    rows += [row(facts("darcy", OURS, seed), "relative_l2", 0.005, field="pressure") for seed in (43, 44)]
+    # Mean and sample deviation of 0.4, 0.5, 0.5: 1.4/3 and 0.1/√3.
+    assert lines(make("main", rows), "Transolver-σ")[1][1:4] == ("ours, 1 to 3 seeds", "0.467 ± 0.058", "3.00")
+    # The mean number of parameters is no number of seeds.
+    counted = make("realpdebench", [row(facts(task, "unet"), "parameters", 1e6) for task in ("fsi", "foil")])
+    assert lines(counted, "U-Net")[1][1:3] == ("ours", "1.00")
 
 
 def test_higher_correlation_is_better_and_parts_are_apart():
@@ -81,11 +199,11 @@ def test_parameters_are_the_mean_over_tasks_and_never_bold():
 
 def test_ablations_and_slice_updates_find_their_rows():
     made = make("ablations", [row(facts("darcy", "no-context"), "relative_l2", 0.005, field="pressure")])
-    assert lines(made, "w/o Shared CPE")[1][1:3] == ("ours", "0.500")
+    assert lines(made, "w/o Shared CPE")[1][1:3] == ("ours, 1 seed", "0.500")
     made = make("slice-updates", [row(facts("ns2d", "transolver-srpa"), "relative_l2", 0.07, field="vorticity")])
     assert lines(made, "Transolver with SRPA") == [
         ("Transolver with SRPA", "paper", "0.4275", "6.6735"),
-        ("Transolver with SRPA", "ours", "–", "7.00"),
+        ("Transolver with SRPA", "ours, 1 seed", "–", "7.00"),
     ]
 
 
@@ -97,11 +215,15 @@ def test_seeds_beside_the_strongest_baseline_of_the_table():
     rows += main_rows("mine", (0.001, 0.001, 0.001, 0.001))  # no baseline of the paper
     table = make("canonical-seeds", rows)
     assert table.columns[0] == "quantity" and len(table.rows) == 8
-    assert table.rows[0] == ("Darcy p", "0.45", "0.700 (Transolver)", "0.40 ± 0.01", "0.410 ± 0.010")
-    assert table.rows[1][2:] == ("2.00 (F-FNO)", "2.79 ± 0.05", "3.00 ± 0.00")
+    assert table.rows[0] == (
+        "Darcy p", "0.45", "0.700 (Transolver, 1 seed)", "0.40 ± 0.01", "0.410 ± 0.010 (3 seeds)",
+    )  # fmt: skip
+    assert table.rows[1][2:] == ("2.00 (F-FNO, 1 seed)", "2.79 ± 0.05", "3.00 ± 0.00 (3 seeds)")
     assert table.rows[4] == ("IT3D u", "12.70", "–", "10.80 ± 0.16", "–")
     assert {(0, 3), (0, 4), (1, 3), (1, 2)} <= table.bold and (1, 4) not in table.bold
     assert len(make("realpdebench-seeds", [row(facts("fsi", "ffno"), "rmse", 0.01, field="all")]).rows) == 12
+    one = make("realm-seeds", [row(facts("ignit-hit", OURS), "correlation", 0.98, field="all")])
+    assert one.rows[0] == ("IgnitHIT corr.", "97.36", "–", "98.493 ± 0.267", "98.0 (1 seed)")  # one seed: no ±
 
 
 def test_scaling_with_deviations_over_cases():
@@ -162,7 +284,7 @@ def test_two_evaluations_of_one_run_are_refused():
 
 def test_both_writers_take_every_table():
     table = make("slice-updates", [row(facts("ns2d", "linearno"), "relative_l2", 0.07, field="vorticity")])
-    assert "| LinearNO | ours | – | **7.00** |" in to_markdown(table)
+    assert "| LinearNO | ours, 1 seed | – | **7.00** |" in to_markdown(table)
     assert "model & from & Darcy p & NS2D $\\omega$ \\\\" in to_latex(table)
     ablations = make("ablations", [row(facts("ns2d", "no-context"), "relative_l2", 0.07, field="vorticity")])
     assert "SRPA $\\rightarrow$ PA & paper" in to_latex(ablations)

@@ -5,10 +5,12 @@ import io
 
 import numpy as np
 import pytest
+import torch
 from matplotlib import colormaps
 from matplotlib.image import imread
 
-from sigmasolver.report.pictures import NOT_FINITE, Scale, error_scale, field_scale, gallery
+from sigmasolver.metrics import blow_up
+from sigmasolver.report.pictures import NOT_FINITE, Scale, blown_up, error_limit, error_scale, field_scale, gallery
 from sigmasolver.report.study import Maps
 
 
@@ -78,6 +80,35 @@ def test_one_scale_for_all_errors_that_no_runaway_model_can_stretch():
     lost[0] = np.nan
     assert error_scale(Maps("u", (1, 2), truth, {"near": near, "lost": lost})) == alone
     assert error_scale(Maps("u", (1, 2), truth, {"exact": truth})).high > 0
+
+
+def test_the_scale_of_errors_ends_at_their_percentile():
+    truth = np.linspace(-2, 2, 1000)
+    calm = np.linspace(0, 5, 1000)  # larger than the truth, and counted
+    assert error_limit([calm, calm], truth) == np.percentile(np.concatenate([calm, calm]), 99.5)
+    assert error_limit([calm, np.array([np.inf, np.nan])], truth) == np.percentile(calm, 99.5)
+    assert error_limit([], truth) == 2.0  # nothing is left: the largest truth
+    assert error_limit([np.zeros(3)], np.zeros(3)) == 1.0
+
+
+def test_a_frame_has_blown_up_as_the_metric_has_it():
+    """Parity with `metrics.blow_up`, lead by lead."""
+    rng = np.random.default_rng(0)
+    truth = rng.standard_normal((6, 4, 4)) * np.array([1, 2, 1, 1, 1, 1])[:, None, None]
+    size = 10 * np.linalg.norm(truth[1])
+    forecast = truth / np.linalg.norm(truth, axis=(1, 2), keepdims=True) * size
+    forecast *= np.array([0.1, 0.99, 1.01, 1, 1, 1])[:, None, None]
+    forecast[3], forecast[4, 0, 0], forecast[5] = truth[3], np.nan, np.inf
+    assert blown_up(forecast, truth).tolist() == [False, False, True, False, True, True]
+    for lead in range(6):
+        beside = truth.copy()  # the truth itself at all leads but one
+        beside[lead] = forecast[lead]
+        (bad,), (survived,) = blow_up(*(torch.from_numpy(one)[None, ..., None] for one in (beside, truth)))
+        assert bool(bad) == blown_up(beside, truth).any() == blown_up(forecast, truth)[lead]
+        assert int(survived) == (lead if bad else 6)
+    assert blown_up(np.full((1, 2), 9.0), np.zeros((1, 2))).tolist() == [False]  # no size to compare with
+    partly = np.array([[1.0, np.nan]])
+    assert blown_up(np.array([[1.0, 2.0]]), partly).tolist() == [False]
 
 
 def test_the_gallery_shows_truth_forecast_and_error_with_the_norm_of_the_error():

@@ -73,6 +73,8 @@ def test_relative_promotions_of_the_main_table():
     The paper prints 19.4 for the pressure of IT3D and 33.4 in all, where its rounded errors give 19.455 and 33.45.
     """
     ours = row_of("main", OURS)
+    assert [number.value for number in tables()["main"].strongest()] == [strongest("main", place) for place in range(8)]
+    assert tables()["realm"].strongest()[0].text == "97.36"  # more correlation is better
     gains = [100 * (1 - number.value / strongest("main", place)) for place, number in enumerate(ours)]
     assert gains == pytest.approx([11.1, 34.0, 80.1, 81.2, 15.0, 19.4, 25.4, 23.1], abs=0.0551)
     darcy, ns2d, kf2d, it3d, smoke3d = (

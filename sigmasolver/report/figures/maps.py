@@ -1,15 +1,16 @@
-"""Errors in space: one case over its leads, planes as pictures and volumes as cubes (app:rollout-case-studies).
+"""Errors in space: one case over its leads, and the last lead of one case of several tasks (app:rollout-case-studies).
 
-All models and leads of a task share one error scale, from zero to the 99.5th percentile of what is shown; errors beyond
-the largest magnitude of the truth do not count, so that a forecast that runs away cannot darken the others. A volume of
-errors is smoothed by a Gaussian of 0.75 cells and its largest values along each axis are laid on the three faces that
-face the reader.
+A panel shows |forecast - truth| of a scalar field, the norm over channels of a vector field. In the figure of a rollout
+all models and leads share one scale, from zero to the 99.5th percentile of what is shown; a case study has one for each
+task and field, and the paper does not say where it ends: there it is the same percentile. Frames that have blown up
+have no say in a scale. A volume of errors is smoothed by a Gaussian of 0.75 cells and its largest values along each
+axis, wherever they lie inside, are laid on the three faces that face the reader.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,14 +24,13 @@ from matplotlib.transforms import Affine2D
 from sigmasolver.report.digits import NOT_FINITE, significant
 from sigmasolver.report.figures.layers import run_titles
 from sigmasolver.report.figures.style import GREY, TWO_COLUMNS, new_figure, style
-from sigmasolver.report.pictures import Scale, field_scale
-from sigmasolver.report.published import TASK_LABELS
+from sigmasolver.report.pictures import PERCENTILE, Scale, blown_up, error_limit, field_scale
+from sigmasolver.report.published import OURS, TASK_LABELS
 from sigmasolver.report.rows import (
     Arrays,
     Rows,
     at_leads,
     diagnosed,
-    evenly,
     in_order,
     lowest_seeds,
     runs_in,
@@ -38,63 +38,94 @@ from sigmasolver.report.rows import (
     shared_leads,
     value_of,
 )
+from sigmasolver.tasks import field_groups
 
-__all__ = ["MAPS", "Case", "case_study", "cases_of", "error_limit", "faces", "maps", "shown_field"]
+__all__ = ["MAPS", "Case", "case_study", "cases_of", "faces", "maps", "shown_field"]
 
 MAPS = diagnosed("maps", "relative_l2")
 SHOWN = {"it3d": "velocity_x"}
-"""The field that the paper shows where it is not the first one."""
-ACROSS = 5
-"""Leads that stand beside each other, at most."""
-PERCENTILE, SMOOTHING = 99.5, 0.75
+"""The field of the paper's rollouts where it is not the first one."""
+DOWN = {"physolver": 0, "specsolver": 1, OURS: 3}
+"""The rows of the paper's rollouts from top to bottom; other models come between."""
+SMOOTHING = 0.75
 _NARROW = 0.5
-"""Panels below this width in inches have no room for the word "lead"."""
+"""Panels below this width in inches have no room for words."""
 _COS, _SIN = math.cos(math.pi / 6), math.sin(math.pi / 6)
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """The first case of one task: `truth` and each forecast are (leads, *grid); `notes` has the relative L2 error of
-    each run and lead in per cent."""
+    """One field of the first case of one task. `truth` and each of the `errors` are (leads, *grid), norms over channels
+    where the field is a vector; `kept` tells of each run which leads have not blown up; `notes` has the relative L2
+    error of each run and lead in per cent, of a vector the mean over components."""
 
     task: str
     field: str
+    vector: bool
     leads: tuple[int, ...]
     truth: np.ndarray
-    forecasts: Mapping[str, np.ndarray]
     errors: Mapping[str, np.ndarray]
+    kept: Mapping[str, np.ndarray]
     notes: Mapping[tuple[str, int], str]
+
+    def size_of(self, words: str) -> str:
+        """The absolute value or the norm of something, as a label."""
+        return f"‖{words}‖" if self.vector else f"|{words}|"
 
 
 def maps(rows: Rows, arrays: Arrays, field: str | None = None) -> Figure:
-    """One case over its leads: truth, forecast and error of each run in a plane; of a volume the errors as cubes
-    (fig:case-study-ns2d to fig:case-study-smoke3d)."""
-    cases = cases_of(rows, arrays, field)
+    """The errors of one case, leads across and models down, on one scale; a volume as cubes (fig:case-study-ns2d to
+    fig:case-study-smoke3d)."""
+    cases = cases_of(sorted(rows, key=lambda row: DOWN.get(row["model"], 2)), arrays, field)
     if len(cases) > 1:
         raise ValueError(f"These runs are of {' and of '.join(case.task for case in cases)}; draw one task at a time.")
+    (case,) = cases
     with style():
-        return _cubes(cases[0]) if cases[0].truth.ndim == 4 else _planes(cases[0])
+        down, across, (nx, ny) = len(case.errors), len(case.leads), case.truth.shape[1:3]
+        volume = case.truth.ndim == 4
+        size = min(1.5, (TWO_COLUMNS - 1.7) / across)
+        narrow, note_size = size < _NARROW, min(5.5, 15 * size)
+        figure = new_figure(
+            size * across + 1.7, max(1.7, (size * (1.14 if volume else 0.94 * ny / nx) + 0.13) * down + 0.25)
+        )
+        axes = figure.subplots(down, across, squeeze=False)
+        shown, top = _shown(case)
+        for line, (name, held) in zip(axes, shown.items(), strict=True):
+            for cell, parts, lead in zip(line, held, case.leads, strict=True):
+                drawn = _show_error(cell, parts, top)
+                note = case.notes.get((name, lead), "")
+                note = note.replace(" ", "\n") if note == NOT_FINITE and narrow else note
+                cell.text(0.5, -0.03, note, transform=cell.transAxes, ha="center", va="top", fontsize=note_size)
+            line[0].text(-0.1, 0.5, name, transform=line[0].transAxes, ha="right", va="center")
+        for cell, lead in zip(axes[0], case.leads, strict=True):
+            cell.set_title(f"{lead}" if narrow else f"lead {lead}")
+        if narrow:
+            axes[0, 0].text(-0.1, 1.08, "lead", transform=axes[0, 0].transAxes, ha="right", va="bottom")
+        smooth = ", smoothed" if volume else ""
+        label = f"{case.size_of(f'error of {case.field}')}{smooth}\nup to the {PERCENTILE}th percentile"
+        figure.colorbar(drawn, ax=axes, shrink=0.9, pad=0.02, extend="max", label=label)
+    return figure
 
 
 def case_study(rows: Rows, arrays: Arrays, field: str | None = None) -> Figure:
-    """The last lead of one case of each task: the truth, and the error of every run on the scale of its task
+    """The last lead of one case of each task: of every field the truth, and the error of every run on one scale
     (fig:case-study-baselines)."""
-    cases = cases_of(rows, arrays, field)
+    cases = cases_of(rows, arrays, field, last=True)
     with style():
         names = in_order(name for case in cases for name in case.errors)
         size = min(1.5, (TWO_COLUMNS - 1.6) / (1 + len(names)))
         figure = new_figure(size * (1 + len(names)) + 1.6, size * len(cases) + 0.4)
         axes = figure.subplots(len(cases), 1 + len(names), squeeze=False)
         for line, case in zip(axes, cases, strict=True):
-            values = _show_truth(line[0], case, -1)
-            figure.colorbar(values, ax=line[0], shrink=0.8, pad=0.02, label=case.field)
-            shown = {name: _displayed(error[-1]) for name, error in case.errors.items()}
-            top = error_limit((part for held in shown.values() for part in held), case.truth)
+            values = _show_truth(line[0], case)
+            label = case.size_of(case.field) if case.vector else case.field
+            figure.colorbar(values, ax=line[0], shrink=0.8, pad=0.02, label=label)
+            shown, top = _shown(case)
             for cell, name in zip(line[1:], names, strict=True):
                 cell.set_axis_off()
                 if name in shown:
-                    drawn = _show_error(cell, shown[name], top)
-            figure.colorbar(drawn, ax=line[-1], shrink=0.8, pad=0.02, extend="max", label="|error|")
+                    drawn = _show_error(cell, shown[name][0], top)
+            figure.colorbar(drawn, ax=line[-1], shrink=0.8, pad=0.02, extend="max", label=case.size_of("error"))
             plane = ", middle plane" if case.truth.ndim == 4 else ""
             line[0].set_ylabel(f"{TASK_LABELS.get(case.task, case.task)}\nlead {case.leads[-1]}{plane}")
         axes[0, 0].set_title("truth")
@@ -103,20 +134,41 @@ def case_study(rows: Rows, arrays: Arrays, field: str | None = None) -> Figure:
     return figure
 
 
-def cases_of(rows: Rows, arrays: Arrays, field: str | None = None) -> list[Case]:
-    """The first case of each task, with the runs that show it; of several seeds of a model the lowest."""
+def cases_of(rows: Rows, arrays: Arrays, field: str | None = None, last: bool = False) -> list[Case]:
+    """The first case of each task, with the runs that show it; of several seeds of a model the lowest.
+
+    The field is the one that is asked for, else that of the paper's rollouts; with `last`, where the last lead stands
+    alone, every field has a case.
+    """
     held = lowest_seeds(select(rows, MAPS))
     titles = run_titles(held)
     cases = []
     for task in in_order(row["task"] for row in held):
         runs = runs_in([row for row in held if row["task"] == task])
         mine = [row for row in held if row["task"] == task]
-        names = in_order(row["field"] for row in mine)
-        shown = shown_field(task, names, field)
         # Several tasks name their runs by task and model; beside its own task a run needs its model alone.
         label = run_titles(mine) if len(titles) > len(runs) else titles
-        cases.append(_case(task, shown, names.index(shown), {run: label[run] for run in runs}, mine, arrays))
+        each = {run: _arrays_of(run, arrays) for run in runs}
+        leads = shared_leads(list(each.values()))
+        if not leads:
+            raise ValueError(f"{' and '.join(runs)} have no lead in common; diagnose them on the same windows.")
+        leads = leads[-1:] if last else leads
+        names = in_order(row["field"] for row in mine)
+        for shown, channels in _fields(task, names, field, last).items():
+            members = [names[channel] for channel in channels]
+            rows_of = [row for row in mine if row["field"] in members]
+            cases.append(_case(task, shown, channels, leads, {run: label[run] for run in runs}, rows_of, each))
     return cases
+
+
+def _fields(task: str, names: Sequence[str], asked: str | None, every: bool) -> dict[str, tuple[int, ...]]:
+    """The channels of each field to show; the components of a velocity are one field, and may be asked for alone."""
+    groups = field_groups(names)
+    choices = {**{name: (channel,) for channel, name in enumerate(names)}, **groups}
+    if asked is None and every:
+        return {group if len(held) > 1 else names[held[0]]: held for group, held in groups.items()}
+    shown = shown_field(task, list(choices), asked)
+    return {shown: choices[shown]}
 
 
 def shown_field(task: str, names: Sequence[str], asked: str | None) -> str:
@@ -127,28 +179,35 @@ def shown_field(task: str, names: Sequence[str], asked: str | None) -> str:
     return shown
 
 
-def _case(task: str, field: str, channel: int, titles: Mapping[str, str], rows: Rows, arrays: Arrays) -> Case:
-    each = {run: _arrays_of(run, arrays) for run in titles}
-    leads = shared_leads(list(each.values()))
-    if not leads:
-        raise ValueError(f"{' and '.join(titles)} have no lead in common; diagnose them on the same windows.")
-    leads = tuple(leads[place] for place in evenly(len(leads), ACROSS))
-    first = next(iter(each.values()))
+def _case(
+    task: str,
+    field: str,
+    channels: tuple[int, ...],
+    leads: tuple[int, ...],
+    titles: Mapping[str, str],
+    rows: Rows,
+    each: Arrays,
+) -> Case:
+    first = each[next(iter(titles))]
     number, same = int(first["cases"][0]), at_leads(first, "truth", leads)[0]
-    truth = np.asarray(same[..., channel], float)
-    if truth.ndim not in (3, 4):
-        raise ValueError(f"{task} has {truth.ndim - 1} spatial axis; error maps are drawn of planes and volumes.")
-    forecasts, notes = {}, {}
+    truth = np.asarray(same[..., channels], float)
+    if truth.ndim not in (4, 5):
+        raise ValueError(f"{task} has {truth.ndim - 2} spatial axis; error maps are drawn of planes and volumes.")
+    vector = len(channels) > 1
+    errors, kept, notes = {}, {}, {}
     for run, title in titles.items():
         if not np.array_equal(at_leads(each[run], "truth", leads)[0], same):
             raise ValueError(f"{run} shows another case than {next(iter(titles))}; diagnose both on the same windows.")
-        forecasts[title] = np.asarray(at_leads(each[run], "forecast", leads)[0, ..., channel], float)
-        for row in rows:
-            if (row["run"], row["field"], row.get("case")) == (run, field, number):
-                text = significant(100 * value_of(row))
-                notes[title, row["lead"]] = text if text == NOT_FINITE else f"{text} %"
-    errors = {title: np.abs(forecast - truth) for title, forecast in forecasts.items()}
-    return Case(task, field, leads, truth, forecasts, errors, notes)
+        forecast = np.asarray(at_leads(each[run], "forecast", leads)[0][..., channels], float)
+        kept[title] = ~blown_up(forecast, truth)
+        errors[title] = np.linalg.norm(forecast - truth, axis=-1)
+        mine = [row for row in rows if (row["run"], row.get("case")) == (run, number)]
+        for lead in leads:
+            values = [value_of(row) for row in mine if row["lead"] == lead]
+            text = significant(100 * float(np.mean(values))) if values else ""
+            notes[title, lead] = f"{text} %" if text and text != NOT_FINITE else text
+    shown = np.linalg.norm(truth, axis=-1) if vector else truth[..., 0]
+    return Case(task, field, vector, leads, shown, errors, kept, notes)
 
 
 def _arrays_of(run: str, arrays: Arrays) -> Mapping[str, np.ndarray]:
@@ -159,12 +218,17 @@ def _arrays_of(run: str, arrays: Arrays) -> Mapping[str, np.ndarray]:
     return held
 
 
-def error_limit(errors: Iterable[np.ndarray], truth: np.ndarray) -> float:
-    """The upper end of the scale for all these errors."""
-    largest = float(np.abs(truth[np.isfinite(truth)]).max())
-    pooled = np.concatenate([np.ravel(error) for error in errors])
-    pooled = pooled[pooled <= largest]  # false for NaN
-    return (float(np.percentile(pooled, PERCENTILE)) if pooled.size else 0.0) or largest or 1.0
+def _shown(case: Case) -> tuple[dict[str, list[list[np.ndarray]]], float]:
+    """What is drawn of the errors of each run and lead, and where the scale of all of them ends."""
+    shown = {name: [_displayed(one) for one in error] for name, error in case.errors.items()}
+    calm = [part for name, held in shown.items() for parts, kept in zip(held, case.kept[name], strict=True) if kept
+            for part in parts]  # fmt: skip
+    return shown, error_limit(calm, case.truth)
+
+
+def _displayed(error: np.ndarray) -> list[np.ndarray]:
+    """A plane as it is, three faces of a volume."""
+    return [error] if error.ndim == 2 else faces(error)
 
 
 def faces(volume: np.ndarray) -> list[np.ndarray]:
@@ -175,66 +239,10 @@ def faces(volume: np.ndarray) -> list[np.ndarray]:
     return [smooth.max(axis=axis) for axis in (2, 0, 1)]
 
 
-def _displayed(error: np.ndarray) -> list[np.ndarray]:
-    """What is drawn of the errors of one lead: a plane as it is, three faces of a volume."""
-    return [error] if error.ndim == 2 else faces(error)
-
-
-def _planes(case: Case) -> Figure:
-    """Truth, then forecast and error of each run, down; leads across; the two colour bars to the right."""
-    down, across = 1 + 2 * len(case.forecasts), len(case.leads)
-    nx, ny = case.truth.shape[1:]
-    size = min(1.15, (TWO_COLUMNS - 1.9) / across)
-    figure = new_figure(size * across + 1.9, (size * ny / nx + 0.14) * down + 0.2)
-    grid = figure.add_gridspec(down, across + 1, width_ratios=[1.0] * across + [0.06])
-    top = error_limit(case.errors.values(), case.truth)
-    for column, lead in enumerate(case.leads):
-        cells = [figure.add_subplot(grid[row, column]) for row in range(down)]
-        values = _show_truth(cells[0], case, column)
-        cells[0].set_title(f"lead {lead}" if size > _NARROW or column == 0 else f"{lead}")
-        labels = ["truth"]
-        for place, (name, forecast) in enumerate(case.forecasts.items()):
-            above, below = cells[1 + 2 * place : 3 + 2 * place]
-            _show(above, forecast[column], field_scale(case.truth))
-            errors = _show_error(below, [case.errors[name][column]], top)
-            below.set_xlabel(case.notes.get((name, lead), ""), fontsize=6, labelpad=1)
-            labels += [f"{name}\nforecast", f"{name}\n|error|"]
-        for cell, label in zip(cells, labels, strict=True):
-            cell.set_ylabel(label if column == 0 else "", rotation=0, ha="right", va="center")
-    half = (down + 1) // 2
-    figure.colorbar(values, cax=figure.add_subplot(grid[: half - 1, across]), label=case.field, extend="both")
-    figure.colorbar(errors, cax=figure.add_subplot(grid[half:, across]), label=f"|error of {case.field}|", extend="max")
-    return figure
-
-
-def _cubes(case: Case) -> Figure:
-    """The errors of each run, down; leads across."""
-    down, across = len(case.errors), len(case.leads)
-    size = min(1.5, (TWO_COLUMNS - 1.0) / across)
-    figure = new_figure(size * across + 1.0, (1.17 * size + 0.14) * down + 0.3)
-    axes = figure.subplots(down, across, squeeze=False)
-    shown = {name: [faces(volume) for volume in error] for name, error in case.errors.items()}
-    top = error_limit((face for held in shown.values() for three in held for face in three), case.truth)
-    for number, (name, held) in enumerate(shown.items()):
-        for cell, three, lead in zip(axes[number], held, case.leads, strict=True):
-            drawn = _show_error(cell, three, top)
-            title = f"lead {lead}" if size > _NARROW or lead == case.leads[0] else f"{lead}"
-            cell.set_title(title if number == 0 else "")
-            note = case.notes.get((name, lead), "")
-            cell.text(0.5, -0.02, note, transform=cell.transAxes, ha="center", va="top", fontsize=6)
-        first = axes[number, 0]
-        first.text(-0.06, 0.5, name, transform=first.transAxes, rotation=90, ha="right", va="center")
-    label = f"|error of {case.field}|, smoothed"
-    figure.colorbar(drawn, ax=axes, shrink=0.7, pad=0.02, extend="max", label=label)
-    return figure
-
-
-def _show_truth(axes: Axes, case: Case, lead: int) -> AxesImage:
-    """A plane on the scale of all leads; of a volume the middle plane, which has a scale of its own."""
-    field = case.truth[lead]
-    if field.ndim == 2:
-        return _show(axes, field, field_scale(case.truth))
-    plane = field[..., field.shape[-1] // 2]
+def _show_truth(axes: Axes, case: Case) -> AxesImage:
+    """A plane, of a volume the middle one, on a scale of its own."""
+    (field,) = case.truth
+    plane = field if field.ndim == 2 else field[..., field.shape[-1] // 2]
     return _show(axes, plane, field_scale(plane))
 
 

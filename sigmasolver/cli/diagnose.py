@@ -110,10 +110,29 @@ SUMMARIES: dict[str, Summary] = {
             Cell("error without physical", "zero_physical", True),
             Cell("without spectral", "zero_spectral", True),
             Cell("alignment", "alignment", True),
-            Cell("gain", "gain"),
         ),
         "without its physical half the error is {zero_physical}, without its spectral half {zero_spectral}",
-        "a gain above 1 says that one call can enlarge an error of its history",
+        "alignment is the share of windows that the physical operators bring nearer to the truth",
+    ),
+    "components": Summary(
+        "errors at large (low) and small (high) scales at the last lead, beside their bounds",
+        (
+            Cell("low error", "error_low"),
+            Cell("bound, measured", "bound_measured_low"),
+            Cell("bound, lower estimate", "bound_lower_estimate_low"),
+            Cell("high error", "error_high"),
+            Cell("bound, measured", "bound_measured_high"),
+            Cell("bound, lower estimate", "bound_lower_estimate_high"),
+            Cell("radius, measured", "spectral_radius_measured"),
+            Cell("gain, lower estimate", "gain_lower_estimate"),
+            Cell("within, measured", "within_measured", True),
+            Cell("within, lower estimate", "within_lower_estimate", True),
+        ),
+        "the truth is within the bound from measured amplifications at {within_measured} of all windows and calls, "
+        "within that from lower estimates at {within_lower_estimate}",
+        "measured: amplification of the errors that are there, so a bound for these windows; lower estimate: norms "
+        "found by iteration, which may be larger, so no guarantee; a gain above 1 says that one call can enlarge an "
+        "error of its history",
     ),
     "maps": Summary(
         "fields kept for pictures",

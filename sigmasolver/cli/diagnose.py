@@ -28,7 +28,8 @@ __all__ = ["diagnose"]
 
 @dataclass(frozen=True)
 class Cell:
-    """A number of a diagnosis as the table shows it: of the last lead, and the mean over layers."""
+    """A number of a diagnosis as the table shows it: of the last lead, and the mean over layers. Without a label it is
+    for the sentence alone."""
 
     label: str
     metric: str
@@ -115,24 +116,24 @@ SUMMARIES: dict[str, Summary] = {
         "alignment is the share of windows that the physical operators bring nearer to the truth",
     ),
     "components": Summary(
-        "errors at large (low) and small (high) scales at the last lead, beside their bounds",
+        "errors of the history at large (low) and small (high) scales after the last call, beside their bounds",
         (
             Cell("low error", "error_low"),
-            Cell("bound, measured", "bound_measured_low"),
-            Cell("bound, lower estimate", "bound_lower_estimate_low"),
+            Cell("low bound", "bound_measured_low"),
             Cell("high error", "error_high"),
-            Cell("bound, measured", "bound_measured_high"),
-            Cell("bound, lower estimate", "bound_lower_estimate_high"),
-            Cell("radius, measured", "spectral_radius_measured"),
+            Cell("high bound", "bound_measured_high"),
             Cell("gain, lower estimate", "gain_lower_estimate"),
-            Cell("within, measured", "within_measured", True),
-            Cell("within, lower estimate", "within_lower_estimate", True),
+            Cell("", "spectral_radius_measured"),
+            Cell("", "spectral_radius_lower_estimate"),
+            Cell("", "within_measured", True),
+            Cell("", "within_lower_estimate", True),
         ),
-        "the truth is within the bound from measured amplifications at {within_measured} of all windows and calls, "
-        "within that from lower estimates at {within_lower_estimate}",
-        "measured: amplification of the errors that are there, so a bound for these windows; lower estimate: norms "
-        "found by iteration, which may be larger, so no guarantee; a gain above 1 says that one call can enlarge an "
-        "error of its history",
+        "the truth is within the measured bound at {within_measured} of windows and calls, within the bound from lower "
+        "estimates at {within_lower_estimate}; spectral radius {spectral_radius_measured} measured, "
+        "{spectral_radius_lower_estimate} from lower estimates",
+        "bounds shown are made of the measured amplification of the errors that are there, so they hold for these "
+        "windows alone; a gain is a norm found by iteration, hence a lower estimate, and a bound made of such gains is "
+        "no guarantee; below a radius of 1 the bound stays finite for any number of calls",
     ),
     "maps": Summary(
         "fields kept for pictures",
@@ -208,7 +209,8 @@ def _say(screen: Console, summary: Summary, name: str, found: Mapping[str, Findi
         leads = f"lead {facts['horizon']}, {facts['windows']} windows of the {facts['part']} part"
         screen.print(f"{name}: {summary.title} ({leads})", soft_wrap=True)
         texts = {run: [_shown(cell, findings.rows) for cell in summary.cells] for run, findings in there.items()}
-        kept = [i for i in range(len(summary.cells)) if any(cells[i] is not None for cells in texts.values())]
+        shown = [i for i, cell in enumerate(summary.cells) if cell.label]
+        kept = [i for i in shown if any(cells[i] is not None for cells in texts.values())]
         table = Table(box=SIMPLE_HEAD)
         table.add_column("run", overflow="fold")  # names may differ at their end alone
         for i in kept:

@@ -28,7 +28,8 @@ __all__ = ["diagnose"]
 
 @dataclass(frozen=True)
 class Cell:
-    """A number of a diagnosis as the table shows it: of the last lead, and the mean over layers."""
+    """A number of a diagnosis as the table shows it: of the last lead, and the mean over layers. Without a label it is
+    for the sentence alone."""
 
     label: str
     metric: str
@@ -110,10 +111,29 @@ SUMMARIES: dict[str, Summary] = {
             Cell("error without physical", "zero_physical", True),
             Cell("without spectral", "zero_spectral", True),
             Cell("alignment", "alignment", True),
-            Cell("gain", "gain"),
         ),
         "without its physical half the error is {zero_physical}, without its spectral half {zero_spectral}",
-        "a gain above 1 says that one call can enlarge an error of its history",
+        "alignment is the share of windows that the physical operators bring nearer to the truth",
+    ),
+    "components": Summary(
+        "errors of the history at large (low) and small (high) scales after the last call, beside their bounds",
+        (
+            Cell("low error", "error_low"),
+            Cell("low bound", "bound_measured_low"),
+            Cell("high error", "error_high"),
+            Cell("high bound", "bound_measured_high"),
+            Cell("gain, lower estimate", "gain_lower_estimate"),
+            Cell("", "spectral_radius_measured"),
+            Cell("", "spectral_radius_lower_estimate"),
+            Cell("", "within_measured", True),
+            Cell("", "within_lower_estimate", True),
+        ),
+        "the truth is within the measured bound at {within_measured} of windows and calls, within the bound from lower "
+        "estimates at {within_lower_estimate}; spectral radius {spectral_radius_measured} measured, "
+        "{spectral_radius_lower_estimate} from lower estimates",
+        "bounds shown are made of the measured amplification of the errors that are there, so they hold for these "
+        "windows alone; a gain is a norm found by iteration, hence a lower estimate, and a bound made of such gains is "
+        "no guarantee; below a radius of 1 the bound stays finite for any number of calls",
     ),
     "maps": Summary(
         "fields kept for pictures",
@@ -189,7 +209,8 @@ def _say(screen: Console, summary: Summary, name: str, found: Mapping[str, Findi
         leads = f"lead {facts['horizon']}, {facts['windows']} windows of the {facts['part']} part"
         screen.print(f"{name}: {summary.title} ({leads})", soft_wrap=True)
         texts = {run: [_shown(cell, findings.rows) for cell in summary.cells] for run, findings in there.items()}
-        kept = [i for i in range(len(summary.cells)) if any(cells[i] is not None for cells in texts.values())]
+        shown = [i for i, cell in enumerate(summary.cells) if cell.label]
+        kept = [i for i in shown if any(cells[i] is not None for cells in texts.values())]
         table = Table(box=SIMPLE_HEAD)
         table.add_column("run", overflow="fold")  # names may differ at their end alone
         for i in kept:

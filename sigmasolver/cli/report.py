@@ -33,7 +33,7 @@ def figure(
         str,
         typer.Argument(
             help="teacher-forcing, rollout, decomposition, maps, case-study, corrections, routing, spectra, "
-            "efficiency or scaling."
+            "components, efficiency or scaling."
         ),
     ],
     runs: Runs,

@@ -4,15 +4,15 @@
 
 f is the whole history update: predict a block, append it, keep the newest T_in frames; fields that are given are held
 fixed. s_k is the true history before call k, ŝ_k that of the free forecast, δ_k the error that the call adds itself.
-The integral is a Gauss-Legendre sum. ‖J̄_k‖₂ comes from an iteration on J̄ᵀJ̄ with exact derivatives; it approaches the
-norm from below. States are in physical units.
+The integral is a Gauss-Legendre sum. ‖J̄_k‖₂ comes from an iteration on J̄ᵀJ̄ with exact derivatives, which approaches
+the norm from below: what it finds is a lower estimate. States are in physical units.
 
 Letters: B batch, T frames, q forecast fields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -20,10 +20,12 @@ import torch
 from sigmasolver.diagnose.linearise import Linear, Linearised
 from sigmasolver.forecast import Forecaster, feed_back
 
-__all__ = ["MeanJacobian", "history_update", "largest_gain"]
+__all__ = ["MeanJacobian", "block_output", "history_update", "largest_gain", "mean_products"]
 
 NODES = 2
 """Points of the Gauss-Legendre sum: exact for Jacobians that are cubic along the segment."""
+FINE_NODES = 8
+"""Points of the sum where single products are wanted and not a norm: each point is one linearisation."""
 FEWEST, MOST = 8, 64
 """Products of an iteration. Frames that only shift have gain one; a start among very many of them looks converged."""
 TOLERANCE = 5e-3
@@ -35,11 +37,20 @@ def history_update(forecaster: Forecaster, given: torch.Tensor) -> Linear:
     """f: (B, T_in, *grid, q) -> the same shape; `given` (B, T_in, *grid, more) are the fields that stay as they are."""
 
     def update(state: torch.Tensor) -> torch.Tensor:
-        repeats = len(state) // len(given)
-        history = torch.cat((state, given.repeat(repeats, *(1,) * (given.ndim - 1))), dim=-1)
+        history = _with_given(state, given)
         return feed_back(history, forecaster(history))[..., : state.shape[-1]]
 
     return update
+
+
+def block_output(forecaster: Forecaster, given: torch.Tensor) -> Linear:
+    """B of eq:rollout-block-output-bound: (B, T_in, *grid, q) -> all frames of the block, (B, T_out, *grid, q)."""
+    return lambda state: forecaster(_with_given(state, given))
+
+
+def _with_given(state: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    """A history; `state` may hold the samples of `given` several times over."""
+    return torch.cat((state, given.repeat(len(state) // len(given), *(1,) * (given.ndim - 1))), dim=-1)
 
 
 class MeanJacobian:
@@ -49,12 +60,9 @@ class MeanJacobian:
     """
 
     def __init__(self, function: Linear, true: torch.Tensor, visited: torch.Tensor) -> None:
-        count = 1 if torch.equal(true, visited) else NODES
-        places, weights = np.polynomial.legendre.leggauss(count)
-        self._weights = torch.tensor(weights / 2).to(true)
-        self._at_nodes = Linearised(
-            function, torch.cat([true + (visited - true) * float(place + 1) / 2 for place in places])
-        )
+        points, weights = _quadrature(true, visited, NODES)
+        self._weights = torch.tensor(weights).to(true)
+        self._at_nodes = Linearised(function, torch.cat(points))
 
     def __matmul__(self, v: torch.Tensor) -> torch.Tensor:
         """J̄ v, sample by sample."""
@@ -72,6 +80,27 @@ class MeanJacobian:
         return (by_node * self._weights.view(-1, *(1,) * images.ndim)).sum(0)
 
 
+def mean_products(
+    function: Linear,
+    true: torch.Tensor,
+    visited: torch.Tensor,
+    vectors: Sequence[torch.Tensor],
+    nodes: int,
+) -> list[torch.Tensor]:
+    """J̄ v of a map between states, for each of a few vectors; one point of the segment is in memory at a time."""
+    products = [torch.zeros_like(v) for v in vectors]
+    for point, weight in zip(*_quadrature(true, visited, nodes), strict=True):
+        J = Linearised(function, point)
+        products = [held + weight * (J @ v) for held, v in zip(products, vectors, strict=True)]
+    return products
+
+
+def _quadrature(true: torch.Tensor, visited: torch.Tensor, nodes: int) -> tuple[list[torch.Tensor], list[float]]:
+    """States on the segment and their weights, which sum to one; a segment without length is one point."""
+    places, weights = np.polynomial.legendre.leggauss(1 if torch.equal(true, visited) else nodes)
+    return [true + (visited - true) * float(place + 1) / 2 for place in places], (weights / 2).tolist()
+
+
 def largest_gain(
     forward: Linear,
     backward: Linear,
@@ -79,10 +108,10 @@ def largest_gain(
     tolerance: float = TOLERANCE,
     tick: Callable[[int], None] | None = None,
 ) -> torch.Tensor:
-    """(B,): the largest singular value of `forward`, whose transpose is `backward`, for every sample of `like`.
+    """(B,): a lower estimate of the norm of `forward`, whose transpose is `backward`, for every sample of `like`.
 
     A power iteration that keeps its directions V = (v_1, v_2, ...), orthogonal to each other (Lanczos): the largest
-    eigenvalue θ of T = VᵀJᵀJV, with eigenvector s, rises to the squared gain. Stops when y = V s satisfies
+    eigenvalue θ of T = VᵀJᵀJV, with eigenvector s, rises to the squared norm. Stops when y = V s satisfies
     ‖JᵀJ y - θ y‖ ≤ tolerance · θ in all samples, or after `MOST` products, which are counted to `tick`. NaN where a
     product is not finite.
     """

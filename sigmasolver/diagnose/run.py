@@ -12,6 +12,7 @@ import torch
 
 from sigmasolver.data.store import Reader, open_store
 from sigmasolver.data.windows import Windows, spread_evenly
+from sigmasolver.diagnose.components import components
 from sigmasolver.diagnose.corrections import corrections
 from sigmasolver.diagnose.decomposition import decomposition
 from sigmasolver.diagnose.efficiency import efficiency
@@ -40,6 +41,7 @@ DIAGNOSTICS: dict[str, Callable[[Subject], Findings]] = {
     "geometry": geometry,
     "efficiency": efficiency,
     "interventions": interventions,
+    "components": components,
 }
 COMPARE_SEEDS = ("trust",)
 """Diagnostics that also look at runs of the same model with other seeds."""
@@ -60,7 +62,7 @@ def diagnose_run(
 
     Without `names` all. What means nothing for its model is `skipped` and says why. `peers`: runs of that model with
     other seeds. `path`: where the run's data lie now. `tick` is told the diagnostic, how much is done
-    (windows; calls and derivatives for interventions), and of how much.
+    (windows; calls for interventions, calls and derivatives for components), and of how much.
     """
     request, place = request or Request(), torch.device(device)
     _check(request)

@@ -81,6 +81,12 @@ CARDS = {
         "Where a forecast lies below the truth it has smoothed that scale away; where it lies above, it has made "
         "energy up.",
     ),
+    "components": _Kind(
+        "How errors grow at each scale",
+        "Error of the history at large and small scales over leads with two bounds, and the gains they are made of.",
+        "The bound from measured amplifications holds for the windows that were looked at. The other is made of norms "
+        "found by iteration, which are lower estimates: it is no guarantee, and the truth may lie above it.",
+    ),
     "efficiency": _Kind(
         "What it costs",
         "Peak memory over the time of an epoch, with the storage of the parameters as the area of the mark.",

@@ -5,14 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from sigmasolver.models import build_model
+from sigmasolver.models.baselines.linearno import LinearAttention
 from sigmasolver.models.block import Block, BlockSpec, Branch, Stage
 from sigmasolver.models.config import Options, SolverConfig
 from sigmasolver.models.layers import Mixing, TimeEmbedding, coordinates, distances
 from sigmasolver.models.slices import PhysicalOperator, SliceUpdate
 from sigmasolver.models.spectral import SpectralOperator
 from sigmasolver.models.variants import VARIANTS
+from sigmasolver.ops.slices import slice_states
 
 CPU = torch.device("cpu")
 CONFIG = SolverConfig((6, 5), 1, 1, width=16, heads=2, slices=4, modes=2)
@@ -144,6 +148,127 @@ def test_block_equals_the_papers_three_lines():
     assert isinstance(spectral.operator, SpectralOperator) and isinstance(physical.operator, PhysicalOperator)
 
 
+def written_norm(norm, h):
+    """LayerNorm over the last axis, by hand."""
+    centred = h - h.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
+
+
+def written_filter(operator, V):
+    """eq:spectral-axis-transform to eq:spectral-aggregation, axis by axis with torch's own transforms."""
+    total = torch.zeros_like(V)
+    for axis, weight in enumerate(operator.weights, start=1):
+        points = V.shape[axis]
+        spectrum = torch.fft.rfft(V.movedim(axis, -2), dim=-2, norm="ortho")  # (..., modes, C)
+        kept = min(len(weight), points // 2 + 1)
+        filtered = torch.zeros_like(spectrum)
+        for k in range(kept):
+            filtered[..., k, :] = spectrum[..., k, :] @ torch.view_as_complex(weight[k].contiguous())
+        total = total + torch.fft.irfft(filtered, n=points, dim=-2, norm="ortho").movedim(-2, axis)
+    return total
+
+
+def written_halves(block, H):
+    """eq:block-private of a block without context, its norms and its spectral operator written out."""
+    spectral, physical = block.stages[0].branches
+    first, second = H[..., :8], H[..., 8:]
+    return (
+        first + written_filter(spectral.operator, written_norm(spectral.norm, first)),
+        second + physical.operator(written_norm(physical.norm, second)),
+    )
+
+
+def test_each_half_is_updated_privately_and_sees_nothing_of_the_other():
+    """eq:block-private, in the block itself: without context, and with a recomposition that adds nothing."""
+    block = shaken(Block(BlockSpec(context=False), CONFIG))
+    with torch.no_grad():
+        for parameter in block.mixing.parts[0].down.parameters():
+            parameter.zero_()
+    H = torch.randn(2, 6, 5, 16, dtype=torch.float64)
+    before = block(H)
+    torch.testing.assert_close(before, torch.cat(written_halves(block, H), -1), rtol=0, atol=1e-13)
+    halves = slice(0, 8), slice(8, 16)
+    for own, other, branch in zip(halves, reversed(halves), block.stages[0].branches, strict=True):
+        moved = H.clone()
+        moved[..., other] = torch.randn_like(moved[..., other])
+        assert torch.equal(block(moved)[..., own], before[..., own])
+        assert (block(moved)[..., other] - before[..., other]).abs().amax((0, 1, 2)).min() > 1e-3
+        for name, parameter in branch.named_parameters():
+            kept = parameter.detach().clone()
+            with torch.no_grad():
+                parameter.add_(torch.randn_like(parameter))
+                after = block(H)
+                parameter.copy_(kept)
+            assert torch.equal(after[..., other], before[..., other]), name
+            assert (after[..., own] - before[..., own]).abs().max() > 1e-9, name
+    # Residual: an operator that answers nothing leaves its half as it is.
+    with torch.no_grad():
+        for weight in block.stages[0].branches[0].operator.weights:
+            weight.zero_()
+        for parameter in block.stages[0].branches[1].operator.project.parameters():
+            parameter.zero_()
+    assert torch.equal(block(H), H)
+
+
+def test_recomposition_joins_spectral_first_and_adds_a_swiglu_of_all_channels():
+    """eq:block-recompose with eq:swiglu-implementation, written out."""
+    block = shaken(Block(BlockSpec(context=False), CONFIG))
+    H = torch.randn(2, 6, 5, 16, dtype=torch.float64)
+    spectral, physical = written_halves(block, H)
+    part = block.mixing.parts[0]
+    (Wg, Wu), (bg, bu) = part.gate_up.weight.chunk(2), part.gate_up.bias.chunk(2)
+
+    def recomposed(cat):
+        normed = written_norm(block.norm, cat)
+        gate, up = normed @ Wg.T + bg, normed @ Wu.T + bu
+        return cat + (gate * torch.sigmoid(gate) * up) @ part.down.weight.T + part.down.bias
+
+    torch.testing.assert_close(block(H), recomposed(torch.cat((spectral, physical), -1)), rtol=0, atol=1e-13)
+    assert (block(H) - recomposed(torch.cat((physical, spectral), -1))).abs().max() > 0.1
+    # One norm and one gate over all channels: each output channel feels each channel of the other half at its point.
+    cat = torch.cat((spectral, physical), -1)[0, 0, 0].detach()
+    jacobian = torch.autograd.functional.jacobian(recomposed, cat)
+    assert min(jacobian[:8, 8:].abs().min(), jacobian[8:, :8].abs().min()) > 1e-6
+
+
+def test_the_second_panel_is_one_linear_global_context():
+    """fig:srpa-comparison b: LinearNO gathers one context K^T V from all points, each point reads it, and nothing
+    passes between slices; a and c are the replacement and the residual of the slice states."""
+    attention = shaken(LinearAttention(CONFIG, local=False))
+    Y = torch.randn(1, 6, 5, 16, dtype=torch.float64)
+    U = attention.embed(Y).reshape(30, 16)
+    read, kernels = [], []
+    for head in U.chunk(2, -1):
+        queries, keys = head @ attention.query.weight.T, head @ attention.key.weight.T
+        Q, K = queries.exp() / queries.exp().sum(1, keepdim=True), keys.exp() / keys.exp().sum(0)
+        V = head @ attention.value.weight.T
+        context = sum(torch.outer(K[n], V[n]) for n in range(30))  # (slices, head width), of all points
+        read.append(torch.stack([Q[n] @ context for n in range(30)]))
+        kernels.append(Q @ K.T)
+        torch.testing.assert_close(kernels[-1] @ V, read[-1], rtol=0, atol=1e-13)  # linear in V
+    expected = torch.cat(read, -1) @ attention.project.weight.T + attention.project.bias
+    torch.testing.assert_close(attention(Y).reshape(30, 16), expected, rtol=0, atol=1e-13)
+    for kernel in kernels:
+        assert kernel.min() > 0  # global: every point reads every other
+        torch.testing.assert_close(kernel.sum(1), torch.ones(30, dtype=torch.float64), rtol=0, atol=1e-13)
+        assert torch.linalg.matrix_rank(kernel) <= CONFIG.slices < 30
+    small = {
+        "grid": (6, 5),
+        "in_channels": 1,
+        "out_channels": 1,
+        "width": 16,
+        "heads": 2,
+        "slices": 4,
+        "modes": 2,
+        "depth": 1,
+    }
+    updates = {
+        name: [part.kind for part in build_model(name, **small).modules() if isinstance(part, SliceUpdate)]
+        for name in ("transolver", "linearno-plain", "transolver-sigma")
+    }
+    assert updates == {"transolver": ["replace"], "linearno-plain": [], "transolver-sigma": ["residual"]}
+
+
 def test_sequential_rows_run_their_stages_in_order():
     H = torch.randn(1, 6, 5, 16, dtype=torch.float64)
     first, second = (
@@ -217,3 +342,138 @@ def test_hooks_fire_on_every_part_and_change_nothing(name):
         torch.testing.assert_close(block(H), expected, rtol=0, atol=1e-13)
         hook.remove()
         assert seen, part
+
+
+# --- app:method-implementation, sentence by sentence, on a built model
+
+SIZES = {"grid": (7, 6), "in_channels": 2, "out_channels": 3, "width": 24, "depth": 2, "heads": 3, "slices": 5}
+
+
+def appendix_model(**options):
+    return shaken(build_model("transolver-sigma", **SIZES, modes=3, options=Options(**options)))
+
+
+def entering(model, *inputs):
+    """What the first block is given."""
+    seen = []
+    hook = model.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model(*inputs)
+    hook.remove()
+    return seen[0]
+
+
+def test_appendix_input_encoding():
+    """Fields and positions joined, a pointwise MLP, a channel offset for all points; time where it is enabled."""
+    model, x = appendix_model(), torch.randn(2, 7, 6, 2, dtype=torch.float64)
+    first, gelu, second = model.lift
+    positions = distances((7, 6), 8, torch.float64, CPU).expand(2, 7, 6, 64)
+    joined = torch.cat((positions, x), -1)
+    hidden = joined @ first.weight.T + first.bias
+    lifted = gelu(hidden) @ second.weight.T + second.bias + model.offset
+    torch.testing.assert_close(entering(model, x), lifted, rtol=0, atol=1e-12)
+    assert isinstance(gelu, nn.GELU) and model.offset.shape == (24,) and model.offset.requires_grad
+    assert model.time is None
+    timed, time = appendix_model(time_embedding=True), torch.tensor([0.5, 2.0], dtype=torch.float64)
+    timed.load_state_dict(model.state_dict(), strict=False)
+    added = entering(timed, x, time) - lifted
+    torch.testing.assert_close(added, timed.time(time)[:, None, None].expand_as(added), rtol=0, atol=1e-12)
+
+
+def test_appendix_context_and_recomposition():
+    """CPE: depthwise, kernel three, padding one. SwiGLU: three biased maps of inner width floor(2 rho C/3)."""
+    H = torch.randn(2, 7, 6, 24, dtype=torch.float64)
+    for block in appendix_model().blocks:
+        cpe = block.context
+        assert cpe.weight.shape == (24, 1, 3, 3)
+        plain = F.conv2d(H.movedim(-1, 1), cpe.weight, cpe.bias, padding=1, groups=24).movedim(1, -1)
+        torch.testing.assert_close(cpe(H), plain, rtol=0, atol=1e-13)
+        assert plain.shape == H.shape
+        assert [type(branch.operator) for branch in block.stages[0].branches] == [SpectralOperator, PhysicalOperator]
+    for expansion, inner in ((1, 16), (2, 32), (4, 64)):
+        (part,) = appendix_model(expansion=expansion).blocks[0].mixing.parts
+        assert inner == 2 * expansion * 24 // 3
+        assert part.gate_up.weight.shape == (2 * inner, 24) and part.gate_up.bias.shape == (2 * inner,)
+        assert part.down.weight.shape == (24, inner) and part.down.bias.shape == (24,)
+    assert Mixing(16, 2, 1).parts[0].down.in_features == 21  # rounded down
+
+
+def test_appendix_srpa():
+    with pytest.raises(ValueError, match="not divisible by 2 x heads"):
+        build_model("transolver-sigma", **{**SIZES, "heads": 8}, modes=3)
+    fresh, model = build_model("transolver-sigma", **SIZES, modes=3), appendix_model()
+    physical = model.blocks[0].stages[0].branches[1].operator
+    C, head_width = 12, 4  # C/2, and that over three heads
+    Y = torch.randn(1, 7, 6, C, dtype=torch.float64)
+    seen = {}
+    for name in ("routing", "update"):
+        getattr(physical, name).register_forward_hook(lambda _, args, out, name=name: seen.update({name: args[0]}))
+    physical(Y)
+    paths = physical.routing_path, physical.feature_path
+    outputs = []
+    for depthwise, pointwise in paths:
+        assert depthwise.weight.shape == (C, 1, 5, 5) and pointwise.weight.shape == (C, C)
+        near = F.conv2d(Y.movedim(-1, 1), depthwise.weight, depthwise.bias, padding=2, groups=C).movedim(1, -1)
+        outputs.append((near @ pointwise.weight.T + pointwise.bias).reshape(42, C))
+    assert not torch.equal(paths[0][0].weight, paths[1][0].weight)  # two of their own
+    # Projections of all channels, then heads.
+    heads = [part.reshape(42, 3, head_width).transpose(0, 1) for part in outputs]
+    torch.testing.assert_close(seen["routing"][0], heads[0], rtol=0, atol=1e-13)
+    route, attention = physical.routing, physical.update.attention
+    assert route.project.weight.shape == (5, head_width) and route.project.bias.shape == (5,)  # for all heads
+    for part in (attention.query, attention.key, attention.value):
+        assert part.weight.shape == (head_width, head_width) and part.bias is None
+    assert physical.project.bias.shape == (C,)
+    # One temperature for each head, clipped to [0.1, 5], from 0.5.
+    for block in fresh.blocks:
+        operator = block.stages[0].branches[1].operator
+        assert operator.routing.temperature.tolist() == [0.5] * 3
+        assert (
+            operator.update.gamma.tolist() == [0.0] and operator.dropout.p == operator.update.attention.dropout.p == 0
+        )
+    with torch.no_grad():
+        route.temperature.copy_(torch.tensor([-1.0, 0.7, 9.0], dtype=torch.float64))
+    P = route(seen["routing"])[0]
+    for head, tau in enumerate((0.1, 0.7, 5.0)):
+        scores = (heads[0][head] @ route.project.weight.T + route.project.bias) / tau
+        torch.testing.assert_close(P[head], torch.softmax(scores, -1), rtol=0, atol=1e-13)
+    # epsilon 1e-5 beside the mass of a slice, also where that vanishes.
+    thin = torch.full((1, 1, 42, 5), 1e-9, dtype=torch.float64)
+    torch.testing.assert_close(
+        slice_states(thin, heads[1][None, :1]),
+        (1e-9 * heads[1][0].sum(0) / (42e-9 + 1e-5)).expand(1, 1, 5, head_width),
+    )
+    # gamma: one scalar for all inputs, heads and channels of a block, of any sign and size.
+    Z = seen["update"]
+    for value in (-40.0, 0.3):
+        with torch.no_grad():
+            physical.update.gamma.fill_(value)
+        torch.testing.assert_close(physical.update(Z), Z + value * attention(Z), rtol=0, atol=1e-12)
+    assert sum(one.numel() for one in SliceUpdate("residual", 4).parameters()) == 1 + sum(
+        one.numel() for one in SliceUpdate("replace", 4).parameters()
+    )
+
+
+def test_appendix_spectral_operator():
+    """Every axis transforms the same input, keeps the lowest modes that there are, mixes channels by one complex matrix
+    per mode at every place, and restores its length; the axes add up. d K matrices, against K^d."""
+    model = appendix_model()
+    operator = model.blocks[0].stages[0].branches[0].operator
+    assert [tuple(weight.shape) for weight in operator.weights] == [(3, 12, 12, 2)] * 2  # one budget for both axes
+    assert sum(weight.numel() for weight in operator.parameters()) == 2 * 2 * 12**2 * 3
+    for grid in ((7, 6), (12, 9), (3, 4), (2, 31)):  # on 3 and on 2 points there are two modes
+        V = torch.randn(2, *grid, 12, dtype=torch.float64)
+        torch.testing.assert_close(operator(V), written_filter(operator, V), rtol=0, atol=1e-12)
+    seen = []
+    operator.register_forward_hook(lambda _, args, __: seen.append(args[0]))
+    branch, H = model.blocks[0].stages[0].branches[0], torch.randn(1, 7, 6, 12, dtype=torch.float64)
+    branch(H)
+    torch.testing.assert_close(seen[0], written_norm(branch.norm, H), rtol=0, atol=1e-13)  # the normalised half
+
+
+def test_appendix_readout():
+    """After the blocks, a layer norm and a linear map (sec:method-decomposition)."""
+    model, x, seen = appendix_model(), torch.randn(1, 7, 6, 2, dtype=torch.float64), []
+    model.blocks[-1].register_forward_hook(lambda _, __, out: seen.append(out))
+    out = model(x)
+    expected = written_norm(model.norm, seen[0]) @ model.readout.weight.T + model.readout.bias
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)

@@ -72,6 +72,23 @@ def decomposition(task, model, horizon=10, block=1, fields=("vorticity",)):
     return rows
 
 
+def components(task, model, seed=42, horizon=4):
+    """Errors at two scales with their bounds, and gains that tell every metric, source and target apart."""
+    source = facts(task, model, seed, horizon=horizon)
+    rows, shift = [], 1 + 0.1 * (seed - 42)
+    for place, scale in enumerate(("low", "high")):
+        for metric, factor in (("defect", 0.5), ("error", 1), ("bound_measured", 2), ("bound_lower_estimate", 3)):
+            for lead in range(1, horizon + 1):
+                value = shift * factor * (1 + place) * lead**2
+                rows.append(finding(source, "components", f"{metric}_{scale}", value, lead=lead))
+        for other, target in enumerate(("low", "high")):
+            value = shift * (0.4 + 0.2 * place + 0.1 * other)
+            rows.append(finding(source, "components", f"uniform_amplification_{scale}_{target}", value))
+            rows.append(finding(source, "components", f"uniform_gain_{scale}_{target}_lower_estimate", 2 * value))
+    radii = (("measured", 0.9), ("lower_estimate", 1.8))
+    return rows + [finding(source, "components", f"spectral_radius_{kind}", shift * value) for kind, value in radii]
+
+
 def corrections(task, layers=8, cases=(0, 7, 19)):
     rng = np.random.default_rng(sum(map(ord, task)))
     source = facts(task, "transolver-sigma")

@@ -132,6 +132,12 @@ def test_spectra_have_a_card_where_grids_are_periodic():
     assert study_of(rows, {"trust": {run: {"correlation": np.ones(3)} for run in arrays}}).cards == ()
 
 
+def test_components_have_a_card_that_calls_norms_lower_estimates():
+    rows = [*errors("ns2d", "physolver"), *made.components("ns2d", "physolver")]
+    (card,) = study_of(rows, {}).cards
+    assert card.title == "How errors grow at each scale" and "lower estimates: it is no guarantee" in card.caption
+
+
 def test_a_volume_is_cut_in_the_middle_of_each_axis():
     rows, arrays = maps_of("transolver-sigma", axes=3)
     films = study_of([*errors("ns2d", "transolver-sigma"), *rows], {"maps": arrays}).films

@@ -11,6 +11,7 @@ from matplotlib.image import AxesImage
 
 import sigmasolver.report
 from sigmasolver.report.figures import FIGURES, Material, save
+from sigmasolver.report.figures.components import components
 from sigmasolver.report.figures.curves import reductions, rollout, scaling, teacher_forcing
 from sigmasolver.report.figures.energy import decomposition, stack
 from sigmasolver.report.figures.layers import attention_scale, corrections, montage, routing
@@ -314,9 +315,31 @@ def whole():
         "corrections": Material(made.corrections("ns2d", 2)[0]),
         "routing": Material(routed, {"ns2d-transolver-sigma-42": routed_arrays}),
         "spectra": Material(*made.trusted("ns2d", TRIO[:2], horizon=3)),
+        "components": Material(made.components("ns2d", "physolver")),
         "efficiency": Material(made.efficiency("ns2d", "ffno", (1.0, 2.0, 3.0))),
         "scaling": Material(made.scaling("width", 32, 3.0)),
     }
+
+
+def test_components_show_truth_bounds_and_gains_and_call_estimates_so():
+    rows = [one for model in TRIO[:2] for seed in (42, 43) for one in made.components("ns2d", model, seed)]
+    figure = components(rows)
+    mean = 1.05  # of two seeds
+    for scale in (0, 1):
+        for axes in figure.axes[2 * scale : 2 * scale + 2]:
+            truth, measured, estimated, defect = (line.get_ydata() for line in axes.get_lines())
+            expected = mean * (1 + scale) * np.arange(1, 5) ** 2
+            for values, factor in ((truth, 1), (measured, 2), (estimated, 3), (defect, 0.5)):
+                assert values == pytest.approx(factor * expected)
+    for axes in figure.axes[4:]:
+        heights = [bar.get_height() for bar in axes.patches]
+        assert heights == pytest.approx([mean * value for value in (0.4, 0.5, 0.6, 0.7, 0.8, 1.0, 1.2, 1.4)])
+        assert [tick.get_text() for tick in axes.get_xticklabels()] == [
+            "low →\nlow", "low →\nhigh", "high →\nlow", "high →\nhigh"
+        ]  # fmt: skip
+        assert axes.get_title(loc="left") == "radius 0.945 measured, 1.89 lower estimate"
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "bound, lower estimates (no guarantee)" in legend and "gain, lower estimate" in legend
 
 
 @pytest.mark.parametrize("name", FIGURES)

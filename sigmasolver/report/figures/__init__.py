@@ -1,4 +1,4 @@
-"""The figures of the paper and one of ours from records alone, by the name of the command `sigmasolver figure NAME`."""
+"""The figures of the paper and two of ours from records alone, by the name of the command `sigmasolver figure NAME`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from matplotlib.figure import Figure
 
+from sigmasolver.report.figures.components import COMPONENTS, components
 from sigmasolver.report.figures.costs import EFFICIENCY, efficiency
 from sigmasolver.report.figures.curves import FORCED, FREE, rollout, scaling, teacher_forcing
 from sigmasolver.report.figures.energy import DECOMPOSITION, decomposition
@@ -52,6 +53,7 @@ FIGURES: Mapping[str, Drawing] = {
     "spectra": Drawing(
         lambda held: spectra(held.rows, held.arrays, held.field), (SPECTRA,), "trust", shows="spectrum_true"
     ),
+    "components": Drawing(lambda held: components(held.rows), (COMPONENTS,), by_field=False),
     "efficiency": Drawing(lambda held: efficiency(held.rows), (EFFICIENCY,), by_field=False),
     "scaling": Drawing(lambda held: scaling(held.rows), (SWEEPS,), by_field=False),
 }

@@ -72,7 +72,12 @@ def inspect(
 
 @app.command("import-data")
 def import_data(
-    source: Annotated[Path, typer.Argument(help="A .mat, .npy, .npz or .h5 file, or a folder of such files.")],
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            help="A .mat, .npy, .npz or .h5 file, a folder of such files, or both .mat files of the public Darcy flow."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="The store to write, or to continue.")],
     kind: Annotated[
         str | None, typer.Option(help="What the source is, where it cannot be told from the files.")
@@ -84,7 +89,9 @@ def import_data(
     from sigmasolver.data.formats import import_data as convert
 
     with progress("importing", None) as move:
-        made = convert(source, out, kind, dtype, move, [name.strip() for name in fields.split(",")] if fields else None)
+        made = convert(
+            sources, out, kind, dtype, move, [name.strip() for name in fields.split(",")] if fields else None
+        )
     screen = console()
     shape = " × ".join(map(str, made.shape))
     screen.print(f"{out}: {made.count} trajectories of {shape} from {made.kind}", soft_wrap=True)

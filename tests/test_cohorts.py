@@ -273,11 +273,15 @@ def test_runs_of_different_cohorts_are_not_joined(call, run, tmp_path):
     for words in (("figure", "rollout"), ("table", "main")):
         code, _, err = call(*words, *both, *(("--out", tmp_path) if words[0] == "figure" else ()))
         assert code == 2 and err.count("\n") == 1
-        assert "ns2d-run was measured on the cohort rollout and other on the cohort none" in err
+        assert "ns2d-run was measured with cohort rollout and other with cohort none, so they cannot" in err
     evaluate_run(run, Request(batch=50))
     code, _, err = call("figure", "rollout", *both, "--out", tmp_path)
-    assert code == 2 and "twice, with cohort rollout and none; choose one with --where cohort=rollout" in err
+    assert code == 2 and "measured with the cohorts rollout and none; choose one with --where cohort=rollout" in err
     code, _, err = call("figure", "rollout", *both, "--out", tmp_path, "--where", "cohort=none")
     assert code == 0, err
     code, _, err = call("figure", "rollout", run.path, "--out", tmp_path, "--where", "cohort=rollout")
     assert code == 0, err
+    forced = Run(tmp_path / "other")  # evaluated freely without a cohort above
+    evaluate_run(forced, Request(protocol="teacher-forced", cohort="rollout", batch=50))
+    code, _, err = call("figure", "teacher-forcing", forced.path, "--out", tmp_path)
+    assert code == 2 and "other was measured with the cohorts none and rollout; choose one" in err

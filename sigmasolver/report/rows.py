@@ -31,6 +31,7 @@ __all__ = [
     "lowest_seeds",
     "of_field",
     "refuse_doubles",
+    "refuse_mixed_cohorts",
     "runs_in",
     "select",
     "shared_leads",
@@ -96,7 +97,7 @@ def select(rows: Rows, need: Need, yardsticks: bool = False) -> list[Row]:
 
 
 def refuse_doubles(rows: Rows) -> None:
-    """One run gives one number for one thing; of two the reader must choose. Runs of a task share one cohort."""
+    """One run gives one number for one thing, of two the reader must choose; all are of one cohort."""
     seen: dict[tuple[Any, ...], Row] = {}
     for row in rows:
         key = (row["run"], row["seed"], *(row.get(name) for name in _PLACE))
@@ -109,16 +110,25 @@ def refuse_doubles(rows: Rows) -> None:
                 f"{row['run']} has {row['metric']} twice, with {name} {one} and {two}; choose one with "
                 f"--where {name}={one}"
             )
-    first_of: dict[Any, Row] = {}
+    refuse_mixed_cohorts(rows)
+
+
+def refuse_mixed_cohorts(rows: Rows) -> None:
+    """All evaluations of a task, and all diagnoses of one name, that are shown together are of the same windows."""
+    seen: dict[tuple[Any, Any], Row] = {}
     for row in rows:
-        first = first_of.setdefault(row["task"], row)
+        first = seen.setdefault((row["task"], row.get("diagnostic")), row)
         one, two = (_fact(held, "cohort") for held in (first, row))
-        if one != two:
+        if one == two:
+            continue
+        if first["run"] == row["run"]:
             raise ValueError(
-                f"{first['run']} was measured on the cohort {one} and {row['run']} on the cohort {two} (none: windows "
-                f"by their number), so they cannot be compared; measure both alike, or choose one with "
-                f"--where cohort={one}"
+                f"{row['run']} was measured with the cohorts {one} and {two}; choose one with --where cohort={one}"
             )
+        raise ValueError(
+            f"{first['run']} was measured with cohort {one} and {row['run']} with cohort {two}, so they cannot be "
+            f"compared; measure both with the same cohort, or choose one with --where cohort={one}"
+        )
 
 
 def where(rows: Rows, conditions: Iterable[str]) -> list[Row]:

@@ -58,7 +58,7 @@ def test_two_numbers_for_one_thing_are_refused_and_a_condition_chooses():
 def test_runs_of_one_task_are_measured_on_one_cohort():
     need = evaluated("relative_l2")
     one, two = errors("ns2d", "physolver"), [{**row, "cohort": "rollout"} for row in errors("ns2d", "specsolver")]
-    with pytest.raises(ValueError, match=r"on the cohort none and .* on the cohort rollout .* --where cohort=none"):
+    with pytest.raises(ValueError, match=r"with cohort none and .* with cohort rollout, .* --where cohort=none"):
         select([*one, *two], need)
     assert {row["model"] for row in select(where([*one, *two], ["cohort=rollout"]), need)} == {"specsolver"}
     assert {row["model"] for row in select(where([*one, *two], ["cohort=none"]), need)} == {"physolver"}

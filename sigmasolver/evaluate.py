@@ -35,14 +35,26 @@ from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
 from sigmasolver.replay import Replay, check_precision
 from sigmasolver.runs import Run, provenance, read_facts, read_rows, replace_rows
-from sigmasolver.tasks import field_groups
+from sigmasolver.settings import row as row_of
+from sigmasolver.tasks import COHORTS, cohort_of, field_groups
 from sigmasolver.trained import data_of, load, recipe_in
 from sigmasolver.version import __version__
 
-__all__ = ["PROTOCOLS", "Request", "evaluate_run", "measure", "predict", "rows_of", "source_of", "windows_of"]
+__all__ = [
+    "PROTOCOLS",
+    "UNSAID",
+    "Request",
+    "evaluate_run",
+    "in_cohort",
+    "measure",
+    "predict",
+    "rows_of",
+    "source_of",
+    "windows_of",
+]
 
 PROTOCOLS = ("free", "teacher-forced")
-UNSAID = {"forecast_precision": "float32"}
+UNSAID: dict[str, Any] = {"forecast_precision": "float32", "cohort": None}
 """What records mean that do not say it, being older than the choice."""
 Measures = dict[str, torch.Tensor]
 """By name, each with one entry per window: (n, ...)."""
@@ -63,6 +75,8 @@ class Request:
     batch: int = 8
     precision: str = "float32"
     """What the forecasts are computed in; the measures are float64 always."""
+    cohort: str | None = None
+    """A fixed set of test windows by name, see `tasks.COHORTS`; None: as `windows` says."""
 
     def __post_init__(self) -> None:
         check_precision(self.precision)
@@ -74,6 +88,12 @@ class Request:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1.")
+        if self.cohort is not None:
+            row_of(COHORTS, self.cohort, "cohort")
+            if self.windows is not None:
+                raise ValueError("A cohort says which windows are taken; give either --windows or --cohort.")
+            if self.part != "test":
+                raise ValueError(f"A cohort is of the test part, not of the {self.part} part; leave one of them out.")
 
 
 def evaluate_run(
@@ -134,12 +154,18 @@ def source_of(run: Run, recipe: Recipe, windows: Windows, request: Request, fing
         "protocol": request.protocol,
         "horizon": windows.spec.horizon,
         "grid": list(windows.grid),
+        "cohort": request.cohort,
         "windows": len(spread_evenly(len(windows), request.windows)),
     }
 
 
 def windows_of(run: Run, recipe: Recipe, store: Reader, request: Request) -> Windows:
     """The windows that are asked for, after making sure that none of them was trained on."""
+    windows = _windows_of_part(run, recipe, store, request)
+    return windows if request.cohort is None else in_cohort(windows, recipe.task.name, request.cohort)
+
+
+def _windows_of_part(run: Run, recipe: Recipe, store: Reader, request: Request) -> Windows:
     spec = recipe.evaluation_windows(request.horizon)
     if request.grid is not None:
         spec = replace(spec, space_stride=_stride(store.header, request.grid))
@@ -160,6 +186,19 @@ def windows_of(run: Run, recipe: Recipe, store: Reader, request: Request) -> Win
                 f"Trajectory {number} of {store.path} is one that {run.path} was trained on; leave it out of the test."
             )
     return Windows(store, range(len(store)), spec)
+
+
+def in_cohort(windows: Windows, task: str, name: str) -> Windows:
+    """Of all windows of a test part, those of the cohort of this name."""
+    cohort = cohort_of(name, task)
+    needed, there = max(cohort.trajectories) + 1, len(windows.trajectories)
+    if needed > there:
+        raise ValueError(
+            f"The cohort {name} of {task} needs {needed} test trajectories, but there are {there}; take more data "
+            "for the test, or leave the cohort out."
+        )
+    trajectories = [windows.trajectories[position] for position in cohort.trajectories]
+    return Windows(windows.source, trajectories, replace(windows.spec, starts=cohort.starts, stride=cohort.stride))
 
 
 def _stride(header: Header, grid: tuple[int, ...]) -> int:

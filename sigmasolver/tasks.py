@@ -13,7 +13,18 @@ from dataclasses import dataclass
 
 from sigmasolver.settings import check_types, row
 
-__all__ = ["CANONICAL", "REALM", "REALPDEBENCH", "TASKS", "Task", "field_groups", "task_of"]
+__all__ = [
+    "CANONICAL",
+    "COHORTS",
+    "REALM",
+    "REALPDEBENCH",
+    "TASKS",
+    "Cohort",
+    "Task",
+    "cohort_of",
+    "field_groups",
+    "task_of",
+]
 
 VELOCITY = ("velocity_x", "velocity_y", "velocity_z")
 GROUPED = ("velocity", "species")
@@ -127,3 +138,49 @@ TASKS: dict[str, Task] = {task.name: task for task in (*CANONICAL, *REALPDEBENCH
 def task_of(name: str) -> Task:
     """The row of this name."""
     return row(TASKS, name, "task")
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """A fixed set of windows of the test part."""
+
+    trajectories: Sequence[int]
+    """Which trajectories of the part, counted from 0."""
+    starts: int = 1
+    """Windows per trajectory, the first at its first frame."""
+    stride: int = 1
+    """Frames from one start to the next."""
+
+    def __len__(self) -> int:
+        return len(self.trajectories) * self.starts
+
+
+_KOLMOGOROV = Cohort(range(20), starts=20, stride=7)
+COHORTS: dict[str, dict[str, Cohort]] = {
+    "rollout": {
+        "ns2d": Cohort(range(200)),
+        "kf2d": _KOLMOGOROV,
+        "it3d": Cohort(range(20)),
+        "smoke3d": Cohort(range(20)),
+    },
+    "decomposition": {
+        "ns2d": Cohort(range(200)),
+        "kf2d": _KOLMOGOROV,
+        "it3d": Cohort(range(100)),
+        "smoke3d": Cohort(range(200)),
+    },
+    "corrections": {task.name: Cohort((0, task.test // 2, task.test - 1)) for task in CANONICAL},
+}
+"""What the paper measures on, by name and task: fig:rollout-comparison (app:rollout-comparison),
+fig:exact-error-decomposition (tab:decomposition-cohort), fig:srpa-layerwise-corrections (three cases). It gives the
+numbers of windows; which they are is our choice."""
+
+
+def cohort_of(name: str, task: str) -> Cohort:
+    """The cohort of this name for this task."""
+    tasks = row(COHORTS, name, "cohort")
+    if task not in tasks:
+        raise ValueError(
+            f"The cohort {name} is defined for {', '.join(tasks)}, not for {task}; choose windows by their number."
+        )
+    return tasks[task]

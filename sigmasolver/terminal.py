@@ -179,6 +179,7 @@ def print_scores(screen: Console, rows: Sequence[dict[str, Any]]) -> None:
     grid = " × ".join(map(str, first["grid"]))
     what = f"{first['protocol']} forecasts of {first['horizon']} frames" if first["horizon"] > 1 else "predictions"
     where = f"{first['windows']} windows of the {first['part']} part"
+    where += f", cohort {first['cohort']}" if first.get("cohort") else ""
     how = "" if precision_of(first) == "float32" else f", in {precision_of(first)}"
     screen.print(f"{first['task']}: relative L2 error of {what} on {grid}, {where}{how}", soft_wrap=True)
     print_table(screen, found)

@@ -12,6 +12,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import scipy.io
 import torch
 
 import sigmasolver
@@ -88,6 +89,18 @@ def test_import_your_own_arrays(tmp_path):
     assert "3 trajectories of 4 × 8 × 6 × 2" in made.stdout, made.stderr
     with open_store(tmp_path / "mine.h5") as store:
         np.testing.assert_array_equal(store[0:3], fields)
+
+
+def test_import_the_public_darcy_pair(tmp_path):
+    one, two = (tmp_path / f"darcy_smooth{number}.mat" for number in (1, 2))
+    for place, path in enumerate((one, two)):
+        cases = np.broadcast_to(np.arange(1000.0)[:, None, None] + 5000 * place, (1000, 3, 3))
+        scipy.io.savemat(path, {"coeff": cases, "sol": cases})
+    made = run("import-data", two, one, "--out", tmp_path / "darcy.h5")
+    assert "1200 trajectories of 1 × 3 × 3 × 2 from fno-darcy" in made.stdout, made.stderr
+    assert "0 to 999 are the first 1000 cases of darcy_smooth1.mat and train, 1000 to 1199" in made.stdout
+    with open_store(tmp_path / "darcy.h5") as store:
+        assert store[:, 0, 0, 0, 0].tolist() == [*range(1000), *range(5000, 5200)]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from sigmasolver.version import __version__
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Device", "Dtype", "Precision", "Settings", "app", "device_of", "numbers"]
+__all__ = ["Cohort", "Device", "Dtype", "Precision", "Settings", "app", "device_of", "numbers"]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,6 +25,9 @@ Settings = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda or cuda:1.")]
 Precision = Annotated[str, typer.Option(help="What forecasts are computed in: float32, tf32 (on a GPU) or bf16.")]
+Cohort = Annotated[
+    str | None, typer.Option(help="The paper's fixed set of test windows: rollout, decomposition or corrections.")
+]
 Dtype = Annotated[str, typer.Option(help="How values are stored: float32 or float16.")]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sigmasolver.cli.app import Dtype, Settings, app, device_of
+from sigmasolver.cli.app import Cohort, Dtype, Settings, app, device_of
 from sigmasolver.terminal import console, print_summary, progress
 
 __all__ = ["import_data", "inspect", "simulate", "windows"]
@@ -72,7 +72,12 @@ def inspect(
 
 @app.command("import-data")
 def import_data(
-    source: Annotated[Path, typer.Argument(help="A .mat, .npy, .npz or .h5 file, or a folder of such files.")],
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            help="A .mat, .npy, .npz or .h5 file, a folder of such files, or both .mat files of the public Darcy flow."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="The store to write, or to continue.")],
     kind: Annotated[
         str | None, typer.Option(help="What the source is, where it cannot be told from the files.")
@@ -84,7 +89,9 @@ def import_data(
     from sigmasolver.data.formats import import_data as convert
 
     with progress("importing", None) as move:
-        made = convert(source, out, kind, dtype, move, [name.strip() for name in fields.split(",")] if fields else None)
+        made = convert(
+            sources, out, kind, dtype, move, [name.strip() for name in fields.split(",")] if fields else None
+        )
     screen = console()
     shape = " × ".join(map(str, made.shape))
     screen.print(f"{out}: {made.count} trajectories of {shape} from {made.kind}", soft_wrap=True)
@@ -98,22 +105,28 @@ def windows(
     task: Annotated[str, typer.Argument(help="A task with a recipe, such as kf2d.")],
     data: Annotated[Path, typer.Option(help="The store.")],
     part: Annotated[str, typer.Option(help="train, validation or test.")] = "train",
+    cohort: Cohort = None,
     settings: Settings = None,
 ) -> None:
-    """List every window of a part: trajectory, first frame of history and future, last frame (stored frames)."""
+    """List windows of a part or a cohort: trajectory, first frame of history and future, last frame (stored frames)."""
     from sigmasolver.data.store import open_store
     from sigmasolver.data.windows import Windows
+    from sigmasolver.evaluate import in_cohort
     from sigmasolver.recipes import changed, recipe_of
 
     if part not in ("train", "validation", "test"):
         raise ValueError(f'There is no part "{part}"; choose from train, validation, test.')
+    if cohort is not None and part != "test":
+        raise ValueError("A cohort is of the test part; add --part test.")
     recipe = changed(recipe_of(task), settings or [])
     with open_store(data) as store:
         trajectories = getattr(recipe.split(len(store), store.digests), part)
         spec = recipe.training_windows() if part == "train" else recipe.evaluation_windows()
         listed = Windows(store, trajectories, spec)
+        if cohort is not None:
+            listed = in_cohort(listed, recipe.task.name, cohort)
         sys.stdout.write("trajectory\thistory\tfuture\tlast\n")
         sys.stdout.writelines("\t".join(map(str, row)) + "\n" for row in listed.rows())
         console(stderr=True).print(
-            f"{len(listed)} windows, {listed.starts} in each of {len(trajectories)} trajectories"
+            f"{len(listed)} windows, {listed.starts} in each of {len(listed.trajectories)} trajectories"
         )

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sigmasolver.cli.app import Device, app, device_of
+from sigmasolver.cli.app import Cohort, Device, app, device_of
 from sigmasolver.report.digits import significant
 from sigmasolver.terminal import Mover, console, progress
 
@@ -167,6 +167,7 @@ def diagnose(
     windows: Annotated[int | None, typer.Option(help="How many windows, evenly spread; none: all.")] = None,
     part: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     batch: Annotated[int, typer.Option(help="Windows at a time.")] = 8,
+    cohort: Cohort = None,
     data: Annotated[Path | None, typer.Option(help="Where the data of the runs lie now.")] = None,
     device: Device = "auto",
 ) -> None:
@@ -176,7 +177,7 @@ def diagnose(
     from sigmasolver.runs import Run
 
     names = None if only is None else [name.strip() for name in only.split(",")]
-    request = Request(horizon=horizon, windows=windows, part=part, batch=batch)
+    request = Request(horizon=horizon, windows=windows, part=part, batch=batch, cohort=cohort)
     place, folders = device_of(device), [Run(path) for path in dict.fromkeys(runs)]
     found = {}
     for run in folders:
@@ -207,6 +208,7 @@ def _say(screen: Console, summary: Summary, name: str, found: Mapping[str, Findi
     if there:
         facts = next(iter(there.values())).rows[0]
         leads = f"lead {facts['horizon']}, {facts['windows']} windows of the {facts['part']} part"
+        leads += f", cohort {facts['cohort']}" if facts.get("cohort") else ""
         screen.print(f"{name}: {summary.title} ({leads})", soft_wrap=True)
         texts = {run: [_shown(cell, findings.rows) for cell in summary.cells] for run, findings in there.items()}
         shown = [i for i, cell in enumerate(summary.cells) if cell.label]

@@ -108,8 +108,11 @@ def report(
 
 def _records(paths: Sequence[Path], needs: Sequence[Need], conditions: Sequence[str]) -> tuple[Rows, Arrays]:
     """The rows of evaluations and of the diagnoses that are needed, and the arrays of these by the name of the run."""
+    from sigmasolver.report.rows import refuse_mixed_cohorts
+
     diagnostics = tuple(dict.fromkeys(name for need in needs if (name := need.facts.get("diagnostic")) is not None))
     rows, found = _read(paths, diagnostics, needs, conditions)
+    refuse_mixed_cohorts([row for row in rows if any(need.takes(row) for need in needs)])
     runs = dict.fromkeys(path.resolve().name for path in paths)
     return rows, {run: {k: v for held in found.values() for k, v in held.get(run, {}).items()} for run in runs}
 

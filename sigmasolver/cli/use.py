@@ -10,7 +10,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from sigmasolver.cli.app import Device, Precision, app, device_of, numbers
+from sigmasolver.cli.app import Cohort, Device, Precision, app, device_of, numbers
 from sigmasolver.terminal import console, print_scores, progress
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def evaluate(
     part: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     batch: Annotated[int, typer.Option(help="Windows at a time.")] = 8,
     precision: Precision = "float32",
+    cohort: Cohort = None,
     device: Device = "auto",
 ) -> None:
     """Measure runs on data they have not seen, beside a forecast that has learned nothing; writes records.jsonl."""
@@ -48,7 +49,7 @@ def evaluate(
     from sigmasolver.runs import Run
 
     points = None if grid is None else numbers(grid, "--grid")
-    request = Request(horizon, points, windows, protocol, part, batch, precision)
+    request = Request(horizon, points, windows, protocol, part, batch, precision, cohort)
     rows = []
     with join(device_of(device)) as world:
         for path in dict.fromkeys(runs):

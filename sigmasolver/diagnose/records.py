@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from sigmasolver.diagnose.subject import Findings
+from sigmasolver.evaluate import UNSAID
 from sigmasolver.files import plain_errors, replacing
 from sigmasolver.runs import Run, read_rows, replace_rows
 
@@ -69,7 +70,7 @@ def read_findings(run: Run, name: str, source: Mapping[str, Any] | None = None) 
 
 def _same(source: Mapping[str, Any], held: Mapping[str, Any]) -> bool:
     wanted = {key: value for key, value in source.items() if key != MEMBERS or value}
-    return wanted.items() <= held.items()
+    return wanted.items() <= {**UNSAID, **held}.items()
 
 
 def _plain(value: Any) -> Any:

@@ -236,17 +236,18 @@ def cohort_table(rows: Rows) -> Table:
         printed, mine = cohorts().get(task), [row for row in held if row["task"] == task]
         still = [row["lead"] for row in mine if value_of(row) == 0]
         block = next((lead for lead in range(1, len(mine) + 2) if lead not in still), 1) - 1
-        counts = (in_order(row[name] for row in mine) for name in ("windows", "horizon"))
-        samples, horizon = (" or ".join(map(str, held)) for held in counts)
+        counts = (in_order(row.get(name) for row in mine) for name in ("windows", "horizon", "cohort"))
+        samples, horizon, cohort = (" or ".join(str(one or "none") for one in held) for held in counts)
         ours = (samples, block, horizon) if mine else ()
         theirs = (printed.samples, printed.block, printed.horizon) if printed else ()
         cells = [str(side[i]) if side else MISSING for i in range(3) for side in (theirs, ours)]
-        lines.append((TASK_LABELS.get(task, task), *cells))
+        lines.append((TASK_LABELS.get(task, task), *cells, cohort or MISSING))
     names = ("samples", "frames per call", "horizon")
     return Table(
-        ("task", *(f"{name}, {origin}" for name in names for origin in (PAPER, MEASURED))),
+        ("task", *(f"{name}, {origin}" for name in names for origin in (PAPER, MEASURED)), f"cohort, {MEASURED}"),
         tuple(lines),
-        caption="What the error decompositions were measured on (tab:decomposition-cohort).",
+        caption="What the error decompositions were measured on (tab:decomposition-cohort); --cohort decomposition "
+        "takes the paper's numbers of samples.",
     )
 
 

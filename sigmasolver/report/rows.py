@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sigmasolver.report.study import YARDSTICKS
-from sigmasolver.report.tables import ALL, named_apart, precision_of
+from sigmasolver.report.tables import ALL, named_apart
 
 __all__ = [
     "Arrays",
@@ -31,6 +31,7 @@ __all__ = [
     "lowest_seeds",
     "of_field",
     "refuse_doubles",
+    "refuse_mixed_cohorts",
     "runs_in",
     "select",
     "shared_leads",
@@ -45,8 +46,10 @@ Arrays = Mapping[str, Mapping[str, np.ndarray]]
 """Of each run, the arrays of one diagnostic by name."""
 _PLACE = ("model", "metric", "field", "lead", "layer", "case")
 """What tells the rows of one measurement of one run apart."""
-_FACTS = ("horizon", "grid", "windows", "part", "forecast_precision", "data", "step", "package", "weights")
+_FACTS = ("horizon", "grid", "cohort", "windows", "part", "forecast_precision", "data", "step", "package", "weights")
 """What tells two measurements of one run apart, in the words of a record."""
+_UNSAID = {"forecast_precision": "float32", "cohort": "none"}
+"""What rows have that do not say it."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ def select(rows: Rows, need: Need, yardsticks: bool = False) -> list[Row]:
 
 
 def refuse_doubles(rows: Rows) -> None:
-    """One run gives one number for one thing; of two the reader must choose."""
+    """One run gives one number for one thing, of two the reader must choose; all are of one cohort."""
     seen: dict[tuple[Any, ...], Row] = {}
     for row in rows:
         key = (row["run"], row["seed"], *(row.get(name) for name in _PLACE))
@@ -107,6 +110,25 @@ def refuse_doubles(rows: Rows) -> None:
                 f"{row['run']} has {row['metric']} twice, with {name} {one} and {two}; choose one with "
                 f"--where {name}={one}"
             )
+    refuse_mixed_cohorts(rows)
+
+
+def refuse_mixed_cohorts(rows: Rows) -> None:
+    """All evaluations of a task, and all diagnoses of one name, that are shown together are of the same windows."""
+    seen: dict[tuple[Any, Any], Row] = {}
+    for row in rows:
+        first = seen.setdefault((row["task"], row.get("diagnostic")), row)
+        one, two = (_fact(held, "cohort") for held in (first, row))
+        if one == two:
+            continue
+        if first["run"] == row["run"]:
+            raise ValueError(
+                f"{row['run']} was measured with the cohorts {one} and {two}; choose one with --where cohort={one}"
+            )
+        raise ValueError(
+            f"{first['run']} was measured with cohort {one} and {row['run']} with cohort {two}, so they cannot be "
+            f"compared; measure both with the same cohort, or choose one with --where cohort={one}"
+        )
 
 
 def where(rows: Rows, conditions: Iterable[str]) -> list[Row]:
@@ -116,7 +138,7 @@ def where(rows: Rows, conditions: Iterable[str]) -> list[Row]:
         name, equals, value = (part.strip() for part in condition.partition("="))
         if not equals or not name:
             raise ValueError(f'"{condition}" is not a condition; write name=value, such as horizon=20.')
-        held = {_fact(row, name) for row in kept if name in row or name == "forecast_precision"}
+        held = {_fact(row, name) for row in kept if name in row or name in _UNSAID}
         if value not in held:
             listed = ", ".join(sorted(held)) or "nothing"
             raise ValueError(f"No row has {name} {value}; the rows have {listed}.")
@@ -125,10 +147,10 @@ def where(rows: Rows, conditions: Iterable[str]) -> list[Row]:
 
 
 def _fact(row: Row, name: str) -> str:
-    value = precision_of(row) if name == "forecast_precision" else row.get(name)
+    value = row.get(name)
     if isinstance(value, list):
         return ",".join(map(str, value))
-    return "null" if value is None else str(value)
+    return _UNSAID.get(name, "null") if value is None else str(value)
 
 
 def of_field(rows: Rows, name: str | None = None) -> list[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -13,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigmasolver.data.formats import KINDS, guess_kind, import_data, read_history
+from sigmasolver.data.formats.mat import read_darcy_pair
 from sigmasolver.data.header import StoreError
 from sigmasolver.data.store import Writer, open_store
+from sigmasolver.recipes import recipe_of
 from tests.data.test_own_data import BOTH, U, V, one_sentence, save_npz
 from tests.data.test_own_data import Save as SaveOwn
 from tests.data.test_store import HEADER, store
@@ -72,6 +75,122 @@ def test_fno_darcy(tmp_path: Path, save: Save) -> None:
     with open_store(tmp_path / "d.h5") as store:
         np.testing.assert_array_equal(store[:, 0], np.stack([coeff, sol], -1).astype(np.float32))
         np.testing.assert_allclose(store.header.layout.coordinates[0], [0.1, 0.3, 0.5, 0.7, 0.9])
+
+
+PUBLIC = ("piececonst_r421_N1024_smooth1.mat", "piececonst_r421_N1024_smooth2.mat")
+
+
+def darcy_file(path: Path, save: Save, count: int, grid: int = 3, first: int = 0) -> np.ndarray:
+    """Case i has the coefficient `first` + i and half of it as pressure; returns what its trajectories are."""
+    cases = np.broadcast_to(first + np.arange(count)[:, None, None], (count, grid, grid)).astype(float)
+    save(path, {"coeff": cases, "sol": cases / 2})
+    return np.stack([cases, cases / 2], -1)[:, None].astype(np.float32)
+
+
+@SAVE
+@pytest.mark.parametrize("turned", [False, True], ids=["in order", "turned"])
+def test_the_public_darcy_pair_is_the_public_split(tmp_path: Path, save: Save, turned: bool) -> None:
+    """1,024 cases each; the recipe trains on the first 1,000 of smooth1 and tests on the first 200 of smooth2."""
+    one, two = (tmp_path / name for name in PUBLIC)
+    trains, tests = darcy_file(one, save, 1024), darcy_file(two, save, 1024, first=5000)
+    made = import_data([two, one] if turned else [one, two], tmp_path / "darcy.h5")
+    assert (made.kind, made.count, made.shape) == ("fno-darcy", 1200, (1, 3, 3, 2))
+    assert made.notes[1] == (
+        f"By their names: trajectories 0 to 999 are the first 1000 cases of {PUBLIC[0]} and train, 1000 to 1199 the "
+        f"first 200 of {PUBLIC[1]}, the test."
+    )
+    recipe = recipe_of("darcy")
+    whole = replace(recipe, train=replace(recipe.train, validation=0.0))
+    with open_store(tmp_path / "darcy.h5") as store:
+        parts = whole.split(len(store), store.digests)
+        assert parts.train == tuple(range(1000)) and parts.test == tuple(range(1000, 1200))
+        np.testing.assert_array_equal(store[0:1000], trains[:1000])
+        np.testing.assert_array_equal(store[1000:1200], tests[:200])
+        assert store.header.parameters["file"] == ", ".join(PUBLIC)
+
+
+def test_the_order_of_the_pair_does_not_matter_where_names_tell_it(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in PUBLIC]
+    darcy_file(files[0], save_5, 1000)
+    darcy_file(files[1], save_73, 200, first=5000)
+    first = import_data(files, tmp_path / "first.h5")
+    turned = import_data(files[::-1], tmp_path / "turned.h5")
+    assert turned.fingerprint == first.fingerprint and turned.notes == first.notes
+    assert (tmp_path / "first.h5").read_bytes() == (tmp_path / "turned.h5").read_bytes()
+    assert import_data(files[::-1], tmp_path / "first.h5").present == 1200
+
+
+@SAVE
+@pytest.mark.parametrize(
+    ("names", "first", "how"),
+    [
+        (("a.mat", "b.mat"), 0, "By the order in which they were given"),
+        (("b.mat", "a.mat"), 0, "By the order in which they were given"),
+        (("darcy_Smooth2.mat", "mine.mat"), 1, "By their names"),
+        (("mine.mat", "darcy_smooth1.mat"), 1, "By their names"),
+        (("mine.mat", "darcy_smooth2.mat"), 0, "By their names"),
+        (("smooth12.mat", "b.mat"), 0, "By the order in which they were given"),
+    ],
+)
+def test_which_file_trains(tmp_path: Path, save: Save, names: tuple[str, str], first: int, how: str) -> None:
+    paths = [tmp_path / name for name in names]
+    values = [darcy_file(path, save, 4, first=100 * place) for place, path in enumerate(paths)]
+    found = read_darcy_pair(paths, 3, 2)
+    assert found.count == 5 and found.files == (paths[first], paths[1 - first])
+    assert found.notes[-1].startswith(f"{how}: trajectories 0 to 2 are the first 3 cases of {names[first]} and train")
+    expected = np.concatenate([values[first][:3], values[1 - first][:2]])
+    for start in range(5):
+        for stop in range(start + 1, 6):
+            np.testing.assert_array_equal(found.read(start, stop), expected[start:stop])
+
+
+def test_one_darcy_file_is_imported_whole_and_says_what_its_test_is(tmp_path: Path) -> None:
+    values = darcy_file(tmp_path / PUBLIC[0], save_5, 7)
+    one = import_data(tmp_path / PUBLIC[0], tmp_path / "one.h5")
+    assert one.count == 7 and "test part come from this one file" in one.notes[-1]
+    np.testing.assert_array_equal(open_store(tmp_path / "one.h5")[:], values)
+    listed = import_data([tmp_path / PUBLIC[0]], tmp_path / "listed.h5")
+    assert listed.fingerprint == one.fingerprint
+
+
+def test_pairs_that_are_refused(tmp_path: Path) -> None:
+    one, two = (tmp_path / name for name in PUBLIC)
+    darcy_file(one, save_5, 1000)
+    darcy_file(two, save_73, 200)
+    few, coarse, third = (tmp_path / name for name in ("few.mat", "coarse_smooth2.mat", "third.mat"))
+    darcy_file(few, save_5, 199)
+    darcy_file(coarse, save_73, 200, grid=2)
+    darcy_file(third, save_5, 200)
+    save_5(tmp_path / "ns.mat", navier_stokes())
+    np.save(tmp_path / "own.npy", np.zeros((2, 3, 4, 5)))
+    (tmp_path / "smooth1").mkdir()
+    again = tmp_path / "smooth1" / PUBLIC[0]
+    darcy_file(again, save_5, 1000)
+    cut_5, cut_73 = tmp_path / "cut5_smooth1.mat", tmp_path / "cut73_smooth2.mat"
+    cut_5.write_bytes(one.read_bytes()[:-1000])
+    cut_73.write_bytes(two.read_bytes()[:-1000])
+    for sources, says in (
+        ([one, few], r"few.mat has 199 cases, but the test part takes its first 200; give the whole file"),
+        ([third, two], r"third.mat has 200 cases, but the training part takes its first 1000"),
+        ([one, coarse], r"smooth1.mat has a grid of 3 × 3 but .*coarse_smooth2.mat one of 2 × 2"),
+        ([one, one], "was given twice"),
+        ([one, again], "are both named smooth1"),
+        ([one, two, third], "3 files of Darcy flow were given; give one, or two"),
+        ([cut_5, two], "cut5_smooth1.mat is not a whole MATLAB file; copy or download it again"),
+        ([one, cut_73], "cut73_smooth2.mat is not a whole MATLAB file; copy or download it again"),
+        ([one, tmp_path / "ns.mat"], "Only files of fno-darcy can be imported together, not fno-darcy, fno-ns"),
+        ([tmp_path / "own.npy"] * 2, "Only files of fno-darcy can be imported together, not arrays"),
+        ([one, tmp_path / "none.mat"], "There is no file or folder"),
+        ([], "There is nothing to import"),
+    ):
+        with pytest.raises(ValueError, match=says) as caught:
+            import_data(sources, tmp_path / "out.h5")
+        assert "\n" not in str(caught.value) and not (tmp_path / "out.h5").exists(), says
+    with pytest.raises(ValueError, match="whose fields are fixed"):
+        import_data([one, two], tmp_path / "out.h5", names=["u"])
+    import_data([one, two], tmp_path / "out.h5")
+    with pytest.raises(StoreError):
+        import_data(one, tmp_path / "out.h5")
 
 
 def test_both_versions_give_one_store(tmp_path: Path) -> None:

@@ -241,11 +241,13 @@ def test_scaling_with_deviations_over_cases():
 
 def test_cohorts_tell_the_block_by_the_leads_without_propagation():
     table = make("cohorts", decomposition("kf2d", "physolver", 16, 4) + decomposition("mine", "physolver", 6, 6))
-    assert lines(table, "KF2D") == [("KF2D", "400", "200", "4", "4", "16", "16")]
-    assert lines(table, "NS2D") == [("NS2D", "200", "–", "1", "–", "10", "–")]
-    assert lines(table, "mine") == [("mine", "–", "200", "–", "6", "–", "6")]
+    assert lines(table, "KF2D") == [("KF2D", "400", "200", "4", "4", "16", "16", "none")]
+    assert lines(table, "NS2D") == [("NS2D", "200", "–", "1", "–", "10", "–", "–")]
+    assert lines(table, "mine") == [("mine", "–", "200", "–", "6", "–", "6", "none")]
     two = decomposition("ns2d", "physolver") + [{**one, "windows": 50} for one in decomposition("ns2d", "specsolver")]
     assert lines(make("cohorts", two), "NS2D")[0][1:3] == ("200", "200 or 50")
+    fixed = [{**one, "cohort": "decomposition"} for one in decomposition("ns2d", "physolver")]
+    assert lines(make("cohorts", fixed), "NS2D")[0][-1] == "decomposition"
 
 
 def test_efficiency_beside_the_numbers_of_the_text():

@@ -55,6 +55,18 @@ def test_two_numbers_for_one_thing_are_refused_and_a_condition_chooses():
     assert "forecast_precision" not in kept
 
 
+def test_runs_of_one_task_are_measured_on_one_cohort():
+    need = evaluated("relative_l2")
+    one, two = errors("ns2d", "physolver"), [{**row, "cohort": "rollout"} for row in errors("ns2d", "specsolver")]
+    with pytest.raises(ValueError, match=r"with cohort none and .* with cohort rollout, .* --where cohort=none"):
+        select([*one, *two], need)
+    assert {row["model"] for row in select(where([*one, *two], ["cohort=rollout"]), need)} == {"specsolver"}
+    assert {row["model"] for row in select(where([*one, *two], ["cohort=none"]), need)} == {"physolver"}
+    spelt = [{**row, "cohort": None} for row in errors("ns2d", "specsolver")]
+    elsewhere = [{**row, "cohort": "rollout"} for row in errors("kf2d", "specsolver")]
+    assert len(select([*one, *spelt, *elsewhere], need)) == 3
+
+
 def test_conditions_in_words():
     rows = errors("ns2d", "physolver")
     assert where(rows, []) == rows

@@ -31,6 +31,8 @@ class Kind:
     read: Callable[[Path], Foreign]
     select: Callable[[Path, Sequence[str]], Foreign] | None = None
     """Like `read`, of the fields that the user names; None where the fields are fixed."""
+    together: Callable[[Sequence[Path]], Foreign] | None = None
+    """Several files as one data set; None where it is one file or folder."""
 
 
 def _mat(*names: str) -> Callable[[Path], bool]:
@@ -53,7 +55,13 @@ def _read_own(path: Path, names: Sequence[str] | None = None) -> Foreign:
 
 
 KINDS: tuple[Kind, ...] = (
-    Kind("fno-darcy", "a .mat with coeff and sol", _mat("coeff", "sol"), mat.read_darcy),
+    Kind(
+        "fno-darcy",
+        "a .mat with coeff and sol",
+        _mat("coeff", "sol"),
+        mat.read_darcy,
+        together=mat.read_darcy_pair,
+    ),
     Kind("fno-ns", "a .mat with u", _mat("u"), mat.read_navier_stokes),
     Kind("factformer-kf2d", "an .npy (count, frames, 256, 256)", _kolmogorov, factformer.read_kolmogorov),
     Kind(
@@ -103,7 +111,7 @@ def guess_kind(source: Path) -> Kind:
 
 
 def import_data(
-    source: str | Path,
+    source: str | Path | Sequence[str | Path],
     out: str | Path,
     kind: str | None = None,
     dtype: str = "float32",
@@ -112,13 +120,14 @@ def import_data(
 ) -> Imported:
     """Convert a foreign data set into a store at `out`, continuing an import that was interrupted.
 
-    The kind is found from what is there unless given. `progress` gets the trajectories done and their number.
+    The kind is found from what is there unless given; the files of some kinds can be given together. `progress` gets
+    the trajectories done and their number.
     `names` are the fields to take of one's own arrays, in order; where the file does not name them, their names.
     """
-    source, out = Path(source), Path(out)
-    with _plain_reading(source):
-        row, foreign = _open(source, out, kind, names)
-        header = Header(foreign.layout, row.name, _identity(source), None, dtype)
+    sources, out = [Path(one) for one in ([source] if isinstance(source, str | Path) else source)], Path(out)
+    with _plain_reading(sources):
+        row, foreign = _open(sources, out, kind, names)
+        header = Header(foreign.layout, row.name, _identity(foreign.files or sources), None, dtype)
     step = max(1, _BLOCK // header.nbytes)
     with Writer(out, header, foreign.count) as writer:
         present = writer.whole
@@ -129,42 +138,57 @@ def import_data(
         return Imported(row.name, out, foreign.count, present, header.shape, writer.fingerprint, foreign.notes)
 
 
-def _open(source: Path, out: Path, kind: str | None, names: Sequence[str] | None) -> tuple[Kind, Foreign]:
+def _open(sources: Sequence[Path], out: Path, kind: str | None, names: Sequence[str] | None) -> tuple[Kind, Foreign]:
     """What lies there, once it is certain that the wish makes sense."""
-    if not source.exists():
-        raise ValueError(f"There is no file or folder {source}.")
-    if source.resolve() in (out.resolve(), *out.resolve().parents):
-        raise ValueError(f"{out} would lie where it is read from; write the store outside {source}.")
+    if not sources:
+        raise ValueError("There is nothing to import; name a file or folder.")
+    for source in sources:
+        if not source.exists():
+            raise ValueError(f"There is no file or folder {source}.")
+        if source.resolve() in (out.resolve(), *out.resolve().parents):
+            raise ValueError(f"{out} would lie where it is read from; write the store outside {source}.")
     rows = {row.name: row for row in KINDS}
     if kind is not None and kind not in rows:
         raise ValueError(f"The kind {kind!r} is unknown; choose among {', '.join(rows)}.")
-    row = guess_kind(source) if kind is None else rows[kind]
-    if names is None:
-        return row, row.read(source)
-    if row.select is None:
+    found = [guess_kind(source) if kind is None else rows[kind] for source in sources]
+    row, source = found[0], sources[0]
+    if names is not None and row.select is None:
         raise ValueError(
             f"{source} is taken as {row.name}, whose fields are fixed; leave out the names, or give the kind arrays."
         )
+    if len(sources) > 1:
+        if row.together is None or any(other is not row for other in found):
+            what = ", ".join(dict.fromkeys(one.name for one in found))
+            known = ", ".join(one.name for one in KINDS if one.together is not None)
+            raise ValueError(
+                f"Only files of {known} can be imported together, not {what}; give one file or folder at a time."
+            )
+        return row, row.together(sources)
+    if names is None or row.select is None:
+        return row, row.read(source)
     return row, row.select(source, check_names(names))
 
 
 @contextmanager
-def _plain_reading(source: Path) -> Iterator[None]:
-    """What the system says against looking at the source, in one sentence."""
+def _plain_reading(sources: Sequence[Path]) -> Iterator[None]:
+    """What the system says against looking at the sources, in one sentence."""
     try:
         yield
     except OSError as error:
-        raise ValueError(f"{source} cannot be read: the system says {error.strerror or str(error)!r}.") from error
+        what = ", ".join(map(str, sources))
+        raise ValueError(f"{what} cannot be read: the system says {error.strerror or str(error)!r}.") from error
 
 
-def _identity(source: Path) -> dict[str, str | int]:
-    """What tells this source from another, so that an import is not continued from the wrong one."""
-    files = [source] if source.is_file() else sorted(one for one in source.rglob("*") if one.is_file())
-    states = [(str(one.relative_to(source)), one.stat()) for one in files]
+def _identity(sources: Sequence[Path]) -> dict[str, str | int]:
+    """What tells these sources from others, so that an import is not continued from the wrong ones."""
+    states = []
+    for source in sources:
+        files = [source] if source.is_file() else sorted(one for one in source.rglob("*") if one.is_file())
+        states += [(str(one.relative_to(source)), one.stat()) for one in files]
     # The time of the last change stands for the contents, which would take as long to read as the import.
     seen = json.dumps([(name, state.st_size, state.st_mtime_ns) for name, state in states])
     return {
-        "file": source.resolve().name,
+        "file": ", ".join(source.resolve().name for source in sources),
         "bytes": sum(state.st_size for _, state in states),
         "state": hashlib.sha256(seen.encode()).hexdigest()[:16],
     }

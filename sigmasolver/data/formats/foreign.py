@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -24,6 +25,8 @@ class Foreign:
     """The trajectories from `start` to before `stop`, `(stop - start, frames, *grid, fields)`."""
     notes: tuple[str, ...] = ()
     """What the file does not say and was taken as known, one sentence each."""
+    files: tuple[Path, ...] = ()
+    """The files it is put together from, in their order; empty: its source is one file or folder."""
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,16 @@
 """The MATLAB files of the Fourier neural operator: Darcy flow and 2-D Navier-Stokes.
 
 Version 5 (read by scipy) holds arrays in the written order of axes, version 7.3 is HDF5 and holds them with
-all axes reversed. Darcy: `coeff`, `sol` (count, s, s) at the cell centres of the unit square. Navier-Stokes:
-`u` (count, s, s, frames), the vorticity on the unit torus, and its times `t`.
+all axes reversed. Darcy: `coeff`, `sol` (count, s, s) at the cell centres of the unit square, in two files: the first
+cases of `..._smooth1.mat` train, the first of `..._smooth2.mat` are the test. Navier-Stokes: `u` (count, s, s, frames),
+the vorticity on the unit torus, and its times `t`.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -15,8 +19,12 @@ import numpy as np
 from sigmasolver.data.formats.foreign import Array, Foreign, check_numbers, listed, periodic
 from sigmasolver.data.formats.hdf5 import fault
 from sigmasolver.simulate.simulator import Layout
+from sigmasolver.tasks import TASKS
 
-__all__ = ["read_darcy", "read_navier_stokes", "variables"]
+__all__ = ["read_darcy", "read_darcy_pair", "read_navier_stokes", "variables"]
+
+TRAIN, TEST = "smooth1", "smooth2"
+"""What the names of the public Darcy files say."""
 
 
 def variables(path: Path) -> tuple[str, ...]:
@@ -32,7 +40,8 @@ def variables(path: Path) -> tuple[str, ...]:
         raise _plain(path) from error
 
 
-def _variable(path: Path, name: str, axes: tuple[str, ...]) -> Array:
+def _variable(path: Path, name: str, axes: tuple[str, ...], most: int | None = None) -> Array:
+    """`most`: no more than so many of the first entries are needed."""
     import scipy.io
 
     present = variables(path)
@@ -48,6 +57,8 @@ def _variable(path: Path, name: str, axes: tuple[str, ...]) -> Array:
     if not isinstance(values, np.ndarray):
         raise ValueError(f"{where} is not an array of numbers.")
     check_numbers(where, values, axes)
+    if most is not None:
+        values = values[:most].copy()  # the rest of an array of gigabytes need not stay in memory
     return Array(where, values.shape, values.dtype, lambda start, stop: values[start:stop])
 
 
@@ -84,9 +95,64 @@ def _plain(path: Path) -> ValueError:
 
 
 def read_darcy(path: Path) -> Foreign:
-    """Coefficient and pressure of steady Darcy flow, one frame."""
+    """Coefficient and pressure of steady Darcy flow, one frame; all cases of one file."""
+    foreign = _darcy(path)
+    note = f"Training and test part come from this one file; the public split takes {TRAIN} and {TEST}, given together."
+    return replace(foreign, notes=(*foreign.notes, note))
+
+
+def read_darcy_pair(
+    paths: Sequence[Path], train: int = TASKS["darcy"].train, test: int = TASKS["darcy"].test
+) -> Foreign:
+    """The public split: the first `train` cases of the training file, then the first `test` of the test file."""
+    first, second, how = _in_order(paths)
+    tests, trains = _darcy(second, test), _darcy(first)
+    for path, part, count, there in ((first, "training", train, trains.count), (second, "test", test, tests.count)):
+        if there < count:
+            raise ValueError(
+                f"{path} has {there} cases, but the {part} part takes its first {count}; give the whole file."
+            )
+    one, two = (" × ".join(str(len(axis)) for axis in held.layout.coordinates) for held in (trains, tests))
+    if one != two:
+        raise ValueError(f"{first} has a grid of {one} but {second} one of {two}; give two files of one grid.")
+
+    def read(start: int, stop: int) -> np.ndarray:
+        parts = []
+        if start < train:
+            parts.append(trains.read(start, min(stop, train)))
+        if stop > train:
+            parts.append(tests.read(max(start - train, 0), stop - train))
+        return np.concatenate(parts)
+
+    split = (
+        f"{how}: trajectories 0 to {train - 1} are the first {train} cases of {first.name} and train, "
+        f"{train} to {train + test - 1} the first {test} of {second.name}, the test."
+    )
+    return Foreign(trains.layout, train + test, read, (*trains.notes, split), (first, second))
+
+
+def _in_order(paths: Sequence[Path]) -> tuple[Path, Path, str]:
+    """The training file, the test file, and how they were told apart."""
+    if len(paths) != 2:
+        raise ValueError(
+            f"{len(paths)} files of Darcy flow were given; give one, or two: {TRAIN} to train, {TEST} to test."
+        )
+    first, second = paths
+    if first.samefile(second):
+        raise ValueError(f"{first} was given twice; give the file to train, {TRAIN}, and the one to test, {TEST}.")
+    said = [re.findall(rf"(?:{TRAIN}|{TEST})(?!\d)", path.name.lower()) for path in paths]
+    if said[0] and said[0] == said[1]:
+        raise ValueError(f"{first} and {second} are both named {said[0][0]}; give {TRAIN} and {TEST}.")
+    if not any(said):
+        return first, second, "By the order in which they were given"
+    if said[0] == [TEST] or said[1] == [TRAIN]:
+        first, second = second, first
+    return first, second, "By their names"
+
+
+def _darcy(path: Path, most: int | None = None) -> Foreign:
     axes = ("count", "x", "y")
-    coefficient, pressure = _variable(path, "coeff", axes), _variable(path, "sol", axes)
+    coefficient, pressure = (_variable(path, name, axes, most) for name in ("coeff", "sol"))
     if coefficient.shape != pressure.shape:
         raise ValueError(f"{path} has coeff of shape {coefficient.shape} but sol of {pressure.shape}.")
     count, *grid = coefficient.shape

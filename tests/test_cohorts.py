@@ -1,0 +1,287 @@
+"""The paper's cohorts on stores with its numbers of test trajectories and frames, on small grids: which windows are
+evaluated and diagnosed, by hand-written lists, and that what was measured on one is not mixed with another."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sigmasolver.data.header import Header
+from sigmasolver.data.store import Writer, open_store
+from sigmasolver.data.windows import spread_evenly
+from sigmasolver.diagnose.records import read_findings, rows_file
+from sigmasolver.diagnose.run import diagnose_run
+from sigmasolver.evaluate import Request, evaluate_run, windows_of
+from sigmasolver.models import Options
+from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
+from sigmasolver.report.published import cohorts
+from sigmasolver.runs import Run, read_rows, replace_rows
+from sigmasolver.simulate.simulator import Layout
+from sigmasolver.tasks import COHORTS, TASKS, cohort_of
+from sigmasolver.train.job import train_run
+from sigmasolver.trained import recipe_in
+
+FRAMES = {"darcy": 1, "ns2d": 20, "kf2d": 320, "it3d": 20, "smoke3d": 20}
+TRAIN = 2
+"""Trajectories before the test part; the model is none of the matter."""
+FAST = Request(batch=100)
+STARTS = [0, 7, 14, 21, 28, 35, 42, 49, 56, 63, 70, 77, 84, 91, 98, 105, 112, 119, 126, 133]
+WINDOWS = {  # (trajectory of the test part, first frame of the thinned history)
+    ("rollout", "ns2d"): [(i, 0) for i in range(200)],
+    ("rollout", "kf2d"): [(i, start) for i in range(20) for start in STARTS],
+    ("rollout", "it3d"): [(i, 0) for i in range(20)],
+    ("rollout", "smoke3d"): [(i, 0) for i in range(20)],
+    ("decomposition", "ns2d"): [(i, 0) for i in range(200)],
+    ("decomposition", "kf2d"): [(i, start) for i in range(20) for start in STARTS],
+    ("decomposition", "it3d"): [(i, 0) for i in range(100)],
+    ("decomposition", "smoke3d"): [(i, 0) for i in range(200)],
+    ("corrections", "darcy"): [(0, 0), (100, 0), (199, 0)],
+    ("corrections", "ns2d"): [(0, 0), (100, 0), (199, 0)],
+    ("corrections", "kf2d"): [(0, 0), (10, 0), (19, 0)],
+    ("corrections", "it3d"): [(0, 0), (50, 0), (99, 0)],
+    ("corrections", "smoke3d"): [(0, 0), (100, 0), (199, 0)],
+}
+
+
+def trained(folder, name, test=None):
+    """A run of the task whose data have the published test trajectories and frames, on four points an axis."""
+    axes = len(TASKS[name].grid)
+    task = replace(TASKS[name], grid=(4,) * axes, space_stride=1, train=TRAIN, test=test or TASKS[name].test)
+    fields = tuple(dict.fromkeys((*task.inputs, *task.targets)))
+    random = np.random.default_rng(0)
+    shape = (TRAIN + task.test, FRAMES[name], *task.grid, len(fields))
+    values = (1 + 0.1 * random.standard_normal(shape).cumsum(1)).astype(np.float32)
+    axis, times = np.arange(4) / 4, np.arange(float(FRAMES[name]))
+    layout = Layout(fields, ("1",) * len(fields), ("periodic",) * axes, (axis,) * axes, times)
+    with Writer(folder / "data.h5", Header(layout, "test", {}), len(values)) as writer:
+        writer.append(values)
+    model = ModelRecipe(width=8, depth=1, heads=1, slices=2, modes=1, options=Options())
+    run = Run(folder / f"{name}-run")
+    train_run(Recipe(task, model, TrainRecipe(updates=1, batch=1, validation=0.0, checks=0)), folder / "data.h5", run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    made = {}
+
+    def run(name):
+        if name not in made:
+            made[name] = trained(tmp_path_factory.mktemp(name), name)
+        return made[name]
+
+    return run
+
+
+@pytest.fixture
+def run(runs):
+    """NS2D without records."""
+    one = runs("ns2d")
+    one.records.unlink(missing_ok=True)
+    for path in (one.path / "diagnose").glob("*"):
+        path.unlink()
+    return one
+
+
+def rows_by_hand(task, pairs):
+    """As `Windows.rows` tells them, in stored frames."""
+    step, history, horizon = task.time_stride, task.history, task.horizon
+    if task.steady:
+        return [(TRAIN + i, 0, 0, 0) for i, _ in pairs]
+    return [
+        (TRAIN + i, step * s, step * (s + history), step * (s + history + horizon - 1)) for i, s in pairs
+    ]  # fmt: skip
+
+
+def persistence(run, pairs):
+    """relative_l2 of the first field for the last given frame, mean over these windows, from the raw file."""
+    task, errors = recipe_in(run).task, []
+    with open_store(run.path.parent / "data.h5") as store:
+        for i, s in pairs:
+            frames = np.asarray(store[TRAIN + i], np.float64)[:: task.time_stride, ..., 0]
+            true = frames[s + task.history : s + task.history + task.horizon]
+            still = frames[s + task.history - 1]
+            errors.append(np.linalg.norm(still - true) / np.linalg.norm(true))
+    return float(np.mean(errors)), float(np.std(errors, ddof=1))
+
+
+def of(rows, metric, model, field):
+    (found,) = [
+        row for row in rows if (row["metric"], row["model"], row["field"], row["lead"]) == (metric, model, field, None)
+    ]
+    return found
+
+
+def test_the_table_is_the_papers():
+    """app:rollout-comparison and tab:decomposition-cohort; three cases of each task with a correction profile."""
+    sizes = {name: {task: len(cohort) for task, cohort in tasks.items()} for name, tasks in COHORTS.items()}
+    assert sizes["rollout"] == {"ns2d": 200, "kf2d": 400, "it3d": 20, "smoke3d": 20}
+    assert sizes["decomposition"] == {task: printed.samples for task, printed in cohorts().items()}
+    assert sizes["corrections"] == dict.fromkeys(("darcy", "ns2d", "kf2d", "it3d", "smoke3d"), 3)
+    assert {(name, task) for name, tasks in COHORTS.items() for task in tasks} == set(WINDOWS)
+    for name, tasks in COHORTS.items():
+        for task in tasks:
+            assert max(cohort_of(name, task).trajectories) < TASKS[task].test
+
+
+def test_twenty_starts_fill_the_134_of_a_kolmogorov_sequence():
+    """The stride is the largest with which twenty starts fit, and the last of them is the last start there is."""
+    assert TASKS["kf2d"].starts == 134 and list(range(0, 134, 7)) == STARTS and STARTS[-1] == 133
+
+
+@pytest.mark.parametrize(("name", "task"), WINDOWS)
+def test_windows_are_those_of_the_list(runs, name, task):
+    run, pairs = runs(task), WINDOWS[name, task]
+    recipe = recipe_in(run)
+    with open_store(run.path.parent / "data.h5") as store:
+        windows = windows_of(run, recipe, store, Request(cohort=name))
+        assert [tuple(row) for row in windows.rows()] == rows_by_hand(recipe.task, pairs)
+        picked = [0, len(pairs) // 2, len(pairs) - 1]
+        history, _ = windows.batch(picked)
+        for one, (i, s) in zip(history, (pairs[number] for number in picked), strict=True):
+            frames = store[TRAIN + i][:: recipe.task.time_stride]
+            np.testing.assert_array_equal(one, frames[s : s + recipe.task.history, ..., : one.shape[-1]])
+
+
+@pytest.mark.parametrize("task", ["kf2d", "it3d"])
+def test_the_measured_numbers_are_those_of_the_listed_windows(runs, task):
+    rows = evaluate_run(runs(task), Request(cohort="rollout", batch=100))
+    pairs = WINDOWS["rollout", task]
+    found = of(rows, "relative_l2", "persistence", TASKS[task].targets[0])
+    assert (found["value"], found["deviation"]) == pytest.approx(persistence(runs(task), pairs), rel=1e-6)
+    assert {(row["cohort"], row["windows"]) for row in rows} == {("rollout", len(pairs))}
+    other = evaluate_run(runs(task), Request(windows=len(pairs), batch=100))
+    assert of(other, "relative_l2", "persistence", TASKS[task].targets[0])["value"] != found["value"]
+    assert {(row["cohort"], row["windows"]) for row in other} == {(None, len(pairs))}
+
+
+def test_a_cohort_of_all_windows_gives_the_numbers_of_no_cohort(run):
+    """NS2D: 200 test trajectories with one start each."""
+    whole, cohort = evaluate_run(run, FAST), evaluate_run(run, replace(FAST, cohort="rollout"))
+    assert [{**row, "cohort": None} for row in cohort] == whole and {row["windows"] for row in whole} == {200}
+    assert evaluate_run(run, FAST) == whole and evaluate_run(run, replace(FAST, cohort="rollout")) == cohort
+    assert read_rows(run.records) == [*whole, *cohort]
+    alone = diagnose_run(run, ["decomposition"], FAST)["decomposition"]
+    shared = diagnose_run(run, ["decomposition"], replace(FAST, cohort="decomposition"))["decomposition"]
+    assert {row["cohort"] for row in shared.rows} == {"decomposition"}
+    without = ("cohort", "arrays")
+    assert [{k: v for k, v in row.items() if k not in without} for row in shared.rows] == [
+        {k: v for k, v in row.items() if k not in without} for row in alone.rows
+    ]
+    for key, values in alone.arrays.items():
+        np.testing.assert_array_equal(shared.arrays[key], values)
+
+
+def test_a_decomposition_holds_the_energies_of_the_listed_windows(runs):
+    run, request = runs("kf2d"), Request(cohort="decomposition", batch=100)
+    found = diagnose_run(run, ["decomposition"], request)["decomposition"]
+    true = []
+    with open_store(run.path.parent / "data.h5") as store:
+        whole = np.asarray(store[TRAIN:], np.float64)[:, ::2, ..., 0]
+    for i, start in WINDOWS["decomposition", "kf2d"]:
+        true.append((whole[i, start + 10 : start + 26] ** 2).sum((1, 2)))
+    np.testing.assert_allclose(found.arrays["truth"][..., -1], true, rtol=1e-5)
+    assert {row["windows"] for row in found.rows} == {400}
+
+
+def test_three_cases_are_those_that_corrections_take_of_all_windows(run):
+    fixed = diagnose_run(run, ["corrections"], Request(cohort="corrections"))["corrections"]
+    whole = diagnose_run(run, ["corrections"])["corrections"]
+    assert spread_evenly(200, 3).tolist() == [0, 100, 199]
+    ratios = [
+        [row["value"] for row in found.rows if row["metric"] == "correction_ratio"] for found in (fixed, whole)
+    ]  # fmt: skip
+    assert len(set(ratios[0])) >= 4 and ratios[0] == ratios[1]  # three cases that differ, and their mean
+
+
+def test_records_that_do_not_say_a_cohort_have_none(run):
+    old = [{key: one for key, one in row.items() if key != "cohort"} for row in evaluate_run(run, FAST)]
+    replace_rows(run.records, old)
+    assert evaluate_run(run, FAST) == old == read_rows(run.records)
+    diagnose_run(run, ["decomposition"], FAST)
+    file = rows_file(run, "decomposition")
+    replace_rows(file, [{k: v for k, v in row.items() if k != "cohort"} for row in read_rows(file)])
+    before = file.read_bytes()
+    diagnose_run(run, ["decomposition"], FAST)
+    assert file.read_bytes() == before
+    diagnose_run(run, ["decomposition"], replace(FAST, cohort="decomposition"))
+    assert read_findings(run, "decomposition").rows[0]["cohort"] == "decomposition"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"cohort": "roll"}, 'There is no cohort "roll"; near names: rollout'),
+        ({"cohort": "rollout", "windows": 3}, "give either --windows or --cohort"),
+        ({"cohort": "rollout", "part": "train"}, "of the test part, not of the train part"),
+        ({"cohort": "rollout", "horizon": 11}, "A window needs 21 frames"),
+    ],
+)
+def test_mistakes_are_one_sentence(run, words, says):
+    with pytest.raises(ValueError, match=says) as caught:
+        evaluate_run(run, Request(**words))
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".") and not run.records.exists()
+
+
+def test_too_little_data_and_tasks_without_the_cohort_are_told(tmp_path, runs):
+    small = trained(tmp_path, "ns2d", test=5)
+    with pytest.raises(ValueError, match="rollout of ns2d needs 200 test trajectories, but there are 5; take more"):
+        evaluate_run(small, Request(cohort="rollout"))
+    with pytest.raises(ValueError, match="decomposition of ns2d needs 200 test trajectories, but there are 5"):
+        diagnose_run(small, ["decomposition"], Request(cohort="decomposition"))
+    with pytest.raises(ValueError, match="rollout is defined for ns2d, kf2d, it3d, smoke3d, not for darcy"):
+        evaluate_run(runs("darcy"), Request(cohort="rollout"))
+    with pytest.raises(ValueError, match="20 windows per trajectory were asked for, but only 19 fit"):
+        evaluate_run(runs("kf2d"), Request(cohort="rollout", horizon=18))
+
+
+# --- the commands
+
+
+def test_the_commands_take_a_cohort_and_tell_it(call, run, tmp_path):
+    code, out, err = call("evaluate", run.path, "--cohort", "rollout", "--batch", 50, "--device", "cpu")
+    assert code == 0 and "200 windows of the test part, cohort rollout" in out, err
+    words = ("--only", "decomposition", "--cohort", "decomposition", "--batch", 50, "--device", "cpu")
+    code, out, err = call("diagnose", run.path, *words)
+    assert code == 0 and "lead 10, 200 windows of the test part, cohort decomposition" in out, err
+    for figure in ("rollout", "decomposition"):
+        code, _, err = call("figure", figure, run.path, "--out", tmp_path)
+        assert code == 0 and (tmp_path / f"{figure}.pdf").exists(), err
+    code, out, _ = call("table", "cohorts", run.path)
+    assert code == 0 and "| NS2D | 200 | 200 | 1 | 1 | 10 | 10 | decomposition |" in out
+    code, out, err = call("evaluate", run.path, "--cohort", "rollout", "--windows", 3)
+    assert code == 2 and not out and "give either --windows or --cohort" in err and err.count("\n") == 1
+
+
+def test_the_windows_of_a_cohort_are_listed(call, runs):
+    data = runs("kf2d").path.parent / "data.h5"
+    small = ("--set", "task.train=2", "--set", "task.space_stride=1", "--set", "train.validation=0")
+    code, out, err = call("windows", "kf2d", "--data", data, "--part", "test", "--cohort", "rollout", *small)
+    assert code == 0 and "400 windows, 20 in each of 20 trajectories" in err
+    lines = [tuple(map(int, line.split("\t"))) for line in out.splitlines()[1:]]
+    assert lines == rows_by_hand(TASKS["kf2d"], WINDOWS["rollout", "kf2d"])
+    code, _, err = call("windows", "kf2d", "--data", data, "--cohort", "rollout", *small)
+    assert code == 2 and "add --part test" in err
+
+
+def test_runs_of_different_cohorts_are_not_joined(call, run, tmp_path):
+    shutil.copytree(run.path, tmp_path / "other")
+    evaluate_run(run, Request(cohort="rollout", batch=50))
+    evaluate_run(Run(tmp_path / "other"), Request(batch=50))
+    both = (run.path, tmp_path / "other")
+    for words in (("figure", "rollout"), ("table", "main")):
+        code, _, err = call(*words, *both, *(("--out", tmp_path) if words[0] == "figure" else ()))
+        assert code == 2 and err.count("\n") == 1
+        assert "ns2d-run was measured with cohort rollout and other with cohort none, so they cannot" in err
+    evaluate_run(run, Request(batch=50))
+    code, _, err = call("figure", "rollout", *both, "--out", tmp_path)
+    assert code == 2 and "measured with the cohorts rollout and none; choose one with --where cohort=rollout" in err
+    code, _, err = call("figure", "rollout", *both, "--out", tmp_path, "--where", "cohort=none")
+    assert code == 0, err
+    code, _, err = call("figure", "rollout", run.path, "--out", tmp_path, "--where", "cohort=rollout")
+    assert code == 0, err
+    forced = Run(tmp_path / "other")  # evaluated freely without a cohort above
+    evaluate_run(forced, Request(protocol="teacher-forced", cohort="rollout", batch=50))
+    code, _, err = call("figure", "teacher-forcing", forced.path, "--out", tmp_path)
+    assert code == 2 and "other was measured with the cohorts none and rollout; choose one" in err

@@ -68,6 +68,8 @@ class TrainRecipe:
     clip: float | None = None
     """Largest norm of all gradients together; None: no clipping."""
     objective: str = "direct"
+    accumulate: bool = False
+    """Teacher forcing as single-frame passes with accumulated gradients: the same update, less memory, more time."""
     calls: int = 1
     """Model calls of a pushforward; the last one learns."""
     push_after: int = 0
@@ -105,6 +107,11 @@ class TrainRecipe:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0.")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed is {self.seed}; it must be a whole number from 0 to 2^63 - 1.")
+        if self.accumulate and self.objective != "teacher_forced":
+            raise ValueError(
+                f"accumulate is for the objective teacher_forced, and this one is {self.objective}; "
+                "set accumulate to false."
+            )
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"clip is {self.clip}; it must be positive, or none for no clipping.")
         if not 0 <= self.validation < 1:

@@ -19,7 +19,7 @@ from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run
 from sigmasolver.train.engine import Place
 from sigmasolver.train.loop import Data, Plan, Progress, train
-from sigmasolver.trained import build, data_of, read_normalisers, recipe_in, write_normalisers
+from sigmasolver.trained import begin, build, data_of, read_normalisers, recipe_in, write_normalisers
 
 __all__ = ["lies_on", "memory_of", "resume_run", "train_run"]
 
@@ -83,7 +83,7 @@ def _open(recipe: Recipe, training: Windows, store: Reader, parts: Split, run: R
     if not known:
         _refuse_moving(recipe, training)
     build(recipe, inputs, targets)
-    run.start(recipe.to_plain())
+    begin(run, recipe)
     _bind(run, store, parts)
     if not known:
         write_normalisers(run, inputs, targets, store.fingerprint)

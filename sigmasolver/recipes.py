@@ -241,16 +241,19 @@ ABLATIONS = (
     "transolver-sigma", "no-physical", "no-spectral", "physical-then-spectral", "spectral-then-physical", "no-context",
     "grouped-mixing", "slice-replace",
 )  # fmt: skip
+EFFICIENCY = ("transolver-sigma", "transolver")
+"""The models of tab:efficiency-settings that are built."""
 SUITES: dict[str, Callable[[], dict[str, Recipe]]] = {
     "main": lambda: _each((task.name for task in (*CANONICAL, *REALPDEBENCH, *REALM)), ("transolver-sigma",)),
     "counterparts": lambda: _each(("ns2d", "kf2d", "it3d", "smoke3d"), ("transolver-sigma", "physolver", "specsolver")),
     "ablations": lambda: _each(("darcy", "ns2d", "smoke3d"), ABLATIONS),
     "slice-updates": lambda: _each(("darcy", "ns2d"), ("transolver", "transolver-keep", "linearno", "transolver-srpa")),
     "scaling": lambda: _scaling(),
+    "efficiency": lambda: _efficiency(),
 }
 """The paper's tables and figures as sets of trainings, by name of the run: tab:pde-main-results with
 tab:realpdebench-results and tab:realm-results, fig:rollout-comparison, tab:ablation-components,
-tab:slice-attention-analysis, fig:darcy-scaling."""
+tab:slice-attention-analysis, fig:darcy-scaling, app:efficiency-measurements."""
 
 
 def suite_of(name: str) -> dict[str, Recipe]:
@@ -292,4 +295,17 @@ def _scaling() -> dict[str, Recipe]:
             )
             for width in (32, 64, 128, 192, 256)
         },
+    }
+
+
+def _efficiency() -> dict[str, Recipe]:
+    """One epoch of the workloads whose training costs are measured; they are not those of the accuracy tables."""
+    workloads = {
+        "ns2d": TrainRecipe(epochs=1, batch=2, objective="teacher_forced", accumulate=True, validation=0.0),
+        "kf2d": TrainRecipe(epochs=1, batch=2, peak=5e-4, weight_decay=1e-4, validation=0.0),
+    }
+    return {
+        f"{task}-efficiency-{model}": replace(recipe_of(task, model), train=train)
+        for task, train in workloads.items()
+        for model in EFFICIENCY
     }

@@ -127,7 +127,7 @@ def test_a_pushforward_that_starts_late_happens_at_every_third_step():
 
 def test_suites_are_the_papers_tables():
     counts = {"main": 11 * 3, "counterparts": 4 * 3 * 3, "ablations": 3 * 8 * 3, "slice-updates": 2 * 4 * 3}
-    assert {name: len(suite_of(name)) for name in SUITES} == counts | {"scaling": 15}
+    assert {name: len(suite_of(name)) for name in SUITES} == counts | {"scaling": 15, "efficiency": 4}
     for suite in counts:
         for name, recipe in suite_of(suite).items():
             assert name == f"{recipe.task.name}-{recipe.model.name}-{recipe.train.seed}"

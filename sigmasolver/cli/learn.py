@@ -81,7 +81,7 @@ def train(
 
 @app.command()
 def suite(
-    name: Annotated[str, typer.Argument(help="main, counterparts, ablations, slice-updates or scaling.")],
+    name: Annotated[str, typer.Argument(help="main, counterparts, ablations, slice-updates, scaling or efficiency.")],
     data: Annotated[Path | None, typer.Option(help="A folder with one store for each task: ns2d.h5, ...")] = None,
     out: Annotated[Path, typer.Option(help="The folder that holds the runs.")] = Path("runs"),
     only: Annotated[str | None, typer.Option(help="Only runs whose name matches, such as 'ns2d-*-42'.")] = None,

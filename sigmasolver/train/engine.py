@@ -226,7 +226,7 @@ class Stepper:
         autocast = torch.autocast(
             self.device.type, dtype=torch.bfloat16, enabled=plan.precision == "bf16", cache_enabled=cache
         )
-        losses = []
+        losses: list[torch.Tensor] = []
         with passes or nullcontext():
             for part in parts:
                 with self._synchronised(last=len(losses) + 1 == len(parts)):

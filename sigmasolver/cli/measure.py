@@ -58,8 +58,8 @@ def measure(
 def _say(found: Mapping[str, Findings]) -> None:
     table = Table("task", box=SIMPLE_HEAD)
     table.add_column("model", no_wrap=True)
-    for label in ("parameters MB", "s per epoch", "timed updates", "peak MB"):
-        table.add_column(label, justify="right")
+    for label in ("parameters MB", "s per epoch", "timed", "peak MB"):
+        table.add_column(label, justify="right", no_wrap=label != "parameters MB")
     for findings in found.values():
         values = {row["metric"]: row["value"] for row in findings.rows}
         (epoch,) = (row for row in findings.rows if row["metric"] == "seconds_per_epoch")
@@ -74,5 +74,8 @@ def _say(found: Mapping[str, Findings]) -> None:
         )
     console().print(table)
     facts = next(iter(found.values())).rows[0]
+    console().print(
+        "  timed: updates of an epoch that each process made; peak memory is that of one update", soft_wrap=True
+    )
     how = f"{facts['rounds']} processes each, {facts['operations']} operations, {facts['precision']}, eager"
     console().print(f"  {facts['machine']}, torch {facts['torch']}; {how}", soft_wrap=True)

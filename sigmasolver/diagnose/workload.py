@@ -47,6 +47,8 @@ from sigmasolver.version import __version__
 __all__ = ["Protocol", "Timing", "measure", "time_epoch"]
 
 NAME = "efficiency"
+AT_ONCE = 32
+"""Random trajectories that are written together."""
 FITTED = 2
 """Trajectories that a normaliser is fitted on: its values do not change the cost."""
 
@@ -167,8 +169,8 @@ def _store(recipe: Recipe, data: Path | None, scratch: Path) -> tuple[Recipe, Pa
     if not path.exists():
         source = Noise(task, task.train + task.validation + task.test, frames_of(recipe)[0])
         with Writer(path, source.header, len(source)) as writer:
-            for index in range(len(source)):
-                writer.append(source[index][None].numpy())
+            for some in torch.arange(len(source)).split(AT_ONCE):
+                writer.append(torch.stack([source[int(index)] for index in some]).numpy())
     return replace(recipe, task=task), path
 
 

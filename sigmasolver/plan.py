@@ -18,11 +18,10 @@ import torch
 from sigmasolver.data.windows import Windows
 from sigmasolver.models import build_solver
 from sigmasolver.recipes import Recipe, changed
-from sigmasolver.simulate import SIMULATORS
 from sigmasolver.train.engine import Place
 from sigmasolver.train.job import lies_on, memory_of
 from sigmasolver.train.loop import Plan
-from sigmasolver.train.rehearsal import Cost, Noise, cost_of
+from sigmasolver.train.rehearsal import Cost, Noise, cost_of, frames_of
 
 __all__ = ["MARGIN", "Prediction", "advise", "on_grid", "predict", "probe_grids"]
 
@@ -172,19 +171,12 @@ def _extrapolated(probed: dict[tuple[int, ...], Cost], points: int) -> Cost:
 
 
 def _windows(recipe: Recipe) -> tuple[Windows, bool]:
-    """All training windows (their values would be drawn only when asked for), and whether their number is known.
-
-    A trajectory has the frames of the task's simulator; without one, as few as training and evaluation can do with.
-    """
+    """All training windows (their values would be drawn only when asked for), and whether their number is known."""
+    frames, known = frames_of(recipe)
     task = replace(recipe.task, space_stride=1, time_stride=1)
     whole = replace(recipe, task=task)
-    specs = (whole.training_windows(), whole.evaluation_windows())
-    least = max(spec.span + ((spec.starts or 1) - 1) * spec.stride for spec in specs)
-    simulator = SIMULATORS.get(task.name)
-    stored = 0 if simulator is None else -(-len(simulator.layout.times) // recipe.task.time_stride)
-    parts = whole.split(task.train + task.validation + task.test)
-    source = Noise(task, len(parts.train), max(stored, least))
-    return Windows(source, range(len(source)), specs[0]), stored >= least
+    source = Noise(task, len(whole.split(task.train + task.validation + task.test).train), frames)
+    return Windows(source, range(len(source)), whole.training_windows()), known
 
 
 def _skeleton(recipe: Recipe) -> torch.nn.Module:

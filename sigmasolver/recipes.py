@@ -68,6 +68,8 @@ class TrainRecipe:
     clip: float | None = None
     """Largest norm of all gradients together; None: no clipping."""
     objective: str = "direct"
+    accumulate: bool = False
+    """Teacher forcing as single-frame passes with accumulated gradients: the same update, less memory, more time."""
     calls: int = 1
     """Model calls of a pushforward; the last one learns."""
     push_after: int = 0
@@ -105,6 +107,11 @@ class TrainRecipe:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0.")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed is {self.seed}; it must be a whole number from 0 to 2^63 - 1.")
+        if self.accumulate and self.objective != "teacher_forced":
+            raise ValueError(
+                f"accumulate is for the objective teacher_forced, and this one is {self.objective}; "
+                "set accumulate to false."
+            )
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"clip is {self.clip}; it must be positive, or none for no clipping.")
         if not 0 <= self.validation < 1:
@@ -259,6 +266,8 @@ ABLATIONS = (
 COUNTERPARTS = ("physolver", "specsolver")
 DYNAMIC = ("ns2d", "kf2d", "it3d", "smoke3d")
 SLICE_UPDATES = ("transolver", "transolver-keep", "linearno", "transolver-srpa")
+EFFICIENCY = ("transolver-sigma", "transolver")
+"""The models of tab:efficiency-settings that are built."""
 SUITES: dict[str, Callable[[], dict[str, Recipe]]] = {
     "main": lambda: _each((task.name for task in (*CANONICAL, *REALPDEBENCH, *REALM)), ("transolver-sigma",)),
     "counterparts": lambda: _each(DYNAMIC, ("transolver-sigma", *COUNTERPARTS)),
@@ -268,12 +277,13 @@ SUITES: dict[str, Callable[[], dict[str, Recipe]]] = {
     "ablations": lambda: _each(("darcy", "ns2d", "smoke3d"), ABLATIONS),
     "slice-updates": lambda: _each(("darcy", "ns2d"), SLICE_UPDATES),
     "scaling": lambda: _scaling(),
+    "efficiency": lambda: _efficiency(),
     "ledger": lambda: _ledger(),
 }
 """The paper's tables and figures as sets of trainings, by name of the run: tab:pde-main-results with
 tab:realpdebench-results and tab:realm-results, fig:rollout-comparison (counterparts at full width, and at the width
-nearest to the parameters of Transolver-σ), tab:ablation-components, tab:slice-attention-analysis, fig:darcy-scaling.
-The ledger holds the trainings at the paper's budgets in the order in which they are run."""
+nearest to the parameters of Transolver-σ), tab:ablation-components, tab:slice-attention-analysis, fig:darcy-scaling,
+app:efficiency-measurements. The ledger holds the trainings at the paper's budgets in the order in which they are run."""
 
 
 def suite_of(name: str) -> dict[str, Recipe]:
@@ -346,4 +356,17 @@ def _scaling() -> dict[str, Recipe]:
             )
             for width in (32, 64, 128, 192, 256)
         },
+    }
+
+
+def _efficiency() -> dict[str, Recipe]:
+    """One epoch of the workloads whose training costs are measured; they are not those of the accuracy tables."""
+    workloads = {
+        "ns2d": replace(_PAPER, epochs=1, batch=2, objective="teacher_forced", accumulate=True),
+        "kf2d": replace(_PAPER, epochs=1, batch=2, peak=5e-4, weight_decay=1e-4),
+    }
+    return {
+        f"{task}-efficiency-{model}": replace(recipe_of(task, model), train=train)
+        for task, train in workloads.items()
+        for model in EFFICIENCY
     }

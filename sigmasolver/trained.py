@@ -13,7 +13,7 @@ from sigmasolver.models import build_solver
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_tensors, write_tensors
 
-__all__ = ["build", "data_of", "load", "read_normalisers", "recipe_in", "save", "write_normalisers"]
+__all__ = ["begin", "build", "data_of", "load", "read_normalisers", "recipe_in", "save", "write_normalisers"]
 
 
 def build(recipe: Recipe, inputs: Normaliser, targets: Normaliser) -> Forecaster:
@@ -29,6 +29,12 @@ def recipe_in(run: Run) -> Recipe:
         return Recipe.from_plain(run.recipe())
     except ValueError as error:
         raise ValueError(f"The recipe of {run.path} cannot be used: {error}") from None
+
+
+def begin(run: Run, recipe: Recipe) -> None:
+    """Write the recipe, or make sure that the folder holds this one; a setting that its file lacks has its default."""
+    if not (run.path / "recipe.json").exists() or recipe_in(run) != recipe:
+        run.start(recipe.to_plain())
 
 
 def data_of(run: Run) -> Path:

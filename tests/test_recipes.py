@@ -161,7 +161,7 @@ def test_a_pushforward_that_starts_late_happens_at_every_third_step():
 
 def test_suites_are_the_papers_tables():
     counts = {"main": 11 * 3, "counterparts": 4 * 3 * 3, "ablations": 3 * 8 * 3, "slice-updates": 2 * 4 * 3}
-    others = {"counterparts-matched": 4 * 3 * 3, "scaling": 15, "ledger": 30}
+    others = {"counterparts-matched": 4 * 3 * 3, "scaling": 15, "efficiency": 4, "ledger": 30}
     assert {name: len(suite_of(name)) for name in SUITES} == counts | others
     for suite in counts:
         for name, recipe in suite_of(suite).items():

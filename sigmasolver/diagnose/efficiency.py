@@ -1,4 +1,4 @@
-"""What a model costs: storage, memory and time of its training, time of a forecast (app:efficiency-measurements).
+"""What a model costs: storage, memory and time of its training, time of a forecast.
 
 Storage is that of the parameter tensors, frozen and complex ones counted, in decimal MB; buffers are told apart. The
 training is the recipe's own update in float32 without TF32, eager, on the run's training windows, with a copy of the
@@ -8,13 +8,15 @@ deviation. An epoch that would take longer than `LIMIT` seconds is timed in part
 `updates_per_epoch` were made. Peak memory is the most that tensors held in an update (parameters, gradients, optimiser
 states, activations) without the training windows: told by the allocator on a GPU, counted on a CPU as
 `train.rehearsal` does.
+
+The paper measures other workloads, in independent processes (app:efficiency-measurements): see `diagnose.workload`.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from statistics import mean, median, stdev
@@ -24,14 +26,27 @@ from torch import nn
 
 from sigmasolver.data.windows import Resident, Windows
 from sigmasolver.diagnose.subject import Findings, Subject
+from sigmasolver.forecast import Forecaster
 from sigmasolver.models.solver import Solver
 from sigmasolver.parallel import World
+from sigmasolver.recipes import Recipe
 from sigmasolver.train.engine import Place, Stepper
 from sigmasolver.train.job import lies_on, memory_of
 from sigmasolver.train.loop import Plan
 from sigmasolver.train.rehearsal import Alive
 
-__all__ = ["efficiency", "parameter_bytes", "parameters_of", "position_bytes", "rounds_of"]
+__all__ = [
+    "WARM_UP",
+    "Updates",
+    "add_epochs",
+    "add_storage",
+    "efficiency",
+    "parameter_bytes",
+    "parameters_of",
+    "peak_bytes",
+    "position_bytes",
+    "rounds_of",
+]
 
 WARM_UP, ROUNDS = 20, 3
 LIMIT = 20.0
@@ -47,16 +62,30 @@ def efficiency(subject: Subject) -> Findings:
     `peak_megabytes`."""
     model = subject.forecaster.model
     findings = Findings()
-    findings.add("parameters", parameters_of(model))
-    findings.add("parameter_megabytes", parameter_bytes(model) / 1e6)
-    findings.add("buffer_megabytes", sum(one.nbytes for one in model.buffers()) / 1e6)
-    position = position_bytes(model, subject.windows.grid)
-    if position is not None:
-        findings.add("position_megabytes", position / 1e6)
+    add_storage(findings, model, subject.windows.grid)
     findings.add("inference_milliseconds", 1e3 * _seconds_per_call(subject))
     if subject.training is not None and _trains(model):
         _add_training(findings, subject, subject.training)
     return findings
+
+
+def add_storage(findings: Findings, model: nn.Module, grid: tuple[int, ...]) -> None:
+    """What the model stores: parameters, buffers, and the positions that it reads on this grid."""
+    findings.add("parameters", parameters_of(model))
+    findings.add("parameter_megabytes", parameter_bytes(model) / 1e6)
+    findings.add("buffer_megabytes", sum(one.nbytes for one in model.buffers()) / 1e6)
+    position = position_bytes(model, grid)
+    if position is not None:
+        findings.add("position_megabytes", position / 1e6)
+
+
+def add_epochs(findings: Findings, updates: Sequence[float], per_epoch: int, timed: int) -> None:
+    """Mean and sample deviation of an epoch, from the seconds of one update in repeated timings."""
+    epochs = [one * per_epoch for one in updates]
+    findings.add("seconds_per_epoch", mean(epochs), stdev(epochs) if len(epochs) > 1 else None)
+    findings.add("updates_per_second", 1 / mean(updates))
+    findings.add("updates_per_epoch", per_epoch)
+    findings.add("timed_updates", timed)
 
 
 def _trains(model: nn.Module) -> bool:
@@ -97,33 +126,32 @@ def _seconds_per_call(subject: Subject) -> float:
 def _add_training(findings: Findings, subject: Subject, training: Windows) -> None:
     device = subject.device
     windows = training.resident(device) if lies_on(training, device, memory_of(device)) else training
-    updates = _Updates(subject, windows)
-    findings.add("peak_megabytes", _peak_bytes(updates, windows) / 1e6)
+    recipe = replace(subject.recipe, train=replace(subject.recipe.train, precision="float32"))
+    # A copy, and a rate of zero: it costs the same and keeps the weights. On the CPU, so that its memory is counted.
+    forecaster = subject.forecaster.around(copy.deepcopy(subject.forecaster.model).float().cpu())
+    updates = Updates(recipe, forecaster, windows, device, 0.0, ROUNDS)
+    findings.add("peak_megabytes", peak_bytes(updates, windows) / 1e6)
     first = _seconds(updates.make, 1, device)
     for _ in range(min(WARM_UP, int(LIMIT / first))):
         updates.make()
     count, rounds = rounds_of(updates.make, updates.per_epoch, device, subject.tick)
-    epochs = [one * updates.per_epoch for one in rounds]
-    findings.add("seconds_per_epoch", mean(epochs), stdev(epochs))
-    findings.add("updates_per_second", 1 / mean(rounds))
-    findings.add("updates_per_epoch", updates.per_epoch)
-    findings.add("timed_updates", count)
+    add_epochs(findings, rounds, updates.per_epoch, count)
 
 
-class _Updates:
-    """One update of the recipe after another, on a copy of the model that does not change."""
+class Updates:
+    """One update of a recipe after another, at a constant learning rate: enough of them to time so many epochs."""
 
-    def __init__(self, subject: Subject, windows: Windows) -> None:
-        device = subject.device
+    def __init__(
+        self, recipe: Recipe, forecaster: Forecaster, windows: Windows, device: torch.device, rate: float, epochs: int
+    ) -> None:
         self.before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-        recipe = replace(subject.recipe, train=replace(subject.recipe.train, precision="float32"))
         plan = Plan(recipe, windows)
         self.per_epoch = plan.per_epoch
-        model = copy.deepcopy(subject.forecaster.model).float().train()
-        most = 2 + 1 + WARM_UP + 1 + ROUNDS * self.per_epoch  # memory, first, warm-up, first, rounds
-        rates = torch.zeros(most)  # a rate of zero costs the same and keeps the weights
+        most = 2 + 1 + WARM_UP + 1 + epochs * self.per_epoch  # memory, first, warm-up, first, rounds
+        forecaster = forecaster.to(device)
+        forecaster.model.train()
         place = Place(World(device=device))
-        self.stepper = Stepper(recipe, subject.forecaster.around(model), windows, plan.members, rates, place)
+        self.stepper = Stepper(recipe, forecaster, windows, plan.members, torch.full((most,), rate), place)
         self.done = 0
 
     def make(self) -> None:
@@ -131,8 +159,8 @@ class _Updates:
         self.done += 1
 
 
-def _peak_bytes(updates: _Updates, windows: Windows) -> float:
-    """The most that tensors hold at one time in an update, without the training windows."""
+def peak_bytes(updates: Updates, windows: Windows) -> float:
+    """The most that tensors hold at one time in an update, without training windows that lie on the device."""
     held = windows.values if isinstance(windows, Resident) else torch.zeros(0)
     device = updates.stepper.device
     if device.type == "cuda":
@@ -147,17 +175,23 @@ def _peak_bytes(updates: _Updates, windows: Windows) -> float:
 
 
 def rounds_of(
-    update: Callable[[], None], per_epoch: int, device: torch.device, tick: Callable[[int, int], None] | None = None
+    update: Callable[[], None],
+    per_epoch: int,
+    device: torch.device,
+    tick: Callable[[int, int], None] | None = None,
+    rounds: int = ROUNDS,
+    limit: float | None = LIMIT,
 ) -> tuple[int, list[float]]:
     """How many updates a round has, and the seconds of one update in each round: whole epochs where they fit."""
-    first = _seconds(update, 1, device)
-    count = max(1, min(per_epoch, int(LIMIT / first)))
-    rounds = []
-    for number in range(ROUNDS):
-        rounds.append(_seconds(update, count, device) / count)
+    count = per_epoch
+    if limit is not None:
+        count = max(1, min(per_epoch, int(limit / _seconds(update, 1, device))))
+    taken = []
+    for number in range(rounds):
+        taken.append(_seconds(update, count, device) / count)
         if tick is not None:
-            tick(number + 1, ROUNDS)
-    return count, rounds
+            tick(number + 1, rounds)
+    return count, taken
 
 
 def _seconds(work: Callable[[], object], count: int, device: torch.device) -> float:

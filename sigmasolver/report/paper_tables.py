@@ -255,7 +255,8 @@ def efficiency_table(rows: Rows) -> Table:
     """Storage, time and memory of every task and model; the paper prints only some of them."""
     held = {(row["task"], row["model"], row["metric"]): row for row in named_apart(select(rows, EFFICIENCY))}
     printed = numbers()
-    pairs = in_order((task, model) for task, model, _ in [*printed, *held])
+    tasks = in_order(task for task, _, _ in [*printed, *held])
+    pairs = in_order((task, model) for task in tasks for one, model, _ in [*printed, *held] if one == task)
     lines, scores = [], []
     for task, model in pairs:
         found = [held.get((task, model, metric)) for metric in COSTS]
@@ -272,7 +273,7 @@ def efficiency_table(rows: Rows) -> Table:
     bold = {
         (line, 3 + 2 * place)
         for place in range(len(COSTS))
-        for task in in_order(task for task, _ in pairs)
+        for task in tasks
         for line in _best(
             {i: (scores[i][place], lines[i][3 + 2 * place]) for i, (one, _) in enumerate(pairs) if one == task}, False
         )

@@ -12,6 +12,10 @@ until the losses are read.
 Several processes share a batch evenly. With DistributedDataParallel each holds the whole model; with `shard` (FSDP2)
 parameters, gradients and optimiser states are split among them.
 
+With `train.accumulate` every frame of teacher forcing has its own forward and backward pass, and gradients accumulate
+before the optimiser's step. DistributedDataParallel averages them in the last pass alone; FSDP2 in each, because it
+keeps no whole gradients.
+
 With `train.recompute` a block stores its input alone and runs again when its gradient is made.
 """
 
@@ -40,7 +44,7 @@ from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
 from sigmasolver.tasks import field_groups
 from sigmasolver.train.capture import Capture
-from sigmasolver.train.objectives import Price, direct, pushforward, teacher_forced
+from sigmasolver.train.objectives import Price, direct, frame_by_frame, pushforward, teacher_forced
 
 __all__ = ["ENGINES", "Place", "Stepper", "full", "recompute"]
 
@@ -171,8 +175,9 @@ class Stepper:
 
     def _capture(self, calls: int) -> Capture:
         assert self._side is not None
-        # A network that is compiled, or a block that runs again, keeps to one stream.
-        lanes = not self.place.compiled and not self.recipe.train.recompute
+        # A network that is compiled, a block that runs again, or a gradient that is added to keeps to one stream.
+        train = self.recipe.train
+        lanes = not self.place.compiled and not train.recompute and not train.accumulate
         return Capture(partial(self._update, calls), self.model, self.optimiser, self._side, lanes)
 
     def _seed(self, step: int) -> None:
@@ -210,9 +215,10 @@ class Stepper:
         history, future = self.windows.batch(self._inputs) if isinstance(self.windows, Resident) else self._inputs
         if plan.noise:
             history = _with_noise(history, self.forecaster.inputs, plan.noise)
+        parts = list(frame_by_frame(history, future)) if plan.accumulate else [(history, future)]
         objectives: dict[str, Callable[..., torch.Tensor]] = {
             "direct": direct,
-            "teacher_forced": teacher_forced,
+            "teacher_forced": direct if plan.accumulate else teacher_forced,
             "pushforward": partial(pushforward, calls=calls),
         }
         # The cache of cast weights would hand a captured step those of another one.
@@ -220,18 +226,28 @@ class Stepper:
         autocast = torch.autocast(
             self.device.type, dtype=torch.bfloat16, enabled=plan.precision == "bf16", cache_enabled=cache
         )
+        losses: list[torch.Tensor] = []
         with passes or nullcontext():
-            with autocast:
-                loss = objectives[plan.objective](self.forecaster, history, future, self.price)
-            self.optimiser.zero_grad(set_to_none=True)
-            loss.backward()
+            for part in parts:
+                with self._synchronised(last=len(losses) + 1 == len(parts)):
+                    with autocast:
+                        loss = objectives[plan.objective](self.forecaster, *part, self.price)
+                    if not losses:
+                        self.optimiser.zero_grad(set_to_none=True)
+                    loss.backward()
+                losses.append(loss.detach())
         if plan.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), plan.clip)
         (step or self.optimiser.step)()
         if self.average is not None and plan.ema is not None:
             with torch.no_grad():
                 torch._foreach_lerp_(list(self.average.parameters()), list(self.model.parameters()), 1 - plan.ema)
-        self.loss.copy_(loss.detach())
+        self.loss.copy_(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
+
+    def _synchronised(self, last: bool) -> AbstractContextManager[None]:
+        """Around a forward and backward pass: processes average the accumulated gradients in the last one alone."""
+        model = self.forecaster.model
+        return model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext()
 
 
 def recompute(model: nn.Module, drops: bool) -> None:

@@ -19,9 +19,9 @@ from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run
 from sigmasolver.train.engine import Place
 from sigmasolver.train.loop import Data, Plan, Progress, train
-from sigmasolver.trained import build, data_of, read_normalisers, recipe_in, write_normalisers
+from sigmasolver.trained import begin, build, data_of, read_normalisers, recipe_in, write_normalisers
 
-__all__ = ["lies_on", "memory_of", "resume_run", "train_run"]
+__all__ = ["lies_on", "memory_of", "refuse_other_grid", "resume_run", "train_run"]
 
 ON_GPU, ON_CPU = 0.4, 0.25
 """Share of the memory (free on a GPU, all on a CPU) that training windows may take; the network needs the rest."""
@@ -62,11 +62,7 @@ def resume_run(
 def _prepare(recipe: Recipe, store: Reader, run: Run, place: Place) -> tuple[Data, Forecaster]:
     parts = recipe.split(len(store), store.digests)
     training = Windows(store, parts.train, recipe.training_windows())
-    if training.grid != recipe.task.grid:
-        raise ValueError(
-            f"The data have a grid of {_times(training.grid)} and the recipe one of {_times(recipe.task.grid)}; "
-            "set task.space_stride or task.grid."
-        )
+    refuse_other_grid(training, recipe)
     validation = Windows(store, parts.validation, recipe.evaluation_windows()) if parts.validation else None
     for number, values in zip(parts.validation, validation.each() if validation else (), strict=True):
         if not bool(values.isfinite().all()):
@@ -80,6 +76,14 @@ def _prepare(recipe: Recipe, store: Reader, run: Run, place: Place) -> tuple[Dat
     return Data(training, validation, store.fingerprint), build(recipe, inputs, targets)
 
 
+def refuse_other_grid(training: Windows, recipe: Recipe) -> None:
+    if training.grid != recipe.task.grid:
+        raise ValueError(
+            f"The data have a grid of {_times(training.grid)} and the recipe one of {_times(recipe.task.grid)}; "
+            "set task.space_stride or task.grid."
+        )
+
+
 def _open(recipe: Recipe, training: Windows, store: Reader, parts: Split, run: Run) -> None:
     """Begin the folder, or make sure that it is this run's. Whatever can be wrong with a recipe shows before a file is
     written, so that the corrected command finds the folder free."""
@@ -88,7 +92,7 @@ def _open(recipe: Recipe, training: Windows, store: Reader, parts: Split, run: R
     if not known:
         _refuse_moving(recipe, training)
     build(recipe, inputs, targets)
-    run.start(recipe.to_plain())
+    begin(run, recipe)
     _bind(run, store, parts)
     if not known:
         write_normalisers(run, inputs, targets, store.fingerprint)

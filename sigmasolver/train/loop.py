@@ -26,7 +26,7 @@ from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, append_row, read_rows, read_tensors, replace_rows, write_tensors
 from sigmasolver.train.engine import Place, Stepper, full
 from sigmasolver.train.schedule import OneCycle
-from sigmasolver.trained import save
+from sigmasolver.trained import begin, save
 
 __all__ = ["Data", "Plan", "Progress", "order", "train", "validate"]
 
@@ -112,7 +112,7 @@ def train(
     place = Place() if place is None else place
     world = place.world
     if world.first:
-        run.start(recipe.to_plain())
+        begin(run, recipe)
     world.wait()
     plan = Plan(recipe, data.training)
     stepper = Stepper(recipe, forecaster, data.training, plan.members, plan.rates(), place)

@@ -1,7 +1,8 @@
 """What one batch costs: every way of training as a function of forecaster, history and future.
 
     direct          one call from the true history, priced over the whole block
-    teacher_forced  one call for every future frame, each from the true history before it, as one batched call
+    teacher_forced  one call for every future frame, each from the true history before it, as one batched call;
+                    `frame_by_frame` gives the same loss in single-frame parts, for gradient accumulation
     pushforward     some calls without gradient from their own forecasts, then one that learns
 
 Fields are in physical units, `(B, frames, *grid, q)`. The cost of a batch is the mean over the prices of its samples.
@@ -9,7 +10,7 @@ Fields are in physical units, `(B, frames, *grid, q)`. The cost of a batch is th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from sigmasolver.data.normalise import Normaliser
 from sigmasolver.forecast import feed_back
 from sigmasolver.metrics import component_mean
 
-__all__ = ["Price", "direct", "pushforward", "relative_l2", "teacher_forced"]
+__all__ = ["Price", "direct", "frame_by_frame", "pushforward", "relative_l2", "teacher_forced"]
 
 Forecast = Callable[[torch.Tensor], torch.Tensor]
 
@@ -91,16 +92,24 @@ def teacher_forced(forecast: Forecast, history: torch.Tensor, future: torch.Tens
     The frames do not depend on each other's predictions, so they are folded into the batch: the same gradient as
     frame after frame, in one call.
     """
-    length, horizon = history.shape[1], future.shape[1]
-    given = history[:, -1:, ..., future.shape[-1] :].expand(-1, horizon, *history.shape[2:-1], -1)
-    frames = torch.cat((history, torch.cat((future, given), dim=-1)), dim=1)
-    windows = torch.stack([frames[:, t : t + length] for t in range(horizon)], dim=1).flatten(0, 1)
+    horizon = future.shape[1]
+    windows = torch.stack([window for window, _ in frame_by_frame(history, future)], dim=1).flatten(0, 1)
     prediction = forecast(windows)
     if prediction.shape[1] != 1:
         raise ValueError(
             f"Teacher forcing prices single frames, but the model predicts {prediction.shape[1]} a call; use direct."
         )
     return price(prediction, future.flatten(0, 1)[:, None]).unflatten(0, (-1, horizon)).sum(1).mean()
+
+
+def frame_by_frame(history: torch.Tensor, future: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The true history before each future frame, and that frame: the `direct` losses of these pairs sum to the
+    teacher-forced loss, so their gradients can be accumulated one frame after another."""
+    length, horizon = history.shape[1], future.shape[1]
+    given = history[:, -1:, ..., future.shape[-1] :].expand(-1, horizon, *history.shape[2:-1], -1)
+    frames = torch.cat((history, torch.cat((future, given), dim=-1)), dim=1)
+    for t in range(horizon):
+        yield frames[:, t : t + length], future[:, t : t + 1]
 
 
 def pushforward(

@@ -24,6 +24,7 @@ from sigmasolver.data.normalise import Normaliser
 from sigmasolver.data.windows import Resident, Windows
 from sigmasolver.forecast import Forecaster
 from sigmasolver.recipes import Recipe
+from sigmasolver.simulate import SIMULATORS
 from sigmasolver.simulate.simulator import Layout
 from sigmasolver.tasks import Task
 from sigmasolver.train.capture import WARM_UP
@@ -31,7 +32,7 @@ from sigmasolver.train.engine import Place, Stepper
 from sigmasolver.train.loop import Plan
 from sigmasolver.trained import build
 
-__all__ = ["Cost", "Noise", "Rehearsal", "cost_of", "forecaster_of", "made_up", "windows_of"]
+__all__ = ["Cost", "Noise", "Rehearsal", "cost_of", "forecaster_of", "frames_of", "made_up", "windows_of"]
 
 UPDATES = 10_000
 """Length of the pretended training: the learning rate stays low in the few updates that are made of it."""
@@ -61,6 +62,16 @@ def made_up(recipe: Recipe) -> Recipe:
     task = replace(recipe.task, space_stride=1, time_stride=1, starts=None, normaliser="none")
     train = replace(recipe.train, updates=UPDATES, one_start=False, starts=None, push_after=0, push_every=1)
     return replace(recipe, task=task, train=train)
+
+
+def frames_of(recipe: Recipe) -> tuple[int, bool]:
+    """Frames of a trajectory after thinning, and whether their number is known: it is that of the task's simulator;
+    without one, as few as training and evaluation can do with."""
+    specs = (recipe.training_windows(), recipe.evaluation_windows())
+    least = max(spec.span + ((spec.starts or 1) - 1) * spec.stride for spec in specs)
+    simulator = SIMULATORS.get(recipe.task.name)
+    stored = 0 if simulator is None else -(-len(simulator.layout.times) // recipe.task.time_stride)
+    return max(stored, least), stored >= least
 
 
 def windows_of(recipe: Recipe, device: torch.device) -> Resident:

@@ -301,6 +301,55 @@ def test_bubbles_stand_at_time_and_memory_with_areas_like_sizes():
         FIGURES["efficiency"].draw(Material([one for one in rows if one["metric"] != "peak_megabytes"]))
 
 
+def test_efficiency_and_representations_are_drawn_as_the_caption_says():
+    """fig:efficiency-representations: (a, b) epoch time and peak memory of NS2D and Kolmogorov flow, bubble area for
+    parameter storage, bars of one sample deviation over three runs; (c, d) routing maps and slice attention of the
+    final layer of both models."""
+    rng, rows, runs = np.random.default_rng(0), [], {}
+    for task in ("ns2d", "kf2d"):
+        for model in ("transolver", "transolver-sigma"):
+            seconds, peak, size = made.COSTS[task][model]
+            runs[task, model] = seconds * (1 + 0.05 * rng.standard_normal(3)), peak, size
+            epochs = runs[task, model][0]
+            costs = made.efficiency(task, model, (epochs.mean(), peak, size))
+            rows += [{**costs[0], "deviation": epochs.std(ddof=1)}, *costs[1:]]
+    panels = FIGURES["efficiency"].draw(Material(rows)).axes
+    assert [axes.get_title(loc="left")[-4:] for axes in panels] == ["NS2D", "KF2D"]
+    per_megabyte = []
+    for axes, task in zip(panels, ("ns2d", "kf2d"), strict=True):
+        assert axes.get_xlabel() == "time of an epoch (s)" and axes.get_ylabel() == "peak memory (GB)"
+        bubbles = [one for one in axes.collections if isinstance(one, PathCollection)]
+        bars = [one for one in axes.containers if isinstance(one, ErrorbarContainer)]
+        for bubble, bar, model in zip(bubbles, bars, ("transolver", "transolver-sigma"), strict=True):
+            epochs, peak, size = runs[task, model]
+            assert np.ma.getdata(bubble.get_offsets())[0] == pytest.approx((epochs.mean(), peak / 1e3))
+            per_megabyte.append(bubble.get_sizes()[0] / size)
+            assert bar.has_xerr and not bar.has_yerr
+            ((left, _), (right, _)) = bar.lines[2][0].get_segments()[0]
+            assert (left, right) == pytest.approx(
+                (epochs.mean() - epochs.std(ddof=1), epochs.mean() + epochs.std(ddof=1))
+            )
+    assert per_megabyte == pytest.approx([per_megabyte[0]] * 4), "one scale of areas for both panels"
+
+    models = {
+        model: made.routing(model, layers=(1, 7, 8), slices=32, grid=(16, 16))
+        for model in ("transolver", "transolver-sigma")
+    }
+    routed = [one for held, _ in models.values() for one in held]
+    arrays = {f"ns2d-{model}-42": held for model, (_, held) in models.items()}
+    pictures = images(FIGURES["routing"].draw(Material(routed, arrays)))
+    assert len(pictures) == 4
+    for number, (_, held) in enumerate(models.values()):
+        maps_of_slices, attention = pictures[2 * number : 2 * number + 2]
+        assert np.array_equal(
+            np.ma.getdata(maps_of_slices.get_array()), montage(held["routing_L8"][0].astype(float))[0], equal_nan=True
+        )
+        drawn = np.ma.getdata(attention.get_array())
+        assert np.array_equal(drawn, held["attention_L8"][0])
+        assert drawn.sum(1) == pytest.approx(np.ones(32)), "a row is a query"
+        assert attention.get_clim() == pytest.approx((drawn.min(), drawn.max())), "scaled to its own range"
+
+
 def whole():
     """Small material for every figure."""
     leads = [one for m in TRIO for p in ("free", "teacher-forced") for one in made.errors("ns2d", m, protocol=p)]

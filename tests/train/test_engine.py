@@ -1,10 +1,15 @@
 """Engines and data paths change the speed, never what is learned."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+import sigmasolver
 from sigmasolver.data.generate import generate
 from sigmasolver.data.normalise import fit
 from sigmasolver.data.prefetch import prefetch
@@ -12,20 +17,24 @@ from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows
 from sigmasolver.models import Options
 from sigmasolver.ops.precision import matmul_precision
-from sigmasolver.parallel import World
-from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
+from sigmasolver.parallel import World, join
+from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, changed
+from sigmasolver.runs import Run, read_rows, read_tensors
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train.capture import WARM_UP
 from sigmasolver.train.engine import ENGINES, Place, Stepper
+from sigmasolver.train.job import train_run
 from sigmasolver.train.loop import Plan
-from sigmasolver.train.rehearsal import Rehearsal
+from sigmasolver.train.rehearsal import Alive, Rehearsal
 from sigmasolver.trained import build
 
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
 TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")
 MODEL = ModelRecipe(width=16, depth=1, heads=2, slices=4, modes=3)
 RECIPE = Recipe(TASK, MODEL, TrainRecipe(updates=12, batch=4, seed=3, clip=1.0))
+FORCED = replace(RECIPE, train=replace(RECIPE.train, objective="teacher_forced"))
+ACCUMULATED = changed(FORCED, ["train.accumulate=true"])
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +124,107 @@ def test_fields_that_are_given_train_too(data):
         assert forecaster.inputs.constant == ("reynolds",) and torch.isfinite(stepper.loss)
 
 
+# --- teacher forcing frame by frame
+
+
+def first_gradients(recipe):
+    """Of one update on random windows in float64: all parameters as one vector, and the loss."""
+    rehearsal = Rehearsal(recipe, Place())
+    stepper, windows = rehearsal.stepper, rehearsal.windows
+    stepper.model.double()
+    stepper.loss = stepper.loss.double()
+    single = windows.batch
+    windows.batch = lambda indices: tuple(frames.double() for frames in single(indices))
+    rehearsal()
+    return torch.cat([parameter.grad.flatten() for parameter in stepper.model.parameters()]), rehearsal.loss
+
+
+@pytest.mark.parametrize("again", ["false", "true"])
+def test_an_accumulated_update_has_the_gradient_and_the_loss_of_the_folded_one(again):
+    settings = [f"train.recompute={again}", "train.noise=0.1", "train.clip=none", "task.normaliser=none"]
+    folded, accumulated = (first_gradients(changed(recipe, settings)) for recipe in (FORCED, ACCUMULATED))
+    for one, other in zip(folded, accumulated, strict=True):
+        assert one.dtype == torch.float64
+        torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-12 * float(one.abs().max()))
+
+
+@pytest.mark.parametrize("settings", [(), ("train.ema=0.9", "train.noise=0.1", "train.recompute=true")])
+def test_a_whole_training_has_the_losses_of_the_folded_one(data, settings):
+    (folded, weights), (accumulated, others) = (losses(data, changed(one, settings)) for one in (FORCED, ACCUMULATED))
+    torch.testing.assert_close(accumulated, folded, rtol=1e-4, atol=0)
+    whole, other = (torch.cat([t.flatten() for t in held.values()]) for held in (weights, others))
+    assert (other - whole).norm() < 1e-3 * whole.norm()
+
+
+def test_accumulated_bf16_stays_near_the_folded_one(data):
+    folded, accumulated = (losses(data, changed(one, ["train.precision=bf16"]))[0] for one in (FORCED, ACCUMULATED))
+    torch.testing.assert_close(accumulated, folded, rtol=0.03, atol=0)
+
+
+def alive(recipe):
+    rehearsal = Rehearsal(recipe, Place())
+    with Alive(rehearsal.windows.values) as counted:
+        for _ in range(2):
+            rehearsal()
+    return counted.peak, rehearsal
+
+
+def test_accumulation_holds_the_activations_of_one_frame():
+    """Activations grow with the frames of a call: ten folded ones take ten times what a single one takes, while the
+    peak of an accumulated update is that of a task with one frame, but for the frames themselves."""
+    settings = ["task.history=10", "task.horizon=10", "model.width=32", "train.ema=none"]
+    (folded, rehearsal), (accumulated, _) = (alive(changed(one, settings)) for one in (FORCED, ACCUMULATED))
+    (single, _) = alive(changed(FORCED, [*settings, "task.horizon=1"]))
+    parameters = sum(one.nbytes for one in rehearsal.stepper.model.parameters())
+    batch = 4 * 20 * 16 * 16 * 4  # float32 frames of one batch
+    states = 4 * parameters  # weights, gradients, two moments
+    assert single <= accumulated <= single + parameters + 3 * batch
+    assert (folded - states) / (single - states) == pytest.approx(10, rel=0.1)
+
+
+def work(path, folder):
+    """What every process does: an accumulated training with whole models, and with split ones."""
+    torch.set_num_threads(1)
+    with join(torch.device("cpu")) as world:
+        for shard in (False, True):
+            train_run(ACCUMULATED, path, Run(f"{folder}/{shard}"), Place(world, shard=shard))
+
+
+def test_two_processes_accumulate_what_one_folds(data, tmp_path):
+    train_run(FORCED, data, Run(tmp_path / "one"))
+    code = "import sys; from tests.train.test_engine import work; work(*sys.argv[1:])"
+    (tmp_path / "work.py").write_text(code)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    root = str(Path(sigmasolver.__file__).parents[1])
+    alone = {"PYTHONPATH": root, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, *launcher, str(tmp_path / "work.py"), str(data), str(tmp_path)],
+        cwd=root, env={**os.environ, **alone}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    tensors, _ = read_tensors(Run(tmp_path / "one").weights)
+    whole = torch.cat([tensor.flatten().double() for tensor in tensors.values()])
+    loss = read_rows(Run(tmp_path / "one").log)[-1]["loss"]
+    for shard in (False, True):
+        run = Run(tmp_path / str(shard))
+        held, _ = read_tensors(run.weights)
+        other = torch.cat([held[name].flatten().double() for name in tensors])
+        assert (other - whole).norm() < 1e-4 * whole.norm()
+        assert read_rows(run.log)[-1]["loss"] == pytest.approx(loss, rel=1e-4)
+
+
+def test_a_run_from_before_the_setting_goes_on(data, tmp_path):
+    """A recipe.json that lacks a setting has its default, also for `train` in the same folder."""
+    run = Run(tmp_path / "run")
+    train_run(FORCED, data, run)
+    plain = run.recipe()
+    assert plain["train"].pop("accumulate") is False
+    run.write_json("recipe.json", plain)
+    train_run(FORCED, data, run)
+    with pytest.raises(ValueError, match="holds a run with another recipe"):
+        train_run(ACCUMULATED, data, run)
+
+
 @pytest.mark.parametrize("engine", ["graph", "compiled-graph"])
 def test_a_graph_needs_a_gpu(engine):
     with pytest.raises(ValueError, match="needs a GPU"):
@@ -128,6 +238,8 @@ def test_mistakes_are_one_sentence(data):
         Place(shard=True)
     with pytest.raises(ValueError, match="cannot be shared evenly by 3 processes"):
         losses(data, place=Place(World(0, 3)))
+    with pytest.raises(ValueError, match="accumulate is for the objective teacher_forced, and this one is direct; set"):
+        changed(RECIPE, ["train.accumulate=true"])
 
 
 def test_the_precision_of_products_is_set_inside_and_restored():
@@ -145,9 +257,10 @@ def test_bf16_stays_near_float32(data):
 
 
 @pytest.mark.slow
-def test_a_compiled_network_learns_the_same_on_a_cpu(data):
-    eager, _ = losses(data)
-    compiled, _ = losses(data, place=Place(engine="compiled"))
+@pytest.mark.parametrize(("learned", "expected"), [(RECIPE, RECIPE), (ACCUMULATED, FORCED)])
+def test_a_compiled_network_learns_the_same_on_a_cpu(data, learned, expected):
+    eager, _ = losses(data, expected)
+    compiled, _ = losses(data, learned, Place(engine="compiled"))
     torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=0)
 
 
@@ -164,6 +277,17 @@ def test_engines_give_the_losses_of_eager(data, engine, objective):
     eager, other = (losses(data, recipe, Place(world, name)) for name in ("eager", engine))
     tolerance = 1e-3 if "compiled" in engine else 1e-5
     torch.testing.assert_close(other[0], eager[0], rtol=tolerance, atol=0)
+
+
+@gpu
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_every_engine_accumulates_what_eager_folds(data, engine, precision):
+    settings = [f"train.precision={precision}", "train.ema=0.9", f"train.updates={4 * WARM_UP}"]
+    world = World(device=torch.device("cuda", 0))
+    folded = losses(data, changed(FORCED, settings), Place(world))[0]
+    accumulated = losses(data, changed(ACCUMULATED, settings), Place(world, engine))[0]
+    torch.testing.assert_close(accumulated, folded, rtol=1e-3 if precision == "float32" else 3e-2, atol=0)
 
 
 @gpu

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sigmasolver.tasks import field_groups
-from sigmasolver.train.objectives import Price, direct, pushforward, relative_l2, teacher_forced
+from sigmasolver.train.objectives import Price, direct, frame_by_frame, pushforward, relative_l2, teacher_forced
 
 T_IN, H, N, Q = 3, 4, 6, 2
 
@@ -46,6 +46,24 @@ def test_teacher_forcing_in_one_call_has_the_gradient_of_frame_after_frame():
     folded = teacher_forced(model, history, future, BOTH)
     torch.testing.assert_close(folded, loss, rtol=1e-13, atol=0)
     torch.testing.assert_close(gradient(folded, model), gradient(loss, model), rtol=1e-11, atol=1e-14)
+
+
+def test_gradients_accumulated_frame_by_frame_are_those_of_the_folded_call():
+    """One backward pass for each frame, added up, against the one of the folded batch; a field that is given too."""
+    model, (history, future) = Small(), batch()
+    for truth, price in ((future, BOTH), (future[..., :1], Price())):
+        learns = (lambda h: model(h)[..., :1]) if truth.shape[-1] == 1 else model
+        folded = teacher_forced(learns, history, truth, price)
+        wanted = gradient(folded, model)
+        model.zero_grad()
+        losses = []
+        for window, frame in frame_by_frame(history, truth):
+            assert window.shape[1] == T_IN and frame.shape[1] == 1
+            losses.append(direct(learns, window, frame, price))
+            losses[-1].backward()
+        found = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        torch.testing.assert_close(sum(losses), folded, rtol=1e-13, atol=0)
+        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-14)
 
 
 @pytest.mark.parametrize(("block", "calls"), [(1, 1), (1, 3), (2, 2)])

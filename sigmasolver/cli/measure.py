@@ -1,0 +1,81 @@
+"""The command that measures what training costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from sigmasolver.cli.app import Device, Settings, app, device_of
+from sigmasolver.report.digits import significant, spread
+from sigmasolver.terminal import console, progress
+
+if TYPE_CHECKING:
+    from sigmasolver.diagnose.subject import Findings
+
+__all__ = ["measure"]
+
+
+@app.command()
+def measure(
+    out: Annotated[Path, typer.Option(help="The folder that holds a run folder for each recipe.")] = Path("runs"),
+    only: Annotated[str | None, typer.Option(help="Only recipes whose name matches, such as 'ns2d-*'.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A folder with a store for each task: ns2d.h5, ...; none: random trajectories."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Independent processes for each recipe.")] = 3,
+    seconds: Annotated[
+        float | None, typer.Option(help="How long each process times, at most an epoch; none: a whole epoch.")
+    ] = None,
+    settings: Settings = None,
+    device: Device = "auto",
+) -> None:
+    """Measure time and memory of the paper's efficiency workloads, in independent processes with random weights."""
+    from fnmatch import fnmatch
+
+    from sigmasolver.diagnose.workload import Protocol
+    from sigmasolver.diagnose.workload import measure as measured
+    from sigmasolver.recipes import changed, suite_of
+
+    recipes = {
+        name: changed(recipe, settings or [])
+        for name, recipe in suite_of("efficiency").items()
+        if only is None or fnmatch(name, only)
+    }
+    if not recipes:
+        raise ValueError(f'No recipe matches "{only}"; list them with: sigmasolver suite efficiency --list')
+    with progress("measuring", None) as move:
+        found = measured(recipes, out, device_of(device), Protocol(rounds, seconds), data, move)
+    _say(found)
+    console().print(f"next: sigmasolver table efficiency {' '.join(str(out / name) for name in found)}", soft_wrap=True)
+
+
+def _say(found: Mapping[str, Findings]) -> None:
+    table = Table("task", box=SIMPLE_HEAD)
+    table.add_column("model", no_wrap=True)
+    for label in ("parameters MB", "s per epoch", "timed", "peak MB"):
+        table.add_column(label, justify="right", no_wrap=label != "parameters MB")
+    for findings in found.values():
+        values = {row["metric"]: row["value"] for row in findings.rows}
+        (epoch,) = (row for row in findings.rows if row["metric"] == "seconds_per_epoch")
+        seconds, deviation = epoch["value"], epoch["deviation"]
+        table.add_row(
+            epoch["task"],
+            epoch["model"],
+            significant(values["parameter_megabytes"]),
+            significant(seconds) if deviation is None else spread(seconds, deviation),
+            f"{values['timed_updates']:,.0f} of {values['updates_per_epoch']:,.0f}",
+            significant(values["peak_megabytes"]),
+        )
+    console().print(table)
+    facts = next(iter(found.values())).rows[0]
+    console().print(
+        "  timed: updates of an epoch that each process made; peak memory is that of one update", soft_wrap=True
+    )
+    how = f"{facts['rounds']} processes each, {facts['operations']} operations, {facts['precision']}, eager"
+    console().print(f"  {facts['machine']}, torch {facts['torch']}; {how}", soft_wrap=True)

@@ -44,6 +44,7 @@ class ModelRecipe:
             self.slices,
             self.modes,
             self.options,
+            len(task.conditions),
         )
 
 

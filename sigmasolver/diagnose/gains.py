@@ -31,13 +31,15 @@ TOLERANCE = 5e-3
 SEED = 0
 
 
-def history_update(forecaster: Forecaster, given: torch.Tensor) -> Linear:
-    """f: (B, T_in, *grid, q) -> the same shape; `given` (B, T_in, *grid, more) are the fields that stay as they are."""
+def history_update(forecaster: Forecaster, given: torch.Tensor, time: torch.Tensor | None = None) -> Linear:
+    """f: (B, T_in, *grid, q) -> the same shape; `given` (B, T_in, *grid, more) are the fields that stay as they are,
+    and so does the `time` (B,) of the call."""
 
     def update(state: torch.Tensor) -> torch.Tensor:
         repeats = len(state) // len(given)
         history = torch.cat((state, given.repeat(repeats, *(1,) * (given.ndim - 1))), dim=-1)
-        return feed_back(history, forecaster(history))[..., : state.shape[-1]]
+        block = forecaster(history, time=None if time is None else time.repeat(repeats))
+        return feed_back(history, block)[..., : state.shape[-1]]
 
     return update
 

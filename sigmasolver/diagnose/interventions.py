@@ -134,12 +134,13 @@ class _Bar:
 def _add_silenced(findings: Findings, subject: Subject, kinds: list[str]) -> None:
     errors: dict[str, list[torch.Tensor]] = {}
     aligned: dict[str, list[Alignment]] = {}
-    for _, history, truth in subject.batches():
-        errors.setdefault("intact", []).append(_errors(_forecast(subject, history), truth))
-        whole = _forecast(subject, history, truth=truth)
+    for indices, history, truth in subject.batches():
+        times = subject.times(indices)
+        errors.setdefault("intact", []).append(_errors(_forecast(subject, history, times), truth))
+        whole = _forecast(subject, history, times, truth=truth)
         for kind in kinds:
-            errors.setdefault(f"zero_{kind}", []).append(_errors(_forecast(subject, history, kind), truth))
-            silent = _forecast(subject, history, kind, truth)
+            errors.setdefault(f"zero_{kind}", []).append(_errors(_forecast(subject, history, times, kind), truth))
+            silent = _forecast(subject, history, times, kind, truth)
             aligned.setdefault(kind, []).append(alignment(whole, silent, truth))
     for metric, parts in errors.items():
         for field, lead, values in _each(torch.cat(parts), subject.fields):
@@ -154,11 +155,15 @@ def _add_silenced(findings: Findings, subject: Subject, kinds: list[str]) -> Non
 
 
 def _forecast(
-    subject: Subject, history: torch.Tensor, kind: str | None = None, truth: torch.Tensor | None = None
+    subject: Subject,
+    history: torch.Tensor,
+    times: torch.Tensor,
+    kind: str | None = None,
+    truth: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Free, or with `truth` from the true history of every block; with the operators of a kind silenced."""
     with torch.no_grad(), nullcontext() if kind is None else silenced(subject.forecaster.model, kind):
-        return rollout(subject.forecaster, history, subject.horizon, truth).frames
+        return rollout(subject.forecaster, history, subject.horizon, truth, times=times).frames
 
 
 def _errors(predicted: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
@@ -186,10 +191,11 @@ def _add_gains(findings: Findings, subject: Subject, calls: list[int], bar: _Bar
     indices, history, truth = next(some_cases(subject, count, batch=count).batches())
     leads = [1 + call * subject.forecaster.block for call in calls]
     found: dict[str, list[torch.Tensor]] = {metric: [] for metric in NORMS}
-    for call, (true, visited) in enumerate(_histories(subject.forecaster, history, truth)):
+    steps = _histories(subject.forecaster, history, truth, subject.times(indices))
+    for call, (true, visited, time) in enumerate(steps):
         if call in calls:
             tick = partial(bar.products, calls.index(call))
-            for metric, values in _propagation_at(subject, true, visited, tick).items():
+            for metric, values in _propagation_at(subject, true, visited, time, tick).items():
                 found[metric].append(values.cpu().double())
     for metric, values_of in found.items():
         for lead, values in zip(leads, values_of, strict=True):
@@ -201,22 +207,26 @@ def _add_gains(findings: Findings, subject: Subject, calls: list[int], bar: _Bar
 
 
 def _propagation_at(
-    subject: Subject, true: torch.Tensor, visited: torch.Tensor, tick: Callable[[int, int], None]
+    subject: Subject,
+    true: torch.Tensor,
+    visited: torch.Tensor,
+    time: torch.Tensor,
+    tick: Callable[[int, int], None],
 ) -> dict[str, torch.Tensor]:
     """Of one call. Its Jacobian is gone before that of the next call is made: both would take twice the memory."""
     recipe, q = subject.recipe, len(subject.fields)
     bands = Bands(recipe.model.config(recipe.task).modes_per_axis)
-    J = MeanJacobian(history_update(subject.forecaster, true[..., q:]), true[..., :q], visited[..., :q])
+    J = MeanJacobian(history_update(subject.forecaster, true[..., q:], time), true[..., :q], visited[..., :q])
     return propagation(J, bands, true[..., :q], tick)
 
 
 def _histories(
-    forecaster: Forecaster, history: torch.Tensor, truth: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The true history and that of the free forecast before every call."""
+    forecaster: Forecaster, history: torch.Tensor, truth: torch.Tensor, times: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """The true history, that of the free forecast, and the time before every call."""
     true = visited = history
     for start in range(0, truth.shape[1], forecaster.block):
-        yield true, visited
+        yield true, visited, times[:, start]
         with torch.no_grad():
-            visited = feed_back(visited, forecaster(visited))
+            visited = feed_back(visited, forecaster(visited, time=times[:, start]))
         true = feed_back(true, truth[:, start : start + forecaster.block])

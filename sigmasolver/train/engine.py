@@ -128,6 +128,7 @@ class Stepper:
         self.random = plan.noise > 0 or drops
         self._batches: Iterator[Pair] | None = None
         self._inputs: Any = None
+        self._times: torch.Tensor | None = None
         self._captures: dict[int, Capture] = {}
         # One for all captures: what a stream frees is kept for that stream.
         # Of a captured step's streams the one that the others wait for goes first.
@@ -185,6 +186,8 @@ class Stepper:
 
         A captured step reads the same memory every time, so there the new values are copied into it.
         """
+        if self.forecaster.time_scale is not None:
+            self._fetch_times(step)
         if isinstance(self.windows, Resident):
             mine = self.place.world.share(self.members(step))
             pinned = mine.clone().pin_memory() if self.device.type == "cuda" else mine
@@ -201,6 +204,14 @@ class Stepper:
         else:
             for held, values in zip(self._inputs, new, strict=True):
                 held.copy_(values)
+
+    def _fetch_times(self, step: int) -> None:
+        times = self.windows.frame_times(self.place.world.share(self.members(step)))
+        new = (times.pin_memory() if self.device.type == "cuda" else times).to(self.device, non_blocking=True)
+        if self._times is None or not self.place.captured:
+            self._times = new
+        else:
+            self._times.copy_(new)
 
     def _update(
         self, calls: int, passes: AbstractContextManager[None] | None = None, step: Callable[[], object] | None = None
@@ -222,7 +233,7 @@ class Stepper:
         )
         with passes or nullcontext():
             with autocast:
-                loss = objectives[plan.objective](self.forecaster, history, future, self.price)
+                loss = objectives[plan.objective](self.forecaster, history, future, self.price, times=self._times)
             self.optimiser.zero_grad(set_to_none=True)
             loss.backward()
         if plan.clip is not None:

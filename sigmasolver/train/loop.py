@@ -26,7 +26,7 @@ from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, append_row, read_rows, read_tensors, replace_rows, write_tensors
 from sigmasolver.train.engine import Place, Stepper, full
 from sigmasolver.train.schedule import OneCycle
-from sigmasolver.trained import save
+from sigmasolver.trained import begin, save
 
 __all__ = ["Data", "Plan", "Progress", "order", "train", "validate"]
 
@@ -111,7 +111,7 @@ def train(
     place = Place() if place is None else place
     world = place.world
     if world.first:
-        run.start(recipe.to_plain())
+        begin(run, recipe)
     world.wait()
     plan = Plan(recipe, data.training)
     stepper = Stepper(recipe, forecaster, data.training, plan.members, plan.rates(), place)
@@ -170,7 +170,7 @@ def validate(forecaster: Forecaster, windows: Windows, place: Place) -> float:
     for part in mine.split(max(1, 64 // windows.spec.horizon)):
         history, future = (one.to(world.device) for one in windows.batch(part))
         with torch.no_grad():
-            frames = rollout(forecaster, history, windows.spec.horizon).frames
+            frames = rollout(forecaster, history, windows.spec.horizon, times=windows.frame_times(part)).frames
         errors.append(metrics.relative_l2(frames, future).mean(1))
     alone = torch.cat(errors) if errors else torch.zeros(0, dtype=torch.float64, device=world.device)
     together = alone if place.shard else world.gather(alone, len(chosen))

@@ -150,9 +150,11 @@ def test_histories_are_those_of_the_truth_and_of_the_free_forecast(block):
     history, truth = everything(subject)
     with torch.no_grad():
         frames = rollout(subject.forecaster, history, 6).frames
-    met = list(_histories(subject.forecaster, history, truth))
+    times = subject.times(subject.indices)
+    met = list(_histories(subject.forecaster, history, truth, times))
     assert len(met) == 6 // block
-    for call, histories in enumerate(met):
+    for call, (*histories, time) in enumerate(met):
+        assert torch.equal(time, times[:, call * block])
         for found, following in zip(histories, (truth, frames), strict=True):
             whole = torch.cat((history, following), dim=1)
             assert torch.equal(found, whole[:, call * block : call * block + 2])

@@ -6,13 +6,18 @@ The factor from one frame to the next depends on the time alone, which a single 
 """
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import sigmasolver
 from sigmasolver.data.header import Header
 from sigmasolver.data.normalise import Normaliser, TimeScale, fit
 from sigmasolver.data.store import Writer, open_store
@@ -24,18 +29,21 @@ from sigmasolver.diagnose.run import DIAGNOSTICS, diagnose_run
 from sigmasolver.evaluate import Request, evaluate_run
 from sigmasolver.forecast import rollout
 from sigmasolver.models import Options, list_models, variants
+from sigmasolver.parallel import World, join
 from sigmasolver.plan import predict
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.replay import Replay
 from sigmasolver.runs import Run, read_rows, read_tensors
 from sigmasolver.simulate.simulator import Layout
 from sigmasolver.tasks import Task
-from sigmasolver.train import job
+from sigmasolver.train import job, rehearsal
 from sigmasolver.train.engine import Place, Stepper
 from sigmasolver.train.loop import Plan
 from sigmasolver.train.objectives import Price, direct, pushforward, teacher_forced
 from sigmasolver.trained import build, load
+from tests.train.test_processes import distance
 
+ROOT = Path(sigmasolver.__file__).parents[1]
 POINTS, FRAMES, OMEGA, GROWTH = 16, 14, 1.9, 0.8
 TIMES = 3.0 + 0.4 * np.arange(FRAMES)
 FIELDS = ("u", "rate")
@@ -79,7 +87,7 @@ def forecaster_of(block=1, history=1, scale=None, embedded=(), fields=("u",), dt
     """Untrained, every parameter off its starting value, with a scale that is not the identity."""
     task = replace(TASK, block=block, history=history, inputs=fields, conditions=embedded)
     statistics = [
-        Normaliser("channel", names, torch.full((len(names),), 0.3).double(), torch.full((len(names),), 1.7).double())
+        Normaliser("channel", names, *torch.tensor([[0.3] * len(names), [1.7] * len(names)], dtype=torch.float64))
         for names in (fields, ("u",))
     ]
     forecaster = build(replace(RECIPE, task=task), *statistics, scale or TimeScale(3.0, 0.4)).to(dtype).eval()
@@ -351,8 +359,6 @@ def test_a_call_is_linearised_at_its_own_time():
 
 
 def test_a_plan_counts_the_embedding(monkeypatch):
-    from sigmasolver.train import rehearsal
-
     monkeypatch.setattr(rehearsal, "WATCHED", 0.0)
     told = predict(RECIPE, Place(), 1e12)
     blind = predict(replace(RECIPE, model=replace(TOLD, options=Options())), Place(), 1e12)
@@ -385,8 +391,6 @@ def test_a_replayed_graph_reads_new_times():
 @pytest.mark.parametrize("objective", ["direct", "teacher_forced", "pushforward"])
 @pytest.mark.parametrize("resident", [True, False])
 def test_a_captured_step_reads_new_times(data, objective, resident):
-    from sigmasolver.parallel import World
-
     plan_of = replace(PLAN, objective=objective, calls=2, updates=12)
     losses = {}
     for engine in ("eager", "graph"):
@@ -402,6 +406,34 @@ def test_a_captured_step_reads_new_times(data, objective, resident):
                 stepper.run(step)
                 losses[engine].append(float(stepper.loss))
     np.testing.assert_allclose(losses["graph"], losses["eager"], rtol=1e-4)
+
+
+def work(path: str, folder: str, shard: bool) -> None:
+    """What every process does."""
+    torch.set_num_threads(1)
+    with join(torch.device("cpu")) as world:
+        job.train_run(RECIPE, path, Run(folder), Place(world, shard=shard))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", [False, True])
+def test_two_processes_give_the_weights_of_one(data, run, tmp_path, shard):
+    script = tmp_path / "work.py"
+    script.write_text(
+        f"from tests.train.test_time import work; work({str(data)!r}, {str(tmp_path / 'two')!r}, {shard})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert distance(run, Run(tmp_path / "two")) < 1e-5
+    errors = [read_rows(one.log)[-1]["error"] for one in (run, Run(tmp_path / "two"))]
+    assert errors[1] == pytest.approx(errors[0], rel=1e-5)
 
 
 # --- who is not told, and what goes wrong

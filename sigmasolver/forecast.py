@@ -107,8 +107,8 @@ class Forecaster(nn.Module):
             frames = frames[:, -self.history :]
         times = None if time is None else torch.as_tensor(time, dtype=torch.float64)
         if times is not None and times.ndim < 2 and self.time_scale is not None:
-            ahead = self.time_scale.unit * torch.arange(steps, dtype=torch.float64)
-            times = times.expand(len(frames))[:, None] + ahead
+            ahead = self.time_scale.unit * torch.arange(steps, dtype=torch.float64, device=times.device)
+            times = (times if times.ndim else times.expand(len(frames)))[:, None] + ahead
         with torch.no_grad():
             return rollout(self, frames, steps, conditions=conditions, times=times)
 
@@ -122,8 +122,8 @@ class Forecaster(nn.Module):
         channels = _fold(encoded)
         if self.conditions or conditions:
             channels = torch.cat((channels, self._condition_channels(channels, conditions or {})), dim=-1)
-        # Under autocast a model answers in bf16, whose eight bits would be lost to a mean of many deviations.
         scalars = self._scalars(encoded, time)
+        # Under autocast a model answers in bf16, whose eight bits would be lost to a mean of many deviations.
         answer = (self.model(channels) if scalars is None else self.model(channels, scalars)).to(channels.dtype)
         frames = self.targets.decode(_unfold(answer, self.block))
         return frames if self.boundary is None else self.boundary(frames, self.targets.fields)

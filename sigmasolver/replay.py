@@ -95,7 +95,8 @@ class Replay(Forecaster):
     ) -> torch.Tensor:
         given = conditions or {}
         time = None if self.time_scale is None else time
-        if torch.is_grad_enabled() and any(one.requires_grad for one in (history, *given.values())):
+        tensors = (history, *given.values()) if time is None else (history, *given.values(), time)
+        if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
             raise ValueError("A replay gives no gradients; call the forecaster that it was made of.")
         if self.precision == "tf32" and not history.is_cuda:
             raise ValueError("TF32 is a format of GPUs; choose float32 or bf16 on a CPU.")

@@ -373,6 +373,8 @@ def test_a_replay_is_the_plain_forecaster():
     history, times = torch.randn(3, 1, POINTS, 1), 3.0 + torch.rand(3, 8).cumsum(1)
     ours, theirs = (rollout(one, history, 7, times=times).frames for one in (Replay(forecaster), forecaster))
     assert torch.equal(ours, theirs)
+    with pytest.raises(ValueError, match="A replay gives no gradients"):
+        Replay(forecaster)(history, time=times[:, 0].requires_grad_())
 
 
 @gpu
@@ -475,6 +477,8 @@ def test_mistakes_are_one_sentence():
         forecaster.rollout(history, 3)
     with pytest.raises(ValueError, match=r"for each of 2 samples, not a shape of \(1,\)"):
         forecaster(history, time=torch.zeros(1))
+    with pytest.raises(ValueError, match=r"The times have shape \(3, 4\); pass those of the last given frame"):
+        forecaster.rollout(history, 4, time=torch.zeros(3))
     for shape in ((2, 2), (1, 5), (5,)):
         with pytest.raises(ValueError, match=r"The times have shape .* frames after it, \(2, 4\)\."):
             rollout(forecaster, history, 4, times=torch.zeros(shape))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from sigmasolver.data.formats.hdf5 import is_store
-from sigmasolver.data.formats.history import read_history
+from sigmasolver.data.formats.history import read_history, read_times
 from sigmasolver.data.header import Header
+from sigmasolver.data.normalise import TimeScale
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.files import plain_errors, replacing
 from sigmasolver.replay import Replay
@@ -35,6 +36,8 @@ class Start:
     """`(count, T_in, *grid, fields)`."""
     header: Header | None
     """Of the store they come from; None: plain arrays."""
+    frames: int
+    """How many the file holds."""
     time_stride: int
     space_stride: int
     said: list[str]
@@ -60,9 +63,13 @@ def forecast_file(
     task = recipe_in(run).task
     forecaster = Replay(load(path, device), precision)
     given = _read(start, task)
+    layout, times = _layout(given, steps, task), None
+    if forecaster.time_scale is not None:
+        times = _times(start, given, layout, forecaster.time_scale)
+        layout = replace(layout, times=times[1:])
     said, frames = given.said, []
     for number, one in enumerate(given.history, start=1):
-        result = forecaster.rollout(one[None].to(device), steps)
+        result = forecaster.rollout(one[None].to(device), steps, time=None if times is None else times[None])
         frames.append(result.frames.cpu().numpy())
         if result.stopped is not None:
             said.append(f"trajectory {number - 1}: {result}")
@@ -72,7 +79,7 @@ def forecast_file(
     parameters = {"run": run.path.name, "step": read_facts(run.weights)["step"], "start": start.name}
     if precision != "float32":
         parameters["precision"] = precision
-    _write(out, predicted, task.targets, Header(_layout(given, steps, task), SOURCE, parameters))
+    _write(out, predicted, task.targets, Header(layout, SOURCE, parameters))
     shape = " × ".join(map(str, predicted.shape))
     said.append(f"{out}: {shape} (trajectories, frames, grid, fields {', '.join(task.targets)})")
     return said
@@ -106,7 +113,22 @@ def _read(start: Path, task: Task) -> Start:
         said.append(f"the frames have a grid of {grids[0]} and the model was trained on {grids[1]}: trust it less")
     space = (slice(None, None, stride),) * len(grid)
     history = torch.tensor(values[(slice(None), slice(frames - needed, None, apart), *space)])
-    return Start(history, header, apart, stride, said)
+    return Start(history, header, frames, apart, stride, said)
+
+
+def _times(start: Path, given: Start, layout: Layout, scale: TimeScale) -> np.ndarray:
+    """(1 + steps,): the time of the last given frame, and of the frames after it in a forecast of this layout."""
+    if given.header is not None:
+        return np.concatenate((given.header.layout.times[-1:], layout.times))
+    known, last, step = read_times(start, given.frames), scale.origin + (given.frames - 1) * scale.unit, scale.unit
+    if known is None:
+        given.said.append(
+            f"{start} has no times: its frames are taken as the first {given.frames} of a trajectory, "
+            f"{scale.unit:g} apart"
+        )
+    else:
+        last, step = known[-1], known[-1] - known[-2] if given.frames > 1 else scale.unit
+    return last + step * np.arange(len(layout.times) + 1)
 
 
 def _header(start: Path) -> Header | None:

@@ -215,11 +215,15 @@ def _stride(header: Header, grid: tuple[int, ...]) -> int:
 
 
 def predict(
-    forecaster: Forecaster, history: torch.Tensor, future: torch.Tensor, protocol: str
+    forecaster: Forecaster,
+    history: torch.Tensor,
+    future: torch.Tensor,
+    protocol: str,
+    times: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The forecast, and that of the yardstick, for the frames of `future`."""
+    """The forecast, and that of the yardstick, for the frames of `future`; `times` as in `rollout`."""
     truth = future if protocol == "teacher-forced" else None
-    frames = rollout(forecaster, history, future.shape[1], truth).frames
+    frames = rollout(forecaster, history, future.shape[1], truth, times=times).frames
     if forecaster.inputs.fields[: future.shape[-1]] != forecaster.targets.fields:  # steady
         return frames, forecaster.targets.decode(torch.zeros_like(future))
     if truth is None:
@@ -246,8 +250,9 @@ def measure(
     for number, indices in enumerate(mine.split(request.batch)):
         history, future = (one.to(world.device) for one in windows.batch(indices))
         windows.refuse_non_finite(indices, history, future)
+        times = windows.frame_times(indices)
         with torch.no_grad():
-            for part, frames in zip(parts, predict(forecaster, history, future, request.protocol), strict=True):
+            for part, frames in zip(parts, predict(forecaster, history, future, request.protocol, times), strict=True):
                 part.append(_measured(frames, future, forecaster, windows.sides))
         if tick is not None:
             tick(min((number + 1) * request.batch, len(mine)) * world.size, len(chosen))

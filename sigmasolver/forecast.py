@@ -1,6 +1,6 @@
 """The forecaster, and the one rollout of the package.
 
-    block of frames = boundary( denormalise( model( normalise(history), conditions ) ) )
+    block of frames = boundary( denormalise( model( normalise(history), conditions, time ) ) )
 
 History and forecast are in physical units, `(B, frames, *grid, fields)`; the network never sees units. Time is folded
 into channels, frame by frame. A rollout feeds every predicted block back: the last T_in frames of history and forecast
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sigmasolver.data.normalise import Normaliser
+from sigmasolver.data.normalise import Normaliser, TimeScale
 from sigmasolver.settings import row
 
 __all__ = ["BOUNDARIES", "Forecaster", "Rollout", "feed_back", "rollout"]
@@ -46,6 +46,10 @@ class Forecaster(nn.Module):
     `conditions` names numbers that hold for a whole trajectory (Reynolds number, viscosity, time step); each call
     passes them by name, one per sample, and each becomes a constant channel behind the history. `history` is T_in, for
     `rollout` to check.
+
+    With a `time_scale` each call passes the physical time of the last given frame, one per sample, to the embedding of
+    the model; without one the time is not looked at. `embedded` names input fields whose mean over the points, in
+    normalised units, follows the time there.
     """
 
     def __init__(
@@ -57,9 +61,12 @@ class Forecaster(nn.Module):
         boundary: str | None = None,
         conditions: tuple[str, ...] = (),
         history: int | None = None,
+        time_scale: TimeScale | None = None,
+        embedded: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
         self.history = history
+        self.time_scale, self.embedded = time_scale, embedded
         self.model, self.inputs, self.targets, self.block = model, inputs, targets, block
         self.boundary = row(BOUNDARIES, boundary, "boundary operator") if boundary is not None else None
         self.conditions = conditions
@@ -67,14 +74,30 @@ class Forecaster(nn.Module):
     def around(self, model: nn.Module) -> Forecaster:
         """The same map around another network: a compiled or distributed form of this one."""
         boundary = next((name for name, one in BOUNDARIES.items() if one is self.boundary), None)
-        return Forecaster(model, self.inputs, self.targets, self.block, boundary, self.conditions, self.history)
+        return Forecaster(
+            model,
+            self.inputs,
+            self.targets,
+            self.block,
+            boundary,
+            self.conditions,
+            self.history,
+            self.time_scale,
+            self.embedded,
+        )
 
     def rollout(
-        self, history: torch.Tensor | np.ndarray, steps: int, conditions: Mapping[str, torch.Tensor] | None = None
+        self,
+        history: torch.Tensor | np.ndarray,
+        steps: int,
+        conditions: Mapping[str, torch.Tensor] | None = None,
+        time: torch.Tensor | np.ndarray | float | None = None,
     ) -> Rollout:
         """A free forecast of `steps` frames after `history` (B, T_in, *grid, q_in), without gradients.
 
-        Where the length of the history is known, the last frames of a longer one are used.
+        Where the length of the history is known, the last frames of a longer one are used. `time` is that of the last
+        given frame, one number or one for each sample, and frames are as far apart as in training; or (B, steps), the
+        times of the last given frame and of those after it.
         """
         place = next((one for one in self.model.parameters()), torch.zeros(()))
         frames = torch.as_tensor(history).to(place.device, place.dtype)
@@ -82,17 +105,41 @@ class Forecaster(nn.Module):
             if frames.shape[1] < self.history:
                 raise ValueError(f"The history has {frames.shape[1]} frames; {self.history} are needed.")
             frames = frames[:, -self.history :]
+        times = None if time is None else torch.as_tensor(time, dtype=torch.float64)
+        if times is not None and times.ndim < 2 and self.time_scale is not None:
+            ahead = self.time_scale.unit * torch.arange(steps, dtype=torch.float64, device=times.device)
+            times = (times if times.ndim else times.expand(len(frames)))[:, None] + ahead
         with torch.no_grad():
-            return rollout(self, frames, steps, conditions=conditions)
+            return rollout(self, frames, steps, conditions=conditions, times=times)
 
-    def forward(self, history: torch.Tensor, conditions: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
-        channels = _fold(self.inputs.encode(history))
+    def forward(
+        self,
+        history: torch.Tensor,
+        conditions: Mapping[str, torch.Tensor] | None = None,
+        time: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        encoded = self.inputs.encode(history)
+        channels = _fold(encoded)
         if self.conditions or conditions:
             channels = torch.cat((channels, self._condition_channels(channels, conditions or {})), dim=-1)
+        scalars = self._scalars(encoded, time)
         # Under autocast a model answers in bf16, whose eight bits would be lost to a mean of many deviations.
-        answer = self.model(channels).to(channels.dtype)
+        answer = (self.model(channels) if scalars is None else self.model(channels, scalars)).to(channels.dtype)
         frames = self.targets.decode(_unfold(answer, self.block))
         return frames if self.boundary is None else self.boundary(frames, self.targets.fields)
+
+    def _scalars(self, encoded: torch.Tensor, time: torch.Tensor | None) -> torch.Tensor | None:
+        """(B, n): the time, then the embedded fields; None where the model is told neither."""
+        scalars = [encoded[:, -1, ..., self.inputs.fields.index(name)].flatten(1).mean(1) for name in self.embedded]
+        if self.time_scale is not None:
+            if time is None or time.shape != encoded.shape[:1]:
+                found = "none" if time is None else f"a shape of {tuple(time.shape)}"
+                raise ValueError(
+                    f"This model is told the time of the last given frame: pass `time`, one number for each of "
+                    f"{len(encoded)} samples, not {found}."
+                )
+            scalars.insert(0, self.time_scale.encode(time).to(encoded))
+        return torch.stack(scalars, dim=-1) if scalars else None
 
     def _condition_channels(self, like: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         if set(given) != set(self.conditions):
@@ -147,11 +194,14 @@ def rollout(
     horizon: int,
     truth: torch.Tensor | None = None,
     conditions: Mapping[str, torch.Tensor] | None = None,
+    times: torch.Tensor | None = None,
 ) -> Rollout:
     """Forecast `horizon` frames after `history`.
 
     Free without `truth`: every block is fed back. With the true frames `(B, horizon, *grid, q)`, teacher-forced: every
     block starts from the true history, and all its frames share it. On a GPU nothing waits for the host before the end.
+    `times` (B, horizon) or longer, physical, are those of the last given frame and of the frames after it; only a model
+    that is told the time looks at them.
     """
     if horizon < 1:
         raise ValueError(f"A rollout of {horizon} frames was asked for; ask for at least one.")
@@ -159,9 +209,19 @@ def rollout(
         raise ValueError(f"There are {truth.shape[1]} true frames for a horizon of {horizon}; shorten the horizon.")
     if conditions is not None:
         conditions = {name: values.to(history.device) for name, values in conditions.items()}
+    if forecaster.time_scale is None:
+        times = None
+    elif times is not None:
+        calls = -(-horizon // forecaster.block)
+        if times.ndim != 2 or len(times) != len(history) or times.shape[1] <= (calls - 1) * forecaster.block:
+            raise ValueError(
+                f"The times have shape {tuple(times.shape)}; pass those of the last given frame and of the frames "
+                f"after it, {(len(history), horizon)}."
+            )
+        times = times.to(history.device)
     frames: list[torch.Tensor] = []
     dead = torch.zeros(len(history), dtype=torch.bool, device=history.device)
-    for block in _blocks(forecaster, history, horizon, truth, conditions):
+    for block in _blocks(forecaster, history, horizon, truth, conditions, times):
         # What follows a value that is not finite means nothing, even where it happens to be finite again.
         frames.append(block.masked_fill(_like(dead, block), torch.nan))
         dead = dead | ~torch.isfinite(block).flatten(1).all(1)
@@ -187,9 +247,10 @@ def _blocks(
     horizon: int,
     truth: torch.Tensor | None,
     conditions: Mapping[str, torch.Tensor] | None,
+    times: torch.Tensor | None,
 ) -> Iterator[torch.Tensor]:
     for start in range(0, horizon, forecaster.block):
-        block = forecaster(history, conditions)
+        block = forecaster(history, conditions, None if times is None else times[:, start])
         yield block[:, : horizon - start]
         if start + forecaster.block >= horizon:
             return

@@ -16,12 +16,12 @@ from math import gcd, inf, prod
 import torch
 
 from sigmasolver.data.windows import Windows
-from sigmasolver.models import build_solver
 from sigmasolver.recipes import Recipe, changed
 from sigmasolver.train.engine import Place
 from sigmasolver.train.job import lies_on, memory_of
 from sigmasolver.train.loop import Plan
 from sigmasolver.train.rehearsal import Cost, Noise, cost_of, frames_of
+from sigmasolver.trained import skeleton
 
 __all__ = ["MARGIN", "Prediction", "advise", "on_grid", "predict", "probe_grids"]
 
@@ -81,7 +81,7 @@ def predict(recipe: Recipe, place: Place, memory: float, move: Move | None = Non
     """What the training costs on this device, where it may take `memory` bytes."""
     if not 0 < memory < inf:
         raise ValueError(f"The memory is {memory / 1e9:g} GB; it must be more than nothing, and finite.")
-    parameters = sum(one.numel() for one in _skeleton(recipe).parameters())
+    parameters = sum(one.numel() for one in skeleton(recipe).parameters())
     windows, known = _windows(recipe)
     updates = Plan(recipe, windows).steps
     probed = _probe(recipe, place, move)
@@ -179,19 +179,13 @@ def _windows(recipe: Recipe) -> tuple[Windows, bool]:
     return Windows(source, range(len(source)), whole.training_windows()), known
 
 
-def _skeleton(recipe: Recipe) -> torch.nn.Module:
-    """The network without its numbers: a mistake in its sizes shows here."""
-    with torch.device("meta"):
-        return build_solver(recipe.model.name, recipe.model.config(recipe.task))
-
-
 def _changes(recipe: Recipe, place: Place) -> Iterator[tuple[str, str]]:
     """What can be set to need less memory, in the order of the harm it does."""
     train, model = recipe.train, recipe.model
     if train.precision != "bf16":
         yield "train.precision", "bf16"
     drawn = place.captured and model.options.dropout > 0
-    if not train.recompute and not drawn and len(getattr(_skeleton(recipe), "blocks", ())):
+    if not train.recompute and not drawn and len(getattr(skeleton(recipe), "blocks", ())):
         yield "train.recompute", "true"
     batch, width, unit = train.batch, model.width, 2 * model.heads
     while batch > 1:

@@ -44,6 +44,7 @@ class ModelRecipe:
             self.slices,
             self.modes,
             self.options,
+            len(task.conditions),
         )
 
 
@@ -283,7 +284,7 @@ SUITES: dict[str, Callable[[], dict[str, Recipe]]] = {
 """The paper's tables and figures as sets of trainings, by name of the run: tab:pde-main-results with
 tab:realpdebench-results and tab:realm-results, fig:rollout-comparison (counterparts at full width, and at the width
 nearest to the parameters of Transolver-σ), tab:ablation-components, tab:slice-attention-analysis, fig:darcy-scaling,
-app:efficiency-measurements. The ledger holds the trainings at the paper's budgets in the order in which they are run."""
+app:efficiency-measurements. The ledger holds trainings at the paper's budgets in the order in which they are run."""
 
 
 def suite_of(name: str) -> dict[str, Recipe]:

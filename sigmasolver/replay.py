@@ -1,6 +1,6 @@
 """A forecaster made fast: float32, TF32 or bf16, and on a GPU the whole map replayed as one CUDA graph.
 
-    block of frames = boundary( denormalise( model( normalise(history), conditions ) ) )
+    block of frames = boundary( denormalise( model( normalise(history), conditions, time ) ) )
 
 The first call of a shape runs the map a few times and then captures it; every later call copies its history to where
 the graph reads, replays it and hands out a copy of what the graph wrote. So nothing waits for the host, and a block
@@ -43,6 +43,7 @@ class _Captured:
     graph: torch.cuda.CUDAGraph
     history: torch.Tensor
     conditions: dict[str, torch.Tensor]
+    time: torch.Tensor | None
     frames: torch.Tensor
     forms: Prepared
 
@@ -58,7 +59,17 @@ class Replay(Forecaster):
     def __init__(self, forecaster: Forecaster, precision: str = "float32") -> None:
         check_precision(precision)
         one = forecaster
-        super().__init__(one.model, one.inputs, one.targets, one.block, None, one.conditions, one.history)
+        super().__init__(
+            one.model,
+            one.inputs,
+            one.targets,
+            one.block,
+            None,
+            one.conditions,
+            one.history,
+            one.time_scale,
+            one.embedded,
+        )
         self.boundary, self.precision = one.boundary, precision
         self._parts = tuple(one.model.modules())
         self._looks = any(isinstance(part, Solver) and part.config.options.check_input for part in self._parts)
@@ -76,20 +87,27 @@ class Replay(Forecaster):
             return "the model has forward hooks, which a graph would pass by"
         return None
 
-    def forward(self, history: torch.Tensor, conditions: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        history: torch.Tensor,
+        conditions: Mapping[str, torch.Tensor] | None = None,
+        time: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         given = conditions or {}
-        if torch.is_grad_enabled() and any(one.requires_grad for one in (history, *given.values())):
+        time = None if self.time_scale is None else time
+        tensors = (history, *given.values()) if time is None else (history, *given.values(), time)
+        if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
             raise ValueError("A replay gives no gradients; call the forecaster that it was made of.")
         if self.precision == "tf32" and not history.is_cuda:
             raise ValueError("TF32 is a format of GPUs; choose float32 or bf16 on a CPU.")
         # What is kept for later calls must not be born in inference mode.
         with torch.inference_mode(False), torch.no_grad():
             if self.eager(history) is not None:
-                return self._map(history, given)
+                return self._map(history, given, time)
             with torch.cuda.device(history.device):
-                return self._replayed(history, given)
+                return self._replayed(history, given, time)
 
-    def _map(self, history: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def _map(self, history: torch.Tensor, given: Mapping[str, torch.Tensor], time: torch.Tensor | None) -> torch.Tensor:
         # A cache of cast weights would outlive a change of the weights in a graph.
         with (
             matmul_precision(self.precision),
@@ -97,21 +115,26 @@ class Replay(Forecaster):
                 history.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False
             ),
         ):
-            return super().forward(history, given)
+            return super().forward(history, given, time)
 
-    def _replayed(self, history: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        # Wrong conditions are another key, so they meet the forecaster's own checks.
+    def _replayed(
+        self, history: torch.Tensor, given: Mapping[str, torch.Tensor], time: torch.Tensor | None
+    ) -> torch.Tensor:
+        # Wrong conditions or times are another key, so they meet the forecaster's own checks.
         names = tuple((name, values.shape) for name, values in sorted(given.items()))
-        key = (history.shape, history.dtype, history.device, names, self._bound())
+        shape = None if time is None else time.shape
+        key = (history.shape, history.dtype, history.device, names, shape, self._bound())
         captured = self._graphs.get(key)
         if captured is None:
-            captured = self._capture(history, given)
+            captured = self._capture(history, given, time)
             if len(self._graphs) >= KEPT:
                 self._graphs.pop(next(iter(self._graphs)))
             self._graphs[key] = captured
         captured.history.copy_(history)
         for name, values in given.items():
             captured.conditions[name].copy_(values)
+        if captured.time is not None and time is not None:
+            captured.time.copy_(time)
         captured.graph.replay()
         return captured.frames.clone()
 
@@ -120,15 +143,18 @@ class Replay(Forecaster):
         held = (group for part in self._parts for group in (part._parameters, part._buffers) if group)
         return self.model.training, *(one.data_ptr() for group in held for one in group.values() if one is not None)
 
-    def _capture(self, history: torch.Tensor, given: Mapping[str, torch.Tensor]) -> _Captured:
+    def _capture(
+        self, history: torch.Tensor, given: Mapping[str, torch.Tensor], time: torch.Tensor | None
+    ) -> _Captured:
         static = history.clone(memory_format=torch.contiguous_format)
         conditions = {name: values.to(history, copy=True) for name, values in given.items()}
+        held = None if time is None else time.to(history.device, torch.float64, copy=True)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         forms = Prepared(self.model.parameters())
         with torch.cuda.stream(side), forms.learn():
             for _ in range(WARM_UP):
-                self._map(static, conditions)
+                self._map(static, conditions, held)
         torch.cuda.current_stream().wait_stream(side)
         # Blocks are copied out before another graph runs, so all graphs may work in the same memory.
         self._pool = self._pool or torch.cuda.graph_pool_handle()
@@ -137,5 +163,5 @@ class Replay(Forecaster):
         forms.fill()
         captured = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
         with captured, forms.use(), self._lanes.open():
-            frames = self._map(static, conditions)
-        return _Captured(graph, static, conditions, frames, forms)
+            frames = self._map(static, conditions, held)
+        return _Captured(graph, static, conditions, held, frames, forms)

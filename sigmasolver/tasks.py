@@ -70,9 +70,18 @@ class Task:
     starts: int | None = None
     """Windows per trajectory; None: all that fit."""
     steady: bool = False
+    conditions: tuple[str, ...] = ()
+    """Given fields whose mean over the points is also embedded, beside the time: a Reynolds number, a frequency."""
 
     def __post_init__(self) -> None:
         check_types(self)
+        given = [name for name in self.inputs if name not in self.targets]
+        for name in self.conditions:
+            if name not in given or self.conditions.count(name) > 1:
+                raise ValueError(
+                    f"The condition {name} of {self.name} must be an input that is not predicted, named once; "
+                    f"these are given: {', '.join(given) or 'none'}."
+                )
         for name in ("history", "block", "horizon", "train", "test", "stride", "time_stride", "space_stride"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} of {self.name} is {getattr(self, name)}; it must be at least 1.")

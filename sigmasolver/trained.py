@@ -3,24 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from sigmasolver.data.normalise import Normaliser
+from sigmasolver.data.normalise import Normaliser, TimeScale
 from sigmasolver.forecast import Forecaster
 from sigmasolver.models import build_solver
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_tensors, write_tensors
+from sigmasolver.settings import from_plain
 
-__all__ = ["begin", "build", "data_of", "load", "read_normalisers", "recipe_in", "save", "write_normalisers"]
+__all__ = [
+    "begin",
+    "build",
+    "data_of",
+    "load",
+    "read_normalisers",
+    "read_time_scale",
+    "recipe_in",
+    "save",
+    "skeleton",
+    "write_normalisers",
+]
 
 
-def build(recipe: Recipe, inputs: Normaliser, targets: Normaliser) -> Forecaster:
-    """An untrained forecaster; the recipe's seed fixes its weights."""
+def build(recipe: Recipe, inputs: Normaliser, targets: Normaliser, time_scale: TimeScale | None = None) -> Forecaster:
+    """An untrained forecaster; the recipe's seed fixes its weights.
+
+    `time_scale` is for a model with a time embedding; None: it sees times as they are.
+    """
     torch.manual_seed(recipe.train.seed)
-    model = build_solver(recipe.model.name, recipe.model.config(recipe.task))
-    return Forecaster(model, inputs, targets, recipe.task.block, recipe.task.boundary, history=recipe.task.history)
+    model, task = build_solver(recipe.model.name, recipe.model.config(recipe.task)), recipe.task
+    scale = (time_scale or TimeScale()) if recipe.model.options.time_embedding else None
+    return Forecaster(
+        model,
+        inputs,
+        targets,
+        task.block,
+        task.boundary,
+        history=task.history,
+        time_scale=scale,
+        embedded=task.conditions,
+    )
+
+
+def skeleton(recipe: Recipe) -> nn.Module:
+    """The network without its numbers: a mistake in its sizes or options shows here."""
+    with torch.device("meta"):
+        return build_solver(recipe.model.name, recipe.model.config(recipe.task))
+
+
+def begin(run: Run, recipe: Recipe) -> None:
+    """Write the recipe, or make sure that the folder holds it; settings that an older one lacks have their defaults."""
+    if not (run.path / "recipe.json").exists() or recipe_in(run) != recipe:
+        run.start(recipe.to_plain())
 
 
 def recipe_in(run: Run) -> Recipe:
@@ -29,12 +68,6 @@ def recipe_in(run: Run) -> Recipe:
         return Recipe.from_plain(run.recipe())
     except ValueError as error:
         raise ValueError(f"The recipe of {run.path} cannot be used: {error}") from None
-
-
-def begin(run: Run, recipe: Recipe) -> None:
-    """Write the recipe, or make sure that the folder holds this one; a setting that its file lacks has its default."""
-    if not (run.path / "recipe.json").exists() or recipe_in(run) != recipe:
-        run.start(recipe.to_plain())
 
 
 def data_of(run: Run) -> Path:
@@ -48,10 +81,12 @@ def data_of(run: Run) -> Path:
     return path
 
 
-def write_normalisers(run: Run, inputs: Normaliser, targets: Normaliser, fingerprint: str) -> None:
+def write_normalisers(
+    run: Run, inputs: Normaliser, targets: Normaliser, fingerprint: str, time_scale: TimeScale | None = None
+) -> None:
     """The maps of a run, with the fingerprint of the data they were fitted on."""
     facts = {"data": fingerprint, "inputs": inputs.to_dict(), "targets": targets.to_dict()}
-    run.write_json("normaliser.json", facts)
+    run.write_json("normaliser.json", facts if time_scale is None else {**facts, "time": asdict(time_scale)})
 
 
 def read_normalisers(run: Run) -> tuple[Normaliser, Normaliser]:
@@ -62,6 +97,18 @@ def read_normalisers(run: Run) -> tuple[Normaliser, Normaliser]:
         return inputs, targets
     except (KeyError, TypeError, AttributeError):
         raise ValueError(f"normaliser.json of {run.path} is not whole; copy it again or start the run anew.") from None
+
+
+def read_time_scale(run: Run, recipe: Recipe) -> TimeScale | None:
+    """What `write_normalisers` wrote; None: the model is not told the time."""
+    if not recipe.model.options.time_embedding:
+        return None
+    try:
+        return from_plain(TimeScale, run.read_json("normaliser.json")["time"])
+    except KeyError:
+        raise ValueError(
+            f"normaliser.json of {run.path} has no scale of time; copy it again or start the run anew."
+        ) from None
 
 
 def save(run: Run, weights: Mapping[str, torch.Tensor], step: int, steps: int, fingerprint: str) -> None:
@@ -77,7 +124,7 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Forecaster:
         raise ValueError(f"{run.path} is not finished; go on with: sigmasolver train --resume {run.path}")
     tensors, _ = read_tensors(run.weights, device)
     inputs, targets = read_normalisers(run)
-    forecaster = build(recipe, inputs, targets)
+    forecaster = build(recipe, inputs, targets, read_time_scale(run, recipe))
     held, wanted = {name: tuple(t.shape) for name, t in tensors.items()}, forecaster.model.state_dict()
     if held != {name: tuple(t.shape) for name, t in wanted.items()}:
         raise ValueError(f"The weights of {run.path} do not fit the model of its recipe; copy the whole folder again.")

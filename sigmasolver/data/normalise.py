@@ -30,13 +30,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from sigmasolver.data.windows import Windows
-from sigmasolver.settings import near_names, row
+from sigmasolver.settings import check_types, near_names, row
 from sigmasolver.tasks import field_groups
 
-__all__ = ["KINDS", "Fit", "Normaliser", "fit", "fit_trajectories"]
+__all__ = ["KINDS", "Fit", "Normaliser", "TimeScale", "fit", "fit_trajectories"]
 
 _KEYS = ("kind", "fields", "mean", "scale", "constant")
 _EXPONENT, _FLOOR = 0.1, 1e-8
@@ -140,6 +141,33 @@ class Normaliser:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_casts": {}}
+
+
+@dataclass(frozen=True)
+class TimeScale:
+    """The map from physical times to those that a model sees: frames of the training data since their first one.
+
+    The fastest sine of the model's embedding turns by one radian per frame, so frames are told apart, and what lies
+    between two of them is smooth.
+    """
+
+    origin: float = 0.0
+    unit: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.unit <= 0:
+            raise ValueError(f"The unit of time is {self.unit}; it must be positive.")
+
+    def encode(self, times: torch.Tensor) -> torch.Tensor:
+        """In float64: large times that lie close together stay apart."""
+        return (times.double() - self.origin) / self.unit
+
+    @staticmethod
+    def of(times: np.ndarray) -> TimeScale:
+        """Of the (thinned) frames of the training trajectories; the unit is their mean distance."""
+        first, last = float(times[0]), float(times[-1])
+        return TimeScale(first, (last - first) / (len(times) - 1) if len(times) > 1 else 1.0)
 
 
 def fit(kind: str, windows: Windows) -> tuple[Normaliser, Normaliser]:

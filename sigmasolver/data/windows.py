@@ -152,6 +152,14 @@ class Windows:
         history, future = frames[:, : spec.history], frames if steady else frames[:, spec.history :]
         return self._select(history, spec.inputs).contiguous(), self._select(future, spec.targets).contiguous()
 
+    def frame_times(self, indices: Sequence[int] | torch.Tensor) -> torch.Tensor:
+        """float64 (B, 1 + H), on the CPU: the time of the last given frame of these windows, then of the future frames;
+        (B, 1) in a steady task."""
+        spec = self.spec
+        first = torch.tensor([index % self.starts * spec.stride for index in self._checked(indices)])
+        frames = first[:, None] + torch.arange(spec.history - 1, spec.span)
+        return torch.from_numpy(np.asarray(self.times, dtype=np.float64))[frames]
+
     def rows(self) -> list[Row]:
         """Every window in order."""
         step, spec = self.spec.time_stride, self.spec

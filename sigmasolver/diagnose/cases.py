@@ -27,7 +27,7 @@ def views_of_cases(subject: Subject) -> Iterator[tuple[int, list[SliceView]]]:
     """The number of each case, and what every slice operator did in one call from its true history, batch one."""
     for indices, history, _ in some_cases(subject).batches():
         with torch.no_grad(), watching(subject.forecaster.model) as views:
-            subject.forecaster(history)
+            subject.forecaster(history, time=subject.times(indices)[:, 0])
         yield int(indices[0]), views
 
 

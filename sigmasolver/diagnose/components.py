@@ -66,8 +66,8 @@ class Trace:
     """(B, K): ‖B(s_k) - y_k‖."""
     output_amplification: torch.Tensor
     """(B, K): ‖B(ŝ_k) - B(s_k)‖ / ‖e_k‖."""
-    histories: tuple[tuple[torch.Tensor, torch.Tensor], ...]
-    """The true and the freely forecast history before each call."""
+    histories: tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], ...]
+    """The true and the freely forecast history before each call, and its time."""
 
 
 def follow(
@@ -77,22 +77,26 @@ def follow(
     parts: Parts,
     nodes: int = gains.FINE_NODES,
     tick: Callable[[int], None] | None = None,
+    times: torch.Tensor | None = None,
 ) -> Trace:
-    """Of every call whose whole block the truth (B, H, *grid, q) covers; `tick` is told how many calls are done."""
+    """Of every call whose whole block the truth (B, H, *grid, q) covers; `tick` is told how many calls are done.
+
+    `times` (B, 1 + H): of the last given and of the future frames, for a model that is told the time.
+    """
     q, block = truth.shape[-1], forecaster.block
     true = visited = history
     errors, calls, histories = [_norms(torch.zeros_like(history[..., :q]), parts)], [], []
     for start in range(0, truth.shape[1] - block + 1, block):
-        target = truth[:, start : start + block]
+        target, time = truth[:, start : start + block], None if times is None else times[:, start]
         with torch.no_grad():
-            forced = forecaster(true)
+            forced = forecaster(true, time=time)
             # The first call is one and the same; on a GPU two of them may round differently.
-            free = forecaster(visited) if start else forced
+            free = forecaster(visited, time=time) if start else forced
         following, reached = feed_back(true, target), feed_back(visited, free)
         propagated = (reached - feed_back(true, forced))[..., :q]
         e = (visited - true)[..., :q]
         sources = [project(e) for project in parts.values()]
-        update = history_update(forecaster, true[..., q:])
+        update = history_update(forecaster, true[..., q:], time)
         images = mean_products(update, true[..., :q], visited[..., :q], sources, nodes)
         along = [_ratio(_norms(image, parts), _norm(v)) for image, v in zip(images, sources, strict=True)]
         calls.append(
@@ -106,7 +110,7 @@ def follow(
             }
         )
         errors.append(_norms((reached - following)[..., :q], parts))
-        histories.append((true, visited))
+        histories.append((true, visited, time))
         true, visited = following, reached
         if tick is not None:
             tick(len(calls))
@@ -174,7 +178,7 @@ def components(subject: Subject) -> Findings:
     chosen = spread_evenly(calls, GAIN_CALLS).tolist()
     longer = subject.forecaster.block > history.shape[1]
     bar = _Bar(subject.tick, calls, len(chosen), len(parts) ** 2 + 1 + longer)
-    trace = follow(subject.forecaster, history, truth, parts, tick=bar.calls)
+    trace = follow(subject.forecaster, history, truth, parts, tick=bar.calls, times=subject.times(indices))
     norms = _iterated(subject.forecaster, trace, parts, chosen, longer, truth.shape[-1], bar)
     bar.finish()
 
@@ -246,15 +250,15 @@ def _iterated(
     """Lower estimates at these calls: of the parts (B, calls, n, n), of J̄ and of the block's output map (B, calls)."""
     found: dict[str, list[torch.Tensor]] = {}
     for done, call in enumerate(calls):
-        true, visited = trace.histories[call]
+        true, visited, time = trace.histories[call]
         given, ends = true[..., q:], (true[..., :q], visited[..., :q])
         # One Jacobian at a time: two would take twice the memory.
-        J = MeanJacobian(history_update(forecaster, given), *ends)
+        J = MeanJacobian(history_update(forecaster, given, time), *ends)
         tick = partial(bar.products, done)
         found.setdefault("parts", []).append(component_gains(J, parts, ends[0], tick=tick))
         found.setdefault("whole", []).append(_norm_of(J, ends[0], partial(tick, len(parts) ** 2)))
         if longer:
-            J = MeanJacobian(block_output(forecaster, given), *ends)
+            J = MeanJacobian(block_output(forecaster, given, time), *ends)
             found.setdefault("output", []).append(_norm_of(J, ends[0], partial(tick, len(parts) ** 2 + 1)))
     return {name: torch.stack(values, dim=1) for name, values in found.items()}
 

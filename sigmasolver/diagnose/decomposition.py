@@ -33,7 +33,10 @@ def decomposition(subject: Subject) -> Findings:
     `_share` divides by the mean total; `_relative` averages the energies of each window over those of its truth.
     Arrays: the same four and `truth`, (windows, leads, fields + 1), all fields together last.
     """
-    parts = [decompose(subject.forecaster, history, truth) for _, history, truth in subject.batches()]
+    parts = [
+        decompose(subject.forecaster, history, truth, subject.times(indices))
+        for indices, history, truth in subject.batches()
+    ]
     energies = {name: torch.cat([one[name] for one in parts]) for name in parts[0]}
     findings = Findings(arrays={name: values.float().numpy() for name, values in energies.items()})
     for channel, field in enumerate((*subject.fields, None)):
@@ -42,15 +45,17 @@ def decomposition(subject: Subject) -> Findings:
     return findings
 
 
-def decompose(forecaster: Forecaster, history: torch.Tensor, truth: torch.Tensor) -> dict[str, torch.Tensor]:
+def decompose(
+    forecaster: Forecaster, history: torch.Tensor, truth: torch.Tensor, times: torch.Tensor | None = None
+) -> dict[str, torch.Tensor]:
     """The terms of the error energy, and that of the truth, by name: float64 (B, H, q + 1), all fields together last.
 
-    `history` (B, T_in, *grid, q_in) and `truth` (B, H, *grid, q) are in physical units.
+    `history` (B, T_in, *grid, q_in) and `truth` (B, H, *grid, q) are in physical units; `times` as in `rollout`.
     """
     horizon = truth.shape[1]
     with torch.no_grad():
-        free = rollout(forecaster, history, horizon).frames
-        forced = rollout(forecaster, history, horizon, truth).frames
+        free = rollout(forecaster, history, horizon, times=times).frames
+        forced = rollout(forecaster, history, horizon, truth, times=times).frames
     # The first block is one and the same call; on a GPU two of them may round differently.
     forced[:, : forecaster.block] = free[:, : forecaster.block]
     free, forced, true = free.double(), forced.double(), truth.double()

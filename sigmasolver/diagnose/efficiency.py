@@ -115,11 +115,12 @@ def position_bytes(model: nn.Module, grid: tuple[int, ...]) -> int | None:
 
 def _seconds_per_call(subject: Subject) -> float:
     """Median time of one call of the forecaster for one window."""
-    _, history, _ = next(replace(subject, indices=subject.indices[:1], tick=None).batches())
+    indices, history, _ = next(replace(subject, indices=subject.indices[:1], tick=None).batches())
+    time_given = subject.times(indices)[:, 0]
     taken = []
     with torch.no_grad():
         for _ in range(2 + CALLS):
-            taken.append(_seconds(lambda: subject.forecaster(history), 1, subject.device))
+            taken.append(_seconds(lambda: subject.forecaster(history, time=time_given), 1, subject.device))
     return median(taken[2:])
 
 

@@ -33,24 +33,29 @@ TOLERANCE = 5e-3
 SEED = 0
 
 
-def history_update(forecaster: Forecaster, given: torch.Tensor) -> Linear:
-    """f: (B, T_in, *grid, q) -> the same shape; `given` (B, T_in, *grid, more) are the fields that stay as they are."""
+def history_update(forecaster: Forecaster, given: torch.Tensor, time: torch.Tensor | None = None) -> Linear:
+    """f: (B, T_in, *grid, q) -> the same shape; `given` (B, T_in, *grid, more) are the fields that stay as they are,
+    and so does the `time` (B,) of the call."""
 
     def update(state: torch.Tensor) -> torch.Tensor:
         history = _with_given(state, given)
-        return feed_back(history, forecaster(history))[..., : state.shape[-1]]
+        return feed_back(history, forecaster(history, time=_repeated(time, len(state))))[..., : state.shape[-1]]
 
     return update
 
 
-def block_output(forecaster: Forecaster, given: torch.Tensor) -> Linear:
+def block_output(forecaster: Forecaster, given: torch.Tensor, time: torch.Tensor | None = None) -> Linear:
     """B of eq:rollout-block-output-bound: (B, T_in, *grid, q) -> all frames of the block, (B, T_out, *grid, q)."""
-    return lambda state: forecaster(_with_given(state, given))
+    return lambda state: forecaster(_with_given(state, given), time=_repeated(time, len(state)))
 
 
 def _with_given(state: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
     """A history; `state` may hold the samples of `given` several times over."""
     return torch.cat((state, given.repeat(len(state) // len(given), *(1,) * (given.ndim - 1))), dim=-1)
+
+
+def _repeated(time: torch.Tensor | None, samples: int) -> torch.Tensor | None:
+    return None if time is None else time.repeat(samples // len(time))
 
 
 class MeanJacobian:

@@ -78,12 +78,13 @@ class _Bar:
 def _add_silenced(findings: Findings, subject: Subject, kinds: list[str]) -> None:
     errors: dict[str, list[torch.Tensor]] = {}
     aligned: dict[str, list[Alignment]] = {}
-    for _, history, truth in subject.batches():
-        errors.setdefault("intact", []).append(_errors(_forecast(subject, history), truth))
-        whole = _forecast(subject, history, truth=truth)
+    for indices, history, truth in subject.batches():
+        times = subject.times(indices)
+        errors.setdefault("intact", []).append(_errors(_forecast(subject, history, times), truth))
+        whole = _forecast(subject, history, times, truth=truth)
         for kind in kinds:
-            errors.setdefault(f"zero_{kind}", []).append(_errors(_forecast(subject, history, kind), truth))
-            silent = _forecast(subject, history, kind, truth)
+            errors.setdefault(f"zero_{kind}", []).append(_errors(_forecast(subject, history, times, kind), truth))
+            silent = _forecast(subject, history, times, kind, truth)
             aligned.setdefault(kind, []).append(alignment(whole, silent, truth))
     for metric, parts in errors.items():
         for field, lead, values in _each(torch.cat(parts), subject.fields):
@@ -98,11 +99,15 @@ def _add_silenced(findings: Findings, subject: Subject, kinds: list[str]) -> Non
 
 
 def _forecast(
-    subject: Subject, history: torch.Tensor, kind: str | None = None, truth: torch.Tensor | None = None
+    subject: Subject,
+    history: torch.Tensor,
+    times: torch.Tensor,
+    kind: str | None = None,
+    truth: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Free, or with `truth` from the true history of every block; with the operators of a kind silenced."""
     with torch.no_grad(), nullcontext() if kind is None else silenced(subject.forecaster.model, kind):
-        return rollout(subject.forecaster, history, subject.horizon, truth).frames
+        return rollout(subject.forecaster, history, subject.horizon, truth, times=times).frames
 
 
 def _errors(predicted: torch.Tensor, true: torch.Tensor) -> torch.Tensor:

@@ -37,9 +37,9 @@ def maps(subject: Subject) -> Findings:
         subject.run, subject.recipe, subject.forecaster, subject.windows, cases, subject.horizon, 1, tick=subject.tick
     )
     given, truth, forecast = [], [], []
-    for _, history, future in shown.batches():
+    for indices, history, future in shown.batches():
         with torch.no_grad():
-            frames = rollout(subject.forecaster, history, subject.horizon).frames
+            frames = rollout(subject.forecaster, history, subject.horizon, times=subject.times(indices)).frames
         given.append(history[:, -1].cpu())
         truth.append(future[:, kept].cpu())
         forecast.append(frames[:, kept].cpu())

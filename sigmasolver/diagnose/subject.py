@@ -84,6 +84,10 @@ class Subject:
             if self.tick is not None:
                 self.tick(done, len(self.indices))
 
+    def times(self, indices: torch.Tensor) -> torch.Tensor:
+        """Physical, (B, 1 + frames): of the last given frame of these windows and of the frames after it."""
+        return self.windows.frame_times(indices).to(self.device)
+
 
 @dataclass
 class Findings:

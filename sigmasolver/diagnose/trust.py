@@ -35,9 +35,13 @@ def trust(subject: Subject) -> Findings:
     states = None if subject.training is None else training_states(subject.training, subject.device)
     sides = subject.windows.sides
     parts = []
-    for _, history, truth in subject.batches():
+    for indices, history, truth in subject.batches():
+        times = subject.times(indices)
         with torch.no_grad():
-            frames = [rollout(one, history, subject.horizon).frames for one in (subject.forecaster, *subject.peers)]
+            frames = [
+                rollout(one, history, subject.horizon, times=times).frames
+                for one in (subject.forecaster, *subject.peers)
+            ]
         parts.append(_measure(frames, truth, states, sides))
     measures = {name: torch.cat([one[name] for one in parts]) for name in parts[0]}
     findings = Findings()

@@ -43,6 +43,7 @@ class Options:
     padding: tuple[str, ...] | None = None
     """"zeros" or "circular" for each axis; None: zeros on all."""
     time_embedding: bool = False
+    """The model is told the time of the last given frame."""
     dropout: float = 0.0
     """After the slice-attention softmax and after the physical operator's output projection."""
     check_input: bool = False
@@ -79,6 +80,8 @@ class SolverConfig:
     slices: int = 32
     modes: int | tuple[int, ...] = 4
     options: Options = field(default_factory=Options)
+    conditions: int = 0
+    """Numbers of a sample (a Reynolds number, a frequency) that are embedded like the time."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -87,6 +90,8 @@ class SolverConfig:
         for name in ("in_channels", "out_channels", "width", "depth", "heads", "slices"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.conditions < 0:
+            raise ValueError(f"conditions is {self.conditions}; it must be at least 0.")
         if self.width % (2 * self.heads):
             raise ValueError(
                 f"width {self.width} is not divisible by 2 x heads = {2 * self.heads}: each half of the channels is "
@@ -115,6 +120,11 @@ class SolverConfig:
     @property
     def axes(self) -> int:
         return len(self.grid)
+
+    @property
+    def scalars(self) -> int:
+        """Numbers per sample that the embedding takes: the time, if there is one, then the conditions."""
+        return self.options.time_embedding + self.conditions
 
     @property
     def modes_per_axis(self) -> tuple[int, ...]:

@@ -159,14 +159,15 @@ class Mixing(nn.Module):
 
 
 class TimeEmbedding(nn.Module):
-    """A scalar time per sample -> `width` channels: cosines and sines of falling frequency, then an MLP."""
+    """`scalars` numbers per sample, (B,) or (B, scalars), the time first -> (B, width): cosines and sines of falling
+    frequency for each of them, concatenated, then an MLP."""
 
     LONGEST_PERIOD = 1e4
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, scalars: int = 1) -> None:
         super().__init__()
-        self.width = width
-        self.mlp = nn.Sequential(linear(width, width), nn.SiLU(), linear(width, width))
+        self.width, self.scalars = width, scalars
+        self.mlp = nn.Sequential(linear(scalars * width, width), nn.SiLU(), linear(width, width))
 
     def forward(self, time: torch.Tensor) -> torch.Tensor:
         half = self.width // 2
@@ -174,5 +175,5 @@ class TimeEmbedding(nn.Module):
         # Angles in float32 at least: bf16 would round a time of 1000 to the nearest 8.
         wide = torch.promote_types(torch.promote_types(time.dtype, own), torch.float32)
         steps = torch.arange(half, device=time.device, dtype=wide) / half
-        angles = time.to(wide)[:, None] * self.LONGEST_PERIOD**-steps
-        return self.mlp(torch.cat((angles.cos(), angles.sin()), dim=-1).to(own))
+        angles = time.to(wide).reshape(len(time), self.scalars, 1) * self.LONGEST_PERIOD**-steps
+        return self.mlp(torch.cat((angles.cos(), angles.sin()), dim=-1).flatten(1).to(own))

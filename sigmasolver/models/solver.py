@@ -41,12 +41,13 @@ class Solver(nn.Module):
         position_channels = config.lattice**config.axes if options.positions == "distances" else config.axes
         self.lift = perceptron(position_channels + config.in_channels, 2 * width, width)
         self.offset = nn.Parameter(torch.rand(width) / width)
-        self.time = TimeEmbedding(width) if options.time_embedding else None
+        self.time = TimeEmbedding(width, config.scalars) if config.scalars else None
         self.blocks = nn.ModuleList(block(config) for _ in range(config.depth))
         self.norm = LayerNorm(width)
         self.readout = linear(width, config.out_channels)
 
     def forward(self, x: torch.Tensor, time: torch.Tensor | None = None) -> torch.Tensor:
+        """`time` is for solvers with an embedding: (B,), or (B, n) where conditions follow the time."""
         self._check(x, time)
         H, rest = self._lifted(x)
         if self.time is not None and time is not None:
@@ -97,14 +98,16 @@ class Solver(nn.Module):
                 f"Input has {x.shape[-1]} channels in its last axis; this solver was built for {config.in_channels}."
             )
         check_grid(tuple(x.shape[1:-1]), config.padding)
+        numbers = "one number" if config.scalars == 1 else f"{config.scalars} numbers"
         if self.time is not None and time is None:
-            raise ValueError("This solver has a time embedding; pass `time`, one number per sample.")
+            raise ValueError(f"This solver has a time embedding; pass `time`, {numbers} per sample.")
         if self.time is None and time is not None:
             raise ValueError(
                 "This solver has no time embedding; leave `time` out or build it with time_embedding=True."
             )
-        if time is not None and time.shape != (x.shape[0],):
-            raise ValueError(f"time has shape {tuple(time.shape)}; pass one number for each of {x.shape[0]} samples.")
+        allowed = ((x.shape[0], config.scalars), (x.shape[0],))[: 2 if config.scalars == 1 else 1]
+        if time is not None and time.shape not in allowed:
+            raise ValueError(f"time has shape {tuple(time.shape)}; pass {numbers} for each of {x.shape[0]} samples.")
         if config.options.check_input:
             _refuse_non_finite(x)
 

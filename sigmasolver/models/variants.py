@@ -88,7 +88,13 @@ def build_model(
 
 def build_solver(name: str, config: SolverConfig) -> nn.Module:
     """`build_model` for sizes that are already one value."""
-    return _make(name)(config)
+    model = _make(name)(config)
+    if config.scalars and getattr(model, "time", None) is None:
+        raise ValueError(
+            f"{name} has no time embedding; set model.options.time_embedding=false and task.conditions=(), or choose "
+            "another model."
+        )
+    return model
 
 
 def count_parameters(name: str, config: SolverConfig) -> int:

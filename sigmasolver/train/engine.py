@@ -132,6 +132,7 @@ class Stepper:
         self.random = plan.noise > 0 or drops
         self._batches: Iterator[Pair] | None = None
         self._inputs: Any = None
+        self._times: torch.Tensor | None = None
         self._captures: dict[int, Capture] = {}
         # One for all captures: what a stream frees is kept for that stream.
         # Of a captured step's streams the one that the others wait for goes first.
@@ -190,6 +191,8 @@ class Stepper:
 
         A captured step reads the same memory every time, so there the new values are copied into it.
         """
+        if self.forecaster.time_scale is not None:
+            self._fetch_times(step)
         if isinstance(self.windows, Resident):
             mine = self.place.world.share(self.members(step))
             pinned = mine.clone().pin_memory() if self.device.type == "cuda" else mine
@@ -207,6 +210,14 @@ class Stepper:
             for held, values in zip(self._inputs, new, strict=True):
                 held.copy_(values)
 
+    def _fetch_times(self, step: int) -> None:
+        times = self.windows.frame_times(self.place.world.share(self.members(step)))
+        new = (times.pin_memory() if self.device.type == "cuda" else times).to(self.device, non_blocking=True)
+        if self._times is None or not self.place.captured:
+            self._times = new
+        else:
+            self._times.copy_(new)
+
     def _update(
         self, calls: int, passes: AbstractContextManager[None] | None = None, step: Callable[[], object] | None = None
     ) -> None:
@@ -215,7 +226,9 @@ class Stepper:
         history, future = self.windows.batch(self._inputs) if isinstance(self.windows, Resident) else self._inputs
         if plan.noise:
             history = _with_noise(history, self.forecaster.inputs, plan.noise)
-        parts = list(frame_by_frame(history, future)) if plan.accumulate else [(history, future)]
+        parts = [(history, future, self._times)]
+        if plan.accumulate:
+            parts = list(frame_by_frame(history, future, self._times))
         objectives: dict[str, Callable[..., torch.Tensor]] = {
             "direct": direct,
             "teacher_forced": direct if plan.accumulate else teacher_forced,
@@ -228,10 +241,10 @@ class Stepper:
         )
         losses: list[torch.Tensor] = []
         with passes or nullcontext():
-            for part in parts:
+            for *part, times in parts:
                 with self._synchronised(last=len(losses) + 1 == len(parts)):
                     with autocast:
-                        loss = objectives[plan.objective](self.forecaster, *part, self.price)
+                        loss = objectives[plan.objective](self.forecaster, *part, self.price, times=times)
                     if not losses:
                         self.optimiser.zero_grad(set_to_none=True)
                     loss.backward()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from sigmasolver.data.normalise import fit
+from sigmasolver.data.normalise import TimeScale, fit
 from sigmasolver.data.store import Reader, open_store
 from sigmasolver.data.windows import Split, Windows
 from sigmasolver.forecast import Forecaster
@@ -19,7 +19,16 @@ from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run
 from sigmasolver.train.engine import Place
 from sigmasolver.train.loop import Data, Plan, Progress, train
-from sigmasolver.trained import begin, build, data_of, read_normalisers, recipe_in, write_normalisers
+from sigmasolver.trained import (
+    begin,
+    build,
+    data_of,
+    read_normalisers,
+    read_time_scale,
+    recipe_in,
+    skeleton,
+    write_normalisers,
+)
 
 __all__ = ["lies_on", "memory_of", "refuse_other_grid", "resume_run", "train_run"]
 
@@ -40,6 +49,7 @@ def train_run(
     Once `stop()` is true the training keeps its state and returns.
     """
     place = Place() if place is None else place
+    skeleton(recipe)  # what cannot be built is told before any data are read
     with open_store(path) as store:
         data, forecaster = _prepare(recipe, store, run, place)
         if run.finished:
@@ -72,8 +82,8 @@ def _prepare(recipe: Recipe, store: Reader, run: Run, place: Place) -> tuple[Dat
     if place.world.first:
         _open(recipe, training, store, parts, run)
     place.world.wait()
-    inputs, targets = read_normalisers(run)
-    return Data(training, validation, store.fingerprint), build(recipe, inputs, targets)
+    forecaster = build(recipe, *read_normalisers(run), read_time_scale(run, recipe))
+    return Data(training, validation, store.fingerprint), forecaster
 
 
 def refuse_other_grid(training: Windows, recipe: Recipe) -> None:
@@ -95,7 +105,8 @@ def _open(recipe: Recipe, training: Windows, store: Reader, parts: Split, run: R
     begin(run, recipe)
     _bind(run, store, parts)
     if not known:
-        write_normalisers(run, inputs, targets, store.fingerprint)
+        scale = TimeScale.of(training.times) if recipe.model.options.time_embedding else None
+        write_normalisers(run, inputs, targets, store.fingerprint, scale)
 
 
 def _refuse_moving(recipe: Recipe, training: Windows) -> None:

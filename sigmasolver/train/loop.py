@@ -174,7 +174,7 @@ def validate(forecaster: Forecaster, windows: Windows, place: Place) -> float:
     for part in mine.split(max(1, 64 // windows.spec.horizon)):
         history, future = (one.to(world.device) for one in windows.batch(part))
         with torch.no_grad():
-            frames = rollout(forecaster, history, windows.spec.horizon).frames
+            frames = rollout(forecaster, history, windows.spec.horizon, times=windows.frame_times(part)).frames
         errors.append(metrics.relative_l2(frames, future).mean(1))
     alone = torch.cat(errors) if errors else torch.zeros(0, dtype=torch.float64, device=world.device)
     together = alone if place.shard else world.gather(alone, len(chosen))

@@ -6,6 +6,7 @@
     pushforward     some calls without gradient from their own forecasts, then one that learns
 
 Fields are in physical units, `(B, frames, *grid, q)`. The cost of a batch is the mean over the prices of its samples.
+`times` (B, 1 + frames) are those of the last given frame and of the future ones, for a model that is told the time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from sigmasolver.metrics import component_mean
 
 __all__ = ["Price", "direct", "frame_by_frame", "pushforward", "relative_l2", "teacher_forced"]
 
-Forecast = Callable[[torch.Tensor], torch.Tensor]
+Forecast = Callable[..., torch.Tensor]
+"""history -> frames; with `times` also called with time=, one number for each sample."""
 
 
 def relative_l2(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
@@ -80,21 +82,37 @@ def _difference(frames: torch.Tensor, axis: int) -> torch.Tensor:
     return ahead - behind
 
 
-def direct(forecast: Forecast, history: torch.Tensor, future: torch.Tensor, price: Price) -> torch.Tensor:
+def _call(forecast: Forecast, history: torch.Tensor, time: torch.Tensor | None) -> torch.Tensor:
+    return forecast(history) if time is None else forecast(history, time=time)
+
+
+def direct(
+    forecast: Forecast,
+    history: torch.Tensor,
+    future: torch.Tensor,
+    price: Price,
+    times: torch.Tensor | None = None,
+) -> torch.Tensor:
     """One call, priced over the frames it gives."""
-    prediction = forecast(history)
+    prediction = _call(forecast, history, None if times is None else times[:, 0])
     return price(prediction, future[:, : prediction.shape[1]]).mean()
 
 
-def teacher_forced(forecast: Forecast, history: torch.Tensor, future: torch.Tensor, price: Price) -> torch.Tensor:
+def teacher_forced(
+    forecast: Forecast,
+    history: torch.Tensor,
+    future: torch.Tensor,
+    price: Price,
+    times: torch.Tensor | None = None,
+) -> torch.Tensor:
     """The sum over future frames of single-frame prices, each predicted from the true frames before it.
 
     The frames do not depend on each other's predictions, so they are folded into the batch: the same gradient as
     frame after frame, in one call.
     """
     horizon = future.shape[1]
-    windows = torch.stack([window for window, _ in frame_by_frame(history, future)], dim=1).flatten(0, 1)
-    prediction = forecast(windows)
+    windows = torch.stack([window for window, *_ in frame_by_frame(history, future)], dim=1).flatten(0, 1)
+    prediction = _call(forecast, windows, None if times is None else times[:, :horizon].flatten())
     if prediction.shape[1] != 1:
         raise ValueError(
             f"Teacher forcing prices single frames, but the model predicts {prediction.shape[1]} a call; use direct."
@@ -102,27 +120,34 @@ def teacher_forced(forecast: Forecast, history: torch.Tensor, future: torch.Tens
     return price(prediction, future.flatten(0, 1)[:, None]).unflatten(0, (-1, horizon)).sum(1).mean()
 
 
-def frame_by_frame(history: torch.Tensor, future: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The true history before each future frame, and that frame: the `direct` losses of these pairs sum to the
-    teacher-forced loss, so their gradients can be accumulated one frame after another."""
+def frame_by_frame(
+    history: torch.Tensor, future: torch.Tensor, times: torch.Tensor | None = None
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+    """The true history before each future frame, that frame, and the times from there on: their `direct` losses sum to
+    the teacher-forced loss, so gradients can be accumulated one frame after another."""
     length, horizon = history.shape[1], future.shape[1]
     given = history[:, -1:, ..., future.shape[-1] :].expand(-1, horizon, *history.shape[2:-1], -1)
     frames = torch.cat((history, torch.cat((future, given), dim=-1)), dim=1)
     for t in range(horizon):
-        yield frames[:, t : t + length], future[:, t : t + 1]
+        yield frames[:, t : t + length], future[:, t : t + 1], None if times is None else times[:, t:]
 
 
 def pushforward(
-    forecast: Forecast, history: torch.Tensor, future: torch.Tensor, price: Price, calls: int
+    forecast: Forecast,
+    history: torch.Tensor,
+    future: torch.Tensor,
+    price: Price,
+    calls: int,
+    times: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`calls` calls, each from the forecasts before it; only the last one learns and is priced."""
     block = 0
     with torch.no_grad():
-        for _ in range(calls - 1):
-            prediction = forecast(history)
+        for call in range(calls - 1):
+            prediction = _call(forecast, history, None if times is None else times[:, call * block])
             block = prediction.shape[1]
             history = feed_back(history, prediction)
     start = (calls - 1) * block
     if calls < 1 or start >= future.shape[1]:
         raise ValueError(f"{calls} calls of {block} frames need more than the {future.shape[1]} future frames given.")
-    return direct(forecast, history, future[:, start:], price)
+    return direct(forecast, history, future[:, start:], price, None if times is None else times[:, start:])

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigmasolver.data.header import Header
-from sigmasolver.data.normalise import KINDS, Normaliser, fit, fit_trajectories
+from sigmasolver.data.normalise import KINDS, Normaliser, TimeScale, fit, fit_trajectories
 from sigmasolver.data.windows import Windows, WindowSpec, split
 from sigmasolver.simulate.simulator import Layout
 from tests.data.memory import Memory
@@ -405,3 +405,14 @@ def test_gradients_of_the_transform_are_finite_for_large_values_of_other_fields(
     x = torch.tensor([-5.0, 1e8, 3.0], requires_grad=True)
     normaliser.decode(normaliser.encode(x)).sum().backward()
     assert torch.isfinite(x.grad).all() and x.grad[1] == pytest.approx(1)
+
+
+def test_a_scale_of_time_counts_frames():
+    """Also where they are not evenly spaced: then in mean frames. One frame is its own origin."""
+    even = TimeScale.of(np.array([2.0, 2.5, 3.0, 3.5]))
+    assert even == TimeScale(2.0, 0.5)
+    assert even.encode(torch.tensor([2.0, 3.5, 5.0])).tolist() == [0, 3, 6]
+    uneven = np.array([1.0, 2.0, 4.0, 10.0])
+    ends = TimeScale.of(uneven).encode(torch.from_numpy(uneven))[[0, -1]]
+    assert ends.tolist() == [0, 3] and ends.dtype == torch.float64
+    assert TimeScale.of(np.array([7.0])) == TimeScale(7.0, 1.0)

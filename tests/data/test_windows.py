@@ -383,3 +383,17 @@ def test_indices_out_of_range_and_odd_sources_are_refused():
     other = Windows(Memory(head, values(2, header(5, (3,)))), (1,), windows.spec)
     with pytest.raises(ValueError, match=r"^Trajectory 1 has shape \(5, 3, 3\), but its header tells \(4, 3, 3\)\.$"):
         other.batch([0])
+
+
+@pytest.mark.parametrize("steady", [False, True])
+def test_frame_times_are_those_of_the_last_given_and_of_the_future_frames(steady):
+    times = np.array([0.0, 1.0, 1.5, 4.0, 4.5, 7.0, 8.0, 9.5, 11.0, 12.0, 12.5])
+    head = Header(replace(Waves(frames=11).layout, times=times), "test", {})
+    frames = (1, 1) if steady else (2, 2)
+    spec = WindowSpec(("height",), ("slope",), *frames, stride=1, time_stride=2, steady=steady)
+    windows = Windows(Memory(head, np.zeros((3, *head.shape), np.float32)), (0, 2), spec)
+    for index, (row, found) in enumerate(zip(windows.rows(), windows.frame_times(range(len(windows))), strict=True)):
+        given = row.history + 2 * (spec.history - 1)
+        future = () if steady else range(row.future, row.last + 1, 2)
+        assert found.tolist() == [times[frame] for frame in (given, *future)]
+        assert torch.equal(found, windows.resident("cpu").frame_times(torch.tensor([index - len(windows)]))[0])

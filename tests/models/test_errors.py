@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sigmasolver import Options, build_model
-from sigmasolver.models import SolverConfig, count_parameters, matched_width
+from sigmasolver.models import SolverConfig, build_solver, count_parameters, matched_width
 from sigmasolver.models.block import BlockSpec
 
 
@@ -136,6 +136,16 @@ def test_time_is_needed_exactly_when_embedded():
         build()(x, time)
     with pytest.raises(ValueError, match="one number for each of 2 samples"):
         build(options=Options(time_embedding=True))(x, time[:1])
+    with pytest.raises(ValueError, match="pass `time`, 3 numbers per sample"):
+        _with_conditions(2)(x)
+    with pytest.raises(ValueError, match="pass 3 numbers for each of 2 samples"):
+        _with_conditions(2)(x, time)
+    assert _with_conditions(2)(x, torch.zeros(2, 3)).shape == x.shape
+
+
+def _with_conditions(count):
+    sizes = SolverConfig((8, 8), 1, 1, 16, 1, 2, 4, 2, Options(time_embedding=True), count)
+    return build_solver("transolver-sigma", sizes)
 
 
 def test_input_of_another_precision_is_named():

@@ -303,6 +303,19 @@ def test_time_embedding_tells_times_apart_in_low_precision():
     assert (near - far).abs().max() > 0
 
 
+def test_time_embedding_is_an_mlp_of_sines_of_every_scalar():
+    """Written out in float64: angles t ω_k with ω from 1 down to 1e-4, scalar after scalar."""
+    embedding, numbers = shaken(TimeEmbedding(8, scalars=2)), torch.tensor([[3.0, -0.7], [250.0, 1.9]]).double()
+    frequencies = torch.tensor([1e4 ** -(k / 4) for k in range(4)], dtype=torch.float64)
+    angles = [numbers[:, [scalar]] * frequencies for scalar in range(2)]
+    features = torch.cat([part for angle in angles for part in (angle.cos(), angle.sin())], dim=1)
+    first, second = embedding.mlp[0], embedding.mlp[2]
+    hidden = torch.nn.functional.silu(features @ first.weight.T + first.bias)
+    torch.testing.assert_close(embedding(numbers), hidden @ second.weight.T + second.bias, rtol=1e-12, atol=1e-14)
+    alone = shaken(TimeEmbedding(8))
+    assert torch.equal(alone(numbers[:, 0]), alone(numbers[:, :1]))
+
+
 def test_dropout_acts_in_training_only():
     operator = PhysicalOperator(8, 2, 5, ("zeros", "zeros"), dropout=0.5)
     Y = torch.randn(1, 6, 5, 8)

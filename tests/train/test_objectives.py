@@ -57,7 +57,7 @@ def test_gradients_accumulated_frame_by_frame_are_those_of_the_folded_call():
         wanted = gradient(folded, model)
         model.zero_grad()
         losses = []
-        for window, frame in frame_by_frame(history, truth):
+        for window, frame, _ in frame_by_frame(history, truth):
             assert window.shape[1] == T_IN and frame.shape[1] == 1
             losses.append(direct(learns, window, frame, price))
             losses[-1].backward()

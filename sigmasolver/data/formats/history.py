@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from sigmasolver.data.formats.beside import check_names, own_names
+from sigmasolver.data.formats.beside import check_names, is_list, own_names, read_list
 from sigmasolver.data.formats.choice import UNNAMED, check_field, pick
 from sigmasolver.data.formats.foreign import Array
 from sigmasolver.data.formats.hdf5 import is_store
 from sigmasolver.data.formats.own import open_arrays
 from sigmasolver.data.store import open_store
 
-__all__ = ["read_history"]
+__all__ = ["read_history", "read_times"]
 
 
 def read_history(path: Path, names: Sequence[str], axes: int) -> np.ndarray:
@@ -36,6 +36,21 @@ def read_history(path: Path, names: Sequence[str], axes: int) -> np.ndarray:
             f"{trajectory}, frame {frame}, point {tuple(point)} of {names[field]!r}; a forecast needs finite ones."
         )
     return history
+
+
+def read_times(path: Path, frames: int) -> np.ndarray | None:
+    """The times of the `frames` frames in the file, float64, increasing; None: it says nothing of them."""
+    if is_store(path):
+        with open_store(path) as store:
+            return store.header.axes()["t"]
+    arrays = open_arrays(path)
+    name = next((one for one in ("times", "t") if is_list(arrays.get(one))), None)
+    if name is None:
+        return None
+    times = np.asarray(read_list(path, arrays, name, frames, "numbers"), dtype=np.float64)
+    if not np.isfinite(times).all() or bool((np.diff(times) <= 0).any()):
+        raise ValueError(f"The {name} in {path} must be finite, increasing numbers.")
+    return times
 
 
 def _from_store(path: Path, names: tuple[str, ...], axes: int) -> np.ndarray:

@@ -143,6 +143,33 @@ def test_a_suite_is_listed_with_how_far_it_is(call, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_suite_stops_at_its_time_limit_and_goes_on(call, learned, tmp_path):
+    folder, _ = learned
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "ns2d.h5").symlink_to(folder / "run" / "data.h5")
+    sizes = ("grid=(8,8)", "history=2", "horizon=3", "train=4", "test=1", "inputs=('u',)", "targets=('u',)")
+    words = [word for one in sizes for word in ("--set", f"task.{one}")]
+    words = [*words, *TINY, "--data", tmp_path / "data", "--out", tmp_path / "runs", "--only", "ns2d-*-42"]
+    code, out, said = call("suite", "main", *words, "--minutes", "1e-9")
+    assert code == 0, said
+    assert "stopped by --minutes at 25.0 %; run again to go on" in out
+    assert call("suite", "main", *words, "--list")[1].split() == ["ns2d-transolver-sigma-42", "25.0", "%"]
+    code, out, said = call("suite", "main", *words)
+    assert code == 0 and "training from 25.0 %" in out, said
+    assert call("suite", "main", *words, "--list")[1].split() == ["ns2d-transolver-sigma-42", "finished"]
+    assert "finished before" in call("suite", "main", *words)[1]
+
+
+def test_a_training_stops_at_its_time_limit(call, learned, tmp_path):
+    folder, _ = learned
+    words = ("train", "--data", folder / "my.npy", *OWN, *TINY, "--out", tmp_path / "run")
+    code, out, said = call(*words, "--minutes", "1e-9")
+    assert code == 0, said
+    assert "stopped, 1 steps, loss" in out and f"next: sigmasolver train --resume {tmp_path / 'run'}" in out
+    code, out, said = call("train", "--resume", tmp_path / "run")
+    assert code == 0 and "trained, 4 steps" in out, said
+
+
 def test_models_lists_all_with_their_sizes(call):
     code, out, _ = call("models")
     assert code == 0 and all(name in out for name in list_models())

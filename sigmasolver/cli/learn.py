@@ -120,8 +120,8 @@ def suite(
     from sigmasolver.train.engine import Place
 
     deadline, screen = Deadline(minutes), console()
-    whole = {key: changed(recipe, settings or []) for key, recipe in suite_of(name).items()}
-    recipes = {key: recipe for key, recipe in whole.items() if only is None or any(fnmatch(key, one) for one in only)}
+    rows = suite_of(name)
+    recipes = {key: recipe for key, recipe in rows.items() if only is None or any(fnmatch(key, one) for one in only)}
     if not recipes:
         raise ValueError(f'No run of the suite {name} matches "{", ".join(only or ())}"; list them with --list.')
     if show:
@@ -131,8 +131,10 @@ def suite(
         return
     with join(device_of(device)) as world:
         place = Place(world, engine_of(engine, world))
-        for key, recipe in recipes.items():
-            run = Run(out / key)
+        for key, row in recipes.items():
+            run, recipe = Run(out / key), changed(row, settings or [])
+            # All rows of a task share one store, whichever of them are trained now.
+            siblings = [changed(one, settings or []) for one in rows.values() if one.task.name == row.task.name]
             if is_done(run):
                 if world.first:
                     screen.print(f"{key}: finished before")
@@ -144,7 +146,7 @@ def suite(
                         deadline.check()
                         move(done, total)
 
-                    store = ensure_store(recipe, data, whole.values(), data_seed, place, simulated)
+                    store = ensure_store(recipe, data, siblings, data_seed, place, simulated)
                 if world.first:
                     screen.print(f"{key}: training from {100 * fraction_done(run):.1f} %")
                 with training(world) as watch:

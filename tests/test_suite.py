@@ -1,0 +1,141 @@
+"""A suite in pieces: stopped by a time limit, moved to another machine, and still the training it would have been."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sigmasolver.parallel import World
+from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, recipe_of
+from sigmasolver.runs import Run, read_rows, read_tensors
+from sigmasolver.suite import Deadline, OutOfTimeError, ensure_store, fraction_done, is_done, run_row
+from sigmasolver.tasks import Task
+from sigmasolver.train.engine import Place
+from sigmasolver.train.job import resume_run, train_run
+
+FIELD = ("vorticity",)
+TASK = Task("demo", FIELD, FIELD, (16, 16), 2, 1, 4, 2, 1, "channel", space_stride=4)
+MODEL = ModelRecipe(width=16, depth=1, heads=2, slices=4, modes=3)
+RECIPE = Recipe(TASK, MODEL, TrainRecipe(updates=23, batch=2, validation=0.0, ema=0.9, noise=0.01))
+PLACE = Place(World())
+
+
+class After:
+    """A stop that is asked for from the n-th question on."""
+
+    def __init__(self, questions):
+        self.left = questions
+
+    def __call__(self):
+        self.left -= 1
+        return self.left < 0
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    ensure_store(RECIPE, folder, [RECIPE], 7, PLACE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """The same training without a stop."""
+    run = Run(tmp_path_factory.mktemp("runs") / "whole")
+    run_row(RECIPE, data / "demo.h5", run, PLACE, Deadline())
+    return run
+
+
+def equal(first, second):
+    (one, _), (other, _) = read_tensors(first.weights), read_tensors(second.weights)
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_training_stopped_at_any_step_ends_in_the_same_weights(data, whole, tmp_path):
+    for questions in (0, 1, 7, 21):
+        run = Run(tmp_path / str(questions))
+        stop = After(questions)
+        train_run(RECIPE, data / "demo.h5", run, PLACE, stop=stop)
+        assert not run.finished and not run.weights.exists()
+        assert fraction_done(run) == (questions + 1) / 23
+        resume_run(run, place=PLACE, stop=After(3))
+        assert fraction_done(run) == min(questions + 1 + 4, 23) / 23
+        resume_run(run, place=PLACE)
+        assert run.finished and equal(run, whole)
+        logged = [row["step"] for row in read_rows(run.log)]
+        assert logged == sorted(set(logged)) and logged[-1] == 23
+
+
+def test_a_stop_at_the_last_step_is_a_finished_run(data, whole, tmp_path):
+    run = Run(tmp_path / "run")
+    train_run(RECIPE, data / "demo.h5", run, PLACE, stop=After(22))
+    assert run.finished and equal(run, whole)
+
+
+def test_a_row_goes_on_elsewhere_with_its_data_simulated_again(data, whole, tmp_path):
+    run = Run(tmp_path / "here" / "run")
+    train_run(RECIPE, data / "demo.h5", run, PLACE, stop=After(9))
+    shutil.copytree(run.path, tmp_path / "there" / "run")
+    run = Run(tmp_path / "there" / "run")
+    store = ensure_store(RECIPE, tmp_path / "there" / "data", [RECIPE], 7, PLACE)
+    assert store.read_bytes() == (data / "demo.h5").read_bytes()
+    run_row(RECIPE, store, run, PLACE, Deadline())
+    assert is_done(run) and equal(run, whole)
+    other = ensure_store(RECIPE, tmp_path / "other", [RECIPE], 8, PLACE)
+    with pytest.raises(ValueError, match="was begun with other data: their fingerprint is"):
+        train_run(RECIPE, other, run, PLACE)
+
+
+def test_a_store_holds_enough_for_every_row_of_the_suite(tmp_path):
+    larger = replace(RECIPE, task=replace(TASK, train=3))
+    path = ensure_store(RECIPE, tmp_path, [RECIPE, larger, recipe_of("ns2d")], 7, PLACE)
+    assert ensure_store(larger, tmp_path, [RECIPE, larger], 7, PLACE) == path
+    from sigmasolver.data.store import open_store
+
+    with open_store(path) as store:
+        assert len(store) == 4
+        # Both rows are tested on the same trajectory.
+        assert RECIPE.split(len(store)).test == larger.split(len(store)).test == (3,)
+
+
+def test_time_that_runs_out_leaves_whole_work_behind(data, whole, tmp_path):
+    over = Deadline()
+    over.end = 0.0
+    run = Run(tmp_path / "run")
+    with pytest.raises(OutOfTimeError):
+        run_row(RECIPE, data / "demo.h5", run, PLACE, over)
+    assert fraction_done(run) == 1 / 23
+    train_run(RECIPE, data / "demo.h5", run, PLACE)
+    with pytest.raises(OutOfTimeError):  # an evaluation that is cut off has written nothing
+        run_row(RECIPE, data / "demo.h5", run, PLACE, over)
+    assert run.finished and not run.records.exists() and not is_done(run)
+    run_row(RECIPE, data / "demo.h5", run, PLACE, Deadline(5))
+    assert is_done(run)
+    value = {row["value"] for row in read_rows(run.records) if row["metric"] == "rmse"}
+    assert value == {row["value"] for row in read_rows(whole.records) if row["metric"] == "rmse"}
+
+
+def test_a_finished_run_needs_no_resume_state(data, whole, tmp_path):
+    shutil.copytree(whole.path, tmp_path / "run")
+    run = Run(tmp_path / "run")
+    run.resume.unlink()
+    assert run.finished and is_done(run) and fraction_done(run) == 1
+    before = run.digest
+    train_run(RECIPE, data / "demo.h5", run, PLACE)
+    assert run.digest == before and not run.resume.exists()
+
+
+def test_mistakes_are_one_sentence(tmp_path):
+    cases = [
+        (lambda: Deadline(0), "must be positive"),
+        (lambda: Deadline(float("nan")), "must be positive"),
+        (lambda: ensure_store(RECIPE, tmp_path, [RECIPE], None, PLACE), "There is no store .*demo.h5; put it there"),
+        (lambda: ensure_store(recipe_of("fsi"), tmp_path, [], 0, PLACE), "There is no simulator for fsi"),
+    ]
+    for ask, says in cases:
+        with pytest.raises(ValueError, match=says):
+            ask()
+    ensure_store(RECIPE, tmp_path, [RECIPE], 7, PLACE)
+    with pytest.raises(ValueError, match="seed is 7 where 8 is asked for"):
+        ensure_store(RECIPE, tmp_path, [RECIPE], 8, PLACE)

@@ -15,12 +15,11 @@ from math import gcd, inf, prod
 
 import torch
 
-from sigmasolver.data.windows import Windows
 from sigmasolver.recipes import Recipe, changed
 from sigmasolver.train.engine import Place
 from sigmasolver.train.job import lies_on, memory_of
 from sigmasolver.train.loop import Plan
-from sigmasolver.train.rehearsal import Cost, Noise, cost_of, frames_of
+from sigmasolver.train.rehearsal import Cost, cost_of, planned_windows
 from sigmasolver.trained import skeleton
 
 __all__ = ["MARGIN", "Prediction", "advise", "on_grid", "predict", "probe_grids"]
@@ -82,7 +81,7 @@ def predict(recipe: Recipe, place: Place, memory: float, move: Move | None = Non
     if not 0 < memory < inf:
         raise ValueError(f"The memory is {memory / 1e9:g} GB; it must be more than nothing, and finite.")
     parameters = sum(one.numel() for one in skeleton(recipe).parameters())
-    windows, known = _windows(recipe)
+    windows, known = planned_windows(recipe)
     updates = Plan(recipe, windows).steps
     probed = _probe(recipe, place, move)
     update = _extrapolated(probed, prod(recipe.task.grid))
@@ -168,15 +167,6 @@ def _extrapolated(probed: dict[tuple[int, ...], Cost], points: int) -> Cost:
         return at_near + max(0.0, (at_near - at_far) / (near - far)) * (points - near)
 
     return Cost(line(first.memory, last.memory), line(first.seconds, last.seconds))
-
-
-def _windows(recipe: Recipe) -> tuple[Windows, bool]:
-    """All training windows (their values would be drawn only when asked for), and whether their number is known."""
-    frames, known = frames_of(recipe)
-    task = replace(recipe.task, space_stride=1, time_stride=1)
-    whole = replace(recipe, task=task)
-    source = Noise(task, len(whole.split(task.train + task.validation + task.test).train), frames)
-    return Windows(source, range(len(source)), whole.training_windows()), known
 
 
 def _changes(recipe: Recipe, place: Place) -> Iterator[tuple[str, str]]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import sys
 
-from sigmasolver.cli import data, diagnose, learn, measure, plan, report, use
+from sigmasolver.cli import data, diagnose, learn, ledger, measure, plan, report, use
 from sigmasolver.cli.app import app
 from sigmasolver.memory import keep_freed_memory
 from sigmasolver.terminal import Interrupts, console
 
-__all__ = ["app", "data", "diagnose", "learn", "main", "measure", "plan", "report", "use"]
+__all__ = ["app", "data", "diagnose", "learn", "ledger", "main", "measure", "plan", "report", "use"]
 
 
 def main() -> None:

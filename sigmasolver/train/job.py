@@ -133,7 +133,14 @@ def _bind(run: Run, store: Reader, parts: Split) -> None:
     place, home = store.path.resolve(), run.path.resolve()
     named = str(place.relative_to(home)) if place.is_relative_to(home) else str(place)
     parted = json.loads(json.dumps(asdict(parts)))
-    facts = {"path": named, "fingerprint": store.fingerprint, "parts": parted, "digests": digests}
+    facts = {
+        "path": named,
+        "fingerprint": store.fingerprint,
+        "source": store.header.source,
+        "seed": store.header.seed,
+        "parts": parted,
+        "digests": digests,
+    }
     if not (run.path / "data.json").exists() or run.read_json("data.json") != facts:
         run.write_json("data.json", facts)
 

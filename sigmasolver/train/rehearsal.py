@@ -32,7 +32,17 @@ from sigmasolver.train.engine import Place, Stepper
 from sigmasolver.train.loop import Plan
 from sigmasolver.trained import build
 
-__all__ = ["Cost", "Noise", "Rehearsal", "cost_of", "forecaster_of", "frames_of", "made_up", "windows_of"]
+__all__ = [
+    "Cost",
+    "Noise",
+    "Rehearsal",
+    "cost_of",
+    "forecaster_of",
+    "frames_of",
+    "made_up",
+    "planned_windows",
+    "windows_of",
+]
 
 UPDATES = 10_000
 """Length of the pretended training: the learning rate stays low in the few updates that are made of it."""
@@ -72,6 +82,15 @@ def frames_of(recipe: Recipe) -> tuple[int, bool]:
     simulator = SIMULATORS.get(recipe.task.name)
     stored = 0 if simulator is None else -(-len(simulator.layout.times) // recipe.task.time_stride)
     return max(stored, least), stored >= least
+
+
+def planned_windows(recipe: Recipe) -> tuple[Windows, bool]:
+    """All training windows (their values would be drawn only when asked for), and whether their number is known."""
+    frames, known = frames_of(recipe)
+    task = replace(recipe.task, space_stride=1, time_stride=1)
+    whole = replace(recipe, task=task)
+    source = Noise(task, len(whole.split(task.train + task.validation + task.test).train), frames)
+    return Windows(source, range(len(source)), whole.training_windows()), known
 
 
 def windows_of(recipe: Recipe, device: torch.device) -> Resident:

@@ -1,0 +1,37 @@
+"""The command that keeps results at the paper's budgets, and the page made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sigmasolver.cli.app import app
+from sigmasolver.terminal import console
+
+__all__ = ["ledger"]
+
+
+@app.command()
+def ledger(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Finished runs to enter; none: only write the page.")
+    ] = None,
+    file: Annotated[Path, typer.Option(help="The rows, one a number.")] = Path("results/ledger.jsonl"),
+    page: Annotated[Path, typer.Option(help="The page that is generated from them.")] = Path("docs/results.md"),
+) -> None:
+    """Enter finished runs into the ledger and generate the page of results beside the paper's numbers."""
+    from sigmasolver.files import plain_errors, replacing
+    from sigmasolver.ledger import collect, write
+    from sigmasolver.recipes import suite_of
+    from sigmasolver.report.ledger import results_page
+    from sigmasolver.runs import Run
+
+    rows = write(file, [row for run in runs or () for row in collect(Run(run))])
+    text = results_page(rows, list(suite_of("ledger")))
+    with plain_errors(page):
+        page.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(page) as temporary:
+            temporary.write_text(text)
+    console().print(f"{file}: {len(rows)} rows of {len({row['run'] for row in rows})} runs\n{page}", soft_wrap=True)

@@ -1,0 +1,137 @@
+"""The ledger: rows as they were measured, the paper beside them, and a page that is what the command writes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sigmasolver.data.generate import generate
+from sigmasolver.evaluate import evaluate_run
+from sigmasolver.ledger import METRICS, collect, paper_updates, write
+from sigmasolver.recipes import changed, recipe_of, suite_of
+from sigmasolver.report.ledger import results_page
+from sigmasolver.runs import Run, read_rows
+from sigmasolver.train.job import train_run
+from tests.data.waves import Waves
+
+ROOT = Path(__file__).parents[1]
+ROWS = read_rows(ROOT / "results" / "ledger.jsonl")
+
+
+def test_the_page_is_what_the_command_writes():
+    assert (ROOT / "docs" / "results.md").read_text() == results_page(ROWS, list(suite_of("ledger")))
+
+
+def test_rows_are_of_planned_runs_with_their_budget():
+    planned = suite_of("ledger")
+    assert {row["metric"] for row in ROWS} <= set(METRICS)
+    for row in ROWS:
+        recipe = planned[row["run"]]
+        assert row["task"] == recipe.task.name and row["seed"] in (None, recipe.train.seed)
+        assert row["precision"] == recipe.train.precision and row["forecast_precision"] == "float32"
+        assert row["budget"] == pytest.approx(row["step"] / paper_updates(row["task"]), rel=1e-12)
+        assert row["grid"] == list(recipe.task.grid) and row["data_seed"] is not None
+
+
+@pytest.mark.parametrize(
+    ("task", "updates"),
+    [("darcy", 125_000), ("ns2d", 250_000), ("kf2d", 83_750), ("it3d", 80_000), ("smoke3d", 200_000)],
+)
+def test_updates_of_the_paper(task, updates):
+    assert paper_updates(task) == updates
+
+
+def made(seed, value, run=None, **more):
+    """A row of the ledger as a finished Darcy run has it."""
+    facts = {"task": "darcy", "model": "transolver-sigma", "metric": "relative_l2", "field": "pressure", "lead": None}
+    origin = {"data": "f" * 64, "weights": "w" * 16, "commit": "c", "machine": "m", "date": "d", "windows": 200}
+    own = {"run": run or f"darcy-transolver-sigma-{seed}", "seed": seed, "value": value, "step": 62_500, "budget": 0.5}
+    return {**facts, **origin, "precision": "bf16", "data_seed": 3, **own, **more}
+
+
+def test_means_deviations_and_differences_by_hand():
+    values = (0.0041, 0.0044, 0.0050)
+    rows = [made(seed, value) for seed, value in zip((42, 43, 44), values, strict=True)]
+    rows += [
+        made(42, 1_245_289, metric="parameters", field=None),
+        made(None, 0.56, rows[0]["run"], model="training-mean"),
+    ]
+    page = results_page(rows, ["darcy-transolver-sigma-42", "darcy-ffno-42"])
+    mean, deviation = 100 * np.mean(values), 100 * np.std(values, ddof=1)
+    line = next(line for line in page.splitlines() if line.startswith("| darcy-transolver-sigma |"))
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells == [
+        "darcy-transolver-sigma", "Darcy p", "1,245,289", "50 %", "42, 43, 44", "0.40 ± 0.01",
+        f"{mean:.3f} ± {deviation:.3f}", f"{100 * (mean / 0.40 - 1):+.1f} %",
+    ]  # fmt: skip
+    assert "| training-mean | Darcy p | – | – | – | – | 56.0 | – |" in page
+    assert "- `darcy-ffno-42`" in page and "- `darcy-transolver-sigma-42`" not in page
+
+
+def test_a_run_that_blew_up_is_not_a_number():
+    page = results_page([made(42, None), made(43, 0.004)], [])
+    line = next(line for line in page.splitlines() if line.startswith("| darcy-transolver-sigma |"))
+    assert "| not finite |" in line
+
+
+def test_errors_by_lead_are_means_over_seeds():
+    base = {"task": "kf2d", "field": "vorticity"}
+    rows = []
+    for seed, factor in ((42, 1.0), (43, 3.0)):
+        run = f"kf2d-transolver-sigma-{seed}"
+        rows += [made(seed, 0.02, run, **base), made(seed, 0.03, run, metric="relative_l2_final", **base)]
+        rows += [
+            made(seed, factor * lead / 1000, run, **{**base, "metric": "relative_l2_lead", "lead": lead})
+            for lead in range(1, 17)
+        ]
+    page = results_page(rows, [])
+    assert "| run | lead 1 | lead 8 | lead 16 | mean over leads |" in page
+    assert "| kf2d-transolver-sigma | 0.200 | 1.60 | 3.20 | 1.70 |" in page
+
+
+# --- from run folders
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A small training of a row of the paper, on waves in place of its data."""
+    folder = tmp_path_factory.mktemp("ledger")
+    store = generate(Waves(grid=8, frames=6), 4, 5, folder / "ns2d.h5").path
+    fields = ("task.inputs=('height',)", "task.targets=('height',)")
+    sizes = (*fields, "task.grid=(8,8)", "task.history=2", "task.horizon=3", "task.train=3", "task.test=1")
+    small = ("model.width=16", "model.depth=1", "model.heads=2", "model.slices=4", "model.modes=3", "train.updates=5")
+    recipe = changed(recipe_of("ns2d", "physolver"), [*sizes, *small])
+    run = Run(folder / "ns2d-physolver-42")
+    train_run(recipe, store, run)
+    evaluate_run(run)
+    return run
+
+
+def test_rows_of_a_run_are_its_records_with_budget_and_data_seed(run):
+    rows = collect(run)
+    records = {
+        (row["model"], row["metric"], row["field"], row["lead"]): row["value"]
+        for row in read_rows(run.records)
+        if row["metric"] in METRICS
+    }
+    assert {(row["model"], row["metric"], row["field"], row["lead"]): row["value"] for row in rows} == records
+    assert {row["budget"] for row in rows} == {5 / 250_000}
+    assert {row["data_seed"] for row in rows} == {5}
+
+
+def test_a_run_entered_twice_stands_once(run, tmp_path):
+    file, rows = tmp_path / "ledger.jsonl", collect(run)
+    other = [{**row, "run": "ns2d-specsolver-42"} for row in rows]
+    write(file, other)
+    write(file, rows)
+    assert write(file, rows) == [*other, *rows] == [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_mistakes_are_one_sentence(run, tmp_path):
+    with pytest.raises(ValueError, match="is not a run"):
+        collect(Run(tmp_path))
+    recipe = changed(recipe_of("ns2d"), ["train.updates=5"])
+    Run(tmp_path / "new").start(recipe.to_plain())
+    with pytest.raises(ValueError, match="is not finished; go on with: sigmasolver train --resume"):
+        collect(Run(tmp_path / "new"))

@@ -280,11 +280,13 @@ SUITES: dict[str, Callable[[], dict[str, Recipe]]] = {
     "scaling": lambda: _scaling(),
     "efficiency": lambda: _efficiency(),
     "ledger": lambda: _ledger(),
+    "factors": lambda: _factors(),
 }
 """The paper's tables and figures as sets of trainings, by name of the run: tab:pde-main-results with
 tab:realpdebench-results and tab:realm-results, fig:rollout-comparison (counterparts at full width, and at the width
 nearest to the parameters of Transolver-σ), tab:ablation-components, tab:slice-attention-analysis, fig:darcy-scaling,
-app:efficiency-measurements. The ledger holds trainings at the paper's budgets in the order in which they are run."""
+app:efficiency-measurements. The ledger holds trainings at the paper's budgets in the order in which they are run, and
+factors changes one setting of KF2D at a time, at a quarter of its budget."""
 
 
 def suite_of(name: str) -> dict[str, Recipe]:
@@ -333,6 +335,28 @@ def _ledger() -> dict[str, Recipe]:
         **_each(["ns2d"], COUNTERPARTS, "250-epochs", epochs(250), first),
         **_each(["ns2d"], [*SLICE_UPDATES, *ABLATIONS], "25-epochs", short, first),
     }
+
+
+FACTORS: dict[str, tuple[str, ...]] = {
+    "base": (),
+    "tf32": ("train.precision=tf32",),
+    "circular": ("model.options.padding=('circular', 'circular')",),
+    "released": ("train.warmup=0.2", "train.start_divisor=1e4", "train.final_divisor=1e5", "train.clip=1.0"),
+    "warmup-0.2": ("train.warmup=0.2",),
+    "clip-1": ("train.clip=1.0",),
+    "decay-1e-5": ("train.weight_decay=1e-5",),
+    "peak-5e-4": ("train.peak=5e-4",),
+    "ema": ("train.ema=0.999",),
+    "float32": ("train.precision=float32",),
+}
+"""What may hold the error of KF2D up, by the settings that change it; "base" is the row of the ledger."""
+
+
+def _factors() -> dict[str, Recipe]:
+    """A quarter of the paper's updates, with a schedule of that length."""
+    base = _bf16(recipe_of("kf2d"))
+    quarter = replace(base, train=replace(base.train, updates=20_938))
+    return {f"kf2d-{name}-42": changed(quarter, settings) for name, settings in FACTORS.items()}
 
 
 def _scaling() -> dict[str, Recipe]:

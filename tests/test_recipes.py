@@ -161,7 +161,7 @@ def test_a_pushforward_that_starts_late_happens_at_every_third_step():
 
 def test_suites_are_the_papers_tables():
     counts = {"main": 11 * 3, "counterparts": 4 * 3 * 3, "ablations": 3 * 8 * 3, "slice-updates": 2 * 4 * 3}
-    others = {"counterparts-matched": 4 * 3 * 3, "scaling": 15, "efficiency": 4, "ledger": 30}
+    others = {"counterparts-matched": 4 * 3 * 3, "scaling": 15, "efficiency": 4, "ledger": 30, "factors": 10}
     assert {name: len(suite_of(name)) for name in SUITES} == counts | others
     for suite in counts:
         for name, recipe in suite_of(suite).items():
@@ -211,6 +211,17 @@ def test_the_ledger_is_in_order_and_says_every_reduced_budget():
         assert recipe.train.precision == "bf16"
         budget = int(name.split("-")[-3]) if "-epochs-" in name else RECIPES[recipe.task.name].train.epochs
         assert (recipe.train.epochs, recipe.train.updates) == (budget, None)
+
+
+def test_each_factor_changes_one_thing_at_a_quarter_of_the_budget():
+    rows = suite_of("factors")
+    base = rows.pop("kf2d-base-42")
+    assert base.train.updates == round(83_750 / 4)
+    assert replace(base, train=replace(base.train, updates=None)) == suite_of("ledger")["kf2d-transolver-sigma-42"]
+    assert len({repr(recipe) for recipe in rows.values()} | {repr(base)}) == 10
+    assert all((recipe.task, recipe.train.updates) == (base.task, base.train.updates) for recipe in rows.values())
+    released, paper = RECIPES["kf2d-released"].train, replace(rows["kf2d-released-42"].train, updates=None)
+    assert replace(paper, precision="float32") == released
 
 
 def test_slice_update_rows():

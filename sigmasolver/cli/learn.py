@@ -91,7 +91,8 @@ def suite(
     name: Annotated[
         str,
         typer.Argument(
-            help="main, counterparts, counterparts-matched, ablations, slice-updates, scaling, efficiency or ledger."
+            help="main, counterparts, counterparts-matched, ablations, slice-updates, scaling, efficiency, ledger or "
+            "factors."
         ),
     ],
     data: Annotated[Path, typer.Option(help="A folder with one store for each task: ns2d.h5, ...")] = Path("data"),

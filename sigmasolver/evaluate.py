@@ -41,6 +41,7 @@ from sigmasolver.trained import data_of, load, recipe_in
 from sigmasolver.version import __version__
 
 __all__ = [
+    "PLAIN",
     "PROTOCOLS",
     "UNSAID",
     "Request",
@@ -56,6 +57,8 @@ __all__ = [
 PROTOCOLS = ("free", "teacher-forced")
 UNSAID: dict[str, Any] = {"forecast_precision": "float32", "cohort": None}
 """What records mean that do not say it, being older than the choice."""
+PLAIN: dict[str, Any] = {"part": "test", "protocol": "free", "forecast_precision": "float32", "cohort": None}
+"""What the records of an evaluation without options say, beside the task's own horizon and grid."""
 Measures = dict[str, torch.Tensor]
 """By name, each with one entry per window: (n, ...)."""
 

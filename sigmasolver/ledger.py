@@ -12,46 +12,36 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sigmasolver.evaluate import PLAIN, UNSAID
 from sigmasolver.recipes import RECIPES, recipe_of
 from sigmasolver.runs import Run, read_rows, replace_rows
-from sigmasolver.train.loop import Plan
-from sigmasolver.train.rehearsal import planned_windows
-from sigmasolver.trained import recipe_in
+from sigmasolver.train.rehearsal import updates_of
+from sigmasolver.trained import recipe_in, whole_test
 
-__all__ = ["METRICS", "collect", "paper_updates", "write"]
+__all__ = ["METRICS", "collect", "write"]
 
 METRICS = ("parameters", "relative_l2", "relative_l2_final", "relative_l2_lead")
-
-
-def paper_updates(task: str) -> int:
-    """Optimiser updates of the paper's recipe for this task."""
-    recipe = recipe_of(task)
-    return Plan(recipe, planned_windows(recipe)[0]).steps
 
 
 def collect(run: Run) -> list[dict[str, Any]]:
     """The rows of one run; an error where it is not finished, not evaluated, or not of one of the paper's tasks."""
     recipe = recipe_in(run)
-    if recipe.task.name not in RECIPES:
-        raise ValueError(f"{run.path} is a run on {recipe.task.name}; the ledger holds the paper's tasks.")
+    task = recipe.task
+    if task.name not in RECIPES:
+        raise ValueError(f"{run.path} is a run on {task.name}; the ledger holds the paper's tasks.")
     if not run.finished:
         raise ValueError(f"{run.path} is not finished; go on with: sigmasolver train --resume {run.path}")
-    digest = run.digest
-    wanted = {"weights": digest, "part": "test", "protocol": "free", "horizon": recipe.task.horizon}
-    rows = [
-        row
-        for row in read_rows(run.records)
-        if row.get("metric") in METRICS
-        and wanted.items() <= row.items()
-        and row.get("cohort") is None
-        and row.get("forecast_precision", "float32") == "float32"
-    ]
+    data = run.read_json("data.json")
+    wanted = PLAIN | {"weights": run.digest, "data": data["fingerprint"], "windows": whole_test(run, recipe)}
+    wanted |= {"horizon": task.horizon, "grid": list(task.grid)}
+    records = [row for row in read_rows(run.records) if wanted.items() <= {**UNSAID, **row}.items()]
+    rows = [row for row in records if row["metric"] in METRICS]
     if not rows:
-        raise ValueError(f"{run.path} has no records of its final weights; make them with: sigmasolver evaluate RUN")
-    facts = {
-        "budget": rows[0]["step"] / paper_updates(recipe.task.name),
-        "data_seed": run.read_json("data.json").get("seed"),
-    }
+        raise ValueError(
+            f"{run.path} has no records of its final weights on the whole test part; make them with: "
+            f"sigmasolver evaluate {run.path}"
+        )
+    facts = {"budget": rows[0]["step"] / updates_of(recipe_of(task.name)), "data_seed": data.get("seed")}
     return [{**row, **facts} for row in rows]
 
 

@@ -12,21 +12,22 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sigmasolver.data.generate import generate
-from sigmasolver.data.header import Header, header_of
+from sigmasolver.data.header import header_of
 from sigmasolver.data.store import open_store
-from sigmasolver.evaluate import evaluate_run
+from sigmasolver.evaluate import PLAIN, UNSAID, evaluate_run
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_facts, read_rows
 from sigmasolver.simulate import SIMULATORS, simulator_of
 from sigmasolver.train.engine import Place
 from sigmasolver.train.job import train_run
 from sigmasolver.train.loop import Progress
+from sigmasolver.trained import begin, whole_test
 
 __all__ = ["Deadline", "OutOfTimeError", "ensure_store", "fraction_done", "is_done", "run_row"]
 
 
 class OutOfTimeError(Exception):
-    """The time limit is reached; everything so far is saved."""
+    """The time limit is reached; everything so far is saved. Its text says what was going on."""
 
 
 class Deadline:
@@ -40,18 +41,25 @@ class Deadline:
     def passed(self) -> bool:
         return time.monotonic() >= self.end
 
-    def check(self) -> None:
+    def check(self, what: str) -> None:
         """For progress callbacks of work that loses nothing when it is interrupted."""
         if self.passed():
-            raise OutOfTimeError
+            raise OutOfTimeError(what)
 
 
-def is_done(run: Run) -> bool:
-    """Whether a run is trained and its final weights are evaluated."""
+def is_done(run: Run, recipe: Recipe) -> bool:
+    """Whether a run is trained by this recipe and its final weights are evaluated on the whole test part.
+
+    A folder that holds another recipe is refused.
+    """
     if not run.finished:
         return False
-    digest = run.digest
-    return any(row.get("weights") == digest for row in read_rows(run.records))
+    begin(run, recipe)
+    wanted = {"weights": run.digest, "data": run.read_json("data.json").get("fingerprint"), **PLAIN}
+    wanted |= {"horizon": recipe.task.horizon, "grid": list(recipe.task.grid)}
+    windows = whole_test(run, recipe)
+    wanted |= {} if windows is None else {"windows": windows}
+    return any(wanted.items() <= {**UNSAID, **row}.items() for row in read_rows(run.records))
 
 
 def fraction_done(run: Run) -> float:
@@ -74,31 +82,47 @@ def ensure_store(
 ) -> Path:
     """The store of the recipe's task in `folder`; with a `seed`, simulated (or completed) where it is missing.
 
-    It holds enough for the largest of all `recipes` of that task, so that they share one test part.
+    It holds enough for the largest of all `recipes` of that task, so that they share one test part. Imported data that
+    lie there are taken as they are. `progress` may raise OutOfTimeError.
     """
-    task = recipe.task.name
+    task, world = recipe.task.name, place.world
     path = folder / f"{task}.h5"
-    if seed is None:
-        if not path.exists():
-            raise ValueError(f"There is no store {path}; put it there, or simulate it with --data-seed.")
+    if path.exists() and (seed is None or not _is_simulated(path, task)):
         return path
+    if seed is None:
+        raise ValueError(f"There is no store {path}; put it there, or simulate it with --data-seed.")
     if task not in SIMULATORS:
-        raise ValueError(f"There is no simulator for {task}; put its data at {path} and leave --data-seed out.")
+        raise ValueError(f"There is no simulator for {task}; put its data at {path}.")
     tasks = [one.task for one in recipes if one.task.name == task]
     count = max(one.train + one.validation + one.test for one in tasks)
-    simulator = simulator_of(task)
+    stopped = False
     # A complete store is only read, so that several suites can share it.
-    if place.world.first and not _is_complete(path, header_of(simulator, seed), count):
-        generate(simulator, count, seed, path, place.world.device, progress=progress)
-    place.world.wait()
+    if world.first and not _is_complete(path, task, seed, count):
+        try:
+            generate(simulator_of(task), count, seed, path, world.device, progress=progress)
+        except OutOfTimeError:
+            stopped = True
+    if world.agreed(stopped):  # all processes leave together
+        raise OutOfTimeError(f"simulating {task}")
     return path
 
 
-def _is_complete(path: Path, header: Header, count: int) -> bool:
+def _is_simulated(path: Path, task: str) -> bool:
+    with open_store(path) as store:
+        return task in SIMULATORS and store.header.source == simulator_of(task).name
+
+
+def _is_complete(path: Path, task: str, seed: int, count: int) -> bool:
     if not path.exists():
         return False
     with open_store(path) as store:
-        return len(store) == store.count == count and store.header.difference(header) is None
+        same = store.header.difference(header_of(simulator_of(task), seed)) is None
+        if same and len(store) > count:
+            raise ValueError(
+                f"{path} holds {len(store)} trajectories and this suite takes {count}, so the test part would differ; "
+                "give another folder with --data."
+            )
+        return same and len(store) == store.count == count
 
 
 def run_row(
@@ -114,9 +138,9 @@ def run_row(
     def tick(done: int, total: int) -> None:
         # One process alone may leave an evaluation; several would wait for each other for ever.
         if place.world.size == 1:
-            deadline.check()
+            deadline.check("evaluating")
 
     train_run(recipe, store, run, place, watch, deadline.passed)
     if not run.finished:
-        raise OutOfTimeError
+        raise OutOfTimeError("training")
     evaluate_run(run, path=store, world=place.world, tick=tick)

@@ -152,7 +152,7 @@ def test_a_suite_stops_at_its_time_limit_and_goes_on(call, learned, tmp_path):
     words = [*words, *TINY, "--data", tmp_path / "data", "--out", tmp_path / "runs", "--only", "ns2d-*-42"]
     code, out, said = call("suite", "main", *words, "--minutes", "1e-9")
     assert code == 0, said
-    assert "stopped by --minutes at 25.0 %; run again to go on" in out
+    assert "stopped by --minutes while training (25.0 % trained); the same command goes on" in out
     assert call("suite", "main", *words, "--list")[1].split() == ["ns2d-transolver-sigma-42", "25.0", "%"]
     code, out, said = call("suite", "main", *words)
     assert code == 0 and "training from 25.0 %" in out, said

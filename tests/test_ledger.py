@@ -1,18 +1,22 @@
 """The ledger: rows as they were measured, the paper beside them, and a page that is what the command writes."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sigmasolver.data.generate import generate
-from sigmasolver.evaluate import evaluate_run
-from sigmasolver.ledger import METRICS, collect, paper_updates, write
+from sigmasolver.evaluate import Request, evaluate_run
+from sigmasolver.ledger import METRICS, collect, write
 from sigmasolver.recipes import changed, recipe_of, suite_of
 from sigmasolver.report.ledger import results_page
 from sigmasolver.runs import Run, read_rows
+from sigmasolver.suite import is_done
 from sigmasolver.train.job import train_run
+from sigmasolver.train.rehearsal import updates_of
+from sigmasolver.trained import recipe_in
 from tests.data.waves import Waves
 
 ROOT = Path(__file__).parents[1]
@@ -30,7 +34,7 @@ def test_rows_are_of_planned_runs_with_their_budget():
         recipe = planned[row["run"]]
         assert row["task"] == recipe.task.name and row["seed"] in (None, recipe.train.seed)
         assert row["precision"] == recipe.train.precision and row["forecast_precision"] == "float32"
-        assert row["budget"] == pytest.approx(row["step"] / paper_updates(row["task"]), rel=1e-12)
+        assert row["budget"] == pytest.approx(row["step"] / updates_of(recipe_of(row["task"])), rel=1e-12)
         assert row["grid"] == list(recipe.task.grid) and row["data_seed"] is not None
 
 
@@ -39,14 +43,20 @@ def test_rows_are_of_planned_runs_with_their_budget():
     [("darcy", 125_000), ("ns2d", 250_000), ("kf2d", 83_750), ("it3d", 80_000), ("smoke3d", 200_000)],
 )
 def test_updates_of_the_paper(task, updates):
-    assert paper_updates(task) == updates
+    assert updates_of(recipe_of(task)) == updates
 
 
 def made(seed, value, run=None, **more):
     """A row of the ledger as a finished Darcy run has it."""
     facts = {"task": "darcy", "model": "transolver-sigma", "metric": "relative_l2", "field": "pressure", "lead": None}
     origin = {"data": "f" * 64, "weights": "w" * 16, "commit": "c", "machine": "m", "date": "d", "windows": 200}
-    own = {"run": run or f"darcy-transolver-sigma-{seed}", "seed": seed, "value": value, "step": 62_500, "budget": 0.5}
+    own = {
+        "run": run or f"darcy-transolver-sigma-bf16-{seed}",
+        "seed": seed,
+        "value": value,
+        "step": 62_500,
+        "budget": 0.5,
+    }
     return {**facts, **origin, "precision": "bf16", "data_seed": 3, **own, **more}
 
 
@@ -57,21 +67,21 @@ def test_means_deviations_and_differences_by_hand():
         made(42, 1_245_289, metric="parameters", field=None),
         made(None, 0.56, rows[0]["run"], model="training-mean"),
     ]
-    page = results_page(rows, ["darcy-transolver-sigma-42", "darcy-ffno-42"])
+    page = results_page(rows, ["darcy-transolver-sigma-bf16-42", "darcy-ffno-bf16-42"])
     mean, deviation = 100 * np.mean(values), 100 * np.std(values, ddof=1)
-    line = next(line for line in page.splitlines() if line.startswith("| darcy-transolver-sigma |"))
+    line = next(line for line in page.splitlines() if line.startswith("| darcy-transolver-sigma-bf16 |"))
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells == [
-        "darcy-transolver-sigma", "Darcy p", "1,245,289", "50 %", "42, 43, 44", "0.40 ± 0.01",
+        "darcy-transolver-sigma-bf16", "Darcy p", "1,245,289", "50 %", "42, 43, 44", "0.40 ± 0.01",
         f"{mean:.3f} ± {deviation:.3f}", f"{100 * (mean / 0.40 - 1):+.1f} %",
     ]  # fmt: skip
     assert "| training-mean | Darcy p | – | – | – | – | 56.0 | – |" in page
-    assert "- `darcy-ffno-42`" in page and "- `darcy-transolver-sigma-42`" not in page
+    assert "- `darcy-ffno-bf16-42`" in page and "- `darcy-transolver-sigma-bf16-42`" not in page
 
 
 def test_a_run_that_blew_up_is_not_a_number():
     page = results_page([made(42, None), made(43, 0.004)], [])
-    line = next(line for line in page.splitlines() if line.startswith("| darcy-transolver-sigma |"))
+    line = next(line for line in page.splitlines() if line.startswith("| darcy-transolver-sigma-bf16 |"))
     assert "| not finite |" in line
 
 
@@ -97,10 +107,10 @@ def test_errors_by_lead_are_means_over_seeds():
 def run(tmp_path_factory):
     """A small training of a row of the paper, on waves in place of its data."""
     folder = tmp_path_factory.mktemp("ledger")
-    store = generate(Waves(grid=8, frames=6), 4, 5, folder / "ns2d.h5").path
+    store = generate(Waves(grid=8, frames=20), 4, 5, folder / "ns2d.h5").path
     fields = ("task.inputs=('height',)", "task.targets=('height',)")
-    sizes = (*fields, "task.grid=(8,8)", "task.history=2", "task.horizon=3", "task.train=3", "task.test=1")
-    small = ("model.width=16", "model.depth=1", "model.heads=2", "model.slices=4", "model.modes=3", "train.updates=5")
+    sizes = (*fields, "task.grid=(8,8)", "task.train=2", "task.test=2", "model.modes=3")
+    small = ("model.width=16", "model.depth=1", "model.heads=2", "model.slices=4", "train.updates=5")
     recipe = changed(recipe_of("ns2d", "physolver"), [*sizes, *small])
     run = Run(folder / "ns2d-physolver-42")
     train_run(recipe, store, run)
@@ -135,3 +145,14 @@ def test_mistakes_are_one_sentence(run, tmp_path):
     Run(tmp_path / "new").start(recipe.to_plain())
     with pytest.raises(ValueError, match="is not finished; go on with: sigmasolver train --resume"):
         collect(Run(tmp_path / "new"))
+
+
+@pytest.mark.parametrize("asked", [Request(windows=1), Request(protocol="teacher-forced"), Request(horizon=5)])
+def test_an_evaluation_of_something_else_is_not_entered(run, tmp_path, asked):
+    shutil.copytree(run.path, tmp_path / "run")
+    other = Run(tmp_path / "run")
+    other.records.unlink()
+    evaluate_run(other, asked)
+    with pytest.raises(ValueError, match="no records of its final weights on the whole test part"):
+        collect(other)
+    assert not is_done(other, recipe_in(other)) and is_done(run, recipe_in(run))

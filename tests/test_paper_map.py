@@ -16,7 +16,8 @@ from sigmasolver.models import count_parameters
 from sigmasolver.recipes import SUITES, suite_of
 from sigmasolver.report.figures import FIGURES
 from sigmasolver.report.paper_tables import TABLES
-from sigmasolver.tasks import CANONICAL, REALM, REALPDEBENCH
+from sigmasolver.tasks import CANONICAL, REALM, REALPDEBENCH, cohort_of
+from sigmasolver.train.rehearsal import updates_of
 
 ROOT = Path(__file__).parents[1]
 MAP = ROOT / "docs" / "paper_map.md"
@@ -215,12 +216,10 @@ def measured():
 
 
 def whole_budget(row, recipe, held):
-    """Did this run train as long and on a model of that size, and was it tested on as many trajectories?"""
-    train = recipe.train
-    updates = (
-        train.updates or train.epochs * recipe.task.train // train.batch
-    )  # of one window per trajectory: the least
-    if (row.get("step") or 0) < updates or (row.get("windows") or 0) < recipe.task.test:
+    """Did this run train as long, on a model of that size, and was it tested on all windows, or all of a cohort?"""
+    cohort = row.get("cohort")
+    windows = recipe.task.test * (recipe.task.starts or 1) if cohort is None else len(cohort_of(cohort, row["task"]))
+    if (row.get("step") or 0) < updates_of(recipe) or (row.get("windows") or 0) < windows:
         return False
     count = count_parameters(recipe.model.name, recipe.model.config(recipe.task))
     return any(one.get("metric") == "parameters" and one["value"] == count for one in held)

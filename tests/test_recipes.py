@@ -58,24 +58,24 @@ def test_all_eleven_tasks_have_a_row():
     assert set(RECIPES) - RELEASED.keys() == set(TABLE) == set(TASKS) and len(TABLE) == 11
 
 
-# Warm-up, start and final divisor, clipping: Transolver's code for Darcy, FactFormer's for the others.
+# Warm-up, start and final divisor, clipping, weight decay: Transolver's code for darcy-released, else FactFormer's.
 RELEASED = {
-    "darcy-released": (0.3, 25.0, 1e4, 0.1),
-    "kf2d-released": (0.2, 1e4, 1e5, 1.0),
-    "it3d-released": (0.2, 1e4, 1e5, 2.0),
-    "smoke3d-released": (0.3, 1e4, 1e5, 2.0),
+    "darcy-released": (0.3, 25.0, 1e4, 0.1, 1e-5),
+    "darcy-factformer": (0.2, 1e4, 1e5, 2.0, 1e-4),
+    "kf2d-released": (0.2, 1e4, 1e5, 1.0, 1e-4),
+    "it3d-released": (0.2, 1e4, 1e5, 2.0, 1e-4),
+    "smoke3d-released": (0.3, 1e4, 1e5, 2.0, 1e-4),
 }
 
 
 @pytest.mark.parametrize("name", RELEASED)
-def test_released_rows_differ_from_the_papers_in_schedule_and_clipping_alone(name):
-    released, paper = RECIPES[name], RECIPES[name.removesuffix("-released")]
-    train = released.train
-    assert (train.warmup, train.start_divisor, train.final_divisor, train.clip) == RELEASED[name]
-    assert (paper.train.warmup, paper.train.start_divisor, paper.train.final_divisor) == (0.3, 25.0, 1e4)
-    assert paper.train.clip is None
-    same = {name: getattr(paper.train, name) for name in ("warmup", "start_divisor", "final_divisor", "clip")}
-    assert replace(released, train=replace(train, **same)) == paper
+def test_other_readings_differ_from_the_papers_row_in_schedule_clipping_and_decay_alone(name):
+    names = ("warmup", "start_divisor", "final_divisor", "clip", "weight_decay")
+    released, paper = RECIPES[name], RECIPES[name.rpartition("-")[0]]
+    assert tuple(getattr(released.train, one) for one in names) == RELEASED[name]
+    assert tuple(getattr(paper.train, one) for one in names[:4]) == (0.3, 25.0, 1e4, None)
+    same = {one: getattr(paper.train, one) for one in names}
+    assert replace(released, train=replace(released.train, **same)) == paper
 
 
 def test_what_the_losses_are():
@@ -204,23 +204,35 @@ def test_matched_counterparts_have_the_parameters_of_sigma_and_full_width_ones_d
 
 def test_the_ledger_is_in_order_and_says_every_reduced_budget():
     rows = suite_of("ledger")
-    assert list(rows)[:4] == [f"darcy-transolver-sigma-{seed}" for seed in (42, 43, 44)] + ["darcy-physolver-42"]
+    sigma = [f"darcy-transolver-sigma-bf16-{seed}" for seed in (42, 43, 44)]
+    assert list(rows)[:4] == [*sigma, "darcy-physolver-bf16-42"]
     tasks = [recipe.task.name for recipe in rows.values()]
     assert tasks == sorted(tasks, key=["darcy", "kf2d", "ns2d"].index)
     for name, recipe in rows.items():
-        assert recipe.train.precision == "bf16"
+        assert recipe.train.precision == "bf16" and "-bf16-" in name
         budget = int(name.split("-")[-3]) if "-epochs-" in name else RECIPES[recipe.task.name].train.epochs
         assert (recipe.train.epochs, recipe.train.updates) == (budget, None)
+    sizes = [rows[f"kf2d-{name}-42"].model.width for name in ("physolver-bf16", "physolver-bf16-matched")]
+    assert sizes == [128, 160]
+
+
+def test_a_name_means_one_recipe_in_all_suites():
+    """Suites share the folder of their runs."""
+    meanings: dict[str, set[Recipe]] = {}
+    for suite in SUITES:
+        for name, recipe in suite_of(suite).items():
+            meanings.setdefault(name, set()).add(recipe)
+    assert {name for name, recipes in meanings.items() if len(recipes) > 1} == set()
 
 
 def test_each_factor_changes_one_thing_at_a_quarter_of_the_budget():
     rows = suite_of("factors")
-    base = rows.pop("kf2d-base-42")
+    base = rows.pop("kf2d-quarter-base-42")
     assert base.train.updates == round(83_750 / 4)
-    assert replace(base, train=replace(base.train, updates=None)) == suite_of("ledger")["kf2d-transolver-sigma-42"]
+    assert replace(base, train=replace(base.train, updates=None)) == suite_of("ledger")["kf2d-transolver-sigma-bf16-42"]
     assert len({repr(recipe) for recipe in rows.values()} | {repr(base)}) == 10
     assert all((recipe.task, recipe.train.updates) == (base.task, base.train.updates) for recipe in rows.values())
-    released, paper = RECIPES["kf2d-released"].train, replace(rows["kf2d-released-42"].train, updates=None)
+    released, paper = RECIPES["kf2d-released"].train, replace(rows["kf2d-quarter-released-42"].train, updates=None)
     assert replace(paper, precision="float32") == released
 
 

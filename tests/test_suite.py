@@ -6,13 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 
+from sigmasolver.data.generate import generate
+from sigmasolver.data.store import open_store
 from sigmasolver.parallel import World
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, recipe_of
 from sigmasolver.runs import Run, read_rows, read_tensors
+from sigmasolver.simulate import simulator_of
 from sigmasolver.suite import Deadline, OutOfTimeError, ensure_store, fraction_done, is_done, run_row
 from sigmasolver.tasks import Task
 from sigmasolver.train.engine import Place
 from sigmasolver.train.job import resume_run, train_run
+from tests.data.waves import Waves
 
 FIELD = ("vorticity",)
 TASK = Task("demo", FIELD, FIELD, (16, 16), 2, 1, 4, 2, 1, "channel", space_stride=4)
@@ -81,7 +85,7 @@ def test_a_row_goes_on_elsewhere_with_its_data_simulated_again(data, whole, tmp_
     store = ensure_store(RECIPE, tmp_path / "there" / "data", [RECIPE], 7, PLACE)
     assert store.read_bytes() == (data / "demo.h5").read_bytes()
     run_row(RECIPE, store, run, PLACE, Deadline())
-    assert is_done(run) and equal(run, whole)
+    assert is_done(run, RECIPE) and equal(run, whole)
     other = ensure_store(RECIPE, tmp_path / "other", [RECIPE], 8, PLACE)
     with pytest.raises(ValueError, match="was begun with other data: their fingerprint is"):
         train_run(RECIPE, other, run, PLACE)
@@ -91,8 +95,6 @@ def test_a_store_holds_enough_for_every_row_of_the_suite(tmp_path):
     larger = replace(RECIPE, task=replace(TASK, train=3))
     path = ensure_store(RECIPE, tmp_path, [RECIPE, larger, recipe_of("ns2d")], 7, PLACE)
     assert ensure_store(larger, tmp_path, [RECIPE, larger], 7, PLACE) == path
-    from sigmasolver.data.store import open_store
-
     with open_store(path) as store:
         assert len(store) == 4
         # Both rows are tested on the same trajectory.
@@ -109,9 +111,9 @@ def test_time_that_runs_out_leaves_whole_work_behind(data, whole, tmp_path):
     train_run(RECIPE, data / "demo.h5", run, PLACE)
     with pytest.raises(OutOfTimeError):  # an evaluation that is cut off has written nothing
         run_row(RECIPE, data / "demo.h5", run, PLACE, over)
-    assert run.finished and not run.records.exists() and not is_done(run)
+    assert run.finished and not run.records.exists() and not is_done(run, RECIPE)
     run_row(RECIPE, data / "demo.h5", run, PLACE, Deadline(5))
-    assert is_done(run)
+    assert is_done(run, RECIPE)
     value = {row["value"] for row in read_rows(run.records) if row["metric"] == "rmse"}
     assert value == {row["value"] for row in read_rows(whole.records) if row["metric"] == "rmse"}
 
@@ -120,18 +122,19 @@ def test_a_finished_run_needs_no_resume_state(data, whole, tmp_path):
     shutil.copytree(whole.path, tmp_path / "run")
     run = Run(tmp_path / "run")
     run.resume.unlink()
-    assert run.finished and is_done(run) and fraction_done(run) == 1
+    assert run.finished and is_done(run, RECIPE) and fraction_done(run) == 1
     before = run.digest
     train_run(RECIPE, data / "demo.h5", run, PLACE)
     assert run.digest == before and not run.resume.exists()
 
 
-def test_mistakes_are_one_sentence(tmp_path):
+def test_mistakes_are_one_sentence(whole, tmp_path):
     cases = [
         (lambda: Deadline(0), "must be positive"),
         (lambda: Deadline(float("nan")), "must be positive"),
         (lambda: ensure_store(RECIPE, tmp_path, [RECIPE], None, PLACE), "There is no store .*demo.h5; put it there"),
         (lambda: ensure_store(recipe_of("fsi"), tmp_path, [], 0, PLACE), "There is no simulator for fsi"),
+        (lambda: is_done(whole, replace(RECIPE, train=replace(RECIPE.train, seed=1))), "another recipe .train.seed"),
     ]
     for ask, says in cases:
         with pytest.raises(ValueError, match=says):
@@ -139,3 +142,24 @@ def test_mistakes_are_one_sentence(tmp_path):
     ensure_store(RECIPE, tmp_path, [RECIPE], 7, PLACE)
     with pytest.raises(ValueError, match="seed is 7 where 8 is asked for"):
         ensure_store(RECIPE, tmp_path, [RECIPE], 8, PLACE)
+    smaller = replace(RECIPE, task=replace(TASK, train=1))
+    with pytest.raises(ValueError, match=r"holds 3 trajectories and this suite takes 2, .* another folder"):
+        ensure_store(smaller, tmp_path, [smaller], 7, PLACE)
+
+
+def test_imported_data_are_taken_as_they_are(tmp_path):
+    path = generate(Waves(), 2, 3, tmp_path / "demo.h5").path
+    before = path.read_bytes()
+    assert ensure_store(RECIPE, tmp_path, [RECIPE], 7, PLACE) == path and path.read_bytes() == before
+
+
+def test_time_that_runs_out_while_simulating_keeps_whole_trajectories(tmp_path):
+    def stop(done, total, part):
+        if done:
+            raise OutOfTimeError("now")
+
+    many = replace(RECIPE, task=replace(TASK, train=simulator_of("demo").batch_size() + 1))
+    with pytest.raises(OutOfTimeError, match="simulating demo"):
+        ensure_store(many, tmp_path, [many], 7, PLACE, stop)
+    with open_store(tmp_path / "demo.h5") as store:
+        assert 0 < len(store) < store.count

@@ -27,7 +27,8 @@ Minutes = Annotated[
 @app.command()
 def train(
     task: Annotated[
-        str | None, typer.Argument(help="A task with a recipe (ns2d, kf2d, ...); none: your own data.")
+        str | None,
+        typer.Argument(help="A recipe: a task (ns2d, kf2d, ...) or kf2d-released and the like; none: your own data."),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="A store, or your own .h5, .npy, .npz or folder of them.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder to make, or to go on with.")] = None,
@@ -97,7 +98,7 @@ def suite(
     ],
     data: Annotated[Path, typer.Option(help="A folder with one store for each task: ns2d.h5, ...")] = Path("data"),
     data_seed: Annotated[
-        int | None, typer.Option(help="Simulate stores that are missing there, with this seed; a run checks them.")
+        int | None, typer.Option(help="Simulate stores that are missing there, with this seed.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The folder that holds the runs.")] = Path("runs"),
     only: Annotated[
@@ -111,7 +112,11 @@ def suite(
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="auto, eager, compiled, graph or compiled-graph.")] = "auto",
 ) -> None:
-    """Train and evaluate every model of one of the paper's tables, in order; the same command continues it."""
+    """Train and evaluate the rows of a suite in order; the same command continues it.
+
+    Most suites are tables of the paper; ledger holds our results at its budgets, factors varies one setting of KF2D,
+    efficiency has the workloads that `measure` times.
+    """
     from fnmatch import fnmatch
 
     from sigmasolver.parallel import join
@@ -126,9 +131,13 @@ def suite(
     if not recipes:
         raise ValueError(f'No run of the suite {name} matches "{", ".join(only or ())}"; list them with --list.')
     if show:
-        for key in recipes:
-            done = fraction_done(Run(out / key))
-            screen.print(f"{key:45} {'finished' if done == 1 else f'{100 * done:.1f} %' if done else 'open'}")
+        for key, row in recipes.items():
+            run = Run(out / key)
+            done = fraction_done(run)
+            state = f"{100 * done:.1f} %" if done else "open"
+            if run.finished:
+                state = "finished" if is_done(run, changed(row, settings or [])) else "trained, not evaluated"
+            screen.print(f"{key:45} {state}")
         return
     with join(device_of(device)) as world:
         place = Place(world, engine_of(engine, world))
@@ -136,7 +145,7 @@ def suite(
             run, recipe = Run(out / key), changed(row, settings or [])
             # All rows of a task share one store, whichever of them are trained now.
             siblings = [changed(one, settings or []) for one in rows.values() if one.task.name == row.task.name]
-            if is_done(run):
+            if is_done(run, recipe):
                 if world.first:
                     screen.print(f"{key}: finished before")
                 continue
@@ -144,7 +153,7 @@ def suite(
                 with progress(f"simulating {recipe.task.name}", None) as move:
 
                     def simulated(done: int, total: int, part: float, move: Mover = move) -> None:
-                        deadline.check()
+                        deadline.check(f"simulating, {done} of {total} trajectories")
                         move(done, total)
 
                     store = ensure_store(recipe, data, siblings, data_seed, place, simulated)
@@ -152,9 +161,10 @@ def suite(
                     screen.print(f"{key}: training from {100 * fraction_done(run):.1f} %")
                 with training(world) as watch:
                     run_row(recipe, store, run, place, deadline, watch)
-            except OutOfTimeError:
+            except OutOfTimeError as stopped:
                 if world.first:
-                    screen.print(f"{key}: stopped by --minutes at {100 * fraction_done(run):.1f} %; run again to go on")
+                    trained = f"{100 * fraction_done(run):.1f} % trained"
+                    screen.print(f"{key}: stopped by --minutes while {stopped} ({trained}); the same command goes on")
                 return
 
 

@@ -17,6 +17,7 @@ Beside them every process leaves a row, so a measurement that was stopped goes o
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -65,7 +66,7 @@ class Protocol:
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise ValueError(f"{self.rounds} processes were asked for; ask for at least one.")
-        if self.seconds is not None and not self.seconds > 0:
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
             raise ValueError(f"{self.seconds} seconds were asked for; give more than 0, or none for whole epochs.")
 
 

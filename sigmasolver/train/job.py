@@ -138,6 +138,7 @@ def _bind(run: Run, store: Reader, parts: Split) -> None:
         "fingerprint": store.fingerprint,
         "source": store.header.source,
         "seed": store.header.seed,
+        "frames": len(store.header.layout.times),
         "parts": parted,
         "digests": digests,
     }

@@ -41,6 +41,7 @@ __all__ = [
     "frames_of",
     "made_up",
     "planned_windows",
+    "updates_of",
     "windows_of",
 ]
 
@@ -91,6 +92,11 @@ def planned_windows(recipe: Recipe) -> tuple[Windows, bool]:
     whole = replace(recipe, task=task)
     source = Noise(task, len(whole.split(task.train + task.validation + task.test).train), frames)
     return Windows(source, range(len(source)), whole.training_windows()), known
+
+
+def updates_of(recipe: Recipe) -> int:
+    """Optimiser updates of a recipe, on trajectories as long as `frames_of` says."""
+    return Plan(recipe, planned_windows(recipe)[0]).steps
 
 
 def windows_of(recipe: Recipe, device: torch.device) -> Resident:

@@ -71,7 +71,14 @@ def test_a_given_field_must_not_move(store, tmp_path):
     train_run(given, changed_store(store, tmp_path / "still.h5", still), Run(tmp_path / "still"))
 
 
-@pytest.mark.parametrize(("trajectory", "says"), [(0, "Training trajectory number 0"), (3, "Validation trajectory 3")])
+@pytest.mark.parametrize(
+    ("trajectory", "says"),
+    [
+        (0, "Training trajectory number 0"),
+        (3, "Validation trajectory 3 holds values that are not finite, the first in frame 3 of height"),
+        (5, "Test trajectory 5 holds values that are not finite, the first in frame 3 of height"),
+    ],
+)
 def test_values_that_are_not_finite_are_refused_at_the_start(store, tmp_path, trajectory, says):
     def spoil(values):
         values[trajectory, 3, 2, 1, 0] = np.nan
@@ -82,12 +89,13 @@ def test_values_that_are_not_finite_are_refused_at_the_start(store, tmp_path, tr
 
 def test_a_test_trajectory_that_is_not_finite_is_named_not_counted_as_a_blow_up(store, tmp_path):
     def spoil(values):
+        values *= 1.01  # none of them was trained on
         values[5, 3, 2, 1, 0] = np.nan
 
     run = Run(tmp_path / "run")
-    train_run(RECIPE, changed_store(store, tmp_path / "nan.h5", spoil), run)
+    train_run(RECIPE, store, run)
     with pytest.raises(ValueError, match="Trajectory 5 of the data"):
-        evaluate_run(run)
+        evaluate_run(run, path=changed_store(store, tmp_path / "nan.h5", spoil))
 
 
 def test_other_data_in_the_same_run_are_refused(store, tmp_path):

@@ -92,7 +92,7 @@ def ask(path: Path, operation: str, arguments: Sequence[Any] = (), nbytes: int =
     seconds = SECONDS + nbytes / SLOWEST
     request = {"operation": operation, "arguments": [os.fsdecode(path.resolve()), *arguments], "seconds": seconds}
     with _turn:
-        if _process is None or _process.owner != os.getpid():
+        if _process is None or _process.owner != os.getpid() or _process.child.poll() is not None:
             _process = _Process()
         try:
             answer, values = _process.ask(request)

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import h5py
 import numpy as np
 import pytest
 import torch
 
 from sigmasolver.data.generate import generate
 from sigmasolver.data.store import Writer, open_store
+from sigmasolver.deliver import forecast_file
 from sigmasolver.evaluate import evaluate_run
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, changed, recipe_of
 from sigmasolver.runs import Run, read_tensors
@@ -85,6 +87,31 @@ def test_values_that_are_not_finite_are_refused_at_the_start(store, tmp_path, tr
 
     with pytest.raises(ValueError, match=says):
         train_run(RECIPE, changed_store(store, tmp_path / "nan.h5", spoil), Run(tmp_path / "run"))
+
+
+def test_damaged_data_are_refused_by_every_command(store, tmp_path):
+    run, copy = Run(tmp_path / "run"), tmp_path / "copy.h5"
+    train_run(RECIPE, store, run)
+
+    def damage(trajectory):
+        copy.write_bytes(store.read_bytes())
+        with h5py.File(copy, "r+") as file:
+            row = file["fields"][trajectory]
+            row.reshape(-1).view(np.uint32)[7] ^= 1
+            file["fields"][trajectory] = row
+
+    for trajectory in (0, 3, 5):  # of the training, validation and test part
+        damage(trajectory)
+        with pytest.raises(ValueError, match=f"is damaged in trajectory {trajectory}: its digest is another"):
+            train_run(RECIPE, copy, Run(tmp_path / "other"))
+        assert not (tmp_path / "other").exists()
+    with pytest.raises(ValueError, match="is damaged in trajectory 5"):
+        (tmp_path / "run" / "data.json").write_text(
+            (tmp_path / "run" / "data.json").read_text().replace(str(store), str(copy))
+        )
+        evaluate_run(run)
+    with pytest.raises(ValueError, match="is damaged in trajectory 5"):
+        forecast_file(run.path, copy, 2, tmp_path / "out.h5", torch.device("cpu"))
 
 
 def test_a_test_trajectory_that_is_not_finite_is_named_not_counted_as_a_blow_up(store, tmp_path):

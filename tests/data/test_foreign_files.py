@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -181,6 +183,34 @@ def test_a_damaged_gzip_chunk_is_refused_and_the_next_file_is_read(tmp_path: Pat
     assert one_sentence(caught.value)
     np.savez(tmp_path / "good.npz", u=U)
     assert import_data(tmp_path / "good.npz", tmp_path / "good.out").count == 4
+
+
+@pytest.mark.parametrize("points", [20, 4_000_000])
+@pytest.mark.parametrize("suffix", [".h5", ".mat"])
+def test_a_gzip_chunk_that_unpacks_to_too_little_is_refused(tmp_path: Path, points: int, suffix: str) -> None:
+    """The library reads on behind its end: a small one comes with whatever lies there, a large one is a crash."""
+    path = tmp_path / f"short{suffix}"
+    with h5py.File(path, "w") as file:
+        u = file.create_dataset("u", (2, 2, 1, points), "f4", chunks=(1, 1, 1, points), compression="gzip")
+        for corner in np.ndindex(2, 2, 1):
+            there = 3 if corner == (1, 0, 0) else points
+            u.id.write_direct_chunk((*corner, 0), zlib.compress(np.ones(there, "f4").tobytes(), 1))
+    with pytest.raises(ValueError, match=r"is truncated or damaged|is not a whole MATLAB file") as caught:
+        import_data(path, tmp_path / "out")
+    assert one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": 4}, {"compression": 4, "shuffle": True, "fletcher32": True}])
+def test_packed_chunks_arrive(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Chunks that do not divide the grid, and one that the library chose not to pack."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        u = file.create_dataset("u", data=U, chunks=(3, 2, 4, 5), **options)
+        if set(options) == {"compression"}:
+            chunk = np.zeros((3, 2, 4, 5), np.float32)
+            chunk[:, :, :, :] = U[:3, :2, :4]
+            u.id.write_direct_chunk((0, 0, 0, 0), chunk.tobytes(), filter_mask=1)
+    import_data(tmp_path / "a.h5", tmp_path / "out")
+    np.testing.assert_array_equal(open_store(tmp_path / "out")[:][..., 0], U)
 
 
 def many(folder: Path, count: int = 10_000) -> Path:

@@ -92,10 +92,20 @@ def use_store(path: Path) -> None:
     read_history(path, fields, len(reader.header.grid))
 
 
-def use_arrays(path: Path) -> None:
-    import_data(path, path.with_suffix(".out"))
-    if path.suffix != ".mat":
+def use_arrays(path: Path, kind: str) -> None:
+    """What the commands do with foreign files: import them, and forecast from them."""
+    if path.suffix == ".mat":
+        import_data(path, path.with_suffix(".out"))
+        return
+    import_data(path, path.with_suffix(".out"), kind="arrays", steady=False)
+    if kind == "npz-fields":
+        read_history(path, list("abcde"), 1)
+    else:
         read_history(path, ["u"], 2)
+
+
+def use(path: Path, kind: str) -> None:
+    use_store(path) if kind == "store" else use_arrays(path, kind)
 
 
 def attempt(folder: Path, number: int, whole: dict[str, bytes]) -> str:
@@ -105,7 +115,7 @@ def attempt(folder: Path, number: int, whole: dict[str, bytes]) -> str:
     path = folder / KINDS[kind][0]
     path.write_bytes(mutated(whole[kind], chance))
     try:
-        (use_store if kind == "store" else use_arrays)(path)
+        use(path, kind)
         return "harmless"
     except ValueError as error:
         plain = "\n" not in str(error) and str(error).endswith((".", ")"))

@@ -51,7 +51,7 @@ def test_the_fuzz_sees_what_must_not_come(tmp_path: Path) -> None:
     """A few inputs of every kind; whole ones are used to the end, or the count would say nothing."""
     for kind, (name, make) in fuzz.KINDS.items():
         make(tmp_path / name)
-        (fuzz.use_store if kind == "store" else fuzz.use_arrays)(tmp_path / name)
+        fuzz.use(tmp_path / name, kind)
         (tmp_path / name).unlink()
         (tmp_path / name).with_suffix(".out").unlink(missing_ok=True)
     count, bad = outcomes(tmp_path, 0, 60)

@@ -281,7 +281,7 @@ def test_values_that_become_zero_are_said_and_those_that_become_infinite_refused
     np.savez(tmp_path / "a.npz", u=u)
     done = import_data(tmp_path / "a.npz", tmp_path / "out")
     (note,) = [note for note in done.notes if "zero" in note]
-    assert note.startswith("u has 2 values that are not zero but too small for float32") and "1, frame 2" in note
+    assert note.startswith("u has 2 values that are too small for float32 and stored as zero") and "1, frame 2" in note
     u[0], u[3, 1, 0, 0] = 0, -1e300  # zeros of its own are none that vanished
     np.savez(tmp_path / "b.npz", u=u)
     with pytest.raises(

@@ -64,8 +64,8 @@ class Values:
             for field, one in sorted(self.odd.items())
         ]
         vanished = [
-            f"{fields[field]} has {_values(one.count)} not zero but too small for {kind}, where they become zero, the "
-            f"first in {one.where}; if they matter, save them in other units."
+            f"{fields[field]} has {_values(one.count)} too small for {kind} and stored as zero, the first in {one.where}; "
+            "if that matters, save the data in other units."
             for field, one in sorted(self.vanished.items())
         ]
         return (*odd, *vanished)

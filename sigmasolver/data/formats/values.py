@@ -64,8 +64,8 @@ class Values:
             for field, one in sorted(self.odd.items())
         ]
         vanished = [
-            f"{fields[field]} has {_values(one.count)} too small for {kind} and stored as zero, the first in {one.where}; "
-            "if that matters, save the data in other units."
+            f"{fields[field]} has {_values(one.count)} too small for {kind} and stored as zero, the first in "
+            f"{one.where}; if that matters, save the data in other units."
             for field, one in sorted(self.vanished.items())
         ]
         return (*odd, *vanished)

@@ -11,7 +11,7 @@ from sigmasolver.version import __version__
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Cohort", "Device", "Dtype", "Precision", "Settings", "app", "device_of", "numbers"]
+__all__ = ["Cohort", "Device", "Dtype", "Precision", "Settings", "Steady", "app", "device_of", "numbers"]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,6 +27,12 @@ Device = Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu,
 Precision = Annotated[str, typer.Option(help="What forecasts are computed in: float32, tf32 (on a GPU) or bf16.")]
 Cohort = Annotated[
     str | None, typer.Option(help="The paper's fixed set of test windows: rollout, decomposition or corrections.")
+]
+Steady = Annotated[
+    bool | None,
+    typer.Option(
+        "--steady/--unsteady", help="Own data: arrays (count, *grid) without time, or (count, frames, *grid)."
+    ),
 ]
 Dtype = Annotated[str, typer.Option(help="How values are stored: float32 or float16.")]
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sigmasolver.cli.app import Cohort, Dtype, Settings, app, device_of
+from sigmasolver.cli.app import Cohort, Dtype, Settings, Steady, app, device_of
 from sigmasolver.terminal import console, print_summary, progress
 
 __all__ = ["import_data", "inspect", "simulate", "windows"]
@@ -83,15 +83,15 @@ def import_data(
         str | None, typer.Option(help="What the source is, where it cannot be told from the files.")
     ] = None,
     fields: Annotated[str | None, typer.Option(help="Your own arrays: the fields to take, such as u,v.")] = None,
+    steady: Steady = None,
     dtype: Dtype = "float32",
 ) -> None:
     """Convert public files (FNO, FactFormer) or your own arrays into a store."""
     from sigmasolver.data.formats import import_data as convert
 
     with progress("importing", None) as move:
-        made = convert(
-            sources, out, kind, dtype, move, [name.strip() for name in fields.split(",")] if fields else None
-        )
+        names = [name.strip() for name in fields.split(",")] if fields else None
+        made = convert(sources, out, kind, dtype, move, names, steady)
     screen = console()
     shape = " × ".join(map(str, made.shape))
     screen.print(f"{out}: {made.count} trajectories of {shape} from {made.kind}", soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sigmasolver.cli.app import Device, Settings, app, device_of
+from sigmasolver.cli.app import Device, Settings, Steady, app, device_of
 from sigmasolver.terminal import Mover, console, progress, training
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Fixes first weights and order of windows; 42 if not given.")] = None,
     fields: Annotated[str | None, typer.Option(help="Own data: the fields to use, such as u,v.")] = None,
     targets: Annotated[str | None, typer.Option(help="Own data: those to predict; the others are given.")] = None,
+    steady: Steady = None,
     history: Annotated[int | None, typer.Option(help="Own data: frames the model sees.")] = None,
     block: Annotated[int | None, typer.Option(help="Own data: frames it predicts in one call.")] = None,
     horizon: Annotated[int | None, typer.Option(help="Own data: frames that are evaluated.")] = None,
@@ -58,7 +59,10 @@ def train(
     from sigmasolver.train.own import Wishes
 
     deadline = Deadline(minutes)
-    own = {"--fields": fields, "--targets": targets, "--history": history, "--block": block, "--horizon": horizon}
+    own = {
+        "--fields": fields, "--targets": targets, "--history": history, "--block": block, "--horizon": horizon,
+        "--steady": steady,
+    }  # fmt: skip
     with join(device_of(device)) as world:
         place = Place(world, engine_of(engine, world), shard)
         if resume is not None:
@@ -78,10 +82,10 @@ def train(
             named = next(name for name, value in own.items() if value is not None)
             raise ValueError(f"{named} is for data of your own; change a task with --set task.history=4 and the like.")
         if published is not None:
-            store, recipe = _as_store(data, out, None, None, world), published
+            store, recipe = _as_store(data, out, None, None, None, world), published
         else:
             wishes = Wishes(data.resolve().stem, _names(fields), _names(targets), history, block, horizon, model, seed)
-            store, recipe = _own(data, out, wishes, settings or [], world)
+            store, recipe = _own(data, out, wishes, steady, settings or [], world)
         with training(world) as watch:
             train_run(recipe, store, Run(out), place, watch, deadline.passed)
         say_trained(Run(out), world)
@@ -168,7 +172,9 @@ def suite(
                 return
 
 
-def _own(data: Path, out: Path, wishes: Wishes, settings: list[str], world: World) -> tuple[Path, Recipe]:
+def _own(
+    data: Path, out: Path, wishes: Wishes, steady: bool | None, settings: list[str], world: World
+) -> tuple[Path, Recipe]:
     """The store and the recipe for data of one's own; every choice is printed."""
     from sigmasolver.data.store import open_store
     from sigmasolver.recipes import changed
@@ -177,8 +183,10 @@ def _own(data: Path, out: Path, wishes: Wishes, settings: list[str], world: Worl
     if wishes.fields and wishes.targets:
         wishes = replace(wishes, fields=tuple(dict.fromkeys((*wishes.fields, *wishes.targets))))
     # Nothing here is a public data set, though its shape may look like one.
-    store = _as_store(data, out, "arrays" if data.suffix != ".mat" else None, wishes.fields, world)
+    store = _as_store(data, out, "arrays" if data.suffix != ".mat" else None, wishes.fields, steady, world)
     with open_store(store) as reader:
+        if steady and (frames := len(reader.header.layout.times)) > 1:
+            raise ValueError(f"{data} is a store of {frames} frames, not steady; import its source with --steady.")
         recipe, notes = own_recipe(reader.header, len(reader), wishes, world.device.type == "cuda")
     recipe = changed(recipe, settings)
     notes += [f"then set: {', '.join(settings)}"] if settings else []
@@ -198,7 +206,9 @@ def engine_of(text: str, world: World) -> str:
     return "graph" if world.device.type == "cuda" and world.size == 1 else "eager"
 
 
-def _as_store(data: Path, out: Path, kind: str | None, names: tuple[str, ...] | None, world: World) -> Path:
+def _as_store(
+    data: Path, out: Path, kind: str | None, names: tuple[str, ...] | None, steady: bool | None, world: World
+) -> Path:
     """The data as a store: itself, or imported into the run folder."""
     from sigmasolver.data.formats import import_data as convert
     from sigmasolver.data.formats.hdf5 import is_store
@@ -212,12 +222,12 @@ def _as_store(data: Path, out: Path, kind: str | None, names: tuple[str, ...] | 
     if world.first:
         with progress("importing", None) as move:
             try:
-                made = convert(data, store, kind, progress=move, names=names)
+                made = convert(data, store, kind, progress=move, names=names, steady=steady)
             except OtherStoreError:
                 if (out / "recipe.json").exists():
                     raise
                 store.unlink()  # what an earlier command imported before it failed; no run stands on it
-                made = convert(data, store, kind, progress=move, names=names)
+                made = convert(data, store, kind, progress=move, names=names, steady=steady)
         shape = " × ".join(map(str, made.shape))
         console().print(f"{store}: {made.count} trajectories of {shape} from {made.kind}", soft_wrap=True)
         for note in made.notes:

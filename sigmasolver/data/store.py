@@ -19,12 +19,15 @@ import numpy as np
 
 from sigmasolver.data import slots
 from sigmasolver.data.header import DTYPES, FORMAT, VERSION, Header, OtherStoreError, StoreError, fingerprint
+from sigmasolver.data.isolated import ask
 from sigmasolver.files import new_name, plain_errors, take_name
 from sigmasolver.simulate.simulator import Layout
 
-__all__ = ["Header", "Key", "Reader", "StoreError", "Writer", "open_store"]
+__all__ = ["Header", "Key", "Reader", "StoreError", "Writer", "is_store", "open_store"]
 
 Key: TypeAlias = int | slice | tuple[int | slice, ...]
+
+_BLOCK = 16 * 2**20
 
 
 class Writer:
@@ -143,7 +146,12 @@ class Reader:
         self.path = Path(path)
         self._handle: h5py.File | None = None
         self._process = -1
+        self._intact: set[int] = set()
         try:
+            if not self.path.is_file():  # a pipe could be waited on for ever
+                raise OSError
+            if not _checksummed(self.path) and h5py.is_hdf5(self.path) and not is_store(self.path):
+                raise _no_store(self.path)
             self._read_facts()
         except StoreError:
             self.close()
@@ -155,6 +163,7 @@ class Reader:
     def _read_facts(self) -> None:
         file = self._file()
         _check_kind(self.path, file)
+        _check_inside(self.path, file)
         fields, whole = file["fields"], file["whole"][:]
         self.header = _header(file)
         self.package = _text(file.attrs["package"])
@@ -199,8 +208,27 @@ class Reader:
         return (self[index] for index in range(len(self)))
 
     def verify(self, index: int) -> bool:
-        """Whether the values of this trajectory are still those that were written."""
-        return hashlib.sha256(self[index].data).digest() == self.digests[index]
+        """Whether the values of this trajectory are still those that were written; reads all of them."""
+        digest, step = hashlib.sha256(), max(1, _BLOCK * self.header.shape[0] // self.header.nbytes)
+        for start in range(0, self.header.shape[0], step):
+            digest.update(self[index, start : start + step].data)
+        return digest.digest() == self.digests[index]
+
+    def check(self, index: int) -> None:
+        """Refuse a trajectory whose values are no longer those that were written; each is read for this only once."""
+        if index not in self._intact:
+            if not self.verify(index):
+                raise _damaged(self.path, index)
+            self._intact.add(index)
+
+    def trajectory(self, index: int) -> np.ndarray:
+        """A whole trajectory, checked like `check` does, but read once for both."""
+        values = self[index]
+        if index not in self._intact:
+            if hashlib.sha256(values.data).digest() != self.digests[index]:
+                raise _damaged(self.path, index)
+            self._intact.add(index)
+        return values
 
     def _file(self) -> h5py.File:
         if self._handle is None or self._process != os.getpid():
@@ -230,6 +258,37 @@ def open_store(path: str | Path) -> Reader:
     return Reader(path)
 
 
+def is_store(path: Path) -> bool:
+    """Whether this is a store already, whole or not."""
+    try:
+        if not path.is_file() or not h5py.is_hdf5(path):
+            return False
+        if not _checksummed(path):
+            return bool(ask(path, "is_store", [FORMAT]))
+        with h5py.File(path, "r", locking=False) as file:
+            # Ours has a fixed length; reading one of free length may never end in a damaged file.
+            fixed = "format" in file.attrs and file.attrs.get_id("format").dtype.kind == "S"
+            return fixed and file.attrs["format"] == FORMAT.encode()
+    except Exception:  # a damaged file is none; what is wrong with it is said by whoever reads it
+        return False
+
+
+def _checksummed(path: Path) -> bool:
+    """Whether HDF5 guards the file's structure by checksums, as it does in all that we write; in other files damage
+    can crash the library, so they are first looked at by another process."""
+    with open(path, "rb") as file:
+        start = file.read(9)
+    return start[:8] == b"\x89HDF\r\n\x1a\n" and start[8] >= 2
+
+
+def _damaged(path: Path, index: int) -> StoreError:
+    return StoreError(f"{path} is damaged in trajectory {index}: its digest is another; copy or generate it again.")
+
+
+def _no_store(path: Path) -> StoreError:
+    return StoreError(f"{path} is an HDF5 file but not a sigmasolver store; convert it with import-data.")
+
+
 def _piece(key: int | slice, size: int) -> tuple[slice, int | slice]:
     """The contiguous range that holds what `key` selects of `size` elements, and `key` within that range."""
     if isinstance(key, slice):
@@ -244,7 +303,7 @@ def _piece(key: int | slice, size: int) -> tuple[slice, int | slice]:
 
 def _check_kind(path: Path, file: h5py.File) -> None:
     if "format" not in file.attrs or _text(file.attrs["format"]) != FORMAT:
-        raise StoreError(f"{path} is an HDF5 file but not a sigmasolver store; convert it with import-data.")
+        raise _no_store(path)
     version = int(file.attrs["version"])
     if version > VERSION:
         raise StoreError(
@@ -252,6 +311,19 @@ def _check_kind(path: Path, file: h5py.File) -> None:
         )
     if version < VERSION:
         raise StoreError(f"{path} has the old format version {version}, not {VERSION}; generate or import it again.")
+
+
+def _check_inside(path: Path, file: h5py.File) -> None:
+    """A store is one file: nothing in it may lead to another, whose bytes it would give out as its own."""
+    axes = [f"coordinates/{name}" for name in "xyz"]
+    for name in ("fields", "whole", "digests", "fingerprint", "times", "coordinates", *axes):
+        link = file.get(name, getlink=True) if name not in axes or name in file else None
+        inside = link is None or isinstance(link, h5py.HardLink)
+        if inside and link is not None and name != "coordinates":
+            plan = file[name].id.get_create_plist()
+            inside = plan.get_layout() != h5py.h5d.VIRTUAL and not plan.get_external_count()
+        if not inside:
+            raise StoreError(f"{path} keeps its {name} in another file, which is not read; copy the values into it.")
 
 
 def _header(file: h5py.File) -> Header:

@@ -215,6 +215,7 @@ class Windows:
         spec = self.spec
         if isinstance(self.source, Reader):
             for position, start in places:
+                self.source.check(self.trajectories[position])
                 key: Key = (self.trajectories[position], *self._key(start * spec.stride, spec.span))
                 yield _channels(torch.from_numpy(self.source[key]), self._channels)
             return
@@ -230,7 +231,7 @@ class Windows:
         key = self._key(0, len(self.times))
         if isinstance(self.source, Reader):
             for trajectory in trajectories:
-                yield _channels(torch.from_numpy(self.source[(trajectory, *key)]), self._channels)
+                yield _channels(torch.from_numpy(self.source.trajectory(trajectory)[key]), self._channels)
         elif isinstance(self.source, Stream):
             size = self.source.simulator.batch_size(self.source.device)
             for start in range(0, len(trajectories), size):
@@ -253,6 +254,17 @@ class Windows:
         if set(self.source.header.layout.boundary) != {"periodic"}:
             return None
         return tuple(len(axis) * float(axis[1] - axis[0]) if len(axis) > 1 else 1.0 for axis in self.coordinates)
+
+    def check_finite(self, part: str) -> None:
+        """Read every trajectory of this `part` of a split; the first value that is not finite is named."""
+        for trajectory, values in zip(self.trajectories, self.each(), strict=True):
+            finite = values.isfinite()
+            if not bool(finite.all()):
+                frame, *_, field = (int(one) for one in (~finite).nonzero()[0])
+                raise ValueError(
+                    f"{part.capitalize()} trajectory {trajectory} holds values that are not finite, the first in frame "
+                    f"{frame * self.spec.time_stride} of {self.fields[field]}; leave it out."
+                )
 
     def refuse_non_finite(self, indices: torch.Tensor, *frames: torch.Tensor) -> None:
         """`frames` (B, ...) of the windows `indices`: one that is not finite is named by its trajectory."""

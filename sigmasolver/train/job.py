@@ -74,9 +74,10 @@ def _prepare(recipe: Recipe, store: Reader, run: Run, place: Place) -> tuple[Dat
     training = Windows(store, parts.train, recipe.training_windows())
     refuse_other_grid(training, recipe)
     validation = Windows(store, parts.validation, recipe.evaluation_windows()) if parts.validation else None
-    for number, values in zip(parts.validation, validation.each() if validation else (), strict=True):
-        if not bool(values.isfinite().all()):
-            raise ValueError(f"Validation trajectory {number} holds values that are not finite; leave it out.")
+    if validation is not None:
+        validation.check_finite("validation")
+    if parts.test:  # what an evaluation would refuse is better known before the training than after it
+        Windows(store, parts.test, recipe.training_windows()).check_finite("test")
     Plan(recipe, training).rates()
     training = _held(training, place.world.device)
     if place.world.first:
@@ -116,7 +117,10 @@ def _refuse_moving(recipe: Recipe, training: Windows) -> None:
     for values in training.each() if given else ():
         for name, channel in zip(given, channels, strict=True):
             if bool((values[..., channel] != values[:1, ..., channel]).any()):
-                raise ValueError(f"The field {name} is given but changes in time; predict it too, or leave it out.")
+                raise ValueError(
+                    f"The field {name} is given but changes in time; predict it too, or leave it out. If the data have "
+                    "no time, import them again with --steady."
+                )
 
 
 def _bind(run: Run, store: Reader, parts: Split) -> None:

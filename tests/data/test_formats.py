@@ -214,7 +214,7 @@ def test_times_that_are_missing_are_counted_and_noted(tmp_path: Path) -> None:
 def test_kolmogorov(tmp_path: Path) -> None:
     values = RANDOM.standard_normal((3, 4, 8, 8)).astype(np.float32)
     np.save(tmp_path / "kf.npy", values)
-    assert import_data(tmp_path / "kf.npy", tmp_path / "own.h5").kind == "arrays"
+    assert import_data(tmp_path / "kf.npy", tmp_path / "own.h5", names=["u"]).kind == "arrays"
     assert import_data(tmp_path / "kf.npy", tmp_path / "kf.h5", "factformer-kf2d").kind == "factformer-kf2d"
     with open_store(tmp_path / "kf.h5") as store:
         np.testing.assert_array_equal(store[:][..., 0], values)

@@ -238,7 +238,7 @@ def test_any_sensible_array_arrives(
             save(source / f"{number}{suffix}", [("u", one)])
     else:
         save(source, [("u", values)])
-    import_data(source, place / "out", names=["u"])
+    import_data(source, place / "out", names=["u"], steady=False)
     with open_store(place / "out") as reader:
         np.testing.assert_array_equal(reader[:], values[..., None].astype(np.float32))
     shutil.rmtree(place)

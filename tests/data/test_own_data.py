@@ -150,7 +150,7 @@ def test_axes_of_an_array_without_names(
     np.save(tmp_path / "a.npy", values)
     np.savez(tmp_path / "a.npz", values)
     for suffix in (".npy", ".npz"):
-        done = import_data(tmp_path / f"a{suffix}", tmp_path / f"{suffix}.out", names=names)
+        done = import_data(tmp_path / f"a{suffix}", tmp_path / f"{suffix}.out", names=names, steady=False)
         assert done.shape == trajectory and words in done.notes[0]
         expected = names or tuple(f"field_{place}" for place in range(trajectory[-1]))
         arrives(done, values.reshape(2, *trajectory), expected)
@@ -360,7 +360,7 @@ def test_other_faults_of_folders(tmp_path: Path) -> None:
     whole = (folder / "2.npy").read_bytes()
     (folder / "2.npy").write_bytes(whole[:-1])
     with pytest.raises(ValueError, match=r"2.npy is truncated or damaged"):
-        import_data(folder, tmp_path / "out.h5")
+        import_data(folder, tmp_path / "out.h5", names=["u"])
     (folder / "2.npy").write_bytes(whole)
     with pytest.raises(ValueError, match="would lie where it is read from; write the store outside"):
         import_data(folder, folder / "out.h5")

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigmasolver.data.store import StoreError, Writer, open_store
+from sigmasolver.data.formats import read_history
+from sigmasolver.data.store import Reader, StoreError, Writer, open_store
+from sigmasolver.data.windows import Windows, WindowSpec
 from tests.data.test_store import HEADER, store, values
 
 
@@ -91,3 +93,47 @@ def test_a_flipped_byte_is_refused_or_harmless(
                 np.testing.assert_array_equal(reader[:], data[: len(reader)])
     except StoreError as error:
         assert one_sentence(error)
+
+
+def flip_value(path: Path, trajectory: int) -> None:
+    """Change the last bit of a value, which no statistics would show."""
+    with h5py.File(path, "r+") as file:
+        row = file["fields"][trajectory]
+        row.reshape(-1).view(np.uint32)[7] ^= 1
+        file["fields"][trajectory] = row
+
+
+SPEC = WindowSpec(HEADER.layout.fields, HEADER.layout.fields, 1, 1)
+
+
+def test_damaged_values_are_refused_wherever_they_are_read(tmp_path: Path) -> None:
+    path = store(tmp_path / "a.h5", values(3))
+    flip_value(path, 1)
+    axes = len(HEADER.grid)
+    with open_store(path) as reader:
+        whole, hurt = Windows(reader, [0, 2], SPEC), Windows(reader, [0, 1], SPEC)
+        assert len(whole.batch(range(len(whole)))[0]) == len(whole) and whole.resident("cpu") is not None
+        for read in (lambda: hurt[hurt.starts], lambda: hurt.resident("cpu"), lambda: list(hurt.each())):
+            with pytest.raises(StoreError, match=r"a\.h5 is damaged in trajectory 1: ") as caught:
+                read()
+            assert one_sentence(caught.value)
+        np.testing.assert_array_equal(hurt[0][0], whole[0][0])  # the others are as good as ever
+    with pytest.raises(StoreError, match="damaged in trajectory 1"):
+        read_history(path, HEADER.layout.fields, axes)
+
+
+def test_a_trajectory_is_compared_with_its_digest_once(tmp_path: Path) -> None:
+    class Counting(Reader):
+        def verify(self, index: int) -> bool:
+            compared.append(index)
+            return super().verify(index)
+
+    compared: list[int] = []
+    with Counting(store(tmp_path / "a.h5", values(3))) as reader:
+        windows = Windows(reader, range(3), SPEC)
+        for _ in range(2):
+            windows.batch([*range(windows.starts), 2 * windows.starts])
+        assert compared == [0, 2]
+        list(windows.each())  # read as a whole, and compared on the way
+        windows.batch(range(len(windows)))
+        assert compared == [0, 2]

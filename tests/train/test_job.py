@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import h5py
 import numpy as np
 import pytest
 import torch
 
 from sigmasolver.data.generate import generate
 from sigmasolver.data.store import Writer, open_store
+from sigmasolver.deliver import forecast_file
 from sigmasolver.evaluate import evaluate_run
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, changed, recipe_of
 from sigmasolver.runs import Run, read_tensors
@@ -71,7 +73,14 @@ def test_a_given_field_must_not_move(store, tmp_path):
     train_run(given, changed_store(store, tmp_path / "still.h5", still), Run(tmp_path / "still"))
 
 
-@pytest.mark.parametrize(("trajectory", "says"), [(0, "Training trajectory number 0"), (3, "Validation trajectory 3")])
+@pytest.mark.parametrize(
+    ("trajectory", "says"),
+    [
+        (0, "Training trajectory number 0"),
+        (3, "Validation trajectory 3 holds values that are not finite, the first in frame 3 of height"),
+        (5, "Test trajectory 5 holds values that are not finite, the first in frame 3 of height"),
+    ],
+)
 def test_values_that_are_not_finite_are_refused_at_the_start(store, tmp_path, trajectory, says):
     def spoil(values):
         values[trajectory, 3, 2, 1, 0] = np.nan
@@ -80,14 +89,40 @@ def test_values_that_are_not_finite_are_refused_at_the_start(store, tmp_path, tr
         train_run(RECIPE, changed_store(store, tmp_path / "nan.h5", spoil), Run(tmp_path / "run"))
 
 
+def test_damaged_data_are_refused_by_every_command(store, tmp_path):
+    run, copy = Run(tmp_path / "run"), tmp_path / "copy.h5"
+    train_run(RECIPE, store, run)
+
+    def damage(trajectory):
+        copy.write_bytes(store.read_bytes())
+        with h5py.File(copy, "r+") as file:
+            row = file["fields"][trajectory]
+            row.reshape(-1).view(np.uint32)[7] ^= 1
+            file["fields"][trajectory] = row
+
+    for trajectory in (0, 3, 5):  # of the training, validation and test part
+        damage(trajectory)
+        with pytest.raises(ValueError, match=f"is damaged in trajectory {trajectory}: its digest is another"):
+            train_run(RECIPE, copy, Run(tmp_path / "other"))
+        assert not (tmp_path / "other").exists()
+    with pytest.raises(ValueError, match="is damaged in trajectory 5"):
+        (tmp_path / "run" / "data.json").write_text(
+            (tmp_path / "run" / "data.json").read_text().replace(str(store), str(copy))
+        )
+        evaluate_run(run)
+    with pytest.raises(ValueError, match="is damaged in trajectory 5"):
+        forecast_file(run.path, copy, 2, tmp_path / "out.h5", torch.device("cpu"))
+
+
 def test_a_test_trajectory_that_is_not_finite_is_named_not_counted_as_a_blow_up(store, tmp_path):
     def spoil(values):
+        values *= 1.01  # none of them was trained on
         values[5, 3, 2, 1, 0] = np.nan
 
     run = Run(tmp_path / "run")
-    train_run(RECIPE, changed_store(store, tmp_path / "nan.h5", spoil), run)
+    train_run(RECIPE, store, run)
     with pytest.raises(ValueError, match="Trajectory 5 of the data"):
-        evaluate_run(run)
+        evaluate_run(run, path=changed_store(store, tmp_path / "nan.h5", spoil))
 
 
 def test_other_data_in_the_same_run_are_refused(store, tmp_path):

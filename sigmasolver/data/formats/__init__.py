@@ -13,8 +13,9 @@ from sigmasolver.data.formats import arrays, factformer, folder, mat, own
 from sigmasolver.data.formats.beside import check_names
 from sigmasolver.data.formats.foreign import Foreign
 from sigmasolver.data.formats.history import read_history
+from sigmasolver.data.formats.values import Values
 from sigmasolver.data.header import Header
-from sigmasolver.data.store import Writer
+from sigmasolver.data.store import Writer, open_store
 
 __all__ = ["KINDS", "Imported", "Kind", "guess_kind", "import_data", "read_history"]
 
@@ -29,8 +30,8 @@ class Kind:
     description: str
     fits: Callable[[Path], bool]
     read: Callable[[Path], Foreign]
-    select: Callable[[Path, Sequence[str]], Foreign] | None = None
-    """Like `read`, of the fields that the user names; None where the fields are fixed."""
+    select: Callable[[Path, Sequence[str] | None, bool | None], Foreign] | None = None
+    """Like `read`, of the fields that the user names, steady or not as the user says; None where both are fixed."""
     together: Callable[[Sequence[Path]], Foreign] | None = None
     """Several files as one data set; None where it is one file or folder."""
 
@@ -50,8 +51,8 @@ def _own(path: Path) -> bool:
     )
 
 
-def _read_own(path: Path, names: Sequence[str] | None = None) -> Foreign:
-    return folder.read_folder(path, names) if path.is_dir() else own.read_file(path, names)
+def _read_own(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
+    return folder.read_folder(path, names, steady) if path.is_dir() else own.read_file(path, names, steady)
 
 
 KINDS: tuple[Kind, ...] = (
@@ -98,7 +99,7 @@ class Imported:
     shape: tuple[int, ...]
     fingerprint: str
     notes: tuple[str, ...]
-    """What the file does not say and was taken as known, one sentence each."""
+    """What the file does not say and was taken as known, and what is odd in its values, one sentence each."""
 
 
 def guess_kind(source: Path) -> Kind:
@@ -117,34 +118,47 @@ def import_data(
     dtype: str = "float32",
     progress: Callable[[int, int], None] | None = None,
     names: Sequence[str] | None = None,
+    steady: bool | None = None,
 ) -> Imported:
     """Convert a foreign data set into a store at `out`, continuing an import that was interrupted.
 
     The kind is found from what is there unless given; the files of some kinds can be given together. `progress` gets
     the trajectories done and their number.
     `names` are the fields to take of one's own arrays, in order; where the file does not name them, their names.
+    `steady`: one's own arrays have no axis of time; None: the file must make plain that they have one.
     """
     sources, out = [Path(one) for one in ([source] if isinstance(source, str | Path) else source)], Path(out)
     with _plain_reading(sources):
-        row, foreign = _open(sources, out, kind, names)
+        row, foreign = _open(sources, out, kind, names, steady)
         header = Header(foreign.layout, row.name, _identity(foreign.files or sources), None, dtype)
     step = max(1, _BLOCK // header.nbytes)
+    found = Values(header)
     with Writer(out, header, foreign.count) as writer:
         present = writer.whole
+        if present:
+            with open_store(out) as before:
+                for index in range(present):
+                    found.take_in(index, before[index : index + 1], before[index : index + 1])
         for start in range(present, foreign.count, step):
-            writer.append(foreign.read(start, min(start + step, foreign.count)))
+            # Nothing here keeps a block while the next one is read.
+            writer.append(found.stored(start, foreign.read(start, min(start + step, foreign.count))))
             if progress is not None:
                 progress(writer.whole, foreign.count)
-        return Imported(row.name, out, foreign.count, present, header.shape, writer.fingerprint, foreign.notes)
+        notes = (*foreign.notes, *found.notes())
+        return Imported(row.name, out, foreign.count, present, header.shape, writer.fingerprint, notes)
 
 
-def _open(sources: Sequence[Path], out: Path, kind: str | None, names: Sequence[str] | None) -> tuple[Kind, Foreign]:
+def _open(
+    sources: Sequence[Path], out: Path, kind: str | None, names: Sequence[str] | None, steady: bool | None
+) -> tuple[Kind, Foreign]:
     """What lies there, once it is certain that the wish makes sense."""
     if not sources:
         raise ValueError("There is nothing to import; name a file or folder.")
     for source in sources:
         if not source.exists():
             raise ValueError(f"There is no file or folder {source}.")
+        if not source.is_file() and not source.is_dir():
+            raise ValueError(f"{source} is neither a regular file nor a folder; save its contents as one.")
         if source.resolve() in (out.resolve(), *out.resolve().parents):
             raise ValueError(f"{out} would lie where it is read from; write the store outside {source}.")
     rows = {row.name: row for row in KINDS}
@@ -152,9 +166,10 @@ def _open(sources: Sequence[Path], out: Path, kind: str | None, names: Sequence[
         raise ValueError(f"The kind {kind!r} is unknown; choose among {', '.join(rows)}.")
     found = [guess_kind(source) if kind is None else rows[kind] for source in sources]
     row, source = found[0], sources[0]
-    if names is not None and row.select is None:
+    if row.select is None and (names is not None or steady is not None):
+        fixed, out_with = ("fields are fixed", "the names") if names is not None else ("axes are known", "steady")
         raise ValueError(
-            f"{source} is taken as {row.name}, whose fields are fixed; leave out the names, or give the kind arrays."
+            f"{source} is taken as {row.name}, whose {fixed}; leave out {out_with}, or give the kind arrays."
         )
     if len(sources) > 1:
         if row.together is None or any(other is not row for other in found):
@@ -164,9 +179,9 @@ def _open(sources: Sequence[Path], out: Path, kind: str | None, names: Sequence[
                 f"Only files of {known} can be imported together, not {what}; give one file or folder at a time."
             )
         return row, row.together(sources)
-    if names is None or row.select is None:
+    if row.select is None:
         return row, row.read(source)
-    return row, row.select(source, check_names(names))
+    return row, row.select(source, None if names is None else check_names(names), steady)
 
 
 @contextmanager

@@ -12,12 +12,14 @@ from typing import IO
 import numpy as np
 
 from sigmasolver.data.formats.foreign import Array, listed, pickled
+from sigmasolver.data.isolated import check_file
 
 __all__ = ["members", "open_members", "open_npy", "open_npz"]
 
 
 def open_npy(path: Path) -> np.ndarray:
     """The array of an .npy file, read from disk only where it is sliced."""
+    check_file(path)
     try:
         with open(path, "rb") as handle:
             magic = handle.read(6)
@@ -30,6 +32,7 @@ def open_npy(path: Path) -> np.ndarray:
 
 def members(path: Path) -> tuple[str, ...]:
     """The names of the arrays in an .npz file."""
+    check_file(path)
     try:
         with zipfile.ZipFile(path) as bundle:
             return tuple(name.removesuffix(".npy") for name in bundle.namelist() if name.endswith(".npy"))
@@ -52,6 +55,7 @@ def open_members(path: Path, names: Sequence[str]) -> list[np.ndarray]:
 
 def open_npz(path: Path) -> dict[str, Array]:
     """The arrays of an .npz file by name, in its order; each is read as a whole, when first asked for."""
+    check_file(path)
     try:
         with zipfile.ZipFile(path) as bundle:
             return {name: _member(path, bundle, name) for name in members(path)}
@@ -97,8 +101,6 @@ def _plain(path: Path, error: Exception) -> ValueError:
     text = str(error)
     if text.startswith(str(path)):
         return ValueError(text)
-    if isinstance(error, FileNotFoundError):
-        return ValueError(f"There is no file {path}.")
     if isinstance(error, PermissionError):
         return ValueError(f"This user may not read {path}; ask its owner.")
     if isinstance(error, MemoryError):

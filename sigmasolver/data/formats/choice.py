@@ -4,7 +4,9 @@
     u, v, … (count, frames, *grid)                 one array per field
     an array without a name                        (count, frames, *grid) or (count, frames, *grid, channels)
 
-In a file that is one trajectory of a folder the same arrays come without the axis `count`.
+In a file that is one trajectory of a folder the same arrays come without the axis `count`, and steady ones everywhere
+without `frames`. Two axes of space look like one of time and one of space: where nothing but the user can tell them
+apart, the user is asked.
 """
 
 from __future__ import annotations
@@ -28,6 +30,36 @@ MOST = 16
 
 
 @dataclass(frozen=True)
+class Outer:
+    """The axes before those of space."""
+
+    leading: int
+    """1 where the first axis counts trajectories, else 0."""
+    steady: bool
+    """Whether there is none of time."""
+
+    @property
+    def names(self) -> list[str]:
+        return ["count"] * self.leading + ["frames"] * (not self.steady)
+
+    @property
+    def words(self) -> str:
+        """For a sentence about what is needed."""
+        return ", ".join([*self.names, "*grid"])
+
+    def axes(self, spatial: int, channels: bool) -> list[str]:
+        return [*self.names, *"xyz"[:spatial]] + ["channels"] * channels
+
+    def spatial(self, shape: tuple[int, ...]) -> int:
+        """How many axes of an array without channels are of space."""
+        return len(shape) - len(self.names)
+
+    def trajectory(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """`(frames, *grid)` of an array without channels."""
+        return (1,) * self.steady + shape[self.leading :]
+
+
+@dataclass(frozen=True)
 class Choice:
     """Which arrays of a file hold the fields, and as what."""
 
@@ -42,41 +74,69 @@ class Choice:
     shape: tuple[int, ...]
     """`(frames, *grid)`."""
     notes: tuple[str, ...]
+    outer: Outer
+
+    @property
+    def steady(self) -> bool:
+        """Whether the arrays have no axis of time; their one frame is put in."""
+        return self.outer.steady
 
     def take(self, arrays: Mapping[str, Array], start: int, stop: int) -> np.ndarray:
         """The fields of these rows of the first axis, channels last."""
         if not self.channel_axis:
-            return np.stack([arrays[name].rows(start, stop) for name in self.arrays], axis=-1)
-        values = arrays[self.arrays[0]].rows(start, stop)
-        return values if self.places == tuple(range(self.known)) else values[..., list(self.places)]
+            values = np.stack([arrays[name].rows(start, stop) for name in self.arrays], axis=-1)
+        else:
+            values = arrays[self.arrays[0]].rows(start, stop)
+            values = values if self.places == tuple(range(self.known)) else values[..., list(self.places)]
+        return np.expand_dims(values, self.outer.leading) if self.steady else values
 
 
-def choose(path: Path, arrays: Mapping[str, Array], names: Sequence[str] | None, leading: int) -> Choice:
-    """Decide what in a file is a field; `leading` is 1 where the first axis counts trajectories, else 0."""
+def choose(
+    path: Path, arrays: Mapping[str, Array], names: Sequence[str] | None, leading: int, steady: bool | None = None
+) -> Choice:
+    """Decide what in a file is a field; `leading` is 1 where the first axis counts trajectories, else 0.
+
+    `steady`: whether the arrays have no axis of time; None: the file must make plain that they have one.
+    """
+    outer = Outer(leading, bool(steady))
     if UNNAMED in arrays:
-        return _unnamed(arrays[UNNAMED], names, leading)
-    if "fields" in arrays:
-        return _together(path, arrays, names, leading)
-    return _apart(path, arrays, names, leading)
+        choice = _unnamed(arrays[UNNAMED], names, outer)
+    elif "fields" in arrays:
+        choice = _together(path, arrays, names, outer)
+    else:
+        choice = _apart(path, arrays, names, outer)
+    told = any(is_list(arrays.get(name)) and name not in choice.arrays for name in ("times", "t"))
+    if steady is None and not told and len(choice.shape) == 2 and choice.shape[0] > 1:
+        raise _question(path, arrays[choice.arrays[0]].shape, choice)
+    return choice
 
 
-def _axes(leading: int, spatial: int, channels: bool) -> list[str]:
-    return ["count"] * leading + ["frames", *"xyz"[:spatial]] + ["channels"] * channels
+def _question(path: Path, shape: tuple[int, ...], choice: Choice) -> ValueError:
+    """Two axes can be time and space, or both of space."""
+    channels = choice.channel_axis
+    still, moving = (
+        ", ".join(Outer(choice.outer.leading, steady).axes(1 + steady, channels)) for steady in (True, False)
+    )
+    named = "" if choice.fields or not channels else "; name the fields with --fields if the last axis is none of them"
+    return ValueError(
+        f"{path} has the shape {shape} and no times, so it can be read in two ways: say --steady if its axes are "
+        f"({still}), or --unsteady if they are ({moving}){named}."
+    )
 
 
-def _unnamed(array: Array, names: Sequence[str] | None, leading: int) -> Choice:
+def _unnamed(array: Array, names: Sequence[str] | None, outer: Outer) -> Choice:
     """An array that nobody named: nothing but its shape tells whether the last axis is one of space."""
-    shape, free = array.shape, len(array.shape) - leading - 1
+    shape, free = array.shape, outer.spatial(array.shape)
     possible = [channels for channels in (False, True) if 1 <= free - channels <= 3]
     if not possible:
-        most = _axes(leading, 3, True)
+        most = outer.axes(3, True)
         raise ValueError(
             f"{array.where} has the shape {shape}; the axes ({', '.join(most)}) are needed, "
             "of which y, z and channels may be missing."
         )
     guess = shape[-1] == len(names) if names else shape[-1] <= MOST
     channels = guess if guess in possible else possible[0]
-    axes = _axes(leading, free - channels, channels)
+    axes = outer.axes(free - channels, channels)
     check_field(array, axes)
     known, note = shape[-1] if channels else 1, f"The axes of {shape} are taken as ({', '.join(axes)})"
     if names and len(names) != known:
@@ -86,19 +146,20 @@ def _unnamed(array: Array, names: Sequence[str] | None, leading: int) -> Choice:
         note += f", because the last has {size} entries; name the fields if that is wrong"
     fields = tuple(names) if names else None
     end = -1 if channels else len(shape)
-    return Choice((UNNAMED,), channels, tuple(range(known)), known, fields, shape[leading:end], (f"{note}.",))
+    return Choice(
+        (UNNAMED,), channels, tuple(range(known)), known, fields, outer.trajectory(shape[:end]), (f"{note}.",), outer,
+    )  # fmt: skip
 
 
-def _together(path: Path, arrays: Mapping[str, Array], names: Sequence[str] | None, leading: int) -> Choice:
+def _together(path: Path, arrays: Mapping[str, Array], names: Sequence[str] | None, outer: Outer) -> Choice:
     """One array `fields` with a channel axis."""
     array = arrays["fields"]
-    shape, spatial = array.shape, len(array.shape) - leading - 2
+    shape, spatial = array.shape, outer.spatial(array.shape) - 1
     if array.dtype.kind in "fiu" and not 1 <= spatial <= 3:
         raise ValueError(
-            f"{path} has fields of shape {shape}; ({'count, ' * leading}frames, *grid, channels) is needed, "
-            "with one to three spatial axes."
+            f"{path} has fields of shape {shape}; ({outer.words}, channels) is needed, with one to three spatial axes."
         )
-    check_field(array, _axes(leading, max(1, spatial), True))
+    check_field(array, outer.axes(max(1, spatial), True))
     known = shape[-1]
     fields, places = own_names(path, arrays, known), tuple(range(known))
     if names and fields:
@@ -107,19 +168,21 @@ def _together(path: Path, arrays: Mapping[str, Array], names: Sequence[str] | No
         raise ValueError(f"{path} has {known} channels without names; {len(names)} names do not fit them.")
     fields = tuple(names) if names else fields
     left_out = _left_out(arrays, ("fields",), spatial)
-    return Choice(("fields",), True, places, known, fields, shape[leading:-1], left_out)
+    return Choice(
+        ("fields",), True, places, known, fields, outer.trajectory(shape[:-1]), left_out, outer,
+    )  # fmt: skip
 
 
-def _apart(path: Path, arrays: Mapping[str, Array], names: Sequence[str] | None, leading: int) -> Choice:
+def _apart(path: Path, arrays: Mapping[str, Array], names: Sequence[str] | None, outer: Outer) -> Choice:
     """One array per field."""
     able = {
         name: array.shape
         for name, array in arrays.items()
-        if array.real and 1 <= len(array.shape) - leading - 1 <= 3 and not (name in BESIDE and is_list(array))
+        if array.real and 1 <= outer.spatial(array.shape) <= 3 and not (name in BESIDE and is_list(array))
     }
-    picked = tuple(names) if names else _only_shape(path, arrays, able, leading)
+    picked = tuple(names) if names else _only_shape(path, arrays, able, outer)
     shape = arrays[_known(path, picked[0], list(arrays), list(able))].shape
-    axes = _axes(leading, min(3, max(1, len(shape) - leading - 1)), False)
+    axes = outer.axes(min(3, max(1, outer.spatial(shape))), False)
     for name in picked:
         array = arrays[_known(path, name, list(arrays), list(able))]
         check_field(array, axes)
@@ -129,18 +192,23 @@ def _apart(path: Path, arrays: Mapping[str, Array], names: Sequence[str] | None,
     places = tuple(same.index(name) for name in picked)
     note = f"Each of {listed(picked)} is taken as a field with the axes ({', '.join(axes)})."
     fields = plain_words(f"The arrays in {path}", picked, distinct=True)
-    notes = (note, *_left_out(arrays, picked, len(shape) - leading - 1))
-    return Choice(picked, False, places, len(same), fields, shape[leading:], notes)
+    notes = (note, *_left_out(arrays, picked, outer.spatial(shape)))
+    return Choice(picked, False, places, len(same), fields, outer.trajectory(shape), notes, outer)
 
 
 def _only_shape(
-    path: Path, arrays: Mapping[str, Array], able: Mapping[str, tuple[int, ...]], leading: int
+    path: Path, arrays: Mapping[str, Array], able: Mapping[str, tuple[int, ...]], outer: Outer
 ) -> tuple[str, ...]:
     """All arrays that can be fields, if it is plain that they are."""
+    for array in arrays.values():
+        if array.link:  # it may be a field or not
+            raise ValueError(f"{array.where} {array.fault}, or name the arrays to take.")
     if not able:
         there = listed([f"{name} {array.shape}" for name, array in arrays.items()]) if arrays else "none"
-        wanted = "count, " * leading + "frames, *grid"
-        raise ValueError(f"{path} has no array of real numbers with the axes ({wanted}); its arrays: {there}.")
+        wanted = f"({outer.words})"
+        if not outer.steady:
+            wanted += f", or with --steady ({Outer(outer.leading, True).words})"
+        raise ValueError(f"{path} has no array of real numbers with the axes {wanted}; its arrays: {there}.")
     shapes = dict.fromkeys(able.values())
     if len(shapes) > 1:
         groups = [f"{listed([name for name in able if able[name] == shape])} {shape}" for shape in shapes]

@@ -30,7 +30,7 @@ def _natural(path: Path) -> tuple[list[str | int], str]:
     return [int(piece) if place % 2 else piece for place, piece in enumerate(pieces)], path.name
 
 
-def read_folder(path: Path, names: Sequence[str] | None = None) -> Foreign:
+def read_folder(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
     """One trajectory per file. The first file says what the fields are; all others must be like it."""
     files = trajectory_files(path)
     if not files:
@@ -39,7 +39,7 @@ def read_folder(path: Path, names: Sequence[str] | None = None) -> Foreign:
     if len(kinds) > 1:
         raise ValueError(f"{path} holds {' and '.join(kinds)} files; keep only those that are its trajectories.")
     first = open_arrays(files[0])
-    choice = choose(files[0], first, names, 0)
+    choice = choose(files[0], first, names, 0, steady)
     layout, notes = describe(files[0], first, choice)
     shape = first[choice.arrays[0]].shape
 

@@ -41,6 +41,8 @@ class Array:
     """Its entries from `start` to before `stop` of the first axis; the value itself without axes."""
     fault: str | None = None
     """Why its values cannot be had, as the end of a sentence."""
+    link: bool = False
+    """Whether it lies in another file, so that nothing of it is known."""
 
     @property
     def real(self) -> bool:
@@ -54,6 +56,8 @@ class Array:
 
 def check_numbers(where: str, values: np.ndarray | Array, axes: Sequence[str]) -> None:
     """Refuse what is not an array of real numbers with these axes."""
+    if isinstance(values, Array) and values.link:
+        raise ValueError(f"{where} {values.fault}.")
     if values.dtype.kind not in "fiu":
         raise ValueError(f"{where} holds {values.dtype} values; real numbers are needed.")
     if len(values.shape) != len(axes) or 0 in values.shape:

@@ -60,7 +60,7 @@ def _from_store(path: Path, names: tuple[str, ...], axes: int) -> np.ndarray:
             raise ValueError(f"{path} has {len(store.header.grid)} spatial axes; {axes} are needed.")
         if not len(store):
             raise ValueError(f"{path} holds no whole trajectory yet; wait for its writer.")
-        return store[:][..., places]
+        return np.stack([store.trajectory(index)[..., places] for index in range(len(store))])
 
 
 def _from_arrays(path: Path, names: tuple[str, ...], axes: int) -> np.ndarray:

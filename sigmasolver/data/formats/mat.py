@@ -8,6 +8,7 @@ the vorticity on the unit torus, and its times `t`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ import h5py
 import numpy as np
 
 from sigmasolver.data.formats.foreign import Array, Foreign, check_numbers, listed, periodic
-from sigmasolver.data.formats.hdf5 import fault
+from sigmasolver.data.isolated import UnreadableError, ask, check_file
 from sigmasolver.simulate.simulator import Layout
 from sigmasolver.tasks import TASKS
 
@@ -29,21 +30,17 @@ TRAIN, TEST = "smooth1", "smooth2"
 
 def variables(path: Path) -> tuple[str, ...]:
     """The names of what a MATLAB file holds."""
-    import scipy.io
-
+    check_file(path)
     try:
         if h5py.is_hdf5(path):
-            with _open_73(path) as file:
-                return tuple(name for name in file if not name.startswith("#"))
-        return tuple(name for name, _, _ in scipy.io.whosmat(path))
-    except Exception as error:
+            return tuple(name for name in ask(path, "names") if not name.startswith("#"))
+        return tuple(ask(path, "matlab_names"))
+    except UnreadableError as error:
         raise _plain(path) from error
 
 
 def _variable(path: Path, name: str, axes: tuple[str, ...], most: int | None = None) -> Array:
     """`most`: no more than so many of the first entries are needed."""
-    import scipy.io
-
     present = variables(path)
     if name not in present:
         raise ValueError(f"{path} has no variable {name!r}; it has {listed(present) or 'none'}.")
@@ -51,46 +48,37 @@ def _variable(path: Path, name: str, axes: tuple[str, ...], most: int | None = N
     if h5py.is_hdf5(path):
         return _variable_73(path, name, where, axes)
     try:
-        values = scipy.io.loadmat(path, variable_names=[name])[name]
-    except Exception as error:
+        values = ask(path, "matlab_values", [name, most], 1000 * path.stat().st_size)
+    except UnreadableError as error:
         raise _plain(path) from error
-    if not isinstance(values, np.ndarray):
-        raise ValueError(f"{where} is not an array of numbers.")
+    if values is None:
+        raise ValueError(f"{where} is not an array of numbers; real numbers are needed.")
     check_numbers(where, values, axes)
-    if most is not None:
-        values = values[:most].copy()  # the rest of an array of gigabytes need not stay in memory
     return Array(where, values.shape, values.dtype, lambda start, stop: values[start:stop])
 
 
 def _variable_73(path: Path, name: str, where: str, axes: tuple[str, ...]) -> Array:
+    try:
+        entry = next((one for one in ask(path, "entries") if one["name"] == name), None)
+    except UnreadableError as error:
+        raise _plain(path) from error
+    if entry is None:
+        raise ValueError(f"{where} is not an array of numbers; real numbers are needed.")
+    shape, dtype = tuple(entry["shape"][::-1]), np.dtype(entry["dtype"])
+
     def rows(start: int, stop: int) -> np.ndarray:
+        size = dtype.itemsize * math.prod((stop - start, *shape[1:]))
         try:
-            with _open_73(path) as file:
-                return file[name][..., start:stop].transpose()
-        except Exception as error:  # h5py answers damage with whatever exception comes first
+            return ask(path, "rows", [name, start, stop, True], size).transpose()
+        except UnreadableError as error:
             raise _plain(path) from error
 
-    try:
-        with _open_73(path) as file:
-            dataset = file[name]
-            if not isinstance(dataset, h5py.Dataset):
-                raise TypeError("a group")
-            array = Array(where, tuple(dataset.shape[::-1]), dataset.dtype, rows, fault(dataset))
-    except TypeError as error:
-        raise ValueError(f"{where} is not an array of numbers.") from error
-    except Exception as error:
-        raise _plain(path) from error
+    array = Array(where, shape, dtype, rows, entry["fault"], "link" in entry)
     check_numbers(where, array, axes)
     return array
 
 
-def _open_73(path: Path) -> h5py.File:
-    return h5py.File(path, "r", locking=False)
-
-
 def _plain(path: Path) -> ValueError:
-    if not path.exists():
-        return ValueError(f"There is no file {path}.")
     return ValueError(f"{path} is not a whole MATLAB file; copy or download it again.")
 
 

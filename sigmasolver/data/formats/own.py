@@ -33,10 +33,10 @@ def open_arrays(path: Path) -> dict[str, Array]:
     raise ValueError(f"{path} is none of the files that hold arrays ({', '.join(SUFFIXES)}).")
 
 
-def read_file(path: Path, names: Sequence[str] | None = None) -> Foreign:
+def read_file(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
     """One file with all trajectories; what it leaves out is filled in and noted."""
     arrays = open_arrays(path)
-    choice = choose(path, arrays, names, 1)
+    choice = choose(path, arrays, names, 1, steady)
     layout, notes = describe(path, arrays, choice)
     count = arrays[choice.arrays[0]].shape[0]
     return Foreign(layout, count, lambda start, stop: choice.take(arrays, start, stop), notes)
@@ -51,7 +51,8 @@ def describe(path: Path, arrays: Mapping[str, Array], choice: Choice) -> tuple[L
         source = "t" if name == "times" and not is_list(arrays.get("times")) else name
         if source not in choice.arrays and is_list(arrays.get(source)):
             return read_list(path, arrays, source, size, kind)
-        notes.append(f"It has no {name}: taken as {meaning}.")
+        if name != "times" or not choice.steady:
+            notes.append(f"It has no {name}: taken as {meaning}.")
         return np.asarray(default)
 
     if choice.fields is None:

@@ -1,0 +1,341 @@
+"""Files that lead elsewhere, that never end, or that crash the library which reads them; values that do not survive."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from sigmasolver.data import isolated
+from sigmasolver.data.formats import import_data, read_history
+from sigmasolver.data.store import StoreError, is_store, open_store
+from tests.data.test_own_data import one_sentence
+from tests.data.test_store import store
+from tests.data.test_store import values as stored_values
+
+U = np.random.default_rng(5).standard_normal((4, 3, 6, 5)).astype(np.float32)
+
+
+def refused(source: Path, out: Path, sentence: str, names: list[str] | None = None) -> None:
+    with pytest.raises(ValueError, match=sentence) as caught:
+        import_data(source, out, names=names)
+    assert one_sentence(caught.value) and not out.exists()
+
+
+# --- values that lie in other files
+
+
+def virtual(folder: Path) -> Path:
+    """Two parts of two trajectories each; the second is not there."""
+    layout = h5py.VirtualLayout(U.shape, "f4")
+    for number in range(2):
+        layout[2 * number : 2 * number + 2] = h5py.VirtualSource(f"part{number}.h5", "u", (2, 3, 6, 5))
+    with h5py.File(folder / "virtual.h5", "w") as file:
+        file.create_virtual_dataset("u", layout)
+    with h5py.File(folder / "part0.h5", "w") as file:
+        file["u"] = U[:2]
+    return folder / "virtual.h5"
+
+
+def external(folder: Path) -> Path:
+    (folder / "secret").write_bytes(U.tobytes())
+    with h5py.File(folder / "external.h5", "w") as file:
+        file.create_dataset("u", U.shape, "f4", external=[(str(folder / "secret"), 0, U.nbytes)])
+    return folder / "external.h5"
+
+
+def linked(folder: Path, name: str = "linked.h5") -> Path:
+    with h5py.File(folder / "other.h5", "w") as file:
+        file["u"] = U
+    with h5py.File(folder / name, "w") as file:
+        file["v"], file["u"] = U, h5py.ExternalLink(str(folder / "other.h5"), "/u")
+    return folder / name
+
+
+def test_values_in_other_files_are_not_read(tmp_path: Path) -> None:
+    refused(virtual(tmp_path), tmp_path / "out", "'u' in .* is a virtual dataset")
+    refused(external(tmp_path), tmp_path / "out", "'u' in .* keeps its values in another file, which is not read")
+    refused(linked(tmp_path), tmp_path / "out", "'u' in .* is a link to another file, which is not followed")
+    refused(linked(tmp_path), tmp_path / "out", "'u' in .* is a link to another file", ["v", "u"])
+    refused(linked(tmp_path, "linked.mat"), tmp_path / "out", "'u' in .* is a link to another file")
+    for source in (virtual(tmp_path), external(tmp_path), linked(tmp_path)):
+        with pytest.raises(ValueError, match=r"'u' in .*"):
+            read_history(source, ["u"], 2)
+    import_data(linked(tmp_path), tmp_path / "v.out", names=["v"])  # the link is not asked for
+    np.testing.assert_array_equal(open_store(tmp_path / "v.out")[:][..., 0], U)
+
+
+@pytest.mark.parametrize("how", ["virtual", "external", "link", "axis"])
+def test_a_store_that_leads_to_other_files_is_refused(tmp_path: Path, how: str) -> None:
+    path = store(tmp_path / "a.h5", stored_values(2))
+    with h5py.File(path, "r+") as file:
+        name = "coordinates/x" if how == "axis" else "fields"
+        values = file[name][:]
+        del file[name]
+        if how == "virtual":
+            layout = h5py.VirtualLayout(values.shape, "f4")
+            layout[:] = h5py.VirtualSource(str(tmp_path / "other.h5"), "fields", values.shape)
+            file.create_virtual_dataset(name, layout)
+        elif how == "external":
+            (tmp_path / "raw").write_bytes(values.tobytes())
+            file.create_dataset(name, values.shape, "f4", external=[(str(tmp_path / "raw"), 0, values.nbytes)])
+        else:
+            file[name] = h5py.ExternalLink(str(tmp_path / "other.h5"), name)
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file[name] = values
+    with pytest.raises(StoreError, match=f"keeps its {name} in another file, which is not read"):
+        open_store(path)
+
+
+# --- what never ends
+
+
+def within(seconds: float, action: Callable[[], None]) -> None:
+    """A thread, so that a hang is a failure and not the end of the tests."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            action()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "it hangs"
+    if errors:
+        raise errors[0]
+
+
+def test_pipes_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "smoke").mkdir()
+    names = ["a.npy", "a.npz", "a.h5", "a.mat", "1/prs.npy", "smoke/smoke_0.npz"]
+    for name in names:
+        os.mkfifo(tmp_path / name)
+
+    def all_of_them() -> None:
+        for name in names[:4]:
+            refused(tmp_path / name, tmp_path / "out", "is neither a regular file nor a folder")
+            with pytest.raises(ValueError, match=r"is not a regular file|none of the files"):
+                read_history(tmp_path / name, ["u"], 2)
+            with pytest.raises(StoreError, match="is not a file"):
+                open_store(tmp_path / name)
+            assert not is_store(tmp_path / name)
+        with pytest.raises(ValueError, match="is not a regular file"):
+            import_data(tmp_path, tmp_path.with_suffix(".out"), kind="factformer-it3d")
+        refused(tmp_path / "smoke", tmp_path / "out", "is not a regular file")
+
+    within(30, all_of_them)
+
+
+def test_groups_without_end_are_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "deep.h5", "w") as file:
+        group = file.create_group("g")
+        for _ in range(3000):
+            group = group.create_group("g")
+        group["u"] = U
+    refused(tmp_path / "deep.h5", tmp_path / "out", "has groups more than 64 deep; save its arrays further up")
+    with h5py.File(tmp_path / "ring.h5", "w") as file:
+        file["a/b/u"] = U
+        file["a/b/again"] = file["a"]
+    assert import_data(tmp_path / "ring.h5", tmp_path / "ring.out").count == 4
+
+
+def test_a_file_that_keeps_the_library_busy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = many(tmp_path, 30_000)
+    monkeypatch.setattr(isolated, "SECONDS", 0.1)
+    with pytest.raises(ValueError, match="is not read after 0 s of computing") as caught:
+        isolated.ask(source, "entries")
+    assert one_sentence(caught.value)
+
+
+# --- what crashes the library
+
+
+def damaged_gzip(folder: Path) -> Path:
+    """A chunk whose bytes and whose stored size are wrong, as a bad disk leaves it."""
+    path = folder / "gzip.h5"
+    with h5py.File(path, "w") as file:
+        data = file.create_dataset("u", data=np.tile(U, (1, 1, 20, 20)), chunks=(1, 3, 120, 100), compression="gzip")
+        info = data.id.get_chunk_info(1)
+    content = bytearray(path.read_bytes())
+    for place in range(info.byte_offset + 20, info.byte_offset + info.size, 7):
+        content[place] ^= 0x5A
+    path.write_bytes(content)
+    return path
+
+
+def test_a_damaged_gzip_chunk_is_refused_and_the_next_file_is_read(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="damaged") as caught:
+        import_data(damaged_gzip(tmp_path), tmp_path / "out")
+    assert one_sentence(caught.value)
+    np.savez(tmp_path / "good.npz", u=U)
+    assert import_data(tmp_path / "good.npz", tmp_path / "good.out").count == 4
+
+
+@pytest.mark.parametrize("points", [20, 4_000_000])
+@pytest.mark.parametrize("suffix", [".h5", ".mat"])
+def test_a_gzip_chunk_that_unpacks_to_too_little_is_refused(tmp_path: Path, points: int, suffix: str) -> None:
+    """The library reads on behind its end: a small one comes with whatever lies there, a large one is a crash."""
+    path = tmp_path / f"short{suffix}"
+    with h5py.File(path, "w") as file:
+        u = file.create_dataset("u", (2, 2, 1, points), "f4", chunks=(1, 1, 1, points), compression="gzip")
+        for corner in np.ndindex(2, 2, 1):
+            there = 3 if corner == (1, 0, 0) else points
+            u.id.write_direct_chunk((*corner, 0), zlib.compress(np.ones(there, "f4").tobytes(), 1))
+    with pytest.raises(ValueError, match=r"is truncated or damaged|is not a whole MATLAB file") as caught:
+        import_data(path, tmp_path / "out")
+    assert one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": 4}, {"compression": 4, "shuffle": True, "fletcher32": True}])
+def test_packed_chunks_arrive(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Chunks that do not divide the grid, and one that the library chose not to pack."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        u = file.create_dataset("u", data=U, chunks=(3, 2, 4, 5), **options)
+        if set(options) == {"compression"}:
+            chunk = np.zeros((3, 2, 4, 5), np.float32)
+            chunk[:, :, :, :] = U[:3, :2, :4]
+            u.id.write_direct_chunk((0, 0, 0, 0), chunk.tobytes(), filter_mask=1)
+    import_data(tmp_path / "a.h5", tmp_path / "out")
+    np.testing.assert_array_equal(open_store(tmp_path / "out")[:][..., 0], U)
+
+
+def many(folder: Path, count: int = 10_000) -> Path:
+    """A file that takes a while to list."""
+    with h5py.File(folder / "many.h5", "w") as file:
+        for number in range(count):
+            file[f"{number}"] = 0.0
+    return folder / "many.h5"
+
+
+def test_a_crash_of_the_library_is_a_sentence(tmp_path: Path) -> None:
+    """The process that reads is killed as the library would kill it; the next file gets a new one."""
+    source = many(tmp_path)
+    isolated.ask(source, "names")
+    assert isolated._process is not None
+    killer = threading.Timer(0.2, isolated._process.child.send_signal, [signal.SIGSEGV])
+    killer.start()
+    with pytest.raises(ValueError, match="is damaged, and the library that reads it crashed") as caught:
+        isolated.ask(source, "entries")
+    assert one_sentence(caught.value)
+    assert isolated.ask(source, "names") == sorted(map(str, range(10_000)))
+    isolated._process.child.kill()  # idle, so no file is to blame
+    isolated._process.child.wait()
+    assert len(isolated.ask(source, "names")) == 10_000
+
+
+def test_the_reading_process_ends_with_its_parent(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["u"] = U
+    code = (
+        "import os, sys; from pathlib import Path; from sigmasolver.data import isolated\n"
+        "isolated.ask(Path(sys.argv[1]), 'entries'); print(isolated._process.child.pid, flush=True)\n"
+        "os._exit(0)"
+    )
+    pid = int(subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.h5")], capture_output=True).stdout)
+    for _ in range(100):
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                if stat.read().rsplit(")")[1].split()[0] == "Z":
+                    return
+        except FileNotFoundError:
+            return
+        threading.Event().wait(0.1)
+    pytest.fail("it is still there")
+
+
+# --- values that are not finite, too small or too large
+
+
+def test_values_that_are_not_finite_are_said(tmp_path: Path) -> None:
+    v = U.copy()
+    v[2, 1, 3, 3], v[2, 2, 0, 0], v[3, 0, 0, 0] = np.nan, -np.inf, np.inf
+    np.savez(tmp_path / "a.npz", u=U, v=v)
+    done = import_data(tmp_path / "a.npz", tmp_path / "out")
+    said = "v has 3 values that are not finite (NaN or infinity), the first in trajectory 2, frame 1; "
+    assert [note for note in done.notes if "finite" in note] == [
+        said + "neither training nor evaluation takes such a trajectory."
+    ]
+    again = import_data(tmp_path / "a.npz", tmp_path / "out")  # also where nothing is left to do
+    assert again.present == 4 and again.notes == done.notes
+    np.savez(tmp_path / "b.npz", u=U)
+    assert not [note for note in import_data(tmp_path / "b.npz", tmp_path / "b.out").notes if "finite" in note]
+
+
+def test_values_that_become_zero_are_said_and_those_that_become_infinite_refused(tmp_path: Path) -> None:
+    u = np.where(U == 0, 1, U).astype(np.float64)
+    u[1, 2, 0, :2] = 1e-60
+    np.savez(tmp_path / "a.npz", u=u)
+    done = import_data(tmp_path / "a.npz", tmp_path / "out")
+    (note,) = [note for note in done.notes if "zero" in note]
+    assert note.startswith("u has 2 values that are too small for float32 and stored as zero") and "1, frame 2" in note
+    u[0], u[3, 1, 0, 0] = 0, -1e300  # zeros of its own are none that vanished
+    np.savez(tmp_path / "b.npz", u=u)
+    with pytest.raises(
+        ValueError, match=r"u has values up to 1e\+300, which do not fit float32, .* 3, frame 1"
+    ) as caught:
+        import_data(tmp_path / "b.npz", tmp_path / "b.out")
+    assert one_sentence(caught.value)
+    np.savez(tmp_path / "c.npz", u=U * 1e5)
+    with pytest.raises(ValueError, match=r"do not fit float16, .*; store them as float32, or save them in other units"):
+        import_data(tmp_path / "c.npz", tmp_path / "c.out", dtype="float16")
+
+
+# --- with or without time
+
+STEADY = np.random.default_rng(6).standard_normal((5, 16, 16, 2)).astype(np.float32)
+
+
+def steady_pair(folder: Path) -> Path:
+    np.savez(folder / "pair.npz", a=STEADY[..., 0], p=STEADY[..., 1])
+    return folder / "pair.npz"
+
+
+def test_two_axes_without_times_are_asked_about(tmp_path: Path) -> None:
+    question = (
+        r"shape \(5, 16, 16\) and no times, .*--steady if its axes are \(count, x, y\), or --unsteady .*frames, x\)"
+    )
+    refused(steady_pair(tmp_path), tmp_path / "out", question)
+    np.save(tmp_path / "pair.npy", STEADY)
+    refused(tmp_path / "pair.npy", tmp_path / "out", r"--steady if its axes are \(count, x, y, channels\)", ["a", "p"])
+    np.savez(tmp_path / "fields.npz", fields=STEADY, names=["a", "p"])
+    refused(tmp_path / "fields.npz", tmp_path / "out", r"--steady if its axes are \(count, x, y, channels\)")
+    (tmp_path / "cases").mkdir()
+    for number, values in enumerate(STEADY):
+        np.savez(tmp_path / "cases" / f"{number}.npz", a=values[..., 0], p=values[..., 1])
+    refused(tmp_path / "cases", tmp_path / "out", r"--steady if its axes are \(x, y\), or --unsteady .* \(frames, x\)")
+    for name in ("pair.npz", "pair.npy", "fields.npz", "cases"):
+        done = import_data(tmp_path / name, tmp_path / f"{name}.out", names=["a", "p"], steady=True)
+        assert done.shape == (1, 16, 16, 2) and not any("times" in note for note in done.notes)
+        with open_store(done.path) as reader:
+            np.testing.assert_array_equal(reader[:][:, 0], STEADY)
+        moving = import_data(tmp_path / name, tmp_path / f"{name}.t.out", names=["a", "p"], steady=False)
+        assert moving.shape == (16, 16, 2)
+    np.savez(tmp_path / "times.npz", u=STEADY[..., 0], times=np.arange(16.0))  # the file tells
+    assert import_data(tmp_path / "times.npz", tmp_path / "times.out").shape == (16, 16, 1)
+    with pytest.raises(ValueError, match=r"has times of shape \(16,\); 1 numbers are needed"):
+        import_data(tmp_path / "times.npz", tmp_path / "no.out", steady=True)
+
+
+def test_a_steady_pair_of_ones_own_is_learned_as_one(tmp_path: Path, call: Callable[..., tuple[int, str, str]]) -> None:
+    own, small = steady_pair(tmp_path), ["--set", "train.updates=2", "--set", "model.width=16", "--device", "cpu"]
+    code, _, err = call("train", "--data", own, "--out", tmp_path / "run", "--targets", "p", *small)
+    assert code and "--steady if its axes are (count, x, y)" in err and not (tmp_path / "run" / "recipe.json").exists()
+    code, _, err = call("train", "--data", own, "--out", tmp_path / "time", "--targets", "p", "--unsteady", *small)
+    assert code and "a is given but changes in time" in err and "--steady" in err
+    code, out, err = call("train", "--data", own, "--out", tmp_path / "run", "--targets", "p", "--steady", *small)
+    assert code == 0, err
+    assert "p from a" in out and "grid: 16 × 16" in out

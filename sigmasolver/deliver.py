@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from sigmasolver.simulate.simulator import Layout
 from sigmasolver.tasks import Task
 from sigmasolver.trained import load, recipe_in
 
-__all__ = ["forecast_file"]
+__all__ = ["check_name", "forecast_file", "write_forecast"]
 
 KINDS = (".h5", ".npy", ".npz")
 SOURCE = "forecast"
@@ -53,10 +54,7 @@ def forecast_file(
     precision: str = "float32",
 ) -> list[str]:
     """Forecast `steps` frames after the frames in `start` with the run at `path`; returns what there is to tell."""
-    if out.suffix not in KINDS:
-        raise ValueError(f'The forecast cannot be written as "{out.name}"; end its name in {", ".join(KINDS)}.')
-    if out.exists():
-        raise ValueError(f"{out} is there already; choose another name or remove it.")
+    check_name(out)
     if steps < 1:
         raise ValueError(f"A forecast of {steps} frames was asked for; ask for at least one.")
     run = Run(path)
@@ -79,10 +77,23 @@ def forecast_file(
     parameters = {"run": run.path.name, "step": read_facts(run.weights)["step"], "start": start.name}
     if precision != "float32":
         parameters["precision"] = precision
-    _write(out, predicted, task.targets, Header(layout, SOURCE, parameters))
-    shape = " × ".join(map(str, predicted.shape))
-    said.append(f"{out}: {shape} (trajectories, frames, grid, fields {', '.join(task.targets)})")
+    said.append(write_forecast(out, predicted, layout, parameters))
     return said
+
+
+def check_name(out: Path) -> None:
+    """Refuse a file that cannot be written, before anything is computed."""
+    if out.suffix not in KINDS:
+        raise ValueError(f'The forecast cannot be written as "{out.name}"; end its name in {", ".join(KINDS)}.')
+    if out.exists():
+        raise ValueError(f"{out} is there already; choose another name or remove it.")
+
+
+def write_forecast(out: Path, predicted: np.ndarray, layout: Layout, parameters: Mapping[str, Any]) -> str:
+    """Predicted frames `(trajectories, frames, *grid, fields)` as a file; returns what there is to tell."""
+    _write(out, predicted, layout.fields, Header(layout, SOURCE, parameters))
+    shape = " × ".join(map(str, predicted.shape))
+    return f"{out}: {shape} (trajectories, frames, grid, fields {', '.join(layout.fields)})"
 
 
 def _read(start: Path, task: Task) -> Start:

@@ -12,6 +12,7 @@ from torch import nn
 from sigmasolver.data.normalise import Normaliser, TimeScale
 from sigmasolver.forecast import Forecaster
 from sigmasolver.models import build_solver
+from sigmasolver.pretrained import resolve
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_tensors, write_tensors
 from sigmasolver.settings import from_plain
@@ -126,8 +127,11 @@ def save(run: Run, weights: Mapping[str, torch.Tensor], step: int, steps: int, f
 
 
 def load(path: str | Path, device: torch.device | str = "cpu") -> Forecaster:
-    """The forecaster of a run, ready to use: `load("runs/mine").rollout(history, 50)`; no training data is needed."""
-    run = Run(path)
+    """The forecaster of a run, ready to use: `load("runs/mine").rollout(history, 50)`; no training data is needed.
+
+    A string without a slash may name a pretrained model: `load("darcy")`, see `pretrained.resolve`.
+    """
+    run = Run(resolve(path))
     recipe = recipe_in(run)
     if run.resume.exists() and not run.weights.exists():
         raise ValueError(f"{run.path} is not finished; go on with: sigmasolver train --resume {run.path}")

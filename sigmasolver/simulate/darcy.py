@@ -28,19 +28,22 @@ from sigmasolver.simulate.random_fields import neumann_field, white_noise
 from sigmasolver.simulate.simulator import Layout, Simulator, Tick, generator
 from sigmasolver.simulate.tiles import tiled
 
-__all__ = ["Darcy", "solve"]
+__all__ = ["Darcy", "interpolation", "solve"]
+
+
+def interpolation(known: np.ndarray, wanted: np.ndarray) -> torch.Tensor:
+    """The matrix of the not-a-knot cubic spline from values at `known` to values at `wanted`, float64."""
+    from scipy.interpolate import make_interp_spline
+
+    return torch.from_numpy(make_interp_spline(known, np.eye(len(known)), k=3)(wanted))
 
 
 @lru_cache(maxsize=8)
 def _splines(grid: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Matrices of the splines centres -> nodes and nodes -> centres along one axis, float64 `(K, K)`."""
-    from scipy.interpolate import make_interp_spline
-
     centres = (np.arange(grid) + 0.5) / grid
     nodes = np.linspace(0, 1, grid)
-    to_nodes = make_interp_spline(centres, np.eye(grid), k=3)(nodes)
-    to_centres = make_interp_spline(nodes, np.eye(grid), k=3)(centres)
-    return torch.from_numpy(to_nodes), torch.from_numpy(to_centres)
+    return interpolation(centres, nodes), interpolation(nodes, centres)
 
 
 @lru_cache(maxsize=8)

@@ -1,0 +1,34 @@
+"""Make the folder of a pretrained model from a finished run and a store of unseen trajectories.
+
+sigmasolver simulate darcy --count 40 --seed 12345 --out unseen.h5
+python benchmarks/ship.py runs/darcy-transolver-sigma-42 --windows unseen.h5 --others runs/darcy-transolver-sigma-4[34]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import sigmasolver.pretrained
+from sigmasolver.model_cards import make_folder
+from sigmasolver.runs import Run
+from sigmasolver.trained import recipe_in
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="the finished run")
+    parser.add_argument("--windows", type=Path, required=True, help="a store simulated with another seed")
+    parser.add_argument("--count", type=int, default=16, help="how many windows are shipped")
+    parser.add_argument("--training-seed", type=int, default=0, help="what the training data were simulated with")
+    parser.add_argument("--others", type=Path, nargs="*", default=[], help="the same recipe with other seeds")
+    parser.add_argument("--out", type=Path, help="the folder; none: the package's own, named after the task")
+    given = parser.parse_args()
+    run = Run(given.run)
+    out = given.out or Path(sigmasolver.pretrained.__file__).parent / recipe_in(run).task.name
+    make_folder(run, out, given.windows, given.count, given.training_seed, [Run(path) for path in given.others])
+    print((out / "card.md").read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from sigmasolver import metrics
 from sigmasolver.data.generate import generate
 from sigmasolver.data.header import Header
 from sigmasolver.data.store import Writer, open_store
@@ -216,6 +217,49 @@ def test_a_file_that_holds_training_data_is_refused(run, trained, tmp_path):
 def test_the_same_data_may_lie_elsewhere(run, trained, tmp_path):
     shutil.copy(trained / "flow.h5", tmp_path / "moved.h5")
     assert evaluate_run(run, path=tmp_path / "moved.h5") == evaluate_run(run)
+
+
+def test_a_file_on_the_grid_of_the_task_is_not_thinned_again(tmp_path):
+    """A run that thins by two: a file as stored is thinned, one that is thinned already is taken as it is."""
+    generate(FLOW, 8, 0, tmp_path / "flow.h5")
+    task = replace(TASK, grid=(8, 8), space_stride=2)
+    train_run(replace(RECIPE, task=task, train=replace(RECIPE.train, updates=2)), tmp_path / "flow.h5",
+              Run(tmp_path / "run"))  # fmt: skip
+    generate(FLOW, 2, 1, tmp_path / "fine.h5")
+    generate(replace(FLOW, stored=8), 2, 1, tmp_path / "coarse.h5")
+    with open_store(tmp_path / "fine.h5") as store:
+        last, future = cut(np.asarray(store[:, :, ::2, ::2], np.float64), 2, 3)
+    for name in ("fine.h5", "coarse.h5"):
+        rows = evaluate_run(Run(tmp_path / "run"), path=tmp_path / name)
+        assert {tuple(row["grid"]) for row in rows} == {(8, 8)}
+        agrees(rows, by_hand(np.broadcast_to(last[:, None], future.shape), future))
+
+
+def test_the_correlation_time_counts_the_frames_of_the_task(tmp_path):
+    """A wave that turns by 0.2 every stored frame, of which every second one is taken: persistence correlates as
+    cos(0.4 lead), which is below 0.8 at the second lead, four stored frames of 0.25 later."""
+    x, phase = 2 * np.pi * np.arange(16) / 16, np.arange(6)[:, None]
+    moving = [[np.sin(x - 0.2 * frame + start)[:, None] for frame in range(13)] for start in phase[:, 0]]
+    layout = Layout(("u",), ("1",), ("periodic",), (x,), 0.25 * np.arange(13))
+    with Writer(tmp_path / "wave.h5", Header(layout, "test", {}), 6) as writer:
+        writer.append(np.array(moving, np.float32))
+    task = Task("wave", ("u",), ("u",), (16,), 2, 1, 4, 4, 2, "channel", time_stride=2)
+    recipe = Recipe(task, MODEL, replace(RECIPE.train, updates=2, checks=0, validation=0.0))
+    train_run(recipe, tmp_path / "wave.h5", Run(tmp_path / "run"))
+    rows = evaluate_run(Run(tmp_path / "run"))
+    for lead in (1, 2, 3):
+        assert value(rows, "correlation_lead", field="u", lead=lead) == pytest.approx(np.cos(0.4 * lead), abs=1e-6)
+    assert value(rows, "correlation_time", field="u") == pytest.approx(1.0)
+
+
+def test_the_fourier_error_is_that_of_all_windows_together(run, raw):
+    """The root after the mean over windows, not before."""
+    last, future = cut(raw[6:], 2, 6)
+    still, true = (torch.from_numpy(np.array(one)) for one in (np.broadcast_to(last[:, None], future.shape), future))
+    expected = float(metrics.frmse(still, true))
+    alone = np.mean([float(metrics.frmse(still[k : k + 1], true[k : k + 1])) for k in range(len(true))])
+    assert alone < 0.999 * expected, "the two orders differ here"
+    assert value(evaluate_run(run, Request(horizon=6)), "frmse") == pytest.approx(expected, rel=1e-6)
 
 
 # --- rows

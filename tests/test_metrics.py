@@ -264,6 +264,14 @@ class TestBlowUp:
         true = frames([[1.0, 1.0], [1e-9, 0.0]])
         assert not m.blow_up(frames([[1.0, 1.0], [1e-3, 0.0]]), true)[0].item()
 
+    def test_a_truth_that_grows_is_no_blow_up(self):
+        """The bound is the largest of all leads: neither the first nor the last alone."""
+        for norms in ([1.0, 50.0, 900.0], [900.0, 50.0, 1.0], [1.0, 900.0, 1.0]):
+            true = frames([[norm, 0.0] for norm in norms])
+            assert not m.blow_up(true, true)[0].item()
+            assert m.blow_up(torch.full_like(true, 8000 / math.sqrt(2)), true)[1].item() == 3
+            assert m.blow_up(torch.full_like(true, 9100 / math.sqrt(2)), true)[1].item() == 0
+
     def test_a_field_that_is_zero_in_truth_is_judged_by_finiteness(self):
         true = torch.zeros(3, 2, 4, 1)
         predicted = torch.full_like(true, 1e-6)

@@ -115,6 +115,28 @@ def test_derivative_term_by_hand():
     assert Price(derivative=0.1)(1.05 * truth, truth).item() == pytest.approx(0.05 * (1 + 2 * 0.1))
 
 
+def test_the_derivative_term_is_of_central_differences():
+    """Against a loop over points; a prediction that is no multiple of the truth tells one stencil from another."""
+    truth, prediction = (torch.randn(2, 1, 5, 6, 1, dtype=torch.float64) for _ in range(2))
+    expected = []
+    for p, t in zip(prediction[:, 0, ..., 0], truth[:, 0, ..., 0], strict=True):
+        price = (p - t).norm() / t.norm()
+        inner = [[float(p[i, j]) if 0 < i < 4 and 0 < j < 5 else 0.0 for j in range(6)] for i in range(5)]
+
+        def at(field, i, j):
+            return float(field[i][j]) if 0 <= i < 5 and 0 <= j < 6 else 0.0
+
+        for di, dj in ((1, 0), (0, 1)):
+            above = below = 0.0
+            for i in range(5):
+                for j in range(6):
+                    slope_p, slope_t = (at(f, i + di, j + dj) - at(f, i - di, j - dj) for f in (inner, t))
+                    above, below = above + (slope_p - slope_t) ** 2, below + slope_t**2
+            price = price + 0.3 * math.sqrt(above / below)
+        expected.append(price)
+    torch.testing.assert_close(Price(derivative=0.3)(prediction, truth), torch.stack(expected), rtol=1e-12, atol=0)
+
+
 def test_the_ring_of_a_prediction_counts_only_without_derivatives():
     truth = torch.rand(1, 1, 7, 7, 1, dtype=torch.float64)
     changed = truth.clone()

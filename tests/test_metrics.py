@@ -372,6 +372,19 @@ def test_no_value_is_read_back_to_the_host(metric):
         assert ours.dtype == theirs.dtype and ours.dtype in (torch.float64, torch.int64, torch.bool)
 
 
+RATIOS = ("relative_l2", "relative_l2_per_lead", "relative_l2_final", "relative_l2_joint", "pearson",
+          "realm_correlation", "relative_spectrum_error", "blow_up")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RATIOS)
+@pytest.mark.parametrize("exponent", [-110, 63, 120])
+def test_ratios_do_not_know_the_unit_of_the_data(name, exponent):
+    """Of float32 frames, whose squares would leave its range: a power of two as the unit changes no bit."""
+    predicted, true = (draw(seed, 2, 3, 6, 7, 2).float() for seed in (0, 1))
+    factor = 2.0**exponent
+    assert torch.equal(flat(PAIRWISE[name](factor * predicted, factor * true)), flat(PAIRWISE[name](predicted, true)))
+
+
 @every_pairwise
 def test_other_leads_grids_or_fields_are_refused(metric):
     true = draw(0, 2, 6, 6, 7, 2)

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -149,6 +150,28 @@ def test_gradients_are_clipped_to_their_norm(data):
     assert found[None].norm() > 1e-2
     torch.testing.assert_close(found[1e-3], 1e-3 * found[None] / found[None].norm(), rtol=1e-3, atol=1e-9)
     torch.testing.assert_close(found[1e6], found[None], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("exponent", [-110, 70, 115])
+@pytest.mark.parametrize("price", ["relative_l2", "squared"])
+def test_data_of_any_magnitude_train_alike(data, exponent, price):
+    """Another power of two as the unit: the same bits in the loss of every step."""
+    from tests.data.memory import Memory
+
+    recipe = replace(RECIPE, train=replace(RECIPE.train, updates=4, price=price))
+    found = []
+    with open_store(data) as store:
+        for factor in (1.0, 2.0**exponent):
+            source = Memory(store.header, np.float32(factor) * store[:])
+            windows = Windows(source, range(6), recipe.training_windows()).resident("cpu")
+            plan = Plan(recipe, windows)
+            stepper = Stepper(
+                recipe, build(recipe, *fit("channel", windows)), windows, plan.members, plan.rates(), Place()
+            )
+            for step in range(4):
+                stepper.run(step)
+                found.append(stepper.loss.item())
+    assert found[:4] == found[4:]
 
 
 def test_noise_is_of_normalised_fields(data):

@@ -95,6 +95,32 @@ def test_prices_by_hand():
     assert Price(((0,), (1, 2)))(prediction, truth).item() == pytest.approx(0.1 + 0.15)
 
 
+@pytest.mark.parametrize("exponent", [-115, -60, 0, 40, 63, 110])
+def test_the_unit_of_the_data_changes_no_bit_of_the_loss(exponent):
+    """Times 2^k the loss stays and its gradient is over 2^k, in float32, far beyond where squares leave its range; and
+    for ordinary numbers both are those of the plain ratio."""
+    truth, prediction = torch.randn(2, 3, 5, 6, 2), torch.randn(2, 3, 5, 6, 2, requires_grad=True)
+    axes = (1, 2, 3)
+    plain = torch.linalg.vector_norm(prediction - truth, dim=axes) / torch.linalg.vector_norm(truth, dim=axes)
+    (slope,) = torch.autograd.grad(plain.sum(), prediction)
+    factor = 2.0**exponent
+    large = (factor * prediction).detach().requires_grad_()
+    found = relative_l2(large, factor * truth)
+    assert torch.equal(found, plain)
+    (other,) = torch.autograd.grad(found.sum(), large)
+    assert torch.equal(other * factor, slope)
+
+
+def test_extremes_of_float32_and_a_truth_of_zero():
+    for size in (3e38, 1e-44):
+        truth = torch.full((1, 1, 4, 1), size)
+        assert relative_l2(truth / 2, truth).item() == pytest.approx(0.5, rel=0.2 if size < 1 else 1e-6)
+    zero, one = torch.zeros(1, 1, 4, 1), torch.ones(1, 1, 4, 1)
+    assert relative_l2(one, zero).isinf().all() and relative_l2(zero, zero).isnan().all()
+    for bad in (torch.inf, torch.nan):
+        assert not relative_l2(bad * one, one).isfinite().any() and not relative_l2(one, bad * one).isfinite().any()
+
+
 def test_mean_of_ratios_not_ratio_of_means():
     truth = torch.ones(2, 1, 4, 1, dtype=torch.float64)
     truth[1] = 100.0

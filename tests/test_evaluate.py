@@ -22,7 +22,7 @@ from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train.job import train_run
 from sigmasolver.train.own import Wishes, own_recipe
-from sigmasolver.trained import load
+from sigmasolver.trained import load, not_compared
 
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
 TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")
@@ -212,6 +212,47 @@ def test_a_file_that_holds_training_data_is_refused(run, trained, tmp_path):
     moved = evaluate_run(run, path=tmp_path / "fair.h5")
     mine = evaluate_run(run)
     assert [row["value"] for row in moved] == [row["value"] for row in mine]
+
+
+def other(path, trained, **change):
+    """Fair test data with another layout."""
+    with open_store(trained / "flow.h5") as store:
+        header = replace(store.header, layout=replace(store.header.layout, **change))
+        with Writer(path, header, 2) as writer:
+            writer.append(store[6:8])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"units": ("1/hour",)}, "the unit of vorticity is 1/hour, not 1/time"),
+        ({"boundary": ("periodic", "wall")}, "axis y is wall, not periodic"),
+        ({"coordinates": (np.arange(16.0) / 4, np.arange(16.0) / 4)}, "axis x is 4 long, not 6.28319 long"),
+        ({"times": 3.0 * np.arange(8)}, "its frames are 3 apart, not"),
+        ({"times": np.cumsum([1.0, 2, 1, 2, 1, 2, 1, 2])}, "its frames are unevenly spaced in time, 1 to 2 apart"),
+    ],
+)
+def test_data_that_mean_something_else_are_refused_unless_asked_for(run, trained, tmp_path, change, says):
+    path = other(tmp_path / "other.h5", trained, **change)
+    with pytest.raises(ValueError, match=says) as caught:
+        evaluate_run(run, path=path)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith("or say --anyway.")
+    assert not run.records.exists()
+    rows = evaluate_run(run, path=path, anyway=True)
+    assert all(says in row["anyway"] for row in rows) and evaluate_run(run, path=path, anyway=True) == rows
+    with pytest.raises(ValueError, match=says):
+        evaluate_run(run, path=path)
+    assert not any("anyway" in row for row in evaluate_run(run))
+
+
+def test_a_run_without_the_record_evaluates_as_it_did(run, trained, tmp_path):
+    facts = run.read_json("data.json")
+    assert facts.pop("domain")["units"] == ["1/time"]
+    run.write_json("data.json", facts)
+    path = other(tmp_path / "other.h5", trained, units=("1/hour",))
+    assert "no record of units" in not_compared(run, path)
+    assert not any("anyway" in row for row in evaluate_run(run, path=path))
 
 
 def test_the_same_data_may_lie_elsewhere(run, trained, tmp_path):

@@ -195,7 +195,7 @@ def fit_trajectories(kind: str, fields: Sequence[str], trajectories: Iterable[to
             largest = max(watched.range_of(q) for q in group)
             if largest < _SEEN * float(scale[..., group].min()):
                 raise ValueError(
-                    f"The field {fields[group[0]]} varies by {largest:.3g} in all, which is nothing beside the constant "
+                    f"The field {fields[group[0]]} varies by {largest:.3g} in all, nothing beside the constant "
                     f'in the normaliser "{kind}"; set task.normaliser=channel, or give the data in other units.'
                 )
     return Normaliser(kind, tuple(fields), mean.cpu(), scale.cpu(), watched.constant)

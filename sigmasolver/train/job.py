@@ -11,12 +11,14 @@ from pathlib import Path
 
 import torch
 
+from sigmasolver.data.domain import Domain, unevenly_spaced
 from sigmasolver.data.normalise import TimeScale, fit
 from sigmasolver.data.store import Reader, open_store
 from sigmasolver.data.windows import Split, Windows
 from sigmasolver.forecast import Forecaster
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run
+from sigmasolver.settings import to_plain
 from sigmasolver.train.engine import Place
 from sigmasolver.train.loop import Data, Plan, Progress, train
 from sigmasolver.trained import (
@@ -99,11 +101,13 @@ def _open(recipe: Recipe, training: Windows, store: Reader, parts: Split, run: R
     written, so that the corrected command finds the folder free."""
     known = (run.path / "normaliser.json").exists()
     inputs, targets = read_normalisers(run) if known else fit(recipe.task.normaliser, training)
+    domain = Domain.of(store.header.layout, training.fields, training.times)
     if not known:
         _refuse_moving(recipe, training)
+        _refuse_uneven(recipe, domain, store.path)
     build(recipe, inputs, targets)
     begin(run, recipe)
-    _bind(run, store, parts)
+    _bind(run, store, parts, domain)
     if not known:
         scale = TimeScale.of(training.times) if recipe.model.options.time_embedding else None
         write_normalisers(run, inputs, targets, store.fingerprint, scale)
@@ -119,7 +123,17 @@ def _refuse_moving(recipe: Recipe, training: Windows) -> None:
                 raise ValueError(f"The field {name} is given but changes in time; predict it too, or leave it out.")
 
 
-def _bind(run: Run, store: Reader, parts: Split) -> None:
+def _refuse_uneven(recipe: Recipe, domain: Domain, path: Path) -> None:
+    """The map from one frame to the next is one map only where all of them are equally far apart."""
+    uneven = unevenly_spaced(domain.time_steps)
+    if uneven is not None and not recipe.model.options.time_embedding:
+        raise ValueError(
+            f"The frames of {path} are {uneven}, and this model is not told the time; resample them at equal steps, or "
+            "set model.options.time_embedding=true."
+        )
+
+
+def _bind(run: Run, store: Reader, parts: Split, domain: Domain) -> None:
     """Write down which data the run learns from, or make sure that they are still the same."""
     if (run.path / "data.json").exists():
         held = run.read_json("data.json").get("fingerprint")
@@ -134,6 +148,7 @@ def _bind(run: Run, store: Reader, parts: Split) -> None:
     named = str(place.relative_to(home)) if place.is_relative_to(home) else str(place)
     parted = json.loads(json.dumps(asdict(parts)))
     facts = {"path": named, "fingerprint": store.fingerprint, "parts": parted, "digests": digests}
+    facts["domain"] = to_plain(domain)
     if not (run.path / "data.json").exists() or run.read_json("data.json") != facts:
         run.write_json("data.json", facts)
 

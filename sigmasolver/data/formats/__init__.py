@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sigmasolver.data.domain import time_steps, unevenly_spaced
 from sigmasolver.data.formats import arrays, factformer, folder, mat, own
 from sigmasolver.data.formats.beside import check_names
 from sigmasolver.data.formats.foreign import Foreign
@@ -135,7 +136,10 @@ def import_data(
             writer.append(foreign.read(start, min(start + step, foreign.count)))
             if progress is not None:
                 progress(writer.whole, foreign.count)
-        return Imported(row.name, out, foreign.count, present, header.shape, writer.fingerprint, foreign.notes)
+        uneven = unevenly_spaced(time_steps(header.layout.times))
+        said = () if uneven is None else (f"The frames are {uneven}; resample them to train a model without time.",)
+        notes = (*foreign.notes, *said)
+        return Imported(row.name, out, foreign.count, present, header.shape, writer.fingerprint, notes)
 
 
 def _open(sources: Sequence[Path], out: Path, kind: str | None, names: Sequence[str] | None) -> tuple[Kind, Foreign]:

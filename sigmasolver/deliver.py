@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +64,8 @@ def forecast_file(
     Frames that differ from the training data in units, box, boundaries or time step are refused; with `anyway` they are
     forecast, and a store says in what they differ.
     """
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder; name a file in it that ends in {', '.join(KINDS)}.")
     if out.suffix not in KINDS:
         raise ValueError(f'The forecast cannot be written as "{out.name}"; end its name in {", ".join(KINDS)}.')
     if out.exists():
@@ -73,6 +77,7 @@ def forecast_file(
     task = recipe.task
     forecaster = Replay(load(path, device), precision)
     given = _read(start, task)
+    _refuse_too_long(steps, given, len(task.targets))
     known = domain_of(run)
     differs = _check_domain(run, recipe, known, start, given, anyway)
     layout, times = _layout(given, steps, task, known), None
@@ -129,6 +134,18 @@ def _read(start: Path, task: Task) -> Start:
     history = torch.tensor(values[(slice(None), slice(frames - needed, None, apart), *space)])
     times = read_times(start, frames) if header is None else header.layout.times
     return Start(history, header, frames, times, apart, stride, said)
+
+
+def _refuse_too_long(steps: int, given: Start, fields: int) -> None:
+    """All frames of a forecast are held in memory, twice while they are put together."""
+    count, _, *grid, _ = given.history.shape
+    needed = 2 * 4 * count * steps * prod(grid) * fields
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise ValueError(
+            f"A forecast of {steps} frames for {count} trajectories takes {needed / 1e9:.3g} GB of memory, and this "
+            f"machine has {memory / 1e9:.3g} GB; ask for fewer steps, or go on from the last frames of a forecast."
+        )
 
 
 def _check_domain(

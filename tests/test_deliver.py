@@ -256,6 +256,9 @@ def bad(raw, which):
     [
         ({"out": "out.txt"}, r'cannot be written as "out.txt"; end its name in .h5, .npy, .npz'),
         ({"out": "there.npy"}, "is there already; choose another name"),
+        ({"out": "."}, r"is a folder; name a file in it that ends in .h5, .npy, .npz"),
+        ({"steps": 10**10}, r"forecast of 10000000000 frames for 1 trajectories takes 1.15e\+04 GB of memory"),
+        ({"steps": 10**30}, "ask for fewer steps"),
         ({"out": "start.npy/out.npy"}, "cannot be written"),
         ({"steps": 0}, "A forecast of 0 frames was asked for"),
         ({"precision": "half"}, 'There is no precision "half"'),

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -32,8 +32,10 @@ from sigmasolver.trained import (
     write_normalisers,
 )
 
-__all__ = ["lies_on", "memory_of", "refuse_other_grid", "resume_run", "train_run"]
+__all__ = ["lies_on", "memory_of", "refuse_other_grid", "refuse_too_large", "resume_run", "train_run"]
 
+LIMITS = {"depth": 1000, "width": 2**24, "slices": 2**24}
+"""A step through more blocks takes minutes; weights of larger sizes fit no machine, and their number no integer."""
 ON_GPU, ON_CPU = 0.4, 0.25
 """Share of the memory (free on a GPU, all on a CPU) that training windows may take; the network needs the rest."""
 
@@ -51,6 +53,7 @@ def train_run(
     Once `stop()` is true the training keeps its state and returns.
     """
     place = Place() if place is None else place
+    refuse_too_large(recipe, place)
     skeleton(recipe)  # what cannot be built is told before any data are read
     with open_store(path) as store:
         data, forecaster = _prepare(recipe, store, run, place)
@@ -86,6 +89,30 @@ def _prepare(recipe: Recipe, store: Reader, run: Run, place: Place) -> tuple[Dat
     place.world.wait()
     forecaster = build(recipe, *read_normalisers(run), read_time_scale(run, recipe))
     return Data(training, validation, store.fingerprint), forecaster
+
+
+def refuse_too_large(recipe: Recipe, place: Place) -> None:
+    """Refuse a model whose weights, gradients and optimiser states exceed the memory, before it is built.
+
+    Blocks are alike, so the parameters grow by the same number with each: two shallow models tell those of any depth.
+    """
+    model = recipe.model
+    for name, most in LIMITS.items():
+        if getattr(model, name) > most:
+            raise ValueError(
+                f"model.{name} is {getattr(model, name):.7g}; a training takes at most {most:,}; lower it."
+            )
+    one, two = (
+        sum(tensor.numel() for tensor in skeleton(replace(recipe, model=replace(model, depth=depth))).parameters())
+        for depth in (1, 2)
+    )
+    needed = 16 * (one + (model.depth - 1) * (two - one)) / (place.world.size if place.shard else 1)
+    memory = memory_of(place.world.device)
+    if needed > memory:
+        raise ValueError(
+            f"A model of width {model.width} and depth {model.depth} takes {needed / 1e9:.3g} GB for its weights, "
+            f"gradients and optimiser states, and there are {memory / 1e9:.3g} GB; lower model.width or model.depth."
+        )
 
 
 def refuse_other_grid(training: Windows, recipe: Recipe) -> None:

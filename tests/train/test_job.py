@@ -12,8 +12,10 @@ from sigmasolver.evaluate import evaluate_run
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, changed, recipe_of
 from sigmasolver.runs import Run, read_tensors
 from sigmasolver.tasks import Task
+from sigmasolver.train import job
+from sigmasolver.train.engine import Place
 from sigmasolver.train.job import resume_run, train_run
-from sigmasolver.trained import data_of, domain_of
+from sigmasolver.trained import data_of, domain_of, skeleton
 from tests.data.waves import Waves
 
 BOTH = ("height", "slope")
@@ -65,6 +67,34 @@ def _other(store, path, seed, **change):
     with Writer(path, header, 1) as new:
         new.append(Waves(frames=7).simulate(seed, [0]).numpy())
     return path
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("depth=1000000000", r"model.depth is 1e\+09; a training takes at most 1,000; lower it"),
+        (f"width={10**30}", r"model.width is 1e\+30; a training takes"),
+        (f"slices={10**20}", r"model.slices is 1e\+20"),
+        ("width=1000000", r"takes .* GB for its weights, .* lower model.width or model.depth"),
+    ],
+)
+def test_a_model_that_no_machine_can_train_is_refused_at_once(store, tmp_path, setting, says):
+    with pytest.raises(ValueError, match=says) as caught:
+        train_run(changed(RECIPE, [f"model.{setting}"]), store, Run(tmp_path / "run"))
+    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_the_estimate_counts_every_parameter(store, tmp_path, monkeypatch):
+    """Depth 3 from those of depth 1 and 2: the memory that just suffices is 16 bytes for each."""
+    recipe = changed(RECIPE, ["model.depth=3"])
+    needed = 16 * sum(one.numel() for one in skeleton(recipe).parameters())
+    for spare, fits in ((0, True), (-1, False)):
+        monkeypatch.setattr(job, "memory_of", lambda device, room=needed + spare: room)
+        if fits:
+            job.refuse_too_large(recipe, Place())
+        else:
+            with pytest.raises(ValueError, match=r"lower model\.width"):
+                job.refuse_too_large(recipe, Place())
 
 
 def test_a_resumed_run_gains_the_record_of_its_domain(store, tmp_path):

@@ -22,7 +22,7 @@ from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run, read_rows, read_tensors, write_tensors
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
-from sigmasolver.train.loop import Data, order, train
+from sigmasolver.train.loop import Data, Plan, order, train
 from sigmasolver.trained import build, load, write_normalisers
 
 ROOT = Path(sigmasolver.__file__).parents[1]
@@ -169,6 +169,14 @@ def test_the_log_has_a_row_for_every_look_and_every_check(data, tmp_path):
     assert [row["step"] for row in rows] == sorted({5, 10, 15, 20, 25, 14, 28})
     assert [row["step"] for row in rows if "error" in row] == [14, 28]
     assert np.isfinite([row["loss"] for row in rows]).all()
+
+
+def test_more_checks_than_steps_are_one_after_every_step(data):
+    with open_store(data) as store:
+        windows = Windows(store, range(5), RECIPE.training_windows())
+        for checks in (7, 10, 10**15):
+            plan = Plan(replace(RECIPE, train=replace(RECIPE.train, updates=7, checks=checks)), windows)
+            assert plan.checks == set(range(1, 8))
 
 
 def test_the_check_is_the_error_of_a_free_rollout(data, tmp_path):

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from sigmasolver.data.domain import Domain, time_steps
 from sigmasolver.data.formats.hdf5 import is_store
 from sigmasolver.data.formats.history import read_history, read_times
 from sigmasolver.data.header import Header
 from sigmasolver.data.normalise import TimeScale
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.files import plain_errors, replacing
+from sigmasolver.recipes import Recipe
 from sigmasolver.replay import Replay
 from sigmasolver.runs import Run, read_facts
 from sigmasolver.simulate.simulator import Layout
 from sigmasolver.tasks import Task
-from sigmasolver.trained import load, recipe_in
+from sigmasolver.trained import domain_of, load, not_compared, recipe_in, refuse_other_domain
 
 __all__ = ["check_name", "forecast_file", "write_forecast"]
 
@@ -39,6 +43,8 @@ class Start:
     """Of the store they come from; None: plain arrays."""
     frames: int
     """How many the file holds."""
+    times: np.ndarray | None
+    """Theirs; None: the file does not say."""
     time_stride: int
     space_stride: int
     said: list[str]
@@ -52,16 +58,25 @@ def forecast_file(
     device: torch.device,
     tick: Callable[[int, int], None] | None = None,
     precision: str = "float32",
+    anyway: bool = False,
 ) -> list[str]:
-    """Forecast `steps` frames after the frames in `start` with the run at `path`; returns what there is to tell."""
+    """Forecast `steps` frames after the frames in `start` with the run at `path`; returns what there is to tell.
+
+    Frames that differ from the training data in units, box, boundaries or time step are refused; with `anyway` they are
+    forecast, and a store says in what they differ.
+    """
     check_name(out)
     if steps < 1:
         raise ValueError(f"A forecast of {steps} frames was asked for; ask for at least one.")
     run = Run(path)
-    task = recipe_in(run).task
+    recipe = recipe_in(run)
+    task = recipe.task
     forecaster = Replay(load(path, device), precision)
     given = _read(start, task)
-    layout, times = _layout(given, steps, task), None
+    _refuse_too_long(steps, given, len(task.targets))
+    known = domain_of(run)
+    differs = _check_domain(run, recipe, known, start, given, anyway)
+    layout, times = _layout(given, steps, task, known), None
     if forecaster.time_scale is not None:
         times = _times(start, given, layout, forecaster.time_scale)
         layout = replace(layout, times=times[1:])
@@ -77,12 +92,16 @@ def forecast_file(
     parameters = {"run": run.path.name, "step": read_facts(run.weights)["step"], "start": start.name}
     if precision != "float32":
         parameters["precision"] = precision
+    if differs is not None:
+        parameters["anyway"] = differs
     said.append(write_forecast(out, predicted, layout, parameters))
     return said
 
 
 def check_name(out: Path) -> None:
     """Refuse a file that cannot be written, before anything is computed."""
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder; name a file in it that ends in {', '.join(KINDS)}.")
     if out.suffix not in KINDS:
         raise ValueError(f'The forecast cannot be written as "{out.name}"; end its name in {", ".join(KINDS)}.')
     if out.exists():
@@ -124,22 +143,53 @@ def _read(start: Path, task: Task) -> Start:
         said.append(f"the frames have a grid of {grids[0]} and the model was trained on {grids[1]}: trust it less")
     space = (slice(None, None, stride),) * len(grid)
     history = torch.tensor(values[(slice(None), slice(frames - needed, None, apart), *space)])
-    return Start(history, header, frames, apart, stride, said)
+    times = read_times(start, frames) if header is None else header.layout.times
+    return Start(history, header, frames, times, apart, stride, said)
+
+
+def _refuse_too_long(steps: int, given: Start, fields: int) -> None:
+    """All frames of a forecast are held in memory, twice while they are put together."""
+    count, _, *grid, _ = given.history.shape
+    needed = 2 * 4 * count * steps * prod(grid) * fields
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise ValueError(
+            f"A forecast of {steps} frames for {count} trajectories takes {needed / 1e9:.3g} GB of memory, and this "
+            f"machine has {memory / 1e9:.3g} GB; ask for fewer steps, or go on from the last frames of a forecast."
+        )
+
+
+def _check_domain(
+    run: Run, recipe: Recipe, known: Domain | None, start: Path, given: Start, anyway: bool
+) -> str | None:
+    """In what the frames differ from the training data, where that was allowed; arrays tell at most their times."""
+    header = given.header
+    if header is not None and header.source == SOURCE and header.parameters.get("run") == run.path.name:
+        return header.parameters.get("anyway")  # checked when it was made
+    if given.times is None:
+        return None
+    if known is None:
+        given.said.append(not_compared(run, start))
+        return None
+    found = replace(known, time_steps=time_steps(given.times[:: -given.time_stride][::-1]))
+    if header is not None:
+        found = Domain.of(header.layout, header.layout.fields, given.times[:: -given.time_stride][::-1])
+    return refuse_other_domain(run, recipe, start, found, anyway)
 
 
 def _times(start: Path, given: Start, layout: Layout, scale: TimeScale) -> np.ndarray:
     """(1 + steps,): the time of the last given frame, and of the frames after it in a forecast of this layout."""
-    if given.header is not None:
-        return np.concatenate((given.header.layout.times[-1:], layout.times))
-    known, last, step = read_times(start, given.frames), scale.origin + (given.frames - 1) * scale.unit, scale.unit
-    if known is None:
+    if given.times is not None and given.frames > 1:
+        return np.concatenate((given.times[-1:], layout.times))
+    last = scale.origin + (given.frames - 1) * scale.unit
+    if given.times is not None:
+        last = given.times[-1]
+    else:
         given.said.append(
             f"{start} has no times: its frames are taken as the first {given.frames} of a trajectory, "
             f"{scale.unit:g} apart"
         )
-    else:
-        last, step = known[-1], known[-1] - known[-2] if given.frames > 1 else scale.unit
-    return last + step * np.arange(len(layout.times) + 1)
+    return last + scale.unit * np.arange(len(layout.times) + 1)
 
 
 def _header(start: Path) -> Header | None:
@@ -164,20 +214,23 @@ def _write(out: Path, frames: np.ndarray, fields: tuple[str, ...], header: Heade
                         np.savez(file, fields=frames, names=np.array(fields))
 
 
-def _layout(given: Start, steps: int, task: Task) -> Layout:
-    """Coordinates, units and times that go on from those of a store; numbers 0, 1, 2, ... where arrays had none."""
-    count = np.arange(1, steps + 1, dtype=np.float64)
+def _layout(given: Start, steps: int, task: Task, known: Domain | None) -> Layout:
+    """Coordinates, units and times that go on from those of the file; numbers 0, 1, 2, ... where arrays had none.
+
+    What the file does not say is as in the training data: units, and the time step of a single frame.
+    """
+    units = {} if known is None else dict(zip(known.fields, known.units, strict=True))
+    times = np.arange(1, steps + 1, dtype=np.float64)
+    if given.times is not None:
+        step = 1.0 if known is None or not known.time_steps else sum(known.time_steps) / 2
+        if given.frames > 1:
+            step = given.time_stride * (given.times[-1] - given.times[-2])
+        times = given.times[-1] + step * times
     if given.header is None:
         grid = given.history.shape[2:-1]
-        coordinates = tuple(np.arange(points, dtype=np.float64) for points in grid)
-        return Layout(task.targets, ("1",) * len(task.targets), ("open",) * len(grid), coordinates, count)
-    layout = given.header.layout
-    units = dict(zip(layout.fields, layout.units, strict=True))
-    step = layout.times[-1] - layout.times[-2] if len(layout.times) > 1 else 1.0
-    return Layout(
-        task.targets,
-        tuple(units.get(name, "1") for name in task.targets),
-        layout.boundary,
-        tuple(axis[:: given.space_stride] for axis in layout.coordinates),
-        layout.times[-1] + step * given.time_stride * count,
-    )
+        coordinates, boundary = tuple(np.arange(points, dtype=np.float64) for points in grid), ("open",) * len(grid)
+    else:
+        layout = given.header.layout
+        units |= zip(layout.fields, layout.units, strict=True)
+        coordinates, boundary = tuple(axis[:: given.space_stride] for axis in layout.coordinates), layout.boundary
+    return Layout(task.targets, tuple(units.get(name, "1") for name in task.targets), boundary, coordinates, times)

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from sigmasolver import metrics
+from sigmasolver.data.domain import Domain
 from sigmasolver.data.header import Header
 from sigmasolver.data.store import Reader, open_store
 from sigmasolver.data.windows import Windows, spread_evenly
@@ -37,7 +38,7 @@ from sigmasolver.replay import Replay, check_precision
 from sigmasolver.runs import Run, provenance, read_facts, read_rows, replace_rows
 from sigmasolver.settings import row as row_of
 from sigmasolver.tasks import COHORTS, cohort_of, field_groups
-from sigmasolver.trained import data_of, load, recipe_in
+from sigmasolver.trained import data_of, load, recipe_in, refuse_other_domain
 from sigmasolver.version import __version__
 
 __all__ = [
@@ -105,15 +106,21 @@ def evaluate_run(
     path: str | Path | None = None,
     world: World | None = None,
     tick: Callable[[int, int], None] | None = None,
+    anyway: bool = False,
 ) -> list[dict[str, Any]]:
     """Measure a run and its yardstick, and add the rows to its records; what was measured before is not done again.
 
-    `path`: other data than the run was trained with; all its trajectories are the test then.
+    `path`: other data than the run was trained with; all its trajectories are the test then. Where they differ in
+    units, box, boundaries or time step they are refused; `anyway` measures them, and the rows say the difference.
     """
     request, world = request or Request(), world or World()
     recipe = recipe_in(run)
     with open_store(data_of(run) if path is None else path) as store:
         windows = windows_of(run, recipe, store, request)
+        differs = None
+        if run.read_json("data.json").get("fingerprint") != store.fingerprint:
+            found = Domain.of(store.header.layout, windows.fields, windows.times)
+            differs = refuse_other_domain(run, recipe, store.path, found, anyway)
         source = source_of(run, recipe, windows, request, store.fingerprint)
         done = [row for row in read_rows(run.records) if source.items() <= {**UNSAID, **row}.items()]
         if done:
@@ -124,6 +131,8 @@ def evaluate_run(
         parameters = sum(p.numel() for p in forecaster.model.parameters())
     step = windows.times[1] - windows.times[0] if len(windows.times) > 1 else 1.0
     facts = {**source, **provenance(world.device)}
+    if differs is not None:
+        facts["anyway"] = differs
     who: dict[str, Any] = {"model": recipe.model.name, "seed": recipe.train.seed}
     rows: list[dict[str, Any]] = [
         {**facts, **who, "metric": "parameters", "field": None, "lead": None, "value": parameters}

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from sigmasolver.data.domain import Domain
 from sigmasolver.data.normalise import Normaliser, TimeScale
 from sigmasolver.forecast import Forecaster
 from sigmasolver.models import build_solver
@@ -21,10 +22,13 @@ __all__ = [
     "begin",
     "build",
     "data_of",
+    "domain_of",
     "load",
+    "not_compared",
     "read_normalisers",
     "read_time_scale",
     "recipe_in",
+    "refuse_other_domain",
     "save",
     "skeleton",
     "whole_test",
@@ -89,6 +93,36 @@ def whole_test(run: Run, recipe: Recipe) -> int | None:
     if "frames" not in facts:
         return None
     return len(facts["parts"]["test"]) * recipe.evaluation_windows().starts_in(facts["frames"])
+
+
+def domain_of(run: Run) -> Domain | None:
+    """Units, box, boundaries and time step of the data that a run learned from; None: that was not recorded."""
+    plain = run.read_json("data.json").get("domain") if (run.path / "data.json").exists() else None
+    try:
+        return None if plain is None else from_plain(Domain, plain)
+    except ValueError as error:
+        raise ValueError(f"The domain in data.json of {run.path} cannot be used: {error}") from None
+
+
+def not_compared(run: Run, path: Path) -> str:
+    """What to tell of a run without a domain: data cannot be compared with those that it learned from."""
+    return f"{run.path} has no record of units, box and time step, so {path} was not compared with its training data"
+
+
+def refuse_other_domain(run: Run, recipe: Recipe, path: Path, found: Domain, anyway: bool) -> str | None:
+    """Refuse data that differ physically from those of the training; `anyway`: return in what they differ.
+
+    A model that is told the time sees when each frame is, so its data may have another time step.
+    """
+    known = domain_of(run)
+    if known is None or len(known.boundary) != len(found.boundary):  # another number of axes is refused elsewhere
+        return None
+    differences = "; ".join(known.differences(found, not recipe.model.options.time_embedding))
+    if differences and not anyway:
+        raise ValueError(
+            f"{path} differs from what {run.path} was trained on: {differences}; give data that agree, or say --anyway."
+        )
+    return differences or None
 
 
 def write_normalisers(

@@ -1,6 +1,7 @@
 """Forecasts as files: what comes out is the rollout of the run, whatever file the frames came in."""
 
 import resource
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -158,6 +159,77 @@ def test_plain_frames_are_taken_as_far_apart_as_the_model_wants(made, raw, tmp_p
     np.testing.assert_array_equal(*both)
 
 
+# --- frames that mean something else
+
+
+def other(path, made, **change):
+    with open_store(made / "waves.h5") as store:
+        header = replace(store.header, layout=replace(store.header.layout, **change))
+        with Writer(path, header, 1) as writer:
+            writer.append(store[:1])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"units": ("km", "1")}, "the unit of height is km, not m"),
+        ({"boundary": ("open", "periodic")}, "axis x is open, not periodic"),
+        ({"coordinates": (np.arange(12) / 2, np.arange(12) / 2)}, "axis y is 6 long, not 6.28319"),
+        ({"times": 4.0 * np.arange(7)}, "its frames are 4 apart, not 0.25"),
+    ],
+)
+def test_frames_that_mean_something_else_are_refused_unless_asked_for(made, tmp_path, change, says):
+    start, out = other(tmp_path / "start.h5", made, **change), tmp_path / "out.h5"
+    with pytest.raises(ValueError, match=says):
+        forecast_file(made / "full", start, 2, out, CPU)
+    assert not out.exists()
+    forecast_file(made / "full", start, 2, out, CPU, anyway=True)
+    with open_store(start) as given, open_store(out) as found:
+        before, after = given.header.layout, found.header.layout
+        assert says in found.header.parameters["anyway"] and after.boundary == before.boundary
+        np.testing.assert_allclose(np.diff(after.times), before.times[-1] - before.times[-2])
+    forecast_file(made / "thin", other(tmp_path / "both.h5", made, **change), 2, tmp_path / "b.h5", CPU, anyway=True)
+    forecast_file(made / "thin", tmp_path / "b.h5", 2, tmp_path / "c.h5", CPU)  # a forecast of its own goes on
+    with open_store(tmp_path / "c.h5") as found:
+        assert says.split(" not ")[0].split()[0] in found.header.parameters["anyway"]
+
+
+def test_times_beside_arrays_are_compared_and_go_on(made, raw, tmp_path):
+    for name, step in (("right", 0.25), ("wrong", 0.5)):
+        np.savez(tmp_path / f"{name}.npz", fields=swapped(raw[0, :2]), names=np.array(["slope", "height"]),
+                 times=3 + step * np.arange(2))  # fmt: skip
+    forecast_file(made / "full", tmp_path / "right.npz", 2, tmp_path / "right.h5", CPU)
+    with open_store(tmp_path / "right.h5") as out:
+        np.testing.assert_allclose(out.header.layout.times, [3.5, 3.75])
+    with pytest.raises(ValueError, match=r"its frames are 0\.5 apart"):
+        forecast_file(made / "full", tmp_path / "wrong.npz", 2, tmp_path / "wrong.h5", CPU)
+    forecast_file(made / "full", tmp_path / "wrong.npz", 2, tmp_path / "wrong.h5", CPU, anyway=True)
+    with open_store(tmp_path / "wrong.h5") as out:
+        np.testing.assert_allclose(out.header.layout.times, [4.0, 4.5])
+
+
+def test_what_a_file_does_not_say_is_labelled_as_the_training_data(made, raw, tmp_path):
+    """Units of plain arrays, and of fields that a file lacks."""
+    np.save(tmp_path / "start.npy", raw[0, :2, ::2, ::2])
+    forecast_file(made / "thin", tmp_path / "start.npy", 2, tmp_path / "out.h5", CPU)
+    with open_store(tmp_path / "out.h5") as out:
+        assert out.header.layout.units == ("m", "1")
+
+
+def test_a_run_without_the_record_says_so_and_forecasts(made, tmp_path):
+    shutil.copytree(made / "full", tmp_path / "old")
+    start = other(tmp_path / "start.h5", made, units=("km", "1"))
+    for step in ("domain", "all"):
+        facts = Run(tmp_path / "old").read_json("data.json")
+        facts.pop("domain", None)
+        Run(tmp_path / "old").write_json("data.json", facts)
+        if step == "all":  # weights, recipe and normalisers are enough
+            (tmp_path / "old" / "data.json").unlink()
+        said = forecast_file(tmp_path / "old", start, 2, tmp_path / f"{step}.npy", CPU)
+        assert sum("no record of units, box and time step" in line for line in said) == 1
+
+
 # --- what goes wrong
 
 
@@ -184,6 +256,9 @@ def bad(raw, which):
     [
         ({"out": "out.txt"}, r'cannot be written as "out.txt"; end its name in .h5, .npy, .npz'),
         ({"out": "there.npy"}, "is there already; choose another name"),
+        ({"out": "."}, r"is a folder; name a file in it that ends in .h5, .npy, .npz"),
+        ({"steps": 10**10}, r"forecast of 10000000000 frames for 1 trajectories takes 1.15e\+04 GB of memory"),
+        ({"steps": 10**30}, "ask for fewer steps"),
         ({"out": "start.npy/out.npy"}, "cannot be written"),
         ({"steps": 0}, "A forecast of 0 frames was asked for"),
         ({"precision": "half"}, 'There is no precision "half"'),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from sigmasolver import metrics
 from sigmasolver.data.generate import generate
 from sigmasolver.data.header import Header
 from sigmasolver.data.store import Writer, open_store
@@ -21,7 +22,7 @@ from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train.job import train_run
 from sigmasolver.train.own import Wishes, own_recipe
-from sigmasolver.trained import load
+from sigmasolver.trained import load, not_compared
 
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
 TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")
@@ -213,9 +214,93 @@ def test_a_file_that_holds_training_data_is_refused(run, trained, tmp_path):
     assert [row["value"] for row in moved] == [row["value"] for row in mine]
 
 
+def other(path, trained, **change):
+    """Fair test data with another layout."""
+    with open_store(trained / "flow.h5") as store:
+        header = replace(store.header, layout=replace(store.header.layout, **change))
+        with Writer(path, header, 2) as writer:
+            writer.append(store[6:8])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"units": ("1/hour",)}, "the unit of vorticity is 1/hour, not 1/time"),
+        ({"boundary": ("periodic", "wall")}, "axis y is wall, not periodic"),
+        ({"coordinates": (np.arange(16.0) / 4, np.arange(16.0) / 4)}, "axis x is 4 long, not 6.28319 long"),
+        ({"times": 3.0 * np.arange(8)}, "its frames are 3 apart, not"),
+        ({"times": np.cumsum([1.0, 2, 1, 2, 1, 2, 1, 2])}, "its frames are unevenly spaced in time, 1 to 2 apart"),
+    ],
+)
+def test_data_that_mean_something_else_are_refused_unless_asked_for(run, trained, tmp_path, change, says):
+    path = other(tmp_path / "other.h5", trained, **change)
+    with pytest.raises(ValueError, match=says) as caught:
+        evaluate_run(run, path=path)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith("or say --anyway.")
+    assert not run.records.exists()
+    rows = evaluate_run(run, path=path, anyway=True)
+    assert all(says in row["anyway"] for row in rows) and evaluate_run(run, path=path, anyway=True) == rows
+    with pytest.raises(ValueError, match=says):
+        evaluate_run(run, path=path)
+    assert not any("anyway" in row for row in evaluate_run(run))
+
+
+def test_a_run_without_the_record_evaluates_as_it_did(run, trained, tmp_path):
+    facts = run.read_json("data.json")
+    assert facts.pop("domain")["units"] == ["1/time"]
+    run.write_json("data.json", facts)
+    path = other(tmp_path / "other.h5", trained, units=("1/hour",))
+    assert "no record of units" in not_compared(run, path)
+    assert not any("anyway" in row for row in evaluate_run(run, path=path))
+
+
 def test_the_same_data_may_lie_elsewhere(run, trained, tmp_path):
     shutil.copy(trained / "flow.h5", tmp_path / "moved.h5")
     assert evaluate_run(run, path=tmp_path / "moved.h5") == evaluate_run(run)
+
+
+def test_a_file_on_the_grid_of_the_task_is_not_thinned_again(tmp_path):
+    """A run that thins by two: a file as stored is thinned, one that is thinned already is taken as it is."""
+    generate(FLOW, 8, 0, tmp_path / "flow.h5")
+    task = replace(TASK, grid=(8, 8), space_stride=2)
+    train_run(replace(RECIPE, task=task, train=replace(RECIPE.train, updates=2)), tmp_path / "flow.h5",
+              Run(tmp_path / "run"))  # fmt: skip
+    generate(FLOW, 2, 1, tmp_path / "fine.h5")
+    generate(replace(FLOW, stored=8), 2, 1, tmp_path / "coarse.h5")
+    with open_store(tmp_path / "fine.h5") as store:
+        last, future = cut(np.asarray(store[:, :, ::2, ::2], np.float64), 2, 3)
+    for name in ("fine.h5", "coarse.h5"):
+        rows = evaluate_run(Run(tmp_path / "run"), path=tmp_path / name)
+        assert {tuple(row["grid"]) for row in rows} == {(8, 8)}
+        agrees(rows, by_hand(np.broadcast_to(last[:, None], future.shape), future))
+
+
+def test_the_correlation_time_counts_the_frames_of_the_task(tmp_path):
+    """A wave that turns by 0.2 every stored frame, of which every second one is taken: persistence correlates as
+    cos(0.4 lead), which is below 0.8 at the second lead, four stored frames of 0.25 later."""
+    x, phase = 2 * np.pi * np.arange(16) / 16, np.arange(6)[:, None]
+    moving = [[np.sin(x - 0.2 * frame + start)[:, None] for frame in range(13)] for start in phase[:, 0]]
+    layout = Layout(("u",), ("1",), ("periodic",), (x,), 0.25 * np.arange(13))
+    with Writer(tmp_path / "wave.h5", Header(layout, "test", {}), 6) as writer:
+        writer.append(np.array(moving, np.float32))
+    task = Task("wave", ("u",), ("u",), (16,), 2, 1, 4, 4, 2, "channel", time_stride=2)
+    recipe = Recipe(task, MODEL, replace(RECIPE.train, updates=2, checks=0, validation=0.0))
+    train_run(recipe, tmp_path / "wave.h5", Run(tmp_path / "run"))
+    rows = evaluate_run(Run(tmp_path / "run"))
+    for lead in (1, 2, 3):
+        assert value(rows, "correlation_lead", field="u", lead=lead) == pytest.approx(np.cos(0.4 * lead), abs=1e-6)
+    assert value(rows, "correlation_time", field="u") == pytest.approx(1.0)
+
+
+def test_the_fourier_error_is_that_of_all_windows_together(run, raw):
+    """The root after the mean over windows, not before."""
+    last, future = cut(raw[6:], 2, 6)
+    still, true = (torch.from_numpy(np.array(one)) for one in (np.broadcast_to(last[:, None], future.shape), future))
+    expected = float(metrics.frmse(still, true))
+    alone = np.mean([float(metrics.frmse(still[k : k + 1], true[k : k + 1])) for k in range(len(true))])
+    assert alone < 0.999 * expected, "the two orders differ here"
+    assert value(evaluate_run(run, Request(horizon=6)), "frmse") == pytest.approx(expected, rel=1e-6)
 
 
 # --- rows

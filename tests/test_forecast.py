@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sigmasolver.data.normalise import Normaliser
+from sigmasolver.data.normalise import Normaliser, TimeScale
 from sigmasolver.forecast import Forecaster, rollout
 
 F64 = torch.float64
@@ -112,6 +112,36 @@ def test_lower_walls_hold_in_forecasts_and_in_what_is_fed_back():
         inside = result[..., axis + 1].narrow(axis + 2, 1, 1)
         assert inside.abs().min() > 0
     assert result[..., 0].abs().min() > 0, "density is left alone"
+
+
+def test_around_another_network_the_map_stays_the_same():
+    """Normalisers, boundary, conditions, time and embedded fields: all that the network is wrapped in."""
+
+    class Mean(nn.Module):
+        def forward(self, x, scalars):
+            return x[..., :4] + x[..., 4:5] + scalars.sum(-1).view(-1, 1, 1, 1, 1)
+
+    fields = ("density", "velocity_x", "velocity_y", "velocity_z")
+    scaling = normaliser(fields, [0.5, 0.1, -0.2, 0.3], [1.0, 2.0, 3.0, 4.0])
+    first = Forecaster(Mean(), scaling, scaling, 1, "lower-walls", ("reynolds",), 1, TimeScale(1.0, 0.5), ("density",))
+    second = first.around(Mean())
+    history, given = torch.randn(2, 1, 4, 5, 3, 4, dtype=F64), {"reynolds": torch.tensor([1.0, 2.0], dtype=F64)}
+    time = torch.tensor([1.0, 3.0], dtype=F64)
+    assert torch.equal(first(history, given, time), second(history, given, time))
+    assert second(history, given, time)[..., 1].select(2, 0).abs().max() == 0, "the wall"
+    assert (second.history, second.block) == (first.history, first.block)
+
+
+def test_a_narrow_answer_is_widened_before_units_are_put_back():
+    """In bf16 300 + 0.25 is 300: the eight bits are spent on the mean."""
+
+    class Narrow(nn.Module):
+        def forward(self, x):
+            return torch.full_like(x[..., :1], 0.25, dtype=torch.bfloat16)
+
+    fields = normaliser(["temperature"], [300.0], [1.0])
+    frames = Forecaster(Narrow(), fields, fields, 1)(torch.full((1, 1, 4, 1), 300.0))
+    assert frames.dtype == torch.float32 and (frames == 300.25).all()
 
 
 def test_conditions_are_constant_channels_in_the_order_of_their_names():

@@ -264,6 +264,14 @@ class TestBlowUp:
         true = frames([[1.0, 1.0], [1e-9, 0.0]])
         assert not m.blow_up(frames([[1.0, 1.0], [1e-3, 0.0]]), true)[0].item()
 
+    def test_a_truth_that_grows_is_no_blow_up(self):
+        """The bound is the largest of all leads: neither the first nor the last alone."""
+        for norms in ([1.0, 50.0, 900.0], [900.0, 50.0, 1.0], [1.0, 900.0, 1.0]):
+            true = frames([[norm, 0.0] for norm in norms])
+            assert not m.blow_up(true, true)[0].item()
+            assert m.blow_up(torch.full_like(true, 8000 / math.sqrt(2)), true)[1].item() == 3
+            assert m.blow_up(torch.full_like(true, 9100 / math.sqrt(2)), true)[1].item() == 0
+
     def test_a_field_that_is_zero_in_truth_is_judged_by_finiteness(self):
         true = torch.zeros(3, 2, 4, 1)
         predicted = torch.full_like(true, 1e-6)
@@ -362,6 +370,19 @@ def test_no_value_is_read_back_to_the_host(metric):
     for ours, theirs in zip(*(r if isinstance(r, tuple) else (r,) for r in (real, meta)), strict=True):
         assert ours.shape == theirs.shape
         assert ours.dtype == theirs.dtype and ours.dtype in (torch.float64, torch.int64, torch.bool)
+
+
+RATIOS = ("relative_l2", "relative_l2_per_lead", "relative_l2_final", "relative_l2_joint", "pearson",
+          "realm_correlation", "relative_spectrum_error", "blow_up")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RATIOS)
+@pytest.mark.parametrize("exponent", [-110, 63, 120])
+def test_ratios_do_not_know_the_unit_of_the_data(name, exponent):
+    """Of float32 frames, whose squares would leave its range: a power of two as the unit changes no bit."""
+    predicted, true = (draw(seed, 2, 3, 6, 7, 2).float() for seed in (0, 1))
+    factor = 2.0**exponent
+    assert torch.equal(flat(PAIRWISE[name](factor * predicted, factor * true)), flat(PAIRWISE[name](predicted, true)))
 
 
 @every_pairwise

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["demo", "evaluate", "forecast", "models"]
 
+Anyway = Annotated[
+    bool,
+    typer.Option("--anyway", help="Also where units, box, boundaries or time step are not those of the training."),
+]
+
 
 @app.command()
 def demo(
@@ -43,6 +48,7 @@ def evaluate(
     batch: Annotated[int, typer.Option(help="Windows at a time.")] = 8,
     precision: Precision = "float32",
     cohort: Cohort = None,
+    anyway: Anyway = False,
     device: Device = "auto",
 ) -> None:
     """Measure runs on data they have not seen, beside a forecast that has learned nothing; writes records.jsonl."""
@@ -56,8 +62,10 @@ def evaluate(
     with join(device_of(device)) as world:
         for path in dict.fromkeys(runs):
             _say_unfinished(Run(path))
+            if data is not None:
+                _say_not_compared(Run(path), data)
             with progress(f"evaluating {path.name}", None) if world.first else nullcontext() as move:
-                rows += evaluate_run(Run(path), request, data, world, move)
+                rows += evaluate_run(Run(path), request, data, world, move, anyway)
         if world.first:
             for name in dict.fromkeys(row["task"] for row in rows):
                 print_scores(console(), [row for row in rows if row["task"] == name])
@@ -75,6 +83,7 @@ def forecast(
         Path | None, typer.Option(help="Where the forecast goes: .h5 (a store), .npy or .npz; needed with --input.")
     ] = None,
     precision: Precision = "float32",
+    anyway: Anyway = False,
     device: Device = "auto",
 ) -> None:
     """Forecast from frames of your own, or score a pretrained model on unseen windows that come with it."""
@@ -96,7 +105,7 @@ def forecast(
     _say_unfinished(Run(path))
     steps = recipe_in(Run(path)).task.horizon if steps is None else steps
     with progress("forecasting", None) as move:
-        said = forecast_file(path, start, steps, out, device_of(device), move, precision)
+        said = forecast_file(path, start, steps, out, device_of(device), move, precision, anyway)
     for line in said:
         console().print(line, soft_wrap=True)
 
@@ -201,3 +210,10 @@ def _say_unfinished(run: Run) -> None:
         at, steps = read_facts(run.weights)["step"], read_facts(run.resume)["steps"]
         said = f"{run.path} is not finished: these are its weights of step {at} of {steps}"
         console(stderr=True).print(said, soft_wrap=True)
+
+
+def _say_not_compared(run: Run, data: Path) -> None:
+    from sigmasolver.trained import domain_of, not_compared
+
+    if domain_of(run) is None:
+        console(stderr=True).print(not_compared(run, data), soft_wrap=True)

@@ -41,6 +41,8 @@ __all__ = ["KINDS", "Fit", "Normaliser", "TimeScale", "fit", "fit_trajectories"]
 
 _KEYS = ("kind", "fields", "mean", "scale", "constant")
 _EXPONENT, _FLOOR = 0.1, 1e-8
+_WITH_CONSTANTS, _SEEN = ("scalar", "pixel", "trajectory"), 1e-4
+"""Kinds whose scale has a constant added, and the least range of a normalised field that a network can still see."""
 _Cast = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """Mean, scale, and which fields are transformed before them (None: none)."""
 
@@ -189,6 +191,13 @@ def fit_trajectories(kind: str, fields: Sequence[str], trajectories: Iterable[to
             scale[..., group] = 1
         elif not bool((scale[..., group] > 0).all()):
             raise ValueError(f'The field {fields[group[0]]} does not change in time; choose the kind "channel".')
+        elif kind in _WITH_CONSTANTS:
+            largest = max(watched.range_of(q) for q in group)
+            if largest < _SEEN * float(scale[..., group].min()):
+                raise ValueError(
+                    f"The field {fields[group[0]]} varies by {largest:.3g} in all, nothing beside the constant "
+                    f'in the normaliser "{kind}"; set task.normaliser=channel, or give the data in other units.'
+                )
     return Normaliser(kind, tuple(fields), mean.cpu(), scale.cpu(), watched.constant)
 
 
@@ -226,6 +235,11 @@ class _Watched:
         if self._low is None or self._high is None:
             return ()
         return tuple(name for name, same in zip(self.fields, (self._low == self._high).tolist(), strict=True) if same)
+
+    def range_of(self, channel: int) -> float:
+        """The difference of a field's extremes in all that was taken."""
+        assert self._low is not None and self._high is not None
+        return float(self._high[channel] - self._low[channel])
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         for number, values in enumerate(self._trajectories):

@@ -151,7 +151,7 @@ def check_room(path: Path, needed: int) -> None:
     free = shutil.disk_usage(path.parent).free
     if needed > free:
         raise StoreError(
-            f"{path} needs {needed / 1e9:.1f} GB and its folder has {free / 1e9:.1f} GB free; ask for fewer "
+            f"{path} needs {needed / 1e6:,.3f} MB and its folder has {free / 1e6:,.3f} MB free; ask for fewer "
             "trajectories, for float16, or stream them instead of storing them."
         )
 

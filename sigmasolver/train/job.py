@@ -6,17 +6,19 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
+from sigmasolver.data.domain import Domain, unevenly_spaced
 from sigmasolver.data.normalise import TimeScale, fit
 from sigmasolver.data.store import Reader, open_store
 from sigmasolver.data.windows import Split, Windows
 from sigmasolver.forecast import Forecaster
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run
+from sigmasolver.settings import to_plain
 from sigmasolver.train.engine import Place
 from sigmasolver.train.loop import Data, Plan, Progress, train
 from sigmasolver.trained import (
@@ -30,8 +32,10 @@ from sigmasolver.trained import (
     write_normalisers,
 )
 
-__all__ = ["lies_on", "memory_of", "refuse_other_grid", "resume_run", "train_run"]
+__all__ = ["lies_on", "memory_of", "refuse_other_grid", "refuse_too_large", "resume_run", "train_run"]
 
+LIMITS = {"depth": 1000, "width": 2**24, "slices": 2**24}
+"""A step through more blocks takes minutes; weights of larger sizes fit no machine, and their number no integer."""
 ON_GPU, ON_CPU = 0.4, 0.25
 """Share of the memory (free on a GPU, all on a CPU) that training windows may take; the network needs the rest."""
 
@@ -49,6 +53,7 @@ def train_run(
     Once `stop()` is true the training keeps its state and returns.
     """
     place = Place() if place is None else place
+    refuse_too_large(recipe, place)
     skeleton(recipe)  # what cannot be built is told before any data are read
     with open_store(path) as store:
         data, forecaster = _prepare(recipe, store, run, place)
@@ -87,6 +92,30 @@ def _prepare(recipe: Recipe, store: Reader, run: Run, place: Place) -> tuple[Dat
     return Data(training, validation, store.fingerprint), forecaster
 
 
+def refuse_too_large(recipe: Recipe, place: Place) -> None:
+    """Refuse a model whose weights, gradients and optimiser states exceed the memory, before it is built.
+
+    Blocks are alike, so the parameters grow by the same number with each: two shallow models tell those of any depth.
+    """
+    model = recipe.model
+    for name, most in LIMITS.items():
+        if getattr(model, name) > most:
+            raise ValueError(
+                f"model.{name} is {getattr(model, name):.7g}; a training takes at most {most:,}; lower it."
+            )
+    one, two = (
+        sum(tensor.numel() for tensor in skeleton(replace(recipe, model=replace(model, depth=depth))).parameters())
+        for depth in (1, 2)
+    )
+    needed = 16 * (one + (model.depth - 1) * (two - one)) / (place.world.size if place.shard else 1)
+    memory = memory_of(place.world.device)
+    if needed > memory:
+        raise ValueError(
+            f"A model of width {model.width} and depth {model.depth} takes {needed / 1e9:.3g} GB for its weights, "
+            f"gradients and optimiser states, and there are {memory / 1e9:.3g} GB; lower model.width or model.depth."
+        )
+
+
 def refuse_other_grid(training: Windows, recipe: Recipe) -> None:
     if training.grid != recipe.task.grid:
         raise ValueError(
@@ -100,11 +129,13 @@ def _open(recipe: Recipe, training: Windows, store: Reader, parts: Split, run: R
     written, so that the corrected command finds the folder free."""
     known = (run.path / "normaliser.json").exists()
     inputs, targets = read_normalisers(run) if known else fit(recipe.task.normaliser, training)
+    domain = Domain.of(store.header.layout, training.fields, training.times)
     if not known:
         _refuse_moving(recipe, training)
+        _refuse_uneven(recipe, domain, store.path)
     build(recipe, inputs, targets)
     begin(run, recipe)
-    _bind(run, store, parts)
+    _bind(run, store, parts, domain)
     if not known:
         scale = TimeScale.of(training.times) if recipe.model.options.time_embedding else None
         write_normalisers(run, inputs, targets, store.fingerprint, scale)
@@ -123,7 +154,17 @@ def _refuse_moving(recipe: Recipe, training: Windows) -> None:
                 )
 
 
-def _bind(run: Run, store: Reader, parts: Split) -> None:
+def _refuse_uneven(recipe: Recipe, domain: Domain, path: Path) -> None:
+    """The map from one frame to the next is one map only where all of them are equally far apart."""
+    uneven = unevenly_spaced(domain.time_steps)
+    if uneven is not None and not recipe.model.options.time_embedding:
+        raise ValueError(
+            f"The frames of {path} are {uneven}, and this model is not told the time; resample them at equal steps, or "
+            "set model.options.time_embedding=true."
+        )
+
+
+def _bind(run: Run, store: Reader, parts: Split, domain: Domain) -> None:
     """Write down which data the run learns from, or make sure that they are still the same."""
     if (run.path / "data.json").exists():
         held = run.read_json("data.json").get("fingerprint")
@@ -145,6 +186,7 @@ def _bind(run: Run, store: Reader, parts: Split) -> None:
         "frames": len(store.header.layout.times),
         "parts": parted,
         "digests": digests,
+        "domain": to_plain(domain),
     }
     if not (run.path / "data.json").exists() or run.read_json("data.json") != facts:
         run.write_json("data.json", facts)

@@ -79,7 +79,8 @@ class Plan:
             )
         self.per_epoch = count // train.batch
         self.steps = train.updates if train.updates is not None else train.epochs * self.per_epoch
-        self.checks = {round(k * self.steps / train.checks) for k in range(1, train.checks + 1)}
+        checks = min(train.checks, self.steps)  # more of them than steps is one after every step
+        self.checks = {round(k * self.steps / checks) for k in range(1, checks + 1)}
 
     def members(self, step: int) -> torch.Tensor:
         """The windows of this step (counted from 0)."""

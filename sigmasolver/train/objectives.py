@@ -27,10 +27,22 @@ Forecast = Callable[..., torch.Tensor]
 
 
 def relative_l2(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    """||prediction - truth|| / ||truth|| over frames and points, for each sample and field: (B, q)."""
+    """||prediction - truth|| / ||truth|| over frames and points, for each sample and field: (B, q).
+
+    Both norms are of fields divided by a power of two, so that no square leaves the range of float32; dividing by it
+    rounds nothing, and value and gradient are those of the plain ratio, bit for bit, wherever that one exists.
+    """
     axes = tuple(range(1, truth.ndim - 1))
-    difference = torch.linalg.vector_norm(prediction - truth, dim=axes)
-    return difference / torch.linalg.vector_norm(truth, dim=axes)
+    unit = _power_of_two(torch.linalg.vector_norm(truth, torch.inf, dim=axes, keepdim=True))
+    difference = torch.linalg.vector_norm((prediction - truth) / unit, dim=axes)
+    return difference / torch.linalg.vector_norm(truth / unit, dim=axes)
+
+
+def _power_of_two(size: torch.Tensor) -> torch.Tensor:
+    """The largest power of two that is not above `size`, without a host sync; 1 where that is zero or not finite."""
+    mantissa, _ = torch.frexp(size)
+    # A number over its own mantissa is exact, which a computed power need not be.
+    return torch.where((size > 0) & size.isfinite(), size / (2 * mantissa), 1.0)
 
 
 @dataclass(frozen=True)

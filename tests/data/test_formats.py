@@ -272,7 +272,7 @@ def test_own_arrays(tmp_path: Path) -> None:
     times, x = np.array([0.0, 0.1, 0.5]), np.linspace(0, 1, 5)
     np.savez(tmp_path / "own.npz", fields=fields, names=np.array(["u", "v"]), times=times, x=x)
     done = import_data(tmp_path / "own.npz", tmp_path / "own.h5")
-    assert done.kind == "arrays" and [note.split()[3] for note in done.notes] == ["units:", "boundary:"]
+    assert done.kind == "arrays" and [note.split()[3] for note in done.notes] == ["units:", "boundary:", "unevenly"]
     with open_store(tmp_path / "own.h5") as store:
         np.testing.assert_array_equal(store[:], fields.astype(np.float32))
         assert store.header.layout.fields == ("u", "v") and store.header.layout.boundary == ("open",)

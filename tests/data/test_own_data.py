@@ -54,7 +54,7 @@ def test_one_array_per_field(tmp_path: Path, save: Save, suffix: str) -> None:
     layout = open_store(done.path).header.layout
     np.testing.assert_array_equal(layout.times, [0.5, 1, 4])
     np.testing.assert_array_equal(layout.coordinates[0], np.arange(6) / 6)
-    assert [note.split()[3] for note in done.notes[1:]] == ["units:", "boundary:", "y:"]
+    assert [note.split()[3] for note in done.notes[1:]] == ["units:", "boundary:", "y:", "unevenly"]
     assert "axes (count, frames, x, y)" in done.notes[0]
     arrives(import_data(own, tmp_path / "two.out", names=["v", "u"]), np.stack([V, U], -1), ("v", "u"))
     arrives(import_data(own, tmp_path / "one.out", names=("v",)), V[..., None], ("v",))

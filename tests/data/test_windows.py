@@ -53,6 +53,19 @@ def plain(data: np.ndarray, spec: WindowSpec, trajectory: int, start: int) -> tu
     return thin[start:middle][..., pick[0]], thin[middle : middle + spec.horizon][..., pick[1]]
 
 
+# --- the box
+
+
+@pytest.mark.parametrize("stride", [1, 2, 4])
+def test_the_sides_of_a_periodic_box_do_not_depend_on_the_grid(stride):
+    """n points h apart make a period of n h: the last point's neighbour is the first one."""
+    axes = (2 * np.pi * np.arange(8) / 8, 5.0 + 3 * np.arange(12) / 12)
+    layout = Layout(("u",), ("1",), ("periodic",) * 2, axes, np.arange(3.0))
+    windows = Windows(Memory(Header(layout, "test", {}), np.zeros((1, 3, 8, 12, 1), np.float32)), [0],
+                      WindowSpec(("u",), ("u",), 1, 1, space_stride=stride))  # fmt: skip
+    assert windows.sides == pytest.approx((2 * np.pi, 3.0), rel=1e-14)
+
+
 # --- the paper's counts
 
 

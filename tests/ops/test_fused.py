@@ -168,8 +168,11 @@ def test_fourier_over_several_chunks(monkeypatch):
 def test_mixing(N, half, inner, branches, whole, kept, seed):
     """Both forms of the forward pass: in one kernel, and with the library's products; y kept and made again."""
     torch.manual_seed(seed)
-    fused_gate.CHANNELS = 128 if whole else 0
+    # Each module reads the constant under its own name.
+    fused_gate.CHANNELS = fused_mixing.CHANNELS = 128 if whole else 0
     fused_mixing.KEPT = KEPT if kept else 0
+    in_one_kernel, used = fused_mixing._Steps.whole, []
+    fused_mixing._Steps.whole = lambda *given: used.append(given) or in_one_kernel(*given)
     C = 2 * half
     shapes = [(N, C), (C,), (C,), (2 * inner, C), (2 * inner,), (C, inner), (C,)]
     inputs = [torch.randn(shape) for shape in (*shapes, *((N, C // max(1, branches)),) * branches)]
@@ -185,7 +188,9 @@ def test_mixing(N, half, inner, branches, whole, kept, seed):
     try:
         agree(twin, plain, inputs, tolerance=1e-4)
     finally:
-        fused_gate.CHANNELS, fused_mixing.KEPT = 128, KEPT
+        fused_gate.CHANNELS = fused_mixing.CHANNELS = 128
+        fused_mixing.KEPT, fused_mixing._Steps.whole = KEPT, in_one_kernel
+    assert bool(used) == whole, "the form that is meant was taken"
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.fft
 import torch
 
+from sigmasolver.simulate import simulator_of
 from sigmasolver.simulate.darcy import Darcy, solve
+from sigmasolver.simulate.simulator import generator
 
 SMALL = Darcy(grid=65)
 
@@ -51,6 +54,18 @@ def sparse_solve(nodes: np.ndarray) -> np.ndarray:
 
 def two_phase(count: int, grid: int) -> torch.Tensor:
     return dataclasses.replace(SMALL, grid=grid).coefficient(7, range(count))
+
+
+def test_the_phases_are_those_of_the_published_field() -> None:
+    """The sign of a Gaussian field of covariance (-Δ + 9)^(-2) with zero normal derivative, by its cosine series."""
+    grid = 33
+    noise = torch.randn(grid, grid, generator=generator("darcy", 5, 0), dtype=torch.float64).numpy()
+    k = np.pi * np.arange(grid)
+    amplitude = (k[:, None] ** 2 + k**2 + 9.0) ** -1.0
+    amplitude[0, 0] = 0
+    field = scipy.fft.idctn(amplitude * noise, norm="ortho")
+    found = dataclasses.replace(simulator_of("darcy"), grid=grid).coefficient(5, [0])[0].numpy()
+    np.testing.assert_array_equal(found, np.where(field >= 0, 12.0, 3.0))
 
 
 def test_second_order_on_a_manufactured_solution() -> None:

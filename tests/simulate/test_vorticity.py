@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from sigmasolver.simulate.simulator import generator
 from sigmasolver.simulate.vorticity import DEMO, KF2D, NS2D, Vorticity, velocity
 
 TAU = 2 * math.pi
@@ -42,6 +43,18 @@ def energy(vorticity: torch.Tensor, box: float) -> torch.Tensor:
 
 def error(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm())
+
+
+def test_the_initial_vorticity_of_ns2d_is_the_published_field() -> None:
+    """Covariance 7^3 (-Δ + 49)^(-5/2) on the unit torus, with the factor 2 of its generator: every wave of the noise
+    is multiplied by √2 7^(3/2) (|2πk|² + 49)^(-5/4)."""
+    grid = 32
+    noise = torch.randn(grid, grid, generator=generator("vorticity", 5, 0), dtype=torch.float64).numpy()
+    k = TAU * np.fft.fftfreq(grid, 1 / grid)
+    amplitude = math.sqrt(2) * 7**1.5 * (k[:, None] ** 2 + k**2 + 49.0) ** -1.25
+    amplitude[0, 0] = 0
+    expected = grid * np.fft.ifft2(amplitude * np.fft.fft2(noise)).real
+    np.testing.assert_allclose(replace(NS2D, grid=grid, stored=grid).initial(5, [0])[0], expected, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("drag", [0.0, 0.1])

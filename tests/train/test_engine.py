@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -102,6 +103,86 @@ def test_the_optimiser_is_adamw_by_hand(data):
             unbiased = (m / (1 - 0.9 ** (step + 1))) / ((v / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8)
             w = w * (1 - rate * 0.1) - rate * unbiased
             torch.testing.assert_close(parameter.detach().double(), w, rtol=1e-5, atol=1e-8)
+
+
+def first_step(path, recipe, factor=1.0):
+    """One update on the data times `factor`: the stepper, the channels its network was given, and the batch."""
+    from tests.data.memory import Memory
+
+    with open_store(path) as store:
+        source = Memory(store.header, factor * store[:])
+    windows = Windows(source, range(6), recipe.training_windows()).resident("cpu")
+    forecaster = build(recipe, *fit("channel", windows))
+    plan, seen = Plan(recipe, windows), []
+    forecaster.model.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach().clone()))
+    before = build(recipe, *fit("channel", windows))  # the same weights, which stay
+    stepper = Stepper(recipe, forecaster, windows, plan.members, plan.rates(), Place())
+    stepper.run(0)
+    return stepper, seen[0], before, windows.batch(plan.members(0))
+
+
+def test_the_loss_of_a_step_has_its_derivative_term(data):
+    """By hand: central differences with zeros beyond the ends, of the prediction less its outer ring."""
+    for factor in (0.0, 0.5):
+        recipe = replace(RECIPE, train=replace(RECIPE.train, derivative=factor))
+        stepper, _, before, (history, future) = first_step(data, recipe)
+        truth = future[:, :1].double()
+        prediction = before(history).detach().double()
+        expected = (prediction - truth).flatten(1).norm(dim=1) / truth.flatten(1).norm(dim=1)
+        ringless = torch.zeros_like(prediction)
+        ringless[:, :, 1:-1, 1:-1] = prediction[:, :, 1:-1, 1:-1]
+        for axis in (2, 3):
+            slopes = []
+            for frames in (ringless, truth):
+                pad = (0, 0, 1, 1) if axis == 3 else (0, 0, 0, 0, 1, 1)
+                wide = torch.nn.functional.pad(frames, pad)
+                slopes.append((wide.narrow(axis, 2, 16) - wide.narrow(axis, 0, 16)).flatten(1))
+            expected = expected + factor * (slopes[0] - slopes[1]).norm(dim=1) / slopes[1].norm(dim=1)
+        assert float(stepper.loss) == pytest.approx(float(expected.mean()), rel=1e-5)
+
+
+def test_gradients_are_clipped_to_their_norm(data):
+    """All of them together, direction kept; and left alone where they are shorter."""
+    found = {}
+    for clip in (None, 1e-3, 1e6):
+        stepper, *_ = first_step(data, replace(RECIPE, train=replace(RECIPE.train, clip=clip)))
+        found[clip] = torch.cat([one.grad.flatten() for one in stepper.model.parameters()]).double()
+    assert found[None].norm() > 1e-2
+    torch.testing.assert_close(found[1e-3], 1e-3 * found[None] / found[None].norm(), rtol=1e-3, atol=1e-9)
+    torch.testing.assert_close(found[1e6], found[None], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("exponent", [-110, 70, 115])
+@pytest.mark.parametrize("price", ["relative_l2", "squared"])
+def test_data_of_any_magnitude_train_alike(data, exponent, price):
+    """Another power of two as the unit: the same bits in the loss of every step."""
+    from tests.data.memory import Memory
+
+    recipe = replace(RECIPE, train=replace(RECIPE.train, updates=4, price=price))
+    found = []
+    with open_store(data) as store:
+        for factor in (1.0, 2.0**exponent):
+            source = Memory(store.header, np.float32(factor) * store[:])
+            windows = Windows(source, range(6), recipe.training_windows()).resident("cpu")
+            plan = Plan(recipe, windows)
+            stepper = Stepper(
+                recipe, build(recipe, *fit("channel", windows)), windows, plan.members, plan.rates(), Place()
+            )
+            for step in range(4):
+                stepper.run(step)
+                found.append(stepper.loss.item())
+    assert found[:4] == found[4:]
+
+
+def test_noise_is_of_normalised_fields(data):
+    """Its deviation is `train.noise` in what the network sees, whatever the units of the data."""
+    for factor in (1.0, 500.0):
+        seen = [
+            first_step(data, replace(RECIPE, train=replace(RECIPE.train, noise=noise)), factor)[1]
+            for noise in (0.0, 0.1)
+        ]
+        noise = seen[1] - seen[0]
+        assert float(noise.std()) == pytest.approx(0.1, rel=0.05) and abs(float(noise.mean())) < 0.01
 
 
 def test_fields_that_are_given_train_too(data):

@@ -14,8 +14,10 @@ from sigmasolver.evaluate import evaluate_run
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, changed, recipe_of
 from sigmasolver.runs import Run, read_tensors
 from sigmasolver.tasks import Task
+from sigmasolver.train import job
+from sigmasolver.train.engine import Place
 from sigmasolver.train.job import resume_run, train_run
-from sigmasolver.trained import data_of
+from sigmasolver.trained import data_of, domain_of, skeleton
 from tests.data.waves import Waves
 
 BOTH = ("height", "slope")
@@ -37,6 +39,78 @@ def changed_store(store, path, change):
         change(values)
         new.append(values)
     return path
+
+
+def test_frames_at_uneven_times_train_only_a_model_that_is_told_the_time(store, tmp_path):
+    """With a stride of two the times 0, 1, 4, 5, 8, 9, 12 are even."""
+    uneven = np.array([0.0, 1, 4, 5, 8, 9, 12])
+    with open_store(store) as old:
+        header = replace(old.header, layout=replace(old.header.layout, times=uneven))
+        with Writer(tmp_path / "uneven.h5", header, len(old)) as new:
+            new.append(old[:])
+    with pytest.raises(ValueError, match=r"unevenly spaced in time, 1 to 3 apart, .* resample them") as caught:
+        train_run(RECIPE, tmp_path / "uneven.h5", Run(tmp_path / "run"))
+    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+    train_run(changed(RECIPE, ["task.time_stride=2"]), tmp_path / "uneven.h5", Run(tmp_path / "thinned"))
+    told = changed(RECIPE, ["model.options.time_embedding=true"])
+    train_run(told, tmp_path / "uneven.h5", Run(tmp_path / "told"))
+    domains = [domain_of(Run(tmp_path / name)) for name in ("thinned", "told")]
+    assert [one.time_steps for one in domains] == [(4.0, 4.0), (1.0, 3.0)]
+    # Its times are exact, so data at other times need no permission; other units do.
+    evaluate_run(Run(tmp_path / "told"), path=_other(store, tmp_path / "times.h5", 1, times=0.5 * np.arange(7)))
+    with pytest.raises(ValueError, match="the unit of height is km, not m"):
+        evaluate_run(Run(tmp_path / "told"), path=_other(store, tmp_path / "km.h5", 2, units=("km", "1")))
+
+
+def _other(store, path, seed, **change):
+    """Unseen waves of another layout."""
+    with open_store(store) as old:
+        header = replace(old.header, layout=replace(old.header.layout, **change))
+    with Writer(path, header, 1) as new:
+        new.append(Waves(frames=7).simulate(seed, [0]).numpy())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("depth=1000000000", r"model.depth is 1e\+09; a training takes at most 1,000; lower it"),
+        (f"width={10**30}", r"model.width is 1e\+30; a training takes"),
+        (f"slices={10**20}", r"model.slices is 1e\+20"),
+        ("width=1000000", r"takes .* GB for its weights, .* lower model.width or model.depth"),
+    ],
+)
+def test_a_model_that_no_machine_can_train_is_refused_at_once(store, tmp_path, setting, says):
+    with pytest.raises(ValueError, match=says) as caught:
+        train_run(changed(RECIPE, [f"model.{setting}"]), store, Run(tmp_path / "run"))
+    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_the_estimate_counts_every_parameter(store, tmp_path, monkeypatch):
+    """Depth 3 from those of depth 1 and 2: the memory that just suffices is 16 bytes for each."""
+    recipe = changed(RECIPE, ["model.depth=3"])
+    needed = 16 * sum(one.numel() for one in skeleton(recipe).parameters())
+    for spare, fits in ((0, True), (-1, False)):
+        monkeypatch.setattr(job, "memory_of", lambda device, room=needed + spare: room)
+        if fits:
+            job.refuse_too_large(recipe, Place())
+        else:
+            with pytest.raises(ValueError, match=r"lower model\.width"):
+                job.refuse_too_large(recipe, Place())
+
+
+def test_a_resumed_run_gains_the_record_of_its_domain(store, tmp_path):
+    run = Run(tmp_path / "run")
+    train_run(RECIPE, store, run)
+    facts = run.read_json("data.json")
+    kept = domain_of(run)
+    run.write_json("data.json", {key: value for key, value in facts.items() if key != "domain"})
+    assert domain_of(run) is None
+    resume_run(run)
+    assert domain_of(run) == kept and kept.lengths == pytest.approx((2 * np.pi * 11 / 12,) * 2)
+    run.write_json("data.json", {**facts, "domain": {"units": 3}})
+    with pytest.raises(ValueError, match=r"The domain in data.json of .* cannot be used"):
+        domain_of(run)
 
 
 def test_data_inside_the_run_folder_move_with_it(store, tmp_path):

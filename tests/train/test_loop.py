@@ -22,7 +22,7 @@ from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run, read_rows, read_tensors, write_tensors
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
-from sigmasolver.train.loop import Data, order, train
+from sigmasolver.train.loop import Data, Plan, order, train
 from sigmasolver.trained import build, load, write_normalisers
 
 ROOT = Path(sigmasolver.__file__).parents[1]
@@ -171,6 +171,14 @@ def test_the_log_has_a_row_for_every_look_and_every_check(data, tmp_path):
     assert np.isfinite([row["loss"] for row in rows]).all()
 
 
+def test_more_checks_than_steps_are_one_after_every_step(data):
+    with open_store(data) as store:
+        windows = Windows(store, range(5), RECIPE.training_windows())
+        for checks in (7, 10, 10**15):
+            plan = Plan(replace(RECIPE, train=replace(RECIPE.train, updates=7, checks=checks)), windows)
+            assert plan.checks == set(range(1, 8))
+
+
 def test_the_check_is_the_error_of_a_free_rollout(data, tmp_path):
     forecaster = start(data, tmp_path)
     with open_store(data) as store:
@@ -185,18 +193,51 @@ def test_the_check_is_the_error_of_a_free_rollout(data, tmp_path):
     assert read_rows(Run(tmp_path).log)[-1]["error"] == pytest.approx(np.mean(errors), rel=1e-5)
 
 
+RUINED = replace(RECIPE, train=replace(RECIPE.train, keep="best", checks=7, epochs=1, peak=0.3, clip=None))
+"""A learning rate far too high: the first steps, with the rate still low, are better than all that follow."""
+
+
 def test_the_best_weights_are_kept_when_asked_for(data, tmp_path):
-    """A peak far too high ruins the model at first, so the last check is the best or not: whichever is kept fits."""
-    recipe = replace(RECIPE, train=replace(RECIPE.train, keep="best", checks=7))
-    start(data, tmp_path, recipe)
+    snapshots = {}
+
+    def watch(progress):
+        tensors, _ = read_tensors(Run(tmp_path).resume)
+        snapshots[progress.step] = {name[6:]: t for name, t in tensors.items() if name.startswith("model.")}
+
+    start(data, tmp_path, RUINED, watch, look=1)
     errors = {row["step"]: row["error"] for row in read_rows(Run(tmp_path).log) if "error" in row}
-    assert read_tensors(Run(tmp_path).weights)[1]["step"] == min(errors, key=errors.get)
+    best = min(errors, key=errors.get)
+    assert best < 7 == len(errors) and errors[7] > 1.05 * errors[best], errors
+    assert read_tensors(Run(tmp_path).weights)[1]["step"] == best
+    assert same(weights(tmp_path), snapshots[best])
+
+
+def test_the_best_weights_survive_a_resume(data, tmp_path):
+    start(data, tmp_path / "whole", RUINED, look=1)
+    best = read_tensors(Run(tmp_path / "whole").weights)[1]["step"]
+
+    def stop(progress):
+        if progress.step == best:
+            raise Stop
+
+    with pytest.raises(Stop):
+        start(data, tmp_path / "parts", RUINED, stop, look=1)
+    start(data, tmp_path / "parts", RUINED, look=1)
+    assert read_tensors(Run(tmp_path / "parts").weights)[1]["step"] == best
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+
+
+def test_checks_do_not_change_what_is_learned(data, tmp_path):
+    """With dropout: a model that stays in eval mode after a check would drop nothing from there on."""
+    for checks in (0, 7):
+        start(data, tmp_path / str(checks), replace(RECIPE, train=replace(RECIPE.train, checks=checks, epochs=1)))
+    assert same(weights(tmp_path / "0"), weights(tmp_path / "7"))
 
 
 def test_the_average_of_the_weights_by_hand(data, tmp_path):
-    """With a decay of 0.5 the average after n steps is 0.5^n w_0 + Σ 0.5^(n-k+1) w_k."""
-    snapshots = []
-    recipe = replace(RECIPE, train=replace(RECIPE.train, ema=0.5, epochs=1, checks=0))
+    """With a decay d the average after n steps is d^n w_0 + (1 - d) Σ d^(n-k) w_k; not with 1 - d in place of d."""
+    snapshots, decay = [], 0.8
+    recipe = replace(RECIPE, train=replace(RECIPE.train, ema=decay, epochs=1, checks=0))
 
     def watch(progress):
         tensors, _ = read_tensors(Run(tmp_path).resume)
@@ -208,7 +249,7 @@ def test_the_average_of_the_weights_by_hand(data, tmp_path):
     start(data, tmp_path, recipe, watch, look=1)
     average = {name: tensor.clone() for name, tensor in first.items()}
     for weights_now in snapshots:
-        average = {name: 0.5 * tensor + 0.5 * weights_now[name] for name, tensor in average.items()}
+        average = {name: decay * tensor + (1 - decay) * weights_now[name] for name, tensor in average.items()}
     kept = weights(tmp_path)
     assert len(snapshots) == 7
     for name, tensor in average.items():

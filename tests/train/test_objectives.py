@@ -95,6 +95,32 @@ def test_prices_by_hand():
     assert Price(((0,), (1, 2)))(prediction, truth).item() == pytest.approx(0.1 + 0.15)
 
 
+@pytest.mark.parametrize("exponent", [-115, -60, 0, 40, 63, 110])
+def test_the_unit_of_the_data_changes_no_bit_of_the_loss(exponent):
+    """Times 2^k the loss stays and its gradient is over 2^k, in float32, far beyond where squares leave its range; and
+    for ordinary numbers both are those of the plain ratio."""
+    truth, prediction = torch.randn(2, 3, 5, 6, 2), torch.randn(2, 3, 5, 6, 2, requires_grad=True)
+    axes = (1, 2, 3)
+    plain = torch.linalg.vector_norm(prediction - truth, dim=axes) / torch.linalg.vector_norm(truth, dim=axes)
+    (slope,) = torch.autograd.grad(plain.sum(), prediction)
+    factor = 2.0**exponent
+    large = (factor * prediction).detach().requires_grad_()
+    found = relative_l2(large, factor * truth)
+    assert torch.equal(found, plain)
+    (other,) = torch.autograd.grad(found.sum(), large)
+    assert torch.equal(other * factor, slope)
+
+
+def test_extremes_of_float32_and_a_truth_of_zero():
+    for size in (3e38, 1e-44):
+        truth = torch.full((1, 1, 4, 1), size)
+        assert relative_l2(truth / 2, truth).item() == pytest.approx(0.5, rel=0.2 if size < 1 else 1e-6)
+    zero, one = torch.zeros(1, 1, 4, 1), torch.ones(1, 1, 4, 1)
+    assert relative_l2(one, zero).isinf().all() and relative_l2(zero, zero).isnan().all()
+    for bad in (torch.inf, torch.nan):
+        assert not relative_l2(bad * one, one).isfinite().any() and not relative_l2(one, bad * one).isfinite().any()
+
+
 def test_mean_of_ratios_not_ratio_of_means():
     truth = torch.ones(2, 1, 4, 1, dtype=torch.float64)
     truth[1] = 100.0
@@ -113,6 +139,28 @@ def test_derivative_term_by_hand():
     x = torch.linspace(0, math.pi, 9, dtype=torch.float64)
     truth = (torch.sin(x)[:, None] * torch.sin(x))[None, None, ..., None]
     assert Price(derivative=0.1)(1.05 * truth, truth).item() == pytest.approx(0.05 * (1 + 2 * 0.1))
+
+
+def test_the_derivative_term_is_of_central_differences():
+    """Against a loop over points; a prediction that is no multiple of the truth tells one stencil from another."""
+    truth, prediction = (torch.randn(2, 1, 5, 6, 1, dtype=torch.float64) for _ in range(2))
+    expected = []
+    for p, t in zip(prediction[:, 0, ..., 0], truth[:, 0, ..., 0], strict=True):
+        price = (p - t).norm() / t.norm()
+        inner = [[float(p[i, j]) if 0 < i < 4 and 0 < j < 5 else 0.0 for j in range(6)] for i in range(5)]
+
+        def at(field, i, j):
+            return float(field[i][j]) if 0 <= i < 5 and 0 <= j < 6 else 0.0
+
+        for di, dj in ((1, 0), (0, 1)):
+            above = below = 0.0
+            for i in range(5):
+                for j in range(6):
+                    slope_p, slope_t = (at(f, i + di, j + dj) - at(f, i - di, j - dj) for f in (inner, t))
+                    above, below = above + (slope_p - slope_t) ** 2, below + slope_t**2
+            price = price + 0.3 * math.sqrt(above / below)
+        expected.append(price)
+    torch.testing.assert_close(Price(derivative=0.3)(prediction, truth), torch.stack(expected), rtol=1e-12, atol=0)
 
 
 def test_the_ring_of_a_prediction_counts_only_without_derivatives():

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sigmasolver.data.domain import time_steps, unevenly_spaced
 from sigmasolver.data.formats import arrays, factformer, folder, mat, own
 from sigmasolver.data.formats.beside import check_names
 from sigmasolver.data.formats.foreign import Foreign
@@ -144,7 +145,9 @@ def import_data(
             writer.append(found.stored(start, foreign.read(start, min(start + step, foreign.count))))
             if progress is not None:
                 progress(writer.whole, foreign.count)
-        notes = (*foreign.notes, *found.notes())
+        uneven = unevenly_spaced(time_steps(header.layout.times))
+        said = () if uneven is None else (f"The frames are {uneven}; resample them to train a model without time.",)
+        notes = (*foreign.notes, *said, *found.notes())
         return Imported(row.name, out, foreign.count, present, header.shape, writer.fingerprint, notes)
 
 

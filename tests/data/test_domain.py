@@ -1,0 +1,75 @@
+"""What two data sets mean: the same box on another grid is the same, another unit, end, length or time step is not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sigmasolver.data.domain import Domain, time_steps, unevenly_spaced
+from sigmasolver.settings import from_plain, to_plain
+from sigmasolver.simulate.simulator import Layout
+
+
+def layout(points=16, side=2.0, end="periodic", unit="m/s", step=0.25, origin=0.0, kind="periodic"):
+    """Two axes of this length, sampled as periodic points, cell centres or nodes with both ends."""
+    offset, count = {"periodic": (0.0, points), "centres": (0.5, points), "nodes": (0.0, points - 1)}[kind]
+    axis = origin + side * (np.arange(points) + offset) / count
+    return Layout(("u", "p"), (unit, "Pa"), (end,) * 2, (axis, axis), origin + step * np.arange(6))
+
+
+def domain(**words):
+    one = layout(**words)
+    return Domain.of(one, one.fields, one.times)
+
+
+def test_the_same_box_on_other_grids_is_the_same():
+    assert domain().differences(domain(points=64)) == [] == domain().differences(domain(origin=7.0))
+    for kind in ("centres", "nodes"):
+        for end in ("wall", "open"):
+            coarse, fine = (domain(points=points, end=end, kind=kind) for points in (17, 85))
+            assert coarse.differences(fine) == [] == fine.differences(coarse)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"unit": "km/h"}, ["the unit of u is km/h, not m/s"]),
+        ({"end": "wall"}, ["axis x is wall, not periodic", "axis y is wall, not periodic"]),
+        ({"side": 2.1}, ["axis x is 2.1 long, not 2 long", "axis y is 2.1 long, not 2 long"]),
+        ({"step": 0.5}, ["its frames are 0.5 apart, not 0.25"]),
+        ({"step": 0.5, "unit": "1"}, ["the unit of u is 1, not m/s", "its frames are 0.5 apart, not 0.25"]),
+    ],
+)
+def test_what_differs_is_said(change, says):
+    assert domain().differences(domain(**change)) == says
+    assert domain().differences(domain(**change), with_times=False) == [one for one in says if "frames" not in one]
+
+
+def test_a_longer_box_with_walls_is_told_from_a_coarser_grid():
+    known = domain(points=32, end="wall", kind="centres")
+    assert known.differences(domain(points=32, side=2.2, end="wall", kind="centres"))
+    assert not known.differences(domain(points=31, end="wall", kind="nodes"))
+
+
+def test_frames_at_uneven_times_are_told_from_rounded_ones():
+    one = layout()
+    rounded = np.float32(1000 + 0.01 * np.arange(50))
+    assert unevenly_spaced(time_steps(rounded)) is None and unevenly_spaced(time_steps(np.zeros(1))) is None
+    uneven = np.array([0.0, 0.25, 0.75, 1.0])
+    assert unevenly_spaced(time_steps(uneven)) == "unevenly spaced in time, 0.25 to 0.5 apart"
+    found = Domain.of(one, one.fields, uneven)
+    assert domain().differences(found) == ["its frames are unevenly spaced in time, 0.25 to 0.5 apart, not 0.25"]
+
+
+def test_points_that_are_only_numbered_have_no_length():
+    """Arrays without coordinates on two grids say nothing of their boxes; beside a real box they are strangers."""
+    few, many = (replace(layout(), coordinates=(np.arange(n, dtype=float),) * 2) for n in (8, 16))
+    few, many = (Domain.of(one, one.fields, one.times) for one in (few, many))
+    assert few.differences(many) == []
+    assert domain().differences(many)[0] == "axis x is without coordinates, not 2 long"
+
+
+def test_it_goes_through_json():
+    assert from_plain(Domain, to_plain(domain())) == domain()
+    with pytest.raises(ValueError, match="do not belong together"):
+        from_plain(Domain, {**to_plain(domain()), "points": [3]})

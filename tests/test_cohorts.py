@@ -1,6 +1,7 @@
 """The paper's cohorts on stores with its numbers of test trajectories and frames, on small grids: which windows are
 evaluated and diagnosed, by hand-written lists, and that what was measured on one is not mixed with another."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -267,6 +268,8 @@ def test_the_windows_of_a_cohort_are_listed(call, runs):
 
 def test_runs_of_different_cohorts_are_not_joined(call, run, tmp_path):
     shutil.copytree(run.path, tmp_path / "other")
+    recipe = json.loads((run.path / "recipe.json").read_text())
+    (tmp_path / "other" / "recipe.json").write_text(json.dumps({**recipe, "train": {**recipe["train"], "seed": 99}}))
     evaluate_run(run, Request(cohort="rollout", batch=50))
     evaluate_run(Run(tmp_path / "other"), Request(batch=50))
     both = (run.path, tmp_path / "other")

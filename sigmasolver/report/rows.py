@@ -30,6 +30,7 @@ __all__ = [
     "in_order",
     "lowest_seeds",
     "of_field",
+    "once",
     "refuse_doubles",
     "refuse_mixed_cohorts",
     "runs_in",
@@ -94,6 +95,13 @@ def select(rows: Rows, need: Need, yardsticks: bool = False) -> list[Row]:
             raise ValueError(need.missing(run))
     refuse_doubles(taken)
     return taken
+
+
+def once(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of rows that tell the same measurement of the same thing, the last: a run may have been measured again under
+    another name, or in a copy of its folder."""
+    names = ("run", "task", "seed", "diagnostic", "protocol", "precision", *_PLACE, *_FACTS)
+    return list({tuple(_fact(row, name) for name in names): row for row in rows}.values())
 
 
 def refuse_doubles(rows: Rows) -> None:

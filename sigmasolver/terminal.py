@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,27 @@ if TYPE_CHECKING:  # --help answers at once without torch
     from sigmasolver.parallel import World
     from sigmasolver.train.loop import Progress as Step
 
-__all__ = ["Interrupts", "Mover", "console", "print_scores", "print_summary", "print_table", "progress", "training"]
+__all__ = [
+    "Interrupts",
+    "Mover",
+    "console",
+    "folder_labels",
+    "print_scores",
+    "print_summary",
+    "print_table",
+    "progress",
+    "training",
+]
+
+
+def folder_labels(paths: Sequence[Path]) -> list[str]:
+    """What to call each folder: its name, after as many of its parents as tell it from the others."""
+    parts = [path.resolve().parts for path in paths]
+    return ["/".join(own[-_depth(own, parts) :]) for own in parts]
+
+
+def _depth(own: tuple[str, ...], parts: Sequence[tuple[str, ...]]) -> int:
+    return next(n for n in range(1, len(own) + 1) if all(one == own or one[-n:] != own[-n:] for one in parts))
 
 
 def console(stderr: bool = False) -> Console:

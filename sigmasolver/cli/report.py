@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sigmasolver.cli.app import app
-from sigmasolver.terminal import console, print_table
+from sigmasolver.terminal import console, folder_labels, print_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,7 +53,7 @@ def figure(
     if field is not None and not drawing.by_field:
         raise ValueError(f"The figure {name} shows no field; leave --field out.")
     rows, arrays = _records(runs, drawing.needs, where or [])
-    for path in save(drawing.draw(Material(rows, arrays, field)), out, name):
+    for path in save(drawing.with_sample(Material(rows, arrays, field)), out, name):
         console().print(str(path), soft_wrap=True)
 
 
@@ -144,8 +144,8 @@ def _read(
 
 
 def _labelled(paths: Sequence[Path]) -> dict[str, list[Run]]:
-    """Each run with its copies, by a label: the name of its first folder, after as many parents as tell it from
-    others. Folders with the same weights and the same recipe hold the same run."""
+    """Each run with its copies, by the label of its first folder. Folders with the same weights and the same recipe
+    hold the same run."""
     from sigmasolver.runs import Run
 
     found: dict[Any, list[Run]] = {}
@@ -157,12 +157,8 @@ def _labelled(paths: Sequence[Path]) -> dict[str, list[Run]]:
         recipe = run.recipe()  # says so where this is no run
         same = (run.digest, json.dumps(recipe, sort_keys=True)) if run.weights.exists() else place
         found.setdefault(same, []).append(run)
-    parts = [group[0].path.resolve().parts for group in found.values()]
-    labels: dict[str, list[Run]] = {}
-    for own, group in zip(parts, found.values(), strict=True):
-        depth = next(n for n in range(1, len(own) + 1) if sum(one[-n:] == own[-n:] for one in parts) == 1)
-        label = "/".join(own[-depth:])
-        labels[label] = group
+    labels = dict(zip(folder_labels([group[0].path for group in found.values()]), found.values(), strict=True))
+    for label, group in labels.items():
         for copy in group[1:]:
             console(stderr=True).print(
                 f"{copy.path} holds the same run as {group[0].path}; it is shown once, as {label}.", soft_wrap=True

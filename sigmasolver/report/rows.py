@@ -63,7 +63,11 @@ class Need:
     hint: str = ""
 
     def takes(self, row: Row) -> bool:
-        return row["metric"] in self.metrics and all(row.get(name) == value for name, value in self.facts.items())
+        return row["metric"] in self.metrics and self.fits(row)
+
+    def fits(self, row: Row) -> bool:
+        """Whether a row has the facts, whatever its metric."""
+        return all(row.get(name) == value for name, value in self.facts.items())
 
     def missing(self, run: str) -> str:
         """What to say where a run has no such row."""

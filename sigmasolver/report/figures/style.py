@@ -6,6 +6,7 @@ without the yellow that white paper swallows; models beyond them get dashes.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ __all__ = [
     "ONE_COLUMN",
     "TWO_COLUMNS",
     "Look",
+    "below",
     "letter",
     "looks",
     "models_below",
@@ -124,6 +126,19 @@ def models_below(figure: Figure, labels: dict[str, str], more: Sequence[Line2D] 
     ]
     entries = [*lines, *more]
     figure.legend(handles=entries, loc="outside lower center", ncols=min(columns, len(entries)), columnspacing=1.4)
+
+
+def below(figure: Figure, text: str) -> Figure:
+    """A line of small print at the foot of a figure; the figure grows by the room it takes."""
+    if not text:
+        return figure
+    lines = textwrap.wrap(text, int(23 * figure.get_figwidth()))
+    with style():
+        high, more = figure.get_figheight(), 0.04 + 0.11 * len(lines)
+        figure.set_figheight(high + more)
+        figure.get_layout_engine().set(rect=(0, more / (high + more), 1, high / (high + more)))  # type: ignore[union-attr,call-arg]
+        figure.text(0.01, 0.04 / (high + more), "\n".join(lines), fontsize=6, color=GREY, va="bottom")
+    return figure
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.collections import PathCollection
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PathCollection
 from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.image import AxesImage
 

@@ -14,7 +14,7 @@ from sigmasolver.report.figures.energy import DECOMPOSITION, decomposition
 from sigmasolver.report.figures.layers import CORRECTIONS, ROUTING, corrections, routing
 from sigmasolver.report.figures.maps import MAPS, case_study, maps
 from sigmasolver.report.figures.spectra import SPECTRA, spectra
-from sigmasolver.report.figures.style import below, save
+from sigmasolver.report.figures.style import save, small_print
 from sigmasolver.report.rows import Arrays, Need, Rows
 from sigmasolver.report.sample import sample_of, timing_of
 from sigmasolver.report.sweeps import NEED as SWEEPS
@@ -49,7 +49,7 @@ class Drawing:
 
     def with_sample(self, held: Material) -> Figure:
         """The figure with a line that says what its numbers were measured on."""
-        return below(self.draw(held), self.sample(held.rows))
+        return small_print(self.draw(held), self.sample(held.rows))
 
 
 FIGURES: Mapping[str, Drawing] = {

@@ -27,12 +27,12 @@ __all__ = [
     "ONE_COLUMN",
     "TWO_COLUMNS",
     "Look",
-    "below",
     "letter",
     "looks",
     "models_below",
     "new_figure",
     "save",
+    "small_print",
     "style",
     "whole_numbers",
 ]
@@ -128,16 +128,12 @@ def models_below(figure: Figure, labels: dict[str, str], more: Sequence[Line2D] 
     figure.legend(handles=entries, loc="outside lower center", ncols=min(columns, len(entries)), columnspacing=1.4)
 
 
-def below(figure: Figure, text: str) -> Figure:
-    """A line of small print at the foot of a figure; the figure grows by the room it takes."""
-    if not text:
-        return figure
+def small_print(figure: Figure, text: str) -> Figure:
+    """Small print above all panels; the figure grows by the room it takes."""
     lines = textwrap.wrap(text, int(23 * figure.get_figwidth()))
-    with style():
-        high, more = figure.get_figheight(), 0.04 + 0.11 * len(lines)
-        figure.set_figheight(high + more)
-        figure.get_layout_engine().set(rect=(0, more / (high + more), 1, high / (high + more)))  # type: ignore[union-attr,call-arg]
-        figure.text(0.01, 0.04 / (high + more), "\n".join(lines), fontsize=6, color=GREY, va="bottom")
+    if lines:
+        figure.set_figheight(figure.get_figheight() + 0.06 + 0.11 * len(lines))
+        figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=6, color="#6a6a6a")
     return figure
 
 

@@ -28,8 +28,8 @@ def sample_of(rows: Iterable[Mapping[str, Any]]) -> str:
     found: dict[str, dict[str, dict[str, str]]] = {}  # task, words, run: model
     for group in groups.values():
         first = next((row for row in group if row["model"] not in YARDSTICKS), group[0])
-        words = found.setdefault(first["task"], {}).setdefault(_words(group), {})
-        words.setdefault(first.get("run") or first["model"], model_label(first["model"]))
+        runs = found.setdefault(first["task"], {}).setdefault(_words(group), {})
+        runs.setdefault(first.get("run") or first["model"], model_label(first["model"]))
     several = len({tuple(by_words) for by_words in found.values()}) > 1
     entries = []
     for task, by_words in found.items():

@@ -483,3 +483,14 @@ def test_slices_and_leads_are_marked_by_whole_numbers_that_exist():
     (axes, *_) = rollout(made.errors("ns2d", "physolver", horizon=22)).axes
     shown = [tick for tick in axes.get_xticks() if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]]
     assert shown[0] >= 1 and all(tick % 1 == 0 for tick in shown)
+
+
+def test_the_numbers_of_neighbouring_gains_do_not_touch():
+    figure = components([one for model in TRIO for one in made.components("ns2d", model)])
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    for axes in figure.axes[-3:]:
+        boxes = [text.get_window_extent(canvas.get_renderer()) for text in axes.texts]
+        bars = [bar.get_window_extent() for one in axes.containers for bar in one]
+        assert len(boxes) == len(bars) == 8
+        assert not any(box.overlaps(other) for box in boxes for other in (*boxes, *bars) if other is not box)

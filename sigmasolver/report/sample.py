@@ -25,19 +25,30 @@ def sample_of(rows: Iterable[Mapping[str, Any]]) -> str:
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(tuple(row.get(name) for name in _FACTS), []).append(row)
-    found: dict[str, dict[str, dict[str, str]]] = {}  # task, words, run: model
+    tasks: dict[str, dict[tuple[str, str | None], dict[str, str]]] = {}  # task; words and protocol; run: model
     for group in groups.values():
         first = next((row for row in group if row["model"] not in YARDSTICKS), group[0])
-        runs = found.setdefault(first["task"], {}).setdefault(_words(group), {})
+        runs = tasks.setdefault(first["task"], {}).setdefault((_words(group), first.get("protocol")), {})
         runs.setdefault(first.get("run") or first["model"], model_label(first["model"]))
-    several = len({tuple(by_words) for by_words in found.values()}) > 1
+    found = {task: _told(held) for task, held in tasks.items()}
+    several = len({tuple(held) for held in found.values()}) > 1
     entries = []
-    for task, by_words in found.items():
-        for words, models in by_words.items():
+    for task, held in found.items():
+        named = len({frozenset(runs) for runs in held.values()}) > 1
+        for words, runs in held.items():
             who = [TASK_LABELS.get(task, task)] if several else []
-            who += _names(models, by_words.values()) if len(by_words) > 1 else []
+            who += _names(runs, held.values()) if named else []
             entries.append(f"{', '.join(who)}: {words}" if who else words)
     return "; ".join(dict.fromkeys(entry for entry in entries if entry))
+
+
+def _told(held: Mapping[tuple[str, str | None], dict[str, str]]) -> dict[str, dict[str, str]]:
+    """By words, the runs; protocols are named only where they were measured on different things."""
+    differ = len({words for words, _ in held}) > 1 and len({protocol for _, protocol in held}) > 1
+    told: dict[str, dict[str, str]] = {}
+    for (words, protocol), runs in held.items():
+        told.setdefault(f"{words}, {protocol}" if differ and words else words, {}).update(runs)
+    return told
 
 
 def _names(models: Mapping[str, str], groups: Iterable[Mapping[str, str]]) -> list[str]:

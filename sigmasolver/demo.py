@@ -25,6 +25,7 @@ from sigmasolver.parallel import World
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.report.assemble import few_leads
 from sigmasolver.report.page import write_page
+from sigmasolver.report.sample import sample_of
 from sigmasolver.report.study import Maps, Study
 from sigmasolver.report.tables import comparison, curves
 from sigmasolver.runs import Run
@@ -112,7 +113,7 @@ def _study(out: Path, data: Path, recipes: dict[str, Recipe], rows: list[dict[st
     )
     films = _films(out, data, recipes)
     title = "A small turbulent flow, forecast by three models"
-    return Study(title, summary, curves(rows), table, few_leads(films[0]), facts, films)
+    return Study(title, summary, curves(rows), table, few_leads(films[0]), facts, films, sample=sample_of(rows))
 
 
 def _films(out: Path, data: Path, recipes: dict[str, Recipe]) -> tuple[Maps, ...]:

@@ -51,6 +51,7 @@ __all__ = [
     "measure",
     "predict",
     "rows_of",
+    "same_source",
     "source_of",
     "windows_of",
 ]
@@ -122,7 +123,7 @@ def evaluate_run(
             found = Domain.of(store.header.layout, windows.fields, windows.times)
             differs = refuse_other_domain(run, recipe, store.path, found, anyway)
         source = source_of(run, recipe, windows, request, store.fingerprint)
-        done = [row for row in read_rows(run.records) if source.items() <= {**UNSAID, **row}.items()]
+        done = _done(run, source)
         if done:
             return done
         forecaster = Replay(load(run.path, world.device), request.precision)
@@ -141,7 +142,8 @@ def evaluate_run(
         rows += [{**facts, **one, **row} for row in rows_of(measures, recipe.task.targets, float(step))]
     if world.first:
         with run.held("records", wait=True):
-            replace_rows(run.records, [*read_rows(run.records), *rows])
+            if not _done(run, source):  # another process may have measured the same in the meantime
+                replace_rows(run.records, [*read_rows(run.records), *rows])
     world.wait()  # the next evaluation looks into the file
     return rows
 
@@ -151,8 +153,24 @@ def yardstick(recipe: Recipe) -> str:
     return "training-mean" if recipe.task.steady else "persistence"
 
 
+def _done(run: Run, source: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of this evaluation that the folder holds, each once and under its present name."""
+    found = {}
+    for row in read_rows(run.records):
+        if same_source(source, row):
+            key = tuple(row.get(name) for name in ("model", "seed", "metric", "field", "lead"))
+            found[key] = {**row, "run": source["run"]}
+    return list(found.values())
+
+
+def same_source(source: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    """Whether a row has these facts. The run is known by the digest of its weights; its folder may have had another
+    name when the row was written."""
+    return {key: value for key, value in source.items() if key != "run"}.items() <= {**UNSAID, **row}.items()
+
+
 def source_of(run: Run, recipe: Recipe, windows: Windows, request: Request, fingerprint: str) -> dict[str, Any]:
-    """What tells one evaluation from another."""
+    """What tells one evaluation from another; `run` is the name of the folder and no more than a label."""
     return {
         "task": recipe.task.name,
         "run": run.path.resolve().name,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Table
 from rich.text import Text
 
+from sigmasolver.report.sample import sample_of
 from sigmasolver.report.study import YARDSTICKS
 from sigmasolver.report.study import Table as Cells
 from sigmasolver.report.tables import comparison, named_apart, precision_of
@@ -24,7 +26,27 @@ if TYPE_CHECKING:  # --help answers at once without torch
     from sigmasolver.parallel import World
     from sigmasolver.train.loop import Progress as Step
 
-__all__ = ["Interrupts", "Mover", "console", "print_scores", "print_summary", "print_table", "progress", "training"]
+__all__ = [
+    "Interrupts",
+    "Mover",
+    "console",
+    "folder_labels",
+    "print_scores",
+    "print_summary",
+    "print_table",
+    "progress",
+    "training",
+]
+
+
+def folder_labels(paths: Sequence[Path]) -> list[str]:
+    """What to call each folder: its name, after as many of its parents as tell it from the others."""
+    parts = [path.resolve().parts for path in paths]
+    return ["/".join(own[-_depth(own, parts) :]) for own in parts]
+
+
+def _depth(own: tuple[str, ...], parts: Sequence[tuple[str, ...]]) -> int:
+    return next(n for n in range(1, len(own) + 1) if all(one == own or one[-n:] != own[-n:] for one in parts))
 
 
 def console(stderr: bool = False) -> Console:
@@ -174,18 +196,36 @@ def print_summary(console: Console, summary: Summary) -> None:
 
 
 def print_scores(screen: Console, rows: Sequence[dict[str, Any]]) -> None:
-    """One task's table, and a line for each run with what the table leaves out."""
+    """One task's table, and a line for each run and for the yardstick with what the table leaves out; a run whose
+    folder was copied is shown once."""
+    copies = _copies(rows)
+    rows = [row for row in rows if row["run"] not in copies]
     found, first = comparison(named_apart(rows)), rows[0]
-    grid = " × ".join(map(str, first["grid"]))
-    what = f"{first['protocol']} forecasts of {first['horizon']} frames" if first["horizon"] > 1 else "predictions"
-    where = f"{first['windows']} windows of the {first['part']} part"
-    where += f", cohort {first['cohort']}" if first.get("cohort") else ""
+    grid = " or ".join(dict.fromkeys(" × ".join(map(str, row["grid"])) for row in rows))
+    what = f"{first['protocol']} forecasts" if any(row["horizon"] > 1 for row in rows) else "predictions"
     how = "" if precision_of(first) == "float32" else f", in {precision_of(first)}"
-    screen.print(f"{first['task']}: relative L2 error of {what} on {grid}, {where}{how}", soft_wrap=True)
+    screen.print(f"{first['task']}: relative L2 error of {what} on {grid}, {sample_of(rows)}{how}", soft_wrap=True)
     print_table(screen, found)
     for run in dict.fromkeys(row["run"] for row in rows):
-        beside = _beside([row for row in rows if row["run"] == run], first["horizon"])
-        screen.print(f"  {run}: {beside}", soft_wrap=True)
+        mine = [row for row in rows if row["run"] == run and row["model"] not in YARDSTICKS]
+        screen.print(f"  {run}: {_beside(mine)}", soft_wrap=True)
+    for name in (name for name in YARDSTICKS if any(row["model"] == name for row in rows)):
+        own = [row for row in rows if row["model"] == name]
+        screen.print(f"  {name}: {_beside([row for row in own if row['run'] == own[0]['run']])}", soft_wrap=True)
+    for copy, run in copies.items():
+        screen.print(f"  {copy} holds the same run as {run} and is shown once", soft_wrap=True)
+
+
+def _copies(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Runs with the weights and the seed of one before them, and that one."""
+    firsts: dict[tuple[Any, ...], str] = {}
+    copies = {}
+    for row in rows:
+        if row.get("weights") is not None and row["model"] not in YARDSTICKS:
+            key = tuple(row[name] for name in ("task", "model", "seed", "weights"))
+            if firsts.setdefault(key, row["run"]) != row["run"]:
+                copies[row["run"]] = firsts[key]
+    return copies
 
 
 def print_table(screen: Console, table: Cells) -> None:
@@ -205,13 +245,13 @@ def print_table(screen: Console, table: Cells) -> None:
     screen.print(drawn, width=max(screen.width, needed), crop=False)
 
 
-def _beside(rows: Iterable[dict[str, Any]], horizon: int) -> str:
-    """RMSE, MAE, how long the forecast correlates, and whether it blew up."""
-    whole = [row for row in rows if row["lead"] is None and row["model"] not in YARDSTICKS]
+def _beside(rows: Sequence[dict[str, Any]]) -> str:
+    """RMSE, MAE, how long the forecast correlates, and whether it blew up, of one run or yardstick."""
+    whole = [row for row in rows if row["lead"] is None]
     fields = [row["field"] for row in whole if row["metric"] == "rmse"]
     held = {row["metric"]: row["value"] for row in whole if row["field"] in (None, fields[-1])}
     reach = f"correlation {_number(held['correlation'])}"
-    if horizon > 1:
+    if rows[0]["horizon"] > 1:
         when = "beyond the horizon" if held["correlation_time"] is None else f"at t = {held['correlation_time']:.3g}"
         reach = f"correlation falls below 0.8 {when}"
     blown = f"; {100 * held['blow_up']:.3g} % of the forecasts blew up" if held["blow_up"] else ""

@@ -95,6 +95,60 @@ def test_the_page_of_runs_holds_their_films_and_drawings(tmp_path):
     assert not (tmp_path / "no.html").exists()
 
 
+def weighed(path, weights, *more):
+    """A run folder with weights, which tell a run from others."""
+    made_folder = folder(path, *more)
+    (path / "weights.safetensors").write_bytes(weights)
+    return made_folder
+
+
+def test_records_of_a_run_that_was_renamed_and_measured_again_count_once(tmp_path):
+    rows = made.errors("ns2d", "physolver", run="before")
+    newer = [{**row, "run": "now", "date": "2026-02-02", "commit": "fff"} for row in rows]
+    run = weighed(tmp_path / "now", b"w", [*rows, *newer])
+    for words in (("table", "comparison", run), ("figure", "rollout", run, "--out", tmp_path),
+                  ("report", run, "--out", tmp_path / "page.html")):  # fmt: skip
+        assert (done := call(*words)).exit_code == 0, done.exception
+    assert "<dd>2026-02-02</dd>" in (tmp_path / "page.html").read_text()
+    other = [{**row, "weights": "f" * 16} for row in rows]
+    mixed = weighed(tmp_path / "mixed", b"w", [*rows, *other])
+    assert "twice, with weights" in str(call("table", "comparison", mixed).exception)
+
+
+def test_a_copy_is_shown_once_with_a_word(tmp_path):
+    free, forced = (made.errors("ns2d", "physolver", protocol=name) for name in ("free", "teacher-forced"))
+    found, arrays = made.maps("ns2d", "physolver", grid=(8, 8), leads=(1, 2))
+    run = weighed(tmp_path / "run", b"w", free)
+    copy = weighed(tmp_path / "copy", b"w", [*free, *forced], "maps", found, arrays)
+    alone, both = call("table", "comparison", run), call("table", "comparison", run, copy)
+    assert both.stdout == alone.stdout and both.exit_code == 0
+    assert both.stderr == f"{copy} holds the same run as {run}; it is shown once, as run.\n" and not alone.stderr
+    for name in ("teacher-forcing", "maps"):  # what only the copy has counts as well
+        assert call("figure", name, run, copy, "--out", tmp_path).exit_code == 0
+        assert call("figure", name, run, "--out", tmp_path).exit_code != 0
+    other = weighed(tmp_path / "other", b"v", free)
+    assert call("table", "comparison", run, copy, other).stdout.count("\n| other |") == 1
+
+
+def test_folders_of_one_name_are_told_apart_by_their_parents(tmp_path):
+    for name, model in (("a", "physolver"), ("b", "physolver"), ("c", "specsolver")):
+        (tmp_path / name).mkdir()
+        weighed(tmp_path / name / "run", name.encode(), made.errors("ns2d", model))
+    shown = call("table", "comparison", *(tmp_path / name / "run" for name in "abc")).stdout
+    assert [line.split(" | ")[0] for line in shown.splitlines()[4:]] == [
+        "| a/run", "| b/run", "| specsolver", "| persistence",
+    ]  # fmt: skip
+
+
+def test_a_run_that_two_sweeps_share_is_a_point_of_both(tmp_path):
+    rows = made.scaling("data", 1000, 4.1)
+    shared = [weighed(tmp_path / name, b"w", rows) for name in ("darcy-data-1000", "darcy-grid-85")]
+    lines = call("table", "scaling", *shared).stdout.splitlines()
+    assert sum("4.10 ± 1.37" in line for line in lines) == 2
+    renamed = weighed(tmp_path / "mine", b"v", rows)
+    assert sum("4.10 ± 1.37" in line for line in call("table", "scaling", renamed).stdout.splitlines()) == 1
+
+
 @pytest.mark.parametrize("name", [name for name in FIGURES if name != "teacher-forcing"])
 def test_missing_records_of_a_figure_name_the_command(name, tmp_path):
     run = folder(tmp_path / "run")
@@ -112,13 +166,10 @@ def test_missing_records_of_a_table_name_the_command(name, tmp_path):
 
 def test_mistakes_are_one_sentence(tmp_path):
     run = folder(tmp_path / "run", made.errors("ns2d", "physolver"))
-    (tmp_path / "other").mkdir()
-    twin = folder(tmp_path / "other" / "run", made.errors("ns2d", "specsolver"))
     for words, said in [
         (("figure", "rolout", run), 'There is no figure "rolout"; near names: rollout'),
         (("table", "mian", run), 'There is no table "mian"; near names: main'),
         (("figure", "scaling", run, "--field", "u"), "The figure scaling shows no field; leave --field out."),
-        (("figure", "rollout", run, twin), "Two of the runs are named run; rename one of the folders."),
         (("table", "comparison", tmp_path / "none"), "is not a run: it has no recipe.json"),
         (("table", "comparison", run, "--where", "horizon"), '"horizon" is not a condition'),
     ]:

@@ -1,6 +1,7 @@
 """The paper's cohorts on stores with its numbers of test trajectories and frames, on small grids: which windows are
 evaluated and diagnosed, by hand-written lists, and that what was measured on one is not mixed with another."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -241,10 +242,10 @@ def test_too_little_data_and_tasks_without_the_cohort_are_told(tmp_path, runs):
 
 def test_the_commands_take_a_cohort_and_tell_it(call, run, tmp_path):
     code, out, err = call("evaluate", run.path, "--cohort", "rollout", "--batch", 50, "--device", "cpu")
-    assert code == 0 and "200 windows of the test part, cohort rollout" in out, err
+    assert code == 0 and "200 windows of the test part, horizon 10, cohort rollout" in out, err
     words = ("--only", "decomposition", "--cohort", "decomposition", "--batch", 50, "--device", "cpu")
     code, out, err = call("diagnose", run.path, *words)
-    assert code == 0 and "lead 10, 200 windows of the test part, cohort decomposition" in out, err
+    assert code == 0 and "(200 windows of the test part, horizon 10, cohort decomposition)" in out, err
     for figure in ("rollout", "decomposition"):
         code, _, err = call("figure", figure, run.path, "--out", tmp_path)
         assert code == 0 and (tmp_path / f"{figure}.pdf").exists(), err
@@ -267,6 +268,8 @@ def test_the_windows_of_a_cohort_are_listed(call, runs):
 
 def test_runs_of_different_cohorts_are_not_joined(call, run, tmp_path):
     shutil.copytree(run.path, tmp_path / "other")
+    recipe = json.loads((run.path / "recipe.json").read_text())
+    (tmp_path / "other" / "recipe.json").write_text(json.dumps({**recipe, "train": {**recipe["train"], "seed": 99}}))
     evaluate_run(run, Request(cohort="rollout", batch=50))
     evaluate_run(Run(tmp_path / "other"), Request(batch=50))
     both = (run.path, tmp_path / "other")

@@ -43,6 +43,8 @@ def test_the_page_shows_the_curves_and_an_unseen_case(made):
     page = (made[0] / "page.html").read_text()
     assert all(name in page for name in (*MODELS, "persistence", "lead 10", "3 steps of 4 windows"))
     assert page.count("data:image/png") >= 5 * (1 + 2 * len(MODELS))
+    count = read_rows(Run(made[0] / MODELS[0]).records)[0]["windows"]
+    assert f"Means over {count} windows of the test part, horizon 10." in page
 
 
 def test_nothing_is_done_twice(made):

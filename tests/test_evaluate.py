@@ -334,6 +334,31 @@ def test_what_was_measured_is_not_measured_again(run):
     assert evaluate_run(run) == first
 
 
+def test_a_run_is_known_by_its_weights_and_not_by_its_folder(run, tmp_path):
+    first, before = evaluate_run(run), run.records.read_bytes()
+    shutil.copytree(run.path, tmp_path / "copy")
+    run.path.rename(tmp_path / "renamed")
+    for name in ("renamed", "copy"):
+        moved = Run(tmp_path / name)
+        assert evaluate_run(moved) == [{**row, "run": name} for row in first]
+        assert moved.records.read_bytes() == before
+    replace_rows(moved.records, [*first, *({**row, "run": "copy"} for row in first)])  # as older packages left it
+    assert evaluate_run(moved) == [{**row, "run": "copy"} for row in first]
+
+
+def test_what_another_process_measured_in_the_meantime_is_not_written_twice(run):
+    rows = evaluate_run(run)
+    run.records.unlink()
+    replaced = []
+
+    def other(done, total):
+        replaced.append(done)
+        replace_rows(run.records, rows)
+
+    assert evaluate_run(run, tick=other) == rows and replaced
+    assert read_rows(run.records) == rows
+
+
 def test_precisions_stand_side_by_side(run):
     plain, short = (evaluate_run(run, Request(precision=name)) for name in ("float32", "bf16"))
     assert read_rows(run.records) == [*plain, *short]

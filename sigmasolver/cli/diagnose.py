@@ -18,7 +18,8 @@ from rich.text import Text
 
 from sigmasolver.cli.app import Cohort, Device, app, device_of
 from sigmasolver.report.digits import significant
-from sigmasolver.terminal import Mover, console, progress
+from sigmasolver.report.sample import sample_of, timing_of
+from sigmasolver.terminal import Mover, console, folder_labels, progress
 
 if TYPE_CHECKING:
     from sigmasolver.diagnose.subject import Findings
@@ -142,7 +143,7 @@ SUMMARIES: dict[str, Summary] = {
         "mean over the kept cases and fields",
     ),
     "efficiency": Summary(
-        "what the model costs on this machine, float32",
+        "what the model costs, float32",
         (
             Cell("parameters", "parameters"),
             Cell("MB", "parameter_megabytes"),
@@ -180,10 +181,10 @@ def diagnose(
     request = Request(horizon=horizon, windows=windows, part=part, batch=batch, cohort=cohort)
     place, folders = device_of(device), [Run(path) for path in dict.fromkeys(runs)]
     found = {}
-    for run in folders:
-        with progress(f"diagnosing {run.path.name}", None) as move:
+    for label, run in zip(folder_labels([run.path for run in folders]), folders, strict=True):
+        with progress(f"diagnosing {label}", None) as move:
             peers = peers_of(run, folders)
-            found[run.path.name] = diagnose_run(run, names, request, place, _Named(move), peers, data)
+            found[label] = diagnose_run(run, names, request, place, _Named(move), peers, data)
     for name in names or ():
         if all(findings[name].skipped for findings in found.values()):
             raise ValueError(str(next(iter(found.values()))[name].skipped))
@@ -206,10 +207,9 @@ def _say(screen: Console, summary: Summary, name: str, found: Mapping[str, Findi
     """One table with a line for each run, how to read it, and the runs that the diagnostic does not fit."""
     there = {run: findings for run, findings in found.items() if findings.skipped is None}
     if there:
-        facts = next(iter(there.values())).rows[0]
-        leads = f"lead {facts['horizon']}, {facts['windows']} windows of the {facts['part']} part"
-        leads += f", cohort {facts['cohort']}" if facts.get("cohort") else ""
-        screen.print(f"{name}: {summary.title} ({leads})", soft_wrap=True)
+        rows = [{**row, "run": run} for run, findings in there.items() for row in findings.rows]
+        measured = timing_of(rows) if name == "efficiency" else sample_of(rows)
+        screen.print(f"{name}: {summary.title} ({measured})", soft_wrap=True)
         texts = {run: [_shown(cell, findings.rows) for cell in summary.cells] for run, findings in there.items()}
         shown = [i for i, cell in enumerate(summary.cells) if cell.label]
         kept = [i for i in shown if any(cells[i] is not None for cells in texts.values())]

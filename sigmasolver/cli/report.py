@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sigmasolver.cli.app import app
-from sigmasolver.terminal import console, print_table
+from sigmasolver.terminal import console, folder_labels, print_table
 
 if TYPE_CHECKING:
     import numpy as np
 
     from sigmasolver.report.rows import Arrays, Need, Rows
+    from sigmasolver.runs import Run
 
 __all__ = ["figure", "report", "table"]
 
@@ -51,7 +53,7 @@ def figure(
     if field is not None and not drawing.by_field:
         raise ValueError(f"The figure {name} shows no field; leave --field out.")
     rows, arrays = _records(runs, drawing.needs, where or [])
-    for path in save(drawing.draw(Material(rows, arrays, field)), out, name):
+    for path in save(drawing.with_sample(Material(rows, arrays, field)), out, name):
         console().print(str(path), soft_wrap=True)
 
 
@@ -108,13 +110,12 @@ def report(
 
 def _records(paths: Sequence[Path], needs: Sequence[Need], conditions: Sequence[str]) -> tuple[Rows, Arrays]:
     """The rows of evaluations and of the diagnoses that are needed, and the arrays of these by the name of the run."""
-    from sigmasolver.report.rows import refuse_mixed_cohorts
+    from sigmasolver.report.rows import refuse_mixed_cohorts, runs_in
 
     diagnostics = tuple(dict.fromkeys(name for need in needs if (name := need.facts.get("diagnostic")) is not None))
     rows, found = _read(paths, diagnostics, needs, conditions)
     refuse_mixed_cohorts([row for row in rows if any(need.takes(row) for need in needs)])
-    runs = dict.fromkeys(path.resolve().name for path in paths)
-    return rows, {run: {k: v for held in found.values() for k, v in held.get(run, {}).items()} for run in runs}
+    return rows, {run: {k: v for held in found.values() for k, v in held.get(run, {}).items()} for run in runs_in(rows)}
 
 
 def _read(
@@ -122,24 +123,44 @@ def _read(
 ) -> tuple[Rows, dict[str, Arrays]]:
     """The rows of these runs, and of each diagnostic the arrays by run; what is needed and not there is said."""
     from sigmasolver.diagnose.records import read_findings
-    from sigmasolver.report.rows import where
-    from sigmasolver.runs import Run, read_rows
+    from sigmasolver.report.rows import once, where
+    from sigmasolver.runs import read_rows
 
     rows: list[dict[str, Any]] = []
     arrays: dict[str, dict[str, dict[str, np.ndarray]]] = {}
-    known: set[str] = set()
-    for path in dict.fromkeys(paths):
-        run, own = Run(path), path.resolve().name
-        if own in known:
-            raise ValueError(f"Two of the runs are named {own}; rename one of the folders.")
-        known.add(own)
-        run.recipe()  # says so where this is no run
-        found = {name: made for name in diagnostics if (made := read_findings(run, name)) is not None}
-        for name, made in found.items():
-            arrays.setdefault(name, {})[own] = made.arrays
-        mine = [*read_rows(run.records), *(row for made in found.values() for row in made.rows)]
+    for own, copies in _labelled(paths).items():
+        mine = [row for run in copies for row in read_rows(run.records)]
+        for name in diagnostics:
+            made = next((made for run in copies if (made := read_findings(run, name)) is not None), None)
+            if made is not None:
+                arrays.setdefault(name, {})[own] = made.arrays
+                mine += made.rows
         for need in needs:
             if not any(need.takes(row) for row in mine):
-                raise ValueError(need.missing(str(path)))
-        rows += [{**row, "run": own} for row in mine]  # the folder may have another name by now
+                raise ValueError(need.missing(str(copies[0].path)))
+        folders = [run.path.resolve().name for run in copies]
+        rows += once([{**row, "run": own, "folders": folders, "measured_as": row.get("run")} for row in mine])
     return where(rows, conditions), dict(arrays)
+
+
+def _labelled(paths: Sequence[Path]) -> dict[str, list[Run]]:
+    """Each run with its copies, by the label of its first folder. Folders with the same weights and the same recipe
+    hold the same run."""
+    from sigmasolver.runs import Run
+
+    found: dict[Any, list[Run]] = {}
+    given: dict[Path, Path] = {}
+    for path in paths:
+        given.setdefault(path.resolve(), path)
+    for place, path in given.items():
+        run = Run(path)
+        recipe = run.recipe()  # says so where this is no run
+        same = (run.digest, json.dumps(recipe, sort_keys=True)) if run.weights.exists() else place
+        found.setdefault(same, []).append(run)
+    labels = dict(zip(folder_labels([group[0].path for group in found.values()]), found.values(), strict=True))
+    for label, group in labels.items():
+        for copy in group[1:]:
+            console(stderr=True).print(
+                f"{copy.path} holds the same run as {group[0].path}; it is shown once, as {label}.", soft_wrap=True
+            )
+    return labels

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from sigmasolver.diagnose.subject import Findings
-from sigmasolver.evaluate import UNSAID
+from sigmasolver.evaluate import same_source
 from sigmasolver.files import plain_errors, replacing
 from sigmasolver.runs import Run, read_rows, replace_rows
 
@@ -69,8 +69,14 @@ def read_findings(run: Run, name: str, source: Mapping[str, Any] | None = None) 
 
 
 def _same(source: Mapping[str, Any], held: Mapping[str, Any]) -> bool:
-    wanted = {key: value for key, value in source.items() if key != MEMBERS or value}
-    return wanted.items() <= {**UNSAID, **held}.items()
+    wanted = {key: value for key, value in source.items() if key != MEMBERS}
+    members = _digests(source)
+    return same_source(wanted, held) and (not members or members == _digests(held))
+
+
+def _digests(facts: Mapping[str, Any]) -> list[str]:
+    """The weights of the other seeds; the names of their folders before them are labels."""
+    return [member.rpartition(" ")[2] for member in facts.get(MEMBERS) or ()]
 
 
 def _plain(value: Any) -> Any:

@@ -31,6 +31,7 @@ from sigmasolver.report.rows import (
     shared_leads,
     spread_of,
 )
+from sigmasolver.report.sample import sample_of, timing_of
 from sigmasolver.report.study import YARDSTICKS, Card, Curve, Maps, Study
 from sigmasolver.report.tables import comparison, curves, named_apart
 
@@ -90,7 +91,7 @@ CARDS = {
     "efficiency": _Kind(
         "What it costs",
         "Peak memory over the time of an epoch, with the storage of the parameters as the area of the mark.",
-        "Measured as the paper does it, on the machine named below.",
+        "Time of a training epoch and peak memory of one update; bars are one standard deviation over timings.",
     ),
 }
 """The drawings that a page may have, in its order."""
@@ -102,18 +103,19 @@ def study_of(rows: Rows, arrays: Mapping[str, Arrays], title: str | None = None)
     if len(tasks) > 1:
         raise ValueError(f"The runs are of the tasks {', '.join(tasks)}; make one page for each task.")
     held = _labelled(named_apart(select(rows, EVALUATION, yardsticks=True)))
-    drawn = curves(held)
+    drawn, sample = curves(held), sample_of(held)
     films = _films(rows, arrays.get("maps", {}))
     name = TASK_LABELS.get(tasks[0], tasks[0])
     return Study(
         title=title or f"{name}: forecasts compared",
-        summary=" ".join((_what(held), *_who(drawn), *_why(rows))),
+        summary=" ".join((_what(held, sample), *_who(drawn), *_why(rows))),
         curves=drawn,
         table=comparison(held),
         maps=few_leads(_one_seed(films[0], rows)) if films else None,
         facts=_facts(held),
         films=films,
-        cards=tuple(_cards(rows, arrays)),
+        cards=tuple(_cards(rows, arrays, sample)),
+        sample=sample,
     )
 
 
@@ -141,34 +143,70 @@ def _one_seed(maps: Maps, rows: Rows) -> Maps:
     return replace(maps, forecasts={name: one for name, one in maps.forecasts.items() if name in kept})
 
 
-def _what(rows: Rows) -> str:
-    first = rows[0]
-    grid = " × ".join(map(str, first["grid"]))
-    return (
-        f"Free forecasts of {first['horizon']} frames on a grid of {grid}, from {first['windows']} starts that no "
-        "model was trained on."
-    )
+def _what(rows: Rows, sample: str) -> str:
+    grids = in_order(" × ".join(map(str, row["grid"])) for row in rows)
+    return f"Free forecasts on a grid of {' or '.join(grids)}, from starts that no model was trained on: {sample}."
 
 
 def _who(drawn: Sequence[Curve]) -> list[str]:
-    """Who is ahead at the first and at the last lead, and whether the yardstick is beaten."""
+    """Who is ahead at the first and at the last lead, models and yardsticks alike, and who does not beat these."""
     models = [curve for curve in drawn if curve.model not in YARDSTICKS]
-    first, last = (min(models, key=lambda curve: _finite(curve.errors[place])) for place in (0, -1))
-    one, two = (significant(100 * best.errors[place]) for best, place in ((first, 0), (last, -1)))
-    leads = models[0].leads
-    if len(leads) == 1:
-        sentences = [f"At lead {leads[0]} {first.model} is ahead with {one} %."]
-    elif first is last:
-        sentences = [f"At lead {leads[0]} and at lead {leads[-1]} {first.model} is ahead, with {one} and {two} %."]
+    leads = [lead for lead in models[0].leads if all(lead in curve.leads for curve in models)] or models[0].leads
+    first, last = leads[0], leads[-1]
+    (names, error), (later, other) = (_ahead(drawn, lead) for lead in (first, last))
+    verb = "is" if len(names) == 1 else "are"
+    if first == last:
+        sentences = [f"At lead {first} {_listed(names)} {verb} ahead with {error}."]
+    elif names == later:
+        sentences = [f"At lead {first} and at lead {last} {_listed(names)} {verb} ahead, with {error} and {other}."]
     else:
-        ahead = f"at lead {leads[-1]} {last.model} with {two} %"
-        sentences = [f"At lead {leads[0]} {first.model} is ahead with {one} %, {ahead}."]
+        ahead = f"at lead {last} {_listed(later)} with {other}"
+        sentences = [f"At lead {first} {_listed(names)} {verb} ahead with {error}, {ahead}."]
+    for lead, who in {first: names, last: later}.items():
+        if set(who) <= set(YARDSTICKS):
+            best, own = _ahead(models, lead)
+            sentences.append(f"The best model at lead {lead} is {_listed(best)} with {own}.")
     for yardstick in (curve for curve in drawn if curve.model in YARDSTICKS):
-        behind = [curve.model for curve in models if _finite(curve.errors[-1]) >= yardstick.errors[-1]]
-        what = f"{yardstick.model} has {significant(100 * yardstick.errors[-1])} % there"
-        lost = f"; {', '.join(behind)} no longer beat{'s' if len(behind) == 1 else ''} it" if behind else ""
-        sentences.append(f"{what[0].upper()}{what[1:]}{lost}.")
+        told: dict[str, list[str]] = {}
+        for curve in models:
+            told.setdefault(_against(curve, yardstick), []).append(curve.model)
+        lost = [
+            f"; {_listed(who)} {words.format('s' if len(who) == 1 else '')}" for words, who in told.items() if words
+        ]
+        sentences.append(
+            f"{yardstick.model.capitalize()} has {_per_cent(yardstick.errors[-1])} at lead {yardstick.leads[-1]}"
+            f"{''.join(lost)}."
+        )
     return sentences
+
+
+def _ahead(drawn: Sequence[Curve], lead: int) -> tuple[list[str], str]:
+    """Those with the lowest error at a lead, with all that read the same, and the error."""
+    errors = {one.model: _finite(one.errors[one.leads.index(lead)]) for one in drawn if lead in one.leads}
+    best = _per_cent(min(errors.values()))
+    return [model for model, error in errors.items() if _per_cent(error) == best], best
+
+
+def _against(curve: Curve, yardstick: Curve) -> str:
+    """Where a model beats a yardstick, of the leads that both have; empty where it does so at every one."""
+    own, other = (dict(zip(one.leads, one.errors, strict=True)) for one in (curve, yardstick))
+    shared = [lead for lead in curve.leads if lead in other]
+    beaten = [lead for lead in shared if _finite(own[lead]) < _finite(other[lead])]
+    if beaten == shared:
+        return ""
+    if not beaten:
+        return "beat{} it at no lead"
+    if beaten == shared[: len(beaten)]:
+        return f"no longer beat{{}} it after lead {beaten[-1]}"
+    return f"beat{{}} it at {len(beaten)} of {len(shared)} leads"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _per_cent(error: float) -> str:
+    return f"{significant(100 * error)} %" if math.isfinite(error) else significant(error)
 
 
 def _finite(error: float) -> float:
@@ -182,10 +220,19 @@ def _why(rows: Rows) -> list[str]:
     shares = [row for row in _labelled(named_apart(shares)) if row["field"] is None] if shares else []
     if not shares:
         return []
-    last = max(row["lead"] for row in shares)
-    means = spread_of([row for row in shares if row["lead"] == last], "model")
-    parts = [f"{significant(100 * mean)} % for {model}" for (model,), (mean, _) in means.items()]
-    return [f"Of the error energy at lead {last}, errors carried on from earlier frames are {', '.join(parts)}."]
+    models = in_order(row["model"] for row in shares)
+    last = {model: max(row["lead"] for row in shares if row["model"] == model) for model in models}
+    means = spread_of([row for row in shares if row["lead"] == last[row["model"]]], "model")
+    leads = in_order(last.values())
+    parts = [
+        f"{significant(100 * mean)} % for {model}" + ("" if len(leads) == 1 else f" at lead {last[model]}")
+        for (model,), (mean, _) in means.items()
+    ]
+    where = f"at lead {leads[0]}" if len(leads) == 1 else "at the last lead"
+    return [
+        f"Of the error energy {where}, errors carried on from earlier frames are {', '.join(parts)} "
+        f"({sample_of(shares)})."
+    ]
 
 
 def _facts(rows: Rows) -> tuple[tuple[str, str], ...]:
@@ -207,7 +254,8 @@ def _facts(rows: Rows) -> tuple[tuple[str, str], ...]:
     return tuple(pair for pair in pairs if pair[1])
 
 
-def _cards(rows: Rows, arrays: Mapping[str, Arrays]) -> list[Card]:
+def _cards(rows: Rows, arrays: Mapping[str, Arrays], sample: str) -> list[Card]:
+    """Each says what it was measured on, and where that is not what the errors of the page were measured on."""
     made = []
     for name, kind in CARDS.items():
         drawing = FIGURES[name]
@@ -223,7 +271,10 @@ def _cards(rows: Rows, arrays: Mapping[str, Arrays]) -> list[Card]:
         with style():
             figure = drawing.draw(Material(mine, held))
             figure.savefig(sheet, format="svg", metadata={"Date": None})
-        made.append(Card(kind.title, kind.words, kind.caption, sheet.getvalue(), figure.get_figwidth()))
+        own = drawing.sample(mine)
+        other = f" (the errors at the top: {sample})" if own != sample and drawing.words is not timing_of else ""
+        caption = f"{kind.caption} Measured on {own}{other}."
+        made.append(Card(kind.title, kind.words, caption, sheet.getvalue(), figure.get_figwidth()))
     return made
 
 

@@ -2,8 +2,9 @@
 `sigmasolver table NAME`.
 
 Rows of the paper keep their printed digits; those that were measured here have three, mean ± sample standard deviation
-where there are several seeds, and say how many. Best and second best of each column are marked among the published and
-among the measured: bold and underlined, as the paper does.
+where there are several seeds, and say how many; persistence was measured with them and is one of them. Best and second
+best of each column are marked among the published and among the measured: bold and underlined, as the paper does. The
+caption says what was measured on: windows, horizon, cohort.
 """
 
 from __future__ import annotations
@@ -28,11 +29,22 @@ from sigmasolver.report.published import (
     sweeps,
     tables,
 )
-from sigmasolver.report.rows import Need, Rows, diagnosed, evaluated, in_order, refuse_doubles, select, value_of
+from sigmasolver.report.rows import (
+    Need,
+    Rows,
+    diagnosed,
+    evaluated,
+    in_order,
+    lowest_seeds,
+    refuse_doubles,
+    select,
+    value_of,
+)
+from sigmasolver.report.sample import sample_of, timed_of, timing_of
 from sigmasolver.report.study import YARDSTICKS, Table
 from sigmasolver.report.sweeps import NEED as SWEEPS
 from sigmasolver.report.sweeps import points_of
-from sigmasolver.report.tables import MISSING, comparison, named_apart
+from sigmasolver.report.tables import MISSING, check_repeated, comparison, named_apart
 
 __all__ = ["TABLES", "PaperTable"]
 
@@ -46,6 +58,8 @@ COSTS = {
     "seconds_per_epoch": "epoch (s)",
     "peak_megabytes": "peak (MB)",
 }
+ON_MACHINE = ("seconds_per_epoch", "peak_megabytes")
+"""Costs that differ from machine to machine."""
 EFFICIENCY = diagnosed("efficiency", *COSTS)
 
 
@@ -62,7 +76,7 @@ def model_table(name: str, rows: Rows) -> Table:
     relative promotion where the paper prints it."""
     published = tables()[name]
     measured = [_measured(rows, column, published.columns) for column in published.columns]
-    models = in_order(model for held in measured for model in held)
+    models = sorted(in_order(model for held in measured for model in held), key=lambda model: model in YARDSTICKS)
     if not models:
         tasks = in_order(column.task for column in published.columns if column.task)
         raise ValueError(
@@ -82,6 +96,7 @@ def model_table(name: str, rows: Rows) -> Table:
         if model in models:
             values = [held.get(model, []) for held in measured]
             counts = [len(one) for one, column in zip(values, published.columns, strict=True) if one and column.task]
+            counts = [] if model in YARDSTICKS else counts  # nothing is drawn at random
             scores[len(lines)] = MEASURED, [statistics.fmean(one) if one else math.nan for one in values]
             lines.append((model_label(model), _origin(counts), [_cell(one) for one in values]))
     if published.promotion:
@@ -108,9 +123,19 @@ def model_table(name: str, rows: Rows) -> Table:
         rules=frozenset(rules),
         caption=(
             f"{published.title} ({published.source}). {_SPREAD}; the best of each column in bold, the second best "
-            f"underlined, paper and ours apart.{_GAIN if published.promotion else ''}"
+            f"underlined, paper and ours apart.{_GAIN if published.promotion else ''}{_sample(rows, published)}"
         ),
     )
+
+
+def _sample(rows: Rows, published: PublishedTable) -> str:
+    """What the measured numbers of a table rest on."""
+    return _ours_on([row for column in published.columns if column.task for row in _taken(rows, column, [column])])
+
+
+def _ours_on(rows: Rows) -> str:
+    sample = sample_of(rows)
+    return f" Ours: {sample}." if sample else ""
 
 
 _SPREAD = "± is the sample standard deviation over seeds"
@@ -142,19 +167,31 @@ def _seeds(count: int) -> str:
     return f"{count} seed{'' if count == 1 else 's'}"
 
 
-def _measured(rows: Rows, column: Column, columns: Sequence[Column]) -> dict[str, list[float]]:
-    """Of each model, the scaled values over seeds; a column without a task takes the mean over those of the table."""
+def _taken(rows: Rows, column: Column, columns: Sequence[Column]) -> Rows:
+    """The rows of a column; one without a task has those of all tasks of the table."""
     need = evaluated(column.metric, part=column.part)
     tasks = [column.task] if column.task else in_order(one.task for one in columns if one.task)
-    taken = [
-        row
-        for row in rows
-        if need.takes(row) and row["task"] in tasks and row["field"] == column.field and row["model"] not in YARDSTICKS
-    ]
+    return [row for row in rows if need.takes(row) and row["task"] in tasks and row["field"] == column.field]
+
+
+def _name(model: str, seeds: int) -> str:
+    return model if model in YARDSTICKS else f"{model_label(model)}, {_seeds(seeds)}"
+
+
+def _measured(rows: Rows, column: Column, columns: Sequence[Column]) -> dict[str, list[float]]:
+    """Of each model, the scaled values over seeds; a column without a task takes the mean over those of the table.
+
+    Every run brings the numbers of its yardstick, which must agree and count once.
+    """
+    taken = _taken(rows, column, columns)
     refuse_doubles(taken)
     found: dict[str, list[float]] = {}
     for row in named_apart(taken):
-        found.setdefault(row["model"], []).append(column.scale * value_of(row))
+        held, value = found.setdefault(row["model"], []), value_of(row)
+        if row["model"] in YARDSTICKS and held:
+            check_repeated(row, held[0] / column.scale, value)
+        else:
+            held.append(column.scale * value)
     return found if column.task else {model: [statistics.fmean(held)] for model, held in found.items()}
 
 
@@ -162,7 +199,7 @@ def seed_table(name: str, rows: Rows) -> Table:
     """One row for each quantity: the strongest baseline and Transolver-σ, published and measured."""
     seeds = seed_tables()[name]
     published = tables()[seeds.of]
-    baselines = [model for model, _, _ in published.rows if model != OURS]
+    baselines = [*(model for model, _, _ in published.rows if model != OURS), *YARDSTICKS]
     lines: list[tuple[str, ...]] = []
     bold: set[tuple[int, int]] = set()
     found = False
@@ -174,7 +211,7 @@ def seed_table(name: str, rows: Rows) -> Table:
         sign = -1 if column.higher else 1
         rivals = {model: sign * statistics.fmean(held[model]) for model in baselines if model in held}
         rival = min(rivals, key=lambda model: rivals[model]) if rivals else None
-        rival_cell = f"{_cell(held[rival])} ({model_label(rival)}, {_seeds(len(held[rival]))})" if rival else MISSING
+        rival_cell = f"{_cell(held[rival])} ({_name(rival, len(held[rival]))})" if rival else MISSING
         our_cell = f"{_cell(held[OURS])} ({_seeds(len(held[OURS]))})" if OURS in held else MISSING
         pairs = ((1, strongest.value, 3, ours.value), (2, _mean(held, rival), 4, _mean(held, OURS)))
         bold |= {
@@ -194,7 +231,7 @@ def seed_table(name: str, rows: Rows) -> Table:
         rows=tuple(lines),
         bold=frozenset(bold),
         caption=f"{published.title}: means and deviations over seeds ({seeds.source}). {_SPREAD}; the "
-        "better of each pair in bold.",
+        f"better of each pair in bold.{_sample(rows, published)}",
     )
 
 
@@ -224,7 +261,8 @@ def scaling_table(rows: Rows) -> Table:
         tuple(lines),
         frozenset(bold),
         "Relative L2 errors on Darcy flow in thousandths, ± the standard deviation over test cases "
-        f"({', '.join(sweep.source for sweep in sweeps().values())}); the best of each sweep in bold.",
+        f"({', '.join(sweep.source for sweep in sweeps().values())}); the best of each sweep in bold."
+        f"{_ours_on([row for row in rows if SWEEPS.takes(row)])}",
     )
 
 
@@ -252,8 +290,12 @@ def cohort_table(rows: Rows) -> Table:
 
 
 def efficiency_table(rows: Rows) -> Table:
-    """Storage, time and memory of every task and model; the paper prints only some of them."""
-    held = {(row["task"], row["model"], row["metric"]): row for row in named_apart(select(rows, EFFICIENCY))}
+    """Storage, time and memory of every task and model (its lowest seed); the paper prints only some of them."""
+    chosen = named_apart(lowest_seeds(select(rows, EFFICIENCY)))
+    runs = {(row["task"], row["model"]): row["run"] for row in chosen}
+    measured = [row for row in rows if row.get("diagnostic") == "efficiency" and row["run"] in runs.values()]
+    machines = {task: {row["machine"] for row in chosen if row["task"] == task} for task, _ in runs}
+    held = {(row["task"], row["model"], row["metric"]): row for row in chosen}
     printed = numbers()
     tasks = in_order(task for task, _, _ in [*printed, *held])
     pairs = in_order((task, model) for task in tasks for one, model, _ in [*printed, *held] if one == task)
@@ -268,22 +310,31 @@ def efficiency_table(rows: Rows) -> Table:
         ]  # fmt: skip
         theirs = [_text(printed.get((task, model, metric))) for metric in COSTS]
         cells = [cell for pair in zip(theirs, texts, strict=True) for cell in pair]
+        timed = timed_of(row for row in measured if row["run"] == runs.get((task, model)))
+        cells.append(f"{timed[0]:,} of {timed[1]:,}" if timed else MISSING)
         lines.append((TASK_LABELS.get(task, task), model_label(model), *cells))
         scores.append([value_of(row) if row else math.nan for row in found])
     bold = {
         (line, 3 + 2 * place)
-        for place in range(len(COSTS))
+        for place, metric in enumerate(COSTS)
         for task in tasks
+        if metric not in ON_MACHINE or len(machines.get(task, ())) == 1
         for line in _best(
             {i: (scores[i][place], lines[i][3 + 2 * place]) for i, (one, _) in enumerate(pairs) if one == task}, False
         )
     }
     return Table(
-        ("task", "model", *(f"{name}, {origin}" for name in COSTS.values() for origin in (PAPER, MEASURED))),
+        (
+            "task",
+            "model",
+            *(f"{name}, {origin}" for name in COSTS.values() for origin in (PAPER, MEASURED)),
+            f"updates timed, {MEASURED}",
+        ),
         tuple(lines),
         frozenset(bold),
-        "What training costs (app:efficiency-measurements), ± over repeated timings; each time is of its own "
-        "machine; the lowest measured of each task in bold.",
+        "What training costs (app:efficiency-measurements), ± over repeated timings; an epoch of which some updates "
+        "were timed is scaled up from them; the lowest measured of each task in bold, times and peaks where all are of "
+        f"one machine. Ours: {timing_of(measured)}.",
     )
 
 

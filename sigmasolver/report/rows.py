@@ -30,6 +30,7 @@ __all__ = [
     "in_order",
     "lowest_seeds",
     "of_field",
+    "once",
     "refuse_doubles",
     "refuse_mixed_cohorts",
     "runs_in",
@@ -62,7 +63,11 @@ class Need:
     hint: str = ""
 
     def takes(self, row: Row) -> bool:
-        return row["metric"] in self.metrics and all(row.get(name) == value for name, value in self.facts.items())
+        return row["metric"] in self.metrics and self.fits(row)
+
+    def fits(self, row: Row) -> bool:
+        """Whether a row has the facts, whatever its metric."""
+        return all(row.get(name) == value for name, value in self.facts.items())
 
     def missing(self, run: str) -> str:
         """What to say where a run has no such row."""
@@ -94,6 +99,13 @@ def select(rows: Rows, need: Need, yardsticks: bool = False) -> list[Row]:
             raise ValueError(need.missing(run))
     refuse_doubles(taken)
     return taken
+
+
+def once(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of rows that tell the same measurement of the same thing, the last: a run may have been measured again under
+    another name, or in a copy of its folder."""
+    names = ("run", "task", "seed", "diagnostic", "protocol", "precision", *_PLACE, *_FACTS)
+    return list({tuple(_fact(row, name) for name in names): row for row in rows}.values())
 
 
 def refuse_doubles(rows: Rows) -> None:

@@ -18,7 +18,7 @@ YARDSTICKS = {
     "persistence": "Persistence repeats the last known frame.",
     "training-mean": "Training-mean gives the mean of the training fields.",
 }
-"""Forecasts that have learned nothing, and what they are: shown beside the models, never competing with them."""
+"""Forecasts that have learned nothing, and what they are: a model that does not beat them is of no use."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,8 @@ class Card:
 
 @dataclass(frozen=True)
 class Study:
-    """A comparison of trained models on one task; `facts` are pairs such as ("commit", "acc511d").
+    """A comparison of trained models on one task; `facts` are pairs such as ("commit", "acc511d"), `sample` says what
+    the curves were measured on.
 
     `films` are played frame by frame: one for each case, field and plane, every one with the same models.
     """
@@ -126,6 +127,7 @@ class Study:
     facts: tuple[tuple[str, str], ...]
     films: tuple[Maps, ...] = ()
     cards: tuple[Card, ...] = ()
+    sample: str = ""
 
     def __post_init__(self) -> None:
         if not self.curves:

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sigmasolver.report.digits import significant, spread
+from sigmasolver.report.sample import sample_of
 from sigmasolver.report.study import YARDSTICKS, Curve, Table
 
-__all__ = ["comparison", "curves", "named_apart", "precision_of", "to_latex", "to_markdown"]
+__all__ = ["check_repeated", "comparison", "curves", "named_apart", "precision_of", "to_latex", "to_markdown"]
 
 LEAD, HORIZON, PARAMETERS = "relative_l2_lead", "relative_l2", "parameters"
 ALL = "all"
@@ -35,7 +36,8 @@ def comparison(records: Sequence[Mapping[str, Any]]) -> Table:
     """One row for each model, persistence last: errors in per cent at the first, middle and last lead and overall.
 
     Several seeds give mean ± sample standard deviation. The lowest error of each column is bold, with all that read
-    the same; persistence does not compete. Several fields without rows of the field "all" get a block of columns each.
+    the same; persistence competes like any other. Several fields without rows of the field "all" get a block of
+    columns each.
     """
     values = _gather(records)
     counts = {model: _parameters(model, rows) for model, rows in values.items()}
@@ -46,9 +48,7 @@ def comparison(records: Sequence[Mapping[str, Any]]) -> Table:
     bold = {
         (row, 1 + counted + column)
         for column, (_, key) in enumerate(columns)
-        for row in _best(
-            {index: values[name].get(key, []) for index, name in enumerate(names) if name not in YARDSTICKS}
-        )
+        for row in _best({index: values[name].get(key, []) for index, name in enumerate(names)})
     }
     several = any(len(seeds) > 1 for rows in values.values() for seeds in rows.values())
     return Table(
@@ -58,7 +58,7 @@ def comparison(records: Sequence[Mapping[str, Any]]) -> Table:
             for name, row in zip(names, cells, strict=True)
         ),
         bold=frozenset(bold),
-        caption=_caption(records[0]["task"], several, [YARDSTICKS[name] for name in names if name in YARDSTICKS]),
+        caption=_caption(records, several, [YARDSTICKS[name] for name in names if name in YARDSTICKS]),
     )
 
 
@@ -108,14 +108,14 @@ def to_markdown(table: Table) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A tabular with the rules of the booktabs package; the caption is left to the text around it."""
+    """A tabular with the rules of the booktabs package; the caption is left to the text around it, as a comment."""
     lines = [f"\\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}", "\\toprule"]
     lines += [_latex_row(map(_latex, table.columns)), "\\midrule"]
     for i, row in enumerate(table.rows):
         lines += ["\\midrule"] if i in table.rules else []
         cells = enumerate(map(_latex, row))
         lines.append(_latex_row(_marked(table, i, j, c, "\\textbf{{{}}}", "\\underline{{{}}}") for j, c in cells))
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
+    return "\n".join([*lines, "\\bottomrule", f"% {' '.join(table.caption.split())}", "\\end{tabular}", ""])
 
 
 def _marked(table: Table, row: int, column: int, cell: str, bold: str, underline: str) -> str:
@@ -169,13 +169,13 @@ def _gather(records: Sequence[Mapping[str, Any]]) -> Values:
         held = seeds[model][metric, None if metric == PARAMETERS else field, lead]
         value = float("nan") if record["value"] is None else float(record["value"])
         if record["seed"] in held:
-            _check_repeated(record, held[record["seed"]], value)
+            check_repeated(record, held[record["seed"]], value)
         held[record["seed"]] = value
     ordered = sorted(seeds, key=lambda name: name in YARDSTICKS)
     return {model: {key: list(held.values()) for key, held in seeds[model].items()} for model in ordered}
 
 
-def _check_repeated(record: Mapping[str, Any], before: float, value: float) -> None:
+def check_repeated(record: Mapping[str, Any], before: float, value: float) -> None:
     """Every run brings the rows of its yardstick, which has no seed: they must agree. Other rows come once."""
     model, metric, seed = (record[key] for key in ("model", "metric", "seed"))
     what = f"{metric} of {model}" + ("" if record["lead"] is None else f" at lead {record['lead']}")
@@ -237,8 +237,12 @@ def _best(values: Mapping[int, Sequence[float]]) -> list[int]:
     return [row for row, mean in finite.items() if significant(mean) == significant(min(finite.values()))]
 
 
-def _caption(task: str, several: bool, yardsticks: Sequence[str]) -> str:
-    parts = [f"Relative L2 error on {task}, mean over the test samples; the lowest of each column in bold."]
+def _caption(records: Sequence[Mapping[str, Any]], several: bool, yardsticks: Sequence[str]) -> str:
+    sample = sample_of(row for row in records if row["metric"] in (LEAD, HORIZON))
+    parts = [
+        f"Relative L2 error on {records[0]['task']}, mean over windows{f' ({sample})' if sample else ''}; the lowest "
+        "of each column in bold."
+    ]
     if several:
         parts.append("± is the sample standard deviation over seeds.")
     return " ".join([*parts, *yardsticks])

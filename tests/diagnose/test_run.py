@@ -102,6 +102,14 @@ def test_another_request_is_made(runs, counted, request_):
     assert counted == ["decomposition"] * 2
 
 
+def test_a_renamed_run_is_not_diagnosed_again(runs, counted):
+    together = diagnose_run(runs["first"], ["decomposition", "trust"], peers=[runs["second"]])
+    moved = {name: Run(runs[name].path.rename(runs[name].path.with_name(f"{name}-moved"))) for name in runs}
+    again = diagnose_run(moved["first"], ["decomposition", "trust"], peers=[moved["second"]])
+    assert counted == ["decomposition", "trust"]
+    assert {name: found.rows for name, found in again.items()} == {n: found.rows for n, found in together.items()}
+
+
 def test_other_weights_are_another_diagnosis(runs, counted):
     run = runs["first"]
     diagnose_run(run, ["decomposition"])
@@ -243,7 +251,7 @@ def test_the_command_writes_files_and_says_what_they_mean(call, runs):
     ]  # fmt: skip
     said = next(line for line in out.splitlines() if "ffno: " in line and "earlier errors" in line)
     assert float(said.split()[1]) == pytest.approx(100 * share, rel=0.01)
-    assert "lead 4, 4 windows of the test part" in out and "spread of seeds" in out
+    assert "(4 windows of the test part, horizon 4)" in out and "spread of seeds" in out
     assert call("diagnose", *folders, *words) == (code, out, err)
 
 

@@ -23,8 +23,8 @@ def test_it_names_who_is_ahead_and_how_much_is_carried_on():
     rows = [*errors("ns2d", "transolver-sigma"), *errors("ns2d", "physolver")]
     shares = decomposition("ns2d", "transolver-sigma")
     study = study_of([*rows, *shares], {})
-    assert "At lead 1 and at lead 10 Transolver-σ is ahead, with 0.400 and " in study.summary
-    assert "Persistence has 70.0 % there." in study.summary
+    assert "At lead 1 and at lead 10 Transolver-σ is ahead, with 0.400 % and " in study.summary
+    assert "Persistence has 70.0 % at lead 10." in study.summary
     share = next(r["value"] for r in shares if (r["metric"], r["lead"], r["field"]) == ("propagation_share", 10, None))
     assert f"{100 * share:.3g} % for Transolver-σ" in study.summary
     assert [card.title for card in study.cards] == ["Where the error comes from"]
@@ -54,10 +54,87 @@ def test_pictures_show_a_model_once_and_films_every_seed():
     assert set(study.maps.forecasts) == {"Transolver-σ, seed 41"} and len(study.films[0].forecasts) == 2
 
 
-def test_a_model_behind_its_yardstick_is_named():
-    rows = errors("ns2d", "physolver")
-    worse = [{**row, "value": 0.01} if row["model"] == "persistence" else row for row in rows]
-    assert "Physolver no longer beats it" in study_of(worse, {}).summary
+def still(rows, *values):
+    """The rows with persistence at every lead, with these errors."""
+    first = next(row for row in rows if row["model"] == "persistence")
+    kept = [row for row in rows if row["model"] != "persistence"]
+    return [*kept, *({**first, "lead": lead, "value": value} for lead, value in enumerate(values, 1))]
+
+
+def errors_of(model, *values, **more):
+    rows = errors("ns2d", model, horizon=len(values), **more)
+    return [
+        {**row, "value": values[row["lead"] - 1]} if row["metric"] == "relative_l2_lead" else row
+        for row in rows if row["model"] == model
+    ] + [row for row in rows if row["model"] != model]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ((0.5, 0.6, 0.7), "; Physolver beats it at no lead."),
+        ((0.1, 0.3, 0.7), "; Physolver no longer beats it after lead 1."),
+        ((0.5, 0.3, 0.1), "; Physolver beats it at 1 of 3 leads."),
+        ((0.3, 0.1, 0.3), "; Physolver beats it at 1 of 3 leads."),
+        ((0.1, 0.2, 0.2), "at lead 3."),
+        ((0.3, 0.3, 0.3), "; Physolver beats it at no lead."),  # as good is not better
+    ],
+)
+def test_where_a_model_beats_persistence(values, says):
+    rows = still(errors_of("physolver", *values), 0.3, 0.3, 0.3)
+    assert f"Persistence has 30.0 % at lead 3{says.removeprefix('at lead 3')}" in study_of(rows, {}).summary
+
+
+def test_persistence_may_be_ahead_and_a_model_that_loses_to_it_is_not():
+    summary = study_of(still(errors_of("physolver", 0.5, 0.6), 0.1, 0.2), {}).summary
+    assert "At lead 1 and at lead 2 persistence is ahead, with 10.0 % and 20.0 %." in summary
+    assert "The best model at lead 1 is Physolver with 50.0 %. The best model at lead 2" in summary
+    crossing = study_of(still(errors_of("physolver", 0.05, 0.6), 0.1, 0.2), {}).summary
+    assert "At lead 1 Physolver is ahead with 5.00 %, at lead 2 persistence with 20.0 %." in crossing
+    level = study_of(still(errors_of("physolver", 0.1, 0.2), 0.1, 0.2), {}).summary
+    assert "Physolver and persistence are ahead" in level
+    several = [*errors_of("physolver", 0.5, 0.6), *errors_of("specsolver", 0.5, 0.7)]
+    assert "; Physolver and Specsolver beat it at no lead." in study_of(still(several, 0.1, 0.2), {}).summary
+
+
+def test_a_diagnosis_of_few_windows_says_so_wherever_it_stands():
+    rows = errors("ns2d", "physolver", windows=72)
+    few = [{**row, "windows": 4} for row in decomposition("ns2d", "physolver", horizon=6)]
+    study = study_of([*rows, *few], {})
+    errors_on, own = "72 windows of the test part, horizon 10", "4 windows of the test part, horizon 6"
+    assert f"from starts that no model was trained on: {errors_on}." in study.summary
+    assert "Of the error energy at lead 6, errors carried on" in study.summary and f"({own})." in study.summary
+    (card,) = study.cards
+    assert card.caption.endswith(f" Measured on {own} (the errors at the top: {errors_on}).")
+    same = study_of([*rows, *({**row, "windows": 72} for row in decomposition("ns2d", "physolver"))], {}).cards[0]
+    assert same.caption.endswith(f" Measured on {errors_on}.")
+    page = render(study)
+    assert f"Means over {errors_on}." in page and f"at every lead, mean over {errors_on}." in page
+    assert f"mean over windows ({errors_on})" in study.table.caption
+
+
+def test_horizons_that_differ_are_told_apart():
+    long, short = decomposition("ns2d", "physolver"), decomposition("ns2d", "specsolver", horizon=4)
+    rows = [*errors("ns2d", "physolver"), *errors("ns2d", "specsolver"), *long, *short]
+    summary, shares = study_of(rows, {}).summary, {}
+    for row in (*long, *short):
+        if row["metric"] == "propagation_share" and row["field"] is None:
+            shares[row["model"]] = f"{100 * row['value']:.3g} %"  # the last lead comes last
+    said = f"{shares['physolver']} for Physolver at lead 10, {shares['specsolver']} for Specsolver at lead 4"
+    assert f"Of the error energy at the last lead, errors carried on from earlier frames are {said} (" in summary
+
+
+def test_cards_count_the_cases_that_were_looked_at_and_name_the_machine():
+    profile, _, _ = made.corrections("ns2d", cases=(0, 7))
+    costs = [{**row, "machine": "H200"} for row in made.efficiency("ns2d", "transolver-sigma", (1.0, 2.0, 3.0))]
+    scales = [*made.components("ns2d", "transolver-sigma")]
+    scales += [finding(facts("ns2d", "transolver-sigma", horizon=4), "components", "cases", 3)]
+    cards = {card.title: card.caption for card in study_of(
+        [*errors("ns2d", "transolver-sigma"), *profile, *costs, *scales], {}).cards}  # fmt: skip
+    own = "Measured on 2 windows of the test part, one call from the true history (the errors at the top: 200 windows"
+    assert own in cards["How strongly slices correct each other"]
+    assert "Measured on 3 windows of the test part, horizon 4 (the" in cards["How errors grow at each scale"]
+    assert cards["What it costs"].endswith("Measured on H200.")
 
 
 def test_films_hold_the_frames_of_every_run_that_shows_the_same_cases():
@@ -126,7 +203,7 @@ def test_spectra_have_a_card_where_grids_are_periodic():
         more, arrays[f"ns2d-{model}-42"] = made.trust("ns2d", model)
         rows += [*errors("ns2d", model), *more]
     (card,) = study_of(rows, {"trust": arrays}).cards
-    assert card.title == "Energy at each scale" and card.words and card.caption.endswith("energy up.")
+    assert card.title == "Energy at each scale" and card.words and "energy up. Measured on" in card.caption
     page = render(study_of(rows, {"trust": arrays}))
     assert f'alt="{card.words}"' in page and page == render(study_of(rows, {"trust": arrays}))
     assert study_of(rows, {"trust": {run: {"correlation": np.ones(3)} for run in arrays}}).cards == ()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PathCollection
 from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.image import AxesImage
@@ -75,7 +76,8 @@ def test_rollout_panels_and_reductions_by_hand():
     figure = rollout(rows)
     first, second, bars = figure.axes
     for axes, task, field in ((first, "ns2d", "vorticity"), (second, "smoke3d", "all")):
-        for (_, drawn, _), model in zip(curves_of(axes), TRIO, strict=True):
+        drawn_of = dict(zip(TRIO, (y for _, y, _ in curves_of(axes)), strict=False))  # persistence comes after them
+        for model, drawn in drawn_of.items():
             wanted = [
                 100 * r["value"]
                 for r in rows
@@ -83,14 +85,46 @@ def test_rollout_panels_and_reductions_by_hand():
             ]
             assert drawn == pytest.approx(wanted) and len(wanted) == 10
         assert "n = 200" in axes.get_title(loc="left")
-        curve = {model: np.mean(y) for (_, y, _), model in zip(curves_of(axes), TRIO, strict=True)}
+        curve = {model: np.mean(y) for model, y in drawn_of.items()}
         by_hand = 100 * (1 - curve["transolver-sigma"] / min(curve["physolver"], curve["specsolver"]))
         assert reductions(rows)[task] == pytest.approx(by_hand)
     (container,) = [one for one in bars.containers if isinstance(one, BarContainer)]
     assert [bar.get_width() for bar in container] == pytest.approx(list(reductions(rows).values()))
     assert reductions(made.errors("ns2d", "physolver")) == {}
-    lost = [{**one, "value": None} if one["lead"] == 10 else one for one in made.errors("ns2d", "transolver-sigma")]
+    ours = made.errors("ns2d", "transolver-sigma")
+    lost = [{**one, "value": None} if (one["model"], one["lead"]) == (TRIO[0], 10) else one for one in ours]
     assert reductions([*lost, *made.errors("ns2d", "physolver")]) == {}
+
+
+def test_persistence_is_among_the_others_of_a_rollout():
+    rows = [one for model in ("transolver-sigma", "physolver") for one in made.errors("ns2d", model)]
+    first = next(one for one in rows if one["model"] == "persistence")
+    kept = [one for one in rows if one["model"] != "persistence"]
+    still = [{**first, "lead": lead, "value": 0.001 * lead} for lead in range(1, 11)]
+    axes, *_ = rollout([*kept, *still, *({**one, "run": "ns2d-physolver-42"} for one in still)]).axes
+    *_, (leads, values, _) = curves_of(axes)
+    assert leads == pytest.approx(range(1, 11)) and values == pytest.approx(np.arange(1, 11) / 10)
+    ours = np.mean([one["value"] for one in kept if picked(one, "transolver-sigma", "free", 42)])
+    assert reductions([*kept, *still])["ns2d"] == pytest.approx(100 * (1 - ours / 0.0055)) and ours > 0.0055
+    with pytest.raises(ValueError, match="not tested on the same samples"):
+        rollout([*kept, *still, {**still[0], "run": "ns2d-physolver-42", "value": 0.5}])
+
+
+@pytest.mark.parametrize("scale", [0.002, 0.05, 1.0, 30.0])
+def test_the_gains_of_a_rollout_have_room_for_their_words(scale):
+    """Neither the title nor the number of a bar leaves the figure or touches the name of its task."""
+    rows = [one for task in ("ns2d", "kf2d", "it3d", "controlled-cylinder")
+            for model in ("transolver-sigma", "physolver") for one in made.errors(task, model)]  # fmt: skip
+    rows = [{**one, "value": one["value"] * scale} if one["model"] == "physolver" else one for one in rows]
+    figure = FIGURES["rollout"].with_sample(Material(rows))
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    bars, draw = figure.axes[-1], canvas.get_renderer()
+    for text in (bars._left_title, bars.xaxis.label, *bars.texts):
+        box = text.get_window_extent(draw)
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 + 1, text.get_text()
+    names = [label.get_window_extent(draw) for label in bars.get_yticklabels()]
+    assert bars.texts and not any(text.get_window_extent(draw).overlaps(name) for text in bars.texts for name in names)
 
 
 def test_a_field_may_be_chosen():
@@ -393,11 +427,14 @@ def test_components_show_truth_bounds_and_gains_and_call_estimates_so():
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_written_twice_and_names_its_axes(name, tmp_path):
-    figure = FIGURES[name].draw(whole()[name])
+    figure = FIGURES[name].with_sample(whole()[name])
     png, pdf = save(figure, tmp_path / "new", name)
     assert png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and pdf.read_bytes()[:5] == b"%PDF-"
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [f"{name}.pdf", f"{name}.png"]
     assert figure.get_figwidth() <= 7.3
+    assert len([text for text in figure.texts if "windows of the test part" in text.get_text()]) == (
+        name != "efficiency"
+    )
     plots = [axes for axes in figure.axes if axes.axison and axes.get_lines() and not axes.get_images()]
     assert all(axes.get_xlabel() for axes in plots[-1:])
 
@@ -446,3 +483,14 @@ def test_slices_and_leads_are_marked_by_whole_numbers_that_exist():
     (axes, *_) = rollout(made.errors("ns2d", "physolver", horizon=22)).axes
     shown = [tick for tick in axes.get_xticks() if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]]
     assert shown[0] >= 1 and all(tick % 1 == 0 for tick in shown)
+
+
+def test_the_numbers_of_neighbouring_gains_do_not_touch():
+    figure = components([one for model in TRIO for one in made.components("ns2d", model)])
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    for axes in figure.axes[-3:]:
+        boxes = [text.get_window_extent(canvas.get_renderer()) for text in axes.texts]
+        bars = [bar.get_window_extent() for one in axes.containers for bar in one]
+        assert len(boxes) == len(bars) == 8
+        assert not any(box.overlaps(other) for box in boxes for other in (*boxes, *bars) if other is not box)

@@ -5,7 +5,7 @@ import pytest
 from sigmasolver.report.paper_tables import TABLES
 from sigmasolver.report.published import OURS, tables
 from sigmasolver.report.tables import to_latex, to_markdown
-from tests.report.made import COSTS, SWEEPS, decomposition, efficiency, errors, facts, row, scaling
+from tests.report.made import COSTS, SWEEPS, decomposition, efficiency, errors, facts, finding, row, scaling
 
 
 def make(name, rows):
@@ -254,11 +254,69 @@ def test_efficiency_beside_the_numbers_of_the_text():
     rows = [one for model, values in COSTS["ns2d"].items() for one in efficiency("ns2d", model, values)]
     table = make("efficiency", rows)
     sigma = next(cells for cells in table.rows if cells[:2] == ("NS2D", "Transolver-σ"))
-    assert sigma[2:] == ("19.44", "19.4", "–", "–", "200.132", "200 ± 6", "–", "6200")
+    assert sigma[2:] == ("19.44", "19.4", "–", "–", "200.132", "200 ± 6", "–", "6200", "–")
     names = [cells[:2] for cells in table.rows]
     assert (names.index(("NS2D", "Transolver-σ")), 3) in table.bold
     assert (names.index(("NS2D", "Transolver")), 7) in table.bold
     assert ("KF2D", "HPM") in names  # printed, not measured
+
+
+def test_an_epoch_that_was_timed_in_part_says_so():
+    part = efficiency("ns2d", "hpm", COSTS["ns2d"]["hpm"])
+    part += [finding(facts("ns2d", "hpm"), "efficiency", "timed_updates", 40)]
+    part += [finding(facts("ns2d", "hpm"), "efficiency", "updates_per_epoch", 2000)]
+    table = make("efficiency", part)
+    assert table.columns[-1] == "updates timed, ours"
+    (line,) = (cells for cells in table.rows if cells[:2] == ("NS2D", "HPM"))
+    assert line[-1] == "40 of 2,000" and "HPM: 40 of 2,000 updates of an epoch timed" in table.caption
+    whole = make("efficiency", [{**one, "value": 2000} if one["metric"] == "timed_updates" else one for one in part])
+    assert "updates of an epoch timed" not in whole.caption
+
+
+def test_times_of_different_machines_are_not_ranked():
+    rows = [one for model in ("hpm", "factformer") for one in efficiency("ns2d", model, COSTS["ns2d"][model])]
+    moved = [{**one, "machine": "H200"} if one["model"] == "hpm" else one for one in rows]
+    columns = [{column for _, column in make("efficiency", held).bold} for held in (rows, moved)]
+    assert columns == [{3, 7, 9}, {3}]
+    assert "Ours: HPM: H200; FactFormer: none." in make("efficiency", moved).caption
+
+
+def test_of_several_seeds_the_lowest_is_in_the_efficiency_table():
+    rows = efficiency("ns2d", "hpm", (240, 4800, 31.2))
+    more = [{**one, "seed": 41, "run": "other", "value": 3 * one["value"]} for one in rows]
+    (line,) = (cells for cells in make("efficiency", [*more, *rows]).rows if cells[:2] == ("NS2D", "HPM"))
+    assert line[3] == "93.6"
+
+
+@pytest.mark.parametrize("name", ["main", "canonical-seeds", "slice-updates"])
+def test_captions_say_what_was_measured_on(name):
+    one = row(facts("ns2d", "transolver", windows=72), "relative_l2", 0.07, field="vorticity")
+    assert make(name, [one]).caption.endswith(" Ours: 72 windows of the test part, horizon 10.")
+    fixed = make(name, [{**one, "cohort": "rollout"}]).caption
+    assert fixed.endswith(" Ours: 72 windows of the test part, horizon 10, cohort rollout.")
+    two = make(name, [one, row(facts("darcy", "transolver", horizon=1), "relative_l2", 0.07, field="pressure")])
+    darcy, flow = "Darcy: 200 windows of the test part, horizon 1", "NS2D: 72 windows of the test part, horizon 10"
+    assert two.caption.endswith(f" Ours: {darcy}; {flow}.")
+
+
+def test_the_caption_of_the_scaling_table_says_what_was_measured_on():
+    rows = scaling("data", 1000, 4.1, windows=100)
+    assert make("scaling", rows).caption.endswith(" Ours: 100 windows of the test part, horizon 10.")
+
+
+def test_persistence_is_measured_too_and_wins_where_it_is_best():
+    good, poor = (row(facts("ns2d", "ffno"), "relative_l2", value, field="vorticity") for value in (0.05, 0.2))
+    still = {**good, "model": "persistence", "seed": None, "value": 0.1}
+    again = {**still, "run": "other"}  # every run brings it
+    for one, bold in ((good, "F-FNO"), (poor, "persistence")):
+        table = make("main", [one, still, again])
+        marks = {table.rows[line][0]: column for line, column in table.bold if table.rows[line][1] != "paper"}
+        assert marks == {bold: 3}
+        assert lines(table, "persistence") == [("persistence", "ours", "–", "10.0", *["–"] * 6)]
+        (quantity,) = (cells for cells in make("canonical-seeds", [one, still]).rows if cells[0] == "NS2D ω")
+        assert quantity[2] == ("5.00 (F-FNO, 1 seed)" if one is good else "10.0 (persistence)")
+    with pytest.raises(ValueError, match="not tested on the same samples"):
+        make("main", [good, still, {**again, "value": 0.11}])
 
 
 def test_the_comparison_takes_free_evaluations_alone():

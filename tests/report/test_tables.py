@@ -80,7 +80,7 @@ def test_short_horizons_repeat_no_column(horizon, shown):
     assert table.columns[1:] == tuple(f"lead {lead} (%)" for lead in shown)
 
 
-def test_the_best_competitor_is_bold_and_persistence_comes_last():
+def test_the_best_is_bold_also_persistence_which_comes_last():
     records = per_lead("persistence", [0.001, 0.9])
     records += per_lead("first", [0.02, 0.03]) + per_lead("second", [0.01, 0.04])
     records += [row("first", 1245289, "parameters", field=None), row("second", 7, "parameters", field=None)]
@@ -91,8 +91,26 @@ def test_the_best_competitor_is_bold_and_persistence_comes_last():
         ("second", "7", "1.00", "4.00"),
         ("persistence", "–", "0.100", "90.0"),
     )
-    assert table.bold == {(1, 2), (0, 3)}
+    assert table.bold == {(2, 2), (0, 3)}
     assert "Persistence repeats" in table.caption
+
+
+def test_a_model_that_loses_to_persistence_is_nowhere_bold():
+    table = comparison(per_lead("persistence", [0.1, 0.2]) + per_lead("loser", [0.5, 0.6]))
+    assert [cells[0] for cells in table.rows] == ["loser", "persistence"] and table.bold == {(1, 1), (1, 2)}
+
+
+def test_the_caption_says_windows_horizon_and_cohort_and_names_what_differs():
+    facts = {"run": "r", "part": "test", "windows": 72, "horizon": 2}
+    rows = [{**one, **facts} for one in per_lead("sigma", [0.1, 0.2])]
+    assert "mean over windows (72 windows of the test part, horizon 2);" in comparison(rows).caption
+    fixed = comparison([{**one, "cohort": "rollout"} for one in rows]).caption
+    assert "(72 windows of the test part, horizon 2, cohort rollout)" in fixed
+    few = [{**one, **facts, "run": "s", "windows": 1} for one in per_lead("other", [0.1, 0.2])]
+    assert "(sigma: 72 windows of the test part, horizon 2; other: 1 window of the test part, horizon 2)" in (
+        comparison([*rows, *few]).caption
+    )
+    assert "% Relative L2 error on ns2d, mean over windows (72 windows" in to_latex(comparison(rows))
 
 
 def test_the_yardstick_that_every_run_brings_counts_once():

@@ -14,8 +14,9 @@ from sigmasolver.report.figures.energy import DECOMPOSITION, decomposition
 from sigmasolver.report.figures.layers import CORRECTIONS, ROUTING, corrections, routing
 from sigmasolver.report.figures.maps import MAPS, case_study, maps
 from sigmasolver.report.figures.spectra import SPECTRA, spectra
-from sigmasolver.report.figures.style import save
+from sigmasolver.report.figures.style import save, small_print
 from sigmasolver.report.rows import Arrays, Need, Rows
+from sigmasolver.report.sample import sample_of, timing_of
 from sigmasolver.report.sweeps import NEED as SWEEPS
 
 __all__ = ["FIGURES", "Drawing", "Material", "save"]
@@ -32,14 +33,23 @@ class Material:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure: how it is drawn, the rows it needs, the diagnostic whose arrays it needs, whether it has a field, and
-    the array without which that diagnostic has nothing to draw."""
+    """A figure: how it is drawn, the rows it needs, the diagnostic whose arrays it needs, whether it has a field, the
+    array without which that diagnostic has nothing to draw, and how to say what its rows were measured on."""
 
     draw: Callable[[Material], Figure]
     needs: tuple[Need, ...]
     arrays: str | None = None
     by_field: bool = True
     shows: str | None = None
+    words: Callable[[Rows], str] = sample_of
+
+    def sample(self, rows: Rows) -> str:
+        """What the numbers of this figure were measured on."""
+        return self.words([row for row in rows if any(need.fits(row) for need in self.needs)])
+
+    def with_sample(self, held: Material) -> Figure:
+        """The figure with a line that says what its numbers were measured on."""
+        return small_print(self.draw(held), self.sample(held.rows))
 
 
 FIGURES: Mapping[str, Drawing] = {
@@ -54,6 +64,6 @@ FIGURES: Mapping[str, Drawing] = {
         lambda held: spectra(held.rows, held.arrays, held.field), (SPECTRA,), "trust", shows="spectrum_true"
     ),
     "components": Drawing(lambda held: components(held.rows), (COMPONENTS,), by_field=False),
-    "efficiency": Drawing(lambda held: efficiency(held.rows), (EFFICIENCY,), by_field=False),
+    "efficiency": Drawing(lambda held: efficiency(held.rows), (EFFICIENCY,), by_field=False, words=timing_of),
     "scaling": Drawing(lambda held: scaling(held.rows), (SWEEPS,), by_field=False),
 }

@@ -22,7 +22,7 @@ __all__ = ["COMPONENTS", "components"]
 SCALES = {"low": "large scales", "high": "small scales"}
 CROSSINGS = [(source, target) for source in SCALES for target in SCALES]
 LINES: dict[str, tuple[str, str, Literal["-", "--", ":"]]] = {
-    "error": ("truth", BLACK, "-"),
+    "error": ("true error", BLACK, "-"),
     "bound_measured": ("bound, measured amplification", Look(1).colour, "-"),
     "bound_lower_estimate": ("bound, lower estimates (no guarantee)", Look(0).colour, "--"),
     "defect": ("defect of one call", GREY, ":"),
@@ -90,11 +90,11 @@ def _draw_gains(axes: Axes, rows: Rows) -> None:
     for shift, (metric, (_, colour)) in zip((-0.2, 0.2), BARS.items(), strict=True):
         values = [means.get((metric.format(*crossing),), (math.nan, None))[0] for crossing in CROSSINGS]
         bars = axes.bar(np.arange(4) + shift, values, width=0.38, color=colour)
-        axes.bar_label(bars, [significant(value) for value in values], padding=1, fontsize=5.5)
+        axes.bar_label(bars, [significant(value) for value in values], padding=2, fontsize=5.5, rotation=90)
     axes.axhline(1, color=BLACK, linewidth=0.6, linestyle=":")
     axes.set_xticks(range(4), [f"{source} →\n{target}" for source, target in CROSSINGS])
     axes.set_xlabel("from → to")
     axes.grid(False, axis="x")
-    axes.margins(y=0.15)
+    axes.margins(y=0.25)
     measured, estimated = (significant(means.get((name,), (math.nan, None))[0]) for name in RADII)
     axes.set_title(f"radius {measured} measured, {estimated} lower estimate", loc="left", fontsize=6.5)

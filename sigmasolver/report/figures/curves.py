@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from sigmasolver.report.digits import significant
 from sigmasolver.report.figures.style import (
@@ -26,9 +26,10 @@ from sigmasolver.report.figures.style import (
     whole_numbers,
 )
 from sigmasolver.report.published import OURS, TASK_LABELS, model_label, sweeps
-from sigmasolver.report.rows import Need, Rows, evaluated, in_order, of_field, select, spread_of
+from sigmasolver.report.rows import Need, Rows, evaluated, in_order, of_field, select, spread_of, value_of
+from sigmasolver.report.study import YARDSTICKS
 from sigmasolver.report.sweeps import Point, points_of
-from sigmasolver.report.tables import named_apart
+from sigmasolver.report.tables import check_repeated, named_apart
 
 __all__ = ["FORCED", "FREE", "reductions", "rollout", "scaling", "teacher_forcing"]
 
@@ -73,9 +74,13 @@ def teacher_forcing(rows: Rows, field: str | None = None) -> Figure:
 
 def rollout(rows: Rows, field: str | None = None) -> Figure:
     """Error over leads, a panel per task, and how far the mean of the curve of Transolver-σ lies below the lowest of
-    the others (fig:rollout-comparison)."""
-    lines, counts = _lines(rows, FREE, field), _samples(rows)
-    tasks, models = list(lines), in_order(model for held in lines.values() for model in held)
+    the others (fig:rollout-comparison). The axes are those of the models; persistence (dashed) may leave them."""
+    lines, counts = _lines(rows, FREE, field, yardsticks=True), _samples(rows)
+    tasks = list(lines)
+    models, still = (
+        in_order(model for held in lines.values() for model in held if (model in YARDSTICKS) == idle)
+        for idle in (False, True)
+    )
     held, gains = looks(models), reductions(rows, field)
     with style():
         down = 1 if len(tasks) <= 2 else 2
@@ -85,21 +90,27 @@ def rollout(rows: Rows, field: str | None = None) -> Figure:
         grid = figure.add_gridspec(down, len(ratios), width_ratios=ratios)
         for place, task in enumerate(tasks):
             axes = figure.add_subplot(grid[place // across, place % across])
-            for model, line in lines[task].items():
-                _draw_line(axes, line, held[model])
+            for model in (model for model in models if model in lines[task]):
+                _draw_line(axes, lines[task][model], held[model])
             _finish_leads(axes, place, f"{TASK_LABELS.get(task, task)}  (n = {counts[task]})")
+            bounds = axes.get_ylim()
+            for line in (lines[task][model] for model in still if model in lines[task]):
+                axes.plot(line.leads, line.mean, color=GREY, linestyle="--", zorder=1)
+            axes.set_ylim(bounds)
         if gains:
             _draw_gains(figure.add_subplot(grid[:, -1]), gains, len(tasks))
-        models_below(figure, {m: model_label(m) for m in models})
+        more = [Line2D([], [], color=GREY, linestyle="--", label=f"{name} (may lie above)") for name in still]
+        models_below(figure, {m: model_label(m) for m in models}, more)
     return figure
 
 
 def reductions(rows: Rows, field: str | None = None) -> dict[str, float]:
-    """Of each task, by how many per cent the lead-averaged error of Transolver-σ lies below the lowest of the others
-    (app:rollout-comparison); tasks without either are left out."""
+    """Of each task, by how many per cent the lead-averaged error of Transolver-σ lies below the lowest of the others,
+    persistence among them (app:rollout-comparison); tasks without either are left out."""
     found = {}
-    for task, lines in _lines(rows, FREE, field).items():
-        means = {model: float(line.mean.mean()) for model, line in lines.items()}
+    for task, lines in _lines(rows, FREE, field, yardsticks=True).items():
+        leads = lines[OURS].leads.tolist() if OURS in lines else []
+        means = {model: float(line.mean.mean()) for model, line in lines.items() if line.leads.tolist() == leads}
         others = [mean for model, mean in means.items() if model != OURS and math.isfinite(mean)]
         if math.isfinite(means.get(OURS, math.nan)) and others:
             found[task] = 100 * (1 - means[OURS] / min(others))
@@ -133,9 +144,9 @@ def scaling(rows: Rows) -> Figure:
     return figure
 
 
-def _lines(rows: Rows, need: Need, field: str | None) -> dict[str, dict[str, Line]]:
+def _lines(rows: Rows, need: Need, field: str | None, yardsticks: bool = False) -> dict[str, dict[str, Line]]:
     """By task and model."""
-    kept = of_field(named_apart(select(rows, need)), field)
+    kept = _yardsticks_once(of_field(named_apart(select(rows, need, yardsticks)), field))
     spreads = spread_of(kept, "task", "model", "lead")
     found: dict[str, dict[str, Line]] = {}
     for task, model in in_order((row["task"], row["model"]) for row in kept):
@@ -144,6 +155,20 @@ def _lines(rows: Rows, need: Need, field: str | None) -> dict[str, dict[str, Lin
         means, deviations = np.array([(mean, deviation or 0.0) for mean, deviation in values]).T
         found.setdefault(task, {})[model] = Line(np.array(leads), 100 * means, 100 * deviations)
     return found
+
+
+def _yardsticks_once(rows: Rows) -> Rows:
+    """Every run brings the rows of its yardstick, which must agree."""
+    seen: dict[tuple[str, str, int], float] = {}
+    kept = []
+    for row in rows:
+        key = row["task"], row["model"], row["lead"]
+        if row["model"] in YARDSTICKS and key in seen:
+            check_repeated(row, seen[key], value_of(row))
+            continue
+        seen[key] = value_of(row)
+        kept.append(row)
+    return kept
 
 
 def _samples(rows: Rows) -> dict[str, str]:
@@ -180,18 +205,20 @@ def _finish_leads(axes: Axes, place: int | None, title: str) -> None:
 
 
 def _draw_gains(axes: Axes, gains: dict[str, float], place: int) -> None:
-    names = [TASK_LABELS.get(task, task) for task in gains]
-    bars = axes.barh(range(len(gains)), list(gains.values()), height=0.6, color=Look(0).colour)
-    axes.bar_label(
-        bars, [f"{significant(value)} %".replace("-", "−") for value in gains.values()], padding=2, fontsize=7
-    )
+    names, values = [TASK_LABELS.get(task, task) for task in gains], list(gains.values())
+    axes.barh(range(len(gains)), values, height=0.6, color=Look(0).colour)
+    for line, value in enumerate(values):  # right of zero always: a long negative bar leaves no room before it
+        text = f"{significant(value)} %".replace("-", "−")
+        axes.annotate(text, (max(value, 0.0), line), (2, 0), textcoords="offset points", va="center", fontsize=7)
     axes.set_yticks(range(len(gains)), names)
     axes.set_ylim(max(len(gains), 4) - 0.5, -0.5)
+    low, high = min(0.0, *values), max(0.0, *values)
+    axes.set_xlim(1.08 * low, high + 0.7 * (high - low or 1.0))
     axes.grid(False, axis="y")
     axes.axvline(0, color=BLACK, linewidth=0.6)
-    axes.margins(x=0.35)
-    axes.set_xlabel("mean error lower by (%)")
-    letter(axes, place, f"{model_label(OURS)} and the best other")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=3))
+    axes.set_xlabel(f"mean error of {model_label(OURS)}\nbelow the best other (%)")
+    letter(axes, place, "gain")
 
 
 def _draw_points(axes: Axes, points: list[Point], colour: str, marker: str, label: str) -> None:

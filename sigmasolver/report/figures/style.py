@@ -6,6 +6,7 @@ without the yellow that white paper swallows; models beyond them get dashes.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,7 @@ __all__ = [
     "models_below",
     "new_figure",
     "save",
+    "small_print",
     "style",
     "whole_numbers",
 ]
@@ -124,6 +126,15 @@ def models_below(figure: Figure, labels: dict[str, str], more: Sequence[Line2D] 
     ]
     entries = [*lines, *more]
     figure.legend(handles=entries, loc="outside lower center", ncols=min(columns, len(entries)), columnspacing=1.4)
+
+
+def small_print(figure: Figure, text: str) -> Figure:
+    """Small print above all panels; the figure grows by the room it takes."""
+    lines = textwrap.wrap(text, int(23 * figure.get_figwidth()))
+    if lines:
+        figure.set_figheight(figure.get_figheight() + 0.06 + 0.11 * len(lines))
+        figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=6, color="#6a6a6a")
+    return figure
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:

@@ -20,7 +20,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 FORMAT = "sigmasolver-run-1"
+PARTS = ("train", "validation", "test")
 
 
 class Run:
@@ -120,7 +121,19 @@ class Run:
             raise ValueError(f"{file} cannot be read as JSON; copy it again or start the run anew.")
         if not isinstance(values, dict):
             raise ValueError(f"{file} does not hold a table of settings; copy it again or start the run anew.")
+        wrong = _wrong_in_data(values) if name == "data.json" else None
+        if wrong is not None:
+            raise ValueError(f"{file} is damaged: its {wrong} is not of the kind expected; copy it again.")
         return values
+
+    def read_log(self) -> list[dict[str, Any]]:
+        """The rows of log.jsonl, each with its step and loss."""
+        rows = read_rows(self.log)
+        for number, row in enumerate(rows, start=1):
+            numbers = (row.get("loss"), row.get("error", 0.0))
+            if not _is_count(row.get("step")) or any(type(value) not in (int, float) for value in numbers):
+                raise ValueError(f"Line {number} of {self.log} does not tell step and loss; remove it.")
+        return rows
 
     def start(self, recipe: Mapping[str, Any]) -> None:
         """Write the recipe, or make sure that the folder already holds this one."""
@@ -138,6 +151,24 @@ class Run:
     def recipe(self) -> dict[str, Any]:
         """What was asked for, as plain values."""
         return self.read_json("recipe.json")
+
+
+def _wrong_in_data(facts: Mapping[str, Any]) -> str | None:
+    """The first entry of data.json that is of the wrong type; a run of an earlier version may lack some."""
+    parts = facts.get("parts", {part: [] for part in PARTS})
+    if not isinstance(parts, dict) or not all(_are(_is_count, parts.get(part)) for part in PARTS):
+        return "parts"
+    if not _are(_is_text, facts.get("digests", [])):
+        return "digests"
+    return next((key for key in ("path", "fingerprint") if not _is_text(facts.get(key, ""))), None)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _are(check: Callable[[object], bool], values: object) -> bool:
+    return isinstance(values, list) and all(map(check, values))
 
 
 _NO_JSON = object()

@@ -15,6 +15,7 @@ from sigmasolver.data.normalise import TimeScale, fit
 from sigmasolver.data.store import Reader, open_store
 from sigmasolver.data.windows import Split, Windows
 from sigmasolver.forecast import Forecaster
+from sigmasolver.parallel import processes_here
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run
 from sigmasolver.train.engine import Place
@@ -142,8 +143,7 @@ def memory_of(device: torch.device) -> int:
     """Bytes that a training may hope for: free on a GPU; on a CPU all of them, shared evenly by its processes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    sharers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // sharers
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // processes_here()
 
 
 def lies_on(windows: Windows, device: torch.device, memory: int) -> bool:

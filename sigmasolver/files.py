@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["open_lock", "plain_errors", "read_bytes", "replacing", "take_name", "temporary"]
+__all__ = ["open_lock", "plain_errors", "read_bytes", "remove_abandoned", "replacing", "take_name", "temporary"]
 
 _ENDING = ".partial"
 
@@ -37,7 +37,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def temporary(path: Path) -> Iterator[BinaryIO]:
     """A new, empty file beside `path`, open and locked; removed after the block unless it took another name."""
-    _remove_abandoned(path)
+    remove_abandoned(path)
     file = _create(path)
     try:
         yield file
@@ -70,7 +70,7 @@ def _create(path: Path) -> BinaryIO:
             file.close()
 
 
-def _remove_abandoned(path: Path) -> None:
+def remove_abandoned(path: Path) -> None:
     """Remove what killed processes left of earlier attempts to write `path`."""
     own = re.compile(re.escape(f".{_start(path)}.") + "[0-9a-f]{16}" + re.escape(_ENDING))
     for name in filter(own.fullmatch, os.listdir(path.parent)):

@@ -14,6 +14,7 @@ import torch
 from sigmasolver.data.normalise import TimeScale, fit
 from sigmasolver.data.store import Reader, open_store
 from sigmasolver.data.windows import Split, Windows
+from sigmasolver.files import remove_abandoned
 from sigmasolver.forecast import Forecaster
 from sigmasolver.parallel import processes_here
 from sigmasolver.recipes import Recipe
@@ -54,6 +55,8 @@ def train_run(
     with open_store(path) as store:
         data, forecaster = _prepare(recipe, store, run, place)
         if run.finished:
+            if place.world.first:
+                remove_abandoned(run.resume)  # killed after its weights were kept, a run writes no state any more
             return
         with run.held("training") if place.world.first else nullcontext():
             train(recipe, data, forecaster.to(place.world.device), run, place, watch, stop=stop)

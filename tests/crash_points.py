@@ -32,6 +32,7 @@ OWN = ["--fields", "u", "--history", "2", "--block", "1", "--horizon", "3"]
 TASK = ("task.grid=(8,8)", "task.history=2", "task.horizon=3", "task.block=1", "task.train=4", "task.test=2")
 SUITE = [word for one in (*TASK, "task.space_stride=1", "task.time_stride=1") for word in ("--set", one)]
 ROW = "ns2d-transolver-sigma-42"
+QUICK = ("--seconds", "0.01", "--out", "runs", "--device", "cpu")
 START = ["forecast", "run", "--input", "start.npy", "--steps", "2", "--device", "cpu", "--out"]
 
 
@@ -58,16 +59,15 @@ CASES = {
     "report": Case(("report", "run", "--out", "page.html")),
     "suite": Case(("suite", "main", "--only", ROW, "--data", ".", "--out", "runs", *SUITE, *TINY, "--device", "cpu")),
     "measure": Case(
-        ("measure", "--only", "ns2d-transolver-sigma", "--data", ".", "--rounds", "1", "--seconds", "0.01")
-        + ("--out", "runs", *SUITE, *TINY[:-4], "--device", "cpu"),
+        ("measure", "--only", "ns2d-transolver-sigma", "--data", ".", "--rounds", "1", *QUICK, *SUITE, *TINY[:-4]),
         timed=True,
     ),
 }
 VOLATILE = ("steps_per_second",)
 
 
-def prepare(folder: Path) -> None:
-    """Data, a store to be grown, and a run that is trained, evaluated and diagnosed."""
+def prepare(folder: Path, shown: bool) -> None:
+    """Data, a store to be grown, and a trained run; evaluated and diagnosed where that is to be `shown`."""
     folder.mkdir(parents=True)
     t, x, y = np.meshgrid(np.arange(8), np.arange(8), np.arange(8), indexing="ij")
     waves = np.stack([np.sin(np.pi * (x + y - t) / 4 + one) for one in range(6)]).astype(np.float32)
@@ -79,9 +79,8 @@ def prepare(folder: Path) -> None:
     run, device = CASES["train"].words, ["--device", "cpu"]
     for words in (
         [*run[: run.index("new")], "run", *device],
-        ["evaluate", "run", *device],
-        ["diagnose", "run", "--only", "decomposition", *device],
         ["simulate", "demo", "--count", "1", "--out", "flow.h5", *SMALL, *device],
+        *([["evaluate", "run", *device], ["diagnose", "run", "--only", "decomposition", *device]] if shown else []),
     ):
         status, said = fork(folder, words)
         assert status == 0, said
@@ -126,7 +125,7 @@ FILE = {"write", "writelines", "flush", "truncate", "close"}
 
 
 def die_at(moment: int) -> None:
-    """Have this process killed before its `moment`-th call that changes what is on the disk, so after the one before."""
+    """Have this process killed before its `moment`-th call that changes the disk, so after the one before."""
     die_at.count = 0  # type: ignore[attr-defined]
     if moment == 0:
         return
@@ -166,7 +165,7 @@ def contents(folder: Path, timed: bool) -> dict[str, Any]:
 
 
 def wrong_after_the_kill(folder: Path, before: dict[str, Any], wanted: dict[str, Any], timed: bool) -> list[str]:
-    """Files with a name of their own that are neither as they were nor complete; a store and a log may be on the way."""
+    """Files with a name of their own that are neither as they were nor complete; a store or a log may be growing."""
     wrong = []
     for name, held in contents(folder, timed).items():
         if name.endswith(".partial") or any(held == one.get(name, None) for one in (before, wanted)):
@@ -199,7 +198,7 @@ def main(folder: str, names: list[str], points: int) -> None:
     import sigmasolver.suite  # noqa: F401
 
     root = Path(folder).resolve()
-    prepare(root / "base")
+    prepare(root / "base", shown=not {"figure", "report"}.isdisjoint(names))
     for name in names:
         sys.stdout.write(json.dumps({"case": name, **_trial(root, CASES[name], points)}) + "\n")
         sys.stdout.flush()

@@ -1,5 +1,17 @@
 """`python -m sigmasolver` is the command `sigmasolver`."""
 
-from sigmasolver.cli import main
+from sigmasolver.interrupts import Interrupts
 
-main()
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command; Ctrl-C is heard while its modules are still being imported."""
+    with Interrupts():
+        from sigmasolver.cli import main as command
+
+        command()
+
+
+if __name__ == "__main__":
+    main()

@@ -17,7 +17,7 @@ from sigmasolver.data.formats.hdf5 import is_store
 from sigmasolver.data.formats.history import read_history, read_times
 from sigmasolver.data.header import Header
 from sigmasolver.data.normalise import TimeScale
-from sigmasolver.data.store import Writer, open_store
+from sigmasolver.data.store import open_store, write_store
 from sigmasolver.files import plain_errors, replacing
 from sigmasolver.recipes import Recipe
 from sigmasolver.replay import Replay
@@ -200,18 +200,16 @@ def _header(start: Path) -> Header | None:
 
 
 def _write(out: Path, frames: np.ndarray, fields: tuple[str, ...], header: Header) -> None:
+    if out.suffix == ".h5":
+        write_store(out, header, frames)
+        return
     with plain_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(out) as temporary:
-            if out.suffix == ".h5":
-                with Writer(temporary, header, len(frames)) as writer:
-                    writer.append(frames)
+        with replacing(out) as file:
+            if out.suffix == ".npy":
+                np.save(file, frames)
             else:
-                with open(temporary, "wb") as file:
-                    if out.suffix == ".npy":
-                        np.save(file, frames)
-                    else:
-                        np.savez(file, fields=frames, names=np.array(fields))
+                np.savez(file, fields=frames, names=np.array(fields))
 
 
 def _layout(given: Start, steps: int, task: Task, known: Domain | None) -> Layout:

@@ -1,27 +1,56 @@
-"""Writing so that nothing is ever half there: a complete file under another name, then one rename.
+"""Writing so that nothing is ever half there: a complete file under a name of its own, then one rename.
 
-What the system says against writing (a full disk, a read-only folder) becomes one plain sentence.
+A temporary is created exclusively, under a name that no one else has, and removed by the process that made it. It is
+locked while it is written; one that nobody has locked was left by a killed process and is removed by the next writer of
+the same file. Locks and temporaries never follow a symbolic link and never truncate what they find.
+
+What the system says against writing (a full disk, a read-only folder) or reading becomes one plain sentence.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+import secrets
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
-__all__ = ["new_name", "plain_errors", "replacing", "take_name"]
+__all__ = ["open_lock", "plain_errors", "read_bytes", "remove_abandoned", "replacing", "take_name", "temporary"]
 
-
-def new_name(path: Path) -> Path:
-    """Where a file is made before it takes its name; what a killed run left there is overwritten."""
-    return path.with_name(path.name + ".new")
+_ENDING = ".partial"
 
 
-def take_name(path: Path) -> None:
-    """Let the complete new file take its name, in one step that also survives a power cut."""
-    os.replace(new_name(path), path)
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Yield a new file to write to; after the block it is on disk and has its name, or nothing changed."""
+    with temporary(path) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        take_name(file, path)
+
+
+@contextmanager
+def temporary(path: Path) -> Iterator[BinaryIO]:
+    """A new, empty file beside `path`, open and locked; removed after the block unless it took another name."""
+    remove_abandoned(path)
+    file = _create(path)
+    try:
+        yield file
+    finally:
+        try:
+            file.close()  # a full disk may refuse what is still in the buffer
+        finally:
+            Path(file.name).unlink(missing_ok=True)
+
+
+def take_name(file: BinaryIO, path: Path) -> None:
+    """Let the complete temporary take its name, in one step that also survives a power cut."""
+    os.replace(file.name, path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -29,18 +58,67 @@ def take_name(path: Path) -> None:
         os.close(folder)
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield the name to write to; after the block the file is on disk and has its own name, or nothing changed."""
-    temporary = new_name(path)
+def _create(path: Path) -> BinaryIO:
+    while True:
+        # Names have at most 255 bytes, so that of the file may not fit whole.
+        name = path.with_name(f".{_start(path)}.{secrets.token_hex(8)}{_ENDING}")
+        with suppress(FileExistsError):
+            file = open(name, "x+b")  # noqa: SIM115
+            # Another writer may take it for abandoned in the instant before it is locked.
+            if _locked(file.fileno()) is not False and name.exists():
+                return file
+            file.close()
+
+
+def remove_abandoned(path: Path) -> None:
+    """Remove what killed processes left of earlier attempts to write `path`."""
+    own = re.compile(re.escape(f".{_start(path)}.") + "[0-9a-f]{16}" + re.escape(_ENDING))
+    for name in filter(own.fullmatch, os.listdir(path.parent)):
+        with suppress(OSError):
+            descriptor = os.open(path.with_name(name), os.O_RDWR | _NOFOLLOW | _NONBLOCK)
+            try:
+                if stat.S_ISREG(os.fstat(descriptor).st_mode) and _locked(descriptor):
+                    path.with_name(name).unlink()
+            finally:
+                os.close(descriptor)
+
+
+def _start(path: Path) -> str:
+    return os.fsdecode(os.fsencode(path.name)[:200])
+
+
+def _locked(descriptor: int) -> bool | None:
+    """Lock an open file; False: another process has it, None: there are no locks here."""
     try:
-        yield temporary
-        with open(temporary, "rb") as handle:
-            os.fsync(handle.fileno())
-        take_name(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        import fcntl  # not on Windows
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return None
+    return True
+
+
+_NOFOLLOW, _NONBLOCK = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
+
+
+def open_lock(path: Path) -> int:
+    """Open a file to lock, made if it is missing and left as it is if not."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NOFOLLOW | _NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR):
+            raise _no_lock(path) from None
         raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _no_lock(path)
+    return descriptor
+
+
+def _no_lock(path: Path) -> ValueError:
+    return ValueError(f"{path} is a link or not a plain file, so it cannot serve as a lock; remove it.")
 
 
 @contextmanager
@@ -52,7 +130,21 @@ def plain_errors(path: Path, kept: str = "", kind: type[ValueError] = ValueError
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             why = f"the disk or the user's share of it is full{kept}; make room and repeat the command"
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            why = "this user may not write there; choose another folder"
+            why = "permission denied, this user may not write there; choose another folder"
         else:
             why = f"the system says {error.strerror or str(error)!r}{kept}"
         raise kind(f"{path} cannot be written: {why}.") from error
+
+
+def read_bytes(path: Path) -> bytes:
+    """The contents of a plain file; a missing one is FileNotFoundError, anything else that forbids it a sentence."""
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ValueError(f"{path} is not a plain file; remove it, or copy the file again.")
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+    except PermissionError as error:
+        raise ValueError(f"Permission denied: this user may not read {path}; ask its owner.") from error
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: the system says {error.strerror or str(error)!r}.") from error

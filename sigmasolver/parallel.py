@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-__all__ = ["World", "join"]
+__all__ = ["World", "join", "processes_here"]
 
 T = TypeVar("T")
 
@@ -77,7 +77,13 @@ def join(device: torch.device) -> Iterator[World]:
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield World(device=device)
         return
-    rank, size, local = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    size = _number("WORLD_SIZE", least=1)
+    rank, local = (_number(name, least=0) for name in ("RANK", "LOCAL_RANK"))
+    if rank >= size:
+        raise ValueError(f"RANK is {rank} of WORLD_SIZE {size}; let torchrun set them, or remove them.")
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise ValueError(f"RANK is set but {missing[0]} is not; let torchrun set them, or remove RANK.")
     if device.type == "cuda":
         if local >= torch.cuda.device_count():
             raise ValueError(
@@ -92,3 +98,18 @@ def join(device: torch.device) -> Iterator[World]:
         yield World(rank, size, device)
     finally:
         dist.destroy_process_group()
+
+
+def processes_here() -> int:
+    """How many of the processes share this machine."""
+    return _number("LOCAL_WORLD_SIZE", least=1)
+
+
+def _number(name: str, least: int) -> int:
+    """A whole number of the environment; the least where it is not set."""
+    text = os.environ.get(name, str(least)).strip()
+    if not text.isdecimal() or len(text) > 9 or int(text) < least:
+        raise ValueError(
+            f'{name} is "{text[:20]}" and must be a whole number from {least} up; let torchrun set it, or remove it.'
+        )
+    return int(text)

@@ -20,16 +20,15 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
-from sigmasolver.files import plain_errors, replacing
+from sigmasolver.files import open_lock, plain_errors, read_bytes, replacing
 from sigmasolver.version import __version__
 
 __all__ = [
@@ -44,6 +43,7 @@ __all__ = [
 ]
 
 FORMAT = "sigmasolver-run-1"
+PARTS = ("train", "validation", "test")
 
 
 class Run:
@@ -71,7 +71,7 @@ class Run:
     @property
     def digest(self) -> str:
         """What tells the kept weights from others."""
-        return hashlib.sha256(self.weights.read_bytes()).hexdigest()[:16]
+        return hashlib.sha256(read_bytes(self.weights)).hexdigest()[:16]
 
     @contextmanager
     def held(self, what: str, wait: bool = False) -> Iterator[None]:
@@ -80,8 +80,8 @@ class Run:
 
         with plain_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            handle = open(self.path / f"{what}.lock", "w")  # noqa: SIM115
-        with handle:
+            handle = open_lock(self.path / f"{what}.lock")
+        try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -89,6 +89,8 @@ class Run:
                     f"Another process is working on {self.path} just now; wait for it, or choose another folder."
                 ) from None
             yield
+        finally:
+            os.close(handle)
 
     @property
     def finished(self) -> bool:
@@ -102,24 +104,36 @@ class Run:
         """Plain values as a file of this name, replaced whole."""
         with plain_errors(self.path / name):
             self.path.mkdir(parents=True, exist_ok=True)
-            with replacing(self.path / name) as temporary:
-                temporary.write_text(json.dumps(values, indent=2) + "\n")
+            with replacing(self.path / name) as target:
+                target.write((json.dumps(values, indent=2) + "\n").encode())
 
     def read_json(self, name: str) -> dict[str, Any]:
         """What `write_json` wrote."""
         file = self.path / name
         try:
-            values = json.loads(file.read_text())
+            values = _parse(read_bytes(file))
         except FileNotFoundError:
             raise ValueError(
                 f"{self.path} is not a run: it has no {name}; give the folder of a training, or repeat the command "
                 "that was to begin it."
             ) from None
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
-            raise ValueError(f"{file} cannot be read as JSON; copy it again or start the run anew.") from None
+        if values is _NO_JSON:
+            raise ValueError(f"{file} cannot be read as JSON; copy it again or start the run anew.")
         if not isinstance(values, dict):
             raise ValueError(f"{file} does not hold a table of settings; copy it again or start the run anew.")
+        wrong = _wrong_in_data(values) if name == "data.json" else None
+        if wrong is not None:
+            raise ValueError(f"{file} is damaged: its {wrong} is not of the kind expected; copy it again.")
         return values
+
+    def read_log(self) -> list[dict[str, Any]]:
+        """The rows of log.jsonl, each with its step and loss."""
+        rows = read_rows(self.log)
+        for number, row in enumerate(rows, start=1):
+            numbers = (row.get("loss"), row.get("error", 0.0))
+            if not _is_count(row.get("step")) or any(type(value) not in (int, float) for value in numbers):
+                raise ValueError(f"Line {number} of {self.log} does not tell step and loss; remove it.")
+        return rows
 
     def start(self, recipe: Mapping[str, Any]) -> None:
         """Write the recipe, or make sure that the folder already holds this one."""
@@ -139,6 +153,35 @@ class Run:
         return self.read_json("recipe.json")
 
 
+def _wrong_in_data(facts: Mapping[str, Any]) -> str | None:
+    """The first entry of data.json that is of the wrong type; a run of an earlier version may lack some."""
+    parts = facts.get("parts", {part: [] for part in PARTS})
+    if not isinstance(parts, dict) or not all(_are(_is_count, parts.get(part)) for part in PARTS):
+        return "parts"
+    if not _are(_is_text, facts.get("digests", [])):
+        return "digests"
+    return next((key for key in ("path", "fingerprint") if not _is_text(facts.get(key, ""))), None)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _are(check: Callable[[object], bool], values: object) -> bool:
+    return isinstance(values, list) and all(map(check, values))
+
+
+_NO_JSON = object()
+
+
+def _parse(data: bytes | str) -> Any:
+    """What this JSON says; `_NO_JSON` where it is none, too deeply nested, or has an integer of thousands of digits."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return _NO_JSON
+
+
 def _differences(first: Mapping[str, Any], second: Mapping[str, Any], where: str = "") -> list[str]:
     """The settings that differ, by their dotted names."""
     found = []
@@ -151,26 +194,42 @@ def _differences(first: Mapping[str, Any], second: Mapping[str, Any], where: str
     return found
 
 
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""As safetensors names them."""
+
+
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
-    """Named tensors and plain facts into one safetensors file, replaced whole."""
-    contents = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    notes = {"format": FORMAT, "package": __version__, "facts": json.dumps(facts)}
+    """Named tensors and plain facts into one safetensors file, replaced whole; equal contents give equal bytes.
+
+    The library's own `save_file` orders the metadata at random and makes files that only their owner can read.
+    """
+    # Wide types first, as the library has them: every tensor is then aligned.
+    contents = sorted(tensors.items(), key=lambda one: (-one[1].element_size(), one[0]))
+    header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts), "format": FORMAT, "package": __version__}}
+    end = 0
+    for name, tensor in contents:
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
     kept = ", and the file before it is kept" if path.exists() else ""
     with plain_errors(path, kept):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            try:
-                save_file(contents, temporary, metadata=notes)
-            except SafetensorError as error:
-                raise _system_error(error) from error
-
-
-def _system_error(error: SafetensorError) -> OSError:
-    """safetensors tells what the system said in its message only: "... (os error 28)"."""
-    _, _, number = str(error).partition("os error ")
-    digits = number.partition(")")[0]
-    code = int(digits) if digits.isdigit() else 0
-    return OSError(code, os.strerror(code) if code else str(error))
+        with replacing(path) as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for _, tensor in contents:
+                file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def read_tensors(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -189,6 +248,9 @@ def read_facts(path: Path) -> dict[str, Any]:
 def _opened(path: Path, device: torch.device | str) -> Iterator[tuple[Any, dict[str, Any]]]:
     if not path.exists():
         raise ValueError(f"There is no file {path}; train the run first.")
+    if not path.is_file():
+        raise ValueError(f"{path} is not a plain file; copy the run again.")
+    damaged = ValueError(f"{path} is truncated or damaged; copy it again or go back to an earlier one.")
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             notes = file.metadata() or {}
@@ -197,11 +259,28 @@ def _opened(path: Path, device: torch.device | str) -> Iterator[tuple[Any, dict[
                     f"{path} was not written by this version of sigmasolver: its format is "
                     f"{notes.get('format', 'not named')}, and {FORMAT} is read."
                 )
-            yield file, json.loads(notes["facts"])
-    except PermissionError:
-        raise ValueError(f"This user may not read {path}; ask its owner.") from None
-    except (SafetensorError, OSError, KeyError, json.JSONDecodeError):
-        raise ValueError(f"{path} is truncated or damaged; copy it again or go back to an earlier one.") from None
+            facts = _parse(notes.get("facts", ""))
+            if not isinstance(facts, dict) or not all(_is_count(facts.get(key, 0)) for key in ("step", "steps")):
+                raise damaged
+            yield file, _Facts(path, facts)
+    except (SafetensorError, OSError):
+        read_bytes(path)  # says so where it may not be read, which the library does not
+        raise damaged from None
+
+
+class _Facts(dict[str, Any]):
+    """The facts of a file, which says so where one is missing."""
+
+    def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
+        super().__init__(facts)
+        self.path = path
+
+    def __missing__(self, key: str) -> Any:
+        raise ValueError(f"{self.path} does not tell its {key}; copy it again or go back to an earlier one.")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
@@ -241,15 +320,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     rows = []
-    try:
-        *lines, _ = path.read_bytes().split(b"\n")
-    except PermissionError:
-        raise ValueError(f"This user may not read {path}; ask its owner.") from None
+    *lines, _ = read_bytes(path).split(b"\n")
     for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except (json.JSONDecodeError, UnicodeDecodeError):
-            row = None
+        row = _parse(line)
         if not isinstance(row, dict):
             raise ValueError(f"Line {number} of {path} is not a JSON row; remove it.")
         rows.append(row)
@@ -258,8 +331,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def replace_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """These rows and no others, replaced whole."""
-    with plain_errors(path, ", and the rows are as they were"), replacing(path) as temporary:
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with plain_errors(path, ", and the rows are as they were"), replacing(path) as file:
+        file.writelines((json.dumps(row) + "\n").encode() for row in rows)
 
 
 def provenance(device: torch.device) -> dict[str, str]:

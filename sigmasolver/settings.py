@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 __all__ = ["check_types", "from_plain", "near_names", "override", "row", "to_plain"]
 
 T = TypeVar("T")
+SHOWN = 200
+"""Characters of a wrong value that a message shows."""
 
 
 def near_names(name: str, names: Sequence[str]) -> str:
@@ -73,7 +75,7 @@ def check_types(value: object) -> None:
     for field in fields(typing.cast(Any, value)):
         given, kind = _python(getattr(value, field.name)), kinds[field.name]
         if not _fits(given, kind):
-            raise ValueError(f"{field.name} must be {_words(kind)}, not {given!r}.")
+            raise ValueError(f"{field.name} must be {_words(kind)}, not {_short(given)}.")
         object.__setattr__(value, field.name, _convert(given, kind))
 
 
@@ -112,7 +114,7 @@ def from_plain(kind: type[T], plain: object, where: str = "") -> T:
         elif _fits(value, kinds[key]):
             values[key] = _convert(value, kinds[key])
         else:
-            raise ValueError(f"{place} must be {_words(kinds[key])}, not {value!r}.")
+            raise ValueError(f"{place} must be {_words(kinds[key])}, not {_short(value)}.")
     missing = [
         key
         for key, field in known.items()
@@ -131,7 +133,7 @@ def _read(kind: Any, text: str, whole: str) -> object:
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         literal = text
     if not _fits(literal, kind):
-        raise ValueError(f'{whole} must be {_words(kind)}, not "{text}".')
+        raise ValueError(f'{whole} must be {_words(kind)}, not "{text if len(text) < SHOWN else text[:SHOWN] + "…"}".')
     return _convert(literal, kind)
 
 
@@ -151,13 +153,24 @@ def _fits(literal: object, kind: Any) -> bool:
         return number and abs(typing.cast(float, literal)) <= sys.float_info.max  # false for NaN, too
     if kind is str:
         return isinstance(literal, str) and literal.isprintable()
-    return isinstance(literal, kind) and (kind is bool or not isinstance(literal, bool))
+    if kind is int:
+        return isinstance(literal, int) and not isinstance(literal, bool) and -(2**63) <= literal < 2**63
+    return isinstance(literal, kind)
 
 
 def _convert(literal: Any, kind: Any) -> object:
     if isinstance(literal, tuple | list):
         return tuple(literal)
     return float(literal) if kind is float else literal
+
+
+def _short(value: object) -> str:
+    """A value as a message shows it; an integer of thousands of digits has no text in Python."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) < SHOWN else text[:SHOWN] + "…"
 
 
 def _words(kind: Any) -> str:

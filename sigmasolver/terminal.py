@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -16,6 +14,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Table
 from rich.text import Text
 
+from sigmasolver.interrupts import Interrupts
 from sigmasolver.report.sample import sample_of
 from sigmasolver.report.study import YARDSTICKS
 from sigmasolver.report.study import Table as Cells
@@ -27,7 +26,6 @@ if TYPE_CHECKING:  # --help answers at once without torch
     from sigmasolver.train.loop import Progress as Step
 
 __all__ = [
-    "Interrupts",
     "Mover",
     "console",
     "folder_labels",
@@ -52,37 +50,6 @@ def _depth(own: tuple[str, ...], parts: Sequence[tuple[str, ...]]) -> int:
 def console(stderr: bool = False) -> Console:
     """Plain text: a file name or a unit may hold brackets, which rich would read as markup."""
     return Console(stderr=stderr, highlight=False, markup=False)
-
-
-class Interrupts:
-    """Ctrl-C, remembered: raised inside a lock of the standard library it may come out as another error, or get lost.
-
-    What moves a bar looks here, so that a lost one is raised again with the next step.
-    """
-
-    asked = False
-
-    def __enter__(self) -> None:
-        Interrupts.asked = False
-        # What ignores Ctrl-C, as in the background, or hears it otherwise goes on doing so.
-        self.ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if self.ours:
-            signal.signal(signal.SIGINT, self._heard)
-
-    def __exit__(self, *_: object) -> None:
-        if self.ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        Interrupts.asked = False
-
-    @staticmethod
-    def _heard(number: int, frame: FrameType | None) -> None:
-        Interrupts.asked = True
-        signal.default_int_handler(number, frame)
-
-    @staticmethod
-    def heed() -> None:
-        if Interrupts.asked:
-            raise KeyboardInterrupt
 
 
 class Rate(ProgressColumn):

@@ -58,8 +58,13 @@ def build(recipe: Recipe, inputs: Normaliser, targets: Normaliser, time_scale: T
 
 def skeleton(recipe: Recipe) -> nn.Module:
     """The network without its numbers: a mistake in its sizes or options shows here."""
-    with torch.device("meta"):
-        return build_solver(recipe.model.name, recipe.model.config(recipe.task))
+    try:
+        with torch.device("meta"):
+            return build_solver(recipe.model.name, recipe.model.config(recipe.task))
+    except (RuntimeError, OverflowError):  # more bytes than 64 bits can count
+        raise ValueError(
+            f"The model {recipe.model.name} of width {recipe.model.width} is larger than any memory; make it smaller."
+        ) from None
 
 
 def begin(run: Run, recipe: Recipe) -> None:
@@ -139,7 +144,7 @@ def read_normalisers(run: Run) -> tuple[Normaliser, Normaliser]:
     try:
         inputs, targets = (Normaliser.from_dict(facts[name]) for name in ("inputs", "targets"))
         return inputs, targets
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError, RuntimeError, ValueError):
         raise ValueError(f"normaliser.json of {run.path} is not whole; copy it again or start the run anew.") from None
 
 
@@ -171,9 +176,9 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Forecaster:
         raise ValueError(f"{run.path} is not finished; go on with: sigmasolver train --resume {run.path}")
     tensors, _ = read_tensors(run.weights, device)
     inputs, targets = read_normalisers(run)
-    forecaster = build(recipe, inputs, targets, read_time_scale(run, recipe))
-    held, wanted = {name: tuple(t.shape) for name, t in tensors.items()}, forecaster.model.state_dict()
+    held, wanted = {name: tuple(t.shape) for name, t in tensors.items()}, skeleton(recipe).state_dict()
     if held != {name: tuple(t.shape) for name, t in wanted.items()}:
         raise ValueError(f"The weights of {run.path} do not fit the model of its recipe; copy the whole folder again.")
+    forecaster = build(recipe, inputs, targets, read_time_scale(run, recipe))
     forecaster.model.load_state_dict(tensors)
     return forecaster.to(device).eval()

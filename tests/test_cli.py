@@ -19,8 +19,9 @@ import sigmasolver
 from sigmasolver.cli import main
 from sigmasolver.data.header import header_of
 from sigmasolver.data.store import Writer, open_store
+from sigmasolver.interrupts import Interrupts
 from sigmasolver.simulate import SIMULATORS
-from sigmasolver.terminal import Interrupts, progress
+from sigmasolver.terminal import progress
 
 ROOT = Path(sigmasolver.__file__).parents[1]
 SMALL = ["--set", "grid=32", "--set", "stored=16", "--set", "step=0.03125", "--set", "frames=3"]

@@ -12,7 +12,6 @@ from sigmasolver.data import slots
 from sigmasolver.data.generate import generate
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.deliver import forecast_file
-from sigmasolver.files import new_name
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run
 from sigmasolver.tasks import Task
@@ -297,7 +296,7 @@ def test_too_few_frames_for_thinning_counts_stored_frames(made, tmp_path):
         forecast_file(made / "thin", tmp_path / "two.h5", 3, tmp_path / "out.npy", CPU)
 
 
-@pytest.mark.parametrize("kind", [".npy", ".npz"])
+@pytest.mark.parametrize("kind", [".npy", ".npz", ".h5"])
 def test_a_full_disk_leaves_nothing_behind(made, tmp_path, kind):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))  # beyond it the system refuses to write
@@ -311,10 +310,10 @@ def test_a_full_disk_leaves_nothing_behind(made, tmp_path, kind):
 
 def test_two_forecasts_into_one_file_do_not_meet(made, tmp_path):
     out = tmp_path / "out.h5"
-    held = slots.lock(new_name(out))
+    held = slots.lock(out)
     with pytest.raises(ValueError, match="Another process is writing"):
         forecast_file(made / "full", made / "waves.h5", 2, out, CPU)
-    slots.unlock(new_name(out), held)
+    slots.unlock(out, held)
     assert not list(tmp_path.iterdir())
     forecast_file(made / "full", made / "waves.h5", 2, out, CPU)
     assert list(tmp_path.iterdir()) == [out]

@@ -17,11 +17,11 @@ def run(*words):
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=ROOT)
 
 
-def test_import_loads_nothing_heavy_but_torch():
-    code = "import json, sys, sigmasolver; print(json.dumps(sorted(m.partition('.')[0] for m in sys.modules)))"
+@pytest.mark.parametrize(("more", "heavy"), [("", set()), ("; sigmasolver.build_model", {"torch", "numpy"})])
+def test_import_loads_nothing_heavy_and_a_model_only_torch(more, heavy):
+    code = f"import json, sys, sigmasolver{more}; print(json.dumps(sorted(m.partition('.')[0] for m in sys.modules)))"
     loaded = set(json.loads(run("-c", code).stdout))
-    assert "torch" in loaded
-    assert not loaded & {"scipy", "h5py", "matplotlib", "jinja2", "typer", "rich"}
+    assert loaded & {"torch", "numpy", "scipy", "h5py", "matplotlib", "jinja2", "typer", "rich"} == heavy
 
 
 def test_the_package_says_it_is_typed():

@@ -5,30 +5,35 @@ Heavy imports stand inside the commands, so that `--help` and a typing mistake a
 
 from __future__ import annotations
 
+import io
 import sys
+from collections.abc import Sequence
 
 from sigmasolver.cli import data, diagnose, learn, ledger, measure, plan, report, use
 from sigmasolver.cli.app import app
+from sigmasolver.interrupts import STOPPED, Interrupts
 from sigmasolver.memory import keep_freed_memory
-from sigmasolver.terminal import Interrupts, console
+from sigmasolver.terminal import console
 
 __all__ = ["app", "data", "diagnose", "learn", "ledger", "main", "measure", "plan", "report", "use"]
 
 
 def main() -> None:
     keep_freed_memory()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot show must not end the command
+        sys.stdout.reconfigure(errors="backslashreplace")
     errors = console(stderr=True)
-    stopped = "sigmasolver: stopped; the same command continues."
     with Interrupts():
         try:
+            _check_names(sys.argv[1:])
             app()
         except SystemExit as leaving:  # typer ends every command so, Ctrl-C with 130
             if leaving.code == 130:
-                errors.print(stopped, soft_wrap=True)
+                errors.print(STOPPED, soft_wrap=True)
             raise
         except Exception as error:
             if Interrupts.asked:
-                errors.print(stopped, soft_wrap=True)
+                errors.print(STOPPED, soft_wrap=True)
                 sys.exit(130)
             sentence = _sentence(error)
             if sentence is None:
@@ -37,10 +42,20 @@ def main() -> None:
             sys.exit(2)
 
 
+def _check_names(words: Sequence[str]) -> None:
+    """Files and messages here are UTF-8, and a name that is not could be written into neither."""
+    for word in words:
+        if not word.isascii() and word.encode(errors="replace").decode() != word:
+            shown = word.encode(errors="backslashreplace").decode()
+            raise ValueError(f'"{shown}" is not UTF-8; rename the file or folder.')
+
+
 def _sentence(error: Exception) -> str | None:
     """What to tell the user, or None for a fault of ours, which keeps its traceback."""
     if isinstance(error, ValueError):
         return str(error)
+    if isinstance(error, PermissionError) and error.filename is not None:
+        return f"Permission denied: this user may not use {error.filename}; ask its owner."
     if isinstance(error, MemoryError) or "allocate" in str(error) or "out of memory" in str(error):
         return "There is not enough memory for this; ask for a coarser grid, fewer frames or fewer trajectories."
     return None

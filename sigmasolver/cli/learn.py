@@ -237,11 +237,9 @@ def _as_store(
 
 
 def say_trained(run: Run, world: World) -> None:
-    from sigmasolver.runs import read_rows
-
     if not world.first:
         return
-    last = (read_rows(run.log) or [{}])[-1]
+    last = (run.read_log() or [{}])[-1]
     loss = f", {last['step']} steps, loss {last['loss']:.4g}" if last else ""
     error = f", validation error {100 * last['error']:.3g} %" if last.get("error") is not None else ""
     done = "trained" if run.finished else "stopped"

@@ -33,5 +33,5 @@ def ledger(
     with plain_errors(page):
         page.parent.mkdir(parents=True, exist_ok=True)
         with replacing(page) as temporary:
-            temporary.write_text(text)
+            temporary.write(text.encode())
     console().print(f"{file}: {len(rows)} rows of {len({row['run'] for row in rows})} runs\n{page}", soft_wrap=True)

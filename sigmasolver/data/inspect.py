@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ import numpy as np
 
 from sigmasolver.data.header import Header, StoreError
 from sigmasolver.data.store import Reader, open_store
+from sigmasolver.files import plain_errors, replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -198,6 +200,7 @@ def draw(path: str | Path, picture: str | Path, index: int = 0, columns: int = 5
     """
     from matplotlib.figure import Figure
 
+    picture = Path(picture)
     with open_store(path) as store:
         header = store.header
         if not 0 <= index < len(store):
@@ -220,10 +223,13 @@ def draw(path: str | Path, picture: str | Path, index: int = 0, columns: int = 5
     for panel, frame in zip(axes[0], frames, strict=True):
         panel.set_title(f"t = {header.layout.times[frame]:.4g}", fontsize=10)
     figure.suptitle(_title(header, index), fontsize=11)
+    drawn = BytesIO()
     try:
-        figure.savefig(picture)
-    except (OSError, ValueError) as error:
+        figure.savefig(drawn, format=picture.suffix.removeprefix(".") or "png")
+    except ValueError as error:  # an ending that matplotlib does not know
         raise StoreError(f"The picture {picture} cannot be written: {error}.") from error
+    with plain_errors(picture, kind=StoreError), replacing(picture) as file:
+        file.write(drawn.getvalue())
 
 
 def _plane(frame: np.ndarray) -> np.ndarray:

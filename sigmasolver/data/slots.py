@@ -1,26 +1,30 @@
 """The bytes under the store: how a file is made, and how trajectories enter it so that a kill does no harm.
 
-HDF5 writes the file once, empty but at full size (a sparse file), closes it, and an atomic rename gives it
-its name. From then on no byte of HDF5's own structure changes: the dataset is uncompressed and allocated in
-one piece, so trajectory i lies at a known offset and is put there with plain writes, in the order values,
-digest, (with the last one: fingerprint), and at the end one byte in `whole`. A single byte cannot be half
-written: at every instant the file opens, and the trajectories marked whole are whole.
+HDF5 lays the file out once, empty but at full size. It does so in memory, since an HDF5 library whose file system
+refuses a write may crash; the few pages that it wrote go to a sparse file, and an atomic rename gives it its name. From
+then on no byte of HDF5's own structure changes: the dataset is uncompressed and allocated in one
+piece, so trajectory i lies at a known offset and is put there with plain writes, in the order values, digest, (with the
+last one: fingerprint), and at the end one byte in `whole`. A single byte cannot be half written: at every instant the
+file opens, and the trajectories marked whole are whole.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
 
 from sigmasolver.data.header import DTYPES, FORMAT, VERSION, Header, StoreError, canonical, fingerprint
+from sigmasolver.files import open_lock
 from sigmasolver.version import __version__
 
 __all__ = [
@@ -36,13 +40,17 @@ _CHUNK = 4 * 2**20
 """A trajectory up to this many bytes is one chunk; a longer one has a chunk per frame."""
 
 
-def create(path: Path, header: Header, count: int) -> None:
-    """An HDF5 file of full size with no whole trajectory yet; its bytes depend on the arguments only."""
+def create(target: BinaryIO, header: Header, count: int) -> None:
+    """Make the empty file `target` an HDF5 file of full size with no whole trajectory yet, and sync it.
+
+    Its bytes depend on the arguments only.
+    """
     dtype, shape = DTYPES[header.dtype], header.shape
     chunk = (1, *shape) if header.nbytes <= _CHUNK else (1, 1, *shape[1:])
     if int(np.prod(chunk, dtype=np.int64)) * dtype.itemsize >= 2**32:
         raise StoreError("One frame takes 4 GiB or more, which HDF5 cannot hold as one piece; use a coarser grid.")
-    with _new_file(path) as file:
+    pages = _Pages()
+    with _new_file(pages) as file:
         file.attrs["format"] = _text(FORMAT)
         file.attrs["version"] = VERSION
         file.attrs["package"] = _text(__version__)
@@ -64,11 +72,68 @@ def create(path: Path, header: Header, count: int) -> None:
         plan.set_obj_track_times(False)
         space = h5py.h5s.create_simple((count, *shape))
         h5py.h5d.create(file.id, b"fields", h5py.h5t.py_create(dtype), space, plan)
-    with open(path, "rb") as handle:
-        os.fsync(handle.fileno())
+    pages.copy_to(target)
+    os.fsync(target.fileno())
 
 
-def _new_file(path: Path) -> h5py.File:
+class _Pages(io.RawIOBase):
+    """A file in memory that holds only the pages that were written; the rest are zeros."""
+
+    SIZE = 4096
+
+    def __init__(self) -> None:
+        self._pages: dict[int, bytearray] = {}
+        self._position = self._end = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._end}[whence]
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def truncate(self, size: int | None = None) -> int:
+        self._end = self._position if size is None else size
+        return self._end
+
+    def write(self, data: Any) -> int:
+        with memoryview(data).cast("B") as view:
+            for page, inside, taken in self._pieces(len(view)):
+                self._pages.setdefault(page, bytearray(self.SIZE))[inside] = view[taken]
+            self._position += len(view)
+            self._end = max(self._end, self._position)
+            return len(view)
+
+    def readinto(self, target: Any) -> int:
+        with memoryview(target).cast("B") as view:
+            empty = bytes(self.SIZE)
+            for page, inside, taken in self._pieces(len(view)):
+                view[taken] = self._pages.get(page, empty)[inside]
+            self._position += len(view)
+            return len(view)
+
+    def _pieces(self, length: int) -> Iterator[tuple[int, slice, slice]]:
+        """The next `length` bytes page by page: the page, which bytes of it, and which of the `length` they are."""
+        start, stop = self._position, self._position + length
+        while start < stop:
+            page, inside = divmod(start, self.SIZE)
+            taken = min(self.SIZE - inside, stop - start)
+            done = start - self._position
+            yield page, slice(inside, inside + taken), slice(done, done + taken)
+            start += taken
+
+    def copy_to(self, target: BinaryIO) -> None:
+        for page, data in sorted(self._pages.items()):
+            target.seek(page * self.SIZE)
+            target.write(data[: max(0, self._end - page * self.SIZE)])
+        target.truncate(self._end)
+        target.flush()
+
+
+def _new_file(pages: _Pages) -> h5py.File:
     """The oldest format that has what is needed, so that other programs' older HDF5 reads it too.
 
     All attributes stay in the header of the file's root, which HDF5 guards by a checksum: elsewhere (in heaps, where
@@ -78,7 +143,8 @@ def _new_file(path: Path) -> h5py.File:
     creation.set_attr_phase_change(32, 0)
     creation.set_obj_track_times(False)  # or the bytes would depend on the hour
     access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
-    return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, creation, access))
+    access.set_fileobj_driver(h5py.h5fd.fileobj_driver, pages)
+    return h5py.File(h5py.h5f.create(b"in memory", h5py.h5f.ACC_TRUNC, creation, access))
 
 
 def _text(*texts: str, one: bool = True) -> np.ndarray:
@@ -161,7 +227,7 @@ def lock(path: Path) -> int:
     import fcntl  # not on Windows, where stores can only be read
 
     name = _lock_name(path)
-    held = os.open(name, os.O_RDWR | os.O_CREAT, 0o644)
+    held = open_lock(name)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -177,8 +243,9 @@ def lock(path: Path) -> int:
 
 
 def unlock(path: Path, held: int) -> None:
-    """Let go of the lock and remove its file."""
-    _lock_name(path).unlink(missing_ok=True)
+    """Let go of the lock and remove its file, unless it holds something: then it is not ours."""
+    if os.fstat(held).st_size == 0:
+        _lock_name(path).unlink(missing_ok=True)
     os.close(held)
 
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -20,10 +20,10 @@ import numpy as np
 from sigmasolver.data import slots
 from sigmasolver.data.header import DTYPES, FORMAT, VERSION, Header, OtherStoreError, StoreError, fingerprint
 from sigmasolver.data.isolated import ask
-from sigmasolver.files import new_name, plain_errors, take_name
+from sigmasolver.files import plain_errors, replacing, take_name, temporary
 from sigmasolver.simulate.simulator import Layout
 
-__all__ = ["Header", "Key", "Reader", "StoreError", "Writer", "is_store", "open_store"]
+__all__ = ["Header", "Key", "Reader", "StoreError", "Writer", "is_store", "open_store", "write_store"]
 
 Key: TypeAlias = int | slice | tuple[int | slice, ...]
 
@@ -47,7 +47,6 @@ class Writer:
             try:
                 self._file: slots.SlotFile | None = _prepare(self.path, header, count)
             except BaseException:
-                new_name(self.path).unlink(missing_ok=True)
                 slots.unlock(self.path, self._lock)
                 raise
 
@@ -99,8 +98,9 @@ def _prepare(path: Path, header: Header, count: int) -> slots.SlotFile:
     """Make sure that `path` is a store of this header with room for `count`, and open it."""
     if not path.exists() or _is_empty(path):
         slots.check_room(path, header.nbytes * count)
-        slots.create(new_name(path), header, count)
-        take_name(path)
+        with temporary(path) as file:
+            slots.create(file, header, count)
+            take_name(file, path)
         return slots.SlotFile(path, header, count)
     with open_store(path) as old:
         difference = old.header.difference(header)
@@ -122,18 +122,35 @@ def _is_empty(path: Path) -> bool:
 def _move_house(path: Path, old: Reader, count: int) -> slots.SlotFile:
     """Copy a store into one with room for `count`, and let the copy take its name once it is complete."""
     slots.check_room(path, old.header.nbytes * count)
-    slots.create(new_name(path), old.header, count)
-    new = slots.SlotFile(new_name(path), old.header, count)
-    try:
-        for index in range(len(old)):
-            new.put(old[index : index + 1])
-            if new.digests[index] != old.digests[index]:
-                raise StoreError(f"{path} is damaged in trajectory {index}; generate it again.")
-        take_name(path)
-    except BaseException:
-        new.close()
-        raise
+    with temporary(path) as file:
+        slots.create(file, old.header, count)
+        new = slots.SlotFile(Path(file.name), old.header, count)
+        try:
+            for index in range(len(old)):
+                new.put(old[index : index + 1])
+                if new.digests[index] != old.digests[index]:
+                    raise StoreError(f"{path} is damaged in trajectory {index}; generate it again.")
+            take_name(file, path)
+        except BaseException:
+            new.close()
+            raise
     return new
+
+
+def write_store(path: Path, header: Header, trajectories: np.ndarray) -> None:
+    """A finished store of these trajectories, which has its name only once it is complete."""
+    stored = slots.cast(trajectories, DTYPES[header.dtype])
+    with plain_errors(path, kind=StoreError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        held = slots.lock(path)
+        try:
+            slots.check_room(path, header.nbytes * len(stored))
+            with replacing(path) as file:
+                slots.create(file, header, len(stored))
+                with closing(slots.SlotFile(Path(file.name), header, len(stored))) as slot_file:
+                    slot_file.put(stored)
+        finally:
+            slots.unlock(path, held)
 
 
 class Reader:
@@ -352,7 +369,7 @@ def _diagnosis(path: Path, error: Exception) -> str:
     if not path.is_file():
         return f"{path} is not a file; give the store's own name."
     if isinstance(error, PermissionError):
-        return f"This user may not read {path}; ask its owner."
+        return f"Permission denied: this user may not read {path}; ask its owner."
     with suppress(OSError):
         if not h5py.is_hdf5(path):
             return f"{path} is not an HDF5 file; convert foreign files with import-data."

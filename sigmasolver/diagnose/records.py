@@ -85,10 +85,10 @@ def _plain(value: Any) -> Any:
 
 
 def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
-    with plain_errors(path), replacing(path) as temporary:
-        with open(temporary, "wb") as file:  # given a name, NumPy would add its own ending to it
-            np.savez_compressed(file, allow_pickle=False, **arrays)
-        return _hash(temporary)
+    with plain_errors(path), replacing(path) as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
+        file.flush()
+        return _hash(Path(file.name))
 
 
 def _read_arrays(path: Path, facts: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -25,8 +25,8 @@ PIXELS = 138
 def write_page(path: Path, study: Study) -> None:
     """Write the page of a study; a page that is already there is replaced whole."""
     text = render(study)
-    with plain_errors(path), replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    with plain_errors(path), replacing(path) as file:
+        file.write(text.encode())
 
 
 def render(study: Study) -> str:

@@ -15,7 +15,9 @@ from sigmasolver.data.domain import Domain, unevenly_spaced
 from sigmasolver.data.normalise import TimeScale, fit
 from sigmasolver.data.store import Reader, open_store
 from sigmasolver.data.windows import Split, Windows
+from sigmasolver.files import remove_abandoned
 from sigmasolver.forecast import Forecaster
+from sigmasolver.parallel import processes_here
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run
 from sigmasolver.settings import to_plain
@@ -58,6 +60,8 @@ def train_run(
     with open_store(path) as store:
         data, forecaster = _prepare(recipe, store, run, place)
         if run.finished:
+            if place.world.first:
+                remove_abandoned(run.resume)  # killed after its weights were kept, a run writes no state any more
             return
         with run.held("training") if place.world.first else nullcontext():
             train(recipe, data, forecaster.to(place.world.device), run, place, watch, stop=stop)
@@ -196,8 +200,7 @@ def memory_of(device: torch.device) -> int:
     """Bytes that a training may hope for: free on a GPU; on a CPU all of them, shared evenly by its processes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    sharers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // sharers
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // processes_here()
 
 
 def lies_on(windows: Windows, device: torch.device, memory: int) -> bool:

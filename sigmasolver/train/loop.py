@@ -23,7 +23,7 @@ from sigmasolver.data.windows import Windows
 from sigmasolver.forecast import Forecaster, rollout
 from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
-from sigmasolver.runs import Run, append_row, read_rows, read_tensors, replace_rows, write_tensors
+from sigmasolver.runs import Run, append_row, read_tensors, replace_rows, write_tensors
 from sigmasolver.train.engine import Place, Stepper, full
 from sigmasolver.train.schedule import OneCycle
 from sigmasolver.trained import begin, save
@@ -210,7 +210,7 @@ class _State:
         self.step, self.best, self.error = 0, math.inf, None
         if run.resume.exists():
             self._restore()
-        rows = [row for row in read_rows(run.log) if row["step"] <= self.step]
+        rows = [row for row in run.read_log() if row["step"] <= self.step]
         self.error = next((row["error"] for row in reversed(rows) if "error" in row), None)
         if world.first and run.log.exists():
             replace_rows(run.log, rows)  # what was logged after the state was kept will be done again
@@ -239,6 +239,10 @@ class _State:
                 f"{self.run.path} was begun with {facts['steps']} steps, and its data and recipe now give "
                 f"{self.steps}; go on with the same data, or choose another folder."
             )
+        if not self._complete(tensors) or not isinstance(facts["best"], float | int | None):
+            raise ValueError(
+                f"{self.run.resume} is not a complete state of this model; copy it again, or start the run anew."
+            )
         _load(stepper.model, _part(tensors, "model."))
         if stepper.average is not None:
             _load(stepper.average, _part(tensors, "average."))
@@ -256,9 +260,27 @@ class _State:
         self.step = int(facts["step"])
         self.best = math.inf if facts["best"] is None else facts["best"]
 
+    def _complete(self, tensors: dict[str, torch.Tensor]) -> bool:
+        """Whether these are all tensors of the model, of its average and of the optimiser, by name and shape."""
+        stepper = self.stepper
+        shapes = {str(index): one.shape for index, one in enumerate(stepper.model.parameters())}
+        states: dict[str, set[str]] = {}
+        for name, tensor in _part(tensors, "optimiser.").items():
+            index, _, key = name.partition(".")
+            if tensor.shape not in (torch.Size(()), shapes.get(index)) or index not in shapes:
+                return False
+            states.setdefault(index, set()).add(key)
+        alike = len(set(map(frozenset, states.values()))) == 1
+        averaged = stepper.average is None or _fits(stepper.average, _part(tensors, "average."))
+        return alike and averaged and _fits(stepper.model, _part(tensors, "model."))
+
 
 def _part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _fits(model: nn.Module, weights: dict[str, torch.Tensor]) -> bool:
+    return {name: t.shape for name, t in model.state_dict().items()} == {name: t.shape for name, t in weights.items()}
 
 
 def _load(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -142,10 +143,12 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     written = []
     facts: dict[str, dict[str, None]] = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
     for kind, metadata in facts.items():
-        path = folder / f"{name}.{kind}"
-        with plain_errors(path), style():
+        path, drawn = folder / f"{name}.{kind}", BytesIO()
+        with style():  # in memory: what draws answers a full disk with whatever error comes first
+            figure.savefig(drawn, format=kind, dpi=RESOLUTION, metadata=metadata)
+        with plain_errors(path):
             folder.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as temporary:
-                figure.savefig(temporary, format=kind, dpi=RESOLUTION, metadata=metadata)
+            with replacing(path) as file:
+                file.write(drawn.getvalue())
         written.append(path)
     return written

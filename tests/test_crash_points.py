@@ -1,0 +1,36 @@
+"""Killed before or after any write, rename and sync, every command that writes leaves whole files and starts again."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.crash_points import CASES
+
+ROOT = Path(__file__).parents[1]
+SOME = {"train": 60, "suite": 40, "measure": 6}
+"""Moments of commands that have hundreds of them, or take long; of the others all are tried."""
+
+
+def killed(folder, names, points):
+    words = [sys.executable, "-m", "tests.crash_points", str(folder), ",".join(names), str(points)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    for name, line in zip(names, done.stdout.splitlines(), strict=True):
+        told = json.loads(line)
+        assert told["case"] == name and told["wrong"] == [], told["wrong"]
+        assert told["moments"] >= 5 and told["killed"] >= min(told["moments"], points or told["moments"]) - 1
+
+
+def test_killed_in_the_middle(tmp_path):
+    killed(tmp_path, ["simulate", "forecast h5"], 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_killed_everywhere(tmp_path, name):
+    killed(tmp_path, [name], SOME.get(name, 0))

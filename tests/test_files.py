@@ -1,0 +1,268 @@
+"""Files that must survive: the user's own, those of a killed process, those of a full disk."""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from sigmasolver.data import slots
+from sigmasolver.data.inspect import draw
+from sigmasolver.data.store import StoreError, Writer, open_store, write_store
+from sigmasolver.diagnose.records import write_findings
+from sigmasolver.diagnose.subject import Findings
+from sigmasolver.files import open_lock, read_bytes, replacing
+from sigmasolver.report.figures.style import save
+from sigmasolver.report.page import Curve, Study, Table, write_page
+from sigmasolver.runs import Run, read_facts, read_rows, read_tensors, replace_rows, write_tensors
+from tests.data.test_store import HEADER, store, values
+
+ROOT = Path(__file__).parents[1]
+STUDY = Study("title", "summary", (Curve("model", (1, 2), (0.1, 0.2)),), Table(("model",), (("model",),)), None, ())
+
+
+def names(folder: Path) -> set[str]:
+    return {one.name for one in folder.iterdir()}
+
+
+def put(path: Path, data: bytes) -> None:
+    with replacing(path) as file:
+        file.write(data)
+
+
+# --- what is the user's own
+
+
+@pytest.mark.parametrize("what", ["records", "training", "diagnose"])
+def test_a_lock_leaves_alone_what_a_link_leads_to(tmp_path: Path, what: str) -> None:
+    mine, run = tmp_path / "thesis.tex", Run(tmp_path / "run")
+    mine.write_text("years of work")
+    run.path.mkdir()
+    (run.path / f"{what}.lock").symlink_to(mine)
+    with pytest.raises(ValueError, match=r"\.lock is a link .*; remove it\.$"), run.held(what):
+        pass
+    assert mine.read_text() == "years of work"
+
+
+def test_a_lock_keeps_what_stands_in_its_file(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    (tmp_path / "records.lock").write_text("mine")
+    with run.held("records"):
+        assert (tmp_path / "records.lock").read_text() == "mine"
+    (tmp_path / "a.h5.lock").write_text("mine")
+    store(tmp_path / "a.h5", values(1))
+    write_store(tmp_path / "b.h5", HEADER, values(1))
+    assert (tmp_path / "a.h5.lock").read_text() == "mine" and not (tmp_path / "b.h5.lock").exists()
+
+
+def test_a_store_does_not_write_through_the_link_of_its_lock(tmp_path: Path) -> None:
+    (tmp_path / "a.h5.lock").symlink_to(tmp_path / "made by a link")
+    with pytest.raises(ValueError, match="link"):
+        Writer(tmp_path / "a.h5", HEADER, 1)
+    assert names(tmp_path) == {"a.h5.lock"}
+
+
+def test_a_pipe_is_no_lock_and_no_file_of_a_run(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="not a plain file"):
+        open_lock(tmp_path / "pipe")
+    for read in (read_bytes, read_rows, read_tensors):
+        with pytest.raises(ValueError, match="not a plain file"):
+            read(tmp_path / "pipe")
+
+
+def write_all(folder: Path) -> list[str]:
+    """A file by each of the ways in which files are replaced; returns their names."""
+    run = Run(folder)
+    run.write_json("data.json", {"a": 1})
+    write_tensors(run.weights, {"a": torch.zeros(3)}, {"step": 1})
+    replace_rows(run.records, [{"a": 1}])
+    write_findings(run, "x", Findings([{"metric": "m", "value": 1.0}], {"a": values(1)}), {})
+    write_page(folder / "page.html", STUDY)
+    save(Figure(), folder, "figure")
+    store(folder / "a.h5", values(2))
+    with Writer(folder / "a.h5", HEADER, 3):  # grows, so it is copied
+        pass
+    write_store(folder / "b.h5", HEADER, values(1))
+    draw(folder / "a.h5", folder / "picture.png")
+    own = ["data.json", "weights.safetensors", "records.jsonl", "diagnose/x.jsonl", "diagnose/x.npz", "page.html"]
+    return [*own, "figure.png", "figure.pdf", "a.h5", "b.h5", "picture.png"]
+
+
+def test_temporaries_take_no_name_that_a_user_may_have_given(tmp_path: Path) -> None:
+    (tmp_path / "work" / "diagnose").mkdir(parents=True)
+    precious, made = tmp_path / "precious", write_all(tmp_path / "first")
+    precious.write_text("precious")
+    for number, name in enumerate(made):
+        mine = tmp_path / "work" / f"{name}.new"
+        mine.symlink_to(precious) if number % 2 else mine.write_text("mine")
+    assert write_all(tmp_path / "work") == made
+    for number, name in enumerate(made):
+        mine = tmp_path / "work" / f"{name}.new"
+        assert mine.read_text() == ("precious" if number % 2 else "mine") and (tmp_path / "work" / name).exists()
+
+
+def test_nothing_stays_beside_what_was_written(tmp_path: Path) -> None:
+    made = write_all(tmp_path)
+    assert {str(one.relative_to(tmp_path)) for one in tmp_path.rglob("*") if one.is_file()} == set(made)
+
+
+def test_what_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    put(tmp_path / "a", b"before")
+    with pytest.raises(KeyError), replacing(tmp_path / "a") as file:
+        file.write(b"after")
+        raise KeyError
+    assert (tmp_path / "a").read_bytes() == b"before" and names(tmp_path) == {"a"}
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+    code = "import os, sys; from pathlib import Path; from sigmasolver.files import replacing\n"
+    code += "with replacing(Path(sys.argv[1])) as file: file.write(b'torn'); file.flush(); os.kill(os.getpid(), 9)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for name in ("a", "ab"):
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], env=environment)
+    assert len(names(tmp_path)) == 2 and not (tmp_path / "a").exists()
+    with replacing(tmp_path / "a") as file:
+        file.write(b"first")
+        put(tmp_path / "a", b"second")
+        assert len(names(tmp_path)) == 3, "that of the dead writer of `ab`, `a`, and what is being written"
+    assert (tmp_path / "a").read_bytes() == b"first"
+    put(tmp_path / "ab", b"")
+    assert names(tmp_path) == {"a", "ab"}
+
+
+def test_a_name_as_long_as_names_may_be(tmp_path: Path) -> None:
+    name = "ü" * 127
+    put(tmp_path / name, b"long")
+    assert names(tmp_path) == {name}
+
+
+# --- who may read
+
+
+def test_modes_follow_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        made = write_all(tmp_path)
+    finally:
+        os.umask(before)
+    assert {name: oct(stat.S_IMODE((tmp_path / name).stat().st_mode)) for name in made} == dict.fromkeys(made, "0o640")
+
+
+@contextmanager
+def another_user(folder: Path) -> Iterator[None]:
+    """Root may read everything, so a user who is not root reads here."""
+    for one in (folder, *list(folder.parents)[:3]):
+        one.chmod(one.stat().st_mode | 0o055)
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for name in write_all(tmp_path):
+        (tmp_path / name).chmod(0)
+    readers = [
+        lambda: run.read_json("data.json"),
+        lambda: read_tensors(run.weights),
+        lambda: read_facts(run.weights),
+        lambda: run.digest,
+        lambda: read_rows(run.records),
+        lambda: open_store(tmp_path / "a.h5"),
+    ]
+    with another_user(tmp_path):
+        for read in readers:
+            with pytest.raises(ValueError, match="Permission denied: this user may not read"):
+                read()
+
+
+# --- full disks
+
+
+WRITES = {
+    "a.h5": lambda folder: Writer(folder / "a.h5", HEADER, 6),
+    "b.h5": lambda folder: write_store(folder / "b.h5", HEADER, values(3)),
+    "figure.png": lambda folder: save(Figure(), folder, "figure"),
+    "picture.png": lambda folder: draw(folder / "c.h5", folder / "picture.png"),
+}
+SIZES = (0, 2000)
+
+
+def write_with_limits(folder: str) -> None:
+    """Each write in a fork whose files may not be longer than this; beyond it the system refuses, as a full disk."""
+    Figure().savefig(BytesIO())  # so that no fork has to look for fonts
+    for name, write in WRITES.items():
+        for size in SIZES:
+            if os.fork() == 0:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+                with suppress(BaseException):
+                    try:
+                        write(Path(folder) / f"{name}-{size}")
+                    except ValueError as error:
+                        sys.__stdout__.write(f"{name} {size} {error}\n")
+                        sys.__stdout__.flush()
+                sys.exit(0)
+            os.wait()
+
+
+def test_a_full_disk_is_one_sentence_and_all_is_as_it_was(tmp_path: Path) -> None:
+    before = {}
+    for folder in (tmp_path / f"{name}-{size}" for name in WRITES for size in SIZES):
+        folder.mkdir()
+        store(folder / "c.h5", values(2))
+        if not folder.name.startswith("b.h5"):  # what is replaced must survive
+            store(folder / "a.h5", values(3))
+            (folder / "figure.png").write_text("before")
+            (folder / "picture.png").write_text("before")
+        before[folder] = {one.name: one.read_bytes() for one in folder.iterdir()}
+    code = "import sys; from tests.test_files import write_with_limits; write_with_limits(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    said = done.stdout.splitlines()
+    for line, (name, size) in zip(said, ((name, size) for name in WRITES for size in SIZES), strict=True):
+        path = tmp_path / f"{name}-{size}" / name
+        assert line.startswith(f"{name} {size} {path} cannot be written: the disk or the user's share of it is full")
+    assert {folder: {one.name: one.read_bytes() for one in folder.iterdir()} for folder in before} == before
+
+
+def test_the_layout_takes_as_little_room_as_it_has_bytes(tmp_path: Path) -> None:
+    """HDF5 lays the file out in memory: a store far larger than the memory is no larger there than its header."""
+    import numpy as np
+
+    from sigmasolver.data.header import Header
+    from sigmasolver.simulate.simulator import Layout
+
+    axis = np.arange(1000.0)
+    header = Header(Layout(("u",), ("1",), ("open",) * 2, (axis, axis), np.arange(50.0)), "test", {})
+    with open(tmp_path / "a.h5", "x+b") as file:
+        slots.create(file, header, 10_000)
+    assert (tmp_path / "a.h5").stat().st_size > 2e12 and 512 * (tmp_path / "a.h5").stat().st_blocks < 2e6
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 8e6
+    assert open_store(tmp_path / "a.h5").count == 10_000
+
+
+def test_store_errors_stay_store_errors(tmp_path: Path) -> None:
+    (tmp_path / "folder").write_text("a file")
+    with pytest.raises(StoreError, match="cannot be written"):
+        write_store(tmp_path / "folder" / "a.h5", HEADER, values(1))

@@ -94,7 +94,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the last step was taken and its weights are there; a finished run needs no resume state."""
+        """Whether the last step was taken and its weights are there; final weights need no resume state to tell."""
         if not self.weights.exists():
             return False
         facts = read_facts(self.resume if self.resume.exists() else self.weights)

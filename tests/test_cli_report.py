@@ -63,6 +63,26 @@ def test_a_terminal_gets_bold_and_underlined_numbers_and_no_number_loses_its_end
     assert call("table", "main", run, "--latex").stdout.startswith("\\begin{tabular}")
 
 
+def test_runs_by_different_recipes_are_not_seeds_of_each_other(tmp_path):
+    def run(name, seed, width):
+        made_run = folder(tmp_path / f"ns2d-{name}-{seed}", made.errors("ns2d", "physolver", seed))
+        recipe = {"model": {"width": width}, "train": {"seed": seed}}
+        (made_run / "recipe.json").write_text(json.dumps(recipe))
+        return made_run
+
+    def table(*runs):
+        done = call("table", "main", *runs)
+        assert done.exit_code == 0, done.output
+        return [
+            line.split(" | ")[:2] for line in done.stdout.splitlines() if line.startswith("| ") and "| ours" in line
+        ]
+
+    full, matched = ([run(name, seed, width) for seed in (42, 43)] for name, width in (("full", 128), ("other", 160)))
+    assert table(*full) == [["| Physolver", "ours, 2 seeds"]]
+    assert table(full[0], matched[1]) == [["| ns2d-full", "ours, 1 seed"], ["| ns2d-other", "ours, 1 seed"]]
+    assert table(*full, *matched) == [["| ns2d-full", "ours, 2 seeds"], ["| ns2d-other", "ours, 2 seeds"]]
+
+
 def test_a_figure_goes_to_its_folder_and_keeps_to_the_conditions(tmp_path):
     rows = made.errors("ns2d", "physolver") + made.errors("ns2d", "physolver", horizon=20)
     run = folder(tmp_path / "run", rows)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["figure", "report", "table"]
 
+SWEEPS = ("scaling",)
+"""Tables and figures of runs whose recipes differ on purpose."""
 Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 Where = Annotated[
     list[str] | None,
@@ -52,7 +54,7 @@ def figure(
     drawing = row(FIGURES, name, "figure")
     if field is not None and not drawing.by_field:
         raise ValueError(f"The figure {name} shows no field; leave --field out.")
-    rows, arrays = _records(runs, drawing.needs, where or [])
+    rows, arrays = _records(runs, drawing.needs, where or [], name in SWEEPS)
     for path in save(drawing.with_sample(Material(rows, arrays, field)), out, name):
         console().print(str(path), soft_wrap=True)
 
@@ -79,7 +81,7 @@ def table(
     from sigmasolver.settings import row
 
     wanted = row(TABLES, name, "table")
-    rows, _ = _records(runs, wanted.needs, where or [])
+    rows, _ = _records(runs, wanted.needs, where or [], name in SWEEPS)
     made, screen = wanted.make(rows), console()
     if screen.is_terminal and not latex:
         screen.print(made.caption)
@@ -108,27 +110,37 @@ def report(
         typer.launch(out.resolve().as_uri())
 
 
-def _records(paths: Sequence[Path], needs: Sequence[Need], conditions: Sequence[str]) -> tuple[Rows, Arrays]:
+def _records(
+    paths: Sequence[Path], needs: Sequence[Need], conditions: Sequence[str], sweep: bool
+) -> tuple[Rows, Arrays]:
     """The rows of evaluations and of the diagnoses that are needed, and the arrays of these by the name of the run."""
     from sigmasolver.report.rows import refuse_mixed_cohorts, runs_in
 
     diagnostics = tuple(dict.fromkeys(name for need in needs if (name := need.facts.get("diagnostic")) is not None))
-    rows, found = _read(paths, diagnostics, needs, conditions)
+    rows, found = _read(paths, diagnostics, needs, conditions, sweep)
     refuse_mixed_cohorts([row for row in rows if any(need.takes(row) for need in needs)])
     return rows, {run: {k: v for held in found.values() for k, v in held.get(run, {}).items()} for run in runs_in(rows)}
 
 
 def _read(
-    paths: Sequence[Path], diagnostics: Sequence[str], needs: Sequence[Need], conditions: Sequence[str]
+    paths: Sequence[Path],
+    diagnostics: Sequence[str],
+    needs: Sequence[Need],
+    conditions: Sequence[str],
+    sweep: bool = False,
 ) -> tuple[Rows, dict[str, Arrays]]:
-    """The rows of these runs, and of each diagnostic the arrays by run; what is needed and not there is said."""
+    """The rows of these runs, and of each diagnostic the arrays by run; what is needed and not there is said.
+
+    Runs of one model by different recipes are not seeds of each other: outside of a `sweep` their names say so.
+    """
     from sigmasolver.diagnose.records import read_findings
     from sigmasolver.report.rows import once, where
     from sigmasolver.runs import read_rows
 
     rows: list[dict[str, Any]] = []
     arrays: dict[str, dict[str, dict[str, np.ndarray]]] = {}
-    for own, copies in _labelled(paths).items():
+    labelled = _labelled(paths)
+    for own, copies in labelled.items():
         mine = [row for run in copies for row in read_rows(run.records)]
         for name in diagnostics:
             made = next((made for run in copies if (made := read_findings(run, name)) is not None), None)
@@ -140,7 +152,40 @@ def _read(
                 raise ValueError(need.missing(str(copies[0].path)))
         folders = [run.path.resolve().name for run in copies]
         rows += once([{**row, "run": own, "folders": folders, "measured_as": row.get("run")} for row in mine])
+    if not sweep:
+        names = _names_by_recipe(rows, {own: copies[0] for own, copies in labelled.items()})
+        rows = [{**row, "model": names.get((row["run"], row["model"]), row["model"])} for row in rows]
     return where(rows, conditions), dict(arrays)
+
+
+def _names_by_recipe(rows: Sequence[dict[str, Any]], runs: dict[str, Run]) -> dict[tuple[str, str], str]:
+    """By run and model, a name in place of the model where a task has runs of it by several recipes: that of the folder
+    without its seed, so that the seeds of one recipe still count as such."""
+    groups: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
+    for row in rows:
+        if row.get("seed") is not None:
+            recipe = _recipe_without_seed(runs[row["run"]])
+            short = row["run"].removesuffix(f"-{row['seed']}")
+            groups.setdefault((row["task"], row["model"]), {}).setdefault(recipe, {})[row["run"]] = short
+    named: dict[tuple[str, str], str] = {}
+    for (_, model), recipes in groups.items():
+        if len(recipes) > 1:
+            shorts = [set(held.values()) for held in recipes.values()]
+            clear = all(len(one) == 1 for one in shorts) and len(set.union(*shorts)) == len(shorts)
+            named |= {(run, model): short if clear else run for held in recipes.values() for run, short in held.items()}
+    return named
+
+
+def _recipe_without_seed(run: Run) -> str:
+    """Settings that an older recipe does not name have their defaults."""
+    from sigmasolver.trained import recipe_in
+
+    try:
+        recipe = recipe_in(run).to_plain()
+    except ValueError:
+        recipe = run.recipe()
+    train = {key: value for key, value in recipe.get("train", {}).items() if key != "seed"}
+    return json.dumps({**recipe, "train": train}, sort_keys=True)
 
 
 def _labelled(paths: Sequence[Path]) -> dict[str, list[Run]]:

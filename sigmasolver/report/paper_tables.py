@@ -101,12 +101,10 @@ def model_table(name: str, rows: Rows) -> Table:
             lines.append((model_label(model), _origin(counts), [_cell(one) for one in values]))
     if published.promotion:
         rules.append(len(lines))
-        ours = {PAPER: [number.value for number in known[OURS][1]], MEASURED: [_mean(held, OURS) for held in measured]}
-        lines += [
-            (PROMOTION, origin, _promotions(published, values))
-            for origin, values in ours.items()
-            if origin == PAPER or OURS in models
-        ]
+        lines.append((PROMOTION, PAPER, [f"{number} %" for number in published.promotion]))
+        if OURS in models:
+            gains = _promotions(published, [_mean(held, OURS) for held in measured])
+            lines.append((PROMOTION, MEASURED, gains))
     bold: set[tuple[int, int]] = set()
     underlined: set[tuple[int, int]] = set()
     for place, column in enumerate(published.columns):

@@ -88,7 +88,7 @@ class Column:
 @dataclass(frozen=True)
 class PublishedTable:
     """A table of models; `rows` holds model, label and one number for each column. The printed table has a line above
-    the models `rules`, and with `promotion` a last row: how much our model gains on the best of the others."""
+    the models `rules`, and as a last row `promotion`: by how many per cent our model beats the best of the others."""
 
     source: str
     title: str
@@ -96,7 +96,7 @@ class PublishedTable:
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, str, tuple[Number, ...]], ...]
     rules: tuple[str, ...] = ()
-    promotion: bool = False
+    promotion: tuple[Number, ...] = ()
 
     def strongest(self) -> tuple[Number, ...]:
         """The best baseline of each column."""
@@ -149,7 +149,7 @@ def tables() -> dict[str, PublishedTable]:
             tuple(_column(column) for column in table["columns"]),
             tuple((model, label, _numbers(text, table["source"])) for model, label, text in table["rows"]),
             tuple(table["rules"]),
-            table.get("promotion", False),
+            _numbers(table.get("promotion", ""), table["source"]),
         )
         for name, table in _read()["tables"].items()
     }

@@ -122,3 +122,20 @@ def test_split_weights_go_on_where_they_stopped(runs, tmp_path):
     """What is kept is whole, so a run that was begun by two processes can be finished by any number."""
     resumed = start(runs["one"].path.parent / "flow.h5", tmp_path / "resumed", 2, shard=True, half=True)
     assert distance(runs["one"], resumed) < 1e-5
+
+
+def test_processes_leave_a_suite_together_when_its_time_is_up(tmp_path):
+    """One of them simulates, the others wait for it; a simulation that is cut off must not leave them waiting."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    sizes = [word for one in ("task.train=2", "task.test=1") for word in ("--set", one)]
+    words = ["suite", "ledger", "--only", "darcy-ffno-*", "--data-seed", "0", "--minutes", "1e-9", *sizes]
+    done = subprocess.run(
+        [sys.executable, *launcher, "-m", "sigmasolver", *words, "--device", "cpu"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "stopped by --minutes while simulating darcy (0.0 % trained)" in done.stdout

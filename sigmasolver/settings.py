@@ -75,7 +75,7 @@ def check_types(value: object) -> None:
     for field in fields(typing.cast(Any, value)):
         given, kind = _python(getattr(value, field.name)), kinds[field.name]
         if not _fits(given, kind):
-            raise ValueError(f"{field.name} must be {_words(kind)}, not {_short(given)}.")
+            raise ValueError(f"{field.name} must be {_words(kind, given)}, not {_short(given)}.")
         object.__setattr__(value, field.name, _convert(given, kind))
 
 
@@ -114,7 +114,7 @@ def from_plain(kind: type[T], plain: object, where: str = "") -> T:
         elif _fits(value, kinds[key]):
             values[key] = _convert(value, kinds[key])
         else:
-            raise ValueError(f"{place} must be {_words(kinds[key])}, not {_short(value)}.")
+            raise ValueError(f"{place} must be {_words(kinds[key], value)}, not {_short(value)}.")
     missing = [
         key
         for key, field in known.items()
@@ -133,7 +133,9 @@ def _read(kind: Any, text: str, whole: str) -> object:
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         literal = text
     if not _fits(literal, kind):
-        raise ValueError(f'{whole} must be {_words(kind)}, not "{text if len(text) < SHOWN else text[:SHOWN] + "…"}".')
+        raise ValueError(
+            f'{whole} must be {_words(kind, literal)}, not "{text if len(text) < SHOWN else text[:SHOWN] + "…"}".'
+        )
     return _convert(literal, kind)
 
 
@@ -173,10 +175,13 @@ def _short(value: object) -> str:
     return text if len(text) < SHOWN else text[:SHOWN] + "…"
 
 
-def _words(kind: Any) -> str:
+def _words(kind: Any, given: object = None) -> str:
+    """What a value of this kind is; a whole number that is refused as such is too large."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(map(_words, inner))
+        return " or ".join(_words(one, given) for one in inner)
+    if kind is int and isinstance(given, int) and not isinstance(given, bool):
+        return "a whole number below 2^63"
     if origin is tuple:
         count = "" if inner[-1] is Ellipsis else f"{len(inner)} "
         return f"a list of {count}values, each {_words(inner[0])}"

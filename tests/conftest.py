@@ -1,6 +1,7 @@
 """Shared by all tests: one thread per worker (the workers are the parallelism), fixed seeds, small models."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -15,6 +16,9 @@ from sigmasolver.models import Options, build_model
 from sigmasolver.models.solver import Solver
 
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # In the background Ctrl-C is ignored, and so it would be in the commands whose Ctrl-C is tested.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -75,8 +75,9 @@ def _other(store, path, seed, **change):
     ("setting", "says"),
     [
         ("depth=1000000000", r"model.depth is 1e\+09; a training takes at most 1,000; lower it"),
-        (f"width={10**30}", r"model.width is 1e\+30; a training takes"),
-        (f"slices={10**20}", r"model.slices is 1e\+20"),
+        (f"width={10**18}", r"model.width is 1e\+18; a training takes"),
+        (f"slices={10**15}", r"model.slices is 1e\+15"),
+        (f"width={10**30}", r"model.width must be a whole number below 2\^63"),
         ("width=1000000", r"takes .* GB for its weights, .* lower model.width or model.depth"),
     ],
 )

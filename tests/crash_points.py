@@ -47,7 +47,7 @@ class Case:
 CASES = {
     "simulate": Case(("simulate", "demo", "--count", "2", "--out", "new.h5", *SMALL, "--device", "cpu")),
     "simulate more": Case(("simulate", "demo", "--count", "3", "--out", "flow.h5", *SMALL, "--device", "cpu")),
-    "import-data": Case(("import-data", "my.npy", "--out", "mine.h5")),
+    "import-data": Case(("import-data", "my.npy", "--fields", "u", "--out", "mine.h5")),
     "train": Case(("train", "--data", "my.npy", *OWN, *TINY, "--out", "new", "--device", "cpu")),
     "evaluate": Case(("evaluate", "run", "--horizon", "2", "--device", "cpu")),
     "diagnose": Case(("diagnose", "run", "--only", "maps", "--device", "cpu")),

@@ -42,7 +42,6 @@ from sigmasolver.trained import data_of, load, recipe_in, refuse_other_domain
 from sigmasolver.version import __version__
 
 __all__ = [
-    "PLAIN",
     "PROTOCOLS",
     "UNSAID",
     "Request",
@@ -50,6 +49,7 @@ __all__ = [
     "in_cohort",
     "measure",
     "predict",
+    "records_of_test_part",
     "rows_of",
     "same_source",
     "source_of",
@@ -59,8 +59,6 @@ __all__ = [
 PROTOCOLS = ("free", "teacher-forced")
 UNSAID: dict[str, Any] = {"forecast_precision": "float32", "cohort": None}
 """What records mean that do not say it, being older than the choice."""
-PLAIN: dict[str, Any] = {"part": "test", "protocol": "free", "forecast_precision": "float32", "cohort": None}
-"""What the records of an evaluation without options say, beside the task's own horizon and grid."""
 Measures = dict[str, torch.Tensor]
 """By name, each with one entry per window: (n, ...)."""
 
@@ -146,6 +144,26 @@ def evaluate_run(
                 replace_rows(run.records, [*read_rows(run.records), *rows])
     world.wait()  # the next evaluation looks into the file
     return rows
+
+
+def records_of_test_part(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
+    """The records of free float32 forecasts of the whole test part by the weights that the run holds; none: not
+    evaluated, or with other options."""
+    data = run.read_json("data.json")
+    wanted = {
+        "weights": run.digest,
+        "data": data.get("fingerprint"),
+        "part": "test",
+        "protocol": "free",
+        "horizon": recipe.task.horizon,
+        "grid": list(recipe.task.grid),
+        "forecast_precision": "float32",
+        "cohort": None,
+    }
+    if "frames" in data:  # older runs do not tell how long their trajectories are
+        starts = recipe.evaluation_windows().starts_in(data["frames"])
+        wanted["windows"] = starts * len(data["parts"]["test"])
+    return [row for row in read_rows(run.records) if wanted.items() <= {**UNSAID, **row}.items()]
 
 
 def yardstick(recipe: Recipe) -> str:

@@ -12,15 +12,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sigmasolver.evaluate import PLAIN, UNSAID
-from sigmasolver.recipes import RECIPES, recipe_of
-from sigmasolver.runs import Run, read_rows, replace_rows
+from sigmasolver.evaluate import records_of_test_part
+from sigmasolver.recipes import RECIPES, Recipe, recipe_of
+from sigmasolver.runs import Run, read_facts, read_rows, replace_rows
 from sigmasolver.train.rehearsal import updates_of
-from sigmasolver.trained import recipe_in, whole_test
+from sigmasolver.trained import recipe_in
 
-__all__ = ["METRICS", "collect", "write"]
+__all__ = ["METRICS", "budget_of", "collect", "write"]
 
 METRICS = ("parameters", "relative_l2", "relative_l2_final", "relative_l2_lead")
+
+
+def budget_of(run: Run, recipe: Recipe) -> float:
+    """Updates behind the weights of a run, over those of the paper's recipe for its task."""
+    return float(read_facts(run.weights)["step"] / updates_of(recipe_of(recipe.task.name)))
 
 
 def collect(run: Run) -> list[dict[str, Any]]:
@@ -31,17 +36,13 @@ def collect(run: Run) -> list[dict[str, Any]]:
         raise ValueError(f"{run.path} is a run on {task.name}; the ledger holds the paper's tasks.")
     if not run.finished:
         raise ValueError(f"{run.path} is not finished; go on with: sigmasolver train --resume {run.path}")
-    data = run.read_json("data.json")
-    wanted = PLAIN | {"weights": run.digest, "data": data["fingerprint"], "windows": whole_test(run, recipe)}
-    wanted |= {"horizon": task.horizon, "grid": list(task.grid)}
-    records = [row for row in read_rows(run.records) if wanted.items() <= {**UNSAID, **row}.items()]
-    rows = [row for row in records if row["metric"] in METRICS]
+    rows = [row for row in records_of_test_part(run, recipe) if row["metric"] in METRICS]
     if not rows:
         raise ValueError(
             f"{run.path} has no records of its final weights on the whole test part; make them with: "
             f"sigmasolver evaluate {run.path}"
         )
-    facts = {"budget": rows[0]["step"] / updates_of(recipe_of(task.name)), "data_seed": data.get("seed")}
+    facts = {"budget": budget_of(run, recipe), "data_seed": run.read_json("data.json").get("seed")}
     return [{**row, **facts} for row in rows]
 
 

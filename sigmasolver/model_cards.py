@@ -21,15 +21,16 @@ from sigmasolver.data.header import Header, header_of
 from sigmasolver.data.store import Reader, Writer, open_store
 from sigmasolver.data.windows import Windows
 from sigmasolver.deliver import write_forecast
-from sigmasolver.evaluate import UNSAID, Request, measure, rows_of, yardstick
+from sigmasolver.evaluate import Request, measure, records_of_test_part, rows_of, yardstick
 from sigmasolver.forecast import Forecaster
+from sigmasolver.ledger import budget_of
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.parallel import World
-from sigmasolver.recipes import Recipe, recipe_of
+from sigmasolver.recipes import Recipe
 from sigmasolver.replay import Replay
 from sigmasolver.report.digits import significant, spread
 from sigmasolver.report.published import Column, seed_tables, tables
-from sigmasolver.runs import Run, provenance, read_facts, read_rows, read_tensors
+from sigmasolver.runs import Run, provenance, read_facts, read_tensors
 from sigmasolver.simulate import simulator_of
 from sigmasolver.simulate.coarse import Work, coarse_work, full_work
 from sigmasolver.trained import load, recipe_in, save
@@ -254,7 +255,6 @@ def make_folder(
         folder.write_json("normaliser.json", run.read_json("normaliser.json"))
         stored = {name: tensor.to(HALF.get(chosen, torch.float32)) for name, tensor in tensors.items()}
         save(folder, stored, facts["step"], facts["steps"], facts["data"])
-        folder.weights.chmod(0o644)
         _write_windows(store, unseen, count, out / "windows.h5")
         source = {"count": len(store), "seed": store.header.seed, "fingerprint": store.fingerprint}
     with open_store(out / "windows.h5") as kept:
@@ -356,9 +356,7 @@ def _write_windows(store: Reader, windows: Windows, count: int, path: Path) -> N
 
 
 def _training(run: Run, recipe: Recipe, seed: int) -> dict[str, Any]:
-    facts, train, paper = read_facts(run.weights), recipe.train, recipe_of(recipe.task.name).train
-    if (train.updates, paper.updates) != (None, None):
-        raise ValueError("The share of the paper's budget is known for recipes that count epochs.")
+    facts, train = read_facts(run.weights), recipe.train
     parts = run.read_json("data.json")["parts"]
     count = sum(len(part) for part in parts.values())
     return {
@@ -370,7 +368,7 @@ def _training(run: Run, recipe: Recipe, seed: int) -> dict[str, Any]:
         "epochs": train.epochs,
         "updates": facts["step"],
         "batch": train.batch,
-        "budget_share": train.epochs / paper.epochs * facts["step"] / facts["steps"],
+        "budget_share": budget_of(run, recipe),
         "precision": train.precision,
         "seed": train.seed,
     }
@@ -401,22 +399,10 @@ def _tested(run: Run, recipe: Recipe, others: Sequence[Run]) -> dict[str, Any]:
 
 
 def _test_rows(run: Run, recipe: Recipe) -> list[dict]:
-    """The records of the whole test part in float32."""
-    wanted = {
-        "part": "test",
-        "protocol": "free",
-        "horizon": recipe.task.horizon,
-        "grid": list(recipe.task.grid),
-        "weights": run.digest,
-        "data": read_facts(run.weights)["data"],
-        "forecast_precision": "float32",
-        "cohort": None,
-    }
-    rows = [row for row in read_rows(run.records) if wanted.items() <= {**UNSAID, **row}.items()]
+    rows = records_of_test_part(run, recipe)
     if not rows:
         raise ValueError(f"{run.path} has no records of its whole test part; evaluate it first.")
-    most = max(row["windows"] for row in rows)
-    return [row for row in rows if row["windows"] == most]
+    return rows
 
 
 def _solver_lines(solver: dict[str, Any]) -> list[str]:

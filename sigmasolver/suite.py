@@ -14,14 +14,14 @@ from pathlib import Path
 from sigmasolver.data.generate import generate
 from sigmasolver.data.header import header_of
 from sigmasolver.data.store import open_store
-from sigmasolver.evaluate import PLAIN, UNSAID, evaluate_run
+from sigmasolver.evaluate import evaluate_run, records_of_test_part
 from sigmasolver.recipes import Recipe
-from sigmasolver.runs import Run, read_facts, read_rows
+from sigmasolver.runs import Run, read_facts
 from sigmasolver.simulate import SIMULATORS, simulator_of
 from sigmasolver.train.engine import Place
 from sigmasolver.train.job import train_run
 from sigmasolver.train.loop import Progress
-from sigmasolver.trained import begin, whole_test
+from sigmasolver.trained import begin
 
 __all__ = ["Deadline", "OutOfTimeError", "ensure_store", "fraction_done", "is_done", "run_row"]
 
@@ -55,11 +55,7 @@ def is_done(run: Run, recipe: Recipe) -> bool:
     if not run.finished:
         return False
     begin(run, recipe)
-    wanted = {"weights": run.digest, "data": run.read_json("data.json").get("fingerprint"), **PLAIN}
-    wanted |= {"horizon": recipe.task.horizon, "grid": list(recipe.task.grid)}
-    windows = whole_test(run, recipe)
-    wanted |= {} if windows is None else {"windows": windows}
-    return any(wanted.items() <= {**UNSAID, **row}.items() for row in read_rows(run.records))
+    return bool(records_of_test_part(run, recipe))
 
 
 def fraction_done(run: Run) -> float:

@@ -31,7 +31,6 @@ __all__ = [
     "refuse_other_domain",
     "save",
     "skeleton",
-    "whole_test",
     "write_normalisers",
 ]
 
@@ -90,14 +89,6 @@ def data_of(run: Run) -> Path:
     if not path.exists():
         raise ValueError(f"The data of {run.path} is no longer at {path}; name its new place with --data.")
     return path
-
-
-def whole_test(run: Run, recipe: Recipe) -> int | None:
-    """Windows of the whole test part of a run; None where an older run does not tell how long its trajectories are."""
-    facts = run.read_json("data.json")
-    if "frames" not in facts:
-        return None
-    return len(facts["parts"]["test"]) * recipe.evaluation_windows().starts_in(facts["frames"])
 
 
 def domain_of(run: Run) -> Domain | None:

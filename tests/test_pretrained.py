@@ -190,7 +190,8 @@ def test_a_folder_is_made_from_a_run_whose_data_it_refuses(tmp_path, monkeypatch
     for file in ("recipe.json", "normaliser.json", "weights.safetensors"):
         (run.path / file).write_bytes((source / file).read_bytes())
     parts = {"train": list(range(1000)), "validation": [], "test": list(range(1000, 1200))}
-    run.write_json("data.json", {"parts": parts})
+    facts = {"fingerprint": card["training"]["fingerprint"], "frames": 1, "parts": parts}
+    run.write_json("data.json", facts)
     replace_rows(run.log, [{"step": 125_000, "steps_per_second": 125.0}])
     common = {"part": "test", "protocol": "free", "horizon": 1, "grid": [85, 85], "weights": run.digest, "lead": None,
               "data": card["training"]["fingerprint"], "windows": 200, "machine": "m", "torch": "t", "commit": "c",

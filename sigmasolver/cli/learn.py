@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sigmasolver.cli.app import Device, Settings, Steady, app, device_of
-from sigmasolver.terminal import Mover, console, progress, training
+from sigmasolver.terminal import console, progress, training
 
 if TYPE_CHECKING:
     from sigmasolver.parallel import World
     from sigmasolver.recipes import Recipe
     from sigmasolver.runs import Run
+    from sigmasolver.suite import Deadline
+    from sigmasolver.train.engine import Place
     from sigmasolver.train.own import Wishes
 
 __all__ = ["suite", "train"]
@@ -126,50 +128,72 @@ def suite(
     from sigmasolver.parallel import join
     from sigmasolver.recipes import changed, suite_of
     from sigmasolver.runs import Run
-    from sigmasolver.suite import Deadline, OutOfTimeError, ensure_store, fraction_done, is_done, run_row
+    from sigmasolver.suite import Deadline, is_done
     from sigmasolver.train.engine import Place
 
     deadline, screen = Deadline(minutes), console()
     rows = suite_of(name)
-    recipes = {key: recipe for key, recipe in rows.items() if only is None or any(fnmatch(key, one) for one in only)}
-    if not recipes:
+    chosen = [key for key in rows if only is None or any(fnmatch(key, one) for one in only)]
+    if not chosen:
         raise ValueError(f'No run of the suite {name} matches "{", ".join(only or ())}"; list them with --list.')
     if show:
-        for key, row in recipes.items():
-            run = Run(out / key)
-            done = fraction_done(run)
-            state = f"{100 * done:.1f} %" if done else "open"
-            if run.finished:
-                state = "finished" if is_done(run, changed(row, settings or [])) else "trained, not evaluated"
-            screen.print(f"{key:45} {state}")
+        for key in chosen:
+            screen.print(f"{key:45} {_progress_of(Run(out / key), changed(rows[key], settings or []))}")
         return
     with join(device_of(device)) as world:
         place = Place(world, engine_of(engine, world))
-        for key, row in recipes.items():
-            run, recipe = Run(out / key), changed(row, settings or [])
+        for key in chosen:
             # All rows of a task share one store, whichever of them are trained now.
-            siblings = [changed(one, settings or []) for one in rows.values() if one.task.name == row.task.name]
-            if is_done(run, recipe):
-                if world.first:
-                    screen.print(f"{key}: finished before")
-                continue
-            try:
-                with progress(f"simulating {recipe.task.name}", None) as move:
+            task = rows[key].task.name
+            siblings = {k: changed(one, settings or []) for k, one in rows.items() if one.task.name == task}
+            if not is_done(Run(out / key), siblings[key]):
+                if not _finish_row(key, siblings, data, data_seed, out, place, deadline):
+                    return
+            elif world.first:
+                screen.print(f"{key}: finished before")
 
-                    def simulated(done: int, total: int, part: float, move: Mover = move) -> None:
-                        deadline.check(f"simulating, {done} of {total} trajectories")
-                        move(done, total)
 
-                    store = ensure_store(recipe, data, siblings, data_seed, place, simulated)
-                if world.first:
-                    screen.print(f"{key}: training from {100 * fraction_done(run):.1f} %")
-                with training(world) as watch:
-                    run_row(recipe, store, run, place, deadline, watch)
-            except OutOfTimeError as stopped:
-                if world.first:
-                    trained = f"{100 * fraction_done(run):.1f} % trained"
-                    screen.print(f"{key}: stopped by --minutes while {stopped} ({trained}); the same command goes on")
-                return
+def _progress_of(run: Run, recipe: Recipe) -> str:
+    from sigmasolver.suite import fraction_done, is_done
+
+    if run.finished:
+        return "finished" if is_done(run, recipe) else "trained, not evaluated"
+    done = fraction_done(run)
+    return f"{100 * done:.1f} %" if done else "open"
+
+
+def _finish_row(
+    key: str,
+    siblings: dict[str, Recipe],
+    data: Path,
+    data_seed: int | None,
+    out: Path,
+    place: Place,
+    deadline: Deadline,
+) -> bool:
+    """Simulate, train and evaluate one row; False where the time did not suffice."""
+    from sigmasolver.runs import Run
+    from sigmasolver.suite import OutOfTimeError, ensure_store, fraction_done, run_row
+
+    recipe, run, screen = siblings[key], Run(out / key), console()
+    try:
+        with progress(f"simulating {recipe.task.name}", None) as move:
+
+            def simulated(done: int, total: int, part: float) -> None:
+                deadline.check("simulating")
+                move(done, total)
+
+            store = ensure_store(recipe, data, siblings.values(), data_seed, place, simulated)
+        if place.world.first:
+            screen.print(f"{key}: training from {100 * fraction_done(run):.1f} %")
+        with training(place.world) as watch:
+            run_row(recipe, store, run, place, deadline, watch)
+    except OutOfTimeError as stopped:
+        if place.world.first:
+            trained = f"{100 * fraction_done(run):.1f} % trained"
+            screen.print(f"{key}: stopped by --minutes while {stopped} ({trained}); the same command goes on")
+        return False
+    return True
 
 
 def _own(

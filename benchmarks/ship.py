@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 import sigmasolver.pretrained
-from sigmasolver.model_cards import make_folder
+from sigmasolver.model_cards.make import make_folder
 from sigmasolver.runs import Run
 from sigmasolver.trained import recipe_in
 

@@ -15,11 +15,13 @@ import pytest
 import torch
 
 import sigmasolver
-from sigmasolver import metrics, model_cards, pretrained
+from sigmasolver import metrics, pretrained
 from sigmasolver.cli import use
 from sigmasolver.data.generate import generate
 from sigmasolver.data.store import Writer, open_store
-from sigmasolver.model_cards import card_text, make_folder, score, shipped_windows, unseen_windows
+from sigmasolver.model_cards.make import LIMIT, make_folder
+from sigmasolver.model_cards.score import score, shipped_windows, unseen_windows
+from sigmasolver.model_cards.text import card_text
 from sigmasolver.runs import Run, read_rows, read_tensors, replace_rows
 from sigmasolver.simulate import SIMULATORS, simulator_of
 from sigmasolver.trained import load, recipe_in
@@ -92,7 +94,7 @@ def test_cards_keep_the_limits_and_their_text_is_made_from_their_facts(name):
     folder, card = pretrained.folder(name), pretrained.card(name)
     assert (folder / "card.md").read_text() == card_text(card)
     assert Run(folder).digest == card["weights"]["digest"]
-    assert (folder / "windows.h5").stat().st_size == card["windows"]["bytes"] <= model_cards.LIMIT
+    assert (folder / "windows.h5").stat().st_size == card["windows"]["bytes"] <= LIMIT
     assert card["windows"]["seed"] == card["unseen"]["seed"] != card["training"]["data_seed"]
     tensors, facts = read_tensors(folder / "weights.safetensors")
     assert facts["data"] == card["training"]["fingerprint"]

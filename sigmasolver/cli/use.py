@@ -112,7 +112,7 @@ def forecast(
 
 def _forecast_shipped(name: str, out: Path | None, precision: str, device: torch.device) -> None:
     from sigmasolver.deliver import check_name
-    from sigmasolver.model_cards import demonstrate
+    from sigmasolver.model_cards.score import demonstrate
 
     if out is not None:
         check_name(out)

@@ -1,0 +1,222 @@
+"""The folder of a pretrained model from a finished run: weights, unseen windows, card.
+
+Every number on the card comes from the records of the run or is measured here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sigmasolver import metrics
+from sigmasolver.data.header import Header, header_of
+from sigmasolver.data.store import Reader, Writer, open_store
+from sigmasolver.data.windows import Windows
+from sigmasolver.evaluate import records_of_test_part, yardstick
+from sigmasolver.forecast import Forecaster
+from sigmasolver.ledger import budget_of
+from sigmasolver.model_cards.score import (
+    card_columns,
+    compare_with_solver,
+    picked,
+    score,
+    shipped_windows,
+    unseen_windows,
+)
+from sigmasolver.model_cards.text import card_text
+from sigmasolver.recipes import Recipe
+from sigmasolver.report.published import seed_tables, tables
+from sigmasolver.runs import Run, provenance, read_facts, read_tensors
+from sigmasolver.simulate import simulator_of
+from sigmasolver.trained import load, recipe_in, save
+
+__all__ = ["LIMIT", "make_folder"]
+
+LIMIT = 1_000_000
+"""Bytes of the windows of one model."""
+HALF = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+TOLERANCE_FACTOR = 10.0
+"""Another machine adds in another order: its rounding differs from ours by a few times our own rounding error."""
+
+
+def make_folder(
+    run: Run, out: Path, simulated: Path, count: int, training_seed: int, others: Sequence[Run] = ()
+) -> dict[str, Any]:
+    """The folder of a pretrained model from a finished run; returns the facts of its card.
+
+    simulated        a store of unseen trajectories: the first `count` are shipped, all of them are measured
+    training_seed    what the training data were simulated with; the unseen ones must have another
+    others           the same recipe with other seeds: `run` was chosen among them
+    """
+    recipe, facts = recipe_in(run), read_facts(run.weights)
+    if out.exists():
+        raise ValueError(f"{out} is there already; remove it first.")
+    if not run.finished:
+        raise ValueError(f"{run.path} is not finished; only finished runs are shipped.")
+    with open_store(simulated) as store:
+        _check_unseen(store, recipe, training_seed, count)
+        unseen = unseen_windows(store, recipe)
+        forecaster = load(run.path)
+        fresh = score(forecaster, unseen, recipe)
+        each = _each_error(forecaster, unseen)
+        changes = {name: _change(run, dtype, unseen, each) for name, dtype in HALF.items()}
+        chosen = _chosen(changes, each)
+        tensors, _ = read_tensors(run.weights)
+        folder = Run(out)
+        folder.write_json("recipe.json", recipe.to_plain())
+        folder.write_json("normaliser.json", run.read_json("normaliser.json"))
+        stored = {name: tensor.to(HALF.get(chosen, torch.float32)) for name, tensor in tensors.items()}
+        save(folder, stored, facts["step"], facts["steps"], facts["data"])
+        _write_windows(store, unseen, count, out / "windows.h5")
+        source = {"count": len(store), "seed": store.header.seed, "fingerprint": store.fingerprint}
+    with open_store(out / "windows.h5") as kept:
+        windows = shipped_windows(kept, recipe)
+        shipped = load(out)
+        plain = score(shipped, windows, recipe)
+        seconds, solver = compare_with_solver(windows, recipe, shipped, plain, torch.device("cpu"))
+        in_float32 = _each_error(shipped, windows)
+        rounding = float(((_each_error(shipped.double(), windows) - in_float32) / in_float32).abs().max())
+        of_windows = {"count": len(kept), "seed": kept.header.seed, "fingerprint": kept.fingerprint, "scores": plain,
+                      "bytes": (out / "windows.h5").stat().st_size, "rounding": rounding,
+                      "tolerance": float(f"{TOLERANCE_FACTOR * rounding:.1e}")}  # fmt: skip
+    card = {
+        "name": out.name,
+        "task": recipe.task.name,
+        "model": recipe.model.name,
+        "parameters": sum(tensor.numel() for tensor in tensors.values()),
+        "training": _training(run, recipe, training_seed),
+        "test": _tested(run, recipe, others),
+        "weights": {"dtype": chosen, "bytes": folder.weights.stat().st_size, "digest": folder.digest,
+                    "of_run": run.digest, "changes": changes},
+        "unseen": {**source, "scores": fresh},
+        "windows": of_windows,
+        "simulator": {"name": store.header.source, "parameters": dict(store.header.parameters)},
+        "solver": {"model_seconds": seconds, "rows": [asdict(row) for row in solver]},
+        "measured": provenance(torch.device("cpu")),
+        "licence": "MIT",
+    }  # fmt: skip
+    folder.write_json("card.json", card)
+    card = folder.read_json("card.json")  # as everyone will read it
+    (out / "card.md").write_text(card_text(card))
+    return card
+
+
+def _check_unseen(store: Reader, recipe: Recipe, training_seed: int, count: int) -> None:
+    header = store.header
+    if header.seed is None or header.seed == training_seed:
+        raise ValueError(
+            f"{store.path} must be simulated with a seed that the training did not use; its seed is {header.seed} "
+            f"and that of the training data {training_seed}."
+        )
+    difference = header.difference(header_of(simulator_of(recipe.task.name), header.seed, header.dtype))
+    if difference is not None:
+        raise ValueError(f"{store.path} is not what simulate {recipe.task.name} makes: {difference}.")
+    if not 1 <= count <= len(store):
+        raise ValueError(f"{count} windows were asked for, and {store.path} holds {len(store)} trajectories.")
+
+
+def _each_error(forecaster: Forecaster, windows: Windows) -> torch.Tensor:
+    """Relative L2 error of every window, mean over fields, in the forecaster's own precision."""
+    kind, found = next(forecaster.model.parameters()).dtype, []
+    for number in range(len(windows)):
+        history, future = (part.to(kind) for part in windows.batch([number]))
+        with torch.no_grad():
+            frames = forecaster.rollout(history, future.shape[1]).frames
+        found.append(metrics.relative_l2(frames, future).mean())
+    return torch.stack(found)
+
+
+def _change(run: Run, dtype: torch.dtype, windows: Windows, before: torch.Tensor) -> dict[str, float]:
+    """What rounding the weights to this type changes of the error: the mean over windows, and the deviation."""
+    forecaster = load(run.path)
+    with torch.no_grad():
+        for parameter in forecaster.model.parameters():
+            parameter.copy_(parameter.to(dtype))
+    change = _each_error(forecaster, windows) - before
+    return {"mean": float(change.mean()), "deviation": float(change.std())}
+
+
+def _chosen(changes: dict[str, dict[str, float]], errors: torch.Tensor) -> str:
+    """Two bytes a weight where that changes the mean by less than a tenth of its standard error, else four."""
+    best = min(changes, key=lambda name: changes[name]["mean"] ** 2 + changes[name]["deviation"] ** 2)
+    unsure = float(errors.std()) / math.sqrt(len(errors))
+    return best if abs(changes[best]["mean"]) < 0.1 * unsure else "float32"
+
+
+def _write_windows(store: Reader, windows: Windows, count: int, path: Path) -> None:
+    """The first window of the first trajectories, thinned as the model sees them, in float16."""
+    spec, old = windows.spec, store.header
+    places = [old.layout.fields.index(name) for name in windows.fields]
+    layout = replace(
+        old.layout,
+        fields=windows.fields,
+        units=tuple(old.layout.units[place] for place in places),
+        coordinates=windows.coordinates,
+        times=windows.times[: spec.span],
+    )
+    thinned = {"time_stride": spec.time_stride, "space_stride": spec.space_stride}
+    header = Header(layout, old.source, {**old.parameters, **thinned}, old.seed, "float16")
+    if header.nbytes * count > LIMIT:
+        raise ValueError(
+            f"{count} windows need {header.nbytes * count:,} bytes; take {LIMIT // header.nbytes} at most."
+        )
+    frames = slice(0, spec.time_stride * (spec.span - 1) + 1, spec.time_stride)
+    space = (slice(None, None, spec.space_stride),) * len(layout.coordinates)
+    with Writer(path, header, count) as writer:
+        for number in range(count):
+            writer.append(store[(number, frames, *space)][..., places][None])
+
+
+def _training(run: Run, recipe: Recipe, seed: int) -> dict[str, Any]:
+    facts, train = read_facts(run.weights), recipe.train
+    parts = run.read_json("data.json")["parts"]
+    count = sum(len(part) for part in parts.values())
+    return {
+        "data": f"sigmasolver simulate {recipe.task.name} --count {count} --seed {seed}",
+        "data_seed": seed,
+        "fingerprint": facts["data"],
+        "train": len(parts["train"]),
+        "test": len(parts["test"]),
+        "epochs": train.epochs,
+        "updates": facts["step"],
+        "batch": train.batch,
+        "budget_share": budget_of(run, recipe),
+        "precision": train.precision,
+        "seed": train.seed,
+    }
+
+
+def _tested(run: Run, recipe: Recipe, others: Sequence[Run]) -> dict[str, Any]:
+    """The errors on the test part from the records, with those of the other seeds and of the paper."""
+    paper = [
+        None if number is None else number.text
+        for column, number in zip(tables()["main"].columns, seed_tables()["canonical-seeds"].ours, strict=True)
+        if column.task == recipe.task.name
+    ]
+    rows, first = [], _test_rows(run, recipe)
+    for column, printed in zip(card_columns(recipe), paper, strict=True):
+        value, deviation = picked([row for row in first if row["model"] == recipe.model.name], column)
+        plain, _ = picked([row for row in first if row["model"] == yardstick(recipe)], column)
+        seeds = {recipe.train.seed: value}
+        for other in others:
+            same = recipe_in(other)
+            if replace(same, train=replace(same.train, seed=recipe.train.seed)) != recipe:
+                raise ValueError(f"{other.path} differs from {run.path} in more than its seed.")
+            found = [row for row in _test_rows(other, same) if row["model"] == recipe.model.name]
+            seeds[same.train.seed] = picked(found, column)[0]
+        rows.append({"metric": column.metric, "field": column.field, "value": value, "deviation": deviation,
+                     "yardstick": plain, "seeds": seeds, "paper": printed, "paper_scale": column.scale})  # fmt: skip
+    kept = ("windows", "horizon", "grid", "machine", "torch", "commit", "date", "forecast_precision")
+    return {"scores": rows, "yardstick": yardstick(recipe), **{name: first[0][name] for name in kept}}
+
+
+def _test_rows(run: Run, recipe: Recipe) -> list[dict]:
+    rows = records_of_test_part(run, recipe)
+    if not rows:
+        raise ValueError(f"{run.path} has no records of its whole test part; evaluate it first.")
+    return rows

@@ -19,6 +19,7 @@ from sigmasolver.forecast import Forecaster
 from sigmasolver.models.solver import Solver
 from sigmasolver.ops.fused.lanes import Lanes
 from sigmasolver.ops.fused.tables import Prepared
+from sigmasolver.ops.graphs import capture
 from sigmasolver.ops.precision import matmul_precision
 
 __all__ = ["PRECISIONS", "Replay", "check_precision"]
@@ -159,9 +160,7 @@ class Replay(Forecaster):
         # Blocks are copied out before another graph runs, so all graphs may work in the same memory.
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        # Other threads (readers of data, talk among processes) may use the GPU meanwhile.
         forms.fill()
-        captured = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
-        with captured, forms.use(), self._lanes.open():
+        with capture(graph, pool=self._pool), forms.use(), self._lanes.open():
             frames = self._map(static, conditions, held)
         return _Captured(graph, static, conditions, held, frames, forms)

@@ -16,6 +16,7 @@ from torch import nn
 
 from sigmasolver.ops.fused.lanes import Lanes
 from sigmasolver.ops.fused.tables import Moments, Prepared
+from sigmasolver.ops.graphs import capture
 
 __all__ = ["WARM_UP", "Capture"]
 
@@ -62,8 +63,7 @@ class Capture:
         self._forms.fill()
         self._moments = Moments(self._optimiser) if Moments.serves(self._optimiser) else None
         self._optimiser.zero_grad(set_to_none=True)
-        # Only writes the step down. Readers of data may use the GPU in their own threads meanwhile.
-        with torch.cuda.graph(graph, stream=self._side, capture_error_mode="thread_local"):
+        with capture(graph, self._side):
             self._update(self._passes(), self._optimiser.step if self._moments is None else self._moments.step)
         if self._moments is not None:
             self._moments.fill()

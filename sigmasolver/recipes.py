@@ -362,10 +362,22 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "decay-1e-5": ("train.weight_decay=1e-5",),
     "peak-5e-4": ("train.peak=5e-4",),
     "ema": ("train.ema=0.999",),
+    "circular-clip-1": ("model.options.padding=('circular', 'circular')", "train.clip=1.0"),
     "float32": ("train.precision=float32",),
 }
 """What may hold the error of KF2D up, by the settings that change it; "base" is the row of the ledger, and "released"
 has the schedule and clipping of the public code."""
+
+
+def factor_settings() -> dict[str, str]:
+    """What each run of the suite "factors" changes, by its name."""
+    settings = {name: ", ".join(each) or "nothing" for name, each in FACTORS.items()}
+    settings["released"] = "schedule, clipping and weight decay of the public code"
+    return {_factor(name): setting for name, setting in settings.items()}
+
+
+def _factor(name: str) -> str:
+    return f"kf2d-quarter-{name}-42"
 
 
 def _factors() -> dict[str, Recipe]:
@@ -374,7 +386,7 @@ def _factors() -> dict[str, Recipe]:
     quarter = replace(base, train=replace(base.train, updates=20_938))
     rows = {name: changed(quarter, settings) for name, settings in FACTORS.items()}
     rows["released"] = _RELEASED["kf2d-released"].applied(quarter)
-    return {f"kf2d-quarter-{name}-42": recipe for name, recipe in rows.items()}
+    return {_factor(name): recipe for name, recipe in rows.items()}
 
 
 def _scaling() -> dict[str, Recipe]:

@@ -10,7 +10,7 @@ import pytest
 from sigmasolver.data.generate import generate
 from sigmasolver.evaluate import Request, evaluate_run
 from sigmasolver.ledger import METRICS, collect, write
-from sigmasolver.recipes import changed, recipe_of, suite_of
+from sigmasolver.recipes import changed, factor_settings, recipe_of, suite_of
 from sigmasolver.report.ledger import results_page
 from sigmasolver.runs import Run, read_rows
 from sigmasolver.suite import is_done
@@ -24,11 +24,11 @@ ROWS = read_rows(ROOT / "results" / "ledger.jsonl")
 
 
 def test_the_page_is_what_the_command_writes():
-    assert (ROOT / "docs" / "results.md").read_text() == results_page(ROWS, list(suite_of("ledger")))
+    assert (ROOT / "docs" / "results.md").read_text() == results_page(ROWS, list(suite_of("ledger")), factor_settings())
 
 
 def test_rows_are_of_planned_runs_with_their_budget():
-    planned = suite_of("ledger")
+    planned = suite_of("ledger") | suite_of("factors")
     assert {row["metric"] for row in ROWS} <= set(METRICS)
     for row in ROWS:
         recipe = planned[row["run"]]
@@ -36,6 +36,18 @@ def test_rows_are_of_planned_runs_with_their_budget():
         assert row["precision"] == recipe.train.precision and row["forecast_precision"] == "float32"
         assert row["budget"] == pytest.approx(row["step"] / updates_of(recipe_of(row["task"])), rel=1e-12)
         assert row["grid"] == list(recipe.task.grid) and row["data_seed"] is not None
+
+
+def test_changed_settings_stand_beside_the_run_that_changes_nothing():
+    rows = [
+        made(42, value, run, task="kf2d", field="vorticity", metric=metric)
+        for run, value in (("a-42", 0.08), ("b-42", 0.06))
+        for metric in ("relative_l2", "relative_l2_final")
+    ]
+    page = results_page(rows, [], {"a-42": "nothing", "b-42": "train.clip=1.0", "c-42": "train.ema=0.9"})
+    assert "| `a-42` | nothing | 8.00 | 8.00 | – |" in page
+    assert "| `b-42` | train.clip=1.0 | 6.00 | 6.00 | -25.0 % |" in page
+    assert "- `c-42`" in page and "| a |" not in page
 
 
 @pytest.mark.parametrize(

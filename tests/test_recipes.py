@@ -161,7 +161,7 @@ def test_a_pushforward_that_starts_late_happens_at_every_third_step():
 
 def test_suites_are_the_papers_tables():
     counts = {"main": 11 * 3, "counterparts": 4 * 3 * 3, "ablations": 3 * 8 * 3, "slice-updates": 2 * 4 * 3}
-    others = {"counterparts-matched": 4 * 3 * 3, "scaling": 15, "efficiency": 4, "ledger": 30, "factors": 10}
+    others = {"counterparts-matched": 4 * 3 * 3, "scaling": 15, "efficiency": 4, "ledger": 30, "factors": 11}
     assert {name: len(suite_of(name)) for name in SUITES} == counts | others
     for suite in counts:
         for name, recipe in suite_of(suite).items():
@@ -230,7 +230,7 @@ def test_each_factor_changes_one_thing_at_a_quarter_of_the_budget():
     base = rows.pop("kf2d-quarter-base-42")
     assert base.train.updates == round(83_750 / 4)
     assert replace(base, train=replace(base.train, updates=None)) == suite_of("ledger")["kf2d-transolver-sigma-bf16-42"]
-    assert len({repr(recipe) for recipe in rows.values()} | {repr(base)}) == 10
+    assert len({repr(recipe) for recipe in rows.values()} | {repr(base)}) == 11
     assert all((recipe.task, recipe.train.updates) == (base.task, base.train.updates) for recipe in rows.values())
     released, paper = RECIPES["kf2d-released"].train, replace(rows["kf2d-quarter-released-42"].train, updates=None)
     assert replace(paper, precision="float32") == released

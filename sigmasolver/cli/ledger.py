@@ -24,12 +24,12 @@ def ledger(
     """Enter finished runs into the ledger and generate the page of results beside the paper's numbers."""
     from sigmasolver.files import plain_errors, replacing
     from sigmasolver.ledger import collect, write
-    from sigmasolver.recipes import suite_of
+    from sigmasolver.recipes import factor_settings, suite_of
     from sigmasolver.report.ledger import results_page
     from sigmasolver.runs import Run
 
     rows = write(file, [row for run in runs or () for row in collect(Run(run))])
-    text = results_page(rows, list(suite_of("ledger")))
+    text = results_page(rows, list(suite_of("ledger")), factor_settings())
     with plain_errors(page):
         page.parent.mkdir(parents=True, exist_ok=True)
         with replacing(page) as temporary:

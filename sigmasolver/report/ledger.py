@@ -30,13 +30,17 @@ those that the paper used, so the level may differ for reasons that are not the 
 """
 
 
-def results_page(rows: Sequence[Row], planned: Sequence[str]) -> str:
-    """Markdown; `planned` names all runs that the ledger is to hold, in order."""
-    parts = [HEAD]
-    for task in (name for name in TASK_LABELS if any(row["task"] == name for row in rows)):
-        parts.append(_task([row for row in rows if row["task"] == task], task))
+def results_page(rows: Sequence[Row], planned: Sequence[str], factors: Mapping[str, str] | None = None) -> str:
+    """Markdown; `planned` names all runs that the ledger is to hold, in order, and `factors` those that change one
+    setting, with the setting."""
+    parts, factors = [HEAD], factors or {}
+    main = [row for row in rows if row["run"] not in factors]
+    for task in (name for name in TASK_LABELS if any(row["task"] == name for row in main)):
+        parts.append(_task([row for row in main if row["task"] == task], task))
     have = {row["run"] for row in rows}
-    missing = [name for name in planned if name not in have]
+    if have & set(factors):
+        parts.append(_factors(rows, factors))
+    missing = [name for name in [*planned, *factors] if name not in have]
     parts.append("## Not run yet\n\n" + ("".join(f"- `{name}`\n" for name in missing) or "Nothing.\n"))
     parts.append(_origin(rows))
     return "\n".join(parts)
@@ -54,6 +58,34 @@ def _task(rows: Sequence[Row], task: str) -> str:
         lines += [_line(name, [row for row in yardsticks if row["model"] == name], column) for column in columns]
     heads = ("run", "quantity", "parameters", "budget", "seeds", "paper", "ours", "difference")
     return f"## {TASK_LABELS[task]}\n\n" + _markdown(heads, lines) + _leads(rows, columns[0], groups)
+
+
+def _factors(rows: Sequence[Row], factors: Mapping[str, str]) -> str:
+    """One line per changed setting, beside the run that changes nothing, which comes first in `factors`."""
+    base = next(iter(factors))
+    task = next(row["task"] for row in rows if row["run"] in factors)
+    columns = [column for column in tables()["main"].columns if column.task == task]
+    values = {
+        run: [
+            column.scale * row["value"]
+            for column in columns
+            for row in rows
+            if row["run"] == run and row["model"] not in YARDSTICKS and _shows(row, column)
+        ]
+        for run in factors
+    }
+    budget = next(row["budget"] for row in rows if row["run"] in factors)
+    lines = []
+    for run, setting in factors.items():
+        if values[run]:
+            change = 100 * (values[run][0] / values[base][0] - 1) if values[base] else 0.0
+            beside = "–" if run == base or not values[base] else f"{change:+.1f} %"
+            lines.append([f"`{run}`", setting, *map(significant, values[run]), beside])
+    heads = ("run", "changed setting", *(column.heading for column in columns), "against base")
+    return (
+        f"## One setting at a time: {TASK_LABELS[task]}, {100 * budget:.3g} % of the updates\n\n"
+        "Repeat a run with `sigmasolver suite factors --data-seed SEED --only RUN`.\n\n" + _markdown(heads, lines)
+    )
 
 
 def _line(group: str, rows: Sequence[Row], column: Column) -> list[str]:

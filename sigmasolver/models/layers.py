@@ -78,9 +78,7 @@ def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
     return layer
 
 
-def perceptron(
-    inputs: int, inner: int, outputs: int, layer: Callable[[int, int], nn.Module] = linear
-) -> nn.Sequential:
+def perceptron(inputs: int, inner: int, outputs: int, layer: Callable[[int, int], nn.Module] = linear) -> nn.Sequential:
     """Linear, GELU, Linear on the channels of every point; with `Linear` for `layer` it starts as torch's layers do."""
     return nn.Sequential(layer(inputs, inner), nn.GELU(), layer(inner, outputs))
 

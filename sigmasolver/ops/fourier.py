@@ -79,9 +79,7 @@ def synthesis_basis(points: int, modes: int, dtype: torch.dtype, device: torch.d
 
 
 @grid_constant
-def signed_basis(
-    points: int, positive: int, negative: int, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
+def signed_basis(points: int, positive: int, negative: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """(2M, 2n): the modes 0, 1, ..., then -negative, ..., -1 of n complex values, all as pairs of real and imaginary
     part. Its rows are orthonormal, so its transpose leads back."""
     k = torch.cat((torch.arange(positive, device=device), torch.arange(-negative, 0, device=device)))

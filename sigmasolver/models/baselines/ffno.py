@@ -87,7 +87,7 @@ class MarkovFFNO(GridModel):
         self.time = TimeEmbedding(C, config.scalars) if config.scalars else None
         self.spectral = SpectralOperator(C, config.modes_per_axis)
         for weight in self.spectral.weights:
-            # Xavier's rule as torch applies it to the authors' layout (C, C', modes, 2): modes and parts are its kernel.
+            # Xavier's rule as torch applies it to the authors' layout (C, C', modes, 2): modes x 2 is its kernel.
             nn.init.normal_(weight, std=self.GAIN * math.sqrt(2 / (2 * C * 2 * len(weight))))
         self.blocks = nn.ModuleList(
             nn.Sequential(NormalisedLinear(C, inner), nn.ReLU(), NormalisedLinear(inner, C))

@@ -8,7 +8,7 @@ F is the discrete Fourier transform over all axes at once and R one complex matr
 `modes` non-negative ones on the last axis, twice as many, of both signs, on the others. The last layer has no GELU.
 
 From the paper and the authors' code: the layer, the place of the GELUs, R = (U(0, 1) + i U(0, 1)) / width^2 at the
-start, all other weights as torch starts them, and zeros beyond the high ends of a field that is not periodic. Two forms:
+start, all other weights as torch starts them, zeros beyond the high ends of a field that is not periodic. Two forms:
     comparison    lift and positions of Transolver-sigma without its channel offset, inner width of the head = width,
                   zeros up to a multiple of 16 points                         (Neural-Solver-Library)
     original      lift = one linear map of coordinates and fields, inner width of the head 128, 9 points of zeros

@@ -1,15 +1,16 @@
 """U-Net (Ronneberger et al., MICCAI 2015) in the form of the comparisons on PDE benchmarks: four levels down and up.
 
-    lift --- pad --- D(C, C) ------------------------------- skip ------------------------------ D(2C, C) --- Linear --->
-                       pool, D(C, 2C) ---------------------- skip --------------------- D(4C, C) up
-                                pool, D(2C, 4C) ------------ skip ----------- D(8C, 2C) up
-                                         pool, D(4C, 8C) --- skip - D(16C, 4C) up
-                                                   pool, D(8C, 8C) up
+    lift --- pad --- D(C, C) --------------------- skip --------------------- D(2C, C) --- Linear --- crop --- head --->
+                        pool, D(C, 2C) ----------- skip ----------- D(4C, C), up
+                              pool, D(2C, 4C) ---- skip ---- D(8C, 2C), up
+                                    pool, D(4C, 8C) -skip- D(16C, 4C), up
+                                          pool, D(8C, 8C), up
 
-    D(a, b)    twice: convolution of 3^d points without bias, norm, ReLU; between them b channels on the way down,
-               a/2 on the way up
-    pool       maximum over 2^d points                 up    linear interpolation to twice the points, ends on ends;
-    C          `width`                                       then the skip and it are joined, in this order
+    D(a, b)    from a to b channels, twice: convolution of 3^d points without bias, norm, ReLU; in between there are b
+               channels on the way down and a/2 on the way up
+    pool       maximum over 2^d points
+    up         linear interpolation to twice the points, ends on ends; then joined to the skip, which comes first
+    C          `width`
 
 From the first paper: the U, its pooling, skips and double convolutions. From Neural-Solver-Library, the public code of
 the group whose comparisons these are: all of the picture, zeros beyond the high ends up to a multiple of 2^4 points,
@@ -41,11 +42,25 @@ __all__ = ["NORMS", "UNet", "unet"]
 NORMS = ("instance", "batch")
 
 
+class InstanceNorm(nn.GroupNorm):
+    """`(B, channels, *grid)`: every channel of every sample by itself, with a weight and a bias for each channel.
+
+    As groups of one channel, because torch's InstanceNorm refuses an empty batch.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels)
+
+    def forward(self, H: torch.Tensor) -> torch.Tensor:
+        # With channels last in memory torch's kernel for CPUs loses two digits.
+        return super().forward(H.contiguous())
+
+
 def normalisation(kind: str, channels: int, axes: int) -> nn.Module:
+    """Mean zero and deviation one for every channel, then its weight and bias; channels come second."""
     if kind == "batch":
         return (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[axes - 1](channels)
-    # InstanceNorm by its other name, one group per channel, which takes an empty batch too.
-    return nn.GroupNorm(channels, channels)
+    return InstanceNorm(channels)
 
 
 class DoubleConvolution(nn.Module):
@@ -89,14 +104,14 @@ class UNet(GridModel):
         super().__init__(config)
         if norm not in NORMS:
             raise ValueError(f'norm is "{norm}"; choose from {", ".join(NORMS)}.')
+        self.norm = norm
         C, double = config.width, partial(DoubleConvolution, padding=config.padding, norm=norm)
         self.lift = perceptron(config.position_channels + config.in_channels, 2 * C, C, Linear)
         self.time = TimeEmbedding(C, config.scalars) if config.scalars else None
         widths = (C, 2 * C, 4 * C, 8 * C, 8 * C)
-        self.top = double(C, C, C)
-        self.down = nn.ModuleList(double(before, after, after) for before, after in itertools.pairwise(widths))
-        joined = [2 * skip for skip in reversed(widths[:-1])]
-        self.up = nn.ModuleList(double(a, a // 2, max(a // 4, C)) for a in joined)
+        down = [double(before, after, after) for before, after in itertools.pairwise((C, *widths))]
+        up = [double(2 * skip, skip, max(skip // 2, C)) for skip in reversed(widths[:-1])]
+        self.levels = nn.ModuleList((*down, *up))
         self.project = Linear(C, C)
         self.head = perceptron(C, C, config.out_channels, Linear)
 
@@ -105,15 +120,21 @@ class UNet(GridModel):
         self.check(x, time)
         grid = tuple(x.shape[1:-1])
         H = self.with_time(self.lift(with_points(x, self.points(x))), time)
-        skips = [self.top(padded(H, self._room(grid)))]
-        for level in self.down:
+        top, *levels = self.levels
+        skips = [top(padded(H, self._room(grid)))]
+        for level in levels[: self.LEVELS]:
             skips.append(level(pooled(skips[-1])))
         H = skips.pop()
-        for level in self.up:
+        for level in levels[self.LEVELS :]:
             H = level(torch.cat((skips.pop(), interpolated(H)), dim=-1))
         H = cropped(self.project(H), grid)
         with torch.autocast(x.device.type, enabled=False):
             return self.head(H.to(self.dtype))
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """What may run a second time for its gradient; a BatchNorm would count its batch twice."""
+        return tuple(self.levels) if self.norm == "instance" else ()
 
     def _room(self, grid: Sequence[int]) -> list[int]:
         """Points per axis with the zeros."""

@@ -1,4 +1,4 @@
-"""ViT, the vision transformer (Dosovitskiy et al., ICLR 2021), from field to field: patches as tokens, attention of all.
+"""ViT, the vision transformer (Dosovitskiy et al., ICLR 2021), from field to field: attention between all patches.
 
     fields --- pad --- patches of 4^d points --- Linear --- + positions --- block x depth --- LN --- Linear --->
 

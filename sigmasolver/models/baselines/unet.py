@@ -20,6 +20,8 @@ not say which of the two a task is, so the norms are two rows: `unet`, whose sam
 `unet-batchnorm`.
 Inferred: the paper does not give its U-Net. Where the deepest level would be a single point, which no InstanceNorm
 can tell from zero, the last axis is padded once more. A "circular" axis wraps in the convolutions alone.
+The embedding of the time is added to the lift as there. An InstanceNorm removes what is equal at all points, so `unet`
+learns of the time only through the zeros at its borders; `unet-batchnorm` sees it in full.
 """
 
 from __future__ import annotations

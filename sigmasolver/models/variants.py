@@ -1,5 +1,5 @@
 """All models as rows: the family (the model, its single-domain counterparts, every ablation of
-tab:ablation-components) and the baselines (so far those of tab:slice-attention-analysis, and F-FNO)."""
+tab:ablation-components) and the baselines of its comparisons."""
 
 from __future__ import annotations
 

@@ -108,9 +108,7 @@ def position_bytes(model: nn.Module, grid: tuple[int, ...]) -> int | None:
     """Bytes of the positions that a solver reads on this grid; None for other models."""
     if not isinstance(model, Solver):
         return None
-    config = model.config
-    channels = config.lattice**config.axes if config.options.positions == "distances" else config.axes
-    return prod(grid) * channels * model.offset.element_size()
+    return prod(grid) * model.config.position_channels * model.offset.element_size()
 
 
 def _seconds_per_call(subject: Subject) -> float:

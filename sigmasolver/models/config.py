@@ -137,3 +137,8 @@ class SolverConfig:
     @property
     def lattice(self) -> int:
         return self.options.lattice or LATTICE[self.axes]
+
+    @property
+    def position_channels(self) -> int:
+        """Channels that tell every point where it is."""
+        return self.lattice**self.axes if self.options.positions == "distances" else self.axes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +24,10 @@ __all__ = [
     "SwiGLU",
     "TimeEmbedding",
     "coordinates",
+    "cropped",
     "distances",
     "linear",
+    "padded",
     "perceptron",
     "split_heads",
     "watched",
@@ -76,15 +78,28 @@ def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
     return layer
 
 
-def perceptron(inputs: int, inner: int, outputs: int) -> nn.Sequential:
-    """Linear, GELU, Linear on the channels of every point."""
-    return nn.Sequential(linear(inputs, inner), nn.GELU(), linear(inner, outputs))
+def perceptron(inputs: int, inner: int, outputs: int, layer: Callable[[int, int], nn.Module] = linear) -> nn.Sequential:
+    """Linear, GELU, Linear on the channels of every point; with `Linear` for `layer` it starts as torch's layers do."""
+    return nn.Sequential(layer(inputs, inner), nn.GELU(), layer(inner, outputs))
 
 
 def split_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
     """(B, *grid, C) -> (B, H, N, D): points flattened, channels cut into heads of width D."""
     points = math.prod(x.shape[1:-1])  # not -1: a batch may be empty
     return x.reshape(x.shape[0], points, heads, x.shape[-1] // heads).transpose(1, 2)
+
+
+def padded(x: torch.Tensor, grid: Sequence[int]) -> torch.Tensor:
+    """(B, *smaller, C) -> (B, *grid, C) with zeros beyond the high end of every axis."""
+    missing = [points - held for points, held in zip(grid, x.shape[1:-1], strict=True)]
+    return F.pad(x, [0, 0, *(cells for more in reversed(missing) for cells in (0, more))]) if any(missing) else x
+
+
+def cropped(x: torch.Tensor, grid: Sequence[int]) -> torch.Tensor:
+    """(B, *larger, C) -> (B, *grid, C): the low end of every axis."""
+    for axis, points in enumerate(grid, start=1):
+        x = x.narrow(axis, 0, points)
+    return x
 
 
 def watched(*modules: nn.Module) -> bool:
@@ -97,15 +112,21 @@ def watched(*modules: nn.Module) -> bool:
 
 
 class Convolution(nn.Module):
-    """Every channel from all channels of the neighbourhood, with bias; starts as torch's convolutions do."""
+    """Every channel from all channels of the neighbourhood; starts as torch's convolutions do.
 
-    def __init__(self, channels: int, kernel: int, padding: Sequence[str]) -> None:
+    As many channels come out as go in, unless `outputs` says otherwise.
+    """
+
+    def __init__(
+        self, channels: int, kernel: int, padding: Sequence[str], outputs: int | None = None, bias: bool = True
+    ) -> None:
         super().__init__()
         self.padding = tuple(padding)
+        outputs = channels if outputs is None else outputs
         shape = (kernel,) * len(self.padding)
         reach = 1 / math.sqrt(channels * math.prod(shape))
-        self.weight = nn.Parameter(torch.empty(channels, channels, *shape).uniform_(-reach, reach))
-        self.bias = nn.Parameter(torch.empty(channels).uniform_(-reach, reach))
+        self.weight = nn.Parameter(torch.empty(outputs, channels, *shape).uniform_(-reach, reach))
+        self.bias = nn.Parameter(torch.empty(outputs).uniform_(-reach, reach)) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         reach = self.weight.shape[-1] // 2

@@ -13,8 +13,9 @@ from typing import cast
 import torch
 from torch import nn
 
-from sigmasolver.models.config import SolverConfig, check_grid
-from sigmasolver.models.layers import LayerNorm, TimeEmbedding, coordinates, distances, linear, perceptron, watched
+from sigmasolver.models.config import SolverConfig
+from sigmasolver.models.grid_model import GridModel, with_points
+from sigmasolver.models.layers import LayerNorm, TimeEmbedding, linear, perceptron, watched
 from sigmasolver.ops.lift import lift
 from sigmasolver.ops.readout import readout
 from sigmasolver.ops.stream import NARROW, whole
@@ -22,7 +23,7 @@ from sigmasolver.ops.stream import NARROW, whole
 __all__ = ["Solver"]
 
 
-class Solver(nn.Module):
+class Solver(GridModel):
     """`(B, *grid, in_channels)` -> `(B, *grid, out_channels)` for one, two or three axes and any grid.
 
     `block` makes one block, `(B, *grid, width)` -> the same shape; it is called `depth` times. A Transolver-sigma is
@@ -35,11 +36,9 @@ class Solver(nn.Module):
     """
 
     def __init__(self, block: Callable[[SolverConfig], nn.Module], config: SolverConfig) -> None:
-        super().__init__()
-        self.config = config
-        width, options = config.width, config.options
-        position_channels = config.lattice**config.axes if options.positions == "distances" else config.axes
-        self.lift = perceptron(position_channels + config.in_channels, 2 * width, width)
+        super().__init__(config)
+        width = config.width
+        self.lift = perceptron(config.position_channels + config.in_channels, 2 * width, width)
         self.offset = nn.Parameter(torch.rand(width) / width)
         self.time = TimeEmbedding(width, config.scalars) if config.scalars else None
         self.blocks = nn.ModuleList(block(config) for _ in range(config.depth))
@@ -48,10 +47,9 @@ class Solver(nn.Module):
 
     def forward(self, x: torch.Tensor, time: torch.Tensor | None = None) -> torch.Tensor:
         """`time` is for solvers with an embedding: (B,), or (B, n) where conditions follow the time."""
-        self._check(x, time)
+        self.check(x, time)
         H, rest = self._lifted(x)
-        if self.time is not None and time is not None:
-            H = H + self.time(time).reshape(x.shape[0], *(1,) * self.config.axes, -1)
+        H = self.with_time(H, time)
         for block in self.blocks:
             H, rest = (block(H), None) if rest is None else block(H, rest)
         # The answer is read in the precision of the stream: eight bits of bf16 would be its error.
@@ -65,58 +63,13 @@ class Solver(nn.Module):
     def _lifted(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The stream and, where all blocks take it, its rest."""
         if watched(self.lift):
-            points = self._points(x)
-            return self.lift(torch.cat((points.expand(x.shape[0], *points.shape), x), dim=-1)) + self.offset, None
+            return self.lift(with_points(x, self.points(x))) + self.offset, None
         first, second = (cast(nn.Linear, self.lift[place]) for place in (0, 2))
         maps = (first.weight, first.bias), (second.weight, second.bias)
-        return lift(x, self._points(x), *maps, self.offset, self._splits(x.device.type))
+        return lift(x, self.points(x), *maps, self.offset, self._splits(x.device.type))
 
     def _splits(self, device: str) -> bool:
         """Whether the stream may pass through the blocks in two parts; a watcher is to see it whole."""
         narrow = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == NARROW
         taken = all(getattr(block, "takes_rest", False) for block in self.blocks)
         return narrow and taken and self.time is None and not watched(self.blocks)
-
-    def _points(self, x: torch.Tensor) -> torch.Tensor:
-        """(*grid, position channels)."""
-        grid = tuple(x.shape[1:-1])
-        if self.config.options.positions == "distances":
-            return distances(grid, self.config.lattice, x.dtype, x.device)
-        return coordinates(grid, x.dtype, x.device)
-
-    def _check(self, x: torch.Tensor, time: torch.Tensor | None) -> None:
-        config = self.config
-        if x.dtype != self.offset.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise ValueError(f"Input is {x.dtype} and this solver is {self.offset.dtype}; convert one to the other.")
-        if x.ndim != config.axes + 2:
-            raise ValueError(
-                f"Input has shape {tuple(x.shape)}; this solver takes (batch, {config.axes} grid axes, "
-                f"{config.in_channels} channels)."
-            )
-        if x.shape[-1] != config.in_channels:
-            raise ValueError(
-                f"Input has {x.shape[-1]} channels in its last axis; this solver was built for {config.in_channels}."
-            )
-        check_grid(tuple(x.shape[1:-1]), config.padding)
-        numbers = "one number" if config.scalars == 1 else f"{config.scalars} numbers"
-        if self.time is not None and time is None:
-            raise ValueError(f"This solver has a time embedding; pass `time`, {numbers} per sample.")
-        if self.time is None and time is not None:
-            raise ValueError(
-                "This solver has no time embedding; leave `time` out or build it with time_embedding=True."
-            )
-        allowed = ((x.shape[0], config.scalars), (x.shape[0],))[: 2 if config.scalars == 1 else 1]
-        if time is not None and time.shape not in allowed:
-            raise ValueError(f"time has shape {tuple(time.shape)}; pass {numbers} for each of {x.shape[0]} samples.")
-        if config.options.check_input:
-            _refuse_non_finite(x)
-
-
-def _refuse_non_finite(x: torch.Tensor) -> None:
-    bad = ~torch.isfinite(x)
-    if bad.any():
-        sample, *point, channel = bad.nonzero()[0].tolist()
-        raise ValueError(
-            f"Input has {int(bad.sum())} NaN or infinite values, the first in sample {sample}, channel {channel}, "
-            f"at grid point {tuple(point)}; clean the data before the model sees it."
-        )

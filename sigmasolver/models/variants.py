@@ -1,5 +1,5 @@
 """All models as rows: the family (the model, its single-domain counterparts, every ablation of
-tab:ablation-components) and the baselines (so far those of tab:slice-attention-analysis, and F-FNO)."""
+tab:ablation-components) and the baselines of its comparisons."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from functools import partial
 import torch
 from torch import nn
 
-from sigmasolver.models.baselines.ffno import ffno
+from sigmasolver.models.baselines.ffno import ffno, ffno_markov
+from sigmasolver.models.baselines.fno import fno
 from sigmasolver.models.baselines.linearno import linearno
 from sigmasolver.models.baselines.transolver import transolver
+from sigmasolver.models.baselines.unet import unet
+from sigmasolver.models.baselines.vit import vit
 from sigmasolver.models.block import Block, BlockSpec
 from sigmasolver.models.config import Options, SolverConfig
 from sigmasolver.models.solver import Solver
@@ -47,6 +50,12 @@ BASELINES: dict[str, Make] = {
     "linearno": partial(linearno, local=True),
     "linearno-plain": partial(linearno, local=False),
     "ffno": ffno,
+    "ffno-markov": ffno_markov,
+    "fno": partial(fno, original=False),
+    "fno-original": partial(fno, original=True),
+    "unet": partial(unet, norm="instance"),
+    "unet-batchnorm": partial(unet, norm="batch"),
+    "vit": vit,
 }
 MODELS: dict[str, Make] = {name: partial(Solver, partial(Block, spec)) for name, spec in VARIANTS.items()} | BASELINES
 

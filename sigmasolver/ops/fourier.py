@@ -1,4 +1,6 @@
-"""Axis-factorised Fourier operator (eq:spectral-axis-transform to eq:spectral-aggregation).
+"""Fourier operators by truncated DFTs: factorised over the axes, and over all axes at once.
+
+Axis-factorised (eq:spectral-axis-transform to eq:spectral-aggregation).
 
 For every axis a, with orthonormal transforms along that axis alone and complex channel matrices W_a(k):
 
@@ -8,6 +10,9 @@ Only K_a of the n_a/2 + 1 modes are kept, so the transforms are thin matrix prod
 2C x 2C' block per mode, synthesis (n x 2K). Everything is real: no complex tensor exists, and bf16, `torch.compile`,
 `torch.export` and odd lengths work. `axis_fourier_rfft` is the same operator through the FFT; it is the
 oracle of the tests and the yardstick of the benchmarks.
+
+Over all axes at once, `grid_fourier` (the FNO): one transform of the whole grid and one matrix W(k_1, ..., k_d) for
+every kept mode, non-negative ones on the last axis and both signs on the others, because the field is real.
 
 Letters: B batch, n points on the axis, K kept modes, C channels, P points before the axis (batch included),
 Q points after it. A weight is (K, C, C', 2): real and imaginary part of W(k), applied from the right.
@@ -23,7 +28,15 @@ import torch
 from sigmasolver.ops import fused
 from sigmasolver.ops.constants import grid_constant
 
-__all__ = ["analysis_basis", "available_modes", "axis_fourier", "axis_fourier_rfft", "synthesis_basis"]
+__all__ = [
+    "analysis_basis",
+    "available_modes",
+    "axis_fourier",
+    "axis_fourier_rfft",
+    "grid_fourier",
+    "signed_basis",
+    "synthesis_basis",
+]
 
 
 def available_modes(points: int) -> int:
@@ -63,6 +76,17 @@ def synthesis_basis(points: int, modes: int, dtype: torch.dtype, device: torch.d
     weight = torch.where(2 * k % points == 0, 1.0, 2.0).double() / math.sqrt(points)
     cosine, sine = _angles(points, modes, device).cos(), _sine(points, modes, device)
     return torch.stack((weight * cosine, -weight * sine), dim=1).reshape(2 * modes, points).T.contiguous().to(dtype)
+
+
+@grid_constant
+def signed_basis(points: int, positive: int, negative: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """(2M, 2n): the modes 0, 1, ..., then -negative, ..., -1 of n complex values, all as pairs of real and imaginary
+    part. Its rows are orthonormal, so its transpose leads back."""
+    k = torch.cat((torch.arange(positive, device=device), torch.arange(-negative, 0, device=device)))
+    angles = (k[:, None] * torch.arange(points, device=device) % points).double() * (2 * math.pi / points)
+    cosine, sine = angles.cos(), angles.sin()
+    pairs = torch.stack((torch.stack((cosine, sine), -1), torch.stack((-sine, cosine), -1)), dim=1)
+    return (pairs.reshape(2 * len(k), 2 * points) / math.sqrt(points)).to(dtype)
 
 
 def _real_blocks(weight: torch.Tensor) -> torch.Tensor:
@@ -115,3 +139,46 @@ def axis_fourier_rfft(V: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch
         filtered[..., :K, :] = kept
         total = total + torch.fft.irfft(filtered.movedim(-2, axis), n=n, dim=axis, norm="ortho")
     return total
+
+
+def grid_fourier(V: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """irFFT_1..d( rFFT_1..d(V)[k] W(k) for the kept k, 0 otherwise ): (B, *grid, C) -> (B, *grid, C').
+
+    `weight` is (2 K_1, ..., 2 K_{d-1}, K_d, C, C', 2); an axis of length 2 K holds the modes 0, ..., K - 1, then
+    -K, ..., -1. A grid with fewer modes uses the lowest of each sign. The imaginary part that W puts on a mode that is
+    its own mirror image along the last axis has no meaning for a real field and is dropped, as by an inverse rFFT.
+    """
+    *before, n, channels = V.shape
+    axes, out_channels, P = len(before), weight.shape[-2], math.prod(before)
+    K = min(weight.shape[axes - 1], available_modes(n))
+    weight = weight.narrow(axes - 1, 0, K)
+    modes = torch.bmm(analysis_basis(n, K, V.dtype, V.device).expand(P, -1, -1), V.reshape(P, n, channels))
+    modes = modes.view(*before, K, 2, channels)
+    bases = {}
+    for axis in range(axes - 1, 0, -1):
+        points, kept = V.shape[axis], weight.shape[axis - 1] // 2
+        positive, negative = min(kept, (points + 1) // 2), min(kept, points // 2)
+        ends = weight.narrow(axis - 1, 0, positive), weight.narrow(axis - 1, 2 * kept - negative, negative)
+        weight = torch.cat(ends, dim=axis - 1) if positive + negative < 2 * kept else weight
+        bases[axis] = signed_basis(points, positive, negative, V.dtype, V.device)
+        modes = _along(modes, axis, bases[axis])
+
+    kept_shape, count = modes.shape[:-2], math.prod(weight.shape[:-3])
+    modes = modes.reshape(V.shape[0], count, 2 * channels).transpose(0, 1)
+    modes = torch.bmm(modes, _real_blocks(weight.reshape(count, channels, out_channels, 2)))
+    modes = modes.transpose(0, 1).reshape(*kept_shape, 2, out_channels)
+
+    for axis in range(1, axes):
+        modes = _along(modes, axis, bases[axis].mT)
+    synthesise = synthesis_basis(n, K, V.dtype, V.device).expand(P, -1, -1)
+    return torch.bmm(synthesise, modes.reshape(P, 2 * K, out_channels)).view(*before, n, out_channels)
+
+
+def _along(values: torch.Tensor, axis: int, matrix: torch.Tensor) -> torch.Tensor:
+    """A real matrix on the pairs of axis `axis` of (..., 2, C), where the last axis but one holds the parts."""
+    *shape, _, channels = values.shape
+    P, n, Q = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+    pairs = values.reshape(P, n, Q, 2, channels).transpose(2, 3).reshape(P, 2 * n, Q * channels)
+    M = matrix.shape[0] // 2
+    out = torch.bmm(matrix.expand(P, -1, -1), pairs).view(P, M, 2, Q, channels).transpose(2, 3)
+    return out.reshape(*shape[:axis], M, *shape[axis + 1 :], 2, channels)

@@ -255,6 +255,9 @@ class Stepper:
         if self.average is not None and plan.ema is not None:
             with torch.no_grad():
                 torch._foreach_lerp_(list(self.average.parameters()), list(self.model.parameters()), 1 - plan.ema)
+                # What a BatchNorm has seen is an average already.
+                for kept, seen in zip(self.average.buffers(), self.model.buffers(), strict=True):
+                    kept.copy_(seen)
         self.loss.copy_(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
 
     def _synchronised(self, last: bool) -> AbstractContextManager[None]:

@@ -257,6 +257,16 @@ def test_the_average_of_the_weights_by_hand(data, tmp_path):
     assert not same(kept, snapshots[-1])
 
 
+def test_what_a_batch_norm_has_seen_is_kept_with_the_average(data, tmp_path):
+    model = replace(MODEL, name="unet-batchnorm", width=4)
+    start(data, tmp_path, replace(RECIPE, model=model, train=replace(RECIPE.train, ema=0.8, updates=3)))
+    kept, resumed = weights(tmp_path), read_tensors(Run(tmp_path).resume)[0]
+    seen = {name for name in kept if name.endswith(("running_mean", "running_var"))}
+    assert len(seen) == 36 and all(torch.equal(kept[name], resumed[f"model.{name}"]) for name in seen)
+    assert not all(torch.equal(kept[name], resumed[f"model.{name}"]) for name in set(kept) - seen)
+    assert not any(torch.equal(kept[name], torch.full_like(kept[name], name.endswith("var"))) for name in seen)
+
+
 def test_noise_depends_on_the_seed_and_the_step_alone(data, tmp_path):
     noisy = replace(RECIPE, train=replace(RECIPE.train, noise=0.1, epochs=1))
     start(data, tmp_path / "a", noisy)

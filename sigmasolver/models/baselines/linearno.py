@@ -67,6 +67,7 @@ class LinearAttention(nn.Module):
     def _convolution(self, config: SolverConfig) -> Convolution:
         convolution = Convolution(config.width, self.KERNEL, config.padding)
         nn.init.kaiming_normal_(convolution.weight)
+        assert convolution.bias is not None
         nn.init.zeros_(convolution.bias)
         return convolution
 

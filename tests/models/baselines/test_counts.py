@@ -49,6 +49,40 @@ def test_ffno_blocks(grid, fields, width, depth, modes, published):
     assert lift + blocks + head == published
 
 
+def test_fno_of_the_authors():
+    """Their Darcy and Navier-Stokes scripts, complex weights counted as two reals."""
+    darcy = SolverConfig((85, 85), 1, 1, width=32, depth=4, modes=12)
+    assert count_parameters("fno-original", darcy) == 2_368_001
+    ns2d = SolverConfig((64, 64), 10, 1, width=20, depth=4, heads=2, modes=12)
+    assert count_parameters("fno-original", ns2d) == 926_357
+
+
+def test_ffno_of_the_authors():
+    config = SolverConfig((64, 64), 1, 1, width=64, depth=24, modes=16)
+    assert count_parameters("ffno-markov", config) == 1_072_834
+
+
+@pytest.mark.parametrize(
+    ("config", "width", "millions"),
+    [
+        (DARCY, 32, "4.34"),
+        (DARCY, 64, "17.3"),
+        (DARCY, 128, "69.3"),
+        (NS2D, 256, "277"),
+        (IT3D, 32, "13"),
+        (IT3D, 64, "51.9"),
+    ],
+)
+def test_unet(config, width, millions):
+    for name in ("unet", "unet-batchnorm"):
+        assert f"{count_parameters(name, replace(config, width=width)) / 1e6:.3g}" == millions
+
+
+def test_vit():
+    assert f"{count_parameters('vit', NS2D) / 1e6:.2g}" == "6.4"
+    assert f"{count_parameters('vit', SolverConfig((128, 128), 10, 4)) / 1e6:.3g}" == "1.74"
+
+
 def frame_by_hand(config):
     """All but the blocks."""
     C = config.width
@@ -71,6 +105,26 @@ def test_counts_by_hand_in_every_dimension(grid):
         assert count_parameters(name, config) == frame_by_hand(config) + 3 * (norms_and_mlp + count)
     ffno = len(grid) * 4 * C * C * 2 + 8 * C * C + 4 * C + C + 2 * C
     assert count_parameters("ffno", config) == frame_by_hand(config) + 3 * ffno
+
+
+@pytest.mark.parametrize("grid", [(32,), (32, 21), (16, 16, 12)])
+def test_other_frames_by_hand_in_every_dimension(grid):
+    config = SolverConfig(grid, 4, 3, width=48, depth=3, heads=4, modes=5)
+    C, d, kernel, square = 48, len(grid), 3 ** len(grid), 48 * 48 + 48
+    lift, head = (64 + 4 + 1) * 2 * C + 2 * C * C + C, square + (C + 1) * 3
+    fourier = 3 * (2 ** (d - 1) * 5**d * C * C * 2 + square)
+    assert count_parameters("fno", config) == lift + fourier + head
+    assert count_parameters("fno-original", config) == (d + 4 + 1) * C + fourier + (C + 1) * 128 + (128 + 1) * 3
+    normalised = [(d + 4, C), *[(C, 4 * C), (4 * C, C)] * 3, (C, 128), (128, 3)]
+    shared = d * 5 * C * C * 2
+    assert count_parameters("ffno-markov", config) == shared + sum((a + 2) * b for a, b in normalised)
+    doubles = [(1, 1, 1), (1, 2, 2), (2, 4, 4), (4, 8, 8), (8, 8, 8), (16, 8, 4), (8, 4, 2), (4, 2, 1), (2, 1, 1)]
+    levels = sum(C * C * kernel * b * (a + c) + 2 * C * (b + c) for a, b, c in doubles)
+    assert count_parameters("unet", config) == lift + levels + square + head
+    tokens = 8 if d == 1 else 8 * 6 if d == 2 else 4 * 4 * 3
+    blocks = 3 * (12 * C * C + C + 5 * C + 4 * C)
+    ends = (4**d * 4 + 1) * C + 2 * C + (C + 1) * 4**d * 3
+    assert count_parameters("vit", config) == ends + tokens * C + blocks
 
 
 def test_what_the_slice_update_adds():

@@ -1,11 +1,14 @@
-"""F-FNO: its block against the FFT, what the factorised filter implies, and how the weights start."""
+"""F-FNO: its block against the FFT, what the factorised filter implies, and how the weights start; the authors' own
+form against a slow definition."""
 
+import numpy as np
 import pytest
 import torch
 
 from sigmasolver.models import SolverConfig, build_model
-from sigmasolver.models.baselines.ffno import FactorisedBlock
+from sigmasolver.models.baselines.ffno import FactorisedBlock, NormalisedLinear, ffno_markov
 from sigmasolver.ops.fourier import axis_fourier_rfft
+from tests.models.baselines import reference
 
 GRIDS = [(16,), (10, 9), (8, 7, 6)]
 
@@ -93,3 +96,97 @@ def test_blocks_have_weights_of_their_own_and_start_as_the_family_does():
     for weight in (*first.spectral.weights, first.feed_forward[0].weight, first.feed_forward[2].weight):
         assert weight.std().item() == pytest.approx(0.02, rel=0.02)
     assert first.feed_forward[0].bias.abs().max() == 0 and (first.norm.weight == 1).all()
+
+
+# --- the authors' own form
+
+
+def written_normalised(x, w):
+    """Row by row: a direction of length one, times the learned length."""
+    rows = [g * v / np.sqrt((v**2).sum()) for g, v in zip(w["length"], w["direction"], strict=True)]
+    return x @ np.array(rows).T + w["bias"]
+
+
+def slow_markov(model, x):
+    """One sample (*grid, C_in), through NumPy's FFT along one axis after another."""
+    w, grid = reference.Weights(model.state_dict()), x.shape[:-1]
+    points = np.stack(np.meshgrid(*(np.linspace(0, 1, n) for n in grid), indexing="ij"), -1)
+    H = written_normalised(np.concatenate((points, x), -1), w / "lift")
+    for index in range(model.config.depth):
+        total = 0
+        for axis, n in enumerate(grid):
+            W = w[f"spectral.weights.{axis}"] @ np.array([1, 1j])
+            lines = np.moveaxis(np.fft.rfft(H, axis=axis, norm="ortho"), axis, 0)
+            filtered = np.zeros_like(lines)
+            for k in range(min(len(W), len(lines))):
+                filtered[k] = lines[k] @ W[k]
+            total = total + np.fft.irfft(np.moveaxis(filtered, 0, axis), n=n, axis=axis, norm="ortho")
+        inner = np.maximum(written_normalised(total, w / f"blocks.{index}.0"), 0)
+        change = written_normalised(inner, w / f"blocks.{index}.2")
+        H = H + change
+    return written_normalised(written_normalised(change, w / "head.0"), w / "head.1")
+
+
+@pytest.mark.parametrize("grid", [(9,), (4, 5), (8, 7), (5, 4, 6)])
+def test_markov_is_its_slow_definition(small_model, grid):
+    model, x = small_model("ffno-markov", (8,) * len(grid), depth=3), field(1, *grid, 2)
+    with torch.no_grad():
+        np.testing.assert_allclose(model(x)[0].numpy(), slow_markov(model, x[0].numpy()), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_markov_without_positions_commutes_with_shifts(small_model, grid):
+    model, x, rolled = small_model("ffno-markov", grid), field(1, *grid, 2), tuple(range(1, len(grid) + 1))
+    steps = (5, 2, 3)[: len(grid)]
+    assert (model(x.roll(steps, rolled)) - model(x).roll(steps, rolled)).abs().max() > 1e-4
+    with torch.no_grad():
+        model.lift.direction[:, : len(grid)].zero_()
+    torch.testing.assert_close(model(x.roll(steps, rolled)), model(x).roll(steps, rolled), rtol=0, atol=1e-12)
+
+
+def test_markov_reads_the_last_change_and_shares_one_filter(small_model):
+    model, x, seen, calls = small_model("ffno-markov"), field(1, 12, 9, 2), [], []
+    model.blocks[-1].register_forward_hook(lambda _, __, out: seen.append(out))
+    model.spectral.register_forward_hook(lambda *_: calls.append(True))
+    out = model(x)
+    assert torch.equal(out, model.head(seen[0])) and len(calls) == 2
+    stored = [key for key in model.state_dict() if "spectral" in key]
+    assert stored == ["spectral.weights.0", "spectral.weights.1"]
+
+
+def test_a_normalised_map_is_torchs_own_and_blind_to_the_length_of_its_direction():
+    mine, x = NormalisedLinear(5, 4).double(), field(3, 5)
+    theirs = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(5, 4).double())
+    with torch.no_grad():
+        mine.length.add_(torch.rand(4, 1))
+        theirs.parametrizations.weight.original0.copy_(mine.length)
+        theirs.parametrizations.weight.original1.copy_(mine.direction)
+        theirs.bias.copy_(mine.bias)
+        before = mine(x)
+        torch.testing.assert_close(before, theirs(x), rtol=0, atol=1e-14)
+        mine.direction.mul_(torch.rand(4, 1) + 0.5)
+        torch.testing.assert_close(mine(x), before, rtol=0, atol=1e-14)
+
+
+def test_markov_starts_as_published():
+    torch.manual_seed(3)
+    model = build_model("ffno-markov", grid=(32, 32), in_channels=1, out_channels=1, width=64, depth=1, modes=16)
+    authors = torch.nn.init.xavier_normal_(torch.empty(64, 64, 16, 2), gain=0.1)
+    for weight in model.spectral.weights:
+        assert weight.std().item() == pytest.approx(authors.std().item(), rel=0.02)
+    first = model.blocks[0][0]
+    torch.testing.assert_close(first.length, first.direction.norm(dim=1, keepdim=True))
+    assert 0.99 / 8 < first.direction.abs().max() <= 1 / 8 and first.bias.abs().max() > 0
+
+
+def test_markov_filters_in_float32_under_autocast(small_model):
+    model, x, seen = small_model("ffno-markov").float(), field(1, 12, 9, 2).float(), []
+    model.spectral.register_forward_hook(lambda _, args, out: seen.append((args[0].dtype, out.dtype)))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(x)
+    assert seen == [(torch.float32, torch.float32)] * 2
+
+
+def test_markov_refuses_a_grid_without_the_modes():
+    with pytest.raises(ValueError, match=r"Grid \(16, 8\) is too small for modes=6"):
+        ffno_markov(SolverConfig((16, 8), 1, 1, width=8, heads=2, modes=6))

@@ -1,0 +1,111 @@
+"""FNO, the Fourier neural operator (Li et al., ICLR 2021): a global filter beside a pointwise map, in every layer.
+
+    fields ----+
+               +-- lift --- pad --- [ GELU( F^-1 (R . F H) + W H + b ) ] x depth --- crop --- Linear, GELU, Linear --->
+    positions -+
+
+F is the discrete Fourier transform over all axes at once and R one complex matrix (width x width) for every kept mode:
+`modes` non-negative ones on the last axis, twice as many, of both signs, on the others. The last layer has no GELU.
+
+From the paper and the authors' code: the layer, the place of the GELUs, R = (U(0, 1) + i U(0, 1)) / width^2 at the
+start, all other weights as torch starts them, zeros beyond the high ends of a field that is not periodic. Two forms:
+    comparison    lift and positions of Transolver-sigma without its channel offset, inner width of the head = width,
+                  zeros up to a multiple of 16 points                         (Neural-Solver-Library)
+    original      lift = one linear map of coordinates and fields, inner width of the head 128, 9 points of zeros
+                  (the authors' Darcy script; their Navier-Stokes one, which is periodic, pads nothing)
+Inferred: no zeros are added on an axis whose option `padding` is "circular", so that there the model commutes with
+shifts; the authors decide this by script and Neural-Solver-Library by divisibility alone. The three-dimensional script
+of the authors pads time only; here all axes are treated alike. The authors give the fields before the coordinates,
+which is another order of the lift's columns. The published values of the paper's tables are imported ones, whose sizes
+are not all known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sigmasolver.models.config import SolverConfig
+from sigmasolver.models.grid_model import GridModel, with_points
+from sigmasolver.models.layers import Linear, TimeEmbedding, coordinates, cropped, padded, perceptron
+from sigmasolver.ops.fourier import grid_fourier
+
+__all__ = ["FNO", "FourierConvolution", "fno"]
+
+
+class FourierConvolution(nn.Module):
+    """`(B, *grid, width)` -> the same shape: F^-1 (R . F H), in float32 at least.
+
+    The weight is real, (2 modes, ..., modes, width, width, 2), see `ops.fourier.grid_fourier`.
+    """
+
+    def __init__(self, width: int, modes: Sequence[int]) -> None:
+        super().__init__()
+        signed = [2 * K for K in modes[:-1]]
+        self.weight = nn.Parameter(torch.rand(*signed, modes[-1], width, width, 2) / width**2)
+
+    def forward(self, H: torch.Tensor) -> torch.Tensor:
+        wide = torch.promote_types(H.dtype, torch.float32)
+        with torch.autocast(H.device.type, enabled=False):
+            return grid_fourier(H.to(wide), self.weight.to(wide)).to(H.dtype)
+
+
+class FourierLayer(nn.Module):
+    """`(B, *grid, width)` -> the same shape: F^-1 (R . F H) + W H + b."""
+
+    def __init__(self, width: int, modes: Sequence[int]) -> None:
+        super().__init__()
+        self.convolution = FourierConvolution(width, modes)
+        self.pointwise = Linear(width, width)
+
+    def forward(self, H: torch.Tensor) -> torch.Tensor:
+        return self.convolution(H) + self.pointwise(H)
+
+
+class FNO(GridModel):
+    """`(B, *grid, in_channels)` -> `(B, *grid, out_channels)` in the comparison form or the original one."""
+
+    MULTIPLE = 16
+    MARGIN, INNER = 9, 128
+
+    def __init__(self, config: SolverConfig, original: bool = False) -> None:
+        super().__init__(config)
+        config.check_modes()
+        self.original = original
+        C, fields = config.width, config.in_channels
+        if original:
+            self.lift: nn.Module = Linear(config.axes + fields, C)
+        else:
+            self.lift = perceptron(config.position_channels + fields, 2 * C, C, Linear)
+        self.time = TimeEmbedding(C, config.scalars) if config.scalars else None
+        self.blocks = nn.ModuleList(FourierLayer(C, config.modes_per_axis) for _ in range(config.depth))
+        self.head = perceptron(C, self.INNER if original else C, config.out_channels, Linear)
+
+    def forward(self, x: torch.Tensor, time: torch.Tensor | None = None) -> torch.Tensor:
+        """`time` is for models with an embedding: (B,), or (B, n) where conditions follow the time."""
+        self.check(x, time)
+        grid = tuple(x.shape[1:-1])
+        points = coordinates(grid, x.dtype, x.device) if self.original else self.points(x)
+        H = self.with_time(self.lift(with_points(x, points)).to(self.dtype), time)
+        H = padded(H, self._room(grid))
+        for index, layer in enumerate(self.blocks):
+            H = layer(F.gelu(H) if index else H)
+        with torch.autocast(x.device.type, enabled=False):
+            return self.head(cropped(H, grid))
+
+    def _room(self, grid: Sequence[int]) -> list[int]:
+        """Points per axis with the zeros."""
+        more = [n + self.MARGIN if self.original else math.ceil(n / self.MULTIPLE) * self.MULTIPLE for n in grid]
+        return [
+            n if end == "circular" else larger for n, larger, end in zip(grid, more, self.config.padding, strict=True)
+        ]
+
+
+def fno(config: SolverConfig, original: bool = False) -> FNO:
+    """FNO with `depth` layers; `heads`, `slices` and the options `expansion` and `dropout` are not used, nor, in the
+    original form, `positions`."""
+    return FNO(config, original)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from sigmasolver.models.baselines.ffno import ffno
+from sigmasolver.models.baselines.hpm import hpm
 from sigmasolver.models.baselines.linearno import linearno
 from sigmasolver.models.baselines.transolver import transolver
 from sigmasolver.models.block import Block, BlockSpec
@@ -47,6 +48,8 @@ BASELINES: dict[str, Make] = {
     "linearno": partial(linearno, local=True),
     "linearno-plain": partial(linearno, local=False),
     "ffno": ffno,
+    "hpm": partial(hpm, frequencies=128, stored=False),
+    "hpm-frozen": partial(hpm, frequencies=128, stored=True),
 }
 MODELS: dict[str, Make] = {name: partial(Solver, partial(Block, spec)) for name, spec in VARIANTS.items()} | BASELINES
 

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from sigmasolver.models.baselines.drift_net import drift_net
 from sigmasolver.models.baselines.ffno import ffno
 from sigmasolver.models.baselines.hpm import hpm
 from sigmasolver.models.baselines.linearno import linearno
@@ -48,8 +49,10 @@ BASELINES: dict[str, Make] = {
     "linearno": partial(linearno, local=True),
     "linearno-plain": partial(linearno, local=False),
     "ffno": ffno,
-    "hpm": partial(hpm, frequencies=128, stored=False),
-    "hpm-frozen": partial(hpm, frequencies=128, stored=True),
+    "hpm": hpm,
+    "hpm-frozen": partial(hpm, stored=True),
+    "drift-net": partial(drift_net, released=False),
+    "drift-net-released": partial(drift_net, released=True),
 }
 MODELS: dict[str, Make] = {name: partial(Solver, partial(Block, spec)) for name, spec in VARIANTS.items()} | BASELINES
 

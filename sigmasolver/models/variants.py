@@ -106,7 +106,7 @@ def build_solver(name: str, config: SolverConfig) -> nn.Module:
 def count_parameters(name: str, config: SolverConfig) -> int:
     """Real numbers to be learned; built without memory, so that any size can be asked for."""
     with torch.device("meta"):
-        return sum(p.numel() for p in build_solver(name, config).parameters())
+        return sum(p.numel() for p in build_solver(name, config).parameters() if p.requires_grad)
 
 
 def matched_width(name: str, config: SolverConfig, target: int | None = None) -> int:

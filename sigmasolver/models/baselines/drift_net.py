@@ -46,7 +46,7 @@ from sigmasolver.models.layers import LayerNorm, linear, perceptron
 from sigmasolver.models.solver import check_call
 from sigmasolver.ops.constants import grid_constant
 
-__all__ = ["DriftNet", "SpectralBranch", "band_members", "drift_net", "low_box"]
+__all__ = ["DriftNet", "SpectralBranch", "drift_net", "low_box", "radial_bands"]
 
 PATCH = 4
 STAGES = 4
@@ -56,16 +56,18 @@ BANDS = 6
 CUT = 1 / (1 + math.exp(-0.25))
 
 
-def _half_spectrum(grid: tuple[int, ...]) -> tuple[int, ...]:
-    return (*grid[:-1], grid[-1] // 2 + 1)
+def _lengths(grid: tuple[int, ...], released: bool) -> tuple[int, ...]:
+    """Waves |k| that an axis has; as released, the length of its axis in the half spectrum."""
+    return (*(n if released else n // 2 + 1 for n in grid[:-1]), grid[-1] // 2 + 1)
 
 
 def _waves(grid: tuple[int, ...], released: bool, device: torch.device) -> list[torch.Tensor]:
-    """For every axis of the half spectrum |k|, or, as released, its array index; each with its axis to broadcast."""
+    """For every axis of the half spectrum |k| or, as released, its array index, shaped to broadcast."""
     waves = []
-    for axis, (points, kept) in enumerate(zip(grid, _half_spectrum(grid), strict=True)):
-        k = torch.arange(kept, device=device)
-        k = k if released else torch.minimum(k, points - k)
+    for axis, points in enumerate(grid):
+        last = axis == len(grid) - 1
+        k = torch.arange(points // 2 + 1 if last else points, device=device)
+        k = k if released or last else torch.minimum(k, points - k)
         waves.append(k.reshape(-1, *(1,) * (len(grid) - 1 - axis)))
     return waves
 
@@ -73,31 +75,26 @@ def _waves(grid: tuple[int, ...], released: bool, device: torch.device) -> list[
 @grid_constant
 def low_box(grid: tuple[int, ...], released: bool, device: torch.device) -> torch.Tensor:
     """(*half spectrum), True on the low frequencies."""
-    lengths = _half_spectrum(grid) if released else [points // 2 + 1 for points in grid]
     low = torch.ones((), dtype=torch.bool, device=device)
-    for k, length in zip(_waves(grid, released, device), lengths, strict=True):
+    for k, length in zip(_waves(grid, released, device), _lengths(grid, released), strict=True):
         low = low & (k < max(1, int(CUT * length)))
     return low
 
 
 @grid_constant
-def band_members(grid: tuple[int, ...], released: bool, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """(Q, K): one where a frequency belongs to a band. Radii are 1 at the end of an axis and then divided by the
-    largest; they are cut into rings of equal width, in float32 so that all agree about an edge."""
+def radial_bands(grid: tuple[int, ...], released: bool, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """(2, Q, K): the mean over each band, zero for an empty one, and ones where a frequency belongs to a band.
+
+    Radii are 1 at the end of an axis, then divided by the largest, and cut into rings of equal width; in float32, so
+    that all agree about an edge.
+    """
     squared = torch.zeros((), device=device)
-    lengths = _half_spectrum(grid) if released else [points // 2 + 1 for points in grid]
-    for k, length in zip(_waves(grid, released, device), lengths, strict=True):
-        squared = squared + (k.float() / max(length - 1, 1)).square()
-    radius = squared.sqrt()
-    band = (radius / (radius.max() + 1e-8) * BANDS).floor().clamp(max=BANDS - 1)
-    return (band.flatten() == torch.arange(BANDS, device=device)[:, None]).to(dtype)
-
-
-@grid_constant
-def _mean_weights(grid: tuple[int, ...], released: bool, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """(Q, K): the mean over each band; an empty band has the mean zero."""
-    members = band_members(grid, released, torch.float64, device)
-    return (members / members.sum(dim=1, keepdim=True).clamp(min=1)).to(dtype)
+    for k, length in zip(_waves(grid, released, device), _lengths(grid, released), strict=True):
+        squared = squared + (k / max(length - 1, 1)).square()
+    radius = squared.sqrt().flatten()
+    band = (radius / (radius.max() + 1e-8) * BANDS).clamp(max=BANDS - 1).long()
+    members = (band == torch.arange(BANDS, device=device)[:, None]).double()
+    return torch.stack((members / members.sum(dim=1, keepdim=True).clamp(min=1), members)).to(dtype)
 
 
 def _to_points(Y: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
@@ -127,6 +124,8 @@ class SpectralBranch(nn.Module):
         self.gate = nn.Sequential(linear(BANDS, self.HIDDEN), nn.ReLU(), linear(self.HIDDEN, BANDS), nn.Sigmoid())
 
     def forward(self, H: torch.Tensor) -> torch.Tensor:
+        if not H.shape[0]:  # there is no transform of an empty batch
+            return H
         grid = tuple(H.shape[1:-1])
         wide = torch.promote_types(H.dtype, torch.float32)
         with torch.autocast(H.device.type, enabled=False):
@@ -143,11 +142,10 @@ class SpectralBranch(nn.Module):
 
     def alpha(self, X: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
         """The weights (B, *half spectrum, C) of the mixed low part."""
-        own = self.weight.dtype
         size_BKC = X.abs().flatten(1, -2)
-        mean_BQC = _mean_weights(grid, self.released, size_BKC.dtype, X.device) @ size_BKC
-        alpha_BCQ = self.gate(mean_BQC.mT.to(own)).to(size_BKC.dtype)
-        members_QK = band_members(grid, self.released, size_BKC.dtype, X.device)
+        mean_QK, members_QK = radial_bands(grid, self.released, size_BKC.dtype, X.device)
+        m_BCQ = (mean_QK @ size_BKC).mT
+        alpha_BCQ = self.gate(m_BCQ.to(self.weight.dtype)).to(size_BKC.dtype)
         return (alpha_BCQ @ members_QK).mT.reshape(X.shape)
 
 
@@ -299,6 +297,6 @@ class DriftNet(nn.Module):
 def drift_net(config: SolverConfig, released: bool = False) -> DriftNet:
     """DRIFT-Net with 3/8 of `width` channels in its first stage and half of `depth` layers in each: T at 128 and 8.
 
-    `heads`, `slices`, `modes` and the options `expansion`, `positions`, `lattice`, `padding` and `dropout` are not used.
+    `heads`, `slices`, `modes` and the options `expansion`, `positions`, `lattice`, `padding`, `dropout` are not used.
     """
     return DriftNet(config, max(1, 3 * config.width // 8), (config.depth + 1) // 2, released)

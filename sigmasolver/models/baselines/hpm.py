@@ -1,8 +1,8 @@
 """HPM, the holistic physics mixer (Yue et al., 2025): points to fixed frequencies and back, through a learned gate.
 
-    Y --+-- dense 3^d --> R --> G = softmax((R W_g + b_g) / clip(tau, 0.1, 5)) --> E = G * Phi --+--------------------+
-        |                                                                                        |                    |
-        +-- dense 3^d --> F -----------------------------------------------> S = LN(E^T F) --> S W --> O = E S W --> Proj_o
+    Y --+-- dense 3^d --> R --> G = softmax((R W_g + b_g) / clip(tau, 0.1, 5)) --> E = G * Phi
+        |
+        +-- dense 3^d --> F --> S = LN(E^T F) --> O = E (S W) --> Proj_o
 
 G weighs the frequencies at each point, Phi (N, K) holds them: one basis for all heads and blocks, each of its rows of
 length one. LN is over frequencies and channels of a head together, with a weight and a bias of that shape; W has no
@@ -54,10 +54,8 @@ def lowest_frequencies(grid: tuple[int, ...], count: int) -> list[tuple[int, ...
     # Whatever is below p on all axes comes before p, so p is among the first `count` only if it has fewer below it.
     indices: list[tuple[int, ...]] = [()]
     for points in grid:
-        indices = [
-            (*p, q) for p in indices for q in range(min(points, count // math.prod(lower + 1 for lower in p)))
-        ]
-    return sorted(indices, key=lambda p: (sum(q * q for q in p), p))[:count]
+        indices = [(*p, q) for p in indices for q in range(min(points, count // math.prod([lower + 1 for lower in p])))]
+    return sorted(indices, key=lambda p: (sum([q * q for q in p]), p))[:count]
 
 
 def cosines(grid: tuple[int, ...], count: int, device: torch.device) -> torch.Tensor:
@@ -68,15 +66,13 @@ def cosines(grid: tuple[int, ...], count: int, device: torch.device) -> torch.Te
         p, last = indices[:, axis], points - 1
         # i p is reduced modulo the period in integers, so that large products stay exact.
         angles = (torch.arange(points, device=device)[:, None] * p % (2 * last)).double() * (math.pi / last)
-        wave = angles.cos() * torch.where(p % last == 0, 1.0, math.sqrt(2))
+        wave = angles.cos() * (2 - (p % last == 0).double()).sqrt()
         product = product[..., None, :] * wave if axis else wave
     return product
 
 
 @grid_constant
-def row_normalised_cosines(
-    grid: tuple[int, ...], count: int, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
+def row_normalised_cosines(grid: tuple[int, ...], count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Phi (N, K): the row of every point has length one."""
     return F.normalize(cosines(grid, count, device), dim=-1).reshape(-1, count).to(dtype)
 

@@ -55,7 +55,11 @@ def test_samples_do_not_see_each_other_and_none_is_fine(small_model, name):
     assert model(x[:0]).shape == (0, 12, 9, 3)
 
 
-@pytest.mark.parametrize("name", list(BASELINES))
+PATCHED = ("drift-net", "drift-net-released")
+"""Patches of four points are other fields on a finer grid."""
+
+
+@pytest.mark.parametrize("name", [name for name in BASELINES if name not in PATCHED])
 def test_a_smooth_field_gives_nearly_the_same_answer_on_a_finer_grid(small_model, name):
     """Kernels reach a fixed number of points and the slice sums are quadratures: the gap falls with the spacing."""
     model = small_model(name, (8, 8))

@@ -44,6 +44,7 @@ from sigmasolver.ops.constants import grid_constant
 __all__ = ["SpectralMixer", "cosines", "hpm", "lowest_frequencies", "row_normalised_cosines"]
 
 
+@torch.compiler.assume_constant_result  # a tracer need not follow the sorting
 def lowest_frequencies(grid: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
     """The `count` multi-indices p of smallest |p|^2 on this grid, ties in the order of p."""
     if math.prod(grid) < count:
@@ -54,8 +55,8 @@ def lowest_frequencies(grid: tuple[int, ...], count: int) -> list[tuple[int, ...
     # Whatever is below p on all axes comes before p, so p is among the first `count` only if it has fewer below it.
     indices: list[tuple[int, ...]] = [()]
     for points in grid:
-        indices = [(*p, q) for p in indices for q in range(min(points, count // math.prod([lower + 1 for lower in p])))]
-    return sorted(indices, key=lambda p: (sum([q * q for q in p]), p))[:count]
+        indices = [(*p, q) for p in indices for q in range(min(points, count // math.prod(lower + 1 for lower in p)))]
+    return sorted(indices, key=lambda p: (sum(q * q for q in p), p))[:count]
 
 
 def cosines(grid: tuple[int, ...], count: int, device: torch.device) -> torch.Tensor:

@@ -19,7 +19,7 @@ W_c is complex, one for all frequencies. A stage adds its input to its output be
 
 From the released code: all of the above, T with c = 48 and four layers per stage. Three faults are put right here, and
 `released=True` has the first two as they are:
-    box      rows [0, 0.562 n) by array index: of the negative frequencies of a row none but the highest, so that a wave
+    box      rows [0, 0.562 n) by array index: of the negative frequencies at most a few of the highest, so that a wave
              and its mirror image are treated differently. Here |k_a| < 0.562 (n_a / 2 + 1) on every axis.
     bands    radius from array indices, so that the wave -1 counts as the highest. Here from |k_a|, as in its own loss.
     cut      two numbers per layer that are called learned and are cut off by a rounding: 0.562 = sigmoid(0.25) stays
@@ -88,13 +88,19 @@ def radial_bands(grid: tuple[int, ...], released: bool, dtype: torch.dtype, devi
     Radii are 1 at the end of an axis, then divided by the largest, and cut into rings of equal width; in float32, so
     that all agree about an edge.
     """
-    squared = torch.zeros((), device=device)
+    squared = torch.zeros((), dtype=torch.float32, device=device)
     for k, length in zip(_waves(grid, released, device), _lengths(grid, released), strict=True):
-        squared = squared + (k / max(length - 1, 1)).square()
+        squared = squared + (k.float() / max(length - 1, 1)).square()
     radius = squared.sqrt().flatten()
     band = (radius / (radius.max() + 1e-8) * BANDS).clamp(max=BANDS - 1).long()
     members = (band == torch.arange(BANDS, device=device)[:, None]).double()
     return torch.stack((members / members.sum(dim=1, keepdim=True).clamp(min=1), members)).to(dtype)
+
+
+@grid_constant
+def _self_conjugate(points: int, device: torch.device) -> torch.Tensor:
+    """(K, 1) on the last axis: the constant and, if there is one, the Nyquist wave."""
+    return (2 * torch.arange(points // 2 + 1, device=device) % points == 0)[:, None]
 
 
 def _to_points(Y: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
@@ -102,9 +108,8 @@ def _to_points(Y: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
     last = len(grid)
     if last > 1:
         Y = torch.fft.ifftn(Y, dim=tuple(range(1, last)), norm="forward")
-    k = torch.arange(Y.shape[last], device=Y.device)[:, None]
     # FFT libraries disagree on imaginary parts of these waves.
-    Y = torch.where(2 * k % grid[-1] == 0, Y.real.to(Y.dtype), Y)
+    Y = torch.where(_self_conjugate(grid[-1], Y.device), Y.real.to(Y.dtype), Y)
     return torch.fft.irfft(Y, n=grid[-1], dim=last, norm="forward")
 
 

@@ -257,10 +257,16 @@ RECIPES: dict[str, Recipe] = _PAPER_ROWS | {
 """By name: the paper's row of every task, and other readings of its schedule."""
 
 
+OWN_SIZES = {"drift-net": (128, 8), "drift-net-released": (128, 8)}
+"""Width and depth of models that the paper runs at one size on every task (tab:efficiency-settings)."""
+
+
 def recipe_of(name: str, model: str = "transolver-sigma", seed: int = 42) -> Recipe:
     """The recipe of this name (a task's name: the paper's row), with this model and this seed."""
     recipe = row(RECIPES, name, "recipe")
-    return replace(recipe, model=replace(recipe.model, name=model), train=replace(recipe.train, seed=seed))
+    width, depth = OWN_SIZES.get(model, (recipe.model.width, recipe.model.depth))
+    sized = replace(recipe.model, name=model, width=width, depth=depth)
+    return replace(recipe, model=sized, train=replace(recipe.train, seed=seed))
 
 
 def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:

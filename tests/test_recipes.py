@@ -18,7 +18,7 @@ from sigmasolver.runs import Run
 from sigmasolver.simulate import simulator_of
 from sigmasolver.tasks import TASKS
 from sigmasolver.train.loop import Plan
-from sigmasolver.trained import recipe_in
+from sigmasolver.trained import recipe_in, skeleton
 from tests.data.memory import Memory
 
 # tab:training-settings: budget (epochs, or updates in words of the footnote), batch, width, depth, modes.
@@ -286,6 +286,13 @@ def test_a_recipe_by_name():
     for ask, says in ((lambda: recipe_of("kf3d"), "near names: .*kf2d"), (lambda: suite_of("scale"), "scaling")):
         with pytest.raises(ValueError, match=says):
             ask()
+
+
+@pytest.mark.parametrize("task", ["darcy", "ns2d", "kf2d", "evolve-jet"])
+def test_drift_net_is_the_official_t_on_every_task(task):
+    """First stage 48 wide, four layers in each of eight stages, whatever the width of the others."""
+    recipe = recipe_of(task, "drift-net")
+    assert skeleton(recipe).embed_norm.weight.shape == (48,) and len(skeleton(recipe).blocks) == 32
 
 
 # --- mistakes

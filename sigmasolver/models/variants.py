@@ -12,8 +12,10 @@ from functools import partial
 import torch
 from torch import nn
 
+from sigmasolver.models.baselines.drift_net import drift_net
 from sigmasolver.models.baselines.ffno import ffno, ffno_markov
 from sigmasolver.models.baselines.fno import fno
+from sigmasolver.models.baselines.hpm import hpm
 from sigmasolver.models.baselines.linearno import linearno
 from sigmasolver.models.baselines.transolver import transolver
 from sigmasolver.models.baselines.unet import unet
@@ -56,6 +58,10 @@ BASELINES: dict[str, Make] = {
     "unet": partial(unet, norm="instance"),
     "unet-batchnorm": partial(unet, norm="batch"),
     "vit": vit,
+    "hpm": hpm,
+    "hpm-frozen": partial(hpm, stored=True),
+    "drift-net": partial(drift_net, released=False),
+    "drift-net-released": partial(drift_net, released=True),
 }
 MODELS: dict[str, Make] = {name: partial(Solver, partial(Block, spec)) for name, spec in VARIANTS.items()} | BASELINES
 
@@ -109,7 +115,7 @@ def build_solver(name: str, config: SolverConfig) -> nn.Module:
 def count_parameters(name: str, config: SolverConfig) -> int:
     """Real numbers to be learned; built without memory, so that any size can be asked for."""
     with torch.device("meta"):
-        return sum(p.numel() for p in build_solver(name, config).parameters())
+        return sum(p.numel() for p in build_solver(name, config).parameters() if p.requires_grad)
 
 
 def matched_width(name: str, config: SolverConfig, target: int | None = None) -> int:

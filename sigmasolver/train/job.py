@@ -99,7 +99,8 @@ def _prepare(recipe: Recipe, store: Reader, run: Run, place: Place) -> tuple[Dat
 def refuse_too_large(recipe: Recipe, place: Place) -> None:
     """Refuse a model whose weights, gradients and optimiser states exceed the memory, before it is built.
 
-    Blocks are alike, so the parameters grow by the same number with each: two shallow models tell those of any depth.
+    Blocks are alike, so the parameters grow by the same number with every two (DRIFT-Net's come in pairs): two shallow
+    models tell those of any depth.
     """
     model = recipe.model
     for name, most in LIMITS.items():
@@ -107,11 +108,11 @@ def refuse_too_large(recipe: Recipe, place: Place) -> None:
             raise ValueError(
                 f"model.{name} is {getattr(model, name):.7g}; a training takes at most {most:,}; lower it."
             )
-    one, two = (
+    two, four = (
         sum(tensor.numel() for tensor in skeleton(replace(recipe, model=replace(model, depth=depth))).parameters())
-        for depth in (1, 2)
+        for depth in (2, 4)
     )
-    needed = 16 * (one + (model.depth - 1) * (two - one)) / (place.world.size if place.shard else 1)
+    needed = 16 * (two + (model.depth - 2) * (four - two) / 2) / (place.world.size if place.shard else 1)
     memory = memory_of(place.world.device)
     if needed > memory:
         raise ValueError(

@@ -87,9 +87,10 @@ def test_a_model_that_no_machine_can_train_is_refused_at_once(store, tmp_path, s
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
-def test_the_estimate_counts_every_parameter(store, tmp_path, monkeypatch):
-    """Depth 3 from those of depth 1 and 2: the memory that just suffices is 16 bytes for each."""
-    recipe = changed(RECIPE, ["model.depth=3"])
+@pytest.mark.parametrize("setting", ["depth=3", "depth=1", "depth=6 name=drift-net"])
+def test_the_estimate_counts_every_parameter(store, tmp_path, monkeypatch, setting):
+    """Any depth from those of depth 2 and 4: the memory that just suffices is 16 bytes for each."""
+    recipe = changed(RECIPE, [f"model.{one}" for one in setting.split()])
     needed = 16 * sum(one.numel() for one in skeleton(recipe).parameters())
     for spare, fits in ((0, True), (-1, False)):
         monkeypatch.setattr(job, "memory_of", lambda device, room=needed + spare: room)

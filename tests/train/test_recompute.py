@@ -39,6 +39,7 @@ MODELS = (
     "transolver",
     "linearno",
     "ffno",
+    "drift-net",
 )
 
 

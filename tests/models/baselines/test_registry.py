@@ -13,7 +13,7 @@ from sigmasolver.models.variants import BASELINES, VARIANTS
 
 SHARED = "frame"
 SPECTRAL = {"ffno", "ffno-markov", "fno", "fno-original"}
-BY_CELLS = {"unet", "unet-batchnorm", "vit"}
+BY_CELLS = {"unet", "unet-batchnorm", "vit", "drift-net", "drift-net-released"}
 """Their levels and patches are numbers of points, so a finer grid is another problem."""
 PERIODIC = Options(padding=("circular", "circular"))
 

@@ -1,0 +1,124 @@
+"""HPM, the holistic physics mixer (Yue et al., 2025): points to fixed frequencies and back, through a learned gate.
+
+    Y --+-- dense 3^d --> R --> G = softmax((R W_g + b_g) / clip(tau, 0.1, 5)) --> E = G * Phi
+        |
+        +-- dense 3^d --> F --> S = LN(E^T F) --> O = E (S W) --> Proj_o
+
+G weighs the frequencies at each point, Phi (N, K) holds them: one basis for all heads and blocks, each of its rows of
+length one. LN is over frequencies and channels of a head together, with a weight and a bias of that shape; W has no
+bias and serves all heads and frequencies. E^T F is a sum, not a mean: the norm takes the number of points away. The
+mixer stands in the frame of Transolver.
+
+Phi is made of product cosines, the eigenfunctions of the Laplacian with no flux across the ends of the unit cube,
+
+    phi_p(i) = product over axes of c_p cos(pi p_a i_a / (n_a - 1)),    0 <= p_a < n_a,
+
+ordered by the eigenvalue |p|^2, ties by p itself, so that every machine takes the same K. With c_p they are orthonormal
+under the trapezoidal rule; then each row of K values is normalised.
+
+From the released code: everything but Phi, which it computes from a Laplacian of the point cloud, anew in every block,
+and stores in each block as a parameter that does not learn. Product cosines span the same space but for one or two
+functions at the cut (principal cosines 0.997 to 0.9998), need no eigenvalue solver and no memory per block, and are
+known on every grid. `stored` keeps one basis per block after all, for the bytes of the published table.
+Inferred: three axes (the released Laplacian is one of surfaces), and one axis.
+
+Letters: B batch, H heads, N points, K frequencies, D head width, d axes.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sigmasolver.models.baselines.frame import attention_solver
+from sigmasolver.models.config import SolverConfig
+from sigmasolver.models.layers import Convolution, linear, split_heads
+from sigmasolver.models.slices import Routing
+from sigmasolver.models.solver import Solver
+from sigmasolver.ops.constants import grid_constant
+
+__all__ = ["SpectralMixer", "cosines", "hpm", "lowest_frequencies", "row_normalised_cosines"]
+
+
+@torch.compiler.assume_constant_result  # a tracer need not follow the sorting
+def lowest_frequencies(grid: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
+    """The `count` multi-indices p of smallest |p|^2 on this grid, ties in the order of p."""
+    if math.prod(grid) < count:
+        raise ValueError(
+            f"Grid {grid} has {math.prod(grid)} points and HPM {count} frequencies; use a grid with at least as many "
+            "points, or another model."
+        )
+    # Whatever is below p on all axes comes before p, so p is among the first `count` only if it has fewer below it.
+    indices: list[tuple[int, ...]] = [()]
+    for points in grid:
+        indices = [(*p, q) for p in indices for q in range(min(points, count // math.prod(lower + 1 for lower in p)))]
+    return sorted(indices, key=lambda p: (sum(q * q for q in p), p))[:count]
+
+
+def cosines(grid: tuple[int, ...], count: int, device: torch.device) -> torch.Tensor:
+    """(*grid, K) in float64: product cosines, orthonormal under the trapezoidal rule on the unit cube."""
+    indices = torch.tensor(lowest_frequencies(grid, count), device=device)
+    product = torch.ones((), dtype=torch.float64, device=device)
+    for axis, points in enumerate(grid):
+        p, last = indices[:, axis], points - 1
+        # i p is reduced modulo the period in integers, so that large products stay exact.
+        angles = (torch.arange(points, device=device)[:, None] * p % (2 * last)).double() * (math.pi / last)
+        wave = angles.cos() * (2 - (p % last == 0).double()).sqrt()
+        product = product[..., None, :] * wave if axis else wave
+    return product
+
+
+@grid_constant
+def row_normalised_cosines(grid: tuple[int, ...], count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Phi (N, K): the row of every point has length one."""
+    return F.normalize(cosines(grid, count, device), dim=-1).reshape(-1, count).to(dtype)
+
+
+class SpectralMixer(nn.Module):
+    """`(B, *grid, width)` -> the same shape.
+
+    Convolutions start as torch's do, W uniform in +-1/sqrt(head width), all other weights as in the family.
+    """
+
+    KERNEL = 3
+
+    def __init__(self, config: SolverConfig, frequencies: int = 128, stored: bool = False) -> None:
+        super().__init__()
+        lowest_frequencies(config.grid, frequencies)  # too few points are told before anything is made
+        width, head_width = config.width, config.width // config.heads
+        self.heads, self.frequencies, self.grid = config.heads, frequencies, config.grid
+        self.gate_path = Convolution(width, self.KERNEL, config.padding)
+        self.feature_path = Convolution(width, self.KERNEL, config.padding)
+        self.gate = Routing(head_width, config.heads, frequencies)
+        self.norm = nn.LayerNorm((frequencies, head_width))
+        reach = 1 / math.sqrt(head_width)
+        self.mix = nn.Parameter(torch.empty(head_width, head_width).uniform_(-reach, reach))
+        self.project = linear(width, width)
+        self.dropout = nn.Dropout(config.options.dropout)
+        self.basis = None
+        if stored:
+            phi = row_normalised_cosines(config.grid, frequencies, self.mix.dtype, self.mix.device)
+            self.basis = nn.Parameter(phi.clone(), requires_grad=False)
+
+    def forward(self, Y: torch.Tensor) -> torch.Tensor:
+        F_BHND = split_heads(self.feature_path(Y), self.heads)
+        G_BHNK = self.gate(split_heads(self.gate_path(Y), self.heads))
+        E_BHNK = G_BHNK * self._phi(Y).to(G_BHNK.dtype)
+        S_BHKD = self.norm(E_BHNK.mT @ F_BHND)
+        O_BHND = E_BHNK @ (S_BHKD @ self.mix)
+        return self.dropout(self.project(O_BHND.transpose(1, 2).reshape(Y.shape)))
+
+    def _phi(self, Y: torch.Tensor) -> torch.Tensor:
+        grid = tuple(Y.shape[1:-1])
+        if self.basis is not None and grid == self.grid:
+            return self.basis
+        return row_normalised_cosines(grid, self.frequencies, Y.dtype, Y.device)
+
+
+def hpm(config: SolverConfig, frequencies: int = 128, stored: bool = False) -> Solver:
+    """HPM with this many frequencies, each block with a `stored` basis or all with one; `slices`, `modes` not used."""
+    return attention_solver(partial(SpectralMixer, frequencies=frequencies, stored=stored), config)

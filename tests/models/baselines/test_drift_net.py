@@ -292,7 +292,6 @@ def test_padding_adds_zeros_at_the_high_end_and_is_cut_off_exactly(grid):
     whole = torch.zeros(1, *(-(-n // 32) * 32 for n in grid), 2, dtype=torch.float64)
     inside = (slice(None), *(slice(n) for n in grid))
     whole[inside] = x
-    assert torch.equal(model._padded(x), whole) and torch.equal(model._padded(whole), whole)
     away = (slice(None), *(slice(n if n % 32 == 0 else max(n - 2, 0)) for n in grid))
     torch.testing.assert_close(model(x)[away], model(whole)[away], rtol=0, atol=1e-12)
     assert model(x).shape == (1, *grid, 1)

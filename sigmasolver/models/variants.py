@@ -14,7 +14,9 @@ from torch import nn
 
 from sigmasolver.models.baselines.ffno import ffno
 from sigmasolver.models.baselines.linearno import linearno
+from sigmasolver.models.baselines.rno import rno
 from sigmasolver.models.baselines.transolver import transolver
+from sigmasolver.models.baselines.transolver_plus import transolver_plus
 from sigmasolver.models.block import Block, BlockSpec
 from sigmasolver.models.config import Options, SolverConfig
 from sigmasolver.models.solver import Solver
@@ -47,6 +49,10 @@ BASELINES: dict[str, Make] = {
     "linearno": partial(linearno, local=True),
     "linearno-plain": partial(linearno, local=False),
     "ffno": ffno,
+    "transolver-plus": transolver_plus,
+    "transolver-plus-linear": partial(transolver_plus, local=False),
+    "rno": rno,
+    "rno-two-blocks": partial(rno, radon_blocks=2),
 }
 MODELS: dict[str, Make] = {name: partial(Solver, partial(Block, spec)) for name, spec in VARIANTS.items()} | BASELINES
 

@@ -25,6 +25,7 @@ __all__ = [
     "TimeEmbedding",
     "coordinates",
     "distances",
+    "draws_noise",
     "linear",
     "perceptron",
     "split_heads",
@@ -85,6 +86,11 @@ def split_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
     """(B, *grid, C) -> (B, H, N, D): points flattened, channels cut into heads of width D."""
     points = math.prod(x.shape[1:-1])  # not -1: a batch may be empty
     return x.reshape(x.shape[0], points, heads, x.shape[-1] // heads).transpose(1, 2)
+
+
+def draws_noise(model: nn.Module) -> bool:
+    """Whether a part draws random numbers in training, beside dropout; the class of such a part says so."""
+    return any(getattr(part, "random_in_training", False) for part in model.modules())
 
 
 def watched(*modules: nn.Module) -> bool:

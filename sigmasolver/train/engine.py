@@ -47,7 +47,7 @@ from sigmasolver.tasks import field_groups
 from sigmasolver.train.capture import Capture
 from sigmasolver.train.objectives import Price, direct, frame_by_frame, pushforward, teacher_forced
 
-__all__ = ["ENGINES", "Place", "Stepper", "full", "recompute"]
+__all__ = ["ENGINES", "Place", "Stepper", "blocks_of", "full", "recompute"]
 
 ENGINES = ("eager", "compiled", "graph", "compiled-graph")
 
@@ -266,16 +266,21 @@ class Stepper:
         return model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext()
 
 
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The parts that can run again one by one."""
+    blocks = list(getattr(model, "blocks", ()))
+    if not blocks:
+        raise ValueError("This model has no blocks that could run again; set train.recompute=false.")
+    return blocks
+
+
 def recompute(model: nn.Module, draws: bool) -> None:
     """From now on a block stores its input alone and runs again for its gradient, with the same dropout and noise if
     it `draws` some.
 
     `forward` of the block is replaced and not the block, so the names of the weights stay.
     """
-    blocks = list(getattr(model, "blocks", ()))
-    if not blocks:
-        raise ValueError("This model has no blocks that could run again; set train.recompute=false.")
-    for block in blocks:
+    for block in blocks_of(model):
         # From the class: a second training of the same model must not wrap it twice.
         block.forward = partial(_checkpointed, MethodType(type(block).forward, block), draws)
 

@@ -3,7 +3,7 @@
 import copy
 import zlib
 from fnmatch import fnmatch
-from functools import lru_cache
+from functools import cache
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def fresh(name, axes, seed=0, depth=2):
     return build_model(name, grid=grid_of(name, axes), depth=depth, **SIZES).eval()
 
 
-@lru_cache(maxsize=None)
+@cache
 def moved(name, axes):
     """In evaluation, every parameter off its starting value, since some start at zero and silence others."""
     model = fresh(name, axes)

@@ -121,10 +121,9 @@ class RadonBlock(nn.Module):
             reach = self.KERNEL // 2
             return nn.Conv2d(inputs, outputs, (self.KERNEL, 1), padding=(reach, 0), padding_mode="circular")
 
-        last = along_theta(self.HIDDEN, 1)
-        first = along_theta(1, self.HIDDEN)
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
+        first, last = along_theta(1, self.HIDDEN), along_theta(self.HIDDEN, 1)
+        for parameter in last.parameters():
+            nn.init.zeros_(parameter)
         return nn.Sequential(first, nn.GELU(), last)
 
     def forward(self, H: torch.Tensor) -> torch.Tensor:

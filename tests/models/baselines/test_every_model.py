@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sigmasolver.models import build_model, list_models
+from sigmasolver.models.layers import draws_noise
 from sigmasolver.runs import read_tensors, write_tensors
 
 SIZES = {"in_channels": 3, "out_channels": 2, "width": 16, "heads": 2, "slices": 5, "modes": 3}
@@ -73,6 +74,14 @@ def test_training_keeps_samples_apart(name):
     model, x = copy.deepcopy(moved(name, 2)).train(), samples(name, 2).requires_grad_()
     (gradient,) = torch.autograd.grad(model(x)[0].square().sum(), x)
     assert gradient[0].abs().max() > 0 and gradient[1:].abs().max() == 0
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_a_model_that_draws_random_numbers_says_so(name):
+    """The trainer ties them to the seed and the step, and must know of them."""
+    model, x = copy.deepcopy(moved(name, 2)).train(), samples(name, 2, 2)
+    with torch.no_grad():
+        assert torch.equal(model(x), model(x)) == (not draws_noise(model))
 
 
 @pytest.mark.parametrize(("name", "axes"), CASES)

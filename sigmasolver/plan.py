@@ -15,6 +15,7 @@ from math import gcd, inf, prod
 
 import torch
 
+from sigmasolver.models.layers import draws_noise
 from sigmasolver.recipes import Recipe, changed
 from sigmasolver.train.engine import Place
 from sigmasolver.train.job import lies_on, memory_of
@@ -174,8 +175,9 @@ def _changes(recipe: Recipe, place: Place) -> Iterator[tuple[str, str]]:
     train, model = recipe.train, recipe.model
     if train.precision != "bf16":
         yield "train.precision", "bf16"
-    drawn = place.captured and model.options.dropout > 0
-    if not train.recompute and not drawn and len(getattr(skeleton(recipe), "blocks", ())):
+    network = skeleton(recipe)
+    drawn = place.captured and (model.options.dropout > 0 or draws_noise(network))
+    if not train.recompute and not drawn and len(getattr(network, "blocks", ())):
         yield "train.recompute", "true"
     batch, width, unit = train.batch, model.width, 2 * model.heads
     while batch > 1:

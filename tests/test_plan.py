@@ -153,14 +153,17 @@ def test_advice_ends_where_nothing_helps_and_leaves_out_what_is_set():
     assert not any(found.fits(1e4) for _, found in tried)
 
 
-def test_a_captured_step_is_not_advised_to_draw_dropout_twice():
+def test_a_captured_step_is_not_advised_to_draw_dropout_or_noise_twice():
     class Captured:
         captured = True
 
-    for dropout, expected in ((0.0, True), (0.1, False)):
-        names = [
-            name for name, _ in plan._changes(tiny("ns2d", (12, 12), f"model.options.dropout={dropout}"), Captured)
-        ]
+    for model, dropout, expected in (
+        ("transolver-sigma", 0.0, True),
+        ("transolver-sigma", 0.1, False),
+        ("transolver-plus", 0.0, False),
+    ):
+        recipe = tiny("ns2d", (12, 12), f"model.options.dropout={dropout}", model=model)
+        names = [name for name, _ in plan._changes(recipe, Captured)]
         assert ("train.recompute" in names) == expected
 
 

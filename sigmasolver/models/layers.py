@@ -26,6 +26,7 @@ __all__ = [
     "coordinates",
     "cropped",
     "distances",
+    "draws_noise",
     "linear",
     "padded",
     "perceptron",
@@ -100,6 +101,11 @@ def cropped(x: torch.Tensor, grid: Sequence[int]) -> torch.Tensor:
     for axis, points in enumerate(grid, start=1):
         x = x.narrow(axis, 0, points)
     return x
+
+
+def draws_noise(model: nn.Module) -> bool:
+    """Whether a part draws random numbers in training, beside dropout; the class of such a part says so."""
+    return any(getattr(part, "random_in_training", False) for part in model.modules())
 
 
 def watched(*modules: nn.Module) -> bool:

@@ -17,7 +17,9 @@ from sigmasolver.models.baselines.ffno import ffno, ffno_markov
 from sigmasolver.models.baselines.fno import fno
 from sigmasolver.models.baselines.hpm import hpm
 from sigmasolver.models.baselines.linearno import linearno
+from sigmasolver.models.baselines.rno import rno
 from sigmasolver.models.baselines.transolver import transolver
+from sigmasolver.models.baselines.transolver_plus import transolver_plus
 from sigmasolver.models.baselines.unet import unet
 from sigmasolver.models.baselines.vit import vit
 from sigmasolver.models.block import Block, BlockSpec
@@ -62,6 +64,10 @@ BASELINES: dict[str, Make] = {
     "hpm-frozen": partial(hpm, stored=True),
     "drift-net": partial(drift_net, released=False),
     "drift-net-released": partial(drift_net, released=True),
+    "transolver-plus": transolver_plus,
+    "transolver-plus-linear": partial(transolver_plus, local=False),
+    "rno": rno,
+    "rno-two-blocks": partial(rno, radon_blocks=2),
 }
 MODELS: dict[str, Make] = {name: partial(Solver, partial(Block, spec)) for name, spec in VARIANTS.items()} | BASELINES
 

@@ -39,6 +39,7 @@ from sigmasolver.data.normalise import Normaliser
 from sigmasolver.data.prefetch import prefetch
 from sigmasolver.data.windows import Pair, Resident, Windows
 from sigmasolver.forecast import Forecaster
+from sigmasolver.models.layers import draws_noise
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
@@ -46,7 +47,7 @@ from sigmasolver.tasks import field_groups
 from sigmasolver.train.capture import Capture
 from sigmasolver.train.objectives import Price, direct, frame_by_frame, pushforward, teacher_forced
 
-__all__ = ["ENGINES", "Place", "Stepper", "full", "recompute"]
+__all__ = ["ENGINES", "Place", "Stepper", "blocks_of", "full", "recompute"]
 
 ENGINES = ("eager", "compiled", "graph", "compiled-graph")
 
@@ -109,14 +110,14 @@ class Stepper:
             )
         self.model = forecaster.model
         self.average = copy.deepcopy(self.model).requires_grad_(False) if plan.ema is not None else None
-        drops = recipe.model.options.dropout > 0
-        if plan.recompute and drops and place.captured:
+        draws = recipe.model.options.dropout > 0 or draws_noise(self.model)
+        if plan.recompute and draws and place.captured:
             raise ValueError(
-                f'The engine "{place.engine}" cannot draw the same dropout twice, as train.recompute needs; use eager '
-                "or compiled, or set model.options.dropout=0."
+                f'The engine "{place.engine}" cannot draw the same dropout or noise twice, as train.recompute needs; '
+                "use eager or compiled, or set train.recompute=false."
             )
         if plan.recompute:
-            recompute(self.model, drops)
+            recompute(self.model, draws)
         self.forecaster = forecaster.around(self._wrapped())
         self.rates = rates.to(self.device, torch.float32)
         self.rate = torch.zeros((), device=self.device)
@@ -129,7 +130,7 @@ class Stepper:
             normaliser.prepare(self.device)
         groups = tuple(field_groups(recipe.task.targets).values())
         self.price = Price(groups, plan.derivative, forecaster.targets if plan.price == "squared" else None)
-        self.random = plan.noise > 0 or drops
+        self.random = plan.noise > 0 or draws
         self._batches: Iterator[Pair] | None = None
         self._inputs: Any = None
         self._times: torch.Tensor | None = None
@@ -255,9 +256,8 @@ class Stepper:
         if self.average is not None and plan.ema is not None:
             with torch.no_grad():
                 torch._foreach_lerp_(list(self.average.parameters()), list(self.model.parameters()), 1 - plan.ema)
-                # What a BatchNorm has seen is an average already.
-                for kept, seen in zip(self.average.buffers(), self.model.buffers(), strict=True):
-                    kept.copy_(seen)
+                for held, now in zip(self.average.buffers(), self.model.buffers(), strict=True):
+                    held.copy_(now)  # running statistics are averages already, and counts have none
         self.loss.copy_(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
 
     def _synchronised(self, last: bool) -> AbstractContextManager[None]:
@@ -266,24 +266,30 @@ class Stepper:
         return model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext()
 
 
-def recompute(model: nn.Module, drops: bool) -> None:
-    """From now on a block stores its input alone and runs again, with the same dropout if it `drops`, for its gradient.
-
-    `forward` of the block is replaced and not the block, so the names of the weights stay.
-    """
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The parts that can run again one by one."""
     blocks = list(getattr(model, "blocks", ()))
     if not blocks:
         raise ValueError("This model has no blocks that could run again; set train.recompute=false.")
-    for block in blocks:
+    return blocks
+
+
+def recompute(model: nn.Module, draws: bool) -> None:
+    """From now on a block stores its input alone and runs again for its gradient, with the same dropout and noise if
+    it `draws` some.
+
+    `forward` of the block is replaced and not the block, so the names of the weights stay.
+    """
+    for block in blocks_of(model):
         # From the class: a second training of the same model must not wrap it twice.
-        block.forward = partial(_checkpointed, MethodType(type(block).forward, block), drops)
+        block.forward = partial(_checkpointed, MethodType(type(block).forward, block), draws)
 
 
-def _checkpointed(forward: Callable[..., Any], drops: bool, *inputs: Any) -> Any:
+def _checkpointed(forward: Callable[..., Any], draws: bool, *inputs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*inputs)
-    # Without dropout nothing is drawn; saving the generator's state would only break a capture.
-    return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=drops)
+    # Where nothing is drawn, saving the generator's state would only break a capture.
+    return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=draws)
 
 
 def _with_noise(history: torch.Tensor, normaliser: Normaliser, deviation: float) -> torch.Tensor:

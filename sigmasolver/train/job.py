@@ -21,7 +21,7 @@ from sigmasolver.parallel import processes_here
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run
 from sigmasolver.settings import to_plain
-from sigmasolver.train.engine import Place
+from sigmasolver.train.engine import Place, blocks_of
 from sigmasolver.train.loop import Data, Plan, Progress, train
 from sigmasolver.trained import (
     begin,
@@ -56,7 +56,9 @@ def train_run(
     """
     place = Place() if place is None else place
     refuse_too_large(recipe, place)
-    skeleton(recipe)  # what cannot be built is told before any data are read
+    network = skeleton(recipe)  # what cannot be built is told before any data are read
+    if recipe.train.recompute:
+        blocks_of(network)
     with open_store(path) as store:
         data, forecaster = _prepare(recipe, store, run, place)
         if run.finished:

@@ -157,7 +157,7 @@ def test_what_does_not_apply_is_left_out_with_a_reason(runs, monkeypatch):
     for name in ("corrections", "routing"):
         assert found[name].skipped.endswith(".") and not found[name].rows
         assert not rows_file(runs["ffno"], name).exists()
-    assert diagnose_run(runs["ffno"], ["corrections"])["corrections"].skipped.startswith("ffno has no slices")
+    assert diagnose_run(runs["ffno"], ["corrections"])["corrections"].skipped.startswith("ffno has no slice operator")
 
 
 def test_a_diagnostic_without_rows_is_refused(runs, monkeypatch):
@@ -259,7 +259,7 @@ def test_the_command_leaves_out_what_does_not_apply(call, runs, monkeypatch):
     fast = {name: DIAGNOSTICS[name] for name in ("maps", "corrections")}
     monkeypatch.setattr(module, "DIAGNOSTICS", fast)
     code, out, _ = call("diagnose", runs["ffno"].path, "--device", "cpu")
-    assert code == 0 and "corrections of ffno is left out: ffno has no slices" in out and "maps: " in out
+    assert code == 0 and "corrections of ffno is left out: ffno has no slice operator" in out and "maps: " in out
     both = (runs["ffno"].path, runs["first"].path, "--only", "corrections", "--windows", 2, "--device", "cpu")
     code, out, _ = call("diagnose", *both)
     assert code == 0 and "corrections of ffno is left out" in out and "first: slice attention changes" in out
@@ -269,7 +269,7 @@ def test_the_command_answers_a_mistake_with_one_sentence(call, runs, tmp_path):
     for words, says in (
         ((runs["first"].path, "--only", "magic"), 'There is no diagnostic "magic"'),
         ((tmp_path / "no",), "is not a run"),
-        ((runs["ffno"].path, "--only", "corrections"), "ffno has no slices to look at"),
+        ((runs["ffno"].path, "--only", "corrections"), "ffno has no slice operator"),
         ((runs["first"].path, "--part", "exam"), "choose from train, validation, test"),
     ):
         code, out, err = call("diagnose", *words, "--device", "cpu")

@@ -277,6 +277,21 @@ def test_noise_depends_on_the_seed_and_the_step_alone(data, tmp_path):
     assert not same(weights(tmp_path / "a"), weights(tmp_path / "plain"))
 
 
+def test_the_noise_of_a_model_depends_on_the_seed_and_the_step_alone(data, tmp_path):
+    """Transolver++ draws its routing; nothing else is random here."""
+    recipe = replace(RECIPE, model=replace(MODEL, name="transolver-plus", options=Options()))
+    start(data, tmp_path / "whole", recipe)
+
+    def stop(progress):
+        raise Stop
+
+    with pytest.raises(Stop):
+        start(data, tmp_path / "parts", recipe, stop)
+    torch.rand(5)  # what others draw meanwhile does not matter
+    start(data, tmp_path / "parts", recipe)
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+
+
 def test_updates_override_epochs(data, tmp_path):
     recipe = replace(RECIPE, train=replace(RECIPE.train, updates=3, epochs=100))
     start(data, tmp_path, recipe)

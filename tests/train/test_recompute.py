@@ -15,6 +15,7 @@ from torch import nn
 import sigmasolver
 from sigmasolver.data.generate import generate
 from sigmasolver.models import Options, build_model
+from sigmasolver.models.layers import draws_noise
 from sigmasolver.parallel import World, join
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, changed
 from sigmasolver.runs import Run, read_tensors
@@ -40,6 +41,8 @@ MODELS = (
     "linearno",
     "ffno",
     "drift-net",
+    "transolver-plus",
+    "rno",
 )
 
 
@@ -57,7 +60,7 @@ def both(name, dropout=0.0, dtype=torch.float32):
     """A model and its twin whose blocks run again."""
     plain = model_of(name, dropout=dropout, dtype=dtype)
     twin = copy.deepcopy(plain)
-    recompute(twin, dropout > 0)
+    recompute(twin, dropout > 0 or draws_noise(twin))
     return plain, twin
 
 
@@ -224,7 +227,7 @@ def test_every_engine_learns_the_same_on_a_gpu(engine, precision):
 
 @gpu
 def test_a_captured_step_refuses_dropout_that_must_be_drawn_twice():
-    with pytest.raises(ValueError, match="cannot draw the same dropout twice"):
+    with pytest.raises(ValueError, match="cannot draw the same dropout or noise twice"):
         losses("graph", "cuda", "train.recompute=true", "model.options.dropout=0.1")
     settings = ("model.options.dropout=0.1",)
     again = losses("eager", "cuda", "train.recompute=true", *settings)

@@ -1,45 +1,21 @@
-"""Transolver on structured grids (Wu et al., ICML 2024): Physics-Attention, with its slice update as a part.
+"""Transolver on structured grids (Wu et al., ICML 2024): blocks of Physics-Attention and an MLP.
 
-    Y --+-- dense 3^d --> R --> P = softmax((R W_s + b_s) / clip(tau, 0.1, 5)) --+-------------------+
-        |                                                                        |                   |
-        +-- dense 3^d --> F -----------------------> Z = D^-1 P^T F --> update --> O = P Z+ --> Proj_o
+    H --- + PhysicsAttention(LN(H)) --- + MLP(LN(H)) ---> H
 
-D is the mass of each slice plus 1e-5, as published: `ops.slices.slice_states` is the same definition. The updates are
-those of `models.slices` (tab:slice-attention-analysis): replace (Transolver), residual (SRPA), keep (no attention).
-
-Letters: B batch, H heads, N points, M slices, D head width, d axes.
+The attention is in `physics_attention`, with its slice update as a part: replace is Transolver, residual and keep are
+the other rows of tab:slice-attention-analysis.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-import torch
-
 from sigmasolver.models.baselines.frame import attention_solver
+from sigmasolver.models.baselines.physics_attention import PhysicsAttention
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.layers import Convolution
-from sigmasolver.models.slices import UPDATES, SliceOperator
 from sigmasolver.models.solver import Solver
 
-__all__ = ["PhysicsAttention", "transolver"]
-
-
-class PhysicsAttention(SliceOperator):
-    """`(B, *grid, width)` -> the same shape. Convolutions start as torch's do, all other weights as in the family."""
-
-    KERNEL = 3
-
-    def __init__(self, config: SolverConfig, update: str = "replace") -> None:
-        super().__init__()
-        if update not in UPDATES:
-            raise ValueError(f'update is "{update}"; choose from {", ".join(UPDATES)}.')
-        self.routing_path = Convolution(config.width, self.KERNEL, config.padding)
-        self.feature_path = Convolution(config.width, self.KERNEL, config.padding)
-        self._build(config.width, config.heads, config.slices, update, config.options.dropout)
-
-    def forward(self, Y: torch.Tensor) -> torch.Tensor:
-        return self.attend(self.routing_path(Y), self.feature_path(Y))
+__all__ = ["transolver"]
 
 
 def transolver(config: SolverConfig, update: str = "replace") -> Solver:

@@ -11,7 +11,7 @@ import torch
 from sigmasolver.models import Options, SolverConfig, baselines, build_model, build_solver, list_models
 from sigmasolver.models.variants import BASELINES, VARIANTS
 
-SHARED = "frame"
+SHARED = {"frame", "physics_attention"}
 SPECTRAL = {"ffno", "ffno-markov", "fno", "fno-original"}
 BY_CELLS = {"unet", "unet-batchnorm", "vit", "drift-net", "drift-net-released"}
 """Their levels and patches are numbers of points, so a finer grid is another problem."""
@@ -63,7 +63,8 @@ def test_samples_do_not_see_each_other_and_none_is_fine(small_model, name):
 def test_a_smooth_field_gives_nearly_the_same_answer_on_a_finer_grid(small_model, name):
     """Kernels reach a fixed number of points and the slice sums are quadratures: the gap falls with the spacing.
 
-    The FNO adds a number of points, not a length, to an axis that does not wrap."""
+    The FNO adds a number of points, not a length, to an axis that does not wrap. Behind a Radon transform, to which the
+    edge of the grid is a jump, the gap falls more slowly."""
     model = small_model(name, (8, 8), options=PERIODIC if name.startswith("fno") else None)
 
     def sample(n):
@@ -73,7 +74,8 @@ def test_a_smooth_field_gives_nearly_the_same_answer_on_a_finer_grid(small_model
 
     answers = [sample(n) for n in (17, 33, 65)]
     gaps = [(b[:, ::2, ::2] - a).norm() / a.norm() for a, b in itertools.pairwise(answers)]
-    assert gaps[1] < 0.75 * gaps[0] < 0.15
+    falls = 0.9 if name.startswith("rno") else 0.75
+    assert gaps[1] < falls * gaps[0] < 0.15
 
 
 @pytest.mark.parametrize("name", list(BASELINES))
@@ -130,7 +132,7 @@ def test_mistakes_are_one_plain_sentence(name):
 
 def test_no_baseline_imports_another():
     folder = Path(baselines.__file__).parent
-    papers = {path.stem for path in folder.glob("*.py")} - {"__init__", SHARED}
+    papers = {path.stem for path in folder.glob("*.py")} - {"__init__"} - SHARED
     assert papers >= {"transolver", "linearno", "ffno"}
     for path in folder.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from sigmasolver.models import Options, SolverConfig, build_model
-from sigmasolver.models.baselines.transolver import PhysicsAttention, transolver
+from sigmasolver.models.baselines.physics_attention import PhysicsAttention
+from sigmasolver.models.baselines.transolver import transolver
 from sigmasolver.models.layers import Convolution
 
 CONFIG = SolverConfig((6, 5), 1, 1, width=16, heads=2, slices=4, modes=1)

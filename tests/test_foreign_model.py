@@ -1,0 +1,135 @@
+"""A network that is nothing but an nn.Module goes through every stage; what means nothing for it says so."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from sigmasolver.data.generate import generate
+from sigmasolver.diagnose.run import DIAGNOSTICS, diagnose_run
+from sigmasolver.evaluate import Request, evaluate_run
+from sigmasolver.models import variants
+from sigmasolver.plan import advise, predict
+from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
+from sigmasolver.runs import Run, read_tensors
+from sigmasolver.simulate.vorticity import DEMO
+from sigmasolver.tasks import Task
+from sigmasolver.train import rehearsal
+from sigmasolver.train.engine import ENGINES, Place
+from sigmasolver.train.job import train_run
+from sigmasolver.trained import load
+
+NAME = "two-convolutions"
+FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
+TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")
+RECIPE = Recipe(TASK, ModelRecipe(name=NAME, width=8, heads=2), TrainRecipe(updates=8, batch=4, seed=3, checks=2))
+NEED_SLICES = {"corrections", "routing", "geometry"}
+
+
+class TwoConvolutions(nn.Module):
+    """No lift, no blocks, no config; running statistics, and a parameter that does not learn."""
+
+    def __init__(self, config):
+        super().__init__()
+        width, circular = config.width, {"padding": 1, "padding_mode": "circular"}
+        self.first = nn.Conv2d(config.in_channels, width, 3, **circular)
+        self.norm = nn.BatchNorm2d(width)
+        self.scale = nn.Parameter(torch.full((width, 1, 1), 0.5), requires_grad=False)
+        self.second = nn.Conv2d(width, config.out_channels, 3, **circular)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.norm(self.first(x.movedim(-1, 1)))) * self.scale
+        return self.second(hidden).movedim(1, -1)
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setitem(variants.MODELS, NAME, TwoConvolutions)
+    monkeypatch.setitem(variants.BASELINES, NAME, TwoConvolutions)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "flow.h5"
+    generate(FLOW, 8, 0, path)
+    return path
+
+
+def trained(data, folder, **settings):
+    run = Run(folder)
+    train_run(replace(RECIPE, train=replace(RECIPE.train, **settings)), data, run)
+    return run
+
+
+def test_it_learns_is_measured_diagnosed_and_reported(call, data, tmp_path):
+    run = trained(data, tmp_path / "foreign")
+    weights, _ = read_tensors(run.weights)
+    assert weights["norm.num_batches_tracked"] == 8 and (weights["scale"] == 0.5).all()
+    rows = evaluate_run(run)
+    assert {row["model"] for row in rows} >= {NAME}
+    assert all(row["value"] > 0 for row in rows if row["model"] == NAME and row["metric"] == "relative_l2")
+    found = diagnose_run(run, request=Request(windows=2, horizon=2))
+    assert found.keys() == DIAGNOSTICS.keys()
+    for name, findings in found.items():
+        if name in NEED_SLICES:
+            assert findings.skipped.startswith(f"{NAME} has no slice operator") and "not defined" in findings.skipped
+        else:
+            assert findings.skipped is None and findings.rows, name
+    told = {row["metric"]: row["value"] for row in found["efficiency"].rows}
+    assert told["parameters"] == sum(one.numel() for one in load(run.path).model.parameters())
+    assert told["seconds_per_epoch"] > 0 and "position_megabytes" not in told
+    code, _, err = call("report", run.path, "--out", tmp_path / "page.html")
+    assert code == 0, err
+    assert NAME in (tmp_path / "page.html").read_text()
+    code, out, err = call("table", "comparison", run.path)
+    assert code == 0 and NAME in out, err
+    code, _, err = call("diagnose", run.path, "--only", "routing", "--device", "cpu")
+    assert code == 2 and f"{NAME} has no slice operator" in err and err.count("\n") == 1
+
+
+def test_a_stopped_training_goes_on_to_the_same_numbers(data, tmp_path):
+    """Running statistics are part of the state, for the weights and for their average."""
+    whole = trained(data, tmp_path / "whole", ema=0.5)
+    run, recipe = Run(tmp_path / "stopped"), replace(RECIPE, train=replace(RECIPE.train, ema=0.5))
+    looks = iter((False, False, True))
+    train_run(recipe, data, run, stop=lambda: next(looks, True))
+    assert not run.weights.exists()
+    train_run(recipe, data, run)
+    (expected, _), (got, _) = read_tensors(whole.weights), read_tensors(run.weights)
+    assert expected.keys() == got.keys() and all(torch.equal(expected[key], got[key]) for key in got)
+
+
+def test_averaged_weights_come_with_the_running_statistics(data, tmp_path):
+    """Left as they began, with mean 0 and variance 1, they would make another function of the averaged weights."""
+    plain, averaged = (read_tensors(trained(data, tmp_path / f"{ema}", ema=ema).weights)[0] for ema in (None, 0.5))
+    for key in ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked"):
+        assert torch.equal(averaged[key], plain[key]), key
+    assert not torch.equal(averaged["first.weight"], plain["first.weight"])
+    assert not torch.equal(plain["norm.running_mean"], torch.zeros(8))
+
+
+def test_its_cost_is_planned_and_nothing_is_advised_that_it_cannot(data, monkeypatch):
+    monkeypatch.setattr(rehearsal, "WATCHED", 0.0)
+    prediction = predict(RECIPE, Place(), 1e12)
+    assert prediction.parameters == (2 * 9 + 1) * 8 + 16 + 8 + 8 * 9 + 1
+    assert prediction.update.memory > 4 * prediction.parameters * 4
+    advised = [settings for settings, _ in advise(prediction, Place(), 1e3)]
+    assert advised and not any("recompute" in one for settings in advised for one in settings)
+
+
+def test_what_it_cannot_is_told_before_anything_is_written(data, tmp_path):
+    with pytest.raises(ValueError, match=r"no blocks that could run again; set train\.recompute=false\."):
+        trained(data, tmp_path / "again", recompute=True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_trains_it(data, tmp_path, engine):
+    recipe, place = replace(RECIPE, train=replace(RECIPE.train, ema=0.5)), Place(engine=engine)
+    place = replace(place, world=replace(place.world, device=torch.device("cuda")))
+    run = Run(tmp_path / engine)
+    train_run(recipe, data, run, place)
+    weights, _ = read_tensors(run.weights)
+    assert all(torch.isfinite(one).all() for one in weights.values()) and weights["norm.num_batches_tracked"] == 8

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sigmasolver.forecast import Forecaster
-from sigmasolver.models.solver import Solver
+from sigmasolver.models.config import SolverConfig
 from sigmasolver.ops.fused.lanes import Lanes
 from sigmasolver.ops.fused.tables import Prepared
 from sigmasolver.ops.precision import matmul_precision
@@ -72,7 +72,8 @@ class Replay(Forecaster):
         )
         self.boundary, self.precision = one.boundary, precision
         self._parts = tuple(one.model.modules())
-        self._looks = any(isinstance(part, Solver) and part.config.options.check_input for part in self._parts)
+        configs = [getattr(part, "config", None) for part in self._parts]
+        self._looks = any(isinstance(one, SolverConfig) and one.options.check_input for one in configs)
         self._graphs: dict[object, _Captured] = {}
         self._pool: Any = None
         self._lanes = Lanes()  # one: memory is kept for the stream that it was taken for

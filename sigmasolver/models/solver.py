@@ -19,7 +19,7 @@ from sigmasolver.ops.lift import lift
 from sigmasolver.ops.readout import readout
 from sigmasolver.ops.stream import NARROW, whole
 
-__all__ = ["Solver"]
+__all__ = ["Solver", "check_call"]
 
 
 class Solver(nn.Module):
@@ -48,7 +48,7 @@ class Solver(nn.Module):
 
     def forward(self, x: torch.Tensor, time: torch.Tensor | None = None) -> torch.Tensor:
         """`time` is for solvers with an embedding: (B,), or (B, n) where conditions follow the time."""
-        self._check(x, time)
+        check_call(self.config, self.offset.dtype, x, time)
         H, rest = self._lifted(x)
         if self.time is not None and time is not None:
             H = H + self.time(time).reshape(x.shape[0], *(1,) * self.config.axes, -1)
@@ -84,32 +84,31 @@ class Solver(nn.Module):
             return distances(grid, self.config.lattice, x.dtype, x.device)
         return coordinates(grid, x.dtype, x.device)
 
-    def _check(self, x: torch.Tensor, time: torch.Tensor | None) -> None:
-        config = self.config
-        if x.dtype != self.offset.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise ValueError(f"Input is {x.dtype} and this solver is {self.offset.dtype}; convert one to the other.")
-        if x.ndim != config.axes + 2:
-            raise ValueError(
-                f"Input has shape {tuple(x.shape)}; this solver takes (batch, {config.axes} grid axes, "
-                f"{config.in_channels} channels)."
-            )
-        if x.shape[-1] != config.in_channels:
-            raise ValueError(
-                f"Input has {x.shape[-1]} channels in its last axis; this solver was built for {config.in_channels}."
-            )
-        check_grid(tuple(x.shape[1:-1]), config.padding)
-        numbers = "one number" if config.scalars == 1 else f"{config.scalars} numbers"
-        if self.time is not None and time is None:
-            raise ValueError(f"This solver has a time embedding; pass `time`, {numbers} per sample.")
-        if self.time is None and time is not None:
-            raise ValueError(
-                "This solver has no time embedding; leave `time` out or build it with time_embedding=True."
-            )
-        allowed = ((x.shape[0], config.scalars), (x.shape[0],))[: 2 if config.scalars == 1 else 1]
-        if time is not None and time.shape not in allowed:
-            raise ValueError(f"time has shape {tuple(time.shape)}; pass {numbers} for each of {x.shape[0]} samples.")
-        if config.options.check_input:
-            _refuse_non_finite(x)
+
+def check_call(config: SolverConfig, dtype: torch.dtype, x: torch.Tensor, time: torch.Tensor | None) -> None:
+    """What a model of these sizes, whose parameters have this type, is called with."""
+    if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+        raise ValueError(f"Input is {x.dtype} and this solver is {dtype}; convert one to the other.")
+    if x.ndim != config.axes + 2:
+        raise ValueError(
+            f"Input has shape {tuple(x.shape)}; this solver takes (batch, {config.axes} grid axes, "
+            f"{config.in_channels} channels)."
+        )
+    if x.shape[-1] != config.in_channels:
+        raise ValueError(
+            f"Input has {x.shape[-1]} channels in its last axis; this solver was built for {config.in_channels}."
+        )
+    check_grid(tuple(x.shape[1:-1]), config.padding)
+    numbers = "one number" if config.scalars == 1 else f"{config.scalars} numbers"
+    if config.scalars and time is None:
+        raise ValueError(f"This solver has a time embedding; pass `time`, {numbers} per sample.")
+    if not config.scalars and time is not None:
+        raise ValueError("This solver has no time embedding; leave `time` out or build it with time_embedding=True.")
+    allowed = ((x.shape[0], config.scalars), (x.shape[0],))[: 2 if config.scalars == 1 else 1]
+    if time is not None and time.shape not in allowed:
+        raise ValueError(f"time has shape {tuple(time.shape)}; pass {numbers} for each of {x.shape[0]} samples.")
+    if config.options.check_input:
+        _refuse_non_finite(x)
 
 
 def _refuse_non_finite(x: torch.Tensor) -> None:

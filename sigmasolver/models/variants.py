@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from sigmasolver.models.baselines.factformer import Form, factformer
 from sigmasolver.models.baselines.ffno import ffno
 from sigmasolver.models.baselines.linearno import linearno
 from sigmasolver.models.baselines.transolver import transolver
@@ -38,6 +39,11 @@ VARIANTS: dict[str, BlockSpec] = {
 }
 
 
+IT3D = Form(heads=6, kernel=3, latent=1.5, norm_groups=8, by_field=True)
+SMOKE3D = replace(IT3D, norm_groups=12, box=8.0, features=1.0, margin=2, convolutions=True)
+DARCY = Form(heads=12, latent=None, box=1.0, features=1.0, convolutions=True)
+"""FactFormer as released for these tasks."""
+
 Make = Callable[[SolverConfig], nn.Module]
 """How a model is made of its sizes."""
 BASELINES: dict[str, Make] = {
@@ -47,6 +53,10 @@ BASELINES: dict[str, Make] = {
     "linearno": partial(linearno, local=True),
     "linearno-plain": partial(linearno, local=False),
     "ffno": ffno,
+    "factformer": factformer,
+    "factformer-it3d": partial(factformer, form=IT3D),
+    "factformer-smoke3d": partial(factformer, form=SMOKE3D),
+    "factformer-darcy": partial(factformer, form=DARCY),
 }
 MODELS: dict[str, Make] = {name: partial(Solver, partial(Block, spec)) for name, spec in VARIANTS.items()} | BASELINES
 
@@ -74,14 +84,27 @@ def build_model(
     slices: int = 32,
     modes: int | tuple[int, ...] = 4,
     options: Options | None = None,
+    in_frames: int = 1,
+    out_frames: int = 1,
 ) -> nn.Module:
     """A freshly initialised solver; `torch.manual_seed` before the call fixes its weights.
 
-    A model without Fourier modes ignores `modes`, so that no grid is too small for them.
+    A model without Fourier modes ignores `modes`, so that no grid is too small for them; one that does not look at
+    time ignores how many frames the channels hold.
     """
     _make(name)  # an unknown name is the first thing to say
     config = SolverConfig(
-        grid, in_channels, out_channels, width, depth, heads, slices, modes, Options() if options is None else options
+        grid,
+        in_channels,
+        out_channels,
+        width,
+        depth,
+        heads,
+        slices,
+        modes,
+        Options() if options is None else options,
+        in_frames=in_frames,
+        out_frames=out_frames,
     )
     return build_solver(name, config)
 

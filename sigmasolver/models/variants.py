@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from sigmasolver.models.baselines.eddyformer import Elements, eddyformer
 from sigmasolver.models.baselines.factformer import Form, factformer
 from sigmasolver.models.baselines.ffno import ffno
 from sigmasolver.models.baselines.linearno import linearno
@@ -57,6 +58,9 @@ BASELINES: dict[str, Make] = {
     "factformer-it3d": partial(factformer, form=IT3D),
     "factformer-smoke3d": partial(factformer, form=SMOKE3D),
     "factformer-darcy": partial(factformer, form=DARCY),
+    "eddyformer": eddyformer,
+    "eddyformer-2d": partial(eddyformer, elements=Elements(nodes=25, density=1.5, reach=8)),
+    "eddyformer-3d": partial(eddyformer, elements=Elements(nodes=13, coarse=6)),
 }
 MODELS: dict[str, Make] = {name: partial(Solver, partial(Block, spec)) for name, spec in VARIANTS.items()} | BASELINES
 

@@ -314,7 +314,7 @@ class Marching(nn.Module):
         self.readout = Linear(width // 2, config.out_fields)
 
     def forward(self, H: torch.Tensor) -> torch.Tensor:
-        state, frames = self.expand(H), []
+        state, frames = self.expand(H).to(self.steps.dtype), []
         for step in self.steps:
             state = state + step
             state = state + self.mlp(self.norm(state))
@@ -353,8 +353,9 @@ class FactFormer(nn.Module):
     def forward(self, x: torch.Tensor, time: torch.Tensor | None = None) -> torch.Tensor:
         """`time` is for solvers with an embedding: (B,), or (B, n) where conditions follow the time."""
         config, margin = self.config, self.form.margin
-        check_call(config, next(self.parameters()).dtype, x, time)
-        H = self.lift(x)
+        dtype = next(self.parameters()).dtype
+        check_call(config, dtype, x, time)
+        H = self.lift(x).to(dtype)  # the residual sums keep this type
         if self.time is not None and time is not None:
             H = H + self.time(time).reshape(x.shape[0], *(1,) * config.axes, -1)
         if margin:

@@ -84,8 +84,8 @@ class SolverConfig:
     """Numbers of a sample (a Reynolds number, a frequency) that are embedded like the time."""
     in_frames: int = 1
     out_frames: int = 1
-    """Frames that the channels hold, all fields of the first one, then of the second, ...; most models take the channels
-    as they come and ignore these."""
+    """Frames that the channels hold, all fields of the first one, then of the second, ...; most models take the
+    channels as they come and ignore these."""
 
     def __post_init__(self) -> None:
         check_types(self)

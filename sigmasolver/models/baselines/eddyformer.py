@@ -14,27 +14,26 @@ and axis for the small eddies, L fewer for the large ones. With FFN = Linear, GE
 
 conv_a at node x_i of an element is the integral of g(x_i - y) f(y) over a window of two elements around it, element by
 element with the interpolatory weights of the nodes; g is a matrix of real Fourier series of period two elements with
-2 (m - 1) coefficients. It wraps around, whatever the ends of the axis are. The constants of quadrature and Fourier
-series make one matrix of each set of coefficients, so that a convolution is one product with the three elements around
-each. The attention has queries, keys and values from one convolution per axis; queries and keys are normalised over the
-nodes of an element and a head's channels, get a one on the first half and are turned by the angles k x_a, k = 0, 1, ...,
-of the position in a box of 2 pi; then each node looks at the same node of all elements.
+2 (m - 1) coefficients. It wraps around, whatever the ends of the axis are. Weights and series are constants that make
+one matrix of the coefficients, so that a convolution is one product with the three elements around each. The attention
+has queries, keys and values from one convolution per axis; queries and keys are normalised over the nodes of an element
+and a head's channels, get a one on the first half and are turned by the angles k x_a, k = 0, 1, ..., of the position in
+a box of 2 pi; then each node looks at the same node of all elements.
 
 From the paper and the released code: the layer, the elements, the kernels, all starting values (convolutions 1e-7,
-eps 1e-7, LeCun-normal maps). The code's two settings are rows, where the mesh follows from the grid they are used on:
+eps 1e-7, LeCun-normal maps). The code's two settings are rows; the number of elements follows from the grid:
 
     row            m   nodes of L  node intervals per point  attention reaches
-    eddyformer      9   5           1                         all elements             (our choice)
-    eddyformer-2d  25   5           1.5: 16 elements for 256  8 elements on each axis
-    eddyformer-3d  13   6           1: 8 elements for 96      all elements
+    eddyformer      9  5           1                         all elements             (our choice)
+    eddyformer-2d  25  5           1.5: 16 elements for 256  8 elements on each axis
+    eddyformer-3d  13  6           1: 8 elements for 96      all elements
 
-Heads of the code are together four times as wide as the stream and have m - 1 kernel modes in both settings; so here
-always. The code predicts a correction of a coarse numerical solution of its turbulence tasks; here, as in its runs on
-other people's data, the network predicts the fields. Inferred: periodic axes have points i / n, without the code's
-second copy of the first; an odd number of points has no unpaired frequency; fields on the grid are read from the
-element to the right of a point where two meet. The sizes of a task do not tell how its axes end: they are periodic
-(trigonometric interpolation) unless `options.padding` says "zeros", which here means linear interpolation between points
-that include both ends.
+In both settings of the code the heads are together four times as wide as the stream and a kernel has m - 1 modes per
+element; so here always. The code predicts a correction to a coarse numerical solution of its turbulence tasks; here, as
+in its runs on public data sets, the network predicts the fields. Inferred: periodic axes have points i / n, without the
+code's second copy of the first; an odd number of points has no unpaired frequency. The sizes of a task do not tell how
+its axes end: they are periodic (trigonometric interpolation) unless `options.padding` says "zeros", which here means
+linear interpolation between points that include both ends.
 
 Letters: B batch, H heads, C width, D head width, d axes, E elements, P nodes of an element, m nodes per axis of it.
 """
@@ -43,6 +42,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -96,9 +96,9 @@ def _chebyshev(x: torch.Tensor, count: int) -> torch.Tensor:
 
 def _coefficients(m: int, device: torch.device) -> torch.Tensor:
     """(m, m): Chebyshev coefficients of the polynomial through values at the nodes."""
-    half = torch.ones(m, dtype=torch.float64, device=device)
-    half[0] = half[-1] = 0.5
-    return 2 / (m - 1) * half[:, None] * half * _chebyshev(_nodes(m, device), m).T
+    k = _count(m, device)
+    half = torch.where((k == 0) | (k == m - 1), 0.5, 1.0)
+    return 2 / (m - 1) * half[:, None] * half * torch.cos(math.pi / (m - 1) * k[:, None] * (m - 1 - k))
 
 
 def _integrals(x: torch.Tensor, count: int) -> torch.Tensor:
@@ -122,9 +122,7 @@ def local_points(mesh: tuple[int, ...], m: int, dtype: torch.dtype, device: torc
 
 
 @grid_constant
-def to_nodes(
-    points: int, mesh: int, m: int, periodic: bool, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
+def to_nodes(points: int, mesh: int, m: int, periodic: bool, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """(mesh m, points): interpolation, trigonometric or linear, from an axis of the grid."""
     x, i = element_points(mesh, m, torch.float64, device), _count(points, device)
     if not periodic:
@@ -136,9 +134,7 @@ def to_nodes(
 
 
 @grid_constant
-def to_grid(
-    points: int, mesh: int, m: int, periodic: bool, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
+def to_grid(points: int, mesh: int, m: int, periodic: bool, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """(points, mesh m): the polynomials of the elements at an axis of the grid."""
     last = points if periodic else points - 1
     scaled = torch.arange(points, device=device) * mesh  # whole numbers: no point falls into the wrong element
@@ -155,19 +151,17 @@ def resampling(m: int, wanted: int, dtype: torch.dtype, device: torch.device) ->
     What remains without the line between the ends is x (1 - x) q(x); q is found at the Gauss points of the smaller
     number of nodes and keeps two coefficients fewer.
     """
-    n = min(m, wanted)
-    ends = torch.zeros(2, m, dtype=torch.float64, device=device)
-    ends[0, 0] = ends[1, -1] = 1
+    n, identity = min(m, wanted), torch.eye(m, dtype=torch.float64, device=device)
 
     def line(x: torch.Tensor) -> torch.Tensor:
-        return torch.stack((1 - x, x), dim=-1) @ ends
+        return (1 - x)[:, None] * identity[0] + x[:, None] * identity[-1]
 
-    rest = torch.eye(m, dtype=torch.float64, device=device) - line(_nodes(m, device))
+    rest = identity - line(_nodes(m, device))
     gauss = (1 - torch.cos(math.pi * (_count(n, device) + 0.5) / n)) / 2
     T = _chebyshev(gauss, n)
     quotient = T @ (_coefficients(m, device) @ rest)[:n] / (gauss * (1 - gauss))[:, None]
-    q = (2 / n * T.T @ quotient)[: n - 2]
-    q[:1] /= 2
+    twice = torch.where(_count(n, device) == 0, 1.0, 2.0)[:, None]
+    q = (twice / n * T.T @ quotient)[: n - 2]
     x = _nodes(wanted, device)
     return (line(x) + (x * (1 - x))[:, None] * (_chebyshev(x, n - 2) @ q)).to(dtype)
 
@@ -196,11 +190,10 @@ def turns(
     mesh: tuple[int, ...], m: int, axis: int, count: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """(2, E, P, count): cosines and sines of k x for the coordinate of one axis, 2 pi around."""
-    own = element_points(mesh[axis], m, torch.float64, device).unflatten(0, (mesh[axis], m))
     shape = [1] * (2 * len(mesh))
     shape[axis], shape[len(mesh) + axis] = mesh[axis], m
-    x = own.reshape(shape).expand(*mesh, *(m,) * len(mesh)).reshape(math.prod(mesh), -1)
-    angles = 2 * math.pi * x[..., None] * _count(count, device)
+    x = element_points(mesh[axis], m, torch.float64, device).reshape(shape).expand(*mesh, *(m,) * len(mesh))
+    angles = 2 * math.pi * x.reshape(math.prod(mesh), -1, 1) * _count(count, device)
     return torch.stack((angles.cos(), angles.sin())).to(dtype)
 
 
@@ -213,12 +206,43 @@ def neighbours(mesh: tuple[int, ...], reach: int, device: torch.device) -> torch
     return (torch.minimum(apart, around) < reach).all(-1)
 
 
+class Constants(NamedTuple):
+    """What all layers need of the elements; made once a call, so that a traced model has it once."""
+
+    down: torch.Tensor
+    up: torch.Tensor
+    """From the nodes of the fine field to those of the coarse one, and back."""
+    fine: torch.Tensor
+    coarse: torch.Tensor
+    """Bases of the convolutions."""
+    turns: tuple[torch.Tensor, ...]
+    """Of every axis."""
+    mask: torch.Tensor | None
+
+
+def constants(config: SolverConfig, elements: Elements, dtype: torch.dtype, device: torch.device) -> Constants:
+    mesh, m, few = elements.mesh(config.grid), elements.nodes, elements.coarse
+    pairs, reach = head_width(config) // 2, elements.reach
+    return Constants(
+        resampling(m, few, dtype, device),
+        resampling(few, m, dtype, device),
+        convolution_basis(m, WINDOW * (m - 1), dtype, device),
+        convolution_basis(few, WINDOW * (few - 1), dtype, device),
+        tuple(turns(mesh, few, axis, pairs, dtype, device) for axis in range(config.axes)),
+        None if reach is None else neighbours(mesh, reach, device),
+    )
+
+
 # --- the model
 
 
-def _wide(x: torch.Tensor) -> torch.dtype:
+def head_width(config: SolverConfig) -> int:
+    return 4 * config.width // config.heads
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
     """Geometry is float32 at least, under autocast too."""
-    return torch.promote_types(x.dtype, torch.float32)
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _along(matrix: torch.Tensor, x: torch.Tensor, axis: int) -> torch.Tensor:
@@ -227,11 +251,10 @@ def _along(matrix: torch.Tensor, x: torch.Tensor, axis: int) -> torch.Tensor:
         return (x.to(matrix.dtype).movedim(axis, -1) @ matrix.T).movedim(-1, axis).to(x.dtype)
 
 
-def resample(x: torch.Tensor, m: int, wanted: int) -> torch.Tensor:
-    """(B, *nodes, C) from `m` to `wanted` nodes per element and axis."""
-    matrix = resampling(m, wanted, _wide(x), x.device)
+def resample(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """(B, *nodes, C) with other nodes in every element, by a matrix of `resampling` along each axis."""
     for axis in range(1, x.ndim - 1):
-        x = _along(matrix, x.unflatten(axis, (-1, m)), axis + 1).flatten(axis, axis + 1)
+        x = _along(matrix, x.unflatten(axis, (-1, matrix.shape[1])), axis + 1).flatten(axis, axis + 1)
     return x
 
 
@@ -248,7 +271,10 @@ def feed_forward(width: int, outputs: int) -> nn.Sequential:
 
 
 class ElementConvolution(nn.Module):
-    """`(B, *nodes, inputs)` -> `(B, *nodes, outputs)`: the sum of the convolutions along all axes."""
+    """`(B, *nodes, inputs)` -> `(B, *nodes, outputs)`: the sum of the convolutions along all axes.
+
+    `basis` is that of `convolution_basis` for as many nodes per element.
+    """
 
     START = 1e-7
 
@@ -257,20 +283,19 @@ class ElementConvolution(nn.Module):
         self.m, modes = m, WINDOW * (m - 1)
         self.weights = nn.ParameterList(self.START * torch.randn(modes, inputs, outputs) for _ in range(axes))
 
-    def along(self, x: torch.Tensor, axis: int) -> torch.Tensor:
+    def along(self, x: torch.Tensor, axis: int, basis: torch.Tensor) -> torch.Tensor:
         """The convolution along one axis, counted from 0."""
         weight = self.weights[axis]
-        modes, inputs, outputs = weight.shape
+        outputs = weight.shape[-1]
         with torch.autocast(x.device.type, enabled=False):
-            basis = convolution_basis(self.m, modes, _wide(weight), x.device)
             matrix = torch.einsum("sijn,nco->sjcio", basis, weight.to(basis.dtype))
             matrix = matrix.reshape(-1, self.m * outputs).to(weight.dtype)
         cells = x.movedim(axis + 1, -2).unflatten(-2, (-1, self.m)).flatten(-2)
         around = torch.cat([cells.roll(-shift, dims=-2) for shift in SHIFTS], dim=-1)
         return (around @ matrix).unflatten(-1, (self.m, outputs)).flatten(-3, -2).movedim(-2, axis + 1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parts = [self.along(x, axis) for axis in range(len(self.weights))]
+    def forward(self, x: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
+        parts = [self.along(x, axis, basis) for axis in range(len(self.weights))]
         return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
 
@@ -282,27 +307,27 @@ class ElementAttention(nn.Module):
     def __init__(self, config: SolverConfig, elements: Elements) -> None:
         super().__init__()
         axes, m, width = config.axes, elements.coarse, config.width
-        self.mesh, self.m, self.reach = elements.mesh(config.grid), m, elements.reach
-        self.heads, self.head_width = config.heads, 4 * width // config.heads
+        self.mesh, self.m = elements.mesh(config.grid), m
+        self.heads, self.head_width = config.heads, head_width(config)
         inner = self.heads * self.head_width
         self.convolution = ElementConvolution(axes, m, width, 3 * inner)
         self.bias = nn.Parameter(torch.zeros(axes, 2, self.heads, self.head_width))
         self.scale = nn.Parameter(torch.ones(axes, 2, *(m,) * axes, self.head_width))
         self.project = dense(axes * inner, width)
 
-    def forward(self, L: torch.Tensor) -> torch.Tensor:
-        queries, keys, values = zip(*(self._axis(L, axis) for axis in range(len(self.mesh))), strict=True)
+    def forward(self, L: torch.Tensor, constants: Constants) -> torch.Tensor:
+        queries, keys, values = zip(*(self._axis(L, axis, constants) for axis in range(len(self.mesh))), strict=True)
         Q, K, V = (torch.cat(parts, dim=-1).permute(0, 3, 1, 2, 4) for parts in (queries, keys, values))
-        mask = None if self.reach is None else neighbours(self.mesh, self.reach, L.device)
-        A_BPHED = attend(Q.to(V.dtype), K.to(V.dtype), V, mask)
+        A_BPHED = attend(Q.to(V.dtype), K.to(V.dtype), V, constants.mask)
         return self.project(self._nodes(A_BPHED.permute(0, 3, 1, 2, 4).flatten(-2)))
 
-    def _axis(self, L: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _axis(
+        self, L: torch.Tensor, axis: int, constants: Constants
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Query, key and value of one axis, (B, H, E, P, D)."""
-        q, k, v = self._elements(self.convolution.along(L, axis))
-        table = turns(self.mesh, self.m, axis, self.head_width // 2, _wide(q), q.device)
+        q, k, v = self._elements(self.convolution.along(L, axis, constants.coarse))
         bias, scale = self.bias[axis][:, :, None, None], self.scale[axis].flatten(1, -2)
-        q, k = (self._turned(x + bias[part], scale[part], table) for part, x in enumerate((q, k)))
+        q, k = (self._turned(x + bias[part], scale[part], constants.turns[axis]) for part, x in enumerate((q, k)))
         return q, k, v
 
     def _turned(self, x: torch.Tensor, scale: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -339,14 +364,18 @@ def attend(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, mask: torch.Tensor
     return F.scaled_dot_product_attention(*flat, attn_mask=mask).unflatten(0, Q.shape[:2])
 
 
+State = tuple[torch.Tensor, torch.Tensor, Constants]
+"""Coarse and fine field, (B, *nodes, C) each, and the constants of their elements."""
+
+
 class Layer(nn.Module):
-    """Coarse and fine field, (B, *nodes, C) each -> the same shapes."""
+    """Both fields -> the same shapes."""
 
     START = 1e-7
 
     def __init__(self, config: SolverConfig, elements: Elements) -> None:
         super().__init__()
-        self.elements, width = elements, config.width
+        width = config.width
         self.attention = ElementAttention(config, elements)
         self.coarse_convolution = ElementConvolution(config.axes, elements.coarse, width, width)
         self.coarse_map = feed_forward(width, width)
@@ -354,12 +383,12 @@ class Layer(nn.Module):
         self.convolution = ElementConvolution(config.axes, elements.nodes, width, width)
         self.map = feed_forward(width, width)
 
-    def forward(self, fields: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        L, S = fields
-        L = L + self.attention(L)
-        L = L + self.coarse_map(self.coarse_convolution(L))
-        S = S + resample(L, self.elements.coarse, self.elements.nodes) * self.eps
-        return L, S + self.map(self.convolution(S))
+    def forward(self, given: State) -> State:
+        L, S, constants = given
+        L = L + self.attention(L, constants)
+        L = L + self.coarse_map(self.coarse_convolution(L, constants.coarse))
+        S = S + resample(L, constants.up) * self.eps
+        return L, S + self.map(self.convolution(S, constants.fine)), constants
 
 
 class EddyFormer(nn.Module):
@@ -388,24 +417,25 @@ class EddyFormer(nn.Module):
     def forward(self, x: torch.Tensor, time: torch.Tensor | None = None) -> torch.Tensor:
         """`time` is for solvers with an embedding: (B,), or (B, n) where conditions follow the time."""
         check_call(self.config, self.eps.dtype, x, time)
-        m, coarse = self.elements.nodes, self.elements.coarse
+        dtype = self.eps.dtype
+        common = constants(self.config, self.elements, _wide(dtype), x.device)
         S = self._lifted(x)
         if self.time is not None and time is not None:
             S = S + self.time(time).reshape(x.shape[0], *(1,) * self.config.axes, -1)
-        S = S + self.map(self.convolution(S))
-        L = resample(S, m, coarse)
+        S = S + self.map(self.convolution(S, common.fine))
+        L = resample(S, common.down)
         for block in self.blocks:
-            L, S = block((L, S))
-        u = resample(self.coarse_answer(L).to(self.eps.dtype), coarse, m) + self.answer(S) * self.eps
+            L, S, _ = block((L, S, common))
+        u = resample(self.coarse_answer(L).to(dtype), common.up) + self.answer(S) * self.eps
         for axis, (points, mesh, periodic) in enumerate(self._axes(x), start=1):
-            u = _along(to_grid(points, mesh, m, periodic, _wide(u), u.device), u, axis)
+            u = _along(to_grid(points, mesh, self.elements.nodes, periodic, _wide(dtype), u.device), u, axis)
         return u
 
     def _lifted(self, x: torch.Tensor) -> torch.Tensor:
         """(B, *nodes, C) in the type of the weights, which the residual sums keep."""
         m, values = self.elements.nodes, x
         for axis, (points, mesh, periodic) in enumerate(self._axes(x), start=1):
-            values = _along(to_nodes(points, mesh, m, periodic, _wide(x), x.device), values, axis)
+            values = _along(to_nodes(points, mesh, m, periodic, _wide(x.dtype), x.device), values, axis)
         local = local_points(self.mesh, m, values.dtype, x.device)
         S = self.lift(torch.cat((values, local.expand(x.shape[0], *local.shape)), dim=-1))
         return S.to(self.eps.dtype)

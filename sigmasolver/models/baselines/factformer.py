@@ -218,7 +218,7 @@ class Block(nn.Module):
 
 
 class LiftByField(nn.Module):
-    """`(B, *grid, frames x fields)` -> `(B, *grid, C)`: every value to C / (2 fields) channels, then a map over time."""
+    """`(B, *grid, frames x fields)` -> `(B, *grid, C)`: each value to C / (2 fields) channels, then a map over time."""
 
     def __init__(self, config: SolverConfig) -> None:
         super().__init__()

@@ -85,6 +85,11 @@ def _count(number: int, device: torch.device) -> torch.Tensor:
     return torch.arange(number, dtype=torch.float64, device=device)
 
 
+def _where(chosen: torch.Tensor, value: float, other: float) -> torch.Tensor:
+    """In float64: of two plain numbers torch would make its default type."""
+    return torch.full(chosen.shape, other, dtype=torch.float64, device=chosen.device).masked_fill(chosen, value)
+
+
 def _nodes(m: int, device: torch.device) -> torch.Tensor:
     return (1 - torch.cos(math.pi * _count(m, device) / (m - 1))) / 2
 
@@ -97,7 +102,7 @@ def _chebyshev(x: torch.Tensor, count: int) -> torch.Tensor:
 def _coefficients(m: int, device: torch.device) -> torch.Tensor:
     """(m, m): Chebyshev coefficients of the polynomial through values at the nodes."""
     k = _count(m, device)
-    half = torch.where((k == 0) | (k == m - 1), 0.5, 1.0)
+    half = _where((k == 0) | (k == m - 1), 0.5, 1.0)
     return 2 / (m - 1) * half[:, None] * half * torch.cos(math.pi / (m - 1) * k[:, None] * (m - 1 - k))
 
 
@@ -128,7 +133,7 @@ def to_nodes(points: int, mesh: int, m: int, periodic: bool, dtype: torch.dtype,
     if not periodic:
         return (1 - (x[:, None] * (points - 1) - i).abs()).clamp(min=0).to(dtype)
     k = _count(points // 2 + 1, device)
-    weight = torch.where((k == 0) | (2 * k == points), 1.0, 2.0) / points
+    weight = _where((k == 0) | (2 * k == points), 1.0, 2.0) / points
     there, here = 2 * math.pi * x[:, None] * k, 2 * math.pi / points * i[:, None] * k
     return ((weight * there.cos()) @ here.cos().T + (weight * there.sin()) @ here.sin().T).to(dtype)
 
@@ -160,7 +165,7 @@ def resampling(m: int, wanted: int, dtype: torch.dtype, device: torch.device) ->
     gauss = (1 - torch.cos(math.pi * (_count(n, device) + 0.5) / n)) / 2
     T = _chebyshev(gauss, n)
     quotient = T @ (_coefficients(m, device) @ rest)[:n] / (gauss * (1 - gauss))[:, None]
-    twice = torch.where(_count(n, device) == 0, 1.0, 2.0)[:, None]
+    twice = _where(_count(n, device) == 0, 1.0, 2.0)[:, None]
     q = (twice / n * T.T @ quotient)[: n - 2]
     x = _nodes(wanted, device)
     return (line(x) + (x * (1 - x))[:, None] * (_chebyshev(x, n - 2) @ q)).to(dtype)
@@ -179,7 +184,7 @@ def convolution_basis(m: int, modes: int, dtype: torch.dtype, device: torch.devi
     distance = x[:, None] - x - shift[..., None]
     reals = modes // 2 + 1
     k = torch.cat((_count(reals, device), _count(modes - reals, device).flip(0) + 1))
-    twice = torch.where((k == 0) | (k == reals - 1), 1.0, 2.0)
+    twice = _where((k == 0) | (k == reals - 1), 1.0, 2.0)
     angle = 2 * math.pi / WINDOW * distance[..., None] * k
     series = twice * torch.cat((angle[..., :reals].cos(), -angle[..., reals:].sin()), dim=-1)
     return (weights[..., None] * series).to(dtype)

@@ -39,6 +39,8 @@ MODELS = (
     "transolver",
     "linearno",
     "ffno",
+    "factformer",
+    "eddyformer",
 )
 
 

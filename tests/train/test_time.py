@@ -470,7 +470,8 @@ def test_every_model_can_be_told(name):
     unscaled = Normaliser("none", ("u",), torch.zeros(1).double(), torch.ones(1).double())
     forecaster, history = build(recipe, unscaled, unscaled), torch.randn(2, 1, POINTS, 1)
     with torch.no_grad():
-        forecaster.model.readout.weight.normal_()
+        for parameter in forecaster.model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
         forecaster.model.time.mlp[2].weight.normal_()
         early, late = (forecaster(history, time=torch.tensor([0.0, t])) for t in (1.0, 5.0))
     torch.testing.assert_close(early[0], late[0])

@@ -300,8 +300,10 @@ class ElementConvolution(nn.Module):
         return (around @ matrix).unflatten(-1, (self.m, outputs)).flatten(-3, -2).movedim(-2, axis + 1)
 
     def forward(self, x: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
-        parts = [self.along(x, axis, basis) for axis in range(len(self.weights))]
-        return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+        total = self.along(x, 0, basis)
+        for axis in range(1, len(self.weights)):
+            total = total + self.along(x, axis, basis)
+        return total
 
 
 class ElementAttention(nn.Module):
@@ -365,8 +367,8 @@ def attend(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, mask: torch.Tensor
     if not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(Q):
         scores = Q @ K.mT * Q.shape[-1] ** -0.5
         return torch.softmax(scores if mask is None else scores.masked_fill(~mask, -torch.inf), dim=-1) @ V
-    flat = [x.flatten(0, 1) for x in (Q, K, V)]
-    return F.scaled_dot_product_attention(*flat, attn_mask=mask).unflatten(0, Q.shape[:2])
+    q, k, v = (x.flatten(0, 1) for x in (Q, K, V))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).unflatten(0, Q.shape[:2])
 
 
 State = tuple[torch.Tensor, torch.Tensor, Constants]

@@ -18,8 +18,8 @@ and these then act on n_a rows instead of all points. One map per frame of the o
 (`out_frames`); a head of grouped linear maps reads each of them.
 
 From the paper: factorised kernels, pooling, rotary positions, latent marching. From the released code: all sizes,
-norms, biases and starting values, the random Fourier features before every block (the paper does not have them), the
-box in which positions are measured, the convolutions of the tasks with walls. Settings of the code as rows:
+norms, biases and starting values, the random Fourier features before every block, the box in which positions are
+measured, the convolutions of the tasks with walls. Its settings as rows:
 
     row                 heads  kernel  latent  box   features  lift       also
     factformer          any    2       2       2 pi  8         linear     (Kolmogorov flow; timing runs of Transolver-σ)

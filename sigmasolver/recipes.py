@@ -45,6 +45,8 @@ class ModelRecipe:
             self.modes,
             self.options,
             len(task.conditions),
+            task.history,
+            task.block,
         )
 
 

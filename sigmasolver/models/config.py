@@ -82,6 +82,10 @@ class SolverConfig:
     options: Options = field(default_factory=Options)
     conditions: int = 0
     """Numbers of a sample (a Reynolds number, a frequency) that are embedded like the time."""
+    in_frames: int = 1
+    out_frames: int = 1
+    """Frames that the channels hold, all fields of the first one, then of the second, ...; most models take the
+    channels as they come and ignore these."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -92,6 +96,12 @@ class SolverConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         if self.conditions < 0:
             raise ValueError(f"conditions is {self.conditions}; it must be at least 0.")
+        for frames, channels in (("in_frames", "in_channels"), ("out_frames", "out_channels")):
+            if getattr(self, frames) < 1 or getattr(self, channels) % getattr(self, frames):
+                raise ValueError(
+                    f"{frames} is {getattr(self, frames)}; it must be at least 1 and divide {channels} = "
+                    f"{getattr(self, channels)}."
+                )
         if self.width % (2 * self.heads):
             raise ValueError(
                 f"width {self.width} is not divisible by 2 x heads = {2 * self.heads}: each half of the channels is "
@@ -125,6 +135,16 @@ class SolverConfig:
     def scalars(self) -> int:
         """Numbers per sample that the embedding takes: the time, if there is one, then the conditions."""
         return self.options.time_embedding + self.conditions
+
+    @property
+    def in_fields(self) -> int:
+        """Channels of one given frame."""
+        return self.in_channels // self.in_frames
+
+    @property
+    def out_fields(self) -> int:
+        """Channels of one predicted frame."""
+        return self.out_channels // self.out_frames
 
     @property
     def modes_per_axis(self) -> tuple[int, ...]:

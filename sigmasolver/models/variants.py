@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from sigmasolver.models.baselines.drift_net import drift_net
+from sigmasolver.models.baselines.eddyformer import Elements, eddyformer
+from sigmasolver.models.baselines.factformer import Form, factformer
 from sigmasolver.models.baselines.ffno import ffno, ffno_markov
 from sigmasolver.models.baselines.fno import fno
 from sigmasolver.models.baselines.hpm import hpm
@@ -45,6 +47,11 @@ VARIANTS: dict[str, BlockSpec] = {
 }
 
 
+IT3D = Form(heads=6, kernel=3, latent=1.5, norm_groups=8, by_field=True)
+SMOKE3D = replace(IT3D, norm_groups=12, box=8.0, features=1.0, margin=2, convolutions=True)
+DARCY = Form(heads=12, latent=None, box=1.0, features=1.0, convolutions=True)
+"""FactFormer as released for these tasks."""
+
 Make = Callable[[SolverConfig], nn.Module]
 """How a model is made of its sizes."""
 BASELINES: dict[str, Make] = {
@@ -68,6 +75,13 @@ BASELINES: dict[str, Make] = {
     "transolver-plus-linear": partial(transolver_plus, local=False),
     "rno": rno,
     "rno-two-blocks": partial(rno, radon_blocks=2),
+    "factformer": factformer,
+    "factformer-it3d": partial(factformer, form=IT3D),
+    "factformer-smoke3d": partial(factformer, form=SMOKE3D),
+    "factformer-darcy": partial(factformer, form=DARCY),
+    "eddyformer": eddyformer,
+    "eddyformer-2d": partial(eddyformer, elements=Elements(nodes=25, density=1.5, reach=8)),
+    "eddyformer-3d": partial(eddyformer, elements=Elements(nodes=13, coarse=6)),
 }
 MODELS: dict[str, Make] = {name: partial(Solver, partial(Block, spec)) for name, spec in VARIANTS.items()} | BASELINES
 
@@ -95,14 +109,27 @@ def build_model(
     slices: int = 32,
     modes: int | tuple[int, ...] = 4,
     options: Options | None = None,
+    in_frames: int = 1,
+    out_frames: int = 1,
 ) -> nn.Module:
     """A freshly initialised solver; `torch.manual_seed` before the call fixes its weights.
 
-    A model without Fourier modes ignores `modes`, so that no grid is too small for them.
+    A model without Fourier modes ignores `modes`, so that no grid is too small for them; one that does not look at
+    time ignores how many frames the channels hold.
     """
     _make(name)  # an unknown name is the first thing to say
     config = SolverConfig(
-        grid, in_channels, out_channels, width, depth, heads, slices, modes, Options() if options is None else options
+        grid,
+        in_channels,
+        out_channels,
+        width,
+        depth,
+        heads,
+        slices,
+        modes,
+        Options() if options is None else options,
+        in_frames=in_frames,
+        out_frames=out_frames,
     )
     return build_solver(name, config)
 

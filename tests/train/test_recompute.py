@@ -43,6 +43,8 @@ MODELS = (
     "drift-net",
     "transolver-plus",
     "rno",
+    "factformer",
+    "eddyformer",
 )
 
 

@@ -1,0 +1,367 @@
+"""FactFormer (Li et al., NeurIPS 2023): attention by one small kernel matrix per axis, then marching in latent time.
+
+    fields -> lift -> block x depth -> expand -> [ + e_t, + MLP(LN) ] for every frame -> head -> fields of that frame
+
+Block, on H with n_1 x ... x n_d points and C channels:
+
+    H <- H + P(x) + Attention(H + P(x))        P(x) = W [sin(2 pi x B), cos(2 pi x B)] + b,  B frozen, normal
+    Y = LN(H),  V = Y W_v                      h heads of width D
+    for every axis a:
+        z_a = MLP(LN(mean of Y W_in W_a over the other axes))        n_a x C; MLP: Linear, gated GELU, Linear
+        K_a = R(z_a W_q) R(z_a W_k)^T                                n_a x n_a for every head; no softmax, no scaling
+    O = K_1 x ... x K_d applied to V
+    Attention = W_2 GELU(W_1 (O - mean) / deviation), over all points and the channels of a head, for every sample
+
+R turns each pair of channels (j, j + E/2) of a query or key of width E = kernel D by the angle 64 x 10000^(-2j/E), so
+that K_a sees the distance of two points. The mean over the other axes is taken first: it commutes with the linear maps,
+and these then act on n_a rows instead of all points. One map per frame of the output makes its steps in latent time
+(`out_frames`); a head of grouped linear maps reads each of them.
+
+From the paper: factorised kernels, pooling, rotary positions, latent marching. From the released code: all sizes,
+norms, biases and starting values, the random Fourier features before every block, the box in which positions are
+measured, the convolutions of the tasks with walls. Its settings as rows:
+
+    row                 heads  kernel  latent  box   features  lift       also
+    factformer          any    2       2       2 pi  8         linear     (Kolmogorov flow; timing runs of Transolver-σ)
+    factformer-it3d     6      3       1.5     2 pi  8         by field
+    factformer-smoke3d  6      3       1.5     8     1         by field   margin of 2 cells, convolutions
+    factformer-darcy    12     2       none    1     1         linear     convolutions
+
+The box of `factformer` on other tasks is our choice, as is upsampling to the grid that came in. The frequencies B are
+a buffer: they are stored with a run, and a count of the parameters leaves them out.
+
+Letters: B batch, H heads, N points, C width, D head width, d axes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sigmasolver.models.config import SolverConfig
+from sigmasolver.models.grid_model import GridModel
+from sigmasolver.models.layers import LayerNorm, Linear, TimeEmbedding, cropped, padded
+from sigmasolver.ops.constants import grid_constant
+
+__all__ = ["FactFormer", "FactorisedAttention", "Form", "factformer"]
+
+GROUPS = 8
+"""Of the head's first map."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the released settings of the tasks differ in."""
+
+    heads: int | None = None
+    """None: those of the sizes."""
+    head_width: int = 64
+    kernel: int = 2
+    """Width of queries and keys, in head widths."""
+    latent: float | None = 2.0
+    """Width of the marching state, in widths; None: no marching, one map to all channels."""
+    norm_groups: int = 16
+    """Of the head's normalisation."""
+    box: float = 2 * math.pi
+    """Every axis goes from 0 to here."""
+    features: float = 8.0
+    """Deviation of the frozen frequencies."""
+    by_field: bool = False
+    """The lift sees every field by itself, then all of them over time."""
+    margin: int = 0
+    """Cells of zeros behind every axis, while the blocks run."""
+    convolutions: bool = False
+    """A small convolutional network beside the blocks' answer, for walls."""
+
+
+@grid_constant
+def axis_points(points: int, box: float, margin: int, device: torch.device) -> torch.Tensor:
+    """(n,) in float64: from 0 to `box`, both ends included; a margin goes on with the same spacing."""
+    return torch.arange(points, dtype=torch.float64, device=device) * (box / (points - margin - 1))
+
+
+@grid_constant
+def rotation(
+    points: int, box: float, margin: int, width: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """(2, n, width / 2): cosines and sines of the angles by which queries and keys are turned."""
+    falling = 10_000.0 ** -(torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)
+    angles = 64 * axis_points(points, box, margin, device)[:, None] * falling
+    return torch.stack((angles.cos(), angles.sin())).to(dtype)
+
+
+def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """(..., n, E): each pair of channels (j, j + E/2) turned by its angle."""
+    (cosine, sine), (first, second) = table, x.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+
+
+def standardise(x: torch.Tensor, groups: int, eps: float, correction: int) -> torch.Tensor:
+    """(B, *grid, C): mean zero and deviation one over all points and the channels of a group, for every sample."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (groups, -1))
+    over = (*range(1, x.ndim - 1), x.ndim)
+    variance, mean = torch.var_mean(wide, dim=over, correction=correction, keepdim=True)
+    return ((wide - mean) * (variance + eps).rsqrt()).flatten(-2).to(x.dtype)
+
+
+class FourierFeatures(nn.Module):
+    """(*grid, C): positions through frozen random frequencies and a linear map.
+
+    The frequencies stay float32 whatever type the model is cast to: phases reach hundreds of radians, and eight bits
+    of bf16 would leave nothing of them. Sine and cosine of a sum over axes are products over axes, so that only n_a
+    rows per axis need them.
+    """
+
+    frequencies: torch.Tensor
+
+    def __init__(self, config: SolverConfig, form: Form) -> None:
+        super().__init__()
+        self.form = form
+        self.register_buffer("frequencies", form.features * torch.randn(config.axes, config.width // 2))
+        self.linear = Linear(config.width, config.width)
+
+    def _apply(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        before = self.frequencies
+        super()._apply(*args, **kwargs)
+        if self.frequencies.dtype != before.dtype:
+            self.frequencies = before.to(self.frequencies.device)
+        return self
+
+    def forward(self, grid: tuple[int, ...]) -> torch.Tensor:
+        form, wide = self.form, torch.promote_types(self.linear.weight.dtype, torch.float32)
+        sine: torch.Tensor | None = None
+        cosine: torch.Tensor | None = None
+        for points, frequency in zip(grid, self.frequencies, strict=True):
+            x = axis_points(points, form.box, form.margin, self.frequencies.device)
+            phase = 2 * math.pi * x[:, None] * frequency.double()
+            s, c = phase.sin().to(wide), phase.cos().to(wide)
+            if sine is None or cosine is None:
+                sine, cosine = s, c
+            else:
+                sine, cosine = sine[..., None, :], cosine[..., None, :]
+                sine, cosine = sine * c + cosine * s, cosine * c - sine * s
+        assert sine is not None and cosine is not None
+        return self.linear(torch.cat((sine, cosine), dim=-1).to(self.linear.weight.dtype))
+
+
+class AxisKernel(nn.Module):
+    """(B, n, C) -> (B, H, n, n): what the points of one axis take from each other."""
+
+    START = 0.02
+
+    def __init__(self, config: SolverConfig, form: Form, heads: int) -> None:
+        super().__init__()
+        self.form, self.heads, self.width = form, heads, form.kernel * form.head_width
+        width = config.width
+        self.reduce = Linear(width, width, bias=False)
+        self.norm = LayerNorm(width)
+        self.gate_up = Linear(width, 2 * width)
+        self.down = Linear(width, width)
+        self.query = Linear(width, heads * self.width, bias=False)
+        self.key = Linear(width, heads * self.width, bias=False)
+        for projection in (self.query, self.key):
+            nn.init.xavier_uniform_(projection.weight, gain=self.START)
+
+    def forward(self, pooled_BnC: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up(self.norm(self.reduce(pooled_BnC))).chunk(2, dim=-1)
+        z_BnC = self.down(F.gelu(gate) * up)
+        wide = torch.promote_types(z_BnC.dtype, torch.float32)
+        table = rotation(z_BnC.shape[1], self.form.box, self.form.margin, self.width, wide, z_BnC.device)
+        q, k = (
+            rotate(project(z_BnC).unflatten(-1, (self.heads, self.width)).transpose(1, 2), table).to(z_BnC.dtype)
+            for project in (self.query, self.key)
+        )
+        return q @ k.mT
+
+
+class FactorisedAttention(nn.Module):
+    """`(B, *grid, C)` -> the same shape."""
+
+    AXES = "xyz"
+
+    def __init__(self, config: SolverConfig, form: Form) -> None:
+        super().__init__()
+        self.heads = form.heads or config.heads
+        width, inner = config.width, self.heads * form.head_width
+        self.norm = LayerNorm(width)
+        self.value = Linear(width, inner, bias=False)
+        self.enter = Linear(width, width, bias=False)
+        self.kernels = nn.ModuleList(AxisKernel(config, form, self.heads) for _ in config.grid)
+        self.project = nn.Sequential(Linear(inner, width, bias=False), nn.GELU(), Linear(width, width, bias=False))
+
+    def forward(self, H: torch.Tensor) -> torch.Tensor:
+        Y = self.norm(H)
+        O = self.value(Y).unflatten(-1, (self.heads, -1))
+        axes = self.AXES[: H.ndim - 2]
+        for number, (axis, kernel) in enumerate(zip(axes, self.kernels, strict=True), start=1):
+            others = [other for other in range(1, H.ndim - 1) if other != number]
+            K = kernel(self.enter(Y.mean(others) if others else Y))
+            O = torch.einsum(f"bhi{axis},b{axes}hd->b{axes.replace(axis, 'i')}hd", K, O)
+        return self.project(standardise(O.flatten(-2), self.heads, eps=1e-8, correction=1))
+
+
+class Block(nn.Module):
+    """`(B, *grid, C)` -> the same shape: positions, then attention."""
+
+    def __init__(self, config: SolverConfig, form: Form) -> None:
+        super().__init__()
+        self.positions = FourierFeatures(config, form)
+        self.attention = FactorisedAttention(config, form)
+
+    def forward(self, H: torch.Tensor) -> torch.Tensor:
+        H = H + self.positions(tuple(H.shape[1:-1]))
+        return H + self.attention(H)
+
+
+class LiftByField(nn.Module):
+    """`(B, *grid, frames x fields)` -> `(B, *grid, C)`: each value to C / (2 fields) channels, then a map over time."""
+
+    def __init__(self, config: SolverConfig) -> None:
+        super().__init__()
+        fields, half = config.in_fields, config.width // 2
+        if half % fields:
+            raise ValueError(
+                f"width {config.width} cannot be lifted field by field: its half is not divisible by {fields} fields; "
+                f"use a width such as {2 * fields * max(1, round(half / fields))}."
+            )
+        self.frames = config.in_frames
+        self.weight = nn.Parameter(torch.empty(fields, half // fields).uniform_(-1, 1))
+        self.bias = nn.Parameter(torch.empty(fields, half // fields).uniform_(-1, 1))
+        self.mix = Linear(self.frames * half, config.width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        frames = x.unflatten(-1, (self.frames, -1))
+        return self.mix(F.gelu(frames[..., None] * self.weight + self.bias).flatten(-3))
+
+
+class GroupedLinear(nn.Module):
+    """A linear map without bias for each of `GROUPS` groups of channels."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        reach = 1 / math.sqrt(inputs // GROUPS)
+        self.weight = nn.Parameter(torch.empty(GROUPS, inputs // GROUPS, outputs // GROUPS).uniform_(-reach, reach))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("...gi,gio->...go", x.unflatten(-1, (GROUPS, -1)), self.weight).flatten(-2)
+
+
+class GroupNorm(nn.Module):
+    """Over all points and the channels of a group, channels last."""
+
+    def __init__(self, channels: int, groups: int) -> None:
+        super().__init__()
+        self.groups = groups
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return standardise(x, self.groups, eps=1e-5, correction=0) * self.weight + self.bias
+
+
+class WallConvolutions(nn.Module):
+    """`(B, *grid, C)` -> `(B, *grid, 2 C)`: half resolution and back by 3^d convolutions, beside what came in."""
+
+    def __init__(self, config: SolverConfig) -> None:
+        super().__init__()
+        width, half = config.width, config.width // 2
+        kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[config.axes - 1]
+        self.down = nn.Sequential(kind(width, half, 3, 2, 1), nn.GELU(), kind(half, half, 3, 1, 1))
+        self.up = nn.Sequential(kind(half, half, 3, 1, 1), nn.GELU(), kind(half, width, 3, 1, 1))
+
+    def forward(self, H: torch.Tensor) -> torch.Tensor:
+        normal = standardise(H, H.shape[-1], eps=1e-5, correction=0).movedim(-1, 1)
+        coarse = self.down(normal)
+        fine = self.up(F.interpolate(coarse, size=tuple(H.shape[1:-1]), mode="nearest"))
+        return torch.cat((fine.movedim(1, -1), H), dim=-1)
+
+
+class Steady(nn.Module):
+    """`(B, *grid, inputs)` -> `(B, *grid, out_channels)`, without time."""
+
+    def __init__(self, config: SolverConfig, inputs: int) -> None:
+        super().__init__()
+        self.norm = GroupNorm(inputs, GROUPS)
+        self.inner = Linear(inputs, config.width, bias=False)
+        self.readout = Linear(config.width, config.out_channels)
+
+    def forward(self, H: torch.Tensor) -> torch.Tensor:
+        return read(self.readout, F.gelu(self.inner(self.norm(H))))
+
+
+class Marching(nn.Module):
+    """`(B, *grid, inputs)` -> `(B, *grid, out_channels)`: a step of the latent state for every frame, each read out."""
+
+    START = 0.02
+
+    def __init__(self, config: SolverConfig, form: Form, inputs: int, latent: int) -> None:
+        super().__init__()
+        width = config.width
+        self.expand = Linear(inputs, latent, bias=False)
+        self.steps = nn.Parameter(self.START * torch.randn(config.out_frames, latent))
+        self.norm = LayerNorm(latent)
+        self.mlp = nn.Sequential(Linear(latent, width), nn.GELU(), Linear(width, latent))
+        self.head = nn.Sequential(
+            GroupNorm(latent, form.norm_groups),
+            GroupedLinear(latent, width),
+            nn.GELU(),
+            Linear(width, width // 2, bias=False),
+            nn.GELU(),
+        )
+        self.readout = Linear(width // 2, config.out_fields)
+
+    def forward(self, H: torch.Tensor) -> torch.Tensor:
+        state, frames = self.expand(H).to(self.steps.dtype), []
+        for step in self.steps:
+            state = state + step
+            state = state + self.mlp(self.norm(state))
+            frames.append(read(self.readout, self.head(state)))
+        return torch.cat(frames, dim=-1)
+
+
+def read(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """The answer in the precision of the weights: eight bits of bf16 would be its error."""
+    with torch.autocast(x.device.type, enabled=False):
+        return layer(x.to(layer.weight.dtype))
+
+
+class FactFormer(GridModel):
+    """`(B, *grid, in_channels)` -> `(B, *grid, out_channels)` for one, two or three axes and any grid.
+
+    Linear maps and convolutions start as torch's do, queries and keys Xavier-uniform with gain 0.02.
+    """
+
+    def __init__(self, config: SolverConfig, form: Form) -> None:
+        super().__init__(config)
+        self.form, width = form, config.width
+        latent = None if form.latent is None else int(form.latent * width)
+        if width % GROUPS or (latent is not None and latent % math.lcm(GROUPS, form.norm_groups)):
+            raise ValueError(
+                f"width {width} does not suit FactFormer, whose head has {GROUPS} and {form.norm_groups} groups of "
+                f"channels; use a multiple of {2 * GROUPS}."
+            )
+        self.lift: nn.Module = LiftByField(config) if form.by_field else Linear(config.in_channels, width)
+        self.time = TimeEmbedding(width, config.scalars) if config.scalars else None
+        self.blocks = nn.ModuleList(Block(config, form) for _ in range(config.depth))
+        self.walls: nn.Module = WallConvolutions(config) if form.convolutions else nn.Identity()
+        inputs = 2 * width if form.convolutions else width
+        self.answer: nn.Module = Steady(config, inputs) if latent is None else Marching(config, form, inputs, latent)
+
+    def forward(self, x: torch.Tensor, time: torch.Tensor | None = None) -> torch.Tensor:
+        """`time` is for solvers with an embedding: (B,), or (B, n) where conditions follow the time."""
+        self.check(x, time)
+        grid = x.shape[1:-1]
+        H = self.with_time(self.lift(x).to(self.dtype), time)  # the residual sums keep this type
+        H = padded(H, [points + self.form.margin for points in grid])
+        for block in self.blocks:
+            H = block(H)
+        return self.answer(self.walls(cropped(H, grid)))
+
+
+def factformer(config: SolverConfig, form: Form | None = None) -> FactFormer:
+    """FactFormer in one of its forms; `slices`, `modes` and the options `expansion`, `positions` and `dropout` are not
+    used."""
+    return FactFormer(config, form or Form())

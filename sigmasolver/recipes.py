@@ -174,9 +174,8 @@ class Recipe:
 
     def evaluation_windows(self, horizon: int | None = None) -> WindowSpec:
         """Futures as long as the task's horizon, or another one; then all windows that fit."""
-        if horizon is None or horizon == self.task.horizon:
-            return self._windows(self.task.horizon)
-        return replace(self._windows(horizon), starts=None)
+        windows = replace(self._windows(horizon or self.task.horizon), skip=self.task.skip)
+        return windows if horizon in (None, self.task.horizon) else replace(windows, starts=None)
 
     def _windows(self, horizon: int) -> WindowSpec:
         task = self.task
@@ -256,19 +255,38 @@ _PAPER_ROWS = {recipe.task.name: recipe for recipe in _ROWS}
 RECIPES: dict[str, Recipe] = _PAPER_ROWS | {
     name: schedule.applied(_PAPER_ROWS[schedule.task]) for name, schedule in _RELEASED.items()
 }
-"""By name: the paper's row of every task, and other readings of its schedule."""
+"""By name: the paper's row of every task, other readings of its schedule, baselines with their authors' settings."""
+_T = ("model.width=128", "model.depth=8")
+COMPARISON: dict[str, dict[int, tuple[str, ...]]] = {
+    "unet": {2: ("model.width=64",), 3: ("model.width=32",)},
+    "fno": {
+        2: ("model.width=64", "model.depth=4", "model.modes=12"),
+        3: ("model.width=32", "model.depth=4", "model.modes=8"),
+    },
+    "drift-net": {2: _T, 3: _T},
+    "drift-net-released": {2: _T, 3: _T},
+    "eddyformer": {2: ("model.width=32",), 3: ("model.width=32", "model.depth=4", "model.heads=4")},
+}
+"""Sizes of baselines that do not take width, depth and heads of Transolver-σ, by the number of axes. DRIFT-Net has its
+official size on every task (tab:efficiency-settings); the paper does not say those of the others."""
+PERIODIC = ("ns2d", "kf2d", "it3d")
 
 
-OWN_SIZES = {"drift-net": (128, 8), "drift-net-released": (128, 8)}
-"""Width and depth of models that the paper runs at one size on every task (tab:efficiency-settings)."""
-
-
-def recipe_of(name: str, model: str = "transolver-sigma", seed: int = 42) -> Recipe:
-    """The recipe of this name (a task's name: the paper's row), with this model and this seed."""
+def recipe_of(name: str, model: str | None = None, seed: int = 42) -> Recipe:
+    """The recipe of this name (a task's name: the paper's row) with this seed, and with another model than its own."""
     recipe = row(RECIPES, name, "recipe")
-    width, depth = OWN_SIZES.get(model, (recipe.model.width, recipe.model.depth))
-    sized = replace(recipe.model, name=model, width=width, depth=depth)
-    return replace(recipe, model=sized, train=replace(recipe.train, seed=seed))
+    recipe = replace(recipe, train=replace(recipe.train, seed=seed))
+    return recipe if model in (None, recipe.model.name) else _compared(recipe, model)
+
+
+def _compared(recipe: Recipe, model: str) -> Recipe:
+    """A recipe of Transolver-σ with another model, at the size at which they are compared."""
+    axes = len(recipe.task.grid)
+    settings = COMPARISON.get(model, {}).get(axes, ())
+    if model == "eddyformer" and recipe.task.name not in PERIODIC:
+        # It takes axes to be periodic unless it is told.
+        settings = (*settings, f"model.options.padding={('zeros',) * axes}")
+    return override(replace(recipe, model=replace(recipe.model, name=model)), settings)
 
 
 def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
@@ -278,6 +296,47 @@ def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     return override(recipe, [*settings, *more])
 
 
+_OFFICIAL: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "darcy-transolver-official": (
+        "darcy", "transolver", ("model.slices=64", "model.options.expansion=1", "train.clip=0.1"),
+    ),
+    "ns2d-transolver-official": ("ns2d", "transolver", ("model.options.expansion=1",)),
+    "darcy-linearno-official": (
+        "darcy", "linearno",
+        ("model.slices=64", "model.options.expansion=1", "model.options.positions=coordinates",
+         "train.weight_decay=1e-6", "train.clip=1.0"),
+    ),
+    "ns2d-linearno-official": ("ns2d", "linearno-plain", ("model.options.lattice=10", "train.weight_decay=1e-6")),
+    "darcy-hpm-official": ("darcy", "hpm", ("model.options.expansion=1", "train.clip=0.1")),
+    "ns2d-hpm-official": ("ns2d", "hpm", ("model.options.expansion=1", "train.batch=4")),
+    "darcy-rno-official": ("darcy", "rno", ("model.slices=64", "model.options.expansion=1")),
+    "ns2d-rno-official": ("ns2d", "rno-two-blocks", ("model.options.expansion=1",)),
+    "darcy-factformer-official": (
+        "darcy-factformer", "factformer-darcy", ("model.depth=3", "train.batch=8", "train.peak=8e-4"),
+    ),
+    "kf2d-factformer-official": ("kf2d-released", "factformer", ("model.depth=4", "train.peak=5e-4")),
+    "it3d-factformer-official": ("it3d-released", "factformer-it3d", ("model.depth=4", "train.peak=3e-4")),
+    "smoke3d-factformer-official": (
+        "smoke3d-released", "factformer-smoke3d", ("model.depth=3", "train.peak=3e-4", "train.batch=2"),
+    ),
+    "darcy-fno-official": (
+        "darcy", "fno-original",
+        ("model.width=32", "model.depth=4", "model.modes=12", "train.batch=20", "train.weight_decay=1e-4",
+         "train.derivative=0"),
+    ),
+    "ns2d-ffno-official": (
+        "ns2d", "ffno-markov",
+        ("model.width=64", "model.depth=24", "model.modes=16", "model.options.positions=coordinates",
+         "task.history=1", "task.skip=9", "task.normaliser=channel", "train.objective=direct", "train.noise=0.01",
+         "train.batch=19", "train.updates=100000", "train.peak=2.5e-3", "train.weight_decay=1e-4",
+         "train.warmup=0.005"),
+    ),
+}  # fmt: skip
+"""Baselines with the sizes and training settings of their authors, as far as a recipe can say them: by name the row
+that it starts from, the model, and what differs. The schedule is one cycle throughout. F-FNO sees one frame and learns
+from all pairs of frames; it is evaluated on the frames that the others predict."""
+RECIPES |= {name: changed(recipe_of(start, model), settings) for name, (start, model, settings) in _OFFICIAL.items()}
+
 SEEDS = (42, 43, 44)
 ABLATIONS = (
     "transolver-sigma", "no-physical", "no-spectral", "physical-then-spectral", "spectral-then-physical", "no-context",
@@ -286,10 +345,18 @@ ABLATIONS = (
 COUNTERPARTS = ("physolver", "specsolver")
 DYNAMIC = ("ns2d", "kf2d", "it3d", "smoke3d")
 SLICE_UPDATES = ("transolver", "transolver-keep", "linearno", "transolver-srpa")
-EFFICIENCY = ("transolver-sigma", "transolver")
-"""The models of tab:efficiency-settings that are built."""
+COMPARED = (
+    "unet", "vit", "fno", "ffno", "rno", "hpm", "drift-net", "factformer", "transolver", "transolver-plus",
+    "eddyformer", "linearno", "transolver-sigma",
+)  # fmt: skip
+"""The models of tab:pde-main-results, in its order."""
+EFFICIENCY = ("hpm-frozen", "drift-net", "factformer", "transolver", "transolver-sigma")
+"""The models of tab:efficiency-settings; HPM stores its bases, as measured there."""
 SUITES: dict[str, Callable[[], dict[str, Recipe]]] = {
-    "main": lambda: _each((task.name for task in (*CANONICAL, *REALPDEBENCH, *REALM)), ("transolver-sigma",)),
+    "main": lambda: (
+        _each((task.name for task in CANONICAL), COMPARED)
+        | _each((task.name for task in (*REALPDEBENCH, *REALM)), ("transolver-sigma",))
+    ),
     "counterparts": lambda: _each(DYNAMIC, ("transolver-sigma", *COUNTERPARTS)),
     "counterparts-matched": lambda: (
         _each(DYNAMIC, ("transolver-sigma",)) | _each(DYNAMIC, COUNTERPARTS, "matched", _matched)
@@ -298,14 +365,16 @@ SUITES: dict[str, Callable[[], dict[str, Recipe]]] = {
     "slice-updates": lambda: _each(("darcy", "ns2d"), SLICE_UPDATES),
     "scaling": lambda: _scaling(),
     "efficiency": lambda: _efficiency(),
+    "comparison": lambda: _each(["kf2d"], COMPARED, "2-epochs", _short, SEEDS[:2]),
     "ledger": lambda: _ledger(),
     "factors": lambda: _factors(),
 }
 """The paper's tables and figures as sets of trainings, by name of the run: tab:pde-main-results with
 tab:realpdebench-results and tab:realm-results, fig:rollout-comparison (counterparts at full width, and at the width
 nearest to the parameters of Transolver-σ), tab:ablation-components, tab:slice-attention-analysis, fig:darcy-scaling,
-app:efficiency-measurements. The ledger holds trainings at the paper's budgets in the order in which they are run, and
-factors changes one setting of KF2D at a time, at a quarter of its budget."""
+app:efficiency-measurements. "comparison" trains all models of the main table on KF2D for two epochs, the ledger holds
+trainings at the paper's budgets in the order in which they are run, and factors changes one setting of KF2D at a time,
+at a quarter of its budget."""
 
 
 def suite_of(name: str) -> dict[str, Recipe]:
@@ -335,6 +404,10 @@ def _matched(recipe: Recipe) -> Recipe:
 
 def _bf16(recipe: Recipe) -> Recipe:
     return replace(recipe, train=replace(recipe.train, precision="bf16"))
+
+
+def _short(recipe: Recipe) -> Recipe:
+    return replace(recipe, train=replace(recipe.train, epochs=2, precision="bf16"))
 
 
 def _ledger() -> dict[str, Recipe]:

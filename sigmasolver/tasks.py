@@ -72,6 +72,8 @@ class Task:
     steady: bool = False
     conditions: tuple[str, ...] = ()
     """Given fields whose mean over the points is also embedded, beside the time: a Reynolds number, a frequency."""
+    skip: int = 0
+    """Frames before the first evaluated window: with a shorter history, the same frames are then predicted."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -85,6 +87,8 @@ class Task:
         for name in ("history", "block", "horizon", "train", "test", "stride", "time_stride", "space_stride"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} of {self.name} is {getattr(self, name)}; it must be at least 1.")
+        if self.skip < 0:
+            raise ValueError(f"skip of {self.name} is {self.skip}; it must be at least 0.")
         if self.block > self.horizon:
             raise ValueError(f"{self.name} predicts {self.block} frames a call but is evaluated over {self.horizon}.")
         if not self.steady and self.inputs[: len(self.targets)] != self.targets:

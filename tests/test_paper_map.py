@@ -160,6 +160,7 @@ EVALUATED = {"metric": "relative_l2", "protocol": "free", "part": "test"}
 LEADS = {"metric": "relative_l2_lead", "protocol": "free", "part": "test"}
 FORCED = {**LEADS, "protocol": "teacher-forced"}
 SETTINGS, DRAWING = "none: settings", "none: a drawing"
+SIGMA = ("transolver-sigma",)
 CONTENTS = {
     "fig:accuracy-stability-discrepancy": Content(
         some("counterparts", ("ns2d",), ("physolver", "specsolver")), (LEADS, FORCED)
@@ -171,10 +172,11 @@ CONTENTS = {
     "fig:rollout-comparison": Content(some("counterparts"), (LEADS,)),
     "tab:ablation-components": Content(some("ablations"), (EVALUATED,)),
     "fig:efficiency-representations": Content(
-        also(some("main", ("ns2d", "kf2d")), "transolver"), ({"diagnostic": "efficiency"}, {"diagnostic": "routing"})
+        some("main", ("ns2d", "kf2d"), ("transolver", *SIGMA)),
+        ({"diagnostic": "efficiency"}, {"diagnostic": "routing"}),
     ),
     "fig:case-study-baselines": Content(
-        also(some("main", ("ns2d", "fsi")), "eddyformer", "drift-net"), ({"diagnostic": "maps"},)
+        also(some("main", ("ns2d", "fsi"), SIGMA), "eddyformer", "drift-net"), ({"diagnostic": "maps"},)
     ),
     "tab:slice-attention-analysis": Content(some("slice-updates"), (EVALUATED,)),
     "tab:benchmark-overview": SETTINGS,
@@ -182,7 +184,7 @@ CONTENTS = {
     "tab:training-settings": SETTINGS,
     "tab:srpa-profile-settings": SETTINGS,
     "fig:srpa-layerwise-corrections": Content(
-        some("main", names(CANONICAL)),
+        some("main", names(CANONICAL), SIGMA),
         tuple({"diagnostic": "corrections", "metric": metric} for metric in ("gamma", "correction_ratio")),
     ),
     **{
@@ -194,7 +196,7 @@ CONTENTS = {
     "tab:darcy-data-scaling": Content(sweep("data"), (EVALUATED,), by_name=True),
     "tab:darcy-resolution-scaling": Content(sweep("grid"), (EVALUATED,), by_name=True),
     "tab:darcy-width-scaling": Content(sweep("width"), (EVALUATED,), by_name=True),
-    "tab:canonical-seed-results": Content(some("main", names(CANONICAL)), (EVALUATED,), seeds=2),
+    "tab:canonical-seed-results": Content(some("main", names(CANONICAL), SIGMA), (EVALUATED,), seeds=2),
     "tab:external-seed-results": Content(some("main", names(REALPDEBENCH)), (EVALUATED,), seeds=2),
     "tab:realm-standard-deviations": Content(some("main", names(REALM)), (EVALUATED,), seeds=2),
     "fig:exact-error-decomposition": Content(
@@ -269,7 +271,7 @@ def test_the_map_says_of_every_table_and_figure_which_results_there_are():
 
 
 def test_a_result_is_at_the_papers_budget_only_with_its_updates_cases_size_and_seeds():
-    content = Content(some("main", ("ns2d",)), (EVALUATED,))
+    content = Content(some("main", ("ns2d",), SIGMA), (EVALUATED,))
     recipe = next(iter(content.runs.values()))
     size = count_parameters(recipe.model.name, recipe.model.config(recipe.task))
 

@@ -76,7 +76,7 @@ def train(
             with training(world) as watch:
                 resume_run(Run(resume), data, place, watch, deadline.passed)
             return say_trained(Run(resume), world)
-        model, seed = model or "transolver-sigma", 42 if seed is None else seed
+        seed = 42 if seed is None else seed
         published = changed(recipe_of(task, model, seed), settings or []) if task is not None else None
         if data is None or out is None:
             raise ValueError("Say what to learn from with --data, and where the run shall lie with --out.")
@@ -86,7 +86,16 @@ def train(
         if published is not None:
             store, recipe = _as_store(data, out, None, None, None, world), published
         else:
-            wishes = Wishes(data.resolve().stem, _names(fields), _names(targets), history, block, horizon, model, seed)
+            wishes = Wishes(
+                data.resolve().stem,
+                _names(fields),
+                _names(targets),
+                history,
+                block,
+                horizon,
+                model or "transolver-sigma",
+                seed,
+            )
             store, recipe = _own(data, out, wishes, steady, settings or [], world)
         with training(world) as watch:
             train_run(recipe, store, Run(out), place, watch, deadline.passed)
@@ -98,8 +107,8 @@ def suite(
     name: Annotated[
         str,
         typer.Argument(
-            help="main, counterparts, counterparts-matched, ablations, slice-updates, scaling, efficiency, ledger or "
-            "factors."
+            help="main, counterparts, counterparts-matched, ablations, slice-updates, scaling, efficiency, "
+            "comparison, ledger or factors."
         ),
     ],
     data: Annotated[Path, typer.Option(help="A folder with one store for each task: ns2d.h5, ...")] = Path("data"),

@@ -23,7 +23,7 @@ __all__ = ["plan"]
 @app.command()
 def plan(
     task: Annotated[str, typer.Argument(help="A task with a recipe, such as smoke3d.")],
-    model: Annotated[str, typer.Option(help="As for `train`.")] = "transolver-sigma",
+    model: Annotated[str | None, typer.Option(help="As for `train`.")] = None,
     grid: Annotated[str | None, typer.Option(help="Points per axis, such as 141 or 64,128; none: the task's.")] = None,
     settings: Settings = None,
     device: Device = "auto",

@@ -58,6 +58,8 @@ class WindowSpec:
     space_stride: int = 1
     steady: bool = False
     """The future is the history's own frame, in other fields."""
+    skip: int = 0
+    """Frames before the first window."""
 
     def __post_init__(self) -> None:
         for role in ("inputs", "targets"):
@@ -68,6 +70,8 @@ class WindowSpec:
             number = getattr(self, name)
             if number is not None and number < 1:
                 raise ValueError(f"{name} is {number}; it must be at least 1.")
+        if self.skip < 0:
+            raise ValueError(f"skip is {self.skip}; it must be at least 0.")
         if self.steady and (self.history, self.horizon) != (1, 1):
             raise ValueError(f"A steady task has one frame in and one out, not {self.history} and {self.horizon}.")
         if self.steady and set(self.inputs) & set(self.targets):
@@ -81,7 +85,7 @@ class WindowSpec:
 
     def starts_in(self, frames: int) -> int:
         """How many windows a trajectory of so many stored frames gives; an error if it gives too few."""
-        thinned = -(-frames // self.time_stride)
+        thinned = -(-frames // self.time_stride) - self.skip
         if thinned < self.span:
             raise ValueError(
                 f"A window needs {self.span} frames, but {frames} stored frames with time_stride {self.time_stride} "
@@ -93,6 +97,10 @@ class WindowSpec:
                 f"{self.starts} windows per trajectory were asked for, but only {fitting} fit into {thinned} frames."
             )
         return fitting if self.starts is None else self.starts
+
+    def first_frame(self, start: int) -> int:
+        """Of the window with this number in its trajectory."""
+        return self.skip + start * self.stride
 
 
 class Row(NamedTuple):
@@ -156,7 +164,7 @@ class Windows:
         """float64 (B, 1 + H), on the CPU: the time of the last given frame of these windows, then of the future frames;
         (B, 1) in a steady task."""
         spec = self.spec
-        first = torch.tensor([index % self.starts * spec.stride for index in self._checked(indices)])
+        first = torch.tensor([spec.first_frame(index % self.starts) for index in self._checked(indices)])
         frames = first[:, None] + torch.arange(spec.history - 1, spec.span)
         return torch.from_numpy(np.asarray(self.times, dtype=np.float64))[frames]
 
@@ -166,7 +174,7 @@ class Windows:
         return [
             Row(trajectory, step * start, step * (start + spec.span - spec.horizon), step * (start + spec.span - 1))
             for trajectory in self.trajectories
-            for start in range(0, self.starts * spec.stride, spec.stride)
+            for start in map(spec.first_frame, range(self.starts))
         ]
 
     def each(self) -> Iterator[torch.Tensor]:
@@ -216,14 +224,14 @@ class Windows:
         if isinstance(self.source, Reader):
             for position, start in places:
                 self.source.check(self.trajectories[position])
-                key: Key = (self.trajectories[position], *self._key(start * spec.stride, spec.span))
+                key: Key = (self.trajectories[position], *self._key(spec.first_frame(start), spec.span))
                 yield _channels(torch.from_numpy(self.source[key]), self._channels)
             return
         # Whatever cannot be sliced is made whole, each trajectory once for the batch.
         wanted = list(dict.fromkeys(self.trajectories[position] for position, _ in places))
         whole = dict(zip(wanted, self._read_whole(wanted), strict=True))
         for position, start in places:
-            first = start * spec.stride
+            first = spec.first_frame(start)
             yield whole[self.trajectories[position]][first : first + spec.span]
 
     def _read_whole(self, trajectories: Sequence[int]) -> Iterator[torch.Tensor]:
@@ -309,7 +317,7 @@ class Resident(Windows):
             pinned = self.values.is_cuda
             indices = torch.tensor(self._checked(indices), pin_memory=pinned).to(self.values.device, non_blocking=True)
         wrapped = torch.where(indices < 0, indices + len(self), indices)
-        first = wrapped // self.starts * len(self.times) + wrapped % self.starts * self.spec.stride
+        first = wrapped // self.starts * len(self.times) + wrapped % self.starts * self.spec.stride + self.spec.skip
         history = self._select(self._gather(first, self._history), self.spec.inputs)
         return history, self._select(self._gather(first, self._future), self.spec.targets)
 

@@ -129,14 +129,21 @@ def write_normalisers(
     run.write_json("normaliser.json", facts if time_scale is None else {**facts, "time": asdict(time_scale)})
 
 
-def read_normalisers(run: Run) -> tuple[Normaliser, Normaliser]:
-    """What `write_normalisers` wrote."""
+def read_normalisers(run: Run, recipe: Recipe) -> tuple[Normaliser, Normaliser]:
+    """What `write_normalisers` wrote; the maps of another recipe are refused."""
     facts = run.read_json("normaliser.json")
     try:
         inputs, targets = (Normaliser.from_dict(facts[name]) for name in ("inputs", "targets"))
-        return inputs, targets
     except (KeyError, TypeError, AttributeError, RuntimeError, ValueError):
         raise ValueError(f"normaliser.json of {run.path} is not whole; copy it again or start the run anew.") from None
+    task = recipe.task
+    held = [(one.kind, one.fields) for one in (inputs, targets)]
+    if held != [(task.normaliser, task.inputs), (task.normaliser, task.targets)]:
+        raise ValueError(
+            f"normaliser.json of {run.path} is not that of its recipe: it has other fields or another kind; copy the "
+            "whole folder again."
+        )
+    return inputs, targets
 
 
 def read_time_scale(run: Run, recipe: Recipe) -> TimeScale | None:
@@ -166,7 +173,7 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Forecaster:
     if run.resume.exists() and not run.weights.exists():
         raise ValueError(f"{run.path} is not finished; go on with: sigmasolver train --resume {run.path}")
     tensors, _ = read_tensors(run.weights, device)
-    inputs, targets = read_normalisers(run)
+    inputs, targets = read_normalisers(run, recipe)
     held, wanted = {name: tuple(t.shape) for name, t in tensors.items()}, skeleton(recipe).state_dict()
     if held != {name: tuple(t.shape) for name, t in wanted.items()}:
         raise ValueError(f"The weights of {run.path} do not fit the model of its recipe; copy the whole folder again.")

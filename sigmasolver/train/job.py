@@ -92,7 +92,7 @@ def _prepare(recipe: Recipe, store: Reader, run: Run, place: Place) -> tuple[Dat
     if place.world.first:
         _open(recipe, training, store, parts, run)
     place.world.wait()
-    forecaster = build(recipe, *read_normalisers(run), read_time_scale(run, recipe))
+    forecaster = build(recipe, *read_normalisers(run, recipe), read_time_scale(run, recipe))
     return Data(training, validation, store.fingerprint), forecaster
 
 
@@ -132,7 +132,7 @@ def _open(recipe: Recipe, training: Windows, store: Reader, parts: Split, run: R
     """Begin the folder, or make sure that it is this run's. Whatever can be wrong with a recipe shows before a file is
     written, so that the corrected command finds the folder free."""
     known = (run.path / "normaliser.json").exists()
-    inputs, targets = read_normalisers(run) if known else fit(recipe.task.normaliser, training)
+    inputs, targets = read_normalisers(run, recipe) if known else fit(recipe.task.normaliser, training)
     domain = Domain.of(store.header.layout, training.fields, training.times)
     if not known:
         _refuse_moving(recipe, training)

@@ -28,11 +28,15 @@ __all__ = [
     "read_normalisers",
     "read_time_scale",
     "recipe_in",
+    "refuse_beyond_limits",
     "refuse_other_domain",
     "save",
     "skeleton",
     "write_normalisers",
 ]
+
+LIMITS = {"depth": 1000, "width": 2**24, "slices": 2**24}
+"""A step through more blocks takes minutes; weights of larger sizes fit no machine, and their number no integer."""
 
 
 def build(recipe: Recipe, inputs: Normaliser, targets: Normaliser, time_scale: TimeScale | None = None) -> Forecaster:
@@ -55,12 +59,23 @@ def build(recipe: Recipe, inputs: Normaliser, targets: Normaliser, time_scale: T
     )
 
 
+def refuse_beyond_limits(recipe: Recipe) -> None:
+    for name, most in LIMITS.items():
+        if getattr(recipe.model, name) > most:
+            raise ValueError(
+                f"model.{name} is {getattr(recipe.model, name):.7g}; a training takes at most {most:,}; lower it."
+            )
+
+
 def skeleton(recipe: Recipe) -> nn.Module:
     """The network without its numbers: a mistake in its sizes or options shows here."""
+    refuse_beyond_limits(recipe)
     try:
         with torch.device("meta"):
             return build_solver(recipe.model.name, recipe.model.config(recipe.task))
-    except (RuntimeError, OverflowError):  # more bytes than 64 bits can count
+    except (RuntimeError, OverflowError, TypeError) as error:  # more bytes than 64 bits can count
+        if isinstance(error, TypeError) and "verflow" not in str(error):
+            raise
         raise ValueError(
             f"The model {recipe.model.name} of width {recipe.model.width} is larger than any memory; make it smaller."
         ) from None
@@ -74,8 +89,9 @@ def begin(run: Run, recipe: Recipe) -> None:
 
 def recipe_in(run: Run) -> Recipe:
     """The recipe of a run folder."""
+    plain = run.recipe()
     try:
-        return Recipe.from_plain(run.recipe())
+        return Recipe.from_plain(plain)
     except ValueError as error:
         raise ValueError(f"The recipe of {run.path} cannot be used: {error}") from None
 

@@ -195,8 +195,10 @@ def wrong_after_the_kill(folder: Path, before: dict[str, Any], wanted: dict[str,
             tensors, facts = read_tensors(folder / name)
             if tensors and facts["step"] < facts["steps"]:  # the best so far
                 continue
-        elif name.endswith(".jsonl") and isinstance(held, list) and held == wanted.get(name, [])[: len(held)]:
-            continue
+        elif name.endswith(".jsonl") and name in wanted:
+            whole = held <= wanted[name] if timed else held == wanted[name][: len(held)]
+            if whole:
+                continue
         wrong.append(name)
     return wrong
 

@@ -30,6 +30,8 @@ from sigmasolver.trained import begin, save
 
 __all__ = ["Data", "Plan", "Progress", "order", "train", "validate"]
 
+MOST_STEPS = 10**9
+"""Years of training; the learning rates of more steps fit no memory."""
 CHECKED = 256
 """Windows that one validation looks at, at most: evenly spread over all."""
 
@@ -79,6 +81,11 @@ class Plan:
             )
         self.per_epoch = count // train.batch
         self.steps = train.updates if train.updates is not None else train.epochs * self.per_epoch
+        if self.steps > MOST_STEPS:
+            raise ValueError(
+                f"The training has {self.steps:,} steps, and a run takes at most {MOST_STEPS:,}; set train.updates or "
+                "train.epochs to less."
+            )
         checks = min(train.checks, self.steps)  # more of them than steps is one after every step
         self.checks = {round(k * self.steps / checks) for k in range(1, checks + 1)}
 

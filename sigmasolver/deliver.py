@@ -121,7 +121,7 @@ def _read(start: Path, task: Task) -> Start:
     A store is thinned in time as the run's data were, unless it is a forecast; frames in plain arrays are taken as
     they are. The grid is thinned where that gives the run's own.
     """
-    values = read_history(start, task.inputs, len(task.grid))
+    values = read_history(start, task.inputs, len(task.grid), task.steady)
     header = _header(start)
     frames, grid = values.shape[1], values.shape[2:-1]
     apart = 1 if header is None or header.source == SOURCE else task.time_stride
@@ -143,7 +143,9 @@ def _read(start: Path, task: Task) -> Start:
         said.append(f"the frames have a grid of {grids[0]} and the model was trained on {grids[1]}: trust it less")
     space = (slice(None, None, stride),) * len(grid)
     history = torch.tensor(values[(slice(None), slice(frames - needed, None, apart), *space)])
-    times = read_times(start, frames) if header is None else header.layout.times
+    times = None if header is None else header.layout.times
+    if header is None and not task.steady:
+        times = read_times(start, frames)
     return Start(history, header, frames, times, apart, stride, said)
 
 

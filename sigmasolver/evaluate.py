@@ -18,7 +18,7 @@ steady task the mean of the training targets (with the normalisers none and box-
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
 from sigmasolver.replay import Replay, check_precision
-from sigmasolver.runs import Run, provenance, read_facts, read_rows, replace_rows
+from sigmasolver.runs import Run, provenance, read_facts, read_records, replace_rows
 from sigmasolver.settings import row as row_of
 from sigmasolver.tasks import COHORTS, cohort_of, field_groups
 from sigmasolver.trained import data_of, load, recipe_in, refuse_other_domain
@@ -141,7 +141,7 @@ def evaluate_run(
     if world.first:
         with run.held("records", wait=True):
             if not _done(run, source):  # another process may have measured the same in the meantime
-                replace_rows(run.records, [*read_rows(run.records), *rows])
+                replace_rows(run.records, [*read_records(run.records), *rows])
     world.wait()  # the next evaluation looks into the file
     return rows
 
@@ -163,7 +163,7 @@ def records_of_test_part(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
     if "frames" in data:  # older runs do not tell how long their trajectories are
         starts = recipe.evaluation_windows().starts_in(data["frames"])
         wanted["windows"] = starts * len(data["parts"]["test"])
-    return [row for row in read_rows(run.records) if wanted.items() <= {**UNSAID, **row}.items()]
+    return [row for row in read_records(run.records) if wanted.items() <= {**UNSAID, **row}.items()]
 
 
 def yardstick(recipe: Recipe) -> str:
@@ -172,13 +172,26 @@ def yardstick(recipe: Recipe) -> str:
 
 
 def _done(run: Run, source: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of this evaluation that the folder holds, each once and under its present name."""
-    found = {}
-    for row in read_rows(run.records):
+    """The rows of this evaluation that the folder holds, each once and under its present name: all or none."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in read_records(run.records):
         if same_source(source, row):
             key = tuple(row.get(name) for name in ("model", "seed", "metric", "field", "lead"))
             found[key] = {**row, "run": source["run"]}
+    if found and not _whole(found):
+        raise ValueError(f"{run.records} holds a part of this evaluation only; remove the file, and evaluate again.")
     return list(found.values())
+
+
+def _whole(keys: Iterable[tuple[Any, ...]]) -> bool:
+    """Whether these (model, seed, metric, field, lead) are all of an evaluation: a model and its yardstick are measured
+    alike, and the model has a size."""
+    measured: dict[Any, set[tuple[Any, ...]]] = {}
+    for model, _, *what in keys:
+        measured.setdefault(model, set()).add(tuple(what))
+    sizes = [what for what in measured.values() if ("parameters", None, None) in what]
+    alike = {frozenset(what - {("parameters", None, None)}) for what in measured.values()}
+    return len(measured) == 2 and len(sizes) == 1 and len(alike) == 1 and ("survived", None, None) in next(iter(alike))
 
 
 def same_source(source: Mapping[str, Any], row: Mapping[str, Any]) -> bool:

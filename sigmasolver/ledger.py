@@ -14,12 +14,14 @@ from typing import Any
 
 from sigmasolver.evaluate import records_of_test_part
 from sigmasolver.recipes import RECIPES, Recipe, recipe_of
-from sigmasolver.runs import Run, read_facts, read_rows, replace_rows
+from sigmasolver.runs import Run, read_facts, read_records, replace_rows
 from sigmasolver.train.rehearsal import updates_of
 from sigmasolver.trained import recipe_in
 
 __all__ = ["METRICS", "budget_of", "collect", "write"]
 
+FACTS = ("budget", "data_seed", "data", "precision", "windows", "step", "commit", "machine", "date")
+"""What the page tells of every number."""
 METRICS = ("parameters", "relative_l2", "relative_l2_final", "relative_l2_lead")
 
 
@@ -49,6 +51,6 @@ def collect(run: Run) -> list[dict[str, Any]]:
 def write(file: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Put these rows into the ledger, in place of earlier ones of the same runs; the whole ledger is returned."""
     new = {row["run"] for row in rows}
-    kept = [row for row in read_rows(file) if row["run"] not in new]
+    kept = [row for row in read_records(file, FACTS) if row["run"] not in new]
     replace_rows(file, together := [*kept, *rows])
     return together

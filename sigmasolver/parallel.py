@@ -1,7 +1,8 @@
 """Several processes as one: who this process is, what its share of the work is, and how results come together.
 
 `torchrun --nproc-per-node N -m sigmasolver ...` starts N processes and tells each its rank through the environment;
-without it there is one process and nothing here does anything.
+without it there is one process and nothing here does anything. Processes may also be started by hand, with RANK,
+WORLD_SIZE, MASTER_ADDR and MASTER_PORT set for each. When one of them ends early, so do the others, with a sentence.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ import torch.distributed as dist
 __all__ = ["World", "join", "processes_here"]
 
 T = TypeVar("T")
+ARRIVAL = timedelta(minutes=10)
+"""How long a process waits for the others to be started."""
+PATIENCE = timedelta(hours=6)
+"""How long it waits for one that works: the first may import and fit for a long time."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +97,31 @@ def join(device: torch.device) -> Iterator[World]:
             )
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
-    # The first process may import and fit for a long time while the others wait.
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(hours=6))
     try:
+        _meet(rank, size, "nccl" if device.type == "cuda" else "gloo")
         yield World(rank, size, device)
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        raise ValueError(
+            f"Process {rank} of {size} lost another one, which ended or cannot be reached; see what that one said, "
+            "then start all of them again: what was saved is kept."
+        ) from error
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _meet(rank: int, size: int, backend: str) -> None:
+    try:
+        dist.init_process_group(backend, timeout=ARRIVAL)
+        dist.distributed_c10d._set_pg_timeout(PATIENCE)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"Process {rank} could not meet the others of WORLD_SIZE {size} at {os.environ['MASTER_ADDR']}:"
+            f"{os.environ['MASTER_PORT']}; start all of them within {ARRIVAL.total_seconds() / 60:g} minutes, each "
+            "with a RANK of its own, at an address and a free port that all can reach."
+        ) from error
 
 
 def processes_here() -> int:

@@ -9,6 +9,7 @@ whole one. Where that does not fit, changes are tried one on top of another, eac
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import gcd, inf, prod
@@ -18,10 +19,10 @@ import torch
 from sigmasolver.models.layers import draws_noise
 from sigmasolver.recipes import Recipe, changed
 from sigmasolver.train.engine import Place
-from sigmasolver.train.job import lies_on, memory_of
+from sigmasolver.train.job import lies_on, memory_of, refuse_too_large
 from sigmasolver.train.loop import Plan
 from sigmasolver.train.rehearsal import Cost, cost_of, planned_windows
-from sigmasolver.trained import skeleton
+from sigmasolver.trained import refuse_beyond_limits, skeleton
 
 __all__ = ["MARGIN", "Prediction", "advise", "on_grid", "predict", "probe_grids"]
 
@@ -29,6 +30,8 @@ SHARES = ((1 / 4, 1 / 2), (1 / 16, 1 / 8), (1 / 64, 1 / 32))
 """Parts of the points that the two smaller grids have; the smaller pairs are for what does not fit by far."""
 APART = 1.2
 """A line through two grids needs at least this ratio of their points."""
+PATIENCE = 600.0
+"""Seconds: an update on the smallest grid that takes longer is not measured."""
 MARGIN = 0.05
 """Share of the memory that is left free: an allocator cannot use every gap."""
 
@@ -81,6 +84,7 @@ def predict(recipe: Recipe, place: Place, memory: float, move: Move | None = Non
     """What the training costs on this device, where it may take `memory` bytes."""
     if not 0 < memory < inf:
         raise ValueError(f"The memory is {memory / 1e9:g} GB; it must be more than nothing, and finite.")
+    _refuse_hopeless(recipe, place)
     parameters = sum(one.numel() for one in skeleton(recipe).parameters())
     windows, known = planned_windows(recipe)
     updates = Plan(recipe, windows).steps
@@ -130,6 +134,34 @@ def probe_grids(recipe: Recipe, shares: tuple[float, float] = SHARES[0]) -> tupl
         for share in shares
     )
     return (small, large) if APART * prod(small) <= prod(large) < prod(config.grid) else (config.grid,)
+
+
+def _refuse_hopeless(recipe: Recipe, place: Place) -> None:
+    """Refuse what cannot even be measured here: by the least that an update on the smallest grid needs."""
+    refuse_beyond_limits(recipe)
+    grid = probe_grids(recipe, SHARES[-1])[0]
+    refuse_too_large(on_grid(recipe, grid), place)
+    if place.world.device.type == "cuda":
+        return
+    model = recipe.model
+    # Every block mixes the channels of each point; forward and backward pass are three products with each matrix.
+    work = 6 * 4 * model.width**2 * model.depth * prod(grid) * recipe.train.batch
+    seconds = work / _speed()
+    if seconds > PATIENCE:
+        raise ValueError(
+            f"An update on {' × '.join(map(str, grid))} points, a part of the grid, takes at least "
+            f"{seconds / 60:,.0f} minutes here, too long to be measured; lower model.width, model.depth or "
+            "train.batch, or plan on the device that will train."
+        )
+
+
+def _speed() -> float:
+    """Operations a second of a matrix product on this CPU."""
+    matrix = torch.ones(512, 512)
+    matrix @ matrix  # the first one wakes the library
+    start = time.perf_counter()
+    matrix @ matrix
+    return 2 * 512**3 / (time.perf_counter() - start)
 
 
 def _probe(recipe: Recipe, place: Place, move: Move | None) -> dict[tuple[int, ...], Cost]:

@@ -36,6 +36,7 @@ __all__ = [
     "append_row",
     "provenance",
     "read_facts",
+    "read_records",
     "read_rows",
     "read_tensors",
     "replace_rows",
@@ -155,11 +156,13 @@ class Run:
 
 def _wrong_in_data(facts: Mapping[str, Any]) -> str | None:
     """The first entry of data.json that is of the wrong type; a run of an earlier version may lack some."""
-    parts = facts.get("parts", {part: [] for part in PARTS})
+    parts = facts.get("parts", {} if "frames" in facts else {part: [] for part in PARTS})
     if not isinstance(parts, dict) or not all(_are(_is_count, parts.get(part)) for part in PARTS):
         return "parts"
     if not _are(_is_text, facts.get("digests", [])):
         return "digests"
+    if not _is_count(facts.get("frames", 0)):
+        return "frames"
     return next((key for key in ("path", "fingerprint") if not _is_text(facts.get(key, ""))), None)
 
 
@@ -327,6 +330,58 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             raise ValueError(f"Line {number} of {path} is not a JSON row; remove it.")
         rows.append(row)
     return rows
+
+
+_NAMES = ("task", "run", "model", "metric")
+_COUNTS = ("step", "horizon", "windows", "rows", "cases", "rounds")
+_WORDS = ("package", "precision", "forecast_precision", "part", "protocol", "commit", "machine", "torch", "date")
+_EMPTY_WORDS = ("field", "cohort", "weights", "data", "arrays", "anyway")
+_EMPTY_COUNTS = ("seed", "lead", "data_seed")
+_PLACES = ("layer", "case")
+_NUMBERS = ("value", "deviation", "budget")
+
+
+def read_records(path: Path, also: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """All whole rows of results; each tells what was measured and has a number, or null, and the facts `also`."""
+    rows = read_rows(path)
+    for number, row in enumerate(rows, start=1):
+        wrong = _wrong_in_record(row, also)
+        if wrong is not None:
+            raise ValueError(
+                f"Line {number} of {path} is not a result: its {wrong} is missing or not of the kind expected; remove "
+                "that line, and measure again."
+            )
+    return rows
+
+
+def _wrong_in_record(row: Mapping[str, Any], also: Sequence[str]) -> str | None:
+    """The first fact of a result that is missing or of the wrong type."""
+    for key in (*_NAMES, "seed", "field", "lead", "value", *also):
+        if key not in row:
+            return key
+    checks: tuple[tuple[Callable[[object], bool], bool, tuple[str, ...]], ...] = (
+        (_is_word, False, (*_NAMES, *_WORDS)),
+        (_is_word, True, _EMPTY_WORDS),
+        (_is_count, False, _COUNTS),
+        (_is_count, True, _EMPTY_COUNTS),
+        (_is_number, True, _NUMBERS),
+        (lambda value: _is_count(value) or _is_word(value), True, _PLACES),
+        (lambda value: _are(_is_count, value), False, ("grid",)),
+        (lambda value: _are(_is_word, value), False, ("members",)),
+    )
+    for check, empty, keys in checks:
+        for key in keys:
+            if key in row and not (empty and row[key] is None) and not check(row[key]):
+                return key
+    return None
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable()
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
 
 
 def replace_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

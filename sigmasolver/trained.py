@@ -28,11 +28,15 @@ __all__ = [
     "read_normalisers",
     "read_time_scale",
     "recipe_in",
+    "refuse_beyond_limits",
     "refuse_other_domain",
     "save",
     "skeleton",
     "write_normalisers",
 ]
+
+LIMITS = {"depth": 1000, "width": 2**24, "slices": 2**24}
+"""A step through more blocks takes minutes; weights of larger sizes fit no machine, and their number no integer."""
 
 
 def build(recipe: Recipe, inputs: Normaliser, targets: Normaliser, time_scale: TimeScale | None = None) -> Forecaster:
@@ -55,12 +59,23 @@ def build(recipe: Recipe, inputs: Normaliser, targets: Normaliser, time_scale: T
     )
 
 
+def refuse_beyond_limits(recipe: Recipe) -> None:
+    for name, most in LIMITS.items():
+        if getattr(recipe.model, name) > most:
+            raise ValueError(
+                f"model.{name} is {getattr(recipe.model, name):.7g}; a training takes at most {most:,}; lower it."
+            )
+
+
 def skeleton(recipe: Recipe) -> nn.Module:
     """The network without its numbers: a mistake in its sizes or options shows here."""
+    refuse_beyond_limits(recipe)
     try:
         with torch.device("meta"):
             return build_solver(recipe.model.name, recipe.model.config(recipe.task))
-    except (RuntimeError, OverflowError):  # more bytes than 64 bits can count
+    except (RuntimeError, OverflowError, TypeError) as error:  # more bytes than 64 bits can count
+        if isinstance(error, TypeError) and "verflow" not in str(error):
+            raise
         raise ValueError(
             f"The model {recipe.model.name} of width {recipe.model.width} is larger than any memory; make it smaller."
         ) from None
@@ -74,8 +89,9 @@ def begin(run: Run, recipe: Recipe) -> None:
 
 def recipe_in(run: Run) -> Recipe:
     """The recipe of a run folder."""
+    plain = run.recipe()
     try:
-        return Recipe.from_plain(run.recipe())
+        return Recipe.from_plain(plain)
     except ValueError as error:
         raise ValueError(f"The recipe of {run.path} cannot be used: {error}") from None
 
@@ -129,14 +145,21 @@ def write_normalisers(
     run.write_json("normaliser.json", facts if time_scale is None else {**facts, "time": asdict(time_scale)})
 
 
-def read_normalisers(run: Run) -> tuple[Normaliser, Normaliser]:
-    """What `write_normalisers` wrote."""
+def read_normalisers(run: Run, recipe: Recipe) -> tuple[Normaliser, Normaliser]:
+    """What `write_normalisers` wrote; the maps of another recipe are refused."""
     facts = run.read_json("normaliser.json")
     try:
         inputs, targets = (Normaliser.from_dict(facts[name]) for name in ("inputs", "targets"))
-        return inputs, targets
     except (KeyError, TypeError, AttributeError, RuntimeError, ValueError):
         raise ValueError(f"normaliser.json of {run.path} is not whole; copy it again or start the run anew.") from None
+    task = recipe.task
+    held = [(one.kind, one.fields) for one in (inputs, targets)]
+    if held != [(task.normaliser, task.inputs), (task.normaliser, task.targets)]:
+        raise ValueError(
+            f"normaliser.json of {run.path} is not that of its recipe: it has other fields or another kind; copy the "
+            "whole folder again."
+        )
+    return inputs, targets
 
 
 def read_time_scale(run: Run, recipe: Recipe) -> TimeScale | None:
@@ -166,7 +189,7 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Forecaster:
     if run.resume.exists() and not run.weights.exists():
         raise ValueError(f"{run.path} is not finished; go on with: sigmasolver train --resume {run.path}")
     tensors, _ = read_tensors(run.weights, device)
-    inputs, targets = read_normalisers(run)
+    inputs, targets = read_normalisers(run, recipe)
     held, wanted = {name: tuple(t.shape) for name, t in tensors.items()}, skeleton(recipe).state_dict()
     if held != {name: tuple(t.shape) for name, t in wanted.items()}:
         raise ValueError(f"The weights of {run.path} do not fit the model of its recipe; copy the whole folder again.")

@@ -21,8 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from sigmasolver import demo
 from sigmasolver.data.header import Header
 from sigmasolver.data.store import StoreError, open_store, write_store
+from sigmasolver.runs import read_tensors
 from sigmasolver.simulate.simulator import Layout
 
 SMALL = ["--set", "grid=32", "--set", "stored=16", "--set", "step=0.03125", "--set", "frames=3"]
@@ -33,6 +35,8 @@ TASK = ("task.grid=(8,8)", "task.history=2", "task.horizon=3", "task.block=1", "
 SUITE = [word for one in (*TASK, "task.space_stride=1", "task.time_stride=1") for word in ("--set", one)]
 ROW = "ns2d-transolver-sigma-42"
 QUICK = ("--seconds", "0.01", "--out", "runs", "--device", "cpu")
+TRAIN = ("train", "--data", "my.npy", *OWN, *TINY, "--device", "cpu")
+BEST = ("--set", "train.keep=best", "--set", "train.validation=0.3")
 START = ["forecast", "run", "--input", "start.npy", "--steps", "2", "--device", "cpu", "--out"]
 
 
@@ -42,13 +46,17 @@ class Case:
 
     words: tuple[str, ...]
     timed: bool = False
+    spared: str | None = None
+    """A file that may be missing in the end: the state of a run whose last weights were its best was of no more use."""
 
 
 CASES = {
     "simulate": Case(("simulate", "demo", "--count", "2", "--out", "new.h5", *SMALL, "--device", "cpu")),
     "simulate more": Case(("simulate", "demo", "--count", "3", "--out", "flow.h5", *SMALL, "--device", "cpu")),
     "import-data": Case(("import-data", "my.npy", "--fields", "u", "--out", "mine.h5")),
-    "train": Case(("train", "--data", "my.npy", *OWN, *TINY, "--out", "new", "--device", "cpu")),
+    "train": Case((*TRAIN, "--out", "new")),
+    "train best": Case((*TRAIN, *BEST, "--out", "new"), spared="new/resume.safetensors"),
+    "train more": Case(("train", "--resume", "half", "--device", "cpu")),
     "evaluate": Case(("evaluate", "run", "--horizon", "2", "--device", "cpu")),
     "diagnose": Case(("diagnose", "run", "--only", "maps", "--device", "cpu")),
     "forecast h5": Case((*START, "out.h5")),
@@ -62,12 +70,14 @@ CASES = {
         ("measure", "--only", "ns2d-*-sigma", "--data", ".", "--rounds", "1", *QUICK, *SUITE, *TINY[:-4]),
         timed=True,
     ),
+    "ledger": Case(("ledger", "paper", "--file", "ledger.jsonl", "--page", "results.md")),
+    "demo": Case(("demo", "--out", "demo")),
 }
 VOLATILE = ("steps_per_second",)
 
 
 def prepare(folder: Path, shown: bool) -> None:
-    """Data, a store to be grown, and a trained run; evaluated and diagnosed where that is to be `shown`."""
+    """Data, a store to be grown, a run half-way and a trained one; evaluated and diagnosed where that is `shown`."""
     folder.mkdir(parents=True)
     t, x, y = np.meshgrid(np.arange(8), np.arange(8), np.arange(8), indexing="ij")
     waves = np.stack([np.sin(np.pi * (x + y - t) / 4 + one) for one in range(6)]).astype(np.float32)
@@ -76,11 +86,14 @@ def prepare(folder: Path, shown: bool) -> None:
     axis = np.arange(8.0)
     layout = Layout(("vorticity",), ("1",), ("periodic",) * 2, (axis, axis), axis)
     write_store(folder / "ns2d.h5", Header(layout, "test", {}), waves[..., None])
-    run, device = CASES["train"].words, ["--device", "cpu"]
+    device = ["--device", "cpu"]
     for words in (
-        [*run[: run.index("new")], "run", *device],
+        [*TRAIN, "--out", "run"],
+        [*TRAIN, "--out", "half", "--minutes", "1e-9"],
         ["simulate", "demo", "--count", "1", "--out", "flow.h5", *SMALL, *device],
         *([["evaluate", "run", *device], ["diagnose", "run", "--only", "decomposition", *device]] if shown else []),
+        *([["train", "ns2d", "--data", "ns2d.h5", *SUITE, *TINY, "--out", "paper", *device]] if shown else []),
+        *([["evaluate", "paper", *device]] if shown else []),
     ):
         status, said = fork(folder, words)
         assert status == 0, said
@@ -97,6 +110,7 @@ def fork(folder: Path, words: tuple[str, ...] | list[str], moment: int = 0) -> t
         sys.stdout, sys.stderr = (io.TextIOWrapper(open(1 + k, "wb", closefd=False)) for k in range(2))  # noqa: SIM115
         sys.argv = ["sigmasolver", *words]
         os.environ["SIGMASOLVER_COMMIT"] = "none"
+        demo.Size.__init__.__defaults__ = (6, 2, 3)  # flows, unseen ones and updates
         die_at(moment)
         code = 1
         try:
@@ -165,7 +179,7 @@ def contents(folder: Path, timed: bool) -> dict[str, Any]:
 
 
 def wrong_after_the_kill(folder: Path, before: dict[str, Any], wanted: dict[str, Any], timed: bool) -> list[str]:
-    """Files with a name of their own that are neither as they were nor complete; a store or a log may be growing."""
+    """Files with a name of their own that are neither as they were nor complete; stores, logs and trainings go on."""
     wrong = []
     for name, held in contents(folder, timed).items():
         if name.endswith(".partial") or any(held == one.get(name, None) for one in (before, wanted)):
@@ -177,18 +191,27 @@ def wrong_after_the_kill(folder: Path, before: dict[str, Any], wanted: dict[str,
                         continue
             except StoreError as error:
                 wrong.append(f"{name}: {error}")
-        elif name.endswith(".jsonl") and isinstance(held, list) and held == wanted.get(name, [])[: len(held)]:
-            continue
+        elif name.endswith("weights.safetensors"):
+            tensors, facts = read_tensors(folder / name)
+            if tensors and facts["step"] < facts["steps"]:  # the best so far
+                continue
+        elif name.endswith(".jsonl") and name in wanted:
+            whole = held <= wanted[name] if timed else held == wanted[name][: len(held)]
+            if whole:
+                continue
         wrong.append(name)
     return wrong
 
 
 def main(folder: str, names: list[str], points: int) -> None:
     """Kill each of these commands at so many moments, evenly spread (0: at all); print what went wrong, as JSON."""
+    # What a command imports, once and for all forks.
     import matplotlib.backends.backend_agg
     import matplotlib.backends.backend_pdf
     import matplotlib.backends.backend_svg  # noqa: F401
+    import torch._dynamo  # noqa: F401
 
+    import sigmasolver.cli
     import sigmasolver.data.generate
     import sigmasolver.deliver
     import sigmasolver.diagnose.run
@@ -198,7 +221,7 @@ def main(folder: str, names: list[str], points: int) -> None:
     import sigmasolver.suite  # noqa: F401
 
     root = Path(folder).resolve()
-    prepare(root / "base", shown=not {"figure", "report"}.isdisjoint(names))
+    prepare(root / "base", shown=not {"figure", "report", "ledger"}.isdisjoint(names))
     for name in names:
         sys.stdout.write(json.dumps({"case": name, **_trial(root, CASES[name], points)}) + "\n")
         sys.stdout.flush()
@@ -223,10 +246,8 @@ def _trial(root: Path, case: Case, points: int) -> dict[str, Any]:
         if again and not (case.words[0] == "forecast" and "is there already" in said):
             found.append(said)
         after = contents(work, case.timed)
-        for one in after:  # a run whose final weights are kept is finished and needs no state to go on from
-            state = one.replace("weights.", "resume.")
-            if one.endswith("weights.safetensors") and state in wanted:
-                after = {state: wanted[state], **after}
+        if case.spared is not None:
+            after = {case.spared: wanted[case.spared], **after}
         found += [f"{one} differs" for one in wanted.keys() | after.keys() if wanted.get(one) != after.get(one)]
         wrong += [f"moment {moment}: {one}" for one in found]
         shutil.rmtree(work)

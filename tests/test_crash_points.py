@@ -11,7 +11,7 @@ import pytest
 from tests.crash_points import CASES
 
 ROOT = Path(__file__).parents[1]
-SOME = {"train": 60, "suite": 40, "measure": 6}
+SOME = {"train": 60, "train best": 60, "train more": 60, "suite": 40, "measure": 6, "demo": 12}
 """Moments of commands that have hundreds of them, or take long; of the others all are tried."""
 
 

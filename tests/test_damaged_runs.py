@@ -210,3 +210,33 @@ def test_a_folder_that_may_not_be_entered(call, copy):
             os.seteuid(0)
         (copy / "run").chmod(0o755)
     one_sentence(code, err, "Permission denied: this user may not")
+
+
+def test_records_that_lost_a_row_of_an_evaluation(call, copy):
+    """A row that is gone would be missing from the table without a word."""
+    records = Run(copy / "run").records
+    rows = records.read_text().splitlines(keepends=True)
+    assert call("evaluate", copy / "run", "--device", "cpu")[0] == 0
+    for lost in (0, 1, len(rows) - 1):
+        records.write_text("".join(rows[:lost] + rows[lost + 1 :]))
+        code, _, err = call("evaluate", copy / "run", "--device", "cpu")
+        one_sentence(code, err, "records.jsonl holds a part of this evaluation only")
+
+
+@pytest.mark.parametrize("change", [{"metric": 7}, {"seed": "1"}, {"grid": None}, {"value": []}, {"run": None}])
+def test_rows_of_records_that_are_no_results(call, copy, change):
+    records = Run(copy / "run").records
+    first, *rest = read_rows(records)
+    records.write_text("".join(json.dumps(row) + "\n" for row in ({**first, **change}, *rest)))
+    for words in (("evaluate", copy / "run", "--device", "cpu"), ("report", copy / "run", "--out", copy / "x.html")):
+        code, _, err = call(*words)
+        one_sentence(code, err, "Line 1 of", f"is not a result: its {next(iter(change))} is missing")
+
+
+def test_a_normaliser_of_another_recipe(call, copy, made):
+    """Its numbers would be those of other fields."""
+    file = copy / "run" / "normaliser.json"
+    facts = json.loads(file.read_text())
+    facts["inputs"]["fields"] = ["v"]
+    file.write_text(json.dumps(facts))
+    refused(call, copy, made, "normaliser.json of", "is not that of its recipe", which=("evaluate", "forecast"))

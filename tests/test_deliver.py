@@ -10,10 +10,12 @@ import torch
 
 from sigmasolver.data import slots
 from sigmasolver.data.generate import generate
-from sigmasolver.data.store import Writer, open_store
+from sigmasolver.data.header import Header
+from sigmasolver.data.store import Writer, open_store, write_store
 from sigmasolver.deliver import forecast_file
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run
+from sigmasolver.simulate.simulator import Layout
 from sigmasolver.tasks import Task
 from sigmasolver.train.job import train_run
 from sigmasolver.trained import load
@@ -156,6 +158,61 @@ def test_plain_frames_are_taken_as_far_apart_as_the_model_wants(made, raw, tmp_p
         assert ("1 of 2 points" in said[1]) == (name == "stored") and len(said) == 2 + (name == "stored")
     both = [np.load(tmp_path / f"{name}-out.npy") for name in ("stored", "thinned")]
     np.testing.assert_array_equal(*both)
+
+
+# --- a steady run: every case is one frame
+
+
+STILL = Task("still", ("height",), ("slope",), (12, 12), 1, 1, 1, 3, 1, "channel", steady=True)
+PAIR = Task("pair", ("height", "depth"), ("slope",), (12, 12), 1, 1, 1, 3, 1, "channel", steady=True)
+
+
+@pytest.fixture(scope="module")
+def still(made, raw):
+    """Runs that map one and two given fields to a third, without time."""
+    folder = made / "steady"
+    axis = np.arange(12.0)
+    layout = Layout(("height", "slope", "depth"), ("m", "1", "m"), ("open",) * 2, (axis, axis), np.zeros(1))
+    values = np.concatenate((raw[:, :1], raw[:, 1:2, ..., :1]), axis=-1)
+    write_store(folder / "cases.h5", Header(layout, "test", {}), values)
+    for task in (STILL, PAIR):
+        train_run(Recipe(task, MODEL, replace(PLAN, batch=2)), folder / "cases.h5", Run(folder / task.name))
+    return folder
+
+
+def test_plain_arrays_of_a_steady_run_are_cases_not_frames(still, raw, tmp_path):
+    u = raw[:, 0, ..., 0]
+    expected = rolled(still / "still", u[:, None, ..., None], 1)
+    assert np.abs(expected[0] - expected[1]).max() > 1e-3, "cases that differ, or the test says nothing"
+    for name, values, count in (
+        ("many", u, 4), ("one", u[0], 1), ("last", u[..., None], 4), ("lone", u[0][..., None], 1),
+        ("frame", u[:, None], 4), ("whole", u[:, None, ..., None], 4),
+    ):  # fmt: skip
+        np.save(tmp_path / f"{name}.npy", values)
+        said = forecast_file(still / "still", tmp_path / f"{name}.npy", 1, tmp_path / f"{name}-out.npy", CPU)
+        np.testing.assert_array_equal(np.load(tmp_path / f"{name}-out.npy"), expected[:count], err_msg=name)
+        assert len(said) == 1, said
+    for name, values, count in (("named", u, 4), ("name", u[0], 1)):
+        np.savez(tmp_path / f"{name}.npz", height=values, times=np.zeros(1))
+        forecast_file(still / "still", tmp_path / f"{name}.npz", 1, tmp_path / f"{name}-out.npy", CPU)
+        np.testing.assert_array_equal(np.load(tmp_path / f"{name}-out.npy"), expected[:count], err_msg=name)
+    forecast_file(still / "still", still / "cases.h5", 1, tmp_path / "store-out.npy", CPU)
+    np.testing.assert_array_equal(np.load(tmp_path / "store-out.npy"), expected)
+
+
+def test_cases_of_several_given_fields(still, raw, tmp_path):
+    both = np.stack([raw[:, 0, ..., 0], raw[:, 1, ..., 0]], axis=-1)
+    expected = rolled(still / "pair", both[:, None], 1)
+    for name, values, count in (("many", both, 4), ("one", both[0], 1), ("frame", both[:, None], 4)):
+        np.save(tmp_path / f"{name}.npy", values)
+        forecast_file(still / "pair", tmp_path / f"{name}.npy", 1, tmp_path / f"{name}-out.npy", CPU)
+        np.testing.assert_array_equal(np.load(tmp_path / f"{name}-out.npy"), expected[:count], err_msg=name)
+    np.savez(tmp_path / "apart.npz", depth=both[..., 1], height=both[..., 0])
+    forecast_file(still / "pair", tmp_path / "apart.npz", 1, tmp_path / "apart-out.npy", CPU)
+    np.testing.assert_array_equal(np.load(tmp_path / "apart-out.npy"), expected)
+    np.save(tmp_path / "flat.npy", both[0, 0])
+    with pytest.raises(ValueError, match=r"has the shape \(12, 2\); the axes \(x, y, channels\) are needed"):
+        forecast_file(still / "pair", tmp_path / "flat.npy", 1, tmp_path / "x.npy", CPU)
 
 
 # --- frames that mean something else

@@ -245,3 +245,29 @@ def test_mistakes_are_one_sentence(planned, words, says):
     code, out, said = planned(*words)
     assert code == 2 and says in said and not out, said
     assert said.count("\n") == 1 and said.startswith("sigmasolver: ") and said.endswith(".\n"), said
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["model.depth=1000000"], r"model.depth is 1000000; a training takes at most 1,000"),
+        (["model.width=1600000000"], r"model.width is 1.6e\+09; a training takes at most 16,777,216"),
+        (["model.width=16384"], "GB for its weights, gradients and optimiser states"),
+        (["train.batch=100000000"], "keeps more than .* GB"),
+        (["task.grid=(99999999,99999999)"], "keeps more than .* GB"),
+    ],
+)
+def test_absurd_sizes_are_told_by_an_estimate(settings, says):
+    """Building or measuring them would fill the memory or never end."""
+    with pytest.raises(ValueError, match=says):
+        predict(changed(recipe_of("ns2d"), settings), Place(), 1e12)
+
+
+def test_an_update_that_takes_too_long_is_told_by_an_estimate(monkeypatch):
+    """The estimate is a lower bound: an update that was measured took longer."""
+    recipe = tiny("ns2d", (16, 16), "train.batch=2")
+    cost = cost_of(recipe, Place())
+    monkeypatch.setattr(plan, "PATIENCE", 0.0)
+    with pytest.raises(ValueError, match=r"takes at least .* minutes here, too long to be measured") as told:
+        predict(recipe, Place(), PLENTY)
+    assert 60 * float(str(told.value).split("at least ")[1].split()[0].replace(",", "")) <= cost.seconds

@@ -135,13 +135,13 @@ def _read(
     """
     from sigmasolver.diagnose.records import read_findings
     from sigmasolver.report.rows import once, where
-    from sigmasolver.runs import read_rows
+    from sigmasolver.runs import read_records
 
     rows: list[dict[str, Any]] = []
     arrays: dict[str, dict[str, dict[str, np.ndarray]]] = {}
     labelled = _labelled(paths)
     for own, copies in labelled.items():
-        mine = [row for run in copies for row in read_rows(run.records)]
+        mine = [row for run in copies for row in read_records(run.records)]
         for name in diagnostics:
             made = next((made for run in copies if (made := read_findings(run, name)) is not None), None)
             if made is not None:
@@ -184,8 +184,10 @@ def _recipe_without_seed(run: Run) -> str:
         recipe = recipe_in(run).to_plain()
     except ValueError:
         recipe = run.recipe()
-    train = {key: value for key, value in recipe.get("train", {}).items() if key != "seed"}
-    return json.dumps({**recipe, "train": train}, sort_keys=True)
+    train = recipe.get("train")
+    if isinstance(train, dict):
+        recipe = {**recipe, "train": {key: value for key, value in train.items() if key != "seed"}}
+    return json.dumps(recipe, sort_keys=True)
 
 
 def _labelled(paths: Sequence[Path]) -> dict[str, list[Run]]:

@@ -20,7 +20,7 @@ import numpy as np
 from sigmasolver.diagnose.subject import Findings
 from sigmasolver.evaluate import same_source
 from sigmasolver.files import plain_errors, replacing
-from sigmasolver.runs import Run, read_rows, replace_rows
+from sigmasolver.runs import Run, read_records, replace_rows
 
 __all__ = ["MEMBERS", "read_findings", "rows_file", "write_findings"]
 
@@ -58,7 +58,7 @@ def read_findings(run: Run, name: str, source: Mapping[str, Any] | None = None) 
         return None
     damaged = ValueError(f"{path} is truncated or damaged; remove it and diagnose the run again.")
     try:
-        rows = read_rows(path)
+        rows = read_records(path)
     except ValueError:
         raise damaged from None
     if not rows or rows[0].get("rows") != len(rows) or any(key not in row for row in rows for key in KEYS):

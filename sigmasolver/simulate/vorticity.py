@@ -183,6 +183,10 @@ class Vorticity(Simulator):
             (self.field_smoothness > 1, f"field_smoothness must exceed 1, not {self.field_smoothness}"),
             (self.field_shift > 0, f"field_shift must be positive, not {self.field_shift}"),
             (self.step > 0, f"step must be positive, not {self.step}"),
+            (
+                self.burn_in + self.frames * self.interval <= 1e9 * self.step,
+                f"step is {self.step}, so a flow takes more than 10^9 of them; take a longer one",
+            ),
         ):
             if not good:
                 raise ValueError(f"{sentence}.")

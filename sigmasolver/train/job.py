@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from math import prod
 from pathlib import Path
 
 import torch
@@ -30,14 +31,13 @@ from sigmasolver.trained import (
     read_normalisers,
     read_time_scale,
     recipe_in,
+    refuse_beyond_limits,
     skeleton,
     write_normalisers,
 )
 
 __all__ = ["lies_on", "memory_of", "refuse_other_grid", "refuse_too_large", "resume_run", "train_run"]
 
-LIMITS = {"depth": 1000, "width": 2**24, "slices": 2**24}
-"""A step through more blocks takes minutes; weights of larger sizes fit no machine, and their number no integer."""
 ON_GPU, ON_CPU = 0.4, 0.25
 """Share of the memory (free on a GPU, all on a CPU) that training windows may take; the network needs the rest."""
 
@@ -94,22 +94,19 @@ def _prepare(recipe: Recipe, store: Reader, run: Run, place: Place) -> tuple[Dat
     if place.world.first:
         _open(recipe, training, store, parts, run)
     place.world.wait()
-    forecaster = build(recipe, *read_normalisers(run), read_time_scale(run, recipe))
+    forecaster = build(recipe, *read_normalisers(run, recipe), read_time_scale(run, recipe))
     return Data(training, validation, store.fingerprint), forecaster
 
 
 def refuse_too_large(recipe: Recipe, place: Place) -> None:
-    """Refuse a model whose weights, gradients and optimiser states exceed the memory, before it is built.
+    """Refuse a model whose weights, gradients and optimiser states exceed the memory, before it is built; and one whose
+    blocks keep more than that for the backward pass, of which two values per channel and point are the least.
 
     Blocks are alike, so the parameters grow by the same number with every two (DRIFT-Net's come in pairs): two shallow
     models tell those of any depth.
     """
+    refuse_beyond_limits(recipe)
     model = recipe.model
-    for name, most in LIMITS.items():
-        if getattr(model, name) > most:
-            raise ValueError(
-                f"model.{name} is {getattr(model, name):.7g}; a training takes at most {most:,}; lower it."
-            )
     two, four = (
         sum(tensor.numel() for tensor in skeleton(replace(recipe, model=replace(model, depth=depth))).parameters())
         for depth in (2, 4)
@@ -119,7 +116,17 @@ def refuse_too_large(recipe: Recipe, place: Place) -> None:
     if needed > memory:
         raise ValueError(
             f"A model of width {model.width} and depth {model.depth} takes {needed / 1e9:.3g} GB for its weights, "
-            f"gradients and optimiser states, and there are {memory / 1e9:.3g} GB; lower model.width or model.depth."
+            f"gradients and optimiser states, and there are {memory / 1e9:.3g} GB; lower model.width, model.depth or "
+            "model.slices."
+        )
+    points = prod(recipe.task.grid) * max(1, recipe.train.batch // place.world.size)
+    values = points * model.width * model.depth * (1 if recipe.train.recompute else 2)
+    kept = values * (2 if recipe.train.precision == "bf16" else 4)
+    if kept > memory:
+        raise ValueError(
+            f"A step of width {model.width}, depth {model.depth} and batch {recipe.train.batch} on "
+            f"{_times(recipe.task.grid)} points keeps more than {kept / 1e9:.3g} GB, and there are "
+            f"{memory / 1e9:.3g} GB; lower one of them, or set train.recompute=true."
         )
 
 
@@ -135,7 +142,7 @@ def _open(recipe: Recipe, training: Windows, store: Reader, parts: Split, run: R
     """Begin the folder, or make sure that it is this run's. Whatever can be wrong with a recipe shows before a file is
     written, so that the corrected command finds the folder free."""
     known = (run.path / "normaliser.json").exists()
-    inputs, targets = read_normalisers(run) if known else fit(recipe.task.normaliser, training)
+    inputs, targets = read_normalisers(run, recipe) if known else fit(recipe.task.normaliser, training)
     domain = Domain.of(store.header.layout, training.fields, training.times)
     if not known:
         _refuse_moving(recipe, training)

@@ -30,6 +30,8 @@ from sigmasolver.trained import begin, save
 
 __all__ = ["Data", "Plan", "Progress", "order", "train", "validate"]
 
+MOST_STEPS = 10**9
+"""Years of training; the learning rates of more steps fit no memory."""
 CHECKED = 256
 """Windows that one validation looks at, at most: evenly spread over all."""
 
@@ -79,6 +81,11 @@ class Plan:
             )
         self.per_epoch = count // train.batch
         self.steps = train.updates if train.updates is not None else train.epochs * self.per_epoch
+        if self.steps > MOST_STEPS:
+            raise ValueError(
+                f"The training has {self.steps:,} steps, and a run takes at most {MOST_STEPS:,}; set train.updates or "
+                "train.epochs to less."
+            )
         checks = min(train.checks, self.steps)  # more of them than steps is one after every step
         self.checks = {round(k * self.steps / checks) for k in range(1, checks + 1)}
 
@@ -137,18 +144,18 @@ def train(
         row: dict[str, Any] = {"step": done, "epoch": step // plan.per_epoch, "loss": mean}
         row["rate"] = float(stepper.rates[step])
         row["steps_per_second"] = (done - start) / (time.monotonic() - began)
+        better = False
         if done in plan.checks and data.validation is not None:
             row["error"] = state.error = validate(
                 stepper.forecaster if place.shard else forecaster.around(stepper.kept), data.validation, place
             )
-            if recipe.train.keep == "best" and not state.error >= state.best:
-                state.best = state.error
-                _save(run, forecaster.around(stepper.kept), done, plan.steps, data.fingerprint, world)
+            better = not state.error >= state.best
             forecaster.model.train()
-        if done == plan.steps and recipe.train.keep == "final":
-            _save(run, forecaster.around(stepper.kept), done, plan.steps, data.fingerprint, world)
         if world.first:
             append_row(run.log, row)  # before the state: what a kill leaves beyond the state is dropped at the resume
+        if better and recipe.train.keep == "best":  # before the state, which says that these weights are kept
+            state.best = row["error"]
+            _save(run, forecaster.around(stepper.kept), done, plan.steps, data.fingerprint, world)
         if world.agreed(stopping or done == plan.steps or time.monotonic() - kept >= keep_seconds):
             state.keep(done)
             kept = time.monotonic()
@@ -156,7 +163,8 @@ def train(
             watch(Progress(done, plan.steps, mean, state.error))
         if done < plan.steps and stop is not None and world.agreed(stopping):
             return
-    if not run.weights.exists():  # a finished run whose weights were lost
+    # After log and state, because weights of the last step say that the run is finished.
+    if recipe.train.keep == "final" or not run.weights.exists():
         _save(run, forecaster.around(stepper.kept), plan.steps, plan.steps, data.fingerprint, world)
     world.wait()  # until the first process has written what the others will read
     forecaster.model.eval()

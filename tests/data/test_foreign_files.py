@@ -339,3 +339,11 @@ def test_a_steady_pair_of_ones_own_is_learned_as_one(tmp_path: Path, call: Calla
     code, out, err = call("train", "--data", own, "--out", tmp_path / "run", "--targets", "p", "--steady", *small)
     assert code == 0, err
     assert "p from a" in out and "grid: 16 × 16" in out
+
+
+def test_empty_arrays_and_text_are_told_in_words(tmp_path: Path) -> None:
+    np.save(tmp_path / "none.npy", np.zeros((0, 3, 4, 5)))
+    np.save(tmp_path / "text.npy", np.full((2, 3, 4, 5), "a"))
+    for name, says in (("none", r"is empty: its shape is \(0, 3, 4, 5\)"), ("text", "holds text; real numbers")):
+        with pytest.raises(ValueError, match=says):
+            read_history(tmp_path / f"{name}.npy", ["u"], 2)

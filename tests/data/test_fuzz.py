@@ -20,11 +20,11 @@ INPUTS, SEED, SECONDS = 6000, 17, 90
 """A hang is no answer for so many seconds: more than the computing time that a damaged file is given."""
 
 
-def outcomes(folder: Path, first: int, stop: int) -> tuple[Counter[str], list[str]]:
-    """How often each outcome came, and what is known of those that must not come."""
+def outcomes(folder: Path, first: int, stop: int, module: str = "tests.data.fuzz") -> tuple[Counter[str], list[str]]:
+    """How often each outcome of the inputs of this module came, and what is known of those that must not come."""
     count, bad = Counter[str](), list[str]()
     while first < stop:
-        words = [sys.executable, "-m", "tests.data.fuzz", str(folder), str(first), str(stop)]
+        words = [sys.executable, "-m", module, str(folder), str(first), str(stop)]
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT) as child:
             assert child.stdout is not None
             with selectors.DefaultSelector() as waiting:

@@ -279,6 +279,7 @@ def test_a_foreign_initial_field_is_said_plainly() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "sentence"),
     [
+        ("step", 1e-300, r"a flow takes more than 10\^9 of them"),
         ("grid", 2, "grid must be at least 4"),
         ("stored", 60, "stored must be a divisor of grid"),
         ("frames", 0, "frames must be at least 1"),

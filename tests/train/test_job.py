@@ -78,7 +78,7 @@ def _other(store, path, seed, **change):
         (f"width={10**18}", r"model.width is 1e\+18; a training takes"),
         (f"slices={10**15}", r"model.slices is 1e\+15"),
         (f"width={10**30}", r"model.width must be a whole number below 2\^63"),
-        ("width=1000000", r"takes .* GB for its weights, .* lower model.width or model.depth"),
+        ("width=1000000", r"takes .* GB for its weights, .* lower model.width, model.depth or model.slices"),
     ],
 )
 def test_a_model_that_no_machine_can_train_is_refused_at_once(store, tmp_path, setting, says):

@@ -22,6 +22,7 @@ from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run, read_rows, read_tensors, write_tensors
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
+from sigmasolver.train import loop
 from sigmasolver.train.loop import Data, Plan, order, train
 from sigmasolver.trained import build, load, write_normalisers
 
@@ -109,6 +110,25 @@ def test_killed_and_continued_equals_uninterrupted(data, tmp_path):
     start(data, tmp_path / "whole", look=1)
     assert 4 <= reached < 28, "the kill came in the middle"
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
+
+
+@pytest.mark.parametrize("writes", ["append_row", "write_tensors", "save"])
+def test_a_run_that_ends_before_its_last_row_or_state_is_not_finished(data, tmp_path, monkeypatch, writes):
+    """Weights of the last step say that a run is finished, so log and state must be there before them."""
+    recipe = replace(RECIPE, train=replace(RECIPE.train, updates=3, checks=1))
+    start(data, tmp_path / "whole", recipe)
+
+    def killed(*values):
+        raise Stop
+
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(loop, writes, killed)
+        start(data, tmp_path / "parts", recipe)
+    assert not Run(tmp_path / "parts").finished
+    start(data, tmp_path / "parts", recipe)
+    assert Run(tmp_path / "parts").finished and Run(tmp_path / "parts").resume.exists()
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+    assert [row["step"] for row in read_rows(Run(tmp_path / "parts").log)] == [3]
 
 
 def test_another_seed_gives_other_weights(data, tmp_path):

@@ -1,8 +1,10 @@
 """Two processes on one machine learn what one process learns from the same global batch, and measure the same."""
 
 import os
+import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -139,3 +141,107 @@ def test_processes_leave_a_suite_together_when_its_time_is_up(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "stopped by --minutes while simulating darcy (0.0 % trained)" in done.stdout
+
+
+# --- processes that were started by hand: nobody ends the others when one of them dies
+
+
+def by_hand(code, rank, size, port):
+    """Python code in a process of this rank."""
+    places = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={
+            **os.environ,
+            **{name: str(value) for name, value in places.items()},
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        },
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def sentence_of(process):
+    said = process.communicate(timeout=60)[1]
+    told = [line for line in said.splitlines() if line.startswith("sigmasolver: ")]
+    assert process.returncode == 2 and "Traceback" not in said and len(told) == 1, said
+    return told[0]
+
+
+@pytest.mark.parametrize(
+    ("size", "lost"), [(2, 1), pytest.param(3, 0, marks=pytest.mark.slow), pytest.param(3, 2, marks=pytest.mark.slow)]
+)
+def test_the_others_end_when_one_process_is_killed(tmp_path, size, lost):
+    generate(FLOW, 8, 0, tmp_path / "flow.h5")
+    sizes = ("model.width=16", "model.depth=1", "model.heads=2", "model.slices=4", "model.modes=3")
+    plan = ("train.updates=1000000", "train.batch=6", "train.checks=0")
+    words = ["train", "--data", str(tmp_path / "flow.h5"), "--history", "2", "--block", "1", "--horizon", "3"]
+    words += [word for one in (*sizes, *plan) for word in ("--set", one)]
+    words += ["--out", str(tmp_path / "run"), "--device", "cpu"]
+    code = f"import sys; from sigmasolver.cli import main; sys.argv = ['sigmasolver', *{words}]; main()"
+    port = free_port()
+    processes = [by_hand(code, rank, size, port) for rank in range(size)]
+    try:
+        deadline = time.monotonic() + 120
+        while not Run(tmp_path / "run").log.exists():
+            assert time.monotonic() < deadline and all(one.poll() is None for one in processes)
+            time.sleep(0.1)
+        processes[lost].kill()
+        for rank, one in enumerate(processes):
+            if rank != lost:
+                assert f"Process {rank} of {size} lost another one" in sentence_of(one)
+    finally:
+        for one in processes:
+            one.kill()
+            one.communicate()
+
+
+LONELY = """
+import sys
+from datetime import timedelta
+from sigmasolver import parallel
+from sigmasolver.cli import main
+parallel.ARRIVAL = timedelta(seconds=15)
+sys.argv = ["sigmasolver", "evaluate", "none", "--device", "cpu"]
+main()
+"""
+DIES_EARLY = "import os; from torch.distributed import TCPStore; TCPStore('127.0.0.1', {}, 2, False); os._exit(0)"
+
+
+@pytest.mark.parametrize("came", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_process_whose_fellow_never_comes_or_dies_at_the_door(came):
+    port = free_port()
+    waiting = by_hand(LONELY if came else LONELY.replace("15", "1"), 0, 2, port)
+    other = by_hand(DIES_EARLY.format(port), 1, 2, port) if came else None
+    try:
+        assert "Process 0 could not meet the others of WORLD_SIZE 2 at 127.0.0.1" in sentence_of(waiting)
+    finally:
+        for one in (waiting, other):
+            if one is not None:
+                one.kill()
+                one.communicate()
+
+
+@pytest.mark.slow
+def test_the_work_of_the_first_process_may_take_longer_than_the_arrival_of_the_others():
+    code = (
+        "import time, torch; from datetime import timedelta; from sigmasolver import parallel\n"
+        "parallel.ARRIVAL = timedelta(seconds=15)\n"
+        "with parallel.join(torch.device('cpu')) as world:\n"
+        "    time.sleep(17 if world.first else 0)\n"
+        "    world.wait()\n"
+    )
+    port = free_port()
+    processes = [by_hand(code, rank, 2, port) for rank in range(2)]
+    for one in processes:
+        said = one.communicate(timeout=90)[1]
+        assert one.returncode == 0, said

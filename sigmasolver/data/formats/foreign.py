@@ -59,8 +59,11 @@ def check_numbers(where: str, values: np.ndarray | Array, axes: Sequence[str]) -
     if isinstance(values, Array) and values.link:
         raise ValueError(f"{where} {values.fault}.")
     if values.dtype.kind not in "fiu":
-        raise ValueError(f"{where} holds {values.dtype} values; real numbers are needed.")
-    if len(values.shape) != len(axes) or 0 in values.shape:
+        held = {"U": "text", "S": "text", "b": "true and false"}.get(values.dtype.kind, f"{values.dtype} values")
+        raise ValueError(f"{where} holds {held}; real numbers are needed.")
+    if 0 in values.shape:
+        raise ValueError(f"{where} is empty: its shape is {values.shape}; save it again, with its values.")
+    if len(values.shape) != len(axes):
         raise ValueError(f"{where} has the shape {values.shape}; the axes ({', '.join(axes)}) are needed.")
     if isinstance(values, Array) and values.fault is not None:
         raise ValueError(f"{where} {values.fault}.")

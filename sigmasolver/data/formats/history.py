@@ -17,15 +17,18 @@ from sigmasolver.data.store import open_store
 __all__ = ["read_history", "read_times"]
 
 
-def read_history(path: Path, names: Sequence[str], axes: int) -> np.ndarray:
+def read_history(path: Path, names: Sequence[str], axes: int, steady: bool = False) -> np.ndarray:
     """Histories of the fields `names` on `axes` spatial axes, float32 `(count, frames, *grid, len(names))`.
 
     The file holds `(frames, *grid, channels)`, with an axis `count` before or not, or one array per field without the
-    channels, as .npy, .npz or HDF5; or it is a store. A value that is not finite is refused, as it would spread.
+    channels, as .npy, .npz or HDF5; or it is a store. `steady`: arrays hold `(*grid, channels)`, with an axis `count`
+    before or not. A value that is not finite is refused, as it would spread.
     """
     path, names = Path(path), check_names(names)
-    values = _from_store(path, names, axes) if is_store(path) else _from_arrays(path, names, axes)
-    values = values if values.ndim == axes + 3 else values[None]
+    values = _from_store(path, names, axes) if is_store(path) else _from_arrays(path, names, axes, steady)
+    if steady and values.ndim == axes + 2:
+        values = values[:, None]
+    values = values[(None,) * (axes + 3 - values.ndim)]
     with np.errstate(over="ignore"):
         history = np.ascontiguousarray(values, dtype=np.float32)
     finite = np.isfinite(history)
@@ -63,18 +66,16 @@ def _from_store(path: Path, names: tuple[str, ...], axes: int) -> np.ndarray:
         return np.stack([store.trajectory(index)[..., places] for index in range(len(store))])
 
 
-def _from_arrays(path: Path, names: tuple[str, ...], axes: int) -> np.ndarray:
+def _from_arrays(path: Path, names: tuple[str, ...], axes: int, steady: bool) -> np.ndarray:
     arrays = open_arrays(path)
     lone = arrays.get(UNNAMED, arrays.get("fields"))
     if lone is None:
-        return _apart(path, arrays, names, axes)
-    labels = ("frames", *"xyz"[:axes], "channels")
-    free = len(lone.shape) - axes
-    # One field needs no channel axis; then an axis before the frames counts trajectories.
-    if lone is arrays.get(UNNAMED) and len(names) == 1 and (free == 1 or (free == 2 and lone.shape[-1] != 1)):
-        check_field(lone, ("count",) * (free - 1) + labels[:-1])
+        return _apart(path, arrays, names, axes, steady)
+    # One field needs no channel axis.
+    if lone is arrays.get(UNNAMED) and len(names) == 1 and _lacks_channels(lone.shape, axes, steady):
+        check_field(lone, _labels(len(lone.shape), axes, steady))
         return lone.whole()[..., None]
-    check_field(lone, ("count",) * (free == 3) + labels)
+    check_field(lone, (*_labels(len(lone.shape) - 1, axes, steady), "channels"))
     own = own_names(path, arrays, lone.shape[-1])
     if own is None and lone.shape[-1] != len(names):
         raise ValueError(
@@ -83,12 +84,27 @@ def _from_arrays(path: Path, names: tuple[str, ...], axes: int) -> np.ndarray:
     return lone.whole() if own is None else lone.whole()[..., [pick(path, own, name) for name in names]]
 
 
-def _apart(path: Path, arrays: Mapping[str, Array], names: tuple[str, ...], axes: int) -> np.ndarray:
+def _labels(number: int, axes: int, steady: bool) -> tuple[str, ...]:
+    """The axes of a field that has so many of them, without its channels."""
+    free = number - axes
+    if steady:
+        return (*("count", "frames")[: max(0, free)], *"xyz"[:axes])
+    return (*("count",) * (free == 2), "frames", *"xyz"[:axes])
+
+
+def _lacks_channels(shape: tuple[int, ...], axes: int, steady: bool) -> bool:
+    """Whether an array of one field has no axis of channels: a last axis of one point is taken for it."""
+    free = len(shape) - axes
+    if not steady:
+        return free == 1 or (free == 2 and shape[-1] != 1)
+    return free == 0 or (free in (1, 2) and shape[-1] != 1 and (free == 1 or shape[1] == 1))
+
+
+def _apart(path: Path, arrays: Mapping[str, Array], names: tuple[str, ...], axes: int, steady: bool) -> np.ndarray:
     """One array per field."""
     fields = [list(arrays.values())[pick(path, list(arrays), name)] for name in names]
-    labels = ("frames", *"xyz"[:axes])
     for field in fields:
-        check_field(field, ("count",) * (len(field.shape) == axes + 2) + labels)
+        check_field(field, _labels(len(field.shape), axes, steady))
         if field.shape != fields[0].shape:
             raise ValueError(
                 f"{field.where} has the shape {field.shape}, the first has {fields[0].shape}; all must agree."

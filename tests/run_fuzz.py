@@ -1,0 +1,226 @@
+"""Mutated recipes, run folders and records, each tried in turn by a process that may die of it.
+
+    python -m tests.run_fuzz FOLDER FIRST STOP     one line for each number: "number refused|harmless|traceback ..."
+
+The number of an input fixes which file of the run is changed, and how. FOLDER keeps the runs that the first call makes.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import shutil
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from sigmasolver.cli import _sentence
+from sigmasolver.cli.report import _read
+from sigmasolver.data.generate import generate
+from sigmasolver.deliver import forecast_file
+from sigmasolver.evaluate import Request, evaluate_run, records_of_test_part
+from sigmasolver.ledger import write
+from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
+from sigmasolver.report.assemble import study_of
+from sigmasolver.report.ledger import results_page
+from sigmasolver.report.paper_tables import TABLES
+from sigmasolver.report.tables import comparison, curves, named_apart
+from sigmasolver.runs import Run
+from sigmasolver.suite import fraction_done, is_done
+from sigmasolver.tasks import Task
+from sigmasolver.terminal import print_scores
+from sigmasolver.train.job import resume_run, train_run
+from sigmasolver.trained import recipe_in
+from tests.data.fuzz import mutated
+from tests.data.waves import Waves
+
+FIELDS = ("height", "slope")
+TASK = Task("waves", FIELDS, FIELDS, (6, 6), 1, 1, 2, 4, 2, "channel", space_stride=2)
+MODEL = ModelRecipe(width=8, depth=1, heads=2, slices=3, modes=2)
+RECIPE = Recipe(TASK, MODEL, TrainRecipe(updates=3, batch=2, checks=1, ema=0.9, seed=1))
+DEEP = "[" * 50_000 + "]" * 50_000
+ODD: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 2, 3, 7, 2**31, 2**53, 2**63 - 1, 2**63, -(2**63) - 1, 10**30, 0.0, -0.5, 0.1, 1e-300,
+    1e300, float("inf"), float("-inf"), float("nan"), "", " ", "0", "none", "transolver-sigma", "a\0b", "\ud800",
+    "é" * 300, "../..", "/dev/null", [], {}, [[]], [{}], {"a": 1}, [1], [1, 2, 3], ["a"], [0.5, None], [2**70],
+)  # fmt: skip
+UNPARSABLE = (b"", b"{", b"[]", b"7", b'"', DEEP.encode(), b"9" * 6000, b"\xff\xfe", b"{}", b'{"a": NaN}', b"null")
+KINDS = (
+    *("recipe.json",) * 6, *("data.json",) * 3, *("normaliser.json",) * 3, *("records.jsonl",) * 5, *("log.jsonl",) * 2,
+    *("weights.safetensors",) * 3, *("resume.safetensors",) * 3, *("ledger.jsonl",) * 2,
+)  # fmt: skip
+
+
+def make(folder: Path) -> None:
+    """A finished and evaluated run, and the same one half-way, beside their data."""
+    generate(Waves(), 6, 0, folder / "waves.h5")
+    train_run(RECIPE, folder / "waves.h5", Run(folder / "half"), stop=lambda: True)
+    train_run(RECIPE, folder / "waves.h5", Run(folder / "run"))
+    evaluate_run(Run(folder / "run"))
+    rows = records_of_test_part(Run(folder / "run"), RECIPE)
+    write(folder / "run" / "ledger.jsonl", [{**row, "budget": 0.5, "data_seed": 0} for row in rows])
+    shutil.copytree(folder / "run", folder / "whole-run")
+    shutil.copytree(folder / "half", folder / "whole-half")
+
+
+def places(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The way to every value inside a JSON value, itself included."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value[:20]) if isinstance(value, list) else ()
+    return [here, *(way for key, one in inside for way in places(one, (*here, key)))]
+
+
+def changed(value: Any, chance: random.Random) -> Any:
+    """A JSON value with some of its parts replaced, taken out, doubled or joined by others."""
+    whole: Any = [copy.deepcopy(value)]
+    for _ in range(chance.choice((1, 1, 1, 2, 4))):
+        *way, last = chance.choice(places(whole)[1:])
+        holder = whole
+        for key in way:
+            holder = holder[key]
+        how = chance.random()
+        if how < 0.6 or len(way) == 0:
+            holder[last] = chance.choice(ODD)
+        elif how < 0.75:
+            del holder[last]
+        elif how < 0.85 and isinstance(holder, dict):
+            holder[chance.choice(("more", "", "wïdth", last + "s" if isinstance(last, str) else "x"))] = holder[last]
+        elif how < 0.95 and isinstance(holder[last], list):
+            holder[last] = (holder[last] * 3)[: chance.randrange(1, 60)]
+        else:
+            holder[last] = [holder[last]] if chance.random() < 0.5 else {"value": holder[last]}
+    return whole[0]
+
+
+def damaged(name: str, whole: bytes, chance: random.Random) -> bytes:
+    """The contents of a file of a run, changed as text, as JSON or in its header."""
+    how = chance.random()
+    if how < 0.25:
+        return mutated(whole, chance)
+    if how < 0.3:
+        return chance.choice(UNPARSABLE)
+    if name.endswith(".json"):
+        return json.dumps(changed(json.loads(whole), chance)).encode()
+    if name.endswith(".jsonl"):
+        rows = changed([json.loads(line) for line in whole.splitlines()], chance)
+        lines = rows if isinstance(rows, list) else [rows]
+        return b"".join(json.dumps(row).encode() + b"\n" for row in lines)
+    size = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + size])
+    if chance.random() < 0.5:
+        facts = changed(json.loads(header["__metadata__"]["facts"]), chance)
+        header["__metadata__"]["facts"] = json.dumps(facts)
+    else:
+        header = changed(header, chance)
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + whole[8 + size :]
+
+
+def use_half(folder: Path, number: int) -> None:
+    """What the commands do with a run that is not finished."""
+    run = Run(folder / "half")
+    fraction_done(run)
+    resume_run(run, stop=lambda: True)
+
+
+def use_run(folder: Path, number: int) -> None:
+    """What the commands do with a finished run; on some of the inputs what takes longest."""
+    run = Run(folder / "run")
+    recipe = recipe_in(run)
+    is_done(run, recipe)
+    evaluate_run(run, Request(horizon=1))
+    forecast_file(run.path, folder / "waves.h5", 1, folder / "out.npy", torch.device("cpu"))
+    if number % 4 == 0:
+        resume_run(run, stop=lambda: True)
+
+
+def use_records(folder: Path, number: int) -> None:
+    """What the commands do with records: tables, the page, the ledger."""
+    run, screen = Run(folder / "run"), Console(file=None, quiet=True)
+    rows, arrays = _read([run.path], (), (), [])
+    comparison(named_apart(rows))
+    curves(rows)
+    records_of_test_part(run, RECIPE)
+    print_scores(screen, evaluate_run(run))
+    for table in list(TABLES.values())[number % 4 :: 4]:
+        try:
+            table.make(rows)
+        except ValueError as error:
+            refused(error)
+    if number % 16 == 0:
+        study_of(rows, arrays, None)
+
+
+def use_ledger(folder: Path, number: int) -> None:
+    results_page(write(folder / "run" / "ledger.jsonl", []), ["waves-42"])
+
+
+USES: dict[str, tuple[Callable[[Path, int], None], ...]] = {
+    "recipe.json": (use_run, use_half, use_records),
+    "data.json": (use_run, use_half, use_records),
+    "normaliser.json": (use_run, use_half),
+    "records.jsonl": (use_records, use_run),
+    "log.jsonl": (use_half,),
+    "weights.safetensors": (use_run,),
+    "resume.safetensors": (use_half,),
+    "ledger.jsonl": (use_ledger,),
+}
+RAW = (
+    "could not broadcast", "invalid literal", "Expecting", "index out of", "NoneType", "object has no", "unhashable",
+    "not supported between", "not subscriptable", "unexpected keyword", "codec can't", "0x", "<class", "not iterable",
+    "zip()", "positional", "tuple", "NaN to", "cannot convert", "math domain", "truth value",
+)  # fmt: skip
+"""What Python, NumPy and torch say, and no user should read."""
+
+
+def refused(error: Exception) -> None:
+    """Nothing, where the command line would end this in one plain sentence."""
+    sentence = _sentence(error)
+    if sentence is None or "\n" in sentence or len(sentence) > 1200 or any(word in sentence for word in RAW):
+        raise error
+
+
+def attempt(folder: Path, number: int) -> str:
+    """What came of it: `refused` takes one sentence from any use, `harmless` that all go to the end."""
+    name = KINDS[number % len(KINDS)]
+    outcome = "harmless"
+    for use in USES[name]:
+        which = "half" if use is use_half else "run"
+        restore(folder, which)
+        path = folder / which / name
+        path.write_bytes(damaged(name, path.read_bytes(), random.Random(number)))
+        try:
+            use(folder, number)
+        except Exception as error:
+            try:
+                refused(error)
+                outcome = "refused"
+            except Exception:
+                return f"traceback {name} {use.__name__} " + " | ".join(traceback.format_exc().splitlines()[-7:])
+    return outcome
+
+
+def restore(folder: Path, which: str) -> None:
+    """The run as it was made; nothing else lies beside it."""
+    for left in (folder / which, folder / "out.npy"):
+        shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+    shutil.copytree(folder / f"whole-{which}", folder / which)
+
+
+def main() -> None:
+    folder, first, stop = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    if not (folder / "whole-half").exists():
+        make(folder)
+    for number in range(first, stop):
+        sys.stdout.write(f"{number} {attempt(folder, number)}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

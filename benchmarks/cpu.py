@@ -25,12 +25,12 @@ from measure import append_rows, compare
 from noise import SEED, Subject
 from torch import nn
 
-from sigmasolver.memory import keep_freed_memory
 from sigmasolver.models import Options, SolverConfig, build_solver
 from sigmasolver.models.spectral import SpectralOperator
 from sigmasolver.ops import convolution
 from sigmasolver.ops.convolution import PADDINGS
 from sigmasolver.ops.fourier import axis_fourier, axis_fourier_rfft
+from sigmasolver.ops.memory import keep_freed_memory
 from sigmasolver.runs import provenance
 
 Layout = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Sequence[str]], torch.Tensor]

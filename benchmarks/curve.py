@@ -18,18 +18,18 @@ from pathlib import Path
 import torch
 from measure import append_rows
 
-from sigmasolver.data.generate import generate
 from sigmasolver.data.normalise import fit
 from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows
+from sigmasolver.forecast.checkpoint import build
 from sigmasolver.ops import fused
 from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe, changed, recipe_of
 from sigmasolver.runs import provenance
 from sigmasolver.simulate import simulator_of
+from sigmasolver.simulate.generate import generate
 from sigmasolver.train.engine import Place, Stepper
 from sigmasolver.train.loop import Plan
-from sigmasolver.trained import build
 
 BIN = 20
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sigmasolver.recipes import Recipe, changed, recipe_of
-from sigmasolver.train.rehearsal import forecaster_of, made_up, windows_of
+from sigmasolver.train.dry_run import forecaster_of, made_up, windows_of
 
 __all__ = ["SEED", "Subject", "forecaster_of", "windows_of"]
 

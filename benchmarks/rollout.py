@@ -18,15 +18,15 @@ from pathlib import Path
 import torch
 from measure import append_rows, compare
 
-from sigmasolver.memory import keep_freed_memory
+from sigmasolver.forecast.replay import Replay
 from sigmasolver.models.spectral import SpectralOperator
 from sigmasolver.ops import fused
 from sigmasolver.ops.fourier import axis_fourier_rfft
+from sigmasolver.ops.memory import keep_freed_memory
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.recipes import Recipe, changed, recipe_of
-from sigmasolver.replay import Replay
 from sigmasolver.runs import provenance
-from sigmasolver.train.rehearsal import forecaster_of
+from sigmasolver.train.dry_run import forecaster_of
 
 SEED = 0
 TASKS = {"cuda": ("ns2d", "kf2d", "it3d", "smoke3d"), "cpu": ("ns2d", "smoke3d")}

@@ -10,9 +10,9 @@ import argparse
 from pathlib import Path
 
 import sigmasolver.pretrained
+from sigmasolver.forecast.checkpoint import recipe_in
 from sigmasolver.model_cards.make import make_folder
 from sigmasolver.runs import Run
-from sigmasolver.trained import recipe_in
 
 
 def main() -> None:

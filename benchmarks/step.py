@@ -38,9 +38,9 @@ from sigmasolver.recipes import Recipe
 from sigmasolver.runs import provenance
 from sigmasolver.tasks import field_groups
 from sigmasolver.train.capture import WARM_UP
+from sigmasolver.train.dry_run import Rehearsal
 from sigmasolver.train.engine import Place
 from sigmasolver.train.objectives import Price
-from sigmasolver.train.rehearsal import Rehearsal
 
 SIGMA = "transolver-sigma"
 Call = Callable[[], object]

@@ -17,19 +17,19 @@ from pathlib import Path
 import torch
 from measure import append_rows, compare
 
-from sigmasolver.data.generate import generate
 from sigmasolver.data.normalise import fit
 from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows
 from sigmasolver.evaluate import Request, evaluate_run
+from sigmasolver.forecast.checkpoint import build
 from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe, recipe_of
 from sigmasolver.runs import Run, provenance, read_rows
 from sigmasolver.simulate import simulator_of
+from sigmasolver.simulate.generate import generate
 from sigmasolver.train.engine import ENGINES, Place, Stepper
 from sigmasolver.train.job import train_run
 from sigmasolver.train.loop import Plan
-from sigmasolver.trained import build
 
 SEED, STEPS, ROUNDS = 42, 20, 7
 

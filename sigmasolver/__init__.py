@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 from sigmasolver.version import __version__
 
 if TYPE_CHECKING:
+    from sigmasolver.forecast.checkpoint import load
     from sigmasolver.models import Options, build_model, list_models
-    from sigmasolver.trained import load
 
 __all__ = ["Options", "__version__", "build_model", "list_models", "load"]
 
@@ -16,7 +16,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "load":
-        from sigmasolver.trained import load
+        from sigmasolver.forecast.checkpoint import load
 
         return load
     from sigmasolver import models

@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from sigmasolver import demo
+from sigmasolver.cli import demo_flow as demo
 from sigmasolver.data.header import Header
+from sigmasolver.data.layout import Layout
 from sigmasolver.data.store import StoreError, open_store, write_store
 from sigmasolver.runs import read_tensors
-from sigmasolver.simulate.simulator import Layout
 
 SMALL = ["--set", "grid=32", "--set", "stored=16", "--set", "step=0.03125", "--set", "frames=3"]
 MODEL = ("model.width=16", "model.depth=1", "model.heads=2", "model.slices=4", "model.modes=2")
@@ -210,15 +210,6 @@ def main(folder: str, names: list[str], points: int) -> None:
     import matplotlib.backends.backend_pdf
     import matplotlib.backends.backend_svg  # noqa: F401
     import torch._dynamo  # noqa: F401
-
-    import sigmasolver.cli
-    import sigmasolver.data.generate
-    import sigmasolver.deliver
-    import sigmasolver.diagnose.run
-    import sigmasolver.report.assemble
-    import sigmasolver.report.figures
-    import sigmasolver.report.page
-    import sigmasolver.suite  # noqa: F401
 
     root = Path(folder).resolve()
     prepare(root / "base", shown=not {"figure", "report", "ledger"}.isdisjoint(names))

@@ -22,21 +22,21 @@ from rich.console import Console
 
 from sigmasolver.cli import _sentence
 from sigmasolver.cli.report import _read
-from sigmasolver.data.generate import generate
-from sigmasolver.deliver import forecast_file
+from sigmasolver.cli.terminal import print_scores
 from sigmasolver.evaluate import Request, evaluate_run, records_of_test_part
-from sigmasolver.ledger import write
+from sigmasolver.experiments.ledger import write
+from sigmasolver.experiments.queue import fraction_done, is_done
+from sigmasolver.forecast.checkpoint import recipe_in
+from sigmasolver.forecast.files import forecast_file
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.report.assemble import study_of
 from sigmasolver.report.ledger import results_page
 from sigmasolver.report.paper_tables import TABLES
 from sigmasolver.report.tables import comparison, curves, named_apart
 from sigmasolver.runs import Run
-from sigmasolver.suite import fraction_done, is_done
+from sigmasolver.simulate.generate import generate
 from sigmasolver.tasks import Task
-from sigmasolver.terminal import print_scores
 from sigmasolver.train.job import resume_run, train_run
-from sigmasolver.trained import recipe_in
 from tests.data.fuzz import mutated
 from tests.data.waves import Waves
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from sigmasolver.data.generate import generate
 from sigmasolver.models import SolverConfig, build_solver
 from sigmasolver.ops.convolution import depthwise_convolution
 from sigmasolver.recipes import recipe_of
 from sigmasolver.simulate import simulator_of
+from sigmasolver.simulate.generate import generate
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 SMALL = ("task.grid=(8,8)", "model.width=16", "model.depth=1", "model.heads=2", "model.slices=4", "model.modes=2")

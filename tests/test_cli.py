@@ -17,11 +17,11 @@ import torch
 
 import sigmasolver
 from sigmasolver.cli import main
-from sigmasolver.data.header import header_of
+from sigmasolver.cli.terminal import progress
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.interrupts import Interrupts
 from sigmasolver.simulate import SIMULATORS
-from sigmasolver.terminal import progress
+from sigmasolver.simulate.generate import header_of
 
 ROOT = Path(sigmasolver.__file__).parents[1]
 SMALL = ["--set", "grid=32", "--set", "stored=16", "--set", "step=0.03125", "--set", "frames=3"]

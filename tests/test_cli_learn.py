@@ -12,10 +12,10 @@ import torch
 
 import sigmasolver
 from sigmasolver.data.store import open_store
+from sigmasolver.forecast.checkpoint import load, recipe_in
 from sigmasolver.models import list_models
 from sigmasolver.recipes import SUITES, suite_of
 from sigmasolver.runs import Run, read_rows, read_tensors
-from sigmasolver.trained import load, recipe_in
 
 ROOT = Path(sigmasolver.__file__).parents[1]
 TINY = [

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 from sigmasolver.data.header import Header
+from sigmasolver.data.layout import Layout
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.data.windows import spread_evenly
 from sigmasolver.diagnose.records import read_findings, rows_file
 from sigmasolver.diagnose.run import diagnose_run
 from sigmasolver.evaluate import Request, evaluate_run, windows_of
+from sigmasolver.forecast.checkpoint import recipe_in
 from sigmasolver.models import Options
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.report.published import cohorts
 from sigmasolver.runs import Run, read_rows, replace_rows
-from sigmasolver.simulate.simulator import Layout
 from sigmasolver.tasks import COHORTS, TASKS, cohort_of
 from sigmasolver.train.job import train_run
-from sigmasolver.trained import recipe_in
 
 FRAMES = {"darcy": 1, "ns2d": 20, "kf2d": 320, "it3d": 20, "smoke3d": 20}
 TRAIN = 2

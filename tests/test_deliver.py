@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from sigmasolver.data import slots
-from sigmasolver.data.generate import generate
 from sigmasolver.data.header import Header
+from sigmasolver.data.layout import Layout
 from sigmasolver.data.store import Writer, open_store, write_store
-from sigmasolver.deliver import forecast_file
+from sigmasolver.forecast.checkpoint import load
+from sigmasolver.forecast.files import forecast_file
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run
-from sigmasolver.simulate.simulator import Layout
+from sigmasolver.simulate.generate import generate
 from sigmasolver.tasks import Task
 from sigmasolver.train.job import train_run
-from sigmasolver.trained import load
 from tests.data.waves import Waves
 
 WAVES = Waves(frames=7)  # height and slope, periodic, a quarter of a second apart

@@ -5,11 +5,11 @@ import io
 import pytest
 from rich.console import Console
 
-from sigmasolver.demo import MODELS, Size, run
+from sigmasolver.cli.demo_flow import MODELS, Size, run
+from sigmasolver.forecast.checkpoint import recipe_in
 from sigmasolver.models import count_parameters
 from sigmasolver.report.tables import curves
 from sigmasolver.runs import Run, read_rows
-from sigmasolver.trained import recipe_in
 
 SMALL = Size(flows=6, test=2, updates=3)
 

@@ -8,21 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from sigmasolver import metrics
-from sigmasolver.data.generate import generate
 from sigmasolver.data.header import Header
+from sigmasolver.data.layout import Layout
 from sigmasolver.data.store import Writer, open_store
-from sigmasolver.evaluate import Request, evaluate_run
+from sigmasolver.evaluate import Request, evaluate_run, metrics
+from sigmasolver.forecast.checkpoint import load, not_compared
 from sigmasolver.models import Options
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.report.tables import comparison, named_apart
 from sigmasolver.runs import Run, read_rows, replace_rows
-from sigmasolver.simulate.simulator import Layout
+from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
+from sigmasolver.train.infer_recipe import Wishes, own_recipe
 from sigmasolver.train.job import train_run
-from sigmasolver.train.own import Wishes, own_recipe
-from sigmasolver.trained import load, not_compared
 
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
 TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")

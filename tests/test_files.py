@@ -21,10 +21,10 @@ from sigmasolver.data.inspect import draw
 from sigmasolver.data.store import StoreError, Writer, open_store, write_store
 from sigmasolver.diagnose.records import write_findings
 from sigmasolver.diagnose.subject import Findings
-from sigmasolver.files import open_lock, read_bytes, replacing
 from sigmasolver.report.figures.style import save
 from sigmasolver.report.page import Curve, Study, Table, write_page
 from sigmasolver.runs import Run, read_facts, read_rows, read_tensors, replace_rows, write_tensors
+from sigmasolver.runs.files import open_lock, read_bytes, replacing
 from tests.data.test_store import HEADER, store, values
 
 ROOT = Path(__file__).parents[1]
@@ -126,7 +126,7 @@ def test_what_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
-    code = "import os, sys; from pathlib import Path; from sigmasolver.files import replacing\n"
+    code = "import os, sys; from pathlib import Path; from sigmasolver.runs.files import replacing\n"
     code += "with replacing(Path(sys.argv[1])) as file: file.write(b'torn'); file.flush(); os.kill(os.getpid(), 9)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     for name in ("a", "ab"):
@@ -251,7 +251,7 @@ def test_the_layout_takes_as_little_room_as_it_has_bytes(tmp_path: Path) -> None
     import numpy as np
 
     from sigmasolver.data.header import Header
-    from sigmasolver.simulate.simulator import Layout
+    from sigmasolver.data.layout import Layout
 
     axis = np.arange(1000.0)
     header = Header(Layout(("u",), ("1",), ("open",) * 2, (axis, axis), np.arange(50.0)), "test", {})

@@ -6,19 +6,19 @@ import pytest
 import torch
 from torch import nn
 
-from sigmasolver.data.generate import generate
 from sigmasolver.diagnose.run import DIAGNOSTICS, diagnose_run
 from sigmasolver.evaluate import Request, evaluate_run
+from sigmasolver.forecast.checkpoint import load
 from sigmasolver.models import variants
-from sigmasolver.plan import advise, predict
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run, read_tensors
+from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
-from sigmasolver.train import rehearsal
+from sigmasolver.train import dry_run
 from sigmasolver.train.engine import ENGINES, Place
 from sigmasolver.train.job import train_run
-from sigmasolver.trained import load
+from sigmasolver.train.plan import advise, predict
 
 NAME = "two-convolutions"
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
@@ -110,7 +110,7 @@ def test_averaged_weights_come_with_the_running_statistics(data, tmp_path):
 
 
 def test_its_cost_is_planned_and_nothing_is_advised_that_it_cannot(data, monkeypatch):
-    monkeypatch.setattr(rehearsal, "WATCHED", 0.0)
+    monkeypatch.setattr(dry_run, "WATCHED", 0.0)
     prediction = predict(RECIPE, Place(), 1e12)
     assert prediction.parameters == (2 * 9 + 1) * 8 + 16 + 8 + 8 * 9 + 1
     assert prediction.update.memory > 4 * prediction.parameters * 4

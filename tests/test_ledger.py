@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sigmasolver.data.generate import generate
 from sigmasolver.evaluate import Request, evaluate_run
-from sigmasolver.ledger import METRICS, collect, write
+from sigmasolver.experiments.ledger import METRICS, collect, write
+from sigmasolver.experiments.queue import is_done
+from sigmasolver.forecast.checkpoint import recipe_in
 from sigmasolver.recipes import changed, factor_settings, recipe_of, suite_of
 from sigmasolver.report.ledger import results_page
 from sigmasolver.runs import Run, read_rows
-from sigmasolver.suite import is_done
+from sigmasolver.simulate.generate import generate
+from sigmasolver.train.dry_run import updates_of
 from sigmasolver.train.job import train_run
-from sigmasolver.train.rehearsal import updates_of
-from sigmasolver.trained import recipe_in
 from tests.data.waves import Waves
 
 ROOT = Path(__file__).parents[1]

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from sigmasolver.data.generate import generate
 from sigmasolver.data.header import Header
+from sigmasolver.data.layout import Layout
 from sigmasolver.data.normalise import Normaliser
 from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows, WindowSpec
 from sigmasolver.evaluate import Request, measure, predict, rows_of
 from sigmasolver.forecast import Forecaster
 from sigmasolver.parallel import World
-from sigmasolver.simulate.simulator import Layout
+from sigmasolver.simulate.generate import generate
 from tests.data.memory import Memory
 from tests.data.waves import Waves
 from tests.test_evaluate import norm, value

@@ -7,7 +7,7 @@ import pytest
 
 CODE = """
 import resource
-from sigmasolver.memory import keep_freed_memory
+from sigmasolver.ops.memory import keep_freed_memory
 import torch
 
 def faults():

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigmasolver import metrics as m
+from sigmasolver.evaluate import metrics as m
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 EXACT = {"rtol": 1e-12, "atol": 1e-14}

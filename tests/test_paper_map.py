@@ -17,7 +17,7 @@ from sigmasolver.recipes import SUITES, suite_of
 from sigmasolver.report.figures import FIGURES
 from sigmasolver.report.paper_tables import TABLES
 from sigmasolver.tasks import CANONICAL, REALM, REALPDEBENCH, cohort_of
-from sigmasolver.train.rehearsal import updates_of
+from sigmasolver.train.dry_run import updates_of
 
 ROOT = Path(__file__).parents[1]
 MAP = ROOT / "docs" / "paper_map.md"

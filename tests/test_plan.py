@@ -6,12 +6,11 @@ from math import prod
 import pytest
 import torch
 
-from sigmasolver import plan
-from sigmasolver.plan import MARGIN, SHARES, advise, on_grid, predict, probe_grids
 from sigmasolver.recipes import RECIPES, changed, recipe_of
-from sigmasolver.train import rehearsal
+from sigmasolver.train import dry_run, plan
+from sigmasolver.train.dry_run import Alive, Cost, Rehearsal, cost_of
 from sigmasolver.train.engine import Place
-from sigmasolver.train.rehearsal import Alive, Cost, Rehearsal, cost_of
+from sigmasolver.train.plan import MARGIN, SHARES, advise, on_grid, predict, probe_grids
 from tests.train.saved import saved_bytes
 
 SIZES = ("model.width=16", "model.depth=2", "model.heads=2", "model.slices=4", "model.modes=3")
@@ -22,7 +21,7 @@ PLENTY = 1e12
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """One update is timed: no test here looks at seconds."""
-    monkeypatch.setattr(rehearsal, "WATCHED", 0.0)
+    monkeypatch.setattr(dry_run, "WATCHED", 0.0)
 
 
 def tiny(task, grid, *settings, model="transolver-sigma"):

@@ -15,16 +15,17 @@ import pytest
 import torch
 
 import sigmasolver
-from sigmasolver import metrics, pretrained
-from sigmasolver.cli import use
-from sigmasolver.data.generate import generate
+from sigmasolver import pretrained
+from sigmasolver.cli import models
 from sigmasolver.data.store import Writer, open_store
+from sigmasolver.evaluate import metrics
+from sigmasolver.forecast.checkpoint import load, recipe_in
 from sigmasolver.model_cards.make import LIMIT, make_folder
 from sigmasolver.model_cards.score import score, shipped_windows, unseen_windows
 from sigmasolver.model_cards.text import card_text
 from sigmasolver.runs import Run, read_rows, read_tensors, replace_rows
 from sigmasolver.simulate import SIMULATORS, simulator_of
-from sigmasolver.trained import load, recipe_in
+from sigmasolver.simulate.generate import generate
 
 ROOT = Path(__file__).parents[1]
 FRESH = 8
@@ -128,7 +129,7 @@ def test_a_name_a_path_both_or_neither(tmp_path, monkeypatch):
 
 
 def test_load_is_lazy_and_public():
-    code = "import sys, sigmasolver; assert 'sigmasolver.trained' not in sys.modules; sigmasolver.load('darcy')"
+    code = "import sys, sigmasolver; assert 'sigmasolver.forecast' not in sys.modules; sigmasolver.load('darcy')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
@@ -177,7 +178,7 @@ def test_a_pretrained_model_forecasts_from_frames_of_the_user(call, tmp_path):
 
 
 def test_models_lists_the_pretrained_ones(capsys):
-    use._print_pretrained()
+    models._print_pretrained()
     lines = capsys.readouterr().out.splitlines()
     for name in pretrained.names():
         value = pretrained.card(name)["test"]["scores"][0]["value"]

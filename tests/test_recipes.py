@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from sigmasolver.data.header import Header
 from sigmasolver.data.windows import Windows
+from sigmasolver.forecast.checkpoint import recipe_in, skeleton
 from sigmasolver.models import build_solver, count_parameters
 from sigmasolver.recipes import RECIPES, SUITES, ModelRecipe, Recipe, TrainRecipe, recipe_of, suite_of
 from sigmasolver.runs import Run
 from sigmasolver.simulate import simulator_of
 from sigmasolver.tasks import TASKS
 from sigmasolver.train.loop import Plan
-from sigmasolver.trained import recipe_in, skeleton
 from tests.data.memory import Memory
 
 # tab:training-settings: budget (epochs, or updates in words of the footnote), batch, width, depth, modes.

@@ -8,9 +8,9 @@ from torch import nn
 
 from sigmasolver.data.normalise import Normaliser
 from sigmasolver.forecast import Forecaster, rollout
+from sigmasolver.forecast.replay import KEPT, Replay
 from sigmasolver.models import Options, build_model
 from sigmasolver.ops.precision import matmul_precision
-from sigmasolver.replay import KEPT, Replay
 
 FIELDS = ("velocity_x", "velocity_y")
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

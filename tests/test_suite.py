@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sigmasolver.data.generate import generate
 from sigmasolver.data.store import open_store
+from sigmasolver.experiments.queue import Deadline, OutOfTimeError, ensure_store, fraction_done, is_done, run_row
 from sigmasolver.parallel import World
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, recipe_of
 from sigmasolver.runs import Run, read_rows, read_tensors
 from sigmasolver.simulate import simulator_of
-from sigmasolver.suite import Deadline, OutOfTimeError, ensure_store, fraction_done, is_done, run_row
+from sigmasolver.simulate.generate import generate
 from sigmasolver.tasks import Task
 from sigmasolver.train.engine import Place
 from sigmasolver.train.job import resume_run, train_run

@@ -9,13 +9,41 @@ import io
 import sys
 from collections.abc import Sequence
 
-from sigmasolver.cli import data, diagnose, learn, ledger, measure, plan, report, use
+from sigmasolver.cli import (
+    data,
+    demo,
+    diagnose,
+    evaluate,
+    forecast,
+    ledger,
+    measure,
+    models,
+    plan,
+    report,
+    suite,
+    train,
+)
 from sigmasolver.cli.app import app
+from sigmasolver.cli.terminal import console
 from sigmasolver.interrupts import STOPPED, Interrupts
-from sigmasolver.memory import keep_freed_memory
-from sigmasolver.terminal import console
+from sigmasolver.ops.memory import keep_freed_memory
 
-__all__ = ["app", "data", "diagnose", "learn", "ledger", "main", "measure", "plan", "report", "use"]
+__all__ = [
+    "app",
+    "data",
+    "demo",
+    "diagnose",
+    "evaluate",
+    "forecast",
+    "ledger",
+    "main",
+    "measure",
+    "models",
+    "plan",
+    "report",
+    "suite",
+    "train",
+]
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sigmasolver.cli.app import Cohort, Dtype, Settings, Steady, app, device_of
-from sigmasolver.terminal import console, print_summary, progress
+from sigmasolver.cli.terminal import console, print_summary, progress
 
 __all__ = ["import_data", "inspect", "simulate", "windows"]
 
@@ -25,9 +25,9 @@ def simulate(
     dtype: Dtype = "float32",
 ) -> None:
     """Make a task's data. Stop it at any moment: the same command continues the file."""
-    from sigmasolver.data.generate import generate
     from sigmasolver.settings import override
     from sigmasolver.simulate import simulator_of
+    from sigmasolver.simulate.generate import generate
 
     simulator = override(simulator_of(task), settings or [])
     place = device_of(device)

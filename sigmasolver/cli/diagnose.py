@@ -17,9 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sigmasolver.cli.app import Cohort, Device, app, device_of
+from sigmasolver.cli.terminal import Mover, console, folder_labels, progress
 from sigmasolver.report.digits import significant
 from sigmasolver.report.sample import sample_of, timing_of
-from sigmasolver.terminal import Mover, console, folder_labels, progress
 
 if TYPE_CHECKING:
     from sigmasolver.diagnose.subject import Findings

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sigmasolver.cli.app import app
-from sigmasolver.terminal import console
+from sigmasolver.cli.terminal import console
 
 __all__ = ["ledger"]
 
@@ -22,11 +22,11 @@ def ledger(
     page: Annotated[Path, typer.Option(help="The page that is generated from them.")] = Path("docs/results.md"),
 ) -> None:
     """Enter finished runs into the ledger and generate the page of results beside the paper's numbers."""
-    from sigmasolver.files import plain_errors, replacing
-    from sigmasolver.ledger import collect, write
+    from sigmasolver.experiments.ledger import collect, write
     from sigmasolver.recipes import factor_settings, suite_of
     from sigmasolver.report.ledger import results_page
     from sigmasolver.runs import Run
+    from sigmasolver.runs.files import plain_errors, replacing
 
     rows = write(file, [row for run in runs or () for row in collect(Run(run))])
     text = results_page(rows, list(suite_of("ledger")), factor_settings())

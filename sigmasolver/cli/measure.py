@@ -11,8 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from sigmasolver.cli.app import Device, Settings, app, device_of
+from sigmasolver.cli.terminal import console, progress
 from sigmasolver.report.digits import significant, spread
-from sigmasolver.terminal import console, progress
 
 if TYPE_CHECKING:
     from sigmasolver.diagnose.subject import Findings

@@ -9,13 +9,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from sigmasolver.cli.app import Device, Settings, app, device_of, numbers
-from sigmasolver.cli.learn import engine_of
-from sigmasolver.terminal import console, progress
+from sigmasolver.cli.terminal import console, progress
+from sigmasolver.cli.train import engine_of
 
 if TYPE_CHECKING:
-    from sigmasolver.plan import Prediction
+    from sigmasolver.train.dry_run import Cost
     from sigmasolver.train.engine import Place
-    from sigmasolver.train.rehearsal import Cost
+    from sigmasolver.train.plan import Prediction
 
 __all__ = ["plan"]
 
@@ -33,10 +33,10 @@ def plan(
 ) -> None:
     """Predict memory and time of a training from updates on smaller grids; exit code 1 if it does not fit."""
     from sigmasolver.parallel import World
-    from sigmasolver.plan import advise, on_grid, predict
     from sigmasolver.recipes import changed, recipe_of
     from sigmasolver.train.engine import Place
     from sigmasolver.train.job import memory_of
+    from sigmasolver.train.plan import advise, on_grid, predict
 
     recipe = changed(recipe_of(task, model), settings or [])
     recipe = recipe if grid is None else on_grid(recipe, numbers(grid, "--grid"))
@@ -65,7 +65,7 @@ def plan(
 
 
 def _say(found: Prediction, place: Place, room: float) -> None:
-    from sigmasolver.plan import MARGIN
+    from sigmasolver.train.plan import MARGIN
 
     screen, recipe = console(), found.recipe
     size = f"{recipe.model.name} of width {recipe.model.width} and depth {recipe.model.depth}"
@@ -93,7 +93,7 @@ def _say(found: Prediction, place: Place, room: float) -> None:
 
 
 def _check(prediction: Prediction, place: Place, there: float) -> None:
-    from sigmasolver.train.rehearsal import cost_of
+    from sigmasolver.train.dry_run import cost_of
 
     if prediction.update.memory > there:
         console().print("Not checked: an update on the whole grid does not fit this device.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sigmasolver.cli.app import app
-from sigmasolver.terminal import console, folder_labels, print_table
+from sigmasolver.cli.terminal import console, folder_labels, print_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -178,7 +178,7 @@ def _names_by_recipe(rows: Sequence[dict[str, Any]], runs: dict[str, Run]) -> di
 
 def _recipe_without_seed(run: Run) -> str:
     """Settings that an older recipe does not name have their defaults."""
-    from sigmasolver.trained import recipe_in
+    from sigmasolver.forecast.checkpoint import recipe_in
 
     try:
         recipe = recipe_in(run).to_plain()

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sigmasolver.data.layout import Layout
 from sigmasolver.settings import check_types
-from sigmasolver.simulate.simulator import Layout
 
 __all__ = ["Domain", "time_steps", "unevenly_spaced"]
 

@@ -9,7 +9,6 @@ The fingerprint grows trajectory by trajectory, and does not know in how many ba
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sigmasolver.simulate.simulator import Layout, Simulator
+from sigmasolver.data.layout import Layout
 
 __all__ = [
     "BOUNDARIES",
@@ -29,7 +28,6 @@ __all__ = [
     "OtherStoreError",
     "StoreError",
     "fingerprint",
-    "header_of",
 ]
 
 FORMAT = "sigmasolver-store"
@@ -149,11 +147,3 @@ def fingerprint(header: Header, digests: Iterable[bytes]) -> str:
     for digest in digests:
         total.update(digest)
     return total.hexdigest()
-
-
-def header_of(simulator: Simulator, seed: int, dtype: str = "float32") -> Header:
-    """The header of what this simulator makes from this seed; its parameters are its dataclass fields."""
-    if not dataclasses.is_dataclass(simulator):
-        raise TypeError(f"{type(simulator).__name__} must be a frozen dataclass, so that its parameters can be stored")
-    parameters = json.loads(canonical(dataclasses.asdict(simulator)))
-    return Header(simulator.layout, simulator.name, parameters, seed, dtype)

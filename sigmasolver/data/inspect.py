@@ -22,7 +22,7 @@ import numpy as np
 
 from sigmasolver.data.header import Header, StoreError
 from sigmasolver.data.store import Reader, open_store
-from sigmasolver.files import plain_errors, replacing
+from sigmasolver.runs.files import plain_errors, replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -24,7 +24,7 @@ import h5py
 import numpy as np
 
 from sigmasolver.data.header import DTYPES, FORMAT, VERSION, Header, StoreError, canonical, fingerprint
-from sigmasolver.files import open_lock
+from sigmasolver.runs.files import open_lock
 from sigmasolver.version import __version__
 
 __all__ = [

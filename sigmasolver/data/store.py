@@ -20,8 +20,8 @@ import numpy as np
 from sigmasolver.data import slots
 from sigmasolver.data.header import DTYPES, FORMAT, VERSION, Header, OtherStoreError, StoreError, fingerprint
 from sigmasolver.data.isolated import ask
-from sigmasolver.files import plain_errors, replacing, take_name, temporary
-from sigmasolver.simulate.simulator import Layout
+from sigmasolver.data.layout import Layout
+from sigmasolver.runs.files import plain_errors, replacing, take_name, temporary
 
 __all__ = ["Header", "Key", "Reader", "StoreError", "Writer", "is_store", "open_store", "write_store"]
 

@@ -15,12 +15,11 @@ import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from math import prod
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
 
-from sigmasolver.data.generate import Stream
 from sigmasolver.data.header import DTYPES, Header
 from sigmasolver.data.store import Key, Reader
 from sigmasolver.settings import near_names
@@ -40,6 +39,16 @@ class Source(Protocol):
     header: Header
 
     def __getitem__(self, index: int, /) -> np.ndarray | torch.Tensor: ...
+
+
+@runtime_checkable
+class BatchedSource(Protocol):
+    """A source that makes several trajectories at once, such as a `simulate.generate.Stream`."""
+
+    @property
+    def batch_size(self) -> int: ...
+
+    def batch(self, indices: Sequence[int]) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -240,8 +249,8 @@ class Windows:
         if isinstance(self.source, Reader):
             for trajectory in trajectories:
                 yield _channels(torch.from_numpy(self.source.trajectory(trajectory)[key]), self._channels)
-        elif isinstance(self.source, Stream):
-            size = self.source.simulator.batch_size(self.source.device)
+        elif isinstance(self.source, BatchedSource):
+            size = self.source.batch_size
             for start in range(0, len(trajectories), size):
                 for values in self.source.batch(trajectories[start : start + size]):
                     yield _channels(values[key], self._channels)

@@ -30,10 +30,10 @@ from sigmasolver.forecast import Forecaster
 from sigmasolver.models.solver import Solver
 from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
+from sigmasolver.train.dry_run import Alive
 from sigmasolver.train.engine import Place, Stepper
 from sigmasolver.train.job import lies_on, memory_of
 from sigmasolver.train.loop import Plan
-from sigmasolver.train.rehearsal import Alive
 
 __all__ = [
     "WARM_UP",

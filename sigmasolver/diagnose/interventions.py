@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sigmasolver import metrics
 from sigmasolver.diagnose.cases import deviation
 from sigmasolver.diagnose.subject import Findings, Subject
 from sigmasolver.diagnose.watch import KINDS, operators, silenced
+from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import rollout
 
 __all__ = ["Alignment", "alignment", "interventions"]

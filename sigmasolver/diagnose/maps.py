@@ -11,9 +11,9 @@ from math import prod
 import numpy as np
 import torch
 
-from sigmasolver import metrics
 from sigmasolver.data.windows import spread_evenly
 from sigmasolver.diagnose.subject import Findings, Subject
+from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import rollout
 
 __all__ = ["kept_leads", "maps", "shown_leads", "storage_type"]

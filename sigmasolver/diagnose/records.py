@@ -19,8 +19,8 @@ import numpy as np
 
 from sigmasolver.diagnose.subject import Findings
 from sigmasolver.evaluate import same_source
-from sigmasolver.files import plain_errors, replacing
 from sigmasolver.runs import Run, read_records, replace_rows
+from sigmasolver.runs.files import plain_errors, replacing
 
 __all__ = ["MEMBERS", "read_findings", "rows_file", "write_findings"]
 

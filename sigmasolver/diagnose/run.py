@@ -24,11 +24,11 @@ from sigmasolver.diagnose.routing import routing
 from sigmasolver.diagnose.subject import Findings, NotApplicable, Subject
 from sigmasolver.diagnose.trust import trust
 from sigmasolver.evaluate import Request, source_of, windows_of
+from sigmasolver.forecast.checkpoint import data_of, load, recipe_in
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, provenance
 from sigmasolver.settings import row
-from sigmasolver.trained import data_of, load, recipe_in
 
 __all__ = ["DIAGNOSTICS", "diagnose_run", "peers_of"]
 

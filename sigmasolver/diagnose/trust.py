@@ -13,10 +13,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from sigmasolver import metrics
 from sigmasolver.diagnose.ensemble import add_ensemble, measure_members
 from sigmasolver.diagnose.states import States, training_states
 from sigmasolver.diagnose.subject import Findings, Subject
+from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import rollout
 
 __all__ = ["trust"]

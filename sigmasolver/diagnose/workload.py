@@ -35,14 +35,14 @@ from sigmasolver.data.windows import Windows
 from sigmasolver.diagnose.efficiency import WARM_UP, Updates, add_epochs, add_storage, peak_bytes, rounds_of
 from sigmasolver.diagnose.records import read_findings, rows_file, write_findings
 from sigmasolver.diagnose.subject import Findings
-from sigmasolver.memory import keep_freed_memory
+from sigmasolver.forecast.checkpoint import begin, build
 from sigmasolver.models import build_solver
 from sigmasolver.ops import fused
+from sigmasolver.ops.memory import keep_freed_memory
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, append_row, provenance, read_rows
+from sigmasolver.train.dry_run import Noise, frames_of
 from sigmasolver.train.job import refuse_other_grid
-from sigmasolver.train.rehearsal import Noise, frames_of
-from sigmasolver.trained import begin, build
 from sigmasolver.version import __version__
 
 __all__ = ["Protocol", "Timing", "measure", "time_epoch"]

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from sigmasolver import metrics
-from sigmasolver.data.header import Header, header_of
+from sigmasolver.data.header import Header
 from sigmasolver.data.store import Reader, Writer, open_store
 from sigmasolver.data.windows import Windows
-from sigmasolver.evaluate import records_of_test_part, yardstick
+from sigmasolver.evaluate import metrics, records_of_test_part, yardstick
+from sigmasolver.experiments.ledger import budget_of
 from sigmasolver.forecast import Forecaster
-from sigmasolver.ledger import budget_of
+from sigmasolver.forecast.checkpoint import load, recipe_in, save
 from sigmasolver.model_cards.score import (
     card_columns,
     compare_with_solver,
@@ -33,7 +33,7 @@ from sigmasolver.recipes import Recipe
 from sigmasolver.report.published import seed_tables, tables
 from sigmasolver.runs import Run, provenance, read_facts, read_tensors
 from sigmasolver.simulate import simulator_of
-from sigmasolver.trained import load, recipe_in, save
+from sigmasolver.simulate.generate import header_of
 
 __all__ = ["LIMIT", "make_folder"]
 

@@ -14,18 +14,18 @@ import torch
 from sigmasolver import metrics, pretrained
 from sigmasolver.data.store import Reader, open_store
 from sigmasolver.data.windows import Windows
-from sigmasolver.deliver import write_forecast
 from sigmasolver.evaluate import Request, measure, rows_of
 from sigmasolver.forecast import Forecaster
+from sigmasolver.forecast.checkpoint import load, recipe_in
+from sigmasolver.forecast.files import write_forecast
+from sigmasolver.forecast.replay import Replay
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
-from sigmasolver.replay import Replay
 from sigmasolver.report.published import Column, tables
 from sigmasolver.runs import Run, provenance, read_facts
 from sigmasolver.simulate import simulator_of
 from sigmasolver.simulate.coarse import Work, coarse_work, full_work
-from sigmasolver.trained import load, recipe_in
 
 __all__ = [
     "Demonstration",

@@ -10,10 +10,10 @@ import base64
 import hashlib
 from pathlib import Path
 
-from sigmasolver.files import plain_errors, replacing
 from sigmasolver.report.chart import chart
 from sigmasolver.report.pictures import film, gallery
 from sigmasolver.report.study import Curve, Maps, Study, Table
+from sigmasolver.runs.files import plain_errors, replacing
 
 __all__ = ["Curve", "Maps", "Study", "Table", "render", "write_page"]
 

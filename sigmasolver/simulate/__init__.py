@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from sigmasolver.settings import row
 from sigmasolver.simulate.darcy import Darcy
-from sigmasolver.simulate.simulator import Layout, Simulator
+from sigmasolver.simulate.simulator import Simulator
 from sigmasolver.simulate.smoke import SMOKE3D, Smoke
 from sigmasolver.simulate.turbulence import IT3D, Turbulence
 from sigmasolver.simulate.vorticity import DEMO, KF2D, NS2D, Vorticity
 
-__all__ = ["SIMULATORS", "Darcy", "Layout", "Simulator", "Smoke", "Turbulence", "Vorticity", "simulator_of"]
+__all__ = ["SIMULATORS", "Darcy", "Simulator", "Smoke", "Turbulence", "Vorticity", "simulator_of"]
 
 SIMULATORS: dict[str, Simulator] = {
     "darcy": Darcy(),

@@ -23,9 +23,10 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from sigmasolver.data.layout import Layout
 from sigmasolver.settings import check_types
 from sigmasolver.simulate.random_fields import neumann_field, white_noise
-from sigmasolver.simulate.simulator import Layout, Simulator, Tick, generator
+from sigmasolver.simulate.simulator import Simulator, Tick, generator
 from sigmasolver.simulate.tiles import tiled
 
 __all__ = ["Darcy", "interpolation", "solve"]

@@ -11,32 +11,19 @@ import hashlib
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 
-__all__ = ["PRECISIONS", "Layout", "Simulator", "Tick", "generator"]
+from sigmasolver.data.layout import Layout
+
+__all__ = ["PRECISIONS", "Simulator", "Tick", "generator"]
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 """What a simulator may integrate in; trajectories are float32 either way."""
 
 Tick = Callable[[float], None]
 """Called now and then with the fraction of the present batch that is done (0 to 1)."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What the axes and channels of a trajectory `(frames, *grid, fields)` mean."""
-
-    fields: tuple[str, ...]
-    units: tuple[str, ...]
-    boundary: tuple[str, ...]
-    """How each spatial axis ends: "periodic", "wall" or "open"."""
-    coordinates: tuple[np.ndarray, ...]
-    """One increasing array per spatial axis (for staggered fields: of the cell centres)."""
-    times: np.ndarray
 
 
 class Simulator(ABC):

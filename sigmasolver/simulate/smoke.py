@@ -22,8 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sigmasolver.data.layout import Layout
 from sigmasolver.settings import check_types
-from sigmasolver.simulate.simulator import PRECISIONS, Layout, Simulator, Tick, generator
+from sigmasolver.simulate.simulator import PRECISIONS, Simulator, Tick, generator
 from sigmasolver.simulate.tiles import spread
 
 __all__ = [

@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sigmasolver.data.layout import Layout
 from sigmasolver.settings import check_types
-from sigmasolver.simulate.simulator import PRECISIONS, Layout, Simulator, Tick, generator
+from sigmasolver.simulate.simulator import PRECISIONS, Simulator, Tick, generator
 from sigmasolver.simulate.tiles import spread
 
 __all__ = ["IT3D", "Modes", "Turbulence", "embed", "extract"]

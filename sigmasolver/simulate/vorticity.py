@@ -35,9 +35,10 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from sigmasolver.data.layout import Layout
 from sigmasolver.settings import check_types
 from sigmasolver.simulate.random_fields import periodic_field, white_noise
-from sigmasolver.simulate.simulator import PRECISIONS, Layout, Simulator, Tick, generator
+from sigmasolver.simulate.simulator import PRECISIONS, Simulator, Tick, generator
 from sigmasolver.simulate.spectral import DEALIAS, dealias_mask, wavenumbers
 from sigmasolver.simulate.tiles import tiled
 

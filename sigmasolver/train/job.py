@@ -16,15 +16,8 @@ from sigmasolver.data.domain import Domain, unevenly_spaced
 from sigmasolver.data.normalise import TimeScale, fit
 from sigmasolver.data.store import Reader, open_store
 from sigmasolver.data.windows import Split, Windows
-from sigmasolver.files import remove_abandoned
 from sigmasolver.forecast import Forecaster
-from sigmasolver.parallel import processes_here
-from sigmasolver.recipes import Recipe
-from sigmasolver.runs import Run
-from sigmasolver.settings import to_plain
-from sigmasolver.train.engine import Place, blocks_of
-from sigmasolver.train.loop import Data, Plan, Progress, train
-from sigmasolver.trained import (
+from sigmasolver.forecast.checkpoint import (
     begin,
     build,
     data_of,
@@ -35,6 +28,13 @@ from sigmasolver.trained import (
     skeleton,
     write_normalisers,
 )
+from sigmasolver.parallel import processes_here
+from sigmasolver.recipes import Recipe
+from sigmasolver.runs import Run
+from sigmasolver.runs.files import remove_abandoned
+from sigmasolver.settings import to_plain
+from sigmasolver.train.engine import Place, blocks_of
+from sigmasolver.train.loop import Data, Plan, Progress, train
 
 __all__ = ["lies_on", "memory_of", "refuse_other_grid", "refuse_too_large", "resume_run", "train_run"]
 

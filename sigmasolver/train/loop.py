@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from sigmasolver import metrics
 from sigmasolver.data.windows import Windows
+from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import Forecaster, rollout
+from sigmasolver.forecast.checkpoint import begin, save
 from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, append_row, read_tensors, replace_rows, write_tensors
 from sigmasolver.train.engine import Place, Stepper, full
 from sigmasolver.train.schedule import OneCycle
-from sigmasolver.trained import begin, save
 
 __all__ = ["Data", "Plan", "Progress", "order", "train", "validate"]
 

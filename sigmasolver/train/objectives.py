@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 
 from sigmasolver.data.normalise import Normaliser
+from sigmasolver.evaluate.metrics import component_mean
 from sigmasolver.forecast import feed_back
-from sigmasolver.metrics import component_mean
 
 __all__ = ["Price", "direct", "frame_by_frame", "pushforward", "relative_l2", "teacher_forced"]
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sigmasolver.data.domain import Domain, time_steps, unevenly_spaced
+from sigmasolver.data.layout import Layout
 from sigmasolver.settings import from_plain, to_plain
-from sigmasolver.simulate.simulator import Layout
 
 
 def layout(points=16, side=2.0, end="periodic", unit="m/s", step=0.25, origin=0.0, kind="periodic"):

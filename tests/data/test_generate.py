@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from sigmasolver.data.generate import Stream, generate
 from sigmasolver.data.inspect import summarise
 from sigmasolver.data.store import StoreError, open_store
 from sigmasolver.simulate.darcy import Darcy
+from sigmasolver.simulate.generate import Stream, generate
 from sigmasolver.simulate.smoke import SMOKE3D
 from sigmasolver.simulate.turbulence import IT3D
 from sigmasolver.simulate.vorticity import DEMO

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from sigmasolver.data import inspect
-from sigmasolver.data.generate import generate
 from sigmasolver.data.header import Header
 from sigmasolver.data.inspect import draw, summarise
+from sigmasolver.data.layout import Layout
 from sigmasolver.data.store import StoreError, Writer
-from sigmasolver.simulate.simulator import Layout
+from sigmasolver.simulate.generate import generate
 from tests.data.waves import Waves
 
 LAYOUT = Layout(

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from sigmasolver.data.header import Header
+from sigmasolver.data.layout import Layout
 from sigmasolver.data.store import Key, StoreError, Writer, open_store
-from sigmasolver.simulate.simulator import Layout
 
 LAYOUT = Layout(
     ("u", "p"),

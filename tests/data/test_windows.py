@@ -13,11 +13,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from sigmasolver.data.generate import Stream
 from sigmasolver.data.header import Header
+from sigmasolver.data.layout import Layout
 from sigmasolver.data.store import Reader, Writer, open_store
 from sigmasolver.data.windows import Row, Split, Windows, WindowSpec, split
-from sigmasolver.simulate.simulator import Layout
+from sigmasolver.simulate.generate import Stream
 from sigmasolver.tasks import TASKS
 from tests.data.memory import Memory
 from tests.data.waves import Waves

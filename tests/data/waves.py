@@ -22,9 +22,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from sigmasolver.data.generate import generate
+from sigmasolver.data.layout import Layout
 from sigmasolver.data.store import open_store
-from sigmasolver.simulate.simulator import Layout, Simulator, Tick, generator
+from sigmasolver.simulate.generate import generate
+from sigmasolver.simulate.simulator import Simulator, Tick, generator
 
 
 @dataclass(frozen=True)

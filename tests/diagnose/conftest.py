@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from sigmasolver.data.generate import generate
 from sigmasolver.models import Options
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run
+from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train.job import train_run

@@ -7,17 +7,17 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from sigmasolver.data.generate import Stream
 from sigmasolver.data.header import Header
+from sigmasolver.data.layout import Layout
 from sigmasolver.data.normalise import Normaliser
 from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.diagnose.subject import Subject
+from sigmasolver.forecast.checkpoint import build
 from sigmasolver.models import Options
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run
-from sigmasolver.simulate.simulator import Layout
+from sigmasolver.simulate.generate import Stream
 from sigmasolver.tasks import Task
-from sigmasolver.trained import build
 from tests.data.memory import Memory
 from tests.data.waves import Waves
 

@@ -24,7 +24,7 @@ from sigmasolver.diagnose.components import (
 from sigmasolver.diagnose.gains import MeanJacobian, block_output, history_update, largest_gain, mean_products
 from sigmasolver.diagnose.subject import NotApplicable
 from sigmasolver.forecast import Forecaster, feed_back, rollout
-from sigmasolver.trained import load, recipe_in
+from sigmasolver.forecast.checkpoint import load, recipe_in
 from tests.diagnose.looking import STEADY, TASK, hooks_in, number, rows_named, subject_in_a_volume, subject_of
 from tests.theory.linear_model import geometric_sum, random_reversal, real_fourier_basis
 

@@ -11,7 +11,7 @@ from sigmasolver.data.windows import Windows
 from sigmasolver.diagnose.decomposition import TERMS, decompose, decomposition
 from sigmasolver.diagnose.subject import Subject
 from sigmasolver.forecast import Forecaster
-from sigmasolver.trained import load, recipe_in
+from sigmasolver.forecast.checkpoint import load, recipe_in
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 

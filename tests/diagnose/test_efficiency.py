@@ -12,12 +12,12 @@ from sigmasolver.data.windows import Windows
 from sigmasolver.diagnose import efficiency as module
 from sigmasolver.diagnose.efficiency import efficiency, parameter_bytes, parameters_of, position_bytes, rounds_of
 from sigmasolver.diagnose.subject import Subject
+from sigmasolver.forecast.checkpoint import load, recipe_in
 from sigmasolver.models import Options, build_model
 from sigmasolver.models.layers import distances
 from sigmasolver.runs import read_tensors
+from sigmasolver.train.dry_run import cost_of
 from sigmasolver.train.engine import Place
-from sigmasolver.train.rehearsal import cost_of
-from sigmasolver.trained import load, recipe_in
 
 
 class Odd(nn.Module):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sigmasolver import metrics
 from sigmasolver.diagnose.interventions import alignment, interventions
+from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import feed_back, rollout
 from tests.diagnose.looking import FIELDS, STEADY, TASK, hooks_in, number, rows_named, subject_of
 from tests.diagnose.test_watch import really_zero

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from sigmasolver.data.generate import generate
 from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows
 from sigmasolver.diagnose.corrections import corrections
 from sigmasolver.diagnose.profiles import exact_attention, exact_update, geometry, profile
 from sigmasolver.diagnose.subject import Subject
 from sigmasolver.diagnose.watch import slice_operators, watching
+from sigmasolver.forecast.checkpoint import load
 from sigmasolver.models.slices import SliceUpdate
 from sigmasolver.runs import Run
+from sigmasolver.simulate.generate import generate
 from sigmasolver.train.job import train_run
-from sigmasolver.trained import load
 from tests.diagnose.looking import MODEL, RECIPE, WAVES, hooks_in, number, shaken, subject_of
 
 SLACK, ROUNDING = 1 + 1e-10, 1e-15

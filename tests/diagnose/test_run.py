@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sigmasolver.data.generate import generate
 from sigmasolver.data.header import Header
+from sigmasolver.data.layout import Layout
 from sigmasolver.data.store import Writer
 from sigmasolver.diagnose import run as module
 from sigmasolver.diagnose.records import read_findings, rows_file
@@ -15,9 +15,9 @@ from sigmasolver.diagnose.run import DIAGNOSTICS, diagnose_run, peers_of
 from sigmasolver.diagnose.subject import Findings
 from sigmasolver.evaluate import Request, evaluate_run
 from sigmasolver.runs import Run
-from sigmasolver.simulate.simulator import Layout
+from sigmasolver.simulate.generate import generate
+from sigmasolver.train.infer_recipe import Wishes, own_recipe
 from sigmasolver.train.job import train_run
-from sigmasolver.train.own import Wishes, own_recipe
 from tests.diagnose.conftest import FLOW, MODEL
 
 NAMES = ("decomposition", "trust", "maps")

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from sigmasolver.data.header import Header
+from sigmasolver.data.layout import Layout
 from sigmasolver.data.normalise import Normaliser
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.data.windows import Windows
@@ -19,7 +20,6 @@ from sigmasolver.diagnose.trust import trust
 from sigmasolver.forecast import Forecaster
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run
-from sigmasolver.simulate.simulator import Layout
 from sigmasolver.tasks import Task
 
 POINTS = 16

@@ -13,13 +13,13 @@ from sigmasolver.diagnose import workload
 from sigmasolver.diagnose.efficiency import WARM_UP
 from sigmasolver.diagnose.records import read_findings
 from sigmasolver.diagnose.workload import Protocol, measure, time_epoch
+from sigmasolver.forecast.checkpoint import recipe_in
 from sigmasolver.models import Options
 from sigmasolver.recipes import ModelRecipe, changed, suite_of
 from sigmasolver.runs import Run, read_rows, replace_rows
+from sigmasolver.train.dry_run import Noise, Rehearsal, cost_of, frames_of
 from sigmasolver.train.engine import Place
 from sigmasolver.train.loop import Plan
-from sigmasolver.train.rehearsal import Noise, Rehearsal, cost_of, frames_of
-from sigmasolver.trained import recipe_in
 
 CPU = torch.device("cpu")
 SMALL = [

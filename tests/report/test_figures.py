@@ -470,7 +470,7 @@ def test_figures_leave_no_global_state_and_import_nothing_heavy():
             assert not any("pyplot" in name or name.partition(".")[0] == "torch" for name in names), file
             assert all(
                 not name.startswith("sigmasolver.")
-                or name.startswith(("sigmasolver.report", "sigmasolver.files", "sigmasolver.tasks"))
+                or name.startswith(("sigmasolver.report", "sigmasolver.runs.files", "sigmasolver.tasks"))
                 for name in names
             ), file
 

@@ -198,5 +198,5 @@ def test_the_report_knows_numbers_and_words_only():
             for name in names:
                 assert name.partition(".")[0] != "torch"
                 assert not name.startswith("sigmasolver.") or name.startswith(
-                    ("sigmasolver.report", "sigmasolver.files")
+                    ("sigmasolver.report", "sigmasolver.runs.files")
                 )

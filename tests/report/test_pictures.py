@@ -9,7 +9,7 @@ import torch
 from matplotlib import colormaps
 from matplotlib.image import imread
 
-from sigmasolver.metrics import blow_up
+from sigmasolver.evaluate.metrics import blow_up
 from sigmasolver.report.pictures import NOT_FINITE, Scale, blown_up, error_limit, error_scale, field_scale, gallery
 from sigmasolver.report.study import Maps
 

@@ -11,24 +11,24 @@ import pytest
 import torch
 
 import sigmasolver
-from sigmasolver.data.generate import generate
 from sigmasolver.data.normalise import fit
 from sigmasolver.data.prefetch import prefetch
 from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows
+from sigmasolver.forecast.checkpoint import build
 from sigmasolver.models import Options
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.parallel import World, join
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, changed
 from sigmasolver.runs import Run, read_rows, read_tensors
+from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train.capture import WARM_UP
+from sigmasolver.train.dry_run import Alive, Rehearsal
 from sigmasolver.train.engine import ENGINES, Place, Stepper
 from sigmasolver.train.job import train_run
 from sigmasolver.train.loop import Plan
-from sigmasolver.train.rehearsal import Alive, Rehearsal
-from sigmasolver.trained import build
 
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
 TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")

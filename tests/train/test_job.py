@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from sigmasolver.data.generate import generate
 from sigmasolver.data.store import Writer, open_store
-from sigmasolver.deliver import forecast_file
 from sigmasolver.evaluate import evaluate_run
+from sigmasolver.forecast.checkpoint import data_of, domain_of, skeleton
+from sigmasolver.forecast.files import forecast_file
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, changed, recipe_of
 from sigmasolver.runs import Run, read_tensors
+from sigmasolver.simulate.generate import generate
 from sigmasolver.tasks import Task
 from sigmasolver.train import job
 from sigmasolver.train.engine import Place
 from sigmasolver.train.job import resume_run, train_run
-from sigmasolver.trained import data_of, domain_of, skeleton
 from tests.data.waves import Waves
 
 BOTH = ("height", "slope")

@@ -13,18 +13,18 @@ import pytest
 import torch
 
 import sigmasolver
-from sigmasolver.data.generate import generate
 from sigmasolver.data.normalise import fit
 from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows
+from sigmasolver.forecast.checkpoint import build, load, write_normalisers
 from sigmasolver.models import Options
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run, read_rows, read_tensors, write_tensors
+from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train import loop
 from sigmasolver.train.loop import Data, Plan, order, train
-from sigmasolver.trained import build, load, write_normalisers
 
 ROOT = Path(sigmasolver.__file__).parents[1]
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)

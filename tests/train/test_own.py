@@ -10,12 +10,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sigmasolver.data.header import BOUNDARIES, Header
+from sigmasolver.data.layout import Layout
 from sigmasolver.data.windows import Windows
 from sigmasolver.models import build_solver
 from sigmasolver.recipes import Recipe
-from sigmasolver.simulate.simulator import Layout
+from sigmasolver.train.infer_recipe import LARGE, Wishes, own_recipe
 from sigmasolver.train.loop import Plan
-from sigmasolver.train.own import LARGE, Wishes, own_recipe
 from tests.data.memory import Memory
 
 NAMES = ("u", "v", "velocity_x", "p")

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import sigmasolver
-from sigmasolver.data.generate import generate
 from sigmasolver.evaluate import Request, evaluate_run
 from sigmasolver.parallel import join
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run, read_facts, read_rows, read_tensors
+from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train import job

@@ -13,18 +13,18 @@ import torch
 from torch import nn
 
 import sigmasolver
-from sigmasolver.data.generate import generate
 from sigmasolver.models import Options, build_model
 from sigmasolver.models.layers import draws_noise
 from sigmasolver.parallel import World, join
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, changed
 from sigmasolver.runs import Run, read_tensors
+from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train.capture import WARM_UP
+from sigmasolver.train.dry_run import Rehearsal
 from sigmasolver.train.engine import ENGINES, Place, recompute
 from sigmasolver.train.job import train_run
-from sigmasolver.train.rehearsal import Rehearsal
 from tests.train.saved import saved_bytes
 
 ROOT = Path(sigmasolver.__file__).parents[1]

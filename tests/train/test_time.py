@@ -19,29 +19,29 @@ import torch
 
 import sigmasolver
 from sigmasolver.data.header import Header
+from sigmasolver.data.layout import Layout
 from sigmasolver.data.normalise import Normaliser, TimeScale, fit
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.data.windows import Windows
-from sigmasolver.deliver import forecast_file
 from sigmasolver.diagnose.components import follow
 from sigmasolver.diagnose.gains import history_update
 from sigmasolver.diagnose.linearise import Linearised
 from sigmasolver.diagnose.run import DIAGNOSTICS, diagnose_run
 from sigmasolver.evaluate import Request, evaluate_run
 from sigmasolver.forecast import rollout
+from sigmasolver.forecast.checkpoint import build, load
+from sigmasolver.forecast.files import forecast_file
+from sigmasolver.forecast.replay import Replay
 from sigmasolver.models import Options, list_models, variants
 from sigmasolver.parallel import World, join
-from sigmasolver.plan import predict
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
-from sigmasolver.replay import Replay
 from sigmasolver.runs import Run, read_rows, read_tensors
-from sigmasolver.simulate.simulator import Layout
 from sigmasolver.tasks import Task
-from sigmasolver.train import job, rehearsal
+from sigmasolver.train import dry_run, job
 from sigmasolver.train.engine import Place, Stepper
 from sigmasolver.train.loop import Plan
 from sigmasolver.train.objectives import Price, direct, frame_by_frame, pushforward, teacher_forced
-from sigmasolver.trained import build, load
+from sigmasolver.train.plan import predict
 from tests.train.test_processes import distance
 
 ROOT = Path(sigmasolver.__file__).parents[1]
@@ -373,7 +373,7 @@ def test_a_call_is_linearised_at_its_own_time():
 
 
 def test_a_plan_counts_the_embedding(monkeypatch):
-    monkeypatch.setattr(rehearsal, "WATCHED", 0.0)
+    monkeypatch.setattr(dry_run, "WATCHED", 0.0)
     told = predict(RECIPE, Place(), 1e12)
     blind = predict(replace(RECIPE, model=replace(TOLD, options=Options())), Place(), 1e12)
     assert told.parameters - blind.parameters == 2 * (16 * 16 + 16)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sigmasolver.data.domain import time_steps, unevenly_spaced
-from sigmasolver.data.formats import arrays, factformer, folder, mat, own
-from sigmasolver.data.formats.beside import check_names
-from sigmasolver.data.formats.foreign import Foreign
+from sigmasolver.data.formats import arrays, factformer, mat, user_arrays, user_folder
+from sigmasolver.data.formats.checks import Values
 from sigmasolver.data.formats.history import read_history
-from sigmasolver.data.formats.values import Values
+from sigmasolver.data.formats.metadata import check_names
+from sigmasolver.data.formats.source import Foreign
 from sigmasolver.data.header import Header
 from sigmasolver.data.store import Writer, open_store
 
@@ -47,13 +47,13 @@ def _kolmogorov(path: Path) -> bool:
 
 
 def _own(path: Path) -> bool:
-    return (
-        bool(folder.trajectory_files(path)) if path.is_dir() else path.is_file() and path.suffix.lower() in own.SUFFIXES
-    )
+    if path.is_dir():
+        return bool(user_folder.trajectory_files(path))
+    return path.is_file() and path.suffix.lower() in user_arrays.SUFFIXES
 
 
 def _read_own(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
-    return folder.read_folder(path, names, steady) if path.is_dir() else own.read_file(path, names, steady)
+    return user_folder.read_folder(path, names, steady) if path.is_dir() else user_arrays.read_file(path, names, steady)
 
 
 KINDS: tuple[Kind, ...] = (

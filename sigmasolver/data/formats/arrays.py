@@ -11,7 +11,7 @@ from typing import IO
 
 import numpy as np
 
-from sigmasolver.data.formats.foreign import Array, listed, pickled
+from sigmasolver.data.formats.source import Array, listed, pickled
 from sigmasolver.data.isolated import check_file
 
 __all__ = ["members", "open_members", "open_npy", "open_npz"]

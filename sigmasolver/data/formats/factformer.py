@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from sigmasolver.data.formats.arrays import open_members, open_npy
-from sigmasolver.data.formats.foreign import Foreign, check_numbers, periodic
-from sigmasolver.simulate.simulator import Layout
+from sigmasolver.data.formats.source import Foreign, check_numbers, periodic
+from sigmasolver.data.layout import Layout
 
 __all__ = [
     "SMOKE",

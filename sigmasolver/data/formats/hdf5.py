@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sigmasolver.data.formats.foreign import Array
+from sigmasolver.data.formats.source import Array
 from sigmasolver.data.isolated import UnreadableError, ask
 from sigmasolver.data.store import is_store
 

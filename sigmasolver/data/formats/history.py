@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from sigmasolver.data.formats.beside import check_names, is_list, own_names, read_list
-from sigmasolver.data.formats.choice import UNNAMED, check_field, pick
-from sigmasolver.data.formats.foreign import Array
+from sigmasolver.data.formats.fields import UNNAMED, check_field, pick
 from sigmasolver.data.formats.hdf5 import is_store
-from sigmasolver.data.formats.own import open_arrays
+from sigmasolver.data.formats.metadata import check_names, is_list, own_names, read_list
+from sigmasolver.data.formats.source import Array
+from sigmasolver.data.formats.user_arrays import open_arrays
 from sigmasolver.data.store import open_store
 
 __all__ = ["read_history", "read_times"]

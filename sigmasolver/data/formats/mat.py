@@ -17,9 +17,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from sigmasolver.data.formats.foreign import Array, Foreign, check_numbers, listed, periodic
+from sigmasolver.data.formats.source import Array, Foreign, check_numbers, listed, periodic
 from sigmasolver.data.isolated import UnreadableError, ask, check_file
-from sigmasolver.simulate.simulator import Layout
+from sigmasolver.data.layout import Layout
 from sigmasolver.tasks import TASKS
 
 __all__ = ["read_darcy", "read_darcy_pair", "read_navier_stokes", "variables"]

@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from sigmasolver.files import plain_errors, replacing
 from sigmasolver.report.published import places
+from sigmasolver.runs.files import plain_errors, replacing
 
 __all__ = [
     "BLACK",

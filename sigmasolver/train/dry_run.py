@@ -20,17 +20,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sigmasolver.data.header import Header
+from sigmasolver.data.layout import Layout
 from sigmasolver.data.normalise import Normaliser
 from sigmasolver.data.windows import Resident, Windows
 from sigmasolver.forecast import Forecaster
+from sigmasolver.forecast.checkpoint import build
 from sigmasolver.recipes import Recipe
 from sigmasolver.simulate import SIMULATORS
-from sigmasolver.simulate.simulator import Layout
 from sigmasolver.tasks import Task
 from sigmasolver.train.capture import WARM_UP
 from sigmasolver.train.engine import Place, Stepper
 from sigmasolver.train.loop import Plan
-from sigmasolver.trained import build
 
 __all__ = [
     "Cost",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sigmasolver.data.formats.foreign import Array
+from sigmasolver.data.formats.source import Array
 
 __all__ = ["BESIDE", "check_names", "is_list", "own_names", "plain_words", "read_list"]
 

@@ -6,6 +6,8 @@ generation that was interrupted continues where its store ends.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,11 +18,12 @@ from typing import TypeAlias
 
 import torch
 
-from sigmasolver.data.header import Header, header_of
+from sigmasolver.data.header import Header, canonical
+from sigmasolver.data.layout import Layout
 from sigmasolver.data.store import Writer
-from sigmasolver.simulate.simulator import Layout, Simulator, Tick
+from sigmasolver.simulate.simulator import Simulator, Tick
 
-__all__ = ["Generated", "Progress", "Stream", "generate"]
+__all__ = ["Generated", "Progress", "Stream", "generate", "header_of"]
 
 Progress: TypeAlias = Callable[[int, int, float], None]
 """Called with the trajectories done, the trajectories wanted, and the fraction done of the present batch."""
@@ -91,6 +94,11 @@ class Stream:
     def layout(self) -> Layout:
         return self.header.layout
 
+    @property
+    def batch_size(self) -> int:
+        """How many trajectories are made together."""
+        return self.simulator.batch_size(self.device)
+
     def __len__(self) -> int:
         if self.count is None:
             raise TypeError("an endless stream has no length")
@@ -111,7 +119,7 @@ class Stream:
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         """Trajectories 0, 1, 2, … one by one, simulated a batch at a time."""
-        size = self.simulator.batch_size(self.device)
+        size = self.batch_size
         for start in endless(0, size) if self.count is None else range(0, self.count, size):
             stop = start + size if self.count is None else min(start + size, self.count)
             yield from self.batch(range(start, stop))
@@ -130,3 +138,11 @@ def _batch(
 
 def _ticker(progress: Progress | None, done: int, count: int) -> Tick | None:
     return None if progress is None else lambda fraction: progress(done, count, fraction)
+
+
+def header_of(simulator: Simulator, seed: int, dtype: str = "float32") -> Header:
+    """The header of what this simulator makes from this seed; its parameters are its dataclass fields."""
+    if not dataclasses.is_dataclass(simulator):
+        raise TypeError(f"{type(simulator).__name__} must be a frozen dataclass, so that its parameters can be stored")
+    parameters = json.loads(canonical(dataclasses.asdict(simulator)))
+    return Header(simulator.layout, simulator.name, parameters, seed, dtype)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from sigmasolver.data.formats.beside import own_names
-from sigmasolver.data.formats.choice import check_field, choose
-from sigmasolver.data.formats.foreign import Array, Foreign
-from sigmasolver.data.formats.own import SUFFIXES, describe, open_arrays
-from sigmasolver.simulate.simulator import Layout
+from sigmasolver.data.formats.fields import check_field, choose
+from sigmasolver.data.formats.metadata import own_names
+from sigmasolver.data.formats.source import Array, Foreign
+from sigmasolver.data.formats.user_arrays import SUFFIXES, describe, open_arrays
+from sigmasolver.data.layout import Layout
 
 __all__ = ["read_folder", "trajectory_files"]
 

@@ -16,15 +16,15 @@ from sigmasolver.data.domain import Domain, time_steps
 from sigmasolver.data.formats.hdf5 import is_store
 from sigmasolver.data.formats.history import read_history, read_times
 from sigmasolver.data.header import Header
+from sigmasolver.data.layout import Layout
 from sigmasolver.data.normalise import TimeScale
 from sigmasolver.data.store import open_store, write_store
-from sigmasolver.files import plain_errors, replacing
+from sigmasolver.forecast.checkpoint import domain_of, load, not_compared, recipe_in, refuse_other_domain
+from sigmasolver.forecast.replay import Replay
 from sigmasolver.recipes import Recipe
-from sigmasolver.replay import Replay
 from sigmasolver.runs import Run, read_facts
-from sigmasolver.simulate.simulator import Layout
+from sigmasolver.runs.files import plain_errors, replacing
 from sigmasolver.tasks import Task
-from sigmasolver.trained import domain_of, load, not_compared, recipe_in, refuse_other_domain
 
 __all__ = ["check_name", "forecast_file", "write_forecast"]
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from sigmasolver.evaluate import records_of_test_part
+from sigmasolver.forecast.checkpoint import recipe_in
 from sigmasolver.recipes import RECIPES, Recipe, recipe_of
 from sigmasolver.runs import Run, read_facts, read_records, replace_rows
-from sigmasolver.train.rehearsal import updates_of
-from sigmasolver.trained import recipe_in
+from sigmasolver.train.dry_run import updates_of
 
 __all__ = ["METRICS", "budget_of", "collect", "write"]
 

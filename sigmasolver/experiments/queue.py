@@ -11,17 +11,16 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from sigmasolver.data.generate import generate
-from sigmasolver.data.header import header_of
 from sigmasolver.data.store import open_store
 from sigmasolver.evaluate import evaluate_run, records_of_test_part
+from sigmasolver.forecast.checkpoint import begin
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_facts
 from sigmasolver.simulate import SIMULATORS, simulator_of
+from sigmasolver.simulate.generate import generate, header_of
 from sigmasolver.train.engine import Place
 from sigmasolver.train.job import train_run
 from sigmasolver.train.loop import Progress
-from sigmasolver.trained import begin
 
 __all__ = ["Deadline", "OutOfTimeError", "ensure_store", "fraction_done", "is_done", "run_row"]
 

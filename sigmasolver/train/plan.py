@@ -16,13 +16,13 @@ from math import gcd, inf, prod
 
 import torch
 
+from sigmasolver.forecast.checkpoint import refuse_beyond_limits, skeleton
 from sigmasolver.models.layers import draws_noise
 from sigmasolver.recipes import Recipe, changed
+from sigmasolver.train.dry_run import Cost, cost_of, planned_windows
 from sigmasolver.train.engine import Place
 from sigmasolver.train.job import lies_on, memory_of, refuse_too_large
 from sigmasolver.train.loop import Plan
-from sigmasolver.train.rehearsal import Cost, cost_of, planned_windows
-from sigmasolver.trained import refuse_beyond_limits, skeleton
 
 __all__ = ["MARGIN", "Prediction", "advise", "on_grid", "predict", "probe_grids"]
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sigmasolver.data.formats.beside import BESIDE, is_list, own_names, plain_words
-from sigmasolver.data.formats.foreign import Array, check_numbers, listed, pickled
+from sigmasolver.data.formats.metadata import BESIDE, is_list, own_names, plain_words
+from sigmasolver.data.formats.source import Array, check_numbers, listed, pickled
 from sigmasolver.settings import near_names
 
 __all__ = ["UNNAMED", "Choice", "check_field", "choose", "pick"]

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from sigmasolver.data.generate import generate
+from sigmasolver.cli.terminal import print_scores, progress, training
 from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows
 from sigmasolver.evaluate import evaluate_run
 from sigmasolver.forecast import rollout
+from sigmasolver.forecast.checkpoint import load
 from sigmasolver.models import Options, matched_width
 from sigmasolver.parallel import World
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
@@ -29,11 +30,10 @@ from sigmasolver.report.sample import sample_of
 from sigmasolver.report.study import Maps, Study
 from sigmasolver.report.tables import comparison, curves
 from sigmasolver.runs import Run
+from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
-from sigmasolver.terminal import print_scores, progress, training
 from sigmasolver.train.job import train_run
-from sigmasolver.trained import load
 
 __all__ = ["MODELS", "Size", "run"]
 

@@ -25,20 +25,20 @@ from typing import Any
 
 import torch
 
-from sigmasolver import metrics
 from sigmasolver.data.domain import Domain
 from sigmasolver.data.header import Header
 from sigmasolver.data.store import Reader, open_store
 from sigmasolver.data.windows import Windows, spread_evenly
+from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import Forecaster, rollout
+from sigmasolver.forecast.checkpoint import data_of, load, recipe_in, refuse_other_domain
+from sigmasolver.forecast.replay import Replay, check_precision
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
-from sigmasolver.replay import Replay, check_precision
 from sigmasolver.runs import Run, provenance, read_facts, read_records, replace_rows
 from sigmasolver.settings import row as row_of
 from sigmasolver.tasks import COHORTS, cohort_of, field_groups
-from sigmasolver.trained import data_of, load, recipe_in, refuse_other_domain
 from sigmasolver.version import __version__
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "same_source",
     "source_of",
     "windows_of",
+    "yardstick",
 ]
 
 PROTOCOLS = ("free", "teacher-forced")

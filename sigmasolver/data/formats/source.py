@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sigmasolver.simulate.simulator import Layout
+from sigmasolver.data.layout import Layout
 
 __all__ = ["Array", "Foreign", "check_numbers", "listed", "periodic", "pickled"]
 

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from sigmasolver.files import open_lock, plain_errors, read_bytes, replacing
+from sigmasolver.runs.files import open_lock, plain_errors, read_bytes, replacing
 from sigmasolver.version import __version__
 
 __all__ = [

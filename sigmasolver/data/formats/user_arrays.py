@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from sigmasolver.data.formats.arrays import open_npy, open_npz
-from sigmasolver.data.formats.beside import is_list, plain_words, read_list
-from sigmasolver.data.formats.choice import UNNAMED, Choice, choose
-from sigmasolver.data.formats.foreign import Array, Foreign
+from sigmasolver.data.formats.fields import UNNAMED, Choice, choose
 from sigmasolver.data.formats.hdf5 import open_hdf5
-from sigmasolver.simulate.simulator import Layout
+from sigmasolver.data.formats.metadata import is_list, plain_words, read_list
+from sigmasolver.data.formats.source import Array, Foreign
+from sigmasolver.data.layout import Layout
 
 __all__ = ["SUFFIXES", "describe", "open_arrays", "read_file"]
 

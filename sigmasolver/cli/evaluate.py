@@ -1,0 +1,73 @@
+"""The command that measures the errors of runs."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sigmasolver.cli.app import Cohort, Device, Precision, app, device_of, numbers
+from sigmasolver.cli.terminal import console, print_scores, progress
+
+if TYPE_CHECKING:
+    from sigmasolver.runs import Run
+
+__all__ = ["Anyway", "evaluate", "say_unfinished"]
+
+Anyway = Annotated[
+    bool,
+    typer.Option("--anyway", help="Also where units, box, boundaries or time step are not those of the training."),
+]
+
+
+@app.command()
+def evaluate(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    data: Annotated[Path | None, typer.Option(help="Another store; all its trajectories are the test.")] = None,
+    horizon: Annotated[int | None, typer.Option(help="Frames to forecast, also beyond the training horizon.")] = None,
+    grid: Annotated[str | None, typer.Option(help="Points per axis, such as 141 or 64,128.")] = None,
+    windows: Annotated[int | None, typer.Option(help="How many windows, evenly spread; none: all.")] = None,
+    protocol: Annotated[str, typer.Option(help="free or teacher-forced.")] = "free",
+    part: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    batch: Annotated[int, typer.Option(help="Windows at a time.")] = 8,
+    precision: Precision = "float32",
+    cohort: Cohort = None,
+    anyway: Anyway = False,
+    device: Device = "auto",
+) -> None:
+    """Measure runs on data they have not seen, beside a forecast that has learned nothing; writes records.jsonl."""
+    from sigmasolver.evaluate import Request, evaluate_run
+    from sigmasolver.parallel import join
+    from sigmasolver.runs import Run
+
+    points = None if grid is None else numbers(grid, "--grid")
+    request = Request(horizon, points, windows, protocol, part, batch, precision, cohort)
+    rows = []
+    with join(device_of(device)) as world:
+        for path in dict.fromkeys(runs):
+            say_unfinished(Run(path))
+            if data is not None:
+                _say_not_compared(Run(path), data)
+            with progress(f"evaluating {path.name}", None) if world.first else nullcontext() as move:
+                rows += evaluate_run(Run(path), request, data, world, move, anyway)
+        if world.first:
+            for name in dict.fromkeys(row["task"] for row in rows):
+                print_scores(console(), [row for row in rows if row["task"] == name])
+
+
+def say_unfinished(run: Run) -> None:
+    from sigmasolver.runs import read_facts
+
+    if run.weights.exists() and run.resume.exists() and not run.finished:
+        at, steps = read_facts(run.weights)["step"], read_facts(run.resume)["steps"]
+        said = f"{run.path} is not finished: these are its weights of step {at} of {steps}"
+        console(stderr=True).print(said, soft_wrap=True)
+
+
+def _say_not_compared(run: Run, data: Path) -> None:
+    from sigmasolver.forecast.checkpoint import domain_of, not_compared
+
+    if domain_of(run) is None:
+        console(stderr=True).print(not_compared(run, data), soft_wrap=True)

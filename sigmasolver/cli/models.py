@@ -1,0 +1,55 @@
+"""The command that lists models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from sigmasolver.cli.app import app
+from sigmasolver.cli.terminal import console
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["models"]
+
+
+@app.command()
+def models() -> None:
+    """List the family and the baselines with their size at the Darcy task, and the pretrained models."""
+    from sigmasolver.models import SolverConfig, count_parameters, list_models, matched_width
+
+    config = SolverConfig((85, 85), 1, 1)
+    table = Table("model", box=SIMPLE_HEAD)
+    for column in ("parameters", "MB", "width for equal size"):
+        table.add_column(column, justify="right")
+    for name in list_models():
+        parameters = count_parameters(name, config)
+        table.add_row(name, f"{parameters:,}", f"{4 * parameters / 1e6:.2f}", str(matched_width(name, config)))
+    console().print(table)
+    _print_pretrained()
+
+
+def _print_pretrained() -> None:
+    from sigmasolver import pretrained
+
+    table = Table("pretrained", "model", box=SIMPLE_HEAD)
+    for column in ("parameters", "error %", "paper %", "budget"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name in pretrained.names():
+        card = pretrained.card(name)
+        scores = card["test"]["scores"]
+        task = "" if name == card["task"] else f"{card['task']} "
+        table.add_row(
+            f"{name} {task}{'×'.join(map(str, card['test']['grid']))}",
+            card["model"],
+            f"{card['parameters']:,}",
+            " / ".join(f"{100 * row['value']:.3g}" for row in scores),
+            " / ".join((row["paper"] or "–").replace("±", " ± ") for row in scores),
+            f"{100 * card['training']['budget_share']:.3g} %",
+        )
+    console().print(table)
+    said = "  relative L2 on the test part, share of the paper's epochs; try one: sigmasolver forecast NAME"
+    console().print(said, soft_wrap=True)

@@ -1,0 +1,33 @@
+"""Errors of forecasts on the test part, as records; the metrics are in `evaluate.metrics`."""
+
+from sigmasolver.evaluate.evaluation import (
+    PROTOCOLS,
+    UNSAID,
+    Request,
+    evaluate_run,
+    in_cohort,
+    measure,
+    predict,
+    records_of_test_part,
+    rows_of,
+    same_source,
+    source_of,
+    windows_of,
+    yardstick,
+)
+
+__all__ = [
+    "PROTOCOLS",
+    "UNSAID",
+    "Request",
+    "evaluate_run",
+    "in_cohort",
+    "measure",
+    "predict",
+    "records_of_test_part",
+    "rows_of",
+    "same_source",
+    "source_of",
+    "windows_of",
+    "yardstick",
+]

@@ -1,0 +1,17 @@
+"""What decides a training: recipes, the rows of the paper, and suites of them."""
+
+from sigmasolver.recipes.recipe import ModelRecipe, Recipe, TrainRecipe, changed
+from sigmasolver.recipes.rows import RECIPES, recipe_of
+from sigmasolver.recipes.suites import SUITES, factor_settings, suite_of
+
+__all__ = [
+    "RECIPES",
+    "SUITES",
+    "ModelRecipe",
+    "Recipe",
+    "TrainRecipe",
+    "changed",
+    "factor_settings",
+    "recipe_of",
+    "suite_of",
+]

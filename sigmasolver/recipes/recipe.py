@@ -1,0 +1,205 @@
+"""A training as one frozen value: the task, the model and how it learns.
+
+A run writes its recipe to recipe.json; reading refuses unknown keys. `--set train.epochs=2` changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sigmasolver.data.windows import Split, WindowSpec, split
+from sigmasolver.models import Options, SolverConfig
+from sigmasolver.settings import check_types, from_plain, override, to_plain
+from sigmasolver.tasks import Task
+
+__all__ = ["ModelRecipe", "Recipe", "TrainRecipe", "changed"]
+
+
+@dataclass(frozen=True)
+class ModelRecipe:
+    """What is built; channels and grid follow from the task."""
+
+    name: str = "transolver-sigma"
+    width: int = 128
+    depth: int = 8
+    heads: int = 8
+    slices: int = 32
+    modes: int | tuple[int, ...] = 4
+    options: Options = field(default_factory=Options)
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+    def config(self, task: Task) -> SolverConfig:
+        return SolverConfig(
+            task.grid,
+            task.in_channels,
+            task.out_channels,
+            self.width,
+            self.depth,
+            self.heads,
+            self.slices,
+            self.modes,
+            self.options,
+            len(task.conditions),
+            task.history,
+            task.block,
+        )
+
+
+@dataclass(frozen=True)
+class TrainRecipe:
+    """How it learns: AdamW over one cycle of the learning rate."""
+
+    epochs: int = 500
+    updates: int | None = None
+    """Optimiser steps in all; None: as many as the epochs have."""
+    batch: int = 4
+    """Windows per step, over all processes together."""
+    one_start: bool = False
+    """An epoch takes one window of each trajectory, at a random start, instead of every window."""
+    starts: int | None = None
+    """Training windows per trajectory; None: as the task says."""
+    peak: float = 1e-3
+    weight_decay: float = 1e-5
+    warmup: float = 0.3
+    start_divisor: float = 25.0
+    final_divisor: float = 1e4
+    clip: float | None = None
+    """Largest norm of all gradients together; None: no clipping."""
+    objective: str = "direct"
+    accumulate: bool = False
+    """Teacher forcing as single-frame passes with accumulated gradients: the same update, less memory, more time."""
+    calls: int = 1
+    """Model calls of a pushforward; the last one learns."""
+    push_after: int = 0
+    push_every: int = 1
+    """A pushforward happens at every `push_every`-th step from step `push_after` on; the other steps are direct."""
+    price: str = "relative_l2"
+    """"relative_l2" in physical units, or the "squared" error of normalised fields; summed over groups of fields."""
+    derivative: float = 0.0
+    """Weight of the derivative term of the price."""
+    noise: float = 0.0
+    """Standard deviation of the Gaussian noise on every history, in normalised units."""
+    ema: float | None = None
+    """Decay of the moving average of the weights, which then is what the run keeps; None: no average."""
+    validation: float = 0.1
+    """Share of the training trajectories that is kept for validation; the recipes of the paper's tasks keep none."""
+    checks: int = 10
+    """How often a run is validated, evenly spread and at its end; 0: never."""
+    keep: str = "final"
+    """Which weights the run keeps: the "final" ones or the "best" at a check."""
+    precision: str = "float32"
+    recompute: bool = False
+    """Blocks run again in the backward pass instead of storing what they computed: less memory, more time."""
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f'{name} is "{getattr(self, name)}"; choose from {", ".join(choices)}.')
+        for name in ("epochs", "updates", "batch", "starts", "calls", "push_every"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        for name in ("push_after", "derivative", "noise", "checks", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0.")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed is {self.seed}; it must be a whole number from 0 to 2^63 - 1.")
+        if self.accumulate and self.objective != "teacher_forced":
+            raise ValueError(
+                f"accumulate is for the objective teacher_forced, and this one is {self.objective}; "
+                "set accumulate to false."
+            )
+        if self.clip is not None and self.clip <= 0:
+            raise ValueError(f"clip is {self.clip}; it must be positive, or none for no clipping.")
+        if not 0 <= self.validation < 1:
+            raise ValueError(f"validation is {self.validation}; it must be at least 0 and below 1.")
+        if self.ema is not None and not 0 <= self.ema < 1:
+            raise ValueError(f"ema is {self.ema}; it must be at least 0 and below 1, or none for no average.")
+        if self.keep == "best" and not self.checks:
+            raise ValueError("The best weights are found at checks; set checks to at least 1, or keep to final.")
+
+    def calls_at(self, step: int) -> int:
+        """Model calls of this step (counted from 0)."""
+        pushes = self.objective == "pushforward" and step >= self.push_after
+        return self.calls if pushes and (step - self.push_after) % self.push_every == 0 else 1
+
+
+_CHOICES = {
+    "objective": ("direct", "teacher_forced", "pushforward"),
+    "price": ("relative_l2", "squared"),
+    "keep": ("final", "best"),
+    "precision": ("float32", "tf32", "bf16"),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides a training, but for the data file itself."""
+
+    task: Task
+    model: ModelRecipe = field(default_factory=ModelRecipe)
+    train: TrainRecipe = field(default_factory=TrainRecipe)
+
+    def __post_init__(self) -> None:
+        if self.train.objective == "teacher_forced" and self.task.block > 1:
+            raise ValueError(
+                f"Teacher forcing prices single frames, but {self.task.name} predicts {self.task.block} a call; "
+                "use the objective direct."
+            )
+        if self.train.keep == "best" and not (self.train.validation or self.task.validation):
+            raise ValueError("The best weights are found on validation data; set validation above 0, or keep to final.")
+
+    def split(self, count: int, digests: Sequence[bytes] | None = None) -> Split:
+        """Which of `count` trajectories train, validate and test; checked for twins with a store's `digests`."""
+        task = self.task
+        if not task.validation:
+            return split(count, task.train, task.test, self.train.validation, digests)
+        return split(count, task.train + task.validation, task.test, task.validation, digests)
+
+    def training_windows(self) -> WindowSpec:
+        """Futures as long as the objective looks ahead."""
+        ahead = {
+            "direct": self.task.block,
+            "teacher_forced": self.task.horizon,
+            "pushforward": self.train.calls * self.task.block,
+        }
+        windows = self._windows(ahead[self.train.objective])
+        return windows if self.train.starts is None else replace(windows, starts=self.train.starts)
+
+    def evaluation_windows(self, horizon: int | None = None) -> WindowSpec:
+        """Futures as long as the task's horizon, or another one; then all windows that fit."""
+        windows = replace(self._windows(horizon or self.task.horizon), skip=self.task.skip)
+        return windows if horizon in (None, self.task.horizon) else replace(windows, starts=None)
+
+    def _windows(self, horizon: int) -> WindowSpec:
+        task = self.task
+        return WindowSpec(
+            inputs=task.inputs,
+            targets=task.targets,
+            history=task.history,
+            horizon=horizon,
+            starts=task.starts,
+            stride=task.stride,
+            time_stride=task.time_stride,
+            space_stride=task.space_stride,
+            steady=task.steady,
+        )
+
+    def to_plain(self) -> dict[str, Any]:
+        return to_plain(self)
+
+    @staticmethod
+    def from_plain(plain: object) -> Recipe:
+        return from_plain(Recipe, plain)
+
+
+def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """The recipe with `name=value` settings applied; epochs that are asked for replace a number of updates."""
+    names = [setting.partition("=")[0].strip() for setting in settings]
+    more = ["train.updates=none"] if "train.epochs" in names and "train.updates" not in names else []
+    return override(recipe, [*settings, *more])

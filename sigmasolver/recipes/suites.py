@@ -1,0 +1,185 @@
+"""Sets of trainings by name: the paper's tables and figures, a comparison, the ledger."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from sigmasolver.models import matched_width
+from sigmasolver.recipes.recipe import Recipe, changed
+from sigmasolver.recipes.rows import PAPER, RELEASED, recipe_of
+from sigmasolver.settings import row
+from sigmasolver.tasks import CANONICAL, REALM, REALPDEBENCH
+
+__all__ = ["SUITES", "factor_settings", "suite_of"]
+
+SEEDS = (42, 43, 44)
+ABLATIONS = (
+    "transolver-sigma", "no-physical", "no-spectral", "physical-then-spectral", "spectral-then-physical", "no-context",
+    "grouped-mixing", "slice-replace",
+)  # fmt: skip
+COUNTERPARTS = ("physolver", "specsolver")
+DYNAMIC = ("ns2d", "kf2d", "it3d", "smoke3d")
+SLICE_UPDATES = ("transolver", "transolver-keep", "linearno", "transolver-srpa")
+COMPARED = (
+    "unet", "vit", "fno", "ffno", "rno", "hpm", "drift-net", "factformer", "transolver", "transolver-plus",
+    "eddyformer", "linearno", "transolver-sigma",
+)  # fmt: skip
+"""The models of tab:pde-main-results, in its order."""
+EFFICIENCY = ("hpm-frozen", "drift-net", "factformer", "transolver", "transolver-sigma")
+"""The models of tab:efficiency-settings; HPM stores its bases, as measured there."""
+SUITES: dict[str, Callable[[], dict[str, Recipe]]] = {
+    "main": lambda: (
+        _each((task.name for task in CANONICAL), COMPARED)
+        | _each((task.name for task in (*REALPDEBENCH, *REALM)), ("transolver-sigma",))
+    ),
+    "counterparts": lambda: _each(DYNAMIC, ("transolver-sigma", *COUNTERPARTS)),
+    "counterparts-matched": lambda: (
+        _each(DYNAMIC, ("transolver-sigma",)) | _each(DYNAMIC, COUNTERPARTS, "matched", _matched)
+    ),
+    "ablations": lambda: _each(("darcy", "ns2d", "smoke3d"), ABLATIONS),
+    "slice-updates": lambda: _each(("darcy", "ns2d"), SLICE_UPDATES),
+    "scaling": lambda: _scaling(),
+    "efficiency": lambda: _efficiency(),
+    "comparison": lambda: _each(["kf2d"], COMPARED, "2-epochs", _short, SEEDS[:2]),
+    "ledger": lambda: _ledger(),
+    "factors": lambda: _factors(),
+}
+"""The paper's tables and figures as sets of trainings, by name of the run: tab:pde-main-results with
+tab:realpdebench-results and tab:realm-results, fig:rollout-comparison (counterparts at full width, and at the width
+nearest to the parameters of Transolver-σ), tab:ablation-components, tab:slice-attention-analysis, fig:darcy-scaling,
+app:efficiency-measurements. "comparison" trains all models of the main table on KF2D for two epochs, the ledger holds
+trainings at the paper's budgets in the order in which they are run, and factors changes one setting of KF2D at a time,
+at a quarter of its budget."""
+
+
+def suite_of(name: str) -> dict[str, Recipe]:
+    """The recipes of a suite, by the name of their runs, in the order in which they are trained."""
+    return row(SUITES, name, "suite")()
+
+
+def _each(
+    tasks: Iterable[str],
+    models: Iterable[str],
+    label: str = "",
+    change: Callable[[Recipe], Recipe] = lambda recipe: recipe,
+    seeds: Sequence[int] = SEEDS,
+) -> dict[str, Recipe]:
+    """Every task with every model and seed; `label` tells the runs of a changed recipe from others."""
+    return {
+        "-".join(filter(None, (task, model, label, str(seed)))): change(recipe_of(task, model, seed))
+        for task, model, seed in itertools.product(tasks, tuple(models), seeds)
+    }
+
+
+def _matched(recipe: Recipe) -> Recipe:
+    """At the width that comes nearest to the parameters of Transolver-σ at the recipe's own width."""
+    width = matched_width(recipe.model.name, recipe.model.config(recipe.task))
+    return replace(recipe, model=replace(recipe.model, width=width))
+
+
+def _bf16(recipe: Recipe) -> Recipe:
+    return replace(recipe, train=replace(recipe.train, precision="bf16"))
+
+
+def _short(recipe: Recipe) -> Recipe:
+    return replace(recipe, train=replace(recipe.train, epochs=2, precision="bf16"))
+
+
+def _ledger() -> dict[str, Recipe]:
+    """The paper's budget unless the label says otherwise."""
+
+    def each(task: str, models: Sequence[str], label: str = "", seeds: Sequence[int] = SEEDS[:1]) -> dict[str, Recipe]:
+        label = "-".join(filter(None, ("bf16", label)))
+        return _each([task], models, label, _bf16, seeds)
+
+    def shorter(epochs: int, models: Sequence[str]) -> dict[str, Recipe]:
+        rows = each("ns2d", models, f"{epochs}-epochs")
+        return {name: replace(one, train=replace(one.train, epochs=epochs)) for name, one in rows.items()}
+
+    matched = each("kf2d", COUNTERPARTS, "matched")
+    return {
+        **each("darcy", ["transolver-sigma"], seeds=SEEDS),
+        **each("darcy", [*COUNTERPARTS, "transolver", "linearno", "ffno"]),
+        **each("kf2d", ["transolver-sigma"], seeds=SEEDS),
+        **each("kf2d", COUNTERPARTS),
+        **{name: _matched(recipe) for name, recipe in matched.items()},
+        **each("ns2d", ["transolver-sigma"]),
+        **shorter(250, COUNTERPARTS),
+        **shorter(25, [*SLICE_UPDATES, *ABLATIONS]),
+    }
+
+
+FACTORS: dict[str, tuple[str, ...]] = {
+    "base": (),
+    "tf32": ("train.precision=tf32",),
+    "circular": ("model.options.padding=('circular', 'circular')",),
+    "warmup-0.2": ("train.warmup=0.2",),
+    "clip-1": ("train.clip=1.0",),
+    "decay-1e-5": ("train.weight_decay=1e-5",),
+    "peak-5e-4": ("train.peak=5e-4",),
+    "ema": ("train.ema=0.999",),
+    "circular-clip-1": ("model.options.padding=('circular', 'circular')", "train.clip=1.0"),
+    "float32": ("train.precision=float32",),
+}
+"""What may hold the error of KF2D up, by the settings that change it; "base" is the row of the ledger, and "released"
+has the schedule and clipping of the public code."""
+
+
+def factor_settings() -> dict[str, str]:
+    """What each run of the suite "factors" changes, by its name."""
+    settings = {name: ", ".join(each) or "nothing" for name, each in FACTORS.items()}
+    settings["released"] = "schedule, clipping and weight decay of the public code"
+    return {_factor(name): setting for name, setting in settings.items()}
+
+
+def _factor(name: str) -> str:
+    return f"kf2d-quarter-{name}-42"
+
+
+def _factors() -> dict[str, Recipe]:
+    """A quarter of the paper's updates, with a schedule of that length."""
+    base = _bf16(recipe_of("kf2d"))
+    quarter = replace(base, train=replace(base.train, updates=20_938))
+    rows = {name: changed(quarter, settings) for name, settings in FACTORS.items()}
+    rows["released"] = RELEASED["kf2d-released"].applied(quarter)
+    return {_factor(name): recipe for name, recipe in rows.items()}
+
+
+def _scaling() -> dict[str, Recipe]:
+    """Three sweeps on Darcy flow, each with its own fixed settings."""
+    base = recipe_of("darcy")
+    longer, shorter = replace(base.train, epochs=200), replace(base.train, epochs=100)
+    wide = replace(base.task, space_stride=2, grid=(211, 211), train=3000)
+    return {
+        **{
+            f"darcy-data-{cases}": replace(base, task=replace(base.task, train=cases), train=longer)
+            for cases in (1000, 2000, 3000, 4000, 5000)
+        },
+        **{
+            f"darcy-grid-{points}": replace(
+                base, task=replace(base.task, space_stride=stride, grid=(points, points)), train=longer
+            )
+            for stride, points in ((5, 85), (4, 106), (3, 141), (2, 211), (1, 421))
+        },
+        **{
+            f"darcy-width-{width}": replace(
+                base, task=wide, model=replace(base.model, width=width, slices=128, modes=8), train=shorter
+            )
+            for width in (32, 64, 128, 192, 256)
+        },
+    }
+
+
+def _efficiency() -> dict[str, Recipe]:
+    """One epoch of the workloads whose training costs are measured; they are not those of the accuracy tables."""
+    workloads = {
+        "ns2d": replace(PAPER, epochs=1, batch=2, objective="teacher_forced", accumulate=True),
+        "kf2d": replace(PAPER, epochs=1, batch=2, peak=5e-4, weight_decay=1e-4),
+    }
+    return {
+        f"{task}-efficiency-{model}": replace(recipe_of(task, model), train=train)
+        for task, train in workloads.items()
+        for model in EFFICIENCY
+    }

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from sigmasolver import metrics, pretrained
+from sigmasolver import pretrained
 from sigmasolver.data.store import Reader, open_store
 from sigmasolver.data.windows import Windows
-from sigmasolver.evaluate import Request, measure, rows_of
+from sigmasolver.evaluate import Request, measure, metrics, rows_of
 from sigmasolver.forecast import Forecaster
 from sigmasolver.forecast.checkpoint import load, recipe_in
 from sigmasolver.forecast.files import write_forecast

@@ -46,10 +46,3 @@ def test_a_release_has_one_version_and_one_day():
     newest = re.search(r"^## (\d\S*) \((\d{4}-\d\d-\d\d)\)$", changes, re.M)
     cited = [re.search(rf"^{name}: (.*)$", citation, re.M)[1] for name in ("version", "date-released")]
     assert [sigmasolver.__version__, newest[2]] == [newest[1], newest[2]] == cited
-
-
-def test_the_counts_of_the_whole_family_are_printed():
-    done = run("-m", "sigmasolver", "models")
-    assert done.returncode == 0, done.stderr
-    assert "1,245,289" in done.stdout
-    assert all(name in done.stdout for name in sigmasolver.list_models())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any
 
 from sigmasolver.data.windows import Split, WindowSpec, split
@@ -321,8 +322,12 @@ def _each(
 
 def _matched(recipe: Recipe) -> Recipe:
     """At the width that comes nearest to the parameters of Transolver-σ at the recipe's own width."""
-    width = matched_width(recipe.model.name, recipe.model.config(recipe.task))
+    width = _matched_width(recipe.model.name, recipe.model.config(recipe.task))
     return replace(recipe, model=replace(recipe.model, width=width))
+
+
+_matched_width = cache(matched_width)
+"""Builds a dozen models; the rows of the suites that differ in their seed ask for the same width."""
 
 
 def _bf16(recipe: Recipe) -> Recipe:

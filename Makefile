@@ -1,24 +1,44 @@
-# `make demo` and `make test` work on a fresh clone: they make the virtual environment they need.
+# Every target works on a fresh clone: it makes the virtual environment it needs.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+DEVICE ?= cpu
+# Each worker takes a half of the tests and, when it is done, of what the other has left.
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-all lint clean
+.PHONY: demo test test-all test-gpu lint docs bench clean
 
 demo: $(VENV)/core
 	$(BIN)/sigmasolver demo
 
 test: lint
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: lint
-	$(BIN)/pytest -n 2
+	$(PYTEST)
+
+# What is skipped without a GPU, and the kernels, which elsewhere run in Triton's interpreter.
+test-gpu: $(VENV)/dev
+	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make test-gpu needs a GPU and a torch that sees it: make test-gpu VENV=...")'
+	$(BIN)/pytest -m gpu
+	$(BIN)/pytest -m "not gpu and not slow" tests/ops
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Every file that is made from others: the page of results and the cards of the pretrained models.
+docs: $(VENV)/core
+	$(BIN)/sigmasolver ledger
+	$(BIN)/python -m sigmasolver.model_cards
+
+# Prints; the same commands with `--out results/NAME.jsonl` keep the rows. DEVICE=cuda measures on a GPU.
+bench: $(VENV)/core
+	$(BIN)/python benchmarks/spectral.py --device $(DEVICE)
+	$(BIN)/python benchmarks/simulate.py --device $(DEVICE)
+	$(BIN)/python benchmarks/rollout.py --device $(DEVICE)
 
 $(VENV)/core: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sigmasolver needs Python 3.11 or newer: make PYTHON=python3.11 ...")'

@@ -180,7 +180,7 @@ def test_every_form_of_a_model_gives_the_same_answer(script):
         torch.testing.assert_close(answer, answers[0], rtol=0, atol=1e-12)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_narrow_fused_updates_learn_like_plain_float32_within_the_spread_of_seeds(script, tmp_path):
     """Loss curves of 200 updates on Darcy: what bf16 changes is less than what another seed would."""
     generate(simulator_of("darcy"), 64, 0, tmp_path / "darcy.h5", "cuda")

@@ -1,4 +1,4 @@
-"""The commands as a user runs them: real processes, real files, one sentence for every mistake."""
+"""The commands as a user runs them: real files, one sentence for every mistake; real processes where that matters."""
 
 import contextlib
 import os
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -31,9 +32,15 @@ def command(*words):
     return [sys.executable, "-m", "sigmasolver", *map(str, words)]
 
 
-def run(*words):
+def run_process(*words):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
     return subprocess.run(command(*words), capture_output=True, text=True, env=environment)
+
+
+@pytest.fixture
+def run(call):
+    """As `run_process`, in this process."""
+    return lambda *words: SimpleNamespace(**dict(zip(("returncode", "stdout", "stderr"), call(*words), strict=True)))
 
 
 def fingerprint(done):
@@ -41,10 +48,10 @@ def fingerprint(done):
     return re.search(r"fingerprint ([0-9a-f]{64})", done.stdout)[1]
 
 
-def test_simulate_then_inspect(tmp_path):
+def test_simulate_then_inspect_as_processes(tmp_path):
     file, picture = tmp_path / "demo.h5", tmp_path / "demo.png"
-    made = run("simulate", "demo", "--count", 3, "--seed", 4, "--out", file, *SMALL, "--set", "viscosity=0.01")
-    seen = run("inspect", file, "--plot", picture, "--index", 2)
+    made = run_process("simulate", "demo", "--count", 3, "--seed", 4, "--out", file, *SMALL, "--set", "viscosity=0.01")
+    seen = run_process("inspect", file, "--plot", picture, "--index", 2)
     assert fingerprint(made) == fingerprint(seen)
     assert "viscosity=0.01" in seen.stdout and "3 trajectories" in seen.stdout and "intact" in seen.stdout
     assert "seed 4" in seen.stdout and f"sigmasolver {sigmasolver.__version__}" in seen.stdout
@@ -55,7 +62,7 @@ def test_simulate_then_inspect(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_more_trajectories_keep_the_first_ones(tmp_path):
+def test_more_trajectories_keep_the_first_ones(tmp_path, run):
     few, many = tmp_path / "few.h5", tmp_path / "many.h5"
     assert fingerprint(run("simulate", "demo", "--count", 5, "--out", many, *SMALL))
     run("simulate", "demo", "--count", 2, "--out", few, *SMALL)
@@ -64,7 +71,7 @@ def test_more_trajectories_keep_the_first_ones(tmp_path):
     assert few.read_bytes() == many.read_bytes()
 
 
-def test_killed_and_started_again_equals_uninterrupted(tmp_path):
+def test_killed_and_started_again_equals_uninterrupted(tmp_path, run):
     whole, killed = tmp_path / "whole.h5", tmp_path / "killed.h5"
     words = ["simulate", "demo", "--count", 40, *SMALL]
     expected = fingerprint(run(*words, "--out", whole))
@@ -83,7 +90,7 @@ def test_killed_and_started_again_equals_uninterrupted(tmp_path):
     assert killed.read_bytes() == whole.read_bytes()
 
 
-def test_import_your_own_arrays(tmp_path):
+def test_import_your_own_arrays(tmp_path, run):
     fields = np.random.default_rng(0).normal(size=(3, 4, 8, 6, 2)).astype(np.float32)
     np.savez(tmp_path / "mine.npz", fields=fields)
     made = run("import-data", tmp_path / "mine.npz", "--out", tmp_path / "mine.h5")
@@ -92,7 +99,7 @@ def test_import_your_own_arrays(tmp_path):
         np.testing.assert_array_equal(store[0:3], fields)
 
 
-def test_import_the_public_darcy_pair(tmp_path):
+def test_import_the_public_darcy_pair(tmp_path, run):
     one, two = (tmp_path / f"darcy_smooth{number}.mat" for number in (1, 2))
     for place, path in enumerate((one, two)):
         cases = np.broadcast_to(np.arange(1000.0)[:, None, None] + 5000 * place, (1000, 3, 3))
@@ -120,7 +127,7 @@ def test_import_the_public_darcy_pair(tmp_path):
         (("import-data", __file__, "--out", "x.h5"), "of no kind that can be imported"),
     ],
 )
-def test_mistakes_are_one_sentence(words, says, tmp_path, monkeypatch):
+def test_mistakes_are_one_sentence(words, says, tmp_path, monkeypatch, run):
     monkeypatch.chdir(tmp_path)
     done = run(*words)
     assert done.returncode == 2 and done.stdout == ""
@@ -129,12 +136,12 @@ def test_mistakes_are_one_sentence(words, says, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_gpu_that_is_not_there(tmp_path):
+def test_a_gpu_that_is_not_there(tmp_path, run):
     done = run("simulate", "demo", "--out", tmp_path / "x.h5", "--device", "cuda")
     assert done.returncode == 2 and "no GPU" in done.stderr
 
 
-def test_a_damaged_file_is_named(tmp_path):
+def test_a_damaged_file_is_named(tmp_path, run):
     file = tmp_path / "demo.h5"
     run("simulate", "demo", "--count", 2, "--out", file, *SMALL)
     with h5py.File(file, "r+") as store:
@@ -144,7 +151,7 @@ def test_a_damaged_file_is_named(tmp_path):
     assert "DAMAGED" in seen.stdout and "trajectories 1 " in seen.stdout, seen.stdout + seen.stderr
 
 
-def test_brackets_in_a_file_name_are_just_a_name(tmp_path):
+def test_brackets_in_a_file_name_are_just_a_name(tmp_path, run):
     file = tmp_path / "a[red].h5"
     made = run("simulate", "demo", "--count", 1, "--out", file, *SMALL)
     assert file.exists() and str(file) in made.stdout
@@ -202,7 +209,7 @@ def test_an_error_that_a_ctrl_c_left_behind_is_no_fault_of_ours(monkeypatch, cap
     assert leaving.value.code == 130 and "stopped; the same command continues" in capsys.readouterr().err
 
 
-def test_a_file_without_a_trajectory_does_not_keep_its_name(tmp_path):
+def test_a_file_without_a_trajectory_does_not_keep_its_name(tmp_path, run):
     file = tmp_path / "x.h5"
     with Writer(file, header_of(SIMULATORS["demo"], 0), 3):
         pass
@@ -212,11 +219,11 @@ def test_a_file_without_a_trajectory_does_not_keep_its_name(tmp_path):
 
 
 def test_too_little_memory_is_one_sentence(tmp_path):
-    done = run(
+    done = run_process(
         "simulate", "demo", "--out", tmp_path / "x.h5", "--set", "grid=9999999", "--set", "stored=1", "--count", 1
     )
     assert done.returncode == 2 and "not enough memory" in done.stderr, done.stderr
 
 
-def test_help_names_every_task():
+def test_help_names_every_task(run):
     assert all(task in run("simulate", "--help").stdout for task in SIMULATORS)

@@ -41,8 +41,8 @@ def test_version_at_the_command_line():
     assert run("-m", "sigmasolver", "--version").stdout.strip() == sigmasolver.__version__
 
 
-def test_the_counts_of_the_whole_family_are_printed():
-    done = run("-m", "sigmasolver", "models")
-    assert done.returncode == 0, done.stderr
-    assert "1,245,289" in done.stdout
-    assert all(name in done.stdout for name in sigmasolver.list_models())
+def test_a_release_has_one_version_and_one_day():
+    citation, changes = (ROOT / "CITATION.cff").read_text(), (ROOT / "CHANGELOG.md").read_text()
+    newest = re.search(r"^## (\d\S*) \((\d{4}-\d\d-\d\d)\)$", changes, re.M)
+    cited = [re.search(rf"^{name}: (.*)$", citation, re.M)[1] for name in ("version", "date-released")]
+    assert [sigmasolver.__version__, newest[2]] == [newest[1], newest[2]] == cited

@@ -13,7 +13,6 @@ from sigmasolver.models import Options, build_model
 from sigmasolver.ops.precision import matmul_precision
 
 FIELDS = ("velocity_x", "velocity_y")
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def made(conditions=(), device="cpu", mean=(0.3, -0.2), options=None, block=2):
@@ -136,7 +135,7 @@ def test_mistakes_are_one_sentence(call, says):
 # --- on a GPU
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "near"), [("float32", 1e-6), ("tf32", 5e-3), ("bf16", 0.02)])
 def test_a_replay_gives_the_frames_of_the_plain_forecaster(precision, near):
     forecaster = made(device="cuda")
@@ -149,7 +148,7 @@ def test_a_replay_gives_the_frames_of_the_plain_forecaster(precision, near):
         assert distance(rollout(replay, frames, 5).frames, forecaster.rollout(frames, 5).frames) < 5 * near
 
 
-@gpu
+@pytest.mark.gpu
 def test_blocks_that_are_held_stay_as_they_are():
     forecaster = made(device="cuda")
     replay = Replay(forecaster)
@@ -159,7 +158,7 @@ def test_blocks_that_are_held_stay_as_they_are():
         assert distance(block, plainly(forecaster, frames)) < 1e-6
 
 
-@gpu
+@pytest.mark.gpu
 def test_changed_weights_count_from_the_next_call_on():
     forecaster, other, frames = made(device="cuda"), made(device="cuda"), history(device="cuda")
     replay = Replay(forecaster)
@@ -176,7 +175,7 @@ def test_changed_weights_count_from_the_next_call_on():
     assert distance(replay(frames.double()), plainly(third, frames.double())) < 1e-12
 
 
-@gpu
+@pytest.mark.gpu
 def test_conditions_of_a_replay_are_those_of_the_call():
     forecaster, frames = made(("reynolds",), "cuda"), history(device="cuda")
     replay = Replay(forecaster)
@@ -189,7 +188,7 @@ def test_conditions_of_a_replay_are_those_of_the_call():
             replay(frames, wrong)
 
 
-@gpu
+@pytest.mark.gpu
 def test_what_a_graph_would_pass_by_is_run_as_it_is():
     forecaster, frames, seen = made(device="cuda"), history(device="cuda"), []
     replay = Replay(forecaster)
@@ -206,7 +205,7 @@ def test_what_a_graph_would_pass_by_is_run_as_it_is():
         careful(frames * torch.nan)
 
 
-@gpu
+@pytest.mark.gpu
 def test_old_graphs_make_room_for_new_ones():
     forecaster = made(device="cuda")
     replay = Replay(forecaster)
@@ -216,7 +215,7 @@ def test_old_graphs_make_room_for_new_ones():
     assert len(replay._graphs) == KEPT
 
 
-@gpu
+@pytest.mark.gpu
 def test_a_first_call_in_inference_mode_serves_later_ones():
     forecaster, frames = made(device="cuda"), history(device="cuda")
     replay = Replay(forecaster)
@@ -225,7 +224,7 @@ def test_a_first_call_in_inference_mode_serves_later_ones():
     assert distance(replay(frames), plainly(forecaster, frames)) < 1e-6
 
 
-@gpu
+@pytest.mark.gpu
 def test_a_rollout_waits_for_the_gpu_at_its_end_alone():
     class Blow(nn.Module):
         def forward(self, x):

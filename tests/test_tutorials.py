@@ -13,7 +13,20 @@ TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-def test_runs(path, tmp_path):
+def test_runs_at_a_smaller_size(path, tmp_path):
+    """Every command and script, on half the flows and with a sixth of the updates or less."""
+    text = path.read_text().replace("--count 12", "--count 6")
+    text = re.sub(r"train\.updates=\d+", "train.updates=10 --set train.checks=1", text)
+    run_blocks(text, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_runs_as_printed(path, tmp_path):
+    run_blocks(path.read_text(), tmp_path)
+
+
+def run_blocks(text, tmp_path):
     commands = tmp_path / "bin"
     commands.mkdir()
     command = commands / "sigmasolver"
@@ -22,7 +35,7 @@ def test_runs(path, tmp_path):
     folder = tmp_path / "work"
     folder.mkdir()
     places = {"PATH": f"{commands}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    blocks = re.findall(r"^```(bash|python)\n(.*?)^```$", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```(bash|python)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     assert blocks
     for kind, code in blocks:
         words = ["bash", "-e", "-c", code] if kind == "bash" else [sys.executable, "-c", code]

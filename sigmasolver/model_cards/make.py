@@ -215,7 +215,7 @@ def _tested(run: Run, recipe: Recipe, others: Sequence[Run]) -> dict[str, Any]:
     return {"scores": rows, "yardstick": yardstick(recipe), **{name: first[0][name] for name in kept}}
 
 
-def _test_rows(run: Run, recipe: Recipe) -> list[dict]:
+def _test_rows(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
     rows = records_of_test_part(run, recipe)
     if not rows:
         raise ValueError(f"{run.path} has no records of its whole test part; evaluate it first.")

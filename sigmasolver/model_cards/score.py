@@ -54,7 +54,7 @@ class Demonstration:
     """A pretrained model at work on this machine."""
 
     card: dict[str, Any]
-    scores: list[dict]
+    scores: list[dict[str, Any]]
     seconds: float
     """Of the model, for one case."""
     solver: list[SolverRow]
@@ -117,7 +117,7 @@ def score(
     recipe: Recipe,
     device: torch.device | str = "cpu",
     tick: Callable[[int, int], None] | None = None,
-) -> list[dict]:
+) -> list[dict[str, Any]]:
     """One row for each column that the paper has for the task: mean and deviation over windows, and the yardstick's."""
     with matmul_precision("float32"):
         measured = measure(forecaster, windows, Request(), World(device=torch.device(device)), tick)
@@ -137,7 +137,7 @@ def card_columns(recipe: Recipe) -> list[Column]:
     return found
 
 
-def picked(rows: Sequence[dict], column: Column) -> tuple[float, float | None]:
+def picked(rows: Sequence[dict[str, Any]], column: Column) -> tuple[float, float | None]:
     """The value and the deviation of this column's metric and field."""
     found = [r for r in rows if (r["metric"], r["field"], r["lead"]) == (column.metric, column.field, None)]
     if len(found) != 1 or found[0]["value"] is None:
@@ -151,7 +151,7 @@ def compare_with_solver(
     windows: Windows,
     recipe: Recipe,
     forecaster: Forecaster,
-    scores: Sequence[dict],
+    scores: Sequence[dict[str, Any]],
     device: torch.device,
     repeats: int = 3,
 ) -> tuple[float, list[SolverRow]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 
 from sigmasolver.models import matched_width
 from sigmasolver.recipes.recipe import Recipe, changed
@@ -75,8 +76,12 @@ def _each(
 
 def _matched(recipe: Recipe) -> Recipe:
     """At the width that comes nearest to the parameters of Transolver-σ at the recipe's own width."""
-    width = matched_width(recipe.model.name, recipe.model.config(recipe.task))
+    width = _matched_width(recipe.model.name, recipe.model.config(recipe.task))
     return replace(recipe, model=replace(recipe.model, width=width))
+
+
+_matched_width = cache(matched_width)
+"""Builds a dozen models; the rows of the suites that differ in their seed ask for the same width."""
 
 
 def _bf16(recipe: Recipe) -> Recipe:

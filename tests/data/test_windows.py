@@ -222,7 +222,7 @@ def test_a_half_precision_resident_rounds_and_takes_half_the_room():
         windows.resident("cpu", "float16")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_resident_on_a_gpu_never_makes_the_host_wait():
     head = header(9, (8, 8))
     windows = Windows(Memory(head, values(5, head)), range(5), WindowSpec(("v", "u"), ("p",), 3, 2))

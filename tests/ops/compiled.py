@@ -1,8 +1,8 @@
-"""Compiles the kernels of a piece of work for a GPU, without one: `python -m tests.ops.compiled DEVICE PIECE ...`.
+"""Compiles the kernels of pieces of work for a GPU, without one: `python -m tests.ops.compiled DEVICE KIND PIECE ...`.
 
-What is launched is compiled with the arguments it was launched with, and does not run. The last line is JSON: by kernel
-the most bytes of shared memory that one of its forms needs. A process of its own, since Triton's interpreter is on
-wherever tests run without a GPU.
+What is launched is compiled with the arguments it was launched with, and does not run. The last line is JSON: for each
+piece by kernel the most bytes of shared memory that one of its forms needs. A process of its own, since Triton's
+interpreter is on wherever tests run without a GPU.
 """
 
 import json
@@ -77,10 +77,13 @@ def main() -> None:
     gate.shared_memory = lift.shared_memory = lambda x: shared
     JITFunction.run = lambda kernel, *args, grid, warmup, **kwargs: compile_only(target, kernel, args, kwargs)
     work: Callable[..., None] = {"slices": slices, "step": step}[sys.argv[2]]
-    precision, args, options = json.loads(sys.argv[3])
-    with matmul_precision(precision):
-        work(precision, *args, **options)
-    sys.stdout.write(json.dumps(most))
+    found = []
+    for precision, args, options in map(json.loads, sys.argv[3:]):
+        most.clear()
+        with matmul_precision(precision):
+            work(precision, *args, **options)
+        found.append(dict(most))
+    sys.stdout.write(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -5,4 +5,4 @@ import torch
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
-gpu = pytest.mark.skipif(not GPU, reason="needs a GPU")
+gpu = pytest.mark.gpu

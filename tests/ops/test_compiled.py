@@ -14,53 +14,49 @@ from sigmasolver.ops.fused.gate import ROOM
 from sigmasolver.ops.fused.slices import fits, shared_bytes
 from tests.ops.compiled import DEVICES
 
-HEADS = [
-    *(
-        (kind, *sizes)
-        for kind in ("bf16", "tf32", "float32")
-        for sizes in ((32, 16), (64, 16), (32, 32), (16, 64), (128, 16), (64, 32), (32, 64))
-    ),
-    *(
-        pytest.param(kind, *sizes, marks=pytest.mark.slow)  # half a minute each
-        for kind in ("bf16", "tf32", "float32")
-        for sizes in ((128, 32), (64, 64))
-    ),
+PRECISIONS = ("bf16", "tf32", "float32")
+LARGEST = [
+    ((32, 16), (64, 16), (32, 32), (16, 64), (128, 16), (64, 32), (32, 64)),
+    pytest.param(((128, 32), (64, 64)), marks=pytest.mark.slow),  # half a minute each
 ]
-"""Precision, slices and head width: the largest of their kind."""
-SOLVERS = [
-    ("H200", "bf16", (32, 32), {}),
-    ("H200", "bf16", (8, 8, 8), {}),
-    ("H200", "float32", (32, 32), {"width": 256, "slices": 128}),  # the widest of the paper's sweep over widths
-    ("RTX 4090", "bf16", (32, 32), {}),
-    ("RTX 4090", "tf32", (8, 8, 8), {}),
-    ("RTX 4090", "float32", (32, 32), {"width": 256}),
-]
+"""Slices and head width: the largest of their kind."""
+SOLVERS = {
+    "H200": [
+        ("bf16", (32, 32), {}),
+        ("bf16", (8, 8, 8), {}),
+        ("float32", (32, 32), {"width": 256, "slices": 128}),  # the widest of the paper's sweep over widths
+    ],
+    "RTX 4090": [("bf16", (32, 32), {}), ("tf32", (8, 8, 8), {}), ("float32", (32, 32), {"width": 256})],
+}
 
 
-def compiled(*words):
-    """By kernel the most bytes of shared memory."""
+def compiled(device, kind, *pieces):
+    """For each piece of work by kernel the most bytes of shared memory."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.ops.compiled", *words]
+    command = [sys.executable, "-m", "tests.ops.compiled", device, kind, *map(json.dumps, pieces)]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("precision, slices, width", HEADS)
-def test_largest_heads(precision, slices, width):
-    found = compiled("H200", "slices", json.dumps([precision, [slices, width], {}]))
-    assert {"_slice", "update", "_deslice", "update_backward", "_backward"} <= set(found)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("sizes", LARGEST)
+def test_largest_heads(precision, sizes):
     kind = {"float32": "tf32x3"}.get(precision, precision)
-    assert max(found.values()) <= shared_bytes(kind, slices, width) <= DEVICES["H200"][1]
+    pieces = [(precision, heads, {}) for heads in sizes]
+    for (slices, width), found in zip(sizes, compiled("H200", "slices", *pieces), strict=True):
+        assert {"_slice", "update", "_deslice", "update_backward", "_backward"} <= set(found)
+        assert max(found.values()) <= shared_bytes(kind, slices, width) <= DEVICES["H200"][1], (slices, width)
 
 
-@pytest.mark.parametrize("device, precision, grid, sizes", SOLVERS)
-def test_solver(device, precision, grid, sizes):
-    found = compiled(device, "step", json.dumps([precision, ["transolver-sigma", grid], sizes]))
-    assert {"_context", "_slice", "_backward", "_lift_forward", "_read", "_join_backward"} <= set(found)
-    assert max(found.values()) <= DEVICES[device][1]
-    assert found.get("_inner_backward", 0) <= ROOM
+@pytest.mark.parametrize("device", SOLVERS)
+def test_solver(device):
+    pieces = [(precision, ("transolver-sigma", grid), sizes) for precision, grid, sizes in SOLVERS[device]]
+    for piece, found in zip(pieces, compiled(device, "step", *pieces), strict=True):
+        assert {"_context", "_slice", "_backward", "_lift_forward", "_read", "_join_backward"} <= set(found)
+        assert max(found.values()) <= DEVICES[device][1], piece
+        assert found.get("_inner_backward", 0) <= ROOM, piece
 
 
 def test_what_does_not_fit():

@@ -220,19 +220,19 @@ def test_context(grid, C, padding, groups):
 
 
 @pytest.mark.parametrize(
-    ("grid", "C", "kernel", "padding"),
+    ("batch", "grid", "C", "kernel", "padding"),
     [
-        ((13,), 3, 5, ("circular",)),
-        ((7, 6), 5, 5, ("zeros", "zeros")),
-        ((5, 6), 9, 3, ("circular", "zeros")),
-        ((6, 5), 2, 1, ("zeros", "circular")),
-        ((3, 4, 3), 3, 3, ("zeros", "circular", "zeros")),
-        ((3, 3, 5), 1, 5, ("zeros", "zeros", "circular")),
+        (2, (13,), 3, 5, ("circular",)),
+        (2, (7, 6), 5, 5, ("zeros", "zeros")),
+        (2, (5, 6), 9, 3, ("circular", "zeros")),
+        (2, (6, 5), 2, 1, ("zeros", "circular")),
+        (2, (3, 4, 3), 3, 3, ("zeros", "circular", "zeros")),
+        (1, (2, 3, 5), 1, 5, ("zeros", "zeros", "circular")),
     ],
 )
-def test_convolutions(grid, C, kernel, padding):
+def test_convolutions(batch, grid, C, kernel, padding):
     weight = (C, 1, *(kernel,) * len(grid))
-    inputs = [torch.randn(shape) for shape in ((2, *grid, C), weight, (C,), weight, (C,))]
+    inputs = [torch.randn(shape) for shape in ((batch, *grid, C), weight, (C,), weight, (C,))]
 
     def twin(x, w, b, w2, b2):
         return *depthwise_pair(x, (w, b), (w2, b2), padding), depthwise(x, w, b, padding, residual=True)
@@ -293,18 +293,21 @@ def test_column_sums(N, C):
 
 
 @pytest.mark.usefixtures("fused_everywhere")
-@pytest.mark.parametrize(("name", "grid"), [("transolver-sigma", (9, 8)), ("transolver-sigma", (3, 4, 3)),
-                                            ("physolver", (11,)), ("transolver", (6, 7))])  # fmt: skip
-def test_whole_models(name, grid):
+@pytest.mark.parametrize(("name", "batch", "depth", "grid"), [
+    ("transolver-sigma", 2, 2, (7, 6)), ("transolver-sigma", 1, 1, (3, 4, 3)), ("physolver", 2, 2, (11,)),
+    ("transolver", 2, 1, (6, 7)),
+])  # fmt: skip
+def test_whole_models(name, batch, depth, grid):
     options = Options(padding=("circular", *("zeros",) * (len(grid) - 1)))
     model = build_model(
-        name, grid=grid, in_channels=2, out_channels=1, width=24, depth=2, heads=2, slices=5, modes=2, options=options
-    ).to(DEVICE)
+        name, grid=grid, in_channels=2, out_channels=1, width=24, depth=depth, heads=2, slices=5, modes=2,
+        options=options,
+    ).to(DEVICE)  # fmt: skip
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     exact = copy.deepcopy(model).double()
-    x, v = torch.randn(2, *grid, 2, device=DEVICE), torch.randn(2, *grid, 1, device=DEVICE)
+    x, v = torch.randn(batch, *grid, 2, device=DEVICE), torch.randn(batch, *grid, 1, device=DEVICE)
     y, gradients = model(x), None
     gradients = torch.cat([g.flatten() for g in torch.autograd.grad((y * v).sum(), model.parameters())])
     with fused.plain():

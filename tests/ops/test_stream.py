@@ -176,7 +176,7 @@ def test_lift():
 
 def blocks_of(name="transolver-sigma", **options):
     torch.manual_seed(4)
-    return solver((8, 9), name, depth=2, **options)
+    return solver((5, 6), name, depth=2, **options)
 
 
 def answer(model, x):
@@ -196,7 +196,8 @@ def forced(monkeypatch):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_form_of_the_block_takes_it(name):
     """Also those that put it together again on the way."""
-    model, x = blocks_of(name), torch.randn(2, 8, 9, 3, device=DEVICE)
+    batch = 2 if name == "transolver-sigma" else 1  # each sample costs the interpreter as much again
+    model, x = blocks_of(name), torch.randn(batch, 5, 6, 3, device=DEVICE)
     exact = copy.deepcopy(model).double()
     assert model._lifted(x)[1] is not None
     found, expected = answer(model, x), answer(exact, x.double())
@@ -207,7 +208,7 @@ def test_every_form_of_the_block_takes_it(name):
 
 @pytest.mark.usefixtures("forced")
 def test_run_again_for_the_gradients_it_is_the_same():
-    model, x = blocks_of(), torch.randn(2, 8, 9, 3, device=DEVICE)
+    model, x = blocks_of(), torch.randn(1, 5, 6, 3, device=DEVICE)
     kept = answer(model, x)
     recompute(model, drops=False)
     for one, two in zip(kept, answer(model, x), strict=True):
@@ -215,7 +216,7 @@ def test_run_again_for_the_gradients_it_is_the_same():
 
 
 def test_it_is_split_under_autocast_alone_and_whole_for_a_watcher():
-    model, x, seen = blocks_of(), torch.randn(1, 8, 9, 3, device=DEVICE), []
+    model, x, seen = blocks_of(), torch.randn(1, 5, 6, 3, device=DEVICE), []
     assert not model._splits(DEVICE)
     with torch.autocast(DEVICE, torch.bfloat16):
         assert model._splits(DEVICE)
@@ -232,7 +233,7 @@ def test_it_is_split_under_autocast_alone_and_whole_for_a_watcher():
 
 @gpu
 def test_under_autocast_the_answer_is_as_near_as_that_of_a_stream_in_float32(monkeypatch):
-    model, x = blocks_of(), torch.randn(4, 8, 9, 3, device=DEVICE)
+    model, x = blocks_of(), torch.randn(4, 5, 6, 3, device=DEVICE)
     exact = answer(copy.deepcopy(model).double(), x.double())
     with torch.autocast(DEVICE, torch.bfloat16):
         split = answer(model, x)

@@ -53,7 +53,7 @@ def test_seeds_and_indices_give_other_trajectories(task: str) -> None:
         assert (first - other).norm() > 0.1 * first.norm()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("task", SMALL)
 def test_gpu_agrees_with_cpu(task: str) -> None:
     simulator = SMALL[task]
@@ -61,7 +61,7 @@ def test_gpu_agrees_with_cpu(task: str) -> None:
     assert (on_gpu - on_cpu).norm() < ON_GPU[task] * on_cpu.norm()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("task", ["ns2d", "kf2d"])
 def test_gpu_agrees_with_cpu_in_float64(task: str) -> None:
     flow = replace(SMALL[task], precision="float64")

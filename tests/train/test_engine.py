@@ -345,10 +345,7 @@ def test_a_compiled_network_learns_the_same_on_a_cpu(data, learned, expected):
     torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=0)
 
 
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine != "eager"])
 @pytest.mark.parametrize("objective", ["direct", "teacher_forced", "pushforward"])
 def test_engines_give_the_losses_of_eager(data, engine, objective):
@@ -360,7 +357,7 @@ def test_engines_give_the_losses_of_eager(data, engine, objective):
     torch.testing.assert_close(other[0], eager[0], rtol=tolerance, atol=0)
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_every_engine_accumulates_what_eager_folds(data, engine, precision):
@@ -371,7 +368,7 @@ def test_every_engine_accumulates_what_eager_folds(data, engine, precision):
     torch.testing.assert_close(accumulated, folded, rtol=1e-3 if precision == "float32" else 3e-2, atol=0)
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("objective", ["direct", "teacher_forced", "pushforward"])
 def test_a_captured_bf16_step_learns_like_an_eager_one_in_several_streams(objective):
     """The losses differ by what bf16 makes of weights that differ by round-off."""
@@ -386,7 +383,7 @@ def test_a_captured_bf16_step_learns_like_an_eager_one_in_several_streams(object
         assert capture._lanes.sound and capture._moments is not None
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("resident", [True, False])
 def test_a_captured_step_draws_new_noise_and_new_windows_every_time(data, resident):
     recipe = replace(RECIPE, model=replace(MODEL, options=Options(dropout=0.1)), train=replace(RECIPE.train, noise=0.1))

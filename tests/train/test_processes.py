@@ -30,18 +30,23 @@ MODEL = ModelRecipe(width=16, depth=2, heads=2, slices=4, modes=3)
 RECIPE = Recipe(TASK, MODEL, TrainRecipe(updates=20, batch=4, seed=3, clip=1.0, checks=1))
 
 
-def work(path: str, folder: str, shard: bool, half: bool) -> None:
-    """What every process does."""
+def work(path: str, folder: str) -> None:
+    """What every process does, one training after the other: whole models, split ones, split ones with a stop."""
     torch.set_num_threads(1)
     with join(torch.device("cpu")) as world:
-        run, place = Run(folder), Place(world, shard=shard)
-        if half:  # stop in the middle, and go on
-            with pytest.raises(KeyboardInterrupt):
-                train_half(path, run, place)
-            world.wait()
-            assert read_facts(run.resume)["step"] == 10
-        job.train_run(RECIPE, path, run, place)
-        evaluate_run(run, Request(batch=3), world=world)
+        learn(path, Run(f"{folder}/two"), Place(world))
+        learn(path, Run(f"{folder}/split"), Place(world, shard=True))
+        run, place = Run(f"{folder}/resumed"), Place(world, shard=True)
+        with pytest.raises(KeyboardInterrupt):  # stop in the middle, and go on
+            train_half(path, run, place)
+        world.wait()
+        assert read_facts(run.resume)["step"] == 10
+        learn(path, run, place)
+
+
+def learn(path, run, place):
+    job.train_run(RECIPE, path, run, place)
+    evaluate_run(run, Request(batch=3), world=place.world)
 
 
 def train_half(path, run, place):
@@ -59,13 +64,16 @@ def train_half(path, run, place):
         job.train_run(RECIPE, path, run, place)
 
 
-def start(path, folder, processes, shard=False, half=False):
-    code = f"from tests.train.test_processes import work; work({str(path)!r}, {str(folder)!r}, {shard}, {half})"
-    script = Path(folder).with_suffix(".py")
-    script.write_text(code)
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("processes")
+    generate(FLOW, 8, 0, folder / "flow.h5")
+    learn(folder / "flow.h5", Run(folder / "one"), Place())
+    script = folder / "work.py"
+    script.write_text("import sys; from tests.train.test_processes import work; work(*sys.argv[1:])")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [sys.executable, *launcher, str(script)],
+        [sys.executable, *launcher, str(script), str(folder / "flow.h5"), str(folder)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
@@ -73,18 +81,7 @@ def start(path, folder, processes, shard=False, half=False):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    return Run(folder)
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("processes")
-    generate(FLOW, 8, 0, folder / "flow.h5")
-    return {
-        "one": start(folder / "flow.h5", folder / "one", 1),
-        "two": start(folder / "flow.h5", folder / "two", 2),
-        "split": start(folder / "flow.h5", folder / "split", 2, shard=True),
-    }
+    return {name: Run(folder / name) for name in ("one", "two", "split", "resumed")}
 
 
 def distance(first, second):
@@ -120,10 +117,9 @@ def test_the_shared_evaluation_has_every_window_once_and_the_same_numbers(runs):
             assert two["value"] == pytest.approx(one["value"], rel=1e-3)
 
 
-def test_split_weights_go_on_where_they_stopped(runs, tmp_path):
+def test_split_weights_go_on_where_they_stopped(runs):
     """What is kept is whole, so a run that was begun by two processes can be finished by any number."""
-    resumed = start(runs["one"].path.parent / "flow.h5", tmp_path / "resumed", 2, shard=True, half=True)
-    assert distance(runs["one"], resumed) < 1e-5
+    assert distance(runs["one"], runs["resumed"]) < 1e-5
 
 
 def test_processes_leave_a_suite_together_when_its_time_is_up(tmp_path):

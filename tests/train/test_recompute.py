@@ -196,9 +196,6 @@ def test_mistakes_are_one_sentence():
         recompute(nn.Linear(2, 2), False)
 
 
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
 def losses(engine, device, *settings):
     recipe = changed(RECIPE, settings)
     step = Rehearsal(recipe, Place(World(device=torch.device(device)), engine))
@@ -217,7 +214,7 @@ def test_a_compiled_network_learns_the_same_on_a_cpu():
     torch.testing.assert_close(again, losses("compiled", "cpu", *settings), rtol=1e-5, atol=0)
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_every_engine_learns_the_same_on_a_gpu(engine, precision):
@@ -227,7 +224,7 @@ def test_every_engine_learns_the_same_on_a_gpu(engine, precision):
     torch.testing.assert_close(again, losses(engine, "cuda", *settings), rtol=tolerance, atol=0)
 
 
-@gpu
+@pytest.mark.gpu
 def test_a_captured_step_refuses_dropout_that_must_be_drawn_twice():
     with pytest.raises(ValueError, match="cannot draw the same dropout or noise twice"):
         losses("graph", "cuda", "train.recompute=true", "model.options.dropout=0.1")

@@ -52,7 +52,6 @@ TASK = Task("growth", ("u",), ("u",), (POINTS,), 1, 1, 6, 32, 4, "channel")
 TOLD = ModelRecipe(width=16, depth=1, heads=2, slices=4, modes=3, options=Options(time_embedding=True))
 PLAN = TrainRecipe(updates=6, batch=4, seed=3, checks=1, peak=5e-3, validation=0.25)
 RECIPE = Recipe(TASK, TOLD, PLAN)
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @pytest.fixture(scope="module")
@@ -391,7 +390,7 @@ def test_a_replay_is_the_plain_forecaster():
         Replay(forecaster)(history, time=times[:, 0].requires_grad_())
 
 
-@gpu
+@pytest.mark.gpu
 def test_a_replayed_graph_reads_new_times():
     forecaster = forecaster_of(2, dtype=torch.float32).to("cuda")
     replay, history = Replay(forecaster), torch.randn(3, 1, POINTS, 1, device="cuda")
@@ -403,7 +402,7 @@ def test_a_replayed_graph_reads_new_times():
     assert len(replay._graphs) == 1
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("objective", ["direct", "teacher_forced", "pushforward"])
 @pytest.mark.parametrize("resident", [True, False])
 def test_a_captured_step_reads_new_times(data, objective, resident):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ def open_hdf5(path: Path) -> dict[str, Array]:
     return {entry["name"]: _array(path, entry) for entry in sorted(entries, key=lambda entry: entry["name"])}
 
 
-def _array(path: Path, entry: dict) -> Array:
+def _array(path: Path, entry: dict[str, Any]) -> Array:
     name, shape, dtype = entry["name"], tuple(entry["shape"]), np.dtype(entry["dtype"])
 
     def rows(start: int, stop: int) -> np.ndarray:

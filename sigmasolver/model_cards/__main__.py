@@ -1,0 +1,7 @@
+"""Writes the text of every card anew from its facts: `python -m sigmasolver.model_cards`."""
+
+from sigmasolver import pretrained
+from sigmasolver.model_cards.text import card_text
+
+for name in pretrained.names():
+    (pretrained.folder(name) / "card.md").write_text(card_text(pretrained.card(name)))

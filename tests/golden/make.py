@@ -1,0 +1,26 @@
+"""Writes the golden file: `python -m tests.golden.make [FILE]`, one CPU thread, about 15 s."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from tests.golden.training import CASES, machine, measure_models, measure_task
+
+GOLDEN = Path(__file__).with_name("training.json")
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else GOLDEN
+    with tempfile.TemporaryDirectory() as folder:
+        tasks = {name: measure_task(name, Path(folder, name)) for name in CASES}
+        models = measure_models(Path(folder, "models"))
+    found = {"command": "python -m tests.golden.make", "machine": machine(), "tasks": tasks, "models": models}
+    path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Every task at a tiny size, from its simulator through store, windows and training to the evaluation."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sigmasolver.data.store import open_store
+from sigmasolver.evaluate import evaluate_run
+from sigmasolver.models import list_models
+from sigmasolver.recipes import Recipe, changed, recipe_of
+from sigmasolver.runs import Run, provenance, read_rows, read_tensors
+from sigmasolver.settings import override
+from sigmasolver.simulate import simulator_of
+from sigmasolver.simulate.generate import generate
+from sigmasolver.train.job import train_run
+
+UPDATES, FAMILY_UPDATES = 20, 8
+MODEL = ("model.width=16", "model.depth=2", "model.heads=2", "model.slices=4", "model.modes=3")
+RATE = "train.peak=0.01"
+"""Ten times the paper's: in 20 updates the gains of the slices, which start at zero, come to matter."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task with the paper's recipe; only sizes and budgets are smaller."""
+
+    task: str
+    grid: tuple[int, ...]
+    train: int
+    test: int
+    simulator: tuple[str, ...]
+    settings: tuple[str, ...] = ()
+
+    def recipe(self, updates: int) -> Recipe:
+        sizes = (f"task.grid={self.grid}", f"task.train={self.train}", f"task.test={self.test}")
+        # With a check after every update every loss is logged; without validation data a check computes nothing.
+        budget = (f"train.updates={updates}", f"train.checks={updates}")
+        return changed(recipe_of(self.task), [*sizes, *budget, *MODEL, RATE, *self.settings])
+
+    def generate(self, path: Path) -> None:
+        generate(override(simulator_of(self.task), self.simulator), self.train + self.test, 0, path)
+
+
+CASES = {
+    case.task: case
+    for case in (
+        Case("darcy", (13, 13), 12, 4, ("grid=61",)),
+        Case("ns2d", (16, 16), 6, 2, ("grid=32", "stored=16", "step=0.025", "interval=0.25")),
+        Case(
+            "kf2d",
+            (16, 16),
+            5,
+            2,
+            ("grid=32", "stored=32", "step=0.015625", "burn_in=0.25", "frames=56"),
+            ("task.starts=3",),
+        ),
+        Case("it3d", (12, 12, 12), 4, 2, ("grid=12", "step=0.01", "steps_per_frame=5")),
+        Case("smoke3d", (12, 12, 12), 4, 2, ("grid=12", "waves=4")),
+    )
+}
+
+
+def measure_task(name: str, folder: Path) -> dict[str, Any]:
+    """Data, losses, weights and errors of one short training."""
+    case, data, run = CASES[name], folder / "data.h5", Run(folder / "run")
+    case.generate(data)
+    with open_store(data) as store:
+        fields = torch.cat([torch.from_numpy(store[index]).flatten() for index in range(len(store))])
+    found = {"data": {"norm": float(fields.double().norm()), "digest": _digest([fields])}}
+    found |= _train(case.recipe(UPDATES), data, run)
+    rows = [row for row in evaluate_run(run) if row["metric"] == "relative_l2_joint"]
+    return {**found, "errors": {row["model"]: row["value"] for row in rows}}
+
+
+def measure_models(folder: Path) -> dict[str, Any]:
+    """The first losses and weights of every model, on Darcy."""
+    case, data = CASES["darcy"], folder / "data.h5"
+    case.generate(data)
+    recipes = {name: changed(case.recipe(FAMILY_UPDATES), [f"model.name={name}"]) for name in list_models()}
+    return {name: _train(recipe, data, Run(folder / name)) for name, recipe in recipes.items()}
+
+
+def machine() -> dict[str, str]:
+    """What the last bits depend on."""
+    facts = provenance(torch.device("cpu"))
+    return {"capability": torch.backends.cpu.get_cpu_capability()} | {
+        name: facts[name] for name in ("machine", "torch")
+    }
+
+
+def _train(recipe: Recipe, data: Path, run: Run) -> dict[str, Any]:
+    train_run(recipe, data, run)
+    weights = dict(sorted(read_tensors(run.weights)[0].items()))
+    groups: dict[str, list[torch.Tensor]] = {}
+    for name, tensor in weights.items():
+        groups.setdefault(name.partition(".")[0], []).append(tensor.double().flatten())
+    norms: dict[str, float | str] = {group: float(torch.cat(tensors).norm()) for group, tensors in groups.items()}
+    losses = [row["loss"] for row in read_rows(run.log)]
+    return {"losses": losses, "weights": {**norms, "digest": _digest(weights.values())}}
+
+
+def _digest(tensors: Iterable[torch.Tensor]) -> str:
+    return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()[:16]

@@ -17,9 +17,9 @@ import torch
 
 from sigmasolver.forecast import Forecaster
 from sigmasolver.models.solver import Solver
-from sigmasolver.ops.fused.lanes import Lanes
-from sigmasolver.ops.fused.tables import Prepared
+from sigmasolver.ops.fused.weight_cache import WeightCache
 from sigmasolver.ops.precision import matmul_precision
+from sigmasolver.ops.side_streams import SideStreams
 
 __all__ = ["PRECISIONS", "Replay", "check_precision"]
 
@@ -38,14 +38,14 @@ def check_precision(precision: str) -> None:
 
 @dataclass(frozen=True)
 class _Captured:
-    """A graph, the memory that it reads and the memory that it writes, and the forms in which it reads weights."""
+    """A graph, the memory that it reads and the memory that it writes, and the layouts in which it reads weights."""
 
     graph: torch.cuda.CUDAGraph
     history: torch.Tensor
     conditions: dict[str, torch.Tensor]
     time: torch.Tensor | None
     frames: torch.Tensor
-    forms: Prepared
+    weights: WeightCache
 
 
 class Replay(Forecaster):
@@ -75,7 +75,7 @@ class Replay(Forecaster):
         self._looks = any(isinstance(part, Solver) and part.config.options.check_input for part in self._parts)
         self._graphs: dict[object, _Captured] = {}
         self._pool: Any = None
-        self._lanes = Lanes()  # one: memory is kept for the stream that it was taken for
+        self._streams = SideStreams()  # one: memory is kept for the stream that it was taken for
 
     def eager(self, history: torch.Tensor) -> str | None:
         """Why a call is run operation by operation; None: it is replayed."""
@@ -151,8 +151,8 @@ class Replay(Forecaster):
         held = None if time is None else time.to(history.device, torch.float64, copy=True)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        forms = Prepared(self.model.parameters())
-        with torch.cuda.stream(side), forms.learn():
+        weights = WeightCache(self.model.parameters())
+        with torch.cuda.stream(side), weights.learn():
             for _ in range(WARM_UP):
                 self._map(static, conditions, held)
         torch.cuda.current_stream().wait_stream(side)
@@ -160,8 +160,8 @@ class Replay(Forecaster):
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         # Other threads (readers of data, talk among processes) may use the GPU meanwhile.
-        forms.fill()
+        weights.fill()
         captured = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
-        with captured, forms.use(), self._lanes.open():
+        with captured, weights.use(), self._streams.open():
             frames = self._map(static, conditions, held)
-        return _Captured(graph, static, conditions, held, frames, forms)
+        return _Captured(graph, static, conditions, held, frames, weights)

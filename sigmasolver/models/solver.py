@@ -8,16 +8,14 @@ positions-+
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig, check_grid
-from sigmasolver.models.layers import LayerNorm, TimeEmbedding, coordinates, distances, linear, perceptron, watched
+from sigmasolver.models.layers import LayerNorm, TimeEmbedding, coordinates, distances, linear, perceptron
 from sigmasolver.ops.lift import lift
 from sigmasolver.ops.readout import readout
-from sigmasolver.ops.stream import NARROW, whole
 
 __all__ = ["Solver"]
 
@@ -26,8 +24,7 @@ class Solver(nn.Module):
     """`(B, *grid, in_channels)` -> `(B, *grid, out_channels)` for one, two or three axes and any grid.
 
     `block` makes one block, `(B, *grid, width)` -> the same shape; it is called `depth` times. A Transolver-sigma is
-    made with `Block` and a row of the family, a baseline of the same frame with its own block. A block whose class says
-    `takes_rest` is given both parts of a stream that is split (`ops.stream`), and gives both.
+    made with `Block` and a row of the family, a baseline of the same frame with its own block.
 
     Weights at the start: every channel-mixing matrix normal with deviation 0.02 (complex ones: each part), biases
     zero; depthwise and pointwise convolutions uniform in +-1/sqrt(inputs per output) with their biases, as torch's
@@ -49,35 +46,18 @@ class Solver(nn.Module):
     def forward(self, x: torch.Tensor, time: torch.Tensor | None = None) -> torch.Tensor:
         """`time` is for solvers with an embedding: (B,), or (B, n) where conditions follow the time."""
         self._check(x, time)
-        H, rest = self._lifted(x)
-        if self.time is not None and time is not None:
-            H = H + self.time(time).reshape(x.shape[0], *(1,) * self.config.axes, -1)
+        H = lift(x, self._positions(x), self.lift, self.offset, self._embedded(time), self.blocks)
         for block in self.blocks:
-            H, rest = (block(H), None) if rest is None else block(H, rest)
-        # The answer is read in the precision of the stream: eight bits of bf16 would be its error.
-        with torch.autocast(x.device.type, enabled=False):
-            if rest is None:
-                H = H.to(self.offset.dtype)
-            if watched(self.norm, self.readout):
-                return self.readout(self.norm(whole(H, rest)))
-            return readout(H, rest, self.norm.affine, (self.readout.weight, self.readout.bias), self.norm.eps)
+            H = block(H)
+        return readout(H, self.norm, self.readout)
 
-    def _lifted(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The stream and, where all blocks take it, its rest."""
-        if watched(self.lift):
-            points = self._points(x)
-            return self.lift(torch.cat((points.expand(x.shape[0], *points.shape), x), dim=-1)) + self.offset, None
-        first, second = (cast(nn.Linear, self.lift[place]) for place in (0, 2))
-        maps = (first.weight, first.bias), (second.weight, second.bias)
-        return lift(x, self._points(x), *maps, self.offset, self._splits(x.device.type))
+    def _embedded(self, time: torch.Tensor | None) -> torch.Tensor | None:
+        """(B, 1, ..., width), the same at every point."""
+        if self.time is None or time is None:
+            return None
+        return self.time(time).reshape(len(time), *(1,) * self.config.axes, -1)
 
-    def _splits(self, device: str) -> bool:
-        """Whether the stream may pass through the blocks in two parts; a watcher is to see it whole."""
-        narrow = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == NARROW
-        taken = all(getattr(block, "takes_rest", False) for block in self.blocks)
-        return narrow and taken and self.time is None and not watched(self.blocks)
-
-    def _points(self, x: torch.Tensor) -> torch.Tensor:
+    def _positions(self, x: torch.Tensor) -> torch.Tensor:
         """(*grid, position channels)."""
         grid = tuple(x.shape[1:-1])
         if self.config.options.positions == "distances":

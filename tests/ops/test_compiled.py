@@ -10,8 +10,10 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from sigmasolver.ops.fused.gate import ROOM
-from sigmasolver.ops.fused.slices import fits, shared_bytes
+from sigmasolver.ops import dispatch
+from sigmasolver.ops.fused.swiglu import ROOM
+from sigmasolver.ops.fused.tuning import slice_shared_bytes
+from sigmasolver.ops.slices import _limits
 from tests.ops.compiled import DEVICES
 
 HEADS = [
@@ -52,7 +54,7 @@ def test_largest_heads(precision, slices, width):
     found = compiled("H200", "slices", json.dumps([precision, [slices, width], {}]))
     assert {"_slice", "update", "_deslice", "update_backward", "_backward"} <= set(found)
     kind = {"float32": "tf32x3"}.get(precision, precision)
-    assert max(found.values()) <= shared_bytes(kind, slices, width) <= DEVICES["H200"][1]
+    assert max(found.values()) <= slice_shared_bytes(kind, slices, width) <= DEVICES["H200"][1]
 
 
 @pytest.mark.parametrize("device, precision, grid, sizes", SOLVERS)
@@ -63,9 +65,17 @@ def test_solver(device, precision, grid, sizes):
     assert found.get("_inner_backward", 0) <= ROOM
 
 
-def test_what_does_not_fit():
+def test_what_does_not_fit(monkeypatch):
     """Slices, head width, both together: each has its limit, on every device."""
-    for heads, width, slices in ((1, 16, 129), (1, 65, 16), (1, 64, 65), (1, 33, 128)):
-        assert not fits(torch.zeros(1, 9, heads * width), heads, slices)
+    monkeypatch.setattr(dispatch, "interpreted", True)
+
+    def reason(heads, width, slices):
+        R = torch.zeros(1, 9, heads * width)
+        return dispatch.why_plain(R, limits=_limits(R, heads, slices))
+
+    assert reason(1, 16, 129) == "number of slices 129 is above 128"
+    assert reason(1, 65, 16) == "head width 65 is above 64"
+    for width, slices in ((64, 65), (33, 128)):
+        assert reason(1, width, slices) == "padded slices times padded head width 8192 is above 4096"
     for heads, width, slices in ((3, 16, 128), (2, 64, 64), (1, 32, 128)):
-        assert fits(torch.zeros(1, 9, heads * width), heads, slices)
+        assert reason(heads, width, slices) is None

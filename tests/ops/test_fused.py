@@ -14,25 +14,28 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from sigmasolver.models import Options, build_model
-from sigmasolver.ops import fused
+from sigmasolver.ops import dispatch
 from sigmasolver.ops.convolution import _plain as plain_convolution
 from sigmasolver.ops.fourier import axis_fourier as plain_fourier
-from sigmasolver.ops.slices import SliceMap, attention_matrix, deslice, routing, slice_states
+from sigmasolver.ops.modules import SliceMap
+from sigmasolver.ops.slices import attention_matrix, deslice, routing, slice_states
 
 pytest.importorskip("triton")
 from sigmasolver.models.slices import UPDATES
 from sigmasolver.ops.fused import fourier as fused_fourier
-from sigmasolver.ops.fused import gate as fused_gate
 from sigmasolver.ops.fused import linear as fused_linear
 from sigmasolver.ops.fused import mixing as fused_mixing
 from sigmasolver.ops.fused import slices as fused_slices
-from sigmasolver.ops.fused.context import context_norms
+from sigmasolver.ops.fused import swiglu as fused_swiglu
+from sigmasolver.ops.fused.context import add_context
 from sigmasolver.ops.fused.convolution import depthwise, depthwise_pair
 from sigmasolver.ops.fused.fourier import axis_fourier
+from sigmasolver.ops.fused.layer_norm import layer_norm
 from sigmasolver.ops.fused.linear import linear, map_gradients
-from sigmasolver.ops.fused.mixing import KEPT, mixing_residual
-from sigmasolver.ops.fused.rows import column_sums, layer_norm, silu_product
+from sigmasolver.ops.fused.mixing import KEPT, add_mixing
+from sigmasolver.ops.fused.reductions import column_sums
 from sigmasolver.ops.fused.slices import slice_attention
+from sigmasolver.ops.fused.swiglu import silu_product
 from tests.ops.device import DEVICE, GPU, gpu
 
 quick = settings(deadline=None, max_examples=8, derandomize=True, phases=(Phase.generate,))
@@ -40,7 +43,7 @@ quick = settings(deadline=None, max_examples=8, derandomize=True, phases=(Phase.
 
 @pytest.fixture
 def fused_everywhere(monkeypatch):
-    monkeypatch.setattr(fused, "interpreted", not GPU)
+    monkeypatch.setattr(dispatch, "interpreted", not GPU)
 
 
 def agree(twin, plain, inputs, dtype=torch.float32, tolerance=1e-5):
@@ -136,7 +139,7 @@ def test_heads_that_do_not_fit_take_the_plain_slices(fused_everywhere, monkeypat
         used.clear()
         found = model(x)
         assert len(used) == fused_ones
-        with fused.plain():
+        with dispatch.plain():
             torch.testing.assert_close(found, model(x), rtol=1e-4, atol=1e-5)
 
 
@@ -169,7 +172,7 @@ def test_mixing(N, half, inner, branches, whole, kept, seed):
     """Both forms of the forward pass: in one kernel, and with the library's products; y kept and made again."""
     torch.manual_seed(seed)
     # Each module reads the constant under its own name.
-    fused_gate.CHANNELS = fused_mixing.CHANNELS = 128 if whole else 0
+    fused_swiglu.CHANNELS = fused_mixing.CHANNELS = 128 if whole else 0
     fused_mixing.KEPT = KEPT if kept else 0
     in_one_kernel, used = fused_mixing._Steps.whole, []
     fused_mixing._Steps.whole = lambda *given: used.append(given) or in_one_kernel(*given)
@@ -178,7 +181,7 @@ def test_mixing(N, half, inner, branches, whole, kept, seed):
     inputs = [torch.randn(shape) for shape in (*shapes, *((N, C // max(1, branches)),) * branches)]
 
     def twin(H, w, b, win, b_in, wout, bout, *parts):
-        return mixing_residual(H, None, parts, (w, b), (win, b_in), (wout, bout), 1e-5)[0]
+        return add_mixing(H, parts, (w, b), (win, b_in), (wout, bout), 1e-5)
 
     def plain(H, w, b, win, b_in, wout, bout, *parts):
         x = H + torch.cat(parts, -1) if parts else H
@@ -188,7 +191,7 @@ def test_mixing(N, half, inner, branches, whole, kept, seed):
     try:
         agree(twin, plain, inputs, tolerance=1e-4)
     finally:
-        fused_gate.CHANNELS = fused_mixing.CHANNELS = 128
+        fused_swiglu.CHANNELS = fused_mixing.CHANNELS = 128
         fused_mixing.KEPT, fused_mixing._Steps.whole = KEPT, in_one_kernel
     assert bool(used) == whole, "the form that is meant was taken"
 
@@ -208,7 +211,7 @@ def test_context(grid, C, padding, groups):
 
     def twin(H, w, b, *norms):
         pairs = list(zip(norms[::2], norms[1::2], strict=True))
-        out, _, normed = context_norms(H, None, (w, b), padding, pairs, 1e-5)
+        out, normed = add_context(H, (w, b), padding, pairs, 1e-5)
         return out, *normed
 
     def plain(H, w, b, *norms):
@@ -307,7 +310,7 @@ def test_whole_models(name, grid):
     x, v = torch.randn(2, *grid, 2, device=DEVICE), torch.randn(2, *grid, 1, device=DEVICE)
     y, gradients = model(x), None
     gradients = torch.cat([g.flatten() for g in torch.autograd.grad((y * v).sum(), model.parameters())])
-    with fused.plain():
+    with dispatch.plain():
         expected = exact(x.double())
         wanted = torch.cat([g.flatten() for g in torch.autograd.grad((expected * v).sum(), exact.parameters())])
     assert (y - expected).norm() < 1e-5 * expected.norm()
@@ -323,8 +326,8 @@ def test_a_tracer_sees_plain_operations_in_one_graph(name):
         name, grid=(9, 8), in_channels=2, out_channels=1, width=24, depth=1, heads=2, slices=5, modes=2
     ).to(DEVICE)
     x = torch.randn(2, 9, 8, 2, device=DEVICE)
-    assert fused.usable(x)
-    with fused.plain():
+    assert dispatch.why_plain(x) is None
+    with dispatch.plain():
         expected = model(x)
     traced = torch.compile(model, fullgraph=True, backend="eager")(x)
     torch.testing.assert_close(traced, expected, rtol=0, atol=0)
@@ -335,9 +338,9 @@ def test_one_setting_switches_them_off_and_a_watcher_of_the_routing_sees_it(monk
     model = build_model("physolver", grid=(7,), in_channels=1, out_channels=1, width=8, depth=1, heads=1, slices=3)
     model = model.to(DEVICE)
     x = torch.randn(1, 7, 1, device=DEVICE)
-    assert fused.usable(x)
-    with fused.plain():
-        assert not fused.usable(x)
+    assert dispatch.why_plain(x) is None
+    with dispatch.plain():
+        assert dispatch.why_plain(x) == "fused kernels are switched off"
         plain = model(x)
     torch.testing.assert_close(model(x), plain, rtol=1e-4, atol=1e-5)
     seen = []
@@ -350,9 +353,9 @@ def test_one_setting_switches_them_off_and_a_watcher_of_the_routing_sees_it(monk
 
 def test_tracers_and_forward_mode_see_plain_operations(fused_everywhere):
     with torch.autograd.forward_ad.dual_level():
-        assert not fused.usable(torch.zeros(1, device=DEVICE))
-    torch.func.vmap(lambda x: pytest.fail("fused") if fused.usable(x) else x)(torch.zeros(2, device=DEVICE))
-    assert not fused.usable(torch.zeros(1, dtype=torch.float64, device=DEVICE))
+        assert "forward-mode" in dispatch.why_plain(torch.zeros(1, device=DEVICE))
+    torch.func.vmap(lambda x: x if dispatch.why_plain(x) else pytest.fail("fused"))(torch.zeros(2, device=DEVICE))
+    assert dispatch.why_plain(torch.zeros(1, dtype=torch.float64, device=DEVICE)) == "the tensor is torch.float64"
 
 
 @gpu

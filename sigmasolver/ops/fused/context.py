@@ -15,11 +15,14 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.affine import Affine
+from sigmasolver.ops.fused import product_dtype
 from sigmasolver.ops.fused.convolution import RUN, Shape, pick, taps_of, window
-from sigmasolver.ops.fused.rows import norms_backward, stream_at, stream_to
+from sigmasolver.ops.fused.layer_norm import norms_backward
+from sigmasolver.ops.fused.stream import load_stream, store_stream
+from sigmasolver.ops.modules import Affine
+from sigmasolver.ops.stream import Residual, split, stream_of
 
-__all__ = ["context_norms"]
+__all__ = ["add_context"]
 
 TILE, WARPS = 512, 4
 """Elements of a tile, each of which stands for a run of points; warps of a program."""
@@ -64,8 +67,8 @@ def _context(  # type: ignore[no-untyped-def]
         keep = (points & (z + run < Z))[:, None] & channels[None, :]
         row = plane.to(tl.int64) * Y * Z + y * Z + z + run
         place = row[:, None] * C + c[None, :]
-        a = pick(run, a0, a1, a2, a3) + offset + stream_at(i, rest, place, keep, SPLIT)
-        stream_to(o, left_over, place, a, keep, SPLIT)
+        a = pick(run, a0, a1, a2, a3) + offset + load_stream(i, rest, place, keep, SPLIT)
+        store_stream(o, left_over, place, a, keep, SPLIT)
         if BC != G:
             a = tl.where(channels[None, :], a, 0.0)
         m = tl.sum(a, axis=1) / G
@@ -130,18 +133,13 @@ class _ContextNorms(torch.autograd.Function):
         return dH, None, *found, None, None, None, *norms
 
 
-def context_norms(
-    H: torch.Tensor,
-    rest: torch.Tensor | None,
-    convolution: Affine,
-    padding: Sequence[str],
-    norms: Sequence[Affine],
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor | None, list[torch.Tensor]]:
-    """H + convolution of H, its rest, and the layer norm of each of one or two equal groups of its channels."""
-    narrow = torch.is_autocast_enabled(H.device.type)
-    dtype = torch.get_autocast_dtype(H.device.type) if narrow else convolution[0].dtype
+def add_context(
+    H: Residual, convolution: Affine, padding: Sequence[str], norms: Sequence[Affine], eps: float
+) -> tuple[Residual, list[torch.Tensor]]:
+    """H + convolution of H, and the layer norm of each of one or two equal groups of its channels."""
+    main, low = split(H)
+    dtype = product_dtype(main, convolution[0].dtype)
     flat = [one for norm in norms for one in norm]
-    given = H.contiguous(), rest if rest is None else rest.contiguous()
-    out, rest, *normed = _ContextNorms.apply(*given, *convolution, tuple(padding), eps, dtype, *flat)
-    return out, rest, normed
+    given = main.contiguous(), low if low is None else low.contiguous()
+    out, low, *normed = _ContextNorms.apply(*given, *convolution, tuple(padding), eps, dtype, *flat)
+    return stream_of(out, low), normed

@@ -24,9 +24,10 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.fused.lanes import aside
-from sigmasolver.ops.fused.rows import added, folded
-from sigmasolver.ops.fused.tables import Form, form_of
+from sigmasolver.ops.fused import product_dtype
+from sigmasolver.ops.fused.reductions import added, sum_partials
+from sigmasolver.ops.fused.weight_cache import WeightLayout, arrange
+from sigmasolver.ops.side_streams import on_side_stream
 
 __all__ = ["Shape", "depthwise", "depthwise_pair", "taps_of", "window"]
 
@@ -355,12 +356,12 @@ class Shape:
         sizes = [self.channels * math.prod(self.kernel)] * len(taps) + [self.channels] * len(taps)
 
         def made(sums: torch.Tensor) -> list[torch.Tensor]:
-            return [one.view(s).to(t) for one, (s, t) in zip(folded(sums).split(sizes), like, strict=True)]
+            return [one.view(s).to(t) for one, (s, t) in zip(sum_partials(sums).split(sizes), like, strict=True)]
 
         if len(taps) == 1 and math.prod(self.kernel) <= TOGETHER:
             sums = self._gradients(x, gradients[0], taps[0], dx, residual)
-            return dx, list(aside(lambda: made(sums), sums))
-        found = aside(lambda: made(self._weight_sums(x, gradients)), x, *gradients)
+            return dx, list(on_side_stream(lambda: made(sums), sums))
+        found = on_side_stream(lambda: made(self._weight_sums(x, gradients)), x, *gradients)
         self.run(gradients, taps, [], [dx], turned=True, residual=residual)
         return dx, list(found)
 
@@ -399,7 +400,7 @@ class Shape:
 def taps_of(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """(C, 1, *kernel) -> (taps, C)."""
     channels, taps = len(weight), weight[0].numel()
-    return form_of(weight, Form((taps, channels), (channels, taps), (1, channels), dtype))
+    return arrange(weight, WeightLayout((taps, channels), (channels, taps), (1, channels), dtype))
 
 
 class _Depthwise(torch.autograd.Function):
@@ -426,18 +427,11 @@ class _Depthwise(torch.autograd.Function):
         return dx, None, None, *(one for pair in zip(found[:kernels], found[kernels:], strict=True) for one in pair)
 
 
-def _ready(x: torch.Tensor) -> torch.Tensor:
-    """Contiguous, and in the narrow type where autocast would have a convolution run in it."""
-    if torch.is_autocast_enabled(x.device.type):
-        x = x.to(torch.get_autocast_dtype(x.device.type))
-    return x.contiguous()
-
-
 def depthwise(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, padding: Sequence[str], residual: bool = False
 ) -> torch.Tensor:
     """One convolution of `x` (B, *grid, C) by `weight` (C, 1, *kernel); with `residual`, x itself is added."""
-    ready = x.contiguous() if residual else _ready(x)  # what is added to must not be rounded
+    ready = (x if residual else x.to(product_dtype(x, x.dtype))).contiguous()  # what is added to must not be rounded
     return _Depthwise.apply(ready, tuple(padding), residual, weight, bias)
 
 
@@ -448,4 +442,4 @@ def depthwise_pair(
     padding: Sequence[str],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Two convolutions of one input, (weight, bias) each, which is read once."""
-    return _Depthwise.apply(_ready(x), tuple(padding), False, *first, *second)
+    return _Depthwise.apply(x.to(product_dtype(x, x.dtype)).contiguous(), tuple(padding), False, *first, *second)

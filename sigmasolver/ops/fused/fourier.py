@@ -21,10 +21,11 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.fourier import analysis_basis, available_modes, synthesis_basis
-from sigmasolver.ops.fused import dot_precision, filled
-from sigmasolver.ops.fused.lanes import aside
-from sigmasolver.ops.fused.rows import folded, rows_of
+from sigmasolver.ops.fourier_bases import analysis_basis, available_modes, synthesis_basis
+from sigmasolver.ops.fused import dot_precision, product_dtype, rows_of
+from sigmasolver.ops.fused.reductions import sum_partials
+from sigmasolver.ops.fused.tuning import tile_size
+from sigmasolver.ops.side_streams import on_side_stream
 
 __all__ = ["axis_fourier"]
 
@@ -139,7 +140,7 @@ def _mix_gradient(  # type: ignore[no-untyped-def]
 
 
 def _tile(size: int, most: int) -> int:
-    return min(most, filled(size))
+    return min(most, tile_size(size))
 
 
 def _apply_thin(
@@ -185,7 +186,7 @@ def _weight_gradient(
         x, g, sums, P * Q, K, Q, C, O, across,
         BR=LINES, BC=BC, BO=BO, SPAN=span, PRECISION=dot_precision(), num_warps=4,
     )  # fmt: skip
-    total = folded(sums).to(weight.dtype)
+    total = sum_partials(sums).to(weight.dtype)
     missing = weight.shape[0] - K  # modes that this grid does not have
     return (torch.cat((total, total.new_zeros(missing, C, O, 2))) if missing else total,)
 
@@ -223,7 +224,7 @@ class _AxisFourier(torch.autograd.Function):
             _apply_mix(dmixed, weight, dmodes, (P, K, Q), back=True)
             _apply_thin(analyse.T, dmodes, dV, (P, 2 * K, Q * C), add=axis > 1)
             made = partial(_weight_gradient, modes, dmixed, weight, (P, K, Q))
-            gradients += aside(made, modes, dmixed)
+            gradients += on_side_stream(made, modes, dmixed)
         return dV, *gradients
 
 
@@ -239,6 +240,5 @@ def _bases(V: torch.Tensor, n: int, K: int) -> tuple[torch.Tensor, torch.Tensor]
 
 def axis_fourier(V: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
     """`ops.fourier.axis_fourier`; under autocast in the narrow type."""
-    if torch.is_autocast_enabled(V.device.type):
-        V = V.to(torch.get_autocast_dtype(V.device.type))
-    return _AxisFourier.apply(V.contiguous(), *(weight.contiguous() for weight in weights))
+    V = V.to(product_dtype(V, V.dtype)).contiguous()
+    return _AxisFourier.apply(V, *(weight.contiguous() for weight in weights))

@@ -21,13 +21,15 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.affine import Affine
-from sigmasolver.ops.fused import dot_precision, filled, shared_memory
-from sigmasolver.ops.fused.lanes import aside
+from sigmasolver.ops.fused import dot_precision, product_dtype, shared_memory
 from sigmasolver.ops.fused.linear import product
-from sigmasolver.ops.fused.rows import column_sums, stream_to
-from sigmasolver.ops.fused.tables import Form, narrowed
-from sigmasolver.ops.stream import NARROW
+from sigmasolver.ops.fused.reductions import column_sums
+from sigmasolver.ops.fused.stream import store_stream
+from sigmasolver.ops.fused.tuning import tile_size
+from sigmasolver.ops.fused.weight_cache import WeightLayout, cast_weight
+from sigmasolver.ops.modules import Affine
+from sigmasolver.ops.side_streams import on_side_stream
+from sigmasolver.ops.stream import LOW_PRECISION, Residual, stream_of
 
 __all__ = ["lift"]
 
@@ -94,7 +96,7 @@ def _lift_forward(  # type: ignore[no-untyped-def]
     total += tl.load(b2 + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
     total += tl.load(offset + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
     keep = (n[:, None] < N) & (c[None, :] < C)
-    stream_to(out, rest, n.to(tl.int64)[:, None] * C + c[None, :], total, keep, SPLIT)
+    store_stream(out, rest, n.to(tl.int64)[:, None] * C + c[None, :], total, keep, SPLIT)
 
 
 @triton.jit
@@ -126,13 +128,13 @@ def _lift_backward(  # type: ignore[no-untyped-def]
 def _padded(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Zeros for the columns that are missing."""
     rows, n = matrix.shape
-    return Form((rows, filled(n)), (rows, n), (filled(n), 1), dtype).made(matrix)
+    return WeightLayout((rows, tile_size(n)), (rows, n), (tile_size(n), 1), dtype).copy(matrix)
 
 
 def _tile(tiles: dict[int, tuple[int, int, int, int]], x: torch.Tensor, w2: torch.Tensor) -> dict[str, Any]:
     (C, I), Q = w2.shape, x.shape[1]
     BN, BF, warps, stages = tiles[w2.element_size()]
-    sizes = {"Q": Q, "I": I, "C": C, "BN": BN, "BQ": filled(Q), "BF": BF, "BC": filled(C)}
+    sizes = {"Q": Q, "I": I, "C": C, "BN": BN, "BQ": tile_size(Q), "BF": BF, "BC": tile_size(C)}
     return sizes | {"PRECISION": dot_precision(), "num_warps": warps, "num_stages": stages}
 
 
@@ -147,8 +149,8 @@ class _Lift(torch.autograd.Function):
     ) -> Any:  # fmt: skip
         N, (G, P), C = len(x), positions.shape, len(w2)
         pre = product(_padded(positions, dtype), _padded(w1[:, :P], dtype).T)
-        wx, narrow = _padded(w1[:, P:], dtype), narrowed(w2, dtype).contiguous()
-        kind = NARROW if split else torch.promote_types(dtype, offset.dtype)
+        wx, narrow = _padded(w1[:, P:], dtype), cast_weight(w2, dtype).contiguous()
+        kind = LOW_PRECISION if split else torch.promote_types(dtype, offset.dtype)
         out = torch.empty(N, C, device=x.device, dtype=kind)
         rest, tile = torch.empty_like(out) if split else None, _tile(FORWARD, x, narrow)
         _lift_forward[(triton.cdiv(N, tile["BN"]),)](
@@ -188,19 +190,18 @@ class _Lift(torch.autograd.Function):
             found = product(narrow.T, g), ends, ends.clone()
             return [one.to(kind) for one, kind in zip(found, ctx.kinds[2:], strict=True)]
 
-        found = *aside(first, dh, x, positions), *aside(second, dH, narrow, g)
+        found = *on_side_stream(first, dh, x, positions), *on_side_stream(second, dH, narrow, g)
         dx = product(dh, wx)[:, :Q].to(x.dtype).contiguous() if ctx.needs_input_grad[2] else None
         return None, None, dx, None, *found
 
 
 def lift(
-    x: torch.Tensor, positions: torch.Tensor, first: Affine, second: Affine, offset: torch.Tensor, split: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`ops.lift.lift` for positions without a gradient; products in the narrow type under autocast."""
-    narrow = torch.is_autocast_enabled(x.device.type)
-    dtype = torch.get_autocast_dtype(x.device.type) if narrow else x.dtype
+    x: torch.Tensor, positions: torch.Tensor, first: Affine, second: Affine, offset: torch.Tensor, two_parts: bool
+) -> Residual:
+    """`ops.lift.lift` for positions without a gradient; products in autocast's type."""
+    dtype = product_dtype(x, x.dtype)
     rows, points = (one.reshape(-1, one.shape[-1]).contiguous() for one in (x, positions))
     with torch.autocast(x.device.type, enabled=False):
-        H, rest = _Lift.apply(dtype, split, rows, points, *first, *second, offset)
+        main, low = _Lift.apply(dtype, two_parts, rows, points, *first, *second, offset)
     shape = *x.shape[:-1], len(offset)
-    return H.view(shape), rest if rest is None else rest.view(shape)
+    return stream_of(main.view(shape), low if low is None else low.view(shape))

@@ -18,10 +18,11 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.fused import dot_precision, filled
-from sigmasolver.ops.fused.lanes import aside
-from sigmasolver.ops.fused.rows import column_sums, folded
-from sigmasolver.ops.fused.tables import narrowed
+from sigmasolver.ops.fused import dot_precision, product_dtype
+from sigmasolver.ops.fused.reductions import column_sums, sum_partials
+from sigmasolver.ops.fused.tuning import tile_size
+from sigmasolver.ops.fused.weight_cache import cast_weight
+from sigmasolver.ops.side_streams import on_side_stream
 
 __all__ = ["linear", "map_gradients", "product"]
 
@@ -68,23 +69,23 @@ def map_gradients(dy: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torc
     span = triton.cdiv(N, PROGRAMS * TILE) * TILE
     chunks = triton.cdiv(N, span)
     sums = torch.empty(chunks, O * (C + 1), device=x.device, dtype=torch.float32)
-    BO, BC = filled(O), filled(C)
+    BO, BC = tile_size(O), tile_size(C)
     warps, stages = (4, 4) if BO * BC <= 64 * 64 else (8, 3)
     _map_gradients[(chunks,)](
         dy, x.contiguous(), sums, N, dy.stride(0), C=C, O=O, BN=TILE, BC=BC, BO=BO, SPAN=span,
         PRECISION=dot_precision(), num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    dW, db = folded(sums).split((O * C, O))
+    dW, db = sum_partials(sums).split((O * C, O))
     return dW.view(O, C), db
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        narrow = narrowed(weight, x.dtype)
+        narrow = cast_weight(weight, x.dtype)
         ctx.save_for_backward(x, narrow)
         ctx.kinds = weight.dtype, bias.dtype
-        return F.linear(x, narrow, narrowed(bias, x.dtype))
+        return F.linear(x, narrow, cast_weight(bias, x.dtype))
 
     @staticmethod
     @once_differentiable
@@ -95,13 +96,12 @@ class _Linear(torch.autograd.Function):
         def maps() -> list[torch.Tensor]:
             return [one.to(kind) for one, kind in zip(map_gradients(dy, x), ctx.kinds, strict=True)]
 
-        found = aside(maps, dy, x)
+        found = on_side_stream(maps, dy, x)
         return dy @ weight if ctx.needs_input_grad[0] else None, *found
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """`torch.nn.functional.linear`; under autocast in the narrow type."""
-    if torch.is_autocast_enabled(x.device.type):
-        x = x.to(torch.get_autocast_dtype(x.device.type))
+    x = x.to(product_dtype(x, x.dtype))
     with torch.autocast(x.device.type, enabled=False):
         return _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)

@@ -23,16 +23,18 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.affine import Affine
-from sigmasolver.ops.fused import dot_precision, filled
-from sigmasolver.ops.fused.gate import CHANNELS, EXTRA, gated, sigmoid, through_gate
-from sigmasolver.ops.fused.lanes import aside
+from sigmasolver.ops.fused import dot_precision, product_dtype
 from sigmasolver.ops.fused.linear import product
-from sigmasolver.ops.fused.rows import folded, stream_at, stream_to
-from sigmasolver.ops.fused.tables import Form, form_of
-from sigmasolver.ops.swiglu import ALIGNED
+from sigmasolver.ops.fused.reductions import sum_partials
+from sigmasolver.ops.fused.stream import load_stream, store_stream
+from sigmasolver.ops.fused.swiglu import CHANNELS, EXTRA, gated, sigmoid, through_gate
+from sigmasolver.ops.fused.tuning import ALIGNED, tile_size
+from sigmasolver.ops.fused.weight_cache import WeightLayout, arrange
+from sigmasolver.ops.modules import Affine
+from sigmasolver.ops.side_streams import on_side_stream
+from sigmasolver.ops.stream import Residual, split, stream_of
 
-__all__ = ["mixing_residual"]
+__all__ = ["add_mixing"]
 
 PROGRAMS = 2048
 """That the backward pass is cut into at least, where there are points enough; each leaves one row of partial sums."""
@@ -59,7 +61,7 @@ def _joined(  # type: ignore[no-untyped-def]
     H, rest, s0, s1, n, c, keep, C: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr
 ):
     """One tile of x in float32; n and c as (BN, 1) and (1, BC)."""
-    x = stream_at(H, rest, n * C + c, keep, SPLIT)
+    x = load_stream(H, rest, n * C + c, keep, SPLIT)
     if PARTS == 1:
         x += tl.load(s0 + n * C + c, mask=keep, other=0.0).to(tl.float32)
     if PARTS == 2:
@@ -120,7 +122,7 @@ def _whole(  # type: ignore[no-untyped-def]
         a = gate * up * sigmoid(gate)
         wd = tl.load(wout + place, mask=known, other=0.0)
         total = tl.dot(a.to(y.dtype), wd, total, input_precision=PRECISION)
-    stream_to(out + first * C, left_over + first * C, n * C + c[None, :], total, keep, SPLIT)
+    store_stream(out + first * C, left_over + first * C, n * C + c[None, :], total, keep, SPLIT)
 
 
 @triton.jit
@@ -146,7 +148,7 @@ def _join_add(  # type: ignore[no-untyped-def]
     total = _joined(H, rest, s0, s1, n, c[None, :], keep, C, SPLIT, PARTS, EVEN)
     total += tl.load(m + n * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
     total += tl.load(bias + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
-    stream_to(out, left_over, n * C + c[None, :], total, keep, SPLIT)
+    store_stream(out, left_over, n * C + c[None, :], total, keep, SPLIT)
 
 
 @triton.jit
@@ -198,7 +200,7 @@ class _Steps:
         self.H, self.norm, self.eps, self.split = H, norm, eps, rest is not None
         self.N, self.C = H.shape
         self.joined = (H, H if rest is None else rest, *(*parts, H, H)[:2])
-        BC = filled(self.C)
+        BC = tile_size(self.C)
         self.tile = {"C": self.C, "SPLIT": self.split, "PARTS": len(parts), "EVEN": self.C % 16 == 0}
         self.tile |= {"BN": max(1, TILE // BC), "BC": BC}
         self.blocks = (triton.cdiv(self.N, self.tile["BN"]),)
@@ -254,7 +256,7 @@ class _Steps:
 def _filled(tensor: torch.Tensor, W: int, dtype: torch.dtype) -> torch.Tensor:
     """Gate's rows, then up's, each filled up to W."""
     half, row = tensor.numel() // 2, tensor[0].numel()
-    return form_of(tensor, Form((2 * W, *tensor.shape[1:]), (2, half), (W * row, 1), dtype))
+    return arrange(tensor, WeightLayout((2 * W, *tensor.shape[1:]), (2, half), (W * row, 1), dtype))
 
 
 class _Mixing(torch.autograd.Function):
@@ -270,7 +272,7 @@ class _Mixing(torch.autograd.Function):
         C, F = wout.shape
         W = -(-F // ALIGNED) * ALIGNED
         up, bias = _filled(win, W, dtype), _filled(b_in, W, torch.float32)
-        down = form_of(wout, Form((W, C), (C, F), (1, C), dtype))
+        down = arrange(wout, WeightLayout((W, C), (C, F), (1, C), dtype))
         steps = _Steps(H, rest, parts, (w, b), eps)
         if C <= CHANNELS:
             out, rest, y = steps.whole(up, bias, down, bout, keep)
@@ -300,13 +302,15 @@ class _Mixing(torch.autograd.Function):
             found = both[:, :C].contiguous(), both[:, C].contiguous(), product(narrow.T, a)[:, :F].contiguous()
             return [one.to(kind) for one, kind in zip(found, kinds, strict=True)]
 
-        dinner = aside(inner_maps, inner, y, narrow, a)
+        dinner = on_side_stream(inner_maps, inner, y, narrow, a)
         dx, dparts, ends = steps.backward(dy, dout, parts)
 
         def outer_maps() -> list[torch.Tensor]:
-            return [one.to(kind) for one, kind in zip(folded(ends).split(C), (kind_w, kind_b, kind_bout), strict=True)]
+            return [
+                one.to(kind) for one, kind in zip(sum_partials(ends).split(C), (kind_w, kind_b, kind_bout), strict=True)
+            ]
 
-        dw, db, dbout = aside(outer_maps, ends)
+        dw, db, dbout = on_side_stream(outer_maps, ends)
         return None, None, None, dx, None, dw, db, *dinner, dbout, *dparts
 
 
@@ -316,15 +320,14 @@ def _aligned(x: torch.Tensor) -> torch.Tensor:
     return x if x.storage_offset() % 8 == 0 else x.clone()
 
 
-def mixing_residual(
-    H: torch.Tensor, rest: torch.Tensor | None, parts: Sequence[torch.Tensor], norm: Affine, gate_up: Affine,
-    down: Affine, eps: float,
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    """`ops.mixing.mixing_residual` for none, one or two branches; products in the narrow type under autocast."""
-    narrow = torch.is_autocast_enabled(H.device.type)
-    dtype = torch.get_autocast_dtype(H.device.type) if narrow else gate_up[0].dtype
-    rows = [one if one is None else _aligned(one.reshape(-1, one.shape[-1])) for one in (H, rest, *parts)]
-    keep = torch.is_grad_enabled() and H.nbytes < KEPT
-    with torch.autocast(H.device.type, enabled=False):
-        out, rest = _Mixing.apply(eps, dtype, keep, *rows[:2], *norm, *gate_up, *down, *rows[2:])
-    return out.view(H.shape), rest if rest is None else rest.view(H.shape)
+def add_mixing(
+    H: Residual, responses: Sequence[torch.Tensor], norm: Affine, gate_up: Affine, down: Affine, eps: float
+) -> Residual:
+    """`ops.mixing.add_mixing` for none, one or two branches; products in autocast's type."""
+    parts = split(H)
+    dtype = product_dtype(parts[0], gate_up[0].dtype)
+    rows = [one if one is None else _aligned(one.reshape(-1, one.shape[-1])) for one in (*parts, *responses)]
+    keep = torch.is_grad_enabled() and parts[0].nbytes < KEPT
+    with torch.autocast(parts[0].device.type, enabled=False):
+        out, low = _Mixing.apply(eps, dtype, keep, *rows[:2], *norm, *gate_up, *down, *rows[2:])
+    return stream_of(out.view(parts[0].shape), low if low is None else low.view(parts[0].shape))

@@ -18,10 +18,12 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.affine import Affine
-from sigmasolver.ops.fused import filled
-from sigmasolver.ops.fused.lanes import aside
-from sigmasolver.ops.fused.rows import added, folded, stream_at
+from sigmasolver.ops.fused.reductions import added, sum_partials
+from sigmasolver.ops.fused.stream import load_stream
+from sigmasolver.ops.fused.tuning import tile_size
+from sigmasolver.ops.modules import Affine
+from sigmasolver.ops.side_streams import on_side_stream
+from sigmasolver.ops.stream import Residual, split
 
 __all__ = ["readout"]
 
@@ -33,7 +35,7 @@ TILE, PROGRAMS, LONGEST = 512, 2048, 64
 def _hat(H, rest, n, c, N, eps: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr):  # type: ignore[no-untyped-def]
     """Normalised rows and their scale."""
     keep = (n[:, None] < N) & (c[None, :] < C)
-    x = stream_at(H, rest, n.to(tl.int64)[:, None] * C + c[None, :], keep, SPLIT)
+    x = load_stream(H, rest, n.to(tl.int64)[:, None] * C + c[None, :], keep, SPLIT)
     centred = tl.where(keep, x - (tl.sum(x, axis=1) / C)[:, None], 0.0)
     r = tl.rsqrt(tl.sum(centred * centred, axis=1) / C + eps)
     return centred * r[:, None], r
@@ -113,21 +115,21 @@ class _Readout(torch.autograd.Function):
         _read_backward[(chunks,)](H, w, W, du.contiguous(), dH, sums, N, ctx.eps, SPAN=span, **tile, num_warps=1)
 
         def maps() -> list[torch.Tensor]:
-            K, db = folded(sums).split((fields * C, fields))
+            K, db = sum_partials(sums).split((fields * C, fields))
             K, each = K.view(fields, C), db[:, None]
             found = (W * K).sum(0), (W * each).sum(0), torch.addcmul(K * w, each, v), db.contiguous()
             return [one.to(W.dtype) for one in found]
 
-        return dH, None, *aside(maps, sums), None
+        return dH, None, *on_side_stream(maps, sums), None
 
 
 def _tile(W: torch.Tensor) -> dict[str, int]:
     fields, C = W.shape
-    block = filled(C)
+    block = tile_size(C)
     return {"C": C, "FIELDS": fields, "BN": max(1, TILE // block), "BC": block}
 
 
-def readout(H: torch.Tensor, rest: torch.Tensor | None, norm: Affine, out: Affine, eps: float) -> torch.Tensor:
+def readout(H: Residual, norm: Affine, out: Affine, eps: float) -> torch.Tensor:
     """`ops.readout.readout`."""
-    rows = (one if one is None else one.reshape(-1, one.shape[-1]).contiguous() for one in (H, rest))
-    return _Readout.apply(*rows, *norm, *out, eps).view(*H.shape[:-1], -1)
+    rows = [one if one is None else one.reshape(-1, one.shape[-1]).contiguous() for one in split(H)]
+    return _Readout.apply(*rows, *norm, *out, eps).view(*split(H)[0].shape[:-1], -1)

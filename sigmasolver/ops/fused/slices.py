@@ -33,16 +33,16 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.affine import Affine
-from sigmasolver.ops.fused import dot_precision, filled, shared_memory
-from sigmasolver.ops.fused.lanes import aside
+from sigmasolver.ops.fused import dot_precision, rows_of
 from sigmasolver.ops.fused.linear import map_gradients
-from sigmasolver.ops.fused.rows import folded, put, rows_of
+from sigmasolver.ops.fused.reductions import put, sum_partials
 from sigmasolver.ops.fused.slice_update import update, update_backward
-from sigmasolver.ops.fused.tables import narrowed
-from sigmasolver.ops.slices import EPSILON, SliceMap
+from sigmasolver.ops.fused.tuning import WIDE_HEAD, tile_size
+from sigmasolver.ops.fused.weight_cache import cast_weight
+from sigmasolver.ops.modules import EPSILON, Affine, SliceMap
+from sigmasolver.ops.side_streams import on_side_stream
 
-__all__ = ["fits", "shared_bytes", "slice_attention"]
+__all__ = ["slice_attention"]
 
 LONGEST, PROGRAMS = 2048, 2048
 """Points of a chunk at most; programs that a pass is cut into at least, where there are points enough."""
@@ -50,16 +50,10 @@ SHARED_ROW = 16
 """Channels up to which two heads share a tile: it has so many at least."""
 LARGEST = 64
 """Points of the largest tile; chunks are whole multiples of it."""
-WIDE = 1024
-"""Slices times channels of the tiles of a program beyond which float32 fills the shared memory."""
 SLICE, BF16, FLOAT32, WIDE_FLOAT32 = (16, 1, 3), (64, 4, 3), (32, 2, 3), (16, 8, 1)
 """Points of a tile, warps of a program and stages of its pipeline: where slices are made; elsewhere in bf16, in
-float32, and in float32 of WIDE heads. Few warps hardly wait for each other at barriers; from 64 points on the matrix
+float32, and in float32 of WIDE_HEAD. Few warps hardly wait for each other at barriers; from 64 points on the matrix
 units read what stays the same from shared memory."""
-LARGEST_HEAD = 128, 64, 4096
-"""Slices, head width, and their product, both filled up: beyond, the update of the states takes minutes to compile."""
-BYTES = {"bf16": (96, 48), "tf32": (72, 36), "tf32x3": (96, 54)}
-"""Bytes of shared memory at most for each slice and channel of a tile, up to WIDE and beyond."""
 LOG2E, LN2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
 
 
@@ -245,10 +239,6 @@ def _backward(  # type: ignore[no-untyped-def]
         tl.store(to + M * D + M, tl.where((warm >= COLDEST) & (warm <= HOTTEST), -down * (LN2 * cold), 0.0))
 
 
-def _kind(x: torch.Tensor) -> str:
-    return "bf16" if x.element_size() == 2 else dot_precision()
-
-
 class _Plan:
     """Sizes and tiles of one call."""
 
@@ -258,23 +248,23 @@ class _Plan:
         self.limits = {"COLDEST": limits[0], "HOTTEST": limits[1]}
         self.H = self.C // self.D
         self.J = 2 if self.H % 2 == 0 and 2 * self.D <= SHARED_ROW else 1
-        self.BM, self.BD = filled(self.M), filled(self.J * self.D)
-        most = min(LARGEST, filled(self.N))
+        self.BM, self.BD = tile_size(self.M), tile_size(self.J * self.D)
+        most = min(LARGEST, tile_size(self.N))
         span = triton.cdiv(self.N * self.B * self.H, PROGRAMS)
         self.span = triton.cdiv(min(LONGEST, max(span, most), self.N), most) * most
         self.chunks = triton.cdiv(self.N, self.span)
         # Heads first: those of the same points share lines of memory, so they should run at the same time.
         self.passes = (self.H // self.J, self.chunks, self.B)
         self.even = {"EVEN": self.N % self.span == 0}
-        wide = self.BM * self.BD > WIDE
+        wide = self.BM * self.BD > WIDE_HEAD
         self.others = BF16 if R_BNC.element_size() == 2 else WIDE_FLOAT32 if wide else FLOAT32
-        BD = filled(self.D)
+        BD = tile_size(self.D)
         self.small: dict[str, Any] = {"D": self.D, "M": self.M, "BM": self.BM, "BD": BD, "ROOT": 1 / math.sqrt(self.D)}
         self.small["num_warps"] = 4 if self.BM * BD <= 1024 else 8
 
     def tiles(self, points: int, warps: int, stages: int) -> dict[str, Any]:
         sizes: dict[str, Any] = {"H": self.H, "D": self.D, "M": self.M, "J": self.J, "SPAN": self.span}
-        sizes |= {"BN": min(points, filled(self.N)), "BM": self.BM, "BD": self.BD}
+        sizes |= {"BN": min(points, tile_size(self.N)), "BM": self.BM, "BD": self.BD}
         # Large heads need more warps to hold their sums.
         sizes |= {"num_warps": min(8, warps * max(1, self.BM * self.BD // 1024)), "num_stages": stages}
         return {**sizes, **self.limits, "PRECISION": dot_precision()}
@@ -294,11 +284,11 @@ class _SliceAttention(torch.autograd.Function):
         Z, new = torch.empty(2, B * H, M, D, device=R.device, dtype=torch.float32)
         mass = torch.empty(B * H, M, device=R.device, dtype=torch.float32)
         update[(B * H,)](parts, wq, wk, wv, gamma, Z, mass, new, plan.chunks, KIND=kind, EPS=EPSILON, **plan.small)
-        O, project = torch.empty_like(R), narrowed(wo, R.dtype)
+        O, project = torch.empty_like(R), cast_weight(wo, R.dtype)
         _deslice[plan.passes](R, W, b, tau, new, O, N, C, **plan.tiles(*plan.others))
         ctx.save_for_backward(R, F, W, b, tau, wq, wk, wv, gamma, project, Z, mass, new)
         ctx.kind, ctx.limits, ctx.kinds = kind, limits, (wo.dtype, bo.dtype)
-        return torch.addmm(narrowed(bo, R.dtype), O.view(-1, C), project.T).view(R.shape)
+        return torch.addmm(cast_weight(bo, R.dtype), O.view(-1, C), project.T).view(R.shape)
 
     @staticmethod
     @once_differentiable
@@ -323,31 +313,18 @@ class _SliceAttention(torch.autograd.Function):
         )
 
         def maps() -> list[torch.Tensor]:
-            by_head = folded(routes)
-            dW, db, _ = folded(by_head).split((M * D, M, 1))
+            by_head = sum_partials(routes)
+            dW, db, _ = sum_partials(by_head).split((M * D, M, 1))
             found = [dW.view(M, D).to(W.dtype), db.to(b.dtype), by_head[:, -1].contiguous().to(tau.dtype)]
             if ctx.kind != "keep":
-                *three, dgamma = folded(attention).split((D * D, D * D, D * D, 1))
+                *three, dgamma = sum_partials(attention).split((D * D, D * D, D * D, 1))
                 found += [one.view(D, D).to(wq.dtype) for one in three]
                 found += [dgamma.to(gamma.dtype)] if ctx.kind == "residual" else []
             ends = zip(map_gradients(rows, O.view(-1, C)), ctx.kinds, strict=True)
             return [*found, *(one.to(kind) for one, kind in ends)]
 
-        *found, dwo, dbo = aside(maps, routes, attention, rows, O)
+        *found, dwo, dbo = on_side_stream(maps, routes, attention, rows, O)
         return None, None, dR, dF, *found, *(None,) * (7 - len(found)), dwo, dbo
-
-
-def fits(R: torch.Tensor, heads: int, slices: int) -> bool:
-    """Whether R (B, ..., C) has heads that a program can hold, on its device and in its type."""
-    D = R.shape[-1] // heads
-    small = all(size <= most for size, most in zip((slices, D, filled(slices) * filled(D)), LARGEST_HEAD, strict=True))
-    return small and (not R.is_cuda or shared_bytes(_kind(R), slices, D) <= shared_memory(R))
-
-
-def shared_bytes(kind: str, M: int, D: int) -> int:
-    """Of a head, what no program needs more than: for tiles of points and slices, or for the matrices of the update."""
-    BM, BD, tile = filled(M), filled(D), filled(M) * filled(D)
-    return max(BYTES[kind][tile > WIDE] * tile, 8 * BM * BM + 16 * BM * BD + 4 * BD * BD)
 
 
 def slice_attention(
@@ -356,6 +333,6 @@ def slice_attention(
     """R, F (B, N, C) -> o (B, N, C). `attention`: nothing (keep), W_q W_k W_v (replace), these and gamma (residual)."""
     kind = {0: "keep", 3: "replace", 4: "residual"}[len(attention)]
     weight = route.weight
-    filled = (*attention, *(weight,) * (4 - len(attention)))  # what a kind does not have is not read
+    padded = (*attention, *(weight,) * (4 - len(attention)))  # what a kind does not have is not read
     ready = R_BNC.contiguous(), F_BNC.contiguous(), weight.contiguous(), route.bias, route.temperature
-    return _SliceAttention.apply(kind, route.limits, *ready, *filled, *project)
+    return _SliceAttention.apply(kind, route.limits, *ready, *padded, *project)

@@ -13,13 +13,17 @@ Letters: N points, C channels, W inner width, filled up; BN, BC, BF tile sizes.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
+from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.fused import dot_precision, filled, shared_memory
+from sigmasolver.ops.fused import dot_precision, shared_memory
+from sigmasolver.ops.fused.tuning import tile_size
 
-__all__ = ["CHANNELS", "EXTRA", "gated", "sigmoid", "through_gate"]
+__all__ = ["CHANNELS", "EXTRA", "gated", "sigmoid", "silu_product", "through_gate"]
 
 CHANNELS = 128
 """Up to which products inside a kernel are quicker than the library's with passes over memory between them."""
@@ -107,6 +111,31 @@ def _inner_backward(  # type: ignore[no-untyped-def]
     tl.store(dy + place, total.to(t.dtype), mask=keep)
 
 
+@triton.jit
+def _silu_forward(x, y, N, F: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr):  # type: ignore[no-untyped-def]
+    n, c = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1) * BC + tl.arange(0, BC)
+    keep = (n[:, None] < N) & (c[None, :] < F)
+    place = n.to(tl.int64)[:, None]
+    gate = tl.load(x + place * 2 * F + c[None, :], mask=keep, other=0.0).to(tl.float32)
+    up = tl.load(x + place * 2 * F + F + c[None, :], mask=keep, other=0.0).to(tl.float32)
+    out = gate / (1 + tl.exp(-gate)) * up
+    tl.store(y + place * F + c[None, :], out.to(y.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def _silu_backward(x, g, dx, N, F: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr):  # type: ignore[no-untyped-def]
+    n, c = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1) * BC + tl.arange(0, BC)
+    keep = (n[:, None] < N) & (c[None, :] < F)
+    place = n.to(tl.int64)[:, None]
+    gate = tl.load(x + place * 2 * F + c[None, :], mask=keep, other=0.0).to(tl.float32)
+    up = tl.load(x + place * 2 * F + F + c[None, :], mask=keep, other=0.0).to(tl.float32)
+    dy = tl.load(g + place * F + c[None, :], mask=keep, other=0.0).to(tl.float32)
+    s = 1 / (1 + tl.exp(-gate))
+    dgate, dup = dy * up * s * (1 + gate * (1 - s)), dy * gate * s
+    tl.store(dx + place * 2 * F + c[None, :], dgate.to(dx.dtype.element_ty), mask=keep)
+    tl.store(dx + place * 2 * F + F + c[None, :], dup.to(dx.dtype.element_ty), mask=keep)
+
+
 def gated(inner: torch.Tensor, bias: torch.Tensor, da: torch.Tensor | None) -> torch.Tensor:
     """a; with `da` the gradients of gate and up replace `inner`."""
     N, W = inner.shape[0], inner.shape[1] // 2
@@ -131,7 +160,31 @@ def through_gate(
     narrow = dout if dout.dtype == y.dtype else y.new_empty(N, C)
     _inner_backward[(triton.cdiv(N, BN),)](
         y, dout, win, b_in, wout, narrow, a, inner, dy, N, C=C, W=W, NARROW=narrow is not dout,
-        BN=BN, BC=filled(C), BF=BF, PRECISION=dot_precision(),
+        BN=BN, BC=tile_size(C), BF=BF, PRECISION=dot_precision(),
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return a, inner, dy, narrow
+
+
+class _SiluProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        N, F = x.shape[0], x.shape[1] // 2
+        y = torch.empty(N, F, device=x.device, dtype=x.dtype)
+        _silu_forward[(triton.cdiv(N, 16), triton.cdiv(F, 128))](x, y, N, F=F, BN=16, BC=128)
+        ctx.save_for_backward(x)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        N, F = x.shape[0], x.shape[1] // 2
+        dx = torch.empty_like(x)
+        _silu_backward[(triton.cdiv(N, 16), triton.cdiv(F, 128))](x, g.contiguous(), dx, N, F=F, BN=16, BC=128)
+        return dx
+
+
+def silu_product(x: torch.Tensor) -> torch.Tensor:
+    """SiLU(first half) * second half of the last axis."""
+    return _SiluProduct.apply(x.contiguous().flatten(0, -2)).view(*x.shape[:-1], -1)

@@ -4,7 +4,8 @@
       (shared context) +--- second half: h + physical(LN h) --+                (recomposition)
 
 A block is its context, its stages in order, and its mixing. A stage splits the channels evenly between its
-operators; "pass" leaves its share as it is.
+operators; "pass" leaves its share as it is. The first norms are made with the context and the last responses are added
+with the mixing, so that each line of `Block.forward` is one operation.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class BlockSpec:
         for operator in (name for stage in self.stages for name in stage):
             if operator not in OPERATORS:
                 raise ValueError(f'A stage names "{operator}"; choose from {", ".join(OPERATORS)}.')
-        for name, choices in (("mixing", MIXINGS), ("update", UPDATES)):
-            if getattr(self, name) not in choices:
-                raise ValueError(f'{name} is "{getattr(self, name)}"; choose from {", ".join(choices)}.')
+        for name, value, choices in (("mixing", self.mixing, MIXINGS), ("update", self.update, UPDATES)):
+            if value not in choices:
+                raise ValueError(f'{name} is "{value}"; choose from {", ".join(choices)}.')
         if self.mixing == "grouped" and len(self.stages[-1]) < 2:
             raise ValueError('mixing "grouped" keeps two channel groups apart, but the last stage has one operator.')
 
@@ -129,8 +130,13 @@ class Block(StreamBlock):
         self.mixing = Mixing(width, config.options.expansion, groups)
 
     def forward(self, H: Residual) -> Residual:
+        H, normed = add_context(H, self.context, cast(Stage, self.stages[0]).norms)  # eq:block-context
+        H, responses = self._respond(H, normed)  # eq:block-private
+        return add_mixing(H, responses, self.norm, self.mixing)  # eq:block-recompose
+
+    def _respond(self, H: Residual, normed: list[torch.Tensor] | None) -> tuple[Residual, list[torch.Tensor | None]]:
+        """The responses of the last stage, and the stream with those of earlier stages added."""
         *earlier, last = (cast(Stage, stage) for stage in self.stages)
-        H, normed = add_context(H, self.context, (*earlier, last)[0].norms)  # eq:block-context
         for stage in earlier:
-            H, normed = stage(H, normed), None  # eq:block-private
-        return add_mixing(H, last.responses(H, normed), self.norm, self.mixing)  # eq:block-recompose
+            H, normed = stage(H, normed), None
+        return H, last.responses(H, normed)

@@ -11,8 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 from sigmasolver.ops import dispatch
-from sigmasolver.ops.fused.swiglu import ROOM
-from sigmasolver.ops.fused.tuning import slice_shared_bytes
+from sigmasolver.ops.fused.tuning import SWIGLU_SHARED_MEMORY, slice_shared_bytes
 from sigmasolver.ops.slices import _limits
 from tests.ops.compiled import DEVICES
 
@@ -62,7 +61,7 @@ def test_solver(device, precision, grid, sizes):
     found = compiled(device, "step", json.dumps([precision, ["transolver-sigma", grid], sizes]))
     assert {"_context", "_slice", "_backward", "_lift_forward", "_read", "_join_backward"} <= set(found)
     assert max(found.values()) <= DEVICES[device][1]
-    assert found.get("_inner_backward", 0) <= ROOM
+    assert found.get("_inner_backward", 0) <= SWIGLU_SHARED_MEMORY
 
 
 def test_what_does_not_fit(monkeypatch):

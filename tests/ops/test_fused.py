@@ -22,17 +22,16 @@ from sigmasolver.ops.slices import attention_matrix, deslice, routing, slice_sta
 
 pytest.importorskip("triton")
 from sigmasolver.models.slices import UPDATES
-from sigmasolver.ops.fused import fourier as fused_fourier
 from sigmasolver.ops.fused import linear as fused_linear
 from sigmasolver.ops.fused import mixing as fused_mixing
 from sigmasolver.ops.fused import slices as fused_slices
-from sigmasolver.ops.fused import swiglu as fused_swiglu
+from sigmasolver.ops.fused import tuning
 from sigmasolver.ops.fused.context import add_context
 from sigmasolver.ops.fused.convolution import depthwise, depthwise_pair
 from sigmasolver.ops.fused.fourier import axis_fourier
 from sigmasolver.ops.fused.layer_norm import layer_norm
 from sigmasolver.ops.fused.linear import linear, map_gradients
-from sigmasolver.ops.fused.mixing import KEPT, add_mixing
+from sigmasolver.ops.fused.mixing import add_mixing
 from sigmasolver.ops.fused.reductions import column_sums
 from sigmasolver.ops.fused.slices import slice_attention
 from sigmasolver.ops.fused.swiglu import silu_product
@@ -113,7 +112,7 @@ def test_slices(kind, B, N, H, D, M, seed):
 def test_slices_over_several_chunks(monkeypatch):
     """More points than one program takes, so partial sums are summed."""
     torch.manual_seed(0)
-    monkeypatch.setattr(fused_slices, "LONGEST", 64)
+    monkeypatch.setattr(tuning, "SLICE_LONGEST", 64)
     agree_on_slices("residual", 2, 300, 1, 4, 6)
     agree_on_slices("residual", 2, 300, 4, 8, 9)
 
@@ -160,7 +159,7 @@ def test_fourier(grid, C, O, modes, seed):
 
 
 def test_fourier_over_several_chunks(monkeypatch):
-    monkeypatch.setattr(fused_fourier, "CHUNK", 32)
+    monkeypatch.setattr(tuning, "MODE_CHUNK", 32)
     inputs = [torch.randn(2, 40, 70, 3), torch.randn(4, 3, 3, 2), torch.randn(3, 3, 3, 2)]
     agree(lambda V, *w: axis_fourier(V, list(w)), lambda V, *w: plain_fourier(V, list(w)), inputs)
 
@@ -169,13 +168,12 @@ def test_fourier_over_several_chunks(monkeypatch):
 @given(N=st.integers(1, 200), half=st.integers(1, 20), inner=st.integers(1, 50), branches=st.integers(0, 2),
        whole=st.booleans(), kept=st.booleans(), seed=st.integers(0, 99))  # fmt: skip
 def test_mixing(N, half, inner, branches, whole, kept, seed):
-    """Both forms of the forward pass: in one kernel, and with the library's products; y kept and made again."""
+    """Both forms of the forward pass: in one kernel, and with products of cuBLAS; y saved and recomputed."""
     torch.manual_seed(seed)
-    # Each module reads the constant under its own name.
-    fused_swiglu.CHANNELS = fused_mixing.CHANNELS = 128 if whole else 0
-    fused_mixing.KEPT = KEPT if kept else 0
-    in_one_kernel, used = fused_mixing._Steps.whole, []
-    fused_mixing._Steps.whole = lambda *given: used.append(given) or in_one_kernel(*given)
+    saved_bytes = tuning.SAVED_BYTES
+    tuning.PRODUCTS_INSIDE, tuning.SAVED_BYTES = 128 if whole else 0, saved_bytes if kept else 0
+    in_one_kernel, used = fused_mixing._Launches.forward, []
+    fused_mixing._Launches.forward = lambda *given: used.append(given) or in_one_kernel(*given)
     C = 2 * half
     shapes = [(N, C), (C,), (C,), (2 * inner, C), (2 * inner,), (C, inner), (C,)]
     inputs = [torch.randn(shape) for shape in (*shapes, *((N, C // max(1, branches)),) * branches)]
@@ -191,8 +189,8 @@ def test_mixing(N, half, inner, branches, whole, kept, seed):
     try:
         agree(twin, plain, inputs, tolerance=1e-4)
     finally:
-        fused_swiglu.CHANNELS = fused_mixing.CHANNELS = 128
-        fused_mixing.KEPT, fused_mixing._Steps.whole = KEPT, in_one_kernel
+        tuning.PRODUCTS_INSIDE, tuning.SAVED_BYTES = 128, saved_bytes
+        fused_mixing._Launches.forward = in_one_kernel
     assert bool(used) == whole, "the form that is meant was taken"
 
 
@@ -279,8 +277,8 @@ def test_rows(N, C, seed, half):
 def test_gradients_of_a_map(N, O, C, dtype, monkeypatch):
     """In one pass, over several chunks, of rows that lie apart; and of too many channels for that."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    monkeypatch.setattr(fused_linear, "BYTES", 4)
-    monkeypatch.setattr(fused_linear, "PROGRAMS", 2)
+    monkeypatch.setattr(tuning, "LINEAR_BYTES", 4)
+    monkeypatch.setattr(fused_linear, "multiprocessors", lambda x: 1)
     dy, x = torch.randn(N, O + 3, device=DEVICE).to(dtype)[:, 3:], torch.randn(N, C, device=DEVICE).to(dtype)
     wanted = dy.cpu().double().T @ x.cpu().double(), dy.cpu().double().sum(0)
     for one, two in zip(map_gradients(dy, x), wanted, strict=True):

@@ -14,6 +14,7 @@ from sigmasolver.ops.readout import readout
 
 pytest.importorskip("triton")
 from sigmasolver.ops.fused import readout as fused_readout
+from sigmasolver.ops.fused import tuning
 from tests.ops.device import DEVICE
 from tests.ops.small import linear, norm, solver
 
@@ -66,7 +67,7 @@ def test_output_and_gradients(points, C, fields, twins):
 
 
 def test_programs_that_take_several_tiles_of_points(monkeypatch, twins):
-    monkeypatch.setattr(fused_readout, "PROGRAMS", 2)
+    monkeypatch.setattr(tuning, "READOUT_PROGRAMS", 2)
     assert error((3, 71), 30, 2) < 2e-5
     assert twins
 

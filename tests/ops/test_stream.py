@@ -20,8 +20,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from sigmasolver.ops.fused import mixing as fused_mixing
-from sigmasolver.ops.fused import swiglu as fused_swiglu
+from sigmasolver.ops.fused import tuning
 from sigmasolver.ops.fused.context import add_context
 from sigmasolver.ops.fused.lift import lift
 from sigmasolver.ops.fused.mixing import add_mixing
@@ -100,9 +99,8 @@ def test_context(grid, C, padding, groups):
 @pytest.mark.parametrize("kept", [True, False])
 def test_mixing(branches, held, kept, monkeypatch):
     torch.manual_seed(1)
-    for module in (fused_swiglu, fused_mixing):
-        monkeypatch.setattr(module, "CHANNELS", 128 if held else 0)
-    monkeypatch.setattr(fused_mixing, "KEPT", 10**8 if kept else 0)
+    monkeypatch.setattr(tuning, "PRODUCTS_INSIDE", 128 if held else 0)
+    monkeypatch.setattr(tuning, "SAVED_BYTES", 10**8 if kept else 0)
     N, C, inner = 70, 12, 9
     shapes = [(C,), (C,), (2 * inner, C), (2 * inner,), (C, inner), (C,), *((N, C // max(1, branches)),) * branches]
 
@@ -120,7 +118,7 @@ def test_mixing(branches, held, kept, monkeypatch):
 @triton.jit
 def _split(x, main, low, N: tl.constexpr):
     place = tl.arange(0, N)
-    store_stream(main, low, place, tl.load(x + place), place < N, SPLIT=True)
+    store_stream(main, low, place, tl.load(x + place), place < N, TWO_PARTS=True)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, where the interpreter runs

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-__all__ = ["Slot", "dot_precision", "product_dtype", "rows_of", "shared_memory"]
+__all__ = ["Slot", "dot_precision", "multiprocessors", "product_dtype", "rows_of", "shared_memory"]
 
 T = TypeVar("T")
 
@@ -49,6 +49,16 @@ def shared_memory(x: torch.Tensor) -> int:
     return _shared_memory(x.device) if x.is_cuda else 0
 
 
+def multiprocessors(x: torch.Tensor) -> int:
+    """Of the device of this tensor; for a CPU, where kernels are interpreted or only compiled, those of an H200."""
+    return _multiprocessors(x.device) if x.is_cuda else 132
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 @cache
 def _shared_memory(device: torch.device) -> int:
     known = torch.cuda.get_device_properties(device)
@@ -57,15 +67,15 @@ def _shared_memory(device: torch.device) -> int:
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
     """(N, C) without a copy where the rows are evenly apart, as those of a half of the channels are."""
-    whole = x.shape[-1]
+    C = x.shape[-1]
     if x.is_contiguous():
-        return x.view(-1, whole)  # as_strided would be gone back by a copy
-    apart = x.stride(-2)
+        return x.view(-1, C)  # the gradient of as_strided would be a copy
+    row_stride = x.stride(-2)
     even = x.stride(-1) == 1
-    expected = apart
+    expected = row_stride
     for size, stride in zip(reversed(x.shape[:-1]), reversed(x.stride()[:-1]), strict=True):
         even = even and stride == expected
         expected *= size
     if not even:
-        return x.contiguous().view(-1, whole)
-    return x.as_strided((x[..., 0].numel(), whole), (apart, 1))
+        return x.contiguous().view(-1, C)
+    return x.as_strided((x[..., 0].numel(), C), (row_stride, 1))

@@ -1,12 +1,11 @@
-"""Operations on the channels of every point: layer normalisation, SiLU(gate) * up, sums over points.
+"""Layer normalisation of the channels of every point.
 
-    y = (x - mean) / sqrt(var + eps) * w + b       dx = r (g - mean(g) - xhat mean(g xhat)),  g = w dy,  r = 1/sqrt(.)
-    a = silu(gate) * up         dgate = dy up s (1 + gate (1 - s)),  dup = dy gate s,  s = sigmoid(gate)
+    y = hat w + b,   hat = (x - mean) r,   r = 1 / sqrt(var + eps)
+    dx = r (g - mean(g) - hat mean(g hat)),  g = w dy
 
-Rows may lie apart (a half of the channels of a wider tensor). Statistics and sums are float32; sums over points are
-made in chunks, then over chunks in a fixed order.
+Rows may lie apart (a half of the channels of a wider tensor). Statistics and sums are float32.
 
-Letters: N rows, C channels; BN and BC tile sizes.
+Letters: N rows, C channels.
 """
 
 from __future__ import annotations
@@ -19,67 +18,85 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.fused import product_dtype, rows_of
+from sigmasolver.ops.fused import product_dtype, rows_of, tuning
 from sigmasolver.ops.fused.reductions import sum_partials
 from sigmasolver.ops.side_streams import on_side_stream
 
-__all__ = ["layer_norm", "norms_backward"]
+__all__ = ["layer_norm", "load_channels", "norm_gradient", "normalised", "norms_backward"]
 
-CHUNK, PROGRAMS, TILE = 512, 4096, 512
-"""Rows of a chunk at most; programs there should be at least; elements of a tile, of one warp."""
+
+@triton.jit
+def normalised(x, keep, eps: tl.constexpr, C: tl.constexpr):  # type: ignore[no-untyped-def]
+    """hat (rows, columns), mean and r (rows,) of x (rows, columns), 0 beyond its C channels; hat is 0 there too."""
+    mean = tl.sum(x, axis=1) / C
+    centred = x - mean[:, None]
+    if x.shape[1] != C:
+        centred = tl.where(keep, centred, 0.0)
+    r = tl.rsqrt(tl.sum(centred * centred, axis=1) / C + eps)
+    return centred * r[:, None], mean, r
+
+
+@triton.jit
+def norm_gradient(g, hat, r, C: tl.constexpr):  # type: ignore[no-untyped-def]
+    """dx = r (g - mean(g) - hat mean(g hat)) of g = w dy; both (rows, columns) and 0 beyond C channels."""
+    mean, slope = tl.sum(g, axis=1) / C, tl.sum(g * hat, axis=1) / C
+    return (g - mean[:, None] - hat * slope[:, None]) * r[:, None]
+
+
+@triton.jit
+def load_channels(x, c, C: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(1, columns) in float32 of x (C,), 0 beyond."""
+    return tl.load(x + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit
 def _norm_forward(  # type: ignore[no-untyped-def]
-    x, w, b, y, mean, scale, N, apart, eps: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr
+    x, w, b, y, mean, r, N, row_stride, eps: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    n, c = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BC)
+    """y (N, C), mean (N,), r (N,) of x (N, C), whose rows lie `row_stride` apart."""
+    n, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     keep = (n[:, None] < N) & (c[None, :] < C)
-    place = n.to(tl.int64)[:, None]
-    v = tl.load(x + place * apart + c[None, :], mask=keep, other=0.0).to(tl.float32)
-    m = tl.sum(v, axis=1) / C
-    centred = tl.where(keep, v - m[:, None], 0.0)
-    r = tl.rsqrt(tl.sum(centred * centred, axis=1) / C + eps)
-    weight = tl.load(w + c, mask=c < C, other=0.0)
-    bias = tl.load(b + c, mask=c < C, other=0.0)
-    out = centred * r[:, None] * weight[None, :] + bias[None, :]
-    tl.store(y + place * C + c[None, :], out.to(y.dtype.element_ty), mask=keep)
+    row = n.to(tl.int64)[:, None]
+    v = tl.load(x + row * row_stride + c[None, :], mask=keep, other=0.0).to(tl.float32)
+    hat, m, s = normalised(v, keep, eps, C)
+    out = hat * load_channels(w, c, C) + load_channels(b, c, C)
+    tl.store(y + row * C + c[None, :], out.to(y.dtype.element_ty), mask=keep)
     tl.store(mean + n, m, mask=n < N)
-    tl.store(scale + n, r, mask=n < N)
+    tl.store(r + n, s, mask=n < N)
 
 
 @triton.jit
 def _norm_backward(  # type: ignore[no-untyped-def]
-    x, w0, w1, g0, g1, mean, scale, more, dx, sums, N, apart,
-    C: tl.constexpr, MORE: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SPAN: tl.constexpr,
+    x, w0, w1, dy0, dy1, mean, r, more, dx, sums, N, row_stride,
+    C: tl.constexpr, MORE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Of one group of C channels; `more` is a gradient that is added. A row of `sums`: for each group dw, db."""
-    chunk, group, c = tl.program_id(0), tl.program_id(1), tl.arange(0, BC)
+    """dx (N, groups C) of one or two groups of C channels of x, plus `more` (N, groups C) where MORE.
+
+    dy_i (N, C) is the gradient of group i, mean and r are (groups, N). A row of `sums`: for each group dw (C), db (C).
+    """
+    chunk, group, c = tl.program_id(0), tl.program_id(1), tl.arange(0, COLUMNS)
     groups = tl.num_programs(1)
     channels = c < C
-    if group == 0:
-        weight = tl.load(w0 + c, mask=channels, other=0.0).to(tl.float32)
+    if group == 0:  # noqa: SIM108, a branch of the program
+        weight = load_channels(w0, c, C)
     else:
-        weight = tl.load(w1 + c, mask=channels, other=0.0).to(tl.float32)
-    sum_w = tl.zeros((BN, BC), tl.float32)
-    sum_b = tl.zeros((BN, BC), tl.float32)
-    for start in range(0, SPAN, BN):
-        n = chunk * SPAN + start + tl.arange(0, BN)
+        weight = load_channels(w1, c, C)
+    sum_w = tl.zeros((ROWS, COLUMNS), tl.float32)
+    sum_b = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, CHUNK, ROWS):
+        n = chunk * CHUNK + start + tl.arange(0, ROWS)
         keep = (n[:, None] < N) & channels[None, :]
-        place = n.to(tl.int64)[:, None]
-        v = tl.load(x + place * apart + group * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+        row = n.to(tl.int64)[:, None]
+        v = tl.load(x + row * row_stride + group * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
         if group == 0:
-            dy = tl.load(g0 + place * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+            dy = tl.load(dy0 + row * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
         else:
-            dy = tl.load(g1 + place * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+            dy = tl.load(dy1 + row * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
         m = tl.load(mean + group * N + n, mask=n < N, other=0.0)
-        r = tl.load(scale + group * N + n, mask=n < N, other=0.0)
-        hat = tl.where(keep, (v - m[:, None]) * r[:, None], 0.0)
-        inner = dy * weight[None, :]
-        first = tl.sum(inner, axis=1) / C
-        second = tl.sum(inner * hat, axis=1) / C
-        out = (inner - first[:, None] - hat * second[:, None]) * r[:, None]
-        to = place * (groups * C) + group * C + c[None, :]
+        s = tl.load(r + group * N + n, mask=n < N, other=0.0)
+        hat = tl.where(keep, (v - m[:, None]) * s[:, None], 0.0)
+        out = norm_gradient(dy * weight, hat, s, C)
+        to = row * (groups * C) + group * C + c[None, :]
         if MORE:
             out += tl.load(more + to, mask=keep, other=0.0).to(tl.float32)
         tl.store(dx + to, out.to(dx.dtype.element_ty), mask=keep)
@@ -90,9 +107,9 @@ def _norm_backward(  # type: ignore[no-untyped-def]
     tl.store(sums + C + c, tl.sum(sum_b, axis=0), mask=channels)
 
 
-def _row_tile(C: int) -> dict[str, int]:
-    block = triton.next_power_of_2(C)
-    return {"BN": max(1, min(32, TILE // block)), "BC": block, "num_warps": 1}
+def _tile(C: int) -> dict[str, int]:
+    columns = triton.next_power_of_2(C)
+    return {"ROWS": max(1, min(32, tuning.NORM_TILE // columns)), "COLUMNS": columns, "num_warps": 1}
 
 
 def norms_backward(
@@ -109,24 +126,26 @@ def norms_backward(
     """
     groups, N = statistics.shape[1:]
     C = x_NC.shape[-1] // groups
-    tile = _row_tile(C)
-    span = triton.cdiv(max(1, min(CHUNK, N * groups // PROGRAMS)), tile["BN"]) * tile["BN"]
-    chunks = triton.cdiv(N, span)
+    tile = _tile(C)
+    rows = max(1, min(tuning.NORM_CHUNK, N * groups // tuning.NORM_PROGRAMS))
+    chunk = triton.cdiv(rows, tile["ROWS"]) * tile["ROWS"]
+    chunks = triton.cdiv(N, chunk)
     dx = torch.empty(x_NC.shape, device=x_NC.device, dtype=x_NC.dtype)
     sums = torch.empty(chunks, groups * 2 * C, device=x_NC.device, dtype=torch.float32)
     given = [one.contiguous() for one in gradients]
     _norm_backward[(chunks, groups)](
         x_NC, weights[0], weights[-1], given[0], given[-1], *statistics, dx if more is None else more, dx, sums, N,
-        x_NC.stride(-2), C=C, MORE=more is not None, SPAN=span, **tile,
+        x_NC.stride(-2), C=C, MORE=more is not None, CHUNK=chunk, **tile,
     )  # fmt: skip
-    kinds = [one.dtype for one in weights[:groups] for _ in range(2)]
-    found = on_side_stream(
-        lambda: [one.to(kind) for one, kind in zip(sum_partials(sums).split(C), kinds, strict=True)], sums
-    )
-    return dx, tuple(found)
+    types = [weight.dtype for weight in weights[:groups] for _ in range(2)]
+
+    def weight_gradients() -> list[torch.Tensor]:
+        return [one.to(dtype) for one, dtype in zip(sum_partials(sums).split(C), types, strict=True)]
+
+    return dx, tuple(on_side_stream(weight_gradients, sums))
 
 
-class _Norm(torch.autograd.Function):
+class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, eps: float, dtype: torch.dtype
@@ -134,19 +153,19 @@ class _Norm(torch.autograd.Function):
         N, C = x.shape
         y = torch.empty(N, C, device=x.device, dtype=dtype)
         statistics = torch.empty(2, 1, N, device=x.device, dtype=torch.float32)
-        tile = _row_tile(C)
-        _norm_forward[(triton.cdiv(N, tile["BN"]),)](x, w, b, y, *statistics, N, x.stride(0), eps, C=C, **tile)
+        tile = _tile(C)
+        _norm_forward[(triton.cdiv(N, tile["ROWS"]),)](x, w, b, y, *statistics, N, x.stride(0), eps, C=C, **tile)
         ctx.save_for_backward(x, w, statistics)
         return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: torch.Tensor) -> Any:
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
         x, w, statistics = ctx.saved_tensors
-        dx, (dw, db) = norms_backward(x, [g], statistics, [w], None)
+        dx, (dw, db) = norms_backward(x, [dy], statistics, [w], None)
         return dx, dw, db, None, None
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-    """Over the last axis of `x`, whose rows may lie apart; under autocast the result is narrow at once."""
-    return _Norm.apply(rows_of(x), weight, bias, eps, product_dtype(x, x.dtype)).view(x.shape)
+    """Over the last axis of `x`, whose rows may lie apart; under autocast the result has its type."""
+    return _LayerNorm.apply(rows_of(x), weight, bias, eps, product_dtype(x, x.dtype)).view(x.shape)

@@ -1,6 +1,6 @@
 """Sums over points: partial sums over chunks of points, then over chunks in a fixed order, all in float32.
 
-Letters: N rows, C columns.
+Letters: N rows, C columns, S partial sums in a row.
 """
 
 from __future__ import annotations
@@ -9,57 +9,65 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["added", "column_sums", "put", "sum_partials"]
+from sigmasolver.ops.fused import tuning
+
+__all__ = ["added", "column_sums", "replaced", "sum_partials"]
 
 
 @triton.jit
-def put(several, i: tl.constexpr, new):  # type: ignore[no-untyped-def]
-    """Several tensors, with `new` in the place of the i-th."""
-    return several[:i] + (new,) + several[i + 1 :]  # noqa: RUF005, Triton knows no stars
+def replaced(tensors, i: tl.constexpr, new):  # type: ignore[no-untyped-def]
+    """A tuple of tensors with `new` in place of the i-th."""
+    return tensors[:i] + (new,) + tensors[i + 1 :]  # noqa: RUF005, Triton knows no stars
 
 
 @triton.jit
-def added(sums, i: tl.constexpr, more):  # type: ignore[no-untyped-def]
-    """Several sums, with `more` added to the i-th."""
-    return put(sums, i, sums[i] + more)
+def added(tensors, i: tl.constexpr, more):  # type: ignore[no-untyped-def]
+    """A tuple of tensors with `more` added to the i-th."""
+    return replaced(tensors, i, tensors[i] + more)
 
 
 @triton.jit
-def _column_sums(x, s, N, C, BN: tl.constexpr, BC: tl.constexpr, SPAN: tl.constexpr):  # type: ignore[no-untyped-def]
-    chunk, c = tl.program_id(0), tl.program_id(1) * BC + tl.arange(0, BC)
-    total = tl.zeros((BN, BC), tl.float32)
-    for start in range(0, SPAN, BN):
-        n = chunk * SPAN + start + tl.arange(0, BN)
+def _column_sums(  # type: ignore[no-untyped-def]
+    x, sums, N, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr
+):
+    """sums (chunks, C): sums[k] = sum of x[n] over the rows n of chunk k; x (N, C)."""
+    chunk, c = tl.program_id(0), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, CHUNK, ROWS):
+        n = chunk * CHUNK + start + tl.arange(0, ROWS)
         keep = (n[:, None] < N) & (c[None, :] < C)
         total += tl.load(x + n.to(tl.int64)[:, None] * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
-    tl.store(s + chunk * C + c, tl.sum(total, axis=0), mask=c < C)
+    tl.store(sums + chunk * C + c, tl.sum(total, axis=0), mask=c < C)
 
 
 @triton.jit
-def _fold(x, y, N, S, BN: tl.constexpr, BS: tl.constexpr):  # type: ignore[no-untyped-def]
-    s = tl.program_id(0) * BS + tl.arange(0, BS)
-    total = tl.zeros((BN, BS), tl.float32)
-    for start in range(0, N, BN):
-        n = start + tl.arange(0, BN)
+def _fold(partials, sums, N, S, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """sums (S,): sums[s] = sum over n of partials[n, s]; partials (N, S) in float32."""
+    s = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, N, ROWS):
+        n = start + tl.arange(0, ROWS)
         keep = (n[:, None] < N) & (s[None, :] < S)
-        total += tl.load(x + n.to(tl.int64)[:, None] * S + s[None, :], mask=keep, other=0.0)
-    tl.store(y + s, tl.sum(total, axis=0), mask=s < S)
+        total += tl.load(partials + n.to(tl.int64)[:, None] * S + s[None, :], mask=keep, other=0.0)
+    tl.store(sums + s, tl.sum(total, axis=0), mask=s < S)
 
 
-def sum_partials(parts: torch.Tensor) -> torch.Tensor:
+def sum_partials(partials: torch.Tensor) -> torch.Tensor:
     """The sum over the first axis of contiguous float32 partial sums, few rows as a rule, always in the same order."""
-    N, S = len(parts), parts[0].numel()
-    out = torch.empty(parts.shape[1:], device=parts.device, dtype=torch.float32)
-    BS = 8 if S <= 1024 else 32  # narrow tiles, so that there are programs enough
-    _fold[(triton.cdiv(S, BS),)](parts, out, N, S, BN=2048 // BS, BS=BS)
-    return out
+    N, S = len(partials), partials[0].numel()
+    sums = torch.empty(partials.shape[1:], device=partials.device, dtype=torch.float32)
+    columns = 8 if S <= tuning.FEW_PARTIALS else 32
+    _fold[(triton.cdiv(S, columns),)](partials, sums, N, S, ROWS=tuning.PARTIALS_TILE // columns, COLUMNS=columns)
+    return sums
 
 
 def column_sums(x_NC: torch.Tensor) -> torch.Tensor:
     """(C,) in float32: the sum of the rows, always in the same order."""
     N, C = x_NC.shape
-    span, block = 128, min(128, triton.next_power_of_2(C))
-    chunks = triton.cdiv(N, span)
+    columns = min(tuning.COLUMNS_TILE, triton.next_power_of_2(C))
+    chunks = triton.cdiv(N, tuning.COLUMNS_CHUNK)
     sums = torch.empty(chunks, C, device=x_NC.device, dtype=torch.float32)
-    _column_sums[(chunks, triton.cdiv(C, block))](x_NC, sums, N, C, BN=32, BC=block, SPAN=span)
+    _column_sums[(chunks, triton.cdiv(C, columns))](
+        x_NC, sums, N, C, ROWS=tuning.COLUMNS_ROWS, COLUMNS=columns, CHUNK=tuning.COLUMNS_CHUNK
+    )
     return sum_partials(sums)

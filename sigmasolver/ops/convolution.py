@@ -60,6 +60,8 @@ def _plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, padding: S
     if len(zeros) == 1:  # torch's two-dimensional kernels are the quicker ones, on a line as well
         return _convolve(x.unsqueeze(1), weight.unsqueeze(2), bias, [0, *zeros]).squeeze(1)
     if len(zeros) == 3 and not x.is_cuda and torch.is_grad_enabled() and not is_traced(x):
+        if torch.is_autocast_enabled("cpu"):  # cast here as autocast would inside, so that its gradients have one type
+            x, weight, bias = (one.to(torch.get_autocast_dtype("cpu")) for one in (x, weight, bias))
         return _Volume.apply(x, weight, bias, zeros)
     return _convolve(x, weight, bias, zeros)
 

@@ -26,7 +26,7 @@ __all__ = ["add_context"]
 
 
 @triton.jit
-def _beside(four):  # type: ignore[no-untyped-def]
+def _interleaved(four):  # type: ignore[no-untyped-def]
     """(n, 4) of four times (n,): stored together they wait for each other once."""
     pairs = tl.join(tl.join(four[0], four[2]), tl.join(four[1], four[3]))
     return tl.reshape(pairs, (pairs.shape[0], 4))
@@ -79,8 +79,8 @@ def _context(  # type: ignore[no-untyped-def]
     on = z[:, None] + tl.arange(0, RUN)[None, :]
     row = group * N + plane.to(tl.int64) * Y * Z + (y * Z)[:, None] + on
     keep = points[:, None] & (on < Z)
-    tl.store(mean + row, _beside(means), mask=keep)
-    tl.store(r + row, _beside(scales), mask=keep)
+    tl.store(mean + row, _interleaved(means), mask=keep)
+    tl.store(r + row, _interleaved(scales), mask=keep)
 
 
 class _ContextNorms(torch.autograd.Function):

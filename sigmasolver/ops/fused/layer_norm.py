@@ -77,10 +77,10 @@ def _norm_backward(  # type: ignore[no-untyped-def]
     chunk, group, c = tl.program_id(0), tl.program_id(1), tl.arange(0, COLUMNS)
     groups = tl.num_programs(1)
     channels = c < C
-    if group == 0:  # noqa: SIM108, a branch of the program
-        weight = load_channels(w0, c, C)
+    if group == 0:
+        weight = tl.load(w0 + c, mask=channels, other=0.0).to(tl.float32)
     else:
-        weight = load_channels(w1, c, C)
+        weight = tl.load(w1 + c, mask=channels, other=0.0).to(tl.float32)
     sum_w = tl.zeros((ROWS, COLUMNS), tl.float32)
     sum_b = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, CHUNK, ROWS):
@@ -95,7 +95,7 @@ def _norm_backward(  # type: ignore[no-untyped-def]
         m = tl.load(mean + group * N + n, mask=n < N, other=0.0)
         s = tl.load(r + group * N + n, mask=n < N, other=0.0)
         hat = tl.where(keep, (v - m[:, None]) * s[:, None], 0.0)
-        out = norm_gradient(dy * weight, hat, s, C)
+        out = norm_gradient(dy * weight[None, :], hat, s, C)
         to = row * (groups * C) + group * C + c[None, :]
         if MORE:
             out += tl.load(more + to, mask=keep, other=0.0).to(tl.float32)

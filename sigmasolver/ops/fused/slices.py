@@ -206,14 +206,14 @@ def _backward(  # type: ignore[no-untyped-def]
                 p = tl.where((rows < N)[:, None], p, 0.0)
             dP = tl.dot(f, tl.trans(states[j]), input_precision=PRECISION)
             dP = tl.dot(do, tl.trans(zs[j]), dP, input_precision=PRECISION) + shifts[j][None, :]
-            narrow = p.to(f.dtype)
+            p_cast = p.to(f.dtype)
             weighed = p * dP
             dx = (weighed - p * tl.sum(weighed, axis=1)[:, None]).to(f.dtype)
             sum_W = replaced(sum_W, j, tl.dot(tl.trans(r), dx, sum_W[j], input_precision=PRECISION))
             sum_b = replaced(sum_b, j, tl.dot(ones, dx, sum_b[j], input_precision=PRECISION))
             dr = tl.dot(dx, routes[j], dr, input_precision=PRECISION)
-            df = tl.dot(narrow, states[j], df, input_precision=PRECISION)
-            o = tl.dot(narrow, zs[j], o, input_precision=PRECISION)
+            df = tl.dot(p_cast, states[j], df, input_precision=PRECISION)
+            o = tl.dot(p_cast, zs[j], o, input_precision=PRECISION)
         keep = (rows[:, None] < N) & (d[None, :] < J * D)
         place = first + rows[:, None] * C + head * D + d[None, :]
         tl.store(dR + place, (dr * LN2).to(dR.dtype.element_ty), mask=keep)

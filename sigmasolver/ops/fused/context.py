@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fused import product_dtype, tuning
 from sigmasolver.ops.fused.convolution import RUN, Shape, taps_of, window
-from sigmasolver.ops.fused.layer_norm import load_channels, normalised, norms_backward
+from sigmasolver.ops.fused.layer_norm import centred, load_channels, norms_backward
 from sigmasolver.ops.fused.stream import load_stream, store_stream
 from sigmasolver.ops.modules import Affine
 from sigmasolver.ops.stream import Residual, split, stream_of
@@ -72,8 +72,9 @@ def _context(  # type: ignore[no-untyped-def]
         store_stream(out, out_low, place, x, keep, TWO_PARTS)
         if COLUMNS != G:
             x = tl.where(channels[None, :], x, 0.0)
-        hat, m, s = normalised(x, channels[None, :], eps, G)
-        tl.store(normed + row[:, None] * G + j[None, :], (hat * weight + bias).to(y0.dtype.element_ty), mask=keep)
+        x, m, s = centred(x, channels[None, :], eps, G)
+        y_i = x * s[:, None] * weight[None, :] + bias[None, :]
+        tl.store(normed + row[:, None] * G + j[None, :], y_i.to(y0.dtype.element_ty), mask=keep)
         means += (m,)  # type: ignore[assignment]
         scales += (s,)  # type: ignore[assignment]
     on = z[:, None] + tl.arange(0, RUN)[None, :]

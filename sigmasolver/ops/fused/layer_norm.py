@@ -22,18 +22,20 @@ from sigmasolver.ops.fused import product_dtype, rows_of, tuning
 from sigmasolver.ops.fused.reductions import sum_partials
 from sigmasolver.ops.side_streams import on_side_stream
 
-__all__ = ["layer_norm", "load_channels", "norm_gradient", "normalised", "norms_backward"]
+__all__ = ["centred", "layer_norm", "load_channels", "norm_gradient", "norms_backward"]
 
 
 @triton.jit
-def normalised(x, keep, eps: tl.constexpr, C: tl.constexpr):  # type: ignore[no-untyped-def]
-    """hat (rows, columns), mean and r (rows,) of x (rows, columns), 0 beyond its C channels; hat is 0 there too."""
+def centred(x, keep, eps: tl.constexpr, C: tl.constexpr):  # type: ignore[no-untyped-def]
+    """x - mean (rows, columns), mean and r (rows,) of x (rows, columns), 0 beyond its C channels, as the result is.
+
+    Weights are best loaded between this and hat = (x - mean) r: their latency hides behind the sums.
+    """
     mean = tl.sum(x, axis=1) / C
-    centred = x - mean[:, None]
+    x = x - mean[:, None]
     if x.shape[1] != C:
-        centred = tl.where(keep, centred, 0.0)
-    r = tl.rsqrt(tl.sum(centred * centred, axis=1) / C + eps)
-    return centred * r[:, None], mean, r
+        x = tl.where(keep, x, 0.0)
+    return x, mean, tl.rsqrt(tl.sum(x * x, axis=1) / C + eps)
 
 
 @triton.jit
@@ -45,8 +47,8 @@ def norm_gradient(g, hat, r, C: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def load_channels(x, c, C: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(1, columns) in float32 of x (C,), 0 beyond."""
-    return tl.load(x + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
+    """(columns,) in float32 of x (C,), 0 beyond."""
+    return tl.load(x + c, mask=c < C, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -58,8 +60,9 @@ def _norm_forward(  # type: ignore[no-untyped-def]
     keep = (n[:, None] < N) & (c[None, :] < C)
     row = n.to(tl.int64)[:, None]
     v = tl.load(x + row * row_stride + c[None, :], mask=keep, other=0.0).to(tl.float32)
-    hat, m, s = normalised(v, keep, eps, C)
-    out = hat * load_channels(w, c, C) + load_channels(b, c, C)
+    v, m, s = centred(v, keep, eps, C)
+    weight, bias = load_channels(w, c, C), load_channels(b, c, C)
+    out = v * s[:, None] * weight[None, :] + bias[None, :]
     tl.store(y + row * C + c[None, :], out.to(y.dtype.element_ty), mask=keep)
     tl.store(mean + n, m, mask=n < N)
     tl.store(r + n, s, mask=n < N)
@@ -77,10 +80,10 @@ def _norm_backward(  # type: ignore[no-untyped-def]
     chunk, group, c = tl.program_id(0), tl.program_id(1), tl.arange(0, COLUMNS)
     groups = tl.num_programs(1)
     channels = c < C
-    if group == 0:
-        weight = tl.load(w0 + c, mask=channels, other=0.0).to(tl.float32)
+    if group == 0:  # noqa: SIM108, a branch of the program
+        weight = load_channels(w0, c, C)
     else:
-        weight = tl.load(w1 + c, mask=channels, other=0.0).to(tl.float32)
+        weight = load_channels(w1, c, C)
     sum_w = tl.zeros((ROWS, COLUMNS), tl.float32)
     sum_b = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, CHUNK, ROWS):

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fused import dot_precision, product_dtype, tuning
-from sigmasolver.ops.fused.layer_norm import load_channels, norm_gradient, normalised
+from sigmasolver.ops.fused.layer_norm import centred, load_channels, norm_gradient
 from sigmasolver.ops.fused.linear import product
 from sigmasolver.ops.fused.reductions import sum_partials
 from sigmasolver.ops.fused.stream import load_stream, store_stream
@@ -63,8 +63,9 @@ def _joined(  # type: ignore[no-untyped-def]
 @triton.jit
 def _normed(x, w, b, c, keep, eps: tl.constexpr, C: tl.constexpr):  # type: ignore[no-untyped-def]
     """y = hat w + b of a tile of x."""
-    weight, bias = load_channels(w, c, C), load_channels(b, c, C)  # first: their latency hides behind the sums
-    return normalised(x, keep, eps, C)[0] * weight + bias
+    x, _, r = centred(x, keep, eps, C)
+    weight, bias = load_channels(w, c, C), load_channels(b, c, C)
+    return x * r[:, None] * weight[None, :] + bias[None, :]
 
 
 @triton.jit
@@ -97,7 +98,7 @@ def _mixing_forward(  # type: ignore[no-untyped-def]
     if SAVE:
         _store_normed(normed + first * (C + EXTRA), wide, n, c[None, :], keep, left, C)
     y = wide.to(W_in.dtype.element_ty)
-    total = x + load_channels(b_out, c, C)  # not later: x need not be held then
+    total = x + load_channels(b_out, c, C)[None, :]  # not later: x need not be held then
     for start in range(0, W, INNER):
         f = start + tl.arange(0, INNER)
         known = (f[:, None] < W) & (c[None, :] < C)
@@ -136,7 +137,7 @@ def _join_add(  # type: ignore[no-untyped-def]
     keep = (n < N) & (c[None, :] < C)
     total = _joined(H, H_low, s0, s1, n, c[None, :], keep, C, TWO_PARTS, BRANCHES, EVEN)
     total += tl.load(mixed + n * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
-    total += load_channels(bias, c, C)
+    total += load_channels(bias, c, C)[None, :]
     store_stream(out, out_low, n * C + c[None, :], total, keep, TWO_PARTS)
 
 
@@ -163,14 +164,15 @@ def _join_backward(  # type: ignore[no-untyped-def]
         keep = (n < N - tl.program_id(0) * CHUNK) & (c[None, :] < C)
         place = n * C + c[None, :]
         x = _joined(H, H_low, s0, s1, n, c[None, :], keep, C, TWO_PARTS, BRANCHES, EVEN)
+        x, _, r = centred(x, keep, eps, C)
         weight = load_channels(w, c, C)
-        hat, _, r = normalised(x, keep, eps, C)
+        hat = x * r[:, None]
         g = tl.load(dy + place, mask=keep, other=0.0).to(tl.float32)
         more = tl.load(dout + place, mask=keep, other=0.0).to(tl.float32)
         sum_w += g * hat
         sum_b += g
         sum_out += more
-        total = norm_gradient(g * weight, hat, r, C) + more
+        total = norm_gradient(g * weight[None, :], hat, r, C) + more
         tl.store(dx + place, total.to(dx.dtype.element_ty), mask=keep)
         if COPY and BRANCHES == 1:
             tl.store(ds0 + place, total.to(ds0.dtype.element_ty), mask=keep)

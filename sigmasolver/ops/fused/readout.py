@@ -19,7 +19,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fused import tuning
-from sigmasolver.ops.fused.layer_norm import load_channels, norm_gradient, normalised
+from sigmasolver.ops.fused.layer_norm import centred, load_channels, norm_gradient
 from sigmasolver.ops.fused.reductions import added, sum_partials
 from sigmasolver.ops.fused.stream import load_stream
 from sigmasolver.ops.modules import Affine
@@ -34,8 +34,8 @@ def _hat(H, H_low, n, c, N, eps: tl.constexpr, C: tl.constexpr, TWO_PARTS: tl.co
     """Normalised rows n of H (N, C), and r."""
     keep = (n[:, None] < N) & (c[None, :] < C)
     x = load_stream(H, H_low, n.to(tl.int64)[:, None] * C + c[None, :], keep, TWO_PARTS)
-    hat, _, r = normalised(x, keep, eps, C)
-    return hat, r
+    x, _, r = centred(x, keep, eps, C)
+    return x * r[:, None], r
 
 
 @triton.jit
@@ -45,9 +45,10 @@ def _read(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """u (N, FIELDS) of a tile of points: u_o = sum_c W_oc (w hat + v)_c + b_o."""
     n, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-    y = _hat(H, H_low, n, c, N, eps, C, TWO_PARTS)[0] * load_channels(w, c, C) + load_channels(v, c, C)
+    y = _hat(H, H_low, n, c, N, eps, C, TWO_PARTS)[0] * load_channels(w, c, C)[None, :]
+    y += load_channels(v, c, C)[None, :]
     for o in tl.static_range(FIELDS):
-        out = tl.sum(y * load_channels(W + o * C, c, C), axis=1) + tl.load(b + o).to(tl.float32)
+        out = tl.sum(y * load_channels(W + o * C, c, C)[None, :], axis=1) + tl.load(b + o).to(tl.float32)
         tl.store(u + n.to(tl.int64) * FIELDS + o, out.to(u.dtype.element_ty), mask=n < N)
 
 
@@ -67,9 +68,9 @@ def _read_backward(  # type: ignore[no-untyped-def]
         g = tl.zeros((ROWS, COLUMNS), tl.float32)
         for o in tl.static_range(FIELDS):
             d = tl.load(du + n.to(tl.int64) * FIELDS + o, mask=n < N, other=0.0).to(tl.float32)
-            g += d[:, None] * load_channels(W + o * C, c, C)
+            g += d[:, None] * load_channels(W + o * C, c, C)[None, :]
             K, db = added(K, o, d[:, None] * hat), added(db, o, d)
-        g *= weight
+        g *= weight[None, :]
         dx = norm_gradient(g, hat, r, C)
         keep = (n[:, None] < N) & (c[None, :] < C)
         tl.store(dH + n.to(tl.int64)[:, None] * C + c[None, :], dx.to(dH.dtype.element_ty), mask=keep)

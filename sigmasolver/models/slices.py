@@ -109,6 +109,7 @@ class SliceOperator(nn.Module):
         self, paths: tuple[nn.Module, nn.Module], width: int, heads: int, slices: int, update: str, dropout: float
     ) -> None:
         super().__init__()
+        self.heads = heads
         self.routing_path, self.feature_path = paths
         self.routing = Routing(width // heads, heads, slices)
         self.update = SliceUpdate(update, width // heads, dropout)

@@ -22,7 +22,7 @@ from sigmasolver.data.normalise import fit
 from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows
 from sigmasolver.forecast.checkpoint import build
-from sigmasolver.ops import fused
+from sigmasolver.ops import dispatch
 from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe, changed, recipe_of
 from sigmasolver.runs import provenance
@@ -38,7 +38,7 @@ def losses(recipe: Recipe, path: Path, device: torch.device, steps: int) -> torc
     """(steps,) of one training, with plain operations in float32 and fused ones in bf16."""
     torch.manual_seed(recipe.train.seed)
     captured = device.type == "cuda"
-    with open_store(path) as store, fused.plain() if recipe.train.precision == "float32" else nullcontext():
+    with open_store(path) as store, dispatch.plain() if recipe.train.precision == "float32" else nullcontext():
         windows = Windows(store, range(len(store)), recipe.training_windows()).resident(device)
         forecaster = build(recipe, *fit(recipe.task.normaliser, windows)).to(device)
         plan = Plan(recipe, windows)

@@ -20,7 +20,7 @@ from measure import append_rows, compare
 
 from sigmasolver.forecast.replay import Replay
 from sigmasolver.models.spectral import SpectralOperator
-from sigmasolver.ops import fused
+from sigmasolver.ops import dispatch
 from sigmasolver.ops.fourier import axis_fourier_rfft
 from sigmasolver.ops.memory import keep_freed_memory
 from sigmasolver.ops.precision import matmul_precision
@@ -45,7 +45,7 @@ def forms(recipe: Recipe, history: torch.Tensor, steps: int) -> dict[str, Callab
             module.operator = axis_fourier_rfft
 
     def plainly() -> object:
-        with fused.plain(), matmul_precision("float32"):
+        with dispatch.plain(), matmul_precision("float32"):
             return reference.rollout(history, steps)
 
     def eagerly() -> object:

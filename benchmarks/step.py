@@ -30,7 +30,7 @@ from noise import SEED, Subject, forecaster_of, windows_of
 from torch import nn
 
 from sigmasolver.models.spectral import SpectralOperator
-from sigmasolver.ops import fused
+from sigmasolver.ops import dispatch
 from sigmasolver.ops.fourier import axis_fourier_rfft
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.parallel import World
@@ -56,7 +56,7 @@ class Form:
     precisions: tuple[str, ...]
 
     def operations(self) -> AbstractContextManager[None]:
-        return fused.plain() if self.plain else nullcontext()
+        return dispatch.plain() if self.plain else nullcontext()
 
 
 FORMS = {

@@ -2,8 +2,8 @@
 
     routing --> P          update --> Z, Z⁺          update.attention --> ΔZ = A Z W_v
 
-The hooks only read, so forecasts keep every bit; on a GPU an operator that is watched leaves its fused twin for the
-plain definition, which agrees with it to rounding. An intervention sets the responses of one kind of operator to zero
+The hooks only read, so forecasts keep every bit; on a GPU an operator with hooks leaves its fused kernels for the
+plain definition, which agrees with them to rounding. An intervention sets the responses of one kind of operator to zero
 and leaves parameters and all other paths as they are (app:spectral-physical-complementarity: 𝒮_k from f_joint).
 
 Letters: B batch, H heads, N points, M slices, D head width.

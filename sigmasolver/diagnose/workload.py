@@ -37,7 +37,7 @@ from sigmasolver.diagnose.records import read_findings, rows_file, write_finding
 from sigmasolver.diagnose.subject import Findings
 from sigmasolver.forecast.checkpoint import begin, build
 from sigmasolver.models import build_solver
-from sigmasolver.ops import fused
+from sigmasolver.ops.dispatch import why_plain
 from sigmasolver.ops.memory import keep_freed_memory
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, append_row, provenance, read_rows
@@ -156,7 +156,7 @@ def _source(
         "batch": recipe.train.batch,
         "machine": where["machine"],
         "torch": where["torch"],
-        "operations": "fused" if fused.usable(torch.zeros(1, device=device)) else "plain",
+        "operations": "plain" if why_plain(torch.zeros(1, device=device)) else "fused",
         **asdict(protocol),
     }
 

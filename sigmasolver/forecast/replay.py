@@ -17,10 +17,10 @@ import torch
 
 from sigmasolver.forecast import Forecaster
 from sigmasolver.models.grid_model import GridModel
-from sigmasolver.ops.fused.lanes import Lanes
-from sigmasolver.ops.fused.tables import Prepared
+from sigmasolver.ops.fused.weight_cache import WeightCache
 from sigmasolver.ops.graphs import capture
 from sigmasolver.ops.precision import matmul_precision
+from sigmasolver.ops.side_streams import SideStreams
 
 __all__ = ["PRECISIONS", "Replay", "check_precision"]
 
@@ -39,14 +39,14 @@ def check_precision(precision: str) -> None:
 
 @dataclass(frozen=True)
 class _Captured:
-    """A graph, the memory that it reads and the memory that it writes, and the forms in which it reads weights."""
+    """A graph, the memory that it reads and the memory that it writes, and the layouts in which it reads weights."""
 
     graph: torch.cuda.CUDAGraph
     history: torch.Tensor
     conditions: dict[str, torch.Tensor]
     time: torch.Tensor | None
     frames: torch.Tensor
-    forms: Prepared
+    weights: WeightCache
 
 
 class Replay(Forecaster):
@@ -76,7 +76,7 @@ class Replay(Forecaster):
         self._looks = any(isinstance(part, GridModel) and part.config.options.check_input for part in self._parts)
         self._graphs: dict[object, _Captured] = {}
         self._pool: Any = None
-        self._lanes = Lanes()  # one: memory is kept for the stream that it was taken for
+        self._streams = SideStreams()  # one: memory is kept for the stream that it was taken for
 
     def eager(self, history: torch.Tensor) -> str | None:
         """Why a call is run operation by operation; None: it is replayed."""
@@ -152,15 +152,15 @@ class Replay(Forecaster):
         held = None if time is None else time.to(history.device, torch.float64, copy=True)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        forms = Prepared(self.model.parameters())
-        with torch.cuda.stream(side), forms.learn():
+        weights = WeightCache(self.model.parameters())
+        with torch.cuda.stream(side), weights.learn():
             for _ in range(WARM_UP):
                 self._map(static, conditions, held)
         torch.cuda.current_stream().wait_stream(side)
         # Blocks are copied out before another graph runs, so all graphs may work in the same memory.
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        forms.fill()
-        with capture(graph, pool=self._pool), forms.use(), self._lanes.open():
+        weights.fill()
+        with capture(graph, pool=self._pool), weights.use(), self._streams.open():
             frames = self._map(static, conditions, held)
-        return _Captured(graph, static, conditions, held, frames, forms)
+        return _Captured(graph, static, conditions, held, frames, weights)

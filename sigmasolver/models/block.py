@@ -4,7 +4,8 @@
       (shared context) +--- second half: h + physical(LN h) --+                (recomposition)
 
 A block is its context, its stages in order, and its mixing. A stage splits the channels evenly between its
-operators; "pass" leaves its share as it is.
+operators; "pass" leaves its share as it is. The first norms are made with the context and the last responses are added
+with the mixing, so that each line of `Block.forward` is one operation.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ import torch
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.layers import DepthwiseConvolution, LayerNorm, Mixing, SwiGLU, watched
+from sigmasolver.models.layers import DepthwiseConvolution, LayerNorm, Mixing
 from sigmasolver.models.slices import UPDATES, PhysicalOperator
 from sigmasolver.models.spectral import SpectralOperator
-from sigmasolver.ops.context import context_norms
-from sigmasolver.ops.convolution import depthwise_residual
-from sigmasolver.ops.fused.lanes import together
-from sigmasolver.ops.mixing import joined, mixing_residual
-from sigmasolver.ops.stream import whole
+from sigmasolver.ops.context import add_context
+from sigmasolver.ops.mixing import add_mixing, joined
+from sigmasolver.ops.side_streams import run_concurrently
+from sigmasolver.ops.stream import Residual, StreamBlock, merged
 
 __all__ = ["Block", "BlockSpec", "Branch", "Stage"]
 
@@ -47,9 +47,9 @@ class BlockSpec:
         for operator in (name for stage in self.stages for name in stage):
             if operator not in OPERATORS:
                 raise ValueError(f'A stage names "{operator}"; choose from {", ".join(OPERATORS)}.')
-        for name, choices in (("mixing", MIXINGS), ("update", UPDATES)):
-            if getattr(self, name) not in choices:
-                raise ValueError(f'{name} is "{getattr(self, name)}"; choose from {", ".join(choices)}.')
+        for name, value, choices in (("mixing", self.mixing, MIXINGS), ("update", self.update, UPDATES)):
+            if value not in choices:
+                raise ValueError(f'{name} is "{value}"; choose from {", ".join(choices)}.')
         if self.mixing == "grouped" and len(self.stages[-1]) < 2:
             raise ValueError('mixing "grouped" keeps two channel groups apart, but the last stage has one operator.')
 
@@ -89,33 +89,34 @@ class Stage(nn.Module):
         found = [branch.norm for branch in self.branches if isinstance(branch, Branch)]
         return found if len(found) == len(self.branches) else None
 
-    def forward(self, H: torch.Tensor, normed: list[torch.Tensor] | None = None) -> torch.Tensor:
-        return joined(H, self.parts(H, normed))
+    def forward(self, H: Residual, normed: list[torch.Tensor] | None = None) -> torch.Tensor:
+        """h + Phi(LN(h)) on each share, given the normed shares where they exist already."""
+        return joined(H, self.responses(H, normed))
 
-    def parts(self, H: torch.Tensor, normed: list[torch.Tensor] | None = None) -> list[torch.Tensor | None]:
-        """What each operator adds to its share of `H`, given the normed shares where they exist already."""
-        shares = H.chunk(len(self.branches), dim=-1)
+    def responses(self, H: Residual, normed: list[torch.Tensor] | None = None) -> list[torch.Tensor | None]:
+        """Phi(LN(h)) of each share; None where it is passed on."""
+        x = merged(H) if normed is None else normed[0]
+        shares = x.chunk(len(self.branches), dim=-1) if normed is None else normed
 
-        def part(place: int) -> torch.Tensor | None:
-            branch = self.branches[place]
+        def respond(place: int) -> torch.Tensor | None:
+            branch, share = self.branches[place], shares[place]
             if not isinstance(branch, Branch):
                 return None
-            return branch.operator(branch.norm(shares[place]) if normed is None else normed[place])
+            return branch.operator(branch.norm(share) if normed is None else share)
 
         if len(shares) == 1:
-            return [part(0)]
-        return list(together(partial(part, 0), partial(part, 1), H if normed is None else normed[0]))
+            return [respond(0)]
+        return list(run_concurrently(partial(respond, 0), partial(respond, 1), x))
 
 
-class Block(nn.Module):
-    """`(B, *grid, width)` -> the same shape; given the rest of a stream (`ops.stream`), the stream and its rest.
+class Block(StreamBlock):
+    """`(B, *grid, width)` -> the same shape, the stream in either form of `ops.stream`.
 
     Forward hooks work on the context, the norms, the operators and the mixing, and on their parts. Stages and branches
-    are not called as wholes: their additions belong to the passes that join them.
+    are not called as wholes: their additions belong to the operations that join them.
     """
 
     CONTEXT_KERNEL = 3
-    takes_rest = True
 
     def __init__(self, spec: BlockSpec, config: SolverConfig) -> None:
         super().__init__()
@@ -128,40 +129,14 @@ class Block(nn.Module):
         groups = len(spec.stages[-1]) if spec.mixing == "grouped" else 1
         self.mixing = Mixing(width, config.options.expansion, groups)
 
-    def forward(
-        self, H: torch.Tensor, rest: torch.Tensor | None = None
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor | None]:
-        split = rest is not None
-        H, rest, normed = self._enter(H, rest)
-        *others, last = (cast(Stage, stage) for stage in self.stages)
-        for stage in others:
-            H, rest, normed = stage(whole(H, rest), normed), None, None
-        H, rest = self._leave(H, rest, last.parts(H, normed))
-        return (H, rest) if split else H
+    def forward(self, H: Residual) -> Residual:
+        H, normed = add_context(H, self.context, cast(Stage, self.stages[0]).norms)  # eq:block-context
+        H, responses = self._respond(H, normed)  # eq:block-private
+        return add_mixing(H, responses, self.norm, self.mixing)  # eq:block-recompose
 
-    def _enter(
-        self, H: torch.Tensor, rest: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None, list[torch.Tensor] | None]:
-        """Context, and the norms of the first stage where they can be had in the same pass."""
-        if self.context is None:
-            return whole(H, rest), None, None
-        norms = cast(Stage, self.stages[0]).norms
-        convolution = self.context.weight, self.context.bias
-        if watched(self.context):
-            H = whole(H, rest)
-            return H + self.context(H), None, None
-        if norms is None or watched(*norms):
-            return depthwise_residual(whole(H, rest), *convolution, self.context.padding), None, None
-        affines = [norm.affine for norm in norms]
-        return context_norms(H, rest, convolution, self.context.padding, affines, self.norm.eps)
-
-    def _leave(
-        self, H: torch.Tensor, rest: torch.Tensor | None, parts: list[torch.Tensor | None]
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The branches joined, the channels mixed."""
-        joint = cast(SwiGLU, self.mixing.parts[0]) if len(self.mixing.parts) == 1 else None
-        if joint is None or watched(self.norm, self.mixing):
-            H = joined(whole(H, rest), parts)
-            return H + self.mixing(self.norm(H)), None
-        gate_up, down = ((layer.weight, layer.bias) for layer in (joint.gate_up, joint.down))
-        return mixing_residual(H, rest, parts, self.norm.affine, gate_up, down, self.norm.eps)
+    def _respond(self, H: Residual, normed: list[torch.Tensor] | None) -> tuple[Residual, list[torch.Tensor | None]]:
+        """The responses of the last stage, and the stream with those of earlier stages added."""
+        *earlier, last = (cast(Stage, stage) for stage in self.stages)
+        for stage in earlier:
+            H, normed = stage(H, normed), None
+        return H, last.responses(H, normed)

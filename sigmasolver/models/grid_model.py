@@ -34,11 +34,16 @@ class GridModel(nn.Module):
             return distances(grid, self.config.lattice, x.dtype, x.device)
         return coordinates(grid, x.dtype, x.device)
 
+    def embedded(self, time: torch.Tensor | None) -> torch.Tensor | None:
+        """(B, 1, ..., width), the same at every point; None: the model has no embedding of the time."""
+        if self.time is None or time is None:
+            return None
+        return self.time(time).reshape(len(time), *(1,) * self.config.axes, -1)
+
     def with_time(self, H: torch.Tensor, time: torch.Tensor | None) -> torch.Tensor:
         """H (B, *grid, width) with the embedding of the time added, where there is one."""
-        if self.time is None or time is None:
-            return H
-        return H + self.time(time).reshape(H.shape[0], *(1,) * self.config.axes, -1)
+        embedded = self.embedded(time)
+        return H if embedded is None else H + embedded
 
     def check(self, x: torch.Tensor, time: torch.Tensor | None) -> None:
         """Refuse what this model cannot take, in one sentence."""

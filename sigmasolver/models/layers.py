@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from sigmasolver.ops import affine
-from sigmasolver.ops.affine import Affine
 from sigmasolver.ops.constants import grid_constant
 from sigmasolver.ops.convolution import depthwise_convolution
+from sigmasolver.ops.modules import Affine, affine_of
+from sigmasolver.ops.slices import split_heads
 from sigmasolver.ops.swiglu import swiglu
 
 __all__ = [
@@ -31,7 +33,6 @@ __all__ = [
     "padded",
     "perceptron",
     "split_heads",
-    "watched",
 ]
 
 
@@ -62,10 +63,6 @@ class Linear(nn.Linear):
 class LayerNorm(nn.LayerNorm):
     """torch's own over the channels, computed by `ops.affine.layer_norm`."""
 
-    @property
-    def affine(self) -> Affine:
-        return self.weight, self.bias
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return affine.layer_norm(x, self.weight, self.bias, self.eps)
 
@@ -84,12 +81,6 @@ def perceptron(inputs: int, inner: int, outputs: int, layer: Callable[[int, int]
     return nn.Sequential(layer(inputs, inner), nn.GELU(), layer(inner, outputs))
 
 
-def split_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """(B, *grid, C) -> (B, H, N, D): points flattened, channels cut into heads of width D."""
-    points = math.prod(x.shape[1:-1])  # not -1: a batch may be empty
-    return x.reshape(x.shape[0], points, heads, x.shape[-1] // heads).transpose(1, 2)
-
-
 def padded(x: torch.Tensor, grid: Sequence[int]) -> torch.Tensor:
     """(B, *smaller, C) -> (B, *grid, C) with zeros beyond the high end of every axis."""
     missing = [points - held for points, held in zip(grid, x.shape[1:-1], strict=True)]
@@ -106,15 +97,6 @@ def cropped(x: torch.Tensor, grid: Sequence[int]) -> torch.Tensor:
 def draws_noise(model: nn.Module) -> bool:
     """Whether a part draws random numbers in training, beside dropout; the class of such a part says so."""
     return any(getattr(part, "random_in_training", False) for part in model.modules())
-
-
-def watched(*modules: nn.Module) -> bool:
-    """Whether someone looks on at one of these modules, or at a part of one, through a hook."""
-    return any(
-        part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
-        for module in modules
-        for part in module.modules()
-    )
 
 
 class Convolution(nn.Module):
@@ -178,6 +160,14 @@ class Mixing(nn.Module):
     def __init__(self, width: int, expansion: int, groups: int) -> None:
         super().__init__()
         self.parts = nn.ModuleList(SwiGLU(width // groups, expansion) for _ in range(groups))
+
+    @property
+    def maps(self) -> tuple[Affine, Affine] | None:
+        """Gate and up projection, then down projection, of the one SwiGLU; None where groups are kept apart."""
+        if len(self.parts) > 1:
+            return None
+        joint = cast(SwiGLU, self.parts[0])
+        return affine_of(joint.gate_up), affine_of(joint.down)
 
     def forward(self, H: torch.Tensor) -> torch.Tensor:
         groups = H.chunk(len(self.parts), dim=-1)

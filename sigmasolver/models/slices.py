@@ -17,15 +17,14 @@ Letters: B batch, H heads, N points, M slices, D head width, C channels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import nn
 
-from sigmasolver.models.layers import DepthwiseConvolution, Linear, linear, split_heads, watched
-from sigmasolver.ops import fused
-from sigmasolver.ops.convolution import depthwise_pair
-from sigmasolver.ops.slices import SliceMap, attention_matrix, deslice, routing, slice_states
+from sigmasolver.models.layers import DepthwiseConvolution, Linear, linear
+from sigmasolver.ops.convolution import separable_pair
+from sigmasolver.ops.modules import SliceMap
+from sigmasolver.ops.slices import attention_matrix, routing, slice_attention
 
 __all__ = ["UPDATES", "PhysicalOperator", "Routing", "SliceAttention", "SliceOperator", "SliceUpdate"]
 
@@ -48,6 +47,11 @@ class Routing(nn.Module):
     def clipped(self) -> torch.Tensor:
         """The temperatures that are used."""
         return self.temperature.clamp(self.COLDEST, self.HOTTEST)
+
+    @property
+    def map(self) -> SliceMap:
+        """The parameters, before the temperatures are clipped."""
+        return SliceMap(self.project.weight, self.project.bias, self.temperature, (self.COLDEST, self.HOTTEST))
 
 
 class SliceAttention(nn.Module):
@@ -86,6 +90,7 @@ class SliceUpdate(nn.Module):
         delta_BHMD = self.attention(Z_BHMD)
         return delta_BHMD if self.kind == "replace" else Z_BHMD + self.gamma * delta_BHMD
 
+    @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """What there is of W_q, W_k, W_v, gamma."""
         if self.kind == "keep":
@@ -95,49 +100,33 @@ class SliceUpdate(nn.Module):
 
 
 class SliceOperator(nn.Module):
-    """Routed points to slices, the update, back to points, output projection; how R and F are made is for others."""
+    """Points to slices, the update, back to points, output projection; subclasses compute R and F.
 
-    def _build(self, width: int, heads: int, slices: int, update: str, dropout: float) -> None:
-        """Made after the paths of R and F, so that a seed gives the same weights as ever."""
+    The paths of R and F are made first, so that a seed gives the same weights as ever.
+    """
+
+    def __init__(
+        self, paths: tuple[nn.Module, nn.Module], width: int, heads: int, slices: int, update: str, dropout: float
+    ) -> None:
+        super().__init__()
         self.heads = heads
+        self.routing_path, self.feature_path = paths
         self.routing = Routing(width // heads, heads, slices)
         self.update = SliceUpdate(update, width // heads, dropout)
         self.project = linear(width, width)
         self.dropout = nn.Dropout(dropout)
 
     def attend(self, R: torch.Tensor, F: torch.Tensor) -> torch.Tensor:
-        """R and F (B, *grid, C) -> (B, *grid, C)."""
-        if fused.usable(R) and self._plain_enough(R):
-            return self._fused(R, F)
-        P_BHNM = self.routing(split_heads(R, self.heads))
-        Z_BHMD = slice_states(P_BHNM, split_heads(F, self.heads))
-        O = deslice(P_BHNM, self.update(Z_BHMD)).transpose(1, 2).reshape(R.shape)
-        return self.dropout(self.project(O))
-
-    def _plain_enough(self, R: torch.Tensor) -> bool:
-        """Whoever watches a part needs its tensors stored, which the fused twin never does; nor does it drop out."""
-        from sigmasolver.ops.fused.slices import fits
-
-        dropping = self.training and self.dropout.p > 0
-        sizes = R.shape[-1] <= fused.WIDEST and fits(R, self.heads, self.routing.project.out_features)
-        return sizes and not dropping and not watched(*self.children())
-
-    def _fused(self, R: torch.Tensor, F: torch.Tensor) -> torch.Tensor:
-        from sigmasolver.ops.fused.slices import slice_attention
-
-        project = self.routing.project
-        limits = self.routing.COLDEST, self.routing.HOTTEST
-        route = SliceMap(project.weight, project.bias, self.routing.temperature, limits)
-        out = slice_attention(
-            R.flatten(1, -2), F.flatten(1, -2), route, self.update.tensors(), (self.project.weight, self.project.bias)
-        )
-        return out.view(R.shape)
+        """R and F (B, *grid, C) -> Proj_o(P update(D^-1 P^T F)), P = routing(R): (B, *grid, C)."""
+        return slice_attention(R, F, self.routing, self.update, self.project, self.dropout)
 
 
 class PhysicalOperator(SliceOperator):
     """`(B, *grid, width)` -> the same shape, on grids of as many axes as `padding` names."""
 
     KERNEL = 5
+    routing_path: nn.Sequential
+    feature_path: nn.Sequential
 
     def __init__(
         self,
@@ -148,22 +137,12 @@ class PhysicalOperator(SliceOperator):
         update: str = "residual",
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.routing_path = self._path(width, padding)
-        self.feature_path = self._path(width, padding)
-        self._build(width, heads, slices, update, dropout)
+        paths = self._path(width, padding), self._path(width, padding)
+        super().__init__(paths, width, heads, slices, update, dropout)
 
     def _path(self, width: int, padding: Sequence[str]) -> nn.Sequential:
         # The pointwise map is a convolution of kernel size one and starts as torch starts those.
         return nn.Sequential(DepthwiseConvolution(width, self.KERNEL, padding), Linear(width, width))
 
     def forward(self, Y: torch.Tensor) -> torch.Tensor:
-        return self.attend(*self._paths(Y))
-
-    def _paths(self, Y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """R and F (B, *grid, C): two convolutions of one input, each followed by its pointwise map."""
-        if watched(self.routing_path, self.feature_path):
-            return self.routing_path(Y), self.feature_path(Y)
-        routing, feature = (cast(DepthwiseConvolution, path[0]) for path in (self.routing_path, self.feature_path))
-        R, F = depthwise_pair(Y, (routing.weight, routing.bias), (feature.weight, feature.bias), routing.padding)
-        return self.routing_path[1](R), self.feature_path[1](F)
+        return self.attend(*separable_pair(Y, self.routing_path, self.feature_path))

@@ -1,4 +1,4 @@
-"""The entry of a block: local context by a depthwise convolution, its residual, and the norms of the branches.
+"""The entry of a block: local context, its residual, and the norms of the branches (eq:block-context).
 
 H' = H + conv(H),      y_i = LN_i(H'_i),      H' = [H'_1, H'_2, ...] in equal groups of channels
 """
@@ -8,30 +8,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 
-from sigmasolver.ops import fused
-from sigmasolver.ops.affine import Affine, layer_norm
-from sigmasolver.ops.convolution import LONGEST, depthwise_residual
-from sigmasolver.ops.stream import whole
+from sigmasolver.ops.convolution import depthwise_residual
+from sigmasolver.ops.dispatch import choose
+from sigmasolver.ops.fused.tuning import LONGEST_KERNEL, MOST_CHANNELS
+from sigmasolver.ops.modules import DepthwiseModule, affine_of
+from sigmasolver.ops.stream import Residual, merged, split
 
-__all__ = ["context_norms"]
+__all__ = ["add_context"]
 
 
-def context_norms(
-    H: torch.Tensor,
-    rest: torch.Tensor | None,
-    convolution: Affine,
-    padding: Sequence[str],
-    norms: Sequence[Affine],
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor | None, list[torch.Tensor]]:
-    """`H` (B, *grid, C) and its rest (`ops.stream`) -> H', its rest, and one normed tensor (B, *grid, C / groups) for
-    each norm."""
-    small = convolution[0].shape[-1] <= LONGEST and H.shape[-1] // len(norms) <= fused.WIDEST
-    if fused.usable(H) and small and len(norms) <= 2:
-        from sigmasolver.ops.fused.context import context_norms as twin
+def add_context(
+    H: Residual, convolution: DepthwiseModule | None, norms: Sequence[nn.LayerNorm] | None
+) -> tuple[Residual, list[torch.Tensor] | None]:
+    """H (B, *grid, C) -> H' and, where there is one norm for each group, the normed groups (B, *grid, C / groups).
 
-        return twin(H, rest, convolution, padding, norms, eps)
-    H = depthwise_residual(whole(H, rest), *convolution, padding)
-    shares = H.chunk(len(norms), dim=-1)
-    return H, None, [layer_norm(share, *norm, eps) for share, norm in zip(shares, norms, strict=True)]
+    Without a convolution the stream stays as it is; normed groups are None where the caller has to make them.
+    """
+    if convolution is None:
+        return merged(H), None
+    main, _ = split(H)
+    groups = norms or ()
+    fused = choose(
+        "context",
+        main,
+        limits=(
+            ("kernel size", convolution.weight.shape[-1], LONGEST_KERNEL),
+            ("number of branches", len(groups), 2),
+            ("width of a branch", main.shape[-1] // max(1, len(groups)), MOST_CHANNELS),
+        ),
+        unless={"a branch passes its channels on": not groups},
+        parts={"the context": convolution} | {f"the norm of branch {i}": norm for i, norm in enumerate(groups)},
+    )
+    if fused:
+        maps = [affine_of(norm) for norm in groups]
+        weights = convolution.weight, convolution.bias
+        return fused.add_context(H, weights, convolution.padding, maps, groups[0].eps)
+    return depthwise_residual(merged(H), convolution), None

@@ -3,58 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from sigmasolver.ops import fused
+from sigmasolver.ops.dispatch import Limit, choose, is_traced
+from sigmasolver.ops.fused.tuning import LONGEST_KERNEL
+from sigmasolver.ops.modules import Affine, DepthwiseModule
 
-__all__ = ["PADDINGS", "depthwise_convolution", "depthwise_pair", "depthwise_residual"]
+__all__ = ["PADDINGS", "depthwise_convolution", "depthwise_residual", "separable_pair"]
 
 PADDINGS = ("zeros", "circular")
-LONGEST = 5
-"""The longest kernel that the fused twin is written for."""
 
 
 def depthwise_convolution(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, padding: Sequence[str]
 ) -> torch.Tensor:
     """`x` (B, *grid, C), `weight` (C, 1, *kernel), `bias` (C); `padding` names "zeros" or "circular" for each axis."""
-    if _fusable(x, weight):
-        from sigmasolver.ops.fused.convolution import depthwise
-
-        return depthwise(x, weight, bias, padding)
+    if fused := choose("convolution", x, limits=_limits(weight)):
+        return fused.depthwise(x, weight, bias, padding)
     return _plain(x, weight, bias, padding)
 
 
-def depthwise_residual(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, padding: Sequence[str]
-) -> torch.Tensor:
+def depthwise_residual(x: torch.Tensor, convolution: DepthwiseModule) -> torch.Tensor:
     """x + the convolution of x."""
-    if _fusable(x, weight):
-        from sigmasolver.ops.fused.convolution import depthwise
-
-        return depthwise(x, weight, bias, padding, residual=True)
-    return x + _plain(x, weight, bias, padding)
-
-
-def depthwise_pair(
-    x: torch.Tensor,
-    first: tuple[torch.Tensor, torch.Tensor],
-    second: tuple[torch.Tensor, torch.Tensor],
-    padding: Sequence[str],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two convolutions of one input, each given as (weight, bias)."""
-    if _fusable(x, first[0]):
-        from sigmasolver.ops.fused.convolution import depthwise_pair as twin
-
-        return twin(x, first, second, padding)
-    return _plain(x, *first, padding), _plain(x, *second, padding)
+    limits, parts = _limits(convolution.weight), {"the convolution": convolution}
+    if fused := choose("convolution", x, limits=limits, parts=parts):
+        return fused.depthwise(x, convolution.weight, convolution.bias, convolution.padding, residual=True)
+    return x + convolution(x)
 
 
-def _fusable(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    return fused.usable(x) and weight.shape[-1] <= LONGEST
+def separable_pair(x: torch.Tensor, first: nn.Sequential, second: nn.Sequential) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two separable convolutions of one input: each a depthwise convolution, then a map of the channels."""
+    kernels = [cast(DepthwiseModule, path[0]) for path in (first, second)]
+    parts = {"the first path": first, "the second path": second}
+    if fused := choose("convolution", x, limits=_limits(kernels[0].weight), parts=parts):
+        maps: list[Affine] = [(kernel.weight, kernel.bias) for kernel in kernels]
+        one, two = fused.depthwise_pair(x, *maps, kernels[0].padding)
+        return first[1](one), second[1](two)
+    return first(x), second(x)
+
+
+def _limits(weight: torch.Tensor) -> tuple[Limit]:
+    return (("kernel size", weight.shape[-1], LONGEST_KERNEL),)
 
 
 def _plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, padding: Sequence[str]) -> torch.Tensor:
@@ -66,7 +59,9 @@ def _plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, padding: S
         zeros.append(0 if kind == "circular" else reach)
     if len(zeros) == 1:  # torch's two-dimensional kernels are the quicker ones, on a line as well
         return _convolve(x.unsqueeze(1), weight.unsqueeze(2), bias, [0, *zeros]).squeeze(1)
-    if len(zeros) == 3 and not x.is_cuda and torch.is_grad_enabled() and fused.untraced(x):
+    if len(zeros) == 3 and not x.is_cuda and torch.is_grad_enabled() and not is_traced(x):
+        if torch.is_autocast_enabled("cpu"):  # cast here as autocast would inside, so that its gradients have one type
+            x, weight, bias = (one.to(torch.get_autocast_dtype("cpu")) for one in (x, weight, bias))
         return _Volume.apply(x, weight, bias, zeros)
     return _convolve(x, weight, bias, zeros)
 
@@ -95,8 +90,8 @@ class _Volume(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        rest = [size - 1 - zeros for size, zeros in zip(weight.shape[2:], ctx.zeros, strict=True)]
-        dx = _convolve(g, weight.flip(2, 3, 4), None, rest)
+        opposite = [size - 1 - zeros for size, zeros in zip(weight.shape[2:], ctx.zeros, strict=True)]
+        dx = _convolve(g, weight.flip(2, 3, 4), None, opposite)
         first, *others = ctx.zeros
         padded = F.pad(x, [0, 0, 0, 0, 0, 0, first, first])
         planes = g.flatten(0, 1).movedim(-1, 1)

@@ -25,8 +25,8 @@ from collections.abc import Sequence
 
 import torch
 
-from sigmasolver.ops import fused
-from sigmasolver.ops.constants import grid_constant
+from sigmasolver.ops.dispatch import choose
+from sigmasolver.ops.fourier_bases import analysis_basis, available_modes, signed_basis, synthesis_basis
 
 __all__ = [
     "analysis_basis",
@@ -39,56 +39,6 @@ __all__ = [
 ]
 
 
-def available_modes(points: int) -> int:
-    """Length of the one-sided spectrum of a real signal with this many points."""
-    return points // 2 + 1
-
-
-def _angles(points: int, modes: int, device: torch.device) -> torch.Tensor:
-    """2 pi k j / n as (K, n) in float64; k j is reduced modulo n first, in integers, so large products stay exact."""
-    k = torch.arange(modes, device=device)[:, None]
-    j = torch.arange(points, device=device)[None, :]
-    return (k * j % points).double() * (2 * math.pi / points)
-
-
-def _sine(points: int, modes: int, device: torch.device) -> torch.Tensor:
-    """sin(2 pi k j / n) with the rows of the constant and the Nyquist mode exactly zero, as they are in theory.
-
-    These two modes have no imaginary part. FFT libraries disagree on an imaginary part that W(k) puts there; zero
-    rows drop it on every device.
-    """
-    k = torch.arange(modes, device=device)[:, None]
-    return torch.where(2 * k % points == 0, 0.0, _angles(points, modes, device).sin())
-
-
-@grid_constant
-def analysis_basis(points: int, modes: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """(2K, n): rows 2k and 2k+1 give the real and imaginary part of mode k of the orthonormal real DFT."""
-    cosine, sine = _angles(points, modes, device).cos(), _sine(points, modes, device)
-    basis = torch.stack((cosine, -sine), dim=1).reshape(2 * modes, points)
-    return (basis / math.sqrt(points)).to(dtype)
-
-
-@grid_constant
-def synthesis_basis(points: int, modes: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """(n, 2K): back to n points; modes with a mirror image count twice, the constant and Nyquist mode once."""
-    k = torch.arange(modes, device=device)[:, None]
-    weight = torch.where(2 * k % points == 0, 1.0, 2.0).double() / math.sqrt(points)
-    cosine, sine = _angles(points, modes, device).cos(), _sine(points, modes, device)
-    return torch.stack((weight * cosine, -weight * sine), dim=1).reshape(2 * modes, points).T.contiguous().to(dtype)
-
-
-@grid_constant
-def signed_basis(points: int, positive: int, negative: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """(2M, 2n): the modes 0, 1, ..., then -negative, ..., -1 of n complex values, all as pairs of real and imaginary
-    part. Its rows are orthonormal, so its transpose leads back."""
-    k = torch.cat((torch.arange(positive, device=device), torch.arange(-negative, 0, device=device)))
-    angles = (k[:, None] * torch.arange(points, device=device) % points).double() * (2 * math.pi / points)
-    cosine, sine = angles.cos(), angles.sin()
-    pairs = torch.stack((torch.stack((cosine, sine), -1), torch.stack((-sine, cosine), -1)), dim=1)
-    return (pairs.reshape(2 * len(k), 2 * points) / math.sqrt(points)).to(dtype)
-
-
 def _real_blocks(weight: torch.Tensor) -> torch.Tensor:
     """(K, C, C', 2) -> (K, 2C, 2C'): [Re, Im] @ [[Wr, Wi], [-Wi, Wr]] is the complex product in real numbers."""
     real, imaginary = weight.unbind(-1)
@@ -97,10 +47,8 @@ def _real_blocks(weight: torch.Tensor) -> torch.Tensor:
 
 def axis_fourier(V: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
     """Apply the operator to `V` (B, *grid, C) with one weight (K_a, C, C', 2) per axis; gives (B, *grid, C')."""
-    if fused.quick(V) and weights:
-        from sigmasolver.ops.fused.fourier import axis_fourier as twin
-
-        return twin(V, list(weights))
+    if fused := choose("fourier", V, unless={"there is no weight": not weights}, products=True):
+        return fused.axis_fourier(V, list(weights))
     total: torch.Tensor | None = None
     channels = V.shape[-1]
     for axis, weight in enumerate(weights, start=1):

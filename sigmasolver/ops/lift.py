@@ -1,35 +1,54 @@
 """The lift: fields and positions of every point to the channels of the stream (app:encoding-recomposition).
 
-H = GELU([positions, x] W1^T + b1) W2^T + b2 + offset
+H = GELU([positions, x] W1^T + b1) W2^T + b2 + offset (+ shift)
 """
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
+from collections.abc import Iterable
+from typing import cast
 
-from sigmasolver.ops import fused
-from sigmasolver.ops.affine import Affine, linear
+import torch
+from torch import nn
+
+from sigmasolver.ops.dispatch import choose, splits_stream
+from sigmasolver.ops.fused.tuning import MOST_CHANNELS, MOST_LIFTED_FIELDS
+from sigmasolver.ops.modules import affine_of
+from sigmasolver.ops.stream import Residual, merged
 
 __all__ = ["lift"]
 
-MOST_FIELDS = 64
-"""That one program of the fused twin holds at once."""
-
 
 def lift(
-    x: torch.Tensor, positions: torch.Tensor, first: Affine, second: Affine, offset: torch.Tensor, split: bool = False
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """x (B, *grid, q) and positions (*grid, P), the same for every sample -> (B, *grid, C) and what `ops.stream` says.
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    perceptron: nn.Sequential,
+    offset: torch.Tensor,
+    shift: torch.Tensor | None = None,
+    blocks: Iterable[nn.Module] = (),
+) -> Residual:
+    """x (B, *grid, q) and positions (*grid, P), the same for every sample -> the stream (B, *grid, C) for `blocks`.
 
-    `first` (I, P + q) takes the positions, then the fields; `second` is (C, I), `offset` (C,). With `split` the fused
-    twin makes two tensors of the stream.
+    `perceptron` takes the positions, then the fields: Linear (I, P + q), GELU, Linear (C, I). `offset` is (C,); `shift`
+    is added to the stream of every sample, which then is one tensor.
     """
-    C, inner = second[0].shape
-    held = C <= fused.WIDEST and inner <= 2 * fused.WIDEST and x.shape[-1] <= MOST_FIELDS
-    if fused.quick(x) and held and not positions.requires_grad:
-        from sigmasolver.ops.fused.lift import lift as twin
-
-        return twin(x, positions, first, second, offset, split)
-    both = torch.cat((positions.expand(x.shape[0], *positions.shape), x), dim=-1)
-    return linear(F.gelu(linear(both, *first)), *second) + offset, None
+    first, second = (cast(nn.Linear, perceptron[place]) for place in (0, 2))
+    fused = choose(
+        "lift",
+        x,
+        limits=(
+            ("width", second.out_features, MOST_CHANNELS),
+            ("inner width", second.in_features, 2 * MOST_CHANNELS),
+            ("number of fields", x.shape[-1], MOST_LIFTED_FIELDS),
+        ),
+        unless={"the positions require a gradient": positions.requires_grad},
+        parts={"the lift": perceptron},
+        products=True,
+    )
+    H: Residual
+    if fused:
+        two_parts = shift is None and splits_stream(x, blocks)
+        H = fused.lift(x, positions, affine_of(first), affine_of(second), offset, two_parts)
+    else:
+        H = perceptron(torch.cat((positions.expand(x.shape[0], *positions.shape), x), dim=-1)) + offset
+    return H if shift is None else merged(H) + shift

@@ -1,4 +1,4 @@
-"""The exit of a block: branches joined to the stream, and the channels mixed (eq:swiglu-implementation).
+"""The exit of a block: the responses of its branches joined to the stream, and the channels mixed (eq:block-recompose).
 
 x = H + [s_1, s_2, ...],      out = x + SwiGLU(LN(x))
 """
@@ -8,37 +8,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 
-from sigmasolver.ops import fused
-from sigmasolver.ops.affine import Affine, layer_norm
-from sigmasolver.ops.stream import whole
-from sigmasolver.ops.swiglu import swiglu
+from sigmasolver.ops.dispatch import choose
+from sigmasolver.ops.fused.tuning import MOST_CHANNELS
+from sigmasolver.ops.modules import MixingModule, affine_of
+from sigmasolver.ops.stream import Residual, merged, split
 
-__all__ = ["joined", "mixing_residual"]
-
-
-def joined(H: torch.Tensor, parts: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """`H` with one branch added to each equal share of its channels; None leaves a share as it is."""
-    if len(parts) == 1:
-        return H if parts[0] is None else H + parts[0]
-    shares = H.chunk(len(parts), dim=-1)
-    return torch.cat([h if part is None else h + part for h, part in zip(shares, parts, strict=True)], dim=-1)
+__all__ = ["add_mixing", "joined"]
 
 
-def mixing_residual(
-    H: torch.Tensor,
-    rest: torch.Tensor | None,
-    parts: Sequence[torch.Tensor | None],
-    norm: Affine,
-    gate_up: Affine,
-    down: Affine,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Join, then x + SwiGLU(LN(x)), as `ops.stream` has it; `gate_up` and `down` as `ops.swiglu` has them."""
-    given = [part for part in parts if part is not None]
-    if fused.quick(H) and len(given) == len(parts) <= 2 and H.shape[-1] <= fused.WIDEST:
-        from sigmasolver.ops.fused.mixing import mixing_residual as twin
+def joined(H: Residual, responses: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """The stream with one response added to each equal share of its channels; None leaves a share as it is."""
+    x = merged(H)
+    if len(responses) == 1:
+        return x if responses[0] is None else x + responses[0]
+    shares = x.chunk(len(responses), dim=-1)
+    return torch.cat([h if s is None else h + s for h, s in zip(shares, responses, strict=True)], dim=-1)
 
-        return twin(H, rest, given, norm, gate_up, down, eps)
-    x = joined(whole(H, rest), parts)
-    return x + swiglu(layer_norm(x, *norm, eps), *gate_up, *down), None
+
+def add_mixing(
+    H: Residual, responses: Sequence[torch.Tensor | None], norm: nn.LayerNorm, mixing: MixingModule
+) -> Residual:
+    """Join the responses, then x + mixing(norm(x))."""
+    (main, _), maps = split(H), mixing.maps
+    fused = choose(
+        "mixing",
+        main,
+        limits=(("number of branches", len(responses), 2), ("width", main.shape[-1], MOST_CHANNELS)),
+        unless={
+            "a branch passes its channels on": any(s is None for s in responses),
+            "groups of channels are mixed apart": maps is None,
+        },
+        parts={"the norm": norm, "the mixing": mixing},
+        products=True,
+    )
+    if fused and maps is not None:
+        return fused.add_mixing(H, responses, affine_of(norm), *maps, norm.eps)
+    x = joined(H, responses)
+    return x + mixing(norm(x))

@@ -6,22 +6,27 @@ u = LN(H) W^T + b
 from __future__ import annotations
 
 import torch
+from torch import nn
 
-from sigmasolver.ops import fused
-from sigmasolver.ops.affine import Affine, layer_norm, linear
-from sigmasolver.ops.stream import whole
+from sigmasolver.ops.dispatch import choose
+from sigmasolver.ops.fused.tuning import MOST_CHANNELS, MOST_READ_FIELDS
+from sigmasolver.ops.modules import affine_of
+from sigmasolver.ops.stream import Residual, merged, split
 
 __all__ = ["readout"]
 
-MOST_FIELDS = 8
-"""That the fused twin sums one by one; more are a matrix product's work."""
 
-
-def readout(H: torch.Tensor, rest: torch.Tensor | None, norm: Affine, out: Affine, eps: float) -> torch.Tensor:
-    """H (..., C) with its rest (`ops.stream`) -> (..., q) in the type of the weights; `out` is (q, C)."""
-    fields, C = out[0].shape
-    if fused.usable(H) and fields <= MOST_FIELDS and C <= fused.WIDEST:
-        from sigmasolver.ops.fused.readout import readout as twin
-
-        return twin(H, rest, norm, out, eps)
-    return linear(layer_norm(whole(H, rest), *norm, eps), *out)
+def readout(H: Residual, norm: nn.LayerNorm, out: nn.Linear) -> torch.Tensor:
+    """H (..., C) -> (..., q) in the type of the weights, under autocast too: bf16 would leave eight bits."""
+    H = H.to(norm.weight.dtype) if isinstance(H, torch.Tensor) else H
+    main, _ = split(H)
+    with torch.autocast(main.device.type, enabled=False):
+        fused = choose(
+            "readout",
+            main,
+            limits=(("number of fields", out.out_features, MOST_READ_FIELDS), ("width", main.shape[-1], MOST_CHANNELS)),
+            parts={"the norm": norm, "the readout": out},
+        )
+        if fused:
+            return fused.readout(H, affine_of(norm), affine_of(out), norm.eps)
+        return out(norm(merged(H)))

@@ -1,32 +1,53 @@
-"""Points to slices and back (eq:physical-slicing, eq:srpa-update, eq:srpa-deslicing): plain definitions.
+"""Points to slices and back (eq:physical-slicing, eq:srpa-update, eq:srpa-deslicing).
 
-Letters: B batch, H heads, N points, M slices, D head width.
+Letters: B batch, H heads, N points, M slices, D head width, C = H D channels.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import torch
+from torch import nn
 
-__all__ = ["EPSILON", "SliceMap", "attention_matrix", "deslice", "routing", "slice_states"]
+from sigmasolver.ops.dispatch import Limit, choose
+from sigmasolver.ops.fused import dot_precision, shared_memory, tuning
+from sigmasolver.ops.modules import EPSILON, RoutingModule, UpdateModule, affine_of
 
-EPSILON = 1e-5
-"""The stabiliser of the slice mass; with it a constant field is not exactly preserved."""
+__all__ = ["EPSILON", "attention_matrix", "deslice", "routing", "slice_attention", "slice_states", "split_heads"]
 
 
-class SliceMap(NamedTuple):
-    """What routes points to slices, as the parameters are stored."""
+def slice_attention(
+    R: torch.Tensor,
+    F: torch.Tensor,
+    route: RoutingModule,
+    update: UpdateModule,
+    project: nn.Linear,
+    dropout: nn.Dropout,
+) -> torch.Tensor:
+    """R and F (B, *grid, C) -> (B, *grid, C): points to slices, their update, back to points, output projection."""
+    slices, heads = route.map.weight.shape[0], len(route.map.temperature)
+    fused = choose(
+        "slices",
+        R,
+        limits=_limits(R, heads, slices),
+        unless={"dropout is active": dropout.training and dropout.p > 0},
+        parts={"the routing": route, "the update": update, "the projection": project, "the dropout": dropout},
+    )
+    if fused:
+        flat = R.flatten(1, -2), F.flatten(1, -2)
+        return fused.slice_attention(*flat, route.map, update.tensors, affine_of(project)).view(R.shape)
+    P_BHNM = route(split_heads(R, heads))
+    Z_BHMD = slice_states(P_BHNM, split_heads(F, heads))
+    O = deslice(P_BHNM, update(Z_BHMD)).transpose(1, 2).reshape(R.shape)
+    return dropout(project(O))
 
-    weight: torch.Tensor
-    """(M, D), shared by the heads."""
-    bias: torch.Tensor
-    """(M,)"""
-    temperature: torch.Tensor
-    """(H,)"""
-    limits: tuple[float, float]
-    """The lowest and highest temperature that is used."""
+
+def split_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """(B, *grid, C) -> (B, H, N, D): points flattened, channels cut into heads of width D."""
+    points = math.prod(x.shape[1:-1])  # not -1: a batch may be empty
+    return x.reshape(x.shape[0], points, heads, x.shape[-1] // heads).transpose(1, 2)
 
 
 def routing(
@@ -51,3 +72,15 @@ def attention_matrix(Q_BHMD: torch.Tensor, K_BHMD: torch.Tensor) -> torch.Tensor
 def deslice(P_BHNM: torch.Tensor, Z_BHMD: torch.Tensor) -> torch.Tensor:
     """O = P Z: every point reads the slices with the weights it was routed by."""
     return P_BHNM @ Z_BHMD
+
+
+def _limits(R: torch.Tensor, heads: int, slices: int) -> Iterator[Limit]:
+    """A generator: nothing is computed while a tracer looks on."""
+    D = R.shape[-1] // heads
+    yield "width", R.shape[-1], tuning.MOST_CHANNELS
+    yield "number of slices", slices, tuning.MOST_SLICES
+    yield "head width", D, tuning.MOST_HEAD_WIDTH
+    yield "padded slices times padded head width", tuning.tile_size(slices) * tuning.tile_size(D), tuning.MOST_STATES
+    if R.is_cuda:
+        kind = "bf16" if R.element_size() == 2 else dot_precision()
+        yield "shared memory in bytes", tuning.slice_shared_bytes(kind, slices, D), shared_memory(R)

@@ -1,22 +1,49 @@
-"""The stream between the blocks of a solver, as one tensor or as two.
+"""The residual stream between the blocks of a solver: one tensor, or two bf16 parts.
 
-    H = main + rest        main: H rounded to bf16        rest: what `main` lacks, rounded to bf16
+    H = main + low        main: H rounded to bf16        low: the remainder, rounded to bf16
 
-Where fused twins run under autocast they hand the stream on in two: forward it then has sixteen bits of fraction, while
-its gradient, which autograd makes in the type of `main`, and all that is kept for the backward pass take half of
-float32's bytes. No gradient goes through `rest`: it moves with `main`, so that of `main` is the gradient of H. Where
-`rest` is None the stream is `main` alone, in whatever type it has.
+Under autocast the fused operations hand the stream on in two parts. Forward it then has sixteen bits of fraction, while
+its gradient, which autograd makes in the type of `main`, and all that is saved for the backward pass take half of
+float32's bytes. No gradient goes through `low`: it moves with `main`, so the gradient of `main` is that of H.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+from torch import nn
 
-__all__ = ["NARROW", "whole"]
+__all__ = ["LOW_PRECISION", "Residual", "Stream", "StreamBlock", "merged", "split", "stream_of"]
 
-NARROW = torch.bfloat16
+LOW_PRECISION = torch.bfloat16
 
 
-def whole(main: torch.Tensor, rest: torch.Tensor | None) -> torch.Tensor:
-    """H in one tensor."""
-    return main if rest is None else main.float() + rest
+class Stream(NamedTuple):
+    """The residual stream in two parts of one shape."""
+
+    main: torch.Tensor
+    low: torch.Tensor
+
+
+Residual = torch.Tensor | Stream
+"""The residual stream in either form."""
+
+
+class StreamBlock(nn.Module):
+    """A block that takes the residual stream in either form; any other block is given one tensor."""
+
+
+def merged(H: Residual) -> torch.Tensor:
+    """The stream as one tensor."""
+    return H.main.float() + H.low if isinstance(H, Stream) else H
+
+
+def split(H: Residual) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The main part, and the low part of a stream that has one."""
+    return (H.main, H.low) if isinstance(H, Stream) else (H, None)
+
+
+def stream_of(main: torch.Tensor, low: torch.Tensor | None) -> Residual:
+    """The inverse of `split`."""
+    return main if low is None else Stream(main, low)

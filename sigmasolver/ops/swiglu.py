@@ -5,14 +5,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from sigmasolver.ops import fused
 from sigmasolver.ops.affine import linear
+from sigmasolver.ops.dispatch import choose
+from sigmasolver.ops.fused.tuning import ALIGNED
 
-__all__ = ["ALIGNED", "swiglu"]
-
-ALIGNED = 16
-"""Matrix units read rows of whole multiples; an inner width of 170 or 341 sends the product to kernels that load
-single values."""
+__all__ = ["swiglu"]
 
 
 def swiglu(
@@ -24,25 +21,23 @@ def swiglu(
 ) -> torch.Tensor:
     """Gate and up projection share one matrix product: `weight_in` (2F, C) holds the gate's rows, then the up's.
 
-    On a GPU the inner width is filled up with zeros to a multiple of ALIGNED: SiLU(0) * 0 = 0, so nothing changes.
+    On a GPU the inner width is padded with zeros to a multiple of ALIGNED: SiLU(0) * 0 = 0, so nothing changes.
     """
     if H.is_cuda and weight_out.shape[1] % ALIGNED:
-        weight_in, bias_in, weight_out = _filled(weight_in, bias_in, weight_out)
+        weight_in, bias_in, weight_out = _padded(weight_in, bias_in, weight_out)
     both = linear(H, weight_in, bias_in)
     return linear(_gated(both), weight_out, bias_out)
 
 
 def _gated(both: torch.Tensor) -> torch.Tensor:
     """SiLU(first half) * second half."""
-    if fused.usable(both):
-        from sigmasolver.ops.fused.rows import silu_product
-
-        return silu_product(both)
+    if fused := choose("swiglu", both):
+        return fused.silu_product(both)
     gate, up = both.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
-def _filled(
+def _padded(
     weight_in: torch.Tensor, bias_in: torch.Tensor, weight_out: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     inner = weight_out.shape[1]

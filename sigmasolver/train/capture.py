@@ -1,8 +1,8 @@
 """One training step as a CUDA graph: warmed up, rehearsed, captured, replayed.
 
-What runs before the capture is learned from: which forms of the weights the fused twins read, so that one kernel makes
-them all (`ops.fused.tables`), and whether gradients of weights may be made in a stream of their own
-(`ops.fused.lanes`). In the graph AdamW is one kernel too.
+The steps before the capture show which layouts of the weights the fused kernels read, so that one kernel makes them all
+(`ops.fused.weight_cache`), and whether gradients of weights may be made in side streams (`ops.side_streams`). In the
+graph AdamW is one kernel too (`ops.fused.adamw`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from sigmasolver.ops.fused.lanes import Lanes
-from sigmasolver.ops.fused.tables import Moments, Prepared
+from sigmasolver.ops.fused.adamw import FusedAdamW
+from sigmasolver.ops.fused.weight_cache import WeightCache
 from sigmasolver.ops.graphs import capture
+from sigmasolver.ops.side_streams import SideStreams
 
 __all__ = ["WARM_UP", "Capture"]
 
@@ -33,16 +34,22 @@ class Update(Protocol):
 class Capture:
     """Call it for one step after another; the first ones run in the stream `side`, and the captured one is of it.
 
-    With `lanes`, kernels that do not wait for each other run side by side; those of `side` go first if it has priority.
+    With `side_streams`, kernels that do not depend on each other run concurrently; those of `side` go first if it has
+    priority.
     """
 
     def __init__(
-        self, update: Update, model: nn.Module, optimiser: torch.optim.AdamW, side: torch.cuda.Stream, lanes: bool
+        self,
+        update: Update,
+        model: nn.Module,
+        optimiser: torch.optim.AdamW,
+        side: torch.cuda.Stream,
+        side_streams: bool,
     ) -> None:
         self._update, self._model, self._optimiser, self._side = update, model, optimiser, side
-        self._lanes = Lanes() if lanes else None
-        self._forms = Prepared(model.parameters())
-        self._moments: Moments | None = None
+        self._streams = SideStreams() if side_streams else None
+        self._weights = WeightCache(model.parameters())
+        self._adamw: FusedAdamW | None = None
         self._warmed = 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -60,23 +67,25 @@ class Capture:
 
     def _captured(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        self._forms.fill()
-        self._moments = Moments(self._optimiser) if Moments.serves(self._optimiser) else None
+        self._weights.fill()
+        self._adamw = FusedAdamW(self._optimiser) if FusedAdamW.serves(self._optimiser) else None
         self._optimiser.zero_grad(set_to_none=True)
         with capture(graph, self._side):
-            self._update(self._passes(), self._optimiser.step if self._moments is None else self._moments.step)
-        if self._moments is not None:
-            self._moments.fill()
+            self._update(self._passes(), self._optimiser.step if self._adamw is None else self._adamw.step)
+        if self._adamw is not None:
+            self._adamw.fill()
         return graph
 
     @contextmanager
     def _rehearsal(self) -> Iterator[None]:
-        lanes = nullcontext() if self._lanes is None else self._lanes.rehearse(list(self._model.parameters()))
-        with self._forms.learn(), lanes:
+        side_streams = (
+            nullcontext() if self._streams is None else self._streams.rehearse(list(self._model.parameters()))
+        )
+        with self._weights.learn(), side_streams:
             yield
 
     @contextmanager
     def _passes(self) -> Iterator[None]:
-        lanes = self._lanes.open() if self._lanes is not None and self._lanes.sound else nullcontext()
-        with self._forms.use(), lanes:
+        streams = self._streams.open() if self._streams is not None and self._streams.sound else nullcontext()
+        with self._weights.use(), streams:
             yield

@@ -179,8 +179,8 @@ class Stepper:
         assert self._side is not None
         # A network that is compiled, a block that runs again, or a gradient that is added to keeps to one stream.
         train = self.recipe.train
-        lanes = not self.place.compiled and not train.recompute and not train.accumulate
-        return Capture(partial(self._update, calls), self.model, self.optimiser, self._side, lanes)
+        side_streams = not self.place.compiled and not train.recompute and not train.accumulate
+        return Capture(partial(self._update, calls), self.model, self.optimiser, self._side, side_streams)
 
     def _seed(self, step: int) -> None:
         """Noise and dropout depend on the seed, the step and the process alone, so a run can go on at any step."""

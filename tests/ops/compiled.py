@@ -17,8 +17,8 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from sigmasolver.models import build_model
-from sigmasolver.ops import fused
-from sigmasolver.ops.fused import gate, lift
+from sigmasolver.ops import dispatch
+from sigmasolver.ops.fused import lift, swiglu
 from sigmasolver.ops.precision import matmul_precision
 
 DEVICES = {"H200": (90, 232_448), "RTX 4090": (89, 101_376)}
@@ -53,7 +53,7 @@ def compile_only(target: GPUTarget, kernel: JITFunction, args: tuple[Any, ...], 
 def slices(precision: str, M: int, D: int) -> None:
     """Slice attention of one head and back; of so many points that a program walks over several tiles."""
     from sigmasolver.ops.fused.slices import slice_attention
-    from sigmasolver.ops.slices import SliceMap
+    from sigmasolver.ops.modules import SliceMap
 
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     points = [torch.empty(1, 2**18, D, dtype=dtype, requires_grad=True) for _ in range(2)]
@@ -65,7 +65,7 @@ def slices(precision: str, M: int, D: int) -> None:
 def step(precision: str, name: str, grid: tuple[int, ...], **sizes: int) -> None:
     """One block of a solver, forward and back."""
     model = build_model(name, grid=grid, in_channels=3, out_channels=1, depth=1, **sizes)
-    fused.interpreted = True
+    dispatch.interpreted = True
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         out = model(torch.randn(1, *grid, 3))
     out.float().square().mean().backward()
@@ -74,7 +74,7 @@ def step(precision: str, name: str, grid: tuple[int, ...], **sizes: int) -> None
 def main() -> None:
     capability, shared = DEVICES[sys.argv[1]]
     target = GPUTarget("cuda", capability, 32)
-    gate.shared_memory = lift.shared_memory = lambda x: shared
+    swiglu.shared_memory = lift.shared_memory = lambda x: shared
     JITFunction.run = lambda kernel, *args, grid, warmup, **kwargs: compile_only(target, kernel, args, kwargs)
     work: Callable[..., None] = {"slices": slices, "step": step}[sys.argv[2]]
     found = []

@@ -1,10 +1,25 @@
-"""A solver that is small enough for Triton's interpreter."""
+"""Modules that are small enough for Triton's interpreter."""
 
 import torch
 from torch import nn
 
 from sigmasolver.models import Options, build_model
 from tests.ops.device import DEVICE
+
+
+def holding(layer: nn.Module, weight: torch.Tensor, bias: torch.Tensor) -> nn.Module:
+    """The layer with these tensors in place of its parameters, so that gradients reach them."""
+    del layer.weight, layer.bias
+    layer.weight, layer.bias = weight, bias
+    return layer
+
+
+def linear(weight: torch.Tensor, bias: torch.Tensor) -> nn.Linear:
+    return holding(nn.Linear(*reversed(weight.shape)), weight, bias)
+
+
+def norm(weight: torch.Tensor, bias: torch.Tensor, eps: float) -> nn.LayerNorm:
+    return holding(nn.LayerNorm(len(weight), eps), weight, bias)
 
 
 def solver(grid: tuple[int, ...], name: str = "transolver-sigma", depth: int = 1, **options) -> nn.Module:

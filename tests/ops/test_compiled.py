@@ -10,8 +10,9 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from sigmasolver.ops.fused.gate import ROOM
-from sigmasolver.ops.fused.slices import fits, shared_bytes
+from sigmasolver.ops import dispatch
+from sigmasolver.ops.fused.tuning import SWIGLU_SHARED_MEMORY, slice_shared_bytes
+from sigmasolver.ops.slices import _limits
 from tests.ops.compiled import DEVICES
 
 PRECISIONS = ("bf16", "tf32", "float32")
@@ -47,7 +48,7 @@ def test_largest_heads(precision, sizes):
     pieces = [(precision, heads, {}) for heads in sizes]
     for (slices, width), found in zip(sizes, compiled("H200", "slices", *pieces), strict=True):
         assert {"_slice", "update", "_deslice", "update_backward", "_backward"} <= set(found)
-        assert max(found.values()) <= shared_bytes(kind, slices, width) <= DEVICES["H200"][1], (slices, width)
+        assert max(found.values()) <= slice_shared_bytes(kind, slices, width) <= DEVICES["H200"][1], (slices, width)
 
 
 @pytest.mark.parametrize("device", SOLVERS)
@@ -56,12 +57,20 @@ def test_solver(device):
     for piece, found in zip(pieces, compiled(device, "step", *pieces), strict=True):
         assert {"_context", "_slice", "_backward", "_lift_forward", "_read", "_join_backward"} <= set(found)
         assert max(found.values()) <= DEVICES[device][1], piece
-        assert found.get("_inner_backward", 0) <= ROOM, piece
+        assert found.get("_inner_backward", 0) <= SWIGLU_SHARED_MEMORY, piece
 
 
-def test_what_does_not_fit():
+def test_what_does_not_fit(monkeypatch):
     """Slices, head width, both together: each has its limit, on every device."""
-    for heads, width, slices in ((1, 16, 129), (1, 65, 16), (1, 64, 65), (1, 33, 128)):
-        assert not fits(torch.zeros(1, 9, heads * width), heads, slices)
+    monkeypatch.setattr(dispatch, "interpreted", True)
+
+    def reason(heads, width, slices):
+        R = torch.zeros(1, 9, heads * width)
+        return dispatch.why_plain(R, limits=_limits(R, heads, slices))
+
+    assert reason(1, 16, 129) == "number of slices 129 is above 128"
+    assert reason(1, 65, 16) == "head width 65 is above 64"
+    for width, slices in ((64, 65), (33, 128)):
+        assert reason(1, width, slices) == "padded slices times padded head width 8192 is above 4096"
     for heads, width, slices in ((3, 16, 128), (2, 64, 64), (1, 32, 128)):
-        assert fits(torch.zeros(1, 9, heads * width), heads, slices)
+        assert reason(heads, width, slices) is None

@@ -73,3 +73,17 @@ def test_gradients_are_those_of_the_sum_over_taps(grid, kernel):
             torch.testing.assert_close(one, two, rtol=0, atol=1e-11)
         twice, exact = (torch.autograd.grad(gs[0].square().sum(), inputs[1])[0] for gs in (found, wanted))
         torch.testing.assert_close(twice, exact, rtol=0, atol=1e-9)
+
+
+def test_three_axes_have_gradients_under_autocast():
+    shapes = ((2, 3, 4, 3, 2), (2, 1, 3, 3, 3), (2,))
+    inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    v, padding = torch.randn(shapes[0]), ("zeros", "circular", "zeros")
+    wanted = torch.autograd.grad(depthwise_convolution(*inputs, padding), inputs, v)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = depthwise_convolution(*inputs, padding)
+    found = torch.autograd.grad(out, inputs, v.to(out))
+    assert out.dtype == torch.bfloat16
+    for one, two in zip(found, wanted, strict=True):
+        assert one.dtype == torch.float32
+        assert (one - two).norm() < 2e-2 * two.norm()

@@ -14,25 +14,27 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from sigmasolver.models import Options, build_model
-from sigmasolver.ops import fused
+from sigmasolver.ops import dispatch
 from sigmasolver.ops.convolution import _plain as plain_convolution
 from sigmasolver.ops.fourier import axis_fourier as plain_fourier
-from sigmasolver.ops.slices import SliceMap, attention_matrix, deslice, routing, slice_states
+from sigmasolver.ops.modules import SliceMap
+from sigmasolver.ops.slices import attention_matrix, deslice, routing, slice_states
 
 pytest.importorskip("triton")
 from sigmasolver.models.slices import UPDATES
-from sigmasolver.ops.fused import fourier as fused_fourier
-from sigmasolver.ops.fused import gate as fused_gate
 from sigmasolver.ops.fused import linear as fused_linear
 from sigmasolver.ops.fused import mixing as fused_mixing
 from sigmasolver.ops.fused import slices as fused_slices
-from sigmasolver.ops.fused.context import context_norms
+from sigmasolver.ops.fused import tuning
+from sigmasolver.ops.fused.context import add_context
 from sigmasolver.ops.fused.convolution import depthwise, depthwise_pair
 from sigmasolver.ops.fused.fourier import axis_fourier
+from sigmasolver.ops.fused.layer_norm import layer_norm
 from sigmasolver.ops.fused.linear import linear, map_gradients
-from sigmasolver.ops.fused.mixing import KEPT, mixing_residual
-from sigmasolver.ops.fused.rows import column_sums, layer_norm, silu_product
+from sigmasolver.ops.fused.mixing import add_mixing
+from sigmasolver.ops.fused.reductions import column_sums
 from sigmasolver.ops.fused.slices import slice_attention
+from sigmasolver.ops.fused.swiglu import silu_product
 from tests.ops.device import DEVICE, GPU, gpu
 
 quick = settings(deadline=None, max_examples=8, derandomize=True, phases=(Phase.generate,))
@@ -40,7 +42,7 @@ quick = settings(deadline=None, max_examples=8, derandomize=True, phases=(Phase.
 
 @pytest.fixture
 def fused_everywhere(monkeypatch):
-    monkeypatch.setattr(fused, "interpreted", not GPU)
+    monkeypatch.setattr(dispatch, "interpreted", not GPU)
 
 
 def agree(twin, plain, inputs, dtype=torch.float32, tolerance=1e-5):
@@ -110,7 +112,7 @@ def test_slices(kind, B, N, H, D, M, seed):
 def test_slices_over_several_chunks(monkeypatch):
     """More points than one program takes, so partial sums are summed."""
     torch.manual_seed(0)
-    monkeypatch.setattr(fused_slices, "LONGEST", 64)
+    monkeypatch.setattr(tuning, "SLICE_LONGEST", 64)
     agree_on_slices("residual", 2, 300, 1, 4, 6)
     agree_on_slices("residual", 2, 300, 4, 8, 9)
 
@@ -136,7 +138,7 @@ def test_heads_that_do_not_fit_take_the_plain_slices(fused_everywhere, monkeypat
         used.clear()
         found = model(x)
         assert len(used) == fused_ones
-        with fused.plain():
+        with dispatch.plain():
             torch.testing.assert_close(found, model(x), rtol=1e-4, atol=1e-5)
 
 
@@ -157,7 +159,7 @@ def test_fourier(grid, C, O, modes, seed):
 
 
 def test_fourier_over_several_chunks(monkeypatch):
-    monkeypatch.setattr(fused_fourier, "CHUNK", 32)
+    monkeypatch.setattr(tuning, "MODE_CHUNK", 32)
     inputs = [torch.randn(2, 40, 70, 3), torch.randn(4, 3, 3, 2), torch.randn(3, 3, 3, 2)]
     agree(lambda V, *w: axis_fourier(V, list(w)), lambda V, *w: plain_fourier(V, list(w)), inputs)
 
@@ -166,19 +168,18 @@ def test_fourier_over_several_chunks(monkeypatch):
 @given(N=st.integers(1, 200), half=st.integers(1, 20), inner=st.integers(1, 50), branches=st.integers(0, 2),
        whole=st.booleans(), kept=st.booleans(), seed=st.integers(0, 99))  # fmt: skip
 def test_mixing(N, half, inner, branches, whole, kept, seed):
-    """Both forms of the forward pass: in one kernel, and with the library's products; y kept and made again."""
+    """Both forms of the forward pass: in one kernel, and with products of cuBLAS; y saved and recomputed."""
     torch.manual_seed(seed)
-    # Each module reads the constant under its own name.
-    fused_gate.CHANNELS = fused_mixing.CHANNELS = 128 if whole else 0
-    fused_mixing.KEPT = KEPT if kept else 0
-    in_one_kernel, used = fused_mixing._Steps.whole, []
-    fused_mixing._Steps.whole = lambda *given: used.append(given) or in_one_kernel(*given)
+    saved_bytes = tuning.SAVED_BYTES
+    tuning.PRODUCTS_INSIDE, tuning.SAVED_BYTES = 128 if whole else 0, saved_bytes if kept else 0
+    in_one_kernel, used = fused_mixing._Launches.forward, []
+    fused_mixing._Launches.forward = lambda *given: used.append(given) or in_one_kernel(*given)
     C = 2 * half
     shapes = [(N, C), (C,), (C,), (2 * inner, C), (2 * inner,), (C, inner), (C,)]
     inputs = [torch.randn(shape) for shape in (*shapes, *((N, C // max(1, branches)),) * branches)]
 
     def twin(H, w, b, win, b_in, wout, bout, *parts):
-        return mixing_residual(H, None, parts, (w, b), (win, b_in), (wout, bout), 1e-5)[0]
+        return add_mixing(H, parts, (w, b), (win, b_in), (wout, bout), 1e-5)
 
     def plain(H, w, b, win, b_in, wout, bout, *parts):
         x = H + torch.cat(parts, -1) if parts else H
@@ -188,8 +189,8 @@ def test_mixing(N, half, inner, branches, whole, kept, seed):
     try:
         agree(twin, plain, inputs, tolerance=1e-4)
     finally:
-        fused_gate.CHANNELS = fused_mixing.CHANNELS = 128
-        fused_mixing.KEPT, fused_mixing._Steps.whole = KEPT, in_one_kernel
+        tuning.PRODUCTS_INSIDE, tuning.SAVED_BYTES = 128, saved_bytes
+        fused_mixing._Launches.forward = in_one_kernel
     assert bool(used) == whole, "the form that is meant was taken"
 
 
@@ -208,7 +209,7 @@ def test_context(grid, C, padding, groups):
 
     def twin(H, w, b, *norms):
         pairs = list(zip(norms[::2], norms[1::2], strict=True))
-        out, _, normed = context_norms(H, None, (w, b), padding, pairs, 1e-5)
+        out, normed = add_context(H, (w, b), padding, pairs, 1e-5)
         return out, *normed
 
     def plain(H, w, b, *norms):
@@ -276,8 +277,8 @@ def test_rows(N, C, seed, half):
 def test_gradients_of_a_map(N, O, C, dtype, monkeypatch):
     """In one pass, over several chunks, of rows that lie apart; and of too many channels for that."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    monkeypatch.setattr(fused_linear, "BYTES", 4)
-    monkeypatch.setattr(fused_linear, "PROGRAMS", 2)
+    monkeypatch.setattr(tuning, "LINEAR_BYTES", 4)
+    monkeypatch.setattr(fused_linear, "multiprocessors", lambda x: 1)
     dy, x = torch.randn(N, O + 3, device=DEVICE).to(dtype)[:, 3:], torch.randn(N, C, device=DEVICE).to(dtype)
     wanted = dy.cpu().double().T @ x.cpu().double(), dy.cpu().double().sum(0)
     for one, two in zip(map_gradients(dy, x), wanted, strict=True):
@@ -310,7 +311,7 @@ def test_whole_models(name, batch, depth, grid):
     x, v = torch.randn(batch, *grid, 2, device=DEVICE), torch.randn(batch, *grid, 1, device=DEVICE)
     y, gradients = model(x), None
     gradients = torch.cat([g.flatten() for g in torch.autograd.grad((y * v).sum(), model.parameters())])
-    with fused.plain():
+    with dispatch.plain():
         expected = exact(x.double())
         wanted = torch.cat([g.flatten() for g in torch.autograd.grad((expected * v).sum(), exact.parameters())])
     assert (y - expected).norm() < 1e-5 * expected.norm()
@@ -326,8 +327,8 @@ def test_a_tracer_sees_plain_operations_in_one_graph(name):
         name, grid=(9, 8), in_channels=2, out_channels=1, width=24, depth=1, heads=2, slices=5, modes=2
     ).to(DEVICE)
     x = torch.randn(2, 9, 8, 2, device=DEVICE)
-    assert fused.usable(x)
-    with fused.plain():
+    assert dispatch.why_plain(x) is None
+    with dispatch.plain():
         expected = model(x)
     traced = torch.compile(model, fullgraph=True, backend="eager")(x)
     torch.testing.assert_close(traced, expected, rtol=0, atol=0)
@@ -338,9 +339,9 @@ def test_one_setting_switches_them_off_and_a_watcher_of_the_routing_sees_it(monk
     model = build_model("physolver", grid=(7,), in_channels=1, out_channels=1, width=8, depth=1, heads=1, slices=3)
     model = model.to(DEVICE)
     x = torch.randn(1, 7, 1, device=DEVICE)
-    assert fused.usable(x)
-    with fused.plain():
-        assert not fused.usable(x)
+    assert dispatch.why_plain(x) is None
+    with dispatch.plain():
+        assert dispatch.why_plain(x) == "fused kernels are switched off"
         plain = model(x)
     torch.testing.assert_close(model(x), plain, rtol=1e-4, atol=1e-5)
     seen = []
@@ -353,9 +354,9 @@ def test_one_setting_switches_them_off_and_a_watcher_of_the_routing_sees_it(monk
 
 def test_tracers_and_forward_mode_see_plain_operations(fused_everywhere):
     with torch.autograd.forward_ad.dual_level():
-        assert not fused.usable(torch.zeros(1, device=DEVICE))
-    torch.func.vmap(lambda x: pytest.fail("fused") if fused.usable(x) else x)(torch.zeros(2, device=DEVICE))
-    assert not fused.usable(torch.zeros(1, dtype=torch.float64, device=DEVICE))
+        assert "forward-mode" in dispatch.why_plain(torch.zeros(1, device=DEVICE))
+    torch.func.vmap(lambda x: x if dispatch.why_plain(x) else pytest.fail("fused"))(torch.zeros(2, device=DEVICE))
+    assert dispatch.why_plain(torch.zeros(1, dtype=torch.float64, device=DEVICE)) == "the tensor is torch.float64"
 
 
 @gpu

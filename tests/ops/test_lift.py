@@ -10,15 +10,16 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from sigmasolver.ops import fused
+from sigmasolver.ops import dispatch
 from sigmasolver.ops.lift import lift
+from sigmasolver.ops.side_streams import SideStreams
 
 pytest.importorskip("triton")
 from sigmasolver.ops.fused import lift as fused_lift
-from sigmasolver.ops.fused.lanes import Lanes
 from tests.ops.device import DEVICE, GPU, gpu
-from tests.ops.small import solver
+from tests.ops.small import linear, solver
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +32,7 @@ def exact_products():
 @pytest.fixture
 def fused_everywhere(monkeypatch):
     """On a GPU too: exact products of float32 would be left to the library."""
-    monkeypatch.setattr(fused, "interpreted", True)
+    monkeypatch.setattr(dispatch, "interpreted", True)
 
 
 @pytest.fixture
@@ -45,6 +46,10 @@ def twins(monkeypatch):
 def definition(x, positions, w1, b1, w2, b2, offset):
     both = torch.cat((positions.expand(len(x), *positions.shape), x), -1)
     return F.gelu(both @ w1.T + b1) @ w2.T + b2 + offset
+
+
+def lifted(x, positions, w1, b1, w2, b2, offset):
+    return lift(x, positions, nn.Sequential(linear(w1, b1), nn.GELU(), linear(w2, b2)), offset)
 
 
 def inputs_of(B, grid, q, P, I, C):
@@ -71,7 +76,7 @@ def errors(shape, dtype=torch.float32, narrow=False):
 
     def whole(x, positions, w1, b1, w2, b2, offset):
         with torch.autocast(DEVICE, torch.bfloat16, enabled=narrow):
-            return lift(x, positions, (w1, b1), (w2, b2), offset)[0]
+            return lifted(x, positions, w1, b1, w2, b2, offset)
 
     found = results(whole, [one.to(DEVICE, dtype, copy=True) for one in inputs], weights)
     assert found[0].dtype == dtype and all(one.is_contiguous() for one in found[2:])
@@ -98,7 +103,7 @@ def test_output_and_gradients(shape, twins):
 
 @pytest.mark.usefixtures("fused_everywhere")
 def test_programs_that_take_several_tiles_of_points(monkeypatch, twins):
-    monkeypatch.setattr(fused_lift, "PROGRAMS", 2)
+    monkeypatch.setattr(fused_lift, "multiprocessors", lambda x: 1)
     assert max(errors((3, (71,), 3, 64, 70, 6))) < (2e-4 if GPU else 1e-5)
     assert twins
 
@@ -109,7 +114,7 @@ def test_positions_that_learn_and_sizes_that_no_program_holds_take_the_plain_pat
     weights = torch.randn(2, 5, 4, dtype=torch.float64)
     expected = results(definition, [one.double() for one in inputs], weights, spared=())
     found = results(
-        lambda x, positions, w1, b1, w2, b2, offset: lift(x, positions, (w1, b1), (w2, b2), offset)[0],
+        lifted,
         [one.to(DEVICE) for one in inputs],
         weights,
         spared=(),
@@ -130,7 +135,7 @@ def test_inside_a_solver(positions, twins):
     y = model(x)
     found = torch.autograd.grad(y.square().sum(), list(model.lift.parameters()))
     assert len(twins) == 1
-    with fused.plain():
+    with dispatch.plain():
         expected = exact(x.double())
         wanted = torch.autograd.grad(expected.square().sum(), list(exact.lift.parameters()))
     assert len(twins) == 1
@@ -156,19 +161,19 @@ def test_plainly_a_solver_lifts_as_its_layers_do(positions):
     """To the last bit."""
     model = solver((6, 5), positions=positions)
     x = torch.randn(2, 6, 5, 3, device=DEVICE)
-    with fused.plain():
-        points = model._points(x)
+    with dispatch.plain():
+        points = model._positions(x)
         both = torch.cat((points.expand(len(x), *points.shape), x), -1)
-        assert torch.equal(model._lifted(x)[0], model.lift(both) + model.offset)
+        assert torch.equal(lift(x, points, model.lift, model.offset), model.lift(both) + model.offset)
 
 
 @pytest.mark.usefixtures("fused_everywhere")
 def test_every_gradient_reaches_its_parameter_as_it_is(twins):
-    model, lanes = solver((6, 5)), Lanes()
+    model, streams = solver((6, 5)), SideStreams()
     x = torch.randn(2, 6, 5, 3, device=DEVICE)
-    with lanes.rehearse(list(model.parameters())):
+    with streams.rehearse(list(model.parameters())):
         model(x).square().sum().backward()
-    assert twins and lanes.sound
+    assert twins and streams.sound
     places = [one.grad.data_ptr() for one in model.parameters()]
     assert len(set(places)) == len(places)
 
@@ -184,7 +189,7 @@ def test_in_bf16_it_is_no_worse_than_plain_operations(shape, dtype, twins):
     found = errors(shape, dtype, narrow=dtype == torch.float32)
     assert len(twins) == 1
     torch.manual_seed(1)
-    with fused.plain():
+    with dispatch.plain():
         plain = errors(shape, dtype, narrow=dtype == torch.float32)
     assert max(found) < 0.03
     assert all(one <= 1.5 * two + 0.002 for one, two in zip(found, plain, strict=True)), (found, plain)

@@ -9,20 +9,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sigmasolver.ops import fused
+from sigmasolver.ops import dispatch
 from sigmasolver.ops.readout import readout
 
 pytest.importorskip("triton")
 from sigmasolver.ops.fused import readout as fused_readout
+from sigmasolver.ops.fused import tuning
 from tests.ops.device import DEVICE
-from tests.ops.small import solver
+from tests.ops.small import linear, norm, solver
 
 EPS = 1e-5
 
 
 @pytest.fixture(autouse=True)
 def fused_everywhere(monkeypatch):
-    monkeypatch.setattr(fused, "interpreted", DEVICE == "cpu")
+    monkeypatch.setattr(dispatch, "interpreted", DEVICE == "cpu")
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def error(points, C, fields):
     weights = torch.randn(*points, fields, dtype=torch.float64)
     expected = results(definition, [one.double() for one in inputs], weights)
     found = results(
-        lambda H, w, v, W, b: readout(H, None, (w, v), (W, b), EPS), [one.to(DEVICE) for one in inputs], weights
+        lambda H, w, v, W, b: readout(H, norm(w, v, EPS), linear(W, b)), [one.to(DEVICE) for one in inputs], weights
     )
     pairs = zip(found, expected, strict=True)
     return max(float((one.cpu().double() - two).norm() / two.norm().clamp(min=1e-3)) for one, two in pairs)
@@ -66,7 +67,7 @@ def test_output_and_gradients(points, C, fields, twins):
 
 
 def test_programs_that_take_several_tiles_of_points(monkeypatch, twins):
-    monkeypatch.setattr(fused_readout, "PROGRAMS", 2)
+    monkeypatch.setattr(tuning, "READOUT_PROGRAMS", 2)
     assert error((3, 71), 30, 2) < 2e-5
     assert twins
 
@@ -81,8 +82,9 @@ def test_channels_that_do_not_differ():
     """The deviation is zero: eps alone stands in the root."""
     H = torch.full((4, 8), 2.0)
     w, v, W, b = torch.rand(8), torch.rand(8), torch.rand(3, 8), torch.rand(3)
-    norm, out = (tuple(one.to(DEVICE) for one in pair) for pair in ((w, v), (W, b)))
-    torch.testing.assert_close(readout(H.to(DEVICE), None, norm, out, EPS).cpu(), definition(H, w, v, W, b))
+    given = [one.to(DEVICE) for one in (w, v, W, b)]
+    found = readout(H.to(DEVICE), norm(*given[:2], EPS), linear(*given[2:]))
+    torch.testing.assert_close(found.cpu(), definition(H, w, v, W, b))
 
 
 def test_inside_a_solver(twins):

@@ -9,27 +9,24 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sigmasolver.models.solver import Solver
 from sigmasolver.models.variants import VARIANTS
-from sigmasolver.ops import fused
-from sigmasolver.ops.context import context_norms
+from sigmasolver.ops import dispatch
 from sigmasolver.ops.convolution import _plain as plain_convolution
-from sigmasolver.ops.lift import lift as plain_lift
-from sigmasolver.ops.mixing import mixing_residual
 from sigmasolver.ops.readout import readout
-from sigmasolver.ops.stream import NARROW, whole
+from sigmasolver.ops.stream import LOW_PRECISION, Stream, merged
 from sigmasolver.train.engine import recompute
 
 pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from sigmasolver.ops.fused import gate as fused_gate
-from sigmasolver.ops.fused import mixing as fused_mixing
+from sigmasolver.ops.fused import tuning
+from sigmasolver.ops.fused.context import add_context
 from sigmasolver.ops.fused.lift import lift
-from sigmasolver.ops.fused.rows import stream_to
+from sigmasolver.ops.fused.mixing import add_mixing
+from sigmasolver.ops.fused.stream import store_stream
 from tests.ops.device import DEVICE, gpu
-from tests.ops.small import solver
+from tests.ops.small import linear, norm, solver
 
 EPS = 1e-5
 EXACT, NEAR = 1e-4, 2e-2
@@ -38,13 +35,13 @@ EXACT, NEAR = 1e-4, 2e-2
 
 @pytest.fixture(autouse=True)
 def fused_everywhere(monkeypatch):
-    monkeypatch.setattr(fused, "interpreted", DEVICE == "cpu")
+    monkeypatch.setattr(dispatch, "interpreted", DEVICE == "cpu")
 
 
 def halves(x):
-    """Both parts of a stream that bf16 cannot hold."""
-    main = x.to(NARROW)
-    return main, (x - main.float()).to(NARROW)
+    """A stream in two parts that bf16 alone cannot hold."""
+    main = x.to(LOW_PRECISION)
+    return Stream(main, (x - main.float()).to(LOW_PRECISION))
 
 
 def error(found, expected):
@@ -52,20 +49,23 @@ def error(found, expected):
 
 
 def agree(twin, plain, x, weights):
-    """`twin(main, rest, *weights)` against `plain(H, *weights)` in float64, H moving with `main`."""
-    main, rest = (one.to(DEVICE) for one in halves(x))
+    """`twin(Stream, *weights)` against `plain(H, *weights)` in float64, H moving with the main part."""
+    main, low = (one.to(DEVICE) for one in halves(x))
     main.requires_grad_()
     given = [one.to(DEVICE).requires_grad_() for one in weights]
-    exact = whole(main, rest).detach().cpu().double().requires_grad_()
+    exact = merged(Stream(main, low)).detach().cpu().double().requires_grad_()
     wide = [one.detach().cpu().double().requires_grad_() for one in given]
-    stream, others = twin(main, rest, *given)
+    stream, others = twin(Stream(main, low), *given)
     wanted, *beside = plain(exact, *wide)
-    assert [one.dtype for one in stream] == [NARROW, NARROW] and not stream[1].requires_grad
-    assert error(stream[0], wanted) > 10 * EXACT > 10 * error(whole(*stream), wanted)
+    assert isinstance(stream, Stream) and not stream.low.requires_grad
+    assert stream.main.dtype == stream.low.dtype == LOW_PRECISION
+    assert error(stream.main, wanted) > 10 * EXACT > 10 * error(merged(stream), wanted)
     for one, two in zip(others, beside, strict=True):
         assert error(one, two) < EXACT
     shares = [torch.randn(one.shape, dtype=torch.float64) for one in (wanted, *beside)]
-    ours = sum((one * share.to(DEVICE).to(one)).sum() for one, share in zip((stream[0], *others), shares, strict=True))
+    ours = sum(
+        (one * share.to(DEVICE).to(one)).sum() for one, share in zip((stream.main, *others), shares, strict=True)
+    )
     theirs = sum((one * share).sum() for one, share in zip((wanted, *beside), shares, strict=True))
     pairs = zip(torch.autograd.grad(ours, (main, *given)), torch.autograd.grad(theirs, (exact, *wide)), strict=True)
     for place, (one, two) in enumerate(pairs):
@@ -82,10 +82,9 @@ def test_context(grid, C, padding, groups):
     norm = (C // groups,)
     weights = [torch.randn(C, 1, *(3,) * len(grid)) * 2**-9, *(torch.randn(s) for s in ((C,), *(norm,) * 2 * groups))]
 
-    def twin(H, rest, w, b, *norms):
+    def twin(H, w, b, *norms):
         pairs = list(zip(norms[::2], norms[1::2], strict=True))
-        out, rest, normed = context_norms(H, rest, (w, b), padding, pairs, EPS)
-        return (out, rest), normed
+        return add_context(H, (w, b), padding, pairs, EPS)
 
     def plain(H, w, b, *norms):
         out = H + plain_convolution(H, w, b, padding)
@@ -100,14 +99,13 @@ def test_context(grid, C, padding, groups):
 @pytest.mark.parametrize("kept", [True, False])
 def test_mixing(branches, held, kept, monkeypatch):
     torch.manual_seed(1)
-    for module in (fused_gate, fused_mixing):
-        monkeypatch.setattr(module, "CHANNELS", 128 if held else 0)
-    monkeypatch.setattr(fused_mixing, "KEPT", 10**8 if kept else 0)
+    monkeypatch.setattr(tuning, "PRODUCTS_INSIDE", 128 if held else 0)
+    monkeypatch.setattr(tuning, "SAVED_BYTES", 10**8 if kept else 0)
     N, C, inner = 70, 12, 9
     shapes = [(C,), (C,), (2 * inner, C), (2 * inner,), (C, inner), (C,), *((N, C // max(1, branches)),) * branches]
 
-    def twin(H, rest, w, b, win, b_in, wout, bout, *parts):
-        return mixing_residual(H, rest, parts, (w, b), (win, b_in), (wout, bout), EPS), ()
+    def twin(H, w, b, win, b_in, wout, bout, *parts):
+        return add_mixing(H, parts, (w, b), (win, b_in), (wout, bout), EPS), ()
 
     def plain(H, w, b, win, b_in, wout, bout, *parts):
         x = H + torch.cat(parts, -1) if parts else H
@@ -118,9 +116,9 @@ def test_mixing(branches, held, kept, monkeypatch):
 
 
 @triton.jit
-def _split(x, main, rest, N: tl.constexpr):
+def _split(x, main, low, N: tl.constexpr):
     place = tl.arange(0, N)
-    stream_to(main, rest, place, tl.load(x + place), place < N, SPLIT=True)
+    store_stream(main, low, place, tl.load(x + place), place < N, TWO_PARTS=True)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, where the interpreter runs
@@ -129,9 +127,9 @@ def test_what_no_stream_can_hold_is_never_a_number():
     bad = [0x7F800000, 0x7F7FFFFF, 0x7FC00000, 0x7FFFFFFF, 0x7F800001]
     x = torch.tensor([*bad, *(bits - 2**31 for bits in bad), 0, 0x3F800000, 0x3F808000, 0x3F80FFFF, 1, 0x7F000000])
     x = x.to(torch.int32).view(torch.float32).to(DEVICE)
-    main, rest = torch.zeros(2, len(x), dtype=NARROW, device=DEVICE)
-    _split[(1,)](x, main, rest, N=len(x))
-    found = whole(main, rest)
+    stream = Stream(*torch.zeros(2, len(x), dtype=LOW_PRECISION, device=DEVICE))
+    _split[(1,)](x, *stream, N=len(x))
+    found = merged(stream)
     assert not found[: 2 * len(bad)].isfinite().any()
     torch.testing.assert_close(found[2 * len(bad) :], x[2 * len(bad) :], rtol=2**-16, atol=1e-40)
 
@@ -141,16 +139,16 @@ def test_readout(fields):
     torch.manual_seed(2)
     C, x = 20, torch.randn(3, 11, 20)
     weights = [torch.randn(C), torch.randn(C), torch.randn(fields, C), torch.randn(fields)]
-    main, rest = (one.to(DEVICE) for one in halves(x))
+    main, low = (one.to(DEVICE) for one in halves(x))
     given = [one.to(DEVICE).requires_grad_() for one in (main, *weights)]
-    wide = [one.double().requires_grad_() for one in (whole(main, rest).cpu(), *weights)]
-    found = readout(given[0], rest, (given[1], given[2]), (given[3], given[4]), EPS)
+    wide = [one.double().requires_grad_() for one in (merged(Stream(main, low)).cpu(), *weights)]
+    found = readout(Stream(given[0], low), norm(given[1], given[2], EPS), linear(given[3], given[4]))
     wanted = F.layer_norm(wide[0], (C,), wide[1], wide[2], EPS) @ wide[3].T + wide[4]
     assert found.dtype == torch.float32 and error(found, wanted) < EXACT
     share = torch.randn(wanted.shape, dtype=torch.float64)
     ours = torch.autograd.grad((found * share.to(found)).sum(), given)
     theirs = torch.autograd.grad((wanted * share).sum(), wide)
-    assert ours[0].dtype == NARROW
+    assert ours[0].dtype == LOW_PRECISION
     assert max(error(one, two) for one, two in zip(ours, theirs, strict=True)) < NEAR
 
 
@@ -159,15 +157,16 @@ def test_lift():
     x, points = torch.randn(2, 7, 5, 3), torch.rand(7, 5, 4)
     weights = [torch.randn(16, 7), torch.randn(16), torch.randn(8, 16), torch.randn(8), torch.rand(8)]
 
-    def made(lift, x, points, w1, b1, w2, b2, offset):
-        return lift(x, points, (w1, b1), (w2, b2), offset, split=True)
-
     given = [one.to(DEVICE).requires_grad_() for one in weights]
     wide = [one.double().requires_grad_() for one in weights]
-    main, rest = made(lift, x.to(DEVICE), points.to(DEVICE), *given)
-    wanted, none = made(plain_lift, x.double(), points.double(), *wide)
-    assert none is None and rest.dtype == main.dtype == NARROW and not rest.requires_grad
-    assert error(main, wanted) > 10 * EXACT > 10 * error(whole(main, rest), wanted)
+    w1, b1, w2, b2, offset = given
+    stream = lift(x.to(DEVICE), points.to(DEVICE), (w1, b1), (w2, b2), offset, two_parts=True)
+    w1, b1, w2, b2, offset = wide
+    both = torch.cat((points.expand(2, 7, 5, 4), x), -1).double()
+    wanted = F.linear(F.gelu(F.linear(both, w1, b1)), w2, b2) + offset
+    main, low = stream
+    assert low.dtype == main.dtype == LOW_PRECISION and not low.requires_grad
+    assert error(main, wanted) > 10 * EXACT > 10 * error(merged(stream), wanted)
     share = torch.randn(wanted.shape, dtype=torch.float64)
     ours = torch.autograd.grad((main * share.to(main)).sum(), given)
     theirs = torch.autograd.grad((wanted * share).sum(), wide)
@@ -188,19 +187,19 @@ def answer(model, x):
 @pytest.fixture
 def forced(monkeypatch):
     """Splits without autocast, as the interpreter multiplies bf16 wrongly; fused in float32 too."""
-    monkeypatch.setattr(fused, "quick", fused.usable)
-    monkeypatch.setattr(Solver, "_splits", lambda self, device: True)
+    monkeypatch.setattr(dispatch, "interpreted", True)
+    monkeypatch.setattr(dispatch, "_why_one_tensor", lambda x, blocks: None)
 
 
 @pytest.mark.usefixtures("forced")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_form_of_the_block_takes_it(name):
-    """Also those that put it together again on the way."""
+    """Also those that merge it on the way."""
     batch = 2 if name == "transolver-sigma" else 1  # each sample costs the interpreter as much again
     model, x = blocks_of(name), torch.randn(batch, 5, 6, 3, device=DEVICE)
     exact = copy.deepcopy(model).double()
-    assert model._lifted(x)[1] is not None
     found, expected = answer(model, x), answer(exact, x.double())
+    assert ("stream", "two parts") in dispatch.explain(lambda: model(x))
     together = (torch.cat([one.flatten().cpu() for one in each[1:]]) for each in (found, expected))
     assert error(found[0], expected[0].cpu()) < NEAR
     assert error(*together) < 2 * NEAR
@@ -215,19 +214,22 @@ def test_run_again_for_the_gradients_it_is_the_same():
         torch.testing.assert_close(one, two, rtol=0, atol=0)
 
 
-def test_it_is_split_under_autocast_alone_and_whole_for_a_watcher():
+def test_it_is_split_under_autocast_alone_and_merged_for_a_hook():
     model, x, seen = blocks_of(), torch.randn(1, 5, 6, 3, device=DEVICE), []
-    assert not model._splits(DEVICE)
+
+    def why(model):
+        return dispatch._why_one_tensor(x, model.blocks)
+
+    assert why(model) == "autocast to bf16 is off"
     with torch.autocast(DEVICE, torch.bfloat16):
-        assert model._splits(DEVICE)
-        assert not blocks_of("transolver")._splits(DEVICE)
-        assert not blocks_of(time_embedding=True)._splits(DEVICE)
+        assert why(model) is None
+        assert why(blocks_of("transolver")) == "Sequential takes one tensor"
         hook = model.blocks[1].register_forward_hook(lambda module, given, out: seen.append((*given, out)))
-        assert not model._splits(DEVICE)
-        with fused.plain():
+        assert why(model) == "a forward hook is registered on block 1"
+        with dispatch.plain():
             model(x)
         hook.remove()
-        assert model._splits(DEVICE)
+        assert why(model) is None
     assert [one.dtype for one in seen[0]] == [torch.float32] * 2
 
 
@@ -237,7 +239,7 @@ def test_under_autocast_the_answer_is_as_near_as_that_of_a_stream_in_float32(mon
     exact = answer(copy.deepcopy(model).double(), x.double())
     with torch.autocast(DEVICE, torch.bfloat16):
         split = answer(model, x)
-        monkeypatch.setattr(Solver, "_splits", lambda self, device: False)
+        monkeypatch.setattr(dispatch, "_why_one_tensor", lambda x, blocks: "the test wants one")
         single = answer(model, x)
     assert error(split[0], exact[0].cpu()) < 1.5 * error(single[0], exact[0].cpu())
     for one, two, three in zip(split[1:], single[1:], exact[1:], strict=True):

@@ -380,7 +380,7 @@ def test_a_captured_bf16_step_learns_like_an_eager_one_in_several_streams(object
         graph()
         torch.testing.assert_close(graph.loss, eager.loss, rtol=2e-2, atol=0)
     for capture in graph.stepper._captures.values():
-        assert capture._lanes.sound and capture._moments is not None
+        assert capture._streams.sound and capture._adamw is not None
 
 
 @pytest.mark.gpu

@@ -28,7 +28,9 @@ Letters: B batch, H heads, N points, K frequencies, D head width, d axes.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +46,12 @@ from sigmasolver.ops.constants import grid_constant
 __all__ = ["SpectralMixer", "cosines", "hpm", "lowest_frequencies", "row_normalised_cosines"]
 
 
-@torch.compiler.assume_constant_result  # a tracer need not follow the sorting
+Lowest: TypeAlias = Callable[[tuple[int, ...], int], list[tuple[int, ...]]]
+constant: Callable[[Lowest], Lowest] = torch.compiler.assume_constant_result
+"""A tracer need not follow the sorting."""
+
+
+@constant
 def lowest_frequencies(grid: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
     """The `count` multi-indices p of smallest |p|^2 on this grid, ties in the order of p."""
     if math.prod(grid) < count:

@@ -27,12 +27,10 @@ class PhysicsAttention(SliceOperator):
     KERNEL = 3
 
     def __init__(self, config: SolverConfig, update: str = "replace") -> None:
-        super().__init__()
         if update not in UPDATES:
             raise ValueError(f'update is "{update}"; choose from {", ".join(UPDATES)}.')
-        self.routing_path = Convolution(config.width, self.KERNEL, config.padding)
-        self.feature_path = Convolution(config.width, self.KERNEL, config.padding)
-        self._build(config.width, config.heads, config.slices, update, config.options.dropout)
+        routing, feature = (Convolution(config.width, self.KERNEL, config.padding) for _ in range(2))
+        super().__init__((routing, feature), config.width, config.heads, config.slices, update, config.options.dropout)
 
     def forward(self, Y: torch.Tensor) -> torch.Tensor:
         return self.attend(self.routing_path(Y), self.feature_path(Y))

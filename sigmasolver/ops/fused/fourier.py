@@ -7,7 +7,8 @@
 The input is not kept for the backward pass, only the few modes. Real and imaginary part of mode k are rows 2k and 2k+1.
 Weight gradients are summed over chunks of lines, then over chunks in a fixed order.
 
-Letters: P points before the axis (batch included), n on it, Q after it, K modes, C and O channels in and out.
+Letters: P points before the axis (batch included), n on it, Q after it, K modes, C and O channels in and out. A line is
+one of the P Q lines of points along the axis.
 """
 
 from __future__ import annotations
@@ -21,35 +22,39 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.fourier import analysis_basis, available_modes, synthesis_basis
-from sigmasolver.ops.fused import dot_precision, filled
-from sigmasolver.ops.fused.lanes import aside
-from sigmasolver.ops.fused.rows import folded, rows_of
+from sigmasolver.ops.fourier_bases import analysis_basis, available_modes, synthesis_basis
+from sigmasolver.ops.fused import dot_precision, product_dtype, rows_of, tuning
+from sigmasolver.ops.fused.reductions import sum_partials
+from sigmasolver.ops.fused.tuning import tile_size
+from sigmasolver.ops.side_streams import on_side_stream
 
 __all__ = ["axis_fourier"]
-
-LINES, CHUNK = 32, 128
 
 
 @triton.jit
 def _thin(  # type: ignore[no-untyped-def]
-    basis, x, y, I, J, L, tiles_l, along_i, along_j, row, apart,
-    ADD: tl.constexpr, EVEN: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BL: tl.constexpr,
+    basis, x, y, I, J, L, tiles_l, along_i, along_j, row, row_stride,
+    ADD: tl.constexpr, EVEN: tl.constexpr, ROWS_OUT: tl.constexpr, ROWS_IN: tl.constexpr, COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y (P, I, L) = basis (I, J) x (P, J, L), or added to it. Rows of `row` numbers of x lie `apart`; EVEN: eight in a
-    row lie together, aligned."""
+    """y (P, I, L) = basis (I, J) x (P, J, L), added to y where ADD.
+
+    basis has the strides along_i and along_j. Rows of `row` numbers of x lie `row_stride` apart; EVEN: eight in a row
+    are contiguous and aligned."""
     p = (tl.program_id(0) // tiles_l).to(tl.int64)
-    i, l = tl.program_id(1) * BI + tl.arange(0, BI), (tl.program_id(0) % tiles_l) * BL + tl.arange(0, BL)
-    line = L // row * apart
+    i, l = (
+        tl.program_id(1) * ROWS_OUT + tl.arange(0, ROWS_OUT),
+        (tl.program_id(0) % tiles_l) * COLUMNS + tl.arange(0, COLUMNS),
+    )
+    line = L // row * row_stride
     x += p * J * line
     y += p * I * L
-    from_l = l // row * apart + l % row
+    from_l = l // row * row_stride + l % row
     if EVEN:
         from_l = tl.multiple_of(tl.max_contiguous(from_l, 8), 8)
-    total = tl.zeros((BI, BL), tl.float32)
-    for start in range(0, J, BJ):
-        j = start + tl.arange(0, BJ)
+    total = tl.zeros((ROWS_OUT, COLUMNS), tl.float32)
+    for start in range(0, J, ROWS_IN):
+        j = start + tl.arange(0, ROWS_IN)
         t = tl.load(
             basis + i[:, None] * along_i + j[None, :] * along_j, mask=(i[:, None] < I) & (j[None, :] < J), other=0.0
         )
@@ -63,37 +68,39 @@ def _thin(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _complex(w, first, second, rows, columns, apart, BO: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Real and imaginary part of a tile of complex numbers, which lie beside each other: (rows, columns) from there."""
-    pair = tl.arange(0, 2 * BO)
+def _complex(w, first, second, rows, columns, row_stride, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Real and imaginary part, (first, COLUMNS) each, of rows `first` of the complex matrix w (rows, columns) from
+    column `second` on; the two parts of a number are neighbours."""
+    pair = tl.arange(0, 2 * COLUMNS)
     keep = (first[:, None] < rows) & (second + pair[None, :] // 2 < columns)
-    both = tl.load(w + first[:, None] * apart + 2 * second + pair[None, :], mask=keep, other=0.0)
-    return tl.split(tl.reshape(both, (first.shape[0], BO, 2)))
+    both = tl.load(w + first[:, None] * row_stride + 2 * second + pair[None, :], mask=keep, other=0.0)
+    return tl.split(tl.reshape(both, (first.shape[0], COLUMNS, 2)))
 
 
 @triton.jit
 def _mix(  # type: ignore[no-untyped-def]
     x, w, y, lines, K, Q, C, O,
-    HERMITIAN: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr, PRECISION: tl.constexpr,
+    HERMITIAN: tl.constexpr, LINES: tl.constexpr, COLUMNS_IN: tl.constexpr, COLUMNS_OUT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y (P, K, 2, Q, O) = x (P, K, 2, Q, C) times W(k) (C, O), or times the Hermitian transpose of W(k) (O, C)."""
     k = tl.program_id(1)
-    r, o = tl.program_id(0) * BR + tl.arange(0, BR), tl.program_id(2) * BO + tl.arange(0, BO)
+    r, o = tl.program_id(0) * LINES + tl.arange(0, LINES), tl.program_id(2) * COLUMNS_OUT + tl.arange(0, COLUMNS_OUT)
     inside = r < lines
     real_line = ((r // Q) * K + k).to(tl.int64) * 2 * Q + r % Q
-    real = tl.zeros((BR, BO), tl.float32)
-    imaginary = tl.zeros((BR, BO), tl.float32)
+    real = tl.zeros((LINES, COLUMNS_OUT), tl.float32)
+    imaginary = tl.zeros((LINES, COLUMNS_OUT), tl.float32)
     w += k * C * O * 2
-    for start in range(0, C, BC):
-        c = start + tl.arange(0, BC)
+    for start in range(0, C, COLUMNS_IN):
+        c = start + tl.arange(0, COLUMNS_IN)
         keep = inside[:, None] & (c[None, :] < C)
         xr = tl.load(x + real_line[:, None] * C + c[None, :], mask=keep, other=0.0)
         xi = tl.load(x + (real_line + Q)[:, None] * C + c[None, :], mask=keep, other=0.0)
         if HERMITIAN:
-            wr, wi = _complex(w, o, start, O, C, 2 * C, BC)
+            wr, wi = _complex(w, o, start, O, C, 2 * C, COLUMNS_IN)
             wr, wi = tl.trans(wr), -tl.trans(wi)
         else:
-            wr, wi = _complex(w, c, tl.program_id(2) * BO, C, O, 2 * O, BO)
+            wr, wi = _complex(w, c, tl.program_id(2) * COLUMNS_OUT, C, O, 2 * O, COLUMNS_OUT)
         wr, wi = wr.to(xr.dtype), wi.to(xr.dtype)
         real = tl.dot(xr, wr, real, input_precision=PRECISION)
         real = tl.dot(xi, -wi, real, input_precision=PRECISION)
@@ -107,15 +114,20 @@ def _mix(  # type: ignore[no-untyped-def]
 @triton.jit
 def _mix_gradient(  # type: ignore[no-untyped-def]
     x, g, sums, lines, K, Q, C, O, tiles_o,
-    BR: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
+    LINES: tl.constexpr, COLUMNS_IN: tl.constexpr, COLUMNS_OUT: tl.constexpr, CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """sums (chunks, K, C, O, 2): real and imaginary part of x^H g over one chunk of lines."""
+    """sums (chunks, K, C, O, 2): real and imaginary part of x^H g over one chunk of lines; x (P, K, 2, Q, C), g
+    (P, K, 2, Q, O)."""
     chunk, k, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    c, o = (tile // tiles_o) * BC + tl.arange(0, BC), (tile % tiles_o) * BO + tl.arange(0, BO)
-    real = tl.zeros((BC, BO), tl.float32)
-    imaginary = tl.zeros((BC, BO), tl.float32)
-    for start in range(0, SPAN, BR):
-        r = chunk * SPAN + start + tl.arange(0, BR)
+    c, o = (
+        (tile // tiles_o) * COLUMNS_IN + tl.arange(0, COLUMNS_IN),
+        (tile % tiles_o) * COLUMNS_OUT + tl.arange(0, COLUMNS_OUT),
+    )
+    real = tl.zeros((COLUMNS_IN, COLUMNS_OUT), tl.float32)
+    imaginary = tl.zeros((COLUMNS_IN, COLUMNS_OUT), tl.float32)
+    for start in range(0, CHUNK, LINES):
+        r = chunk * CHUNK + start + tl.arange(0, LINES)
         line = ((r // Q) * K + k).to(tl.int64) * 2 * Q + r % Q
         keep_x, keep_g = (r[:, None] < lines) & (c[None, :] < C), (r[:, None] < lines) & (o[None, :] < O)
         xr = tl.trans(tl.load(x + line[:, None] * C + c[None, :], mask=keep_x, other=0.0))
@@ -126,49 +138,52 @@ def _mix_gradient(  # type: ignore[no-untyped-def]
         real = tl.dot(xi, gi, real, input_precision=PRECISION)
         imaginary = tl.dot(xr, gi, imaginary, input_precision=PRECISION)
         imaginary = tl.dot(-xi, gr, imaginary, input_precision=PRECISION)
-    pair = tl.arange(0, 2 * BO)
+    pair = tl.arange(0, 2 * COLUMNS_OUT)
     to = (
         sums
         + (chunk.to(tl.int64) * K + k) * C * O * 2
         + c[:, None] * (2 * O)
-        + (tile % tiles_o) * 2 * BO
+        + (tile % tiles_o) * 2 * COLUMNS_OUT
         + pair[None, :]
     )
-    keep = (c[:, None] < C) & ((tile % tiles_o) * BO + pair[None, :] // 2 < O)
-    tl.store(to, tl.reshape(tl.join(real, imaginary), (BC, 2 * BO)), mask=keep)
+    keep = (c[:, None] < C) & ((tile % tiles_o) * COLUMNS_OUT + pair[None, :] // 2 < O)
+    tl.store(to, tl.reshape(tl.join(real, imaginary), (COLUMNS_IN, 2 * COLUMNS_OUT)), mask=keep)
 
 
-def _tile(size: int, most: int) -> int:
-    return min(most, filled(size))
+def _at_most(size: int, most: int) -> int:
+    return min(most, tile_size(size))
 
 
-def _apply_thin(
+def _apply_basis(
     basis: torch.Tensor, x: torch.Tensor, y: torch.Tensor, sizes: tuple[int, int, int], add: bool,
     rows: tuple[int, int] | None = None,
 ) -> None:  # fmt: skip
-    """`sizes`: P, J, L; basis (I, J) may be a transposed view; `rows`: length and distance of those of x."""
+    """`sizes`: P, J, L; basis (I, J) may be a transposed view; `rows`: length and stride of those of x."""
     P, J, L = sizes
-    row, apart = rows or (L, L)
+    row, row_stride = rows or (L, L)
     I = basis.shape[0]
-    wide = x.element_size() == 4
-    tiles = {"BI": _tile(I, 64), "BJ": _tile(J, 32 if wide else 64), "BL": _tile(L, 64 if wide else 128)}
-    across = triton.cdiv(L, tiles["BL"])
-    _thin[(P * across, triton.cdiv(I, tiles["BI"]))](
-        basis, x, y, I, J, L, across, *basis.stride(), row, apart, ADD=add, EVEN=row % 8 == 0 and apart % 8 == 0,
-        PRECISION=dot_precision(), **tiles, num_warps=4,
+    tiles = [_at_most(size, most) for size, most in zip((I, J, L), tuning.THIN_TILES[x.element_size()], strict=True)]
+    across = triton.cdiv(L, tiles[2])
+    _thin[(P * across, triton.cdiv(I, tiles[0]))](
+        basis, x, y, I, J, L, across, *basis.stride(), row, row_stride, ADD=add,
+        EVEN=row % 8 == 0 and row_stride % 8 == 0, ROWS_OUT=tiles[0], ROWS_IN=tiles[1], COLUMNS=tiles[2],
+        PRECISION=dot_precision(), num_warps=tuning.FOURIER_WARPS,
     )  # fmt: skip
 
 
-def _apply_mix(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, sizes: tuple[int, int, int], back: bool) -> None:
-    """`sizes`: P, K, Q; `back`: with the Hermitian transpose."""
+def _apply_weight(
+    x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, sizes: tuple[int, int, int], hermitian: bool
+) -> None:
+    """`sizes`: P, K, Q; `hermitian`: with the Hermitian transpose of the weight."""
     P, K, Q = sizes
     C, O = weight.shape[1:3]
-    if back:
+    if hermitian:
         C, O = O, C
-    tiles = {"BR": LINES, "BC": _tile(C, 64), "BO": _tile(O, 64)}
-    _mix[(triton.cdiv(P * Q, LINES), K, triton.cdiv(O, tiles["BO"]))](
-        x, weight, y, P * Q, K, Q, C, O, HERMITIAN=back, PRECISION=dot_precision(), **tiles, num_warps=4
-    )
+    lines, columns_in, columns_out = tuning.MODE_LINES, *(_at_most(size, tuning.MODE_CHANNELS) for size in (C, O))
+    _mix[(triton.cdiv(P * Q, lines), K, triton.cdiv(O, columns_out))](
+        x, weight, y, P * Q, K, Q, C, O, HERMITIAN=hermitian, LINES=lines, COLUMNS_IN=columns_in,
+        COLUMNS_OUT=columns_out, PRECISION=dot_precision(), num_warps=tuning.FOURIER_WARPS,
+    )  # fmt: skip
 
 
 def _weight_gradient(
@@ -176,16 +191,15 @@ def _weight_gradient(
 ) -> tuple[torch.Tensor]:
     P, K, Q = sizes
     C, O = weight.shape[1:3]
-    span = min(CHUNK, triton.cdiv(P * Q, LINES) * LINES)
-    chunks = triton.cdiv(P * Q, span)
+    lines, columns_in, columns_out = tuning.MODE_LINES, *(_at_most(size, tuning.MODE_CHANNELS) for size in (C, O))
+    chunk = min(tuning.MODE_CHUNK, triton.cdiv(P * Q, lines) * lines)
+    chunks, across = triton.cdiv(P * Q, chunk), triton.cdiv(O, columns_out)
     sums = torch.empty(chunks, K, C, O, 2, device=x.device, dtype=torch.float32)
-    BC, BO = _tile(C, 64), _tile(O, 64)
-    across = triton.cdiv(O, BO)
-    _mix_gradient[(chunks, K, triton.cdiv(C, BC) * across)](
-        x, g, sums, P * Q, K, Q, C, O, across,
-        BR=LINES, BC=BC, BO=BO, SPAN=span, PRECISION=dot_precision(), num_warps=4,
+    _mix_gradient[(chunks, K, triton.cdiv(C, columns_in) * across)](
+        x, g, sums, P * Q, K, Q, C, O, across, LINES=lines, COLUMNS_IN=columns_in, COLUMNS_OUT=columns_out,
+        CHUNK=chunk, PRECISION=dot_precision(), num_warps=tuning.FOURIER_WARPS,
     )  # fmt: skip
-    total = folded(sums).to(weight.dtype)
+    total = sum_partials(sums).to(weight.dtype)
     missing = weight.shape[0] - K  # modes that this grid does not have
     return (torch.cat((total, total.new_zeros(missing, C, O, 2))) if missing else total,)
 
@@ -199,9 +213,9 @@ class _AxisFourier(torch.autograd.Function):
             P, n, Q, K, C, O = _sizes(V, axis, weight)
             analyse, synthesise = _bases(V, n, K)
             modes, mixed = V.new_empty(P, 2 * K, Q, C), V.new_empty(P, 2 * K, Q, O)
-            _apply_thin(analyse, V, modes, (P, n, Q * C), add=False)
-            _apply_mix(modes, weight, mixed, (P, K, Q), back=False)
-            _apply_thin(synthesise, mixed, out, (P, 2 * K, Q * O), add=axis > 1)
+            _apply_basis(analyse, V, modes, (P, n, Q * C), add=False)
+            _apply_weight(modes, weight, mixed, (P, K, Q), hermitian=False)
+            _apply_basis(synthesise, mixed, out, (P, 2 * K, Q * O), add=axis > 1)
             kept.append(modes)
         ctx.save_for_backward(*weights, *kept)
         ctx.shape = V.shape
@@ -219,11 +233,11 @@ class _AxisFourier(torch.autograd.Function):
             P, n, Q, K, C, O = _sizes(dV, axis, weight)
             analyse, synthesise = _bases(dV, n, K)
             dmixed, dmodes = dout.new_empty(P, 2 * K, Q, O), torch.empty_like(modes)
-            _apply_thin(synthesise.T, given, dmixed, (P, n, Q * O), add=False, rows=(O, given.stride(0)))
-            _apply_mix(dmixed, weight, dmodes, (P, K, Q), back=True)
-            _apply_thin(analyse.T, dmodes, dV, (P, 2 * K, Q * C), add=axis > 1)
+            _apply_basis(synthesise.T, given, dmixed, (P, n, Q * O), add=False, rows=(O, given.stride(0)))
+            _apply_weight(dmixed, weight, dmodes, (P, K, Q), hermitian=True)
+            _apply_basis(analyse.T, dmodes, dV, (P, 2 * K, Q * C), add=axis > 1)
             made = partial(_weight_gradient, modes, dmixed, weight, (P, K, Q))
-            gradients += aside(made, modes, dmixed)
+            gradients += on_side_stream(made, modes, dmixed)
         return dV, *gradients
 
 
@@ -238,7 +252,6 @@ def _bases(V: torch.Tensor, n: int, K: int) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def axis_fourier(V: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
-    """`ops.fourier.axis_fourier`; under autocast in the narrow type."""
-    if torch.is_autocast_enabled(V.device.type):
-        V = V.to(torch.get_autocast_dtype(V.device.type))
-    return _AxisFourier.apply(V.contiguous(), *(weight.contiguous() for weight in weights))
+    """`ops.fourier.axis_fourier`, in autocast's type."""
+    V = V.to(product_dtype(V, V.dtype)).contiguous()
+    return _AxisFourier.apply(V, *(weight.contiguous() for weight in weights))

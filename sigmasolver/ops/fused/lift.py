@@ -3,13 +3,14 @@
     pre = positions Wp^T      h = pre + x Wx^T + b1      g = GELU(h)      H = g W2^T + b2 + offset
 
 Positions belong to the grid: `pre` is made once, not for every sample. One kernel does the rest of the forward pass, so
-that the inner channels never pass through memory. The backward pass makes h again and stores
+that the inner channels never pass through memory. The backward pass recomputes h and stores
 
     g      dh = (dH W2) GELU'(h),   GELU(h) = h cdf(h),   GELU'(h) = cdf(h) + h exp(-h^2 / 2) / sqrt(2 pi)
 
-for the library's products. Samples are summed before positions meet them: dWp = (sum over samples of dh)^T positions.
+for products of cuBLAS. Samples are summed before positions meet them: dWp = (sum over samples of dh)^T positions.
 
-Letters: N points of all samples, G of the grid, Q fields, I inner width, C channels; BN, BQ, BF, BC tile sizes.
+Letters: N points of all samples, G of the grid, Q fields, I inner width, C channels. A tile has ROWS points, FIELDS,
+INNER and COLUMNS of the three widths.
 """
 
 from __future__ import annotations
@@ -21,28 +22,23 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.affine import Affine
-from sigmasolver.ops.fused import dot_precision, filled, shared_memory
-from sigmasolver.ops.fused.lanes import aside
+from sigmasolver.ops.fused import dot_precision, multiprocessors, product_dtype, shared_memory, tuning
 from sigmasolver.ops.fused.linear import product
-from sigmasolver.ops.fused.rows import column_sums, stream_to
-from sigmasolver.ops.fused.tables import Form, narrowed
-from sigmasolver.ops.stream import NARROW
+from sigmasolver.ops.fused.reductions import column_sums
+from sigmasolver.ops.fused.stream import store_stream
+from sigmasolver.ops.fused.tuning import Tile, tile_size
+from sigmasolver.ops.fused.weight_cache import WeightLayout, cast_weight
+from sigmasolver.ops.modules import Affine
+from sigmasolver.ops.side_streams import on_side_stream
+from sigmasolver.ops.stream import LOW_PRECISION, Residual, stream_of
 
 __all__ = ["lift"]
 
-PROGRAMS = 396
-"""That the backward pass is cut into, where there are points enough."""
-FORWARD, BACKWARD = {2: (64, 32, 4, 2), 4: (32, 32, 4, 2)}, {2: (64, 64, 8, 2), 4: (32, 32, 4, 2)}
-"""Points and inner channels of a tile, warps, and stages of the pipeline, by the bytes of a number."""
-THIN, ROOM = (32, 16, 4, 2), 108_544
-"""The same backward for four bytes and more than 128 channels where a program has less shared memory, in bytes."""
-
 
 @triton.jit
-def _fields(x, n, N, Q: tl.constexpr, BQ: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One tile of x as it is stored."""
-    q = tl.arange(0, BQ)
+def _load_fields(x, n, N, Q: tl.constexpr, FIELDS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Rows n of x (N, Q) as they are stored."""
+    q = tl.arange(0, FIELDS)
     keep = (n[:, None] < N) & (q[None, :] < Q)
     return tl.load(x + n.to(tl.int64)[:, None] * Q + q[None, :], mask=keep, other=0.0)
 
@@ -51,8 +47,8 @@ def _fields(x, n, N, Q: tl.constexpr, BQ: tl.constexpr):  # type: ignore[no-unty
 def _normal(h):  # type: ignore[no-untyped-def]
     """The distribution function of the normal distribution, to 1e-7, and its density times sqrt(2 pi).
 
-    A rational function of Abramowitz and Stegun (7.1.26), an exponential and a division; the library's error function
-    takes several times as long.
+    A rational function of Abramowitz and Stegun (7.1.26), an exponential and a division; CUDA's error function takes
+    several times as long.
     """
     density = tl.exp2(h * h * (-0.5 * 1.4426950408889634))
     root = tl.rsqrt(1 + 0.3275911 * 0.7071067811865476 * tl.abs(h))  # cheaper than a division
@@ -64,55 +60,59 @@ def _normal(h):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _inner(  # type: ignore[no-untyped-def]
-    fields, wx, pre, b, n, f, N, G, I: tl.constexpr, PRECISION: tl.constexpr
+    fields, W_x, pre, b1, n, f, N, G, I: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """h; wx (BQ, BF)."""
+    """h (ROWS, INNER) = pre + x Wx^T + b1 of inner channels f; W_x (FIELDS, INNER) is a tile, pre (G, I)."""
     keep = (n[:, None] < N) & (f[None, :] < I)
-    h = tl.dot(fields, wx, input_precision=PRECISION)
+    h = tl.dot(fields, W_x, input_precision=PRECISION)
     h += tl.load(pre + (n % G).to(tl.int64)[:, None] * I + f[None, :], mask=keep, other=0.0)
-    h += tl.load(b + f, mask=f < I, other=0.0).to(tl.float32)[None, :]
+    h += tl.load(b1 + f, mask=f < I, other=0.0).to(tl.float32)[None, :]
     return h
 
 
 @triton.jit
 def _lift_forward(  # type: ignore[no-untyped-def]
-    x, pre, wx, b1, w2, b2, offset, out, rest, N, G,
-    Q: tl.constexpr, I: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr,
-    BN: tl.constexpr, BQ: tl.constexpr, BF: tl.constexpr, BC: tl.constexpr, PRECISION: tl.constexpr,
+    x, pre, W_x, b1, W2, b2, offset, out, out_low, N, G,
+    Q: tl.constexpr, I: tl.constexpr, C: tl.constexpr, TWO_PARTS: tl.constexpr,
+    ROWS: tl.constexpr, FIELDS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """H of a tile of points. pre (G, I) in float32, wx (I, BQ), w2 (C, I)."""
-    n, c, q = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BC), tl.arange(0, BQ)
-    fields = _fields(x, n, N, Q, BQ).to(wx.dtype.element_ty)
-    total = tl.zeros((BN, BC), tl.float32)
-    for start in range(0, I, BF):
-        f = start + tl.arange(0, BF)
-        into = tl.load(wx + f[:, None] * BQ + q[None, :], mask=f[:, None] < I, other=0.0)
+    """out (N, C) = GELU(h) W2^T + b2 + offset of a tile of points.
+
+    x (N, Q), pre (G, I) in float32, W_x (I, FIELDS), b1 (I), W2 (C, I), b2 and offset (C).
+    """
+    n, c, q = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, FIELDS)
+    fields = _load_fields(x, n, N, Q, FIELDS).to(W_x.dtype.element_ty)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, I, INNER):
+        f = start + tl.arange(0, INNER)
+        into = tl.load(W_x + f[:, None] * FIELDS + q[None, :], mask=f[:, None] < I, other=0.0)
         h = _inner(fields, tl.trans(into), pre, b1, n, f, N, G, I, PRECISION)
         known = (c[:, None] < C) & (f[None, :] < I)
-        outof = tl.load(w2 + c[:, None] * I + f[None, :], mask=known, other=0.0)
+        outof = tl.load(W2 + c[:, None] * I + f[None, :], mask=known, other=0.0)
         total = tl.dot((h * _normal(h)[0]).to(outof.dtype), tl.trans(outof), total, input_precision=PRECISION)
     total += tl.load(b2 + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
     total += tl.load(offset + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
     keep = (n[:, None] < N) & (c[None, :] < C)
-    stream_to(out, rest, n.to(tl.int64)[:, None] * C + c[None, :], total, keep, SPLIT)
+    store_stream(out, out_low, n.to(tl.int64)[:, None] * C + c[None, :], total, keep, TWO_PARTS)
 
 
 @triton.jit
 def _lift_backward(  # type: ignore[no-untyped-def]
-    x, pre, wx, b1, w2, dH, g, dh, N, G,
-    Q: tl.constexpr, I: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, BQ: tl.constexpr, BF: tl.constexpr,
-    BC: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
+    x, pre, W_x, b1, W2, dH, g, dh, N, G,
+    Q: tl.constexpr, I: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, FIELDS: tl.constexpr, INNER: tl.constexpr,
+    COLUMNS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """g and dh (N, I) of a chunk of points and a tile of inner channels, whose weights stay while points pass by."""
-    chunk, f = tl.program_id(0), tl.program_id(1) * BF + tl.arange(0, BF)
-    c, q = tl.arange(0, BC), tl.arange(0, BQ)
-    into = tl.trans(tl.load(wx + f[:, None] * BQ + q[None, :], mask=f[:, None] < I, other=0.0))
+    """g = GELU(h) and dh = (dH W2) GELU'(h), both (N, I), of a chunk of points and a tile of inner channels, whose
+    weights stay while points pass by. dH (N, C), the other inputs as in `_lift_forward`."""
+    chunk, f = tl.program_id(0), tl.program_id(1) * INNER + tl.arange(0, INNER)
+    c, q = tl.arange(0, COLUMNS), tl.arange(0, FIELDS)
+    into = tl.trans(tl.load(W_x + f[:, None] * FIELDS + q[None, :], mask=f[:, None] < I, other=0.0))
     known = (c[:, None] < C) & (f[None, :] < I)
-    outof = tl.load(w2 + c[:, None] * I + f[None, :], mask=known, other=0.0)
-    for start in range(0, SPAN, BN):
-        n = chunk * SPAN + start + tl.arange(0, BN)
+    outof = tl.load(W2 + c[:, None] * I + f[None, :], mask=known, other=0.0)
+    for start in range(0, CHUNK, ROWS):
+        n = chunk * CHUNK + start + tl.arange(0, ROWS)
         row = n.to(tl.int64)[:, None]
-        fields = _fields(x, n, N, Q, BQ).to(wx.dtype.element_ty)
+        fields = _load_fields(x, n, N, Q, FIELDS).to(W_x.dtype.element_ty)
         h = _inner(fields, into, pre, b1, n, f, N, G, I, PRECISION)
         cdf, density = _normal(h)
         given = tl.load(dH + row * C + c[None, :], mask=(n[:, None] < N) & (c[None, :] < C), other=0.0)
@@ -126,81 +126,84 @@ def _lift_backward(  # type: ignore[no-untyped-def]
 def _padded(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Zeros for the columns that are missing."""
     rows, n = matrix.shape
-    return Form((rows, filled(n)), (rows, n), (filled(n), 1), dtype).made(matrix)
+    return WeightLayout((rows, tile_size(n)), (rows, n), (tile_size(n), 1), dtype).copy(matrix)
 
 
-def _tile(tiles: dict[int, tuple[int, int, int, int]], x: torch.Tensor, w2: torch.Tensor) -> dict[str, Any]:
-    (C, I), Q = w2.shape, x.shape[1]
-    BN, BF, warps, stages = tiles[w2.element_size()]
-    sizes = {"Q": Q, "I": I, "C": C, "BN": BN, "BQ": filled(Q), "BF": BF, "BC": filled(C)}
-    return sizes | {"PRECISION": dot_precision(), "num_warps": warps, "num_stages": stages}
+def _constants(tile: Tile, x: torch.Tensor, W2: torch.Tensor) -> dict[str, Any]:
+    (C, I), Q = W2.shape, x.shape[1]
+    sizes = {"Q": Q, "I": I, "C": C, "FIELDS": tile_size(Q), "COLUMNS": tile_size(C)}
+    sizes |= {"ROWS": tile.points, "INNER": tile.inner}
+    return sizes | {"PRECISION": dot_precision(), "num_warps": tile.warps, "num_stages": tile.stages}
 
 
 class _Lift(torch.autograd.Function):
-    """The type of products, whether the stream is split, x (N, Q), positions (G, P), the two maps, the offset -> the
-    stream and its rest."""
+    """The type of products, whether the stream has two parts, x (N, Q), positions (G, P), the two maps, the offset ->
+    the stream and its low part."""
 
     @staticmethod
     def forward(
-        ctx: Any, dtype: torch.dtype, split: bool, x: torch.Tensor, positions: torch.Tensor,
-        w1: torch.Tensor, b1: torch.Tensor, w2: torch.Tensor, b2: torch.Tensor, offset: torch.Tensor,
+        ctx: Any, dtype: torch.dtype, two_parts: bool, x: torch.Tensor, positions: torch.Tensor,
+        W1: torch.Tensor, b1: torch.Tensor, W2: torch.Tensor, b2: torch.Tensor, offset: torch.Tensor,
     ) -> Any:  # fmt: skip
-        N, (G, P), C = len(x), positions.shape, len(w2)
-        pre = product(_padded(positions, dtype), _padded(w1[:, :P], dtype).T)
-        wx, narrow = _padded(w1[:, P:], dtype), narrowed(w2, dtype).contiguous()
-        kind = NARROW if split else torch.promote_types(dtype, offset.dtype)
+        N, (G, P), C = len(x), positions.shape, len(W2)
+        pre = product(_padded(positions, dtype), _padded(W1[:, :P], dtype).T)
+        W_x, W_cast = _padded(W1[:, P:], dtype), cast_weight(W2, dtype).contiguous()
+        kind = LOW_PRECISION if two_parts else torch.promote_types(dtype, offset.dtype)
         out = torch.empty(N, C, device=x.device, dtype=kind)
-        rest, tile = torch.empty_like(out) if split else None, _tile(FORWARD, x, narrow)
-        _lift_forward[(triton.cdiv(N, tile["BN"]),)](
-            x, pre, wx, b1, narrow, b2, offset, out, out if rest is None else rest, N, G, SPLIT=split, **tile
-        )
-        ctx.set_materialize_grads(False)  # no zeros for the rest
-        if rest is not None:
-            ctx.mark_non_differentiable(rest)
-        ctx.save_for_backward(x, positions, pre, wx, b1, narrow)
-        ctx.kinds = [one.dtype for one in (w1, b1, w2, b2, offset)]
-        return out, rest
+        low, tile = torch.empty_like(out) if two_parts else None, tuning.LIFT_TILES[W_cast.element_size()]
+        _lift_forward[(triton.cdiv(N, tile.points),)](
+            x, pre, W_x, b1, W_cast, b2, offset, out, out if low is None else low, N, G, TWO_PARTS=two_parts,
+            **_constants(tile, x, W_cast),
+        )  # fmt: skip
+        ctx.set_materialize_grads(False)  # no zeros for the low part
+        if low is not None:
+            ctx.mark_non_differentiable(low)
+        ctx.save_for_backward(x, positions, pre, W_x, b1, W_cast)
+        ctx.types = [one.dtype for one in (W1, b1, W2, b2, offset)]
+        return out, low
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dH: torch.Tensor, _: None) -> Any:
-        x, positions, pre, wx, b1, w2 = ctx.saved_tensors
-        (N, Q), (G, I), dtype = x.shape, pre.shape, w2.dtype
+        x, positions, pre, W_x, b1, W2 = ctx.saved_tensors
+        (N, Q), (G, I), dtype = x.shape, pre.shape, W2.dtype
         dH = dH.contiguous()
-        narrow = dH.to(dtype)
-        tight = len(w2) > 128 and shared_memory(x) < ROOM
-        tile = _tile({**BACKWARD, 4: THIN} if tight else BACKWARD, x, w2)
-        across = triton.cdiv(I, tile["BF"])
-        span = triton.cdiv(N * across, PROGRAMS * tile["BN"]) * tile["BN"]
+        dH_cast = dH.to(dtype)
+        tight = W2.element_size() == 4 and len(W2) > 128 and shared_memory(x) < tuning.LIFT_SHARED_MEMORY
+        tile = tuning.LIFT_BACKWARD_SMALL if tight else tuning.LIFT_BACKWARD_TILES[W2.element_size()]
+        across = triton.cdiv(I, tile.inner)
+        programs = tuning.LIFT_PROGRAMS * multiprocessors(x)
+        chunk = triton.cdiv(N * across, programs * tile.points) * tile.points
         g, dh = (torch.empty(N, I, device=x.device, dtype=dtype) for _ in range(2))
-        _lift_backward[(triton.cdiv(N, span), across)](x, pre, wx, b1, w2, narrow, g, dh, N, G, SPAN=span, **tile)
+        _lift_backward[(triton.cdiv(N, chunk), across)](
+            x, pre, W_x, b1, W2, dH_cast, g, dh, N, G, CHUNK=chunk, **_constants(tile, x, W2)
+        )
 
-        def first() -> list[torch.Tensor]:
+        def first_map() -> list[torch.Tensor]:
             samples = dh.view(N // G, G, I).sum(0, dtype=torch.float32)
-            with torch.autocast(x.device.type, enabled=False):  # not narrow: a sum over samples has bits to lose
-                dwp = samples.T @ positions.float()
-            dwx = product(dh.T, _padded(x, dtype))[:, :Q]
-            found = torch.cat((dwp, dwx), dim=1), column_sums(samples)
-            return [one.to(kind) for one, kind in zip(found, ctx.kinds[:2], strict=True)]
+            with torch.autocast(x.device.type, enabled=False):  # in float32: a sum over samples has bits to lose
+                from_positions = samples.T @ positions.float()
+            from_fields = product(dh.T, _padded(x, dtype))[:, :Q]
+            found = torch.cat((from_positions, from_fields), dim=1), column_sums(samples)
+            return [one.to(dtype) for one, dtype in zip(found, ctx.types[:2], strict=True)]
 
-        def second() -> list[torch.Tensor]:
-            ends = column_sums(dH)
-            found = product(narrow.T, g), ends, ends.clone()
-            return [one.to(kind) for one, kind in zip(found, ctx.kinds[2:], strict=True)]
+        def second_map() -> list[torch.Tensor]:
+            sums = column_sums(dH)
+            found = product(dH_cast.T, g), sums, sums.clone()
+            return [one.to(dtype) for one, dtype in zip(found, ctx.types[2:], strict=True)]
 
-        found = *aside(first, dh, x, positions), *aside(second, dH, narrow, g)
-        dx = product(dh, wx)[:, :Q].to(x.dtype).contiguous() if ctx.needs_input_grad[2] else None
+        found = *on_side_stream(first_map, dh, x, positions), *on_side_stream(second_map, dH, dH_cast, g)
+        dx = product(dh, W_x)[:, :Q].to(x.dtype).contiguous() if ctx.needs_input_grad[2] else None
         return None, None, dx, None, *found
 
 
 def lift(
-    x: torch.Tensor, positions: torch.Tensor, first: Affine, second: Affine, offset: torch.Tensor, split: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`ops.lift.lift` for positions without a gradient; products in the narrow type under autocast."""
-    narrow = torch.is_autocast_enabled(x.device.type)
-    dtype = torch.get_autocast_dtype(x.device.type) if narrow else x.dtype
+    x: torch.Tensor, positions: torch.Tensor, first: Affine, second: Affine, offset: torch.Tensor, two_parts: bool
+) -> Residual:
+    """`ops.lift.lift` for positions without a gradient; products in autocast's type."""
+    dtype = product_dtype(x, x.dtype)
     rows, points = (one.reshape(-1, one.shape[-1]).contiguous() for one in (x, positions))
     with torch.autocast(x.device.type, enabled=False):
-        H, rest = _Lift.apply(dtype, split, rows, points, *first, *second, offset)
+        main, low = _Lift.apply(dtype, two_parts, rows, points, *first, *second, offset)
     shape = *x.shape[:-1], len(offset)
-    return H.view(shape), rest if rest is None else rest.view(shape)
+    return stream_of(main.view(shape), low if low is None else low.view(shape))

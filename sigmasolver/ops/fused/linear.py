@@ -2,10 +2,10 @@
 
     dW = dy^T x      db = sum over points of dy
 
-Of narrow numbers and up to CHANNELS channels one pass over dy and x makes both, in chunks of points that are summed in
-a fixed order; the library's product would leave the bias to a pass of its own.
+In low precision and up to LINEAR_CHANNELS channels one pass over dy and x makes both, in chunks of points that are
+summed in a fixed order; cuBLAS would leave the bias to a pass of its own.
 
-Letters: N points, C and O channels in and out; BN, BC, BO tile sizes.
+Letters: N points, C and O channels in and out.
 """
 
 from __future__ import annotations
@@ -18,21 +18,17 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.fused import dot_precision, filled
-from sigmasolver.ops.fused.lanes import aside
-from sigmasolver.ops.fused.rows import column_sums, folded
-from sigmasolver.ops.fused.tables import narrowed
+from sigmasolver.ops.fused import dot_precision, multiprocessors, product_dtype, tuning
+from sigmasolver.ops.fused.reductions import column_sums, sum_partials
+from sigmasolver.ops.fused.tuning import tile_size
+from sigmasolver.ops.fused.weight_cache import cast_weight
+from sigmasolver.ops.side_streams import on_side_stream
 
 __all__ = ["linear", "map_gradients", "product"]
 
-CHANNELS, BYTES = 128, 2
-"""Up to which a program holds the sums of a whole map, and bytes of a number up to which it is quicker so."""
-TILE, PROGRAMS = 64, 264
-"""Points of a tile; programs there should be at most."""
-
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a @ b, summed and given in float32 also where the factors are narrow."""
+    """a @ b, summed and given in float32 also where the factors are of low precision."""
     if a.dtype == torch.float32 or not a.is_cuda:
         return (a @ b).float()
     return torch.mm(a, b, out_dtype=torch.float32)
@@ -40,17 +36,21 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def _map_gradients(  # type: ignore[no-untyped-def]
-    dy, x, sums, N, apart, C: tl.constexpr, O: tl.constexpr,
-    BN: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
+    dy, x, sums, N, row_stride, C: tl.constexpr, O: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS_IN: tl.constexpr, COLUMNS_OUT: tl.constexpr, CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A row of `sums`: (O, C), then (O,), of one chunk of points. Rows of dy lie `apart`."""
-    chunk, o, c = tl.program_id(0), tl.arange(0, BO), tl.arange(0, BC)
-    ones = tl.full((BN, 16), 1.0, dy.dtype.element_ty)  # what a matrix unit takes at least
-    weights, biases = tl.zeros((BO, BC), tl.float32), tl.zeros((BO, 16), tl.float32)
-    for start in range(0, SPAN, BN):
-        n = chunk * SPAN + start + tl.arange(0, BN)
+    """A row of `sums`: dW (O, C) = dy^T x, then db (O,), of one chunk of points.
+
+    x (N, C); dy (N, O), whose rows lie `row_stride` apart.
+    """
+    chunk, o, c = tl.program_id(0), tl.arange(0, COLUMNS_OUT), tl.arange(0, COLUMNS_IN)
+    ones = tl.full((ROWS, 16), 1.0, dy.dtype.element_ty)  # what a matrix unit takes at least
+    weights, biases = tl.zeros((COLUMNS_OUT, COLUMNS_IN), tl.float32), tl.zeros((COLUMNS_OUT, 16), tl.float32)
+    for start in range(0, CHUNK, ROWS):
+        n = chunk * CHUNK + start + tl.arange(0, ROWS)
         row = n.to(tl.int64)[:, None]
-        g = tl.load(dy + row * apart + o[None, :], mask=(n[:, None] < N) & (o[None, :] < O), other=0.0)
+        g = tl.load(dy + row * row_stride + o[None, :], mask=(n[:, None] < N) & (o[None, :] < O), other=0.0)
         v = tl.load(x + row * C + c[None, :], mask=(n[:, None] < N) & (c[None, :] < C), other=0.0)
         weights = tl.dot(tl.trans(g), v, weights, input_precision=PRECISION)
         biases = tl.dot(tl.trans(g), ones, biases, input_precision=PRECISION)
@@ -62,29 +62,31 @@ def _map_gradients(  # type: ignore[no-untyped-def]
 def map_gradients(dy: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """dW (O, C) and db (O,) in float32, of dy (N, O), whose rows may lie apart, and x (N, C)."""
     (N, O), C = dy.shape, x.shape[1]
-    if max(O, C) > CHANNELS or dy.element_size() > BYTES:
+    if max(O, C) > tuning.LINEAR_CHANNELS or dy.element_size() > tuning.LINEAR_BYTES:
         dy = dy.contiguous()
         return product(dy.T, x), column_sums(dy)
-    span = triton.cdiv(N, PROGRAMS * TILE) * TILE
-    chunks = triton.cdiv(N, span)
+    ROWS, programs = tuning.LINEAR_POINTS, tuning.LINEAR_PROGRAMS * multiprocessors(x)
+    chunk = triton.cdiv(N, programs * ROWS) * ROWS
+    chunks = triton.cdiv(N, chunk)
     sums = torch.empty(chunks, O * (C + 1), device=x.device, dtype=torch.float32)
-    BO, BC = filled(O), filled(C)
-    warps, stages = (4, 4) if BO * BC <= 64 * 64 else (8, 3)
+    columns_out, columns_in = tile_size(O), tile_size(C)
+    small = columns_out * columns_in <= tuning.SMALL_MAP
+    warps, stages = tuning.SMALL_MAP_STAGES if small else tuning.LARGE_MAP_STAGES
     _map_gradients[(chunks,)](
-        dy, x.contiguous(), sums, N, dy.stride(0), C=C, O=O, BN=TILE, BC=BC, BO=BO, SPAN=span,
-        PRECISION=dot_precision(), num_warps=warps, num_stages=stages,
+        dy, x.contiguous(), sums, N, dy.stride(0), C=C, O=O, ROWS=ROWS, COLUMNS_IN=columns_in,
+        COLUMNS_OUT=columns_out, CHUNK=chunk, PRECISION=dot_precision(), num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    dW, db = folded(sums).split((O * C, O))
+    dW, db = sum_partials(sums).split((O * C, O))
     return dW.view(O, C), db
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        narrow = narrowed(weight, x.dtype)
-        ctx.save_for_backward(x, narrow)
-        ctx.kinds = weight.dtype, bias.dtype
-        return F.linear(x, narrow, narrowed(bias, x.dtype))
+        cast = cast_weight(weight, x.dtype)
+        ctx.save_for_backward(x, cast)
+        ctx.types = weight.dtype, bias.dtype
+        return F.linear(x, cast, cast_weight(bias, x.dtype))
 
     @staticmethod
     @once_differentiable
@@ -92,16 +94,15 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         dy = dy.contiguous()
 
-        def maps() -> list[torch.Tensor]:
-            return [one.to(kind) for one, kind in zip(map_gradients(dy, x), ctx.kinds, strict=True)]
+        def weight_gradients() -> list[torch.Tensor]:
+            return [one.to(dtype) for one, dtype in zip(map_gradients(dy, x), ctx.types, strict=True)]
 
-        found = aside(maps, dy, x)
+        found = on_side_stream(weight_gradients, dy, x)
         return dy @ weight if ctx.needs_input_grad[0] else None, *found
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """`torch.nn.functional.linear`; under autocast in the narrow type."""
-    if torch.is_autocast_enabled(x.device.type):
-        x = x.to(torch.get_autocast_dtype(x.device.type))
+    """`torch.nn.functional.linear`; in autocast's type."""
+    x = x.to(product_dtype(x, x.dtype))
     with torch.autocast(x.device.type, enabled=False):
         return _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)

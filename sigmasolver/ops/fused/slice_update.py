@@ -5,7 +5,7 @@
 
 The gradients that come back are those of the sums and the mass: G = dZ / (mass + eps), g = -sum_d dZ Z / (mass + eps).
 
-Letters: M slices, D head width; BM, BD tile sizes.
+Letters: M slices, D head width; a tile has SLICES and COLUMNS of them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ __all__ = ["update", "update_backward"]
 
 
 @triton.jit
-def _attend(z, wq, wk, wv, d, m, D: tl.constexpr, M: tl.constexpr, ROOT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Queries, keys, values (BM, BD) and A (BM, BM) of the states of one head; matrices come as (in, out)."""
+def _transposed(w, d, D: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(in, out) in float32 of a weight (out, in)."""
     known = (d[:, None] < D) & (d[None, :] < D)
-    q = tl.dot(
-        z, tl.load(wq + d[None, :] * D + d[:, None], mask=known, other=0.0).to(tl.float32), input_precision="ieee"
-    )
-    k = tl.dot(
-        z, tl.load(wk + d[None, :] * D + d[:, None], mask=known, other=0.0).to(tl.float32), input_precision="ieee"
-    )
-    v = tl.dot(
-        z, tl.load(wv + d[None, :] * D + d[:, None], mask=known, other=0.0).to(tl.float32), input_precision="ieee"
-    )
+    return tl.load(w + d[None, :] * D + d[:, None], mask=known, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _attend(z, wq, wk, wv, d, m, D: tl.constexpr, M: tl.constexpr, ROOT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Queries, keys, values (SLICES, COLUMNS) and A (SLICES, SLICES) of the states z of one head."""
+    q = tl.dot(z, _transposed(wq, d, D), input_precision="ieee")
+    k = tl.dot(z, _transposed(wk, d, D), input_precision="ieee")
+    v = tl.dot(z, _transposed(wv, d, D), input_precision="ieee")
     x = tl.dot(q, tl.trans(k), input_precision="ieee") * ROOT
     x = tl.where(m[None, :] < M, x, float("-inf"))
     e = tl.exp(x - tl.max(x, axis=1)[:, None])
@@ -37,20 +37,21 @@ def _attend(z, wq, wk, wv, d, m, D: tl.constexpr, M: tl.constexpr, ROOT: tl.cons
 
 @triton.jit
 def update(  # type: ignore[no-untyped-def]
-    S, wq, wk, wv, gamma, Z, mass, new, chunks,
+    partials, wq, wk, wv, gamma, Z, mass, new, chunks,
     D: tl.constexpr, M: tl.constexpr, KIND: tl.constexpr, ROOT: tl.constexpr, EPS: tl.constexpr,
-    BM: tl.constexpr, BD: tl.constexpr,
+    SLICES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """One head of one sample: Z, mass + eps, Z+."""
+    """One head of one sample: from partial sums (heads, chunks, M, D + 1) to Z and Z+ = `new`, (heads, M, D), and
+    mass + eps (heads, M)."""
     head = tl.program_id(0)
-    d, m = tl.arange(0, BD), tl.arange(0, BM)
+    d, m = tl.arange(0, COLUMNS), tl.arange(0, SLICES)
     inside = (m[:, None] < M) & (d[None, :] < D)
-    S += head.to(tl.int64) * chunks * M * (D + 1)
-    total, weight = tl.zeros((BM, BD), tl.float32), tl.zeros((BM,), tl.float32)
+    partials += head.to(tl.int64) * chunks * M * (D + 1)
+    total, weight = tl.zeros((SLICES, COLUMNS), tl.float32), tl.zeros((SLICES,), tl.float32)
     for _chunk in tl.range(0, chunks, loop_unroll_factor=8):
-        total += tl.load(S + m[:, None] * (D + 1) + d[None, :], mask=inside, other=0.0)
-        weight += tl.load(S + m * (D + 1) + D, mask=m < M, other=0.0)
-        S += M * (D + 1)
+        total += tl.load(partials + m[:, None] * (D + 1) + d[None, :], mask=inside, other=0.0)
+        weight += tl.load(partials + m * (D + 1) + D, mask=m < M, other=0.0)
+        partials += M * (D + 1)
     weight += EPS
     z = total / weight[:, None]
     out = z
@@ -67,22 +68,24 @@ def update(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def update_backward(  # type: ignore[no-untyped-def]
-    parts, wq, wk, wv, gamma, Z, mass, G, g, sums, chunks,
-    D: tl.constexpr, M: tl.constexpr, KIND: tl.constexpr, ROOT: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
+    partials, wq, wk, wv, gamma, Z, mass, G, g, sums, chunks,
+    D: tl.constexpr, M: tl.constexpr, KIND: tl.constexpr, ROOT: tl.constexpr,
+    SLICES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """From the parts of dZ+ (heads, chunks, M, D) to G, g; a row of `sums`: dWq, dWk, dWv (D, D) each, dgamma."""
+    """One head of one sample: from partial sums of dZ+ (heads, chunks, M, D) to G (heads, M, D) and g (heads, M); a row
+    of `sums`: dWq, dWk, dWv (D, D) each, dgamma."""
     head = tl.program_id(0)
-    d, m = tl.arange(0, BD), tl.arange(0, BM)
+    d, m = tl.arange(0, COLUMNS), tl.arange(0, SLICES)
     inside = (m[:, None] < M) & (d[None, :] < D)
     known = (d[:, None] < D) & (d[None, :] < D)
     place = (head * M + m[:, None]) * D + d[None, :]
     z = tl.load(Z + place, mask=inside, other=0.0)
     weight = tl.load(mass + head * M + m, mask=m < M, other=1.0)
-    dnew = tl.zeros((BM, BD), tl.float32)
-    parts += head.to(tl.int64) * chunks * M * D
+    dnew = tl.zeros((SLICES, COLUMNS), tl.float32)
+    partials += head.to(tl.int64) * chunks * M * D
     for _chunk in tl.range(0, chunks, loop_unroll_factor=8):
-        dnew += tl.load(parts + m[:, None] * D + d[None, :], mask=inside, other=0.0)
-        parts += M * D
+        dnew += tl.load(partials + m[:, None] * D + d[None, :], mask=inside, other=0.0)
+        partials += M * D
     dz = dnew
     if KIND != "keep":
         q, k, v, a = _attend(z, wq, wk, wv, d, m, D, M, ROOT)

@@ -5,7 +5,7 @@
     update:   residual Z + gamma Delta,   replace Delta,   keep Z      Delta = A V,  A = softmax(Q K^T / sqrt(D)),
               Q = Z Wq^T,  K = Z Wk^T,  V = Z Wv^T
 
-Temperatures tau are clipped. P is made again, tile by tile, wherever it is needed. Backward there are two passes over
+Temperatures tau are clipped. P is recomputed, tile by tile, wherever it is needed. Backward there are two passes over
 the points, with the update between them:
 
     dO = do Wo     dZ+ = P^T dO                                                            (as the slices are made)
@@ -19,8 +19,8 @@ db, are products with ones; in rows beyond the last point P is 0. W and b are di
 2, before they meet the points; sum x dx is the sum of (W, b) / tau times its gradient. Sums over points are made in
 chunks, then over chunks in a fixed order.
 
-Letters: B batch, H heads, N points, M slices, D head width, C = H D channels; J heads of a program; BN, BM, BD tile
-sizes.
+Letters: B batch, H heads, N points, M slices, D head width, C = H D channels; J heads of a program. A tile has ROWS
+points, SLICES and COLUMNS of the two other widths.
 """
 
 from __future__ import annotations
@@ -33,46 +33,30 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.affine import Affine
-from sigmasolver.ops.fused import dot_precision, filled, shared_memory
-from sigmasolver.ops.fused.lanes import aside
+from sigmasolver.ops.fused import dot_precision, rows_of, tuning
 from sigmasolver.ops.fused.linear import map_gradients
-from sigmasolver.ops.fused.rows import folded, put, rows_of
+from sigmasolver.ops.fused.reductions import replaced, sum_partials
 from sigmasolver.ops.fused.slice_update import update, update_backward
-from sigmasolver.ops.fused.tables import narrowed
-from sigmasolver.ops.slices import EPSILON, SliceMap
+from sigmasolver.ops.fused.tuning import tile_size
+from sigmasolver.ops.fused.weight_cache import cast_weight
+from sigmasolver.ops.modules import EPSILON, Affine, SliceMap
+from sigmasolver.ops.side_streams import on_side_stream
 
-__all__ = ["fits", "shared_bytes", "slice_attention"]
+__all__ = ["slice_attention"]
 
-LONGEST, PROGRAMS = 2048, 2048
-"""Points of a chunk at most; programs that a pass is cut into at least, where there are points enough."""
-SHARED_ROW = 16
-"""Channels up to which two heads share a tile: it has so many at least."""
-LARGEST = 64
-"""Points of the largest tile; chunks are whole multiples of it."""
-WIDE = 1024
-"""Slices times channels of the tiles of a program beyond which float32 fills the shared memory."""
-SLICE, BF16, FLOAT32, WIDE_FLOAT32 = (16, 1, 3), (64, 4, 3), (32, 2, 3), (16, 8, 1)
-"""Points of a tile, warps of a program and stages of its pipeline: where slices are made; elsewhere in bf16, in
-float32, and in float32 of WIDE heads. Few warps hardly wait for each other at barriers; from 64 points on the matrix
-units read what stays the same from shared memory."""
-LARGEST_HEAD = 128, 64, 4096
-"""Slices, head width, and their product, both filled up: beyond, the update of the states takes minutes to compile."""
-BYTES = {"bf16": (96, 48), "tf32": (72, 36), "tf32x3": (96, 54)}
-"""Bytes of shared memory at most for each slice and channel of a tile, up to WIDE and beyond."""
 LOG2E, LN2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
 def _points(X, rows, first, d, N, C, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Channels of the heads of a program (BN, BD)."""
+    """Rows of X (N, C): channels of the heads of a program (ROWS, COLUMNS)."""
     keep = (rows[:, None] < N) & (d[None, :] < WIDTH)
     return tl.load(X + rows[:, None] * C + first + d[None, :], mask=keep, other=0.0)
 
 
 @triton.jit
 def _states(Z, head, j: tl.constexpr, d, m, D: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(BM, BD) of one head, with zeros where the program has the channels of others."""
+    """(SLICES, COLUMNS) of one head of Z (heads, M, D), with zeros where the program has the channels of others."""
     own = d - j * D
     keep = (m[:, None] < M) & (own >= 0)[None, :] & (own < D)[None, :]
     return tl.load(Z + (head * M + m[:, None]) * D + own[None, :], mask=keep, other=0.0)
@@ -80,7 +64,7 @@ def _states(Z, head, j: tl.constexpr, d, m, D: tl.constexpr, M: tl.constexpr):  
 
 @triton.jit
 def _route(W, b, cold, j: tl.constexpr, d, m, D: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(BM, BD) and (BM): W and b over tau, for powers of 2."""
+    """(SLICES, COLUMNS) and (SLICES,): W and b over tau, for powers of 2."""
     scale = cold * LOG2E
     bias = tl.load(b + m, mask=m < M, other=0.0).to(tl.float32)
     return _states(W, 0, j, d, m, D, M).to(tl.float32) * scale, bias * scale
@@ -95,7 +79,7 @@ def _coldness(tau, COLDEST: tl.constexpr, HOTTEST: tl.constexpr):  # type: ignor
 
 @triton.jit
 def _softmax(x, known, axis: tl.constexpr, FULL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Over the slices, of powers of 2; not FULL: some lines of the tile are beyond the last slice."""
+    """Softmax over the slices, of powers of 2; not FULL: some lines of the tile are beyond the last slice."""
     if not FULL:
         x = tl.where(known, x, float("-inf"))
     e = tl.exp2(x - tl.expand_dims(tl.max(x, axis=axis), axis))
@@ -106,42 +90,44 @@ def _softmax(x, known, axis: tl.constexpr, FULL: tl.constexpr):  # type: ignore[
 @triton.jit
 def _slice(  # type: ignore[no-untyped-def]
     R, F, W, b, tau, S, N, C, chunks,
-    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, MASS: tl.constexpr, J: tl.constexpr, EVEN: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, WITH_MASS: tl.constexpr, J: tl.constexpr, EVEN: tl.constexpr,
     COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
-    BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, SLICES: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """S (B, H, chunks, M, D + MASS): sums of P^T F, last of the mass. P is made turned, as its product needs it."""
+    """S (B, H, chunks, M, D + WITH_MASS): sums of P^T F, last of the mass. R, F (B, N, C), W (M, D), b (M), tau (H).
+
+    P is made transposed, as its product needs it."""
     head, chunk, batch = tl.program_id(0) * J, tl.program_id(1), tl.program_id(2)
     R += batch.to(tl.int64) * N * C
     F += batch.to(tl.int64) * N * C
-    d, m = tl.arange(0, BD), tl.arange(0, BM)
-    ones = tl.full((BN, 16), 1.0, F.dtype.element_ty)
+    d, m = tl.arange(0, COLUMNS), tl.arange(0, SLICES)
+    ones = tl.full((ROWS, 16), 1.0, F.dtype.element_ty)
     maps = ()
     biases = ()
     for j in tl.static_range(J):
         w, bias = _route(W, b, _coldness(tau + head + j, COLDEST, HOTTEST), j, d, m, D, M)
         maps += (w.to(R.dtype.element_ty),)  # type: ignore[assignment]
         biases += (bias,)  # type: ignore[assignment]
-    totals = (tl.zeros((BM, BD), tl.float32),) * J
-    masses = (tl.zeros((BM, 16), tl.float32),) * J
-    for start in range(0, SPAN, BN):
-        rows = chunk * SPAN + start + tl.arange(0, BN)
+    totals = (tl.zeros((SLICES, COLUMNS), tl.float32),) * J
+    masses = (tl.zeros((SLICES, 16), tl.float32),) * J
+    for start in range(0, CHUNK, ROWS):
+        rows = chunk * CHUNK + start + tl.arange(0, ROWS)
         r = _points(R, rows, head * D, d, N, C, J * D)
         f = _points(F, rows, head * D, d, N, C, J * D)
         for j in tl.static_range(J):
             x = tl.dot(maps[j], tl.trans(r), input_precision=PRECISION) + biases[j][:, None]
-            p = _softmax(x, m[:, None] < M, 0, BM == M)
-            if MASS and not EVEN:
+            p = _softmax(x, m[:, None] < M, 0, SLICES == M)
+            if WITH_MASS and not EVEN:
                 p = tl.where((rows < N)[None, :], p, 0.0)
             p = p.to(f.dtype)
-            totals = put(totals, j, tl.dot(p, f, totals[j], input_precision=PRECISION))
-            if MASS:
-                masses = put(masses, j, tl.dot(p, ones, masses[j], input_precision=PRECISION))
+            totals = replaced(totals, j, tl.dot(p, f, totals[j], input_precision=PRECISION))
+            if WITH_MASS:
+                masses = replaced(masses, j, tl.dot(p, ones, masses[j], input_precision=PRECISION))
     for j in tl.static_range(J):
-        to = S + ((((batch * H + head + j) * chunks + chunk).to(tl.int64) * M + m) * (D + MASS))[:, None]
+        to = S + ((((batch * H + head + j) * chunks + chunk).to(tl.int64) * M + m) * (D + WITH_MASS))[:, None]
         own = (d - j * D)[None, :]
         tl.store(to + own, totals[j], mask=(m[:, None] < M) & (own >= 0) & (own < D))
-        if MASS:
+        if WITH_MASS:
             one = tl.arange(0, 16)[None, :]
             tl.store(to + D + one, masses[j], mask=(m[:, None] < M) & (one == 0))
 
@@ -150,13 +136,13 @@ def _slice(  # type: ignore[no-untyped-def]
 def _deslice(  # type: ignore[no-untyped-def]
     R, W, b, tau, new, O, N, C,
     H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, J: tl.constexpr, COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
-    BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, SLICES: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """O = P Z+ of the heads of a program."""
+    """O (B, N, C) = P Z+ of the heads of a program; `new` (B H, M, D) is Z+."""
     head, chunk, batch = tl.program_id(0) * J, tl.program_id(1), tl.program_id(2)
     R += batch.to(tl.int64) * N * C
     O += batch.to(tl.int64) * N * C
-    d, m = tl.arange(0, BD), tl.arange(0, BM)
+    d, m = tl.arange(0, COLUMNS), tl.arange(0, SLICES)
     maps = ()
     biases = ()
     states = ()
@@ -165,13 +151,13 @@ def _deslice(  # type: ignore[no-untyped-def]
         maps += (tl.trans(w).to(R.dtype.element_ty),)  # type: ignore[assignment]
         biases += (bias,)  # type: ignore[assignment]
         states += (_states(new, batch * H + head + j, j, d, m, D, M).to(R.dtype.element_ty),)  # type: ignore[assignment]
-    for start in range(0, SPAN, BN):
-        rows = chunk * SPAN + start + tl.arange(0, BN)
+    for start in range(0, CHUNK, ROWS):
+        rows = chunk * CHUNK + start + tl.arange(0, ROWS)
         r = _points(R, rows, head * D, d, N, C, J * D)
-        o = tl.zeros((BN, BD), tl.float32)
+        o = tl.zeros((ROWS, COLUMNS), tl.float32)
         for j in tl.static_range(J):
             x = tl.dot(r, maps[j], input_precision=PRECISION) + biases[j][None, :]
-            p = _softmax(x, m[None, :] < M, 1, BM == M).to(r.dtype)
+            p = _softmax(x, m[None, :] < M, 1, SLICES == M).to(r.dtype)
             o = tl.dot(p, states[j], o, input_precision=PRECISION)
         keep = (rows[:, None] < N) & (d[None, :] < J * D)
         tl.store(O + rows[:, None] * C + head * D + d[None, :], o.to(O.dtype.element_ty), mask=keep)
@@ -182,13 +168,15 @@ def _backward(  # type: ignore[no-untyped-def]
     R, F, dO, W, b, tau, new, G, g, dR, dF, O, sums, N, C, chunks,
     H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, J: tl.constexpr, EVEN: tl.constexpr,
     COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
-    BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, SLICES: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dR, dF and, made again, O. A row of `sums`: dW (M, D), db (M), dtau."""
+    """dR, dF and, recomputed, O, all (B, N, C) as R, F and dO. `new` is Z+; G, g gradients of P^T F and the mass.
+
+    A row of `sums` (B, chunks, H): dW (M, D), db (M), dtau."""
     head, chunk, batch = tl.program_id(0) * J, tl.program_id(1), tl.program_id(2)
     first = batch.to(tl.int64) * N * C
-    d, m = tl.arange(0, BD), tl.arange(0, BM)
-    ones = tl.full((16, BN), 1.0, R.dtype.element_ty)
+    d, m = tl.arange(0, COLUMNS), tl.arange(0, SLICES)
+    ones = tl.full((16, ROWS), 1.0, R.dtype.element_ty)
     routes = ()
     biases = ()
     zs = ()
@@ -201,31 +189,31 @@ def _backward(  # type: ignore[no-untyped-def]
         zs += (_states(new, batch * H + head + j, j, d, m, D, M).to(R.dtype.element_ty),)  # type: ignore[assignment]
         states += (_states(G, batch * H + head + j, j, d, m, D, M).to(R.dtype.element_ty),)  # type: ignore[assignment]
         shifts += (tl.load(g + (batch * H + head + j) * M + m, mask=m < M, other=0.0),)  # type: ignore[assignment]
-    sum_W = (tl.zeros((BD, BM), tl.float32),) * J
-    sum_b = (tl.zeros((16, BM), tl.float32),) * J
-    for start in range(0, SPAN, BN):
-        rows = chunk * SPAN + start + tl.arange(0, BN)
+    sum_W = (tl.zeros((COLUMNS, SLICES), tl.float32),) * J
+    sum_b = (tl.zeros((16, SLICES), tl.float32),) * J
+    for start in range(0, CHUNK, ROWS):
+        rows = chunk * CHUNK + start + tl.arange(0, ROWS)
         r = _points(R + first, rows, head * D, d, N, C, J * D)
         f = _points(F + first, rows, head * D, d, N, C, J * D)
         do = _points(dO + first, rows, head * D, d, N, C, J * D)
-        dr = tl.zeros((BN, BD), tl.float32)
-        df = tl.zeros((BN, BD), tl.float32)
-        o = tl.zeros((BN, BD), tl.float32)
+        dr = tl.zeros((ROWS, COLUMNS), tl.float32)
+        df = tl.zeros((ROWS, COLUMNS), tl.float32)
+        o = tl.zeros((ROWS, COLUMNS), tl.float32)
         for j in tl.static_range(J):
             x = tl.dot(r, tl.trans(routes[j]), input_precision=PRECISION) + biases[j][None, :]
-            p = _softmax(x, m[None, :] < M, 1, BM == M)
+            p = _softmax(x, m[None, :] < M, 1, SLICES == M)
             if not EVEN:
                 p = tl.where((rows < N)[:, None], p, 0.0)
             dP = tl.dot(f, tl.trans(states[j]), input_precision=PRECISION)
             dP = tl.dot(do, tl.trans(zs[j]), dP, input_precision=PRECISION) + shifts[j][None, :]
-            narrow = p.to(f.dtype)
+            p_cast = p.to(f.dtype)
             weighed = p * dP
             dx = (weighed - p * tl.sum(weighed, axis=1)[:, None]).to(f.dtype)
-            sum_W = put(sum_W, j, tl.dot(tl.trans(r), dx, sum_W[j], input_precision=PRECISION))
-            sum_b = put(sum_b, j, tl.dot(ones, dx, sum_b[j], input_precision=PRECISION))
+            sum_W = replaced(sum_W, j, tl.dot(tl.trans(r), dx, sum_W[j], input_precision=PRECISION))
+            sum_b = replaced(sum_b, j, tl.dot(ones, dx, sum_b[j], input_precision=PRECISION))
             dr = tl.dot(dx, routes[j], dr, input_precision=PRECISION)
-            df = tl.dot(narrow, states[j], df, input_precision=PRECISION)
-            o = tl.dot(narrow, zs[j], o, input_precision=PRECISION)
+            df = tl.dot(p_cast, states[j], df, input_precision=PRECISION)
+            o = tl.dot(p_cast, zs[j], o, input_precision=PRECISION)
         keep = (rows[:, None] < N) & (d[None, :] < J * D)
         place = first + rows[:, None] * C + head * D + d[None, :]
         tl.store(dR + place, (dr * LN2).to(dR.dtype.element_ty), mask=keep)
@@ -245,11 +233,7 @@ def _backward(  # type: ignore[no-untyped-def]
         tl.store(to + M * D + M, tl.where((warm >= COLDEST) & (warm <= HOTTEST), -down * (LN2 * cold), 0.0))
 
 
-def _kind(x: torch.Tensor) -> str:
-    return "bf16" if x.element_size() == 2 else dot_precision()
-
-
-class _Plan:
+class _Sizes:
     """Sizes and tiles of one call."""
 
     def __init__(self, R_BNC: torch.Tensor, weight_MD: torch.Tensor, limits: tuple[float, float]) -> None:
@@ -257,26 +241,28 @@ class _Plan:
         self.M, self.D = weight_MD.shape
         self.limits = {"COLDEST": limits[0], "HOTTEST": limits[1]}
         self.H = self.C // self.D
-        self.J = 2 if self.H % 2 == 0 and 2 * self.D <= SHARED_ROW else 1
-        self.BM, self.BD = filled(self.M), filled(self.J * self.D)
-        most = min(LARGEST, filled(self.N))
-        span = triton.cdiv(self.N * self.B * self.H, PROGRAMS)
-        self.span = triton.cdiv(min(LONGEST, max(span, most), self.N), most) * most
-        self.chunks = triton.cdiv(self.N, self.span)
+        self.J = 2 if self.H % 2 == 0 and 2 * self.D <= tuning.SHARED_ROW else 1
+        self.slices, self.columns = tile_size(self.M), tile_size(self.J * self.D)
+        most = min(tuning.SLICE_POINTS, tile_size(self.N))
+        points = triton.cdiv(self.N * self.B * self.H, tuning.SLICE_PROGRAMS)
+        self.chunk = triton.cdiv(min(tuning.SLICE_LONGEST, max(points, most), self.N), most) * most
+        self.chunks = triton.cdiv(self.N, self.chunk)
         # Heads first: those of the same points share lines of memory, so they should run at the same time.
-        self.passes = (self.H // self.J, self.chunks, self.B)
-        self.even = {"EVEN": self.N % self.span == 0}
-        wide = self.BM * self.BD > WIDE
-        self.others = BF16 if R_BNC.element_size() == 2 else WIDE_FLOAT32 if wide else FLOAT32
-        BD = filled(self.D)
-        self.small: dict[str, Any] = {"D": self.D, "M": self.M, "BM": self.BM, "BD": BD, "ROOT": 1 / math.sqrt(self.D)}
-        self.small["num_warps"] = 4 if self.BM * BD <= 1024 else 8
+        self.programs = (self.H // self.J, self.chunks, self.B)
+        self.even = {"EVEN": self.N % self.chunk == 0}
+        wide = self.slices * self.columns > tuning.WIDE_HEAD
+        float32 = tuning.SLICE_WIDE_FLOAT32 if wide else tuning.SLICE_FLOAT32
+        self.others = self.tile(*(tuning.SLICE_BF16 if R_BNC.element_size() == 2 else float32))
+        self.slicing = self.tile(*tuning.SLICE_TILE)
+        columns = tile_size(self.D)
+        self.update: dict[str, Any] = {"D": self.D, "M": self.M, "SLICES": self.slices, "COLUMNS": columns}
+        self.update |= {"ROOT": 1 / math.sqrt(self.D), "num_warps": 4 if self.slices * columns <= 1024 else 8}
 
-    def tiles(self, points: int, warps: int, stages: int) -> dict[str, Any]:
-        sizes: dict[str, Any] = {"H": self.H, "D": self.D, "M": self.M, "J": self.J, "SPAN": self.span}
-        sizes |= {"BN": min(points, filled(self.N)), "BM": self.BM, "BD": self.BD}
+    def tile(self, points: int, warps: int, stages: int) -> dict[str, Any]:
+        sizes: dict[str, Any] = {"H": self.H, "D": self.D, "M": self.M, "J": self.J, "CHUNK": self.chunk}
+        sizes |= {"ROWS": min(points, tile_size(self.N)), "SLICES": self.slices, "COLUMNS": self.columns}
         # Large heads need more warps to hold their sums.
-        sizes |= {"num_warps": min(8, warps * max(1, self.BM * self.BD // 1024)), "num_stages": stages}
+        sizes |= {"num_warps": min(8, warps * max(1, self.slices * self.columns // 1024)), "num_stages": stages}
         return {**sizes, **self.limits, "PRECISION": dot_precision()}
 
 
@@ -287,67 +273,56 @@ class _SliceAttention(torch.autograd.Function):
         W: torch.Tensor, b: torch.Tensor, tau: torch.Tensor,
         wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, gamma: torch.Tensor, wo: torch.Tensor, bo: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
-        plan = _Plan(R, W, limits)
-        B, N, C, H, D, M = plan.B, plan.N, plan.C, plan.H, plan.D, plan.M
-        parts = torch.empty(B * H, plan.chunks, M, D + 1, device=R.device, dtype=torch.float32)
-        _slice[plan.passes](R, F, W, b, tau, parts, N, C, plan.chunks, MASS=True, **plan.even, **plan.tiles(*SLICE))
+        sizes = _Sizes(R, W, limits)
+        B, N, C, H, D, M = sizes.B, sizes.N, sizes.C, sizes.H, sizes.D, sizes.M
+        parts = torch.empty(B * H, sizes.chunks, M, D + 1, device=R.device, dtype=torch.float32)
+        _slice[sizes.programs](
+            R, F, W, b, tau, parts, N, C, sizes.chunks, WITH_MASS=True, **sizes.even, **sizes.slicing
+        )
         Z, new = torch.empty(2, B * H, M, D, device=R.device, dtype=torch.float32)
         mass = torch.empty(B * H, M, device=R.device, dtype=torch.float32)
-        update[(B * H,)](parts, wq, wk, wv, gamma, Z, mass, new, plan.chunks, KIND=kind, EPS=EPSILON, **plan.small)
-        O, project = torch.empty_like(R), narrowed(wo, R.dtype)
-        _deslice[plan.passes](R, W, b, tau, new, O, N, C, **plan.tiles(*plan.others))
+        update[(B * H,)](parts, wq, wk, wv, gamma, Z, mass, new, sizes.chunks, KIND=kind, EPS=EPSILON, **sizes.update)
+        O, project = torch.empty_like(R), cast_weight(wo, R.dtype)
+        _deslice[sizes.programs](R, W, b, tau, new, O, N, C, **sizes.others)
         ctx.save_for_backward(R, F, W, b, tau, wq, wk, wv, gamma, project, Z, mass, new)
-        ctx.kind, ctx.limits, ctx.kinds = kind, limits, (wo.dtype, bo.dtype)
-        return torch.addmm(narrowed(bo, R.dtype), O.view(-1, C), project.T).view(R.shape)
+        ctx.kind, ctx.limits, ctx.types = kind, limits, (wo.dtype, bo.dtype)
+        return torch.addmm(cast_weight(bo, R.dtype), O.view(-1, C), project.T).view(R.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: torch.Tensor) -> Any:
         R, F, W, b, tau, wq, wk, wv, gamma, project, Z, mass, new = ctx.saved_tensors
-        plan = _Plan(R, W, ctx.limits)
-        B, N, C, H, D, M, chunks = plan.B, plan.N, plan.C, plan.H, plan.D, plan.M, plan.chunks
+        sizes = _Sizes(R, W, ctx.limits)
+        B, N, C, H, D, M, chunks = sizes.B, sizes.N, sizes.C, sizes.H, sizes.D, sizes.M, sizes.chunks
         wide = {"device": R.device, "dtype": torch.float32}
         rows = rows_of(do)
         dO = rows @ project
         dnew = torch.empty(B * H, chunks, M, D, **wide)
-        _slice[plan.passes](R, dO, W, b, tau, dnew, N, C, chunks, MASS=False, **plan.even, **plan.tiles(*SLICE))
+        _slice[sizes.programs](R, dO, W, b, tau, dnew, N, C, chunks, WITH_MASS=False, **sizes.even, **sizes.slicing)
         G, g = torch.empty_like(Z), torch.empty_like(mass)
         attention = torch.empty(B * H, 3 * D * D + 1, **wide)
         update_backward[(B * H,)](
-            dnew, wq, wk, wv, gamma, Z, mass, G, g, attention, chunks, KIND=ctx.kind, **plan.small
+            dnew, wq, wk, wv, gamma, Z, mass, G, g, attention, chunks, KIND=ctx.kind, **sizes.update
         )
         dR, dF, O = torch.empty_like(R), torch.empty_like(F), torch.empty_like(R)
         routes = torch.empty(B * chunks, H, M * D + M + 1, **wide)
-        _backward[plan.passes](
-            R, F, dO, W, b, tau, new, G, g, dR, dF, O, routes, N, C, chunks, **plan.even, **plan.tiles(*plan.others)
+        _backward[sizes.programs](
+            R, F, dO, W, b, tau, new, G, g, dR, dF, O, routes, N, C, chunks, **sizes.even, **sizes.others
         )
 
-        def maps() -> list[torch.Tensor]:
-            by_head = folded(routes)
-            dW, db, _ = folded(by_head).split((M * D, M, 1))
+        def weight_gradients() -> list[torch.Tensor]:
+            by_head = sum_partials(routes)
+            dW, db, _ = sum_partials(by_head).split((M * D, M, 1))
             found = [dW.view(M, D).to(W.dtype), db.to(b.dtype), by_head[:, -1].contiguous().to(tau.dtype)]
             if ctx.kind != "keep":
-                *three, dgamma = folded(attention).split((D * D, D * D, D * D, 1))
+                *three, dgamma = sum_partials(attention).split((D * D, D * D, D * D, 1))
                 found += [one.view(D, D).to(wq.dtype) for one in three]
                 found += [dgamma.to(gamma.dtype)] if ctx.kind == "residual" else []
-            ends = zip(map_gradients(rows, O.view(-1, C)), ctx.kinds, strict=True)
-            return [*found, *(one.to(kind) for one, kind in ends)]
+            ends = zip(map_gradients(rows, O.view(-1, C)), ctx.types, strict=True)
+            return [*found, *(one.to(dtype) for one, dtype in ends)]
 
-        *found, dwo, dbo = aside(maps, routes, attention, rows, O)
+        *found, dwo, dbo = on_side_stream(weight_gradients, routes, attention, rows, O)
         return None, None, dR, dF, *found, *(None,) * (7 - len(found)), dwo, dbo
-
-
-def fits(R: torch.Tensor, heads: int, slices: int) -> bool:
-    """Whether R (B, ..., C) has heads that a program can hold, on its device and in its type."""
-    D = R.shape[-1] // heads
-    small = all(size <= most for size, most in zip((slices, D, filled(slices) * filled(D)), LARGEST_HEAD, strict=True))
-    return small and (not R.is_cuda or shared_bytes(_kind(R), slices, D) <= shared_memory(R))
-
-
-def shared_bytes(kind: str, M: int, D: int) -> int:
-    """Of a head, what no program needs more than: for tiles of points and slices, or for the matrices of the update."""
-    BM, BD, tile = filled(M), filled(D), filled(M) * filled(D)
-    return max(BYTES[kind][tile > WIDE] * tile, 8 * BM * BM + 16 * BM * BD + 4 * BD * BD)
 
 
 def slice_attention(
@@ -356,6 +331,6 @@ def slice_attention(
     """R, F (B, N, C) -> o (B, N, C). `attention`: nothing (keep), W_q W_k W_v (replace), these and gamma (residual)."""
     kind = {0: "keep", 3: "replace", 4: "residual"}[len(attention)]
     weight = route.weight
-    filled = (*attention, *(weight,) * (4 - len(attention)))  # what a kind does not have is not read
+    padded = (*attention, *(weight,) * (4 - len(attention)))  # what a kind does not have is not read
     ready = R_BNC.contiguous(), F_BNC.contiguous(), weight.contiguous(), route.bias, route.temperature
-    return _SliceAttention.apply(kind, route.limits, *ready, *filled, *project)
+    return _SliceAttention.apply(kind, route.limits, *ready, *padded, *project)

@@ -1,0 +1,76 @@
+"""AdamW for all parameters of a model in one kernel.
+
+With gradient g, learning rate r, step t (Loshchilov and Hutter), as torch has it:
+
+    w <- (1 - r decay) w     m <- b1 m + (1 - b1) g     v <- b2 v + (1 - b2) g^2
+    w <- w - r / (1 - b1^t)  m / (sqrt(v / (1 - b2^t)) + eps)
+
+torch's own kernel takes large pieces and leaves most of a large GPU idle on a model of a million parameters.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+
+import torch
+
+from sigmasolver.ops.dispatch import why_plain
+from sigmasolver.ops.fused.tuning import PIECE
+
+__all__ = ["FusedAdamW"]
+
+
+class FusedAdamW:
+    """The update of an AdamW in a captured step, with the states of that optimiser, which made at least one step."""
+
+    def __init__(self, optimiser: torch.optim.AdamW) -> None:
+        (self.group,) = optimiser.param_groups
+        self.state = optimiser.state
+        self._gradients: list[torch.Tensor] = []
+        pieces = sum(-(-parameter.numel() // PIECE) for parameter in self.group["params"])
+        device = self.group["params"][0].device
+        self._table = torch.empty(pieces, 6, dtype=torch.int64, device=device)
+
+    @staticmethod
+    def serves(optimiser: torch.optim.AdamW) -> bool:
+        """Whether every parameter and gradient is of the kind that the kernel reads."""
+        group, *others = optimiser.param_groups
+        plain = not others and not group["amsgrad"] and not group["maximize"] and min(group["betas"]) > 0
+        tensors = [tensor for parameter in group["params"] for tensor in (parameter, parameter.grad)]
+        return (
+            plain
+            and isinstance(group["lr"], torch.Tensor)
+            and all(len(optimiser.state.get(parameter, ())) == 3 for parameter in group["params"])
+            and all(
+                tensor is not None
+                and why_plain(tensor) is None
+                and tensor.dtype == torch.float32
+                and tensor.is_contiguous()
+                for tensor in tensors
+            )
+        )
+
+    def step(self) -> None:
+        """Launch the update. In a capture, `fill` the table afterwards, before the graph is replayed."""
+        self._gradients = [parameter.grad for parameter in self.group["params"]]
+        group, (beta1, beta2) = self.group, self.group["betas"]
+        kernels = importlib.import_module("sigmasolver.ops.fused.parameter_kernels")
+        kernels.adamw_step[(len(self._table),)](
+            self._table, group["lr"], BETA1=beta1, BETA2=beta2, LOG_BETA1=math.log2(beta1),
+            LOG_BETA2=math.log2(beta2), EPS=group["eps"], DECAY=group["weight_decay"],
+            PIECE=PIECE, COLUMNS=self._table.shape[1],
+        )  # fmt: skip
+        torch._foreach_add_([self.state[parameter]["step"] for parameter in group["params"]], 1)
+
+    def fill(self) -> None:
+        """Write where the parameters, the gradients of the last `step` and the states lie."""
+        rows: list[Sequence[int]] = []
+        for parameter, gradient in zip(self.group["params"], self._gradients, strict=True):
+            state = self.state[parameter]
+            tensors = parameter, gradient, state["exp_avg"], state["exp_avg_sq"]
+            for start in range(0, parameter.numel(), PIECE):
+                addresses = [tensor.data_ptr() + 4 * start for tensor in tensors]
+                rows.append((*addresses, state["step"].data_ptr(), min(PIECE, parameter.numel() - start)))
+        self._table.copy_(torch.tensor(rows, dtype=torch.int64))

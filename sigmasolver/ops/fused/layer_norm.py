@@ -1,0 +1,174 @@
+"""Layer normalisation of the channels of every point.
+
+    y = hat w + b,   hat = (x - mean) r,   r = 1 / sqrt(var + eps)
+    dx = r (g - mean(g) - hat mean(g hat)),  g = w dy
+
+Rows may lie apart (a half of the channels of a wider tensor). Statistics and sums are float32.
+
+Letters: N rows, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from sigmasolver.ops.fused import product_dtype, rows_of, tuning
+from sigmasolver.ops.fused.reductions import sum_partials
+from sigmasolver.ops.side_streams import on_side_stream
+
+__all__ = ["centred", "layer_norm", "load_channels", "norm_gradient", "norms_backward"]
+
+
+@triton.jit
+def centred(x, keep, eps: tl.constexpr, C: tl.constexpr):  # type: ignore[no-untyped-def]
+    """x - mean (rows, columns), mean and r (rows,) of x (rows, columns), 0 beyond its C channels, as the result is.
+
+    Weights are best loaded between this and hat = (x - mean) r: their latency hides behind the sums.
+    """
+    mean = tl.sum(x, axis=1) / C
+    x = x - mean[:, None]
+    if x.shape[1] != C:
+        x = tl.where(keep, x, 0.0)
+    return x, mean, tl.rsqrt(tl.sum(x * x, axis=1) / C + eps)
+
+
+@triton.jit
+def norm_gradient(g, hat, r, C: tl.constexpr):  # type: ignore[no-untyped-def]
+    """dx = r (g - mean(g) - hat mean(g hat)) of g = w dy; both (rows, columns) and 0 beyond C channels."""
+    mean, slope = tl.sum(g, axis=1) / C, tl.sum(g * hat, axis=1) / C
+    return (g - mean[:, None] - hat * slope[:, None]) * r[:, None]
+
+
+@triton.jit
+def load_channels(x, c, C: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(columns,) in float32 of x (C,), 0 beyond."""
+    return tl.load(x + c, mask=c < C, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _norm_forward(  # type: ignore[no-untyped-def]
+    x, w, b, y, mean, r, N, row_stride, eps: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """y (N, C), mean (N,), r (N,) of x (N, C), whose rows lie `row_stride` apart."""
+    n, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    keep = (n[:, None] < N) & (c[None, :] < C)
+    row = n.to(tl.int64)[:, None]
+    v = tl.load(x + row * row_stride + c[None, :], mask=keep, other=0.0).to(tl.float32)
+    v, m, s = centred(v, keep, eps, C)
+    weight, bias = load_channels(w, c, C), load_channels(b, c, C)
+    out = v * s[:, None] * weight[None, :] + bias[None, :]
+    tl.store(y + row * C + c[None, :], out.to(y.dtype.element_ty), mask=keep)
+    tl.store(mean + n, m, mask=n < N)
+    tl.store(r + n, s, mask=n < N)
+
+
+@triton.jit
+def _norm_backward(  # type: ignore[no-untyped-def]
+    x, w0, w1, dy0, dy1, mean, r, more, dx, sums, N, row_stride,
+    C: tl.constexpr, MORE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """dx (N, groups C) of one or two groups of C channels of x, plus `more` (N, groups C) where MORE.
+
+    dy_i (N, C) is the gradient of group i, mean and r are (groups, N). A row of `sums`: for each group dw (C), db (C).
+    """
+    chunk, group, c = tl.program_id(0), tl.program_id(1), tl.arange(0, COLUMNS)
+    groups = tl.num_programs(1)
+    channels = c < C
+    if group == 0:  # noqa: SIM108, a branch of the program
+        weight = load_channels(w0, c, C)
+    else:
+        weight = load_channels(w1, c, C)
+    sum_w = tl.zeros((ROWS, COLUMNS), tl.float32)
+    sum_b = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, CHUNK, ROWS):
+        n = chunk * CHUNK + start + tl.arange(0, ROWS)
+        keep = (n[:, None] < N) & channels[None, :]
+        row = n.to(tl.int64)[:, None]
+        v = tl.load(x + row * row_stride + group * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+        if group == 0:
+            dy = tl.load(dy0 + row * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+        else:
+            dy = tl.load(dy1 + row * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+        m = tl.load(mean + group * N + n, mask=n < N, other=0.0)
+        s = tl.load(r + group * N + n, mask=n < N, other=0.0)
+        hat = tl.where(keep, (v - m[:, None]) * s[:, None], 0.0)
+        out = norm_gradient(dy * weight[None, :], hat, s, C)
+        to = row * (groups * C) + group * C + c[None, :]
+        if MORE:
+            out += tl.load(more + to, mask=keep, other=0.0).to(tl.float32)
+        tl.store(dx + to, out.to(dx.dtype.element_ty), mask=keep)
+        sum_w += dy * hat
+        sum_b += dy
+    sums += (chunk * groups + group) * 2 * C
+    tl.store(sums + c, tl.sum(sum_w, axis=0), mask=channels)
+    tl.store(sums + C + c, tl.sum(sum_b, axis=0), mask=channels)
+
+
+def _tile(C: int) -> dict[str, int]:
+    columns = triton.next_power_of_2(C)
+    return {"ROWS": max(1, min(32, tuning.NORM_TILE // columns)), "COLUMNS": columns, "num_warps": 1}
+
+
+def norms_backward(
+    x_NC: torch.Tensor,
+    gradients: Sequence[torch.Tensor],
+    statistics: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    more: torch.Tensor | None,
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """The gradient of the rows of `x`, whose equal groups of channels were normed, plus `more`; then dw, db of each, in
+    the type of its weight.
+
+    `statistics` (2, groups, N): mean and 1 / deviation.
+    """
+    groups, N = statistics.shape[1:]
+    C = x_NC.shape[-1] // groups
+    tile = _tile(C)
+    rows = max(1, min(tuning.NORM_CHUNK, N * groups // tuning.NORM_PROGRAMS))
+    chunk = triton.cdiv(rows, tile["ROWS"]) * tile["ROWS"]
+    chunks = triton.cdiv(N, chunk)
+    dx = torch.empty(x_NC.shape, device=x_NC.device, dtype=x_NC.dtype)
+    sums = torch.empty(chunks, groups * 2 * C, device=x_NC.device, dtype=torch.float32)
+    given = [one.contiguous() for one in gradients]
+    _norm_backward[(chunks, groups)](
+        x_NC, weights[0], weights[-1], given[0], given[-1], *statistics, dx if more is None else more, dx, sums, N,
+        x_NC.stride(-2), C=C, MORE=more is not None, CHUNK=chunk, **tile,
+    )  # fmt: skip
+    types = [weight.dtype for weight in weights[:groups] for _ in range(2)]
+
+    def weight_gradients() -> list[torch.Tensor]:
+        return [one.to(dtype) for one, dtype in zip(sum_partials(sums).split(C), types, strict=True)]
+
+    return dx, tuple(on_side_stream(weight_gradients, sums))
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, eps: float, dtype: torch.dtype
+    ) -> torch.Tensor:
+        N, C = x.shape
+        y = torch.empty(N, C, device=x.device, dtype=dtype)
+        statistics = torch.empty(2, 1, N, device=x.device, dtype=torch.float32)
+        tile = _tile(C)
+        _norm_forward[(triton.cdiv(N, tile["ROWS"]),)](x, w, b, y, *statistics, N, x.stride(0), eps, C=C, **tile)
+        ctx.save_for_backward(x, w, statistics)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        x, w, statistics = ctx.saved_tensors
+        dx, (dw, db) = norms_backward(x, [dy], statistics, [w], None)
+        return dx, dw, db, None, None
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    """Over the last axis of `x`, whose rows may lie apart; under autocast the result has its type."""
+    return _LayerNorm.apply(rows_of(x), weight, bias, eps, product_dtype(x, x.dtype)).view(x.shape)

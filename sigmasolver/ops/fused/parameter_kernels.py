@@ -1,0 +1,58 @@
+"""Kernels over all parameters of a model: one program for each row of a table of addresses, int64 (programs, columns).
+
+Apart from `weight_cache` and `adamw`, which are imported where Triton is not installed.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["adamw_step", "arrange_weights"]
+
+
+@triton.jit
+def arrange_weights(table, PIECE: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """to[i across + j along] = weight[i, j] for up to PIECE numbers of a weight (I, J), cast to the type of `to`.
+
+    A row: address of weight, address of `to`, first number, how many, J, across, along, whether `to` is float32.
+    """
+    row = table + tl.program_id(0) * COLUMNS
+    n = tl.arange(0, PIECE)
+    keep = n < tl.load(row + 3)
+    n = (tl.load(row + 2) + n).to(tl.int32)
+    J = tl.load(row + 4).to(tl.int32)
+    value = tl.load(tl.load(row).to(tl.pointer_type(tl.float32)) + n, mask=keep, other=0.0)
+    place = n // J * tl.load(row + 5) + n % J * tl.load(row + 6)
+    if tl.load(row + 7) == 1:
+        tl.store(tl.load(row + 1).to(tl.pointer_type(tl.float32)) + place, value, mask=keep)
+    else:
+        tl.store(tl.load(row + 1).to(tl.pointer_type(tl.bfloat16)) + place, value.to(tl.bfloat16), mask=keep)
+
+
+@triton.jit
+def adamw_step(  # type: ignore[no-untyped-def]
+    table, learning_rate, BETA1: tl.constexpr, BETA2: tl.constexpr, LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr,
+    EPS: tl.constexpr, DECAY: tl.constexpr, PIECE: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The update of `adamw` for up to PIECE numbers of a parameter. LOG: to base 2.
+
+    A row: addresses of parameter, gradient, first and second moment, number of steps before this one; how many numbers.
+    """
+    row = table + tl.program_id(0) * COLUMNS
+    n = tl.arange(0, PIECE)
+    keep = n < tl.load(row + 5)
+    weight = tl.load(row).to(tl.pointer_type(tl.float32)) + n
+    first = tl.load(row + 2).to(tl.pointer_type(tl.float32)) + n
+    second = tl.load(row + 3).to(tl.pointer_type(tl.float32)) + n
+    g = tl.load(tl.load(row + 1).to(tl.pointer_type(tl.float32)) + n, mask=keep, other=0.0)
+    # One minus a power near one: in float64.
+    t = tl.load(tl.load(row + 4).to(tl.pointer_type(tl.float32))).to(tl.float64) + 1
+    bias1, bias2 = (1 - tl.exp2(t * LOG_BETA1)).to(tl.float32), (1 - tl.exp2(t * LOG_BETA2)).to(tl.float32)
+    r = tl.load(learning_rate)
+    w = tl.load(weight, mask=keep, other=0.0) * (1 - r * DECAY)
+    m = BETA1 * tl.load(first, mask=keep, other=0.0) + (1 - BETA1) * g
+    v = BETA2 * tl.load(second, mask=keep, other=0.0) + (1 - BETA2) * g * g
+    tl.store(weight, w - r / bias1 * m / (tl.sqrt(v) / tl.sqrt(bias2) + EPS), mask=keep)
+    tl.store(first, m, mask=keep)
+    tl.store(second, v, mask=keep)

@@ -1,0 +1,162 @@
+"""Sizes that the kernels take, and how their work is cut up: the one table of tile sizes and program counts.
+
+All numbers were chosen on an H200 (132 multiprocessors, 227 KiB of shared memory for a program), by timing whole
+training steps of Darcy, NS2D, KF2D and Smoke3D in bf16; docs/speed.md has what was predicted, what came out, and what
+else was tried, by version. `tests/ops/test_compiled.py` checks that the kernels compile and fit into the shared memory
+of an H200 and of an RTX 4090 (99 KiB). Where a row has a float32 form, its tiles are smaller, so that they fit.
+
+Programs are counted in multiples of the multiprocessors of the device where they walk over points, and as a fixed
+number where more of them only hide latency. A chunk is what one program sums up: one row of partial sums for each.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Tile", "slice_shared_bytes", "tile_size"]
+
+
+class Tile(NamedTuple):
+    """How one program of a kernel with products inside is cut."""
+
+    points: int
+    inner: int
+    """Inner channels that are in flight at a time."""
+    warps: int
+    stages: int
+    """Of the software pipeline that loads ahead."""
+
+
+# --- What a kernel takes at all; beyond, `ops.dispatch` chooses the plain definition.
+MOST_CHANNELS = 256
+"""Channels that one program holds at once."""
+LONGEST_KERNEL = 5
+"""Points of a convolution along one axis that the kernels are written for."""
+MOST_LIFTED_FIELDS = 64
+"""Fields that one program of the lift holds at once."""
+MOST_READ_FIELDS = 8
+"""Fields that the readout sums one by one; more are left to a matrix product."""
+MOST_SLICES, MOST_HEAD_WIDTH, MOST_STATES = 128, 64, 4096
+"""Slices, head width, and their product, both padded to tiles: beyond, the update of the states takes minutes to
+compile."""
+
+# --- Alignment
+ALIGNED = 16
+"""Matrix units read rows of whole multiples; an inner width of 170 or 341 sends the product to kernels that load
+single values."""
+EXTRA_CHANNELS = 8
+"""Appended to the normed rows of the SwiGLU, the first of them 1. One is needed; rows of whole multiples of 16 bytes
+are read at full speed."""
+
+# --- parameter_kernels (version 12: AdamW from 174 to 13 us on Darcy)
+PIECE = 1024
+"""Numbers of a parameter that one program takes."""
+
+# --- layer_norm: kernels of one warp, bound by memory traffic
+NORM_TILE = 512
+"""Numbers of a tile."""
+NORM_CHUNK, NORM_PROGRAMS = 512, 4096
+"""Backward: rows of a chunk at most; programs there should be at least."""
+
+# --- reductions: small launches between large ones
+PARTIALS_TILE, FEW_PARTIALS = 2048, 1024
+"""Numbers of a tile; sums up to which tiles are 8 columns wide instead of 32, so that there are programs enough."""
+COLUMNS_CHUNK, COLUMNS_ROWS, COLUMNS_TILE = 128, 32, 128
+"""Rows of a chunk, rows of a tile, columns of a tile at most."""
+
+# --- convolution (versions 8 and 14); a run is four neighbours on the last axis
+CONVOLUTION_CHANNELS = 64
+"""Channels of a tile at most."""
+SINGLE_RUNS, PAIR_RUNS, CONVOLUTION_WARPS = 8, 32, 4
+"""Runs of a tile for one kernel and for two."""
+RUNS_ALONG = 4
+"""Runs of a tile along the last axis at most."""
+WEIGHT_GRADIENT_RUNS, WEIGHT_GRADIENT_WARPS = 4, 2
+"""Few channels a lane, so that more warps hide the loads."""
+SHORTEST_CHUNK, LONGEST_CHUNK, WEIGHT_GRADIENT_PROGRAMS = 32, 256, 2560
+"""Weight gradients: runs of a chunk, and programs there should be at least."""
+MOST_TAPS_IN_ONE_PASS, FEW_TAPS = 27, 9
+"""Taps up to which a single kernel has all its gradients from one pass, as the registers hold their sums; up to the
+second number with half the warps (version 15)."""
+WALK_RUNS, WALK_PROGRAMS, WALK_WARPS = 4, 512, {True: 2, False: 4}
+"""All gradients in one pass: runs of a tile, programs there should be at least, warps by whether taps are few."""
+
+# --- context (version 15)
+CONTEXT_TILE, CONTEXT_WARPS = 512, 4
+"""Numbers of a tile, each of which stands for a run of points."""
+
+# --- swiglu and mixing (versions 9, 15, 18)
+PRODUCTS_INSIDE = 128
+"""Channels up to which products inside a kernel are quicker than cuBLAS with passes over memory between them."""
+MIXING_TILES = {2: Tile(64, 32, 4, 2), 4: Tile(32, 32, 4, 2)}
+"""Forward pass, by the bytes of a number."""
+MIXING_TILE, MIXING_BACKWARD_TILE = 2048, 512
+"""Numbers of a tile of the passes without products, of four warps, and of the backward pass, of one."""
+MIXING_PROGRAMS, MIXING_LONGEST = 2048, 16
+"""Backward: programs there should be at least; tiles of a program at most."""
+SAVED_BYTES = 10**8
+"""Bytes of a stream from which on its normed rows are recomputed rather than saved: there memory is dearer than a pass
+(version 14)."""
+SWIGLU_BACKWARD_TILES = {2: Tile(64, 64, 4, 1), 4: Tile(32, 32, 4, 2)}
+"""Backward pass of the inner channels, by the bytes of a number."""
+SWIGLU_BACKWARD_LARGE, SWIGLU_SHARED_MEMORY = Tile(128, 64, 8, 2), 184_320
+"""The same for two bytes where a program may have so many bytes of shared memory, as on H100 and later."""
+GATE_POINTS, GATE_CHANNELS = 32, 64
+"""Tiles between products of cuBLAS."""
+SILU_POINTS, SILU_CHANNELS = 16, 128
+"""Tiles of SiLU(gate) * up alone."""
+
+# --- lift (version 13)
+LIFT_TILES = {2: Tile(64, 32, 4, 2), 4: Tile(32, 32, 4, 2)}
+LIFT_BACKWARD_TILES = {2: Tile(64, 64, 8, 2), 4: Tile(32, 32, 4, 2)}
+"""By the bytes of a number."""
+LIFT_BACKWARD_SMALL, LIFT_SHARED_MEMORY = Tile(32, 16, 4, 2), 108_544
+"""Backward for four bytes and more than 128 channels where a program has less shared memory, in bytes."""
+LIFT_PROGRAMS = 3
+"""For each multiprocessor, backward, where there are points enough."""
+
+# --- linear (version 18)
+LINEAR_CHANNELS, LINEAR_BYTES = 128, 2
+"""Up to which a program holds the sums of a whole map, and bytes of a number up to which it is quicker so."""
+LINEAR_POINTS, LINEAR_PROGRAMS = 64, 2
+"""Points of a tile; programs for each multiprocessor at most."""
+SMALL_MAP, SMALL_MAP_STAGES, LARGE_MAP_STAGES = 64 * 64, (4, 4), (8, 3)
+"""Numbers of a weight up to which a program has the first warps and stages, and beyond the second."""
+
+# --- readout (version 15): kernels of one warp, bound by memory traffic
+READOUT_TILE, READOUT_PROGRAMS, READOUT_LONGEST = 512, 2048, 64
+"""Numbers of a tile; backward: programs there should be at least, tiles of a program at most."""
+
+# --- fourier: small launches
+FOURIER_WARPS = 4
+THIN_TILES = {2: (64, 64, 128), 4: (64, 32, 64)}
+"""Of a product with a basis: rows out, rows in, columns at most, by the bytes of a number."""
+MODE_LINES, MODE_CHANNELS, MODE_CHUNK = 32, 64, 128
+"""Of the products of modes: lines and channels of a tile, lines of a chunk of the weight gradient."""
+
+# --- slices (versions 7, 17, 20)
+SLICE_LONGEST, SLICE_PROGRAMS = 2048, 2048
+"""Points of a chunk at most; programs that a pass is cut into at least, where there are points enough."""
+SHARED_ROW = 16
+"""Channels up to which two heads share a tile: it has so many at least."""
+SLICE_POINTS = 64
+"""Points of the largest tile; chunks are whole multiples of it."""
+WIDE_HEAD = 1024
+"""Slices times channels of the tiles of a program beyond which float32 fills the shared memory."""
+SLICE_TILE, SLICE_BF16, SLICE_FLOAT32, SLICE_WIDE_FLOAT32 = (16, 1, 3), (64, 4, 3), (32, 2, 3), (16, 8, 1)
+"""Points of a tile, warps of a program and stages of its pipeline: where slices are made; elsewhere in bf16, in
+float32, and in float32 beyond WIDE_HEAD. Few warps hardly wait for each other at barriers; from 64 points on the matrix
+units read what stays the same from shared memory."""
+SLICE_BYTES = {"bf16": (96, 48), "tf32": (72, 36), "tf32x3": (96, 54)}
+"""Bytes of shared memory at most for each slice and channel of a tile, up to WIDE_HEAD and beyond."""
+
+
+def tile_size(size: int) -> int:
+    """Rows or columns of a tile that holds so many: matrix units multiply powers of 2 from 16 on, padding is masked."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def slice_shared_bytes(kind: str, slices: int, head_width: int) -> int:
+    """Of a head, what no program needs more than: for tiles of points and slices, or for the matrices of the update."""
+    M, D = tile_size(slices), tile_size(head_width)
+    return max(SLICE_BYTES[kind][M * D > WIDE_HEAD] * M * D, 8 * M * M + 16 * M * D + 4 * D * D)

@@ -1,6 +1,7 @@
 """The ledger: rows as they were measured, the paper beside them, and a page that is what the command writes."""
 
 import json
+import multiprocessing
 import shutil
 from pathlib import Path
 
@@ -168,3 +169,22 @@ def test_an_evaluation_of_something_else_is_not_entered(run, tmp_path, asked):
     with pytest.raises(ValueError, match="no records of its final weights on the whole test part"):
         collect(other)
     assert not is_done(other, recipe_in(other)) and is_done(run, recipe_in(run))
+
+
+def enter(file, number):
+    for step in range(5):
+        write(file, [made(number, 0.1, f"darcy-{number}-{step}")])
+
+
+def test_processes_that_write_at_once_lose_no_row(tmp_path):
+    file = tmp_path / "ledger.jsonl"
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=enter, args=(file, number)) for number in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    assert [writer.exitcode for writer in writers] == [0] * 4
+    assert {row["run"] for row in read_rows(file)} == {
+        f"darcy-{number}-{step}" for number in range(4) for step in range(5)
+    }

@@ -8,6 +8,8 @@ A row is a record of `evaluate` (free forecasts of the whole test part by the fi
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from sigmasolver.evaluate import records_of_test_part
 from sigmasolver.forecast.checkpoint import recipe_in
 from sigmasolver.recipes import RECIPES, Recipe, recipe_of
 from sigmasolver.runs import Run, read_facts, read_records, replace_rows
+from sigmasolver.runs.files import plain_errors
 from sigmasolver.train.dry_run import updates_of
 
 __all__ = ["METRICS", "budget_of", "collect", "write"]
@@ -49,8 +52,18 @@ def collect(run: Run) -> list[dict[str, Any]]:
 
 
 def write(file: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Put these rows into the ledger, in place of earlier ones of the same runs; the whole ledger is returned."""
+    """Put these rows into the ledger, in place of earlier ones of the same runs; the whole ledger is returned.
+
+    Several processes may write at once: each waits for its turn.
+    """
     new = {row["run"] for row in rows}
-    kept = [row for row in read_records(file, FACTS) if row["run"] not in new]
-    replace_rows(file, together := [*kept, *rows])
-    return together
+    with plain_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        kept = [row for row in read_records(file, FACTS) if row["run"] not in new]
+        replace_rows(file, ledger := [*kept, *rows])
+    finally:
+        os.close(folder)
+    return ledger

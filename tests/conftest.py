@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything reads Triton
 
 from sigmasolver.cli import main
-from sigmasolver.models import Options, build_model
+from sigmasolver.models import Options, build_model, variants
+from sigmasolver.models.baselines.hpm import hpm
 from sigmasolver.models.solver import Solver
 
 torch.set_num_threads(1)
@@ -79,3 +81,10 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
         return code, out, err
 
     return run
+
+
+@pytest.fixture
+def few_frequencies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HPM needs as many points as it has frequencies; its rows with their 128 are in `variants.BASELINES`."""
+    for name, stored in (("hpm", False), ("hpm-frozen", True)):
+        monkeypatch.setitem(variants.MODELS, name, partial(hpm, frequencies=5, stored=stored))

@@ -196,7 +196,8 @@ def test_a_folder_is_made_from_a_run_whose_data_it_refuses(tmp_path, monkeypatch
     facts = {"fingerprint": card["training"]["fingerprint"], "frames": 1, "parts": parts}
     run.write_json("data.json", facts)
     replace_rows(run.log, [{"step": 125_000, "steps_per_second": 125.0}])
-    common = {"part": "test", "protocol": "free", "horizon": 1, "grid": [85, 85], "weights": run.digest, "lead": None,
+    common = {"task": "darcy", "run": "run", "part": "test", "protocol": "free", "horizon": 1,
+              "grid": [85, 85], "weights": run.digest, "lead": None,
               "data": card["training"]["fingerprint"], "windows": 200, "machine": "m", "torch": "t", "commit": "c",
               "date": "d", "forecast_precision": "float32", "metric": "relative_l2", "field": "pressure"}  # fmt: skip
     replace_rows(run.records, [

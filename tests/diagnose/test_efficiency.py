@@ -103,7 +103,7 @@ def test_frozen_and_complex_parameters_are_stored():
 def test_positions_take_what_their_tensor_takes(positions):
     size = {"in_channels": 1, "out_channels": 1, "width": 16, "depth": 1, "heads": 2, "slices": 4, "modes": 3}
     model = build_model("transolver-sigma", grid=(12, 9), options=Options(positions=positions), **size)
-    held = model._points(torch.zeros(1, 20, 14, 1))
+    held = model.points(torch.zeros(1, 20, 14, 1))
     assert position_bytes(model, (20, 14)) == held.numel() * held.element_size()
     if positions == "distances":
         assert position_bytes(model, (128, 128)) == distances((128, 128), 8, torch.float32, torch.device("cpu")).nbytes

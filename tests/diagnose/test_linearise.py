@@ -64,6 +64,7 @@ def test_a_layer_norm_whose_weight_depends_on_the_point():
     check(lambda x: F.layer_norm(x, (5,), 1 + x[0, 0], x[1, 1]), drawn(2, 3, 5))
 
 
+@pytest.mark.usefixtures("few_frequencies")
 @pytest.mark.parametrize("name", list_models())
 def test_every_model_agrees_with_forward_mode(name):
     _against_forward_mode(subject_of(name, dtype=torch.float64))

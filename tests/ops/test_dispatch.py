@@ -85,7 +85,7 @@ def test_a_block_on_one_tensor_works_in_the_solver_and_keeps_the_stream_in_one()
 
     config = build_model("transolver-sigma", width=16, **SIZES).config
     model, x = Solver(Doubled, config), torch.randn(1, 6, 5, 1)
-    H = 2 * lift(x, model._positions(x), model.lift, model.offset)
+    H = 2 * lift(x, model.points(x), model.lift, model.offset)
     torch.testing.assert_close(model(x), model.readout(model.norm(H)), rtol=0, atol=0)
     with torch.autocast("cpu", torch.bfloat16):
         assert dispatch._why_one_tensor(x, model.blocks) == "Doubled takes one tensor"

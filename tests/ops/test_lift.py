@@ -162,7 +162,7 @@ def test_plainly_a_solver_lifts_as_its_layers_do(positions):
     model = solver((6, 5), positions=positions)
     x = torch.randn(2, 6, 5, 3, device=DEVICE)
     with dispatch.plain():
-        points = model._positions(x)
+        points = model.points(x)
         both = torch.cat((points.expand(len(x), *points.shape), x), -1)
         assert torch.equal(lift(x, points, model.lift, model.offset), model.lift(both) + model.offset)
 

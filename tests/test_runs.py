@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import sigmasolver
-from sigmasolver.runs import Run, append_row, read_rows, read_tensors, write_tensors
+from sigmasolver.runs import Run, append_row, provenance, read_rows, read_tensors, write_tensors
 
 ROOT = Path(sigmasolver.__file__).parents[1]
 
@@ -168,3 +168,12 @@ def test_damaged_files_give_a_sentence_or_the_same_shapes(tmp_path, cut, flip):
         assert str(error).endswith(".") and "\n" not in str(error)
     else:
         assert cut == 0 and json.dumps(facts) and sum(tensor.numel() for tensor in read.values()) <= 80
+
+
+def test_a_record_names_the_commit_of_the_checkout(monkeypatch):
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():
+        pytest.skip("not a checkout")
+    monkeypatch.delenv("SIGMASOLVER_COMMIT", raising=False)
+    head = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
+    assert head.startswith(provenance(torch.device("cpu"))["commit"].removesuffix("-dirty"))

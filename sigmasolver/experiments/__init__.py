@@ -1,1 +1,1 @@
-"""Sets of trainings: a queue that works through a suite, the ledger of results, the demo."""
+"""Sets of trainings: a queue that works through a suite and the ledger of results."""

@@ -1,6 +1,6 @@
 """Trained weights that come with the package: a folder for each model, found by its name.
 
-    recipe.json, normaliser.json, weights.safetensors   a run folder as `trained.load` reads it
+    recipe.json, normaliser.json, weights.safetensors   a run folder as `sigmasolver.load` reads it
     windows.h5                                          a few unseen windows with the truth, a float16 store
     card.json, card.md                                  what is known of the model, as facts and as text
 

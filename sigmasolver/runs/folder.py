@@ -403,7 +403,7 @@ def provenance(device: torch.device) -> dict[str, str]:
 
 def _commit() -> str | None:
     """Of the checkout that this package lies in; an installed package has none."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
     words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]

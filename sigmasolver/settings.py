@@ -1,4 +1,8 @@
-"""What a user names and sets: rows looked up by name, and one generic override for every frozen dataclass."""
+"""What a user names and sets: entries looked up by name, and one generic override for every frozen dataclass.
+
+A dataclass whose fields were renamed declares `ALIASES: ClassVar = {"old": "new"}`: old names are still read, by
+`override` and by `from_plain`, and never written.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +46,7 @@ def override(value: T, assignments: Sequence[str]) -> T:
         path, equals, text = assignment.partition("=")
         if not equals or not path.strip():
             raise ValueError(f'"{assignment}" is not a setting; write name=value.')
+        changes.pop(path.strip(), None)  # the last of several comes last
         changes[path.strip()] = text.strip()
     return _changed(value, changes, "")
 
@@ -52,7 +57,8 @@ def _changed(value: T, changes: dict[str, str], prefix: str) -> T:
     new: dict[str, object] = {}
     inside: dict[str, dict[str, str]] = {}
     for path, text in changes.items():
-        name, dot, rest = path.partition(".")
+        first, dot, rest = path.partition(".")
+        name = _aliases(type(value)).get(first, first)
         if name not in names:
             raise ValueError(f'There is no setting "{prefix}{path}"; {near_names(name, names)}.')
         if not dot:
@@ -64,6 +70,11 @@ def _changed(value: T, changes: dict[str, str], prefix: str) -> T:
     for name, deeper in inside.items():
         new[name] = _changed(getattr(value, name), deeper, f"{prefix}{name}.")
     return typing.cast(T, replace(typing.cast(Any, value), **new))
+
+
+def _aliases(kind: type) -> Mapping[str, str]:
+    """Old names of fields and the new ones."""
+    return getattr(kind, "ALIASES", {})
 
 
 def check_types(value: object) -> None:
@@ -105,8 +116,11 @@ def from_plain(kind: type[T], plain: object, where: str = "") -> T:
     kinds = typing.get_type_hints(kind)
     known = {field.name: field for field in fields(typing.cast(Any, kind))}
     values: dict[str, object] = {}
-    for key, value in plain.items():
+    for given, value in plain.items():
+        key = _aliases(kind).get(given, given)
         place = f"{where}.{key}" if where else str(key)
+        if key in values:
+            raise ValueError(f"{name} has the setting {key} twice, also as {given}; remove one.")
         if key not in known:
             raise ValueError(f"{name} has no setting {json.dumps(str(key))}; {near_names(str(key), list(known))}.")
         if is_dataclass(kinds[key]):

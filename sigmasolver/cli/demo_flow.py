@@ -85,7 +85,7 @@ def _recipes(size: Size) -> Iterator[Recipe]:
     )
     options = Options(padding=("circular", "circular"))
     model = ModelRecipe("transolver-sigma", width=32, depth=3, heads=2, slices=16, modes=8, options=options)
-    plan = TrainRecipe(updates=size.updates, batch=4, peak=5e-3, clip=1.0, checks=4, seed=SEED)
+    plan = TrainRecipe(updates=size.updates, batch=4, lr=5e-3, clip=1.0, checks=4, seed=SEED)
     for name in MODELS:
         width = matched_width(name, model.config(task))
         yield Recipe(task, replace(model, name=name, width=width), plan)

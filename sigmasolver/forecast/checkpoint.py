@@ -83,8 +83,8 @@ def skeleton(recipe: Recipe) -> nn.Module:
 
 def begin(run: Run, recipe: Recipe) -> None:
     """Write the recipe, or make sure that the folder holds it; settings that an older one lacks have their defaults."""
-    if not (run.path / "recipe.json").exists() or recipe_in(run) != recipe:
-        run.start(recipe.to_plain())
+    stored = recipe_in(run).to_plain() if (run.path / "recipe.json").exists() else None
+    run.start(recipe.to_plain(), stored)
 
 
 def recipe_in(run: Run) -> Recipe:

@@ -45,7 +45,7 @@ from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
 from sigmasolver.tasks import field_groups
 from sigmasolver.train.capture import Capture
-from sigmasolver.train.objectives import Price, direct, frame_by_frame, pushforward, teacher_forced
+from sigmasolver.train.objectives import Loss, direct, frame_by_frame, pushforward, teacher_forced
 
 __all__ = ["ENGINES", "Place", "Stepper", "blocks_of", "full", "recompute"]
 
@@ -129,7 +129,7 @@ class Stepper:
         for normaliser in (forecaster.inputs, forecaster.targets):
             normaliser.prepare(self.device)
         groups = tuple(field_groups(recipe.task.targets).values())
-        self.price = Price(groups, plan.derivative, forecaster.targets if plan.price == "squared" else None)
+        self.criterion = Loss(groups, plan.derivative, forecaster.targets if plan.loss == "squared" else None)
         self.random = plan.noise > 0 or draws
         self._batches: Iterator[Pair] | None = None
         self._inputs: Any = None
@@ -245,7 +245,7 @@ class Stepper:
             for *part, times in parts:
                 with self._synchronised(last=len(losses) + 1 == len(parts)):
                     with autocast:
-                        loss = objectives[plan.objective](self.forecaster, *part, self.price, times=times)
+                        loss = objectives[plan.objective](self.forecaster, *part, self.criterion, times=times)
                     if not losses:
                         self.optimiser.zero_grad(set_to_none=True)
                     loss.backward()

@@ -97,7 +97,7 @@ class Plan:
 
     def rates(self) -> torch.Tensor:
         train = self.train
-        cycle = OneCycle(train.peak, self.steps, train.warmup, train.start_divisor, train.final_divisor)
+        cycle = OneCycle(train.lr, self.steps, train.warmup, train.start_divisor, train.final_divisor)
         return cycle.rate(torch.arange(self.steps))
 
 
@@ -204,7 +204,7 @@ def _read_losses(losses: torch.Tensor, last: int, plan: Plan, world: World) -> f
         step = last - len(losses) + 1 + int((~finite).int().argmax())
         raise ValueError(
             f"The loss of step {step + 1} is not finite, in the windows {plan.members(step).tolist()}; look there for "
-            "NaN and for a field that is zero all through a window (then set train.price=squared), or lower train.peak "
+            "NaN and for a field that is zero all through a window (then set train.loss=squared), or lower train.lr "
             "or set train.clip, and train in another folder."
         )
     return float(values.mean())

@@ -69,8 +69,8 @@ def test_the_workload_of_ns2d(model):
     source, windows, plan = training(recipe)
     task, train = recipe.task, recipe.train
     assert (task.train, task.grid, task.history, task.horizon, task.normaliser) == (1000, (64, 64), 10, 10, "none")
-    assert (train.batch, plan.per_epoch, train.peak, train.weight_decay) == (2, 500, 1e-3, 1e-5)
-    assert (train.objective, train.accumulate, train.price) == ("teacher_forced", True, "relative_l2")
+    assert (train.batch, plan.per_epoch, train.lr, train.weight_decay) == (2, 500, 1e-3, 1e-5)
+    assert (train.objective, train.accumulate, train.loss) == ("teacher_forced", True, "relative_l2")
     assert train.precision == "float32" and source.header.shape == (20, 64, 64, 1)
     assert windows.spec.horizon == 10  # supervised frames
 
@@ -93,7 +93,7 @@ def test_the_workload_of_kf2d(model):
     assert (windows.starts, len(windows), plan.per_epoch) == (134, 13_400, 6_700)
     assert (windows.spec.history, windows.spec.horizon) == (10, 4)  # four supervised frames, one call
     assert (train.objective, train.accumulate, task.block) == ("direct", False, 4)
-    assert (train.batch, train.peak, train.weight_decay, train.price) == (2, 5e-4, 1e-4, "relative_l2")
+    assert (train.batch, train.lr, train.weight_decay, train.loss) == (2, 5e-4, 1e-4, "relative_l2")
     assert max(row.future for row in windows.rows()) + 16 <= 160, "sixteen forecast frames for every window"
 
 

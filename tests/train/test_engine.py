@@ -83,7 +83,7 @@ def test_prefetched_batches_come_in_order_and_stop_when_nobody_wants_them(data):
 
 def test_the_optimiser_is_adamw_by_hand(data):
     """Three steps of AdamW written out in float64 from the same gradients."""
-    recipe = replace(RECIPE, train=replace(RECIPE.train, updates=3, clip=None, weight_decay=0.1, peak=1e-2))
+    recipe = replace(RECIPE, train=replace(RECIPE.train, updates=3, clip=None, weight_decay=0.1, lr=1e-2))
     with open_store(data) as store:
         windows = Windows(store, range(6), recipe.training_windows()).resident("cpu")
         forecaster = build(recipe, *fit("channel", windows))
@@ -153,12 +153,12 @@ def test_gradients_are_clipped_to_their_norm(data):
 
 
 @pytest.mark.parametrize("exponent", [-110, 70, 115])
-@pytest.mark.parametrize("price", ["relative_l2", "squared"])
-def test_data_of_any_magnitude_train_alike(data, exponent, price):
+@pytest.mark.parametrize("loss", ["relative_l2", "squared"])
+def test_data_of_any_magnitude_train_alike(data, exponent, loss):
     """Another power of two as the unit: the same bits in the loss of every step."""
     from tests.data.memory import Memory
 
-    recipe = replace(RECIPE, train=replace(RECIPE.train, updates=4, price=price))
+    recipe = replace(RECIPE, train=replace(RECIPE.train, updates=4, loss=loss))
     found = []
     with open_store(data) as store:
         for factor in (1.0, 2.0**exponent):

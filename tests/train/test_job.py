@@ -130,7 +130,7 @@ def test_data_inside_the_run_folder_move_with_it(store, tmp_path):
 
 def test_a_mistake_leaves_the_folder_free(store, tmp_path):
     run = Run(tmp_path / "run")
-    for wrong in ("train.peak=-1", "train.batch=99", "model.name=transolvr", "task.normaliser=chanel"):
+    for wrong in ("train.lr=-1", "train.batch=99", "model.name=transolvr", "task.normaliser=chanel"):
         with pytest.raises(ValueError, match=r"\.$"):
             train_run(changed(RECIPE, [wrong]), store, run)
         assert not run.path.exists()
@@ -221,7 +221,7 @@ def test_a_field_that_is_zero_all_through_a_window_is_what_the_sentence_speaks_o
         values[:4, :, ..., 1] = 0
 
     path = changed_store(store, tmp_path / "rest.h5", rest)
-    with pytest.raises(ValueError, match=r"loss of step 1 is not finite.*train\.price=squared"):
+    with pytest.raises(ValueError, match=r"loss of step 1 is not finite.*train\.loss=squared"):
         train_run(RECIPE, path, Run(tmp_path / "run"))
-    train_run(changed(RECIPE, ["train.price=squared"]), path, Run(tmp_path / "squared"))
+    train_run(changed(RECIPE, ["train.loss=squared"]), path, Run(tmp_path / "squared"))
     assert torch.isfinite(read_tensors(Run(tmp_path / "squared").weights)[0]["readout.weight"]).all()

@@ -213,7 +213,7 @@ def test_the_check_is_the_error_of_a_free_rollout(data, tmp_path):
     assert read_rows(Run(tmp_path).log)[-1]["error"] == pytest.approx(np.mean(errors), rel=1e-5)
 
 
-RUINED = replace(RECIPE, train=replace(RECIPE.train, keep="best", checks=7, epochs=1, peak=0.3, clip=None))
+RUINED = replace(RECIPE, train=replace(RECIPE.train, keep="best", checks=7, epochs=1, lr=0.3, clip=None))
 """A learning rate far too high: the first steps, with the rate still low, are better than all that follow."""
 
 

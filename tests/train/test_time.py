@@ -40,7 +40,7 @@ from sigmasolver.tasks import Task
 from sigmasolver.train import dry_run, job
 from sigmasolver.train.engine import Place, Stepper
 from sigmasolver.train.loop import Plan
-from sigmasolver.train.objectives import Price, direct, frame_by_frame, pushforward, teacher_forced
+from sigmasolver.train.objectives import Loss, direct, frame_by_frame, pushforward, teacher_forced
 from sigmasolver.train.plan import predict
 from tests.train.test_processes import distance
 
@@ -50,7 +50,7 @@ TIMES = 3.0 + 0.4 * np.arange(FRAMES)
 FIELDS = ("u", "rate")
 TASK = Task("growth", ("u",), ("u",), (POINTS,), 1, 1, 6, 32, 4, "channel")
 TOLD = ModelRecipe(width=16, depth=1, heads=2, slices=4, modes=3, options=Options(time_embedding=True))
-PLAN = TrainRecipe(updates=6, batch=4, seed=3, checks=1, peak=5e-3, validation=0.25)
+PLAN = TrainRecipe(updates=6, batch=4, seed=3, checks=1, lr=5e-3, validation=0.25)
 RECIPE = Recipe(TASK, TOLD, PLAN)
 
 
@@ -108,7 +108,7 @@ def test_the_time_is_what_makes_a_driven_system_predictable(data, tmp_path, monk
         if name == "range":
             monkeypatch.setattr(TimeScale, "of", lambda times: TimeScale(times[0], times[-1] - times[0]))
         model = replace(TOLD, width=32, options=Options(time_embedding=told, padding=("circular",)))
-        plan = replace(PLAN, updates=300, batch=8, peak=1e-2, checks=0, validation=0.0)
+        plan = replace(PLAN, updates=300, batch=8, lr=1e-2, checks=0, validation=0.0)
         run = Run(tmp_path / name)
         job.train_run(replace(RECIPE, model=model, train=plan), data, run)
         rows = evaluate_run(run)
@@ -175,23 +175,23 @@ def test_folded_teacher_forcing_is_frame_by_frame():
     forecaster = forecaster_of(history=2)
     history, future = (torch.randn(3, frames, POINTS, 1, dtype=torch.float64) for frames in (2, 5))
     times = 3.0 + torch.rand(3, 6).double().cumsum(1)
-    known, price = torch.cat((history, future), 1), Price()
-    folded = teacher_forced(forecaster, history, future, price, times)
-    alone = [direct(forecaster, known[:, t : t + 2], future[:, t : t + 1], price, times[:, t:]) for t in range(5)]
+    known, loss = torch.cat((history, future), 1), Loss()
+    folded = teacher_forced(forecaster, history, future, loss, times)
+    alone = [direct(forecaster, known[:, t : t + 2], future[:, t : t + 1], loss, times[:, t:]) for t in range(5)]
     torch.testing.assert_close(folded, torch.stack(alone).sum(), rtol=1e-12, atol=0)
-    parts = [direct(forecaster, *pair, price, now) for *pair, now in frame_by_frame(history, future, times)]
+    parts = [direct(forecaster, *pair, loss, now) for *pair, now in frame_by_frame(history, future, times)]
     torch.testing.assert_close(torch.stack(parts), torch.stack(alone), rtol=1e-12, atol=0)
-    wrong = [direct(forecaster, known[:, t : t + 2], future[:, t : t + 1], price, times) for t in range(5)]
+    wrong = [direct(forecaster, known[:, t : t + 2], future[:, t : t + 1], loss, times) for t in range(5)]
     assert (folded - torch.stack(wrong).sum()).abs() > 1e-4
 
 
-def test_a_pushforward_prices_the_last_block_of_a_rollout():
+def test_a_pushforward_takes_the_loss_of_the_last_block_of_a_rollout():
     forecaster = forecaster_of(block=2)
     history, future = (torch.randn(3, frames, POINTS, 1, dtype=torch.float64) for frames in (1, 6))
     times = 3.0 + torch.rand(3, 7).double().cumsum(1)
     frames = rollout(forecaster, history, 6, times=times).frames
-    pushed = pushforward(forecaster, history, future, Price(), 3, times)
-    torch.testing.assert_close(pushed, Price()(frames[:, 4:], future[:, 4:]).mean(), rtol=1e-12, atol=0)
+    pushed = pushforward(forecaster, history, future, Loss(), 3, times)
+    torch.testing.assert_close(pushed, Loss()(frames[:, 4:], future[:, 4:]).mean(), rtol=1e-12, atol=0)
 
 
 def test_components_of_the_error_are_followed_at_the_times_of_the_calls():

@@ -39,7 +39,7 @@ from sigmasolver.runs import provenance
 from sigmasolver.tasks import field_groups
 from sigmasolver.train.capture import WARM_UP
 from sigmasolver.train.dry_run import Rehearsal
-from sigmasolver.train.engine import Place
+from sigmasolver.train.engine import Execution
 from sigmasolver.train.objectives import Loss
 
 SIGMA = "transolver-sigma"
@@ -98,7 +98,7 @@ def reference(recipe: Recipe, device: torch.device) -> tuple[Call, nn.Module]:
 
 def engine_step(form: Form, recipe: Recipe, device: torch.device) -> tuple[Call, nn.Module]:
     """The package's own update in this form, and the network as it is called in it."""
-    rehearsal = Rehearsal(recipe, Place(World(device=device), form.engine))
+    rehearsal = Rehearsal(recipe, Execution(World(device=device), form.engine))
     return rehearsal, rehearsal.stepper.forecaster.model
 
 

@@ -18,7 +18,7 @@ from sigmasolver.recipes import RECIPES, SUITES, ModelRecipe, Recipe, TrainRecip
 from sigmasolver.runs import Run
 from sigmasolver.simulate import simulator_of
 from sigmasolver.tasks import TASKS
-from sigmasolver.train.loop import Plan
+from sigmasolver.train.loop import StepPlan
 from tests.data.memory import Memory
 
 # tab:training-settings: budget (epochs, or updates in words of the footnote), batch, width, depth, modes.
@@ -157,7 +157,7 @@ def windows(recipe: Recipe, count: int) -> Windows:
 def test_steps_of_the_published_trainings(name, starts, per_epoch, steps):
     recipe = suite_of("main")[f"{name}-transolver-sigma-42"]
     seen = windows(recipe, recipe.task.train + recipe.task.test)
-    plan = Plan(recipe, seen)
+    plan = StepPlan(recipe, seen)
     assert (seen.starts, plan.per_epoch, plan.steps) == (starts, per_epoch, steps)
     # An epoch takes every window once, or every trajectory once at some start.
     epoch = torch.cat([plan.members(per_epoch + step) for step in range(per_epoch)])
@@ -329,7 +329,7 @@ def test_a_recipe_by_name():
         replace(recipe, model=replace(recipe.model, name="transolver-sigma"), train=RECIPES["kf2d"].train)
         == (RECIPES["kf2d"])
     )
-    for ask, says in ((lambda: recipe_of("kf3d"), "near names: .*kf2d"), (lambda: suite_of("scale"), "scaling")):
+    for ask, says in ((lambda: recipe_of("kf3d"), "did you mean .*kf2d"), (lambda: suite_of("scale"), "scaling")):
         with pytest.raises(ValueError, match=says):
             ask()
 
@@ -377,7 +377,7 @@ def test_mistakes_are_one_sentence(change, says):
         plain[part].update(values)
     with pytest.raises(ValueError, match=says) as caught:
         Recipe.from_plain(plain)
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+    assert "\n" not in str(caught.value) and str(caught.value).endswith((".", "?"))
 
 
 def test_a_run_of_earlier_names_keeps_its_recipe(tmp_path):

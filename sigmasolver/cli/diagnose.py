@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sigmasolver.cli.app import Cohort, Device, app, device_of
+from sigmasolver.cli.app import Cohort, Device, OldSplit, Split, app, device_of
 from sigmasolver.cli.terminal import Mover, console, folder_labels, progress
 from sigmasolver.report.digits import significant
 from sigmasolver.report.sample import sample_of, timing_of
@@ -166,7 +166,8 @@ def diagnose(
     ] = None,
     horizon: Annotated[int | None, typer.Option(help="Frames to forecast, also beyond the training horizon.")] = None,
     windows: Annotated[int | None, typer.Option(help="How many windows, evenly spread; none: all.")] = None,
-    part: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    split: Split = "test",
+    part: OldSplit = None,
     batch: Annotated[int, typer.Option(help="Windows at a time.")] = 8,
     cohort: Cohort = None,
     data: Annotated[Path | None, typer.Option(help="Where the data of the runs lie now.")] = None,
@@ -178,13 +179,13 @@ def diagnose(
     from sigmasolver.runs import Run
 
     names = None if only is None else [name.strip() for name in only.split(",")]
-    request = Request(horizon=horizon, windows=windows, part=part, batch=batch, cohort=cohort)
-    place, folders = device_of(device), [Run(path) for path in dict.fromkeys(runs)]
+    request = Request(horizon=horizon, windows=windows, part=part or split, batch=batch, cohort=cohort)
+    folders = [Run(path) for path in dict.fromkeys(runs)]
     found = {}
     for label, run in zip(folder_labels([run.path for run in folders]), folders, strict=True):
         with progress(f"diagnosing {label}", None) as move:
             peers = peers_of(run, folders)
-            found[label] = diagnose_run(run, names, request, place, _Named(move), peers, data)
+            found[label] = diagnose_run(run, names, request, device_of(device), _Named(move), peers, data)
     for name in names or ():
         if all(findings[name].skipped for findings in found.values()):
             raise ValueError(str(next(iter(found.values()))[name].skipped))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sigmasolver.cli.app import Cohort, Device, Precision, app, device_of, numbers
+from sigmasolver.cli.app import Cohort, Device, OldSplit, Precision, Split, app, device_of, numbers
 from sigmasolver.cli.terminal import console, print_scores, progress
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ def evaluate(
     grid: Annotated[str | None, typer.Option(help="Points per axis, such as 141 or 64,128.")] = None,
     windows: Annotated[int | None, typer.Option(help="How many windows, evenly spread; none: all.")] = None,
     protocol: Annotated[str, typer.Option(help="free or teacher-forced.")] = "free",
-    part: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    split: Split = "test",
+    part: OldSplit = None,
     batch: Annotated[int, typer.Option(help="Windows at a time.")] = 8,
     precision: Precision = "float32",
     cohort: Cohort = None,
@@ -43,7 +44,7 @@ def evaluate(
     from sigmasolver.runs import Run
 
     points = None if grid is None else numbers(grid, "--grid")
-    request = Request(horizon, points, windows, protocol, part, batch, precision, cohort)
+    request = Request(horizon, points, windows, protocol, part or split, batch, precision, cohort)
     rows = []
     with join(device_of(device)) as world:
         for path in dict.fromkeys(runs):

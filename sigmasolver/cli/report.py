@@ -49,9 +49,9 @@ def figure(
 ) -> None:
     """Draw a figure of the paper from the records of runs."""
     from sigmasolver.report.figures import FIGURES, Material, save
-    from sigmasolver.settings import row
+    from sigmasolver.settings import lookup
 
-    drawing = row(FIGURES, name, "figure")
+    drawing = lookup(FIGURES, name, "figure")
     if field is not None and not drawing.by_field:
         raise ValueError(f"The figure {name} shows no field; leave --field out.")
     rows, arrays = _records(runs, drawing.needs, where or [], name in SWEEPS)
@@ -78,9 +78,9 @@ def table(
     """
     from sigmasolver.report.paper_tables import TABLES
     from sigmasolver.report.tables import to_latex, to_markdown
-    from sigmasolver.settings import row
+    from sigmasolver.settings import lookup
 
-    wanted = row(TABLES, name, "table")
+    wanted = lookup(TABLES, name, "table")
     rows, _ = _records(runs, wanted.needs, where or [], name in SWEEPS)
     made, screen = wanted.make(rows), console()
     if screen.is_terminal and not latex:

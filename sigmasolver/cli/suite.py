@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sigmasolver.experiments.queue import Deadline
     from sigmasolver.recipes import Recipe
     from sigmasolver.runs import Run
-    from sigmasolver.train.engine import Place
+    from sigmasolver.train.engine import Execution
 
 __all__ = ["suite"]
 
@@ -56,7 +56,7 @@ def suite(
     from sigmasolver.parallel import join
     from sigmasolver.recipes import changed, suite_of
     from sigmasolver.runs import Run
-    from sigmasolver.train.engine import Place
+    from sigmasolver.train.engine import Execution
 
     deadline, screen = Deadline(minutes), console()
     rows = suite_of(name)
@@ -68,13 +68,13 @@ def suite(
             screen.print(f"{key:45} {_progress_of(Run(out / key), changed(rows[key], settings or []))}")
         return
     with join(device_of(device)) as world:
-        place = Place(world, engine_of(engine, world))
+        execution = Execution(world, engine_of(engine, world))
         for key in chosen:
             # All rows of a task share one store, whichever of them are trained now.
             task = rows[key].task.name
             siblings = {k: changed(one, settings or []) for k, one in rows.items() if one.task.name == task}
             if not is_done(Run(out / key), siblings[key]):
-                if not _finish_row(key, siblings, data, data_seed, out, place, deadline):
+                if not _finish_row(key, siblings, data, data_seed, out, execution, deadline):
                     return
             elif world.first:
                 screen.print(f"{key}: finished before")
@@ -95,7 +95,7 @@ def _finish_row(
     data: Path,
     data_seed: int | None,
     out: Path,
-    place: Place,
+    execution: Execution,
     deadline: Deadline,
 ) -> bool:
     """Simulate, train and evaluate one row; False where the time did not suffice."""
@@ -110,13 +110,13 @@ def _finish_row(
                 deadline.check("simulating")
                 move(done, total)
 
-            store = ensure_store(recipe, data, siblings.values(), data_seed, place, simulated)
-        if place.world.first:
+            store = ensure_store(recipe, data, siblings.values(), data_seed, execution, simulated)
+        if execution.world.first:
             screen.print(f"{key}: training from {100 * fraction_done(run):.1f} %")
-        with training(place.world) as watch:
-            run_row(recipe, store, run, place, deadline, watch)
+        with training(execution.world) as watch:
+            run_row(recipe, store, run, execution, deadline, watch)
     except OutOfTimeError as stopped:
-        if place.world.first:
+        if execution.world.first:
             trained = f"{100 * fraction_done(run):.1f} % trained"
             screen.print(f"{key}: stopped by --minutes while {stopped} ({trained}); the same command goes on")
         return False

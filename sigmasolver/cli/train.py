@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sigmasolver.parallel import World
     from sigmasolver.recipes import Recipe
     from sigmasolver.runs import Run
-    from sigmasolver.train.infer_recipe import Wishes
+    from sigmasolver.train.infer_recipe import UserChoices
 
 __all__ = ["Minutes", "engine_of", "say_trained", "train"]
 
@@ -54,8 +54,8 @@ def train(
     from sigmasolver.parallel import join
     from sigmasolver.recipes import changed, recipe_of
     from sigmasolver.runs import Run
-    from sigmasolver.train.engine import Place
-    from sigmasolver.train.infer_recipe import Wishes
+    from sigmasolver.train.engine import Execution
+    from sigmasolver.train.infer_recipe import UserChoices
     from sigmasolver.train.job import resume_run, train_run
 
     deadline = Deadline(minutes)
@@ -64,7 +64,7 @@ def train(
         "--steady": steady,
     }  # fmt: skip
     with join(device_of(device)) as world:
-        place = Place(world, engine_of(engine, world), shard)
+        execution = Execution(world, engine_of(engine, world), shard)
         if resume is not None:
             given = (task, out, settings, model, seed, *own.values())
             if any(value is not None for value in given):
@@ -72,7 +72,7 @@ def train(
                     "A run that goes on keeps its recipe; give --resume alone, or with --data and --device."
                 )
             with training(world) as watch:
-                resume_run(Run(resume), data, place, watch, deadline.passed)
+                resume_run(Run(resume), data, execution, watch, deadline.passed)
             return say_trained(Run(resume), world)
         seed = 42 if seed is None else seed
         published = changed(recipe_of(task, model, seed), settings or []) if task is not None else None
@@ -84,7 +84,7 @@ def train(
         if published is not None:
             store, recipe = _as_store(data, out, None, None, None, world), published
         else:
-            wishes = Wishes(
+            choices = UserChoices(
                 data.resolve().stem,
                 _names(fields),
                 _names(targets),
@@ -94,28 +94,28 @@ def train(
                 model or "transolver-sigma",
                 seed,
             )
-            store, recipe = _own(data, out, wishes, steady, settings or [], world)
+            store, recipe = _own(data, out, choices, steady, settings or [], world)
         with training(world) as watch:
-            train_run(recipe, store, Run(out), place, watch, deadline.passed)
+            train_run(recipe, store, Run(out), execution, watch, deadline.passed)
         say_trained(Run(out), world)
 
 
 def _own(
-    data: Path, out: Path, wishes: Wishes, steady: bool | None, settings: list[str], world: World
+    data: Path, out: Path, choices: UserChoices, steady: bool | None, settings: list[str], world: World
 ) -> tuple[Path, Recipe]:
     """The store and the recipe for data of one's own; every choice is printed."""
     from sigmasolver.data.store import open_store
     from sigmasolver.recipes import changed
-    from sigmasolver.train.infer_recipe import own_recipe
+    from sigmasolver.train.infer_recipe import infer_recipe
 
-    if wishes.fields and wishes.targets:
-        wishes = replace(wishes, fields=tuple(dict.fromkeys((*wishes.fields, *wishes.targets))))
+    if choices.fields and choices.targets:
+        choices = replace(choices, fields=tuple(dict.fromkeys((*choices.fields, *choices.targets))))
     # Nothing here is a public data set, though its shape may look like one.
-    store = _as_store(data, out, "arrays" if data.suffix != ".mat" else None, wishes.fields, steady, world)
+    store = _as_store(data, out, "arrays" if data.suffix != ".mat" else None, choices.fields, steady, world)
     with open_store(store) as reader:
         if steady and (frames := len(reader.header.layout.times)) > 1:
             raise ValueError(f"{data} is a store of {frames} frames, not steady; import its source with --steady.")
-        recipe, notes = own_recipe(reader.header, len(reader), wishes, world.device.type == "cuda")
+        recipe, notes = infer_recipe(reader.header, len(reader), choices, world.device.type == "cuda")
     recipe = changed(recipe, settings)
     notes += [f"then set: {', '.join(settings)}"] if settings else []
     for note in notes if world.first else ():

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from sigmasolver.data.normalise import Normaliser, TimeScale
-from sigmasolver.settings import row
+from sigmasolver.settings import lookup
 
 __all__ = ["BOUNDARIES", "Forecaster", "Rollout", "feed_back", "rollout"]
 
@@ -68,7 +68,7 @@ class Forecaster(nn.Module):
         self.history = history
         self.time_scale, self.embedded = time_scale, embedded
         self.model, self.inputs, self.targets, self.block = model, inputs, targets, block
-        self.boundary = row(BOUNDARIES, boundary, "boundary operator") if boundary is not None else None
+        self.boundary = lookup(BOUNDARIES, boundary, "boundary operator") if boundary is not None else None
         self.conditions = conditions
 
     def around(self, model: nn.Module) -> Forecaster:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from sigmasolver.recipes.recipe import ModelRecipe, Recipe, TrainRecipe, changed
-from sigmasolver.settings import override, row
+from sigmasolver.settings import lookup, override
 from sigmasolver.tasks import REALPDEBENCH, TASKS
 
 __all__ = ["PAPER", "RECIPES", "RELEASED", "recipe_of"]
@@ -86,7 +86,7 @@ PERIODIC = ("ns2d", "kf2d", "it3d")
 
 def recipe_of(name: str, model: str | None = None, seed: int = 42) -> Recipe:
     """The recipe of this name (a task's name: the paper's row) with this seed, and with another model than its own."""
-    recipe = row(RECIPES, name, "recipe")
+    recipe = lookup(RECIPES, name, "recipe")
     recipe = replace(recipe, train=replace(recipe.train, seed=seed))
     return recipe if model in (None, recipe.model.name) else _compared(recipe, model)
 

@@ -10,7 +10,7 @@ from functools import cache
 from sigmasolver.models import matched_width
 from sigmasolver.recipes.recipe import Recipe, changed
 from sigmasolver.recipes.rows import PAPER, RELEASED, recipe_of
-from sigmasolver.settings import row
+from sigmasolver.settings import lookup
 from sigmasolver.tasks import CANONICAL, REALM, REALPDEBENCH
 
 __all__ = ["SUITES", "factor_settings", "suite_of"]
@@ -57,7 +57,7 @@ at a quarter of its budget."""
 
 def suite_of(name: str) -> dict[str, Recipe]:
     """The recipes of a suite, by the name of their runs, in the order in which they are trained."""
-    return row(SUITES, name, "suite")()
+    return lookup(SUITES, name, "suite")()
 
 
 def _each(

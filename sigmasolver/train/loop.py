@@ -25,10 +25,10 @@ from sigmasolver.forecast.checkpoint import begin, save
 from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, append_row, read_tensors, replace_rows, write_tensors
-from sigmasolver.train.engine import Place, Stepper, full
+from sigmasolver.train.engine import Execution, Stepper, full
 from sigmasolver.train.schedule import OneCycle
 
-__all__ = ["Data", "Plan", "Progress", "order", "train", "validate"]
+__all__ = ["Data", "Progress", "StepPlan", "order", "train", "validate"]
 
 MOST_STEPS = 10**9
 """Years of training; the learning rates of more steps fit no memory."""
@@ -68,7 +68,7 @@ def order(seed: int, epoch: int, trajectories: int, starts: int, one_start: bool
     return first + torch.randint(starts, (trajectories,), generator=generator)
 
 
-class Plan:
+class StepPlan:
     """The steps of a run: how many, which windows each sees, and when the run is checked."""
 
     def __init__(self, recipe: Recipe, windows: Windows) -> None:
@@ -106,7 +106,7 @@ def train(
     data: Data,
     forecaster: Forecaster,
     run: Run,
-    place: Place | None = None,
+    execution: Execution | None = None,
     watch: Callable[[Progress], None] | None = None,
     look: int = 50,
     keep_seconds: float = 30.0,
@@ -117,13 +117,13 @@ def train(
     Every `look` steps the losses are read and a row is logged; the state is kept at the first look after every
     `keep_seconds`, and at the end. Once `stop()` is true the state is kept and the loop returns, unfinished.
     """
-    place = Place() if place is None else place
-    world = place.world
+    execution = Execution() if execution is None else execution
+    world = execution.world
     if world.first:
         begin(run, recipe)
     world.wait()
-    plan = Plan(recipe, data.training)
-    stepper = Stepper(recipe, forecaster, data.training, plan.members, plan.rates(), place)
+    plan = StepPlan(recipe, data.training)
+    stepper = Stepper(recipe, forecaster, data.training, plan.members, plan.rates(), execution)
     state = _State(run, stepper, plan.steps, world)
     forecaster.model.train()
     losses: list[torch.Tensor] = []
@@ -147,7 +147,7 @@ def train(
         better = False
         if done in plan.checks and data.validation is not None:
             row["error"] = state.error = validate(
-                stepper.forecaster if place.shard else forecaster.around(stepper.kept), data.validation, place
+                stepper.forecaster if execution.shard else forecaster.around(stepper.kept), data.validation, execution
             )
             better = not state.error >= state.best
             forecaster.model.train()
@@ -172,12 +172,12 @@ def train(
         forecaster.model.load_state_dict(stepper.average.state_dict())
 
 
-def validate(forecaster: Forecaster, windows: Windows, place: Place) -> float:
+def validate(forecaster: Forecaster, windows: Windows, execution: Execution) -> float:
     """Mean relative L2 over the whole horizon of free rollouts, fields averaged; at most CHECKED windows."""
-    world = place.world
+    world = execution.world
     chosen = torch.linspace(0, len(windows) - 1, min(CHECKED, len(windows))).round().long()
     # A split model needs every process in every call, so there each of them does all windows.
-    mine = chosen if place.shard else world.share(chosen)
+    mine = chosen if execution.shard else world.share(chosen)
     forecaster.model.eval()
     errors = []
     for part in mine.split(max(1, 64 // windows.spec.horizon)):
@@ -186,7 +186,7 @@ def validate(forecaster: Forecaster, windows: Windows, place: Place) -> float:
             frames = rollout(forecaster, history, windows.spec.horizon, times=windows.frame_times(part)).frames
         errors.append(metrics.relative_l2(frames, future).mean(1))
     alone = torch.cat(errors) if errors else torch.zeros(0, dtype=torch.float64, device=world.device)
-    together = alone if place.shard else world.gather(alone, len(chosen))
+    together = alone if execution.shard else world.gather(alone, len(chosen))
     return float(together.mean())
 
 
@@ -196,7 +196,7 @@ def _save(run: Run, forecaster: Forecaster, step: int, steps: int, fingerprint: 
         save(run, weights, step, steps, fingerprint)
 
 
-def _read_losses(losses: torch.Tensor, last: int, plan: Plan, world: World) -> float:
+def _read_losses(losses: torch.Tensor, last: int, plan: StepPlan, world: World) -> float:
     """The mean of the losses up to step `last`; one that is not finite ends the run before it is kept."""
     values = world.mean(losses)
     finite = torch.isfinite(values)

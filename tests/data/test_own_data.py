@@ -275,8 +275,8 @@ REFUSED: dict[str, tuple[str, list[str] | None, str]] = {
         r"several shapes: u, v \(4, 3, 6, 5\); w \(4, 3, 4, 5\); name those",
     ),
     "shapes.npz uw": ("shapes.npz", ["u", "w"], r"'w' in .* has the shape .*, 'u' has \(4, 3, 6, 5\)"),
-    "near": ("uv.npz", ["U1"], r"has no field 'U1'; near names: u\."),
-    "near path": ("uv.h5", ["u", "flow/v"], "has no field 'u'; near names: flow/"),
+    "near": ("uv.npz", ["U1"], r"has no field 'U1'; did you mean u\?"),
+    "near path": ("uv.h5", ["u", "flow/v"], "has no field 'u'; choose from flow/"),
     "flat": ("uv.npz", ["flat"], r"'flat' in .* shape \(6, 5\); the axes \(count, frames, x\) are needed"),
     "none.npz": ("none.npz", None, r"no array of real numbers with .*; its arrays: a \(6, 5\), b "),
     "empty.h5": ("empty.h5", None, "its arrays: none"),
@@ -286,11 +286,11 @@ REFUSED: dict[str, tuple[str, list[str] | None, str]] = {
     "many.npz": ("many.npz", None, "has 17 arrays that could be fields .*; name those to take"),
     "units.npz": ("units.npz", None, r"has units of shape \(2,\); 1 words are needed"),
     "x.npz": ("x.npz", None, r"has x of shape \(5,\); 6 numbers are needed"),
-    "fields.npz": ("fields.npz", ["f"], "has no field 'f'; near names: a, b, c, d, e"),
+    "fields.npz": ("fields.npz", ["f"], "has no field 'f'; choose from a, b, c, d, e"),
     "bare.npz": ("bare.npz", ["u"], "has 5 channels without names; 1 names do not fit"),
     "twice.npz": ("twice.npz", None, "have the name 'd' twice"),
     "fields.h5": ("fields.h5", None, r"has fields of shape \(6, 5\); \(count, frames, \*grid, channels\)"),
-    "strange.h5": ("strange.h5", None, "holds .* values; real numbers are needed"),
+    "strange.h5": ("strange.h5", None, "holds text; real numbers are needed"),
     "store.h5": ("store.h5", None, "store.h5 already is a sigmasolver store; use it as it is"),
     "text.h5": ("text.h5", None, "is not an HDF5 file"),
     "partly.h5": ("partly.h5", None, "'u' in .* is written in part only"),
@@ -311,7 +311,7 @@ REFUSED: dict[str, tuple[str, list[str] | None, str]] = {
 
 
 def one_sentence(error: BaseException) -> bool:
-    return "\n" not in str(error) and str(error).endswith(".")
+    return "\n" not in str(error) and str(error).endswith((".", "?"))
 
 
 def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run, read_rows, read_tensors
 from sigmasolver.tasks import Task
 from sigmasolver.train import dry_run, job
-from sigmasolver.train.engine import Place, Stepper
-from sigmasolver.train.loop import Plan
+from sigmasolver.train.engine import Execution, Stepper
+from sigmasolver.train.loop import StepPlan
 from sigmasolver.train.objectives import Loss, direct, frame_by_frame, pushforward, teacher_forced
 from sigmasolver.train.plan import predict
 from tests.train.test_processes import distance
@@ -158,8 +158,8 @@ def test_training_tells_every_window_its_own_time(data, objective):
     with open_store(data) as store:
         windows = Windows(store, range(8), recipe.training_windows()).resident("cpu")
         forecaster = build(recipe, *fit("channel", windows), TimeScale.of(windows.times))
-        plan, told = Plan(recipe, windows), recorded(forecaster.model)
-        Stepper(recipe, forecaster, windows, plan.members, plan.rates(), Place()).run(0)
+        plan, told = StepPlan(recipe, windows), recorded(forecaster.model)
+        Stepper(recipe, forecaster, windows, plan.members, plan.rates(), Execution()).run(0)
         starts = torch.tensor([windows.rows()[index].history for index in plan.members(0)])
     wanted = {  # frames since the first stored one: the history is one frame long
         "direct": [starts],
@@ -373,8 +373,8 @@ def test_a_call_is_linearised_at_its_own_time():
 
 def test_a_plan_counts_the_embedding(monkeypatch):
     monkeypatch.setattr(dry_run, "WATCHED", 0.0)
-    told = predict(RECIPE, Place(), 1e12)
-    blind = predict(replace(RECIPE, model=replace(TOLD, options=Options())), Place(), 1e12)
+    told = predict(RECIPE, Execution(), 1e12)
+    blind = predict(replace(RECIPE, model=replace(TOLD, options=Options())), Execution(), 1e12)
     assert told.parameters - blind.parameters == 2 * (16 * 16 + 16)
 
 
@@ -409,13 +409,13 @@ def test_a_captured_step_reads_new_times(data, objective, resident):
     plan_of = replace(PLAN, objective=objective, calls=2, updates=12)
     losses = {}
     for engine in ("eager", "graph"):
-        recipe, place = replace(RECIPE, train=plan_of), Place(World(device=torch.device("cuda")), engine)
+        recipe, execution = replace(RECIPE, train=plan_of), Execution(World(device=torch.device("cuda")), engine)
         with open_store(data) as store:
             windows = Windows(store, range(8), recipe.training_windows())
             forecaster = build(recipe, *fit("channel", windows), TimeScale.of(windows.times)).to("cuda")
             windows = windows.resident("cuda") if resident else windows
-            plan = Plan(recipe, windows)
-            stepper = Stepper(recipe, forecaster, windows, plan.members, plan.rates(), place)
+            plan = StepPlan(recipe, windows)
+            stepper = Stepper(recipe, forecaster, windows, plan.members, plan.rates(), execution)
             losses[engine] = []
             for step in range(plan.steps):
                 stepper.run(step)
@@ -427,7 +427,7 @@ def work(path: str, folder: str, shard: bool) -> None:
     """What every process does."""
     torch.set_num_threads(1)
     with join(torch.device("cpu")) as world:
-        job.train_run(RECIPE, path, Run(folder), Place(world, shard=shard))
+        job.train_run(RECIPE, path, Run(folder), Execution(world, shard=shard))
 
 
 @pytest.mark.slow

@@ -300,7 +300,7 @@ REFUSED: dict[str, tuple[str, list[str] | None, str]] = {
     "not five": ("a.npy", ["u", "v"], r"\(4, 3, 6, 5\) does not end in an axis of 2 named fields"),
     "deep.npy": ("deep.npy", None, r"has the shape .* of which y, z and channels may be missing"),
     "hollow.npy": ("hollow.npy", None, r"is empty: its shape is \(2, 0, 3\)"),
-    "words.npy": ("words.npy", None, "holds <U1 values"),
+    "words.npy": ("words.npy", None, "holds text; real numbers"),
     "fixed": ("kolmogorov.npy", ["u"], "taken as factformer-kf2d, whose fields are fixed; .*kind arrays"),
     "no names": ("a.npy", [], "not a list of names"),
     "same names": ("uv.npz", ["u", "u"], "have the name 'u' twice"),

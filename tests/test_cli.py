@@ -214,7 +214,7 @@ def test_a_file_without_a_trajectory_does_not_keep_its_name(tmp_path, run):
     with Writer(file, header_of(SIMULATORS["demo"], 0), 3):
         pass
     empty = run("inspect", file)
-    assert "no trajectory is whole yet" in empty.stdout and "finite" not in empty.stdout
+    assert "no trajectory is complete yet" in empty.stdout and "finite" not in empty.stdout
     assert fingerprint(run("simulate", "demo", "--count", 1, "--out", file, *SMALL))
 
 

@@ -104,7 +104,7 @@ def test_forecast_writes_the_rollout(learned, call, tmp_path):
     expected = load(folder / "run").rollout(torch.from_numpy(history[None, 1:, ..., None]), 5).frames
     np.testing.assert_array_equal(np.load(tmp_path / "p.npy"), expected.numpy())
     code, _, said = call("forecast", folder / "run", *words)
-    assert code == 2 and "is there already" in said
+    assert code == 2 and "already exists" in said
     words[5] = tmp_path / "short.npy"
     code, _, said = call("forecast", folder / "run", *words, "--precision", "bf16")
     assert code == 0, said
@@ -140,7 +140,7 @@ def test_a_suite_is_listed_with_how_far_it_is(call, tmp_path):
     code, out, _ = call("suite", "ablations", "--list", "--out", tmp_path / "runs", "--only", "ns2d-*-43")
     lines = [line.split() for line in out.splitlines()]
     names = [name for name in suite_of("ablations") if name.startswith("ns2d") and name.endswith("43")]
-    assert code == 0 and lines == [[name, "open"] for name in names] and len(names) == 8
+    assert code == 0 and lines == [[name, "pending"] for name in names] and len(names) == 8
     assert not list(tmp_path.iterdir())
 
 
@@ -153,12 +153,12 @@ def test_a_suite_stops_at_its_time_limit_and_goes_on(call, learned, tmp_path):
     words = [*words, *TINY, "--data", tmp_path / "data", "--out", tmp_path / "runs", "--only", "ns2d-*-sigma-42"]
     code, out, said = call("suite", "main", *words, "--minutes", "1e-9")
     assert code == 0, said
-    assert "stopped by --minutes while training (25.0 % trained); the same command goes on" in out
+    assert "stopped by --minutes while training (25.0 % trained); the same command resumes" in out
     assert call("suite", "main", *words, "--list")[1].split() == ["ns2d-transolver-sigma-42", "25.0", "%"]
     code, out, said = call("suite", "main", *words)
     assert code == 0 and "training from 25.0 %" in out, said
     assert call("suite", "main", *words, "--list")[1].split() == ["ns2d-transolver-sigma-42", "finished"]
-    assert "finished before" in call("suite", "main", *words)[1]
+    assert "already finished" in call("suite", "main", *words)[1]
 
 
 def test_a_training_stops_at_its_time_limit(call, learned, tmp_path):
@@ -182,9 +182,9 @@ def test_models_lists_all_with_their_sizes(call):
     ("words", "says"),
     [
         (("train", "ns3d", "--data", "DATA", "--out", "NEW"), "did you mean ns2d"),
-        (("train", "ns2d", "--out", "NEW"), "with --data"),
-        (("train", "--data", "DATA"), "with --out"),
-        (("train", "ns2d", "--data", "DATA", "--out", "NEW", "--fields", "u"), "--fields is for data of your own"),
+        (("train", "ns2d", "--out", "NEW"), "Missing --data"),
+        (("train", "--data", "DATA"), "Missing --data or --out"),
+        (("train", "ns2d", "--data", "DATA", "--out", "NEW", "--fields", "u"), "--fields is only for your own data"),
         (("train", "--data", "nothing.npy", "--out", "NEW"), "There is no file or folder nothing.npy"),
         (("train", "--data", "DATA", "--out", "NEW", "--history", "9"), "leaves nothing of 8 frames"),
         (("train", "--data", "DATA", "--out", "NEW", "--history", "0"), "must be at least 1"),
@@ -195,7 +195,7 @@ def test_models_lists_all_with_their_sizes(call):
         (("train", "--data", "DATA", "--out", "NEW", "--set", "task.grid=(9,9)"), "set task.space_stride or task.grid"),
         (("train", "--data", "DATA", "--out", "NEW", "--engine", "steam"), "choose from eager, compiled"),
         (("train", "--data", "DATA", "--out", "NEW", "--engine", "graph"), "needs a GPU"),
-        (("train", "--data", "DATA", "--out", "NEW", "--shard"), "start several with torchrun"),
+        (("train", "--data", "DATA", "--out", "NEW", "--shard"), "start them with torchrun"),
         (("train", "ns2d", "--data", "DATA", "--out", "NEW"), "trajectories to train"),
         (("train", "--resume", "."), "is not a run"),
         (("evaluate", "NEW"), "is not a run"),

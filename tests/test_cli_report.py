@@ -189,7 +189,7 @@ def test_mistakes_are_one_sentence(tmp_path):
     for words, said in [
         (("figure", "rolout", run), 'There is no figure "rolout"; did you mean rollout'),
         (("table", "mian", run), 'There is no table "mian"; did you mean main'),
-        (("figure", "scaling", run, "--field", "u"), "The figure scaling shows no field; leave --field out."),
+        (("figure", "scaling", run, "--field", "u"), "The figure scaling shows no field; omit --field."),
         (("table", "comparison", tmp_path / "none"), "is not a run: it has no recipe.json"),
         (("table", "comparison", run, "--where", "horizon"), '"horizon" is not a condition'),
     ]:

@@ -236,7 +236,7 @@ def test_data_that_mean_something_else_are_refused_unless_asked_for(run, trained
     path = other(tmp_path / "other.h5", trained, **change)
     with pytest.raises(ValueError, match=says) as caught:
         evaluate_run(run, path=path)
-    assert "\n" not in str(caught.value) and str(caught.value).endswith("or say --anyway.")
+    assert "\n" not in str(caught.value) and str(caught.value).endswith("or pass --anyway.")
     assert not run.records.exists()
     rows = evaluate_run(run, path=path, anyway=True)
     assert all(says in row["anyway"] for row in rows) and evaluate_run(run, path=path, anyway=True) == rows
@@ -442,7 +442,7 @@ def test_a_run_that_is_not_whole_is_told(run, tmp_path):
     with pytest.raises(ValueError, match="has no test part"):
         evaluate_run(run)
     run.write_json("data.json", {**facts, "path": str(tmp_path / "gone.h5")})
-    with pytest.raises(ValueError, match=r"no longer at .*gone.h5; name its new place with --data"):
+    with pytest.raises(ValueError, match=r"no longer at .*gone.h5; give its new path with --data"):
         evaluate_run(run)
     run.write_json("data.json", facts)
     run.weights.unlink()

@@ -119,7 +119,7 @@ def test_its_cost_is_planned_and_nothing_is_advised_that_it_cannot(data, monkeyp
 
 
 def test_what_it_cannot_is_told_before_anything_is_written(data, tmp_path):
-    with pytest.raises(ValueError, match=r"no blocks that could run again; set train\.recompute=false\."):
+    with pytest.raises(ValueError, match=r"no blocks to recompute; set train\.recompute=false\."):
         trained(data, tmp_path / "again", recompute=True)
     assert not list(tmp_path.iterdir())
 

@@ -222,7 +222,7 @@ def test_the_command_tells_what_to_change(planned):
     )
     assert code == 0 and "It fits" in again
     code, out, _ = planned("darcy", *TINY, "--grid", 9, "--memory", 1e-5, "--set", "train.batch=1")
-    assert code == 1 and "None of these fits; take a coarser grid with --grid" in out
+    assert code == 1 and "None of these fits; use a coarser grid with --grid" in out
 
 
 @pytest.mark.parametrize(

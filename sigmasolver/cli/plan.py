@@ -1,4 +1,4 @@
-"""The command that tells what a training will cost."""
+"""The command that predicts the cost of a training."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ __all__ = ["plan"]
 def plan(
     task: Annotated[str, typer.Argument(help="A task with a recipe, such as smoke3d.")],
     model: Annotated[str | None, typer.Option(help="As for `train`.")] = None,
-    grid: Annotated[str | None, typer.Option(help="Points per axis, such as 141 or 64,128; none: the task's.")] = None,
+    grid: Annotated[
+        str | None, typer.Option(help="Points per axis, such as 141 or 64,128; default: the task's.")
+    ] = None,
     settings: Settings = None,
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="auto, eager, compiled, graph or compiled-graph.")] = "auto",
-    memory: Annotated[float | None, typer.Option(help="GB that the training may take; none: the device's.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Also make an update on the whole grid and compare.")] = False,
+    memory: Annotated[float | None, typer.Option(help="Memory limit in GB; default: the device's.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Also run an update on the full grid and compare.")] = False,
 ) -> None:
     """Predict memory and time of a training from updates on smaller grids; exit code 1 if it does not fit."""
     from sigmasolver.parallel import World
@@ -60,7 +62,7 @@ def plan(
     if prediction.fits(room):
         console().print("The last one fits.")
     else:
-        console().print("None of these fits; take a coarser grid with --grid, or a device with more memory.")
+        console().print("None of these fits; use a coarser grid with --grid, or a device with more memory.")
     raise typer.Exit(1)
 
 
@@ -80,8 +82,8 @@ def _say(found: Prediction, execution: Execution, room: float) -> None:
     table.add_column(justify="right")
     table.add_row("parameters", f"{found.parameters:,}")
     table.add_row("memory of one update", _gigabytes(found.update.memory))
-    lie = "on the device" if found.resident else "read as needed"
-    table.add_row(f"training windows, {lie}", least + _gigabytes(found.windows))
+    location = "on the device" if found.resident else "read as needed"
+    table.add_row(f"training windows, {location}", least + _gigabytes(found.windows))
     table.add_row("memory needed on the device", _gigabytes(found.memory))
     table.add_row("time of one update", _time(found.update.seconds))
     table.add_row("updates", f"{least}{found.updates:,}")
@@ -97,7 +99,7 @@ def _check(prediction: Prediction, execution: Execution, there: float) -> None:
     from sigmasolver.train.dry_run import cost_of
 
     if prediction.update.memory > there:
-        console().print("Not checked: an update on the whole grid does not fit this device.")
+        console().print("Not checked: an update on the full grid does not fit this device.")
         return
     measured: Cost = cost_of(prediction.recipe, execution)
     table = Table("one update", box=SIMPLE_HEAD)
@@ -114,8 +116,8 @@ def _check(prediction: Prediction, execution: Execution, there: float) -> None:
 
 def _how(execution: Execution) -> str:
     if execution.world.device.type == "cuda":
-        return "as the GPU's allocator tells it"
-    return "counted: tensors alive at one time, as a CPU holds them"
+        return "from the GPU's allocator"
+    return "counted from live tensors"
 
 
 def _times(grid: tuple[int, ...]) -> str:

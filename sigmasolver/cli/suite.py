@@ -30,17 +30,13 @@ def suite(
         ),
     ],
     data: Annotated[Path, typer.Option(help="A folder with one store for each task: ns2d.h5, ...")] = Path("data"),
-    data_seed: Annotated[
-        int | None, typer.Option(help="Simulate stores that are missing there, with this seed.")
-    ] = None,
+    data_seed: Annotated[int | None, typer.Option(help="Simulate missing stores with this seed.")] = None,
     out: Annotated[Path, typer.Option(help="The folder that holds the runs.")] = Path("runs"),
     only: Annotated[
         list[str] | None, typer.Option(help="Only runs whose name matches, such as 'ns2d-*-42'; repeatable.")
     ] = None,
     minutes: Minutes = None,
-    show: Annotated[
-        bool, typer.Option("--list", help="List the runs and how far they are, and train nothing.")
-    ] = False,
+    show: Annotated[bool, typer.Option("--list", help="List the runs and their progress without training.")] = False,
     settings: Settings = None,
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="auto, eager, compiled, graph or compiled-graph.")] = "auto",
@@ -77,7 +73,7 @@ def suite(
                 if not _finish_row(key, siblings, data, data_seed, out, execution, deadline):
                     return
             elif world.first:
-                screen.print(f"{key}: finished before")
+                screen.print(f"{key}: already finished")
 
 
 def _progress_of(run: Run, recipe: Recipe) -> str:
@@ -86,7 +82,7 @@ def _progress_of(run: Run, recipe: Recipe) -> str:
     if run.finished:
         return "finished" if is_done(run, recipe) else "trained, not evaluated"
     done = fraction_done(run)
-    return f"{100 * done:.1f} %" if done else "open"
+    return f"{100 * done:.1f} %" if done else "pending"
 
 
 def _finish_row(
@@ -98,7 +94,7 @@ def _finish_row(
     execution: Execution,
     deadline: Deadline,
 ) -> bool:
-    """Simulate, train and evaluate one row; False where the time did not suffice."""
+    """Simulate, train and evaluate one row; False if time ran out."""
     from sigmasolver.experiments.queue import OutOfTimeError, ensure_store, fraction_done, run_row
     from sigmasolver.runs import Run
 
@@ -118,6 +114,6 @@ def _finish_row(
     except OutOfTimeError as stopped:
         if execution.world.first:
             trained = f"{100 * fraction_done(run):.1f} % trained"
-            screen.print(f"{key}: stopped by --minutes while {stopped} ({trained}); the same command goes on")
+            screen.print(f"{key}: stopped by --minutes while {stopped} ({trained}); the same command resumes")
         return False
     return True

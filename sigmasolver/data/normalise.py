@@ -6,7 +6,7 @@ Each kind is a row: how mean and scale come from trajectories v_i (frames, *grid
 float64. σ is the standard deviation over all points and frames of a trajectory, σ_t the one along time at a point.
 
     none         0                        1
-    channel      mean of everything       std of everything                the default for data of one's own
+    channel      mean of everything       std of everything                the default for a user's own data
     scalar       mean of everything       unbiased std + 1e-8              Darcy
     pixel        mean at each point       unbiased std at each point + 1e-5
     temporal     mean of everything       mean over points and i of σ_t    KF2D

@@ -99,8 +99,8 @@ class Forecaster(nn.Module):
         given frame, one number or one for each sample, and frames are as far apart as in training; or (B, steps), the
         times of the last given frame and of those after it.
         """
-        place = next((one for one in self.model.parameters()), torch.zeros(()))
-        frames = torch.as_tensor(history).to(place.device, place.dtype)
+        weight = next(self.model.parameters(), torch.zeros(()))
+        frames = torch.as_tensor(history).to(weight.device, weight.dtype)
         if self.history is not None and frames.ndim > 1:
             if frames.shape[1] < self.history:
                 raise ValueError(f"The history has {frames.shape[1]} frames; {self.history} are needed.")

@@ -1,6 +1,6 @@
 """How one training step is run: eager, compiled, or captured as a CUDA graph; alone or in several processes.
 
-    eager            torch as it is
+    eager            plain PyTorch
     compiled         the network goes through torch.compile
     graph            the whole step (network, backward pass, optimiser, average) is one CUDA graph, replayed
     compiled-graph   both
@@ -16,7 +16,7 @@ With `train.accumulate` every frame of teacher forcing has its own forward and b
 before the optimiser's step. DistributedDataParallel averages them in the last pass alone; FSDP2 in each, because it
 keeps no whole gradients.
 
-With `train.recompute` a block stores its input alone and runs again when its gradient is made.
+With `train.recompute` a block stores its input alone and is recomputed in the backward pass.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ENGINES = ("eager", "compiled", "graph", "compiled-graph")
 
 @dataclass(frozen=True)
 class Execution:
-    """Where and how a run is trained; none of it changes what is learned."""
+    """Where and how a run is executed; none of it changes what is learned."""
 
     world: World = field(default_factory=World)
     engine: str = "eager"
@@ -68,7 +68,7 @@ class Execution:
         if self.captured and self.world.size > 1:
             raise ValueError(f'The engine "{self.engine}" runs in one process; use eager or compiled with torchrun.')
         if self.shard and self.world.size == 1:
-            raise ValueError("One process has nothing to share its parameters with; start several with torchrun.")
+            raise ValueError("--shard needs several processes; start them with torchrun.")
 
     @property
     def captured(self) -> bool:
@@ -80,7 +80,7 @@ class Execution:
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor whole, also where it is split among processes (every process must ask)."""
+    """The full tensor, gathered if it is sharded (a collective call: every process must make it)."""
     gather: Callable[[], torch.Tensor] | None = getattr(tensor, "full_tensor", None)
     return tensor.detach() if gather is None else gather().detach()
 
@@ -183,7 +183,7 @@ class Stepper:
         return Capture(partial(self._update, calls), self.model, self.optimiser, self._side, side_streams)
 
     def _seed(self, step: int) -> None:
-        """Noise and dropout depend on the seed, the step and the process alone, so a run can go on at any step."""
+        """Noise and dropout depend on the seed, the step and the process alone, so a run can resume at any step."""
         text = f"step/{self.recipe.train.seed}/{step}/{self.execution.world.rank}"
         torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1)
 
@@ -208,8 +208,8 @@ class Stepper:
         elif isinstance(new, torch.Tensor):
             self._inputs.copy_(new)
         else:
-            for held, values in zip(self._inputs, new, strict=True):
-                held.copy_(values)
+            for buffer, values in zip(self._inputs, new, strict=True):
+                buffer.copy_(values)
 
     def _fetch_times(self, step: int) -> None:
         times = self.windows.frame_times(self.execution.world.share(self.members(step)))
@@ -256,8 +256,8 @@ class Stepper:
         if self.average is not None and train.ema is not None:
             with torch.no_grad():
                 torch._foreach_lerp_(list(self.average.parameters()), list(self.model.parameters()), 1 - train.ema)
-                for held, now in zip(self.average.buffers(), self.model.buffers(), strict=True):
-                    held.copy_(now)  # running statistics are averages already, and counts have none
+                for average, now in zip(self.average.buffers(), self.model.buffers(), strict=True):
+                    average.copy_(now)  # running statistics are averages already, and counts have none
         self.loss.copy_(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
 
     def _synchronised(self, last: bool) -> AbstractContextManager[None]:
@@ -267,16 +267,16 @@ class Stepper:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The parts that can run again one by one."""
+    """The blocks that can be recomputed one by one."""
     blocks = list(getattr(model, "blocks", ()))
     if not blocks:
-        raise ValueError("This model has no blocks that could run again; set train.recompute=false.")
+        raise ValueError("This model has no blocks to recompute; set train.recompute=false.")
     return blocks
 
 
 def recompute(model: nn.Module, draws: bool) -> None:
-    """From now on a block stores its input alone and runs again for its gradient, with the same dropout and noise if
-    it `draws` some.
+    """From now on a block stores only its input and is recomputed in the backward pass, with the same dropout and noise
+    if it `draws` some.
 
     `forward` of the block is replaced and not the block, so the names of the weights stay.
     """

@@ -1,4 +1,4 @@
-"""A recipe for data of one's own: what the user leaves open is chosen from the data, and every choice is told."""
+"""A recipe for a user's own data: what is left open is inferred from the data, and every choice is reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FEW = 16
 
 @dataclass(frozen=True)
 class UserChoices:
-    """What the user said; None: choose."""
+    """What the user set; None: infer it."""
 
     name: str
     fields: tuple[str, ...] | None = None
@@ -50,17 +50,22 @@ def infer_recipe(header: Header, count: int, choices: UserChoices, gpu: bool) ->
     )  # fmt: skip
     model = _model(header, grid, choices.model, gpu, notes)
     starts = 1 if steady else len(header.layout.times) - history - block + 1
-    held = max(1, round(0.1 * train)) if train > 1 else 0
-    batch = min(8, (train - held) * starts)
+    validation = max(1, round(0.1 * train)) if train > 1 else 0
+    batch = min(8, (train - validation) * starts)
     updates, precision = (20_000, "tf32") if gpu else (1_000, "float32")
-    plan = TrainRecipe(
-        updates=updates, batch=batch, clip=1.0, validation=0.1 if held else 0.0, precision=precision, seed=choices.seed
+    training = TrainRecipe(
+        updates=updates,
+        batch=batch,
+        clip=1.0,
+        validation=0.1 if validation else 0.0,
+        precision=precision,
+        seed=choices.seed,
     )
     notes.append(
         f"training: {updates:,} steps of {batch} windows in {precision}, every field less its mean and over its "
-        f"deviation, gradients clipped at 1; {held} of the training trajectories validate"
+        f"deviation, gradients clipped at 1; {validation} of the training trajectories validate"
     )
-    return Recipe(task, model, plan), notes
+    return Recipe(task, model, training), notes
 
 
 def _fields(header: Header, choices: UserChoices, notes: list[str]) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
@@ -106,7 +111,7 @@ def _one_frame(choices: UserChoices, notes: list[str]) -> tuple[int, int, int]:
     for name in ("history", "block", "horizon"):
         if getattr(choices, name) not in (None, 1):
             raise ValueError(
-                f"A {name} of {getattr(choices, name)} was asked for, but the data have one frame; leave --{name} out."
+                f"A {name} of {getattr(choices, name)} was asked for, but the data have one frame; omit --{name}."
             )
     notes.append("frames: one, with its targets in the same frame")
     return 1, 1, 1
@@ -115,13 +120,13 @@ def _one_frame(choices: UserChoices, notes: list[str]) -> tuple[int, int, int]:
 def _frames(frames: int, choices: UserChoices, notes: list[str]) -> tuple[int, int, int]:
     """History, block and horizon that fit into so many frames."""
     history = max(1, min(10, frames // 4)) if choices.history is None else choices.history
-    rest = frames - history
-    if rest < 1:
+    remaining = frames - history
+    if remaining < 1:
         raise ValueError(f"A history of {history} leaves nothing of {frames} frames to forecast; shorten it.")
-    longest = rest if choices.horizon is None else choices.horizon
-    block = max(1, min(4, rest // 4, longest)) if choices.block is None else choices.block
-    horizon = max(block, min(rest, 10 * block)) if choices.horizon is None else choices.horizon
-    if horizon > rest:
+    longest = remaining if choices.horizon is None else choices.horizon
+    block = max(1, min(4, remaining // 4, longest)) if choices.block is None else choices.block
+    horizon = max(block, min(remaining, 10 * block)) if choices.horizon is None else choices.horizon
+    if horizon > remaining:
         raise ValueError(
             f"A history of {history} and a horizon of {horizon} need {history + horizon} frames, but a trajectory has "
             f"{frames}; shorten one of them."

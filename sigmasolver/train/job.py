@@ -50,13 +50,13 @@ def train_run(
     watch: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> None:
-    """Train by `recipe` on the store at `path`; a run that was stopped goes on, a finished one is left alone.
+    """Train by `recipe` on the store at `path`; a stopped run resumes, a finished one is left alone.
 
     Once `stop()` is true the training keeps its state and returns.
     """
     execution = Execution() if execution is None else execution
     refuse_too_large(recipe, execution)
-    network = skeleton(recipe)  # what cannot be built is told before any data are read
+    network = skeleton(recipe)  # fails before any data are read
     if recipe.train.recompute:
         blocks_of(network)
     with open_store(path) as store:
@@ -76,7 +76,7 @@ def resume_run(
     watch: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> None:
-    """Go on with a run; its data may have moved to `path`."""
+    """Resume a run; its data may have moved to `path`."""
     train_run(recipe_in(run), data_of(run) if path is None else path, run, execution, watch, stop)
 
 

@@ -1,7 +1,7 @@
 """The only training loop: AdamW over one cycle, killed at any moment and continued to the same weights.
 
 Which windows a step sees, how fast it learns and what is random in it are functions of the seed and the step, so a run
-goes on from one file that holds weights, optimiser, average and the step. On a CPU the weights that come out are bit
+resumes from one file that holds weights, optimiser, average and the step. On a CPU the weights that come out are bit
 for bit those of an uninterrupted run. Losses stay on the device and are read every `look` steps.
 """
 
@@ -185,9 +185,9 @@ def validate(forecaster: Forecaster, windows: Windows, execution: Execution) -> 
         with torch.no_grad():
             frames = rollout(forecaster, history, windows.spec.horizon, times=windows.frame_times(part)).frames
         errors.append(metrics.relative_l2(frames, future).mean(1))
-    alone = torch.cat(errors) if errors else torch.zeros(0, dtype=torch.float64, device=world.device)
-    together = alone if execution.shard else world.gather(alone, len(chosen))
-    return float(together.mean())
+    local = torch.cat(errors) if errors else torch.zeros(0, dtype=torch.float64, device=world.device)
+    gathered = local if execution.shard else world.gather(local, len(chosen))
+    return float(gathered.mean())
 
 
 def _save(run: Run, forecaster: Forecaster, step: int, steps: int, fingerprint: str, world: World) -> None:
@@ -221,7 +221,7 @@ class _State:
         rows = [row for row in run.read_log() if row["step"] <= self.step]
         self.error = next((row["error"] for row in reversed(rows) if "error" in row), None)
         if world.first and run.log.exists():
-            replace_rows(run.log, rows)  # what was logged after the state was kept will be done again
+            replace_rows(run.log, rows)  # what was logged after the state was kept will be recomputed
         world.wait()
 
     step: int
@@ -245,11 +245,11 @@ class _State:
         if facts["steps"] != self.steps:
             raise ValueError(
                 f"{self.run.path} was begun with {facts['steps']} steps, and its data and recipe now give "
-                f"{self.steps}; go on with the same data, or choose another folder."
+                f"{self.steps}; resume with the same data, or choose another folder."
             )
         if not self._complete(tensors) or not isinstance(facts["best"], float | int | None):
             raise ValueError(
-                f"{self.run.resume} is not a complete state of this model; copy it again, or start the run anew."
+                f"{self.run.resume} is not a complete state of this model; copy it again, or restart the run."
             )
         _load(stepper.model, _part(tensors, "model."))
         if stepper.average is not None:
@@ -292,8 +292,8 @@ def _fits(model: nn.Module, weights: dict[str, torch.Tensor]) -> bool:
 
 
 def _load(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    held = model.state_dict()
-    model.load_state_dict({name: _split_like(tensor, held[name]) for name, tensor in weights.items()})
+    own = model.state_dict()
+    model.load_state_dict({name: _split_like(tensor, own[name]) for name, tensor in weights.items()})
 
 
 def _split_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

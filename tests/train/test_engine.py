@@ -315,7 +315,7 @@ def test_a_graph_needs_a_gpu(engine):
 def test_mistakes_are_one_sentence(data):
     with pytest.raises(ValueError, match="There is no engine"):
         Execution(engine="fast")
-    with pytest.raises(ValueError, match="nothing to share"):
+    with pytest.raises(ValueError, match="--shard needs several processes"):
         Execution(shard=True)
     with pytest.raises(ValueError, match="cannot be shared evenly by 3 processes"):
         losses(data, execution=Execution(World(0, 3)))

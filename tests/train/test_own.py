@@ -170,7 +170,7 @@ def test_a_gpu_gets_the_papers_size_and_both_get_the_seed():
         (header(), 4, {"history": 5, "block": 16}, "a trajectory has 20"),
         (header(1), 4, {}, "name them with --targets"),
         (header(1), 4, {"targets": ("u", "v")}, "name them with --targets"),
-        (header(1), 4, {"targets": ("v",), "history": 2}, "leave --history out"),
+        (header(1), 4, {"targets": ("v",), "history": 2}, "omit --history"),
     ],
 )
 def test_mistakes_are_one_sentence(head, count, choices, says):

@@ -190,9 +190,7 @@ def test_two_processes_end_in_the_same_weights(tmp_path):
 
 
 def test_mistakes_are_one_sentence():
-    with pytest.raises(
-        ValueError, match=r"^This model has no blocks that could run again; set train.recompute=false.$"
-    ):
+    with pytest.raises(ValueError, match=r"^This model has no blocks to recompute; set train.recompute=false.$"):
         recompute(nn.Linear(2, 2), False)
 
 

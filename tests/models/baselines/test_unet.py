@@ -162,14 +162,14 @@ def test_a_batch_norm_forecasts_by_what_it_has_seen():
 def test_levels_run_again_for_their_gradients_unless_they_count_batches():
     plain, again = small().train(), small().train()
     again.load_state_dict(plain.state_dict())
-    recompute(again, drops=False)
+    recompute(again, draws=False)
     x = field(1, 20, 33, 2)
     for model in (plain, again):
         model(x).square().sum().backward()
     for one, other in zip(plain.parameters(), again.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad)
     with pytest.raises(ValueError, match=r"no blocks to recompute; set train\.recompute=false"):
-        recompute(small("unet-batchnorm"), drops=False)
+        recompute(small("unet-batchnorm"), draws=False)
 
 
 def test_every_level_changes_the_output():

@@ -209,7 +209,7 @@ def test_every_form_of_the_block_takes_it(name):
 def test_run_again_for_the_gradients_it_is_the_same():
     model, x = blocks_of(), torch.randn(1, 5, 6, 3, device=DEVICE)
     kept = answer(model, x)
-    recompute(model, drops=False)
+    recompute(model, draws=False)
     for one, two in zip(kept, answer(model, x), strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=0)
 

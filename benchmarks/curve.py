@@ -28,8 +28,8 @@ from sigmasolver.recipes import Recipe, changed, recipe_of
 from sigmasolver.runs import provenance
 from sigmasolver.simulate import simulator_of
 from sigmasolver.simulate.generate import generate
-from sigmasolver.train.engine import Place, Stepper
-from sigmasolver.train.loop import Plan
+from sigmasolver.train.engine import Execution, Stepper
+from sigmasolver.train.loop import StepPlan
 
 BIN = 20
 
@@ -41,9 +41,9 @@ def losses(recipe: Recipe, path: Path, device: torch.device, steps: int) -> torc
     with open_store(path) as store, dispatch.plain() if recipe.train.precision == "float32" else nullcontext():
         windows = Windows(store, range(len(store)), recipe.training_windows()).resident(device)
         forecaster = build(recipe, *fit(recipe.task.normaliser, windows)).to(device)
-        plan = Plan(recipe, windows)
-        place = Place(World(device=device), "graph" if captured else "eager")
-        stepper = Stepper(recipe, forecaster, windows, plan.members, plan.rates(), place)
+        plan = StepPlan(recipe, windows)
+        execution = Execution(World(device=device), "graph" if captured else "eager")
+        stepper = Stepper(recipe, forecaster, windows, plan.members, plan.rates(), execution)
         found = []
         for step in range(steps):
             stepper.run(step)

@@ -39,8 +39,8 @@ from sigmasolver.runs import provenance
 from sigmasolver.tasks import field_groups
 from sigmasolver.train.capture import WARM_UP
 from sigmasolver.train.dry_run import Rehearsal
-from sigmasolver.train.engine import Place
-from sigmasolver.train.objectives import Price
+from sigmasolver.train.engine import Execution
+from sigmasolver.train.objectives import Loss
 
 SIGMA = "transolver-sigma"
 Call = Callable[[], object]
@@ -80,7 +80,7 @@ def reference(recipe: Recipe, device: torch.device) -> tuple[Call, nn.Module]:
         if isinstance(module, SpectralOperator):
             module.operator = axis_fourier_rfft
     optimiser = torch.optim.AdamW(forecaster.parameters(), lr=1e-4, weight_decay=1e-5)
-    price = Price(tuple(field_groups(recipe.task.targets).values()), recipe.train.derivative)
+    criterion = Loss(tuple(field_groups(recipe.task.targets).values()), recipe.train.derivative)
     history, future = windows.batch(list(range(recipe.train.batch)))
     ahead = recipe.task.horizon if recipe.train.objective == "teacher_forced" else 1
 
@@ -90,7 +90,7 @@ def reference(recipe: Recipe, device: torch.device) -> tuple[Call, nn.Module]:
         for lead in range(ahead):
             given = frames[:, lead : lead + recipe.task.history]
             truth = future[:, lead : lead + 1] if ahead > 1 else future[:, : recipe.task.block]
-            price(forecaster(given), truth).mean().backward()
+            criterion(forecaster(given), truth).mean().backward()
         optimiser.step()
 
     return update, forecaster.model
@@ -98,7 +98,7 @@ def reference(recipe: Recipe, device: torch.device) -> tuple[Call, nn.Module]:
 
 def engine_step(form: Form, recipe: Recipe, device: torch.device) -> tuple[Call, nn.Module]:
     """The package's own update in this form, and the network as it is called in it."""
-    rehearsal = Rehearsal(recipe, Place(World(device=device), form.engine))
+    rehearsal = Rehearsal(recipe, Execution(World(device=device), form.engine))
     return rehearsal, rehearsal.stepper.forecaster.model
 
 

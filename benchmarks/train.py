@@ -27,9 +27,9 @@ from sigmasolver.recipes import Recipe, recipe_of
 from sigmasolver.runs import Run, provenance, read_rows
 from sigmasolver.simulate import simulator_of
 from sigmasolver.simulate.generate import generate
-from sigmasolver.train.engine import ENGINES, Place, Stepper
+from sigmasolver.train.engine import ENGINES, Execution, Stepper
 from sigmasolver.train.job import train_run
-from sigmasolver.train.loop import Plan
+from sigmasolver.train.loop import StepPlan
 
 SEED, STEPS, ROUNDS = 42, 20, 7
 
@@ -46,12 +46,12 @@ def time_engines(data: Path, recipe: Recipe, device: torch.device) -> list[dict[
         changed = replace(recipe, train=replace(recipe.train, precision=precision, updates=10_000))
         with open_store(data) as store:
             windows = Windows(store, range(recipe.task.train), recipe.training_windows()).resident(device)
-            plan = Plan(changed, windows)
+            plan = StepPlan(changed, windows)
             candidates = {}
             for engine in engines:
                 forecaster = build(changed, *fit(recipe.task.normaliser, windows)).to(device)
-                place = Place(World(device=device), engine)
-                stepper = Stepper(changed, forecaster, windows, plan.members, plan.rates(), place)
+                execution = Execution(World(device=device), engine)
+                stepper = Stepper(changed, forecaster, windows, plan.members, plan.rates(), execution)
                 candidates[engine] = _Steps(stepper)
             seconds = compare(candidates, device, ROUNDS)
         rows += [
@@ -89,7 +89,7 @@ def main() -> None:
 
     run = Run(given.work / "run")
     engine = "graph" if device.type == "cuda" else "eager"
-    train_run(recipe, given.work / "darcy.h5", run, Place(World(device=device), engine))
+    train_run(recipe, given.work / "darcy.h5", run, Execution(World(device=device), engine))
     loss = [{"measure": "loss", **row} for row in read_rows(run.log)]
     append_rows(given.out, [{**source, "engine": engine, "precision": "tf32", **row} for row in loss])
     scores = evaluate_run(run, Request(batch=50), world=World(device=device))

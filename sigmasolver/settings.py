@@ -1,4 +1,8 @@
-"""What a user names and sets: rows looked up by name, and one generic override for every frozen dataclass."""
+"""What a user names and sets: entries looked up by name, and one generic override for every frozen dataclass.
+
+A dataclass whose fields were renamed declares `ALIASES: ClassVar = {"old": "new"}`: old names are still read, by
+`override` and by `from_plain`, and never written.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +17,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-__all__ = ["check_types", "from_plain", "near_names", "override", "row", "to_plain"]
+__all__ = ["check_types", "from_plain", "lookup", "override", "suggest", "to_plain"]
 
 T = TypeVar("T")
 SHOWN = 200
 """Characters of a wrong value that a message shows."""
 
 
-def near_names(name: str, names: Sequence[str]) -> str:
-    """The end of an error about an unknown name: the names that look like it, or all."""
-    return f"near names: {', '.join(difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4) or names)}"
+def suggest(name: str, names: Sequence[str]) -> str:
+    """The end of an error about an unknown name: up to three that look like it, or else all."""
+    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
+    if not near:
+        return f"choose from {', '.join(names)}."
+    return f"did you mean {', '.join(near[:-1])}{' or ' if near[1:] else ''}{near[-1]}?"
 
 
-def row(rows: Mapping[str, T], name: str, kind: str) -> T:
-    """The row of this name in a table of models, tasks, simulators, ..."""
-    if name not in rows:
-        raise ValueError(f'There is no {kind} "{name}"; {near_names(name, list(rows))}.')
-    return rows[name]
+def lookup(entries: Mapping[str, T], name: str, kind: str) -> T:
+    """The entry of this name in a table of models, tasks, simulators, ..."""
+    if name not in entries:
+        raise ValueError(f'There is no {kind} "{name}"; {suggest(name, list(entries))}')
+    return entries[name]
 
 
 def override(value: T, assignments: Sequence[str]) -> T:
@@ -42,6 +49,7 @@ def override(value: T, assignments: Sequence[str]) -> T:
         path, equals, text = assignment.partition("=")
         if not equals or not path.strip():
             raise ValueError(f'"{assignment}" is not a setting; write name=value.')
+        changes.pop(path.strip(), None)  # the last of several comes last
         changes[path.strip()] = text.strip()
     return _changed(value, changes, "")
 
@@ -52,9 +60,10 @@ def _changed(value: T, changes: dict[str, str], prefix: str) -> T:
     new: dict[str, object] = {}
     inside: dict[str, dict[str, str]] = {}
     for path, text in changes.items():
-        name, dot, rest = path.partition(".")
+        first, dot, rest = path.partition(".")
+        name = _aliases(type(value)).get(first, first)
         if name not in names:
-            raise ValueError(f'There is no setting "{prefix}{path}"; {near_names(name, names)}.')
+            raise ValueError(f'There is no setting "{prefix}{path}"; {suggest(name, names)}')
         if not dot:
             new[name] = _read(kinds[name], text, prefix + path)
         elif not is_dataclass(getattr(value, name)):
@@ -64,6 +73,11 @@ def _changed(value: T, changes: dict[str, str], prefix: str) -> T:
     for name, deeper in inside.items():
         new[name] = _changed(getattr(value, name), deeper, f"{prefix}{name}.")
     return typing.cast(T, replace(typing.cast(Any, value), **new))
+
+
+def _aliases(kind: type) -> Mapping[str, str]:
+    """Old names of fields and the new ones."""
+    return getattr(kind, "ALIASES", {})
 
 
 def check_types(value: object) -> None:
@@ -105,16 +119,19 @@ def from_plain(kind: type[T], plain: object, where: str = "") -> T:
     kinds = typing.get_type_hints(kind)
     known = {field.name: field for field in fields(typing.cast(Any, kind))}
     values: dict[str, object] = {}
-    for key, value in plain.items():
-        place = f"{where}.{key}" if where else str(key)
+    for given, value in plain.items():
+        key = _aliases(kind).get(given, given)
+        path = f"{where}.{key}" if where else str(key)
+        if key in values:
+            raise ValueError(f"{name} has the setting {key} twice, also as {given}; remove one.")
         if key not in known:
-            raise ValueError(f"{name} has no setting {json.dumps(str(key))}; {near_names(str(key), list(known))}.")
+            raise ValueError(f"{name} has no setting {json.dumps(str(key))}; {suggest(str(key), list(known))}")
         if is_dataclass(kinds[key]):
-            values[key] = from_plain(typing.cast(Any, kinds[key]), value, place)
+            values[key] = from_plain(typing.cast(Any, kinds[key]), value, path)
         elif _fits(value, kinds[key]):
             values[key] = _convert(value, kinds[key])
         else:
-            raise ValueError(f"{place} must be {_words(kinds[key], value)}, not {_short(value)}.")
+            raise ValueError(f"{path} must be {_words(kinds[key], value)}, not {_short(value)}.")
     missing = [
         key
         for key, field in known.items()

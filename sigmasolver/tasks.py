@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sigmasolver.settings import check_types, row
+from sigmasolver.settings import check_types, lookup
 
 __all__ = [
     "CANONICAL",
@@ -150,7 +150,7 @@ TASKS: dict[str, Task] = {task.name: task for task in (*CANONICAL, *REALPDEBENCH
 
 def task_of(name: str) -> Task:
     """The row of this name."""
-    return row(TASKS, name, "task")
+    return lookup(TASKS, name, "task")
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ numbers of windows; which they are is our choice."""
 
 def cohort_of(name: str, task: str) -> Cohort:
     """The cohort of this name for this task."""
-    tasks = row(COHORTS, name, "cohort")
+    tasks = lookup(COHORTS, name, "cohort")
     if task not in tasks:
         raise ValueError(
             f"The cohort {name} is defined for {', '.join(tasks)}, not for {task}; choose windows by their number."

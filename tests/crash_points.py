@@ -234,7 +234,7 @@ def _trial(root: Path, case: Case, points: int) -> dict[str, Any]:
         found = wrong_after_the_kill(work, before, wanted, case.timed)
         again, said = fork(work, case.words)
         # What is there already is not forecast again.
-        if again and not (case.words[0] == "forecast" and "is there already" in said):
+        if again and not (case.words[0] == "forecast" and "already exists" in said):
             found.append(said)
         after = contents(work, case.timed)
         if case.spared is not None:

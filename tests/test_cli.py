@@ -67,7 +67,7 @@ def test_more_trajectories_keep_the_first_ones(tmp_path, run):
     assert fingerprint(run("simulate", "demo", "--count", 5, "--out", many, *SMALL))
     run("simulate", "demo", "--count", 2, "--out", few, *SMALL)
     continued = run("simulate", "demo", "--count", 5, "--out", few, *SMALL)
-    assert "2 of them were there" in continued.stdout
+    assert "2 of them already present" in continued.stdout
     assert few.read_bytes() == many.read_bytes()
 
 
@@ -114,12 +114,12 @@ def test_import_the_public_darcy_pair(tmp_path, run):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("simulate", "ns3d", "--out", "x.h5"), "near names: ns2d"),
-        (("simulate", "demo", "--out", "x.h5", "--set", "viscsity=1"), "near names: viscosity"),
+        (("simulate", "ns3d", "--out", "x.h5"), "did you mean ns2d"),
+        (("simulate", "demo", "--out", "x.h5", "--set", "viscsity=1"), "did you mean viscosity"),
         (("simulate", "demo", "--out", "x.h5", "--set", "viscosity=thick"), "viscosity must be a finite number"),
         (("simulate", "demo", "--out", "x.h5", "--set", "viscosity=-1"), "viscosity must not be negative"),
         (("simulate", "demo", "--out", "x.h5", "--count", "0"), "ask for at least one"),
-        (("simulate", "demo", "--out", "x.h5", "--device", "abacus"), "write cpu, cuda"),
+        (("simulate", "demo", "--out", "x.h5", "--device", "abacus"), "use cpu, cuda"),
         (("simulate", "demo", "--out", "x.h5", "--dtype", "int8"), "float32 or float16"),
         (("inspect", "missing.h5"), "There is no file"),
         (("inspect", __file__), "is not an HDF5 file"),
@@ -138,7 +138,7 @@ def test_mistakes_are_one_sentence(words, says, tmp_path, monkeypatch, run):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_gpu_that_is_not_there(tmp_path, run):
     done = run("simulate", "demo", "--out", tmp_path / "x.h5", "--device", "cuda")
-    assert done.returncode == 2 and "no GPU" in done.stderr
+    assert done.returncode == 2 and "No GPU is available" in done.stderr
 
 
 def test_a_damaged_file_is_named(tmp_path, run):
@@ -214,7 +214,7 @@ def test_a_file_without_a_trajectory_does_not_keep_its_name(tmp_path, run):
     with Writer(file, header_of(SIMULATORS["demo"], 0), 3):
         pass
     empty = run("inspect", file)
-    assert "no trajectory is whole yet" in empty.stdout and "finite" not in empty.stdout
+    assert "no trajectory is complete yet" in empty.stdout and "finite" not in empty.stdout
     assert fingerprint(run("simulate", "demo", "--count", 1, "--out", file, *SMALL))
 
 

@@ -213,7 +213,7 @@ def test_records_that_do_not_say_a_cohort_have_none(run):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ({"cohort": "roll"}, 'There is no cohort "roll"; near names: rollout'),
+        ({"cohort": "roll"}, 'There is no cohort "roll"; did you mean rollout'),
         ({"cohort": "rollout", "windows": 3}, "give either --windows or --cohort"),
         ({"cohort": "rollout", "part": "train"}, "of the test part, not of the train part"),
         ({"cohort": "rollout", "horizon": 11}, "A window needs 21 frames"),
@@ -222,7 +222,7 @@ def test_records_that_do_not_say_a_cohort_have_none(run):
 def test_mistakes_are_one_sentence(run, words, says):
     with pytest.raises(ValueError, match=says) as caught:
         evaluate_run(run, Request(**words))
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".") and not run.records.exists()
+    assert "\n" not in str(caught.value) and str(caught.value).endswith((".", "?")) and not run.records.exists()
 
 
 def test_too_little_data_and_tasks_without_the_cohort_are_told(tmp_path, runs):
@@ -258,12 +258,12 @@ def test_the_commands_take_a_cohort_and_tell_it(call, run, tmp_path):
 def test_the_windows_of_a_cohort_are_listed(call, runs):
     data = runs("kf2d").path.parent / "data.h5"
     small = ("--set", "task.train=2", "--set", "task.space_stride=1", "--set", "train.validation=0")
-    code, out, err = call("windows", "kf2d", "--data", data, "--part", "test", "--cohort", "rollout", *small)
+    code, out, err = call("windows", "kf2d", "--data", data, "--split", "test", "--cohort", "rollout", *small)
     assert code == 0 and "400 windows, 20 in each of 20 trajectories" in err
     lines = [tuple(map(int, line.split("\t"))) for line in out.splitlines()[1:]]
     assert lines == rows_by_hand(TASKS["kf2d"], WINDOWS["rollout", "kf2d"])
     code, _, err = call("windows", "kf2d", "--data", data, "--cohort", "rollout", *small)
-    assert code == 2 and "add --part test" in err
+    assert code == 2 and "add --split test" in err
 
 
 def test_runs_of_different_cohorts_are_not_joined(call, run, tmp_path):

@@ -57,7 +57,12 @@ def copy(made, tmp_path):
 
 def one_sentence(code, err, *says):
     assert code == 2, err
-    assert err.startswith("sigmasolver: ") and err.count("\n") == 1 and err.rstrip().endswith(".") and len(err) < 600
+    assert (
+        err.startswith("sigmasolver: ")
+        and err.count("\n") == 1
+        and err.rstrip().endswith((".", "?"))
+        and len(err) < 600
+    )
     assert all(one in err for one in says), err
 
 

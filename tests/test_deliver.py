@@ -311,7 +311,7 @@ def bad(raw, which):
     ("change", "says"),
     [
         ({"out": "out.txt"}, r'cannot be written as "out.txt"; end its name in .h5, .npy, .npz'),
-        ({"out": "there.npy"}, "is there already; choose another name"),
+        ({"out": "there.npy"}, "already exists; choose another name"),
         ({"out": "."}, r"is a folder; name a file in it that ends in .h5, .npy, .npz"),
         ({"steps": 10**10}, r"forecast of 10000000000 frames for 1 trajectories takes 1.15e\+04 GB of memory"),
         ({"steps": 10**30}, "ask for fewer steps"),

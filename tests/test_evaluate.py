@@ -20,7 +20,7 @@ from sigmasolver.runs import Run, read_rows, replace_rows
 from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
-from sigmasolver.train.infer_recipe import Wishes, own_recipe
+from sigmasolver.train.infer_recipe import UserChoices, infer_recipe
 from sigmasolver.train.job import train_run
 
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
@@ -236,7 +236,7 @@ def test_data_that_mean_something_else_are_refused_unless_asked_for(run, trained
     path = other(tmp_path / "other.h5", trained, **change)
     with pytest.raises(ValueError, match=says) as caught:
         evaluate_run(run, path=path)
-    assert "\n" not in str(caught.value) and str(caught.value).endswith("or say --anyway.")
+    assert "\n" not in str(caught.value) and str(caught.value).endswith("or pass --anyway.")
     assert not run.records.exists()
     rows = evaluate_run(run, path=path, anyway=True)
     assert all(says in row["anyway"] for row in rows) and evaluate_run(run, path=path, anyway=True) == rows
@@ -390,7 +390,7 @@ def test_a_steady_task_is_measured_against_the_training_mean(tmp_path):
     header = Header(Layout(("a", "p"), ("1", "1"), ("open",) * 2, (grid, grid), np.zeros(1)), "test", {})
     with Writer(tmp_path / "steady.h5", header, 10) as writer:
         writer.append(data)
-    recipe, _ = own_recipe(header, 10, Wishes("steady", targets=("p",)), False)
+    recipe, _ = infer_recipe(header, 10, UserChoices("steady", targets=("p",)), False)
     recipe = replace(recipe, model=MODEL, train=replace(recipe.train, updates=2, checks=1))
     run = Run(tmp_path / "run")
     train_run(recipe, tmp_path / "steady.h5", run)
@@ -429,7 +429,7 @@ def test_a_steady_task_is_measured_against_the_training_mean(tmp_path):
 def test_mistakes_are_one_sentence(run, request_, says):
     with pytest.raises(ValueError, match=says) as caught:
         evaluate_run(run, Request(**request_))
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+    assert "\n" not in str(caught.value) and str(caught.value).endswith((".", "?"))
     assert not run.records.exists()
 
 
@@ -442,7 +442,7 @@ def test_a_run_that_is_not_whole_is_told(run, tmp_path):
     with pytest.raises(ValueError, match="has no test part"):
         evaluate_run(run)
     run.write_json("data.json", {**facts, "path": str(tmp_path / "gone.h5")})
-    with pytest.raises(ValueError, match=r"no longer at .*gone.h5; name its new place with --data"):
+    with pytest.raises(ValueError, match=r"no longer at .*gone.h5; give its new path with --data"):
         evaluate_run(run)
     run.write_json("data.json", facts)
     run.weights.unlink()

@@ -187,7 +187,7 @@ def test_gradients_pass_through_a_rollout():
     [
         (lambda f, h: rollout(f, h, 0), "at least one"),
         (lambda f, h: rollout(f, h, 4, torch.zeros(1, 3, 4, 1)), "3 true frames for a horizon of 4"),
-        (lambda f, h: Forecaster(f.model, f.inputs, f.targets, 1, boundary="upper-walls"), "near names: lower-walls"),
+        (lambda f, h: Forecaster(f.model, f.inputs, f.targets, 1, boundary="upper-walls"), "did you mean lower-walls"),
         (lambda f, h: Forecaster(nn.Identity(), f.inputs, f.targets, 2)(h), "not 2 whole frames"),
     ],
 )

@@ -16,7 +16,7 @@ from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train import dry_run
-from sigmasolver.train.engine import ENGINES, Place
+from sigmasolver.train.engine import ENGINES, Execution
 from sigmasolver.train.job import train_run
 from sigmasolver.train.plan import advise, predict
 
@@ -111,15 +111,15 @@ def test_averaged_weights_come_with_the_running_statistics(data, tmp_path):
 
 def test_its_cost_is_planned_and_nothing_is_advised_that_it_cannot(data, monkeypatch):
     monkeypatch.setattr(dry_run, "WATCHED", 0.0)
-    prediction = predict(RECIPE, Place(), 1e12)
+    prediction = predict(RECIPE, Execution(), 1e12)
     assert prediction.parameters == (2 * 9 + 1) * 8 + 16 + 8 + 8 * 9 + 1
     assert prediction.update.memory > 4 * prediction.parameters * 4
-    advised = [settings for settings, _ in advise(prediction, Place(), 1e3)]
+    advised = [settings for settings, _ in advise(prediction, Execution(), 1e3)]
     assert advised and not any("recompute" in one for settings in advised for one in settings)
 
 
 def test_what_it_cannot_is_told_before_anything_is_written(data, tmp_path):
-    with pytest.raises(ValueError, match=r"no blocks that could run again; set train\.recompute=false\."):
+    with pytest.raises(ValueError, match=r"no blocks to recompute; set train\.recompute=false\."):
         trained(data, tmp_path / "again", recompute=True)
     assert not list(tmp_path.iterdir())
 
@@ -127,9 +127,9 @@ def test_what_it_cannot_is_told_before_anything_is_written(data, tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_engine_trains_it(data, tmp_path, engine):
-    recipe, place = replace(RECIPE, train=replace(RECIPE.train, ema=0.5)), Place(engine=engine)
-    place = replace(place, world=replace(place.world, device=torch.device("cuda")))
+    recipe, execution = replace(RECIPE, train=replace(RECIPE.train, ema=0.5)), Execution(engine=engine)
+    execution = replace(execution, world=replace(execution.world, device=torch.device("cuda")))
     run = Run(tmp_path / engine)
-    train_run(recipe, data, run, place)
+    train_run(recipe, data, run, execution)
     weights, _ = read_tensors(run.weights)
     assert all(torch.isfinite(one).all() for one in weights.values()) and weights["norm.num_batches_tracked"] == 8

@@ -156,7 +156,7 @@ def test_mistakes_are_one_sentence(run, tmp_path):
         collect(Run(tmp_path))
     recipe = changed(recipe_of("ns2d"), ["train.updates=5"])
     Run(tmp_path / "new").start(recipe.to_plain())
-    with pytest.raises(ValueError, match="is not finished; go on with: sigmasolver train --resume"):
+    with pytest.raises(ValueError, match="is not finished; resume with: sigmasolver train --resume"):
         collect(Run(tmp_path / "new"))
 
 

@@ -9,7 +9,7 @@ import torch
 from sigmasolver.recipes import RECIPES, changed, recipe_of
 from sigmasolver.train import dry_run, plan
 from sigmasolver.train.dry_run import Alive, Cost, Rehearsal, cost_of
-from sigmasolver.train.engine import Place
+from sigmasolver.train.engine import Execution
 from sigmasolver.train.plan import MARGIN, SHARES, advise, on_grid, predict, probe_grids
 from tests.train.saved import saved_bytes
 
@@ -49,7 +49,9 @@ def test_a_grid_without_room_below_it_is_measured_itself():
     assert probe_grids(tiny("ns2d", (6, 6), "model.modes=4")) == ((6, 6),)
     assert probe_grids(tiny("ns2d", (12, 12), "model.modes=7")) == ((12, 12),)
     recipe = tiny("ns2d", (6, 6), "model.modes=4")
-    assert predict(recipe, Place(), PLENTY).update.memory == pytest.approx(cost_of(recipe, Place()).memory, rel=0.02)
+    assert predict(recipe, Execution(), PLENTY).update.memory == pytest.approx(
+        cost_of(recipe, Execution()).memory, rel=0.02
+    )
 
 
 RECIPES_AND_GRIDS = {
@@ -67,9 +69,9 @@ RECIPES_AND_GRIDS = {
 @pytest.mark.parametrize("name", RECIPES_AND_GRIDS)
 def test_memory_is_predicted_from_smaller_grids(name):
     recipe = RECIPES_AND_GRIDS[name]
-    found = predict(recipe, Place(), PLENTY)
+    found = predict(recipe, Execution(), PLENTY)
     assert all(prod(grid) < 0.62 * prod(recipe.task.grid) for grid in found.probed)
-    assert found.update.memory == pytest.approx(cost_of(recipe, Place()).memory, rel=0.02)
+    assert found.update.memory == pytest.approx(cost_of(recipe, Execution()).memory, rel=0.02)
 
 
 def test_a_count_of_what_is_alive_by_hand():
@@ -88,7 +90,7 @@ def test_a_count_of_what_is_alive_by_hand():
 
 
 def test_the_count_holds_weights_gradients_states_and_what_the_backward_pass_needs():
-    update = Rehearsal(tiny("ns2d", (16, 16)), Place())
+    update = Rehearsal(tiny("ns2d", (16, 16)), Execution())
     weights = list(update.stepper.model.parameters())
     update()
     with Alive(update.windows.values) as alive:
@@ -100,21 +102,21 @@ def test_the_count_holds_weights_gradients_states_and_what_the_backward_pass_nee
 
 def test_windows_and_updates_are_those_of_the_stored_data():
     """NS2D: 1000 trajectories of 20 frames, one window each. KF2D: 100 of 134 windows each. Values of 4 bytes."""
-    found = predict(tiny("ns2d", (16, 16)), Place(), PLENTY)
+    found = predict(tiny("ns2d", (16, 16)), Execution(), PLENTY)
     assert found.windows == 1000 * 20 * 16 * 16 * 4 and found.updates == 500 * 1000 // 2 and found.known
     kolmogorov = tiny("kf2d", (16, 16), "train.batch=8")
-    found = predict(kolmogorov, Place(), PLENTY)
+    found = predict(kolmogorov, Execution(), PLENTY)
     assert found.updates == 50 * (100 * 134 // 8) and found.known
     assert found.seconds == found.updates * found.update.seconds
-    reacting = predict(tiny("ignit-hit", (16, 16), "train.batch=2"), Place(), PLENTY)
+    reacting = predict(tiny("ignit-hit", (16, 16), "train.batch=2"), Execution(), PLENTY)
     assert not reacting.known and reacting.updates == 20_000
-    longer = predict(tiny("ns2d", (16, 16), "task.horizon=30"), Place(), PLENTY)
+    longer = predict(tiny("ns2d", (16, 16), "task.horizon=30"), Execution(), PLENTY)
     assert not longer.known and longer.windows == 1000 * 40 * 16 * 16 * 4
 
 
 def test_windows_count_where_they_lie_on_the_device():
     recipe = tiny("ns2d", (16, 16))
-    held, read = predict(recipe, Place(), PLENTY), predict(recipe, Place(), 3 * 1000 * 20 * 16 * 16 * 4)
+    held, read = predict(recipe, Execution(), PLENTY), predict(recipe, Execution(), 3 * 1000 * 20 * 16 * 16 * 4)
     assert held.resident and held.memory == held.update.memory + held.windows
     assert not read.resident and read.memory == read.update.memory
 
@@ -123,26 +125,26 @@ def test_windows_count_where_they_lie_on_the_device():
 def test_what_is_advised_fits_when_it_is_done(share):
     """Also where the first changes are not enough: to a tenth with one window at a time and less width."""
     recipe = tiny("darcy", (17, 17), "model.width=32")
-    first = predict(recipe, Place(), PLENTY)
+    first = predict(recipe, Execution(), PLENTY)
     memory = share * first.update.memory
-    tried = list(advise(first, Place(), memory))
+    tried = list(advise(first, Execution(), memory))
     assert [found.fits(memory) for _, found in tried] == [False] * (len(tried) - 1) + [True]
     settings, found = tried[-1]
     done = changed(recipe, settings)
     assert found.recipe == done and not lies(done, memory)
-    assert cost_of(done, Place()).memory <= memory
+    assert cost_of(done, Execution()).memory <= memory
     less = any("batch" in one for one in settings), any("width" in one for one in settings)
     assert less == ((True, True) if share < 0.2 else (False, False))
 
 
 def lies(recipe, memory):
-    return predict(recipe, Place(), memory).resident
+    return predict(recipe, Execution(), memory).resident
 
 
 def test_advice_ends_where_nothing_helps_and_leaves_out_what_is_set():
     recipe = tiny("darcy", (12, 12), "train.precision=bf16", "train.recompute=true", "train.batch=2")
-    first = predict(recipe, Place(), PLENTY)
-    tried = list(advise(first, Place(), 1e4))
+    first = predict(recipe, Execution(), PLENTY)
+    tried = list(advise(first, Execution(), 1e4))
     assert [settings for settings, _ in tried] == [
         ("train.batch=1",),
         ("train.batch=1", "model.width=12"),
@@ -168,22 +170,22 @@ def test_a_captured_step_is_not_advised_to_draw_dropout_or_noise_twice():
 
 def test_what_is_far_too_large_is_measured_on_smaller_grids_still(monkeypatch):
     recipe = tiny("darcy", (48, 48))
-    whole = cost_of(recipe, Place()).memory
+    whole = cost_of(recipe, Execution()).memory
     monkeypatch.setattr(plan, "memory_of", lambda device: whole / 5)
-    found = predict(recipe, Place(), whole / 5)
+    found = predict(recipe, Execution(), whole / 5)
     assert found.probed == probe_grids(recipe, SHARES[1]) and not found.fits(whole / 5)
     assert found.update.memory == pytest.approx(whole, rel=0.1)
     monkeypatch.setattr(plan, "memory_of", lambda device: 1000)
     with pytest.raises(
         ValueError, match=r"^An update on 8 × 8 points, a part of the grid, does not fit this device; set"
     ):
-        predict(recipe, Place(), 1000)
+        predict(recipe, Execution(), 1000)
 
 
 def test_the_line_through_two_costs():
     probed = {(4, 4): Cost(100.0, 2.0), (8, 4): Cost(180.0, 1.0)}
     assert plan._extrapolated(probed, 64) == Cost(340.0, 1.0)
-    held = replace(predict(tiny("ns2d", (12, 12)), Place(), PLENTY), update=Cost(95.0, 1.0), resident=False)
+    held = replace(predict(tiny("ns2d", (12, 12)), Execution(), PLENTY), update=Cost(95.0, 1.0), resident=False)
     assert held.fits(95 / (1 - MARGIN) + 0.01) and not held.fits(95 / (1 - MARGIN) - 0.01)
 
 
@@ -220,13 +222,13 @@ def test_the_command_tells_what_to_change(planned):
     )
     assert code == 0 and "It fits" in again
     code, out, _ = planned("darcy", *TINY, "--grid", 9, "--memory", 1e-5, "--set", "train.batch=1")
-    assert code == 1 and "None of these fits; take a coarser grid with --grid" in out
+    assert code == 1 and "None of these fits; use a coarser grid with --grid" in out
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("ns3d",), "near names: ns2d"),
+        (("ns3d",), "did you mean ns2d"),
         (("smoke3d", "--grid", "64,64"), "has 2 axes and smoke3d 3"),
         (("ns2d", "--grid", "4"), "too small for modes=4"),
         (("ns2d", "--grid", "wide"), "write whole numbers such as 64"),
@@ -235,7 +237,7 @@ def test_the_command_tells_what_to_change(planned):
         (("ns2d", "--memory", "-3"), "it must be more than nothing"),
         (("ns2d", "--memory", "nan"), "and finite"),
         (("ns2d", "--memory", "inf"), "and finite"),
-        (("ns2d", "--model", "transsolver"), "near names: transolver"),
+        (("ns2d", "--model", "transsolver"), "did you mean transolver"),
         (("ns2d", "--set", "train.batch=2000"), "set train.batch to less"),
         (("ns2d", "--engine", "graph"), "needs a GPU"),
     ],
@@ -243,7 +245,7 @@ def test_the_command_tells_what_to_change(planned):
 def test_mistakes_are_one_sentence(planned, words, says):
     code, out, said = planned(*words)
     assert code == 2 and says in said and not out, said
-    assert said.count("\n") == 1 and said.startswith("sigmasolver: ") and said.endswith(".\n"), said
+    assert said.count("\n") == 1 and said.startswith("sigmasolver: ") and said.rstrip("\n").endswith((".", "?")), said
 
 
 @pytest.mark.parametrize(
@@ -259,14 +261,14 @@ def test_mistakes_are_one_sentence(planned, words, says):
 def test_absurd_sizes_are_told_by_an_estimate(settings, says):
     """Building or measuring them would fill the memory or never end."""
     with pytest.raises(ValueError, match=says):
-        predict(changed(recipe_of("ns2d"), settings), Place(), 1e12)
+        predict(changed(recipe_of("ns2d"), settings), Execution(), 1e12)
 
 
 def test_an_update_that_takes_too_long_is_told_by_an_estimate(monkeypatch):
     """The estimate is a lower bound: an update that was measured took longer."""
     recipe = tiny("ns2d", (16, 16), "train.batch=2")
-    cost = cost_of(recipe, Place())
+    cost = cost_of(recipe, Execution())
     monkeypatch.setattr(plan, "PATIENCE", 0.0)
     with pytest.raises(ValueError, match=r"takes at least .* minutes here, too long to be measured") as told:
-        predict(recipe, Place(), PLENTY)
+        predict(recipe, Execution(), PLENTY)
     assert 60 * float(str(told.value).split("at least ")[1].split()[0].replace(",", "")) <= cost.seconds

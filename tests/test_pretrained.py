@@ -158,10 +158,10 @@ def test_forecast_needs_nothing_but_the_name(two_windows, call, tmp_path, monkey
     assert "the truth" in rows["solver, 421 × 421"] and " ms" in rows["solver, 85 × 85"]
     assert "paper 0.40 ± 0.01 %" in out
     for words, sentence in (
-        (("forecast", "darcy", "--out", "p.npy"), "there already"),
-        (("forecast", "darcy", "--steps", "2"), "--steps goes with --input"),
+        (("forecast", "darcy", "--out", "p.npy"), "already exists"),
+        (("forecast", "darcy", "--steps", "2"), "--steps requires --input"),
         (("forecast", "darcy", "--input", "p.npy"), "--out"),
-        (("forecast", "."), "Name the frames to forecast from with --input"),
+        (("forecast", "."), "Missing --input"),
     ):
         code, _, err = call(*words)
         assert code == 2 and sentence in err
@@ -195,9 +195,9 @@ def test_a_folder_is_made_from_a_run_whose_data_it_refuses(tmp_path, monkeypatch
     parts = {"train": list(range(1000)), "validation": [], "test": list(range(1000, 1200))}
     facts = {"fingerprint": card["training"]["fingerprint"], "frames": 1, "parts": parts}
     run.write_json("data.json", facts)
-    replace_rows(run.log, [{"step": 125_000, "steps_per_second": 125.0}])
-    common = {"task": "darcy", "run": "run", "part": "test", "protocol": "free", "horizon": 1,
-              "grid": [85, 85], "weights": run.digest, "lead": None,
+    replace_rows(run.log, [{"step": 125_000, "loss": 0.1, "steps_per_second": 125.0}])
+    common = {"task": "darcy", "run": "run",
+              "part": "test", "protocol": "free", "horizon": 1, "grid": [85, 85], "weights": run.digest, "lead": None,
               "data": card["training"]["fingerprint"], "windows": 200, "machine": "m", "torch": "t", "commit": "c",
               "date": "d", "forecast_precision": "float32", "metric": "relative_l2", "field": "pressure"}  # fmt: skip
     replace_rows(run.records, [
@@ -226,7 +226,7 @@ def test_a_folder_is_made_from_a_run_whose_data_it_refuses(tmp_path, monkeypatch
     for seed, count, sentence in ((7, 2, "a seed that the training did not use"), (0, 9, "9 windows were asked for")):
         with pytest.raises(ValueError, match=sentence):
             make_folder(run, tmp_path / "other", tmp_path / "unseen.h5", count, seed)
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match="already exists"):
         make_folder(run, tmp_path / "made", tmp_path / "unseen.h5", 2, 0)
     assert len(read_rows(run.records)) == 3
 

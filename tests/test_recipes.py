@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from sigmasolver.data.header import Header
 from sigmasolver.data.windows import Windows
-from sigmasolver.forecast.checkpoint import recipe_in, skeleton
+from sigmasolver.forecast.checkpoint import begin, recipe_in, skeleton
 from sigmasolver.models import build_solver, count_parameters
-from sigmasolver.recipes import RECIPES, SUITES, ModelRecipe, Recipe, TrainRecipe, recipe_of, suite_of
+from sigmasolver.recipes import RECIPES, SUITES, ModelRecipe, Recipe, TrainRecipe, changed, recipe_of, suite_of
 from sigmasolver.runs import Run
 from sigmasolver.simulate import simulator_of
 from sigmasolver.tasks import TASKS
-from sigmasolver.train.loop import Plan
+from sigmasolver.train.loop import StepPlan
 from tests.data.memory import Memory
 
 # tab:training-settings: budget (epochs, or updates in words of the footnote), batch, width, depth, modes.
@@ -45,7 +45,7 @@ def test_rows_are_those_of_the_training_table(name):
     model, train = recipe.model, recipe.train
     assert recipe.task == TASKS[name] and model.name == "transolver-sigma"
     assert (model.width, model.depth, model.heads, model.slices, model.modes) == (width, depth, 8, 32, modes)
-    assert (train.batch, train.peak, train.warmup, train.keep) == (batch, 1e-3, 0.3, "final")
+    assert (train.batch, train.lr, train.warmup, train.keep) == (batch, 1e-3, 0.3, "final")
     if budget == "20k":
         # An iteration passes over the training trajectories once where the batch is counted in trajectories (REALM).
         passes = recipe.task.train / batch if name in ("ignit-hit", "evolve-jet") else 1
@@ -130,7 +130,7 @@ def test_what_the_losses_are():
     assert RECIPES["ns2d"].train.objective == "teacher_forced"
     for name in ("ignit-hit", "evolve-jet"):  # two calls, of which the last one learns
         assert (RECIPES[name].train.objective, RECIPES[name].train.calls) == ("pushforward", 2)
-    relative = {name for name, train in rows.items() if train.price == "relative_l2"}
+    relative = {name for name, train in rows.items() if train.loss == "relative_l2"}
     assert relative == {"darcy", "ns2d", "kf2d", "it3d", "smoke3d"}
 
 
@@ -157,7 +157,7 @@ def windows(recipe: Recipe, count: int) -> Windows:
 def test_steps_of_the_published_trainings(name, starts, per_epoch, steps):
     recipe = suite_of("main")[f"{name}-transolver-sigma-42"]
     seen = windows(recipe, recipe.task.train + recipe.task.test)
-    plan = Plan(recipe, seen)
+    plan = StepPlan(recipe, seen)
     assert (seen.starts, plan.per_epoch, plan.steps) == (starts, per_epoch, steps)
     # An epoch takes every window once, or every trajectory once at some start.
     epoch = torch.cat([plan.members(per_epoch + step) for step in range(per_epoch)])
@@ -329,7 +329,7 @@ def test_a_recipe_by_name():
         replace(recipe, model=replace(recipe.model, name="transolver-sigma"), train=RECIPES["kf2d"].train)
         == (RECIPES["kf2d"])
     )
-    for ask, says in ((lambda: recipe_of("kf3d"), "near names: .*kf2d"), (lambda: suite_of("scale"), "scaling")):
+    for ask, says in ((lambda: recipe_of("kf3d"), "did you mean .*kf2d"), (lambda: suite_of("scale"), "scaling")):
         with pytest.raises(ValueError, match=says):
             ask()
 
@@ -348,7 +348,7 @@ def test_drift_net_is_the_official_t_on_every_task(task):
     ("change", "says"),
     [
         ({"train": {"objective": "guess"}}, "choose from direct, teacher_forced, pushforward"),
-        ({"train": {"price": "mse"}}, "choose from relative_l2, squared"),
+        ({"train": {"loss": "mse"}}, "choose from relative_l2, squared"),
         ({"train": {"keep": "all"}}, "choose from final, best"),
         ({"train": {"precision": "fp8"}}, "choose from float32, tf32, bf16"),
         *(({"train": {name: 0}}, f"{name} is 0; it must be at least 1")
@@ -361,7 +361,7 @@ def test_drift_net_is_the_official_t_on_every_task(task):
         ({"train": {"ema": 1.0}}, "at least 0 and below 1"),
         ({"train": {"keep": "best", "checks": 0}}, "set checks to at least 1"),
         ({"train": {"keep": "best", "validation": 0.0}}, "found on validation data"),
-        ({"train": {"peak": math.inf}}, "peak must be a finite number"),
+        ({"train": {"lr": math.inf}}, "lr must be a finite number"),
         ({"train": {"epochs": 1.5}}, "epochs must be a whole number"),
         ({"train": {"objective": "teacher_forced"}, "task": {"block": 2}}, "use the objective direct"),
         ({"task": {"history": 0}}, "history of ns2d is 0"),
@@ -377,7 +377,29 @@ def test_mistakes_are_one_sentence(change, says):
         plain[part].update(values)
     with pytest.raises(ValueError, match=says) as caught:
         Recipe.from_plain(plain)
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+    assert "\n" not in str(caught.value) and str(caught.value).endswith((".", "?"))
+
+
+def test_a_run_of_earlier_names_keeps_its_recipe(tmp_path):
+    """`price` and `peak` of an older recipe.json are `loss` and `lr`, also in the list of what differs."""
+    recipe, run = RECIPES["fsi"], Run(tmp_path)
+    old = recipe.to_plain()
+    train = old["train"]
+    assert train["loss"] == "squared" and not {"price", "peak"} & set(train)
+    train["price"], train["peak"] = train.pop("loss"), train.pop("lr")
+    run.write_json("recipe.json", old)
+    assert recipe_in(run) == recipe
+    begin(run, recipe)
+    assert run.recipe() == old  # as it was
+    with pytest.raises(ValueError, match=r"another recipe \(train\.lr\); choose another"):
+        begin(run, changed(recipe, ["train.lr=5e-4"]))
+    begin(Run(tmp_path / "new"), recipe)
+    assert Run(tmp_path / "new").recipe()["train"]["loss"] == "squared"
+
+
+def test_settings_of_earlier_names_are_read():
+    old, new = ["train.price=squared", "train.peak=5e-4"], ["train.loss=squared", "train.lr=5e-4"]
+    assert changed(RECIPES["ns2d"], old) == changed(RECIPES["ns2d"], new) != RECIPES["ns2d"]
 
 
 # --- a reader that no file can surprise

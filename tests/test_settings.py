@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pytest
 
@@ -23,6 +24,13 @@ class Outer:
     modes: int | tuple[int, ...] = 4
     flag: bool = True
     limit: float | None = None
+    inner: Inner = field(default_factory=Inner)
+
+
+@dataclass(frozen=True)
+class Renamed:
+    ALIASES: ClassVar = {"speed": "rate", "core": "inner"}
+    rate: float = 0.5
     inner: Inner = field(default_factory=Inner)
 
 
@@ -66,7 +74,7 @@ def test_the_last_of_two_equal_names_holds():
     [
         ("count", "write name=value"),
         ("=3", "write name=value"),
-        ("cuont=3", "near names: count"),
+        ("cuont=3", "did you mean count"),
         ("count=1.5", "count must be a whole number"),
         ("count=True", "count must be a whole number"),
         ("count=__import__('os')", "count must be a whole number"),
@@ -74,13 +82,13 @@ def test_the_last_of_two_equal_names_holds():
         ("flag=1", "flag must be true or false"),
         ("limit=wide", "limit must be a finite number or none"),
         ("count.more=1", "without settings of its own"),
-        ("inner.rat=1", "near names: rate"),
+        ("inner.rat=1", "did you mean rate"),
     ],
 )
 def test_mistakes_are_one_sentence(assignment, says):
     with pytest.raises(ValueError, match=says) as caught:
         override(Outer(), [assignment])
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+    assert "\n" not in str(caught.value) and str(caught.value).endswith((".", "?"))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +107,7 @@ def test_json_round_trip_is_exact(value):
 @pytest.mark.parametrize(
     ("plain", "says"),
     [
-        ({"cuont": 1}, 'Outer has no setting "cuont"; near names: count'),
+        ({"cuont": 1}, 'Outer has no setting "cuont"; did you mean count'),
         ({"inner": {"rate": "fast"}}, "inner.rate must be a finite number"),
         ({"inner": {"speed": 1}}, 'inner has no setting "speed"'),
         ({"wave": [1]}, "wave must be a list of 2 values"),
@@ -116,3 +124,23 @@ def test_foreign_keys_and_types_are_refused(plain, says):
 def test_a_missing_setting_without_default_is_named():
     with pytest.raises(ValueError, match="lacks the setting grid"):
         from_plain(SolverConfig, {"in_channels": 1, "out_channels": 1})
+
+
+def test_old_names_are_read_and_new_ones_written():
+    new = Renamed(2.0, Inner(name="b"))
+    assert from_plain(Renamed, {"speed": 2, "core": {"name": "b"}}) == new
+    assert override(Renamed(), ["speed=2", "core.name=b"]) == new
+    assert set(to_plain(new)) == {"rate", "inner"}
+
+
+def test_the_last_spelling_holds_and_a_file_has_only_one():
+    assert override(Renamed(), ["speed=1", "rate=2", "speed=3"]).rate == 3
+    assert override(Renamed(), ["rate=1", "speed=2", "rate=3"]).rate == 3
+    with pytest.raises(ValueError, match="has the setting rate twice, also as speed; remove one"):
+        from_plain(Renamed, {"rate": 1.0, "speed": 1.0})
+
+
+def test_an_old_name_is_never_suggested():
+    with pytest.raises(ValueError, match="rate") as caught:
+        override(Renamed(), ["spede=1"])
+    assert "speed" not in str(caught.value)

@@ -14,7 +14,7 @@ from sigmasolver.runs import Run, read_rows, read_tensors
 from sigmasolver.simulate import simulator_of
 from sigmasolver.simulate.generate import generate
 from sigmasolver.tasks import Task
-from sigmasolver.train.engine import Place
+from sigmasolver.train.engine import Execution
 from sigmasolver.train.job import resume_run, train_run
 from tests.data.waves import Waves
 
@@ -22,7 +22,7 @@ FIELD = ("vorticity",)
 TASK = Task("demo", FIELD, FIELD, (16, 16), 2, 1, 4, 2, 1, "channel", space_stride=4)
 MODEL = ModelRecipe(width=16, depth=1, heads=2, slices=4, modes=3)
 RECIPE = Recipe(TASK, MODEL, TrainRecipe(updates=23, batch=2, validation=0.0, ema=0.9, noise=0.01))
-PLACE = Place(World())
+EXECUTION = Execution(World())
 
 
 class After:
@@ -39,7 +39,7 @@ class After:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    ensure_store(RECIPE, folder, [RECIPE], 7, PLACE)
+    ensure_store(RECIPE, folder, [RECIPE], 7, EXECUTION)
     return folder
 
 
@@ -47,7 +47,7 @@ def data(tmp_path_factory):
 def whole(data, tmp_path_factory):
     """The same training without a stop."""
     run = Run(tmp_path_factory.mktemp("runs") / "whole")
-    run_row(RECIPE, data / "demo.h5", run, PLACE, Deadline())
+    run_row(RECIPE, data / "demo.h5", run, EXECUTION, Deadline())
     return run
 
 
@@ -60,12 +60,12 @@ def test_a_training_stopped_at_any_step_ends_in_the_same_weights(data, whole, tm
     for questions in (0, 1, 7, 21):
         run = Run(tmp_path / str(questions))
         stop = After(questions)
-        train_run(RECIPE, data / "demo.h5", run, PLACE, stop=stop)
+        train_run(RECIPE, data / "demo.h5", run, EXECUTION, stop=stop)
         assert not run.finished and not run.weights.exists()
         assert fraction_done(run) == (questions + 1) / 23
-        resume_run(run, place=PLACE, stop=After(3))
+        resume_run(run, execution=EXECUTION, stop=After(3))
         assert fraction_done(run) == min(questions + 1 + 4, 23) / 23
-        resume_run(run, place=PLACE)
+        resume_run(run, execution=EXECUTION)
         assert run.finished and equal(run, whole)
         logged = [row["step"] for row in read_rows(run.log)]
         assert logged == sorted(set(logged)) and logged[-1] == 23
@@ -73,28 +73,28 @@ def test_a_training_stopped_at_any_step_ends_in_the_same_weights(data, whole, tm
 
 def test_a_stop_at_the_last_step_is_a_finished_run(data, whole, tmp_path):
     run = Run(tmp_path / "run")
-    train_run(RECIPE, data / "demo.h5", run, PLACE, stop=After(22))
+    train_run(RECIPE, data / "demo.h5", run, EXECUTION, stop=After(22))
     assert run.finished and equal(run, whole)
 
 
 def test_a_row_goes_on_elsewhere_with_its_data_simulated_again(data, whole, tmp_path):
     run = Run(tmp_path / "here" / "run")
-    train_run(RECIPE, data / "demo.h5", run, PLACE, stop=After(9))
+    train_run(RECIPE, data / "demo.h5", run, EXECUTION, stop=After(9))
     shutil.copytree(run.path, tmp_path / "there" / "run")
     run = Run(tmp_path / "there" / "run")
-    store = ensure_store(RECIPE, tmp_path / "there" / "data", [RECIPE], 7, PLACE)
+    store = ensure_store(RECIPE, tmp_path / "there" / "data", [RECIPE], 7, EXECUTION)
     assert store.read_bytes() == (data / "demo.h5").read_bytes()
-    run_row(RECIPE, store, run, PLACE, Deadline())
+    run_row(RECIPE, store, run, EXECUTION, Deadline())
     assert is_done(run, RECIPE) and equal(run, whole)
-    other = ensure_store(RECIPE, tmp_path / "other", [RECIPE], 8, PLACE)
+    other = ensure_store(RECIPE, tmp_path / "other", [RECIPE], 8, EXECUTION)
     with pytest.raises(ValueError, match="was begun with other data: their fingerprint is"):
-        train_run(RECIPE, other, run, PLACE)
+        train_run(RECIPE, other, run, EXECUTION)
 
 
 def test_a_store_holds_enough_for_every_row_of_the_suite(tmp_path):
     larger = replace(RECIPE, task=replace(TASK, train=3))
-    path = ensure_store(RECIPE, tmp_path, [RECIPE, larger, recipe_of("ns2d")], 7, PLACE)
-    assert ensure_store(larger, tmp_path, [RECIPE, larger], 7, PLACE) == path
+    path = ensure_store(RECIPE, tmp_path, [RECIPE, larger, recipe_of("ns2d")], 7, EXECUTION)
+    assert ensure_store(larger, tmp_path, [RECIPE, larger], 7, EXECUTION) == path
     with open_store(path) as store:
         assert len(store) == 4
         # Both rows are tested on the same trajectory.
@@ -106,13 +106,13 @@ def test_time_that_runs_out_leaves_whole_work_behind(data, whole, tmp_path):
     over.end = 0.0
     run = Run(tmp_path / "run")
     with pytest.raises(OutOfTimeError):
-        run_row(RECIPE, data / "demo.h5", run, PLACE, over)
+        run_row(RECIPE, data / "demo.h5", run, EXECUTION, over)
     assert fraction_done(run) == 1 / 23
-    train_run(RECIPE, data / "demo.h5", run, PLACE)
+    train_run(RECIPE, data / "demo.h5", run, EXECUTION)
     with pytest.raises(OutOfTimeError):  # an evaluation that is cut off has written nothing
-        run_row(RECIPE, data / "demo.h5", run, PLACE, over)
+        run_row(RECIPE, data / "demo.h5", run, EXECUTION, over)
     assert run.finished and not run.records.exists() and not is_done(run, RECIPE)
-    run_row(RECIPE, data / "demo.h5", run, PLACE, Deadline(5))
+    run_row(RECIPE, data / "demo.h5", run, EXECUTION, Deadline(5))
     assert is_done(run, RECIPE)
     value = {row["value"] for row in read_rows(run.records) if row["metric"] == "rmse"}
     assert value == {row["value"] for row in read_rows(whole.records) if row["metric"] == "rmse"}
@@ -124,7 +124,7 @@ def test_a_finished_run_needs_no_resume_state(data, whole, tmp_path):
     run.resume.unlink()
     assert run.finished and is_done(run, RECIPE) and fraction_done(run) == 1
     before = run.digest
-    train_run(RECIPE, data / "demo.h5", run, PLACE)
+    train_run(RECIPE, data / "demo.h5", run, EXECUTION)
     assert run.digest == before and not run.resume.exists()
 
 
@@ -132,25 +132,28 @@ def test_mistakes_are_one_sentence(whole, tmp_path):
     cases = [
         (lambda: Deadline(0), "must be positive"),
         (lambda: Deadline(float("nan")), "must be positive"),
-        (lambda: ensure_store(RECIPE, tmp_path, [RECIPE], None, PLACE), "There is no store .*demo.h5; put it there"),
-        (lambda: ensure_store(recipe_of("fsi"), tmp_path, [], 0, PLACE), "There is no simulator for fsi"),
+        (
+            lambda: ensure_store(RECIPE, tmp_path, [RECIPE], None, EXECUTION),
+            "There is no store .*demo.h5; put it there",
+        ),
+        (lambda: ensure_store(recipe_of("fsi"), tmp_path, [], 0, EXECUTION), "There is no simulator for fsi"),
         (lambda: is_done(whole, replace(RECIPE, train=replace(RECIPE.train, seed=1))), "another recipe .train.seed"),
     ]
     for ask, says in cases:
         with pytest.raises(ValueError, match=says):
             ask()
-    ensure_store(RECIPE, tmp_path, [RECIPE], 7, PLACE)
+    ensure_store(RECIPE, tmp_path, [RECIPE], 7, EXECUTION)
     with pytest.raises(ValueError, match="seed is 7 where 8 is asked for"):
-        ensure_store(RECIPE, tmp_path, [RECIPE], 8, PLACE)
+        ensure_store(RECIPE, tmp_path, [RECIPE], 8, EXECUTION)
     smaller = replace(RECIPE, task=replace(TASK, train=1))
     with pytest.raises(ValueError, match=r"holds 3 trajectories and this suite takes 2, .* another folder"):
-        ensure_store(smaller, tmp_path, [smaller], 7, PLACE)
+        ensure_store(smaller, tmp_path, [smaller], 7, EXECUTION)
 
 
 def test_imported_data_are_taken_as_they_are(tmp_path):
     path = generate(Waves(), 2, 3, tmp_path / "demo.h5").path
     before = path.read_bytes()
-    assert ensure_store(RECIPE, tmp_path, [RECIPE], 7, PLACE) == path and path.read_bytes() == before
+    assert ensure_store(RECIPE, tmp_path, [RECIPE], 7, EXECUTION) == path and path.read_bytes() == before
 
 
 def test_time_that_runs_out_while_simulating_keeps_whole_trajectories(tmp_path):
@@ -160,6 +163,6 @@ def test_time_that_runs_out_while_simulating_keeps_whole_trajectories(tmp_path):
 
     many = replace(RECIPE, task=replace(TASK, train=simulator_of("demo").batch_size() + 1))
     with pytest.raises(OutOfTimeError, match="simulating demo"):
-        ensure_store(many, tmp_path, [many], 7, PLACE, stop)
+        ensure_store(many, tmp_path, [many], 7, EXECUTION, stop)
     with open_store(tmp_path / "demo.h5") as store:
         assert 0 < len(store) < store.count

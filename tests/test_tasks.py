@@ -40,7 +40,7 @@ def test_channels_of_the_published_counts():
 
 
 def test_mistakes_are_one_sentence():
-    with pytest.raises(ValueError, match=r"near names: .*kf2d"):
+    with pytest.raises(ValueError, match=r"did you mean .*kf2d"):
         task_of("kf3d")
     with pytest.raises(ValueError, match="block of ns2d is 0"):
         replace(TASKS["ns2d"], block=0)

@@ -1,4 +1,4 @@
-"""The command line's own object, and the options that several commands share."""
+"""The Typer application, and the options that several commands share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,19 @@ from sigmasolver.version import __version__
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Cohort", "Device", "Dtype", "Precision", "Settings", "Steady", "app", "device_of", "numbers"]
+__all__ = [
+    "Cohort",
+    "Device",
+    "Dtype",
+    "OldSplit",
+    "Precision",
+    "Settings",
+    "Split",
+    "Steady",
+    "app",
+    "device_of",
+    "numbers",
+]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,20 +33,22 @@ app = typer.Typer(
 )
 
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a parameter; may be given often.")
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a parameter; repeatable.")
 ]
-Device = Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda or cuda:1.")]
-Precision = Annotated[str, typer.Option(help="What forecasts are computed in: float32, tf32 (on a GPU) or bf16.")]
+Device = Annotated[str, typer.Option(help="auto (a GPU if available), cpu, cuda or cuda:1.")]
+Precision = Annotated[str, typer.Option(help="Precision of the forecast: float32, tf32 (on a GPU) or bf16.")]
 Cohort = Annotated[
     str | None, typer.Option(help="The paper's fixed set of test windows: rollout, decomposition or corrections.")
 ]
 Steady = Annotated[
     bool | None,
     typer.Option(
-        "--steady/--unsteady", help="Own data: arrays (count, *grid) without time, or (count, frames, *grid)."
+        "--steady/--unsteady", help="Your own data: arrays (count, *grid) without time, or (count, frames, *grid)."
     ),
 ]
-Dtype = Annotated[str, typer.Option(help="How values are stored: float32 or float16.")]
+Split = Annotated[str, typer.Option(help="train, validation or test.")]
+OldSplit = Annotated[str | None, typer.Option("--part", hidden=True, help="The earlier name of --split.")]
+Dtype = Annotated[str, typer.Option(help="Storage type: float32 or float16.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -60,11 +74,11 @@ def device_of(text: str) -> torch.device:
     try:
         device = torch.device(text)
     except RuntimeError:
-        raise ValueError(f'There is no device "{text}"; write cpu, cuda or cuda:1.') from None
+        raise ValueError(f'Unknown device "{text}"; use cpu, cuda or cuda:1.') from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("This machine has no GPU that torch can use; leave --device out to work on the CPU.")
+        raise ValueError("No GPU is available to torch; omit --device to use the CPU.")
     if device.type not in ("cpu", "cuda"):
-        raise ValueError(f'This runs on cpu and cuda, not on "{text}".')
+        raise ValueError(f'Only cpu and cuda are supported, not "{text}".')
     return device
 
 

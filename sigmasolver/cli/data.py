@@ -1,4 +1,4 @@
-"""Commands that make and look at data."""
+"""Commands that create and inspect data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sigmasolver.cli.app import Cohort, Dtype, Settings, Steady, app, device_of
+from sigmasolver.cli.app import Cohort, Dtype, OldSplit, Settings, Split, Steady, app, device_of
 from sigmasolver.cli.terminal import console, print_summary, progress
 
 __all__ = ["import_data", "inspect", "simulate", "windows"]
@@ -17,32 +17,32 @@ __all__ = ["import_data", "inspect", "simulate", "windows"]
 @app.command()
 def simulate(
     task: Annotated[str, typer.Argument(help="darcy, ns2d, kf2d, it3d, smoke3d or demo.")],
-    out: Annotated[Path, typer.Option(help="The file to write, or to continue.")],
-    count: Annotated[int, typer.Option(help="How many trajectories the file shall hold.")] = 16,
+    out: Annotated[Path, typer.Option(help="The file to write or continue.")],
+    count: Annotated[int, typer.Option(help="Number of trajectories.")] = 16,
     seed: Annotated[int, typer.Option(help="Trajectory i depends on the seed and i, not on the count.")] = 0,
     settings: Settings = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
     dtype: Dtype = "float32",
 ) -> None:
-    """Make a task's data. Stop it at any moment: the same command continues the file."""
+    """Simulate a task's data. Stop at any time; the same command resumes."""
     from sigmasolver.settings import override
     from sigmasolver.simulate import simulator_of
     from sigmasolver.simulate.generate import generate
 
     simulator = override(simulator_of(task), settings or [])
-    place = device_of(device)
-    batch = simulator.batch_size(place)
+    target = device_of(device)
+    batch = simulator.batch_size(target)
     with progress(f"simulating {task}", count) as move:
         made = generate(
             simulator,
             count,
             seed,
             out,
-            place,
+            target,
             dtype,
             lambda done, total, fraction: move(done + fraction * min(batch, total - done)),
         )
-    present = f", {made.present} of them were there" if made.present else ""
+    present = f", {made.present} of them already present" if made.present else ""
     console().print(
         f"{out}: {made.count} trajectories{present}, {out.stat().st_size / 1e6:.1f} MB\nfingerprint {made.fingerprint}",
         soft_wrap=True,
@@ -52,10 +52,10 @@ def simulate(
 @app.command()
 def inspect(
     file: Annotated[Path, typer.Argument(help="A store: what `simulate` or `import-data` wrote.")],
-    plot: Annotated[Path | None, typer.Option(help="Also draw one trajectory into this picture (.png, .pdf).")] = None,
-    index: Annotated[int, typer.Option(help="The trajectory to draw.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Also plot one trajectory to this file (.png, .pdf).")] = None,
+    index: Annotated[int, typer.Option(help="The trajectory to plot.")] = 0,
 ) -> None:
-    """Print what a file holds (shapes, ranges, statistics, faults) and check that it is intact."""
+    """Print the contents of a store (shapes, ranges, statistics, faults) and verify its integrity."""
     from sigmasolver.data.inspect import draw, summarise
 
     if plot is not None:  # first, so that a mistake shows before a long file is read
@@ -78,10 +78,8 @@ def import_data(
             help="A .mat, .npy, .npz or .h5 file, a folder of such files, or both .mat files of the public Darcy flow."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The store to write, or to continue.")],
-    kind: Annotated[
-        str | None, typer.Option(help="What the source is, where it cannot be told from the files.")
-    ] = None,
+    out: Annotated[Path, typer.Option(help="The store to write or continue.")],
+    kind: Annotated[str | None, typer.Option(help="Format of the source, if it cannot be inferred.")] = None,
     fields: Annotated[str | None, typer.Option(help="Your own arrays: the fields to take, such as u,v.")] = None,
     steady: Steady = None,
     dtype: Dtype = "float32",
@@ -104,24 +102,26 @@ def import_data(
 def windows(
     task: Annotated[str, typer.Argument(help="A task with a recipe, such as kf2d.")],
     data: Annotated[Path, typer.Option(help="The store.")],
-    part: Annotated[str, typer.Option(help="train, validation or test.")] = "train",
+    split: Split = "train",
+    part: OldSplit = None,
     cohort: Cohort = None,
     settings: Settings = None,
 ) -> None:
-    """List windows of a part or a cohort: trajectory, first frame of history and future, last frame (stored frames)."""
+    """List the windows of a split or cohort: trajectory, first frame of history and future, last frame (as stored)."""
     from sigmasolver.data.store import open_store
     from sigmasolver.data.windows import Windows
     from sigmasolver.evaluate import in_cohort
     from sigmasolver.recipes import changed, recipe_of
 
-    if part not in ("train", "validation", "test"):
-        raise ValueError(f'There is no part "{part}"; choose from train, validation, test.')
-    if cohort is not None and part != "test":
-        raise ValueError("A cohort is of the test part; add --part test.")
+    split = part or split
+    if split not in ("train", "validation", "test"):
+        raise ValueError(f'There is no split "{split}"; choose from train, validation, test.')
+    if cohort is not None and split != "test":
+        raise ValueError("A cohort is taken from the test split; add --split test.")
     recipe = changed(recipe_of(task), settings or [])
     with open_store(data) as store:
-        trajectories = getattr(recipe.split(len(store), store.digests), part)
-        spec = recipe.training_windows() if part == "train" else recipe.evaluation_windows()
+        trajectories = getattr(recipe.split(len(store), store.digests), split)
+        spec = recipe.training_windows() if split == "train" else recipe.evaluation_windows()
         listed = Windows(store, trajectories, spec)
         if cohort is not None:
             listed = in_cohort(listed, recipe.task.name, cohort)

@@ -1,4 +1,4 @@
-"""The command that shows it all on a small flow."""
+"""The command that demonstrates the package on a small flow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["demo"]
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where data, runs and the page go.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Folder for data, runs and the page.")] = Path("demo"),
 ) -> None:
     """Simulate a small turbulent flow, train three models on it, and compare their forecasts on a page."""
     from sigmasolver.cli.demo_flow import run

@@ -53,7 +53,7 @@ class Size:
 
 
 def run(screen: Console, out: Path, size: Size | None = None) -> None:
-    """Do it all below `out`; what is there already is not done again."""
+    """Do it all below `out`; existing results are reused."""
     size = Size() if size is None else size
     data = out / "flow.h5"
     screen.print(f"1  {size.flows} turbulent flows on the periodic square, Reynolds number 250, {DEMO.frames} frames")
@@ -67,7 +67,7 @@ def run(screen: Console, out: Path, size: Size | None = None) -> None:
         with training(World()) as watch:
             train_run(recipe, data, Run(out / name), watch=watch)
     task = next(iter(recipes.values())).task
-    screen.print(f"3  free forecasts of {task.horizon} frames on {size.test} flows that no model has seen\n")
+    screen.print(f"3  free rollouts of {task.horizon} frames on {size.test} flows that no model has seen\n")
     rows: list[dict[str, Any]] = []
     for name in recipes:
         with progress(f"evaluating {name}", None) as move:
@@ -85,10 +85,10 @@ def _recipes(size: Size) -> Iterator[Recipe]:
     )
     options = Options(padding=("circular", "circular"))
     model = ModelRecipe("transolver-sigma", width=32, depth=3, heads=2, slices=16, modes=8, options=options)
-    plan = TrainRecipe(updates=size.updates, batch=4, peak=5e-3, clip=1.0, checks=4, seed=SEED)
+    train = TrainRecipe(updates=size.updates, batch=4, lr=5e-3, clip=1.0, checks=4, seed=SEED)
     for name in MODELS:
         width = matched_width(name, model.config(task))
-        yield Recipe(task, replace(model, name=name, width=width), plan)
+        yield Recipe(task, replace(model, name=name, width=width), train)
 
 
 def _study(out: Path, data: Path, recipes: dict[str, Recipe], rows: list[dict[str, Any]]) -> Study:

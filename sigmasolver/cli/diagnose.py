@@ -1,4 +1,4 @@
-"""The command that says why a forecast drifts, and what it tells of it in words."""
+"""The command that explains why a forecast drifts, and its summaries in words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sigmasolver.cli.app import Cohort, Device, app, device_of
+from sigmasolver.cli.app import Cohort, Device, OldSplit, Split, app, device_of
 from sigmasolver.cli.terminal import Mover, console, folder_labels, progress
 from sigmasolver.report.digits import significant
 from sigmasolver.report.sample import sample_of, timing_of
@@ -162,29 +162,30 @@ SUMMARIES: dict[str, Summary] = {
 def diagnose(
     runs: Annotated[list[Path], typer.Argument(help="Run folders; seeds of one model are also compared.")],
     only: Annotated[
-        str | None, typer.Option(help=f"Some of {', '.join(SUMMARIES)}; none: all that apply to the model.")
+        str | None, typer.Option(help=f"Some of {', '.join(SUMMARIES)}; default: all that apply to the model.")
     ] = None,
     horizon: Annotated[int | None, typer.Option(help="Frames to forecast, also beyond the training horizon.")] = None,
-    windows: Annotated[int | None, typer.Option(help="How many windows, evenly spread; none: all.")] = None,
-    part: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
-    batch: Annotated[int, typer.Option(help="Windows at a time.")] = 8,
+    windows: Annotated[int | None, typer.Option(help="Number of windows, evenly spread; default: all.")] = None,
+    split: Split = "test",
+    part: OldSplit = None,
+    batch: Annotated[int, typer.Option(help="Batch size, in windows.")] = 8,
     cohort: Cohort = None,
-    data: Annotated[Path | None, typer.Option(help="Where the data of the runs lie now.")] = None,
+    data: Annotated[Path | None, typer.Option(help="New location of the runs' data.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Find out why forecasts drift; writes rows and arrays to diagnose/ in each run folder."""
+    """Explain why forecasts drift; writes rows and arrays to diagnose/ in each run folder."""
     from sigmasolver.diagnose.run import diagnose_run, peers_of
     from sigmasolver.evaluate import Request
     from sigmasolver.runs import Run
 
     names = None if only is None else [name.strip() for name in only.split(",")]
-    request = Request(horizon=horizon, windows=windows, part=part, batch=batch, cohort=cohort)
-    place, folders = device_of(device), [Run(path) for path in dict.fromkeys(runs)]
+    request = Request(horizon=horizon, windows=windows, part=part or split, batch=batch, cohort=cohort)
+    folders = [Run(path) for path in dict.fromkeys(runs)]
     found = {}
     for label, run in zip(folder_labels([run.path for run in folders]), folders, strict=True):
         with progress(f"diagnosing {label}", None) as move:
             peers = peers_of(run, folders)
-            found[label] = diagnose_run(run, names, request, place, _Named(move), peers, data)
+            found[label] = diagnose_run(run, names, request, device_of(device), _Named(move), peers, data)
     for name in names or ():
         if all(findings[name].skipped for findings in found.values()):
             raise ValueError(str(next(iter(found.values()))[name].skipped))
@@ -236,7 +237,7 @@ def _shown(cell: Cell, rows: Sequence[dict[str, Any]]) -> str | None:
     held = [row for row in rows if row["metric"] == cell.metric]
     if not held:
         return None
-    for key in ("case", "field", "layer"):  # what is told for all together comes first, else the mean is taken
+    for key in ("case", "field", "layer"):  # an aggregate row if there is one, else the mean
         held = [row for row in held if row[key] is None] or held
     last = max(row["lead"] or 0 for row in held)
     values = [row["value"] for row in held if (row["lead"] or 0) == last]

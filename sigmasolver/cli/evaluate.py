@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sigmasolver.cli.app import Cohort, Device, Precision, app, device_of, numbers
+from sigmasolver.cli.app import Cohort, Device, OldSplit, Precision, Split, app, device_of, numbers
 from sigmasolver.cli.terminal import console, print_scores, progress
 
 if TYPE_CHECKING:
@@ -18,32 +18,33 @@ __all__ = ["Anyway", "evaluate", "say_unfinished"]
 
 Anyway = Annotated[
     bool,
-    typer.Option("--anyway", help="Also where units, box, boundaries or time step are not those of the training."),
+    typer.Option("--anyway", help="Proceed even if units, box, boundaries or time step differ from the training data."),
 ]
 
 
 @app.command()
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
-    data: Annotated[Path | None, typer.Option(help="Another store; all its trajectories are the test.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Another store; all its trajectories are used for testing.")] = None,
     horizon: Annotated[int | None, typer.Option(help="Frames to forecast, also beyond the training horizon.")] = None,
     grid: Annotated[str | None, typer.Option(help="Points per axis, such as 141 or 64,128.")] = None,
-    windows: Annotated[int | None, typer.Option(help="How many windows, evenly spread; none: all.")] = None,
+    windows: Annotated[int | None, typer.Option(help="Number of windows, evenly spread; default: all.")] = None,
     protocol: Annotated[str, typer.Option(help="free or teacher-forced.")] = "free",
-    part: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
-    batch: Annotated[int, typer.Option(help="Windows at a time.")] = 8,
+    split: Split = "test",
+    part: OldSplit = None,
+    batch: Annotated[int, typer.Option(help="Batch size, in windows.")] = 8,
     precision: Precision = "float32",
     cohort: Cohort = None,
     anyway: Anyway = False,
     device: Device = "auto",
 ) -> None:
-    """Measure runs on data they have not seen, beside a forecast that has learned nothing; writes records.jsonl."""
+    """Evaluate runs on unseen data, next to an untrained baseline; writes records.jsonl."""
     from sigmasolver.evaluate import Request, evaluate_run
     from sigmasolver.parallel import join
     from sigmasolver.runs import Run
 
     points = None if grid is None else numbers(grid, "--grid")
-    request = Request(horizon, points, windows, protocol, part, batch, precision, cohort)
+    request = Request(horizon, points, windows, protocol, part or split, batch, precision, cohort)
     rows = []
     with join(device_of(device)) as world:
         for path in dict.fromkeys(runs):
@@ -62,7 +63,7 @@ def say_unfinished(run: Run) -> None:
 
     if run.weights.exists() and run.resume.exists() and not run.finished:
         at, steps = read_facts(run.weights)["step"], read_facts(run.resume)["steps"]
-        said = f"{run.path} is not finished: these are its weights of step {at} of {steps}"
+        said = f"{run.path} is not finished: using its weights of step {at} of {steps}"
         console(stderr=True).print(said, soft_wrap=True)
 
 

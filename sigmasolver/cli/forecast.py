@@ -27,17 +27,20 @@ def forecast(
     run: Annotated[str, typer.Argument(help="The folder of a trained run, or the name of a pretrained model.")],
     start: Annotated[
         Path | None,
-        typer.Option("--input", help="The given frames: .npy, .npz, .h5 or a store; none: a pretrained model's own."),
+        typer.Option(
+            "--input",
+            help="Initial frames: .npy, .npz, .h5 or a store; default: those shipped with a pretrained model.",
+        ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Frames to forecast; none: the task's horizon.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Frames to forecast; default: the task's horizon.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where the forecast goes: .h5 (a store), .npy or .npz; needed with --input.")
+        Path | None, typer.Option(help="Output file: .h5 (a store), .npy or .npz; required with --input.")
     ] = None,
     precision: Precision = "float32",
     anyway: Anyway = False,
     device: Device = "auto",
 ) -> None:
-    """Forecast from frames of your own, or score a pretrained model on unseen windows that come with it."""
+    """Forecast from your own frames, or score a pretrained model on the unseen windows shipped with it."""
     from sigmasolver.forecast.checkpoint import recipe_in
     from sigmasolver.forecast.files import forecast_file
     from sigmasolver.pretrained import is_pretrained, resolve
@@ -46,13 +49,13 @@ def forecast(
     path = resolve(run)
     if start is None:
         if not is_pretrained(path):
-            raise ValueError(f"Name the frames to forecast from with --input; {path} brings none of its own.")
+            raise ValueError(f"Missing --input: {path} ships no frames to forecast from.")
         if steps is not None:
-            raise ValueError("--steps goes with --input; the windows of a pretrained model have a length of their own.")
+            raise ValueError("--steps requires --input; the windows of a pretrained model have a fixed length.")
         _forecast_shipped(path.name, out, precision, device_of(device))
         return
     if out is None:
-        raise ValueError("Say with --out where the forecast shall be written.")
+        raise ValueError("Missing --out: name the file to write the forecast to.")
     say_unfinished(Run(path))
     steps = recipe_in(Run(path)).task.horizon if steps is None else steps
     with progress("forecasting", None) as move:
@@ -79,7 +82,7 @@ def _forecast_shipped(name: str, out: Path | None, precision: str, device: torch
     table = Table("", box=SIMPLE_HEAD)
     for row in shown.scores:
         table.add_column(f"{row['field']}, {ERRORS[row['metric']]}", justify="right")
-    table.add_column("a case takes", justify="right")
+    table.add_column("time per case", justify="right")
     model = [_percent(row["value"]) for row in shown.scores]
     table.add_row(f"{card['model']}, {grid}", *model, _time(shown.seconds))
     table.add_row(test["yardstick"], *(_percent(row["yardstick"]) for row in shown.scores), "–")

@@ -1,4 +1,4 @@
-"""The command that keeps results at the paper's budgets, and the page made of them."""
+"""The command that records results at the paper's budgets and generates their page."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["ledger"]
 @app.command()
 def ledger(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Finished runs to enter; none: only write the page.")
+        list[Path] | None, typer.Argument(help="Finished runs to add; default: only write the page.")
     ] = None,
-    file: Annotated[Path, typer.Option(help="The rows, one a number.")] = Path("results/ledger.jsonl"),
-    page: Annotated[Path, typer.Option(help="The page that is generated from them.")] = Path("docs/results.md"),
+    file: Annotated[Path, typer.Option(help="The rows, one per number.")] = Path("results/ledger.jsonl"),
+    page: Annotated[Path, typer.Option(help="The page generated from them.")] = Path("docs/results.md"),
 ) -> None:
-    """Enter finished runs into the ledger and generate the page of results beside the paper's numbers."""
+    """Add finished runs to the ledger and generate the page of results beside the paper's numbers."""
     from sigmasolver.experiments.ledger import collect, write
     from sigmasolver.recipes import factor_settings, suite_of
     from sigmasolver.report.ledger import results_page

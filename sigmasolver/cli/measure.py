@@ -26,11 +26,11 @@ def measure(
     only: Annotated[str | None, typer.Option(help="Only recipes whose name matches, such as 'ns2d-*'.")] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="A folder with a store for each task: ns2d.h5, ...; none: random trajectories."),
+        typer.Option(help="A folder with a store for each task: ns2d.h5, ...; default: random trajectories."),
     ] = None,
     rounds: Annotated[int, typer.Option(help="Independent processes for each recipe.")] = 3,
     seconds: Annotated[
-        float | None, typer.Option(help="How long each process times, at most an epoch; none: a whole epoch.")
+        float | None, typer.Option(help="Seconds each process measures, at most one epoch; default: one epoch.")
     ] = None,
     settings: Settings = None,
     device: Device = "auto",
@@ -75,7 +75,7 @@ def _say(found: Mapping[str, Findings]) -> None:
     console().print(table)
     facts = next(iter(found.values())).rows[0]
     console().print(
-        "  timed: updates of an epoch that each process made; peak memory is that of one update", soft_wrap=True
+        "  timed: updates of an epoch that each process ran; peak memory is that of one update", soft_wrap=True
     )
     how = f"{facts['rounds']} processes each, {facts['operations']} operations, {facts['precision']}, eager"
     console().print(f"  {facts['machine']}, torch {facts['torch']}; {how}", soft_wrap=True)

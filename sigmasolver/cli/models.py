@@ -51,5 +51,5 @@ def _print_pretrained() -> None:
             f"{100 * card['training']['budget_share']:.3g} %",
         )
     console().print(table)
-    said = "  relative L2 on the test part, share of the paper's epochs; try one: sigmasolver forecast NAME"
+    said = "  relative L2 on the test split, share of the paper's epochs; try one: sigmasolver forecast NAME"
     console().print(said, soft_wrap=True)

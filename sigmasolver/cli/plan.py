@@ -1,4 +1,4 @@
-"""The command that tells what a training will cost."""
+"""The command that predicts the cost of a training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sigmasolver.cli.train import engine_of
 
 if TYPE_CHECKING:
     from sigmasolver.train.dry_run import Cost
-    from sigmasolver.train.engine import Place
+    from sigmasolver.train.engine import Execution
     from sigmasolver.train.plan import Prediction
 
 __all__ = ["plan"]
@@ -24,54 +24,57 @@ __all__ = ["plan"]
 def plan(
     task: Annotated[str, typer.Argument(help="A task with a recipe, such as smoke3d.")],
     model: Annotated[str | None, typer.Option(help="As for `train`.")] = None,
-    grid: Annotated[str | None, typer.Option(help="Points per axis, such as 141 or 64,128; none: the task's.")] = None,
+    grid: Annotated[
+        str | None, typer.Option(help="Points per axis, such as 141 or 64,128; default: the task's.")
+    ] = None,
     settings: Settings = None,
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="auto, eager, compiled, graph or compiled-graph.")] = "auto",
-    memory: Annotated[float | None, typer.Option(help="GB that the training may take; none: the device's.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Also make an update on the whole grid and compare.")] = False,
+    memory: Annotated[float | None, typer.Option(help="Memory limit in GB; default: the device's.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Also run an update on the full grid and compare.")] = False,
 ) -> None:
     """Predict memory and time of a training from updates on smaller grids; exit code 1 if it does not fit."""
     from sigmasolver.parallel import World
     from sigmasolver.recipes import changed, recipe_of
-    from sigmasolver.train.engine import Place
+    from sigmasolver.train.engine import Execution
     from sigmasolver.train.job import memory_of
     from sigmasolver.train.plan import advise, on_grid, predict
 
     recipe = changed(recipe_of(task, model), settings or [])
     recipe = recipe if grid is None else on_grid(recipe, numbers(grid, "--grid"))
     world = World(device=device_of(device))
-    place = Place(world, engine_of(engine, world))
+    execution = Execution(world, engine_of(engine, world))
     there = memory_of(world.device)
     room = there if memory is None else 1e9 * memory
     with progress("measuring on smaller grids", None) as move:
-        prediction = predict(recipe, place, room, move)
-    _say(prediction, place, room)
+        prediction = predict(recipe, execution, room, move)
+    _say(prediction, execution, room)
     if check:
-        _check(prediction, place, there)
+        _check(prediction, execution, there)
     if prediction.fits(room):
         return
     console().print("Changes, with the memory and the time of the training, measured in the same way:", soft_wrap=True)
     with progress("measuring changes", None) as move:
-        for words, found in advise(prediction, place, room, move):
+        for words, found in advise(prediction, execution, room, move):
             prediction = found
             typed = " ".join(f"--set {word}" for word in words)
             console().print(f"  {_gigabytes(found.memory):>9}  {_time(found.seconds):>9}  {typed}", soft_wrap=True)
     if prediction.fits(room):
         console().print("The last one fits.")
     else:
-        console().print("None of these fits; take a coarser grid with --grid, or a device with more memory.")
+        console().print("None of these fits; use a coarser grid with --grid, or a device with more memory.")
     raise typer.Exit(1)
 
 
-def _say(found: Prediction, place: Place, room: float) -> None:
+def _say(found: Prediction, execution: Execution, room: float) -> None:
     from sigmasolver.train.plan import MARGIN
 
     screen, recipe = console(), found.recipe
     size = f"{recipe.model.name} of width {recipe.model.width} and depth {recipe.model.depth}"
     how = f"batch {recipe.train.batch}, {recipe.train.precision}{', recompute' if recipe.train.recompute else ''}"
     screen.print(
-        f"{recipe.task.name} on {_times(recipe.task.grid)}: {size}, {how}, {place.engine} on {place.world.device}",
+        f"{recipe.task.name} on {_times(recipe.task.grid)}: {size}, {how}, {execution.engine} on "
+        f"{execution.world.device}",
         soft_wrap=True,
     )
     least = "" if found.known else "at least "
@@ -79,26 +82,26 @@ def _say(found: Prediction, place: Place, room: float) -> None:
     table.add_column(justify="right")
     table.add_row("parameters", f"{found.parameters:,}")
     table.add_row("memory of one update", _gigabytes(found.update.memory))
-    lie = "on the device" if found.resident else "read as needed"
-    table.add_row(f"training windows, {lie}", least + _gigabytes(found.windows))
+    location = "on the device" if found.resident else "read as needed"
+    table.add_row(f"training windows, {location}", least + _gigabytes(found.windows))
     table.add_row("memory needed on the device", _gigabytes(found.memory))
     table.add_row("time of one update", _time(found.update.seconds))
     table.add_row("updates", f"{least}{found.updates:,}")
     table.add_row("time of the training, without checks", least + _time(found.seconds))
     screen.print(table)
-    screen.print(f"  measured on {' and '.join(map(_times, found.probed))}; memory {_how(place)}", soft_wrap=True)
+    screen.print(f"  measured on {' and '.join(map(_times, found.probed))}; memory {_how(execution)}", soft_wrap=True)
     verdict = "It fits" if found.fits(room) else "It does NOT fit"
     left = f"{100 * MARGIN:.0f} % must stay free"
     screen.print(f"{verdict}: {_gigabytes(found.memory)} of {_gigabytes(room)}, of which {left}.", soft_wrap=True)
 
 
-def _check(prediction: Prediction, place: Place, there: float) -> None:
+def _check(prediction: Prediction, execution: Execution, there: float) -> None:
     from sigmasolver.train.dry_run import cost_of
 
     if prediction.update.memory > there:
-        console().print("Not checked: an update on the whole grid does not fit this device.")
+        console().print("Not checked: an update on the full grid does not fit this device.")
         return
-    measured: Cost = cost_of(prediction.recipe, place)
+    measured: Cost = cost_of(prediction.recipe, execution)
     table = Table("one update", box=SIMPLE_HEAD)
     for column in ("predicted", "measured", "error"):
         table.add_column(column, justify="right")
@@ -111,10 +114,10 @@ def _check(prediction: Prediction, place: Place, there: float) -> None:
     console().print(table)
 
 
-def _how(place: Place) -> str:
-    if place.world.device.type == "cuda":
-        return "as the GPU's allocator tells it"
-    return "counted: tensors alive at one time, as a CPU holds them"
+def _how(execution: Execution) -> str:
+    if execution.world.device.type == "cuda":
+        return "from the GPU's allocator"
+    return "counted from live tensors"
 
 
 def _times(grid: tuple[int, ...]) -> str:

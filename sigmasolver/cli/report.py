@@ -25,9 +25,7 @@ SWEEPS = ("scaling",)
 Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 Where = Annotated[
     list[str] | None,
-    typer.Option(
-        "--where", metavar="NAME=VALUE", help="Only rows with this fact: horizon=20, ...; may be given often."
-    ),
+    typer.Option("--where", metavar="NAME=VALUE", help="Only rows with this fact: horizon=20, ...; repeatable."),
 ]
 
 
@@ -43,17 +41,17 @@ def figure(
     runs: Runs,
     out: Annotated[Path, typer.Option(help="The folder for NAME.png and NAME.pdf.")] = Path(),
     field: Annotated[
-        str | None, typer.Option(help="The field to show; velocity: all its components; none: all, or the main one.")
+        str | None, typer.Option(help="The field to show; velocity: all its components; default: all, or the main one.")
     ] = None,
     where: Where = None,
 ) -> None:
     """Draw a figure of the paper from the records of runs."""
     from sigmasolver.report.figures import FIGURES, Material, save
-    from sigmasolver.settings import row
+    from sigmasolver.settings import lookup
 
-    drawing = row(FIGURES, name, "figure")
+    drawing = lookup(FIGURES, name, "figure")
     if field is not None and not drawing.by_field:
-        raise ValueError(f"The figure {name} shows no field; leave --field out.")
+        raise ValueError(f"The figure {name} shows no field; omit --field.")
     rows, arrays = _records(runs, drawing.needs, where or [], name in SWEEPS)
     for path in save(drawing.with_sample(Material(rows, arrays, field)), out, name):
         console().print(str(path), soft_wrap=True)
@@ -74,13 +72,13 @@ def table(
 ) -> None:
     """Print a table of the paper from the records of runs, with the published numbers beside them.
 
-    In a terminal it is drawn with bold and underlined numbers; into a file or a pipe it goes as Markdown.
+    Drawn with bold and underlined numbers in a terminal, written as Markdown to a file or pipe.
     """
     from sigmasolver.report.paper_tables import TABLES
     from sigmasolver.report.tables import to_latex, to_markdown
-    from sigmasolver.settings import row
+    from sigmasolver.settings import lookup
 
-    wanted = row(TABLES, name, "table")
+    wanted = lookup(TABLES, name, "table")
     rows, _ = _records(runs, wanted.needs, where or [], name in SWEEPS)
     made, screen = wanted.make(rows), console()
     if screen.is_terminal and not latex:
@@ -93,12 +91,12 @@ def table(
 @app.command()
 def report(
     runs: Runs,
-    out: Annotated[Path, typer.Option(help="The page, one HTML file without need of a network.")] = Path("page.html"),
-    title: Annotated[str | None, typer.Option(help="Its title; none: the task.")] = None,
+    out: Annotated[Path, typer.Option(help="The page, one self-contained HTML file.")] = Path("page.html"),
+    title: Annotated[str | None, typer.Option(help="Title; default: the task.")] = None,
     where: Where = None,
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
-    """Write what is known of runs as one page: summary, errors, forecasts to play, why they drift, provenance."""
+    """Write one page about runs: summary, errors, playable forecasts, causes of drift, provenance."""
     from sigmasolver.diagnose.run import DIAGNOSTICS
     from sigmasolver.report.assemble import study_of
     from sigmasolver.report.page import write_page
@@ -129,7 +127,7 @@ def _read(
     conditions: Sequence[str],
     sweep: bool = False,
 ) -> tuple[Rows, dict[str, Arrays]]:
-    """The rows of these runs, and of each diagnostic the arrays by run; what is needed and not there is said.
+    """The rows of these runs, and of each diagnostic the arrays by run; missing needs raise.
 
     Runs of one model by different recipes are not seeds of each other: outside of a `sweep` their names say so.
     """
@@ -199,10 +197,10 @@ def _labelled(paths: Sequence[Path]) -> dict[str, list[Run]]:
     given: dict[Path, Path] = {}
     for path in paths:
         given.setdefault(path.resolve(), path)
-    for place, path in given.items():
+    for resolved, path in given.items():
         run = Run(path)
-        recipe = run.recipe()  # says so where this is no run
-        same = (run.digest, json.dumps(recipe, sort_keys=True)) if run.weights.exists() else place
+        recipe = run.recipe()  # raises if this is no run
+        same = (run.digest, json.dumps(recipe, sort_keys=True)) if run.weights.exists() else resolved
         found.setdefault(same, []).append(run)
     labels = dict(zip(folder_labels([group[0].path for group in found.values()]), found.values(), strict=True))
     for label, group in labels.items():

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sigmasolver.experiments.queue import Deadline
     from sigmasolver.recipes import Recipe
     from sigmasolver.runs import Run
-    from sigmasolver.train.engine import Place
+    from sigmasolver.train.engine import Execution
 
 __all__ = ["suite"]
 
@@ -30,17 +30,13 @@ def suite(
         ),
     ],
     data: Annotated[Path, typer.Option(help="A folder with one store for each task: ns2d.h5, ...")] = Path("data"),
-    data_seed: Annotated[
-        int | None, typer.Option(help="Simulate stores that are missing there, with this seed.")
-    ] = None,
+    data_seed: Annotated[int | None, typer.Option(help="Simulate missing stores with this seed.")] = None,
     out: Annotated[Path, typer.Option(help="The folder that holds the runs.")] = Path("runs"),
     only: Annotated[
         list[str] | None, typer.Option(help="Only runs whose name matches, such as 'ns2d-*-42'; repeatable.")
     ] = None,
     minutes: Minutes = None,
-    show: Annotated[
-        bool, typer.Option("--list", help="List the runs and how far they are, and train nothing.")
-    ] = False,
+    show: Annotated[bool, typer.Option("--list", help="List the runs and their progress without training.")] = False,
     settings: Settings = None,
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="auto, eager, compiled, graph or compiled-graph.")] = "auto",
@@ -56,7 +52,7 @@ def suite(
     from sigmasolver.parallel import join
     from sigmasolver.recipes import changed, suite_of
     from sigmasolver.runs import Run
-    from sigmasolver.train.engine import Place
+    from sigmasolver.train.engine import Execution
 
     deadline, screen = Deadline(minutes), console()
     rows = suite_of(name)
@@ -68,16 +64,16 @@ def suite(
             screen.print(f"{key:45} {_progress_of(Run(out / key), changed(rows[key], settings or []))}")
         return
     with join(device_of(device)) as world:
-        place = Place(world, engine_of(engine, world))
+        execution = Execution(world, engine_of(engine, world))
         for key in chosen:
             # All rows of a task share one store, whichever of them are trained now.
             task = rows[key].task.name
             siblings = {k: changed(one, settings or []) for k, one in rows.items() if one.task.name == task}
             if not is_done(Run(out / key), siblings[key]):
-                if not _finish_row(key, siblings, data, data_seed, out, place, deadline):
+                if not _finish_row(key, siblings, data, data_seed, out, execution, deadline):
                     return
             elif world.first:
-                screen.print(f"{key}: finished before")
+                screen.print(f"{key}: already finished")
 
 
 def _progress_of(run: Run, recipe: Recipe) -> str:
@@ -86,7 +82,7 @@ def _progress_of(run: Run, recipe: Recipe) -> str:
     if run.finished:
         return "finished" if is_done(run, recipe) else "trained, not evaluated"
     done = fraction_done(run)
-    return f"{100 * done:.1f} %" if done else "open"
+    return f"{100 * done:.1f} %" if done else "pending"
 
 
 def _finish_row(
@@ -95,10 +91,10 @@ def _finish_row(
     data: Path,
     data_seed: int | None,
     out: Path,
-    place: Place,
+    execution: Execution,
     deadline: Deadline,
 ) -> bool:
-    """Simulate, train and evaluate one row; False where the time did not suffice."""
+    """Simulate, train and evaluate one row; False if time ran out."""
     from sigmasolver.experiments.queue import OutOfTimeError, ensure_store, fraction_done, run_row
     from sigmasolver.runs import Run
 
@@ -110,14 +106,14 @@ def _finish_row(
                 deadline.check("simulating")
                 move(done, total)
 
-            store = ensure_store(recipe, data, siblings.values(), data_seed, place, simulated)
-        if place.world.first:
+            store = ensure_store(recipe, data, siblings.values(), data_seed, execution, simulated)
+        if execution.world.first:
             screen.print(f"{key}: training from {100 * fraction_done(run):.1f} %")
-        with training(place.world) as watch:
-            run_row(recipe, store, run, place, deadline, watch)
+        with training(execution.world) as watch:
+            run_row(recipe, store, run, execution, deadline, watch)
     except OutOfTimeError as stopped:
-        if place.world.first:
+        if execution.world.first:
             trained = f"{100 * fraction_done(run):.1f} % trained"
-            screen.print(f"{key}: stopped by --minutes while {stopped} ({trained}); the same command goes on")
+            screen.print(f"{key}: stopped by --minutes while {stopped} ({trained}); the same command resumes")
         return False
     return True

@@ -1,4 +1,4 @@
-"""What a person at the terminal sees: plain text, bars with the time that is left, tables."""
+"""Terminal output: plain text, progress bars with the remaining time, tables."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = [
 
 
 def folder_labels(paths: Sequence[Path]) -> list[str]:
-    """What to call each folder: its name, after as many of its parents as tell it from the others."""
+    """A label for each folder: its name, preceded by as many parents as make it unique."""
     parts = [path.resolve().parts for path in paths]
     return ["/".join(own[-_depth(own, parts) :]) for own in parts]
 
@@ -63,7 +63,7 @@ class Rate(ProgressColumn):
 
 
 def _bar(*more: ProgressColumn) -> Progress:
-    """Label, bar, what is shown, more columns, time gone and time left; only where a person looks on."""
+    """Label, bar, text, more columns, elapsed and remaining time; only in an interactive terminal."""
     console = Console(stderr=True)
     left = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[shown]}"), *more, *left)
@@ -72,13 +72,13 @@ def _bar(*more: ProgressColumn) -> Progress:
 
 @contextmanager
 def progress(label: str, total: int | None) -> Iterator[Mover]:
-    """A bar on stderr with time left and throughput; on a pipe or in a log file it stays silent."""
+    """A bar on stderr with remaining time and throughput; silent if stderr is not a terminal."""
     with _bar(Rate()) as bar:
         yield Mover(bar, label, total)
 
 
 class Mover:
-    """Called with what is done, and the total where it was not known before."""
+    """Moves the bar: called with the count done, and the total if it was not known before."""
 
     def __init__(self, bar: Progress, label: str, total: int | None) -> None:
         self.bar, self.task = bar, bar.add_task(label, total=total, shown="")
@@ -87,13 +87,13 @@ class Mover:
         Interrupts.heed()
         if total is not None:
             self.bar.update(self.task, total=total)
-        whole = self.bar.tasks[self.task].total
-        self.bar.update(self.task, completed=done, shown=f"{int(done)}/{int(whole or 0)}")
+        total_now = self.bar.tasks[self.task].total
+        self.bar.update(self.task, completed=done, shown=f"{int(done)}/{int(total_now or 0)}")
 
 
 @contextmanager
 def training(world: World) -> Iterator[Callable[[Step], None] | None]:
-    """A bar with loss, validation error and time left; in a log file, a line now and then instead."""
+    """A bar with loss, validation error and remaining time; in a log file, a line every 5 % instead."""
     if not world.first:
         yield None
         return
@@ -130,7 +130,7 @@ def print_summary(console: Console, summary: Summary) -> None:
     settings = ", ".join(f"{name}={value}" for name, value in header.parameters.items())
     console.print(f"  parameters: {settings}", soft_wrap=True)
     if summary.whole == 0:
-        console.print("  no trajectory is whole yet")
+        console.print("  no trajectory is complete yet")
         return
     table = Table("field", "unit", box=SIMPLE_HEAD)
     for column in ("range", "mean", "std", "std over frames"):
@@ -149,16 +149,16 @@ def print_summary(console: Console, summary: Summary) -> None:
         if field.nans or field.infinities:
             console.print(f"  {field.name} has {field.nans} NaN and {field.infinities} infinite values; clean it.")
         if field.constant:
-            console.print(f"  {field.name} is constant: a model can learn nothing from it.")
+            console.print(f"  {field.name} is constant and carries no information.")
     if not any(field.nans or field.infinities for field in summary.fields):
         console.print("  all values are finite")
     if summary.damaged:
         shown = ", ".join(map(str, summary.damaged[:10]))
         console.print(
-            f"  DAMAGED: the values of trajectories {shown} are not those that were written; make them again."
+            f"  DAMAGED: the values of trajectories {shown} do not match their digests; simulate or import them again."
         )
     else:
-        console.print("  intact: every trajectory has the digest it was written with")
+        console.print("  intact: every trajectory matches its digest")
     console.print(f"fingerprint {summary.fingerprint}", soft_wrap=True)
 
 
@@ -205,8 +205,8 @@ def print_table(screen: Console, table: Cells) -> None:
     for number, cells in enumerate(table.rows):
         if number in table.rules:
             drawn.add_section()
-        places = ((number, place) for place in range(len(cells)))
-        styles = ("bold" if at in table.bold else "underline" if at in table.underlined else "" for at in places)
+        indices = ((number, column) for column in range(len(cells)))
+        styles = ("bold" if at in table.bold else "underline" if at in table.underlined else "" for at in indices)
         drawn.add_row(*(Text.assemble(marked) for marked in zip(cells, styles, strict=True)))  # the padding is bare
     needed = Measurement.get(screen, screen.options, drawn).minimum
     screen.print(drawn, width=max(screen.width, needed), crop=False)

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from sigmasolver.parallel import World
     from sigmasolver.recipes import Recipe
     from sigmasolver.runs import Run
-    from sigmasolver.train.infer_recipe import Wishes
+    from sigmasolver.train.infer_recipe import UserChoices
 
 __all__ = ["Minutes", "engine_of", "say_trained", "train"]
 
 Minutes = Annotated[
-    float | None, typer.Option(help="Save the state and stop after so many minutes; the same command goes on.")
+    float | None, typer.Option(help="Save the state and stop after this many minutes; the same command resumes.")
 ]
 
 
@@ -28,17 +28,21 @@ Minutes = Annotated[
 def train(
     task: Annotated[
         str | None,
-        typer.Argument(help="A recipe: a task (ns2d, kf2d, ...) or kf2d-released and the like; none: your own data."),
+        typer.Argument(
+            help="A recipe: a task (ns2d, kf2d, ...) or a variant such as kf2d-released; omit it for your own data."
+        ),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="A store, or your own .h5, .npy, .npz or folder of them.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder to make, or to go on with.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="A run folder to go on with; nothing else is needed.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder to create or resume.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="A run folder to resume; nothing else is needed.")] = None,
     model: Annotated[
         str | None, typer.Option(help="transolver-sigma or another; `sigmasolver models` lists them.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Fixes first weights and order of windows; 42 if not given.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the initial weights and the order of windows; default: 42.")
+    ] = None,
     fields: Annotated[str | None, typer.Option(help="Own data: the fields to use, such as u,v.")] = None,
-    targets: Annotated[str | None, typer.Option(help="Own data: those to predict; the others are given.")] = None,
+    targets: Annotated[str | None, typer.Option(help="Own data: fields to predict; the rest are inputs only.")] = None,
     steady: Steady = None,
     history: Annotated[int | None, typer.Option(help="Own data: frames the model sees.")] = None,
     block: Annotated[int | None, typer.Option(help="Own data: frames it predicts in one call.")] = None,
@@ -49,13 +53,13 @@ def train(
     engine: Annotated[str, typer.Option(help="auto, eager, compiled, graph or compiled-graph.")] = "auto",
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: split the parameters (FSDP2).")] = False,
 ) -> None:
-    """Train a model. Stop it at any moment: `sigmasolver train --resume RUN` continues to the same weights."""
+    """Train a model. Stop at any time; `sigmasolver train --resume RUN` continues to the same weights."""
     from sigmasolver.experiments.queue import Deadline
     from sigmasolver.parallel import join
     from sigmasolver.recipes import changed, recipe_of
     from sigmasolver.runs import Run
-    from sigmasolver.train.engine import Place
-    from sigmasolver.train.infer_recipe import Wishes
+    from sigmasolver.train.engine import Execution
+    from sigmasolver.train.infer_recipe import UserChoices
     from sigmasolver.train.job import resume_run, train_run
 
     deadline = Deadline(minutes)
@@ -64,27 +68,27 @@ def train(
         "--steady": steady,
     }  # fmt: skip
     with join(device_of(device)) as world:
-        place = Place(world, engine_of(engine, world), shard)
+        execution = Execution(world, engine_of(engine, world), shard)
         if resume is not None:
             given = (task, out, settings, model, seed, *own.values())
             if any(value is not None for value in given):
-                raise ValueError(
-                    "A run that goes on keeps its recipe; give --resume alone, or with --data and --device."
-                )
+                raise ValueError("A resumed run keeps its recipe; use --resume alone, or with --data and --device.")
             with training(world) as watch:
-                resume_run(Run(resume), data, place, watch, deadline.passed)
+                resume_run(Run(resume), data, execution, watch, deadline.passed)
             return say_trained(Run(resume), world)
         seed = 42 if seed is None else seed
         published = changed(recipe_of(task, model, seed), settings or []) if task is not None else None
         if data is None or out is None:
-            raise ValueError("Say what to learn from with --data, and where the run shall lie with --out.")
+            raise ValueError("Missing --data or --out: name the training data and the run folder.")
         if task is not None and any(value is not None for value in own.values()):
             named = next(name for name, value in own.items() if value is not None)
-            raise ValueError(f"{named} is for data of your own; change a task with --set task.history=4 and the like.")
+            raise ValueError(
+                f"{named} is only for your own data; change a task with --set, such as --set task.history=4."
+            )
         if published is not None:
             store, recipe = _as_store(data, out, None, None, None, world), published
         else:
-            wishes = Wishes(
+            choices = UserChoices(
                 data.resolve().stem,
                 _names(fields),
                 _names(targets),
@@ -94,28 +98,28 @@ def train(
                 model or "transolver-sigma",
                 seed,
             )
-            store, recipe = _own(data, out, wishes, steady, settings or [], world)
+            store, recipe = _infer(data, out, choices, steady, settings or [], world)
         with training(world) as watch:
-            train_run(recipe, store, Run(out), place, watch, deadline.passed)
+            train_run(recipe, store, Run(out), execution, watch, deadline.passed)
         say_trained(Run(out), world)
 
 
-def _own(
-    data: Path, out: Path, wishes: Wishes, steady: bool | None, settings: list[str], world: World
+def _infer(
+    data: Path, out: Path, choices: UserChoices, steady: bool | None, settings: list[str], world: World
 ) -> tuple[Path, Recipe]:
-    """The store and the recipe for data of one's own; every choice is printed."""
+    """The store and the recipe for a user's own data; every choice is printed."""
     from sigmasolver.data.store import open_store
     from sigmasolver.recipes import changed
-    from sigmasolver.train.infer_recipe import own_recipe
+    from sigmasolver.train.infer_recipe import infer_recipe
 
-    if wishes.fields and wishes.targets:
-        wishes = replace(wishes, fields=tuple(dict.fromkeys((*wishes.fields, *wishes.targets))))
+    if choices.fields and choices.targets:
+        choices = replace(choices, fields=tuple(dict.fromkeys((*choices.fields, *choices.targets))))
     # Nothing here is a public data set, though its shape may look like one.
-    store = _as_store(data, out, "arrays" if data.suffix != ".mat" else None, wishes.fields, steady, world)
+    store = _as_store(data, out, "arrays" if data.suffix != ".mat" else None, choices.fields, steady, world)
     with open_store(store) as reader:
         if steady and (frames := len(reader.header.layout.times)) > 1:
             raise ValueError(f"{data} is a store of {frames} frames, not steady; import its source with --steady.")
-        recipe, notes = own_recipe(reader.header, len(reader), wishes, world.device.type == "cuda")
+        recipe, notes = infer_recipe(reader.header, len(reader), choices, world.device.type == "cuda")
     recipe = changed(recipe, settings)
     notes += [f"then set: {', '.join(settings)}"] if settings else []
     for note in notes if world.first else ():
@@ -128,7 +132,7 @@ def _names(text: str | None) -> tuple[str, ...] | None:
 
 
 def engine_of(text: str, world: World) -> str:
-    """A CUDA graph where there is one GPU; torch as it is elsewhere."""
+    """A CUDA graph on a single GPU; eager elsewhere."""
     if text != "auto":
         return text
     return "graph" if world.device.type == "cuda" and world.size == 1 else "eager"

@@ -41,7 +41,7 @@ class StoreError(ValueError):
 
 
 class OtherStoreError(StoreError):
-    """A store that holds other data than those that shall be written to it."""
+    """A store that holds other data than those to be written to it."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Header:
                 return f"its {name} is {old!r} where {new!r} is asked for"
         for (name, old), new in zip(self.axes().items(), other.axes().values(), strict=True):
             if not np.array_equal(old, new):
-                return f"its {name} values are others"
+                return f"its {name} values differ"
         return None
 
 

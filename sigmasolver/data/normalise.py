@@ -6,7 +6,7 @@ Each kind is a row: how mean and scale come from trajectories v_i (frames, *grid
 float64. σ is the standard deviation over all points and frames of a trajectory, σ_t the one along time at a point.
 
     none         0                        1
-    channel      mean of everything       std of everything                the default for data of one's own
+    channel      mean of everything       std of everything                the default for a user's own data
     scalar       mean of everything       unbiased std + 1e-8              Darcy
     pixel        mean at each point       unbiased std at each point + 1e-5
     temporal     mean of everything       mean over points and i of σ_t    KF2D
@@ -34,7 +34,7 @@ import numpy as np
 import torch
 
 from sigmasolver.data.windows import Windows
-from sigmasolver.settings import check_types, near_names, row
+from sigmasolver.settings import check_types, lookup, suggest
 from sigmasolver.tasks import field_groups
 
 __all__ = ["KINDS", "Fit", "Normaliser", "TimeScale", "fit", "fit_trajectories"]
@@ -60,7 +60,7 @@ class Normaliser:
     _casts: dict[tuple[torch.device, torch.dtype], _Cast] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        row(KINDS, self.kind, "normaliser")
+        lookup(KINDS, self.kind, "normaliser")
         for name in ("mean", "scale"):
             values = getattr(self, name)
             if values.dtype != torch.float64 or values.ndim < 1 or values.shape[-1] != len(self.fields):
@@ -94,7 +94,7 @@ class Normaliser:
         """The normaliser of these fields alone, in this order."""
         for name in fields:
             if name not in self.fields:
-                raise ValueError(f'The normaliser has no field "{name}"; {near_names(name, self.fields)}.')
+                raise ValueError(f'The normaliser has no field "{name}"; {suggest(name, self.fields)}')
         channels = [self.fields.index(name) for name in fields]
         constant = tuple(name for name in fields if name in self.constant)
         return Normaliser(self.kind, tuple(fields), self.mean[..., channels], self.scale[..., channels], constant)
@@ -114,7 +114,7 @@ class Normaliser:
         """The inverse of `to_dict`."""
         for key in values:
             if key not in _KEYS:
-                raise ValueError(f'A normaliser has no entry "{key}"; {near_names(key, _KEYS)}.')
+                raise ValueError(f'A normaliser has no entry "{key}"; {suggest(key, _KEYS)}')
         for key in _KEYS:
             if key not in values:
                 raise ValueError(f'The entry "{key}" of a normaliser is missing; save it with to_dict.')
@@ -184,7 +184,7 @@ def fit(kind: str, windows: Windows) -> tuple[Normaliser, Normaliser]:
 def fit_trajectories(kind: str, fields: Sequence[str], trajectories: Iterable[torch.Tensor]) -> Normaliser:
     """The normaliser of this kind for trajectories `(frames, *grid, fields)`, which are taken one at a time."""
     watched = _Watched(fields, trajectories)
-    mean, scale = row(KINDS, kind, "normaliser")(watched)
+    mean, scale = lookup(KINDS, kind, "normaliser")(watched)
     shared = kind == "trajectory"
     for group in map(list, field_groups(fields).values()) if shared else [[q] for q in range(len(fields))]:
         if all(fields[q] in watched.constant for q in group):

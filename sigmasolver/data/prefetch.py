@@ -20,11 +20,11 @@ def prefetch(
 
     Copies to a GPU come from page-locked memory and the host does not wait for them.
     """
-    place = torch.device(device)
+    target = torch.device(device)
 
     def read(indices: torch.Tensor) -> Pair:
         history, future = windows.batch(indices)
-        return (history.pin_memory(), future.pin_memory()) if place.type == "cuda" else (history, future)
+        return (history.pin_memory(), future.pin_memory()) if target.type == "cuda" else (history, future)
 
     waiting: deque[Future[Pair]] = deque()
     with ThreadPoolExecutor(max_workers=1) as reader:  # one: the source is read in order, by one handle
@@ -32,9 +32,9 @@ def prefetch(
             for indices in batches:
                 waiting.append(reader.submit(read, indices))
                 if len(waiting) > ahead:
-                    yield _moved(waiting.popleft().result(), place)
+                    yield _moved(waiting.popleft().result(), target)
             while waiting:
-                yield _moved(waiting.popleft().result(), place)
+                yield _moved(waiting.popleft().result(), target)
         finally:
             for future in waiting:
                 future.cancel()

@@ -22,7 +22,7 @@ import torch
 
 from sigmasolver.data.header import DTYPES, Header
 from sigmasolver.data.store import Key, Reader
-from sigmasolver.settings import near_names
+from sigmasolver.settings import suggest
 
 __all__ = ["Pair", "Resident", "Row", "Source", "Split", "WindowSpec", "Windows", "split", "spread_evenly"]
 
@@ -137,7 +137,7 @@ class Windows:
         """What is read: the inputs, then the targets that are not among them."""
         for name in self.fields:
             if name not in layout.fields:
-                raise ValueError(f'There is no field "{name}"; {near_names(name, layout.fields)}.')
+                raise ValueError(f'There is no field "{name}"; {suggest(name, layout.fields)}')
         self.starts = spec.starts_in(len(layout.times))
         """Windows per trajectory."""
         _check_space(source.header, spec.space_stride)

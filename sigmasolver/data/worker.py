@@ -9,7 +9,7 @@ collection elsewhere in the file:
 
     descriptor   length u32 · address of the collection u64 · number of the object u32
     collection   "GCOL" · version u8 · 3 bytes · size u64 · objects
-    object       number u16 · 6 bytes · length u64 · bytes, filled up to a multiple of 8
+    object       number u16 · 6 bytes · length u64 · bytes, padded to a multiple of 8
 """
 
 from __future__ import annotations

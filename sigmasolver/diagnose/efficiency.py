@@ -31,9 +31,9 @@ from sigmasolver.models.solver import Solver
 from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
 from sigmasolver.train.dry_run import Alive
-from sigmasolver.train.engine import Place, Stepper
+from sigmasolver.train.engine import Execution, Stepper
 from sigmasolver.train.job import lies_on, memory_of
-from sigmasolver.train.loop import Plan
+from sigmasolver.train.loop import StepPlan
 
 __all__ = [
     "WARM_UP",
@@ -144,13 +144,13 @@ class Updates:
         self, recipe: Recipe, forecaster: Forecaster, windows: Windows, device: torch.device, rate: float, epochs: int
     ) -> None:
         self.before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-        plan = Plan(recipe, windows)
+        plan = StepPlan(recipe, windows)
         self.per_epoch = plan.per_epoch
         most = 2 + 1 + WARM_UP + 1 + epochs * self.per_epoch  # memory, first, warm-up, first, rounds
         forecaster = forecaster.to(device)
         forecaster.model.train()
-        place = Place(World(device=device))
-        self.stepper = Stepper(recipe, forecaster, windows, plan.members, torch.full((most,), rate), place)
+        execution = Execution(World(device=device))
+        self.stepper = Stepper(recipe, forecaster, windows, plan.members, torch.full((most,), rate), execution)
         self.done = 0
 
     def make(self) -> None:

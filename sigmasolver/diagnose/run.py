@@ -28,7 +28,7 @@ from sigmasolver.forecast.checkpoint import data_of, load, recipe_in
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, provenance
-from sigmasolver.settings import row
+from sigmasolver.settings import lookup
 
 __all__ = ["DIAGNOSTICS", "diagnose_run", "peers_of"]
 
@@ -67,7 +67,7 @@ def diagnose_run(
     request, place = request or Request(), torch.device(device)
     _check(request)
     wanted = tuple(DIAGNOSTICS) if names is None else tuple(dict.fromkeys(names))
-    makers = {name: row(DIAGNOSTICS, name, "diagnostic") for name in wanted}
+    makers = {name: lookup(DIAGNOSTICS, name, "diagnostic") for name in wanted}
     recipe = recipe_in(run)
     found: dict[str, Findings] = {}
     with open_store(data_of(run) if path is None else path) as store, run.held("diagnose"):

@@ -197,7 +197,7 @@ def time_epoch(recipe: Recipe, path: Path, device: torch.device, seconds: float 
         windows = Windows(store, parts.train, spec)
         refuse_other_grid(windows, recipe)
         forecaster = build(recipe, *fit(recipe.task.normaliser, Windows(store, parts.train[:FITTED], spec)))
-        updates = Updates(recipe, forecaster, windows, device, recipe.train.peak, 1)
+        updates = Updates(recipe, forecaster, windows, device, recipe.train.lr, 1)
         peak = peak_bytes(updates, windows)
         for _ in range(WARM_UP):
             updates.make()

@@ -37,7 +37,7 @@ from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, provenance, read_facts, read_records, replace_rows
-from sigmasolver.settings import row as row_of
+from sigmasolver.settings import lookup
 from sigmasolver.tasks import COHORTS, cohort_of, field_groups
 from sigmasolver.version import __version__
 
@@ -93,7 +93,7 @@ class Request:
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1.")
         if self.cohort is not None:
-            row_of(COHORTS, self.cohort, "cohort")
+            lookup(COHORTS, self.cohort, "cohort")
             if self.windows is not None:
                 raise ValueError("A cohort says which windows are taken; give either --windows or --cohort.")
             if self.part != "test":

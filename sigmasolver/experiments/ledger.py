@@ -40,7 +40,7 @@ def collect(run: Run) -> list[dict[str, Any]]:
     if task.name not in RECIPES:
         raise ValueError(f"{run.path} is a run on {task.name}; the ledger holds the paper's tasks.")
     if not run.finished:
-        raise ValueError(f"{run.path} is not finished; go on with: sigmasolver train --resume {run.path}")
+        raise ValueError(f"{run.path} is not finished; resume with: sigmasolver train --resume {run.path}")
     rows = [row for row in records_of_test_part(run, recipe) if row["metric"] in METRICS]
     if not rows:
         raise ValueError(

@@ -18,7 +18,7 @@ from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_facts
 from sigmasolver.simulate import SIMULATORS, simulator_of
 from sigmasolver.simulate.generate import generate, header_of
-from sigmasolver.train.engine import Place
+from sigmasolver.train.engine import Execution
 from sigmasolver.train.job import train_run
 from sigmasolver.train.loop import Progress
 
@@ -72,7 +72,7 @@ def ensure_store(
     folder: Path,
     recipes: Iterable[Recipe],
     seed: int | None,
-    place: Place,
+    execution: Execution,
     progress: Callable[[int, int, float], None] | None = None,
 ) -> Path:
     """The store of the recipe's task in `folder`; with a `seed`, simulated (or completed) where it is missing.
@@ -80,7 +80,7 @@ def ensure_store(
     It holds enough for the largest of all `recipes` of that task, so that they share one test part. Imported data that
     lie there are taken as they are. `progress` may raise OutOfTimeError.
     """
-    task, world = recipe.task.name, place.world
+    task, world = recipe.task.name, execution.world
     path = folder / f"{task}.h5"
     if path.exists() and (seed is None or not _is_simulated(path, task)):
         return path
@@ -124,7 +124,7 @@ def run_row(
     recipe: Recipe,
     store: Path,
     run: Run,
-    place: Place,
+    execution: Execution,
     deadline: Deadline,
     watch: Callable[[Progress], None] | None = None,
 ) -> None:
@@ -132,10 +132,10 @@ def run_row(
 
     def tick(done: int, total: int) -> None:
         # One process alone may leave an evaluation; several would wait for each other for ever.
-        if place.world.size == 1:
+        if execution.world.size == 1:
             deadline.check("evaluating")
 
-    train_run(recipe, store, run, place, watch, deadline.passed)
+    train_run(recipe, store, run, execution, watch, deadline.passed)
     if not run.finished:
         raise OutOfTimeError("training")
-    evaluate_run(run, path=store, world=place.world, tick=tick)
+    evaluate_run(run, path=store, world=execution.world, tick=tick)

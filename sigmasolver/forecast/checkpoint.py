@@ -83,8 +83,8 @@ def skeleton(recipe: Recipe) -> nn.Module:
 
 def begin(run: Run, recipe: Recipe) -> None:
     """Write the recipe, or make sure that the folder holds it; settings that an older one lacks have their defaults."""
-    if not (run.path / "recipe.json").exists() or recipe_in(run) != recipe:
-        run.start(recipe.to_plain())
+    stored = recipe_in(run).to_plain() if (run.path / "recipe.json").exists() else None
+    run.start(recipe.to_plain(), stored)
 
 
 def recipe_in(run: Run) -> Recipe:
@@ -103,7 +103,7 @@ def data_of(run: Run) -> Path:
         raise ValueError(f"data.json of {run.path} does not name a file; name it with --data.")
     path = run.path / named  # data inside the folder move with it
     if not path.exists():
-        raise ValueError(f"The data of {run.path} is no longer at {path}; name its new place with --data.")
+        raise ValueError(f"The data of {run.path} is no longer at {path}; give its new path with --data.")
     return path
 
 
@@ -132,7 +132,7 @@ def refuse_other_domain(run: Run, recipe: Recipe, path: Path, found: Domain, any
     differences = "; ".join(known.differences(found, not recipe.model.options.time_embedding))
     if differences and not anyway:
         raise ValueError(
-            f"{path} differs from what {run.path} was trained on: {differences}; give data that agree, or say --anyway."
+            f"{path} differs from the training data of {run.path}: {differences}; use matching data, or pass --anyway."
         )
     return differences or None
 
@@ -151,7 +151,7 @@ def read_normalisers(run: Run, recipe: Recipe) -> tuple[Normaliser, Normaliser]:
     try:
         inputs, targets = (Normaliser.from_dict(facts[name]) for name in ("inputs", "targets"))
     except (KeyError, TypeError, AttributeError, RuntimeError, ValueError):
-        raise ValueError(f"normaliser.json of {run.path} is not whole; copy it again or start the run anew.") from None
+        raise ValueError(f"normaliser.json of {run.path} is incomplete; copy it again or restart the run.") from None
     task = recipe.task
     held = [(one.kind, one.fields) for one in (inputs, targets)]
     if held != [(task.normaliser, task.inputs), (task.normaliser, task.targets)]:
@@ -170,7 +170,7 @@ def read_time_scale(run: Run, recipe: Recipe) -> TimeScale | None:
         return from_plain(TimeScale, run.read_json("normaliser.json")["time"])
     except KeyError:
         raise ValueError(
-            f"normaliser.json of {run.path} has no scale of time; copy it again or start the run anew."
+            f"normaliser.json of {run.path} has no scale of time; copy it again or restart the run."
         ) from None
 
 
@@ -187,7 +187,7 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Forecaster:
     run = Run(resolve(path))
     recipe = recipe_in(run)
     if run.resume.exists() and not run.weights.exists():
-        raise ValueError(f"{run.path} is not finished; go on with: sigmasolver train --resume {run.path}")
+        raise ValueError(f"{run.path} is not finished; resume with: sigmasolver train --resume {run.path}")
     tensors, _ = read_tensors(run.weights, device)
     inputs, targets = read_normalisers(run, recipe)
     held, wanted = {name: tuple(t.shape) for name, t in tensors.items()}, skeleton(recipe).state_dict()

@@ -105,7 +105,7 @@ def check_name(out: Path) -> None:
     if out.suffix not in KINDS:
         raise ValueError(f'The forecast cannot be written as "{out.name}"; end its name in {", ".join(KINDS)}.')
     if out.exists():
-        raise ValueError(f"{out} is there already; choose another name or remove it.")
+        raise ValueError(f"{out} already exists; choose another name or remove it.")
 
 
 def write_forecast(out: Path, predicted: np.ndarray, layout: Layout, parameters: Mapping[str, Any]) -> str:
@@ -157,7 +157,7 @@ def _refuse_too_long(steps: int, given: Start, fields: int) -> None:
     if needed > memory:
         raise ValueError(
             f"A forecast of {steps} frames for {count} trajectories takes {needed / 1e9:.3g} GB of memory, and this "
-            f"machine has {memory / 1e9:.3g} GB; ask for fewer steps, or go on from the last frames of a forecast."
+            f"machine has {memory / 1e9:.3g} GB; ask for fewer steps, or continue from the last frames of a forecast."
         )
 
 

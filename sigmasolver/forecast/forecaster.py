@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from sigmasolver.data.normalise import Normaliser, TimeScale
-from sigmasolver.settings import row
+from sigmasolver.settings import lookup
 
 __all__ = ["BOUNDARIES", "Forecaster", "Rollout", "feed_back", "rollout"]
 
@@ -68,7 +68,7 @@ class Forecaster(nn.Module):
         self.history = history
         self.time_scale, self.embedded = time_scale, embedded
         self.model, self.inputs, self.targets, self.block = model, inputs, targets, block
-        self.boundary = row(BOUNDARIES, boundary, "boundary operator") if boundary is not None else None
+        self.boundary = lookup(BOUNDARIES, boundary, "boundary operator") if boundary is not None else None
         self.conditions = conditions
 
     def around(self, model: nn.Module) -> Forecaster:
@@ -99,8 +99,8 @@ class Forecaster(nn.Module):
         given frame, one number or one for each sample, and frames are as far apart as in training; or (B, steps), the
         times of the last given frame and of those after it.
         """
-        place = next((one for one in self.model.parameters()), torch.zeros(()))
-        frames = torch.as_tensor(history).to(place.device, place.dtype)
+        weight = next(self.model.parameters(), torch.zeros(()))
+        frames = torch.as_tensor(history).to(weight.device, weight.dtype)
         if self.history is not None and frames.ndim > 1:
             if frames.shape[1] < self.history:
                 raise ValueError(f"The history has {frames.shape[1]} frames; {self.history} are needed.")

@@ -55,7 +55,7 @@ def make_folder(
     """
     recipe, facts = recipe_in(run), read_facts(run.weights)
     if out.exists():
-        raise ValueError(f"{out} is there already; remove it first.")
+        raise ValueError(f"{out} already exists; remove it first.")
     if not run.finished:
         raise ValueError(f"{run.path} is not finished; only finished runs are shipped.")
     with open_store(simulated) as store:

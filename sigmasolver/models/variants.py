@@ -27,7 +27,7 @@ from sigmasolver.models.baselines.vit import vit
 from sigmasolver.models.block import Block, BlockSpec
 from sigmasolver.models.config import Options, SolverConfig
 from sigmasolver.models.solver import Solver
-from sigmasolver.settings import row
+from sigmasolver.settings import lookup
 
 __all__ = ["BASELINES", "VARIANTS", "build_model", "build_solver", "count_parameters", "list_models", "matched_width"]
 
@@ -89,7 +89,7 @@ MODELS: dict[str, Make] = {name: partial(Solver, partial(Block, spec)) for name,
 def _make(name: str) -> Make:
     # A name near none is answered with the family: all names together would be no plain sentence.
     near = name in MODELS or difflib.get_close_matches(name.lower(), MODELS, cutoff=0.4)
-    return row(MODELS if near else {family: MODELS[family] for family in VARIANTS}, name, "model")
+    return lookup(MODELS if near else {family: MODELS[family] for family in VARIANTS}, name, "model")
 
 
 def list_models() -> tuple[str, ...]:

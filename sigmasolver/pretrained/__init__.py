@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sigmasolver.settings import near_names
+from sigmasolver.settings import suggest
 
 __all__ = ["card", "folder", "is_pretrained", "names", "resolve"]
 
@@ -29,7 +29,7 @@ def names() -> list[str]:
 def folder(name: str) -> Path:
     """Where the model of this name lies."""
     if name not in names():
-        raise ValueError(f'There is no pretrained model "{name}"; {near_names(name, names())}.')
+        raise ValueError(f'There is no pretrained model "{name}"; {suggest(name, names())}')
     return _HERE / name
 
 

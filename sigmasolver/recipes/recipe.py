@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from sigmasolver.data.windows import Split, WindowSpec, split
 from sigmasolver.models import Options, SolverConfig
@@ -53,6 +53,9 @@ class ModelRecipe:
 class TrainRecipe:
     """How it learns: AdamW over one cycle of the learning rate."""
 
+    ALIASES: ClassVar = {"price": "loss", "peak": "lr"}
+    """Names of settings in recipes of earlier versions."""
+
     epochs: int = 500
     updates: int | None = None
     """Optimiser steps in all; None: as many as the epochs have."""
@@ -62,7 +65,8 @@ class TrainRecipe:
     """An epoch takes one window of each trajectory, at a random start, instead of every window."""
     starts: int | None = None
     """Training windows per trajectory; None: as the task says."""
-    peak: float = 1e-3
+    lr: float = 1e-3
+    """The largest learning rate of the cycle."""
     weight_decay: float = 1e-5
     warmup: float = 0.3
     start_divisor: float = 25.0
@@ -77,10 +81,10 @@ class TrainRecipe:
     push_after: int = 0
     push_every: int = 1
     """A pushforward happens at every `push_every`-th step from step `push_after` on; the other steps are direct."""
-    price: str = "relative_l2"
+    loss: str = "relative_l2"
     """"relative_l2" in physical units, or the "squared" error of normalised fields; summed over groups of fields."""
     derivative: float = 0.0
-    """Weight of the derivative term of the price."""
+    """Weight of the derivative term of the loss."""
     noise: float = 0.0
     """Standard deviation of the Gaussian noise on every history, in normalised units."""
     ema: float | None = None
@@ -131,7 +135,7 @@ class TrainRecipe:
 
 _CHOICES = {
     "objective": ("direct", "teacher_forced", "pushforward"),
-    "price": ("relative_l2", "squared"),
+    "loss": ("relative_l2", "squared"),
     "keep": ("final", "best"),
     "precision": ("float32", "tf32", "bf16"),
 }
@@ -148,7 +152,7 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.train.objective == "teacher_forced" and self.task.block > 1:
             raise ValueError(
-                f"Teacher forcing prices single frames, but {self.task.name} predicts {self.task.block} a call; "
+                f"Teacher forcing trains on single frames, but {self.task.name} predicts {self.task.block} a call; "
                 "use the objective direct."
             )
         if self.train.keep == "best" and not (self.train.validation or self.task.validation):

@@ -6,15 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from sigmasolver.recipes.recipe import ModelRecipe, Recipe, TrainRecipe, changed
-from sigmasolver.settings import override, row
+from sigmasolver.settings import lookup, override
 from sigmasolver.tasks import REALPDEBENCH, TASKS
 
 __all__ = ["PAPER", "RECIPES", "RELEASED", "recipe_of"]
 
 PAPER = TrainRecipe(validation=0.0)
 """The whole training part trains, and the final weights are evaluated."""
-_MEASURED = replace(PAPER, updates=20_000, price="squared")
-_REACTING = replace(PAPER, objective="pushforward", calls=2, price="squared", weight_decay=0.0)
+_MEASURED = replace(PAPER, updates=20_000, loss="squared")
+_REACTING = replace(PAPER, objective="pushforward", calls=2, loss="squared", weight_decay=0.0)
 _ROWS: tuple[Recipe, ...] = (
     Recipe(TASKS["darcy"], ModelRecipe(), replace(PAPER, derivative=0.1)),
     Recipe(TASKS["ns2d"], ModelRecipe(width=256), replace(PAPER, batch=2, objective="teacher_forced")),
@@ -86,7 +86,7 @@ PERIODIC = ("ns2d", "kf2d", "it3d")
 
 def recipe_of(name: str, model: str | None = None, seed: int = 42) -> Recipe:
     """The recipe of this name (a task's name: the paper's row) with this seed, and with another model than its own."""
-    recipe = row(RECIPES, name, "recipe")
+    recipe = lookup(RECIPES, name, "recipe")
     recipe = replace(recipe, train=replace(recipe.train, seed=seed))
     return recipe if model in (None, recipe.model.name) else _compared(recipe, model)
 
@@ -117,12 +117,12 @@ _OFFICIAL: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "darcy-rno-official": ("darcy", "rno", ("model.slices=64", "model.options.expansion=1")),
     "ns2d-rno-official": ("ns2d", "rno-two-blocks", ("model.options.expansion=1",)),
     "darcy-factformer-official": (
-        "darcy-factformer", "factformer-darcy", ("model.depth=3", "train.batch=8", "train.peak=8e-4"),
+        "darcy-factformer", "factformer-darcy", ("model.depth=3", "train.batch=8", "train.lr=8e-4"),
     ),
-    "kf2d-factformer-official": ("kf2d-released", "factformer", ("model.depth=4", "train.peak=5e-4")),
-    "it3d-factformer-official": ("it3d-released", "factformer-it3d", ("model.depth=4", "train.peak=3e-4")),
+    "kf2d-factformer-official": ("kf2d-released", "factformer", ("model.depth=4", "train.lr=5e-4")),
+    "it3d-factformer-official": ("it3d-released", "factformer-it3d", ("model.depth=4", "train.lr=3e-4")),
     "smoke3d-factformer-official": (
-        "smoke3d-released", "factformer-smoke3d", ("model.depth=3", "train.peak=3e-4", "train.batch=2"),
+        "smoke3d-released", "factformer-smoke3d", ("model.depth=3", "train.lr=3e-4", "train.batch=2"),
     ),
     "darcy-fno-official": (
         "darcy", "fno-original",
@@ -133,7 +133,7 @@ _OFFICIAL: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "ns2d", "ffno-markov",
         ("model.width=64", "model.depth=24", "model.modes=16", "model.options.positions=coordinates",
          "task.history=1", "task.skip=9", "task.normaliser=channel", "train.objective=direct", "train.noise=0.01",
-         "train.batch=19", "train.updates=100000", "train.peak=2.5e-3", "train.weight_decay=1e-4",
+         "train.batch=19", "train.updates=100000", "train.lr=2.5e-3", "train.weight_decay=1e-4",
          "train.warmup=0.005"),
     ),
 }  # fmt: skip

@@ -10,7 +10,7 @@ from functools import cache
 from sigmasolver.models import matched_width
 from sigmasolver.recipes.recipe import Recipe, changed
 from sigmasolver.recipes.rows import PAPER, RELEASED, recipe_of
-from sigmasolver.settings import row
+from sigmasolver.settings import lookup
 from sigmasolver.tasks import CANONICAL, REALM, REALPDEBENCH
 
 __all__ = ["SUITES", "factor_settings", "suite_of"]
@@ -57,7 +57,7 @@ at a quarter of its budget."""
 
 def suite_of(name: str) -> dict[str, Recipe]:
     """The recipes of a suite, by the name of their runs, in the order in which they are trained."""
-    return row(SUITES, name, "suite")()
+    return lookup(SUITES, name, "suite")()
 
 
 def _each(
@@ -123,7 +123,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "warmup-0.2": ("train.warmup=0.2",),
     "clip-1": ("train.clip=1.0",),
     "decay-1e-5": ("train.weight_decay=1e-5",),
-    "peak-5e-4": ("train.peak=5e-4",),
+    "peak-5e-4": ("train.lr=5e-4",),
     "ema": ("train.ema=0.999",),
     "circular-clip-1": ("model.options.padding=('circular', 'circular')", "train.clip=1.0"),
     "float32": ("train.precision=float32",),
@@ -181,7 +181,7 @@ def _efficiency() -> dict[str, Recipe]:
     """One epoch of the workloads whose training costs are measured; they are not those of the accuracy tables."""
     workloads = {
         "ns2d": replace(PAPER, epochs=1, batch=2, objective="teacher_forced", accumulate=True),
-        "kf2d": replace(PAPER, epochs=1, batch=2, peak=5e-4, weight_decay=1e-4),
+        "kf2d": replace(PAPER, epochs=1, batch=2, lr=5e-4, weight_decay=1e-4),
     }
     return {
         f"{task}-efficiency-{model}": replace(recipe_of(task, model), train=train)

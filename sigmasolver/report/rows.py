@@ -78,7 +78,7 @@ class Need:
 def evaluated(*metrics: str, protocol: str = "free", part: str = "test") -> Need:
     """Rows of an evaluation."""
     words = "" if protocol == "free" else f" --protocol {protocol}"
-    words += "" if part == "test" else f" --part {part}"
+    words += "" if part == "test" else f" --split {part}"
     facts = {"diagnostic": None, "protocol": protocol, "part": part}
     return Need(metrics, facts, "sigmasolver evaluate {run}" + words)
 

@@ -136,14 +136,17 @@ class Run:
                 raise ValueError(f"Line {number} of {self.log} does not tell step and loss; remove it.")
         return rows
 
-    def start(self, recipe: Mapping[str, Any]) -> None:
-        """Write the recipe, or make sure that the folder already holds this one."""
+    def start(self, recipe: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> None:
+        """Write the recipe, or make sure that the folder already holds this one.
+
+        `stored` is the recipe of the folder in today's names, where the caller knows them.
+        """
         file = self.path / "recipe.json"
         if file.exists():
-            held, wanted = self.recipe(), json.loads(json.dumps(recipe))
-            if held != wanted:
+            old, new = (json.loads(json.dumps(plain)) for plain in (stored or self.recipe(), recipe))
+            if old != new:
                 raise ValueError(
-                    f"{self.path} holds a run with another recipe ({', '.join(_differences(held, wanted))}); choose "
+                    f"{self.path} holds a run with another recipe ({', '.join(_differences(old, new))}); choose "
                     "another folder."
                 )
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sigmasolver.settings import row
+from sigmasolver.settings import lookup
 from sigmasolver.simulate.darcy import Darcy
 from sigmasolver.simulate.simulator import Simulator
 from sigmasolver.simulate.smoke import SMOKE3D, Smoke
@@ -23,4 +23,4 @@ SIMULATORS: dict[str, Simulator] = {
 
 def simulator_of(task: str) -> Simulator:
     """The simulator that makes this task's data, with the paper's parameters."""
-    return row(SIMULATORS, task, "simulator")
+    return lookup(SIMULATORS, task, "simulator")

@@ -49,6 +49,6 @@ class Simulator(ABC):
 
 def generator(name: str, seed: int, index: int) -> torch.Generator:
     """The CPU generator of one trajectory: a hash, so that neighbouring seeds and indices are unrelated."""
-    # operator.index: a float or a slice has a text too, and would name another trajectory without a word.
+    # operator.index: a float or a slice has a text too, and would silently name another trajectory.
     digest = hashlib.sha256(f"{name}/{operator.index(seed)}/{operator.index(index)}".encode()).digest()
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)

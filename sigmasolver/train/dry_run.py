@@ -29,8 +29,8 @@ from sigmasolver.recipes import Recipe
 from sigmasolver.simulate import SIMULATORS
 from sigmasolver.tasks import Task
 from sigmasolver.train.capture import WARM_UP
-from sigmasolver.train.engine import Place, Stepper
-from sigmasolver.train.loop import Plan
+from sigmasolver.train.engine import Execution, Stepper
+from sigmasolver.train.loop import StepPlan
 
 __all__ = [
     "Cost",
@@ -96,7 +96,7 @@ def planned_windows(recipe: Recipe) -> tuple[Windows, bool]:
 
 def updates_of(recipe: Recipe) -> int:
     """Optimiser updates of a recipe, on trajectories as long as `frames_of` says."""
-    return Plan(recipe, planned_windows(recipe)[0]).steps
+    return StepPlan(recipe, planned_windows(recipe)[0]).steps
 
 
 def windows_of(recipe: Recipe, device: torch.device) -> Resident:
@@ -119,11 +119,11 @@ def _identity(fields: tuple[str, ...]) -> Normaliser:
 class Rehearsal:
     """Call it for one update after another of this recipe, on random windows."""
 
-    def __init__(self, recipe: Recipe, place: Place) -> None:
-        recipe, device = made_up(recipe), place.world.device
+    def __init__(self, recipe: Recipe, execution: Execution) -> None:
+        recipe, device = made_up(recipe), execution.world.device
         self.windows, forecaster = windows_of(recipe, device), forecaster_of(recipe, device)
-        plan = Plan(recipe, self.windows)
-        self.stepper = Stepper(recipe, forecaster, self.windows, plan.members, plan.rates(), place)
+        plan = StepPlan(recipe, self.windows)
+        self.stepper = Stepper(recipe, forecaster, self.windows, plan.members, plan.rates(), execution)
         self.done = 0
 
     def __call__(self) -> None:
@@ -145,17 +145,17 @@ class Cost:
     seconds: float
 
 
-def cost_of(recipe: Recipe, place: Place) -> Cost:
+def cost_of(recipe: Recipe, execution: Execution) -> Cost:
     """Make some updates of this recipe here, and measure them."""
-    return _on_gpu(recipe, place) if place.world.device.type == "cuda" else _on_cpu(recipe, place)
+    return _on_gpu(recipe, execution) if execution.world.device.type == "cuda" else _on_cpu(recipe, execution)
 
 
-def _on_gpu(recipe: Recipe, place: Place) -> Cost:
-    device = place.world.device
+def _on_gpu(recipe: Recipe, execution: Execution) -> Cost:
+    device = execution.world.device
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated(device)
-    update = Rehearsal(recipe, place)
+    update = Rehearsal(recipe, execution)
     for _ in range(WARM_UP):
         update()
     # Only now: kernels that try out their forms in the first updates take memory for that.
@@ -166,14 +166,14 @@ def _on_gpu(recipe: Recipe, place: Place) -> Cost:
     return Cost(torch.cuda.max_memory_allocated(device) - before - update.windows.values.nbytes, seconds)
 
 
-def _on_cpu(recipe: Recipe, place: Place) -> Cost:
+def _on_cpu(recipe: Recipe, execution: Execution) -> Cost:
     # Operations inside a compiled network cannot be watched; it holds no more than these.
-    update = Rehearsal(recipe, replace(place, engine="eager"))
+    update = Rehearsal(recipe, replace(execution, engine="eager"))
     with Alive(update.windows.values) as alive:
         for _ in range(2):  # only the second begins with gradients and optimiser states
             update()
-    if place.compiled:
-        update = Rehearsal(recipe, place)
+    if execution.compiled:
+        update = Rehearsal(recipe, execution)
         update()
     return Cost(alive.peak, _timed(update, lambda: None))
 

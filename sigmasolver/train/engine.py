@@ -1,6 +1,6 @@
 """How one training step is run: eager, compiled, or captured as a CUDA graph; alone or in several processes.
 
-    eager            torch as it is
+    eager            plain PyTorch
     compiled         the network goes through torch.compile
     graph            the whole step (network, backward pass, optimiser, average) is one CUDA graph, replayed
     compiled-graph   both
@@ -16,7 +16,7 @@ With `train.accumulate` every frame of teacher forcing has its own forward and b
 before the optimiser's step. DistributedDataParallel averages them in the last pass alone; FSDP2 in each, because it
 keeps no whole gradients.
 
-With `train.recompute` a block stores its input alone and runs again when its gradient is made.
+With `train.recompute` a block stores its input alone and is recomputed in the backward pass.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
 from sigmasolver.tasks import field_groups
 from sigmasolver.train.capture import Capture
-from sigmasolver.train.objectives import Price, direct, frame_by_frame, pushforward, teacher_forced
+from sigmasolver.train.objectives import Loss, direct, frame_by_frame, pushforward, teacher_forced
 
-__all__ = ["ENGINES", "Place", "Stepper", "blocks_of", "full", "recompute"]
+__all__ = ["ENGINES", "Execution", "Stepper", "blocks_of", "full", "recompute"]
 
 ENGINES = ("eager", "compiled", "graph", "compiled-graph")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where and how a run is trained; none of it changes what is learned."""
+class Execution:
+    """Where and how a run is executed; none of it changes what is learned."""
 
     world: World = field(default_factory=World)
     engine: str = "eager"
@@ -68,7 +68,7 @@ class Place:
         if self.captured and self.world.size > 1:
             raise ValueError(f'The engine "{self.engine}" runs in one process; use eager or compiled with torchrun.')
         if self.shard and self.world.size == 1:
-            raise ValueError("One process has nothing to share its parameters with; start several with torchrun.")
+            raise ValueError("--shard needs several processes; start them with torchrun.")
 
     @property
     def captured(self) -> bool:
@@ -80,7 +80,7 @@ class Place:
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor whole, also where it is split among processes (every process must ask)."""
+    """The full tensor, gathered if it is sharded (a collective call: every process must make it)."""
     gather: Callable[[], torch.Tensor] | None = getattr(tensor, "full_tensor", None)
     return tensor.detach() if gather is None else gather().detach()
 
@@ -98,25 +98,25 @@ class Stepper:
         windows: Windows,
         members: Callable[[int], torch.Tensor],
         rates: torch.Tensor,
-        place: Place,
+        execution: Execution,
     ) -> None:
-        self.recipe, self.windows, self.members, self.place = recipe, windows, members, place
-        self.device = place.world.device
-        plan = recipe.train
-        if plan.batch % place.world.size:
+        self.recipe, self.windows, self.members, self.execution = recipe, windows, members, execution
+        self.device = execution.world.device
+        train = recipe.train
+        if train.batch % execution.world.size:
             raise ValueError(
-                f"A batch of {plan.batch} windows cannot be shared evenly by {place.world.size} processes; "
+                f"A batch of {train.batch} windows cannot be shared evenly by {execution.world.size} processes; "
                 "set train.batch to a multiple."
             )
         self.model = forecaster.model
-        self.average = copy.deepcopy(self.model).requires_grad_(False) if plan.ema is not None else None
+        self.average = copy.deepcopy(self.model).requires_grad_(False) if train.ema is not None else None
         draws = recipe.model.options.dropout > 0 or draws_noise(self.model)
-        if plan.recompute and draws and place.captured:
+        if train.recompute and draws and execution.captured:
             raise ValueError(
-                f'The engine "{place.engine}" cannot draw the same dropout or noise twice, as train.recompute needs; '
-                "use eager or compiled, or set train.recompute=false."
+                f'The engine "{execution.engine}" cannot draw the same dropout or noise twice, as train.recompute '
+                "needs; use eager or compiled, or set train.recompute=false."
             )
-        if plan.recompute:
+        if train.recompute:
             recompute(self.model, draws)
         self.forecaster = forecaster.around(self._wrapped())
         self.rates = rates.to(self.device, torch.float32)
@@ -124,24 +124,24 @@ class Stepper:
         self.loss = torch.zeros((), device=self.device)
         on_gpu = self.device.type == "cuda"
         self.optimiser = torch.optim.AdamW(
-            self.model.parameters(), lr=self.rate, weight_decay=plan.weight_decay, fused=True, capturable=on_gpu
+            self.model.parameters(), lr=self.rate, weight_decay=train.weight_decay, fused=True, capturable=on_gpu
         )
         for normaliser in (forecaster.inputs, forecaster.targets):
             normaliser.prepare(self.device)
         groups = tuple(field_groups(recipe.task.targets).values())
-        self.price = Price(groups, plan.derivative, forecaster.targets if plan.price == "squared" else None)
-        self.random = plan.noise > 0 or draws
+        self.criterion = Loss(groups, train.derivative, forecaster.targets if train.loss == "squared" else None)
+        self.random = train.noise > 0 or draws
         self._batches: Iterator[Pair] | None = None
         self._inputs: Any = None
         self._times: torch.Tensor | None = None
         self._captures: dict[int, Capture] = {}
         # One for all captures: what a stream frees is kept for that stream.
         # Of a captured step's streams the one that the others wait for goes first.
-        self._side = torch.cuda.Stream(priority=-1) if place.captured else None
+        self._side = torch.cuda.Stream(priority=-1) if execution.captured else None
 
     def _wrapped(self) -> nn.Module:
-        place, model = self.place, self.model
-        if place.shard:
+        execution, model = self.execution, self.model
+        if execution.shard:
             if self.average is not None:
                 raise ValueError("Weights that are split among processes are not averaged; set train.ema=none.")
             from torch.distributed.fsdp import fully_shard
@@ -149,8 +149,8 @@ class Stepper:
             for block in getattr(model, "blocks", ()):
                 fully_shard(block)
             fully_shard(model)
-        inner: Any = torch.compile(model) if place.compiled else model
-        if place.world.size > 1 and not place.shard:
+        inner: Any = torch.compile(model) if execution.compiled else model
+        if execution.world.size > 1 and not execution.shard:
             ids = [self.device.index] if self.device.type == "cuda" else None
             return DistributedDataParallel(inner, device_ids=ids)
         return inner
@@ -168,7 +168,7 @@ class Stepper:
         self._fetch(step)
         calls = self.recipe.train.calls_at(step)
         with matmul_precision(self.recipe.train.precision):  # bf16 leaves its float32 remainder to TF32 too
-            if not self.place.captured:
+            if not self.execution.captured:
                 self._update(calls)
             else:
                 if calls not in self._captures:
@@ -179,12 +179,12 @@ class Stepper:
         assert self._side is not None
         # A network that is compiled, a block that runs again, or a gradient that is added to keeps to one stream.
         train = self.recipe.train
-        side_streams = not self.place.compiled and not train.recompute and not train.accumulate
+        side_streams = not self.execution.compiled and not train.recompute and not train.accumulate
         return Capture(partial(self._update, calls), self.model, self.optimiser, self._side, side_streams)
 
     def _seed(self, step: int) -> None:
-        """Noise and dropout depend on the seed, the step and the process alone, so a run can go on at any step."""
-        text = f"step/{self.recipe.train.seed}/{step}/{self.place.world.rank}"
+        """Noise and dropout depend on the seed, the step and the process alone, so a run can resume at any step."""
+        text = f"step/{self.recipe.train.seed}/{step}/{self.execution.world.rank}"
         torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1)
 
     def _fetch(self, step: int) -> None:
@@ -195,26 +195,26 @@ class Stepper:
         if self.forecaster.time_scale is not None:
             self._fetch_times(step)
         if isinstance(self.windows, Resident):
-            mine = self.place.world.share(self.members(step))
+            mine = self.execution.world.share(self.members(step))
             pinned = mine.clone().pin_memory() if self.device.type == "cuda" else mine
             new: Any = pinned.to(self.device, non_blocking=True)
         else:
             if self._batches is None:
-                mine_of = (self.place.world.share(self.members(s)) for s in range(step, len(self.rates)))
+                mine_of = (self.execution.world.share(self.members(s)) for s in range(step, len(self.rates)))
                 self._batches = prefetch(self.windows, mine_of, self.device)
             new = next(self._batches)
-        if not self.place.captured or self._inputs is None:
+        if not self.execution.captured or self._inputs is None:
             self._inputs = new
         elif isinstance(new, torch.Tensor):
             self._inputs.copy_(new)
         else:
-            for held, values in zip(self._inputs, new, strict=True):
-                held.copy_(values)
+            for buffer, values in zip(self._inputs, new, strict=True):
+                buffer.copy_(values)
 
     def _fetch_times(self, step: int) -> None:
-        times = self.windows.frame_times(self.place.world.share(self.members(step)))
+        times = self.windows.frame_times(self.execution.world.share(self.members(step)))
         new = (times.pin_memory() if self.device.type == "cuda" else times).to(self.device, non_blocking=True)
-        if self._times is None or not self.place.captured:
+        if self._times is None or not self.execution.captured:
             self._times = new
         else:
             self._times.copy_(new)
@@ -223,41 +223,41 @@ class Stepper:
         self, calls: int, passes: AbstractContextManager[None] | None = None, step: Callable[[], object] | None = None
     ) -> None:
         """One step; forward and backward pass run inside `passes`, `step` is the update of the weights."""
-        plan = self.recipe.train
+        train = self.recipe.train
         history, future = self.windows.batch(self._inputs) if isinstance(self.windows, Resident) else self._inputs
-        if plan.noise:
-            history = _with_noise(history, self.forecaster.inputs, plan.noise)
+        if train.noise:
+            history = _with_noise(history, self.forecaster.inputs, train.noise)
         parts = [(history, future, self._times)]
-        if plan.accumulate:
+        if train.accumulate:
             parts = list(frame_by_frame(history, future, self._times))
         objectives: dict[str, Callable[..., torch.Tensor]] = {
             "direct": direct,
-            "teacher_forced": direct if plan.accumulate else teacher_forced,
+            "teacher_forced": direct if train.accumulate else teacher_forced,
             "pushforward": partial(pushforward, calls=calls),
         }
         # The cache of cast weights would hand a captured step those of another one.
-        cache = not self.place.captured
+        cache = not self.execution.captured
         autocast = torch.autocast(
-            self.device.type, dtype=torch.bfloat16, enabled=plan.precision == "bf16", cache_enabled=cache
+            self.device.type, dtype=torch.bfloat16, enabled=train.precision == "bf16", cache_enabled=cache
         )
         losses: list[torch.Tensor] = []
         with passes or nullcontext():
             for *part, times in parts:
                 with self._synchronised(last=len(losses) + 1 == len(parts)):
                     with autocast:
-                        loss = objectives[plan.objective](self.forecaster, *part, self.price, times=times)
+                        loss = objectives[train.objective](self.forecaster, *part, self.criterion, times=times)
                     if not losses:
                         self.optimiser.zero_grad(set_to_none=True)
                     loss.backward()
                 losses.append(loss.detach())
-        if plan.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), plan.clip)
+        if train.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), train.clip)
         (step or self.optimiser.step)()
-        if self.average is not None and plan.ema is not None:
+        if self.average is not None and train.ema is not None:
             with torch.no_grad():
-                torch._foreach_lerp_(list(self.average.parameters()), list(self.model.parameters()), 1 - plan.ema)
-                for held, now in zip(self.average.buffers(), self.model.buffers(), strict=True):
-                    held.copy_(now)  # running statistics are averages already, and counts have none
+                torch._foreach_lerp_(list(self.average.parameters()), list(self.model.parameters()), 1 - train.ema)
+                for average, now in zip(self.average.buffers(), self.model.buffers(), strict=True):
+                    average.copy_(now)  # running statistics are averages already, and counts have none
         self.loss.copy_(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
 
     def _synchronised(self, last: bool) -> AbstractContextManager[None]:
@@ -267,16 +267,16 @@ class Stepper:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The parts that can run again one by one."""
+    """The blocks that can be recomputed one by one."""
     blocks = list(getattr(model, "blocks", ()))
     if not blocks:
-        raise ValueError("This model has no blocks that could run again; set train.recompute=false.")
+        raise ValueError("This model has no blocks to recompute; set train.recompute=false.")
     return blocks
 
 
 def recompute(model: nn.Module, draws: bool) -> None:
-    """From now on a block stores its input alone and runs again for its gradient, with the same dropout and noise if
-    it `draws` some.
+    """From now on a block stores only its input and is recomputed in the backward pass, with the same dropout and noise
+    if it `draws` some.
 
     `forward` of the block is replaced and not the block, so the names of the weights stay.
     """

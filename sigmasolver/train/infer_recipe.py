@@ -1,4 +1,4 @@
-"""A recipe for data of one's own: what the user leaves open is chosen from the data, and every choice is told."""
+"""A recipe for a user's own data: what is left open is inferred from the data, and every choice is reported."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from math import prod
 from sigmasolver.data.header import Header
 from sigmasolver.models import Options
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
-from sigmasolver.settings import near_names
+from sigmasolver.settings import suggest
 from sigmasolver.tasks import Task
 
-__all__ = ["Wishes", "own_recipe"]
+__all__ = ["UserChoices", "infer_recipe"]
 
 LARGE = {1: 4096, 2: 256**2, 3: 64**3}
 """Points above which a grid is thinned, by its number of axes."""
@@ -21,8 +21,8 @@ FEW = 16
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What the user said; None: choose."""
+class UserChoices:
+    """What the user set; None: infer it."""
 
     name: str
     fields: tuple[str, ...] | None = None
@@ -34,40 +34,47 @@ class Wishes:
     seed: int = 42
 
 
-def own_recipe(header: Header, count: int, wishes: Wishes, gpu: bool) -> tuple[Recipe, list[str]]:
+def infer_recipe(header: Header, count: int, choices: UserChoices, gpu: bool) -> tuple[Recipe, list[str]]:
     """The recipe, and one line for each choice."""
     notes: list[str] = []
-    inputs, targets, steady = _fields(header, wishes, notes)
+    inputs, targets, steady = _fields(header, choices, notes)
     stride = _space_stride(header, notes)
     train, test = _split(count, notes)
-    history, block, horizon = _one_frame(wishes, notes) if steady else _frames(len(header.layout.times), wishes, notes)
+    history, block, horizon = (
+        _one_frame(choices, notes) if steady else _frames(len(header.layout.times), choices, notes)
+    )
     grid = tuple(-(-points // stride) for points in header.grid)
     task = Task(
-        wishes.name, inputs, targets, grid, history, block, horizon, train, test, "channel",
+        choices.name, inputs, targets, grid, history, block, horizon, train, test, "channel",
         space_stride=stride, steady=steady,
     )  # fmt: skip
-    model = _model(header, grid, wishes.model, gpu, notes)
+    model = _model(header, grid, choices.model, gpu, notes)
     starts = 1 if steady else len(header.layout.times) - history - block + 1
-    held = max(1, round(0.1 * train)) if train > 1 else 0
-    batch = min(8, (train - held) * starts)
+    validation = max(1, round(0.1 * train)) if train > 1 else 0
+    batch = min(8, (train - validation) * starts)
     updates, precision = (20_000, "tf32") if gpu else (1_000, "float32")
-    plan = TrainRecipe(
-        updates=updates, batch=batch, clip=1.0, validation=0.1 if held else 0.0, precision=precision, seed=wishes.seed
+    training = TrainRecipe(
+        updates=updates,
+        batch=batch,
+        clip=1.0,
+        validation=0.1 if validation else 0.0,
+        precision=precision,
+        seed=choices.seed,
     )
     notes.append(
         f"training: {updates:,} steps of {batch} windows in {precision}, every field less its mean and over its "
-        f"deviation, gradients clipped at 1; {held} of the training trajectories validate"
+        f"deviation, gradients clipped at 1; {validation} of the training trajectories validate"
     )
-    return Recipe(task, model, plan), notes
+    return Recipe(task, model, training), notes
 
 
-def _fields(header: Header, wishes: Wishes, notes: list[str]) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+def _fields(header: Header, choices: UserChoices, notes: list[str]) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
     known = header.layout.fields
-    fields = wishes.fields or known
-    for name in (*fields, *(wishes.targets or ())):
+    fields = choices.fields or known
+    for name in (*fields, *(choices.targets or ())):
         if name not in known:
-            raise ValueError(f'There is no field "{name}" in the data; {near_names(name, known)}.')
-    targets = wishes.targets or fields
+            raise ValueError(f'There is no field "{name}" in the data; {suggest(name, known)}')
+    targets = choices.targets or fields
     given = tuple(name for name in fields if name not in targets)
     steady = len(header.layout.times) == 1
     if steady and not given:
@@ -100,26 +107,26 @@ def _split(count: int, notes: list[str]) -> tuple[int, int]:
     return count - test, test
 
 
-def _one_frame(wishes: Wishes, notes: list[str]) -> tuple[int, int, int]:
+def _one_frame(choices: UserChoices, notes: list[str]) -> tuple[int, int, int]:
     for name in ("history", "block", "horizon"):
-        if getattr(wishes, name) not in (None, 1):
+        if getattr(choices, name) not in (None, 1):
             raise ValueError(
-                f"A {name} of {getattr(wishes, name)} was asked for, but the data have one frame; leave --{name} out."
+                f"A {name} of {getattr(choices, name)} was asked for, but the data have one frame; omit --{name}."
             )
     notes.append("frames: one, with its targets in the same frame")
     return 1, 1, 1
 
 
-def _frames(frames: int, wishes: Wishes, notes: list[str]) -> tuple[int, int, int]:
+def _frames(frames: int, choices: UserChoices, notes: list[str]) -> tuple[int, int, int]:
     """History, block and horizon that fit into so many frames."""
-    history = max(1, min(10, frames // 4)) if wishes.history is None else wishes.history
-    rest = frames - history
-    if rest < 1:
+    history = max(1, min(10, frames // 4)) if choices.history is None else choices.history
+    remaining = frames - history
+    if remaining < 1:
         raise ValueError(f"A history of {history} leaves nothing of {frames} frames to forecast; shorten it.")
-    longest = rest if wishes.horizon is None else wishes.horizon
-    block = max(1, min(4, rest // 4, longest)) if wishes.block is None else wishes.block
-    horizon = max(block, min(rest, 10 * block)) if wishes.horizon is None else wishes.horizon
-    if horizon > rest:
+    longest = remaining if choices.horizon is None else choices.horizon
+    block = max(1, min(4, remaining // 4, longest)) if choices.block is None else choices.block
+    horizon = max(block, min(remaining, 10 * block)) if choices.horizon is None else choices.horizon
+    if horizon > remaining:
         raise ValueError(
             f"A history of {history} and a horizon of {horizon} need {history + horizon} frames, but a trajectory has "
             f"{frames}; shorten one of them."

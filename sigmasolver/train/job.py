@@ -33,8 +33,8 @@ from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run
 from sigmasolver.runs.files import remove_abandoned
 from sigmasolver.settings import to_plain
-from sigmasolver.train.engine import Place, blocks_of
-from sigmasolver.train.loop import Data, Plan, Progress, train
+from sigmasolver.train.engine import Execution, blocks_of
+from sigmasolver.train.loop import Data, Progress, StepPlan, train
 
 __all__ = ["lies_on", "memory_of", "refuse_other_grid", "refuse_too_large", "resume_run", "train_run"]
 
@@ -46,41 +46,41 @@ def train_run(
     recipe: Recipe,
     path: str | Path,
     run: Run,
-    place: Place | None = None,
+    execution: Execution | None = None,
     watch: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> None:
-    """Train by `recipe` on the store at `path`; a run that was stopped goes on, a finished one is left alone.
+    """Train by `recipe` on the store at `path`; a stopped run resumes, a finished one is left alone.
 
     Once `stop()` is true the training keeps its state and returns.
     """
-    place = Place() if place is None else place
-    refuse_too_large(recipe, place)
-    network = skeleton(recipe)  # what cannot be built is told before any data are read
+    execution = Execution() if execution is None else execution
+    refuse_too_large(recipe, execution)
+    network = skeleton(recipe)  # fails before any data are read
     if recipe.train.recompute:
         blocks_of(network)
     with open_store(path) as store:
-        data, forecaster = _prepare(recipe, store, run, place)
+        data, forecaster = _prepare(recipe, store, run, execution)
         if run.finished:
-            if place.world.first:
+            if execution.world.first:
                 remove_abandoned(run.resume)  # killed after its weights were kept, a run writes no state any more
             return
-        with run.held("training") if place.world.first else nullcontext():
-            train(recipe, data, forecaster.to(place.world.device), run, place, watch, stop=stop)
+        with run.held("training") if execution.world.first else nullcontext():
+            train(recipe, data, forecaster.to(execution.world.device), run, execution, watch, stop=stop)
 
 
 def resume_run(
     run: Run,
     path: str | Path | None = None,
-    place: Place | None = None,
+    execution: Execution | None = None,
     watch: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> None:
-    """Go on with a run; its data may have moved to `path`."""
-    train_run(recipe_in(run), data_of(run) if path is None else path, run, place, watch, stop)
+    """Resume a run; its data may have moved to `path`."""
+    train_run(recipe_in(run), data_of(run) if path is None else path, run, execution, watch, stop)
 
 
-def _prepare(recipe: Recipe, store: Reader, run: Run, place: Place) -> tuple[Data, Forecaster]:
+def _prepare(recipe: Recipe, store: Reader, run: Run, execution: Execution) -> tuple[Data, Forecaster]:
     parts = recipe.split(len(store), store.digests)
     training = Windows(store, parts.train, recipe.training_windows())
     refuse_other_grid(training, recipe)
@@ -89,16 +89,16 @@ def _prepare(recipe: Recipe, store: Reader, run: Run, place: Place) -> tuple[Dat
         validation.check_finite("validation")
     if parts.test:  # what an evaluation would refuse is better known before the training than after it
         Windows(store, parts.test, recipe.training_windows()).check_finite("test")
-    Plan(recipe, training).rates()
-    training = _held(training, place.world.device)
-    if place.world.first:
+    StepPlan(recipe, training).rates()
+    training = _held(training, execution.world.device)
+    if execution.world.first:
         _open(recipe, training, store, parts, run)
-    place.world.wait()
+    execution.world.wait()
     forecaster = build(recipe, *read_normalisers(run, recipe), read_time_scale(run, recipe))
     return Data(training, validation, store.fingerprint), forecaster
 
 
-def refuse_too_large(recipe: Recipe, place: Place) -> None:
+def refuse_too_large(recipe: Recipe, execution: Execution) -> None:
     """Refuse a model whose weights, gradients and optimiser states exceed the memory, before it is built; and one whose
     blocks keep more than that for the backward pass, of which two values per channel and point are the least.
 
@@ -111,15 +111,15 @@ def refuse_too_large(recipe: Recipe, place: Place) -> None:
         sum(tensor.numel() for tensor in skeleton(replace(recipe, model=replace(model, depth=depth))).parameters())
         for depth in (2, 4)
     )
-    needed = 16 * (two + (model.depth - 2) * (four - two) / 2) / (place.world.size if place.shard else 1)
-    memory = memory_of(place.world.device)
+    needed = 16 * (two + (model.depth - 2) * (four - two) / 2) / (execution.world.size if execution.shard else 1)
+    memory = memory_of(execution.world.device)
     if needed > memory:
         raise ValueError(
             f"A model of width {model.width} and depth {model.depth} takes {needed / 1e9:.3g} GB for its weights, "
             f"gradients and optimiser states, and there are {memory / 1e9:.3g} GB; lower model.width, model.depth or "
             "model.slices."
         )
-    points = prod(recipe.task.grid) * max(1, recipe.train.batch // place.world.size)
+    points = prod(recipe.task.grid) * max(1, recipe.train.batch // execution.world.size)
     values = points * model.width * model.depth * (1 if recipe.train.recompute else 2)
     kept = values * (2 if recipe.train.precision == "bf16" else 4)
     if kept > memory:
@@ -189,8 +189,8 @@ def _bind(run: Run, store: Reader, parts: Split, domain: Domain) -> None:
             )
     # The digests tell a later test set that shares a trajectory with the training, whatever file it lies in.
     digests = [store.digests[number].hex() for number in (*parts.train, *parts.validation)]
-    place, home = store.path.resolve(), run.path.resolve()
-    named = str(place.relative_to(home)) if place.is_relative_to(home) else str(place)
+    source, home = store.path.resolve(), run.path.resolve()
+    named = str(source.relative_to(home)) if source.is_relative_to(home) else str(source)
     parted = json.loads(json.dumps(asdict(parts)))
     facts = {
         "path": named,

@@ -1,7 +1,7 @@
 """The only training loop: AdamW over one cycle, killed at any moment and continued to the same weights.
 
 Which windows a step sees, how fast it learns and what is random in it are functions of the seed and the step, so a run
-goes on from one file that holds weights, optimiser, average and the step. On a CPU the weights that come out are bit
+resumes from one file that holds weights, optimiser, average and the step. On a CPU the weights that come out are bit
 for bit those of an uninterrupted run. Losses stay on the device and are read every `look` steps.
 """
 
@@ -25,10 +25,10 @@ from sigmasolver.forecast.checkpoint import begin, save
 from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, append_row, read_tensors, replace_rows, write_tensors
-from sigmasolver.train.engine import Place, Stepper, full
+from sigmasolver.train.engine import Execution, Stepper, full
 from sigmasolver.train.schedule import OneCycle
 
-__all__ = ["Data", "Plan", "Progress", "order", "train", "validate"]
+__all__ = ["Data", "Progress", "StepPlan", "order", "train", "validate"]
 
 MOST_STEPS = 10**9
 """Years of training; the learning rates of more steps fit no memory."""
@@ -68,7 +68,7 @@ def order(seed: int, epoch: int, trajectories: int, starts: int, one_start: bool
     return first + torch.randint(starts, (trajectories,), generator=generator)
 
 
-class Plan:
+class StepPlan:
     """The steps of a run: how many, which windows each sees, and when the run is checked."""
 
     def __init__(self, recipe: Recipe, windows: Windows) -> None:
@@ -97,7 +97,7 @@ class Plan:
 
     def rates(self) -> torch.Tensor:
         train = self.train
-        cycle = OneCycle(train.peak, self.steps, train.warmup, train.start_divisor, train.final_divisor)
+        cycle = OneCycle(train.lr, self.steps, train.warmup, train.start_divisor, train.final_divisor)
         return cycle.rate(torch.arange(self.steps))
 
 
@@ -106,7 +106,7 @@ def train(
     data: Data,
     forecaster: Forecaster,
     run: Run,
-    place: Place | None = None,
+    execution: Execution | None = None,
     watch: Callable[[Progress], None] | None = None,
     look: int = 50,
     keep_seconds: float = 30.0,
@@ -117,13 +117,13 @@ def train(
     Every `look` steps the losses are read and a row is logged; the state is kept at the first look after every
     `keep_seconds`, and at the end. Once `stop()` is true the state is kept and the loop returns, unfinished.
     """
-    place = Place() if place is None else place
-    world = place.world
+    execution = Execution() if execution is None else execution
+    world = execution.world
     if world.first:
         begin(run, recipe)
     world.wait()
-    plan = Plan(recipe, data.training)
-    stepper = Stepper(recipe, forecaster, data.training, plan.members, plan.rates(), place)
+    plan = StepPlan(recipe, data.training)
+    stepper = Stepper(recipe, forecaster, data.training, plan.members, plan.rates(), execution)
     state = _State(run, stepper, plan.steps, world)
     forecaster.model.train()
     losses: list[torch.Tensor] = []
@@ -147,7 +147,7 @@ def train(
         better = False
         if done in plan.checks and data.validation is not None:
             row["error"] = state.error = validate(
-                stepper.forecaster if place.shard else forecaster.around(stepper.kept), data.validation, place
+                stepper.forecaster if execution.shard else forecaster.around(stepper.kept), data.validation, execution
             )
             better = not state.error >= state.best
             forecaster.model.train()
@@ -172,12 +172,12 @@ def train(
         forecaster.model.load_state_dict(stepper.average.state_dict())
 
 
-def validate(forecaster: Forecaster, windows: Windows, place: Place) -> float:
+def validate(forecaster: Forecaster, windows: Windows, execution: Execution) -> float:
     """Mean relative L2 over the whole horizon of free rollouts, fields averaged; at most CHECKED windows."""
-    world = place.world
+    world = execution.world
     chosen = torch.linspace(0, len(windows) - 1, min(CHECKED, len(windows))).round().long()
     # A split model needs every process in every call, so there each of them does all windows.
-    mine = chosen if place.shard else world.share(chosen)
+    mine = chosen if execution.shard else world.share(chosen)
     forecaster.model.eval()
     errors = []
     for part in mine.split(max(1, 64 // windows.spec.horizon)):
@@ -185,9 +185,9 @@ def validate(forecaster: Forecaster, windows: Windows, place: Place) -> float:
         with torch.no_grad():
             frames = rollout(forecaster, history, windows.spec.horizon, times=windows.frame_times(part)).frames
         errors.append(metrics.relative_l2(frames, future).mean(1))
-    alone = torch.cat(errors) if errors else torch.zeros(0, dtype=torch.float64, device=world.device)
-    together = alone if place.shard else world.gather(alone, len(chosen))
-    return float(together.mean())
+    local = torch.cat(errors) if errors else torch.zeros(0, dtype=torch.float64, device=world.device)
+    gathered = local if execution.shard else world.gather(local, len(chosen))
+    return float(gathered.mean())
 
 
 def _save(run: Run, forecaster: Forecaster, step: int, steps: int, fingerprint: str, world: World) -> None:
@@ -196,7 +196,7 @@ def _save(run: Run, forecaster: Forecaster, step: int, steps: int, fingerprint: 
         save(run, weights, step, steps, fingerprint)
 
 
-def _read_losses(losses: torch.Tensor, last: int, plan: Plan, world: World) -> float:
+def _read_losses(losses: torch.Tensor, last: int, plan: StepPlan, world: World) -> float:
     """The mean of the losses up to step `last`; one that is not finite ends the run before it is kept."""
     values = world.mean(losses)
     finite = torch.isfinite(values)
@@ -204,7 +204,7 @@ def _read_losses(losses: torch.Tensor, last: int, plan: Plan, world: World) -> f
         step = last - len(losses) + 1 + int((~finite).int().argmax())
         raise ValueError(
             f"The loss of step {step + 1} is not finite, in the windows {plan.members(step).tolist()}; look there for "
-            "NaN and for a field that is zero all through a window (then set train.price=squared), or lower train.peak "
+            "NaN and for a field that is zero all through a window (then set train.loss=squared), or lower train.lr "
             "or set train.clip, and train in another folder."
         )
     return float(values.mean())
@@ -221,7 +221,7 @@ class _State:
         rows = [row for row in run.read_log() if row["step"] <= self.step]
         self.error = next((row["error"] for row in reversed(rows) if "error" in row), None)
         if world.first and run.log.exists():
-            replace_rows(run.log, rows)  # what was logged after the state was kept will be done again
+            replace_rows(run.log, rows)  # what was logged after the state was kept will be recomputed
         world.wait()
 
     step: int
@@ -245,11 +245,11 @@ class _State:
         if facts["steps"] != self.steps:
             raise ValueError(
                 f"{self.run.path} was begun with {facts['steps']} steps, and its data and recipe now give "
-                f"{self.steps}; go on with the same data, or choose another folder."
+                f"{self.steps}; resume with the same data, or choose another folder."
             )
         if not self._complete(tensors) or not isinstance(facts["best"], float | int | None):
             raise ValueError(
-                f"{self.run.resume} is not a complete state of this model; copy it again, or start the run anew."
+                f"{self.run.resume} is not a complete state of this model; copy it again, or restart the run."
             )
         _load(stepper.model, _part(tensors, "model."))
         if stepper.average is not None:
@@ -292,8 +292,8 @@ def _fits(model: nn.Module, weights: dict[str, torch.Tensor]) -> bool:
 
 
 def _load(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    held = model.state_dict()
-    model.load_state_dict({name: _split_like(tensor, held[name]) for name, tensor in weights.items()})
+    own = model.state_dict()
+    model.load_state_dict({name: _split_like(tensor, own[name]) for name, tensor in weights.items()})
 
 
 def _split_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,11 @@
-"""What one batch costs: every way of training as a function of forecaster, history and future.
+"""The loss of one batch: every way of training as a function of forecaster, history and future.
 
-    direct          one call from the true history, priced over the whole block
+    direct          one call from the true history, with the loss over the whole block
     teacher_forced  one call for every future frame, each from the true history before it, as one batched call;
                     `frame_by_frame` gives the same loss in single-frame parts, for gradient accumulation
     pushforward     some calls without gradient from their own forecasts, then one that learns
 
-Fields are in physical units, `(B, frames, *grid, q)`. The cost of a batch is the mean over the prices of its samples.
+Fields are in physical units, `(B, frames, *grid, q)`. The loss of a batch is the mean over its samples.
 `times` (B, 1 + frames) are those of the last given frame and of the future ones, for a model that is told the time.
 """
 
@@ -20,7 +20,7 @@ from sigmasolver.data.normalise import Normaliser
 from sigmasolver.evaluate.metrics import component_mean
 from sigmasolver.forecast import feed_back
 
-__all__ = ["Price", "direct", "frame_by_frame", "pushforward", "relative_l2", "teacher_forced"]
+__all__ = ["Loss", "direct", "frame_by_frame", "pushforward", "relative_l2", "teacher_forced"]
 
 Forecast = Callable[..., torch.Tensor]
 """history -> frames; with `times` also called with time=, one number for each sample."""
@@ -46,7 +46,7 @@ def _power_of_two(size: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Price:
+class Loss:
     """(prediction, truth) -> (B,): relative L2, averaged within each group of fields and summed over the groups.
 
     With a `normaliser` it is the mean squared error of normalised fields instead (RealPDEBench, REALM).
@@ -60,13 +60,13 @@ class Price:
     normaliser: Normaliser | None = None
 
     def __call__(self, prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-        price = self._grouped(self._errors(prediction, truth))
+        loss = self._grouped(self._errors(prediction, truth))
         if self.derivative:
             ringless = _zero_ring(prediction)
             for axis in range(2, truth.ndim - 1):
                 slopes = relative_l2(_difference(ringless, axis), _difference(truth, axis))
-                price = price + self.derivative * self._grouped(slopes)
-        return price
+                loss = loss + self.derivative * self._grouped(slopes)
+        return loss
 
     def _errors(self, prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         if self.normaliser is None:
@@ -102,22 +102,22 @@ def direct(
     forecast: Forecast,
     history: torch.Tensor,
     future: torch.Tensor,
-    price: Price,
+    loss: Loss,
     times: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One call, priced over the frames it gives."""
+    """One call, with the loss over the frames it gives."""
     prediction = _call(forecast, history, None if times is None else times[:, 0])
-    return price(prediction, future[:, : prediction.shape[1]]).mean()
+    return loss(prediction, future[:, : prediction.shape[1]]).mean()
 
 
 def teacher_forced(
     forecast: Forecast,
     history: torch.Tensor,
     future: torch.Tensor,
-    price: Price,
+    loss: Loss,
     times: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The sum over future frames of single-frame prices, each predicted from the true frames before it.
+    """The sum over future frames of single-frame losses, each predicted from the true frames before it.
 
     The frames do not depend on each other's predictions, so they are folded into the batch: the same gradient as
     frame after frame, in one call.
@@ -127,9 +127,9 @@ def teacher_forced(
     prediction = _call(forecast, windows, None if times is None else times[:, :horizon].flatten())
     if prediction.shape[1] != 1:
         raise ValueError(
-            f"Teacher forcing prices single frames, but the model predicts {prediction.shape[1]} a call; use direct."
+            f"Teacher forcing trains on single frames, but the model predicts {prediction.shape[1]} a call; use direct."
         )
-    return price(prediction, future.flatten(0, 1)[:, None]).unflatten(0, (-1, horizon)).sum(1).mean()
+    return loss(prediction, future.flatten(0, 1)[:, None]).unflatten(0, (-1, horizon)).sum(1).mean()
 
 
 def frame_by_frame(
@@ -148,11 +148,11 @@ def pushforward(
     forecast: Forecast,
     history: torch.Tensor,
     future: torch.Tensor,
-    price: Price,
+    loss: Loss,
     calls: int,
     times: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`calls` calls, each from the forecasts before it; only the last one learns and is priced."""
+    """`calls` calls, each from the forecasts before it; only the last one has a loss and a gradient."""
     block = 0
     with torch.no_grad():
         for call in range(calls - 1):
@@ -162,4 +162,4 @@ def pushforward(
     start = (calls - 1) * block
     if calls < 1 or start >= future.shape[1]:
         raise ValueError(f"{calls} calls of {block} frames need more than the {future.shape[1]} future frames given.")
-    return direct(forecast, history, future[:, start:], price, None if times is None else times[:, start:])
+    return direct(forecast, history, future[:, start:], loss, None if times is None else times[:, start:])

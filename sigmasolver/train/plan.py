@@ -20,9 +20,9 @@ from sigmasolver.forecast.checkpoint import refuse_beyond_limits, skeleton
 from sigmasolver.models.layers import draws_noise
 from sigmasolver.recipes import Recipe, changed
 from sigmasolver.train.dry_run import Cost, cost_of, planned_windows
-from sigmasolver.train.engine import Place
+from sigmasolver.train.engine import Execution
 from sigmasolver.train.job import lies_on, memory_of, refuse_too_large
-from sigmasolver.train.loop import Plan
+from sigmasolver.train.loop import StepPlan
 
 __all__ = ["MARGIN", "Prediction", "advise", "on_grid", "predict", "probe_grids"]
 
@@ -80,22 +80,22 @@ def on_grid(recipe: Recipe, grid: tuple[int, ...]) -> Recipe:
     return replace(recipe, task=replace(recipe.task, grid=grid * axes if len(grid) == 1 else grid))
 
 
-def predict(recipe: Recipe, place: Place, memory: float, move: Move | None = None) -> Prediction:
+def predict(recipe: Recipe, execution: Execution, memory: float, move: Move | None = None) -> Prediction:
     """What the training costs on this device, where it may take `memory` bytes."""
     if not 0 < memory < inf:
         raise ValueError(f"The memory is {memory / 1e9:g} GB; it must be more than nothing, and finite.")
-    _refuse_hopeless(recipe, place)
+    _refuse_hopeless(recipe, execution)
     parameters = sum(one.numel() for one in skeleton(recipe).parameters())
     windows, known = planned_windows(recipe)
-    updates = Plan(recipe, windows).steps
-    probed = _probe(recipe, place, move)
+    updates = StepPlan(recipe, windows).steps
+    probed = _probe(recipe, execution, move)
     update = _extrapolated(probed, prod(recipe.task.grid))
-    resident = lies_on(windows, place.world.device, int(memory))
+    resident = lies_on(windows, execution.world.device, int(memory))
     return Prediction(recipe, parameters, update, updates, windows.nbytes(), resident, known, tuple(probed))
 
 
 def advise(
-    prediction: Prediction, place: Place, memory: float, move: Move | None = None
+    prediction: Prediction, execution: Execution, memory: float, move: Move | None = None
 ) -> Iterator[tuple[tuple[str, ...], Prediction]]:
     """Settings that need less memory, with what they cost, up to the first that fit.
 
@@ -103,10 +103,10 @@ def advise(
     """
     recipe, best = prediction.recipe, prediction
     kept: dict[str, str] = {}
-    for name, value in _changes(recipe, place):
+    for name, value in _changes(recipe, execution):
         tried = {**kept, name: value}
         settings = tuple(f"{key}={text}" for key, text in tried.items())
-        found = predict(changed(recipe, settings), place, memory, move)
+        found = predict(changed(recipe, settings), execution, memory, move)
         yield settings, found
         if found.fits(memory):
             return
@@ -136,12 +136,12 @@ def probe_grids(recipe: Recipe, shares: tuple[float, float] = SHARES[0]) -> tupl
     return (small, large) if APART * prod(small) <= prod(large) < prod(config.grid) else (config.grid,)
 
 
-def _refuse_hopeless(recipe: Recipe, place: Place) -> None:
+def _refuse_hopeless(recipe: Recipe, execution: Execution) -> None:
     """Refuse what cannot even be measured here: by the least that an update on the smallest grid needs."""
     refuse_beyond_limits(recipe)
     grid = probe_grids(recipe, SHARES[-1])[0]
-    refuse_too_large(on_grid(recipe, grid), place)
-    if place.world.device.type == "cuda":
+    refuse_too_large(on_grid(recipe, grid), execution)
+    if execution.world.device.type == "cuda":
         return
     model = recipe.model
     # Every block mixes the channels of each point; forward and backward pass are three products with each matrix.
@@ -164,9 +164,9 @@ def _speed() -> float:
     return 2 * 512**3 / (time.perf_counter() - start)
 
 
-def _probe(recipe: Recipe, place: Place, move: Move | None) -> dict[tuple[int, ...], Cost]:
+def _probe(recipe: Recipe, execution: Execution, move: Move | None) -> dict[tuple[int, ...], Cost]:
     """What an update costs on two smaller grids, as large ones as the device bears."""
-    room = memory_of(place.world.device)
+    room = memory_of(execution.world.device)
     choices = [probe_grids(recipe, shares) for shares in SHARES]
     for grids in (choices[0], *(pair for pair in choices[1:] if len(pair) > 1)):
         measured: dict[tuple[int, ...], Cost] = {}
@@ -174,7 +174,7 @@ def _probe(recipe: Recipe, place: Place, move: Move | None) -> dict[tuple[int, .
             for number, grid in enumerate(grids):
                 if measured and measured[grids[0]].memory * prod(grid) / prod(grids[0]) > room:
                     break
-                measured[grid] = cost_of(on_grid(recipe, grid), place)
+                measured[grid] = cost_of(on_grid(recipe, grid), execution)
                 if move is not None:
                     move(number + 1, len(grids))
         except torch.OutOfMemoryError:
@@ -202,13 +202,13 @@ def _extrapolated(probed: dict[tuple[int, ...], Cost], points: int) -> Cost:
     return Cost(line(first.memory, last.memory), line(first.seconds, last.seconds))
 
 
-def _changes(recipe: Recipe, place: Place) -> Iterator[tuple[str, str]]:
+def _changes(recipe: Recipe, execution: Execution) -> Iterator[tuple[str, str]]:
     """What can be set to need less memory, in the order of the harm it does."""
     train, model = recipe.train, recipe.model
     if train.precision != "bf16":
         yield "train.precision", "bf16"
     network = skeleton(recipe)
-    drawn = place.captured and (model.options.dropout > 0 or draws_noise(network))
+    drawn = execution.captured and (model.options.dropout > 0 or draws_noise(network))
     if not train.recompute and not drawn and len(getattr(network, "blocks", ())):
         yield "train.recompute", "true"
     batch, width, unit = train.batch, model.width, 2 * model.heads

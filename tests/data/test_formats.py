@@ -468,7 +468,7 @@ def test_a_store_is_a_history(tmp_path: Path) -> None:
     path = store(tmp_path / "a.h5", data)
     np.testing.assert_array_equal(read_history(path, ["p", "u"], 2), data[..., ::-1])
     np.testing.assert_array_equal(read_history(path, ["p"], 2), data[..., 1:])
-    with pytest.raises(ValueError, match="has no field 'q'; near names: u, p"):
+    with pytest.raises(ValueError, match="has no field 'q'; choose from u, p"):
         read_history(path, ["q"], 2)
     with pytest.raises(ValueError, match="has 2 spatial axes; 3 are needed"):
         read_history(path, ["u"], 3)
@@ -489,7 +489,7 @@ def test_histories_that_are_refused(tmp_path: Path) -> None:
         ("a.npy", ["u"], 2, r"has 2 channels; 1 are needed, in the order u\."),
         ("a.npy", ["u", "v"], 1, r"has the shape \(4, 3, 6, 5, 2\); the axes \(frames, x, channels\) are needed"),
         ("a.npz", ["u", "v"], 2, r"'v' in .* has the shape .* all must agree"),
-        ("a.npz", ["u", "w"], 2, "has no field 'w'; near names: u, v, c"),
+        ("a.npz", ["u", "w"], 2, "has no field 'w'; choose from u, v, c"),
         ("a.npz", ["c"], 2, "'c' in .* holds complex"),
         ("a.npz", ["u"], 1, r"'u' in .* has the shape \(4, 3, 6, 5\); the axes \(frames, x\) are needed"),
         ("a.txt", ["u"], 2, "is none of the files that hold arrays"),

@@ -311,8 +311,8 @@ def good() -> dict:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"means": 1}, 'A normaliser has no entry "means"; near names: mean.'),
-        ({"kind": "chanel"}, 'There is no normaliser "chanel"; near names: channel, scalar, none.'),
+        ({"means": 1}, 'A normaliser has no entry "means"; did you mean mean?'),
+        ({"kind": "chanel"}, 'There is no normaliser "chanel"; did you mean channel, scalar or none?'),
         ({"mean": [1.0]}, "The mean has type torch.float64 and shape (1,); it must be float64 with 2 fields last."),
         ({"scale": [[1.0, 1.0]]}, "The mean has shape (2,) and the scale (1, 2); they must agree."),
         (
@@ -341,7 +341,7 @@ def test_a_missing_entry_is_named():
 @pytest.mark.parametrize(
     ("kind", "data", "message"),
     [
-        ("median", SMALL, r'^There is no normaliser "median"; near names: .*channel.*\.$'),
+        ("median", SMALL, r'^There is no normaliser "median"; choose from .*channel.*\.$'),
         ("channel", SMALL[:0], "^There are no trajectories to fit a normaliser on; give at least one.$"),
         (
             "channel",
@@ -367,7 +367,7 @@ def test_values_of_another_shape_and_unknown_fields_are_refused():
     for use in (normaliser.encode, normaliser.decode):
         with pytest.raises(ValueError, match=message):
             use(torch.zeros(5, 3, 1))
-    with pytest.raises(ValueError, match=r'^The normaliser has no field "uu"; near names: u\.$'):
+    with pytest.raises(ValueError, match=r'^The normaliser has no field "uu"; did you mean u\?$'):
         normaliser.select(("uu",))
 
 

@@ -275,8 +275,8 @@ REFUSED: dict[str, tuple[str, list[str] | None, str]] = {
         r"several shapes: u, v \(4, 3, 6, 5\); w \(4, 3, 4, 5\); name those",
     ),
     "shapes.npz uw": ("shapes.npz", ["u", "w"], r"'w' in .* has the shape .*, 'u' has \(4, 3, 6, 5\)"),
-    "near": ("uv.npz", ["U1"], r"has no field 'U1'; near names: u\."),
-    "near path": ("uv.h5", ["u", "flow/v"], "has no field 'u'; near names: flow/"),
+    "near": ("uv.npz", ["U1"], r"has no field 'U1'; did you mean u\?"),
+    "near path": ("uv.h5", ["u", "flow/v"], "has no field 'u'; choose from flow/"),
     "flat": ("uv.npz", ["flat"], r"'flat' in .* shape \(6, 5\); the axes \(count, frames, x\) are needed"),
     "none.npz": ("none.npz", None, r"no array of real numbers with .*; its arrays: a \(6, 5\), b "),
     "empty.h5": ("empty.h5", None, "its arrays: none"),
@@ -286,7 +286,7 @@ REFUSED: dict[str, tuple[str, list[str] | None, str]] = {
     "many.npz": ("many.npz", None, "has 17 arrays that could be fields .*; name those to take"),
     "units.npz": ("units.npz", None, r"has units of shape \(2,\); 1 words are needed"),
     "x.npz": ("x.npz", None, r"has x of shape \(5,\); 6 numbers are needed"),
-    "fields.npz": ("fields.npz", ["f"], "has no field 'f'; near names: a, b, c, d, e"),
+    "fields.npz": ("fields.npz", ["f"], "has no field 'f'; choose from a, b, c, d, e"),
     "bare.npz": ("bare.npz", ["u"], "has 5 channels without names; 1 names do not fit"),
     "twice.npz": ("twice.npz", None, "have the name 'd' twice"),
     "fields.h5": ("fields.h5", None, r"has fields of shape \(6, 5\); \(count, frames, \*grid, channels\)"),
@@ -300,7 +300,7 @@ REFUSED: dict[str, tuple[str, list[str] | None, str]] = {
     "not five": ("a.npy", ["u", "v"], r"\(4, 3, 6, 5\) does not end in an axis of 2 named fields"),
     "deep.npy": ("deep.npy", None, r"has the shape .* of which y, z and channels may be missing"),
     "hollow.npy": ("hollow.npy", None, r"is empty: its shape is \(2, 0, 3\)"),
-    "words.npy": ("words.npy", None, "holds text"),
+    "words.npy": ("words.npy", None, "holds text; real numbers"),
     "fixed": ("kolmogorov.npy", ["u"], "taken as factformer-kf2d, whose fields are fixed; .*kind arrays"),
     "no names": ("a.npy", [], "not a list of names"),
     "same names": ("uv.npz", ["u", "u"], "have the name 'u' twice"),
@@ -311,7 +311,7 @@ REFUSED: dict[str, tuple[str, list[str] | None, str]] = {
 
 
 def one_sentence(error: BaseException) -> bool:
-    return "\n" not in str(error) and str(error).endswith(".")
+    return "\n" not in str(error) and str(error).endswith((".", "?"))
 
 
 def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path) -> None:

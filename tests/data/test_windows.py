@@ -358,7 +358,7 @@ TWICE = "A trajectory is named twice among those to cut windows from; name each 
         ((0,), replace(ONE, history=6, horizon=5), LONG.format(11, 1, 10)),
         ((0,), replace(ONE, history=2, horizon=2, time_stride=4), LONG.format(4, 4, 3)),
         ((0,), replace(ONE, starts=6, stride=2), MANY),
-        ((0,), replace(ONE, targets=("pp",)), 'There is no field "pp"; near names: p.'),
+        ((0,), replace(ONE, targets=("pp",)), 'There is no field "pp"; did you mean p?'),
         ((0,), replace(ONE, space_stride=4), SEAM),
         ((0,), replace(ONE, space_stride=7), "space_stride 7 is wider than axis x with its 6 points."),
         ((), ONE, "There are no trajectories to cut windows from; name at least one."),

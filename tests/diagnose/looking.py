@@ -25,7 +25,7 @@ FIELDS = ("height", "slope")
 WAVES = Waves(grid=8, frames=9)
 TASK = Task("waves", FIELDS, FIELDS, (8, 8), 2, 1, 4, 4, 2, "channel")
 MODEL = ModelRecipe(width=16, depth=2, heads=2, slices=5, modes=3, options=Options(padding=("circular", "circular")))
-RECIPE = Recipe(TASK, MODEL, TrainRecipe(updates=200, batch=4, peak=5e-3, checks=0, validation=0.0))
+RECIPE = Recipe(TASK, MODEL, TrainRecipe(updates=200, batch=4, lr=5e-3, checks=0, validation=0.0))
 STEADY = replace(TASK, inputs=("height",), targets=("slope",), history=1, horizon=1, steady=True)
 
 

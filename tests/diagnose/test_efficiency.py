@@ -17,7 +17,7 @@ from sigmasolver.models import Options, build_model
 from sigmasolver.models.layers import distances
 from sigmasolver.runs import read_tensors
 from sigmasolver.train.dry_run import cost_of
-from sigmasolver.train.engine import Place
+from sigmasolver.train.engine import Execution
 
 
 class Odd(nn.Module):
@@ -58,7 +58,7 @@ def test_a_run_by_its_file_and_its_rehearsal(subject):
     assert found["updates_per_epoch"] == found["timed_updates"] == 30 // 4
     assert found["seconds_per_epoch"] * found["updates_per_second"] == pytest.approx(30 // 4)
     assert found["inference_milliseconds"] > 0
-    rehearsed = cost_of(subject.recipe, Place()).memory
+    rehearsed = cost_of(subject.recipe, Execution()).memory
     assert 1e6 * found["peak_megabytes"] == pytest.approx(rehearsed, rel=0.05)
     assert 1e6 * found["peak_megabytes"] > 4 * 4 * count, "weights, gradients and two moments"
     (row,) = [row for row in efficiency(subject).rows if row["metric"] == "seconds_per_epoch"]

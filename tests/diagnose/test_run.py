@@ -16,7 +16,7 @@ from sigmasolver.diagnose.subject import Findings
 from sigmasolver.evaluate import Request, evaluate_run
 from sigmasolver.runs import Run
 from sigmasolver.simulate.generate import generate
-from sigmasolver.train.infer_recipe import Wishes, own_recipe
+from sigmasolver.train.infer_recipe import UserChoices, infer_recipe
 from sigmasolver.train.job import train_run
 from tests.diagnose.conftest import FLOW, MODEL
 
@@ -146,7 +146,7 @@ def test_a_file_that_was_cut_is_refused_in_one_sentence(runs, cut):
         np.savez(arrays, total=np.zeros(3))
     with pytest.raises(ValueError, match=r"diagnose.*(truncated|missing).*remove") as caught:
         diagnose_run(run, ["decomposition"])
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+    assert "\n" not in str(caught.value) and str(caught.value).endswith((".", "?"))
 
 
 def test_what_does_not_apply_is_left_out_with_a_reason(runs, monkeypatch):
@@ -173,7 +173,7 @@ def test_a_steady_task_has_nothing_to_propagate(tmp_path):
     header = Header(Layout(("a", "p"), ("1", "1"), ("open",) * 2, (grid, grid), np.zeros(1)), "test", {})
     with Writer(tmp_path / "steady.h5", header, 10) as writer:
         writer.append(data)
-    recipe, _ = own_recipe(header, 10, Wishes("steady", targets=("p",)), False)
+    recipe, _ = infer_recipe(header, 10, UserChoices("steady", targets=("p",)), False)
     run = Run(tmp_path / "run")
     train_run(replace(recipe, model=MODEL, train=replace(recipe.train, updates=2)), tmp_path / "steady.h5", run)
     found = diagnose_run(run, (*NAMES, "efficiency"))
@@ -209,7 +209,7 @@ def test_seeds_are_looked_at_together_beside_the_lowest(runs, counted):
 @pytest.mark.parametrize(
     ("names", "request_", "says"),
     [
-        (["decompositon"], Request(), 'no diagnostic "decompositon"; near names: decomposition'),
+        (["decompositon"], Request(), 'no diagnostic "decompositon"; did you mean decomposition'),
         (None, Request(protocol="teacher-forced"), "A diagnosis follows free forecasts"),
         (None, Request(precision="bf16"), "A diagnosis is made in float32"),
         (None, Request(grid=(8, 8)), "on the grid of the training"),
@@ -270,7 +270,8 @@ def test_the_command_answers_a_mistake_with_one_sentence(call, runs, tmp_path):
         ((runs["first"].path, "--only", "magic"), 'There is no diagnostic "magic"'),
         ((tmp_path / "no",), "is not a run"),
         ((runs["ffno"].path, "--only", "corrections"), "ffno has no slice operator"),
-        ((runs["first"].path, "--part", "exam"), "choose from train, validation, test"),
+        ((runs["first"].path, "--split", "exam"), "choose from train, validation, test"),
+        ((runs["first"].path, "--part", "exam"), "choose from train, validation, test"),  # the earlier name
     ):
         code, out, err = call("diagnose", *words, "--device", "cpu")
         assert code == 2 and not out and says in err and err.count("\n") == 1

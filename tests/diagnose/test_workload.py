@@ -18,8 +18,8 @@ from sigmasolver.models import Options
 from sigmasolver.recipes import ModelRecipe, changed, suite_of
 from sigmasolver.runs import Run, read_rows, replace_rows
 from sigmasolver.train.dry_run import Noise, Rehearsal, cost_of, frames_of
-from sigmasolver.train.engine import Place
-from sigmasolver.train.loop import Plan
+from sigmasolver.train.engine import Execution
+from sigmasolver.train.loop import StepPlan
 
 CPU = torch.device("cpu")
 SMALL = [
@@ -46,7 +46,7 @@ def training(recipe):
     source = Noise(task, task.train + task.test, frames_of(recipe)[0])
     whole = replace(recipe, task=task)
     windows = Windows(source, whole.split(len(source)).train, whole.training_windows())
-    return source, windows, Plan(whole, windows)
+    return source, windows, StepPlan(whole, windows)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -69,15 +69,15 @@ def test_the_workload_of_ns2d(model):
     source, windows, plan = training(recipe)
     task, train = recipe.task, recipe.train
     assert (task.train, task.grid, task.history, task.horizon, task.normaliser) == (1000, (64, 64), 10, 10, "none")
-    assert (train.batch, plan.per_epoch, train.peak, train.weight_decay) == (2, 500, 1e-3, 1e-5)
-    assert (train.objective, train.accumulate, train.price) == ("teacher_forced", True, "relative_l2")
+    assert (train.batch, plan.per_epoch, train.lr, train.weight_decay) == (2, 500, 1e-3, 1e-5)
+    assert (train.objective, train.accumulate, train.loss) == ("teacher_forced", True, "relative_l2")
     assert train.precision == "float32" and source.header.shape == (20, 64, 64, 1)
     assert windows.spec.horizon == 10  # supervised frames
 
 
 def test_an_epoch_of_ns2d_has_5000_forward_passes_of_two_samples():
     recipe = changed(suite_of("efficiency")[NS2D], SMALL)
-    rehearsal, seen = Rehearsal(recipe, Place()), []
+    rehearsal, seen = Rehearsal(recipe, Execution()), []
     rehearsal.stepper.model.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
     rehearsal()
     assert seen == [2] * 10 and 500 * len(seen) == 5_000
@@ -93,7 +93,7 @@ def test_the_workload_of_kf2d(model):
     assert (windows.starts, len(windows), plan.per_epoch) == (134, 13_400, 6_700)
     assert (windows.spec.history, windows.spec.horizon) == (10, 4)  # four supervised frames, one call
     assert (train.objective, train.accumulate, task.block) == ("direct", False, 4)
-    assert (train.batch, train.peak, train.weight_decay, train.price) == (2, 5e-4, 1e-4, "relative_l2")
+    assert (train.batch, train.lr, train.weight_decay, train.loss) == (2, 5e-4, 1e-4, "relative_l2")
     assert max(row.future for row in windows.rows()) + 16 <= 160, "sixteen forecast frames for every window"
 
 
@@ -138,7 +138,7 @@ def test_the_peak_is_that_of_a_rehearsal_and_grows_when_frames_are_folded(stores
     folded = changed(wide, ["train.accumulate=false"])
     peaks = [time_epoch(one, path, CPU, seconds=0.01).peak for one in (wide, folded)]
     for peak, one in zip(peaks, (wide, folded), strict=True):
-        assert peak == pytest.approx(cost_of(one, Place()).memory, rel=0.05)
+        assert peak == pytest.approx(cost_of(one, Execution()).memory, rel=0.05)
     assert peaks[1] > 3 * peaks[0]
 
 

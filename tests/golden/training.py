@@ -20,7 +20,7 @@ from sigmasolver.train.job import train_run
 
 UPDATES, FAMILY_UPDATES = 20, 8
 MODEL = ("model.width=16", "model.depth=2", "model.heads=2", "model.slices=4", "model.modes=3")
-RATE = "train.peak=0.01"
+RATE = "train.lr=0.01"
 """Ten times the paper's: in 20 updates the gains of the slices, which start at zero, come to matter."""
 
 

@@ -28,7 +28,7 @@ def build(name="transolver-sigma", grid=(8, 8), width=16, heads=2, modes=2, opti
 
 def plain(message):
     """One sentence: a capital or a name first, a full stop last, no line break."""
-    return "\n" not in message and message.endswith(".") and len(message) < 240
+    return "\n" not in message and message.endswith((".", "?")) and len(message) < 240
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def plain(message):
         ({"channels": True}, "in_channels must be a whole number"),
         ({"grid": 16}, "grid must be a list of values"),
         ({"options": {}}, "options must be of the kind Options"),
-        ({"name": "transolver-sigm"}, "near names: transolver-sigma"),
+        ({"name": "transolver-sigm"}, "did you mean transolver-sigma"),
         ({"name": "physical"}, "physolver"),
         ({"name": "?"}, "slice-keep"),
     ],
@@ -163,5 +163,5 @@ def test_lists_are_as_good_as_tuples():
 def test_a_budget_out_of_reach_is_refused():
     with pytest.raises(ValueError, match="is outside"):
         matched_width("physolver", SolverConfig((16, 16), 1, 1, width=16, heads=2), target=10**9)
-    with pytest.raises(ValueError, match="near names: physolver"):
+    with pytest.raises(ValueError, match="did you mean physolver"):
         count_parameters("physolvr", SolverConfig((16, 16), 1, 1))

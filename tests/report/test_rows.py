@@ -24,7 +24,7 @@ def test_only_the_rows_of_the_protocol_part_and_metric_are_taken():
     [
         (evaluated("relative_l2"), "sigmasolver evaluate b"),
         (evaluated("relative_l2_lead", protocol="teacher-forced"), "sigmasolver evaluate b --protocol teacher-forced"),
-        (evaluated("realm_error", part="train"), "sigmasolver evaluate b --part train"),
+        (evaluated("realm_error", part="train"), "sigmasolver evaluate b --split train"),
         (diagnosed("routing", "effective_slices"), "sigmasolver diagnose b --only routing"),
     ],
 )

@@ -30,5 +30,5 @@ def test_every_row_is_listed_and_distinct():
 
 
 def test_unknown_task_names_the_near_ones():
-    with pytest.raises(ValueError, match=r"near names: .*ns2d"):
+    with pytest.raises(ValueError, match=r"did you mean .*ns2d"):
         simulator_of("ns3d")

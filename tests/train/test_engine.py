@@ -26,9 +26,9 @@ from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train.capture import WARM_UP
 from sigmasolver.train.dry_run import Alive, Rehearsal
-from sigmasolver.train.engine import ENGINES, Place, Stepper
+from sigmasolver.train.engine import ENGINES, Execution, Stepper
 from sigmasolver.train.job import train_run
-from sigmasolver.train.loop import Plan
+from sigmasolver.train.loop import StepPlan
 
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
 TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")
@@ -45,15 +45,15 @@ def data(tmp_path_factory):
     return path
 
 
-def losses(path, recipe=RECIPE, place=None, resident=True):
-    place = Place() if place is None else place
-    device = place.world.device
+def losses(path, recipe=RECIPE, execution=None, resident=True):
+    execution = Execution() if execution is None else execution
+    device = execution.world.device
     with open_store(path) as store:
         windows = Windows(store, range(6), recipe.training_windows())
         forecaster = build(recipe, *fit("channel", windows)).to(device)
         windows = windows.resident(device) if resident else windows
-        plan = Plan(recipe, windows)
-        stepper = Stepper(recipe, forecaster, windows, plan.members, plan.rates(), place)
+        plan = StepPlan(recipe, windows)
+        stepper = Stepper(recipe, forecaster, windows, plan.members, plan.rates(), execution)
         found = []
         for step in range(plan.steps):
             stepper.run(step)
@@ -83,13 +83,13 @@ def test_prefetched_batches_come_in_order_and_stop_when_nobody_wants_them(data):
 
 def test_the_optimiser_is_adamw_by_hand(data):
     """Three steps of AdamW written out in float64 from the same gradients."""
-    recipe = replace(RECIPE, train=replace(RECIPE.train, updates=3, clip=None, weight_decay=0.1, peak=1e-2))
+    recipe = replace(RECIPE, train=replace(RECIPE.train, updates=3, clip=None, weight_decay=0.1, lr=1e-2))
     with open_store(data) as store:
         windows = Windows(store, range(6), recipe.training_windows()).resident("cpu")
         forecaster = build(recipe, *fit("channel", windows))
-        plan = Plan(recipe, windows)
+        plan = StepPlan(recipe, windows)
         rates = plan.rates()
-        stepper = Stepper(recipe, forecaster, windows, plan.members, rates, Place())
+        stepper = Stepper(recipe, forecaster, windows, plan.members, rates, Execution())
         parameter = forecaster.model.readout.weight
         w, m, v = (
             parameter.detach().double(),
@@ -113,10 +113,10 @@ def first_step(path, recipe, factor=1.0):
         source = Memory(store.header, factor * store[:])
     windows = Windows(source, range(6), recipe.training_windows()).resident("cpu")
     forecaster = build(recipe, *fit("channel", windows))
-    plan, seen = Plan(recipe, windows), []
+    plan, seen = StepPlan(recipe, windows), []
     forecaster.model.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach().clone()))
     before = build(recipe, *fit("channel", windows))  # the same weights, which stay
-    stepper = Stepper(recipe, forecaster, windows, plan.members, plan.rates(), Place())
+    stepper = Stepper(recipe, forecaster, windows, plan.members, plan.rates(), Execution())
     stepper.run(0)
     return stepper, seen[0], before, windows.batch(plan.members(0))
 
@@ -153,20 +153,20 @@ def test_gradients_are_clipped_to_their_norm(data):
 
 
 @pytest.mark.parametrize("exponent", [-110, 70, 115])
-@pytest.mark.parametrize("price", ["relative_l2", "squared"])
-def test_data_of_any_magnitude_train_alike(data, exponent, price):
+@pytest.mark.parametrize("loss", ["relative_l2", "squared"])
+def test_data_of_any_magnitude_train_alike(data, exponent, loss):
     """Another power of two as the unit: the same bits in the loss of every step."""
     from tests.data.memory import Memory
 
-    recipe = replace(RECIPE, train=replace(RECIPE.train, updates=4, price=price))
+    recipe = replace(RECIPE, train=replace(RECIPE.train, updates=4, loss=loss))
     found = []
     with open_store(data) as store:
         for factor in (1.0, 2.0**exponent):
             source = Memory(store.header, np.float32(factor) * store[:])
             windows = Windows(source, range(6), recipe.training_windows()).resident("cpu")
-            plan = Plan(recipe, windows)
+            plan = StepPlan(recipe, windows)
             stepper = Stepper(
-                recipe, build(recipe, *fit("channel", windows)), windows, plan.members, plan.rates(), Place()
+                recipe, build(recipe, *fit("channel", windows)), windows, plan.members, plan.rates(), Execution()
             )
             for step in range(4):
                 stepper.run(step)
@@ -199,8 +199,8 @@ def test_fields_that_are_given_train_too(data):
         recipe = replace(RECIPE, task=task, train=replace(RECIPE.train, objective=objective, calls=2, updates=2))
         windows = Windows(Memory(both, values), range(6), recipe.training_windows()).resident("cpu")
         forecaster = build(recipe, *fit("channel", windows))
-        plan = Plan(recipe, windows)
-        stepper = Stepper(recipe, forecaster, windows, plan.members, plan.rates(), Place())
+        plan = StepPlan(recipe, windows)
+        stepper = Stepper(recipe, forecaster, windows, plan.members, plan.rates(), Execution())
         stepper.run(0)
         assert forecaster.inputs.constant == ("reynolds",) and torch.isfinite(stepper.loss)
 
@@ -210,7 +210,7 @@ def test_fields_that_are_given_train_too(data):
 
 def first_gradients(recipe):
     """Of one update on random windows in float64: all parameters as one vector, and the loss."""
-    rehearsal = Rehearsal(recipe, Place())
+    rehearsal = Rehearsal(recipe, Execution())
     stepper, windows = rehearsal.stepper, rehearsal.windows
     stepper.model.double()
     stepper.loss = stepper.loss.double()
@@ -243,7 +243,7 @@ def test_accumulated_bf16_stays_near_the_folded_one(data):
 
 
 def alive(recipe):
-    rehearsal = Rehearsal(recipe, Place())
+    rehearsal = Rehearsal(recipe, Execution())
     with Alive(rehearsal.windows.values) as counted:
         for _ in range(2):
             rehearsal()
@@ -268,7 +268,7 @@ def work(path, folder):
     torch.set_num_threads(1)
     with join(torch.device("cpu")) as world:
         for shard in (False, True):
-            train_run(ACCUMULATED, path, Run(f"{folder}/{shard}"), Place(world, shard=shard))
+            train_run(ACCUMULATED, path, Run(f"{folder}/{shard}"), Execution(world, shard=shard))
 
 
 def test_two_processes_accumulate_what_one_folds(data, tmp_path):
@@ -309,16 +309,16 @@ def test_a_run_from_before_the_setting_goes_on(data, tmp_path):
 @pytest.mark.parametrize("engine", ["graph", "compiled-graph"])
 def test_a_graph_needs_a_gpu(engine):
     with pytest.raises(ValueError, match="needs a GPU"):
-        Place(engine=engine)
+        Execution(engine=engine)
 
 
 def test_mistakes_are_one_sentence(data):
     with pytest.raises(ValueError, match="There is no engine"):
-        Place(engine="fast")
-    with pytest.raises(ValueError, match="nothing to share"):
-        Place(shard=True)
+        Execution(engine="fast")
+    with pytest.raises(ValueError, match="--shard needs several processes"):
+        Execution(shard=True)
     with pytest.raises(ValueError, match="cannot be shared evenly by 3 processes"):
-        losses(data, place=Place(World(0, 3)))
+        losses(data, execution=Execution(World(0, 3)))
     with pytest.raises(ValueError, match="accumulate is for the objective teacher_forced, and this one is direct; set"):
         changed(RECIPE, ["train.accumulate=true"])
 
@@ -341,7 +341,7 @@ def test_bf16_stays_near_float32(data):
 @pytest.mark.parametrize(("learned", "expected"), [(RECIPE, RECIPE), (ACCUMULATED, FORCED)])
 def test_a_compiled_network_learns_the_same_on_a_cpu(data, learned, expected):
     eager, _ = losses(data, expected)
-    compiled, _ = losses(data, learned, Place(engine="compiled"))
+    compiled, _ = losses(data, learned, Execution(engine="compiled"))
     torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=0)
 
 
@@ -352,7 +352,7 @@ def test_engines_give_the_losses_of_eager(data, engine, objective):
     plan = replace(RECIPE.train, objective=objective, calls=2, push_every=2, ema=0.9, updates=4 * WARM_UP)
     recipe = replace(RECIPE, train=plan)
     world = World(device=torch.device("cuda", 0))
-    eager, other = (losses(data, recipe, Place(world, name)) for name in ("eager", engine))
+    eager, other = (losses(data, recipe, Execution(world, name)) for name in ("eager", engine))
     tolerance = 1e-3 if "compiled" in engine else 1e-5
     torch.testing.assert_close(other[0], eager[0], rtol=tolerance, atol=0)
 
@@ -363,8 +363,8 @@ def test_engines_give_the_losses_of_eager(data, engine, objective):
 def test_every_engine_accumulates_what_eager_folds(data, engine, precision):
     settings = [f"train.precision={precision}", "train.ema=0.9", f"train.updates={4 * WARM_UP}"]
     world = World(device=torch.device("cuda", 0))
-    folded = losses(data, changed(FORCED, settings), Place(world))[0]
-    accumulated = losses(data, changed(ACCUMULATED, settings), Place(world, engine))[0]
+    folded = losses(data, changed(FORCED, settings), Execution(world))[0]
+    accumulated = losses(data, changed(ACCUMULATED, settings), Execution(world, engine))[0]
     torch.testing.assert_close(accumulated, folded, rtol=1e-3 if precision == "float32" else 3e-2, atol=0)
 
 
@@ -374,7 +374,7 @@ def test_a_captured_bf16_step_learns_like_an_eager_one_in_several_streams(object
     """The losses differ by what bf16 makes of weights that differ by round-off."""
     plan = replace(RECIPE.train, objective=objective, calls=2, precision="bf16", updates=4 * WARM_UP)
     recipe, world = replace(RECIPE, train=plan), World(device=torch.device("cuda", 0))
-    eager, graph = (Rehearsal(recipe, Place(world, name)) for name in ("eager", "graph"))
+    eager, graph = (Rehearsal(recipe, Execution(world, name)) for name in ("eager", "graph"))
     for _ in range(4 * WARM_UP):
         eager()
         graph()
@@ -388,6 +388,6 @@ def test_a_captured_bf16_step_learns_like_an_eager_one_in_several_streams(object
 def test_a_captured_step_draws_new_noise_and_new_windows_every_time(data, resident):
     recipe = replace(RECIPE, model=replace(MODEL, options=Options(dropout=0.1)), train=replace(RECIPE.train, noise=0.1))
     world = World(device=torch.device("cuda", 0))
-    eager, graph = (losses(data, recipe, Place(world, name), resident)[0] for name in ("eager", "graph"))
+    eager, graph = (losses(data, recipe, Execution(world, name), resident)[0] for name in ("eager", "graph"))
     torch.testing.assert_close(graph, eager, rtol=1e-4, atol=0)
     assert len(set(graph.tolist())) == len(graph)

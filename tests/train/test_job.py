@@ -16,7 +16,7 @@ from sigmasolver.runs import Run, read_tensors
 from sigmasolver.simulate.generate import generate
 from sigmasolver.tasks import Task
 from sigmasolver.train import job
-from sigmasolver.train.engine import Place
+from sigmasolver.train.engine import Execution
 from sigmasolver.train.job import resume_run, train_run
 from tests.data.waves import Waves
 
@@ -95,10 +95,10 @@ def test_the_estimate_counts_every_parameter(store, tmp_path, monkeypatch, setti
     for spare, fits in ((0, True), (-1, False)):
         monkeypatch.setattr(job, "memory_of", lambda device, room=needed + spare: room)
         if fits:
-            job.refuse_too_large(recipe, Place())
+            job.refuse_too_large(recipe, Execution())
         else:
             with pytest.raises(ValueError, match=r"lower model\.width"):
-                job.refuse_too_large(recipe, Place())
+                job.refuse_too_large(recipe, Execution())
 
 
 def test_a_resumed_run_gains_the_record_of_its_domain(store, tmp_path):
@@ -130,8 +130,8 @@ def test_data_inside_the_run_folder_move_with_it(store, tmp_path):
 
 def test_a_mistake_leaves_the_folder_free(store, tmp_path):
     run = Run(tmp_path / "run")
-    for wrong in ("train.peak=-1", "train.batch=99", "model.name=transolvr", "task.normaliser=chanel"):
-        with pytest.raises(ValueError, match=r"\.$"):
+    for wrong in ("train.lr=-1", "train.batch=99", "model.name=transolvr", "task.normaliser=chanel"):
+        with pytest.raises(ValueError, match=r"[.?]$"):
             train_run(changed(RECIPE, [wrong]), store, run)
         assert not run.path.exists()
     train_run(RECIPE, store, run)
@@ -221,7 +221,7 @@ def test_a_field_that_is_zero_all_through_a_window_is_what_the_sentence_speaks_o
         values[:4, :, ..., 1] = 0
 
     path = changed_store(store, tmp_path / "rest.h5", rest)
-    with pytest.raises(ValueError, match=r"loss of step 1 is not finite.*train\.price=squared"):
+    with pytest.raises(ValueError, match=r"loss of step 1 is not finite.*train\.loss=squared"):
         train_run(RECIPE, path, Run(tmp_path / "run"))
-    train_run(changed(RECIPE, ["train.price=squared"]), path, Run(tmp_path / "squared"))
+    train_run(changed(RECIPE, ["train.loss=squared"]), path, Run(tmp_path / "squared"))
     assert torch.isfinite(read_tensors(Run(tmp_path / "squared").weights)[0]["readout.weight"]).all()

@@ -24,7 +24,7 @@ from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train import loop
-from sigmasolver.train.loop import Data, Plan, order, train
+from sigmasolver.train.loop import Data, StepPlan, order, train
 
 ROOT = Path(sigmasolver.__file__).parents[1]
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
@@ -195,7 +195,7 @@ def test_more_checks_than_steps_are_one_after_every_step(data):
     with open_store(data) as store:
         windows = Windows(store, range(5), RECIPE.training_windows())
         for checks in (7, 10, 10**15):
-            plan = Plan(replace(RECIPE, train=replace(RECIPE.train, updates=7, checks=checks)), windows)
+            plan = StepPlan(replace(RECIPE, train=replace(RECIPE.train, updates=7, checks=checks)), windows)
             assert plan.checks == set(range(1, 8))
 
 
@@ -213,7 +213,7 @@ def test_the_check_is_the_error_of_a_free_rollout(data, tmp_path):
     assert read_rows(Run(tmp_path).log)[-1]["error"] == pytest.approx(np.mean(errors), rel=1e-5)
 
 
-RUINED = replace(RECIPE, train=replace(RECIPE.train, keep="best", checks=7, epochs=1, peak=0.3, clip=None))
+RUINED = replace(RECIPE, train=replace(RECIPE.train, keep="best", checks=7, epochs=1, lr=0.3, clip=None))
 """A learning rate far too high: the first steps, with the rate still low, are better than all that follow."""
 
 

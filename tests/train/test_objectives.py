@@ -1,4 +1,4 @@
-"""Objectives against their sequential definitions and hand-computed prices, in float64."""
+"""Objectives against their sequential definitions and hand-computed losses, in float64."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sigmasolver.tasks import field_groups
-from sigmasolver.train.objectives import Price, direct, frame_by_frame, pushforward, relative_l2, teacher_forced
+from sigmasolver.train.objectives import Loss, direct, frame_by_frame, pushforward, relative_l2, teacher_forced
 
 T_IN, H, N, Q = 3, 4, 6, 2
 
@@ -30,7 +30,7 @@ def batch(b=2):
     return frames[:, :T_IN], frames[:, T_IN:]
 
 
-BOTH = Price(((0,), (1,)))
+BOTH = Loss(((0,), (1,)))
 
 
 def gradient(loss, model):
@@ -51,15 +51,15 @@ def test_teacher_forcing_in_one_call_has_the_gradient_of_frame_after_frame():
 def test_gradients_accumulated_frame_by_frame_are_those_of_the_folded_call():
     """One backward pass for each frame, added up, against the one of the folded batch; a field that is given too."""
     model, (history, future) = Small(), batch()
-    for truth, price in ((future, BOTH), (future[..., :1], Price())):
+    for truth, loss in ((future, BOTH), (future[..., :1], Loss())):
         learns = (lambda h: model(h)[..., :1]) if truth.shape[-1] == 1 else model
-        folded = teacher_forced(learns, history, truth, price)
+        folded = teacher_forced(learns, history, truth, loss)
         wanted = gradient(folded, model)
         model.zero_grad()
         losses = []
         for window, frame, _ in frame_by_frame(history, truth):
             assert window.shape[1] == T_IN and frame.shape[1] == 1
-            losses.append(direct(learns, window, frame, price))
+            losses.append(direct(learns, window, frame, loss))
             losses[-1].backward()
         found = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
         torch.testing.assert_close(sum(losses), folded, rtol=1e-13, atol=0)
@@ -84,7 +84,7 @@ def test_one_pushforward_call_is_direct():
     assert torch.equal(pushforward(model, history, future, BOTH, 1), direct(model, history, future, BOTH))
 
 
-def test_prices_by_hand():
+def test_losses_by_hand():
     truth = torch.zeros(1, 2, 2, 2, 3, dtype=torch.float64)
     truth[..., 0], truth[..., 1], truth[..., 2] = 1.0, 2.0, 4.0
     prediction = truth.clone()
@@ -92,7 +92,7 @@ def test_prices_by_hand():
     prediction[..., 1] += 0.4
     prediction[..., 2] += 0.4
     torch.testing.assert_close(relative_l2(prediction, truth), torch.tensor([[0.1, 0.2, 0.1]], dtype=torch.float64))
-    assert Price(((0,), (1, 2)))(prediction, truth).item() == pytest.approx(0.1 + 0.15)
+    assert Loss(((0,), (1, 2)))(prediction, truth).item() == pytest.approx(0.1 + 0.15)
 
 
 @pytest.mark.parametrize("exponent", [-115, -60, 0, 40, 63, 110])
@@ -126,10 +126,10 @@ def test_mean_of_ratios_not_ratio_of_means():
     truth[1] = 100.0
     prediction = truth + 1
     history = torch.zeros(2, 1, 4, 1, dtype=torch.float64)
-    assert direct(lambda _: prediction, history, truth, Price()).item() == pytest.approx((1 + 0.01) / 2)
+    assert direct(lambda _: prediction, history, truth, Loss()).item() == pytest.approx((1 + 0.01) / 2)
 
 
-def test_velocity_components_share_one_price():
+def test_velocity_components_share_one_loss():
     assert field_groups(("density", "velocity_x", "velocity_y")) == {"density": (0,), "velocity": (1, 2)}
     assert field_groups(("vorticity",)) == {"vorticity": (0,)}
 
@@ -138,7 +138,7 @@ def test_derivative_term_by_hand():
     """On u = sin(pi x) sin(pi y) with its zero ring, a scaled prediction has the same relative error in every slope."""
     x = torch.linspace(0, math.pi, 9, dtype=torch.float64)
     truth = (torch.sin(x)[:, None] * torch.sin(x))[None, None, ..., None]
-    assert Price(derivative=0.1)(1.05 * truth, truth).item() == pytest.approx(0.05 * (1 + 2 * 0.1))
+    assert Loss(derivative=0.1)(1.05 * truth, truth).item() == pytest.approx(0.05 * (1 + 2 * 0.1))
 
 
 def test_the_derivative_term_is_of_central_differences():
@@ -146,7 +146,7 @@ def test_the_derivative_term_is_of_central_differences():
     truth, prediction = (torch.randn(2, 1, 5, 6, 1, dtype=torch.float64) for _ in range(2))
     expected = []
     for p, t in zip(prediction[:, 0, ..., 0], truth[:, 0, ..., 0], strict=True):
-        price = (p - t).norm() / t.norm()
+        loss = (p - t).norm() / t.norm()
         inner = [[float(p[i, j]) if 0 < i < 4 and 0 < j < 5 else 0.0 for j in range(6)] for i in range(5)]
 
         def at(field, i, j):
@@ -158,16 +158,16 @@ def test_the_derivative_term_is_of_central_differences():
                 for j in range(6):
                     slope_p, slope_t = (at(f, i + di, j + dj) - at(f, i - di, j - dj) for f in (inner, t))
                     above, below = above + (slope_p - slope_t) ** 2, below + slope_t**2
-            price = price + 0.3 * math.sqrt(above / below)
-        expected.append(price)
-    torch.testing.assert_close(Price(derivative=0.3)(prediction, truth), torch.stack(expected), rtol=1e-12, atol=0)
+            loss = loss + 0.3 * math.sqrt(above / below)
+        expected.append(loss)
+    torch.testing.assert_close(Loss(derivative=0.3)(prediction, truth), torch.stack(expected), rtol=1e-12, atol=0)
 
 
 def test_the_ring_of_a_prediction_counts_only_without_derivatives():
     truth = torch.rand(1, 1, 7, 7, 1, dtype=torch.float64)
     changed = truth.clone()
     changed[:, :, 0] += 5.0
-    slopes = [Price(derivative=1.0)(p, truth) - Price()(p, truth) for p in (truth, changed)]
+    slopes = [Loss(derivative=1.0)(p, truth) - Loss()(p, truth) for p in (truth, changed)]
     torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-13, atol=0)
     assert slopes[0] > 0, "a prediction with a zero ring differs from a truth without one"
 

@@ -14,12 +14,12 @@ from sigmasolver.data.layout import Layout
 from sigmasolver.data.windows import Windows
 from sigmasolver.models import build_solver
 from sigmasolver.recipes import Recipe
-from sigmasolver.train.infer_recipe import LARGE, Wishes, own_recipe
-from sigmasolver.train.loop import Plan
+from sigmasolver.train.infer_recipe import LARGE, UserChoices, infer_recipe
+from sigmasolver.train.loop import StepPlan
 from tests.data.memory import Memory
 
 NAMES = ("u", "v", "velocity_x", "p")
-WISHES = Wishes("mine")
+CHOICES = UserChoices("mine")
 
 
 def header(frames=20, grid=(32, 24), names=("u", "v"), boundary=None) -> Header:
@@ -37,7 +37,7 @@ def fits(recipe: Recipe, head: Header, count: int) -> None:
     source = Memory(head, np.empty((count, 0)))
     training = Windows(source, parts.train, recipe.training_windows())
     assert training.grid == recipe.task.grid
-    Plan(recipe, training)
+    StepPlan(recipe, training)
     for part in filter(None, (parts.validation, parts.test)):
         assert len(Windows(source, part, recipe.evaluation_windows())) >= len(part)
     with torch.device("meta"):
@@ -57,9 +57,9 @@ def test_what_is_chosen_fits_the_data_and_is_told(data, count, frames, gpu):
     rest = frames - (history or max(1, min(10, frames // 4)))
     horizon = data.draw(st.none() | st.integers(1, rest))
     block = data.draw(st.none() | st.integers(1, horizon or rest))
-    wishes = replace(WISHES, targets=targets, history=history, block=block, horizon=horizon)
+    choices = replace(CHOICES, targets=targets, history=history, block=block, horizon=horizon)
     head = header(frames, grid, names, ends)
-    recipe, notes = own_recipe(head, count, wishes, gpu)
+    recipe, notes = infer_recipe(head, count, choices, gpu)
     fits(recipe, head, count)
     task = recipe.task
     for wish, got in ((history, task.history), (horizon, task.horizon), (block, task.block), (targets, task.targets)):
@@ -78,7 +78,7 @@ def test_what_is_chosen_fits_the_data_and_is_told(data, count, frames, gpu):
 @given(count=st.integers(2, 50), grid=st.lists(st.integers(2, 40), min_size=1, max_size=3).map(tuple))
 def test_one_frame_is_a_steady_task(count, grid):
     head = header(1, grid, ("a", "b", "p"))
-    recipe, notes = own_recipe(head, count, replace(WISHES, targets=("p",)), False)
+    recipe, notes = infer_recipe(head, count, replace(CHOICES, targets=("p",)), False)
     fits(recipe, head, count)
     assert recipe.task.steady and recipe.task.inputs == ("a", "b") and recipe.task.targets == ("p",)
     assert notes[0] == "fields: p from a, b"
@@ -97,7 +97,7 @@ def test_thinning_keeps_periodic_axes_periodic_and_stops_when_small_enough(data)
         tuple(data.draw(st.lists(sizes, min_size=axes, max_size=axes))),
         boundary=tuple(data.draw(st.lists(st.sampled_from(BOUNDARIES), min_size=axes, max_size=axes))),
     )
-    recipe, notes = own_recipe(head, 5, WISHES, True)
+    recipe, notes = infer_recipe(head, 5, CHOICES, True)
     stride, grid = recipe.task.space_stride, recipe.task.grid
     Windows(Memory(head, np.empty((5, 0))), (0,), recipe.training_windows())  # refuses a torn period
     assert grid == tuple(-(-n // stride) for n in head.grid) and (stride == 1 or min(grid) >= 16)
@@ -123,28 +123,28 @@ def test_thinning_keeps_periodic_axes_periodic_and_stops_when_small_enough(data)
     ],
 )
 def test_thinning_by_example(grid, ends, stride):
-    recipe, _ = own_recipe(header(5, grid, boundary=(ends,) * len(grid)), 4, WISHES, True)
+    recipe, _ = infer_recipe(header(5, grid, boundary=(ends,) * len(grid)), 4, CHOICES, True)
     assert recipe.task.space_stride == stride
 
 
 def test_padding_follows_the_boundary():
-    recipe, _ = own_recipe(header(5, (32, 16, 16), boundary=("periodic", "wall", "open")), 4, WISHES, True)
+    recipe, _ = infer_recipe(header(5, (32, 16, 16), boundary=("periodic", "wall", "open")), 4, CHOICES, True)
     assert recipe.model.options.padding == ("circular", "zeros", "zeros")
 
 
 def test_a_given_field_comes_behind_the_targets():
-    recipe, _ = own_recipe(header(names=("a", "u", "b")), 4, replace(WISHES, targets=("u",)), False)
+    recipe, _ = infer_recipe(header(names=("a", "u", "b")), 4, replace(CHOICES, targets=("u",)), False)
     assert recipe.task.inputs == ("u", "a", "b") and recipe.task.targets == ("u",)
 
 
 def test_named_fields_leave_the_others_out():
-    wishes = replace(WISHES, fields=("b", "u"), targets=("u",))
-    recipe, _ = own_recipe(header(names=("a", "u", "b")), 4, wishes, False)
+    choices = replace(CHOICES, fields=("b", "u"), targets=("u",))
+    recipe, _ = infer_recipe(header(names=("a", "u", "b")), 4, choices, False)
     assert recipe.task.inputs == ("u", "b")
 
 
 def test_a_gpu_gets_the_papers_size_and_both_get_the_seed():
-    small, large = (own_recipe(header(), 9, replace(WISHES, seed=5), gpu)[0] for gpu in (False, True))
+    small, large = (infer_recipe(header(), 9, replace(CHOICES, seed=5), gpu)[0] for gpu in (False, True))
     assert (large.model.width, large.model.depth, large.model.slices) == (128, 8, 32)
     assert small.model.width < large.model.width and small.train.seed == large.train.seed == 5
     assert (small.train.precision, large.train.precision) == ("float32", "tf32")
@@ -154,12 +154,12 @@ def test_a_gpu_gets_the_papers_size_and_both_get_the_seed():
 
 
 @pytest.mark.parametrize(
-    ("head", "count", "wishes", "says"),
+    ("head", "count", "choices", "says"),
     [
         (header(), 1, {}, "there is only one; cut"),
         (header(), 0, {}, "there is none yet"),
-        (header(), 4, {"fields": ("w",)}, 'no field "w" in the data; near names: u, v'),
-        (header(), 4, {"targets": ("velocity",)}, "near names"),
+        (header(), 4, {"fields": ("w",)}, 'no field "w" in the data; choose from u, v'),
+        (header(), 4, {"targets": ("velocity",)}, "did you mean|choose from"),
         (header(), 4, {"history": 20}, "leaves nothing of 20 frames"),
         (header(), 4, {"history": 0}, "history of mine is 0; it must be at least 1"),
         (header(), 4, {"block": 0}, "block of mine is 0; it must be at least 1"),
@@ -170,17 +170,17 @@ def test_a_gpu_gets_the_papers_size_and_both_get_the_seed():
         (header(), 4, {"history": 5, "block": 16}, "a trajectory has 20"),
         (header(1), 4, {}, "name them with --targets"),
         (header(1), 4, {"targets": ("u", "v")}, "name them with --targets"),
-        (header(1), 4, {"targets": ("v",), "history": 2}, "leave --history out"),
+        (header(1), 4, {"targets": ("v",), "history": 2}, "omit --history"),
     ],
 )
-def test_mistakes_are_one_sentence(head, count, wishes, says):
+def test_mistakes_are_one_sentence(head, count, choices, says):
     with pytest.raises(ValueError, match=says) as caught:
-        own_recipe(head, count, replace(WISHES, **wishes), False)
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+        infer_recipe(head, count, replace(CHOICES, **choices), False)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith((".", "?"))
 
 
 def test_an_axis_of_one_point_is_refused_when_the_model_is_built():
-    recipe, _ = own_recipe(header(5, (16, 1)), 4, WISHES, False)
+    recipe, _ = infer_recipe(header(5, (16, 1)), 4, CHOICES, False)
     with pytest.raises(ValueError, match="axis 1 has 1 point"):
         recipe.model.config(recipe.task)
 
@@ -193,11 +193,11 @@ def test_an_axis_of_one_point_is_refused_when_the_model_is_built():
     horizon=st.none() | st.integers(-2, 14),
 )
 def test_any_wish_is_met_or_refused_in_one_sentence(frames, history, block, horizon):
-    head, wishes = header(frames), replace(WISHES, targets=("u",), history=history, block=block, horizon=horizon)
+    head, choices = header(frames), replace(CHOICES, targets=("u",), history=history, block=block, horizon=horizon)
     try:
-        recipe, _ = own_recipe(head, 6, wishes, False)
+        recipe, _ = infer_recipe(head, 6, choices, False)
     except ValueError as error:
-        assert "\n" not in str(error) and str(error).endswith(".")
+        assert "\n" not in str(error) and str(error).endswith((".", "?"))
     else:
         fits(recipe, head, 6)
         assume(not recipe.task.steady)

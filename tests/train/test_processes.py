@@ -21,7 +21,7 @@ from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train import job
-from sigmasolver.train.engine import Place, Stepper
+from sigmasolver.train.engine import Execution, Stepper
 
 ROOT = Path(sigmasolver.__file__).parents[1]
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
@@ -34,22 +34,22 @@ def work(path: str, folder: str) -> None:
     """What every process does, one training after the other: whole models, split ones, split ones with a stop."""
     torch.set_num_threads(1)
     with join(torch.device("cpu")) as world:
-        learn(path, Run(f"{folder}/two"), Place(world))
-        learn(path, Run(f"{folder}/split"), Place(world, shard=True))
-        run, place = Run(f"{folder}/resumed"), Place(world, shard=True)
+        learn(path, Run(f"{folder}/two"), Execution(world))
+        learn(path, Run(f"{folder}/split"), Execution(world, shard=True))
+        run, execution = Run(f"{folder}/resumed"), Execution(world, shard=True)
         with pytest.raises(KeyboardInterrupt):  # stop in the middle, and go on
-            train_half(path, run, place)
+            train_half(path, run, execution)
         world.wait()
         assert read_facts(run.resume)["step"] == 10
-        learn(path, run, place)
+        learn(path, run, execution)
 
 
-def learn(path, run, place):
-    job.train_run(RECIPE, path, run, place)
-    evaluate_run(run, Request(batch=3), world=place.world)
+def learn(path, run, execution):
+    job.train_run(RECIPE, path, run, execution)
+    evaluate_run(run, Request(batch=3), world=execution.world)
 
 
-def train_half(path, run, place):
+def train_half(path, run, execution):
     """Ten of the twenty steps, the state kept after every five."""
     original = Stepper.run
 
@@ -61,14 +61,14 @@ def train_half(path, run, place):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stepper, "run", limited)
         patch.setattr(job, "train", partial(job.train, look=5, keep_seconds=0))
-        job.train_run(RECIPE, path, run, place)
+        job.train_run(RECIPE, path, run, execution)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
     generate(FLOW, 8, 0, folder / "flow.h5")
-    learn(folder / "flow.h5", Run(folder / "one"), Place())
+    learn(folder / "flow.h5", Run(folder / "one"), Execution())
     script = folder / "work.py"
     script.write_text("import sys; from tests.train.test_processes import work; work(*sys.argv[1:])")
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -23,7 +23,7 @@ from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train.capture import WARM_UP
 from sigmasolver.train.dry_run import Rehearsal
-from sigmasolver.train.engine import ENGINES, Place, recompute
+from sigmasolver.train.engine import ENGINES, Execution, recompute
 from sigmasolver.train.job import train_run
 from tests.train.saved import saved_bytes
 
@@ -159,7 +159,7 @@ def work(path, folder):
     with join(torch.device("cpu")) as world:
         for shard, again in itertools.product((False, True), repeat=2):
             recipe = changed(RECIPE, [f"train.recompute={again}"])
-            train_run(recipe, path, Run(f"{folder}/{shard}-{again}"), Place(world, shard=shard))
+            train_run(recipe, path, Run(f"{folder}/{shard}-{again}"), Execution(world, shard=shard))
 
 
 ALONE = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
@@ -190,15 +190,13 @@ def test_two_processes_end_in_the_same_weights(tmp_path):
 
 
 def test_mistakes_are_one_sentence():
-    with pytest.raises(
-        ValueError, match=r"^This model has no blocks that could run again; set train.recompute=false.$"
-    ):
+    with pytest.raises(ValueError, match=r"^This model has no blocks to recompute; set train.recompute=false.$"):
         recompute(nn.Linear(2, 2), False)
 
 
 def losses(engine, device, *settings):
     recipe = changed(RECIPE, settings)
-    step = Rehearsal(recipe, Place(World(device=torch.device(device)), engine))
+    step = Rehearsal(recipe, Execution(World(device=torch.device(device)), engine))
     found = []
     for _ in range(2 * WARM_UP):
         step()

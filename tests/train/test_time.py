@@ -38,9 +38,9 @@ from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run, read_rows, read_tensors
 from sigmasolver.tasks import Task
 from sigmasolver.train import dry_run, job
-from sigmasolver.train.engine import Place, Stepper
-from sigmasolver.train.loop import Plan
-from sigmasolver.train.objectives import Price, direct, frame_by_frame, pushforward, teacher_forced
+from sigmasolver.train.engine import Execution, Stepper
+from sigmasolver.train.loop import StepPlan
+from sigmasolver.train.objectives import Loss, direct, frame_by_frame, pushforward, teacher_forced
 from sigmasolver.train.plan import predict
 from tests.train.test_processes import distance
 
@@ -50,7 +50,7 @@ TIMES = 3.0 + 0.4 * np.arange(FRAMES)
 FIELDS = ("u", "rate")
 TASK = Task("growth", ("u",), ("u",), (POINTS,), 1, 1, 6, 32, 4, "channel")
 TOLD = ModelRecipe(width=16, depth=1, heads=2, slices=4, modes=3, options=Options(time_embedding=True))
-PLAN = TrainRecipe(updates=6, batch=4, seed=3, checks=1, peak=5e-3, validation=0.25)
+PLAN = TrainRecipe(updates=6, batch=4, seed=3, checks=1, lr=5e-3, validation=0.25)
 RECIPE = Recipe(TASK, TOLD, PLAN)
 
 
@@ -108,7 +108,7 @@ def test_the_time_is_what_makes_a_driven_system_predictable(data, tmp_path, monk
         if name == "range":
             monkeypatch.setattr(TimeScale, "of", lambda times: TimeScale(times[0], times[-1] - times[0]))
         model = replace(TOLD, width=32, options=Options(time_embedding=told, padding=("circular",)))
-        plan = replace(PLAN, updates=300, batch=8, peak=1e-2, checks=0, validation=0.0)
+        plan = replace(PLAN, updates=300, batch=8, lr=1e-2, checks=0, validation=0.0)
         run = Run(tmp_path / name)
         job.train_run(replace(RECIPE, model=model, train=plan), data, run)
         rows = evaluate_run(run)
@@ -158,8 +158,8 @@ def test_training_tells_every_window_its_own_time(data, objective):
     with open_store(data) as store:
         windows = Windows(store, range(8), recipe.training_windows()).resident("cpu")
         forecaster = build(recipe, *fit("channel", windows), TimeScale.of(windows.times))
-        plan, told = Plan(recipe, windows), recorded(forecaster.model)
-        Stepper(recipe, forecaster, windows, plan.members, plan.rates(), Place()).run(0)
+        plan, told = StepPlan(recipe, windows), recorded(forecaster.model)
+        Stepper(recipe, forecaster, windows, plan.members, plan.rates(), Execution()).run(0)
         starts = torch.tensor([windows.rows()[index].history for index in plan.members(0)])
     wanted = {  # frames since the first stored one: the history is one frame long
         "direct": [starts],
@@ -175,23 +175,23 @@ def test_folded_teacher_forcing_is_frame_by_frame():
     forecaster = forecaster_of(history=2)
     history, future = (torch.randn(3, frames, POINTS, 1, dtype=torch.float64) for frames in (2, 5))
     times = 3.0 + torch.rand(3, 6).double().cumsum(1)
-    known, price = torch.cat((history, future), 1), Price()
-    folded = teacher_forced(forecaster, history, future, price, times)
-    alone = [direct(forecaster, known[:, t : t + 2], future[:, t : t + 1], price, times[:, t:]) for t in range(5)]
+    known, loss = torch.cat((history, future), 1), Loss()
+    folded = teacher_forced(forecaster, history, future, loss, times)
+    alone = [direct(forecaster, known[:, t : t + 2], future[:, t : t + 1], loss, times[:, t:]) for t in range(5)]
     torch.testing.assert_close(folded, torch.stack(alone).sum(), rtol=1e-12, atol=0)
-    parts = [direct(forecaster, *pair, price, now) for *pair, now in frame_by_frame(history, future, times)]
+    parts = [direct(forecaster, *pair, loss, now) for *pair, now in frame_by_frame(history, future, times)]
     torch.testing.assert_close(torch.stack(parts), torch.stack(alone), rtol=1e-12, atol=0)
-    wrong = [direct(forecaster, known[:, t : t + 2], future[:, t : t + 1], price, times) for t in range(5)]
+    wrong = [direct(forecaster, known[:, t : t + 2], future[:, t : t + 1], loss, times) for t in range(5)]
     assert (folded - torch.stack(wrong).sum()).abs() > 1e-4
 
 
-def test_a_pushforward_prices_the_last_block_of_a_rollout():
+def test_a_pushforward_takes_the_loss_of_the_last_block_of_a_rollout():
     forecaster = forecaster_of(block=2)
     history, future = (torch.randn(3, frames, POINTS, 1, dtype=torch.float64) for frames in (1, 6))
     times = 3.0 + torch.rand(3, 7).double().cumsum(1)
     frames = rollout(forecaster, history, 6, times=times).frames
-    pushed = pushforward(forecaster, history, future, Price(), 3, times)
-    torch.testing.assert_close(pushed, Price()(frames[:, 4:], future[:, 4:]).mean(), rtol=1e-12, atol=0)
+    pushed = pushforward(forecaster, history, future, Loss(), 3, times)
+    torch.testing.assert_close(pushed, Loss()(frames[:, 4:], future[:, 4:]).mean(), rtol=1e-12, atol=0)
 
 
 def test_components_of_the_error_are_followed_at_the_times_of_the_calls():
@@ -373,8 +373,8 @@ def test_a_call_is_linearised_at_its_own_time():
 
 def test_a_plan_counts_the_embedding(monkeypatch):
     monkeypatch.setattr(dry_run, "WATCHED", 0.0)
-    told = predict(RECIPE, Place(), 1e12)
-    blind = predict(replace(RECIPE, model=replace(TOLD, options=Options())), Place(), 1e12)
+    told = predict(RECIPE, Execution(), 1e12)
+    blind = predict(replace(RECIPE, model=replace(TOLD, options=Options())), Execution(), 1e12)
     assert told.parameters - blind.parameters == 2 * (16 * 16 + 16)
 
 
@@ -409,13 +409,13 @@ def test_a_captured_step_reads_new_times(data, objective, resident):
     plan_of = replace(PLAN, objective=objective, calls=2, updates=12)
     losses = {}
     for engine in ("eager", "graph"):
-        recipe, place = replace(RECIPE, train=plan_of), Place(World(device=torch.device("cuda")), engine)
+        recipe, execution = replace(RECIPE, train=plan_of), Execution(World(device=torch.device("cuda")), engine)
         with open_store(data) as store:
             windows = Windows(store, range(8), recipe.training_windows())
             forecaster = build(recipe, *fit("channel", windows), TimeScale.of(windows.times)).to("cuda")
             windows = windows.resident("cuda") if resident else windows
-            plan = Plan(recipe, windows)
-            stepper = Stepper(recipe, forecaster, windows, plan.members, plan.rates(), place)
+            plan = StepPlan(recipe, windows)
+            stepper = Stepper(recipe, forecaster, windows, plan.members, plan.rates(), execution)
             losses[engine] = []
             for step in range(plan.steps):
                 stepper.run(step)
@@ -427,7 +427,7 @@ def work(path: str, folder: str, shard: bool) -> None:
     """What every process does."""
     torch.set_num_threads(1)
     with join(torch.device("cpu")) as world:
-        job.train_run(RECIPE, path, Run(folder), Place(world, shard=shard))
+        job.train_run(RECIPE, path, Run(folder), Execution(world, shard=shard))
 
 
 @pytest.mark.slow

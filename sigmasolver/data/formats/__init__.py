@@ -125,8 +125,8 @@ def import_data(
 
     The kind is found from what is there unless given; the files of some kinds can be given together. `progress` gets
     the trajectories done and their number.
-    `names` are the fields to take of one's own arrays, in order; where the file does not name them, their names.
-    `steady`: one's own arrays have no axis of time; None: the file must make plain that they have one.
+    `names` are the fields to take of a user's own arrays, in order; where the file does not name them, their names.
+    `steady`: the user's own arrays have no axis of time; None: the file must make plain that they have one.
     """
     sources, out = [Path(one) for one in ([source] if isinstance(source, str | Path) else source)], Path(out)
     with _plain_reading(sources):

@@ -19,7 +19,7 @@ import numpy as np
 
 from sigmasolver.data.formats.metadata import BESIDE, is_list, own_names, plain_words
 from sigmasolver.data.formats.source import Array, check_numbers, listed, pickled
-from sigmasolver.settings import near_names
+from sigmasolver.settings import suggest
 
 __all__ = ["UNNAMED", "Choice", "check_field", "choose", "pick"]
 
@@ -232,8 +232,8 @@ def pick(path: Path, present: Sequence[str], name: str) -> int:
 
 def _known(path: Path, name: str, present: Sequence[str], likely: Sequence[str]) -> str:
     if name not in present:
-        near = near_names(name, [one for one in likely or present if one.isprintable()]) if present else "it has none"
-        raise ValueError(f"{path} has no field {name!r}; {near}.")
+        near = suggest(name, [one for one in likely or present if one.isprintable()]) if present else "it has none."
+        raise ValueError(f"{path} has no field {name!r}; {near}")
     return name
 
 

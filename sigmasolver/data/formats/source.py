@@ -59,8 +59,8 @@ def check_numbers(where: str, values: np.ndarray | Array, axes: Sequence[str]) -
     if isinstance(values, Array) and values.link:
         raise ValueError(f"{where} {values.fault}.")
     if values.dtype.kind not in "fiu":
-        held = {"U": "text", "S": "text", "b": "true and false"}.get(values.dtype.kind, f"{values.dtype} values")
-        raise ValueError(f"{where} holds {held}; real numbers are needed.")
+        content = {"U": "text", "S": "text"}.get(values.dtype.kind, f"{values.dtype} values")
+        raise ValueError(f"{where} holds {content}; real numbers are needed.")
     if 0 in values.shape:
         raise ValueError(f"{where} is empty: its shape is {values.shape}; save it again, with its values.")
     if len(values.shape) != len(axes):

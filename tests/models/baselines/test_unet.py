@@ -168,7 +168,7 @@ def test_levels_run_again_for_their_gradients_unless_they_count_batches():
         model(x).square().sum().backward()
     for one, other in zip(plain.parameters(), again.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad)
-    with pytest.raises(ValueError, match=r"no blocks that could run again; set train\.recompute=false"):
+    with pytest.raises(ValueError, match=r"no blocks to recompute; set train\.recompute=false"):
         recompute(small("unet-batchnorm"), draws=False)
 
 

@@ -53,19 +53,9 @@ def common(
 
 
 def device_of(text: str) -> torch.device:
-    import torch
+    from sigmasolver.parallel import device_of as device_named
 
-    if text == "auto":
-        text = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(text)
-    except RuntimeError:
-        raise ValueError(f'There is no device "{text}"; write cpu, cuda or cuda:1.') from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("This machine has no GPU that torch can use; leave --device out to work on the CPU.")
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f'This runs on cpu and cuda, not on "{text}".')
-    return device
+    return device_named(text)
 
 
 def numbers(text: str, option: str) -> tuple[int, ...]:

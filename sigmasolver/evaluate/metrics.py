@@ -13,6 +13,13 @@ a ratio whose denominator is zero is inf, or NaN where its numerator is zero too
 non-finite errors.
 
 Letters: B samples, H leads, N points of the grid, q fields, G groups of fields, K shells or bins.
+
+Example:
+    >>> import torch
+    >>> from sigmasolver import metrics
+    >>> true = torch.ones(2, 5, 8, 8, 3)
+    >>> metrics.relative_l2(1.5 * true, true).mean(dim=0)
+    tensor([0.5000, 0.5000, 0.5000], dtype=torch.float64)
 """
 
 from __future__ import annotations

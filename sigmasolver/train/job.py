@@ -25,6 +25,7 @@ from sigmasolver.forecast.checkpoint import (
     read_time_scale,
     recipe_in,
     refuse_beyond_limits,
+    refuse_unregistered,
     skeleton,
     write_normalisers,
 )
@@ -77,7 +78,9 @@ def resume_run(
     stop: Callable[[], bool] | None = None,
 ) -> None:
     """Go on with a run; its data may have moved to `path`."""
-    train_run(recipe_in(run), data_of(run) if path is None else path, run, place, watch, stop)
+    recipe = recipe_in(run)
+    refuse_unregistered(run, recipe)
+    train_run(recipe, data_of(run) if path is None else path, run, place, watch, stop)
 
 
 def _prepare(recipe: Recipe, store: Reader, run: Run, place: Place) -> tuple[Data, Forecaster]:

@@ -72,7 +72,7 @@ def test_torch_is_not_loaded_before_it_is_needed():
 
 
 def test_building_a_model_does_not_load_the_compiler():
-    code = "import sys, sigmasolver; sigmasolver.build_model('fno', grid=(8, 8), in_channels=1, out_channels=1, width=16)\n"
+    code = "import sys, sigmasolver as s; s.build_model('fno', grid=(8, 8), in_channels=1, out_channels=1, width=16)\n"
     assert in_new_process(code + "print('torch._dynamo' in sys.modules)") == "False\n"
 
 

@@ -6,7 +6,8 @@ given frames never enter. Physical units, unless a function says otherwise. The 
     E_rel = 1/B Σ_b ‖ŷ_b − y_b‖₂ / ‖y_b‖₂,
 
 so functions keep the sample axis and the caller closes with `.mean(dim=0)`. Results of several batches are joined
-along the samples first; a root (RMSE) is taken after that mean, hence `squared_error` and `fourier_energy`.
+along the samples first; what is no mean over samples (the root in RMSE) comes after that. So such a metric is a
+function of frames and, for batches, one of what is joined: `frmse` is `frmse_from` of `fourier_energy`.
 
 Every sum is in float64 whatever the dtype of the input, nothing waits for the device, and no epsilon hides a zero:
 a ratio whose denominator is zero is inf, or NaN where its numerator is zero too. Non-finite predictions give
@@ -39,14 +40,19 @@ __all__ = [
     "fourier_energy",
     "frmse",
     "frmse_bands",
+    "frmse_from",
     "frmse_per_bin",
     "grouped_squared_error",
     "is_constant",
     "mae",
+    "mean_correlation",
+    "mean_except",
     "pearson",
     "realm_correlation",
     "realm_error",
+    "realm_error_from",
     "realm_error_per_call",
+    "realm_error_per_call_from",
     "relative_l2",
     "relative_l2_final",
     "relative_l2_joint",
@@ -75,9 +81,8 @@ def relative_l2_per_lead(predicted: Tensor, true: Tensor) -> Tensor:
 
 
 def relative_l2_final(predicted: Tensor, true: Tensor) -> Tensor:
-    """(B, q): the last lead alone (the "final" columns)."""
-    predicted, true = _pair(predicted, true)
-    return relative_l2(predicted[:, -1:], true[:, -1:])
+    """(B, q): the last of `relative_l2_per_lead` (the "final" columns)."""
+    return relative_l2_per_lead(predicted, true)[:, -1]
 
 
 def relative_l2_joint(predicted: Tensor, true: Tensor) -> Tensor:
@@ -120,12 +125,18 @@ def rmse(predicted: Tensor, true: Tensor, *per: str) -> Tensor:
     Without names one number (RealPDEBench); `rmse(predicted, true, "lead", "field")` gives (H, q). The axes of the
     result keep the order of the frames.
     """
-    return _mean_except(squared_error(predicted, true), per).sqrt()
+    return mean_except(squared_error(predicted, true), *per).sqrt()
 
 
 def mae(predicted: Tensor, true: Tensor, *per: str) -> Tensor:
     """Mean absolute error over everything but the axes named in `per`, as in `rmse`."""
-    return _mean_except(absolute_error(predicted, true), per)
+    return mean_except(absolute_error(predicted, true), *per)
+
+
+def mean_except(errors: Tensor, *per: str) -> Tensor:
+    """Mean of `errors` (B, H, q) over everything but the axes named in `per`, as in `rmse`."""
+    rest = _axes_except(per)
+    return errors.mean(dim=rest) if rest else errors  # torch reads an empty tuple as all axes
 
 
 def fourier_energy(frames: Tensor) -> Tensor:
@@ -155,13 +166,19 @@ def fourier_energy(frames: Tensor) -> Tensor:
 def frmse_per_bin(predicted: Tensor, true: Tensor, relative: bool = False) -> Tensor:
     """(K, q): root of the mean over samples of the error's `fourier_energy`; relative: over the same of the truth."""
     predicted, true = _pair(predicted, true)
-    error = fourier_energy(predicted - true).mean(dim=0).sqrt()
-    return error / fourier_energy(true).mean(dim=0).sqrt() if relative else error
+    error = _root_of_mean(fourier_energy(predicted - true))
+    return error / _root_of_mean(fourier_energy(true)) if relative else error
 
 
 def frmse(predicted: Tensor, true: Tensor) -> Tensor:
     """One number, RealPDEBench's fRMSE: mean of `frmse_per_bin` over bins and fields."""
-    return frmse_per_bin(predicted, true).mean()
+    predicted, true = _pair(predicted, true)
+    return frmse_from(fourier_energy(predicted - true))
+
+
+def frmse_from(energy: Tensor) -> Tensor:
+    """`frmse` from the `fourier_energy` (B, K, q) of the errors of all samples."""
+    return _root_of_mean(energy).mean()
 
 
 def frmse_bands(predicted: Tensor, true: Tensor, relative: bool = False) -> Tensor:
@@ -190,9 +207,14 @@ def realm_correlation(predicted: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
     Left out are exactly the entries whose truth is constant. A constant or non-finite prediction of a truth that
     varies is a failure of the model and makes the mean NaN; so does a truth that is constant everywhere.
     """
-    correlation, undefined = pearson(predicted, true), is_constant(true)
-    kept = torch.where(undefined, 0.0, correlation)
-    return kept.sum() / (~undefined).sum(), undefined.sum()
+    constant = is_constant(true)
+    return mean_correlation(pearson(predicted, true), constant), constant.sum()
+
+
+def mean_correlation(correlation: Tensor, constant: Tensor, *per: str) -> Tensor:
+    """Mean of `pearson` (B, H, q) where the truth is not constant (`is_constant`), over all but the axes in `per`."""
+    rest = _axes_except(per)
+    return torch.where(constant, 0.0, correlation).sum(dim=rest) / (~constant).sum(dim=rest)
 
 
 def correlation_time(correlation: Tensor, lead_times: Tensor, threshold: float = 0.8) -> Tensor:
@@ -277,12 +299,22 @@ def grouped_squared_error(predicted: Tensor, true: Tensor, group_sizes: Sequence
 
 def realm_error(predicted: Tensor, true: Tensor, group_sizes: Sequence[int]) -> Tensor:
     """One number: mean over samples, sum over groups, SUM over leads (the released evaluator)."""
-    return grouped_squared_error(predicted, true, group_sizes).mean(dim=0).sum()
+    return realm_error_from(grouped_squared_error(predicted, true, group_sizes))
+
+
+def realm_error_from(grouped: Tensor) -> Tensor:
+    """`realm_error` from the `grouped_squared_error` (B, H, G) of all samples."""
+    return grouped.mean(dim=0).sum(dim=-1).sum()
 
 
 def realm_error_per_call(predicted: Tensor, true: Tensor, group_sizes: Sequence[int]) -> Tensor:
     """One number: `realm_error` with the MEAN over leads instead of the sum."""
-    return grouped_squared_error(predicted, true, group_sizes).sum(dim=-1).mean()
+    return realm_error_per_call_from(grouped_squared_error(predicted, true, group_sizes))
+
+
+def realm_error_per_call_from(grouped: Tensor) -> Tensor:
+    """`realm_error_per_call` from the `grouped_squared_error` (B, H, G) of all samples."""
+    return grouped.mean(dim=0).sum(dim=-1).mean()
 
 
 def _frames(frames: Tensor) -> Tensor:
@@ -316,12 +348,15 @@ def _ratio_of_norms(predicted: Tensor, true: Tensor, axes: Sequence[int]) -> Ten
     return torch.linalg.vector_norm(predicted - true, dim=dim) / torch.linalg.vector_norm(true, dim=dim)
 
 
-def _mean_except(errors: Tensor, per: Sequence[str]) -> Tensor:
+def _axes_except(per: Sequence[str]) -> tuple[int, ...]:
     unknown = [name for name in per if name not in _SAMPLE_LEAD_FIELD]
     if unknown:
         raise ValueError(f"Errors are kept per {', '.join(_SAMPLE_LEAD_FIELD)}, not per {', '.join(unknown)}.")
-    rest = tuple(axis for axis, name in enumerate(_SAMPLE_LEAD_FIELD) if name not in per)
-    return errors.mean(dim=rest) if rest else errors  # torch reads an empty tuple as all axes
+    return tuple(axis for axis, name in enumerate(_SAMPLE_LEAD_FIELD) if name not in per)
+
+
+def _root_of_mean(energy: Tensor) -> Tensor:
+    return energy.mean(dim=0).sqrt()
 
 
 def _from_first_point(frames: Tensor) -> Tensor:

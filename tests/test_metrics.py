@@ -23,7 +23,7 @@ OF_JOINED = {
 """What each metric of joined samples is a function of."""
 NOT_OF_PAIRS = (
     "component_mean", "correlation_time", "energy_spectrum", "fourier_energy", "is_constant", "mean_correlation",
-    "mean_except", *OF_JOINED,
+    "mean_except", "ratio_of_norms", *OF_JOINED,
 )  # fmt: skip
 PAIRWISE = {name: getattr(m, name) for name in m.__all__ if name not in (*GROUPED, *NOT_OF_PAIRS)}
 PAIRWISE |= {name: partial(getattr(m, name), group_sizes=(1, 1)) for name in GROUPED}
@@ -437,11 +437,11 @@ def test_what_is_no_stack_of_frames_is_refused(wrong):
     ("call", "sentence"),
     [
         (lambda x: m.rmse(x, x, "field", "time"), "Errors are kept per sample, lead, field, not per time."),
-        (lambda x: m.frmse(x[:, :1], x[:, :1]), "at least two leads .* have 1 leads on a grid of 4x5."),
+        (lambda x: m.frmse(x[:, :1], x[:, :1]), "at least two leads .* have 1 leads on a grid of 4 × 5."),
         (lambda x: m.correlation_time(x, torch.ones(3)), "need one lead time for each .* have shape \\(3,\\)."),
         (lambda x: m.correlation_time(x.sum(), torch.ones(1)), "Correlations of shape \\(\\) need one lead time .*"),
         (lambda x: m.blow_up(x, x, 0.0), "The multiple of the true norm is 0.0, but must be a positive number."),
-        *((lambda x, s=s: m.energy_spectrum(x, s), "do not fit a grid of 4x5; give one .*") for s in BAD_SIDES),
+        *((lambda x, s=s: m.energy_spectrum(x, s), "do not fit a grid of 4 × 5; give one .*") for s in BAD_SIDES),
         *((lambda x, g=g: m.realm_error(x, x, g), "add up to the 3 fields; .*") for g in ((), (2, 2), (3, 0), (4, -1))),
         *((lambda x, c=c: m.component_mean(x, c), "at least one index from 0 to 2.") for c in ((), (3,), (-1, 0))),
     ],

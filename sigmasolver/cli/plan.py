@@ -65,13 +65,14 @@ def plan(
 
 
 def _say(found: Prediction, place: Place, room: float) -> None:
+    from sigmasolver.data.layout import shape_text
     from sigmasolver.train.plan import MARGIN
 
     screen, recipe = console(), found.recipe
     size = f"{recipe.model.name} of width {recipe.model.width} and depth {recipe.model.depth}"
     how = f"batch {recipe.train.batch}, {recipe.train.precision}{', recompute' if recipe.train.recompute else ''}"
     screen.print(
-        f"{recipe.task.name} on {_times(recipe.task.grid)}: {size}, {how}, {place.engine} on {place.world.device}",
+        f"{recipe.task.name} on {shape_text(recipe.task.grid)}: {size}, {how}, {place.engine} on {place.world.device}",
         soft_wrap=True,
     )
     least = "" if found.known else "at least "
@@ -86,7 +87,7 @@ def _say(found: Prediction, place: Place, room: float) -> None:
     table.add_row("updates", f"{least}{found.updates:,}")
     table.add_row("time of the training, without checks", least + _time(found.seconds))
     screen.print(table)
-    screen.print(f"  measured on {' and '.join(map(_times, found.probed))}; memory {_how(place)}", soft_wrap=True)
+    screen.print(f"  measured on {' and '.join(map(shape_text, found.probed))}; memory {_how(place)}", soft_wrap=True)
     verdict = "It fits" if found.fits(room) else "It does NOT fit"
     left = f"{100 * MARGIN:.0f} % must stay free"
     screen.print(f"{verdict}: {_gigabytes(found.memory)} of {_gigabytes(room)}, of which {left}.", soft_wrap=True)
@@ -115,10 +116,6 @@ def _how(place: Place) -> str:
     if place.world.device.type == "cuda":
         return "as the GPU's allocator tells it"
     return "counted: tensors alive at one time, as a CPU holds them"
-
-
-def _times(grid: tuple[int, ...]) -> str:
-    return " × ".join(map(str, grid))
 
 
 def _gigabytes(count: float) -> str:

@@ -27,6 +27,7 @@ import torch
 
 from sigmasolver.data.domain import Domain
 from sigmasolver.data.header import Header
+from sigmasolver.data.layout import shape_text
 from sigmasolver.data.store import Reader, open_store
 from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.evaluate import metrics
@@ -271,7 +272,7 @@ def _stride(header: Header, grid: tuple[int, ...]) -> int:
         if tuple(-(-points // stride) for points in header.grid) == grid:
             return stride
     raise ValueError(
-        f"No stride thins the stored grid of {' × '.join(map(str, header.grid))} to {' × '.join(map(str, grid))}; "
+        f"No stride thins the stored grid of {shape_text(header.grid)} to {shape_text(grid)}; "
         "choose another grid, or give a file of that grid with --data."
     )
 

@@ -31,6 +31,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sigmasolver.data.layout import shape_text
+
 __all__ = [
     "absolute_error",
     "blow_up",
@@ -48,6 +50,7 @@ __all__ = [
     "mean_correlation",
     "mean_except",
     "pearson",
+    "ratio_of_norms",
     "realm_correlation",
     "realm_error",
     "realm_error_from",
@@ -68,7 +71,7 @@ _SAMPLE_LEAD_FIELD = ("sample", "lead", "field")
 def relative_l2(predicted: Tensor, true: Tensor) -> Tensor:
     """(B, q): per sample and field, leads and points together in one norm (the paper's error of dynamic tasks)."""
     predicted, true = _pair(predicted, true)
-    return _ratio_of_norms(predicted, true, range(1, true.ndim - 1))
+    return ratio_of_norms(predicted, true, range(1, true.ndim - 1))
 
 
 def relative_l2_per_lead(predicted: Tensor, true: Tensor) -> Tensor:
@@ -77,7 +80,7 @@ def relative_l2_per_lead(predicted: Tensor, true: Tensor) -> Tensor:
     Its mean over leads (the rollout curves of the paper) is not `relative_l2`, which weighs leads by their norm.
     """
     predicted, true = _pair(predicted, true)
-    return _ratio_of_norms(predicted, true, range(2, true.ndim - 1))
+    return ratio_of_norms(predicted, true, range(2, true.ndim - 1))
 
 
 def relative_l2_final(predicted: Tensor, true: Tensor) -> Tensor:
@@ -88,7 +91,19 @@ def relative_l2_final(predicted: Tensor, true: Tensor) -> Tensor:
 def relative_l2_joint(predicted: Tensor, true: Tensor) -> Tensor:
     """(B,): leads, points and fields in one norm (the convention of RealPDEBench; pass the measured fields only)."""
     predicted, true = _pair(predicted, true)
-    return _ratio_of_norms(predicted, true, range(1, true.ndim))
+    return ratio_of_norms(predicted, true, range(1, true.ndim))
+
+
+def ratio_of_norms(predicted: Tensor, true: Tensor, axes: Sequence[int]) -> Tensor:
+    """‖ŷ − y‖₂ / ‖y‖₂ over these axes, in the dtype of the input and with its gradient (the loss of a training).
+
+    Both norms are of fields divided by a power of two, so that no square leaves the range of the dtype; dividing by it
+    rounds nothing, and value and gradient are those of the plain ratio, bit for bit, wherever that one exists.
+    """
+    dim = tuple(axes)
+    unit = _power_of_two(torch.linalg.vector_norm(true, torch.inf, dim=dim, keepdim=True))
+    difference = torch.linalg.vector_norm((predicted - true) / unit, dim=dim)
+    return difference / torch.linalg.vector_norm(true / unit, dim=dim)
 
 
 def component_mean(errors: Tensor, components: Sequence[int]) -> Tensor:
@@ -152,7 +167,7 @@ def fourier_energy(frames: Tensor) -> Tensor:
     if K == 0:
         raise ValueError(
             f"The Fourier error needs at least two leads and two points on each axis, but the frames have {lengths[0]} "
-            f"leads on a grid of {_times(lengths[1:])}."
+            f"leads on a grid of {shape_text(lengths[1:])}."
         )
     axes = tuple(range(1, frames.ndim - 1))
     spectrum = torch.fft.fftn(frames, dim=axes, norm="forward")
@@ -245,7 +260,8 @@ def energy_spectrum(frames: Tensor, side_lengths: Sequence[float] | None = None)
     sides = tuple(side_lengths) if side_lengths is not None else (1.0,) * len(points)
     if len(sides) != len(points) or not all(0 < side < math.inf for side in sides):
         raise ValueError(
-            f"Side lengths {list(sides)} do not fit a grid of {_times(points)}; give one positive length for each axis."
+            f"Side lengths {list(sides)} do not fit a grid of {shape_text(points)}; give one positive length for each "
+            "axis."
         )
     stretch = [max(sides) / side for side in sides]
     K = math.floor(math.hypot(*(n // 2 * s for n, s in zip(points, stretch, strict=True))) + 0.5) + 1
@@ -339,13 +355,11 @@ def _points(frames: Tensor) -> tuple[int, ...]:
     return tuple(range(2, frames.ndim - 1))
 
 
-def _times(lengths: Sequence[int]) -> str:
-    return "x".join(map(str, lengths))
-
-
-def _ratio_of_norms(predicted: Tensor, true: Tensor, axes: Sequence[int]) -> Tensor:
-    dim = tuple(axes)
-    return torch.linalg.vector_norm(predicted - true, dim=dim) / torch.linalg.vector_norm(true, dim=dim)
+def _power_of_two(size: Tensor) -> Tensor:
+    """The largest power of two that is not above `size`, without a host sync; 1 where that is zero or not finite."""
+    mantissa, _ = torch.frexp(size)
+    # A number over its own mantissa is exact, which a computed power need not be.
+    return torch.where((size > 0) & size.isfinite(), size / (2 * mantissa), 1.0)
 
 
 def _axes_except(per: Sequence[str]) -> tuple[int, ...]:

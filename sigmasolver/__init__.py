@@ -1,24 +1,71 @@
-"""sigmasolver: neural PDE solvers on structured grids, and how far to trust their forecasts."""
+"""sigmasolver: neural PDE solvers on structured grids, and how far to trust their forecasts.
 
+The names below are the public API; docs/api.md shows them at work. Each is loaded when it is first used, so
+`import sigmasolver` is quick and does not load torch.
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sigmasolver.version import __version__
 
 if TYPE_CHECKING:
+    from sigmasolver.api import (
+        diagnose_run,
+        evaluate_run,
+        infer_recipe,
+        open_dataset,
+        open_windows,
+        recipe_of,
+        rollout,
+        simulate_dataset,
+        train_model,
+        write_report,
+    )
+    from sigmasolver.evaluate import metrics
     from sigmasolver.forecast.checkpoint import load
-    from sigmasolver.models import Options, build_model, list_models
+    from sigmasolver.models import Options, build_model, list_models, register_model
+    from sigmasolver.recipes import Recipe
 
-__all__ = ["Options", "__version__", "build_model", "list_models", "load"]
+__all__ = [
+    "Options",
+    "Recipe",
+    "__version__",
+    "build_model",
+    "diagnose_run",
+    "evaluate_run",
+    "infer_recipe",
+    "list_models",
+    "load",
+    "metrics",
+    "open_dataset",
+    "open_windows",
+    "recipe_of",
+    "register_model",
+    "rollout",
+    "simulate_dataset",
+    "train_model",
+    "write_report",
+]
+
+_ELSEWHERE = {
+    "Options": "sigmasolver.models",
+    "Recipe": "sigmasolver.recipes",
+    "build_model": "sigmasolver.models",
+    "list_models": "sigmasolver.models",
+    "load": "sigmasolver.forecast.checkpoint",
+    "metrics": "sigmasolver.evaluate",
+    "register_model": "sigmasolver.models",
+}
+"""Where a name comes from, if not from `sigmasolver.api`."""
 
 
 def __getattr__(name: str) -> Any:
     """Torch is loaded with the first name that needs it: the command line answers, and hears Ctrl-C, before that."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "load":
-        from sigmasolver.forecast.checkpoint import load
+    return getattr(import_module(_ELSEWHERE.get(name, "sigmasolver.api")), name)
 
-        return load
-    from sigmasolver import models
 
-    return getattr(models, name)
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

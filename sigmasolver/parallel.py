@@ -17,13 +17,28 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-__all__ = ["World", "join", "processes_here"]
+__all__ = ["World", "device_of", "join", "processes_here"]
 
 T = TypeVar("T")
 ARRIVAL = timedelta(minutes=10)
 """How long a process waits for the others to be started."""
 PATIENCE = timedelta(hours=6)
 """How long it waits for one that works: the first may import and fit for a long time."""
+
+
+def device_of(text: str) -> torch.device:
+    """The device of this name; "auto": a GPU where there is one."""
+    if text == "auto":
+        text = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise ValueError(f'Unknown device "{text}"; use cpu, cuda or cuda:1.') from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("No GPU is available to torch; use the device cpu.")
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f'Only cpu and cuda are supported, not "{text}".')
+    return device
 
 
 @dataclass(frozen=True)

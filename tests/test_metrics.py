@@ -15,7 +15,16 @@ from sigmasolver.evaluate import metrics as m
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 EXACT = {"rtol": 1e-12, "atol": 1e-14}
 GROUPED = ("grouped_squared_error", "realm_error", "realm_error_per_call")
-NOT_OF_PAIRS = ("component_mean", "correlation_time", "energy_spectrum", "fourier_energy", "is_constant")
+OF_JOINED = {
+    "frmse_from": lambda predicted, true: m.fourier_energy(predicted - true),
+    "realm_error_from": partial(m.grouped_squared_error, group_sizes=(1, 1)),
+    "realm_error_per_call_from": partial(m.grouped_squared_error, group_sizes=(1, 1)),
+}
+"""What each metric of joined samples is a function of."""
+NOT_OF_PAIRS = (
+    "component_mean", "correlation_time", "energy_spectrum", "fourier_energy", "is_constant", "mean_correlation",
+    "mean_except", "ratio_of_norms", *OF_JOINED,
+)  # fmt: skip
 PAIRWISE = {name: getattr(m, name) for name in m.__all__ if name not in (*GROUPED, *NOT_OF_PAIRS)}
 PAIRWISE |= {name: partial(getattr(m, name), group_sizes=(1, 1)) for name in GROUPED}
 # Numbers of the benchmark's own evaluator (float32 bins) on these closed-form frames, to the digits it gave.
@@ -354,6 +363,28 @@ def test_batches_can_be_joined_because_samples_do_not_touch(metric):
     torch.testing.assert_close(joined, metric(predicted, true), **EXACT)
 
 
+@pytest.mark.parametrize("name", OF_JOINED)
+def test_batches_are_joined_before_a_metric_closes(name):
+    """The metric of all frames, from parts of different size that were measured one by one."""
+    predicted, true = draw(1, 7, 4, 6, 5, 2), draw(2, 7, 4, 6, 5, 2)
+    whole = PAIRWISE[name.removesuffix("_from")](predicted, true)
+    pairs = zip(predicted.split((4, 1, 2)), true.split((4, 1, 2)), strict=True)
+    parts = [OF_JOINED[name](*pair) for pair in pairs]
+    torch.testing.assert_close(getattr(m, name)(torch.cat(parts)), whole, **EXACT)
+    means = torch.stack([getattr(m, name)(part) for part in parts]).mean()
+    assert (whole - means).abs() > 1e-6  # were batches averaged, their sizes would matter
+
+
+def test_the_mean_correlation_leaves_out_what_is_constant():
+    correlation, constant = draw(3, 3, 2, 2).tanh(), torch.zeros(3, 2, 2, dtype=torch.bool)
+    constant[0, 1, 0] = constant[2, 1, 1] = True
+    left = [[correlation[b, h, q].item() for b in range(3) for q in range(2) if not constant[b, h, q]] for h in (0, 1)]
+    spoilt = torch.where(constant, torch.nan, correlation)
+    expected = torch.tensor([np.mean(lead) for lead in left], dtype=torch.float64)
+    torch.testing.assert_close(m.mean_correlation(spoilt, constant, "lead"), expected, **EXACT)
+    assert m.mean_correlation(spoilt, constant).item() == pytest.approx(np.mean(left[0] + left[1]), rel=1e-12)
+
+
 @every_pairwise
 def test_both_arguments_matter(metric):
     true, predicted = draw(0, 2, 6, 6, 7, 2), draw(1, 2, 6, 6, 7, 2)
@@ -406,11 +437,11 @@ def test_what_is_no_stack_of_frames_is_refused(wrong):
     ("call", "sentence"),
     [
         (lambda x: m.rmse(x, x, "field", "time"), "Errors are kept per sample, lead, field, not per time."),
-        (lambda x: m.frmse(x[:, :1], x[:, :1]), "at least two leads .* have 1 leads on a grid of 4x5."),
+        (lambda x: m.frmse(x[:, :1], x[:, :1]), "at least two leads .* have 1 leads on a grid of 4 × 5."),
         (lambda x: m.correlation_time(x, torch.ones(3)), "need one lead time for each .* have shape \\(3,\\)."),
         (lambda x: m.correlation_time(x.sum(), torch.ones(1)), "Correlations of shape \\(\\) need one lead time .*"),
         (lambda x: m.blow_up(x, x, 0.0), "The multiple of the true norm is 0.0, but must be a positive number."),
-        *((lambda x, s=s: m.energy_spectrum(x, s), "do not fit a grid of 4x5; give one .*") for s in BAD_SIDES),
+        *((lambda x, s=s: m.energy_spectrum(x, s), "do not fit a grid of 4 × 5; give one .*") for s in BAD_SIDES),
         *((lambda x, g=g: m.realm_error(x, x, g), "add up to the 3 fields; .*") for g in ((), (2, 2), (3, 0), (4, -1))),
         *((lambda x, c=c: m.component_mean(x, c), "at least one index from 0 to 2.") for c in ((), (3,), (-1, 0))),
     ],

@@ -6,8 +6,9 @@ import pytest
 from rich.console import Console
 
 from sigmasolver.cli.diagnose import SUMMARIES, _say
-from sigmasolver.cli.terminal import folder_labels, print_scores
+from sigmasolver.cli.terminal import print_scores
 from sigmasolver.diagnose.subject import Findings
+from sigmasolver.experiments.records import folder_labels
 from tests.report import made
 
 BESIDE = {"rmse": 0.25, "mae": 0.125, "correlation": 0.9, "correlation_time": None, "blow_up": 0.0}

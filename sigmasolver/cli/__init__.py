@@ -6,6 +6,7 @@ Heavy imports stand inside the commands, so that `--help` and a typing mistake a
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -67,6 +68,10 @@ def main() -> None:
             if sentence is None:
                 raise
             errors.print(f"sigmasolver: {sentence}", soft_wrap=True)
+            if "WORLD_SIZE" in os.environ:  # at exit, torch's threads may wait forever for a process that was lost
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(2)
             sys.exit(2)
 
 

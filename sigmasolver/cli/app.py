@@ -67,19 +67,9 @@ def common(
 
 
 def device_of(text: str) -> torch.device:
-    import torch
+    from sigmasolver.parallel import device_of as device_named
 
-    if text == "auto":
-        text = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(text)
-    except RuntimeError:
-        raise ValueError(f'Unknown device "{text}"; use cpu, cuda or cuda:1.') from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("No GPU is available to torch; omit --device to use the CPU.")
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f'Only cpu and cuda are supported, not "{text}".')
-    return device
+    return device_named(text)
 
 
 def numbers(text: str, option: str) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sigmasolver.cli.app import Cohort, Device, OldSplit, Split, app, device_of
-from sigmasolver.cli.terminal import Mover, console, folder_labels, progress
+from sigmasolver.cli.terminal import Mover, console, progress
 from sigmasolver.report.digits import significant
 from sigmasolver.report.sample import sample_of, timing_of
 
@@ -176,6 +176,7 @@ def diagnose(
     """Explain why forecasts drift; writes rows and arrays to diagnose/ in each run folder."""
     from sigmasolver.diagnose.run import diagnose_run, peers_of
     from sigmasolver.evaluate import Request
+    from sigmasolver.experiments.records import folder_labels
     from sigmasolver.runs import Run
 
     names = None if only is None else [name.strip() for name in only.split(",")]

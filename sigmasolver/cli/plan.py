@@ -67,14 +67,15 @@ def plan(
 
 
 def _say(found: Prediction, execution: Execution, room: float) -> None:
+    from sigmasolver.data.layout import shape_text
     from sigmasolver.train.plan import MARGIN
 
     screen, recipe = console(), found.recipe
     size = f"{recipe.model.name} of width {recipe.model.width} and depth {recipe.model.depth}"
     how = f"batch {recipe.train.batch}, {recipe.train.precision}{', recompute' if recipe.train.recompute else ''}"
     screen.print(
-        f"{recipe.task.name} on {_times(recipe.task.grid)}: {size}, {how}, {execution.engine} on "
-        f"{execution.world.device}",
+        f"{recipe.task.name} on {shape_text(recipe.task.grid)}: {size}, {how}, "
+        f"{execution.engine} on {execution.world.device}",
         soft_wrap=True,
     )
     least = "" if found.known else "at least "
@@ -89,7 +90,7 @@ def _say(found: Prediction, execution: Execution, room: float) -> None:
     table.add_row("updates", f"{least}{found.updates:,}")
     table.add_row("time of the training, without checks", least + _time(found.seconds))
     screen.print(table)
-    screen.print(f"  measured on {' and '.join(map(_times, found.probed))}; memory {_how(execution)}", soft_wrap=True)
+    screen.print(f"  measured on {' and '.join(map(shape_text, found.probed))}; memory {_how(execution)}", soft_wrap=True)
     verdict = "It fits" if found.fits(room) else "It does NOT fit"
     left = f"{100 * MARGIN:.0f} % must stay free"
     screen.print(f"{verdict}: {_gigabytes(found.memory)} of {_gigabytes(room)}, of which {left}.", soft_wrap=True)
@@ -118,10 +119,6 @@ def _how(execution: Execution) -> str:
     if execution.world.device.type == "cuda":
         return "from the GPU's allocator"
     return "counted from live tensors"
-
-
-def _times(grid: tuple[int, ...]) -> str:
-    return " × ".join(map(str, grid))
 
 
 def _gigabytes(count: float) -> str:

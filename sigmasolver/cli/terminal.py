@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -28,23 +27,12 @@ if TYPE_CHECKING:  # --help answers at once without torch
 __all__ = [
     "Mover",
     "console",
-    "folder_labels",
     "print_scores",
     "print_summary",
     "print_table",
     "progress",
     "training",
 ]
-
-
-def folder_labels(paths: Sequence[Path]) -> list[str]:
-    """A label for each folder: its name, preceded by as many parents as make it unique."""
-    parts = [path.resolve().parts for path in paths]
-    return ["/".join(own[-_depth(own, parts) :]) for own in parts]
-
-
-def _depth(own: tuple[str, ...], parts: Sequence[tuple[str, ...]]) -> int:
-    return next(n for n in range(1, len(own) + 1) if all(one == own or one[-n:] != own[-n:] for one in parts))
 
 
 def console(stderr: bool = False) -> Console:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sigmasolver.data.header import Header, StoreError
+from sigmasolver.data.moments import merge
 from sigmasolver.data.store import Reader, open_store
 from sigmasolver.runs.files import plain_errors, replacing
 
@@ -101,7 +102,7 @@ class _Moments:
         values -= mean[..., None]
         values[~finite] = 0
         S = np.einsum("fqn,fqn->fq", values, values)
-        self.n[frames], self.mean[frames], self.S[frames] = _merge(
+        self.n[frames], self.mean[frames], self.S[frames] = merge(
             (self.n[frames], self.mean[frames], self.S[frames]), (n, mean, S)
         )
 
@@ -109,21 +110,11 @@ class _Moments:
         """Mean and standard deviation per field, all frames together."""
         total = (self.n[0], self.mean[0], self.S[0])
         for frame in range(1, len(self.n)):
-            total = _merge(total, (self.n[frame], self.mean[frame], self.S[frame]))
+            total = merge(total, (self.n[frame], self.mean[frame], self.S[frame]))
         return _mean_and_std(*total)
 
     def per_frame(self) -> tuple[np.ndarray, np.ndarray]:
         return _mean_and_std(self.n, self.mean, self.S)
-
-
-_Triple = tuple[np.ndarray, np.ndarray, np.ndarray]
-
-
-def _merge(first: _Triple, second: _Triple) -> _Triple:
-    (n1, m1, S1), (n2, m2, S2) = first, second
-    n, delta = n1 + n2, m2 - m1
-    share = n2 / np.maximum(n, 1)
-    return n, m1 + delta * share, S1 + S2 + delta**2 * n1 * share
 
 
 def _mean_and_std(n: np.ndarray, mean: np.ndarray, S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Layout"]
+__all__ = ["Layout", "shape_text"]
 
 
 @dataclass(frozen=True)
@@ -20,3 +21,8 @@ class Layout:
     coordinates: tuple[np.ndarray, ...]
     """One increasing array per spatial axis (for staggered fields: of the cell centres)."""
     times: np.ndarray
+
+
+def shape_text(lengths: Iterable[int]) -> str:
+    """Lengths of axes as a person reads them: "64 × 64"."""
+    return " × ".join(map(str, lengths))

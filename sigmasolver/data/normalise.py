@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sigmasolver.data.moments import merge
 from sigmasolver.data.windows import Windows
 from sigmasolver.settings import check_types, lookup, suggest
 from sigmasolver.tasks import field_groups
@@ -262,19 +263,13 @@ Fit = Callable[[_Watched], tuple[torch.Tensor, torch.Tensor]]
 
 def _moments(trajectories: Iterable[torch.Tensor], per_point: bool) -> tuple[int, torch.Tensor, torch.Tensor]:
     """How many values went in, their mean m and squared deviations S, per field or per point and field."""
-    n, m, S = 0, torch.zeros(()), torch.zeros(())
+    whole: tuple[int, torch.Tensor, torch.Tensor] = (0, torch.zeros(()), torch.zeros(()))
     for values in trajectories:
         values = values if per_point else values.flatten(0, -2)
-        n2, m2 = len(values), values.mean(0)
-        S2 = (values - m2).square().sum(0)
-        if n == 0:
-            n, m, S = n2, m2, S2
-            continue
-        delta = m2 - m
-        m = m + delta * (n2 / (n + n2))
-        S = S + S2 + delta.square() * (n * n2 / (n + n2))
-        n += n2
-    return n, m, S
+        mean = values.mean(0)
+        part = (len(values), mean, (values - mean).square().sum(0))
+        whole = merge(whole, part) if whole[0] else part
+    return whole
 
 
 def _unbiased(n: int, S: torch.Tensor) -> torch.Tensor:

@@ -78,10 +78,9 @@ def _add_correlation(findings: Findings, measures: Measures, subject: Subject) -
     step = float(times[1] - times[0]) if len(times) > 1 else 1.0
     lead_times = step * torch.arange(1, subject.horizon + 1, dtype=torch.float64)
     findings.arrays["correlation"] = measures["correlation"].float().numpy()
-    kept = (~measures["constant"]).double()
-    summed = torch.where(measures["constant"], 0.0, measures["correlation"])
     for field, channels in _named(subject.fields):
-        mean = summed[..., channels].sum((0, 2)) / kept[..., channels].sum((0, 2))
+        values, constant = (measures[key][..., channels] for key in ("correlation", "constant"))
+        mean = metrics.mean_correlation(values, constant, "lead")
         for lead, value in enumerate(mean, start=1):
             findings.add("correlation_lead", value, field=field, lead=lead)
         findings.add("correlation_time", metrics.correlation_time(mean, lead_times), field=field)

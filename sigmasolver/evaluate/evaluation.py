@@ -18,7 +18,7 @@ steady task the mean of the training targets (with the normalisers none and box-
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ import torch
 
 from sigmasolver.data.domain import Domain
 from sigmasolver.data.header import Header
+from sigmasolver.data.layout import shape_text
 from sigmasolver.data.store import Reader, open_store
 from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.evaluate import metrics
@@ -271,7 +272,7 @@ def _stride(header: Header, grid: tuple[int, ...]) -> int:
         if tuple(-(-points // stride) for points in header.grid) == grid:
             return stride
     raise ValueError(
-        f"No stride thins the stored grid of {' × '.join(map(str, header.grid))} to {' × '.join(map(str, grid))}; "
+        f"No stride thins the stored grid of {shape_text(header.grid)} to {shape_text(grid)}; "
         "choose another grid, or give a file of that grid with --data."
     )
 
@@ -372,26 +373,29 @@ def rows_of(measures: Mapping[str, torch.Tensor], fields: tuple[str, ...], step:
     add("relative_l2_joint", None, None, float(joint.mean()), float(joint.std()) if len(joint) > 1 else None)
     for metric in ("relative_l2_lead", "spectrum_error_lead"):
         if metric in measures:
-            for lead, values in _leads(measures[metric]):
+            for lead, values in enumerate(measures[metric].unbind(1), start=1):
                 add_ratio(metric, values, lead)
     for name, members in _named(fields):
         squared, absolute = (measures[key][..., list(members)] for key in ("squared", "absolute"))
-        add("rmse", name, None, math.sqrt(float(squared.mean())))
-        add("mae", name, None, float(absolute.mean()))
-        for lead, values in _leads(squared):
-            add("rmse_lead", name, lead, math.sqrt(float(values.mean())))
-        for lead, values in _leads(absolute):
-            add("mae_lead", name, lead, float(values.mean()))
+        add("rmse", name, None, _root_mean(squared))
+        add("mae", name, None, float(metrics.mean_except(absolute)))
+        for lead, values in enumerate(squared.split(1, dim=1), start=1):
+            add("rmse_lead", name, lead, _root_mean(values))
+        for lead, values in enumerate(absolute.split(1, dim=1), start=1):
+            add("mae_lead", name, lead, float(metrics.mean_except(values)))
         if "fourier" in measures:
-            energy = measures["fourier"][..., list(members)].mean(0)
-            add("frmse", name, None, float(energy.sqrt().mean()))
+            add("frmse", name, None, float(metrics.frmse_from(measures["fourier"][..., list(members)])))
         _add_correlation(add, name, members, measures, step)
-    per_lead = measures["grouped"].mean(0).sum(-1)
-    add("realm_error", None, None, float(per_lead.sum()))
-    add("realm_error_per_call", None, None, float(per_lead.mean()))
+    add("realm_error", None, None, float(metrics.realm_error_from(measures["grouped"])))
+    add("realm_error_per_call", None, None, float(metrics.realm_error_per_call_from(measures["grouped"])))
     add("blow_up", None, None, float(measures["blow_up"].mean()))
     add("survived", None, None, float(measures["survived"].mean()))
     return rows
+
+
+def _root_mean(squared: torch.Tensor) -> float:
+    """`metrics.rmse` of joined windows; torch's root of a float64 is not always the nearest, Python's is."""
+    return math.sqrt(float(metrics.mean_except(squared)))
 
 
 def _add_correlation(
@@ -399,8 +403,7 @@ def _add_correlation(
 ) -> None:
     """Mean over windows and fields; a truth that is constant has no correlation and is left out."""
     values, constant = (measures[key][..., list(members)] for key in ("correlation_lead", "constant_lead"))
-    kept = torch.where(constant > 0, 0.0, values)
-    mean = kept.sum((0, 2)) / (1 - constant).sum((0, 2))
+    mean = metrics.mean_correlation(values, constant > 0, "lead")
     for lead, value in enumerate(mean.tolist(), start=1):
         add("correlation_lead", name, lead, value)
     add("correlation", name, None, float(mean.mean()))
@@ -414,8 +417,3 @@ def _named(fields: tuple[str, ...]) -> list[tuple[str, tuple[int, ...]]]:
     groups = {name: group for name, group in field_groups(fields).items() if len(group) > 1}
     whole = {"all": tuple(range(len(fields)))} if len(fields) > 1 else {}
     return list((names | groups | whole).items())
-
-
-def _leads(values: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """(lead, values of that lead), leads counted from 1."""
-    return enumerate(values.unbind(1), start=1)

@@ -6,13 +6,21 @@ given frames never enter. Physical units, unless a function says otherwise. The 
     E_rel = 1/B Σ_b ‖ŷ_b − y_b‖₂ / ‖y_b‖₂,
 
 so functions keep the sample axis and the caller closes with `.mean(dim=0)`. Results of several batches are joined
-along the samples first; a root (RMSE) is taken after that mean, hence `squared_error` and `fourier_energy`.
+along the samples first; what is no mean over samples (the root in RMSE) comes after that. So such a metric is a
+function of frames and, for batches, one of what is joined: `frmse` is `frmse_from` of `fourier_energy`.
 
 Every sum is in float64 whatever the dtype of the input, nothing waits for the device, and no epsilon hides a zero:
 a ratio whose denominator is zero is inf, or NaN where its numerator is zero too. Non-finite predictions give
 non-finite errors.
 
 Letters: B samples, H leads, N points of the grid, q fields, G groups of fields, K shells or bins.
+
+Example:
+    >>> import torch
+    >>> from sigmasolver import metrics
+    >>> true = torch.ones(2, 5, 8, 8, 3)
+    >>> metrics.relative_l2(1.5 * true, true).mean(dim=0)
+    tensor([0.5000, 0.5000, 0.5000], dtype=torch.float64)
 """
 
 from __future__ import annotations
@@ -23,6 +31,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sigmasolver.data.layout import shape_text
+
 __all__ = [
     "absolute_error",
     "blow_up",
@@ -32,14 +42,20 @@ __all__ = [
     "fourier_energy",
     "frmse",
     "frmse_bands",
+    "frmse_from",
     "frmse_per_bin",
     "grouped_squared_error",
     "is_constant",
     "mae",
+    "mean_correlation",
+    "mean_except",
     "pearson",
+    "ratio_of_norms",
     "realm_correlation",
     "realm_error",
+    "realm_error_from",
     "realm_error_per_call",
+    "realm_error_per_call_from",
     "relative_l2",
     "relative_l2_final",
     "relative_l2_joint",
@@ -55,7 +71,7 @@ _SAMPLE_LEAD_FIELD = ("sample", "lead", "field")
 def relative_l2(predicted: Tensor, true: Tensor) -> Tensor:
     """(B, q): per sample and field, leads and points together in one norm (the paper's error of dynamic tasks)."""
     predicted, true = _pair(predicted, true)
-    return _ratio_of_norms(predicted, true, range(1, true.ndim - 1))
+    return ratio_of_norms(predicted, true, range(1, true.ndim - 1))
 
 
 def relative_l2_per_lead(predicted: Tensor, true: Tensor) -> Tensor:
@@ -64,19 +80,30 @@ def relative_l2_per_lead(predicted: Tensor, true: Tensor) -> Tensor:
     Its mean over leads (the rollout curves of the paper) is not `relative_l2`, which weighs leads by their norm.
     """
     predicted, true = _pair(predicted, true)
-    return _ratio_of_norms(predicted, true, range(2, true.ndim - 1))
+    return ratio_of_norms(predicted, true, range(2, true.ndim - 1))
 
 
 def relative_l2_final(predicted: Tensor, true: Tensor) -> Tensor:
-    """(B, q): the last lead alone (the "final" columns)."""
-    predicted, true = _pair(predicted, true)
-    return relative_l2(predicted[:, -1:], true[:, -1:])
+    """(B, q): the last of `relative_l2_per_lead` (the "final" columns)."""
+    return relative_l2_per_lead(predicted, true)[:, -1]
 
 
 def relative_l2_joint(predicted: Tensor, true: Tensor) -> Tensor:
     """(B,): leads, points and fields in one norm (the convention of RealPDEBench; pass the measured fields only)."""
     predicted, true = _pair(predicted, true)
-    return _ratio_of_norms(predicted, true, range(1, true.ndim))
+    return ratio_of_norms(predicted, true, range(1, true.ndim))
+
+
+def ratio_of_norms(predicted: Tensor, true: Tensor, axes: Sequence[int]) -> Tensor:
+    """‖ŷ − y‖₂ / ‖y‖₂ over these axes, in the dtype of the input and with its gradient (the loss of a training).
+
+    Both norms are of fields divided by a power of two, so that no square leaves the range of the dtype; dividing by it
+    rounds nothing, and value and gradient are those of the plain ratio, bit for bit, wherever that one exists.
+    """
+    dim = tuple(axes)
+    unit = _power_of_two(torch.linalg.vector_norm(true, torch.inf, dim=dim, keepdim=True))
+    difference = torch.linalg.vector_norm((predicted - true) / unit, dim=dim)
+    return difference / torch.linalg.vector_norm(true / unit, dim=dim)
 
 
 def component_mean(errors: Tensor, components: Sequence[int]) -> Tensor:
@@ -113,12 +140,18 @@ def rmse(predicted: Tensor, true: Tensor, *per: str) -> Tensor:
     Without names one number (RealPDEBench); `rmse(predicted, true, "lead", "field")` gives (H, q). The axes of the
     result keep the order of the frames.
     """
-    return _mean_except(squared_error(predicted, true), per).sqrt()
+    return mean_except(squared_error(predicted, true), *per).sqrt()
 
 
 def mae(predicted: Tensor, true: Tensor, *per: str) -> Tensor:
     """Mean absolute error over everything but the axes named in `per`, as in `rmse`."""
-    return _mean_except(absolute_error(predicted, true), per)
+    return mean_except(absolute_error(predicted, true), *per)
+
+
+def mean_except(errors: Tensor, *per: str) -> Tensor:
+    """Mean of `errors` (B, H, q) over everything but the axes named in `per`, as in `rmse`."""
+    rest = _axes_except(per)
+    return errors.mean(dim=rest) if rest else errors  # torch reads an empty tuple as all axes
 
 
 def fourier_energy(frames: Tensor) -> Tensor:
@@ -134,7 +167,7 @@ def fourier_energy(frames: Tensor) -> Tensor:
     if K == 0:
         raise ValueError(
             f"The Fourier error needs at least two leads and two points on each axis, but the frames have {lengths[0]} "
-            f"leads on a grid of {_times(lengths[1:])}."
+            f"leads on a grid of {shape_text(lengths[1:])}."
         )
     axes = tuple(range(1, frames.ndim - 1))
     spectrum = torch.fft.fftn(frames, dim=axes, norm="forward")
@@ -148,13 +181,19 @@ def fourier_energy(frames: Tensor) -> Tensor:
 def frmse_per_bin(predicted: Tensor, true: Tensor, relative: bool = False) -> Tensor:
     """(K, q): root of the mean over samples of the error's `fourier_energy`; relative: over the same of the truth."""
     predicted, true = _pair(predicted, true)
-    error = fourier_energy(predicted - true).mean(dim=0).sqrt()
-    return error / fourier_energy(true).mean(dim=0).sqrt() if relative else error
+    error = _root_of_mean(fourier_energy(predicted - true))
+    return error / _root_of_mean(fourier_energy(true)) if relative else error
 
 
 def frmse(predicted: Tensor, true: Tensor) -> Tensor:
     """One number, RealPDEBench's fRMSE: mean of `frmse_per_bin` over bins and fields."""
-    return frmse_per_bin(predicted, true).mean()
+    predicted, true = _pair(predicted, true)
+    return frmse_from(fourier_energy(predicted - true))
+
+
+def frmse_from(energy: Tensor) -> Tensor:
+    """`frmse` from the `fourier_energy` (B, K, q) of the errors of all samples."""
+    return _root_of_mean(energy).mean()
 
 
 def frmse_bands(predicted: Tensor, true: Tensor, relative: bool = False) -> Tensor:
@@ -183,9 +222,14 @@ def realm_correlation(predicted: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
     Left out are exactly the entries whose truth is constant. A constant or non-finite prediction of a truth that
     varies is a failure of the model and makes the mean NaN; so does a truth that is constant everywhere.
     """
-    correlation, undefined = pearson(predicted, true), is_constant(true)
-    kept = torch.where(undefined, 0.0, correlation)
-    return kept.sum() / (~undefined).sum(), undefined.sum()
+    constant = is_constant(true)
+    return mean_correlation(pearson(predicted, true), constant), constant.sum()
+
+
+def mean_correlation(correlation: Tensor, constant: Tensor, *per: str) -> Tensor:
+    """Mean of `pearson` (B, H, q) where the truth is not constant (`is_constant`), over all but the axes in `per`."""
+    rest = _axes_except(per)
+    return torch.where(constant, 0.0, correlation).sum(dim=rest) / (~constant).sum(dim=rest)
 
 
 def correlation_time(correlation: Tensor, lead_times: Tensor, threshold: float = 0.8) -> Tensor:
@@ -216,7 +260,8 @@ def energy_spectrum(frames: Tensor, side_lengths: Sequence[float] | None = None)
     sides = tuple(side_lengths) if side_lengths is not None else (1.0,) * len(points)
     if len(sides) != len(points) or not all(0 < side < math.inf for side in sides):
         raise ValueError(
-            f"Side lengths {list(sides)} do not fit a grid of {_times(points)}; give one positive length for each axis."
+            f"Side lengths {list(sides)} do not fit a grid of {shape_text(points)}; give one positive length for each "
+            "axis."
         )
     stretch = [max(sides) / side for side in sides]
     K = math.floor(math.hypot(*(n // 2 * s for n, s in zip(points, stretch, strict=True))) + 0.5) + 1
@@ -270,12 +315,22 @@ def grouped_squared_error(predicted: Tensor, true: Tensor, group_sizes: Sequence
 
 def realm_error(predicted: Tensor, true: Tensor, group_sizes: Sequence[int]) -> Tensor:
     """One number: mean over samples, sum over groups, SUM over leads (the released evaluator)."""
-    return grouped_squared_error(predicted, true, group_sizes).mean(dim=0).sum()
+    return realm_error_from(grouped_squared_error(predicted, true, group_sizes))
+
+
+def realm_error_from(grouped: Tensor) -> Tensor:
+    """`realm_error` from the `grouped_squared_error` (B, H, G) of all samples."""
+    return grouped.mean(dim=0).sum(dim=-1).sum()
 
 
 def realm_error_per_call(predicted: Tensor, true: Tensor, group_sizes: Sequence[int]) -> Tensor:
     """One number: `realm_error` with the MEAN over leads instead of the sum."""
-    return grouped_squared_error(predicted, true, group_sizes).sum(dim=-1).mean()
+    return realm_error_per_call_from(grouped_squared_error(predicted, true, group_sizes))
+
+
+def realm_error_per_call_from(grouped: Tensor) -> Tensor:
+    """`realm_error_per_call` from the `grouped_squared_error` (B, H, G) of all samples."""
+    return grouped.mean(dim=0).sum(dim=-1).mean()
 
 
 def _frames(frames: Tensor) -> Tensor:
@@ -300,21 +355,22 @@ def _points(frames: Tensor) -> tuple[int, ...]:
     return tuple(range(2, frames.ndim - 1))
 
 
-def _times(lengths: Sequence[int]) -> str:
-    return "x".join(map(str, lengths))
+def _power_of_two(size: Tensor) -> Tensor:
+    """The largest power of two that is not above `size`, without a host sync; 1 where that is zero or not finite."""
+    mantissa, _ = torch.frexp(size)
+    # A number over its own mantissa is exact, which a computed power need not be.
+    return torch.where((size > 0) & size.isfinite(), size / (2 * mantissa), 1.0)
 
 
-def _ratio_of_norms(predicted: Tensor, true: Tensor, axes: Sequence[int]) -> Tensor:
-    dim = tuple(axes)
-    return torch.linalg.vector_norm(predicted - true, dim=dim) / torch.linalg.vector_norm(true, dim=dim)
-
-
-def _mean_except(errors: Tensor, per: Sequence[str]) -> Tensor:
+def _axes_except(per: Sequence[str]) -> tuple[int, ...]:
     unknown = [name for name in per if name not in _SAMPLE_LEAD_FIELD]
     if unknown:
         raise ValueError(f"Errors are kept per {', '.join(_SAMPLE_LEAD_FIELD)}, not per {', '.join(unknown)}.")
-    rest = tuple(axis for axis, name in enumerate(_SAMPLE_LEAD_FIELD) if name not in per)
-    return errors.mean(dim=rest) if rest else errors  # torch reads an empty tuple as all axes
+    return tuple(axis for axis, name in enumerate(_SAMPLE_LEAD_FIELD) if name not in per)
+
+
+def _root_of_mean(energy: Tensor) -> Tensor:
+    return energy.mean(dim=0).sqrt()
 
 
 def _from_first_point(frames: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 from sigmasolver.data.domain import Domain
 from sigmasolver.data.normalise import Normaliser, TimeScale
 from sigmasolver.forecast import Forecaster
-from sigmasolver.models import build_solver
+from sigmasolver.models import build_solver, list_models
 from sigmasolver.pretrained import resolve
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_tensors, write_tensors
@@ -30,6 +30,7 @@ __all__ = [
     "recipe_in",
     "refuse_beyond_limits",
     "refuse_other_domain",
+    "refuse_unregistered",
     "save",
     "skeleton",
     "write_normalisers",
@@ -94,6 +95,15 @@ def recipe_in(run: Run) -> Recipe:
         return Recipe.from_plain(plain)
     except ValueError as error:
         raise ValueError(f"The recipe of {run.path} cannot be used: {error}") from None
+
+
+def refuse_unregistered(run: Run, recipe: Recipe) -> None:
+    """A run keeps the name of its model, not its code."""
+    if recipe.model.name not in list_models():
+        raise ValueError(
+            f'{run.path} was trained with the model "{recipe.model.name}", which is not known here; register it with '
+            "sigmasolver.register_model first."
+        )
 
 
 def data_of(run: Run) -> Path:
@@ -183,9 +193,24 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Forecaster:
     """The forecaster of a run, ready to use: `load("runs/mine").rollout(history, 50)`; no training data is needed.
 
     A string without a slash may name a pretrained model: `load("darcy")`, see `pretrained.resolve`.
+
+    Args:
+        path: a run folder, or the name of a pretrained model.
+        device: where the weights go.
+
+    Returns:
+        A `Forecaster` in evaluation mode: history `(B, T_in, *grid, q_in)` to the next frames
+        `(B, block, *grid, q_out)`, both in physical units.
+
+    Example:
+        >>> import torch, sigmasolver
+        >>> darcy = sigmasolver.load("darcy")
+        >>> darcy(torch.full((1, 1, 32, 32, 1), 7.5)).shape
+        torch.Size([1, 1, 32, 32, 1])
     """
     run = Run(resolve(path))
     recipe = recipe_in(run)
+    refuse_unregistered(run, recipe)
     if run.resume.exists() and not run.weights.exists():
         raise ValueError(f"{run.path} is not finished; resume with: sigmasolver train --resume {run.path}")
     tensors, _ = read_tensors(run.weights, device)

@@ -1,6 +1,22 @@
 """Transolver-sigma, its family and the baselines: one class for one, two and three axes, a row for every variant."""
 
 from sigmasolver.models.config import Options, SolverConfig
-from sigmasolver.models.variants import build_model, build_solver, count_parameters, list_models, matched_width
+from sigmasolver.models.variants import (
+    build_model,
+    build_solver,
+    count_parameters,
+    list_models,
+    matched_width,
+    register_model,
+)
 
-__all__ = ["Options", "SolverConfig", "build_model", "build_solver", "count_parameters", "list_models", "matched_width"]
+__all__ = [
+    "Options",
+    "SolverConfig",
+    "build_model",
+    "build_solver",
+    "count_parameters",
+    "list_models",
+    "matched_width",
+    "register_model",
+]

@@ -32,7 +32,14 @@ def check_grid(grid: tuple[int, ...], padding: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """What most users leave alone."""
+    """What most users leave alone.
+
+    Example:
+        >>> import sigmasolver
+        >>> options = sigmasolver.Options(padding=("circular", "zeros"), dropout=0.1)
+        >>> sizes = {"width": 16, "depth": 1, "heads": 2, "options": options}
+        >>> model = sigmasolver.build_model("transolver-sigma", grid=(8, 8), in_channels=1, out_channels=1, **sizes)
+    """
 
     expansion: int = 2
     """rho of the SwiGLU: inner width floor(2 rho width / 3)."""

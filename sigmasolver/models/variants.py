@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import bisect
 import difflib
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -29,7 +30,16 @@ from sigmasolver.models.config import Options, SolverConfig
 from sigmasolver.models.solver import Solver
 from sigmasolver.settings import lookup
 
-__all__ = ["BASELINES", "VARIANTS", "build_model", "build_solver", "count_parameters", "list_models", "matched_width"]
+__all__ = [
+    "BASELINES",
+    "VARIANTS",
+    "build_model",
+    "build_solver",
+    "count_parameters",
+    "list_models",
+    "matched_width",
+    "register_model",
+]
 
 SIGMA = BlockSpec()
 VARIANTS: dict[str, BlockSpec] = {
@@ -92,8 +102,42 @@ def _make(name: str) -> Make:
     return lookup(MODELS if near else {family: MODELS[family] for family in VARIANTS}, name, "model")
 
 
+def register_model(name: str, builder: Make) -> None:
+    """Make a model of your own known by name: `build_model`, recipes, trainings and `load` then find it.
+
+    A run keeps the name of its model, not its code: a program that loads the run registers the same builder first.
+
+    Args:
+        name: letters, digits, dots, hyphens and underscores; a name that is taken is refused.
+        builder: gets a `SolverConfig` (grid, in_channels, out_channels, width, depth, ...) and returns an
+            `nn.Module` that maps `(B, *grid, in_channels)` to `(B, *grid, out_channels)`.
+
+    Example:
+        >>> import torch, sigmasolver
+        >>> def pointwise(config):
+        ...     return torch.nn.Linear(config.in_channels, config.out_channels)
+        >>> sigmasolver.register_model("pointwise", pointwise)
+        >>> model = sigmasolver.build_model("pointwise", grid=(16, 16), in_channels=3, out_channels=1)
+        >>> model(torch.zeros(2, 16, 16, 3)).shape
+        torch.Size([2, 16, 16, 1])
+    """
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise ValueError(f'"{name}" cannot name a model; use letters, digits, dots, hyphens and underscores.')
+    if name in MODELS:
+        raise ValueError(f'There is a model "{name}" already; choose another name.')
+    if not callable(builder):
+        raise ValueError(f'The builder of "{name}" must be a function of a SolverConfig, not {type(builder).__name__}.')
+    MODELS[name] = builder
+
+
 def list_models() -> tuple[str, ...]:
-    """The names that `build_model` knows: the family, then the baselines."""
+    """The names that `build_model` knows: the family, the baselines, then those of `register_model`.
+
+    Example:
+        >>> import sigmasolver
+        >>> sigmasolver.list_models()[:3]
+        ('transolver-sigma', 'physolver', 'specsolver')
+    """
     return tuple(MODELS)
 
 
@@ -116,6 +160,30 @@ def build_model(
 
     A model without Fourier modes ignores `modes`, so that no grid is too small for them; one that does not look at
     time ignores how many frames the channels hold.
+
+    Args:
+        name: one of `list_models()`.
+        grid: points per axis, of one to three axes; the model also runs on other grids with as many axes.
+        in_channels: fields times frames that are given.
+        out_channels: fields times frames that are predicted.
+        width: channels inside.
+        depth: number of blocks.
+        heads: attention heads of each half of the channels.
+        slices: slices of the physical operator.
+        modes: Fourier modes that are kept, for all axes or for each.
+        options: everything else, see `Options`.
+        in_frames: frames that `in_channels` holds.
+        out_frames: frames that `out_channels` holds.
+
+    Returns:
+        A module that maps `(B, *grid, in_channels)` to `(B, *grid, out_channels)`.
+
+    Example:
+        >>> import torch, sigmasolver
+        >>> sizes = {"width": 16, "depth": 1, "heads": 2, "slices": 4}
+        >>> model = sigmasolver.build_model("transolver-sigma", grid=(16, 16), in_channels=3, out_channels=1, **sizes)
+        >>> model(torch.zeros(2, 16, 16, 3)).shape
+        torch.Size([2, 16, 16, 1])
     """
     _make(name)  # an unknown name is the first thing to say
     config = SolverConfig(
@@ -137,6 +205,8 @@ def build_model(
 def build_solver(name: str, config: SolverConfig) -> nn.Module:
     """`build_model` for sizes that are already one value."""
     model = _make(name)(config)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f'The builder of "{name}" returned {type(model).__name__}; it must return an nn.Module.')
     if config.scalars and getattr(model, "time", None) is None:
         raise ValueError(
             f"{name} has no time embedding; set model.options.time_embedding=false and task.conditions=(), or choose "

@@ -143,7 +143,14 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a training, but for the data file itself."""
+    """Everything that decides a training, but for the data file itself.
+
+    Example:
+        >>> import sigmasolver
+        >>> recipe = sigmasolver.recipe_of("darcy", seed=1)
+        >>> sigmasolver.Recipe.from_plain(recipe.to_plain()) == recipe
+        True
+    """
 
     task: Task
     model: ModelRecipe = field(default_factory=ModelRecipe)

@@ -7,7 +7,6 @@ the order, the number of trajectories asked for, or the device that integrates t
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import ClassVar
 import torch
 
 from sigmasolver.data.layout import Layout
+from sigmasolver.seeds import hashed_seed
 
 __all__ = ["PRECISIONS", "Simulator", "Tick", "generator"]
 
@@ -50,5 +50,4 @@ class Simulator(ABC):
 def generator(name: str, seed: int, index: int) -> torch.Generator:
     """The CPU generator of one trajectory: a hash, so that neighbouring seeds and indices are unrelated."""
     # operator.index: a float or a slice has a text too, and would silently name another trajectory.
-    digest = hashlib.sha256(f"{name}/{operator.index(seed)}/{operator.index(index)}".encode()).digest()
-    return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.Generator("cpu").manual_seed(hashed_seed(f"{name}/{operator.index(seed)}/{operator.index(index)}"))

@@ -22,7 +22,6 @@ With `train.recompute` a block stores its input alone and is recomputed in the b
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -43,6 +42,7 @@ from sigmasolver.models.layers import draws_noise
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
+from sigmasolver.seeds import hashed_seed
 from sigmasolver.tasks import field_groups
 from sigmasolver.train.capture import Capture
 from sigmasolver.train.objectives import Loss, direct, frame_by_frame, pushforward, teacher_forced
@@ -185,7 +185,7 @@ class Stepper:
     def _seed(self, step: int) -> None:
         """Noise and dropout depend on the seed, the step and the process alone, so a run can resume at any step."""
         text = f"step/{self.recipe.train.seed}/{step}/{self.execution.world.rank}"
-        torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1)
+        torch.manual_seed(hashed_seed(text))
 
     def _fetch(self, step: int) -> None:
         """The batch of this step as `self._inputs`: its indices where the windows lie on the device, else its frames.

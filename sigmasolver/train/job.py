@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from sigmasolver.data.domain import Domain, unevenly_spaced
+from sigmasolver.data.layout import shape_text
 from sigmasolver.data.normalise import TimeScale, fit
 from sigmasolver.data.store import Reader, open_store
 from sigmasolver.data.windows import Split, Windows
@@ -25,6 +26,7 @@ from sigmasolver.forecast.checkpoint import (
     read_time_scale,
     recipe_in,
     refuse_beyond_limits,
+    refuse_unregistered,
     skeleton,
     write_normalisers,
 )
@@ -77,7 +79,9 @@ def resume_run(
     stop: Callable[[], bool] | None = None,
 ) -> None:
     """Resume a run; its data may have moved to `path`."""
-    train_run(recipe_in(run), data_of(run) if path is None else path, run, execution, watch, stop)
+    recipe = recipe_in(run)
+    refuse_unregistered(run, recipe)
+    train_run(recipe, data_of(run) if path is None else path, run, execution, watch, stop)
 
 
 def _prepare(recipe: Recipe, store: Reader, run: Run, execution: Execution) -> tuple[Data, Forecaster]:
@@ -125,7 +129,7 @@ def refuse_too_large(recipe: Recipe, execution: Execution) -> None:
     if kept > memory:
         raise ValueError(
             f"A step of width {model.width}, depth {model.depth} and batch {recipe.train.batch} on "
-            f"{_times(recipe.task.grid)} points keeps more than {kept / 1e9:.3g} GB, and there are "
+            f"{shape_text(recipe.task.grid)} points keeps more than {kept / 1e9:.3g} GB, and there are "
             f"{memory / 1e9:.3g} GB; lower one of them, or set train.recompute=true."
         )
 
@@ -133,8 +137,8 @@ def refuse_too_large(recipe: Recipe, execution: Execution) -> None:
 def refuse_other_grid(training: Windows, recipe: Recipe) -> None:
     if training.grid != recipe.task.grid:
         raise ValueError(
-            f"The data have a grid of {_times(training.grid)} and the recipe one of {_times(recipe.task.grid)}; "
-            "set task.space_stride or task.grid."
+            f"The data have a grid of {shape_text(training.grid)} and the recipe one of "
+            f"{shape_text(recipe.task.grid)}; set task.space_stride or task.grid."
         )
 
 
@@ -220,7 +224,3 @@ def lies_on(windows: Windows, device: torch.device, memory: int) -> bool:
 
 def _held(windows: Windows, device: torch.device) -> Windows:
     return windows.resident(device) if lies_on(windows, device, memory_of(device)) else windows
-
-
-def _times(grid: tuple[int, ...]) -> str:
-    return " × ".join(map(str, grid))

@@ -7,7 +7,6 @@ for bit those of an uninterrupted run. Losses stay on the device and are read ev
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable
@@ -18,13 +17,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from sigmasolver.data.windows import Windows
+from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import Forecaster, rollout
 from sigmasolver.forecast.checkpoint import begin, save
 from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, append_row, read_tensors, replace_rows, write_tensors
+from sigmasolver.seeds import hashed_seed
 from sigmasolver.train.engine import Execution, Stepper, full
 from sigmasolver.train.schedule import OneCycle
 
@@ -60,8 +60,7 @@ class Progress:
 @lru_cache(maxsize=2)
 def order(seed: int, epoch: int, trajectories: int, starts: int, one_start: bool = False) -> torch.Tensor:
     """The windows of this epoch in their order: all of them, or one random start of each trajectory."""
-    digest = hashlib.sha256(f"order/{seed}/{epoch}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    generator = torch.Generator().manual_seed(hashed_seed(f"order/{seed}/{epoch}"))
     if not one_start:
         return torch.randperm(trajectories * starts, generator=generator)
     first = torch.randperm(trajectories, generator=generator) * starts
@@ -175,7 +174,7 @@ def train(
 def validate(forecaster: Forecaster, windows: Windows, execution: Execution) -> float:
     """Mean relative L2 over the whole horizon of free rollouts, fields averaged; at most CHECKED windows."""
     world = execution.world
-    chosen = torch.linspace(0, len(windows) - 1, min(CHECKED, len(windows))).round().long()
+    chosen = spread_evenly(len(windows), CHECKED)
     # A split model needs every process in every call, so there each of them does all windows.
     mine = chosen if execution.shard else world.share(chosen)
     forecaster.model.eval()

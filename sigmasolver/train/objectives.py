@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from sigmasolver.data.normalise import Normaliser
-from sigmasolver.evaluate.metrics import component_mean
+from sigmasolver.evaluate.metrics import component_mean, ratio_of_norms
 from sigmasolver.forecast import feed_back
 
 __all__ = ["Loss", "direct", "frame_by_frame", "pushforward", "relative_l2", "teacher_forced"]
@@ -29,20 +29,9 @@ Forecast = Callable[..., torch.Tensor]
 def relative_l2(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     """||prediction - truth|| / ||truth|| over frames and points, for each sample and field: (B, q).
 
-    Both norms are of fields divided by a power of two, so that no square leaves the range of float32; dividing by it
-    rounds nothing, and value and gradient are those of the plain ratio, bit for bit, wherever that one exists.
+    `metrics.relative_l2` in the dtype of the model, with its gradient.
     """
-    axes = tuple(range(1, truth.ndim - 1))
-    unit = _power_of_two(torch.linalg.vector_norm(truth, torch.inf, dim=axes, keepdim=True))
-    difference = torch.linalg.vector_norm((prediction - truth) / unit, dim=axes)
-    return difference / torch.linalg.vector_norm(truth / unit, dim=axes)
-
-
-def _power_of_two(size: torch.Tensor) -> torch.Tensor:
-    """The largest power of two that is not above `size`, without a host sync; 1 where that is zero or not finite."""
-    mantissa, _ = torch.frexp(size)
-    # A number over its own mantissa is exact, which a computed power need not be.
-    return torch.where((size > 0) & size.isfinite(), size / (2 * mantissa), 1.0)
+    return ratio_of_norms(prediction, truth, range(1, truth.ndim - 1))
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,7 @@ Letters: B batch, H heads, N points, K frequencies, D head width, d axes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -46,12 +44,6 @@ from sigmasolver.ops.constants import grid_constant
 __all__ = ["SpectralMixer", "cosines", "hpm", "lowest_frequencies", "row_normalised_cosines"]
 
 
-Lowest: TypeAlias = Callable[[tuple[int, ...], int], list[tuple[int, ...]]]
-constant: Callable[[Lowest], Lowest] = torch.compiler.assume_constant_result
-"""A tracer need not follow the sorting."""
-
-
-@constant
 def lowest_frequencies(grid: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
     """The `count` multi-indices p of smallest |p|^2 on this grid, ties in the order of p."""
     if math.prod(grid) < count:
@@ -96,6 +88,8 @@ class SpectralMixer(nn.Module):
     def __init__(self, config: SolverConfig, frequencies: int = 128, stored: bool = False) -> None:
         super().__init__()
         lowest_frequencies(config.grid, frequencies)  # too few points are told before anything is made
+        # A tracer need not follow the sorting. Marked here, because marking loads torch's compiler (one second).
+        torch.compiler.assume_constant_result(lowest_frequencies)
         width, head_width = config.width, config.width // config.heads
         self.heads, self.frequencies, self.grid = config.heads, frequencies, config.grid
         self.gate_path = Convolution(width, self.KERNEL, config.padding)

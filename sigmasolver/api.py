@@ -1,0 +1,362 @@
+"""The stages as functions: data, training, forecasts, errors, diagnoses, a page. `import sigmasolver` hands them out.
+
+Each takes files or the values of the others, and finished work in a run folder is not done again. The examples
+continue each other in the order of this file, in one folder. Imports stand inside the functions, so that each loads
+what it needs and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from sigmasolver.data.store import Reader
+    from sigmasolver.data.windows import Windows
+    from sigmasolver.diagnose.subject import Findings
+    from sigmasolver.forecast import Forecaster, Rollout
+    from sigmasolver.recipes import Recipe
+    from sigmasolver.runs import Run
+
+__all__ = [
+    "diagnose_run",
+    "evaluate_run",
+    "infer_recipe",
+    "open_dataset",
+    "open_windows",
+    "recipe_of",
+    "rollout",
+    "simulate_dataset",
+    "train_model",
+    "write_report",
+]
+
+
+def simulate_dataset(
+    task: str, count: int, out: str | Path, seed: int = 0, settings: Sequence[str] = (), device: str = "cpu"
+) -> Path:
+    """Simulate the data of a task into a store; a store that was left unfinished is continued.
+
+    Args:
+        task: darcy, ns2d, kf2d, it3d, smoke3d or demo.
+        count: number of trajectories that the store holds in the end.
+        out: the store, an HDF5 file.
+        seed: trajectory i depends on the seed and on i alone.
+        settings: changes of the simulator's parameters, such as "grid=64".
+        device: "cpu", "cuda", "cuda:1", or "auto" (a GPU where there is one), here and below.
+
+    Returns:
+        The path of the store, whose trajectories are `(frames, *grid, fields)`.
+
+    Example:
+        >>> import sigmasolver
+        >>> sigmasolver.simulate_dataset("darcy", 8, "darcy.h5", settings=["grid=16"]).name
+        'darcy.h5'
+    """
+    from sigmasolver.parallel import device_of
+    from sigmasolver.settings import override
+    from sigmasolver.simulate import simulator_of
+    from sigmasolver.simulate.generate import generate
+
+    return generate(override(simulator_of(task), settings), count, seed, out, device_of(device)).path
+
+
+def open_dataset(
+    source: str | Path, out: str | Path | None = None, fields: Sequence[str] | None = None, steady: bool | None = None
+) -> Reader:
+    """Open a store, or import other files (.mat, .npy, .npz, .h5, folders of them) into a store and open that.
+
+    Args:
+        source: a store, or what is to be imported.
+        out: the store that an import writes, or continues.
+        fields: names of the fields to import, in the order of the last axis where the file does not name them.
+        steady: whether arrays to import lack an axis of time; None where the file makes it plain.
+
+    Returns:
+        A reader, sliced like an array `(count, frames, *grid, fields)` and read only when sliced; it is a context
+        manager, and `header.layout` tells names, units, coordinates and times.
+
+    Example:
+        >>> with sigmasolver.open_dataset("darcy.h5") as dataset:
+        ...     dataset.shape, dataset.header.layout.fields, dataset[0, 0, :, :, 1].shape
+        ((8, 1, 16, 16, 2), ('coefficient', 'pressure'), (16, 16))
+        >>> import numpy as np
+        >>> np.save("waves.npy", np.random.default_rng(0).normal(size=(8, 6, 16, 16, 1)))
+        >>> with sigmasolver.open_dataset("waves.npy", "waves.h5", fields=["u"]) as dataset:
+        ...     dataset.shape
+        (8, 6, 16, 16, 1)
+    """
+    from sigmasolver.data.formats import import_data
+    from sigmasolver.data.store import is_store, open_store
+
+    source = Path(source)
+    imported = not is_store(source)
+    if not imported and (out, fields, steady) != (None, None, None):
+        raise ValueError(f"{source} is a store and needs no import; leave out, fields and steady out.")
+    if imported and not source.exists():
+        raise ValueError(f"There is no file or folder {source}.")
+    if imported and out is None:
+        raise ValueError(f"{source} is no store; name the store to import it into with out=.")
+    if imported and out is not None:
+        return open_store(import_data(source, out, names=fields, steady=steady).path)
+    return open_store(source)
+
+
+def recipe_of(name: str, model: str | None = None, seed: int = 42, settings: Sequence[str] = ()) -> Recipe:
+    """A published recipe: the task, the model and how it is trained.
+
+    Args:
+        name: a task such as darcy or kf2d (the paper's settings), or another recipe such as kf2d-released.
+        model: another model than the recipe's own, one of `list_models()`.
+        seed: fixes the first weights and the order of the windows.
+        settings: changes such as "train.epochs=2" or "model.width=64".
+
+    Returns:
+        A frozen dataclass with the parts `task`, `model` and `train`.
+
+    Example:
+        >>> size = ["model.width=16", "model.depth=1", "model.heads=2", "model.slices=4"]
+        >>> data = ["task.grid=(16,16)", "task.space_stride=1", "task.train=6", "task.test=2"]
+        >>> recipe = sigmasolver.recipe_of("darcy", settings=[*size, *data, "train.batch=2", "train.updates=4"])
+        >>> recipe.task.inputs, recipe.task.targets, recipe.train.updates
+        (('coefficient',), ('pressure',), 4)
+    """
+    from sigmasolver.recipes import changed
+    from sigmasolver.recipes import recipe_of as published
+
+    return changed(published(name, model, seed), settings)
+
+
+def infer_recipe(
+    data: str | Path | Reader,
+    model: str = "transolver-sigma",
+    seed: int = 42,
+    settings: Sequence[str] = (),
+    device: str = "cpu",
+) -> Recipe:
+    """A recipe for data of your own: fields, grid, split, frames and sizes are chosen from the data.
+
+    Args:
+        data: a store, see `open_dataset`.
+        model: one of `list_models()`.
+        seed: fixes the first weights and the order of the windows.
+        settings: changes of what was chosen, such as "task.horizon=10" or "train.updates=500".
+        device: where it is to be trained; a GPU gets a larger model and more steps.
+
+    Returns:
+        A frozen dataclass; print its parts `task`, `model` and `train` to see what was chosen.
+
+    Example:
+        >>> sigmasolver.infer_recipe("waves.h5", settings=["task.history=2", "task.horizon=3"]).task.targets
+        ('u',)
+    """
+    from sigmasolver.data.store import open_store
+    from sigmasolver.parallel import device_of
+    from sigmasolver.recipes import changed
+    from sigmasolver.train.infer_recipe import UserChoices, own_recipe
+
+    path, gpu = _path(data), device_of(device).type == "cuda"
+    with open_store(path) as store:
+        recipe, _ = own_recipe(store.header, len(store), UserChoices(path.stem, model=model, seed=seed), gpu)
+    return changed(recipe, settings)
+
+
+def open_windows(data: str | Path | Reader, recipe: Recipe | str, split: str = "train") -> Windows:
+    """The windows that a recipe cuts from a store: what a training sees, or what is evaluated.
+
+    Args:
+        data: a store, see `open_dataset`.
+        recipe: a recipe, or the name of one.
+        split: train, validation or test.
+
+    Returns:
+        A sequence of pairs: history `(T_in, *grid, q_in)` and future `(H, *grid, q_out)`, float32 in physical units;
+        `batch([0, 1])` gives several at once. It serves as the dataset of a `torch.utils.data.DataLoader`.
+
+    Example:
+        >>> windows = sigmasolver.open_windows("darcy.h5", recipe, "test")
+        >>> history, future = windows[0]
+        >>> len(windows), history.shape, future.shape
+        (2, torch.Size([1, 16, 16, 1]), torch.Size([1, 16, 16, 1]))
+    """
+    from sigmasolver.data.store import open_store
+    from sigmasolver.data.windows import Windows
+
+    if split not in ("train", "validation", "test"):
+        raise ValueError(f'There is no split "{split}"; choose from train, validation, test.')
+    recipe = recipe_of(recipe) if isinstance(recipe, str) else recipe
+    store = open_store(_path(data))
+    trajectories = getattr(recipe.split(len(store), store.digests), split)
+    if not trajectories:
+        raise ValueError(f"The recipe leaves no trajectory of {store.path} to the {split} split; change its sizes.")
+    return Windows(store, trajectories, recipe.training_windows() if split == "train" else recipe.evaluation_windows())
+
+
+def train_model(recipe: Recipe | str, data: str | Path | Reader, out: str | Path, device: str = "cpu") -> Run:
+    """Train a model; a run that was stopped goes on, a finished one is left alone.
+
+    Args:
+        recipe: a recipe, or the name of one.
+        data: a store, see `open_dataset`.
+        out: the run folder.
+        device: where it is trained; on a GPU the steps are replayed as CUDA graphs.
+
+    Returns:
+        The run folder as a `Run`: `path`, `finished`, `read_log()`.
+
+    Example:
+        >>> run = sigmasolver.train_model(recipe, "darcy.h5", "runs/darcy")
+        >>> run.finished, run.read_log()[-1]["step"]
+        (True, 4)
+    """
+    from sigmasolver.parallel import World, device_of
+    from sigmasolver.runs import Run
+    from sigmasolver.train.engine import Execution
+    from sigmasolver.train.job import train_run
+
+    recipe = recipe_of(recipe) if isinstance(recipe, str) else recipe
+    world = World(device=device_of(device))
+    run = Run(out)
+    train_run(recipe, _path(data), run, Execution(world, "graph" if world.device.type == "cuda" else "eager"))
+    return run
+
+
+def rollout(
+    model: Forecaster | Run | str | Path,
+    history: torch.Tensor | np.ndarray,
+    steps: int,
+    time: torch.Tensor | np.ndarray | float | None = None,
+    conditions: Mapping[str, torch.Tensor] | None = None,
+) -> Rollout:
+    """Forecast from given frames, each block of frames fed back for the next.
+
+    Args:
+        model: a forecaster from `load`, a run, its folder, or the name of a pretrained model.
+        history: `(B, T_in, *grid, q_in)` in physical units; of a longer history the last frames are used.
+        steps: number of frames to forecast.
+        time: physical time of the last given frame, for a model with a time embedding.
+        conditions: by name one number for each sample `(B,)`, for a forecaster that takes conditions.
+
+    Returns:
+        A `Rollout`: `frames` `(B, steps, *grid, q_out)` in physical units, NaN from where a forecast is no longer
+        finite, and `stopped`, the first lead at which that happens, or None.
+
+    Example:
+        >>> result = sigmasolver.rollout(run, history[None], steps=1)
+        >>> result.frames.shape, result.stopped
+        (torch.Size([1, 1, 16, 16, 1]), None)
+    """
+    from sigmasolver.forecast import Forecaster
+    from sigmasolver.forecast.checkpoint import load
+    from sigmasolver.runs import Run
+
+    if not isinstance(model, Forecaster):
+        model = load(model.path if isinstance(model, Run) else model)
+    return model.rollout(history, steps, conditions, time)
+
+
+def evaluate_run(
+    run: Run | str | Path,
+    data: str | Path | Reader | None = None,
+    horizon: int | None = None,
+    windows: int | None = None,
+    device: str = "cpu",
+) -> list[dict[str, Any]]:
+    """Measure a run on data that it has not seen, beside a forecast that has learned nothing.
+
+    The records are kept in the run folder; what was measured before is read from there.
+
+    Args:
+        run: a run, or its folder.
+        data: another store, all of it unseen; None: the test split of the run's own data.
+        horizon: number of frames to forecast; None: the task's.
+        windows: number of windows, evenly spread; None: all.
+        device: where the forecasts are computed.
+
+    Returns:
+        Records: dictionaries with `model`, `metric`, `field`, `lead` (from 1; None: all together), `value` and where
+        they come from. `sigmasolver.metrics` defines the metrics.
+
+    Example:
+        >>> records = sigmasolver.evaluate_run(run)
+        >>> sorted({record["model"] for record in records})
+        ['training-mean', 'transolver-sigma']
+        >>> [record["value"] > 0 for record in records if record["metric"] == "relative_l2"]
+        [True, True]
+    """
+    from sigmasolver.evaluate import Request
+    from sigmasolver.evaluate import evaluate_run as measure
+    from sigmasolver.parallel import World, device_of
+
+    world = World(device=device_of(device))
+    return measure(_run(run), Request(horizon, windows=windows), None if data is None else _path(data), world)
+
+
+def diagnose_run(
+    run: Run | str | Path, names: Sequence[str] | None = None, windows: int | None = None, device: str = "cpu"
+) -> dict[str, Findings]:
+    """Find out why the forecasts of a run drift; the findings are kept in the run folder.
+
+    Args:
+        run: a run, or its folder.
+        names: some of decomposition, trust, maps, corrections, routing, geometry, efficiency, interventions and
+            components; None: all.
+        windows: number of test windows, evenly spread; None: all.
+        device: where it is computed.
+
+    Returns:
+        By name, findings with `rows` (records like those of `evaluate_run`), `arrays`, and `skipped`, which says why
+        a diagnostic has no meaning for this model.
+
+    Example:
+        >>> found = sigmasolver.diagnose_run(run, ["routing"])["routing"]
+        >>> found.skipped, all(1 <= row["value"] <= 4 for row in found.rows if row["metric"] == "effective_slices")
+        (None, True)
+    """
+    from sigmasolver.diagnose.run import diagnose_run as diagnose
+    from sigmasolver.evaluate import Request
+    from sigmasolver.parallel import device_of
+
+    return diagnose(_run(run), names, Request(windows=windows), device_of(device))
+
+
+def write_report(runs: Sequence[Run | str | Path], out: str | Path, title: str | None = None) -> Path:
+    """Write what was measured and found of runs of one task as one HTML page.
+
+    Args:
+        runs: runs or their folders, evaluated before; diagnoses are shown where there are any.
+        out: the page, which needs no network.
+        title: its title; None: the task's name.
+
+    Returns:
+        The path of the page.
+
+    Example:
+        >>> page = sigmasolver.write_report([run], "page.html")
+        >>> "Darcy" in page.read_text()
+        True
+    """
+    from sigmasolver.diagnose.run import DIAGNOSTICS
+    from sigmasolver.experiments.records import join_records, label_runs
+    from sigmasolver.report.assemble import study_of
+    from sigmasolver.report.page import write_page
+
+    if not runs:
+        raise ValueError("A page needs at least one run; none was given.")
+    rows, arrays = join_records(label_runs([_run(run).path for run in runs]), tuple(DIAGNOSTICS))
+    write_page(Path(out), study_of(rows, arrays, title))
+    return Path(out)
+
+
+def _path(data: str | Path | Reader) -> Path:
+    return Path(data) if isinstance(data, str | Path) else data.path
+
+
+def _run(run: Run | str | Path) -> Run:
+    from sigmasolver.runs import Run
+
+    return Run(run) if isinstance(run, str | Path) else run

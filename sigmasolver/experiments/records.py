@@ -1,0 +1,103 @@
+"""The records of several runs, joined: rows of evaluations and diagnoses under one label for each run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sigmasolver.diagnose.records import read_findings
+from sigmasolver.forecast.checkpoint import recipe_in
+from sigmasolver.report.rows import Arrays, Need, Rows, once, where
+from sigmasolver.runs import Run, read_records
+
+__all__ = ["folder_labels", "join_records", "label_runs"]
+
+
+def folder_labels(paths: Sequence[Path]) -> list[str]:
+    """What to call each folder: its name, after as many of its parents as tell it from the others."""
+    parts = [path.resolve().parts for path in paths]
+    return ["/".join(own[-_depth(own, parts) :]) for own in parts]
+
+
+def _depth(own: tuple[str, ...], parts: Sequence[tuple[str, ...]]) -> int:
+    return next(n for n in range(1, len(own) + 1) if all(one == own or one[-n:] != own[-n:] for one in parts))
+
+
+def label_runs(paths: Sequence[Path]) -> dict[str, list[Run]]:
+    """Each run with its copies, by the label of its first folder. Folders with the same weights and the same recipe
+    hold the same run."""
+    found: dict[Any, list[Run]] = {}
+    given: dict[Path, Path] = {}
+    for path in paths:
+        given.setdefault(path.resolve(), path)
+    for place, path in given.items():
+        run = Run(path)
+        recipe = run.recipe()  # says so where this is no run
+        same = (run.digest, json.dumps(recipe, sort_keys=True)) if run.weights.exists() else place
+        found.setdefault(same, []).append(run)
+    return dict(zip(folder_labels([group[0].path for group in found.values()]), found.values(), strict=True))
+
+
+def join_records(
+    runs: Mapping[str, Sequence[Run]],
+    diagnostics: Sequence[str],
+    needs: Sequence[Need] = (),
+    conditions: Sequence[str] = (),
+    sweep: bool = False,
+) -> tuple[Rows, dict[str, Arrays]]:
+    """The rows of `label_runs`, and of each diagnostic the arrays by run; what is needed and not there is said.
+
+    Runs of one model by different recipes are not seeds of each other: outside of a `sweep` their names say so.
+    """
+    rows: list[dict[str, Any]] = []
+    arrays: dict[str, dict[str, dict[str, np.ndarray]]] = {}
+    for own, copies in runs.items():
+        mine = [row for run in copies for row in read_records(run.records)]
+        for name in diagnostics:
+            made = next((made for run in copies if (made := read_findings(run, name)) is not None), None)
+            if made is not None:
+                arrays.setdefault(name, {})[own] = made.arrays
+                mine += made.rows
+        for need in needs:
+            if not any(need.takes(row) for row in mine):
+                raise ValueError(need.missing(str(copies[0].path)))
+        folders = [run.path.resolve().name for run in copies]
+        rows += once([{**row, "run": own, "folders": folders, "measured_as": row.get("run")} for row in mine])
+    if not sweep:
+        names = _names_by_recipe(rows, {own: copies[0] for own, copies in runs.items()})
+        rows = [{**row, "model": names.get((row["run"], row["model"]), row["model"])} for row in rows]
+    return where(rows, conditions), dict(arrays)
+
+
+def _names_by_recipe(rows: Sequence[dict[str, Any]], runs: dict[str, Run]) -> dict[tuple[str, str], str]:
+    """By run and model, a name in place of the model where a task has runs of it by several recipes: that of the folder
+    without its seed, so that the seeds of one recipe still count as such."""
+    groups: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
+    for row in rows:
+        if row.get("seed") is not None:
+            recipe = _recipe_without_seed(runs[row["run"]])
+            short = row["run"].removesuffix(f"-{row['seed']}")
+            groups.setdefault((row["task"], row["model"]), {}).setdefault(recipe, {})[row["run"]] = short
+    named: dict[tuple[str, str], str] = {}
+    for (_, model), recipes in groups.items():
+        if len(recipes) > 1:
+            shorts = [set(held.values()) for held in recipes.values()]
+            clear = all(len(one) == 1 for one in shorts) and len(set.union(*shorts)) == len(shorts)
+            named |= {(run, model): short if clear else run for held in recipes.values() for run, short in held.items()}
+    return named
+
+
+def _recipe_without_seed(run: Run) -> str:
+    """Settings that an older recipe does not name have their defaults."""
+    try:
+        recipe = recipe_in(run).to_plain()
+    except ValueError:
+        recipe = run.recipe()
+    train = recipe.get("train")
+    if isinstance(train, dict):
+        recipe = {**recipe, "train": {key: value for key, value in train.items() if key != "seed"}}
+    return json.dumps(recipe, sort_keys=True)

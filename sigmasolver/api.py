@@ -157,11 +157,12 @@ def infer_recipe(
     from sigmasolver.data.store import open_store
     from sigmasolver.parallel import device_of
     from sigmasolver.recipes import changed
-    from sigmasolver.train.infer_recipe import UserChoices, own_recipe
+    from sigmasolver.train.infer_recipe import UserChoices
+    from sigmasolver.train.infer_recipe import infer_recipe as infer
 
     path, gpu = _path(data), device_of(device).type == "cuda"
     with open_store(path) as store:
-        recipe, _ = own_recipe(store.header, len(store), UserChoices(path.stem, model=model, seed=seed), gpu)
+        recipe, _ = infer(store.header, len(store), UserChoices(path.stem, model=model, seed=seed), gpu)
     return changed(recipe, settings)
 
 

@@ -204,7 +204,7 @@ def test_a_builder_that_returns_no_module_is_told(models):
         (lambda data, folder: api.open_windows(data, recipe(), "tests"), 'There is no split "tests"'),
         (lambda data, folder: api.open_windows(data, recipe(), "validation"), "no trajectory of .* to the validation"),
         (lambda data, folder: api.train_model("darcie", data, folder / "run"), 'There is no recipe "darcie"'),
-        (lambda data, folder: api.train_model(recipe(), data, folder / "run", "gpu"), 'There is no device "gpu"'),
+        (lambda data, folder: api.train_model(recipe(), data, folder / "run", "gpu"), 'Unknown device "gpu"'),
         (lambda data, folder: api.simulate_dataset("darcy", 1, folder / "x.h5", settings=["gird=9"]), "no setting"),
         (lambda data, folder: api.write_report([], folder / "page.html"), "at least one run"),
         (lambda data, folder: api.evaluate_run(folder / "none"), "none"),

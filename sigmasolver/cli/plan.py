@@ -90,7 +90,9 @@ def _say(found: Prediction, execution: Execution, room: float) -> None:
     table.add_row("updates", f"{least}{found.updates:,}")
     table.add_row("time of the training, without checks", least + _time(found.seconds))
     screen.print(table)
-    screen.print(f"  measured on {' and '.join(map(shape_text, found.probed))}; memory {_how(execution)}", soft_wrap=True)
+    screen.print(
+        f"  measured on {' and '.join(map(shape_text, found.probed))}; memory {_how(execution)}", soft_wrap=True
+    )
     verdict = "It fits" if found.fits(room) else "It does NOT fit"
     left = f"{100 * MARGIN:.0f} % must stay free"
     screen.print(f"{verdict}: {_gigabytes(found.memory)} of {_gigabytes(room)}, of which {left}.", soft_wrap=True)

@@ -339,7 +339,7 @@ def test_a_file_unlike_the_first_is_named_before_anything_is_written(tmp_path: P
     changes: dict[str, tuple[dict[str, object], str]] = {
         "shape": ({"u": U[0, :, :4], "v": V[0]}, r"2.npz has the shape \(3, 4, 5\), the first has \(3, 6, 5\)"),
         "missing": ({"v": V[0]}, "2.npz has no array 'u', which 0.npz has"),
-        "type": ({"u": U[0] > 0, "v": V[0]}, "'u' in .*2.npz holds true and false"),
+        "type": ({"u": U[0] > 0, "v": V[0]}, "'u' in .*2.npz holds bool values"),
         "times": ({"u": U[0], "v": V[0], "times": np.arange(3.0) + 1}, "2.npz has other times than 0.npz"),
         "x": ({"u": U[0], "v": V[0], "x": np.arange(6.0) * 2}, "2.npz has other x than 0.npz"),
         "units": ({"u": U[0], "v": V[0], "units": ["m", "s"]}, "2.npz has other units than"),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from sigmasolver.data.store import Reader
+    from sigmasolver.data.reader import Reader
     from sigmasolver.data.windows import Windows
     from sigmasolver.diagnose.subject import Findings
     from sigmasolver.forecast import Forecaster, Rollout
@@ -191,7 +191,7 @@ def open_windows(data: str | Path | Reader, recipe: Recipe | str, split: str = "
         raise ValueError(f'There is no split "{split}"; choose from train, validation, test.')
     recipe = recipe_of(recipe) if isinstance(recipe, str) else recipe
     store = open_store(_path(data))
-    trajectories = getattr(recipe.split(len(store), store.digests), split)
+    trajectories = getattr(recipe.split_of(store), split)
     if not trajectories:
         raise ValueError(f"The recipe leaves no trajectory of {store.path} to the {split} split; change its sizes.")
     return Windows(store, trajectories, recipe.training_windows() if split == "train" else recipe.evaluation_windows())

@@ -108,7 +108,7 @@ def windows(
     settings: Settings = None,
 ) -> None:
     """List the windows of a split or cohort: trajectory, first frame of history and future, last frame (as stored)."""
-    from sigmasolver.data.store import open_store
+    from sigmasolver.data.formats import open_data
     from sigmasolver.data.windows import Windows
     from sigmasolver.evaluate import in_cohort
     from sigmasolver.recipes import changed, recipe_of
@@ -119,8 +119,8 @@ def windows(
     if cohort is not None and split != "test":
         raise ValueError("A cohort is taken from the test split; add --split test.")
     recipe = changed(recipe_of(task), settings or [])
-    with open_store(data) as store:
-        trajectories = getattr(recipe.split(len(store), store.digests), split)
+    with open_data(data) as store:
+        trajectories = getattr(recipe.split_of(store), split)
         spec = recipe.training_windows() if split == "train" else recipe.evaluation_windows()
         listed = Windows(store, trajectories, spec)
         if cohort is not None:

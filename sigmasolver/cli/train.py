@@ -108,7 +108,7 @@ def _infer(
     data: Path, out: Path, choices: UserChoices, steady: bool | None, settings: list[str], world: World
 ) -> tuple[Path, Recipe]:
     """The store and the recipe for a user's own data; every choice is printed."""
-    from sigmasolver.data.store import open_store
+    from sigmasolver.data.formats import open_data
     from sigmasolver.recipes import changed
     from sigmasolver.train.infer_recipe import infer_recipe
 
@@ -116,7 +116,7 @@ def _infer(
         choices = replace(choices, fields=tuple(dict.fromkeys((*choices.fields, *choices.targets))))
     # Nothing here is a public data set, though its shape may look like one.
     store = _as_store(data, out, "arrays" if data.suffix != ".mat" else None, choices.fields, steady, world)
-    with open_store(store) as reader:
+    with open_data(store) as reader:
         if steady and (frames := len(reader.header.layout.times)) > 1:
             raise ValueError(f"{data} is a store of {frames} frames, not steady; import its source with --steady.")
         recipe, notes = infer_recipe(reader.header, len(reader), choices, world.device.type == "cuda")
@@ -143,12 +143,13 @@ def _as_store(
 ) -> Path:
     """The data as a store: itself, or imported into the run folder."""
     from sigmasolver.data.formats import import_data as convert
+    from sigmasolver.data.formats import is_read_in_place
     from sigmasolver.data.formats.hdf5 import is_store
     from sigmasolver.data.header import OtherStoreError
 
     if not data.exists():
         raise ValueError(f"There is no file or folder {data}.")
-    if is_store(data):
+    if is_store(data) or is_read_in_place(data):
         return data
     store = out / "data.h5"
     if world.first:

@@ -22,7 +22,8 @@ import numpy as np
 
 from sigmasolver.data.header import Header, StoreError
 from sigmasolver.data.moments import merge
-from sigmasolver.data.store import Reader, open_store
+from sigmasolver.data.reader import Reader
+from sigmasolver.data.store import open_store
 from sigmasolver.runs.files import plain_errors, replacing
 
 if TYPE_CHECKING:

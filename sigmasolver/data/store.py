@@ -8,11 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any
 
 import h5py
 import numpy as np
@@ -21,11 +20,10 @@ from sigmasolver.data import slots
 from sigmasolver.data.header import DTYPES, FORMAT, VERSION, Header, OtherStoreError, StoreError, fingerprint
 from sigmasolver.data.isolated import ask
 from sigmasolver.data.layout import Layout
+from sigmasolver.data.reader import Key, Reader, contiguous
 from sigmasolver.runs.files import plain_errors, replacing, take_name, temporary
 
-__all__ = ["Header", "Key", "Reader", "StoreError", "Writer", "is_store", "open_store", "write_store"]
-
-Key: TypeAlias = int | slice | tuple[int | slice, ...]
+__all__ = ["Header", "StoreError", "StoreReader", "Writer", "is_store", "open_store", "write_store"]
 
 _BLOCK = 16 * 2**20
 
@@ -119,7 +117,7 @@ def _is_empty(path: Path) -> bool:
         return len(old) == 0
 
 
-def _move_house(path: Path, old: Reader, count: int) -> slots.SlotFile:
+def _move_house(path: Path, old: StoreReader, count: int) -> slots.SlotFile:
     """Copy a store into one with room for `count`, and let the copy take its name once it is complete."""
     slots.check_room(path, old.header.nbytes * count)
     with temporary(path) as file:
@@ -153,11 +151,8 @@ def write_store(path: Path, header: Header, trajectories: np.ndarray) -> None:
             slots.unlock(path, held)
 
 
-class Reader:
-    """A store open for reading: `len` whole trajectories, sliced like an array and read only when sliced.
-
-    Every process opens the file for itself, so a Reader can be handed to workers, by fork or by pickle.
-    """
+class StoreReader(Reader):
+    """A store open for reading; its whole trajectories count. Every process opens the file for itself."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -200,29 +195,17 @@ class Reader:
     def finished(self) -> bool:
         return self._whole == self.count
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """`(whole trajectories, frames, *grid, fields)`."""
-        return (self._whole, *self.header.shape)
-
     def __len__(self) -> int:
         return self._whole
 
     def __getitem__(self, key: Key) -> np.ndarray:
         """Any integers and slices, of whole trajectories only, in the stored type."""
-        keys = key if isinstance(key, tuple) else (key,)
-        if len(keys) > len(self.shape):
-            raise IndexError(f"{len(keys)} indices for {len(self.shape)} axes")
-        pieces = [_piece(one, size) for one, size in zip(keys, self.shape, strict=False)]
-        # HDF5 gathers strided elements one by one; reading the piece between and striding here is far faster.
+        pieces = contiguous(key, self.shape)
         try:
             values = self._file()["fields"][tuple(read for read, _ in pieces)]
         except OSError as error:
             raise StoreError(_diagnosis(self.path, error)) from error
         return values[tuple(pick for _, pick in pieces)]
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return (self[index] for index in range(len(self)))
 
     def verify(self, index: int) -> bool:
         """Whether the values of this trajectory are still those that were written; reads all of them."""
@@ -260,19 +243,13 @@ class Reader:
                 self._handle.close()
         self._handle = None
 
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_handle": None, "_process": -1}
 
 
-def open_store(path: str | Path) -> Reader:
+def open_store(path: str | Path) -> StoreReader:
     """Open a store for reading; what is wrong with a file that is none is said in one sentence."""
-    return Reader(path)
+    return StoreReader(path)
 
 
 def is_store(path: Path) -> bool:
@@ -304,18 +281,6 @@ def _damaged(path: Path, index: int) -> StoreError:
 
 def _no_store(path: Path) -> StoreError:
     return StoreError(f"{path} is an HDF5 file but not a sigmasolver store; convert it with import-data.")
-
-
-def _piece(key: int | slice, size: int) -> tuple[slice, int | slice]:
-    """The contiguous range that holds what `key` selects of `size` elements, and `key` within that range."""
-    if isinstance(key, slice):
-        chosen = range(size)[key]
-        if not chosen:
-            return slice(0, 0), slice(None)
-        low, high = min(chosen[0], chosen[-1]), max(chosen[0], chosen[-1])
-        return slice(low, high + 1), slice(None, None, chosen.step)
-    index = range(size)[key]
-    return slice(index, index + 1), 0
 
 
 def _check_kind(path: Path, file: h5py.File) -> None:

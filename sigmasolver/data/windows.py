@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from sigmasolver.data.header import DTYPES, Header
-from sigmasolver.data.store import Key, Reader
+from sigmasolver.data.reader import Key, Reader
 from sigmasolver.settings import suggest
 
-__all__ = ["Pair", "Resident", "Row", "Source", "Split", "WindowSpec", "Windows", "split", "spread_evenly"]
+__all__ = ["Pair", "Resident", "Row", "Source", "WindowSpec", "Windows", "spread_evenly"]
 
 Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """History and future."""
@@ -337,73 +337,6 @@ class Resident(Windows):
         places = (first[:, None] + frames).flatten()
         gathered = self.values.flatten(0, 1).index_select(0, places)
         return gathered.unflatten(0, (-1, len(frames))).to(torch.float32)
-
-
-@dataclass(frozen=True)
-class Split:
-    """Which trajectories train, which choose the best epoch, which are the test. No trajectory is in two parts.
-
-    Only `train` must hold any; a test set may lie in a file of its own.
-    """
-
-    train: tuple[int, ...]
-    validation: tuple[int, ...]
-    test: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if not self.train:
-            raise ValueError("The training part is empty; give it at least one trajectory.")
-        place: dict[int, str] = {}
-        for part, trajectory in self._members():
-            if trajectory < 0:
-                raise ValueError(f"Trajectory {trajectory} of the {part} part is not counted from 0.")
-            if trajectory in place:
-                raise ValueError(
-                    f"Trajectory {trajectory} is in the {place[trajectory]} part and again in the {part} part; "
-                    "name every trajectory once."
-                )
-            place[trajectory] = part
-
-    def check(self, digests: Sequence[bytes]) -> None:
-        """Compare with a store's digests: every trajectory is there, and no two parts hold the same values."""
-        seen: dict[bytes, tuple[str, int]] = {}
-        for part, trajectory in self._members():
-            if trajectory >= len(digests):
-                raise ValueError(
-                    f"The {part} part wants trajectory {trajectory}, but there are {len(digests)}, counted from 0."
-                )
-            other, twin = seen.setdefault(digests[trajectory], (part, trajectory))
-            if other != part:
-                raise ValueError(
-                    f"Trajectory {trajectory} of the {part} part has the same values as {twin} of the {other} part; "
-                    "leave one of them out."
-                )
-
-    def _members(self) -> Iterator[tuple[str, int]]:
-        return ((part.name, trajectory) for part in fields(self) for trajectory in getattr(self, part.name))
-
-
-def split(count: int, train: int, test: int, validation: float = 0.1, digests: Sequence[bytes] | None = None) -> Split:
-    """The first `train` of `count` trajectories to train on, the last `test` to test on, as the benchmarks do.
-
-    The end of the training part validates: `validation` trajectories of it, or this fraction when below 1 (at least
-    one trajectory, unless 0). With a store's `digests`, also checked for the same trajectory under two numbers.
-    """
-    if train < 1 or test < 1:
-        raise ValueError(f"{train} trajectories to train and {test} to test were asked for; ask for at least one each.")
-    if train + test > count:
-        raise ValueError(
-            f"{train} trajectories to train and {test} to test are {train + test}, but there are only {count}."
-        )
-    if validation < 0 or (validation >= 1 and validation != int(validation)):
-        raise ValueError(f"validation is {validation}; give a fraction below 1 or a whole number of trajectories.")
-    held = int(validation) if validation >= 1 else max(1, round(validation * train)) if validation else 0
-    if held >= train:
-        raise ValueError(f"Validating on {held} of {train} training trajectories leaves none to train on; take fewer.")
-    parts = Split(tuple(range(train - held)), tuple(range(train - held, train)), tuple(range(count - test, count)))
-    if digests is not None:
-        parts.check(digests)
-    return parts
 
 
 def _channels(values: torch.Tensor, channels: list[int]) -> torch.Tensor:

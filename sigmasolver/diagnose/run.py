@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from sigmasolver.data.store import Reader, open_store
+from sigmasolver.data.formats import open_data
+from sigmasolver.data.reader import Reader
 from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.diagnose.components import components
 from sigmasolver.diagnose.corrections import corrections
@@ -70,7 +71,7 @@ def diagnose_run(
     makers = {name: lookup(DIAGNOSTICS, name, "diagnostic") for name in wanted}
     recipe = recipe_in(run)
     found: dict[str, Findings] = {}
-    with open_store(data_of(run) if path is None else path) as store, run.held("diagnose"):
+    with open_data(data_of(run) if path is None else path) as store, run.held("diagnose"):
         windows = _windows(run, recipe, store, request)
         facts = source_of(run, recipe, windows, request, store.fingerprint)
         facts |= {"model": recipe.model.name, "seed": recipe.train.seed}

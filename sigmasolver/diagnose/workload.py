@@ -193,7 +193,7 @@ def time_epoch(recipe: Recipe, path: Path, device: torch.device, seconds: float 
     """What one process does: build, find the peak, warm up, time."""
     torch.backends.cudnn.benchmark = False
     with open_store(path) as store:
-        parts, spec = recipe.split(len(store)), recipe.training_windows()
+        parts, spec = recipe.split_of(store), recipe.training_windows()
         windows = Windows(store, parts.train, spec)
         refuse_other_grid(windows, recipe)
         forecaster = build(recipe, *fit(recipe.task.normaliser, Windows(store, parts.train[:FITTED], spec)))

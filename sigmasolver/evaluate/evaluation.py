@@ -26,9 +26,10 @@ from typing import Any
 import torch
 
 from sigmasolver.data.domain import Domain
+from sigmasolver.data.formats import open_data
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import shape_text
-from sigmasolver.data.store import Reader, open_store
+from sigmasolver.data.reader import Reader
 from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import Forecaster, rollout
@@ -116,7 +117,7 @@ def evaluate_run(
     """
     request, world = request or Request(), world or World()
     recipe = recipe_in(run)
-    with open_store(data_of(run) if path is None else path) as store:
+    with open_data(data_of(run) if path is None else path) as store:
         windows = windows_of(run, recipe, store, request)
         differs = None
         if run.read_json("data.json").get("fingerprint") != store.fingerprint:

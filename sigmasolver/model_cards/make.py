@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from sigmasolver.data.header import Header
-from sigmasolver.data.store import Reader, Writer, open_store
+from sigmasolver.data.reader import Reader
+from sigmasolver.data.store import Writer, open_store
 from sigmasolver.data.windows import Windows
 from sigmasolver.evaluate import metrics, records_of_test_part, yardstick
 from sigmasolver.experiments.ledger import budget_of

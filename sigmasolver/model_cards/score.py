@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from sigmasolver import pretrained
-from sigmasolver.data.store import Reader, open_store
+from sigmasolver.data.reader import Reader
+from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows
 from sigmasolver.evaluate import Request, measure, metrics, rows_of
 from sigmasolver.forecast import Forecaster

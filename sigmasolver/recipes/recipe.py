@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from sigmasolver.data.windows import Split, WindowSpec, split
+from sigmasolver.data.reader import Reader
+from sigmasolver.data.split import Split, split
+from sigmasolver.data.windows import WindowSpec
 from sigmasolver.models import Options, SolverConfig
 from sigmasolver.settings import check_types, from_plain, override, to_plain
 from sigmasolver.tasks import Task
@@ -171,6 +173,14 @@ class Recipe:
         if not task.validation:
             return split(count, task.train, task.test, self.train.validation, digests)
         return split(count, task.train + task.validation, task.test, task.validation, digests)
+
+    def split_of(self, data: Reader) -> Split:
+        """The split of these data: the one they come with, or the task's."""
+        published = data.published_split
+        if published is None:
+            return self.split(len(data), data.digests)
+        published.check(data.digests)
+        return published
 
     def training_windows(self) -> WindowSpec:
         """Futures as long as the objective looks ahead."""

@@ -13,10 +13,12 @@ from pathlib import Path
 import torch
 
 from sigmasolver.data.domain import Domain, unevenly_spaced
+from sigmasolver.data.formats import open_data
 from sigmasolver.data.layout import shape_text
 from sigmasolver.data.normalise import TimeScale, fit
-from sigmasolver.data.store import Reader, open_store
-from sigmasolver.data.windows import Split, Windows
+from sigmasolver.data.reader import Reader
+from sigmasolver.data.split import Split
+from sigmasolver.data.windows import Windows
 from sigmasolver.forecast import Forecaster
 from sigmasolver.forecast.checkpoint import (
     begin,
@@ -61,7 +63,7 @@ def train_run(
     network = skeleton(recipe)  # fails before any data are read
     if recipe.train.recompute:
         blocks_of(network)
-    with open_store(path) as store:
+    with open_data(path) as store:
         data, forecaster = _prepare(recipe, store, run, execution)
         if run.finished:
             if execution.world.first:
@@ -85,7 +87,7 @@ def resume_run(
 
 
 def _prepare(recipe: Recipe, store: Reader, run: Run, execution: Execution) -> tuple[Data, Forecaster]:
-    parts = recipe.split(len(store), store.digests)
+    parts = recipe.split_of(store)
     training = Windows(store, parts.train, recipe.training_windows())
     refuse_other_grid(training, recipe)
     validation = Windows(store, parts.validation, recipe.evaluation_windows()) if parts.validation else None

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.normalise import KINDS, Normaliser, TimeScale, fit, fit_trajectories
-from sigmasolver.data.windows import Windows, WindowSpec, split
+from sigmasolver.data.split import split
+from sigmasolver.data.windows import Windows, WindowSpec
 from tests.data.memory import Memory
 
 FIELDS = ("pressure", "velocity_x", "velocity_y", "velocity_z")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigmasolver.data.formats import read_history
-from sigmasolver.data.store import Reader, StoreError, Writer, open_store
+from sigmasolver.data.store import StoreError, StoreReader, Writer, open_store
 from sigmasolver.data.windows import Windows, WindowSpec
 from tests.data.test_store import HEADER, store, values
 
@@ -123,7 +123,7 @@ def test_damaged_values_are_refused_wherever_they_are_read(tmp_path: Path) -> No
 
 
 def test_a_trajectory_is_compared_with_its_digest_once(tmp_path: Path) -> None:
-    class Counting(Reader):
+    class Counting(StoreReader):
         def verify(self, index: int) -> bool:
             compared.append(index)
             return super().verify(index)

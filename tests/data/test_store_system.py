@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sigmasolver.data.store import Reader, StoreError, Writer, open_store
+from sigmasolver.data.store import StoreError, StoreReader, Writer, open_store
 from tests.data.test_store import HEADER, store, values
 
 
-def read_mean(reader: Reader) -> float:
+def read_mean(reader: StoreReader) -> float:
     return float(reader[1].mean())
 
 
-def send_mean(reader: Reader, pipe: Connection) -> None:
+def send_mean(reader: StoreReader, pipe: Connection) -> None:
     pipe.send(read_mean(reader))
 
 

@@ -15,8 +15,10 @@ from torch.utils.data import DataLoader
 
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout
-from sigmasolver.data.store import Reader, Writer, open_store
-from sigmasolver.data.windows import Row, Split, Windows, WindowSpec, split
+from sigmasolver.data.reader import Reader
+from sigmasolver.data.split import Split, split
+from sigmasolver.data.store import Writer, open_store
+from sigmasolver.data.windows import Row, Windows, WindowSpec
 from sigmasolver.simulate.generate import Stream
 from sigmasolver.tasks import TASKS
 from tests.data.memory import Memory

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from sigmasolver.data.store import Reader
+from sigmasolver.data.reader import Reader
 from sigmasolver.data.windows import Windows
 from sigmasolver.diagnose import workload
 from sigmasolver.diagnose.efficiency import WARM_UP

@@ -6,19 +6,23 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sigmasolver.data.domain import time_steps, unevenly_spaced
 from sigmasolver.data.formats import arrays, factformer, mat, user_arrays, user_folder
 from sigmasolver.data.formats.checks import Values
 from sigmasolver.data.formats.history import read_history
+from sigmasolver.data.formats.in_place import ForeignReader
 from sigmasolver.data.formats.metadata import check_names
 from sigmasolver.data.formats.source import Foreign
 from sigmasolver.data.header import Header
-from sigmasolver.data.store import Writer, open_store
+from sigmasolver.data.reader import Reader
+from sigmasolver.data.store import Writer, is_store, open_store
 
-__all__ = ["KINDS", "Imported", "Kind", "guess_kind", "import_data", "read_history"]
+__all__ = ["KINDS", "Imported", "Kind", "guess_kind", "import_data", "is_read_in_place", "open_data", "read_history"]
 
 _BLOCK = 64 * 2**20
 
@@ -33,6 +37,8 @@ class Kind:
     read: Callable[[Path], Foreign]
     select: Callable[[Path, Sequence[str] | None, bool | None], Foreign] | None = None
     """Like `read`, of the fields that the user names, steady or not as the user says; None where both are fixed."""
+    in_place: bool = False
+    """Whether training reads the files where they lie; others are imported first."""
     together: Callable[[Sequence[Path]], Foreign] | None = None
     """Several files as one data set; None where it is one file or folder."""
 
@@ -131,7 +137,7 @@ def import_data(
     sources, out = [Path(one) for one in ([source] if isinstance(source, str | Path) else source)], Path(out)
     with _plain_reading(sources):
         row, foreign = _open(sources, out, kind, names, steady)
-        header = Header(foreign.layout, row.name, _identity(foreign.files or sources), None, dtype)
+        header = _header(row, foreign, sources, dtype)
     step = max(1, _BLOCK // header.nbytes)
     found = Values(header)
     with Writer(out, header, foreign.count) as writer:
@@ -149,6 +155,29 @@ def import_data(
         said = () if uneven is None else (f"The frames are {uneven}; resample them to train a model without time.",)
         notes = (*foreign.notes, *said, *found.notes())
         return Imported(row.name, out, foreign.count, present, header.shape, writer.fingerprint, notes)
+
+
+def open_data(source: str | Path) -> Reader:
+    """A store, or foreign files of a kind that is read in place, as trajectories."""
+    source = Path(source)
+    if not is_read_in_place(source):
+        return open_store(source)
+    with _plain_reading([source]):
+        row = guess_kind(source)
+        return ForeignReader(source, _header(row, row.read(source), [source], "float32"), partial(row.read, source))
+
+
+def is_read_in_place(source: Path) -> bool:
+    """Whether these are foreign files that `open_data` reads where they lie."""
+    rows = [kind for kind in KINDS if kind.in_place]
+    return source.exists() and not is_store(source) and any(kind.fits(source) for kind in rows)
+
+
+def _header(row: Kind, foreign: Foreign, sources: Sequence[Path], dtype: str) -> Header:
+    parameters: dict[str, Any] = _identity(foreign.files or sources)
+    if foreign.split is not None:
+        parameters["split"] = asdict(foreign.split)
+    return Header(foreign.layout, row.name, parameters, None, dtype)
 
 
 def _open(

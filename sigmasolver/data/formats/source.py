@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from sigmasolver.data.layout import Layout
+from sigmasolver.data.split import Split
 
 __all__ = ["Array", "Foreign", "check_numbers", "listed", "periodic", "pickled"]
 
@@ -27,6 +28,11 @@ class Foreign:
     """What the file does not say and was taken as known, one sentence each."""
     files: tuple[Path, ...] = ()
     """The files it is put together from, in their order; empty: its source is one file or folder."""
+    frames: Callable[[int, int, int], np.ndarray] | None = None
+    """The frames from `start` to before `stop` of one trajectory, `(stop - start, *grid, fields)`, read without the
+    others; None: only whole trajectories can be read."""
+    split: Split | None = None
+    """Which trajectories train, validate and test, where the data set says so."""
 
 
 @dataclass(frozen=True)

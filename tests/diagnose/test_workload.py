@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from sigmasolver.data.reader import Reader
+from sigmasolver.data.store import StoreReader, open_store
 from sigmasolver.data.windows import Windows
 from sigmasolver.diagnose import workload
 from sigmasolver.diagnose.efficiency import WARM_UP
@@ -117,8 +117,8 @@ def stores(tmp_path_factory):
 
 def test_a_process_times_a_whole_epoch_and_reads_every_batch_from_the_file(stores, monkeypatch):
     recipe, path = stores[NS2D]
-    read, original = [], Reader.__getitem__
-    monkeypatch.setattr(Reader, "__getitem__", lambda self, key: read.append(key) or original(self, key))
+    read, original = [], StoreReader.__getitem__
+    monkeypatch.setattr(StoreReader, "__getitem__", lambda self, key: read.append(key) or original(self, key))
     timing = time_epoch(recipe, path, CPU)
     assert timing.timed == timing.per_epoch == 4 and timing.update_seconds > 0
     windows = [key for key in read if isinstance(key[1], slice) and key[1].stop - key[1].start == 20]
@@ -217,7 +217,7 @@ def test_data_of_the_users_own_are_read(here, stores, tmp_path):
     _, path = stores[NS2D]
     recipes = {NS2D: stores[NS2D][0]}
     found = measure(recipes, tmp_path, CPU, Protocol(1, 0.05), path.parent)
-    with Reader(path) as store:
+    with open_store(path) as store:
         assert {row["data"] for row in found[NS2D].rows} == {store.fingerprint}
 
 

@@ -107,12 +107,12 @@ def model_table(name: str, rows: Rows) -> Table:
             lines.append((PROMOTION, MEASURED, gains))
     bold: set[tuple[int, int]] = set()
     underlined: set[tuple[int, int]] = set()
-    for place, column in enumerate(published.columns):
+    for index, column in enumerate(published.columns):
         for origin in (PAPER, MEASURED) if column.metric != "parameters" else ():
-            held = {i: (v[place], lines[i][2][place]) for i, (one, v) in scores.items() if one == origin}
+            held = {i: (v[index], lines[i][2][index]) for i, (one, v) in scores.items() if one == origin}
             best, second = _best_two(held, column.higher)
-            bold |= {(line, 2 + place) for line in best}
-            underlined |= {(line, 2 + place) for line in second}
+            bold |= {(line, 2 + index) for line in best}
+            underlined |= {(line, 2 + index) for line in second}
     return Table(
         columns=("model", "from", *(column.heading for column in published.columns)),
         rows=tuple((label, origin, *cells) for label, origin, cells in lines),
@@ -213,9 +213,9 @@ def seed_table(name: str, rows: Rows) -> Table:
         our_cell = f"{_cell(held[OURS])} ({_seeds(len(held[OURS]))})" if OURS in held else MISSING
         pairs = ((1, strongest.value, 3, ours.value), (2, _mean(held, rival), 4, _mean(held, OURS)))
         bold |= {
-            (len(lines), place)
+            (len(lines), index)
             for first, one, second, two in pairs
-            for place in _best({first: (one, str(one)), second: (two, str(two))}, column.higher)
+            for index in _best({first: (one, str(one)), second: (two, str(two))}, column.higher)
         }
         lines.append((column.heading, str(strongest), rival_cell, str(ours), our_cell))
     if not found:
@@ -253,7 +253,7 @@ def scaling_table(rows: Rows) -> Table:
                 ours[len(lines)] = (point.error, spread(1e3 * point.error, 1e3 * point.deviation))
             shown = (held.get(len(lines), (0.0, MISSING))[1] for held in (theirs, ours))
             lines.append((sweep.setting, f"{setting:,}", f"{count:,}" if count else MISSING, *shown))
-        bold |= {(line, 3 + place) for place, held in enumerate((theirs, ours)) for line in _best(held, False)}
+        bold |= {(line, 3 + index) for index, held in enumerate((theirs, ours)) for line in _best(held, False)}
     return Table(
         ("sweep", "setting", "parameters", f"error, {PAPER}", f"error, {MEASURED}"),
         tuple(lines),
@@ -313,12 +313,12 @@ def efficiency_table(rows: Rows) -> Table:
         lines.append((TASK_LABELS.get(task, task), model_label(model), *cells))
         scores.append([value_of(row) if row else math.nan for row in found])
     bold = {
-        (line, 3 + 2 * place)
-        for place, metric in enumerate(COSTS)
+        (line, 3 + 2 * index)
+        for index, metric in enumerate(COSTS)
         for task in tasks
         if metric not in ON_MACHINE or len(machines.get(task, ())) == 1
         for line in _best(
-            {i: (scores[i][place], lines[i][3 + 2 * place]) for i, (one, _) in enumerate(pairs) if one == task}, False
+            {i: (scores[i][index], lines[i][3 + 2 * index]) for i, (one, _) in enumerate(pairs) if one == task}, False
         )
     }
     return Table(
@@ -354,17 +354,17 @@ def _text(number: Number | None) -> str:
 def _best_two(scores: Mapping[int, tuple[float, str]], higher: bool) -> tuple[Collection[int], Collection[int]]:
     """The best places and, without them, the second best; of each all that read the same."""
     best = _best(scores, higher)
-    return best, _best({place: score for place, score in scores.items() if place not in best}, higher)
+    return best, _best({index: score for index, score in scores.items() if index not in best}, higher)
 
 
 def _best(scores: Mapping[int, tuple[float, str]], higher: bool) -> Collection[int]:
     """The places whose number reads like the best one, whatever their deviations."""
-    finite = {place: score for place, score in scores.items() if math.isfinite(score[0])}
+    finite = {index: score for index, score in scores.items() if math.isfinite(score[0])}
     if not finite:
         return []
     best = (max if higher else min)(finite.values())[0]
     reads = {_read(text) for value, text in finite.values() if value == best}
-    return [place for place, (_, text) in finite.items() if _read(text) in reads]
+    return [index for index, (_, text) in finite.items() if _read(text) in reads]
 
 
 def _read(text: str) -> str:

@@ -67,9 +67,9 @@ def _context(  # type: ignore[no-untyped-def]
     for run in tl.static_range(RUN):
         keep = (points & (z + run < Z))[:, None] & channels[None, :]
         row = plane.to(tl.int64) * Y * Z + y * Z + z + run
-        place = row[:, None] * C + c[None, :]
-        x = sums[run] + offset + load_stream(H, H_low, place, keep, TWO_PARTS)
-        store_stream(out, out_low, place, x, keep, TWO_PARTS)
+        offsets = row[:, None] * C + c[None, :]
+        x = sums[run] + offset + load_stream(H, H_low, offsets, keep, TWO_PARTS)
+        store_stream(out, out_low, offsets, x, keep, TWO_PARTS)
         if COLUMNS != G:
             x = tl.where(channels[None, :], x, 0.0)
         x, m, s = centred(x, channels[None, :], eps, G)

@@ -69,10 +69,10 @@ def window(  # type: ignore[no-untyped-def]
             for by in tl.static_range(KZ + RUN - 1):
                 sz, in_z = _shifted(z, by - KZ // 2, Z, CIRCULAR_Z)
                 keep = (points & in_y & in_z)[:, None] & channels[None, :]
-                place = ((sy * Z + sz) * C)[:, None] + c[None, :]
-                v = tl.load(x0 + plane + place, mask=keep, other=0.0).to(tl.float32)
+                offsets = ((sy * Z + sz) * C)[:, None] + c[None, :]
+                v = tl.load(x0 + plane + offsets, mask=keep, other=0.0).to(tl.float32)
                 if TWO_IN:
-                    u = tl.load(x1 + plane + place, mask=keep, other=0.0).to(tl.float32)
+                    u = tl.load(x1 + plane + offsets, mask=keep, other=0.0).to(tl.float32)
                 for run in tl.static_range(RUN):
                     if by - run >= 0 and by - run < KZ:
                         tap = line * KZ + by - run
@@ -110,17 +110,17 @@ def _convolve(  # type: ignore[no-untyped-def]
     for run in tl.static_range(RUN):
         out = first[run]
         keep = (points & (z + run < Z))[:, None] & channels[None, :]
-        place = plane.to(tl.int64) * Y * Z * C + ((y * Z + z + run) * C)[:, None] + c[None, :]
+        offsets = plane.to(tl.int64) * Y * Z * C + ((y * Z + z + run) * C)[:, None] + c[None, :]
         if BIAS:
             out += tl.load(bias0 + c, mask=channels, other=0.0)[None, :]
         if RESIDUAL:
-            out += tl.load(x0 + place, mask=keep, other=0.0).to(tl.float32)
-        tl.store(y0 + place, out.to(y0.dtype.element_ty), mask=keep)
+            out += tl.load(x0 + offsets, mask=keep, other=0.0).to(tl.float32)
+        tl.store(y0 + offsets, out.to(y0.dtype.element_ty), mask=keep)
         if TWO_OUT:
             other = second[run]
             if BIAS:
                 other += tl.load(bias1 + c, mask=channels, other=0.0)[None, :]
-            tl.store(y1 + place, other.to(y1.dtype.element_ty), mask=keep)
+            tl.store(y1 + offsets, other.to(y1.dtype.element_ty), mask=keep)
 
 
 @triton.jit
@@ -159,13 +159,13 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
             u = tl.load(x + ((line + sz) * C)[:, None] + c[None, :], mask=inside, other=0.0).to(tl.float32)
             for run in tl.static_range(RUN):
                 if by - run >= 0 and by - run < KZ:
-                    # The compiler loads the same place once.
+                    # The compiler loads the same address once.
                     keep = (points & (z + run < Z))[:, None] & channels[None, :]
-                    place = ((here + run) * C)[:, None]
-                    v0 = tl.load(dy0 + place + c[None, :], mask=keep, other=0.0).to(tl.float32)
+                    offsets = ((here + run) * C)[:, None]
+                    v0 = tl.load(dy0 + offsets + c[None, :], mask=keep, other=0.0).to(tl.float32)
                     taps0 = added(taps0, by - run, u * v0)
                     if TWO:
-                        v1 = tl.load(dy1 + place + c[None, :], mask=keep, other=0.0).to(tl.float32)
+                        v1 = tl.load(dy1 + offsets + c[None, :], mask=keep, other=0.0).to(tl.float32)
                         taps1 = added(taps1, by - run, u * v1)
                     if by == run:  # every point of the run once
                         bias0 += v0
@@ -193,7 +193,7 @@ def _gradients(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """dx[n] = sum_t w[t] dy[n - t] (+ dy[n]), and from the same loads a row of `sums`: dw (C, taps), then db (C,).
 
-    A tile of runs walks along CHUNK lines of a plane, so that masks and places on the last axis stay; offsets inside a
+    A tile of runs walks along CHUNK lines of a plane, so that masks and offsets on the last axis stay; offsets inside a
     plane are 32 bits wide."""
     tile, plane = tl.program_id(0), tl.program_id(2)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -216,8 +216,8 @@ def _gradients(  # type: ignore[no-untyped-def]
         outputs = (zero,) * RUN
         for run in tl.static_range(RUN):
             keep = (z + run < Z)[:, None] & channels[None, :]
-            place = ((y * Z + z + run) * C)[:, None] + c[None, :]
-            inputs += (tl.load(x + here + place, mask=keep, other=0.0).to(tl.float32),)  # type: ignore[assignment]
+            offsets = ((y * Z + z + run) * C)[:, None] + c[None, :]
+            inputs += (tl.load(x + here + offsets, mask=keep, other=0.0).to(tl.float32),)  # type: ignore[assignment]
         for line in tl.static_range(KX * KY):
             sx, in_x = _shifted(own, line // KY - KX // 2, X, CIRCULAR_X)
             sy, in_y = _shifted(y, line % KY - KY // 2, Y, CIRCULAR_Y)
@@ -237,8 +237,8 @@ def _gradients(  # type: ignore[no-untyped-def]
                                 outputs = added(outputs, run, v)
         for run in tl.static_range(RUN):
             keep = (z + run < Z)[:, None] & channels[None, :]
-            place = ((y * Z + z + run) * C)[:, None] + c[None, :]
-            tl.store(dx + here + place, outputs[run].to(dx.dtype.element_ty), mask=keep)
+            offsets = ((y * Z + z + run) * C)[:, None] + c[None, :]
+            tl.store(dx + here + offsets, outputs[run].to(dx.dtype.element_ty), mask=keep)
     sums += (plane * tl.num_programs(0) + tile).to(tl.int64) * C * (TAPS + 1)
     for t in tl.static_range(TAPS):
         tl.store(sums + c * TAPS + (TAPS - 1 - t), tl.sum(sum_w[t], axis=0), mask=channels)

@@ -41,10 +41,10 @@ __all__ = ["add_mixing"]
 def _share(s0, s1, n, c, C: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
     """Where channel c of row n lies in the first half or the second. EVEN: eight in a row lie together, aligned."""
     half: tl.constexpr = C // 2
-    place = tl.where(c < half, s0, s1 - half) + n * half + c
+    offsets = tl.where(c < half, s0, s1 - half) + n * half + c
     if EVEN:
-        place = tl.multiple_of(tl.max_contiguous(place, [1, 8]), [1, 16])
-    return place
+        offsets = tl.multiple_of(tl.max_contiguous(offsets, [1, 8]), [1, 16])
+    return offsets
 
 
 @triton.jit
@@ -98,17 +98,17 @@ def _mixing_forward(  # type: ignore[no-untyped-def]
     if SAVE:
         _store_normed(normed + first * (C + EXTRA), wide, n, c[None, :], keep, left, C)
     y = wide.to(W_in.dtype.element_ty)
-    total = x + load_channels(b_out, c, C)[None, :]  # not later: x need not be held then
+    total = x + load_channels(b_out, c, C)[None, :]  # not later: x then needs no registers
     for start in range(0, W, INNER):
         f = start + tl.arange(0, INNER)
         known = (f[:, None] < W) & (c[None, :] < C)
-        place = f[:, None] * C + c[None, :]
-        gate = tl.dot(y, tl.trans(tl.load(W_in + place, mask=known, other=0.0)), input_precision=PRECISION)
-        up = tl.dot(y, tl.trans(tl.load(W_in + W * C + place, mask=known, other=0.0)), input_precision=PRECISION)
+        offsets = f[:, None] * C + c[None, :]
+        gate = tl.dot(y, tl.trans(tl.load(W_in + offsets, mask=known, other=0.0)), input_precision=PRECISION)
+        up = tl.dot(y, tl.trans(tl.load(W_in + W * C + offsets, mask=known, other=0.0)), input_precision=PRECISION)
         gate += tl.load(b_in + f, mask=f < W, other=0.0)[None, :]
         up += tl.load(b_in + W + f, mask=f < W, other=0.0)[None, :]
         a = gate * up * sigmoid(gate)
-        down = tl.load(W_out + place, mask=known, other=0.0)
+        down = tl.load(W_out + offsets, mask=known, other=0.0)
         total = tl.dot(a.to(y.dtype), down, total, input_precision=PRECISION)
     store_stream(out + first * C, out_low + first * C, n * C + c[None, :], total, keep, TWO_PARTS)
 
@@ -162,20 +162,20 @@ def _join_backward(  # type: ignore[no-untyped-def]
     for start in range(0, CHUNK, ROWS):
         n = (start + tl.arange(0, ROWS))[:, None]
         keep = (n < N - tl.program_id(0) * CHUNK) & (c[None, :] < C)
-        place = n * C + c[None, :]
+        offsets = n * C + c[None, :]
         x = _joined(H, H_low, s0, s1, n, c[None, :], keep, C, TWO_PARTS, BRANCHES, EVEN)
         x, _, r = centred(x, keep, eps, C)
         weight = load_channels(w, c, C)
         hat = x * r[:, None]
-        g = tl.load(dy + place, mask=keep, other=0.0).to(tl.float32)
-        more = tl.load(dout + place, mask=keep, other=0.0).to(tl.float32)
+        g = tl.load(dy + offsets, mask=keep, other=0.0).to(tl.float32)
+        more = tl.load(dout + offsets, mask=keep, other=0.0).to(tl.float32)
         sum_w += g * hat
         sum_b += g
         sum_out += more
         total = norm_gradient(g * weight[None, :], hat, r, C) + more
-        tl.store(dx + place, total.to(dx.dtype.element_ty), mask=keep)
+        tl.store(dx + offsets, total.to(dx.dtype.element_ty), mask=keep)
         if COPY and BRANCHES == 1:
-            tl.store(ds0 + place, total.to(ds0.dtype.element_ty), mask=keep)
+            tl.store(ds0 + offsets, total.to(ds0.dtype.element_ty), mask=keep)
         if COPY and BRANCHES == 2:
             tl.store(_share(ds0, ds1, n, c[None, :], C, EVEN), total.to(ds0.dtype.element_ty), mask=keep)
     sums += tl.program_id(0) * 3 * C
@@ -236,7 +236,7 @@ class _Launches:
         """dx, those of the branches, and partial sums: dw and db of the norm, db of the down projection."""
         dx = torch.empty_like(self.H)
         copy = any(one.dtype != dx.dtype for one in responses)
-        shares = [dx.narrow(1, place * one.shape[1], one.shape[1]) for place, one in enumerate(responses)]
+        shares = [dx.narrow(1, i * one.shape[1], one.shape[1]) for i, one in enumerate(responses)]
         gradients = [torch.empty_like(one) for one in responses] if copy else shares
         rows = max(1, tuning.MIXING_BACKWARD_TILE // self.tile["COLUMNS"])
         chunk = rows * max(1, min(tuning.MIXING_LONGEST, self.N // (rows * tuning.MIXING_PROGRAMS)))

@@ -23,11 +23,11 @@ def arrange_weights(table, PIECE: tl.constexpr, COLUMNS: tl.constexpr):  # type:
     n = (tl.load(row + 2) + n).to(tl.int32)
     J = tl.load(row + 4).to(tl.int32)
     value = tl.load(tl.load(row).to(tl.pointer_type(tl.float32)) + n, mask=keep, other=0.0)
-    place = n // J * tl.load(row + 5) + n % J * tl.load(row + 6)
+    offsets = n // J * tl.load(row + 5) + n % J * tl.load(row + 6)
     if tl.load(row + 7) == 1:
-        tl.store(tl.load(row + 1).to(tl.pointer_type(tl.float32)) + place, value, mask=keep)
+        tl.store(tl.load(row + 1).to(tl.pointer_type(tl.float32)) + offsets, value, mask=keep)
     else:
-        tl.store(tl.load(row + 1).to(tl.pointer_type(tl.bfloat16)) + place, value.to(tl.bfloat16), mask=keep)
+        tl.store(tl.load(row + 1).to(tl.pointer_type(tl.bfloat16)) + offsets, value.to(tl.bfloat16), mask=keep)
 
 
 @triton.jit

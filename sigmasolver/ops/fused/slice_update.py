@@ -60,10 +60,10 @@ def update(  # type: ignore[no-untyped-def]
         out = tl.dot(a, v, input_precision="ieee")
         if KIND == "residual":
             out = z + tl.load(gamma).to(tl.float32) * out
-    place = (head * M + m[:, None]) * D + d[None, :]
-    tl.store(Z + place, z, mask=inside)
+    offsets = (head * M + m[:, None]) * D + d[None, :]
+    tl.store(Z + offsets, z, mask=inside)
     tl.store(mass + head * M + m, weight, mask=m < M)
-    tl.store(new + place, out, mask=inside)
+    tl.store(new + offsets, out, mask=inside)
 
 
 @triton.jit
@@ -78,8 +78,8 @@ def update_backward(  # type: ignore[no-untyped-def]
     d, m = tl.arange(0, COLUMNS), tl.arange(0, SLICES)
     inside = (m[:, None] < M) & (d[None, :] < D)
     known = (d[:, None] < D) & (d[None, :] < D)
-    place = (head * M + m[:, None]) * D + d[None, :]
-    z = tl.load(Z + place, mask=inside, other=0.0)
+    offsets = (head * M + m[:, None]) * D + d[None, :]
+    z = tl.load(Z + offsets, mask=inside, other=0.0)
     weight = tl.load(mass + head * M + m, mask=m < M, other=1.0)
     dnew = tl.zeros((SLICES, COLUMNS), tl.float32)
     partials += head.to(tl.int64) * chunks * M * D
@@ -110,5 +110,5 @@ def update_backward(  # type: ignore[no-untyped-def]
         through += tl.dot(dk, tl.load(wk + to, mask=known, other=0.0).to(tl.float32), input_precision="ieee")
         through += tl.dot(dv, tl.load(wv + to, mask=known, other=0.0).to(tl.float32), input_precision="ieee")
         dz = dnew + through if KIND == "residual" else through
-    tl.store(G + place, dz / weight[:, None], mask=inside)
+    tl.store(G + offsets, dz / weight[:, None], mask=inside)
     tl.store(g + head * M + m, -tl.sum(dz * z, axis=1) / weight, mask=m < M)

@@ -215,10 +215,10 @@ def _backward(  # type: ignore[no-untyped-def]
             df = tl.dot(p_cast, states[j], df, input_precision=PRECISION)
             o = tl.dot(p_cast, zs[j], o, input_precision=PRECISION)
         keep = (rows[:, None] < N) & (d[None, :] < J * D)
-        place = first + rows[:, None] * C + head * D + d[None, :]
-        tl.store(dR + place, (dr * LN2).to(dR.dtype.element_ty), mask=keep)
-        tl.store(dF + place, df.to(dF.dtype.element_ty), mask=keep)
-        tl.store(O + place, o.to(O.dtype.element_ty), mask=keep)
+        offsets = first + rows[:, None] * C + head * D + d[None, :]
+        tl.store(dR + offsets, (dr * LN2).to(dR.dtype.element_ty), mask=keep)
+        tl.store(dF + offsets, df.to(dF.dtype.element_ty), mask=keep)
+        tl.store(O + offsets, o.to(O.dtype.element_ty), mask=keep)
     for j in tl.static_range(J):
         cold = _coldness(tau + head + j, COLDEST, HOTTEST)
         to = sums + ((batch * chunks + chunk) * H + head + j).to(tl.int64) * (M * D + M + 1)

@@ -9,22 +9,22 @@ __all__ = ["load_stream", "store_stream"]
 
 
 @triton.jit
-def load_stream(main, low, place, keep, TWO_PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """main[place] + low[place] in float32, 0 where not `keep`; not TWO_PARTS: `main` is all of it."""
-    x = tl.load(main + place, mask=keep, other=0.0).to(tl.float32)
+def load_stream(main, low, offsets, keep, TWO_PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """main[offsets] + low[offsets] in float32, 0 where not `keep`; not TWO_PARTS: `main` is all of it."""
+    x = tl.load(main + offsets, mask=keep, other=0.0).to(tl.float32)
     if TWO_PARTS:
-        x += tl.load(low + place, mask=keep, other=0.0).to(tl.float32)
+        x += tl.load(low + offsets, mask=keep, other=0.0).to(tl.float32)
     return x
 
 
 @triton.jit
-def store_stream(main, low, place, x, keep, TWO_PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+def store_stream(main, low, offsets, x, keep, TWO_PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
     """The inverse. TWO_PARTS: `main` is bf16, the upper half of a float32."""
     if TWO_PARTS:
         # Rounded as integers: to convert there and back again would take four times as long.
         near = ((x.to(tl.int32, bitcast=True) + 0x8000) & -0x10000).to(tl.float32, bitcast=True)
-        # The low part first: x need not be held then, twenty registers in `mixing._mixing_forward`.
-        tl.store(low + place, (x - near).to(low.dtype.element_ty), mask=keep)
-        tl.store(main + place, near.to(main.dtype.element_ty), mask=keep)
+        # The low part first: x then needs no registers (twenty in `mixing._mixing_forward`).
+        tl.store(low + offsets, (x - near).to(low.dtype.element_ty), mask=keep)
+        tl.store(main + offsets, near.to(main.dtype.element_ty), mask=keep)
     else:
-        tl.store(main + place, x.to(main.dtype.element_ty), mask=keep)
+        tl.store(main + offsets, x.to(main.dtype.element_ty), mask=keep)

@@ -77,11 +77,11 @@ def _inner_backward(  # type: ignore[no-untyped-def]
     n, c = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     left = N - tl.program_id(0) * ROWS
     keep = (n[:, None] < left) & (c[None, :] < C)
-    place = first * C + n[:, None] * C + c[None, :]
+    offsets = first * C + n[:, None] * C + c[None, :]
     t = tl.load(y + first * (C + EXTRA) + n[:, None] * (C + EXTRA) + c[None, :], mask=keep, other=0.0)
-    g = tl.load(dout + place, mask=keep, other=0.0).to(t.dtype)
+    g = tl.load(dout + offsets, mask=keep, other=0.0).to(t.dtype)
     if CAST:
-        tl.store(dout_cast + place, g, mask=keep)
+        tl.store(dout_cast + offsets, g, mask=keep)
     a += first * W
     dinner += first * (2 * W)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -105,7 +105,7 @@ def _inner_backward(  # type: ignore[no-untyped-def]
         tl.store(dinner + n[:, None] * (2 * W) + W + f[None, :], dup, mask=inside)
         total = tl.dot(dgate, gate_map, total, input_precision=PRECISION)
         total = tl.dot(dup, up_map, total, input_precision=PRECISION)
-    tl.store(dy + place, total.to(t.dtype), mask=keep)
+    tl.store(dy + offsets, total.to(t.dtype), mask=keep)
 
 
 @triton.jit

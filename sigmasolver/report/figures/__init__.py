@@ -47,23 +47,26 @@ class Drawing:
         """What the numbers of this figure were measured on."""
         return self.words([row for row in rows if any(need.fits(row) for need in self.needs)])
 
-    def with_sample(self, held: Material) -> Figure:
+    def with_sample(self, material: Material) -> Figure:
         """The figure with a line that says what its numbers were measured on."""
-        return small_print(self.draw(held), self.sample(held.rows))
+        return small_print(self.draw(material), self.sample(material.rows))
 
 
 FIGURES: Mapping[str, Drawing] = {
-    "teacher-forcing": Drawing(lambda held: teacher_forcing(held.rows, held.field), (FREE, FORCED)),
-    "rollout": Drawing(lambda held: rollout(held.rows, held.field), (FREE,)),
-    "decomposition": Drawing(lambda held: decomposition(held.rows, held.field), (DECOMPOSITION,)),
-    "maps": Drawing(lambda held: maps(held.rows, held.arrays, held.field), (MAPS,), "maps"),
-    "case-study": Drawing(lambda held: case_study(held.rows, held.arrays, held.field), (MAPS,), "maps"),
-    "corrections": Drawing(lambda held: corrections(held.rows), (CORRECTIONS,), by_field=False),
-    "routing": Drawing(lambda held: routing(held.rows, held.arrays), (ROUTING,), "routing", by_field=False),
+    "teacher-forcing": Drawing(lambda material: teacher_forcing(material.rows, material.field), (FREE, FORCED)),
+    "rollout": Drawing(lambda material: rollout(material.rows, material.field), (FREE,)),
+    "decomposition": Drawing(lambda material: decomposition(material.rows, material.field), (DECOMPOSITION,)),
+    "maps": Drawing(lambda material: maps(material.rows, material.arrays, material.field), (MAPS,), "maps"),
+    "case-study": Drawing(lambda material: case_study(material.rows, material.arrays, material.field), (MAPS,), "maps"),
+    "corrections": Drawing(lambda material: corrections(material.rows), (CORRECTIONS,), by_field=False),
+    "routing": Drawing(lambda material: routing(material.rows, material.arrays), (ROUTING,), "routing", by_field=False),
     "spectra": Drawing(
-        lambda held: spectra(held.rows, held.arrays, held.field), (SPECTRA,), "trust", shows="spectrum_true"
+        lambda material: spectra(material.rows, material.arrays, material.field),
+        (SPECTRA,),
+        "trust",
+        shows="spectrum_true",
     ),
-    "components": Drawing(lambda held: components(held.rows), (COMPONENTS,), by_field=False),
-    "efficiency": Drawing(lambda held: efficiency(held.rows), (EFFICIENCY,), by_field=False, words=timing_of),
-    "scaling": Drawing(lambda held: scaling(held.rows), (SWEEPS,), by_field=False),
+    "components": Drawing(lambda material: components(material.rows), (COMPONENTS,), by_field=False),
+    "efficiency": Drawing(lambda material: efficiency(material.rows), (EFFICIENCY,), by_field=False, words=timing_of),
+    "scaling": Drawing(lambda material: scaling(material.rows), (SWEEPS,), by_field=False),
 }

@@ -46,20 +46,20 @@ def components(rows: Rows) -> Figure:
     its bound from measured amplifications and that from lower estimates, and the defect of the call. Below: the largest
     amplifications and lower estimates of the gains, from one component to the other (eq:complement-component-bound).
     Means over windows and seeds."""
-    held = named_apart(select(rows, COMPONENTS))
-    columns = in_order((row["task"], row["model"]) for row in held)
+    chosen = named_apart(select(rows, COMPONENTS))
+    columns = in_order((row["task"], row["model"]) for row in chosen)
     tasks = {task for task, _ in columns}
     with style():
         figure = new_figure(TWO_COLUMNS * min(1.0, 0.25 + 0.25 * len(columns)), 5.6)
         axes = figure.subplots(3, len(columns), squeeze=False, sharey="row")
-        for place, (task, model) in enumerate(columns):
-            mine = [row for row in held if (row["task"], row["model"]) == (task, model)]
+        for index, (task, model) in enumerate(columns):
+            mine = [row for row in chosen if (row["task"], row["model"]) == (task, model)]
             for down, scale in enumerate(SCALES):
-                _draw_errors(axes[down, place], mine, scale)
-            _draw_gains(axes[2, place], mine)
+                _draw_errors(axes[down, index], mine, scale)
+            _draw_gains(axes[2, index], mine)
             title = model_label(model)
             title = title if len(tasks) == 1 else f"{TASK_LABELS.get(task, task)} · {title}"
-            axes[0, place].set_title(title, loc="left")
+            axes[0, index].set_title(title, loc="left")
         for down, words in enumerate(SCALES.values()):
             axes[down, 0].set_ylabel(f"error norm,\n{words}")
         axes[2, 0].set_ylabel("largest over calls")

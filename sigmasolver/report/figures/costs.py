@@ -27,15 +27,15 @@ def efficiency(rows: Rows) -> Figure:
     """Peak memory over the time of an epoch, a panel per task; the area of a bubble is the storage of the parameters,
     bars are one standard deviation over repeated timings; of several seeds of a model the lowest is shown
     (fig:efficiency-representations a, b)."""
-    held = lowest_seeds(named_apart(select(rows, EFFICIENCY)))
-    tasks = in_order(row["task"] for row in held)
-    styles = looks(in_order(row["model"] for row in held))
-    largest = max(value_of(row) for row in held if row["metric"] == SIZE)
+    chosen = lowest_seeds(named_apart(select(rows, EFFICIENCY)))
+    tasks = in_order(row["task"] for row in chosen)
+    styles = looks(in_order(row["model"] for row in chosen))
+    largest = max(value_of(row) for row in chosen if row["metric"] == SIZE)
     with style():
         figure = new_figure(ONE_COLUMN if len(tasks) == 1 else TWO_COLUMNS, 3.1)
-        for place, task in enumerate(tasks):
-            axes = figure.add_subplot(1, len(tasks), place + 1)
-            costs = _costs([row for row in held if row["task"] == task])
+        for index, task in enumerate(tasks):
+            axes = figure.add_subplot(1, len(tasks), index + 1)
+            costs = _costs([row for row in chosen if row["task"] == task])
             unit, scale = ("GB", 1e3) if max(cost.memory for cost in costs) >= 1e3 else ("MB", 1.0)
             for cost in costs:
                 _draw_bubble(axes, cost, styles[cost.model].colour, cost.memory / scale, LARGEST * cost.size / largest)
@@ -43,7 +43,7 @@ def efficiency(rows: Rows) -> Figure:
             axes.set_xlabel("time of an epoch (s)")
             axes.set_ylabel(f"peak memory ({unit})")
             title = TASK_LABELS.get(task, task)
-            letter(axes, place, title) if len(tasks) > 1 else axes.set_title(title, loc="left")
+            letter(axes, index, title) if len(tasks) > 1 else axes.set_title(title, loc="left")
         dots = [
             Line2D([], [], color=look.colour, marker="o", linestyle="", label=model_label(model))
             for model, look in styles.items()

@@ -53,17 +53,17 @@ def teacher_forcing(rows: Rows, field: str | None = None) -> Figure:
     """Error over leads from true histories (dashed) and from the model's own forecasts (solid), a panel per task
     (fig:accuracy-stability-discrepancy a)."""
     free, forced = (_lines(rows, need, field) for need in (FREE, FORCED))
-    tasks, models = list(free), in_order(model for held in free.values() for model in held)
-    held = looks(models)
+    tasks, models = list(free), in_order(model for lines in free.values() for model in lines)
+    styles = looks(models)
     with style():
         columns = min(3, len(tasks))
         figure = new_figure(ONE_COLUMN if columns == 1 else TWO_COLUMNS, 2.6 * math.ceil(len(tasks) / columns))
-        for place, axes in enumerate(_panels(figure, len(tasks), columns)):
-            task = tasks[place]
+        for index, axes in enumerate(_panels(figure, len(tasks), columns)):
+            task = tasks[index]
             for kind, lines in (("free", free[task]), ("forced", forced.get(task, {}))):
                 for model, line in lines.items():
-                    _draw_line(axes, line, held[model], "--" if kind == "forced" else None)
-            _finish_leads(axes, place if len(tasks) > 1 else None, TASK_LABELS.get(task, task))
+                    _draw_line(axes, line, styles[model], "--" if kind == "forced" else None)
+            _finish_leads(axes, index if len(tasks) > 1 else None, TASK_LABELS.get(task, task))
         kinds = [
             Line2D([], [], color=BLACK, linestyle="-", label="free rollout"),
             Line2D([], [], color=BLACK, linestyle="--", label="teacher-forced"),
@@ -78,21 +78,21 @@ def rollout(rows: Rows, field: str | None = None) -> Figure:
     lines, counts = _lines(rows, FREE, field, yardsticks=True), _samples(rows)
     tasks = list(lines)
     models, still = (
-        in_order(model for held in lines.values() for model in held if (model in YARDSTICKS) == idle)
+        in_order(model for by_model in lines.values() for model in by_model if (model in YARDSTICKS) == idle)
         for idle in (False, True)
     )
-    held, gains = looks(models), reductions(rows, field)
+    styles, gains = looks(models), reductions(rows, field)
     with style():
         down = 1 if len(tasks) <= 2 else 2
         across = math.ceil(len(tasks) / down)
         figure = new_figure(TWO_COLUMNS, 2.3 * down + 0.25)
         ratios = [1.0] * across + ([0.75] if gains else [])
         grid = figure.add_gridspec(down, len(ratios), width_ratios=ratios)
-        for place, task in enumerate(tasks):
-            axes = figure.add_subplot(grid[place // across, place % across])
+        for index, task in enumerate(tasks):
+            axes = figure.add_subplot(grid[index // across, index % across])
             for model in (model for model in models if model in lines[task]):
-                _draw_line(axes, lines[task][model], held[model])
-            _finish_leads(axes, place, f"{TASK_LABELS.get(task, task)}  (n = {counts[task]})")
+                _draw_line(axes, lines[task][model], styles[model])
+            _finish_leads(axes, index, f"{TASK_LABELS.get(task, task)}  (n = {counts[task]})")
             bounds = axes.get_ylim()
             for line in (lines[task][model] for model in still if model in lines[task]):
                 axes.plot(line.leads, line.mean, color=GREY, linestyle="--", zorder=1)
@@ -123,8 +123,8 @@ def scaling(rows: Rows) -> Figure:
     measured = points_of(rows)
     with style():
         figure = new_figure(TWO_COLUMNS if len(measured) > 1 else ONE_COLUMN, 2.6)
-        for place, (name, points) in enumerate(measured.items()):
-            axes = figure.add_subplot(1, len(measured), place + 1)
+        for index, (name, points) in enumerate(measured.items()):
+            axes = figure.add_subplot(1, len(measured), index + 1)
             sweep = sweeps()[name]
             paper = [
                 Point(value, number.value / 1e3, (number.deviation or 0) / 1e3, 200)
@@ -137,8 +137,8 @@ def scaling(rows: Rows) -> Figure:
             axes.xaxis.set_minor_locator(NullLocator())
             axes.set_xlabel(sweep.setting)
             axes.set_ylim(bottom=0)
-            axes.set_ylabel(ERROR if place == 0 else "")
-            letter(axes, place, f"{name} scaling")
+            axes.set_ylabel(ERROR if index == 0 else "")
+            letter(axes, index, f"{name} scaling")
         handles, labels = axes.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2)
     return figure
@@ -176,7 +176,7 @@ def _samples(rows: Rows) -> dict[str, str]:
     counts: dict[str, list[int]] = {}
     for row in select(rows, FREE):
         counts.setdefault(row["task"], []).append(row["windows"])
-    return {task: " or ".join(map(str, sorted(set(held)))) for task, held in counts.items()}
+    return {task: " or ".join(map(str, sorted(set(windows)))) for task, windows in counts.items()}
 
 
 def _draw_line(axes: Axes, line: Line, look: Look, dashes: str | None = None) -> None:
@@ -187,7 +187,7 @@ def _draw_line(axes: Axes, line: Line, look: Look, dashes: str | None = None) ->
         axes.fill_between(line.leads, low, high, color=look.colour, alpha=0.2, linewidth=0)
 
 
-def _finish_leads(axes: Axes, place: int | None, title: str) -> None:
+def _finish_leads(axes: Axes, index: int | None, title: str) -> None:
     values = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.get_lines()])
     values = values[np.isfinite(values) & (values > 0)]
     if values.size and values.max() > _WIDE * values.min():
@@ -198,13 +198,13 @@ def _finish_leads(axes: Axes, place: int | None, title: str) -> None:
     axes.set_ylabel(ERROR)
     axes.set_xlim(left=0.5)  # there is no lead 0 to mark
     whole_numbers(axes)
-    if place is None:
+    if index is None:
         axes.set_title(title, loc="left")
     else:
-        letter(axes, place, title)
+        letter(axes, index, title)
 
 
-def _draw_gains(axes: Axes, gains: dict[str, float], place: int) -> None:
+def _draw_gains(axes: Axes, gains: dict[str, float], index: int) -> None:
     names, values = [TASK_LABELS.get(task, task) for task in gains], list(gains.values())
     axes.barh(range(len(gains)), values, height=0.6, color=Look(0).colour)
     for line, value in enumerate(values):  # right of zero always: a long negative bar leaves no room before it
@@ -218,7 +218,7 @@ def _draw_gains(axes: Axes, gains: dict[str, float], place: int) -> None:
     axes.axvline(0, color=BLACK, linewidth=0.6)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=3))
     axes.set_xlabel(f"mean error of {model_label(OURS)}\nbelow the best other (%)")
-    letter(axes, place, "gain")
+    letter(axes, index, "gain")
 
 
 def _draw_points(axes: Axes, points: list[Point], colour: str, marker: str, label: str) -> None:
@@ -236,4 +236,4 @@ def _draw_points(axes: Axes, points: list[Point], colour: str, marker: str, labe
 
 def _panels(figure: Figure, count: int, columns: int) -> list[Axes]:
     rows = math.ceil(count / columns)
-    return [figure.add_subplot(rows, columns, place + 1) for place in range(count)]
+    return [figure.add_subplot(rows, columns, index + 1) for index in range(count)]

@@ -30,17 +30,17 @@ def decomposition(rows: Rows, field: str | None = None) -> Figure:
     """A pair of panels per task (down) and model (across): energies of the error over that of the truth, stacked, with
     their sum as a line; and their shares of the sum. What is negative hangs below zero
     (fig:exact-error-decomposition)."""
-    held = [row for row in named_apart(select(rows, DECOMPOSITION)) if row["field"] == field]
-    if not held:
+    chosen = [row for row in named_apart(select(rows, DECOMPOSITION)) if row["field"] == field]
+    if not chosen:
         raise ValueError(f'The decompositions have no field "{field}"; leave it out for all fields together.')
-    tasks, models = in_order(row["task"] for row in held), in_order(row["model"] for row in held)
+    tasks, models = in_order(row["task"] for row in chosen), in_order(row["model"] for row in chosen)
     with style():
         width = TWO_COLUMNS * min(1.0, 0.22 + 0.26 * len(models))
         figure = new_figure(width, 2.9 * len(tasks) + 0.3)
         axes = figure.subplots(2 * len(tasks), len(models), height_ratios=(2, 1) * len(tasks), squeeze=False)
         for down, task in enumerate(tasks):
             for across, model in enumerate(models):
-                mine = [row for row in held if (row["task"], row["model"]) == (task, model)]
+                mine = [row for row in chosen if (row["task"], row["model"]) == (task, model)]
                 pair = axes[2 * down, across], axes[2 * down + 1, across]
                 if not mine:
                     for one in pair:

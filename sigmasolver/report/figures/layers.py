@@ -44,19 +44,19 @@ def corrections(rows: Rows) -> Figure:
     """A column per run. Above: the learned scale γ of each layer (solid; its size dashed). Below: the size of the
     correction over that of the slice states, each case thin, their mean thick, their range shaded, the mean over cases
     and layers dashed (fig:srpa-layerwise-corrections)."""
-    held = select(rows, CORRECTIONS)
-    titles = run_titles(held)
+    chosen = select(rows, CORRECTIONS)
+    titles = run_titles(chosen)
     with style():
         width = TWO_COLUMNS * min(1.0, 0.25 + 0.25 * len(titles))
         figure = new_figure(width, 3.2)
         axes = figure.subplots(2, len(titles), sharex="col", squeeze=False)
-        for place, (run, title) in enumerate(titles.items()):
-            mine = [row for row in held if row["run"] == run]
-            _draw_gamma(axes[0, place], mine)
-            _draw_ratios(axes[1, place], mine)
-            axes[0, place].set_title(title, loc="left")
-            axes[1, place].set_xlabel("layer")
-            whole_numbers(axes[1, place], 9)
+        for index, (run, title) in enumerate(titles.items()):
+            mine = [row for row in chosen if row["run"] == run]
+            _draw_gamma(axes[0, index], mine)
+            _draw_ratios(axes[1, index], mine)
+            axes[0, index].set_title(title, loc="left")
+            axes[1, index].set_xlabel("layer")
+            whole_numbers(axes[1, index], 9)
         axes[0, 0].set_ylabel("scale γ")
         axes[1, 0].set_ylabel("correction / state (%)")
         figure.align_ylabels(axes[:, 0])
@@ -83,8 +83,8 @@ def _draw_ratios(axes: Axes, rows: Rows) -> None:
     colour = Look(0).colour
     each = {}
     for case in in_order(row["case"] for row in ratios if row["case"] is not None):
-        held = {row["layer"]: 100 * value_of(row) for row in ratios if row["case"] == case}
-        each[case] = np.array([held.get(layer, math.nan) for layer in layers])
+        by_layer = {row["layer"]: 100 * value_of(row) for row in ratios if row["case"] == case}
+        each[case] = np.array([by_layer.get(layer, math.nan) for layer in layers])
     mean = {row["layer"]: 100 * value_of(row) for row in ratios if row["case"] is None}
     if each:
         stacked = np.stack(list(each.values()))
@@ -102,14 +102,14 @@ def routing(rows: Rows, arrays: Arrays) -> Figure:
     """Of each model (its lowest seed), the last layer for the first case: the share of every point that goes to each
     slice, and the attention of slices (rows) to slices (columns), both means over heads on scales of their own
     (fig:efficiency-representations c, d)."""
-    held = lowest_seeds(select(rows, ROUTING))
-    titles = run_titles(held)
+    chosen = lowest_seeds(select(rows, ROUTING))
+    titles = run_titles(chosen)
     with style():
         figure = new_figure(TWO_COLUMNS, 2.45 * len(titles))
         parts = figure.subfigures(len(titles), 1, squeeze=False)
         for part, (run, title) in zip(parts[:, 0], titles.items(), strict=True):
             layer, shares, attention = _last_layer(run, arrays.get(run, {}))
-            words = _in_words([row for row in held if row["run"] == run], layer)
+            words = _in_words([row for row in chosen if row["run"] == run], layer)
             part.suptitle(f"{title}, layer {layer}{words}", fontsize=8, x=0.01, ha="left")
             left, right = part.subplots(1, 2, width_ratios=(1.75, 1))
             _draw_routing(part, left, shares)

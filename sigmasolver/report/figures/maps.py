@@ -90,8 +90,8 @@ def maps(rows: Rows, arrays: Arrays, field: str | None = None) -> Figure:
         )
         axes = figure.subplots(down, across, squeeze=False)
         shown, top = _shown(case)
-        for line, (name, held) in zip(axes, shown.items(), strict=True):
-            for cell, parts, lead in zip(line, held, case.leads, strict=True):
+        for line, (name, errors) in zip(axes, shown.items(), strict=True):
+            for cell, parts, lead in zip(line, errors, case.leads, strict=True):
                 drawn = _show_error(cell, parts, top)
                 note = case.notes.get((name, lead), "")
                 note = note.replace(" ", "\n") if note == NOT_FINITE and narrow else note
@@ -140,12 +140,12 @@ def cases_of(rows: Rows, arrays: Arrays, field: str | None = None, last: bool = 
     The field is the one that is asked for, else that of the paper's rollouts; with `last`, where the last lead stands
     alone, every field has a case.
     """
-    held = lowest_seeds(select(rows, MAPS))
-    titles = run_titles(held)
+    chosen = lowest_seeds(select(rows, MAPS))
+    titles = run_titles(chosen)
     cases = []
-    for task in in_order(row["task"] for row in held):
-        runs = runs_in([row for row in held if row["task"] == task])
-        mine = [row for row in held if row["task"] == task]
+    for task in in_order(row["task"] for row in chosen):
+        runs = runs_in([row for row in chosen if row["task"] == task])
+        mine = [row for row in chosen if row["task"] == task]
         # Several tasks name their runs by task and model; beside its own task a run needs its model alone.
         label = run_titles(mine) if len(titles) > len(runs) else titles
         each = {run: _arrays_of(run, arrays) for run in runs}
@@ -166,7 +166,7 @@ def _fields(task: str, names: Sequence[str], asked: str | None, every: bool) -> 
     groups = field_groups(names)
     choices = {**{name: (channel,) for channel, name in enumerate(names)}, **groups}
     if asked is None and every:
-        return {group if len(held) > 1 else names[held[0]]: held for group, held in groups.items()}
+        return {group if len(members) > 1 else names[members[0]]: members for group, members in groups.items()}
     shown = shown_field(task, list(choices), asked)
     return {shown: choices[shown]}
 
@@ -211,17 +211,17 @@ def _case(
 
 
 def _arrays_of(run: str, arrays: Arrays) -> Mapping[str, np.ndarray]:
-    held = arrays.get(run, {})
+    found = arrays.get(run, {})
     for name in ("truth", "forecast", "leads", "cases"):
-        if name not in held:
+        if name not in found:
             raise ValueError(f"{run} has no array {name} of maps; make it with: {MAPS.command.format(run=run)}")
-    return held
+    return found
 
 
 def _shown(case: Case) -> tuple[dict[str, list[list[np.ndarray]]], float]:
     """What is drawn of the errors of each run and lead, and where the scale of all of them ends."""
     shown = {name: [_displayed(one) for one in error] for name, error in case.errors.items()}
-    calm = [part for name, held in shown.items() for parts, kept in zip(held, case.kept[name], strict=True) if kept
+    calm = [part for name, errors in shown.items() for parts, kept in zip(errors, case.kept[name], strict=True) if kept
             for part in parts]  # fmt: skip
     return shown, error_limit(calm, case.truth)
 
@@ -277,19 +277,19 @@ def _show_cube(axes: Axes, three: Sequence[np.ndarray], top: float) -> AxesImage
     nx, ny = three[0].shape
     nz = three[1].shape[1]
     x, y, z = (length / max(nx, ny, nz) for length in (nx, ny, nz))
-    places = (
+    positions = (
         (x * _COS, -x * _SIN, -y * _COS, -y * _SIN, 0.0, z),
         (-y * _COS, -y * _SIN, 0.0, z, x * _COS, -x * _SIN),
         (x * _COS, -x * _SIN, 0.0, z, -y * _COS, -y * _SIN),
     )
     axes.set_axis_off()
     axes.set_aspect("equal")
-    for face, place in zip(three, places, strict=True):
+    for face, position in zip(three, positions, strict=True):
         drawn = axes.imshow(
             _finite(face), origin="lower", extent=(0, 1, 0, 1), cmap=_colours("magma"), vmin=0, vmax=top,
-            transform=Affine2D.from_values(*place) + axes.transData,
+            transform=Affine2D.from_values(*position) + axes.transData,
         )  # fmt: skip
-        a, b, c, d, e, f = place
+        a, b, c, d, e, f = position
         outline = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)]) @ np.array([(a, b), (c, d)]) + (e, f)
         axes.plot(*outline.T, color=GREY, linewidth=0.4)
     axes.set_xlim(-y * _COS - 0.02, x * _COS + 0.02)

@@ -55,22 +55,22 @@ class Spectra:
 def spectra(rows: Rows, arrays: Arrays, field: str | None = None) -> Figure:
     """A pair of rows per task and a column per lead: the energy in shells of the wavenumber of the truth and of every
     model, and below it that of the model over that of the truth. Several seeds are a mean with its deviation shaded."""
-    held = spectra_of(rows, arrays, field)
-    models = in_order(model for one in held for model in one.forecasts)
-    styles, across = looks(models), max(len(one.leads) for one in held)
+    found = spectra_of(rows, arrays, field)
+    models = in_order(model for one in found for model in one.forecasts)
+    styles, across = looks(models), max(len(one.leads) for one in found)
     with style():
         width = TWO_COLUMNS * min(1.0, 0.28 + 0.24 * across)
-        figure = new_figure(width, 3.1 * len(held) + 0.3)
+        figure = new_figure(width, 3.1 * len(found) + 0.3)
         axes = figure.subplots(
-            2 * len(held), across, height_ratios=(1.7, 1) * len(held), squeeze=False, sharey="row", sharex=False
+            2 * len(found), across, height_ratios=(1.7, 1) * len(found), squeeze=False, sharey="row", sharex=False
         )
-        for down, one in enumerate(held):
+        for down, one in enumerate(found):
             pairs = list(zip(axes[2 * down], axes[2 * down + 1], strict=True))
-            for place, pair in enumerate(pairs):
-                if place < len(one.leads):
-                    _draw_pair(pair, one, place, styles)
-                    title = f"lead {one.leads[place]}"
-                    title = title if len(held) == 1 else f"{TASK_LABELS.get(one.task, one.task)} · {title}"
+            for index, pair in enumerate(pairs):
+                if index < len(one.leads):
+                    _draw_pair(pair, one, index, styles)
+                    title = f"lead {one.leads[index]}"
+                    title = title if len(found) == 1 else f"{TASK_LABELS.get(one.task, one.task)} · {title}"
                     pair[0].set_title(title, loc="left")
                 else:
                     for panel in pair:
@@ -86,10 +86,10 @@ def spectra(rows: Rows, arrays: Arrays, field: str | None = None) -> Figure:
 
 def spectra_of(rows: Rows, arrays: Arrays, field: str | None = None) -> list[Spectra]:
     """The spectra of each task at a few leads; runs that do not share their windows are refused."""
-    held = named_apart(select(rows, SPECTRA))
+    chosen = named_apart(select(rows, SPECTRA))
     found = []
-    for task in in_order(row["task"] for row in held):
-        mine = [row for row in held if row["task"] == task]
+    for task in in_order(row["task"] for row in chosen):
+        mine = [row for row in chosen if row["task"] == task]
         names = [name for name in in_order(row["field"] for row in mine) if name is not None]
         shown = shown_field(task, names, field)
         found.append(_of_task(task, shown, names.index(shown), {row["run"]: row for row in mine}, arrays))
@@ -115,33 +115,33 @@ def _of_task(task: str, field: str, channel: int, firsts: Mapping[str, Row], arr
             model: np.stack([np.mean(each, 0), np.std(each, 0, ddof=1) if len(each) > 1 else np.zeros_like(each[0])])
             for model, each in seeds.items()
         }
-    return Spectra(task, field, tuple(place + 1 for place in kept), waves[1:], truth[kept, 1:], forecasts)
+    return Spectra(task, field, tuple(index + 1 for index in kept), waves[1:], truth[kept, 1:], forecasts)
 
 
 def _array(run: str, name: str, arrays: Arrays) -> np.ndarray:
-    held = arrays.get(run, {})
-    if name not in held:
+    measured = arrays.get(run, {})
+    if name not in measured:
         raise ValueError(
             f"{run} has no array {name} of trust; where its grid is periodic, make it with: "
             f"{SPECTRA.command.format(run=run)}"
         )
-    return np.asarray(held[name], float)
+    return np.asarray(measured[name], float)
 
 
-def _draw_pair(pair: tuple[Axes, Axes], held: Spectra, place: int, styles: Mapping[str, Look]) -> None:
+def _draw_pair(pair: tuple[Axes, Axes], spectra: Spectra, index: int, styles: Mapping[str, Look]) -> None:
     above, below = pair
-    truth = held.truth[place]
-    told = np.where(truth > FLOOR * held.truth.max(), truth, np.nan)
-    above.plot(held.waves, truth, color=BLACK, linewidth=2.2, alpha=0.45, label="truth")
+    truth = spectra.truth[index]
+    told = np.where(truth > FLOOR * spectra.truth.max(), truth, np.nan)
+    above.plot(spectra.waves, truth, color=BLACK, linewidth=2.2, alpha=0.45, label="truth")
     below.axhline(1, color=BLACK, linewidth=2.2, alpha=0.45)
-    for model, forecast in held.forecasts.items():
-        mean, deviation = forecast[:, place]
-        _draw_line(above, held.waves, mean, deviation, styles[model], model)
-        _draw_line(below, held.waves, mean / told, deviation / told, styles[model], model)
+    for model, forecast in spectra.forecasts.items():
+        mean, deviation = forecast[:, index]
+        _draw_line(above, spectra.waves, mean, deviation, styles[model], model)
+        _draw_line(below, spectra.waves, mean / told, deviation / told, styles[model], model)
     for axes in pair:
         axes.set_xscale("log")
         axes.set_yscale("log")
-        powers = 2 ** np.arange(int(np.log2(held.waves[-1])) + 1)
+        powers = 2 ** np.arange(int(np.log2(spectra.waves[-1])) + 1)
         ticks = powers[:: 1 if len(powers) <= 6 else 2]
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.xaxis.set_minor_locator(NullLocator())
@@ -152,20 +152,20 @@ def _draw_pair(pair: tuple[Axes, Axes], held: Spectra, place: int, styles: Mappi
 
 def _draw_line(axes: Axes, x: np.ndarray, mean: np.ndarray, deviation: np.ndarray, look: Look, label: str) -> None:
     """With a marker at every power of two, evenly spaced on the axis and too few to hide the line."""
-    places = [int(place) for place in np.flatnonzero(np.log2(x) % 1 == 0)]
+    indices = [int(index) for index in np.flatnonzero(np.log2(x) % 1 == 0)]
     axes.plot(
-        x, mean, color=look.colour, marker=look.marker, linestyle=look.dashes, linewidth=1.1, markevery=places,
+        x, mean, color=look.colour, marker=look.marker, linestyle=look.dashes, linewidth=1.1, markevery=indices,
         label=label,
     )  # fmt: skip
     if deviation.any():
         axes.fill_between(x, mean - deviation, mean + deviation, color=look.colour, alpha=0.2, linewidth=0)
 
 
-def _limit(pair: tuple[Axes, Axes], held: Spectra) -> None:
+def _limit(pair: tuple[Axes, Axes], spectra: Spectra) -> None:
     """Axes that hold what is finite and worth it; all panels of a row share them."""
-    top = held.truth.max() or 1.0
-    means = np.stack([held.truth, *(forecast[0] for forecast in held.forecasts.values())])
-    told = np.where(held.truth > FLOOR * top, held.truth, np.nan)
+    top = spectra.truth.max() or 1.0
+    means = np.stack([spectra.truth, *(forecast[0] for forecast in spectra.forecasts.values())])
+    told = np.where(spectra.truth > FLOOR * top, spectra.truth, np.nan)
     for axes, values, least, most in (
         (pair[0], means, FLOOR * top, WIDEST * top),
         (pair[1], means[1:] / told, 1 / WIDEST, WIDEST),

@@ -90,15 +90,15 @@ def style() -> Iterator[None]:
 class Look:
     """Colour, marker and dashes of one model."""
 
-    def __init__(self, place: int) -> None:
-        self.colour = COLOURS[place % len(COLOURS)]
-        self.marker = MARKERS[place % len(MARKERS)]
-        self.dashes: Literal["-", "-."] = "-" if place < len(COLOURS) else "-."
+    def __init__(self, index: int) -> None:
+        self.colour = COLOURS[index % len(COLOURS)]
+        self.marker = MARKERS[index % len(MARKERS)]
+        self.dashes: Literal["-", "-."] = "-" if index < len(COLOURS) else "-."
 
 
 def looks(models: Sequence[str]) -> dict[str, Look]:
     """A look for each model; the paper's own models keep theirs whatever stands beside them."""
-    return {model: Look(place) for model, place in places(models).items()}
+    return {model: Look(index) for model, index in places(models).items()}
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -108,9 +108,9 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def letter(axes: Axes, place: int, title: str) -> None:
+def letter(axes: Axes, index: int, title: str) -> None:
     """The title of a panel behind its letter, to the left."""
-    axes.set_title(rf"$\bf{{({chr(ord('a') + place)})}}$ {title}", loc="left")
+    axes.set_title(rf"$\bf{{({chr(ord('a') + index)})}}$ {title}", loc="left")
 
 
 def whole_numbers(axes: Axes, most: int = 6, axis: Literal["x", "y"] = "x") -> None:
@@ -120,9 +120,11 @@ def whole_numbers(axes: Axes, most: int = 6, axis: Literal["x", "y"] = "x") -> N
 
 def models_below(figure: Figure, labels: dict[str, str], more: Sequence[Line2D] = (), columns: int = 6) -> None:
     """A legend of models (name: label) below all panels, and of what else is given."""
-    held = looks(list(labels))
+    styles = looks(list(labels))
     lines = [
-        Line2D([], [], color=held[name].colour, marker=held[name].marker, linestyle=held[name].dashes, label=label)
+        Line2D(
+            [], [], color=styles[name].colour, marker=styles[name].marker, linestyle=styles[name].dashes, label=label
+        )
         for name, label in labels.items()
     ]
     entries = [*lines, *more]

@@ -125,7 +125,7 @@ class TrainRecipe:
             )
         if self.shared_start and not self.one_start:
             raise ValueError(
-                "shared_start needs epochs of one window per trajectory; set one_start to true or shared_start to false."
+                "shared_start needs epochs of one window per trajectory; set one_start too, or shared_start to false."
             )
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"clip is {self.clip}; it must be positive, or none for no clipping.")

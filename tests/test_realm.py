@@ -12,7 +12,7 @@ import torch
 from sigmasolver.data.formats import open_data
 from sigmasolver.data.normalise import Normaliser, fit, fit_trajectories
 from sigmasolver.data.windows import Windows
-from sigmasolver.evaluate import Request, evaluate_run, metrics
+from sigmasolver.evaluate import evaluate_run, metrics
 from sigmasolver.forecast import Forecaster
 from sigmasolver.forecast.checkpoint import load
 from sigmasolver.models import Options, SolverConfig, build_solver, count_parameters
@@ -30,6 +30,7 @@ SETTINGS = [
     f"task.grid={GRID}", "model.width=8", "model.depth=1", "model.heads=2", "model.slices=3", "model.modes=3",
     "train.batch=4", "train.updates=3", "train.checks=1",
 ]  # fmt: skip
+SHORT = ["task.horizon=3", "task.starts=1", "train.starts=20"]
 GROUPS = {"ignit-hit": (8, 1, 1, 2), "evolve-jet": (35, 1, 1, 2)}
 
 
@@ -274,7 +275,7 @@ def test_a_suite_trains_on_downloads_and_fills_the_table(downloads, tmp_path, ca
         "--device",
         "cpu",
     ]
-    for setting in SETTINGS:
+    for setting in (*SETTINGS, *SHORT):
         asked += ["--set", setting]
     code, _, err = call("suite", "main", *asked)
     assert code == 0, err
@@ -302,9 +303,3 @@ def test_a_suite_without_the_download_says_what_to_put_where(task, tmp_path, cal
     code, _, err = call("suite", "main", "--only", f"{task}*42", "--data", tmp_path, "--out", tmp_path / "runs")
     assert code != 0 and "data/data.npz" in err and f"make-fixture {task}" in err
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_run_is_evaluated_by_part(trained):
-    run, _ = trained
-    parts = {part: evaluate_run(run, Request(part=part)) for part in ("train", "validation", "test")}
-    assert len({len(rows) for rows in parts.values()}) == 1

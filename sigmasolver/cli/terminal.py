@@ -18,6 +18,7 @@ from sigmasolver.report.sample import sample_of
 from sigmasolver.report.study import YARDSTICKS
 from sigmasolver.report.study import Table as Cells
 from sigmasolver.report.tables import comparison, named_apart, precision_of
+from sigmasolver.tasks import REALM
 
 if TYPE_CHECKING:  # --help answers at once without torch
     from sigmasolver.data.inspect import Summary
@@ -210,6 +211,9 @@ def _beside(rows: Sequence[dict[str, Any]]) -> str:
         when = "beyond the horizon" if held["correlation_time"] is None else f"at t = {held['correlation_time']:.3g}"
         reach = f"correlation falls below 0.8 {when}"
     blown = f"; {100 * held['blow_up']:.3g} % of the forecasts blew up" if held["blow_up"] else ""
+    if rows[0]["task"] in (task.name for task in REALM):
+        summed, mean = (_number(held[name]) for name in ("realm_error", "realm_error_per_call"))
+        return f"REALM error {summed} summed over the calls, {mean} in the mean, {reach}{blown}"
     return f"RMSE {_number(held['rmse'])}, MAE {_number(held['mae'])}, {reach}{blown}"
 
 

@@ -15,9 +15,13 @@ float64. σ is the standard deviation over all points and frames of a trajectory
 
 Before the last one, mass fractions (fields named species_...) go through a Box-Cox transform of exponent λ = 0.1,
 
-    z = (max(x, 1e-8)^λ - 1)/λ,           x = max(λ z + 1, 0)^(1/λ),
+    z = (max(x, ε)^λ - 1)/λ,              x = max(λ z + 1, 0)^(1/λ),
 
-because a flame's species span many powers of ten. Fit and encoding use the same floor, unlike the released code.
+because a flame's species span many powers of ten. Fit and encoding use the same ε = 1e-8. The kind "box-cox-released"
+has that of the public code: 1e-40 in the fit and 1e-8 in the encoding, so that encoded fields are off by the difference
+(a species that is absent everywhere is 1.584 there, and 0 here). A forecast has no floor: a network may well go below
+that of the data, down to z = -1/λ, where the mass fraction is zero; `encode_forecast` gives that back. Where the power
+overflows, the forecast is infinite, and a rollout stops and says so.
 
 "Everything" is per field. The 1 in "trajectory" comes from the public loader, whose sum starts there. Where all that
 shares a statistic has one value only, the scale is 1; such fields are reported in `constant`. Groups of n values with
@@ -28,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,7 +46,11 @@ from sigmasolver.tasks import field_groups
 __all__ = ["KINDS", "Fit", "Normaliser", "TimeScale", "fit", "fit_trajectories"]
 
 _KEYS = ("kind", "fields", "mean", "scale", "constant")
-_EXPONENT, _FLOOR = 0.1, 1e-8
+_EXPONENT = 0.1
+_FLOORS = {"box-cox": (1e-8, 1e-8), "box-cox-released": (1e-40, 1e-8)}
+"""The least mass fraction in the fit and in the encoding, of the kinds that transform species."""
+_LEAST = 1e-37
+"""The floor of a forecast's mass fractions: about the smallest that float32 holds with all its digits."""
 _WITH_CONSTANTS, _SEEN = ("scalar", "pixel", "trajectory"), 1e-4
 """Kinds whose scale has a constant added, and the least range of a normalised field that a network can still see."""
 _Cast = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
@@ -78,8 +87,21 @@ class Normaliser:
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
         """Physical units `(..., *grid, q)` to normalised ones, in the type of `x`."""
+        return self._encode(x, _FLOORS.get(self.kind, (0.0, 0.0))[1])
+
+    def encode_forecast(self, x: torch.Tensor) -> torch.Tensor:
+        """`encode` of what `decode` gave: what the network said, also where that lies below the floor of the data, with
+        its gradient."""
+        return self._encode(x, _LEAST)
+
+    def _encode(self, x: torch.Tensor, floor: float) -> torch.Tensor:
         mean, scale, powered = self._at(x)
-        return ((_box_cox(x, powered) - mean) / scale).to(x.dtype)
+        return ((_box_cox(x, powered, floor) - mean) / scale).to(x.dtype)
+
+    @property
+    def transforms(self) -> bool:
+        """Whether species go through a Box-Cox transform."""
+        return self.kind in _FLOORS
 
     def decode(self, x: torch.Tensor) -> torch.Tensor:
         """The inverse of `encode`."""
@@ -139,7 +161,7 @@ class Normaliser:
         return self._casts[key]
 
     def _cast(self, device: torch.device, dtype: torch.dtype) -> _Cast:
-        powered = _powered(self.fields).to(device) if self.kind == "box-cox" else None
+        powered = _powered(self.fields).to(device) if self.transforms else None
         return self.mean.to(device, dtype), self.scale.to(device, dtype), powered
 
     def __getstate__(self) -> dict[str, Any]:
@@ -206,11 +228,11 @@ def _powered(fields: Sequence[str]) -> torch.Tensor:
     return torch.tensor([name.startswith("species_") for name in fields])
 
 
-def _box_cox(x: torch.Tensor, powered: torch.Tensor | None) -> torch.Tensor:
+def _box_cox(x: torch.Tensor, powered: torch.Tensor | None, floor: float) -> torch.Tensor:
     if powered is None:
         return x
     # The power of other fields might overflow, and an infinity times the zero gradient of `where` is NaN.
-    base = torch.where(powered, x.clamp(min=_FLOOR), 1.0)
+    base = torch.where(powered, x.clamp(min=floor), 1.0)
     return torch.where(powered, (base**_EXPONENT - 1) / _EXPONENT, x)
 
 
@@ -320,9 +342,10 @@ def _trajectory(trajectories: _Watched) -> tuple[torch.Tensor, torch.Tensor]:
     return mean, scale
 
 
-def _of_powers(trajectories: _Watched) -> tuple[torch.Tensor, torch.Tensor]:
-    powered = _powered(trajectories.fields)
-    n, mean, S = _moments((_box_cox(values, powered.to(values.device)) for values in trajectories), per_point=False)
+def _of_powers(kind: str, trajectories: _Watched) -> tuple[torch.Tensor, torch.Tensor]:
+    powered, (floor, _) = _powered(trajectories.fields), _FLOORS[kind]
+    transformed = (_box_cox(values, powered.to(values.device), floor) for values in trajectories)
+    n, mean, S = _moments(transformed, per_point=False)
     std = _unbiased(n, S)
     return mean, torch.where(std < 1e-10, 1.0, std + 1e-10)  # a species below the floor everywhere has no spread
 
@@ -334,5 +357,5 @@ KINDS: dict[str, Fit] = {
     "pixel": _pixel,
     "temporal": _temporal,
     "trajectory": _trajectory,
-    "box-cox": _of_powers,
+    **{kind: partial(_of_powers, kind) for kind in _FLOORS},
 }

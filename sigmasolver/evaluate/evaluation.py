@@ -6,9 +6,11 @@ or on how many processes shared the windows. Only predicted frames are measured,
     relative_l2            leads and points in one norm; _lead: per lead; _final: the last lead; _joint: fields too
     rmse, mae              over everything; _lead: per lead
     frmse                  RealPDEBench's error in Fourier space
-    correlation_lead       over points, mean over windows;   correlation_time: first lead time below 0.8
+    correlation_lead       over points, mean over windows;   correlation_time: first lead time below 0.8;
+                           correlation_masked: how many frames of fields are constant in truth and were left out
     spectrum_error_lead    energy at wrong scales (periodic grids only)
-    realm_error            REALM's error of normalised fields, summed over groups and leads; _per_call: mean over leads
+    realm_error            REALM's error of normalised fields, summed over groups and leads; _per_call: mean over leads;
+                           with the name of a group: its part of the sum
     blow_up, survived      share of forecasts that blew up, mean number of leads before
 
 Every run is measured against a yardstick that has learned nothing: persistence (the last given frame stays), or for a
@@ -343,8 +345,9 @@ def _measured(
     }
     groups = list(field_groups(forecaster.targets.fields).values())
     together = [channel for group in groups for channel in group]  # members of a group need not be neighbours
-    first, second = (forecaster.targets.encode(frames)[..., together] for frames in (predicted, true))
-    measures["grouped"] = metrics.grouped_squared_error(first, second, [len(group) for group in groups])
+    first, second = forecaster.targets.encode_forecast(predicted), forecaster.targets.encode(true)
+    sizes = [len(group) for group in groups]
+    measures["grouped"] = metrics.grouped_squared_error(first[..., together], second[..., together], sizes)
     if true.shape[1] > 1:
         measures["fourier"] = metrics.fourier_energy(predicted - true)
     if sides is not None:
@@ -387,8 +390,11 @@ def rows_of(measures: Mapping[str, torch.Tensor], fields: tuple[str, ...], step:
         if "fourier" in measures:
             add("frmse", name, None, float(metrics.frmse_from(measures["fourier"][..., list(members)])))
         _add_correlation(add, name, members, measures, step)
-    add("realm_error", None, None, float(metrics.realm_error_from(measures["grouped"])))
-    add("realm_error_per_call", None, None, float(metrics.realm_error_per_call_from(measures["grouped"])))
+    groups = list(field_groups(fields))
+    for number, group in [(None, None), *enumerate(groups)] if len(groups) > 1 else [(None, None)]:
+        grouped = measures["grouped"] if number is None else measures["grouped"][..., [number]]
+        add("realm_error", group, None, float(metrics.realm_error_from(grouped)))
+        add("realm_error_per_call", group, None, float(metrics.realm_error_per_call_from(grouped)))
     add("blow_up", None, None, float(measures["blow_up"].mean()))
     add("survived", None, None, float(measures["survived"].mean()))
     return rows
@@ -408,6 +414,7 @@ def _add_correlation(
     for lead, value in enumerate(mean.tolist(), start=1):
         add("correlation_lead", name, lead, value)
     add("correlation", name, None, float(mean.mean()))
+    add("correlation_masked", name, None, float(constant.sum()))
     times = step * torch.arange(1, len(mean) + 1, dtype=torch.float64)
     add("correlation_time", name, None, float(metrics.correlation_time(mean, times)))
 

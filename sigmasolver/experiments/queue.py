@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from sigmasolver.data.formats import realm
 from sigmasolver.data.store import open_store
-from sigmasolver.evaluate import evaluate_run, records_of_test_part
+from sigmasolver.evaluate import Request, evaluate_run, records_of_test_part
 from sigmasolver.forecast.checkpoint import begin
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_facts
@@ -78,12 +79,15 @@ def ensure_store(
     """The store of the recipe's task in `folder`; with a `seed`, simulated (or completed) where it is missing.
 
     It holds enough for the largest of all `recipes` of that task, so that they share one test part. Imported data that
-    lie there are taken as they are. `progress` may raise OutOfTimeError.
+    lie there are taken as they are, and so is the download of a benchmark that is read in place. `progress` may raise
+    OutOfTimeError.
     """
     task, world = recipe.task.name, execution.world
     path = folder / f"{task}.h5"
     if path.exists() and (seed is None or not _is_simulated(path, task)):
         return path
+    if task in realm.CASES:
+        return _realm_case(task, folder)
     if seed is None:
         raise ValueError(f"There is no store {path}; put it there, or simulate it with --data-seed.")
     if task not in SIMULATORS:
@@ -100,6 +104,14 @@ def ensure_store(
     if world.agreed(stopped):  # all processes leave together
         raise OutOfTimeError(f"simulating {task}")
     return path
+
+
+def _realm_case(task: str, folder: Path) -> Path:
+    """The user's download of this case, which is read where it lies."""
+    found = realm.find_case(task, folder)
+    if found is None:
+        raise ValueError(realm.how_to_get(task, folder))
+    return found
 
 
 def _is_simulated(path: Path, task: str) -> bool:
@@ -138,4 +150,6 @@ def run_row(
     train_run(recipe, store, run, execution, watch, deadline.passed)
     if not run.finished:
         raise OutOfTimeError("training")
-    evaluate_run(run, path=store, world=execution.world, tick=tick)
+    # The table of REALM has the errors of all parts; the test comes last, because its records say that a row is done.
+    for part in ("train", "validation", "test") if recipe.task.name in realm.CASES else ("test",):
+        evaluate_run(run, Request(part=part), store, execution.world, tick)

@@ -77,9 +77,11 @@ def _names_by_recipe(rows: Sequence[dict[str, Any]], runs: dict[str, Run]) -> di
     """By run and model, a name in place of the model where a task has runs of it by several recipes: that of the folder
     without its seed, so that the seeds of one recipe still count as such."""
     groups: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
+    seeded = dict.fromkeys(row["run"] for row in rows if row.get("seed") is not None)
+    recipes_of = {run: _recipe_without_seed(runs[run]) for run in seeded}  # once per run: a run may have 40,000 rows
     for row in rows:
         if row.get("seed") is not None:
-            recipe = _recipe_without_seed(runs[row["run"]])
+            recipe = recipes_of[row["run"]]
             short = row["run"].removesuffix(f"-{row['seed']}")
             groups.setdefault((row["task"], row["model"]), {}).setdefault(recipe, {})[row["run"]] = short
     named: dict[tuple[str, str], str] = {}

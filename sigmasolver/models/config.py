@@ -10,7 +10,7 @@ from sigmasolver.settings import check_types
 
 __all__ = ["Options", "SolverConfig", "check_grid"]
 
-POSITIONS = ("distances", "coordinates")
+POSITIONS = ("distances", "coordinates", "proportional", "distances-proportional")
 LATTICE = {1: 64, 2: 8, 3: 4}
 """Reference points per axis: 64 distances in every dimension. 8 per axis in 3-D would be 512 channels per point,
 half a gigabyte of positions at 64^3."""
@@ -44,7 +44,8 @@ class Options:
     expansion: int = 2
     """rho of the SwiGLU: inner width floor(2 rho width / 3)."""
     positions: str = "distances"
-    """"distances" to a reference lattice, or raw "coordinates"."""
+    """"distances" to a reference lattice; raw "coordinates", each axis from 0 to 1; "proportional" ones, the first axis
+    from 0 to 1 and the others at its spacing (REALM); or "distances-proportional", both."""
     lattice: int | None = None
     """Reference points per axis; None: 64, 8 or 4 for one, two or three axes."""
     padding: tuple[str, ...] | None = None
@@ -168,4 +169,6 @@ class SolverConfig:
     @property
     def position_channels(self) -> int:
         """Channels that tell every point where it is."""
-        return self.lattice**self.axes if self.options.positions == "distances" else self.axes
+        distances = self.lattice**self.axes
+        channels = {"distances": distances, "distances-proportional": distances + self.axes}
+        return channels.get(self.options.positions, self.axes)

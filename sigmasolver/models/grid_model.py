@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig, check_grid
-from sigmasolver.models.layers import TimeEmbedding, coordinates, distances
+from sigmasolver.models.layers import TimeEmbedding, coordinates, distances, distances_and_proportional, proportional
 
 __all__ = ["GridModel", "with_points"]
 
@@ -29,10 +29,14 @@ class GridModel(nn.Module):
 
     def points(self, x: torch.Tensor) -> torch.Tensor:
         """(*grid, position channels)."""
-        grid = tuple(x.shape[1:-1])
-        if self.config.options.positions == "distances":
+        grid, kind = tuple(x.shape[1:-1]), self.config.options.positions
+        if kind == "coordinates":
+            return coordinates(grid, x.dtype, x.device)
+        if kind == "proportional":
+            return proportional(grid, x.dtype, x.device)
+        if kind == "distances":
             return distances(grid, self.config.lattice, x.dtype, x.device)
-        return coordinates(grid, x.dtype, x.device)
+        return distances_and_proportional(grid, self.config.lattice, x.dtype, x.device)
 
     def embedded(self, time: torch.Tensor | None) -> torch.Tensor | None:
         """(B, 1, ..., width), the same at every point; None: the model has no embedding of the time."""

@@ -28,10 +28,12 @@ __all__ = [
     "coordinates",
     "cropped",
     "distances",
+    "distances_and_proportional",
     "draws_noise",
     "linear",
     "padded",
     "perceptron",
+    "proportional",
     "split_heads",
 ]
 
@@ -41,6 +43,21 @@ def coordinates(grid: tuple[int, ...], dtype: torch.dtype, device: torch.device)
     """(*grid, axes): every axis from 0 to 1, both ends included, whatever its number of points."""
     axes = [torch.linspace(0, 1, n, dtype=torch.float64, device=device) for n in grid]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).to(dtype)
+
+
+@grid_constant
+def proportional(grid: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """(*grid, axes): the first axis from 0 to 1, the others from 0 at the same spacing, so that shapes keep theirs."""
+    axes = [torch.arange(n, dtype=torch.float64, device=device) / (grid[0] - 1) for n in grid]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).to(dtype)
+
+
+@grid_constant
+def distances_and_proportional(
+    grid: tuple[int, ...], reference: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """(*grid, reference^axes + axes): `distances`, then `proportional`."""
+    return torch.cat((distances(grid, reference, dtype, device), proportional(grid, dtype, device)), dim=-1)
 
 
 @grid_constant

@@ -65,6 +65,8 @@ class TrainRecipe:
     """Windows per step, over all processes together."""
     one_start: bool = False
     """An epoch takes one window of each trajectory, at a random start, instead of every window."""
+    shared_start: bool = False
+    """All windows of a step begin at the same frame, a random one; only with `one_start`."""
     starts: int | None = None
     """Training windows per trajectory; None: as the task says."""
     lr: float = 1e-3
@@ -84,7 +86,8 @@ class TrainRecipe:
     push_every: int = 1
     """A pushforward happens at every `push_every`-th step from step `push_after` on; the other steps are direct."""
     loss: str = "relative_l2"
-    """"relative_l2" in physical units, or the "squared" error of normalised fields; summed over groups of fields."""
+    """"relative_l2" in physical units, or the "squared" or "absolute" error of normalised fields; summed over groups of
+    fields."""
     derivative: float = 0.0
     """Weight of the derivative term of the loss."""
     noise: float = 0.0
@@ -120,6 +123,10 @@ class TrainRecipe:
                 f"accumulate is for the objective teacher_forced, and this one is {self.objective}; "
                 "set accumulate to false."
             )
+        if self.shared_start and not self.one_start:
+            raise ValueError(
+                "shared_start needs epochs of one window per trajectory; set one_start too, or shared_start to false."
+            )
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"clip is {self.clip}; it must be positive, or none for no clipping.")
         if not 0 <= self.validation < 1:
@@ -137,7 +144,7 @@ class TrainRecipe:
 
 _CHOICES = {
     "objective": ("direct", "teacher_forced", "pushforward"),
-    "loss": ("relative_l2", "squared"),
+    "loss": ("relative_l2", "squared", "absolute"),
     "keep": ("final", "best"),
     "precision": ("float32", "tf32", "bf16"),
 }

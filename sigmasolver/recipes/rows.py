@@ -9,12 +9,13 @@ from sigmasolver.recipes.recipe import ModelRecipe, Recipe, TrainRecipe, changed
 from sigmasolver.settings import lookup, override
 from sigmasolver.tasks import REALPDEBENCH, TASKS
 
-__all__ = ["PAPER", "RECIPES", "RELEASED", "recipe_of"]
+__all__ = ["PAPER", "REALM_READINGS", "RECIPES", "RELEASED", "recipe_of"]
 
 PAPER = TrainRecipe(validation=0.0)
 """The whole training part trains, and the final weights are evaluated."""
 _MEASURED = replace(PAPER, updates=20_000, loss="squared")
-_REACTING = replace(PAPER, objective="pushforward", calls=2, loss="squared", weight_decay=0.0)
+# A pass of REALM takes one window of each trajectory, at a random start.
+_REACTING = replace(PAPER, one_start=True, objective="pushforward", calls=2, loss="squared", weight_decay=0.0)
 _ROWS: tuple[Recipe, ...] = (
     Recipe(TASKS["darcy"], ModelRecipe(), replace(PAPER, derivative=0.1)),
     Recipe(TASKS["ns2d"], ModelRecipe(width=256), replace(PAPER, batch=2, objective="teacher_forced")),
@@ -141,3 +142,19 @@ _OFFICIAL: dict[str, tuple[str, str, tuple[str, ...]]] = {
 that it starts from, the model, and what differs. The schedule is one cycle throughout. F-FNO sees one frame and learns
 from all pairs of frames; it is evaluated on the frames that the others predict."""
 RECIPES |= {name: changed(recipe_of(start, model), settings) for name, (start, model, settings) in _OFFICIAL.items()}
+_REALM_RELEASED = (
+    "task.normaliser=box-cox-released", "train.objective=direct", "train.calls=1", "train.loss=absolute",
+    "train.shared_start=true", "train.checks=400", "train.keep=best",
+)  # fmt: skip
+REALM_READINGS: dict[str, tuple[str, tuple[str, ...]]] = {
+    # One call a step; starts 0 to T - 3, as if there were two.
+    "ignit-hit-released": ("ignit-hit", (*_REALM_RELEASED, "train.starts=28")),
+    "evolve-jet-released": ("evolve-jet", (*_REALM_RELEASED, "train.starts=38")),
+    "evolve-jet-20k-updates": ("evolve-jet", ("train.updates=20000",)),
+    "ignit-hit-coordinates": ("ignit-hit", ("model.options.positions=distances-proportional",)),
+    "evolve-jet-coordinates": ("evolve-jet", ("model.options.positions=distances-proportional",)),
+}
+"""Other readings of REALM's protocol: by name the row that it starts from, and what differs. "released" trains as the
+public code does, "20k-updates" takes an iteration as one update, "coordinates" gives the model x and y beside the
+fields, as the benchmark does. docs/realm.md says more."""
+RECIPES |= {name: changed(recipe_of(start), settings) for name, (start, settings) in REALM_READINGS.items()}

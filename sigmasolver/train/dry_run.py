@@ -71,7 +71,9 @@ class Noise:
 def made_up(recipe: Recipe) -> Recipe:
     """The recipe for trajectories made to measure: no thinning, no counts of windows, and the dearest kind of step."""
     task = replace(recipe.task, space_stride=1, time_stride=1, starts=None, normaliser="none")
-    train = replace(recipe.train, updates=UPDATES, one_start=False, starts=None, push_after=0, push_every=1)
+    train = replace(
+        recipe.train, updates=UPDATES, one_start=False, shared_start=False, starts=None, push_after=0, push_every=1
+    )
     return replace(recipe, task=task, train=train)
 
 

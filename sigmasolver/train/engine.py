@@ -129,7 +129,8 @@ class Stepper:
         for normaliser in (forecaster.inputs, forecaster.targets):
             normaliser.prepare(self.device)
         groups = tuple(field_groups(recipe.task.targets).values())
-        self.criterion = Loss(groups, train.derivative, forecaster.targets if train.loss == "squared" else None)
+        of_normalised = None if train.loss == "relative_l2" else forecaster.targets
+        self.criterion = Loss(groups, train.derivative, of_normalised, train.loss == "absolute")
         self.random = train.noise > 0 or draws
         self._batches: Iterator[Pair] | None = None
         self._inputs: Any = None

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sigmasolver.data.normalise import Normaliser
 from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import Forecaster, rollout
@@ -54,7 +55,7 @@ class Progress:
     loss: float
     """Mean since the last look."""
     error: float | None
-    """Relative L2 over the horizon of the validation windows, at the newest check."""
+    """Of the validation windows at the newest check, see `validate`."""
 
 
 @lru_cache(maxsize=2)
@@ -92,7 +93,10 @@ class StepPlan:
         """The windows of this step (counted from 0)."""
         epoch, inside = divmod(step, self.per_epoch)
         windows = order(self.train.seed, epoch, self.trajectories, self.starts, self.train.one_start)
-        return windows[inside * self.train.batch : (inside + 1) * self.train.batch]
+        members = windows[inside * self.train.batch : (inside + 1) * self.train.batch]
+        if self.train.shared_start:  # a random one: that of the first
+            members = members - members % self.starts + members[0] % self.starts
+        return members
 
     def rates(self) -> torch.Tensor:
         train = self.train
@@ -172,7 +176,11 @@ def train(
 
 
 def validate(forecaster: Forecaster, windows: Windows, execution: Execution) -> float:
-    """Mean relative L2 over the whole horizon of free rollouts, fields averaged; at most CHECKED windows."""
+    """Mean relative L2 over the whole horizon of free rollouts, fields averaged; at most CHECKED windows.
+
+    Where mass fractions are transformed, of normalised fields, because traces of a species would outweigh all others;
+    and without fields that are constant in truth, which have no relative error.
+    """
     world = execution.world
     chosen = spread_evenly(len(windows), CHECKED)
     # A split model needs every process in every call, so there each of them does all windows.
@@ -183,10 +191,20 @@ def validate(forecaster: Forecaster, windows: Windows, execution: Execution) -> 
         history, future = (one.to(world.device) for one in windows.batch(part))
         with torch.no_grad():
             frames = rollout(forecaster, history, windows.spec.horizon, times=windows.frame_times(part)).frames
-        errors.append(metrics.relative_l2(frames, future).mean(1))
+        errors.append(_relative_errors(forecaster.targets, frames, future))
     local = torch.cat(errors) if errors else torch.zeros(0, dtype=torch.float64, device=world.device)
     gathered = local if execution.shard else world.gather(local, len(chosen))
     return float(gathered.mean())
+
+
+def _relative_errors(normaliser: Normaliser, predicted: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
+    """(B,): see `validate`."""
+    if not normaliser.transforms:
+        return metrics.relative_l2(predicted, true).mean(1)
+    known = normaliser.encode(true)
+    varies = ~metrics.is_constant(known).all(1)  # a species below the floor everywhere does not
+    errors = metrics.relative_l2(normaliser.encode_forecast(predicted), known)
+    return torch.where(varies, errors, 0.0).sum(1) / varies.sum(1)
 
 
 def _save(run: Run, forecaster: Forecaster, step: int, steps: int, fingerprint: str, world: World) -> None:

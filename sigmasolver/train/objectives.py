@@ -38,7 +38,8 @@ def relative_l2(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
 class Loss:
     """(prediction, truth) -> (B,): relative L2, averaged within each group of fields and summed over the groups.
 
-    With a `normaliser` it is the mean squared error of normalised fields instead (RealPDEBench, REALM).
+    With a `normaliser` it is the mean squared error of normalised fields instead (RealPDEBench, REALM), or with
+    `absolute` their mean absolute error.
     `derivative` adds that many times the relative L2 of the central differences along every axis (Darcy: 0.1). There
     the outer ring of the prediction counts as zero, and both fields continue as zero beyond the boundary, as the
     public loss has it.
@@ -47,6 +48,7 @@ class Loss:
     groups: tuple[tuple[int, ...], ...] = ((0,),)
     derivative: float = 0.0
     normaliser: Normaliser | None = None
+    absolute: bool = False
 
     def __call__(self, prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         loss = self._grouped(self._errors(prediction, truth))
@@ -60,8 +62,8 @@ class Loss:
     def _errors(self, prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         if self.normaliser is None:
             return relative_l2(prediction, truth)
-        difference = self.normaliser.encode(prediction) - self.normaliser.encode(truth)
-        return difference.square().flatten(1, -2).mean(1)
+        difference = self.normaliser.encode_forecast(prediction) - self.normaliser.encode(truth)
+        return (difference.abs() if self.absolute else difference.square()).flatten(1, -2).mean(1)
 
     def _grouped(self, errors: torch.Tensor) -> torch.Tensor:
         return torch.stack([component_mean(errors, group) for group in self.groups]).sum(0)

@@ -18,6 +18,7 @@ from sigmasolver.data.layout import Layout
 from sigmasolver.data.normalise import KINDS, Normaliser, TimeScale, fit, fit_trajectories
 from sigmasolver.data.split import split
 from sigmasolver.data.windows import Windows, WindowSpec
+from sigmasolver.forecast import Forecaster
 from tests.data.memory import Memory
 
 FIELDS = ("pressure", "velocity_x", "velocity_y", "velocity_z")
@@ -73,7 +74,10 @@ DEFINITIONS: dict[str, Definition] = {
     "pixel": lambda x: (x.mean((0, 1)), x.std((0, 1), ddof=1) + 1e-5),
     "temporal": lambda x: (x.mean(everything(x)), x.std(1).mean(everything(x)[:-1])),
     "trajectory": by_trajectory,
-    "box-cox": lambda x: (x.mean(everything(x)), x.std(everything(x), ddof=1) + 1e-10),  # no field is a species
+    # no field is a species
+    **dict.fromkeys(
+        ("box-cox", "box-cox-released"), lambda x: (x.mean(everything(x)), x.std(everything(x), ddof=1) + 1e-10)
+    ),
 }
 
 
@@ -401,6 +405,61 @@ def test_known_values_of_the_transform(fraction: float, z: float):
     zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     normaliser = Normaliser("box-cox", ("species_H2",), zero, one)
     assert normaliser.encode(torch.tensor([fraction], dtype=torch.float64)).item() == pytest.approx(z, abs=1e-7)
+
+
+@pytest.mark.parametrize(("fraction", "z"), [(1e-12, -9.3690424), (0.0, -9.99900), (1e-8, -8.4151068)])
+def test_the_released_fit_has_a_lower_floor_than_its_encoding(fraction: float, z: float):
+    """One value everywhere: the mean is its transform, and the field is constant."""
+    data = torch.full((2, 3, 4, 1), fraction, dtype=torch.float64)
+    released = fit_trajectories("box-cox-released", ("species_AR",), data)
+    assert released.mean.item() == pytest.approx(z, abs=1e-6) and released.scale.item() == 1
+    assert released.constant == ("species_AR",)
+    floored = -8.4151068  # what both kinds encode a fraction of at most 1e-8 to
+    assert released.encode(data).flatten()[0].item() == pytest.approx(floored - z, abs=1e-6)
+    consistent = fit_trajectories("box-cox", ("species_AR",), data)
+    assert consistent.mean.item() == pytest.approx(floored, abs=1e-6)
+    assert consistent.encode(data).abs().max() < 1e-12
+
+
+def test_an_absent_species_is_off_by_the_difference_of_the_floors():
+    """1.584 in float32 too, where 1e-40 is less than the smallest normal number."""
+    fields = ("species_AR", "species_OH")
+    data = torch.stack((torch.zeros(3, 4, 5), torch.rand(3, 4, 5)), dim=-1)
+    released = fit_trajectories("box-cox-released", fields, [data])
+    torch.testing.assert_close(released.encode(data)[..., 0], torch.full((3, 4, 5), 1.5838893), rtol=0, atol=1e-5)
+    assert (released.decode(released.encode(data))[..., 0] - 1e-8).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["box-cox", "box-cox-released"])
+def test_a_forecast_below_the_floor_is_what_the_network_said_with_its_gradient(kind: str):
+    normaliser = fit_trajectories(kind, REACTING, flame())
+    z = torch.linspace(-9.9, 3, 40)[:, None].expand(-1, 3)  # of the transform; the floor of the data is at -8.4
+    said = ((z - normaliser.mean) / normaliser.scale).float().requires_grad_()
+    again = normaliser.encode_forecast(normaliser.decode(said))
+    torch.testing.assert_close(again[:, :2], said[:, :2], rtol=1e-4, atol=1e-4)
+    (gradient,) = torch.autograd.grad(again.sum(), said)
+    torch.testing.assert_close(gradient, torch.ones_like(gradient), rtol=1e-3, atol=0)
+    assert normaliser.encode(normaliser.decode(said))[0, 0] > again[0, 0] + 0.1  # as data it would be floored
+
+
+@pytest.mark.parametrize("kind", ["none", "channel", "temporal"])
+def test_without_a_transform_forecasts_are_encoded_like_data(kind: str):
+    normaliser, x = fit_trajectories(kind, FIELDS, tensors(flow(3))), torch.from_numpy(flow(1))
+    assert torch.equal(normaliser.encode_forecast(x), normaliser.encode(x)) and not normaliser.transforms
+
+
+def test_a_forecast_that_overflows_when_decoded_stops_the_rollout():
+    """(0.1 z + 1)^10 of z = 1e5 is beyond float32; z = -1e5 would be positive without the clamp, and is zero."""
+    zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    normaliser = Normaliser("box-cox", ("species_H2",), zero, one)
+    for z, expected in ((1e5, torch.inf), (-1e5, 0.0)):
+        model = torch.nn.Linear(1, 1, bias=True)
+        torch.nn.init.zeros_(model.weight)
+        torch.nn.init.constant_(model.bias, z)
+        forecaster = Forecaster(model, normaliser, normaliser, 1, history=1)
+        found = forecaster.rollout(torch.full((1, 1, 4, 4, 1), 0.5), 3)
+        assert bool((found.frames[:, 0] == expected).all()) and found.stopped == (1 if z > 0 else None)
+    assert str(forecaster.rollout(torch.full((1, 1, 4, 4, 1), 0.5), 3)) == "all 3 frames are finite"
 
 
 def test_decoding_undoes_encoding_above_the_floor_and_never_gives_a_negative_fraction():

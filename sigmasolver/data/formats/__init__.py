@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmasolver.data.domain import time_steps, unevenly_spaced
-from sigmasolver.data.formats import arrays, factformer, mat, user_arrays, user_folder
+from sigmasolver.data.formats import arrays, factformer, mat, realm, user_arrays, user_folder
 from sigmasolver.data.formats.checks import Values
 from sigmasolver.data.formats.history import read_history
 from sigmasolver.data.formats.in_place import ForeignReader
@@ -83,6 +83,13 @@ KINDS: tuple[Kind, ...] = (
         "a folder of smoke_<number>.npz",
         lambda path: bool(factformer.smoke_files(path)),
         factformer.read_smoke,
+    ),
+    Kind(
+        "realm",
+        "a folder with data/data.npz and data/{train,val,test}/<group>.npz",
+        realm.holds_case,
+        realm.read_case,
+        in_place=True,
     ),
     Kind(
         "arrays",

@@ -1,0 +1,218 @@
+"""The two-dimensional cases of REALM: ignition in turbulence (IgnitHIT) and a reacting jet (EvolveJet).
+
+    data/data.npz                 coords (2, H, W): x, then y; times, as text; variables, such as "H2O.npy";
+                                  train_groups, val_groups, test_groups; num_chemical, num_temperature, num_density,
+                                  num_velocity, num_pressure
+    data/{train,val,test}/G.npz   "data" (frames, variables, H, W); "/" in the name of a group is "_" here
+
+The folder of a trajectory is its part of the split. Which array axis is x is read from the coordinates; both axes leave
+here increasing, x first. Every variable of the file becomes a field, also N2 and p where a file has them: a task takes
+the fields that it names.
+
+An .npz cannot be read in parts, because its members are compressed: whole trajectories are read, and the last ones are
+kept. That serves a training that holds its trajectories in memory, which reads each of them once or twice; one that
+does not should import the files first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import numpy as np
+
+from sigmasolver.data.formats.arrays import members, open_members, open_npz
+from sigmasolver.data.formats.source import Foreign, check_numbers, listed
+from sigmasolver.data.layout import Layout, shape_text
+from sigmasolver.data.split import Split
+
+__all__ = ["CASES", "FIELDS", "find_case", "holds_case", "how_to_get", "read_case"]
+
+CASES = {"ignit-hit": "IgnitHIT", "evolve-jet": "EvolveJet"}
+"""The benchmark's name of each task."""
+FIELDS = {
+    "T": "temperature",
+    "rho": "density",
+    "Ux": "velocity_x",
+    "Uy": "velocity_y",
+    "p": "pressure",
+    "pMax": "pressure_max",
+}
+"""Our name of every variable that is no species."""
+PARTS = ("train", "val", "test")
+_COUNTS = ("num_chemical", "num_temperature", "num_density", "num_velocity", "num_pressure")
+_MEMBERS = ("coords", "times", "variables", *(f"{part}_groups" for part in PARTS), *_COUNTS)
+_KEPT = 512 * 2**20
+"""Bytes of trajectories that stay in memory after they were read; at least one does."""
+
+
+def holds_case(path: Path) -> bool:
+    """Whether a case lies in this folder."""
+    index = _index(path)
+    return index is not None and {"coords", "variables", "train_groups"} <= set(members(index))
+
+
+def find_case(task: str, folder: Path) -> Path | None:
+    """The download of this task in a folder of downloads: IgnitHIT, realm-bench-IgnitHIT or ignit-hit."""
+    if task not in CASES or not folder.is_dir():
+        return None
+    wanted = _letters(CASES[task])
+    named = (one for one in sorted(folder.iterdir()) if _letters(one.name).removeprefix("realmbench") == wanted)
+    return next((one for one in named if _index(one) is not None), None)
+
+
+def how_to_get(task: str, folder: Path) -> str:
+    """Which files of this task are missing in the folder, and where they come from."""
+    case = CASES[task]
+    return (
+        f"There are no data for {task} in {folder}: put the download of REALM's {case} (data set "
+        f"realm-bench/realm-bench-{case}) there as {folder / case}, with data/data.npz and one data/PART/GROUP.npz for "
+        f"each group of the parts train, val and test, or make small stand-ins with: sigmasolver make-fixture {task} "
+        f"--out {folder / task}"
+    )
+
+
+def read_case(path: Path) -> Foreign:
+    """The trajectories of a case, those that train first, then those that validate, then the test."""
+    index = _index(path)
+    if index is None:
+        raise ValueError(f"{path} holds no data.npz of REALM, neither itself nor in its folder data.")
+    coords, times, variables, *rest = open_members(index, _MEMBERS)
+    groups = [_texts(index, f"{part}_groups", one) for part, one in zip(PARTS, rest, strict=False)]
+    counts = [_count(index, name, one) for name, one in zip(_COUNTS, rest[len(PARTS) :], strict=True)]
+    fields = _fields(index, _texts(index, "variables", variables), counts)
+    order, (x, y) = _orient(index, coords)
+    layout = Layout(fields, ("1",) * len(fields), ("open",) * 2, (np.sort(x), np.sort(y)), _times(index, times))
+    files = [_file(index, part, group) for part, names in zip(PARTS, groups, strict=True) for group in names]
+    shape = (len(layout.times), len(fields), *np.shape(coords)[1:])
+    for file in files:
+        _check(file, shape)
+
+    def load(number: int) -> np.ndarray:
+        """(frames, x, y, fields), a view of what was read."""
+        (values,) = open_members(files[number], ["data"])
+        if values.shape != shape:
+            raise ValueError(f"{files[number]} was changed while it was open; open the data set again.")
+        return values.transpose(0, 2 + order[0], 2 + order[1], 1)[:, _rising(x), _rising(y)]
+
+    kept = lru_cache(maxsize=max(1, _KEPT // (4 * int(np.prod(shape)))))(load)
+    ends = accumulate(map(len, groups), initial=0)
+    parts = [tuple(range(start, stop)) for start, stop in pairwise(ends)]
+    return Foreign(
+        layout,
+        len(files),
+        lambda start, stop: np.stack([kept(number) for number in range(start, stop)]),
+        notes=("It has no units and no kinds of boundary: taken as pure numbers and open ends.",),
+        files=(index, *files),
+        frames=lambda number, start, stop: kept(number)[start:stop],
+        split=Split(*parts),
+    )
+
+
+def _index(path: Path) -> Path | None:
+    """The data.npz of the case in this folder."""
+    found = (path / "data.npz", path / "data" / "data.npz") if path.is_dir() else ()
+    return next((one for one in found if one.is_file()), None)
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _texts(index: Path, name: str, values: np.ndarray) -> list[str]:
+    if values.size and (values.dtype.kind != "U" or values.ndim != 1):
+        raise ValueError(f"{name!r} in {index} must be a list of texts, not {values.dtype} of shape {values.shape}.")
+    return [str(one) for one in values]
+
+
+def _count(index: Path, name: str, values: np.ndarray) -> int:
+    if values.size != 1 or values.dtype.kind not in "iu" or values.item() < 0:
+        raise ValueError(f"{name!r} in {index} must be one whole number.")
+    return int(values.item())
+
+
+def _fields(index: Path, variables: Sequence[str], counts: Sequence[int]) -> tuple[str, ...]:
+    """Our names: the first ones are species."""
+    names = [name.removesuffix(".npy") for name in variables]
+    if sum(counts) != len(names):
+        raise ValueError(
+            f"{index} names {len(names)} variables and counts {sum(counts)} ({', '.join(map(str, counts))} species, "
+            "temperatures, densities, velocities, pressures); download it again."
+        )
+    species = names[: counts[0]]
+    for name in (*(one for one in species if one in FIELDS), *(one for one in names[counts[0] :] if one not in FIELDS)):
+        raise ValueError(
+            f"The variable {name!r} in {index} is not known where it stands: after {counts[0]} species come "
+            f"{', '.join(FIELDS)}."
+        )
+    if len(set(names)) < len(names):
+        raise ValueError(f"{index} names a variable twice: {listed(names)}.")
+    return (*(f"species_{name}" for name in species), *(FIELDS[name] for name in names[counts[0] :]))
+
+
+def _times(index: Path, values: np.ndarray) -> np.ndarray:
+    texts = _texts(index, "times", values)
+    try:
+        return np.array([float(text) for text in texts])
+    except ValueError as error:
+        raise ValueError(
+            f"'times' in {index} must be numbers as text; it has {error.args[0].split(': ')[-1]}."
+        ) from None
+
+
+def _orient(index: Path, coords: np.ndarray) -> tuple[tuple[int, int], tuple[np.ndarray, np.ndarray]]:
+    """Along which array axes x and y run, and their values there."""
+    check_numbers(f"'coords' in {index}", coords, ("x and y", "height", "width"))
+    if len(coords) != 2:
+        raise ValueError(f"'coords' in {index} holds {len(coords)} coordinates; x and y are needed.")
+    for order in ((0, 1), (1, 0)):
+        x, y = (_line(values, axis) for values, axis in zip(coords.astype(np.float64), order, strict=True))
+        if x is not None and y is not None:
+            return order, (x, y)
+    raise ValueError(
+        f"'coords' in {index} are no rectangular grid: x must change along one axis only, y along the other, and both "
+        "must rise or fall all the way."
+    )
+
+
+def _line(values: np.ndarray, axis: int) -> np.ndarray | None:
+    """The values along this axis if they are the same everywhere on the other one, up to rounding; None: they are not,
+    or do not rise or fall all the way."""
+    line = values.take(0, axis=1 - axis)
+    steps = np.diff(line)
+    if not steps.size or not (np.all(steps > 0) or np.all(steps < 0)):
+        return None
+    rest = np.abs(values - np.expand_dims(line, 1 - axis)).max()
+    return line if rest < 1e-3 * np.abs(steps).min() else None
+
+
+def _rising(line: np.ndarray) -> slice:
+    """What puts the values along an axis into increasing order."""
+    return slice(None, None, 1 if line[0] < line[-1] else -1)
+
+
+def _file(index: Path, part: str, group: str) -> Path:
+    file = index.parent / part / f"{group.replace('/', '_')}.npz"
+    if not file.is_file():
+        raise ValueError(f"{index} names the group {group!r} of the part {part}, and there is no {file}; get it again.")
+    return file
+
+
+def _check(file: Path, shape: tuple[int, ...]) -> None:
+    """Refuse a trajectory that is not as data.npz says, without reading its values."""
+    arrays = open_npz(file)
+    if "data" not in arrays:
+        raise ValueError(f"{file} has no array 'data'; it has {listed(arrays) or 'none'}.")
+    found = arrays["data"]
+    check_numbers(f"'data' in {file}", found, ("frames", "variables", "height", "width"))
+    for what, is_, must in zip(("frames", "variables"), found.shape, shape, strict=False):
+        if is_ != must:
+            raise ValueError(f"'data' in {file} has {is_} {what}, and data.npz names {must}; get the folder again.")
+    if found.shape[2:] != shape[2:]:
+        raise ValueError(
+            f"'data' in {file} has a grid of {shape_text(found.shape[2:])}, and data.npz one of "
+            f"{shape_text(shape[2:])}; get the folder again."
+        )

@@ -11,6 +11,8 @@ or on how many processes shared the windows. Only predicted frames are measured,
     realm_error            REALM's error of normalised fields, summed over groups and leads; _per_call: mean over leads
     blow_up, survived      share of forecasts that blew up, mean number of leads before
 
+Where the task has a mask, the fluid points of each window count alone; in Fourier space the solid is zero in both.
+
 Every run is measured against a yardstick that has learned nothing: persistence (the last given frame stays), or for a
 steady task the mean of the training targets (with the normalisers none and box-cox: what their zero stands for).
 """
@@ -18,7 +20,7 @@ steady task the mean of the training targets (with the normalisers none and box-
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from sigmasolver.data.domain import Domain
 from sigmasolver.data.formats import open_data
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import shape_text
+from sigmasolver.data.mask import fluid_of, in_fluid, zero_in_solid
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.evaluate import metrics
@@ -64,6 +67,8 @@ UNSAID: dict[str, Any] = {"forecast_precision": "float32", "cohort": None}
 """What records mean that do not say it, being older than the choice."""
 Measures = dict[str, torch.Tensor]
 """By name, each with one entry per window: (n, ...)."""
+Vectors = Sequence[Sequence[str]]
+"""Names of the fields that are components of one vector."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +134,9 @@ def evaluate_run(
             return done
         forecaster = Replay(load(run.path, world.device), request.precision)
         with matmul_precision("float32"):
-            measured = measure(forecaster, windows, request, world, tick)
+            measured = measure(forecaster, windows, request, world, tick, recipe.task.vectors)
         parameters = sum(p.numel() for p in forecaster.model.parameters())
-    step = windows.times[1] - windows.times[0] if len(windows.times) > 1 else 1.0
+    task, step = recipe.task, windows.times[1] - windows.times[0] if len(windows.times) > 1 else 1.0
     facts = {**source, **provenance(world.device)}
     if differs is not None:
         facts["anyway"] = differs
@@ -140,7 +145,7 @@ def evaluate_run(
         {**facts, **who, "metric": "parameters", "field": None, "lead": None, "value": parameters}
     ]
     for one, measures in zip((who, {"model": yardstick(recipe), "seed": None}), measured, strict=True):
-        rows += [{**facts, **one, **row} for row in rows_of(measures, recipe.task.targets, float(step))]
+        rows += [{**facts, **one, **row} for row in rows_of(measures, task.targets, float(step), task.vectors)]
     if world.first:
         with run.held("records", wait=True):
             if not _done(run, source):  # another process may have measured the same in the meantime
@@ -304,8 +309,9 @@ def measure(
     request: Request,
     world: World,
     tick: Callable[[int, int], None] | None = None,
+    vectors: Vectors = (),
 ) -> tuple[Measures, Measures]:
-    """The measures of every window, for the forecaster and for the yardstick."""
+    """The measures of every window, for the forecaster and for the yardstick; `vectors` as in `tasks.field_groups`."""
     chosen = spread_evenly(len(windows), request.windows)
     if len(chosen) < world.size:
         raise ValueError(f"{len(chosen)} windows are too few for {world.size} processes; start fewer.")
@@ -315,9 +321,15 @@ def measure(
         history, future = (one.to(world.device) for one in windows.batch(indices))
         windows.refuse_non_finite(indices, history, future)
         times = windows.frame_times(indices)
+        fluid = None
+        if forecaster.mask is not None:
+            fluid = fluid_of(history, forecaster.inputs.fields.index(forecaster.mask))
+            fluid = None if bool(fluid.all()) else fluid
         with torch.no_grad():
             for part, frames in zip(parts, predict(forecaster, history, future, request.protocol, times), strict=True):
-                part.append(_measured(frames, future, forecaster, windows.sides))
+                measures = _measured_at_points(frames, future, forecaster, vectors, fluid)
+                measures |= _measured_in_fourier(frames, future, windows.sides, fluid)
+                part.append({name: values.cpu() for name, values in measures.items()})
         if tick is not None:
             tick(min((number + 1) * request.batch, len(mine)) * world.size, len(chosen))
     gathered = [
@@ -326,11 +338,26 @@ def measure(
     return gathered[0], gathered[1]
 
 
-def _measured(
-    predicted: torch.Tensor, true: torch.Tensor, forecaster: Forecaster, sides: tuple[float, ...] | None
+def _measured_at_points(
+    predicted: torch.Tensor,
+    true: torch.Tensor,
+    forecaster: Forecaster,
+    vectors: Vectors,
+    fluid: torch.Tensor | None,
 ) -> Measures:
+    """What is defined on any set of points: on all of them, or on the `fluid` ones (B, 1, *grid, 1) of each sample."""
+    if fluid is not None:
+        points = fluid[:, 0, ..., 0]
+        samples = [
+            _measured_at_points(in_fluid(one, where)[None], in_fluid(other, where)[None], forecaster, vectors, None)
+            for one, other, where in zip(predicted, true, points, strict=True)
+        ]
+        return {name: torch.cat([sample[name] for sample in samples]) for name in samples[0]}
     blown, survived = metrics.blow_up(predicted, true)
-    measures = {
+    groups = list(field_groups(forecaster.targets.fields, vectors).values())
+    together = [channel for group in groups for channel in group]  # members of a group need not be neighbours
+    first, second = (forecaster.targets.encode(frames)[..., together] for frames in (predicted, true))
+    return {
         "relative_l2": metrics.relative_l2(predicted, true),
         "relative_l2_lead": metrics.relative_l2_per_lead(predicted, true),
         "relative_l2_joint": metrics.relative_l2_joint(predicted, true),
@@ -340,21 +367,31 @@ def _measured(
         "constant_lead": metrics.is_constant(true).double(),
         "blow_up": blown.double(),
         "survived": survived.double(),
+        "grouped": metrics.grouped_squared_error(first, second, [len(group) for group in groups]),
     }
-    groups = list(field_groups(forecaster.targets.fields).values())
-    together = [channel for group in groups for channel in group]  # members of a group need not be neighbours
-    first, second = (forecaster.targets.encode(frames)[..., together] for frames in (predicted, true))
-    measures["grouped"] = metrics.grouped_squared_error(first, second, [len(group) for group in groups])
+
+
+def _measured_in_fourier(
+    predicted: torch.Tensor, true: torch.Tensor, sides: tuple[float, ...] | None, fluid: torch.Tensor | None
+) -> Measures:
+    measures = {}
+    if fluid is not None:
+        predicted, true = zero_in_solid(predicted, fluid), zero_in_solid(true, fluid)
     if true.shape[1] > 1:
         measures["fourier"] = metrics.fourier_energy(predicted - true)
     if sides is not None:
         measures["spectrum_error_lead"] = metrics.relative_spectrum_error(predicted, true, sides)
-    return {name: values.cpu() for name, values in measures.items()}
+    return measures
 
 
-def rows_of(measures: Mapping[str, torch.Tensor], fields: tuple[str, ...], step: float) -> list[dict[str, Any]]:
-    """Tidy rows: metric, field, lead (counted from 1), value, deviation over windows. Not finite becomes null."""
-    rows = []
+def rows_of(
+    measures: Mapping[str, torch.Tensor], fields: tuple[str, ...], step: float, vectors: Vectors = ()
+) -> list[dict[str, Any]]:
+    """Tidy rows: metric, field, lead (counted from 1), value, deviation over windows. Not finite becomes null.
+
+    Fields that belong together, among them the components of `vectors`, have rows of their mean too.
+    """
+    rows, named = [], _named(fields, vectors)
 
     def add(metric: str, field: str | None, lead: int | None, value: float, deviation: float | None = None) -> None:
         finite = math.isfinite(value)
@@ -364,7 +401,7 @@ def rows_of(measures: Mapping[str, torch.Tensor], fields: tuple[str, ...], step:
 
     def add_ratio(metric: str, values: torch.Tensor, lead: int | None) -> None:
         """(n, q): mean over windows of each field, and of the mean over fields that belong together."""
-        for name, members in _named(fields):
+        for name, members in named:
             each = metrics.component_mean(values, members)
             add(metric, name, lead, float(each.mean()), float(each.std()) if len(each) > 1 else None)
 
@@ -376,7 +413,7 @@ def rows_of(measures: Mapping[str, torch.Tensor], fields: tuple[str, ...], step:
         if metric in measures:
             for lead, values in enumerate(measures[metric].unbind(1), start=1):
                 add_ratio(metric, values, lead)
-    for name, members in _named(fields):
+    for name, members in named:
         squared, absolute = (measures[key][..., list(members)] for key in ("squared", "absolute"))
         add("rmse", name, None, _root_mean(squared))
         add("mae", name, None, float(metrics.mean_except(absolute)))
@@ -412,9 +449,9 @@ def _add_correlation(
     add("correlation_time", name, None, float(metrics.correlation_time(mean, times)))
 
 
-def _named(fields: tuple[str, ...]) -> list[tuple[str, tuple[int, ...]]]:
+def _named(fields: tuple[str, ...], vectors: Vectors) -> list[tuple[str, tuple[int, ...]]]:
     """Every field, every group of several, and all of them."""
     names = {name: (channel,) for channel, name in enumerate(fields)}
-    groups = {name: group for name, group in field_groups(fields).items() if len(group) > 1}
+    groups = {name: group for name, group in field_groups(fields, vectors).items() if len(group) > 1}
     whole = {"all": tuple(range(len(fields)))} if len(fields) > 1 else {}
     return list((names | groups | whole).items())

@@ -57,6 +57,7 @@ def build(recipe: Recipe, inputs: Normaliser, targets: Normaliser, time_scale: T
         history=task.history,
         time_scale=scale,
         embedded=task.conditions,
+        mask=task.mask,
     )
 
 

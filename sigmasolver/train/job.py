@@ -15,6 +15,7 @@ import torch
 from sigmasolver.data.domain import Domain, unevenly_spaced
 from sigmasolver.data.formats import open_data
 from sigmasolver.data.layout import shape_text
+from sigmasolver.data.mask import check_mask
 from sigmasolver.data.normalise import TimeScale, fit
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.split import Split
@@ -148,9 +149,12 @@ def _open(recipe: Recipe, training: Windows, store: Reader, parts: Split, run: R
     """Begin the folder, or make sure that it is this run's. Whatever can be wrong with a recipe shows before a file is
     written, so that the corrected command finds the folder free."""
     known = (run.path / "normaliser.json").exists()
-    inputs, targets = read_normalisers(run, recipe) if known else fit(recipe.task.normaliser, training)
+    inputs, targets = (
+        read_normalisers(run, recipe) if known else fit(recipe.task.normaliser, training, recipe.task.mask)
+    )
     domain = Domain.of(store.header.layout, training.fields, training.times)
     if not known:
+        _check_masks(recipe, training)
         _refuse_moving(recipe, training)
         _refuse_uneven(recipe, domain, store.path)
     build(recipe, inputs, targets)
@@ -159,6 +163,13 @@ def _open(recipe: Recipe, training: Windows, store: Reader, parts: Split, run: R
     if not known:
         scale = TimeScale.of(training.times) if recipe.model.options.time_embedding else None
         write_normalisers(run, inputs, targets, store.fingerprint, scale)
+
+
+def _check_masks(recipe: Recipe, windows: Windows) -> None:
+    if recipe.task.mask is not None:
+        channel = windows.fields.index(recipe.task.mask)
+        for trajectory, values in zip(windows.trajectories, windows.each(), strict=True):
+            check_mask(values, channel, recipe.task.mask, trajectory)
 
 
 def _refuse_moving(recipe: Recipe, training: Windows) -> None:

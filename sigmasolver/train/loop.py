@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sigmasolver.data.mask import fluid_of, zero_in_solid
 from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import Forecaster, rollout
@@ -183,7 +184,11 @@ def validate(forecaster: Forecaster, windows: Windows, execution: Execution) -> 
         history, future = (one.to(world.device) for one in windows.batch(part))
         with torch.no_grad():
             frames = rollout(forecaster, history, windows.spec.horizon, times=windows.frame_times(part)).frames
-        errors.append(metrics.relative_l2(frames, future).mean(1))
+        if forecaster.mask is None:
+            errors.append(metrics.relative_l2(frames, future).mean(1))
+        else:
+            fluid = fluid_of(history, forecaster.inputs.fields.index(forecaster.mask))
+            errors.append(metrics.relative_l2(zero_in_solid(frames, fluid), zero_in_solid(future, fluid)).mean(1))
     local = torch.cat(errors) if errors else torch.zeros(0, dtype=torch.float64, device=world.device)
     gathered = local if execution.shard else world.gather(local, len(chosen))
     return float(gathered.mean())

@@ -5,8 +5,8 @@
 History and forecast are in physical units, `(B, frames, *grid, fields)`; the network never sees units. Time is folded
 into channels, frame by frame. A rollout feeds every predicted block back: the last T_in frames of history and forecast
 are the next history. Because what is fed back went through the boundary operator in physical units, the next
-normalised history carries it too. Input fields beyond the targets are given, not predicted: they stay as they are. Where
-one of them is the mask of a solid, the solid keeps the values of the last given frame, or zero in a steady task.
+normalised history carries it too. Input fields beyond the targets are given, not predicted: they stay as they are.
+Where one of them is the mask of a solid, the solid keeps the values of the last given frame, or zero in a steady task.
 
 Letters: B batch, T frames, q fields.
 """

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from sigmasolver.data.domain import Domain
-from sigmasolver.data.formats import open_data
+from sigmasolver.data.formats import opened
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import shape_text
 from sigmasolver.data.mask import fluid_of, in_fluid, zero_in_solid
@@ -36,7 +36,14 @@ from sigmasolver.data.reader import Reader
 from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import Forecaster, rollout
-from sigmasolver.forecast.checkpoint import data_of, load, recipe_in, refuse_other_domain
+from sigmasolver.forecast.checkpoint import (
+    data_of,
+    evaluation_data_of,
+    load,
+    reading_in,
+    recipe_in,
+    refuse_other_domain,
+)
 from sigmasolver.forecast.replay import Replay, check_precision
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.parallel import World
@@ -122,12 +129,13 @@ def evaluate_run(
     """
     request, world = request or Request(), world or World()
     recipe = recipe_in(run)
-    with open_data(data_of(run) if path is None else path) as store:
+    place = Path(path) if path is not None else evaluation_data_of(run) if request.part == "test" else data_of(run)
+    with opened(place, *reading_in(run, recipe)) as store:
         windows = windows_of(run, recipe, store, request)
         differs = None
         if run.read_json("data.json").get("fingerprint") != store.fingerprint:
             found = Domain.of(store.header.layout, windows.fields, windows.times)
-            differs = refuse_other_domain(run, recipe, store.path, found, anyway)
+            differs = refuse_other_domain(run, recipe, place, found, anyway)
         source = source_of(run, recipe, windows, request, store.fingerprint)
         done = _done(run, source)
         if done:
@@ -158,9 +166,10 @@ def records_of_test_part(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
     """The records of free float32 forecasts of the whole test part by the weights that the run holds; none: not
     evaluated, or with other options."""
     data = run.read_json("data.json")
+    test = data.get("test")  # data of their own
     wanted = {
         "weights": run.digest,
-        "data": data.get("fingerprint"),
+        "data": (test or data).get("fingerprint"),
         "part": "test",
         "protocol": "free",
         "horizon": recipe.task.horizon,
@@ -169,8 +178,8 @@ def records_of_test_part(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
         "cohort": None,
     }
     if "frames" in data:  # older runs do not tell how long their trajectories are
-        starts = recipe.evaluation_windows().starts_in(data["frames"])
-        wanted["windows"] = starts * len(data["parts"]["test"])
+        starts = recipe.evaluation_windows().starts_in((test or data)["frames"])
+        wanted["windows"] = starts * (test["count"] if test else len(data["parts"]["test"]))
     return [row for row in read_records(run.records) if wanted.items() <= {**UNSAID, **row}.items()]
 
 
@@ -242,7 +251,8 @@ def _windows_of_part(run: Run, recipe: Recipe, store: Reader, request: Request) 
     if facts.get("fingerprint") == store.fingerprint:
         trajectories = facts.get("parts", {}).get(request.part)
         if not trajectories:
-            raise ValueError(f"The run {run.path} has no {request.part} part; choose another.")
+            more = ", or name other data with --data" if request.part == "test" else ""
+            raise ValueError(f"The run {run.path} has no {request.part} part; choose another{more}.")
         return Windows(store, trajectories, spec)
     if request.part != "test":
         raise ValueError(f"All trajectories of {store.path} are the test of {run.path}; leave the part out.")

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-import numpy as np
-
-from sigmasolver.data.domain import time_steps
+from sigmasolver.data.domain import time_steps, unevenly_spaced
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import shape_text
 from sigmasolver.data.split import Split
@@ -110,9 +108,9 @@ def _field_words(task: Task) -> str:
 
 def _axes_words(task: Task, header: Header) -> str:
     ends = ", ".join(f"{axis} {end}" for axis, end in zip("xyz", header.layout.boundary, strict=False))
-    steps = time_steps(np.asarray(header.layout.times)[:: task.time_stride])
-    apart = "" if not steps else f"; frames {steps[0]:g} apart" if np.isclose(*steps) else "; frames unevenly apart"
-    return f"axes: {ends}{apart}"
+    steps = time_steps(header.layout.times[:: task.time_stride])
+    apart = unevenly_spaced(steps) or (f"{sum(steps) / 2:g} apart" if steps else "")
+    return f"axes: {ends}; frames {apart}" if apart else f"axes: {ends}"
 
 
 def _split_words(parts: Split) -> str:

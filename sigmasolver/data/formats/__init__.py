@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from sigmasolver.data.domain import time_steps, unevenly_spaced
@@ -33,7 +34,9 @@ __all__ = [
     "import_data",
     "is_read_in_place",
     "open_data",
+    "opened",
     "read_history",
+    "skip_bad",
 ]
 
 _BLOCK = 64 * 2**20
@@ -181,6 +184,47 @@ def import_data(
         notes = (*foreign.notes, *said, *found.notes())
         bad = tuple(label(files, index) for index in sorted(found.bad))
         return Imported(row.name, out, foreign.count, present, header.shape, writer.fingerprint, notes, bad)
+
+
+def skip_bad(source: Path, out: Path) -> Imported:
+    """A copy of a store without the trajectories that have values that are not finite."""
+    with open_store(source) as store:
+        header = store.header
+        whole = Foreign(header.layout, len(store), lambda start, stop: store[start:stop], split=store.published_split)
+        step = max(1, _BLOCK // header.nbytes)
+        kept, skipped = without_bad(whole, step)
+        more: dict[str, Any] = {"skipped": skipped} if skipped else {}
+        if kept.split is not None:
+            more["split"] = asdict(kept.split)
+        header = replace(header, parameters={**header.parameters, **more})
+        with Writer(out, header, kept.count) as writer:
+            present = writer.whole
+            for start in range(present, kept.count, step):
+                writer.append(kept.read(start, min(start + step, kept.count)))
+            return Imported(header.source, out, kept.count, present, header.shape, writer.fingerprint, kept.notes)
+
+
+@contextmanager
+def opened(source: Path, reading: Reading, kind: str | None = None) -> Iterator[Reader]:
+    """Data of any form as a reader: as they lie where that is possible, else through a temporary store.
+
+    `reading` is how the user said to read such files, and `kind` is theirs where they are the user's own arrays.
+    """
+    if not source.exists():
+        raise ValueError(f"There is no file or folder {source}.")
+    if is_store(source) or (is_read_in_place(source) and not reading.recorded):
+        with open_data(source) as reader:
+            yield reader
+        return
+    kind = kind if kind is None or _own(source) else None
+    row = guess_kind(source) if kind is None else None
+    if row is not None and row.select is None:  # its fields and axes are known
+        reading = replace(reading, fields=None, steady=None, axes=None)
+    with TemporaryDirectory(prefix="sigmasolver-") as folder:
+        store = Path(folder) / f"{source.resolve().stem}.h5"
+        import_data(source, store, kind, reading=reading)
+        with open_store(store) as reader:
+            yield reader
 
 
 def open_data(source: str | Path) -> Reader:

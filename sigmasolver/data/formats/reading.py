@@ -119,10 +119,12 @@ class Reading:
             return dict(arrays)
         if not leading and "count" in self.axes:
             raise ValueError(f"Each file of a folder is one trajectory, as {path} is; leave count out of the axes.")
+        able = {n: array for n, array in arrays.items() if array.real and not (n in BESIDE and is_list(array))}
+        axes = self.axes
+        if leading and not any(len(array.shape) == len(axes) for array in able.values()):
+            axes = tuple(name for name in axes if name != "count")  # a single trajectory may come without
         fitting = {
-            name: _arranged(array, self.axes, leading)
-            for name, array in arrays.items()
-            if len(array.shape) == len(self.axes) and array.real and not (name in BESIDE and is_list(array))
+            name: _arranged(array, axes, leading) for name, array in able.items() if len(array.shape) == len(axes)
         }
         if not fitting:
             there = listed([f"{name} {array.shape}".strip() for name, array in arrays.items()]) or "none"

@@ -388,3 +388,14 @@ def test_own_options_are_not_for_a_task(tmp_path, call):
     for words in (["--vector", "u,v"], ["--mask", "solid"], ["--test", "0"]):
         code, _, said = call("train", "ns2d", "--data", tmp_path, "--out", tmp_path / "run", *words, "--device", "cpu")
         assert code == 2 and "only for your own data" in said
+
+
+def test_a_steady_plane_in_one_file_is_not_read_as_lines(tmp_path, call):
+    a, p = np.random.default_rng(2).normal(size=(2, 16, 12)).astype(np.float32)
+    np.savez(tmp_path / "one.npz", a=a, p=p)
+    words = ["import-data", tmp_path / "one.npz", "--out"]
+    code, _, said = call(*words, tmp_path / "s.h5", "--steady")
+    assert code == 2 and "--axes count,x " in said and "--axes x,y " in said and said.count("\n") == 1
+    for axes, shape in (("x,y", (1, 1, 16, 12, 2)), ("count,x", (16, 1, 12, 2))):
+        assert call(*words, tmp_path / f"{axes}.h5", "--axes", axes)[0] == 0
+        assert stored(tmp_path / f"{axes}.h5").shape == shape

@@ -99,6 +99,9 @@ def choose(path: Path, arrays: Mapping[str, Array], reading: Reading, leading: i
     """
     choice = _choose(path, arrays, reading, Outer(leading, bool(reading.steady)))
     timed = any(is_list(arrays.get(name)) and name not in choice.arrays for name in ("times", "t"))
+    lines = choice.steady and leading and len(choice.shape) == 2
+    if lines and reading.axes is None and _spatial_axes(arrays, reading, choice) != 1:
+        raise _other_question(path, arrays[choice.arrays[0]].shape, choice)
     if reading.steady is not None or timed:
         return choice
     guessed = UNNAMED in arrays and choice.channel_axis and reading.fields is None
@@ -139,6 +142,15 @@ def _question(path: Path, shape: tuple[int, ...], choice: Choice) -> ValueError:
     return ValueError(
         f"{path} has the shape {shape} and no times, so it can be read in two ways: say --steady if its axes are "
         f"({still}), or --unsteady if they are ({moving}){named}."
+    )
+
+
+def _other_question(path: Path, shape: tuple[int, ...], choice: Choice) -> ValueError:
+    """Two axes of steady arrays can be cases and space, or both of space."""
+    end = ",field" * choice.channel_axis
+    return ValueError(
+        f"{path} has the shape {shape}, so it can be read in two ways: say --axes count,x{end} if it holds {shape[0]} "
+        f"cases on a line, or --axes x,y{end} if it is one case on a plane."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -70,7 +71,7 @@ def as_store(data: Path, store: Path, reading: Reading, world: World, own: bool)
 
     `own`: nothing there is a public data set, though its shape may look like one.
     """
-    from sigmasolver.data.formats import import_data, is_read_in_place, skip_bad
+    from sigmasolver.data.formats import guess_kind, import_data, is_read_in_place, skip_bad
     from sigmasolver.data.header import OtherStoreError
     from sigmasolver.data.store import is_store
 
@@ -87,6 +88,8 @@ def as_store(data: Path, store: Path, reading: Reading, world: World, own: bool)
     in_place = is_read_in_place(data)
     if in_place and not reading.recorded and not reading.skip_bad:
         return data
+    if in_place and guess_kind(data).select is None:
+        reading = replace(reading, fields=None, steady=None)  # all are imported, and the recipe takes some
     kind = "arrays" if own and not in_place and data.suffix != ".mat" else None
 
     def convert() -> Imported:

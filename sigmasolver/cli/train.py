@@ -91,10 +91,6 @@ def train(
     from sigmasolver.train.job import resume_run, train_run
 
     deadline = Deadline(minutes)
-    read = {
-        "--steady": steady, "--axes": axes, "--boundary": boundary, "--dt": dt, "--units": units,
-        "--skip-bad": skip_bad or None,
-    }  # fmt: skip
     own = {
         "--fields": fields, "--targets": targets, "--history": history, "--block": block, "--horizon": horizon,
         "--steady": steady, "--vector": vector, "--mask": mask, "--test": test, "--test-data": test_data,
@@ -102,8 +98,8 @@ def train(
     with join(device_of(device)) as world:
         execution = Execution(world, engine_of(engine, world), shard)
         if resume is not None:
-            given = (task, out, settings, model, seed, *own.values(), *read.values())
-            if any(value is not None for value in given):
+            given = (task, out, settings, model, seed, axes, boundary, dt, units, *own.values())
+            if skip_bad or any(value is not None for value in given):
                 raise ValueError("A resumed run keeps its recipe; use --resume alone, or with --data and --device.")
             with training(world) as watch:
                 resume_run(Run(resume), data, execution, watch, deadline.passed)
@@ -130,16 +126,16 @@ def train(
         if published is None:
             choices = UserChoices(
                 data.resolve().stem,
-                reading.fields,
-                predicted,
-                history,
-                block,
-                horizon,
-                model or "transolver-sigma",
-                seed,
-                _vectors(vector),
-                mask,
-                0 if tested is not None else test,
+                fields=reading.fields,
+                targets=predicted,
+                history=history,
+                block=block,
+                horizon=horizon,
+                model=model or "transolver-sigma",
+                seed=seed,
+                vectors=_vectors(vector),
+                mask=mask,
+                test=test if tested is None else 0,
             )
             recipe = changed(_infer(store, choices, reading, world), settings or [])
         else:
@@ -158,6 +154,8 @@ def _infer(store: Path, choices: UserChoices, reading: Reading, world: World) ->
     with open_data(store) as reader:
         if reading.steady and (frames := len(reader.header.layout.times)) > 1:
             raise ValueError(f"{store} is a store of {frames} frames, not steady; import its source with --steady.")
+        if choices.test is not None and reader.published_split is not None:
+            raise ValueError(f"{store} says itself which trajectories test; leave --test and --test-data out.")
         return infer_recipe(reader.header, len(reader), choices, world.device.type == "cuda")[0]
 
 

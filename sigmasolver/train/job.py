@@ -95,10 +95,11 @@ def _prepare(
     training = Windows(store, parts.train, recipe.training_windows())
     refuse_other_grid(training, recipe)
     validation = Windows(store, parts.validation, recipe.evaluation_windows()) if parts.validation else None
+    _check_masks(recipe, training)
     if validation is not None:
-        validation.check_finite("validation")
+        _check_values(recipe, validation, "validation")
     if parts.test:  # what an evaluation would refuse is better known before the training than after it
-        Windows(store, parts.test, recipe.training_windows()).check_finite("test")
+        _check_values(recipe, Windows(store, parts.test, recipe.training_windows()), "test")
     StepPlan(recipe, training).rates()
     training = _held(training, execution.world.device)
     if execution.world.first:
@@ -157,7 +158,6 @@ def _open(recipe: Recipe, training: Windows, store: Reader, parts: Split, run: R
     )
     domain = Domain.of(store.header.layout, training.fields, training.times)
     if not known:
-        _check_masks(recipe, training)
         _refuse_moving(recipe, training)
         _refuse_uneven(recipe, domain, store.path)
     build(recipe, inputs, targets)
@@ -167,6 +167,11 @@ def _open(recipe: Recipe, training: Windows, store: Reader, parts: Split, run: R
     if not known:
         scale = TimeScale.of(training.times) if recipe.model.options.time_embedding else None
         write_normalisers(run, inputs, targets, store.fingerprint, scale)
+
+
+def _check_values(recipe: Recipe, windows: Windows, part: str) -> None:
+    windows.check_finite(part)
+    _check_masks(recipe, windows)
 
 
 def _check_masks(recipe: Recipe, windows: Windows) -> None:
@@ -205,8 +210,7 @@ def _check_test(
     """What to write down of test data, which must be like those of the training and share no trajectory with them."""
     with open_data(path) as data:
         windows = Windows(data, range(len(data)), recipe.evaluation_windows())
-        windows.check_finite("test")
-        _check_masks(recipe, windows)
+        _check_values(recipe, windows, "test")
         differences = domain.differences(Domain.of(data.header.layout, windows.fields, windows.times))
         if differences:
             raise ValueError(f"The test data {path} differ from the training data: {'; '.join(differences)}.")

@@ -155,7 +155,10 @@ def import_data(
     `reading`: these two, and whatever else the user says about the files.
     """
     sources, out = [Path(one) for one in ([source] if isinstance(source, str | Path) else source)], Path(out)
-    reading = reading or Reading(None if names is None else check_names(names), steady)
+    if reading is None:
+        reading = Reading(None if names is None else check_names(names), steady)
+    elif (names, steady) != (None, None):
+        raise ValueError("The names and steady are part of the reading; give them there alone.")
     with _plain_reading(sources):
         row, foreign = _open(sources, out, kind, reading)
         foreign = replace(foreign, layout=reading.applied(foreign.layout))

@@ -24,21 +24,38 @@ __all__ = [
     "cohort_of",
     "field_groups",
     "task_of",
+    "velocity_in",
 ]
 
 VELOCITY = ("velocity_x", "velocity_y", "velocity_z")
 GROUPED = ("velocity", "species")
+COMPONENTS = (("u", "v", "w"), ("ux", "uy", "uz"), ("vx", "vy", "vz"), ("u_x", "u_y", "u_z"), ("v_x", "v_y", "v_z"))
+"""What the components of a velocity are often called."""
 
 
-def field_groups(fields: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Channels that belong together, by name: `velocity_x`, ... are one group, so are `species_O2`, ...; any other
-    field is alone."""
+def field_groups(fields: Sequence[str], vectors: Sequence[Sequence[str]] = ()) -> dict[str, tuple[int, ...]]:
+    """Channels that belong together, by name: `velocity_x`, ... are one group, so are `species_O2`, ..., and the
+    components of each of the `vectors`; any other field is alone."""
+    named = {name: _vector_name(vector) for vector in vectors for name in vector}
     groups: dict[str, tuple[int, ...]] = {}
     for channel, name in enumerate(fields):
         family = name.partition("_")[0]
-        group = family if family in GROUPED else name
+        group = named.get(name, family if family in GROUPED else name)
         groups[group] = (*groups.get(group, ()), channel)
     return groups
+
+
+def velocity_in(fields: Sequence[str]) -> tuple[str, ...]:
+    """The components of a velocity among these fields by their usual names, at least two; else none."""
+    for names in COMPONENTS:
+        found = tuple(name for name in fields if name.lower() in names)
+        if {one.lower() for one in found} == set(names[: len(found)]) and len(found) > 1:
+            return found
+    return ()
+
+
+def _vector_name(vector: Sequence[str]) -> str:
+    return "velocity" if velocity_in(vector) else f"({', '.join(vector)})"
 
 
 @dataclass(frozen=True)
@@ -74,6 +91,10 @@ class Task:
     """Given fields whose mean over the points is also embedded, beside the time: a Reynolds number, a frequency."""
     skip: int = 0
     """Frames before the first evaluated window: with a shorter history, the same frames are then predicted."""
+    vectors: tuple[tuple[str, ...], ...] = ()
+    """Targets that are the components of one vector: a group in loss and metrics, as velocity_x, ... always are."""
+    mask: str | None = None
+    """A given field that is 1 in a solid and 0 in the fluid: only the fluid counts in statistics, loss and metrics."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -84,11 +105,31 @@ class Task:
                     f"The condition {name} of {self.name} must be an input that is not predicted, named once; "
                     f"these are given: {', '.join(given) or 'none'}."
                 )
-        for name in ("history", "block", "horizon", "train", "test", "stride", "time_stride", "space_stride"):
+        for name in ("history", "block", "horizon", "train", "stride", "time_stride", "space_stride"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} of {self.name} is {getattr(self, name)}; it must be at least 1.")
-        if self.skip < 0:
-            raise ValueError(f"skip of {self.name} is {self.skip}; it must be at least 0.")
+        for name in ("test", "skip"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} of {self.name} is {getattr(self, name)}; it must be at least 0.")
+        if self.mask is not None and self.mask not in given:
+            raise ValueError(
+                f"The mask {self.mask} of {self.name} must be an input that is not predicted; these are given: "
+                f"{', '.join(given) or 'none'}."
+            )
+        if self.mask is not None and self.normaliser == "pixel":
+            raise ValueError(
+                f'The normaliser "pixel" of {self.name} has statistics at each point, and a solid has none; choose '
+                '"channel".'
+            )
+        components = [name for vector in self.vectors for name in vector]
+        for name in components:
+            if name not in self.targets or components.count(name) > 1:
+                raise ValueError(
+                    f"The component {name} of a vector must be a target, named once; the targets of {self.name} are "
+                    f"{', '.join(self.targets)}."
+                )
+        if any(len(vector) < 2 for vector in self.vectors):
+            raise ValueError(f"A vector of {self.name} has one component; name at least two, or leave it out.")
         if self.block > self.horizon:
             raise ValueError(f"{self.name} predicts {self.block} frames a call but is evaluated over {self.horizon}.")
         if not self.steady and self.inputs[: len(self.targets)] != self.targets:
@@ -96,6 +137,16 @@ class Task:
                 f"{self.name} feeds its forecasts back, so its inputs must begin with its targets "
                 f"({', '.join(self.targets)}); what follows them is given and stays as it is."
             )
+
+    @property
+    def groups(self) -> dict[str, tuple[int, ...]]:
+        """The targets that belong together, see `field_groups`."""
+        return field_groups(self.targets, self.vectors)
+
+    @property
+    def mask_channel(self) -> int | None:
+        """The place of the mask among the inputs."""
+        return None if self.mask is None else self.inputs.index(self.mask)
 
     @property
     def in_channels(self) -> int:

@@ -99,6 +99,8 @@ def refused(call, folder, made, *says, which=("evaluate", "diagnose", "train")):
         {"path": ["a"]},
         {"path": "a\0b"},
         {"fingerprint": {}},
+        {"fields": "u"},
+        {"test": {"path": "a.h5", "fingerprint": "0", "count": "many", "frames": 4}},
     ],
 )
 def test_wrong_types_in_data_json(call, copy, made, change):

@@ -9,6 +9,17 @@ from typing import Annotated
 import typer
 
 from sigmasolver.cli.app import Cohort, Dtype, OldSplit, Settings, Split, Steady, app, device_of
+from sigmasolver.cli.own_data import (
+    Axes,
+    Boundary,
+    Mask,
+    SkipBad,
+    TimeStep,
+    Units,
+    names_of,
+    reading_of,
+    say_imported,
+)
 from sigmasolver.cli.terminal import console, print_summary, progress
 
 __all__ = ["import_data", "inspect", "simulate", "windows"]
@@ -82,20 +93,22 @@ def import_data(
     kind: Annotated[str | None, typer.Option(help="Format of the source, if it cannot be inferred.")] = None,
     fields: Annotated[str | None, typer.Option(help="Your own arrays: the fields to take, such as u,v.")] = None,
     steady: Steady = None,
+    axes: Axes = None,
+    boundary: Boundary = None,
+    dt: TimeStep = None,
+    units: Units = None,
+    mask: Mask = None,
+    skip_bad: SkipBad = False,
     dtype: Dtype = "float32",
 ) -> None:
     """Convert public files (FNO, FactFormer) or your own arrays into a store."""
     from sigmasolver.data.formats import import_data as convert
 
+    reading = reading_of(names_of(fields), steady, axes, boundary, dt, units, mask, skip_bad)
     with progress("importing", None) as move:
-        names = [name.strip() for name in fields.split(",")] if fields else None
-        made = convert(sources, out, kind, dtype, move, names, steady)
-    screen = console()
-    shape = " × ".join(map(str, made.shape))
-    screen.print(f"{out}: {made.count} trajectories of {shape} from {made.kind}", soft_wrap=True)
-    for note in made.notes:
-        screen.print(f"  {note}", soft_wrap=True)
-    screen.print(f"fingerprint {made.fingerprint}", soft_wrap=True)
+        made = convert(sources, out, kind, dtype, move, reading=reading)
+    say_imported(made)
+    console().print(f"fingerprint {made.fingerprint}", soft_wrap=True)
 
 
 @app.command()

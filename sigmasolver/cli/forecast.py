@@ -29,7 +29,7 @@ def forecast(
         Path | None,
         typer.Option(
             "--input",
-            help="Initial frames: .npy, .npz, .h5 or a store; default: those shipped with a pretrained model.",
+            help="Initial frames, in any form of `train --data`; default: those shipped with a pretrained model.",
         ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Frames to forecast; default: the task's horizon.")] = None,

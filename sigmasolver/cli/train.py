@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sigmasolver.cli.app import Device, Settings, Steady, app, device_of
-from sigmasolver.cli.terminal import console, progress, training
+from sigmasolver.cli.own_data import (
+    Axes,
+    Boundary,
+    Mask,
+    SkipBad,
+    TimeStep,
+    Units,
+    as_store,
+    names_of,
+    reading_of,
+)
+from sigmasolver.cli.terminal import console, training
 
 if TYPE_CHECKING:
+    from sigmasolver.data.formats import Reading
     from sigmasolver.parallel import World
     from sigmasolver.recipes import Recipe
     from sigmasolver.runs import Run
@@ -44,6 +55,23 @@ def train(
     fields: Annotated[str | None, typer.Option(help="Own data: the fields to use, such as u,v.")] = None,
     targets: Annotated[str | None, typer.Option(help="Own data: fields to predict; the rest are inputs only.")] = None,
     steady: Steady = None,
+    axes: Axes = None,
+    boundary: Boundary = None,
+    dt: TimeStep = None,
+    units: Units = None,
+    vector: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Own data: fields that are one vector in loss and metrics, such as u,v; repeatable; none: no vector.",
+        ),
+    ] = None,
+    mask: Mask = None,
+    skip_bad: SkipBad = False,
+    test: Annotated[int | None, typer.Option(help="Own data: trajectories kept for the test; 0: train on all.")] = None,
+    test_data: Annotated[
+        Path | None, typer.Option(help="Own data: other data to test on; all of --data is trained on.")
+    ] = None,
     history: Annotated[int | None, typer.Option(help="Own data: frames the model sees.")] = None,
     block: Annotated[int | None, typer.Option(help="Own data: frames it predicts in one call.")] = None,
     horizon: Annotated[int | None, typer.Option(help="Own data: frames that are evaluated.")] = None,
@@ -65,13 +93,13 @@ def train(
     deadline = Deadline(minutes)
     own = {
         "--fields": fields, "--targets": targets, "--history": history, "--block": block, "--horizon": horizon,
-        "--steady": steady,
+        "--steady": steady, "--vector": vector, "--mask": mask, "--test": test, "--test-data": test_data,
     }  # fmt: skip
     with join(device_of(device)) as world:
         execution = Execution(world, engine_of(engine, world), shard)
         if resume is not None:
-            given = (task, out, settings, model, seed, *own.values())
-            if any(value is not None for value in given):
+            given = (task, out, settings, model, seed, axes, boundary, dt, units, *own.values())
+            if skip_bad or any(value is not None for value in given):
                 raise ValueError("A resumed run keeps its recipe; use --resume alone, or with --data and --device.")
             with training(world) as watch:
                 resume_run(Run(resume), data, execution, watch, deadline.passed)
@@ -85,50 +113,68 @@ def train(
             raise ValueError(
                 f"{named} is only for your own data; change a task with --set, such as --set task.history=4."
             )
-        if published is not None:
-            store, recipe = _as_store(data, out, None, None, None, world), published
-        else:
+        if test and test_data is not None:
+            raise ValueError("The test data have a file of their own, so all of --data trains; leave --test out.")
+        names, predicted = names_of(fields), names_of(targets)
+        if names and predicted:
+            names = tuple(dict.fromkeys((*names, *predicted)))
+        reading = reading_of(names, steady, axes, boundary, dt, units, mask, skip_bad)
+        store = as_store(data, out / "data.h5", reading, world, own=task is None)
+        tested = None
+        if test_data is not None:
+            tested = as_store(test_data, out / "test.h5", reading, world, own=True)
+        if published is None:
             choices = UserChoices(
                 data.resolve().stem,
-                _names(fields),
-                _names(targets),
-                history,
-                block,
-                horizon,
-                model or "transolver-sigma",
-                seed,
+                fields=reading.fields,
+                targets=predicted,
+                history=history,
+                block=block,
+                horizon=horizon,
+                model=model or "transolver-sigma",
+                seed=seed,
+                vectors=_vectors(vector),
+                mask=mask,
+                test=test if tested is None else 0,
             )
-            store, recipe = _infer(data, out, choices, steady, settings or [], world)
+            recipe = changed(_infer(store, choices, reading, world), settings or [])
+        else:
+            recipe = published
+        _say_plan(recipe, store, tested, world)
         with training(world) as watch:
-            train_run(recipe, store, Run(out), execution, watch, deadline.passed)
+            train_run(recipe, store, Run(out), execution, watch, deadline.passed, tested)
         say_trained(Run(out), world)
 
 
-def _infer(
-    data: Path, out: Path, choices: UserChoices, steady: bool | None, settings: list[str], world: World
-) -> tuple[Path, Recipe]:
-    """The store and the recipe for a user's own data; every choice is printed."""
+def _infer(store: Path, choices: UserChoices, reading: Reading, world: World) -> Recipe:
+    """The recipe for a user's own data."""
     from sigmasolver.data.formats import open_data
-    from sigmasolver.recipes import changed
     from sigmasolver.train.infer_recipe import infer_recipe
 
-    if choices.fields and choices.targets:
-        choices = replace(choices, fields=tuple(dict.fromkeys((*choices.fields, *choices.targets))))
-    # Nothing here is a public data set, though its shape may look like one.
-    store = _as_store(data, out, "arrays" if data.suffix != ".mat" else None, choices.fields, steady, world)
     with open_data(store) as reader:
-        if steady and (frames := len(reader.header.layout.times)) > 1:
-            raise ValueError(f"{data} is a store of {frames} frames, not steady; import its source with --steady.")
-        recipe, notes = infer_recipe(reader.header, len(reader), choices, world.device.type == "cuda")
-    recipe = changed(recipe, settings)
-    notes += [f"then set: {', '.join(settings)}"] if settings else []
-    for note in notes if world.first else ():
-        console().print(f"  {note}", soft_wrap=True)
-    return store, recipe
+        if reading.steady and (frames := len(reader.header.layout.times)) > 1:
+            raise ValueError(f"{store} is a store of {frames} frames, not steady; import its source with --steady.")
+        if choices.test is not None and reader.published_split is not None:
+            raise ValueError(f"{store} says itself which trajectories test; leave --test and --test-data out.")
+        return infer_recipe(reader.header, len(reader), choices, world.device.type == "cuda")[0]
 
 
-def _names(text: str | None) -> tuple[str, ...] | None:
-    return tuple(name.strip() for name in text.split(",")) if text else None
+def _say_plan(recipe: Recipe, store: Path, test: Path | None, world: World) -> None:
+    """What the training will do, once everything is set."""
+    from sigmasolver.data.formats import open_data
+    from sigmasolver.train.infer_recipe import describe_recipe
+
+    with open_data(store) as reader:
+        lines = describe_recipe(recipe, reader.header, recipe.split_of(reader))
+    for line in lines if world.first else ():
+        more = f"; tested on {test}" if test is not None and line.startswith("split") else ""
+        console().print(f"  {line}{more}", soft_wrap=True)
+
+
+def _vectors(texts: list[str] | None) -> tuple[tuple[str, ...], ...] | None:
+    if texts is None:
+        return None
+    return tuple(names for text in texts if text.strip() != "none" and (names := names_of(text)))
 
 
 def engine_of(text: str, world: World) -> str:
@@ -136,37 +182,6 @@ def engine_of(text: str, world: World) -> str:
     if text != "auto":
         return text
     return "graph" if world.device.type == "cuda" and world.size == 1 else "eager"
-
-
-def _as_store(
-    data: Path, out: Path, kind: str | None, names: tuple[str, ...] | None, steady: bool | None, world: World
-) -> Path:
-    """The data as a store: itself, or imported into the run folder."""
-    from sigmasolver.data.formats import import_data as convert
-    from sigmasolver.data.formats import is_read_in_place
-    from sigmasolver.data.formats.hdf5 import is_store
-    from sigmasolver.data.header import OtherStoreError
-
-    if not data.exists():
-        raise ValueError(f"There is no file or folder {data}.")
-    if is_store(data) or is_read_in_place(data):
-        return data
-    store = out / "data.h5"
-    if world.first:
-        with progress("importing", None) as move:
-            try:
-                made = convert(data, store, kind, progress=move, names=names, steady=steady)
-            except OtherStoreError:
-                if (out / "recipe.json").exists():
-                    raise
-                store.unlink()  # what an earlier command imported before it failed; no run stands on it
-                made = convert(data, store, kind, progress=move, names=names, steady=steady)
-        shape = " × ".join(map(str, made.shape))
-        console().print(f"{store}: {made.count} trajectories of {shape} from {made.kind}", soft_wrap=True)
-        for note in made.notes:
-            console().print(f"  {note}", soft_wrap=True)
-    world.wait()
-    return store
 
 
 def say_trained(run: Run, world: World) -> None:

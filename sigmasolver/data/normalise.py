@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sigmasolver.data.mask import in_fluid
 from sigmasolver.data.moments import merge
 from sigmasolver.data.windows import Windows
 from sigmasolver.settings import check_types, lookup, suggest
@@ -195,12 +196,16 @@ class TimeScale:
         return TimeScale(first, (last - first) / (len(times) - 1) if len(times) > 1 else 1.0)
 
 
-def fit(kind: str, windows: Windows) -> tuple[Normaliser, Normaliser]:
+def fit(kind: str, windows: Windows, mask: str | None = None) -> tuple[Normaliser, Normaliser]:
     """The normalisers of the inputs and of the targets, from the whole trajectories behind these training windows.
 
-    Reads every trajectory once, thinned as the windows are.
+    Reads every trajectory once, thinned as the windows are. With a `mask` the fluid points alone count.
     """
-    both = fit_trajectories(kind, windows.fields, windows.each())
+    trajectories = windows.each_finite("training")
+    if mask is not None:
+        channel = windows.fields.index(mask)
+        trajectories = (in_fluid(values, values[0, ..., channel] < 0.5) for values in trajectories)
+    both = fit_trajectories(kind, windows.fields, trajectories)
     return both.select(windows.spec.inputs), both.select(windows.spec.targets)
 
 

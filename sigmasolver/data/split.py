@@ -60,13 +60,14 @@ class Split:
 
 
 def split(count: int, train: int, test: int, validation: float = 0.1, digests: Sequence[bytes] | None = None) -> Split:
-    """The first `train` of `count` trajectories to train on, the last `test` to test on, as the benchmarks do.
+    """The first `train` of `count` trajectories to train on, the last `test` to test on, as the benchmarks do; none
+    test where these lie in a file of their own.
 
     The end of the training part validates: `validation` trajectories of it, or this fraction when below 1 (at least
     one trajectory, unless 0). With a store's `digests`, also checked for the same trajectory under two numbers.
     """
-    if train < 1 or test < 1:
-        raise ValueError(f"{train} trajectories to train and {test} to test were asked for; ask for at least one each.")
+    if train < 1 or test < 0:
+        raise ValueError(f"{train} trajectories to train and {test} to test were asked for; ask for at least 1 and 0.")
     if train + test > count:
         raise ValueError(
             f"{train} trajectories to train and {test} to test are {train + test}, but there are only {count}."

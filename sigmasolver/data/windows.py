@@ -272,16 +272,24 @@ class Windows:
             return None
         return tuple(len(axis) * float(axis[1] - axis[0]) if len(axis) > 1 else 1.0 for axis in self.coordinates)
 
-    def check_finite(self, part: str) -> None:
-        """Read every trajectory of this `part` of a split; the first value that is not finite is named."""
+    def each_finite(self, part: str) -> Iterator[torch.Tensor]:
+        """Like `each`; the first value of this `part` of a split that is not finite is named."""
         for trajectory, values in zip(self.trajectories, self.each(), strict=True):
             finite = values.isfinite()
             if not bool(finite.all()):
                 frame, *_, field = (int(one) for one in (~finite).nonzero()[0])
+                path = getattr(self.source, "path", None)
                 raise ValueError(
-                    f"{part.capitalize()} trajectory {trajectory} holds values that are not finite, the first in frame "
-                    f"{frame * self.spec.time_stride} of {self.fields[field]}; leave it out."
+                    f"{part.capitalize()} trajectory {trajectory}{f' of {path}' if path else ''} holds values that are "
+                    f"not finite, the first in frame {frame * self.spec.time_stride} of {self.fields[field]}; leave it "
+                    "out, as `train --skip-bad` does."
                 )
+            yield values
+
+    def check_finite(self, part: str) -> None:
+        """Read every trajectory of this `part` of a split; the first value that is not finite is named."""
+        for _ in self.each_finite(part):
+            pass
 
     def refuse_non_finite(self, indices: torch.Tensor, *frames: torch.Tensor) -> None:
         """`frames` (B, ...) of the windows `indices`: one that is not finite is named by its trajectory."""

@@ -13,6 +13,8 @@ or on how many processes shared the windows. Only predicted frames are measured,
                            with the name of a group: its part of the sum
     blow_up, survived      share of forecasts that blew up, mean number of leads before
 
+Where the task has a mask, the fluid points of each window count alone; in Fourier space the solid is zero in both.
+
 Every run is measured against a yardstick that has learned nothing: persistence (the last given frame stays), or for a
 steady task the mean of the training targets (with the normalisers none and box-cox: what their zero stands for).
 """
@@ -20,7 +22,7 @@ steady task the mean of the training targets (with the normalisers none and box-
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,14 +30,22 @@ from typing import Any
 import torch
 
 from sigmasolver.data.domain import Domain
-from sigmasolver.data.formats import open_data
+from sigmasolver.data.formats import opened
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import shape_text
+from sigmasolver.data.mask import fluid_of, in_fluid, zero_in_solid
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import Forecaster, rollout
-from sigmasolver.forecast.checkpoint import data_of, load, recipe_in, refuse_other_domain
+from sigmasolver.forecast.checkpoint import (
+    data_of,
+    evaluation_data_of,
+    load,
+    reading_in,
+    recipe_in,
+    refuse_other_domain,
+)
 from sigmasolver.forecast.replay import Replay, check_precision
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.parallel import World
@@ -66,6 +76,8 @@ UNSAID: dict[str, Any] = {"forecast_precision": "float32", "cohort": None}
 """What records mean that do not say it, being older than the choice."""
 Measures = dict[str, torch.Tensor]
 """By name, each with one entry per window: (n, ...)."""
+Vectors = Sequence[Sequence[str]]
+"""Names of the fields that are components of one vector."""
 
 
 @dataclass(frozen=True)
@@ -119,21 +131,22 @@ def evaluate_run(
     """
     request, world = request or Request(), world or World()
     recipe = recipe_in(run)
-    with open_data(data_of(run) if path is None else path) as store:
+    place = Path(path) if path is not None else evaluation_data_of(run) if request.part == "test" else data_of(run)
+    with opened(place, *reading_in(run, recipe)) as store:
         windows = windows_of(run, recipe, store, request)
         differs = None
         if run.read_json("data.json").get("fingerprint") != store.fingerprint:
             found = Domain.of(store.header.layout, windows.fields, windows.times)
-            differs = refuse_other_domain(run, recipe, store.path, found, anyway)
+            differs = refuse_other_domain(run, recipe, place, found, anyway)
         source = source_of(run, recipe, windows, request, store.fingerprint)
         done = _done(run, source)
         if done:
             return done
         forecaster = Replay(load(run.path, world.device), request.precision)
         with matmul_precision("float32"):
-            measured = measure(forecaster, windows, request, world, tick)
+            measured = measure(forecaster, windows, request, world, tick, recipe.task.vectors)
         parameters = sum(p.numel() for p in forecaster.model.parameters())
-    step = windows.times[1] - windows.times[0] if len(windows.times) > 1 else 1.0
+    task, step = recipe.task, windows.times[1] - windows.times[0] if len(windows.times) > 1 else 1.0
     facts = {**source, **provenance(world.device)}
     if differs is not None:
         facts["anyway"] = differs
@@ -142,7 +155,7 @@ def evaluate_run(
         {**facts, **who, "metric": "parameters", "field": None, "lead": None, "value": parameters}
     ]
     for one, measures in zip((who, {"model": yardstick(recipe), "seed": None}), measured, strict=True):
-        rows += [{**facts, **one, **row} for row in rows_of(measures, recipe.task.targets, float(step))]
+        rows += [{**facts, **one, **row} for row in rows_of(measures, task.targets, float(step), task.vectors)]
     if world.first:
         with run.held("records", wait=True):
             if not _done(run, source):  # another process may have measured the same in the meantime
@@ -155,9 +168,10 @@ def records_of_test_part(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
     """The records of free float32 forecasts of the whole test part by the weights that the run holds; none: not
     evaluated, or with other options."""
     data = run.read_json("data.json")
+    test = data.get("test")  # data of their own
     wanted = {
         "weights": run.digest,
-        "data": data.get("fingerprint"),
+        "data": (test or data).get("fingerprint"),
         "part": "test",
         "protocol": "free",
         "horizon": recipe.task.horizon,
@@ -166,8 +180,8 @@ def records_of_test_part(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
         "cohort": None,
     }
     if "frames" in data:  # older runs do not tell how long their trajectories are
-        starts = recipe.evaluation_windows().starts_in(data["frames"])
-        wanted["windows"] = starts * len(data["parts"]["test"])
+        starts = recipe.evaluation_windows().starts_in((test or data)["frames"])
+        wanted["windows"] = starts * (test["count"] if test else len(data["parts"]["test"]))
     return [row for row in read_records(run.records) if wanted.items() <= {**UNSAID, **row}.items()]
 
 
@@ -239,7 +253,8 @@ def _windows_of_part(run: Run, recipe: Recipe, store: Reader, request: Request) 
     if facts.get("fingerprint") == store.fingerprint:
         trajectories = facts.get("parts", {}).get(request.part)
         if not trajectories:
-            raise ValueError(f"The run {run.path} has no {request.part} part; choose another.")
+            more = ", or name other data with --data" if request.part == "test" else ""
+            raise ValueError(f"The run {run.path} has no {request.part} part; choose another{more}.")
         return Windows(store, trajectories, spec)
     if request.part != "test":
         raise ValueError(f"All trajectories of {store.path} are the test of {run.path}; leave the part out.")
@@ -306,8 +321,9 @@ def measure(
     request: Request,
     world: World,
     tick: Callable[[int, int], None] | None = None,
+    vectors: Vectors = (),
 ) -> tuple[Measures, Measures]:
-    """The measures of every window, for the forecaster and for the yardstick."""
+    """The measures of every window, for the forecaster and for the yardstick; `vectors` as in `tasks.field_groups`."""
     chosen = spread_evenly(len(windows), request.windows)
     if len(chosen) < world.size:
         raise ValueError(f"{len(chosen)} windows are too few for {world.size} processes; start fewer.")
@@ -317,9 +333,15 @@ def measure(
         history, future = (one.to(world.device) for one in windows.batch(indices))
         windows.refuse_non_finite(indices, history, future)
         times = windows.frame_times(indices)
+        fluid = None
+        if forecaster.mask is not None:
+            fluid = fluid_of(history, forecaster.inputs.fields.index(forecaster.mask))
+            fluid = None if bool(fluid.all()) else fluid
         with torch.no_grad():
             for part, frames in zip(parts, predict(forecaster, history, future, request.protocol, times), strict=True):
-                part.append(_measured(frames, future, forecaster, windows.sides))
+                measures = _measured_at_points(frames, future, forecaster, vectors, fluid)
+                measures |= _measured_in_fourier(frames, future, windows.sides, fluid)
+                part.append({name: values.cpu() for name, values in measures.items()})
         if tick is not None:
             tick(min((number + 1) * request.batch, len(mine)) * world.size, len(chosen))
     gathered = [
@@ -328,11 +350,27 @@ def measure(
     return gathered[0], gathered[1]
 
 
-def _measured(
-    predicted: torch.Tensor, true: torch.Tensor, forecaster: Forecaster, sides: tuple[float, ...] | None
+def _measured_at_points(
+    predicted: torch.Tensor,
+    true: torch.Tensor,
+    forecaster: Forecaster,
+    vectors: Vectors,
+    fluid: torch.Tensor | None,
 ) -> Measures:
+    """What is defined on any set of points: on all of them, or on the `fluid` ones (B, 1, *grid, 1) of each sample."""
+    if fluid is not None:
+        points = fluid[:, 0, ..., 0]
+        samples = [
+            _measured_at_points(in_fluid(one, where)[None], in_fluid(other, where)[None], forecaster, vectors, None)
+            for one, other, where in zip(predicted, true, points, strict=True)
+        ]
+        return {name: torch.cat([sample[name] for sample in samples]) for name in samples[0]}
     blown, survived = metrics.blow_up(predicted, true)
-    measures = {
+    groups = list(field_groups(forecaster.targets.fields, vectors).values())
+    together = [channel for group in groups for channel in group]  # members of a group need not be neighbours
+    first = forecaster.targets.encode_forecast(predicted)[..., together]
+    second = forecaster.targets.encode(true)[..., together]
+    return {
         "relative_l2": metrics.relative_l2(predicted, true),
         "relative_l2_lead": metrics.relative_l2_per_lead(predicted, true),
         "relative_l2_joint": metrics.relative_l2_joint(predicted, true),
@@ -342,22 +380,31 @@ def _measured(
         "constant_lead": metrics.is_constant(true).double(),
         "blow_up": blown.double(),
         "survived": survived.double(),
+        "grouped": metrics.grouped_squared_error(first, second, [len(group) for group in groups]),
     }
-    groups = list(field_groups(forecaster.targets.fields).values())
-    together = [channel for group in groups for channel in group]  # members of a group need not be neighbours
-    first, second = forecaster.targets.encode_forecast(predicted), forecaster.targets.encode(true)
-    sizes = [len(group) for group in groups]
-    measures["grouped"] = metrics.grouped_squared_error(first[..., together], second[..., together], sizes)
+
+
+def _measured_in_fourier(
+    predicted: torch.Tensor, true: torch.Tensor, sides: tuple[float, ...] | None, fluid: torch.Tensor | None
+) -> Measures:
+    measures = {}
+    if fluid is not None:
+        predicted, true = zero_in_solid(predicted, fluid), zero_in_solid(true, fluid)
     if true.shape[1] > 1:
         measures["fourier"] = metrics.fourier_energy(predicted - true)
     if sides is not None:
         measures["spectrum_error_lead"] = metrics.relative_spectrum_error(predicted, true, sides)
-    return {name: values.cpu() for name, values in measures.items()}
+    return measures
 
 
-def rows_of(measures: Mapping[str, torch.Tensor], fields: tuple[str, ...], step: float) -> list[dict[str, Any]]:
-    """Tidy rows: metric, field, lead (counted from 1), value, deviation over windows. Not finite becomes null."""
-    rows = []
+def rows_of(
+    measures: Mapping[str, torch.Tensor], fields: tuple[str, ...], step: float, vectors: Vectors = ()
+) -> list[dict[str, Any]]:
+    """Tidy rows: metric, field, lead (counted from 1), value, deviation over windows. Not finite becomes null.
+
+    Fields that belong together, among them the components of `vectors`, have rows of their mean too.
+    """
+    rows, named = [], _named(fields, vectors)
 
     def add(metric: str, field: str | None, lead: int | None, value: float, deviation: float | None = None) -> None:
         finite = math.isfinite(value)
@@ -367,7 +414,7 @@ def rows_of(measures: Mapping[str, torch.Tensor], fields: tuple[str, ...], step:
 
     def add_ratio(metric: str, values: torch.Tensor, lead: int | None) -> None:
         """(n, q): mean over windows of each field, and of the mean over fields that belong together."""
-        for name, members in _named(fields):
+        for name, members in named:
             each = metrics.component_mean(values, members)
             add(metric, name, lead, float(each.mean()), float(each.std()) if len(each) > 1 else None)
 
@@ -379,7 +426,7 @@ def rows_of(measures: Mapping[str, torch.Tensor], fields: tuple[str, ...], step:
         if metric in measures:
             for lead, values in enumerate(measures[metric].unbind(1), start=1):
                 add_ratio(metric, values, lead)
-    for name, members in _named(fields):
+    for name, members in named:
         squared, absolute = (measures[key][..., list(members)] for key in ("squared", "absolute"))
         add("rmse", name, None, _root_mean(squared))
         add("mae", name, None, float(metrics.mean_except(absolute)))
@@ -419,9 +466,9 @@ def _add_correlation(
     add("correlation_time", name, None, float(metrics.correlation_time(mean, times)))
 
 
-def _named(fields: tuple[str, ...]) -> list[tuple[str, tuple[int, ...]]]:
+def _named(fields: tuple[str, ...], vectors: Vectors) -> list[tuple[str, tuple[int, ...]]]:
     """Every field, every group of several, and all of them."""
     names = {name: (channel,) for channel, name in enumerate(fields)}
-    groups = {name: group for name, group in field_groups(fields).items() if len(group) > 1}
+    groups = {name: group for name, group in field_groups(fields, vectors).items() if len(group) > 1}
     whole = {"all": tuple(range(len(fields)))} if len(fields) > 1 else {}
     return list((names | groups | whole).items())

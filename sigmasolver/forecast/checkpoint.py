@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from sigmasolver.data.domain import Domain
+from sigmasolver.data.formats import Reading
 from sigmasolver.data.normalise import Normaliser, TimeScale
 from sigmasolver.forecast import Forecaster
 from sigmasolver.models import build_solver, list_models
@@ -23,10 +24,12 @@ __all__ = [
     "build",
     "data_of",
     "domain_of",
+    "evaluation_data_of",
     "load",
     "not_compared",
     "read_normalisers",
     "read_time_scale",
+    "reading_in",
     "recipe_in",
     "refuse_beyond_limits",
     "refuse_other_domain",
@@ -57,6 +60,7 @@ def build(recipe: Recipe, inputs: Normaliser, targets: Normaliser, time_scale: T
         history=task.history,
         time_scale=scale,
         embedded=task.conditions,
+        mask=task.mask,
     )
 
 
@@ -108,7 +112,28 @@ def refuse_unregistered(run: Run, recipe: Recipe) -> None:
 
 def data_of(run: Run) -> Path:
     """The file that a run learns from."""
-    named = run.read_json("data.json").get("path")
+    return _place(run, run.read_json("data.json").get("path"))
+
+
+def evaluation_data_of(run: Run) -> Path:
+    """The file that a run is tested on: one of its own, or that of the training."""
+    test = run.read_json("data.json").get("test")
+    return _place(run, test.get("path")) if isinstance(test, dict) else data_of(run)
+
+
+def reading_in(run: Run, recipe: Recipe) -> tuple[Reading, str | None]:
+    """How files like the training data of a run are to be read, and their kind where they are the user's own arrays."""
+    facts, task = run.read_json("data.json"), recipe.task
+    said = facts.get("reading")
+    plain = {"fields": facts.get("fields"), "steady": task.steady, "mask": task.mask}
+    try:
+        reading = from_plain(Reading, plain | (said if isinstance(said, dict) else {}))
+    except ValueError as error:
+        raise ValueError(f"data.json of {run.path} cannot be used: {error}") from None
+    return reading, "arrays" if facts.get("source") == "arrays" else None
+
+
+def _place(run: Run, named: object) -> Path:
     if not isinstance(named, str):
         raise ValueError(f"data.json of {run.path} does not name a file; name it with --data.")
     path = run.path / named  # data inside the folder move with it

@@ -13,13 +13,23 @@ import numpy as np
 import torch
 
 from sigmasolver.data.domain import Domain, time_steps
+from sigmasolver.data.formats import Reading, opened
 from sigmasolver.data.formats.hdf5 import is_store
-from sigmasolver.data.formats.history import read_history, read_times
+from sigmasolver.data.formats.history import history_of, read_history, read_times
+from sigmasolver.data.formats.user_arrays import SUFFIXES
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.normalise import TimeScale
+from sigmasolver.data.reader import Reader
 from sigmasolver.data.store import open_store, write_store
-from sigmasolver.forecast.checkpoint import domain_of, load, not_compared, recipe_in, refuse_other_domain
+from sigmasolver.forecast.checkpoint import (
+    domain_of,
+    load,
+    not_compared,
+    reading_in,
+    recipe_in,
+    refuse_other_domain,
+)
 from sigmasolver.forecast.replay import Replay
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_facts
@@ -72,7 +82,7 @@ def forecast_file(
     recipe = recipe_in(run)
     task = recipe.task
     forecaster = Replay(load(path, device), precision)
-    given = _read(start, task)
+    given = _given(run, recipe, start)
     _refuse_too_long(steps, given, len(task.targets))
     known = domain_of(run)
     differs = _check_domain(run, recipe, known, start, given, anyway)
@@ -81,6 +91,9 @@ def forecast_file(
         times = _times(start, given, layout, forecaster.time_scale)
         layout = replace(layout, times=times[1:])
     said, frames = given.said, []
+    if task.mask is not None:
+        kept = "zero" if task.steady else "as in the last given frame"
+        said.append(f"where {task.mask} is 1 the forecast is {kept}")
     for number, one in enumerate(given.history, start=1):
         result = forecaster.rollout(one[None].to(device), steps, time=None if times is None else times[None])
         frames.append(result.frames.cpu().numpy())
@@ -115,14 +128,26 @@ def write_forecast(out: Path, predicted: np.ndarray, layout: Layout, parameters:
     return f"{out}: {shape} (trajectories, frames, grid, fields {', '.join(layout.fields)})"
 
 
-def _read(start: Path, task: Task) -> Start:
+def _given(run: Run, recipe: Recipe, start: Path) -> Start:
+    """The frames in whatever `train --data` takes; a file of arrays may hold one history alone, too."""
+    reading, kind = reading_in(run, recipe) if (run.path / "data.json").exists() else (Reading(), None)
+    arrays = start.suffix.lower() in SUFFIXES and not start.is_dir() and reading.axes is None
+    if is_store(start) or arrays or not start.exists():
+        return _read(start, recipe.task, None)
+    with opened(start, reading, kind) as reader:
+        return _read(start, recipe.task, reader)
+
+
+def _read(start: Path, task: Task, reader: Reader | None) -> Start:
     """The newest frames of the file, as far apart in time and space as those that the run learned from.
 
     A store is thinned in time as the run's data were, unless it is a forecast; frames in plain arrays are taken as
     they are. The grid is thinned where that gives the run's own.
     """
-    values = read_history(start, task.inputs, len(task.grid), task.steady)
-    header = _header(start)
+    if reader is None:
+        values, header = read_history(start, task.inputs, len(task.grid), task.steady), _header(start)
+    else:
+        values, header = history_of(reader, start, task.inputs, len(task.grid)), reader.header
     frames, grid = values.shape[1], values.shape[2:-1]
     apart = 1 if header is None or header.source == SOURCE else task.time_stride
     needed = (task.history - 1) * apart + 1

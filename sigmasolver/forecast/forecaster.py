@@ -6,6 +6,7 @@ History and forecast are in physical units, `(B, frames, *grid, fields)`; the ne
 into channels, frame by frame. A rollout feeds every predicted block back: the last T_in frames of history and forecast
 are the next history. Because what is fed back went through the boundary operator in physical units, the next
 normalised history carries it too. Input fields beyond the targets are given, not predicted: they stay as they are.
+Where one of them is the mask of a solid, the solid keeps the values of the last given frame, or zero in a steady task.
 
 Letters: B batch, T frames, q fields.
 """
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from sigmasolver.data.mask import fluid_of
 from sigmasolver.data.normalise import Normaliser, TimeScale
 from sigmasolver.settings import lookup
 
@@ -49,7 +51,7 @@ class Forecaster(nn.Module):
 
     With a `time_scale` each call passes the physical time of the last given frame, one per sample, to the embedding of
     the model; without one the time is not looked at. `embedded` names input fields whose mean over the points, in
-    normalised units, follows the time there.
+    normalised units, follows the time there. `mask` names the input field that is 1 in a solid and 0 in the fluid.
     """
 
     def __init__(
@@ -63,8 +65,10 @@ class Forecaster(nn.Module):
         history: int | None = None,
         time_scale: TimeScale | None = None,
         embedded: tuple[str, ...] = (),
+        mask: str | None = None,
     ) -> None:
         super().__init__()
+        self.mask = mask
         self.history = history
         self.time_scale, self.embedded = time_scale, embedded
         self.model, self.inputs, self.targets, self.block = model, inputs, targets, block
@@ -84,6 +88,7 @@ class Forecaster(nn.Module):
             self.history,
             self.time_scale,
             self.embedded,
+            self.mask,
         )
 
     def rollout(
@@ -126,7 +131,14 @@ class Forecaster(nn.Module):
         # Under autocast a model answers in bf16, whose eight bits would be lost to a mean of many deviations.
         answer = (self.model(channels) if scalars is None else self.model(channels, scalars)).to(channels.dtype)
         frames = self.targets.decode(_unfold(answer, self.block))
-        return frames if self.boundary is None else self.boundary(frames, self.targets.fields)
+        frames = frames if self.boundary is None else self.boundary(frames, self.targets.fields)
+        return frames if self.mask is None else self._keep_solid(frames, history, self.mask)
+
+    def _keep_solid(self, frames: torch.Tensor, history: torch.Tensor, mask: str) -> torch.Tensor:
+        fluid, targets = fluid_of(history, self.inputs.fields.index(mask)), self.targets.fields
+        fed_back = self.inputs.fields[: len(targets)] == targets
+        held = history[:, -1:, ..., : len(targets)] if fed_back else torch.zeros_like(frames)
+        return torch.where(fluid, frames, held)
 
     def _scalars(self, encoded: torch.Tensor, time: torch.Tensor | None) -> torch.Tensor | None:
         """(B, n): the time, then the embedded fields; None where the model is told neither."""

@@ -70,6 +70,7 @@ class Replay(Forecaster):
             one.history,
             one.time_scale,
             one.embedded,
+            one.mask,
         )
         self.boundary, self.precision = one.boundary, precision
         self._parts = tuple(one.model.modules())

@@ -71,7 +71,7 @@ def _branch(kind: str, width: int, spec: BlockSpec, config: SolverConfig) -> nn.
         return nn.Identity()
     if kind == "spectral":
         config.check_modes()
-        return Branch(width, SpectralOperator(width, config.modes_per_axis))
+        return Branch(width, SpectralOperator(width, config.modes_per_axis, config.domain_padding))
     dropout = config.options.dropout
     return Branch(width, PhysicalOperator(width, config.heads, config.slices, config.padding, spec.update, dropout))
 

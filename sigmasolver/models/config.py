@@ -50,6 +50,8 @@ class Options:
     """Reference points per axis; None: 64, 8 or 4 for one, two or three axes."""
     padding: tuple[str, ...] | None = None
     """"zeros" or "circular" for each axis; None: zeros on all."""
+    domain_padding: float | tuple[float, ...] = 0.0
+    """Zeros behind each axis that is not circular, as a fraction of its points, in the Fourier transforms."""
     time_embedding: bool = False
     """The model is told the time of the last given frame."""
     dropout: float = 0.0
@@ -68,6 +70,9 @@ class Options:
         unknown = [kind for kind in self.padding or () if kind not in PADDINGS]
         if unknown:
             raise ValueError(f'padding has "{unknown[0]}"; choose "zeros" or "circular" for each axis.')
+        fractions = self.domain_padding if isinstance(self.domain_padding, tuple) else (self.domain_padding,)
+        if not all(0 <= fraction <= 2 for fraction in fractions):
+            raise ValueError(f"domain_padding is {self.domain_padding}; a fraction must be at least 0 and at most 2.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1.")
 
@@ -115,7 +120,12 @@ class SolverConfig:
                 f"width {self.width} is not divisible by 2 x heads = {2 * self.heads}: each half of the channels is "
                 f"split into heads; use a width such as {self._nearest_width()}."
             )
-        for name, value in (("modes", self.modes), ("padding", self.options.padding)):
+        options = self.options
+        for name, value in (
+            ("modes", self.modes),
+            ("padding", options.padding),
+            ("domain_padding", options.domain_padding),
+        ):
             if isinstance(value, tuple) and len(value) != self.axes:
                 raise ValueError(f"{name} has {len(value)} entries for {self.axes} axes; give one for each axis.")
         check_grid(self.grid, self.padding)
@@ -161,6 +171,13 @@ class SolverConfig:
     @property
     def padding(self) -> tuple[str, ...]:
         return self.options.padding or ("zeros",) * self.axes
+
+    @property
+    def domain_padding(self) -> tuple[float, ...]:
+        """Of each axis; 0 where it is periodic."""
+        given = self.options.domain_padding
+        fractions = given if isinstance(given, tuple) else (given,) * self.axes
+        return tuple(0.0 if end == "circular" else one for one, end in zip(fractions, self.padding, strict=True))
 
     @property
     def lattice(self) -> int:

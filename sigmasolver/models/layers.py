@@ -30,6 +30,7 @@ __all__ = [
     "distances",
     "distances_and_proportional",
     "draws_noise",
+    "extended",
     "linear",
     "padded",
     "perceptron",
@@ -96,6 +97,11 @@ def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
 def perceptron(inputs: int, inner: int, outputs: int, layer: Callable[[int, int], nn.Module] = linear) -> nn.Sequential:
     """Linear, GELU, Linear on the channels of every point; with `Linear` for `layer` it starts as torch's layers do."""
     return nn.Sequential(layer(inputs, inner), nn.GELU(), layer(inner, outputs))
+
+
+def extended(grid: Sequence[int], fractions: Sequence[float]) -> list[int]:
+    """Points per axis with these fractions of them added."""
+    return [points + round(fraction * points) for points, fraction in zip(grid, fractions, strict=True)]
 
 
 def padded(x: torch.Tensor, grid: Sequence[int]) -> torch.Tensor:

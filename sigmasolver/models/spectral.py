@@ -3,6 +3,9 @@
 V --+-- rFFT_1 -> lowest K_1 modes times W_1(k) -> irFFT_1 --+
     +-- rFFT_2 -> lowest K_2 modes times W_2(k) -> irFFT_2 --+--> sum
     +-- ...                                                --+
+
+On an axis that is not periodic, zeros may follow V before the transforms (`domain_padding`), so that its ends do not
+meet; the response is cropped to the points of V.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from sigmasolver.models.layers import cropped, extended, padded
 from sigmasolver.ops.fourier import axis_fourier
 
 __all__ = ["SpectralOperator"]
@@ -22,15 +26,20 @@ class SpectralOperator(nn.Module):
 
     The weights of one axis are reals of shape (modes, width, width, 2). A grid with fewer than `modes` modes on an
     axis uses the lowest ones it has. Real and imaginary parts start normal with deviation 0.02, as every
-    channel-mixing map of the family does.
+    channel-mixing map of the family does. `domain_padding` are fractions of the points of each axis; empty: none.
     """
 
-    def __init__(self, width: int, modes: Sequence[int]) -> None:
+    def __init__(self, width: int, modes: Sequence[int], domain_padding: Sequence[float] = ()) -> None:
         super().__init__()
+        self.domain_padding = tuple(domain_padding)
         self.weights = nn.ParameterList(nn.Parameter(torch.empty(K, width, width, 2)) for K in modes)
         self.operator = axis_fourier
         for weight in self.weights:
             nn.init.trunc_normal_(weight, std=0.02)
 
     def forward(self, V: torch.Tensor) -> torch.Tensor:
-        return self.operator(V, list(self.weights))
+        if not any(self.domain_padding):
+            return self.operator(V, list(self.weights))
+        grid = V.shape[1:-1]
+        longer = padded(V, extended(grid, self.domain_padding))
+        return cropped(self.operator(longer, list(self.weights)), grid).contiguous()

@@ -212,6 +212,8 @@ def build_solver(name: str, config: SolverConfig) -> nn.Module:
             f"{name} has no time embedding; set model.options.time_embedding=false and task.conditions=(), or choose "
             "another model."
         )
+    if any(config.domain_padding) and not any(hasattr(part, "domain_padding") for part in model.modules()):
+        raise ValueError(f"{name} has no Fourier transform to pad; set model.options.domain_padding=0.")
     return model
 
 

@@ -166,7 +166,18 @@ def _wrong_in_data(facts: Mapping[str, Any]) -> str | None:
         return "digests"
     if not _is_count(facts.get("frames", 0)):
         return "frames"
+    if not _are(_is_text, facts.get("fields", [])):
+        return "fields"
+    if "test" in facts and not _is_test(facts["test"]):
+        return "test"
     return next((key for key in ("path", "fingerprint") if not _is_text(facts.get(key, ""))), None)
+
+
+def _is_test(value: object) -> bool:
+    """Whether this says where test data of their own lie, and what they are."""
+    if not isinstance(value, dict) or not all(_is_text(value.get(key)) for key in ("path", "fingerprint")):
+        return False
+    return all(_is_count(value.get(key)) for key in ("count", "frames"))
 
 
 def _is_text(value: object) -> bool:

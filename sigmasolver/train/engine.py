@@ -43,7 +43,6 @@ from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
 from sigmasolver.seeds import hashed_seed
-from sigmasolver.tasks import field_groups
 from sigmasolver.train.capture import Capture
 from sigmasolver.train.objectives import Loss, direct, frame_by_frame, pushforward, teacher_forced
 
@@ -128,9 +127,10 @@ class Stepper:
         )
         for normaliser in (forecaster.inputs, forecaster.targets):
             normaliser.prepare(self.device)
-        groups = tuple(field_groups(recipe.task.targets).values())
-        of_normalised = None if train.loss == "relative_l2" else forecaster.targets
-        self.criterion = Loss(groups, train.derivative, of_normalised, train.loss == "absolute")
+        task, of_normalised = recipe.task, None if train.loss == "relative_l2" else forecaster.targets
+        self.criterion = Loss(
+            tuple(task.groups.values()), train.derivative, of_normalised, train.loss == "absolute", task.mask_channel
+        )
         self.random = train.noise > 0 or draws
         self._batches: Iterator[Pair] | None = None
         self._inputs: Any = None
@@ -227,7 +227,7 @@ class Stepper:
         train = self.recipe.train
         history, future = self.windows.batch(self._inputs) if isinstance(self.windows, Resident) else self._inputs
         if train.noise:
-            history = _with_noise(history, self.forecaster.inputs, train.noise)
+            history = _with_noise(history, self.forecaster.inputs, train.noise, self.recipe.task.mask_channel)
         parts = [(history, future, self._times)]
         if train.accumulate:
             parts = list(frame_by_frame(history, future, self._times))
@@ -293,6 +293,10 @@ def _checkpointed(forward: Callable[..., Any], draws: bool, *inputs: Any) -> Any
     return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=draws)
 
 
-def _with_noise(history: torch.Tensor, normaliser: Normaliser, deviation: float) -> torch.Tensor:
+def _with_noise(history: torch.Tensor, normaliser: Normaliser, deviation: float, mask: int | None) -> torch.Tensor:
     encoded = normaliser.encode(history)
-    return normaliser.decode(encoded + deviation * torch.randn_like(encoded))
+    noisy = normaliser.decode(encoded + deviation * torch.randn_like(encoded))
+    if mask is None:
+        return noisy
+    before, own, after = noisy[..., :mask], history[..., mask : mask + 1], noisy[..., mask + 1 :]
+    return torch.cat((before, own, after), dim=-1)  # a solid stays where it is

@@ -15,6 +15,7 @@ import torch
 from sigmasolver.data.domain import Domain, unevenly_spaced
 from sigmasolver.data.formats import open_data
 from sigmasolver.data.layout import shape_text
+from sigmasolver.data.mask import check_mask
 from sigmasolver.data.normalise import TimeScale, fit
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.split import Split
@@ -53,10 +54,11 @@ def train_run(
     execution: Execution | None = None,
     watch: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    test: str | Path | None = None,
 ) -> None:
     """Train by `recipe` on the store at `path`; a stopped run resumes, a finished one is left alone.
 
-    Once `stop()` is true the training keeps its state and returns.
+    Once `stop()` is true the training keeps its state and returns. `test` are data of their own to test on.
     """
     execution = Execution() if execution is None else execution
     refuse_too_large(recipe, execution)
@@ -64,7 +66,7 @@ def train_run(
     if recipe.train.recompute:
         blocks_of(network)
     with open_data(path) as store:
-        data, forecaster = _prepare(recipe, store, run, execution)
+        data, forecaster = _prepare(recipe, store, run, execution, None if test is None else Path(test))
         if run.finished:
             if execution.world.first:
                 remove_abandoned(run.resume)  # killed after its weights were kept, a run writes no state any more
@@ -86,19 +88,22 @@ def resume_run(
     train_run(recipe, data_of(run) if path is None else path, run, execution, watch, stop)
 
 
-def _prepare(recipe: Recipe, store: Reader, run: Run, execution: Execution) -> tuple[Data, Forecaster]:
+def _prepare(
+    recipe: Recipe, store: Reader, run: Run, execution: Execution, test: Path | None
+) -> tuple[Data, Forecaster]:
     parts = recipe.split_of(store)
     training = Windows(store, parts.train, recipe.training_windows())
     refuse_other_grid(training, recipe)
     validation = Windows(store, parts.validation, recipe.evaluation_windows()) if parts.validation else None
+    _check_masks(recipe, training)
     if validation is not None:
-        validation.check_finite("validation")
+        _check_values(recipe, validation, "validation")
     if parts.test:  # what an evaluation would refuse is better known before the training than after it
-        Windows(store, parts.test, recipe.training_windows()).check_finite("test")
+        _check_values(recipe, Windows(store, parts.test, recipe.training_windows()), "test")
     StepPlan(recipe, training).rates()
     training = _held(training, execution.world.device)
     if execution.world.first:
-        _open(recipe, training, store, parts, run)
+        _open(recipe, training, store, parts, run, test)
     execution.world.wait()
     forecaster = build(recipe, *read_normalisers(run, recipe), read_time_scale(run, recipe))
     return Data(training, validation, store.fingerprint), forecaster
@@ -144,21 +149,36 @@ def refuse_other_grid(training: Windows, recipe: Recipe) -> None:
         )
 
 
-def _open(recipe: Recipe, training: Windows, store: Reader, parts: Split, run: Run) -> None:
+def _open(recipe: Recipe, training: Windows, store: Reader, parts: Split, run: Run, test: Path | None) -> None:
     """Begin the folder, or make sure that it is this run's. Whatever can be wrong with a recipe shows before a file is
     written, so that the corrected command finds the folder free."""
     known = (run.path / "normaliser.json").exists()
-    inputs, targets = read_normalisers(run, recipe) if known else fit(recipe.task.normaliser, training)
+    inputs, targets = (
+        read_normalisers(run, recipe) if known else fit(recipe.task.normaliser, training, recipe.task.mask)
+    )
     domain = Domain.of(store.header.layout, training.fields, training.times)
     if not known:
         _refuse_moving(recipe, training)
         _refuse_uneven(recipe, domain, store.path)
     build(recipe, inputs, targets)
+    tested = None if test is None else _check_test(recipe, test, store, parts, domain, run)
     begin(run, recipe)
-    _bind(run, store, parts, domain)
+    _bind(run, store, parts, domain, tested)
     if not known:
         scale = TimeScale.of(training.times) if recipe.model.options.time_embedding else None
         write_normalisers(run, inputs, targets, store.fingerprint, scale)
+
+
+def _check_values(recipe: Recipe, windows: Windows, part: str) -> None:
+    windows.check_finite(part)
+    _check_masks(recipe, windows)
+
+
+def _check_masks(recipe: Recipe, windows: Windows) -> None:
+    if recipe.task.mask is not None:
+        channel = windows.fields.index(recipe.task.mask)
+        for trajectory, values in zip(windows.trajectories, windows.each(), strict=True):
+            check_mask(values, channel, recipe.task.mask, trajectory)
 
 
 def _refuse_moving(recipe: Recipe, training: Windows) -> None:
@@ -184,10 +204,35 @@ def _refuse_uneven(recipe: Recipe, domain: Domain, path: Path) -> None:
         )
 
 
-def _bind(run: Run, store: Reader, parts: Split, domain: Domain) -> None:
+def _check_test(
+    recipe: Recipe, path: Path, store: Reader, parts: Split, domain: Domain, run: Run
+) -> dict[str, str | int]:
+    """What to write down of test data, which must be like those of the training and share no trajectory with them."""
+    with open_data(path) as data:
+        windows = Windows(data, range(len(data)), recipe.evaluation_windows())
+        _check_values(recipe, windows, "test")
+        differences = domain.differences(Domain.of(data.header.layout, windows.fields, windows.times))
+        if differences:
+            raise ValueError(f"The test data {path} differ from the training data: {'; '.join(differences)}.")
+        trained = {store.digests[number] for number in (*parts.train, *parts.validation)}
+        for number, digest in enumerate(data.digests):
+            if digest in trained:
+                raise ValueError(f"Trajectory {number} of the test data {path} is trained on too; leave it out of one.")
+        frames = len(data.header.layout.times)
+        return {"path": _named(path, run), "fingerprint": data.fingerprint, "count": len(data), "frames": frames}
+
+
+def _named(path: Path, run: Run) -> str:
+    """A path as a run writes it down: what lies in its folder moves with it."""
+    source, home = path.resolve(), run.path.resolve()
+    return str(source.relative_to(home)) if source.is_relative_to(home) else str(source)
+
+
+def _bind(run: Run, store: Reader, parts: Split, domain: Domain, test: dict[str, str | int] | None) -> None:
     """Write down which data the run learns from, or make sure that they are still the same."""
     if (run.path / "data.json").exists():
-        held = run.read_json("data.json").get("fingerprint")
+        known = run.read_json("data.json")
+        held, test = known.get("fingerprint"), test or known.get("test")
         if held != store.fingerprint:
             raise ValueError(
                 f"{run.path} was begun with other data: their fingerprint is {held}, and {store.path} has "
@@ -195,11 +240,9 @@ def _bind(run: Run, store: Reader, parts: Split, domain: Domain) -> None:
             )
     # The digests tell a later test set that shares a trajectory with the training, whatever file it lies in.
     digests = [store.digests[number].hex() for number in (*parts.train, *parts.validation)]
-    source, home = store.path.resolve(), run.path.resolve()
-    named = str(source.relative_to(home)) if source.is_relative_to(home) else str(source)
     parted = json.loads(json.dumps(asdict(parts)))
     facts = {
-        "path": named,
+        "path": _named(store.path, run),
         "fingerprint": store.fingerprint,
         "source": store.header.source,
         "seed": store.header.seed,
@@ -207,7 +250,10 @@ def _bind(run: Run, store: Reader, parts: Split, domain: Domain) -> None:
         "parts": parted,
         "digests": digests,
         "domain": to_plain(domain),
+        "fields": list(store.header.layout.fields),
     }
+    said = {name: store.header.parameters[name] for name in ("reading", "skipped") if name in store.header.parameters}
+    facts |= said if test is None else {**said, "test": test}
     if not (run.path / "data.json").exists() or run.read_json("data.json") != facts:
         run.write_json("data.json", facts)
 

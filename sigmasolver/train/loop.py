@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sigmasolver.data.mask import fluid_of, zero_in_solid
 from sigmasolver.data.normalise import Normaliser
 from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.evaluate import metrics
@@ -191,6 +192,9 @@ def validate(forecaster: Forecaster, windows: Windows, execution: Execution) -> 
         history, future = (one.to(world.device) for one in windows.batch(part))
         with torch.no_grad():
             frames = rollout(forecaster, history, windows.spec.horizon, times=windows.frame_times(part)).frames
+        if forecaster.mask is not None:
+            fluid = fluid_of(history, forecaster.inputs.fields.index(forecaster.mask))
+            frames, future = zero_in_solid(frames, fluid), zero_in_solid(future, fluid)
         errors.append(_relative_errors(forecaster.targets, frames, future))
     local = torch.cat(errors) if errors else torch.zeros(0, dtype=torch.float64, device=world.device)
     gathered = local if execution.shard else world.gather(local, len(chosen))

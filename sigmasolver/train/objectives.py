@@ -5,7 +5,8 @@
                     `frame_by_frame` gives the same loss in single-frame parts, for gradient accumulation
     pushforward     some calls without gradient from their own forecasts, then one that learns
 
-Fields are in physical units, `(B, frames, *grid, q)`. The loss of a batch is the mean over its samples.
+Fields are in physical units, `(B, frames, *grid, q)`. The loss of a batch is the mean over its samples. Where the loss
+has a mask, the points of the solid do not count.
 `times` (B, 1 + frames) are those of the last given frame and of the future ones, for a model that is told the time.
 """
 
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sigmasolver.data.mask import count_fluid, fluid_of, zero_in_solid
 from sigmasolver.data.normalise import Normaliser
 from sigmasolver.evaluate.metrics import component_mean, ratio_of_norms
 from sigmasolver.forecast import feed_back
@@ -43,15 +45,27 @@ class Loss:
     `derivative` adds that many times the relative L2 of the central differences along every axis (Darcy: 0.1). There
     the outer ring of the prediction counts as zero, and both fields continue as zero beyond the boundary, as the
     public loss has it.
+    `mask` is the place of a mask among the fields of a history: norms and means are over the fluid points alone, and
+    differences see zeros in the solid, as beyond the boundary.
     """
 
     groups: tuple[tuple[int, ...], ...] = ((0,),)
     derivative: float = 0.0
     normaliser: Normaliser | None = None
     absolute: bool = False
+    mask: int | None = None
 
-    def __call__(self, prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-        loss = self._grouped(self._errors(prediction, truth))
+    def __call__(
+        self, prediction: torch.Tensor, truth: torch.Tensor, history: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """`history` (B, T_in, *grid, q_in) tells the mask, where there is one."""
+        fluid = None
+        if self.mask is not None:
+            if history is None:
+                raise ValueError("This loss has a mask; pass the history, which holds it.")
+            fluid = fluid_of(history, self.mask)
+            prediction, truth = zero_in_solid(prediction, fluid), zero_in_solid(truth, fluid)
+        loss = self._grouped(self._errors(prediction, truth, fluid))
         if self.derivative:
             ringless = _zero_ring(prediction)
             for axis in range(2, truth.ndim - 1):
@@ -59,11 +73,13 @@ class Loss:
                 loss = loss + self.derivative * self._grouped(slopes)
         return loss
 
-    def _errors(self, prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    def _errors(self, prediction: torch.Tensor, truth: torch.Tensor, fluid: torch.Tensor | None) -> torch.Tensor:
         if self.normaliser is None:
             return relative_l2(prediction, truth)
         difference = self.normaliser.encode_forecast(prediction) - self.normaliser.encode(truth)
-        return (difference.abs() if self.absolute else difference.square()).flatten(1, -2).mean(1)
+        errors = (difference.abs() if self.absolute else difference.square()).flatten(1, -2).mean(1)
+        # In the solid both are zero; the mean over all points becomes that over the fluid ones.
+        return errors if fluid is None else errors * (fluid[0].numel() / count_fluid(fluid).to(errors))[:, None]
 
     def _grouped(self, errors: torch.Tensor) -> torch.Tensor:
         return torch.stack([component_mean(errors, group) for group in self.groups]).sum(0)
@@ -98,7 +114,7 @@ def direct(
 ) -> torch.Tensor:
     """One call, with the loss over the frames it gives."""
     prediction = _call(forecast, history, None if times is None else times[:, 0])
-    return loss(prediction, future[:, : prediction.shape[1]]).mean()
+    return loss(prediction, future[:, : prediction.shape[1]], history).mean()
 
 
 def teacher_forced(
@@ -120,7 +136,7 @@ def teacher_forced(
         raise ValueError(
             f"Teacher forcing trains on single frames, but the model predicts {prediction.shape[1]} a call; use direct."
         )
-    return loss(prediction, future.flatten(0, 1)[:, None]).unflatten(0, (-1, horizon)).sum(1).mean()
+    return loss(prediction, future.flatten(0, 1)[:, None], windows).unflatten(0, (-1, horizon)).sum(1).mean()
 
 
 def frame_by_frame(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sigmasolver.data import formats
-from sigmasolver.data.formats import import_data, open_data
+from sigmasolver.data.formats import Reading, import_data, open_data, opened
 from sigmasolver.data.split import Split
 from sigmasolver.recipes import recipe_of
 
@@ -63,3 +63,26 @@ def test_it_opens_again_after_it_was_closed(source):
     np.testing.assert_array_equal(data[1, 2, :, :, 0], VALUES[1, 2])
     with pytest.raises(IndexError):
         data[1, 2, 3, 4, 0, 0]
+
+
+def test_data_are_read_in_place_unless_the_user_says_more_of_them(source):
+    with opened(source, Reading()) as data:
+        assert data.path == source and data.header.layout.boundary == ("open", "open")
+        values = data[:]
+    with opened(source, Reading(fields=("u", "v"), boundary=("periodic", "wall"), dt=0.5)) as data:
+        assert data.path != source and data.path.exists()
+        assert data.header.layout.boundary == ("periodic", "wall") and data.header.layout.times[1] == 0.5
+        np.testing.assert_array_equal(data[:], values)
+        temporary = data.path
+    assert not temporary.exists()
+
+
+def test_a_split_of_their_own_survives_what_is_skipped(source, tmp_path):
+    spoilt = VALUES.copy()
+    spoilt[3, 2, 1, 1] = np.nan
+    np.savez(source, u=spoilt, v=VALUES)
+    done = import_data(source, tmp_path / "store.h5", reading=Reading(skip_bad=True))
+    with open_data(tmp_path / "store.h5") as data:
+        assert len(data) == done.count == 4 and data.published_split == Split((0,), (3,), (1, 2))
+        np.testing.assert_array_equal(data[3][..., 1], VALUES[4])
+        assert data.header.parameters["skipped"] == ["trajectory 3"]

@@ -300,8 +300,8 @@ def test_parts_that_cannot_be_say_why(parts, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((10, 0, 2), "0 trajectories to train and 2 to test were asked for; ask for at least one each."),
-        ((10, 3, 0), "3 trajectories to train and 0 to test were asked for; ask for at least one each."),
+        ((10, 0, 2), "0 trajectories to train and 2 to test were asked for; ask for at least 1 and 0."),
+        ((10, 3, -1), "3 trajectories to train and -1 to test were asked for; ask for at least 1 and 0."),
         ((10, 8, 3), "8 trajectories to train and 3 to test are 11, but there are only 10."),
         ((10, 8, 2, 2.5), "validation is 2.5; give a fraction below 1 or a whole number of trajectories."),
         ((10, 8, 2, -1), "validation is -1; give a fraction below 1 or a whole number of trajectories."),

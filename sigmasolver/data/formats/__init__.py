@@ -4,25 +4,40 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from sigmasolver.data.domain import time_steps, unevenly_spaced
 from sigmasolver.data.formats import arrays, factformer, mat, realm, user_arrays, user_folder
 from sigmasolver.data.formats.checks import Values
+from sigmasolver.data.formats.finite import fill_solid, label, without_bad
 from sigmasolver.data.formats.history import read_history
 from sigmasolver.data.formats.in_place import ForeignReader
 from sigmasolver.data.formats.metadata import check_names
+from sigmasolver.data.formats.reading import Reading
 from sigmasolver.data.formats.source import Foreign
 from sigmasolver.data.header import Header
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.store import Writer, is_store, open_store
 
-__all__ = ["KINDS", "Imported", "Kind", "guess_kind", "import_data", "is_read_in_place", "open_data", "read_history"]
+__all__ = [
+    "KINDS",
+    "Imported",
+    "Kind",
+    "Reading",
+    "guess_kind",
+    "import_data",
+    "is_read_in_place",
+    "open_data",
+    "opened",
+    "read_history",
+    "skip_bad",
+]
 
 _BLOCK = 64 * 2**20
 
@@ -35,8 +50,8 @@ class Kind:
     description: str
     fits: Callable[[Path], bool]
     read: Callable[[Path], Foreign]
-    select: Callable[[Path, Sequence[str] | None, bool | None], Foreign] | None = None
-    """Like `read`, of the fields that the user names, steady or not as the user says; None where both are fixed."""
+    select: Callable[[Path, Reading], Foreign] | None = None
+    """Like `read`, of the fields that the user names, with the axes that the user says; None where both are fixed."""
     in_place: bool = False
     """Whether training reads the files where they lie; others are imported first."""
     together: Callable[[Sequence[Path]], Foreign] | None = None
@@ -58,8 +73,9 @@ def _own(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() in user_arrays.SUFFIXES
 
 
-def _read_own(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
-    return user_folder.read_folder(path, names, steady) if path.is_dir() else user_arrays.read_file(path, names, steady)
+def _read_own(path: Path, reading: Reading | None = None) -> Foreign:
+    read = user_folder.read_folder if path.is_dir() else user_arrays.read_file
+    return read(path, reading or Reading())
 
 
 KINDS: tuple[Kind, ...] = (
@@ -114,6 +130,8 @@ class Imported:
     fingerprint: str
     notes: tuple[str, ...]
     """What the file does not say and was taken as known, and what is odd in its values, one sentence each."""
+    bad: tuple[str, ...] = ()
+    """The trajectories with values that are not finite, in words."""
 
 
 def guess_kind(source: Path) -> Kind:
@@ -133,6 +151,7 @@ def import_data(
     progress: Callable[[int, int], None] | None = None,
     names: Sequence[str] | None = None,
     steady: bool | None = None,
+    reading: Reading | None = None,
 ) -> Imported:
     """Convert a foreign data set into a store at `out`, continuing an import that was interrupted.
 
@@ -140,13 +159,25 @@ def import_data(
     the trajectories done and their number.
     `names` are the fields to take of a user's own arrays, in order; where the file does not name them, their names.
     `steady`: the user's own arrays have no axis of time; None: the file must make plain that they have one.
+    `reading`: these two, and whatever else the user says about the files.
     """
     sources, out = [Path(one) for one in ([source] if isinstance(source, str | Path) else source)], Path(out)
+    if reading is None:
+        reading = Reading(None if names is None else check_names(names), steady)
+    elif (names, steady) != (None, None):
+        raise ValueError("The names and steady are part of the reading; give them there alone.")
     with _plain_reading(sources):
-        row, foreign = _open(sources, out, kind, names, steady)
-        header = _header(row, foreign, sources, dtype)
-    step = max(1, _BLOCK // header.nbytes)
-    found = Values(header)
+        row, foreign = _open(sources, out, kind, reading)
+        foreign = replace(foreign, layout=reading.applied(foreign.layout))
+        if reading.mask is not None:
+            foreign = fill_solid(foreign, reading.mask)
+        header = _header(row, foreign, sources, dtype, reading.recorded)
+        step = max(1, _BLOCK // header.nbytes)
+        if reading.skip_bad:
+            foreign, skipped = without_bad(foreign, step)
+            header = _header(row, foreign, sources, dtype, reading.recorded | ({"skipped": skipped} if skipped else {}))
+    files = [file.name for file in foreign.trajectory_files]
+    found = Values(header, files)
     with Writer(out, header, foreign.count) as writer:
         present = writer.whole
         if present:
@@ -161,7 +192,49 @@ def import_data(
         uneven = unevenly_spaced(time_steps(header.layout.times))
         said = () if uneven is None else (f"The frames are {uneven}; resample them to train a model without time.",)
         notes = (*foreign.notes, *said, *found.notes())
-        return Imported(row.name, out, foreign.count, present, header.shape, writer.fingerprint, notes)
+        bad = tuple(label(files, index) for index in sorted(found.bad))
+        return Imported(row.name, out, foreign.count, present, header.shape, writer.fingerprint, notes, bad)
+
+
+def skip_bad(source: Path, out: Path) -> Imported:
+    """A copy of a store without the trajectories that have values that are not finite."""
+    with open_store(source) as store:
+        header = store.header
+        whole = Foreign(header.layout, len(store), lambda start, stop: store[start:stop], split=store.published_split)
+        step = max(1, _BLOCK // header.nbytes)
+        kept, skipped = without_bad(whole, step)
+        more: dict[str, Any] = {"skipped": skipped} if skipped else {}
+        if kept.split is not None:
+            more["split"] = asdict(kept.split)
+        header = replace(header, parameters={**header.parameters, **more})
+        with Writer(out, header, kept.count) as writer:
+            present = writer.whole
+            for start in range(present, kept.count, step):
+                writer.append(kept.read(start, min(start + step, kept.count)))
+            return Imported(header.source, out, kept.count, present, header.shape, writer.fingerprint, kept.notes)
+
+
+@contextmanager
+def opened(source: Path, reading: Reading, kind: str | None = None) -> Iterator[Reader]:
+    """Data of any form as a reader: as they lie where that is possible, else through a temporary store.
+
+    `reading` is how the user said to read such files, and `kind` is theirs where they are the user's own arrays.
+    """
+    if not source.exists():
+        raise ValueError(f"There is no file or folder {source}.")
+    if is_store(source) or (is_read_in_place(source) and not reading.recorded):
+        with open_data(source) as reader:
+            yield reader
+        return
+    kind = kind if kind is None or _own(source) else None
+    row = guess_kind(source) if kind is None else None
+    if row is not None and row.select is None:  # its fields and axes are known
+        reading = replace(reading, fields=None, steady=None, axes=None)
+    with TemporaryDirectory(prefix="sigmasolver-") as folder:
+        store = Path(folder) / f"{source.resolve().stem}.h5"
+        import_data(source, store, kind, reading=reading)
+        with open_store(store) as reader:
+            yield reader
 
 
 def open_data(source: str | Path) -> Reader:
@@ -180,16 +253,17 @@ def is_read_in_place(source: Path) -> bool:
     return source.exists() and not is_store(source) and any(kind.fits(source) for kind in rows)
 
 
-def _header(row: Kind, foreign: Foreign, sources: Sequence[Path], dtype: str) -> Header:
-    parameters: dict[str, Any] = _identity(foreign.files or sources)
+def _header(
+    row: Kind, foreign: Foreign, sources: Sequence[Path], dtype: str, said: Mapping[str, Any] | None = None
+) -> Header:
+    """`said`: what else its parameters record."""
+    parameters: dict[str, Any] = {**_identity(foreign.files or sources), **(said or {})}
     if foreign.split is not None:
         parameters["split"] = asdict(foreign.split)
     return Header(foreign.layout, row.name, parameters, None, dtype)
 
 
-def _open(
-    sources: Sequence[Path], out: Path, kind: str | None, names: Sequence[str] | None, steady: bool | None
-) -> tuple[Kind, Foreign]:
+def _open(sources: Sequence[Path], out: Path, kind: str | None, reading: Reading) -> tuple[Kind, Foreign]:
     """What lies there, once it is certain that the wish makes sense."""
     if not sources:
         raise ValueError("There is nothing to import; name a file or folder.")
@@ -205,8 +279,10 @@ def _open(
         raise ValueError(f"The kind {kind!r} is unknown; choose among {', '.join(rows)}.")
     found = [guess_kind(source) if kind is None else rows[kind] for source in sources]
     row, source = found[0], sources[0]
-    if row.select is None and (names is not None or steady is not None):
-        fixed, out_with = ("fields are fixed", "the names") if names is not None else ("axes are known", "steady")
+    if row.select is None and (reading.fields is not None or reading.steady is not None):
+        fixed, out_with = ("fields are fixed", "the names")
+        if reading.fields is None:
+            fixed, out_with = ("axes are known", "steady" if reading.axes is None else "the axes")
         raise ValueError(
             f"{source} is taken as {row.name}, whose {fixed}; leave out {out_with}, or give the kind arrays."
         )
@@ -220,7 +296,7 @@ def _open(
         return row, row.together(sources)
     if row.select is None:
         return row, row.read(source)
-    return row, row.select(source, None if names is None else check_names(names), steady)
+    return row, row.select(source, reading)
 
 
 @contextmanager

@@ -6,10 +6,12 @@ refused. Each is named by field, trajectory and frame.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from sigmasolver.data.formats.finite import label
 from sigmasolver.data.header import DTYPES, Header
 
 __all__ = ["Values"]
@@ -24,10 +26,12 @@ class _Found:
 
 
 class Values:
-    """The values of an import as they go by."""
+    """The values of an import as they go by; `files` has the file of each trajectory, or nothing."""
 
-    def __init__(self, header: Header) -> None:
-        self.header = header
+    def __init__(self, header: Header, files: Sequence[str] = ()) -> None:
+        self.header, self.files = header, files
+        self.bad: set[int] = set()
+        """Trajectories with values that are not finite."""
         self.odd: dict[int, _Found] = {}
         self.vanished: dict[int, _Found] = {}
 
@@ -51,6 +55,7 @@ class Values:
                     f"the first in {where}; {wider}save them in other units."
                 )
             self._note(self.odd, start, wrong)
+            self.bad |= {start + int(one) for one in np.flatnonzero(wrong.any(tuple(range(1, wrong.ndim))))}
         # NaN is none of zero, before and after.
         if block.dtype.itemsize > stored.dtype.itemsize and np.count_nonzero(block) != np.count_nonzero(stored):
             self._note(self.vanished, start, (block != 0) & (stored == 0))
@@ -60,7 +65,7 @@ class Values:
         fields, kind = self.header.layout.fields, self.header.dtype
         odd = [
             f"{fields[field]} has {_values(one.count)} not finite (NaN or infinity), the first in {one.where}; "
-            "neither training nor evaluation takes such a trajectory."
+            "neither training nor evaluation takes such a trajectory, and --skip-bad leaves it out."
             for field, one in sorted(self.odd.items())
         ]
         vanished = [
@@ -79,7 +84,7 @@ class Values:
     def _first(self, start: int, marked: np.ndarray) -> tuple[str, str]:
         """The first marked value: its field, and its trajectory and frame."""
         trajectory, frame, *_, field = np.unravel_index(int(marked.argmax()), marked.shape)
-        return self.header.layout.fields[field], f"trajectory {start + int(trajectory)}, frame {int(frame)}"
+        return self.header.layout.fields[field], f"{label(self.files, start + int(trajectory))}, frame {int(frame)}"
 
 
 def _values(count: int) -> str:

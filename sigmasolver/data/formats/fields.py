@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from sigmasolver.data.formats.metadata import BESIDE, is_list, own_names, plain_words
+from sigmasolver.data.formats.reading import Reading
 from sigmasolver.data.formats.source import Array, check_numbers, listed, pickled
 from sigmasolver.settings import suggest
 
@@ -91,24 +92,44 @@ class Choice:
         return np.expand_dims(values, self.outer.leading) if self.steady else values
 
 
-def choose(
-    path: Path, arrays: Mapping[str, Array], names: Sequence[str] | None, leading: int, steady: bool | None = None
-) -> Choice:
+def choose(path: Path, arrays: Mapping[str, Array], reading: Reading, leading: int) -> Choice:
     """Decide what in a file is a field; `leading` is 1 where the first axis counts trajectories, else 0.
 
-    `steady`: whether the arrays have no axis of time; None: the file must make plain that they have one.
+    Where the user does not say whether there is an axis of time, the file must make it plain.
     """
-    outer = Outer(leading, bool(steady))
-    if UNNAMED in arrays:
-        choice = _unnamed(arrays[UNNAMED], names, outer)
-    elif "fields" in arrays:
-        choice = _together(path, arrays, names, outer)
-    else:
-        choice = _apart(path, arrays, names, outer)
-    told = any(is_list(arrays.get(name)) and name not in choice.arrays for name in ("times", "t"))
-    if steady is None and not told and len(choice.shape) == 2 and choice.shape[0] > 1:
+    choice = _choose(path, arrays, reading, Outer(leading, bool(reading.steady)))
+    timed = any(is_list(arrays.get(name)) and name not in choice.arrays for name in ("times", "t"))
+    lines = choice.steady and leading and len(choice.shape) == 2
+    if lines and reading.axes is None and _spatial_axes(arrays, reading, choice) != 1:
+        raise _other_question(path, arrays[choice.arrays[0]].shape, choice)
+    if reading.steady is not None or timed:
+        return choice
+    guessed = UNNAMED in arrays and choice.channel_axis and reading.fields is None
+    spatial = None if guessed else _spatial_axes(arrays, reading, choice)
+    if spatial == len(choice.shape):
+        return _choose(path, arrays, reading, Outer(leading, True))
+    if spatial is None and len(choice.shape) == 2 and choice.shape[0] > 1:
         raise _question(path, arrays[choice.arrays[0]].shape, choice)
     return choice
+
+
+def _choose(path: Path, arrays: Mapping[str, Array], reading: Reading, outer: Outer) -> Choice:
+    if UNNAMED in arrays:
+        return _unnamed(arrays[UNNAMED], reading.fields, outer, reading.channels)
+    if "fields" in arrays:
+        return _together(path, arrays, reading.fields, outer)
+    return _apart(path, arrays, reading.fields, outer)
+
+
+def _spatial_axes(arrays: Mapping[str, Array], reading: Reading, choice: Choice) -> int | None:
+    """How many axes of space there are by what the user or the file says of their ends or coordinates."""
+    if reading.spatial is not None:
+        return reading.spatial
+    beside = {name: array for name, array in arrays.items() if is_list(array) and name not in choice.arrays}
+    if "boundary" in beside:
+        return max(1, *beside["boundary"].shape, 0)
+    named = [name for name in "xyz" if name in beside]
+    return len(named) if named and named == list("xyz"[: len(named)]) else None
 
 
 def _question(path: Path, shape: tuple[int, ...], choice: Choice) -> ValueError:
@@ -124,10 +145,19 @@ def _question(path: Path, shape: tuple[int, ...], choice: Choice) -> ValueError:
     )
 
 
-def _unnamed(array: Array, names: Sequence[str] | None, outer: Outer) -> Choice:
-    """An array that nobody named: nothing but its shape tells whether the last axis is one of space."""
+def _other_question(path: Path, shape: tuple[int, ...], choice: Choice) -> ValueError:
+    """Two axes of steady arrays can be cases and space, or both of space."""
+    end = ",field" * choice.channel_axis
+    return ValueError(
+        f"{path} has the shape {shape}, so it can be read in two ways: say --axes count,x{end} if it holds {shape[0]} "
+        f"cases on a line, or --axes x,y{end} if it is one case on a plane."
+    )
+
+
+def _unnamed(array: Array, names: Sequence[str] | None, outer: Outer, told: bool | None) -> Choice:
+    """An array that nobody named: unless it is told, only its shape says whether the last axis is one of space."""
     shape, free = array.shape, outer.spatial(array.shape)
-    possible = [channels for channels in (False, True) if 1 <= free - channels <= 3]
+    possible = [channels for channels in (False, True) if 1 <= free - channels <= 3 and told in (None, channels)]
     if not possible:
         most = outer.axes(3, True)
         raise ValueError(

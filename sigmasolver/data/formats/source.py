@@ -31,6 +31,8 @@ class Foreign:
     frames: Callable[[int, int, int], np.ndarray] | None = None
     """The frames from `start` to before `stop` of one trajectory, `(stop - start, *grid, fields)`, read without the
     others; None: only whole trajectories can be read."""
+    trajectory_files: tuple[Path, ...] = ()
+    """The file of each trajectory, where each has its own."""
     split: Split | None = None
     """Which trajectories train, validate and test, where the data set says so."""
 

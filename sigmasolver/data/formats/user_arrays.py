@@ -11,6 +11,7 @@ from sigmasolver.data.formats.arrays import open_npy, open_npz
 from sigmasolver.data.formats.fields import UNNAMED, Choice, choose
 from sigmasolver.data.formats.hdf5 import open_hdf5
 from sigmasolver.data.formats.metadata import is_list, plain_words, read_list
+from sigmasolver.data.formats.reading import Reading
 from sigmasolver.data.formats.source import Array, Foreign
 from sigmasolver.data.layout import Layout
 
@@ -33,25 +34,28 @@ def open_arrays(path: Path) -> dict[str, Array]:
     raise ValueError(f"{path} is none of the files that hold arrays ({', '.join(SUFFIXES)}).")
 
 
-def read_file(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
+def read_file(path: Path, reading: Reading) -> Foreign:
     """One file with all trajectories; what it leaves out is filled in and noted."""
-    arrays = open_arrays(path)
-    choice = choose(path, arrays, names, 1, steady)
-    layout, notes = describe(path, arrays, choice)
+    arrays = reading.arranged(path, open_arrays(path), 1)
+    choice = choose(path, arrays, reading, 1)
+    layout, notes = describe(path, arrays, choice, reading)
     count = arrays[choice.arrays[0]].shape[0]
     return Foreign(layout, count, lambda start, stop: choice.take(arrays, start, stop), notes)
 
 
-def describe(path: Path, arrays: Mapping[str, Array], choice: Choice) -> tuple[Layout, tuple[str, ...]]:
-    """The layout of what was chosen, with a note on everything that the file does not say."""
+def describe(
+    path: Path, arrays: Mapping[str, Array], choice: Choice, reading: Reading
+) -> tuple[Layout, tuple[str, ...]]:
+    """The layout of what was chosen, with a note on everything that neither the file nor the user says."""
     notes = list(choice.notes)
+    said = {"units": reading.units, "boundary": reading.boundary, "times": reading.dt}
     frames, *grid = choice.shape
 
     def beside(name: str, size: int, kind: str, default: Sequence[str] | np.ndarray, meaning: str) -> np.ndarray:
         source = "t" if name == "times" and not is_list(arrays.get("times")) else name
         if source not in choice.arrays and is_list(arrays.get(source)):
             return read_list(path, arrays, source, size, kind)
-        if name != "times" or not choice.steady:
+        if said.get(name) is None and (name != "times" or not choice.steady):
             notes.append(f"It has no {name}: taken as {meaning}.")
         return np.asarray(default)
 
@@ -71,4 +75,4 @@ def describe(path: Path, arrays: Mapping[str, Array], choice: Choice) -> tuple[L
         ),
         times=beside("times", frames, "numbers", np.arange(frames, dtype=np.float64), "0, 1, 2, …"),
     )
-    return layout, tuple(notes)
+    return reading.applied(layout), tuple(notes)

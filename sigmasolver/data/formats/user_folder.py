@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from sigmasolver.data.formats.fields import check_field, choose
 from sigmasolver.data.formats.metadata import own_names
+from sigmasolver.data.formats.reading import Reading
 from sigmasolver.data.formats.source import Array, Foreign
 from sigmasolver.data.formats.user_arrays import SUFFIXES, describe, open_arrays
 from sigmasolver.data.layout import Layout
@@ -30,7 +30,7 @@ def _natural(path: Path) -> tuple[list[str | int], str]:
     return [int(piece) if place % 2 else piece for place, piece in enumerate(pieces)], path.name
 
 
-def read_folder(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
+def read_folder(path: Path, reading: Reading) -> Foreign:
     """One trajectory per file. The first file says what the fields are; all others must be like it."""
     files = trajectory_files(path)
     if not files:
@@ -38,13 +38,13 @@ def read_folder(path: Path, names: Sequence[str] | None = None, steady: bool | N
     kinds = sorted({file.suffix.lower().replace("hdf5", "h5") for file in files})
     if len(kinds) > 1:
         raise ValueError(f"{path} holds {' and '.join(kinds)} files; keep only those that are its trajectories.")
-    first = open_arrays(files[0])
-    choice = choose(files[0], first, names, 0, steady)
-    layout, notes = describe(files[0], first, choice)
+    first = reading.arranged(files[0], open_arrays(files[0]), 0)
+    choice = choose(files[0], first, reading, 0)
+    layout, notes = describe(files[0], first, choice, reading)
     shape = first[choice.arrays[0]].shape
 
     def opened(file: Path) -> dict[str, Array]:
-        arrays = open_arrays(file)
+        arrays = reading.arranged(file, open_arrays(file), 0)
         for name in choice.arrays:
             if name not in arrays:
                 raise ValueError(f"{file} has no array {name!r}, which {files[0].name} has; all must agree.")
@@ -55,7 +55,7 @@ def read_folder(path: Path, names: Sequence[str] | None = None, steady: bool | N
 
     for file in files[1:]:
         arrays = opened(file)
-        _check_alike(file, files[0].name, describe(file, arrays, choice)[0], layout)
+        _check_alike(file, files[0].name, describe(file, arrays, choice, reading)[0], layout)
         if choice.arrays == ("fields",) and own_names(file, arrays, choice.known) != own_names(
             files[0], first, choice.known
         ):
@@ -66,7 +66,7 @@ def read_folder(path: Path, names: Sequence[str] | None = None, steady: bool | N
         return np.stack([np.array(one) for one in values])
 
     order = f"Each file is taken as one trajectory, in the order from {files[0].name} to {files[-1].name}."
-    return Foreign(layout, len(files), read, (order, *notes))
+    return Foreign(layout, len(files), read, (order, *notes), trajectory_files=tuple(files))
 
 
 def _check_alike(file: Path, first: str, layout: Layout, wanted: Layout) -> None:

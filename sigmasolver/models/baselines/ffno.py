@@ -44,7 +44,7 @@ class FactorisedBlock(nn.Module):
         super().__init__()
         config.check_modes()
         width, inner = config.width, self.FACTOR * config.width
-        self.spectral = SpectralOperator(width, config.modes_per_axis)
+        self.spectral = SpectralOperator(width, config.modes_per_axis, config.domain_padding)
         self.feed_forward = nn.Sequential(linear(width, inner), nn.ReLU(), linear(inner, width))
         self.norm = LayerNorm(width)
 
@@ -85,7 +85,7 @@ class MarkovFFNO(GridModel):
         C, inner = config.width, self.FACTOR * config.width
         self.lift = NormalisedLinear(config.axes + config.in_channels, C)
         self.time = TimeEmbedding(C, config.scalars) if config.scalars else None
-        self.spectral = SpectralOperator(C, config.modes_per_axis)
+        self.spectral = SpectralOperator(C, config.modes_per_axis, config.domain_padding)
         for weight in self.spectral.weights:
             # Xavier's rule as torch applies it to the authors' layout (C, C', modes, 2): modes x 2 is its kernel.
             nn.init.normal_(weight, std=self.GAIN * math.sqrt(2 / (2 * C * 2 * len(weight))))

@@ -13,6 +13,7 @@ start, all other weights as torch starts them, zeros beyond the high ends of a f
                   zeros up to a multiple of 16 points                         (Neural-Solver-Library)
     original      lift = one linear map of coordinates and fields, inner width of the head 128, 9 points of zeros
                   (the authors' Darcy script; their Navier-Stokes one, which is periodic, pads nothing)
+With the option `domain_padding` the zeros are that fraction of the points instead, on every grid.
 Inferred: no zeros are added on an axis whose option `padding` is "circular", so that there the model commutes with
 shifts; the authors decide this by script and Neural-Solver-Library by divisibility alone. The three-dimensional script
 of the authors pads time only; here all axes are treated alike. The authors give the fields before the coordinates,
@@ -31,7 +32,7 @@ from torch import nn
 
 from sigmasolver.models.config import SolverConfig
 from sigmasolver.models.grid_model import GridModel, with_points
-from sigmasolver.models.layers import Linear, TimeEmbedding, coordinates, cropped, padded, perceptron
+from sigmasolver.models.layers import Linear, TimeEmbedding, coordinates, cropped, extended, padded, perceptron
 from sigmasolver.ops.fourier import grid_fourier
 
 __all__ = ["FNO", "FourierConvolution", "fno"]
@@ -75,7 +76,7 @@ class FNO(GridModel):
     def __init__(self, config: SolverConfig, original: bool = False) -> None:
         super().__init__(config)
         config.check_modes()
-        self.original = original
+        self.original, self.domain_padding = original, config.domain_padding
         C, fields = config.width, config.in_channels
         if original:
             self.lift: nn.Module = Linear(config.axes + fields, C)
@@ -99,6 +100,8 @@ class FNO(GridModel):
 
     def _room(self, grid: Sequence[int]) -> list[int]:
         """Points per axis with the zeros."""
+        if any(self.domain_padding):
+            return extended(grid, self.domain_padding)
         more = [n + self.MARGIN if self.original else math.ceil(n / self.MULTIPLE) * self.MULTIPLE for n in grid]
         return [
             n if end == "circular" else larger for n, larger, end in zip(grid, more, self.config.padding, strict=True)

@@ -1,0 +1,401 @@
+"""A user's own files at the command line: axes, boundaries, time step, units, vectors, masks, tests, faults."""
+
+import json
+import re
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+
+from sigmasolver.data.store import open_store
+from sigmasolver.forecast.checkpoint import recipe_in
+from sigmasolver.runs import Run, read_rows
+
+TINY = [
+    word
+    for one in ("width=16", "depth=1", "heads=2", "slices=4", "modes=2")
+    for word in ("--set", f"model.{one}")
+]  # fmt: skip
+QUICK = [*TINY, "--set", "train.updates=2", "--history", 2, "--block", 1, "--horizon", 2, "--device", "cpu"]
+STILL = [*TINY, "--set", "train.updates=2", "--device", "cpu"]
+
+
+def flow(count=6, frames=6, grid=(8, 6), fields=2) -> np.ndarray:
+    """(count, time, x, y, field)."""
+    return np.random.default_rng(0).normal(size=(count, frames, *grid, fields)).astype(np.float32)
+
+
+def stored(path) -> np.ndarray:
+    with open_store(path) as store:
+        return store[:]
+
+
+def layout(path):
+    with open_store(path) as store:
+        return store.header.layout
+
+
+def values(run, metric="relative_l2"):
+    rows = [
+        row
+        for row in read_rows(run / "records.jsonl")
+        if row["metric"] == metric and row["model"] == "transolver-sigma"
+    ]
+    return {row["field"]: row["value"] for row in rows}
+
+
+# --- what the axes are
+
+
+@pytest.mark.parametrize(
+    ("axes", "order"),
+    [
+        ("count,time,x,y,field", (0, 1, 2, 3, 4)),
+        ("field,y,x,time,count", (4, 3, 2, 1, 0)),
+        ("x,y,count,field,time", (2, 3, 0, 4, 1)),
+        ("count,field,time,y,x", (0, 4, 1, 3, 2)),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".h5"])
+def test_axes_in_any_order_give_the_same_store(tmp_path, call, axes, order, suffix):
+    file, given = tmp_path / f"a{suffix}", flow().transpose(order)
+    if suffix == ".npy":
+        np.save(file, given)
+    elif suffix == ".npz":
+        np.savez(file, flow=given)
+    else:
+        with h5py.File(file, "w") as handle:
+            handle["flow"] = given
+    code, _, said = call("import-data", file, "--out", tmp_path / "s.h5", "--fields", "u,v", "--axes", axes)
+    assert code == 0, said
+    np.testing.assert_array_equal(stored(tmp_path / "s.h5"), flow())
+    assert layout(tmp_path / "s.h5").fields == ("u", "v")
+
+
+def test_axes_without_count_fields_or_time(tmp_path, call):
+    one = flow()[0, ..., 0]
+    np.save(tmp_path / "one.npy", one.transpose(1, 2, 0))
+    assert call("import-data", tmp_path / "one.npy", "--out", tmp_path / "one.h5", "--axes", "x,y,time")[0] == 0
+    np.testing.assert_array_equal(stored(tmp_path / "one.h5"), one[None, ..., None])
+    np.savez(tmp_path / "pair.npz", a=flow()[:, 0, ..., 0].T, p=flow()[:, 0, ..., 1].T)
+    assert call("import-data", tmp_path / "pair.npz", "--out", tmp_path / "pair.h5", "--axes", "y,x,count")[0] == 0
+    np.testing.assert_array_equal(stored(tmp_path / "pair.h5"), flow()[:, :1])
+
+
+def test_axes_of_the_files_of_a_folder(tmp_path, call):
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    for number, one in enumerate(flow()):
+        np.save(folder / f"run{number}.npy", one.transpose(3, 1, 2, 0))
+    code, _, said = call(
+        "import-data", folder, "--out", tmp_path / "s.h5", "--axes", "field,x,y,time", "--fields", "u,v"
+    )
+    assert code == 0, said
+    np.testing.assert_array_equal(stored(tmp_path / "s.h5"), flow())
+    code, _, said = call("import-data", folder, "--out", tmp_path / "t.h5", "--axes", "count,field,x,y,time")
+    assert code == 2 and "leave count out of the axes" in said
+
+
+# --- never a riddle: two axes are time and space, or both of space
+
+
+@pytest.fixture(params=["npz", "folder", "npy"])
+def pair(tmp_path, request):
+    """A coefficient and a pressure on 16 x 16 points, in three forms."""
+    a, p = np.random.default_rng(1).normal(size=(2, 6, 16, 16)).astype(np.float32)
+    path = tmp_path / ("pair" if request.param == "folder" else f"pair.{request.param}")
+    if request.param == "npz":
+        np.savez(path, a=a, p=p)
+    elif request.param == "npy":
+        np.save(path, np.stack([a, p], axis=-1))
+    else:
+        path.mkdir()
+        for number in range(6):
+            np.savez(path / f"case{number}.npz", a=a[number], p=p[number])
+    return path, np.stack([a, p], axis=-1)[:, None]
+
+
+def test_a_steady_pair_is_asked_about(tmp_path, call, pair):
+    code, _, said = call("train", "--data", pair[0], "--out", tmp_path / "run", *STILL)
+    assert code == 2 and "--steady" in said and "--unsteady" in said and said.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("more", [["--steady"], ["--boundary", "wall,wall"]])
+def test_a_steady_pair_is_trained_as_one_when_it_is_told(tmp_path, call, pair, more):
+    words = ["train", "--data", pair[0], "--out", tmp_path / "run", "--fields", "a,p", "--targets", "p", *STILL, *more]
+    code, _, said = call(*words)
+    assert code == 0, said
+    task = recipe_in(Run(tmp_path / "run")).task
+    assert task.steady and (task.inputs, task.targets, task.grid) == (("a",), ("p",), (16, 16))
+    np.testing.assert_array_equal(stored(tmp_path / "run" / "data.h5"), pair[1])
+
+
+def test_coordinates_tell_how_many_axes_are_of_space(tmp_path, call):
+    u, x = np.random.default_rng(1).normal(size=(4, 16, 12)), np.arange(16.0)
+    np.savez(tmp_path / "plane.npz", u=u, x=x, y=np.arange(12.0))
+    np.savez(tmp_path / "line.npz", u=u, x=np.arange(12.0))
+    for name, shape in (("plane", (4, 1, 16, 12, 1)), ("line", (4, 16, 12, 1))):
+        code, _, said = call("import-data", tmp_path / f"{name}.npz", "--out", tmp_path / f"{name}.h5")
+        assert code == 0 and stored(tmp_path / f"{name}.h5").shape == shape, said
+
+
+# --- boundary, time step, units
+
+
+def test_what_the_file_does_not_say_is_said_once_and_kept(tmp_path, call):
+    np.save(tmp_path / "a.npy", flow())
+    words = ["--fields", "u,v", "--boundary", "periodic,wall", "--dt", 0.25, "--units", "m/s,m/s"]
+    code, out, said = call("train", "--data", tmp_path / "a.npy", "--out", tmp_path / "run", *words, *QUICK)
+    assert code == 0, said
+    found = layout(tmp_path / "run" / "data.h5")
+    assert (found.boundary, found.units) == (("periodic", "wall"), ("m/s", "m/s"))
+    np.testing.assert_allclose(found.times, 0.25 * np.arange(6))
+    assert "axes: x periodic, y wall; frames 0.25 apart" in out and "It has no boundary" not in out
+    recipe = recipe_in(Run(tmp_path / "run"))
+    assert recipe.model.options.padding == ("circular", "zeros")
+    facts = json.loads((tmp_path / "run" / "data.json").read_text())
+    assert facts["reading"] == {"boundary": ["periodic", "wall"], "dt": 0.25, "units": ["m/s", "m/s"]}
+    code, _, said = call("train", "--data", tmp_path / "run" / "data.h5", "--out", tmp_path / "new", "--dt", 1, *QUICK)
+    assert code == 2 and "is a store" in said and not (tmp_path / "new").exists()
+
+
+def test_one_word_is_for_all_axes(tmp_path, call):
+    np.save(tmp_path / "a.npy", flow())
+    words = ["import-data", tmp_path / "a.npy", "--out", tmp_path / "a.h5", "--fields", "u,v", "--boundary", "periodic"]
+    assert call(*words)[0] == 0 and layout(tmp_path / "a.h5").boundary == ("periodic", "periodic")
+
+
+# --- the plan
+
+
+def test_the_plan_is_printed_once_after_all_settings(tmp_path, call):
+    np.save(tmp_path / "a.npy", flow())
+    words = ["--fields", "u,v", "--set", "task.horizon=3", "--set", "train.batch=4", "--set", "train.lr=0.01"]
+    code, out, said = call("train", "--data", tmp_path / "a.npy", "--out", tmp_path / "run", *QUICK, *words)
+    assert code == 0, said
+    for line in (
+        "fields: u, v forecast, given nothing else; u, v count as one (velocity)",
+        "frames: 2 given, 1 predicted a call, 3 evaluated (of 6)",
+        "training: 2 steps of 4 windows in float32, learning rate 0.01",
+        "model: transolver-sigma, width 16, depth 1",
+        "split: the first 5 trajectories train, the last 1 test",
+    ):
+        assert out.count(line) == 1, out
+    assert out.count("frames: ") == out.count("training: ") == 1 and out.index("training: ") < out.index(
+        "trained, 2 steps"
+    )
+
+
+# --- vectors
+
+
+def test_components_of_a_velocity_are_one_group(tmp_path, call):
+    names = {
+        "u,v": (None, {"velocity": (0, 1)}),
+        "a,b": ("a,b", {"(a, b)": (0, 1)}),
+        "v,w": (None, {"v": (0,), "w": (1,)}),
+    }
+    np.save(tmp_path / "a.npy", flow())
+    for fields, (vector, groups) in names.items():
+        run = tmp_path / fields.replace(",", "")
+        words = ["train", "--data", tmp_path / "a.npy", "--out", run, "--fields", fields, *QUICK]
+        assert call(*words, *(["--vector", vector] if vector else []))[0] == 0
+        assert recipe_in(Run(run)).task.groups == groups
+    assert call("evaluate", tmp_path / "uv", "--device", "cpu")[0] == 0
+    found = values(tmp_path / "uv")
+    assert found["velocity"] == pytest.approx((found["u"] + found["v"]) / 2)
+    apart = ["train", "--data", tmp_path / "a.npy", "--out", tmp_path / "apart", "--fields", "u,v", "--vector", "none"]
+    assert call(*apart, *QUICK)[0] == 0
+    assert recipe_in(Run(tmp_path / "apart")).task.vectors == ()
+    first, second = (Run(tmp_path / name).read_log()[0]["loss"] for name in ("uv", "apart"))
+    assert first == pytest.approx(second / 2, rel=1e-2), "the mean of two fields, not their sum"
+
+
+# --- test data
+
+
+def test_training_on_all_and_testing_elsewhere(tmp_path, call):
+    np.save(tmp_path / "a.npy", flow())
+    other = np.random.default_rng(9).normal(size=(2, 6, 8, 6, 2)).astype(np.float32)
+    np.save(tmp_path / "b.npy", other)
+    words = ["train", "--data", tmp_path / "a.npy", "--fields", "u,v", "--boundary", "periodic", *QUICK]
+    code, out, said = call(*words, "--out", tmp_path / "all", "--test", 0)
+    assert code == 0 and "the first 6 trajectories train, none tests" in out, said
+    code, _, said = call("evaluate", tmp_path / "all", "--device", "cpu")
+    assert code == 2 and "name other data with --data" in said
+    code, out, said = call(*words, "--out", tmp_path / "two", "--test-data", tmp_path / "b.npy")
+    assert code == 0 and f"none tests; 1 of the training trajectories validates; tested on {tmp_path}" in out, said
+    assert call("evaluate", tmp_path / "two", "--device", "cpu")[0] == 0
+    assert call("evaluate", tmp_path / "all", "--data", tmp_path / "b.npy", "--device", "cpu")[0] == 0
+    assert values(tmp_path / "all") == values(tmp_path / "two") and values(tmp_path / "all")
+    assert {row["windows"] for row in read_rows(tmp_path / "two" / "records.jsonl")} == {6}
+    code, _, said = call(*words, "--out", tmp_path / "three", "--test-data", tmp_path / "a.npy")
+    assert code == 2 and "is trained on too" in said
+    code, _, said = call(*words, "--out", tmp_path / "four", "--test-data", tmp_path / "b.npy", "--test", 2)
+    assert code == 2 and "leave --test out" in said and not (tmp_path / "four").exists()
+    assert call("train", "--resume", tmp_path / "two", "--device", "cpu")[0] == 0
+    assert "test" in json.loads((tmp_path / "two" / "data.json").read_text())
+
+
+# --- the same files to evaluate and to forecast
+
+
+def test_evaluate_and_forecast_read_files_as_the_training_did(tmp_path, call):
+    training, test = tmp_path / "training", tmp_path / "test"
+    for folder, seed in ((training, 0), (test, 5)):
+        folder.mkdir()
+        for number, one in enumerate(np.random.default_rng(seed).normal(size=(4, 6, 8, 6, 2)).astype(np.float32)):
+            np.save(folder / f"run{number}.npy", one.transpose(3, 1, 2, 0))
+    words = ["--fields", "u,v", "--axes", "field,x,y,time", "--boundary", "periodic,wall", "--dt", 0.5]
+    assert call("train", "--data", training, "--out", tmp_path / "run", *words, *QUICK)[0] == 0
+    assert call("import-data", test, "--out", tmp_path / "test.h5", *words)[0] == 0
+    for out, data in (
+        (tmp_path / "p.npy", test),
+        (tmp_path / "q.npy", tmp_path / "test.h5"),
+        (tmp_path / "r.npy", test / "run0.npy"),
+    ):
+        code, _, said = call(
+            "forecast", tmp_path / "run", "--input", data, "--steps", 3, "--out", out, "--device", "cpu"
+        )
+        assert code == 0, said
+    np.testing.assert_array_equal(np.load(tmp_path / "p.npy"), np.load(tmp_path / "q.npy"))
+    np.testing.assert_array_equal(np.load(tmp_path / "p.npy")[:1], np.load(tmp_path / "r.npy"))
+    code, _, said = call("evaluate", tmp_path / "run", "--data", test, "--device", "cpu")
+    assert code == 0, said
+    found = values(tmp_path / "run")
+    (tmp_path / "run" / "records.jsonl").unlink()
+    assert call("evaluate", tmp_path / "run", "--data", tmp_path / "test.h5", "--device", "cpu")[0] == 0
+    assert values(tmp_path / "run") == found
+    (tmp_path / "run" / "records.jsonl").unlink()
+    assert call("evaluate", tmp_path / "run", "--data", training, "--device", "cpu")[0] == 0
+    own = values(tmp_path / "run")
+    assert {row["windows"] for row in read_rows(tmp_path / "run" / "records.jsonl")} == {3}, "the test part alone"
+    assert call("evaluate", tmp_path / "run", "--device", "cpu")[0] == 0 and values(tmp_path / "run") == own
+    shutil.copy(training / "run1.npy", test / "run9.npy")
+    code, _, said = call("evaluate", tmp_path / "run", "--data", test, "--device", "cpu")
+    assert code == 2 and "Trajectory 4 of" in said and "was trained on" in said
+
+
+# --- values that are not finite
+
+
+@pytest.fixture
+def spoilt(tmp_path):
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    data = flow()
+    data[2, 3, 4, 5, 1] = np.nan
+    data[4, 0, 0, 0, 0] = np.inf
+    for number, one in enumerate(data):
+        np.save(folder / f"run{number}.npy", one)
+    return folder, data
+
+
+def test_bad_trajectories_are_named_with_their_file_and_left_out_on_demand(tmp_path, call, spoilt):
+    folder, data = spoilt
+    words = ["train", "--data", folder, "--fields", "u,v", "--out", tmp_path / "run", *QUICK]
+    code, _, said = call(*words)
+    assert code == 2 and "trajectory 2 (run2.npy), trajectory 4 (run4.npy)" in said and "--skip-bad" in said, said
+    assert said.count("\n") == 1
+    code, out, said = call(*words, "--skip-bad")
+    assert code == 0, said
+    good = np.delete(data, [2, 4], axis=0)
+    np.testing.assert_array_equal(stored(tmp_path / "run" / "data.h5"), good)
+    skipped = ["trajectory 2 (run2.npy)", "trajectory 4 (run4.npy)"]
+    assert json.loads((tmp_path / "run" / "data.json").read_text())["skipped"] == skipped
+    with open_store(tmp_path / "run" / "data.h5") as store:
+        assert store.header.parameters["skipped"] == skipped
+    assert "Left out, with values that are not finite: trajectory 2 (run2.npy)" in out
+    assert call(*words, "--skip-bad")[0] == 0, "the same command finds its finished run"
+
+
+def test_bad_trajectories_of_a_store_are_left_out(tmp_path, call, spoilt):
+    folder, data = spoilt
+    assert call("import-data", folder, "--fields", "u,v", "--out", tmp_path / "all.h5")[0] == 0
+    words = ["train", "--data", tmp_path / "all.h5", "--out", tmp_path / "run", *QUICK]
+    code, _, said = call(*words)
+    assert code == 2 and "trajectory 4 of" in said and "--skip-bad" in said, said
+    assert call(*words, "--skip-bad")[0] == 0
+    np.testing.assert_array_equal(stored(tmp_path / "run" / "data.h5"), np.delete(data, [2, 4], axis=0))
+
+
+# --- masks
+
+
+def test_a_mask_is_recorded_and_its_solid_left_out(tmp_path, call):
+    solid = np.zeros((6, 1, 8, 6), np.float32)
+    solid[:, :, 2:4, 2:5] = 1
+    data = flow()
+    data[np.broadcast_to(solid == 1, data.shape[:-1])] = np.nan  # as many programs write it
+    np.savez(tmp_path / "a.npz", u=data[..., 0], v=data[..., 1], solid=np.broadcast_to(solid, data.shape[:-1]))
+    code, out, said = call("import-data", tmp_path / "a.npz", "--out", tmp_path / "a.h5", "--mask", "solid")
+    assert code == 0 and "solid is 1 in the solid" in out, said
+    for name, words in (
+        ("npz", ["--data", tmp_path / "a.npz", "--mask", "solid"]),
+        ("store", ["--data", tmp_path / "a.h5"]),
+    ):
+        code, out, said = call("train", *words, "--out", tmp_path / name, *QUICK)
+        assert code == 0 and "only where solid is 0 do values count" in out, said
+        task = recipe_in(Run(tmp_path / name)).task
+        assert (task.mask, task.inputs, task.targets) == ("solid", ("u", "v", "solid"), ("u", "v"))
+        assert call("evaluate", tmp_path / name, "--device", "cpu")[0] == 0
+    assert values(tmp_path / "npz") == values(tmp_path / "store")
+    words = ["forecast", tmp_path / "npz", "--input", tmp_path / "a.h5", "--steps", 2, "--out", tmp_path / "p.npy"]
+    code, out, said = call(*words, "--device", "cpu")
+    assert code == 0 and "where solid is 1 the forecast is as in the last given frame" in out, said
+    frames = np.load(tmp_path / "p.npy")
+    inside = np.broadcast_to(solid == 1, frames.shape[:-1])
+    assert not frames[inside].any() and frames[~inside].all()
+
+
+# --- mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--axes", "count,time,x,y,z"], "does not end in an axis of 2 named fields"),
+        (["--axes", "count,time,x,x,field"], "named twice"),
+        (["--axes", "count,time,y,field,z"], "must have x"),
+        (["--axes", "count,frames,x,y,field"], 'no axis "frames"'),
+        (["--axes", "count,x,y"], "no array with the axes count, x, y"),
+        (["--axes", "count,time,x,y,field", "--steady"], "leave --steady out"),
+        (["--boundary", "periodic,wall,open", "--unsteady"], "3 words for 2 spatial axes"),
+        (["--boundary", "free"], "choose from periodic, wall, open"),
+        (["--units", "m/s"], "give one for each"),
+        (["--dt", "-1"], "must be positive"),
+        (["--mask", "solid"], "does not end in an axis of 3 named fields"),
+        (["--vector", "u,q"], "component q of a vector must be a target"),
+        (["--vector", "u"], "at least two"),
+        (["--test", "6"], "leave at least one to train"),
+        (["--test", "-1"], "leave at least one to train"),
+        (["--test-data", "nothing.npy"], "no file or folder"),
+    ],
+)
+def test_mistakes_are_one_sentence(tmp_path, call, words, says):
+    np.save(tmp_path / "a.npy", flow())
+    code, _, said = call(
+        "train", "--data", tmp_path / "a.npy", "--fields", "u,v", "--out", tmp_path / "run", *QUICK, *words
+    )
+    assert code == 2 and re.search(says, said), said
+    assert said.count("\n") == 1 and said.rstrip("\n").endswith((".", "?")), said
+    assert not (tmp_path / "run" / "recipe.json").exists()
+
+
+def test_own_options_are_not_for_a_task(tmp_path, call):
+    for words in (["--vector", "u,v"], ["--mask", "solid"], ["--test", "0"]):
+        code, _, said = call("train", "ns2d", "--data", tmp_path, "--out", tmp_path / "run", *words, "--device", "cpu")
+        assert code == 2 and "only for your own data" in said
+
+
+def test_a_steady_plane_in_one_file_is_not_read_as_lines(tmp_path, call):
+    a, p = np.random.default_rng(2).normal(size=(2, 16, 12)).astype(np.float32)
+    np.savez(tmp_path / "one.npz", a=a, p=p)
+    words = ["import-data", tmp_path / "one.npz", "--out"]
+    code, _, said = call(*words, tmp_path / "s.h5", "--steady")
+    assert code == 2 and "--axes count,x " in said and "--axes x,y " in said and said.count("\n") == 1
+    for axes, shape in (("x,y", (1, 1, 16, 12, 2)), ("count,x", (16, 1, 12, 2))):
+        assert call(*words, tmp_path / f"{axes}.h5", "--axes", axes)[0] == 0
+        assert stored(tmp_path / f"{axes}.h5").shape == shape

@@ -12,15 +12,20 @@ from sigmasolver.cli.app import Device, Settings, Steady, app, device_of
 from sigmasolver.cli.terminal import console, progress, training
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from sigmasolver.parallel import World
     from sigmasolver.recipes import Recipe
     from sigmasolver.runs import Run
     from sigmasolver.train.infer_recipe import UserChoices
 
-__all__ = ["Minutes", "engine_of", "say_trained", "train"]
+__all__ = ["Config", "Minutes", "engine_of", "named_recipe", "say_trained", "train"]
 
 Minutes = Annotated[
     float | None, typer.Option(help="Save the state and stop after this many minutes; the same command resumes.")
+]
+Config = Annotated[
+    Path | None, typer.Option(help="A recipe as TOML or JSON, in place of a name: see --print-config, or recipe.json.")
 ]
 
 
@@ -49,6 +54,10 @@ def train(
     horizon: Annotated[int | None, typer.Option(help="Own data: frames that are evaluated.")] = None,
     minutes: Minutes = None,
     settings: Settings = None,
+    config: Config = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the recipe as TOML for --config, and do not train.")
+    ] = False,
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="auto, eager, compiled, graph or compiled-graph.")] = "auto",
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: split the parameters (FSDP2).")] = False,
@@ -56,13 +65,13 @@ def train(
     """Train a model. Stop at any time; `sigmasolver train --resume RUN` continues to the same weights."""
     from sigmasolver.experiments.queue import Deadline
     from sigmasolver.parallel import join
-    from sigmasolver.recipes import changed, recipe_of
+    from sigmasolver.recipes import config_text
     from sigmasolver.runs import Run
     from sigmasolver.train.engine import Execution
     from sigmasolver.train.infer_recipe import UserChoices
     from sigmasolver.train.job import resume_run, train_run
 
-    deadline = Deadline(minutes)
+    deadline, screen = Deadline(minutes), console(stderr=print_config)
     own = {
         "--fields": fields, "--targets": targets, "--history": history, "--block": block, "--horizon": horizon,
         "--steady": steady,
@@ -70,23 +79,24 @@ def train(
     with join(device_of(device)) as world:
         execution = Execution(world, engine_of(engine, world), shard)
         if resume is not None:
-            given = (task, out, settings, model, seed, *own.values())
-            if any(value is not None for value in given):
+            given = (task, out, settings, model, seed, config, *own.values())
+            if any(value is not None for value in given) or print_config:
                 raise ValueError("A resumed run keeps its recipe; use --resume alone, or with --data and --device.")
             with training(world) as watch:
                 resume_run(Run(resume), data, execution, watch, deadline.passed)
             return say_trained(Run(resume), world)
-        seed = 42 if seed is None else seed
-        published = changed(recipe_of(task, model, seed), settings or []) if task is not None else None
-        if data is None or out is None:
-            raise ValueError("Missing --data or --out: name the training data and the run folder.")
-        if task is not None and any(value is not None for value in own.values()):
+        published = named_recipe(task, config, model, seed, settings or [])
+        if published is not None and any(value is not None for value in own.values()):
             named = next(name for name, value in own.items() if value is not None)
             raise ValueError(
                 f"{named} is only for your own data; change a task with --set, such as --set task.history=4."
             )
+        if published is not None and print_config:
+            return typer.echo(config_text(published), nl=False)
+        if data is None or out is None:
+            raise ValueError("Missing --data or --out: name the training data and the run folder.")
         if published is not None:
-            store, recipe = _as_store(data, out, None, None, None, world), published
+            store, recipe = _as_store(data, out, None, None, None, world, screen), published
         else:
             choices = UserChoices(
                 data.resolve().stem,
@@ -96,16 +106,38 @@ def train(
                 block,
                 horizon,
                 model or "transolver-sigma",
-                seed,
+                42 if seed is None else seed,
             )
-            store, recipe = _infer(data, out, choices, steady, settings or [], world)
+            store, recipe = _infer(data, out, choices, steady, settings or [], world, screen)
+            if print_config:
+                return typer.echo(config_text(recipe), nl=False)
         with training(world) as watch:
             train_run(recipe, store, Run(out), execution, watch, deadline.passed)
         say_trained(Run(out), world)
 
 
+def named_recipe(
+    task: str | None, config: Path | None, model: str | None, seed: int | None, settings: list[str]
+) -> Recipe | None:
+    """The recipe of a name or of a file, with what was set; None: neither was given."""
+    from sigmasolver.recipes import changed, read_config, recipe_of
+
+    if config is None:
+        return None if task is None else changed(recipe_of(task, model, 42 if seed is None else seed), settings)
+    if task is not None:
+        raise ValueError(f"The recipe is named twice, by {task} and by --config {config}; leave one out.")
+    more = [f"{name}={value}" for name, value in (("model.name", model), ("train.seed", seed)) if value is not None]
+    return changed(read_config(config), [*more, *settings])
+
+
 def _infer(
-    data: Path, out: Path, choices: UserChoices, steady: bool | None, settings: list[str], world: World
+    data: Path,
+    out: Path,
+    choices: UserChoices,
+    steady: bool | None,
+    settings: list[str],
+    world: World,
+    screen: Console,
 ) -> tuple[Path, Recipe]:
     """The store and the recipe for a user's own data; every choice is printed."""
     from sigmasolver.data.store import open_store
@@ -115,7 +147,8 @@ def _infer(
     if choices.fields and choices.targets:
         choices = replace(choices, fields=tuple(dict.fromkeys((*choices.fields, *choices.targets))))
     # Nothing here is a public data set, though its shape may look like one.
-    store = _as_store(data, out, "arrays" if data.suffix != ".mat" else None, choices.fields, steady, world)
+    kind = "arrays" if data.suffix != ".mat" else None
+    store = _as_store(data, out, kind, choices.fields, steady, world, screen)
     with open_store(store) as reader:
         if steady and (frames := len(reader.header.layout.times)) > 1:
             raise ValueError(f"{data} is a store of {frames} frames, not steady; import its source with --steady.")
@@ -123,7 +156,7 @@ def _infer(
     recipe = changed(recipe, settings)
     notes += [f"then set: {', '.join(settings)}"] if settings else []
     for note in notes if world.first else ():
-        console().print(f"  {note}", soft_wrap=True)
+        screen.print(f"  {note}", soft_wrap=True)
     return store, recipe
 
 
@@ -139,7 +172,13 @@ def engine_of(text: str, world: World) -> str:
 
 
 def _as_store(
-    data: Path, out: Path, kind: str | None, names: tuple[str, ...] | None, steady: bool | None, world: World
+    data: Path,
+    out: Path,
+    kind: str | None,
+    names: tuple[str, ...] | None,
+    steady: bool | None,
+    world: World,
+    screen: Console,
 ) -> Path:
     """The data as a store: itself, or imported into the run folder."""
     from sigmasolver.data.formats import import_data as convert
@@ -161,9 +200,9 @@ def _as_store(
                 store.unlink()  # what an earlier command imported before it failed; no run stands on it
                 made = convert(data, store, kind, progress=move, names=names, steady=steady)
         shape = " × ".join(map(str, made.shape))
-        console().print(f"{store}: {made.count} trajectories of {shape} from {made.kind}", soft_wrap=True)
+        screen.print(f"{store}: {made.count} trajectories of {shape} from {made.kind}", soft_wrap=True)
         for note in made.notes:
-            console().print(f"  {note}", soft_wrap=True)
+            screen.print(f"  {note}", soft_wrap=True)
     world.wait()
     return store
 

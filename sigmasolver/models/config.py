@@ -44,11 +44,11 @@ class Options:
     expansion: int = 2
     """rho of the SwiGLU: inner width floor(2 rho width / 3)."""
     positions: str = "distances"
-    """"distances" to a reference lattice, or raw "coordinates"."""
+    """distances to a reference lattice, or raw coordinates."""
     lattice: int | None = None
-    """Reference points per axis; None: 64, 8 or 4 for one, two or three axes."""
-    padding: tuple[str, ...] | None = None
-    """"zeros" or "circular" for each axis; None: zeros on all."""
+    """Reference points per axis; none: 64, 8 or 4 for one, two or three axes."""
+    padding: str | tuple[str, ...] | None = None
+    """zeros or circular, for all axes or for each; none: zeros, but for EddyFormer circular."""
     time_embedding: bool = False
     """The model is told the time of the last given frame."""
     dropout: float = 0.0
@@ -64,9 +64,10 @@ class Options:
             raise ValueError(f'positions is "{self.positions}"; choose one of {", ".join(POSITIONS)}.')
         if self.lattice is not None and self.lattice < 2:
             raise ValueError(f"lattice is {self.lattice}; it needs at least 2 reference points per axis.")
-        unknown = [kind for kind in self.padding or () if kind not in PADDINGS]
+        given = (self.padding,) if isinstance(self.padding, str) else self.padding or ()
+        unknown = [kind for kind in given if kind not in PADDINGS]
         if unknown:
-            raise ValueError(f'padding has "{unknown[0]}"; choose "zeros" or "circular" for each axis.')
+            raise ValueError(f'padding has "{unknown[0]}"; choose "zeros" or "circular", for all axes or for each.')
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1.")
 
@@ -159,7 +160,8 @@ class SolverConfig:
 
     @property
     def padding(self) -> tuple[str, ...]:
-        return self.options.padding or ("zeros",) * self.axes
+        given = self.options.padding or "zeros"
+        return (given,) * self.axes if isinstance(given, str) else given
 
     @property
     def lattice(self) -> int:

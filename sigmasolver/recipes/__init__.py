@@ -1,5 +1,6 @@
 """What decides a training: recipes, the rows of the paper, and suites of them."""
 
+from sigmasolver.recipes.config import config_text, read_config
 from sigmasolver.recipes.recipe import ModelRecipe, Recipe, TrainRecipe, changed
 from sigmasolver.recipes.rows import RECIPES, recipe_of
 from sigmasolver.recipes.suites import SUITES, factor_settings, suite_of
@@ -11,7 +12,9 @@ __all__ = [
     "Recipe",
     "TrainRecipe",
     "changed",
+    "config_text",
     "factor_settings",
+    "read_config",
     "recipe_of",
     "suite_of",
 ]

@@ -203,6 +203,8 @@ def list_settings(value: Any, prefix: str = "") -> list[Setting]:
             found += list_settings(inner, f"{prefix}{name}.")
         else:
             text = REQUIRED if here is MISSING else typed(here)
+            if kinds[name] == tuple[str, ...]:  # one word alone is a list of it
+                text = text.removesuffix(",")
             found.append(Setting(prefix + name, _short_words(kinds[name]), text, meanings.get(name, "")))
     return found
 

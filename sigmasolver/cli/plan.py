@@ -8,7 +8,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from sigmasolver.cli.app import Device, Settings, app, device_of, numbers
+from sigmasolver.cli.app import Device, Plugins, Settings, app, device_of, numbers
 from sigmasolver.cli.terminal import console, progress
 from sigmasolver.cli.train import Config, engine_of, named_recipe
 
@@ -29,6 +29,7 @@ def plan(
     ] = None,
     settings: Settings = None,
     config: Config = None,
+    plugin: Plugins = None,
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="auto, eager, compiled, graph or compiled-graph.")] = "auto",
     memory: Annotated[float | None, typer.Option(help="Memory limit in GB; default: the device's.")] = None,

@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from sigmasolver.cli.app import app
+from sigmasolver.cli.app import Plugins, app
 from sigmasolver.cli.terminal import console
 
 __all__ = ["settings"]
@@ -23,6 +23,7 @@ def settings(
     simulator: Annotated[
         bool, typer.Option("--simulator", help="The parameters of a simulator, for `simulate NAME --set`.")
     ] = False,
+    plugin: Plugins = None,
 ) -> None:
     """List what --set changes: name, type, value and meaning of every setting."""
     from sigmasolver.recipes import Recipe, recipe_of

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sigmasolver.cli.app import Device, Settings, Steady, app, device_of
+from sigmasolver.cli.app import Device, Plugins, Settings, Steady, app, device_of
+from sigmasolver.cli.evaluate import say_other_code
 from sigmasolver.cli.terminal import console, progress, training
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def train(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the recipe as TOML for --config, and do not train.")
     ] = False,
+    plugin: Plugins = None,
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="auto, eager, compiled, graph or compiled-graph.")] = "auto",
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: split the parameters (FSDP2).")] = False,
@@ -82,6 +84,7 @@ def train(
             given = (task, out, settings, model, seed, config, *own.values())
             if any(value is not None for value in given) or print_config:
                 raise ValueError("A resumed run keeps its recipe; use --resume alone, or with --data and --device.")
+            say_other_code(Run(resume))
             with training(world) as watch:
                 resume_run(Run(resume), data, execution, watch, deadline.passed)
             return say_trained(Run(resume), world)

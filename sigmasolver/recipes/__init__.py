@@ -2,7 +2,7 @@
 
 from sigmasolver.recipes.config import config_text, read_config
 from sigmasolver.recipes.recipe import ModelRecipe, Recipe, TrainRecipe, changed
-from sigmasolver.recipes.rows import RECIPES, recipe_of
+from sigmasolver.recipes.rows import RECIPES, recipe_of, register_task
 from sigmasolver.recipes.suites import SUITES, factor_settings, suite_of
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "factor_settings",
     "read_config",
     "recipe_of",
+    "register_task",
     "suite_of",
 ]

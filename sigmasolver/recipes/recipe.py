@@ -74,6 +74,8 @@ class TrainRecipe:
     """Training windows per trajectory; none: as the task says."""
     lr: float = 1e-3
     """The largest learning rate of the cycle."""
+    optimiser: str = "adamw"
+    """adamw, or an optimiser of your own."""
     weight_decay: float = 1e-5
     """Decoupled weight decay of AdamW."""
     warmup: float = 0.3
@@ -95,7 +97,7 @@ class TrainRecipe:
     push_every: int = 1
     """From push_after on, every so many-th step is a pushforward; the others are direct."""
     loss: str = "relative_l2"
-    """relative_l2 in physical units, or the squared error of normalised fields; summed over groups of fields."""
+    """relative_l2 in physical units, squared error of normalised fields, or a loss of your own."""
     derivative: float = 0.0
     """Weight of the derivative term of the loss."""
     noise: float = 0.0
@@ -150,7 +152,6 @@ class TrainRecipe:
 
 _CHOICES = {
     "objective": ("direct", "teacher_forced", "pushforward"),
-    "loss": ("relative_l2", "squared"),
     "keep": ("final", "best"),
     "precision": ("float32", "tf32", "bf16"),
 }

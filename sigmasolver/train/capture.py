@@ -42,7 +42,7 @@ class Capture:
         self,
         update: Update,
         model: nn.Module,
-        optimiser: torch.optim.AdamW,
+        optimiser: torch.optim.Optimizer,
         side: torch.cuda.Stream,
         side_streams: bool,
     ) -> None:

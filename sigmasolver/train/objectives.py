@@ -13,14 +13,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from sigmasolver.data.normalise import Normaliser
 from sigmasolver.evaluate.metrics import component_mean, ratio_of_norms
 from sigmasolver.forecast import feed_back
+from sigmasolver.plugins import Registry
+from sigmasolver.recipes import Recipe
+from sigmasolver.tasks import field_groups
 
-__all__ = ["Loss", "direct", "frame_by_frame", "pushforward", "relative_l2", "teacher_forced"]
+__all__ = [
+    "LOSSES",
+    "Criterion",
+    "Loss",
+    "build_loss",
+    "direct",
+    "frame_by_frame",
+    "pushforward",
+    "register_loss",
+    "relative_l2",
+    "teacher_forced",
+]
+
+Criterion = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(prediction, truth) -> (B,)."""
 
 Forecast = Callable[..., torch.Tensor]
 """history -> frames; with `times` also called with time=, one number for each sample."""
@@ -67,6 +85,71 @@ class Loss:
         return torch.stack([component_mean(errors, group) for group in self.groups]).sum(0)
 
 
+Make = Callable[[Recipe, Normaliser], Criterion]
+"""How a loss is made of a recipe and of the normaliser of the targets."""
+
+
+def _relative(recipe: Recipe, normaliser: Normaliser) -> Criterion:
+    return Loss(tuple(field_groups(recipe.task.targets).values()), recipe.train.derivative)
+
+
+def _squared(recipe: Recipe, normaliser: Normaliser) -> Criterion:
+    return Loss(tuple(field_groups(recipe.task.targets).values()), recipe.train.derivative, normaliser)
+
+
+def _check(name: str, builder: Any) -> Make:
+    if not callable(builder):
+        raise ValueError(
+            f'The builder of "{name}" must be a function of a recipe and a normaliser, not {type(builder).__name__}.'
+        )
+    return builder
+
+
+LOSSES: Registry[Make] = Registry("loss", {"relative_l2": _relative, "squared": _squared}, "sigmasolver.losses", _check)
+
+
+def register_loss(name: str, builder: Make) -> None:
+    """Make a loss of your own known by name, for `train.loss`.
+
+    Args:
+        name: letters, digits, dots, hyphens and underscores; a name that is taken is refused.
+        builder: gets the recipe and the normaliser of the targets, and returns a function of prediction and truth,
+            both `(B, frames, *grid, q)` in physical units, that gives one number for each sample, `(B,)`.
+
+    Example:
+        >>> import torch, sigmasolver
+        >>> def absolute(recipe, normaliser):
+        ...     def loss(prediction, truth):
+        ...         return (normaliser.encode(prediction) - normaliser.encode(truth)).abs().flatten(1).mean(1)
+        ...     return loss
+        >>> sigmasolver.register_loss("absolute", absolute)
+        >>> sigmasolver.recipe_of("darcy", settings=["train.loss=absolute"]).train.loss
+        'absolute'
+    """
+    LOSSES.register(name, builder)
+
+
+def build_loss(recipe: Recipe, normaliser: Normaliser) -> Criterion:
+    """The loss of a recipe; one of a user's own is checked to give one number for each sample."""
+    name = recipe.train.loss
+    made = LOSSES.find(name)(recipe, normaliser)
+    if isinstance(made, Loss):
+        return made
+    if not callable(made):
+        raise ValueError(f'The builder of the loss "{name}" returned {type(made).__name__}; it must return a function.')
+
+    def checked(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+        values = made(prediction, truth)
+        if not isinstance(values, torch.Tensor) or values.shape != truth.shape[:1]:
+            found = f"the shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
+            raise ValueError(
+                f'The loss "{name}" gave {found}; it must give one number for each of {len(truth)} samples.'
+            )
+        return values
+
+    return checked
+
+
 def _zero_ring(frames: torch.Tensor) -> torch.Tensor:
     mask = torch.ones(frames.shape[2:-1], dtype=frames.dtype, device=frames.device)
     for axis, points in enumerate(mask.shape):
@@ -91,7 +174,7 @@ def direct(
     forecast: Forecast,
     history: torch.Tensor,
     future: torch.Tensor,
-    loss: Loss,
+    loss: Criterion,
     times: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One call, with the loss over the frames it gives."""
@@ -103,7 +186,7 @@ def teacher_forced(
     forecast: Forecast,
     history: torch.Tensor,
     future: torch.Tensor,
-    loss: Loss,
+    loss: Criterion,
     times: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The sum over future frames of single-frame losses, each predicted from the true frames before it.
@@ -137,7 +220,7 @@ def pushforward(
     forecast: Forecast,
     history: torch.Tensor,
     future: torch.Tensor,
-    loss: Loss,
+    loss: Criterion,
     calls: int,
     times: torch.Tensor | None = None,
 ) -> torch.Tensor:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from sigmasolver.evaluate import metrics
     from sigmasolver.forecast.checkpoint import load
     from sigmasolver.models import Options, build_model, list_models, register_model
-    from sigmasolver.recipes import Recipe
+    from sigmasolver.recipes import Recipe, register_task
+    from sigmasolver.train.objectives import register_loss
+    from sigmasolver.train.optimisers import register_optimiser
 
 __all__ = [
     "Options",
@@ -41,7 +43,10 @@ __all__ = [
     "open_dataset",
     "open_windows",
     "recipe_of",
+    "register_loss",
     "register_model",
+    "register_optimiser",
+    "register_task",
     "rollout",
     "simulate_dataset",
     "train_model",
@@ -55,7 +60,10 @@ _ELSEWHERE = {
     "list_models": "sigmasolver.models",
     "load": "sigmasolver.forecast.checkpoint",
     "metrics": "sigmasolver.evaluate",
+    "register_loss": "sigmasolver.train.objectives",
     "register_model": "sigmasolver.models",
+    "register_optimiser": "sigmasolver.train.optimisers",
+    "register_task": "sigmasolver.recipes",
 }
 """Where a name comes from, if not from `sigmasolver.api`."""
 

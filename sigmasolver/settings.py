@@ -1,23 +1,39 @@
 """What a user names and sets: entries looked up by name, and one generic override for every frozen dataclass.
 
 A dataclass whose fields were renamed declares `ALIASES: ClassVar = {"old": "new"}`: old names are still read, by
-`override` and by `from_plain`, and never written.
+`override` and by `from_plain`, and never written. What a setting means stands below its field, as a string;
+`list_settings` reads it there.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
+import functools
+import inspect
+import itertools
 import json
 import numbers
 import sys
+import textwrap
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-__all__ = ["check_types", "from_plain", "lookup", "override", "suggest", "to_plain"]
+__all__ = [
+    "REQUIRED",
+    "Setting",
+    "check_types",
+    "from_plain",
+    "list_settings",
+    "lookup",
+    "override",
+    "suggest",
+    "to_plain",
+    "typed",
+]
 
 T = TypeVar("T")
 SHOWN = 200
@@ -29,6 +45,10 @@ def suggest(name: str, names: Sequence[str]) -> str:
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
     if not near:
         return f"choose from {', '.join(names)}."
+    return _did_you_mean(near)
+
+
+def _did_you_mean(near: Sequence[str]) -> str:
     return f"did you mean {', '.join(near[:-1])}{' or ' if near[1:] else ''}{near[-1]}?"
 
 
@@ -51,10 +71,19 @@ def override(value: T, assignments: Sequence[str]) -> T:
             raise ValueError(f'"{assignment}" is not a setting; write name=value.')
         changes.pop(path.strip(), None)  # the last of several comes last
         changes[path.strip()] = text.strip()
-    return _changed(value, changes, "")
+    return _changed(value, changes, "", list(_names(value)))
 
 
-def _changed(value: T, changes: dict[str, str], prefix: str) -> T:
+def _names(value: Any, prefix: str = "") -> Iterator[str]:
+    for field in fields(value):
+        inner = getattr(value, field.name)
+        if is_dataclass(inner):
+            yield from _names(inner, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name
+
+
+def _changed(value: T, changes: dict[str, str], prefix: str, everything: Sequence[str]) -> T:
     kinds = typing.get_type_hints(type(value))
     names = [field.name for field in fields(typing.cast(Any, value))]
     new: dict[str, object] = {}
@@ -63,7 +92,10 @@ def _changed(value: T, changes: dict[str, str], prefix: str) -> T:
         first, dot, rest = path.partition(".")
         name = _aliases(type(value)).get(first, first)
         if name not in names:
-            raise ValueError(f'There is no setting "{prefix}{path}"; {suggest(name, names)}')
+            leaf = path.rpartition(".")[2]
+            elsewhere = [one for one in everything if one.rpartition(".")[2] == leaf]
+            near = _did_you_mean(elsewhere[:3]) if elsewhere else suggest(name, names)
+            raise ValueError(f'There is no setting "{prefix}{path}"; {near}')
         if not dot:
             new[name] = _read(kinds[name], text, prefix + path)
         elif not is_dataclass(getattr(value, name)):
@@ -71,7 +103,7 @@ def _changed(value: T, changes: dict[str, str], prefix: str) -> T:
         else:
             inside.setdefault(name, {})[rest] = text
     for name, deeper in inside.items():
-        new[name] = _changed(getattr(value, name), deeper, f"{prefix}{name}.")
+        new[name] = _changed(getattr(value, name), deeper, f"{prefix}{name}.", everything)
     return typing.cast(T, replace(typing.cast(Any, value), **new))
 
 
@@ -142,6 +174,75 @@ def from_plain(kind: type[T], plain: object, where: str = "") -> T:
     return kind(**values)
 
 
+REQUIRED = "required"
+"""The value of a setting without default."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One line of the list of settings."""
+
+    name: str
+    """With the parts before it: `model.options.padding`."""
+    kind: str
+    """What values it takes, in words."""
+    value: str
+    """As it is typed, or REQUIRED."""
+    meaning: str
+    """The first sentence of what stands below the field."""
+
+
+def list_settings(value: Any, prefix: str = "") -> list[Setting]:
+    """Every setting of a dataclass, nested ones too: with the values of an instance, or with the defaults of a type."""
+    kind = value if isinstance(value, type) else type(value)
+    kinds, meanings, found = typing.get_type_hints(kind), _meanings(kind), []
+    for field in fields(kind):
+        name, here = field.name, getattr(value, field.name, field.default)
+        if is_dataclass(kinds[name]):
+            inner = kinds[name] if isinstance(value, type) else here
+            found += list_settings(inner, f"{prefix}{name}.")
+        else:
+            text = REQUIRED if here is MISSING else typed(here)
+            if kinds[name] == tuple[str, ...]:  # one word alone is a list of it
+                text = text.removesuffix(",")
+            found.append(Setting(prefix + name, _short_words(kinds[name]), text, meanings.get(name, "")))
+    return found
+
+
+@functools.cache
+def _meanings(kind: type) -> dict[str, str]:
+    """By field, the first sentence of the string below it."""
+    try:
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    except (OSError, TypeError):  # defined at a prompt
+        return {}
+    return dict(_described(getattr(definition, "body", ())))
+
+
+def _described(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
+    for pair in itertools.pairwise(body):
+        match pair:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                yield name, " ".join(text.split()).partition(". ")[0].removesuffix(".") + "."
+
+
+def typed(value: object) -> str:
+    """A value as it is typed after `--set name=`."""
+    if isinstance(value, tuple):
+        return "".join(f"{typed(one)}," for one in value).removesuffix("," if len(value) > 1 else "") or "()"
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def _short_words(kind: Any) -> str:
+    """What values a setting takes, short enough for a table."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(map(_short_words, inner))
+    if origin is tuple:
+        return f"{_short_words(inner[0])}s" if inner[-1] is Ellipsis else f"{len(inner)} {_short_words(inner[0])}s"
+    return {int: "integer", float: "number", bool: "true or false", str: "word", type(None): "none"}[kind]
+
+
 def _read(kind: Any, text: str, whole: str) -> object:
     if kind is str:
         return text
@@ -149,11 +250,21 @@ def _read(kind: Any, text: str, whole: str) -> object:
         literal = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         literal = text
+    if literal is text and _takes_words(kind) and ("," in text or not _fits(text, kind)):
+        words = tuple(word.strip() for word in text.strip("()[] ").removesuffix(",").split(","))
+        literal = words if all(words) else text
     if not _fits(literal, kind):
         raise ValueError(
             f'{whole} must be {_words(kind, literal)}, not "{text if len(text) < SHOWN else text[:SHOWN] + "…"}".'
         )
     return _convert(literal, kind)
+
+
+def _takes_words(kind: Any) -> bool:
+    """Whether a list of words is meant, which may be typed without quotes."""
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        return any(map(_takes_words, typing.get_args(kind)))
+    return typing.get_origin(kind) is tuple and typing.get_args(kind)[0] is str
 
 
 def _fits(literal: object, kind: Any) -> bool:

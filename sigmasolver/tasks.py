@@ -63,9 +63,13 @@ class Task:
     """One row."""
 
     name: str
+    """What tables and pages call it."""
     inputs: tuple[str, ...]
+    """Fields that the model sees; the targets first, then those that are only given."""
     targets: tuple[str, ...]
+    """Fields that it predicts."""
     grid: tuple[int, ...]
+    """Points per axis, after thinning by space_stride."""
     history: int
     """Frames a model sees (T_in)."""
     block: int
@@ -73,20 +77,25 @@ class Task:
     horizon: int
     """Frames that are evaluated (H)."""
     train: int
+    """Trajectories of the training split, the first ones of the file."""
     test: int
-    """Trajectories of each part: the first ones train, the last ones test."""
+    """Trajectories of the test split, the last ones of the file."""
     normaliser: str
+    """none, channel, scalar, pixel, temporal, trajectory or box-cox; see data/normalise.py."""
     validation: int = 0
     """Trajectories after the training part that validate; 0: some of the training part do (`train.validation`)."""
     boundary: str | None = None
-    """An operator on every forecast in physical units, by name; see `forecast.BOUNDARIES`."""
+    """An operator on every forecast in physical units, such as lower-walls."""
     time_stride: int = 1
+    """Every how many stored frames one is used."""
     space_stride: int = 1
+    """Every how many stored points of an axis one is used."""
     stride: int = 1
     """Frames from the start of one window to the next."""
     starts: int | None = None
-    """Windows per trajectory; None: all that fit."""
+    """Windows per trajectory; none: all that fit."""
     steady: bool = False
+    """The targets are predicted in the given frame itself; there is no time."""
     conditions: tuple[str, ...] = ()
     """Given fields whose mean over the points is also embedded, beside the time: a Reynolds number, a frequency."""
     skip: int = 0

@@ -15,12 +15,15 @@ from torch import nn
 import sigmasolver
 from sigmasolver import api
 from sigmasolver.models import SolverConfig, variants
+from sigmasolver.recipes import RECIPES
+from sigmasolver.train.objectives import LOSSES
+from sigmasolver.train.optimisers import OPTIMISERS
 
 ROOT = Path(__file__).parents[1]
 NAMES = {
     "Options", "Recipe", "build_model", "diagnose_run", "evaluate_run", "infer_recipe", "list_models", "load",
-    "metrics", "open_dataset", "open_windows", "recipe_of", "register_model", "rollout", "simulate_dataset",
-    "train_model", "write_report",
+    "metrics", "open_dataset", "open_windows", "recipe_of", "register_loss", "register_model", "register_optimiser",
+    "register_task", "rollout", "simulate_dataset", "train_model", "write_report",
 }  # fmt: skip
 SIZE = ["model.width=16", "model.depth=1", "model.heads=2", "model.slices=4", "train.batch=2", "train.updates=3"]
 DATA = ["task.grid=(12,12)", "task.space_stride=1", "task.train=4", "task.test=2"]
@@ -32,9 +35,14 @@ def darcy(tmp_path_factory):
 
 
 @pytest.fixture
-def models(monkeypatch):
+def models():
     """What a test registers is forgotten after it."""
-    monkeypatch.setattr(variants, "MODELS", dict(variants.MODELS))
+    tables = variants.MODELS, LOSSES, OPTIMISERS, RECIPES
+    before = [dict(table) for table in tables]
+    yield
+    for table, entries in zip(tables, before, strict=True):
+        table.clear()
+        table.update(entries)
 
 
 def recipe(*settings, model=None):
@@ -169,7 +177,7 @@ def test_a_run_of_a_model_that_is_not_registered_says_so_at_the_command_line(dar
     del variants.MODELS["scaled"]
     for command in (("evaluate", run.path), ("train", "--resume", run.path)):
         code, _, error = call(*command)
-        assert code == 2 and "sigmasolver.register_model first." in error and error.count("\n") == 1
+        assert code == 2 and "sigmasolver.register_model first" in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

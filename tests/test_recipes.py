@@ -350,7 +350,6 @@ def test_drift_net_is_the_official_t_on_every_task(task):
     ("change", "says"),
     [
         ({"train": {"objective": "guess"}}, "choose from direct, teacher_forced, pushforward"),
-        ({"train": {"loss": "mse"}}, "choose from relative_l2, squared"),
         ({"train": {"keep": "all"}}, "choose from final, best"),
         ({"train": {"precision": "fp8"}}, "choose from float32, tf32, bf16"),
         *(({"train": {name: 0}}, f"{name} is 0; it must be at least 1")

@@ -7,7 +7,8 @@ from typing import ClassVar
 import pytest
 
 from sigmasolver.models import Options, SolverConfig
-from sigmasolver.settings import from_plain, override, to_plain
+from sigmasolver.recipes import RECIPES, Recipe
+from sigmasolver.settings import REQUIRED, from_plain, list_settings, override, suggest, to_plain
 from sigmasolver.simulate import SIMULATORS
 
 
@@ -24,6 +25,8 @@ class Outer:
     modes: int | tuple[int, ...] = 4
     flag: bool = True
     limit: float | None = None
+    names: tuple[str, ...] = ()
+    ends: str | tuple[str, ...] | None = None
     inner: Inner = field(default_factory=Inner)
 
 
@@ -45,6 +48,14 @@ class Renamed:
         ("flag=false", Outer(flag=False)),
         ("limit=2", Outer(limit=2)),
         ("limit=none", Outer()),
+        ("names=u", Outer(names=("u",))),
+        ("names=u, v", Outer(names=("u", "v"))),
+        ("names=('u','v')", Outer(names=("u", "v"))),
+        ("names=[u,v]", Outer(names=("u", "v"))),
+        ("ends=circular", Outer(ends="circular")),
+        ("ends=circular,", Outer(ends=("circular",))),
+        ("ends=circular,zeros", Outer(ends=("circular", "zeros"))),
+        ("ends=none", Outer()),
         ("inner.rate=1e-4", Outer(inner=Inner(rate=1e-4))),
         ("inner.name=1e-4", Outer(inner=Inner(name="1e-4"))),
     ],
@@ -83,6 +94,8 @@ def test_the_last_of_two_equal_names_holds():
         ("limit=wide", "limit must be a finite number or none"),
         ("count.more=1", "without settings of its own"),
         ("inner.rat=1", "did you mean rate"),
+        ("rate=1", r'There is no setting "rate"; did you mean inner.rate\?'),
+        ("names=u,,v", "names must be a list of values, each a word"),
     ],
 )
 def test_mistakes_are_one_sentence(assignment, says):
@@ -94,7 +107,7 @@ def test_mistakes_are_one_sentence(assignment, says):
 @pytest.mark.parametrize(
     "value",
     [
-        Outer(3, (0, 8), (1, 2, 3), False, 2.5, Inner(0.25, "b")),
+        Outer(3, (0, 8), (1, 2, 3), False, 2.5, ("u",), ("a", "b"), Inner(0.25, "b")),
         SolverConfig((64, 64), 10, 1, modes=(4, 5), options=Options(padding=("zeros", "circular"))),
         *SIMULATORS.values(),
     ],
@@ -144,3 +157,34 @@ def test_an_old_name_is_never_suggested():
     with pytest.raises(ValueError, match="rate") as caught:
         override(Renamed(), ["spede=1"])
     assert "speed" not in str(caught.value)
+
+
+def test_a_name_that_many_parts_have_is_answered_with_three():
+    names = [f"setting_{letter}" for letter in "abcdef"]
+    assert suggest("setting", names).count("setting_") == 3
+
+
+@pytest.mark.parametrize("value", [*RECIPES.values(), *SIMULATORS.values()], ids=[*RECIPES, *SIMULATORS])
+def test_every_listed_value_can_be_typed_back(value):
+    """All of them at once give the same dataclass again, whatever its types."""
+    listed = list_settings(value)
+    assert override(value, [f"{setting.name}={setting.value}" for setting in listed]) == value
+    assert all(setting.meaning.endswith(".") and setting.kind for setting in listed)
+
+
+def test_the_list_has_every_setting_of_a_recipe_once():
+    plain = RECIPES["kf2d"].to_plain()
+    options = plain["model"].pop("options")
+    names = [f"{part}.{name}" for part, values in plain.items() for name in values]
+    names += [f"model.options.{name}" for name in options]
+    listed = {setting.name: setting for setting in list_settings(Recipe)}
+    assert sorted(listed) == sorted(names)
+    assert listed["task.grid"].value == REQUIRED and listed["train.lr"].value == "0.001"
+    assert listed["model.options.padding"].kind == "word or words or none"
+
+
+def test_a_source_that_is_not_there_costs_the_meaning_alone():
+    space: dict = {}
+    exec("from dataclasses import dataclass\n@dataclass\nclass Typed:\n    count: int = 3\n", space)
+    (setting,) = list_settings(space["Typed"]())
+    assert (setting.name, setting.value, setting.meaning) == ("count", "3", "")

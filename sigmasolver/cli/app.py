@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +17,7 @@ __all__ = [
     "Device",
     "Dtype",
     "OldSplit",
+    "Plugins",
     "Precision",
     "Settings",
     "Split",
@@ -34,6 +36,26 @@ app = typer.Typer(
 
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a parameter; repeatable.")
+]
+
+
+def _load_plugins(context: typer.Context, paths: list[Path] | None) -> list[Path] | None:
+    if not context.resilient_parsing:  # shell completion runs nothing
+        from sigmasolver.plugins import load_plugin
+
+        for path in paths or ():
+            load_plugin(path)
+    return paths
+
+
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plugin",
+        metavar="FILE.py",
+        callback=_load_plugins,
+        help="Run a Python file that registers your own model, loss, optimiser or task; repeatable.",
+    ),
 ]
 Device = Annotated[str, typer.Option(help="auto (a GPU if available), cpu, cuda or cuda:1.")]
 Precision = Annotated[str, typer.Option(help="Precision of the forecast: float32, tf32 (on a GPU) or bf16.")]

@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sigmasolver.cli.app import Cohort, Device, OldSplit, Split, app, device_of
+from sigmasolver.cli.app import Cohort, Device, OldSplit, Plugins, Split, app, device_of
+from sigmasolver.cli.evaluate import say_other_code
 from sigmasolver.cli.terminal import Mover, console, progress
 from sigmasolver.report.digits import significant
 from sigmasolver.report.sample import sample_of, timing_of
@@ -171,6 +172,7 @@ def diagnose(
     batch: Annotated[int, typer.Option(help="Batch size, in windows.")] = 8,
     cohort: Cohort = None,
     data: Annotated[Path | None, typer.Option(help="New location of the runs' data.")] = None,
+    plugin: Plugins = None,
     device: Device = "auto",
 ) -> None:
     """Explain why forecasts drift; writes rows and arrays to diagnose/ in each run folder."""
@@ -184,6 +186,7 @@ def diagnose(
     folders = [Run(path) for path in dict.fromkeys(runs)]
     found = {}
     for label, run in zip(folder_labels([run.path for run in folders]), folders, strict=True):
+        say_other_code(run)
         with progress(f"diagnosing {label}", None) as move:
             peers = peers_of(run, folders)
             found[label] = diagnose_run(run, names, request, device_of(device), _Named(move), peers, data)
@@ -208,6 +211,11 @@ class _Named:
 def _say(screen: Console, summary: Summary, name: str, found: Mapping[str, Findings]) -> None:
     """One table with a line for each run, how to read it, and the runs that the diagnostic does not fit."""
     there = {run: findings for run, findings in found.items() if findings.skipped is None}
+    for run in [
+        run for run, findings in there.items() if not any(_shown(cell, findings.rows) for cell in summary.cells)
+    ]:
+        screen.print(f"{name} of {run} is left out: its model has none of the parts that this looks at", soft_wrap=True)
+        del there[run]
     if there:
         rows = [{**row, "run": run} for run, findings in there.items() for row in findings.rows]
         measured = timing_of(rows) if name == "efficiency" else sample_of(rows)

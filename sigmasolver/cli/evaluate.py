@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sigmasolver.cli.app import Cohort, Device, OldSplit, Precision, Split, app, device_of, numbers
+from sigmasolver.cli.app import Cohort, Device, OldSplit, Plugins, Precision, Split, app, device_of, numbers
 from sigmasolver.cli.terminal import console, print_scores, progress
 
 if TYPE_CHECKING:
     from sigmasolver.runs import Run
 
-__all__ = ["Anyway", "evaluate", "say_unfinished"]
+__all__ = ["Anyway", "evaluate", "say_other_code", "say_unfinished"]
 
 Anyway = Annotated[
     bool,
@@ -36,6 +36,7 @@ def evaluate(
     precision: Precision = "float32",
     cohort: Cohort = None,
     anyway: Anyway = False,
+    plugin: Plugins = None,
     device: Device = "auto",
 ) -> None:
     """Evaluate runs on unseen data, next to an untrained baseline; writes records.jsonl."""
@@ -49,6 +50,7 @@ def evaluate(
     with join(device_of(device)) as world:
         for path in dict.fromkeys(runs):
             say_unfinished(Run(path))
+            say_other_code(Run(path))
             if data is not None:
                 _say_not_compared(Run(path), data)
             with progress(f"evaluating {path.name}", None) if world.first else nullcontext() as move:
@@ -65,6 +67,14 @@ def say_unfinished(run: Run) -> None:
         at, steps = read_facts(run.weights)["step"], read_facts(run.resume)["steps"]
         said = f"{run.path} is not finished: using its weights of step {at} of {steps}"
         console(stderr=True).print(said, soft_wrap=True)
+
+
+def say_other_code(run: Run) -> None:
+    """Where a plugin has changed since the training, or the name is now another's."""
+    from sigmasolver.forecast.checkpoint import other_origins, recipe_in
+
+    for sentence in other_origins(run, recipe_in(run)):
+        console(stderr=True).print(sentence, soft_wrap=True)
 
 
 def _say_not_compared(run: Run, data: Path) -> None:

@@ -9,8 +9,8 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from sigmasolver.cli.app import Device, Precision, app, device_of
-from sigmasolver.cli.evaluate import Anyway, say_unfinished
+from sigmasolver.cli.app import Device, Plugins, Precision, app, device_of
+from sigmasolver.cli.evaluate import Anyway, say_other_code, say_unfinished
 from sigmasolver.cli.terminal import console, progress
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def forecast(
     ] = None,
     precision: Precision = "float32",
     anyway: Anyway = False,
+    plugin: Plugins = None,
     device: Device = "auto",
 ) -> None:
     """Forecast from your own frames, or score a pretrained model on the unseen windows shipped with it."""
@@ -57,6 +58,7 @@ def forecast(
     if out is None:
         raise ValueError("Missing --out: name the file to write the forecast to.")
     say_unfinished(Run(path))
+    say_other_code(Run(path))
     steps = recipe_in(Run(path)).task.horizon if steps is None else steps
     with progress("forecasting", None) as move:
         said = forecast_file(path, start, steps, out, device_of(device), move, precision, anyway)

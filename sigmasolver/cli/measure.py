@@ -10,7 +10,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from sigmasolver.cli.app import Device, Settings, app, device_of
+from sigmasolver.cli.app import Device, Plugins, Settings, app, device_of
 from sigmasolver.cli.terminal import console, progress
 from sigmasolver.report.digits import significant, spread
 
@@ -33,6 +33,7 @@ def measure(
         float | None, typer.Option(help="Seconds each process measures, at most one epoch; default: one epoch.")
     ] = None,
     settings: Settings = None,
+    plugin: Plugins = None,
     device: Device = "auto",
 ) -> None:
     """Measure time and memory of the paper's efficiency workloads, in independent processes with random weights."""

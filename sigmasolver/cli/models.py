@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from sigmasolver.cli.app import app
+from sigmasolver.cli.app import Plugins, app
 from sigmasolver.cli.terminal import console
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ __all__ = ["models"]
 
 
 @app.command()
-def models() -> None:
+def models(plugin: Plugins = None) -> None:
     """List the family and the baselines with their size at the Darcy task, and the pretrained models."""
     from sigmasolver.models import SolverConfig, count_parameters, list_models, matched_width
 
@@ -27,7 +27,11 @@ def models() -> None:
         table.add_column(column, justify="right")
     for name in list_models():
         parameters = count_parameters(name, config)
-        table.add_row(name, f"{parameters:,}", f"{4 * parameters / 1e6:.2f}", str(matched_width(name, config)))
+        try:
+            width = str(matched_width(name, config))
+        except ValueError:  # a model of the user's own may have one size at every width
+            width = "–"
+        table.add_row(name, f"{parameters:,}", f"{4 * parameters / 1e6:.2f}", width)
     console().print(table)
     _print_pretrained()
 

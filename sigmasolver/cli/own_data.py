@@ -66,10 +66,10 @@ def reading_of(
     return Reading(fields, steady, names_of(axes), names_of(boundary), dt, names_of(units), mask, skip_bad)
 
 
-def as_store(data: Path, store: Path, reading: Reading, world: World, own: bool) -> Path:
+def as_store(data: Path, store: Path, reading: Reading, world: World, own: bool, stderr: bool = False) -> Path:
     """The data as a store: themselves where they can be read as they are, else imported to `store`.
 
-    `own`: nothing there is a public data set, though its shape may look like one.
+    `own`: nothing there is a public data set, though its shape may look like one. `stderr`: where to report.
     """
     from sigmasolver.data.formats import guess_kind, import_data, is_read_in_place, skip_bad
     from sigmasolver.data.header import OtherStoreError
@@ -106,7 +106,7 @@ def as_store(data: Path, store: Path, reading: Reading, world: World, own: bool)
                 raise
             store.unlink()  # what an earlier command imported before it failed; no run stands on it
             made = convert()
-        say_imported(made)
+        say_imported(made, stderr)
         if made.bad:
             more = f" and {len(made.bad) - 8} more" if len(made.bad) > 8 else ""
             raise ValueError(
@@ -117,8 +117,9 @@ def as_store(data: Path, store: Path, reading: Reading, world: World, own: bool)
     return store
 
 
-def say_imported(made: Imported) -> None:
+def say_imported(made: Imported, stderr: bool = False) -> None:
+    screen = console(stderr=stderr)
     shape = " × ".join(map(str, made.shape))
-    console().print(f"{made.path}: {made.count} trajectories of {shape} from {made.kind}", soft_wrap=True)
+    screen.print(f"{made.path}: {made.count} trajectories of {shape} from {made.kind}", soft_wrap=True)
     for note in made.notes:
-        console().print(f"  {note}", soft_wrap=True)
+        screen.print(f"  {note}", soft_wrap=True)

@@ -8,9 +8,9 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from sigmasolver.cli.app import Device, Settings, app, device_of, numbers
+from sigmasolver.cli.app import Device, Plugins, Settings, app, device_of, numbers
 from sigmasolver.cli.terminal import console, progress
-from sigmasolver.cli.train import engine_of
+from sigmasolver.cli.train import Config, engine_of, named_recipe
 
 if TYPE_CHECKING:
     from sigmasolver.train.dry_run import Cost
@@ -22,12 +22,14 @@ __all__ = ["plan"]
 
 @app.command()
 def plan(
-    task: Annotated[str, typer.Argument(help="A task with a recipe, such as smoke3d.")],
+    task: Annotated[str | None, typer.Argument(help="A task with a recipe, such as smoke3d.")] = None,
     model: Annotated[str | None, typer.Option(help="As for `train`.")] = None,
     grid: Annotated[
         str | None, typer.Option(help="Points per axis, such as 141 or 64,128; default: the task's.")
     ] = None,
     settings: Settings = None,
+    config: Config = None,
+    plugin: Plugins = None,
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="auto, eager, compiled, graph or compiled-graph.")] = "auto",
     memory: Annotated[float | None, typer.Option(help="Memory limit in GB; default: the device's.")] = None,
@@ -35,12 +37,13 @@ def plan(
 ) -> None:
     """Predict memory and time of a training from updates on smaller grids; exit code 1 if it does not fit."""
     from sigmasolver.parallel import World
-    from sigmasolver.recipes import changed, recipe_of
     from sigmasolver.train.engine import Execution
     from sigmasolver.train.job import memory_of
     from sigmasolver.train.plan import advise, on_grid, predict
 
-    recipe = changed(recipe_of(task, model), settings or [])
+    recipe = named_recipe(task, config, model, None, settings or [])
+    if recipe is None:
+        raise ValueError("Missing the recipe to plan: name a task such as smoke3d, or a file with --config.")
     recipe = recipe if grid is None else on_grid(recipe, numbers(grid, "--grid"))
     world = World(device=device_of(device))
     execution = Execution(world, engine_of(engine, world))

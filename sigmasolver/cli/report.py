@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sigmasolver.cli.app import app
+from sigmasolver.cli.app import Plugins, app
 from sigmasolver.cli.terminal import console, print_table
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def report(
     title: Annotated[str | None, typer.Option(help="Title; default: the task.")] = None,
     where: Where = None,
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    plugin: Plugins = None,
 ) -> None:
     """Write one page about runs: summary, errors, playable forecasts, causes of drift, provenance."""
     from sigmasolver.diagnose.run import DIAGNOSTICS

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sigmasolver.cli.app import Device, Settings, app, device_of
+from sigmasolver.cli.app import Device, Plugins, Settings, app, device_of
 from sigmasolver.cli.terminal import console, progress, training
 from sigmasolver.cli.train import Minutes, engine_of
 
@@ -38,6 +38,7 @@ def suite(
     minutes: Minutes = None,
     show: Annotated[bool, typer.Option("--list", help="List the runs and their progress without training.")] = False,
     settings: Settings = None,
+    plugin: Plugins = None,
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="auto, eager, compiled, graph or compiled-graph.")] = "auto",
 ) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sigmasolver.cli.app import Device, Settings, Steady, app, device_of
+from sigmasolver.cli.app import Device, Plugins, Settings, Steady, app, device_of
+from sigmasolver.cli.evaluate import say_other_code
 from sigmasolver.cli.own_data import (
     Axes,
     Boundary,
@@ -28,10 +29,13 @@ if TYPE_CHECKING:
     from sigmasolver.runs import Run
     from sigmasolver.train.infer_recipe import UserChoices
 
-__all__ = ["Minutes", "engine_of", "say_trained", "train"]
+__all__ = ["Config", "Minutes", "engine_of", "named_recipe", "say_trained", "train"]
 
 Minutes = Annotated[
     float | None, typer.Option(help="Save the state and stop after this many minutes; the same command resumes.")
+]
+Config = Annotated[
+    Path | None, typer.Option(help="A recipe as TOML or JSON, in place of a name: see --print-config, or recipe.json.")
 ]
 
 
@@ -77,6 +81,11 @@ def train(
     horizon: Annotated[int | None, typer.Option(help="Own data: frames that are evaluated.")] = None,
     minutes: Minutes = None,
     settings: Settings = None,
+    config: Config = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the recipe as TOML for --config, and do not train.")
+    ] = False,
+    plugin: Plugins = None,
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="auto, eager, compiled, graph or compiled-graph.")] = "auto",
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: split the parameters (FSDP2).")] = False,
@@ -84,7 +93,7 @@ def train(
     """Train a model. Stop at any time; `sigmasolver train --resume RUN` continues to the same weights."""
     from sigmasolver.experiments.queue import Deadline
     from sigmasolver.parallel import join
-    from sigmasolver.recipes import changed, recipe_of
+    from sigmasolver.recipes import changed, config_text
     from sigmasolver.runs import Run
     from sigmasolver.train.engine import Execution
     from sigmasolver.train.infer_recipe import UserChoices
@@ -98,31 +107,33 @@ def train(
     with join(device_of(device)) as world:
         execution = Execution(world, engine_of(engine, world), shard)
         if resume is not None:
-            given = (task, out, settings, model, seed, axes, boundary, dt, units, *own.values())
-            if skip_bad or any(value is not None for value in given):
+            given = (task, out, settings, model, seed, config, axes, boundary, dt, units, *own.values())
+            if skip_bad or print_config or any(value is not None for value in given):
                 raise ValueError("A resumed run keeps its recipe; use --resume alone, or with --data and --device.")
+            say_other_code(Run(resume))
             with training(world) as watch:
                 resume_run(Run(resume), data, execution, watch, deadline.passed)
             return say_trained(Run(resume), world)
-        seed = 42 if seed is None else seed
-        published = changed(recipe_of(task, model, seed), settings or []) if task is not None else None
-        if data is None or out is None:
-            raise ValueError("Missing --data or --out: name the training data and the run folder.")
-        if task is not None and any(value is not None for value in own.values()):
+        published = named_recipe(task, config, model, seed, settings or [])
+        if published is not None and any(value is not None for value in own.values()):
             named = next(name for name, value in own.items() if value is not None)
             raise ValueError(
                 f"{named} is only for your own data; change a task with --set, such as --set task.history=4."
             )
+        if published is not None and print_config:
+            return typer.echo(config_text(published), nl=False)
+        if data is None or out is None:
+            raise ValueError("Missing --data or --out: name the training data and the run folder.")
         if test and test_data is not None:
             raise ValueError("The test data have a file of their own, so all of --data trains; leave --test out.")
         names, predicted = names_of(fields), names_of(targets)
         if names and predicted:
             names = tuple(dict.fromkeys((*names, *predicted)))
         reading = reading_of(names, steady, axes, boundary, dt, units, mask, skip_bad)
-        store = as_store(data, out / "data.h5", reading, world, own=task is None)
+        store = as_store(data, out / "data.h5", reading, world, own=published is None, stderr=print_config)
         tested = None
         if test_data is not None:
-            tested = as_store(test_data, out / "test.h5", reading, world, own=True)
+            tested = as_store(test_data, out / "test.h5", reading, world, own=True, stderr=print_config)
         if published is None:
             choices = UserChoices(
                 data.resolve().stem,
@@ -132,7 +143,7 @@ def train(
                 block=block,
                 horizon=horizon,
                 model=model or "transolver-sigma",
-                seed=seed,
+                seed=42 if seed is None else seed,
                 vectors=_vectors(vector),
                 mask=mask,
                 test=test if tested is None else 0,
@@ -140,10 +151,26 @@ def train(
             recipe = changed(_infer(store, choices, reading, world), settings or [])
         else:
             recipe = published
+        if print_config:
+            return typer.echo(config_text(recipe), nl=False)
         _say_plan(recipe, store, tested, world)
         with training(world) as watch:
             train_run(recipe, store, Run(out), execution, watch, deadline.passed, tested)
         say_trained(Run(out), world)
+
+
+def named_recipe(
+    task: str | None, config: Path | None, model: str | None, seed: int | None, settings: list[str]
+) -> Recipe | None:
+    """The recipe of a name or of a file, with what was set; None: neither was given."""
+    from sigmasolver.recipes import changed, read_config, recipe_of
+
+    if config is None:
+        return None if task is None else changed(recipe_of(task, model, 42 if seed is None else seed), settings)
+    if task is not None:
+        raise ValueError(f"The recipe is named twice, by {task} and by --config {config}; leave one out.")
+    more = [f"{name}={value}" for name, value in (("model.name", model), ("train.seed", seed)) if value is not None]
+    return changed(read_config(config), [*more, *settings])
 
 
 def _infer(store: Path, choices: UserChoices, reading: Reading, world: World) -> Recipe:

@@ -34,6 +34,8 @@ from sigmasolver.train.dry_run import Alive
 from sigmasolver.train.engine import Execution, Stepper
 from sigmasolver.train.job import lies_on, memory_of
 from sigmasolver.train.loop import StepPlan
+from sigmasolver.train.objectives import LOSSES
+from sigmasolver.train.optimisers import OPTIMISERS
 
 __all__ = [
     "WARM_UP",
@@ -64,7 +66,9 @@ def efficiency(subject: Subject) -> Findings:
     findings = Findings()
     add_storage(findings, model, subject.windows.grid)
     findings.add("inference_milliseconds", 1e3 * _seconds_per_call(subject))
-    if subject.training is not None and _trains(model):
+    train = subject.recipe.train
+    known = LOSSES.knows(train.loss) and OPTIMISERS.knows(train.optimiser)  # an update needs both
+    if subject.training is not None and known and _trains(model):
         _add_training(findings, subject, subject.training)
     return findings
 

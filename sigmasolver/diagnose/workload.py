@@ -39,6 +39,7 @@ from sigmasolver.forecast.checkpoint import begin, build
 from sigmasolver.models import build_solver
 from sigmasolver.ops.dispatch import why_plain
 from sigmasolver.ops.memory import keep_freed_memory
+from sigmasolver.plugins import load_plugin, loaded_plugins
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, append_row, provenance, read_rows
 from sigmasolver.train.dry_run import Noise, frames_of
@@ -206,7 +207,13 @@ def time_epoch(recipe: Recipe, path: Path, device: torch.device, seconds: float 
 
 
 def _in_a_process(name: str, recipe: Recipe, path: Path, device: torch.device, seconds: float | None) -> Timing:
-    asked = {"recipe": recipe.to_plain(), "path": str(path), "device": str(device), "seconds": seconds}
+    asked = {
+        "recipe": recipe.to_plain(),
+        "path": str(path),
+        "device": str(device),
+        "seconds": seconds,
+        "plugins": [str(plugin) for plugin in loaded_plugins()],
+    }
     root = str(Path(__file__).parents[2])  # the very package that asks
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
@@ -229,6 +236,8 @@ def _main() -> None:
     """What to time in, what was found out, both as JSON."""
     keep_freed_memory()
     asked = json.load(sys.stdin)
+    for plugin in asked["plugins"]:
+        load_plugin(Path(plugin))
     device = torch.device(asked["device"])
     timing = time_epoch(Recipe.from_plain(asked["recipe"]), Path(asked["path"]), device, asked["seconds"])
     sys.stdout.write(json.dumps(asdict(timing)) + "\n")

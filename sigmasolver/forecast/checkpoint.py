@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +14,9 @@ from sigmasolver.data.domain import Domain
 from sigmasolver.data.formats import Reading
 from sigmasolver.data.normalise import Normaliser, TimeScale
 from sigmasolver.forecast import Forecaster
-from sigmasolver.models import build_solver, list_models
+from sigmasolver.models import build_solver
+from sigmasolver.models.variants import MODELS
+from sigmasolver.plugins import Origin, Registry, origin_of
 from sigmasolver.pretrained import resolve
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_tensors, write_tensors
@@ -27,10 +30,12 @@ __all__ = [
     "evaluation_data_of",
     "load",
     "not_compared",
+    "other_origins",
     "read_normalisers",
     "read_time_scale",
     "reading_in",
     "recipe_in",
+    "record_origins",
     "refuse_beyond_limits",
     "refuse_other_domain",
     "refuse_unregistered",
@@ -39,6 +44,7 @@ __all__ = [
     "write_normalisers",
 ]
 
+ORIGINS = "origins.json"
 LIMITS = {"depth": 1000, "width": 2**24, "slices": 2**24}
 """A step through more blocks takes minutes; weights of larger sizes fit no machine, and their number no integer."""
 
@@ -79,6 +85,9 @@ def skeleton(recipe: Recipe) -> nn.Module:
         with torch.device("meta"):
             return build_solver(recipe.model.name, recipe.model.config(recipe.task))
     except (RuntimeError, OverflowError, TypeError) as error:  # more bytes than 64 bits can count
+        if origin_of("model", recipe.model.name) is not None:
+            said = " ".join(str(error).split())
+            raise ValueError(f'The builder of "{recipe.model.name}" failed: {said}') from error
         if isinstance(error, TypeError) and "verflow" not in str(error):
             raise
         raise ValueError(
@@ -101,13 +110,56 @@ def recipe_in(run: Run) -> Recipe:
         raise ValueError(f"The recipe of {run.path} cannot be used: {error}") from None
 
 
-def refuse_unregistered(run: Run, recipe: Recipe) -> None:
-    """A run keeps the name of its model, not its code."""
-    if recipe.model.name not in list_models():
-        raise ValueError(
-            f'{run.path} was trained with the model "{recipe.model.name}", which is not known here; register it with '
-            "sigmasolver.register_model first."
-        )
+def record_origins(run: Run, recipe: Recipe) -> None:
+    """Write down where names of the recipe that are not built in come from; what was recorded first is kept."""
+    found = {kind: origin_of(kind, name) for kind, name in _named(recipe).items()}
+    origins = {kind: origin for kind, origin in found.items() if origin is not None}
+    if origins and not (run.path / ORIGINS).exists():
+        run.write_json(ORIGINS, origins)
+
+
+def _named(recipe: Recipe) -> dict[str, str]:
+    return {"model": recipe.model.name, "loss": recipe.train.loss, "optimiser": recipe.train.optimiser}
+
+
+def _origins(run: Run) -> dict[str, Origin]:
+    held = run.read_json(ORIGINS) if (run.path / ORIGINS).exists() else {}
+    return {kind: origin for kind, origin in held.items() if isinstance(origin, dict)}
+
+
+def refuse_unregistered(run: Run, name: str, registry: Registry[Any]) -> None:
+    """A run keeps names, not code: say where the code came from if it is not there."""
+    if registry.knows(name):
+        return
+    kind = registry.kind
+    origin = _origins(run).get(kind, {})
+    came, do = "", f"register it with sigmasolver.register_{kind} first, or pass the file that does with --plugin"
+    if "plugin" in origin:
+        do = f"pass that file with --plugin, or call sigmasolver.register_{kind} first"
+    elif "package" in origin:
+        do = "install that package"
+    if "plugin" in origin or "package" in origin:
+        came = f" of {_words(origin)}"
+    raise ValueError(f'{run.path} was trained with the {kind} "{name}"{came}, which is not known here; {do}.')
+
+
+def other_origins(run: Run, recipe: Recipe) -> list[str]:
+    """What to tell where a name of the recipe now comes from somewhere else than in the training."""
+    then = _origins(run)
+    now = {kind: origin_of(kind, name) for kind, name in _named(recipe).items()}
+    return [
+        f"{run.path} was trained with the {kind} of {_words(then[kind])}; here it is that of {_words(origin)}"
+        for kind, origin in now.items()
+        if origin is not None and kind in then and then[kind] != origin
+    ]
+
+
+def _words(origin: Origin) -> str:
+    if "plugin" in origin:
+        return f"the plugin {origin['plugin']} (sha256 {str(origin.get('sha256'))[:12]})"
+    if "package" in origin:
+        return f"the package {origin['package']} {origin.get('version', '')}".rstrip()
+    return f"the module {origin.get('module')}"
 
 
 def data_of(run: Run) -> Path:
@@ -235,7 +287,7 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Forecaster:
     """
     run = Run(resolve(path))
     recipe = recipe_in(run)
-    refuse_unregistered(run, recipe)
+    refuse_unregistered(run, recipe.model.name, MODELS)
     if run.resume.exists() and not run.weights.exists():
         raise ValueError(f"{run.path} is not finished; resume with: sigmasolver train --resume {run.path}")
     tensors, _ = read_tensors(run.weights, device)

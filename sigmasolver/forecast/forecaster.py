@@ -130,6 +130,10 @@ class Forecaster(nn.Module):
         scalars = self._scalars(encoded, time)
         # Under autocast a model answers in bf16, whose eight bits would be lost to a mean of many deviations.
         answer = (self.model(channels) if scalars is None else self.model(channels, scalars)).to(channels.dtype)
+        if answer.shape[:-1] != channels.shape[:-1]:
+            raise ValueError(
+                f"The model made {tuple(answer.shape)} of {tuple(channels.shape)}; it must keep the batch and the grid."
+            )
         frames = self.targets.decode(_unfold(answer, self.block))
         frames = frames if self.boundary is None else self.boundary(frames, self.targets.fields)
         return frames if self.mask is None else self._keep_solid(frames, history, self.mask)

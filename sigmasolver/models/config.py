@@ -44,12 +44,12 @@ class Options:
     expansion: int = 2
     """rho of the SwiGLU: inner width floor(2 rho width / 3)."""
     positions: str = "distances"
-    """"distances" to a reference lattice; raw "coordinates", each axis from 0 to 1; "proportional" ones, the first axis
-    from 0 to 1 and the others at its spacing (REALM); or "distances-proportional", both."""
+    """distances to a reference lattice; raw coordinates, each axis from 0 to 1; proportional ones, the first axis from
+    0 to 1 and the others at its spacing (REALM); or distances-proportional, both."""
     lattice: int | None = None
-    """Reference points per axis; None: 64, 8 or 4 for one, two or three axes."""
-    padding: tuple[str, ...] | None = None
-    """"zeros" or "circular" for each axis; None: zeros on all."""
+    """Reference points per axis; none: 64, 8 or 4 for one, two or three axes."""
+    padding: str | tuple[str, ...] | None = None
+    """zeros or circular, for all axes or for each; none: zeros, but for EddyFormer circular."""
     domain_padding: float | tuple[float, ...] = 0.0
     """Zeros behind each axis that is not circular, as a fraction of its points, in the Fourier transforms."""
     time_embedding: bool = False
@@ -67,9 +67,10 @@ class Options:
             raise ValueError(f'positions is "{self.positions}"; choose one of {", ".join(POSITIONS)}.')
         if self.lattice is not None and self.lattice < 2:
             raise ValueError(f"lattice is {self.lattice}; it needs at least 2 reference points per axis.")
-        unknown = [kind for kind in self.padding or () if kind not in PADDINGS]
+        given = (self.padding,) if isinstance(self.padding, str) else self.padding or ()
+        unknown = [kind for kind in given if kind not in PADDINGS]
         if unknown:
-            raise ValueError(f'padding has "{unknown[0]}"; choose "zeros" or "circular" for each axis.')
+            raise ValueError(f'padding has "{unknown[0]}"; choose "zeros" or "circular", for all axes or for each.')
         fractions = self.domain_padding if isinstance(self.domain_padding, tuple) else (self.domain_padding,)
         if not all(0 <= fraction <= 2 for fraction in fractions):
             raise ValueError(f"domain_padding is {self.domain_padding}; a fraction must be at least 0 and at most 2.")
@@ -170,7 +171,8 @@ class SolverConfig:
 
     @property
     def padding(self) -> tuple[str, ...]:
-        return self.options.padding or ("zeros",) * self.axes
+        given = self.options.padding or "zeros"
+        return (given,) * self.axes if isinstance(given, str) else given
 
     @property
     def domain_padding(self) -> tuple[float, ...]:

@@ -42,8 +42,16 @@ __all__ = [
 @grid_constant
 def coordinates(grid: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """(*grid, axes): every axis from 0 to 1, both ends included, whatever its number of points."""
-    axes = [torch.linspace(0, 1, n, dtype=torch.float64, device=device) for n in grid]
+    axes = [_from_0_to_1(n, device) for n in grid]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).to(dtype)
+
+
+def _from_0_to_1(points: int, device: torch.device) -> torch.Tensor:
+    if not torch.compiler.is_compiling():
+        return torch.linspace(0, 1, points, dtype=torch.float64, device=device)
+    # The same arithmetic: `torch.linspace` would fix the number of points in an exported program.
+    index, step = torch.arange(points, dtype=torch.float64, device=device), 1 / (points - 1)
+    return torch.where(index < points // 2, step * index, 1 - step * (points - 1 - index))
 
 
 @grid_constant

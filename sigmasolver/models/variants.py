@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import bisect
 import difflib
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,6 +28,7 @@ from sigmasolver.models.baselines.vit import vit
 from sigmasolver.models.block import Block, BlockSpec
 from sigmasolver.models.config import Options, SolverConfig
 from sigmasolver.models.solver import Solver
+from sigmasolver.plugins import Registry
 from sigmasolver.settings import lookup
 
 __all__ = [
@@ -93,12 +94,27 @@ BASELINES: dict[str, Make] = {
     "eddyformer-2d": partial(eddyformer, elements=Elements(nodes=25, density=1.5, reach=8)),
     "eddyformer-3d": partial(eddyformer, elements=Elements(nodes=13, coarse=6)),
 }
-MODELS: dict[str, Make] = {name: partial(Solver, partial(Block, spec)) for name, spec in VARIANTS.items()} | BASELINES
+
+
+def _check(name: str, builder: Any) -> Make:
+    if not callable(builder):
+        raise ValueError(f'The builder of "{name}" must be a function of a SolverConfig, not {type(builder).__name__}.')
+    return builder
+
+
+MODELS: Registry[Make] = Registry(
+    "model",
+    {name: partial(Solver, partial(Block, spec)) for name, spec in VARIANTS.items()} | BASELINES,
+    "sigmasolver.models",
+    _check,
+)
 
 
 def _make(name: str) -> Make:
+    if MODELS.knows(name):
+        return MODELS.find(name)
     # A name near none is answered with the family: all names together would be no plain sentence.
-    near = name in MODELS or difflib.get_close_matches(name.lower(), MODELS, cutoff=0.4)
+    near = difflib.get_close_matches(name.lower(), MODELS, cutoff=0.4)
     return lookup(MODELS if near else {family: MODELS[family] for family in VARIANTS}, name, "model")
 
 
@@ -121,24 +137,19 @@ def register_model(name: str, builder: Make) -> None:
         >>> model(torch.zeros(2, 16, 16, 3)).shape
         torch.Size([2, 16, 16, 1])
     """
-    if not re.fullmatch(r"[\w.-]+", name):
-        raise ValueError(f'"{name}" cannot name a model; use letters, digits, dots, hyphens and underscores.')
-    if name in MODELS:
-        raise ValueError(f'There is a model "{name}" already; choose another name.')
-    if not callable(builder):
-        raise ValueError(f'The builder of "{name}" must be a function of a SolverConfig, not {type(builder).__name__}.')
-    MODELS[name] = builder
+    MODELS.register(name, builder)
 
 
 def list_models() -> tuple[str, ...]:
-    """The names that `build_model` knows: the family, the baselines, then those of `register_model`.
+    """The names that `build_model` knows: the family, the baselines, those of `register_model`, then those of installed
+    packages.
 
     Example:
         >>> import sigmasolver
         >>> sigmasolver.list_models()[:3]
         ('transolver-sigma', 'physolver', 'specsolver')
     """
-    return tuple(MODELS)
+    return MODELS.names()
 
 
 def build_model(

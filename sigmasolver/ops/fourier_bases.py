@@ -19,11 +19,21 @@ def available_modes(points: int) -> int:
     return points // 2 + 1
 
 
+def _modulo(whole: torch.Tensor, points: int) -> torch.Tensor:
+    """The remainder by a tensor, which ONNX has also where the number of points is left open."""
+    return whole % torch.full((1, 1), points, device=whole.device)
+
+
+def _root(points: int) -> float:
+    # A program that leaves the number of points open has powers, but not this function.
+    return points**0.5 if torch.compiler.is_compiling() else math.sqrt(points)
+
+
 def _angles(points: int, modes: int, device: torch.device) -> torch.Tensor:
     """2 pi k j / n as (K, n) in float64; k j is reduced modulo n first, in integers, so large products stay exact."""
     k = torch.arange(modes, device=device)[:, None]
     j = torch.arange(points, device=device)[None, :]
-    return (k * j % points).double() * (2 * math.pi / points)
+    return _modulo(k * j, points).double() * (2 * math.pi / points)
 
 
 def _sine(points: int, modes: int, device: torch.device) -> torch.Tensor:
@@ -33,7 +43,7 @@ def _sine(points: int, modes: int, device: torch.device) -> torch.Tensor:
     rows drop it on every device.
     """
     k = torch.arange(modes, device=device)[:, None]
-    return torch.where(2 * k % points == 0, 0.0, _angles(points, modes, device).sin())
+    return torch.where(_modulo(2 * k, points) == 0, 0.0, _angles(points, modes, device).sin())
 
 
 @grid_constant
@@ -41,14 +51,14 @@ def analysis_basis(points: int, modes: int, dtype: torch.dtype, device: torch.de
     """(2K, n): rows 2k and 2k+1 give the real and imaginary part of mode k of the orthonormal real DFT."""
     cosine, sine = _angles(points, modes, device).cos(), _sine(points, modes, device)
     basis = torch.stack((cosine, -sine), dim=1).reshape(2 * modes, points)
-    return (basis / math.sqrt(points)).to(dtype)
+    return (basis / _root(points)).to(dtype)
 
 
 @grid_constant
 def synthesis_basis(points: int, modes: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """(n, 2K): back to n points; modes with a mirror image count twice, the constant and Nyquist mode once."""
     k = torch.arange(modes, device=device)[:, None]
-    weight = torch.where(2 * k % points == 0, 1.0, 2.0).double() / math.sqrt(points)
+    weight = torch.where(_modulo(2 * k, points) == 0, 1.0, 2.0).double() / _root(points)
     cosine, sine = _angles(points, modes, device).cos(), _sine(points, modes, device)
     return torch.stack((weight * cosine, -weight * sine), dim=1).reshape(2 * modes, points).T.contiguous().to(dtype)
 
@@ -58,7 +68,7 @@ def signed_basis(points: int, positive: int, negative: int, dtype: torch.dtype, 
     """(2M, 2n): the modes 0, 1, ..., then -negative, ..., -1 of n complex values, all as pairs of real and imaginary
     part. Its rows are orthonormal, so its transpose leads back."""
     k = torch.cat((torch.arange(positive, device=device), torch.arange(-negative, 0, device=device)))
-    angles = (k[:, None] * torch.arange(points, device=device) % points).double() * (2 * math.pi / points)
+    angles = _modulo(k[:, None] * torch.arange(points, device=device), points).double() * (2 * math.pi / points)
     cosine, sine = angles.cos(), angles.sin()
     pairs = torch.stack((torch.stack((cosine, sine), -1), torch.stack((-sine, cosine), -1)), dim=1)
-    return (pairs.reshape(2 * len(k), 2 * points) / math.sqrt(points)).to(dtype)
+    return (pairs.reshape(2 * len(k), 2 * points) / _root(points)).to(dtype)

@@ -1,7 +1,8 @@
 """What decides a training: recipes, the rows of the paper, and suites of them."""
 
+from sigmasolver.recipes.config import config_text, read_config
 from sigmasolver.recipes.recipe import ModelRecipe, Recipe, TrainRecipe, changed
-from sigmasolver.recipes.rows import RECIPES, recipe_of
+from sigmasolver.recipes.rows import RECIPES, recipe_of, register_task
 from sigmasolver.recipes.suites import SUITES, factor_settings, suite_of
 
 __all__ = [
@@ -11,7 +12,10 @@ __all__ = [
     "Recipe",
     "TrainRecipe",
     "changed",
+    "config_text",
     "factor_settings",
+    "read_config",
     "recipe_of",
+    "register_task",
     "suite_of",
 ]

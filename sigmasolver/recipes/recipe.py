@@ -24,11 +24,17 @@ class ModelRecipe:
     """What is built; channels and grid follow from the task."""
 
     name: str = "transolver-sigma"
+    """A model of `sigmasolver models`, or one of your own."""
     width: int = 128
+    """Channels inside."""
     depth: int = 8
+    """Number of blocks."""
     heads: int = 8
+    """Attention heads of each half of the channels; the width is a multiple of twice this number."""
     slices: int = 32
+    """Slices of the physical operator."""
     modes: int | tuple[int, ...] = 4
+    """Fourier modes that are kept, for all axes or for each."""
     options: Options = field(default_factory=Options)
 
     def __post_init__(self) -> None:
@@ -59,8 +65,9 @@ class TrainRecipe:
     """Names of settings in recipes of earlier versions."""
 
     epochs: int = 500
+    """Passes over the training windows; not looked at where updates are given."""
     updates: int | None = None
-    """Optimiser steps in all; None: as many as the epochs have."""
+    """Optimiser steps in all; none: as many as the epochs have."""
     batch: int = 4
     """Windows per step, over all processes together."""
     one_start: bool = False
@@ -68,42 +75,52 @@ class TrainRecipe:
     shared_start: bool = False
     """All windows of a step begin at the same frame, a random one; only with `one_start`."""
     starts: int | None = None
-    """Training windows per trajectory; None: as the task says."""
+    """Training windows per trajectory; none: as the task says."""
     lr: float = 1e-3
     """The largest learning rate of the cycle."""
+    optimiser: str = "adamw"
+    """adamw, or an optimiser of your own."""
     weight_decay: float = 1e-5
+    """Decoupled weight decay of AdamW."""
     warmup: float = 0.3
+    """Share of the steps in which the learning rate rises."""
     start_divisor: float = 25.0
+    """The cycle starts at lr / start_divisor."""
     final_divisor: float = 1e4
+    """It ends at the starting rate / final_divisor."""
     clip: float | None = None
-    """Largest norm of all gradients together; None: no clipping."""
+    """Largest norm of all gradients together; none: no clipping."""
     objective: str = "direct"
+    """direct, teacher_forced or pushforward: from which frames a step learns."""
     accumulate: bool = False
     """Teacher forcing as single-frame passes with accumulated gradients: the same update, less memory, more time."""
     calls: int = 1
     """Model calls of a pushforward; the last one learns."""
     push_after: int = 0
+    """The first step with a pushforward; those before it are direct."""
     push_every: int = 1
-    """A pushforward happens at every `push_every`-th step from step `push_after` on; the other steps are direct."""
+    """From push_after on, every so many-th step is a pushforward; the others are direct."""
     loss: str = "relative_l2"
-    """"relative_l2" in physical units, or the "squared" or "absolute" error of normalised fields; summed over groups of
-    fields."""
+    """relative_l2 in physical units, squared or absolute error of normalised fields, or a loss of your own; summed over
+    groups of fields."""
     derivative: float = 0.0
     """Weight of the derivative term of the loss."""
     noise: float = 0.0
     """Standard deviation of the Gaussian noise on every history, in normalised units."""
     ema: float | None = None
-    """Decay of the moving average of the weights, which then is what the run keeps; None: no average."""
+    """Decay of the moving average of the weights, which then is what the run keeps; none: no average."""
     validation: float = 0.1
     """Share of the training trajectories that is kept for validation; the recipes of the paper's tasks keep none."""
     checks: int = 10
     """How often a run is validated, evenly spread and at its end; 0: never."""
     keep: str = "final"
-    """Which weights the run keeps: the "final" ones or the "best" at a check."""
+    """Which weights the run keeps: the final ones, or the best at a check."""
     precision: str = "float32"
+    """float32, tf32 (on a GPU) or bf16."""
     recompute: bool = False
     """Blocks run again in the backward pass instead of storing what they computed: less memory, more time."""
     seed: int = 42
+    """Fixes the first weights, the order of the windows, noise and dropout."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -144,7 +161,6 @@ class TrainRecipe:
 
 _CHOICES = {
     "objective": ("direct", "teacher_forced", "pushforward"),
-    "loss": ("relative_l2", "squared", "absolute"),
     "keep": ("final", "best"),
     "precision": ("float32", "tf32", "bf16"),
 }

@@ -4,12 +4,14 @@ with the settings of their authors."""
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
+from sigmasolver.plugins import Registry
 from sigmasolver.recipes.recipe import ModelRecipe, Recipe, TrainRecipe, changed
-from sigmasolver.settings import lookup, override
-from sigmasolver.tasks import REALPDEBENCH, TASKS
+from sigmasolver.settings import override
+from sigmasolver.tasks import REALPDEBENCH, TASKS, Task
 
-__all__ = ["PAPER", "REALM_READINGS", "RECIPES", "RELEASED", "recipe_of"]
+__all__ = ["PAPER", "REALM_READINGS", "RECIPES", "RELEASED", "recipe_of", "register_task"]
 
 PAPER = TrainRecipe(validation=0.0)
 """The whole training part trains, and the final weights are evaluated."""
@@ -65,9 +67,20 @@ RELEASED = {
 """Schedule, clipping and weight decay of the public code that the paper follows: Transolver's for `darcy-released`,
 FactFormer's for the others. Transolver's NS2D agrees with the paper's row. The sources are in docs/decisions.md."""
 _PAPER_ROWS = {recipe.task.name: recipe for recipe in _ROWS}
-RECIPES: dict[str, Recipe] = _PAPER_ROWS | {
-    name: schedule.applied(_PAPER_ROWS[schedule.task]) for name, schedule in RELEASED.items()
-}
+
+
+def _check(name: str, entry: Any) -> Recipe:
+    if isinstance(entry, Recipe | Task):
+        return entry if isinstance(entry, Recipe) else Recipe(entry)
+    raise ValueError(f'"{name}" must be a Task or a Recipe, not {type(entry).__name__}.')
+
+
+RECIPES: Registry[Recipe] = Registry(
+    "recipe",
+    _PAPER_ROWS | {name: schedule.applied(_PAPER_ROWS[schedule.task]) for name, schedule in RELEASED.items()},
+    "sigmasolver.tasks",
+    _check,
+)
 """By name: the paper's row of every task, other readings of its schedule, baselines with their authors' settings."""
 _T = ("model.width=128", "model.depth=8")
 COMPARISON: dict[str, dict[int, tuple[str, ...]]] = {
@@ -85,9 +98,28 @@ official size on every task (tab:efficiency-settings); the paper does not say th
 PERIODIC = ("ns2d", "kf2d", "it3d")
 
 
+def register_task(name: str, task: Task | Recipe) -> None:
+    """Make a task of your own known by name: `recipe_of` and `sigmasolver train NAME` then find it.
+
+    Args:
+        name: letters, digits, dots, hyphens and underscores; a name that is taken is refused.
+        task: a `sigmasolver.tasks.Task` (fields, grid, frames, split), trained with the default settings, or a whole
+            `Recipe`. A run keeps all of it, so that it can be loaded without the registration.
+
+    Example:
+        >>> import sigmasolver
+        >>> from dataclasses import replace
+        >>> longer = replace(sigmasolver.recipe_of("ns2d").task, name="ns2d-longer", horizon=15)
+        >>> sigmasolver.register_task("ns2d-longer", longer)
+        >>> sigmasolver.recipe_of("ns2d-longer").task.horizon
+        15
+    """
+    RECIPES.register(name, task)
+
+
 def recipe_of(name: str, model: str | None = None, seed: int = 42) -> Recipe:
     """The recipe of this name (a task's name: the paper's row) with this seed, and with another model than its own."""
-    recipe = lookup(RECIPES, name, "recipe")
+    recipe = RECIPES.find(name)
     recipe = replace(recipe, train=replace(recipe.train, seed=seed))
     return recipe if model in (None, recipe.model.name) else _compared(recipe, model)
 

@@ -114,16 +114,23 @@ class Darcy(Simulator):
     name: ClassVar[str] = "darcy"
 
     grid: int = 421
+    """Points a side."""
     low: float = 3.0
+    """Coefficient of the first phase."""
     high: float = 12.0
+    """Coefficient of the second phase."""
     field_smoothness: float = 2.0
     """α of the Gaussian field whose sign picks the phase; a larger value gives rounder inclusions."""
     field_shift: float = 3.0
     """τ of the Gaussian field; a larger value gives smaller inclusions."""
     source: float = 1.0
+    """Right-hand side f, the same everywhere."""
     clip: bool = True
+    """Node values of the coefficient are kept within [low, high]."""
     tolerance: float = 1e-10
+    """Relative residual at which the solve ends."""
     iterations: int = 500
+    """Most iterations of conjugate gradients."""
 
     def __post_init__(self) -> None:
         check_types(self)

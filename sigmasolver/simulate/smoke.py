@@ -184,15 +184,25 @@ class Smoke(Simulator):
     name: ClassVar[str] = "smoke"
 
     grid: int = 64
+    """Cells an axis."""
     length: float = 8.0
+    """Side of the box."""
     viscosity: float = 0.003
+    """ν."""
     buoyancy: float = 0.5
+    """Upward force for each unit of density."""
     step: float = 0.75
+    """Time step; each is one stored frame."""
     warmup: int = 8
+    """Steps before the first stored frame."""
     frames: int = 20
+    """Frames that are stored."""
     smoothness: float = 4.0
+    """A larger value gives a smoother cloud."""
     waves: int = 8
+    """Highest number of waves per box in the cloud."""
     precision: str = "float32"
+    """float32 or float64."""
 
     def __post_init__(self) -> None:
         check_types(self)

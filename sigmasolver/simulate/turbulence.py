@@ -108,15 +108,25 @@ class Turbulence(Simulator):
     name: ClassVar[str] = "turbulence"
 
     grid: int = 60
+    """Points an axis."""
     viscosity: float = 50.0 ** (-4 / 3)
+    """ν."""
     reynolds: float = 84.0
+    """Taylor Reynolds number that fixes the energy."""
     forced: bool = True
+    """Whether large scales are driven."""
     forcing_wavenumber: float = 3.0
+    """Where the initial spectrum peaks and the forcing acts."""
     phases: str = "released"
+    """released, as the public code draws them, or rogallo: uniform."""
     step: float = 0.002
+    """Time step of the solver."""
     steps_per_frame: int = 25
+    """Steps between stored frames."""
     frames: int = 20
+    """Frames that are stored."""
     precision: str = "float32"
+    """float32 or float64."""
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -144,10 +144,15 @@ class Vorticity(Simulator):
     viscosity: float = 1e-5
     """1/Re in the units of KF2D."""
     drag: float = 0.0
+    """Linear friction μ."""
     box: float = 1.0
+    """Side of the square L."""
     forcing_wave: tuple[int, int] = (1, 1)
+    """Whole waves of the forcing along x and y."""
     forcing_cosine: float = 0.1
+    """Amplitude of the cosine in the forcing."""
     forcing_sine: float = 0.1
+    """Amplitude of the sine in the forcing."""
     field_smoothness: float = 2.5
     """α of the Gaussian initial vorticity."""
     field_shift: float = 7.0
@@ -155,15 +160,23 @@ class Vorticity(Simulator):
     field_scale: float = 1.0
     """Factor on the Gaussian initial vorticity."""
     grid: int = 256
+    """Points a side of the grid that is computed on."""
     stored: int = 64
     """Points a side of the stored frames, every (grid/stored)-th point of the grid."""
     dealias: str = "square"
+    """The 2/3 rule in a square or in a circle of wavenumbers."""
     scheme: str = "heun"
+    """heun or euler."""
     step: float = 2e-3
+    """Time step of the solver."""
     burn_in: float = 0.0
+    """Time before the first stored interval."""
     interval: float = 1.0
+    """Time between stored frames."""
     frames: int = 20
+    """Frames that are stored."""
     precision: str = "float32"
+    """float32 or float64."""
 
     def __post_init__(self) -> None:
         check_types(self)

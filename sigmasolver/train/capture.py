@@ -42,7 +42,7 @@ class Capture:
         self,
         update: Update,
         model: nn.Module,
-        optimiser: torch.optim.AdamW,
+        optimiser: torch.optim.Optimizer,
         side: torch.cuda.Stream,
         side_streams: bool,
     ) -> None:
@@ -68,7 +68,8 @@ class Capture:
     def _captured(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         self._weights.fill()
-        self._adamw = FusedAdamW(self._optimiser) if FusedAdamW.serves(self._optimiser) else None
+        adamw = self._optimiser if type(self._optimiser) is torch.optim.AdamW else None  # a subclass may do otherwise
+        self._adamw = FusedAdamW(adamw) if adamw is not None and FusedAdamW.serves(adamw) else None
         self._optimiser.zero_grad(set_to_none=True)
         with capture(graph, self._side):
             self._update(self._passes(), self._optimiser.step if self._adamw is None else self._adamw.step)

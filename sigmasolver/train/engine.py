@@ -44,7 +44,8 @@ from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
 from sigmasolver.seeds import hashed_seed
 from sigmasolver.train.capture import Capture
-from sigmasolver.train.objectives import Loss, direct, frame_by_frame, pushforward, teacher_forced
+from sigmasolver.train.objectives import build_loss, direct, frame_by_frame, pushforward, teacher_forced
+from sigmasolver.train.optimisers import build_optimiser, reads_tensor, set_rate
 
 __all__ = ["ENGINES", "Execution", "Stepper", "blocks_of", "full", "recompute"]
 
@@ -121,16 +122,16 @@ class Stepper:
         self.rates = rates.to(self.device, torch.float32)
         self.rate = torch.zeros((), device=self.device)
         self.loss = torch.zeros((), device=self.device)
-        on_gpu = self.device.type == "cuda"
-        self.optimiser = torch.optim.AdamW(
-            self.model.parameters(), lr=self.rate, weight_decay=train.weight_decay, fused=True, capturable=on_gpu
-        )
+        self.optimiser = build_optimiser(list(self.model.parameters()), train, self.rate)
+        self._told = None if reads_tensor(self.optimiser) else rates.tolist()
+        if self._told is not None and execution.captured:
+            raise ValueError(
+                f'The engine "{execution.engine}" needs an optimiser with capturable=True, and {train.optimiser} is '
+                "not one; use --engine eager or compiled."
+            )
         for normaliser in (forecaster.inputs, forecaster.targets):
             normaliser.prepare(self.device)
-        task, of_normalised = recipe.task, None if train.loss == "relative_l2" else forecaster.targets
-        self.criterion = Loss(
-            tuple(task.groups.values()), train.derivative, of_normalised, train.loss == "absolute", task.mask_channel
-        )
+        self.criterion = build_loss(recipe, forecaster.targets)
         self.random = train.noise > 0 or draws
         self._batches: Iterator[Pair] | None = None
         self._inputs: Any = None
@@ -166,6 +167,8 @@ class Stepper:
         if self.random:
             self._seed(step)
         self.rate.copy_(self.rates[step])
+        if self._told is not None:
+            set_rate(self.optimiser, self._told[step])
         self._fetch(step)
         calls = self.recipe.train.calls_at(step)
         with matmul_precision(self.recipe.train.precision):  # bf16 leaves its float32 remainder to TF32 too

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,18 +29,23 @@ from sigmasolver.forecast.checkpoint import (
     read_normalisers,
     read_time_scale,
     recipe_in,
+    record_origins,
     refuse_beyond_limits,
     refuse_unregistered,
     skeleton,
     write_normalisers,
 )
+from sigmasolver.models.variants import MODELS
 from sigmasolver.parallel import processes_here
+from sigmasolver.plugins import Registry
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run
 from sigmasolver.runs.files import remove_abandoned
 from sigmasolver.settings import to_plain
 from sigmasolver.train.engine import Execution, blocks_of
 from sigmasolver.train.loop import Data, Progress, StepPlan, train
+from sigmasolver.train.objectives import LOSSES
+from sigmasolver.train.optimisers import OPTIMISERS
 
 __all__ = ["lies_on", "memory_of", "refuse_other_grid", "refuse_too_large", "resume_run", "train_run"]
 
@@ -61,6 +67,8 @@ def train_run(
     Once `stop()` is true the training keeps its state and returns. `test` are data of their own to test on.
     """
     execution = Execution() if execution is None else execution
+    for name, registry in _registries(recipe)[1:]:
+        registry.find(name)
     refuse_too_large(recipe, execution)
     network = skeleton(recipe)  # fails before any data are read
     if recipe.train.recompute:
@@ -84,8 +92,14 @@ def resume_run(
 ) -> None:
     """Resume a run; its data may have moved to `path`."""
     recipe = recipe_in(run)
-    refuse_unregistered(run, recipe)
+    for name, registry in _registries(recipe):
+        refuse_unregistered(run, name, registry)
     train_run(recipe, data_of(run) if path is None else path, run, execution, watch, stop)
+
+
+def _registries(recipe: Recipe) -> tuple[tuple[str, Registry[Any]], ...]:
+    """The names in a recipe that stand for code, and where each is looked up."""
+    return (recipe.model.name, MODELS), (recipe.train.loss, LOSSES), (recipe.train.optimiser, OPTIMISERS)
 
 
 def _prepare(
@@ -163,6 +177,7 @@ def _open(recipe: Recipe, training: Windows, store: Reader, parts: Split, run: R
     build(recipe, inputs, targets)
     tested = None if test is None else _check_test(recipe, test, store, parts, domain, run)
     begin(run, recipe)
+    record_origins(run, recipe)
     _bind(run, store, parts, domain, tested)
     if not known:
         scale = TimeScale.of(training.times) if recipe.model.options.time_embedding else None

@@ -28,6 +28,7 @@ from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, append_row, read_tensors, replace_rows, write_tensors
 from sigmasolver.seeds import hashed_seed
 from sigmasolver.train.engine import Execution, Stepper, full
+from sigmasolver.train.optimisers import set_rate
 from sigmasolver.train.schedule import OneCycle
 
 __all__ = ["Data", "Progress", "StepPlan", "order", "train", "validate"]
@@ -252,13 +253,25 @@ class _State:
     def keep(self, step: int) -> None:
         stepper = self.stepper
         tensors = {f"model.{name}": full(tensor) for name, tensor in stepper.model.state_dict().items()}
+        numbers: dict[str, int | float | bool] = {}
         for index, state in stepper.optimiser.state_dict()["state"].items():
-            tensors |= {f"optimiser.{index}.{key}": full(torch.as_tensor(value)) for key, value in state.items()}
+            for key, value in state.items():
+                name = f"{index}.{key}"
+                if isinstance(value, torch.Tensor):
+                    tensors[f"optimiser.{name}"] = full(value)
+                elif isinstance(value, int | float):
+                    numbers[name] = value
+                else:
+                    raise ValueError(
+                        f"The optimiser {stepper.recipe.train.optimiser} keeps {key} as {type(value).__name__}, which "
+                        "a resumed run could not get back; keep tensors and numbers in its state."
+                    )
         if stepper.average is not None:
             tensors |= {f"average.{name}": tensor for name, tensor in stepper.average.state_dict().items()}
         if self.world.first:
             best = None if math.isinf(self.best) else self.best
-            write_tensors(self.run.resume, tensors, {"step": step, "steps": self.steps, "best": best})
+            facts = {"step": step, "steps": self.steps, "best": best}
+            write_tensors(self.run.resume, tensors, {**facts, "numbers": numbers} if numbers else facts)
 
     def _restore(self) -> None:
         stepper = self.stepper
@@ -268,38 +281,48 @@ class _State:
                 f"{self.run.path} was begun with {facts['steps']} steps, and its data and recipe now give "
                 f"{self.steps}; resume with the same data, or choose another folder."
             )
-        if not self._complete(tensors) or not isinstance(facts["best"], float | int | None):
+        numbers = facts.get("numbers", {})
+        if not self._complete(tensors, numbers) or not isinstance(facts["best"], float | int | None):
             raise ValueError(
                 f"{self.run.resume} is not a complete state of this model; copy it again, or restart the run."
             )
         _load(stepper.model, _part(tensors, "model."))
         if stepper.average is not None:
             _load(stepper.average, _part(tensors, "average."))
-        states: dict[int, dict[str, torch.Tensor]] = {}
+        states: dict[int, dict[str, Any]] = {}
         parameters = list(stepper.model.parameters())
         for name, tensor in _part(tensors, "optimiser.").items():
-            index, key = name.split(".")
+            index, _, key = name.partition(".")
             like = parameters[int(index)]
-            states.setdefault(int(index), {})[key] = _split_like(tensor, like) if tensor.ndim else tensor
+            split = tensor.shape == like.shape and tensor.ndim > 0
+            states.setdefault(int(index), {})[key] = _split_like(tensor, like) if split else tensor
+        for name, number in numbers.items():
+            index, _, key = name.partition(".")
+            states.setdefault(int(index), {})[key] = number
         groups = stepper.optimiser.state_dict()["param_groups"]
         stepper.optimiser.load_state_dict({"state": states, "param_groups": groups})
         # Loading replaced the rate, which a captured step must find where it was.
-        for group in stepper.optimiser.param_groups:
-            group["lr"] = stepper.rate
+        set_rate(stepper.optimiser, stepper.rate)
         self.step = int(facts["step"])
         self.best = math.inf if facts["best"] is None else facts["best"]
 
-    def _complete(self, tensors: dict[str, torch.Tensor]) -> bool:
+    def _complete(self, tensors: dict[str, torch.Tensor], numbers: object) -> bool:
         """Whether these are all tensors of the model, of its average and of the optimiser, by name and shape."""
         stepper = self.stepper
         shapes = {str(index): one.shape for index, one in enumerate(stepper.model.parameters())}
+        known = stepper.recipe.train.optimiser == "adamw"  # others may keep tensors of any shape, or none
         states: dict[str, set[str]] = {}
         for name, tensor in _part(tensors, "optimiser.").items():
             index, _, key = name.partition(".")
-            if tensor.shape not in (torch.Size(()), shapes.get(index)) or index not in shapes:
+            if index not in shapes or (known and tensor.shape not in (torch.Size(()), shapes[index])):
                 return False
             states.setdefault(index, set()).add(key)
-        alike = len(set(map(frozenset, states.values()))) == 1
+        alike = not known or len(set(map(frozenset, states.values()))) == 1
+        if not isinstance(numbers, dict) or any(
+            name.partition(".")[0] not in shapes or not isinstance(number, int | float)
+            for name, number in numbers.items()
+        ):
+            return False
         averaged = stepper.average is None or _fits(stepper.average, _part(tensors, "average."))
         return alike and averaged and _fits(stepper.model, _part(tensors, "model."))
 

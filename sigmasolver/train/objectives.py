@@ -13,7 +13,8 @@ has a mask, the points of the solid do not count.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -21,8 +22,24 @@ from sigmasolver.data.mask import count_fluid, fluid_of, zero_in_solid
 from sigmasolver.data.normalise import Normaliser
 from sigmasolver.evaluate.metrics import component_mean, ratio_of_norms
 from sigmasolver.forecast import feed_back
+from sigmasolver.plugins import Registry
+from sigmasolver.recipes import Recipe
 
-__all__ = ["Loss", "direct", "frame_by_frame", "pushforward", "relative_l2", "teacher_forced"]
+__all__ = [
+    "LOSSES",
+    "Criterion",
+    "Loss",
+    "build_loss",
+    "direct",
+    "frame_by_frame",
+    "pushforward",
+    "register_loss",
+    "relative_l2",
+    "teacher_forced",
+]
+
+Criterion = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""(prediction, truth, history) -> (B,)."""
 
 Forecast = Callable[..., torch.Tensor]
 """history -> frames; with `times` also called with time=, one number for each sample."""
@@ -85,6 +102,84 @@ class Loss:
         return torch.stack([component_mean(errors, group) for group in self.groups]).sum(0)
 
 
+Make = Callable[[Recipe, Normaliser], Callable[..., torch.Tensor]]
+"""How a loss is made of a recipe and of the normaliser of the targets."""
+
+
+def _relative(recipe: Recipe, normaliser: Normaliser) -> Loss:
+    task = recipe.task
+    return Loss(tuple(task.groups.values()), recipe.train.derivative, mask=task.mask_channel)
+
+
+def _squared(recipe: Recipe, normaliser: Normaliser) -> Loss:
+    return replace(_relative(recipe, normaliser), normaliser=normaliser)
+
+
+def _absolute(recipe: Recipe, normaliser: Normaliser) -> Loss:
+    return replace(_squared(recipe, normaliser), absolute=True)
+
+
+def _check(name: str, builder: Any) -> Make:
+    if not callable(builder):
+        raise ValueError(
+            f'The builder of "{name}" must be a function of a recipe and a normaliser, not {type(builder).__name__}.'
+        )
+    return builder
+
+
+LOSSES: Registry[Make] = Registry(
+    "loss", {"relative_l2": _relative, "squared": _squared, "absolute": _absolute}, "sigmasolver.losses", _check
+)
+
+
+def register_loss(name: str, builder: Make) -> None:
+    """Make a loss of your own known by name, for `train.loss`.
+
+    Args:
+        name: letters, digits, dots, hyphens and underscores; a name that is taken is refused.
+        builder: gets the recipe and the normaliser of the targets, and returns a function of prediction and truth,
+            both `(B, frames, *grid, q)` in physical units, that gives one number for each sample, `(B,)`. Where a task
+            has a mask, both are zero in the solid.
+
+    Example:
+        >>> import torch, sigmasolver
+        >>> def largest(recipe, normaliser):
+        ...     def loss(prediction, truth):
+        ...         return (normaliser.encode(prediction) - normaliser.encode(truth)).abs().flatten(1).amax(1)
+        ...     return loss
+        >>> sigmasolver.register_loss("largest", largest)
+        >>> sigmasolver.recipe_of("darcy", settings=["train.loss=largest"]).train.loss
+        'largest'
+    """
+    LOSSES.register(name, builder)
+
+
+def build_loss(recipe: Recipe, normaliser: Normaliser) -> Criterion:
+    """The loss of a recipe; one of a user's own is checked to give one number for each sample."""
+    name = recipe.train.loss
+    made = LOSSES.find(name)(recipe, normaliser)
+    if isinstance(made, Loss):
+        return made
+    if not callable(made):
+        raise ValueError(f'The builder of the loss "{name}" returned {type(made).__name__}; it must return a function.')
+
+    mask = recipe.task.mask_channel
+
+    def checked(prediction: torch.Tensor, truth: torch.Tensor, history: torch.Tensor | None = None) -> torch.Tensor:
+        if mask is not None and history is not None:
+            fluid = fluid_of(history, mask)
+            prediction, truth = zero_in_solid(prediction, fluid), zero_in_solid(truth, fluid)
+        values = made(prediction, truth)
+        if not isinstance(values, torch.Tensor) or values.shape != truth.shape[:1]:
+            found = f"the shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
+            raise ValueError(
+                f'The loss "{name}" gave {found}; it must give one number for each of {len(truth)} samples.'
+            )
+        return values
+
+    return checked
+
+
 def _zero_ring(frames: torch.Tensor) -> torch.Tensor:
     mask = torch.ones(frames.shape[2:-1], dtype=frames.dtype, device=frames.device)
     for axis, points in enumerate(mask.shape):
@@ -109,7 +204,7 @@ def direct(
     forecast: Forecast,
     history: torch.Tensor,
     future: torch.Tensor,
-    loss: Loss,
+    loss: Criterion,
     times: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One call, with the loss over the frames it gives."""
@@ -121,7 +216,7 @@ def teacher_forced(
     forecast: Forecast,
     history: torch.Tensor,
     future: torch.Tensor,
-    loss: Loss,
+    loss: Criterion,
     times: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The sum over future frames of single-frame losses, each predicted from the true frames before it.
@@ -155,7 +250,7 @@ def pushforward(
     forecast: Forecast,
     history: torch.Tensor,
     future: torch.Tensor,
-    loss: Loss,
+    loss: Criterion,
     calls: int,
     times: torch.Tensor | None = None,
 ) -> torch.Tensor:

@@ -289,3 +289,13 @@ def test_backward_hooks_fire(small_model, part):
     model.get_submodule(part).register_full_backward_hook(lambda *_: seen.append(True))
     model(torch.randn(1, 12, 9, 2, dtype=torch.float64)).sum().backward()
     assert seen
+
+
+def test_one_word_of_padding_holds_for_every_axis(small_model):
+    for name in ("transolver-sigma", "unet", "eddyformer"):
+        one, each = (
+            small_model(name, (8, 8), options=Options(padding=padding)) for padding in ("zeros", ("zeros",) * 2)
+        )
+        each.load_state_dict(one.state_dict())
+        x = torch.randn(1, 8, 8, one.config.in_channels, dtype=torch.float64)
+        assert torch.equal(one(x), each(x)), name

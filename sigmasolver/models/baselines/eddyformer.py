@@ -410,7 +410,8 @@ class EddyFormer(GridModel):
         super().__init__(config)
         self.elements = elements
         self.mesh = elements.mesh(config.grid)
-        self.periodic = tuple(end == "circular" for end in config.options.padding or ("circular",) * config.axes)
+        ends = config.padding if config.options.padding else ("circular",) * config.axes
+        self.periodic = tuple(end == "circular" for end in ends)
         width = config.width
         self.lift = dense(config.in_channels + config.axes, width)
         self.time = TimeEmbedding(width, config.scalars) if config.scalars else None

@@ -1,0 +1,47 @@
+"""The command that lists what `--set` can change."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from sigmasolver.cli.app import Plugins, app
+from sigmasolver.cli.terminal import console
+
+__all__ = ["settings"]
+
+
+@app.command()
+def settings(
+    name: Annotated[
+        str | None, typer.Argument(help="A recipe such as kf2d, whose values are then shown; default: all defaults.")
+    ] = None,
+    simulator: Annotated[
+        bool, typer.Option("--simulator", help="The parameters of a simulator, for `simulate NAME --set`.")
+    ] = False,
+    plugin: Plugins = None,
+) -> None:
+    """List what --set changes: name, type, value and meaning of every setting."""
+    from sigmasolver.recipes import Recipe, recipe_of
+    from sigmasolver.settings import list_settings
+    from sigmasolver.simulate import simulator_of
+
+    if simulator and name is None:
+        raise ValueError("Name the simulator: sigmasolver settings NAME --simulator.")
+    if name is None:
+        listed = list_settings(Recipe)
+    else:
+        listed = list_settings(simulator_of(name) if simulator else recipe_of(name))
+    screen = console()
+    if not screen.is_terminal:  # one line for each, for grep and cut
+        for setting in listed:
+            typer.echo("\t".join((setting.name, setting.kind, setting.value, setting.meaning)))
+        return
+    table = Table("setting", "type", "default" if name is None else "value", "", box=SIMPLE_HEAD)
+    for setting in listed:
+        table.add_row(*map(Text, (setting.name, setting.kind, setting.value, setting.meaning)))
+    screen.print(table)

@@ -1,0 +1,76 @@
+"""Optimisers by name: AdamW, and those that users register. The learning rate of every step is the trainer's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from sigmasolver.plugins import Registry
+from sigmasolver.recipes import TrainRecipe
+
+__all__ = ["OPTIMISERS", "build_optimiser", "reads_tensor", "register_optimiser", "set_rate"]
+
+Make = Callable[[list[nn.Parameter], TrainRecipe], torch.optim.Optimizer]
+
+
+def _adamw(parameters: list[nn.Parameter], train: TrainRecipe) -> torch.optim.Optimizer:
+    capturable = parameters[0].device.type == "cuda"
+    return torch.optim.AdamW(parameters, weight_decay=train.weight_decay, fused=True, capturable=capturable)
+
+
+def _check(name: str, builder: Any) -> Make:
+    if not callable(builder):
+        raise ValueError(
+            f'The builder of "{name}" must be a function of parameters and settings, not {type(builder).__name__}.'
+        )
+    return builder
+
+
+OPTIMISERS: Registry[Make] = Registry("optimiser", {"adamw": _adamw}, "sigmasolver.optimisers", _check)
+
+
+def register_optimiser(name: str, builder: Make) -> None:
+    """Make an optimiser of your own known by name, for `train.optimiser`.
+
+    Args:
+        name: letters, digits, dots, hyphens and underscores; a name that is taken is refused.
+        builder: gets the list of parameters and the `train` part of the recipe (`weight_decay`, ...) and returns a
+            `torch.optim.Optimizer`. The trainer sets the learning rate of its groups before every step. What it
+            remembers belongs into `state`, as tensors and numbers: a resumed run gets that back.
+
+    Example:
+        >>> import torch, sigmasolver
+        >>> def momentum(parameters, train):
+        ...     return torch.optim.SGD(parameters, momentum=0.9, weight_decay=train.weight_decay)
+        >>> sigmasolver.register_optimiser("momentum", momentum)
+        >>> sigmasolver.recipe_of("darcy", settings=["train.optimiser=momentum"]).train.optimiser
+        'momentum'
+    """
+    OPTIMISERS.register(name, builder)
+
+
+def build_optimiser(parameters: list[nn.Parameter], train: TrainRecipe, rate: torch.Tensor) -> torch.optim.Optimizer:
+    """The optimiser of a recipe, with `rate` as its learning rate where it `reads_tensor`."""
+    optimiser = OPTIMISERS.find(train.optimiser)(parameters, train)
+    if not isinstance(optimiser, torch.optim.Optimizer):
+        raise ValueError(
+            f'The builder of "{train.optimiser}" returned {type(optimiser).__name__}; it must return a '
+            "torch.optim.Optimizer."
+        )
+    set_rate(optimiser, rate)
+    return optimiser
+
+
+def reads_tensor(optimiser: torch.optim.Optimizer) -> bool:
+    """Whether its learning rate can be a tensor that changes in place, as a captured step needs; else it is a number
+    that is set before every step."""
+    return all(group.get("fused") or group.get("capturable") for group in optimiser.param_groups)
+
+
+def set_rate(optimiser: torch.optim.Optimizer, rate: torch.Tensor | float) -> None:
+    if isinstance(rate, float) or reads_tensor(optimiser):
+        for group in optimiser.param_groups:
+            group["lr"] = rate

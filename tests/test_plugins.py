@@ -1,0 +1,397 @@
+"""Models, losses, optimisers and tasks of one's own: from a program, a plugin file and an installed package."""
+
+import hashlib
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+import sigmasolver
+from sigmasolver import plugins
+from sigmasolver.data.normalise import fit
+from sigmasolver.diagnose.workload import _in_a_process
+from sigmasolver.forecast.checkpoint import build, load
+from sigmasolver.models.variants import MODELS
+from sigmasolver.recipes import RECIPES, ModelRecipe, Recipe, TrainRecipe
+from sigmasolver.runs import Run, read_tensors
+from sigmasolver.simulate.generate import generate
+from sigmasolver.simulate.vorticity import DEMO
+from sigmasolver.tasks import Task
+from sigmasolver.train.engine import Execution, Stepper
+from sigmasolver.train.job import resume_run, train_run
+from sigmasolver.train.loop import StepPlan
+from sigmasolver.train.objectives import LOSSES, Loss
+from sigmasolver.train.optimisers import OPTIMISERS
+
+FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
+TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")
+RECIPE = Recipe(TASK, ModelRecipe(name="fno", width=8, depth=1, heads=2), TrainRecipe(updates=8, batch=4, checks=2))
+
+PLUGIN = """
+import torch, sigmasolver
+from sigmasolver.tasks import Task
+
+class Mine(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layer = torch.nn.Linear(config.in_channels, config.out_channels)
+    def forward(self, x):
+        return self.layer(x)
+
+def mean_absolute(recipe, normaliser):
+    return lambda prediction, truth: (normaliser.encode(prediction) - normaliser.encode(truth)).abs().flatten(1).mean(1)
+
+sigmasolver.register_model("mine", Mine)
+sigmasolver.register_loss("mean_absolute", mean_absolute)
+sigmasolver.register_optimiser("momentum", lambda parameters, train: torch.optim.SGD(parameters, momentum=0.9))
+sigmasolver.register_task(
+    "mine-task", Task("mine-task", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")
+)
+"""
+OWN = (
+    "--model",
+    "mine",
+    "--set",
+    "train.loss=mean_absolute",
+    "--set",
+    "train.optimiser=momentum",
+    "--set",
+    "train.updates=3",
+)
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    """What a test registers or loads is forgotten after it; call the fixture's value to forget earlier."""
+    tables = [MODELS, LOSSES, OPTIMISERS, RECIPES, plugins._origins, plugins._loaded]
+    kept, path, modules = [dict(table) for table in tables], list(sys.path), set(sys.modules)
+
+    def forget():
+        for table, before in zip(tables, kept, strict=True):
+            table.clear()
+            table.update(before)
+        sys.path[:] = path
+        for name in set(sys.modules) - modules:
+            if "plugin" in name or name == "foreign_package":
+                del sys.modules[name]
+
+    yield forget
+    forget()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "flow.h5"
+    generate(FLOW, 8, 0, path)
+    return path
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    return tmp_path / "mine.py"
+
+
+def trained(data, folder, **settings):
+    run = Run(folder)
+    train_run(replace(RECIPE, train=replace(RECIPE.train, **settings)), data, run)
+    return read_tensors(run.weights)[0]
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+# --- losses and optimisers
+
+
+def test_a_registered_twin_of_a_built_in_one_trains_to_the_same_bits(data, tmp_path):
+    sigmasolver.register_loss("twin", lambda recipe, normaliser: lambda p, t: Loss(((0,),))(p, t))
+    sigmasolver.register_optimiser(
+        "twin", lambda parameters, train: torch.optim.AdamW(parameters, weight_decay=train.weight_decay, fused=True)
+    )
+    expected = trained(data, tmp_path / "built-in")
+    assert same(trained(data, tmp_path / "own", loss="twin", optimiser="twin"), expected)
+    assert not same(trained(data, tmp_path / "other", loss="squared"), expected)
+
+
+def test_the_loss_sees_physical_units_and_the_normaliser_of_the_targets(data, tmp_path):
+    seen = []
+
+    def build(recipe, normaliser):
+        def loss(prediction, truth):
+            seen.append((recipe, normaliser, truth))
+            return (prediction - truth).square().flatten(1).mean(1)
+
+        return loss
+
+    sigmasolver.register_loss("watching", build)
+    trained(data, tmp_path / "run", loss="watching", updates=1)
+    recipe, normaliser, truth = seen[0]
+    assert recipe.task == TASK and normaliser.fields == TASK.targets and truth.shape == (4, 1, 16, 16, 1)
+    inside = normaliser.encode(truth)
+    assert 0.5 < float(inside.std()) < 2 and not torch.equal(inside, truth)
+
+
+class Descent(torch.optim.Optimizer):
+    """Gradient descent that takes its rate as a number and counts its steps in Python."""
+
+    def __init__(self, parameters, rates):
+        super().__init__(parameters, {"lr": 1.0})
+        self.rates = rates
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            self.rates.append(group["lr"])
+            for one in group["params"]:
+                count = self.state[one]["count"] = self.state[one].get("count", 0) + 1
+                one.sub_((group["lr"] * 0.9**count) * one.grad)
+
+
+def test_an_optimiser_is_told_the_rate_of_every_step(data, tmp_path):
+    rates = []
+    sigmasolver.register_optimiser("descent", lambda parameters, train: Descent(parameters, rates))
+    trained(data, tmp_path / "run", optimiser="descent")
+    with sigmasolver.open_dataset(data):
+        windows = sigmasolver.open_windows(data, RECIPE)
+        expected = StepPlan(RECIPE, windows).rates().tolist()
+    assert rates == expected and len(set(rates)) > 5
+
+
+@pytest.mark.parametrize("name", ["descent", "plain-descent", "momentum"])
+def test_a_stopped_training_goes_on_to_the_same_bits(data, tmp_path, name):
+    """Numbers, tensors and nothing at all in the state of the optimiser."""
+    sigmasolver.register_optimiser("descent", lambda parameters, train: Descent(parameters, []))
+    sigmasolver.register_optimiser("plain-descent", lambda parameters, train: torch.optim.SGD(parameters))
+    sigmasolver.register_optimiser("momentum", lambda parameters, train: torch.optim.SGD(parameters, momentum=0.9))
+    whole, run = trained(data, tmp_path / "whole", optimiser=name), Run(tmp_path / "stopped")
+    looks = iter((False, False, True))
+    recipe = replace(RECIPE, train=replace(RECIPE.train, optimiser=name))
+    train_run(recipe, data, run, stop=lambda: next(looks, True))
+    assert not run.weights.exists()
+    resume_run(run)
+    assert same(whole, read_tensors(run.weights)[0])
+
+
+class Hoarder(torch.optim.SGD):
+    def step(self):
+        super().step()
+        for one in self.param_groups[0]["params"]:
+            self.state[one]["past"] = [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("register", "settings", "says"),
+    [
+        (lambda: None, {"loss": "relativ_l2"}, 'There is no loss "relativ_l2"; did you mean relative_l2?'),
+        (lambda: None, {"optimiser": "adam"}, 'There is no optimiser "adam"; did you mean adamw?'),
+        (
+            lambda: sigmasolver.register_loss("scalar", lambda recipe, normaliser: lambda p, t: (p - t).mean()),
+            {"loss": "scalar"},
+            'The loss "scalar" gave the shape (); it must give one number for each of 4 samples.',
+        ),
+        (
+            lambda: sigmasolver.register_loss("number", lambda recipe, normaliser: lambda p, t: 3.0),
+            {"loss": "number"},
+            'The loss "number" gave float',
+        ),
+        (
+            lambda: sigmasolver.register_loss("nothing", lambda recipe, normaliser: None),
+            {"loss": "nothing"},
+            "returned NoneType; it must return a function",
+        ),
+        (
+            lambda: sigmasolver.register_optimiser("nothing", lambda parameters, train: None),
+            {"optimiser": "nothing"},
+            "returned NoneType; it must return a torch.optim.Optimizer",
+        ),
+        (
+            lambda: sigmasolver.register_optimiser("hoarder", lambda parameters, train: Hoarder(parameters)),
+            {"optimiser": "hoarder"},
+            "The optimiser hoarder keeps past as list",
+        ),
+    ],
+)
+def test_what_cannot_train_is_told_in_one_sentence(data, tmp_path, register, settings, says):
+    register()
+    with pytest.raises(ValueError) as caught:
+        trained(data, tmp_path / "run", **settings)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_optimiser_that_cannot_be_captured_is_refused_by_a_captured_step(data, monkeypatch):
+    sigmasolver.register_optimiser("momentum", lambda parameters, train: torch.optim.SGD(parameters, momentum=0.9))
+    execution = Execution()
+    monkeypatch.setattr(Execution, "captured", True)
+    recipe = replace(RECIPE, train=replace(RECIPE.train, optimiser="momentum"))
+    windows = sigmasolver.open_windows(data, recipe)
+    with pytest.raises(ValueError, match=r"needs an optimiser with capturable=True, and momentum is not one"):
+        plan = StepPlan(recipe, windows)
+        Stepper(recipe, build(recipe, *fit("channel", windows)), windows, plan.members, plan.rates(), execution)
+
+
+@pytest.mark.parametrize(
+    ("use", "says"),
+    [
+        (lambda: sigmasolver.register_loss("squared", print), 'There is a loss "squared" already'),
+        (lambda: sigmasolver.register_optimiser("my own", print), '"my own" cannot name an optimiser'),
+        (lambda: sigmasolver.register_loss("mine", 3), "must be a function of a recipe and a normaliser, not int"),
+        (lambda: sigmasolver.register_optimiser("mine", 3), "must be a function of parameters and settings, not int"),
+        (lambda: sigmasolver.register_task("mine", "kf2d"), '"mine" must be a Task or a Recipe, not str'),
+        (lambda: sigmasolver.register_task("kf2d", TASK), 'There is a recipe "kf2d" already'),
+    ],
+)
+def test_what_cannot_be_registered_is_refused(use, says):
+    with pytest.raises(ValueError) as caught:
+        use()
+    assert says in str(caught.value)
+
+
+def test_a_task_is_a_recipe_with_default_settings():
+    sigmasolver.register_task("tiny", TASK)
+    sigmasolver.register_task("tiny-fno", RECIPE)
+    assert sigmasolver.recipe_of("tiny", seed=3) == Recipe(TASK, train=TrainRecipe(seed=3))
+    assert sigmasolver.recipe_of("tiny-fno") == RECIPE
+
+
+# --- plugin files
+
+
+def test_a_plugin_goes_through_every_command_and_the_run_says_what_is_missing(call, data, plugin, tmp_path, forgotten):
+    run = tmp_path / "run"
+    with_plugin = ("--plugin", plugin, "--device", "cpu")
+    code, _, err = call("train", "mine-task", "--data", data, "--out", run, *OWN, *with_plugin)
+    assert code == 0, err
+    came = {"plugin": "mine.py", "sha256": hashlib.sha256(plugin.read_bytes()).hexdigest()}
+    assert json.loads((run / "origins.json").read_text()) == {"model": came, "loss": came, "optimiser": came}
+    train = json.loads((run / "recipe.json").read_text())["train"]
+    assert (train["loss"], train["optimiser"]) == ("mean_absolute", "momentum")
+    forgotten()
+    (tmp_path / "run" / "mine.py").write_text("raise SystemExit('a run folder was executed')")
+    for words in (("evaluate", run), ("diagnose", run), ("forecast", run, "--input", data, "--out", tmp_path / "f.h5")):
+        code, _, err = call(*words)
+        said = f'trained with the model "mine" of the plugin mine.py (sha256 {came["sha256"][:12]}), which is not known'
+        assert code == 2 and said in err and "pass that file with --plugin" in err and err.count("\n") == 1, words
+    for words in (
+        ("evaluate", run, *with_plugin),
+        ("forecast", run, "--input", data, "--out", tmp_path / "f.h5", *with_plugin),
+        ("plan", "mine-task", *OWN, *with_plugin),
+        ("report", run, "--out", tmp_path / "page.html", "--plugin", plugin),
+        ("train", "--resume", run, *with_plugin),
+        ("settings", "mine-task", "--plugin", plugin),
+    ):
+        forgotten()
+        code, out, err = call(*words)
+        assert code == 0, (words, out, err)
+    assert "mine" in (tmp_path / "page.html").read_text()
+
+
+def test_a_loss_that_is_missing_stops_a_training_but_no_evaluation(call, data, plugin, tmp_path, forgotten):
+    words = ("train", "mine-task", "--data", data, "--out", tmp_path / "run", *OWN, "--set", "model.name=fno")
+    assert call(*words, "--plugin", plugin, "--device", "cpu")[0] == 0
+    forgotten()
+    run = Run(tmp_path / "run")
+    assert load(run.path)(torch.zeros(1, 2, 16, 16, 1)).shape == (1, 1, 16, 16, 1)
+    assert call("evaluate", run.path, "--device", "cpu")[0] == 0
+    code, out, err = call("diagnose", run.path, "--only", "efficiency", "--device", "cpu")
+    assert code == 0 and "parameters" in out and "s per epoch" not in out, err
+    with pytest.raises(ValueError, match=r'with the loss "mean_absolute" of the plugin mine\.py'):
+        resume_run(run)
+
+
+def test_a_plugin_that_has_changed_is_told(call, data, plugin, tmp_path, forgotten):
+    run = tmp_path / "run"
+    words = ("train", "mine-task", "--data", data, "--out", run, *OWN)
+    assert call(*words, "--plugin", plugin, "--device", "cpu")[0] == 0
+    forgotten()
+    plugin.write_text(PLUGIN + "# another line\n")
+    code, _, err = call("evaluate", run, "--plugin", plugin, "--device", "cpu")
+    now = hashlib.sha256(plugin.read_bytes()).hexdigest()[:12]
+    assert code == 0 and "was trained with the model of the plugin mine.py" in err and now in err
+    assert json.loads((run / "origins.json").read_text())["model"]["sha256"][:12] != now
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("import torch\nx = 1 / 0\n", "failed at line 2 with ZeroDivisionError: division by zero"),
+        ("def f(:\n", "failed at line 1 with SyntaxError"),
+        ("import torch\n", "registers nothing; call sigmasolver.register_model"),
+        ("import sigmasolver\nsigmasolver.register_model('fno', print)\n", 'There is a model "fno" already'),
+        (None, "There is no plugin"),
+    ],
+)
+def test_a_plugin_that_fails_is_one_sentence(call, tmp_path, text, says):
+    if text is not None:
+        (tmp_path / "bad.py").write_text(text)
+    code, _, err = call("plan", "darcy", "--plugin", tmp_path / "bad.py")
+    assert code == 2 and says in err and err.count("\n") == 1
+
+
+def test_a_plugin_is_run_once_and_may_import_what_lies_beside_it(tmp_path):
+    (tmp_path / "beside_the_plugin.py").write_text("NAME = 'beside'\n")
+    (tmp_path / "mine.py").write_text(
+        "import sigmasolver, beside_the_plugin\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Sizes:\n    width: int = 3\n"
+        "sigmasolver.register_model(beside_the_plugin.NAME, lambda config: None)\n"
+    )
+    for _ in range(2):
+        plugins.load_plugin(tmp_path / "mine.py")
+    assert "beside" in sigmasolver.list_models() and plugins.loaded_plugins() == ((tmp_path / "mine.py").resolve(),)
+
+
+def test_the_processes_that_measure_know_the_plugin(plugin, data):
+    plugins.load_plugin(plugin)
+    recipe = replace(RECIPE, model=ModelRecipe(name="mine"), train=replace(RECIPE.train, loss="absolute", batch=2))
+    timing = _in_a_process("mine", recipe, data, torch.device("cpu"), 0.01)
+    assert timing.update_seconds > 0 and timing.peak > 0
+
+
+# --- installed packages
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An installed package as pip leaves it: a module, and metadata with entry points."""
+    site = tmp_path / "site"
+    info = site / "foreign_package-1.2.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign-package\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(
+        "[sigmasolver.models]\nforeign = foreign_package:build\n\n"
+        "[sigmasolver.losses]\nforeign = foreign_package:loss\n\n"
+        "[sigmasolver.optimisers]\nforeign = foreign_package:optimiser\n\n"
+        "[sigmasolver.tasks]\nforeign = foreign_package:TASK\n"
+    )
+    (site / "foreign_package.py").write_text(
+        "import torch\nfrom sigmasolver.tasks import Task\n"
+        "def build(config):\n    return torch.nn.Linear(config.in_channels, config.out_channels)\n"
+        "def loss(recipe, normaliser):\n    return lambda p, t: (p - t).square().flatten(1).mean(1)\n"
+        "def optimiser(parameters, train):\n    return torch.optim.SGD(parameters)\n"
+        "TASK = Task('foreign', ('vorticity',), ('vorticity',), (16, 16), 2, 1, 3, 6, 2, 'channel')\n"
+    )
+    monkeypatch.syspath_prepend(site)
+    return site
+
+
+def test_a_package_is_loaded_only_for_a_name_that_is_not_known(package, data, tmp_path, forgotten, monkeypatch):
+    sigmasolver.build_model("fno", grid=(8, 8), in_channels=1, out_channels=1, width=8, heads=2, depth=1)
+    assert "foreign" in sigmasolver.list_models() and "foreign_package" not in sys.modules
+    recipe = sigmasolver.recipe_of(
+        "foreign", "foreign", settings=["train.loss=foreign", "train.optimiser=foreign", "train.updates=2"]
+    )
+    assert recipe.task.name == "foreign" and "foreign_package" in sys.modules
+    train_run(recipe, data, Run(tmp_path / "run"))
+    came = {"package": "foreign-package", "version": "1.2"}
+    origins = json.loads((tmp_path / "run" / "origins.json").read_text())
+    assert origins == {"model": came, "loss": came, "optimiser": came}
+    forgotten()
+    monkeypatch.undo()
+    sys.path[:] = [one for one in sys.path if one != str(package)]
+    with pytest.raises(
+        ValueError, match=r'"foreign" of the package foreign-package 1\.2, which .*; install that package'
+    ):
+        load(tmp_path / "run")

@@ -345,7 +345,7 @@ def test_a_plugin_is_run_once_and_may_import_what_lies_beside_it(tmp_path):
 
 def test_the_processes_that_measure_know_the_plugin(plugin, data):
     plugins.load_plugin(plugin)
-    recipe = replace(RECIPE, model=ModelRecipe(name="mine"), train=replace(RECIPE.train, loss="absolute", batch=2))
+    recipe = replace(RECIPE, model=ModelRecipe(name="mine"), train=replace(RECIPE.train, loss="mean_absolute", batch=2))
     timing = _in_a_process("mine", recipe, data, torch.device("cpu"), 0.01)
     assert timing.update_seconds > 0 and timing.peak > 0
 

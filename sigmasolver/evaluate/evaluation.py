@@ -437,7 +437,7 @@ def rows_of(
         if "fourier" in measures:
             add("frmse", name, None, float(metrics.frmse_from(measures["fourier"][..., list(members)])))
         _add_correlation(add, name, members, measures, step)
-    groups = list(field_groups(fields))
+    groups = list(field_groups(fields, vectors))
     for number, group in [(None, None), *enumerate(groups)] if len(groups) > 1 else [(None, None)]:
         grouped = measures["grouped"] if number is None else measures["grouped"][..., [number]]
         add("realm_error", group, None, float(metrics.realm_error_from(grouped)))

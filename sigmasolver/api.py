@@ -185,16 +185,15 @@ def open_windows(data: str | Path | Reader, recipe: Recipe | str, split: str = "
         (2, torch.Size([1, 16, 16, 1]), torch.Size([1, 16, 16, 1]))
     """
     from sigmasolver.data.store import open_store
-    from sigmasolver.data.windows import Windows
 
     if split not in ("train", "validation", "test"):
         raise ValueError(f'There is no split "{split}"; choose from train, validation, test.')
     recipe = recipe_of(recipe) if isinstance(recipe, str) else recipe
     store = open_store(_path(data))
-    trajectories = getattr(recipe.split_of(store), split)
-    if not trajectories:
+    windows = recipe.windows_of(store, split)
+    if windows is None:
         raise ValueError(f"The recipe leaves no trajectory of {store.path} to the {split} split; change its sizes.")
-    return Windows(store, trajectories, recipe.training_windows() if split == "train" else recipe.evaluation_windows())
+    return windows
 
 
 def train_model(recipe: Recipe | str, data: str | Path | Reader, out: str | Path, device: str = "cpu") -> Run:

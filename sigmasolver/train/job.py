@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from sigmasolver.data.formats import open_data
 from sigmasolver.data.layout import shape_text
 from sigmasolver.data.normalise import TimeScale, fit
 from sigmasolver.data.reader import Reader
-from sigmasolver.data.split import Split
 from sigmasolver.data.windows import Windows
 from sigmasolver.forecast import Forecaster
 from sigmasolver.forecast.checkpoint import (
@@ -87,18 +85,20 @@ def resume_run(
 
 
 def _prepare(recipe: Recipe, store: Reader, run: Run, execution: Execution) -> tuple[Data, Forecaster]:
-    parts = recipe.split_of(store)
-    training = Windows(store, parts.train, recipe.training_windows())
+    training = recipe.windows_of(store, "train")
+    if training is None:
+        raise ValueError(f"The training part of {store.path} is empty; give it at least one window.")
     refuse_other_grid(training, recipe)
-    validation = Windows(store, parts.validation, recipe.evaluation_windows()) if parts.validation else None
+    validation = recipe.windows_of(store, "validation")
     if validation is not None:
         validation.check_finite("validation")
-    if parts.test:  # what an evaluation would refuse is better known before the training than after it
-        Windows(store, parts.test, recipe.training_windows()).check_finite("test")
+    test = recipe.windows_of(store, "test", recipe.training_windows())
+    if test is not None:  # what an evaluation would refuse is better known before the training than after it
+        test.check_finite("test")
     StepPlan(recipe, training).rates()
     training = _held(training, execution.world.device)
     if execution.world.first:
-        _open(recipe, training, store, parts, run)
+        _open(recipe, training, store, {"train": training, "validation": validation, "test": test}, run)
     execution.world.wait()
     forecaster = build(recipe, *read_normalisers(run, recipe), read_time_scale(run, recipe))
     return Data(training, validation, store.fingerprint), forecaster
@@ -144,7 +144,7 @@ def refuse_other_grid(training: Windows, recipe: Recipe) -> None:
         )
 
 
-def _open(recipe: Recipe, training: Windows, store: Reader, parts: Split, run: Run) -> None:
+def _open(recipe: Recipe, training: Windows, store: Reader, parts: Mapping[str, Windows | None], run: Run) -> None:
     """Begin the folder, or make sure that it is this run's. Whatever can be wrong with a recipe shows before a file is
     written, so that the corrected command finds the folder free."""
     known = (run.path / "normaliser.json").exists()
@@ -184,7 +184,7 @@ def _refuse_uneven(recipe: Recipe, domain: Domain, path: Path) -> None:
         )
 
 
-def _bind(run: Run, store: Reader, parts: Split, domain: Domain) -> None:
+def _bind(run: Run, store: Reader, parts: Mapping[str, Windows | None], domain: Domain) -> None:
     """Write down which data the run learns from, or make sure that they are still the same."""
     if (run.path / "data.json").exists():
         held = run.read_json("data.json").get("fingerprint")
@@ -194,20 +194,23 @@ def _bind(run: Run, store: Reader, parts: Split, domain: Domain) -> None:
                 f"{store.fingerprint}; give the same file, or choose another folder."
             )
     # The digests tell a later test set that shares a trajectory with the training, whatever file it lies in.
-    digests = [store.digests[number].hex() for number in (*parts.train, *parts.validation)]
+    members = {part: [] if windows is None else list(windows.trajectories) for part, windows in parts.items()}
+    digests = [store.digests[number].hex() for number in dict.fromkeys((*members["train"], *members["validation"]))]
     source, home = store.path.resolve(), run.path.resolve()
     named = str(source.relative_to(home)) if source.is_relative_to(home) else str(source)
-    parted = json.loads(json.dumps(asdict(parts)))
     facts = {
         "path": named,
         "fingerprint": store.fingerprint,
         "source": store.header.source,
         "seed": store.header.seed,
         "frames": len(store.header.layout.times),
-        "parts": parted,
+        "parts": members,
         "digests": digests,
         "domain": to_plain(domain),
     }
+    test = parts["test"]
+    if test is not None and test.starts is None:  # their number does not follow from the length of a trajectory
+        facts["listed"] = len(test)
     if not (run.path / "data.json").exists() or run.read_json("data.json") != facts:
         run.write_json("data.json", facts)
 

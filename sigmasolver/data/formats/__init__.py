@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmasolver.data.domain import time_steps, unevenly_spaced
-from sigmasolver.data.formats import arrays, factformer, mat, user_arrays, user_folder
+from sigmasolver.data.formats import arrays, factformer, mat, realpdebench, user_arrays, user_folder
 from sigmasolver.data.formats.checks import Values
 from sigmasolver.data.formats.history import read_history
 from sigmasolver.data.formats.in_place import ForeignReader
@@ -83,6 +83,13 @@ KINDS: tuple[Kind, ...] = (
         "a folder of smoke_<number>.npz",
         lambda path: bool(factformer.smoke_files(path)),
         factformer.read_smoke,
+    ),
+    Kind(
+        "realpdebench",
+        "a folder cylinder, controlled_cylinder, fsi, foil or combustion with hf_dataset/real or real in it",
+        realpdebench.scenario_folder,
+        realpdebench.read_realpdebench,
+        in_place=True,
     ),
     Kind(
         "arrays",
@@ -174,7 +181,7 @@ def is_read_in_place(source: Path) -> bool:
 
 
 def _header(row: Kind, foreign: Foreign, sources: Sequence[Path], dtype: str) -> Header:
-    parameters: dict[str, Any] = _identity(foreign.files or sources)
+    parameters: dict[str, Any] = {**_identity(foreign.files or sources), **foreign.parameters}
     if foreign.split is not None:
         parameters["split"] = asdict(foreign.split)
     return Header(foreign.layout, row.name, parameters, None, dtype)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from sigmasolver.data.formats import is_read_in_place, where_to_put
 from sigmasolver.data.store import open_store
 from sigmasolver.evaluate import evaluate_run, records_of_test_part
 from sigmasolver.forecast.checkpoint import begin
@@ -78,12 +79,19 @@ def ensure_store(
     """The store of the recipe's task in `folder`; with a `seed`, simulated (or completed) where it is missing.
 
     It holds enough for the largest of all `recipes` of that task, so that they share one test part. Imported data that
-    lie there are taken as they are. `progress` may raise OutOfTimeError.
+    lie there are taken as they are, and so is a public data set in a folder of the task's name. `progress` may raise
+    OutOfTimeError.
     """
     task, world = recipe.task.name, execution.world
     path = folder / f"{task}.h5"
     if path.exists() and (seed is None or not _is_simulated(path, task)):
         return path
+    outside = folder / task.replace("-", "_")  # a public set as it is downloaded
+    if is_read_in_place(outside):
+        return outside
+    needed = where_to_put(task, folder)
+    if needed is not None:
+        raise ValueError(needed)
     if seed is None:
         raise ValueError(f"There is no store {path}; put it there, or simulate it with --data-seed.")
     if task not in SIMULATORS:

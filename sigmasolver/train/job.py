@@ -208,6 +208,8 @@ def _bind(run: Run, store: Reader, parts: Mapping[str, Windows | None], domain: 
         "digests": digests,
         "domain": to_plain(domain),
     }
+    if store.notes:
+        facts["notes"] = list(store.notes)
     test = parts["test"]
     if test is not None and test.starts is None:  # their number does not follow from the length of a trajectory
         facts["listed"] = len(test)

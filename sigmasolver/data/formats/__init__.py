@@ -22,7 +22,17 @@ from sigmasolver.data.header import Header
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.store import Writer, is_store, open_store
 
-__all__ = ["KINDS", "Imported", "Kind", "guess_kind", "import_data", "is_read_in_place", "open_data", "read_history"]
+__all__ = [
+    "KINDS",
+    "Imported",
+    "Kind",
+    "guess_kind",
+    "import_data",
+    "is_read_in_place",
+    "open_data",
+    "read_history",
+    "where_to_put",
+]
 
 _BLOCK = 64 * 2**20
 
@@ -172,6 +182,11 @@ def open_data(source: str | Path) -> Reader:
     with _plain_reading([source]):
         row = guess_kind(source)
         return ForeignReader(source, _header(row, row.read(source), [source], "float32"), partial(row.read, source))
+
+
+def where_to_put(task: str, folder: Path) -> str | None:
+    """Which files of a task belong where, and how to do without them, as a sentence; None: its data are simulated."""
+    return realpdebench.missing_files(task, folder) if task.replace("-", "_") in realpdebench.SCENARIOS else None
 
 
 def is_read_in_place(source: Path) -> bool:

@@ -13,6 +13,7 @@ import json
 import math
 import pickle
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -168,7 +169,9 @@ def _pt(path: Path) -> Any:
     import torch
 
     try:
-        return torch.load(io.BytesIO(path.read_bytes()), map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch has something to say about pickles that it refuses
+            return torch.load(io.BytesIO(path.read_bytes()), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, IndexError) as error:
         raise ValueError(
             f"{path} is damaged, or holds more than tensors, numbers and texts, which is never loaded; save it again."
@@ -297,7 +300,7 @@ def _layout(held: Trajectories, conditions: tuple[str, ...]) -> tuple[Layout, li
     axes, odd = [], []
     for name, count in (("y", height), ("x", width), ("t", frames)):
         values = held.axes.get(name)
-        one = None if values is None else np.asarray(values, dtype=np.float64)
+        one = None if values is None else np.array(values, dtype=np.float64)
         if one is not None and name != "t" and one.ndim > 1:
             one = one[(0,) * (one.ndim - 2)]
             one = one[:, 0] if name == "y" else one[0]

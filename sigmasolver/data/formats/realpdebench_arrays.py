@@ -161,6 +161,8 @@ class Hdf5Files(Trajectories):
         self._opened: dict[str, dict[str, tuple[Array, int | None]]] = {}
         held = self._open(self.sim_ids[0])
         self.fields, self.shape = tuple(held), _shape(held)
+        for sim_id in self.sim_ids:  # a damaged one is better known now than in the middle of a training
+            _same(sim_id, tuple(self._open(sim_id)), _shape(self._open(sim_id)), self)
         arrays = open_hdf5(folder / self.sim_ids[0])
         names = {"t": ("t", "time", "measured_data/t"), "y": ("y",), "x": ("x",)}
         found = {axis: next((arrays[one] for one in known if one in arrays), None) for axis, known in names.items()}
@@ -177,8 +179,6 @@ class Hdf5Files(Trajectories):
                     "measured_data/v, or trajectory, are needed, with the axes (frames, height, width)."
                 )
             self._opened[sim_id] = fields
-            if len(self._opened) > 1:
-                _same(sim_id, tuple(fields), _shape(fields), self)
         return self._opened[sim_id]
 
     def _flame(self, arrays: Mapping[str, Array], sim_id: str) -> dict[str, tuple[Array, int | None]]:

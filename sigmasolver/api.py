@@ -90,10 +90,12 @@ def open_dataset(
         ...     dataset.shape
         (8, 6, 16, 16, 1)
     """
-    from sigmasolver.data.formats import import_data
+    from sigmasolver.data.formats import import_data, is_read_in_place, open_data
     from sigmasolver.data.store import is_store, open_store
 
     source = Path(source)
+    if out is None and is_read_in_place(source):
+        return open_data(source)
     imported = not is_store(source)
     if not imported and (out, fields, steady) != (None, None, None):
         raise ValueError(f"{source} is a store and needs no import; leave out, fields and steady out.")
@@ -184,17 +186,16 @@ def open_windows(data: str | Path | Reader, recipe: Recipe | str, split: str = "
         >>> len(windows), history.shape, future.shape
         (2, torch.Size([1, 16, 16, 1]), torch.Size([1, 16, 16, 1]))
     """
-    from sigmasolver.data.store import open_store
-    from sigmasolver.data.windows import Windows
+    from sigmasolver.data.formats import open_data
 
     if split not in ("train", "validation", "test"):
         raise ValueError(f'There is no split "{split}"; choose from train, validation, test.')
     recipe = recipe_of(recipe) if isinstance(recipe, str) else recipe
-    store = open_store(_path(data))
-    trajectories = getattr(recipe.split_of(store), split)
-    if not trajectories:
+    store = open_data(_path(data))
+    windows = recipe.windows_of(store, split)
+    if windows is None:
         raise ValueError(f"The recipe leaves no trajectory of {store.path} to the {split} split; change its sizes.")
-    return Windows(store, trajectories, recipe.training_windows() if split == "train" else recipe.evaluation_windows())
+    return windows
 
 
 def train_model(recipe: Recipe | str, data: str | Path | Reader, out: str | Path, device: str = "cpu") -> Run:

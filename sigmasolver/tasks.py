@@ -16,9 +16,11 @@ from sigmasolver.settings import check_types, lookup
 __all__ = [
     "CANONICAL",
     "COHORTS",
+    "CYLINDER",
     "REALM",
     "REALPDEBENCH",
     "TASKS",
+    "TEST_MODES",
     "Cohort",
     "Task",
     "cohort_of",
@@ -31,6 +33,7 @@ VELOCITY = ("velocity_x", "velocity_y", "velocity_z")
 GROUPED = ("velocity", "species")
 COMPONENTS = (("u", "v", "w"), ("ux", "uy", "uz"), ("vx", "vy", "vz"), ("u_x", "u_y", "u_z"), ("v_x", "v_y", "v_z"))
 """What the components of a velocity are often called."""
+SPLITS = ("published", "trajectories")
 
 
 def field_groups(fields: Sequence[str], vectors: Sequence[Sequence[str]] = ()) -> dict[str, tuple[int, ...]]:
@@ -104,6 +107,9 @@ class Task:
     """Targets that are the components of one vector: a group in loss and metrics, as velocity_x, ... always are."""
     mask: str | None = None
     """A given field that is 1 in a solid and 0 in the fluid: only the fluid counts in statistics, loss and metrics."""
+    split: str = "published"
+    """"published": the windows or trajectories that a data set names for each part, where it does; "trajectories":
+    whole trajectories apart always, though the data set may part windows of one trajectory."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -117,6 +123,8 @@ class Task:
         for name in ("history", "block", "horizon", "train", "stride", "time_stride", "space_stride"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} of {self.name} is {getattr(self, name)}; it must be at least 1.")
+        if self.split not in SPLITS:
+            raise ValueError(f'split of {self.name} is "{self.split}"; choose from {", ".join(SPLITS)}.')
         for name in ("test", "skip"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} of {self.name} is {getattr(self, name)}; it must be at least 0.")
@@ -193,19 +201,21 @@ CANONICAL = (
     Task("it3d", TURBULENCE, TURBULENCE, (60,) * 3, 10, 2, 10, 1000, 100, "trajectory"),
     Task("smoke3d", SMOKE, SMOKE, (64,) * 3, 4, 4, 16, 2000, 200, "trajectory", boundary="lower-walls"),
 )  # fmt: skip
-# Real measurements: whole trajectories are kept for the test, which the published lists of windows do not do; the
-# grids are those that the public loader gives.
+# Real measurements, on the grids that the public loader gives. Windows are those of the published lists; the numbers of
+# trajectories hold where there are none, and where whole trajectories are kept apart.
 REALPDEBENCH = (
-    Task("controlled-cylinder", PLANE, PLANE, (64, 128), 10, 10, 10, 76, 20, "channel", stride=20),
-    Task("fsi", PLANE, PLANE, (64, 64), 20, 20, 20, 39, 12, "channel", stride=10, space_stride=2),
-    Task("foil", PLANE, PLANE, (64, 128), 20, 20, 20, 78, 20, "channel", stride=20, space_stride=2),
-    Task("combustion", INTENSITY, INTENSITY, (64, 64), 20, 20, 20, 24, 6, "channel", space_stride=2),
+    Task("controlled-cylinder", PLANE, PLANE, (64, 128), 10, 10, 10, 76, 20, "published", stride=20),
+    Task("fsi", PLANE, PLANE, (64, 64), 20, 20, 20, 39, 12, "published", stride=10, space_stride=2),
+    Task("foil", PLANE, PLANE, (64, 128), 20, 20, 20, 78, 20, "published", stride=20, space_stride=2),
+    Task("combustion", INTENSITY, INTENSITY, (64, 64), 20, 20, 20, 24, 6, "published", space_stride=2),
 )
+CYLINDER = Task("cylinder", PLANE, PLANE, (64, 128), 20, 20, 20, 72, 20, "published", stride=20)
+"""The fifth set of RealPDEBench, which the paper does not use."""
 REALM = (
     Task("ignit-hit", HYDROGEN, HYDROGEN, (128, 128), 1, 1, 29, 26, 5, "box-cox", validation=5),
     Task("evolve-jet", METHANE, METHANE, (256, 256), 1, 1, 39, 24, 3, "box-cox", validation=3),
 )
-TASKS: dict[str, Task] = {task.name: task for task in (*CANONICAL, *REALPDEBENCH, *REALM)}
+TASKS: dict[str, Task] = {task.name: task for task in (*CANONICAL, *REALPDEBENCH, CYLINDER, *REALM)}
 
 
 def task_of(name: str) -> Task:
@@ -247,6 +257,16 @@ COHORTS: dict[str, dict[str, Cohort]] = {
 """What the paper measures on, by name and task: fig:rollout-comparison (app:rollout-comparison),
 fig:exact-error-decomposition (tab:decomposition-cohort), fig:srpa-layerwise-corrections (three cases). It gives the
 numbers of windows; which they are is our choice."""
+
+
+TEST_MODES: dict[str, tuple[str, ...]] = {
+    "seen": ("seen",),
+    "in_dist": ("in_dist",),
+    "out_dist": ("out_dist",),
+    "unseen": ("in_dist", "out_dist"),
+}
+"""RealPDEBench's test modes, cohorts too: by name the groups of trajectories whose test windows are taken. Seen ones
+have windows in the training part as well; the others have parameters between or beyond those of the training."""
 
 
 def cohort_of(name: str, task: str) -> Cohort:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import fields, replace
 
 import numpy as np
@@ -56,8 +57,10 @@ def test_rows_are_those_of_the_training_table(name):
 
 
 def test_all_eleven_tasks_have_a_row():
-    others = RELEASED.keys() | OFFICIAL.keys() | REALM_READINGS.keys()
-    assert set(RECIPES) - others == set(TABLE) == set(TASKS) and len(TABLE) == 11
+    pattern = r"-benchmark-|-normaliser$|-full-grid$|-whole-|-20$|-conditions$"
+    others = {name for name in RECIPES if re.search(pattern, name)} | REALM_READINGS.keys()
+    assert set(RECIPES) - RELEASED.keys() - OFFICIAL.keys() - others == set(TASKS) == {*TABLE, "cylinder"}
+    assert len(TABLE) == 11 and RECIPES["cylinder"].train == RECIPES["foil"].train
 
 
 # Warm-up, start and final divisor, clipping, weight decay: Transolver's code for darcy-released, else FactFormer's.

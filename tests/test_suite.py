@@ -136,7 +136,7 @@ def test_mistakes_are_one_sentence(whole, tmp_path):
             lambda: ensure_store(RECIPE, tmp_path, [RECIPE], None, EXECUTION),
             "There is no store .*demo.h5; put it there",
         ),
-        (lambda: ensure_store(recipe_of("fsi"), tmp_path, [], 0, EXECUTION), "There is no simulator for fsi"),
+        (lambda: ensure_store(recipe_of("fsi"), tmp_path, [], 0, EXECUTION), "There is no RealPDEBench data at .*fsi"),
         (lambda: is_done(whole, replace(RECIPE, train=replace(RECIPE.train, seed=1))), "another recipe .train.seed"),
     ]
     for ask, says in cases:

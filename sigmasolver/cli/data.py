@@ -122,7 +122,6 @@ def windows(
 ) -> None:
     """List the windows of a split or cohort: trajectory, first frame of history and future, last frame (as stored)."""
     from sigmasolver.data.formats import open_data
-    from sigmasolver.data.windows import Windows
     from sigmasolver.evaluate import in_cohort
     from sigmasolver.recipes import changed, recipe_of
 
@@ -133,13 +132,12 @@ def windows(
         raise ValueError("A cohort is taken from the test split; add --split test.")
     recipe = changed(recipe_of(task), settings or [])
     with open_data(data) as store:
-        trajectories = getattr(recipe.split_of(store), split)
-        spec = recipe.training_windows() if split == "train" else recipe.evaluation_windows()
-        listed = Windows(store, trajectories, spec)
+        listed = recipe.windows_of(store, split)
+        if listed is None:
+            raise ValueError(f"The {split} split of {data} is empty; choose another.")
         if cohort is not None:
             listed = in_cohort(listed, recipe.task.name, cohort)
         sys.stdout.write("trajectory\thistory\tfuture\tlast\n")
         sys.stdout.writelines("\t".join(map(str, row)) + "\n" for row in listed.rows())
-        console(stderr=True).print(
-            f"{len(listed)} windows, {listed.starts} in each of {len(listed.trajectories)} trajectories"
-        )
+        each = "listed one by one in" if listed.starts is None else f"{listed.starts} in each of"
+        console(stderr=True).print(f"{len(listed)} windows, {each} {len(listed.trajectories)} trajectories")

@@ -71,7 +71,7 @@ def as_store(data: Path, store: Path, reading: Reading, world: World, own: bool,
 
     `own`: nothing there is a public data set, though its shape may look like one. `stderr`: where to report.
     """
-    from sigmasolver.data.formats import guess_kind, import_data, is_read_in_place, skip_bad
+    from sigmasolver.data.formats import guess_kind, import_data, is_read_in_place, open_data, skip_bad
     from sigmasolver.data.header import OtherStoreError
     from sigmasolver.data.store import is_store
 
@@ -87,6 +87,10 @@ def as_store(data: Path, store: Path, reading: Reading, world: World, own: bool,
             return data
     in_place = is_read_in_place(data)
     if in_place and not reading.recorded and not reading.skip_bad:
+        if world.first:
+            with open_data(data) as reader:
+                for note in reader.notes:
+                    console(stderr=stderr).print(f"  {note}", soft_wrap=True)
         return data
     if in_place and guess_kind(data).select is None:
         reading = replace(reading, fields=None, steady=None)  # all are imported, and the recipe takes some

@@ -116,7 +116,10 @@ def print_summary(console: Console, summary: Summary) -> None:
         for name, axis, boundary in zip("xyz", layout.coordinates, layout.boundary, strict=False)
     )
     console.print(f"  grid {' × '.join(map(str, grid))}: {ends}", soft_wrap=True)
-    settings = ", ".join(f"{name}={value}" for name, value in header.parameters.items())
+    settings = ", ".join(
+        f"{name}={value if len(str(value)) < 100 else f'({len(value)} entries)'}"
+        for name, value in header.parameters.items()
+    )
     console.print(f"  parameters: {settings}", soft_wrap=True)
     if summary.whole == 0:
         console.print("  no trajectory is complete yet")

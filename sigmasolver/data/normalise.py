@@ -12,6 +12,8 @@ float64. σ is the standard deviation over all points and frames of a trajectory
     temporal     mean of everything       mean over points and i of σ_t    KF2D
     trajectory   (1/N) Σ_i mean(v_i)      (1 + Σ_i σ(v_i))/N + 1e-6        IT3D, Smoke3D; velocities share one statistic
     box-cox      mean of everything       unbiased std + 1e-10             REALM
+    published    those that the data come with, else like channel          RealPDEBench
+    numerical    those that the data come with, which must be there        RealPDEBench (from numerical training data)
 
 Before the last one, mass fractions (fields named species_...) go through a Box-Cox transform of exponent λ = 0.1,
 
@@ -40,6 +42,7 @@ import torch
 
 from sigmasolver.data.mask import in_fluid
 from sigmasolver.data.moments import merge
+from sigmasolver.data.reader import Reader
 from sigmasolver.data.windows import Windows
 from sigmasolver.settings import check_types, lookup, suggest
 from sigmasolver.tasks import field_groups
@@ -54,6 +57,8 @@ _LEAST = 1e-37
 """The floor of a forecast's mass fractions: about the smallest that float32 holds with all its digits."""
 _WITH_CONSTANTS, _SEEN = ("scalar", "pixel", "trajectory"), 1e-4
 """Kinds whose scale has a constant added, and the least range of a normalised field that a network can still see."""
+_GIVEN = ("published", "numerical")
+"""Kinds whose statistics a data set may come with."""
 _Cast = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """Mean, scale, and which fields are transformed before them (None: none)."""
 
@@ -199,14 +204,36 @@ class TimeScale:
 def fit(kind: str, windows: Windows, mask: str | None = None) -> tuple[Normaliser, Normaliser]:
     """The normalisers of the inputs and of the targets, from the whole trajectories behind these training windows.
 
-    Reads every trajectory once, thinned as the windows are. With a `mask` the fluid points alone count.
+    Reads every trajectory once, thinned as the windows are; statistics that the data come with are read from there.
+    With a `mask` the fluid points alone count.
     """
+    if kind in _GIVEN and isinstance(windows.source, Reader):
+        given = windows.source.published_statistics
+        if given is not None:
+            spec = windows.spec
+            return _given(kind, spec.inputs, given["inputs"]), _given(kind, spec.targets, given["targets"])
+        if kind == "numerical":
+            raise ValueError(
+                f"{windows.source.path} comes without the statistics of numerical training data (mean_std.pt); put the "
+                "file there, or set task.normaliser=channel to fit them on the training windows."
+            )
     trajectories = windows.each_finite("training")
     if mask is not None:
         channel = windows.fields.index(mask)
         trajectories = (in_fluid(values, values[0, ..., channel] < 0.5) for values in trajectories)
     both = fit_trajectories(kind, windows.fields, trajectories)
     return both.select(windows.spec.inputs), both.select(windows.spec.targets)
+
+
+def _given(kind: str, fields: Sequence[str], statistics: Mapping[str, Sequence[float]]) -> Normaliser:
+    for name in fields:
+        if name not in statistics:
+            raise ValueError(
+                f"The published statistics have no field {name}, only {', '.join(statistics)}; set "
+                "task.normaliser=channel to fit them on the training windows."
+            )
+    mean, scale = torch.tensor([statistics[name] for name in fields], dtype=torch.float64).unbind(-1)
+    return Normaliser(kind, tuple(fields), mean, scale)
 
 
 def fit_trajectories(kind: str, fields: Sequence[str], trajectories: Iterable[torch.Tensor]) -> Normaliser:
@@ -363,4 +390,6 @@ KINDS: dict[str, Fit] = {
     "temporal": _temporal,
     "trajectory": _trajectory,
     **{kind: partial(_of_powers, kind) for kind in _FLOORS},
+    "published": _channel,
+    "numerical": _channel,
 }

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
 from sigmasolver.data.header import Header
-from sigmasolver.data.split import Split
+from sigmasolver.data.split import Split, WindowLists
 
 __all__ = ["Key", "Reader", "contiguous"]
 
@@ -30,6 +30,8 @@ class Reader(ABC):
     """One per trajectory: equal digests are the same trajectory."""
     fingerprint: str
     """Of the header and the digests."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of these data, one sentence each."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -47,6 +49,21 @@ class Reader(ABC):
     def published_split(self) -> Split | None:
         """Which trajectories train, validate and test, where the data set itself says so."""
         return Split.from_plain(self.header.parameters.get("split"))
+
+    @property
+    def published_windows(self) -> WindowLists | None:
+        """The windows of each part, where the data set itself names them one by one."""
+        return WindowLists.from_plain(self.header.parameters.get("windows"))
+
+    @property
+    def published_statistics(self) -> Mapping[str, Any] | None:
+        """Mean and scale of each field, by "inputs" and "targets", where the data set comes with them."""
+        return self.header.parameters.get("statistics")
+
+    @property
+    def groups(self) -> Mapping[str, Sequence[int]]:
+        """Trajectories by the name that the data set has for them, such as "in_dist"."""
+        return self.header.parameters.get("groups", {})
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self[index] for index in range(len(self)))

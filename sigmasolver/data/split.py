@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
-__all__ = ["Split", "split"]
+__all__ = ["PARTS", "Split", "WindowLists", "split"]
+
+PARTS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Split:
         """From lists of trajectories by part, as a header keeps them; None without."""
         if not isinstance(plain, dict):
             return None
-        return Split(**{part: tuple(plain.get(part, ())) for part in ("train", "validation", "test")})
+        return Split(**{part: tuple(plain.get(part, ())) for part in PARTS})
 
     def check(self, digests: Sequence[bytes]) -> None:
         """Compare with a store's digests: every trajectory is there, and no two parts hold the same values."""
@@ -57,6 +60,57 @@ class Split:
 
     def _members(self) -> Iterator[tuple[str, int]]:
         return ((part.name, trajectory) for part in fields(self) for trajectory in getattr(self, part.name))
+
+
+@dataclass(frozen=True)
+class WindowLists:
+    """Windows that a data set names one by one for each part: ranges (trajectory, start, stop, step) of first frames.
+
+    Parts may share trajectories, which those of a `Split` never do: it is the publisher who says so.
+    """
+
+    train: tuple[tuple[int, int, int, int], ...]
+    validation: tuple[tuple[int, int, int, int], ...]
+    test: tuple[tuple[int, int, int, int], ...]
+
+    @staticmethod
+    def of(windows: Mapping[str, Iterable[tuple[int, int]]]) -> WindowLists:
+        """From (trajectory, first frame) of every window by part; they come back in the order of these numbers."""
+        return WindowLists(**{part: tuple(_ranges(sorted(set(windows.get(part, ()))))) for part in PARTS})
+
+    @staticmethod
+    def from_plain(plain: object) -> WindowLists | None:
+        """From lists by part, as a header keeps them; None without."""
+        if not isinstance(plain, dict):
+            return None
+        held: dict[str, Any] = {part: tuple(tuple(one) for one in plain.get(part, ())) for part in PARTS}
+        return WindowLists(**held)
+
+    def windows(self, part: str) -> list[tuple[int, int]]:
+        """(trajectory, first frame) of every window of this part."""
+        return [(trajectory, first) for trajectory, *place in getattr(self, part) for first in range(*place)]
+
+    def trajectories(self, part: str) -> list[int]:
+        return sorted({trajectory for trajectory, *_ in getattr(self, part)})
+
+    def shared(self) -> list[int]:
+        """The trajectories that training has in common with validation or test."""
+        held = {*self.trajectories("validation"), *self.trajectories("test")}
+        return [trajectory for trajectory in self.trajectories("train") if trajectory in held]
+
+
+def _ranges(windows: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
+    """Neighbours of one trajectory at equal distances together."""
+    begin = 0
+    while begin < len(windows):
+        trajectory, first = windows[begin]
+        end, step = begin + 1, 1
+        if end < len(windows) and windows[end][0] == trajectory:
+            step = windows[end][1] - first
+            while end < len(windows) and windows[end] == (trajectory, first + (end - begin) * step):
+                end += 1
+        yield trajectory, first, windows[end - 1][1] + 1, step
+        begin = end
 
 
 def split(count: int, train: int, test: int, validation: float = 0.1, digests: Sequence[bytes] | None = None) -> Split:

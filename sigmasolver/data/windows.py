@@ -4,7 +4,8 @@
 
 A trajectory is thinned first (every `time_stride`-th frame, every `space_stride`-th point of each axis). A window is
 T_in + H consecutive frames of what remains; windows start at 0, stride, 2·stride, … In a steady task the future is the
-same frame in other fields. The parts of a split are whole trajectories, so no frame lies in two of them.
+same frame in other fields. The parts of a split are whole trajectories, so no frame lies in two of them; only a data
+set that names its windows one by one may part them otherwise.
 
 Letters: B batch, T_in history, H horizon, q fields.
 """
@@ -12,7 +13,7 @@ Letters: B batch, T_in history, H horizon, q fields.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -107,10 +108,6 @@ class WindowSpec:
             )
         return fitting if self.starts is None else self.starts
 
-    def first_frame(self, start: int) -> int:
-        """Of the window with this number in its trajectory."""
-        return self.skip + start * self.stride
-
 
 class Row(NamedTuple):
     """A window by its numbers in the source: trajectory, and frames as stored, before thinning."""
@@ -127,10 +124,17 @@ class Row(NamedTuple):
 class Windows:
     """The windows of some trajectories, in order, each read from the source when asked for.
 
-    A sequence of `(history, future)`; it can be handed to workers, by fork or by pickle.
+    A sequence of `(history, future)`; it can be handed to workers, by fork or by pickle. With `listed`, (trajectory,
+    first frame) of each, the windows are these in their order; those that reach beyond the last frame are left out.
     """
 
-    def __init__(self, source: Source, trajectories: Sequence[int], spec: WindowSpec) -> None:
+    def __init__(
+        self,
+        source: Source,
+        trajectories: Sequence[int],
+        spec: WindowSpec,
+        listed: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
         layout = source.header.layout
         self.source, self.trajectories, self.spec = source, tuple(trajectories), spec
         self.fields = tuple(dict.fromkeys((*spec.inputs, *spec.targets)))
@@ -138,8 +142,8 @@ class Windows:
         for name in self.fields:
             if name not in layout.fields:
                 raise ValueError(f'There is no field "{name}"; {suggest(name, layout.fields)}')
-        self.starts = spec.starts_in(len(layout.times))
-        """Windows per trajectory."""
+        self.starts = None if listed is not None else spec.starts_in(len(layout.times))
+        """Windows per trajectory; None where they are listed."""
         _check_space(source.header, spec.space_stride)
         _check_trajectories(source, self.trajectories)
         self.coordinates = tuple(axis[:: spec.space_stride] for axis in layout.coordinates)
@@ -147,6 +151,39 @@ class Windows:
         self.times = layout.times[:: spec.time_stride]
         """Of the thinned frames."""
         self._channels = [layout.fields.index(name) for name in self.fields]
+        self._places = self._regular() if listed is None else self._fitting(listed)
+
+    def _regular(self) -> torch.Tensor:
+        """(windows, 2): position in `trajectories` and first frame, the starts of one trajectory after another."""
+        assert self.starts is not None
+        first = self.spec.skip + self.spec.stride * torch.arange(self.starts)
+        return torch.cartesian_prod(torch.arange(len(self.trajectories)), first)
+
+    def _fitting(self, listed: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """The same of the listed windows that the trajectories are long enough for."""
+        spec = self.spec
+        if (spec.starts, spec.time_stride, spec.skip) != (None, 1, 0):
+            raise ValueError(
+                "These windows are named one by one in the data set; leave out starts, skip and time_stride, or set "
+                "task.split=trajectories."
+            )
+        position = {trajectory: number for number, trajectory in enumerate(self.trajectories)}
+        last = len(self.times) - spec.span
+        places = [(position[trajectory], first) for trajectory, first in listed if first <= last]
+        if not places:
+            raise ValueError(
+                f"A window needs {spec.span} frames, and none of the {len(listed)} listed windows has so many; "
+                "shorten history or horizon."
+            )
+        return torch.tensor(places)
+
+    def of_trajectories(self, chosen: Collection[int]) -> Windows:
+        """Those of these trajectories alone."""
+        kept = [trajectory for trajectory in self.trajectories if trajectory in chosen]
+        if self.starts is not None:
+            return Windows(self.source, kept, self.spec)
+        named = [(self.trajectories[position], first) for position, first in self._places.tolist()]
+        return Windows(self.source, kept, self.spec, [window for window in named if window[0] in chosen])
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -154,7 +191,7 @@ class Windows:
         return tuple(len(axis) for axis in self.coordinates)
 
     def __len__(self) -> int:
-        return len(self.trajectories) * self.starts
+        return len(self._places)
 
     def __getitem__(self, index: int) -> Pair:
         """One window: float32 `(T_in, *grid, q_in)` and `(H, *grid, q_out)`."""
@@ -163,8 +200,8 @@ class Windows:
 
     def batch(self, indices: Sequence[int] | torch.Tensor) -> Pair:
         """These windows together: float32 `(B, T_in, *grid, q_in)` and `(B, H, *grid, q_out)`."""
-        places = [divmod(index, self.starts) for index in self._checked(indices)]
-        frames = torch.stack(list(self._read_windows(places))).to(torch.float32)
+        places = self._places[self._checked(indices)]
+        frames = torch.stack(list(self._read_windows(places.tolist()))).to(torch.float32)
         spec, steady = self.spec, self.spec.steady
         history, future = frames[:, : spec.history], frames if steady else frames[:, spec.history :]
         return self._select(history, spec.inputs).contiguous(), self._select(future, spec.targets).contiguous()
@@ -173,7 +210,7 @@ class Windows:
         """float64 (B, 1 + H), on the CPU: the time of the last given frame of these windows, then of the future frames;
         (B, 1) in a steady task."""
         spec = self.spec
-        first = torch.tensor([spec.first_frame(index % self.starts) for index in self._checked(indices)])
+        first = self._places[self._checked(indices), 1]
         frames = first[:, None] + torch.arange(spec.history - 1, spec.span)
         return torch.from_numpy(np.asarray(self.times, dtype=np.float64))[frames]
 
@@ -181,14 +218,28 @@ class Windows:
         """Every window in order."""
         step, spec = self.spec.time_stride, self.spec
         return [
-            Row(trajectory, step * start, step * (start + spec.span - spec.horizon), step * (start + spec.span - 1))
-            for trajectory in self.trajectories
-            for start in map(spec.first_frame, range(self.starts))
+            Row(
+                self.trajectories[position],
+                step * start,
+                step * (start + spec.span - spec.horizon),
+                step * (start + spec.span - 1),
+            )
+            for position, start in self._places.tolist()
         ]
 
     def each(self) -> Iterator[torch.Tensor]:
         """The trajectories one by one, thinned but whole: float32 `(frames, *grid, fields)`."""
         return (values.to(torch.float32) for values in self._read_whole(self.trajectories))
+
+    def each_covered(self) -> Iterator[torch.Tensor]:
+        """Like `each`; of trajectories whose windows are listed, only the frames that one of these windows touches."""
+        return (self._covered(position, values) for position, values in enumerate(self.each()))
+
+    def _covered(self, position: int, values: torch.Tensor) -> torch.Tensor:
+        if self.starts is not None:
+            return values
+        first = self._places[self._places[:, 0] == position, 1]
+        return values[(first[:, None] + torch.arange(self.spec.span)).unique().to(values.device)]
 
     def nbytes(self, dtype: str | None = None) -> int:
         """What `resident` would hold, in bytes."""
@@ -227,20 +278,19 @@ class Windows:
         space = slice(None, None, self.spec.space_stride)
         return (slice(step * start, step * (start + count - 1) + 1, step), *(space for _ in self.coordinates))
 
-    def _read_windows(self, places: list[tuple[int, int]]) -> Iterator[torch.Tensor]:
-        """The frames of windows given as (position in `trajectories`, number of the start)."""
+    def _read_windows(self, places: list[list[int]]) -> Iterator[torch.Tensor]:
+        """The frames of windows given as (position in `trajectories`, first frame)."""
         spec = self.spec
         if isinstance(self.source, Reader):
-            for position, start in places:
+            for position, first in places:
                 self.source.check(self.trajectories[position])
-                key: Key = (self.trajectories[position], *self._key(spec.first_frame(start), spec.span))
+                key: Key = (self.trajectories[position], *self._key(first, spec.span))
                 yield _channels(torch.from_numpy(self.source[key]), self._channels)
             return
         # Whatever cannot be sliced is made whole, each trajectory once for the batch.
         wanted = list(dict.fromkeys(self.trajectories[position] for position, _ in places))
         whole = dict(zip(wanted, self._read_whole(wanted), strict=True))
-        for position, start in places:
-            first = spec.first_frame(start)
+        for position, first in places:
             yield whole[self.trajectories[position]][first : first + spec.span]
 
     def _read_whole(self, trajectories: Sequence[int]) -> Iterator[torch.Tensor]:
@@ -273,8 +323,8 @@ class Windows:
         return tuple(len(axis) * float(axis[1] - axis[0]) if len(axis) > 1 else 1.0 for axis in self.coordinates)
 
     def each_finite(self, part: str) -> Iterator[torch.Tensor]:
-        """Like `each`; the first value of this `part` of a split that is not finite is named."""
-        for trajectory, values in zip(self.trajectories, self.each(), strict=True):
+        """Like `each_covered`; the first value of this `part` of a split that is not finite is named."""
+        for position, (trajectory, values) in enumerate(zip(self.trajectories, self.each(), strict=True)):
             finite = values.isfinite()
             if not bool(finite.all()):
                 frame, *_, field = (int(one) for one in (~finite).nonzero()[0])
@@ -284,7 +334,7 @@ class Windows:
                     f"not finite, the first in frame {frame * self.spec.time_stride} of {self.fields[field]}; leave it "
                     "out, as `train --skip-bad` does."
                 )
-            yield values
+            yield self._covered(position, values)
 
     def check_finite(self, part: str) -> None:
         """Read every trajectory of this `part` of a split; the first value that is not finite is named."""
@@ -295,7 +345,7 @@ class Windows:
         """`frames` (B, ...) of the windows `indices`: one that is not finite is named by its trajectory."""
         finite = torch.stack([one.isfinite().flatten(1).all(1) for one in frames]).all(0).cpu()
         if not bool(finite.all()):
-            trajectory = self.trajectories[int(indices[~finite][0]) // self.starts]
+            trajectory = self.trajectories[int(self._places[int(indices[~finite][0]), 0])]
             raise ValueError(f"Trajectory {trajectory} of the data has values that are not finite; leave it out.")
 
 
@@ -312,7 +362,7 @@ class Resident(Windows):
     """
 
     def __init__(self, windows: Windows, device: torch.device | str, dtype: str) -> None:
-        super().__init__(windows.source, windows.trajectories, windows.spec)
+        self.__dict__.update(windows.__dict__)  # the same windows, listed or not
         shape = (len(self.trajectories), len(self.times), *self.grid, len(self.fields))
         self.values = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
         """All trajectories, thinned: `(trajectories, frames, *grid, fields)`."""
@@ -325,6 +375,7 @@ class Resident(Windows):
                     "hold the trajectories as float32."
                 )
         spec, device = self.spec, self.values.device
+        self._flat = (self._places[:, 0] * len(self.times) + self._places[:, 1]).to(device)
         self._history = torch.arange(spec.history, device=device)
         self._future = torch.arange(spec.span - spec.horizon, spec.span, device=device)
 
@@ -334,7 +385,7 @@ class Resident(Windows):
             pinned = self.values.is_cuda
             indices = torch.tensor(self._checked(indices), pin_memory=pinned).to(self.values.device, non_blocking=True)
         wrapped = torch.where(indices < 0, indices + len(self), indices)
-        first = wrapped // self.starts * len(self.times) + wrapped % self.starts * self.spec.stride + self.spec.skip
+        first = self._flat.index_select(0, wrapped)
         history = self._select(self._gather(first, self._history), self.spec.inputs)
         return history, self._select(self._gather(first, self._future), self.spec.targets)
 

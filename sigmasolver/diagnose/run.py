@@ -138,8 +138,12 @@ def _more(name: str, where: Mapping[str, str], peers: Sequence[Run]) -> dict[str
 def _subject(run: Run, recipe: Recipe, windows: Windows, request: Request, device: torch.device) -> Subject:
     forecaster = load(run.path, device)
     indices = spread_evenly(len(windows), request.windows)
-    trained = run.read_json("data.json")["parts"]["train"]
-    training = Windows(windows.source, trained, recipe.training_windows())
+    training: Windows | None
+    if windows.starts is None and isinstance(windows.source, Reader):  # listed one by one
+        training = recipe.windows_of(windows.source, "train")
+    else:
+        trained = run.read_json("data.json")["parts"]["train"]
+        training = Windows(windows.source, trained, recipe.training_windows())
     return Subject(run, recipe, forecaster, windows, indices, windows.spec.horizon, request.batch, training)
 
 

@@ -55,11 +55,11 @@ def training_states(training: Windows, device: torch.device) -> States | None:
     if len(chosen) < 2:
         return None
     channels = [training.fields.index(name) for name in fields]
-    frames = spread_evenly(len(training.times), max(1, most // len(chosen)))
-    some = Windows(training.source, chosen, training.spec)
-    values = torch.stack([one[frames][..., channels].double() for one in some.each()]).to(device)
+    some, each = training.of_trajectories(chosen), max(1, most // len(chosen))
+    kept = [one[spread_evenly(len(one), each)][..., channels].double() for one in some.each_covered()]
+    values = torch.cat(kept).to(device)
     deviations = values.flatten(0, -2).std(0)
     # A field that is the same everywhere tells nothing; it counts in its own units.
     deviations = torch.where(deviations > 0, deviations, 1.0)
-    numbers = torch.arange(len(chosen), device=device).repeat_interleave(len(frames))
-    return States((values / deviations).flatten(0, 1).flatten(1), numbers, deviations)
+    numbers = torch.arange(len(kept)).repeat_interleave(torch.tensor([len(one) for one in kept])).to(device)
+    return States((values / deviations).flatten(1), numbers, deviations)

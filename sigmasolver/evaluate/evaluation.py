@@ -6,6 +6,7 @@ or on how many processes shared the windows. Only predicted frames are measured,
     relative_l2            leads and points in one norm; _lead: per lead; _final: the last lead; _joint: fields too
     rmse, mae              over everything; _lead: per lead
     frmse                  RealPDEBench's error in Fourier space
+    frmse_low, _mid, _high, r2, kinetic_energy, frequency_error    its other measures, for its tasks only
     correlation_lead       over points, mean over windows;   correlation_time: first lead time below 0.8;
                            correlation_masked: how many frames of fields are constant in truth and were left out
     spectrum_error_lead    energy at wrong scales (periodic grids only)
@@ -52,7 +53,7 @@ from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, provenance, read_facts, read_records, replace_rows
 from sigmasolver.settings import lookup
-from sigmasolver.tasks import COHORTS, cohort_of, field_groups
+from sigmasolver.tasks import COHORTS, CYLINDER, REALPDEBENCH, TEST_MODES, cohort_of, field_groups
 from sigmasolver.version import __version__
 
 __all__ = [
@@ -74,6 +75,7 @@ __all__ = [
 PROTOCOLS = ("free", "teacher-forced")
 UNSAID: dict[str, Any] = {"forecast_precision": "float32", "cohort": None}
 """What records mean that do not say it, being older than the choice."""
+_REAL = frozenset(task.name for task in (*REALPDEBENCH, CYLINDER))
 Measures = dict[str, torch.Tensor]
 """By name, each with one entry per window: (n, ...)."""
 Vectors = Sequence[Sequence[str]]
@@ -96,7 +98,7 @@ class Request:
     precision: str = "float32"
     """What the forecasts are computed in; the measures are float64 always."""
     cohort: str | None = None
-    """A fixed set of test windows by name, see `tasks.COHORTS`; None: as `windows` says."""
+    """A fixed set of test windows by name, see `tasks.COHORTS` and `tasks.TEST_MODES`; None: as `windows` says."""
 
     def __post_init__(self) -> None:
         check_precision(self.precision)
@@ -109,7 +111,7 @@ class Request:
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1.")
         if self.cohort is not None:
-            lookup(COHORTS, self.cohort, "cohort")
+            lookup({**COHORTS, **TEST_MODES}, self.cohort, "cohort")
             if self.windows is not None:
                 raise ValueError("A cohort says which windows are taken; give either --windows or --cohort.")
             if self.part != "test":
@@ -144,7 +146,9 @@ def evaluate_run(
             return done
         forecaster = Replay(load(run.path, world.device), request.precision)
         with matmul_precision("float32"):
-            measured = measure(forecaster, windows, request, world, tick, recipe.task.vectors)
+            measured = measure(
+                forecaster, windows, request, world, tick, recipe.task.vectors, recipe.task.name in _REAL
+            )
         parameters = sum(p.numel() for p in forecaster.model.parameters())
     task, step = recipe.task, windows.times[1] - windows.times[0] if len(windows.times) > 1 else 1.0
     facts = {**source, **provenance(world.device)}
@@ -179,7 +183,9 @@ def records_of_test_part(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
         "forecast_precision": "float32",
         "cohort": None,
     }
-    if "frames" in data:  # older runs do not tell how long their trajectories are
+    if test is None and "listed" in data:
+        wanted["windows"] = data["listed"]
+    elif "frames" in data:  # older runs do not tell how long their trajectories are
         starts = recipe.evaluation_windows().starts_in((test or data)["frames"])
         wanted["windows"] = starts * (test["count"] if test else len(data["parts"]["test"]))
     return [row for row in read_records(run.records) if wanted.items() <= {**UNSAID, **row}.items()]
@@ -250,16 +256,21 @@ def _windows_of_part(run: Run, recipe: Recipe, store: Reader, request: Request) 
     if request.grid is not None:
         spec = replace(spec, space_stride=_stride(store.header, request.grid))
     facts = run.read_json("data.json")
+    listed = recipe.task.split == "published" and store.published_windows is not None
     if facts.get("fingerprint") == store.fingerprint:
         trajectories = facts.get("parts", {}).get(request.part)
-        if not trajectories:
+        windows = recipe.windows_of(store, request.part, spec) if listed else None
+        if not trajectories or (listed and windows is None):
             more = ", or name other data with --data" if request.part == "test" else ""
             raise ValueError(f"The run {run.path} has no {request.part} part; choose another{more}.")
-        return Windows(store, trajectories, spec)
+        return Windows(store, trajectories, spec) if windows is None else windows
     if request.part != "test":
         raise ValueError(f"All trajectories of {store.path} are the test of {run.path}; leave the part out.")
     if request.grid is None and store.header.grid == recipe.task.grid:
         spec = replace(spec, space_stride=1)  # these are thinned already
+    test = recipe.windows_of(store, "test", spec) if listed else None
+    if test is not None:
+        return test  # the data set itself says which of its windows are the test
     trained = set(facts.get("digests", ()))
     for number, digest in enumerate(store.digests):
         if digest.hex() in trained:
@@ -271,6 +282,8 @@ def _windows_of_part(run: Run, recipe: Recipe, store: Reader, request: Request) 
 
 def in_cohort(windows: Windows, task: str, name: str) -> Windows:
     """Of all windows of a test part, those of the cohort of this name."""
+    if name in TEST_MODES:
+        return _in_test_mode(windows, name)
     cohort = cohort_of(name, task)
     needed, there = max(cohort.trajectories) + 1, len(windows.trajectories)
     if needed > there:
@@ -280,6 +293,19 @@ def in_cohort(windows: Windows, task: str, name: str) -> Windows:
         )
     trajectories = [windows.trajectories[position] for position in cohort.trajectories]
     return Windows(windows.source, trajectories, replace(windows.spec, starts=cohort.starts, stride=cohort.stride))
+
+
+def _in_test_mode(windows: Windows, name: str) -> Windows:
+    groups = windows.source.groups if isinstance(windows.source, Reader) else {}
+    chosen = {trajectory for group in TEST_MODES[name] for trajectory in groups.get(group, ())}
+    if not chosen & set(windows.trajectories):
+        there = {group for group, held in groups.items() if set(held) & set(windows.trajectories)}
+        modes = [mode for mode, needed in TEST_MODES.items() if there & set(needed)]
+        raise ValueError(
+            f"No test window of these data is {name}; "
+            + (f"choose from {', '.join(modes)}." if modes else "they do not say which trajectories are; leave it out.")
+        )
+    return windows.of_trajectories(chosen)
 
 
 def _stride(header: Header, grid: tuple[int, ...]) -> int:
@@ -322,13 +348,16 @@ def measure(
     world: World,
     tick: Callable[[int, int], None] | None = None,
     vectors: Vectors = (),
+    real: bool = False,
 ) -> tuple[Measures, Measures]:
-    """The measures of every window, for the forecaster and for the yardstick; `vectors` as in `tasks.field_groups`."""
+    """The measures of every window, for the forecaster and for the yardstick; `vectors` as in `tasks.field_groups`;
+    with `real`, all of RealPDEBench's."""
     chosen = spread_evenly(len(windows), request.windows)
     if len(chosen) < world.size:
         raise ValueError(f"{len(chosen)} windows are too few for {world.size} processes; start fewer.")
     mine = world.share(chosen)
     parts: tuple[list[Measures], list[Measures]] = ([], [])
+    sum_of_truth = torch.zeros((), dtype=torch.float64)
     for number, indices in enumerate(mine.split(request.batch)):
         history, future = (one.to(world.device) for one in windows.batch(indices))
         windows.refuse_non_finite(indices, history, future)
@@ -341,12 +370,20 @@ def measure(
             for part, frames in zip(parts, predict(forecaster, history, future, request.protocol, times), strict=True):
                 measures = _measured_at_points(frames, future, forecaster, vectors, fluid)
                 measures |= _measured_in_fourier(frames, future, windows.sides, fluid)
+                measures |= _measured_in_realpdebench(frames, future) if real else {}
                 part.append({name: values.cpu() for name, values in measures.items()})
+        if real:
+            sum_of_truth = sum_of_truth + future.double().sum(0).cpu()
         if tick is not None:
             tick(min((number + 1) * request.batch, len(mine)) * world.size, len(chosen))
     gathered = [
         {name: world.gather(torch.cat([one[name] for one in part]), len(chosen)) for name in part[0]} for part in parts
     ]
+    if real:
+        mean_truth = world.gather(sum_of_truth[None], world.size).sum(0) / len(chosen)
+        mean_square = mean_truth.square().flatten(0, -2).mean(0)
+        for measures in gathered:
+            measures["variance"] = measures["true_squared"].mean(0) - mean_square
     return gathered[0], gathered[1]
 
 
@@ -397,6 +434,14 @@ def _measured_in_fourier(
     return measures
 
 
+def _measured_in_realpdebench(predicted: torch.Tensor, true: torch.Tensor) -> Measures:
+    return {
+        "kinetic_energy": metrics.kinetic_energy(predicted, true),
+        "frequency_error": metrics.frequency_error(predicted, true),
+        "true_squared": true.double().square().flatten(1, -2).mean(1),
+    }
+
+
 def rows_of(
     measures: Mapping[str, torch.Tensor], fields: tuple[str, ...], step: float, vectors: Vectors = ()
 ) -> list[dict[str, Any]]:
@@ -436,7 +481,16 @@ def rows_of(
             add("mae_lead", name, lead, float(metrics.mean_except(values)))
         if "fourier" in measures:
             add("frmse", name, None, float(metrics.frmse_from(measures["fourier"][..., list(members)])))
+            if "variance" in measures:
+                bands = metrics.frmse_bands_from(measures["fourier"][..., list(members)])
+                for band, value in zip(("low", "mid", "high"), bands.tolist(), strict=True):
+                    add(f"frmse_{band}", name, None, value)
+        if "variance" in measures:
+            add("r2", name, None, 1 - float(squared.mean() / measures["variance"][list(members)].mean()))
         _add_correlation(add, name, members, measures, step)
+    for metric in ("kinetic_energy", "frequency_error"):
+        if metric in measures:
+            add(metric, None, None, float(measures[metric].mean()))
     groups = list(field_groups(fields, vectors))
     for number, group in [(None, None), *enumerate(groups)] if len(groups) > 1 else [(None, None)]:
         grouped = measures["grouped"] if number is None else measures["grouped"][..., [number]]

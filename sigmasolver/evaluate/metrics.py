@@ -40,16 +40,20 @@ __all__ = [
     "correlation_time",
     "energy_spectrum",
     "fourier_energy",
+    "frequency_error",
     "frmse",
     "frmse_bands",
+    "frmse_bands_from",
     "frmse_from",
     "frmse_per_bin",
     "grouped_squared_error",
     "is_constant",
+    "kinetic_energy",
     "mae",
     "mean_correlation",
     "mean_except",
     "pearson",
+    "r2",
     "ratio_of_norms",
     "realm_correlation",
     "realm_error",
@@ -198,10 +202,42 @@ def frmse_from(energy: Tensor) -> Tensor:
 
 def frmse_bands(predicted: Tensor, true: Tensor, relative: bool = False) -> Tensor:
     """(3,): the mean over the low, middle and high third of the bins; NaN for a third without bins (K = 1 or 2)."""
-    per_bin = frmse_per_bin(predicted, true, relative)
+    return _thirds(frmse_per_bin(predicted, true, relative))
+
+
+def frmse_bands_from(energy: Tensor) -> Tensor:
+    """`frmse_bands`, not relative, from the `fourier_energy` (B, K, q) of the errors of all samples."""
+    return _thirds(_root_of_mean(energy))
+
+
+def _thirds(per_bin: Tensor) -> Tensor:
     K = per_bin.shape[0]
     low, high = round(K / 3), round(2 * K / 3)
     return torch.stack([band.mean() for band in (per_bin[:low], per_bin[low:high], per_bin[high:])])
+
+
+def r2(predicted: Tensor, true: Tensor) -> Tensor:
+    """One number, RealPDEBench's coefficient of determination: 1 − Σ (ŷ − y)² / Σ (y − ȳ)², where ȳ is the mean over
+    the samples at every lead, point and field; of a single sample −inf."""
+    predicted, true = _pair(predicted, true)
+    return 1 - (predicted - true).square().sum() / (true - true.mean(dim=0)).square().sum()
+
+
+def kinetic_energy(predicted: Tensor, true: Tensor) -> Tensor:
+    """(B,): RealPDEBench's error of the fluctuating kinetic energy, mean over points of |ê − e|, where e = ½ (var u +
+    var v), variances (biased) along the leads at each point, of the first two fields; 0 of a single field."""
+    predicted, true = _pair(predicted, true)
+    if true.shape[-1] < 2:
+        return true.new_zeros(len(true))
+    e_predicted, e_true = (0.5 * frames[..., :2].var(dim=1, correction=0).sum(-1) for frames in (predicted, true))
+    return (e_predicted - e_true).abs().flatten(1).mean(1)
+
+
+def frequency_error(predicted: Tensor, true: Tensor) -> Tensor:
+    """(B,): RealPDEBench's frequency error, mean of |F̂ − F| over frequencies, F the unnormalised transform along the
+    leads of the sum over points and fields: it grows with the grid."""
+    predicted, true = _pair(predicted, true)
+    return torch.fft.fft((predicted - true).sum(dim=tuple(range(2, true.ndim))), dim=1).abs().mean(1)
 
 
 def pearson(predicted: Tensor, true: Tensor) -> Tensor:

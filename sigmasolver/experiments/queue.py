@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from sigmasolver.data.formats import realm
+from sigmasolver.data.formats import find_download, where_to_put
 from sigmasolver.data.store import open_store
 from sigmasolver.evaluate import Request, evaluate_run, records_of_test_part
 from sigmasolver.forecast.checkpoint import begin
@@ -19,11 +19,14 @@ from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_facts
 from sigmasolver.simulate import SIMULATORS, simulator_of
 from sigmasolver.simulate.generate import generate, header_of
+from sigmasolver.tasks import REALM
 from sigmasolver.train.engine import Execution
 from sigmasolver.train.job import train_run
 from sigmasolver.train.loop import Progress
 
 __all__ = ["Deadline", "OutOfTimeError", "ensure_store", "fraction_done", "is_done", "run_row"]
+
+_REALM = frozenset(task.name for task in REALM)
 
 
 class OutOfTimeError(Exception):
@@ -86,8 +89,12 @@ def ensure_store(
     path = folder / f"{task}.h5"
     if path.exists() and (seed is None or not _is_simulated(path, task)):
         return path
-    if task in realm.CASES:
-        return _realm_case(task, folder)
+    download = find_download(task, folder)
+    if download is not None:
+        return download
+    needed = where_to_put(task, folder)
+    if needed is not None:
+        raise ValueError(needed)
     if seed is None:
         raise ValueError(f"There is no store {path}; put it there, or simulate it with --data-seed.")
     if task not in SIMULATORS:
@@ -104,14 +111,6 @@ def ensure_store(
     if world.agreed(stopped):  # all processes leave together
         raise OutOfTimeError(f"simulating {task}")
     return path
-
-
-def _realm_case(task: str, folder: Path) -> Path:
-    """The user's download of this case, which is read where it lies."""
-    found = realm.find_case(task, folder)
-    if found is None:
-        raise ValueError(realm.how_to_get(task, folder))
-    return found
 
 
 def _is_simulated(path: Path, task: str) -> bool:
@@ -151,5 +150,5 @@ def run_row(
     if not run.finished:
         raise OutOfTimeError("training")
     # The table of REALM has the errors of all parts; the test comes last, because its records say that a row is done.
-    for part in ("train", "validation", "test") if recipe.task.name in realm.CASES else ("test",):
+    for part in ("train", "validation", "test") if recipe.task.name in _REALM else ("test",):
         evaluate_run(run, Request(part=part), store, execution.world, tick)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.split import Split, split
-from sigmasolver.data.windows import WindowSpec
+from sigmasolver.data.windows import Windows, WindowSpec
 from sigmasolver.models import Options, SolverConfig
 from sigmasolver.settings import check_types, from_plain, override, to_plain
 from sigmasolver.tasks import Task
@@ -204,6 +204,18 @@ class Recipe:
             return self.split(len(data), data.digests)
         published.check(data.digests)
         return published
+
+    def windows_of(self, data: Reader, part: str, spec: WindowSpec | None = None) -> Windows | None:
+        """The windows of a part of these data, by default as long as training or evaluation needs them; None: it is
+        empty. Windows that a data set names one by one are taken unless the task keeps whole trajectories apart."""
+        if spec is None:
+            spec = self.training_windows() if part == "train" else self.evaluation_windows()
+        lists = data.published_windows if self.task.split == "published" else None
+        if lists is None:
+            whole = getattr(self.split_of(data), part)
+            return Windows(data, whole, spec) if whole else None
+        listed = lists.windows(part)
+        return Windows(data, lists.trajectories(part), spec, listed) if listed else None
 
     def training_windows(self) -> WindowSpec:
         """Futures as long as the objective looks ahead."""

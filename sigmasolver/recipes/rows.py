@@ -9,12 +9,13 @@ from typing import Any
 from sigmasolver.plugins import Registry
 from sigmasolver.recipes.recipe import ModelRecipe, Recipe, TrainRecipe, changed
 from sigmasolver.settings import override
-from sigmasolver.tasks import REALPDEBENCH, TASKS, Task
+from sigmasolver.tasks import CYLINDER, REALPDEBENCH, TASKS, Task
 
 __all__ = ["PAPER", "REALM_READINGS", "RECIPES", "RELEASED", "recipe_of", "register_task"]
 
 PAPER = TrainRecipe(validation=0.0)
 """The whole training part trains, and the final weights are evaluated."""
+_REAL = (*REALPDEBENCH, CYLINDER)
 _MEASURED = replace(PAPER, updates=20_000, loss="squared")
 # A pass of REALM takes one window of each trajectory, at a random start.
 _REACTING = replace(PAPER, one_start=True, objective="pushforward", calls=2, loss="squared", weight_decay=0.0)
@@ -32,7 +33,7 @@ _ROWS: tuple[Recipe, ...] = (
         ModelRecipe(modes=6),
         replace(PAPER, epochs=100, batch=1, one_start=True, starts=12, weight_decay=1e-4),
     ),
-    *(Recipe(task, ModelRecipe(modes=8), _MEASURED) for task in REALPDEBENCH),
+    *(Recipe(task, ModelRecipe(modes=8), _MEASURED) for task in _REAL),
     Recipe(TASKS["ignit-hit"], ModelRecipe(depth=4, modes=32), replace(_REACTING, batch=26, updates=20_000)),
     # An iteration of that benchmark is a pass over the trajectories: two updates at batch 12 of 24.
     Recipe(
@@ -190,3 +191,50 @@ REALM_READINGS: dict[str, tuple[str, tuple[str, ...]]] = {
 public code does, "20k-updates" takes an iteration as one update, "coordinates" gives the model x and y beside the
 fields, as the benchmark does. docs/realm.md says more."""
 RECIPES |= {name: changed(recipe_of(start), settings) for name, (start, settings) in REALM_READINGS.items()}
+_ADAM = (
+    "train.weight_decay=0", "train.warmup=0", "train.start_divisor=1", "train.final_divisor=1e12", "train.keep=best",
+    "train.checks=50", "train.validation=0.1",
+)  # fmt: skip
+_TRANSOLVER = ("model.width=256", "model.depth=1", "model.slices=16", "model.options.expansion=4")
+BENCHMARK: dict[str, tuple[tuple[str, ...], dict[str, tuple[int, float, int]]]] = {
+    "unet": ((), {"": (12, 1e-4, 10_000), "fsi": (16, 1e-3, 10_000)}),
+    "fno": ((), {"": (32, 1e-4, 4_000), "fsi": (32, 1e-2, 5_000), "combustion": (64, 1e-2, 2_000)}),
+    "transolver": (_TRANSOLVER, {"": (16, 1e-3, 5_000)}),
+}
+"""How RealPDEBench itself trains its models, as `TASK-benchmark-MODEL`: by model its size, and batch, learning rate and
+updates of every task ("") but those named. Adam, squared error, a cosine from the first step on, best weights of 50
+checks. Sizes are ours where none is given: its networks take time as a third axis, these take frames as channels."""
+RECIPES |= {
+    f"{task.name}-benchmark-{model}": changed(
+        recipe_of(task.name, model),
+        (*size, *_ADAM, f"train.batch={batch}", f"train.lr={lr}", f"train.updates={updates}"),
+    )
+    for task in _REAL
+    for model, (size, rows) in BENCHMARK.items()
+    for batch, lr, updates in [rows.get(task.name, rows[""])]
+}
+READINGS: dict[str, tuple[str, ...]] = {
+    "whole-trajectories": ("task.split=trajectories",),
+    "real-normaliser": ("task.normaliser=channel",),
+    "numerical-normaliser": ("task.normaliser=numerical",),
+}
+"""What the paper leaves open for every task of RealPDEBench, as `TASK-READING`; docs/decisions.md has them all."""
+RECIPES |= {
+    f"{task.name}-{reading}": changed(RECIPES[task.name], settings)
+    for task in _REAL
+    for reading, settings in READINGS.items()
+}
+RECIPES |= {
+    f"{task.name}-full-grid": changed(
+        RECIPES[task.name], (f"task.grid={tuple(2 * points for points in task.grid)}", "task.space_stride=1")
+    )
+    for task in _REAL
+}
+RECIPES |= {
+    "controlled-cylinder-20": changed(
+        RECIPES["controlled-cylinder"], ("task.history=20", "task.block=20", "task.horizon=20")
+    ),
+    "controlled-cylinder-conditions": changed(
+        RECIPES["controlled-cylinder"], (f"task.inputs={('velocity_x', 'velocity_y', 'reynolds', 'frequency')}",)
+    ),
+}

@@ -45,6 +45,7 @@ TASK_LABELS = {
     "fsi": "FSI",
     "foil": "Foil",
     "combustion": "Combustion",
+    "cylinder": "Cylinder",
     "ignit-hit": "IgnitHIT",
     "evolve-jet": "EvolveJet",
 }

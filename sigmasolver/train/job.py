@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from sigmasolver.data.layout import shape_text
 from sigmasolver.data.mask import check_mask
 from sigmasolver.data.normalise import TimeScale, fit
 from sigmasolver.data.reader import Reader
-from sigmasolver.data.split import Split
 from sigmasolver.data.windows import Windows
 from sigmasolver.forecast import Forecaster
 from sigmasolver.forecast.checkpoint import (
@@ -105,19 +103,21 @@ def _registries(recipe: Recipe) -> tuple[tuple[str, Registry[Any]], ...]:
 def _prepare(
     recipe: Recipe, store: Reader, run: Run, execution: Execution, test: Path | None
 ) -> tuple[Data, Forecaster]:
-    parts = recipe.split_of(store)
-    training = Windows(store, parts.train, recipe.training_windows())
+    training = recipe.windows_of(store, "train")
+    if training is None:
+        raise ValueError(f"The training part of {store.path} is empty; give it at least one window.")
     refuse_other_grid(training, recipe)
-    validation = Windows(store, parts.validation, recipe.evaluation_windows()) if parts.validation else None
+    validation = recipe.windows_of(store, "validation")
     _check_masks(recipe, training)
     if validation is not None:
         _check_values(recipe, validation, "validation")
-    if parts.test:  # what an evaluation would refuse is better known before the training than after it
-        _check_values(recipe, Windows(store, parts.test, recipe.training_windows()), "test")
+    unseen = recipe.windows_of(store, "test", recipe.training_windows())
+    if unseen is not None:  # what an evaluation would refuse is better known before the training than after it
+        _check_values(recipe, unseen, "test")
     StepPlan(recipe, training).rates()
     training = _held(training, execution.world.device)
     if execution.world.first:
-        _open(recipe, training, store, parts, run, test)
+        _open(recipe, training, store, {"train": training, "validation": validation, "test": unseen}, run, test)
     execution.world.wait()
     forecaster = build(recipe, *read_normalisers(run, recipe), read_time_scale(run, recipe))
     return Data(training, validation, store.fingerprint), forecaster
@@ -163,7 +163,14 @@ def refuse_other_grid(training: Windows, recipe: Recipe) -> None:
         )
 
 
-def _open(recipe: Recipe, training: Windows, store: Reader, parts: Split, run: Run, test: Path | None) -> None:
+def _open(
+    recipe: Recipe,
+    training: Windows,
+    store: Reader,
+    parts: Mapping[str, Windows | None],
+    run: Run,
+    test: Path | None,
+) -> None:
     """Begin the folder, or make sure that it is this run's. Whatever can be wrong with a recipe shows before a file is
     written, so that the corrected command finds the folder free."""
     known = (run.path / "normaliser.json").exists()
@@ -220,7 +227,7 @@ def _refuse_uneven(recipe: Recipe, domain: Domain, path: Path) -> None:
 
 
 def _check_test(
-    recipe: Recipe, path: Path, store: Reader, parts: Split, domain: Domain, run: Run
+    recipe: Recipe, path: Path, store: Reader, parts: Mapping[str, Windows | None], domain: Domain, run: Run
 ) -> dict[str, str | int]:
     """What to write down of test data, which must be like those of the training and share no trajectory with them."""
     with open_data(path) as data:
@@ -229,7 +236,7 @@ def _check_test(
         differences = domain.differences(Domain.of(data.header.layout, windows.fields, windows.times))
         if differences:
             raise ValueError(f"The test data {path} differ from the training data: {'; '.join(differences)}.")
-        trained = {store.digests[number] for number in (*parts.train, *parts.validation)}
+        trained = {store.digests[number] for number in _seen(parts)}
         for number, digest in enumerate(data.digests):
             if digest in trained:
                 raise ValueError(f"Trajectory {number} of the test data {path} is trained on too; leave it out of one.")
@@ -243,7 +250,24 @@ def _named(path: Path, run: Run) -> str:
     return str(source.relative_to(home)) if source.is_relative_to(home) else str(source)
 
 
-def _bind(run: Run, store: Reader, parts: Split, domain: Domain, test: dict[str, str | int] | None) -> None:
+def _members(parts: Mapping[str, Windows | None]) -> dict[str, list[int]]:
+    """The trajectories of each part."""
+    return {part: [] if windows is None else list(windows.trajectories) for part, windows in parts.items()}
+
+
+def _seen(parts: Mapping[str, Windows | None]) -> list[int]:
+    """The trajectories that a training sees; one may have windows in several parts."""
+    members = _members(parts)
+    return list(dict.fromkeys((*members["train"], *members["validation"])))
+
+
+def _bind(
+    run: Run,
+    store: Reader,
+    parts: Mapping[str, Windows | None],
+    domain: Domain,
+    test: dict[str, str | int] | None,
+) -> None:
     """Write down which data the run learns from, or make sure that they are still the same."""
     if (run.path / "data.json").exists():
         known = run.read_json("data.json")
@@ -254,21 +278,25 @@ def _bind(run: Run, store: Reader, parts: Split, domain: Domain, test: dict[str,
                 f"{store.fingerprint}; give the same file, or choose another folder."
             )
     # The digests tell a later test set that shares a trajectory with the training, whatever file it lies in.
-    digests = [store.digests[number].hex() for number in (*parts.train, *parts.validation)]
-    parted = json.loads(json.dumps(asdict(parts)))
+    digests = [store.digests[number].hex() for number in _seen(parts)]
     facts = {
         "path": _named(store.path, run),
         "fingerprint": store.fingerprint,
         "source": store.header.source,
         "seed": store.header.seed,
         "frames": len(store.header.layout.times),
-        "parts": parted,
+        "parts": _members(parts),
         "digests": digests,
         "domain": to_plain(domain),
         "fields": list(store.header.layout.fields),
     }
     said = {name: store.header.parameters[name] for name in ("reading", "skipped") if name in store.header.parameters}
     facts |= said if test is None else {**said, "test": test}
+    if store.notes:
+        facts["notes"] = list(store.notes)
+    unseen = parts["test"]
+    if unseen is not None and unseen.starts is None:  # their number does not follow from the length of a trajectory
+        facts["listed"] = len(unseen)
     if not (run.path / "data.json").exists() or run.read_json("data.json") != facts:
         run.write_json("data.json", facts)
 

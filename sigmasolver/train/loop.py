@@ -75,7 +75,15 @@ class StepPlan:
 
     def __init__(self, recipe: Recipe, windows: Windows) -> None:
         train = recipe.train
-        self.train, self.trajectories, self.starts = train, len(windows.trajectories), windows.starts
+        # Listed windows are in no order that their trajectory would tell.
+        regular = windows.starts is not None
+        self.train, self.starts = train, 1 if windows.starts is None else windows.starts
+        self.trajectories = len(windows.trajectories) if regular else len(windows)
+        if train.one_start and not regular:
+            raise ValueError(
+                "train.one_start takes one window of each trajectory, but the windows of these data are listed one by "
+                "one; set train.one_start=false, or task.split=trajectories."
+            )
         count = self.trajectories if train.one_start else len(windows)
         if train.batch > count:
             raise ValueError(

@@ -79,6 +79,7 @@ DEFINITIONS: dict[str, Definition] = {
         ("box-cox", "box-cox-released"), lambda x: (x.mean(everything(x)), x.std(everything(x), ddof=1) + 1e-10)
     ),
 }
+DEFINITIONS |= dict.fromkeys(("published", "numerical"), DEFINITIONS["channel"])  # of data without statistics
 
 
 @pytest.mark.parametrize("grid", [(7,), (4, 6), (2, 4, 2)])
@@ -317,7 +318,7 @@ def good() -> dict:
     ("change", "message"),
     [
         ({"means": 1}, 'A normaliser has no entry "means"; did you mean mean?'),
-        ({"kind": "chanel"}, 'There is no normaliser "chanel"; did you mean channel, scalar or none?'),
+        ({"kind": "chanel"}, 'There is no normaliser "chanel"; did you mean channel, scalar or numerical?'),
         ({"mean": [1.0]}, "The mean has type torch.float64 and shape (1,); it must be float64 with 2 fields last."),
         ({"scale": [[1.0, 1.0]]}, "The mean has shape (2,) and the scale (1, 2); they must agree."),
         (
@@ -346,7 +347,7 @@ def test_a_missing_entry_is_named():
 @pytest.mark.parametrize(
     ("kind", "data", "message"),
     [
-        ("median", SMALL, r'^There is no normaliser "median"; choose from .*channel.*\.$'),
+        ("zscore", SMALL, r'^There is no normaliser "zscore"; choose from .*channel.*\.$'),
         ("channel", SMALL[:0], "^There are no trajectories to fit a normaliser on; give at least one.$"),
         (
             "channel",

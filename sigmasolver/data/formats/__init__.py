@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from sigmasolver.data.domain import time_steps, unevenly_spaced
-from sigmasolver.data.formats import arrays, factformer, mat, realm, user_arrays, user_folder
+from sigmasolver.data.formats import arrays, factformer, mat, realm, realpdebench, user_arrays, user_folder
 from sigmasolver.data.formats.checks import Values
 from sigmasolver.data.formats.finite import fill_solid, label, without_bad
 from sigmasolver.data.formats.history import read_history
@@ -30,6 +30,7 @@ __all__ = [
     "Imported",
     "Kind",
     "Reading",
+    "find_download",
     "guess_kind",
     "import_data",
     "is_read_in_place",
@@ -37,6 +38,7 @@ __all__ = [
     "opened",
     "read_history",
     "skip_bad",
+    "where_to_put",
 ]
 
 _BLOCK = 64 * 2**20
@@ -105,6 +107,13 @@ KINDS: tuple[Kind, ...] = (
         "a folder with data/data.npz and data/{train,val,test}/<group>.npz",
         realm.holds_case,
         realm.read_case,
+        in_place=True,
+    ),
+    Kind(
+        "realpdebench",
+        "a folder cylinder, controlled_cylinder, fsi, foil or combustion with hf_dataset/real or real in it",
+        realpdebench.scenario_folder,
+        realpdebench.read_realpdebench,
         in_place=True,
     ),
     Kind(
@@ -247,6 +256,19 @@ def open_data(source: str | Path) -> Reader:
         return ForeignReader(source, _header(row, row.read(source), [source], "float32"), partial(row.read, source))
 
 
+def where_to_put(task: str, folder: Path) -> str | None:
+    """Which files of a task belong where, and how to do without them, as a sentence; None: its data are simulated."""
+    if task in realm.CASES:
+        return realm.how_to_get(task, folder)
+    return realpdebench.missing_files(task, folder) if task.replace("-", "_") in realpdebench.SCENARIOS else None
+
+
+def find_download(task: str, folder: Path) -> Path | None:
+    """The download of a benchmark's task in a folder of downloads, where it is and is read in place."""
+    found = realm.find_case(task, folder) or folder / task.replace("-", "_")
+    return found if is_read_in_place(found) else None
+
+
 def is_read_in_place(source: Path) -> bool:
     """Whether these are foreign files that `open_data` reads where they lie."""
     rows = [kind for kind in KINDS if kind.in_place]
@@ -257,7 +279,7 @@ def _header(
     row: Kind, foreign: Foreign, sources: Sequence[Path], dtype: str, said: Mapping[str, Any] | None = None
 ) -> Header:
     """`said`: what else its parameters record."""
-    parameters: dict[str, Any] = {**_identity(foreign.files or sources), **(said or {})}
+    parameters: dict[str, Any] = {**_identity(foreign.files or sources), **foreign.parameters, **(said or {})}
     if foreign.split is not None:
         parameters["split"] = asdict(foreign.split)
     return Header(foreign.layout, row.name, parameters, None, dtype)

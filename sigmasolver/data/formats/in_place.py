@@ -27,7 +27,7 @@ class ForeignReader(Reader):
         self.path, self.header = path, header
         self._open_again = open_again
         self._foreign: Foreign | None = open_again()
-        self._count = self._foreign.count
+        self._count, self.notes = self._foreign.count, self._foreign.notes
         state = repr(sorted(header.parameters.items())).encode()
         self.digests = [hashlib.sha256(state + b"/%d" % index).digest() for index in range(self._count)]
         self.fingerprint = fingerprint(header, self.digests)
@@ -39,7 +39,8 @@ class ForeignReader(Reader):
         pieces = contiguous(key, self.shape)
         pieces += [(slice(0, size), slice(None)) for size in self.shape[len(pieces) :]]
         (trajectories, _), (frames, _) = pieces[:2]
-        read = np.stack([self._frames(index, frames) for index in range(trajectories.start, trajectories.stop)])
+        each = [self._frames(index, frames) for index in range(trajectories.start, trajectories.stop)]
+        read = each[0][None] if len(each) == 1 else np.stack(each)  # a single window is not copied
         read = read[(slice(None), slice(None), *(within for within, _ in pieces[2:]))]
         return read.astype(DTYPES[self.header.dtype], copy=False)[tuple(pick for _, pick in pieces)]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,8 @@ class Foreign:
     """The file of each trajectory, where each has its own."""
     split: Split | None = None
     """Which trajectories train, validate and test, where the data set says so."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """What else a header should keep, as plain values: a version, windows named one by one, statistics."""
 
 
 @dataclass(frozen=True)

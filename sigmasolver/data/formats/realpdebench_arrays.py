@@ -1,0 +1,219 @@
+"""The trajectories of RealPDEBench in its two forms, read by windows: Arrow shards and HDF5 files.
+
+A row of an Arrow shard is a whole trajectory, and reading the row copies all of it. Here the shard is mapped into
+memory, and a window is a slice of the mapped bytes: nothing but its own pages is read.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sigmasolver.data.formats.hdf5 import open_hdf5
+from sigmasolver.data.formats.source import Array
+
+__all__ = ["CHANNELS", "ArrowFiles", "Hdf5Files", "Trajectories", "shards"]
+
+CHANNELS = (
+    "absolute_pressure", "heat_release", "mole_fraction_CH4", "mole_fraction_CO", "mole_fraction_CO2",
+    "mole_fraction_H2O", "mole_fraction_NH2", "mole_fraction_NH3", "mole_fraction_OH", "pressure", "temperature",
+    "velocity_x", "velocity_y", "velocity_z", "velocity_magnitude",
+)  # fmt: skip
+"""Of the numerical combustion data, in their order."""
+_FLUID = {"velocity_x": "u", "velocity_y": "v", "pressure": "p"}
+_SHARD = re.compile(r"data-(\d+)-of-(\d+)\.arrow")
+
+
+class Trajectories(ABC):
+    """The trajectories of one folder by sim_id, all of one shape."""
+
+    sim_ids: tuple[str, ...]
+    shape: tuple[int, int, int]
+    """Frames and grid."""
+    fields: tuple[str, ...]
+    axes: Mapping[str, np.ndarray]
+    """"t", "y" and "x" as the first trajectory has them, where it has them."""
+
+    @abstractmethod
+    def fill(self, out: np.ndarray, sim_id: str, start: int, stop: int) -> None:
+        """Write the frames from `start` to before `stop` to `out` (fields, frames, *grid)."""
+
+
+def shards(folder: Path) -> list[Path]:
+    """The Arrow files of a data set, in their order; a missing one is refused."""
+    found = {path: _SHARD.fullmatch(path.name) for path in sorted(folder.glob("*.arrow"))}
+    numbers = {int(match[1]): path for path, match in found.items() if match}
+    counts = {int(match[2]) for match in found.values() if match}
+    count = max(counts, default=0)
+    missing = [number for number in range(count) if number not in numbers]
+    if missing:
+        raise ValueError(
+            f"{folder} lacks the shard data-{missing[0]:05}-of-{count:05}.arrow; download it again, whole."
+        )
+    return list(numbers.values()) or list(found)
+
+
+class ArrowFiles(Trajectories):
+    """Memory-mapped shards; a field of a trajectory is a view of their bytes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._views: dict[str, dict[str, np.ndarray]] = {}
+        first: tuple[Path, Any, int] | None = None
+        for path in shards(folder):
+            for batch in _batches(path):
+                for row, sim_id in enumerate(batch.column("sim_id").to_pylist()):
+                    if sim_id in self._views:
+                        raise ValueError(f"{folder} holds the trajectory {sim_id} twice; download it again, whole.")
+                    self._views[sim_id] = self._row(path, batch, row, sim_id)
+                    first = first or (path, batch, row)
+        if first is None:
+            raise ValueError(f"{folder} holds no trajectories; download it again, whole.")
+        self.sim_ids = tuple(self._views)
+        views = self._views[self.sim_ids[0]]
+        self.fields = tuple(views)
+        self.shape = next(iter(views.values())).shape[:3]
+        for sim_id, held in self._views.items():
+            _same(sim_id, tuple(held), next(iter(held.values())).shape[:3], self)
+        self.axes = {name: values for name in "tyx" if (values := _axis(*first, name)) is not None}
+
+    @staticmethod
+    def _row(path: Path, batch: Any, row: int, sim_id: str) -> dict[str, np.ndarray]:
+        names = batch.schema.names
+        shape = tuple(int(batch.column(f"shape_{axis}")[row].as_py()) for axis in "thw")
+        if "observed" in names:
+            views = {"intensity": _view(path, batch, "observed", row, sim_id, shape)}
+            if "numerical" in names:
+                held = _view(path, batch, "numerical", row, sim_id, (*shape, len(CHANNELS)))
+                views |= {name: held[..., channel] for channel, name in enumerate(CHANNELS)}
+            return views
+        there = {name: column for name, column in _FLUID.items() if column in names}
+        return {name: _view(path, batch, column, row, sim_id, shape) for name, column in there.items()}
+
+    def fill(self, out: np.ndarray, sim_id: str, start: int, stop: int) -> None:
+        for place, view in zip(out, self._views[sim_id].values(), strict=True):
+            place[:] = view[start:stop]
+
+
+def _batches(path: Path) -> list[Any]:
+    try:
+        import pyarrow
+    except ImportError:
+        raise ValueError(f'{path} is an Arrow file; install pyarrow with: pip install "sigmasolver[arrow]"') from None
+    try:
+        batches = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path))).read_all().to_batches()
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowSerializationError, OSError) as error:
+        raise ValueError(f"{path} is truncated or damaged; download it again.") from error
+    for batch in batches:
+        names = set(batch.schema.names)
+        needed = {"sim_id", "shape_t", "shape_h", "shape_w"}
+        if "time_id" in names:
+            raise ValueError(f"{path} holds windows that were cut beforehand (data version 1); download version 2.")
+        if not needed <= names or not ({"u", "v"} <= names or "observed" in names):
+            raise ValueError(
+                f"{path} has the columns {', '.join(sorted(names))}; sim_id, shape_t, shape_h, shape_w and u, v or "
+                "observed are needed."
+            )
+    return batches
+
+
+def _view(
+    path: Path, batch: Any, name: str, row: int, sim_id: str, shape: Sequence[int], dtype: str = "<f4"
+) -> np.ndarray:
+    """A binary value as an array, without a copy: its bytes begin and end where the column's offsets say."""
+    column = batch.column(name)
+    wide = str(column.type) == "large_binary"
+    if not wide and str(column.type) != "binary":
+        raise ValueError(f"The column {name} of {path} holds {column.type}; raw bytes are needed.")
+    _, offsets, data = column.buffers()
+    begin, end = np.frombuffer(offsets, np.int64 if wide else np.int32)[column.offset + row :][:2]
+    values = np.frombuffer(b"" if data is None else data, np.uint8)[begin:end]
+    if len(values) != np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64)):
+        lengths = " × ".join(map(str, shape))
+        raise ValueError(
+            f"{name} of {sim_id} in {path} has {len(values)} bytes, too many or too few for {lengths} numbers; "
+            "download it again."
+        )
+    return values.view(dtype).reshape(shape)
+
+
+def _axis(path: Path, batch: Any, row: int, name: str) -> np.ndarray | None:
+    """Coordinates (1-D, or on the grid) or times of a trajectory; None where it has none."""
+    lengths = [one for one in (f"{name}_shape", f"{name}_shape_h", f"{name}_shape_w") if one in batch.schema.names]
+    if name not in batch.schema.names or not lengths or not batch.column(name)[row].is_valid:
+        return None
+    shape = [batch.column(one)[row].as_py() for one in lengths]
+    return None if None in shape else _view(path, batch, name, row, f"row {row}", shape, "<f8")
+
+
+class Hdf5Files(Trajectories):
+    """A folder of one HDF5 file for each trajectory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.sim_ids = tuple(sorted(path.name for path in folder.glob("*.h5")))
+        if not self.sim_ids:
+            raise ValueError(f"{folder} holds no trajectories (sim_id.h5); download it again, whole.")
+        self._opened: dict[str, dict[str, tuple[Array, int | None]]] = {}
+        held = self._open(self.sim_ids[0])
+        self.fields, self.shape = tuple(held), _shape(held)
+        for sim_id in self.sim_ids:  # a damaged one is better known now than in the middle of a training
+            _same(sim_id, tuple(self._open(sim_id)), _shape(self._open(sim_id)), self)
+        arrays = open_hdf5(folder / self.sim_ids[0])
+        names = {"t": ("t", "time", "measured_data/t"), "y": ("y",), "x": ("x",)}
+        found = {axis: next((arrays[one] for one in known if one in arrays), None) for axis, known in names.items()}
+        self.axes = {axis: array.whole() for axis, array in found.items() if array is not None}
+
+    def _open(self, sim_id: str) -> dict[str, tuple[Array, int | None]]:
+        """Its fields: arrays (frames, *grid), or a channel of one with channels last."""
+        if sim_id not in self._opened:
+            arrays = open_hdf5(self._folder / sim_id)
+            fields = _fluid(arrays) or self._flame(arrays, sim_id)
+            if not fields or any(len(array.shape) < 3 for array, _ in fields.values()):
+                raise ValueError(
+                    f"{self._folder / sim_id} holds {', '.join(arrays) or 'nothing'}; measured_data/u and "
+                    "measured_data/v, or trajectory, are needed, with the axes (frames, height, width)."
+                )
+            self._opened[sim_id] = fields
+        return self._opened[sim_id]
+
+    def _flame(self, arrays: Mapping[str, Array], sim_id: str) -> dict[str, tuple[Array, int | None]]:
+        if "trajectory" in arrays:
+            return {"intensity": (arrays["trajectory"], None)}
+        numerical = arrays.get("measured_data")
+        if numerical is None or numerical.shape[3:] != (len(CHANNELS),):
+            return {}
+        surrogate = self._folder.parent / "surrogate" / sim_id
+        observed = open_hdf5(surrogate).get("measured_data") if surrogate.exists() else None
+        intensity: dict[str, tuple[Array, int | None]] = {} if observed is None else {"intensity": (observed, None)}
+        return intensity | {name: (numerical, channel) for channel, name in enumerate(CHANNELS)}
+
+    def fill(self, out: np.ndarray, sim_id: str, start: int, stop: int) -> None:
+        read: dict[str, np.ndarray] = {}
+        for place, (array, channel) in zip(out, self._open(sim_id).values(), strict=True):
+            if array.where not in read:
+                read[array.where] = array.rows(start, stop)
+            values = read[array.where]
+            place[:] = values if channel is None else values[..., channel]
+
+
+def _fluid(arrays: Mapping[str, Array]) -> dict[str, tuple[Array, int | None]]:
+    there = {name: f"measured_data/{one}" for name, one in _FLUID.items() if f"measured_data/{one}" in arrays}
+    return {name: (arrays[path], None) for name, path in there.items()}
+
+
+def _shape(fields: Mapping[str, tuple[Array, int | None]]) -> tuple[int, int, int]:
+    frames, height, width = next(iter(fields.values()))[0].shape[:3]
+    return frames, height, width
+
+
+def _same(sim_id: str, fields: tuple[str, ...], shape: tuple[int, ...], others: Trajectories) -> None:
+    if (fields, shape) != (others.fields, others.shape):
+        raise ValueError(
+            f"The trajectory {sim_id} has {', '.join(fields)} of {shape} and {others.sim_ids[0]} "
+            f"{', '.join(others.fields)} of {others.shape}; leave one of them out."
+        )

@@ -1,0 +1,339 @@
+"""RealPDEBench in both forms: values, windows, groups and statistics as they lie in its files, and what is refused."""
+
+import json
+import pickle
+import shutil
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pyarrow
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sigmasolver.data.formats import guess_kind, import_data, open_data
+from sigmasolver.data.normalise import fit
+from sigmasolver.data.split import PARTS, WindowLists
+from sigmasolver.data.windows import Windows
+from sigmasolver.evaluate import in_cohort
+from sigmasolver.recipes import changed, recipe_of
+from sigmasolver.simulate.fixtures.realpdebench import write_realpdebench
+from sigmasolver.tasks import TEST_MODES
+
+TASKS = ("cylinder", "controlled-cylinder", "fsi", "foil", "combustion")
+NAMES = {"train": "train", "validation": "val", "test": "test"}
+FIELDS = {
+    "cylinder": ("velocity_x", "velocity_y", "reynolds"),
+    "controlled-cylinder": ("velocity_x", "velocity_y", "reynolds", "frequency"),
+    "fsi": ("velocity_x", "velocity_y", "reynolds", "mass_ratio", "damping"),
+    "foil": ("velocity_x", "velocity_y", "reynolds", "angle"),
+    "combustion": ("intensity", "ammonia", "equivalence_ratio"),
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("realpdebench")
+    for task in TASKS:
+        write_realpdebench(task, folder)
+    return folder
+
+
+@pytest.fixture
+def fsi(root, tmp_path):
+    """A copy that may be damaged."""
+    shutil.copytree(root / "fsi", tmp_path / "fsi")
+    shutil.copy(root / "version.json", tmp_path)
+    return tmp_path / "fsi"
+
+
+def home(root, task):
+    return root / task.replace("-", "_")
+
+
+def small(task, *more):
+    """The task's recipe on the stand-in's grid, which has a quarter of its points on each axis."""
+    recipe = recipe_of(task)
+    return changed(recipe, [f"task.grid={tuple(points // 4 for points in recipe.task.grid)}", *more])
+
+
+def by_row(folder, sim_id):
+    """A trajectory by plain access to its row, which copies all of it."""
+    for path in sorted(folder.glob("*.arrow")):
+        for row in pyarrow.ipc.open_stream(path.read_bytes()).read_all().to_pylist():
+            if row["sim_id"] == sim_id:
+                shape = [row[f"shape_{axis}"] for axis in "thw"]
+                columns = [name for name in ("u", "v", "observed") if name in row]
+                return np.stack([np.frombuffer(row[name], "<f4").reshape(shape) for name in columns], axis=-1)
+    raise KeyError(sim_id)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_both_forms_hold_the_same_trajectories_and_parameters(root, task):
+    place = home(root, task)
+    with open_data(place) as shards, open_data(place / "real") as files:
+        assert shards.header.layout.fields == files.header.layout.fields == FIELDS[task]
+        np.testing.assert_array_equal(shards[:], files[:])
+        for name in ("trajectories", "groups", "windows", "statistics", "data_version", "branch"):
+            assert shards.header.parameters[name] == files.header.parameters[name]
+        assert shards.header.parameters["data_version"] == "2.0.1"
+        measured = 1 if task == "combustion" else 2
+        for number, sim_id in enumerate(shards.header.parameters["trajectories"]):
+            held = shards[number]
+            np.testing.assert_array_equal(held[..., :measured], by_row(place / "hf_dataset" / "real", sim_id))
+            given = [float(one) for one in sim_id.removesuffix(".h5").replace("NH3", "").split("_")]
+            for channel, name in enumerate(FIELDS[task][measured:]):
+                assert np.unique(held[..., measured + channel]).tolist() == [np.float32(given[channel])], name
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_numerical_branch_is_read_by_its_folder(root, task):
+    place = home(root, task)
+    assert guess_kind(place).name == "realpdebench"
+    with open_data(place / "hf_dataset" / "numerical") as shards, open_data(place / "numerical") as files:
+        np.testing.assert_array_equal(shards[:], files[:])
+        assert shards.header.parameters["branch"] == "numerical" and "pressure" in shards.header.layout.fields
+        assert recipe_of(task).windows_of(shards, "test") is None  # all of it trains
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_windows_are_those_of_the_published_lists(root, task):
+    place, recipe = home(root, task), small(task)
+    with open_data(place) as data:
+        sim_ids, span = data.header.parameters["trajectories"], recipe.task.history + recipe.task.horizon
+        for part in PARTS:
+            rows = json.loads((place / "hf_dataset" / f"{NAMES[part]}_index_real.json").read_text())
+            windows = recipe.windows_of(data, part)
+            found = [(sim_ids[row.trajectory], row.history) for row in windows.rows()]
+            assert sorted(found) == sorted((row["sim_id"], row["time_id"]) for row in rows)
+            assert len(windows) == len(rows) and windows.grid == recipe.task.grid
+            stride, channels = recipe.task.space_stride, len(recipe.task.targets)
+            for number in (0, len(windows) // 2, -1):
+                row, (history, future) = windows.rows()[number], windows[number]
+                frames = data[row.trajectory, row.history : row.history + span, ::stride, ::stride, :channels]
+                np.testing.assert_array_equal(np.concatenate([history, future]), frames)
+                last = row.history + recipe.task.history - 1
+                np.testing.assert_array_equal(
+                    windows.frame_times([number])[0], data.header.layout.times[last : last + recipe.task.horizon + 1]
+                )
+        held = recipe.windows_of(data, "test").resident("cpu")
+        again = recipe.windows_of(data, "test")
+        chosen = [0, len(again) - 1, 1, -2]
+        for one, other in zip(held.batch(chosen), again.batch(chosen), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_an_import_keeps_what_the_files_say(root, tmp_path):
+    import_data(root / "fsi", tmp_path / "fsi.h5")
+    with open_data(root / "fsi") as place, open_data(tmp_path / "fsi.h5") as store:
+        np.testing.assert_array_equal(place[:], store[:])
+        assert place.published_windows == store.published_windows and place.groups == store.groups
+        assert place.published_statistics == store.published_statistics
+
+
+def test_a_shorter_history_takes_the_same_starts_and_a_longer_horizon_those_that_fit(root):
+    with open_data(root / "fsi") as data:
+        recipe = small("fsi")
+        starts = [row.history for row in recipe.windows_of(data, "test").rows()]
+        longer = recipe.windows_of(data, "test", recipe.evaluation_windows(60))
+        assert [row.history for row in longer.rows()] == [start for start in starts if start + 80 <= 100]
+        with pytest.raises(ValueError, match="A window needs 120 frames, and none of the"):
+            recipe.windows_of(data, "test", recipe.evaluation_windows(100))
+        with pytest.raises(ValueError, match="named one by one"):
+            recipe.windows_of(data, "train", replace(recipe.training_windows(), starts=2))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.dictionaries(st.sampled_from(PARTS), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)))))
+def test_lists_of_windows_keep_every_window_once(windows):
+    lists = WindowLists.of(windows)
+    again = WindowLists.from_plain(json.loads(json.dumps(lists.__dict__)))
+    for part in PARTS:
+        assert lists.windows(part) == sorted(set(windows.get(part, ()))) == again.windows(part)
+    common = {one for one, _ in windows.get("train", ())}
+    assert set(lists.shared()) == common & {one for part in PARTS[1:] for one, _ in windows.get(part, ())}
+
+
+def test_ranges_are_short_where_starts_are_regular():
+    starts = [(0, 250 * block + 20 * k) for block in range(15) for k in range(13)]
+    assert len(WindowLists.of({"train": starts}).train) <= 30
+
+
+@pytest.mark.parametrize("task", TASKS[:4])
+def test_whole_trajectories_are_kept_apart_when_asked(root, task):
+    recipe = small(f"{task}-whole-trajectories")
+    with open_data(home(root, task)) as data:
+        parts = {part: recipe.windows_of(data, part) for part in PARTS}
+        train, test = (set(parts[part].trajectories) for part in ("train", "test"))
+        assert not train & test and parts["validation"] is None
+        assert test == {*data.groups["in_dist"], *data.groups["out_dist"]} and train == set(data.groups["seen"])
+        published = small(task).windows_of(data, "train")
+        assert set(published.trajectories) & set(small(task).windows_of(data, "test").trajectories)
+        assert any("as the publisher intends; task.split=trajectories keeps them apart" in note for note in data.notes)
+
+
+def test_without_unseen_trajectories_the_last_ones_are_the_test(root):
+    recipe = small("combustion-whole-trajectories", "task.train=3", "task.test=2")
+    with open_data(root / "combustion") as data:
+        assert data.published_split is None
+        assert recipe.windows_of(data, "test").trajectories == (3, 4)
+
+
+@pytest.mark.parametrize("task", ["cylinder", "fsi"])
+def test_test_modes_part_the_test_windows(root, task):
+    recipe = small(task)
+    with open_data(home(root, task)) as data:
+        windows = recipe.windows_of(data, "test")
+        modes = [mode for mode in TEST_MODES if mode != "in_dist" or task == "cylinder"]
+        rows = {mode: in_cohort(windows, task, mode).rows() for mode in modes}
+        assert sorted(rows["seen"] + rows["unseen"]) == sorted(windows.rows())
+        assert sorted(rows.get("in_dist", []) + rows["out_dist"]) == sorted(rows["unseen"])
+        assert {row.trajectory for row in rows["seen"]} <= set(data.groups["seen"])
+        if task == "fsi":
+            with pytest.raises(ValueError, match=r"No test window .* is in_dist; choose from seen, out_dist, unseen"):
+                in_cohort(windows, task, "in_dist")
+
+
+def test_the_normaliser_is_that_of_the_file(root):
+    mean_in, mean_out, std_in, std_out = torch.load(root / "controlled_cylinder" / "mean_std.pt", weights_only=True)
+    with open_data(root / "controlled_cylinder") as data:
+        recipe = small("controlled-cylinder-conditions")
+        inputs, targets = fit("published", recipe.windows_of(data, "train"))
+        channels = [0, 1, 3, 4]  # without the pressure, which was not measured
+        torch.testing.assert_close(inputs.mean, mean_in.double()[channels])
+        torch.testing.assert_close(inputs.scale, std_in.double()[channels])
+        torch.testing.assert_close(targets.mean, mean_out.double()[:2])
+        torch.testing.assert_close(targets.scale, std_out.double()[:2])
+    with open_data(root / "fsi") as data:
+        named = small("fsi", "task.inputs=('velocity_x','velocity_y','mass_ratio')")
+        with pytest.raises(ValueError, match="have no field mass_ratio"):
+            fit("published", named.windows_of(data, "train"))
+
+
+def test_without_the_file_it_is_fitted_on_frames_of_training_windows_alone(fsi):
+    (fsi / "mean_std.pt").unlink()
+    with open_data(fsi) as data:
+        training = small("fsi").windows_of(data, "train")
+        seen = {(row.trajectory, frame) for row in training.rows() for frame in range(row.history, row.last + 1)}
+        assert len(seen) < 100 * len(training.trajectories)
+        frames = np.stack([data[one, frame, ::2, ::2, :2] for one, frame in sorted(seen)]).astype(np.float64)
+        inputs, targets = fit("published", training)
+        held, _ = fit("published", training.resident("cpu"))
+        for normaliser in (inputs, targets, held):
+            np.testing.assert_allclose(normaliser.mean, frames.mean((0, 1, 2)), rtol=1e-12)
+            np.testing.assert_allclose(normaliser.scale, frames.std((0, 1, 2)), rtol=1e-12)
+        assert any("fitted on the real training windows" in note for note in data.notes)
+        with pytest.raises(ValueError, match=r"comes without the statistics .* \(mean_std.pt\); put the file there"):
+            fit("numerical", training)
+
+
+class Trap:
+    def __reduce__(self):
+        return (print, ("this would run",))
+
+
+def truncate(fsi):
+    path = fsi / "hf_dataset" / "real" / "data-00001-of-00002.arrow"
+    path.write_bytes(path.read_bytes()[:-100_000])
+
+
+def shorten(fsi):
+    """A trajectory whose bytes are fewer than its shape says."""
+    path = fsi / "hf_dataset" / "real" / "data-00000-of-00002.arrow"
+    table = pyarrow.ipc.open_stream(path.read_bytes()).read_all()
+    rows = table.to_pylist()
+    rows[0]["u"] = rows[0]["u"][:-4]
+    with pyarrow.ipc.new_stream(str(path), table.schema) as stream:
+        stream.write_table(pyarrow.Table.from_pylist(rows, schema=table.schema))
+
+
+def cut_beforehand(fsi):
+    path = fsi / "hf_dataset" / "real" / "data-00000-of-00002.arrow"
+    table = pyarrow.ipc.open_stream(path.read_bytes()).read_all()
+    table = table.append_column("time_id", pyarrow.array([0] * len(table)))
+    with pyarrow.ipc.new_stream(str(path), table.schema) as stream:
+        stream.write_table(table)
+
+
+def rewrite(name, change):
+    def apply(fsi):
+        path = fsi / name
+        value = json.loads(path.read_text())
+        change(value)
+        path.write_text(json.dumps(value))
+
+    return apply
+
+
+def rename(rows):
+    rows[0]["sim_id"] = "9999_1.0_1.0_1.h5"
+
+
+DAMAGE = {
+    "truncated shard": (truncate, "data-00001-of-00002.arrow is truncated or damaged; download it again"),
+    "missing shard": (
+        lambda fsi: (fsi / "hf_dataset/real/data-00000-of-00002.arrow").unlink(),
+        "lacks the shard data-00000-of-00002.arrow",
+    ),
+    "short row": (shorten, "u of 3272_18.2_0.8_1.h5 in .* bytes, too many or too few for 100 × 32 × 32 numbers"),
+    "old layout": (cut_beforehand, r"windows that were cut beforehand \(data version 1\)"),
+    "missing trajectory": (
+        rewrite("hf_dataset/test_index_real.json", rename),
+        "list of test windows names the trajectory 9999_1.0_1.0_1.h5, which is not in",
+    ),
+    "late window": (
+        rewrite("hf_dataset/val_index_real.json", lambda rows: rows[0].update(time_id=100)),
+        "list of validation windows begins one at frame 100 of .*, which has 100",
+    ),
+    "unknown version": (
+        rewrite("../version.json", lambda value: value.update(data_version="3.0.0")),
+        "says data version 3.0.0, and only versions 2.x are known",
+    ),
+    "no version": (rewrite("../version.json", lambda value: value.clear()), "says data version nothing"),
+    "not JSON": (lambda fsi: (fsi / "remain_params_real.json").write_text("{"), "remain_params_real.json is not JSON"),
+    "code": (
+        lambda fsi: (fsi / "mean_std.pt").write_bytes(pickle.dumps(Trap())),
+        "mean_std.pt is damaged, or holds more than tensors, numbers and texts, which is never loaded",
+    ),
+    "other statistics": (lambda fsi: torch.save(torch.zeros(3), fsi / "mean_std.pt"), "must hold four tensors"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_told_in_one_sentence(fsi, name, capsys):
+    damage, says = DAMAGE[name]
+    damage(fsi)
+    with pytest.raises(ValueError, match=says) as error:
+        open_data(fsi)
+    assert "\n" not in str(error.value) and "this would run" not in capsys.readouterr().out
+
+
+def test_damaged_index_files_of_the_other_form(fsi):
+    torch.save(Trap, fsi / "sim_id_mapping_real.pt")
+    with pytest.raises(ValueError, match=r"sim_id_mapping_real.pt is damaged, or holds more than tensors"):
+        open_data(fsi / "real")
+    (fsi / "sim_id_mapping_real.pt").unlink()
+    with open_data(fsi / "real") as data:
+        assert data.published_windows is None
+        assert any("no published lists of windows, so whole trajectories are kept apart" in note for note in data.notes)
+    path = fsi / "real" / "3272_18.2_0.8_1.h5"
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(ValueError, match=r"3272_18.2_0.8_1.h5 is truncated or damaged; copy or download it again"):
+        open_data(fsi / "real")
+
+
+def test_what_to_install_is_said(fsi, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ValueError, match=r'install pyarrow with: pip install "sigmasolver\[arrow\]"'):
+        open_data(fsi)
+
+
+def test_workers_read_the_same_windows(root):
+    with open_data(root / "fsi") as data:
+        windows = small("fsi").windows_of(data, "train")
+        again = pickle.loads(pickle.dumps(windows))
+        assert isinstance(again, Windows) and len(again) == len(windows)
+        for one, other in zip(windows[3], again[3], strict=True):
+            assert torch.equal(one, other)

@@ -1,0 +1,194 @@
+"""The tasks of RealPDEBench from files to table: a few steps of training, every test window, every measure."""
+
+import json
+
+import pytest
+import torch
+
+from sigmasolver.data.formats import open_data
+from sigmasolver.evaluate import Request, evaluate_run
+from sigmasolver.evaluate import metrics as m
+from sigmasolver.models import count_parameters
+from sigmasolver.recipes import RECIPES, changed, recipe_of
+from sigmasolver.report.paper_tables import TABLES
+from sigmasolver.runs import Run
+from sigmasolver.simulate.fixtures.realpdebench import write_realpdebench
+from sigmasolver.tasks import REALPDEBENCH
+from sigmasolver.train.job import train_run
+
+TASKS = ("controlled-cylinder", "fsi", "foil", "combustion", "cylinder")
+TINY = (
+    "model.width=16", "model.depth=1", "model.heads=2", "model.slices=4", "model.modes=3", "train.updates=3",
+    "train.batch=2", "train.checks=1",
+)  # fmt: skip
+
+
+def small(name, *more):
+    recipe = recipe_of(name)
+    return changed(recipe, [f"task.grid={tuple(points // 4 for points in recipe.task.grid)}", *TINY, *more])
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("realpdebench")
+    for task in TASKS:
+        write_realpdebench(task, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows(root, tmp_path_factory):
+    """Every task trained for three steps and evaluated on its test windows."""
+    folder, measured = tmp_path_factory.mktemp("runs"), {}
+    for task in TASKS:
+        train_run(small(task), root / task.replace("-", "_"), Run(folder / task))
+        measured[task] = evaluate_run(Run(folder / task))
+    return folder, measured
+
+
+def value(rows, metric, field, model="persistence"):
+    (found,) = [one["value"] for one in rows if (one["metric"], one["field"], one["model"]) == (metric, field, model)]
+    return found
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_records_are_the_measures_of_all_test_windows_at_once(root, rows, task):
+    with open_data(root / task.replace("-", "_")) as data:
+        windows = small(task).windows_of(data, "test")
+        history, true = windows.batch(range(len(windows)))
+    persistence = history[:, -1:, ..., : true.shape[-1]].expand_as(true)
+    whole = "all" if true.shape[-1] > 1 else "intensity"
+    measured = rows[1][task]
+    assert {one["windows"] for one in measured} == {len(true)}
+    expected = {
+        ("rmse", whole): m.rmse(persistence, true),
+        ("mae", whole): m.mae(persistence, true),
+        ("relative_l2_joint", None): m.relative_l2_joint(persistence, true).mean(),
+        ("frmse", whole): m.frmse(persistence, true),
+        ("r2", whole): m.r2(persistence, true),
+        ("kinetic_energy", None): m.kinetic_energy(persistence, true).mean(),
+        ("frequency_error", None): m.frequency_error(persistence, true).mean(),
+    }
+    expected |= {
+        (f"frmse_{band}", whole): number
+        for band, number in zip(("low", "mid", "high"), m.frmse_bands(persistence, true), strict=True)
+    }
+    for (metric, field), number in expected.items():
+        assert value(measured, metric, field) == pytest.approx(float(number), rel=1e-9), metric
+        assert value(measured, metric, field, "transolver-sigma") is not None
+
+
+def test_the_table_fills_from_such_runs(rows):
+    measured = [one for task in TASKS for one in rows[1][task]]
+    table = TABLES["realpdebench"].make(measured)
+    (ours,) = [cells for cells in table.rows if cells[0] == "Transolver-σ" and cells[1] != "paper"]
+    assert len(ours) == len(table.columns) and all(any(c.isdigit() for c in cell) for cell in ours[2:])
+
+
+def test_a_run_keeps_what_its_data_are(rows):
+    held = Run(rows[0] / "fsi").read_json("data.json")
+    assert held["listed"] == rows[1]["fsi"][0]["windows"]
+    assert any("as the publisher intends" in note for note in held["notes"])
+    assert set(held["parts"]["train"]) & set(held["parts"]["test"])
+
+
+def test_test_modes_are_evaluated_apart(rows):
+    run = Run(rows[0] / "cylinder")
+    counts = {mode: evaluate_run(run, Request(cohort=mode))[0]["windows"] for mode in ("seen", "in_dist", "out_dist")}
+    assert sum(counts.values()) == rows[1]["cylinder"][0]["windows"] and min(counts.values()) > 0
+    assert {one["cohort"] for one in evaluate_run(run, Request(cohort="unseen"))} == {"unseen"}
+    with pytest.raises(ValueError, match="did you mean unseen"):
+        Request(cohort="unsen")
+
+
+def test_numerical_data_train_and_measured_windows_test(root, tmp_path):
+    recipe = small("fsi")
+    train_run(recipe, root / "fsi" / "hf_dataset" / "numerical", Run(tmp_path / "run"))
+    rows = evaluate_run(Run(tmp_path / "run"), path=root / "fsi")
+    with open_data(root / "fsi") as data:
+        assert rows[0]["windows"] == len(recipe.windows_of(data, "test"))
+
+
+def test_whole_trajectories_and_given_parameters_train_too(root, tmp_path):
+    for name in ("fsi-whole-trajectories", "controlled-cylinder-conditions"):
+        recipe = small(name)
+        place = root / recipe.task.name.replace("-", "_")
+        train_run(recipe, place, Run(tmp_path / name))
+        parts = Run(tmp_path / name).read_json("data.json")["parts"]
+        shared = set(parts["train"]) & set(parts["test"])
+        assert bool(shared) == (recipe.task.split == "published")
+        assert value(evaluate_run(Run(tmp_path / name)), "rmse", "all", "transolver-sigma") > 0
+
+
+def test_a_suite_runs_on_a_download_or_says_what_is_missing(call, root, tmp_path):
+    tiny = [word for one in (*TINY, "task.grid=(16, 16)") for word in ("--set", one)]
+    words = ["suite", "main", "--only", "fsi*42", "--out", tmp_path / "runs", *tiny]
+    code, _, said = call(*words, "--data", root)
+    assert code == 0, said
+    assert "already finished" in call(*words, "--data", root)[1]
+    code, _, said = call("table", "realpdebench", tmp_path / "runs" / "fsi-transolver-sigma-42")
+    assert code == 0, said
+    code, _, said = call(*words, "--data", tmp_path / "nothing", "--out", tmp_path / "others")
+    said = " ".join(said.split())
+    for part in ("hf_dataset/real/data-*.arrow", "_index_real.json", "real/*.h5", "sigmasolver make-fixture fsi --out"):
+        assert part in said
+    assert code == 2
+
+
+def test_notes_are_printed_before_a_training_and_windows_are_listed(call, root, tmp_path):
+    settings = [word for one in (*TINY, "task.grid=(16, 32)") for word in ("--set", one)]
+    code, out, said = call("train", "cylinder", "--data", root / "cylinder", "--out", tmp_path / "run", *settings)
+    assert code == 0, said
+    assert "as the publisher intends" in out and "data of version 2.0.1" in out
+    code, out, said = call("windows", "cylinder", "--data", root / "cylinder", "--split", "test", *settings)
+    assert code == 0 and "listed one by one in" in said
+    index = json.loads((root / "cylinder" / "hf_dataset" / "test_index_real.json").read_text())
+    assert len(out.splitlines()) == 1 + len(index)
+
+
+# Batch, learning rate, updates of the benchmark's own trainings.
+BENCHMARK = {
+    "unet": {"fsi": (16, 1e-3, 10_000), "other": (12, 1e-4, 10_000)},
+    "fno": {"fsi": (32, 1e-2, 5_000), "combustion": (64, 1e-2, 2_000), "other": (32, 1e-4, 4_000)},
+    "transolver": {"other": (16, 1e-3, 5_000)},
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("model", BENCHMARK)
+def test_rows_of_the_benchmark_itself(task, model):
+    recipe = RECIPES[f"{task}-benchmark-{model}"]
+    train = recipe.train
+    expected = BENCHMARK[model].get(task, BENCHMARK[model]["other"])
+    assert (train.batch, train.lr, train.updates) == expected
+    assert (train.weight_decay, train.clip, train.loss, train.keep, train.checks) == (0.0, None, "squared", "best", 50)
+    assert recipe.task == RECIPES[task].task and recipe.model.name == model
+
+
+def test_the_schedule_of_the_benchmark_is_a_cosine():
+    from sigmasolver.train.schedule import OneCycle
+
+    train = RECIPES["fsi-benchmark-unet"].train
+    rates = OneCycle(train.lr, 1000, train.warmup, train.start_divisor, train.final_divisor).rate(torch.arange(1000))
+    cosine = train.lr / 2 * (1 + torch.cos(torch.pi * torch.arange(1, 1001, dtype=torch.float64) / 1000))
+    torch.testing.assert_close(rates, cosine, rtol=0, atol=1e-12)
+
+
+def test_sizes_of_transolver_sigma_and_readings_by_name():
+    sizes = {
+        task: count_parameters("transolver-sigma", RECIPES[task].model.config(RECIPES[task].task)) for task in TASKS
+    }
+    assert sizes == {
+        "controlled-cylinder": 1_776_892, "fsi": 1_784_592, "foil": 1_784_592, "combustion": 1_776_892,
+        "cylinder": 1_784_592,
+    }  # fmt: skip
+    assert [(task.history, task.block, task.horizon, task.stride) for task in REALPDEBENCH] == [
+        (10, 10, 10, 20), (20, 20, 20, 10), (20, 20, 20, 20), (20, 20, 20, 1),
+    ]  # fmt: skip
+    grids = {"controlled-cylinder": (128, 256), "fsi": (128, 128), "foil": (128, 256), "combustion": (128, 128)}
+    assert {task: RECIPES[f"{task}-full-grid"].task.grid for task in grids} == grids
+    twenty = RECIPES["controlled-cylinder-20"].task
+    assert (twenty.history, twenty.block, twenty.horizon) == (20, 20, 20)
+    for task in TASKS:
+        changes = {name: RECIPES[f"{task}-{name}"].task for name in ("real-normaliser", "numerical-normaliser")}
+        assert [one.normaliser for one in changes.values()] == ["channel", "numerical"]

@@ -92,11 +92,11 @@ def read_case(path: Path) -> Foreign:
         _check(file, shape)
 
     def load(number: int) -> np.ndarray:
-        """(frames, x, y, fields), a view of what was read."""
+        """(frames, x, y, fields)."""
         (values,) = open_members(files[number], ["data"])
         if values.shape != shape:
             raise ValueError(f"{files[number]} was changed while it was open; open the data set again.")
-        return values.transpose(0, 2 + order[0], 2 + order[1], 1)[:, _rising(x), _rising(y)]
+        return np.ascontiguousarray(values.transpose(0, 2 + order[0], 2 + order[1], 1)[:, _rising(x), _rising(y)])
 
     kept = lru_cache(maxsize=max(1, _KEPT // (4 * int(np.prod(shape)))))(load)
     ends = accumulate(map(len, groups), initial=0)

@@ -157,6 +157,10 @@ def headline(drawn: Sequence[Curve], known: Dimensions) -> list[str]:
     else:
         sentences = [f"At {start} {_listed(names)} {verb} ahead with {error}, at {end} {_listed(later)} with {other}."]
     for lead, who in {first: names, last: later}.items():
+        level = [name for name in _level(drawn, who[0], lead) if name not in who]
+        if level:
+            verb = "is" if len(level) == 1 else "are"
+            sentences.append(f"At lead {lead} {_listed(level)} {verb} no worse within the spread over seeds.")
         if set(who) <= set(YARDSTICKS):
             best, own = _ahead(models, lead)
             sentences.append(f"The best model at lead {lead} is {_listed(best)} with {own}.")
@@ -179,6 +183,17 @@ def _ahead(drawn: Sequence[Curve], lead: int) -> tuple[list[str], str]:
     errors = {one.model: _finite(one.errors[one.leads.index(lead)]) for one in drawn if lead in one.leads}
     best = _per_cent(min(errors.values()))
     return [model for model, error in errors.items() if _per_cent(error) == best], best
+
+
+def _level(drawn: Sequence[Curve], best: str, lead: int) -> list[str]:
+    """Those whose distance from the best at a lead is no more than both spreads over seeds explain."""
+    found = {}
+    for curve in drawn:
+        if lead in curve.leads:
+            place = curve.leads.index(lead)
+            found[curve.model] = curve.errors[place], curve.spread("seeds")[place]
+    error, spread = found[best]
+    return [name for name, (own, other) in found.items() if own - error <= math.hypot(spread, other)]
 
 
 def _against(curve: Curve, yardstick: Curve) -> str:

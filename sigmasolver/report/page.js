@@ -94,7 +94,8 @@ const inLight = (act) => {
       const line = document.createElement("p");
       line.append(entry.querySelector("svg").cloneNode(true), entry.querySelector("span").textContent);
       const number = document.createElement("b");
-      number.textContent = `${reading(shown, i)} %`;
+      const told = reading(shown, i);
+      number.textContent = /\d$/.test(told) ? `${told} %` : told;
       line.append(number);
       return line;
     });

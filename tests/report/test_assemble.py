@@ -98,6 +98,16 @@ def test_persistence_may_be_ahead_and_a_model_that_loses_to_it_is_not():
     assert "; Physolver and Specsolver beat it at no lead." in study_of(still(several, 0.1, 0.2), {}).summary
 
 
+def test_a_lead_that_the_spread_over_seeds_explains_is_called_so():
+    """In per cent, at lead 1: 11 ± 1.4 and 12 ± 1.4, whose distance has a spread of 2; at lead 2 they are far apart."""
+    rows = [*errors_of("physolver", 0.10, 0.10), *errors_of("physolver", 0.12, 0.101, seed=43)]
+    rows += [*errors_of("specsolver", 0.11, 0.30), *errors_of("specsolver", 0.13, 0.301, seed=43)]
+    summary = study_of(still(rows, 0.9, 0.9), {}).summary
+    assert "At lead 1 and at lead 2 Physolver is ahead" in summary
+    assert "At lead 1 Specsolver is no worse within the spread over seeds." in summary
+    assert "At lead 2 Specsolver is no worse" not in summary
+
+
 def test_a_diagnosis_of_few_windows_says_so_wherever_it_stands():
     rows = errors("ns2d", "physolver", windows=72)
     few = [{**row, "windows": 4} for row in decomposition("ns2d", "physolver", horizon=6)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from sigmasolver.report.rows import (
     evenly,
     in_order,
     lowest_seeds,
+    of_field,
     runs_in,
     select,
     shared_leads,
@@ -32,7 +34,7 @@ from sigmasolver.report.rows import (
 )
 from sigmasolver.report.sample import sample_of, timing_of
 from sigmasolver.report.study import YARDSTICKS, Card, Curve, Dimensions, Maps, Study
-from sigmasolver.report.tables import comparison, curves, named_apart
+from sigmasolver.report.tables import HORIZON, LEAD, PARAMETERS, comparison, curves, named_apart
 
 __all__ = ["headline", "study_of"]
 
@@ -124,12 +126,18 @@ def study_of(
         sample=sample,
         dimensions=known,
         shown=shown,
-        records=_each_once([*taken, *(row for _, mine in cards for row in mine)]),
+        records=_each_once(taken, [row for _, mine in cards for row in mine]),
     )
 
 
-def _each_once(rows: Rows) -> list[Row]:
-    return list({id(row): row for row in rows}.values())
+def _each_once(measured: Rows, drawn: Rows) -> list[Row]:
+    """The rows of the curves and the table, those of a yardstick from the first run that has them, and those drawn."""
+    kept: dict[Any, Row] = {}
+    for row in measured:
+        if row["metric"] in (LEAD, HORIZON, PARAMETERS):
+            place = (row["model"], row["metric"], row["field"], row["lead"])
+            kept.setdefault(place if row["model"] in YARDSTICKS else id(row), row)
+    return list((kept | {id(row): row for row in drawn}).values())
 
 
 def _labelled(rows: Rows) -> Rows:
@@ -286,7 +294,9 @@ def _cards(rows: Rows, arrays: Mapping[str, Arrays], sample: str, known: Dimensi
         when = f" Lead {max(leads)} is at {time}." if time else ""
         caption = f"{kind.caption}{when} Measured on {own}{other}."
         card = Card(name, kind.title, kind.words, caption, light_and_dark(figure), figure.get_figwidth(), own)
-        made.append((card, [row for row in mine if any(need.takes(row) for need in drawing.needs)]))
+        # Where a diagnostic draws its arrays, its rows only tell that it was made.
+        told = [row for row in mine if drawing.shows is None and any(need.takes(row) for need in drawing.needs)]
+        made.append((card, of_field(told) if drawing.by_field else told))
     return made
 
 

@@ -79,6 +79,7 @@ class Chart:
     ticks: tuple[tuple[float, str, str], ...]
     panels: tuple[Panel, ...]
     bands: tuple[str, ...]
+    seeds: str
     time_label: str
     start: str
     crowded: bool
@@ -145,6 +146,7 @@ def chart(curves: Sequence[Curve], dimensions: Dimensions | None = None) -> Char
             for axis in axes
         ),
         bands=bands,
+        seeds=_seeds(curves),
         time_label=(f"time ({known.time_unit})" if known.time_unit else "time") if timed else "",
         start=axes[-1].scale if _wide(finite) else "linear",
         crowded=len(leads) >= _CROWDED,
@@ -152,6 +154,17 @@ def chart(curves: Sequence[Curve], dimensions: Dimensions | None = None) -> Char
         words=_words(curves),
         height=HEIGHT + (20 if timed else 0),
     )
+
+
+def _seeds(curves: Sequence[Curve]) -> str:
+    """How many seeds the means are over: "3 seeds of each model"; empty where none has several."""
+    counts = {curve.model: curve.seeds for curve in curves if curve.model not in YARDSTICKS}
+    several = set(counts.values())
+    if several <= {1}:
+        return ""
+    if len(several) == 1:
+        return f"{several.pop()} seeds of each model"
+    return "seeds: " + ", ".join(f"{model} {count}" for model, count in counts.items())
 
 
 def _cell(curve: Curve, lead: int, bands: Sequence[str]) -> Cell:

@@ -272,7 +272,7 @@ const lzw = (pixels) => {
 (() => {
   const section = document.getElementById("cases");
   if (!section) return;
-  const LEVELS = 255, NOT_FINITE = [136, 136, 136], PAUSE = 450, ACROSS = 5;
+  const LEVELS = 255, NOT_FINITE = [136, 136, 136], PAUSE = 450, ACROSS = 5, KEPT = 200;
   const stage = section.querySelector(".stage");
   const screens = section.querySelector(".screens");
   const reels = [...section.querySelectorAll(".reels > div")].map((node) => ({ node, ...JSON.parse(node.dataset.film) }));
@@ -334,26 +334,34 @@ const lzw = (pixels) => {
     return beyond + value.toFixed(Math.min(20, Math.max(0, Math.ceil(-Math.log10(apart))))).replace("-", "−");
   };
 
+  // Maps in colour, kept while film and scale stay.
+  const painted = new Map();
   const coloured = (cell) => {
-    const [width, height] = reel.size;
-    const pixels = pixelsOf(strip(cell));
+    const key = [cell.kind, cell.model, cell.index, chosen("errors")].join("|");
+    if (painted.has(key)) return painted.get(key);
+    const [width, height] = reel.size, pixels = pixelsOf(strip(cell));
     const colour = palette(cell.kind === "error" ? "errors" : "values");
     const canvas = document.createElement("canvas");
     canvas.width = width;
     canvas.height = height;
     const context = canvas.getContext("2d");
     const image = context.createImageData(width, height);
-    // Of each level, the place in the bar.
-    const places = Array.from({ length: LEVELS + 1 }, (_, held) => {
-      if (cell.kind !== "error" || held === LEVELS) return held;
-      return Math.round(Math.min(1, meaning(cell, held) / limit(cell.index)) * (LEVELS - 1));
+    // Of each level, its colour: that of its place in the bar.
+    const colours = Array.from({ length: LEVELS + 1 }, (_, held) => {
+      if (cell.kind !== "error" || held === LEVELS) return colour(held);
+      return colour(Math.round(Math.min(1, meaning(cell, held) / limit(cell.index)) * (LEVELS - 1)));
     });
     const start = 4 * cell.index * width * height;
-    for (let k = 0; k < width * height; k += 1) {
-      image.data.set(colour(places[pixels[start + 4 * k]]), 4 * k);
-      image.data[4 * k + 3] = 255;
+    for (let k = 0; k < 4 * width * height; k += 4) {
+      const [r, g, b] = colours[pixels[start + k]];
+      image.data[k] = r;
+      image.data[k + 1] = g;
+      image.data[k + 2] = b;
+      image.data[k + 3] = 255;
     }
     context.putImageData(image, 0, 0);
+    if (painted.size >= KEPT) painted.clear();
+    painted.set(key, canvas);
     return canvas;
   };
 
@@ -534,6 +542,7 @@ const lzw = (pixels) => {
     // Pictures are unpacked when they are first wanted, and forgotten with their film.
     Promise.all([...next.node.querySelectorAll("img")].map((image) => image.decode())).then(() => {
       read.clear();
+      painted.clear();
       reel = next;
       point = null;
       slider.max = reel.leads.length - 1;

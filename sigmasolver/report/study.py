@@ -75,7 +75,8 @@ class Dimensions:
 class Curve:
     """The error of one model at each lead; an error that is not finite is a gap.
 
-    `over_windows` and `over_seeds` are standard deviations at each lead, NaN or empty where not known.
+    `over_windows` and `over_seeds` are standard deviations at each lead, NaN or empty where not known; the mean is over
+    so many `seeds`.
     """
 
     model: str
@@ -83,6 +84,7 @@ class Curve:
     errors: tuple[float, ...]
     over_windows: tuple[float, ...] = ()
     over_seeds: tuple[float, ...] = ()
+    seeds: int = 1
 
     def __post_init__(self) -> None:
         if len(self.leads) != len(self.errors) or not self.leads:

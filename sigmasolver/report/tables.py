@@ -101,7 +101,8 @@ def curves(records: Sequence[Mapping[str, Any]]) -> tuple[Curve, ...]:
         held = [[v for field in fields for v in rows.get((LEAD, field, lead), [])] for lead in leads]
         if not leads:
             continue
-        curve = Curve(model, tuple(leads), tuple(map(statistics.fmean, held)))
+        seeds = max(len(rows[key]) for key in rows if key[0] == LEAD)
+        curve = Curve(model, tuple(leads), tuple(map(statistics.fmean, held)), seeds=seeds)
         if len(fields) == 1:
             over_windows = tuple(_root_mean_square(deviations[model, fields[0], lead]) for lead in leads)
             curve = replace(curve, over_windows=over_windows, over_seeds=tuple(map(_sample_deviation, held)))

@@ -119,6 +119,14 @@ def test_what_is_read_at_a_lead_has_its_time_and_its_spread():
     assert [time for _, _, time in drawn.ticks] == ["0.5", "1"] and drawn.time_label == "time (s)"
 
 
+def test_how_many_seeds_stand_behind_the_means():
+    one, three, five = (Curve(f"m{n}", (1,), (0.1,), seeds=n) for n in (1, 3, 5))
+    still = Curve("persistence", (1,), (0.2,))
+    assert chart([one, still]).seeds == ""
+    assert chart([three, still]).seeds == "3 seeds of each model"
+    assert chart([three, five, still]).seeds == "seeds: m3 3, m5 5"
+
+
 def test_all_points_lie_inside_the_drawing():
     errors = (1e-4, 0.3, 70.0)
     drawn = chart([Curve("a", (1, 5, 40), errors)])

@@ -209,6 +209,7 @@ def test_curves_have_the_spread_over_seeds_and_over_windows():
     records += [{**row("persistence", 0.5, lead=1, seed=None), "deviation": None}] * 2
     sigma, still = curves(records)
     assert sigma.over_seeds == pytest.approx((7**0.5,)) and sigma.over_windows == pytest.approx(((50 / 3) ** 0.5,))
+    assert (sigma.seeds, still.seeds) == (3, 1)
     assert math.isnan(still.over_seeds[0]) and math.isnan(still.over_windows[0])
     two = [{**one, "field": field, "deviation": 1.0} for field in "uv" for one in per_lead("a", [0.1])]
     assert curves(two)[0].over_windows == ()  # of a mean over fields it is not known

@@ -143,7 +143,9 @@ def test_the_page_says_times_lengths_and_units_as_far_as_the_runs_agree(tmp_path
     page = (tmp_path / "page.html").read_text()
     assert "lead 10, 2.5 h (%)" in page and "vorticity (1/h)" in page
     wrong = call("report", *both, "--out", tmp_path / "page.html", "--units", "mass=kg")
-    assert str(wrong.exception) == '"mass=kg" names no unit; write time=s, length=m or one of vorticity=m/s.'
+    assert str(wrong.exception) == (
+        '"mass=kg" is no unit of these runs; write NAME=UNIT, the name one of time, length, vorticity.'
+    )
 
 
 def weighed(path, weights, *more):

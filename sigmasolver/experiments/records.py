@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sigmasolver.data.domain import Domain
 from sigmasolver.diagnose.records import read_findings
 from sigmasolver.forecast.checkpoint import domain_of, recipe_in
 from sigmasolver.report.rows import Arrays, Need, Rows, once, where
@@ -84,14 +85,13 @@ def dimensions_of(paths: Sequence[Path], rows: Rows, units: Sequence[str] = ()) 
     for one in units:
         name, equals, unit = (part.strip() for part in one.partition("="))
         if not equals or name not in {"time", "length", *fields}:
-            raise ValueError(
-                f'"{one}" names no unit; write time=s, length=m or one of {", ".join(sorted(fields))}=m/s.'
-            )
+            names = ", ".join(["time", "length", *sorted(fields)])
+            raise ValueError(f'"{one}" is no unit of these runs; write NAME=UNIT, the name one of {names}.')
         given[name] = unit
     time, length = given.pop("time", ""), given.pop("length", "")
     domains = [] if any(row.get("anyway") for row in rows) else [domain_of(Run(path)) for path in paths]
     first = domains[0] if domains else None
-    if first is None or any(one is None or first.differences(one) for one in domains):
+    if first is None or any(_differ(first, one) for one in domains):
         return Dimensions(time_unit=time, length_unit=length, units=given)
     known = {name: unit for name, unit in zip(first.fields, first.units, strict=True) if unit != "1"}
     return Dimensions(
@@ -102,6 +102,10 @@ def dimensions_of(paths: Sequence[Path], rows: Rows, units: Sequence[str] = ()) 
         length_unit=length,
         units=known | given,
     )
+
+
+def _differ(first: Domain, other: Domain | None) -> bool:
+    return other is None or len(other.points) != len(first.points) or bool(first.differences(other))
 
 
 def _names_by_recipe(rows: Sequence[dict[str, Any]], runs: dict[str, Run]) -> dict[tuple[str, str], str]:

@@ -13,7 +13,7 @@ import pytest
 
 import sigmasolver.report
 from sigmasolver.report.chart import chart
-from sigmasolver.report.figures.style import looks
+from sigmasolver.report.figures.style import BLACK, COLOURS, DARK, looks
 from sigmasolver.report.page import render, write_page
 from sigmasolver.report.study import Axis, Card, Curve, Dimensions, Maps, Study, Table
 
@@ -182,6 +182,16 @@ def test_colours_stand_out_from_the_paper(block):
         assert contrast(colours[name], colours["paper"]) >= 3
     for name in ("ink", "soft"):
         assert contrast(colours[name], colours["paper"]) >= 4.5
+
+
+def test_drawings_stand_out_from_light_and_dark_paper():
+    style = (FOLDER / "page.css").read_text()
+    light, dark = (
+        re.search(r"--paper: (#\w{6})", block)[1] for block in re.findall(r":root[^{]* \{(.*?)\}", style, re.S)
+    )
+    for colour in (BLACK, *COLOURS):
+        assert contrast(DARK.get(colour, colour), dark) >= 3
+        assert contrast(colour, light) >= (2 if colour in COLOURS[4:] else 3)  # the palette's lightest have markers too
 
 
 def test_a_model_has_one_colour_on_the_page_and_in_drawings():

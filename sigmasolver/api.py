@@ -343,14 +343,15 @@ def write_report(runs: Sequence[Run | str | Path], out: str | Path, title: str |
         True
     """
     from sigmasolver.diagnose.run import DIAGNOSTICS
-    from sigmasolver.experiments.records import join_records, label_runs
+    from sigmasolver.experiments.records import dimensions_of, join_records, label_runs
     from sigmasolver.report.assemble import study_of
     from sigmasolver.report.page import write_page
 
     if not runs:
         raise ValueError("A page needs at least one run; none was given.")
-    rows, arrays = join_records(label_runs([_run(run).path for run in runs]), tuple(DIAGNOSTICS))
-    write_page(Path(out), study_of(rows, arrays, title))
+    paths = [_run(run).path for run in runs]
+    rows, arrays = join_records(label_runs(paths), tuple(DIAGNOSTICS))
+    write_page(Path(out), study_of(rows, arrays, title, dimensions_of(paths, rows)))
     return Path(out)
 
 

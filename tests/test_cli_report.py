@@ -13,8 +13,10 @@ from sigmasolver.cli import app
 from sigmasolver.cli.report import figure, table
 from sigmasolver.diagnose.records import write_findings
 from sigmasolver.diagnose.subject import Findings
+from sigmasolver.experiments.records import dimensions_of, join_records, label_runs
 from sigmasolver.report.figures import FIGURES
 from sigmasolver.report.paper_tables import TABLES
+from sigmasolver.report.study import Dimensions
 from sigmasolver.runs import Run, replace_rows
 from tests.report import made
 
@@ -109,10 +111,41 @@ def test_the_page_of_runs_holds_their_films_and_drawings(tmp_path):
     done = call("report", run, "--out", tmp_path / "page.html", "--title", "Mine & yours")
     assert done.exit_code == 0, done.exception
     page = (tmp_path / "page.html").read_text()
-    assert "<h1>Mine &amp; yours</h1>" in page and page.count("data-case=") == len(arrays["cases"])
+    assert "<h1>Mine &amp; yours</h1>" in page and page.count("data-film=") == len(arrays["cases"])
     bare = folder(tmp_path / "bare")
     assert "evaluate" in str(call("report", bare, "--out", tmp_path / "no.html").exception)
     assert not (tmp_path / "no.html").exists()
+
+
+def test_the_page_says_times_lengths_and_units_as_far_as_the_runs_agree(tmp_path):
+    def run(name, step=0.25, **facts):
+        rows, arrays = made.maps("ns2d", name, grid=(8, 8), leads=(1, 2))
+        found = [{**row, **facts} for row in made.errors("ns2d", name)]
+        path = folder(tmp_path / f"{name}{step}{len(facts)}", found, "maps", rows, arrays)
+        domain = {"fields": ["vorticity"], "units": ["1/h"], "boundary": ["periodic", "wall"], "lengths": [1.75, None],
+                  "points": [8, 8], "time_steps": [step, step]}  # fmt: skip
+        (path / "data.json").write_text(json.dumps({"domain": domain}))
+        return path
+
+    def dimensions(paths, *units):
+        rows, _ = join_records(label_runs(paths), ("maps",))
+        return dimensions_of(paths, rows, units)
+
+    both = [run("physolver"), run("specsolver")]
+    units = {"vorticity": "1/h"}
+    assert dimensions(both) == Dimensions(0.25, "", (2.0, None), (True, False), "", units)  # the period: 8 / 7 of 1.75
+    named = dimensions(both, "time=h", "length = km", "vorticity=1/s")
+    assert named == Dimensions(0.25, "h", (2.0, None), (True, False), "km", {"vorticity": "1/s"})
+    assert dimensions([both[0], run("specsolver", step=0.5)]) == Dimensions()
+    assert dimensions([run("physolver", anyway="its frames are 1 apart")]) == Dimensions()
+    done = call("report", *both, "--out", tmp_path / "page.html", "--units", "time=h")
+    assert done.exit_code == 0, done.exception
+    page = (tmp_path / "page.html").read_text()
+    assert "lead 10, 2.5 h (%)" in page and "vorticity (1/h)" in page
+    wrong = call("report", *both, "--out", tmp_path / "page.html", "--units", "mass=kg")
+    assert str(wrong.exception) == (
+        '"mass=kg" is no unit of these runs; write NAME=UNIT, the name one of time, length, vorticity.'
+    )
 
 
 def weighed(path, weights, *more):

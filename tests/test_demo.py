@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from sigmasolver.cli.demo_flow import MODELS, Size, run
+from sigmasolver.cli.demo_flow import CASES, MODELS, Size, run
 from sigmasolver.forecast.checkpoint import recipe_in
 from sigmasolver.models import count_parameters
 from sigmasolver.report.tables import curves
@@ -42,7 +42,9 @@ def test_the_models_have_nearly_one_size_and_one_budget(made):
 def test_the_page_shows_the_curves_and_an_unseen_case(made):
     page = (made[0] / "page.html").read_text()
     assert all(name in page for name in (*MODELS, "persistence", "lead 10", "3 steps of 4 windows"))
-    assert page.count("data:image/png") >= 5 * (1 + 2 * len(MODELS))
+    shown = min(CASES, SMALL.test)
+    assert page.count("data-film=") == shown and page.count('data-kind="error"') == shown * len(MODELS)
+    assert "lead 10, t = 1.25 (%)" in page and "vorticity (1/time)" in page and "Persistence has " in page
     count = read_rows(Run(made[0] / MODELS[0]).records)[0]["windows"]
     assert f"Means over {count} windows of the test part, horizon 10." in page
 

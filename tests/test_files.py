@@ -28,7 +28,7 @@ from sigmasolver.runs.files import open_lock, read_bytes, replacing
 from tests.data.test_store import HEADER, store, values
 
 ROOT = Path(__file__).parents[1]
-STUDY = Study("title", "summary", (Curve("model", (1, 2), (0.1, 0.2)),), Table(("model",), (("model",),)), None, ())
+STUDY = Study("title", "summary", (Curve("model", (1, 2), (0.1, 0.2)),), Table(("model",), (("model",),)), ())
 
 
 def names(folder: Path) -> set[str]:

@@ -19,15 +19,16 @@ from sigmasolver.cli.terminal import print_scores, progress, training
 from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows
 from sigmasolver.evaluate import evaluate_run
+from sigmasolver.experiments.records import dimensions_of
 from sigmasolver.forecast import rollout
 from sigmasolver.forecast.checkpoint import load
 from sigmasolver.models import Options, matched_width
 from sigmasolver.parallel import World
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
-from sigmasolver.report.assemble import few_leads
+from sigmasolver.report.assemble import headline
 from sigmasolver.report.page import write_page
 from sigmasolver.report.sample import sample_of
-from sigmasolver.report.study import Maps, Study
+from sigmasolver.report.study import Dimensions, Maps, Study
 from sigmasolver.report.tables import comparison, curves
 from sigmasolver.runs import Run
 from sigmasolver.simulate.generate import generate
@@ -93,7 +94,7 @@ def _recipes(size: Size) -> Iterator[Recipe]:
 
 def _study(out: Path, data: Path, recipes: dict[str, Recipe], rows: list[dict[str, Any]]) -> Study:
     first, recipe = rows[0], next(iter(recipes.values()))
-    table = comparison(rows)
+    known, drawn = dimensions_of([out / name for name in recipes], rows), curves(rows)
     facts = (
         ("machine", first["machine"]),
         ("commit", first["commit"]),
@@ -111,12 +112,20 @@ def _study(out: Path, data: Path, recipes: dict[str, Recipe], rows: list[dict[st
         f"{recipe.task.test} flows that none of them has seen. Their training is short: the numbers show the way "
         "from simulation to forecast, not what the models can do."
     )
-    films = _films(out, data, recipes)
-    title = "A small turbulent flow, forecast by three models"
-    return Study(title, summary, curves(rows), table, few_leads(films[0]), facts, films, sample=sample_of(rows))
+    return Study(
+        title="A small turbulent flow, forecast by three models",
+        summary=" ".join((summary, *headline(drawn, known))),
+        curves=drawn,
+        table=comparison(rows, known),
+        facts=facts,
+        films=_films(out, data, recipes, known),
+        sample=sample_of(rows),
+        dimensions=known,
+        records=[row for row in rows if row["metric"] in ("relative_l2", "relative_l2_lead", "parameters")],
+    )
 
 
-def _films(out: Path, data: Path, recipes: dict[str, Recipe]) -> tuple[Maps, ...]:
+def _films(out: Path, data: Path, recipes: dict[str, Recipe], known: Dimensions) -> tuple[Maps, ...]:
     """The first starts of the first unseen flows."""
     task, windows_of = (recipe := next(iter(recipes.values()))).task, recipe.evaluation_windows()
     with open_store(data) as store:
@@ -133,6 +142,8 @@ def _films(out: Path, data: Path, recipes: dict[str, Recipe]) -> tuple[Maps, ...
             future[case, ..., 0].numpy(),
             {name: frames[case, ..., 0] for name, frames in forecasts.items()},
             case=str(case + 1),
+            unit=known.unit("vorticity"),
+            axes=(known.axis(0, task.grid[0]), known.axis(1, task.grid[1])),
         )
         for case in range(len(history))
     )

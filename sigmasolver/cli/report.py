@@ -90,16 +90,25 @@ def report(
     out: Annotated[Path, typer.Option(help="The page, one self-contained HTML file.")] = Path("page.html"),
     title: Annotated[str | None, typer.Option(help="Title; default: the task.")] = None,
     where: Where = None,
+    units: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--units",
+            metavar="NAME=UNIT",
+            help="Units that the data do not name: time=s, length=m, FIELD=m/s; repeatable.",
+        ),
+    ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     plugin: Plugins = None,
 ) -> None:
     """Write one page about runs: summary, errors, playable forecasts, causes of drift, provenance."""
     from sigmasolver.diagnose.run import DIAGNOSTICS
+    from sigmasolver.experiments.records import dimensions_of
     from sigmasolver.report.assemble import study_of
     from sigmasolver.report.page import write_page
 
     rows, arrays = _read(runs, tuple(DIAGNOSTICS), (), where or [])
-    write_page(out, study_of(rows, arrays, title))
+    write_page(out, study_of(rows, arrays, title, dimensions_of(runs, rows, units or [])))
     console().print(f"{out}: {out.stat().st_size / 1e6:.1f} MB", soft_wrap=True)
     if show:
         typer.launch(out.resolve().as_uri())

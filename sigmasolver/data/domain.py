@@ -64,8 +64,8 @@ class Domain:
         for axis, (end, expected) in enumerate(zip(other.boundary, self.boundary, strict=True)):
             if end != expected:
                 found.append(f"axis {'xyz'[axis]} is {end}, not {expected}")
-            elif not _alike(self._side(axis), other._side(axis), self._tolerance(axis, other)):
-                found.append(f"axis {'xyz'[axis]} is {_words(other._side(axis))}, not {_words(self._side(axis))}")
+            elif not _alike(self.side(axis), other.side(axis), self._tolerance(axis, other)):
+                found.append(f"axis {'xyz'[axis]} is {_words(other.side(axis))}, not {_words(self.side(axis))}")
         if with_times and self.time_steps and other.time_steps:
             step, uneven = sum(self.time_steps) / 2, unevenly_spaced(other.time_steps)
             if uneven is not None:
@@ -74,7 +74,7 @@ class Domain:
                 found.append(f"its frames are {sum(other.time_steps) / 2:g} apart, not {step:g}")
         return found
 
-    def _side(self, axis: int) -> float | None:
+    def side(self, axis: int) -> float | None:
         """The period of a periodic axis, else the distance of its outermost points."""
         length, points = self.lengths[axis], self.points[axis]
         if length is None or self.boundary[axis] != "periodic" or points < 2:

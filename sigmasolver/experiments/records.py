@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from sigmasolver.data.domain import Domain
 from sigmasolver.diagnose.records import read_findings
-from sigmasolver.forecast.checkpoint import recipe_in
+from sigmasolver.forecast.checkpoint import domain_of, recipe_in
 from sigmasolver.report.rows import Arrays, Need, Rows, once, where
+from sigmasolver.report.study import Dimensions
 from sigmasolver.runs import Run, read_records
 
-__all__ = ["folder_labels", "join_records", "label_runs"]
+__all__ = ["dimensions_of", "folder_labels", "join_records", "label_runs"]
 
 
 def folder_labels(paths: Sequence[Path]) -> list[str]:
@@ -71,6 +73,39 @@ def join_records(
         names = _names_by_recipe(rows, {own: copies[0] for own, copies in runs.items()})
         rows = [{**row, "model": names.get((row["run"], row["model"]), row["model"])} for row in rows]
     return where(rows, conditions), dict(arrays)
+
+
+def dimensions_of(paths: Sequence[Path], rows: Rows, units: Sequence[str] = ()) -> Dimensions:
+    """What frames, points and values of these runs are, as far as all of them agree; `units` are given as NAME=UNIT.
+
+    Of data that differ from those of the training only the given units are known.
+    """
+    given: dict[str, str] = {}
+    fields = {row["field"] for row in rows if row.get("field")}
+    for one in units:
+        name, equals, unit = (part.strip() for part in one.partition("="))
+        if not equals or name not in {"time", "length", *fields}:
+            names = ", ".join(["time", "length", *sorted(fields)])
+            raise ValueError(f'"{one}" is no unit of these runs; write NAME=UNIT, the name one of {names}.')
+        given[name] = unit
+    time, length = given.pop("time", ""), given.pop("length", "")
+    domains = [] if any(row.get("anyway") for row in rows) else [domain_of(Run(path)) for path in paths]
+    first = domains[0] if domains else None
+    if first is None or any(_differ(first, one) for one in domains):
+        return Dimensions(time_unit=time, length_unit=length, units=given)
+    known = {name: unit for name, unit in zip(first.fields, first.units, strict=True) if unit != "1"}
+    return Dimensions(
+        step=sum(first.time_steps) / 2 if first.time_steps else None,
+        time_unit=time,
+        lengths=tuple(first.side(axis) for axis in range(len(first.points))),
+        periodic=tuple(end == "periodic" for end in first.boundary),
+        length_unit=length,
+        units=known | given,
+    )
+
+
+def _differ(first: Domain, other: Domain | None) -> bool:
+    return other is None or len(other.points) != len(first.points) or bool(first.differences(other))
 
 
 def _names_by_recipe(rows: Sequence[dict[str, Any]], runs: dict[str, Run]) -> dict[tuple[str, str], str]:

@@ -5,10 +5,9 @@ Nothing but the evaluation is required. A diagnostic that only some runs have is
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,32 +15,34 @@ import numpy as np
 from sigmasolver.report.digits import significant
 from sigmasolver.report.figures import FIGURES, Material
 from sigmasolver.report.figures.layers import run_titles
-from sigmasolver.report.figures.style import style
+from sigmasolver.report.figures.style import light_and_dark, style
 from sigmasolver.report.published import TASK_LABELS, model_label
 from sigmasolver.report.rows import (
     Arrays,
+    Row,
     Rows,
     at_leads,
     evaluated,
     evenly,
     in_order,
     lowest_seeds,
+    of_field,
     runs_in,
     select,
     shared_leads,
     spread_of,
 )
 from sigmasolver.report.sample import sample_of, timing_of
-from sigmasolver.report.study import YARDSTICKS, Card, Curve, Maps, Study
-from sigmasolver.report.tables import comparison, curves, named_apart
+from sigmasolver.report.study import YARDSTICKS, Card, Curve, Dimensions, Maps, Study
+from sigmasolver.report.tables import HORIZON, LEAD, PARAMETERS, comparison, curves, named_apart
 
-__all__ = ["few_leads", "study_of"]
+__all__ = ["headline", "study_of"]
 
 EVALUATION = evaluated(
     "parameters", "relative_l2", "relative_l2_lead", "relative_l2_final", "relative_l2_joint", "relative_l2_joint_lead"
 )
-ACROSS = 5
-"""Leads that stand beside each other on a page, at most."""
+LEAST = 5
+"""Leads that a film keeps however little room there is."""
 ROOM = 9_000_000
 """Points that all films of a page have together; a point is a byte before the text encoding makes four of three."""
 
@@ -51,6 +52,7 @@ class _Kind:
     title: str
     words: str
     caption: str
+    over_leads: bool = True
 
 
 CARDS = {
@@ -70,11 +72,13 @@ CARDS = {
         "How strongly slices correct each other",
         "Learned scale and realised size of the slice correction in every layer, for each run.",
         "A layer whose correction is small leaves its physical states nearly as they were averaged.",
+        over_leads=False,
     ),
     "routing": _Kind(
         "Where points are sent",
         "Maps of the routing of points to slices and matrices of attention between slices.",
         "Bright points of a map are read into that slice; a row of a matrix says from which slices it is corrected.",
+        over_leads=False,
     ),
     "spectra": _Kind(
         "Energy at each scale",
@@ -92,31 +96,48 @@ CARDS = {
         "What it costs",
         "Peak memory over the time of an epoch, with the storage of the parameters as the area of the mark.",
         "Time of a training epoch and peak memory of one update; bars are one standard deviation over timings.",
+        over_leads=False,
     ),
 }
 """The drawings that a page may have, in its order."""
 
 
-def study_of(rows: Rows, arrays: Mapping[str, Arrays], title: str | None = None) -> Study:
-    """`rows` of all runs, evaluated and diagnosed; `arrays` by diagnostic and run."""
+def study_of(
+    rows: Rows, arrays: Mapping[str, Arrays], title: str | None = None, dimensions: Dimensions | None = None
+) -> Study:
+    """`rows` of all runs, evaluated and diagnosed; `arrays` by diagnostic and run; `dimensions` of their data."""
     tasks = in_order(row["task"] for row in rows)
     if len(tasks) > 1:
         raise ValueError(f"The runs are of the tasks {', '.join(tasks)}; make one page for each task.")
-    held = _labelled(named_apart(select(rows, EVALUATION, yardsticks=True)))
+    known, taken = dimensions or Dimensions(), select(rows, EVALUATION, yardsticks=True)
+    held = _labelled(named_apart(taken))
     drawn, sample = curves(held), sample_of(held)
-    films = _films(rows, arrays.get("maps", {}))
+    films, shown = _films(rows, arrays.get("maps", {}), known)
+    cards = _cards(rows, arrays, sample, known)
     name = TASK_LABELS.get(tasks[0], tasks[0])
     return Study(
         title=title or f"{name}: forecasts compared",
-        summary=" ".join((_what(held, sample), *_who(drawn), *_why(rows))),
+        summary=" ".join((_what(held, sample), *headline(drawn, known), *_why(rows, known))),
         curves=drawn,
-        table=comparison(held),
-        maps=few_leads(_one_seed(films[0], rows)) if films else None,
+        table=comparison(held, known),
         facts=_facts(held),
         films=films,
-        cards=tuple(_cards(rows, arrays, sample)),
+        cards=tuple(card for card, _ in cards),
         sample=sample,
+        dimensions=known,
+        shown=shown,
+        records=_each_once(taken, [row for _, mine in cards for row in mine]),
     )
+
+
+def _each_once(measured: Rows, drawn: Rows) -> list[Row]:
+    """The rows of the curves and the table, those of a yardstick from the first run that has them, and those drawn."""
+    kept: dict[Any, Row] = {}
+    for row in measured:
+        if row["metric"] in (LEAD, HORIZON, PARAMETERS):
+            place = (row["model"], row["metric"], row["field"], row["lead"])
+            kept.setdefault(place if row["model"] in YARDSTICKS else id(row), row)
+    return list((kept | {id(row): row for row in drawn}).values())
 
 
 def _labelled(rows: Rows) -> Rows:
@@ -124,45 +145,30 @@ def _labelled(rows: Rows) -> Rows:
     return [{**row, "model": model_label(row["model"])} for row in rows]
 
 
-def few_leads(maps: Maps) -> Maps:
-    """The first, the last and some between, few enough to stand beside each other."""
-    kept = evenly(len(maps.leads), ACROSS)
-    return replace(
-        maps,
-        leads=tuple(maps.leads[place] for place in kept),
-        truth=maps.truth[kept],
-        forecasts={name: one[kept] for name, one in maps.forecasts.items()},
-    )
-
-
-def _one_seed(maps: Maps, rows: Rows) -> Maps:
-    """Each model once, with its lowest seed."""
-    shown = [row for row in rows if row.get("diagnostic") == "maps"]
-    names = run_titles(shown)
-    kept = {names[run] for run in runs_in(lowest_seeds(shown))}
-    return replace(maps, forecasts={name: one for name, one in maps.forecasts.items() if name in kept})
-
-
 def _what(rows: Rows, sample: str) -> str:
     grids = in_order(" × ".join(map(str, row["grid"])) for row in rows)
     return f"Free forecasts on a grid of {' or '.join(grids)}, from starts that no model was trained on: {sample}."
 
 
-def _who(drawn: Sequence[Curve]) -> list[str]:
+def headline(drawn: Sequence[Curve], known: Dimensions) -> list[str]:
     """Who is ahead at the first and at the last lead, models and yardsticks alike, and who does not beat these."""
     models = [curve for curve in drawn if curve.model not in YARDSTICKS]
     leads = [lead for lead in models[0].leads if all(lead in curve.leads for curve in models)] or models[0].leads
     first, last = leads[0], leads[-1]
     (names, error), (later, other) = (_ahead(drawn, lead) for lead in (first, last))
     verb = "is" if len(names) == 1 else "are"
+    start, end = known.lead(first), known.lead(last)
     if first == last:
-        sentences = [f"At lead {first} {_listed(names)} {verb} ahead with {error}."]
+        sentences = [f"At {start} {_listed(names)} {verb} ahead with {error}."]
     elif names == later:
-        sentences = [f"At lead {first} and at lead {last} {_listed(names)} {verb} ahead, with {error} and {other}."]
+        sentences = [f"At {start} and at {end} {_listed(names)} {verb} ahead, with {error} and {other}."]
     else:
-        ahead = f"at lead {last} {_listed(later)} with {other}"
-        sentences = [f"At lead {first} {_listed(names)} {verb} ahead with {error}, {ahead}."]
+        sentences = [f"At {start} {_listed(names)} {verb} ahead with {error}, at {end} {_listed(later)} with {other}."]
     for lead, who in {first: names, last: later}.items():
+        level = [name for name in _level(drawn, who[0], lead) if name not in who]
+        if level:
+            verb = "is" if len(level) == 1 else "are"
+            sentences.append(f"At lead {lead} {_listed(level)} {verb} no worse within the spread over seeds.")
         if set(who) <= set(YARDSTICKS):
             best, own = _ahead(models, lead)
             sentences.append(f"The best model at lead {lead} is {_listed(best)} with {own}.")
@@ -185,6 +191,17 @@ def _ahead(drawn: Sequence[Curve], lead: int) -> tuple[list[str], str]:
     errors = {one.model: _finite(one.errors[one.leads.index(lead)]) for one in drawn if lead in one.leads}
     best = _per_cent(min(errors.values()))
     return [model for model, error in errors.items() if _per_cent(error) == best], best
+
+
+def _level(drawn: Sequence[Curve], best: str, lead: int) -> list[str]:
+    """Those whose distance from the best at a lead is no more than both spreads over seeds explain."""
+    found = {}
+    for curve in drawn:
+        if lead in curve.leads:
+            place = curve.leads.index(lead)
+            found[curve.model] = curve.errors[place], curve.spread("seeds")[place]
+    error, spread = found[best]
+    return [name for name, (own, other) in found.items() if own - error <= math.hypot(spread, other)]
 
 
 def _against(curve: Curve, yardstick: Curve) -> str:
@@ -214,7 +231,7 @@ def _finite(error: float) -> float:
     return error if math.isfinite(error) else math.inf
 
 
-def _why(rows: Rows) -> list[str]:
+def _why(rows: Rows, known: Dimensions) -> list[str]:
     """How much of the last error is carried on."""
     shares = [row for row in rows if row.get("diagnostic") == "decomposition" and row["metric"] == "propagation_share"]
     shares = [row for row in _labelled(named_apart(shares)) if row["field"] is None] if shares else []
@@ -225,10 +242,10 @@ def _why(rows: Rows) -> list[str]:
     means = spread_of([row for row in shares if row["lead"] == last[row["model"]]], "model")
     leads = in_order(last.values())
     parts = [
-        f"{significant(100 * mean)} % for {model}" + ("" if len(leads) == 1 else f" at lead {last[model]}")
+        f"{significant(100 * mean)} % for {model}" + ("" if len(leads) == 1 else f" at {known.lead(last[model])}")
         for (model,), (mean, _) in means.items()
     ]
-    where = f"at lead {leads[0]}" if len(leads) == 1 else "at the last lead"
+    where = f"at {known.lead(leads[0])}" if len(leads) == 1 else "at the last lead"
     return [
         f"Of the error energy {where}, errors carried on from earlier frames are {', '.join(parts)} "
         f"({sample_of(shares)})."
@@ -254,9 +271,10 @@ def _facts(rows: Rows) -> tuple[tuple[str, str], ...]:
     return tuple(pair for pair in pairs if pair[1])
 
 
-def _cards(rows: Rows, arrays: Mapping[str, Arrays], sample: str) -> list[Card]:
-    """Each says what it was measured on, and where that is not what the errors of the page were measured on."""
-    made = []
+def _cards(rows: Rows, arrays: Mapping[str, Arrays], sample: str, known: Dimensions) -> list[tuple[Card, Rows]]:
+    """Each with the rows that it shows. It says what it was measured on, and where that is not what the errors of the
+    page were measured on."""
+    made: list[tuple[Card, Rows]] = []
     for name, kind in CARDS.items():
         drawing = FIGURES[name]
         having = [{row["run"] for row in rows if need.takes(row)} for need in drawing.needs]
@@ -267,45 +285,60 @@ def _cards(rows: Rows, arrays: Mapping[str, Arrays], sample: str) -> list[Card]:
         if not mine:
             continue
         held = {run: arrays[drawing.arrays][run] for run in runs_in(mine)} if drawing.arrays else {}
-        sheet = io.BytesIO()
         with style():
             figure = drawing.draw(Material(mine, held))
-            figure.savefig(sheet, format="svg", metadata={"Date": None})
         own = drawing.sample(mine)
         other = f" (the errors at the top: {sample})" if own != sample and drawing.words is not timing_of else ""
-        caption = f"{kind.caption} Measured on {own}{other}."
-        made.append(Card(kind.title, kind.words, caption, sheet.getvalue(), figure.get_figwidth()))
+        leads = [row["lead"] for row in mine if row.get("lead") is not None]
+        time = known.time(max(leads)) if kind.over_leads and leads else ""
+        when = f" Lead {max(leads)} is at {time}." if time else ""
+        caption = f"{kind.caption}{when} Measured on {own}{other}."
+        card = Card(name, kind.title, kind.words, caption, light_and_dark(figure), figure.get_figwidth(), own)
+        # Where a diagnostic draws its arrays, its rows only tell that it was made.
+        told = [row for row in mine if drawing.shows is None and any(need.takes(row) for need in drawing.needs)]
+        made.append((card, of_field(told) if drawing.by_field else told))
     return made
 
 
-def _films(rows: Rows, arrays: Arrays) -> tuple[Maps, ...]:
-    """One film for each case, field and plane, with every model that shows the same cases, at the leads that all have.
+def _films(rows: Rows, arrays: Arrays, known: Dimensions) -> tuple[tuple[Maps, ...], tuple[str, ...]]:
+    """One film for each case, field and plane, with every model that shows the same cases, at the leads that all have;
+    and the models that stand side by side at first, each once with its lowest seed.
 
     Where they would not fit into `ROOM`, there are fewer leads, then fewer cases, then fewer fields.
     """
     shown = [row for row in rows if row.get("diagnostic") == "maps" and row["run"] in arrays]
     if not shown:
-        return ()
+        return (), ()
     names, fields = run_titles(shown), in_order(row["field"] for row in shown)
     first = arrays[next(iter(names))]
     same = {title: arrays[run] for run, title in names.items() if _alike(arrays[run], first)}
     leads, cases = shared_leads(list(same.values())), first["cases"].tolist()
-    planes = _planes(first["truth"].ndim - 3)
-    points = sum(cut(first["truth"][0, :1, ..., 0]).size for _, cut in planes) * (1 + 2 * len(same))
-    across = _fitting(len(leads), points * len(cases) * len(fields), ACROSS)
+    planes = _planes(first["truth"].shape[2:-1])
+    points = sum(plane.cut(first["truth"][0, :1, ..., 0]).size for plane in planes) * (1 + 2 * len(same))
+    across = _fitting(len(leads), points * len(cases) * len(fields), LEAST)
     down = _fitting(len(cases), points * across * len(fields))
     deep = _fitting(len(fields), points * across * down)
     leads = tuple(leads[place] for place in evenly(len(leads), across))
     truth, forecasts = at_leads(first, "truth", leads), {}
     for title, held in same.items():
         forecasts[title] = at_leads(held, "forecast", leads)
-    return tuple(
-        Maps(field, leads, cut(truth[place, ..., channel]),
-             {title: cut(frames[place, ..., channel]) for title, frames in forecasts.items()}, str(case), plane)
+    films = tuple(
+        Maps(
+            field,
+            leads,
+            plane.cut(truth[place, ..., channel]),
+            {title: plane.cut(frames[place, ..., channel]) for title, frames in forecasts.items()},
+            str(case),
+            plane.name,
+            known.unit(field),
+            (known.axis(*plane.across), known.axis(*plane.up)),
+        )
         for place, case in enumerate(cases[:down])
         for channel, field in enumerate(fields[:deep])
-        for plane, cut in planes
-    )  # fmt: skip
+        for plane in planes
+    )
+    once = tuple(title for run in runs_in(lowest_seeds(shown)) if (title := names[run]) in same)
+    return films, once
 
 
 def _alike(held: Mapping[str, np.ndarray], first: Mapping[str, np.ndarray]) -> bool:
@@ -320,13 +353,27 @@ def _fitting(count: int, points: int, least: int = 1) -> int:
     return min(count, max(least, ROOM // max(1, points)))
 
 
-def _planes(axes: int) -> list[tuple[str, Any]]:
-    """How to cut (leads, *grid) down to pictures; a line has none."""
-    if axes == 2:
-        return [("", lambda frames: frames)]
-    if axes == 3:
-        return [
-            (f"middle {letter}", lambda frames, axis=axis: frames.take(frames.shape[axis] // 2, axis=axis))
-            for axis, letter in enumerate("xyz", start=1)
-        ]
+@dataclass(frozen=True)
+class _Plane:
+    """A picture of (leads, *grid): the axes (number, points) that run right and up, and the one that is cut."""
+
+    name: str
+    across: tuple[int, int]
+    up: tuple[int, int]
+    through: int | None = None
+
+    def cut(self, frames: np.ndarray) -> np.ndarray:
+        if self.through is None:
+            return frames
+        return frames.take(frames.shape[1 + self.through] // 2, axis=1 + self.through)
+
+
+def _planes(grid: tuple[int, ...]) -> list[_Plane]:
+    """The grid itself, the middle planes of a volume; a line has none."""
+    axes = list(enumerate(grid))
+    if len(axes) == 2:
+        return [_Plane("", axes[0], axes[1])]
+    if len(axes) == 3:
+        x, y, z = axes
+        return [_Plane("middle x", y, z, 0), _Plane("middle y", x, z, 1), _Plane("middle z", x, y, 2)]
     return []

@@ -11,7 +11,8 @@ import hashlib
 from pathlib import Path
 
 from sigmasolver.report.chart import chart
-from sigmasolver.report.pictures import film, gallery
+from sigmasolver.report.numbers import to_csv, to_json
+from sigmasolver.report.pictures import PERCENTILE, film
 from sigmasolver.report.study import Curve, Maps, Study, Table
 from sigmasolver.runs.files import plain_errors, replacing
 
@@ -43,11 +44,13 @@ def render(study: Study) -> str:
     style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     return environment.get_template("page.html.j2").render(
         study=study,
-        chart=chart(study.curves),
-        gallery=gallery(study.maps) if study.maps is not None else None,
+        chart=chart(study.curves, study.dimensions),
         films=[film(maps) for maps in study.films],
-        svg_uri=_svg_uri,
+        csv=_data_uri("text/csv", to_csv(study).encode()) if study.records else None,
+        json=_data_uri("application/json", to_json(study).encode()) if study.records else None,
+        data_uri=_data_uri,
         pixels=PIXELS,
+        percentile=PERCENTILE,
         style=style,
         script=script,
         style_hash=_hash(style),
@@ -55,8 +58,8 @@ def render(study: Study) -> str:
     )
 
 
-def _svg_uri(svg: bytes) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode("ascii")
+def _data_uri(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64," + base64.b64encode(content).decode("ascii")
 
 
 def _hash(text: str) -> str:

@@ -1,42 +1,34 @@
-"""Fields as small pictures inside the page: one PNG pixel for each grid point, as data URIs.
+"""Fields as small pictures inside the page: one pixel of a grey PNG for each grid point, as data URIs.
 
-A scale cuts [low, high] into 255 levels of a matplotlib colour map; 255 is odd, so that the middle of the interval has
-a level of its own. What lies outside takes the end colours; what is not finite is grey. The first axis of a field runs
-to the right and the last one up.
+The grey of a pixel is its level. Truth and forecasts cut [low, high] of their scale into 255 levels; 255 is odd, so
+that the middle of the interval has a level of its own, and what lies outside takes the ends. Errors have levels by
+their square root, up to the largest error of their lead: small errors stay apart beside large ones, and a reader may
+scale them by lead or all alike. Level 255 is not finite. The page colours the levels with the colours of its bars. The
+first axis of a field runs to the right and the last one up.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from sigmasolver.report.digits import significant
-from sigmasolver.report.study import Maps
+from sigmasolver.report.study import Dimensions, Maps
 
-__all__ = [
-    "Cell",
-    "Film",
-    "Gallery",
-    "Row",
-    "Scale",
-    "Strip",
-    "blown_up",
-    "error_limit",
-    "error_scale",
-    "field_scale",
-    "film",
-    "gallery",
-]
+__all__ = ["Film", "Scale", "Strip", "blown_up", "error_levels", "error_limit", "error_scale", "field_scale", "film"]
 
 LEVELS = 255
 NOT_FINITE = (136, 136, 136)
 PLAIN, UP = 0, 2
 """Filters of a PNG."""
+GREY, INDEXED = 0, 3
+"""Colour types of a PNG."""
 PERCENTILE = 99.5
 """Of the errors, where their scale ends (app:rollout-case-studies)."""
 BLOWN_UP = 10.0
@@ -65,15 +57,6 @@ class Scale:
         colours = colormaps[self.colours](np.linspace(0, 1, LEVELS), bytes=True)[:, :3]
         return np.concatenate([colours, np.array([NOT_FINITE])]).astype(np.uint8)
 
-    def picture(self, field: np.ndarray) -> str:
-        """The data URI of a field (X, Y)."""
-        return _data_uri(_png(self.levels(field).T[::-1], self.palette()))
-
-    def strip(self, fields: np.ndarray) -> str:
-        """The data URI of fields (leads, X, Y), the first on top."""
-        levels = self.levels(fields).transpose(0, 2, 1)[:, ::-1]
-        return _data_uri(_png(levels.reshape(-1, levels.shape[-1]), self.palette()))
-
     def bar(self) -> str:
         """The data URI of the colour bar: one row of pixels from low to high."""
         return _data_uri(_png(np.arange(LEVELS, dtype=np.uint8)[None], self.palette()))
@@ -88,82 +71,81 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One picture, what it shows in words, and a number to set below it."""
-
-    picture: str
-    words: str
-    note: str
-
-
-@dataclass(frozen=True)
-class Row:
-    """Pictures of one kind (truth, forecast, error), one for each lead."""
+class Strip:
+    """Forecast and error of one model, all leads below each other, and the relative L2 error of each frame."""
 
     model: str
-    kind: str
-    cells: tuple[Cell, ...]
-
-
-@dataclass(frozen=True)
-class Gallery:
-    """All pictures of one case: the truth, then the forecast and the error of every model."""
-
-    field: str
-    leads: tuple[int, ...]
-    size: tuple[int, int]
-    values: Scale
-    errors: Scale
-    rows: tuple[Row, ...]
-
-
-def gallery(maps: Maps) -> Gallery:
-    """The pictures of a case, with one scale for truth and forecasts and one for all errors."""
-    values, errors = field_scale(maps.truth), error_scale(maps)
-    rows = [Row("", "truth", tuple(_cells(values, maps.truth, maps, "truth")))]
-    for model, forecast in maps.forecasts.items():
-        rows.append(Row(model, "forecast", tuple(_cells(values, forecast, maps, f"forecast of {model}"))))
-        difference = np.abs(forecast.astype(np.float64) - maps.truth)
-        notes = [_ratio(d, t) for d, t in zip(difference, maps.truth, strict=True)]
-        rows.append(Row(model, "error", tuple(_cells(errors, difference, maps, f"error of {model}", notes))))
-    size = maps.truth.shape[1], maps.truth.shape[2]
-    return Gallery(maps.field, maps.leads, size, values, errors, tuple(rows))
-
-
-@dataclass(frozen=True)
-class Strip:
-    """All leads of one picture below each other, and what to read at each of them."""
-
-    picture: str
-    notes: str
+    forecast: str
+    error: str
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Film:
-    """One case, field and plane; `strips` holds for each model its forecast and its error."""
+    """One case, field and plane; `facts` tells the page in JSON how to read the levels and what to write beside them.
 
-    case: str
-    field: str
-    plane: str
-    leads: tuple[int, ...]
-    size: tuple[int, int]
+    `tops` holds for each lead what the highest level of an error stands for, `limits` where a scale of its own ends.
+    """
+
+    maps: Maps
     values: Scale
     errors: Scale
-    truth: Strip
-    strips: tuple[tuple[str, Strip, Strip], ...]
+    tops: tuple[float, ...]
+    limits: tuple[float, ...]
+    truth: str
+    strips: tuple[Strip, ...]
+
+    def facts(self, dimensions: Dimensions) -> str:
+        maps = self.maps
+        return json.dumps(
+            {
+                "case": maps.case,
+                "field": maps.field,
+                "unit": maps.unit,
+                "plane": maps.plane,
+                "leads": maps.leads,
+                "times": [dimensions.time(lead) for lead in maps.leads],
+                "size": maps.truth.shape[1:],
+                "axes": [{"name": axis.name, "spacing": axis.spacing, "unit": axis.unit} for axis in maps.axes],
+                "values": [self.values.low, self.values.high],
+                "limit": self.errors.high,
+                "limits": self.limits,
+                "tops": self.tops,
+            }
+        )
 
 
 def film(maps: Maps) -> Film:
-    """The frames of a case for the player, with scales made as those of `gallery`."""
-    values, errors = field_scale(maps.truth), error_scale(maps)
+    """The frames of a case, with one scale for truth and forecasts; errors also have one scale for each lead."""
+    values, truth = field_scale(maps.truth), maps.truth.astype(np.float64)
+    errors = {model: np.abs(forecast.astype(np.float64) - truth) for model, forecast in maps.forecasts.items()}
+    kept = {model: ~blown_up(forecast, maps.truth) for model, forecast in maps.forecasts.items()}
+    calm = [[error[lead] for model, error in errors.items() if kept[model][lead]] for lead in range(len(truth))]
+    limits = tuple(error_limit(held, maps.truth) for held in calm)
+    tops = tuple(max(limit, _largest(held)) for limit, held in zip(limits, calm, strict=True))
     strips = []
-    for model, forecast in maps.forecasts.items():
-        difference = np.abs(forecast.astype(np.float64) - maps.truth)
-        notes = "|".join(_ratio(d, t) for d, t in zip(difference, maps.truth, strict=True))
-        strips.append((model, Strip(values.strip(forecast), ""), Strip(errors.strip(difference), notes)))
-    size = maps.truth.shape[1], maps.truth.shape[2]
-    truth = Strip(values.strip(maps.truth), "")
-    return Film(maps.case, maps.field, maps.plane, maps.leads, size, values, errors, truth, tuple(strips))
+    for model, error in errors.items():
+        levels = np.stack([error_levels(one, top) for one, top in zip(error, tops, strict=True)])
+        notes = tuple(_ratio(one, true) for one, true in zip(error, maps.truth, strict=True))
+        strips.append(Strip(model, _strip(values.levels(maps.forecasts[model])), _strip(levels), notes))
+    return Film(maps, values, error_scale(maps), tops, limits, _strip(values.levels(maps.truth)), tuple(strips))
+
+
+def error_levels(error: np.ndarray, top: float) -> np.ndarray:
+    """The level of each error as uint8, (LEVELS - 1) √(error / top), at most that of `top`."""
+    finite = np.isfinite(error)
+    shares = np.sqrt(np.where(finite, error, 0.0) / top).clip(0, 1)
+    return np.where(finite, np.rint(shares * (LEVELS - 1)), LEVELS).astype(np.uint8)
+
+
+def _largest(errors: Iterable[np.ndarray]) -> float:
+    return max((float(error[np.isfinite(error)].max(initial=0.0)) for error in errors), default=0.0)
+
+
+def _strip(levels: np.ndarray) -> str:
+    """The data URI of (leads, X, Y), the first lead on top."""
+    upright = levels.transpose(0, 2, 1)[:, ::-1]
+    return _data_uri(_png(upright.reshape(-1, upright.shape[-1])))
 
 
 def field_scale(truth: np.ndarray) -> Scale:
@@ -206,13 +188,6 @@ def blown_up(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
     return ~(sizes <= (BLOWN_UP * largest if largest else np.finfo(np.float64).max))  # a NaN is not ≤ anything
 
 
-def _cells(scale: Scale, fields: np.ndarray, maps: Maps, what: str, notes: list[str] | None = None) -> Iterator[Cell]:
-    for index, (lead, field) in enumerate(zip(maps.leads, fields, strict=True)):
-        note = notes[index] if notes else ""
-        words = f"{maps.field}, {what}, lead {lead}" + (f", relative L2 {note}" if note else "")
-        yield Cell(scale.picture(field), words, note)
-
-
 def _ratio(difference: np.ndarray, truth: np.ndarray) -> str:
     """The relative L2 error of one picture in per cent."""
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -220,16 +195,16 @@ def _ratio(difference: np.ndarray, truth: np.ndarray) -> str:
     return text if text[-1].isalpha() else f"{text} %"
 
 
-def _png(levels: np.ndarray, palette: np.ndarray) -> bytes:
-    """An 8-bit indexed PNG: a third of the size of true colour, and each level keeps its exact colour."""
+def _png(levels: np.ndarray, palette: np.ndarray | None = None) -> bytes:
+    """An 8-bit PNG, grey or indexed: each level keeps its exact grey or colour."""
     height, width = levels.shape
     # Every line begins with its filter. Smooth fields are small as differences to the line above, rough ones as levels.
     above = np.concatenate([np.zeros((1, width), np.uint8), levels[:-1]])
     filtered = {PLAIN: levels, UP: levels - above}
     lines = [np.insert(one, 0, number, axis=1).tobytes() for number, one in filtered.items()]
     packed = min((zlib.compress(one, 9) for one in lines), key=len)
-    header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"PLTE", palette.tobytes()), (b"IDAT", packed))
+    header = struct.pack(">IIBBBBB", width, height, 8, GREY if palette is None else INDEXED, 0, 0, 0)
+    chunks = [(b"IHDR", header), *([] if palette is None else [(b"PLTE", palette.tobytes())]), (b"IDAT", packed)]
     body = (_chunk(kind, data) for kind, data in (*chunks, (b"IEND", b"")))
     return b"\x89PNG\r\n\x1a\n" + b"".join(body)
 

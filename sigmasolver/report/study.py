@@ -1,4 +1,4 @@
-"""What a page shows, as plain values that check themselves: curves, a table, maps of one case, and where it came from.
+"""What a page shows, as plain values that check themselves: curves, a table, maps of cases, and where it came from.
 
 Errors are relative L2 norms as fractions (0.01 is one per cent), a mean over test samples; lead 1 is the first
 predicted frame.
@@ -6,13 +6,15 @@ predicted frame.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-__all__ = ["YARDSTICKS", "Card", "Curve", "Maps", "Study", "Table"]
+__all__ = ["YARDSTICKS", "Axis", "Card", "Curve", "Dimensions", "Maps", "Study", "Table"]
 
 YARDSTICKS = {
     "persistence": "Persistence repeats the last known frame.",
@@ -22,12 +24,67 @@ YARDSTICKS = {
 
 
 @dataclass(frozen=True)
+class Axis:
+    """One side of a map: its name, the distance between neighbouring points (None: not known), and its unit."""
+
+    name: str
+    spacing: float | None = None
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """What frames, points and values are in physical terms; whatever is not known is None or empty."""
+
+    step: float | None = None
+    """Time from one frame to the next."""
+    time_unit: str = ""
+    lengths: tuple[float | None, ...] = ()
+    """Of each axis: the period of a periodic one, else the distance of its outermost points."""
+    periodic: tuple[bool, ...] = ()
+    length_unit: str = ""
+    units: Mapping[str, str] = field(default_factory=dict)
+    """By field."""
+
+    def time(self, lead: int) -> str:
+        """When a lead is: "2.5 s", or "t = 2.5" without a unit; empty where that tells no more than the lead."""
+        if self.step is None or (self.step == 1 and not self.time_unit):
+            return ""
+        value = f"{self.step * lead:.4g}"
+        return f"{value} {self.time_unit}" if self.time_unit else f"t = {value}"
+
+    def lead(self, lead: int) -> str:
+        """A lead with its time: "lead 5 (2.5 s)"."""
+        time = self.time(lead)
+        return f"lead {lead} ({time})" if time else f"lead {lead}"
+
+    def unit(self, name: str) -> str:
+        """The unit of a field; empty for pure numbers."""
+        unit = self.units.get(name, "")
+        return "" if unit == "1" else unit
+
+    def axis(self, place: int, points: int) -> Axis:
+        """The axis of a map with so many points."""
+        name = "xyz"[place]
+        length = self.lengths[place] if place < len(self.lengths) else None
+        steps = points if place < len(self.periodic) and self.periodic[place] else points - 1
+        return Axis(name) if length is None or steps < 1 else Axis(name, length / steps, self.length_unit)
+
+
+@dataclass(frozen=True)
 class Curve:
-    """The error of one model at each lead; an error that is not finite is a gap."""
+    """The error of one model at each lead; an error that is not finite is a gap.
+
+    `over_windows` and `over_seeds` are standard deviations at each lead, NaN or empty where not known; the mean is over
+    so many `seeds`.
+    """
 
     model: str
     leads: tuple[int, ...]
     errors: tuple[float, ...]
+    over_windows: tuple[float, ...] = ()
+    over_seeds: tuple[float, ...] = ()
+    seeds: int = 1
 
     def __post_init__(self) -> None:
         if len(self.leads) != len(self.errors) or not self.leads:
@@ -38,6 +95,16 @@ class Curve:
         _check_leads(f"the curve of {self.model}", self.leads)
         if any(error < 0 for error in self.errors):
             raise ValueError(f"The curve of {self.model} has a negative error; a relative error is a norm.")
+        for spread in (self.over_windows, self.over_seeds):
+            if spread and (len(spread) != len(self.leads) or any(one < 0 for one in spread)):
+                raise ValueError(
+                    f"The spread of {self.model} is {spread}; give one deviation of at least zero for each lead."
+                )
+
+    def spread(self, kind: str) -> tuple[float, ...]:
+        """The deviations over "windows" or "seeds", NaN where not known."""
+        held = self.over_windows if kind == "windows" else self.over_seeds
+        return held or (math.nan,) * len(self.leads)
 
 
 @dataclass(frozen=True)
@@ -66,9 +133,9 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """One case that no model was trained on: `truth` and each forecast are (leads, X, Y) in the field's own unit.
+    """One case that no model was trained on: `truth` and each forecast are (leads, X, Y) in the field's own `unit`.
 
-    `case` tells several cases apart, `plane` the cuts through a volume.
+    `case` tells several cases apart, `plane` the cuts through a volume, `axes` are those of X and Y.
     """
 
     field: str
@@ -77,6 +144,8 @@ class Maps:
     forecasts: Mapping[str, np.ndarray]
     case: str = "1"
     plane: str = ""
+    unit: str = ""
+    axes: tuple[Axis, Axis] = (Axis("x"), Axis("y"))
 
     def __post_init__(self) -> None:
         _check_leads("the maps", self.leads)
@@ -97,13 +166,16 @@ class Maps:
 
 @dataclass(frozen=True)
 class Card:
-    """A drawing with its heading, what it shows in words, how to read it, and how wide it is."""
+    """A drawing: the name of its file, heading, what it shows in words, how to read it, its width, and what it was
+    measured on."""
 
+    name: str
     title: str
     words: str
     caption: str
     svg: bytes
     inches: float
+    sample: str = ""
 
     @property
     def narrow(self) -> bool:
@@ -116,18 +188,22 @@ class Study:
     """A comparison of trained models on one task; `facts` are pairs such as ("commit", "acc511d"), `sample` says what
     the curves were measured on.
 
-    `films` are played frame by frame: one for each case, field and plane, every one with the same models.
+    `films` are played frame by frame: one for each case, field and plane, every one with the same models, of which
+    those in `shown` (empty: all) stand side by side at first. `records` are the rows that the page was made from, to
+    be taken along.
     """
 
     title: str
     summary: str
     curves: tuple[Curve, ...]
     table: Table
-    maps: Maps | None
     facts: tuple[tuple[str, str], ...]
     films: tuple[Maps, ...] = ()
     cards: tuple[Card, ...] = ()
     sample: str = ""
+    dimensions: Dimensions = Dimensions()
+    shown: tuple[str, ...] = ()
+    records: Sequence[Mapping[str, Any]] = ()
 
     def __post_init__(self) -> None:
         if not self.curves:

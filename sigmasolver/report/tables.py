@@ -11,11 +11,12 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sigmasolver.report.digits import significant, spread
 from sigmasolver.report.sample import sample_of
-from sigmasolver.report.study import YARDSTICKS, Curve, Table
+from sigmasolver.report.study import YARDSTICKS, Curve, Dimensions, Table
 
 __all__ = ["check_repeated", "comparison", "curves", "named_apart", "precision_of", "to_latex", "to_markdown"]
 
@@ -32,8 +33,9 @@ Values = dict[str, dict[Key, list[float]]]
 """Of each model and key, the values over seeds."""
 
 
-def comparison(records: Sequence[Mapping[str, Any]]) -> Table:
+def comparison(records: Sequence[Mapping[str, Any]], dimensions: Dimensions | None = None) -> Table:
     """One row for each model, persistence last: errors in per cent at the first, middle and last lead and overall.
+    The `dimensions` tell when a lead is.
 
     Several seeds give mean ± sample standard deviation. The lowest error of each column is bold, with all that read
     the same; persistence competes like any other. Several fields without rows of the field "all" get a block of
@@ -41,7 +43,7 @@ def comparison(records: Sequence[Mapping[str, Any]]) -> Table:
     """
     values = _gather(records)
     counts = {model: _parameters(model, rows) for model, rows in values.items()}
-    columns = _columns(values)
+    columns = _columns(values, dimensions or Dimensions())
     cells = [[_cell(rows.get(key, [])) for _, key in columns] for rows in values.values()]
     counted = any(counts.values())
     names = list(values)
@@ -86,16 +88,46 @@ def named_apart(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def curves(records: Sequence[Mapping[str, Any]]) -> tuple[Curve, ...]:
-    """The error per lead of each model, persistence last: the mean over seeds and, without "all" rows, over fields."""
+    """The error per lead of each model, persistence last: the mean over seeds and, without "all" rows, over fields.
+
+    The spread over seeds is their sample deviation; that over windows is the root mean square of the seeds' own. Of a
+    mean over fields neither is known.
+    """
     values = _gather(records)
-    fields = _fields(values)
+    fields, deviations = _fields(values), _deviations(records)
     made = []
     for model, rows in values.items():
         leads = sorted({lead for metric, field, lead in rows if metric == LEAD and field in fields and lead})
-        errors = [statistics.fmean(v for field in fields for v in rows.get((LEAD, field, lead), [])) for lead in leads]
-        if leads:
-            made.append(Curve(model, tuple(leads), tuple(errors)))
+        held = [[v for field in fields for v in rows.get((LEAD, field, lead), [])] for lead in leads]
+        if not leads:
+            continue
+        seeds = max(len(rows[key]) for key in rows if key[0] == LEAD)
+        curve = Curve(model, tuple(leads), tuple(map(statistics.fmean, held)), seeds=seeds)
+        if len(fields) == 1:
+            over_windows = tuple(_root_mean_square(deviations[model, fields[0], lead]) for lead in leads)
+            curve = replace(curve, over_windows=over_windows, over_seeds=tuple(map(_sample_deviation, held)))
+        made.append(curve)
     return tuple(made)
+
+
+def _deviations(records: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str | None, int], list[float]]:
+    """Of each model, field and lead, the deviations over windows, one for each seed; NaN where a row has none."""
+    seeds: dict[tuple[str, str | None, int], dict[Any, float]] = defaultdict(dict)
+    for record in records:
+        if record["metric"] == LEAD:
+            deviation = record.get("deviation")
+            place = seeds[record["model"], record["field"], record["lead"]]
+            place[record["seed"]] = math.nan if deviation is None else float(deviation)
+    return defaultdict(list, {key: list(held.values()) for key, held in seeds.items()})
+
+
+def _root_mean_square(values: Sequence[float]) -> float:
+    return math.sqrt(statistics.fmean(value**2 for value in values)) if values else math.nan
+
+
+def _sample_deviation(values: Sequence[float]) -> float:
+    """NaN of one, and of what is not finite."""
+    return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
 
 
 def to_markdown(table: Table) -> str:
@@ -197,7 +229,7 @@ def _fields(values: Values) -> list[str | None]:
     return [ALL] if ALL in fields else fields
 
 
-def _columns(values: Values) -> list[tuple[str, Key]]:
+def _columns(values: Values, dimensions: Dimensions) -> list[tuple[str, Key]]:
     """Heading and key of each column of errors that any model has."""
     present = {key for rows in values.values() for key in rows}
     leads = [lead for metric, _, lead in present if metric == LEAD and lead is not None]
@@ -206,7 +238,9 @@ def _columns(values: Values) -> list[tuple[str, Key]]:
     columns: list[tuple[str, Key]] = []
     for field in fields:
         start = f"{field}: " if len(fields) > 1 else ""
-        columns += [(f"{start}lead {lead} (%)", (LEAD, field, lead)) for lead in shown]
+        for lead in shown:
+            words = ", ".join(filter(None, (f"lead {lead}", dimensions.time(lead))))
+            columns.append((f"{start}{words} (%)", (LEAD, field, lead)))
         columns.append((f"{start}whole horizon (%)", (HORIZON, field, None)))
     columns = [(heading, key) for heading, key in columns if key in present]
     if not columns:

@@ -26,7 +26,7 @@ os.execvp(sys.argv[3], sys.argv[3:])
 class Browser:
     """One tab; `errors` collects complaints of the console and the network, `requests` the addresses asked for."""
 
-    def __init__(self, width: int = 1200, height: int = 900, dark: bool = False) -> None:
+    def __init__(self, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         self.folder = tempfile.mkdtemp()
         to_browser, self._write = os.pipe()
         self._read, from_browser = os.pipe()
@@ -41,9 +41,15 @@ class Browser:
         self.errors, self.requests = [], []
         self._rest, self._count, self._session = b"", 0, None
         target = self("Target.createTarget", url="about:blank")["targetId"]
+        self.downloads = Path(self.folder) / "downloads"
+        self("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(self.downloads))
         self._session = self("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self(f"{domain}.enable")
+        self.look(width, height, dark)
+
+    def look(self, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """The size of the window, and whether its reader prefers dark pages."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self("Emulation.setDeviceMetricsOverride", **size)
         colours = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -88,6 +94,17 @@ class Browser:
         result = self("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
+
+    def download(self, selector: str, name: str) -> bytes:
+        """What a click on an element puts into the folder for downloads, once it is whole."""
+        path = self.downloads / name
+        path.unlink(missing_ok=True)
+        self.value(f"document.querySelector('{selector}').click()")
+        until = time.monotonic() + 20
+        while not path.exists() or path.stat().st_size == 0:
+            assert time.monotonic() < until, f"{name} did not come: {list(self.downloads.glob('*'))}"
+            time.sleep(0.05)
+        return path.read_bytes()
 
     def screenshot(self, path: Path, whole: bool = True) -> None:
         picture = self("Page.captureScreenshot", format="png", captureBeyondViewport=whole)

@@ -9,14 +9,14 @@ import pytest
 
 from sigmasolver.report.chart import chart, gaps
 from sigmasolver.report.page import render
-from sigmasolver.report.study import Curve, Study, Table
+from sigmasolver.report.study import Curve, Dimensions, Study, Table
 
 SVG = "{http://www.w3.org/2000/svg}"
 NAN = math.nan
 
 
 def svg_of(*curves):
-    page = render(Study("t", "s", curves, Table(("model",), ()), None, ()))
+    page = render(Study("t", "s", curves, Table(("model",), ()), ()))
     return ElementTree.fromstring(re.search(r'<svg class="chart.*?</svg>', page, re.S)[0])
 
 
@@ -31,7 +31,8 @@ def panel(svg, scale):
 
 def ticks(group, axis):
     """(number on the axis, coordinate) of every tick."""
-    return np.array([(float(text.text), float(text.get(axis))) for text in group.findall(f"{SVG}text")])
+    labels = [text for text in group.findall(f"{SVG}text") if "time" not in (text.get("class") or "").split()]
+    return np.array([(float(text.text), float(text.get(axis))) for text in labels])
 
 
 def segments(group):
@@ -71,6 +72,59 @@ def test_the_other_axis_is_affine_in_the_logarithm(span):
     assert len(values) >= 2
     (points,) = segments(groups(panel(svg, "log"), "s3")[0])
     assert points[:, 1] == pytest.approx(affine(values, np.log10(100 * errors)), abs=0.03)
+
+
+def outline(group, band):
+    """Above and below of the band of a curve."""
+    (path,) = [path.get("d") for path in group.iter(f"{SVG}path") if band in (path.get("class") or "").split()]
+    points = np.array(re.findall(r"([\d.]+),([\d.]+)", path), dtype=float)
+    return points[: len(points) // 2, 1], points[: len(points) // 2 - 1 : -1, 1]
+
+
+def test_a_band_is_one_deviation_to_either_side():
+    errors, spread = np.array([0.1, 0.2, 0.3]), np.array([0.02, 0.05, 0.01])
+    svg = svg_of(Curve("a", (1, 2, 3), tuple(errors), tuple(spread), tuple(spread / 2)))
+    values = ticks(groups(panel(svg, "linear"), "values")[0], "y")
+    for band, size in (("windows", spread), ("seeds", spread / 2)):
+        above, below = outline(panel(svg, "linear"), band)
+        assert above == pytest.approx(affine(values, 100 * (errors + size)), abs=0.02)
+        assert below == pytest.approx(affine(values, 100 * (errors - size)), abs=0.02)
+    logs = ticks(groups(panel(svg, "log"), "values")[0], "y")
+    above, _ = outline(panel(svg, "log"), "seeds")
+    inside = np.minimum(100 * (errors + spread / 2), logs[-1, 0])
+    assert above == pytest.approx(affine(np.c_[np.log(logs[:, 0]), logs[:, 1]], np.log(inside)), abs=0.03)
+
+
+def test_a_band_stays_inside_the_frame_and_has_gaps_where_it_is_not_known():
+    wide = chart([Curve("a", (1, 2, 3), (0.1, 0.2, 0.3), (5.0, 5.0, 5.0))])
+    top = float(wide.panels[0].ticks[-1][1])
+    assert top <= 50  # the curve still fills most of the axis
+    for one in wide.panels:
+        heights = [float(y) for y in re.findall(r",([\d.]+)", one.series[0].bands[0][1])]
+        assert min(heights) == wide.top and max(heights) == wide.bottom
+    gap = chart([Curve("a", (1, 2, 3, 4, 5), (0.1, 0.2, 0.3, 0.4, 0.5), (0.01, 0.01, NAN, 0.01, 0.01))])
+    assert gap.panels[0].series[0].bands[0][1].count("M") == 2 and gap.bands == ("windows",)
+    assert chart([Curve("a", (1, 2), (0.1, 0.2))]).bands == ()
+
+
+def test_what_is_read_at_a_lead_has_its_time_and_its_spread():
+    curve = Curve("a", (2, 4), (0.123, 0.4), (0.0456, NAN), (0.01, 0.02))
+    drawn = chart([curve], Dimensions(0.25, "s"))
+    assert [(row.lead, row.time) for row in drawn.rows] == [(2, "0.5 s"), (4, "1 s")]
+    assert [row.cells[0].text for row in drawn.rows] == ["12.3", "40.0"]
+    assert drawn.bands == ("seeds", "windows") and [row.cells[0].spread for row in drawn.rows] == [
+        ("1.0", "4.6"),
+        ("2.0", ""),
+    ]
+    assert [time for _, _, time in drawn.ticks] == ["0.5", "1"] and drawn.time_label == "time (s)"
+
+
+def test_how_many_seeds_stand_behind_the_means():
+    one, three, five = (Curve(f"m{n}", (1,), (0.1,), seeds=n) for n in (1, 3, 5))
+    still = Curve("persistence", (1,), (0.2,))
+    assert chart([one, still]).seeds == ""
+    assert chart([three, still]).seeds == "3 seeds of each model"
+    assert chart([three, five, still]).seeds == "seeds: m3 3, m5 5"
 
 
 def test_all_points_lie_inside_the_drawing():
@@ -121,7 +175,7 @@ def test_an_exact_forecast_is_drawn_at_zero_and_left_out_of_the_log_axis():
 
 def test_curves_over_different_leads_share_one_axis():
     drawn = chart([Curve("a", (1, 3), (0.1, 0.3)), Curve("b", (2, 5), (0.2, 0.5))])
-    assert [(lead, cells) for lead, _, cells in drawn.rows] == [
+    assert [(row.lead, tuple(cell.text for cell in row.cells)) for row in drawn.rows] == [
         (1, ("10.0", "–")),
         (2, ("–", "20.0")),
         (3, ("30.0", "–")),
@@ -148,8 +202,8 @@ def test_errors_over_many_decades_open_on_the_log_axis():
 )
 def test_leads_carry_round_ticks(horizon, labels):
     drawn = chart([Curve("a", tuple(range(1, horizon + 1)), (0.1,) * horizon)])
-    assert [label for _, label in drawn.ticks] == labels.split()
-    assert [label for _, label in chart([Curve("a", tuple(range(1, 101)), (0.1,) * 100)]).ticks][:3] == [
+    assert [label for _, label, _ in drawn.ticks] == labels.split()
+    assert [label for _, label, _ in chart([Curve("a", tuple(range(1, 101)), (0.1,) * 100)]).ticks][:3] == [
         "1",
         "10",
         "20",

@@ -3,6 +3,7 @@
 import ast
 import base64
 import hashlib
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,9 +13,11 @@ import pytest
 
 import sigmasolver.report
 from sigmasolver.report.chart import chart
-from sigmasolver.report.figures.style import looks
+from sigmasolver.report.figures.style import BLACK, COLOURS, DARK, looks
 from sigmasolver.report.page import render, write_page
-from sigmasolver.report.study import Curve, Maps, Study, Table
+from sigmasolver.report.study import Axis, Card, Curve, Dimensions, Maps, Study, Table
+
+from . import made
 
 FOLDER = Path(sigmasolver.report.__file__).parent
 MODELS = ("transolver-sigma", "physolver", "specsolver")
@@ -33,8 +36,8 @@ def study(models=MODELS, points=64, leads=(1, 4, 8, 12, 16), **more):
             Curve("persistence", leads, (0.3,) * len(leads)),
         ),
         "table": Table(("model", "lead 1 (%)"), rows, frozenset({(0, 1)})),
-        "maps": Maps("vorticity", leads, truth, {model: truth + 0.1 for model in models}),
         "facts": (("commit", "acc511d"), ("seed", "0")),
+        "films": (Maps("vorticity", leads, truth, {model: truth + 0.1 for model in models}),),
     }
     return Study(**{**parts, **more})
 
@@ -74,7 +77,11 @@ def test_a_name_with_markup_comes_out_as_text():
         title=nasty,
         summary=nasty,
         table=Table((nasty,), ((nasty,),), frozenset({(0, 0)}), caption=nasty),
-        maps=Maps(nasty, (1,), np.eye(3)[None], {nasty: np.eye(3)[None]}),
+        films=(Maps(nasty, (1,), np.eye(3)[None], {nasty: np.eye(3)[None]}, nasty, nasty, nasty, (Axis(nasty),) * 2),),
+        cards=(Card(nasty, nasty, nasty, nasty, b"<svg/>", 7.2, nasty),),
+        sample=nasty,
+        dimensions=Dimensions(0.5, nasty, units={nasty: nasty}),
+        records=({**made.errors("ns2d", "physolver")[0], "model": nasty},),
         curves=(Curve(nasty, (1, 2), (0.1, float("nan"))),),
         facts=((nasty, nasty),),
     )
@@ -84,9 +91,11 @@ def test_a_name_with_markup_comes_out_as_text():
     assert not any("onload" in attributes for _, attributes, _ in elements.found)
     assert [text for _, text in elements.all("h1")] == [nasty]
     assert [text for _, text in elements.all("strong", "dd")] == [nasty, nasty]
-    assert f"vorticity, forecast of {nasty}, lead 1".replace("vorticity", nasty) in [
-        attributes["alt"] for attributes, _ in elements.all("img")
-    ]
+    (reel,) = [attributes["data-film"] for attributes, _ in elements.all("div") if "data-film" in attributes]
+    assert [json.loads(reel)[name] for name in ("case", "field", "unit", "plane")] == [nasty] * 4
+    assert {a["data-model"] for a, _ in elements.all("img") if "data-model" in a} == {nasty}
+    (card,) = [attributes for attributes, _ in elements.all("section") if "data-name" in attributes]
+    assert card["data-name"] == card["data-sample"] == nasty
 
 
 def test_nothing_is_fetched():
@@ -113,11 +122,10 @@ def test_the_policy_of_the_page_admits_its_own_script_and_style_only():
 def test_what_is_shown_can_be_heard_and_reached():
     elements = Elements(render(study()))
     assert [text for _, text in elements.all("h1", "h2")] == [
-        "Kolmogorov flow", "Error over the forecast", "Comparison", "One unseen case", "Provenance",
+        "Kolmogorov flow", "Error over the forecast", "Comparison", "Forecasts of unseen cases", "Provenance",
     ]  # fmt: skip
-    pictures = [attributes["alt"] for attributes, _ in elements.all("img")]
-    assert len(pictures) == 2 + 5 * 7 and len(set(pictures)) == len(pictures)
-    assert len(elements.all("caption")) == len(elements.all("table")) == 3
+    assert len(elements.all("caption")) == len(elements.all("table")) == 2
+    assert all(a["aria-label"] for a, _ in elements.all("div") if a.get("role") in ("radiogroup", "group", "region"))
     assert all(a["tabindex"] == "0" and a["aria-label"] for a, _ in elements.all("div") if a.get("class") == "box")
     (drawing,) = [a["aria-label"] for a, _ in elements.all("svg") if a.get("role") == "img"]
     assert "transolver-sigma 1.00 at lead 1, 16.0 at lead 16" in drawing
@@ -129,9 +137,11 @@ def test_what_is_shown_can_be_heard_and_reached():
 def test_the_legend_reads_the_last_lead_and_the_table_holds_every_number():
     leads = (1, 2, 3)
     curves = (Curve("a", leads, (0.01, 0.02, 0.0345)), Curve("b", leads, (0.1, float("nan"), float("nan"))))
-    elements = Elements(render(study(curves=curves, maps=None, facts=(), table=Table(("model",), ()))))
+    elements = Elements(render(study(curves=curves, films=(), facts=(), table=Table(("model",), ()))))
     assert [text for _, text in elements.all("data")] == ["3.45", "not finite"]
     assert [text for _, text in elements.all("output")] == ["3"]
+    labels = [attributes["data-label"] for attributes, _ in elements.all("td")]
+    assert labels == ["a", "b"] * 3  # on a narrow screen every number says whose it is
     assert [text for _, text in elements.all("td")] == ["1.00", "10.0", "2.00", "not finite", "3.45", "not finite"]
     assert "b: not finite from lead 2." in [text for _, text in elements.all("p")]
     assert "Provenance" not in [text for _, text in elements.all("h2")]
@@ -167,17 +177,27 @@ def contrast(one, other):
 def test_colours_stand_out_from_the_paper(block):
     """WCAG 2.2: 3 to 1 for graphics, 4.5 to 1 for text."""
     style = (FOLDER / "page.css").read_text()
-    colours = dict(re.findall(r"--(\w+): (#\w{6})", re.findall(r":root \{(.*?)\}", style, re.S)[block]))
+    colours = dict(re.findall(r"--(\w+): (#\w{6})", re.findall(r":root[^{]* \{(.*?)\}", style, re.S)[block]))
     for name in ("s0", "s1", "s2", "s3", "s4", "s5", "yardstick", "focus"):
         assert contrast(colours[name], colours["paper"]) >= 3
     for name in ("ink", "soft"):
         assert contrast(colours[name], colours["paper"]) >= 4.5
 
 
+def test_drawings_stand_out_from_light_and_dark_paper():
+    style = (FOLDER / "page.css").read_text()
+    light, dark = (
+        re.search(r"--paper: (#\w{6})", block)[1] for block in re.findall(r":root[^{]* \{(.*?)\}", style, re.S)
+    )
+    for colour in (BLACK, *COLOURS):
+        assert contrast(DARK.get(colour, colour), dark) >= 3
+        assert contrast(colour, light) >= (2 if colour in COLOURS[4:] else 3)  # the palette's lightest have markers too
+
+
 def test_a_model_has_one_colour_on_the_page_and_in_drawings():
     """By name or by label, whatever stands beside it."""
     style = (FOLDER / "page.css").read_text()
-    colours = dict(re.findall(r"--(s\d): (#\w{6})", re.findall(r":root \{(.*?)\}", style, re.S)[0]))
+    colours = dict(re.findall(r"--(s\d): (#\w{6})", re.findall(r":root[^{]* \{(.*?)\}", style, re.S)[0]))
     for models in (MODELS, ("other", "Specsolver", "Transolver-σ")):
         drawn = chart([Curve(model, (1,), (0.1,)) for model in models]).styles
         assert [colours[name].upper() for name in drawn] == [looks(models)[model].colour for model in models]

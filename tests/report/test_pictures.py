@@ -10,16 +10,31 @@ from matplotlib import colormaps
 from matplotlib.image import imread
 
 from sigmasolver.evaluate.metrics import blow_up
-from sigmasolver.report.pictures import NOT_FINITE, Scale, blown_up, error_limit, error_scale, field_scale, gallery
+from sigmasolver.report.pictures import (
+    NOT_FINITE,
+    Scale,
+    blown_up,
+    error_levels,
+    error_limit,
+    error_scale,
+    field_scale,
+    film,
+)
 from sigmasolver.report.study import Maps
 
 
 def decode(uri):
-    """Pixels (rows, columns, 3) as integers, read by another library than the one that wrote them."""
+    """Pixels (rows, columns) of greys or (rows, columns, 3) of colours, read by another library than wrote them."""
     start, _, data = uri.partition(",")
     assert start == "data:image/png;base64"
     pixels = imread(io.BytesIO(base64.b64decode(data, validate=True)), format="png")
-    return np.rint(255 * pixels[..., :3]).astype(int)
+    return np.rint(255 * (pixels if pixels.ndim == 2 else pixels[..., :3])).astype(int)
+
+
+def frames(uri, leads):
+    """The levels (leads, X, Y) of a strip."""
+    levels = decode(uri)
+    return levels.reshape(leads, -1, levels.shape[1])[:, ::-1].transpose(0, 2, 1)
 
 
 def colour(name, share):
@@ -27,30 +42,23 @@ def colour(name, share):
 
 
 def test_known_values_take_known_colours():
-    field = np.array([[-2.0, 0.0, 2.0], [5.0, np.nan, -np.inf]])
-    pixels = decode(Scale("RdBu_r", -2.0, 2.0).picture(field))
-    assert pixels.shape == (3, 2, 3)  # two points to the right, three up
-    left, right = pixels[::-1, 0].tolist(), pixels[::-1, 1].tolist()
+    scale, field = Scale("RdBu_r", -2.0, 2.0), np.array([[-2.0, 0.0, 2.0], [5.0, np.nan, -np.inf]])
+    left, right = scale.palette()[scale.levels(field)].tolist()
     assert left == [colour("RdBu_r", 0), colour("RdBu_r", 0.5), colour("RdBu_r", 1)]
     assert right == [colour("RdBu_r", 1), list(NOT_FINITE), list(NOT_FINITE)]
 
 
-def test_every_colour_is_within_half_a_level_of_its_value():
+def test_every_level_is_within_half_a_level_of_its_value():
     values = np.random.default_rng(0).uniform(-3, 5, (17, 9))
-    scale = Scale("magma", -3.0, 5.0)
-    read = decode(scale.picture(values))[::-1].transpose(1, 0, 2)
-    palette = scale.palette().astype(int)
-    nearest = np.rint((values + 3) / 8 * 254).astype(int)
-    assert np.array_equal(read, palette[nearest])
-    assert np.abs(nearest / 254 * 8 - 3 - values).max() <= 4 / 254 + 1e-12
+    levels = Scale("magma", -3.0, 5.0).levels(values)
+    assert np.abs(levels / 254 * 8 - 3 - values).max() <= 4 / 254 + 1e-12
 
 
 def test_the_first_axis_runs_right_and_the_last_one_up():
-    field = np.zeros((5, 4))
-    field[4, 3] = 1.0
-    pixels = decode(Scale("magma", 0.0, 1.0).picture(field))
-    assert pixels[0, -1].tolist() == colour("magma", 1)
-    assert (pixels.reshape(-1, 3) == colour("magma", 0)).all(1).sum() == 19
+    field = np.zeros((1, 5, 4))
+    field[0, 4, 3] = 1.0
+    pixels = decode(film(Maps("u", (1,), field, {})).truth)
+    assert pixels.shape == (4, 5) and pixels[0, -1] == 254 and (pixels == 0).sum() == 19
 
 
 def test_the_colour_bar_runs_from_low_to_high():
@@ -111,29 +119,50 @@ def test_a_frame_has_blown_up_as_the_metric_has_it():
     assert blown_up(np.array([[1.0, 2.0]]), partly).tolist() == [False]
 
 
-def test_the_gallery_shows_truth_forecast_and_error_with_the_norm_of_the_error():
+def test_a_film_holds_truth_forecast_and_error_with_the_norm_of_the_error():
     truth = np.zeros((2, 4, 4))
     truth[:, 0, 0], truth[:, 1, 0] = 3.0, -4.0  # norm 5
     forecast = truth.copy()
     forecast[1, 2, 2] = 0.5  # an error of norm 0.5, a tenth
-    shown = gallery(Maps("vorticity", (1, 9), truth, {"sigma": forecast}))
-    assert [(row.model, row.kind) for row in shown.rows] == [("", "truth"), ("sigma", "forecast"), ("sigma", "error")]
-    assert [cell.note for cell in shown.rows[2].cells] == ["0.00 %", "10.0 %"]
-    assert shown.rows[2].cells[1].words == "vorticity, error of sigma, lead 9, relative L2 10.0 %"
-    assert shown.rows[0].cells[0].picture == shown.rows[1].cells[0].picture
-    middle = decode(shown.rows[0].cells[0].picture)[0, 3].tolist()
-    assert middle == colour("RdBu_r", 0.5)  # zero
-    error = decode(shown.rows[2].cells[1].picture)[::-1].transpose(1, 0, 2)
-    assert error[2, 2].tolist() == colour("magma", 1)
-    assert error[0, 0].tolist() == colour("magma", 0)
+    shown = film(Maps("vorticity", (1, 9), truth, {"sigma": forecast}))
+    (strip,) = shown.strips
+    assert strip.model == "sigma" and strip.notes == ("0.00 %", "10.0 %")
+    levels = frames(shown.truth, 2)
+    assert np.array_equal(levels, shown.values.levels(truth)) and levels[0, 0, 0] == round((3 + 4) / 8 * 254)
+    assert np.array_equal(frames(strip.forecast, 2), shown.values.levels(forecast))
+    error = frames(strip.error, 2)
+    assert error[1, 2, 2] == 254 and error.sum() == 254 and shown.tops[1] == 0.5
 
 
-def test_a_forecast_that_is_not_finite_has_no_norm():
-    truth = np.ones((1, 2, 2))
-    forecast = truth.copy()
-    forecast[0, 0, 0] = np.nan
-    note = gallery(Maps("u", (1,), truth, {"a": forecast})).rows[2].cells[0].note
-    assert note == "not finite"
+@pytest.mark.parametrize("size", [1e-6, 1.0, 3e4])
+def test_errors_of_every_lead_keep_their_digits_whatever_the_other_leads_are(size):
+    """Read back, an error is off by at most half a level of its root: √e ± √top / 508."""
+    rng = np.random.default_rng(0)
+    truth = 50 * size * rng.standard_normal((3, 16, 16))
+    growth = np.array([1e-3, 1e-1, 10.0])[:, None, None]
+    maps = Maps("u", (1, 2, 3), truth, {name: truth + size * growth * rng.normal(size=truth.shape) for name in "ab"})
+    shown = film(maps)
+    errors = {name: np.abs(one - truth) for name, one in maps.forecasts.items()}
+    pooled = np.stack(list(errors.values()))
+    assert shown.tops == pytest.approx(pooled.max((0, 2, 3)))
+    assert shown.limits == pytest.approx(np.percentile(pooled.transpose(1, 0, 2, 3).reshape(3, -1), 99.5, axis=1))
+    assert shown.errors.high == pytest.approx(np.percentile(pooled, 99.5))
+    for strip in shown.strips:
+        top = np.array(shown.tops)[:, None, None]
+        read = top * (frames(strip.error, 3) / 254) ** 2
+        assert (np.abs(np.sqrt(read) - np.sqrt(errors[strip.model])) <= np.sqrt(top) / 508 + 1e-12).all()
+
+
+def test_a_forecast_that_has_blown_up_has_no_say_in_the_levels_of_others():
+    truth = np.random.default_rng(0).standard_normal((2, 8, 8))
+    near, lost = truth + 0.1, np.full_like(truth, 1e9)
+    lost[1, 0, 0] = np.nan
+    alone, beside = film(Maps("u", (1, 2), truth, {"a": near})), film(Maps("u", (1, 2), truth, {"a": near, "b": lost}))
+    assert (alone.tops, alone.limits, alone.strips[0]) == (beside.tops, beside.limits, beside.strips[0])
+    assert beside.strips[1].notes[1] == "not finite"
+    levels = frames(beside.strips[1].error, 2)
+    assert levels[1, 0, 0] == 255 and (levels[0] == 254).all()
+    assert error_levels(np.array([4.0, 1.0, np.inf]), 4.0).tolist() == [254, 127, 255]
 
 
 def test_integer_and_half_precision_fields_are_drawn_in_full_precision():
@@ -142,7 +171,7 @@ def test_integer_and_half_precision_fields_are_drawn_in_full_precision():
     assert whole.levels(values).tolist() == [[0, 127, 254]]
     assert whole.levels(values.astype(np.float16)).tolist() == [[0, 127, 254]]
     truth = np.array([[[60000.0, -60000.0]]], dtype=np.float16)
-    assert gallery(Maps("u", (1,), truth, {"a": -truth})).rows[2].cells[0].note == "200 %"
+    assert film(Maps("u", (1,), truth, {"a": -truth})).strips[0].notes == ("200 %",)
     assert field_scale(truth).high == pytest.approx(60000)
 
 
@@ -151,7 +180,6 @@ def test_smooth_and_rough_pictures_keep_every_level(rough):
     """They are stored in two ways, of which the smaller one is taken."""
     x = np.linspace(0, 6, 64)
     field = np.sin(x)[:, None] * np.cos(x) + rough * np.random.default_rng(0).uniform(-1, 1, (64, 64))
-    scale = Scale("viridis", -2.0, 2.0)
-    uri = scale.picture(field)
-    assert np.array_equal(decode(uri)[::-1].transpose(1, 0, 2), scale.palette()[scale.levels(field)])
-    assert (len(uri) < 3 * 64 * 64 / 4) == (rough == 0)  # far below a byte for each point, or not
+    shown = film(Maps("u", (1,), field[None], {}))
+    assert np.array_equal(frames(shown.truth, 1)[0], shown.values.levels(field))
+    assert (len(shown.truth) < 3 * 64 * 64 / 4) == (rough == 0)  # far below a byte for each point, or not

@@ -13,13 +13,15 @@ FIELD = np.zeros((2, 3, 4))
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Study("t", "s", (), TABLE, None, ()), "no curves"),
-        (lambda: Study("t", "s", (CURVE, CURVE), TABLE, None, ()), "2 curves named a"),
+        (lambda: Study("t", "s", (), TABLE, ()), "no curves"),
+        (lambda: Study("t", "s", (CURVE, CURVE), TABLE, ()), "2 curves named a"),
         (lambda: Curve("a", (1, 2), (0.1,)), "2 leads and 1 errors"),
         (lambda: Curve("a", (), ()), "0 leads"),
         (lambda: Curve("a", (2, 1), (0.1, 0.2)), "must start at 1 or later and increase"),
         (lambda: Curve("a", (0, 1), (0.1, 0.2)), "must start at 1 or later and increase"),
         (lambda: Curve("a", (1,), (-0.1,)), "negative error"),
+        (lambda: Curve("a", (1, 2), (0.1, 0.2), (0.1,)), "one deviation of at least zero for each lead"),
+        (lambda: Curve("a", (1,), (0.1,), (), (-1.0,)), "one deviation of at least zero for each lead"),
         (lambda: Table(("a", "b"), (("x",),)), "1 cells for 2 columns"),
         (lambda: Table(("a",), (("x",),), frozenset({(1, 0)})), r"no cell \(1, 0\)"),
         (lambda: Maps("u", (1, 2, 3), FIELD, {}), r"must be \(3, X, Y\)"),

@@ -198,3 +198,18 @@ def test_latex_escapes_what_it_would_read_as_commands():
     assert lines[4] == "a|b\\_c\\textbackslash{} & \\textbf{1.23 $\\pm$ 0.04} \\\\"
     assert lines[5] == "$\\sigma$ \\& co & 5 \\\\"
     assert lines[-1] == "\\end{tabular}"
+
+
+def test_curves_have_the_spread_over_seeds_and_over_windows():
+    # Seeds at lead 1: 1, 2, 6, sample variance 7 as above. Deviations over windows 3 and 4 and 5: root of 50 / 3.
+    records = [
+        {**row("sigma", value, lead=1, seed=seed), "deviation": deviation}
+        for seed, (value, deviation) in enumerate(((1.0, 3.0), (2.0, 4.0), (6.0, 5.0)))
+    ]
+    records += [{**row("persistence", 0.5, lead=1, seed=None), "deviation": None}] * 2
+    sigma, still = curves(records)
+    assert sigma.over_seeds == pytest.approx((7**0.5,)) and sigma.over_windows == pytest.approx(((50 / 3) ** 0.5,))
+    assert (sigma.seeds, still.seeds) == (3, 1)
+    assert math.isnan(still.over_seeds[0]) and math.isnan(still.over_windows[0])
+    two = [{**one, "field": field, "deviation": 1.0} for field in "uv" for one in per_lead("a", [0.1])]
+    assert curves(two)[0].over_windows == ()  # of a mean over fields it is not known

@@ -29,6 +29,7 @@ __all__ = [
     "TWO_COLUMNS",
     "Look",
     "letter",
+    "light_and_dark",
     "looks",
     "models_below",
     "new_figure",
@@ -44,6 +45,15 @@ BLACK, GREY = "#222222", "#8a8a8a"
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#555555", "#56B4E9")
 """In the order of the page's curves."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+GRID = "#e4e4e4"
+DARK = {
+    BLACK: "#e4e7eb",
+    GRID: "#31363f",
+    "#555555": "#c4c9d1",
+    "#0072B2": "#56b4e9",
+    "#56B4E9": "#a8d8f5",
+}
+"""What takes the place of colours that a dark page would swallow; the others stand out from both."""
 RESOLUTION = 200
 _STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so a figure is the same on every machine
@@ -69,7 +79,7 @@ _STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": "#e4e4e4",
+    "grid.color": GRID,
     "grid.linewidth": 0.5,
     "lines.linewidth": 1.3,
     "lines.markersize": 3.2,
@@ -138,6 +148,25 @@ def small_print(figure: Figure, text: str) -> Figure:
         figure.set_figheight(figure.get_figheight() + 0.06 + 0.11 * len(lines))
         figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=6, color="#6a6a6a")
     return figure
+
+
+def light_and_dark(figure: Figure) -> bytes:
+    """An SVG without paper of its own; where the reader prefers dark pages, ink and lines turn light.
+
+    The figure loses the paper of its axes.
+    """
+    for axes in figure.get_axes():
+        axes.patch.set_facecolor("none")
+    sheet = BytesIO()
+    with style():
+        figure.savefig(sheet, format="svg", facecolor="none", metadata={"Date": None})
+    rules = "".join(
+        f'[style*="{kind}: {light.lower()}"] {{{kind}: {dark} !important}}'
+        for light, dark in DARK.items()
+        for kind in ("fill", "stroke")
+    )
+    dark = f"<style>@media (prefers-color-scheme: dark) {{{rules}}}</style>"
+    return sheet.getvalue().replace(b"</defs>", dark.encode() + b"</defs>", 1)
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:

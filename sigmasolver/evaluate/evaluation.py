@@ -3,7 +3,8 @@
 Measures are kept for each window, in float64, before anything is averaged; so the result does not depend on the batch
 or on how many processes shared the windows. Only predicted frames are measured, never the given ones.
 
-    relative_l2            leads and points in one norm; _lead: per lead; _final: the last lead; _joint: fields too
+    relative_l2            leads and points in one norm; _lead: per lead; _final: the last lead; _joint: fields too;
+                           means over fields leave out those that are zero in truth
     rmse, mae              over everything; _lead: per lead
     frmse                  RealPDEBench's error in Fourier space
     correlation_lead       over points, mean over windows;   correlation_time: first lead time below 0.8;
@@ -366,11 +367,12 @@ def rows_of(measures: Mapping[str, torch.Tensor], fields: tuple[str, ...], step:
             rows[-1]["deviation"] = deviation if math.isfinite(deviation) else None
 
     def add_ratio(metric: str, values: torch.Tensor, lead: int | None) -> None:
-        """(n, q): mean over windows of each field, and of the mean over fields that belong together."""
+        """(n, q): mean over windows of each field, and of the mean over fields that belong together and have one."""
         for name, members in _named(fields):
-            each = metrics.component_mean(values, members)
+            each = metrics.component_mean(values, [q for q in members if q not in absent] or members)
             add(metric, name, lead, float(each.mean()), float(each.std()) if len(each) > 1 else None)
 
+    absent = _absent(measures)
     add_ratio("relative_l2", measures["relative_l2"], None)
     add_ratio("relative_l2_final", measures["relative_l2_lead"][:, -1], None)
     joint = measures["relative_l2_joint"]
@@ -398,6 +400,13 @@ def rows_of(measures: Mapping[str, torch.Tensor], fields: tuple[str, ...], step:
     add("blow_up", None, None, float(measures["blow_up"].mean()))
     add("survived", None, None, float(measures["survived"].mean()))
     return rows
+
+
+def _absent(measures: Mapping[str, torch.Tensor]) -> list[int]:
+    """The fields that are zero in all true frames, which have no relative error."""
+    constant = (measures["constant_lead"] > 0).flatten(0, 1).all(0)
+    undefined = ~measures["relative_l2"].isfinite().any(0)
+    return (constant & undefined).nonzero().flatten().tolist()
 
 
 def _root_mean(squared: torch.Tensor) -> float:

@@ -8,7 +8,8 @@ or on how many processes shared the windows. Only predicted frames are measured,
     rmse, mae              over everything; _lead: per lead
     frmse                  RealPDEBench's error in Fourier space
     correlation_lead       over points, mean over windows;   correlation_time: first lead time below 0.8;
-                           correlation_masked: how many frames of fields are constant in truth and were left out
+                           correlation_masked: how many frames of fields are constant in truth and were left out,
+                           where there are any
     spectrum_error_lead    energy at wrong scales (periodic grids only)
     realm_error            REALM's error of normalised fields, summed over groups and leads; _per_call: mean over leads;
                            with the name of a group: its part of the sum
@@ -423,7 +424,8 @@ def _add_correlation(
     for lead, value in enumerate(mean.tolist(), start=1):
         add("correlation_lead", name, lead, value)
     add("correlation", name, None, float(mean.mean()))
-    add("correlation_masked", name, None, float(constant.sum()))
+    if bool((constant > 0).any()):
+        add("correlation_masked", name, None, float(constant.sum()))
     times = step * torch.arange(1, len(mean) + 1, dtype=torch.float64)
     add("correlation_time", name, None, float(metrics.correlation_time(mean, times)))
 

@@ -248,6 +248,9 @@ def test_errors_are_those_of_a_rollout_in_normalised_space(trained, downloads):
     assert value("correlation", "all") == pytest.approx(np.mean(correlations), rel=1e-3)
     masked = 2 * calls  # argon, at every call of both cases
     assert value("correlation_masked", "all") == value("correlation_masked", "species_AR") == masked
+    assert value("relative_l2", "species_AR") is None  # there is none
+    others = [value("relative_l2", name) for name in recipe.task.targets[1:]]
+    assert value("relative_l2", "all") == pytest.approx(np.mean(others), rel=1e-9)
     assert value("correlation", "species_AR") is None and len(correlations) + masked == 2 * calls * 39
 
 
@@ -294,6 +297,8 @@ def test_a_suite_trains_on_downloads_and_fills_the_table(downloads, tmp_path, ca
                 assert f"{row['value']:.3g}" in ours.replace("±", " "), (task, row["part"])
     code, out, _ = call("evaluate", runs[0])
     assert "REALM error" in out and "summed over the calls" in out
+    code, _, err = call("report", runs[1], "--out", tmp_path / "page.html")
+    assert code == 0 and "evolve-jet" in (tmp_path / "page.html").read_text(), err
     code, out, _ = call("suite", "main", *asked)
     assert code == 0 and out.count("already finished") == 2
 

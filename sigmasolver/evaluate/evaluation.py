@@ -3,12 +3,14 @@
 Measures are kept for each window, in float64, before anything is averaged; so the result does not depend on the batch
 or on how many processes shared the windows. Only predicted frames are measured, never the given ones.
 
-    relative_l2            leads and points in one norm; _lead: per lead; _final: the last lead; _joint: fields too
+    relative_l2            leads and points in one norm; _lead: per lead; _final: the last lead; _joint: fields too;
+                           means over fields leave out those that are zero in truth
     rmse, mae              over everything; _lead: per lead
     frmse                  RealPDEBench's error in Fourier space
     frmse_low, _mid, _high, r2, kinetic_energy, frequency_error    its other measures, for its tasks only
     correlation_lead       over points, mean over windows;   correlation_time: first lead time below 0.8;
-                           correlation_masked: how many frames of fields are constant in truth and were left out
+                           correlation_masked: how many frames of fields are constant in truth and were left out,
+                           where there are any
     spectrum_error_lead    energy at wrong scales (periodic grids only)
     realm_error            REALM's error of normalised fields, summed over groups and leads; _per_call: mean over leads;
                            with the name of a group: its part of the sum
@@ -458,11 +460,12 @@ def rows_of(
             rows[-1]["deviation"] = deviation if math.isfinite(deviation) else None
 
     def add_ratio(metric: str, values: torch.Tensor, lead: int | None) -> None:
-        """(n, q): mean over windows of each field, and of the mean over fields that belong together."""
+        """(n, q): mean over windows of each field, and of the mean over fields that belong together and have one."""
         for name, members in named:
-            each = metrics.component_mean(values, members)
+            each = metrics.component_mean(values, [q for q in members if q not in absent] or members)
             add(metric, name, lead, float(each.mean()), float(each.std()) if len(each) > 1 else None)
 
+    absent = _absent(measures)
     add_ratio("relative_l2", measures["relative_l2"], None)
     add_ratio("relative_l2_final", measures["relative_l2_lead"][:, -1], None)
     joint = measures["relative_l2_joint"]
@@ -501,6 +504,13 @@ def rows_of(
     return rows
 
 
+def _absent(measures: Mapping[str, torch.Tensor]) -> list[int]:
+    """The fields that are zero in all true frames, which have no relative error."""
+    constant = (measures["constant_lead"] > 0).flatten(0, 1).all(0)
+    undefined = ~measures["relative_l2"].isfinite().any(0)
+    return (constant & undefined).nonzero().flatten().tolist()
+
+
 def _root_mean(squared: torch.Tensor) -> float:
     """`metrics.rmse` of joined windows; torch's root of a float64 is not always the nearest, Python's is."""
     return math.sqrt(float(metrics.mean_except(squared)))
@@ -515,7 +525,8 @@ def _add_correlation(
     for lead, value in enumerate(mean.tolist(), start=1):
         add("correlation_lead", name, lead, value)
     add("correlation", name, None, float(mean.mean()))
-    add("correlation_masked", name, None, float(constant.sum()))
+    if bool((constant > 0).any()):
+        add("correlation_masked", name, None, float(constant.sum()))
     times = step * torch.arange(1, len(mean) + 1, dtype=torch.float64)
     add("correlation_time", name, None, float(metrics.correlation_time(mean, times)))
 

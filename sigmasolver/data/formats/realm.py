@@ -105,7 +105,10 @@ def read_case(path: Path) -> Foreign:
         layout,
         len(files),
         lambda start, stop: np.stack([kept(number) for number in range(start, stop)]),
-        notes=("It has no units and no kinds of boundary: taken as pure numbers and open ends.",),
+        notes=(
+            "It has no units and no kinds of boundary: taken as pure numbers and open ends.",
+            "Its files are compressed and are read whole; import them for a training that does not fit into memory.",
+        ),
         files=(index, *files),
         frames=lambda number, start, stop: kept(number)[start:stop],
         split=Split(*parts),

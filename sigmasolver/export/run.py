@@ -60,6 +60,7 @@ def export_run(
         raise ValueError(f"A file for {kind} ends in {form.suffix}; {out.name} does not.")
     if out.exists():
         raise ValueError(f"{out} already exists; choose another name or remove it.")
+    form.need()
     path = resolve(run)
     recipe = recipe_in(Run(path))
     step = RolloutStep(load(path)).eval()

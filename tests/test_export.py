@@ -20,7 +20,7 @@ from sigmasolver.forecast import Forecaster
 from sigmasolver.forecast.checkpoint import load
 from sigmasolver.models import Options
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.variants import build_solver
+from sigmasolver.models.variants import MODELS, build_solver
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run
 from sigmasolver.simulate.generate import generate
@@ -47,6 +47,14 @@ def run(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
     train_run(RECIPE, data, Run(folder))
     return folder
+
+
+@pytest.fixture
+def models():
+    before = dict(MODELS)
+    yield
+    MODELS.clear()
+    MODELS.update(before)
 
 
 def blocks(kind):
@@ -98,7 +106,7 @@ def test_a_forecast_of_other_fields_has_no_next_history():
 
 def test_a_program_takes_any_batch_and_grid_and_says_what_it_is(run, tmp_path):
     made = export_run(run, "torch-export", tmp_path / "step.pt2")
-    assert made.open_grid and made.difference <= 1e-6 and made.windows == 4
+    assert made.fixed is None and made.difference <= 1e-6 and made.windows == 3
     extra = {"metadata.json": ""}
     step = torch.export.load(tmp_path / "step.pt2", extra_files=extra).module()
     facts = {name: json.loads(text) for name, text in json.loads(extra["metadata.json"]).items()}
@@ -117,7 +125,7 @@ def test_a_program_takes_any_batch_and_grid_and_says_what_it_is(run, tmp_path):
 
 def test_onnx_runs_in_the_printed_program(run, tmp_path):
     made = export_run(run, "onnx", tmp_path / "step.onnx")
-    assert made.open_grid and made.difference <= LIMIT
+    assert made.fixed is None and made.difference <= LIMIT
     (program,) = blocks("python")
     assert len([line for line in program.splitlines() if line.strip()]) <= 14
     for shape in ((2, 2, 16, 16, 1), (1, 2, 18, 15, 1)):
@@ -152,7 +160,7 @@ def test_a_pretrained_model_is_exported_by_name(call, kind, tmp_path):
     out = tmp_path / f"darcy{FORMATS[kind].suffix}"
     code, said, err = call("export", "darcy", "--to", kind, "--out", out)
     assert code == 0, err
-    assert "takes any batch and any grid" in said and "4 real windows" in said and out.exists()
+    assert "takes any batch and any grid" in said and "3 real windows" in said and out.exists()
 
 
 @pytest.mark.slow
@@ -161,13 +169,40 @@ def test_other_models_are_exported_too(data, tmp_path, name):
     """A model that stands on its grid is exported for that grid alone, and says so."""
     train_run(replace(RECIPE, model=replace(MODEL, name=name)), data, Run(tmp_path / name))
     made = export_run(tmp_path / name, "onnx", tmp_path / "step.onnx")
-    assert made.difference <= LIMIT and json.loads(made.metadata["any_grid"]) == made.open_grid
+    assert made.difference <= LIMIT and json.loads(made.metadata["any_grid"]) == (made.fixed is None)
+
+
+def test_a_model_that_stands_on_its_grid_is_exported_for_that_grid(data, tmp_path, call, models):
+    class Weighted(torch.nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.rand(*config.grid, config.out_channels))
+
+        def forward(self, x):
+            return x[..., -1:] * self.weight
+
+    class Untraceable(Weighted):
+        def forward(self, x):
+            return super().forward(x) * float(x.detach().numpy().mean())
+
+    MODELS["weighted"], MODELS["untraceable"] = Weighted, Untraceable
+    for name in ("weighted", "untraceable"):
+        train_run(replace(RECIPE, model=replace(MODEL, name=name)), data, Run(tmp_path / name))
+    code, out, err = call("export", tmp_path / "weighted", "--to", "torch-export", "--out", tmp_path / "step.pt2")
+    assert code == 0 and "the grid of the run alone: torch-export cannot leave it open" in out, err
+    code, _, err = call("export", tmp_path / "untraceable", "--to", "torch-export", "--out", tmp_path / "no.pt2")
+    assert code == 2 and "The model untraceable cannot be exported to torch-export: " in err
+    assert not (tmp_path / "no.pt2").exists()
 
 
 # --- what is not kept
 
 
-def test_a_file_that_differs_from_the_run_is_not_kept(run, tmp_path, monkeypatch):
+def test_a_file_that_differs_from_the_run_is_not_kept(data, tmp_path, monkeypatch, models):
+    MODELS["pointwise"] = lambda config: torch.nn.Linear(config.in_channels, config.out_channels)
+    run, out = tmp_path / "run", tmp_path / "out"
+    train_run(replace(RECIPE, model=replace(MODEL, name="pointwise")), data, Run(run))
+    out.mkdir()
     form = FORMATS["torch-export"]
 
     def read(path):
@@ -176,8 +211,8 @@ def test_a_file_that_differs_from_the_run_is_not_kept(run, tmp_path, monkeypatch
 
     monkeypatch.setitem(FORMATS, "torch-export", replace(form, read=read))
     with pytest.raises(ValueError, match=r"differs from .* by 3e-05 in relative L2, more than 1e-05, and is not kept"):
-        export_run(run, "torch-export", tmp_path / "step.pt2")
-    assert not list(tmp_path.iterdir())
+        export_run(run, "torch-export", out / "step.pt2")
+    assert not list(out.iterdir())
 
 
 def test_the_difference_is_that_of_the_worst_window_and_sees_nan():

@@ -89,8 +89,9 @@ def train(
                 resume_run(Run(resume), data, execution, watch, deadline.passed)
             return say_trained(Run(resume), world)
         published = named_recipe(task, config, model, seed, settings or [])
-        if published is not None and any(value is not None for value in own.values()):
-            named = next(name for name, value in own.items() if value is not None)
+        imports = ("--fields", "--steady") if config is not None else ()  # how a file is read, not what is learned
+        named = next((name for name, value in own.items() if value is not None and name not in imports), None)
+        if published is not None and named is not None:
             raise ValueError(
                 f"{named} is only for your own data; change a task with --set, such as --set task.history=4."
             )
@@ -99,7 +100,8 @@ def train(
         if data is None or out is None:
             raise ValueError("Missing --data or --out: name the training data and the run folder.")
         if published is not None:
-            store, recipe = _as_store(data, out, None, None, None, world, screen), published
+            kind = "arrays" if fields is not None else None
+            store, recipe = _as_store(data, out, kind, _names(fields), steady, world, screen), published
         else:
             choices = UserChoices(
                 data.resolve().stem,

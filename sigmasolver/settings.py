@@ -36,15 +36,18 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+FEW, MANY = 6, 20
+"""Of more than MANY names a message shows FEW."""
 SHOWN = 200
 """Characters of a wrong value that a message shows."""
 
 
 def suggest(name: str, names: Sequence[str]) -> str:
-    """The end of an error about an unknown name: up to three that look like it, or else all."""
+    """The end of an error about an unknown name: up to three that look like it, or else all (some of very many)."""
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
     if not near:
-        return f"choose from {', '.join(names)}."
+        rest = f" and {len(names) - FEW} more" if len(names) > MANY else ""
+        return f"choose from {', '.join(names[:FEW] if rest else names)}{rest}."
     return _did_you_mean(near)
 
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import MISSING, fields, is_dataclass
 from typing import get_args, get_type_hints
 
+import numpy as np
 import pytest
 
 from sigmasolver.models import Options
@@ -113,8 +114,6 @@ def test_print_config_is_read_by_config_with_what_was_set(call, kept):
 
 
 def test_own_data_print_what_was_inferred(call, kept, tmp_path):
-    import numpy as np
-
     np.save(tmp_path / "waves.npy", np.random.default_rng(0).normal(size=(6, 8, 16, 16, 1)))
     words = ("train", "--data", tmp_path / "waves.npy", "--out", tmp_path / "run", "--set", "train.updates=2")
     code, printed, err = call(*words, "--print-config", "--device", "cpu")
@@ -125,6 +124,16 @@ def test_own_data_print_what_was_inferred(call, kept, tmp_path):
     code, _, err = call(*words[:5], "--config", kept(printed), "--device", "cpu")
     assert code == 0, err
     assert read_config(tmp_path / "run" / "recipe.json") == recipe
+
+
+def test_arrays_without_names_get_them_again(call, kept, tmp_path):
+    np.save(tmp_path / "waves.npy", np.random.default_rng(0).normal(size=(6, 8, 16, 16, 2)))
+    words = ("train", "--data", tmp_path / "waves.npy", "--fields", "u,v", "--device", "cpu")
+    code, printed, err = call(*words, "--out", tmp_path / "run", "--set", "train.updates=1", "--print-config")
+    assert code == 0, err
+    code, _, err = call(*words, "--config", kept(printed), "--out", tmp_path / "again")
+    assert code == 0, err
+    assert read_config(tmp_path / "again" / "recipe.json").task.inputs == ("u", "v")
 
 
 @pytest.mark.parametrize(

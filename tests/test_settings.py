@@ -162,6 +162,8 @@ def test_an_old_name_is_never_suggested():
 def test_a_name_that_many_parts_have_is_answered_with_three():
     names = [f"setting_{letter}" for letter in "abcdef"]
     assert suggest("setting", names).count("setting_") == 3
+    assert suggest("q", names) == f"choose from {', '.join(names)}."
+    assert suggest("q", [f"setting_{number}" for number in range(30)]).endswith("setting_5 and 24 more.")
 
 
 @pytest.mark.parametrize("value", [*RECIPES.values(), *SIMULATORS.values()], ids=[*RECIPES, *SIMULATORS])

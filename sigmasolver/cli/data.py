@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sigmasolver.cli.app import Cohort, Dtype, OldSplit, Settings, Split, Steady, app, device_of
+from sigmasolver.cli.app import Cohort, Dtype, OldSplit, Plugins, Settings, Split, Steady, app, device_of
 from sigmasolver.cli.own_data import (
     Axes,
     Boundary,
@@ -119,6 +119,7 @@ def windows(
     part: OldSplit = None,
     cohort: Cohort = None,
     settings: Settings = None,
+    plugin: Plugins = None,
 ) -> None:
     """List the windows of a split or cohort: trajectory, first frame of history and future, last frame (as stored)."""
     from sigmasolver.data.formats import open_data

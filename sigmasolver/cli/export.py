@@ -25,7 +25,6 @@ def export(
     plugin: Plugins = None,
 ) -> None:
     """Write one step of a forecast as one file for other programs, checked against the run on real windows."""
-    from sigmasolver.data.layout import shape_text
     from sigmasolver.export import export_run
     from sigmasolver.export.run import LIMIT
     from sigmasolver.pretrained import resolve
@@ -35,7 +34,7 @@ def export(
     say_other_code(Run(resolve(run)))
     screen = console(stderr=True)
     made = export_run(run, to, out, data, lambda text: screen.print(f"  {text}", soft_wrap=True))
-    grid = "any grid" if made.open_grid else f"the grid {shape_text(made.grid)} only"
+    grid = "any grid" if made.fixed is None else f"the grid of the run alone: {made.fixed}"
     console().print(
         f"{out}: {out.stat().st_size / 1e6:.1f} MB, takes any batch and {grid}\n"
         f"  differs from the run by {made.difference:.2g} in relative L2 on {made.windows} real windows "

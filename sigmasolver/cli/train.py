@@ -115,8 +115,9 @@ def train(
                 resume_run(Run(resume), data, execution, watch, deadline.passed)
             return say_trained(Run(resume), world)
         published = named_recipe(task, config, model, seed, settings or [])
-        if published is not None and any(value is not None for value in own.values()):
-            named = next(name for name, value in own.items() if value is not None)
+        imports = ("--fields", "--steady") if config is not None else ()  # how a file is read, not what is learned
+        named = next((name for name, value in own.items() if value is not None and name not in imports), None)
+        if published is not None and named is not None:
             raise ValueError(
                 f"{named} is only for your own data; change a task with --set, such as --set task.history=4."
             )
@@ -130,7 +131,9 @@ def train(
         if names and predicted:
             names = tuple(dict.fromkeys((*names, *predicted)))
         reading = reading_of(names, steady, axes, boundary, dt, units, mask, skip_bad)
-        store = as_store(data, out / "data.h5", reading, world, own=published is None, stderr=print_config)
+        store = as_store(
+            data, out / "data.h5", reading, world, own=published is None or fields is not None, stderr=print_config
+        )
         tested = None
         if test_data is not None:
             tested = as_store(test_data, out / "test.h5", reading, world, own=True, stderr=print_config)

@@ -30,6 +30,8 @@ class Format:
     """One way to write a program."""
 
     suffix: str
+    need: Callable[[], None]
+    """Says what is missing on this machine."""
     write: Callable[[ExportedProgram, Path, Mapping[str, str], Sequence[str], Sequence[str]], None]
     """Program, file, metadata, names of the inputs and of the outputs."""
     read: Callable[[Path], Compute]
@@ -52,7 +54,6 @@ def quiet() -> Iterator[None]:
 def _write_onnx(
     program: ExportedProgram, path: Path, facts: Mapping[str, str], inputs: Sequence[str], outputs: Sequence[str]
 ) -> None:
-    _need_onnx()
     made = torch.onnx.export(
         program, dynamo=True, input_names=list(inputs), output_names=list(outputs), verbose=False, optimize=True
     )
@@ -62,7 +63,6 @@ def _write_onnx(
 
 
 def _read_onnx(path: Path) -> Compute:
-    _need_onnx()
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -99,11 +99,18 @@ def _read_program(path: Path) -> Compute:
 def _write_compiled(
     program: ExportedProgram, path: Path, facts: Mapping[str, str], inputs: Sequence[str], outputs: Sequence[str]
 ) -> None:
+    torch._inductor.aoti_compile_and_package(
+        program, package_path=str(path), inductor_configs={"aot_inductor.metadata": dict(facts)}
+    )
+
+
+def _need_compiler() -> None:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
     try:
-        torch._inductor.aoti_compile_and_package(
-            program, package_path=str(path), inductor_configs={"aot_inductor.metadata": dict(facts)}
-        )
-    except torch._inductor.exc.InvalidCxxCompiler:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
         raise ValueError("There is no C++ compiler, which aoti needs; install g++ or clang.") from None
 
 
@@ -112,7 +119,7 @@ def _read_compiled(path: Path) -> Compute:
 
 
 FORMATS = {
-    "onnx": Format(".onnx", _write_onnx, _read_onnx),
-    "torch-export": Format(".pt2", _write_program, _read_program),
-    "aoti": Format(".pt2", _write_compiled, _read_compiled),
+    "onnx": Format(".onnx", _need_onnx, _write_onnx, _read_onnx),
+    "torch-export": Format(".pt2", lambda: None, _write_program, _read_program),
+    "aoti": Format(".pt2", _need_compiler, _write_compiled, _read_compiled),
 }

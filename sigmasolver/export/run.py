@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,10 +12,11 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from sigmasolver.data.domain import Domain
+from sigmasolver.data.layout import shape_text
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.store import open_store
-from sigmasolver.data.windows import Windows
-from sigmasolver.export.formats import FORMATS, Compute, quiet
+from sigmasolver.data.windows import Windows, spread_evenly
+from sigmasolver.export.formats import FORMATS, Compute, Format, quiet
 from sigmasolver.export.step import RolloutStep
 from sigmasolver.forecast.checkpoint import data_of, load, recipe_in
 from sigmasolver.ops.dispatch import plain
@@ -40,9 +41,8 @@ class Exported:
 
     path: Path
     metadata: dict[str, str]
-    grid: tuple[int, ...]
-    open_grid: bool
-    """The file takes other grids, too."""
+    fixed: str | None
+    """Why it takes the grid of the run alone; None: it takes any."""
     windows: int
     difference: float
     """The largest relative L2 between the file and the run, over windows and outputs."""
@@ -61,6 +61,7 @@ def export_run(
         raise ValueError(f"A file for {kind} ends in {form.suffix}; {out.name} does not.")
     if out.exists():
         raise ValueError(f"{out} already exists; choose another name or remove it.")
+    form.need()
     path = resolve(run)
     recipe = recipe_in(Run(path))
     step = RolloutStep(load(path)).eval()
@@ -68,23 +69,24 @@ def export_run(
         windows = _windows(path, recipe, store, data)
         batches = _batches(windows, step)
         domain = Domain.of(store.header.layout, windows.fields, windows.times)
+    facts = _facts(Run(path), recipe, domain, step)
     with torch.no_grad(), plain(), quiet(), TemporaryDirectory() as scratch:
-        say("tracing")
-        program, open_grid = _traced(step, batches[0])
-        facts = _facts(Run(path), recipe, domain, step, open_grid)
         written = Path(scratch) / f"step{form.suffix}"
-        say("writing")
-        try:
-            form.write(program, written, facts, step.inputs, step.outputs)
-        except Exception as error:
-            if not open_grid or isinstance(error, ValueError):
-                raise
-            # The format cannot leave the grid open, though torch can.
-            program, open_grid = _fixed(step, batches[0]), False
-            facts = _facts(Run(path), recipe, domain, step, open_grid)
-            form.write(program, written, facts, step.inputs, step.outputs)
-        say("comparing with the run")
-        difference = _difference(step, form.read(written), [*batches, *(_thinned(batches[:1]) if open_grid else ())])
+        fixed = _stands_on_grid(step)
+        if fixed is None:
+            say("for any grid")
+            try:
+                metadata, difference = _attempt(form, step, batches, facts, written, any_grid=True)
+                fixed = None if difference <= LIMIT else "it computes another grid otherwise than the run"
+            except Exception as error:  # a size that became a constant, an operation that the format does not have
+                fixed = f"{kind} cannot leave it open ({type(error).__name__})"
+        if fixed is not None:
+            say(f"for {shape_text(recipe.task.grid)}")
+            try:
+                metadata, difference = _attempt(form, step, batches, facts, written, any_grid=False)
+            except Exception as error:
+                first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+                raise ValueError(f"The model {recipe.model.name} cannot be exported to {kind}: {first}") from error
         if not difference <= LIMIT:
             raise ValueError(
                 f"The file differs from {path} by {difference:.2g} in relative L2, more than {LIMIT:g}, and is not "
@@ -94,7 +96,7 @@ def export_run(
             out.parent.mkdir(parents=True, exist_ok=True)
             with replacing(out) as file:
                 file.write(written.read_bytes())
-    return Exported(out, facts, recipe.task.grid, open_grid, sum(len(one[0]) for one in batches), difference)
+    return Exported(out, metadata, fixed, len(batches[0][0]), difference)
 
 
 Inputs = tuple[torch.Tensor, ...]
@@ -115,36 +117,38 @@ def _windows(path: Path, recipe: Recipe, store: Reader, data: Path | None) -> Wi
 
 def _batches(windows: Windows, step: RolloutStep) -> list[Inputs]:
     """One batch of several windows and one of a single window, so that the batch is known to be open."""
-    count = min(CHECKED, len(windows))
     batches: list[Inputs] = []
-    for chosen in (torch.arange(count), torch.arange(1)):
+    for chosen in (spread_evenly(len(windows), CHECKED), torch.arange(1)):
         history = windows.batch(chosen)[0].float()
         times = windows.frame_times(chosen)[:, 0].double()
         batches.append((history, times) if "time" in step.inputs else (history,))
     return batches
 
 
-def _traced(step: RolloutStep, inputs: Inputs) -> tuple[ExportedProgram, bool]:
-    """The program, and whether it takes other grids: not if a model or a normaliser stands on one grid."""
-    grid = inputs[0].shape[2:-1]
-    if step.forecaster.inputs.mean.ndim == 1 and step.forecaster.targets.mean.ndim == 1:
+def _stands_on_grid(step: RolloutStep) -> str | None:
+    by_point = any(one.mean.ndim > 1 for one in (step.forecaster.inputs, step.forecaster.targets))
+    return "its normaliser has a mean for every point" if by_point else None
+
+
+def _attempt(
+    form: Format, step: RolloutStep, batches: list[Inputs], facts: Mapping[str, object], path: Path, any_grid: bool
+) -> tuple[dict[str, str], float]:
+    """Trace, write, read and compare; the metadata, and the largest difference."""
+    history, axes = batches[0][0], {}
+    if any_grid:
         # Sizes that differ, lest two axes be taken for one.
-        shape = (*inputs[0].shape[:2], *(n + 2 * axis for axis, n in enumerate(grid)), inputs[0].shape[-1])
+        grid = [n + 2 * axis for axis, n in enumerate(history.shape[2:-1])]
+        history = history.new_ones(*history.shape[:2], *grid, history.shape[-1])
         axes = {axis: Dim.DYNAMIC for axis in range(2, 2 + len(grid))}
-        try:
-            return _export(step, inputs, inputs[0].new_ones(shape), axes), True
-        except Exception:  # the exporter has many ways to say that a size became a constant
-            pass
-    return _fixed(step, inputs), False
+    metadata = {name: json.dumps(value) for name, value in {**facts, "any_grid": any_grid}.items()}
+    form.write(_export(step, (history, *batches[0][1:]), axes), path, metadata, step.inputs, step.outputs)
+    more = _thinned(batches[:1]) if any_grid else []
+    return metadata, _difference(step, form.read(path), [*batches, *more])
 
 
-def _fixed(step: RolloutStep, inputs: Inputs) -> ExportedProgram:
-    return _export(step, inputs, inputs[0], {})
-
-
-def _export(step: RolloutStep, inputs: Inputs, history: torch.Tensor, axes: dict[int, object]) -> ExportedProgram:
+def _export(step: RolloutStep, inputs: Inputs, axes: Mapping[int, object]) -> ExportedProgram:
     # A batch of one would be taken for a constant.
-    given = tuple(torch.cat((one[:1], one[:1])) for one in (history, *inputs[1:]))
+    given = tuple(torch.cat((one[:1], one[:1])) for one in inputs)
     shapes = ({0: Dim.DYNAMIC, **axes}, *({0: Dim.DYNAMIC} for _ in inputs[1:]))
     return torch.export.export(step, given, dynamic_shapes=dict(zip(step.inputs, shapes, strict=True)))
 
@@ -165,11 +169,11 @@ def _difference(step: RolloutStep, compute: Compute, batches: list[Inputs]) -> f
     return largest
 
 
-def _facts(run: Run, recipe: Recipe, domain: Domain, step: RolloutStep, open_grid: bool) -> dict[str, str]:
-    """What a consumer needs to know, each as JSON."""
+def _facts(run: Run, recipe: Recipe, domain: Domain, step: RolloutStep) -> dict[str, object]:
+    """What a consumer needs to know."""
     task = recipe.task
     units = dict(zip(domain.fields, domain.units, strict=True))
-    values = {
+    return {
         "sigmasolver": __version__,
         "task": task.name,
         "model": recipe.model.name,
@@ -184,8 +188,6 @@ def _facts(run: Run, recipe: Recipe, domain: Domain, step: RolloutStep, open_gri
         "block": task.block,
         "dt": domain.time_steps[0] if domain.time_steps else None,
         "grid": list(task.grid),
-        "any_grid": open_grid,
         "boundary": list(domain.boundary),
         "lengths": list(domain.lengths),
     }
-    return {name: json.dumps(value) for name, value in values.items()}

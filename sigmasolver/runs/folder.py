@@ -3,6 +3,7 @@
     recipe.json           what was asked for; another recipe in the same folder is refused
     data.json             the file it learns from: where it is, its fingerprint, and the trajectories of each part
     normaliser.json       the maps between physical units and what the network sees
+    origins.json          where names that are not built in came from: a model, a loss or an optimiser of one's own
     weights.safetensors   the weights that the run keeps
     resume.safetensors    one consistent state (weights, optimiser, average, step) to continue from
     log.jsonl             a row now and then while training

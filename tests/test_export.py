@@ -1,0 +1,249 @@
+"""Exported files compute what the run computes, for any batch and grid; none is kept that does not."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sigmasolver.data.normalise import Normaliser, TimeScale
+from sigmasolver.export import FORMATS, export_run
+from sigmasolver.export import run as exporting
+from sigmasolver.export.run import LIMIT
+from sigmasolver.export.step import RolloutStep
+from sigmasolver.forecast import Forecaster
+from sigmasolver.forecast.checkpoint import load
+from sigmasolver.models import Options
+from sigmasolver.models.config import SolverConfig
+from sigmasolver.models.variants import MODELS, build_solver
+from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
+from sigmasolver.runs import Run
+from sigmasolver.simulate.generate import generate
+from sigmasolver.simulate.vorticity import DEMO
+from sigmasolver.tasks import Task
+from sigmasolver.train.job import train_run
+
+ROOT = Path(__file__).parents[1]
+FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
+TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")
+MODEL = ModelRecipe(width=16, depth=1, heads=2, slices=4, modes=3, options=Options(padding="circular"))
+RECIPE = Recipe(TASK, MODEL, TrainRecipe(updates=2, batch=4, checks=0))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "flow.h5"
+    generate(FLOW, 8, 0, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    train_run(RECIPE, data, Run(folder))
+    return folder
+
+
+@pytest.fixture
+def models():
+    before = dict(MODELS)
+    yield
+    MODELS.clear()
+    MODELS.update(before)
+
+
+def blocks(kind):
+    return re.findall(rf"^```{kind}\n(.*?)^```$", (ROOT / "docs" / "export.md").read_text(), re.M | re.S)
+
+
+def relative(mine, theirs):
+    return float((mine - theirs).norm() / theirs.norm())
+
+
+# --- the step
+
+
+def forecaster(**more):
+    """Two fields that are predicted and one that is given, through a Box-Cox transform and walls."""
+    torch.manual_seed(3)
+    fields = ("species_O2", "velocity_x", "geometry")
+    mean, scale = torch.tensor([[-3.0, 0.5, 1.0], [2.0, 3.0, 0.5]], dtype=torch.float64)
+    inputs = Normaliser("box-cox", fields, mean, scale)
+    told = more.get("time_scale") is not None
+    config = SolverConfig((8, 10), 6, 2, 16, 1, 2, 4, 3, Options(time_embedding=told), in_frames=2)
+    model = build_solver("transolver-sigma", config)
+    return Forecaster(model, inputs, inputs.select(fields[:2]), 1, "lower-walls", history=2, **more).eval()
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_steps_one_after_another_are_the_rollout(told):
+    own = forecaster(time_scale=TimeScale(0.5, 0.25)) if told else forecaster()
+    step, history, frames = RolloutStep(own), torch.rand(3, 2, 8, 10, 3), []
+    expected = own.rollout(history, 4, time=1.0 if told else None).frames
+    with torch.no_grad():
+        for call in range(4):
+            time = (torch.full((3,), 1.0 + 0.25 * call, dtype=torch.float64),) if told else ()
+            block, history = step(history, *time)
+            frames.append(block)
+    assert torch.equal(torch.cat(frames, dim=1), expected)
+    assert step.inputs == (("history", "time") if told else ("history",))
+
+
+def test_a_forecast_of_other_fields_has_no_next_history():
+    steady = Forecaster(torch.nn.Linear(1, 1), *(Normaliser("none", (name,), *torch.tensor([[0.0], [1.0]]).double())
+                                                 for name in ("coefficient", "pressure")), 1, history=1)  # fmt: skip
+    step = RolloutStep(steady)
+    assert step.outputs == ("frames",) and len(step(torch.ones(2, 1, 4, 4, 1))) == 1
+
+
+# --- files
+
+
+def test_a_program_takes_any_batch_and_grid_and_says_what_it_is(run, tmp_path):
+    made = export_run(run, "torch-export", tmp_path / "step.pt2")
+    assert made.fixed is None and made.difference <= 1e-6 and made.windows == 3
+    extra = {"metadata.json": ""}
+    step = torch.export.load(tmp_path / "step.pt2", extra_files=extra).module()
+    facts = {name: json.loads(text) for name, text in json.loads(extra["metadata.json"]).items()}
+    assert facts["input_fields"] == ["vorticity"] and facts["units"] == facts["output_units"] == list(FLOW.layout.units)
+    assert facts["dt"] == pytest.approx(FLOW.interval) and (facts["history"], facts["block"]) == (2, 1)
+    assert facts["grid"] == [16, 16] and facts["any_grid"] is True and facts["weights"] == Run(run).digest
+    own = load(run)
+    for shape in ((5, 2, 16, 16, 1), (1, 2, 20, 13, 1)):
+        history = torch.randn(shape)
+        expected, frames = own.rollout(history, 3).frames, []
+        for _ in range(3):
+            block, history = step(history)
+            frames.append(block.detach())
+        assert relative(torch.cat(frames, 1), expected) < 1e-5
+
+
+def test_onnx_runs_in_the_printed_program(run, tmp_path):
+    made = export_run(run, "onnx", tmp_path / "step.onnx")
+    assert made.fixed is None and made.difference <= LIMIT
+    (program,) = blocks("python")
+    assert len([line for line in program.splitlines() if line.strip()]) <= 14
+    for shape in ((2, 2, 16, 16, 1), (1, 2, 18, 15, 1)):
+        history = torch.randn(shape)
+        np.save(tmp_path / "history.npy", history.numpy())
+        done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0 and "['vorticity']" in done.stdout, done.stderr
+        forecast = torch.from_numpy(np.load(tmp_path / "forecast.npy"))
+        assert relative(forecast, load(run).rollout(history, 3).frames) < 1e-5
+
+
+@pytest.mark.slow
+def test_compiled_code_runs_in_the_printed_program_in_cpp(run, tmp_path):
+    made = export_run(run, "aoti", tmp_path / "step.pt2")
+    assert made.difference <= LIMIT
+    (program,), (build,) = blocks("cpp"), [one for one in blocks("bash") if "g++" in one]
+    (tmp_path / "forecast.cpp").write_text(program)
+    history = torch.randn(1, 2, 16, 16, 1)
+    history.numpy().tofile(tmp_path / "history.bin")
+    python = f'python() {{ "{sys.executable}" "$@"; }}\n'
+    done = subprocess.run(["bash", "-e", "-c", python + build], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    fields, *norms = done.stdout.split("\n")
+    assert "vorticity" in fields
+    expected = load(run).rollout(history, 3).frames[0].flatten(1).norm(dim=1)
+    np.testing.assert_allclose([float(one) for one in norms if one], expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["onnx", "torch-export"])
+def test_a_pretrained_model_is_exported_by_name(call, kind, tmp_path):
+    out = tmp_path / f"darcy{FORMATS[kind].suffix}"
+    code, said, err = call("export", "darcy", "--to", kind, "--out", out)
+    assert code == 0, err
+    assert "takes any batch and any grid" in said and "3 real windows" in said and out.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fno", "unet", "transolver", "factformer", "eddyformer-2d", "physolver"])
+def test_other_models_are_exported_too(data, tmp_path, name):
+    """A model that stands on its grid is exported for that grid alone, and says so."""
+    train_run(replace(RECIPE, model=replace(MODEL, name=name)), data, Run(tmp_path / name))
+    made = export_run(tmp_path / name, "onnx", tmp_path / "step.onnx")
+    assert made.difference <= LIMIT and json.loads(made.metadata["any_grid"]) == (made.fixed is None)
+
+
+def test_a_model_that_stands_on_its_grid_is_exported_for_that_grid(data, tmp_path, call, models):
+    class Weighted(torch.nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.rand(*config.grid, config.out_channels))
+
+        def forward(self, x):
+            return x[..., -1:] * self.weight
+
+    class Untraceable(Weighted):
+        def forward(self, x):
+            return super().forward(x) * float(x.detach().numpy().mean())
+
+    MODELS["weighted"], MODELS["untraceable"] = Weighted, Untraceable
+    for name in ("weighted", "untraceable"):
+        train_run(replace(RECIPE, model=replace(MODEL, name=name)), data, Run(tmp_path / name))
+    code, out, err = call("export", tmp_path / "weighted", "--to", "torch-export", "--out", tmp_path / "step.pt2")
+    assert code == 0 and "the grid of the run alone: torch-export cannot leave it open" in out, err
+    code, _, err = call("export", tmp_path / "untraceable", "--to", "torch-export", "--out", tmp_path / "no.pt2")
+    assert code == 2 and "The model untraceable cannot be exported to torch-export: " in err
+    assert not (tmp_path / "no.pt2").exists()
+
+
+# --- what is not kept
+
+
+def test_a_file_that_differs_from_the_run_is_not_kept(data, tmp_path, monkeypatch, models):
+    MODELS["pointwise"] = lambda config: torch.nn.Linear(config.in_channels, config.out_channels)
+    run, out = tmp_path / "run", tmp_path / "out"
+    train_run(replace(RECIPE, model=replace(MODEL, name="pointwise")), data, Run(run))
+    out.mkdir()
+    form = FORMATS["torch-export"]
+
+    def read(path):
+        compute = form.read(path)
+        return lambda *inputs: [one * (1 + 3e-5) for one in compute(*inputs)]
+
+    monkeypatch.setitem(FORMATS, "torch-export", replace(form, read=read))
+    with pytest.raises(ValueError, match=r"differs from .* by 3e-05 in relative L2, more than 1e-05, and is not kept"):
+        export_run(run, "torch-export", out / "step.pt2")
+    assert not list(out.iterdir())
+
+
+def test_the_difference_is_that_of_the_worst_window_and_sees_nan():
+    own = forecaster()
+    step, history = RolloutStep(own), torch.rand(3, 2, 8, 10, 3)
+    factors = torch.tensor([1.0, 1.5, 1.0]).view(3, 1, 1, 1, 1)
+    with torch.no_grad():
+        assert exporting._difference(step, step, [(history,)]) == 0
+        found = exporting._difference(step, lambda h: [one * factors for one in step(h)], [(history,)])
+        assert found == pytest.approx(0.5)
+        assert exporting._difference(step, lambda h: [one * torch.nan for one in step(h)], [(history,)]) == np.inf
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--to", "onyx", "--out", "x.onnx"), 'There is no format "onyx"; did you mean onnx?'),
+        (("--to", "aoti", "--out", "x.onnx"), "A file for aoti ends in .pt2; x.onnx does not."),
+        (("--to", "onnx", "--out", "HERE"), "already exists; choose another name or remove it."),
+        (("--to", "onnx", "--out", "x.onnx", "--data", "none.h5"), "none.h5"),
+    ],
+)
+def test_mistakes_are_one_sentence(call, run, tmp_path, words, says):
+    (tmp_path / "here.onnx").touch()
+    code, _, err = call("export", run, *(tmp_path / "here.onnx" if word == "HERE" else word for word in words))
+    assert code == 2 and says in err and err.count("\n") == 1
+
+
+def test_a_missing_package_is_named_with_the_extra(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(exporting, "load", None)  # nothing is loaded before
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(ValueError, match=r"ONNX needs the package onnxscript; install .*sigmasolver\[export\]"):
+        export_run(run, "onnx", tmp_path / "step.onnx")
+    assert not list(tmp_path.iterdir())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmasolver.data.domain import time_steps, unevenly_spaced
-from sigmasolver.data.formats import arrays, factformer, mat, user_arrays, user_folder
+from sigmasolver.data.formats import arrays, factformer, mat, netcdf_zarr, user_arrays, user_folder
 from sigmasolver.data.formats.checks import Values
 from sigmasolver.data.formats.history import read_history
 from sigmasolver.data.formats.in_place import ForeignReader
@@ -83,6 +83,22 @@ KINDS: tuple[Kind, ...] = (
         "a folder of smoke_<number>.npz",
         lambda path: bool(factformer.smoke_files(path)),
         factformer.read_smoke,
+    ),
+    Kind(
+        "netcdf",
+        "a NetCDF file with named dimensions (time, x, y, ...), or a folder of such files",
+        lambda path: bool(netcdf_zarr.netcdf_files(path)),
+        netcdf_zarr.read_netcdf,
+        netcdf_zarr.read_netcdf,
+        in_place=True,
+    ),
+    Kind(
+        "zarr",
+        "a Zarr group with named dimensions, or a folder of such groups",
+        lambda path: bool(netcdf_zarr.zarr_groups(path)),
+        netcdf_zarr.read_zarr,
+        netcdf_zarr.read_zarr,
+        in_place=True,
     ),
     Kind(
         "arrays",
@@ -177,6 +193,10 @@ def _header(row: Kind, foreign: Foreign, sources: Sequence[Path], dtype: str) ->
     parameters: dict[str, Any] = _identity(foreign.files or sources)
     if foreign.split is not None:
         parameters["split"] = asdict(foreign.split)
+    if foreign.attributes:
+        parameters["attributes"] = dict(foreign.attributes)
+    if foreign.constant:
+        parameters["constant"] = list(foreign.constant)
     return Header(foreign.layout, row.name, parameters, None, dtype)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +34,10 @@ class Foreign:
     others; None: only whole trajectories can be read."""
     split: Split | None = None
     """Which trajectories train, validate and test, where the data set says so."""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """What else the data set says, as JSON holds it: of itself, its fields and its axes."""
+    constant: tuple[str, ...] = ()
+    """Fields that do not change in time: given to a model, not forecast."""
 
 
 @dataclass(frozen=True)

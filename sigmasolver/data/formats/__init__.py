@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmasolver.data.domain import time_steps, unevenly_spaced
-from sigmasolver.data.formats import arrays, factformer, mat, netcdf_zarr, user_arrays, user_folder
+from sigmasolver.data.formats import arrays, factformer, mat, netcdf_zarr, user_arrays, user_folder, vtk
 from sigmasolver.data.formats.checks import Values
 from sigmasolver.data.formats.history import read_history
 from sigmasolver.data.formats.in_place import ForeignReader
@@ -98,6 +98,14 @@ KINDS: tuple[Kind, ...] = (
         lambda path: bool(netcdf_zarr.zarr_groups(path)),
         netcdf_zarr.read_zarr,
         netcdf_zarr.read_zarr,
+        in_place=True,
+    ),
+    Kind(
+        "vtk",
+        "VTK image data: a .vti, .vtk or .pvd, a folder of numbered .vti or .vtk files, or a folder of such folders",
+        vtk.is_vtk,
+        vtk.read_vtk,
+        vtk.read_vtk,
         in_place=True,
     ),
     Kind(

@@ -46,6 +46,8 @@ class Variable:
     """Why its values cannot be had, as the end of a sentence."""
     labels: tuple[str, ...] = ()
     """The names of its components, where it has a dimension of them."""
+    repeat: bool = False
+    """Whether it is a field that is repeated along the spatial axes it lacks; others that lack some are left out."""
 
     def whole(self) -> np.ndarray:
         return self.read([(0, size) for size in self.shape])
@@ -83,7 +85,7 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
             f"{data.path} has no variable of real numbers on axes x, y or z (lon, lat, ...); its variables: {there}."
         )
     space = _space(able, roles)
-    fields = {name: one for name, one in able.items() if _spatial(one, roles) == set(space)}
+    fields = {name: one for name, one in able.items() if one.repeat or _spatial(one, roles) == set(space)}
     fields = _wanted(data.path, _constant_last(fields, roles), names)
     for name, one in fields.items():
         _check(data.path, name, one, roles)
@@ -150,7 +152,7 @@ class _Plan:
         inner = [variable.shape[place] for place, role in enumerate(self.roles) if role == CHANNEL]
         labels = variable.labels or tuple(map("_".join, itertools.product(*(map(str, range(n)) for n in inner))))
         self.fields = tuple(f"{name}_{label}" for label in labels) if inner else (name,)
-        kept = [axis.dimension for axis in axes]
+        kept = [axis.dimension for axis in axes if axis.dimension in variable.dims]
         # The axes of a box in the order of a trajectory: time, space, components. What is left has one entry.
         self.order = [place for place, role in enumerate(self.roles) if role == TIME]
         self.order += [variable.dims.index(dimension) for dimension in kept]
@@ -162,10 +164,11 @@ class _Plan:
         chosen = {COUNT: (index, index + 1), TIME: (start, stop)}
         ranges = [chosen.get(role, (0, size)) for role, size in zip(self.roles, self.variable.shape, strict=True)]
         values = self.variable.read(ranges).transpose(self.order)
-        grid = tuple(len(axis.points) for axis in self.axes)
-        values = values.reshape(1 if self.constant else stop - start, *grid, len(self.fields))
+        grid = [len(axis.points) for axis in self.axes]
+        own = [n if axis.dimension in self.variable.dims else 1 for axis, n in zip(self.axes, grid, strict=True)]
+        values = values.reshape(1 if self.constant else stop - start, *own, len(self.fields))
         values = values[(slice(None), *(slice(None, None, -1 if axis.downwards else 1) for axis in self.axes))]
-        return np.broadcast_to(values, (stop - start, *values.shape[1:])) if self.constant else values
+        return np.broadcast_to(values, (stop - start, *grid, len(self.fields)))
 
 
 def _roles(data: Labelled) -> dict[str, str]:
@@ -185,7 +188,11 @@ def _roles(data: Labelled) -> dict[str, str]:
 def _is_field(variable: Variable, roles: Mapping[str, str]) -> bool:
     if variable.coordinate or variable.dtype.kind not in "fiu" or 0 in variable.shape:
         return False
-    return any(roles.get(dim) in SPACE for dim in variable.dims) or any(dim not in roles for dim in variable.dims[1:])
+    return (
+        variable.repeat
+        or any(roles.get(dim) in SPACE for dim in variable.dims)
+        or any(dim not in roles for dim in variable.dims[1:])
+    )
 
 
 def _spatial(variable: Variable, roles: Mapping[str, str]) -> set[str]:

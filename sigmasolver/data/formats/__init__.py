@@ -12,7 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from sigmasolver.data.domain import time_steps, unevenly_spaced
-from sigmasolver.data.formats import arrays, factformer, mat, netcdf_zarr, user_arrays, user_folder, vtk
+from sigmasolver.data.formats import (
+    arrays,
+    factformer,
+    mat,
+    netcdf_zarr,
+    pdearena,
+    pdebench,
+    the_well,
+    user_arrays,
+    user_folder,
+    vtk,
+)
 from sigmasolver.data.formats.checks import Values
 from sigmasolver.data.formats.history import read_history
 from sigmasolver.data.formats.in_place import ForeignReader
@@ -109,8 +120,32 @@ KINDS: tuple[Kind, ...] = (
         in_place=True,
     ),
     Kind(
+        "the-well",
+        "files of The Well: its folder with data/train, data/valid and data/test, or one file",
+        the_well.is_well,
+        the_well.read_well,
+        the_well.read_well,
+        in_place=True,
+    ),
+    Kind(
+        "pdebench",
+        "an HDF5 file of PDEBench (tensor; density, pressure, Vx; 0000/data; velocity, particles)",
+        pdebench.is_pdebench,
+        pdebench.read_pdebench,
+        pdebench.read_pdebench,
+        in_place=True,
+    ),
+    Kind(
+        "pdearena",
+        "HDF5 files of PDEArena with a group train, valid or test, or a folder of them",
+        pdearena.is_pdearena,
+        pdearena.read_pdearena,
+        pdearena.read_pdearena,
+        in_place=True,
+    ),
+    Kind(
         "arrays",
-        "an .npy, .npz or HDF5 file of arrays (count, frames, *grid), or a folder of such files without count",
+        "an .npy, .npz, .pt or HDF5 file of arrays (count, frames, *grid), or a folder of such files without count",
         _own,
         _read_own,
         _read_own,

@@ -143,13 +143,19 @@ def _as_store(
 ) -> Path:
     """The data as a store: itself, or imported into the run folder."""
     from sigmasolver.data.formats import import_data as convert
-    from sigmasolver.data.formats import is_read_in_place
+    from sigmasolver.data.formats import is_read_in_place, open_data
     from sigmasolver.data.formats.hdf5 import is_store
     from sigmasolver.data.header import OtherStoreError
 
     if not data.exists():
         raise ValueError(f"There is no file or folder {data}.")
-    if is_store(data) or is_read_in_place(data):
+    if is_store(data):
+        return data
+    if is_read_in_place(data):
+        if world.first:
+            with open_data(data) as reader:
+                for note in reader.notes:
+                    console().print(f"  {note}", soft_wrap=True)
         return data
     store = out / "data.h5"
     if world.first:

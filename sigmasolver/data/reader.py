@@ -30,6 +30,8 @@ class Reader(ABC):
     """One per trajectory: equal digests are the same trajectory."""
     fingerprint: str
     """Of the header and the digests."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of these data, one sentence each."""
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -74,7 +74,8 @@ def _fields(header: Header, choices: UserChoices, notes: list[str]) -> tuple[tup
     for name in (*fields, *(choices.targets or ())):
         if name not in known:
             raise ValueError(f'There is no field "{name}" in the data; {suggest(name, known)}')
-    targets = choices.targets or fields
+    constant = header.parameters.get("constant", ())  # what a data set says does not change is not forecast
+    targets = choices.targets or tuple(name for name in fields if name not in constant) or fields
     given = tuple(name for name in fields if name not in targets)
     steady = len(header.layout.times) == 1
     if steady and not given:

@@ -33,7 +33,17 @@ from sigmasolver.data.header import Header
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.store import Writer, is_store, open_store
 
-__all__ = ["KINDS", "Imported", "Kind", "guess_kind", "import_data", "is_read_in_place", "open_data", "read_history"]
+__all__ = [
+    "KINDS",
+    "Imported",
+    "Kind",
+    "guess_kind",
+    "import_data",
+    "is_read_in_place",
+    "open_data",
+    "open_foreign",
+    "read_history",
+]
 
 _BLOCK = 64 * 2**20
 
@@ -221,9 +231,22 @@ def open_data(source: str | Path) -> Reader:
     source = Path(source)
     if not is_read_in_place(source):
         return open_store(source)
+    return open_foreign(source)
+
+
+def open_foreign(source: str | Path, steady: bool | None = None) -> Reader:
+    """Foreign files of any kind as trajectories; those that are not read in place take longer to read.
+
+    `steady`: a user's own arrays have no axis of time; None: the file must make plain that they have one.
+    """
+    source = Path(source)
     with _plain_reading([source]):
         row = guess_kind(source)
-        return ForeignReader(source, _header(row, row.read(source), [source], "float32"), partial(row.read, source))
+        read = partial(row.read, source)
+        if row.select is not None and steady is not None:
+            read = partial(row.select, source, None, steady)
+        foreign = read()
+        return ForeignReader(source, _header(row, foreign, [source], "float32"), foreign, read)
 
 
 def is_read_in_place(source: Path) -> bool:
@@ -233,13 +256,9 @@ def is_read_in_place(source: Path) -> bool:
 
 
 def _header(row: Kind, foreign: Foreign, sources: Sequence[Path], dtype: str) -> Header:
-    parameters: dict[str, Any] = _identity(foreign.files or sources)
+    parameters: dict[str, Any] = {**_identity(foreign.files or sources), **foreign.parameters}
     if foreign.split is not None:
         parameters["split"] = asdict(foreign.split)
-    if foreign.attributes:
-        parameters["attributes"] = dict(foreign.attributes)
-    if foreign.constant:
-        parameters["constant"] = list(foreign.constant)
     return Header(foreign.layout, row.name, parameters, None, dtype)
 
 

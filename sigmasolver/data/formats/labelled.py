@@ -136,8 +136,7 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
         read,
         tuple(notes),
         frames=some,
-        attributes=_kept(data, plans, axes, clock),
-        constant=tuple(name for plan in plans for name in plan.fields if plan.constant and frames is not None),
+        parameters=_kept(data, plans, axes, clock, frames is not None),
     )
 
 
@@ -328,8 +327,11 @@ def _times(
     return np.arange(frames, dtype=np.float64), {"name": dimension}
 
 
-def _kept(data: Labelled, plans: Sequence[_Plan], axes: Sequence[_Axis], clock: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes, for whoever reads the data or writes a forecast of them."""
+def _kept(
+    data: Labelled, plans: Sequence[_Plan], axes: Sequence[_Axis], clock: Mapping[str, Any], timed: bool
+) -> dict[str, Any]:
+    """The attributes, for whoever reads the data or writes a forecast of them; and the fields that do not change, which
+    are given to a model and not forecast."""
     kept = {
         "data set": dict(data.attributes),
         "fields": {name: dict(plan.variable.attributes) for plan in plans for name in plan.fields},
@@ -340,4 +342,5 @@ def _kept(data: Labelled, plans: Sequence[_Plan], axes: Sequence[_Axis], clock: 
     }
     if clock:
         kept["axes"]["t"] = dict(clock)
-    return kept
+    constant = [name for plan in plans for name in plan.fields if plan.constant and timed]
+    return {"attributes": kept} | ({"constant": constant} if constant else {})

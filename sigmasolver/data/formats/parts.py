@@ -78,7 +78,7 @@ def joined(files: Sequence[tuple[str | None, Path]], read: Callable[[Path], Fore
         notes = [f"{len(files)} files follow each other, from {name} to {files[-1][1].name}.", *notes]
     return Foreign(
         first.layout, ends[-1], whole, (*notes, *first.notes), frames=frames, split=split,
-        attributes=first.attributes, constant=first.constant,
+        parameters=first.parameters,
     )  # fmt: skip
 
 

@@ -34,10 +34,8 @@ class Foreign:
     others; None: only whole trajectories can be read."""
     split: Split | None = None
     """Which trajectories train, validate and test, where the data set says so."""
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    """What else the data set says, as JSON holds it: of itself, its fields and its axes."""
-    constant: tuple[str, ...] = ()
-    """Fields that do not change in time: given to a model, not forecast."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """What else a header should keep, as plain values: a version, windows named one by one, statistics."""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,8 @@ def read_well(path: Path, names: Sequence[str] | None = None, steady: bool | Non
     found = joined(files, lambda file: as_trajectories(_labelled(file), names, steady))
     stats = path / "stats.yaml"
     if path.is_dir() and stats.is_file():
-        found = replace(found, attributes={**found.attributes, "stats": read_stats(stats)})
+        kept = {**found.parameters["attributes"], "stats": read_stats(stats)}
+        found = replace(found, parameters={**found.parameters, "attributes": kept})
     return found
 
 

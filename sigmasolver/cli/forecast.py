@@ -29,12 +29,12 @@ def forecast(
         Path | None,
         typer.Option(
             "--input",
-            help="Initial frames: .npy, .npz, .h5 or a store; default: those shipped with a pretrained model.",
+            help="Initial frames: arrays, a store, NetCDF, Zarr, VTK, ...; default: those of a pretrained model.",
         ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Frames to forecast; default: the task's horizon.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Output file: .h5 (a store), .npy or .npz; required with --input.")
+        Path | None, typer.Option(help="Output: .h5 (a store), .nc, .zarr, .npy or .npz; required with --input.")
     ] = None,
     precision: Precision = "float32",
     anyway: Anyway = False,

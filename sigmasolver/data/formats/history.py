@@ -12,20 +12,21 @@ from sigmasolver.data.formats.hdf5 import is_store
 from sigmasolver.data.formats.metadata import check_names, is_list, own_names, read_list
 from sigmasolver.data.formats.source import Array
 from sigmasolver.data.formats.user_arrays import open_arrays
-from sigmasolver.data.store import open_store
+from sigmasolver.data.reader import Reader
 
-__all__ = ["read_history", "read_times"]
+__all__ = ["has_header", "read_history", "read_times"]
 
 
 def read_history(path: Path, names: Sequence[str], axes: int, steady: bool = False) -> np.ndarray:
     """Histories of the fields `names` on `axes` spatial axes, float32 `(count, frames, *grid, len(names))`.
 
     The file holds `(frames, *grid, channels)`, with an axis `count` before or not, or one array per field without the
-    channels, as .npy, .npz or HDF5; or it is a store. `steady`: arrays hold `(*grid, channels)`, with an axis `count`
-    before or not. A value that is not finite is refused, as it would spread.
+    channels, as .npy, .npz, .pt or HDF5; or it is a store, or files that are read in place. `steady`: arrays hold
+    `(*grid, channels)`, with an axis `count` before or not. A value that is not finite is refused, as it would spread.
     """
     path, names = Path(path), check_names(names)
-    values = _from_store(path, names, axes) if is_store(path) else _from_arrays(path, names, axes, steady)
+    known = has_header(path)
+    values = _from_reader(path, names, axes) if known else _from_arrays(path, names, axes, steady)
     if steady and values.ndim == axes + 2:
         values = values[:, None]
     values = values[(None,) * (axes + 3 - values.ndim)]
@@ -43,9 +44,9 @@ def read_history(path: Path, names: Sequence[str], axes: int, steady: bool = Fal
 
 def read_times(path: Path, frames: int) -> np.ndarray | None:
     """The times of the `frames` frames in the file, float64, increasing; None: it says nothing of them."""
-    if is_store(path):
-        with open_store(path) as store:
-            return store.header.axes()["t"]
+    if has_header(path):
+        with open_data(path) as data:
+            return data.header.axes()["t"]
     arrays = open_arrays(path)
     name = next((one for one in ("times", "t") if is_list(arrays.get(one))), None)
     if name is None:
@@ -56,8 +57,21 @@ def read_times(path: Path, frames: int) -> np.ndarray | None:
     return times
 
 
-def _from_store(path: Path, names: tuple[str, ...], axes: int) -> np.ndarray:
-    with open_store(path) as store:
+def has_header(path: Path) -> bool:
+    """Whether this is a store, or files that are read in place: both know their axes, units and times."""
+    from sigmasolver.data.formats import is_read_in_place  # which imports this module
+
+    return is_store(path) or is_read_in_place(path)
+
+
+def open_data(path: Path) -> Reader:
+    from sigmasolver.data import formats
+
+    return formats.open_data(path)
+
+
+def _from_reader(path: Path, names: tuple[str, ...], axes: int) -> np.ndarray:
+    with open_data(path) as store:
         places = [pick(path, store.header.layout.fields, name) for name in names]
         if len(store.header.grid) != axes:
             raise ValueError(f"{path} has {len(store.header.grid)} spatial axes; {axes} are needed.")

@@ -9,6 +9,7 @@ of trajectories, is repeated along it.
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,10 +26,12 @@ from sigmasolver.data.header import BOUNDARIES
 from sigmasolver.data.layout import Layout
 from sigmasolver.settings import suggest
 
-__all__ = ["Labelled", "Variable", "as_trajectories"]
+__all__ = ["MARK", "Labelled", "Ranges", "Variable", "as_trajectories"]
 
 Ranges = Sequence[tuple[int, int]]
 MOST_CHANNELS = 64
+MARK = "sigmasolver"
+"""The attribute of a data set that tells who made the values and with what, as JSON; this package writes it."""
 
 
 @dataclass(frozen=True)
@@ -332,8 +335,10 @@ def _kept(
 ) -> dict[str, Any]:
     """The attributes, for whoever reads the data or writes a forecast of them; and the fields that do not change, which
     are given to a model and not forecast."""
+    said = dict(data.attributes)
+    made = said.pop(MARK, None)
     kept = {
-        "data set": dict(data.attributes),
+        "data set": said,
         "fields": {name: dict(plan.variable.attributes) for plan in plans for name in plan.fields},
         # The names x, y, z of a store are places, so that a plane x-z has the axes x and y there.
         "axes": {
@@ -343,4 +348,13 @@ def _kept(
     if clock:
         kept["axes"]["t"] = dict(clock)
     constant = [name for plan in plans for name in plan.fields if plan.constant and timed]
-    return {"attributes": kept} | ({"constant": constant} if constant else {})
+    return {"attributes": kept} | ({"constant": constant} if constant else {}) | _made(made)
+
+
+def _made(text: Any) -> dict[str, Any]:
+    """Who made the values and with what, where this package wrote them."""
+    try:
+        made = json.loads(text)
+    except (TypeError, ValueError):
+        return {}
+    return {"made": made} if isinstance(made, dict) else {}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sigmasolver.data.formats.labelled import MARK
 from sigmasolver.data.header import Header
 from sigmasolver.data.isolated import EXTRA
 from sigmasolver.runs.files import plain_errors, replacing
@@ -20,10 +21,7 @@ from sigmasolver.runs.files import plain_errors, replacing
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["MARK", "as_dataset", "require_xarray", "write_netcdf", "write_zarr"]
-
-MARK = "sigmasolver"
-"""The attribute that tells who made the values and with what, as JSON."""
+__all__ = ["as_dataset", "require_xarray", "write_netcdf", "write_zarr"]
 
 
 def require_xarray(out: Path) -> None:

@@ -62,17 +62,19 @@ def simulate(
 
 @app.command()
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A store: what `simulate` or `import-data` wrote.")],
+    file: Annotated[Path, typer.Argument(help="A store, or a file or folder of any format that can be read.")],
     plot: Annotated[Path | None, typer.Option(help="Also plot one trajectory to this file (.png, .pdf).")] = None,
     index: Annotated[int, typer.Option(help="The trajectory to plot.")] = 0,
+    first: Annotated[int | None, typer.Option(help="Read only the first trajectories; default: all.")] = None,
+    steady: Steady = None,
 ) -> None:
-    """Print the contents of a store (shapes, ranges, statistics, faults) and verify its integrity."""
+    """Print what data hold (axes, fields, ranges, times, boundaries), their problems, and how to train on them."""
     from sigmasolver.data.inspect import draw, summarise
 
     if plot is not None:  # first, so that a mistake shows before a long file is read
         draw(file, plot, index)
     with progress("reading", None) as move:
-        summary = summarise(file, move)
+        summary = summarise(file, move, steady, first)
     screen = console()
     print_summary(screen, summary)
     if plot is not None:

@@ -34,7 +34,7 @@ def forecast(
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Frames to forecast; default: the task's horizon.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Output file: .h5 (a store), .npy or .npz; required with --input.")
+        Path | None, typer.Option(help="Output: .h5 (a store), .nc, .zarr, .npy or .npz; required with --input.")
     ] = None,
     precision: Precision = "float32",
     anyway: Anyway = False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,12 @@ __all__ = [
     "progress",
     "training",
 ]
+
+
+NOT_SHOWN = ("attributes", "split")
+"""Parameters of a header that have lines of their own."""
+LONGEST = 200
+"""Letters of an attribute that are shown."""
 
 
 def console(stderr: bool = False) -> Console:
@@ -107,7 +113,8 @@ def print_summary(console: Console, summary: Summary) -> None:
     layout = header.layout
     frames, *grid, _ = header.shape
     seed = "" if header.seed is None else f", seed {header.seed}"
-    console.print(f"{summary.path}: {header.source}{seed}, written by sigmasolver {summary.package}", soft_wrap=True)
+    made = "foreign files" if summary.package is None else f"written by sigmasolver {summary.package}"
+    console.print(f"{summary.path}: {header.source}{seed}, {made}", soft_wrap=True)
     missing = "" if summary.whole == summary.count else f" of {summary.count} (the same command continues the file)"
     console.print(f"  {summary.whole} trajectories{missing}, {summary.size / 1e6:.1f} MB of {header.dtype}")
     console.print(f"  {frames} frames, t = {layout.times[0]:g} to {layout.times[-1]:g}")
@@ -116,11 +123,20 @@ def print_summary(console: Console, summary: Summary) -> None:
         for name, axis, boundary in zip("xyz", layout.coordinates, layout.boundary, strict=False)
     )
     console.print(f"  grid {' × '.join(map(str, grid))}: {ends}", soft_wrap=True)
+    split = summary.published_split
+    if split is not None:
+        sizes = f"{len(split.train)} train, {len(split.validation)} validate, {len(split.test)} test"
+        console.print(f"  split of the data set: {sizes}", soft_wrap=True)
     settings = ", ".join(
         f"{name}={value if len(str(value)) < 100 else f'({len(value)} entries)'}"
         for name, value in header.parameters.items()
+        if name not in NOT_SHOWN
     )
     console.print(f"  parameters: {settings}", soft_wrap=True)
+    for line in _attribute_lines(header.parameters.get("attributes", {})):
+        console.print(f"  {line}", soft_wrap=True)
+    for note in summary.notes:
+        console.print(f"  {note}", soft_wrap=True)
     if summary.whole == 0:
         console.print("  no trajectory is complete yet")
         return
@@ -137,11 +153,10 @@ def print_summary(console: Console, summary: Summary) -> None:
             f"{field.frame_std[0]:.3g} to {field.frame_std[-1]:.3g}",
         )
     console.print(table)
-    for field in summary.fields:
-        if field.nans or field.infinities:
-            console.print(f"  {field.name} has {field.nans} NaN and {field.infinities} infinite values; clean it.")
-        if field.constant:
-            console.print(f"  {field.name} is constant and carries no information.")
+    if summary.read < summary.whole:
+        console.print(f"  statistics of the first {summary.read} trajectories")
+    for problem in summary.problems():
+        console.print(f"  {problem}", soft_wrap=True)
     if not any(field.nans or field.infinities for field in summary.fields):
         console.print("  all values are finite")
     if summary.damaged:
@@ -149,9 +164,25 @@ def print_summary(console: Console, summary: Summary) -> None:
         console.print(
             f"  DAMAGED: the values of trajectories {shown} do not match their digests; simulate or import them again."
         )
-    else:
+    elif summary.package is not None:
         console.print("  intact: every trajectory matches its digest")
     console.print(f"fingerprint {summary.fingerprint}", soft_wrap=True)
+    console.print(f"next: {summary.train_command()}", soft_wrap=True)
+
+
+def _attribute_lines(attributes: Mapping[str, Any]) -> list[str]:
+    """What the files say of themselves and of their axes and fields; texts that are long are cut."""
+    lines = []
+    for part in ("data set", "axes", "fields"):
+        for name, value in attributes.get(part, {}).items():
+            if part == "data set":
+                lines.append(f"{name}: {str(value)[:LONGEST]}")
+                continue
+            shown = {"axes": "boundary", "fields": "units"}[part]  # stands elsewhere
+            said = ", ".join(f"{key}={one}" for key, one in value.items() if key != shown)
+            if said and said != f"name={name}":
+                lines.append(f"{name}: {said[:LONGEST]}")
+    return lines
 
 
 def print_scores(screen: Console, rows: Sequence[dict[str, Any]]) -> None:

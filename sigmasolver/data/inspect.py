@@ -1,4 +1,5 @@
-"""What is inside a store: its header, statistics of its values, whether it is intact, and a picture of it.
+"""What is inside a store or a foreign file: its header, statistics of its values, what is wrong with them, the command
+that trains on them, and a picture.
 
 Statistics run over the finite values, in float64, one pass, a few megabytes at a time. Groups of n values
 with mean m and squared deviations S merge exactly (Chan, Golub and LeVeque):
@@ -12,27 +13,35 @@ both signs; both colour maps can be read with any common kind of colour blindnes
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sigmasolver.data.domain import time_steps, unevenly_spaced
+from sigmasolver.data.formats import KINDS, open_foreign
 from sigmasolver.data.header import Header, StoreError
 from sigmasolver.data.moments import merge
 from sigmasolver.data.reader import Reader
-from sigmasolver.data.store import open_store
+from sigmasolver.data.split import Split
+from sigmasolver.data.store import StoreReader, is_store, open_store
 from sigmasolver.runs.files import plain_errors, replacing
+from sigmasolver.tasks import TASKS, Task
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.collections import QuadMesh
 
-__all__ = ["FieldSummary", "Summary", "draw", "summarise"]
+__all__ = ["FieldSummary", "Summary", "draw", "open_any", "summarise"]
 
 _BLOCK = 16 * 2**20
+TINY = 1e-5
+"""Of the mean: a standard deviation below it is lost in float32."""
+MOST_SHOWN = 5
 _SIGNED, _ONE_SIGN = "RdBu_r", "viridis"
 
 
@@ -59,12 +68,12 @@ class FieldSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """A store in numbers."""
+    """A store or a foreign data set in numbers."""
 
     path: Path
     header: Header
-    package: str
-    """The version of the package that wrote it."""
+    package: str | None
+    """The version of the package that wrote a store; None: foreign files."""
     count: int
     """How many trajectories it is meant for."""
     whole: int
@@ -75,6 +84,86 @@ class Summary:
     fingerprint: str
     damaged: tuple[int, ...]
     """The trajectories whose values are no longer those that were written."""
+    notes: tuple[str, ...] = ()
+    """What foreign files do not say and was taken as known."""
+    twins: tuple[tuple[int, int], ...] = ()
+    """Pairs of trajectories with the same values."""
+    read: int = 0
+    """How many trajectories the statistics are of."""
+
+    @property
+    def published_split(self) -> Split | None:
+        return Split.from_plain(self.header.parameters.get("split"))
+
+    def problems(self) -> list[str]:
+        """What may spoil a training, one sentence each."""
+        found = []
+        for field in self.fields if self.read else ():
+            if field.nans or field.infinities:
+                found.append(f"{field.name} has {field.nans} NaN and {field.infinities} infinite values; clean it.")
+            if field.constant:
+                found.append(f"{field.name} is constant and carries no information.")
+            elif field.std < TINY * abs(field.mean):
+                found.append(
+                    f"{field.name} varies by {field.std / abs(field.mean):.1g} of its mean, of which float32 keeps few "
+                    "digits; subtract a constant from it."
+                )
+        return found + self._twin_problems() + self._axis_problems()
+
+    def _twin_problems(self) -> list[str]:
+        split = self.published_split
+        place = {} if split is None else {one: part for part, ones in asdict(split).items() for one in ones}
+        found = []
+        for first, second in self.twins[:MOST_SHOWN]:
+            pair = f"Trajectories {first} and {second} hold the same values"
+            if split is None:
+                found.append(f"{pair}; keep them in the same split, or leave one out.")
+            elif place.get(first) != place.get(second):
+                found.append(
+                    f"{pair}, but one is in the {place.get(first, 'unused')} split and the other in the "
+                    f"{place.get(second, 'unused')} split; leave one out."
+                )
+        if len(self.twins) > MOST_SHOWN:
+            found.append(f"{len(self.twins)} pairs of trajectories hold the same values.")
+        return found
+
+    def _axis_problems(self) -> list[str]:
+        layout, found = self.header.layout, []
+        uneven = unevenly_spaced(time_steps(layout.times))
+        if uneven is not None:
+            found.append(f"The frames are {uneven}; resample them, or train with model.options.time_embedding=true.")
+        for name, axis in zip("xyz", layout.coordinates, strict=False):
+            steps = time_steps(axis)
+            if unevenly_spaced(steps) is not None:
+                found.append(f"{name} is unevenly spaced, {steps[0]:g} to {steps[1]:g} apart; models take it as even.")
+        if self.whole == 1:
+            found.append("There is one trajectory, but one must train and another test; cut it along time.")
+        return found
+
+    def train_command(self) -> str:
+        """The command that trains on these data: the recipe of the task that they fit, else one for own data."""
+        task = next((task for task in TASKS.values() if _fits(task, self.header, self.whole)), None)
+        words = ["sigmasolver", "train", *([] if task is None else [task.name]), "--data", str(self.path)]
+        name = self.path.resolve().stem if task is None else task.name
+        words += ["--out", f"runs/{name}"]
+        if task is None and len(self.header.layout.times) == 1:
+            constant = self.header.parameters.get("constant", self.header.layout.fields[:-1])
+            targets = [one for one in self.header.layout.fields if one not in constant]
+            words += ["--targets", ",".join(targets or self.header.layout.fields[-1:])]
+        return shlex.join(words)
+
+
+def _fits(task: Task, header: Header, count: int) -> bool:
+    layout = header.layout
+    grid = tuple(-(-points // task.space_stride) for points in header.grid)
+    frames = 1 if task.steady else (task.history + task.horizon - 1) * task.time_stride + 1
+    return (
+        {*task.inputs, *task.targets} <= set(layout.fields)
+        and grid == task.grid
+        and len(layout.times) >= frames
+        and (len(layout.times) == 1) == task.steady
+        and count >= task.train + task.validation + task.test
+    )
 
 
 class _Moments:
@@ -123,43 +212,67 @@ def _mean_and_std(n: np.ndarray, mean: np.ndarray, S: np.ndarray) -> tuple[np.nd
     return np.where(none, np.nan, mean), np.where(none, np.nan, np.sqrt(S / np.maximum(n, 1)))
 
 
-def summarise(path: str | Path, progress: Callable[[int, int], None] | None = None) -> Summary:
-    """Read every whole trajectory once: statistics, and whether it still has the digest it was written with.
+def open_any(path: str | Path, steady: bool | None = None) -> Reader:
+    """A store, or foreign files of any kind."""
+    path = Path(path)
+    foreign = path.is_dir() or (path.is_file() and not is_store(path) and any(kind.fits(path) for kind in KINDS))
+    return open_foreign(path, steady) if foreign else open_store(path)
 
-    `progress` is called with the trajectories done and their number.
+
+def summarise(
+    path: str | Path,
+    progress: Callable[[int, int], None] | None = None,
+    steady: bool | None = None,
+    first: int | None = None,
+) -> Summary:
+    """Read every whole trajectory once: statistics, twins, and whether it still has the digest it was written with.
+
+    `progress` is called with the trajectories done and their number. `steady`: a user's own arrays have no axis of
+    time. `first`: read only so many trajectories.
     """
-    with open_store(path) as store:
-        header = store.header
+    if first is not None and first < 1:
+        raise ValueError(f"The first {first} trajectories were asked for; ask for at least one.")
+    with open_any(path, steady) as data:
+        header = data.header
         moments = _Moments(header.shape[0], header.shape[-1])
-        damaged = []
-        for index in range(len(store)):
-            if not _take_in(store, index, moments):
+        number = len(data) if first is None else min(first, len(data))
+        damaged, twins, seen = [], [], dict[bytes, int]()
+        store = data if isinstance(data, StoreReader) else None
+        for index in range(number):
+            digest = _take_in(data, index, moments)
+            if store is not None and digest != store.digests[index]:
                 damaged.append(index)
+            twin = seen.setdefault(digest, index)
+            if twin != index:
+                twins.append((twin, index))
             if progress is not None:
-                progress(index + 1, len(store))
+                progress(index + 1, number)
         return Summary(
-            path=store.path,
+            path=data.path,
             header=header,
-            package=store.package,
-            count=store.count,
-            whole=len(store),
-            size=len(store) * header.nbytes,
+            package=None if store is None else store.package,
+            count=len(data) if store is None else store.count,
+            whole=len(data),
+            size=len(data) * header.nbytes,
             fields=_fields(header, moments),
-            fingerprint=store.fingerprint,
+            fingerprint=data.fingerprint,
             damaged=tuple(damaged),
+            notes=tuple(data.notes),
+            twins=tuple(twins),
+            read=number,
         )
 
 
-def _take_in(store: Reader, index: int, moments: _Moments) -> bool:
-    """Add one trajectory to the moments; return whether it is intact."""
+def _take_in(store: Reader, index: int, moments: _Moments) -> bytes:
+    """Add one trajectory to the moments; return the digest of its values."""
     frames = store.header.shape[0]
     step = max(1, _BLOCK * frames // store.header.nbytes)
     digest = hashlib.sha256()
     for start in range(0, frames, step):
         block = store[index, start : start + step]
-        digest.update(block.data)
+        digest.update(np.ascontiguousarray(block).data)
         moments.add(slice(start, start + len(block)), block)
-    return digest.digest() == store.digests[index]
+    return digest.digest()
 
 
 def _fields(header: Header, moments: _Moments) -> tuple[FieldSummary, ...]:
@@ -193,7 +306,7 @@ def draw(path: str | Path, picture: str | Path, index: int = 0, columns: int = 5
     from matplotlib.figure import Figure
 
     picture = Path(picture)
-    with open_store(path) as store:
+    with open_any(path) as store:
         header = store.header
         if not 0 <= index < len(store):
             raise StoreError(f"{path} has no trajectory {index}: it holds {len(store)}, counted from 0.")

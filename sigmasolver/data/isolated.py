@@ -1,4 +1,5 @@
-"""Foreign HDF5 and MATLAB files are read by a process of its own (worker.py), which a damaged file may crash.
+"""Foreign HDF5, MATLAB, NetCDF and Zarr files are read by a process of its own (worker.py), which a damaged file may
+crash.
 
 One such process serves all files. It is started when first needed, in the time that importing h5py takes, and ends
 with this one. If it dies or computes without end, the file at hand is refused with a sentence.
@@ -23,12 +24,17 @@ import numpy as np
 
 from sigmasolver.data import worker
 
-__all__ = ["UnreadableError", "ask", "check_file"]
+__all__ = ["EXTRA", "UnreadableError", "ask", "check_file"]
 
 SECONDS = 60.0
 """Computing time that a request may take, beyond what its bytes take."""
+EXTRA = "pip install 'sigmasolver[data]'"
 SLOWEST = 5e6
 """Bytes that are decompressed in a second at the least."""
+
+
+ON_FOLDERS = ("labelled", "labelled_box")
+"""What can be asked of a folder: Zarr groups are some."""
 
 
 class UnreadableError(Exception):
@@ -88,7 +94,8 @@ _turn = threading.Lock()
 def ask(path: Path, operation: str, arguments: Sequence[Any] = (), nbytes: int = 0) -> Any:
     """What the worker's `operation` gives for this file; an array of about `nbytes` bytes takes its time."""
     global _process
-    check_file(path)
+    if operation not in ON_FOLDERS or not path.is_dir():
+        check_file(path)
     seconds = SECONDS + nbytes / SLOWEST
     request = {"operation": operation, "arguments": [os.fsdecode(path.resolve()), *arguments], "seconds": seconds}
     with _turn:
@@ -133,6 +140,13 @@ def _objection(path: Path, reason: str) -> Exception:
         return ValueError(f"{path} does not fit into the memory; save it in parts.")
     if reason == "deep":
         return ValueError(f"{path} has groups more than {worker.DEEPEST} deep; save its arrays further up.")
+    if reason == "package":
+        return ValueError(f"{path} needs xarray, h5netcdf and zarr to be read; install them with {EXTRA}.")
+    if reason == "nameless":
+        return ValueError(
+            f"The arrays in {path} do not name their dimensions; write it with xarray, or with dimension_names "
+            "such as count, time, x, y."
+        )
     return UnreadableError(reason)
 
 

@@ -1,4 +1,5 @@
-"""The process that reads other people's HDF5 and MATLAB files, whose libraries a damaged file can crash or make loop.
+"""The process that reads other people's HDF5, MATLAB, NetCDF and Zarr files, whose libraries a damaged file can crash
+or make loop.
 
 A script of its own, started by `isolated.py`; it imports nothing of the package, so that it is there in a moment.
 A request is one line of JSON; so is the answer, and the bytes of an array follow it. HDF5 links to other files are
@@ -21,7 +22,7 @@ import os
 import struct
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import h5py
@@ -36,6 +37,10 @@ _LARGEST = 2**24
 
 class DeepError(Exception):
     """Groups within groups within groups."""
+
+
+class NamelessError(Exception):
+    """Arrays whose dimensions have no names."""
 
 
 def _open(path: str) -> h5py.File:
@@ -61,11 +66,12 @@ def _entries(path: str) -> list[dict[str, Any]]:
         return [_entry(name, item) for name, item in _walk(file)]
 
 
-def _walk(file: h5py.File) -> Iterator[tuple[str, h5py.Dataset | h5py.ExternalLink]]:
+def _walk(file: h5py.File, groups: bool = False) -> Iterator[tuple[str, h5py.Dataset | h5py.Group | h5py.ExternalLink]]:
+    """Datasets and external links; with `groups` these too."""
     seen = {h5py.h5o.get_info(file["/"].id).addr}
-    groups: list[tuple[str, h5py.Group]] = [("", file["/"])]
-    while groups:
-        prefix, group = groups.pop()
+    waiting: list[tuple[str, h5py.Group]] = [("", file["/"])]
+    while waiting:
+        prefix, group = waiting.pop()
         if prefix.count("/") > DEEPEST:
             raise DeepError
         inner = []
@@ -83,9 +89,11 @@ def _walk(file: h5py.File) -> Iterator[tuple[str, h5py.Dataset | h5py.ExternalLi
             seen.add(address)
             if isinstance(item, h5py.Group):
                 inner.append((f"{shown}/", item))
+                if groups:
+                    yield shown, item
             elif isinstance(item, h5py.Dataset):
                 yield shown, item
-        groups += reversed(inner)
+        waiting += reversed(inner)
 
 
 def _entry(name: str, item: h5py.Dataset | h5py.ExternalLink) -> dict[str, Any]:
@@ -134,11 +142,51 @@ def _rows(path: str, name: str, start: int, stop: int, last: bool) -> np.ndarray
     with _open(path) as file:
         dataset = file[name]
         key: Any = () if not dataset.shape else (..., slice(start, stop)) if last else slice(start, stop)
-        _check_chunks(dataset, (dataset.ndim - 1) * last, start, stop)
+        ranges = [(0, size) for size in dataset.shape]
+        if ranges:
+            ranges[-1 if last else 0] = (start, stop)
+        _check_chunks(dataset, ranges)
         return np.asarray(dataset[key])
 
 
-def _check_chunks(dataset: h5py.Dataset, axis: int, start: int, stop: int) -> None:
+def _box(path: str, name: str, ranges: list[list[int]]) -> np.ndarray:
+    """The entries between `start` and `stop` along each axis."""
+    with _open(path) as file:
+        dataset = file[name]
+        _check_chunks(dataset, ranges)
+        return np.asarray(dataset[tuple(slice(*one) for one in ranges)])
+
+
+def _attributes(path: str) -> dict[str, dict[str, Any]]:
+    """The attributes of every group and dataset by path; those of the file under "". Links are not followed."""
+    with _open(path) as file:
+        found = {"": file.attrs}
+        for name, item in _walk(file, groups=True):
+            if not isinstance(item, h5py.ExternalLink):
+                found[name] = item.attrs
+        return {name: {str(key): _plain(attributes[key]) for key in attributes} for name, attributes in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    """An attribute as JSON holds it; what is not finite as a word."""
+    if isinstance(value, h5py.Empty):
+        return ""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, np.ndarray | list | tuple):
+        return [_plain(one) for one in (value.tolist() if isinstance(value, np.ndarray) else value)]
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return str(value)
+
+
+_CHECKED: dict[tuple[Any, ...], set[tuple[int, ...]]] = {}
+"""The chunks that were found to be whole, by file, its state and dataset: each is unpacked for this only once."""
+
+
+def _check_chunks(dataset: h5py.Dataset, ranges: Sequence[Sequence[int]]) -> None:
     """Raise where a chunk of these entries does not unpack to its full size: the library would read on behind its end,
     which gives whatever lies in the memory there, or a crash."""
     if dataset.chunks is None:
@@ -148,10 +196,14 @@ def _check_chunks(dataset: h5py.Dataset, axis: int, start: int, stop: int) -> No
     filters = [plan.get_filter(place)[0] for place in range(plan.get_nfilters())]
     if not set(filters) <= {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}:
         return  # nothing here could unpack them
-    corners = [range(0, length, step) for length, step in zip(dataset.shape, dataset.chunks, strict=True)]
-    step = dataset.chunks[axis]
-    corners[axis] = range(start // step * step, min(stop, dataset.shape[axis]), step)
+    corners = [
+        range(start // step * step, min(stop, length), step)
+        for (start, stop), length, step in zip(ranges, dataset.shape, dataset.chunks, strict=True)
+    ]
+    checked = _CHECKED.setdefault((_state(dataset.file.filename), dataset.name), set())
     for corner in itertools.product(*corners):
+        if corner in checked:
+            continue
         skipped, data = dataset.id.read_direct_chunk(corner)
         for place, one in reversed(list(enumerate(filters))):
             if skipped >> place & 1:
@@ -163,13 +215,20 @@ def _check_chunks(dataset: h5py.Dataset, axis: int, start: int, stop: int) -> No
                 data = stream.decompress(data, size + 5)  # room for a checksum inside
         if len(data) != size:
             raise EOFError
+        checked.add(corner)
+
+
+def _state(path: str) -> tuple[str, int, int, int]:
+    """What changes when a file or folder is written anew."""
+    status = os.stat(path)
+    return path, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _texts(path: str, name: str) -> Any:
     """Words, of fixed or of free length, as nested lists."""
     with _open(path) as file:
         dataset = file[name]
-        _check_chunks(dataset, 0, 0, dataset.shape[0] if dataset.shape else 1)
+        _check_chunks(dataset, [(0, size) for size in dataset.shape])
         place, sizes = dataset.id.get_offset(), dataset.file.id.get_create_plist().get_sizes()
         if h5py.check_string_dtype(dataset.dtype).length is None and place is not None and sizes == (8, 8):
             texts = _heap_texts(path, place, dataset.size, dataset.file.userblock_size)
@@ -231,11 +290,112 @@ def _matlab_values(path: str, name: str, most: int | None) -> np.ndarray | None:
     return values[:most]
 
 
+# --- NetCDF and Zarr
+
+
+_DATASETS: dict[str, tuple[tuple[Any, ...], Any]] = {}
+"""The data set that was opened last, kept open: to open it takes longer than to read a window."""
+_METADATA = ("zarr.json", ".zmetadata", ".zattrs", ".zgroup")
+
+
+def _dataset(path: str) -> Any:
+    """A NetCDF file or a Zarr group as xarray sees it, nothing loaded; times stay numbers, with their unit."""
+    import xarray
+
+    inner = [os.path.join(path, name) for name in _METADATA]
+    state = tuple(_state(one) for one in (path, *inner) if os.path.exists(one))
+    known, held = _DATASETS.get(path, (None, None))
+    if known == state:
+        return held
+    for _, other in _DATASETS.values():
+        other.close()
+    _DATASETS.clear()
+    engine, options = _engine(path)
+    try:
+        held = xarray.open_dataset(
+            path, engine=engine, decode_times=False, decode_coords="all", cache=False, chunks=None, **options
+        )
+    except (KeyError, ValueError) as error:
+        if engine == "zarr" and ("_ARRAY_DIMENSIONS" in str(error) or "dimension" in str(error)):
+            raise NamelessError from error
+        raise
+    _DATASETS[path] = (state, held)
+    return held
+
+
+def _engine(path: str) -> tuple[str, dict[str, Any]]:
+    if os.path.isdir(path):
+        import zarr
+
+        if isinstance(zarr.open(path, mode="r"), zarr.Array):
+            raise NamelessError
+        return "zarr", {"consolidated": os.path.exists(os.path.join(path, ".zmetadata")) or None}
+    with open(path, "rb") as file:
+        start = file.read(4)
+    if start == b"\x89HDF":
+        import h5netcdf  # noqa: F401
+
+        return "h5netcdf", {"phony_dims": "access", "driver_kwds": {"locking": False}}
+    if start[:3] == b"CDF":
+        return "scipy", {}
+    raise OSError("no signature")
+
+
+def _labelled(path: str) -> dict[str, Any]:
+    """The variables of a NetCDF file or Zarr group: names, dimensions, types and attributes."""
+    faults = {} if os.path.isdir(path) or _engine(path)[0] != "h5netcdf" else _faults(path)
+    held = _dataset(path)
+    variables = [
+        {
+            "name": str(name), "dims": [str(one) for one in variable.dims], "shape": variable.shape,
+            "dtype": "V1" if variable.dtype.hasobject else variable.dtype.str, "coordinate": name in held.coords,
+            "attributes": {str(key): _plain(value) for key, value in variable.attrs.items()},
+            "fault": faults.get(str(name)),
+        }
+        for name, variable in held.variables.items()
+    ]  # fmt: skip
+    return {
+        "variables": variables,
+        "attributes": {str(key): _plain(value) for key, value in held.attrs.items()},
+        "missing": _missing(path) if os.path.isdir(path) else {},
+    }
+
+
+def _faults(path: str) -> dict[str, str | None]:
+    with _open(path) as file:
+        return {name: _entry(name, item)["fault"] for name, item in _walk(file)}
+
+
+def _missing(path: str) -> dict[str, list[int]]:
+    """By array, how many of its chunks are not there, and how many there should be."""
+    import zarr
+
+    arrays = zarr.open_group(path, mode="r").arrays()
+    counts = {name: (array.nchunks_initialized, array.nchunks) for name, array in arrays}
+    return {name: [total - there, total] for name, (there, total) in counts.items() if there < total}
+
+
+def _labelled_box(path: str, name: str, ranges: list[list[int]]) -> np.ndarray:
+    """The entries of a variable between `start` and `stop` along each axis, unpacked as its attributes say."""
+    held = _dataset(path)
+    if os.path.isfile(path) and _engine(path)[0] == "h5netcdf":
+        with _open(path) as file:
+            _check_chunks(file[name], ranges)
+    values = held.variables[name][tuple(slice(*one) for one in ranges)].values
+    if values.dtype.hasobject or values.dtype.kind == "U":
+        return np.array(values.tolist(), dtype="U")
+    return np.asarray(values)
+
+
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "is_store": _is_store,
     "names": _names,
     "entries": _entries,
     "rows": _rows,
+    "box": _box,
+    "attributes": _attributes,
+    "labelled": _labelled,
+    "labelled_box": _labelled_box,
     "texts": _texts,
     "matlab_names": _matlab_names,
     "matlab_values": _matlab_values,
@@ -249,6 +409,10 @@ def _reason(error: BaseException) -> str:
         return "permission"
     if isinstance(error, MemoryError):
         return "memory"
+    if isinstance(error, ImportError):
+        return "package"
+    if isinstance(error, NamelessError):
+        return "nameless"
     return "kind" if isinstance(error, OSError) and "signature" in str(error) else "damage"
 
 

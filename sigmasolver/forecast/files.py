@@ -1,4 +1,5 @@
-"""Forecasts as files: given frames come in as any array file, predicted frames go out as a store or plain arrays."""
+"""Forecasts as files: given frames come in as any array file, predicted frames go out as a store, NetCDF,
+Zarr or plain arrays."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ import numpy as np
 import torch
 
 from sigmasolver.data.domain import Domain, time_steps
-from sigmasolver.data.formats import Reading, opened
-from sigmasolver.data.formats.hdf5 import is_store
-from sigmasolver.data.formats.history import history_of, read_history, read_times
+from sigmasolver.data.formats import Reading, open_data, opened
+from sigmasolver.data.formats.history import has_header, history_of, read_history, read_times
+from sigmasolver.data.formats.netcdf_zarr_write import require_xarray, write_netcdf, write_zarr
 from sigmasolver.data.formats.user_arrays import SUFFIXES
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.normalise import TimeScale
 from sigmasolver.data.reader import Reader
-from sigmasolver.data.store import open_store, write_store
+from sigmasolver.data.store import is_store, write_store
 from sigmasolver.forecast.checkpoint import (
     domain_of,
     load,
@@ -38,7 +39,7 @@ from sigmasolver.tasks import Task
 
 __all__ = ["check_name", "forecast_file", "write_forecast"]
 
-KINDS = (".h5", ".npy", ".npz")
+KINDS = (".h5", ".npy", ".npz", ".nc", ".zarr")
 SOURCE = "forecast"
 """What a store says of itself when it holds a forecast: its frames and points are those of the model already."""
 
@@ -50,7 +51,7 @@ class Start:
     history: torch.Tensor
     """`(count, T_in, *grid, fields)`."""
     header: Header | None
-    """Of the store they come from; None: plain arrays."""
+    """Of the store or the files they come from; None: plain arrays."""
     frames: int
     """How many the file holds."""
     times: np.ndarray | None
@@ -107,23 +108,27 @@ def forecast_file(
         parameters["precision"] = precision
     if differs is not None:
         parameters["anyway"] = differs
+    if given.header is not None and "attributes" in given.header.parameters:
+        parameters["attributes"] = given.header.parameters["attributes"]
     said.append(write_forecast(out, predicted, layout, parameters))
     return said
 
 
 def check_name(out: Path) -> None:
     """Refuse a file that cannot be written, before anything is computed."""
-    if out.is_dir():
+    if out.is_dir() and out.suffix != ".zarr":
         raise ValueError(f"{out} is a folder; name a file in it that ends in {', '.join(KINDS)}.")
     if out.suffix not in KINDS:
         raise ValueError(f'The forecast cannot be written as "{out.name}"; end its name in {", ".join(KINDS)}.')
     if out.exists():
         raise ValueError(f"{out} already exists; choose another name or remove it.")
+    if out.suffix in (".nc", ".zarr"):
+        require_xarray(out)
 
 
 def write_forecast(out: Path, predicted: np.ndarray, layout: Layout, parameters: Mapping[str, Any]) -> str:
     """Predicted frames `(trajectories, frames, *grid, fields)` as a file; returns what there is to tell."""
-    _write(out, predicted, layout.fields, Header(layout, SOURCE, parameters))
+    _write(out, predicted, Header(layout, SOURCE, parameters))
     shape = " × ".join(map(str, predicted.shape))
     return f"{out}: {shape} (trajectories, frames, grid, fields {', '.join(layout.fields)})"
 
@@ -149,7 +154,7 @@ def _read(start: Path, task: Task, reader: Reader | None) -> Start:
     else:
         values, header = history_of(reader, start, task.inputs, len(task.grid)), reader.header
     frames, grid = values.shape[1], values.shape[2:-1]
-    apart = 1 if header is None or header.source == SOURCE else task.time_stride
+    apart = 1 if header is None or _made(header)["source"] == SOURCE else task.time_stride
     needed = (task.history - 1) * apart + 1
     if frames < needed:
         raise ValueError(f"{start} holds {frames} frames; {needed} are needed to forecast from.")
@@ -191,8 +196,10 @@ def _check_domain(
 ) -> str | None:
     """In what the frames differ from the training data, where that was allowed; arrays tell at most their times."""
     header = given.header
-    if header is not None and header.source == SOURCE and header.parameters.get("run") == run.path.name:
-        return header.parameters.get("anyway")  # checked when it was made
+    if header is not None and _made(header)["source"] == SOURCE:
+        parameters = _made(header)["parameters"]
+        if parameters.get("run") == run.path.name:
+            return parameters.get("anyway")  # checked when it was made
     if given.times is None:
         return None
     if known is None:
@@ -220,23 +227,33 @@ def _times(start: Path, given: Start, layout: Layout, scale: TimeScale) -> np.nd
 
 
 def _header(start: Path) -> Header | None:
-    if not is_store(start):
+    if not has_header(start):
         return None
-    with open_store(start) as store:
-        return store.header
+    with open_data(start) as data:
+        return data.header
 
 
-def _write(out: Path, frames: np.ndarray, fields: tuple[str, ...], header: Header) -> None:
-    if out.suffix == ".h5":
-        write_store(out, header, frames)
-        return
+def _made(header: Header) -> Mapping[str, Any]:
+    """The source and the parameters of the values; NetCDF and Zarr that this package wrote keep those of the store."""
+    made = header.parameters.get("made", {})
+    return {"source": header.source, "parameters": header.parameters} | made
+
+
+def _write(out: Path, frames: np.ndarray, header: Header) -> None:
+    match out.suffix:
+        case ".h5":
+            return write_store(out, header, frames)
+        case ".nc":
+            return write_netcdf(out, frames, header)
+        case ".zarr":
+            return write_zarr(out, frames, header)
     with plain_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing(out) as file:
             if out.suffix == ".npy":
                 np.save(file, frames)
             else:
-                np.savez(file, fields=frames, names=np.array(fields))
+                np.savez(file, fields=frames, names=np.array(header.layout.fields))
 
 
 def _layout(given: Start, steps: int, task: Task, known: Domain | None) -> Layout:

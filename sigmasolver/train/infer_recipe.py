@@ -147,7 +147,8 @@ def _fields(header: Header, choices: UserChoices, mask: str | None) -> tuple[tup
             raise ValueError(f'There is no field "{name}" in the data; {suggest(name, known)}')
     if mask is not None:
         fields = (*(name for name in fields if name != mask), mask)
-    targets = choices.targets or tuple(name for name in fields if name != mask)
+    constant = {mask, *header.parameters.get("constant", ())}  # what a data set says does not change is not forecast
+    targets = choices.targets or tuple(name for name in fields if name not in constant) or fields
     given = tuple(name for name in fields if name not in targets)
     steady = len(header.layout.times) == 1
     if steady and not set(given) - {mask}:

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from sigmasolver.data import inspect
+from sigmasolver.data.formats import import_data
 from sigmasolver.data.header import Header
 from sigmasolver.data.inspect import draw, summarise
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.store import StoreError, Writer
+from sigmasolver.simulate.fixtures.the_well import write_well
 from sigmasolver.simulate.generate import generate
 from tests.data.waves import Waves
 
@@ -159,3 +161,73 @@ def test_the_documented_five_lines_read_a_store(tmp_path: Path, monkeypatch: pyt
     np.testing.assert_array_equal(names["fields"], waves.simulate(0, range(3)).numpy())
     assert names["names"] == ["height", "slope"] and names["whole"] == 3
     np.testing.assert_array_equal(names["times"], waves.layout.times)
+
+
+# --- foreign files, problems and the command that trains
+
+
+def foreign(path: Path, data: np.ndarray, times: np.ndarray | None = None, **more: object) -> Path:
+    times = np.arange(data.shape[1], dtype=np.float64) if times is None else times
+    np.savez(path, fields=data, names=np.array(["u", "v"]), times=times, **more)
+    return path
+
+
+def flow(count: int = 5) -> np.ndarray:
+    return np.random.default_rng(3).normal(size=(count, 4, 6, 5, 2)).astype(np.float32)
+
+
+def test_foreign_files_have_the_statistics_of_their_store(tmp_path: Path) -> None:
+    source = foreign(tmp_path / "a.npz", flow())
+    import_data(source, tmp_path / "a.h5")
+    here, imported = summarise(source), summarise(tmp_path / "a.h5")
+    assert here.fields == imported.fields and (here.whole, here.package) == (5, None)
+    assert any("no units" in note for note in here.notes) and here.damaged == ()
+    first = summarise(source, first=2)
+    assert (first.read, first.whole) == (2, 5)
+    np.testing.assert_allclose(first.fields[0].mean, flow()[:2, ..., 0].mean(dtype=np.float64), rtol=1e-12)
+    draw(source, tmp_path / "a.png")
+
+
+def test_problems_are_named(tmp_path: Path) -> None:
+    data = flow()
+    assert summarise(foreign(tmp_path / "fine.npz", data)).problems() == []
+    data[3] = data[1]
+    data[0, 0, 0, 0, 0] = np.nan
+    data[..., 1] = 1000 + 1e-3 * data[..., 1]
+    times = np.array([0.0, 1.0, 2.0, 4.0])
+    found = " ".join(summarise(foreign(tmp_path / "a.npz", data, times, x=np.array([0, 1, 2, 3, 4, 9]))).problems())
+    for words in (
+        "u has 1 NaN and 0 infinite values",
+        "v varies by 1e-06 of its mean",
+        "Trajectories 1 and 3 hold the same values; keep them in the same split",
+        "The frames are unevenly spaced in time, 1 to 2 apart",
+        "x is unevenly spaced, 1 to 5 apart",
+    ):
+        assert words in found, words
+    assert "one trajectory" in " ".join(summarise(foreign(tmp_path / "one.npz", flow(1))).problems())
+
+
+def test_one_trajectory_in_two_splits_is_named(tmp_path: Path) -> None:
+    data = flow(6)
+    data[5], data[1] = data[2], data[0]
+    parts = {"train": data[:4], "valid": data[4:5], "test": data[5:]}
+    layout = Layout(("u", "v"), ("1", "1"), ("periodic", "wall"), (np.arange(6.0), np.arange(5.0)), np.arange(4.0))
+    write_well(tmp_path / "set", parts, layout, {})
+    summary = summarise(tmp_path / "set")
+    assert summary.twins == ((0, 1), (2, 5))
+    assert [one for one in summary.problems() if "same values" in one] == [
+        "Trajectories 2 and 5 hold the same values, but one is in the train split and the other in the test split; "
+        "leave one out."
+    ]
+
+
+def test_the_command_that_trains_is_that_of_the_task_or_of_own_data(tmp_path: Path) -> None:
+    own = summarise(foreign(tmp_path / "my flow.npz", flow()))
+    assert own.train_command() == f"sigmasolver train --data '{tmp_path}/my flow.npz' --out 'runs/my flow'"
+    steady = summarise(foreign(tmp_path / "steady.npz", flow()[:, :1]))
+    assert steady.train_command().endswith("--out runs/steady --targets v")
+    x = np.arange(64) / 64
+    layout = Layout(("vorticity",), ("1/time",), ("periodic",) * 2, (x, x), np.arange(1.0, 21))
+    task = replace(own, header=Header(layout, "fno-ns", {}), whole=1200, path=Path("ns.h5"))
+    assert task.train_command() == "sigmasolver train ns2d --data ns.h5 --out runs/ns2d"
+    assert "train --data ns.h5" in replace(task, whole=100).train_command()

@@ -13,7 +13,20 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from sigmasolver.data.domain import time_steps, unevenly_spaced
-from sigmasolver.data.formats import arrays, factformer, mat, realm, realpdebench, user_arrays, user_folder
+from sigmasolver.data.formats import (
+    arrays,
+    factformer,
+    mat,
+    netcdf_zarr,
+    pdearena,
+    pdebench,
+    realm,
+    realpdebench,
+    the_well,
+    user_arrays,
+    user_folder,
+    vtk,
+)
 from sigmasolver.data.formats.checks import Values
 from sigmasolver.data.formats.finite import fill_solid, label, without_bad
 from sigmasolver.data.formats.history import read_history
@@ -35,6 +48,7 @@ __all__ = [
     "import_data",
     "is_read_in_place",
     "open_data",
+    "open_foreign",
     "opened",
     "read_history",
     "skip_bad",
@@ -80,6 +94,13 @@ def _read_own(path: Path, reading: Reading | None = None) -> Foreign:
     return read(path, reading or Reading())
 
 
+def _of_reading(
+    read: Callable[[Path, Sequence[str] | None, bool | None], Foreign],
+) -> Callable[[Path, Reading], Foreign]:
+    """For files that name their axes: of a reading the fields count here, and what it says of the layout later."""
+    return lambda path, reading: read(path, reading.fields, reading.steady)
+
+
 KINDS: tuple[Kind, ...] = (
     Kind(
         "fno-darcy",
@@ -117,8 +138,56 @@ KINDS: tuple[Kind, ...] = (
         in_place=True,
     ),
     Kind(
+        "netcdf",
+        "a NetCDF file with named dimensions (time, x, y, ...), or a folder of such files",
+        lambda path: bool(netcdf_zarr.netcdf_files(path)),
+        netcdf_zarr.read_netcdf,
+        _of_reading(netcdf_zarr.read_netcdf),
+        in_place=True,
+    ),
+    Kind(
+        "zarr",
+        "a Zarr group with named dimensions, or a folder of such groups",
+        lambda path: bool(netcdf_zarr.zarr_groups(path)),
+        netcdf_zarr.read_zarr,
+        _of_reading(netcdf_zarr.read_zarr),
+        in_place=True,
+    ),
+    Kind(
+        "vtk",
+        "VTK image data: a .vti, .vtk or .pvd, a folder of numbered .vti or .vtk files, or a folder of such folders",
+        vtk.is_vtk,
+        vtk.read_vtk,
+        _of_reading(vtk.read_vtk),
+        in_place=True,
+    ),
+    Kind(
+        "the-well",
+        "files of The Well: its folder with data/train, data/valid and data/test, or one file",
+        the_well.is_well,
+        the_well.read_well,
+        _of_reading(the_well.read_well),
+        in_place=True,
+    ),
+    Kind(
+        "pdebench",
+        "an HDF5 file of PDEBench (tensor; density, pressure, Vx; 0000/data; velocity, particles)",
+        pdebench.is_pdebench,
+        pdebench.read_pdebench,
+        _of_reading(pdebench.read_pdebench),
+        in_place=True,
+    ),
+    Kind(
+        "pdearena",
+        "HDF5 files of PDEArena with a group train, valid or test, or a folder of them",
+        pdearena.is_pdearena,
+        pdearena.read_pdearena,
+        _of_reading(pdearena.read_pdearena),
+        in_place=True,
+    ),
+    Kind(
         "arrays",
-        "an .npy, .npz or HDF5 file of arrays (count, frames, *grid), or a folder of such files without count",
+        "an .npy, .npz, .pt or HDF5 file of arrays (count, frames, *grid), or a folder of such files without count",
         _own,
         _read_own,
         _read_own,
@@ -251,9 +320,22 @@ def open_data(source: str | Path) -> Reader:
     source = Path(source)
     if not is_read_in_place(source):
         return open_store(source)
+    return open_foreign(source)
+
+
+def open_foreign(source: str | Path, steady: bool | None = None) -> Reader:
+    """Foreign files of any kind as trajectories; those that are not read in place take longer to read.
+
+    `steady`: a user's own arrays have no axis of time; None: the file must make plain that they have one.
+    """
+    source = Path(source)
     with _plain_reading([source]):
         row = guess_kind(source)
-        return ForeignReader(source, _header(row, row.read(source), [source], "float32"), partial(row.read, source))
+        read = partial(row.read, source)
+        if row.select is not None and steady is not None:
+            read = partial(row.select, source, Reading(steady=steady))
+        foreign = read()
+        return ForeignReader(source, _header(row, foreign, [source], "float32"), foreign, read)
 
 
 def where_to_put(task: str, folder: Path) -> str | None:

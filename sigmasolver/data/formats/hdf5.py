@@ -7,16 +7,20 @@ a process of its own, since a damaged file can crash it.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sigmasolver.data.formats.labelled import Ranges, Variable
 from sigmasolver.data.formats.source import Array
 from sigmasolver.data.isolated import UnreadableError, ask
 from sigmasolver.data.store import is_store
 
-__all__ = ["is_store", "open_hdf5"]
+__all__ = ["SUFFIXES", "attributes_of", "is_store", "open_hdf5", "open_variables", "paths_in"]
+
+SUFFIXES = (".h5", ".hdf5")
 
 
 def open_hdf5(path: Path) -> dict[str, Array]:
@@ -28,6 +32,57 @@ def open_hdf5(path: Path) -> dict[str, Array]:
     except UnreadableError as error:
         raise _plain(path, error) from error
     return {entry["name"]: _array(path, entry) for entry in sorted(entries, key=lambda entry: entry["name"])}
+
+
+def paths_in(path: Path) -> tuple[str, ...]:
+    """The paths of the datasets in an HDF5 file; none in what is no whole HDF5 file, or is a store."""
+    if not path.is_file() or path.suffix.lower() not in SUFFIXES or is_store(path):
+        return ()
+    try:
+        return tuple(entry["name"] for entry in _entries(path))
+    except UnreadableError:
+        return ()
+
+
+def open_variables(path: Path) -> dict[str, Variable]:
+    """The datasets of a foreign HDF5 file by path; their dimensions have no names yet."""
+    try:
+        entries = _entries(path)
+    except UnreadableError as error:
+        raise _plain(path, error) from error
+    return {entry["name"]: _variable(path, entry) for entry in entries}
+
+
+def attributes_of(path: Path) -> dict[str, dict[str, Any]]:
+    """The attributes of every group and dataset by path; those of the file under ""."""
+    try:
+        return ask(path, "attributes")
+    except UnreadableError as error:
+        raise _plain(path, error) from error
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    state = path.stat()
+    return _entries_of(path, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=4)
+def _entries_of(path: Path, changed: int, size: int) -> list[dict[str, Any]]:
+    """Several kinds are tried on one file, which may have thousands of groups."""
+    return ask(path, "entries")
+
+
+def _variable(path: Path, entry: dict[str, Any]) -> Variable:
+    shape, dtype = tuple(entry["shape"]), np.dtype(entry["dtype"])
+
+    def read(ranges: Ranges) -> np.ndarray:
+        size = dtype.itemsize * math.prod(stop - start for start, stop in ranges)
+        try:
+            return ask(path, "box", [entry["name"], list(ranges)], size)
+        except UnreadableError as error:
+            raise _plain(path, error) from error
+
+    return Variable(("",) * len(shape), shape, dtype, read, fault=entry["fault"])
 
 
 def _array(path: Path, entry: dict[str, Any]) -> Array:

@@ -13,22 +13,21 @@ from sigmasolver.data.formats.metadata import check_names, is_list, own_names, r
 from sigmasolver.data.formats.source import Array
 from sigmasolver.data.formats.user_arrays import open_arrays
 from sigmasolver.data.reader import Reader
-from sigmasolver.data.store import open_store
 
-__all__ = ["history_of", "read_history", "read_times"]
+__all__ = ["has_header", "history_of", "read_history", "read_times"]
 
 
 def read_history(path: Path, names: Sequence[str], axes: int, steady: bool = False) -> np.ndarray:
     """Histories of the fields `names` on `axes` spatial axes, float32 `(count, frames, *grid, len(names))`.
 
     The file holds `(frames, *grid, channels)`, with an axis `count` before or not, or one array per field without the
-    channels, as .npy, .npz or HDF5; or it is a store. `steady`: arrays hold `(*grid, channels)`, with an axis `count`
-    before or not. A value that is not finite is refused, as it would spread.
+    channels, as .npy, .npz, .pt or HDF5; or it is a store, or files that are read in place. `steady`: arrays hold
+    `(*grid, channels)`, with an axis `count` before or not. A value that is not finite is refused, as it would spread.
     """
     path, names = Path(path), check_names(names)
-    if is_store(path):
-        with open_store(path) as store:
-            return history_of(store, path, names, axes)
+    if has_header(path):
+        with open_data(path) as reader:
+            return history_of(reader, path, names, axes)
     values = _from_arrays(path, names, axes, steady)
     if steady and values.ndim == axes + 2:
         values = values[:, None]
@@ -62,9 +61,9 @@ def _finite(values: np.ndarray, path: Path, names: Sequence[str]) -> np.ndarray:
 
 def read_times(path: Path, frames: int) -> np.ndarray | None:
     """The times of the `frames` frames in the file, float64, increasing; None: it says nothing of them."""
-    if is_store(path):
-        with open_store(path) as store:
-            return store.header.axes()["t"]
+    if has_header(path):
+        with open_data(path) as data:
+            return data.header.axes()["t"]
     arrays = open_arrays(path)
     name = next((one for one in ("times", "t") if is_list(arrays.get(one))), None)
     if name is None:
@@ -73,6 +72,19 @@ def read_times(path: Path, frames: int) -> np.ndarray | None:
     if not np.isfinite(times).all() or bool((np.diff(times) <= 0).any()):
         raise ValueError(f"The {name} in {path} must be finite, increasing numbers.")
     return times
+
+
+def has_header(path: Path) -> bool:
+    """Whether this is a store, or files that are read in place: both know their axes, units and times."""
+    from sigmasolver.data.formats import is_read_in_place  # which imports this module
+
+    return is_store(path) or is_read_in_place(path)
+
+
+def open_data(path: Path) -> Reader:
+    from sigmasolver.data import formats
+
+    return formats.open_data(path)
 
 
 def _from_arrays(path: Path, names: tuple[str, ...], axes: int, steady: bool) -> np.ndarray:

@@ -23,11 +23,12 @@ class ForeignReader(Reader):
     hundreds of gigabytes.
     """
 
-    def __init__(self, path: Path, header: Header, open_again: Callable[[], Foreign]) -> None:
+    def __init__(self, path: Path, header: Header, foreign: Foreign, open_again: Callable[[], Foreign]) -> None:
+        """`foreign`: the data set as it is open now; `open_again`: what opens it in another process."""
         self.path, self.header = path, header
+        self._foreign: Foreign | None = foreign
         self._open_again = open_again
-        self._foreign: Foreign | None = open_again()
-        self._count, self.notes = self._foreign.count, self._foreign.notes
+        self._count, self.notes = foreign.count, foreign.notes
         state = repr(sorted(header.parameters.items())).encode()
         self.digests = [hashlib.sha256(state + b"/%d" % index).digest() for index in range(self._count)]
         self.fingerprint = fingerprint(header, self.digests)

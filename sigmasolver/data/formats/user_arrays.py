@@ -13,11 +13,12 @@ from sigmasolver.data.formats.hdf5 import open_hdf5
 from sigmasolver.data.formats.metadata import is_list, plain_words, read_list
 from sigmasolver.data.formats.reading import Reading
 from sigmasolver.data.formats.source import Array, Foreign
+from sigmasolver.data.formats.torch_file import open_tensors
 from sigmasolver.data.layout import Layout
 
 __all__ = ["SUFFIXES", "describe", "open_arrays", "read_file"]
 
-SUFFIXES = (".npy", ".npz", ".h5", ".hdf5")
+SUFFIXES = (".npy", ".npz", ".h5", ".hdf5", ".pt")
 
 
 def open_arrays(path: Path) -> dict[str, Array]:
@@ -29,6 +30,8 @@ def open_arrays(path: Path) -> dict[str, Array]:
     if path.suffix.lower() == ".npz":
         arrays = open_npz(path)
         return {UNNAMED: arrays["arr_0"]} if list(arrays) == ["arr_0"] else arrays
+    if path.suffix.lower() == ".pt":
+        return open_tensors(path)
     if path.suffix.lower() in SUFFIXES:
         return open_hdf5(path)
     raise ValueError(f"{path} is none of the files that hold arrays ({', '.join(SUFFIXES)}).")

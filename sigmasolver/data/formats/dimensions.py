@@ -1,0 +1,56 @@
+"""What a named dimension means: trajectories, time, an axis of space, or the components of a field.
+
+Names and attributes are those of the CF conventions and of common simulation codes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["CHANNEL", "COUNT", "SPACE", "TIME", "role_of"]
+
+COUNT, TIME, CHANNEL = "count", "time", "channel"
+SPACE = ("x", "y", "z")
+
+_NAMES = {
+    COUNT: "count|samples?|runs?|members?|ensemble|reali[sz]ations?|number|traj(ectory|ectories)?|cases?"
+    "|sim(ulations?)?|batch|initial_condition",
+    TIME: "t|times?|frames?|(time_?)?steps?|valid_time",
+    CHANNEL: "channels?|fields?|variables?|components?",
+    "x": r"n?x([_-]?(c|h|centers?|centres?|axis|dim|coord(inate)?))?|r?lon(gitude)?|west_east|ni|i",
+    "y": r"n?y([_-]?(c|h|centers?|centres?|axis|dim|coord(inate)?))?|r?lat(itude)?|south_north|nj|j",
+    "z": r"n?z([_-]?(c|h|centers?|centres?|axis|dim|coord(inate)?))?|lev(els?)?|depth[tuvw]?|height|altitude|plev"
+    "|pressure_level|bottom_top|nk|k",
+}
+_STANDARD = {
+    "realization": COUNT,
+    "time": TIME,
+    "longitude": "x",
+    "grid_longitude": "x",
+    "projection_x_coordinate": "x",
+    "latitude": "y",
+    "grid_latitude": "y",
+    "projection_y_coordinate": "y",
+    "height": "z",
+    "altitude": "z",
+    "depth": "z",
+    "air_pressure": "z",
+}
+_AXIS = {"T": TIME, "X": "x", "Y": "y", "Z": "z", "E": COUNT}
+
+
+def role_of(dimension: str, attributes: Mapping[str, Any]) -> str | None:
+    """What this dimension means, from the attributes of its coordinate or else from its name; None: nothing says."""
+    said = _AXIS.get(str(attributes.get("axis", "")).upper()) or _STANDARD.get(str(attributes.get("standard_name")))
+    units = str(attributes.get("units", ""))
+    if said is None and re.fullmatch(r"degrees?_?(east|e)", units, re.I):
+        said = "x"
+    if said is None and re.fullmatch(r"degrees?_?(north|n)", units, re.I):
+        said = "y"
+    if said is None and " since " in units:
+        said = TIME
+    if said is not None:
+        return said
+    return next((role for role, names in _NAMES.items() if re.fullmatch(names, dimension.lower())), None)

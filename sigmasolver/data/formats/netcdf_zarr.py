@@ -1,0 +1,97 @@
+"""NetCDF files (3 and 4) and Zarr groups (2 and 3), seen through xarray in a process of its own.
+
+A window is read from the chunks that hold it. Packed values are unpacked as their attributes say (scale_factor,
+add_offset, _FillValue), times stay numbers with their unit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sigmasolver.data.formats.labelled import Labelled, Ranges, Variable, as_trajectories
+from sigmasolver.data.formats.parts import in_parts, joined
+from sigmasolver.data.formats.source import Foreign
+from sigmasolver.data.isolated import UnreadableError, ask
+
+__all__ = ["is_netcdf", "is_zarr", "netcdf_files", "open_labelled", "read_netcdf", "read_zarr", "zarr_groups"]
+
+NETCDF = (".nc", ".nc4", ".nc3", ".cdf", ".netcdf")
+ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
+
+
+def is_netcdf(path: Path) -> bool:
+    return path.is_file() and path.suffix.lower() in NETCDF
+
+
+def is_zarr(path: Path) -> bool:
+    return path.is_dir() and any((path / name).is_file() for name in ZARR)
+
+
+def netcdf_files(path: Path) -> list[tuple[str | None, Path]]:
+    """A file, or those in a folder, each with its part of the data set."""
+    return [(None, path)] if is_netcdf(path) else in_parts(path, is_netcdf)
+
+
+def zarr_groups(path: Path) -> list[tuple[str | None, Path]]:
+    """A group, or those in a folder, each with its part of the data set."""
+    return [(None, path)] if is_zarr(path) else in_parts(path, is_zarr)
+
+
+def read_netcdf(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
+    """One file, or a folder whose files follow each other."""
+    return _read(netcdf_files(path), names, steady, f"{path} holds no NetCDF file ({', '.join(NETCDF)}).")
+
+
+def read_zarr(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
+    """One group, or a folder whose groups follow each other."""
+    return _read(zarr_groups(path), names, steady, f"{path} holds no Zarr group (zarr.json or .zgroup).")
+
+
+def _read(
+    files: Sequence[tuple[str | None, Path]], names: Sequence[str] | None, steady: bool | None, none: str
+) -> Foreign:
+    if not files:
+        raise ValueError(none)
+    return joined(files, lambda file: as_trajectories(open_labelled(file), names, steady))
+
+
+def open_labelled(path: Path) -> Labelled:
+    """The variables of a NetCDF file or Zarr group."""
+    try:
+        found = ask(path, "labelled")
+    except UnreadableError as error:
+        raise _plain(path, error) from error
+    notes = [
+        f"{absent} of {total} chunks of {name} are not there and read as its fill value."
+        for name, (absent, total) in found["missing"].items()
+    ]
+    variables = {entry["name"]: _variable(path, entry) for entry in found["variables"]}
+    return Labelled(path, variables, found["attributes"], tuple(notes))
+
+
+def _variable(path: Path, entry: dict[str, Any]) -> Variable:
+    dtype = np.dtype(entry["dtype"])
+    return Variable(
+        tuple(entry["dims"]), tuple(entry["shape"]), dtype, partial(_box, path, entry["name"], dtype.itemsize),
+        entry["attributes"], entry["coordinate"], entry["fault"],
+    )  # fmt: skip
+
+
+def _box(path: Path, name: str, itemsize: int, ranges: Ranges) -> np.ndarray:
+    size = itemsize * math.prod(stop - start for start, stop in ranges)
+    try:
+        return ask(path, "labelled_box", [name, list(ranges)], size)
+    except UnreadableError as error:
+        raise _plain(path, error) from error
+
+
+def _plain(path: Path, error: UnreadableError) -> ValueError:
+    if str(error) == "kind":
+        return ValueError(f"{path} is not a NetCDF file; save it again.")
+    return ValueError(f"{path} is truncated or damaged; copy or download it again.")

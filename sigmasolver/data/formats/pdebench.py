@@ -1,0 +1,175 @@
+"""PDEBench: four layouts of HDF5.
+
+    scalar           tensor (count, frames, x[, y]), for Darcy also nu (count, x, y)
+    CFD              density, pressure, Vx[, Vy, Vz] (count, frames, x[, y[, z]])
+    grouped          one group per trajectory, 0000, 0001, ..., with data (frames, x[, y], channels) and grid/x, y, t
+    incompressible   velocity (count, frames, x, y, 2), particles (..., 1), force (count, x, y, 2), t (count, frames)
+
+The benchmark's own loader tests on the first tenth of the trajectories, with grouped files on the last tenth.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from sigmasolver.data.formats.dimensions import CHANNEL, COUNT, SPACE, TIME
+from sigmasolver.data.formats.hdf5 import open_variables, paths_in
+from sigmasolver.data.formats.labelled import Labelled, Ranges, Variable, as_trajectories
+from sigmasolver.data.formats.source import Foreign
+from sigmasolver.data.split import Split
+
+__all__ = ["is_pdebench", "read_pdebench"]
+
+CFD = ("density", "pressure", "Vx", "Vy", "Vz")
+INCOMPRESSIBLE = ("velocity", "particles", "force")
+_GROUP = re.compile(r"(\d{4,})/data")
+
+
+def is_pdebench(path: Path) -> bool:
+    return _layout_of(paths_in(path)) is not None
+
+
+def _layout_of(names: Sequence[str]) -> str | None:
+    if {"tensor", "x-coordinate"} <= set(names):
+        return "scalar"
+    if {"density", "pressure", "Vx", "x-coordinate"} <= set(names):
+        return "CFD"
+    if {"velocity", "particles", "t"} <= set(names):
+        return "incompressible"
+    grids = {name for name in names if name.endswith("/grid/x")}
+    return "grouped" if grids and any(_GROUP.fullmatch(name) for name in names) else None
+
+
+def read_pdebench(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
+    """One file."""
+    entries = open_variables(path)
+    layout = _layout_of(list(entries))
+    if layout is None:
+        raise ValueError(f"{path} has none of PDEBench's layouts (tensor, density and Vx, 0000/data, velocity).")
+    reader = {"grouped": _grouped, "incompressible": _incompressible}.get(layout, _apart)
+    variables, notes = reader(path, entries)
+    ends = _ends(path, notes)
+    found = as_trajectories(Labelled(path, variables, ends, tuple(notes)), names, steady)
+    split, said = _split(found.count, first=layout != "grouped")
+    return replace(found, split=split, notes=(f"PDEBench, {layout} layout.", *found.notes, *said))
+
+
+def _apart(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Variable], list[str]]:
+    """One dataset per field, the coordinates beside them."""
+    notes: list[str] = []
+    fields = ["tensor"] if "tensor" in entries else [name for name in CFD if name in entries]
+    spatial = len(entries[fields[0]].shape) - 2
+    _check_axes(path, fields[0], entries[fields[0]], spatial)
+    variables = {name: replace(entries[name], dims=(COUNT, TIME, *SPACE[:spatial])) for name in fields}
+    if "tensor" in entries and "nu" in entries and len(entries["nu"].shape) == spatial + 1:
+        variables["nu"] = replace(entries["nu"], dims=(COUNT, *SPACE[:spatial]))
+    lists = {letter: entries.get(f"{letter}-coordinate") for letter in ("t", *SPACE[:spatial])}
+    sizes = dict(zip(("t", *SPACE), entries[fields[0]].shape[1:], strict=False))
+    for letter, entry in lists.items():
+        if entry is not None:
+            values = _fit(path, letter, entry.whole().ravel(), sizes[letter], notes)
+            variables[TIME if letter == "t" else letter] = _coordinate(letter, values)
+    return variables, notes
+
+
+def _fit(path: Path, letter: str, values: np.ndarray, size: int, notes: list[str]) -> np.ndarray:
+    """Coordinates of `size` frames or points; the files have one more where they give the ends of intervals."""
+    if len(values) == size + 1 and letter == "t":
+        notes.append("It has one time more than frames: the last is left out.")
+        return values[:-1]
+    if len(values) == size + 1:
+        notes.append(f"It has one {letter} more than points: taken as the edges of cells.")
+        return (values[1:] + values[:-1]) / 2
+    if len(values) != size:
+        raise ValueError(f"{path} has {len(values)} entries of {letter}-coordinate for {size}; download it again.")
+    return values
+
+
+def _grouped(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Variable], list[str]]:
+    groups = sorted(found[1] for name in entries if (found := _GROUP.fullmatch(name)) is not None)
+    members = [entries[f"{group}/data"] for group in groups]
+    shape = members[0].shape
+    for group, member in zip(groups, members, strict=True):
+        if member.shape != shape:
+            raise ValueError(f"{group}/data in {path} has the shape {member.shape}, the first {shape}; all must agree.")
+        if member.fault is not None:
+            raise ValueError(f"{group}/data in {path} {member.fault}.")
+    spatial = len(shape) - 2
+    _check_axes(path, f"{groups[0]}/data", members[0], spatial)
+
+    def read(ranges: Ranges) -> np.ndarray:
+        return np.stack([member.read(ranges[1:]) for member in members[slice(*ranges[0])]])
+
+    last = CHANNEL if shape[-1] > 1 else "channel of one"
+    data = Variable((COUNT, TIME, *SPACE[:spatial], last), (len(groups), *shape), members[0].dtype, read)
+    variables = {"data": data}
+    for letter in ("t", *SPACE[:spatial]):
+        entry = entries.get(f"{groups[0]}/grid/{letter}")
+        if entry is not None:
+            size = shape[0] if letter == "t" else shape[1 + SPACE.index(letter)]
+            values = _fit(path, letter, entry.whole().ravel(), size, [])
+            variables[TIME if letter == "t" else letter] = _coordinate(letter, values)
+    return variables, []
+
+
+def _incompressible(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Variable], list[str]]:
+    notes: list[str] = []
+    spatial = len(entries["velocity"].shape) - 3
+    _check_axes(path, "velocity", entries["velocity"], spatial)
+    variables: dict[str, Variable] = {}
+    for name in INCOMPRESSIBLE:
+        if name in entries:
+            entry = entries[name]
+            last = CHANNEL if entry.shape[-1] > 1 else "channel of one"
+            dims = (COUNT, *[TIME] * (name != "force"), *SPACE[:spatial], last)
+            variables[name] = replace(entry, dims=dims, labels=SPACE[: entry.shape[-1]])
+    times = entries["t"].whole().reshape(-1, entries["t"].shape[-1])
+    if not np.allclose(times, times[0], rtol=1e-6, atol=0):
+        notes.append("The times differ between trajectories; those of the first are taken for all.")
+    variables[TIME] = _coordinate("t", times[0])
+    return variables, notes
+
+
+def _check_axes(path: Path, name: str, entry: Variable, spatial: int) -> None:
+    if not 1 <= spatial <= 3:
+        raise ValueError(f"{name!r} in {path} has the shape {entry.shape}; one to three spatial axes are needed.")
+
+
+def _coordinate(letter: str, values: np.ndarray) -> Variable:
+    values = values.astype(np.float64)
+    dimension = TIME if letter == "t" else letter
+    return Variable((dimension,), values.shape, values.dtype, partial(_slice, values), coordinate=True)
+
+
+def _slice(values: np.ndarray, ranges: Ranges) -> np.ndarray:
+    return values[slice(*ranges[0])]
+
+
+def _ends(path: Path, notes: list[str]) -> dict[str, str]:
+    """The boundaries, where the name of the file says them."""
+    words = re.split(r"[^a-z]+", path.stem.lower())
+    for word, kind in (("periodic", "periodic"), ("trans", "open")):
+        if word in words:
+            notes.append(f"Its name says {word}: every axis is taken as {kind}.")
+            return {"boundary": kind}
+    return {}
+
+
+def _split(count: int, first: bool) -> tuple[Split | None, list[str]]:
+    """The benchmark's test tenth; it validates on the test, here the last tenth of the others does."""
+    test = count // 10
+    rest = count - test
+    validation = rest // 10
+    if not test or not validation:
+        return None, []
+    others = range(test, count) if first else range(rest)
+    tests = range(test) if first else range(rest, count)
+    split = Split(tuple(others[:-validation]), tuple(others[-validation:]), tuple(tests))
+    where = "first" if first else "last"
+    return split, [f"As in the benchmark, the {where} tenth is the test ({test}); {validation} of the others validate."]

@@ -1,0 +1,184 @@
+"""The Well: HDF5 files in folders data/train, data/valid and data/test, all of one schema, and stats.yaml beside them.
+
+    dimensions            time and the spatial axes that its attribute spatial_dims names
+    boundary_conditions   per condition the axes it holds for, and WALL, OPEN or PERIODIC
+    t0_, t1_, t2_fields   scalars, vectors and tensors: [trajectory] [time] space [component] [component]
+    scalars               parameters of a trajectory
+
+A dataset lacks the axes along which it does not vary; it is repeated along them. What does not change in time (a
+conductivity, a Reynolds number) is a field that is given, not forecast.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sigmasolver.data.formats.dimensions import CHANNEL, COUNT, SPACE, TIME
+from sigmasolver.data.formats.hdf5 import SUFFIXES, attributes_of, open_variables, paths_in
+from sigmasolver.data.formats.labelled import Labelled, Ranges, Variable, as_trajectories
+from sigmasolver.data.formats.parts import in_parts, joined
+from sigmasolver.data.formats.source import Foreign, listed
+
+__all__ = ["is_well", "read_stats", "read_well"]
+
+GROUPS = ("t0_fields", "t1_fields", "t2_fields")
+
+
+def is_well(path: Path) -> bool:
+    files = _files(path)
+    if not files:
+        return False
+    names = paths_in(files[0][1])
+    return "dimensions/time" in names and any(name.startswith(GROUPS) for name in names)
+
+
+def _files(path: Path) -> list[tuple[str | None, Path]]:
+    if path.is_file():
+        return [(None, path)] if path.suffix.lower() in SUFFIXES else []
+    inner = path / "data" if (path / "data").is_dir() else path
+    return in_parts(inner, lambda one: one.is_file() and one.suffix.lower() in SUFFIXES)
+
+
+def read_well(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
+    """One file, or all of a data set with its split and statistics."""
+    files = _files(path)
+    if not files:
+        raise ValueError(f"{path} holds no files of The Well (data/train/*.hdf5, ...).")
+    found = joined(files, lambda file: as_trajectories(_labelled(file), names, steady))
+    stats = path / "stats.yaml"
+    if path.is_dir() and stats.is_file():
+        kept = {**found.parameters["attributes"], "stats": read_stats(stats)}
+        found = replace(found, parameters={**found.parameters, "attributes": kept})
+    return found
+
+
+def _labelled(file: Path) -> Labelled:
+    entries, said = open_variables(file), attributes_of(file)
+    axes = _words(said.get("dimensions", {}).get("spatial_dims"))
+    if not axes or len(axes) > 3:
+        raise ValueError(f"{file} does not name its axes in dimensions (spatial_dims); it is no file of The Well.")
+    variables, notes = _coordinates(file, entries, said, axes)
+    ends = _boundaries(said, axes, notes)
+    for letter, kind in ends.items():
+        variables[letter] = replace(variables[letter], attributes={**variables[letter].attributes, "boundary": kind})
+    left = []
+    for path, entry in entries.items():
+        group, _, name = path.partition("/")
+        facts = said.get(path, {})
+        if group in GROUPS:
+            order = GROUPS.index(group)
+            labels = tuple("".join(pair) for pair in product(axes, repeat=order)) if order else ()
+            variables[name] = _field(file, name, entry, facts, len(axes), order, labels)
+        elif group == "scalars" and not facts.get("time_varying"):
+            variables[name if name not in variables else f"{name}_scalar"] = replace(
+                entry, dims=(COUNT,) * len(entry.shape), repeat=True
+            )
+        elif group == "scalars":
+            left.append(name)
+    if left:
+        notes.append(f"Left out, as they change in time but not in space: {listed(left)}.")
+    about = {key: value for key, value in said[""].items() if not isinstance(value, list) or len(value) <= 16}
+    return Labelled(file, variables, about, tuple(notes))
+
+
+def _field(
+    file: Path, name: str, entry: Variable, said: Mapping[str, Any], spatial: int, order: int, labels: tuple[str, ...]
+) -> Variable:
+    varies = [bool(one) for one in said.get("dim_varying", [True] * spatial)]
+    dims = [COUNT] * bool(said.get("sample_varying", True)) + [TIME] * bool(said.get("time_varying", True))
+    dims += [letter for letter, varying in zip(SPACE, varies, strict=False) if varying] + [CHANNEL] * order
+    if len(dims) != len(entry.shape):
+        raise ValueError(
+            f"{name!r} in {file} has the shape {entry.shape}, but its attributes say the axes ({', '.join(dims)})."
+        )
+    return replace(entry, dims=tuple(dims), labels=labels, repeat=True)
+
+
+def _coordinates(
+    file: Path, entries: Mapping[str, Variable], said: Mapping[str, Mapping[str, Any]], axes: Sequence[str]
+) -> tuple[dict[str, Variable], list[str]]:
+    variables, notes = dict[str, Variable](), list[str]()
+    for letter, name in ((TIME, "time"), *zip(SPACE, axes, strict=False)):
+        entry = entries.get(f"dimensions/{name}")
+        if entry is None:
+            raise ValueError(f"{file} has no dimensions/{name}; copy or download it again.")
+        values = entry.whole().astype(np.float64)
+        if values.ndim > 1:  # one list per trajectory or time
+            lists = values.reshape(-1, values.shape[-1])
+            if not np.allclose(lists, lists[0], rtol=1e-6, atol=0):
+                notes.append(f"{name} differs between trajectories; that of the first is taken for all.")
+            values = lists[0]
+        attributes = {} if letter == TIME else {"name": name}
+        variables[letter] = Variable(
+            (letter,), values.shape, values.dtype, partial(_slice, values), attributes, coordinate=True
+        )
+    return variables, notes
+
+
+def _slice(values: np.ndarray, ranges: Ranges) -> np.ndarray:
+    return values[tuple(slice(*one) for one in ranges)]
+
+
+def _boundaries(said: Mapping[str, Mapping[str, Any]], axes: Sequence[str], notes: list[str]) -> dict[str, str]:
+    """By letter. Where two kinds meet one axis, a wall counts more than an open end."""
+    found: dict[str, set[str]] = {}
+    for path, facts in said.items():
+        if re.fullmatch(r"boundary_conditions/[^/]+", path):
+            for name in _words(facts.get("associated_dims")):
+                found.setdefault(name, set()).add(str(facts.get("bc_type", "")).lower())
+    ends = dict[str, str]()
+    for letter, name in zip(SPACE, axes, strict=False):
+        kinds = found.get(name, set()) & {"periodic", "wall", "open"}
+        if kinds:
+            ends[letter] = next(kind for kind in ("periodic", "wall", "open") if kind in kinds)
+        if len(kinds) > 1:
+            notes.append(f"{name} has the boundaries {' and '.join(sorted(kinds))}: taken as {ends[letter]}.")
+    return ends
+
+
+def _words(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else [str(one) for one in value or ()]
+
+
+def read_stats(path: Path) -> dict[str, dict[str, Any]]:
+    """mean, std, ... by statistic and field: numbers, lists for vectors, lists of lists for tensors.
+
+    The file is YAML, of which this reads what such statistics need: two levels of names, then numbers or lists.
+    """
+    stats: dict[str, dict[str, Any]] = {}
+    values: list[Any] = []
+    column = 0
+    try:
+        for line in path.read_text().splitlines():
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            if (entry := re.fullmatch(r"(\w+):\s*", line)) is not None:
+                stats[entry[1]] = {}
+            elif (entry := re.fullmatch(r"\s+([\w.-]+):\s*(.*?)\s*", line)) is not None:
+                values = []
+                stats[list(stats)[-1]][entry[1]] = _numbers(entry[2]) if entry[2] else values
+            elif (entry := re.fullmatch(r"\s*(-\s+)?-\s+(\S+)\s*", line)) is not None:
+                column = column if values else line.index("-")
+                if entry[1] is not None:
+                    values.append([float(entry[2])])
+                else:
+                    (values[-1] if line.index("-") > column else values).append(float(entry[2]))
+            else:
+                raise ValueError
+    except (ValueError, IndexError, AttributeError, UnicodeDecodeError):
+        raise ValueError(f"{path} is no list of statistics as The Well has it; download it again.") from None
+    return stats
+
+
+def _numbers(text: str) -> Any:
+    """A number, or a list of numbers or lists in brackets."""
+    return json.loads(text) if text.startswith("[") else float(text)

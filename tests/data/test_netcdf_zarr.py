@@ -1,0 +1,292 @@
+"""NetCDF and Zarr arrive with their axes, units and values, in place as after an import, and window by window."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sigmasolver.data import isolated
+from sigmasolver.data.formats import guess_kind, import_data, open_data
+from sigmasolver.data.formats.netcdf_zarr_write import write_netcdf, write_zarr
+from sigmasolver.data.header import Header
+from sigmasolver.data.split import Split
+from sigmasolver.data.store import open_store
+from tests.data.test_own_data import one_sentence
+from tests.data.waves import Waves
+
+xarray = pytest.importorskip("xarray")
+
+WAVES = Waves()
+VALUES = WAVES.simulate(0, range(4)).numpy()
+HEADER = Header(replace(WAVES.layout, boundary=("periodic", "wall")), "waves", {"viscosity": 0.05}, 0)
+
+Save = Callable[[Path, "xarray.Dataset"], Path]
+
+
+def save_nc4(folder: Path, data: xarray.Dataset) -> Path:
+    packed = {"zlib": True, "shuffle": True}
+    data.to_netcdf(folder / "a.nc", engine="h5netcdf", encoding={name: packed for name in data.data_vars})
+    return folder / "a.nc"
+
+
+def save_nc3(folder: Path, data: xarray.Dataset) -> Path:
+    data.to_netcdf(folder / "a3.nc", engine="scipy")
+    return folder / "a3.nc"
+
+
+def save_zarr2(folder: Path, data: xarray.Dataset) -> Path:
+    data.to_zarr(folder / "a2.zarr", zarr_format=2)
+    return folder / "a2.zarr"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def save_zarr3(folder: Path, data: xarray.Dataset) -> Path:
+    data.to_zarr(folder / "a3.zarr", zarr_format=3, consolidated=False)
+    return folder / "a3.zarr"
+
+
+SAVE = pytest.mark.parametrize("save", [save_nc4, save_nc3, save_zarr2, save_zarr3])
+
+
+def weather() -> xarray.Dataset:
+    """(run, time, lat, lon), latitudes downwards, one field and a mask that does not change."""
+    u = np.random.default_rng(1).normal(size=(3, 7, 5, 8)).astype(np.float32)
+    return xarray.Dataset(
+        {
+            "wind": (("member", "time", "lat", "lon"), u, {"units": "m s-1", "long_name": "eastward wind"}),
+            "land": (("lat", "lon"), np.arange(40.0).reshape(5, 8), {"units": "1"}),
+        },
+        {
+            "time": ("time", 0.5 * np.arange(7), {"units": "days since 2000-01-01"}),
+            "lat": ("lat", np.linspace(60, 20, 5), {"units": "degrees_north", "boundary": "wall"}),
+            "lon": ("lon", 45.0 * np.arange(8), {"units": "degrees_east"}),
+        },
+        {"title": "made up", "version": 3},
+    )
+
+
+@SAVE
+def test_axes_are_known_by_their_names_and_attributes(tmp_path: Path, save: Save) -> None:
+    data = weather()
+    source = save(tmp_path, data)
+    wind = data.wind.values.transpose(0, 1, 3, 2)[..., ::-1]
+    land = np.broadcast_to(data.land.values.T[:, ::-1], wind.shape)
+    with open_data(source) as reader:
+        np.testing.assert_array_equal(reader[:], np.stack([wind, land], -1).astype(np.float32))
+        layout, parameters = reader.header.layout, reader.header.parameters
+        assert (layout.fields, layout.units) == (("wind", "land"), ("m s-1", "1"))
+        assert layout.boundary == ("periodic", "wall") and parameters["constant"] == ["land"]
+        np.testing.assert_array_equal(layout.coordinates[1], [20, 30, 40, 50, 60])
+        np.testing.assert_array_equal(layout.times, 0.5 * np.arange(7))
+        kept = parameters["attributes"]
+        assert kept["data set"] == {"title": "made up", "version": 3}
+        assert kept["axes"]["t"] == {"name": "time", "units": "days since 2000-01-01"}
+        assert kept["axes"]["x"] == {"name": "lon", "units": "degrees_east"}
+        assert kept["fields"]["wind"] == {"units": "m s-1", "long_name": "eastward wind"}
+        again = pickle.loads(pickle.dumps(reader))  # as workers get it
+        np.testing.assert_array_equal(again[2, 3], reader[2, 3])
+
+
+@SAVE
+def test_in_place_is_bit_for_bit_what_an_import_gives(tmp_path: Path, save: Save) -> None:
+    data = weather()
+    data["wind"] = data.wind.astype(np.float64) / 3  # rounding to float32 must be the same
+    source = save(tmp_path, data)
+    made = import_data(source, tmp_path / "store.h5")
+    assert any("taken as periodic" in note for note in made.notes)
+    with open_data(source) as here, open_store(tmp_path / "store.h5") as imported:
+        assert here.shape == imported.shape and here.header.difference(imported.header) is None
+        assert here[:].tobytes() == imported[:].tobytes()
+        assert here[1, 2:6:2, ::3].tobytes() == imported[1, 2:6:2, ::3].tobytes()
+
+
+@pytest.mark.parametrize("name", ["w.nc", "packed.nc", "w.zarr", "w2.zarr"])
+def test_what_is_written_reads_back(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if path.suffix == ".nc":
+        write_netcdf(path, VALUES, HEADER, compress=name == "packed.nc")
+    else:
+        write_zarr(path, VALUES, HEADER, version=2 if name == "w2.zarr" else 3)
+    with open_data(path) as reader:
+        np.testing.assert_array_equal(reader[:], VALUES)
+        assert reader.header.layout.boundary == ("periodic", "wall") and reader.header.layout.units == ("m", "1")
+        for mine, theirs in zip(reader.header.axes().values(), HEADER.axes().values(), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+    with (xarray.open_dataset if path.suffix == ".nc" else xarray.open_zarr)(path) as data:
+        np.testing.assert_array_equal(data.slope.values, VALUES[..., 1])
+        assert data.height.dims == ("trajectory", "time", "x", "y") and data.height.units == "m"
+    assert [one.name for one in tmp_path.iterdir()] == [name]
+
+
+def bytes_read() -> int:
+    """Of the process that reads: every byte that it asked the system for."""
+    assert isolated._process is not None
+    text = Path(f"/proc/{isolated._process.child.pid}/io").read_text()
+    return int(text.split("rchar:")[1].split()[0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counts bytes as Linux does")
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_window_reads_its_own_chunks_only(tmp_path: Path, suffix: str, compress: bool) -> None:
+    big = replace(WAVES, grid=128, frames=64).layout
+    values = np.random.default_rng(0).normal(size=(2, 64, 128, 128, 2)).astype(np.float32)
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".nc":
+        write_netcdf(path, values, Header(big, "noise", {}), compress)
+    else:
+        write_zarr(path, values, Header(big, "noise", {}), version=2 + compress)
+    with open_data(path) as reader:
+        before = bytes_read()
+        window = reader[1, 30:34]
+        read = bytes_read() - before
+        np.testing.assert_array_equal(window, values[1, 30:34])
+        # A packed chunk is unpacked once to see that it is whole, and once to read it.
+        assert window.nbytes * 0.8 < read < 3 * window.nbytes < values.nbytes / 10
+        before = bytes_read()
+        reader[1, 30:34]
+        assert bytes_read() - before < 2 * window.nbytes
+
+
+def test_packed_values_are_unpacked_and_gaps_are_nan(tmp_path: Path) -> None:
+    data = weather()[["wind"]]
+    data.wind[0, 0, 0, 0] = np.nan
+    packing = {"dtype": "i2", "scale_factor": 0.001, "add_offset": 1.0, "_FillValue": -32768}
+    data.to_netcdf(tmp_path / "a.nc", engine="h5netcdf", encoding={"wind": packing})
+    with open_data(tmp_path / "a.nc") as reader:
+        expected = data.wind.values.transpose(0, 1, 3, 2)[..., ::-1, None]
+        np.testing.assert_allclose(reader[:], expected, atol=6e-4)
+        assert np.isnan(reader[0, 0, 0, -1, 0]) and np.isnan(reader[:]).sum() == 1
+
+
+def test_components_levels_and_what_is_left_out(tmp_path: Path) -> None:
+    flow = np.random.default_rng(2).normal(size=(4, 1, 6, 5, 2))
+    data = xarray.Dataset(
+        {
+            "flow": (("time", "level", "y", "x", "component"), flow),
+            "drag": (("time",), np.arange(4.0)),
+            "profile": (("time", "y"), np.ones((4, 6))),
+        },
+        attrs={"boundary": "periodic, wall"},
+    )
+    data.to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
+    made = import_data(tmp_path / "a.nc", tmp_path / "a.h5")
+    with open_store(tmp_path / "a.h5") as store:
+        assert store.header.layout.fields == ("flow_0", "flow_1")
+        assert store.header.layout.boundary == ("periodic", "wall") and store.shape == (1, 4, 5, 6, 2)
+        np.testing.assert_array_equal(store[0], flow[:, 0].transpose(0, 2, 1, 3).astype(np.float32))
+    text = " ".join(made.notes)
+    assert "Left out: drag (time), profile (time, y)." in text and "the dimensions level" in text
+    assert "no coordinates x" in text and "no times" in text and "Without units: flow" in text
+
+
+def test_a_folder_with_parts_is_one_data_set_with_a_split(tmp_path: Path) -> None:
+    for part, rows in {"train": (0, 2), "valid": (2, 3), "test": (3, 4)}.items():
+        write_netcdf(tmp_path / "set" / part / "a.nc", VALUES[slice(*rows)], HEADER)
+    with open_data(tmp_path / "set") as reader:
+        assert reader.published_split == Split((0, 1), (2,), (3,))
+        np.testing.assert_array_equal(reader[:], VALUES)
+    flat = tmp_path / "flat"
+    for index in (10, 9, 1):
+        write_netcdf(flat / f"run{index}.nc", VALUES[index % 4 : index % 4 + 1], HEADER)
+    with open_data(flat) as reader:
+        assert reader.published_split is None
+        np.testing.assert_array_equal(reader[:, -1], VALUES[[1, 1, 2], -1])
+    coarse = replace(WAVES, grid=6)
+    write_netcdf(flat / "run11.nc", coarse.simulate(0, [0]).numpy(), Header(coarse.layout, "waves", {}))
+    with pytest.raises(ValueError, match=r"run11.nc has other boundary than run1.nc; all must agree"):
+        open_data(flat)
+
+
+def bad(folder: Path) -> dict[str, tuple[Path, str]]:
+    folder.mkdir(exist_ok=True)
+    data = weather()
+    cut = save_nc4(folder, data).rename(folder / "cut.nc")
+    cut.write_bytes(cut.read_bytes()[:9000])
+    cut3 = save_nc3(folder, data).rename(folder / "cut3.nc")
+    cut3.write_bytes(cut3.read_bytes()[:1500])
+    other = folder / "text.nc"
+    other.write_text("no such thing")
+    bare = folder / "bare.nc"
+    data.drop_vars(["wind", "land"]).to_netcdf(bare, engine="h5netcdf")
+    odd = folder / "odd.nc"
+    data.rename(lon="ring").drop_vars("ring").to_netcdf(odd, engine="h5netcdf")
+    twice = folder / "twice.nc"
+    xarray.Dataset({"u": (("x", "lon"), np.ones((3, 4)))}).to_netcdf(twice, engine="h5netcdf")
+    ends = folder / "ends.nc"
+    data.assign_attrs(boundary="round").to_netcdf(ends, engine="h5netcdf")
+    torn = save_zarr2(folder, data).rename(folder / "torn.zarr")
+    for chunk in (torn / "wind").rglob("0*"):
+        if chunk.is_file():
+            chunk.write_bytes(chunk.read_bytes()[:40])
+    import zarr
+
+    nameless = folder / "nameless.zarr"
+    zarr.open_group(nameless, mode="w").create_array("u", data=np.ones((2, 3, 4)))
+    return {
+        "cut": (cut, "truncated or damaged"),
+        "cut3": (cut3, "truncated or damaged"),
+        "text": (other, "is not a NetCDF file"),
+        "bare": (bare, "has no variable of real numbers on axes x, y or z"),
+        "odd": (odd, "nothing says what ring means; rename"),
+        "twice": (twice, "several dimensions that mean x"),
+        "ends": (ends, "choose among periodic, wall, open"),
+        "torn": (torn, "truncated or damaged"),
+        "nameless": (nameless, "do not name their dimensions"),
+    }
+
+
+def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path) -> None:
+    for name, (path, sentence) in bad(tmp_path / "bad").items():
+        with pytest.raises(ValueError, match=sentence) as caught:
+            import_data(path, tmp_path / f"{name}.h5")
+        assert one_sentence(caught.value) and str(path) in str(caught.value), name
+
+
+def test_a_scribbled_chunk_is_refused_not_read(tmp_path: Path) -> None:
+    path = save_nc4(tmp_path, weather())
+    whole = bytearray(path.read_bytes())
+    place = whole.rindex(b"\x78\x5e") if b"\x78\x5e" in whole else whole.rindex(b"\x78\x9c")
+    whole[place + 20 : place + 60] = bytes(40)
+    path.write_bytes(whole)
+    with pytest.raises(ValueError, match=r"damaged"):
+        import_data(path, tmp_path / "a.h5")
+
+
+def test_fields_are_chosen_by_name_and_steady_is_checked(tmp_path: Path) -> None:
+    path = save_nc4(tmp_path, weather())
+    import_data(path, tmp_path / "one.h5", names=["land"])
+    with open_store(tmp_path / "one.h5") as store:
+        assert store.shape == (1, 1, 8, 5, 1)
+    with pytest.raises(ValueError, match=r"has no field 'wnd'; .*wind"):
+        import_data(path, tmp_path / "two.h5", names=["wnd"])
+    with pytest.raises(ValueError, match="has 7 frames, not steady fields"):
+        import_data(path, tmp_path / "two.h5", steady=True)
+
+
+def test_without_the_packages_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save_nc4(tmp_path, weather())
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "xarray.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(hidden), prepend=":")
+    monkeypatch.setattr(isolated, "_process", None)
+    with pytest.raises(ValueError, match=r"needs xarray, h5netcdf and zarr .* pip install 'sigmasolver\[data\]'"):
+        open_data(path)
+    assert isolated._process is not None
+    isolated._process.end()
+    monkeypatch.setattr(isolated, "_process", None)
+
+
+def test_kinds_are_told_apart(tmp_path: Path) -> None:
+    write_zarr(tmp_path / "some.folder", VALUES, HEADER)
+    assert guess_kind(tmp_path / "some.folder").name == "zarr"
+    write_netcdf(tmp_path / "a.nc", VALUES, HEADER)
+    assert guess_kind(tmp_path / "a.nc").name == "netcdf"
+    shutil.rmtree(tmp_path / "some.folder")

@@ -1,0 +1,108 @@
+"""Forecasts as NetCDF and Zarr: the numbers of the .npz, with times, coordinates, units and attributes, and back."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sigmasolver.data.formats import open_data
+from sigmasolver.data.formats.netcdf_zarr_write import write_netcdf
+from sigmasolver.data.header import Header
+from sigmasolver.forecast import files
+from sigmasolver.forecast.files import forecast_file
+from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
+from sigmasolver.runs import Run
+from sigmasolver.tasks import Task
+from sigmasolver.train.job import train_run
+from tests.data.waves import Waves
+
+xarray = pytest.importorskip("xarray")
+
+WAVES = Waves(frames=9)
+CPU = torch.device("cpu")
+BOTH = ("height", "slope")
+THIN = Task("thin", BOTH, BOTH, (6, 6), 2, 1, 2, 3, 1, "channel", time_stride=2, space_stride=2)
+ATTRIBUTES = {
+    "data set": {"title": "waves on a pond"},
+    "fields": {"height": {"long_name": "surface height", "units": "m"}},
+    "axes": {
+        "x": {"name": "east", "units": "km", "axis": "X"},
+        "t": {"name": "time", "units": "hours since 2001-01-01"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """NetCDF with attributes, and a run that was trained on it in place."""
+    folder = tmp_path_factory.mktemp("made")
+    header = Header(WAVES.layout, "waves", {"attributes": ATTRIBUTES})
+    write_netcdf(folder / "waves.nc", WAVES.simulate(0, range(4)).numpy(), header)
+    recipe = Recipe(
+        THIN,
+        ModelRecipe(width=16, depth=1, heads=2, slices=4, modes=3),
+        TrainRecipe(updates=3, batch=4, checks=0, validation=0.0),
+    )
+    train_run(recipe, folder / "waves.nc", Run(folder / "run"))
+    return folder
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+def test_the_forecast_is_that_of_the_npz_with_everything_the_input_said(
+    made: Path, tmp_path: Path, suffix: str
+) -> None:
+    said = {}
+    for name in (f"out{suffix}", "out.npz"):
+        said[name] = forecast_file(made / "run", made / "waves.nc", 3, tmp_path / name, CPU)
+    with np.load(tmp_path / "out.npz") as plain:
+        expected = plain["fields"]
+    with xarray.open_dataset(tmp_path / f"out{suffix}", decode_times=False) as out:
+        for place, name in enumerate(BOTH):
+            assert out[name].dims == ("trajectory", "time", "east", "y")
+            np.testing.assert_array_equal(out[name].values, expected[..., place])
+        np.testing.assert_allclose(out.time.values, WAVES.layout.times[-1] + 0.5 * np.arange(1, 4))
+        np.testing.assert_array_equal(out.east.values, WAVES.layout.coordinates[0][::2])
+        assert out.time.units == "hours since 2001-01-01" and out.east.units == "km"
+        assert out.height.attrs == {"units": "m", "long_name": "surface height"}
+        assert out.title == "waves on a pond" and out.east.boundary == "periodic"
+        assert json.loads(out.attrs["sigmasolver"])["parameters"] == {"run": "run", "step": 3, "start": "waves.nc"}
+    assert said[f"out{suffix}"][:-1] == said["out.npz"][:-1]
+    with xarray.open_dataset(tmp_path / f"out{suffix}") as out:  # times as dates
+        assert str(out.time.values[0]).startswith("2001-01-01T02:45")
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+def test_a_forecast_goes_on_from_a_forecast(made: Path, tmp_path: Path, suffix: str) -> None:
+    """It is not thinned again, as its frames and points are those of the model already."""
+    for name in (f"a{suffix}", "a.h5"):
+        forecast_file(made / "run", made / "waves.nc", 3, tmp_path / name, CPU)
+        said = forecast_file(made / "run", tmp_path / name, 2, tmp_path / f"b_{name}", CPU)
+        assert not any("as in the training" in line for line in said)
+    with open_data(tmp_path / f"b_a{suffix}") as here, open_data(tmp_path / "b_a.h5") as store:
+        np.testing.assert_array_equal(here[:], store[:])
+        for mine, theirs in zip(here.header.axes().values(), store.header.axes().values(), strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-15)
+
+
+def test_it_refuses_before_it_computes(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "there.zarr").mkdir()
+    with pytest.raises(ValueError, match=r"there\.zarr already exists"):
+        forecast_file(made / "run", made / "waves.nc", 2, tmp_path / "there.zarr", CPU)
+    monkeypatch.setitem(sys.modules, "h5netcdf", None)
+    monkeypatch.setattr(files, "load", lambda *_: pytest.fail("it computed"))
+    with pytest.raises(ValueError, match=r"out\.nc needs xarray, .* pip install 'sigmasolver\[data\]'"):
+        forecast_file(made / "run", made / "waves.nc", 2, tmp_path / "out.nc", CPU)
+    assert [one.name for one in tmp_path.iterdir()] == ["there.zarr"]
+
+
+def test_other_units_in_the_file_are_refused(made: Path, tmp_path: Path) -> None:
+    wrong = Header(replace(WAVES.layout, units=("km", "1")), "waves", {})
+    write_netcdf(tmp_path / "wrong.nc", WAVES.simulate(1, range(1)).numpy(), wrong)
+    with pytest.raises(ValueError, match="the unit of height is km, not m"):
+        forecast_file(made / "run", tmp_path / "wrong.nc", 2, tmp_path / "out.nc", CPU)

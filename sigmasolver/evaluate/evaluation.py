@@ -33,6 +33,7 @@ from sigmasolver.data.domain import Domain
 from sigmasolver.data.formats import open_data
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import shape_text
+from sigmasolver.data.normalise import Normaliser
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.evaluate import metrics
@@ -315,13 +316,15 @@ def measure(
         raise ValueError(f"{len(chosen)} windows are too few for {world.size} processes; start fewer.")
     mine = world.share(chosen)
     parts: tuple[list[Measures], list[Measures]] = ([], [])
+    encodings = (forecaster.targets.encode_forecast, forecaster.targets.encode)  # what persists is no forecast but data
     for number, indices in enumerate(mine.split(request.batch)):
         history, future = (one.to(world.device) for one in windows.batch(indices))
         windows.refuse_non_finite(indices, history, future)
         times = windows.frame_times(indices)
         with torch.no_grad():
-            for part, frames in zip(parts, predict(forecaster, history, future, request.protocol, times), strict=True):
-                part.append(_measured(frames, future, forecaster, windows.sides))
+            both = predict(forecaster, history, future, request.protocol, times)
+            for part, frames, encode in zip(parts, both, encodings, strict=True):
+                part.append(_measured(frames, future, forecaster.targets, encode(frames), windows.sides))
         if tick is not None:
             tick(min((number + 1) * request.batch, len(mine)) * world.size, len(chosen))
     gathered = [
@@ -331,8 +334,13 @@ def measure(
 
 
 def _measured(
-    predicted: torch.Tensor, true: torch.Tensor, forecaster: Forecaster, sides: tuple[float, ...] | None
+    predicted: torch.Tensor,
+    true: torch.Tensor,
+    normaliser: Normaliser,
+    encoded: torch.Tensor,
+    sides: tuple[float, ...] | None,
 ) -> Measures:
+    """`encoded`: the predicted frames in normalised units."""
     blown, survived = metrics.blow_up(predicted, true)
     measures = {
         "relative_l2": metrics.relative_l2(predicted, true),
@@ -345,11 +353,10 @@ def _measured(
         "blow_up": blown.double(),
         "survived": survived.double(),
     }
-    groups = list(field_groups(forecaster.targets.fields).values())
+    groups = list(field_groups(normaliser.fields).values())
     together = [channel for group in groups for channel in group]  # members of a group need not be neighbours
-    first, second = forecaster.targets.encode_forecast(predicted), forecaster.targets.encode(true)
-    sizes = [len(group) for group in groups]
-    measures["grouped"] = metrics.grouped_squared_error(first[..., together], second[..., together], sizes)
+    first, second = (frames[..., together] for frames in (encoded, normaliser.encode(true)))
+    measures["grouped"] = metrics.grouped_squared_error(first, second, [len(group) for group in groups])
     if true.shape[1] > 1:
         measures["fourier"] = metrics.fourier_energy(predicted - true)
     if sides is not None:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from sigmasolver.data.formats import open_data
+from sigmasolver.data.formats import import_data, open_data
 from sigmasolver.data.normalise import Normaliser, fit, fit_trajectories
 from sigmasolver.data.windows import Windows
 from sigmasolver.evaluate import evaluate_run, metrics
+from sigmasolver.experiments.queue import ensure_store
 from sigmasolver.forecast import Forecaster
 from sigmasolver.forecast.checkpoint import load
 from sigmasolver.models import Options, SolverConfig, build_solver, count_parameters
@@ -21,6 +22,7 @@ from sigmasolver.recipes import RECIPES, TrainRecipe, changed, recipe_of
 from sigmasolver.runs import Run, read_records
 from sigmasolver.simulate.fixtures.realm import write_realm
 from sigmasolver.tasks import TASKS, field_groups
+from sigmasolver.train.engine import Execution
 from sigmasolver.train.job import train_run
 from sigmasolver.train.loop import StepPlan, _relative_errors
 from sigmasolver.train.objectives import Loss, pushforward
@@ -216,7 +218,8 @@ def trained(downloads, tmp_path_factory):
 def test_errors_are_those_of_a_rollout_in_normalised_space(trained, downloads):
     """Group by group, call by call: the mean over cases, channels and points; then sums, or the mean over calls."""
     run, recipe = trained
-    rows = [row for row in evaluate_run(run) if row["model"] == "transolver-sigma"]
+    records = evaluate_run(run)
+    rows = [row for row in records if row["model"] == "transolver-sigma"]
     forecaster = load(run.path)
     normaliser = forecaster.targets
     with open_data(downloads / "realm-bench-EvolveJet") as data:
@@ -248,6 +251,12 @@ def test_errors_are_those_of_a_rollout_in_normalised_space(trained, downloads):
     assert value("correlation", "all") == pytest.approx(np.mean(correlations), rel=1e-3)
     masked = 2 * calls  # argon, at every call of both cases
     assert value("correlation_masked", "all") == value("correlation_masked", "species_AR") == masked
+    rows = [row for row in records if row["model"] == "persistence"]
+    stays = (normaliser.encode(true[:, :1]) - normaliser.encode(true[:, 1:])).double() ** 2
+    groups = field_groups(recipe.task.targets).values()
+    expected = sum(float(stays[..., list(group)].mean((0, 2, 3, 4)).sum()) for group in groups)
+    assert value("realm_error") == pytest.approx(expected, rel=1e-5)
+    rows = [row for row in records if row["model"] == "transolver-sigma"]
     assert value("relative_l2", "species_AR") is None  # there is none
     others = [value("relative_l2", name) for name in recipe.task.targets[1:]]
     assert value("relative_l2", "all") == pytest.approx(np.mean(others), rel=1e-9)
@@ -301,6 +310,15 @@ def test_a_suite_trains_on_downloads_and_fills_the_table(downloads, tmp_path, ca
     assert code == 0 and "evolve-jet" in (tmp_path / "page.html").read_text(), err
     code, out, _ = call("suite", "main", *asked)
     assert code == 0 and out.count("already finished") == 2
+
+
+def test_an_imported_store_is_taken_before_the_download(downloads, tmp_path):
+    recipe = recipe_of("ignit-hit")
+    found = [ensure_store(recipe, downloads, [recipe], seed, Execution()) for seed in (None, 3)]
+    assert found == [downloads / "IgnitHIT"] * 2  # a seed is for tasks that can be simulated
+    import_data(downloads / "IgnitHIT", tmp_path / "ignit-hit.h5")
+    for seed in (None, 3):
+        assert ensure_store(recipe, tmp_path, [recipe], seed, Execution()) == tmp_path / "ignit-hit.h5"
 
 
 @pytest.mark.parametrize("task", GROUPS)

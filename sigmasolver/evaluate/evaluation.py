@@ -37,6 +37,7 @@ from sigmasolver.data.formats import opened
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import shape_text
 from sigmasolver.data.mask import fluid_of, in_fluid, zero_in_solid
+from sigmasolver.data.normalise import Normaliser
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.evaluate import metrics
@@ -360,6 +361,7 @@ def measure(
     mine = world.share(chosen)
     parts: tuple[list[Measures], list[Measures]] = ([], [])
     sum_of_truth = torch.zeros((), dtype=torch.float64)
+    encodings = (forecaster.targets.encode_forecast, forecaster.targets.encode)  # what persists is no forecast but data
     for number, indices in enumerate(mine.split(request.batch)):
         history, future = (one.to(world.device) for one in windows.batch(indices))
         windows.refuse_non_finite(indices, history, future)
@@ -369,8 +371,9 @@ def measure(
             fluid = fluid_of(history, forecaster.inputs.fields.index(forecaster.mask))
             fluid = None if bool(fluid.all()) else fluid
         with torch.no_grad():
-            for part, frames in zip(parts, predict(forecaster, history, future, request.protocol, times), strict=True):
-                measures = _measured_at_points(frames, future, forecaster, vectors, fluid)
+            both = predict(forecaster, history, future, request.protocol, times)
+            for part, frames, encode in zip(parts, both, encodings, strict=True):
+                measures = _measured_at_points(frames, future, forecaster.targets, encode, vectors, fluid)
                 measures |= _measured_in_fourier(frames, future, windows.sides, fluid)
                 measures |= _measured_in_realpdebench(frames, future) if real else {}
                 part.append({name: values.cpu() for name, values in measures.items()})
@@ -392,23 +395,28 @@ def measure(
 def _measured_at_points(
     predicted: torch.Tensor,
     true: torch.Tensor,
-    forecaster: Forecaster,
+    normaliser: Normaliser,
+    encode: Callable[[torch.Tensor], torch.Tensor],
     vectors: Vectors,
     fluid: torch.Tensor | None,
 ) -> Measures:
-    """What is defined on any set of points: on all of them, or on the `fluid` ones (B, 1, *grid, 1) of each sample."""
+    """What is defined on any set of points: on all of them, or on the `fluid` ones (B, 1, *grid, 1) of each sample.
+
+    `encode` takes the predicted frames to normalised units.
+    """
     if fluid is not None:
         points = fluid[:, 0, ..., 0]
         samples = [
-            _measured_at_points(in_fluid(one, where)[None], in_fluid(other, where)[None], forecaster, vectors, None)
+            _measured_at_points(
+                in_fluid(one, where)[None], in_fluid(other, where)[None], normaliser, encode, vectors, None
+            )
             for one, other, where in zip(predicted, true, points, strict=True)
         ]
         return {name: torch.cat([sample[name] for sample in samples]) for name in samples[0]}
     blown, survived = metrics.blow_up(predicted, true)
-    groups = list(field_groups(forecaster.targets.fields, vectors).values())
+    groups = list(field_groups(normaliser.fields, vectors).values())
     together = [channel for group in groups for channel in group]  # members of a group need not be neighbours
-    first = forecaster.targets.encode_forecast(predicted)[..., together]
-    second = forecaster.targets.encode(true)[..., together]
+    first, second = (frames[..., together] for frames in (encode(predicted), normaliser.encode(true)))
     return {
         "relative_l2": metrics.relative_l2(predicted, true),
         "relative_l2_lead": metrics.relative_l2_per_lead(predicted, true),

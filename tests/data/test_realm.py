@@ -262,7 +262,7 @@ def test_a_download_is_found_by_its_name(made, tmp_path):
         folder = tmp_path / name / "downloads"
         shutil.copytree(made, folder / name)
         (folder / "EvolveJet").mkdir()  # empty: not a download
-        assert realm.find_case("ignit-hit", folder) == folder / name
+        assert realm.find_case("ignit-hit", folder) == realm.find_case("ignit-hit", folder / name) == folder / name
         assert realm.find_case("evolve-jet", folder) is None
     said = realm.how_to_get("evolve-jet", tmp_path)
     for words in (

@@ -56,12 +56,15 @@ def holds_case(path: Path) -> bool:
 
 
 def find_case(task: str, folder: Path) -> Path | None:
-    """The download of this task in a folder of downloads: IgnitHIT, realm-bench-IgnitHIT or ignit-hit."""
+    """The download of this task, in a folder of downloads or that folder itself: IgnitHIT, realm-bench-IgnitHIT or
+    ignit-hit."""
     if task not in CASES or not folder.is_dir():
         return None
     wanted = _letters(CASES[task])
-    named = (one for one in sorted(folder.iterdir()) if _letters(one.name).removeprefix("realmbench") == wanted)
-    return next((one for one in named if _index(one) is not None), None)
+    for one in (folder.resolve(), *sorted(folder.iterdir())):
+        if _letters(one.name).removeprefix("realmbench") == wanted and _index(one) is not None:
+            return one
+    return None
 
 
 def how_to_get(task: str, folder: Path) -> str:

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sigmasolver.data import formats
 from sigmasolver.data.formats import guess_kind, import_data, open_data
 from sigmasolver.data.normalise import fit
 from sigmasolver.data.split import PARTS, WindowLists
@@ -131,6 +132,17 @@ def test_an_import_keeps_what_the_files_say(root, tmp_path):
         np.testing.assert_array_equal(place[:], store[:])
         assert place.published_windows == store.published_windows and place.groups == store.groups
         assert place.published_statistics == store.published_statistics
+
+
+def test_longer_lists_than_a_store_can_hold_are_read_in_place(fsi, tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "_LONGEST", 1_000)
+    starts = [0, 1, 3, 7, 12, 20]
+    rows = [{"sim_id": path.name, "time_id": first} for path in (fsi / "real").glob("*.h5") for first in starts]
+    (fsi / "hf_dataset" / "train_index_real.json").write_text(json.dumps(rows))
+    with pytest.raises(ValueError, match="more about its windows than the header of a store can hold"):
+        import_data(fsi, tmp_path / "store.h5")
+    with open_data(fsi) as data:
+        assert len(data.published_windows.windows("train")) == len(rows)
 
 
 def test_a_shorter_history_takes_the_same_starts_and_a_longer_horizon_those_that_fit(root):
@@ -296,6 +308,10 @@ DAMAGE = {
     "code": (
         lambda fsi: (fsi / "mean_std.pt").write_bytes(pickle.dumps(Trap())),
         "mean_std.pt is damaged, or holds more than tensors, numbers and texts, which is never loaded",
+    ),
+    "no windows": (
+        rewrite("hf_dataset/train_index_real.json", lambda rows: rows[0].pop("time_id")),
+        "lists of real windows in .* are not sim_id and time_id of each window",
     ),
     "other statistics": (lambda fsi: torch.save(torch.zeros(3), fsi / "mean_std.pt"), "must hold four tensors"),
 }

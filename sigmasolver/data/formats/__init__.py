@@ -35,6 +35,8 @@ __all__ = [
 ]
 
 _BLOCK = 64 * 2**20
+_LONGEST = 60_000
+"""Characters of a header; an attribute of an HDF5 file ends at 64 kB."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,11 @@ def import_data(
     with _plain_reading(sources):
         row, foreign = _open(sources, out, kind, names, steady)
         header = _header(row, foreign, sources, dtype)
+    if len(json.dumps(header.facts())) > _LONGEST:
+        raise ValueError(
+            f"{sources[0]} says more about its windows than the header of a store can hold; train on it in place, "
+            "without an import."
+        )
     step = max(1, _BLOCK // header.nbytes)
     found = Values(header)
     with Writer(out, header, foreign.count) as writer:

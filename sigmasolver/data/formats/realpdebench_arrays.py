@@ -84,7 +84,9 @@ class ArrowFiles(Trajectories):
     @staticmethod
     def _row(path: Path, batch: Any, row: int, sim_id: str) -> dict[str, np.ndarray]:
         names = batch.schema.names
-        shape = tuple(int(batch.column(f"shape_{axis}")[row].as_py()) for axis in "thw")
+        shape = tuple(batch.column(f"shape_{axis}")[row].as_py() for axis in "thw")
+        if not all(isinstance(one, int) and one > 0 for one in shape):
+            raise ValueError(f"The trajectory {sim_id} in {path} does not tell its shape; download it again.")
         if "observed" in names:
             views = {"intensity": _view(path, batch, "observed", row, sim_id, shape)}
             if "numerical" in names:

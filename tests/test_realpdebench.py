@@ -137,8 +137,9 @@ def test_a_suite_runs_on_a_download_or_says_what_is_missing(call, root, tmp_path
 
 def test_notes_are_printed_before_a_training_and_windows_are_listed(call, root, tmp_path):
     settings = [word for one in (*TINY, "task.grid=(16, 32)") for word in ("--set", one)]
-    code, out, said = call("train", "cylinder", "--data", root / "cylinder", "--out", tmp_path / "run", *settings)
+    code, out, said = call("train", "cylinder", "--data", root, "--out", tmp_path / "run", *settings)
     assert code == 0, said
+    assert Run(tmp_path / "run").read_json("data.json")["path"] == str((root / "cylinder").resolve())
     assert "as the publisher intends" in out and "data of version 2.0.1" in out
     code, out, said = call("windows", "cylinder", "--data", root / "cylinder", "--split", "test", *settings)
     assert code == 0 and "listed one by one in" in said

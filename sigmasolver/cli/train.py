@@ -54,6 +54,7 @@ def train(
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: split the parameters (FSDP2).")] = False,
 ) -> None:
     """Train a model. Stop at any time; `sigmasolver train --resume RUN` continues to the same weights."""
+    from sigmasolver.data.formats import download_of
     from sigmasolver.experiments.queue import Deadline
     from sigmasolver.parallel import join
     from sigmasolver.recipes import changed, recipe_of
@@ -86,6 +87,7 @@ def train(
                 f"{named} is only for your own data; change a task with --set, such as --set task.history=4."
             )
         if published is not None:
+            data = download_of(published.task.name, data) or data
             store, recipe = _as_store(data, out, None, None, None, world), published
         else:
             choices = UserChoices(

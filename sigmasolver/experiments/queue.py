@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from sigmasolver.data.formats import is_read_in_place, where_to_put
+from sigmasolver.data.formats import download_of, where_to_put
 from sigmasolver.data.store import open_store
 from sigmasolver.evaluate import evaluate_run, records_of_test_part
 from sigmasolver.forecast.checkpoint import begin
@@ -86,8 +86,8 @@ def ensure_store(
     path = folder / f"{task}.h5"
     if path.exists() and (seed is None or not _is_simulated(path, task)):
         return path
-    outside = folder / task.replace("-", "_")  # a public set as it is downloaded
-    if is_read_in_place(outside):
+    outside = download_of(task, folder)
+    if outside is not None:
         return outside
     needed = where_to_put(task, folder)
     if needed is not None:

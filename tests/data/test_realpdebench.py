@@ -89,6 +89,26 @@ def test_both_forms_hold_the_same_trajectories_and_parameters(root, task):
                 assert np.unique(held[..., measured + channel]).tolist() == [np.float32(given[channel])], name
 
 
+def test_stand_ins_follow_from_their_seed(root, tmp_path):
+    for folder, seed in (("same", 0), ("other", 1)):
+        write_realpdebench("fsi", tmp_path / folder, seed)
+    first, same, other = (open_data(place / "fsi")[:] for place in (root, tmp_path / "same", tmp_path / "other"))
+    np.testing.assert_array_equal(first, same)
+    assert not np.array_equal(first, other)
+    with pytest.raises(ValueError, match="ns2d is no task of RealPDEBench; choose from cylinder, controlled-cylinder"):
+        write_realpdebench("ns2d", tmp_path)
+
+
+@pytest.mark.parametrize("task", TASKS[:4])
+def test_unseen_parameters_are_extreme_or_in_between(root, task):
+    with open_data(home(root, task)) as data:
+        reynolds = data[:, 0, 0, 0, 2]
+        seen, outer = (reynolds[list(data.groups[group])] for group in ("seen", "out_dist"))
+        assert {outer.min(), outer.max()} == {reynolds.min(), reynolds.max()}
+        for inner in reynolds[list(data.groups["in_dist"])]:
+            assert seen.min() < inner < seen.max()
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_the_numerical_branch_is_read_by_its_folder(root, task):
     place = home(root, task)

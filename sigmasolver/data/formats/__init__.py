@@ -26,6 +26,7 @@ __all__ = [
     "KINDS",
     "Imported",
     "Kind",
+    "download_of",
     "guess_kind",
     "import_data",
     "is_read_in_place",
@@ -189,6 +190,12 @@ def open_data(source: str | Path) -> Reader:
     with _plain_reading([source]):
         row = guess_kind(source)
         return ForeignReader(source, _header(row, row.read(source), [source], "float32"), partial(row.read, source))
+
+
+def download_of(task: str, folder: Path) -> Path | None:
+    """A public data set as it is downloaded, in the folder of the task's name; None: there is none."""
+    place = folder / task.replace("-", "_")
+    return place if is_read_in_place(place) else None
 
 
 def where_to_put(task: str, folder: Path) -> str | None:

@@ -186,6 +186,10 @@ def test_sizes_of_transolver_sigma_and_readings_by_name():
     assert [(task.history, task.block, task.horizon, task.stride) for task in REALPDEBENCH] == [
         (10, 10, 10, 20), (20, 20, 20, 10), (20, 20, 20, 20), (20, 20, 20, 1),
     ]  # fmt: skip
+    # Trajectories that were measured; those with unseen parameters are the test where whole trajectories are kept apart.
+    assert {task: (RECIPES[task].task.train, RECIPES[task].task.test) for task in TASKS} == {
+        "cylinder": (72, 20), "controlled-cylinder": (76, 20), "fsi": (39, 12), "foil": (78, 20), "combustion": (24, 6),
+    }  # fmt: skip
     grids = {"controlled-cylinder": (128, 256), "fsi": (128, 128), "foil": (128, 256), "combustion": (128, 128)}
     assert {task: RECIPES[f"{task}-full-grid"].task.grid for task in grids} == grids
     twenty = RECIPES["controlled-cylinder-20"].task

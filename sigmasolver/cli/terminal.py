@@ -116,7 +116,7 @@ def print_summary(console: Console, summary: Summary) -> None:
     )
     console.print(f"  grid {' × '.join(map(str, grid))}: {ends}", soft_wrap=True)
     settings = ", ".join(
-        f"{name}={value if len(str(value)) < 100 else f'({len(value)} entries)'}"
+        f"{name}={value if isinstance(value, str) or len(str(value)) < 100 else f'({len(value)} entries)'}"
         for name, value in header.parameters.items()
     )
     console.print(f"  parameters: {settings}", soft_wrap=True)

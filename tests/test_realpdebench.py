@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+import sigmasolver
 from sigmasolver.data.formats import open_data
 from sigmasolver.evaluate import Request, evaluate_run
 from sigmasolver.evaluate import metrics as m
@@ -101,6 +102,13 @@ def test_test_modes_are_evaluated_apart(rows):
         Request(cohort="unsen")
 
 
+def test_the_public_functions_read_it_in_place(root):
+    with sigmasolver.open_dataset(root / "fsi") as data:
+        assert data.shape == (6, 100, 32, 32, 5)
+    windows = sigmasolver.open_windows(root / "fsi", small("fsi"), "test")
+    assert windows[0][0].shape == (20, 16, 16, 2)
+
+
 def test_numerical_data_train_and_measured_windows_test(root, tmp_path):
     recipe = small("fsi")
     train_run(recipe, root / "fsi" / "hf_dataset" / "numerical", Run(tmp_path / "run"))
@@ -186,7 +194,7 @@ def test_sizes_of_transolver_sigma_and_readings_by_name():
     assert [(task.history, task.block, task.horizon, task.stride) for task in REALPDEBENCH] == [
         (10, 10, 10, 20), (20, 20, 20, 10), (20, 20, 20, 20), (20, 20, 20, 1),
     ]  # fmt: skip
-    # Trajectories that were measured; those with unseen parameters are the test where whole trajectories are kept apart.
+    # Measured trajectories: those with unseen parameters are the test where whole trajectories are kept apart.
     assert {task: (RECIPES[task].task.train, RECIPES[task].task.test) for task in TASKS} == {
         "cylinder": (72, 20), "controlled-cylinder": (76, 20), "fsi": (39, 12), "foil": (78, 20), "combustion": (24, 6),
     }  # fmt: skip

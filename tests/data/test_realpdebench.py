@@ -6,6 +6,7 @@ import shutil
 import sys
 from dataclasses import replace
 
+import h5py
 import numpy as np
 import pyarrow
 import pytest
@@ -358,6 +359,19 @@ def test_damaged_index_files_of_the_other_form(fsi):
     path.write_bytes(path.read_bytes()[:3000])
     with pytest.raises(ValueError, match=r"3272_18.2_0.8_1.h5 is truncated or damaged; copy or download it again"):
         open_data(fsi / "real")
+
+
+def test_compressed_hdf5_files_are_read_too(fsi):
+    with open_data(fsi / "real") as data:
+        plain = data[:]
+    for path in (fsi / "real").glob("*.h5"):
+        with h5py.File(path, "r+") as file:
+            for name in ("measured_data/u", "measured_data/v"):
+                values = file[name][:]
+                del file[name]
+                file.create_dataset(name, data=values, chunks=(10, 8, 8), compression="gzip")
+    with open_data(fsi / "real") as data:
+        np.testing.assert_array_equal(data[:], plain)
 
 
 def test_what_to_install_is_said(fsi, monkeypatch):

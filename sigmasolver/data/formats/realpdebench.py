@@ -320,11 +320,12 @@ def _layout(held: Trajectories, conditions: tuple[str, ...]) -> tuple[Layout, li
             one = one[(0,) * (one.ndim - 2)]
             one = one[:, 0] if name == "y" else one[0]
         if one is None or one.shape != (count,) or not np.all(np.isfinite(one)) or np.any(np.diff(one) <= 0):
-            odd.append(f"The files do not tell increasing values of {name}; its points are numbered.")
+            odd.append(name)
             one = np.arange(float(count))
         axes.append(one)
     fields = (*held.fields, *conditions)
-    return Layout(fields, ("1",) * len(fields), ("open", "open"), tuple(axes[:2]), axes[2]), odd
+    notes = [f"The files do not tell increasing values of {', '.join(odd)}, which are numbered instead."] if odd else []
+    return Layout(fields, ("1",) * len(fields), ("open", "open"), tuple(axes[:2]), axes[2]), notes
 
 
 def _split(members: Mapping[str, Sequence[int]], count: int) -> Split | None:
@@ -347,7 +348,7 @@ def _notes(
         )
     if statistics is None:
         notes.append(
-            f"There is no mean_std.pt, so the normaliser is fitted on the {place.branch} training windows and not on "
-            "the numerical data, as the benchmark does."
+            f"There is no mean_std.pt, so the normaliser is fitted on the {place.branch} training windows; the benchmark "
+            "fits it on numerical data."
         )
     return notes

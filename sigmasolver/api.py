@@ -94,7 +94,7 @@ def open_dataset(
     from sigmasolver.data.store import is_store, open_store
 
     source = Path(source)
-    if out is None and is_read_in_place(source):
+    if (out, fields, steady) == (None, None, None) and is_read_in_place(source):
         return open_data(source)
     imported = not is_store(source)
     if not imported and (out, fields, steady) != (None, None, None):

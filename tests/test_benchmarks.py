@@ -187,3 +187,15 @@ def test_narrow_fused_updates_learn_like_plain_float32_within_the_spread_of_seed
     rows = script("curve").compared(tmp_path / "darcy.h5", torch.device("cuda"), steps=200, seeds=3, settings=[])
     assert len(rows) == 10 and rows[-1]["loss"] < rows[0]["loss"] / 2
     assert all(row["difference"] < row["spread"] for row in rows), rows
+
+
+# --- windows
+
+
+def test_windows_are_the_same_both_ways_and_workers_are_watched(script, monkeypatch, tmp_path):
+    out = tmp_path / "windows.jsonl"
+    words = ["windows", "--frames", "60", "--rows", "2", "--windows", "20", "--workers", "1", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", words)
+    script("windows").main()
+    (row,) = map(json.loads, out.read_text().splitlines())
+    assert row["ratio"] == pytest.approx(row["row_ms"] / row["mapped_ms"]) and len(row["worker_megabytes"]) == 9

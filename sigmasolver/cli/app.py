@@ -60,7 +60,11 @@ Plugins = Annotated[
 Device = Annotated[str, typer.Option(help="auto (a GPU if available), cpu, cuda or cuda:1.")]
 Precision = Annotated[str, typer.Option(help="Precision of the forecast: float32, tf32 (on a GPU) or bf16.")]
 Cohort = Annotated[
-    str | None, typer.Option(help="The paper's fixed set of test windows: rollout, decomposition or corrections.")
+    str | None,
+    typer.Option(
+        help="A fixed set of test windows: the paper's rollout, decomposition or corrections, or a test mode of "
+        "RealPDEBench: seen, in_dist, out_dist or unseen."
+    ),
 ]
 Steady = Annotated[
     bool | None,

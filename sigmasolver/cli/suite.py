@@ -29,7 +29,9 @@ def suite(
             "comparison, ledger or factors."
         ),
     ],
-    data: Annotated[Path, typer.Option(help="A folder with one store for each task: ns2d.h5, ...")] = Path("data"),
+    data: Annotated[
+        Path, typer.Option(help="A folder with one store for each task (ns2d.h5) or public data as downloaded (fsi/).")
+    ] = Path("data"),
     data_seed: Annotated[int | None, typer.Option(help="Simulate missing stores with this seed.")] = None,
     out: Annotated[Path, typer.Option(help="The folder that holds the runs.")] = Path("runs"),
     only: Annotated[

@@ -128,7 +128,7 @@ def print_summary(console: Console, summary: Summary) -> None:
         sizes = f"{len(split.train)} train, {len(split.validation)} validate, {len(split.test)} test"
         console.print(f"  split of the data set: {sizes}", soft_wrap=True)
     settings = ", ".join(
-        f"{name}={value if len(str(value)) < 100 else f'({len(value)} entries)'}"
+        f"{name}={value if isinstance(value, str) or len(str(value)) < 100 else f'({len(value)} entries)'}"
         for name, value in header.parameters.items()
         if name not in NOT_SHOWN
     )

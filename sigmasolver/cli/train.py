@@ -91,6 +91,7 @@ def train(
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: split the parameters (FSDP2).")] = False,
 ) -> None:
     """Train a model. Stop at any time; `sigmasolver train --resume RUN` continues to the same weights."""
+    from sigmasolver.data.formats import find_download
     from sigmasolver.experiments.queue import Deadline
     from sigmasolver.parallel import join
     from sigmasolver.recipes import changed, config_text
@@ -131,6 +132,8 @@ def train(
         if names and predicted:
             names = tuple(dict.fromkeys((*names, *predicted)))
         reading = reading_of(names, steady, axes, boundary, dt, units, mask, skip_bad)
+        if published is not None:
+            data = find_download(published.task.name, data) or data
         store = as_store(
             data, out / "data.h5", reading, world, own=published is None or fields is not None, stderr=print_config
         )

@@ -6,6 +6,7 @@ import shutil
 import sys
 from dataclasses import replace
 
+import h5py
 import numpy as np
 import pyarrow
 import pytest
@@ -13,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sigmasolver.data import formats
 from sigmasolver.data.formats import guess_kind, import_data, open_data
 from sigmasolver.data.normalise import fit
 from sigmasolver.data.split import PARTS, WindowLists
@@ -88,6 +90,26 @@ def test_both_forms_hold_the_same_trajectories_and_parameters(root, task):
                 assert np.unique(held[..., measured + channel]).tolist() == [np.float32(given[channel])], name
 
 
+def test_stand_ins_follow_from_their_seed(root, tmp_path):
+    for folder, seed in (("same", 0), ("other", 1)):
+        write_realpdebench("fsi", tmp_path / folder, seed)
+    first, same, other = (open_data(place / "fsi")[:] for place in (root, tmp_path / "same", tmp_path / "other"))
+    np.testing.assert_array_equal(first, same)
+    assert not np.array_equal(first, other)
+    with pytest.raises(ValueError, match="ns2d is no task of RealPDEBench; choose from cylinder, controlled-cylinder"):
+        write_realpdebench("ns2d", tmp_path)
+
+
+@pytest.mark.parametrize("task", TASKS[:4])
+def test_unseen_parameters_are_extreme_or_in_between(root, task):
+    with open_data(home(root, task)) as data:
+        reynolds = data[:, 0, 0, 0, 2]
+        seen, outer = (reynolds[list(data.groups[group])] for group in ("seen", "out_dist"))
+        assert {outer.min(), outer.max()} == {reynolds.min(), reynolds.max()}
+        for inner in reynolds[list(data.groups["in_dist"])]:
+            assert seen.min() < inner < seen.max()
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_the_numerical_branch_is_read_by_its_folder(root, task):
     place = home(root, task)
@@ -131,6 +153,17 @@ def test_an_import_keeps_what_the_files_say(root, tmp_path):
         np.testing.assert_array_equal(place[:], store[:])
         assert place.published_windows == store.published_windows and place.groups == store.groups
         assert place.published_statistics == store.published_statistics
+
+
+def test_longer_lists_than_a_store_can_hold_are_read_in_place(fsi, tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "_LONGEST", 1_000)
+    starts = [0, 1, 3, 7, 12, 20]
+    rows = [{"sim_id": path.name, "time_id": first} for path in (fsi / "real").glob("*.h5") for first in starts]
+    (fsi / "hf_dataset" / "train_index_real.json").write_text(json.dumps(rows))
+    with pytest.raises(ValueError, match="more about its windows than the header of a store can hold"):
+        import_data(fsi, tmp_path / "store.h5")
+    with open_data(fsi) as data:
+        assert len(data.published_windows.windows("train")) == len(rows)
 
 
 def test_a_shorter_history_takes_the_same_starts_and_a_longer_horizon_those_that_fit(root):
@@ -297,6 +330,10 @@ DAMAGE = {
         lambda fsi: (fsi / "mean_std.pt").write_bytes(pickle.dumps(Trap())),
         "mean_std.pt is damaged, or holds more than tensors, numbers and texts, which is never loaded",
     ),
+    "no windows": (
+        rewrite("hf_dataset/train_index_real.json", lambda rows: rows[0].pop("time_id")),
+        "lists of real windows in .* are not sim_id and time_id of each window",
+    ),
     "other statistics": (lambda fsi: torch.save(torch.zeros(3), fsi / "mean_std.pt"), "must hold four tensors"),
 }
 
@@ -322,6 +359,19 @@ def test_damaged_index_files_of_the_other_form(fsi):
     path.write_bytes(path.read_bytes()[:3000])
     with pytest.raises(ValueError, match=r"3272_18.2_0.8_1.h5 is truncated or damaged; copy or download it again"):
         open_data(fsi / "real")
+
+
+def test_compressed_hdf5_files_are_read_too(fsi):
+    with open_data(fsi / "real") as data:
+        plain = data[:]
+    for path in (fsi / "real").glob("*.h5"):
+        with h5py.File(path, "r+") as file:
+            for name in ("measured_data/u", "measured_data/v"):
+                values = file[name][:]
+                del file[name]
+                file.create_dataset(name, data=values, chunks=(10, 8, 8), compression="gzip")
+    with open_data(fsi / "real") as data:
+        np.testing.assert_array_equal(data[:], plain)
 
 
 def test_what_to_install_is_said(fsi, monkeypatch):

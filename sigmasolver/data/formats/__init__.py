@@ -56,6 +56,8 @@ __all__ = [
 ]
 
 _BLOCK = 64 * 2**20
+_LONGEST = 60_000
+"""Characters of a header; an attribute of an HDF5 file ends at 64 kB."""
 
 
 @dataclass(frozen=True)
@@ -254,6 +256,11 @@ def import_data(
         if reading.skip_bad:
             foreign, skipped = without_bad(foreign, step)
             header = _header(row, foreign, sources, dtype, reading.recorded | ({"skipped": skipped} if skipped else {}))
+    if len(json.dumps(header.facts())) > _LONGEST:
+        raise ValueError(
+            f"{sources[0]} says more about its windows than the header of a store can hold; train on it in place, "
+            "without an import."
+        )
     files = [file.name for file in foreign.trajectory_files]
     found = Values(header, files)
     with Writer(out, header, foreign.count) as writer:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import operator
 import pickle
 import re
 import warnings
@@ -42,7 +43,7 @@ _BRANCHES = ("real", "numerical")
 _GROUPS = {"seen": "remain", "in_dist": "in_dist_test", "out_dist": "out_dist_test"}
 """By our name, how the file of a group of trajectories begins."""
 _SPLITS = dict(zip(PARTS, ("train", "val", "test"), strict=True))
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,8 @@ def _files(place: _Place) -> tuple[Path, ...]:
 def _version(path: Path) -> str | None:
     if not path.is_file():
         return None
-    version = str(_json(path).get("data_version", ""))
+    held = _json(path)
+    version = str(held.get("data_version", "")) if isinstance(held, dict) else ""
     if version.partition(".")[0] != str(MAJOR):
         raise ValueError(
             f"{path} says data version {version or 'nothing'}, and only versions {MAJOR}.x are known; download one of "
@@ -196,12 +198,8 @@ def _groups(place: _Place) -> tuple[dict[str, tuple[str, ...]], dict[str, Sequen
             if not isinstance(held, dict):
                 raise ValueError(f"{file}_params_{place.branch} of {place.scenario} is no table; download it again.")
             groups[group] = tuple(sorted(held, key=_sort_key))
-            parameters |= {sim_id: _floats(values) for sim_id, values in held.items()}
+            parameters |= {sim_id: np.ravel(values).tolist() for sim_id, values in held.items()}
     return groups, parameters
-
-
-def _floats(values: Any) -> list[float]:
-    return [float(one) for one in (values if isinstance(values, list | tuple) else [values])]
 
 
 def _sort_key(sim_id: str) -> tuple[list[float], str]:
@@ -238,24 +236,39 @@ def _conditions(
 
 
 def _windows(place: _Place, number: Mapping[str, int], frames: int) -> WindowLists | None:
-    lists: dict[str, list[tuple[str, int]]] = {}
-    for part, split in _SPLITS.items():
-        found = _table(place.scenario / "hf_dataset", f"{split}_index_{place.branch}") if place.arrow else None
-        if found is not None:
-            lists[part] = [(str(one["sim_id"]), int(one["time_id"])) for one in found]
-    if not place.arrow:
-        sims, times = (_table(place.scenario, f"{what}_mapping_{place.branch}") for what in ("sim_id", "time_id"))
-        if sims is not None and times is not None:
-            lists = {
-                part: list(zip(map(str, sims[split]), map(int, times[split]), strict=True))
-                for part, split in _SPLITS.items()
-                if split in sims
-            }
+    try:
+        lists = _listed(place)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(
+            f"The lists of {place.branch} windows in {place.scenario} are not sim_id and time_id of each window; "
+            "download them again."
+        ) from error
     if "train" not in lists:
         return None
     for part, windows in lists.items():
         _check(part, windows, number, frames, place)
     return WindowLists.of({part: [(number[one], first) for one, first in held] for part, held in lists.items()})
+
+
+def _listed(place: _Place) -> dict[str, list[tuple[str, int]]]:
+    """(sim_id, first frame) of every window by part, as far as there are lists."""
+    if place.arrow:
+        home = place.scenario / "hf_dataset"
+        found = {part: _table(home, f"{split}_index_{place.branch}") for part, split in _SPLITS.items()}
+        return {
+            part: [(one["sim_id"], operator.index(one["time_id"])) for one in rows]
+            for part, rows in found.items()
+            if rows is not None
+        }
+    sims, times = (_table(place.scenario, f"{what}_mapping_{place.branch}") for what in ("sim_id", "time_id"))
+    if sims is None or times is None:
+        return {}
+    if any(len(sims[split]) != len(times[split]) for split in sims):
+        raise KeyError("time_id")
+    there = {part: split for part, split in _SPLITS.items() if split in sims}
+    return {
+        part: list(zip(sims[split], map(operator.index, times[split]), strict=True)) for part, split in there.items()
+    }
 
 
 def _check(part: str, windows: Iterable[tuple[str, int]], number: Mapping[str, int], frames: int, at: _Place) -> None:
@@ -276,12 +289,14 @@ def _statistics(path: Path, fields: Sequence[str], conditions: Sequence[str]) ->
     """Mean and standard deviation of each field, of inputs and of targets; None without the file."""
     if not path.is_file():
         return None
+    import torch
+
     held = _pt(path)
-    if not isinstance(held, tuple | list) or len(held) != 4:
+    if not isinstance(held, tuple | list) or len(held) != 4 or not all(isinstance(one, torch.Tensor) for one in held):
         raise ValueError(
             f"{path} must hold four tensors (means of inputs and targets, then deviations); save it again."
         )
-    mean_in, mean_out, std_in, std_out = ([float(one) for one in np.asarray(part).ravel()] for part in held)
+    mean_in, mean_out, std_in, std_out = (part.double().flatten().tolist() for part in held)
     measured = ("intensity", *CHANNELS) if "intensity" in fields else ("velocity_x", "velocity_y", "pressure")
     inputs, targets = (
         {
@@ -305,11 +320,12 @@ def _layout(held: Trajectories, conditions: tuple[str, ...]) -> tuple[Layout, li
             one = one[(0,) * (one.ndim - 2)]
             one = one[:, 0] if name == "y" else one[0]
         if one is None or one.shape != (count,) or not np.all(np.isfinite(one)) or np.any(np.diff(one) <= 0):
-            odd.append(f"The files do not tell increasing values of {name}; its points are numbered.")
+            odd.append(name)
             one = np.arange(float(count))
         axes.append(one)
     fields = (*held.fields, *conditions)
-    return Layout(fields, ("1",) * len(fields), ("open", "open"), tuple(axes[:2]), axes[2]), odd
+    notes = [f"The files do not tell increasing values of {', '.join(odd)}, which are numbered instead."] if odd else []
+    return Layout(fields, ("1",) * len(fields), ("open", "open"), tuple(axes[:2]), axes[2]), notes
 
 
 def _split(members: Mapping[str, Sequence[int]], count: int) -> Split | None:
@@ -332,7 +348,7 @@ def _notes(
         )
     if statistics is None:
         notes.append(
-            f"There is no mean_std.pt, so the normaliser is fitted on the {place.branch} training windows and not on "
-            "the numerical data, as the benchmark does."
+            f"There is no mean_std.pt, so the normaliser is fitted on the {place.branch} training windows; the benchmark "
+            "fits it on numerical data."
         )
     return notes

@@ -1,7 +1,7 @@
 """The trajectories of RealPDEBench in its two forms, read by windows: Arrow shards and HDF5 files.
 
-A row of an Arrow shard is a whole trajectory, and reading the row copies all of it. Here the shard is mapped into
-memory, and a window is a slice of the mapped bytes: nothing but its own pages is read.
+A row of an Arrow shard is a whole trajectory, and reading the row copies all of it. Here files are mapped into memory,
+and a window is a slice of the mapped bytes: nothing but its own pages is read.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from sigmasolver.data.formats.hdf5 import open_hdf5
@@ -84,7 +87,9 @@ class ArrowFiles(Trajectories):
     @staticmethod
     def _row(path: Path, batch: Any, row: int, sim_id: str) -> dict[str, np.ndarray]:
         names = batch.schema.names
-        shape = tuple(int(batch.column(f"shape_{axis}")[row].as_py()) for axis in "thw")
+        shape = tuple(batch.column(f"shape_{axis}")[row].as_py() for axis in "thw")
+        if not all(isinstance(one, int) and one > 0 for one in shape):
+            raise ValueError(f"The trajectory {sim_id} in {path} does not tell its shape; download it again.")
         if "observed" in names:
             views = {"intensity": _view(path, batch, "observed", row, sim_id, shape)}
             if "numerical" in names:
@@ -171,7 +176,7 @@ class Hdf5Files(Trajectories):
     def _open(self, sim_id: str) -> dict[str, tuple[Array, int | None]]:
         """Its fields: arrays (frames, *grid), or a channel of one with channels last."""
         if sim_id not in self._opened:
-            arrays = open_hdf5(self._folder / sim_id)
+            arrays = _mapped(self._folder / sim_id)
             fields = _fluid(arrays) or self._flame(arrays, sim_id)
             if not fields or any(len(array.shape) < 3 for array, _ in fields.values()):
                 raise ValueError(
@@ -188,7 +193,7 @@ class Hdf5Files(Trajectories):
         if numerical is None or numerical.shape[3:] != (len(CHANNELS),):
             return {}
         surrogate = self._folder.parent / "surrogate" / sim_id
-        observed = open_hdf5(surrogate).get("measured_data") if surrogate.exists() else None
+        observed = _mapped(surrogate).get("measured_data") if surrogate.exists() else None
         intensity: dict[str, tuple[Array, int | None]] = {} if observed is None else {"intensity": (observed, None)}
         return intensity | {name: (numerical, channel) for channel, name in enumerate(CHANNELS)}
 
@@ -199,6 +204,26 @@ class Hdf5Files(Trajectories):
                 read[array.where] = array.rows(start, stop)
             values = read[array.where]
             place[:] = values if channel is None else values[..., channel]
+
+
+def _mapped(path: Path) -> dict[str, Array]:
+    """The arrays of a file; those that lie in one piece and uncompressed are mapped into memory."""
+    arrays = open_hdf5(path)  # in a process of its own: what is damaged is refused before it is opened here
+    found = dict(arrays)
+    with h5py.File(path) as file:
+        for name, array in arrays.items():
+            held = None if array.fault or not array.real else file[name]
+            if held is None or held.chunks is not None or held.external or held.is_virtual or file.userblock_size:
+                continue
+            offset = held.id.get_offset()
+            if offset is not None:
+                values = np.memmap(path, held.dtype, "r", offset, held.shape)
+                found[name] = replace(array, rows=partial(_rows, values))
+    return found
+
+
+def _rows(values: np.ndarray, start: int, stop: int) -> np.ndarray:
+    return values[start:stop]
 
 
 def _fluid(arrays: Mapping[str, Array]) -> dict[str, tuple[Array, int | None]]:

@@ -107,7 +107,7 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
         dim for dim in dict.fromkeys(dim for one in fields.values() for dim in one.dims) if _dropped(dim, space, roles)
     ]
     if single:
-        notes.append(f"Left out, as they have one entry: the dimensions {', '.join(single)}.")
+        notes.append(f"Dimensions of one entry are left out: {', '.join(single)}.")
     axes = [_axis(data, space, letter, notes) for letter in space]
     assumed = [axis.dimension for axis in axes if not axis.boundary]
     if assumed:
@@ -153,7 +153,7 @@ class _Plan:
         self.unit = str(variable.attributes.get("units", "1")) or "1"
         inner = [variable.shape[place] for place, role in enumerate(self.roles) if role == CHANNEL]
         labels = variable.labels or tuple(map("_".join, itertools.product(*(map(str, range(n)) for n in inner))))
-        self.fields = tuple(f"{name}_{label}" for label in labels) if inner else (name,)
+        self.fields = tuple(f"{name}_{label}" for label in labels) if prod(inner) > 1 else (name,)
         kept = [axis.dimension for axis in axes if axis.dimension in variable.dims]
         # The axes of a box in the order of a trajectory: time, space, components. What is left has one entry.
         self.order = [place for place, role in enumerate(self.roles) if role == TIME]

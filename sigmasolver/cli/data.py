@@ -88,7 +88,7 @@ def import_data(
     sources: Annotated[
         list[Path],
         typer.Argument(
-            help="A .mat, .npy, .npz or .h5 file, a folder of such files, or both .mat files of the public Darcy flow."
+            help="A file or folder of any format that `inspect` recognises, or both public .mat files of Darcy flow."
         ),
     ],
     out: Annotated[Path, typer.Option(help="The store to write or continue.")],
@@ -103,7 +103,7 @@ def import_data(
     skip_bad: SkipBad = False,
     dtype: Dtype = "float32",
 ) -> None:
-    """Convert public files (FNO, FactFormer) or your own arrays into a store."""
+    """Convert NetCDF, Zarr, VTK, public data sets (The Well, PDEBench, FNO, ...) or your own arrays into a store."""
     from sigmasolver.data.formats import import_data as convert
 
     reading = reading_of(names_of(fields), steady, axes, boundary, dt, units, mask, skip_bad)

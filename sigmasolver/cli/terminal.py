@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-NOT_SHOWN = ("attributes", "split")
+NOT_SHOWN = ("attributes", "made", "split")
 """Parameters of a header that have lines of their own."""
 LONGEST = 200
 """Letters of an attribute that are shown."""
@@ -113,7 +113,9 @@ def print_summary(console: Console, summary: Summary) -> None:
     layout = header.layout
     frames, *grid, _ = header.shape
     seed = "" if header.seed is None else f", seed {header.seed}"
-    made = "foreign files" if summary.package is None else f"written by sigmasolver {summary.package}"
+    made = f"written by sigmasolver {summary.package}"
+    if summary.package is None:
+        made = "read in place" if summary.in_place else "imported before a training"
     console.print(f"{summary.path}: {header.source}{seed}, {made}", soft_wrap=True)
     missing = "" if summary.whole == summary.count else f" of {summary.count} (the same command continues the file)"
     console.print(f"  {summary.whole} trajectories{missing}, {summary.size / 1e6:.1f} MB of {header.dtype}")
@@ -178,9 +180,9 @@ def _attribute_lines(attributes: Mapping[str, Any]) -> list[str]:
             if part == "data set":
                 lines.append(f"{name}: {str(value)[:LONGEST]}")
                 continue
-            shown = {"axes": "boundary", "fields": "units"}[part]  # stands elsewhere
-            said = ", ".join(f"{key}={one}" for key, one in value.items() if key != shown)
-            if said and said != f"name={name}":
+            shown = {"axes": ("boundary", "axis"), "fields": ("units",)}[part]  # stands elsewhere
+            said = ", ".join(f"{key}={one}" for key, one in value.items() if key not in shown)
+            if said and said not in (f"name={name}", "name=time"):
                 lines.append(f"{name}: {said[:LONGEST]}")
     return lines
 

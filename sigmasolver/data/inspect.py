@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sigmasolver.data.domain import time_steps, unevenly_spaced
-from sigmasolver.data.formats import KINDS, open_foreign
+from sigmasolver.data.formats import KINDS, is_read_in_place, open_foreign
 from sigmasolver.data.header import Header, StoreError
 from sigmasolver.data.moments import merge
 from sigmasolver.data.reader import Reader
@@ -90,6 +90,8 @@ class Summary:
     """Pairs of trajectories with the same values."""
     read: int = 0
     """How many trajectories the statistics are of."""
+    in_place: bool = True
+    """Whether a training reads the files where they lie; others are imported first."""
 
     @property
     def published_split(self) -> Split | None:
@@ -260,6 +262,7 @@ def summarise(
             notes=tuple(data.notes),
             twins=tuple(twins),
             read=number,
+            in_place=store is not None or is_read_in_place(data.path),
         )
 
 

@@ -182,7 +182,7 @@ def test_components_levels_and_what_is_left_out(tmp_path: Path) -> None:
         assert store.header.layout.boundary == ("periodic", "wall") and store.shape == (1, 4, 5, 6, 2)
         np.testing.assert_array_equal(store[0], flow[:, 0].transpose(0, 2, 1, 3).astype(np.float32))
     text = " ".join(made.notes)
-    assert "Left out: drag (time), profile (time, y)." in text and "the dimensions level" in text
+    assert "Left out: drag (time), profile (time, y)." in text and "one entry are left out: level" in text
     assert "no coordinates x" in text and "no times" in text and "Without units: flow" in text
 
 

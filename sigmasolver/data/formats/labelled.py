@@ -89,7 +89,7 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
         )
     space = _space(able, roles)
     fields = {name: one for name, one in able.items() if one.repeat or _spatial(one, roles) == set(space)}
-    fields = _wanted(data.path, _constant_last(fields, roles), names)
+    fields = _wanted(data.path, _in_order(fields, roles, data), names)
     for name, one in fields.items():
         _check(data.path, name, one, roles)
     frames = _size(fields, roles, TIME)
@@ -107,7 +107,7 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
         dim for dim in dict.fromkeys(dim for one in fields.values() for dim in one.dims) if _dropped(dim, space, roles)
     ]
     if single:
-        notes.append(f"Left out, as they have one entry: the dimensions {', '.join(single)}.")
+        notes.append(f"Dimensions of one entry are left out: {', '.join(single)}.")
     axes = [_axis(data, space, letter, notes) for letter in space]
     assumed = [axis.dimension for axis in axes if not axis.boundary]
     if assumed:
@@ -153,7 +153,7 @@ class _Plan:
         self.unit = str(variable.attributes.get("units", "1")) or "1"
         inner = [variable.shape[place] for place, role in enumerate(self.roles) if role == CHANNEL]
         labels = variable.labels or tuple(map("_".join, itertools.product(*(map(str, range(n)) for n in inner))))
-        self.fields = tuple(f"{name}_{label}" for label in labels) if inner else (name,)
+        self.fields = tuple(f"{name}_{label}" for label in labels) if prod(inner) > 1 else (name,)
         kept = [axis.dimension for axis in axes if axis.dimension in variable.dims]
         # The axes of a box in the order of a trajectory: time, space, components. What is left has one entry.
         self.order = [place for place, role in enumerate(self.roles) if role == TIME]
@@ -219,9 +219,12 @@ def _dropped(dim: str, space: Mapping[str, str], roles: Mapping[str, str]) -> bo
     return roles[dim] == "single" or (roles[dim] in SPACE and dim not in space.values())
 
 
-def _constant_last(fields: dict[str, Variable], roles: Mapping[str, str]) -> dict[str, Variable]:
+def _in_order(fields: dict[str, Variable], roles: Mapping[str, str], data: Labelled) -> dict[str, Variable]:
+    """As this package wrote them or as the file lists them, and last those that do not change in time."""
     moving = {name: any(roles.get(dim) == TIME for dim in one.dims) for name, one in fields.items()}
-    return {name: fields[name] for name in sorted(fields, key=lambda name: not moving[name])}
+    written = list(_made(data.attributes.get(MARK)).get("made", {}).get("fields", ()))
+    place = {name: written.index(name) if name in written else len(written) for name in fields}
+    return {name: fields[name] for name in sorted(fields, key=lambda name: (not moving[name], place[name]))}
 
 
 def _wanted(path: Path, fields: dict[str, Variable], names: Sequence[str] | None) -> dict[str, Variable]:
@@ -357,4 +360,6 @@ def _made(text: Any) -> dict[str, Any]:
         made = json.loads(text)
     except (TypeError, ValueError):
         return {}
-    return {"made": made} if isinstance(made, dict) else {}
+    keys = {"source": str, "parameters": dict, "fields": list}
+    whole = isinstance(made, dict) and all(isinstance(made.get(key), kind) for key, kind in keys.items())
+    return {"made": made} if whole else {}

@@ -71,7 +71,10 @@ def open_labelled(path: Path) -> Labelled:
         f"{absent} of {total} chunks of {name} are not there and read as its fill value."
         for name, (absent, total) in found["missing"].items()
     ]
-    variables = {entry["name"]: _variable(path, entry) for entry in found["variables"]}
+    entries = found["variables"]
+    if path.is_dir():  # what lies in a Zarr group comes in whatever order the file system has
+        entries.sort(key=lambda entry: entry["name"])
+    variables = {entry["name"]: _variable(path, entry) for entry in entries}
     return Labelled(path, variables, found["attributes"], tuple(notes))
 
 

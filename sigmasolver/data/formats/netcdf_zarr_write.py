@@ -56,7 +56,13 @@ def as_dataset(trajectories: np.ndarray, header: Header) -> xarray.Dataset:
         for place, name in enumerate(layout.fields)
     }
     coordinates = {names[letter]: ((names[letter],), values[letter], inner[letter]) for letter in names}
-    made = {"source": header.source, "parameters": _without(header.parameters), "seed": header.seed}
+    # A Zarr group has no order of its arrays.
+    made = {
+        "source": header.source,
+        "parameters": _without(header.parameters),
+        "seed": header.seed,
+        "fields": layout.fields,
+    }
     about = {"Conventions": "CF-1.11", **kept["data set"], MARK: json.dumps(made)}
     return xarray.Dataset(fields, coordinates, about)
 

@@ -75,7 +75,7 @@ def joined(files: Sequence[tuple[str | None, Path]], read: Callable[[Path], Fore
 
     split, notes = _split([part for part, _ in files], ends)
     if len(files) > 1:
-        notes = [f"{len(files)} files follow each other, from {name} to {files[-1][1].name}.", *notes]
+        notes = [f"{len(files)} sources are taken one after another, from {name} to {files[-1][1].name}.", *notes]
     return Foreign(
         first.layout, ends[-1], whole, (*notes, *first.notes), frames=frames, split=split,
         parameters=first.parameters,

@@ -106,8 +106,7 @@ def _grouped(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Var
     def read(ranges: Ranges) -> np.ndarray:
         return np.stack([member.read(ranges[1:]) for member in members[slice(*ranges[0])]])
 
-    last = CHANNEL if shape[-1] > 1 else "channel of one"
-    data = Variable((COUNT, TIME, *SPACE[:spatial], last), (len(groups), *shape), members[0].dtype, read)
+    data = Variable((COUNT, TIME, *SPACE[:spatial], CHANNEL), (len(groups), *shape), members[0].dtype, read)
     variables = {"data": data}
     for letter in ("t", *SPACE[:spatial]):
         entry = entries.get(f"{groups[0]}/grid/{letter}")
@@ -125,10 +124,8 @@ def _incompressible(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[s
     variables: dict[str, Variable] = {}
     for name in INCOMPRESSIBLE:
         if name in entries:
-            entry = entries[name]
-            last = CHANNEL if entry.shape[-1] > 1 else "channel of one"
-            dims = (COUNT, *[TIME] * (name != "force"), *SPACE[:spatial], last)
-            variables[name] = replace(entry, dims=dims, labels=SPACE[: entry.shape[-1]])
+            dims = (COUNT, *[TIME] * (name != "force"), *SPACE[:spatial], CHANNEL)
+            variables[name] = replace(entries[name], dims=dims, labels=SPACE[: entries[name].shape[-1]])
     times = entries["t"].whole().reshape(-1, entries["t"].shape[-1])
     if not np.allclose(times, times[0], rtol=1e-6, atol=0):
         notes.append("The times differ between trajectories; those of the first are taken for all.")

@@ -86,6 +86,8 @@ def _series(source: Path) -> dict[Path, Series]:
     for one in inside:
         if one.suffix.lower() in SUFFIXES:
             groups.setdefault(source / f"{re.sub(r'[0-9]+$', '', one.stem)}*{one.suffix}", []).append(one)
+    if len(groups) == 1:  # the folder is the trajectory
+        return {source: Series(tuple(next(iter(groups.values()))))}
     return {name: Series(tuple(files)) for name, files in groups.items()}
 
 

@@ -1,0 +1,49 @@
+"""The command that writes tiny stand-ins for data that would have to be downloaded."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sigmasolver.cli.app import app
+from sigmasolver.cli.terminal import console
+
+__all__ = ["make_fixture"]
+
+
+@app.command("make-fixture")
+def make_fixture(
+    name: Annotated[
+        str | None, typer.Argument(help="A task (ns2d, fsi, ignit-hit, ...) or a format (netcdf, zarr, vtk, ...).")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write to.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same numbers.")] = 0,
+) -> None:
+    """Write tiny stand-in data of a task or format, to try everything without a download; without a name, list them."""
+    from sigmasolver.data.formats import is_read_in_place, open_data
+    from sigmasolver.data.store import is_store
+    from sigmasolver.simulate.fixtures import FIXTURES, fixture_of
+    from sigmasolver.simulate.fixtures.tiny import settings_for
+    from sigmasolver.tasks import TASKS
+
+    screen = console()
+    if name is None:
+        for key, row in FIXTURES.items():
+            screen.print(f"{key}: {row.description}", soft_wrap=True)
+        return
+    if out is None:
+        raise ValueError("Missing --out: name the folder to write to.")
+    row = fixture_of(name)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} is not an empty folder; choose another, so that nothing of yours is overwritten.")
+    data = row.write(out, seed)
+    screen.print(f"{data}: {row.description}; made up, not the published data", soft_wrap=True)
+    words = ["sigmasolver", "train", "--data", str(data), "--out", f"runs/{name}"]
+    if name in TASKS and (is_store(data) or is_read_in_place(data)):
+        with open_data(data) as reader:
+            settings = settings_for(name, reader)
+        words = [*words[:2], name, *words[2:], *(word for one in settings for word in ("--set", one))]
+    screen.print(f"next: {shlex.join(words)}", soft_wrap=True)

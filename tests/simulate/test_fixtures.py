@@ -1,0 +1,117 @@
+"""Fixtures: every task and format as files that the readers take, and that a recipe can be trained on."""
+
+from __future__ import annotations
+
+import shlex
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from sigmasolver.cli import app
+from sigmasolver.data.formats import guess_kind, open_data
+from sigmasolver.data.inspect import open_any, summarise
+from sigmasolver.recipes import changed, recipe_of
+from sigmasolver.runs import Run
+from sigmasolver.simulate.fixtures import FIXTURES, fixture_of
+from sigmasolver.simulate.fixtures.tiny import COUNT, flow, settings_for
+from sigmasolver.tasks import CANONICAL, TASKS
+from sigmasolver.train.job import train_run
+
+FORMATS = {
+    "netcdf": "netcdf", "zarr": "zarr", "vtk": "vtk", "the-well": "the-well", "pdearena": "pdearena",
+    "fno-mat": "fno-ns", "factformer": "factformer-it3d", "arrays": "arrays",
+}  # fmt: skip
+
+
+def test_all_eleven_tasks_have_one() -> None:
+    assert set(TASKS) <= set(FIXTURES) and len(TASKS) == 11
+    with pytest.raises(ValueError, match=r'"netcfd".*netcdf'):
+        fixture_of("netcfd")
+
+
+def test_the_velocity_belongs_to_the_vorticity() -> None:
+    """ω = ∂v/∂x - ∂u/∂y and ∂u/∂x + ∂v/∂y = 0, with exact derivatives of the trigonometric polynomials."""
+    values, _ = flow(COUNT, 0)
+    vorticity, u, v = np.moveaxis(values.astype(np.float64), -1, 0)
+    k = 2j * np.pi * np.fft.fftfreq(values.shape[2], 1 / values.shape[2])
+    k[values.shape[2] // 2] = 0
+    dx, dy = (lambda f: np.fft.ifft(k[:, None] * np.fft.fft(f, axis=-2), axis=-2).real,
+              lambda f: np.fft.ifft(k * np.fft.fft(f, axis=-1), axis=-1).real)  # fmt: skip
+    scale = np.abs(vorticity).max()
+    np.testing.assert_allclose(dx(u) + dy(v), 0, atol=1e-5 * scale)
+    curl = dx(v) - dy(u)
+    inner = np.fft.fft2(curl - vorticity)
+    inner[..., values.shape[2] // 2, :] = inner[..., :, values.shape[2] // 2] = 0  # the highest wave has no derivative
+    np.testing.assert_allclose(np.fft.ifft2(inner).real, 0, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_hold_what_was_simulated(tmp_path: Path, name: str) -> None:
+    path = FIXTURES[name].write(tmp_path / name, 0)
+    assert guess_kind(path).name == FORMATS[name]
+    with open_any(path) as data:
+        assert len(data) == COUNT
+        if name == "factformer":
+            assert data.shape[1:] == (20, 12, 12, 12, 4)
+            return
+        values, layout = flow(COUNT, 0)
+        fields = 1 if name == "fno-mat" else 3
+        np.testing.assert_array_equal(data[:][..., :fields], values[..., :fields])
+        np.testing.assert_allclose(data.header.layout.times, layout.times, rtol=1e-6)
+    assert [one for one in summarise(path).problems() if "viscosity" not in one] == []
+
+
+def test_the_layouts_of_pdebench(tmp_path: Path) -> None:
+    FIXTURES["pdebench"].write(tmp_path, 0)
+    values, _ = flow(COUNT, 0)
+    expected = {
+        "2D_vorticity.hdf5": values[..., :1], "2D_grouped_NA_NA.h5": values, "ns_incom_2d.h5": values[..., [1, 2, 0]],
+    }  # fmt: skip
+    for name, wanted in expected.items():
+        with open_data(tmp_path / name) as data:
+            np.testing.assert_array_equal(data[:][..., : wanted.shape[-1]], wanted)
+    with open_data(tmp_path / "3D_CFD_Turb_periodic.hdf5") as data:
+        assert data.header.layout.fields == ("density", "pressure", "Vx", "Vy", "Vz")
+        assert data.header.layout.boundary == ("periodic",) * 3
+
+
+@pytest.mark.parametrize("task", [task.name for task in CANONICAL])
+def test_canonical_tasks_train_on_theirs(tmp_path: Path, task: str) -> None:
+    path = FIXTURES[task].write(tmp_path, 0)
+    with open_data(path) as data:
+        recipe = changed(recipe_of(task), settings_for(task, data))
+    train_run(recipe, path, Run(tmp_path / "run"))
+    assert Run(tmp_path / "run").finished
+
+
+@pytest.mark.skipif(find_spec("sigmasolver.simulate.fixtures.realpdebench") is None, reason="its writer is not there")
+@pytest.mark.parametrize("task", ["controlled-cylinder", "fsi", "foil", "combustion"])
+def test_realpdebench_opens(tmp_path: Path, task: str) -> None:
+    with open_data(FIXTURES[task].write(tmp_path, 0)) as data:
+        changed(recipe_of(task), settings_for(task, data))
+        assert set(TASKS[task].inputs) <= set(data.header.layout.fields)
+
+
+@pytest.mark.skipif(find_spec("sigmasolver.simulate.fixtures.realm") is None, reason="its writer is not there")
+@pytest.mark.parametrize("task", ["ignit-hit", "evolve-jet"])
+def test_realm_opens(tmp_path: Path, task: str) -> None:
+    with open_data(FIXTURES[task].write(tmp_path, 0)) as data:
+        changed(recipe_of(task), settings_for(task, data))
+        assert set(TASKS[task].inputs) <= set(data.header.layout.fields)
+
+
+def test_the_command_prints_the_training_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    listed = CliRunner().invoke(app, ["make-fixture"])
+    assert listed.exit_code == 0 and all(name in listed.stdout for name in FIXTURES)
+    made = CliRunner().invoke(app, ["make-fixture", "netcdf", "--out", "here"])
+    command = shlex.split(made.stdout.split("next: sigmasolver ")[1])
+    assert command == ["train", "--data", "here/flow.nc", "--out", "runs/netcdf"]
+    done = CliRunner().invoke(app, [*command, "--set", "train.updates=1", "--history", "2", "--block", "1"])
+    assert done.exit_code == 0, done.output
+    assert Run(Path("runs/netcdf")).finished and not Path("runs/netcdf/data.h5").exists()
+    again = CliRunner().invoke(app, ["make-fixture", "netcdf", "--out", "here"])
+    assert isinstance(again.exception, ValueError) and "here is not an empty folder" in str(again.exception)

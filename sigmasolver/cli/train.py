@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sigmasolver.cli.app import Device, Settings, Steady, app, device_of
-from sigmasolver.cli.terminal import console, progress, training
+from sigmasolver.cli.terminal import console, progress, say_threads, training
 
 if TYPE_CHECKING:
     from sigmasolver.parallel import World
@@ -69,6 +69,7 @@ def train(
     }  # fmt: skip
     with join(device_of(device)) as world:
         execution = Execution(world, engine_of(engine, world), shard)
+        say_threads(world)
         if resume is not None:
             given = (task, out, settings, model, seed, *own.values())
             if any(value is not None for value in given):

@@ -25,6 +25,7 @@ from sigmasolver.cli import (
     train,
 )
 from sigmasolver.cli.app import app
+from sigmasolver.cli.help import arrange
 from sigmasolver.cli.terminal import console
 from sigmasolver.interrupts import STOPPED, Interrupts
 from sigmasolver.ops.memory import keep_freed_memory
@@ -45,6 +46,8 @@ __all__ = [
     "suite",
     "train",
 ]
+
+arrange(app)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ what it needs and no more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sigmasolver.forecast import Forecaster, Rollout
     from sigmasolver.recipes import Recipe
     from sigmasolver.runs import Run
+    from sigmasolver.train.loop import Progress
 
 __all__ = [
     "diagnose_run",
@@ -197,7 +198,13 @@ def open_windows(data: str | Path | Reader, recipe: Recipe | str, split: str = "
     return Windows(store, trajectories, recipe.training_windows() if split == "train" else recipe.evaluation_windows())
 
 
-def train_model(recipe: Recipe | str, data: str | Path | Reader, out: str | Path, device: str = "cpu") -> Run:
+def train_model(
+    recipe: Recipe | str,
+    data: str | Path | Reader,
+    out: str | Path,
+    device: str = "cpu",
+    watch: Callable[[Progress], None] | None = None,
+) -> Run:
     """Train a model; a run that was stopped goes on, a finished one is left alone.
 
     Args:
@@ -205,6 +212,7 @@ def train_model(recipe: Recipe | str, data: str | Path | Reader, out: str | Path
         data: a store, see `open_dataset`.
         out: the run folder.
         device: where it is trained; on a GPU the steps are replayed as CUDA graphs.
+        watch: called now and then with step, loss, validation error and learning rate; see docs/tracking.md.
 
     Returns:
         The run folder as a `Run`: `path`, `finished`, `read_log()`.
@@ -222,7 +230,8 @@ def train_model(recipe: Recipe | str, data: str | Path | Reader, out: str | Path
     recipe = recipe_of(recipe) if isinstance(recipe, str) else recipe
     world = World(device=device_of(device))
     run = Run(out)
-    train_run(recipe, _path(data), run, Execution(world, "graph" if world.device.type == "cuda" else "eager"))
+    engine = "graph" if world.device.type == "cuda" else "eager"
+    train_run(recipe, _path(data), run, Execution(world, engine), watch)
     return run
 
 

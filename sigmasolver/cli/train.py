@@ -51,6 +51,9 @@ def train(
     settings: Settings = None,
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="auto, eager, compiled, graph or compiled-graph.")] = "auto",
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Also write TensorBoard event files to a folder below this one.")
+    ] = None,
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: split the parameters (FSDP2).")] = False,
 ) -> None:
     """Train a model. Stop at any time; `sigmasolver train --resume RUN` continues to the same weights."""
@@ -61,6 +64,8 @@ def train(
     from sigmasolver.train.engine import Execution
     from sigmasolver.train.infer_recipe import UserChoices
     from sigmasolver.train.job import resume_run, train_run
+    from sigmasolver.train.tracking import tensorboard as event_files
+    from sigmasolver.train.tracking import together
 
     deadline = Deadline(minutes)
     own = {
@@ -74,8 +79,8 @@ def train(
             given = (task, out, settings, model, seed, *own.values())
             if any(value is not None for value in given):
                 raise ValueError("A resumed run keeps its recipe; use --resume alone, or with --data and --device.")
-            with training(world) as watch:
-                resume_run(Run(resume), data, execution, watch, deadline.passed)
+            with training(world) as watch, event_files(tensorboard, Run(resume)) as events:
+                resume_run(Run(resume), data, execution, together(watch, events), deadline.passed)
             return say_trained(Run(resume), world)
         seed = 42 if seed is None else seed
         published = changed(recipe_of(task, model, seed), settings or []) if task is not None else None
@@ -100,8 +105,8 @@ def train(
                 seed,
             )
             store, recipe = _infer(data, out, choices, steady, settings or [], world)
-        with training(world) as watch:
-            train_run(recipe, store, Run(out), execution, watch, deadline.passed)
+        with training(world) as watch, event_files(tensorboard, Run(out)) as events:
+            train_run(recipe, store, Run(out), execution, together(watch, events), deadline.passed)
         say_trained(Run(out), world)
 
 

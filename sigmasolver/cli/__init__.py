@@ -21,6 +21,7 @@ from sigmasolver.cli import (
     models,
     plan,
     report,
+    share,
     suite,
     train,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "models",
     "plan",
     "report",
+    "share",
     "suite",
     "train",
 ]

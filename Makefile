@@ -40,10 +40,12 @@ lint: $(VENV)/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Every file that is made from others: the page of results and the cards of the pretrained models.
-docs: $(VENV)/core
+# Every file that is made from others: the page of results, the cards of the pretrained models, and the site.
+docs: $(VENV)/dev
 	$(BIN)/sigmasolver ledger
 	$(BIN)/python -m sigmasolver.model_cards
+	$(BIN)/mkdocs build --quiet --clean
+	@echo site/index.html
 
 # Prints; the same commands with `--out results/NAME.jsonl` keep the rows. DEVICE=cuda measures on a GPU.
 bench: $(VENV)/core
@@ -62,4 +64,4 @@ $(VENV)/dev: $(VENV)/core
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(LOWEST) site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

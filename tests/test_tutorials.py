@@ -29,7 +29,7 @@ def test_runs_as_printed_and_its_models_beat_persistence(path, tmp_path):
         rows = [json.loads(line) for line in run.read_text().splitlines()]
         errors = {}
         for row in rows:
-            if row["metric"] == "relative_l2" and row["protocol"] == "free":
+            if row["metric"] in ("relative_l2", "relative_l2_lead") and row["protocol"] == "free":
                 errors.setdefault(row["model"] == "persistence", {})[row["field"], row["lead"]] = row["value"]
         assert all(value < errors[True][key] for key, value in errors[False].items()), run.parent.name
 

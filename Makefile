@@ -44,7 +44,7 @@ lint: $(VENV)/dev
 docs: $(VENV)/dev
 	$(BIN)/sigmasolver ledger
 	$(BIN)/python -m sigmasolver.model_cards
-	$(BIN)/mkdocs build --quiet --clean
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
 	@echo site/index.html
 
 # Prints; the same commands with `--out results/NAME.jsonl` keep the rows. DEVICE=cuda measures on a GPU.

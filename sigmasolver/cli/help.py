@@ -11,7 +11,7 @@ __all__ = ["STAGES", "Command", "Group", "arrange"]
 
 STAGES = {
     "Start": ("demo", "models", "settings"),
-    "Data": ("simulate", "import-data", "inspect", "windows"),
+    "Data": ("simulate", "import-data", "inspect", "windows", "make-fixture"),
     "Learn": ("plan", "train", "suite", "submit"),
     "Measure": ("evaluate", "measure", "ledger", "table"),
     "Explain": ("diagnose", "figure", "report"),

@@ -65,6 +65,16 @@ def test_steps_that_a_resumed_run_takes_again_are_shown_once(data, tmp_path):
     np.testing.assert_allclose(found, [(row["step"], row["loss"]) for row in whole.read_log()], rtol=1e-6)
 
 
+def test_the_command_writes_event_files_below_the_folder(call, data, tmp_path):
+    size = [word for one in ("width=16", "depth=1", "heads=2", "slices=4") for word in ("--set", f"model.{one}")]
+    words = ("train", "--data", data, "--history", 2, "--horizon", 3, *size, "--set", "train.updates=3")
+    code, out, err = call(*words, "--out", tmp_path / "mine", "--tensorboard", tmp_path / "events")
+    assert code == 0, err
+    assert out.startswith("computing with 1 thread on ")
+    found = scalars(tmp_path / "events" / "mine")
+    assert found["loss"] == [(row["step"], pytest.approx(row["loss"])) for row in Run(tmp_path / "mine").read_log()]
+
+
 def test_nothing_to_watch():
     assert together(None, None) is None
     with tensorboard(None, Run("nowhere")) as events:

@@ -6,7 +6,7 @@ DEVICE ?= cpu
 # Each worker takes a half of the tests and, when it is done, of what the other has left.
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-all test-gpu lint docs bench clean
+.PHONY: demo test test-all test-gpu test-minimum lint docs bench clean
 
 demo: $(VENV)/core
 	$(BIN)/sigmasolver demo
@@ -23,16 +23,29 @@ test-gpu: $(VENV)/dev
 	$(BIN)/pytest -m gpu
 	$(BIN)/pytest -m "not gpu and not slow" tests/ops
 
+# A representative part of the tests with the lowest versions that pyproject.toml allows, in an environment of its own.
+LOWEST := .venv-minimum
+PROJECT := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+EXTRAS := ("data", "tracking")
+test-minimum:
+	$(PYTHON) -m venv $(LOWEST)
+	$(PYTHON) -c '$(PROJECT); extras = [one for name in $(EXTRAS) for one in project["optional-dependencies"][name]]; print(*(one.replace(">=", "==") for one in project["dependencies"] + extras), sep="\n")' > $(LOWEST)/lowest.txt
+	$(LOWEST)/bin/pip install --quiet -r $(LOWEST)/lowest.txt pytest hypothesis
+	$(LOWEST)/bin/pip install --quiet --no-deps -e .
+	$(LOWEST)/bin/pytest -m "not slow" tests/test_api.py tests/test_cli.py tests/test_forecast.py tests/test_pretrained.py tests/test_tracking.py tests/test_xarray.py tests/data/test_store.py tests/ops/test_swiglu.py tests/report/test_page.py
+
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Every file that is made from others: the page of results and the cards of the pretrained models.
-docs: $(VENV)/core
+# Every file that is made from others: the page of results, the cards of the pretrained models, and the site.
+docs: $(VENV)/dev
 	$(BIN)/sigmasolver ledger
 	$(BIN)/python -m sigmasolver.model_cards
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
+	@echo site/index.html
 
 # Prints; the same commands with `--out results/NAME.jsonl` keep the rows. DEVICE=cuda measures on a GPU.
 bench: $(VENV)/core
@@ -51,4 +64,4 @@ $(VENV)/dev: $(VENV)/core
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(LOWEST) site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

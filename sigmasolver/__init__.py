@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         open_windows,
         recipe_of,
         rollout,
+        save_pretrained,
         simulate_dataset,
         train_model,
         write_report,
@@ -48,6 +49,7 @@ __all__ = [
     "register_optimiser",
     "register_task",
     "rollout",
+    "save_pretrained",
     "simulate_dataset",
     "train_model",
     "write_report",
@@ -70,6 +72,8 @@ _ELSEWHERE = {
 
 def __getattr__(name: str) -> Any:
     """Torch is loaded with the first name that needs it: the command line answers, and hears Ctrl-C, before that."""
+    if name == "open":  # as in sigmasolver.open(dataset); not in __all__, where it would hide Python's own
+        name = "open_dataset"
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_ELSEWHERE.get(name, "sigmasolver.api")), name)

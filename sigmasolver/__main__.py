@@ -1,12 +1,14 @@
 """`python -m sigmasolver` is the command `sigmasolver`."""
 
 from sigmasolver.interrupts import Interrupts
+from sigmasolver.threads import choose_threads
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the command; Ctrl-C is heard while its modules are still being imported."""
+    choose_threads()
     with Interrupts():
         from sigmasolver.cli import main as command
 

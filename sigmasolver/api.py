@@ -7,13 +7,14 @@ what it needs and no more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    import xarray
 
     from sigmasolver.data.reader import Reader
     from sigmasolver.data.windows import Windows
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from sigmasolver.forecast import Forecaster, Rollout
     from sigmasolver.recipes import Recipe
     from sigmasolver.runs import Run
+    from sigmasolver.train.loop import Progress
 
 __all__ = [
     "diagnose_run",
@@ -30,6 +32,7 @@ __all__ = [
     "open_windows",
     "recipe_of",
     "rollout",
+    "save_pretrained",
     "simulate_dataset",
     "train_model",
     "write_report",
@@ -66,12 +69,15 @@ def simulate_dataset(
 
 
 def open_dataset(
-    source: str | Path, out: str | Path | None = None, fields: Sequence[str] | None = None, steady: bool | None = None
+    source: str | Path | xarray.Dataset,
+    out: str | Path | None = None,
+    fields: Sequence[str] | None = None,
+    steady: bool | None = None,
 ) -> Reader:
     """Open a store, or import other files (.mat, .npy, .npz, .h5, folders of them) into a store and open that.
 
     Args:
-        source: a store, or what is to be imported.
+        source: a store, or what is to be imported: a file, a folder, or an `xarray.Dataset` in memory.
         out: the store that an import writes, or continues.
         fields: names of the fields to import, in the order of the last axis where the file does not name them.
         steady: whether arrays to import lack an axis of time; None where the file makes it plain.
@@ -91,8 +97,11 @@ def open_dataset(
         (8, 6, 16, 16, 1)
     """
     from sigmasolver.data.formats import import_data, is_read_in_place, open_data
+    from sigmasolver.data.labelled_arrays import is_dataset
     from sigmasolver.data.store import is_store, open_store
 
+    if is_dataset(source):
+        return _from_xarray(source, out, fields, steady)
     source = Path(source)
     if (out, fields, steady) == (None, None, None) and is_read_in_place(source):
         return open_data(source)
@@ -198,7 +207,13 @@ def open_windows(data: str | Path | Reader, recipe: Recipe | str, split: str = "
     return windows
 
 
-def train_model(recipe: Recipe | str, data: str | Path | Reader, out: str | Path, device: str = "cpu") -> Run:
+def train_model(
+    recipe: Recipe | str,
+    data: str | Path | Reader,
+    out: str | Path,
+    device: str = "cpu",
+    watch: Callable[[Progress], None] | None = None,
+) -> Run:
     """Train a model; a run that was stopped goes on, a finished one is left alone.
 
     Args:
@@ -206,6 +221,7 @@ def train_model(recipe: Recipe | str, data: str | Path | Reader, out: str | Path
         data: a store, see `open_dataset`.
         out: the run folder.
         device: where it is trained; on a GPU the steps are replayed as CUDA graphs.
+        watch: called now and then with step, loss, validation error and learning rate; see docs/tracking.md.
 
     Returns:
         The run folder as a `Run`: `path`, `finished`, `read_log()`.
@@ -223,7 +239,8 @@ def train_model(recipe: Recipe | str, data: str | Path | Reader, out: str | Path
     recipe = recipe_of(recipe) if isinstance(recipe, str) else recipe
     world = World(device=device_of(device))
     run = Run(out)
-    train_run(recipe, _path(data), run, Execution(world, "graph" if world.device.type == "cuda" else "eager"))
+    engine = "graph" if world.device.type == "cuda" else "eager"
+    train_run(recipe, _path(data), run, Execution(world, engine), watch)
     return run
 
 
@@ -353,6 +370,42 @@ def write_report(runs: Sequence[Run | str | Path], out: str | Path, title: str |
     rows, arrays = join_records(label_runs(paths), tuple(DIAGNOSTICS))
     write_page(Path(out), study_of(rows, arrays, title, dimensions_of(paths, rows)))
     return Path(out)
+
+
+def save_pretrained(run: Run | str | Path, out: str | Path) -> Path:
+    """Write a finished run as a folder to publish: safetensors, config.json and a model card.
+
+    Args:
+        run: a run, or its folder; errors that were measured stand on the card.
+        out: the folder, new or empty, in the layout of Hugging Face's `save_pretrained`.
+
+    Returns:
+        The folder, which `load` takes like that of a run.
+
+    Example:
+        >>> folder = sigmasolver.save_pretrained(run, "published")
+        >>> sorted(path.name for path in folder.iterdir())[:2], sigmasolver.load("./published").block
+        (['README.md', 'config.json'], 1)
+    """
+    from sigmasolver.model_cards.share import save_pretrained as write
+
+    return write(_run(run), Path(out))
+
+
+def _from_xarray(source: Any, out: str | Path | None, fields: Sequence[str] | None, steady: bool | None) -> Reader:
+    from sigmasolver.data.header import Header
+    from sigmasolver.data.labelled_arrays import from_xarray
+    from sigmasolver.data.store import open_store, write_store
+
+    if out is None:
+        raise ValueError("Name the store to import the data set into with out=.")
+    if Path(out).exists():
+        raise ValueError(f"{out} already exists; choose another name or remove it.")
+    layout, values = from_xarray(source, fields)
+    if steady and len(layout.times) > 1:
+        raise ValueError(f"The data set has {len(layout.times)} frames, not steady fields; leave steady out.")
+    write_store(Path(out), Header(layout, "xarray", {}), values)
+    return open_store(out)
 
 
 def _path(data: str | Path | Reader) -> Path:

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 NAMES = {
     "Options", "Recipe", "build_model", "diagnose_run", "evaluate_run", "infer_recipe", "list_models", "load",
     "metrics", "open_dataset", "open_windows", "recipe_of", "register_loss", "register_model", "register_optimiser",
-    "register_task", "rollout", "simulate_dataset", "train_model", "write_report",
+    "register_task", "rollout", "save_pretrained", "simulate_dataset", "train_model", "write_report",
 }  # fmt: skip
 SIZE = ["model.width=16", "model.depth=1", "model.heads=2", "model.slices=4", "train.batch=2", "train.updates=3"]
 DATA = ["task.grid=(12,12)", "task.space_stride=1", "task.train=4", "task.test=2"]

@@ -1,5 +1,6 @@
 """The tutorials do what they say: their commands and scripts run in the order of the text."""
 
+import json
 import os
 import re
 import subprocess
@@ -14,16 +15,23 @@ TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_runs_at_a_smaller_size(path, tmp_path):
-    """Every command and script, on half the flows and with a sixth of the updates or less."""
-    text = path.read_text().replace("--count 12", "--count 6")
+    """Every command and script, on a quarter of the flows and with a tenth of the updates or less."""
+    text = path.read_text().replace("--count 24", "--count 6")
     text = re.sub(r"train\.updates=\d+", "train.updates=10 --set train.checks=1", text)
     run_blocks(text, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-def test_runs_as_printed(path, tmp_path):
+def test_runs_as_printed_and_its_models_beat_persistence(path, tmp_path):
     run_blocks(path.read_text(), tmp_path)
+    for run in (tmp_path / "work").glob("runs/*/records.jsonl"):
+        rows = [json.loads(line) for line in run.read_text().splitlines()]
+        errors = {}
+        for row in rows:
+            if row["metric"] in ("relative_l2", "relative_l2_lead") and row["protocol"] == "free":
+                errors.setdefault(row["model"] == "persistence", {})[row["field"], row["lead"]] = row["value"]
+        assert all(value < errors[True][key] for key, value in errors[False].items()), run.parent.name
 
 
 def run_blocks(text, tmp_path):

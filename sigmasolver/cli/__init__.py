@@ -24,10 +24,12 @@ from sigmasolver.cli import (
     plan,
     report,
     settings,
+    share,
     suite,
     train,
 )
 from sigmasolver.cli.app import app
+from sigmasolver.cli.help import arrange
 from sigmasolver.cli.terminal import console
 from sigmasolver.interrupts import STOPPED, Interrupts
 from sigmasolver.ops.memory import keep_freed_memory
@@ -48,9 +50,12 @@ __all__ = [
     "plan",
     "report",
     "settings",
+    "share",
     "suite",
     "train",
 ]
+
+arrange(app)
 
 
 def main() -> None:

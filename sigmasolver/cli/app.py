@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sigmasolver.cli.help import Group
 from sigmasolver.version import __version__
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ __all__ = [
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
+    cls=Group,
     pretty_exceptions_enable=False,
     help="Neural PDE solvers on structured grids, and how far to trust their forecasts.",
 )

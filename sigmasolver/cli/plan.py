@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from sigmasolver.cli.app import Device, Plugins, Settings, app, device_of, numbers
-from sigmasolver.cli.terminal import console, progress
+from sigmasolver.cli.terminal import console, progress, say_threads
 from sigmasolver.cli.train import Config, engine_of, named_recipe
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def plan(
     room = there if memory is None else 1e9 * memory
     with progress("measuring on smaller grids", None) as move:
         prediction = predict(recipe, execution, room, move)
+    say_threads(world)
     _say(prediction, execution, room)
     if check:
         _check(prediction, execution, there)

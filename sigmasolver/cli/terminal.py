@@ -19,6 +19,7 @@ from sigmasolver.report.study import YARDSTICKS
 from sigmasolver.report.study import Table as Cells
 from sigmasolver.report.tables import comparison, named_apart, precision_of
 from sigmasolver.tasks import REALM
+from sigmasolver.threads import describe_threads
 
 if TYPE_CHECKING:  # --help answers at once without torch
     from sigmasolver.data.inspect import Summary
@@ -32,6 +33,7 @@ __all__ = [
     "print_summary",
     "print_table",
     "progress",
+    "say_threads",
     "training",
 ]
 
@@ -106,6 +108,12 @@ def training(world: World) -> Iterator[Callable[[Step], None] | None]:
                 bar.console.print(shown, soft_wrap=True)
 
         yield watch
+
+
+def say_threads(world: World) -> None:
+    """What a computation on the CPU does it with."""
+    if world.first and world.device.type == "cpu":
+        console().print(f"computing with {describe_threads()}", soft_wrap=True)
 
 
 def print_summary(console: Console, summary: Summary) -> None:

@@ -20,7 +20,7 @@ from sigmasolver.cli.own_data import (
     names_of,
     reading_of,
 )
-from sigmasolver.cli.terminal import console, training
+from sigmasolver.cli.terminal import console, say_threads, training
 
 if TYPE_CHECKING:
     from sigmasolver.data.formats import Reading
@@ -88,6 +88,9 @@ def train(
     plugin: Plugins = None,
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="auto, eager, compiled, graph or compiled-graph.")] = "auto",
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Also write TensorBoard event files to a folder below this one.")
+    ] = None,
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: split the parameters (FSDP2).")] = False,
 ) -> None:
     """Train a model. Stop at any time; `sigmasolver train --resume RUN` continues to the same weights."""
@@ -99,6 +102,8 @@ def train(
     from sigmasolver.train.engine import Execution
     from sigmasolver.train.infer_recipe import UserChoices
     from sigmasolver.train.job import resume_run, train_run
+    from sigmasolver.train.tracking import tensorboard as event_files
+    from sigmasolver.train.tracking import together
 
     deadline = Deadline(minutes)
     own = {
@@ -107,13 +112,15 @@ def train(
     }  # fmt: skip
     with join(device_of(device)) as world:
         execution = Execution(world, engine_of(engine, world), shard)
+        if not print_config:
+            say_threads(world)
         if resume is not None:
             given = (task, out, settings, model, seed, config, axes, boundary, dt, units, *own.values())
             if skip_bad or print_config or any(value is not None for value in given):
                 raise ValueError("A resumed run keeps its recipe; use --resume alone, or with --data and --device.")
             say_other_code(Run(resume))
-            with training(world) as watch:
-                resume_run(Run(resume), data, execution, watch, deadline.passed)
+            with training(world) as watch, event_files(tensorboard, Run(resume)) as events:
+                resume_run(Run(resume), data, execution, together(watch, events), deadline.passed)
             return say_trained(Run(resume), world)
         published = named_recipe(task, config, model, seed, settings or [])
         imports = ("--fields", "--steady") if config is not None else ()  # how a file is read, not what is learned
@@ -160,8 +167,8 @@ def train(
         if print_config:
             return typer.echo(config_text(recipe), nl=False)
         _say_plan(recipe, store, tested, world)
-        with training(world) as watch:
-            train_run(recipe, store, Run(out), execution, watch, deadline.passed, tested)
+        with training(world) as watch, event_files(tensorboard, Run(out)) as events:
+            train_run(recipe, store, Run(out), execution, together(watch, events), deadline.passed, tested)
         say_trained(Run(out), world)
 
 

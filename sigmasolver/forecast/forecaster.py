@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,6 +24,11 @@ from torch import nn
 from sigmasolver.data.mask import fluid_of
 from sigmasolver.data.normalise import Normaliser, TimeScale
 from sigmasolver.settings import lookup
+
+if TYPE_CHECKING:
+    import xarray
+
+    from sigmasolver.data.layout import Layout
 
 __all__ = ["BOUNDARIES", "Forecaster", "Rollout", "feed_back", "rollout"]
 
@@ -193,6 +199,18 @@ class Rollout:
     """(B, horizon, *grid, q); NaN after the block in which the forecast of a sample stopped being finite."""
     stopped: int | None
     """The first lead (counted from 1) that is not finite in some sample, or None."""
+    fields: tuple[str, ...] = ()
+    """The names of the last axis."""
+
+    def to_xarray(self, layout: Layout | None = None) -> xarray.Dataset:
+        """One variable per field, on (trajectory, lead, x, y, z); needs the extra `data`.
+
+        `layout` is that of the data on the same grid (`open_dataset(...).header.layout`): its coordinates, units and
+        boundaries go along.
+        """
+        from sigmasolver.data.labelled_arrays import to_xarray
+
+        return to_xarray(self.frames.float().cpu().numpy(), self.fields, layout)
 
     def __str__(self) -> str:
         horizon = self.frames.shape[1]
@@ -250,7 +268,7 @@ def rollout(
         gap = predicted.new_full((predicted.shape[0], missing, *predicted.shape[2:]), torch.nan)
         predicted = torch.cat((predicted, gap), dim=1)
     finite = torch.isfinite(predicted).flatten(2).all(-1).all(0).tolist()
-    return Rollout(predicted, None if all(finite) else finite.index(False) + 1)
+    return Rollout(predicted, None if all(finite) else finite.index(False) + 1, forecaster.targets.fields)
 
 
 def _like(flags: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:

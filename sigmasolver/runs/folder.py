@@ -56,7 +56,8 @@ class Run:
 
     @property
     def weights(self) -> Path:
-        return self.path / "weights.safetensors"
+        published = self.path / "model.safetensors"  # its name in a folder for publishing (model_cards/share.py)
+        return published if published.exists() else self.path / "weights.safetensors"
 
     @property
     def resume(self) -> Path:

@@ -58,6 +58,9 @@ class Progress:
     """Mean since the last look."""
     error: float | None
     """Of the validation windows at the newest check, see `validate`."""
+    rate: float
+    """The learning rate of the last step."""
+    steps_per_second: float
 
 
 @lru_cache(maxsize=2)
@@ -173,7 +176,7 @@ def train(
             state.keep(done)
             kept = time.monotonic()
         if world.first and watch is not None:
-            watch(Progress(done, plan.steps, mean, state.error))
+            watch(Progress(done, plan.steps, mean, state.error, row["rate"], row["steps_per_second"]))
         if done < plan.steps and stop is not None and world.agreed(stopping):
             return
     # After log and state, because weights of the last step say that the run is finished.

@@ -1,0 +1,143 @@
+"""A finished run as a folder to publish, in the layout of Hugging Face's `save_pretrained`.
+
+    model.safetensors                        the weights, byte for byte those of the run
+    config.json                              what the model is, for people and for search
+    README.md                                the model card, with the errors that were measured
+    recipe.json, normaliser.json, data.json  what `sigmasolver.load` and `sigmasolver forecast` need besides
+
+Nothing of the training data goes along, nor the name of the folder they lie in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sigmasolver.forecast.checkpoint import load, recipe_in
+from sigmasolver.recipes import Recipe
+from sigmasolver.report.digits import significant
+from sigmasolver.report.study import YARDSTICKS
+from sigmasolver.runs import Run, read_facts, read_records
+from sigmasolver.runs.files import plain_errors, read_bytes, replacing
+from sigmasolver.version import __version__
+
+__all__ = ["save_pretrained"]
+
+
+def save_pretrained(run: Run, folder: Path) -> Path:
+    """Write the folder; a run that is not finished, or a folder that is not empty, is refused."""
+    recipe = recipe_in(run)
+    if not run.finished:
+        raise ValueError(f"{run.path} is not finished; resume it first: sigmasolver train --resume {run.path}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} already exists and is not empty; choose another folder.")
+    parameters = sum(one.numel() for one in load(run.path).model.parameters())  # also tells whether it can be loaded
+    rows = [row for row in read_records(run.records) if row.get("weights") == run.digest]
+    target = Run(folder)
+    target.write_json("recipe.json", run.recipe())
+    target.write_json("normaliser.json", run.read_json("normaliser.json"))
+    if (run.path / "data.json").exists():
+        facts = run.read_json("data.json")
+        target.write_json("data.json", {**facts, "path": Path(str(facts.get("path", ""))).name})
+    target.write_json("config.json", _config(recipe, parameters))
+    _write(folder / "README.md", _card(run, recipe, parameters, rows).encode())
+    _write(folder / "model.safetensors", read_bytes(run.weights))
+    return folder
+
+
+def _write(path: Path, content: bytes) -> None:
+    with plain_errors(path), replacing(path) as file:
+        file.write(content)
+
+
+def _config(recipe: Recipe, parameters: int) -> dict[str, Any]:
+    task, model = recipe.task, recipe.model
+    return {
+        "library_name": "sigmasolver",
+        "library_version": __version__,
+        "model_type": model.name,
+        "parameters": parameters,
+        "torch_dtype": "float32",
+        "task": task.name,
+        "inputs": list(task.inputs),
+        "targets": list(task.targets),
+        "grid": list(task.grid),
+        "history": task.history,
+        "block": task.block,
+        **{name: value for name, value in recipe.to_plain()["model"].items() if name not in ("name", "options")},
+    }
+
+
+def _card(run: Run, recipe: Recipe, parameters: int, rows: Sequence[dict[str, Any]]) -> str:
+    task, train, facts = recipe.task, recipe.train, read_facts(run.weights)
+    shape = " × ".join(map(str, task.grid))
+    tags = ["sigmasolver", "pde", "neural-operator", "surrogate-model", recipe.model.name]
+    given = " × ".join(map(str, ("batch", task.history, *task.grid, len(task.inputs))))
+    what = "one frame" if task.block == 1 else f"{task.block} frames"
+    lines = [
+        "---",
+        "library_name: sigmasolver",
+        f"tags: {json.dumps(tags)}",
+        "---",
+        "",
+        f"# {recipe.model.name} for {task.name}",
+        "",
+        f"{parameters:,} parameters. From {task.history} frame{'s' * (task.history > 1)} of "
+        f"{', '.join(task.inputs)} on {shape} points it predicts {what} of {', '.join(task.targets)} at a time, "
+        "in physical units.",
+        "",
+        "## Use",
+        "",
+        "```python",
+        "import sigmasolver",
+        "",
+        'forecaster = sigmasolver.load("./this-folder")',
+        f"prediction = forecaster.rollout(history, steps={task.horizon})  # history: {given}",
+        "```",
+        "",
+        "On the command line: `sigmasolver forecast ./this-folder --input frames.npy --steps "
+        f"{task.horizon} --out prediction.h5`.",
+        "",
+        "## Training",
+        "",
+        f"{facts['step']:,} updates of batch {train.batch}, {train.precision}, seed {train.seed}, sigmasolver "
+        f"{__version__}; the data have the fingerprint `{str(facts.get('data', 'unknown'))[:16]}`. `recipe.json` holds "
+        "every setting.",
+        "",
+        "## Errors",
+        "",
+        *(_errors(rows) or ["Not measured yet: run `sigmasolver evaluate` on the run, and write this folder again."]),
+        "",
+        "## Limits",
+        "",
+        "- The errors hold for data like those of the training; other parameters, boundaries and grids were not "
+        "measured unless a row above says so.",
+        "- They are means over windows; a single forecast can be worse, and carries no error bar.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _errors(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Relative L2 over the horizon beside that of a forecast which has learned nothing, for each evaluation."""
+    names = ("part", "protocol", "horizon", "windows", "cohort", "forecast_precision", "data", "field")
+    found: dict[tuple[Any, ...], dict[bool, dict[str, Any]]] = {}
+    for row in rows:
+        if row["metric"] == "relative_l2" and row["lead"] is None:
+            key = tuple(row.get(name) for name in names)
+            found.setdefault(key, {})[row["model"] in YARDSTICKS] = row
+    lines = []
+    for pair in found.values():
+        if set(pair) == {True, False}:
+            own, yardstick = pair[False], pair[True]
+            field = own["field"] or "mean over fields"
+            where = f"{own['windows']} windows of the {own['part']} part, horizon {own['horizon']}, {own['protocol']}"
+            values = " | ".join(_percent(one["value"]) for one in (own, yardstick))
+            lines.append(f"| {field} | {where} | {values} ({yardstick['model']}) |")
+    head = ["| relative L2 in per cent | measured on | this model | trivial forecast |", "|---|---|--:|--:|"]
+    return [*head, *lines] if lines else []
+
+
+def _percent(value: float | None) -> str:
+    return "not finite" if value is None else significant(100 * value)

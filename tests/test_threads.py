@@ -1,0 +1,98 @@
+"""Threads: what the command line chooses before torch is loaded, what it leaves to the user; no bit changes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sigmasolver.threads import WAITING, cpu_quota
+
+
+def run(code, **more):
+    inherited = {name: value for name, value in os.environ.items() if name not in (*WAITING, "OMP_NUM_THREADS")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**inherited, **more})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+CHOSEN = """
+import json, os, sys
+import sigmasolver.threads
+sigmasolver.threads.cpu_quota = lambda: QUOTA
+os.sched_getaffinity = lambda _: {0, 1, 2, 3}
+sigmasolver.threads.choose_threads()
+assert "torch" not in sys.modules
+print(json.dumps([os.environ.get(name) for name in ("OMP_WAIT_POLICY", "OMP_NUM_THREADS")]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("quota", "given", "chosen"),
+    [
+        (None, {}, ["PASSIVE", None]),
+        (4, {}, ["PASSIVE", None]),
+        (3, {}, ["PASSIVE", "3"]),
+        (3, {"OMP_NUM_THREADS": "7"}, ["PASSIVE", "7"]),
+        (None, {"OMP_WAIT_POLICY": "ACTIVE"}, ["ACTIVE", None]),
+        (None, {"GOMP_SPINCOUNT": "5"}, [None, None]),
+        (1, {"KMP_BLOCKTIME": "0"}, [None, "1"]),
+    ],
+)
+def test_the_users_choice_stands_and_a_quota_lowers_the_count(quota, given, chosen):
+    assert json.loads(run(CHOSEN.replace("QUOTA", repr(quota)), **given)) == chosen
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "quota"),
+    [
+        ("0::/", {"cpu.max": "150000 100000"}, 2),
+        ("0::/", {"cpu.max": "max 100000"}, None),
+        ("0::/", {"cpu.max": "1000 100000"}, 1),
+        ("0::/a/b", {"a/b/cpu.max": "max 100000", "a/cpu.max": "300000 100000", "cpu.max": "max 100000"}, 3),
+        ("0::/not/here", {"cpu.max": "200000 100000"}, 2),
+        ("3:cpu,cpuacct:/j", {"cpu,cpuacct/j/cpu.cfs_quota_us": "5000", "cpu,cpuacct/j/cpu.cfs_period_us": "1000"}, 5),
+        ("3:cpu,cpuacct:/j", {"cpu,cpuacct/j/cpu.cfs_quota_us": "-1", "cpu,cpuacct/j/cpu.cfs_period_us": "1000"}, None),
+        ("4:memory:/", {"memory/cpu.max": "100000 100000"}, None),
+        ("0::/", {"cpu.max": "what"}, None),
+    ],
+)
+def test_the_quota_of_a_control_group(tmp_path, own, files, quota):
+    (tmp_path / "own").write_text(own + "\n")
+    for name, text in files.items():
+        path = tmp_path / "fs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    assert cpu_quota(tmp_path / "fs", tmp_path / "own") == quota
+
+
+NUMBERS = """
+import hashlib
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.LayerNorm(256), torch.nn.Linear(256, 1))
+for _ in range(2):
+    model(torch.randn(512, 64)).square().mean().backward()
+numbers = b"".join(parameter.grad.numpy().tobytes() for parameter in model.parameters())
+print(torch.get_num_threads(), hashlib.sha256(numbers).hexdigest())
+"""
+
+
+def test_waiting_otherwise_changes_neither_the_count_nor_a_bit():
+    if cpu_quota() is not None:
+        pytest.skip("a quota may lower the count here")
+    chosen = "from sigmasolver.threads import choose_threads\nchoose_threads()"
+    assert run(NUMBERS) == run(chosen + NUMBERS)
+
+
+def test_the_command_sleeps_while_it_waits():
+    """The environment is set before libgomp is loaded, which prints what it took from it."""
+    inherited = {name: value for name, value in os.environ.items() if name not in WAITING}
+    done = subprocess.run(
+        [sys.executable, "-m", "sigmasolver", "models"],
+        capture_output=True,
+        text=True,
+        env={**inherited, "OMP_DISPLAY_ENV": "TRUE"},
+    )
+    assert done.returncode == 0 and "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr, done.stderr

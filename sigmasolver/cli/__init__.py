@@ -21,6 +21,7 @@ from sigmasolver.cli import (
     models,
     plan,
     report,
+    submit,
     suite,
     train,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "models",
     "plan",
     "report",
+    "submit",
     "suite",
     "train",
 ]

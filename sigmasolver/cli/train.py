@@ -55,6 +55,7 @@ def train(
 ) -> None:
     """Train a model. Stop at any time; `sigmasolver train --resume RUN` continues to the same weights."""
     from sigmasolver.experiments.queue import Deadline
+    from sigmasolver.interrupts import Termination
     from sigmasolver.parallel import join
     from sigmasolver.recipes import changed, recipe_of
     from sigmasolver.runs import Run
@@ -67,7 +68,7 @@ def train(
         "--fields": fields, "--targets": targets, "--history": history, "--block": block, "--horizon": horizon,
         "--steady": steady,
     }  # fmt: skip
-    with join(device_of(device)) as world:
+    with join(device_of(device)) as world, Termination():
         execution = Execution(world, engine_of(engine, world), shard)
         if resume is not None:
             given = (task, out, settings, model, seed, *own.values())
@@ -169,6 +170,8 @@ def _as_store(
 
 
 def say_trained(run: Run, world: World) -> None:
+    from sigmasolver.interrupts import TERMINATED, Termination
+
     if not world.first:
         return
     last = (run.read_log() or [{}])[-1]
@@ -177,3 +180,5 @@ def say_trained(run: Run, world: World) -> None:
     done = "trained" if run.finished else "stopped"
     then = f"evaluate {run.path}" if run.finished else f"train --resume {run.path}"
     console().print(f"{run.path}: {done}{loss}{error}\nnext: sigmasolver {then}", soft_wrap=True)
+    if Termination.asked and not run.finished:
+        raise typer.Exit(TERMINATED)

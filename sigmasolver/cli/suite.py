@@ -170,6 +170,8 @@ def _run_jobs(
             if given:
                 raise ValueError(f"{option} is for --on slurm.")
         most = most or 1
+    if detach and most is not None:
+        raise ValueError("--jobs needs this command to wait; leave out --detach, or limit the jobs in Slurm.")
     screen = console()
     failed = supervise(
         works,

@@ -312,6 +312,10 @@ def supervise(
     submitted: set[str] = set()
     missing: set[str] = set()
     shown: dict[str, str] = {}
+    active = jobs.active(names)
+    for work in works:  # what a folder or a store does not allow is said before anything is submitted
+        if work.name not in active:
+            work.finished()
     while True:
         active = jobs.active(names)
         for work in works:

@@ -94,7 +94,8 @@ def suite(
         words = ["suite", name, "--data", str(data), "--out", str(out), "--device", device, "--engine", engine]
         words += ["--data-seed", str(data_seed)] if data_seed is not None else []
         words += [word for one in settings or () for word in ("--set", one)]
-        recipes = {key: changed(recipe, settings or []) for key, recipe in rows.items()}
+        tasks = {rows[key].task.name for key in chosen}
+        recipes = {key: changed(one, settings or []) for key, one in rows.items() if one.task.name in tasks}
         works = _works(words, recipes, chosen, data, data_seed, out, processes, nodes, data_only)
         return _run_jobs(works, out, on, slurm or [], nodes, most, detach)
     given = {"--slurm": slurm, "--jobs": most, "--detach": detach, "--nodes": nodes > 1, "--processes": processes > 1}
@@ -223,6 +224,7 @@ def _finish_row(
         if execution.world.first:
             trained = f"{100 * fraction_done(run):.1f} % trained"
             by = "SIGTERM" if Termination.asked else "--minutes"
-            screen.print(f"{key}: stopped by {by} while {stopped} ({trained}); the same command resumes")
+            said = f"{key}: stopped by {by} while {stopped} ({trained}); the same command resumes"
+            screen.print(said, soft_wrap=True)
         return False
     return True

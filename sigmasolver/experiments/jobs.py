@@ -60,7 +60,8 @@ class Command:
 
         def terminated(number: int, _: object) -> None:
             told.append(number)
-            os.kill(child.pid, signal.SIGTERM)
+            if not _on_slurm():  # which sends it to every process of a job
+                os.kill(child.pid, signal.SIGTERM)
 
         signal.signal(signal.SIGTERM, terminated)
         _wait(child.pid)

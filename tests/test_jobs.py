@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -23,11 +24,10 @@ from tests.data.waves import Waves
 submitit = pytest.importorskip("submitit")
 ROOT = Path(__file__).parents[1]
 ROWS = ("ns2d-transolver-sigma-42", "ns2d-transolver-sigma-43")
-LOCAL = ("--on", "local", "--jobs", "2")
 SETTINGS = (
     "task.grid=(12,12)", "task.history=2", "task.horizon=3", "task.train=2", "task.test=1", "task.inputs=('height',)",
     "task.targets=('height',)", "task.space_stride=1", "model.width=16", "model.depth=1", "model.heads=2",
-    "model.slices=4", "model.modes=2", "train.updates=300", "train.batch=2", "train.checks=0",
+    "model.slices=4", "model.modes=2", "train.updates=150", "train.batch=2", "train.checks=0",
 )  # fmt: skip
 
 
@@ -60,24 +60,24 @@ def test_a_suite_of_two_rows(tmp_path, call):
     damaged = Run(out / ROWS[1])
     damaged.path.mkdir(parents=True)
     damaged.resume.write_bytes(b"no state")
-    suite = subprocess.Popen(
-        [sys.executable, "-m", "sigmasolver", *map(str, words), "--only", ROWS[1], "--device", "cpu", *LOCAL],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    jobs, run = Jobs(out / "jobs"), Run(out / ROWS[0])
-    wait_for(run.log.exists, suite)
-    number = int(jobs.find(ROWS[0]).number)
-    (task,) = children_of(number)
-    os.kill(task, getattr(signal, f"SIG{submitit.JobEnvironment.USR_SIG}"))
-    listed = call(*words, "--list")[1].splitlines()
-    assert f"local job {number}" in listed[0] and listed[0].endswith("running")
-    said = suite.communicate(timeout=240)[0]
+    jobs, run, seen = Jobs(out / "jobs"), Run(out / ROWS[0]), []
+
+    def warn():
+        wait_for(run.log.exists)
+        number = int(jobs.find(ROWS[0]).number)
+        (task,) = children_of(number)
+        os.kill(task, getattr(signal, f"SIG{submitit.JobEnvironment.USR_SIG}"))
+        seen.append(Jobs(out / "jobs").active([ROWS[0]]))  # as another process would ask
+
+    warning = threading.Thread(target=warn)
+    warning.start()
+    code, said, _ = call(*words, "--only", ROWS[1], "--device", "cpu", "--on", "local", "--jobs", "2")
+    warning.join()
+    assert seen == [{ROWS[0]: "running"}]
     log = jobs.find(ROWS[0]).log.read_text()
     assert "stopped by SIGTERM while training" in log and log.count("training from") == 2, log
     assert f"{ROWS[0]}: finished" in said and f"{ROWS[1]}: failed; see {jobs.find(ROWS[1]).log}: " in said, said
-    assert said.count("submitted") == 2 and suite.returncode == 1, "what was requeued was not submitted again"
+    assert said.count("submitted") == 2 and code == 1, "what was requeued was not submitted again"
     train_run(changed(suite_of("main")[ROWS[0]], SETTINGS), data / "ns2d.h5", Run(tmp_path / "alone"))
     ours, alone = (read_tensors(one.weights)[0] for one in (run, Run(tmp_path / "alone")))
     assert ours.keys() == alone.keys() and all(torch.equal(ours[name], alone[name]) for name in ours)
@@ -146,6 +146,31 @@ def test_the_line_of_torchrun(monkeypatch):
         *torchrun, "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node07:20017", "--rdzv-id=20017",
         "--nproc-per-node=4", *plain[1:],
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_tasks_of_two_machines_meet(tmp_path):
+    """Both on this one, each with the environment that Slurm gives it: they learn what one process learns."""
+    generate(Waves(), 8, 0, tmp_path / "waves.h5")
+    sizes = [word for one in (*SETTINGS[8:13], "train.updates=20", "train.batch=2") for word in ("--set", one)]
+    words = ["train", "--data", str(tmp_path / "waves.h5"), *sizes, "--device", "cpu", "--out"]
+    number = str(os.getpid() % 10000)
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": number}
+    environment |= {"SLURM_JOB_NODELIST": "localhost", "CUDA_VISIBLE_DEVICES": ""}
+    command = f"from sigmasolver.experiments.jobs import Command; Command({[*words, str(tmp_path / 'two')]}, 1, 2)()"
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, "-c", command], env={**environment, "SLURM_PROCID": str(rank)}, stderr=subprocess.PIPE
+        )
+        for rank in range(2)
+    ]
+    for task in tasks:
+        said = task.communicate(timeout=240)[1]
+        assert task.returncode == 0, said[-2000:]
+    subprocess.run([sys.executable, "-m", "sigmasolver", *words, str(tmp_path / "one")], check=True)
+    two, one = (read_tensors(Run(tmp_path / name).weights)[0] for name in ("two", "one"))
+    a, b = (torch.cat([tensors[name].flatten().double() for name in one]) for tensors in (two, one))
+    assert (a - b).norm() < 1e-5 * b.norm()
 
 
 def test_sigterm_stops_a_training_with_its_state_kept(tmp_path):

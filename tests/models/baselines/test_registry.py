@@ -57,6 +57,7 @@ def test_the_same_weights_from_a_value_of_sizes(name):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:var_mean:UserWarning")  # torch has no variance of no samples
 @pytest.mark.parametrize("name", list(BASELINES))
 def test_samples_do_not_see_each_other_and_none_is_fine(small_model, name):
     model, x = small_model(name), torch.randn(3, 12, 9, 2, dtype=torch.float64)

@@ -22,12 +22,13 @@ def models() -> None:
     from sigmasolver.models import SolverConfig, count_parameters, list_models, matched_width
 
     config = SolverConfig((85, 85), 1, 1)
+    target = count_parameters("transolver-sigma", config)
     table = Table("model", box=SIMPLE_HEAD)
     for column in ("parameters", "MB", "width for equal size"):
         table.add_column(column, justify="right")
     for name in list_models():
         parameters = count_parameters(name, config)
-        table.add_row(name, f"{parameters:,}", f"{4 * parameters / 1e6:.2f}", str(matched_width(name, config)))
+        table.add_row(name, f"{parameters:,}", f"{4 * parameters / 1e6:.2f}", str(matched_width(name, config, target)))
     console().print(table)
     _print_pretrained()
 

@@ -11,7 +11,7 @@ from sigmasolver.models import count_parameters
 from sigmasolver.report.tables import curves
 from sigmasolver.runs import Run, read_rows
 
-SMALL = Size(flows=6, test=2, updates=3)
+SMALL = Size(flows=3, test=1, updates=3)
 
 
 @pytest.fixture(scope="module")

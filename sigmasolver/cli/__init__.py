@@ -25,6 +25,7 @@ from sigmasolver.cli import (
     report,
     settings,
     share,
+    submit,
     suite,
     train,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "report",
     "settings",
     "share",
+    "submit",
     "suite",
     "train",
 ]

@@ -22,13 +22,14 @@ def models(plugin: Plugins = None) -> None:
     from sigmasolver.models import SolverConfig, count_parameters, list_models, matched_width
 
     config = SolverConfig((85, 85), 1, 1)
+    target = count_parameters("transolver-sigma", config)
     table = Table("model", box=SIMPLE_HEAD)
     for column in ("parameters", "MB", "width for equal size"):
         table.add_column(column, justify="right")
     for name in list_models():
         parameters = count_parameters(name, config)
         try:
-            width = str(matched_width(name, config))
+            width = str(matched_width(name, config, target))
         except ValueError:  # a model of the user's own may have one size at every width
             width = "–"
         table.add_row(name, f"{parameters:,}", f"{4 * parameters / 1e6:.2f}", width)

@@ -1,7 +1,8 @@
-"""The command that trains the rows of a suite."""
+"""The command that trains the rows of a suite, in this process or as jobs."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,12 +13,24 @@ from sigmasolver.cli.terminal import console, progress, training
 from sigmasolver.cli.train import Minutes, engine_of
 
 if TYPE_CHECKING:
+    from sigmasolver.experiments.jobs import Job, Work
     from sigmasolver.experiments.queue import Deadline
     from sigmasolver.recipes import Recipe
     from sigmasolver.runs import Run
     from sigmasolver.train.engine import Execution
 
-__all__ = ["suite"]
+__all__ = ["Nodes", "Processes", "Slurm", "suite"]
+
+On = Annotated[str | None, typer.Option(help="Where the jobs run: slurm, or local for this machine.")]
+Slurm = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="An option of sbatch: partition=gpu, time=600 (minutes), gpus-per-node=1; repeatable.",
+    ),
+]
+Processes = Annotated[int, typer.Option(min=1, help="Processes of a job on each machine, through torchrun.")]
+Nodes = Annotated[int, typer.Option(min=1, help="Machines of a Slurm job, trained on together.")]
 
 
 @app.command()
@@ -43,15 +56,24 @@ def suite(
     plugin: Plugins = None,
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="auto, eager, compiled, graph or compiled-graph.")] = "auto",
+    data_only: Annotated[bool, typer.Option("--data-only", help="Simulate missing stores, and do not train.")] = False,
+    on: On = None,
+    slurm: Slurm = None,
+    nodes: Nodes = 1,
+    processes: Processes = 1,
+    most: Annotated[int | None, typer.Option("--jobs", min=1, help="At most this many jobs at a time.")] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Leave the jobs to Slurm and do not wait.")] = False,
 ) -> None:
     """Train and evaluate the rows of a suite in order; the same command continues it.
 
-    Most suites are tables of the paper; ledger holds our results at its budgets, factors varies one setting of KF2D,
-    efficiency has the workloads that `measure` times.
+    With --on every row is a job of its own. Most suites are tables of the paper; ledger holds our results at its
+    budgets, factors varies one setting of KF2D, efficiency has the workloads that `measure` times.
     """
     from fnmatch import fnmatch
 
+    from sigmasolver.experiments.jobs import Jobs
     from sigmasolver.experiments.queue import Deadline, is_done
+    from sigmasolver.interrupts import TERMINATED, Termination
     from sigmasolver.parallel import join
     from sigmasolver.recipes import changed, suite_of
     from sigmasolver.runs import Run
@@ -63,18 +85,34 @@ def suite(
     if not chosen:
         raise ValueError(f'No run of the suite {name} matches "{", ".join(only or ())}"; list them with --list.')
     if show:
+        jobs = Jobs(out / "jobs")
+        active = jobs.active(chosen)
         for key in chosen:
-            screen.print(f"{key:45} {_progress_of(Run(out / key), changed(rows[key], settings or []))}")
+            far = _progress_of(Run(out / key), changed(rows[key], settings or []))
+            screen.print(f"{key:45} {far}{_job_of(jobs.find(key), active.get(key), far)}", soft_wrap=True)
         return
-    with join(device_of(device)) as world:
+    if on is not None:
+        if minutes is not None:
+            raise ValueError("--minutes stops this command, not its jobs; limit a job with --slurm time=MINUTES.")
+        words = ["suite", name, "--data", str(data), "--out", str(out), "--device", device, "--engine", engine]
+        words += ["--data-seed", str(data_seed)] if data_seed is not None else []
+        words += [word for one in settings or () for word in ("--set", one)]
+        tasks = {rows[key].task.name for key in chosen}
+        recipes = {key: changed(one, settings or []) for key, one in rows.items() if one.task.name in tasks}
+        works = _works(words, recipes, chosen, data, data_seed, out, processes, nodes, data_only)
+        return _run_jobs(works, out, on, slurm or [], nodes, most, detach)
+    given = {"--slurm": slurm, "--jobs": most, "--detach": detach, "--nodes": nodes > 1, "--processes": processes > 1}
+    for option in (option for option, value in given.items() if value):
+        raise ValueError(f"{option} is for jobs; add --on slurm or --on local.")
+    with join(device_of(device)) as world, Termination():
         execution = Execution(world, engine_of(engine, world))
         for key in chosen:
             # All rows of a task share one store, whichever of them are trained now.
             task = rows[key].task.name
             siblings = {k: changed(one, settings or []) for k, one in rows.items() if one.task.name == task}
-            if not is_done(Run(out / key), siblings[key]):
-                if not _finish_row(key, siblings, data, data_seed, out, execution, deadline):
-                    return
+            if data_only or not is_done(Run(out / key), siblings[key]):
+                if not _finish_row(key, siblings, data, data_seed, out, execution, deadline, data_only):
+                    raise typer.Exit(TERMINATED if Termination.asked else 0)
             elif world.first:
                 screen.print(f"{key}: already finished")
 
@@ -88,6 +126,71 @@ def _progress_of(run: Run, recipe: Recipe) -> str:
     return f"{100 * done:.1f} %" if done else "pending"
 
 
+def _job_of(job: Job | None, state: str | None, far: str) -> str:
+    """What --list says of the newest job of a row that is not finished."""
+    if job is None or far == "finished":
+        return ""
+    return f", {job.described()}: {state or 'ended'}"
+
+
+def _works(
+    words: list[str],
+    recipes: dict[str, Recipe],
+    chosen: list[str],
+    data: Path,
+    data_seed: int | None,
+    out: Path,
+    processes: int,
+    nodes: int,
+    data_only: bool,
+) -> list[Work]:
+    """A job for every store that must be simulated, and one for every row."""
+    from sigmasolver.experiments.jobs import Command, Work
+    from sigmasolver.experiments.queue import is_done, store_is_ready
+    from sigmasolver.runs import Run
+
+    stores, rows = {}, []
+    for key in chosen:
+        recipe, task = recipes[key], recipes[key].task.name
+        siblings = [one for one in recipes.values() if one.task.name == task]
+        ready = partial(store_is_ready, recipe, data, siblings, data_seed)
+        if task not in stores:
+            command = Command([*words, "--only", key, "--data-only"])
+            stores[task] = Work(f"data-{task}", command, ready)
+        command = Command([*words, "--only", key], processes, nodes)
+        rows.append(Work(key, command, partial(is_done, Run(out / key), recipe), after=f"data-{task}"))
+    return [*stores.values(), *(rows if not data_only else ())]
+
+
+def _run_jobs(
+    works: list[Work], out: Path, on: str, slurm: list[str], nodes: int, most: int | None, detach: bool
+) -> None:
+    from sigmasolver.experiments.jobs import Jobs, slurm_options, supervise
+
+    if on not in ("slurm", "local"):
+        raise ValueError(f'Jobs run on slurm or local, not on "{on}".')
+    if on == "local":
+        for option, given in {"--slurm": slurm, "--nodes": nodes > 1, "--detach": detach}.items():
+            if given:
+                raise ValueError(f"{option} is for --on slurm.")
+        most = most or 1
+    if detach and most is not None:
+        raise ValueError("--jobs needs this command to wait; leave out --detach, or limit the jobs in Slurm.")
+    screen = console()
+    failed = supervise(
+        works,
+        Jobs(out / "jobs"),
+        on,
+        slurm_options(slurm),
+        most,
+        lambda line: screen.print(line, soft_wrap=True),
+        detach,
+    )
+    if failed:
+        screen.print(f"{len(failed)} of {len(works)} failed: {', '.join(failed)}", soft_wrap=True)
+        raise typer.Exit(1)
+
+
 def _finish_row(
     key: str,
     siblings: dict[str, Recipe],
@@ -96,9 +199,11 @@ def _finish_row(
     out: Path,
     execution: Execution,
     deadline: Deadline,
+    data_only: bool,
 ) -> bool:
     """Simulate, train and evaluate one row; False if time ran out."""
     from sigmasolver.experiments.queue import OutOfTimeError, ensure_store, fraction_done, run_row
+    from sigmasolver.interrupts import Termination
     from sigmasolver.runs import Run
 
     recipe, run, screen = siblings[key], Run(out / key), console()
@@ -110,6 +215,10 @@ def _finish_row(
                 move(done, total)
 
             store = ensure_store(recipe, data, siblings.values(), data_seed, execution, simulated)
+        if data_only:
+            if execution.world.first:
+                screen.print(f"{store}: complete", soft_wrap=True)
+            return True
         if execution.world.first:
             screen.print(f"{key}: training from {100 * fraction_done(run):.1f} %")
         with training(execution.world) as watch:
@@ -117,6 +226,8 @@ def _finish_row(
     except OutOfTimeError as stopped:
         if execution.world.first:
             trained = f"{100 * fraction_done(run):.1f} % trained"
-            screen.print(f"{key}: stopped by --minutes while {stopped} ({trained}); the same command resumes")
+            by = "SIGTERM" if Termination.asked else "--minutes"
+            said = f"{key}: stopped by {by} while {stopped} ({trained}); the same command resumes"
+            screen.print(said, soft_wrap=True)
         return False
     return True

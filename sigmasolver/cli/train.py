@@ -96,6 +96,7 @@ def train(
     """Train a model. Stop at any time; `sigmasolver train --resume RUN` continues to the same weights."""
     from sigmasolver.data.formats import find_download
     from sigmasolver.experiments.queue import Deadline
+    from sigmasolver.interrupts import Termination
     from sigmasolver.parallel import join
     from sigmasolver.recipes import changed, config_text
     from sigmasolver.runs import Run
@@ -110,7 +111,7 @@ def train(
         "--fields": fields, "--targets": targets, "--history": history, "--block": block, "--horizon": horizon,
         "--steady": steady, "--vector": vector, "--mask": mask, "--test": test, "--test-data": test_data,
     }  # fmt: skip
-    with join(device_of(device)) as world:
+    with join(device_of(device)) as world, Termination():
         execution = Execution(world, engine_of(engine, world), shard)
         if not print_config:
             say_threads(world)
@@ -225,6 +226,8 @@ def engine_of(text: str, world: World) -> str:
 
 
 def say_trained(run: Run, world: World) -> None:
+    from sigmasolver.interrupts import TERMINATED, Termination
+
     if not world.first:
         return
     last = (run.read_log() or [{}])[-1]
@@ -233,3 +236,5 @@ def say_trained(run: Run, world: World) -> None:
     done = "trained" if run.finished else "stopped"
     then = f"evaluate {run.path}" if run.finished else f"train --resume {run.path}"
     console().print(f"{run.path}: {done}{loss}{error}\nnext: sigmasolver {then}", soft_wrap=True)
+    if Termination.asked and not run.finished:
+        raise typer.Exit(TERMINATED)

@@ -15,6 +15,7 @@ from sigmasolver.data.formats import find_download, where_to_put
 from sigmasolver.data.store import open_store
 from sigmasolver.evaluate import Request, evaluate_run, records_of_test_part
 from sigmasolver.forecast.checkpoint import begin
+from sigmasolver.interrupts import Termination
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_facts
 from sigmasolver.simulate import SIMULATORS, simulator_of
@@ -24,17 +25,17 @@ from sigmasolver.train.engine import Execution
 from sigmasolver.train.job import train_run
 from sigmasolver.train.loop import Progress
 
-__all__ = ["Deadline", "OutOfTimeError", "ensure_store", "fraction_done", "is_done", "run_row"]
+__all__ = ["Deadline", "OutOfTimeError", "ensure_store", "fraction_done", "is_done", "run_row", "store_is_ready"]
 
 _REALM = frozenset(task.name for task in REALM)
 
 
 class OutOfTimeError(Exception):
-    """The time limit is reached; everything so far is saved. Its text says what was going on."""
+    """The time limit is reached, or SIGTERM came; everything so far is saved. Its text says what was going on."""
 
 
 class Deadline:
-    """A moment after which work stops at its next safe point; without `minutes`, never."""
+    """A moment after which work stops at its next safe point: when the `minutes` are over, or SIGTERM came."""
 
     def __init__(self, minutes: float | None = None) -> None:
         if minutes is not None and not 0 < minutes < math.inf:
@@ -42,7 +43,7 @@ class Deadline:
         self.end = math.inf if minutes is None else time.monotonic() + 60 * minutes
 
     def passed(self) -> bool:
-        return time.monotonic() >= self.end
+        return Termination.asked or time.monotonic() >= self.end
 
     def check(self, what: str) -> None:
         """For progress callbacks of work that loses nothing when it is interrupted."""
@@ -86,21 +87,9 @@ def ensure_store(
     OutOfTimeError.
     """
     task, world = recipe.task.name, execution.world
-    path = folder / f"{task}.h5"
-    if path.exists() and (seed is None or not _is_simulated(path, task)):
+    path, count = _wanted(recipe, folder, recipes, seed)
+    if count is None or seed is None:
         return path
-    download = find_download(task, folder)
-    if download is not None:
-        return download
-    needed = where_to_put(task, folder)
-    if needed is not None:
-        raise ValueError(needed)
-    if seed is None:
-        raise ValueError(f"There is no store {path}; put it there, or simulate it with --data-seed.")
-    if task not in SIMULATORS:
-        raise ValueError(f"There is no simulator for {task}; put its data at {path}.")
-    tasks = [one.task for one in recipes if one.task.name == task]
-    count = max(one.train + one.validation + one.test for one in tasks)
     stopped = False
     # A complete store is only read, so that several suites can share it.
     if world.first and not _is_complete(path, task, seed, count):
@@ -111,6 +100,32 @@ def ensure_store(
     if world.agreed(stopped):  # all processes leave together
         raise OutOfTimeError(f"simulating {task}")
     return path
+
+
+def store_is_ready(recipe: Recipe, folder: Path, recipes: Iterable[Recipe], seed: int | None) -> bool:
+    """Whether `ensure_store` has nothing to simulate; what it would refuse is refused here."""
+    path, count = _wanted(recipe, folder, recipes, seed)
+    return count is None or seed is None or _is_complete(path, recipe.task.name, seed, count)
+
+
+def _wanted(recipe: Recipe, folder: Path, recipes: Iterable[Recipe], seed: int | None) -> tuple[Path, int | None]:
+    """The store of the recipe's task and how many trajectories to simulate; None: it is taken as it is."""
+    task = recipe.task.name
+    path = folder / f"{task}.h5"
+    if path.exists() and (seed is None or not _is_simulated(path, task)):
+        return path, None
+    download = find_download(task, folder)
+    if download is not None:
+        return download, None
+    needed = where_to_put(task, folder)
+    if needed is not None:
+        raise ValueError(needed)
+    if seed is None:
+        raise ValueError(f"There is no store {path}; put it there, or simulate it with --data-seed.")
+    if task not in SIMULATORS:
+        raise ValueError(f"There is no simulator for {task}; put its data at {path}.")
+    tasks = [one.task for one in recipes if one.task.name == task]
+    return path, max(one.train + one.validation + one.test for one in tasks)
 
 
 def _is_simulated(path: Path, task: str) -> bool:

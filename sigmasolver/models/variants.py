@@ -7,7 +7,7 @@ import bisect
 import difflib
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -244,6 +244,7 @@ def matched_width(name: str, config: SolverConfig, target: int | None = None) ->
     unit = 2 * config.heads
     widths = range(unit, 4 * config.width + unit, unit)
 
+    @cache
     def count(width: int) -> int:
         return count_parameters(name, replace(config, width=width))
 

@@ -200,7 +200,7 @@ def validate(forecaster: Forecaster, windows: Windows, execution: Execution) -> 
     mine = chosen if execution.shard else world.share(chosen)
     forecaster.model.eval()
     errors = []
-    for part in mine.split(max(1, 64 // windows.spec.horizon)):
+    for part in mine.split(max(1, 64 // windows.spec.horizon)) if len(mine) else ():  # there may be more processes
         history, future = (one.to(world.device) for one in windows.batch(part))
         with torch.no_grad():
             frames = rollout(forecaster, history, windows.spec.horizon, times=windows.frame_times(part)).frames

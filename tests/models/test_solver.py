@@ -287,7 +287,7 @@ def test_forward_mode_derivatives_equal_finite_differences(small_model):
 def test_backward_hooks_fire(small_model, part):
     model, seen = small_model(), []
     model.get_submodule(part).register_full_backward_hook(lambda *_: seen.append(True))
-    model(torch.randn(1, 12, 9, 2, dtype=torch.float64)).sum().backward()
+    model(field(1, 12, 9, 2).requires_grad_()).sum().backward()
     assert seen
 
 

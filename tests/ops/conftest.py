@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 try:
@@ -41,3 +42,17 @@ if interpreter is not None and not torch.cuda.is_available():
     # Whether 32 bits hold every index: they do in tensors as small as these.
     options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     interpreter.interpreter_builder.options = options
+
+
+@pytest.fixture
+def short_loops(monkeypatch):
+    """Weight gradients of a convolution in one turn of their loop, of a wider tile; on a GPU as ever.
+
+    A turn costs the interpreter as much for four runs of points as for sixteen, and small grids have no more. That the
+    loop itself is right shows where this is not used: `test_convolutions` in two axes, and over several chunks.
+    """
+    if not torch.cuda.is_available():
+        from sigmasolver.ops.fused import tuning
+
+        monkeypatch.setattr(tuning, "WEIGHT_GRADIENT_RUNS", 16)
+        monkeypatch.setattr(tuning, "SHORTEST_CHUNK", 16)

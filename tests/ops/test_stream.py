@@ -191,11 +191,11 @@ def forced(monkeypatch):
     monkeypatch.setattr(dispatch, "_why_one_tensor", lambda x, blocks: None)
 
 
-@pytest.mark.usefixtures("forced")
+@pytest.mark.usefixtures("forced", "short_loops")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_form_of_the_block_takes_it(name):
     """Also those that merge it on the way."""
-    batch = 2 if name == "transolver-sigma" else 1  # each sample costs the interpreter as much again
+    batch = 2 if name == "transolver-sigma" else 1  # each sample costs the interpreter nearly as much again
     model, x = blocks_of(name), torch.randn(batch, 5, 6, 3, device=DEVICE)
     exact = copy.deepcopy(model).double()
     found, expected = answer(model, x), answer(exact, x.double())
@@ -205,7 +205,7 @@ def test_every_form_of_the_block_takes_it(name):
     assert error(*together) < 2 * NEAR
 
 
-@pytest.mark.usefixtures("forced")
+@pytest.mark.usefixtures("forced", "short_loops")
 def test_run_again_for_the_gradients_it_is_the_same():
     model, x = blocks_of(), torch.randn(1, 5, 6, 3, device=DEVICE)
     kept = answer(model, x)

@@ -1,16 +1,11 @@
 """Engines and data paths change the speed, never what is learned."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-import sigmasolver
 from sigmasolver.data.normalise import fit
 from sigmasolver.data.prefetch import prefetch
 from sigmasolver.data.store import open_store
@@ -18,9 +13,9 @@ from sigmasolver.data.windows import Windows
 from sigmasolver.forecast.checkpoint import build
 from sigmasolver.models import Options
 from sigmasolver.ops.precision import matmul_precision
-from sigmasolver.parallel import World, join
+from sigmasolver.parallel import World
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, changed
-from sigmasolver.runs import Run, read_rows, read_tensors
+from sigmasolver.runs import Run
 from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
@@ -261,37 +256,6 @@ def test_accumulation_holds_the_activations_of_one_frame():
     states = 4 * parameters  # weights, gradients, two moments
     assert single <= accumulated <= single + parameters + 3 * batch
     assert (folded - states) / (single - states) == pytest.approx(10, rel=0.1)
-
-
-def work(path, folder):
-    """What every process does: an accumulated training with whole models, and with split ones."""
-    torch.set_num_threads(1)
-    with join(torch.device("cpu")) as world:
-        for shard in (False, True):
-            train_run(ACCUMULATED, path, Run(f"{folder}/{shard}"), Execution(world, shard=shard))
-
-
-def test_two_processes_accumulate_what_one_folds(data, tmp_path):
-    train_run(FORCED, data, Run(tmp_path / "one"))
-    code = "import sys; from tests.train.test_engine import work; work(*sys.argv[1:])"
-    (tmp_path / "work.py").write_text(code)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    root = str(Path(sigmasolver.__file__).parents[1])
-    alone = {"PYTHONPATH": root, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, *launcher, str(tmp_path / "work.py"), str(data), str(tmp_path)],
-        cwd=root, env={**os.environ, **alone}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    tensors, _ = read_tensors(Run(tmp_path / "one").weights)
-    whole = torch.cat([tensor.flatten().double() for tensor in tensors.values()])
-    loss = read_rows(Run(tmp_path / "one").log)[-1]["loss"]
-    for shard in (False, True):
-        run = Run(tmp_path / str(shard))
-        held, _ = read_tensors(run.weights)
-        other = torch.cat([held[name].flatten().double() for name in tensors])
-        assert (other - whole).norm() < 1e-4 * whole.norm()
-        assert read_rows(run.log)[-1]["loss"] == pytest.approx(loss, rel=1e-4)
 
 
 def test_a_run_from_before_the_setting_goes_on(data, tmp_path):

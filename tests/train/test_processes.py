@@ -15,7 +15,7 @@ import torch
 import sigmasolver
 from sigmasolver.evaluate import Request, evaluate_run
 from sigmasolver.parallel import join
-from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
+from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, changed
 from sigmasolver.runs import Run, read_facts, read_rows, read_tensors
 from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
@@ -28,10 +28,14 @@ FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
 TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")
 MODEL = ModelRecipe(width=16, depth=2, heads=2, slices=4, modes=3)
 RECIPE = Recipe(TASK, MODEL, TrainRecipe(updates=20, batch=4, seed=3, clip=1.0, checks=1))
+RECOMPUTED = changed(RECIPE, ["train.recompute=true"])
+FORCED = changed(RECIPE, ["model.depth=1", "train.objective=teacher_forced", "train.updates=12"])
+ACCUMULATED = changed(FORCED, ["train.accumulate=true"])
 
 
 def work(path: str, folder: str) -> None:
-    """What every process does, one training after the other: whole models, split ones, split ones with a stop."""
+    """What every process does, one training after the other, because starting two processes takes longer than these:
+    whole models, split ones, split ones with a stop; blocks that run again; accumulated updates."""
     torch.set_num_threads(1)
     with join(torch.device("cpu")) as world:
         learn(path, Run(f"{folder}/two"), Execution(world))
@@ -42,6 +46,10 @@ def work(path: str, folder: str) -> None:
         world.wait()
         assert read_facts(run.resume)["step"] == 10
         learn(path, run, execution)
+        for shard, name in ((False, "two"), (True, "split")):
+            execution = Execution(world, shard=shard)
+            job.train_run(RECOMPUTED, path, Run(f"{folder}/{name}-recomputed"), execution)
+            job.train_run(ACCUMULATED, path, Run(f"{folder}/{name}-accumulated"), execution)
 
 
 def learn(path, run, execution):
@@ -69,19 +77,13 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
     generate(FLOW, 8, 0, folder / "flow.h5")
     learn(folder / "flow.h5", Run(folder / "one"), Execution())
-    script = folder / "work.py"
-    script.write_text("import sys; from tests.train.test_processes import work; work(*sys.argv[1:])")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(script), str(folder / "flow.h5"), str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return {name: Run(folder / name) for name in ("one", "two", "split", "resumed")}
+    job.train_run(FORCED, folder / "flow.h5", Run(folder / "one-forced"))
+    code = f"from tests.train.test_processes import work; work({str(folder / 'flow.h5')!r}, {str(folder)!r})"
+    port = free_port()
+    for process in [by_hand(code, rank, 2, port) for rank in range(2)]:
+        said = process.communicate(timeout=300)[1]
+        assert process.returncode == 0, said
+    return {path.name: Run(path) for path in folder.iterdir() if path.is_dir()}
 
 
 def distance(first, second):
@@ -96,6 +98,20 @@ def distance(first, second):
 @pytest.mark.parametrize("name", ["two", "split"])
 def test_two_processes_give_the_weights_of_one(runs, name):
     assert distance(runs["one"], runs[name]) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["two", "split"])
+def test_recomputed_blocks_end_in_the_same_weights(runs, name):
+    plain, again = (read_tensors(runs[key].weights)[0] for key in (name, f"{name}-recomputed"))
+    assert set(plain) == set(again) and all(torch.equal(plain[key], again[key]) for key in plain)
+
+
+@pytest.mark.parametrize("name", ["two", "split"])
+def test_two_processes_accumulate_what_one_folds(runs, name):
+    folded, accumulated = runs["one-forced"], runs[f"{name}-accumulated"]
+    assert distance(folded, accumulated) < 1e-4
+    losses = [read_rows(run.log)[-1]["loss"] for run in (folded, accumulated)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["two", "split"])

@@ -1,10 +1,6 @@
 """Blocks that run again in the backward pass give the same gradients to the last bit, and store less."""
 
 import copy
-import itertools
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +11,7 @@ from torch import nn
 import sigmasolver
 from sigmasolver.models import Options, build_model
 from sigmasolver.models.layers import draws_noise
-from sigmasolver.parallel import World, join
+from sigmasolver.parallel import World
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, changed
 from sigmasolver.runs import Run, read_tensors
 from sigmasolver.simulate.generate import generate
@@ -151,42 +147,6 @@ def test_a_whole_training_ends_in_the_same_weights(settings, tmp_path):
     for name, again in (("plain", "false"), ("again", "true")):
         train_run(changed(recipe, [f"train.recompute={again}"]), tmp_path / "flow.h5", Run(tmp_path / name))
     assert equal(*(read_tensors(Run(tmp_path / name).weights)[0] for name in ("plain", "again")))
-
-
-def work(path, folder):
-    """What every process does: the same training with and without, whole models and split ones."""
-    torch.set_num_threads(1)
-    with join(torch.device("cpu")) as world:
-        for shard, again in itertools.product((False, True), repeat=2):
-            recipe = changed(RECIPE, [f"train.recompute={again}"])
-            train_run(recipe, path, Run(f"{folder}/{shard}-{again}"), Execution(world, shard=shard))
-
-
-ALONE = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
-
-
-def test_two_processes_end_in_the_same_weights(tmp_path):
-    generate(FLOW, 8, 0, tmp_path / "flow.h5")
-    code = "import sys; from tests.train.test_recompute import work; work(*sys.argv[1:])"
-    (tmp_path / "work.py").write_text(code)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(tmp_path / "work.py"), str(tmp_path / "flow.h5"), str(tmp_path)],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "CUDA_VISIBLE_DEVICES": "",
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    for shard in (False, True):
-        assert equal(*(read_tensors(Run(tmp_path / f"{shard}-{again}").weights)[0] for again in (False, True)))
 
 
 def test_mistakes_are_one_sentence():

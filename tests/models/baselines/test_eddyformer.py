@@ -331,15 +331,6 @@ def test_geometry_stays_float32_under_autocast():
     assert seen[0].dtype == seen[1].dtype == seen[2].down.dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", ["eddyformer", "eddyformer-2d"])
-def test_a_traced_model_equals_eager_and_eager_repeats_itself(small_model, name):
-    model, x = small_model(name, depth=1), field(2, 12, 9, 2)
-    with torch.no_grad():
-        assert torch.equal(model(x), model(x))
-        traced = torch.compile(model, fullgraph=True, backend="eager")
-        torch.testing.assert_close(traced(x), model(x), rtol=0, atol=1e-11)
-
-
 def test_unsuitable_grids_are_one_sentence():
     model = build_solver("eddyformer", config((12, 8)))
     with pytest.raises(ValueError, match=r"axis 1 has 1 point\(s\); give every axis at least 2\."):

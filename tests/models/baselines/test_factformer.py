@@ -215,15 +215,6 @@ def test_queries_and_keys_start_small_and_the_rest_as_torch_does():
     assert 0.95 / math.sqrt(128) < part.reduce.weight.abs().max() <= 1 / math.sqrt(128)
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_a_traced_model_equals_eager_and_eager_repeats_itself(small_model, name):
-    model, x = small_model(name, depth=1), field(2, 12, 9, 2)
-    with torch.no_grad():
-        assert torch.equal(model(x), model(x))
-        traced = torch.compile(model, fullgraph=True, backend="eager")
-        torch.testing.assert_close(traced(x), model(x), rtol=0, atol=1e-12)
-
-
 def test_attention_of_a_smooth_field_settles_on_finer_grids():
     module = shaken(FactorisedAttention(config((8, 8)), replace(SMALL, box=0.1)))
     mixing = field(3, 16)

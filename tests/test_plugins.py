@@ -13,8 +13,7 @@ from sigmasolver import plugins
 from sigmasolver.data.normalise import fit
 from sigmasolver.diagnose.workload import _in_a_process
 from sigmasolver.forecast.checkpoint import build, load
-from sigmasolver.models.variants import MODELS
-from sigmasolver.recipes import RECIPES, ModelRecipe, Recipe, TrainRecipe
+from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run, read_tensors
 from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
@@ -22,8 +21,8 @@ from sigmasolver.tasks import Task
 from sigmasolver.train.engine import Execution, Stepper
 from sigmasolver.train.job import resume_run, train_run
 from sigmasolver.train.loop import StepPlan
-from sigmasolver.train.objectives import LOSSES, Loss
-from sigmasolver.train.optimisers import OPTIMISERS
+from sigmasolver.train.objectives import Loss
+from tests.registered import forgotten
 
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
 TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")
@@ -62,23 +61,11 @@ OWN = (
 )
 
 
-@pytest.fixture(autouse=True)
-def forgotten():
+@pytest.fixture(autouse=True, name="forgotten")
+def forgets():
     """What a test registers or loads is forgotten after it; call the fixture's value to forget earlier."""
-    tables = [MODELS, LOSSES, OPTIMISERS, RECIPES, plugins._origins, plugins._loaded]
-    kept, path, modules = [dict(table) for table in tables], list(sys.path), set(sys.modules)
-
-    def forget():
-        for table, before in zip(tables, kept, strict=True):
-            table.clear()
-            table.update(before)
-        sys.path[:] = path
-        for name in set(sys.modules) - modules:
-            if "plugin" in name or name == "foreign_package":
-                del sys.modules[name]
-
-    yield forget
-    forget()
+    with forgotten() as forget:
+        yield forget
 
 
 @pytest.fixture(scope="module")

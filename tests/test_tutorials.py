@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sigmasolver.cli import main
+from tests.registered import forgotten
 
 ROOT = Path(__file__).parents[1]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
@@ -49,7 +50,7 @@ def test_runs_at_a_smaller_size(path, tmp_path, simulated, monkeypatch):
         door.settimeout(0.02)
         for kind, code in blocks_of(text):
             if kind == "python":
-                with contextlib.redirect_stdout(io.StringIO()):
+                with forgotten(), contextlib.redirect_stdout(io.StringIO()):
                     exec(compile(code, path.name, "exec"), {"__name__": "__main__"})
             else:
                 run_shell(code, environment, door, simulated)
@@ -90,7 +91,12 @@ def answer_once(words, simulated):
 def answer(words):
     """Exit code, stdout and stderr of a command in this process."""
     out, err, code = io.StringIO(), io.StringIO(), 0
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        forgotten(),
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         patch.setattr(sys, "argv", ["sigmasolver", *words])
         try:
             main()
@@ -137,5 +143,6 @@ def environment_with(folder, line):
 
 def test_links_of_the_tutorials_lead_somewhere():
     for path in TUTORIALS:
-        for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
+        prose = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for target in re.findall(r"\]\(([^)#:]+)\)", prose):
             assert (path.parent / target).exists(), f"{path.name}: {target}"

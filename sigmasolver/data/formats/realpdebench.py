@@ -348,7 +348,7 @@ def _notes(
         )
     if statistics is None:
         notes.append(
-            f"There is no mean_std.pt, so the normaliser is fitted on the {place.branch} training windows; the benchmark "
-            "fits it on numerical data."
+            f"There is no mean_std.pt, so the normaliser is fitted on the {place.branch} training windows; the "
+            "benchmark fits it on numerical data."
         )
     return notes

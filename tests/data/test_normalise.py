@@ -347,7 +347,7 @@ def test_a_missing_entry_is_named():
 @pytest.mark.parametrize(
     ("kind", "data", "message"),
     [
-        ("zscore", SMALL, r'^There is no normaliser "zscore"; did you mean '),
+        ("quux", SMALL, r'^There is no normaliser "quux"; choose from .*channel.*\.$'),
         ("channel", SMALL[:0], "^There are no trajectories to fit a normaliser on; give at least one.$"),
         (
             "channel",

@@ -290,3 +290,22 @@ def test_kinds_are_told_apart(tmp_path: Path) -> None:
     write_netcdf(tmp_path / "a.nc", VALUES, HEADER)
     assert guess_kind(tmp_path / "a.nc").name == "netcdf"
     shutil.rmtree(tmp_path / "some.folder")
+
+
+@SAVE
+def test_scribbled_files_give_a_sentence_or_values(tmp_path: Path, save: Save) -> None:
+    source = save(tmp_path, weather())
+    files = [source] if source.is_file() else sorted(one for one in source.rglob("*") if one.is_file())
+    for seed in range(5):
+        chance = np.random.default_rng(seed)
+        file = files[chance.integers(len(files))]
+        whole = file.read_bytes()
+        data = bytearray(whole[: chance.integers(len(whole) + 1)] if seed == 0 else whole)
+        for place in chance.integers(0, len(data), 4) if data else ():
+            data[place] = chance.integers(256)
+        file.write_bytes(data)
+        try:
+            import_data(source, tmp_path / f"{seed}.h5")
+        except ValueError as error:
+            assert one_sentence(error)
+        file.write_bytes(whole)

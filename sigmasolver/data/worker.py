@@ -348,7 +348,7 @@ def _labelled(path: str) -> dict[str, Any]:
     variables = [
         {
             "name": str(name), "dims": [str(one) for one in variable.dims], "shape": variable.shape,
-            "dtype": "V1" if variable.dtype.hasobject else variable.dtype.str, "coordinate": name in held.coords,
+            "dtype": _kind(variable), "coordinate": name in held.coords,
             "attributes": {str(key): _plain(value) for key, value in variable.attrs.items()},
             "fault": faults.get(str(name)),
         }
@@ -359,6 +359,14 @@ def _labelled(path: str) -> dict[str, Any]:
         "attributes": {str(key): _plain(value) for key, value in held.attrs.items()},
         "missing": _missing(path) if os.path.isdir(path) else {},
     }
+
+
+def _kind(variable: Any) -> str:
+    """Its type; texts of free length are texts, other objects nothing that can be read."""
+    if not variable.dtype.hasobject:
+        return variable.dtype.str
+    few = variable.ndim == 1 and variable.size <= 4096
+    return "U1" if few and all(isinstance(one, str) for one in variable.values) else "V1"
 
 
 def _faults(path: str) -> dict[str, str | None]:

@@ -45,7 +45,6 @@ def save_zarr2(folder: Path, data: xarray.Dataset) -> Path:
     return folder / "a2.zarr"
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def save_zarr3(folder: Path, data: xarray.Dataset) -> Path:
     data.to_zarr(folder / "a3.zarr", zarr_format=3, consolidated=False)
     return folder / "a3.zarr"
@@ -186,6 +185,23 @@ def test_components_levels_and_what_is_left_out(tmp_path: Path) -> None:
     assert "no coordinates x" in text and "no times" in text and "Without units: flow" in text
 
 
+@SAVE
+@pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
+def test_components_may_have_names_and_staggered_fields_are_left_out(tmp_path: Path, save: Save) -> None:
+    flow = np.random.default_rng(2).normal(size=(4, 6, 5, 2)).astype(np.float32)
+    data = xarray.Dataset(
+        {
+            "flow": (("time", "x", "y", "variable"), flow),
+            "face": (("time", "x_face", "y"), np.ones((4, 7, 5), np.float32)),
+        },
+        {"variable": ["u", "v"], "x_face": ("x_face", np.arange(7.0), {"axis": "X"})},
+    )
+    with open_data(save(tmp_path, data)) as reader:
+        assert reader.header.layout.fields == ("flow_u", "flow_v")
+        np.testing.assert_array_equal(reader[0], flow)
+        assert any("Left out: face (time, x_face, y)" in note for note in reader.notes)
+
+
 def test_a_folder_with_parts_is_one_data_set_with_a_split(tmp_path: Path) -> None:
     for part, rows in {"train": (0, 2), "valid": (2, 3), "test": (3, 4)}.items():
         write_netcdf(tmp_path / "set" / part / "a.nc", VALUES[slice(*rows)], HEADER)
@@ -290,3 +306,22 @@ def test_kinds_are_told_apart(tmp_path: Path) -> None:
     write_netcdf(tmp_path / "a.nc", VALUES, HEADER)
     assert guess_kind(tmp_path / "a.nc").name == "netcdf"
     shutil.rmtree(tmp_path / "some.folder")
+
+
+@SAVE
+def test_scribbled_files_give_a_sentence_or_values(tmp_path: Path, save: Save) -> None:
+    source = save(tmp_path, weather())
+    files = [source] if source.is_file() else sorted(one for one in source.rglob("*") if one.is_file())
+    for seed in range(5):
+        chance = np.random.default_rng(seed)
+        file = files[chance.integers(len(files))]
+        whole = file.read_bytes()
+        data = bytearray(whole[: chance.integers(len(whole) + 1)] if seed == 0 else whole)
+        for place in chance.integers(0, len(data), 4) if data else ():
+            data[place] = chance.integers(256)
+        file.write_bytes(data)
+        try:
+            import_data(source, tmp_path / f"{seed}.h5")
+        except ValueError as error:
+            assert one_sentence(error)
+        file.write_bytes(whole)

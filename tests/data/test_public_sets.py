@@ -18,6 +18,7 @@ from sigmasolver.data.split import Split
 from sigmasolver.data.store import open_store
 from sigmasolver.simulate.fixtures.hdf5_sets import write_pdearena, write_pdebench
 from sigmasolver.simulate.fixtures.the_well import write_well, write_well_file
+from sigmasolver.train.infer_recipe import UserChoices, infer_recipe
 from tests.data.test_own_data import one_sentence
 
 RANDOM = np.random.default_rng(7)
@@ -165,6 +166,15 @@ def test_pdearena(tmp_path: Path) -> None:
         np.testing.assert_array_equal(reader[1, 4][:, 1], np.full(6, 2.0))
 
 
+def test_what_does_not_change_is_given_not_forecast(tmp_path: Path) -> None:
+    write_pdearena(tmp_path / "ns", {"test": FLOW[5:8], "train": FLOW[:4], "valid": FLOW[4:5]}, LAYOUT)
+    with open_data(tmp_path / "ns") as reader:
+        recipe, _ = infer_recipe(reader.header, len(reader), UserChoices("ns"), gpu=False)
+        assert recipe.task.targets == ("u", "vx", "vy") and recipe.task.inputs == ("u", "vx", "vy", "buo_y")
+        named, _ = infer_recipe(reader.header, len(reader), UserChoices("ns", targets=("u",)), gpu=False)
+        assert named.task.inputs == ("u", "vx", "vy", "buo_y") and named.task.targets == ("u",)
+
+
 def test_tensors(tmp_path: Path) -> None:
     torch.save({"u": torch.tensor(FLOW[..., 0]), "v": torch.tensor(FLOW[..., 1])}, tmp_path / "a.pt")
     import_data(tmp_path / "a.pt", tmp_path / "a.h5")
@@ -206,7 +216,19 @@ def bad(folder: Path) -> dict[str, tuple[Path, str]]:
     with h5py.File(groups, "r+") as file:
         del file["0001/data"]
         file["0001/data"] = FLOW[0, :3]
+    gas = folder / "gas.hdf5"
+    write_pdebench(gas, "scalar", FLOW[:2], LAYOUT)
+    with h5py.File(gas, "r+") as file:
+        del file["tensor"]
+        file["density"], file["pressure"], file["Vx"] = FLOW[:2, ..., 0], FLOW[:2, :4, ..., 1], FLOW[:2, 0, ..., 2]
+    long = folder / "long.hdf5"
+    write_well_file(long, FLOW[:2], LAYOUT, {})
+    with h5py.File(long, "r+") as file:
+        del file["dimensions/x"]
+        file["dimensions/x"] = np.arange(9.0)
     return {
+        "gas": (gas, r"'pressure' in .* has 4 entries along time and 'density' has 5"),
+        "long": (long, r"entries along x and .* all must agree"),
         "bomb": (folder / "bomb.pt", "holds more than tensors, which is never loaded"),
         "more": (folder / "more.pt", "not a tensor or a dict of tensors"),
         "cut": (folder / "cut.pt", "truncated or damaged"),

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sigmasolver.cli import app
-from sigmasolver.data.formats import guess_kind, open_data
+from sigmasolver.data.formats import KINDS, guess_kind, open_data
 from sigmasolver.data.inspect import open_any, summarise
 from sigmasolver.recipes import changed, recipe_of
 from sigmasolver.runs import Run
@@ -115,3 +115,12 @@ def test_the_command_prints_the_training_that_runs(tmp_path: Path, monkeypatch: 
     assert Run(Path("runs/netcdf")).finished and not Path("runs/netcdf/data.h5").exists()
     again = CliRunner().invoke(app, ["make-fixture", "netcdf", "--out", "here"])
     assert isinstance(again.exception, ValueError) and "here is not an empty folder" in str(again.exception)
+
+
+def test_every_kind_is_documented_and_shown() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
+    for kind in KINDS:
+        if find_spec(f"sigmasolver.simulate.fixtures.{kind.name}") is None:  # the benchmarks have pages of their own
+            assert f"`{kind.name}`" in page, kind.name
+    for kind in FORMATS.values():
+        assert f": {kind}, read in place\n" in page or f": {kind}, imported before a training\n" in page, kind

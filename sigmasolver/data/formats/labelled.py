@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,7 @@ class _Axis:
 def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
     """The fields that share the most spatial axes; what the data set does not say is filled in and noted."""
     notes = list(data.notes)
+    _check_sizes(data)
     roles = _roles(data)
     able = {name: one for name, one in data.variables.items() if _is_field(one, roles)}
     if not able:
@@ -87,8 +88,13 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
         raise ValueError(
             f"{data.path} has no variable of real numbers on axes x, y or z (lon, lat, ...); its variables: {there}."
         )
-    space = _space(able, roles)
-    fields = {name: one for name, one in able.items() if one.repeat or _spatial(one, roles) == set(space)}
+    first = max(able.values(), key=lambda one: (len(_spatial(one, roles)), len(one.dims)))
+    space = _space(first, roles)
+    fields = {
+        name: one
+        for name, one in able.items()
+        if one.repeat or (_spatial(one, roles) == set(space) and _shares_axes(one, first, roles))
+    }
     fields = _wanted(data.path, _in_order(fields, roles, data), names)
     for name, one in fields.items():
         _check(data.path, name, one, roles)
@@ -113,7 +119,7 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
     if assumed:
         notes.append(f"It does not say how {', '.join(assumed)} end{'s' * (len(assumed) == 1)}: taken as open.")
     times, clock = _times(data, fields, roles, frames, notes)
-    plans = [_Plan(name, one, roles, axes, len(times)) for name, one in fields.items()]
+    plans = [_Plan(name, _with_labels(one, roles, data), roles, axes) for name, one in fields.items()]
     layout = Layout(
         fields=plain_words(
             f"The fields in {data.path}", [name for plan in plans for name in plan.fields], distinct=True
@@ -146,8 +152,8 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
 class _Plan:
     """How one variable becomes some of the fields."""
 
-    def __init__(self, name: str, variable: Variable, roles: Mapping[str, str], axes: Sequence[_Axis], frames: int):
-        self.name, self.variable, self.frames, self.axes = name, variable, frames, axes
+    def __init__(self, name: str, variable: Variable, roles: Mapping[str, str], axes: Sequence[_Axis]) -> None:
+        self.name, self.variable, self.axes = name, variable, axes
         self.roles = [roles[dim] for dim in variable.dims]
         self.constant = TIME not in self.roles
         self.unit = str(variable.attributes.get("units", "1")) or "1"
@@ -171,6 +177,23 @@ class _Plan:
         values = values.reshape(1 if self.constant else stop - start, *own, len(self.fields))
         values = values[(slice(None), *(slice(None, None, -1 if axis.downwards else 1) for axis in self.axes))]
         return np.broadcast_to(values, (stop - start, *grid, len(self.fields)))
+
+
+def _check_sizes(data: Labelled) -> None:
+    """A dimension has one length, whichever variable has it."""
+    sizes: dict[str, tuple[int, str]] = {}
+    for name, variable in data.variables.items():
+        if len(variable.dims) != len(variable.shape):
+            raise ValueError(
+                f"{name!r} in {data.path} has the shape {variable.shape}; the axes ({', '.join(variable.dims)}) are "
+                "needed."
+            )
+        for dim, size in zip(variable.dims, variable.shape, strict=True):
+            known, other = sizes.setdefault(dim, (size, name))
+            if size != known and dim != CHANNEL:
+                raise ValueError(
+                    f"{name!r} in {data.path} has {size} entries along {dim} and {other!r} has {known}; all must agree."
+                )
 
 
 def _roles(data: Labelled) -> dict[str, str]:
@@ -206,13 +229,31 @@ def _spatial(variable: Variable, roles: Mapping[str, str]) -> set[str]:
     }
 
 
-def _space(able: Mapping[str, Variable], roles: Mapping[str, str]) -> dict[str, str]:
-    """The spatial dimensions of the variable that has most of them, by letter, in the order x, y, z."""
-    first = max(able.values(), key=lambda one: len(_spatial(one, roles)))
-    letters = _spatial(first, roles)
+def _space(variable: Variable, roles: Mapping[str, str]) -> dict[str, str]:
+    """The spatial dimensions of a variable by letter, in the order x, y, z."""
+    letters = _spatial(variable, roles)
     return {
-        letter: next(dim for dim in first.dims if roles.get(dim) == letter) for letter in SPACE if letter in letters
+        letter: next(dim for dim in variable.dims if roles.get(dim) == letter) for letter in SPACE if letter in letters
     }
+
+
+def _shares_axes(variable: Variable, first: Variable, roles: Mapping[str, str]) -> bool:
+    """Whether it lies on the same points and times as the first; on a staggered grid it does not."""
+    for dim, size in zip(variable.dims, variable.shape, strict=True):
+        role = roles.get(dim)
+        same = [other for other in first.dims if roles.get(other) == role]
+        if role in (COUNT, TIME, *SPACE) and size > 1 and same and dim not in same:
+            return False
+    return True
+
+
+def _with_labels(variable: Variable, roles: Mapping[str, str], data: Labelled) -> Variable:
+    """With the names of its components, where their dimension has words for coordinates."""
+    channels = [dim for dim in variable.dims if roles[dim] == CHANNEL]
+    words = data.variables.get(channels[0]) if len(channels) == 1 and not variable.labels else None
+    if words is None or words.dims != tuple(channels) or words.dtype.kind not in "SU":
+        return variable
+    return replace(variable, labels=plain_words(f"The components in {data.path}", words.whole()))
 
 
 def _dropped(dim: str, space: Mapping[str, str], roles: Mapping[str, str]) -> bool:

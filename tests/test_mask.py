@@ -1,6 +1,7 @@
 """Solid masks: statistics, losses and metrics are those of the fluid points alone, and a solid keeps its values."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,12 +10,12 @@ from torch import nn
 
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout
-from sigmasolver.data.mask import check_mask
+from sigmasolver.data.mask import check_mask, fluid_of
 from sigmasolver.data.normalise import Normaliser, fit
 from sigmasolver.data.store import write_store
 from sigmasolver.data.windows import Windows, WindowSpec
 from sigmasolver.evaluate import Request, evaluate_run, measure
-from sigmasolver.forecast import Forecaster, rollout
+from sigmasolver.forecast import Forecaster, feed_back, rollout
 from sigmasolver.forecast.checkpoint import load
 from sigmasolver.parallel import World
 from sigmasolver.recipes import changed
@@ -115,7 +116,7 @@ def mean_square(p, y):
 def test_a_loss_with_a_mask_is_the_plain_one_over_the_fluid(normaliser, of):
     history, future = pair()
     predicted = torch.randn_like(future)
-    loss = Loss(((0,), (1,)), normaliser=normaliser, mask=2)(predicted, future, history)
+    loss = Loss(((0,), (1,)), normaliser=normaliser)(predicted, future, fluid_of(history, 2))
     expected = by_hand(predicted, future, history[:, 0, ..., 2], of).sum(1)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
 
@@ -125,37 +126,40 @@ def test_no_value_in_the_solid_matters_and_none_gets_a_gradient(loss):
     history, future = pair()
     solid = history[:, :1, ..., 2:] == 1
     predicted = torch.randn_like(future).requires_grad_()
-    criterion = Loss(((0, 1),), mask=2, **loss)
-    value = criterion(predicted, future, history)
+    criterion, fluid = Loss(((0, 1),), **loss), fluid_of(history, 2)
+    value = criterion(predicted, future, fluid)
     value.sum().backward()
     assert not predicted.grad[solid.expand_as(predicted)].any() and predicted.grad.any()
-    other = criterion(torch.where(solid, torch.full_like(predicted, 1e9), predicted), future * (1 + solid), history)
+    other = criterion(torch.where(solid, torch.full_like(predicted, 1e9), predicted), future * (1 + solid), fluid)
     assert torch.equal(value, other)
 
 
-@pytest.mark.parametrize("objective", [direct, teacher_forced, lambda *a: pushforward(*a, calls=2)])
+@pytest.mark.parametrize("objective", [direct, teacher_forced, partial(pushforward, calls=2)])
 @pytest.mark.parametrize("loss", [{}, {"normaliser": plain()}, {"derivative": 0.3}])
 def test_a_mask_without_solid_changes_no_bit_of_a_step(objective, loss):
     history, future = pair(solids=False)
     found = []
     for mask in (None, "solid"):
         one = forecaster(mask)
-        value = objective(one, history, future, Loss(((0, 1),), mask=None if mask is None else 2, **loss))
+        value = objective(one, history, future, Loss(((0, 1),), **loss), mask=None if mask is None else 2)
         value.backward()
         found.append((value, one.model.weight.grad))
     assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
 
 
 def test_objectives_agree_with_a_mask():
-    """Teacher forcing in one call is the sum of its single frames, and a pushforward ends like a direct step."""
-    (history, future), one, loss = pair(), forecaster(), Loss(((0, 1),), mask=2)
-    whole = teacher_forced(one, history, future, loss)
+    """Teacher forcing in one call is the sum of its single frames; a pushforward ends like a direct step."""
+    (history, future), one, loss = pair(), forecaster(), Loss(((0, 1),))
+    whole = teacher_forced(one, history, future, loss, mask=2)
     frames, parts = history, []
     for t in range(future.shape[1]):
-        parts.append(direct(one, frames, future[:, t : t + 1], loss))
+        parts.append(direct(one, frames, future[:, t : t + 1], loss, mask=2))
         true = torch.cat((future[:, t : t + 1], history[:, :1, ..., 2:]), dim=-1)
         frames = torch.cat((frames[:, 1:], true), dim=1)
     torch.testing.assert_close(whole, torch.stack(parts).sum(), rtol=1e-12, atol=0)
+    last = feed_back(history, one(history))
+    pushed = pushforward(one, history, future, loss, calls=2, mask=2)
+    assert torch.equal(pushed, direct(one, last, future[:, 1:], loss, mask=2))
 
 
 # --- statistics and forecasts

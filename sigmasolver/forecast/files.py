@@ -13,14 +13,13 @@ import numpy as np
 import torch
 
 from sigmasolver.data.domain import Domain, time_steps
-from sigmasolver.data.formats import Reading, opened
+from sigmasolver.data.formats import Reading, is_read_in_place, opened
 from sigmasolver.data.formats.hdf5 import is_store
-from sigmasolver.data.formats.history import history_of, read_history, read_times
+from sigmasolver.data.formats.history import read_history, read_times
 from sigmasolver.data.formats.user_arrays import SUFFIXES
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.normalise import TimeScale
-from sigmasolver.data.reader import Reader
 from sigmasolver.data.store import open_store, write_store
 from sigmasolver.forecast.checkpoint import (
     domain_of,
@@ -129,25 +128,24 @@ def write_forecast(out: Path, predicted: np.ndarray, layout: Layout, parameters:
 
 
 def _given(run: Run, recipe: Recipe, start: Path) -> Start:
-    """The frames in whatever `train --data` takes; a file of arrays may hold one history alone, too."""
+    """The frames in whatever `train --data` takes, read as the training data were; a file of arrays may also hold one
+    history alone."""
     reading, kind = reading_in(run, recipe) if (run.path / "data.json").exists() else (Reading(), None)
     arrays = start.suffix.lower() in SUFFIXES and not start.is_dir() and reading.axes is None
-    if is_store(start) or arrays or not start.exists():
-        return _read(start, recipe.task, None)
+    if arrays or not start.exists() or is_read_in_place(start):
+        return _read(start, recipe.task, start)
     with opened(start, reading, kind) as reader:
-        return _read(start, recipe.task, reader)
+        return _read(reader.path, recipe.task, start)
 
 
-def _read(start: Path, task: Task, reader: Reader | None) -> Start:
+def _read(file: Path, task: Task, start: Path) -> Start:
     """The newest frames of the file, as far apart in time and space as those that the run learned from.
 
     A store is thinned in time as the run's data were, unless it is a forecast; frames in plain arrays are taken as
-    they are. The grid is thinned where that gives the run's own.
+    they are. The grid is thinned where that gives the run's own. `start` is where the file comes from.
     """
-    if reader is None:
-        values, header = read_history(start, task.inputs, len(task.grid), task.steady), _header(start)
-    else:
-        values, header = history_of(reader, start, task.inputs, len(task.grid)), reader.header
+    values = read_history(file, task.inputs, len(task.grid), task.steady)
+    header = _header(file)
     frames, grid = values.shape[1], values.shape[2:-1]
     apart = 1 if header is None or header.source == SOURCE else task.time_stride
     needed = (task.history - 1) * apart + 1
@@ -170,7 +168,7 @@ def _read(start: Path, task: Task, reader: Reader | None) -> Start:
     history = torch.tensor(values[(slice(None), slice(frames - needed, None, apart), *space)])
     times = None if header is None else header.layout.times
     if header is None and not task.steady:
-        times = read_times(start, frames)
+        times = read_times(file, frames)
     return Start(history, header, frames, times, apart, stride, said)
 
 

@@ -127,8 +127,8 @@ class Stepper:
         )
         for normaliser in (forecaster.inputs, forecaster.targets):
             normaliser.prepare(self.device)
-        task, encoded = recipe.task, forecaster.targets if train.loss == "squared" else None
-        self.criterion = Loss(tuple(task.groups.values()), train.derivative, encoded, task.mask_channel)
+        groups = tuple(recipe.task.groups.values())
+        self.criterion = Loss(groups, train.derivative, forecaster.targets if train.loss == "squared" else None)
         self.random = train.noise > 0 or draws
         self._batches: Iterator[Pair] | None = None
         self._inputs: Any = None
@@ -222,10 +222,10 @@ class Stepper:
         self, calls: int, passes: AbstractContextManager[None] | None = None, step: Callable[[], object] | None = None
     ) -> None:
         """One step; forward and backward pass run inside `passes`, `step` is the update of the weights."""
-        train = self.recipe.train
+        train, mask = self.recipe.train, self.recipe.task.mask_channel
         history, future = self.windows.batch(self._inputs) if isinstance(self.windows, Resident) else self._inputs
         if train.noise:
-            history = _with_noise(history, self.forecaster.inputs, train.noise, self.recipe.task.mask_channel)
+            history = _with_noise(history, self.forecaster.inputs, train.noise, mask)
         parts = [(history, future, self._times)]
         if train.accumulate:
             parts = list(frame_by_frame(history, future, self._times))
@@ -244,7 +244,9 @@ class Stepper:
             for *part, times in parts:
                 with self._synchronised(last=len(losses) + 1 == len(parts)):
                     with autocast:
-                        loss = objectives[train.objective](self.forecaster, *part, self.criterion, times=times)
+                        loss = objectives[train.objective](
+                            self.forecaster, *part, self.criterion, times=times, mask=mask
+                        )
                     if not losses:
                         self.optimiser.zero_grad(set_to_none=True)
                     loss.backward()

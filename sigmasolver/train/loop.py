@@ -184,11 +184,10 @@ def validate(forecaster: Forecaster, windows: Windows, execution: Execution) -> 
         history, future = (one.to(world.device) for one in windows.batch(part))
         with torch.no_grad():
             frames = rollout(forecaster, history, windows.spec.horizon, times=windows.frame_times(part)).frames
-        if forecaster.mask is None:
-            errors.append(metrics.relative_l2(frames, future).mean(1))
-        else:
+        if forecaster.mask is not None:
             fluid = fluid_of(history, forecaster.inputs.fields.index(forecaster.mask))
-            errors.append(metrics.relative_l2(zero_in_solid(frames, fluid), zero_in_solid(future, fluid)).mean(1))
+            frames, future = zero_in_solid(frames, fluid), zero_in_solid(future, fluid)
+        errors.append(metrics.relative_l2(frames, future).mean(1))
     local = torch.cat(errors) if errors else torch.zeros(0, dtype=torch.float64, device=world.device)
     gathered = local if execution.shard else world.gather(local, len(chosen))
     return float(gathered.mean())

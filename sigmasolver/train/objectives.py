@@ -5,9 +5,9 @@
                     `frame_by_frame` gives the same loss in single-frame parts, for gradient accumulation
     pushforward     some calls without gradient from their own forecasts, then one that learns
 
-Fields are in physical units, `(B, frames, *grid, q)`. The loss of a batch is the mean over its samples. Where the loss
-has a mask, the points of the solid do not count.
+Fields are in physical units, `(B, frames, *grid, q)`. The loss of a batch is the mean over its samples.
 `times` (B, 1 + frames) are those of the last given frame and of the future ones, for a model that is told the time.
+`mask` is the place of a mask among the fields of the history, where there are solids: the fluid alone counts.
 """
 
 from __future__ import annotations
@@ -44,24 +44,18 @@ class Loss:
     `derivative` adds that many times the relative L2 of the central differences along every axis (Darcy: 0.1). There
     the outer ring of the prediction counts as zero, and both fields continue as zero beyond the boundary, as the
     public loss has it.
-    `mask` is the place of a mask among the fields of a history: norms and means are over the fluid points alone, and
-    differences see zeros in the solid, as beyond the boundary.
+    With `fluid` (B, 1, *grid, 1) norms and means are over these points alone, and differences see zeros in the solid,
+    as beyond the boundary.
     """
 
     groups: tuple[tuple[int, ...], ...] = ((0,),)
     derivative: float = 0.0
     normaliser: Normaliser | None = None
-    mask: int | None = None
 
     def __call__(
-        self, prediction: torch.Tensor, truth: torch.Tensor, history: torch.Tensor | None = None
+        self, prediction: torch.Tensor, truth: torch.Tensor, fluid: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """`history` (B, T_in, *grid, q_in) tells the mask, where there is one."""
-        fluid = None
-        if self.mask is not None:
-            if history is None:
-                raise ValueError("This loss has a mask; pass the history, which holds it.")
-            fluid = fluid_of(history, self.mask)
+        if fluid is not None:
             prediction, truth = zero_in_solid(prediction, fluid), zero_in_solid(truth, fluid)
         loss = self._grouped(self._errors(prediction, truth, fluid))
         if self.derivative:
@@ -103,16 +97,23 @@ def _call(forecast: Forecast, history: torch.Tensor, time: torch.Tensor | None) 
     return forecast(history) if time is None else forecast(history, time=time)
 
 
+def _loss_of(
+    loss: Loss, prediction: torch.Tensor, truth: torch.Tensor, history: torch.Tensor, mask: int | None
+) -> torch.Tensor:
+    return loss(prediction, truth) if mask is None else loss(prediction, truth, fluid_of(history, mask))
+
+
 def direct(
     forecast: Forecast,
     history: torch.Tensor,
     future: torch.Tensor,
     loss: Loss,
     times: torch.Tensor | None = None,
+    mask: int | None = None,
 ) -> torch.Tensor:
     """One call, with the loss over the frames it gives."""
     prediction = _call(forecast, history, None if times is None else times[:, 0])
-    return loss(prediction, future[:, : prediction.shape[1]], history).mean()
+    return _loss_of(loss, prediction, future[:, : prediction.shape[1]], history, mask).mean()
 
 
 def teacher_forced(
@@ -121,6 +122,7 @@ def teacher_forced(
     future: torch.Tensor,
     loss: Loss,
     times: torch.Tensor | None = None,
+    mask: int | None = None,
 ) -> torch.Tensor:
     """The sum over future frames of single-frame losses, each predicted from the true frames before it.
 
@@ -134,7 +136,8 @@ def teacher_forced(
         raise ValueError(
             f"Teacher forcing trains on single frames, but the model predicts {prediction.shape[1]} a call; use direct."
         )
-    return loss(prediction, future.flatten(0, 1)[:, None], windows).unflatten(0, (-1, horizon)).sum(1).mean()
+    losses = _loss_of(loss, prediction, future.flatten(0, 1)[:, None], windows, mask)
+    return losses.unflatten(0, (-1, horizon)).sum(1).mean()
 
 
 def frame_by_frame(
@@ -156,6 +159,7 @@ def pushforward(
     loss: Loss,
     calls: int,
     times: torch.Tensor | None = None,
+    mask: int | None = None,
 ) -> torch.Tensor:
     """`calls` calls, each from the forecasts before it; only the last one has a loss and a gradient."""
     block = 0
@@ -167,4 +171,4 @@ def pushforward(
     start = (calls - 1) * block
     if calls < 1 or start >= future.shape[1]:
         raise ValueError(f"{calls} calls of {block} frames need more than the {future.shape[1]} future frames given.")
-    return direct(forecast, history, future[:, start:], loss, None if times is None else times[:, start:])
+    return direct(forecast, history, future[:, start:], loss, None if times is None else times[:, start:], mask)

@@ -12,10 +12,9 @@ from sigmasolver.data.formats.hdf5 import is_store
 from sigmasolver.data.formats.metadata import check_names, is_list, own_names, read_list
 from sigmasolver.data.formats.source import Array
 from sigmasolver.data.formats.user_arrays import open_arrays
-from sigmasolver.data.reader import Reader
 from sigmasolver.data.store import open_store
 
-__all__ = ["history_of", "read_history", "read_times"]
+__all__ = ["read_history", "read_times"]
 
 
 def read_history(path: Path, names: Sequence[str], axes: int, steady: bool = False) -> np.ndarray:
@@ -26,28 +25,10 @@ def read_history(path: Path, names: Sequence[str], axes: int, steady: bool = Fal
     before or not. A value that is not finite is refused, as it would spread.
     """
     path, names = Path(path), check_names(names)
-    if is_store(path):
-        with open_store(path) as store:
-            return history_of(store, path, names, axes)
-    values = _from_arrays(path, names, axes, steady)
+    values = _from_store(path, names, axes) if is_store(path) else _from_arrays(path, names, axes, steady)
     if steady and values.ndim == axes + 2:
         values = values[:, None]
-    return _finite(values[(None,) * (axes + 3 - values.ndim)], path, names)
-
-
-def history_of(reader: Reader, path: Path, names: Sequence[str], axes: int) -> np.ndarray:
-    """Like `read_history`, of data that are open; `path` is where they come from."""
-    places = [pick(path, reader.header.layout.fields, name) for name in names]
-    if len(reader.header.grid) != axes:
-        raise ValueError(f"{path} has {len(reader.header.grid)} spatial axes; {axes} are needed.")
-    if not len(reader):
-        raise ValueError(f"{path} holds no whole trajectory yet; wait for its writer.")
-    values = np.stack([reader.trajectory(index)[..., places] for index in range(len(reader))])
-    return _finite(values, path, names)
-
-
-def _finite(values: np.ndarray, path: Path, names: Sequence[str]) -> np.ndarray:
-    """As float32, if all of them are finite."""
+    values = values[(None,) * (axes + 3 - values.ndim)]
     with np.errstate(over="ignore"):
         history = np.ascontiguousarray(values, dtype=np.float32)
     finite = np.isfinite(history)
@@ -73,6 +54,16 @@ def read_times(path: Path, frames: int) -> np.ndarray | None:
     if not np.isfinite(times).all() or bool((np.diff(times) <= 0).any()):
         raise ValueError(f"The {name} in {path} must be finite, increasing numbers.")
     return times
+
+
+def _from_store(path: Path, names: tuple[str, ...], axes: int) -> np.ndarray:
+    with open_store(path) as store:
+        places = [pick(path, store.header.layout.fields, name) for name in names]
+        if len(store.header.grid) != axes:
+            raise ValueError(f"{path} has {len(store.header.grid)} spatial axes; {axes} are needed.")
+        if not len(store):
+            raise ValueError(f"{path} holds no whole trajectory yet; wait for its writer.")
+        return np.stack([store.trajectory(index)[..., places] for index in range(len(store))])
 
 
 def _from_arrays(path: Path, names: tuple[str, ...], axes: int, steady: bool) -> np.ndarray:

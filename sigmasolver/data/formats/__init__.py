@@ -50,8 +50,8 @@ class Kind:
     description: str
     fits: Callable[[Path], bool]
     read: Callable[[Path], Foreign]
-    select: Callable[[Path, Reading], Foreign] | None = None
-    """Like `read`, of the fields that the user names, with the axes that the user says; None where both are fixed."""
+    select: Callable[[Path, Sequence[str] | None, bool | None], Foreign] | None = None
+    """Like `read`, of the fields that the user names, steady or not as the user says; None where both are fixed."""
     in_place: bool = False
     """Whether training reads the files where they lie; others are imported first."""
     together: Callable[[Sequence[Path]], Foreign] | None = None
@@ -73,9 +73,12 @@ def _own(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() in user_arrays.SUFFIXES
 
 
-def _read_own(path: Path, reading: Reading | None = None) -> Foreign:
-    read = user_folder.read_folder if path.is_dir() else user_arrays.read_file
-    return read(path, reading or Reading())
+def _read_own(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
+    return _read_as_said(path, Reading(None if names is None else check_names(names), steady))
+
+
+def _read_as_said(path: Path, reading: Reading) -> Foreign:
+    return user_folder.read_folder(path, reading) if path.is_dir() else user_arrays.read_file(path, reading)
 
 
 KINDS: tuple[Kind, ...] = (
@@ -221,8 +224,9 @@ def opened(source: Path, reading: Reading, kind: str | None = None) -> Iterator[
         return
     kind = kind if kind is None or _own(source) else None
     row = guess_kind(source) if kind is None else None
-    if row is not None and row.select is None:  # its fields and axes are known
-        reading = replace(reading, fields=None, steady=None, axes=None)
+    if row is not None and row.select is not _read_own:  # its axes are known, and perhaps its fields
+        reading = replace(reading, axes=None)
+        reading = reading if row.select is not None else replace(reading, fields=None, steady=None)
     with TemporaryDirectory(prefix="sigmasolver-") as folder:
         store = Path(folder) / f"{source.resolve().stem}.h5"
         import_data(source, store, kind, reading=reading)
@@ -272,10 +276,13 @@ def _open(sources: Sequence[Path], out: Path, kind: str | None, reading: Reading
         raise ValueError(f"The kind {kind!r} is unknown; choose among {', '.join(rows)}.")
     found = [guess_kind(source) if kind is None else rows[kind] for source in sources]
     row, source = found[0], sources[0]
-    if row.select is None and (reading.fields is not None or reading.steady is not None):
-        fixed, out_with = ("fields are fixed", "the names")
-        if reading.fields is None:
-            fixed, out_with = ("axes are known", "steady" if reading.axes is None else "the axes")
+    own, names, steady = row.select is _read_own, reading.fields, reading.steady
+    if not own and reading.axes is not None:
+        raise ValueError(
+            f"{source} is taken as {row.name}, whose axes are known; leave out the axes, or give the kind arrays."
+        )
+    if row.select is None and (names is not None or steady is not None):
+        fixed, out_with = ("fields are fixed", "the names") if names is not None else ("axes are known", "steady")
         raise ValueError(
             f"{source} is taken as {row.name}, whose {fixed}; leave out {out_with}, or give the kind arrays."
         )
@@ -289,7 +296,7 @@ def _open(sources: Sequence[Path], out: Path, kind: str | None, reading: Reading
         return row, row.together(sources)
     if row.select is None:
         return row, row.read(source)
-    return row, row.select(source, reading)
+    return row, _read_as_said(source, reading) if own else row.select(source, names, steady)
 
 
 @contextmanager

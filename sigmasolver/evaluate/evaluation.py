@@ -74,8 +74,8 @@ UNSAID: dict[str, Any] = {"forecast_precision": "float32", "cohort": None}
 """What records mean that do not say it, being older than the choice."""
 Measures = dict[str, torch.Tensor]
 """By name, each with one entry per window: (n, ...)."""
-Vectors = Sequence[Sequence[str]]
-"""Names of the fields that are components of one vector."""
+FOURIER = ("fourier", "spectrum_error_lead")
+"""Measures that need a whole grid."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def evaluate_run(
             return done
         forecaster = Replay(load(run.path, world.device), request.precision)
         with matmul_precision("float32"):
-            measured = measure(forecaster, windows, request, world, tick, recipe.task.vectors)
+            measured = measure(forecaster, windows, request, world, tick)
         parameters = sum(p.numel() for p in forecaster.model.parameters())
     task, step = recipe.task, windows.times[1] - windows.times[0] if len(windows.times) > 1 else 1.0
     facts = {**source, **provenance(world.device)}
@@ -319,9 +319,8 @@ def measure(
     request: Request,
     world: World,
     tick: Callable[[int, int], None] | None = None,
-    vectors: Vectors = (),
 ) -> tuple[Measures, Measures]:
-    """The measures of every window, for the forecaster and for the yardstick; `vectors` as in `tasks.field_groups`."""
+    """The measures of every window, for the forecaster and for the yardstick."""
     chosen = spread_evenly(len(windows), request.windows)
     if len(chosen) < world.size:
         raise ValueError(f"{len(chosen)} windows are too few for {world.size} processes; start fewer.")
@@ -337,9 +336,10 @@ def measure(
             fluid = None if bool(fluid.all()) else fluid
         with torch.no_grad():
             for part, frames in zip(parts, predict(forecaster, history, future, request.protocol, times), strict=True):
-                measures = _measured_at_points(frames, future, forecaster, vectors, fluid)
-                measures |= _measured_in_fourier(frames, future, windows.sides, fluid)
-                part.append({name: values.cpu() for name, values in measures.items()})
+                if fluid is None:
+                    part.append(_measured(frames, future, forecaster, windows.sides))
+                else:
+                    part.append(_measured_in_fluid(frames, future, fluid, forecaster, windows.sides))
         if tick is not None:
             tick(min((number + 1) * request.batch, len(mine)) * world.size, len(chosen))
     gathered = [
@@ -348,26 +348,11 @@ def measure(
     return gathered[0], gathered[1]
 
 
-def _measured_at_points(
-    predicted: torch.Tensor,
-    true: torch.Tensor,
-    forecaster: Forecaster,
-    vectors: Vectors,
-    fluid: torch.Tensor | None,
+def _measured(
+    predicted: torch.Tensor, true: torch.Tensor, forecaster: Forecaster, sides: tuple[float, ...] | None
 ) -> Measures:
-    """What is defined on any set of points: on all of them, or on the `fluid` ones (B, 1, *grid, 1) of each sample."""
-    if fluid is not None:
-        points = fluid[:, 0, ..., 0]
-        samples = [
-            _measured_at_points(in_fluid(one, where)[None], in_fluid(other, where)[None], forecaster, vectors, None)
-            for one, other, where in zip(predicted, true, points, strict=True)
-        ]
-        return {name: torch.cat([sample[name] for sample in samples]) for name in samples[0]}
     blown, survived = metrics.blow_up(predicted, true)
-    groups = list(field_groups(forecaster.targets.fields, vectors).values())
-    together = [channel for group in groups for channel in group]  # members of a group need not be neighbours
-    first, second = (forecaster.targets.encode(frames)[..., together] for frames in (predicted, true))
-    return {
+    measures = {
         "relative_l2": metrics.relative_l2(predicted, true),
         "relative_l2_lead": metrics.relative_l2_per_lead(predicted, true),
         "relative_l2_joint": metrics.relative_l2_joint(predicted, true),
@@ -377,25 +362,39 @@ def _measured_at_points(
         "constant_lead": metrics.is_constant(true).double(),
         "blow_up": blown.double(),
         "survived": survived.double(),
-        "grouped": metrics.grouped_squared_error(first, second, [len(group) for group in groups]),
     }
-
-
-def _measured_in_fourier(
-    predicted: torch.Tensor, true: torch.Tensor, sides: tuple[float, ...] | None, fluid: torch.Tensor | None
-) -> Measures:
-    measures = {}
-    if fluid is not None:
-        predicted, true = zero_in_solid(predicted, fluid), zero_in_solid(true, fluid)
+    groups = list(field_groups(forecaster.targets.fields).values())
+    together = [channel for group in groups for channel in group]  # members of a group need not be neighbours
+    first, second = (forecaster.targets.encode(frames)[..., together] for frames in (predicted, true))
+    measures["grouped"] = metrics.grouped_squared_error(first, second, [len(group) for group in groups])
     if true.shape[1] > 1:
         measures["fourier"] = metrics.fourier_energy(predicted - true)
     if sides is not None:
         measures["spectrum_error_lead"] = metrics.relative_spectrum_error(predicted, true, sides)
-    return measures
+    return {name: values.cpu() for name, values in measures.items()}
+
+
+def _measured_in_fluid(
+    predicted: torch.Tensor,
+    true: torch.Tensor,
+    fluid: torch.Tensor,
+    forecaster: Forecaster,
+    sides: tuple[float, ...] | None,
+) -> Measures:
+    """What is defined on any set of points, on the `fluid` ones (B, 1, *grid, 1) of each sample; the rest on the whole
+    grid with zeros in the solid."""
+    whole = _measured(zero_in_solid(predicted, fluid), zero_in_solid(true, fluid), forecaster, sides)
+    samples = [
+        _measured(in_fluid(one, points)[None], in_fluid(other, points)[None], forecaster, None)
+        for one, other, points in zip(predicted, true, fluid[:, 0, ..., 0], strict=True)
+    ]
+    return {
+        name: values if name in FOURIER else torch.cat([one[name] for one in samples]) for name, values in whole.items()
+    }
 
 
 def rows_of(
-    measures: Mapping[str, torch.Tensor], fields: tuple[str, ...], step: float, vectors: Vectors = ()
+    measures: Mapping[str, torch.Tensor], fields: tuple[str, ...], step: float, vectors: Sequence[Sequence[str]] = ()
 ) -> list[dict[str, Any]]:
     """Tidy rows: metric, field, lead (counted from 1), value, deviation over windows. Not finite becomes null.
 
@@ -459,7 +458,7 @@ def _add_correlation(
     add("correlation_time", name, None, float(metrics.correlation_time(mean, times)))
 
 
-def _named(fields: tuple[str, ...], vectors: Vectors) -> list[tuple[str, tuple[int, ...]]]:
+def _named(fields: tuple[str, ...], vectors: Sequence[Sequence[str]]) -> list[tuple[str, tuple[int, ...]]]:
     """Every field, every group of several, and all of them."""
     names = {name: (channel,) for channel, name in enumerate(fields)}
     groups = {name: group for name, group in field_groups(fields, vectors).items() if len(group) > 1}

@@ -164,11 +164,17 @@ def test_a_pretrained_model_is_exported_by_name(call, kind, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fno", "unet", "transolver", "factformer", "eddyformer-2d", "physolver"])
-def test_other_models_are_exported_too(data, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "onnx") for name in ("fno", "unet", "transolver", "eddyformer-2d", "physolver")),
+        ("factformer", "torch-export"),
+    ],
+)
+def test_other_models_are_exported_too(data, tmp_path, name, kind):
     """A model that stands on its grid is exported for that grid alone, and says so."""
     train_run(replace(RECIPE, model=replace(MODEL, name=name)), data, Run(tmp_path / name))
-    made = export_run(tmp_path / name, "onnx", tmp_path / "step.onnx")
+    made = export_run(tmp_path / name, kind, tmp_path / f"step{FORMATS[kind].suffix}")
     assert made.difference <= LIMIT and json.loads(made.metadata["any_grid"]) == (made.fixed is None)
 
 

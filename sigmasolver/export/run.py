@@ -142,7 +142,7 @@ def _attempt(
         axes = {axis: Dim.DYNAMIC for axis in range(2, 2 + len(grid))}
     metadata = {name: json.dumps(value) for name, value in {**facts, "any_grid": any_grid}.items()}
     form.write(_export(step, (history, *batches[0][1:]), axes), path, metadata, step.inputs, step.outputs)
-    more = _thinned(batches[:1]) if any_grid else []
+    more = [_cropped(batches[0])] if any_grid else []
     return metadata, _difference(step, form.read(path), [*batches, *more])
 
 
@@ -153,9 +153,12 @@ def _export(step: RolloutStep, inputs: Inputs, axes: Mapping[int, object]) -> Ex
     return torch.export.export(step, given, dynamic_shapes=dict(zip(step.inputs, shapes, strict=True)))
 
 
-def _thinned(batches: list[Inputs]) -> list[Inputs]:
-    """Every second point of the last axis, where enough are left: another grid for a file that takes any."""
-    return [(one[0][..., ::2, :], *one[1:]) for one in batches if one[0].shape[-2] >= 16]
+def _cropped(inputs: Inputs) -> Inputs:
+    """Without the last points of every axis: another grid for a file that takes any."""
+    history = inputs[0]
+    for axis, points in enumerate(history.shape[2:-1], start=2):
+        history = history.narrow(axis, 0, max(2, points - axis))
+    return history, *inputs[1:]
 
 
 def _difference(step: RolloutStep, compute: Compute, batches: list[Inputs]) -> float:

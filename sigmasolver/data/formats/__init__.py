@@ -313,8 +313,9 @@ def opened(source: Path, reading: Reading, kind: str | None = None) -> Iterator[
         return
     kind = kind if kind is None or _own(source) else None
     row = guess_kind(source) if kind is None else None
-    if row is not None and row.select is None:  # its fields and axes are known
-        reading = replace(reading, fields=None, steady=None, axes=None)
+    if row is not None and row.select is not _read_own:  # its axes are known, and perhaps its fields
+        reading = replace(reading, axes=None)
+        reading = reading if row.select is not None else replace(reading, fields=None, steady=None)
     with TemporaryDirectory(prefix="sigmasolver-") as folder:
         store = Path(folder) / f"{source.resolve().stem}.h5"
         import_data(source, store, kind, reading=reading)
@@ -390,10 +391,13 @@ def _open(sources: Sequence[Path], out: Path, kind: str | None, reading: Reading
         raise ValueError(f"The kind {kind!r} is unknown; choose among {', '.join(rows)}.")
     found = [guess_kind(source) if kind is None else rows[kind] for source in sources]
     row, source = found[0], sources[0]
+    if row.select is not _read_own and reading.axes is not None:
+        raise ValueError(
+            f"{source} is taken as {row.name}, whose axes are known; leave out the axes, or give the kind arrays."
+        )
     if row.select is None and (reading.fields is not None or reading.steady is not None):
-        fixed, out_with = ("fields are fixed", "the names")
-        if reading.fields is None:
-            fixed, out_with = ("axes are known", "steady" if reading.axes is None else "the axes")
+        named = reading.fields is not None
+        fixed, out_with = ("fields are fixed", "the names") if named else ("axes are known", "steady")
         raise ValueError(
             f"{source} is taken as {row.name}, whose {fixed}; leave out {out_with}, or give the kind arrays."
         )

@@ -23,9 +23,9 @@ from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows
 from sigmasolver.forecast.checkpoint import build
 from sigmasolver.ops import dispatch
-from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe, changed, recipe_of
 from sigmasolver.runs import provenance
+from sigmasolver.runtime.parallel import World
 from sigmasolver.simulate import simulator_of
 from sigmasolver.simulate.generate import generate
 from sigmasolver.train.engine import Execution, Stepper

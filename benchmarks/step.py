@@ -33,9 +33,9 @@ from sigmasolver.models.spectral import SpectralOperator
 from sigmasolver.ops import dispatch
 from sigmasolver.ops.fourier import axis_fourier_rfft
 from sigmasolver.ops.precision import matmul_precision
-from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import provenance
+from sigmasolver.runtime.parallel import World
 from sigmasolver.tasks import field_groups
 from sigmasolver.train.capture import WARM_UP
 from sigmasolver.train.dry_run import Rehearsal

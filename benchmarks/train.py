@@ -22,9 +22,9 @@ from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows
 from sigmasolver.evaluate import Request, evaluate_run
 from sigmasolver.forecast.checkpoint import build
-from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe, recipe_of
 from sigmasolver.runs import Run, provenance, read_rows
+from sigmasolver.runtime.parallel import World
 from sigmasolver.simulate import simulator_of
 from sigmasolver.simulate.generate import generate
 from sigmasolver.train.engine import ENGINES, Execution, Stepper

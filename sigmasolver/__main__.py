@@ -1,7 +1,7 @@
 """`python -m sigmasolver` is the command `sigmasolver`."""
 
-from sigmasolver.interrupts import Interrupts
-from sigmasolver.threads import choose_threads
+from sigmasolver.runtime.interrupts import Interrupts
+from sigmasolver.runtime.threads import choose_threads
 
 __all__ = ["main"]
 

@@ -60,7 +60,7 @@ def simulate_dataset(
         >>> sigmasolver.simulate_dataset("darcy", 8, "darcy.h5", settings=["grid=16"]).name
         'darcy.h5'
     """
-    from sigmasolver.parallel import device_of
+    from sigmasolver.runtime.parallel import device_of
     from sigmasolver.settings import override
     from sigmasolver.simulate import simulator_of
     from sigmasolver.simulate.generate import generate
@@ -166,8 +166,8 @@ def infer_recipe(
         ('u',)
     """
     from sigmasolver.data.store import open_store
-    from sigmasolver.parallel import device_of
     from sigmasolver.recipes import changed
+    from sigmasolver.runtime.parallel import device_of
     from sigmasolver.train.infer_recipe import UserChoices
     from sigmasolver.train.infer_recipe import infer_recipe as infer
 
@@ -231,8 +231,8 @@ def train_model(
         >>> run.finished, run.read_log()[-1]["step"]
         (True, 4)
     """
-    from sigmasolver.parallel import World, device_of
     from sigmasolver.runs import Run
+    from sigmasolver.runtime.parallel import World, device_of
     from sigmasolver.train.engine import Execution
     from sigmasolver.train.job import train_run
 
@@ -309,7 +309,7 @@ def evaluate_run(
     """
     from sigmasolver.evaluate import Request
     from sigmasolver.evaluate import evaluate_run as measure
-    from sigmasolver.parallel import World, device_of
+    from sigmasolver.runtime.parallel import World, device_of
 
     world = World(device=device_of(device))
     return measure(_run(run), Request(horizon, windows=windows), None if data is None else _path(data), world)
@@ -338,7 +338,7 @@ def diagnose_run(
     """
     from sigmasolver.diagnose.run import diagnose_run as diagnose
     from sigmasolver.evaluate import Request
-    from sigmasolver.parallel import device_of
+    from sigmasolver.runtime.parallel import device_of
 
     return diagnose(_run(run), names, Request(windows=windows), device_of(device))
 

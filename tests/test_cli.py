@@ -20,7 +20,7 @@ import sigmasolver
 from sigmasolver.cli import main
 from sigmasolver.cli.terminal import progress
 from sigmasolver.data.store import Writer, open_store
-from sigmasolver.interrupts import Interrupts
+from sigmasolver.runtime.interrupts import Interrupts
 from sigmasolver.simulate import SIMULATORS
 from sigmasolver.simulate.generate import header_of
 

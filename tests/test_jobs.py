@@ -14,9 +14,9 @@ import torch
 
 from sigmasolver.experiments import jobs as jobs_module
 from sigmasolver.experiments.jobs import Command, Jobs, Work, slurm_options, supervise
-from sigmasolver.interrupts import TERMINATED, Termination
 from sigmasolver.recipes import changed, suite_of
 from sigmasolver.runs import Run, read_rows, read_tensors
+from sigmasolver.runtime.interrupts import TERMINATED, Termination
 from sigmasolver.simulate.generate import generate
 from sigmasolver.train.job import train_run
 from tests.data.waves import Waves

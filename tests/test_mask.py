@@ -16,9 +16,9 @@ from sigmasolver.data.windows import Windows, WindowSpec
 from sigmasolver.evaluate import Request, evaluate_run, measure
 from sigmasolver.forecast import Forecaster, rollout
 from sigmasolver.forecast.checkpoint import load
-from sigmasolver.parallel import World
 from sigmasolver.recipes import changed
 from sigmasolver.runs import Run, read_tensors
+from sigmasolver.runtime.parallel import World
 from sigmasolver.tasks import Task
 from sigmasolver.train.engine import _with_noise
 from sigmasolver.train.infer_recipe import UserChoices, infer_recipe

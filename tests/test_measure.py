@@ -15,7 +15,7 @@ from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows, WindowSpec
 from sigmasolver.evaluate import Request, measure, predict, rows_of
 from sigmasolver.forecast import Forecaster
-from sigmasolver.parallel import World
+from sigmasolver.runtime.parallel import World
 from sigmasolver.simulate.generate import generate
 from tests.data.memory import Memory
 from tests.data.waves import Waves

@@ -8,9 +8,9 @@ import torch
 
 from sigmasolver.data.store import open_store
 from sigmasolver.experiments.queue import Deadline, OutOfTimeError, ensure_store, fraction_done, is_done, run_row
-from sigmasolver.parallel import World
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, recipe_of
 from sigmasolver.runs import Run, read_rows, read_tensors
+from sigmasolver.runtime.parallel import World
 from sigmasolver.simulate import simulator_of
 from sigmasolver.simulate.generate import generate
 from sigmasolver.tasks import Task

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from sigmasolver.threads import WAITING, cpu_quota
+from sigmasolver.runtime.threads import WAITING, cpu_quota
 
 
 def run(code, **more):
@@ -19,10 +19,10 @@ def run(code, **more):
 
 CHOSEN = """
 import json, os, sys
-import sigmasolver.threads
-sigmasolver.threads.cpu_quota = lambda: QUOTA
+import sigmasolver.runtime.threads
+sigmasolver.runtime.threads.cpu_quota = lambda: QUOTA
 os.sched_getaffinity = lambda _: {0, 1, 2, 3}
-sigmasolver.threads.choose_threads()
+sigmasolver.runtime.threads.choose_threads()
 assert "torch" not in sys.modules
 print(json.dumps([os.environ.get(name) for name in ("OMP_WAIT_POLICY", "OMP_NUM_THREADS")]))
 """
@@ -82,7 +82,7 @@ print(torch.get_num_threads(), hashlib.sha256(numbers).hexdigest())
 def test_waiting_otherwise_changes_neither_the_count_nor_a_bit():
     if cpu_quota() is not None:
         pytest.skip("a quota may lower the count here")
-    chosen = "from sigmasolver.threads import choose_threads\nchoose_threads()"
+    chosen = "from sigmasolver.runtime.threads import choose_threads\nchoose_threads()"
     assert run(NUMBERS) == run(chosen + NUMBERS)
 
 

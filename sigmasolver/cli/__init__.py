@@ -32,8 +32,8 @@ from sigmasolver.cli import (
 from sigmasolver.cli.app import app
 from sigmasolver.cli.help import arrange
 from sigmasolver.cli.terminal import console
-from sigmasolver.interrupts import STOPPED, Interrupts
 from sigmasolver.ops.memory import keep_freed_memory
+from sigmasolver.runtime.interrupts import STOPPED, Interrupts
 
 __all__ = [
     "app",

@@ -94,7 +94,7 @@ def common(
 
 
 def device_of(text: str) -> torch.device:
-    from sigmasolver.parallel import device_of as device_named
+    from sigmasolver.runtime.parallel import device_of as device_named
 
     return device_named(text)
 

@@ -23,7 +23,6 @@ from sigmasolver.experiments.records import dimensions_of
 from sigmasolver.forecast import rollout
 from sigmasolver.forecast.checkpoint import load
 from sigmasolver.models import Options, matched_width
-from sigmasolver.parallel import World
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.report.assemble import headline
 from sigmasolver.report.page import write_page
@@ -31,6 +30,7 @@ from sigmasolver.report.sample import sample_of
 from sigmasolver.report.study import Dimensions, Maps, Study
 from sigmasolver.report.tables import comparison, curves
 from sigmasolver.runs import Run
+from sigmasolver.runtime.parallel import World
 from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task

@@ -41,8 +41,8 @@ def evaluate(
 ) -> None:
     """Evaluate runs on unseen data, next to an untrained baseline; writes records.jsonl."""
     from sigmasolver.evaluate import Request, evaluate_run
-    from sigmasolver.parallel import join
     from sigmasolver.runs import Run
+    from sigmasolver.runtime.parallel import join
 
     points = None if grid is None else numbers(grid, "--grid")
     request = Request(horizon, points, windows, protocol, part or split, batch, precision, cohort)

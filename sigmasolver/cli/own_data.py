@@ -12,7 +12,7 @@ from sigmasolver.cli.terminal import console, progress
 
 if TYPE_CHECKING:
     from sigmasolver.data.formats import Imported, Reading
-    from sigmasolver.parallel import World
+    from sigmasolver.runtime.parallel import World
 
 __all__ = [
     "Axes",

@@ -36,7 +36,7 @@ def plan(
     check: Annotated[bool, typer.Option("--check", help="Also run an update on the full grid and compare.")] = False,
 ) -> None:
     """Predict memory and time of a training from updates on smaller grids; exit code 1 if it does not fit."""
-    from sigmasolver.parallel import World
+    from sigmasolver.runtime.parallel import World
     from sigmasolver.train.engine import Execution
     from sigmasolver.train.job import memory_of
     from sigmasolver.train.plan import advise, on_grid, predict

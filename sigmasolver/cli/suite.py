@@ -73,10 +73,10 @@ def suite(
 
     from sigmasolver.experiments.jobs import Jobs
     from sigmasolver.experiments.queue import Deadline, is_done
-    from sigmasolver.interrupts import TERMINATED, Termination
-    from sigmasolver.parallel import join
     from sigmasolver.recipes import changed, suite_of
     from sigmasolver.runs import Run
+    from sigmasolver.runtime.interrupts import TERMINATED, Termination
+    from sigmasolver.runtime.parallel import join
     from sigmasolver.train.engine import Execution
 
     deadline, screen = Deadline(minutes), console()
@@ -203,8 +203,8 @@ def _finish_row(
 ) -> bool:
     """Simulate, train and evaluate one row; False if time ran out."""
     from sigmasolver.experiments.queue import OutOfTimeError, ensure_store, fraction_done, run_row
-    from sigmasolver.interrupts import Termination
     from sigmasolver.runs import Run
+    from sigmasolver.runtime.interrupts import Termination
 
     recipe, run, screen = siblings[key], Run(out / key), console()
     try:

@@ -13,17 +13,17 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Table
 from rich.text import Text
 
-from sigmasolver.interrupts import Interrupts
 from sigmasolver.report.sample import sample_of
 from sigmasolver.report.study import YARDSTICKS
 from sigmasolver.report.study import Table as Cells
 from sigmasolver.report.tables import comparison, named_apart, precision_of
+from sigmasolver.runtime.interrupts import Interrupts
+from sigmasolver.runtime.threads import describe_threads
 from sigmasolver.tasks import REALM
-from sigmasolver.threads import describe_threads
 
 if TYPE_CHECKING:  # --help answers at once without torch
     from sigmasolver.data.inspect import Summary
-    from sigmasolver.parallel import World
+    from sigmasolver.runtime.parallel import World
     from sigmasolver.train.loop import Progress as Step
 
 __all__ = [

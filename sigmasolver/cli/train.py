@@ -24,9 +24,9 @@ from sigmasolver.cli.terminal import console, say_threads, training
 
 if TYPE_CHECKING:
     from sigmasolver.data.formats import Reading
-    from sigmasolver.parallel import World
     from sigmasolver.recipes import Recipe
     from sigmasolver.runs import Run
+    from sigmasolver.runtime.parallel import World
     from sigmasolver.train.infer_recipe import UserChoices
 
 __all__ = ["Config", "Minutes", "engine_of", "named_recipe", "say_trained", "train"]
@@ -96,10 +96,10 @@ def train(
     """Train a model. Stop at any time; `sigmasolver train --resume RUN` continues to the same weights."""
     from sigmasolver.data.formats import find_download
     from sigmasolver.experiments.queue import Deadline
-    from sigmasolver.interrupts import Termination
-    from sigmasolver.parallel import join
     from sigmasolver.recipes import changed, config_text
     from sigmasolver.runs import Run
+    from sigmasolver.runtime.interrupts import Termination
+    from sigmasolver.runtime.parallel import join
     from sigmasolver.train.engine import Execution
     from sigmasolver.train.infer_recipe import UserChoices
     from sigmasolver.train.job import resume_run, train_run
@@ -226,7 +226,7 @@ def engine_of(text: str, world: World) -> str:
 
 
 def say_trained(run: Run, world: World) -> None:
-    from sigmasolver.interrupts import TERMINATED, Termination
+    from sigmasolver.runtime.interrupts import TERMINATED, Termination
 
     if not world.first:
         return

@@ -28,8 +28,8 @@ from sigmasolver.data.windows import Resident, Windows
 from sigmasolver.diagnose.subject import Findings, Subject
 from sigmasolver.forecast import Forecaster
 from sigmasolver.models.solver import Solver
-from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
+from sigmasolver.runtime.parallel import World
 from sigmasolver.train.dry_run import Alive
 from sigmasolver.train.engine import Execution, Stepper
 from sigmasolver.train.job import lies_on, memory_of

@@ -52,9 +52,9 @@ from sigmasolver.forecast.checkpoint import (
 )
 from sigmasolver.forecast.replay import Replay, check_precision
 from sigmasolver.ops.precision import matmul_precision
-from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, provenance, read_facts, read_records, replace_rows
+from sigmasolver.runtime.parallel import World
 from sigmasolver.settings import lookup
 from sigmasolver.tasks import COHORTS, CYLINDER, REALPDEBENCH, TEST_MODES, cohort_of, field_groups
 from sigmasolver.version import __version__

@@ -15,9 +15,9 @@ from sigmasolver.data.formats import find_download, where_to_put
 from sigmasolver.data.store import open_store
 from sigmasolver.evaluate import Request, evaluate_run, records_of_test_part
 from sigmasolver.forecast.checkpoint import begin
-from sigmasolver.interrupts import Termination
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_facts
+from sigmasolver.runtime.interrupts import Termination
 from sigmasolver.simulate import SIMULATORS, simulator_of
 from sigmasolver.simulate.generate import generate, header_of
 from sigmasolver.tasks import REALM

@@ -21,10 +21,10 @@ from sigmasolver.forecast.checkpoint import load, recipe_in
 from sigmasolver.forecast.files import write_forecast
 from sigmasolver.forecast.replay import Replay
 from sigmasolver.ops.precision import matmul_precision
-from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
 from sigmasolver.report.published import Column, tables
 from sigmasolver.runs import Run, provenance, read_facts
+from sigmasolver.runtime.parallel import World
 from sigmasolver.simulate import simulator_of
 from sigmasolver.simulate.coarse import Work, coarse_work, full_work
 

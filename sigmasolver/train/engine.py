@@ -40,8 +40,8 @@ from sigmasolver.data.windows import Pair, Resident, Windows
 from sigmasolver.forecast import Forecaster
 from sigmasolver.models.layers import draws_noise
 from sigmasolver.ops.precision import matmul_precision
-from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
+from sigmasolver.runtime.parallel import World
 from sigmasolver.seeds import hashed_seed
 from sigmasolver.train.capture import Capture
 from sigmasolver.train.objectives import build_loss, direct, frame_by_frame, pushforward, teacher_forced

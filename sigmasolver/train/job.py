@@ -34,11 +34,11 @@ from sigmasolver.forecast.checkpoint import (
     write_normalisers,
 )
 from sigmasolver.models.variants import MODELS
-from sigmasolver.parallel import processes_here
 from sigmasolver.plugins import Registry
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run
 from sigmasolver.runs.files import remove_abandoned
+from sigmasolver.runtime.parallel import processes_here
 from sigmasolver.settings import to_plain
 from sigmasolver.train.engine import Execution, blocks_of
 from sigmasolver.train.loop import Data, Progress, StepPlan, train

@@ -23,9 +23,9 @@ from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import Forecaster, rollout
 from sigmasolver.forecast.checkpoint import begin, save
-from sigmasolver.parallel import World
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, append_row, read_tensors, replace_rows, write_tensors
+from sigmasolver.runtime.parallel import World
 from sigmasolver.seeds import hashed_seed
 from sigmasolver.train.engine import Execution, Stepper, full
 from sigmasolver.train.optimisers import set_rate

@@ -13,9 +13,9 @@ from sigmasolver.data.windows import Windows
 from sigmasolver.forecast.checkpoint import build
 from sigmasolver.models import Options
 from sigmasolver.ops.precision import matmul_precision
-from sigmasolver.parallel import World
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, changed
 from sigmasolver.runs import Run
+from sigmasolver.runtime.parallel import World
 from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task

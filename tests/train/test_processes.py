@@ -14,9 +14,9 @@ import torch
 
 import sigmasolver
 from sigmasolver.evaluate import Request, evaluate_run
-from sigmasolver.parallel import join
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, changed
 from sigmasolver.runs import Run, read_facts, read_rows, read_tensors
+from sigmasolver.runtime.parallel import join
 from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
@@ -220,7 +220,7 @@ def test_the_others_end_when_one_process_is_killed(tmp_path, size, lost):
 LONELY = """
 import sys
 from datetime import timedelta
-from sigmasolver import parallel
+from sigmasolver.runtime import parallel
 from sigmasolver.cli import main
 parallel.ARRIVAL = timedelta(seconds=15)
 sys.argv = ["sigmasolver", "evaluate", "none", "--device", "cpu"]
@@ -246,7 +246,7 @@ def test_a_process_whose_fellow_never_comes_or_dies_at_the_door(came):
 @pytest.mark.slow
 def test_the_work_of_the_first_process_may_take_longer_than_the_arrival_of_the_others():
     code = (
-        "import time, torch; from datetime import timedelta; from sigmasolver import parallel\n"
+        "import time, torch; from datetime import timedelta; from sigmasolver.runtime import parallel\n"
         "parallel.ARRIVAL = timedelta(seconds=15)\n"
         "with parallel.join(torch.device('cpu')) as world:\n"
         "    time.sleep(17 if world.first else 0)\n"

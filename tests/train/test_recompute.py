@@ -11,9 +11,9 @@ from torch import nn
 import sigmasolver
 from sigmasolver.models import Options, build_model
 from sigmasolver.models.layers import draws_noise
-from sigmasolver.parallel import World
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, changed
 from sigmasolver.runs import Run, read_tensors
+from sigmasolver.runtime.parallel import World
 from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task

@@ -33,9 +33,9 @@ from sigmasolver.forecast.checkpoint import build, load
 from sigmasolver.forecast.files import forecast_file
 from sigmasolver.forecast.replay import Replay
 from sigmasolver.models import Options, list_models, variants
-from sigmasolver.parallel import World, join
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run, read_rows, read_tensors
+from sigmasolver.runtime.parallel import World, join
 from sigmasolver.tasks import Task
 from sigmasolver.train import dry_run, job
 from sigmasolver.train.engine import Execution, Stepper

@@ -28,7 +28,7 @@ from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train.job import train_run
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
 TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")
 MODEL = ModelRecipe(width=16, depth=1, heads=2, slices=4, modes=3, options=Options(padding="circular"))

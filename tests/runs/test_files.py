@@ -27,7 +27,7 @@ from sigmasolver.runs import Run, read_facts, read_rows, read_tensors, replace_r
 from sigmasolver.runs.files import open_lock, read_bytes, replacing
 from tests.data.test_store import HEADER, store, values
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STUDY = Study("title", "summary", (Curve("model", (1, 2), (0.1, 0.2)),), Table(("model",), (("model",),)), ())
 
 
@@ -231,7 +231,7 @@ def test_a_full_disk_is_one_sentence_and_all_is_as_it_was(tmp_path: Path) -> Non
             (folder / "figure.png").write_text("before")
             (folder / "picture.png").write_text("before")
         before[folder] = {one.name: one.read_bytes() for one in folder.iterdir()}
-    code = "import sys; from tests.test_files import write_with_limits; write_with_limits(sys.argv[1])"
+    code = "import sys; from tests.runs.test_files import write_with_limits; write_with_limits(sys.argv[1])"
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)],
         capture_output=True,

@@ -1,6 +1,6 @@
 """Mutated recipes, run folders and records, each tried in turn by a process that may die of it.
 
-    python -m tests.run_fuzz FOLDER FIRST STOP     one line for each number: "number refused|harmless|traceback ..."
+    python -m tests.runs.fuzz FOLDER FIRST STOP     one line for each number: "number refused|harmless|traceback ..."
 
 The number of an input fixes which file of the run is changed, and how. FOLDER keeps the runs that the first call makes.
 """

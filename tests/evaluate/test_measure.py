@@ -19,7 +19,7 @@ from sigmasolver.runtime.parallel import World
 from sigmasolver.simulate.generate import generate
 from tests.data.memory import Memory
 from tests.data.waves import Waves
-from tests.test_evaluate import norm, value
+from tests.evaluate.test_evaluation import norm, value
 
 # --- a flow that is solved exactly: decaying waves that drift are a Fourier multiplier
 

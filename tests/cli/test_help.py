@@ -12,7 +12,7 @@ from sigmasolver.cli import app
 from sigmasolver.cli.help import STAGES
 
 COMMANDS = sorted(get_command(app).commands)
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def test_every_command_has_one_stage():

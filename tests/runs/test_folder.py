@@ -171,7 +171,7 @@ def test_damaged_files_give_a_sentence_or_the_same_shapes(tmp_path, cut, flip):
 
 
 def test_a_record_names_the_commit_of_the_checkout(monkeypatch):
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         pytest.skip("not a checkout")
     monkeypatch.delenv("SIGMASOLVER_COMMIT", raising=False)

@@ -27,7 +27,7 @@ from sigmasolver.runs import Run, read_rows, read_tensors, replace_rows
 from sigmasolver.simulate import SIMULATORS, simulator_of
 from sigmasolver.simulate.generate import generate
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FRESH = 8
 """Trajectories that the slow test simulates."""
 

@@ -20,7 +20,7 @@ from sigmasolver.train.dry_run import updates_of
 from sigmasolver.train.job import train_run
 from tests.data.waves import Waves
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROWS = read_rows(ROOT / "results" / "ledger.jsonl")
 
 

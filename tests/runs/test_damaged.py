@@ -13,9 +13,9 @@ import torch
 
 from sigmasolver.cli import main
 from sigmasolver.runs import Run, read_rows, read_tensors, write_tensors
-from tests.test_cli_learn import OWN, TINY, waves
+from tests.cli.test_train import OWN, TINY, waves
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NESTED = "[" * 100_000
 DIGITS = "9" * 6000
 

@@ -22,7 +22,7 @@ from sigmasolver.train.job import train_run
 from tests.data.waves import Waves
 
 submitit = pytest.importorskip("submitit")
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROWS = ("ns2d-transolver-sigma-42", "ns2d-transolver-sigma-43")
 SETTINGS = (
     "task.grid=(12,12)", "task.history=2", "task.horizon=3", "task.train=2", "task.test=1", "task.inputs=('height',)",

@@ -10,6 +10,8 @@ from pathlib import Path
 import matplotlib
 import pytest
 
+from sigmasolver.report.figures import FIGURES
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 
@@ -38,6 +40,14 @@ def test_the_notebook_runs_at_a_smaller_size(tmp_path, monkeypatch, capsys):
 def test_the_model_of_the_notebook_beats_persistence(tmp_path, monkeypatch):
     errors = run_notebook(tmp_path, monkeypatch)
     assert all(errors["transolver-sigma"][lead] < errors["persistence"][lead] for lead in range(1, 7))
+
+
+def test_the_gallery_shows_every_figure_with_its_command():
+    text = (DOCS / "gallery.md").read_text()
+    for name in FIGURES:
+        assert f"sigmasolver figure {name} " in text and f"](pictures/gallery/{name}.png)" in text, name
+    for picture in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text):
+        assert (DOCS / picture).is_file(), picture
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs mkdocs")

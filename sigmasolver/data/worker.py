@@ -294,7 +294,8 @@ def _matlab_values(path: str, name: str, most: int | None) -> np.ndarray | None:
 
 
 _DATASETS: dict[str, tuple[tuple[Any, ...], Any]] = {}
-"""The data set that was opened last, kept open: to open it takes longer than to read a window."""
+"""The data sets that were opened last, kept open: to open one takes longer than to read a window."""
+_MOST_OPEN = 32
 _METADATA = ("zarr.json", ".zmetadata", ".zattrs", ".zgroup")
 
 
@@ -307,9 +308,10 @@ def _dataset(path: str) -> Any:
     known, held = _DATASETS.get(path, (None, None))
     if known == state:
         return held
-    for _, other in _DATASETS.values():
-        other.close()
-    _DATASETS.clear()
+    if held is not None:
+        _DATASETS.pop(path)[1].close()
+    elif len(_DATASETS) == _MOST_OPEN:
+        _DATASETS.pop(next(iter(_DATASETS)))[1].close()
     engine, options = _engine(path)
     try:
         held = xarray.open_dataset(

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from sigmasolver.data.header import BOUNDARIES
 from sigmasolver.data.layout import Layout
 from sigmasolver.settings import suggest
 
-__all__ = ["MARK", "Labelled", "Ranges", "Variable", "as_trajectories"]
+__all__ = ["MARK", "Labelled", "Ranges", "Variable", "as_trajectories", "coordinate"]
 
 Ranges = Sequence[tuple[int, int]]
 MOST_CHANNELS = 64
@@ -54,6 +55,16 @@ class Variable:
 
     def whole(self) -> np.ndarray:
         return self.read([(0, size) for size in self.shape])
+
+
+def coordinate(dimension: str, values: np.ndarray, attributes: Mapping[str, Any] | None = None) -> Variable:
+    """The values along a dimension."""
+    values = values.astype(np.float64)
+    return Variable((dimension,), values.shape, values.dtype, partial(_cut, values), attributes or {}, coordinate=True)
+
+
+def _cut(values: np.ndarray, ranges: Ranges) -> np.ndarray:
+    return values[slice(*ranges[0])]
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from sigmasolver.data.formats.dimensions import CHANNEL, COUNT, SPACE, TIME
 from sigmasolver.data.formats.hdf5 import SUFFIXES, open_variables, paths_in
-from sigmasolver.data.formats.labelled import Labelled, Ranges, Variable, as_trajectories
+from sigmasolver.data.formats.labelled import Labelled, Variable, as_trajectories, coordinate
 from sigmasolver.data.formats.parts import in_parts, joined
 from sigmasolver.data.formats.source import Foreign
 
@@ -80,17 +79,11 @@ def _labelled(file: Path) -> Labelled:
         if dimension != CHANNEL:
             values = _axis(entries, dimension, sizes[dimension], notes)
             if values is not None:
-                variables[dimension] = Variable(
-                    (dimension,), values.shape, values.dtype, partial(_slice, values), coordinate=True
-                )
+                variables[dimension] = coordinate(dimension, values)
     for name in _PARAMETERS:
         if name in entries and len(entries[name].shape) == 1:
             variables[name] = replace(entries[name], dims=(COUNT,), repeat=True)
     return Labelled(file, variables, {}, tuple(notes))
-
-
-def _slice(values: np.ndarray, ranges: Ranges) -> np.ndarray:
-    return values[slice(*ranges[0])]
 
 
 def _axis(entries: Mapping[str, Variable], dimension: str, size: int, notes: list[str]) -> np.ndarray | None:

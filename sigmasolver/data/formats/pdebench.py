@@ -13,14 +13,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from sigmasolver.data.formats.dimensions import CHANNEL, COUNT, SPACE, TIME
 from sigmasolver.data.formats.hdf5 import open_variables, paths_in
-from sigmasolver.data.formats.labelled import Labelled, Ranges, Variable, as_trajectories
+from sigmasolver.data.formats.labelled import Labelled, Ranges, Variable, as_trajectories, coordinate
 from sigmasolver.data.formats.source import Foreign
 from sigmasolver.data.split import Split
 
@@ -74,7 +73,8 @@ def _apart(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Varia
     for letter, entry in lists.items():
         if entry is not None:
             values = _fit(path, letter, entry.whole().ravel(), sizes[letter], notes)
-            variables[TIME if letter == "t" else letter] = _coordinate(letter, values)
+            dimension = TIME if letter == "t" else letter
+            variables[dimension] = coordinate(dimension, values)
     return variables, notes
 
 
@@ -113,7 +113,8 @@ def _grouped(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Var
         if entry is not None:
             size = shape[0] if letter == "t" else shape[1 + SPACE.index(letter)]
             values = _fit(path, letter, entry.whole().ravel(), size, [])
-            variables[TIME if letter == "t" else letter] = _coordinate(letter, values)
+            dimension = TIME if letter == "t" else letter
+            variables[dimension] = coordinate(dimension, values)
     return variables, []
 
 
@@ -129,23 +130,13 @@ def _incompressible(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[s
     times = entries["t"].whole().reshape(-1, entries["t"].shape[-1])
     if not np.allclose(times, times[0], rtol=1e-6, atol=0):
         notes.append("The times differ between trajectories; those of the first are taken for all.")
-    variables[TIME] = _coordinate("t", times[0])
+    variables[TIME] = coordinate(TIME, times[0])
     return variables, notes
 
 
 def _check_axes(path: Path, name: str, entry: Variable, spatial: int) -> None:
     if not 1 <= spatial <= 3:
         raise ValueError(f"{name!r} in {path} has the shape {entry.shape}; one to three spatial axes are needed.")
-
-
-def _coordinate(letter: str, values: np.ndarray) -> Variable:
-    values = values.astype(np.float64)
-    dimension = TIME if letter == "t" else letter
-    return Variable((dimension,), values.shape, values.dtype, partial(_slice, values), coordinate=True)
-
-
-def _slice(values: np.ndarray, ranges: Ranges) -> np.ndarray:
-    return values[slice(*ranges[0])]
 
 
 def _ends(path: Path, notes: list[str]) -> dict[str, str]:

@@ -15,7 +15,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ import numpy as np
 
 from sigmasolver.data.formats.dimensions import CHANNEL, COUNT, SPACE, TIME
 from sigmasolver.data.formats.hdf5 import SUFFIXES, attributes_of, open_variables, paths_in
-from sigmasolver.data.formats.labelled import Labelled, Ranges, Variable, as_trajectories
+from sigmasolver.data.formats.labelled import Labelled, Variable, as_trajectories, coordinate
 from sigmasolver.data.formats.parts import in_parts, joined
 from sigmasolver.data.formats.source import Foreign, listed
 
@@ -118,14 +117,8 @@ def _coordinates(
                 notes.append(f"{name} differs between trajectories; that of the first is taken for all.")
             values = lists[0]
         attributes = {} if letter == TIME else {"name": name}
-        variables[letter] = Variable(
-            (letter,), values.shape, values.dtype, partial(_slice, values), attributes, coordinate=True
-        )
+        variables[letter] = coordinate(letter, values, attributes)
     return variables, notes
-
-
-def _slice(values: np.ndarray, ranges: Ranges) -> np.ndarray:
-    return values[tuple(slice(*one) for one in ranges)]
 
 
 def _boundaries(said: Mapping[str, Mapping[str, Any]], axes: Sequence[str], notes: list[str]) -> dict[str, str]:

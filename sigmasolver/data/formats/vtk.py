@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from sigmasolver.data.formats.dimensions import CHANNEL, TIME
-from sigmasolver.data.formats.labelled import Labelled, Ranges, Variable, as_trajectories
+from sigmasolver.data.formats.labelled import Labelled, Ranges, Variable, as_trajectories, coordinate
 from sigmasolver.data.formats.parts import in_parts, joined, natural
 from sigmasolver.data.formats.source import Foreign, listed
 from sigmasolver.data.formats.vtk_image import SUFFIXES, Image, open_image
@@ -120,12 +120,9 @@ def _labelled(name: Path, series: Series) -> Labelled:
     if first.others:
         notes.append(f"Left out, as they lie on the cells: {listed(first.others)}.")
     said = {key: value for key, value in first.values.items() if key not in _CLOCK}
-    variables = {
-        letter: Variable((letter,), axis.shape, axis.dtype, partial(_slice, axis), coordinate=True)
-        for letter, axis in zip("xyz", first.axes, strict=True)
-    }
+    variables = {letter: coordinate(letter, axis) for letter, axis in zip("xyz", first.axes, strict=True)}
     if times is not None:
-        variables[TIME] = Variable((TIME,), times.shape, times.dtype, partial(_slice, times), coordinate=True)
+        variables[TIME] = coordinate(TIME, times)
     for key, array in first.arrays.items():
         components = array.shape[3:]
         labels = _COMPONENTS.get(components[0], tuple(map(str, range(components[0])))) if components else ()
@@ -138,10 +135,6 @@ def _labelled(name: Path, series: Series) -> Labelled:
             labels=labels,
         )
     return Labelled(name, variables, said, tuple(notes))
-
-
-def _slice(values: np.ndarray, ranges: Ranges) -> np.ndarray:
-    return values[tuple(slice(*one) for one in ranges)]
 
 
 def _frames(series: Series, key: str, shape: tuple[int, ...], ranges: Ranges) -> np.ndarray:

@@ -33,7 +33,7 @@ from sigmasolver.cli.app import app
 from sigmasolver.cli.help import arrange
 from sigmasolver.cli.terminal import console
 from sigmasolver.ops.memory import keep_freed_memory
-from sigmasolver.runtime.interrupts import STOPPED, Interrupts
+from sigmasolver.runtime.interrupts import STOPPED, Interrupts, LostProcessError
 
 __all__ = [
     "app",
@@ -81,7 +81,7 @@ def main() -> None:
             if sentence is None:
                 raise
             errors.print(f"sigmasolver: {sentence}", soft_wrap=True)
-            if "WORLD_SIZE" in os.environ:  # at exit, torch's threads may wait forever for a process that was lost
+            if isinstance(error, LostProcessError):  # at exit, torch's threads may wait for it forever
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(2)

@@ -6,13 +6,17 @@ import os
 import signal
 from types import FrameType
 
-__all__ = ["STOPPED", "TERMINATED", "Interrupts", "Termination"]
+__all__ = ["STOPPED", "TERMINATED", "Interrupts", "LostProcessError", "Termination"]
 
 STOPPED = "sigmasolver: stopped; the same command continues."
 
 
 TERMINATED = 128 + signal.SIGTERM
 """Exit code of a command that SIGTERM stopped."""
+
+
+class LostProcessError(ValueError):
+    """Another process of this training ended or cannot be reached."""
 
 
 class Interrupts:

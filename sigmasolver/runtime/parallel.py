@@ -17,6 +17,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from sigmasolver.runtime.interrupts import LostProcessError
+
 __all__ = ["World", "device_of", "join", "processes_here"]
 
 T = TypeVar("T")
@@ -118,7 +120,7 @@ def join(device: torch.device) -> Iterator[World]:
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
-        raise ValueError(
+        raise LostProcessError(
             f"Process {rank} of {size} lost another one, which ended or cannot be reached; see what that one said, "
             "then start all of them again: what was saved is kept."
         ) from error

@@ -61,14 +61,14 @@ def test_a_suite_of_two_rows(tmp_path, call):
     damaged = Run(out / ROWS[1])
     damaged.path.mkdir(parents=True)
     damaged.resume.write_bytes(b"no state")
-    jobs, run, seen = Jobs(out / "jobs"), Run(out / ROWS[0]), []
+    jobs, run, seen = Jobs(tmp_path / "runs-jobs"), Run(out / ROWS[0]), []
 
     def warn():
         wait_for(run.log.exists)
         number = int(jobs.find(ROWS[0]).number)
         (task,) = children_of(number)
         os.kill(task, getattr(signal, f"SIG{submitit.JobEnvironment.USR_SIG}"))
-        seen.append(Jobs(out / "jobs").active([ROWS[0]]))  # as another process would ask
+        seen.append(Jobs(tmp_path / "runs-jobs").active([ROWS[0]]))  # as another process would ask
 
     warning = threading.Thread(target=warn)
     warning.start()

@@ -85,7 +85,7 @@ def suite(
     if not chosen:
         raise ValueError(f'No run of the suite {name} matches "{", ".join(only or ())}"; list them with --list.')
     if show:
-        jobs = Jobs(out / "jobs")
+        jobs = Jobs(_jobs_beside(out))
         active = jobs.active(chosen)
         for key in chosen:
             far = _progress_of(Run(out / key), changed(rows[key], settings or []))
@@ -124,6 +124,11 @@ def _progress_of(run: Run, recipe: Recipe) -> str:
         return "finished" if is_done(run, recipe) else "trained, not evaluated"
     done = fraction_done(run)
     return f"{100 * done:.1f} %" if done else "pending"
+
+
+def _jobs_beside(out: Path) -> Path:
+    """Not inside, where every folder is a run."""
+    return Path(f"{out if out.name else out.resolve()}-jobs")
 
 
 def _job_of(job: Job | None, state: str | None, far: str) -> str:
@@ -179,7 +184,7 @@ def _run_jobs(
     screen = console()
     failed = supervise(
         works,
-        Jobs(out / "jobs"),
+        Jobs(_jobs_beside(out)),
         on,
         slurm_options(slurm),
         most,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
 
 from sigmasolver.data.formats.fields import check_field, choose
 from sigmasolver.data.formats.metadata import own_names
+from sigmasolver.data.formats.parts import check_alike, natural
 from sigmasolver.data.formats.reading import Reading
 from sigmasolver.data.formats.source import Array, Foreign
 from sigmasolver.data.formats.user_arrays import SUFFIXES, describe, open_arrays
-from sigmasolver.data.layout import Layout
 
 __all__ = ["read_folder", "trajectory_files"]
 
@@ -22,12 +21,7 @@ def trajectory_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return []
     files = [one for one in path.iterdir() if one.suffix.lower() in SUFFIXES and not one.name.startswith(".")]
-    return sorted((one for one in files if one.is_file()), key=_natural)
-
-
-def _natural(path: Path) -> tuple[list[str | int], str]:
-    pieces = re.split(r"(\d+)", path.name.lower())
-    return [int(piece) if place % 2 else piece for place, piece in enumerate(pieces)], path.name
+    return sorted((one for one in files if one.is_file()), key=natural)
 
 
 def read_folder(path: Path, reading: Reading) -> Foreign:
@@ -55,7 +49,7 @@ def read_folder(path: Path, reading: Reading) -> Foreign:
 
     for file in files[1:]:
         arrays = opened(file)
-        _check_alike(file, files[0].name, describe(file, arrays, choice, reading)[0], layout)
+        check_alike(file, files[0].name, describe(file, arrays, choice, reading)[0], layout)
         if choice.arrays == ("fields",) and own_names(file, arrays, choice.known) != own_names(
             files[0], first, choice.known
         ):
@@ -67,21 +61,3 @@ def read_folder(path: Path, reading: Reading) -> Foreign:
 
     order = f"Each file is taken as one trajectory, in the order from {files[0].name} to {files[-1].name}."
     return Foreign(layout, len(files), read, (order, *notes), trajectory_files=tuple(files))
-
-
-def _check_alike(file: Path, first: str, layout: Layout, wanted: Layout) -> None:
-    """One store has one grid, one list of times, and one meaning of its fields."""
-    pairs = {
-        "units": layout.units == wanted.units,
-        "boundary": layout.boundary == wanted.boundary,
-        "times": _close(layout.times, wanted.times),
-    }
-    for name, values, others in zip("xyz", layout.coordinates, wanted.coordinates, strict=False):
-        pairs[name] = _close(values, others)
-    for name, alike in pairs.items():
-        if not alike:
-            raise ValueError(f"{file} has other {name} than {first}; all must agree.")
-
-
-def _close(values: np.ndarray, wanted: np.ndarray) -> bool:
-    return np.allclose(values, wanted, rtol=1e-6, atol=0, equal_nan=True)

@@ -206,7 +206,8 @@ def _say_plan(recipe: Recipe, store: Path, test: Path | None, world: World) -> N
     from sigmasolver.train.infer_recipe import describe_recipe
 
     with open_data(store) as reader:
-        lines = describe_recipe(recipe, reader.header, recipe.split_of(reader))
+        listed = reader.published_windows if recipe.task.split == "published" else None
+        lines = describe_recipe(recipe, reader.header, listed or recipe.split_of(reader))
     for line in lines if world.first else ():
         more = f"; tested on {test}" if test is not None and line.startswith("split") else ""
         console().print(f"  {line}{more}", soft_wrap=True)

@@ -10,7 +10,7 @@ from math import prod
 from sigmasolver.data.domain import time_steps, unevenly_spaced
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import shape_text
-from sigmasolver.data.split import Split
+from sigmasolver.data.split import Split, WindowLists
 from sigmasolver.models import Options
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.settings import suggest
@@ -72,7 +72,7 @@ def infer_recipe(header: Header, count: int, choices: UserChoices, gpu: bool) ->
     return recipe, describe_recipe(recipe, header, recipe.split(count))
 
 
-def describe_recipe(recipe: Recipe, header: Header, parts: Split) -> list[str]:
+def describe_recipe(recipe: Recipe, header: Header, parts: Split | WindowLists) -> list[str]:
     """What a training by this recipe on these data does, one line for each choice."""
     task, model, train = recipe.task, recipe.model, recipe.train
     return [
@@ -113,7 +113,10 @@ def _axes_words(task: Task, header: Header) -> str:
     return f"axes: {ends}; frames {apart}" if apart else f"axes: {ends}"
 
 
-def _split_words(parts: Split) -> str:
+def _split_words(parts: Split | WindowLists) -> str:
+    if isinstance(parts, WindowLists):
+        counts = ", ".join(f"{len(parts.windows(part))} {part}" for part in ("train", "validation", "test"))
+        return f"split: the windows that the data set lists, {counts}"
     train, validation, test = len(parts.train) + len(parts.validation), len(parts.validation), len(parts.test)
     first = sorted((*parts.train, *parts.validation)) == list(range(train))
     words = f"split: {'the first ' if first else ''}{train} trajectories train, "

@@ -84,15 +84,16 @@ class Task:
     test: int
     """Trajectories of the test split, the last ones of the file."""
     normaliser: str
-    """none, channel, scalar, pixel, temporal, trajectory or box-cox; see data/normalise.py."""
+    """none, channel, scalar, pixel, temporal, trajectory, box-cox, box-cox-released, published or numerical; see
+    data/normalise.py."""
     validation: int = 0
     """Trajectories after the training part that validate; 0: some of the training part do (`train.validation`)."""
     boundary: str | None = None
     """An operator on every forecast in physical units, such as lower-walls."""
     time_stride: int = 1
-    """Every how many stored frames one is used."""
+    """Use every n-th stored frame."""
     space_stride: int = 1
-    """Every how many stored points of an axis one is used."""
+    """Use every n-th stored point of each axis."""
     stride: int = 1
     """Frames from the start of one window to the next."""
     starts: int | None = None

@@ -25,7 +25,9 @@ Anyway = Annotated[
 @app.command()
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
-    data: Annotated[Path | None, typer.Option(help="Other data, as for `train --data`; all of it tests.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Other data, as for `train --data`; all of it is used as test data.")
+    ] = None,
     horizon: Annotated[int | None, typer.Option(help="Frames to forecast, also beyond the training horizon.")] = None,
     grid: Annotated[str | None, typer.Option(help="Points per axis, such as 141 or 64,128.")] = None,
     windows: Annotated[int | None, typer.Option(help="Number of windows, evenly spread; default: all.")] = None,

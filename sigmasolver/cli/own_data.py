@@ -32,7 +32,7 @@ Axes = Annotated[
 ]
 Boundary = Annotated[
     str | None,
-    typer.Option(metavar="KINDS", help="Own data: how each axis ends, such as periodic,wall; one word for all."),
+    typer.Option(metavar="KINDS", help="Own data: the boundary of each axis, such as periodic,wall; one word for all."),
 ]
 TimeStep = Annotated[float | None, typer.Option("--dt", metavar="TIME", help="Own data: time between two frames.")]
 Units = Annotated[

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sigmasolver.report.sample import sample_of
-from sigmasolver.report.study import YARDSTICKS
+from sigmasolver.report.study import TRIVIAL_BASELINES
 from sigmasolver.report.study import Table as Cells
 from sigmasolver.report.tables import comparison, named_apart, precision_of
 from sigmasolver.runtime.interrupts import Interrupts
@@ -207,9 +207,9 @@ def print_scores(screen: Console, rows: Sequence[dict[str, Any]]) -> None:
     screen.print(f"{first['task']}: relative L2 error of {what} on {grid}, {sample_of(rows)}{how}", soft_wrap=True)
     print_table(screen, found)
     for run in dict.fromkeys(row["run"] for row in rows):
-        mine = [row for row in rows if row["run"] == run and row["model"] not in YARDSTICKS]
+        mine = [row for row in rows if row["run"] == run and row["model"] not in TRIVIAL_BASELINES]
         screen.print(f"  {run}: {_beside(mine)}", soft_wrap=True)
-    for name in (name for name in YARDSTICKS if any(row["model"] == name for row in rows)):
+    for name in (name for name in TRIVIAL_BASELINES if any(row["model"] == name for row in rows)):
         own = [row for row in rows if row["model"] == name]
         screen.print(f"  {name}: {_beside([row for row in own if row['run'] == own[0]['run']])}", soft_wrap=True)
     for copy, run in copies.items():
@@ -221,7 +221,7 @@ def _copies(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     firsts: dict[tuple[Any, ...], str] = {}
     copies = {}
     for row in rows:
-        if row.get("weights") is not None and row["model"] not in YARDSTICKS:
+        if row.get("weights") is not None and row["model"] not in TRIVIAL_BASELINES:
             key = tuple(row[name] for name in ("task", "model", "seed", "weights"))
             if firsts.setdefault(key, row["run"]) != row["run"]:
                 copies[row["run"]] = firsts[key]

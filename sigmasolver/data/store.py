@@ -108,7 +108,7 @@ def _prepare(path: Path, header: Header, count: int) -> slots.SlotFile:
             raise StoreError(f"{path} holds {len(old)} trajectories, not just {count}; choose another file name.")
         if old.count == count:
             return slots.SlotFile(path, header, count, old.digests)
-        return _move_house(path, old, count)
+        return _resize(path, old, count)
 
 
 def _is_empty(path: Path) -> bool:
@@ -117,7 +117,7 @@ def _is_empty(path: Path) -> bool:
         return len(old) == 0
 
 
-def _move_house(path: Path, old: StoreReader, count: int) -> slots.SlotFile:
+def _resize(path: Path, old: StoreReader, count: int) -> slots.SlotFile:
     """Copy a store into one with room for `count`, and let the copy take its name once it is complete."""
     slots.check_room(path, old.header.nbytes * count)
     with temporary(path) as file:
@@ -276,7 +276,7 @@ def _checksummed(path: Path) -> bool:
 
 
 def _damaged(path: Path, index: int) -> StoreError:
-    return StoreError(f"{path} is damaged in trajectory {index}: its digest is another; copy or generate it again.")
+    return StoreError(f"{path} is damaged in trajectory {index}: its checksum differs; copy or generate it again.")
 
 
 def _no_store(path: Path) -> StoreError:

@@ -18,7 +18,7 @@ or on how many processes shared the windows. Only predicted frames are measured,
 
 Where the task has a mask, the fluid points of each window count alone; in Fourier space the solid is zero in both.
 
-Every run is measured against a yardstick that has learned nothing: persistence (the last given frame stays), or for a
+Every run is measured against a trivial baseline: persistence (the last given frame stays), or for a
 steady task the mean of the training targets (with the normalisers none and box-cox: what their zero stands for).
 """
 
@@ -118,7 +118,9 @@ class Request:
             if self.windows is not None:
                 raise ValueError("A cohort says which windows are taken; give either --windows or --cohort.")
             if self.part != "test":
-                raise ValueError(f"A cohort is of the test part, not of the {self.part} part; leave one of them out.")
+                raise ValueError(
+                    f"A cohort is defined on the test split, not on the {self.part} part; leave one of them out."
+                )
 
 
 def evaluate_run(
@@ -129,7 +131,7 @@ def evaluate_run(
     tick: Callable[[int, int], None] | None = None,
     anyway: bool = False,
 ) -> list[dict[str, Any]]:
-    """Measure a run and its yardstick, and add the rows to its records; what was measured before is not done again.
+    """Measure a run and its trivial baseline, and add the rows to its records; what is there is not measured again.
 
     `path`: other data than the run was trained with; all its trajectories are the test then. Where they differ in
     units, box, boundaries or time step they are refused; `anyway` measures them, and the rows say the difference.
@@ -331,7 +333,7 @@ def predict(
     protocol: str,
     times: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The forecast, and that of the yardstick, for the frames of `future`; `times` as in `rollout`."""
+    """The forecast, and that of the trivial baseline, for the frames of `future`; `times` as in `rollout`."""
     truth = future if protocol == "teacher-forced" else None
     frames = rollout(forecaster, history, future.shape[1], truth, times=times).frames
     if forecaster.inputs.fields[: future.shape[-1]] != forecaster.targets.fields:  # steady
@@ -353,7 +355,7 @@ def measure(
     vectors: Vectors = (),
     real: bool = False,
 ) -> tuple[Measures, Measures]:
-    """The measures of every window, for the forecaster and for the yardstick; `vectors` as in `tasks.field_groups`;
+    """The measures of every window, for the forecaster and the trivial baseline; `vectors` as in `tasks.field_groups`;
     with `real`, all of RealPDEBench's."""
     chosen = spread_evenly(len(windows), request.windows)
     if len(chosen) < world.size:

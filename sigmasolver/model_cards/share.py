@@ -18,7 +18,7 @@ from typing import Any
 from sigmasolver.forecast.checkpoint import load, recipe_in
 from sigmasolver.recipes import Recipe
 from sigmasolver.report.digits import significant
-from sigmasolver.report.study import YARDSTICKS
+from sigmasolver.report.study import TRIVIAL_BASELINES
 from sigmasolver.runs import Run, read_facts, read_records
 from sigmasolver.runs.files import plain_errors, read_bytes, replacing
 from sigmasolver.version import __version__
@@ -126,7 +126,7 @@ def _errors(rows: Sequence[dict[str, Any]]) -> list[str]:
     for row in rows:
         if row["metric"] == "relative_l2" and row["lead"] is None:
             key = tuple(row.get(name) for name in names)
-            found.setdefault(key, {})[row["model"] in YARDSTICKS] = row
+            found.setdefault(key, {})[row["model"] in TRIVIAL_BASELINES] = row
     lines = []
     for pair in found.values():
         if set(pair) == {True, False}:

@@ -99,7 +99,7 @@ class TrainRecipe:
     push_after: int = 0
     """The first step with a pushforward; those before it are direct."""
     push_every: int = 1
-    """From push_after on, every so many-th step is a pushforward; the others are direct."""
+    """From push_after on, every n-th step is a pushforward; the others are direct."""
     loss: str = "relative_l2"
     """relative_l2 in physical units, squared or absolute error of normalised fields, or a loss of your own; summed over
     groups of fields."""
@@ -191,7 +191,7 @@ class Recipe:
             raise ValueError("The best weights are found on validation data; set validation above 0, or keep to final.")
 
     def split(self, count: int, digests: Sequence[bytes] | None = None) -> Split:
-        """Which of `count` trajectories train, validate and test; checked for twins with a store's `digests`."""
+        """Which of `count` trajectories train, validate and test; checked for duplicates with a store's `digests`."""
         task = self.task
         if not task.validation:
             return split(count, task.train, task.test, self.train.validation, digests)

@@ -33,7 +33,7 @@ from sigmasolver.report.rows import (
     spread_of,
 )
 from sigmasolver.report.sample import sample_of, timing_of
-from sigmasolver.report.study import YARDSTICKS, Card, Curve, Dimensions, Maps, Study
+from sigmasolver.report.study import TRIVIAL_BASELINES, Card, Curve, Dimensions, Maps, Study
 from sigmasolver.report.tables import HORIZON, LEAD, PARAMETERS, comparison, curves, named_apart
 
 __all__ = ["headline", "study_of"]
@@ -136,7 +136,7 @@ def _each_once(measured: Rows, drawn: Rows) -> list[Row]:
     for row in measured:
         if row["metric"] in (LEAD, HORIZON, PARAMETERS):
             place = (row["model"], row["metric"], row["field"], row["lead"])
-            kept.setdefault(place if row["model"] in YARDSTICKS else id(row), row)
+            kept.setdefault(place if row["model"] in TRIVIAL_BASELINES else id(row), row)
     return list((kept | {id(row): row for row in drawn}).values())
 
 
@@ -152,7 +152,7 @@ def _what(rows: Rows, sample: str) -> str:
 
 def headline(drawn: Sequence[Curve], known: Dimensions) -> list[str]:
     """Who is ahead at the first and at the last lead, models and yardsticks alike, and who does not beat these."""
-    models = [curve for curve in drawn if curve.model not in YARDSTICKS]
+    models = [curve for curve in drawn if curve.model not in TRIVIAL_BASELINES]
     leads = [lead for lead in models[0].leads if all(lead in curve.leads for curve in models)] or models[0].leads
     first, last = leads[0], leads[-1]
     (names, error), (later, other) = (_ahead(drawn, lead) for lead in (first, last))
@@ -169,10 +169,10 @@ def headline(drawn: Sequence[Curve], known: Dimensions) -> list[str]:
         if level:
             verb = "is" if len(level) == 1 else "are"
             sentences.append(f"At lead {lead} {_listed(level)} {verb} no worse within the spread over seeds.")
-        if set(who) <= set(YARDSTICKS):
+        if set(who) <= set(TRIVIAL_BASELINES):
             best, own = _ahead(models, lead)
             sentences.append(f"The best model at lead {lead} is {_listed(best)} with {own}.")
-    for yardstick in (curve for curve in drawn if curve.model in YARDSTICKS):
+    for yardstick in (curve for curve in drawn if curve.model in TRIVIAL_BASELINES):
         told: dict[str, list[str]] = {}
         for curve in models:
             told.setdefault(_against(curve, yardstick), []).append(curve.model)

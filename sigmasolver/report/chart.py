@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sigmasolver.report.digits import significant, spread
 from sigmasolver.report.published import places
-from sigmasolver.report.study import YARDSTICKS, Curve, Dimensions
+from sigmasolver.report.study import TRIVIAL_BASELINES, Curve, Dimensions
 
 __all__ = ["Chart", "Panel", "Series", "chart", "gaps"]
 
@@ -158,7 +158,7 @@ def chart(curves: Sequence[Curve], dimensions: Dimensions | None = None) -> Char
 
 def _seeds(curves: Sequence[Curve]) -> str:
     """How many seeds the means are over: "3 seeds of each model"; empty where none has several."""
-    counts = {curve.model: curve.seeds for curve in curves if curve.model not in YARDSTICKS}
+    counts = {curve.model: curve.seeds for curve in curves if curve.model not in TRIVIAL_BASELINES}
     several = set(counts.values())
     if several <= {1}:
         return ""
@@ -233,7 +233,7 @@ def _band(curve: Curve, kind: str, axis: _Axis, x: dict[int, float]) -> str:
 
 def _styles(curves: Sequence[Curve]) -> tuple[str, ...]:
     """Class names of the style sheet: the colour that the model has in figures too, and dashes once all are taken."""
-    taken = places([curve.model for curve in curves if curve.model not in YARDSTICKS])
+    taken = places([curve.model for curve in curves if curve.model not in TRIVIAL_BASELINES])
     styles = {
         model: f"s{place % COLOURS}" + (f" dash{min(place // COLOURS, 2)}" if place >= COLOURS else "")
         for model, place in taken.items()

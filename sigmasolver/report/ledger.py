@@ -11,7 +11,7 @@ from typing import Any
 
 from sigmasolver.report.digits import significant, spread
 from sigmasolver.report.published import TASK_LABELS, Column, Number, tables
-from sigmasolver.report.study import YARDSTICKS
+from sigmasolver.report.study import TRIVIAL_BASELINES
 
 __all__ = ["results_page"]
 
@@ -51,9 +51,9 @@ def _task(rows: Sequence[Row], task: str) -> str:
     groups = dict.fromkeys(row["run"].rpartition("-")[0] for row in rows)
     lines = []
     for group in groups:
-        mine = [row for row in rows if row["run"].rpartition("-")[0] == group and row["model"] not in YARDSTICKS]
+        mine = [row for row in rows if row["run"].rpartition("-")[0] == group and row["model"] not in TRIVIAL_BASELINES]
         lines += [_line(group, mine, column) for column in columns]
-    yardsticks = [row for row in rows if row["model"] in YARDSTICKS]
+    yardsticks = [row for row in rows if row["model"] in TRIVIAL_BASELINES]
     for name in dict.fromkeys(row["model"] for row in yardsticks):
         lines += [_line(name, [row for row in yardsticks if row["model"] == name], column) for column in columns]
     heads = ("run", "quantity", "parameters", "budget", "seeds", "paper", "ours", "difference")
@@ -70,7 +70,7 @@ def _factors(rows: Sequence[Row], factors: Mapping[str, str]) -> str:
             column.scale * row["value"]
             for column in columns
             for row in rows
-            if row["run"] == run and row["model"] not in YARDSTICKS and _shows(row, column)
+            if row["run"] == run and row["model"] not in TRIVIAL_BASELINES and _shows(row, column)
         ]
         for run in factors
     }
@@ -91,7 +91,7 @@ def _factors(rows: Sequence[Row], factors: Mapping[str, str]) -> str:
 def _line(group: str, rows: Sequence[Row], column: Column) -> list[str]:
     matching = [row for row in rows if _shows(row, column)]
     values = [column.scale * row["value"] for row in matching if row["value"] is not None]
-    model, learned = matching[0]["model"], matching[0]["model"] not in YARDSTICKS
+    model, learned = matching[0]["model"], matching[0]["model"] not in TRIVIAL_BASELINES
     sizes = {row["value"] for row in rows if row["metric"] == "parameters"}
     paper = _published(model, column) if learned else None
     ours = _mean(values) if len(values) == len(matching) else "not finite"
@@ -143,7 +143,7 @@ def _leads(rows: Sequence[Row], column: Column, groups: Mapping[str, None]) -> s
                 column.scale * row["value"]
                 for row in rows
                 if row["run"].rpartition("-")[0] == group
-                and row["model"] not in YARDSTICKS
+                and row["model"] not in TRIVIAL_BASELINES
                 and row["metric"] == "relative_l2_lead"
                 and row["field"] == column.field
                 and lead in (None, row["lead"])
@@ -158,7 +158,7 @@ def _leads(rows: Sequence[Row], column: Column, groups: Mapping[str, None]) -> s
 def _origin(rows: Sequence[Row]) -> str:
     lines = []
     for run in dict.fromkeys(row["run"] for row in rows):
-        row = next(row for row in rows if row["run"] == run and row["model"] not in YARDSTICKS)
+        row = next(row for row in rows if row["run"] == run and row["model"] not in TRIVIAL_BASELINES)
         seed = "–" if row["data_seed"] is None else str(row["data_seed"])
         lines.append(
             [

@@ -41,7 +41,7 @@ from sigmasolver.report.rows import (
     value_of,
 )
 from sigmasolver.report.sample import sample_of, timed_of, timing_of
-from sigmasolver.report.study import YARDSTICKS, Table
+from sigmasolver.report.study import TRIVIAL_BASELINES, Table
 from sigmasolver.report.sweeps import NEED as SWEEPS
 from sigmasolver.report.sweeps import points_of
 from sigmasolver.report.tables import MISSING, check_repeated, comparison, named_apart
@@ -76,7 +76,9 @@ def model_table(name: str, rows: Rows) -> Table:
     relative promotion where the paper prints it."""
     published = tables()[name]
     measured = [_measured(rows, column, published.columns) for column in published.columns]
-    models = sorted(in_order(model for held in measured for model in held), key=lambda model: model in YARDSTICKS)
+    models = sorted(
+        in_order(model for held in measured for model in held), key=lambda model: model in TRIVIAL_BASELINES
+    )
     if not models:
         tasks = in_order(column.task for column in published.columns if column.task)
         raise ValueError(
@@ -96,7 +98,7 @@ def model_table(name: str, rows: Rows) -> Table:
         if model in models:
             values = [held.get(model, []) for held in measured]
             counts = [len(one) for one, column in zip(values, published.columns, strict=True) if one and column.task]
-            counts = [] if model in YARDSTICKS else counts  # nothing is drawn at random
+            counts = [] if model in TRIVIAL_BASELINES else counts  # nothing is drawn at random
             scores[len(lines)] = MEASURED, [statistics.fmean(one) if one else math.nan for one in values]
             lines.append((model_label(model), _origin(counts), [_cell(one) for one in values]))
     if published.promotion:
@@ -173,7 +175,7 @@ def _taken(rows: Rows, column: Column, columns: Sequence[Column]) -> Rows:
 
 
 def _name(model: str, seeds: int) -> str:
-    return model if model in YARDSTICKS else f"{model_label(model)}, {_seeds(seeds)}"
+    return model if model in TRIVIAL_BASELINES else f"{model_label(model)}, {_seeds(seeds)}"
 
 
 def _measured(rows: Rows, column: Column, columns: Sequence[Column]) -> dict[str, list[float]]:
@@ -186,7 +188,7 @@ def _measured(rows: Rows, column: Column, columns: Sequence[Column]) -> dict[str
     found: dict[str, list[float]] = {}
     for row in named_apart(taken):
         held, value = found.setdefault(row["model"], []), value_of(row)
-        if row["model"] in YARDSTICKS and held:
+        if row["model"] in TRIVIAL_BASELINES and held:
             check_repeated(row, held[0] / column.scale, value)
         else:
             held.append(column.scale * value)
@@ -197,7 +199,7 @@ def seed_table(name: str, rows: Rows) -> Table:
     """One row for each quantity: the strongest baseline and Transolver-σ, published and measured."""
     seeds = seed_tables()[name]
     published = tables()[seeds.of]
-    baselines = [*(model for model, _, _ in published.rows if model != OURS), *YARDSTICKS]
+    baselines = [*(model for model, _, _ in published.rows if model != OURS), *TRIVIAL_BASELINES]
     lines: list[tuple[str, ...]] = []
     bold: set[tuple[int, int]] = set()
     found = False

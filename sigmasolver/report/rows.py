@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sigmasolver.report.study import YARDSTICKS
+from sigmasolver.report.study import TRIVIAL_BASELINES
 from sigmasolver.report.tables import ALL, named_apart
 
 __all__ = [
@@ -92,7 +92,7 @@ def select(rows: Rows, need: Need, yardsticks: bool = False) -> list[Row]:
     """The rows that are needed, of every run; a run without them, or with two values of one thing, is refused."""
     if not rows:
         raise ValueError(f"There are no rows; make them with: {need.command.format(run='RUN')}")
-    taken = [row for row in rows if need.takes(row) and (yardsticks or row["model"] not in YARDSTICKS)]
+    taken = [row for row in rows if need.takes(row) and (yardsticks or row["model"] not in TRIVIAL_BASELINES)]
     have = {row["run"] for row in taken}
     for run in runs_in(rows):
         if run not in have:

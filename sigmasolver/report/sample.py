@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sigmasolver.report.published import TASK_LABELS, model_label
-from sigmasolver.report.study import YARDSTICKS
+from sigmasolver.report.study import TRIVIAL_BASELINES
 
 __all__ = ["sample_of", "timed_of", "timing_of", "windows_in"]
 
@@ -27,7 +27,7 @@ def sample_of(rows: Iterable[Mapping[str, Any]]) -> str:
         groups.setdefault(tuple(row.get(name) for name in _FACTS), []).append(row)
     tasks: dict[str, dict[tuple[str, str | None], dict[str, str]]] = {}  # task; words and protocol; run: model
     for group in groups.values():
-        first = next((row for row in group if row["model"] not in YARDSTICKS), group[0])
+        first = next((row for row in group if row["model"] not in TRIVIAL_BASELINES), group[0])
         runs = tasks.setdefault(first["task"], {}).setdefault((_words(group), first.get("protocol")), {})
         runs.setdefault(first.get("run") or first["model"], model_label(first["model"]))
     found = {task: _told(held) for task, held in tasks.items()}

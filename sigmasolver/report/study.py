@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["YARDSTICKS", "Axis", "Card", "Curve", "Dimensions", "Maps", "Study", "Table"]
+__all__ = ["TRIVIAL_BASELINES", "Axis", "Card", "Curve", "Dimensions", "Maps", "Study", "Table"]
 
-YARDSTICKS = {
+TRIVIAL_BASELINES = {
     "persistence": "Persistence repeats the last known frame.",
     "training-mean": "Training-mean gives the mean of the training fields.",
 }

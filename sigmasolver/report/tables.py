@@ -16,7 +16,7 @@ from typing import Any
 
 from sigmasolver.report.digits import significant, spread
 from sigmasolver.report.sample import sample_of
-from sigmasolver.report.study import YARDSTICKS, Curve, Dimensions, Table
+from sigmasolver.report.study import TRIVIAL_BASELINES, Curve, Dimensions, Table
 
 __all__ = ["check_repeated", "comparison", "curves", "named_apart", "precision_of", "to_latex", "to_markdown"]
 
@@ -60,7 +60,7 @@ def comparison(records: Sequence[Mapping[str, Any]], dimensions: Dimensions | No
             for name, row in zip(names, cells, strict=True)
         ),
         bold=frozenset(bold),
-        caption=_caption(records, several, [YARDSTICKS[name] for name in names if name in YARDSTICKS]),
+        caption=_caption(records, several, [TRIVIAL_BASELINES[name] for name in names if name in TRIVIAL_BASELINES]),
     )
 
 
@@ -77,12 +77,14 @@ def named_apart(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     runs: dict[tuple[str, str, Any], set[str]] = defaultdict(set)
     for record in records:
         runs[record["task"], record["model"], record["seed"]].add(record["run"])
-    doubled = {(task, model) for (task, model, _), names in runs.items() if len(names) > 1 and model not in YARDSTICKS}
+    doubled = {
+        (task, model) for (task, model, _), names in runs.items() if len(names) > 1 and model not in TRIVIAL_BASELINES
+    }
     several = len({precision_of(record) for record in records}) > 1
 
     def name(record: Mapping[str, Any]) -> str:
         model = record["run"] if (record["task"], record["model"]) in doubled else record["model"]
-        return f"{model}, {precision_of(record)}" if several and model not in YARDSTICKS else model
+        return f"{model}, {precision_of(record)}" if several and model not in TRIVIAL_BASELINES else model
 
     return [{**record, "model": name(record)} for record in records]
 
@@ -203,7 +205,7 @@ def _gather(records: Sequence[Mapping[str, Any]]) -> Values:
         if record["seed"] in held:
             check_repeated(record, held[record["seed"]], value)
         held[record["seed"]] = value
-    ordered = sorted(seeds, key=lambda name: name in YARDSTICKS)
+    ordered = sorted(seeds, key=lambda name: name in TRIVIAL_BASELINES)
     return {model: {key: list(held.values()) for key, held in seeds[model].items()} for model in ordered}
 
 

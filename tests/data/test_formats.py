@@ -365,7 +365,7 @@ def bad_sources(folder: Path) -> dict[str, tuple[Path, str]]:
     density, velocity = np.zeros((3, 5, 4, 4, 1)), np.zeros((3, 5, 4, 4, 3))
     np.savez(folder / "sizes" / "smoke_100.npz", fluid_field=density, velocity=velocity)
     return {
-        "nokey.mat": (folder / "nokey.mat", "of no kind that can be imported"),
+        "nokey.mat": (folder / "nokey.mat", "has no format that can be imported"),
         "shape.mat": (folder / "shape.mat", r"'u' in .* has the shape \(5, 6, 4\)"),
         "times.mat": (folder / "times.mat", "3 frames of u but 7 times t"),
         "cell.mat": (folder / "cell.mat", "real numbers are needed"),

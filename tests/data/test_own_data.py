@@ -305,7 +305,7 @@ REFUSED: dict[str, tuple[str, list[str] | None, str]] = {
     "no names": ("a.npy", [], "not a list of names"),
     "same names": ("uv.npz", ["u", "u"], "have the name 'u' twice"),
     "no line": ("a.npy", ["u\nv"], "cannot be written in one line"),
-    "notes.txt": ("notes.txt", None, "of no kind that can be imported"),
+    "notes.txt": ("notes.txt", None, "has no format that can be imported"),
 }
 """What is read, which fields are asked of it, and the sentence that this gets."""
 

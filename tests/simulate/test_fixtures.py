@@ -26,8 +26,8 @@ FORMATS = {
 }  # fmt: skip
 
 
-def test_all_eleven_tasks_have_one() -> None:
-    assert set(TASKS) <= set(FIXTURES) and len(TASKS) == 11
+def test_every_task_has_one() -> None:
+    assert set(TASKS) <= set(FIXTURES) and len(TASKS) == 12
     with pytest.raises(ValueError, match=r'"netcfd".*netcdf'):
         fixture_of("netcfd")
 

@@ -178,7 +178,7 @@ def test_damaged_data_are_refused_by_every_command(store, tmp_path):
 
     for trajectory in (0, 3, 5):  # of the training, validation and test part
         damage(trajectory)
-        with pytest.raises(ValueError, match=f"is damaged in trajectory {trajectory}: its digest is another"):
+        with pytest.raises(ValueError, match=f"is damaged in trajectory {trajectory}: its checksum differs"):
             train_run(RECIPE, copy, Run(tmp_path / "other"))
         assert not (tmp_path / "other").exists()
     with pytest.raises(ValueError, match="is damaged in trajectory 5"):

@@ -220,7 +220,7 @@ def guess_kind(source: Path) -> Kind:
         if kind.fits(source):
             return kind
     known = "; ".join(f"{kind.name}: {kind.description}" for kind in KINDS)
-    raise ValueError(f"{source} is of no kind that can be imported ({known}).")
+    raise ValueError(f"{source} has no format that can be imported ({known}).")
 
 
 def import_data(

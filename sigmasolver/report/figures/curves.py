@@ -27,7 +27,7 @@ from sigmasolver.report.figures.style import (
 )
 from sigmasolver.report.published import OURS, TASK_LABELS, model_label, sweeps
 from sigmasolver.report.rows import Need, Rows, evaluated, in_order, of_field, select, spread_of, value_of
-from sigmasolver.report.study import YARDSTICKS
+from sigmasolver.report.study import TRIVIAL_BASELINES
 from sigmasolver.report.sweeps import Point, points_of
 from sigmasolver.report.tables import check_repeated, named_apart
 
@@ -78,7 +78,7 @@ def rollout(rows: Rows, field: str | None = None) -> Figure:
     lines, counts = _lines(rows, FREE, field, yardsticks=True), _samples(rows)
     tasks = list(lines)
     models, still = (
-        in_order(model for by_model in lines.values() for model in by_model if (model in YARDSTICKS) == idle)
+        in_order(model for by_model in lines.values() for model in by_model if (model in TRIVIAL_BASELINES) == idle)
         for idle in (False, True)
     )
     styles, gains = looks(models), reductions(rows, field)
@@ -163,7 +163,7 @@ def _yardsticks_once(rows: Rows) -> Rows:
     kept = []
     for row in rows:
         key = row["task"], row["model"], row["lead"]
-        if row["model"] in YARDSTICKS and key in seen:
+        if row["model"] in TRIVIAL_BASELINES and key in seen:
             check_repeated(row, seen[key], value_of(row))
             continue
         seen[key] = value_of(row)

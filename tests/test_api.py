@@ -15,9 +15,7 @@ from torch import nn
 import sigmasolver
 from sigmasolver import api
 from sigmasolver.models import SolverConfig, variants
-from sigmasolver.recipes import RECIPES
-from sigmasolver.train.objectives import LOSSES
-from sigmasolver.train.optimisers import OPTIMISERS
+from tests.registered import forgotten
 
 ROOT = Path(__file__).parents[1]
 NAMES = {
@@ -37,12 +35,8 @@ def darcy(tmp_path_factory):
 @pytest.fixture
 def models():
     """What a test registers is forgotten after it."""
-    tables = variants.MODELS, LOSSES, OPTIMISERS, RECIPES
-    before = [dict(table) for table in tables]
-    yield
-    for table, entries in zip(tables, before, strict=True):
-        table.clear()
-        table.update(entries)
+    with forgotten():
+        yield
 
 
 def recipe(*settings, model=None):

@@ -165,9 +165,9 @@ def train(
             recipe = changed(_infer(store, choices, reading, world), settings or [])
         else:
             recipe = published
+        _say_plan(recipe, store, tested, world, stderr=print_config)
         if print_config:
             return typer.echo(config_text(recipe), nl=False)
-        _say_plan(recipe, store, tested, world)
         with training(world) as watch, event_files(tensorboard, Run(out)) as events:
             train_run(recipe, store, Run(out), execution, together(watch, events), deadline.passed, tested)
         say_trained(Run(out), world)
@@ -200,7 +200,7 @@ def _infer(store: Path, choices: UserChoices, reading: Reading, world: World) ->
         return infer_recipe(reader.header, len(reader), choices, world.device.type == "cuda")[0]
 
 
-def _say_plan(recipe: Recipe, store: Path, test: Path | None, world: World) -> None:
+def _say_plan(recipe: Recipe, store: Path, test: Path | None, world: World, stderr: bool) -> None:
     """What the training will do, once everything is set."""
     from sigmasolver.data.formats import open_data
     from sigmasolver.train.infer_recipe import describe_recipe
@@ -210,7 +210,7 @@ def _say_plan(recipe: Recipe, store: Path, test: Path | None, world: World) -> N
         lines = describe_recipe(recipe, reader.header, listed or recipe.split_of(reader))
     for line in lines if world.first else ():
         more = f"; tested on {test}" if test is not None and line.startswith("split") else ""
-        console().print(f"  {line}{more}", soft_wrap=True)
+        console(stderr=stderr).print(f"  {line}{more}", soft_wrap=True)
 
 
 def _vectors(texts: list[str] | None) -> tuple[tuple[str, ...], ...] | None:

@@ -379,7 +379,7 @@ def bad_sources(folder: Path) -> dict[str, tuple[Path, str]]:
         "text.npy": (folder / "text.npy", "not an .npy file"),
         "text.npz": (folder / "text.npz", "truncated or damaged"),
         "words.npz": (folder / "words.npz", "times of shape .* 2 numbers are needed"),
-        "empty": (folder / "empty", "of no kind"),
+        "empty": (folder / "empty", "has no format"),
         "missing": (folder / "missing", "There is no file or folder"),
         "lacking": (folder / "lacking", "There is no file .*vy.npy"),
         "uneven": (folder / "uneven", r"vz.npy has shape .* not \(20, 4, 5, 6\)"),

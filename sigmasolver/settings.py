@@ -8,6 +8,7 @@ A dataclass whose fields were renamed declares `ALIASES: ClassVar = {"old": "new
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import functools
 import inspect
@@ -214,12 +215,13 @@ def list_settings(value: Any, prefix: str = "") -> list[Setting]:
 
 @functools.cache
 def _meanings(kind: type) -> dict[str, str]:
-    """By field, the first sentence of the string below it."""
-    try:
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    except (OSError, TypeError):  # defined at a prompt
-        return {}
-    return dict(_described(getattr(definition, "body", ())))
+    """By field, the first sentence of the string below it; those of base classes count too."""
+    found: dict[str, str] = {}
+    for one in reversed(kind.__mro__):
+        with contextlib.suppress(OSError, TypeError):  # defined at a prompt, or built in
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
+            found |= _described(getattr(definition, "body", ()))
+    return found
 
 
 def _described(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:

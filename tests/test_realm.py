@@ -193,7 +193,9 @@ def test_coordinates_keep_the_shape_of_the_domain():
 
 @pytest.mark.parametrize(("positions", "channels"), [("proportional", 2), ("distances-proportional", 66)])
 def test_a_model_is_given_its_coordinates(positions, channels):
-    config = SolverConfig((6, 9), 3, 2, 8, 1, 2, 3, 2, Options(positions=positions))
+    config = SolverConfig(
+        (6, 9), 3, 2, width=8, depth=1, heads=2, slices=3, modes=2, options=Options(positions=positions)
+    )
     model = build_solver("transolver-sigma", config)
     x = torch.randn(2, 6, 9, 3)
     points = model.points(x)

@@ -1,6 +1,6 @@
 """Transolver-sigma, its family and the baselines: one class for one, two and three axes, a row for every variant."""
 
-from sigmasolver.models.config import Options, SolverConfig
+from sigmasolver.models.config import ModelSize, Options, SolverConfig
 from sigmasolver.models.variants import (
     build_model,
     build_solver,
@@ -11,6 +11,7 @@ from sigmasolver.models.variants import (
 )
 
 __all__ = [
+    "ModelSize",
     "Options",
     "SolverConfig",
     "build_model",

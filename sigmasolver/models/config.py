@@ -78,8 +78,25 @@ class Options:
             raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelSize:
+    """How large a model is; channels and grid follow from the task."""
+
+    width: int = 128
+    """Channels inside."""
+    depth: int = 8
+    """Number of blocks."""
+    heads: int = 8
+    """Attention heads of each half of the channels; the width is a multiple of twice this number."""
+    slices: int = 32
+    """Slices of the physical operator."""
+    modes: int | tuple[int, ...] = 4
+    """Fourier modes that are kept, for all axes or for each."""
+    options: Options = field(default_factory=Options)
+
+
 @dataclass(frozen=True)
-class SolverConfig:
+class SolverConfig(ModelSize):
     """Everything that fixes the parameters of a solver, but for its row in the table of variants.
 
     `grid` is the grid the solver is made for; it also runs on others with the same number of axes.
@@ -88,12 +105,6 @@ class SolverConfig:
     grid: tuple[int, ...]
     in_channels: int
     out_channels: int
-    width: int = 128
-    depth: int = 8
-    heads: int = 8
-    slices: int = 32
-    modes: int | tuple[int, ...] = 4
-    options: Options = field(default_factory=Options)
     conditions: int = 0
     """Numbers of a sample (a Reynolds number, a frequency) that are embedded like the time."""
     in_frames: int = 1

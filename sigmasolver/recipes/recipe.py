@@ -6,13 +6,13 @@ A run writes its recipe to recipe.json; reading refuses unknown keys. `--set tra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.split import Split, split
 from sigmasolver.data.windows import Windows, WindowSpec
-from sigmasolver.models import Options, SolverConfig
+from sigmasolver.models import ModelSize, SolverConfig
 from sigmasolver.settings import check_types, from_plain, override, to_plain
 from sigmasolver.tasks import Task
 
@@ -20,40 +20,25 @@ __all__ = ["ModelRecipe", "Recipe", "TrainRecipe", "changed"]
 
 
 @dataclass(frozen=True)
-class ModelRecipe:
-    """What is built; channels and grid follow from the task."""
+class ModelRecipe(ModelSize):
+    """What is built."""
 
     name: str = "transolver-sigma"
     """A model of `sigmasolver models`, or one of your own."""
-    width: int = 128
-    """Channels inside."""
-    depth: int = 8
-    """Number of blocks."""
-    heads: int = 8
-    """Attention heads of each half of the channels; the width is a multiple of twice this number."""
-    slices: int = 32
-    """Slices of the physical operator."""
-    modes: int | tuple[int, ...] = 4
-    """Fourier modes that are kept, for all axes or for each."""
-    options: Options = field(default_factory=Options)
 
     def __post_init__(self) -> None:
         check_types(self)
 
     def config(self, task: Task) -> SolverConfig:
+        size = {one.name: getattr(self, one.name) for one in fields(ModelSize)}
         return SolverConfig(
             task.grid,
             task.in_channels,
             task.out_channels,
-            self.width,
-            self.depth,
-            self.heads,
-            self.slices,
-            self.modes,
-            self.options,
-            len(task.conditions),
-            task.history,
-            task.block,
+            conditions=len(task.conditions),
+            in_frames=task.history,
+            out_frames=task.block,
+            **size,
         )
 
 

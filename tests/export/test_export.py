@@ -75,7 +75,9 @@ def forecaster(**more):
     mean, scale = torch.tensor([[-3.0, 0.5, 1.0], [2.0, 3.0, 0.5]], dtype=torch.float64)
     inputs = Normaliser("box-cox", fields, mean, scale)
     told = more.get("time_scale") is not None
-    config = SolverConfig((8, 10), 6, 2, 16, 1, 2, 4, 3, Options(time_embedding=told), in_frames=2)
+    config = SolverConfig(
+        (8, 10), 6, 2, width=16, depth=1, heads=2, slices=4, modes=3, options=Options(time_embedding=told), in_frames=2
+    )
     model = build_solver("transolver-sigma", config)
     return Forecaster(model, inputs, inputs.select(fields[:2]), 1, "lower-walls", history=2, **more).eval()
 

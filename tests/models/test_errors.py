@@ -144,7 +144,9 @@ def test_time_is_needed_exactly_when_embedded():
 
 
 def _with_conditions(count):
-    sizes = SolverConfig((8, 8), 1, 1, 16, 1, 2, 4, 2, Options(time_embedding=True), count)
+    sizes = SolverConfig(
+        (8, 8), 1, 1, count, width=16, depth=1, heads=2, slices=4, modes=2, options=Options(time_embedding=True)
+    )
     return build_solver("transolver-sigma", sizes)
 
 

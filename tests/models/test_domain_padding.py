@@ -44,7 +44,9 @@ def test_a_slope_at_an_end_does_not_see_the_other_end():
 
 
 def test_a_periodic_axis_is_not_padded():
-    config = SolverConfig((8, 6), 1, 1, 8, 1, 2, options=Options(padding=("circular", "zeros"), domain_padding=0.5))
+    config = SolverConfig(
+        (8, 6), 1, 1, width=8, depth=1, heads=2, options=Options(padding=("circular", "zeros"), domain_padding=0.5)
+    )
     assert config.domain_padding == (0.0, 0.5)
     operator = SpectralOperator(3, (3, 2), config.domain_padding).double()
     V = torch.randn(2, 8, 6, 3, dtype=torch.float64)
@@ -95,4 +97,9 @@ def test_mistakes_are_one_sentence():
         with pytest.raises(
             ValueError, match=f"{name} has no Fourier transform to pad; set model.options.domain_padding=0."
         ):
-            build_solver(name, SolverConfig((8, 8), 2, 1, 8, 1, 2, 3, 3, Options(domain_padding=0.5)))
+            build_solver(
+                name,
+                SolverConfig(
+                    (8, 8), 2, 1, width=8, depth=1, heads=2, slices=3, modes=3, options=Options(domain_padding=0.5)
+                ),
+            )

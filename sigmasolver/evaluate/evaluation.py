@@ -119,7 +119,7 @@ class Request:
                 raise ValueError("A cohort says which windows are taken; give either --windows or --cohort.")
             if self.part != "test":
                 raise ValueError(
-                    f"A cohort is defined on the test split, not on the {self.part} part; leave one of them out."
+                    f"A cohort is defined on the test split, not on the {self.part} split; leave one of them out."
                 )
 
 

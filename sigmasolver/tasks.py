@@ -226,7 +226,7 @@ def task_of(name: str) -> Task:
 
 @dataclass(frozen=True)
 class Cohort:
-    """A fixed set of windows of the test part."""
+    """A fixed set of windows of the test split."""
 
     trajectories: Sequence[int]
     """Which trajectories of the part, counted from 0."""

@@ -17,7 +17,7 @@ _FACTS = ("task", "run", "diagnostic", "protocol", "part", "windows", "horizon",
 
 
 def sample_of(rows: Iterable[Mapping[str, Any]]) -> str:
-    """ "200 windows of the test part, horizon 10"; tasks and models that differ are named. Empty where rows do not say.
+    """ "200 windows of the test split, horizon 10"; tasks and models that differ are named. Empty if rows do not say.
 
     Takes all rows of a diagnosis, not those of some metrics: a diagnostic that looks at a few of its windows tells
     which by its cases.
@@ -70,7 +70,7 @@ def _words(rows: Sequence[Mapping[str, Any]]) -> str:
     first, count = rows[0], windows_in(rows)
     parts = []
     if count is not None:
-        parts.append(f"{count} window{'' if count == 1 else 's'} of the {first.get('part') or 'test'} part")
+        parts.append(f"{count} window{'' if count == 1 else 's'} of the {first.get('part') or 'test'} split")
     if first.get("diagnostic") in ONE_CALL:
         parts.append("one call from the true history")
     elif first.get("horizon") is not None:

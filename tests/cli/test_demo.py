@@ -46,7 +46,7 @@ def test_the_page_shows_the_curves_and_an_unseen_case(made):
     assert page.count("data-film=") == shown and page.count('data-kind="error"') == shown * len(MODELS)
     assert "lead 10, t = 1.25 (%)" in page and "vorticity (1/time)" in page and "Persistence has " in page
     count = read_rows(Run(made[0] / MODELS[0]).records)[0]["windows"]
-    assert f"Means over {count} windows of the test part, horizon 10." in page
+    assert f"Means over {count} windows of the test split, horizon 10." in page
 
 
 def test_nothing_is_done_twice(made):

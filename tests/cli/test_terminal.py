@@ -34,7 +34,7 @@ def told(rows):
 def test_scores_say_windows_and_horizon_and_what_persistence_has():
     text = told(scores("physolver", "mine", "w", still=4.0))
     assert text.startswith(
-        "ns2d: relative L2 error of free forecasts on 64 × 64, 72 windows of the test part, horizon 10\n"
+        "ns2d: relative L2 error of free forecasts on 64 × 64, 72 windows of the test split, horizon 10\n"
     )
     assert "  mine: RMSE 0.25, MAE 0.125, correlation falls below 0.8 beyond the horizon\n" in text
     assert "  persistence: RMSE 1, MAE 0.5, correlation falls below 0.8 beyond the horizon\n" in text
@@ -51,7 +51,7 @@ def test_scores_of_a_run_and_its_copy_are_shown_once():
 
 def test_runs_with_other_windows_are_named_with_theirs():
     rows = [*scores("physolver", "one", "a"), *scores("specsolver", "two", "b", windows=4)]
-    assert "Physolver: 72 windows of the test part, horizon 10; Specsolver: 4 windows of the test part" in told(rows)
+    assert "Physolver: 72 windows of the test split, horizon 10; Specsolver: 4 windows of the test split" in told(rows)
 
 
 def diagnosis(name, found):
@@ -65,10 +65,10 @@ def test_a_diagnosis_of_several_tasks_says_the_windows_and_horizon_of_each():
     found["other"] = [{**row, "windows": 4} for row in found["other"]]
     heading = diagnosis("decomposition", found)[0]
     assert heading.endswith(
-        "(NS2D: 200 windows of the test part, horizon 10; KF2D: 4 windows of the test part, horizon 16)"
+        "(NS2D: 200 windows of the test split, horizon 10; KF2D: 4 windows of the test split, horizon 16)"
     )
     same = {name: made.decomposition("ns2d", model) for name, model in (("a", "physolver"), ("b", "specsolver"))}
-    assert diagnosis("decomposition", same)[0].endswith("(200 windows of the test part, horizon 10)")
+    assert diagnosis("decomposition", same)[0].endswith("(200 windows of the test split, horizon 10)")
 
 
 @pytest.mark.parametrize("timed", [40, 2000])
@@ -86,7 +86,7 @@ def test_a_diagnosis_says_how_much_of_an_epoch_was_timed(timed):
 def test_a_diagnosis_of_a_few_cases_counts_those():
     rows, _, _ = made.corrections("ns2d", cases=(0, 7, 19))
     assert diagnosis("corrections", {"run": rows})[0].endswith(
-        "(3 windows of the test part, one call from the true history)"
+        "(3 windows of the test split, one call from the true history)"
     )
 
 

@@ -87,11 +87,11 @@ def test_evaluate_prints_what_it_writes(learned, call):
         if row["model"] == "persistence" and row["metric"] == "relative_l2_lead":
             assert row["value"] == pytest.approx(2 * np.sin(np.pi * row["lead"] / 8), rel=1e-5)
     code, out, _ = call("evaluate", folder / "run", "--precision", "bf16", "--device", "cpu")
-    assert code == 0 and "windows of the test part, horizon 3, in bf16" in out
+    assert code == 0 and "windows of the test split, horizon 3, in bf16" in out
     both = read_rows(Run(folder / "run").records)
     assert both[: len(rows)] == rows and {row["forecast_precision"] for row in both[len(rows) :]} == {"bf16"}
     longer, out, _ = call("evaluate", folder / "run", "--horizon", 5, "--protocol", "teacher-forced", "--windows", 1)
-    assert longer == 0 and "teacher-forced forecasts on 8 × 8, 1 window of the test part, horizon 5" in out
+    assert longer == 0 and "teacher-forced forecasts on 8 × 8, 1 window of the test split, horizon 5" in out
 
 
 def test_forecast_writes_the_rollout(learned, call, tmp_path):

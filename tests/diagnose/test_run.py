@@ -251,7 +251,7 @@ def test_the_command_writes_files_and_says_what_they_mean(call, runs):
     ]  # fmt: skip
     said = next(line for line in out.splitlines() if "ffno: " in line and "earlier errors" in line)
     assert float(said.split()[1]) == pytest.approx(100 * share, rel=0.01)
-    assert "(4 windows of the test part, horizon 4)" in out and "spread of seeds" in out
+    assert "(4 windows of the test split, horizon 4)" in out and "spread of seeds" in out
     assert call("diagnose", *folders, *words) == (code, out, err)
 
 

@@ -242,10 +242,10 @@ def test_too_little_data_and_tasks_without_the_cohort_are_told(tmp_path, runs):
 
 def test_the_commands_take_a_cohort_and_tell_it(call, run, tmp_path):
     code, out, err = call("evaluate", run.path, "--cohort", "rollout", "--batch", 50, "--device", "cpu")
-    assert code == 0 and "200 windows of the test part, horizon 10, cohort rollout" in out, err
+    assert code == 0 and "200 windows of the test split, horizon 10, cohort rollout" in out, err
     words = ("--only", "decomposition", "--cohort", "decomposition", "--batch", 50, "--device", "cpu")
     code, out, err = call("diagnose", run.path, *words)
-    assert code == 0 and "(200 windows of the test part, horizon 10, cohort decomposition)" in out, err
+    assert code == 0 and "(200 windows of the test split, horizon 10, cohort decomposition)" in out, err
     for figure in ("rollout", "decomposition"):
         code, _, err = call("figure", figure, run.path, "--out", tmp_path)
         assert code == 0 and (tmp_path / f"{figure}.pdf").exists(), err

@@ -112,7 +112,7 @@ def test_a_diagnosis_of_few_windows_says_so_wherever_it_stands():
     rows = errors("ns2d", "physolver", windows=72)
     few = [{**row, "windows": 4} for row in decomposition("ns2d", "physolver", horizon=6)]
     study = study_of([*rows, *few], {})
-    errors_on, own = "72 windows of the test part, horizon 10", "4 windows of the test part, horizon 6"
+    errors_on, own = "72 windows of the test split, horizon 10", "4 windows of the test split, horizon 6"
     assert f"from starts that no model was trained on: {errors_on}." in study.summary
     assert "Of the error energy at lead 6, errors carried on" in study.summary and f"({own})." in study.summary
     (card,) = study.cards
@@ -142,9 +142,9 @@ def test_cards_count_the_cases_that_were_looked_at_and_name_the_machine():
     scales += [finding(facts("ns2d", "transolver-sigma", horizon=4), "components", "cases", 3)]
     cards = {card.title: card.caption for card in study_of(
         [*errors("ns2d", "transolver-sigma"), *profile, *costs, *scales], {}).cards}  # fmt: skip
-    own = "Measured on 2 windows of the test part, one call from the true history (the errors at the top: 200 windows"
+    own = "Measured on 2 windows of the test split, one call from the true history (the errors at the top: 200 windows"
     assert own in cards["How strongly slices correct each other"]
-    assert "Measured on 3 windows of the test part, horizon 4 (the" in cards["How errors grow at each scale"]
+    assert "Measured on 3 windows of the test split, horizon 4 (the" in cards["How errors grow at each scale"]
     assert cards["What it costs"].endswith("Measured on H200.")
 
 

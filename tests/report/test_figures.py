@@ -432,7 +432,7 @@ def test_every_figure_is_written_twice_and_names_its_axes(name, tmp_path):
     assert png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and pdf.read_bytes()[:5] == b"%PDF-"
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [f"{name}.pdf", f"{name}.png"]
     assert figure.get_figwidth() <= 7.3
-    assert len([text for text in figure.texts if "windows of the test part" in text.get_text()]) == (
+    assert len([text for text in figure.texts if "windows of the test split" in text.get_text()]) == (
         name != "efficiency"
     )
     plots = [axes for axes in figure.axes if axes.axison and axes.get_lines() and not axes.get_images()]

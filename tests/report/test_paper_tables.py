@@ -296,17 +296,17 @@ def test_of_several_seeds_the_lowest_is_in_the_efficiency_table():
 @pytest.mark.parametrize("name", ["main", "canonical-seeds", "slice-updates"])
 def test_captions_say_what_was_measured_on(name):
     one = row(facts("ns2d", "transolver", windows=72), "relative_l2", 0.07, field="vorticity")
-    assert make(name, [one]).caption.endswith(" Ours: 72 windows of the test part, horizon 10.")
+    assert make(name, [one]).caption.endswith(" Ours: 72 windows of the test split, horizon 10.")
     fixed = make(name, [{**one, "cohort": "rollout"}]).caption
-    assert fixed.endswith(" Ours: 72 windows of the test part, horizon 10, cohort rollout.")
+    assert fixed.endswith(" Ours: 72 windows of the test split, horizon 10, cohort rollout.")
     two = make(name, [one, row(facts("darcy", "transolver", horizon=1), "relative_l2", 0.07, field="pressure")])
-    darcy, flow = "Darcy: 200 windows of the test part, horizon 1", "NS2D: 72 windows of the test part, horizon 10"
+    darcy, flow = "Darcy: 200 windows of the test split, horizon 1", "NS2D: 72 windows of the test split, horizon 10"
     assert two.caption.endswith(f" Ours: {darcy}; {flow}.")
 
 
 def test_the_caption_of_the_scaling_table_says_what_was_measured_on():
     rows = scaling("data", 1000, 4.1, windows=100)
-    assert make("scaling", rows).caption.endswith(" Ours: 100 windows of the test part, horizon 10.")
+    assert make("scaling", rows).caption.endswith(" Ours: 100 windows of the test split, horizon 10.")
 
 
 def test_persistence_is_measured_too_and_wins_where_it_is_best():

@@ -5,7 +5,7 @@ import pytest
 from sigmasolver.report.sample import sample_of, timing_of, windows_in
 from tests.report.made import components, corrections, efficiency, facts, finding, row
 
-FLOW = "200 windows of the test part, horizon 10"
+FLOW = "200 windows of the test split, horizon 10"
 
 
 def one(task="ns2d", model="physolver", **more):
@@ -17,21 +17,21 @@ def one(task="ns2d", model="physolver", **more):
     [
         ([one()], FLOW),
         ([one(), one(model="specsolver"), one("kf2d")], FLOW),
-        ([one(windows=1, part="train", cohort="rollout")], "1 window of the train part, horizon 10, cohort rollout"),
-        ([one(), one("kf2d", horizon=16)], f"NS2D: {FLOW}; KF2D: 200 windows of the test part, horizon 16"),
+        ([one(windows=1, part="train", cohort="rollout")], "1 window of the train split, horizon 10, cohort rollout"),
+        ([one(), one("kf2d", horizon=16)], f"NS2D: {FLOW}; KF2D: 200 windows of the test split, horizon 16"),
         (
             [one(), one(model="specsolver", windows=4), one(model="ffno", windows=4)],
-            f"Physolver: {FLOW}; Specsolver, F-FNO: 4 windows of the test part, horizon 10",
+            f"Physolver: {FLOW}; Specsolver, F-FNO: 4 windows of the test split, horizon 10",
         ),
         (
             [one(run="a"), one(run="b", seed=43, windows=4)],
-            f"a: {FLOW}; b: 4 windows of the test part, horizon 10",
+            f"a: {FLOW}; b: 4 windows of the test split, horizon 10",
         ),
-        ([one(), one(part="train", windows=50)], f"{FLOW}; 50 windows of the train part, horizon 10"),
+        ([one(), one(part="train", windows=50)], f"{FLOW}; 50 windows of the train split, horizon 10"),
         ([one(), one(protocol="teacher-forced")], FLOW),
         (
             [one(), one(protocol="teacher-forced", windows=4)],
-            f"{FLOW}, free; 4 windows of the test part, horizon 10, teacher-forced",
+            f"{FLOW}, free; 4 windows of the test split, horizon 10, teacher-forced",
         ),
         ([{"task": "ns2d", "model": "a", "metric": "relative_l2"}], ""),
         ([], ""),
@@ -45,7 +45,7 @@ def test_a_yardstick_belongs_to_the_run_that_brought_it():
     still = {**one(windows=4), "model": "persistence", "seed": None}
     other = {**one(model="specsolver"), "model": "persistence", "seed": None}
     rows = [still, one(windows=4), other, one(model="specsolver")]
-    assert sample_of(rows) == f"Physolver: 4 windows of the test part, horizon 10; Specsolver: {FLOW}"
+    assert sample_of(rows) == f"Physolver: 4 windows of the test split, horizon 10; Specsolver: {FLOW}"
 
 
 def test_a_diagnostic_that_looks_at_some_of_its_windows_counts_those():

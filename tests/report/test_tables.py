@@ -103,11 +103,11 @@ def test_a_model_that_loses_to_persistence_is_nowhere_bold():
 def test_the_caption_says_windows_horizon_and_cohort_and_names_what_differs():
     facts = {"run": "r", "part": "test", "windows": 72, "horizon": 2}
     rows = [{**one, **facts} for one in per_lead("sigma", [0.1, 0.2])]
-    assert "mean over windows (72 windows of the test part, horizon 2);" in comparison(rows).caption
+    assert "mean over windows (72 windows of the test split, horizon 2);" in comparison(rows).caption
     fixed = comparison([{**one, "cohort": "rollout"} for one in rows]).caption
-    assert "(72 windows of the test part, horizon 2, cohort rollout)" in fixed
+    assert "(72 windows of the test split, horizon 2, cohort rollout)" in fixed
     few = [{**one, **facts, "run": "s", "windows": 1} for one in per_lead("other", [0.1, 0.2])]
-    assert "(sigma: 72 windows of the test part, horizon 2; other: 1 window of the test part, horizon 2)" in (
+    assert "(sigma: 72 windows of the test split, horizon 2; other: 1 window of the test split, horizon 2)" in (
         comparison([*rows, *few]).caption
     )
     assert "% Relative L2 error on ns2d, mean over windows (72 windows" in to_latex(comparison(rows))

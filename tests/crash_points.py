@@ -73,7 +73,8 @@ CASES = {
     "ledger": Case(("ledger", "paper", "--file", "ledger.jsonl", "--page", "results.md")),
     "demo": Case(("demo", "--out", "demo")),
 }
-VOLATILE = ("steps_per_second",)
+VOLATILE = ("steps_per_second", "date", "commit")
+"""Entries of rows that another second, day or commit changes."""
 
 
 def prepare(folder: Path, shown: bool) -> None:

@@ -62,6 +62,11 @@ CASES = {
     "forecast h5": Case((*START, "out.h5")),
     "forecast npy": Case((*START, "out.npy")),
     "forecast npz": Case((*START, "out.npz")),
+    "forecast nc": Case((*START, "out.nc")),
+    "forecast zarr": Case((*START, "out.zarr")),
+    "save-pretrained": Case(("save-pretrained", "run", "--out", "shared")),
+    "make-fixture": Case(("make-fixture", "arrays", "--out", "fixture")),
+    "export": Case(("export", "run", "--to", "torch-export", "--out", "step.pt2")),
     "inspect": Case(("inspect", "flow.h5", "--plot", "flow.png")),
     "figure": Case(("figure", "decomposition", "run", "--out", "figures")),
     "report": Case(("report", "run", "--out", "page.html")),
@@ -73,8 +78,12 @@ CASES = {
     "ledger": Case(("ledger", "paper", "--file", "ledger.jsonl", "--page", "results.md")),
     "demo": Case(("demo", "--out", "demo")),
 }
-VOLATILE = ("steps_per_second", "date", "commit")
-"""Entries of rows that another second, day or commit changes."""
+VOLATILE = ("steps_per_second", "date")
+"""Entries of rows that another second or day changes."""
+
+
+FRESH = ("forecast", "save-pretrained", "make-fixture", "export")
+"""Commands that refuse to write what is there."""
 
 
 def prepare(folder: Path, shown: bool) -> None:
@@ -183,7 +192,7 @@ def wrong_after_the_kill(folder: Path, before: dict[str, Any], wanted: dict[str,
     """Files with a name of their own that are neither as they were nor complete; stores, logs and trainings go on."""
     wrong = []
     for name, held in contents(folder, timed).items():
-        if name.endswith(".partial") or any(held == one.get(name, None) for one in (before, wanted)):
+        if ".partial" in name or any(held == one.get(name, None) for one in (before, wanted)):
             continue
         if name.endswith(".h5"):
             try:
@@ -234,8 +243,8 @@ def _trial(root: Path, case: Case, points: int) -> dict[str, Any]:
         killed += status == signal.SIGKILL
         found = wrong_after_the_kill(work, before, wanted, case.timed)
         again, said = fork(work, case.words)
-        # What is there already is not forecast again.
-        if again and not (case.words[0] == "forecast" and "already exists" in said):
+        # What is there already is not made again.
+        if again and not (case.words[0] in FRESH and ("already exists" in said or "not an empty folder" in said)):
             found.append(said)
         after = contents(work, case.timed)
         if case.spared is not None:

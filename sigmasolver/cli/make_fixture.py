@@ -25,6 +25,7 @@ def make_fixture(
     """Write tiny stand-in data of a task or format, to try everything without a download; without a name, list them."""
     from sigmasolver.data.formats import is_read_in_place, open_data
     from sigmasolver.data.store import is_store
+    from sigmasolver.runs.files import making_folder
     from sigmasolver.simulate.fixtures import FIXTURES, fixture_of
     from sigmasolver.simulate.fixtures.tiny import settings_for
     from sigmasolver.tasks import TASKS
@@ -39,7 +40,9 @@ def make_fixture(
     row = fixture_of(name)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not an empty folder; choose another, so that nothing of yours is overwritten.")
-    data = row.write(out, seed)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with making_folder(out) as folder:
+        data = out / row.write(folder, seed).relative_to(folder)
     screen.print(f"{data}: {row.description}; made up, not the published data", soft_wrap=True)
     words = ["sigmasolver", "train", "--data", str(data), "--out", f"runs/{name}"]
     if name in TASKS and (is_store(data) or is_read_in_place(data)):

@@ -20,7 +20,7 @@ from sigmasolver.recipes import Recipe
 from sigmasolver.report.digits import significant
 from sigmasolver.report.study import TRIVIAL_BASELINES
 from sigmasolver.runs import Run, read_facts, read_records
-from sigmasolver.runs.files import plain_errors, read_bytes, replacing
+from sigmasolver.runs.files import making_folder, plain_errors, read_bytes, replacing
 from sigmasolver.version import __version__
 
 __all__ = ["save_pretrained"]
@@ -35,6 +35,14 @@ def save_pretrained(run: Run, folder: Path) -> Path:
         raise ValueError(f"{folder} already exists and is not empty; choose another folder.")
     parameters = sum(one.numel() for one in load(run.path).model.parameters())  # also tells whether it can be loaded
     rows = [row for row in read_records(run.records) if row.get("weights") == run.digest]
+    with plain_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with making_folder(folder) as made:
+            _fill(made, run, recipe, parameters, rows)
+    return folder
+
+
+def _fill(folder: Path, run: Run, recipe: Recipe, parameters: int, rows: Sequence[dict[str, Any]]) -> None:
     target = Run(folder)
     target.write_json("recipe.json", run.recipe())
     target.write_json("normaliser.json", run.read_json("normaliser.json"))
@@ -44,7 +52,6 @@ def save_pretrained(run: Run, folder: Path) -> Path:
     target.write_json("config.json", _config(recipe, parameters))
     _write(folder / "README.md", _card(run, recipe, parameters, rows).encode())
     _write(folder / "model.safetensors", read_bytes(run.weights))
-    return folder
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -13,13 +13,23 @@ import errno
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["open_lock", "plain_errors", "read_bytes", "remove_abandoned", "replacing", "take_name", "temporary"]
+__all__ = [
+    "making_folder",
+    "open_lock",
+    "plain_errors",
+    "read_bytes",
+    "remove_abandoned",
+    "replacing",
+    "take_name",
+    "temporary",
+]
 
 _ENDING = ".partial"
 
@@ -32,6 +42,34 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         file.flush()
         os.fsync(file.fileno())
         take_name(file, path)
+
+
+@contextmanager
+def making_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder to write into; after the block it is called `path`, which must be free or an empty folder,
+    or nothing changed. What killed processes left of earlier attempts is removed."""
+    for name in filter(_pattern(path).fullmatch, os.listdir(path.parent)):
+        _remove_folder_if_unlocked(path.with_name(name))
+    folder = path.with_name(f".{_start(path)}.{secrets.token_hex(8)}{_ENDING}")
+    folder.mkdir()
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        _locked(lock)
+        yield folder
+        os.replace(folder, path)
+    finally:
+        os.close(lock)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_folder_if_unlocked(folder: Path) -> None:
+    with suppress(OSError):
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _NOFOLLOW)
+        try:
+            if _locked(lock):
+                shutil.rmtree(folder)
+        finally:
+            os.close(lock)
 
 
 @contextmanager
@@ -72,8 +110,7 @@ def _create(path: Path) -> BinaryIO:
 
 def remove_abandoned(path: Path) -> None:
     """Remove what killed processes left of earlier attempts to write `path`."""
-    own = re.compile(re.escape(f".{_start(path)}.") + "[0-9a-f]{16}" + re.escape(_ENDING))
-    for name in filter(own.fullmatch, os.listdir(path.parent)):
+    for name in filter(_pattern(path).fullmatch, os.listdir(path.parent)):
         with suppress(OSError):
             descriptor = os.open(path.with_name(name), os.O_RDWR | _NOFOLLOW | _NONBLOCK)
             try:
@@ -81,6 +118,11 @@ def remove_abandoned(path: Path) -> None:
                     path.with_name(name).unlink()
             finally:
                 os.close(descriptor)
+
+
+def _pattern(path: Path) -> re.Pattern[str]:
+    """The names of its temporaries."""
+    return re.compile(re.escape(f".{_start(path)}.") + "[0-9a-f]{16}" + re.escape(_ENDING))
 
 
 def _start(path: Path) -> str:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import secrets
-import shutil
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +13,7 @@ import numpy as np
 from sigmasolver.data.formats.labelled import MARK
 from sigmasolver.data.header import Header
 from sigmasolver.data.isolated import EXTRA
-from sigmasolver.runs.files import plain_errors, replacing
+from sigmasolver.runs.files import making_folder, plain_errors, replacing
 
 if TYPE_CHECKING:
     import xarray
@@ -89,14 +86,9 @@ def write_zarr(out: Path, trajectories: np.ndarray, header: Header, version: int
     encoding = {name: {"chunks": (1, 1, *header.grid)} for name in dataset.data_vars}
     with plain_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        partial = out.with_name(f".{out.name}.{secrets.token_hex(8)}.partial")
-        try:
-            with warnings.catch_warnings():  # consolidated metadata are what xarray writes by default
-                warnings.simplefilter("ignore")
-                dataset.to_zarr(partial, zarr_format=version, encoding=encoding, mode="w-")
-            os.rename(partial, out)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+        with making_folder(out) as folder, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # consolidated metadata are what xarray writes by default
+            dataset.to_zarr(folder, zarr_format=version, encoding=encoding, mode="w")
 
 
 def _attributes(header: Header) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,7 +43,8 @@ def precompile(work: Callable[[], object], model: nn.Module, stream: torch.cuda.
         return []
     triton = importlib.import_module("triton")
     active_mode = importlib.import_module("triton.runtime._async_compile").active_mode
-    pool = ThreadPoolExecutor(thread_name_prefix="triton")
+    # Ctrl-C is for the main thread; a compiler that it stopped would be reported as broken.
+    pool = ThreadPoolExecutor(initializer=signal.pthread_sigmask, initargs=(signal.SIG_BLOCK, {signal.SIGINT}))
     mode = triton.AsyncCompileMode(_Loader(pool, None if stream is None else stream.device))
 
     def submit(compile: Callable[[], object]) -> None:

@@ -1,9 +1,9 @@
 """One training step as a CUDA graph: compiled, warmed up, rehearsed, captured, replayed.
 
-Before the first step all its kernels are compiled in parallel (`ops.precompile`).
-The steps before the capture show which layouts of the weights the fused kernels read, so that one kernel makes them all
-(`ops.fused.weight_cache`), and whether gradients of weights may be made in side streams (`ops.side_streams`). In the
-graph AdamW is one kernel too (`ops.fused.adamw`).
+Before the first step its kernels are compiled in parallel (`ops.precompile`). The steps before the capture show which
+layouts of the weights the fused kernels read, so that one kernel makes them all (`ops.fused.weight_cache`), and whether
+gradients of weights may be made in side streams (`ops.side_streams`). In the graph AdamW is one kernel too
+(`ops.fused.adamw`).
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ class Capture:
     """Call it for one step after another; the first ones run in the stream `side`, and the captured one is of it.
 
     `dry` is a forward and backward pass inside its argument, which finds the kernels to compile; None: each is compiled
-    when it is first launched.
-    With `side_streams`, kernels that do not depend on each other run concurrently; those of `side` go first if it has
-    priority.
+    when it is first launched. With `side_streams`, kernels that do not depend on each other run concurrently; those of
+    `side` go first if it has priority.
     """
 
     def __init__(
@@ -108,8 +107,7 @@ def launch_all(
     weights = WeightCache(model.parameters())
     dry(weights.learn())
     weights.fill()
-    with weights.use():
-        pass
+    weights.launch()
     adamw = _adamw(optimiser)
     if adamw is not None and FusedAdamW.will_serve(adamw):
         FusedAdamW(adamw).launch()

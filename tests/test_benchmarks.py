@@ -151,6 +151,17 @@ def test_kernels(rows_of):
     assert kinds["aten::convolution_backward"]["launches"] == 3
 
 
+def test_cold_start(rows_of):
+    """On a CPU there is nothing to compile, and both forms are the same training."""
+    rows = rows_of("cold_start", "kf2d", "--device", "cpu", "--precision", "float32", "--set", "train.batch=2")
+    assert [(row["cache"], row["form"]) for row in rows] == [
+        (cache, form) for cache in ("empty", "full") for form in ("parallel", "serial")
+    ]
+    for row in rows:
+        assert row["same_losses"] and row["kernels"] == 0
+        assert 0 < row["first"] < row["all"] < row["since_start"]
+
+
 def test_cpu(rows_of):
     rows = rows_of("cpu", "--repeats", "1", "--threads", "1", "--grids", "16,6x5,4x4x4", "--cases", "demo")
     assert {row["form"] for row in rows} == {"ours", "rfft", "naive", "copies", "shifted", "planes"}

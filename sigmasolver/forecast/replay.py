@@ -20,6 +20,7 @@ from sigmasolver.models.grid_model import GridModel
 from sigmasolver.ops.fused.weight_cache import WeightCache
 from sigmasolver.ops.graphs import capture
 from sigmasolver.ops.precision import matmul_precision
+from sigmasolver.ops.precompile import precompile
 from sigmasolver.ops.side_streams import SideStreams
 
 __all__ = ["PRECISIONS", "Replay", "check_precision"]
@@ -154,7 +155,15 @@ class Replay(Forecaster):
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         weights = WeightCache(self.model.parameters())
+
+        def launch_all() -> None:
+            with weights.learn():
+                self._map(static, conditions, held)
+            weights.fill()
+            weights.launch()
+
         with torch.cuda.stream(side), weights.learn():
+            precompile(launch_all, self.model, side)
             for _ in range(WARM_UP):
                 self._map(static, conditions, held)
         torch.cuda.current_stream().wait_stream(side)

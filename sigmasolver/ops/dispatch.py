@@ -26,7 +26,7 @@ from torch import nn
 from sigmasolver.ops.modules import Part
 from sigmasolver.ops.stream import LOW_PRECISION, StreamBlock
 
-__all__ = ["Limit", "choose", "explain", "is_traced", "plain", "splits_stream", "why_plain"]
+__all__ = ["Limit", "choose", "explain", "first_hook", "is_traced", "plain", "splits_stream", "why_plain"]
 
 Limit = tuple[str, int, int]
 """A size by name, its value, and the largest that a kernel takes."""
@@ -108,7 +108,7 @@ def why_plain(
             return f"{name} {size} is above {most}"
     if products and not _matrix_units(x):
         return "float32 products without TF32 are left to cuBLAS"
-    return _hooked(parts or {})
+    return first_hook(parts or {})
 
 
 def splits_stream(x: torch.Tensor, blocks: Iterable[nn.Module]) -> bool:
@@ -133,7 +133,7 @@ def _why_one_tensor(x: torch.Tensor, blocks: Iterable[nn.Module]) -> str | None:
     for place, block in enumerate(blocks):
         if not isinstance(block, StreamBlock):
             return f"{type(block).__name__} takes one tensor"
-        hooked = _hooked({f"block {place}": block})
+        hooked = first_hook({f"block {place}": block})
         if hooked is not None:
             return hooked
     return None
@@ -145,8 +145,8 @@ def _matrix_units(x: torch.Tensor) -> bool:
     return low or interpreted or torch.backends.cuda.matmul.allow_tf32
 
 
-def _hooked(parts: Mapping[str, Part]) -> str | None:
-    """The first hook on one of these modules or on a part of one."""
+def first_hook(parts: Mapping[str, Part]) -> str | None:
+    """A sentence on the first hook on one of these modules or on a part of one; None: there is none."""
     for name, part in parts.items():
         for module in part.modules():
             if module._forward_hooks or module._forward_pre_hooks:

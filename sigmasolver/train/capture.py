@@ -1,14 +1,16 @@
-"""One training step as a CUDA graph: warmed up, rehearsed, captured, replayed.
+"""One training step as a CUDA graph: compiled, warmed up, rehearsed, captured, replayed.
 
-The steps before the capture show which layouts of the weights the fused kernels read, so that one kernel makes them all
-(`ops.fused.weight_cache`), and whether gradients of weights may be made in side streams (`ops.side_streams`). In the
-graph AdamW is one kernel too (`ops.fused.adamw`).
+Before the first step its kernels are compiled in parallel (`ops.precompile`). The steps before the capture show which
+layouts of the weights the fused kernels read, so that one kernel makes them all (`ops.fused.weight_cache`), and whether
+gradients of weights may be made in side streams (`ops.side_streams`). In the graph AdamW is one kernel too
+(`ops.fused.adamw`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -17,6 +19,7 @@ from torch import nn
 from sigmasolver.ops.fused.adamw import FusedAdamW
 from sigmasolver.ops.fused.weight_cache import WeightCache
 from sigmasolver.ops.graphs import capture
+from sigmasolver.ops.precompile import precompile
 from sigmasolver.ops.side_streams import SideStreams
 
 __all__ = ["WARM_UP", "Capture"]
@@ -34,19 +37,22 @@ class Update(Protocol):
 class Capture:
     """Call it for one step after another; the first ones run in the stream `side`, and the captured one is of it.
 
-    With `side_streams`, kernels that do not depend on each other run concurrently; those of `side` go first if it has
-    priority.
+    `dry` is a forward and backward pass inside its argument, which finds the kernels to compile; None: each is compiled
+    when it is first launched. With `side_streams`, kernels that do not depend on each other run concurrently; those of
+    `side` go first if it has priority.
     """
 
     def __init__(
         self,
         update: Update,
+        dry: Callable[[AbstractContextManager[None]], object] | None,
         model: nn.Module,
         optimiser: torch.optim.Optimizer,
         side: torch.cuda.Stream,
         side_streams: bool,
     ) -> None:
-        self._update, self._model, self._optimiser, self._side = update, model, optimiser, side
+        self._update, self._dry = update, dry
+        self._model, self._optimiser, self._side = model, optimiser, side
         self._streams = SideStreams() if side_streams else None
         self._weights = WeightCache(model.parameters())
         self._adamw: FusedAdamW | None = None
@@ -55,9 +61,11 @@ class Capture:
 
     def __call__(self) -> None:
         if self._warmed < WARM_UP:
-            self._warmed += 1
             self._side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._side):
+                if self._warmed == 0 and self._dry is not None:
+                    precompile(partial(launch_all, self._dry, self._model, self._optimiser), self._model, self._side)
+                self._warmed += 1
                 self._update(self._rehearsal(), self._optimiser.step)
             torch.cuda.current_stream().wait_stream(self._side)
             return
@@ -68,7 +76,7 @@ class Capture:
     def _captured(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         self._weights.fill()
-        adamw = self._optimiser if type(self._optimiser) is torch.optim.AdamW else None  # a subclass may do otherwise
+        adamw = _adamw(self._optimiser)
         self._adamw = FusedAdamW(adamw) if adamw is not None and FusedAdamW.serves(adamw) else None
         self._optimiser.zero_grad(set_to_none=True)
         with capture(graph, self._side):
@@ -90,3 +98,20 @@ class Capture:
         streams = self._streams.open() if self._streams is not None and self._streams.sound else nullcontext()
         with self._weights.use(), streams:
             yield
+
+
+def launch_all(
+    dry: Callable[[AbstractContextManager[None]], object], model: nn.Module, optimiser: torch.optim.Optimizer
+) -> None:
+    """Ask for every kernel of a captured step: those of the passes, and those that are in the graph alone."""
+    weights = WeightCache(model.parameters())
+    dry(weights.learn())
+    weights.fill()
+    weights.launch()
+    adamw = _adamw(optimiser)
+    if adamw is not None and FusedAdamW.will_serve(adamw):
+        FusedAdamW(adamw).launch()
+
+
+def _adamw(optimiser: torch.optim.Optimizer) -> torch.optim.AdamW | None:
+    return optimiser if type(optimiser) is torch.optim.AdamW else None  # a subclass may do otherwise

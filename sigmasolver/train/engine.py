@@ -44,7 +44,7 @@ from sigmasolver.recipes import Recipe
 from sigmasolver.runtime.parallel import World
 from sigmasolver.seeds import hashed_seed
 from sigmasolver.train.capture import Capture
-from sigmasolver.train.objectives import build_loss, direct, frame_by_frame, pushforward, teacher_forced
+from sigmasolver.train.objectives import Loss, build_loss, direct, frame_by_frame, pushforward, teacher_forced
 from sigmasolver.train.optimisers import build_optimiser, reads_tensor, set_rate
 
 __all__ = ["ENGINES", "Execution", "Stepper", "blocks_of", "full", "recompute"]
@@ -184,7 +184,13 @@ class Stepper:
         # A network that is compiled, a block that runs again, or a gradient that is added to keeps to one stream.
         train = self.recipe.train
         side_streams = not self.execution.compiled and not train.recompute and not train.accumulate
-        return Capture(partial(self._update, calls), self.model, self.optimiser, self._side, side_streams)
+        # Numbers of a step without its kernels are arbitrary, and a user's loss may do anything with them.
+        dry = (
+            partial(self._gradients, calls)
+            if isinstance(self.criterion, Loss) and not self.execution.compiled
+            else None
+        )
+        return Capture(partial(self._update, calls), dry, self.model, self.optimiser, self._side, side_streams)
 
     def _seed(self, step: int) -> None:
         """Noise and dropout depend on the seed, the step and the process alone, so a run can resume at any step."""
@@ -228,6 +234,20 @@ class Stepper:
     ) -> None:
         """One step; forward and backward pass run inside `passes`, `step` is the update of the weights."""
         train = self.recipe.train
+        losses = self._gradients(calls, passes or nullcontext())
+        if train.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), train.clip)
+        (step or self.optimiser.step)()
+        if self.average is not None and train.ema is not None:
+            with torch.no_grad():
+                torch._foreach_lerp_(list(self.average.parameters()), list(self.model.parameters()), 1 - train.ema)
+                for average, now in zip(self.average.buffers(), self.model.buffers(), strict=True):
+                    average.copy_(now)  # running statistics are averages already, and counts have none
+        self.loss.copy_(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
+
+    def _gradients(self, calls: int, passes: AbstractContextManager[None]) -> list[torch.Tensor]:
+        """Forward and backward pass of one step, inside `passes`: its losses; gradients are left in the parameters."""
+        train = self.recipe.train
         history, future = self.windows.batch(self._inputs) if isinstance(self.windows, Resident) else self._inputs
         if train.noise:
             history = _with_noise(history, self.forecaster.inputs, train.noise, self.recipe.task.mask_channel)
@@ -245,7 +265,7 @@ class Stepper:
             self.device.type, dtype=torch.bfloat16, enabled=train.precision == "bf16", cache_enabled=cache
         )
         losses: list[torch.Tensor] = []
-        with passes or nullcontext():
+        with passes:
             for *part, times in parts:
                 with self._synchronised(last=len(losses) + 1 == len(parts)):
                     with autocast:
@@ -254,15 +274,7 @@ class Stepper:
                         self.optimiser.zero_grad(set_to_none=True)
                     loss.backward()
                 losses.append(loss.detach())
-        if train.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), train.clip)
-        (step or self.optimiser.step)()
-        if self.average is not None and train.ema is not None:
-            with torch.no_grad():
-                torch._foreach_lerp_(list(self.average.parameters()), list(self.model.parameters()), 1 - train.ema)
-                for average, now in zip(self.average.buffers(), self.model.buffers(), strict=True):
-                    average.copy_(now)  # running statistics are averages already, and counts have none
-        self.loss.copy_(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
+        return losses
 
     def _synchronised(self, last: bool) -> AbstractContextManager[None]:
         """Around a forward and backward pass: processes average the accumulated gradients in the last one alone."""

@@ -11,43 +11,41 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.runtime.jit import JITFunction
+from triton.runtime import driver
 
 from sigmasolver.models import build_model
 from sigmasolver.ops import dispatch
 from sigmasolver.ops.fused import lift, swiglu
 from sigmasolver.ops.precision import matmul_precision
+from sigmasolver.ops.precompile import intercepted
 
 DEVICES = {"H200": (90, 232_448), "RTX 4090": (89, 101_376)}
 """Compute capability, and bytes of shared memory that a program may have."""
-TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8"}
-most: dict[str, int] = {}
 
 
-def compile_only(target: GPUTarget, kernel: JITFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """In place of a launch."""
-    given = dict(zip(kernel.arg_names, args, strict=False)) | {
-        n: kwargs.pop(n) for n in kernel.arg_names if n in kwargs
-    }
-    fixed = {p.name for p in kernel.params if p.is_constexpr}
-    types, aligned = {}, {}
-    for place, (name, value) in enumerate(given.items()):
-        if name in fixed:
-            types[name] = "constexpr"
-            continue
-        types[name] = (
-            TYPES[value.dtype] if isinstance(value, torch.Tensor) else {int: "i32", float: "fp32"}[type(value)]
-        )
-        if isinstance(value, torch.Tensor) or value % 16 == 0:
-            aligned[(place,)] = [["tt.divisibility", 16]]
-    assert list(given) == list(kernel.arg_names)
-    constants = {(kernel.arg_names.index(name),): given[name] for name in fixed}
-    source = ASTSource(kernel, types, constants, aligned)
-    made = triton.compile(source, target=target, options=kwargs)
-    most[kernel.__name__] = max(most.get(kernel.__name__, 0), made.metadata.shared)
+class Absent:
+    """In place of Triton's driver of a GPU: says for which GPU to compile, and cannot launch."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def pretend(device: str) -> None:
+    """From now on kernels are compiled for this GPU, and choose their tiles for its shared memory."""
+    capability, shared = DEVICES[device]
+    driver.set_active(Absent(capability))
+    swiglu.shared_memory = lift.shared_memory = lambda x: shared
+    dispatch.interpreted = True
 
 
 def slices(precision: str, M: int, D: int) -> None:
@@ -65,24 +63,24 @@ def slices(precision: str, M: int, D: int) -> None:
 def step(precision: str, name: str, grid: tuple[int, ...], **sizes: int) -> None:
     """One block of a solver, forward and back."""
     model = build_model(name, grid=grid, in_channels=3, out_channels=1, depth=1, **sizes)
-    dispatch.interpreted = True
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         out = model(torch.randn(1, *grid, 3))
     out.float().square().mean().backward()
 
 
 def main() -> None:
-    capability, shared = DEVICES[sys.argv[1]]
-    target = GPUTarget("cuda", capability, 32)
-    swiglu.shared_memory = lift.shared_memory = lambda x: shared
-    JITFunction.run = lambda kernel, *args, grid, warmup, **kwargs: compile_only(target, kernel, args, kwargs)
+    pretend(sys.argv[1])
     work: Callable[..., None] = {"slices": slices, "step": step}[sys.argv[2]]
-    found = []
+    found: list[dict[str, int]] = []
+
+    def note(compile: Callable[[], Any]) -> None:
+        kernel = compile()
+        found[-1][kernel.name] = max(found[-1].get(kernel.name, 0), kernel.metadata.shared)
+
     for precision, args, options in map(json.loads, sys.argv[3:]):
-        most.clear()
-        with matmul_precision(precision):
+        found.append({})
+        with matmul_precision(precision), intercepted(note):
             work(precision, *args, **options)
-        found.append(dict(most))
     sys.stdout.write(json.dumps(found))
 
 

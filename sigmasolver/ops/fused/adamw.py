@@ -35,14 +35,19 @@ class FusedAdamW:
 
     @staticmethod
     def serves(optimiser: torch.optim.AdamW) -> bool:
-        """Whether every parameter and gradient is of the kind that the kernel reads."""
+        """Whether every parameter, gradient and state is of the kind that the kernel reads."""
+        states = (optimiser.state.get(parameter, ()) for parameter in optimiser.param_groups[0]["params"])
+        return FusedAdamW.will_serve(optimiser) and all(len(state) == 3 for state in states)
+
+    @staticmethod
+    def will_serve(optimiser: torch.optim.AdamW) -> bool:
+        """The same before the first step, which makes the states."""
         group, *others = optimiser.param_groups
         plain = not others and not group["amsgrad"] and not group["maximize"] and min(group["betas"]) > 0
         tensors = [tensor for parameter in group["params"] for tensor in (parameter, parameter.grad)]
         return (
             plain
             and isinstance(group["lr"], torch.Tensor)
-            and all(len(optimiser.state.get(parameter, ())) == 3 for parameter in group["params"])
             and all(
                 tensor is not None
                 and why_plain(tensor) is None
@@ -53,8 +58,13 @@ class FusedAdamW:
         )
 
     def step(self) -> None:
-        """Launch the update. In a capture, `fill` the table afterwards, before the graph is replayed."""
+        """Update. In a capture, `fill` the table afterwards, before the graph is replayed."""
         self._gradients = [parameter.grad for parameter in self.group["params"]]
+        self.launch()
+        torch._foreach_add_([self.state[parameter]["step"] for parameter in self.group["params"]], 1)
+
+    def launch(self) -> None:
+        """The kernel alone."""
         group, (beta1, beta2) = self.group, self.group["betas"]
         kernels = importlib.import_module("sigmasolver.ops.fused.parameter_kernels")
         kernels.adamw_step[(len(self._table),)](
@@ -62,7 +72,6 @@ class FusedAdamW:
             LOG_BETA2=math.log2(beta2), EPS=group["eps"], DECAY=group["weight_decay"],
             PIECE=PIECE, COLUMNS=self._table.shape[1],
         )  # fmt: skip
-        torch._foreach_add_([self.state[parameter]["step"] for parameter in group["params"]], 1)
 
     def fill(self) -> None:
         """Write where the parameters, the gradients of the last `step` and the states lie."""

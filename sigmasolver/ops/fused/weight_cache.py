@@ -73,14 +73,18 @@ class WeightCache:
     @contextmanager
     def use(self) -> Iterator[None]:
         """Inside: every remembered layout is there already, made at the beginning of the values of that moment."""
+        self.launch()
+        self._ready = True
+        with _active.holding(self):
+            yield
+
+    def launch(self) -> None:
+        """The kernel alone, which makes every remembered layout."""
         if self._tensors:
             if self._table is None:
                 raise ValueError("The table of layouts is missing; call `fill` after the last step that learned.")
             kernels = importlib.import_module("sigmasolver.ops.fused.parameter_kernels")
             kernels.arrange_weights[(len(self._table),)](self._table, PIECE=PIECE, COLUMNS=self._table.shape[1])
-        self._ready = True
-        with _active.holding(self):
-            yield
 
     def fill(self) -> None:
         """Write the table of what was learned."""

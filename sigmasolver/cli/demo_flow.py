@@ -1,6 +1,8 @@
-"""The first thing a newcomer runs: a small turbulent flow, three models of one size, their forecasts on a page.
+"""The first thing a newcomer runs: a pretrained model at work, then three small models trained here, and a page.
 
-    simulate 64 flows -> train on 56 (6 of them validate) -> forecast the 8 that no model has seen -> table, page.html
+    forecast a flow of 128 × 128 points with the pretrained model, beside the solver
+    simulate 64 small flows -> train on 56 (6 of them validate) -> forecast the 8 that no model has seen
+    table, page.html
 
 Everything is the ordinary path of the package with small numbers: the same simulator, trainer, evaluation and page.
 """
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from sigmasolver.cli.forecast import print_demonstration
 from sigmasolver.cli.terminal import print_scores, progress, training
 from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows
@@ -22,12 +25,13 @@ from sigmasolver.evaluate import evaluate_run
 from sigmasolver.experiments.records import dimensions_of
 from sigmasolver.forecast import rollout
 from sigmasolver.forecast.checkpoint import load
+from sigmasolver.model_cards.demonstrate import Demonstration, demonstrate
 from sigmasolver.models import Options, matched_width
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.report.assemble import headline
 from sigmasolver.report.page import write_page
 from sigmasolver.report.sample import sample_of
-from sigmasolver.report.study import Dimensions, Maps, Study
+from sigmasolver.report.study import Dimensions, Maps, Opening, Study
 from sigmasolver.report.tables import comparison, curves
 from sigmasolver.runs import Run
 from sigmasolver.runtime.parallel import World
@@ -39,6 +43,7 @@ from sigmasolver.train.job import train_run
 __all__ = ["MODELS", "Size", "run"]
 
 MODELS = ("transolver-sigma", "physolver", "specsolver")
+TITLES = {"kf2d": "Turbulence at Reynolds number 1000, forecast by a pretrained model"}
 SEED = 42
 CASES = 3
 """Unseen flows that the page plays."""
@@ -46,8 +51,9 @@ CASES = 3
 
 @dataclass(frozen=True)
 class Size:
-    """How much is simulated and learned; the rest of the demo does not change."""
+    """Which pretrained model is shown, and how much is simulated and learned; the rest of the demo does not change."""
 
+    pretrained: str = "kf2d"
     flows: int = 64
     test: int = 8
     updates: int = 600
@@ -57,25 +63,46 @@ def run(screen: Console, out: Path, size: Size | None = None) -> None:
     """Do it all below `out`; existing results are reused."""
     size = Size() if size is None else size
     data = out / "flow.h5"
-    screen.print(f"1  {size.flows} turbulent flows on the periodic square, Reynolds number 250, {DEMO.frames} frames")
+    screen.print("1  a pretrained model forecasts a case that it has never seen\n")
+    with progress(f"forecasting {size.pretrained}", None) as move:
+        shown = demonstrate(size.pretrained, torch.device("cpu"), tick=move)
+    print_demonstration(screen, shown)
+    screen.print(f"\n2  {size.flows} turbulent flows on the periodic square, Reynolds number 250, {DEMO.frames} frames")
     with progress("simulating", size.flows) as move:
         batch = DEMO.batch_size("cpu")
         generate(DEMO, size.flows, 0, data, "cpu", "float32", lambda d, n, part: move(d + part * min(batch, n - d)))
-    screen.print(f"2  {len(MODELS)} models of one size, {size.updates} steps each, on {size.flows - size.test} flows")
+    screen.print(f"3  {len(MODELS)} models of one size, {size.updates} steps each, on {size.flows - size.test} flows")
     recipes = {recipe.model.name: recipe for recipe in _recipes(size)}
     for name, recipe in recipes.items():
         screen.print(f"   {name}, width {recipe.model.width}")
         with training(World()) as watch:
             train_run(recipe, data, Run(out / name), watch=watch)
     task = next(iter(recipes.values())).task
-    screen.print(f"3  free rollouts of {task.horizon} frames on {size.test} flows that no model has seen\n")
+    screen.print(f"4  free rollouts of {task.horizon} frames on {size.test} flows that no model has seen\n")
     rows: list[dict[str, Any]] = []
     for name in recipes:
         with progress(f"evaluating {name}", None) as move:
             rows += evaluate_run(Run(out / name), tick=move)
     print_scores(screen, rows)
-    write_page(out / "page.html", _study(out, data, recipes, rows))
-    screen.print(f"\npage with curves and error maps: {out / 'page.html'}", soft_wrap=True)
+    write_page(out / "page.html", replace(_study(out, data, recipes, rows), opening=_opening(shown)))
+    screen.print(f"\npage with both forecasts: {out / 'page.html'}", soft_wrap=True)
+
+
+def _opening(shown: Demonstration) -> Opening:
+    """The flow of the pretrained model, played."""
+    card, leads = shown.card, shown.first.leads
+    points = " × ".join(map(str, card["test"]["grid"]))
+    error, plain = (100 * shown.scores[0][name] for name in ("value", "yardstick"))
+    length = shown.dimensions.time(leads[-1])
+    return Opening(
+        title=TITLES.get(card["task"], f"{card['task']}, forecast by a pretrained model"),
+        summary=f"The model has never seen this case on {points} points. It forecasts {len(leads)} frame"
+        f"{'s' * (len(leads) > 1)}{f', up to {length}' if length else ''}, with a relative L2 error of {error:.3g} %; "
+        f"{card['test']['yardstick']}, which has learned nothing, has {plain:.3g} %. {card['parameters']:,} "
+        f"parameters, trained for {card['training']['updates']:,} updates.",
+        animation=shown.animation(),
+        table=shown.table(),
+    )
 
 
 def _recipes(size: Size) -> Iterator[Recipe]:
@@ -113,7 +140,7 @@ def _study(out: Path, data: Path, recipes: dict[str, Recipe], rows: list[dict[st
         "from simulation to forecast, not what the models can do."
     )
     return Study(
-        title="A small turbulent flow, forecast by three models",
+        title="A small flow, forecast by three models trained here",
         summary=" ".join((summary, *headline(drawn, known))),
         curves=drawn,
         table=comparison(rows, known),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -15,11 +15,11 @@ from sigmasolver.cli.terminal import console, progress
 
 if TYPE_CHECKING:
     import torch
+    from rich.console import Console
 
+    from sigmasolver.model_cards.demonstrate import Demonstration
 
-__all__ = ["forecast"]
-
-ERRORS = {"relative_l2": "relative L2", "relative_l2_final": "relative L2, final frame"}
+__all__ = ["forecast", "print_demonstration"]
 
 
 @app.command()
@@ -35,6 +35,9 @@ def forecast(
     steps: Annotated[int | None, typer.Option(help="Frames to forecast; default: the task's horizon.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Output: .h5 (a store), .nc, .zarr, .npy or .npz; required with --input.")
+    ] = None,
+    animation: Annotated[
+        Path | None, typer.Option(help="Also write the first window of a pretrained model as an animated PNG.")
     ] = None,
     precision: Precision = "float32",
     anyway: Anyway = False,
@@ -53,8 +56,10 @@ def forecast(
             raise ValueError(f"Missing --input: {path} ships no frames to forecast from.")
         if steps is not None:
             raise ValueError("--steps requires --input; the windows of a pretrained model have a fixed length.")
-        _forecast_shipped(path.name, out, precision, device_of(device))
+        _forecast_shipped(path.name, out, animation, precision, device_of(device))
         return
+    if animation is not None:
+        raise ValueError("--animation shows the windows of a pretrained model; leave out --input.")
     if out is None:
         raise ValueError("Missing --out: name the file to write the forecast to.")
     say_unfinished(Run(path))
@@ -66,52 +71,51 @@ def forecast(
         console().print(line, soft_wrap=True)
 
 
-def _forecast_shipped(name: str, out: Path | None, precision: str, device: torch.device) -> None:
+def _forecast_shipped(
+    name: str, out: Path | None, animation: Path | None, precision: str, device: torch.device
+) -> None:
     from sigmasolver.forecast.files import check_name
-    from sigmasolver.model_cards.score import demonstrate
+    from sigmasolver.model_cards.demonstrate import demonstrate
+    from sigmasolver.runs.files import plain_errors, replacing
 
     if out is not None:
         check_name(out)
     with progress(f"forecasting {name}", None) as move:
         shown = demonstrate(name, device, precision, out, move)
-    card, screen = shown.card, console()
-    grid, windows, test = " × ".join(map(str, card["test"]["grid"])), card["windows"], card["test"]
+    print_demonstration(console(), shown)
+    console().print(f"computed in {precision}", soft_wrap=True)
+    if shown.said is not None:
+        console().print(shown.said, soft_wrap=True)
+    if animation is not None:
+        with plain_errors(animation), replacing(animation) as file:
+            file.write(shown.animation().moving)
+        console().print(str(animation), soft_wrap=True)
+
+
+def print_demonstration(screen: Console, shown: Demonstration) -> None:
+    """What a pretrained model is, its errors and times beside those of the solver, and what its card says of them."""
+    from sigmasolver.model_cards.demonstrate import ERRORS
+
+    card, windows, test = shown.card, shown.card["windows"], shown.card["test"]
+    training, made = card["training"], shown.table()
     screen.print(
-        f"{name}: {card['model']}, {card['parameters']:,} parameters, trained for {_budget(card)}\n"
-        f"{windows['count']} unseen cases on {grid} (simulate {card['task']} --seed {windows['seed']})",
+        f"{card['name']}: {card['model']}, {card['parameters']:,} parameters, trained for {training['epochs']} epochs "
+        f"({100 * training['budget_share']:.3g} % of the paper's budget)\n"
+        f"{windows['count']} unseen case{'s' * (windows['count'] > 1)} on {' × '.join(map(str, test['grid']))} "
+        f"(simulate {card['task']} --seed {windows['seed']})",
         soft_wrap=True,
     )
-    table = Table("", box=SIMPLE_HEAD)
-    for row in shown.scores:
-        table.add_column(f"{row['field']}, {ERRORS[row['metric']]}", justify="right")
-    table.add_column("time per case", justify="right")
-    model = [_percent(row["value"]) for row in shown.scores]
-    table.add_row(f"{card['model']}, {grid}", *model, _time(shown.seconds))
-    table.add_row(test["yardstick"], *(_percent(row["yardstick"]) for row in shown.scores), "–")
-    for solver in shown.solver:
-        errors = ["the truth"] * len(model) if solver.errors is None else [_percent(one) for one in solver.errors]
-        table.add_row(f"solver, {' × '.join(map(str, solver.grid))}", *errors, _time(solver.seconds))
+    table = Table(box=SIMPLE_HEAD)
+    for place, column in enumerate(made.columns):
+        table.add_column(column, justify="right" if place else "left")
+    for row in made.rows:
+        table.add_row(*row)
     screen.print(table)
     for again, first in zip(windows["scores"], test["scores"], strict=True):
         paper = "" if first["paper"] is None else f", paper {first['paper'].replace('±', ' ± ')} %"
         screen.print(
-            f"{first['field']}: the card says {_percent(again['value'])} here and {_percent(first['value'])} on "
-            f"{test['windows']} test windows{paper}",
+            f"{first['field']}, {ERRORS[first['metric']]}: the card says {100 * again['value']:.3g} % here and "
+            f"{100 * first['value']:.3g} % on {test['windows']} test windows{paper}",
             soft_wrap=True,
         )
-    screen.print(f"{shown.machine}, {precision}; times for one case at a time", soft_wrap=True)
-    if shown.said is not None:
-        screen.print(shown.said, soft_wrap=True)
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.3g} %"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
-
-
-def _budget(card: dict[str, Any]) -> str:
-    training = card["training"]
-    return f"{training['epochs']} epochs ({100 * training['budget_share']:.3g} % of the paper's budget)"
+    screen.print(made.caption, soft_wrap=True)

@@ -51,6 +51,10 @@ def suite(
         list[str] | None, typer.Option(help="Only runs whose name matches, such as 'ns2d-*-42'; repeatable.")
     ] = None,
     minutes: Minutes = None,
+    windows: Annotated[
+        int | None,
+        typer.Option(min=1, help="Evaluate on so many windows, evenly spread; default: the whole test split."),
+    ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the runs and their progress without training.")] = False,
     settings: Settings = None,
     plugin: Plugins = None,
@@ -88,7 +92,7 @@ def suite(
         jobs = Jobs(_jobs_beside(out))
         active = jobs.active(chosen)
         for key in chosen:
-            far = _progress_of(Run(out / key), changed(rows[key], settings or []))
+            far = _progress_of(Run(out / key), changed(rows[key], settings or []), windows)
             screen.print(f"{key:45} {far}{_job_of(jobs.find(key), active.get(key), far)}", soft_wrap=True)
         return
     if on is not None:
@@ -97,9 +101,10 @@ def suite(
         words = ["suite", name, "--data", str(data), "--out", str(out), "--device", device, "--engine", engine]
         words += ["--data-seed", str(data_seed)] if data_seed is not None else []
         words += [word for one in settings or () for word in ("--set", one)]
+        words += ["--windows", str(windows)] if windows is not None else []
         tasks = {rows[key].task.name for key in chosen}
         recipes = {key: changed(one, settings or []) for key, one in rows.items() if one.task.name in tasks}
-        works = _works(words, recipes, chosen, data, data_seed, out, processes, nodes, data_only)
+        works = _works(words, recipes, chosen, data, data_seed, out, processes, nodes, data_only, windows)
         return _run_jobs(works, out, on, slurm or [], nodes, most, detach)
     given = {"--slurm": slurm, "--jobs": most, "--detach": detach, "--nodes": nodes > 1, "--processes": processes > 1}
     for option in (option for option, value in given.items() if value):
@@ -110,18 +115,18 @@ def suite(
             # All rows of a task share one store, whichever of them are trained now.
             task = rows[key].task.name
             siblings = {k: changed(one, settings or []) for k, one in rows.items() if one.task.name == task}
-            if data_only or not is_done(Run(out / key), siblings[key]):
-                if not _finish_row(key, siblings, data, data_seed, out, execution, deadline, data_only):
+            if data_only or not is_done(Run(out / key), siblings[key], windows):
+                if not _finish_row(key, siblings, data, data_seed, out, execution, deadline, data_only, windows):
                     raise typer.Exit(TERMINATED if Termination.asked else 0)
             elif world.first:
                 screen.print(f"{key}: already finished")
 
 
-def _progress_of(run: Run, recipe: Recipe) -> str:
+def _progress_of(run: Run, recipe: Recipe, windows: int | None) -> str:
     from sigmasolver.experiments.queue import fraction_done, is_done
 
     if run.finished:
-        return "finished" if is_done(run, recipe) else "trained, not evaluated"
+        return "finished" if is_done(run, recipe, windows) else "trained, not evaluated"
     done = fraction_done(run)
     return f"{100 * done:.1f} %" if done else "pending"
 
@@ -148,6 +153,7 @@ def _works(
     processes: int,
     nodes: int,
     data_only: bool,
+    windows: int | None,
 ) -> list[Work]:
     """A job for every store that must be simulated, and one for every row."""
     from sigmasolver.experiments.jobs import Command, Work
@@ -163,7 +169,7 @@ def _works(
             command = Command([*words, "--only", key, "--data-only"])
             stores[task] = Work(f"data-{task}", command, ready)
         command = Command([*words, "--only", key], processes, nodes)
-        rows.append(Work(key, command, partial(is_done, Run(out / key), recipe), after=f"data-{task}"))
+        rows.append(Work(key, command, partial(is_done, Run(out / key), recipe, windows), after=f"data-{task}"))
     return [*stores.values(), *(rows if not data_only else ())]
 
 
@@ -205,6 +211,7 @@ def _finish_row(
     execution: Execution,
     deadline: Deadline,
     data_only: bool,
+    windows: int | None,
 ) -> bool:
     """Simulate, train and evaluate one row; False if time ran out."""
     from sigmasolver.experiments.queue import OutOfTimeError, ensure_store, fraction_done, run_row
@@ -227,7 +234,7 @@ def _finish_row(
         if execution.world.first:
             screen.print(f"{key}: training from {100 * fraction_done(run):.1f} %")
         with training(execution.world) as watch:
-            run_row(recipe, store, run, execution, deadline, watch)
+            run_row(recipe, store, run, execution, deadline, watch, windows)
     except OutOfTimeError as stopped:
         if execution.world.first:
             trained = f"{100 * fraction_done(run):.1f} % trained"

@@ -173,9 +173,9 @@ def evaluate_run(
     return rows
 
 
-def records_of_test_part(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
-    """The records of free float32 forecasts of the whole test part by the weights that the run holds; none: not
-    evaluated, or with other options."""
+def records_of_test_part(run: Run, recipe: Recipe, windows: int | None = None) -> list[dict[str, Any]]:
+    """The records of free float32 forecasts of the whole test part, or of so many of its windows, by the weights that
+    the run holds; none: not evaluated, or with other options."""
     data = run.read_json("data.json")
     test = data.get("test")  # data of their own
     wanted = {
@@ -193,6 +193,8 @@ def records_of_test_part(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
     elif "frames" in data:  # older runs do not tell how long their trajectories are
         starts = recipe.evaluation_windows().starts_in((test or data)["frames"])
         wanted["windows"] = starts * (test["count"] if test else len(data["parts"]["test"]))
+    if windows is not None:
+        wanted["windows"] = min(windows, wanted.get("windows", windows))
     return [row for row in read_records(run.records) if wanted.items() <= {**UNSAID, **row}.items()]
 
 

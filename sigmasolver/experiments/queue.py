@@ -51,15 +51,16 @@ class Deadline:
             raise OutOfTimeError(what)
 
 
-def is_done(run: Run, recipe: Recipe) -> bool:
-    """Whether a run is trained by this recipe and its final weights are evaluated on the whole test part.
+def is_done(run: Run, recipe: Recipe, windows: int | None = None) -> bool:
+    """Whether a run is trained by this recipe and its final weights are evaluated on the whole test part, or on so many
+    of its windows.
 
     A folder that holds another recipe is refused.
     """
     if not run.finished:
         return False
     begin(run, recipe)
-    return bool(records_of_test_part(run, recipe))
+    return bool(records_of_test_part(run, recipe, windows))
 
 
 def fraction_done(run: Run) -> float:
@@ -153,8 +154,10 @@ def run_row(
     execution: Execution,
     deadline: Deadline,
     watch: Callable[[Progress], None] | None = None,
+    windows: int | None = None,
 ) -> None:
-    """Train and evaluate one row; raises OutOfTimeError once the deadline has passed, with the state saved."""
+    """Train and evaluate one row, on so many windows (None: all); raises OutOfTimeError once the deadline has passed,
+    with the state saved."""
 
     def tick(done: int, total: int) -> None:
         # One process alone may leave an evaluation; several would wait for each other for ever.
@@ -166,4 +169,4 @@ def run_row(
         raise OutOfTimeError("training")
     # The table of REALM has the errors of all parts; the test comes last, because its records say that a row is done.
     for part in ("train", "validation", "test") if recipe.task.name in _REALM else ("test",):
-        evaluate_run(run, Request(part=part), store, execution.world, tick)
+        evaluate_run(run, Request(part=part, windows=windows), store, execution.world, tick)

@@ -16,7 +16,7 @@ from sigmasolver.report.rows import Arrays, Need, Rows, once, where
 from sigmasolver.report.study import Dimensions
 from sigmasolver.runs import Run, read_records
 
-__all__ = ["dimensions_of", "folder_labels", "join_records", "label_runs"]
+__all__ = ["dimensions_in", "dimensions_of", "folder_labels", "join_records", "label_runs"]
 
 
 def folder_labels(paths: Sequence[Path]) -> list[str]:
@@ -93,14 +93,21 @@ def dimensions_of(paths: Sequence[Path], rows: Rows, units: Sequence[str] = ()) 
     first = domains[0] if domains else None
     if first is None or any(_differ(first, one) for one in domains):
         return Dimensions(time_unit=time, length_unit=length, units=given)
-    known = {name: unit for name, unit in zip(first.fields, first.units, strict=True) if unit != "1"}
+    return dimensions_in(first, time, length, given)
+
+
+def dimensions_in(
+    domain: Domain, time_unit: str = "", length_unit: str = "", units: Mapping[str, str] | None = None
+) -> Dimensions:
+    """What frames, points and values of data with this domain are; `units` go before those that it has."""
+    known = {name: unit for name, unit in zip(domain.fields, domain.units, strict=True) if unit != "1"}
     return Dimensions(
-        step=sum(first.time_steps) / 2 if first.time_steps else None,
-        time_unit=time,
-        lengths=tuple(first.side(axis) for axis in range(len(first.points))),
-        periodic=tuple(end == "periodic" for end in first.boundary),
-        length_unit=length,
-        units=known | given,
+        step=sum(domain.time_steps) / 2 if domain.time_steps else None,
+        time_unit=time_unit,
+        lengths=tuple(domain.side(axis) for axis in range(len(domain.points))),
+        periodic=tuple(end == "periodic" for end in domain.boundary),
+        length_unit=length_unit,
+        units=known | dict(units or {}),
     )
 
 

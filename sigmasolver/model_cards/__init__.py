@@ -1,1 +1,2 @@
-"""What is known of a pretrained model: how it is measured (`score`), put into a folder (`make`) and told (`text`)."""
+"""What is known of a pretrained model: how it is measured (`score`), shown at work (`demonstrate`), put into a folder
+(`make`) and told (`text`)."""

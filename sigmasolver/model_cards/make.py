@@ -26,6 +26,7 @@ from sigmasolver.model_cards.score import (
     compare_with_solver,
     picked,
     score,
+    seconds_of_model,
     shipped_windows,
     unseen_windows,
 )
@@ -74,12 +75,14 @@ def make_folder(
         stored = {name: tensor.to(HALF.get(chosen, torch.float32)) for name, tensor in tensors.items()}
         save(folder, stored, facts["step"], facts["steps"], facts["data"])
         _write_windows(store, unseen, count, out / "windows.h5")
+        start = _last_given(store, unseen, count)
         source = {"count": len(store), "seed": store.header.seed, "fingerprint": store.fingerprint}
     with open_store(out / "windows.h5") as kept:
         windows = shipped_windows(kept, recipe)
         shipped = load(out)
         plain = score(shipped, windows, recipe)
-        seconds, solver = compare_with_solver(windows, recipe, shipped, plain, torch.device("cpu"))
+        seconds = seconds_of_model(windows, recipe, shipped, torch.device("cpu"))
+        solver = compare_with_solver(windows, start, recipe, plain)
         in_float32 = _each_error(shipped, windows)
         rounding = float(((_each_error(shipped.double(), windows) - in_float32) / in_float32).abs().max())
         of_windows = {"count": len(kept), "seed": kept.header.seed, "fingerprint": kept.fingerprint, "scores": plain,
@@ -117,6 +120,8 @@ def _check_unseen(store: Reader, recipe: Recipe, training_seed: int, count: int)
     difference = header.difference(header_of(simulator_of(recipe.task.name), header.seed, header.dtype))
     if difference is not None:
         raise ValueError(f"{store.path} is not what simulate {recipe.task.name} makes: {difference}.")
+    if len(store) < 2:
+        raise ValueError(f"{store.path} holds one trajectory; a card tells how much cases differ, so simulate several.")
     if not 1 <= count <= len(store):
         raise ValueError(f"{count} windows were asked for, and {store.path} holds {len(store)} trajectories.")
 
@@ -171,6 +176,12 @@ def _write_windows(store: Reader, windows: Windows, count: int, path: Path) -> N
     with Writer(path, header, count) as writer:
         for number in range(count):
             writer.append(store[(number, frames, *space)][..., places][None])
+
+
+def _last_given(store: Reader, windows: Windows, count: int) -> torch.Tensor:
+    """(count, *grid): the first field of the last given frame of each window, as finely as it is stored."""
+    last = windows.spec.time_stride * (windows.spec.history - 1)
+    return torch.stack([torch.from_numpy(store[(number, last)][..., 0]) for number in range(count)])
 
 
 def _training(run: Run, recipe: Recipe, seed: int) -> dict[str, Any]:

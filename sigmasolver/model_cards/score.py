@@ -1,4 +1,4 @@
-"""A pretrained model measured on windows it has not seen, with the solver beside it, on the machine at hand."""
+"""A pretrained model measured on windows that it has not seen, and the solver beside it."""
 
 from __future__ import annotations
 
@@ -6,39 +6,35 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from sigmasolver import pretrained
 from sigmasolver.data.reader import Reader
-from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows
 from sigmasolver.evaluate import Request, measure, metrics, rows_of
 from sigmasolver.forecast import Forecaster
-from sigmasolver.forecast.checkpoint import load, recipe_in
-from sigmasolver.forecast.files import write_forecast
-from sigmasolver.forecast.replay import Replay
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.recipes import Recipe
 from sigmasolver.report.published import Column, tables
-from sigmasolver.runs import Run, provenance, read_facts
 from sigmasolver.runtime.parallel import World
 from sigmasolver.simulate import simulator_of
-from sigmasolver.simulate.coarse import Work, coarse_work, full_work
+from sigmasolver.simulate.coarse import Work, coarse_work, finer_grid, full_work
 
 __all__ = [
-    "Demonstration",
     "SolverRow",
     "card_columns",
     "compare_with_solver",
-    "demonstrate",
     "picked",
     "score",
+    "seconds_of_model",
     "shipped_windows",
+    "time_solver",
     "unseen_windows",
 ]
+
+REPEATS = 3
+"""Timed calls, after one that warms up; the median counts."""
 
 
 @dataclass(frozen=True)
@@ -48,57 +44,6 @@ class SolverRow:
     grid: tuple[int, ...]
     seconds: float
     errors: list[float] | None = None
-
-
-@dataclass(frozen=True)
-class Demonstration:
-    """A pretrained model at work on this machine."""
-
-    card: dict[str, Any]
-    scores: list[dict[str, Any]]
-    seconds: float
-    """Of the model, for one case."""
-    solver: list[SolverRow]
-    machine: str
-    said: str | None
-    """Of the file that was written."""
-
-
-def demonstrate(
-    name: str,
-    device: torch.device,
-    precision: str = "float32",
-    out: Path | None = None,
-    tick: Callable[[int, int], None] | None = None,
-) -> Demonstration:
-    """Forecast the unseen windows of a pretrained model, with the solver beside it; writes the forecasts to `out`."""
-    folder = pretrained.folder(name)
-    recipe, forecaster = recipe_in(Run(folder)), Replay(load(folder, device), precision)
-    with open_store(folder / "windows.h5") as store:
-        windows = shipped_windows(store, recipe)
-        scores = score(forecaster, windows, recipe, device, tick)
-        seconds, solver = compare_with_solver(windows, recipe, forecaster, scores, device)
-        said = None if out is None else _write_frames(out, name, forecaster, windows, recipe, device)
-    return Demonstration(pretrained.card(name), scores, seconds, solver, provenance(device)["machine"], said)
-
-
-def _write_frames(
-    out: Path, name: str, forecaster: Forecaster, windows: Windows, recipe: Recipe, device: torch.device
-) -> str:
-    task, old = recipe.task, windows.source.header.layout
-    units = dict(zip(old.fields, old.units, strict=True))
-    layout = replace(
-        old, fields=task.targets, units=tuple(units[name] for name in task.targets), times=old.times[-task.horizon :]
-    )
-    frames = []
-    with torch.no_grad(), matmul_precision("float32"):
-        for number in range(len(windows)):
-            history, _ = windows.batch([number])
-            frames.append(forecaster.rollout(history.to(device), task.horizon).frames.cpu())
-    step = read_facts(Run(pretrained.folder(name)).weights)["step"]
-    return write_forecast(
-        out, torch.cat(frames).numpy(), layout, {"run": name, "step": step, "start": "windows of the package"}
-    )
 
 
 def shipped_windows(store: Reader, recipe: Recipe) -> Windows:
@@ -148,46 +93,78 @@ def picked(rows: Sequence[dict[str, Any]], column: Column) -> tuple[float, float
     return found[0]["value"], found[0].get("deviation")
 
 
-def compare_with_solver(
-    windows: Windows,
-    recipe: Recipe,
-    forecaster: Forecaster,
-    scores: Sequence[dict[str, Any]],
-    device: torch.device,
-    repeats: int = 3,
-) -> tuple[float, list[SolverRow]]:
-    """Seconds of the model for one case; the solver on its own grid, on the model's, and where it is as good.
-
-    One case at a time, each warmed up once; the median of `repeats`, except for the long solve on the fine grid. The
-    last row is the coarsest grid, in steps of a fifth, on which the solver's errors are not above those in `scores`.
-    """
-    task, seed = recipe.task, windows.source.header.seed
-    history, future = (part.to(device) for part in windows.batch(range(len(windows))))
+def seconds_of_model(windows: Windows, recipe: Recipe, forecaster: Forecaster, device: torch.device) -> float:
+    """Seconds of one case: the median of `REPEATS` calls of the model, times the calls of a forecast."""
+    history, task = windows.batch([0])[0].to(device), recipe.task
     with torch.no_grad(), matmul_precision("float32"):
-        seconds = _seconds(lambda: forecaster.rollout(history[:1], task.horizon).frames, device, repeats)
+        one = _seconds(lambda: forecaster.rollout(history, task.block).frames, device, REPEATS)
+    return one * math.ceil(task.horizon / task.block)
+
+
+def compare_with_solver(
+    windows: Windows, start: torch.Tensor, recipe: Recipe, scores: Sequence[dict[str, Any]]
+) -> list[SolverRow]:
+    """The solver on its own grid, on the model's, and on the coarsest grid, in steps of a fifth, on which its errors
+    are not above those in `scores`; on the CPU, one case at a time.
+
+    A flow goes on from `start` (B, n, n), the last given frames in full resolution: that is what a user of the solver
+    has. Where no grid below the solver's own is adequate, there are two rows.
+    """
+    task, seed = recipe.task, _seed_of(windows)
+    simulator, points, device = simulator_of(task.name), windows.coordinates[0], torch.device("cpu")
+    full = full_work(simulator, seed, 0, task.horizon, task.time_stride)
+    if full is None:
+        return []
+    _, future = windows.batch(range(len(windows)))
+    tried: list[SolverRow] = []
+    grid = len(points)
+    while grid < max(full.grid):
+        work = coarse_work(simulator, seed, start, points, task.horizon, task.time_stride, grid)
+        assert work is not None  # known, as `full_work` is
+        errors = _errors(work.call()[..., None].float(), future, recipe)
+        adequate = all(error <= row["value"] for error, row in zip(errors, scores, strict=True))
+        if not tried or adequate:
+            tried.append(SolverRow((grid, grid), _seconds_of_solver(windows, recipe, grid, device), errors))
+        if adequate:
+            break
+        grid = finer_grid(simulator, grid)
+    return [SolverRow(full.grid, _full_seconds(full, device)), *tried]
+
+
+def time_solver(
+    windows: Windows, recipe: Recipe, rows: Sequence[dict[str, Any]], device: torch.device
+) -> list[SolverRow]:
+    """The solver on the grids of a card, timed on this machine; the errors are those of the card."""
+    task, timed = recipe.task, []
+    for row in rows:
+        if row["errors"] is None:
+            full = full_work(simulator_of(task.name), _seed_of(windows), 0, task.horizon, task.time_stride, device)
+            assert full is not None  # or the card had no rows
+            seconds = _full_seconds(full, device)
+        else:
+            seconds = _seconds_of_solver(windows, recipe, row["grid"][0], device)
+        timed.append(SolverRow(tuple(row["grid"]), seconds, row["errors"]))
+    return timed
+
+
+def _full_seconds(full: Work, device: torch.device) -> float:
+    return _seconds(full.call, device, 1) / full.share  # once: it is long
+
+
+def _seconds_of_solver(windows: Windows, recipe: Recipe, grid: int, device: torch.device) -> float:
+    """Of one case; steps of equal cost are not all timed, and how a flow begins does not change their cost."""
+    task, simulator = recipe.task, simulator_of(recipe.task.name)
+    frame = windows.batch([0])[0][:, -1, ..., 0].to(device)
+    work = coarse_work(simulator, _seed_of(windows), frame, windows.coordinates[0], 1, task.time_stride, grid)
+    assert work is not None
+    return _seconds(work.call, device, REPEATS) * task.horizon
+
+
+def _seed_of(windows: Windows) -> int:
+    seed = windows.source.header.seed
     if seed is None:
         raise ValueError("The windows do not say which seed they were simulated with; make them with simulate.")
-    simulator, apart, rows = simulator_of(task.name), task.time_stride, []
-    full = full_work(simulator, seed, 0, task.horizon, apart, device)
-    if full is None:
-        return seconds, []
-    rows.append(SolverRow(full.grid, _seconds(full.call, device, 1) / full.share))
-    points = windows.coordinates[0]
-
-    def coarse(count: int, grid: int) -> Work | None:
-        return coarse_work(simulator, seed, range(count), history[:count], points, task.horizon, apart, grid)
-
-    grid, first, adequate = len(points), True, False
-    while not adequate and grid < max(full.grid):
-        one, every = coarse(1, grid), coarse(len(windows), grid)
-        if one is None or every is None:
-            break
-        errors = _errors(every.call()[..., None].float(), future, recipe)
-        adequate = all(error <= row["value"] for error, row in zip(errors, scores, strict=True))
-        if first or adequate:
-            rows.append(SolverRow(one.grid, _seconds(one.call, device, repeats) / one.share, errors))
-        grid, first = math.ceil(1.2 * grid), False
-    return seconds, rows
+    return seed
 
 
 def _errors(frames: torch.Tensor, true: torch.Tensor, recipe: Recipe) -> list[float]:

@@ -14,7 +14,18 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["TRIVIAL_BASELINES", "Axis", "Card", "Curve", "Dimensions", "Maps", "Study", "Table"]
+__all__ = [
+    "TRIVIAL_BASELINES",
+    "Animation",
+    "Axis",
+    "Card",
+    "Curve",
+    "Dimensions",
+    "Maps",
+    "Opening",
+    "Study",
+    "Table",
+]
 
 TRIVIAL_BASELINES = {
     "persistence": "Persistence repeats the last known frame.",
@@ -184,6 +195,27 @@ class Card:
 
 
 @dataclass(frozen=True)
+class Animation:
+    """An animated PNG, its last frame for readers who want nothing to move, and what it shows in words."""
+
+    moving: bytes
+    still: bytes
+    words: str
+    size: tuple[int, int]
+    """Width and height in pixels."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What stands above a study: one forecast at work."""
+
+    title: str
+    summary: str
+    animation: Animation
+    table: Table
+
+
+@dataclass(frozen=True)
 class Study:
     """A comparison of trained models on one task; `facts` are pairs such as ("commit", "acc511d"), `sample` says what
     the curves were measured on.
@@ -204,6 +236,7 @@ class Study:
     dimensions: Dimensions = Dimensions()
     shown: tuple[str, ...] = ()
     records: Sequence[Mapping[str, Any]] = ()
+    opening: Opening | None = None
 
     def __post_init__(self) -> None:
         if not self.curves:

@@ -1,22 +1,29 @@
 """The solver as a baseline: the cases of a seed solved on a grid of choice, and the cost of one case.
 
 A surrogate on a coarse grid must not be compared with the solver's fine grid alone: the solver on the surrogate's own
-grid costs far less, and has an error too.
+grid costs far less, and has an error too. On a coarser grid a flow also takes longer time steps, at the same Courant
+number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from scipy.fft import next_fast_len
 
 from sigmasolver.simulate.darcy import Darcy, interpolation, solve
 from sigmasolver.simulate.simulator import Simulator
+from sigmasolver.simulate.spectral import resample
 from sigmasolver.simulate.vorticity import Vorticity
 
-__all__ = ["Work", "coarse_work", "full_work"]
+__all__ = ["Work", "coarse_work", "finer_grid", "full_work"]
+
+FINER = 1.2
+"""From one grid to the next, in points a side."""
 
 
 @dataclass(frozen=True)
@@ -41,31 +48,29 @@ def full_work(
         coefficient = simulator.coefficient(seed, [index], device)
         return Work((simulator.grid,) * 2, lambda: simulator.pressure(coefficient)[:, None])
     if isinstance(simulator, Vorticity):
-        initial, short = simulator.initial(seed, [index], device), replace(simulator, burn_in=0.0, frames=time_stride)
-        return Work((simulator.grid,) * 2, lambda: short.evolve(initial), 1 / leads)
+        initial, short = simulator.initial(seed, [index], device), replace(simulator, burn_in=0.0, frames=1)
+        return Work((simulator.grid,) * 2, lambda: short.evolve(initial), 1 / (leads * time_stride))
     return None
 
 
 def coarse_work(
     simulator: Simulator,
     seed: int,
-    indices: Sequence[int],
-    history: torch.Tensor,
+    start: torch.Tensor,
     points: np.ndarray,
     leads: int,
     time_stride: int,
-    grid: int | None = None,
+    grid: int,
 ) -> Work | None:
-    """These cases on `grid` points a side (None: the model's grid), at the model's `points` along each axis.
+    """The first cases of a seed on `grid` points a side, at the model's `points` along each axis; None where this
+    simulator is not known here.
 
-    Darcy: the coefficient is sampled at the cell centres of the coarse grid, and the pressure interpolated to `points`.
-    A flow starts from the last frame of `history`, so it is solved on the model's grid and no other.
+    Darcy: `start` only tells how many cases and where; the coefficient is sampled at the cell centres of the coarse
+    grid, and the pressure interpolated to `points`. A flow goes on from the vorticity `start` (B, n, n), given on any
+    number of points a side.
     """
-    if isinstance(simulator, Vorticity) and grid not in (None, len(points)):
-        return None
-    grid = grid or len(points)
     if isinstance(simulator, Darcy):
-        fine = simulator.coefficient(seed, indices, history.device)
+        fine = simulator.coefficient(seed, range(len(start)), start.device)
         nearest = torch.from_numpy(((np.arange(grid) + 0.5) / grid * simulator.grid).astype(int))
         coefficient = fine[:, nearest][:, :, nearest]
         centres, nodes = (np.arange(grid) + 0.5) / grid, np.linspace(0, 1, grid)
@@ -79,7 +84,26 @@ def coarse_work(
 
         return Work((grid, grid), pressure)
     if isinstance(simulator, Vorticity):
-        coarse = replace(simulator, grid=grid, stored=grid, burn_in=0.0, frames=leads * time_stride)
-        initial = history[:, -1, ..., 0]
-        return Work((grid, grid), lambda: coarse.evolve(initial)[:, time_stride - 1 :: time_stride])
+        steps = math.ceil(simulator.interval / simulator.step * grid / simulator.grid - 1e-6)  # whole ones stay whole
+        coarse = replace(
+            simulator,
+            grid=grid,
+            stored=grid,
+            step=simulator.interval / steps,
+            burn_in=0.0,
+            frames=leads * time_stride,
+        )
+        initial, finer = resample(start.double(), grid), math.ceil(grid / len(points))
+
+        def vorticity() -> torch.Tensor:
+            frames = coarse.evolve(initial)[:, time_stride - 1 :: time_stride]
+            return resample(frames, finer * len(points))[..., ::finer, ::finer]
+
+        return Work((grid, grid), vorticity)
     return None
+
+
+def finer_grid(simulator: Simulator, grid: int) -> int:
+    """The next grid to try; for a flow one whose Fourier transforms are quick."""
+    finer = math.ceil(FINER * grid)
+    return next_fast_len(finer, real=True) if isinstance(simulator, Vorticity) else finer

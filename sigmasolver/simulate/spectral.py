@@ -10,7 +10,7 @@ import math
 
 import torch
 
-__all__ = ["DEALIAS", "dealias_mask", "wavenumbers"]
+__all__ = ["DEALIAS", "dealias_mask", "resample", "wavenumbers"]
 
 DEALIAS = ("square", "circle")
 
@@ -35,3 +35,16 @@ def dealias_mask(grid: int, shape: str, device: torch.device | str = "cpu") -> t
     if shape == "circle":
         return 9 * (kx**2 + ky**2) < grid**2
     raise ValueError(f'dealias must be "square" or "circle", not "{shape}"')
+
+
+def resample(field: torch.Tensor, grid: int) -> torch.Tensor:
+    """The trigonometric polynomial of `(..., n, n)` at `(..., grid, grid)` points; waves that the coarser of the two
+    grids does not resolve, the shortest of an even one included, are left out."""
+    points = field.shape[-1]
+    if points == grid:
+        return field
+    spectrum, kept = torch.fft.rfft2(field, norm="forward"), (min(points, grid) - 1) // 2
+    resampled = spectrum.new_zeros((*field.shape[:-2], grid, grid // 2 + 1))
+    resampled[..., : kept + 1, : kept + 1] = spectrum[..., : kept + 1, : kept + 1]
+    resampled[..., grid - kept :, : kept + 1] = spectrum[..., points - kept :, : kept + 1]
+    return torch.fft.irfft2(resampled, s=(grid, grid), norm="forward")

@@ -1,17 +1,20 @@
 """The demo in miniature: every step of it runs, says what it found, and is not repeated."""
 
+import base64
 import io
+import re
 
 import pytest
 from rich.console import Console
 
+from sigmasolver import pretrained
 from sigmasolver.cli.demo_flow import CASES, MODELS, Size, run
 from sigmasolver.forecast.checkpoint import recipe_in
 from sigmasolver.models import count_parameters
 from sigmasolver.report.tables import curves
 from sigmasolver.runs import Run, read_rows
 
-SMALL = Size(flows=3, test=1, updates=3)
+SMALL = Size("darcy", flows=3, test=1, updates=3)
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +24,30 @@ def made(tmp_path_factory):
     return out, screen.file.getvalue()
 
 
+def untimed(text):
+    """Without the times of the pretrained model and of the solver."""
+    return [re.sub(r"[\d.e+]+ m?s\b", "time", line).split() for line in text.splitlines()]
+
+
+def test_the_pretrained_model_opens_the_demo_and_its_page(made):
+    out, text = made
+    card, page = pretrained.card("darcy"), (out / "page.html").read_text()
+    error = f"{100 * card['windows']['scores'][0]['value']:.3g} %"
+    assert text.index("a pretrained model forecasts") < text.index(error) < text.index("2  3 turbulent flows")
+    opening = page[page.index('class="opening"') : page.index('class="title"')]
+    assert opening.count(error) == 2 and "solver, 421 × 421" in opening and "the truth" in opening
+    moving, still = (
+        base64.b64decode(one) for one in re.findall(r'(?:srcset|img src)="data:image/png;base64,(.*?)"', opening)[::-1]
+    )
+    assert b"acTL" not in still and moving.startswith(b"\x89PNG")
+    assert page.index("<h1") < page.index('class="title"') and page.count("<h1") == 1
+
+
 def test_the_table_has_every_model_and_the_yardstick(made):
     out, text = made
     rows = [row for name in MODELS for row in read_rows(Run(out / name).records)]
     assert {row["model"] for row in rows} == {*MODELS, "persistence"}
-    table = text.partition("parameters")[2].splitlines()
+    table = text.partition("4  free rollouts")[2].splitlines()
     for curve in curves(rows):
         line = next(line for line in table if line.strip().startswith(curve.model))
         assert curve.leads == tuple(range(1, 11))
@@ -56,5 +78,5 @@ def test_nothing_is_done_twice(made):
     }
     screen = Console(file=io.StringIO(), width=100)
     run(screen, out, SMALL)
-    assert screen.file.getvalue() == text
+    assert untimed(screen.file.getvalue()) == untimed(text)
     assert before == {path: path.stat().st_mtime_ns for path in before}

@@ -118,6 +118,16 @@ def test_time_that_runs_out_leaves_whole_work_behind(data, whole, tmp_path):
     assert value == {row["value"] for row in read_rows(whole.records) if row["metric"] == "rmse"}
 
 
+def test_a_row_may_be_evaluated_on_some_of_the_windows(data, whole, tmp_path):
+    shutil.copytree(whole.path, tmp_path / "run")
+    run = Run(tmp_path / "run")
+    run.records.unlink()
+    run_row(RECIPE, data / "demo.h5", run, EXECUTION, Deadline(), windows=2)
+    assert {row["windows"] for row in read_rows(run.records)} == {2}
+    assert is_done(run, RECIPE, 2) and not is_done(run, RECIPE, 3) and not is_done(run, RECIPE)
+    assert is_done(whole, RECIPE, 10**6), "as many as there are is all of them"
+
+
 def test_a_finished_run_needs_no_resume_state(data, whole, tmp_path):
     shutil.copytree(whole.path, tmp_path / "run")
     run = Run(tmp_path / "run")

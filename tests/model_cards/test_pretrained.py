@@ -32,6 +32,13 @@ FRESH = 8
 """Trajectories that the slow test simulates."""
 
 
+def first_frames(recipe):
+    """The simulator of a task, stopped after its first window."""
+    simulator, spec = simulator_of(recipe.task.name), recipe.evaluation_windows()
+    frames = spec.time_stride * (spec.span - 1) + 1
+    return replace(simulator, frames=frames) if hasattr(simulator, "frames") else simulator
+
+
 @pytest.fixture(params=pretrained.names())
 def name(request):
     return request.param
@@ -67,9 +74,9 @@ def test_the_tolerance_sees_a_small_change_of_the_weights(name):
 def test_a_fresh_simulation_agrees_with_the_recorded_error(name, tmp_path):
     """Another seed than that of the training and of the windows; three standard errors of both means."""
     card, folder = pretrained.card(name), pretrained.folder(name)
-    recipe, simulator = recipe_in(Run(folder)), simulator_of(card["task"])
+    recipe = recipe_in(Run(folder))
     seed = 1 + max(card["windows"]["seed"], card["training"]["data_seed"])
-    generate(simulator, FRESH, seed, tmp_path / "fresh.h5")
+    generate(first_frames(recipe), FRESH, seed, tmp_path / "fresh.h5")
     with open_store(tmp_path / "fresh.h5") as store:
         measured = score(load(name), unseen_windows(store, recipe), recipe)
     for now, test in zip(measured, card["test"]["scores"], strict=True):
@@ -79,16 +86,16 @@ def test_a_fresh_simulation_agrees_with_the_recorded_error(name, tmp_path):
 
 @pytest.mark.slow
 def test_the_windows_are_what_their_seed_gives(name):
-    folder, card = pretrained.folder(name), pretrained.card(name)
-    recipe, simulator = recipe_in(Run(folder)), simulator_of(card["task"])
+    """To the rounding of float16: another machine rounds the simulation differently, and a flow amplifies that."""
+    folder = pretrained.folder(name)
+    recipe = recipe_in(Run(folder))
     with open_store(folder / "windows.h5") as store:
         header, kept = store.header, store[0].astype(np.float32)
         stride = header.parameters["space_stride"]
-    made = simulator.simulate(header.seed, [0])[0].numpy()
-    made = made[: kept.shape[0] * recipe.task.time_stride : recipe.task.time_stride]
+    made = first_frames(recipe).simulate(header.seed, [0])[0].numpy()[:: recipe.task.time_stride]
     for _ in range(made.ndim - 2):
         made = np.moveaxis(made[:, ::stride], 1, -2)
-    assert np.allclose(kept, made, rtol=2**-11, atol=2**-25)
+    assert kept.shape == made.shape and np.linalg.norm(kept - made) < 2**-11 * np.linalg.norm(made)
 
 
 def test_cards_keep_the_limits_and_their_text_is_made_from_their_facts(name):
@@ -150,8 +157,9 @@ def two_windows(tmp_path, monkeypatch):
 
 def test_forecast_needs_nothing_but_the_name(two_windows, call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, out, err = call("forecast", "darcy", "--out", "p.npy")
+    code, out, err = call("forecast", "darcy", "--out", "p.npy", "--animation", "p.png")
     assert code == 0, err
+    assert Path("p.png").read_bytes().startswith(b"\x89PNG") and out.splitlines()[-1] == "p.png"
     error = float(metrics.relative_l2(torch.from_numpy(np.load("p.npy")), two_windows).mean())
     rows = {line.split("  ")[1].strip(): line for line in out.splitlines() if line.startswith("  ")}
     assert f"{100 * error:.3g} %" in rows["transolver-sigma, 85 × 85"]
@@ -161,6 +169,7 @@ def test_forecast_needs_nothing_but_the_name(two_windows, call, tmp_path, monkey
         (("forecast", "darcy", "--out", "p.npy"), "already exists"),
         (("forecast", "darcy", "--steps", "2"), "--steps requires --input"),
         (("forecast", "darcy", "--input", "p.npy"), "--out"),
+        (("forecast", "darcy", "--input", "p.npy", "--out", "q.npy", "--animation", "a.png"), "leave out --input"),
         (("forecast", "."), "Missing --input"),
     ):
         code, _, err = call(*words)

@@ -1,0 +1,145 @@
+"""A pretrained model at work on the machine at hand: its unseen windows, with the solver beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sigmasolver import pretrained
+from sigmasolver.data.domain import Domain
+from sigmasolver.data.store import open_store
+from sigmasolver.data.windows import Windows
+from sigmasolver.experiments.records import dimensions_in
+from sigmasolver.forecast import Forecaster
+from sigmasolver.forecast.checkpoint import load, recipe_in
+from sigmasolver.forecast.files import write_forecast
+from sigmasolver.forecast.replay import Replay
+from sigmasolver.model_cards.score import SolverRow, score, seconds_of_model, shipped_windows, time_solver
+from sigmasolver.ops.precision import matmul_precision
+from sigmasolver.recipes import Recipe
+from sigmasolver.report.animation import animate
+from sigmasolver.report.study import Animation, Dimensions, Maps, Table
+from sigmasolver.runs import Run, provenance, read_facts
+
+__all__ = ["ERRORS", "Demonstration", "demonstrate"]
+
+ERRORS = {"relative_l2": "relative L2", "relative_l2_final": "relative L2, final frame"}
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A pretrained model at work on this machine."""
+
+    card: dict[str, Any]
+    scores: list[dict[str, Any]]
+    seconds: float
+    """Of the model, for one case."""
+    solver: list[SolverRow]
+    machine: str
+    first: Maps
+    """Truth and forecast of the first window, in its first field."""
+    dimensions: Dimensions
+    said: str | None
+    """Of the file that was written."""
+
+    def table(self) -> Table:
+        """The model, the trivial baseline and the solver: errors, and seconds for one case."""
+        card, count = self.card, len(self.scores)
+        errors = tuple(f"{row['field']}, {ERRORS[row['metric']]}" for row in self.scores)
+        own, plain = ([_percent(row[name]) for row in self.scores] for name in ("value", "yardstick"))
+        rows = [
+            (f"{card['model']}, {_grid(card['test']['grid'])}", *own, _time(self.seconds)),
+            (card["test"]["yardstick"], *plain, "–"),
+        ]
+        for one in self.solver:
+            found = ["the truth"] * count if one.errors is None else [_percent(error) for error in one.errors]
+            rows.append((f"solver, {_grid(one.grid)}", *found, _time(one.seconds)))
+        cases = f"{card['windows']['count']} unseen case{'s' * (card['windows']['count'] > 1)}"
+        return Table(
+            ("", *errors, "time per case"),
+            tuple(rows),
+            caption=f"Mean over {cases}; times on {self.machine}, one case at a time. {self._solver_words()}",
+        )
+
+    def animation(self) -> Animation:
+        """The first window, played beside the numerical solution."""
+        return animate(self.first, self.card["model"], self.dimensions, "numerical solver", enlarged=3)
+
+    def _solver_words(self) -> str:
+        if not self.solver:
+            return ""
+        flow = ": it goes on from the last given frame in full resolution" if self.card["test"]["horizon"] > 1 else ""
+        return f"The errors of the solver are those on the card{flow}."
+
+
+def demonstrate(
+    name: str,
+    device: torch.device,
+    precision: str = "float32",
+    out: Path | None = None,
+    tick: Callable[[int, int], None] | None = None,
+) -> Demonstration:
+    """Forecast the unseen windows of a pretrained model, with the solver beside it; writes the forecasts to `out`."""
+    folder, card = pretrained.folder(name), pretrained.card(name)
+    recipe, forecaster = recipe_in(Run(folder)), Replay(load(folder, device), precision)
+    with open_store(folder / "windows.h5") as store:
+        windows = shipped_windows(store, recipe)
+        scores = score(forecaster, windows, recipe, device, tick)
+        seconds = seconds_of_model(windows, recipe, forecaster, device)
+        solver = time_solver(windows, recipe, card["solver"]["rows"], device)
+        layout = store.header.layout
+        known = dimensions_in(Domain.of(layout, windows.fields, windows.times))
+        frames = _frames(forecaster, windows, recipe, device, len(windows) if out is not None else 1)
+        said = None
+        if out is not None:
+            units = dict(zip(layout.fields, layout.units, strict=True))
+            layout = replace(
+                layout,
+                fields=recipe.task.targets,
+                units=tuple(units[field] for field in recipe.task.targets),
+                times=layout.times[-recipe.task.horizon :],
+            )
+            facts = {"run": name, "step": read_facts(Run(folder).weights)["step"], "start": "windows of the package"}
+            said = write_forecast(out, frames.numpy(), layout, facts)
+        first = _first(windows, frames[0], recipe, known)
+    return Demonstration(card, scores, seconds, solver, provenance(device)["machine"], first, known, said)
+
+
+def _frames(forecaster: Forecaster, windows: Windows, recipe: Recipe, device: torch.device, count: int) -> torch.Tensor:
+    """The forecasts of the first windows."""
+    with torch.no_grad(), matmul_precision("float32"):
+        return torch.cat(
+            [
+                forecaster.rollout(windows.batch([number])[0].to(device), recipe.task.horizon).frames.cpu()
+                for number in range(count)
+            ]
+        )
+
+
+def _first(windows: Windows, frames: torch.Tensor, recipe: Recipe, known: Dimensions) -> Maps:
+    _, future = windows.batch([0])
+    field = recipe.task.targets[0]
+    return Maps(
+        field,
+        tuple(range(1, len(frames) + 1)),
+        future[0, ..., 0].numpy(),
+        {recipe.model.name: frames[..., 0].numpy()},
+        unit=known.unit(field),
+        axes=(known.axis(0, frames.shape[1]), known.axis(1, frames.shape[2])),
+    )
+
+
+def _grid(points: list[int] | tuple[int, ...]) -> str:
+    return " × ".join(map(str, points))
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.3g} %"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"

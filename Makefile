@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEVICE ?= cpu
-# Each worker takes a half of the tests and, when it is done, of what the other has left.
-PYTEST := $(BIN)/pytest -n 2 --dist worksteal
+# Each worker takes a half of the tests and, when it is done, of what the other has left. What Python compiles is kept,
+# whatever the environment says: the workers load some 600 files, and the tests start dozens of processes.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal
 
 .PHONY: demo test test-all test-gpu test-minimum lint docs bench clean
 
@@ -37,7 +38,7 @@ test-minimum:
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 
 # Every file that is made from others: the page of results, the cards of the pretrained models, and the site.

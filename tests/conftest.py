@@ -22,9 +22,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # In the background Ctrl-C is ignored, and so it would be in the commands whose Ctrl-C is tested.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+LONG = ("ops/test_compiled", "test_tutorials", "experiments/test_jobs", "golden/test_training", "export/test_export")
+"""The files with the longest tests. They come first, so that workers end together."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: "test_tutorials" not in item.nodeid)  # the longest first, so that workers end together
+    items.sort(key=lambda item: next((place for place, file in enumerate(LONG) if file in item.nodeid), len(LONG)))
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))

@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -131,10 +132,13 @@ class Content:
         return found == (recipe.task.name, recipe.model.name, recipe.train.seed)
 
 
+trainings = cache(suite_of)
+
+
 def some(suite, tasks=None, models=None):
     return {
         name: one
-        for name, one in suite_of(suite).items()
+        for name, one in trainings(suite).items()
         if (tasks is None or one.task.name in tasks) and (models is None or one.model.name in models)
     }
 
@@ -149,7 +153,7 @@ def also(runs, *models):
 
 
 def sweep(name):
-    return {run: one for run, one in suite_of("scaling").items() if name in run}
+    return {run: one for run, one in trainings("scaling").items() if name in run}
 
 
 def names(tasks):
@@ -192,7 +196,7 @@ CONTENTS = {
         for task in ("ns2d", "kf2d", "it3d", "smoke3d")
     },
     "tab:realm-results": Content(some("main", names(REALM)), (EVALUATED,)),
-    "fig:darcy-scaling": Content(suite_of("scaling"), (EVALUATED,), by_name=True),
+    "fig:darcy-scaling": Content(trainings("scaling"), (EVALUATED,), by_name=True),
     "tab:darcy-data-scaling": Content(sweep("data"), (EVALUATED,), by_name=True),
     "tab:darcy-resolution-scaling": Content(sweep("grid"), (EVALUATED,), by_name=True),
     "tab:darcy-width-scaling": Content(sweep("width"), (EVALUATED,), by_name=True),

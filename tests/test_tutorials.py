@@ -17,6 +17,13 @@ from tests.registered import forgotten
 
 ROOT = Path(__file__).parents[1]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+SMALLER = {
+    "simulate demo": "simulate demo --set grid=64 --set burn_in=0.5",
+    "--count 24": "--count 6",
+    "--count 10": "--count 4",
+    "train=8, test=2": "train=2, test=2",
+    "--windows 4": "--windows 2",
+}
 HANDED_OVER = """
 import json, socket, sys
 with socket.socket(socket.AF_UNIX) as other:
@@ -31,12 +38,14 @@ sys.exit(code)
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_runs_at_a_smaller_size(path, tmp_path, simulated, monkeypatch):
-    """Every command and script, on half the flows and with a few updates of small batches; one flow for all of them.
+    """Every command and script, on a few coarse flows and with a few updates of small batches; one flow for all.
 
     The shell runs its blocks as printed, but `sigmasolver` hands its words over to this process, which has everything
     imported already; the scripts run here too.
     """
-    text = path.read_text().replace("--count 24", "--count 6")
+    text = path.read_text()
+    for printed, smaller in SMALLER.items():
+        text = text.replace(printed, smaller)
     text = re.sub(r"train\.updates=\d+", "train.updates=4 --set train.batch=2 --set train.checks=1", text)
     script = tmp_path / "sigmasolver.py"
     script.write_text(HANDED_OVER)

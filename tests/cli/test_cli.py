@@ -48,10 +48,10 @@ def fingerprint(done):
     return re.search(r"fingerprint ([0-9a-f]{64})", done.stdout)[1]
 
 
-def test_simulate_then_inspect_as_processes(tmp_path):
+def test_simulate_as_a_process_then_inspect(tmp_path, run):
     file, picture = tmp_path / "demo.h5", tmp_path / "demo.png"
     made = run_process("simulate", "demo", "--count", 3, "--seed", 4, "--out", file, *SMALL, "--set", "viscosity=0.01")
-    seen = run_process("inspect", file, "--plot", picture, "--index", 2)
+    seen = run("inspect", file, "--plot", picture, "--index", 2)
     assert fingerprint(made) == fingerprint(seen)
     assert "viscosity=0.01" in seen.stdout and "3 trajectories" in seen.stdout and "intact" in seen.stdout
     assert "seed 4" in seen.stdout and f"sigmasolver {sigmasolver.__version__}" in seen.stdout

@@ -158,7 +158,7 @@ def test_killed_in_the_middle_of_every_write_while_growing(tmp_path: Path, refer
     assert left[0] == 4 and left[-1] == COUNT - 1
 
 
-@pytest.mark.parametrize(("count", "step"), [(2, 6), pytest.param(7, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("count", "step"), [(2, 12), pytest.param(7, 1, marks=pytest.mark.slow)])
 def test_killed_at_the_lines_of_the_store(tmp_path: Path, count: int, step: int) -> None:
     generate(WAVES, count, SEED, tmp_path / "reference.h5")
     left = kill_everywhere("line", tmp_path, tmp_path / "reference.h5", step=step)

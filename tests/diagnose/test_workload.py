@@ -221,7 +221,8 @@ def test_data_of_the_users_own_are_read(here, stores, tmp_path):
         assert {row["data"] for row in found[NS2D].rows} == {store.fingerprint}
 
 
-def test_the_command_measures_in_processes_and_its_rows_are_shown(call, tmp_path):
+def test_the_command_measures_in_processes_and_its_rows_are_shown(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # threads that wait for each other on busy cores burn minutes
     words = [word for setting in SMALL for word in ("--set", setting)]
     words += ["--only", "ns2d-*-sigma", "--rounds", 2, "--seconds", 0.05, "--device", "cpu", "--out", tmp_path]
     code, out, err = call("measure", *words)

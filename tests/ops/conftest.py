@@ -1,47 +1,14 @@
-"""Triton's interpreter without work that it does over and over; the numbers it computes are the same."""
-
-from dataclasses import replace
+"""Kernels in Triton's interpreter, where there is no GPU."""
 
 import pytest
 import torch
 
 try:
-    from triton.runtime import interpreter
+    from tests.ops.interpreter import make_faster
 except ImportError:
-    interpreter = None
-
-
-def _patch_each_function_once(patch):
-    """`triton.language` is patched for interpretation in every call of an inlined function, and stays so here."""
-    done = set()
-
-    def patch_once(function):
-        if function not in done:
-            done.add(function)
-            patch(function)
-        return interpreter._LangPatchScope()
-
-    return patch_once
-
-
-def _cached_by_name(numpy_type):
-    """The NumPy type of a Triton type: its table is built in every call."""
-    known = {}
-
-    def cached(dtype):
-        if dtype.name not in known:
-            known[dtype.name] = numpy_type(dtype)
-        return known[dtype.name]
-
-    return cached
-
-
-if interpreter is not None and not torch.cuda.is_available():
-    interpreter._patch_lang = _patch_each_function_once(interpreter._patch_lang)
-    interpreter._get_np_dtype = _cached_by_name(interpreter._get_np_dtype)
-    # Whether 32 bits hold every index: they do in tensors as small as these.
-    options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
-    interpreter.interpreter_builder.options = options
+    make_faster = None
+if make_faster is not None and not torch.cuda.is_available():
+    make_faster()
 
 
 @pytest.fixture

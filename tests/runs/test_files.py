@@ -126,11 +126,20 @@ def test_what_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
-    code = "import os, sys; from pathlib import Path; from sigmasolver.runs.files import replacing\n"
-    code += "with replacing(Path(sys.argv[1])) as file: file.write(b'torn'); file.flush(); os.kill(os.getpid(), 9)"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for name in ("a", "ab"):
-        subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], env=environment)
+    killed = """
+import os, sys
+from pathlib import Path
+from sigmasolver.runs.files import replacing
+for path in sys.argv[1:]:
+    if os.fork() == 0:
+        with replacing(Path(path)) as file:
+            file.write(b"torn")
+            file.flush()
+            os.kill(os.getpid(), 9)
+    os.wait()
+"""
+    words = [sys.executable, "-c", killed, *(str(tmp_path / name) for name in ("a", "ab"))]
+    subprocess.run(words, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
     assert len(names(tmp_path)) == 2 and not (tmp_path / "a").exists()
     with replacing(tmp_path / "a") as file:
         file.write(b"first")

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton")
 from sigmasolver.ops import dispatch
 from sigmasolver.ops.fused.tuning import SWIGLU_SHARED_MEMORY, slice_shared_bytes
-from sigmasolver.ops.slices import _limits
+from sigmasolver.ops.slices import slice_limits
 from tests.ops.compiled import DEVICES
 
 PRECISIONS = ("bf16", "tf32", "float32")
@@ -66,7 +66,7 @@ def test_what_does_not_fit(monkeypatch):
 
     def reason(heads, width, slices):
         R = torch.zeros(1, 9, heads * width)
-        return dispatch.why_plain(R, limits=_limits(R, heads, slices))
+        return dispatch.why_plain(R, limits=slice_limits(R, heads, slices))
 
     assert reason(1, 16, 129) == "number of slices 129 is above 128"
     assert reason(1, 65, 16) == "head width 65 is above 64"

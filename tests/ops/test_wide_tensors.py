@@ -5,6 +5,7 @@ bf16 are tested on a GPU only).
 """
 
 import copy
+import math
 from functools import partial
 
 import pytest
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from sigmasolver.models import Options, build_model
 from sigmasolver.ops import dispatch
 from sigmasolver.ops.dispatch import explain
+from sigmasolver.ops.elements import heads_of_elements, windows
 from sigmasolver.ops.modules import SliceMap
 from sigmasolver.ops.slices import routing, split_heads
 from sigmasolver.ops.softmax import gumbel, gumbel_softmax, softmax
@@ -153,6 +155,51 @@ def test_wrap(grid, cells, dtype, tolerance):
 def test_wrap_refuses_a_grid_that_is_too_small_as_torch_does():
     with pytest.raises(RuntimeError, match="wrapping around more than once"):
         wrap(torch.zeros(1, 2, 5, 3, device=DEVICE), (3, 1))
+
+
+# --- spectral elements
+
+MESHES = [((4,), 3), ((2, 3), 3), ((2, 3, 2), 2)]
+
+
+@pytest.mark.parametrize(("mesh", "m"), MESHES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 5e-3)])
+def test_windows(mesh, m, dtype, tolerance):
+    x = torch.randn(2, *(m * n for n in mesh), 5)
+    for axis in range(len(mesh)):
+        form = partial(windows, axis=axis, m=m)
+        assert explain(lambda form=form: form(x.to(DEVICE))) == [("elements", "fused")]
+        agree(form, form, [x], dtype, tolerance)  # float64 takes the plain form
+
+
+@pytest.mark.parametrize(("mesh", "m", "programs"), [((3,), 3, 4096), ((2, 3), 2, 5), ((2, 1, 2), 2, 1)])
+def test_heads_of_elements(mesh, m, programs, monkeypatch):
+    monkeypatch.setattr(tuning, "HEADS_PROGRAMS", programs)
+    torch.manual_seed(0)
+    d, B, H, D = len(mesh), 2, 1, 6
+    E, P = math.prod(mesh), m**d
+    tables = torch.randn(d, 2, E, P, D // 2)
+    fields = [torch.randn(B, *(m * n for n in mesh), 3 * H * D) for _ in mesh]
+
+    def form(bias, scale, *fields):
+        # As convolutions along an axis leave them: the nodes of that axis next to the channels.
+        moved = [one.movedim(1 + axis, -2).contiguous().movedim(-2, 1 + axis) for axis, one in enumerate(fields)]
+        return torch.stack(heads_of_elements(moved, bias, scale, tables.to(bias), mesh, m, 1e-6))
+
+    bias, scale = torch.randn(d, 2, H, D), torch.randn(d, 2, *(m,) * d, D)
+    on_device = [one.to(DEVICE) for one in (bias, scale, *fields)]
+    assert explain(lambda: form(*on_device)) == [("elements", "fused")]
+    agree(form, form, [bias, scale, *fields], tolerance=1e-5)
+
+
+def test_large_elements_take_the_plain_form():
+    def reason(m, D):
+        bias, scale = torch.zeros(1, 2, 1, D, device=DEVICE), torch.ones(1, 2, m, D, device=DEVICE)
+        field, table = torch.randn(1, 2 * m, 3 * D, device=DEVICE), torch.zeros(2, 2, m, D // 2, device=DEVICE)
+        return explain(lambda: heads_of_elements([field], bias, scale, [table], (2,), m, 1e-6))[0][1]
+
+    assert reason(129, 64) == "plain: nodes of an element times head width 8256 is above 8192"
+    assert reason(128, 64) == "fused"
 
 
 # --- inside the models

@@ -163,11 +163,11 @@ class RadonBlock(nn.Module):
             y = back_projection(plane, self.angles, wide, H.device) @ (self._weights(S, weights) * S)
         return y.to(H.dtype).reshape(rest.shape).movedim([0, 1], [1 + axis for axis in pair])
 
-    def _weights(self, S: torch.Tensor, weights: nn.Sequential) -> torch.Tensor:
+    def _weights(self, S: torch.Tensor, weights: nn.Module) -> torch.Tensor:
         """P (A D, anything) of S."""
-        first, activation, last = weights
-        own = first.weight.dtype
-        hidden = activation(over_angles(first, S.to(own).unflatten(0, (1, self.angles, -1)).flatten(2)))
+        first, activation, last = weights.children()
+        assert isinstance(first, nn.Conv2d) and isinstance(last, nn.Conv2d)
+        hidden = activation(over_angles(first, S.to(first.weight.dtype).unflatten(0, (1, self.angles, -1)).flatten(2)))
         return over_angles(last, hidden).to(S.dtype).reshape(S.shape)
 
 

@@ -27,7 +27,7 @@ __all__ = ["gumbel_softmax"]
 def _noisy(  # type: ignore[no-untyped-def]
     s, u, t, N, M: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Of a tile of rows: x below its largest and P (ROWS, COLUMNS), 1 / t (ROWS,), rows, places, and which are known."""
+    """Of a tile of rows: x below its largest, P (ROWS, COLUMNS), 1 / t (ROWS,), rows, places, and which are known."""
     n, m = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     keep = (n[:, None] < N) & (m[None, :] < M)
     at = n.to(tl.int64)[:, None] * M + m[None, :]

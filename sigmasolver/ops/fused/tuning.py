@@ -39,6 +39,8 @@ MOST_READ_FIELDS = 8
 MOST_SLICES, MOST_HEAD_WIDTH, MOST_STATES = 128, 64, 4096
 """Slices, head width, and their product, both padded to tiles: beyond, the update of the states takes minutes to
 compile."""
+MOST_IN_ELEMENT = 8192
+"""Numbers of one head in one spectral element, all of which a program holds at once."""
 
 # --- Alignment
 ALIGNED = 16
@@ -137,6 +139,12 @@ MODE_LINES, MODE_CHANNELS, MODE_CHUNK = 32, 64, 128
 # --- wrap: one pass each way, bound by memory traffic; not yet timed against other tiles
 WRAP_TILE, WRAP_WARPS = 4096, 4
 """Numbers of a tile, and warps of its program."""
+
+# --- elements: one pass each way, bound by memory traffic; not yet timed against other tiles
+WINDOW_TILE, WINDOW_WARPS = 1024, 4
+"""Numbers of a tile, and warps of its program."""
+HEADS_NUMBERS, HEADS_PROGRAMS = 512, 4096
+"""Numbers of half a head of an element for each warp; backward: programs there should be at least."""
 
 # --- gumbel: one pass each way, bound by memory traffic; not yet timed against other tiles
 GUMBEL_TILE, GUMBEL_WARPS = 2048, 4

@@ -1,6 +1,6 @@
 """Periodic padding of a channels-last grid, one pass each way.
 
-    y_j = x_(j - p mod n)      dx_i = sum of dy_j over all j that are images of i: i + p, and i + p - n, i + p + n inside
+    y_j = x_(j - p mod n)      dx_i = sum of dy_j over the images of i: j = i + p, i + p - n and i + p + n inside
 
 along each axis. torch copies slice by slice, and backward once more for every slice; and its result is channels-first,
 which a convolution turns round again.

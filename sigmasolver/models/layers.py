@@ -16,6 +16,7 @@ from sigmasolver.ops.convolution import depthwise_convolution
 from sigmasolver.ops.modules import Affine, affine_of
 from sigmasolver.ops.slices import split_heads
 from sigmasolver.ops.swiglu import swiglu
+from sigmasolver.ops.wrap import wrap
 
 __all__ = [
     "Convolution",
@@ -150,9 +151,7 @@ class Convolution(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         reach = self.weight.shape[-1] // 2
         wrapped = [reach if end == "circular" else 0 for end in self.padding]
-        x = x.movedim(-1, 1)
-        if any(wrapped):
-            x = F.pad(x, [cells for cells in reversed(wrapped) for _ in range(2)], mode="circular")
+        x = wrap(x, wrapped).movedim(-1, 1)
         convolve = (F.conv1d, F.conv2d, F.conv3d)[len(wrapped) - 1]
         return convolve(x, self.weight, self.bias, padding=[reach - cells for cells in wrapped]).movedim(1, -1)
 

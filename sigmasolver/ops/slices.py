@@ -15,7 +15,16 @@ from sigmasolver.ops.dispatch import Limit, choose
 from sigmasolver.ops.fused import dot_precision, shared_memory, tuning
 from sigmasolver.ops.modules import EPSILON, RoutingModule, UpdateModule, affine_of
 
-__all__ = ["EPSILON", "attention_matrix", "deslice", "routing", "slice_attention", "slice_states", "split_heads"]
+__all__ = [
+    "EPSILON",
+    "attention_matrix",
+    "deslice",
+    "routing",
+    "slice_attention",
+    "slice_limits",
+    "slice_states",
+    "split_heads",
+]
 
 
 def slice_attention(
@@ -31,7 +40,7 @@ def slice_attention(
     fused = choose(
         "slices",
         R,
-        limits=_limits(R, heads, slices),
+        limits=slice_limits(R, heads, slices),
         unless={"dropout is active": dropout.training and dropout.p > 0},
         parts={"the routing": route, "the update": update, "the projection": project, "the dropout": dropout},
     )
@@ -60,8 +69,11 @@ def routing(
 
 def slice_states(P_BHNM: torch.Tensor, F_BHND: torch.Tensor) -> torch.Tensor:
     """Z = D^-1 P^T F with D the mass of each slice plus epsilon: means of the features, weighted by the routing."""
-    mass_BHM = P_BHNM.sum(dim=-2) + EPSILON
-    return (P_BHNM.mT @ F_BHND) / mass_BHM[..., None]
+    # Named, so that autocast does not make a copy of P in that type first.
+    wide = torch.promote_types(P_BHNM.dtype, torch.float32)
+    mass_BHM = P_BHNM.sum(dim=-2, dtype=wide) + EPSILON
+    Z_BHMD = (P_BHNM.mT @ F_BHND) / mass_BHM[..., None]
+    return Z_BHMD.to(torch.promote_types(P_BHNM.dtype, F_BHND.dtype))
 
 
 def attention_matrix(Q_BHMD: torch.Tensor, K_BHMD: torch.Tensor) -> torch.Tensor:
@@ -74,8 +86,8 @@ def deslice(P_BHNM: torch.Tensor, Z_BHMD: torch.Tensor) -> torch.Tensor:
     return P_BHNM @ Z_BHMD
 
 
-def _limits(R: torch.Tensor, heads: int, slices: int) -> Iterator[Limit]:
-    """A generator: nothing is computed while a tracer looks on."""
+def slice_limits(R: torch.Tensor, heads: int, slices: int) -> Iterator[Limit]:
+    """What a kernel over points and slices takes; a generator: nothing is computed while a tracer looks on."""
     D = R.shape[-1] // heads
     yield "width", R.shape[-1], tuning.MOST_CHANNELS
     yield "number of slices", slices, tuning.MOST_SLICES

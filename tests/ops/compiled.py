@@ -14,7 +14,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from sigmasolver.models import build_model
+from sigmasolver.models import Options, build_model
 from sigmasolver.ops import dispatch
 from sigmasolver.ops.fused import lift, swiglu
 from sigmasolver.ops.precision import matmul_precision
@@ -61,8 +61,9 @@ def slices(precision: str, M: int, D: int) -> None:
 
 
 def step(precision: str, name: str, grid: tuple[int, ...], **sizes: int) -> None:
-    """One block of a solver, forward and back."""
-    model = build_model(name, grid=grid, in_channels=3, out_channels=1, depth=1, **sizes)
+    """One block of a solver on a periodic grid, forward and back."""
+    options = Options(padding=("circular",) * len(grid))
+    model = build_model(name, grid=grid, in_channels=3, out_channels=1, depth=1, options=options, **sizes)
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         out = model(torch.randn(1, *grid, 3))
     out.float().square().mean().backward()

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton")
 from sigmasolver.ops import dispatch
 from sigmasolver.ops.fused.tuning import SWIGLU_SHARED_MEMORY, slice_shared_bytes
-from sigmasolver.ops.slices import _limits
+from sigmasolver.ops.slices import slice_limits
 from tests.ops.compiled import DEVICES
 
 slow = pytest.mark.slow
@@ -64,13 +64,38 @@ def test_solver(device, solvers):
         assert found.get("_inner_backward", 0) <= SWIGLU_SHARED_MEMORY, piece
 
 
+BASELINES = {
+    "hpm": {"_wrap", "_wrap_backward", "_through", "_through_backward"},
+    "transolver-plus": {"_gumbel_forward", "_gumbel_backward"},
+    "eddyformer": {"_windows", "_windows_backward", "_heads", "_heads_backward"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_baselines(device):
+    pieces = [("bf16", (name, (32, 32)), {"width": 32, "heads": 2}) for name in BASELINES]
+    for piece, found in zip(pieces, compiled(device, "step", *pieces), strict=True):
+        assert BASELINES[piece[1][0]] <= set(found)
+        assert max(found.values()) <= DEVICES[device][1], piece
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_gates_on_many_functions(precision):
+    """No more shared memory than the limit that they have in common with slices."""
+    kind = {"float32": "tf32x3"}.get(precision, precision)
+    (found,) = compiled("H200", "step", (precision, ("hpm", (64, 64)), {"width": 256}))
+    assert max(found["_through"], found["_through_backward"]) <= slice_shared_bytes(kind, 128, 32)
+
+
 def test_what_does_not_fit(monkeypatch):
     """Slices, head width, both together: each has its limit, on every device."""
     monkeypatch.setattr(dispatch, "interpreted", True)
 
     def reason(heads, width, slices):
         R = torch.zeros(1, 9, heads * width)
-        return dispatch.why_plain(R, limits=_limits(R, heads, slices))
+        return dispatch.why_plain(R, limits=slice_limits(R, heads, slices))
 
     assert reason(1, 16, 129) == "number of slices 129 is above 128"
     assert reason(1, 65, 16) == "head width 65 is above 64"

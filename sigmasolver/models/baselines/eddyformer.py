@@ -52,13 +52,12 @@ from sigmasolver.models.config import SolverConfig
 from sigmasolver.models.grid_model import GridModel
 from sigmasolver.models.layers import Linear, TimeEmbedding
 from sigmasolver.ops.constants import grid_constant
+from sigmasolver.ops.elements import SHIFTS, heads_of_elements, nodes_of_elements, windows
 
 __all__ = ["EddyFormer", "ElementAttention", "ElementConvolution", "Elements", "eddyformer"]
 
 WINDOW = 2
 """Elements that a kernel spans; also the fewest of an axis."""
-SHIFTS = (-1, 0, 1)
-"""Neighbours that a window of two elements around a node reaches."""
 
 
 @dataclass(frozen=True)
@@ -295,13 +294,13 @@ class ElementConvolution(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             matrix = torch.einsum("sijn,nco->sjcio", basis, weight.to(basis.dtype))
             matrix = matrix.reshape(-1, self.m * outputs).to(weight.dtype)
-        cells = x.movedim(axis + 1, -2).unflatten(-2, (-1, self.m)).flatten(-2)
-        around = torch.cat([cells.roll(-shift, dims=-2) for shift in SHIFTS], dim=-1)
-        return (around @ matrix).unflatten(-1, (self.m, outputs)).flatten(-3, -2).movedim(-2, axis + 1)
+        out = (windows(x, axis, self.m) @ matrix).unflatten(-1, (self.m, outputs))
+        return out.flatten(-3, -2).movedim(-2, axis + 1)
 
     def forward(self, x: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
-        total = self.along(x, 0, basis)
-        for axis in range(1, len(self.weights)):
+        first, *rest = reversed(range(len(self.weights)))  # the last axis first: its result and the sum are contiguous
+        total = self.along(x, first, basis)
+        for axis in rest:
             total = total + self.along(x, axis, basis)
         return total
 
@@ -323,39 +322,9 @@ class ElementAttention(nn.Module):
         self.project = dense(axes * inner, width)
 
     def forward(self, L: torch.Tensor, constants: Constants) -> torch.Tensor:
-        queries, keys, values = zip(*(self._axis(L, axis, constants) for axis in range(len(self.mesh))), strict=True)
-        Q, K, V = (torch.cat(parts, dim=-1).permute(0, 3, 1, 2, 4) for parts in (queries, keys, values))
-        A_BPHED = attend(Q.to(V.dtype), K.to(V.dtype), V, constants.mask)
-        return self.project(self._nodes(A_BPHED.permute(0, 3, 1, 2, 4).flatten(-2)))
-
-    def _axis(
-        self, L: torch.Tensor, axis: int, constants: Constants
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Query, key and value of one axis, (B, H, E, P, D)."""
-        q, k, v = self._elements(self.convolution.along(L, axis, constants.coarse))
-        bias, scale = self.bias[axis][:, :, None, None], self.scale[axis].flatten(1, -2)
-        q, k = (self._turned(x + bias[part], scale[part], constants.turns[axis]) for part, x in enumerate((q, k)))
-        return q, k, v
-
-    def _turned(self, x: torch.Tensor, scale: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        (cosine, sine), (f, g) = table, F.layer_norm(x, scale.shape, scale, None, self.EPS).chunk(2, dim=-1)
-        f = f + 1
-        return torch.cat((f * cosine - g * sine, f * sine + g * cosine), dim=-1)
-
-    def _elements(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, *nodes, 3 H D) -> (3, B, H, E, P, D)."""
-        d = len(self.mesh)
-        shape = [part for elements in self.mesh for part in (elements, self.m)]
-        x = x.reshape(x.shape[0], *shape, 3, self.heads, self.head_width)
-        x = x.permute(2 * d + 1, 0, 2 * d + 2, *range(1, 2 * d, 2), *range(2, 2 * d + 1, 2), 2 * d + 3)
-        return x.reshape(3, x.shape[1], self.heads, math.prod(self.mesh), self.m**d, self.head_width)
-
-    def _nodes(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, E, P, C) -> (B, *nodes, C)."""
-        d = len(self.mesh)
-        x = x.reshape(x.shape[0], *self.mesh, *(self.m,) * d, x.shape[-1])
-        x = x.permute(0, *(place for axis in range(1, d + 1) for place in (axis, d + axis)), 2 * d + 1)
-        return x.reshape(x.shape[0], *(elements * self.m for elements in self.mesh), x.shape[-1])
+        fields = [self.convolution.along(L, axis, constants.coarse) for axis in range(len(self.mesh))]
+        Q, K, V = heads_of_elements(fields, self.bias, self.scale, constants.turns, self.mesh, self.m, self.EPS)
+        return self.project(nodes_of_elements(attend(Q, K, V, constants.mask), self.mesh, self.m))
 
 
 def attend(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -100,12 +100,34 @@ def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
 
 
-def standardise(x: torch.Tensor, groups: int, eps: float, correction: int) -> torch.Tensor:
-    """(B, *grid, C): mean zero and deviation one over all points and the channels of a group, for every sample."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (groups, -1))
-    over = (*range(1, x.ndim - 1), x.ndim)
-    variance, mean = torch.var_mean(wide, dim=over, correction=correction, keepdim=True)
-    return ((wide - mean) * (variance + eps).rsqrt()).flatten(-2).to(x.dtype)
+def standardise(
+    x: torch.Tensor, groups: int, eps: float, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """(B, *grid, C): mean zero and deviation one over all points and the channels of a group, for every sample, then
+    weight and bias (C,), where given. Statistics of groups come from those of channels; one pass does the rest."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    of_channel = torch.var_mean(wide.flatten(1, -2), dim=1, correction=0)
+    variance, mean = (one.unflatten(-1, (groups, -1)) for one in of_channel)
+    centre = mean.mean(-1, keepdim=True)
+    within = (variance + (mean - centre).square()).mean(-1, keepdim=True)
+    scale = (within + eps).rsqrt().expand_as(mean).flatten(1)
+    scale = scale if weight is None else scale * weight
+    shift = -centre.expand_as(mean).flatten(1) * scale
+    shift = shift if bias is None else shift + bias
+    channels = (len(x), *(1,) * (x.ndim - 2), x.shape[-1])
+    return torch.addcmul(shift.view(channels), wide, scale.view(channels)).to(x.dtype)
+
+
+def standardise_heads(O_BHnD: torch.Tensor, eps: float) -> torch.Tensor:
+    """(B, H, *grid, D): mean zero and deviation one over all points and channels of a head.
+
+    The variance is divided by one less than the count; torch's norm of groups divides by the count itself.
+    """
+    count, heads = math.prod(O_BHnD.shape[2:]), O_BHnD.shape[1]
+    fewer = (count - 1) / count
+    with torch.autocast(O_BHnD.device.type, enabled=False):  # sums are float32 in bf16 too
+        weight = O_BHnD.new_full((heads,), math.sqrt(fewer))
+        return F.group_norm(O_BHnD.flatten(2), heads, weight, eps=eps * fewer).view(O_BHnD.shape)
 
 
 class FourierFeatures(nn.Module):
@@ -181,8 +203,6 @@ class AxisKernel(nn.Module):
 class FactorisedAttention(nn.Module):
     """`(B, *grid, C)` -> the same shape."""
 
-    AXES = "xyz"
-
     def __init__(self, config: SolverConfig, form: Form) -> None:
         super().__init__()
         self.heads = form.heads or config.heads
@@ -195,13 +215,14 @@ class FactorisedAttention(nn.Module):
 
     def forward(self, H: torch.Tensor) -> torch.Tensor:
         Y = self.norm(H)
-        O = self.value(Y).unflatten(-1, (self.heads, -1))
-        axes = self.AXES[: H.ndim - 2]
-        for number, (axis, kernel) in enumerate(zip(axes, self.kernels, strict=True), start=1):
-            others = [other for other in range(1, H.ndim - 1) if other != number]
+        O = self.value(Y).unflatten(-1, (self.heads, -1)).movedim(-2, 1)  # (B, H, *grid, D)
+        # From the last axis to the first, so that the heads end up in one piece each. The order is free.
+        for axis, kernel in reversed(list(enumerate(self.kernels))):
+            others = [1 + other for other in range(len(self.kernels)) if other != axis]
             K = kernel(self.enter(Y.mean(others) if others else Y))
-            O = torch.einsum(f"bhi{axis},b{axes}hd->b{axes.replace(axis, 'i')}hd", K, O)
-        return self.project(standardise(O.flatten(-2), self.heads, eps=1e-8, correction=1))
+            lines = O.movedim(2 + axis, 2)
+            O = (K @ lines.flatten(3)).view(lines.shape).movedim(2, 2 + axis)
+        return self.project(standardise_heads(O, eps=1e-8).movedim(1, -2).flatten(-2))
 
 
 class Block(nn.Module):
@@ -259,7 +280,7 @@ class GroupNorm(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return standardise(x, self.groups, eps=1e-5, correction=0) * self.weight + self.bias
+        return standardise(x, self.groups, 1e-5, self.weight, self.bias)
 
 
 class WallConvolutions(nn.Module):
@@ -273,7 +294,7 @@ class WallConvolutions(nn.Module):
         self.up = nn.Sequential(kind(half, half, 3, 1, 1), nn.GELU(), kind(half, width, 3, 1, 1))
 
     def forward(self, H: torch.Tensor) -> torch.Tensor:
-        normal = standardise(H, H.shape[-1], eps=1e-5, correction=0).movedim(-1, 1)
+        normal = standardise(H, H.shape[-1], eps=1e-5).movedim(-1, 1)
         coarse = self.down(normal)
         fine = self.up(F.interpolate(coarse, size=tuple(H.shape[1:-1]), mode="nearest"))
         return torch.cat((fine.movedim(1, -1), H), dim=-1)

@@ -36,10 +36,11 @@ from torch import nn
 
 from sigmasolver.models.baselines.frame import attention_solver
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.layers import Convolution, linear, split_heads
+from sigmasolver.models.layers import Convolution, linear
 from sigmasolver.models.slices import Routing
 from sigmasolver.models.solver import Solver
 from sigmasolver.ops.constants import grid_constant
+from sigmasolver.ops.gated_basis import through_basis
 
 __all__ = ["SpectralMixer", "cosines", "hpm", "lowest_frequencies", "row_normalised_cosines"]
 
@@ -106,18 +107,15 @@ class SpectralMixer(nn.Module):
             self.basis = nn.Parameter(phi.clone(), requires_grad=False)
 
     def forward(self, Y: torch.Tensor) -> torch.Tensor:
-        F_BHND = split_heads(self.feature_path(Y), self.heads)
-        G_BHNK = self.gate(split_heads(self.gate_path(Y), self.heads))
-        E_BHNK = G_BHNK * self._phi(Y).to(G_BHNK.dtype)
-        S_BHKD = self.norm(E_BHNK.mT @ F_BHND)
-        O_BHND = E_BHNK @ (S_BHKD @ self.mix)
-        return self.dropout(self.project(O_BHND.transpose(1, 2).reshape(Y.shape)))
+        R, F = self.gate_path(Y), self.feature_path(Y)
+        O = through_basis(R, F, self.gate, partial(self._phi, Y), lambda S_BHKD: self.norm(S_BHKD) @ self.mix)
+        return self.dropout(self.project(O))
 
-    def _phi(self, Y: torch.Tensor) -> torch.Tensor:
+    def _phi(self, Y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         grid = tuple(Y.shape[1:-1])
         if self.basis is not None and grid == self.grid:
-            return self.basis
-        return row_normalised_cosines(grid, self.frequencies, Y.dtype, Y.device)
+            return self.basis.to(dtype)
+        return row_normalised_cosines(grid, self.frequencies, dtype, Y.device)
 
 
 def hpm(config: SolverConfig, frequencies: int = 128, stored: bool = False) -> Solver:

@@ -6,6 +6,8 @@
 
 Every column of K sums to one over the points, so K^T V are weighted means without a mass to divide by, and every row
 of Q sums to one, so a constant V passes unchanged. W_q, W_k and W_v have no bias and are shared by the heads.
+Temperatures divide the matrices, not the logits, K is stored with the points last, where its sums run, and K^T V is
+(K^T U) W_v, a map of M rows instead of N: the same numbers with fewer passes over large tensors.
 
 The published code has two forms for grids:
     local    U a dense 3^d convolution; temperatures clip(tau, 0.01, 1) per head; out = Linear, GELU, Linear  (Darcy)
@@ -26,12 +28,13 @@ from sigmasolver.models.baselines.frame import attention_solver
 from sigmasolver.models.config import SolverConfig
 from sigmasolver.models.layers import Convolution, linear, perceptron, split_heads
 from sigmasolver.models.solver import Solver
+from sigmasolver.ops.softmax import softmax
 
 __all__ = ["LinearAttention", "linearno"]
 
 
 class Temperature(nn.Module):
-    """Logits (B, H, N, M) divided by one learned number per head."""
+    """A weight (M, D) -> (H, M, D): divided by one learned number per head."""
 
     COLDEST, HOTTEST, START = 0.01, 1.0, 0.5
 
@@ -39,9 +42,8 @@ class Temperature(nn.Module):
         super().__init__()
         self.value = nn.Parameter(torch.full((heads,), self.START))
 
-    def forward(self, logits_BHNM: torch.Tensor) -> torch.Tensor:
-        value = self.value.clamp(self.COLDEST, self.HOTTEST)
-        return logits_BHNM / value[:, None, None].to(logits_BHNM.dtype)
+    def forward(self, weight_MD: torch.Tensor) -> torch.Tensor:
+        return weight_MD / self.value.clamp(self.COLDEST, self.HOTTEST)[:, None, None]
 
 
 class LinearAttention(nn.Module):
@@ -72,10 +74,14 @@ class LinearAttention(nn.Module):
         return convolution
 
     def forward(self, Y: torch.Tensor) -> torch.Tensor:
-        U_BHND = split_heads(self.embed(Y), self.heads)
-        Q_BHNM = torch.softmax(self.query_temperature(self.query(U_BHND)), dim=-1)
-        K_BHNM = torch.softmax(self.key_temperature(self.key(U_BHND)), dim=-2)
-        O_BHND = Q_BHNM @ (K_BHNM.mT @ self.value(U_BHND))
+        U_BHND = split_heads(self.embed(Y), self.heads).contiguous()  # once, not before every product
+        Wq_HMD, Wk_HMD = (
+            temperature(layer.weight).expand(self.heads, -1, -1)
+            for temperature, layer in ((self.query_temperature, self.query), (self.key_temperature, self.key))
+        )
+        Q_BHNM = softmax(U_BHND @ Wq_HMD.mT)
+        K_BHMN = softmax(Wk_HMD @ U_BHND.mT)
+        O_BHND = Q_BHNM @ self.value(K_BHMN @ U_BHND)
         return self.dropout(self.project(O_BHND.transpose(1, 2).reshape(Y.shape)))
 
 

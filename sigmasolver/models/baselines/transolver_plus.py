@@ -31,17 +31,12 @@ from sigmasolver.models.layers import Convolution, linear, perceptron, split_hea
 from sigmasolver.models.slices import SliceUpdate
 from sigmasolver.models.solver import Solver
 from sigmasolver.ops.slices import deslice, slice_states
+from sigmasolver.ops.softmax import gumbel_softmax
 
-__all__ = ["NOISES", "EideticAttention", "GumbelRouting", "gumbel", "transolver_plus"]
+__all__ = ["NOISES", "EideticAttention", "GumbelRouting", "transolver_plus"]
 
 NOISES = ("training", "always")
 """When the routing is noisy; "always" is the released behaviour."""
-TINY = 1e-8
-
-
-def gumbel(uniform: torch.Tensor) -> torch.Tensor:
-    """Gumbel(0, 1) numbers of uniform ones, bounded by the published 1e-8 at both ends."""
-    return -torch.log(-torch.log(uniform + TINY) + TINY)
 
 
 class GumbelRouting(nn.Module):
@@ -62,12 +57,11 @@ class GumbelRouting(nn.Module):
         return (self.cooling(X_BHND) + self.temperature[:, None, None]).clamp(min=self.COLDEST)
 
     def forward(self, X_BHND: torch.Tensor) -> torch.Tensor:
-        logits = self.project(X_BHND)
+        logits, uniform = self.project(X_BHND), None
         if self.training or self.noise == "always":
             # Drawn in float32 at least: eight bits of bf16 would cut the tail of the distribution.
-            wide = torch.promote_types(logits.dtype, torch.float32)
-            logits = logits + gumbel(torch.rand_like(logits, dtype=wide)).to(logits.dtype)
-        return torch.softmax(logits / self.temperatures(X_BHND), dim=-1)
+            uniform = torch.rand_like(logits, dtype=torch.promote_types(logits.dtype, torch.float32))
+        return gumbel_softmax(logits, uniform, self.temperatures(X_BHND))
 
 
 class EideticAttention(nn.Module):
@@ -87,7 +81,7 @@ class EideticAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, Y: torch.Tensor) -> torch.Tensor:
-        X_BHND = split_heads(self.embed(Y), self.heads)
+        X_BHND = split_heads(self.embed(Y), self.heads).contiguous()  # once, not before every product
         P_BHNM = self.routing(X_BHND)
         O_BHND = deslice(P_BHNM, self.update(slice_states(P_BHNM, X_BHND)))
         return self.dropout(self.project(O_BHND.transpose(1, 2).reshape(Y.shape)))

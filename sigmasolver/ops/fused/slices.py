@@ -42,20 +42,20 @@ from sigmasolver.ops.fused.weight_cache import cast_weight
 from sigmasolver.ops.modules import EPSILON, Affine, SliceMap
 from sigmasolver.ops.side_streams import on_side_stream
 
-__all__ = ["slice_attention"]
+__all__ = ["LN2", "coldness", "load_points", "load_route", "load_states", "slice_attention", "slice_softmax"]
 
 LOG2E, LN2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _points(X, rows, first, d, N, C, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def load_points(X, rows, first, d, N, C, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """Rows of X (N, C): channels of the heads of a program (ROWS, COLUMNS)."""
     keep = (rows[:, None] < N) & (d[None, :] < WIDTH)
     return tl.load(X + rows[:, None] * C + first + d[None, :], mask=keep, other=0.0)
 
 
 @triton.jit
-def _states(Z, head, j: tl.constexpr, d, m, D: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
+def load_states(Z, head, j: tl.constexpr, d, m, D: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
     """(SLICES, COLUMNS) of one head of Z (heads, M, D), with zeros where the program has the channels of others."""
     own = d - j * D
     keep = (m[:, None] < M) & (own >= 0)[None, :] & (own < D)[None, :]
@@ -63,22 +63,22 @@ def _states(Z, head, j: tl.constexpr, d, m, D: tl.constexpr, M: tl.constexpr):  
 
 
 @triton.jit
-def _route(W, b, cold, j: tl.constexpr, d, m, D: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
+def load_route(W, b, cold, j: tl.constexpr, d, m, D: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
     """(SLICES, COLUMNS) and (SLICES,): W and b over tau, for powers of 2."""
     scale = cold * LOG2E
     bias = tl.load(b + m, mask=m < M, other=0.0).to(tl.float32)
-    return _states(W, 0, j, d, m, D, M).to(tl.float32) * scale, bias * scale
+    return load_states(W, 0, j, d, m, D, M).to(tl.float32) * scale, bias * scale
 
 
 @triton.jit
-def _coldness(tau, COLDEST: tl.constexpr, HOTTEST: tl.constexpr):  # type: ignore[no-untyped-def]
+def coldness(tau, COLDEST: tl.constexpr, HOTTEST: tl.constexpr):  # type: ignore[no-untyped-def]
     """1 / temperature, clipped; a NaN stays one."""
     warm = tl.maximum(tl.load(tau).to(tl.float32), COLDEST, propagate_nan=tl.PropagateNan.ALL)
     return 1 / tl.minimum(warm, HOTTEST, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def _softmax(x, known, axis: tl.constexpr, FULL: tl.constexpr):  # type: ignore[no-untyped-def]
+def slice_softmax(x, known, axis: tl.constexpr, FULL: tl.constexpr):  # type: ignore[no-untyped-def]
     """Softmax over the slices, of powers of 2; not FULL: some lines of the tile are beyond the last slice."""
     if not FULL:
         x = tl.where(known, x, float("-inf"))
@@ -105,18 +105,18 @@ def _slice(  # type: ignore[no-untyped-def]
     maps = ()
     biases = ()
     for j in tl.static_range(J):
-        w, bias = _route(W, b, _coldness(tau + head + j, COLDEST, HOTTEST), j, d, m, D, M)
+        w, bias = load_route(W, b, coldness(tau + head + j, COLDEST, HOTTEST), j, d, m, D, M)
         maps += (w.to(R.dtype.element_ty),)  # type: ignore[assignment]
         biases += (bias,)  # type: ignore[assignment]
     totals = (tl.zeros((SLICES, COLUMNS), tl.float32),) * J
     masses = (tl.zeros((SLICES, 16), tl.float32),) * J
     for start in range(0, CHUNK, ROWS):
         rows = chunk * CHUNK + start + tl.arange(0, ROWS)
-        r = _points(R, rows, head * D, d, N, C, J * D)
-        f = _points(F, rows, head * D, d, N, C, J * D)
+        r = load_points(R, rows, head * D, d, N, C, J * D)
+        f = load_points(F, rows, head * D, d, N, C, J * D)
         for j in tl.static_range(J):
             x = tl.dot(maps[j], tl.trans(r), input_precision=PRECISION) + biases[j][:, None]
-            p = _softmax(x, m[:, None] < M, 0, SLICES == M)
+            p = slice_softmax(x, m[:, None] < M, 0, SLICES == M)
             if WITH_MASS and not EVEN:
                 p = tl.where((rows < N)[None, :], p, 0.0)
             p = p.to(f.dtype)
@@ -147,17 +147,17 @@ def _deslice(  # type: ignore[no-untyped-def]
     biases = ()
     states = ()
     for j in tl.static_range(J):
-        w, bias = _route(W, b, _coldness(tau + head + j, COLDEST, HOTTEST), j, d, m, D, M)
+        w, bias = load_route(W, b, coldness(tau + head + j, COLDEST, HOTTEST), j, d, m, D, M)
         maps += (tl.trans(w).to(R.dtype.element_ty),)  # type: ignore[assignment]
         biases += (bias,)  # type: ignore[assignment]
-        states += (_states(new, batch * H + head + j, j, d, m, D, M).to(R.dtype.element_ty),)  # type: ignore[assignment]
+        states += (load_states(new, batch * H + head + j, j, d, m, D, M).to(R.dtype.element_ty),)  # type: ignore[assignment]
     for start in range(0, CHUNK, ROWS):
         rows = chunk * CHUNK + start + tl.arange(0, ROWS)
-        r = _points(R, rows, head * D, d, N, C, J * D)
+        r = load_points(R, rows, head * D, d, N, C, J * D)
         o = tl.zeros((ROWS, COLUMNS), tl.float32)
         for j in tl.static_range(J):
             x = tl.dot(r, maps[j], input_precision=PRECISION) + biases[j][None, :]
-            p = _softmax(x, m[None, :] < M, 1, SLICES == M).to(r.dtype)
+            p = slice_softmax(x, m[None, :] < M, 1, SLICES == M).to(r.dtype)
             o = tl.dot(p, states[j], o, input_precision=PRECISION)
         keep = (rows[:, None] < N) & (d[None, :] < J * D)
         tl.store(O + rows[:, None] * C + head * D + d[None, :], o.to(O.dtype.element_ty), mask=keep)
@@ -183,25 +183,25 @@ def _backward(  # type: ignore[no-untyped-def]
     states = ()
     shifts = ()
     for j in tl.static_range(J):
-        w, bias = _route(W, b, _coldness(tau + head + j, COLDEST, HOTTEST), j, d, m, D, M)
+        w, bias = load_route(W, b, coldness(tau + head + j, COLDEST, HOTTEST), j, d, m, D, M)
         routes += (w.to(R.dtype.element_ty),)  # type: ignore[assignment]
         biases += (bias,)  # type: ignore[assignment]
-        zs += (_states(new, batch * H + head + j, j, d, m, D, M).to(R.dtype.element_ty),)  # type: ignore[assignment]
-        states += (_states(G, batch * H + head + j, j, d, m, D, M).to(R.dtype.element_ty),)  # type: ignore[assignment]
+        zs += (load_states(new, batch * H + head + j, j, d, m, D, M).to(R.dtype.element_ty),)  # type: ignore[assignment]
+        states += (load_states(G, batch * H + head + j, j, d, m, D, M).to(R.dtype.element_ty),)  # type: ignore[assignment]
         shifts += (tl.load(g + (batch * H + head + j) * M + m, mask=m < M, other=0.0),)  # type: ignore[assignment]
     sum_W = (tl.zeros((COLUMNS, SLICES), tl.float32),) * J
     sum_b = (tl.zeros((16, SLICES), tl.float32),) * J
     for start in range(0, CHUNK, ROWS):
         rows = chunk * CHUNK + start + tl.arange(0, ROWS)
-        r = _points(R + first, rows, head * D, d, N, C, J * D)
-        f = _points(F + first, rows, head * D, d, N, C, J * D)
-        do = _points(dO + first, rows, head * D, d, N, C, J * D)
+        r = load_points(R + first, rows, head * D, d, N, C, J * D)
+        f = load_points(F + first, rows, head * D, d, N, C, J * D)
+        do = load_points(dO + first, rows, head * D, d, N, C, J * D)
         dr = tl.zeros((ROWS, COLUMNS), tl.float32)
         df = tl.zeros((ROWS, COLUMNS), tl.float32)
         o = tl.zeros((ROWS, COLUMNS), tl.float32)
         for j in tl.static_range(J):
             x = tl.dot(r, tl.trans(routes[j]), input_precision=PRECISION) + biases[j][None, :]
-            p = _softmax(x, m[None, :] < M, 1, SLICES == M)
+            p = slice_softmax(x, m[None, :] < M, 1, SLICES == M)
             if not EVEN:
                 p = tl.where((rows < N)[:, None], p, 0.0)
             dP = tl.dot(f, tl.trans(states[j]), input_precision=PRECISION)
@@ -220,7 +220,7 @@ def _backward(  # type: ignore[no-untyped-def]
         tl.store(dF + offsets, df.to(dF.dtype.element_ty), mask=keep)
         tl.store(O + offsets, o.to(O.dtype.element_ty), mask=keep)
     for j in tl.static_range(J):
-        cold = _coldness(tau + head + j, COLDEST, HOTTEST)
+        cold = coldness(tau + head + j, COLDEST, HOTTEST)
         to = sums + ((batch * chunks + chunk) * H + head + j).to(tl.int64) * (M * D + M + 1)
         own = (d - j * D)[:, None]
         known = (m[None, :] < M) & (own >= 0) & (own < D)

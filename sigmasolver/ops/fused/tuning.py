@@ -39,6 +39,8 @@ MOST_READ_FIELDS = 8
 MOST_SLICES, MOST_HEAD_WIDTH, MOST_STATES = 128, 64, 4096
 """Slices, head width, and their product, both padded to tiles: beyond, the update of the states takes minutes to
 compile."""
+MOST_IN_ELEMENT = 8192
+"""Numbers of one head in one spectral element, all of which a program holds at once."""
 
 # --- Alignment
 ALIGNED = 16
@@ -134,6 +136,20 @@ THIN_TILES = {2: (64, 64, 128), 4: (64, 32, 64)}
 MODE_LINES, MODE_CHANNELS, MODE_CHUNK = 32, 64, 128
 """Of the products of modes: lines and channels of a tile, lines of a chunk of the weight gradient."""
 
+# --- wrap: one pass each way, bound by memory traffic; not yet timed against other tiles
+WRAP_TILE, WRAP_WARPS = 4096, 4
+"""Numbers of a tile, and warps of its program."""
+
+# --- elements: one pass each way, bound by memory traffic; not yet timed against other tiles
+WINDOW_TILE, WINDOW_WARPS = 1024, 4
+"""Numbers of a tile, and warps of its program."""
+HEADS_NUMBERS, HEADS_PROGRAMS = 512, 4096
+"""Numbers of half a head of an element for each warp; backward: programs there should be at least."""
+
+# --- gumbel: one pass each way, bound by memory traffic; not yet timed against other tiles
+GUMBEL_TILE, GUMBEL_WARPS = 2048, 4
+"""Numbers of a tile, and warps of its program."""
+
 # --- slices (versions 7, 17, 20)
 SLICE_LONGEST, SLICE_PROGRAMS = 2048, 2048
 """Points of a chunk at most; programs that a pass is cut into at least, where there are points enough."""
@@ -147,6 +163,8 @@ SLICE_TILE, SLICE_BF16, SLICE_FLOAT32, SLICE_WIDE_FLOAT32 = (16, 1, 3), (64, 4, 
 """Points of a tile, warps of a program and stages of its pipeline: where slices are made; elsewhere in bf16, in
 float32, and in float32 beyond WIDE_HEAD. Few warps hardly wait for each other at barriers; from 64 points on the matrix
 units read what stays the same from shared memory."""
+GATED_BF16 = (64, 4, 2)
+"""The same for gates on a basis in bf16, whose tile is loaded too; in float32 as above."""
 SLICE_BYTES = {"bf16": (96, 48), "tf32": (72, 36), "tf32x3": (96, 54)}
 """Bytes of shared memory at most for each slice and channel of a tile, up to WIDE_HEAD and beyond."""
 

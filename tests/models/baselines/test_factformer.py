@@ -17,6 +17,7 @@ from sigmasolver.models.baselines.factformer import (
     rotate,
     rotation,
     standardise,
+    standardise_heads,
 )
 from sigmasolver.recipes import ModelRecipe
 from sigmasolver.tasks import task_of
@@ -159,14 +160,23 @@ def test_a_margin_goes_on_with_the_same_spacing():
     torch.testing.assert_close(wider[:, :9], plain, rtol=0, atol=1e-13)
 
 
-def test_standardised_groups_have_mean_zero_and_deviation_one():
-    out = standardise(3 * field(2, 5, 4, 12) + 7, groups=3, eps=0, correction=1).unflatten(-1, (3, 4))
-    assert out.mean((1, 2, 4)).abs().max() < 1e-12
-    torch.testing.assert_close(out.std((1, 2, 4)), torch.ones(2, 3).double(), rtol=0, atol=1e-12)
-    group = torch.nn.GroupNorm(3, 12, affine=False).double()
-    x = field(2, 5, 4, 12)
+def test_standardised_heads_have_mean_zero_and_deviation_one():
+    out = standardise_heads(3 * field(2, 3, 5, 4, 4) + 7, eps=0)
+    assert out.mean((2, 3, 4)).abs().max() < 1e-12
+    torch.testing.assert_close(out.std((2, 3, 4)), torch.ones(2, 3).double(), rtol=0, atol=1e-12)
+    part = 1e-3 * field(1, 1, 6, 4)
+    expected = (part - part.mean()) / (part.var() + 1e-6).sqrt()
+    torch.testing.assert_close(standardise_heads(part, eps=1e-6), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("grid", [(7,), (5, 4), (3, 2, 4)])
+def test_standardised_groups_are_those_of_torch(grid):
+    group = shaken(torch.nn.GroupNorm(3, 12))
+    x = field(2, *grid, 12) + torch.arange(12)  # channels of a group differ in their means
     expected = group(x.movedim(-1, 1)).movedim(1, -1)
-    torch.testing.assert_close(standardise(x, 3, eps=1e-5, correction=0), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(standardise(x, 3, 1e-5, group.weight, group.bias), expected, rtol=0, atol=1e-12)
+    bare = torch.nn.functional.group_norm(x.movedim(-1, 1), 12).movedim(1, -1)
+    torch.testing.assert_close(standardise(x, 12, 1e-5), bare, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("frames", [1, 2, 3])

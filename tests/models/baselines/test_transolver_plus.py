@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from sigmasolver.models import Options, SolverConfig, count_parameters
-from sigmasolver.models.baselines.transolver_plus import EideticAttention, GumbelRouting, gumbel, transolver_plus
+from sigmasolver.models.baselines.transolver_plus import EideticAttention, GumbelRouting, transolver_plus
+from sigmasolver.ops.softmax import gumbel
 from tests.models.baselines import reference
 
 CONFIG = SolverConfig((6, 5), 2, 3, width=16, depth=2, heads=2, slices=4, modes=1)

@@ -1,0 +1,80 @@
+"""Fields on the nodes of spectral elements: the neighbourhood of every element, and queries, keys and values of each.
+
+Letters: B batch, H heads, C channels, D head width, E elements, P nodes of an element, m nodes per axis of it, d axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from sigmasolver.ops.dispatch import choose
+from sigmasolver.ops.fused.tuning import MOST_IN_ELEMENT
+
+__all__ = ["SHIFTS", "heads_of_elements", "nodes_of_elements", "windows"]
+
+SHIFTS = (-1, 0, 1)
+"""Neighbours of an element along an axis that a window of two elements around a node reaches."""
+
+
+def windows(x: torch.Tensor, axis: int, m: int) -> torch.Tensor:
+    """(B, *nodes, C) -> (B, *other nodes, elements, 3 m C): along one axis the nodes of each element and its two
+    neighbours, going round."""
+    if fused := choose("elements", x):
+        return fused.windows(x, axis, m)
+    cells = x.movedim(axis + 1, -2).unflatten(-2, (-1, m)).flatten(-2)
+    return torch.cat([cells.roll(-shift, dims=-2) if shift else cells for shift in SHIFTS], dim=-1)
+
+
+def heads_of_elements(
+    fields: Sequence[torch.Tensor],
+    bias: torch.Tensor,
+    scale: torch.Tensor,
+    turns: Sequence[torch.Tensor],
+    mesh: tuple[int, ...],
+    m: int,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values (B, P, H, E, d D), one after another for each axis.
+
+    `fields` has a tensor (B, *nodes, 3 H D) for each axis. Queries and keys get their bias (d, 2, H, D), are normalised
+    over nodes and channels, times scale (d, 2, *(m,) * d, D), get a one on the first half of the channels, and are
+    turned by their angles: `turns` has cosines and sines (2, E, P, D / 2) for each axis.
+    """
+    size = ("nodes of an element times head width", m ** len(mesh) * bias.shape[-1], MOST_IN_ELEMENT)
+    if fused := choose("elements", fields[0], limits=(size,)):
+        return fused.heads_of_elements(fields, bias, scale, turns, mesh, m, eps)
+    parts = []
+    for axis, (field, table) in enumerate(zip(fields, turns, strict=True)):
+        q, k, v = _split(field, bias.shape[2], mesh, m)
+        shift, weight = bias[axis][:, :, None, None], scale[axis].flatten(1, -2)
+        parts.append((*(_turned(x + shift[i], weight[i], table, eps) for i, x in enumerate((q, k))), v))
+    Q, K, V = (torch.cat(part, dim=-1).permute(0, 3, 1, 2, 4) for part in zip(*parts, strict=True))
+    return Q.to(V.dtype), K.to(V.dtype), V
+
+
+def nodes_of_elements(x: torch.Tensor, mesh: tuple[int, ...], m: int) -> torch.Tensor:
+    """(B, P, H, E, D) -> (B, *nodes, H D)."""
+    d = len(mesh)
+    x = x.permute(0, 3, 1, 2, 4).flatten(-2)
+    x = x.reshape(x.shape[0], *mesh, *(m,) * d, x.shape[-1])
+    x = x.permute(0, *(place for axis in range(1, d + 1) for place in (axis, d + axis)), 2 * d + 1)
+    return x.reshape(x.shape[0], *(elements * m for elements in mesh), x.shape[-1])
+
+
+def _turned(x: torch.Tensor, scale: torch.Tensor, table: torch.Tensor, eps: float) -> torch.Tensor:
+    (cosine, sine), (f, g) = table, F.layer_norm(x, scale.shape, scale, None, eps).chunk(2, dim=-1)
+    f = f + 1
+    return torch.cat((f * cosine - g * sine, f * sine + g * cosine), dim=-1)
+
+
+def _split(x: torch.Tensor, heads: int, mesh: tuple[int, ...], m: int) -> torch.Tensor:
+    """(B, *nodes, 3 H D) -> (3, B, H, E, P, D)."""
+    d, width = len(mesh), x.shape[-1] // (3 * heads)
+    shape = [part for elements in mesh for part in (elements, m)]
+    x = x.reshape(x.shape[0], *shape, 3, heads, width)
+    x = x.permute(2 * d + 1, 0, 2 * d + 2, *range(1, 2 * d, 2), *range(2, 2 * d + 1, 2), 2 * d + 3)
+    return x.reshape(3, x.shape[1], heads, math.prod(mesh), m**d, width)

@@ -1,0 +1,283 @@
+"""Neighbourhoods of spectral elements, and their queries, keys and values, each in one pass each way.
+
+    windows:  out[e, s] = x[e + s - 1 mod E],  s = 0, 1, 2          dx[e] = sum_s dout[e - s + 1 mod E, s]
+    heads:    h = (x + b - mean) r,  (f, g) = w h + (1, 0),  out = (f cos - g sin, f sin + g cos)
+              d(f, g) = (df cos + dg sin, dg cos - df sin),  dw = sum d(f, g) h,  dh = w d(f, g)
+              dx = r (dh - mean(dh) - h mean(dh h)),  db = sum dx
+
+One program has all nodes of one element and one head. Sums over elements are made in chunks, then over chunks in a
+fixed order.
+
+Letters: B batch, H heads, E elements, P nodes of an element, m nodes per axis of it, D head width. Elements have three
+axes here, the first with one element and one node where there are fewer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from sigmasolver.ops.fused import product_dtype, tuning
+from sigmasolver.ops.fused.reductions import sum_partials
+
+__all__ = ["heads_of_elements", "windows"]
+
+
+@triton.jit
+def _windows(x, out, total, E, m, Q, C, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """out (A, Q, E, 3, m, C) of x (A, E, m, Q, C)."""
+    to = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    c, rest = to % C, to // C
+    j, rest = rest % m, rest // m
+    s, rest = rest % 3, rest // 3
+    e, rest = rest % E, rest // E
+    q, a = rest % Q, rest // Q
+    source = (((a * E + (e + s - 1 + E) % E) * m + j) * Q + q) * C + c
+    v = tl.load(x + source, mask=to < total, other=0.0)
+    tl.store(out + to, v.to(out.dtype.element_ty), mask=to < total)
+
+
+@triton.jit
+def _windows_backward(dout, dx, total, E, m, Q, C, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """dx (A, E, m, Q, C) of dout (A, Q, E, 3, m, C)."""
+    to = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    c, rest = to % C, to // C
+    q, rest = rest % Q, rest // Q
+    j, rest = rest % m, rest // m
+    e, a = rest % E, rest // E
+    v = tl.zeros((TILE,), tl.float32)
+    for s in tl.static_range(3):
+        source = ((((a * Q + q) * E + (e + 1 - s + E) % E) * 3 + s) * m + j) * C + c
+        v += tl.load(dout + source, mask=to < total, other=0.0).to(tl.float32)
+    tl.store(dx + to, v.to(dx.dtype.element_ty), mask=to < total)
+
+
+class _Windows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, axis: int, m: int, dtype: torch.dtype) -> torch.Tensor:
+        nodes, C = x.shape[1:-1], x.shape[-1]
+        ctx.sizes = E, m, Q, C = nodes[axis] // m, m, math.prod(nodes[axis + 1 :]), C
+        out = torch.empty(
+            x.shape[0], *nodes[:axis], *nodes[axis + 1 :], E, 3 * m * C, device=x.device, dtype=dtype
+        )  # fmt: skip
+        _windows[_tiles(out)](x, out, out.numel(), E, m, Q, C, TILE=tuning.WINDOW_TILE, num_warps=tuning.WINDOW_WARPS)
+        ctx.shape, ctx.dtype = x.shape, x.dtype
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: torch.Tensor) -> Any:
+        dx = torch.empty(ctx.shape, device=dout.device, dtype=ctx.dtype)
+        _windows_backward[_tiles(dx)](
+            dout.contiguous(), dx, dx.numel(), *ctx.sizes, TILE=tuning.WINDOW_TILE, num_warps=tuning.WINDOW_WARPS
+        )
+        return dx, None, None, None
+
+
+def _tiles(x: torch.Tensor) -> tuple[int]:
+    return (triton.cdiv(x.numel(), tuning.WINDOW_TILE),)
+
+
+def windows(x: torch.Tensor, axis: int, m: int) -> torch.Tensor:
+    """`ops.elements.windows`, in the type of the product that follows."""
+    return _Windows.apply(x.contiguous(), axis, m, product_dtype(x, x.dtype))
+
+
+@triton.jit
+def _places(  # type: ignore[no-untyped-def]
+    e, p, M1, M2, m0, m1, m2, s0, s1, s2
+):
+    """Where the nodes p of element e lie in a sample whose axes have the strides s."""
+    e0, e1, e2 = e // M2 // M1, e // M2 % M1, e % M2
+    p0, p1, p2 = p // m2 // m1, p // m2 % m1, p % m2
+    return (e0 * m0 + p0) * s0 + (e1 * m1 + p1) * s1 + (e2 * m2 + p2) * s2
+
+
+@triton.jit
+def _normalised(  # type: ignore[no-untyped-def]
+    f, g, b, k, keep, eps: tl.constexpr, D: tl.constexpr, COUNT: tl.constexpr
+):
+    """Both halves of h, and r, of the two halves of x (nodes, D / 2); b (D,)."""
+    f = tl.where(keep, f + tl.load(b + k, mask=k < D // 2, other=0.0).to(tl.float32)[None, :], 0.0)
+    g = tl.where(keep, g + tl.load(b + D // 2 + k, mask=k < D // 2, other=0.0).to(tl.float32)[None, :], 0.0)
+    mean = (tl.sum(tl.sum(f, axis=1), axis=0) + tl.sum(tl.sum(g, axis=1), axis=0)) / COUNT
+    f, g = tl.where(keep, f - mean, 0.0), tl.where(keep, g - mean, 0.0)
+    r = tl.rsqrt((tl.sum(tl.sum(f * f, axis=1), axis=0) + tl.sum(tl.sum(g * g, axis=1), axis=0)) / COUNT + eps)
+    return f * r, g * r, r
+
+
+@triton.jit
+def _heads(  # type: ignore[no-untyped-def]
+    x, b, w, table, out, E, M1, M2, m0, m1, m2, sB, s0, s1, s2, axis, axes, eps: tl.constexpr,
+    H: tl.constexpr, P: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, NODES: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """out (B, P, H, E, axes D), the channels of one axis, of x (B, *nodes, 3 H D): PART 0 queries, 1 keys, 2 values.
+
+    b (2, H, D), w (2, P, D), table (2, E, P, D / 2)."""
+    e, h, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    p, k = tl.arange(0, NODES), tl.arange(0, HALF)
+    keep = (p[:, None] < P) & (k[None, :] < D // 2)
+    x += batch * sB + (PART * H + h) * D
+    source = _places(e, p, M1, M2, m0, m1, m2, s0, s1, s2)[:, None] + k[None, :]
+    f = tl.load(x + source, mask=keep, other=0.0).to(tl.float32)
+    g = tl.load(x + source + D // 2, mask=keep, other=0.0).to(tl.float32)
+    if PART < 2:
+        f, g, _ = _normalised(f, g, b + (PART * H + h) * D, k, keep, eps, D, P * D)
+        at = (PART * P + p)[:, None] * D + k[None, :]
+        f = f * tl.load(w + at, mask=keep, other=0.0).to(tl.float32) + 1
+        g = g * tl.load(w + at + D // 2, mask=keep, other=0.0).to(tl.float32)
+        turn = (e * P + p)[:, None] * (D // 2) + k[None, :]
+        cosine = tl.load(table + turn, mask=keep, other=0.0)
+        sine = tl.load(table + E * P * (D // 2) + turn, mask=keep, other=0.0)
+        first = f * cosine - g * sine
+        g = f * sine + g * cosine
+        f = first
+    to = (((batch * P + p) * H + h) * E + e)[:, None] * (axes * D) + axis * D + k[None, :]
+    tl.store(out + to, f.to(out.dtype.element_ty), mask=keep)
+    tl.store(out + to + D // 2, g.to(out.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def _heads_backward(  # type: ignore[no-untyped-def]
+    x, b, w, table, dout, dx, sums, B, E, M1, M2, m0, m1, m2, sB, s0, s1, s2, axis, axes, eps: tl.constexpr,
+    H: tl.constexpr, P: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, NODES: tl.constexpr, HALF: tl.constexpr,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    """dx as x, of dout (B, P, H, E, axes D). A row of `sums` (chunks, 2, H): dw (P, D), db (D)."""
+    chunk, h = tl.program_id(0), tl.program_id(1)
+    p, k = tl.arange(0, NODES), tl.arange(0, HALF)
+    keep = (p[:, None] < P) & (k[None, :] < D // 2)
+    at = (PART * P + p)[:, None] * D + k[None, :]
+    if PART < 2:
+        wf = tl.load(w + at, mask=keep, other=0.0).to(tl.float32)
+        wg = tl.load(w + at + D // 2, mask=keep, other=0.0).to(tl.float32)
+    dwf, dwg = tl.zeros((NODES, HALF), tl.float32), tl.zeros((NODES, HALF), tl.float32)
+    dbf, dbg = tl.zeros((NODES, HALF), tl.float32), tl.zeros((NODES, HALF), tl.float32)
+    for i in range(chunk * CHUNK, min((chunk + 1) * CHUNK, B * E)):
+        e, batch = i % E, (i // E).to(tl.int64)
+        source = batch * sB + (PART * H + h) * D
+        source += _places(e, p, M1, M2, m0, m1, m2, s0, s1, s2)[:, None] + k[None, :]
+        to = (((batch * P + p) * H + h) * E + e)[:, None] * (axes * D) + axis * D + k[None, :]
+        df = tl.load(dout + to, mask=keep, other=0.0).to(tl.float32)
+        dg = tl.load(dout + to + D // 2, mask=keep, other=0.0).to(tl.float32)
+        if PART < 2:
+            f = tl.load(x + source, mask=keep, other=0.0).to(tl.float32)
+            g = tl.load(x + source + D // 2, mask=keep, other=0.0).to(tl.float32)
+            f, g, r = _normalised(f, g, b + (PART * H + h) * D, k, keep, eps, D, P * D)
+            turn = (e * P + p)[:, None] * (D // 2) + k[None, :]
+            cosine = tl.load(table + turn, mask=keep, other=0.0)
+            sine = tl.load(table + E * P * (D // 2) + turn, mask=keep, other=0.0)
+            first = df * cosine + dg * sine
+            dg = dg * cosine - df * sine
+            df = first
+            dwf += df * f
+            dwg += dg * g
+            df, dg = df * wf, dg * wg
+            mean = (tl.sum(tl.sum(df, axis=1), axis=0) + tl.sum(tl.sum(dg, axis=1), axis=0)) / (P * D)
+            slope = (tl.sum(tl.sum(df * f, axis=1), axis=0) + tl.sum(tl.sum(dg * g, axis=1), axis=0)) / (P * D)
+            df = tl.where(keep, (df - mean - f * slope) * r, 0.0)
+            dg = tl.where(keep, (dg - mean - g * slope) * r, 0.0)
+            dbf += df
+            dbg += dg
+        tl.store(dx + source, df.to(dx.dtype.element_ty), mask=keep)
+        tl.store(dx + source + D // 2, dg.to(dx.dtype.element_ty), mask=keep)
+    if PART < 2:
+        sums += ((chunk * 2 + PART) * H + h).to(tl.int64) * (P * D + D)
+        own = p[:, None] * D + k[None, :]
+        tl.store(sums + own, dwf, mask=keep)
+        tl.store(sums + own + D // 2, dwg, mask=keep)
+        tl.store(sums + P * D + k, tl.sum(dbf, axis=0), mask=k < D // 2)
+        tl.store(sums + P * D + D // 2 + k, tl.sum(dbg, axis=0), mask=k < D // 2)
+
+
+class _Heads(torch.autograd.Function):
+    """bias (d, 2, H, D), scale (d, 2, P, D), then for each axis its turns and its field (B, *nodes, 3 H D)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, mesh: tuple[int, ...], m: int, eps: float, bias: torch.Tensor, scale: torch.Tensor,
+        *given: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        axes = len(mesh)
+        turns, fields = given[:axes], given[axes:]
+        B, H, D, E, P = len(fields[0]), bias.shape[2], bias.shape[3], math.prod(mesh), m**axes
+        outs = tuple(fields[0].new_empty(B, P, H, E, axes * D) for _ in range(3))
+        for axis, (field, table) in enumerate(zip(fields, turns, strict=True)):
+            for part, out in enumerate(outs):
+                _heads[(E, H, B)](
+                    field, bias[axis], scale[axis], table, out, E, *_geometry(field, mesh, m), axis, axes, eps,
+                    PART=part, **_tile(H, P, D),
+                )  # fmt: skip
+        ctx.save_for_backward(bias, scale, *given)
+        ctx.mesh, ctx.m, ctx.eps = mesh, m, eps
+        return outs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        bias, scale, *given = ctx.saved_tensors
+        mesh, m, axes = ctx.mesh, ctx.m, len(ctx.mesh)
+        turns, fields = given[:axes], given[axes:]
+        B, H, D, E, P = len(fields[0]), bias.shape[2], bias.shape[3], math.prod(mesh), m**axes
+        chunk = max(1, triton.cdiv(B * E * H, tuning.HEADS_PROGRAMS))
+        chunks = triton.cdiv(B * E, chunk)
+        dfields, dbias, dscale = [], [], []
+        ready = [one.contiguous() for one in gradients]
+        for axis, (field, table) in enumerate(zip(fields, turns, strict=True)):
+            dfield = torch.empty_like(field)  # with the strides of the field, which fills its memory
+            sums = torch.empty(chunks, 2, H, P * D + D, device=field.device, dtype=torch.float32)
+            for part, dout in enumerate(ready):
+                _heads_backward[(chunks, H)](
+                    field, bias[axis], scale[axis], table, dout, dfield, sums, B, E, *_geometry(field, mesh, m), axis,
+                    axes, ctx.eps, PART=part, CHUNK=chunk, **_tile(H, P, D),
+                )  # fmt: skip
+            dw, db = sum_partials(sums).split((P * D, D), dim=-1)
+            dfields.append(dfield)
+            dbias.append(db)
+            dscale.append(dw.sum(1).view(2, P, D))
+        found = torch.stack(dbias).to(bias.dtype), torch.stack(dscale).to(scale.dtype)
+        return None, None, None, *found, *(None,) * axes, *dfields
+
+
+def _geometry(field: torch.Tensor, mesh: tuple[int, ...], m: int) -> list[int]:
+    """Elements of the last two of three axes, nodes of an element along each, strides of samples and axes."""
+    fewer = 3 - len(mesh)
+    elements, nodes = [*(1,) * fewer, *mesh], [*(1,) * fewer, *(m,) * len(mesh)]
+    return [*elements[1:], *nodes, field.stride(0), *(0,) * fewer, *field.stride()[1:-1]]
+
+
+def _tile(H: int, P: int, D: int) -> dict[str, int]:
+    nodes, half = triton.next_power_of_2(P), triton.next_power_of_2(D // 2)
+    warps = max(1, min(8, nodes * half // tuning.HEADS_NUMBERS))
+    return {"H": H, "P": P, "D": D, "NODES": nodes, "HALF": half, "num_warps": warps}
+
+
+def _filled(x: torch.Tensor) -> torch.Tensor:
+    """As it is where the axes before the last were only permuted, else a copy."""
+    dense = sorted(zip(x.stride(), x.shape, strict=True))
+    expected = 1
+    for stride, size in dense:
+        if size > 1 and stride != expected:
+            return x.contiguous()
+        expected *= size
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def heads_of_elements(
+    fields: Sequence[torch.Tensor],
+    bias: torch.Tensor,
+    scale: torch.Tensor,
+    turns: Sequence[torch.Tensor],
+    mesh: tuple[int, ...],
+    m: int,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`ops.elements.heads_of_elements`."""
+    ready = [table.contiguous() for table in turns], [_filled(field) for field in fields]
+    return _Heads.apply(mesh, m, eps, bias.contiguous(), scale.flatten(2, -2).contiguous(), *ready[0], *ready[1])

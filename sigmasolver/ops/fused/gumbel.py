@@ -1,0 +1,96 @@
+"""Softmax of noisy logits in one pass each way, with nothing stored but the result.
+
+    g = -log(-log(u + tiny) + tiny)      P = softmax over slices of x = (s + g) / t
+    dx = P (dP - sum_m P dP)      ds = dx / t      dt = -sum_m x dx / t
+
+Backward makes P again from s and u, which are at hand. As dx has no sum, x may be counted from its largest.
+
+Letters: N rows (points of all heads and samples), M slices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from sigmasolver.ops.fused import tuning
+from sigmasolver.ops.softmax import TINY
+
+__all__ = ["gumbel_softmax"]
+
+
+@triton.jit
+def _noisy(  # type: ignore[no-untyped-def]
+    s, u, t, N, M: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Of a tile of rows: x below its largest, P (ROWS, COLUMNS), 1 / t (ROWS,), rows, places, and which are known."""
+    n, m = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    keep = (n[:, None] < N) & (m[None, :] < M)
+    at = n.to(tl.int64)[:, None] * M + m[None, :]
+    noise = -tl.log(TINY - tl.log(tl.load(u + at, mask=keep, other=0.5) + TINY))
+    cold = 1 / tl.load(t + n, mask=n < N, other=1.0).to(tl.float32)
+    x = (tl.load(s + at, mask=keep, other=0.0).to(tl.float32) + noise) * cold[:, None]
+    x = tl.where(m[None, :] < M, x, float("-inf"))
+    x -= tl.max(x, axis=1)[:, None]
+    e = tl.exp(x)
+    return tl.where(m[None, :] < M, x, 0.0), e / tl.sum(e, axis=1)[:, None], cold, n, at, keep
+
+
+@triton.jit
+def _gumbel_forward(  # type: ignore[no-untyped-def]
+    s, u, t, P, N, M: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """P (N, M) of s and u (N, M) and t (N,)."""
+    _, p, _, _, at, keep = _noisy(s, u, t, N, M, TINY, ROWS, COLUMNS)
+    tl.store(P + at, p.to(P.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def _gumbel_backward(  # type: ignore[no-untyped-def]
+    s, u, t, dP, ds, dt, N, M: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """ds (N, M) and dt (N,) of dP (N, M)."""
+    x, p, cold, n, at, keep = _noisy(s, u, t, N, M, TINY, ROWS, COLUMNS)
+    g = tl.load(dP + at, mask=keep, other=0.0).to(tl.float32)
+    dx = p * (g - tl.sum(p * g, axis=1)[:, None])
+    tl.store(ds + at, (dx * cold[:, None]).to(ds.dtype.element_ty), mask=keep)
+    tl.store(dt + n, (-cold * tl.sum(x * dx, axis=1)).to(dt.dtype.element_ty), mask=n < N)
+
+
+class _GumbelSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, s: torch.Tensor, u: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        P, tile = torch.empty_like(s), _tile(s)
+        _gumbel_forward[_programs(s, tile)](s, u, t, P, len(s), **tile)
+        ctx.save_for_backward(s, u, t)
+        return P
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dP: torch.Tensor) -> Any:
+        s, u, t = ctx.saved_tensors
+        ds, dt, tile = torch.empty_like(s), torch.empty_like(t), _tile(s)
+        _gumbel_backward[_programs(s, tile)](s, u, t, dP.contiguous(), ds, dt, len(s), **tile)
+        return ds, None, dt
+
+
+def _tile(s: torch.Tensor) -> dict[str, Any]:
+    M = s.shape[-1]
+    columns = triton.next_power_of_2(M)
+    sizes: dict[str, Any] = {"M": M, "TINY": TINY, "ROWS": tuning.GUMBEL_TILE // columns, "COLUMNS": columns}
+    return sizes | {"num_warps": tuning.GUMBEL_WARPS}
+
+
+def _programs(s: torch.Tensor, tile: dict[str, Any]) -> tuple[int]:
+    return (triton.cdiv(len(s), tile["ROWS"]),)
+
+
+def gumbel_softmax(logits: torch.Tensor, uniform: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """`ops.softmax.gumbel_softmax` with noise; the result has the type of the logits."""
+    M = logits.shape[-1]
+    rows = logits.reshape(-1, M), uniform.reshape(-1, M), temperature.reshape(-1)
+    return _GumbelSoftmax.apply(*(one.contiguous() for one in rows)).view(logits.shape)

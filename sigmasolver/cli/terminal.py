@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-NOT_SHOWN = ("attributes", "made", "split")
+NOT_SHOWN = ("attributes", "made", "split", "statistics")
 """Parameters of a header that have lines of their own."""
 LONGEST = 200
 """Letters of an attribute that are shown."""

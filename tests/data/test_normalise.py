@@ -79,7 +79,9 @@ DEFINITIONS: dict[str, Definition] = {
         ("box-cox", "box-cox-released"), lambda x: (x.mean(everything(x)), x.std(everything(x), ddof=1) + 1e-10)
     ),
 }
-DEFINITIONS |= dict.fromkeys(("published", "numerical"), DEFINITIONS["channel"])  # of data without statistics
+DEFINITIONS |= dict.fromkeys(
+    ("published", "numerical", "the-well"), DEFINITIONS["channel"]
+)  # of data without statistics
 
 
 @pytest.mark.parametrize("grid", [(7,), (4, 6), (2, 4, 2)])

@@ -378,6 +378,8 @@ def test_a_mask_is_recorded_and_its_solid_left_out(tmp_path, call):
         assert (task.mask, task.inputs, task.targets) == ("solid", ("u", "v", "solid"), ("u", "v"))
         assert call("evaluate", tmp_path / name, "--device", "cpu")[0] == 0
     assert values(tmp_path / "npz") == values(tmp_path / "store")
+    code, out, said = call("diagnose", tmp_path / "npz", "--only", "decomposition", "--device", "cpu")
+    assert code == 0 and "These data have a solid, which counts in no error" in out, said
     words = ["forecast", tmp_path / "npz", "--input", tmp_path / "a.h5", "--steps", 2, "--out", tmp_path / "p.npy"]
     code, out, said = call(*words, "--device", "cpu")
     assert code == 0 and "where solid is 1 the forecast is as in the last given frame" in out, said

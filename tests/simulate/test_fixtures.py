@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from sigmasolver.simulate.fixtures import FIXTURES, fixture_of
 from sigmasolver.simulate.fixtures.tiny import COUNT, flow, settings_for
 from sigmasolver.tasks import CANONICAL, TASKS
 from sigmasolver.train.job import train_run
+from tests.simulate.pages import DOCS, PAGES, printed, shown
 
 FORMATS = {
     "netcdf": "netcdf", "zarr": "zarr", "vtk": "vtk", "the-well": "the-well", "pdearena": "pdearena",
@@ -118,9 +120,24 @@ def test_the_command_prints_the_training_that_runs(tmp_path: Path, monkeypatch: 
 
 
 def test_every_kind_is_documented_and_shown() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
+    texts = {page: (DOCS / page).read_text() for page in PAGES}
     for kind in KINDS:
-        if find_spec(f"sigmasolver.simulate.fixtures.{kind.name}") is None:  # the benchmarks have pages of their own
-            assert f"`{kind.name}`" in page, kind.name
-    for kind in FORMATS.values():
-        assert f": {kind}, read in place\n" in page or f": {kind}, imported before a training\n" in page, kind
+        assert f"`{kind.name}`" in texts["formats.md"], kind.name
+    for kind in (*FORMATS.values(), "realpdebench", "realm"):
+        assert f": {kind}, read in place\n" in "".join(texts.values()), kind
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_show_what_inspect_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
+    """But for what differs from machine to machine: round-off, sizes and dates of files."""
+    monkeypatch.chdir(tmp_path)
+    blocks = list(shown(page))
+    assert blocks
+    for what, text in blocks:
+        assert _plain(printed(what)) == _plain(text), f"python -m tests.simulate.pages writes {what} anew"
+
+
+def _plain(text: str) -> list[str]:
+    text = re.sub(r"-?\d(\.\d+)?e-\d+", "0", text)
+    text = re.sub(r"(bytes=)\d+|(state=|fingerprint )[0-9a-f]+", r"\1\2", text)
+    return [" ".join(re.sub("─+", "─", line).split()) for line in text.splitlines()]

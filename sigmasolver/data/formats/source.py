@@ -108,7 +108,7 @@ def in_parts_or_held(array: Array) -> Array:
     held in memory. A chunk that holds some of many trajectories would be unpacked again for each of them."""
     if array.together is None or min(array.together[0], array.shape[0]) <= _MOST_TOGETHER:
         return array
-    return held(array, "its chunks hold parts of many trajectories")
+    return held(array, "it stores values of many trajectories together")
 
 
 def held(array: Array, why: str) -> Array:
@@ -140,8 +140,8 @@ def how_held(arrays: Iterable[Array]) -> tuple[str, ...]:
         return ()
     size, reasons = sum(array.nbytes for array in kept), dict.fromkeys(array.whole_only for array in kept)
     return (
-        f"Read in place, {size / 1e6:.3g} MB of it are held in memory, as {' and '.join(map(str, reasons))}; "
-        "import-data spares that.",
+        f"Read in place, {size / 1e6:.3g} MB of it are held in memory, as {' and '.join(map(str, reasons))}; a store "
+        "(import-data) is read in parts.",
     )
 
 

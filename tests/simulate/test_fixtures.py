@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from sigmasolver.recipes import changed, recipe_of
 from sigmasolver.runs import Run
 from sigmasolver.simulate.fixtures import FIXTURES, fixture_of
 from sigmasolver.simulate.fixtures.tiny import COUNT, flow, settings_for
-from sigmasolver.tasks import CANONICAL, TASKS
+from sigmasolver.tasks import CANONICAL, REALM, REALPDEBENCH, TASKS
 from sigmasolver.train.job import train_run
 from tests.simulate.pages import DOCS, PAGES, printed, shown
 
@@ -89,20 +88,27 @@ def test_canonical_tasks_train_on_theirs(tmp_path: Path, task: str) -> None:
     assert Run(tmp_path / "run").finished
 
 
-@pytest.mark.skipif(find_spec("sigmasolver.simulate.fixtures.realpdebench") is None, reason="its writer is not there")
-@pytest.mark.parametrize("task", ["controlled-cylinder", "fsi", "foil", "combustion"])
-def test_realpdebench_opens(tmp_path: Path, task: str) -> None:
-    with open_data(FIXTURES[task].write(tmp_path, 0)) as data:
-        changed(recipe_of(task), settings_for(task, data))
-        assert set(TASKS[task].inputs) <= set(data.header.layout.fields)
+@pytest.mark.parametrize("task", [task.name for task in (*REALPDEBENCH, *REALM)])
+def test_tasks_of_the_benchmarks_run_from_files_to_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    """As a user types it: make-fixture, the training that it prints, evaluate, table and report."""
+    monkeypatch.chdir(tmp_path)
 
+    def call(*words: str) -> str:
+        done = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*words])
+        assert done.exit_code == 0, (done.output, done.exception)
+        return done.stdout
 
-@pytest.mark.skipif(find_spec("sigmasolver.simulate.fixtures.realm") is None, reason="its writer is not there")
-@pytest.mark.parametrize("task", ["ignit-hit", "evolve-jet"])
-def test_realm_opens(tmp_path: Path, task: str) -> None:
-    with open_data(FIXTURES[task].write(tmp_path, 0)) as data:
-        changed(recipe_of(task), settings_for(task, data))
-        assert set(TASKS[task].inputs) <= set(data.header.layout.fields)
+    command = shlex.split(call("make-fixture", task, "--out", "files").split("next: sigmasolver ")[1])
+    call(*command, "--set", "train.updates=2", "--set", "train.checks=1", "--device", "cpu")
+    assert command[:2] == ["train", task] and Run(Path("runs") / task).finished
+    assert not list(Path("runs").rglob("*.h5")), "the files are read where they lie"
+    assert f"{task}: " in call("evaluate", f"runs/{task}", "--device", "cpu")
+    table = call("table", "realpdebench" if TASKS[task] in REALPDEBENCH else "realm", f"runs/{task}")
+    assert "Transolver-σ" in table
+    call("report", f"runs/{task}", "--out", "page.html")
+    assert task in Path("page.html").read_text()
 
 
 def test_the_command_prints_the_training_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,8 @@ def _add_silenced(findings: Findings, subject: Subject, kinds: list[str]) -> Non
         times = subject.times(indices)
         fluid = fluid_points(subject.forecaster, history)
         (true,) = without_solid(fluid, truth)
-        errors.setdefault("intact", []).append(_errors(*without_solid(fluid, _forecast(subject, history, times)), true))
+        (intact,) = without_solid(fluid, _forecast(subject, history, times))
+        errors.setdefault("intact", []).append(_errors(intact, true))
         (whole,) = without_solid(fluid, _forecast(subject, history, times, truth=truth))
         for kind in kinds:
             (free,) = without_solid(fluid, _forecast(subject, history, times, kind))

@@ -73,18 +73,31 @@ def open_dataset(
     out: str | Path | None = None,
     fields: Sequence[str] | None = None,
     steady: bool | None = None,
+    axes: Sequence[str] | None = None,
+    boundary: str | Sequence[str] | None = None,
+    dt: float | None = None,
+    units: Sequence[str] | None = None,
+    mask: str | None = None,
+    skip_bad: bool = False,
 ) -> Reader:
-    """Open a store, or import other files (.mat, .npy, .npz, .h5, folders of them) into a store and open that.
+    """Open a store, or other files where they lie; with `out` these are converted into a store, which is opened.
 
     Args:
-        source: a store, or what is to be imported: a file, a folder, or an `xarray.Dataset` in memory.
-        out: the store that an import writes, or continues.
-        fields: names of the fields to import, in the order of the last axis where the file does not name them.
-        steady: whether arrays to import lack an axis of time; None where the file makes it plain.
+        source: a store, a file or folder of any format that `sigmasolver inspect` recognises, or an `xarray.Dataset`
+            in memory.
+        out: the store that an import writes, or continues; None: the files are read in place.
+        fields: names of the fields to take, in the order of the last axis where the file does not name them.
+        steady: whether own arrays lack an axis of time; None where the file makes it plain.
+        axes: own arrays: their axes in order, such as ("count", "time", "x", "y", "field").
+        boundary: the boundary of each axis, such as ("periodic", "wall"); one word for all.
+        dt: time between two frames.
+        units: the unit of each field, such as ("m/s", "m/s", "Pa").
+        mask: the field that is 1 in a solid and 0 in the fluid.
+        skip_bad: leave out trajectories with NaN or infinite values, and record which; needs `out`.
 
     Returns:
         A reader, sliced like an array `(count, frames, *grid, fields)` and read only when sliced; it is a context
-        manager, and `header.layout` tells names, units, coordinates and times.
+        manager, and `header.layout` tells names, units, coordinates and times. The other functions take it as `data`.
 
     Example:
         >>> with sigmasolver.open_dataset("darcy.h5") as dataset:
@@ -92,29 +105,38 @@ def open_dataset(
         ((8, 1, 16, 16, 2), ('coefficient', 'pressure'), (16, 16))
         >>> import numpy as np
         >>> np.save("waves.npy", np.random.default_rng(0).normal(size=(8, 6, 16, 16, 1)))
+        >>> with sigmasolver.open_dataset("waves.npy", fields=["u"], boundary="periodic", dt=0.1) as dataset:
+        ...     dataset.shape, dataset.header.layout.boundary
+        ((8, 6, 16, 16, 1), ('periodic', 'periodic'))
         >>> with sigmasolver.open_dataset("waves.npy", "waves.h5", fields=["u"]) as dataset:
         ...     dataset.shape
         (8, 6, 16, 16, 1)
     """
-    from sigmasolver.data.formats import import_data, is_read_in_place, open_data
+    from sigmasolver.data.formats import Reading, import_data, open_data
     from sigmasolver.data.labelled_arrays import is_dataset
     from sigmasolver.data.store import is_store, open_store
 
+    ends = (boundary,) if isinstance(boundary, str) else _tuple(boundary)
+    said = Reading(_tuple(fields), steady, _tuple(axes), ends, dt, _tuple(units), mask, skip_bad)
     if is_dataset(source):
+        if said != Reading(said.fields, said.steady):
+            raise ValueError(
+                "A data set in memory says its axes, boundaries, times and units itself; set its attributes, and leave "
+                "axes, boundary, dt, units, mask and skip_bad out."
+            )
         return _from_xarray(source, out, fields, steady)
     source = Path(source)
-    if (out, fields, steady) == (None, None, None) and is_read_in_place(source):
-        return open_data(source)
-    imported = not is_store(source)
-    if not imported and (out, fields, steady) != (None, None, None):
-        raise ValueError(f"{source} is a store and needs no import; leave out, fields and steady out.")
-    if imported and not source.exists():
+    if is_store(source):
+        if out is not None or said != Reading():
+            raise ValueError(f"{source} is a store and needs no import; leave out= and all that tells how to read it.")
+        return open_store(source)
+    if not source.exists():
         raise ValueError(f"There is no file or folder {source}.")
-    if imported and out is None:
-        raise ValueError(f"{source} is no store; name the store to import it into with out=.")
-    if imported and out is not None:
-        return open_store(import_data(source, out, names=fields, steady=steady).path)
-    return open_store(source)
+    if out is not None:
+        return open_store(import_data(source, out, reading=said).path)
+    if skip_bad:
+        raise ValueError(f"To leave out trajectories of {source}, name the store for the others with out=.")
+    return open_data(source, said)
 
 
 def recipe_of(name: str, model: str | None = None, seed: int = 42, settings: Sequence[str] = ()) -> Recipe:
@@ -152,7 +174,7 @@ def infer_recipe(
     """A recipe for data of your own: fields, grid, split, frames and sizes are chosen from the data.
 
     Args:
-        data: a store, see `open_dataset`.
+        data: what `open_dataset` opens, or the path of a store or of files that need no more words.
         model: one of `list_models()`.
         seed: fixes the first weights and the order of the windows.
         settings: changes of what was chosen, such as "task.horizon=10" or "train.updates=500".
@@ -165,15 +187,15 @@ def infer_recipe(
         >>> sigmasolver.infer_recipe("waves.h5", settings=["task.history=2", "task.horizon=3"]).task.targets
         ('u',)
     """
-    from sigmasolver.data.store import open_store
+    from sigmasolver.data.formats import open_data
     from sigmasolver.recipes import changed
     from sigmasolver.runtime.parallel import device_of
     from sigmasolver.train.infer_recipe import UserChoices
     from sigmasolver.train.infer_recipe import infer_recipe as infer
 
-    path, gpu = _path(data), device_of(device).type == "cuda"
-    with open_store(path) as store:
-        recipe, _ = infer(store.header, len(store), UserChoices(path.stem, model=model, seed=seed), gpu)
+    gpu = device_of(device).type == "cuda"
+    with open_data(data) as store:
+        recipe, _ = infer(store.header, len(store), UserChoices(store.path.stem, model=model, seed=seed), gpu)
     return changed(recipe, settings)
 
 
@@ -181,7 +203,7 @@ def open_windows(data: str | Path | Reader, recipe: Recipe | str, split: str = "
     """The windows that a recipe cuts from a store: what a training sees, or what is evaluated.
 
     Args:
-        data: a store, see `open_dataset`.
+        data: what `open_dataset` opens, or the path of a store or of files that need no more words.
         recipe: a recipe, or the name of one.
         split: train, validation or test.
 
@@ -200,7 +222,7 @@ def open_windows(data: str | Path | Reader, recipe: Recipe | str, split: str = "
     if split not in ("train", "validation", "test"):
         raise ValueError(f'There is no split "{split}"; choose from train, validation, test.')
     recipe = recipe_of(recipe) if isinstance(recipe, str) else recipe
-    store = open_data(_path(data))
+    store = open_data(data)
     windows = recipe.windows_of(store, split)
     if windows is None:
         raise ValueError(f"The recipe leaves no trajectory of {store.path} to the {split} split; change its sizes.")
@@ -218,7 +240,7 @@ def train_model(
 
     Args:
         recipe: a recipe, or the name of one.
-        data: a store, see `open_dataset`.
+        data: what `open_dataset` opens, or the path of a store or of files that need no more words.
         out: the run folder.
         device: where it is trained; on a GPU the steps are replayed as CUDA graphs.
         watch: called now and then with step, loss, validation error and learning rate; see docs/tracking.md.
@@ -240,7 +262,7 @@ def train_model(
     world = World(device=device_of(device))
     run = Run(out)
     engine = "graph" if world.device.type == "cuda" else "eager"
-    train_run(recipe, _path(data), run, Execution(world, engine), watch)
+    train_run(recipe, data, run, Execution(world, engine), watch)
     return run
 
 
@@ -406,6 +428,10 @@ def _from_xarray(source: Any, out: str | Path | None, fields: Sequence[str] | No
         raise ValueError(f"The data set has {len(layout.times)} frames, not steady fields; leave steady out.")
     write_store(Path(out), Header(layout, "xarray", {}), values)
     return open_store(out)
+
+
+def _tuple(words: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if words is None else tuple(words)
 
 
 def _path(data: str | Path | Reader) -> Path:

@@ -84,8 +84,8 @@ class Task:
     test: int
     """Trajectories of the test split, the last ones of the file."""
     normaliser: str
-    """none, channel, scalar, pixel, temporal, trajectory, box-cox, box-cox-released, published or numerical; see
-    data/normalise.py."""
+    """none, channel, scalar, pixel, temporal, trajectory, box-cox, box-cox-released, published, numerical or the-well;
+    see data/normalise.py."""
     validation: int = 0
     """Trajectories after the training part that validate; 0: some of the training part do (`train.validation`)."""
     boundary: str | None = None

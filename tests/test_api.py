@@ -18,6 +18,13 @@ from sigmasolver.models import SolverConfig, variants
 from tests.registered import forgotten
 
 ROOT = Path(__file__).parents[1]
+
+
+def waves(folder):
+    np.save(folder / "waves.npy", np.zeros((3, 4, 8, 8, 1), np.float32))
+    return folder / "waves.npy"
+
+
 NAMES = {
     "Options", "Recipe", "build_model", "diagnose_run", "evaluate_run", "infer_recipe", "list_models", "load",
     "metrics", "open_dataset", "open_windows", "recipe_of", "register_loss", "register_model", "register_optimiser",
@@ -174,6 +181,30 @@ def test_a_run_of_a_model_that_is_not_registered_says_so_at_the_command_line(dar
         assert code == 2 and "sigmasolver.register_model first" in error and error.count("\n") == 1
 
 
+def test_own_arrays_are_described_in_the_words_of_the_command_line(tmp_path):
+    values = np.random.default_rng(0).normal(size=(6, 5, 8, 6, 2)).astype(np.float32)
+    np.save(tmp_path / "a.npy", values.transpose(4, 3, 2, 1, 0))
+    words = {"fields": ["u", "v"], "axes": ["field", "y", "x", "time", "count"], "boundary": ["periodic", "wall"]}
+    words |= {"dt": 0.5, "units": ["m/s", "m/s"]}
+    with api.open_dataset(tmp_path / "a.npy", **words) as data:
+        layout = data.header.layout
+        assert (layout.boundary, layout.units, layout.times[1]) == (("periodic", "wall"), ("m/s", "m/s"), 0.5)
+        np.testing.assert_array_equal(data[:], values)
+        sizes = ["model.width=8", "model.depth=1", "model.heads=2", "model.slices=2", "model.modes=2"]
+        sizes += ["task.history=2", "task.block=1", "task.horizon=2", "train.updates=2"]
+        chosen = api.infer_recipe(data, settings=sizes)
+        assert chosen.model.options.padding == ("circular", "zeros")
+        run = api.train_model(chosen, data, tmp_path / "run")
+    assert not list((tmp_path / "run").glob("*.h5"))
+    rows = api.evaluate_run(run)
+    with api.open_dataset(tmp_path / "a.npy", tmp_path / "a.h5", **words) as store:
+        np.testing.assert_array_equal(store[:], values)
+        assert store.header.layout.boundary == ("periodic", "wall")
+        again = api.evaluate_run(api.train_model(chosen, store, tmp_path / "again"))
+    for one, two in zip(rows, again, strict=True):
+        assert one["value"] == two["value"], "read in place or imported, the numbers are the same"
+
+
 @pytest.mark.parametrize(
     ("use", "said"),
     [
@@ -201,8 +232,13 @@ def test_a_builder_that_returns_no_module_is_told(models):
     ("use", "said"),
     [
         (lambda data, folder: api.open_dataset(folder / "none.npy"), "There is no file or folder"),
-        (lambda data, folder: api.open_dataset(ROOT / "README.md"), "name the store to import it into"),
+        (lambda data, folder: api.open_dataset(ROOT / "README.md"), "is not an HDF5 file"),
+        (lambda data, folder: api.open_dataset(ROOT / "docs"), "no format that can be imported"),
         (lambda data, folder: api.open_dataset(data, folder / "copy.h5"), "is a store and needs no import"),
+        (lambda data, folder: api.open_dataset(data, boundary="wall"), "is a store and needs no import"),
+        (lambda data, folder: api.open_dataset(waves(folder), axes=["count", "x"]), "no array with the axes count, x"),
+        (lambda data, folder: api.open_dataset(waves(folder), boundary="soft"), "choose from periodic, wall, open"),
+        (lambda data, folder: api.open_dataset(waves(folder), skip_bad=True), "with out="),
         (lambda data, folder: api.open_windows(data, recipe(), "tests"), 'There is no split "tests"'),
         (lambda data, folder: api.open_windows(data, recipe(), "validation"), "no trajectory of .* to the validation"),
         (lambda data, folder: api.train_model("darcie", data, folder / "run"), 'There is no recipe "darcie"'),
@@ -215,4 +251,4 @@ def test_a_builder_that_returns_no_module_is_told(models):
 def test_bad_input_is_told_in_one_sentence_before_anything_is_written(darcy, tmp_path, use, said):
     with pytest.raises(ValueError, match=said) as error:
         use(darcy, tmp_path)
-    assert "\n" not in str(error.value) and not list(tmp_path.iterdir())
+    assert "\n" not in str(error.value) and not [one for one in tmp_path.iterdir() if one.name != "waves.npy"]

@@ -9,13 +9,16 @@ import sigmasolver
 from sigmasolver.data.formats import open_data
 from sigmasolver.evaluate import Request, evaluate_run
 from sigmasolver.evaluate import metrics as m
+from sigmasolver.forecast.checkpoint import load, recipe_in
 from sigmasolver.models import count_parameters
 from sigmasolver.recipes import RECIPES, changed, recipe_of
 from sigmasolver.report.paper_tables import TABLES
 from sigmasolver.runs import Run
 from sigmasolver.simulate.fixtures.realpdebench import write_realpdebench
 from sigmasolver.tasks import REALPDEBENCH
+from sigmasolver.train.engine import Execution
 from sigmasolver.train.job import train_run
+from sigmasolver.train.loop import validate
 
 TASKS = ("controlled-cylinder", "fsi", "foil", "combustion", "cylinder")
 TINY = (
@@ -181,6 +184,18 @@ def test_the_schedule_of_the_benchmark_is_a_cosine():
     rates = OneCycle(train.lr, 1000, train.warmup, train.start_divisor, train.final_divisor).rate(torch.arange(1000))
     cosine = train.lr / 2 * (1 + torch.cos(torch.pi * torch.arange(1, 1001, dtype=torch.float64) / 1000))
     torch.testing.assert_close(rates, cosine, rtol=0, atol=1e-12)
+
+
+def test_the_best_weights_of_the_benchmark_have_the_least_rmse(rows, root):
+    """Over all validation windows; divided by the size of the truth, which is the same at every check."""
+    assert {RECIPES[f"{task}-benchmark-{model}"].train.check for task in TASKS for model in BENCHMARK} == {"rmse"}
+    run = Run(rows[0] / "fsi")
+    windows = sigmasolver.open_windows(root / "fsi", recipe_in(run), "validation")
+    history, true = windows.batch(range(len(windows)))
+    forecaster = load(run.path)
+    expected = m.rmse(forecaster.rollout(history, 20).frames, true) / true.double().square().mean().sqrt()
+    assert validate(forecaster, windows, Execution(), "rmse") == pytest.approx(float(expected), rel=1e-6)
+    assert validate(forecaster, windows, Execution()) != pytest.approx(float(expected), rel=1e-3)
 
 
 def test_sizes_of_transolver_sigma_and_readings_by_name():

@@ -179,6 +179,7 @@ def diagnose(
     from sigmasolver.diagnose.run import diagnose_run, peers_of
     from sigmasolver.evaluate import Request
     from sigmasolver.experiments.records import folder_labels
+    from sigmasolver.forecast.checkpoint import recipe_in
     from sigmasolver.runs import Run
 
     names = None if only is None else [name.strip() for name in only.split(",")]
@@ -193,6 +194,12 @@ def diagnose(
     for name in names or ():
         if all(findings[name].skipped for findings in found.values()):
             raise ValueError(str(next(iter(found.values()))[name].skipped))
+    if any(recipe_in(run).task.mask is not None for run in folders):
+        console().print(
+            "These data have a solid, which counts in no error, correlation or distance below; corrections, routing, "
+            "geometry and efficiency are of the network, which has its points too.\n",
+            soft_wrap=True,
+        )
     for name in next(iter(found.values())):
         _say(console(), SUMMARIES[name], name, {run: findings[name] for run, findings in found.items()})
 

@@ -23,8 +23,7 @@ def make_fixture(
     seed: Annotated[int, typer.Option(help="The same seed gives the same numbers.")] = 0,
 ) -> None:
     """Write tiny stand-in data of a task or format, to try everything without a download; without a name, list them."""
-    from sigmasolver.data.formats import is_read_in_place, open_data
-    from sigmasolver.data.store import is_store
+    from sigmasolver.data.formats import open_data
     from sigmasolver.runs.files import making_folder
     from sigmasolver.simulate.fixtures import FIXTURES, fixture_of
     from sigmasolver.simulate.fixtures.tiny import settings_for
@@ -45,7 +44,7 @@ def make_fixture(
         data = out / row.write(folder, seed).relative_to(folder)
     screen.print(f"{data}: {row.description}; made up, not the published data", soft_wrap=True)
     words = ["sigmasolver", "train", "--data", str(data), "--out", f"runs/{name}"]
-    if name in TASKS and (is_store(data) or is_read_in_place(data)):
+    if name in TASKS:
         with open_data(data) as reader:
             settings = settings_for(name, reader)
         words = [*words[:2], name, *words[2:], *(word for one in settings for word in ("--set", one))]

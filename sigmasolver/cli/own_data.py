@@ -11,7 +11,10 @@ import typer
 from sigmasolver.cli.terminal import console, progress
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sigmasolver.data.formats import Imported, Reading
+    from sigmasolver.data.reader import Reader
     from sigmasolver.runtime.parallel import World
 
 __all__ = [
@@ -21,12 +24,14 @@ __all__ = [
     "SkipBad",
     "TimeStep",
     "Units",
-    "as_store",
     "names_of",
     "reading_of",
     "say_imported",
+    "training_data",
 ]
 
+BY_SHAPE = "factformer-kf2d"
+"""The public data set that nothing but the shape of its array tells."""
 Axes = Annotated[
     str | None, typer.Option(metavar="NAMES", help="Own arrays: their axes in order, such as count,time,x,y,field.")
 ]
@@ -66,13 +71,12 @@ def reading_of(
     return Reading(fields, steady, names_of(axes), names_of(boundary), dt, names_of(units), mask, skip_bad)
 
 
-def as_store(data: Path, store: Path, reading: Reading, world: World, own: bool, stderr: bool = False) -> Path:
-    """The data as a store: themselves where they can be read as they are, else imported to `store`.
+def training_data(data: Path, store: Path, reading: Reading, world: World, own: bool, stderr: bool = False) -> Reader:
+    """The data as they lie. Where trajectories are to be left out, they are imported to `store` without these.
 
-    `own`: nothing there is a public data set, though its shape may look like one. `stderr`: where to report.
+    `own`: nothing there is a public data set that only its shape tells. `stderr`: where to report.
     """
-    from sigmasolver.data.formats import guess_kind, import_data, is_read_in_place, open_data, skip_bad
-    from sigmasolver.data.header import OtherStoreError
+    from sigmasolver.data.formats import Reading, guess_kind, open_data
     from sigmasolver.data.store import is_store
 
     if not data.exists():
@@ -84,20 +88,54 @@ def as_store(data: Path, store: Path, reading: Reading, world: World, own: bool,
                 "them."
             )
         if not reading.skip_bad:
-            return data
-    in_place = is_read_in_place(data)
-    if in_place and not reading.recorded and not reading.skip_bad:
-        if world.first:
-            with open_data(data) as reader:
-                for note in reader.notes:
-                    console(stderr=stderr).print(f"  {note}", soft_wrap=True)
-        return data
-    if in_place and guess_kind(data).select is None:
-        reading = replace(reading, fields=None, steady=None)  # all are imported, and the recipe takes some
-    kind = "arrays" if own and not in_place and data.suffix != ".mat" else None
+            return open_data(data)
+        return _imported(data, store, reading, None, world, stderr)
+    row = guess_kind(data)
+    if row.describes_itself:
+        if not reading.recorded and not reading.skip_bad:
+            reading = Reading()  # all its fields are there, and the recipe takes some
+        elif row.select is None:
+            reading = replace(reading, fields=None, steady=None)
+    kind = "arrays" if own and row.name == BY_SHAPE else row.name
+    if reading.skip_bad or store.exists():  # what an earlier command imported goes on
+        return _imported(data, store, reading, kind, world, stderr)
+    reader = open_data(data, reading, kind)
+    _examine(reader, world, stderr)
+    return reader
+
+
+def _examine(reader: Reader, world: World, stderr: bool) -> None:
+    """Say what is worth knowing of data that are read in place, and refuse values that are not finite before anything
+    is computed. Those of public data sets, which may be huge, show when the training reads them."""
+    from sigmasolver.data.formats.in_place import ForeignReader
+
+    notes, bad = reader.notes, list[str]()
+    if isinstance(reader, ForeignReader) and not reader.examined:
+        with progress("reading", None) as move:
+            found = reader.examine(move)
+        notes, bad = (*notes, *found.notes()), found.bad_in_words()
+    if world.first:
+        shape = " × ".join(map(str, reader.header.shape))
+        what = f"{len(reader)} trajectories of {shape} from {reader.header.source}, read in place"
+        _say(f"{reader.path}: {what}", notes, stderr)
+    if bad:
+        raise _not_finite(reader.path, bad)
+
+
+def _not_finite(data: Path, bad: Sequence[str]) -> ValueError:
+    more = f" and {len(bad) - 8} more" if len(bad) > 8 else ""
+    return ValueError(
+        f"{data} has values that are not finite in {', '.join(bad[:8])}{more}; repair them, or leave them out with "
+        "--skip-bad."
+    )
+
+
+def _imported(data: Path, store: Path, reading: Reading, kind: str | None, world: World, stderr: bool) -> Reader:
+    from sigmasolver.data.formats import import_data, open_data, skip_bad
+    from sigmasolver.data.header import OtherStoreError
 
     def convert() -> Imported:
-        if is_store(data):
+        if kind is None:
             return skip_bad(data, store)
         with progress("importing", None) as move:
             return import_data(data, store, kind, progress=move, reading=reading)
@@ -112,18 +150,18 @@ def as_store(data: Path, store: Path, reading: Reading, world: World, own: bool,
             made = convert()
         say_imported(made, stderr)
         if made.bad:
-            more = f" and {len(made.bad) - 8} more" if len(made.bad) > 8 else ""
-            raise ValueError(
-                f"{data} has values that are not finite in {', '.join(made.bad[:8])}{more}; repair them, or leave them "
-                "out with --skip-bad."
-            )
+            raise _not_finite(data, made.bad)
     world.wait()
-    return store
+    return open_data(store)
 
 
 def say_imported(made: Imported, stderr: bool = False) -> None:
-    screen = console(stderr=stderr)
     shape = " × ".join(map(str, made.shape))
-    screen.print(f"{made.path}: {made.count} trajectories of {shape} from {made.kind}", soft_wrap=True)
-    for note in made.notes:
+    _say(f"{made.path}: {made.count} trajectories of {shape} from {made.kind}", made.notes, stderr)
+
+
+def _say(line: str, notes: Sequence[str], stderr: bool) -> None:
+    screen = console(stderr=stderr)
+    screen.print(line, soft_wrap=True)
+    for note in notes:
         screen.print(f"  {note}", soft_wrap=True)

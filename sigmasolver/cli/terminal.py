@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-NOT_SHOWN = ("attributes", "made", "split")
+NOT_SHOWN = ("attributes", "made", "split", "statistics")
 """Parameters of a header that have lines of their own."""
 LONGEST = 200
 """Letters of an attribute that are shown."""
@@ -123,7 +123,7 @@ def print_summary(console: Console, summary: Summary) -> None:
     seed = "" if header.seed is None else f", seed {header.seed}"
     made = f"written by sigmasolver {summary.package}"
     if summary.package is None:
-        made = "read in place" if summary.in_place else "imported before a training"
+        made = "read in place"
     console.print(f"{summary.path}: {header.source}{seed}, {made}", soft_wrap=True)
     missing = "" if summary.whole == summary.count else f" of {summary.count} (the same command continues the file)"
     console.print(f"  {summary.whole} trajectories{missing}, {summary.size / 1e6:.1f} MB of {header.dtype}")
@@ -142,7 +142,8 @@ def print_summary(console: Console, summary: Summary) -> None:
         for name, value in header.parameters.items()
         if name not in NOT_SHOWN
     )
-    console.print(f"  parameters: {settings}", soft_wrap=True)
+    if settings:
+        console.print(f"  parameters: {settings}", soft_wrap=True)
     for line in _attribute_lines(header.parameters.get("attributes", {})):
         console.print(f"  {line}", soft_wrap=True)
     for note in summary.notes:
@@ -176,7 +177,8 @@ def print_summary(console: Console, summary: Summary) -> None:
         )
     elif summary.package is not None:
         console.print("  intact: every trajectory matches its digest")
-    console.print(f"fingerprint {summary.fingerprint}", soft_wrap=True)
+    if summary.fingerprint is not None:
+        console.print(f"fingerprint {summary.fingerprint}", soft_wrap=True)
     console.print(f"next: {summary.train_command()}", soft_wrap=True)
 
 

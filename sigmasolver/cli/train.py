@@ -16,14 +16,15 @@ from sigmasolver.cli.own_data import (
     SkipBad,
     TimeStep,
     Units,
-    as_store,
     names_of,
     reading_of,
+    training_data,
 )
 from sigmasolver.cli.terminal import console, say_threads, training
 
 if TYPE_CHECKING:
     from sigmasolver.data.formats import Reading
+    from sigmasolver.data.reader import Reader
     from sigmasolver.recipes import Recipe
     from sigmasolver.runs import Run
     from sigmasolver.runtime.parallel import World
@@ -142,12 +143,12 @@ def train(
         reading = reading_of(names, steady, axes, boundary, dt, units, mask, skip_bad)
         if published is not None:
             data = find_download(published.task.name, data) or data
-        store = as_store(
+        store = training_data(
             data, out / "data.h5", reading, world, own=published is None or fields is not None, stderr=print_config
         )
         tested = None
         if test_data is not None:
-            tested = as_store(test_data, out / "test.h5", reading, world, own=True, stderr=print_config)
+            tested = training_data(test_data, out / "test.h5", reading, world, own=True, stderr=print_config)
         if published is None:
             choices = UserChoices(
                 data.resolve().stem,
@@ -187,29 +188,25 @@ def named_recipe(
     return changed(read_config(config), [*more, *settings])
 
 
-def _infer(store: Path, choices: UserChoices, reading: Reading, world: World) -> Recipe:
+def _infer(data: Reader, choices: UserChoices, reading: Reading, world: World) -> Recipe:
     """The recipe for a user's own data."""
-    from sigmasolver.data.formats import open_data
     from sigmasolver.train.infer_recipe import infer_recipe
 
-    with open_data(store) as reader:
-        if reading.steady and (frames := len(reader.header.layout.times)) > 1:
-            raise ValueError(f"{store} is a store of {frames} frames, not steady; import its source with --steady.")
-        if choices.test is not None and reader.published_split is not None:
-            raise ValueError(f"{store} says itself which trajectories test; leave --test and --test-data out.")
-        return infer_recipe(reader.header, len(reader), choices, world.device.type == "cuda")[0]
+    if reading.steady and (frames := len(data.header.layout.times)) > 1:
+        raise ValueError(f"{data.path} has {frames} frames, not steady; leave --steady out, or import its source anew.")
+    if choices.test is not None and data.published_split is not None:
+        raise ValueError(f"{data.path} says itself which trajectories test; leave --test and --test-data out.")
+    return infer_recipe(data.header, len(data), choices, world.device.type == "cuda")[0]
 
 
-def _say_plan(recipe: Recipe, store: Path, test: Path | None, world: World, stderr: bool) -> None:
+def _say_plan(recipe: Recipe, data: Reader, test: Reader | None, world: World, stderr: bool) -> None:
     """What the training will do, once everything is set."""
-    from sigmasolver.data.formats import open_data
     from sigmasolver.train.infer_recipe import describe_recipe
 
-    with open_data(store) as reader:
-        listed = reader.published_windows if recipe.task.split == "published" else None
-        lines = describe_recipe(recipe, reader.header, listed or recipe.split_of(reader))
+    listed = data.published_windows if recipe.task.split == "published" else None
+    lines = describe_recipe(recipe, data.header, listed or recipe.split_of(data))
     for line in lines if world.first else ():
-        more = f"; tested on {test}" if test is not None and line.startswith("split") else ""
+        more = f"; tested on {test.path}" if test is not None and line.startswith("split") else ""
         console(stderr=stderr).print(f"  {line}{more}", soft_wrap=True)
 
 

@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sigmasolver.data.domain import time_steps, unevenly_spaced
-from sigmasolver.data.formats import KINDS, is_read_in_place, open_foreign
+from sigmasolver.data.formats import Reading, guess_kind, open_data
+from sigmasolver.data.formats.in_place import ForeignReader
 from sigmasolver.data.header import Header, StoreError
 from sigmasolver.data.moments import merge
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.split import Split
-from sigmasolver.data.store import StoreReader, is_store, open_store
+from sigmasolver.data.store import StoreReader, is_store
 from sigmasolver.runs.files import plain_errors, replacing
 from sigmasolver.tasks import TASKS, Task
 
@@ -81,7 +82,8 @@ class Summary:
     size: int
     """Bytes that the whole trajectories take."""
     fields: tuple[FieldSummary, ...]
-    fingerprint: str
+    fingerprint: str | None
+    """None: it is of all trajectories, and only some were read."""
     damaged: tuple[int, ...]
     """The trajectories whose values are no longer those that were written."""
     notes: tuple[str, ...] = ()
@@ -90,8 +92,6 @@ class Summary:
     """Pairs of trajectories with the same values."""
     read: int = 0
     """How many trajectories the statistics are of."""
-    in_place: bool = True
-    """Whether a training reads the files where they lie; others are imported first."""
 
     @property
     def published_split(self) -> Split | None:
@@ -217,8 +217,9 @@ def _mean_and_std(n: np.ndarray, mean: np.ndarray, S: np.ndarray) -> tuple[np.nd
 def open_any(path: str | Path, steady: bool | None = None) -> Reader:
     """A store, or foreign files of any kind."""
     path = Path(path)
-    foreign = path.is_dir() or (path.is_file() and not is_store(path) and any(kind.fits(path) for kind in KINDS))
-    return open_foreign(path, steady) if foreign else open_store(path)
+    if steady is not None and path.exists() and not is_store(path) and guess_kind(path).select is not None:
+        return open_data(path, Reading(steady=steady))
+    return open_data(path)
 
 
 def summarise(
@@ -249,6 +250,7 @@ def summarise(
                 twins.append((twin, index))
             if progress is not None:
                 progress(index + 1, number)
+        known = not isinstance(data, ForeignReader) or data.examined
         return Summary(
             path=data.path,
             header=header,
@@ -257,12 +259,11 @@ def summarise(
             whole=len(data),
             size=len(data) * header.nbytes,
             fields=_fields(header, moments),
-            fingerprint=data.fingerprint,
+            fingerprint=data.fingerprint if number == len(data) or known else None,
             damaged=tuple(damaged),
             notes=tuple(data.notes),
             twins=tuple(twins),
             read=number,
-            in_place=store is not None or is_read_in_place(data.path),
         )
 
 

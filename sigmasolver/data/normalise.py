@@ -14,6 +14,7 @@ float64. σ is the standard deviation over all points and frames of a trajectory
     box-cox      mean of everything       unbiased std + 1e-10             REALM
     published    those that the data come with, else like channel          RealPDEBench
     numerical    those that the data come with, which must be there        RealPDEBench (from numerical training data)
+    the-well     those of stats.yaml, which must be there                  The Well
 
 Before the last one, mass fractions (fields named species_...) go through a Box-Cox transform of exponent λ = 0.1,
 
@@ -57,8 +58,13 @@ _LEAST = 1e-37
 """The floor of a forecast's mass fractions: about the smallest that float32 holds with all its digits."""
 _WITH_CONSTANTS, _SEEN = ("scalar", "pixel", "trajectory"), 1e-4
 """Kinds whose scale has a constant added, and the least range of a normalised field that a network can still see."""
-_GIVEN = ("published", "numerical")
+_GIVEN = ("published", "numerical", "the-well")
 """Kinds whose statistics a data set may come with."""
+_REQUIRED = {
+    "numerical": ("realpdebench", "statistics of numerical training data (mean_std.pt)"),
+    "the-well": ("the-well", "statistics of The Well (stats.yaml beside the folder data)"),
+}
+"""Those of them whose statistics must be there: whose they are, and what they are called."""
 _Cast = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """Mean, scale, and which fields are transformed before them (None: none)."""
 
@@ -208,21 +214,34 @@ def fit(kind: str, windows: Windows, mask: str | None = None) -> tuple[Normalise
     With a `mask` the fluid points alone count.
     """
     if kind in _GIVEN and isinstance(windows.source, Reader):
-        given = windows.source.published_statistics
-        if given is not None:
-            spec = windows.spec
-            return _given(kind, spec.inputs, given["inputs"]), _given(kind, spec.targets, given["targets"])
-        if kind == "numerical":
+        given, source = windows.source.published_statistics, windows.source.header.source
+        maker, what = _REQUIRED.get(kind, (source, ""))
+        if what and (given is None or source != maker):
             raise ValueError(
-                f"{windows.source.path} comes without the statistics of numerical training data (mean_std.pt); put the "
-                "file there, or set task.normaliser=channel to fit them on the training windows."
+                f"{windows.source.path} comes without the {what}; put the file there, or set task.normaliser=channel "
+                "to fit them on the training windows."
             )
+        if given is not None:
+            return _completed(kind, windows, given, "inputs"), _completed(kind, windows, given, "targets")
     trajectories = windows.each_finite("training")
     if mask is not None:
         channel = windows.fields.index(mask)
         trajectories = (in_fluid(values, values[0, ..., channel] < 0.5) for values in trajectories)
     both = fit_trajectories(kind, windows.fields, trajectories)
     return both.select(windows.spec.inputs), both.select(windows.spec.targets)
+
+
+def _completed(kind: str, windows: Windows, given: Mapping[str, Any], role: str) -> Normaliser:
+    """The normaliser of the inputs or targets from given statistics. Parameters of a trajectory have none in The Well:
+    theirs are fitted."""
+    fields, statistics = getattr(windows.spec, role), dict(given[role])
+    parameters = given.get("fitted", ())
+    missing = [name for name in fields if name not in statistics and name in parameters]
+    if missing:
+        channels = [windows.fields.index(name) for name in missing]
+        found = fit_trajectories("channel", missing, (one[..., channels] for one in windows.each_finite("training")))
+        statistics |= zip(missing, zip(found.mean.tolist(), found.scale.tolist(), strict=True), strict=True)
+    return _given(kind, fields, statistics)
 
 
 def _given(kind: str, fields: Sequence[str], statistics: Mapping[str, Sequence[float]]) -> Normaliser:
@@ -392,4 +411,5 @@ KINDS: dict[str, Fit] = {
     **{kind: partial(_of_powers, kind) for kind in _FLOORS},
     "published": _channel,
     "numerical": _channel,
+    "the-well": _channel,
 }

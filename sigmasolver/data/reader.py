@@ -26,10 +26,6 @@ class Reader(ABC):
 
     path: Path
     header: Header
-    digests: Sequence[bytes]
-    """One per trajectory: equal digests are the same trajectory."""
-    fingerprint: str
-    """Of the header and the digests."""
     notes: tuple[str, ...] = ()
     """What a user should know of these data, one sentence each."""
 
@@ -39,6 +35,16 @@ class Reader(ABC):
     @abstractmethod
     def __getitem__(self, key: Key) -> np.ndarray:
         """Any integers and slices, in the stored type."""
+
+    @property
+    @abstractmethod
+    def digests(self) -> Sequence[bytes]:
+        """One per trajectory: equal digests are the same trajectory."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Of the header and the digests."""
 
     @property
     def shape(self) -> tuple[int, ...]:

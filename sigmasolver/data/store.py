@@ -185,11 +185,19 @@ class StoreReader(Reader):
         self._whole = int(np.argmin(whole)) if not whole.all() else self.count
         if fields.shape != (self.count, *self.header.shape):
             raise StoreError(f"{self.path} is damaged: its values do not have the shape its header tells.")
-        self.digests = [bytes(row) for row in file["digests"][: self._whole]]
-        self.fingerprint = fingerprint(self.header, self.digests)
-        """Of the header and the digests of the whole trajectories; `verify` compares values with digests."""
+        self._digests = [bytes(row) for row in file["digests"][: self._whole]]
+        self._fingerprint = fingerprint(self.header, self.digests)
         if self.finished and file["fingerprint"][()].decode() != self.fingerprint:
             raise StoreError(f"{self.path} was changed after it was written: its fingerprint does not fit its header.")
+
+    @property
+    def digests(self) -> list[bytes]:
+        return self._digests
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the header and the digests of the whole trajectories; `verify` compares values with digests."""
+        return self._fingerprint
 
     @property
     def finished(self) -> bool:

@@ -111,7 +111,7 @@ def _entry(name: str, item: h5py.Dataset | h5py.ExternalLink) -> dict[str, Any]:
     shape = (0,) if item.shape is None else tuple(item.shape)
     kind = dtype.str if dtype.names is None and dtype.subdtype is None else "V1"
     return {
-        "name": name, "shape": shape, "dtype": kind, "text": text,
+        "name": name, "shape": shape, "dtype": kind, "text": text, "chunks": item.chunks,
         "fault": _fault(item, dtype) if dtype.kind in "fiu" or text else None,
     }  # fmt: skip
 

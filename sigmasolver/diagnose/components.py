@@ -168,6 +168,10 @@ def components(subject: Subject) -> Findings:
             f"A call makes {subject.forecaster.block} frames and {subject.horizon} were asked for; components follow "
             "whole calls."
         )
+    if subject.forecaster.mask is not None:
+        raise NotApplicable(
+            "Large and small scales are parted on the whole grid; these data have a solid, whose points would count."
+        )
     modes = subject.recipe.model.config(subject.recipe.task).modes_per_axis
     bands = Bands(modes)
     parts = {"low": bands.low, "high": bands.high}

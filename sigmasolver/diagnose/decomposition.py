@@ -8,16 +8,16 @@ f one call of the forecaster, boundary operator included; x the true history and
 at the same block boundary; y the true block. All frames of a block share their history, so the propagation of the
 first block is zero. Everything is in physical units. The cross term has a sign: below zero the two errors cancel.
 
-Norms go over the points of a frame, for each field and for all fields together; sums are in float64, so the identity
-holds to round-off. The paper's curves are the relative energies: each divided by ‖y‖² of its own window, lead and
-field, then averaged over windows.
+Norms go over the points of a frame (where there is a solid, over those of the fluid), for each field and for all fields
+together; sums are in float64, so the identity holds to round-off. The paper's curves are the relative energies: each
+divided by ‖y‖² of its own window, lead and field, then averaged over windows.
 """
 
 from __future__ import annotations
 
 import torch
 
-from sigmasolver.diagnose.subject import Findings, Subject
+from sigmasolver.diagnose.subject import Findings, Subject, fluid_points, without_solid
 from sigmasolver.forecast import Forecaster, rollout
 
 __all__ = ["TERMS", "decompose", "decomposition"]
@@ -58,7 +58,8 @@ def decompose(
         forced = rollout(forecaster, history, horizon, truth, times=times).frames
     # The first block is one and the same call; on a GPU two of them may round differently.
     forced[:, : forecaster.block] = free[:, : forecaster.block]
-    free, forced, true = free.double(), forced.double(), truth.double()
+    fluid = fluid_points(forecaster, history)
+    free, forced, true = without_solid(fluid, free.double(), forced.double(), truth.double())
     injected, propagated = forced - true, free - forced
     return {
         "injection": _inner(injected, injected),

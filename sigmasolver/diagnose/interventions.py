@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from sigmasolver.diagnose.cases import deviation
-from sigmasolver.diagnose.subject import Findings, Subject
+from sigmasolver.diagnose.subject import Findings, Subject, fluid_points, without_solid
 from sigmasolver.diagnose.watch import KINDS, operators, silenced
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import rollout
@@ -80,12 +80,16 @@ def _add_silenced(findings: Findings, subject: Subject, kinds: list[str]) -> Non
     aligned: dict[str, list[Alignment]] = {}
     for indices, history, truth in subject.batches():
         times = subject.times(indices)
-        errors.setdefault("intact", []).append(_errors(_forecast(subject, history, times), truth))
-        whole = _forecast(subject, history, times, truth=truth)
+        fluid = fluid_points(subject.forecaster, history)
+        (true,) = without_solid(fluid, truth)
+        (intact,) = without_solid(fluid, _forecast(subject, history, times))
+        errors.setdefault("intact", []).append(_errors(intact, true))
+        (whole,) = without_solid(fluid, _forecast(subject, history, times, truth=truth))
         for kind in kinds:
-            errors.setdefault(f"zero_{kind}", []).append(_errors(_forecast(subject, history, times, kind), truth))
-            silent = _forecast(subject, history, times, kind, truth)
-            aligned.setdefault(kind, []).append(alignment(whole, silent, truth))
+            (free,) = without_solid(fluid, _forecast(subject, history, times, kind))
+            errors.setdefault(f"zero_{kind}", []).append(_errors(free, true))
+            (silent,) = without_solid(fluid, _forecast(subject, history, times, kind, truth))
+            aligned.setdefault(kind, []).append(alignment(whole, silent, true))
     for metric, parts in errors.items():
         for field, lead, values in _each(torch.cat(parts), subject.fields):
             findings.add(metric, values.mean(), deviation(values), field=field, lead=lead)

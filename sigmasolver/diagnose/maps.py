@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from sigmasolver.data.windows import spread_evenly
-from sigmasolver.diagnose.subject import Findings, Subject
+from sigmasolver.diagnose.subject import Findings, Subject, fluid_points, without_solid
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import rollout
 
@@ -36,13 +36,15 @@ def maps(subject: Subject) -> Findings:
     shown = Subject(
         subject.run, subject.recipe, subject.forecaster, subject.windows, cases, subject.horizon, 1, tick=subject.tick
     )
-    given, truth, forecast = [], [], []
+    given, truth, forecast, errors = [], [], [], []
     for indices, history, future in shown.batches():
         with torch.no_grad():
             frames = rollout(subject.forecaster, history, subject.horizon, times=subject.times(indices)).frames
         given.append(history[:, -1].cpu())
         truth.append(future[:, kept].cpu())
         forecast.append(frames[:, kept].cpu())
+        fluid = fluid_points(subject.forecaster, history)
+        errors.append(metrics.relative_l2_per_lead(*without_solid(fluid, frames[:, kept], future[:, kept])).cpu())
     start, true, predicted = (torch.cat(parts) for parts in (given, truth, forecast))
     with np.errstate(over="ignore"):
         arrays = {
@@ -51,8 +53,7 @@ def maps(subject: Subject) -> Findings:
             "given": start.numpy().astype(storage_type(start)),
         }
     findings = Findings(arrays={**arrays, "leads": np.array(leads), "cases": cases.numpy()})
-    errors = metrics.relative_l2_per_lead(predicted, true)
-    for case, of_case in zip(cases.tolist(), errors, strict=True):
+    for case, of_case in zip(cases.tolist(), torch.cat(errors), strict=True):
         for lead, of_lead in zip(leads, of_case, strict=True):
             for field, error in zip(subject.fields, of_lead, strict=True):
                 findings.add("relative_l2", error, field=field, lead=lead, case=case)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sigmasolver.data.formats import open_data
+from sigmasolver.data.formats import opened
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.diagnose.components import components
@@ -25,7 +25,7 @@ from sigmasolver.diagnose.routing import routing
 from sigmasolver.diagnose.subject import Findings, NotApplicable, Subject
 from sigmasolver.diagnose.trust import trust
 from sigmasolver.evaluate import Request, source_of, windows_of
-from sigmasolver.forecast.checkpoint import data_of, load, recipe_in
+from sigmasolver.forecast.checkpoint import data_of, load, reading_in, recipe_in
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, provenance
@@ -71,7 +71,8 @@ def diagnose_run(
     makers = {name: lookup(DIAGNOSTICS, name, "diagnostic") for name in wanted}
     recipe = recipe_in(run)
     found: dict[str, Findings] = {}
-    with open_data(data_of(run) if path is None else path) as store, run.held("diagnose"):
+    file = data_of(run) if path is None else Path(path)
+    with opened(file, *reading_in(run, recipe)) as store, run.held("diagnose"):
         windows = _windows(run, recipe, store, request)
         facts = source_of(run, recipe, windows, request, store.fingerprint)
         facts |= {"model": recipe.model.name, "seed": recipe.train.seed}

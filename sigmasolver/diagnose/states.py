@@ -14,6 +14,7 @@ from math import prod
 
 import torch
 
+from sigmasolver.data.mask import fluid_of, zero_in_solid
 from sigmasolver.data.windows import Windows, spread_evenly
 
 __all__ = ["States", "training_states"]
@@ -47,8 +48,9 @@ class States:
         return torch.cdist(flat, self.values) / self.values.shape[1] ** 0.5
 
 
-def training_states(training: Windows, device: torch.device) -> States | None:
-    """Target frames of the training part; None where it has a single trajectory, which nothing can be compared with."""
+def training_states(training: Windows, device: torch.device, mask: str | None = None) -> States | None:
+    """Target frames of the training part, zero where `mask` is 1; None where it has a single trajectory, which nothing
+    can be compared with."""
     fields = training.spec.targets
     most = max(2, min(MOST, int(ROOM / (8 * prod(training.grid) * len(fields)))))
     chosen = [training.trajectories[number] for number in spread_evenly(len(training.trajectories), most)]
@@ -56,7 +58,13 @@ def training_states(training: Windows, device: torch.device) -> States | None:
         return None
     channels = [training.fields.index(name) for name in fields]
     some, each = training.of_trajectories(chosen), max(1, most // len(chosen))
-    kept = [one[spread_evenly(len(one), each)][..., channels].double() for one in some.each_covered()]
+    kept = []
+    for one in some.each_covered():
+        frames = one[spread_evenly(len(one), each)]
+        states = frames[..., channels].double()
+        if mask is not None:
+            states = zero_in_solid(states[None], fluid_of(frames[None], training.fields.index(mask)))[0]
+        kept.append(states)
     values = torch.cat(kept).to(device)
     deviations = values.flatten(0, -2).std(0)
     # A field that is the same everywhere tells nothing; it counts in its own units.

@@ -15,16 +15,30 @@ from typing import Any
 import numpy as np
 import torch
 
+from sigmasolver.data.mask import fluid_of, zero_in_solid
 from sigmasolver.data.windows import Windows
 from sigmasolver.forecast import Forecaster
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run
 
-__all__ = ["Findings", "NotApplicable", "Subject"]
+__all__ = ["Findings", "NotApplicable", "Subject", "fluid_points", "without_solid"]
 
 
 class NotApplicable(ValueError):
     """A diagnostic has no meaning for this model; the sentence says why."""
+
+
+def fluid_points(forecaster: Forecaster, history: torch.Tensor) -> torch.Tensor | None:
+    """(B, 1, *grid, 1) of bool: the points that count; None: all do."""
+    if forecaster.mask is None:
+        return None
+    fluid = fluid_of(history, forecaster.inputs.fields.index(forecaster.mask))
+    return None if bool(fluid.all()) else fluid
+
+
+def without_solid(fluid: torch.Tensor | None, *frames: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The frames (B, T, *grid, q) with zeros in the solid, where they add nothing to a norm or an inner product."""
+    return frames if fluid is None else tuple(zero_in_solid(one, fluid) for one in frames)
 
 
 @dataclass(frozen=True)

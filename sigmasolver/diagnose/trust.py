@@ -13,9 +13,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from sigmasolver.data.mask import in_fluid
 from sigmasolver.diagnose.ensemble import add_ensemble, measure_members
 from sigmasolver.diagnose.states import States, training_states
-from sigmasolver.diagnose.subject import Findings, Subject
+from sigmasolver.diagnose.subject import Findings, Subject, fluid_points, without_solid
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import rollout
 
@@ -32,7 +33,8 @@ def trust(subject: Subject) -> Findings:
     leads), and on periodic grids `spectrum_true`, `spectrum_forecast` (leads, bins, fields) and `wavenumber` (bins,).
     The distance needs two training trajectories.
     """
-    states = None if subject.training is None else training_states(subject.training, subject.device)
+    mask = subject.forecaster.mask
+    states = None if subject.training is None else training_states(subject.training, subject.device, mask)
     sides = subject.windows.sides
     parts = []
     for indices, history, truth in subject.batches():
@@ -42,7 +44,7 @@ def trust(subject: Subject) -> Findings:
                 rollout(one, history, subject.horizon, times=times).frames
                 for one in (subject.forecaster, *subject.peers)
             ]
-        parts.append(_measure(frames, truth, states, sides))
+        parts.append(_measure(frames, truth, states, sides, fluid_points(subject.forecaster, history)))
     measures = {name: torch.cat([one[name] for one in parts]) for name in parts[0]}
     findings = Findings()
     _add_correlation(findings, measures, subject)
@@ -57,19 +59,35 @@ def trust(subject: Subject) -> Findings:
 
 
 def _measure(
-    frames: list[torch.Tensor], truth: torch.Tensor, states: States | None, sides: tuple[float, ...] | None
+    frames: list[torch.Tensor],
+    truth: torch.Tensor,
+    states: States | None,
+    sides: tuple[float, ...] | None,
+    fluid: torch.Tensor | None = None,
 ) -> Measures:
-    """The measures of a batch; the first of `frames` is the forecast, the others are those of its peers."""
-    forecast = frames[0]
-    measures = {"correlation": metrics.pearson(forecast, truth), "constant": metrics.is_constant(truth)}
+    """The measures of a batch; the first of `frames` is the forecast, the others are those of its peers.
+
+    Where not all points are `fluid`, correlation and coverage leave out the others; states and spectra are zero there.
+    """
+    measures = _measure_at_points(frames, truth, fluid)
+    forecast, truth = without_solid(fluid, frames[0], truth)
     if states is not None:
         measures |= {"distance": states.nearest(forecast), "distance_true": states.nearest(truth)}
     if sides is not None:
         measures["spectrum_true"] = metrics.energy_spectrum(truth, sides)
         measures["spectrum_forecast"] = metrics.energy_spectrum(forecast, sides)
-    if len(frames) > 1:
-        measures |= measure_members(torch.stack(frames), truth)
     return {name: values.cpu() for name, values in measures.items()}
+
+
+def _measure_at_points(frames: list[torch.Tensor], truth: torch.Tensor, fluid: torch.Tensor | None) -> Measures:
+    if fluid is not None:
+        samples = []
+        for number, where in enumerate(fluid[:, 0, ..., 0]):
+            inside = [in_fluid(one[number], where)[None] for one in (*frames, truth)]
+            samples.append(_measure_at_points(inside[:-1], inside[-1], None))
+        return {name: torch.cat([one[name] for one in samples]) for name in samples[0]}
+    measures = {"correlation": metrics.pearson(frames[0], truth), "constant": metrics.is_constant(truth)}
+    return measures | (measure_members(torch.stack(frames), truth) if len(frames) > 1 else {})
 
 
 def _add_correlation(findings: Findings, measures: Measures, subject: Subject) -> None:

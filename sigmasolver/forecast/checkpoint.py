@@ -177,7 +177,7 @@ def reading_in(run: Run, recipe: Recipe) -> tuple[Reading, str | None]:
     """How files like the training data of a run are to be read, and their kind where they are the user's own arrays."""
     facts, task = run.read_json("data.json"), recipe.task
     said = facts.get("reading")
-    plain = {"fields": facts.get("fields"), "steady": task.steady, "mask": task.mask}
+    plain = {"fields": facts.get("fields"), "steady": task.steady, "mask": facts.get("mask", task.mask)}
     try:
         reading = from_plain(Reading, plain | (said if isinstance(said, dict) else {}))
     except ValueError as error:

@@ -100,6 +100,9 @@ class TrainRecipe:
     """How often a run is validated, evenly spread and at its end; 0: never."""
     keep: str = "final"
     """Which weights the run keeps: the final ones, or the best at a check."""
+    check: str = "relative_l2"
+    """The validation error: relative_l2 is the mean over windows and fields; rmse is that of all windows, fields and
+    points together, over the root mean square of the truth."""
     precision: str = "float32"
     """float32, tf32 (on a GPU) or bf16."""
     recompute: bool = False
@@ -147,6 +150,7 @@ class TrainRecipe:
 _CHOICES = {
     "objective": ("direct", "teacher_forced", "pushforward"),
     "keep": ("final", "best"),
+    "check": ("relative_l2", "rmse"),
     "precision": ("float32", "tf32", "bf16"),
 }
 

@@ -193,7 +193,7 @@ fields, as the benchmark does. docs/realm.md says more."""
 RECIPES |= {name: changed(recipe_of(start), settings) for name, (start, settings) in REALM_READINGS.items()}
 _ADAM = (
     "train.weight_decay=0", "train.warmup=0", "train.start_divisor=1", "train.final_divisor=1e12", "train.keep=best",
-    "train.checks=50", "train.validation=0.1",
+    "train.check=rmse", "train.checks=50", "train.validation=0.1",
 )  # fmt: skip
 _TRANSOLVER = ("model.width=256", "model.depth=1", "model.slices=16", "model.options.expansion=4")
 BENCHMARK: dict[str, tuple[tuple[str, ...], dict[str, tuple[int, float, int]]]] = {
@@ -202,8 +202,9 @@ BENCHMARK: dict[str, tuple[tuple[str, ...], dict[str, tuple[int, float, int]]]] 
     "transolver": (_TRANSOLVER, {"": (16, 1e-3, 5_000)}),
 }
 """How RealPDEBench itself trains its models, as `TASK-benchmark-MODEL`: by model its size, and batch, learning rate and
-updates of every task ("") but those named. Adam, squared error, a cosine from the first step on, best weights of 50
-checks. Sizes are ours where none is given: its networks take time as a third axis, these take frames as channels."""
+updates of every task ("") but those named. Adam, squared error, a cosine from the first step on, weights of the least
+RMSE in 50 checks. Sizes are ours where none is given: its networks take time as a third axis, these take frames as
+channels."""
 RECIPES |= {
     f"{task.name}-benchmark-{model}": changed(
         recipe_of(task.name, model),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sigmasolver.data.domain import Domain, unevenly_spaced
-from sigmasolver.data.formats import open_data
+from sigmasolver.data.formats import open_data, opened
 from sigmasolver.data.layout import shape_text
 from sigmasolver.data.mask import check_mask
 from sigmasolver.data.normalise import TimeScale, fit
@@ -26,6 +26,7 @@ from sigmasolver.forecast.checkpoint import (
     data_of,
     read_normalisers,
     read_time_scale,
+    reading_in,
     recipe_in,
     record_origins,
     refuse_beyond_limits,
@@ -53,14 +54,14 @@ ON_GPU, ON_CPU = 0.4, 0.25
 
 def train_run(
     recipe: Recipe,
-    path: str | Path,
+    source: str | Path | Reader,
     run: Run,
     execution: Execution | None = None,
     watch: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] | None = None,
-    test: str | Path | None = None,
+    test: str | Path | Reader | None = None,
 ) -> None:
-    """Train by `recipe` on the store at `path`; a stopped run resumes, a finished one is left alone.
+    """Train by `recipe` on these data; a stopped run resumes, a finished one is left alone.
 
     Once `stop()` is true the training keeps its state and returns. `test` are data of their own to test on.
     """
@@ -71,8 +72,8 @@ def train_run(
     network = skeleton(recipe)  # fails before any data are read
     if recipe.train.recompute:
         blocks_of(network)
-    with open_data(path) as store:
-        data, forecaster = _prepare(recipe, store, run, execution, None if test is None else Path(test))
+    with open_data(source) as store:
+        data, forecaster = _prepare(recipe, store, run, execution, test)
         if run.finished:
             if execution.world.first:
                 remove_abandoned(run.resume)  # killed after its weights were kept, a run writes no state any more
@@ -92,7 +93,8 @@ def resume_run(
     recipe = recipe_in(run)
     for name, registry in _registries(recipe):
         refuse_unregistered(run, name, registry)
-    train_run(recipe, data_of(run) if path is None else path, run, execution, watch, stop)
+    source = opened(data_of(run) if path is None else Path(path), *reading_in(run, recipe))
+    train_run(recipe, source, run, execution, watch, stop)
 
 
 def _registries(recipe: Recipe) -> tuple[tuple[str, Registry[Any]], ...]:
@@ -101,7 +103,7 @@ def _registries(recipe: Recipe) -> tuple[tuple[str, Registry[Any]], ...]:
 
 
 def _prepare(
-    recipe: Recipe, store: Reader, run: Run, execution: Execution, test: Path | None
+    recipe: Recipe, store: Reader, run: Run, execution: Execution, test: str | Path | Reader | None
 ) -> tuple[Data, Forecaster]:
     training = recipe.windows_of(store, "train")
     if training is None:
@@ -169,7 +171,7 @@ def _open(
     store: Reader,
     parts: Mapping[str, Windows | None],
     run: Run,
-    test: Path | None,
+    test: str | Path | Reader | None,
 ) -> None:
     """Begin the folder, or make sure that it is this run's. Whatever can be wrong with a recipe shows before a file is
     written, so that the corrected command finds the folder free."""
@@ -227,10 +229,16 @@ def _refuse_uneven(recipe: Recipe, domain: Domain, path: Path) -> None:
 
 
 def _check_test(
-    recipe: Recipe, path: Path, store: Reader, parts: Mapping[str, Windows | None], domain: Domain, run: Run
+    recipe: Recipe,
+    source: str | Path | Reader,
+    store: Reader,
+    parts: Mapping[str, Windows | None],
+    domain: Domain,
+    run: Run,
 ) -> dict[str, str | int]:
     """What to write down of test data, which must be like those of the training and share no trajectory with them."""
-    with open_data(path) as data:
+    with open_data(source) as data:
+        path = data.path
         windows = Windows(data, range(len(data)), recipe.evaluation_windows())
         _check_values(recipe, windows, "test")
         differences = domain.differences(Domain.of(data.header.layout, windows.fields, windows.times))
@@ -291,6 +299,7 @@ def _bind(
         "fields": list(store.header.layout.fields),
     }
     said = {name: store.header.parameters[name] for name in ("reading", "skipped") if name in store.header.parameters}
+    said["mask"] = store.header.parameters.get("mask")
     facts |= said if test is None else {**said, "test": test}
     if store.notes:
         facts["notes"] = list(store.notes)

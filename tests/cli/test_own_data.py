@@ -8,8 +8,9 @@ import h5py
 import numpy as np
 import pytest
 
+from sigmasolver.data.formats import opened
 from sigmasolver.data.store import open_store
-from sigmasolver.forecast.checkpoint import recipe_in
+from sigmasolver.forecast.checkpoint import reading_in, recipe_in
 from sigmasolver.runs import Run, read_rows
 
 TINY = [
@@ -129,7 +130,10 @@ def test_a_steady_pair_is_trained_as_one_when_it_is_told(tmp_path, call, pair, m
     assert code == 0, said
     task = recipe_in(Run(tmp_path / "run")).task
     assert task.steady and (task.inputs, task.targets, task.grid) == (("a",), ("p",), (16, 16))
-    np.testing.assert_array_equal(stored(tmp_path / "run" / "data.h5"), pair[1])
+    assert not (tmp_path / "run" / "data.h5").exists()
+    assert call("import-data", pair[0], "--out", tmp_path / "s.h5", "--fields", "a,p", *more)[0] == 0
+    np.testing.assert_array_equal(stored(tmp_path / "s.h5"), pair[1])
+    assert call("evaluate", tmp_path / "run", "--device", "cpu")[0] == 0
 
 
 def test_coordinates_tell_how_many_axes_are_of_space(tmp_path, call):
@@ -149,7 +153,9 @@ def test_what_the_file_does_not_say_is_said_once_and_kept(tmp_path, call):
     words = ["--fields", "u,v", "--boundary", "periodic,wall", "--dt", 0.25, "--units", "m/s,m/s"]
     code, out, said = call("train", "--data", tmp_path / "a.npy", "--out", tmp_path / "run", *words, *QUICK)
     assert code == 0, said
-    found = layout(tmp_path / "run" / "data.h5")
+    with opened(tmp_path / "a.npy", *reading_in(Run(tmp_path / "run"), recipe_in(Run(tmp_path / "run")))) as data:
+        found = data.header.layout
+        np.testing.assert_array_equal(data[:], flow())
     assert (found.boundary, found.units) == (("periodic", "wall"), ("m/s", "m/s"))
     np.testing.assert_allclose(found.times, 0.25 * np.arange(6))
     assert "axes: x periodic, y wall; frames 0.25 apart" in out and "It has no boundary" not in out
@@ -157,7 +163,8 @@ def test_what_the_file_does_not_say_is_said_once_and_kept(tmp_path, call):
     assert recipe.model.options.padding == ("circular", "zeros")
     facts = json.loads((tmp_path / "run" / "data.json").read_text())
     assert facts["reading"] == {"boundary": ["periodic", "wall"], "dt": 0.25, "units": ["m/s", "m/s"]}
-    code, _, said = call("train", "--data", tmp_path / "run" / "data.h5", "--out", tmp_path / "new", "--dt", 1, *QUICK)
+    assert call("import-data", tmp_path / "a.npy", "--out", tmp_path / "a.h5")[0] == 0
+    code, _, said = call("train", "--data", tmp_path / "a.h5", "--out", tmp_path / "new", "--dt", 1, *QUICK)
     assert code == 2 and "is a store" in said and not (tmp_path / "new").exists()
 
 
@@ -278,6 +285,35 @@ def test_evaluate_and_forecast_read_files_as_the_training_did(tmp_path, call):
     assert code == 2 and "Trajectory 4 of" in said and "was trained on" in said
 
 
+def test_arrays_may_move_and_change_their_name(tmp_path, call):
+    np.save(tmp_path / "a.npy", flow())
+    words = ["--fields", "u,v", "--boundary", "periodic", "--dt", 0.5]
+    code, _, said = call("train", "--data", tmp_path / "a.npy", "--out", tmp_path / "run", *words, *QUICK)
+    assert code == 0, said
+    (tmp_path / "a.npy").rename(tmp_path / "b.npy")
+    code, _, said = call("evaluate", tmp_path / "run", "--device", "cpu")
+    assert code == 2 and "give its new path with --data" in said
+    assert call("evaluate", tmp_path / "run", "--data", tmp_path / "b.npy", "--device", "cpu")[0] == 0
+    assert {row["windows"] for row in read_rows(tmp_path / "run" / "records.jsonl")} == {3}, "the test part alone"
+    code, _, said = call("train", "--resume", tmp_path / "run", "--data", tmp_path / "b.npy", "--device", "cpu")
+    assert code == 0, said
+    code, _, said = call("diagnose", tmp_path / "run", "--only", "decomposition", "--device", "cpu")
+    assert code == 0, said
+    other = flow()
+    other[0, 0, 0, 0, 0] += 1
+    np.save(tmp_path / "b.npy", other)
+    code, _, said = call("train", "--resume", tmp_path / "run", "--device", "cpu")
+    assert code == 2 and "begun with other data" in said
+
+
+def test_the_same_trajectory_in_two_parts_is_refused(tmp_path, call):
+    data = flow()
+    data[5] = data[1]
+    np.save(tmp_path / "a.npy", data)
+    code, _, said = call("train", "--data", tmp_path / "a.npy", "--out", tmp_path / "run", "--fields", "u,v", *QUICK)
+    assert code == 2 and "has the same values as" in said and not (tmp_path / "run").exists()
+
+
 # --- values that are not finite
 
 
@@ -342,6 +378,8 @@ def test_a_mask_is_recorded_and_its_solid_left_out(tmp_path, call):
         assert (task.mask, task.inputs, task.targets) == ("solid", ("u", "v", "solid"), ("u", "v"))
         assert call("evaluate", tmp_path / name, "--device", "cpu")[0] == 0
     assert values(tmp_path / "npz") == values(tmp_path / "store")
+    code, out, said = call("diagnose", tmp_path / "npz", "--only", "decomposition", "--device", "cpu")
+    assert code == 0 and "These data have a solid, which counts in no error" in out, said
     words = ["forecast", tmp_path / "npz", "--input", tmp_path / "a.h5", "--steps", 2, "--out", tmp_path / "p.npy"]
     code, out, said = call(*words, "--device", "cpu")
     assert code == 0 and "where solid is 1 the forecast is as in the last given frame" in out, said

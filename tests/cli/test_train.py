@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import sigmasolver
-from sigmasolver.data.store import open_store
+from sigmasolver.data.formats import import_data
 from sigmasolver.forecast.checkpoint import load, recipe_in
 from sigmasolver.models import list_models
 from sigmasolver.recipes import SUITES, suite_of
@@ -51,6 +51,7 @@ def learned(tmp_path_factory):
         [sys.executable, "-m", "sigmasolver", *map(str, words)], capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stderr
+    import_data(folder / "my.npy", folder / "my.h5", names=["u"])
     return folder, done
 
 
@@ -61,7 +62,7 @@ def test_training_on_own_arrays_tells_its_choices_and_leaves_a_run(learned):
     assert (task.name, task.inputs, task.history, task.block, task.horizon) == ("my", ("u",), 2, 1, 3)
     assert (recipe.model.width, recipe.train.updates, task.train, task.test) == (16, 4, 5, 1)
     for told in (
-        "6 trajectories of 8 × 8 × 8 × 1 from arrays",
+        "my.npy: 6 trajectories of 8 × 8 × 8 × 1 from arrays, read in place",
         "2 given, 1 predicted a call, 3 evaluated",
         "the first 5 trajectories train, the last 1 test",
         "grid: 8 × 8, as stored",
@@ -70,8 +71,7 @@ def test_training_on_own_arrays_tells_its_choices_and_leaves_a_run(learned):
         assert told in done.stdout, done.stdout
     assert f"next: sigmasolver evaluate {folder / 'run'}" in done.stdout
     assert read_tensors(Run(folder / "run").weights)[1]["step"] == 4
-    with open_store(folder / "run" / "data.h5") as store:
-        np.testing.assert_array_equal(store[:][..., 0], np.load(folder / "my.npy"))
+    assert not list((folder / "run").glob("*.h5")), "the arrays stay where they are"
 
 
 def test_evaluate_prints_what_it_writes(learned, call):
@@ -127,13 +127,13 @@ def test_windows_lists_stored_frames(learned, call):
     settings = ("task.inputs=('u',)", "task.targets=('u',)", "task.grid=(8,8)", "task.train=5", "task.test=1",
                 "task.history=2", "task.horizon=3")  # fmt: skip
     words = [word for one in settings for word in ("--set", one)]
-    code, out, said = call("windows", "ns2d", "--data", folder / "run" / "data.h5", "--split", "test", *words)
+    code, out, said = call("windows", "ns2d", "--data", folder / "my.h5", "--split", "test", *words)
     assert code == 0, said
     head, *lines = out.splitlines()
     assert head.split("\t") == ["trajectory", "history", "future", "last"]
     assert [tuple(map(int, line.split("\t"))) for line in lines] == [(5, s, s + 2, s + 4) for s in range(4)]
     assert "4 windows, 4 in each of 1 trajectories" in said
-    assert call("windows", "ns2d", "--data", folder / "run" / "data.h5", "--part", "test", *words) == (0, out, said)
+    assert call("windows", "ns2d", "--data", folder / "my.h5", "--part", "test", *words) == (0, out, said)
 
 
 def test_a_suite_is_listed_with_how_far_it_is(call, tmp_path):
@@ -147,7 +147,7 @@ def test_a_suite_is_listed_with_how_far_it_is(call, tmp_path):
 def test_a_suite_stops_at_its_time_limit_and_goes_on(call, learned, tmp_path):
     folder, _ = learned
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "ns2d.h5").symlink_to(folder / "run" / "data.h5")
+    (tmp_path / "data" / "ns2d.h5").symlink_to(folder / "my.h5")
     sizes = ("grid=(8,8)", "history=2", "horizon=3", "train=4", "test=1", "inputs=('u',)", "targets=('u',)")
     words = [word for one in sizes for word in ("--set", f"task.{one}")]
     words = [*words, *TINY, "--data", tmp_path / "data", "--out", tmp_path / "runs", "--only", "ns2d-*-sigma-42"]
@@ -218,7 +218,7 @@ def test_models_lists_all_with_their_sizes(call):
 def test_mistakes_are_one_sentence(learned, call, words, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder, _ = learned
-    places = {"DATA": folder / "run" / "data.h5", "RUN": folder / "run", "NEW": tmp_path / "new"}
+    places = {"DATA": folder / "my.h5", "RUN": folder / "run", "NEW": tmp_path / "new"}
     on_cpu = ("--device", "cpu") * (words[0] != "windows")
     code, _, said = call(*(places.get(word, word) for word in words), *on_cpu)
     assert code == 2 and says in said, said
@@ -231,7 +231,7 @@ def test_a_mistake_can_be_corrected_in_the_same_folder(learned, call, tmp_path):
     words = [
         "train",
         "--data",
-        folder / "run" / "data.h5",
+        folder / "my.h5",
         *OWN[2:],
         *TINY,
         "--out",

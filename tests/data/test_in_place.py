@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import pickle
+import shutil
 from dataclasses import replace
 
+import h5py
 import numpy as np
 import pytest
+import scipy.io
+import torch
 
 from sigmasolver.data import formats
 from sigmasolver.data.formats import Reading, import_data, open_data, opened
 from sigmasolver.data.split import Split
+from sigmasolver.data.store import open_store
 from sigmasolver.recipes import recipe_of
 
 VALUES = np.random.default_rng(3).normal(size=(5, 7, 6, 4)).astype(np.float32)
+BOTH = np.stack([VALUES, 2 * VALUES], axis=-1)
 
 
 @pytest.fixture(params=["frames", "whole trajectories"])
 def source(tmp_path, monkeypatch, request):
-    """A kind that is read in place: the user's arrays, with a split of their own."""
+    """A kind of its own: the user's arrays, with a split."""
     np.savez(tmp_path / "waves.npz", u=VALUES, v=2 * VALUES)
 
     def read(path):
@@ -26,7 +33,7 @@ def source(tmp_path, monkeypatch, request):
         return replace(found, frames=one, split=Split((0, 3), (4,), (1, 2)))
 
     by_frame = request.param == "frames"
-    kind = formats.Kind("here", "a test", lambda path: path.suffix == ".npz", read, in_place=True)
+    kind = formats.Kind("here", "a test", lambda path: path.suffix == ".npz", read, by_values=False)
     monkeypatch.setattr(formats, "KINDS", (kind, *formats.KINDS))
     return tmp_path / "waves.npz"
 
@@ -38,7 +45,7 @@ def source(tmp_path, monkeypatch, request):
 def test_slices_are_those_of_the_array(source, key):
     with open_data(source) as data:
         assert data.shape == (5, 7, 6, 4, 2)
-        np.testing.assert_array_equal(data[key], np.stack([VALUES, 2 * VALUES], axis=-1)[key])
+        np.testing.assert_array_equal(data[key], BOTH[key])
 
 
 def test_the_split_of_the_data_set_holds_in_place_and_after_the_import(source, tmp_path):
@@ -65,18 +72,6 @@ def test_it_opens_again_after_it_was_closed(source):
         data[1, 2, 3, 4, 0, 0]
 
 
-def test_data_are_read_in_place_unless_the_user_says_more_of_them(source):
-    with opened(source, Reading()) as data:
-        assert data.path == source and data.header.layout.boundary == ("open", "open")
-        values = data[:]
-    with opened(source, Reading(fields=("u", "v"), boundary=("periodic", "wall"), dt=0.5)) as data:
-        assert data.path != source and data.path.exists()
-        assert data.header.layout.boundary == ("periodic", "wall") and data.header.layout.times[1] == 0.5
-        np.testing.assert_array_equal(data[:], values)
-        temporary = data.path
-    assert not temporary.exists()
-
-
 def test_a_split_of_their_own_survives_what_is_skipped(source, tmp_path):
     spoilt = VALUES.copy()
     spoilt[3, 2, 1, 1] = np.nan
@@ -86,3 +81,176 @@ def test_a_split_of_their_own_survives_what_is_skipped(source, tmp_path):
         assert len(data) == done.count == 4 and data.published_split == Split((0,), (3,), (1, 2))
         np.testing.assert_array_equal(data[3][..., 1], VALUES[4])
         assert data.header.parameters["skipped"] == ["trajectory 3"]
+
+
+# --- every file of arrays, as it lies
+
+
+def _h5(path, **how):
+    with h5py.File(path, "w") as file:
+        for name, values in (("u", VALUES), ("v", 2 * VALUES)):
+            file.create_dataset(name, data=values, **how)
+
+
+def _folder(path, write):
+    path.mkdir()
+    for number in range(len(VALUES)):
+        write(path / f"run{number}", VALUES[number], 2 * VALUES[number])
+
+
+ARRAYS = {
+    "a.npy": lambda path: np.save(path, BOTH.astype(np.float64)),
+    "a.npz": lambda path: np.savez_compressed(path, u=VALUES, v=2 * VALUES),
+    "a.pt": lambda path: torch.save({"u": torch.from_numpy(VALUES), "v": torch.from_numpy(2 * VALUES)}, path),
+    "whole.h5": lambda path: _h5(path),
+    "frames.h5": lambda path: _h5(path, chunks=(1, 2, 6, 4), compression="gzip"),
+    "mixed.h5": lambda path: _h5(path, chunks=(5, 1, 3, 4), compression="gzip", shuffle=True),
+    "npy": lambda path: _folder(path, lambda one, u, v: np.save(f"{one}.npy", np.stack([u, v], -1))),
+    "npz": lambda path: _folder(path, lambda one, u, v: np.savez_compressed(f"{one}.npz", u=u, v=v)),
+}
+HELD = {"a.npz": "an .npz can only be read whole", "mixed.h5": "it stores values of many trajectories together"}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_are_read_where_they_lie(tmp_path, name):
+    path = tmp_path / name
+    ARRAYS[name](path)
+    names = {"a.npy", "npy"} & {name} and ("u", "v")
+    with open_data(path, Reading(fields=names or None)) as data:
+        assert data.path == path and data.header.layout.fields == ("u", "v")
+        np.testing.assert_array_equal(data[:], BOTH)
+        for key in ((1, slice(2, 5)), (4, slice(0, 7, 3), slice(None, None, 2)), (0, 6)):
+            np.testing.assert_array_equal(data[key], BOTH[key])
+        np.testing.assert_array_equal(pickle.loads(pickle.dumps(data))[3, 1:3], BOTH[3, 1:3])
+        held = [note for note in data.notes if "held in memory" in note]
+        assert [HELD[name] in note for note in held] == [True] if name in HELD else not held
+        assert any("read whole" in note for note in data.notes) == (name in ("a.npz", "npz"))
+        imported = import_data(path, tmp_path / "store.h5", reading=Reading(fields=names or None))
+        assert not any("in place" in note for note in imported.notes), "that does not concern a store"
+        with open_store(imported.path) as store:
+            assert list(data.digests) == store.digests, "a trajectory is known by its values, wherever it lies"
+
+
+def test_only_what_is_asked_for_is_read(tmp_path, monkeypatch):
+    """Of a chunked file the worker is asked for the frames of the window alone, and never for the whole array."""
+    from sigmasolver.data.formats import hdf5
+
+    asked = []
+    monkeypatch.setattr(hdf5, "ask", lambda *one, ask=hdf5.ask: asked.append(one[1:]) or ask(*one))
+    _h5(tmp_path / "a.h5", chunks=(1, 2, 6, 4), compression="gzip")
+    with open_data(tmp_path / "a.h5") as data:
+        asked.clear()
+        np.testing.assert_array_equal(data[2, 3:5], BOTH[2, 3:5])
+    assert [one[:2] for one in asked] == [
+        ("box", [name, [(2, 3), (3, 5), (0, 6), (0, 4)]]) for name in ("u", "v")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("axes", ["count,time,x,y,field", "field,y,x,time,count", "x,y,count,field,time"])
+@pytest.mark.parametrize("suffix", [".npy", ".h5"])
+def test_axes_in_any_order(tmp_path, axes, suffix):
+    order = [("count", "time", "x", "y", "field").index(name) for name in axes.split(",")]
+    path, given = tmp_path / f"a{suffix}", BOTH.transpose(order)
+    if suffix == ".npy":
+        np.save(path, given)
+    else:
+        with h5py.File(path, "w") as file:
+            file["flow"] = given
+    with open_data(path, Reading(("u", "v"), axes=tuple(axes.split(",")))) as data:
+        np.testing.assert_array_equal(data[1, 2:6], BOTH[1, 2:6])
+        np.testing.assert_array_equal(data[:], BOTH)
+
+
+def test_a_single_trajectory_and_a_steady_one(tmp_path):
+    np.save(tmp_path / "one.npy", VALUES[0])
+    with open_data(tmp_path / "one.npy", Reading(axes=("time", "x", "y"))) as data:
+        np.testing.assert_array_equal(data[0, 2:4][..., 0], VALUES[0, 2:4])
+    np.savez(tmp_path / "pair.npz", a=VALUES[:, 0], p=VALUES[:, 1])
+    with open_data(tmp_path / "pair.npz", Reading(steady=True)) as data:
+        assert data.shape == (5, 1, 6, 4, 2)
+        np.testing.assert_array_equal(data[3, 0][..., 1], VALUES[3, 1])
+
+
+def test_what_the_user_says_holds_in_place(tmp_path):
+    solid = np.zeros_like(VALUES)
+    solid[:, :, 2:4, 1:3] = 1
+    np.savez(tmp_path / "a.npz", u=np.where(solid == 1, np.nan, VALUES), solid=solid)
+    said = Reading(boundary=("periodic", "wall"), dt=0.5, units=("m/s", "1"), mask="solid")
+    with open_data(tmp_path / "a.npz", said) as data:
+        assert data.header.layout.boundary == ("periodic", "wall") and data.header.layout.times[1] == 0.5
+        assert data.header.layout.units == ("m/s", "1") and data.header.parameters["mask"] == "solid"
+        np.testing.assert_array_equal(data[1, 3][..., 0], np.where(solid[1, 3] == 1, 0, VALUES[1, 3]))
+        assert data.header.parameters["reading"]["boundary"] == ["periodic", "wall"]
+        other = replace(said, fields=("u", "solid"), steady=False)
+        assert opened(tmp_path / "a.npz", other, "arrays").fingerprint == data.fingerprint
+
+
+def test_a_copy_is_the_same_data_and_a_change_is_not(tmp_path):
+    np.save(tmp_path / "a.npy", BOTH)
+    shutil.copy(tmp_path / "a.npy", tmp_path / "b.npy")
+    first, copy = open_data(tmp_path / "a.npy"), open_data(tmp_path / "b.npy")
+    assert copy.fingerprint == first.fingerprint
+    changed = BOTH.copy()
+    changed[2, 6, 5, 3, 1] += 1
+    np.save(tmp_path / "b.npy", changed)
+    again = open_data(tmp_path / "b.npy")
+    assert again.fingerprint != first.fingerprint
+    assert [one == two for one, two in zip(again.digests, first.digests, strict=True)] == [
+        True,
+        True,
+        False,
+        True,
+        True,
+    ]
+
+
+# --- MATLAB and FactFormer
+
+
+@pytest.mark.parametrize("version", ["5", "7.3"])
+def test_mat_files_are_read_where_they_lie(tmp_path, version):
+    path, u = tmp_path / "ns.mat", np.moveaxis(VALUES, 1, -1)  # (count, x, y, frames)
+    a, p = VALUES[:, 0], VALUES[:, 1]
+    if version == "5":
+        scipy.io.savemat(path, {"u": u, "t": np.arange(1.0, 8)})
+        scipy.io.savemat(tmp_path / "darcy.mat", {"coeff": a, "sol": p})
+    else:
+        with h5py.File(path, "w") as file:
+            file["u"], file["t"] = u.T, np.arange(1.0, 8)[None].T
+        with h5py.File(tmp_path / "darcy.mat", "w") as file:
+            for name, values in (("coeff", a), ("sol", p)):
+                file.create_dataset(name, data=values.T, chunks=(4, 6, 1))
+    with open_data(path) as data:
+        np.testing.assert_array_equal(data[1, 2:5][..., 0], VALUES[1, 2:5])
+        np.testing.assert_array_equal(data[:][..., 0], VALUES)
+        assert any("held in memory" in note for note in data.notes)
+    with open_data(tmp_path / "darcy.mat") as data:
+        np.testing.assert_array_equal(data[:], np.stack([a, p], -1)[:, None])
+        held = any("held in memory" in note for note in data.notes)
+        assert held == (version == "5"), "a chunk for each case can be read by itself"
+
+
+def test_the_files_of_factformer_are_read_where_they_lie(tmp_path):
+    flow = np.random.default_rng(0).normal(size=(2, 3, 256, 256)).astype(np.float32)
+    np.save(tmp_path / "kf.npy", flow)
+    with open_data(tmp_path / "kf.npy") as data:
+        assert data.header.source == "factformer-kf2d"
+        np.testing.assert_array_equal(data[1, 1:3][..., 0], flow[1, 1:3])
+    box = np.random.default_rng(0).normal(size=(2, 4, 5, 5, 5, 4)).astype(np.float32)
+    for number in range(2):
+        (tmp_path / "it" / str(number)).mkdir(parents=True)
+        for channel, name in enumerate(("prs", "vx", "vy", "vz")):
+            np.save(tmp_path / "it" / str(number) / f"{name}.npy", box[number, ..., channel])
+        (tmp_path / "smoke").mkdir(exist_ok=True)
+        parts = {"fluid_field": box[number, ..., :1], "velocity": box[number, ..., 1:]}
+        np.savez(tmp_path / "smoke" / f"smoke_{number}.npz", **parts)
+    for folder in ("it", "smoke"):
+        with open_data(tmp_path / folder) as data:
+            assert data.header.source == {"it": "factformer-it3d", "smoke": "factformer-smoke"}[folder]
+            np.testing.assert_array_equal(data[1, 1:3], box[1, 1:3])
+
+
+def test_files_of_another_content_are_not_taken_for_smoke(tmp_path):
+    _folder(tmp_path / "mine", lambda one, u, v: np.savez(one.with_name(one.name.replace("run", "smoke_")), u=u, v=v))
+    with open_data(tmp_path / "mine") as data:
+        assert data.header.source == "arrays" and data.shape == (5, 7, 6, 4, 2)

@@ -79,7 +79,9 @@ DEFINITIONS: dict[str, Definition] = {
         ("box-cox", "box-cox-released"), lambda x: (x.mean(everything(x)), x.std(everything(x), ddof=1) + 1e-10)
     ),
 }
-DEFINITIONS |= dict.fromkeys(("published", "numerical"), DEFINITIONS["channel"])  # of data without statistics
+DEFINITIONS |= dict.fromkeys(
+    ("published", "numerical", "the-well"), DEFINITIONS["channel"]
+)  # of data without statistics
 
 
 @pytest.mark.parametrize("grid", [(7,), (4, 6), (2, 4, 2)])
@@ -318,7 +320,7 @@ def good() -> dict:
     ("change", "message"),
     [
         ({"means": 1}, 'A normaliser has no entry "means"; did you mean mean?'),
-        ({"kind": "chanel"}, 'There is no normaliser "chanel"; did you mean channel, scalar or numerical?'),
+        ({"kind": "chanel"}, 'There is no normaliser "chanel"; did you mean channel, scalar or the-well?'),
         ({"mean": [1.0]}, "The mean has type torch.float64 and shape (1,); it must be float64 with 2 fields last."),
         ({"scale": [[1.0, 1.0]]}, "The mean has shape (2,) and the scale (1, 2); they must agree."),
         (

@@ -14,6 +14,7 @@ import torch
 from sigmasolver.data.formats import guess_kind, import_data, open_data, read_history
 from sigmasolver.data.formats.the_well import read_stats
 from sigmasolver.data.layout import Layout
+from sigmasolver.data.normalise import fit
 from sigmasolver.data.split import Split
 from sigmasolver.data.store import open_store
 from sigmasolver.simulate.fixtures.hdf5_sets import write_pdearena, write_pdebench
@@ -88,8 +89,51 @@ def test_the_well_repeats_what_does_not_vary(tmp_path: Path) -> None:
     np.testing.assert_array_equal(values["stress_yx"], tensor[..., 1, 0])
     np.testing.assert_array_equal(values["slope"], np.broadcast_to(np.arange(4.0), (2, 5, 6, 4)))
     np.testing.assert_array_equal(values["load"][1, 3, :, 2], np.arange(6.0, 12))
+    (tmp_path / "set" / "data").mkdir(parents=True)
+    path.rename(tmp_path / "set" / "data" / "a.hdf5")
+    (tmp_path / "set" / "stats.yaml").write_text(
+        "mean:\n  stress: [[1, 2], [3, 4]]\nstd:\n  stress: [[5, 6], [7, 8]]\n"
+    )
+    with open_data(tmp_path / "set") as reader:
+        assert reader.published_statistics["inputs"]["stress_yx"] == [3.0, 7.0]
     assert any("open and wall: taken as wall" in note for note in made.notes)
     assert any("inflow" in note for note in made.notes)
+
+
+def test_the_statistics_of_the_well_normalise(tmp_path: Path) -> None:
+    """Those of stats.yaml, by component, in place and after an import; a parameter, which has none, is fitted."""
+    still = FLOW.copy()
+    still[..., 2] *= 1e-6  # The Well divides by 1e-4 at the least
+    write_well(tmp_path / "shear", {"train": still[:6], "valid": still[6:8], "test": still[8:11]}, LAYOUT, {"Re": 1e3})
+    import_data(tmp_path / "shear", tmp_path / "a.h5")
+    fields = still[:6, ..., :3].astype(np.float64)
+    for path in (tmp_path / "shear", tmp_path / "a.h5"):
+        with open_data(path) as reader:
+            recipe = infer_recipe(reader.header, len(reader), UserChoices("shear", history=1, horizon=1), False)[0]
+            training = recipe.windows_of(reader, "train")
+            inputs, targets = fit("the-well", training)
+            assert (
+                inputs.fields == ("density", "velocity_x", "velocity_y", "Re") and targets.fields == inputs.fields[:3]
+            )
+            np.testing.assert_allclose(targets.mean, fields.mean((0, 1, 2, 3)), rtol=1e-9)
+            np.testing.assert_allclose(targets.scale[:2], fields.std((0, 1, 2, 3))[:2], rtol=1e-9)
+            assert targets.scale[2] == 1e-4 and (inputs.mean[3], inputs.scale[3]) == (1e3, 1)
+            np.testing.assert_array_equal(fit("published", training)[1].mean, targets.mean)
+            with pytest.raises(ValueError, match=r"comes without the statistics of numerical training data"):
+                fit("numerical", training)
+    stats = tmp_path / "shear" / "stats.yaml"
+    stats.write_text(stats.read_text().replace("density", "mass"))
+    for lack, says in (
+        (lambda: None, "have no field density"),
+        (stats.unlink, "comes without the statistics of The Well"),
+    ):
+        lack()
+        with open_data(tmp_path / "shear") as reader, pytest.raises(ValueError, match=says) as caught:
+            fit("the-well", recipe.windows_of(reader, "train"))
+        assert one_sentence(caught.value)
+    stats.write_text("mean:\n  velocity: [1, 2, 3]\nstd:\n  velocity: [1, 2, 3]\n")
+    with pytest.raises(ValueError, match=r"mean of shape \(3,\) .* on 2 axes"):
+        open_data(tmp_path / "shear")
 
 
 def test_statistics_of_tensors_and_in_brackets(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,9 @@ from sigmasolver.recipes import changed, recipe_of
 from sigmasolver.runs import Run
 from sigmasolver.simulate.fixtures import FIXTURES, fixture_of
 from sigmasolver.simulate.fixtures.tiny import COUNT, flow, settings_for
-from sigmasolver.tasks import CANONICAL, TASKS
+from sigmasolver.tasks import CANONICAL, REALM, REALPDEBENCH, TASKS
 from sigmasolver.train.job import train_run
+from tests.simulate.pages import DOCS, PAGES, printed, shown
 
 FORMATS = {
     "netcdf": "netcdf", "zarr": "zarr", "vtk": "vtk", "the-well": "the-well", "pdearena": "pdearena",
@@ -87,20 +88,27 @@ def test_canonical_tasks_train_on_theirs(tmp_path: Path, task: str) -> None:
     assert Run(tmp_path / "run").finished
 
 
-@pytest.mark.skipif(find_spec("sigmasolver.simulate.fixtures.realpdebench") is None, reason="its writer is not there")
-@pytest.mark.parametrize("task", ["controlled-cylinder", "fsi", "foil", "combustion"])
-def test_realpdebench_opens(tmp_path: Path, task: str) -> None:
-    with open_data(FIXTURES[task].write(tmp_path, 0)) as data:
-        changed(recipe_of(task), settings_for(task, data))
-        assert set(TASKS[task].inputs) <= set(data.header.layout.fields)
+@pytest.mark.parametrize("task", [task.name for task in (*REALPDEBENCH, *REALM)])
+def test_tasks_of_the_benchmarks_run_from_files_to_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    """As a user types it: make-fixture, the training that it prints, evaluate, table and report."""
+    monkeypatch.chdir(tmp_path)
 
+    def call(*words: str) -> str:
+        done = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*words])
+        assert done.exit_code == 0, (done.output, done.exception)
+        return done.stdout
 
-@pytest.mark.skipif(find_spec("sigmasolver.simulate.fixtures.realm") is None, reason="its writer is not there")
-@pytest.mark.parametrize("task", ["ignit-hit", "evolve-jet"])
-def test_realm_opens(tmp_path: Path, task: str) -> None:
-    with open_data(FIXTURES[task].write(tmp_path, 0)) as data:
-        changed(recipe_of(task), settings_for(task, data))
-        assert set(TASKS[task].inputs) <= set(data.header.layout.fields)
+    command = shlex.split(call("make-fixture", task, "--out", "files").split("next: sigmasolver ")[1])
+    call(*command, "--set", "train.updates=2", "--set", "train.checks=1", "--device", "cpu")
+    assert command[:2] == ["train", task] and Run(Path("runs") / task).finished
+    assert not list(Path("runs").rglob("*.h5")), "the files are read where they lie"
+    assert f"{task}: " in call("evaluate", f"runs/{task}", "--device", "cpu")
+    table = call("table", "realpdebench" if TASKS[task] in REALPDEBENCH else "realm", f"runs/{task}")
+    assert "Transolver-σ" in table
+    call("report", f"runs/{task}", "--out", "page.html")
+    assert task in Path("page.html").read_text()
 
 
 def test_the_command_prints_the_training_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,9 +126,24 @@ def test_the_command_prints_the_training_that_runs(tmp_path: Path, monkeypatch: 
 
 
 def test_every_kind_is_documented_and_shown() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
+    texts = {page: (DOCS / page).read_text() for page in PAGES}
     for kind in KINDS:
-        if find_spec(f"sigmasolver.simulate.fixtures.{kind.name}") is None:  # the benchmarks have pages of their own
-            assert f"`{kind.name}`" in page, kind.name
-    for kind in FORMATS.values():
-        assert f": {kind}, read in place\n" in page or f": {kind}, imported before a training\n" in page, kind
+        assert f"`{kind.name}`" in texts["formats.md"], kind.name
+    for kind in (*FORMATS.values(), "realpdebench", "realm"):
+        assert f": {kind}, read in place\n" in "".join(texts.values()), kind
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_show_what_inspect_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
+    """But for what differs from machine to machine: round-off, sizes and dates of files."""
+    monkeypatch.chdir(tmp_path)
+    blocks = list(shown(page))
+    assert blocks
+    for what, text in blocks:
+        assert _plain(printed(what)) == _plain(text), f"python -m tests.simulate.pages writes {what} anew"
+
+
+def _plain(text: str) -> list[str]:
+    text = re.sub(r"-?\d(\.\d+)?e-\d+", "0", text)
+    text = re.sub(r"(bytes=)\d+|(state=|fingerprint )[0-9a-f]+", r"\1\2", text)
+    return [" ".join(re.sub("─+", "─", line).split()) for line in text.splitlines()]

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from sigmasolver.data.domain import time_steps, unevenly_spaced
@@ -28,7 +27,7 @@ from sigmasolver.data.formats import (
     vtk,
 )
 from sigmasolver.data.formats.checks import Values
-from sigmasolver.data.formats.finite import fill_solid, label, without_bad
+from sigmasolver.data.formats.finite import fill_solid, without_bad
 from sigmasolver.data.formats.history import read_history
 from sigmasolver.data.formats.in_place import ForeignReader
 from sigmasolver.data.formats.metadata import check_names
@@ -43,12 +42,12 @@ __all__ = [
     "Imported",
     "Kind",
     "Reading",
+    "describes_itself",
     "find_download",
     "guess_kind",
     "import_data",
     "is_read_in_place",
     "open_data",
-    "open_foreign",
     "opened",
     "read_history",
     "skip_bad",
@@ -70,8 +69,10 @@ class Kind:
     read: Callable[[Path], Foreign]
     select: Callable[[Path, Reading], Foreign] | None = None
     """Like `read`, of the fields that the user names, with the axes that the user says; None where both are fixed."""
-    in_place: bool = False
-    """Whether training reads the files where they lie; others are imported first."""
+    describes_itself: bool = False
+    """Whether the files say themselves what their axes, fields and times are."""
+    by_values: bool = True
+    """Whether trajectories are told apart by their values; else by the state of their files, which may be huge."""
     together: Callable[[Sequence[Path]], Foreign] | None = None
     """Several files as one data set; None where it is one file or folder."""
 
@@ -122,7 +123,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "factformer-smoke",
         "a folder of smoke_<number>.npz",
-        lambda path: bool(factformer.smoke_files(path)),
+        factformer.is_smoke,
         factformer.read_smoke,
     ),
     Kind(
@@ -130,14 +131,16 @@ KINDS: tuple[Kind, ...] = (
         "a folder with data/data.npz and data/{train,val,test}/<group>.npz",
         realm.holds_case,
         realm.read_case,
-        in_place=True,
+        describes_itself=True,
+        by_values=False,
     ),
     Kind(
         "realpdebench",
         "a folder cylinder, controlled_cylinder, fsi, foil or combustion with hf_dataset/real or real in it",
         realpdebench.scenario_folder,
         realpdebench.read_realpdebench,
-        in_place=True,
+        describes_itself=True,
+        by_values=False,
     ),
     Kind(
         "netcdf",
@@ -145,7 +148,8 @@ KINDS: tuple[Kind, ...] = (
         lambda path: bool(netcdf_zarr.netcdf_files(path)),
         netcdf_zarr.read_netcdf,
         _of_reading(netcdf_zarr.read_netcdf),
-        in_place=True,
+        describes_itself=True,
+        by_values=False,
     ),
     Kind(
         "zarr",
@@ -153,7 +157,8 @@ KINDS: tuple[Kind, ...] = (
         lambda path: bool(netcdf_zarr.zarr_groups(path)),
         netcdf_zarr.read_zarr,
         _of_reading(netcdf_zarr.read_zarr),
-        in_place=True,
+        describes_itself=True,
+        by_values=False,
     ),
     Kind(
         "vtk",
@@ -161,7 +166,8 @@ KINDS: tuple[Kind, ...] = (
         vtk.is_vtk,
         vtk.read_vtk,
         _of_reading(vtk.read_vtk),
-        in_place=True,
+        describes_itself=True,
+        by_values=False,
     ),
     Kind(
         "the-well",
@@ -169,7 +175,8 @@ KINDS: tuple[Kind, ...] = (
         the_well.is_well,
         the_well.read_well,
         _of_reading(the_well.read_well),
-        in_place=True,
+        describes_itself=True,
+        by_values=False,
     ),
     Kind(
         "pdebench",
@@ -177,7 +184,8 @@ KINDS: tuple[Kind, ...] = (
         pdebench.is_pdebench,
         pdebench.read_pdebench,
         _of_reading(pdebench.read_pdebench),
-        in_place=True,
+        describes_itself=True,
+        by_values=False,
     ),
     Kind(
         "pdearena",
@@ -185,7 +193,8 @@ KINDS: tuple[Kind, ...] = (
         pdearena.is_pdearena,
         pdearena.read_pdearena,
         _of_reading(pdearena.read_pdearena),
-        in_place=True,
+        describes_itself=True,
+        by_values=False,
     ),
     Kind(
         "arrays",
@@ -248,9 +257,6 @@ def import_data(
         raise ValueError("The names and steady are part of the reading; give them there alone.")
     with _plain_reading(sources):
         row, foreign = _open(sources, out, kind, reading)
-        foreign = replace(foreign, layout=reading.applied(foreign.layout))
-        if reading.mask is not None:
-            foreign = fill_solid(foreign, reading.mask)
         header = _header(row, foreign, sources, dtype, reading.recorded)
         step = max(1, _BLOCK // header.nbytes)
         if reading.skip_bad:
@@ -277,7 +283,7 @@ def import_data(
         uneven = unevenly_spaced(time_steps(header.layout.times))
         said = () if uneven is None else (f"The frames are {uneven}; resample them to train a model without time.",)
         notes = (*foreign.notes, *said, *found.notes())
-        bad = tuple(label(files, index) for index in sorted(found.bad))
+        bad = tuple(found.bad_in_words())
         return Imported(row.name, out, foreign.count, present, header.shape, writer.fingerprint, notes, bad)
 
 
@@ -299,51 +305,49 @@ def skip_bad(source: Path, out: Path) -> Imported:
             return Imported(header.source, out, kept.count, present, header.shape, writer.fingerprint, kept.notes)
 
 
-@contextmanager
-def opened(source: Path, reading: Reading, kind: str | None = None) -> Iterator[Reader]:
-    """Data of any form as a reader: as they lie where that is possible, else through a temporary store.
+def opened(source: Path, reading: Reading, kind: str | None = None) -> Reader:
+    """Data of any form, to be read like those of a run.
 
-    `reading` is how the user said to read such files, and `kind` is theirs where they are the user's own arrays.
+    `reading` is how the user said to read such files, and `kind` is theirs where they are the user's own arrays. What
+    these files say themselves goes before what was said of others.
     """
     if not source.exists():
         raise ValueError(f"There is no file or folder {source}.")
-    if is_store(source) or (is_read_in_place(source) and not reading.recorded):
-        with open_data(source) as reader:
-            yield reader
-        return
+    if is_store(source):
+        return open_store(source)
     kind = kind if kind is None or _own(source) else None
     row = guess_kind(source) if kind is None else None
     if row is not None and row.select is not _read_own:  # its axes are known, and perhaps its fields
-        reading = replace(reading, axes=None)
+        reading = replace(reading, axes=None) if reading.recorded else Reading()
         reading = reading if row.select is not None else replace(reading, fields=None, steady=None)
-    with TemporaryDirectory(prefix="sigmasolver-") as folder:
-        store = Path(folder) / f"{source.resolve().stem}.h5"
-        import_data(source, store, kind, reading=reading)
-        with open_store(store) as reader:
-            yield reader
+    return open_data(source, reading, kind)
 
 
-def open_data(source: str | Path) -> Reader:
-    """A store, or foreign files of a kind that is read in place, as trajectories."""
-    source = Path(source)
-    if not is_read_in_place(source):
-        return open_store(source)
-    return open_foreign(source)
+def open_data(source: str | Path | Reader, reading: Reading | None = None, kind: str | None = None) -> Reader:
+    """A store or foreign files as trajectories; a reader is given back.
 
-
-def open_foreign(source: str | Path, steady: bool | None = None) -> Reader:
-    """Foreign files of any kind as trajectories; those that are not read in place take longer to read.
-
-    `steady`: a user's own arrays have no axis of time; None: the file must make plain that they have one.
+    `reading`: what the user says of foreign files; `kind`: which they are, if not the first that fits.
     """
-    source = Path(source)
+    if isinstance(source, Reader):
+        return source
+    source, reading = Path(source), reading or Reading()
+    if kind is None and not source.is_dir() and not is_read_in_place(source):
+        return open_store(source)
     with _plain_reading([source]):
-        row = guess_kind(source)
-        read = partial(row.read, source)
-        if row.select is not None and steady is not None:
-            read = partial(row.select, source, Reading(steady=steady))
+        row = guess_kind(source) if kind is None else _kind_of(kind)
+        _refuse_reading(row, source, reading)
+        read = partial(_as_said, row.name, source, reading)  # a name can be sent to other processes
         foreign = read()
-        return ForeignReader(source, _header(row, foreign, [source], "float32"), foreign, read)
+        header = _header(row, foreign, [] if row.by_values else [source], "float32", reading.recorded)
+        return ForeignReader(source, header, foreign, read, row.by_values)
+
+
+def _as_said(kind: str, source: Path, reading: Reading) -> Foreign:
+    """A foreign data set with what the user says in place of what its files say."""
+    row = _kind_of(kind)
+    foreign = row.read(source) if row.select is None else row.select(source, reading)
+    foreign = replace(foreign, layout=reading.applied(foreign.layout))
+    return foreign if reading.mask is None else fill_solid(foreign, reading.mask)
 
 
 def where_to_put(task: str, folder: Path) -> str | None:
@@ -356,20 +360,26 @@ def where_to_put(task: str, folder: Path) -> str | None:
 def find_download(task: str, folder: Path) -> Path | None:
     """The download of a benchmark's task in a folder of downloads, where it is and is read in place."""
     found = realm.find_case(task, folder) or folder / task.replace("-", "_")
-    return found if is_read_in_place(found) else None
+    return found if describes_itself(found) else None
 
 
 def is_read_in_place(source: Path) -> bool:
     """Whether these are foreign files that `open_data` reads where they lie."""
-    rows = [kind for kind in KINDS if kind.in_place]
+    return source.exists() and not is_store(source) and any(kind.fits(source) for kind in KINDS)
+
+
+def describes_itself(source: Path) -> bool:
+    """Whether these are foreign files that say what their axes, fields and times are."""
+    rows = [kind for kind in KINDS if kind.describes_itself]
     return source.exists() and not is_store(source) and any(kind.fits(source) for kind in rows)
 
 
 def _header(
     row: Kind, foreign: Foreign, sources: Sequence[Path], dtype: str, said: Mapping[str, Any] | None = None
 ) -> Header:
-    """`said`: what else its parameters record."""
-    parameters: dict[str, Any] = {**_identity(foreign.files or sources), **foreign.parameters, **(said or {})}
+    """`said`: what else its parameters record. Without `sources`, nothing of the files: their values stand for them."""
+    identity = _identity(foreign.files or sources) if sources else {}
+    parameters: dict[str, Any] = {**identity, **foreign.parameters, **(said or {})}
     if foreign.split is not None:
         parameters["split"] = asdict(foreign.split)
     return Header(foreign.layout, row.name, parameters, None, dtype)
@@ -386,11 +396,29 @@ def _open(sources: Sequence[Path], out: Path, kind: str | None, reading: Reading
             raise ValueError(f"{source} is neither a regular file nor a folder; save its contents as one.")
         if source.resolve() in (out.resolve(), *out.resolve().parents):
             raise ValueError(f"{out} would lie where it is read from; write the store outside {source}.")
-    rows = {row.name: row for row in KINDS}
-    if kind is not None and kind not in rows:
-        raise ValueError(f"The kind {kind!r} is unknown; choose among {', '.join(rows)}.")
-    found = [guess_kind(source) if kind is None else rows[kind] for source in sources]
+    found = [guess_kind(source) if kind is None else _kind_of(kind) for source in sources]
     row, source = found[0], sources[0]
+    _refuse_reading(row, source, reading)
+    if len(sources) > 1:
+        if row.together is None or any(other is not row for other in found):
+            what = ", ".join(dict.fromkeys(one.name for one in found))
+            known = ", ".join(one.name for one in KINDS if one.together is not None)
+            raise ValueError(
+                f"Only files of {known} can be imported together, not {what}; give one file or folder at a time."
+            )
+        return row, replace(foreign := row.together(sources), layout=reading.applied(foreign.layout))
+    return row, _as_said(row.name, source, reading)
+
+
+def _kind_of(name: str) -> Kind:
+    rows = {row.name: row for row in KINDS}
+    if name not in rows:
+        raise ValueError(f"The kind {name!r} is unknown; choose among {', '.join(rows)}.")
+    return rows[name]
+
+
+def _refuse_reading(row: Kind, source: Path, reading: Reading) -> None:
+    """What the user may not say of files whose axes or fields are known."""
     if row.select is not _read_own and reading.axes is not None:
         raise ValueError(
             f"{source} is taken as {row.name}, whose axes are known; leave out the axes, or give the kind arrays."
@@ -401,17 +429,6 @@ def _open(sources: Sequence[Path], out: Path, kind: str | None, reading: Reading
         raise ValueError(
             f"{source} is taken as {row.name}, whose {fixed}; leave out {out_with}, or give the kind arrays."
         )
-    if len(sources) > 1:
-        if row.together is None or any(other is not row for other in found):
-            what = ", ".join(dict.fromkeys(one.name for one in found))
-            known = ", ".join(one.name for one in KINDS if one.together is not None)
-            raise ValueError(
-                f"Only files of {known} can be imported together, not {what}; give one file or folder at a time."
-            )
-        return row, row.together(sources)
-    if row.select is None:
-        return row, row.read(source)
-    return row, row.select(source, reading)
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def _member(path: Path, bundle: zipfile.ZipFile, name: str) -> Array:
     def rows(start: int, stop: int) -> np.ndarray:
         return values()[start:stop] if shape else values()
 
-    return Array(f"{name!r} in {path}", shape, dtype, rows)
+    return Array(f"{name!r} in {path}", shape, dtype, rows, whole_only="an .npz can only be read whole")
 
 
 def _size(bundle: zipfile.ZipFile, name: str) -> int:

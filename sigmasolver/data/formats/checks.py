@@ -60,6 +60,10 @@ class Values:
         if block.dtype.itemsize > stored.dtype.itemsize and np.count_nonzero(block) != np.count_nonzero(stored):
             self._note(self.vanished, start, (block != 0) & (stored == 0))
 
+    def bad_in_words(self) -> list[str]:
+        """The trajectories with values that are not finite."""
+        return [label(self.files, index) for index in sorted(self.bad)]
+
     def notes(self) -> tuple[str, ...]:
         """One sentence per field and fault."""
         fields, kind = self.header.layout.fields, self.header.dtype

@@ -11,18 +11,21 @@ None of them carries coordinates or times: they come from the scripts that made 
 
 from __future__ import annotations
 
+import math
 import re
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from sigmasolver.data.formats.arrays import open_members, open_npy
-from sigmasolver.data.formats.source import Foreign, check_numbers, periodic
+from sigmasolver.data.formats.arrays import members, open_members, open_npy
+from sigmasolver.data.formats.source import WHOLE_TRAJECTORIES, Foreign, check_numbers, periodic
 from sigmasolver.data.layout import Layout
 
 __all__ = [
     "SMOKE",
     "TURBULENCE",
+    "is_smoke",
     "read_kolmogorov",
     "read_smoke",
     "read_turbulence",
@@ -33,6 +36,8 @@ __all__ = [
 TURBULENCE = ("prs", "vx", "vy", "vz")
 SMOKE = ("fluid_field", "velocity")
 _VELOCITY = ("velocity_x", "velocity_y", "velocity_z")
+_KEPT = 512 * 2**20
+"""Bytes of trajectories of smoke that stay in memory after they were read; at least one does."""
 
 
 def read_kolmogorov(path: Path) -> Foreign:
@@ -48,7 +53,13 @@ def read_kolmogorov(path: Path) -> Foreign:
         times=2 + np.arange(1, frames + 1) / 32,
     )
     notes = ("Points are taken on the torus of side 2π, frames 1/32 apart with the first at 2 + 1/32.",)
-    return Foreign(layout, count, lambda start, stop: values[start:stop, ..., None], notes)
+    return Foreign(
+        layout,
+        count,
+        lambda start, stop: values[start:stop, ..., None],
+        notes,
+        frames=lambda index, start, stop: np.array(values[index, start:stop, ..., None]),
+    )
 
 
 def turbulence_folders(path: Path) -> list[Path]:
@@ -82,13 +93,14 @@ def read_turbulence(path: Path) -> Foreign:
         times=0.05 * np.arange(first, first + frames),
     )
 
+    def some(index: int, start: int, stop: int) -> np.ndarray:
+        return np.stack([open_npy(folders[index] / f"{name}.npy")[start:stop] for name in TURBULENCE], -1)
+
     def read(start: int, stop: int) -> np.ndarray:
-        return np.stack(
-            [np.stack([open_npy(one / f"{name}.npy") for name in TURBULENCE], -1) for one in folders[start:stop]]
-        )
+        return np.stack([some(index, 0, frames) for index in range(start, stop)])
 
     notes = (f"Points are taken on the torus of side 2π, frames 0.05 apart with the first at {0.05 * first:g}.",)
-    return Foreign(layout, len(folders), read, notes)
+    return Foreign(layout, len(folders), read, notes, frames=some)
 
 
 def smoke_files(path: Path) -> list[Path]:
@@ -97,6 +109,12 @@ def smoke_files(path: Path) -> list[Path]:
         return []
     numbered = [(re.fullmatch(r"smoke_(\d+)\.npz", one.name), one) for one in path.iterdir()]
     return [one for _, one in sorted((int(match[1]), one) for match, one in numbered if match)]
+
+
+def is_smoke(path: Path) -> bool:
+    """Whether the first file with such a name holds some of what it should: others may name theirs so."""
+    files = smoke_files(path)
+    return bool(files) and bool(set(SMOKE) & set(members(files[0])))
 
 
 def read_smoke(path: Path) -> Foreign:
@@ -114,18 +132,29 @@ def read_smoke(path: Path) -> Foreign:
         times=0.75 * np.arange(9, 9 + frames),
     )
 
+    @lru_cache(maxsize=max(1, _KEPT // (4 * math.prod(shape))))
+    def load(index: int) -> np.ndarray:
+        block = _smoke(files[index])
+        if block.shape != shape:
+            raise ValueError(f"{files[index]} has shape {block.shape}, the first has {shape}; all must agree.")
+        return block
+
     def read(start: int, stop: int) -> np.ndarray:
-        blocks = [_smoke(file) for file in files[start:stop]]
-        for file, block in zip(files[start:stop], blocks, strict=True):
-            if block.shape != shape:
-                raise ValueError(f"{file} has shape {block.shape}, the first has {shape}; all must agree.")
-        return np.stack(blocks)
+        return np.stack([load(index) for index in range(start, stop)])
 
     notes = ["Points are taken as cell centres of the box of side 8, frames 0.75 apart with the first at 6.75."]
     last = int(files[-1].stem.removeprefix("smoke_"))
     if last - int(files[0].stem.removeprefix("smoke_")) + 1 > len(files):
         notes.append(f"Some numbers up to {last} are missing; those present follow each other in the store.")
-    return Foreign(layout, len(files), read, tuple(notes))
+    return Foreign(
+        layout,
+        len(files),
+        read,
+        tuple(notes),
+        (WHOLE_TRAJECTORIES,),
+        frames=lambda index, start, stop: np.array(load(index)[start:stop]),
+        trajectory_files=tuple(files),
+    )
 
 
 def _smoke(file: Path) -> np.ndarray:

@@ -91,6 +91,21 @@ class Choice:
             values = values if self.places == tuple(range(self.known)) else values[..., list(self.places)]
         return np.expand_dims(values, self.outer.leading) if self.steady else values
 
+    def frames(self, arrays: Mapping[str, Array], index: int, start: int, stop: int) -> np.ndarray:
+        """Some frames of one trajectory, `(stop - start, *grid, fields)`; `index` counts where the arrays do."""
+        outer = [(index, index + 1)] * self.outer.leading + [(start, stop)] * (not self.steady)
+        shape = arrays[self.arrays[0]].shape
+        ranges = [*outer, *((0, size) for size in shape[len(outer) :])]
+        values = [arrays[name].part(ranges) for name in self.arrays]
+        if self.channel_axis:
+            whole = self.places == tuple(range(self.known))
+            stacked = np.array(values[0]) if whole else values[0][..., list(self.places)]
+        else:
+            stacked = np.stack(values, axis=-1)
+        if self.outer.leading:
+            stacked = stacked[0]
+        return stacked[None][start:stop] if self.steady else stacked
+
 
 def choose(path: Path, arrays: Mapping[str, Array], reading: Reading, leading: int) -> Choice:
     """Decide what in a file is a field; `leading` is 1 where the first axis counts trajectories, else 0.

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from sigmasolver.data.formats.labelled import Ranges, Variable
-from sigmasolver.data.formats.source import Array
+from sigmasolver.data.formats.labelled import Variable
+from sigmasolver.data.formats.source import Array, Ranges
 from sigmasolver.data.isolated import UnreadableError, ask
 from sigmasolver.data.store import is_store
 
-__all__ = ["SUFFIXES", "attributes_of", "is_store", "open_hdf5", "open_variables", "paths_in"]
+__all__ = ["SUFFIXES", "attributes_of", "chunks_of", "is_store", "open_hdf5", "open_variables", "paths_in"]
 
 SUFFIXES = (".h5", ".hdf5")
 
@@ -98,7 +98,23 @@ def _array(path: Path, entry: dict[str, Any]) -> Array:
         except UnreadableError as error:
             raise _plain(path, error) from error
 
-    return Array(f"{name!r} in {path}", shape, dtype, rows, entry["fault"], "link" in entry)
+    def box(ranges: Ranges) -> np.ndarray:
+        size = dtype.itemsize * math.prod(stop - start for start, stop in ranges)
+        try:
+            return ask(path, "box", [name, list(ranges)], size)
+        except UnreadableError as error:
+            raise _plain(path, error) from error
+
+    return Array(
+        f"{name!r} in {path}", shape, dtype, rows, entry["fault"], "link" in entry, box, chunks_of(entry)
+    )  # fmt: skip
+
+
+def chunks_of(entry: dict[str, Any]) -> tuple[int, ...] | None:
+    """How many entries of each axis lie together; without chunks these are the lines of the last axis."""
+    shape = tuple(entry["shape"])
+    chunks = entry.get("chunks")
+    return tuple(chunks) if chunks else (1,) * (len(shape) - 1) + shape[-1:] or None
 
 
 def _plain(path: Path, error: UnreadableError) -> ValueError:

@@ -21,7 +21,7 @@ def read_history(path: Path, names: Sequence[str], axes: int, steady: bool = Fal
     """Histories of the fields `names` on `axes` spatial axes, float32 `(count, frames, *grid, len(names))`.
 
     The file holds `(frames, *grid, channels)`, with an axis `count` before or not, or one array per field without the
-    channels, as .npy, .npz, .pt or HDF5; or it is a store, or files that are read in place. `steady`: arrays hold
+    channels, as .npy, .npz, .pt or HDF5; or it is a store, or files that describe themselves. `steady`: arrays hold
     `(*grid, channels)`, with an axis `count` before or not. A value that is not finite is refused, as it would spread.
     """
     path, names = Path(path), check_names(names)
@@ -75,10 +75,10 @@ def read_times(path: Path, frames: int) -> np.ndarray | None:
 
 
 def has_header(path: Path) -> bool:
-    """Whether this is a store, or files that are read in place: both know their axes, units and times."""
-    from sigmasolver.data.formats import is_read_in_place  # which imports this module
+    """Whether this is a store, or files that describe themselves: both know their axes, units and times."""
+    from sigmasolver.data.formats import describes_itself  # which imports this module
 
-    return is_store(path) or is_read_in_place(path)
+    return is_store(path) or describes_itself(path)
 
 
 def open_data(path: Path) -> Reader:

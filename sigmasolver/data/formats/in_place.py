@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sigmasolver.data.formats.checks import Values
 from sigmasolver.data.formats.source import Foreign
 from sigmasolver.data.header import DTYPES, Header, fingerprint
 from sigmasolver.data.reader import Key, Reader, contiguous
@@ -19,19 +20,52 @@ __all__ = ["ForeignReader"]
 class ForeignReader(Reader):
     """A foreign data set as trajectories.
 
-    Its digests stand for the state of the files (name, size, last change) rather than for their values, which may be
-    hundreds of gigabytes.
+    The digests of public data sets stand for the state of their files (name, size, last change), because the values
+    may be hundreds of gigabytes. Those of other files are of the values, as in a store, so that a trajectory is known
+    again wherever it lies; all are read for this once, when the digests are first asked for.
     """
 
-    def __init__(self, path: Path, header: Header, foreign: Foreign, open_again: Callable[[], Foreign]) -> None:
+    def __init__(
+        self, path: Path, header: Header, foreign: Foreign, open_again: Callable[[], Foreign], by_values: bool
+    ) -> None:
         """`foreign`: the data set as it is open now; `open_again`: what opens it in another process."""
         self.path, self.header = path, header
         self._foreign: Foreign | None = foreign
         self._open_again = open_again
-        self._count, self.notes = foreign.count, foreign.notes
-        state = repr(sorted(header.parameters.items())).encode()
-        self.digests = [hashlib.sha256(state + b"/%d" % index).digest() for index in range(self._count)]
-        self.fingerprint = fingerprint(header, self.digests)
+        self._count, self.notes = foreign.count, (*foreign.notes, *foreign.held)
+        self._files = [file.name for file in foreign.trajectory_files]
+        self._digests: list[bytes] | None = None
+        if not by_values:
+            state = repr(sorted(header.parameters.items())).encode()
+            self._digests = [hashlib.sha256(state + b"/%d" % index).digest() for index in range(self._count)]
+
+    @property
+    def digests(self) -> Sequence[bytes]:
+        if self._digests is None:
+            self.examine()
+        assert self._digests is not None
+        return self._digests
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.header, self.digests)
+
+    @property
+    def examined(self) -> bool:
+        """Whether the digests are known."""
+        return self._digests is not None
+
+    def examine(self, progress: Callable[[int, int], None] | None = None) -> Values:
+        """Read all values once: what is odd among them, and their digests. `progress` gets the trajectories done and
+        their number."""
+        found, digests, frames = Values(self.header, self._files), list[bytes](), slice(0, self.header.shape[0])
+        for index in range(self._count):
+            digests.append(hashlib.sha256(found.stored(index, self._frames(index, frames)[None]).data).digest())
+            if progress is not None:
+                progress(index + 1, self._count)
+        if self._digests is None:
+            self._digests = digests
+        return found
 
     def __len__(self) -> int:
         return self._count

@@ -22,14 +22,13 @@ import numpy as np
 
 from sigmasolver.data.formats.dimensions import CHANNEL, COUNT, SPACE, TIME, role_of
 from sigmasolver.data.formats.metadata import plain_words
-from sigmasolver.data.formats.source import Foreign, listed
+from sigmasolver.data.formats.source import Foreign, Ranges, listed
 from sigmasolver.data.header import BOUNDARIES
 from sigmasolver.data.layout import Layout
 from sigmasolver.settings import suggest
 
-__all__ = ["MARK", "Labelled", "Ranges", "Variable", "as_trajectories", "coordinate"]
+__all__ = ["MARK", "Labelled", "Variable", "as_trajectories", "coordinate"]
 
-Ranges = Sequence[tuple[int, int]]
 MOST_CHANNELS = 64
 MARK = "sigmasolver"
 """The attribute of a data set that tells who made the values and with what, as JSON; this package writes it."""

@@ -17,7 +17,17 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from sigmasolver.data.formats.source import Array, Foreign, check_numbers, listed, periodic
+from sigmasolver.data.formats.hdf5 import chunks_of
+from sigmasolver.data.formats.source import (
+    Array,
+    Foreign,
+    Ranges,
+    check_numbers,
+    how_held,
+    in_parts_or_held,
+    listed,
+    periodic,
+)
 from sigmasolver.data.isolated import UnreadableError, ask, check_file
 from sigmasolver.data.layout import Layout
 from sigmasolver.tasks import TASKS
@@ -54,7 +64,13 @@ def _variable(path: Path, name: str, axes: tuple[str, ...], most: int | None = N
     if values is None:
         raise ValueError(f"{where} is not an array of numbers; real numbers are needed.")
     check_numbers(where, values, axes)
-    return Array(where, values.shape, values.dtype, lambda start, stop: values[start:stop])
+    return Array(
+        where,
+        values.shape,
+        values.dtype,
+        lambda start, stop: values[start:stop],
+        whole_only="a .mat of version 5 can only be read whole",
+    )
 
 
 def _variable_73(path: Path, name: str, where: str, axes: tuple[str, ...]) -> Array:
@@ -73,7 +89,17 @@ def _variable_73(path: Path, name: str, where: str, axes: tuple[str, ...]) -> Ar
         except UnreadableError as error:
             raise _plain(path) from error
 
-    array = Array(where, shape, dtype, rows, entry["fault"], "link" in entry)
+    def box(ranges: Ranges) -> np.ndarray:
+        size = dtype.itemsize * math.prod(stop - start for start, stop in ranges)
+        try:
+            return ask(path, "box", [name, list(ranges[::-1])], size).transpose()
+        except UnreadableError as error:
+            raise _plain(path) from error
+
+    together = chunks_of(entry)
+    array = Array(
+        where, shape, dtype, rows, entry["fault"], "link" in entry, box, together and together[::-1]
+    )  # fmt: skip
     check_numbers(where, array, axes)
     return array
 
@@ -116,7 +142,7 @@ def read_darcy_pair(
         f"{how}: trajectories 0 to {train - 1} are the first {train} cases of {first.name} and train, "
         f"{train} to {train + test - 1} the first {test} of {second.name}, the test."
     )
-    return Foreign(trains.layout, train + test, read, (*trains.notes, split), (first, second))
+    return Foreign(trains.layout, train + test, read, (*trains.notes, split), files=(first, second))
 
 
 def _in_order(paths: Sequence[Path]) -> tuple[Path, Path, str]:
@@ -155,7 +181,14 @@ def _darcy(path: Path, most: int | None = None) -> Foreign:
     def read(start: int, stop: int) -> np.ndarray:
         return np.stack([one.rows(start, stop) for one in (coefficient, pressure)], axis=-1)[:, None]
 
-    return Foreign(layout, count, read, ("Points are taken as cell centres of the unit square.",))
+    ready = [in_parts_or_held(one) for one in (coefficient, pressure)]
+
+    def frames(index: int, start: int, stop: int) -> np.ndarray:
+        ranges = [(index, index + 1), *((0, points) for points in grid)]
+        return np.stack([one.part(ranges) for one in ready], axis=-1)[start:stop]
+
+    notes = ("Points are taken as cell centres of the unit square.",)
+    return Foreign(layout, count, read, notes, how_held(ready), frames=frames)
 
 
 def read_navier_stokes(path: Path) -> Foreign:
@@ -182,4 +215,10 @@ def read_navier_stokes(path: Path) -> Foreign:
     def read(start: int, stop: int) -> np.ndarray:
         return np.moveaxis(vorticity.rows(start, stop), -1, 1)[..., None]
 
-    return Foreign(layout, count, read, tuple(notes))
+    ready = in_parts_or_held(vorticity)
+
+    def some(index: int, start: int, stop: int) -> np.ndarray:
+        values = ready.part([(index, index + 1), *((0, points) for points in grid), (start, stop)])[0]
+        return np.ascontiguousarray(np.moveaxis(values, -1, 0))[..., None]
+
+    return Foreign(layout, count, read, tuple(notes), how_held([ready]), frames=some)

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from sigmasolver.data.formats.labelled import Labelled, Ranges, Variable, as_trajectories
+from sigmasolver.data.formats.labelled import Labelled, Variable, as_trajectories
 from sigmasolver.data.formats.parts import in_parts, joined
-from sigmasolver.data.formats.source import Foreign
+from sigmasolver.data.formats.source import Foreign, Ranges
 from sigmasolver.data.isolated import UnreadableError, ask
 
 __all__ = ["is_netcdf", "is_zarr", "netcdf_files", "open_labelled", "read_netcdf", "read_zarr", "zarr_groups"]

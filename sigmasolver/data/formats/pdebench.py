@@ -19,8 +19,8 @@ import numpy as np
 
 from sigmasolver.data.formats.dimensions import CHANNEL, COUNT, SPACE, TIME
 from sigmasolver.data.formats.hdf5 import open_variables, paths_in
-from sigmasolver.data.formats.labelled import Labelled, Ranges, Variable, as_trajectories, coordinate
-from sigmasolver.data.formats.source import Foreign
+from sigmasolver.data.formats.labelled import Labelled, Variable, as_trajectories, coordinate
+from sigmasolver.data.formats.source import Foreign, Ranges
 from sigmasolver.data.split import Split
 
 __all__ = ["is_pdebench", "read_pdebench"]

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from sigmasolver.data.formats.metadata import BESIDE, check_names, is_list
-from sigmasolver.data.formats.source import Array, listed
+from sigmasolver.data.formats.source import Array, Ranges, listed
 from sigmasolver.data.header import BOUNDARIES
 from sigmasolver.data.layout import Layout
-from sigmasolver.settings import check_types, suggest
+from sigmasolver.settings import check_types, suggest, to_plain
 
 __all__ = ["AXES", "Reading"]
 
@@ -88,7 +88,7 @@ class Reading:
     def recorded(self) -> dict[str, Any]:
         """What a header keeps of it, beside the layout."""
         said = {name: getattr(self, name) for name in ("axes", "boundary", "dt", "units")}
-        said = {name: value for name, value in said.items() if value is not None}
+        said = {name: to_plain(value) for name, value in said.items() if value is not None}
         return ({"reading": said} if said else {}) | ({"mask": self.mask} if self.mask is not None else {})
 
     def applied(self, layout: Layout) -> Layout:
@@ -143,13 +143,17 @@ def _arranged(array: Array, axes: tuple[str, ...], leading: int) -> Array:
     kept = [name for name in AXES if name in axes]
     order = [axes.index(name) for name in kept]
     shape = tuple(array.shape[place] for place in order)
-    if leading and axes[0] == "count":  # its trajectories can be read one by one
-        return replace(array, shape=shape, rows=lambda start, stop: array.rows(start, stop).transpose(order))
     alone = bool(leading) and "count" not in axes
 
-    @cache
-    def whole() -> np.ndarray:
-        values = array.whole().transpose(order)
-        return values[None] if alone else values
+    def box(ranges: Ranges) -> np.ndarray:
+        inner = ranges[1:] if alone else ranges
+        values = array.part([inner[order.index(place)] for place in range(len(order))]).transpose(order)
+        return values[None][slice(*ranges[0])] if alone else values
 
-    return replace(array, shape=(1,) * alone + shape, rows=lambda start, stop: whole()[start:stop])
+    if leading and axes[0] == "count":  # its trajectories can be read one by one
+        rows = lambda start, stop: array.rows(start, stop).transpose(order)  # noqa: E731
+    else:
+        whole = cache(lambda: array.whole().transpose(order))
+        rows = lambda start, stop: (whole()[None] if alone else whole())[start:stop]  # noqa: E731
+    together = None if array.together is None else (1,) * alone + tuple(array.together[place] for place in order)
+    return replace(array, shape=(1,) * alone + shape, rows=rows, box=box, together=together)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,26 @@ import numpy as np
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.split import Split
 
-__all__ = ["Array", "Foreign", "check_numbers", "listed", "periodic", "pickled"]
+__all__ = [
+    "WHOLE_TRAJECTORIES",
+    "Array",
+    "Foreign",
+    "Ranges",
+    "check_numbers",
+    "held",
+    "how_held",
+    "in_parts_or_held",
+    "listed",
+    "periodic",
+    "pickled",
+]
 
+Ranges = Sequence[tuple[int, int]]
+"""From `start` to before `stop` along each axis."""
+WHOLE_TRAJECTORIES = "Read in place, trajectories are read whole and the last ones kept, as an .npz has no other way."
 _SHOWN = 8
+_MOST_TOGETHER = 4
+"""Trajectories that share a chunk at the most, if each is to be read from the file by itself."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +47,8 @@ class Foreign:
     """The trajectories from `start` to before `stop`, `(stop - start, frames, *grid, fields)`."""
     notes: tuple[str, ...] = ()
     """What the file does not say and was taken as known, one sentence each."""
+    held: tuple[str, ...] = ()
+    """What is kept in memory where it is read in place, one sentence each."""
     files: tuple[Path, ...] = ()
     """The files it is put together from, in their order; empty: its source is one file or folder."""
     frames: Callable[[int, int, int], np.ndarray] | None = None
@@ -54,15 +76,73 @@ class Array:
     """Why its values cannot be had, as the end of a sentence."""
     link: bool = False
     """Whether it lies in another file, so that nothing of it is known."""
+    box: Callable[[Ranges], np.ndarray] | None = None
+    """Some entries of every axis, read without the others; None: only `rows` can be read."""
+    together: tuple[int, ...] | None = None
+    """How many entries of each axis lie in one chunk of the file; None: any can be read by themselves."""
+    whole_only: str | None = None
+    """Why all of it is in memory once some of it was read, as the end of a sentence."""
 
     @property
     def real(self) -> bool:
         """Whether it holds real numbers, at least one."""
         return self.dtype.kind in "fiu" and 0 not in self.shape
 
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
     def whole(self) -> np.ndarray:
         """All of it."""
         return self.rows(0, self.shape[0] if self.shape else 1)
+
+    def part(self, ranges: Ranges) -> np.ndarray:
+        """The entries in these ranges of its axes."""
+        if self.box is not None:
+            return self.box(ranges)
+        return self.rows(*ranges[0])[(slice(None), *(slice(*one) for one in ranges[1:]))]
+
+
+def in_parts_or_held(array: Array) -> Array:
+    """An array whose first axis counts trajectories, to be read by windows: from the file where that is quick, else
+    held in memory. A chunk that holds some of many trajectories would be unpacked again for each of them."""
+    if array.together is None or min(array.together[0], array.shape[0]) <= _MOST_TOGETHER:
+        return array
+    return held(array, "it stores values of many trajectories together")
+
+
+def held(array: Array, why: str) -> Array:
+    """The array, read whole when some of it is first asked for, and then kept."""
+
+    @cache
+    def values() -> np.ndarray:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if array.nbytes > memory / 2:
+            raise ValueError(
+                f"{array.where} has {array.nbytes / 1e9:.3g} GB that can only be held in memory, as {why}, and this "
+                f"machine has {memory / 1e9:.3g} GB; convert it with import-data."
+            )
+        return array.whole()
+
+    return replace(
+        array,
+        rows=lambda start, stop: values()[start:stop],
+        box=lambda ranges: values()[tuple(slice(*one) for one in ranges)],
+        together=None,
+        whole_only=why,
+    )
+
+
+def how_held(arrays: Iterable[Array]) -> tuple[str, ...]:
+    """A note on the arrays that are in memory as a whole while they are read in place."""
+    kept = [array for array in arrays if array.whole_only is not None]
+    if not kept:
+        return ()
+    size, reasons = sum(array.nbytes for array in kept), dict.fromkeys(array.whole_only for array in kept)
+    return (
+        f"Read in place, {size / 1e6:.3g} MB of it are held in memory, as {' and '.join(map(str, reasons))}; a store "
+        "(import-data) is read in parts.",
+    )
 
 
 def check_numbers(where: str, values: np.ndarray | Array, axes: Sequence[str]) -> None:

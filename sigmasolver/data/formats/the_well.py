@@ -30,6 +30,8 @@ from sigmasolver.data.formats.source import Foreign, listed
 __all__ = ["is_well", "read_stats", "read_well"]
 
 GROUPS = ("t0_fields", "t1_fields", "t2_fields")
+LEAST = 1e-4
+"""The least scale of a normalised field there."""
 
 
 def is_well(path: Path) -> bool:
@@ -55,9 +57,35 @@ def read_well(path: Path, names: Sequence[str] | None = None, steady: bool | Non
     found = joined(files, lambda file: as_trajectories(_labelled(file), names, steady))
     stats = path / "stats.yaml"
     if path.is_dir() and stats.is_file():
-        kept = {**found.parameters["attributes"], "stats": read_stats(stats)}
-        found = replace(found, parameters={**found.parameters, "attributes": kept})
+        values = read_stats(stats)
+        kept = {**found.parameters["attributes"], "stats": values}
+        axes = _words(attributes_of(files[0][1]).get("dimensions", {}).get("spatial_dims"))
+        statistics = _statistics(stats, values, axes)
+        # The loader of The Well leaves parameters as they are; a network would hardly see a viscosity of 1e-5.
+        statistics["fitted"] = list(found.parameters.get("constant", ()))
+        said = "Its stats.yaml has the statistics of its fields: task.normaliser=the-well takes these."
+        parameters = {**found.parameters, "attributes": kept, "statistics": statistics}
+        found = replace(found, parameters=parameters, notes=(*found.notes, said))
     return found
+
+
+def _statistics(path: Path, stats: Mapping[str, Mapping[str, Any]], axes: Sequence[str]) -> dict[str, Any]:
+    """Mean and scale by our names of the fields, as the loader of The Well takes them."""
+    both: dict[str, list[float]] = {}
+    for name, mean in stats.get("mean", {}).items():
+        if name not in stats.get("std", {}):
+            continue  # whoever needs it is told
+        means, stds = (np.asarray(one, dtype=np.float64) for one in (mean, stats["std"][name]))
+        order = means.ndim
+        if means.shape != stds.shape or means.shape != (len(axes),) * order:
+            raise ValueError(
+                f"{path} has a mean of shape {means.shape} and a std of shape {stds.shape} for {name!r} on {len(axes)} "
+                "axes; download it again."
+            )
+        labels = ["_" + "".join(pair) for pair in product(axes, repeat=order)] if order else [""]
+        for label, one, std in zip(labels, means.ravel().tolist(), stds.ravel().tolist(), strict=True):
+            both[f"{name}{label}"] = [one, max(std, LEAST)]
+    return {"inputs": both, "targets": both}
 
 
 def _labelled(file: Path) -> Labelled:

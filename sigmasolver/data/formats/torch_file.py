@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sigmasolver.data.formats.fields import UNNAMED
-from sigmasolver.data.formats.source import Array
+from sigmasolver.data.formats.source import Array, Ranges
 from sigmasolver.data.isolated import check_file
 
 __all__ = ["open_tensors"]
@@ -53,4 +53,7 @@ def _array(path: Path, name: str, tensor: Any) -> Array:
         part = tensor[start:stop] if tensor.ndim else tensor
         return part.detach().to(kind).numpy()
 
-    return Array(where, tuple(tensor.shape), np.dtype(str(kind).removeprefix("torch.")), rows)
+    def box(ranges: Ranges) -> np.ndarray:
+        return tensor[tuple(slice(*one) for one in ranges)].detach().to(kind).numpy()
+
+    return Array(where, tuple(tensor.shape), np.dtype(str(kind).removeprefix("torch.")), rows, box=box)

@@ -12,7 +12,7 @@ from sigmasolver.data.formats.fields import UNNAMED, Choice, choose
 from sigmasolver.data.formats.hdf5 import open_hdf5
 from sigmasolver.data.formats.metadata import is_list, plain_words, read_list
 from sigmasolver.data.formats.reading import Reading
-from sigmasolver.data.formats.source import Array, Foreign
+from sigmasolver.data.formats.source import Array, Foreign, how_held, in_parts_or_held
 from sigmasolver.data.formats.torch_file import open_tensors
 from sigmasolver.data.layout import Layout
 
@@ -26,7 +26,8 @@ def open_arrays(path: Path) -> dict[str, Array]:
     if path.suffix.lower() == ".npy":
         values = open_npy(path)
         rows = (lambda start, stop: values[start:stop]) if values.ndim else (lambda start, stop: values)
-        return {UNNAMED: Array(str(path), values.shape, values.dtype, rows)}
+        box = lambda ranges: values[tuple(slice(*one) for one in ranges)]  # noqa: E731
+        return {UNNAMED: Array(str(path), values.shape, values.dtype, rows, box=box)}
     if path.suffix.lower() == ".npz":
         arrays = open_npz(path)
         return {UNNAMED: arrays["arr_0"]} if list(arrays) == ["arr_0"] else arrays
@@ -43,7 +44,15 @@ def read_file(path: Path, reading: Reading) -> Foreign:
     choice = choose(path, arrays, reading, 1)
     layout, notes = describe(path, arrays, choice, reading)
     count = arrays[choice.arrays[0]].shape[0]
-    return Foreign(layout, count, lambda start, stop: choice.take(arrays, start, stop), notes)
+    ready = {name: in_parts_or_held(arrays[name]) for name in choice.arrays}
+    return Foreign(
+        layout,
+        count,
+        lambda start, stop: choice.take(arrays, start, stop),
+        notes,
+        how_held(ready.values()),
+        frames=lambda index, start, stop: choice.frames(ready, index, start, stop),
+    )
 
 
 def describe(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,14 @@ from sigmasolver.data.formats.fields import check_field, choose
 from sigmasolver.data.formats.metadata import own_names
 from sigmasolver.data.formats.parts import check_alike, natural
 from sigmasolver.data.formats.reading import Reading
-from sigmasolver.data.formats.source import Array, Foreign
+from sigmasolver.data.formats.source import WHOLE_TRAJECTORIES, Array, Foreign
 from sigmasolver.data.formats.user_arrays import SUFFIXES, describe, open_arrays
 
 __all__ = ["read_folder", "trajectory_files"]
+
+_MOST_OPEN = 64
+_KEPT = 512 * 2**20
+"""Bytes of files that stay in memory after they were read, where they can only be read whole; at least one does."""
 
 
 def trajectory_files(path: Path) -> list[Path]:
@@ -37,6 +42,7 @@ def read_folder(path: Path, reading: Reading) -> Foreign:
     layout, notes = describe(files[0], first, choice, reading)
     shape = first[choice.arrays[0]].shape
 
+    @lru_cache(maxsize=min(_MOST_OPEN, max(1, _KEPT // first[choice.arrays[0]].nbytes // len(choice.arrays))))
     def opened(file: Path) -> dict[str, Array]:
         arrays = reading.arranged(file, open_arrays(file), 0)
         for name in choice.arrays:
@@ -60,4 +66,12 @@ def read_folder(path: Path, reading: Reading) -> Foreign:
         return np.stack([np.array(one) for one in values])
 
     order = f"Each file is taken as one trajectory, in the order from {files[0].name} to {files[-1].name}."
-    return Foreign(layout, len(files), read, (order, *notes), trajectory_files=tuple(files))
+    return Foreign(
+        layout,
+        len(files),
+        read,
+        (order, *notes),
+        (WHOLE_TRAJECTORIES,) if any(first[name].whole_only for name in choice.arrays) else (),
+        frames=lambda index, start, stop: choice.frames(opened(files[index]), 0, start, stop),
+        trajectory_files=tuple(files),
+    )

@@ -20,9 +20,9 @@ from xml.etree import ElementTree
 import numpy as np
 
 from sigmasolver.data.formats.dimensions import CHANNEL, TIME
-from sigmasolver.data.formats.labelled import Labelled, Ranges, Variable, as_trajectories, coordinate
+from sigmasolver.data.formats.labelled import Labelled, Variable, as_trajectories, coordinate
 from sigmasolver.data.formats.parts import in_parts, joined, natural
-from sigmasolver.data.formats.source import Foreign, listed
+from sigmasolver.data.formats.source import Foreign, Ranges, listed
 from sigmasolver.data.formats.vtk_image import SUFFIXES, Image, open_image
 from sigmasolver.data.isolated import check_file
 

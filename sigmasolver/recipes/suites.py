@@ -50,9 +50,9 @@ SUITES: dict[str, Callable[[], dict[str, Recipe]]] = {
 """The paper's tables and figures as sets of trainings, by name of the run: tab:pde-main-results with
 tab:realpdebench-results and tab:realm-results, fig:rollout-comparison (counterparts at full width, and at the width
 nearest to the parameters of Transolver-σ), tab:ablation-components, tab:slice-attention-analysis, fig:darcy-scaling,
-app:efficiency-measurements. "comparison" trains all models of the main table on KF2D for a thousand updates, the ledger holds
-trainings at the paper's budgets in the order in which they are run, and factors changes one setting of KF2D at a time,
-at a quarter of its budget."""
+app:efficiency-measurements. "comparison" trains all models of the main table on KF2D for a thousand updates, the ledger
+holds trainings at the paper's budgets in the order in which they are run, and factors changes one setting of KF2D at a
+time, at a quarter of its budget."""
 
 
 def suite_of(name: str) -> dict[str, Recipe]:

@@ -114,7 +114,7 @@ def standardise(
     scale = scale if weight is None else scale * weight
     shift = -centre.expand_as(mean).flatten(1) * scale
     shift = shift if bias is None else shift + bias
-    channels = (len(x), *(1,) * (x.ndim - 2), x.shape[-1])
+    channels = (x.shape[0], *(1,) * (x.ndim - 2), x.shape[-1])
     return torch.addcmul(shift.view(channels), wide, scale.view(channels)).to(x.dtype)
 
 

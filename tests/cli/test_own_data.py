@@ -384,6 +384,28 @@ def test_mistakes_are_one_sentence(tmp_path, call, words, says):
     assert not (tmp_path / "run" / "recipe.json").exists()
 
 
+def test_a_misspelt_setting_is_told_before_an_import(tmp_path, call):
+    np.save(tmp_path / "flow.npy", flow())
+    words = ("train", "--data", tmp_path / "flow.npy", "--fields", "u,v", "--out", tmp_path / "run")
+    for setting, says in (
+        ("model.widht=8", 'There is no setting "model.widht"; did you mean width'),
+        ("model.width=wide", 'model.width must be a whole number, not "wide".'),
+        ("model.width.x=8", "model.width is one value without settings of its own"),
+        ("width=8", 'There is no setting "width"; did you mean model.width?'),
+    ):
+        code, out, err = call(*words, "--set", setting)
+        assert code == 2 and says in err and "trajectories" not in out
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_recipe_is_printed_without_a_run_folder(tmp_path, call, monkeypatch):
+    np.save(tmp_path / "flow.npy", flow())
+    monkeypatch.chdir(tmp_path)
+    words = ("train", "--data", "flow.npy", "--fields", "u,v", "--history", 2, "--set", "model.width=16")
+    code, printed, err = call(*words, "--print-config")
+    assert code == 0 and "width = 16" in printed and [one.name for one in tmp_path.iterdir()] == ["flow.npy"], err
+
+
 def test_own_options_are_not_for_a_task(tmp_path, call):
     for words in (["--vector", "u,v"], ["--mask", "solid"], ["--test", "0"]):
         code, _, said = call("train", "ns2d", "--data", tmp_path, "--out", tmp_path / "run", *words, "--device", "cpu")

@@ -70,4 +70,6 @@ say sigmasolver diagnose runs/channel --only maps
 say sigmasolver report runs/channel --units time=s --units length=m --out channel.html
 say sigmasolver train --data pairs.npz --steady --fields a,p --targets p --test 0 --out runs/pairs \
   --set train.updates=20 --set model.width=16 --set model.depth=1
-printf '\nThe engineer took %d seconds.\n' $((SECONDS - start))
+times > times.txt
+cpu=$(awk 'END { split($1, t, "[ms]"); printf "%d", 60 * t[1] + t[2] }' times.txt)
+printf '\nThe engineer took %d seconds, %d of CPU time.\n' $((SECONDS - start)) "$cpu"

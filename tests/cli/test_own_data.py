@@ -178,7 +178,7 @@ def test_the_plan_is_printed_once_after_all_settings(tmp_path, call):
     for line in (
         "fields: u, v forecast, given nothing else; u, v count as one (velocity)",
         "frames: 2 given, 1 predicted a call, 3 evaluated (of 6)",
-        "training: 2 steps of 4 windows in float32, learning rate 0.01",
+        "training: 2 steps of 4 windows in float32, adamw, learning rate 0.01",
         "model: transolver-sigma, width 16, depth 1",
         "split: the first 5 trajectories train, the last 1 test",
     ):

@@ -95,9 +95,8 @@ def dimensions_of(paths: Sequence[Path], rows: Rows, units: Sequence[str] = ()) 
     if first is None or any(_differ(first, one) for one in domains):
         return Dimensions(time_unit=time, length_unit=length, units=given)
     known = {name: unit for name, unit in zip(first.fields, first.units, strict=True) if unit != "1"}
-    for word, own in (("time", time), ("length", length)):
-        if own:
-            known = {name: re.sub(rf"\b{word}\b", lambda _, own=own: own, unit) for name, unit in known.items()}
+    own = {"time": time or "time", "length": length or "length"}
+    known = {name: re.sub(r"\b(time|length)\b", lambda found: own[found[0]], unit) for name, unit in known.items()}
     return Dimensions(
         step=sum(first.time_steps) / 2 if first.time_steps else None,
         time_unit=time,

@@ -57,7 +57,7 @@ say sigmasolver train --config flow.toml --data flow.h5 --plugin mine.py --model
   --set train.loss=huber --set train.optimiser=radam --out runs/dilated
 say cat runs/dilated/origins.json
 say sigmasolver evaluate runs/sigma runs/dilated --plugin mine.py
-say sigmasolver diagnose runs/dilated --plugin mine.py --windows 4 --only decomposition,trust,maps,routing
+say sigmasolver diagnose runs/dilated --plugin mine.py --windows 4 --only decomposition,trust,maps
 say sigmasolver report runs/sigma runs/dilated --out both.html
 say sigmasolver export runs/dilated --plugin mine.py --to torch-export --out dilated.pt2
 

@@ -231,6 +231,11 @@ def test_training_on_all_and_testing_elsewhere(tmp_path, call):
     assert call("evaluate", tmp_path / "all", "--data", tmp_path / "b.npy", "--device", "cpu")[0] == 0
     assert values(tmp_path / "all") == values(tmp_path / "two") and values(tmp_path / "all")
     assert {row["windows"] for row in read_rows(tmp_path / "two" / "records.jsonl")} == {6}
+    code, out, said = call("diagnose", tmp_path / "two", "--only", "maps,trust", "--device", "cpu")
+    assert code == 0 and "of the test split" in out, said
+    with np.load(tmp_path / "two" / "diagnose" / "maps.npz") as kept:
+        np.testing.assert_allclose(kept["truth"][0], other[0, 2:4], rtol=1e-2, atol=1e-2)  # kept in half precision
+    assert call("report", tmp_path / "two", "--out", tmp_path / "page.html")[0] == 0
     code, _, said = call(*words, "--out", tmp_path / "three", "--test-data", tmp_path / "a.npy")
     assert code == 2 and "is trained on too" in said
     code, _, said = call(*words, "--out", tmp_path / "four", "--test-data", tmp_path / "b.npy", "--test", 2)

@@ -239,7 +239,9 @@ def say_trained(run: Run, world: World) -> None:
     loss = f", {last['step']} steps, loss {last['loss']:.4g}" if last else ""
     error = f", validation error {100 * last['error']:.3g} %" if last.get("error") is not None else ""
     done = "trained" if run.finished else "stopped"
-    then = f"evaluate {run.path}" if run.finished else f"train --resume {run.path}"
+    facts = run.read_json("data.json")
+    tested = "" if facts.get("test") or facts["parts"].get("test") else " --data FILE"
+    then = f"evaluate {run.path}{tested}" if run.finished else f"train --resume {run.path}"
     console().print(f"{run.path}: {done}{loss}{error}\nnext: sigmasolver {then}", soft_wrap=True)
     if Termination.asked and not run.finished:
         raise typer.Exit(TERMINATED)

@@ -223,6 +223,7 @@ def test_training_on_all_and_testing_elsewhere(tmp_path, call):
     words = ["train", "--data", tmp_path / "a.npy", "--fields", "u,v", "--boundary", "periodic", *QUICK]
     code, out, said = call(*words, "--out", tmp_path / "all", "--test", 0)
     assert code == 0 and "the first 6 trajectories train, none tests" in out, said
+    assert out.endswith(f"next: sigmasolver evaluate {tmp_path / 'all'} --data FILE\n")
     code, _, said = call("evaluate", tmp_path / "all", "--device", "cpu")
     assert code == 2 and "name other data with --data" in said
     code, out, said = call(*words, "--out", tmp_path / "two", "--test-data", tmp_path / "b.npy")

@@ -7,7 +7,7 @@ DEVICE ?= cpu
 # whatever the environment says: the workers load some 600 files, and the tests start dozens of processes.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-all test-gpu test-minimum lint docs bench clean
+.PHONY: demo test test-all test-gpu test-minimum test-wheel lint docs bench clean
 
 demo: $(VENV)/core
 	$(BIN)/sigmasolver demo
@@ -25,15 +25,34 @@ test-gpu: $(VENV)/dev
 	$(BIN)/pytest -m "not gpu and not slow" tests/ops
 
 # A representative part of the tests with the lowest versions that pyproject.toml allows, in an environment of its own.
+# TORCH=2.13.0 takes another torch, for instance where the lowest has no build for the machine.
 LOWEST := .venv-minimum
+TORCH ?=
 PROJECT := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 EXTRAS := ("data", "tracking")
 test-minimum:
 	$(PYTHON) -m venv $(LOWEST)
-	$(PYTHON) -c '$(PROJECT); extras = [one for name in $(EXTRAS) for one in project["optional-dependencies"][name]]; print(*(one.replace(">=", "==") for one in project["dependencies"] + extras), sep="\n")' > $(LOWEST)/lowest.txt
+	$(PYTHON) -c '$(PROJECT); extras = [one for name in $(EXTRAS) for one in project["optional-dependencies"][name]]; lowest = [one.replace(">=", "==") for one in project["dependencies"] + extras]; print(*("torch==$(TORCH)" if "$(TORCH)" and one.startswith("torch==") else one for one in lowest), sep="\n")' > $(LOWEST)/lowest.txt
 	$(LOWEST)/bin/pip install --quiet -r $(LOWEST)/lowest.txt pytest hypothesis
 	$(LOWEST)/bin/pip install --quiet --no-deps -e .
-	$(LOWEST)/bin/pytest -m "not slow" tests/test_api.py tests/cli/test_cli.py tests/forecast/test_forecaster.py tests/model_cards/test_pretrained.py tests/test_tracking.py tests/test_xarray.py tests/data/test_store.py tests/ops/test_swiglu.py tests/report/test_page.py
+	$(LOWEST)/bin/pytest -m "not slow" tests/test_api.py tests/cli/test_cli.py tests/cli/test_help.py tests/forecast/test_forecaster.py tests/model_cards/test_pretrained.py tests/test_tracking.py tests/test_xarray.py tests/data/test_store.py tests/ops/test_swiglu.py tests/report/test_page.py
+
+# The wheel in an empty environment outside of the checkout, where the journeys of docs/journeys are made with it. KEEP=1
+# keeps what they print as their text in the documentation.
+OUTSIDE := $(or $(TMPDIR),/tmp)/sigmasolver-wheel
+JOURNEYS := engineer researcher student reviewer
+test-wheel: $(VENV)/dev
+	rm -rf $(OUTSIDE)
+	$(BIN)/python -m hatchling build --target wheel --directory $(OUTSIDE)
+	$(PYTHON) -m venv $(OUTSIDE)/env
+	$(OUTSIDE)/env/bin/pip install --quiet -c constraints.txt "$$(ls $(OUTSIDE)/*.whl)[data,export]"
+	@set -e; for name in $(JOURNEYS); do \
+		mkdir $(OUTSIDE)/$$name && cp docs/journeys/$$name.sh $(OUTSIDE); \
+		(cd $(OUTSIDE)/$$name && env -u PYTHONPATH COLUMNS=100 PATH=$(OUTSIDE)/env/bin:$$PATH bash ../$$name.sh) \
+			> $(OUTSIDE)/$$name.txt 2>&1 || { cat $(OUTSIDE)/$$name.txt; exit 1; }; \
+		tail -n 1 $(OUTSIDE)/$$name.txt; \
+	done
+	$(if $(KEEP),cp $(JOURNEYS:%=$(OUTSIDE)/%.txt) docs/journeys)
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

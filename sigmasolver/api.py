@@ -113,7 +113,7 @@ def open_dataset(
         (8, 6, 16, 16, 1)
     """
     from sigmasolver.data.formats import Reading, import_data, open_data
-    from sigmasolver.data.labelled_arrays import is_dataset
+    from sigmasolver.data.formats.xarray_dataset import is_dataset
     from sigmasolver.data.store import is_store, open_store
 
     ends = (boundary,) if isinstance(boundary, str) else _tuple(boundary)
@@ -415,18 +415,16 @@ def save_pretrained(run: Run | str | Path, out: str | Path) -> Path:
 
 
 def _from_xarray(source: Any, out: str | Path | None, fields: Sequence[str] | None, steady: bool | None) -> Reader:
+    from sigmasolver.data.formats.xarray_dataset import read_dataset
     from sigmasolver.data.header import Header
-    from sigmasolver.data.labelled_arrays import from_xarray
     from sigmasolver.data.store import open_store, write_store
 
     if out is None:
         raise ValueError("Name the store to import the data set into with out=.")
     if Path(out).exists():
         raise ValueError(f"{out} already exists; choose another name or remove it.")
-    layout, values = from_xarray(source, fields)
-    if steady and len(layout.times) > 1:
-        raise ValueError(f"The data set has {len(layout.times)} frames, not steady fields; leave steady out.")
-    write_store(Path(out), Header(layout, "xarray", {}), values)
+    found = read_dataset(source, fields, steady)
+    write_store(Path(out), Header(found.layout, "xarray", dict(found.parameters)), found.read(0, found.count))
     return open_store(out)
 
 

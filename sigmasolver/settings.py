@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 __all__ = [
     "REQUIRED",
     "Setting",
+    "check_settings",
     "check_types",
     "from_plain",
     "list_settings",
@@ -68,6 +69,28 @@ def override(value: T, assignments: Sequence[str]) -> T:
 
     All of them at once: values that only fit together (a finer grid and its step) need no order.
     """
+    return _changed(value, _parsed(assignments), "", list(_names(value)))
+
+
+def check_settings(kind: type, assignments: Sequence[str]) -> None:
+    """Refuse names and values that no dataclass of this kind takes, before there is one to change."""
+    everything = [one.name for one in list_settings(kind)]
+    for path, text in _parsed(assignments).items():
+        _check(kind, path, text, "", everything)
+
+
+def _check(kind: type, path: str, text: str, prefix: str, everything: Sequence[str]) -> None:
+    name, (_, dot, rest) = _known(kind, path, prefix, everything), path.partition(".")
+    inner = typing.get_type_hints(kind)[name]
+    if dot and is_dataclass(inner):
+        _check(typing.cast(type, inner), rest, text, f"{prefix}{name}.", everything)
+    elif dot:
+        raise _single(prefix + name)
+    elif not is_dataclass(inner):
+        _read(inner, text, prefix + path)
+
+
+def _parsed(assignments: Sequence[str]) -> dict[str, str]:
     changes: dict[str, str] = {}
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
@@ -75,7 +98,24 @@ def override(value: T, assignments: Sequence[str]) -> T:
             raise ValueError(f'"{assignment}" is not a setting; write name=value.')
         changes.pop(path.strip(), None)  # the last of several comes last
         changes[path.strip()] = text.strip()
-    return _changed(value, changes, "", list(_names(value)))
+    return changes
+
+
+def _known(kind: type, path: str, prefix: str, everything: Sequence[str]) -> str:
+    """The name of the field that a path begins with."""
+    names = [field.name for field in fields(typing.cast(Any, kind))]
+    first = path.partition(".")[0]
+    name = _aliases(kind).get(first, first)
+    if name not in names:
+        leaf = path.rpartition(".")[2]
+        elsewhere = [one for one in everything if one.rpartition(".")[2] == leaf]
+        near = _did_you_mean(elsewhere[:3]) if elsewhere else suggest(name, names)
+        raise ValueError(f'There is no setting "{prefix}{path}"; {near}')
+    return name
+
+
+def _single(name: str) -> ValueError:
+    return ValueError(f"{name} is one value without settings of its own; drop what follows the dot.")
 
 
 def _names(value: Any, prefix: str = "") -> Iterator[str]:
@@ -89,21 +129,15 @@ def _names(value: Any, prefix: str = "") -> Iterator[str]:
 
 def _changed(value: T, changes: dict[str, str], prefix: str, everything: Sequence[str]) -> T:
     kinds = typing.get_type_hints(type(value))
-    names = [field.name for field in fields(typing.cast(Any, value))]
     new: dict[str, object] = {}
     inside: dict[str, dict[str, str]] = {}
     for path, text in changes.items():
-        first, dot, rest = path.partition(".")
-        name = _aliases(type(value)).get(first, first)
-        if name not in names:
-            leaf = path.rpartition(".")[2]
-            elsewhere = [one for one in everything if one.rpartition(".")[2] == leaf]
-            near = _did_you_mean(elsewhere[:3]) if elsewhere else suggest(name, names)
-            raise ValueError(f'There is no setting "{prefix}{path}"; {near}')
+        _, dot, rest = path.partition(".")
+        name = _known(type(value), path, prefix, everything)
         if not dot:
             new[name] = _read(kinds[name], text, prefix + path)
         elif not is_dataclass(getattr(value, name)):
-            raise ValueError(f"{prefix}{name} is one value without settings of its own; drop what follows the dot.")
+            raise _single(prefix + name)
         else:
             inside.setdefault(name, {})[rest] = text
     for name, deeper in inside.items():

@@ -122,7 +122,7 @@ def test_runs_as_printed_and_its_models_beat_persistence(path, tmp_path):
     folder.mkdir()
     for kind, code in blocks_of(path.read_text()):
         words = ["bash", "-e", "-c", code] if kind == "bash" else [sys.executable, "-c", code]
-        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200)
         assert done.returncode == 0, f"{code}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     for run in (tmp_path / "work").glob("runs/*/records.jsonl"):
         rows = [json.loads(line) for line in run.read_text().splitlines()]

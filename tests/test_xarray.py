@@ -43,7 +43,23 @@ def test_the_order_of_dimensions_does_not_matter(tmp_path):
         plain = store[:]
     turned = given.transpose("y", "time", "x", "trajectory").rename(time="t", trajectory="sample")
     with sigmasolver.open_dataset(turned, tmp_path / "b.h5") as store:
-        np.testing.assert_array_equal(store[:], plain.swapaxes(2, 3))  # space comes in the order of the variables
+        np.testing.assert_array_equal(store[:], plain)
+
+
+def test_a_dataset_is_read_as_its_netcdf_file(tmp_path):
+    """Also an axis that runs downwards, attributes, and dimensions with names of the CF conventions."""
+    given = dataset(depth=(("x", "y"), np.arange(48.0).reshape(8, 6))).rename(x="lon", y="lat").assign_attrs(title="a")
+    given = given.isel(lat=slice(None, None, -1))
+    given.to_netcdf(tmp_path / "flow.nc", engine="h5netcdf")
+    with sigmasolver.open(given, tmp_path / "a.h5") as mine, sigmasolver.open(tmp_path / "flow.nc") as theirs:
+        one, other = mine.header.layout, theirs.header.layout
+        assert (one.fields, one.units, one.boundary) == (other.fields, other.units, other.boundary)
+        for ours, its in zip((one.times, *one.coordinates), (other.times, *other.coordinates), strict=True):
+            np.testing.assert_array_equal(ours, its)
+        np.testing.assert_array_equal(mine[:], theirs[:])
+        kept, expected = mine.header.parameters, theirs.header.parameters
+        assert kept["constant"] == expected["constant"] == ["depth"]
+        assert kept["attributes"]["data set"] == {"title": "a"} == expected["attributes"]["data set"]
 
 
 def test_a_constant_field_is_repeated_and_fields_are_chosen(tmp_path):
@@ -76,12 +92,12 @@ def test_a_forecast_is_labelled_by_lead():
     ("change", "more", "says"),
     [
         (lambda one: one, {"out": None}, "with out="),
-        (lambda one: one, {"fields": ["w"]}, "has no variable w; its variables: u, v"),
+        (lambda one: one, {"fields": ["w"]}, "The data set has no field 'w'"),
         (lambda one: one, {"steady": True}, "has 5 frames, not steady"),
-        (lambda one: one.isel(x=0, y=0), {}, "of which 0 are of space"),
-        (lambda one: one.astype("U5"), {}, "real numbers are needed"),
+        (lambda one: one.isel(x=0, y=0), {}, "has no variable of real numbers on axes x, y or z"),
+        (lambda one: one.astype("U5"), {}, "has no variable of real numbers"),
         (lambda one: one.assign_coords(y=list("abcdef")), {}, "coordinate y holds"),
-        (lambda one: one.assign_coords(y=("y", np.arange(6.0), {"boundary": "sticky"})), {}, '"sticky" is unknown'),
+        (lambda one: one.assign_coords(y=("y", np.arange(6.0), {"boundary": "sticky"})), {}, "'sticky' for y; choose"),
     ],
 )
 def test_mistakes_are_one_sentence_and_leave_nothing(change, more, says, tmp_path):

@@ -20,7 +20,7 @@ def export(
     out: Annotated[Path, typer.Option(help="The file to write: .onnx, or .pt2 for torch-export and aoti.")],
     to: Annotated[str, typer.Option(help="onnx, torch-export or aoti.")] = "onnx",
     data: Annotated[
-        Path | None, typer.Option(help="A store with windows to check the file on; default: the run's test split.")
+        Path | None, typer.Option(help="Data with windows to check the file on; default: the run's test data.")
     ] = None,
     plugin: Plugins = None,
 ) -> None:

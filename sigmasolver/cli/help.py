@@ -52,7 +52,9 @@ PLACEHOLDERS = {
     "name": "NAME",
     "field": "NAME",
     "only": "NAME,...",
-} | dict.fromkeys(("seed", "data_seed", "count", "windows", "batch", "index", "rounds", "repeats", "dpi"), "NUMBER")
+} | dict.fromkeys(
+    ("seed", "data_seed", "count", "windows", "batch", "index", "rounds", "repeats", "dpi", "test"), "NUMBER"
+)
 """By the name of the parameter; paths are told by their names below, and what is left is text."""
 PATHS = ("data", "out", "results", "page", "records", "tensorboard", "config", "plugin", "test_data")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -97,10 +98,11 @@ def train(
     """Train a model. Stop at any time; `sigmasolver train --resume RUN` continues to the same weights."""
     from sigmasolver.data.formats import find_download
     from sigmasolver.experiments.queue import Deadline
-    from sigmasolver.recipes import changed, config_text
+    from sigmasolver.recipes import Recipe, changed, config_text
     from sigmasolver.runs import Run
     from sigmasolver.runtime.interrupts import Termination
     from sigmasolver.runtime.parallel import join
+    from sigmasolver.settings import check_settings
     from sigmasolver.train.engine import Execution
     from sigmasolver.train.infer_recipe import UserChoices
     from sigmasolver.train.job import resume_run, train_run
@@ -112,7 +114,7 @@ def train(
         "--fields": fields, "--targets": targets, "--history": history, "--block": block, "--horizon": horizon,
         "--steady": steady, "--vector": vector, "--mask": mask, "--test": test, "--test-data": test_data,
     }  # fmt: skip
-    with join(device_of(device)) as world, Termination():
+    with join(device_of(device)) as world, Termination(), TemporaryDirectory(prefix="sigmasolver-") as scratch:
         execution = Execution(world, engine_of(engine, world), shard)
         if not print_config:
             say_threads(world)
@@ -133,8 +135,9 @@ def train(
             )
         if published is not None and print_config:
             return typer.echo(config_text(published), nl=False)
-        if data is None or out is None:
+        if data is None or (out is None and not print_config):
             raise ValueError("Missing --data or --out: name the training data and the run folder.")
+        check_settings(Recipe, settings or [])  # an import may take long
         if test and test_data is not None:
             raise ValueError("The test data have a file of their own, so all of --data trains; leave --test out.")
         names, predicted = names_of(fields), names_of(targets)
@@ -143,12 +146,13 @@ def train(
         reading = reading_of(names, steady, axes, boundary, dt, units, mask, skip_bad)
         if published is not None:
             data = find_download(published.task.name, data) or data
+        folder = Path(scratch) if out is None else out
         store = training_data(
-            data, out / "data.h5", reading, world, own=published is None or fields is not None, stderr=print_config
+            data, folder / "data.h5", reading, world, own=published is None or fields is not None, stderr=print_config
         )
         tested = None
         if test_data is not None:
-            tested = training_data(test_data, out / "test.h5", reading, world, own=True, stderr=print_config)
+            tested = training_data(test_data, folder / "test.h5", reading, world, own=True, stderr=print_config)
         if published is None:
             choices = UserChoices(
                 data.resolve().stem,
@@ -167,7 +171,7 @@ def train(
         else:
             recipe = published
         _say_plan(recipe, store, tested, world, stderr=print_config)
-        if print_config:
+        if print_config or out is None:
             return typer.echo(config_text(recipe), nl=False)
         with training(world) as watch, event_files(tensorboard, Run(out)) as events:
             train_run(recipe, store, Run(out), execution, together(watch, events), deadline.passed, tested)
@@ -232,7 +236,9 @@ def say_trained(run: Run, world: World) -> None:
     loss = f", {last['step']} steps, loss {last['loss']:.4g}" if last else ""
     error = f", validation error {100 * last['error']:.3g} %" if last.get("error") is not None else ""
     done = "trained" if run.finished else "stopped"
-    then = f"evaluate {run.path}" if run.finished else f"train --resume {run.path}"
+    facts = run.read_json("data.json")
+    tested = "" if facts.get("test") or facts["parts"].get("test") else " --data FILE"
+    then = f"evaluate {run.path}{tested}" if run.finished else f"train --resume {run.path}"
     console().print(f"{run.path}: {done}{loss}{error}\nnext: sigmasolver {then}", soft_wrap=True)
     if Termination.asked and not run.finished:
         raise typer.Exit(TERMINATED)

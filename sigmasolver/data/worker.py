@@ -164,19 +164,19 @@ def _attributes(path: str) -> dict[str, dict[str, Any]]:
         for name, item in _walk(file, groups=True):
             if not isinstance(item, h5py.ExternalLink):
                 found[name] = item.attrs
-        return {name: {str(key): _plain(attributes[key]) for key in attributes} for name, attributes in found.items()}
+        return {name: {str(key): plain_value(held[key]) for key in held} for name, held in found.items()}
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """An attribute as JSON holds it; what is not finite as a word."""
     if isinstance(value, h5py.Empty):
         return ""
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     if isinstance(value, np.ndarray | list | tuple):
-        return [_plain(one) for one in (value.tolist() if isinstance(value, np.ndarray) else value)]
+        return [plain_value(one) for one in (value.tolist() if isinstance(value, np.ndarray) else value)]
     if isinstance(value, np.generic):
-        return _plain(value.item())
+        return plain_value(value.item())
     if isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return str(value)
@@ -351,14 +351,14 @@ def _labelled(path: str) -> dict[str, Any]:
         {
             "name": str(name), "dims": [str(one) for one in variable.dims], "shape": variable.shape,
             "dtype": _kind(variable), "coordinate": name in held.coords,
-            "attributes": {str(key): _plain(value) for key, value in variable.attrs.items()},
+            "attributes": {str(key): plain_value(value) for key, value in variable.attrs.items()},
             "fault": faults.get(str(name)),
         }
         for name, variable in held.variables.items()
     ]  # fmt: skip
     return {
         "variables": variables,
-        "attributes": {str(key): _plain(value) for key, value in held.attrs.items()},
+        "attributes": {str(key): plain_value(value) for key, value in held.attrs.items()},
         "missing": _missing(path) if os.path.isdir(path) else {},
     }
 

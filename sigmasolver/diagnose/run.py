@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sigmasolver.data.formats import opened
+from sigmasolver.data.formats import Reading, opened
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.diagnose.components import components
@@ -25,7 +26,7 @@ from sigmasolver.diagnose.routing import routing
 from sigmasolver.diagnose.subject import Findings, NotApplicable, Subject
 from sigmasolver.diagnose.trust import trust
 from sigmasolver.evaluate import Request, source_of, windows_of
-from sigmasolver.forecast.checkpoint import data_of, load, reading_in, recipe_in
+from sigmasolver.forecast.checkpoint import data_of, evaluation_data_of, load, reading_in, recipe_in
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, provenance
@@ -71,10 +72,11 @@ def diagnose_run(
     makers = {name: lookup(DIAGNOSTICS, name, "diagnostic") for name in wanted}
     recipe = recipe_in(run)
     found: dict[str, Findings] = {}
-    file = data_of(run) if path is None else Path(path)
-    with opened(file, *reading_in(run, recipe)) as store, run.held("diagnose"):
-        windows = _windows(run, recipe, store, request)
-        facts = source_of(run, recipe, windows, request, store.fingerprint)
+    file, how = data_of(run) if path is None else Path(path), reading_in(run, recipe)
+    with opened(file, *how) as store, _tested(run, store, request, how) as tested, run.held("diagnose"):
+        _check_data(run, store)
+        windows = windows_of(run, recipe, tested, request)
+        facts = source_of(run, recipe, windows, request, tested.fingerprint)
         facts |= {"model": recipe.model.name, "seed": recipe.train.seed}
         where = provenance(place)
         subject: Subject | None = None
@@ -82,7 +84,7 @@ def diagnose_run(
             source = {**facts, **_more(name, where, peers)}
             kept = read_findings(run, name, source)
             if kept is None:
-                subject = subject or _subject(run, recipe, windows, request, place)
+                subject = subject or _subject(run, recipe, windows, store, request, place)
                 kept = _made(maker, _for(name, subject, peers, tick))
                 if kept.skipped is None:
                     write_findings(run, name, kept, {**source, **where})
@@ -117,13 +119,20 @@ def _check(request: Request) -> None:
         raise ValueError("A diagnosis is made on the grid of the training; leave the grid out.")
 
 
-def _windows(run: Run, recipe: Recipe, store: Reader, request: Request) -> Windows:
+def _tested(
+    run: Run, store: Reader, request: Request, how: tuple[Reading, str | None]
+) -> AbstractContextManager[Reader]:
+    """The data to look at: the run's own test data where they have a file, else those that it was trained with."""
+    apart = request.part == "test" and isinstance(run.read_json("data.json").get("test"), dict)
+    return opened(evaluation_data_of(run), *how) if apart else nullcontext(store)
+
+
+def _check_data(run: Run, store: Reader) -> None:
     held = run.read_json("data.json").get("fingerprint")
     if held != store.fingerprint:
         raise ValueError(
             f"{store.path} is not the data that {run.path} was trained with; name the place where those lie."
         )
-    return windows_of(run, recipe, store, request)
 
 
 def _more(name: str, where: Mapping[str, str], peers: Sequence[Run]) -> dict[str, Any]:
@@ -136,15 +145,18 @@ def _more(name: str, where: Mapping[str, str], peers: Sequence[Run]) -> dict[str
     return more
 
 
-def _subject(run: Run, recipe: Recipe, windows: Windows, request: Request, device: torch.device) -> Subject:
+def _subject(
+    run: Run, recipe: Recipe, windows: Windows, store: Reader, request: Request, device: torch.device
+) -> Subject:
+    """`store`: the data that the run was trained with."""
     forecaster = load(run.path, device)
     indices = spread_evenly(len(windows), request.windows)
     training: Windows | None
-    if windows.starts is None and isinstance(windows.source, Reader):  # listed one by one
-        training = recipe.windows_of(windows.source, "train")
+    if windows.starts is None:  # listed one by one
+        training = recipe.windows_of(store, "train")
     else:
         trained = run.read_json("data.json")["parts"]["train"]
-        training = Windows(windows.source, trained, recipe.training_windows())
+        training = Windows(store, trained, recipe.training_windows())
     return Subject(run, recipe, forecaster, windows, indices, windows.spec.horizon, request.batch, training)
 
 

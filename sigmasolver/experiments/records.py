@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,8 @@ def dimensions_in(
 ) -> Dimensions:
     """What frames, points and values of data with this domain are; `units` go before those that it has."""
     known = {name: unit for name, unit in zip(domain.fields, domain.units, strict=True) if unit != "1"}
+    own = {"time": time_unit or "time", "length": length_unit or "length"}
+    known = {name: re.sub(r"\b(time|length)\b", lambda found: own[found[0]], unit) for name, unit in known.items()}
     return Dimensions(
         step=sum(domain.time_steps) / 2 if domain.time_steps else None,
         time_unit=time_unit,

@@ -54,10 +54,18 @@ def quiet() -> Iterator[None]:
 def _write_onnx(
     program: ExportedProgram, path: Path, facts: Mapping[str, str], inputs: Sequence[str], outputs: Sequence[str]
 ) -> None:
+    from onnxscript import optimizer
+
+    # Not `optimize=True`: it takes any summand up to 1e-8 for zero, such as the epsilon of a normalisation.
     made = torch.onnx.export(
-        program, dynamo=True, input_names=list(inputs), output_names=list(outputs), verbose=False, optimize=True
+        program, dynamo=True, input_names=list(inputs), output_names=list(outputs), verbose=False, optimize=False
     )
     assert made is not None
+    optimizer.inline(made.model)
+    optimizer.fold_constants(made.model)
+    optimizer.remove_unused_nodes(made.model)
+    for node in made.model.graph.all_nodes():
+        node.metadata_props.clear()  # stack traces with paths of this machine
     made.model.metadata_props.update(facts)
     made.save(path)
 

@@ -12,13 +12,13 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from sigmasolver.data.domain import Domain
+from sigmasolver.data.formats import Reading, opened
 from sigmasolver.data.layout import shape_text
 from sigmasolver.data.reader import Reader
-from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.export.formats import FORMATS, Compute, Format, quiet
 from sigmasolver.export.step import RolloutStep
-from sigmasolver.forecast.checkpoint import data_of, load, recipe_in
+from sigmasolver.forecast.checkpoint import evaluation_data_of, load, reading_in, recipe_in
 from sigmasolver.ops.dispatch import plain
 from sigmasolver.pretrained import is_pretrained, resolve
 from sigmasolver.recipes import Recipe
@@ -53,8 +53,8 @@ def export_run(
 ) -> Exported:
     """Write one step of a run's rollout, on a CPU and in float32, as `kind`; `say` is told what is being done.
 
-    `data` is a store with windows to check the file on; None: the run's own test split, or the windows that come with a
-    pretrained model.
+    `data` has windows to check the file on, in any form that can be trained on; None: the run's test data (its training
+    data where it has none), or the windows that come with a pretrained model.
     """
     form = lookup(FORMATS, kind, "format")
     if out.suffix != form.suffix:
@@ -65,7 +65,8 @@ def export_run(
     path = resolve(run)
     recipe = recipe_in(Run(path))
     step = RolloutStep(load(path)).eval()
-    with open_store(_source(path, data)) as store:
+    reading = (Reading(), None) if is_pretrained(path) else reading_in(Run(path), recipe)
+    with opened(_source(path, data), *reading) as store:
         windows = _windows(path, recipe, store, data)
         batches = _batches(windows, step)
         domain = Domain.of(store.header.layout, windows.fields, windows.times)
@@ -105,14 +106,20 @@ Inputs = tuple[torch.Tensor, ...]
 def _source(path: Path, data: Path | None) -> Path:
     if data is not None:
         return data
-    return path / "windows.h5" if is_pretrained(path) else data_of(Run(path))
+    return path / "windows.h5" if is_pretrained(path) else evaluation_data_of(Run(path))
 
 
 def _windows(path: Path, recipe: Recipe, store: Reader, data: Path | None) -> Windows:
     spec = recipe.evaluation_windows()
     if data is None and is_pretrained(path):  # thinned already
         return Windows(store, range(len(store)), replace(spec, starts=1, time_stride=1, space_stride=1))
-    return Windows(store, range(len(store)) if data is not None else recipe.split(len(store)).test, spec)
+    facts = {} if is_pretrained(path) else Run(path).read_json("data.json")
+    if facts.get("fingerprint") == store.fingerprint:
+        parts = facts["parts"]
+        return Windows(store, parts["test"] or parts["train"], spec)
+    if store.header.grid == recipe.task.grid:
+        spec = replace(spec, space_stride=1)  # thinned already
+    return Windows(store, range(len(store)), spec)
 
 
 def _batches(windows: Windows, step: RolloutStep) -> list[Inputs]:

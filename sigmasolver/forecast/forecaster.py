@@ -208,9 +208,9 @@ class Rollout:
         `layout` is that of the data on the same grid (`open_dataset(...).header.layout`): its coordinates, units and
         boundaries go along.
         """
-        from sigmasolver.data.labelled_arrays import to_xarray
+        from sigmasolver.data.formats.xarray_dataset import forecast_as_dataset
 
-        return to_xarray(self.frames.float().cpu().numpy(), self.fields, layout)
+        return forecast_as_dataset(self.frames.float().cpu().numpy(), self.fields, layout)
 
     def __str__(self) -> str:
         horizon = self.frames.shape[1]

@@ -137,7 +137,8 @@ def _training_words(train: TrainRecipe, task: Task) -> str:
     steps = f"{train.epochs:,} epochs" if train.updates is None else f"{train.updates:,} steps"
     clip = "" if train.clip is None else f", gradients clipped at {train.clip:g}"
     return (
-        f"training: {steps} of {train.batch} windows in {train.precision}, learning rate {train.lr:g}, "
+        f"training: {steps} of {train.batch} windows in {train.precision}, {train.optimiser}, "
+        f"learning rate {train.lr:g}, "
         f"loss {train.loss}, normaliser {task.normaliser}{clip}, seed {train.seed}"
     )
 

@@ -185,7 +185,7 @@ def test_the_plan_is_printed_once_after_all_settings(tmp_path, call):
     for line in (
         "fields: u, v forecast, given nothing else; u, v count as one (velocity)",
         "frames: 2 given, 1 predicted a call, 3 evaluated (of 6)",
-        "training: 2 steps of 4 windows in float32, learning rate 0.01",
+        "training: 2 steps of 4 windows in float32, adamw, learning rate 0.01",
         "model: transolver-sigma, width 16, depth 1",
         "split: the first 5 trajectories train, the last 1 test",
     ):
@@ -230,6 +230,7 @@ def test_training_on_all_and_testing_elsewhere(tmp_path, call):
     words = ["train", "--data", tmp_path / "a.npy", "--fields", "u,v", "--boundary", "periodic", *QUICK]
     code, out, said = call(*words, "--out", tmp_path / "all", "--test", 0)
     assert code == 0 and "the first 6 trajectories train, none tests" in out, said
+    assert out.endswith(f"next: sigmasolver evaluate {tmp_path / 'all'} --data FILE\n")
     code, _, said = call("evaluate", tmp_path / "all", "--device", "cpu")
     assert code == 2 and "name other data with --data" in said
     code, out, said = call(*words, "--out", tmp_path / "two", "--test-data", tmp_path / "b.npy")
@@ -238,6 +239,11 @@ def test_training_on_all_and_testing_elsewhere(tmp_path, call):
     assert call("evaluate", tmp_path / "all", "--data", tmp_path / "b.npy", "--device", "cpu")[0] == 0
     assert values(tmp_path / "all") == values(tmp_path / "two") and values(tmp_path / "all")
     assert {row["windows"] for row in read_rows(tmp_path / "two" / "records.jsonl")} == {6}
+    code, out, said = call("diagnose", tmp_path / "two", "--only", "maps,trust", "--device", "cpu")
+    assert code == 0 and "of the test split" in out, said
+    with np.load(tmp_path / "two" / "diagnose" / "maps.npz") as kept:
+        np.testing.assert_allclose(kept["truth"][0], other[0, 2:4], rtol=1e-2, atol=1e-2)  # kept in half precision
+    assert call("report", tmp_path / "two", "--out", tmp_path / "page.html")[0] == 0
     code, _, said = call(*words, "--out", tmp_path / "three", "--test-data", tmp_path / "a.npy")
     assert code == 2 and "is trained on too" in said
     code, _, said = call(*words, "--out", tmp_path / "four", "--test-data", tmp_path / "b.npy", "--test", 2)
@@ -420,6 +426,28 @@ def test_mistakes_are_one_sentence(tmp_path, call, words, says):
     assert code == 2 and re.search(says, said), said
     assert said.count("\n") == 1 and said.rstrip("\n").endswith((".", "?")), said
     assert not (tmp_path / "run" / "recipe.json").exists()
+
+
+def test_a_misspelt_setting_is_told_before_an_import(tmp_path, call):
+    np.save(tmp_path / "flow.npy", flow())
+    words = ("train", "--data", tmp_path / "flow.npy", "--fields", "u,v", "--out", tmp_path / "run")
+    for setting, says in (
+        ("model.widht=8", 'There is no setting "model.widht"; did you mean width'),
+        ("model.width=wide", 'model.width must be a whole number, not "wide".'),
+        ("model.width.x=8", "model.width is one value without settings of its own"),
+        ("width=8", 'There is no setting "width"; did you mean model.width?'),
+    ):
+        code, out, err = call(*words, "--set", setting)
+        assert code == 2 and says in err and "trajectories" not in out
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_recipe_is_printed_without_a_run_folder(tmp_path, call, monkeypatch):
+    np.save(tmp_path / "flow.npy", flow())
+    monkeypatch.chdir(tmp_path)
+    words = ("train", "--data", "flow.npy", "--fields", "u,v", "--history", 2, "--set", "model.width=16")
+    code, printed, err = call(*words, "--print-config")
+    assert code == 0 and "width = 16" in printed and [one.name for one in tmp_path.iterdir()] == ["flow.npy"], err
 
 
 def test_own_options_are_not_for_a_task(tmp_path, call):

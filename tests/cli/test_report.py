@@ -118,11 +118,11 @@ def test_the_page_of_runs_holds_their_films_and_drawings(tmp_path):
 
 
 def test_the_page_says_times_lengths_and_units_as_far_as_the_runs_agree(tmp_path):
-    def run(name, step=0.25, **facts):
+    def run(name, step=0.25, unit="1/h", **facts):
         rows, arrays = made.maps("ns2d", name, grid=(8, 8), leads=(1, 2))
         found = [{**row, **facts} for row in made.errors("ns2d", name)]
         path = folder(tmp_path / f"{name}{step}{len(facts)}", found, "maps", rows, arrays)
-        domain = {"fields": ["vorticity"], "units": ["1/h"], "boundary": ["periodic", "wall"], "lengths": [1.75, None],
+        domain = {"fields": ["vorticity"], "units": [unit], "boundary": ["periodic", "wall"], "lengths": [1.75, None],
                   "points": [8, 8], "time_steps": [step, step]}  # fmt: skip
         (path / "data.json").write_text(json.dumps({"domain": domain}))
         return path
@@ -136,6 +136,9 @@ def test_the_page_says_times_lengths_and_units_as_far_as_the_runs_agree(tmp_path
     assert dimensions(both) == Dimensions(0.25, "", (2.0, None), (True, False), "", units)  # the period: 8 / 7 of 1.75
     named = dimensions(both, "time=h", "length = km", "vorticity=1/s")
     assert named == Dimensions(0.25, "h", (2.0, None), (True, False), "km", {"vorticity": "1/s"})
+    speed = [run("physolver", 0.125, "length/time")]
+    assert dimensions(speed, "time=s", "length=m").units == {"vorticity": "m/s"}
+    assert dimensions(speed, "length=m").units == {"vorticity": "m/time"}
     assert dimensions([both[0], run("specsolver", step=0.5)]) == Dimensions()
     assert dimensions([run("physolver", anyway="its frames are 1 apart")]) == Dimensions()
     done = call("report", *both, "--out", tmp_path / "page.html", "--units", "time=h")

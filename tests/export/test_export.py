@@ -170,8 +170,8 @@ def test_a_pretrained_model_is_exported_by_name(call, kind, tmp_path):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *((name, "onnx") for name in ("fno", "unet", "transolver", "eddyformer-2d", "physolver")),
-        ("factformer", "torch-export"),
+        *((name, "onnx") for name in ("fno", "unet", "transolver", "eddyformer-2d", "physolver", "factformer")),
+        ("drift-net", "torch-export"),
     ],
 )
 def test_other_models_are_exported_too(data, tmp_path, name, kind):
@@ -202,6 +202,40 @@ def test_a_model_that_stands_on_its_grid_is_exported_for_that_grid(data, tmp_pat
     code, _, err = call("export", tmp_path / "untraceable", "--to", "torch-export", "--out", tmp_path / "no.pt2")
     assert code == 2 and "The model untraceable cannot be exported to torch-export: " in err
     assert not (tmp_path / "no.pt2").exists()
+
+
+def test_onnx_keeps_a_small_epsilon_and_no_path_of_this_machine(data, tmp_path, models):
+    """An epsilon of 1e-8 decides where the variance is smaller than that."""
+
+    class Normalised(torch.nn.Linear):
+        def __init__(self, config):
+            super().__init__(config.in_channels, config.out_channels)
+
+        def forward(self, x):
+            small = 1e-5 * super().forward(x)
+            return small * (small.var(dim=(1, 2), keepdim=True) + 1e-8).rsqrt()
+
+    MODELS["normalised"] = Normalised
+    train_run(replace(RECIPE, model=replace(MODEL, name="normalised")), data, Run(tmp_path / "run"))
+    made = export_run(tmp_path / "run", "onnx", tmp_path / "step.onnx")
+    assert made.difference <= LIMIT and b".py" not in (tmp_path / "step.onnx").read_bytes()
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_a_run_without_a_test_split_is_exported(call, tmp_path, other, models):
+    """Checked on the test data of their own file, else on windows of the training."""
+    MODELS["pointwise"] = lambda config: torch.nn.Linear(config.in_channels, config.out_channels)
+    np.save(tmp_path / "flow.npy", np.random.default_rng(0).normal(size=(4, 6, 8, 8, 1)))
+    np.save(tmp_path / "unseen.npy", np.random.default_rng(1).normal(size=(1, 5, 8, 8, 1)))
+    test = ("--test-data", tmp_path / "unseen.npy") if other else ("--test", 0)
+    words = ("--history", 2, "--block", 1, "--horizon", 3, "--model", "pointwise", "--set", "train.updates=2")
+    train = ("train", "--data", tmp_path / "flow.npy", "--fields", "u", "--out", tmp_path / "run", *test, *words)
+    assert call(*train)[0] == 0
+    code, out, err = call("export", tmp_path / "run", "--to", "torch-export", "--out", tmp_path / "step.pt2")
+    assert code == 0 and f"on {1 if other else 3} real windows" in out, err
+    more = ("--data", tmp_path / "unseen.npy", "--out", tmp_path / "two.pt2")
+    code, out, err = call("export", tmp_path / "run", "--to", "torch-export", *more)
+    assert code == 0 and "on 1 real windows" in out, err
 
 
 # --- what is not kept

@@ -31,6 +31,7 @@ class Browser:
         to_browser, self._write = os.pipe()
         self._read, from_browser = os.pipe()
         command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
+        command += ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
         command += [f"--user-data-dir={self.folder}", f"--window-size={width},{height}", "about:blank"]
 
         ends = to_browser, from_browser

@@ -191,8 +191,9 @@ def _unnamed(array: Array, names: Sequence[str] | None, outer: Outer, told: bool
         note += f", because the last has {size} entries; name the fields if that is wrong"
     fields = tuple(names) if names else None
     end = -1 if channels else len(shape)
+    notes = (f"{note}.",) if told is None else ()
     return Choice(
-        (UNNAMED,), channels, tuple(range(known)), known, fields, outer.trajectory(shape[:end]), (f"{note}.",), outer,
+        (UNNAMED,), channels, tuple(range(known)), known, fields, outer.trajectory(shape[:end]), notes, outer,
     )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """Arrays whose dimensions have names, as trajectories `(frames, *grid, fields)`.
 
-NetCDF, Zarr, VTK, The Well, PDEBench and PDEArena all come to this: variables with named dimensions, of which any box
-can be read. The names say which dimension counts trajectories, which is time and which are of space; spatial axes are
-put in the order x, y, z, and those that run downwards are turned round. A variable that lacks the dimension of time, or
-of trajectories, is repeated along it.
+NetCDF, Zarr, VTK, The Well, PDEBench, PDEArena and xarray all come to this: variables with named dimensions, of which
+any box can be read. The names say which dimension counts trajectories, which is time and which are of space; spatial
+axes are put in the order x, y, z, and those that run downwards are turned round. A variable that lacks the dimension of
+time, or of trajectories, is repeated along it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def _cut(values: np.ndarray, ranges: Ranges) -> np.ndarray:
 class Labelled:
     """A data set of such arrays."""
 
-    path: Path
+    path: Path | str
+    """The file, or what a sentence calls data in memory."""
     variables: Mapping[str, Variable]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -278,7 +279,7 @@ def _in_order(fields: dict[str, Variable], roles: Mapping[str, str], data: Label
     return {name: fields[name] for name in sorted(fields, key=lambda name: (not moving[name], place[name]))}
 
 
-def _wanted(path: Path, fields: dict[str, Variable], names: Sequence[str] | None) -> dict[str, Variable]:
+def _wanted(path: Path | str, fields: dict[str, Variable], names: Sequence[str] | None) -> dict[str, Variable]:
     if names is None:
         return fields
     for name in names:
@@ -287,7 +288,7 @@ def _wanted(path: Path, fields: dict[str, Variable], names: Sequence[str] | None
     return {name: fields[name] for name in names}
 
 
-def _check(path: Path, name: str, variable: Variable, roles: Mapping[str, str]) -> None:
+def _check(path: Path | str, name: str, variable: Variable, roles: Mapping[str, str]) -> None:
     unknown = [dim for dim in variable.dims if dim not in roles]
     if unknown:
         raise ValueError(

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import io
-import json
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from sigmasolver.data.formats.labelled import MARK
+from sigmasolver.data.formats.xarray_dataset import as_dataset
 from sigmasolver.data.header import Header
 from sigmasolver.data.isolated import EXTRA
 from sigmasolver.runs.files import making_folder, plain_errors, replacing
 
-if TYPE_CHECKING:
-    import xarray
-
-__all__ = ["as_dataset", "require_xarray", "write_netcdf", "write_zarr"]
+__all__ = ["require_xarray", "write_netcdf", "write_zarr"]
 
 
 def require_xarray(out: Path) -> None:
@@ -29,39 +25,6 @@ def require_xarray(out: Path) -> None:
         import zarr  # noqa: F401
     except ImportError:
         raise ValueError(f"{out} needs xarray, h5netcdf and zarr to be written; install them with {EXTRA}.") from None
-
-
-def as_dataset(trajectories: np.ndarray, header: Header) -> xarray.Dataset:
-    """Trajectories `(count, frames, *grid, fields)` with everything that their header says.
-
-    Axes have the names and attributes of the files that the header came from, else x, y, z and time.
-    """
-    import xarray
-
-    layout, kept = header.layout, _attributes(header)
-    axes = {letter: kept["axes"].get(letter, {}) for letter in (*"xyz"[: len(layout.coordinates)], "t")}
-    names = {letter: str(said.get("name", "time" if letter == "t" else letter)) for letter, said in axes.items()}
-    inner = {letter: {key: value for key, value in said.items() if key != "name"} for letter, said in axes.items()}
-    for letter, boundary in zip("xyz", layout.boundary, strict=False):
-        inner[letter]["boundary"] = boundary
-        inner[letter].setdefault("axis", letter.upper())
-    inner["t"].setdefault("axis", "T")
-    values = dict(zip("xyz", layout.coordinates, strict=False)) | {"t": layout.times}
-    dims = ("trajectory", names["t"], *(names[letter] for letter in "xyz"[: len(layout.coordinates)]))
-    fields = {
-        name: (dims, trajectories[..., place], {**kept["fields"].get(name, {}), "units": layout.units[place]})
-        for place, name in enumerate(layout.fields)
-    }
-    coordinates = {names[letter]: ((names[letter],), values[letter], inner[letter]) for letter in names}
-    # A Zarr group has no order of its arrays.
-    made = {
-        "source": header.source,
-        "parameters": _without(header.parameters),
-        "seed": header.seed,
-        "fields": layout.fields,
-    }
-    about = {"Conventions": "CF-1.11", **kept["data set"], MARK: json.dumps(made)}
-    return xarray.Dataset(fields, coordinates, about)
 
 
 def write_netcdf(out: Path, trajectories: np.ndarray, header: Header, compress: bool = False) -> None:
@@ -89,13 +52,3 @@ def write_zarr(out: Path, trajectories: np.ndarray, header: Header, version: int
         with making_folder(out) as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # consolidated metadata are what xarray writes by default
             dataset.to_zarr(folder, zarr_format=version, encoding=encoding, mode="w")
-
-
-def _attributes(header: Header) -> dict[str, Any]:
-    kept = dict(header.parameters.get("attributes", {}))
-    return {part: dict(kept.get(part, {})) for part in ("data set", "fields", "axes")}
-
-
-def _without(parameters: Any) -> dict[str, Any]:
-    """The attributes stand where they belong."""
-    return {name: value for name, value in parameters.items() if name != "attributes"}

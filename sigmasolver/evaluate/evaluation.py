@@ -178,7 +178,7 @@ def records_of_test_part(run: Run, recipe: Recipe, windows: int | None = None) -
     the run holds; none: not evaluated, or with other options."""
     data = run.read_json("data.json")
     test = data.get("test")  # data of their own
-    wanted = {
+    wanted: dict[str, Any] = {
         "weights": run.digest,
         "data": (test or data).get("fingerprint"),
         "part": "test",

@@ -23,6 +23,14 @@ def card_text(card: dict[str, Any]) -> str:
     """The card as people read it; every number is one of `card.json`."""
     training, test, windows, unseen = (card[name] for name in ("training", "test", "windows", "unseen"))
     weights, measured, simulator = card["weights"], card["measured"], card["simulator"]
+    count = windows["count"]
+    shipped = "1 window, trajectory 0" if count == 1 else f"{count} windows, trajectories 0 to {count - 1}"
+    flow = (
+        " A flow goes on from the last given frame in its full stored resolution, with time steps at the same Courant "
+        "number."
+        if test["horizon"] > 1
+        else ""
+    )
     grid = " × ".join(map(str, test["grid"]))
     lines = [
         f"# {card['name']}",
@@ -55,7 +63,7 @@ def card_text(card: dict[str, Any]) -> str:
         for where, one, last in (
             (f"{label}, test part, {test['windows']} windows", row, f"{every} | {printed}"),
             (f"{label}, simulated again with seed {unseen['seed']}, {unseen['count']} cases", more, "– | –"),
-            (f"{label}, the windows of this folder, {windows['count']}", again, "– | –"),
+            (f"{label}, the window{'s' * (count > 1)} of this folder, {count}", again, "– | –"),
         ):
             own = 100 * one["value"]
             both = significant(own) if one["deviation"] is None else spread(own, 100 * one["deviation"])
@@ -81,7 +89,7 @@ def card_text(card: dict[str, Any]) -> str:
         "",
         "## Windows",
         "",
-        f"{windows['count']} windows, trajectories 0 to {windows['count'] - 1} of "
+        f"{shipped} of "
         f"`sigmasolver simulate {card['task']} --seed {windows['seed']}`, thinned as the model sees them, float16, "
         f"{windows['bytes'] / 1e6:.2f} MB, fingerprint `{windows['fingerprint'][:16]}`. No training used this seed.",
         f"float32 differs from float64 by up to {windows['rounding']:.1e} of a window's error here; a score that is "
@@ -90,7 +98,7 @@ def card_text(card: dict[str, Any]) -> str:
         "## Beside the solver",
         "",
         "One case at a time, the model in float32. The first row is the truth, the next the solver on the model's "
-        "grid, a third the coarsest grid on which the solver is as good as the model.",
+        f"grid, a third the coarsest grid on which the solver is as good as the model.{flow}",
         "",
         "| | seconds of the solver / seconds of the model | relative L2 of the solver in per cent |",
         "|---|--:|--:|",

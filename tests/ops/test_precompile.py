@@ -161,9 +161,10 @@ def test_the_losses_are_the_same_bit_for_bit(monkeypatch, model, settings):
 def test_nothing_is_compiled_after_the_dry_step(monkeypatch, tmp_path):
     """In a width that no other test has; the kernels of the captured step are there too, and all are loaded."""
     from sigmasolver.ops.fused.parameter_kernels import adamw_step, arrange_weights
+    from sigmasolver.ops.fused.slice_update import update_backward
 
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
-    for kernel in (adamw_step, arrange_weights):  # have the same form for all widths
+    for kernel in (adamw_step, arrange_weights, update_backward):  # other tests may have compiled the same form
         kernel.device_caches.clear()
     seen, after = Compilations(monkeypatch), []
     ahead = capture.precompile

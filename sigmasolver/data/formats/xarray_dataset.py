@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sigmasolver.data.formats.dimensions import SPACE, TIME, role_of
-from sigmasolver.data.formats.labelled import MARK, Labelled, Ranges, Variable, as_trajectories
-from sigmasolver.data.formats.source import Foreign
+from sigmasolver.data.formats.labelled import MARK, Labelled, Variable, as_trajectories
+from sigmasolver.data.formats.source import Foreign, Ranges
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.worker import plain_value

@@ -20,6 +20,10 @@ def ledger(
     ] = None,
     file: Annotated[Path, typer.Option(help="The rows, one per number.")] = Path("results/ledger.jsonl"),
     page: Annotated[Path, typer.Option(help="The page generated from them.")] = Path("docs/results.md"),
+    windows: Annotated[
+        int | None,
+        typer.Option(min=1, help="The runs were evaluated on so many windows; default: the whole test split."),
+    ] = None,
 ) -> None:
     """Add finished runs to the ledger and generate the page of results beside the paper's numbers."""
     from sigmasolver.experiments.ledger import collect, write
@@ -28,8 +32,8 @@ def ledger(
     from sigmasolver.runs import Run
     from sigmasolver.runs.files import plain_errors, replacing
 
-    rows = write(file, [row for run in runs or () for row in collect(Run(run))])
-    text = results_page(rows, list(suite_of("ledger")), factor_settings())
+    rows = write(file, [row for run in runs or () for row in collect(Run(run), windows)])
+    text = results_page(rows, list(suite_of("ledger")), factor_settings(), list(suite_of("comparison")))
     with plain_errors(page):
         page.parent.mkdir(parents=True, exist_ok=True)
         with replacing(page) as temporary:

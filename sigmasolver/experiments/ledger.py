@@ -1,6 +1,6 @@
 """The ledger: results of finished runs as tidy rows, each with what is needed to repeat and to judge it.
 
-A row is a record of `evaluate` (free forecasts of the whole test part by the final weights) with, in addition,
+A row is a record of `evaluate` (free forecasts of the test part by the final weights) with, in addition,
 
     budget       updates made over those of the paper's recipe for that task
     data_seed    of the simulator that made the data; null where they were imported
@@ -33,19 +33,21 @@ def budget_of(run: Run, recipe: Recipe) -> float:
     return float(read_facts(run.weights)["step"] / updates_of(recipe_of(recipe.task.name)))
 
 
-def collect(run: Run) -> list[dict[str, Any]]:
-    """The rows of one run; an error where it is not finished, not evaluated, or not of one of the paper's tasks."""
+def collect(run: Run, windows: int | None = None) -> list[dict[str, Any]]:
+    """The rows of one run, on the whole test part or so many of its windows; an error where it is not finished, not
+    evaluated, or not of one of the paper's tasks."""
     recipe = recipe_in(run)
     task = recipe.task
     if task.name not in RECIPES:
         raise ValueError(f"{run.path} is a run on {task.name}; the ledger holds the paper's tasks.")
     if not run.finished:
         raise ValueError(f"{run.path} is not finished; resume with: sigmasolver train --resume {run.path}")
-    rows = [row for row in records_of_test_part(run, recipe) if row["metric"] in METRICS]
+    rows = [row for row in records_of_test_part(run, recipe, windows) if row["metric"] in METRICS]
     if not rows:
+        how = "" if windows is None else f" --windows {windows}"
         raise ValueError(
-            f"{run.path} has no records of its final weights on the whole test part; make them with: "
-            f"sigmasolver evaluate {run.path}"
+            f"{run.path} has no records of its final weights on {'the whole test part' if windows is None else windows}"
+            f"{'' if windows is None else ' windows'}; make them with: sigmasolver evaluate {run.path}{how}"
         )
     facts = {"budget": budget_of(run, recipe), "data_seed": run.read_json("data.json").get("seed")}
     return [{**row, **facts} for row in rows]

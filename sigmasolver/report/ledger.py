@@ -5,6 +5,7 @@ A run of the ledger is called TASK-MODEL-...-SEED; runs that differ in the seed 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,17 +31,24 @@ those that the paper used, so the level may differ for reasons that are not the 
 """
 
 
-def results_page(rows: Sequence[Row], planned: Sequence[str], factors: Mapping[str, str] | None = None) -> str:
-    """Markdown; `planned` names all runs that the ledger is to hold, in order, and `factors` those that change one
-    setting, with the setting."""
+def results_page(
+    rows: Sequence[Row],
+    planned: Sequence[str],
+    factors: Mapping[str, str] | None = None,
+    compared: Sequence[str] = (),
+) -> str:
+    """Markdown; `planned` names all runs that the ledger is to hold, in order, `factors` those that change one setting,
+    with the setting, and `compared` those of all models at equal updates."""
     parts, factors = [HEAD], factors or {}
-    main = [row for row in rows if row["run"] not in factors]
+    main = [row for row in rows if row["run"] not in factors and row["run"] not in compared]
     for task in (name for name in TASK_LABELS if any(row["task"] == name for row in main)):
         parts.append(_task([row for row in main if row["task"] == task], task))
     have = {row["run"] for row in rows}
     if have & set(factors):
         parts.append(_factors(rows, factors))
-    missing = [name for name in [*planned, *factors] if name not in have]
+    if have & set(compared):
+        parts.append(_compared([row for row in rows if row["run"] in compared]))
+    missing = [name for name in [*planned, *factors, *compared] if name not in have]
     parts.append("## Not run yet\n\n" + ("".join(f"- `{name}`\n" for name in missing) or "Nothing.\n"))
     parts.append(_origin(rows))
     return "\n".join(parts)
@@ -85,6 +93,43 @@ def _factors(rows: Sequence[Row], factors: Mapping[str, str]) -> str:
     return (
         f"## One setting at a time: {TASK_LABELS[task]}, {100 * budget:.3g} % of the updates\n\n"
         "Repeat a run with `sigmasolver suite factors --data-seed SEED --only RUN`.\n\n" + _markdown(heads, lines)
+    )
+
+
+def _compared(rows: Sequence[Row]) -> str:
+    """One line per model, the lowest error of the whole horizon first."""
+    first, leads = rows[0], sorted({row["lead"] for row in rows if row["lead"] is not None})
+    shown = sorted({leads[0], leads[(len(leads) - 1) // 2], leads[-1]})
+
+    def values(model: str, metric: str, lead: int | None = None) -> list[float]:
+        found = {row["run"]: row["value"] for row in rows
+                 if (row["model"], row["metric"], row["lead"]) == (model, metric, lead)}  # fmt: skip
+        return [math.inf if value is None else 100 * value for value in found.values()]
+
+    def told(found: Sequence[float]) -> str:
+        return _mean(sorted(set(found)) if len(set(found)) == 1 else found) if max(found) < math.inf else "not finite"
+
+    models = dict.fromkeys(row["model"] for row in rows)
+    lines = []
+    for model in sorted(models, key=lambda name: statistics.mean(values(name, "relative_l2"))):
+        sizes = values(model, "parameters")
+        lines.append(
+            [
+                model,
+                f"{int(max(sizes) / 100):,}" if sizes else "–",
+                str(len({row["seed"] for row in rows if row["model"] == model})) if sizes else "–",
+                *(told(values(model, "relative_l2_lead", lead)) for lead in shown),
+                told(values(model, "relative_l2")),
+            ]
+        )
+    heads = ("model", "parameters", "seeds", *(f"lead {lead}" for lead in shown), "whole horizon")
+    return (
+        f"## All models at equal updates: {TASK_LABELS[first['task']]}, {first['step']:,} updates\n\n"
+        f"Every model at its size of the comparison, with the training settings of Transolver-σ, for "
+        f"{100 * first['budget']:.2g} % of the paper's updates: this shows how quickly they learn, not where they end. "
+        f"Relative L2 errors in per cent on {first['windows']} windows of the test split, ± the sample standard "
+        "deviation over seeds. Repeat a run with `sigmasolver suite comparison --data-seed SEED --windows "
+        f"{first['windows']} --only RUN`.\n\n" + _markdown(heads, lines)
     )
 
 

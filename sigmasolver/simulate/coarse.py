@@ -32,24 +32,24 @@ class Work:
 
     grid: tuple[int, ...]
     call: Callable[[], torch.Tensor]
-    """Returns frames at the points of the model, `(B, frames, *grid)`."""
-    share: float = 1.0
-    """Which part of the horizon one call computes: steps of equal cost need not all be timed."""
+    """Returns frames `(B, frames, *grid)`; of `coarse_work` at the points of the model."""
 
 
 def full_work(
-    simulator: Simulator, seed: int, index: int, leads: int, time_stride: int, device: torch.device | str = "cpu"
+    simulator: Simulator, seed: int, index: int, frames: int, device: torch.device | str = "cpu"
 ) -> Work | None:
-    """One case on the grid that the truth was computed on; None where this simulator is not known here.
+    """One case on the grid that the truth was computed on, for so many stored frames of a flow; None where this
+    simulator is not known here.
 
-    Of a flow only what follows the given frames counts: neither the burn-in nor the history.
+    Of a flow only what follows the given frames counts, neither the burn-in nor the history; it starts anywhere,
+    because all steps cost the same.
     """
     if isinstance(simulator, Darcy):
         coefficient = simulator.coefficient(seed, [index], device)
         return Work((simulator.grid,) * 2, lambda: simulator.pressure(coefficient)[:, None])
     if isinstance(simulator, Vorticity):
-        initial, short = simulator.initial(seed, [index], device), replace(simulator, burn_in=0.0, frames=1)
-        return Work((simulator.grid,) * 2, lambda: short.evolve(initial), 1 / (leads * time_stride))
+        initial, short = simulator.initial(seed, [index], device), replace(simulator, burn_in=0.0, frames=frames)
+        return Work((simulator.grid,) * 2, lambda: short.evolve(initial))
     return None
 
 

@@ -25,11 +25,12 @@ ROWS = read_rows(ROOT / "results" / "ledger.jsonl")
 
 
 def test_the_page_is_what_the_command_writes():
-    assert (ROOT / "docs" / "results.md").read_text() == results_page(ROWS, list(suite_of("ledger")), factor_settings())
+    page = results_page(ROWS, list(suite_of("ledger")), factor_settings(), list(suite_of("comparison")))
+    assert (ROOT / "docs" / "results.md").read_text() == page
 
 
 def test_rows_are_of_planned_runs_with_their_budget():
-    planned = suite_of("ledger") | suite_of("factors")
+    planned = suite_of("ledger") | suite_of("factors") | suite_of("comparison")
     assert {row["metric"] for row in ROWS} <= set(METRICS)
     for row in ROWS:
         recipe = planned[row["run"]]
@@ -49,6 +50,31 @@ def test_changed_settings_stand_beside_the_run_that_changes_nothing():
     assert "| `a-42` | nothing | 8.00 | 8.00 | – |" in page
     assert "| `b-42` | train.clip=1.0 | 6.00 | 6.00 | -25.0 % |" in page
     assert "- `c-42`" in page and "| a |" not in page
+
+
+def test_models_at_equal_updates_come_in_the_order_of_their_errors():
+    names = ("a-1-42", "a-1-43", "b-1-42")
+    rows = [
+        {
+            **made(int(run[-2:]), value, run, task="kf2d", field="vorticity", metric=metric),
+            "model": run[0],
+            "lead": lead,
+        }
+        for run, value in zip(names, (0.08, 0.10, 0.06), strict=True)
+        for metric, lead in (("relative_l2", None), ("relative_l2_lead", 1), ("relative_l2_lead", 2))
+    ]
+    rows += [{**row, "metric": "parameters", "value": 1234, "lead": None} for row in rows if row["lead"] == 1]
+    plain = [
+        {**row, "model": "persistence", "seed": None, "value": 0.9} for row in rows if row["metric"] != "parameters"
+    ]
+    page = results_page([*rows, *plain], [], {}, [*names, "c-1-42"])
+    lines = [line for line in page.splitlines() if line.startswith(("| a |", "| b |", "| persistence |"))]
+    assert lines == [
+        "| b | 1,234 | 1 | 6.00 | 6.00 | 6.00 |",
+        "| a | 1,234 | 2 | 9.00 ± 1.41 | 9.00 ± 1.41 | 9.00 ± 1.41 |",
+        "| persistence | – | – | 90.0 | 90.0 | 90.0 |",
+    ]
+    assert "- `c-1-42`" in page and "## KF2D\n" not in page
 
 
 @pytest.mark.parametrize(

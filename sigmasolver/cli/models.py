@@ -40,7 +40,9 @@ def models(plugin: Plugins = None) -> None:
 def _print_pretrained() -> None:
     from sigmasolver import pretrained
 
-    table = Table("pretrained", "model", box=SIMPLE_HEAD)
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("pretrained", no_wrap=True)
+    table.add_column("model", overflow="fold")
     for column in ("parameters", "error %", "paper %", "budget"):
         table.add_column(column, justify="right", no_wrap=True)
     for name in pretrained.names():
@@ -48,13 +50,13 @@ def _print_pretrained() -> None:
         scores = card["test"]["scores"]
         task = "" if name == card["task"] else f"{card['task']} "
         table.add_row(
-            f"{name} {task}{'×'.join(map(str, card['test']['grid']))}",
-            card["model"],
+            f"{name} {task}".strip(),
+            f"{card['model']} {'×'.join(map(str, card['test']['grid']))}",
             f"{card['parameters']:,}",
-            " / ".join(f"{100 * row['value']:.3g}" for row in scores),
-            " / ".join((row["paper"] or "–").replace("±", " ± ") for row in scores),
+            "\n".join(f"{100 * row['value']:.3g}" for row in scores),
+            "\n".join((row["paper"] or "–").replace("±", " ± ") for row in scores),
             f"{100 * card['training']['budget_share']:.3g} %",
         )
     console().print(table)
-    said = "  relative L2 on the test split, share of the paper's epochs; try one: sigmasolver forecast NAME"
+    said = "  relative L2 on the test split (of a flow: all frames, and the last), share of the paper's epochs; try one: sigmasolver forecast NAME"
     console().print(said, soft_wrap=True)

@@ -58,5 +58,5 @@ def _print_pretrained() -> None:
             f"{100 * card['training']['budget_share']:.3g} %",
         )
     console().print(table)
-    said = "  relative L2 on the test split (of a flow: all frames, and the last), share of the paper's epochs; try one: sigmasolver forecast NAME"
-    console().print(said, soft_wrap=True)
+    said = "  relative L2 on the test split (of a flow: all frames, and the last), share of the paper's epochs"
+    console().print(f"{said}\n  try one: sigmasolver forecast NAME", soft_wrap=True)

@@ -151,6 +151,7 @@ def test_kernels(rows_of):
     assert kinds["aten::convolution_backward"]["launches"] == 3
 
 
+@pytest.mark.slow
 def test_cold_start(rows_of):
     """On a CPU there is nothing to compile, and both forms are the same training."""
     rows = rows_of("cold_start", "kf2d", "--device", "cpu", "--precision", "float32", "--set", "train.batch=2")

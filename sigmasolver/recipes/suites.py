@@ -133,7 +133,8 @@ FACTORS: dict[str, tuple[str, ...]] = {
 """What may hold the error of KF2D up, by the settings that change it; "base" is the row of the ledger, and "released"
 has the schedule and clipping of the public code."""
 IMPROVED = "circular-clip-1"
-"""The settings of `FACTORS` that the ledger also trains at the whole budget: each of them alone lowers the error."""
+"""The settings of `FACTORS` that the ledger also trains at the whole budget: each of them alone lowered the error on
+the test split, with one seed."""
 
 
 def factor_settings() -> dict[str, str]:

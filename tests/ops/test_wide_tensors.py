@@ -129,9 +129,9 @@ def test_gates_over_several_chunks(monkeypatch):
 @gpu
 @pytest.mark.parametrize("sizes", [(2, 1000, 4, 16, 128), (1, 333, 2, 32, 100)])
 def test_gates_in_bf16(sizes):
-    """The gradient of a temperature is a sum that cancels, ten-thousandfold in the first case: bf16 leaves it a digit
-    at best, in plain operations too. `test_gates` holds it to 1e-4 in float32."""
-    agree_on_gates(*sizes, dtype=torch.bfloat16, tolerance=0.03, of_temperatures=0.5)
+    """The gradient of a temperature is a sum that cancels, ten-thousandfold in the first case: bf16 logits leave it a
+    digit at best. `test_gates` holds it to 1e-4 in float32."""
+    agree_on_gates(*sizes, dtype=torch.bfloat16, tolerance=0.03, of_temperatures=0.25)
 
 
 # --- periodic padding

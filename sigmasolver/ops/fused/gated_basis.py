@@ -5,7 +5,8 @@
 Each has one pass over the points forward and one backward, which make E again, tile by tile:
 
     gather:   dE = F dS^T,  dF = E dS           spread:   dE = dO Z^T,  dZ = E^T dO
-    both:     dG = dE * Phi,  dx = G (dG - sum_k G dG),  dR = dx W^T / tau,  dW, db and dtau as in `slices`
+    both:     dG = dE * Phi,  dx = G (dG - sum_k G dG),  dR = dx W^T / tau,  dW = R^T dx / tau,  db = sum dx / tau,
+              dtau = -sum x dx / tau
 
 Phi has no gradient. It is read again for every head and sample, from the second-level cache. Sums over points are made
 in chunks, then over chunks in a fixed order.
@@ -91,7 +92,7 @@ def _through_backward(  # type: ignore[no-untyped-def]
     z = load_states(Z, batch * H + head, 0, d, m, D, M).to(R.dtype.element_ty)
     ones = tl.full((16, ROWS), 1.0, R.dtype.element_ty)
     sum_W, sum_b = tl.zeros((COLUMNS, SLICES), tl.float32), tl.zeros((16, SLICES), tl.float32)
-    total = tl.zeros((SLICES, COLUMNS), tl.float32)
+    total, sum_x = tl.zeros((SLICES, COLUMNS), tl.float32), tl.zeros((ROWS,), tl.float32)
     for start in range(0, CHUNK, ROWS):
         rows = chunk * CHUNK + start + tl.arange(0, ROWS)
         r = load_points(R + first, rows, head * D, d, N, C, D)
@@ -101,7 +102,9 @@ def _through_backward(  # type: ignore[no-untyped-def]
         p = slice_softmax(x, m[None, :] < M, 1, SLICES == M)
         e = (p * phi).to(R.dtype.element_ty)
         weighed = p * phi * tl.dot(a, tl.trans(z), input_precision=PRECISION)
-        dx = (weighed - p * tl.sum(weighed, axis=1)[:, None]).to(R.dtype.element_ty)
+        exact = weighed - p * tl.sum(weighed, axis=1)[:, None]
+        sum_x += tl.sum(x * exact, axis=1)  # it cancels: what dx loses in bf16 would be as large as the sum
+        dx = exact.to(R.dtype.element_ty)
         sum_W = tl.dot(tl.trans(r), dx, sum_W, input_precision=PRECISION)
         sum_b = tl.dot(ones, dx, sum_b, input_precision=PRECISION)
         dr = tl.dot(dx, w, input_precision=PRECISION)
@@ -121,10 +124,9 @@ def _through_backward(  # type: ignore[no-untyped-def]
     tl.store(to + m[None, :] * D + d[:, None], sum_W * cold, mask=known)
     db = tl.sum(tl.where(tl.arange(0, 16)[:, None] == 0, sum_b, 0.0), axis=0)
     tl.store(to + M * D + m, db * cold, mask=m < M)
-    down = tl.sum(tl.sum(tl.where(known, tl.trans(w).to(tl.float32) * sum_W, 0.0), axis=1), axis=0)
-    down += tl.sum(bias * db, axis=0)
+    down = tl.sum(sum_x, axis=0) * (LN2 * cold)
     warm = tl.load(tau + head).to(tl.float32)
-    tl.store(to + M * D + M, tl.where((warm >= COLDEST) & (warm <= HOTTEST), -down * (LN2 * cold), 0.0))
+    tl.store(to + M * D + M, tl.where((warm >= COLDEST) & (warm <= HOTTEST), -down, 0.0))
 
 
 class _Sizes:

@@ -175,11 +175,12 @@ def evaluate_run(
 
 def records_of_test_part(run: Run, recipe: Recipe, windows: int | None = None) -> list[dict[str, Any]]:
     """The records of free float32 forecasts of the whole test part, or of so many of its windows, by the weights that
-    the run holds; none: not evaluated, or with other options."""
+    the run holds (by any, if it holds none); none: not evaluated, or with other options."""
+    if not run.records.exists():
+        return []
     data = run.read_json("data.json")
     test = data.get("test")  # data of their own
     wanted: dict[str, Any] = {
-        "weights": run.digest,
         "data": (test or data).get("fingerprint"),
         "part": "test",
         "protocol": "free",
@@ -188,6 +189,8 @@ def records_of_test_part(run: Run, recipe: Recipe, windows: int | None = None) -
         "forecast_precision": "float32",
         "cohort": None,
     }
+    if run.weights.exists():
+        wanted["weights"] = run.digest
     if test is None and "listed" in data:
         wanted["windows"] = data["listed"]
     elif "frames" in data:  # older runs do not tell how long their trajectories are

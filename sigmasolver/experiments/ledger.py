@@ -16,8 +16,8 @@ from typing import Any
 
 from sigmasolver.evaluate import records_of_test_part
 from sigmasolver.forecast.checkpoint import recipe_in
-from sigmasolver.recipes import RECIPES, Recipe, recipe_of
-from sigmasolver.runs import Run, read_facts, read_records, replace_rows
+from sigmasolver.recipes import RECIPES, recipe_of
+from sigmasolver.runs import Run, read_records, replace_rows
 from sigmasolver.runs.files import plain_errors
 from sigmasolver.train.dry_run import updates_of
 
@@ -28,28 +28,33 @@ FACTS = ("budget", "data_seed", "data", "precision", "windows", "step", "commit"
 METRICS = ("parameters", "relative_l2", "relative_l2_final", "relative_l2_lead")
 
 
-def budget_of(run: Run, recipe: Recipe) -> float:
-    """Updates behind the weights of a run, over those of the paper's recipe for its task."""
-    return float(read_facts(run.weights)["step"] / updates_of(recipe_of(recipe.task.name)))
+def budget_of(updates: int, task: str) -> float:
+    """These updates over those of the paper's recipe for the task."""
+    return updates / updates_of(recipe_of(task))
 
 
 def collect(run: Run, windows: int | None = None) -> list[dict[str, Any]]:
     """The rows of one run, on the whole test part or so many of its windows; an error where it is not finished, not
-    evaluated, or not of one of the paper's tasks."""
+    evaluated, or not of one of the paper's tasks.
+
+    A folder without weights, which may be too large to bring from another machine, is finished if its records are those
+    of the last update.
+    """
     recipe = recipe_in(run)
     task = recipe.task
     if task.name not in RECIPES:
         raise ValueError(f"{run.path} is a run on {task.name}; the ledger holds the paper's tasks.")
-    if not run.finished:
-        raise ValueError(f"{run.path} is not finished; resume with: sigmasolver train --resume {run.path}")
     rows = [row for row in records_of_test_part(run, recipe, windows) if row["metric"] in METRICS]
+    last = {row["step"] for row in rows} == {updates_of(recipe)} and len({row["weights"] for row in rows}) == 1
+    if not (run.finished or (last and not run.weights.exists())):
+        raise ValueError(f"{run.path} is not finished; resume with: sigmasolver train --resume {run.path}")
     if not rows:
         how = "" if windows is None else f" --windows {windows}"
         raise ValueError(
             f"{run.path} has no records of its final weights on {'the whole test part' if windows is None else windows}"
             f"{'' if windows is None else ' windows'}; make them with: sigmasolver evaluate {run.path}{how}"
         )
-    facts = {"budget": budget_of(run, recipe), "data_seed": run.read_json("data.json").get("seed")}
+    facts = {"budget": budget_of(rows[0]["step"], task.name), "data_seed": run.read_json("data.json").get("seed")}
     return [{**row, **facts} for row in rows]
 
 

@@ -203,7 +203,7 @@ def _training(run: Run, recipe: Recipe, seed: int) -> dict[str, Any]:
         "epochs": train.epochs,
         "updates": facts["step"],
         "batch": train.batch,
-        "budget_share": budget_of(run, recipe),
+        "budget_share": budget_of(facts["step"], recipe.task.name),
         "precision": train.precision,
         "seed": train.seed,
     }

@@ -169,6 +169,19 @@ def test_rows_of_a_run_are_its_records_with_budget_and_data_seed(run):
     assert {row["data_seed"] for row in rows} == {5}
 
 
+def test_records_of_the_last_update_need_no_weights(run, tmp_path):
+    shutil.copytree(run.path, tmp_path / run.path.name, ignore=shutil.ignore_patterns("*.safetensors"))
+    light = Run(tmp_path / run.path.name)
+    assert collect(light) == collect(run)
+    text = light.records.read_text()
+    light.records.write_text(text.replace('"step": 5', '"step": 4'))
+    with pytest.raises(ValueError, match="is not finished"):
+        collect(light)
+    light.records.write_text(text.replace(run.digest, "0" * 16, 1))
+    with pytest.raises(ValueError, match="is not finished"):
+        collect(light)
+
+
 def test_a_run_entered_twice_stands_once(run, tmp_path):
     file, rows = tmp_path / "ledger.jsonl", collect(run)
     other = [{**row, "run": "ns2d-specsolver-42"} for row in rows]

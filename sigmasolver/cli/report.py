@@ -19,6 +19,7 @@ __all__ = ["figure", "report", "table"]
 SWEEPS = ("scaling",)
 """Tables and figures of runs whose recipes differ on purpose."""
 Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
+Records = Annotated[list[Path], typer.Argument(help="Run folders, or one file of results (results/ledger.jsonl).")]
 Where = Annotated[
     list[str] | None,
     typer.Option("--where", metavar="NAME=VALUE", help="Only rows with this fact: horizon=20, ...; repeatable."),
@@ -34,7 +35,7 @@ def figure(
             "components, efficiency or scaling."
         ),
     ],
-    runs: Runs,
+    runs: Records,
     out: Annotated[Path, typer.Option(help="The folder for NAME.png and NAME.pdf.")] = Path(),
     field: Annotated[
         str | None, typer.Option(help="The field to show; velocity: all its components; default: all, or the main one.")
@@ -62,7 +63,7 @@ def table(
             "realpdebench-seeds, realm-seeds, scaling, cohorts or efficiency."
         ),
     ],
-    runs: Runs,
+    runs: Records,
     latex: Annotated[bool, typer.Option("--latex", help="A LaTeX tabular (booktabs).")] = False,
     where: Where = None,
 ) -> None:
@@ -118,8 +119,11 @@ def _records(
     paths: Sequence[Path], needs: Sequence[Need], conditions: Sequence[str], sweep: bool
 ) -> tuple[Rows, Arrays]:
     """The rows of evaluations and of the diagnoses that are needed, and the arrays of these by the name of the run."""
+    from sigmasolver.experiments.records import read_results
     from sigmasolver.report.rows import refuse_mixed_cohorts, runs_in
 
+    if len(paths) == 1 and paths[0].suffix == ".jsonl":
+        return read_results(paths[0], needs, conditions), {}
     diagnostics = tuple(dict.fromkeys(name for need in needs if (name := need.facts.get("diagnostic")) is not None))
     rows, found = _read(paths, diagnostics, needs, conditions, sweep)
     refuse_mixed_cohorts([row for row in rows if any(need.takes(row) for need in needs)])

@@ -17,7 +17,7 @@ from sigmasolver.report.rows import Arrays, Need, Rows, once, where
 from sigmasolver.report.study import Dimensions
 from sigmasolver.runs import Run, read_records
 
-__all__ = ["dimensions_in", "dimensions_of", "folder_labels", "join_records", "label_runs"]
+__all__ = ["dimensions_in", "dimensions_of", "folder_labels", "join_records", "label_runs", "read_results"]
 
 
 def folder_labels(paths: Sequence[Path]) -> list[str]:
@@ -74,6 +74,15 @@ def join_records(
         names = _names_by_recipe(rows, {own: copies[0] for own, copies in runs.items()})
         rows = [{**row, "model": names.get((row["run"], row["model"]), row["model"])} for row in rows]
     return where(rows, conditions), dict(arrays)
+
+
+def read_results(file: Path, needs: Sequence[Need] = (), conditions: Sequence[str] = ()) -> Rows:
+    """The rows of a file of results, such as the ledger, in which every run has its own name."""
+    rows = where(read_records(file), conditions)
+    for need in needs:
+        if not any(need.takes(row) for row in rows):
+            raise ValueError(f"{file} has no {need.metrics[0]}; give the folders of the runs that measured it.")
+    return [{**row, "folders": [row["run"]], "measured_as": row["run"]} for row in rows]
 
 
 def dimensions_of(paths: Sequence[Path], rows: Rows, units: Sequence[str] = ()) -> Dimensions:

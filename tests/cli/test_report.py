@@ -51,6 +51,20 @@ def test_a_table_from_the_records_of_several_seeds(tmp_path):
     assert "| <ins>4.23</ins> |" in done.stdout and "\\underline{4.23}" in latex  # FactFormer, second on NS2D
 
 
+def test_one_file_of_results_gives_what_its_run_folders_give(tmp_path):
+    kept = {f"ns2d-sigma-{seed}": made.errors("ns2d", "transolver-sigma", seed) for seed in (42, 43)}
+    kept = {name: [{**row, "run": name} for row in rows] for name, rows in kept.items()}
+    runs = [folder(tmp_path / name, rows) for name, rows in kept.items()]
+    file = tmp_path / "results.jsonl"
+    replace_rows(file, [row for rows in kept.values() for row in rows])
+    assert call("table", "main", file).stdout == call("table", "main", *runs).stdout != ""
+    assert call("figure", "rollout", file, "--out", tmp_path / "a").exit_code == 0
+    assert call("figure", "rollout", *runs, "--out", tmp_path / "b").exit_code == 0
+    assert (tmp_path / "a" / "rollout.png").read_bytes() == (tmp_path / "b" / "rollout.png").read_bytes()
+    refused = str(call("figure", "spectra", file, "--out", tmp_path).exception)
+    assert refused == f"{file} has no correlation_lead; give the folders of the runs that measured it."
+
+
 def test_a_terminal_gets_bold_and_underlined_numbers_and_no_number_loses_its_end(tmp_path, monkeypatch):
     run = folder(tmp_path / "run", made.errors("ns2d", "transolver-sigma"))
     monkeypatch.setenv("TERM", "xterm")

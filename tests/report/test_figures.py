@@ -452,7 +452,7 @@ def test_no_rows_are_one_sentence_with_the_command(name):
 
 
 def test_the_papers_models_keep_their_colours_and_no_two_models_look_alike():
-    many = looks(["a", "physolver", *"bcdefghij", "transolver-sigma"])
+    many = looks(["a", "physolver", *"bcdefghijklmnop", "transolver-sigma"])
     assert many["physolver"].colour == looks(["physolver"])["physolver"].colour == COLOURS[1]
     assert len({(one.colour, one.dashes) for one in many.values()}) == len(many)
 

@@ -98,12 +98,13 @@ def style() -> Iterator[None]:
 
 
 class Look:
-    """Colour, marker and dashes of one model."""
+    """Colour, marker and dashes of one model; a colour that comes again has another marker and other dashes."""
 
     def __init__(self, index: int) -> None:
-        self.colour = COLOURS[index % len(COLOURS)]
-        self.marker = MARKERS[index % len(MARKERS)]
-        self.dashes: Literal["-", "-."] = "-" if index < len(COLOURS) else "-."
+        again, colour = divmod(index, len(COLOURS))
+        self.colour = COLOURS[colour]
+        self.marker = MARKERS[(colour + again) % len(MARKERS)]
+        self.dashes: Literal["-", "-.", ":"] = "-" if again == 0 else "-." if again == 1 else ":"
 
 
 def looks(models: Sequence[str]) -> dict[str, Look]:

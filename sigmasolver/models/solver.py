@@ -36,7 +36,7 @@ class Solver(GridModel):
         super().__init__(config)
         width = config.width
         self.lift = perceptron(config.position_channels + config.in_channels, 2 * width, width)
-        self.offset = nn.Parameter(torch.rand(width) / width)
+        self.offset = nn.Parameter(torch.rand(width).div_(width))
         self.time = TimeEmbedding(width, config.scalars) if config.scalars else None
         self.blocks = nn.ModuleList(block(config) for _ in range(config.depth))
         self.norm = LayerNorm(width)

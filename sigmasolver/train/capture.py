@@ -21,6 +21,7 @@ from sigmasolver.ops.fused.weight_cache import WeightCache
 from sigmasolver.ops.graphs import capture
 from sigmasolver.ops.precompile import precompile
 from sigmasolver.ops.side_streams import SideStreams
+from sigmasolver.train.optimisers import AdamW
 
 __all__ = ["WARM_UP", "Capture"]
 
@@ -114,4 +115,5 @@ def launch_all(
 
 
 def _adamw(optimiser: torch.optim.Optimizer) -> torch.optim.AdamW | None:
-    return optimiser if type(optimiser) is torch.optim.AdamW else None  # a subclass may do otherwise
+    known = type(optimiser) in (AdamW, torch.optim.AdamW)  # another subclass may do otherwise
+    return optimiser if isinstance(optimiser, torch.optim.AdamW) and known else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -11,14 +12,25 @@ from torch import nn
 from sigmasolver.plugins import Registry
 from sigmasolver.recipes import TrainRecipe
 
-__all__ = ["OPTIMISERS", "build_optimiser", "reads_tensor", "register_optimiser", "set_rate"]
+__all__ = ["OPTIMISERS", "AdamW", "build_optimiser", "reads_tensor", "register_optimiser", "set_rate"]
 
 Make = Callable[[list[nn.Parameter], TrainRecipe], torch.optim.Optimizer]
 
 
+class AdamW(torch.optim.AdamW):
+    """torch's AdamW. To keep its compiler from tracing the methods below, torch loads the compiler, which takes a second
+    or more of every start. Nothing traces an optimiser here, so they are called as they are written."""
+
+    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
+    add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = unwrap(torch.optim.Optimizer.zero_grad)
+    state_dict = unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = unwrap(torch.optim.Optimizer.load_state_dict)
+
+
 def _adamw(parameters: list[nn.Parameter], train: TrainRecipe) -> torch.optim.Optimizer:
     capturable = parameters[0].device.type == "cuda"
-    return torch.optim.AdamW(parameters, weight_decay=train.weight_decay, fused=True, capturable=capturable)
+    return AdamW(parameters, weight_decay=train.weight_decay, fused=True, capturable=capturable)
 
 
 def _check(name: str, builder: Any) -> Make:

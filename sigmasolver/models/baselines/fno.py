@@ -47,7 +47,7 @@ class FourierConvolution(nn.Module):
     def __init__(self, width: int, modes: Sequence[int]) -> None:
         super().__init__()
         signed = [2 * K for K in modes[:-1]]
-        self.weight = nn.Parameter(torch.rand(*signed, modes[-1], width, width, 2) / width**2)
+        self.weight = nn.Parameter(torch.rand(*signed, modes[-1], width, width, 2).div_(width**2))
 
     def forward(self, H: torch.Tensor) -> torch.Tensor:
         wide = torch.promote_types(H.dtype, torch.float32)

@@ -103,6 +103,13 @@ def _ledger() -> dict[str, Recipe]:
         rows = each("ns2d", models, f"{epochs}-epochs")
         return {name: replace(one, train=replace(one.train, epochs=epochs)) for name, one in rows.items()}
 
+    def reduced(task: str, models: Sequence[str]) -> dict[str, Recipe]:
+        """A fifth or a tenth of the cases, which a disk of 64 GB holds, and a few per cent of the updates."""
+        rows = each(task, models, "200-cases-2500-updates")
+        return {
+            name: changed(one, ("task.train=200", "task.test=20", "train.updates=2500")) for name, one in rows.items()
+        }
+
     matched = each("kf2d", COUNTERPARTS, "matched")
     improved = each("kf2d", ["transolver-sigma"], IMPROVED, SEEDS) | each("kf2d", COUNTERPARTS, IMPROVED)
     return {
@@ -115,6 +122,8 @@ def _ledger() -> dict[str, Recipe]:
         **each("ns2d", ["transolver-sigma"]),
         **shorter(250, COUNTERPARTS),
         **shorter(25, [*SLICE_UPDATES, *ABLATIONS]),
+        **reduced("it3d", ["transolver-sigma", *COUNTERPARTS]),
+        **reduced("smoke3d", ["transolver-sigma", *COUNTERPARTS]),
     }
 
 

@@ -18,8 +18,8 @@ Make = Callable[[list[nn.Parameter], TrainRecipe], torch.optim.Optimizer]
 
 
 class AdamW(torch.optim.AdamW):
-    """torch's AdamW. To keep its compiler from tracing the methods below, torch loads the compiler, which takes a second
-    or more of every start. Nothing traces an optimiser here, so they are called as they are written."""
+    """torch's AdamW. To keep its compiler from tracing the methods below, torch loads the compiler, a second or more of
+    every start. Nothing traces an optimiser here, so they are called as they are written."""
 
     step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
     add_param_group = unwrap(torch.optim.Optimizer.add_param_group)

@@ -12,6 +12,7 @@ from sigmasolver.evaluate import Request, evaluate_run
 from sigmasolver.experiments.ledger import METRICS, collect, write
 from sigmasolver.experiments.queue import is_done
 from sigmasolver.forecast.checkpoint import recipe_in
+from sigmasolver.models import count_parameters
 from sigmasolver.recipes import changed, factor_settings, recipe_of, suite_of
 from sigmasolver.report.ledger import results_page
 from sigmasolver.runs import Run, read_rows
@@ -38,6 +39,9 @@ def test_rows_are_of_planned_runs_with_their_budget():
         assert row["precision"] == recipe.train.precision and row["forecast_precision"] == "float32"
         assert row["budget"] == pytest.approx(row["step"] / updates_of(recipe_of(row["task"])), rel=1e-12)
         assert row["grid"] == list(recipe.task.grid) and row["data_seed"] is not None
+        if row["metric"] == "parameters":
+            size = count_parameters(recipe.model.name, recipe.model.config(recipe.task))
+            assert row["value"] == size, "trained with another model than the suite now says"
 
 
 def test_changed_settings_stand_beside_the_run_that_changes_nothing():

@@ -211,7 +211,7 @@ def test_a_pushforward_that_starts_late_happens_at_every_third_step():
 
 def test_suites_are_the_papers_tables():
     counts = {"main": (5 * 13 + 6) * 3, "counterparts": 4 * 3 * 3, "ablations": 3 * 8 * 3, "slice-updates": 2 * 4 * 3}
-    others = {"counterparts-matched": 4 * 3 * 3, "scaling": 15, "efficiency": 10, "comparison": 26, "ledger": 35}
+    others = {"counterparts-matched": 4 * 3 * 3, "scaling": 15, "efficiency": 10, "comparison": 26, "ledger": 41}
     assert {name: len(suite_of(name)) for name in SUITES} == counts | others | {"factors": 11}
     for suite in counts:
         for name, recipe in suite_of(suite).items():
@@ -257,9 +257,12 @@ def test_the_ledger_is_in_order_and_says_every_reduced_budget():
     sigma = [f"darcy-transolver-sigma-bf16-{seed}" for seed in (42, 43, 44)]
     assert list(rows)[:4] == [*sigma, "darcy-physolver-bf16-42"]
     tasks = [recipe.task.name for recipe in rows.values()]
-    assert tasks == sorted(tasks, key=["darcy", "kf2d", "ns2d"].index)
+    assert tasks == sorted(tasks, key=["darcy", "kf2d", "ns2d", "it3d", "smoke3d"].index)
     for name, recipe in rows.items():
         assert recipe.train.precision == "bf16" and "-bf16-" in name
+        if recipe.task.name in ("it3d", "smoke3d"):
+            assert f"-{recipe.task.train}-cases-{recipe.train.updates}-updates-" in name
+            continue
         budget = int(name.split("-")[-3]) if "-epochs-" in name else RECIPES[recipe.task.name].train.epochs
         assert (recipe.train.epochs, recipe.train.updates) == (budget, None)
     sizes = [rows[f"kf2d-{name}-42"].model.width for name in ("physolver-bf16", "physolver-bf16-matched")]

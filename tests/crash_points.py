@@ -78,7 +78,7 @@ CASES = {
     "ledger": Case(("ledger", "paper", "--file", "ledger.jsonl", "--page", "results.md")),
     "demo": Case(("demo", "--out", "demo")),
 }
-VOLATILE = ("steps_per_second", "date")
+VOLATILE = ("steps_per_second", "seconds", "date")
 """Entries of rows that another second or day changes."""
 
 

@@ -33,7 +33,8 @@ def ledger(
     from sigmasolver.runs.files import plain_errors, replacing
 
     rows = write(file, [row for run in runs or () for row in collect(Run(run), windows)])
-    text = results_page(rows, list(suite_of("ledger")), factor_settings(), list(suite_of("comparison")))
+    planned, compared, timed = (list(suite_of(name)) for name in ("ledger", "comparison", "cost"))
+    text = results_page(rows, planned, factor_settings(), compared, timed)
     with plain_errors(page):
         page.parent.mkdir(parents=True, exist_ok=True)
         with replacing(page) as temporary:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["figure", "report", "table"]
 
-SWEEPS = ("scaling",)
+SWEEPS = ("scaling", "training-cost")
 """Tables and figures of runs whose recipes differ on purpose."""
 Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 Records = Annotated[list[Path], typer.Argument(help="Run folders, or one file of results (results/ledger.jsonl).")]
@@ -32,7 +32,7 @@ def figure(
         str,
         typer.Argument(
             help="teacher-forcing, rollout, decomposition, maps, case-study, corrections, routing, spectra, "
-            "components, efficiency or scaling."
+            "components, efficiency, training-cost or scaling."
         ),
     ],
     runs: Records,

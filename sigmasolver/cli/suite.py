@@ -39,7 +39,7 @@ def suite(
         str,
         typer.Argument(
             help="main, counterparts, counterparts-matched, ablations, slice-updates, scaling, efficiency, "
-            "comparison, ledger or factors."
+            "comparison, cost, ledger or factors."
         ),
     ],
     data: Annotated[

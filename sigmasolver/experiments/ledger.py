@@ -4,6 +4,7 @@ A row is a record of `evaluate` (free forecasts of the test part by the final we
 
     budget       updates made over those of the paper's recipe for that task
     data_seed    of the simulator that made the data; null where they were imported
+    seconds      of the training, where its log tells
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def collect(run: Run, windows: int | None = None) -> list[dict[str, Any]]:
             f"{run.path} has no records of its final weights on {'the whole test part' if windows is None else windows}"
             f"{'' if windows is None else ' windows'}; make them with: sigmasolver evaluate {run.path}{how}"
         )
+    seconds = run.training_seconds()
     facts = {"budget": budget_of(rows[0]["step"], task.name), "data_seed": run.read_json("data.json").get("seed")}
+    facts |= {} if seconds is None else {"seconds": seconds}
     return [{**row, **facts} for row in rows]
 
 

@@ -68,6 +68,9 @@ def join_records(
         for need in needs:
             if not any(need.takes(row) for row in mine):
                 raise ValueError(need.missing(str(copies[0].path)))
+        seconds = copies[0].training_seconds()
+        if seconds is not None:
+            mine = [{**row, "seconds": seconds} for row in mine]
         folders = [run.path.resolve().name for run in copies]
         rows += once([{**row, "run": own, "folders": folders, "measured_as": row.get("run")} for row in mine])
     if not sweep:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from sigmasolver.models import matched_width
 from sigmasolver.recipes.recipe import Recipe, changed
@@ -44,15 +44,17 @@ SUITES: dict[str, Callable[[], dict[str, Recipe]]] = {
     "scaling": lambda: _scaling(),
     "efficiency": lambda: _efficiency(),
     "comparison": lambda: _each(["kf2d"], COMPARED, "1000-updates", _short, SEEDS[:2]),
+    "cost": lambda: _cost(),
     "ledger": lambda: _ledger(),
     "factors": lambda: _factors(),
 }
 """The paper's tables and figures as sets of trainings, by name of the run: tab:pde-main-results with
 tab:realpdebench-results and tab:realm-results, fig:rollout-comparison (counterparts at full width, and at the width
 nearest to the parameters of Transolver-σ), tab:ablation-components, tab:slice-attention-analysis, fig:darcy-scaling,
-app:efficiency-measurements. "comparison" trains all models of the main table on KF2D for a thousand updates, the ledger
-holds trainings at the paper's budgets in the order in which they are run, and factors changes one setting of KF2D at a
-time, at a quarter of its budget."""
+app:efficiency-measurements. "comparison" trains all models of the main table on KF2D for a thousand updates, "cost"
+four of them for three numbers of updates, to draw the error over the time of a training, "ledger" holds trainings at
+the paper's budgets in the order in which they are run, and "factors" changes one setting of KF2D at a time, at a
+quarter of its budget."""
 
 
 def suite_of(name: str) -> dict[str, Recipe]:
@@ -88,8 +90,20 @@ def _bf16(recipe: Recipe) -> Recipe:
     return replace(recipe, train=replace(recipe.train, precision="bf16"))
 
 
-def _short(recipe: Recipe) -> Recipe:
-    return replace(recipe, train=replace(recipe.train, updates=1000, precision="bf16"))
+def _short(recipe: Recipe, updates: int = 1000) -> Recipe:
+    return replace(recipe, train=replace(recipe.train, updates=updates, precision="bf16"))
+
+
+def _cost() -> dict[str, Recipe]:
+    """Trainings of different lengths, each with a schedule of its own."""
+    models = ("transolver-sigma", "transolver", "ffno", "fno")
+    return {
+        name: recipe
+        for updates in (500, 2000, 8000)
+        for name, recipe in _each(
+            ["kf2d"], models, f"{updates}-updates", partial(_short, updates=updates), SEEDS[:1]
+        ).items()
+    }
 
 
 def _ledger() -> dict[str, Recipe]:

@@ -36,11 +36,12 @@ def results_page(
     planned: Sequence[str],
     factors: Mapping[str, str] | None = None,
     compared: Sequence[str] = (),
+    timed: Sequence[str] = (),
 ) -> str:
     """Markdown; `planned` names all runs that the ledger is to hold, in order, `factors` those that change one setting,
-    with the setting, and `compared` those of all models at equal updates."""
+    with the setting, `compared` those of all models at equal updates, and `timed` those of different lengths."""
     parts, factors = [HEAD], factors or {}
-    main = [row for row in rows if row["run"] not in factors and row["run"] not in compared]
+    main = [row for row in rows if row["run"] not in {*factors, *compared, *timed}]
     for task in (name for name in TASK_LABELS if any(row["task"] == name for row in main)):
         parts.append(_task([row for row in main if row["task"] == task], task))
     have = {row["run"] for row in rows}
@@ -48,7 +49,9 @@ def results_page(
         parts.append(_factors(rows, factors))
     if have & set(compared):
         parts.append(_compared([row for row in rows if row["run"] in compared]))
-    missing = [name for name in [*planned, *factors, *compared] if name not in have]
+    if have & set(timed):
+        parts.append(_timed([row for row in rows if row["run"] in timed]))
+    missing = [name for name in [*planned, *factors, *compared, *timed] if name not in have]
     parts.append("## Not run yet\n\n" + ("".join(f"- `{name}`\n" for name in missing) or "Nothing.\n"))
     parts.append(_origin(rows))
     return "\n".join(parts)
@@ -130,6 +133,26 @@ def _compared(rows: Sequence[Row]) -> str:
         f"Relative L2 errors in per cent on {first['windows']} windows of the test split, ± the sample standard "
         "deviation over seeds. Repeat a run with `sigmasolver suite comparison --data-seed SEED --windows "
         f"{first['windows']} --only RUN`.\n\n" + _markdown(heads, lines)
+    )
+
+
+def _timed(rows: Sequence[Row]) -> str:
+    """One line per run, by model and time."""
+    first = rows[0]
+    runs = [row for row in rows if row["metric"] == "relative_l2" and row["model"] not in TRIVIAL_BASELINES]
+    runs.sort(key=lambda row: (row["model"], row["step"]))
+    lines = [
+        [row["model"], f"{row['step']:,}", significant(row["seconds"]), significant(100 * row["value"])]
+        for row in runs
+        if row["value"] is not None
+    ]
+    heads = ("model", "updates", "training time (s)", "whole horizon")
+    return (
+        f"## Error over the time of a training: {TASK_LABELS[first['task']]}\n\n"
+        "Each training has a schedule of its own length. The time is that of a training alone on its GPU, from before "
+        f"the first update; errors in per cent on {first['windows']} windows of the test split. Repeat a run with "
+        f"`sigmasolver suite cost --data-seed SEED --windows {first['windows']} --only RUN`; "
+        "`sigmasolver figure training-cost results/ledger.jsonl` draws them.\n\n" + _markdown(heads, lines)
     )
 
 

@@ -16,6 +16,7 @@ kill tore is dropped by the next reader or writer. Nothing is pickled.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -128,6 +129,15 @@ class Run:
         if wrong is not None:
             raise ValueError(f"{file} is damaged: its {wrong} is not of the kind expected; copy it again.")
         return values
+
+    def training_seconds(self) -> float | None:
+        """Of the training, all its starts together, with what each takes before its first update; None if the log does
+        not tell."""
+        times = [row.get("seconds") for row in self.read_log()] if self.log.exists() else []
+        known = [float(one) for one in times if isinstance(one, int | float)]
+        if not known or len(known) < len(times):
+            return None
+        return sum(one for one, following in itertools.pairwise([*known, -1.0]) if following < one)
 
     def read_log(self) -> list[dict[str, Any]]:
         """The rows of log.jsonl, each with its step and loss."""

@@ -159,7 +159,8 @@ def train(
         losses.clear()
         row: dict[str, Any] = {"step": done, "epoch": step // plan.per_epoch, "loss": mean}
         row["rate"] = float(stepper.rates[step])
-        row["steps_per_second"] = (done - start) / (time.monotonic() - began)
+        row["seconds"] = time.monotonic() - began
+        row["steps_per_second"] = (done - start) / row["seconds"]
         better = False
         if done in plan.checks and data.validation is not None:
             row["error"] = state.error = validate(

@@ -26,12 +26,13 @@ ROWS = read_rows(ROOT / "results" / "ledger.jsonl")
 
 
 def test_the_page_is_what_the_command_writes():
-    page = results_page(ROWS, list(suite_of("ledger")), factor_settings(), list(suite_of("comparison")))
+    planned, compared, timed = (list(suite_of(name)) for name in ("ledger", "comparison", "cost"))
+    page = results_page(ROWS, planned, factor_settings(), compared, timed)
     assert (ROOT / "docs" / "results.md").read_text() == page
 
 
 def test_rows_are_of_planned_runs_with_their_budget():
-    planned = suite_of("ledger") | suite_of("factors") | suite_of("comparison")
+    planned = suite_of("ledger") | suite_of("factors") | suite_of("comparison") | suite_of("cost")
     assert {row["metric"] for row in ROWS} <= set(METRICS)
     for row in ROWS:
         recipe = planned[row["run"]]
@@ -54,6 +55,17 @@ def test_changed_settings_stand_beside_the_run_that_changes_nothing():
     assert "| `a-42` | nothing | 8.00 | 8.00 | – |" in page
     assert "| `b-42` | train.clip=1.0 | 6.00 | 6.00 | -25.0 % |" in page
     assert "- `c-42`" in page and "| a |" not in page
+
+
+def test_trainings_of_different_lengths_come_by_model_and_length():
+    rows = [
+        {**made(42, value, run, task="kf2d", field="vorticity"), "model": run[0], "step": step, "seconds": step / 100}
+        for run, value, step in (("b-8-42", 0.1, 800), ("a-8-42", 0.2, 800), ("a-2-42", 0.4, 200))
+    ]
+    page = results_page(rows, [], {}, [], ["a-2-42", "a-8-42", "b-8-42", "b-2-42"])
+    lines = [line for line in page.splitlines() if line.startswith(("| a |", "| b |"))]
+    assert lines == ["| a | 200 | 2.00 | 40.0 |", "| a | 800 | 8.00 | 20.0 |", "| b | 800 | 8.00 | 10.0 |"]
+    assert "- `b-2-42`" in page and "## KF2D" not in page
 
 
 def test_models_at_equal_updates_come_in_the_order_of_their_errors():

@@ -211,7 +211,14 @@ def test_a_pushforward_that_starts_late_happens_at_every_third_step():
 
 def test_suites_are_the_papers_tables():
     counts = {"main": (5 * 13 + 6) * 3, "counterparts": 4 * 3 * 3, "ablations": 3 * 8 * 3, "slice-updates": 2 * 4 * 3}
-    others = {"counterparts-matched": 4 * 3 * 3, "scaling": 15, "efficiency": 10, "comparison": 26, "ledger": 41}
+    others = {
+        "counterparts-matched": 4 * 3 * 3,
+        "scaling": 15,
+        "efficiency": 10,
+        "comparison": 26,
+        "cost": 12,
+        "ledger": 41,
+    }
     assert {name: len(suite_of(name)) for name in SUITES} == counts | others | {"factors": 11}
     for suite in counts:
         for name, recipe in suite_of(suite).items():

@@ -13,7 +13,7 @@ from matplotlib.image import AxesImage
 import sigmasolver.report
 from sigmasolver.report.figures import FIGURES, Material, save
 from sigmasolver.report.figures.components import components
-from sigmasolver.report.figures.curves import reductions, rollout, scaling, teacher_forcing
+from sigmasolver.report.figures.curves import reductions, rollout, scaling, teacher_forcing, training_cost
 from sigmasolver.report.figures.energy import decomposition, stack
 from sigmasolver.report.figures.layers import attention_scale, corrections, montage, routing
 from sigmasolver.report.figures.maps import case_study, cases_of, faces, maps
@@ -400,8 +400,26 @@ def whole():
         "spectra": Material(*made.trusted("ns2d", TRIO[:2], horizon=3)),
         "components": Material(made.components("ns2d", "physolver")),
         "efficiency": Material(made.efficiency("ns2d", "ffno", (1.0, 2.0, 3.0))),
+        "training-cost": Material([{**one, "seconds": 60.0} for one in leads]),
         "scaling": Material(made.scaling("width", 32, 3.0)),
     }
+
+
+def test_error_over_training_time_joins_the_runs_of_a_model():
+    rows = []
+    for model, seconds, factor in (("fno", 90.0, 1.0), ("fno", 30.0, 4.0), ("transolver-sigma", 50.0, 2.0)):
+        for one in made.errors("ns2d", model):
+            rows.append({**one, "run": f"{model}-{seconds}", "seconds": seconds, "value": factor * one["value"]})
+    (axes,) = training_cost(rows).axes
+    value = {}
+    for model in ("fno", "transolver-sigma"):
+        of_all = (one["value"] for one in made.errors("ns2d", model) if one["metric"] == "relative_l2")
+        value[model] = 100 * next(of_all)
+    lines = [(line.get_xdata(), line.get_ydata()) for line in axes.get_lines()]
+    assert lines[0][0] == pytest.approx([30, 90]) and lines[0][1] == pytest.approx([4 * value["fno"], value["fno"]])
+    assert lines[1][0] == pytest.approx([50]) and lines[1][1] == pytest.approx([2 * value["transolver-sigma"]])
+    with pytest.raises(ValueError, match="do not tell how long their training took"):
+        training_cost(made.errors("ns2d", "fno"))
 
 
 def test_components_show_truth_bounds_and_gains_and_call_estimates_so():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import sigmasolver
-from sigmasolver.runs import Run, append_row, provenance, read_rows, read_tensors, write_tensors
+from sigmasolver.runs import Run, append_row, provenance, read_rows, read_tensors, replace_rows, write_tensors
 
 ROOT = Path(sigmasolver.__file__).parents[1]
 
@@ -177,3 +177,13 @@ def test_a_record_names_the_commit_of_the_checkout(monkeypatch):
     monkeypatch.delenv("SIGMASOLVER_COMMIT", raising=False)
     head = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
     assert head.startswith(provenance(torch.device("cpu"))["commit"].removesuffix("-dirty"))
+
+
+def test_seconds_of_a_training_are_those_of_all_its_starts(tmp_path):
+    run = Run(tmp_path)
+    assert run.training_seconds() is None
+    times = [1.0, 2.5, 4.0, 0.5, 3.0]  # started anew after the third
+    replace_rows(run.log, [{"step": step, "loss": 0.1, "seconds": one} for step, one in enumerate(times)])
+    assert run.training_seconds() == 7.0
+    replace_rows(run.log, [{"step": 1, "loss": 0.1}, {"step": 2, "loss": 0.1, "seconds": 1.0}])
+    assert run.training_seconds() is None, "a log of an older version"

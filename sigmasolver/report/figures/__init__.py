@@ -1,4 +1,4 @@
-"""The figures of the paper and two of ours from records alone, by the name of the command `sigmasolver figure NAME`."""
+"""The figures of the paper and three of ours from records alone, by name in the command `sigmasolver figure NAME`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from sigmasolver.report.figures.components import COMPONENTS, components
 from sigmasolver.report.figures.costs import EFFICIENCY, efficiency
-from sigmasolver.report.figures.curves import FORCED, FREE, rollout, scaling, teacher_forcing
+from sigmasolver.report.figures.curves import FORCED, FREE, TRAINED, rollout, scaling, teacher_forcing, training_cost
 from sigmasolver.report.figures.energy import DECOMPOSITION, decomposition
 from sigmasolver.report.figures.layers import CORRECTIONS, ROUTING, corrections, routing
 from sigmasolver.report.figures.maps import MAPS, case_study, maps
@@ -68,5 +68,6 @@ FIGURES: Mapping[str, Drawing] = {
     ),
     "components": Drawing(lambda material: components(material.rows), (COMPONENTS,), by_field=False),
     "efficiency": Drawing(lambda material: efficiency(material.rows), (EFFICIENCY,), by_field=False, words=timing_of),
+    "training-cost": Drawing(lambda material: training_cost(material.rows, material.field), (TRAINED,)),
     "scaling": Drawing(lambda material: scaling(material.rows), (SWEEPS,), by_field=False),
 }

@@ -31,10 +31,11 @@ from sigmasolver.report.study import TRIVIAL_BASELINES
 from sigmasolver.report.sweeps import Point, points_of
 from sigmasolver.report.tables import check_repeated, named_apart
 
-__all__ = ["FORCED", "FREE", "reductions", "rollout", "scaling", "teacher_forcing"]
+__all__ = ["FORCED", "FREE", "TRAINED", "reductions", "rollout", "scaling", "teacher_forcing", "training_cost"]
 
 FREE = evaluated("relative_l2_lead")
 FORCED = evaluated("relative_l2_lead", protocol="teacher-forced")
+TRAINED = evaluated("relative_l2")
 ERROR, LEAD = "relative L2 error (%)", "lead (frames)"
 _WIDE = 1000
 """Errors that differ by more than this factor get a logarithmic axis."""
@@ -115,6 +116,34 @@ def reductions(rows: Rows, field: str | None = None) -> dict[str, float]:
         if math.isfinite(means.get(OURS, math.nan)) and others:
             found[task] = 100 * (1 - means[OURS] / min(others))
     return found
+
+
+def training_cost(rows: Rows, field: str | None = None) -> Figure:
+    """Error of the whole horizon over the time of the training, a panel per task: a point per run, those of a model
+    joined in the order of their times."""
+    runs = [row for row in of_field(select(rows, TRAINED), field) if row.get("seconds")]
+    if not runs:
+        raise ValueError("These runs do not tell how long their training took; train them with this version.")
+    tasks, models = in_order(row["task"] for row in runs), in_order(row["model"] for row in runs)
+    styles = looks(models)
+    with style():
+        columns = min(3, len(tasks))
+        figure = new_figure(ONE_COLUMN if columns == 1 else TWO_COLUMNS, 2.6 * math.ceil(len(tasks) / columns))
+        for index, axes in enumerate(_panels(figure, len(tasks), columns)):
+            for model in models:
+                own = [row for row in runs if (row["task"], row["model"]) == (tasks[index], model)]
+                points = sorted((float(row["seconds"]), 100 * value_of(row)) for row in own)
+                look = styles[model]
+                if points:
+                    axes.plot(*zip(*points, strict=True), color=look.colour, marker=look.marker, linestyle=look.dashes)
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            axes.set_xlabel("training time (s)")
+            axes.set_ylabel(ERROR if index == 0 else "")
+            title = TASK_LABELS.get(tasks[index], tasks[index])
+            letter(axes, index, title) if len(tasks) > 1 else axes.set_title(title, loc="left")
+        models_below(figure, {m: model_label(m) for m in models}, columns=3 if columns == 1 else 6)
+    return figure
 
 
 def scaling(rows: Rows) -> Figure:

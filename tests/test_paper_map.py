@@ -35,7 +35,7 @@ tab:realm-standard-deviations fig:exact-error-decomposition tab:decomposition-co
 """
 LABELS = PICTURED.split()
 """Every table and figure of the paper, in its order."""
-OURS = {"figure spectra", "figure components", "table comparison"}
+OURS = {"figure spectra", "figure components", "figure training-cost", "table comparison"}
 NAMES = {"figure": FIGURES, "table": TABLES, "suite": SUITES}
 """Commands whose first word comes from a registry."""
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from sigmasolver.report.digits import significant
 from sigmasolver.report.figures.style import (
@@ -136,8 +136,11 @@ def training_cost(rows: Rows, field: str | None = None) -> Figure:
                 look = styles[model]
                 if points:
                     axes.plot(*zip(*points, strict=True), color=look.colour, marker=look.marker, linestyle=look.dashes)
-            axes.set_xscale("log")
-            axes.set_yscale("log")
+            axes.loglog()
+            for axis in (axes.xaxis, axes.yaxis):  # a decade alone may not have two marks
+                axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axis.set_major_formatter("{x:g}")
+                axis.set_minor_formatter(NullFormatter())
             axes.set_xlabel("training time (s)")
             axes.set_ylabel(ERROR if index == 0 else "")
             title = TASK_LABELS.get(tasks[index], tasks[index])

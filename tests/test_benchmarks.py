@@ -7,10 +7,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from sigmasolver.data.formats import open_data
 from sigmasolver.models import SolverConfig, build_solver
 from sigmasolver.ops.convolution import depthwise_convolution
 from sigmasolver.recipes import recipe_of
@@ -211,3 +213,13 @@ def test_windows_are_the_same_both_ways_and_workers_are_watched(script, monkeypa
     script("windows").main()
     (row,) = map(json.loads, out.read_text().splitlines())
     assert row["ratio"] == pytest.approx(row["row_ms"] / row["mapped_ms"]) and len(row["worker_megabytes"]) == 9
+    assert min(row["again_ms"], row["copy_ms"]) > 0
+
+
+def test_the_plain_copy_has_the_bytes_of_a_window(script, tmp_path):
+    benchmark = script("windows")
+    with open_data(benchmark.write(tmp_path, rows=2, frames=60)) as data:
+        fields = benchmark.copied(data)(1, 7)
+        assert len(fields) == len(benchmark.FIELDS)
+        for channel, field in enumerate(fields):
+            np.testing.assert_array_equal(field, data[1, 7 : 7 + benchmark.SPAN][..., channel])

@@ -82,6 +82,11 @@ class Reader(ABC):
         self.check(index)
         return self[index]
 
+    def fields(self, index: int, start: int, stop: int, channels: Sequence[int]) -> Sequence[np.ndarray] | None:
+        """These fields of the frames from `start` to before `stop`, each `(stop - start, *grid)`, where the file keeps
+        them apart; None where it does not. In the type of the file, and often views of its bytes: to be copied."""
+        return None
+
     def close(self) -> None:  # noqa: B027 - not every reader holds a file open
         """Let go of the file; it opens again when next sliced."""
 

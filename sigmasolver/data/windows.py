@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from sigmasolver.data.header import DTYPES, Header
-from sigmasolver.data.reader import Key, Reader
+from sigmasolver.data.reader import Reader
 from sigmasolver.settings import suggest
 
 __all__ = ["Pair", "Resident", "Row", "Source", "WindowSpec", "Windows", "spread_evenly"]
@@ -151,6 +151,8 @@ class Windows:
         self.times = layout.times[:: spec.time_stride]
         """Of the thinned frames."""
         self._channels = [layout.fields.index(name) for name in self.fields]
+        self._inputs = [layout.fields.index(name) for name in spec.inputs]
+        self._targets = [layout.fields.index(name) for name in spec.targets]
         self._places = self._regular() if listed is None else self._fitting(listed)
 
     def _regular(self) -> torch.Tensor:
@@ -200,11 +202,43 @@ class Windows:
 
     def batch(self, indices: Sequence[int] | torch.Tensor) -> Pair:
         """These windows together: float32 `(B, T_in, *grid, q_in)` and `(B, H, *grid, q_out)`."""
-        places = self._places[self._checked(indices)]
-        frames = torch.stack(list(self._read_windows(places.tolist()))).to(torch.float32)
+        places = self._places[self._checked(indices)].tolist()
+        if isinstance(self.source, Reader):
+            return self._copied(self.source, places)
+        frames = torch.stack(list(self._made(places))).to(torch.float32)
         spec, steady = self.spec, self.spec.steady
         history, future = frames[:, : spec.history], frames if steady else frames[:, spec.history :]
         return self._select(history, spec.inputs).contiguous(), self._select(future, spec.targets).contiguous()
+
+    def _copied(self, source: Reader, places: list[list[int]]) -> Pair:
+        """Windows given as (position in `trajectories`, first frame): what the source reads goes to its place at once.
+
+        By NumPy and not by torch, whose threads wait for one another: far longer than a copy takes, where other
+        programs have a core.
+        """
+        spec, dtype = self.spec, getattr(torch, source.header.dtype)
+        history = torch.empty(len(places), spec.history, *self.grid, len(spec.inputs), dtype=dtype)
+        future = torch.empty(len(places), spec.horizon, *self.grid, len(spec.targets), dtype=dtype)
+        parts = (
+            (history.numpy(), slice(0, spec.history), self._inputs),
+            (future.numpy(), slice(spec.span - spec.horizon, spec.span), self._targets),
+        )
+        for row, (position, first) in enumerate(places):
+            trajectory = self.trajectories[position]
+            source.check(trajectory)
+            frames, *space = self._key(first, spec.span)
+            apart = source.fields(trajectory, frames.start, frames.stop, self._channels)
+            if apart is None:
+                values = source[(trajectory, frames, *space)]
+                for out, cut, channels in parts:
+                    _put(out[row], values[cut], channels)
+            else:
+                thin = (slice(None, None, spec.time_stride), *space)
+                fields = dict(zip(self._channels, (one[thin] for one in apart), strict=True))
+                for out, cut, channels in parts:
+                    for place, channel in enumerate(channels):
+                        out[row, ..., place] = fields[channel][cut]
+        return history.to(torch.float32), future.to(torch.float32)
 
     def frame_times(self, indices: Sequence[int] | torch.Tensor) -> torch.Tensor:
         """float64 (B, 1 + H), on the CPU: the time of the last given frame of these windows, then of the future frames;
@@ -278,20 +312,13 @@ class Windows:
         space = slice(None, None, self.spec.space_stride)
         return (slice(step * start, step * (start + count - 1) + 1, step), *(space for _ in self.coordinates))
 
-    def _read_windows(self, places: list[list[int]]) -> Iterator[torch.Tensor]:
-        """The frames of windows given as (position in `trajectories`, first frame)."""
-        spec = self.spec
-        if isinstance(self.source, Reader):
-            for position, first in places:
-                self.source.check(self.trajectories[position])
-                key: Key = (self.trajectories[position], *self._key(first, spec.span))
-                yield _channels(torch.from_numpy(self.source[key]), self._channels)
-            return
-        # Whatever cannot be sliced is made whole, each trajectory once for the batch.
+    def _made(self, places: list[list[int]]) -> Iterator[torch.Tensor]:
+        """The frames of windows given as (position in `trajectories`, first frame), of a source that cannot be sliced:
+        each trajectory is made whole, once for the batch."""
         wanted = list(dict.fromkeys(self.trajectories[position] for position, _ in places))
         whole = dict(zip(wanted, self._read_whole(wanted), strict=True))
         for position, first in places:
-            yield whole[self.trajectories[position]][first : first + spec.span]
+            yield whole[self.trajectories[position]][first : first + self.spec.span]
 
     def _read_whole(self, trajectories: Sequence[int]) -> Iterator[torch.Tensor]:
         """Thinned trajectories in the type of the source."""
@@ -404,6 +431,18 @@ def _channels(values: torch.Tensor, channels: list[int]) -> torch.Tensor:
     if channels == list(range(first, stop)):
         return values[..., first:stop]
     return torch.stack([values[..., channel] for channel in channels], dim=-1)
+
+
+def _put(out: np.ndarray, values: np.ndarray, channels: list[int]) -> None:
+    """Copy these channels of the last axis. Those of a point that lie in one piece are copied as one element, others
+    field by field: NumPy's innermost loop would be over the channels, and so short a loop is slow."""
+    first, stop = channels[0], channels[0] + len(channels)
+    if channels == list(range(first, stop)) and values.strides[-1] == values.itemsize and values.dtype == out.dtype:
+        point = np.dtype((np.void, len(channels) * out.itemsize))
+        out.view(point)[...] = values[..., first:stop].view(point)
+        return
+    for place, channel in enumerate(channels):
+        out[..., place] = values[..., channel]
 
 
 def _check_space(header: Header, stride: int) -> None:

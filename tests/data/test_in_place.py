@@ -14,8 +14,10 @@ import torch
 
 from sigmasolver.data import formats
 from sigmasolver.data.formats import Reading, import_data, open_data, opened
+from sigmasolver.data.formats.finite import without_bad
 from sigmasolver.data.split import Split
 from sigmasolver.data.store import open_store
+from sigmasolver.data.windows import Windows, WindowSpec
 from sigmasolver.recipes import recipe_of
 
 VALUES = np.random.default_rng(3).normal(size=(5, 7, 6, 4)).astype(np.float32)
@@ -81,6 +83,9 @@ def test_a_split_of_their_own_survives_what_is_skipped(source, tmp_path):
         assert len(data) == done.count == 4 and data.published_split == Split((0,), (3,), (1, 2))
         np.testing.assert_array_equal(data[3][..., 1], VALUES[4])
         assert data.header.parameters["skipped"] == ["trajectory 3"]
+    kept, _ = without_bad(formats._read_own(source), 2)
+    (field,) = kept.fields(3, 1, 5, [1])
+    np.testing.assert_array_equal(field, VALUES[4, 1:5])
 
 
 # --- every file of arrays, as it lies
@@ -122,6 +127,12 @@ def test_arrays_are_read_where_they_lie(tmp_path, name):
         for key in ((1, slice(2, 5)), (4, slice(0, 7, 3), slice(None, None, 2)), (0, 6)):
             np.testing.assert_array_equal(data[key], BOTH[key])
         np.testing.assert_array_equal(pickle.loads(pickle.dumps(data))[3, 1:3], BOTH[3, 1:3])
+        for fields, channels in ((("u", "v"), [0, 1]), (("v",), [1]), (("v", "u"), [1, 0])):
+            windows = Windows(data, (4, 1), WindowSpec(fields, fields[:1], 2, 1, time_stride=2, space_stride=2))
+            history, future = windows.batch([0, -1])
+            expected = np.stack([BOTH[4, 0:5:2, ::2, ::2], BOTH[1, 2:7:2, ::2, ::2]])[..., channels]
+            np.testing.assert_array_equal(history, expected[:, :2])
+            np.testing.assert_array_equal(future, expected[:, 2:, ..., :1])
         held = [note for note in data.notes if "held in memory" in note]
         assert [HELD[name] in note for note in held] == [True] if name in HELD else not held
         assert any("read whole" in note for note in data.notes) == (name in ("a.npz", "npz"))
@@ -159,6 +170,9 @@ def test_axes_in_any_order(tmp_path, axes, suffix):
     with open_data(path, Reading(("u", "v"), axes=tuple(axes.split(",")))) as data:
         np.testing.assert_array_equal(data[1, 2:6], BOTH[1, 2:6])
         np.testing.assert_array_equal(data[:], BOTH)
+        history, future = Windows(data, (1,), WindowSpec(("u", "v"), ("v",), 2, 1))[3]
+        np.testing.assert_array_equal(history, BOTH[1, 3:5])
+        np.testing.assert_array_equal(future, BOTH[1, 5:6, ..., 1:])
 
 
 def test_a_single_trajectory_and_a_steady_one(tmp_path):
@@ -180,6 +194,8 @@ def test_what_the_user_says_holds_in_place(tmp_path):
         assert data.header.layout.boundary == ("periodic", "wall") and data.header.layout.times[1] == 0.5
         assert data.header.layout.units == ("m/s", "1") and data.header.parameters["mask"] == "solid"
         np.testing.assert_array_equal(data[1, 3][..., 0], np.where(solid[1, 3] == 1, 0, VALUES[1, 3]))
+        history, _ = Windows(data, (1,), WindowSpec(("u",), ("u",), 1, 1))[3]
+        np.testing.assert_array_equal(history[..., 0], np.where(solid[1, 3:4] == 1, 0, VALUES[1, 3:4]))
         assert data.header.parameters["reading"]["boundary"] == ["periodic", "wall"]
         other = replace(said, fields=("u", "solid"), steady=False)
         assert opened(tmp_path / "a.npz", other, "arrays").fingerprint == data.fingerprint

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigmasolver.data import formats
-from sigmasolver.data.formats import guess_kind, import_data, open_data
+from sigmasolver.data.formats import guess_kind, hdf5, import_data, open_data, realpdebench
 from sigmasolver.data.normalise import fit
 from sigmasolver.data.split import PARTS, WindowLists
-from sigmasolver.data.windows import Windows
+from sigmasolver.data.windows import Windows, WindowSpec
 from sigmasolver.evaluate import in_cohort
 from sigmasolver.recipes import changed, recipe_of
 from sigmasolver.simulate.fixtures.realpdebench import write_realpdebench
@@ -361,7 +361,43 @@ def test_damaged_index_files_of_the_other_form(fsi):
         open_data(fsi / "real")
 
 
-def test_compressed_hdf5_files_are_read_too(fsi):
+@pytest.mark.parametrize("form", ["hf_dataset/real", "real"])
+@pytest.mark.parametrize("task", TASKS)
+def test_windows_are_slices_of_rows_with_parameters_as_constant_fields(root, task, form):
+    """By the plain definition: rows by access to the whole row, thinned, cut and put in order; then the parameters."""
+    place = home(root, task)
+    with open_data(place / form) as data:
+        fields, sim_ids = data.header.layout.fields, data.header.parameters["trajectories"]
+        measured = len(FIELDS[task]) - len(realpdebench.SCENARIOS[place.name])
+        for names in (fields, fields[::-1], fields[measured:] + fields[:1], fields[:measured]):
+            spec = WindowSpec(names, names[:1], 3, 2, stride=7, time_stride=2, space_stride=2)
+            windows = Windows(data, (1, 3), spec)
+            for index in (0, len(windows) - 1):
+                row = windows.rows()[index]
+                sim_id = sim_ids[row.trajectory]
+                rows = by_row(place / "hf_dataset" / "real", sim_id)[row.history : row.last + 1 : 2, ::2, ::2]
+                numbers = realpdebench._numbers(sim_id)[: len(fields) - measured]
+                constant = np.broadcast_to(np.float32(numbers), (*rows.shape[:-1], len(numbers)))
+                values = np.concatenate([rows, constant], axis=-1)[..., [fields.index(name) for name in names]]
+                history, future = windows[index]
+                np.testing.assert_array_equal(history, values[:3])
+                np.testing.assert_array_equal(future, values[3:, ..., :1])
+
+
+def test_numerical_flames_are_read_by_channel(root):
+    """Fifteen channels lie side by side in one column; any of them, in any order, are those of the whole trajectory."""
+    for form in ("hf_dataset/numerical", "numerical"):
+        with open_data(root / "combustion" / form) as data:
+            fields = data.header.layout.fields
+            assert len(fields) > 15
+            whole = data[0]
+            for names in (fields, fields[:0:-3], ("temperature", "intensity", "velocity_z")):
+                history, future = Windows(data, (0,), WindowSpec(names, names, 2, 1))[4]
+                channels = [fields.index(name) for name in names]
+                np.testing.assert_array_equal(np.concatenate([history, future]), whole[4:7][..., channels])
+
+
+def test_compressed_hdf5_files_are_read_too(fsi, monkeypatch):
     with open_data(fsi / "real") as data:
         plain = data[:]
     for path in (fsi / "real").glob("*.h5"):
@@ -372,6 +408,13 @@ def test_compressed_hdf5_files_are_read_too(fsi):
                 file.create_dataset(name, data=values, chunks=(10, 8, 8), compression="gzip")
     with open_data(fsi / "real") as data:
         np.testing.assert_array_equal(data[:], plain)
+        windows = Windows(data, (2,), WindowSpec(("reynolds", "velocity_y"), ("velocity_y",), 2, 1))
+        asked = []
+        monkeypatch.setattr(hdf5, "ask", lambda *one, ask=hdf5.ask: asked.append(one[2]) or ask(*one))
+        history, future = windows[5]
+        np.testing.assert_array_equal(history, plain[2, 5:7][..., [2, 1]])
+        np.testing.assert_array_equal(future, plain[2, 7:8][..., 1:2])
+    assert [one[:3] for one in asked] == [["measured_data/v", 5, 8]], "velocity_x was not asked for"
 
 
 def test_what_to_install_is_said(fsi, monkeypatch):

@@ -13,12 +13,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from sigmasolver.data.formats import open_data
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.split import Split, split
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.data.windows import Row, Windows, WindowSpec
+from sigmasolver.simulate.fixtures import FIXTURES
 from sigmasolver.simulate.generate import Stream
 from sigmasolver.tasks import TASKS
 from tests.data.memory import Memory
@@ -169,6 +171,94 @@ def test_windows_of_a_store_are_plain_slices_and_residents_are_the_same_bit_for_
             space = (slice(None, None, spec.space_stride),) * len(head.grid)
             picked = data[(trajectory, slice(None, None, spec.time_stride), *space)]
             np.testing.assert_array_equal(whole.numpy(), picked[..., [FIELDS.index(name) for name in windows.fields]])
+
+
+class Apart(Reader):
+    """Trajectories whose fields are arrays of their own, of any type, that nobody may change."""
+
+    def __init__(self, head: Header, fields: list[np.ndarray]) -> None:
+        self.path, self.header, self.apart = Path("apart"), head, fields
+        for one in fields:
+            one.flags.writeable = False
+        self.asked: set[int] = set()
+        """The channels that were asked for."""
+
+    digests, fingerprint = (), ""
+
+    def __len__(self) -> int:
+        return len(self.apart[0])
+
+    def __getitem__(self, key):
+        raise AssertionError("The fields were to be had one by one.")
+
+    def fields(self, index, start, stop, channels):
+        self.asked.update(channels)
+        return [self.apart[channel][index, start:stop] for channel in channels]
+
+
+TYPES = ["<f4", ">f4", "<f8", ">f8", "<f2", "<i2", "|u1"]
+
+
+@settings(deadline=None, max_examples=60)
+@given(case=cases(), types=st.lists(st.sampled_from(TYPES), min_size=3, max_size=3), every=st.integers(1, 2))
+def test_windows_of_fields_that_lie_apart_are_plain_slices_of_any_type(case, types, every):
+    """Each field has its own type and steps through memory; what is not asked for is not read."""
+    spec, head, trajectories = case
+    head = replace(head, dtype="float32")
+    shape = (4, *head.shape[:-1], every)
+    fields = [(100 * np.random.default_rng(one).random(shape)).astype(kind)[..., 0] for one, kind in enumerate(types)]
+    data = np.stack([one.astype(np.float32) for one in fields], axis=-1)
+    source = Apart(head, fields)
+    windows = Windows(source, trajectories, spec)
+    order = [*reversed(range(len(windows))), 0]
+    together = windows.batch(order)
+    for place, index in enumerate(order):
+        row = windows.rows()[index]
+        expected = plain(data, spec, row.trajectory, row.history // spec.time_stride)
+        for part, want in zip(together, expected, strict=True):
+            assert part.dtype == torch.float32 and part.is_contiguous()
+            np.testing.assert_array_equal(part[place].numpy(), want)
+    assert source.asked == {FIELDS.index(name) for name in (*spec.inputs, *spec.targets)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
+def test_values_keep_every_bit(tmp_path: Path, dtype: str, count: int):
+    """Random bits: NaN with its payload, infinities, subnormal numbers and minus zero are among them."""
+    names = tuple(f"f{channel}" for channel in range(count))
+    head = header(4, (32, 32), names, dtype=dtype)
+    bits = np.random.default_rng(count).integers(0, 2 ** (16 if dtype == "float16" else 32), (1, *head.shape))
+    data = bits.astype(np.uint16 if dtype == "float16" else np.uint32).view(dtype)
+    if dtype == "float16":  # a signalling NaN is made quiet where it is widened
+        data = np.where(np.isnan(data), np.float16(np.nan), data)
+    with store(tmp_path / "bits.h5", data, head) as reader:
+        for chosen in {names, names[1:] or names, names[::2], names[::-1]}:
+            channels = [names.index(name) for name in chosen]
+            history, future = Windows(reader, (0,), WindowSpec(chosen, chosen, 1, 3))[0]
+            expected = torch.from_numpy(data[0][..., channels]).to(torch.float32)
+            assert torch.cat([history, future]).numpy().tobytes() == expected.numpy().tobytes()
+
+
+READ_IN_PLACE = (
+    "cylinder", "fsi", "combustion", "ignit-hit", "netcdf", "zarr", "vtk", "the-well", "pdebench", "pdearena",
+    "fno-mat", "factformer", "arrays",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ_IN_PLACE)
+def test_windows_of_every_format_are_slices_of_its_trajectories(name: str, tmp_path: Path):
+    """Whether the files keep fields apart or not, in any order of the fields, thinned or not."""
+    with open_data(FIXTURES[name].write(tmp_path / name, 0)) as data:
+        fields, last = data.header.layout.fields, len(data) - 1
+        for inputs, targets in ((fields, fields[:1]), (fields[::-1], fields[-1:]), (fields[:1], fields[::2])):
+            for time, space in ((1, 1), (2, 1), (1, 2)):
+                windows = Windows(data, (last,), WindowSpec(inputs, targets, 1, 1, None, 1, time, space))
+                thin = data[last][(slice(None, None, time), *(slice(None, None, space) for _ in data.header.grid))]
+                before, after = (thin[..., [fields.index(one) for one in names]] for names in (inputs, targets))
+                for start in {0, len(windows) - 1}:
+                    history, future = windows[start]
+                    np.testing.assert_array_equal(history, before[start : start + 1])
+                    np.testing.assert_array_equal(future, after[start + 1 : start + 2])
 
 
 def test_rows_name_the_stored_frames_that_windows_hold(tmp_path: Path):

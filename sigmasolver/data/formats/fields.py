@@ -93,18 +93,23 @@ class Choice:
 
     def frames(self, arrays: Mapping[str, Array], index: int, start: int, stop: int) -> np.ndarray:
         """Some frames of one trajectory, `(stop - start, *grid, fields)`; `index` counts where the arrays do."""
+        values = [self._part(arrays[name], index, start, stop) for name in self.arrays]
+        if not self.channel_axis:
+            return np.stack(values, axis=-1)
+        whole = self.places == tuple(range(self.known))
+        return np.array(values[0]) if whole else values[0][..., list(self.places)]
+
+    def apart(
+        self, arrays: Mapping[str, Array], index: int, start: int, stop: int, channels: Sequence[int]
+    ) -> list[np.ndarray]:
+        """Like `frames`, each of these fields by itself, `(stop - start, *grid)`, where each is an array."""
+        return [self._part(arrays[self.arrays[channel]], index, start, stop) for channel in channels]
+
+    def _part(self, array: Array, index: int, start: int, stop: int) -> np.ndarray:
         outer = [(index, index + 1)] * self.outer.leading + [(start, stop)] * (not self.steady)
-        shape = arrays[self.arrays[0]].shape
-        ranges = [*outer, *((0, size) for size in shape[len(outer) :])]
-        values = [arrays[name].part(ranges) for name in self.arrays]
-        if self.channel_axis:
-            whole = self.places == tuple(range(self.known))
-            stacked = np.array(values[0]) if whole else values[0][..., list(self.places)]
-        else:
-            stacked = np.stack(values, axis=-1)
-        if self.outer.leading:
-            stacked = stacked[0]
-        return stacked[None][start:stop] if self.steady else stacked
+        values = array.part([*outer, *((0, size) for size in array.shape[len(outer) :])])
+        values = values[0] if self.outer.leading else values
+        return values[None][start:stop] if self.steady else values
 
 
 def choose(path: Path, arrays: Mapping[str, Array], reading: Reading, leading: int) -> Choice:

@@ -31,6 +31,7 @@ def fill_solid(foreign: Foreign, mask: str) -> Foreign:
         foreign,
         read=lambda start, stop: filled(foreign.read(start, stop)),
         frames=None if frames is None else lambda index, start, stop: filled(frames(index, start, stop)),
+        fields=None,  # which values are in the solid is known by another field
         notes=(*foreign.notes, f"{mask} is 1 in the solid, where values that are not finite become zero."),
     )
 
@@ -48,7 +49,7 @@ def without_bad(foreign: Foreign, step: int) -> tuple[Foreign, list[str]]:
         raise ValueError("Every trajectory has values that are not finite; nothing is left to import.")
     names = [file.name for file in foreign.trajectory_files]
     skipped = [label(names, index) for index in range(foreign.count) if index not in set(good)]
-    frames, parts = foreign.frames, foreign.split
+    frames, fields, parts = foreign.frames, foreign.fields, foreign.split
     if parts is not None:
         place = {old: new for new, old in enumerate(good)}
         kept = ([place[one] for one in part if one in place] for part in (parts.train, parts.validation, parts.test))
@@ -58,6 +59,7 @@ def without_bad(foreign: Foreign, step: int) -> tuple[Foreign, list[str]]:
         count=len(good),
         read=lambda start, stop: np.concatenate([foreign.read(one, one + 1) for one in good[start:stop]]),
         frames=None if frames is None else lambda index, start, stop: frames(good[index], start, stop),
+        fields=None if fields is None else lambda index, *which: fields(good[index], *which),
         trajectory_files=tuple(foreign.trajectory_files[one] for one in good) if names else (),
         split=parts,
         notes=(*foreign.notes, f"Left out, with values that are not finite: {', '.join(skipped)}."),

@@ -79,12 +79,20 @@ class ForeignReader(Reader):
         read = read[(slice(None), slice(None), *(within for within, _ in pieces[2:]))]
         return read.astype(DTYPES[self.header.dtype], copy=False)[tuple(pick for _, pick in pieces)]
 
+    def fields(self, index: int, start: int, stop: int, channels: Sequence[int]) -> Sequence[np.ndarray] | None:
+        apart = self._opened().fields
+        return None if apart is None else apart(index, start, stop, channels)
+
     def _frames(self, index: int, frames: slice) -> np.ndarray:
+        foreign = self._opened()
+        if foreign.frames is not None:
+            return foreign.frames(index, frames.start, frames.stop)
+        return foreign.read(index, index + 1)[0, frames]
+
+    def _opened(self) -> Foreign:
         if self._foreign is None:
             self._foreign = self._open_again()
-        if self._foreign.frames is not None:
-            return self._foreign.frames(index, frames.start, frames.stop)
-        return self._foreign.read(index, index + 1)[0, frames]
+        return self._foreign
 
     def close(self) -> None:
         self._foreign = None

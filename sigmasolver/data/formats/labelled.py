@@ -147,6 +147,12 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
     def some(index: int, start: int, stop: int) -> np.ndarray:
         return np.concatenate([plan.take(index, start, stop) for plan in plans], axis=-1)
 
+    places = [(plan, place) for plan in plans for place in range(len(plan.fields))]
+
+    def apart(index: int, start: int, stop: int, channels: Sequence[int]) -> list[np.ndarray]:
+        taken = {plan: plan.take(index, start, stop) for plan in dict.fromkeys(places[one][0] for one in channels)}
+        return [taken[plan][..., place] for plan, place in (places[one] for one in channels)]
+
     def read(start: int, stop: int) -> np.ndarray:
         return np.stack([some(index, 0, len(times)) for index in range(start, stop)])
 
@@ -156,6 +162,7 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
         read,
         tuple(notes),
         frames=some,
+        fields=apart,
         parameters=_kept(data, plans, axes, clock, frames is not None),
     )
 

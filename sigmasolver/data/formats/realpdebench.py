@@ -98,11 +98,19 @@ def read_realpdebench(path: Path) -> Foreign:
     statistics = _statistics(place.scenario / "mean_std.pt", held.fields, tuple(conditions))
     layout, odd = _layout(held, tuple(conditions))
 
+    def fields(index: int, start: int, stop: int, channels: Sequence[int]) -> list[np.ndarray]:
+        names = [layout.fields[channel] for channel in channels]
+        measured = held.read(order[index], start, stop, [name for name in names if name not in conditions])
+        shape = (stop - start, *held.shape[1:])
+        return [
+            np.broadcast_to(np.float32(conditions[name][index]), shape) if name in conditions else measured[name]
+            for name in names
+        ]
+
     def frames(index: int, start: int, stop: int) -> np.ndarray:
         values = np.empty((len(layout.fields), stop - start, *held.shape[1:]), np.float32)
-        held.fill(values[: len(held.fields)], order[index], start, stop)
-        for place, numbers in zip(values[len(held.fields) :], conditions.values(), strict=True):
-            place[:] = numbers[index]
+        for place, field in zip(values, fields(index, start, stop, range(len(values))), strict=True):
+            place[:] = field
         return np.moveaxis(values, 0, -1)  # a view: only what is taken from it is put in order
 
     def read(start: int, stop: int) -> np.ndarray:
@@ -123,6 +131,7 @@ def read_realpdebench(path: Path) -> Foreign:
         notes=(*odd, *_notes(place, version, windows, statistics)),
         files=_files(place),
         frames=frames,
+        fields=fields,
         split=_split(members, len(order)),
         parameters={name: value for name, value in facts.items() if value is not None},
     )

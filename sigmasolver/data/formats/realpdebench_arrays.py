@@ -43,8 +43,8 @@ class Trajectories(ABC):
     """"t", "y" and "x" as the first trajectory has them, where it has them."""
 
     @abstractmethod
-    def fill(self, out: np.ndarray, sim_id: str, start: int, stop: int) -> None:
-        """Write the frames from `start` to before `stop` to `out` (fields, frames, *grid)."""
+    def read(self, sim_id: str, start: int, stop: int, fields: Sequence[str]) -> dict[str, np.ndarray]:
+        """These fields of the frames from `start` to before `stop`, (frames, *grid); views where the file is mapped."""
 
 
 def shards(folder: Path) -> list[Path]:
@@ -99,9 +99,9 @@ class ArrowFiles(Trajectories):
         there = {name: column for name, column in _FLUID.items() if column in names}
         return {name: _view(path, batch, column, row, sim_id, shape) for name, column in there.items()}
 
-    def fill(self, out: np.ndarray, sim_id: str, start: int, stop: int) -> None:
-        for place, view in zip(out, self._views[sim_id].values(), strict=True):
-            place[:] = view[start:stop]
+    def read(self, sim_id: str, start: int, stop: int, fields: Sequence[str]) -> dict[str, np.ndarray]:
+        views = self._views[sim_id]
+        return {name: views[name][start:stop] for name in fields}
 
 
 def _batches(path: Path) -> list[Any]:
@@ -197,13 +197,15 @@ class Hdf5Files(Trajectories):
         intensity: dict[str, tuple[Array, int | None]] = {} if observed is None else {"intensity": (observed, None)}
         return intensity | {name: (numerical, channel) for channel, name in enumerate(CHANNELS)}
 
-    def fill(self, out: np.ndarray, sim_id: str, start: int, stop: int) -> None:
-        read: dict[str, np.ndarray] = {}
-        for place, (array, channel) in zip(out, self._open(sim_id).values(), strict=True):
-            if array.where not in read:
-                read[array.where] = array.rows(start, stop)
-            values = read[array.where]
-            place[:] = values if channel is None else values[..., channel]
+    def read(self, sim_id: str, start: int, stop: int, fields: Sequence[str]) -> dict[str, np.ndarray]:
+        held = self._open(sim_id)
+        arrays = {held[name][0].where: held[name][0] for name in fields}  # several fields may be channels of one
+        values = {where: array.rows(start, stop) for where, array in arrays.items()}
+        found = {}
+        for name in fields:
+            array, channel = held[name]
+            found[name] = values[array.where] if channel is None else values[array.where][..., channel]
+        return found
 
 
 def _mapped(path: Path) -> dict[str, Array]:

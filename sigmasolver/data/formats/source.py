@@ -54,6 +54,9 @@ class Foreign:
     frames: Callable[[int, int, int], np.ndarray] | None = None
     """The frames from `start` to before `stop` of one trajectory, `(stop - start, *grid, fields)`, read without the
     others; None: only whole trajectories can be read."""
+    fields: Callable[[int, int, int, Sequence[int]], Sequence[np.ndarray]] | None = None
+    """Like `frames`, of these fields alone, each `(stop - start, *grid)` in the type of the file, and not copied where
+    the file is mapped into memory; None: the file does not keep fields apart."""
     trajectory_files: tuple[Path, ...] = ()
     """The file of each trajectory, where each has its own."""
     split: Split | None = None

@@ -52,6 +52,7 @@ def read_file(path: Path, reading: Reading) -> Foreign:
         notes,
         how_held(ready.values()),
         frames=lambda index, start, stop: choice.frames(ready, index, start, stop),
+        fields=None if choice.channel_axis else lambda *which: choice.apart(ready, *which),
     )
 
 

@@ -73,5 +73,6 @@ def read_folder(path: Path, reading: Reading) -> Foreign:
         (order, *notes),
         (WHOLE_TRAJECTORIES,) if any(first[name].whole_only for name in choice.arrays) else (),
         frames=lambda index, start, stop: choice.frames(opened(files[index]), 0, start, stop),
+        fields=None if choice.channel_axis else lambda index, *which: choice.apart(opened(files[index]), 0, *which),
         trajectory_files=tuple(files),
     )

@@ -1,5 +1,6 @@
 """Shared by all tests: one thread per worker (the workers are the parallelism), fixed seeds, small models."""
 
+import gc
 import os
 import signal
 import sys
@@ -31,6 +32,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+def pytest_collection_finish() -> None:
+    """Modules stay: the garbage collector need not look through them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

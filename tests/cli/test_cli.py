@@ -203,7 +203,7 @@ def test_an_error_that_a_ctrl_c_left_behind_is_no_fault_of_ours(monkeypatch, cap
             os.kill(os.getpid(), signal.SIGINT)
         raise RuntimeError("cannot release un-acquired lock")
 
-    monkeypatch.setattr("sigmasolver.cli.app", broken)
+    monkeypatch.setattr("sigmasolver.cli._command", lambda: broken)
     with pytest.raises(SystemExit) as leaving:
         main()
     assert leaving.value.code == 130 and "stopped; the same command continues" in capsys.readouterr().err

@@ -8,6 +8,11 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+
+# Before NumPy and torch are loaded, and for the processes that tests start: threads that wait for each other on busy
+# cores burn minutes.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import torch
 
 if not torch.cuda.is_available():

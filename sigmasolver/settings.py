@@ -19,7 +19,7 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -247,10 +247,8 @@ def list_settings(value: Any, prefix: str = "") -> list[Setting]:
     return found
 
 
-@functools.cache
-def _kinds(kind: type) -> Mapping[str, Any]:
-    """By field, its type; once for each class, because Python compiles and evaluates every annotation for it."""
-    return typing.get_type_hints(kind)
+_kinds: Callable[[type], Mapping[str, Any]] = functools.cache(typing.get_type_hints)
+"""By field, its type; once for each class, because Python compiles and evaluates every annotation for it."""
 
 
 @functools.cache

@@ -19,7 +19,7 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -81,7 +81,7 @@ def check_settings(kind: type, assignments: Sequence[str]) -> None:
 
 def _check(kind: type, path: str, text: str, prefix: str, everything: Sequence[str]) -> None:
     name, (_, dot, rest) = _known(kind, path, prefix, everything), path.partition(".")
-    inner = typing.get_type_hints(kind)[name]
+    inner = _kinds(kind)[name]
     if dot and is_dataclass(inner):
         _check(typing.cast(type, inner), rest, text, f"{prefix}{name}.", everything)
     elif dot:
@@ -128,7 +128,7 @@ def _names(value: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _changed(value: T, changes: dict[str, str], prefix: str, everything: Sequence[str]) -> T:
-    kinds = typing.get_type_hints(type(value))
+    kinds = _kinds(type(value))
     new: dict[str, object] = {}
     inside: dict[str, dict[str, str]] = {}
     for path, text in changes.items():
@@ -155,7 +155,7 @@ def check_types(value: object) -> None:
 
     Lists become tuples, NumPy's numbers become Python's, whole numbers become floats where a float is declared.
     """
-    kinds = typing.get_type_hints(type(value))
+    kinds = _kinds(type(value))
     for field in fields(typing.cast(Any, value)):
         given, kind = _python(getattr(value, field.name)), kinds[field.name]
         if not _fits(given, kind):
@@ -186,7 +186,7 @@ def from_plain(kind: type[T], plain: object, where: str = "") -> T:
     name = where or kind.__name__
     if not isinstance(plain, dict):
         raise ValueError(f"{name} must be a table of settings, not {plain!r}.")
-    kinds = typing.get_type_hints(kind)
+    kinds = _kinds(kind)
     known = {field.name: field for field in fields(typing.cast(Any, kind))}
     values: dict[str, object] = {}
     for given, value in plain.items():
@@ -233,7 +233,7 @@ class Setting:
 def list_settings(value: Any, prefix: str = "") -> list[Setting]:
     """Every setting of a dataclass, nested ones too: with the values of an instance, or with the defaults of a type."""
     kind = value if isinstance(value, type) else type(value)
-    kinds, meanings, found = typing.get_type_hints(kind), _meanings(kind), []
+    kinds, meanings, found = _kinds(kind), _meanings(kind), []
     for field in fields(kind):
         name, here = field.name, getattr(value, field.name, field.default)
         if is_dataclass(kinds[name]):
@@ -245,6 +245,10 @@ def list_settings(value: Any, prefix: str = "") -> list[Setting]:
                 text = text.removesuffix(",")
             found.append(Setting(prefix + name, _short_words(kinds[name]), text, meanings.get(name, "")))
     return found
+
+
+_kinds: Callable[[type], Mapping[str, Any]] = functools.cache(typing.get_type_hints)
+"""By field, its type; once for each class, because Python compiles and evaluates every annotation for it."""
 
 
 @functools.cache

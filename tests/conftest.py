@@ -1,5 +1,6 @@
 """Shared by all tests: one thread per worker (the workers are the parallelism), fixed seeds, small models."""
 
+import gc
 import os
 import signal
 import sys
@@ -7,6 +8,11 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+
+# Before NumPy and torch are loaded, and for the processes that tests start: threads that wait for each other on busy
+# cores burn minutes.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import torch
 
 if not torch.cuda.is_available():
@@ -31,6 +37,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+def pytest_collection_finish() -> None:
+    """Modules stay: the garbage collector need not look through them again and again. Nor need it look after every
+    700 objects; a traced model makes millions."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -1,26 +1,19 @@
 """Killed before or after any write, rename and sync, every command that writes leaves whole files and starts again."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.crash_points import CASES
+from tests.forked import check_output
 
-ROOT = Path(__file__).parents[1]
 SOME = {"train": 60, "train best": 60, "train more": 60, "suite": 40, "measure": 6, "demo": 12}
 """Moments of commands that have hundreds of them, or take long; of the others all are tried."""
 
 
 def killed(folder, names, points):
-    words = [sys.executable, "-m", "tests.crash_points", str(folder), ",".join(names), str(points)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    for name, line in zip(names, done.stdout.splitlines(), strict=True):
+    said = check_output(f"from tests.crash_points import main; main({str(folder)!r}, {names!r}, {points})")
+    for name, line in zip(names, said.splitlines(), strict=True):
         told = json.loads(line)
         assert told["case"] == name and told["wrong"] == [], told["wrong"]
         assert told["moments"] >= 5 and told["killed"] >= min(told["moments"], points or told["moments"]) - 1

@@ -9,6 +9,10 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from typer.main import get_command
 
 from sigmasolver.cli import (
     data,
@@ -68,7 +72,7 @@ def main() -> None:
     with Interrupts():
         try:
             _check_names(sys.argv[1:])
-            app()
+            _command()()
         except SystemExit as leaving:  # typer ends every command so, Ctrl-C with 130
             if leaving.code == 130:
                 errors.print(STOPPED, soft_wrap=True)
@@ -86,6 +90,12 @@ def main() -> None:
                 sys.stderr.flush()
                 os._exit(2)
             sys.exit(2)
+
+
+@cache
+def _command() -> Any:
+    """Made once in a process: typer reads the signatures of all commands for it."""
+    return get_command(app)
 
 
 def _check_names(words: Sequence[str]) -> None:

@@ -3,7 +3,8 @@
 A job is one command line that continues where it stopped, such as a row of a suite, so a job that is started again
 needs nothing but the same words. It is started again when it reaches its time limit and when Slurm preempts it; before
 that its command gets SIGTERM, saves its state and leaves. Submitit pickles the class `Command` by its name, with those
-words; nothing else is pickled, and its results are never read.
+words; nothing else is pickled, and its results are never read. The process of a job only starts its command and
+passes signals on, so importing this file does not load torch.
 
     FOLDER/NAME/job.json        where the newest job of this name was submitted, and its number there
     FOLDER/NAME/*_log.out       what each job printed; the other files are submitit's
@@ -22,8 +23,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from sigmasolver.runs.files import read_bytes, replacing
 
 __all__ = ["Command", "Job", "Jobs", "Work", "slurm_options", "supervise"]
 
@@ -147,6 +146,8 @@ class Jobs:
     """Local jobs that this process started, which must also bury them."""
 
     def find(self, name: str) -> Job | None:
+        from sigmasolver.runs.files import read_bytes
+
         file = self.folder / name / "job.json"
         if not file.exists():
             return None
@@ -181,6 +182,8 @@ class Jobs:
         after: str | None = None,
     ) -> Job:
         """Submit under this name; `options` are sbatch's, and `after` names a job that must succeed first."""
+        from sigmasolver.runs.files import replacing
+
         submitit = _submitit()
         folder = (self.folder / name).absolute()
         if on == "local":

@@ -14,7 +14,7 @@ from sigmasolver.data.domain import Domain
 from sigmasolver.data.formats import Reading
 from sigmasolver.data.normalise import Normaliser, TimeScale
 from sigmasolver.forecast import Forecaster
-from sigmasolver.models import build_solver
+from sigmasolver.models import build_solver, without_numbers
 from sigmasolver.models.variants import MODELS
 from sigmasolver.plugins import Origin, Registry, origin_of
 from sigmasolver.pretrained import resolve
@@ -82,7 +82,7 @@ def skeleton(recipe: Recipe) -> nn.Module:
     """The network without its numbers: a mistake in its sizes or options shows here."""
     refuse_beyond_limits(recipe)
     try:
-        with torch.device("meta"):
+        with without_numbers():
             return build_solver(recipe.model.name, recipe.model.config(recipe.task))
     except (RuntimeError, OverflowError, TypeError) as error:  # more bytes than 64 bits can count
         if origin_of("model", recipe.model.name) is not None:

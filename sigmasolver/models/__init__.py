@@ -8,6 +8,7 @@ from sigmasolver.models.variants import (
     list_models,
     matched_width,
     register_model,
+    without_numbers,
 )
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "list_models",
     "matched_width",
     "register_model",
+    "without_numbers",
 ]

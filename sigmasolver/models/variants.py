@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import bisect
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from sigmasolver.models.baselines.drift_net import drift_net
 from sigmasolver.models.baselines.eddyformer import Elements, eddyformer
@@ -40,6 +42,7 @@ __all__ = [
     "list_models",
     "matched_width",
     "register_model",
+    "without_numbers",
 ]
 
 SIGMA = BlockSpec()
@@ -228,9 +231,39 @@ def build_solver(name: str, config: SolverConfig) -> nn.Module:
     return model
 
 
+@contextmanager
+def without_numbers() -> Iterator[None]:
+    """Inside, a model is built without memory: names, shapes and types are real, and nothing is filled."""
+    with torch.device("meta"), _Unfilled():
+        yield
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves out what only fills or scales a tensor: for tensors without memory torch does it in Python, and loads its
+    compiler for that, which takes as long as loading torch itself."""
+
+    FILLS = frozenset((torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.fill_, torch.Tensor.zero_))
+    INITS = frozenset((nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, nn.init.constant_))
+    SCALES = frozenset(
+        (torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.Tensor.div, torch.Tensor.__truediv__)
+    )
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in self.FILLS and args:
+            return args[0]
+        if func in self.INITS:
+            tensor = args[0] if args else kwargs["tensor"]
+            if tensor.ndim > 1 or func is not nn.init.kaiming_uniform_:  # which refuses a vector
+                return tensor
+        if func in self.SCALES and type(args[0]) is torch.Tensor and type(args[-1]) in (int, float):
+            return args[0] if args[0].is_floating_point() else func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
 def count_parameters(name: str, config: SolverConfig) -> int:
     """Real numbers to be learned; built without memory, so that any size can be asked for."""
-    with torch.device("meta"):
+    with without_numbers():
         return sum(p.numel() for p in build_solver(name, config).parameters() if p.requires_grad)
 
 

@@ -23,6 +23,7 @@ from sigmasolver.data.store import Writer, open_store
 from sigmasolver.runtime.interrupts import Interrupts
 from sigmasolver.simulate import SIMULATORS
 from sigmasolver.simulate.generate import header_of
+from tests.forked import Forked
 
 ROOT = Path(sigmasolver.__file__).parents[1]
 SMALL = ["--set", "grid=32", "--set", "stored=16", "--set", "step=0.03125", "--set", "frames=3"]
@@ -75,7 +76,7 @@ def test_killed_and_started_again_equals_uninterrupted(tmp_path, run):
     whole, killed = tmp_path / "whole.h5", tmp_path / "killed.h5"
     words = ["simulate", "demo", "--count", 40, *SMALL]
     expected = fingerprint(run(*words, "--out", whole))
-    process = subprocess.Popen(command(*words, "--out", killed), env={**os.environ, "PYTHONPATH": str(ROOT)})
+    process = Forked("from sigmasolver.cli import main; main()", *words, "--out", killed)
     deadline = time.monotonic() + 60
     present = 0
     while time.monotonic() < deadline and not present and process.poll() is None:
@@ -203,7 +204,7 @@ def test_an_error_that_a_ctrl_c_left_behind_is_no_fault_of_ours(monkeypatch, cap
             os.kill(os.getpid(), signal.SIGINT)
         raise RuntimeError("cannot release un-acquired lock")
 
-    monkeypatch.setattr("sigmasolver.cli.app", broken)
+    monkeypatch.setattr("sigmasolver.cli._command", lambda: broken)
     with pytest.raises(SystemExit) as leaving:
         main()
     assert leaving.value.code == 130 and "stopped; the same command continues" in capsys.readouterr().err

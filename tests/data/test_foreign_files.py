@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import zlib
 from collections.abc import Callable
@@ -22,6 +20,7 @@ from sigmasolver.data.store import StoreError, is_store, open_store
 from tests.data.test_own_data import one_sentence
 from tests.data.test_store import store
 from tests.data.test_store import values as stored_values
+from tests.forked import check_output
 
 U = np.random.default_rng(5).standard_normal((4, 3, 6, 5)).astype(np.float32)
 
@@ -245,7 +244,7 @@ def test_the_reading_process_ends_with_its_parent(tmp_path: Path) -> None:
         "isolated.ask(Path(sys.argv[1]), 'entries'); print(isolated._process.child.pid, flush=True)\n"
         "os._exit(0)"
     )
-    pid = int(subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.h5")], capture_output=True).stdout)
+    pid = int(check_output(code, tmp_path / "a.h5"))
     for _ in range(100):
         try:
             with open(f"/proc/{pid}/stat") as stat:

@@ -5,8 +5,8 @@ A crash or a hang ends the process that tries them; it is counted, and the next 
 
 from __future__ import annotations
 
+import os
 import selectors
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.data import fuzz
+from tests.forked import Forked
 
-ROOT = Path(__file__).parents[2]
 INPUTS, SEED, SECONDS = 6000, 17, 90
 """A hang is no answer for so many seconds: more than the computing time that a damaged file is given."""
 
@@ -24,15 +24,16 @@ def outcomes(folder: Path, first: int, stop: int, module: str = "tests.data.fuzz
     """How often each outcome of the inputs of this module came, and what is known of those that must not come."""
     count, bad = Counter[str](), list[str]()
     while first < stop:
-        words = [sys.executable, "-m", module, str(folder), str(first), str(stop)]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT) as child:
-            assert child.stdout is not None
+        ours, theirs = os.pipe()
+        child = Forked(f"from {module} import main; main()", folder, first, stop, stdout=theirs)
+        os.close(theirs)
+        with open(ours, "rb") as answers:
             with selectors.DefaultSelector() as waiting:
-                waiting.register(child.stdout, selectors.EVENT_READ)
+                waiting.register(answers, selectors.EVENT_READ)
                 line, hung = b"", False
                 while first < stop:
                     hung = not waiting.select(SECONDS)
-                    line = b"" if hung else child.stdout.readline()
+                    line = b"" if hung else answers.readline()
                     if not line:
                         break
                     _, outcome, *rest = line.decode(errors="replace").split(maxsplit=2)
@@ -40,6 +41,7 @@ def outcomes(folder: Path, first: int, stop: int, module: str = "tests.data.fuzz
                     bad += [f"{first}: {rest}"] if outcome == "traceback" else []
                     first += 1
             child.kill()
+            child.wait()
         if first < stop:
             count["hang" if hung else "crash"] += 1
             bad.append(f"{first}: {'hang' if hung else 'crash'} {child.returncode}")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -23,9 +21,9 @@ from sigmasolver.simulate.smoke import SMOKE3D
 from sigmasolver.simulate.turbulence import IT3D
 from sigmasolver.simulate.vorticity import DEMO
 from tests.data.waves import Waves
+from tests.forked import check_output
 
 WAVES, COUNT, SEED = Waves(), 8, 3
-ROOT = str(Path(__file__).parents[2])
 
 
 @pytest.fixture(scope="module")
@@ -134,9 +132,7 @@ def check_and_continue(path: Path, reference: Path) -> int:
 
 def elsewhere(call: str) -> list[int]:
     """What this call of the waves module returns in a Python of its own, from which it forks."""
-    code = f"import sys; sys.path.insert(0, {ROOT!r}); from tests.data.waves import *; print({call})"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return json.loads(run.stdout)
+    return json.loads(check_output(f"from tests.data.waves import *; print({call})"))
 
 
 def kill_everywhere(where: str, folder: Path, reference: Path, before: int = 0, step: int = 1) -> list[int]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import pytest
 
 from sigmasolver.data.store import StoreError, StoreReader, Writer, open_store
 from tests.data.test_store import HEADER, store, values
+from tests.forked import check_output
 
 
 def read_mean(reader: StoreReader) -> float:
@@ -69,7 +68,6 @@ def test_two_writers_do_not_meet(tmp_path: Path) -> None:
 FULL = """
 import os, resource, sys
 import numpy as np
-sys.path.insert(0, sys.argv[2])
 from tests.data.test_store import HEADER, values
 from sigmasolver.data.store import StoreError, Writer
 with Writer(sys.argv[1], HEADER, 6) as writer:
@@ -88,8 +86,7 @@ with Writer(sys.argv[1], HEADER, 6) as writer:
 def test_full_disk_keeps_what_is_whole(tmp_path: Path) -> None:
     """The system refuses bytes beyond a limit, as a full disk does; without the limit it continues."""
     path, data = tmp_path / "a.h5", values(6)
-    arguments = [sys.executable, "-c", FULL, str(path), str(Path(__file__).parents[2])]
-    said = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+    said = check_output(FULL, path)
     kept = int(said.split()[0])
     assert 2 <= kept < 6 and "is full" in said and f"its {kept} whole trajectories are kept" in said
     with open_store(path) as reader:

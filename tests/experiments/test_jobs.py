@@ -21,6 +21,7 @@ from sigmasolver.simulate.generate import generate
 from sigmasolver.train.job import train_run
 from sigmasolver.version import __version__
 from tests.data.waves import Waves
+from tests.forked import Forked
 
 submitit = pytest.importorskip("submitit")
 ROOT = Path(__file__).parents[2]
@@ -175,15 +176,14 @@ def test_the_tasks_of_two_machines_meet(tmp_path):
 def test_sigterm_stops_a_training_with_its_state_kept(tmp_path):
     generate(Waves(), 3, 0, tmp_path / "waves.h5")
     sizes = [word for one in SETTINGS[8:13] for word in ("--set", one)]
-    words = ["train", "--data", "waves.h5", "--out", "run", *sizes, "--set", "train.updates=1000000", "--device", "cpu"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sigmasolver", *words], cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    )
     run = Run(tmp_path / "run")
+    words = ["train", "--data", tmp_path / "waves.h5", "--out", run.path, *sizes, "--set", "train.updates=1000000"]
+    environment = {**os.environ, "COLUMNS": "200"}
+    process = Forked("from sigmasolver.cli import main; main()", *words, "--device", "cpu", env=environment)
     wait_for(run.log.exists, process)
-    process.terminate()
+    process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=60)[0]
-    assert process.returncode == TERMINATED == 143 and "run: stopped" in said and "train --resume run" in said
+    assert process.returncode == TERMINATED == 143 and "run: stopped" in said and "train --resume" in said
     assert run.resume.exists() and not run.finished
 
 

@@ -1,8 +1,16 @@
 """Parameter counts that the paper publishes, and the count written out by hand."""
 
 import pytest
+from torch import nn
 
-from sigmasolver.models import SolverConfig, count_parameters, matched_width
+from sigmasolver.models import (
+    SolverConfig,
+    build_solver,
+    count_parameters,
+    list_models,
+    matched_width,
+    without_numbers,
+)
 from sigmasolver.models.variants import VARIANTS
 
 
@@ -85,3 +93,18 @@ def test_matched_width_is_the_nearest(name):
     assert miss(width) <= miss(width - 16) and miss(width) <= miss(width + 16)
     assert miss(width) / target < 0.2
     assert matched_width("transolver-sigma", config) == config.width
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_without_numbers_a_model_has_the_same_names_shapes_and_types(name):
+    config = SolverConfig((16, 16), 2, 3, width=16, depth=2, heads=2, slices=4, modes=3)
+    real = build_solver(name, config)
+    with without_numbers():
+        empty = build_solver(name, config)
+    assert all(tensor.is_meta for tensor in empty.state_dict().values())
+    for tensors in (nn.Module.state_dict, nn.Module.named_parameters, nn.Module.named_buffers):
+        mine, theirs = (
+            [(key, one.shape, one.dtype, one.requires_grad) for key, one in dict(tensors(model)).items()]
+            for model in (empty, real)
+        )
+        assert mine == theirs

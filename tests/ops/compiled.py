@@ -1,12 +1,14 @@
-"""Compiles the kernels of pieces of work for a GPU, without one: `python -m tests.ops.compiled DEVICE KIND PIECE ...`.
+"""Compiles the kernels of pieces of work for a GPU, without one: `python -m tests.ops.compiled`.
 
-What is launched is compiled with the arguments it was launched with, and does not run. The last line is JSON: for each
-piece by kernel the most bytes of shared memory that one of its forms needs. A process of its own, since Triton's
-interpreter is on wherever tests run without a GPU.
+Each line of its input is JSON: device, kind and pieces of work. What is launched is compiled with the arguments it was
+launched with, and does not run. The answer is a line of JSON: for each piece by kernel the most bytes of shared memory
+that one of its forms needs, or the error. A process of its own, since Triton's interpreter is on wherever tests run
+without a GPU.
 """
 
 import json
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -27,14 +29,14 @@ DEVICES = {"H200": (90, 232_448), "RTX 4090": (89, 101_376)}
 class Absent:
     """In place of Triton's driver of a GPU: says for which GPU to compile, and cannot launch."""
 
-    def __init__(self, capability: int) -> None:
-        self.target = GPUTarget("cuda", capability, 32)
+    def __init__(self, number: int, capability: int) -> None:
+        self.number, self.target = number, GPUTarget("cuda", capability, 32)
 
     def get_current_target(self) -> GPUTarget:
         return self.target
 
     def get_current_device(self) -> int:
-        return 0
+        return self.number  # by which Triton keeps what is compiled
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -43,7 +45,7 @@ class Absent:
 def pretend(device: str) -> None:
     """From now on kernels are compiled for this GPU, and choose their tiles for its shared memory."""
     capability, shared = DEVICES[device]
-    driver.set_active(Absent(capability))
+    driver.set_active(Absent(list(DEVICES).index(device), capability))
     swiglu.shared_memory = lift.shared_memory = lambda x: shared
     dispatch.interpreted = True
 
@@ -69,20 +71,30 @@ def step(precision: str, name: str, grid: tuple[int, ...], **sizes: int) -> None
     out.float().square().mean().backward()
 
 
-def main() -> None:
-    pretend(sys.argv[1])
-    work: Callable[..., None] = {"slices": slices, "step": step}[sys.argv[2]]
+def compiled(device: str, kind: str, pieces: list[Any]) -> list[dict[str, int]]:
+    pretend(device)
+    work: Callable[..., None] = {"slices": slices, "step": step}[kind]
     found: list[dict[str, int]] = []
 
     def note(compile: Callable[[], Any]) -> None:
         kernel = compile()
         found[-1][kernel.name] = max(found[-1].get(kernel.name, 0), kernel.metadata.shared)
 
-    for precision, args, options in map(json.loads, sys.argv[3:]):
+    for precision, args, options in pieces:
         found.append({})
         with matmul_precision(precision), intercepted(note):
             work(precision, *args, **options)
-    sys.stdout.write(json.dumps(found))
+    return found
+
+
+def main() -> None:
+    for line in sys.stdin:
+        try:
+            answer: Any = compiled(*json.loads(line))
+        except Exception:
+            answer = traceback.format_exc()
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -36,18 +36,26 @@ SOLVERS = [
 ]
 
 
-def compiled(device, kind, *pieces):
-    """For each piece of work by kernel the most bytes of shared memory."""
+@pytest.fixture(scope="module")
+def compiled():
+    """For each piece of work by kernel the most bytes of shared memory; one process compiles them all."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.ops.compiled", device, kind, *map(json.dumps, pieces)]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    command, root = [sys.executable, "-m", "tests.ops.compiled"], Path(__file__).parents[2]
+    ends = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, cwd=root, **ends) as process:
+
+        def ask(device, kind, *pieces):
+            process.stdin.write(json.dumps([device, kind, pieces]) + "\n")
+            process.stdin.flush()
+            found = json.loads(process.stdout.readline() or '"The process died."')
+            assert isinstance(found, list), found[-2000:]
+            return found
+
+        yield ask
 
 
 @pytest.mark.parametrize(("precision", "sizes"), HEADS)
-def test_largest_heads(precision, sizes):
+def test_largest_heads(compiled, precision, sizes):
     kind = {"float32": "tf32x3"}.get(precision, precision)
     pieces = [(precision, heads, {}) for heads in sizes]
     for (slices, width), found in zip(sizes, compiled("H200", "slices", *pieces), strict=True):
@@ -56,7 +64,7 @@ def test_largest_heads(precision, sizes):
 
 
 @pytest.mark.parametrize(("device", "solvers"), SOLVERS)
-def test_solver(device, solvers):
+def test_solver(compiled, device, solvers):
     pieces = [(precision, ("transolver-sigma", grid), sizes) for precision, grid, sizes in solvers]
     for piece, found in zip(pieces, compiled(device, "step", *pieces), strict=True):
         assert {"_context", "_slice", "_backward", "_lift_forward", "_read", "_join_backward"} <= set(found)
@@ -73,7 +81,7 @@ BASELINES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
-def test_baselines(device):
+def test_baselines(compiled, device):
     pieces = [("bf16", (name, (32, 32)), {"width": 32, "heads": 2}) for name in BASELINES]
     for piece, found in zip(pieces, compiled(device, "step", *pieces), strict=True):
         assert BASELINES[piece[1][0]] <= set(found)
@@ -82,7 +90,7 @@ def test_baselines(device):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ("bf16", "tf32", "float32"))
-def test_gates_on_many_functions(precision):
+def test_gates_on_many_functions(compiled, precision):
     """No more shared memory than the limit that they have in common with slices."""
     kind = {"float32": "tf32x3"}.get(precision, precision)
     (found,) = compiled("H200", "step", (precision, ("hpm", (64, 64)), {"width": 256}))

@@ -26,8 +26,8 @@ from sigmasolver.report.page import Curve, Study, Table, write_page
 from sigmasolver.runs import Run, read_facts, read_rows, read_tensors, replace_rows, write_tensors
 from sigmasolver.runs.files import open_lock, read_bytes, replacing
 from tests.data.test_store import HEADER, store, values
+from tests.forked import check_output
 
-ROOT = Path(__file__).parents[2]
 STUDY = Study("title", "summary", (Curve("model", (1, 2), (0.1, 0.2)),), Table(("model",), (("model",),)), ())
 
 
@@ -138,8 +138,7 @@ for path in sys.argv[1:]:
             os.kill(os.getpid(), 9)
     os.wait()
 """
-    words = [sys.executable, "-c", killed, *(str(tmp_path / name) for name in ("a", "ab"))]
-    subprocess.run(words, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    check_output(killed, *(tmp_path / name for name in ("a", "ab")))
     assert len(names(tmp_path)) == 2 and not (tmp_path / "a").exists()
     with replacing(tmp_path / "a") as file:
         file.write(b"first")
@@ -245,7 +244,7 @@ def test_a_full_disk_is_one_sentence_and_all_is_as_it_was(tmp_path: Path) -> Non
         [sys.executable, "-c", code, str(tmp_path)],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert done.returncode == 0 and done.stderr == "", done.stderr
     said = done.stdout.splitlines()

@@ -5,7 +5,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,10 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-import sigmasolver
 from sigmasolver.runs import Run, append_row, provenance, read_rows, read_tensors, replace_rows, write_tensors
-
-ROOT = Path(sigmasolver.__file__).parents[1]
+from tests.forked import Forked, check_output
 
 
 def tensors():
@@ -62,9 +59,7 @@ for step in range(100000):
 
 @pytest.mark.parametrize("delay", [0.0, 0.013, 0.031, 0.057])
 def test_a_kill_leaves_a_consistent_state_and_whole_rows(tmp_path, delay):
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path)], env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+    process = Forked(WRITER, tmp_path)
     deadline = time.monotonic() + 60
     while not (tmp_path / "log.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -117,11 +112,8 @@ for write in (
         print(error)
 """
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
-    first, second = done.stdout.splitlines()
-    assert "full" in first and "the file before it is kept" in first, done.stderr
+    first, second = check_output(code).splitlines()
+    assert "full" in first and "the file before it is kept" in first
     assert "full" in second and "the rows before it are kept" in second
     assert read_tensors(file)[1] == {"step": 1} and read_rows(log) == [{"step": 1}]
     assert sorted(os.listdir(tmp_path)) == ["log.jsonl", "resume.safetensors"]

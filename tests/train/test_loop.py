@@ -1,18 +1,13 @@
 """The loop: it learns, it repeats itself, and it can be killed at any moment without a trace in the weights."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-import sigmasolver
 from sigmasolver.data.normalise import fit
 from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows
@@ -25,8 +20,8 @@ from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train import loop
 from sigmasolver.train.loop import Data, StepPlan, order, train
+from tests.forked import Forked
 
-ROOT = Path(sigmasolver.__file__).parents[1]
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
 TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")
 MODEL = ModelRecipe(width=16, depth=1, heads=2, slices=4, modes=3, options=Options(dropout=0.1))
@@ -97,9 +92,8 @@ def test_interrupted_and_continued_equals_uninterrupted(data, tmp_path, objectiv
 
 
 def test_killed_and_continued_equals_uninterrupted(data, tmp_path):
-    code = "from tests.train.test_loop import *; start(sys.argv[1], sys.argv[2], look=1)"
-    words = [sys.executable, "-c", code, str(data), str(tmp_path / "killed")]
-    process = subprocess.Popen(words, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    code = "import sys; from tests.train.test_loop import start; start(sys.argv[1], sys.argv[2], look=1)"
+    process = Forked(code, data, tmp_path / "killed")
     log, deadline = Run(tmp_path / "killed").log, time.monotonic() + 60
     while len(read_rows(log)) < 4 and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -22,6 +22,7 @@ from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train import job
 from sigmasolver.train.engine import Execution, Stepper
+from tests.forked import Forked
 
 ROOT = Path(sigmasolver.__file__).parents[1]
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
@@ -161,19 +162,8 @@ def test_processes_leave_a_suite_together_when_its_time_is_up(tmp_path):
 def by_hand(code, rank, size, port):
     """Python code in a process of this rank."""
     places = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        env={
-            **os.environ,
-            **{name: str(value) for name, value in places.items()},
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-        },
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    environment = {**os.environ, **{name: str(value) for name, value in places.items()}, "GLOO_SOCKET_IFNAME": "lo"}
+    return Forked(code, env=environment)
 
 
 def free_port():

@@ -10,7 +10,9 @@ import torch
 
 from sigmasolver.models import build_model, list_models
 from sigmasolver.models.layers import draws_noise
+from sigmasolver.models.variants import VARIANTS
 from sigmasolver.runs import read_tensors, write_tensors
+from tests.models.baselines.test_registry import ONE_OF_EACH
 
 SIZES = {"in_channels": 4, "out_channels": 2, "width": 16, "heads": 2, "slices": 5, "modes": 3}
 GRIDS = {2: (13, 10), 3: (9, 7, 6)}
@@ -126,7 +128,9 @@ def test_bf16_stays_near_float32(name, axes):
     assert 1e-6 < gap(near.float(), exact) < 0.05
 
 
-@pytest.mark.parametrize("name", TWO)
+@pytest.mark.parametrize(
+    "name", [name if name in (*VARIANTS, *ONE_OF_EACH) else pytest.param(name, marks=pytest.mark.slow) for name in TWO]
+)
 def test_the_whole_model_is_one_graph(name):
     """torch.compile without the code generator, which is slow on a CPU: no break, and the same answer in float64."""
     torch._dynamo.reset()

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from sigmasolver.forecast.checkpoint import begin, recipe_in, skeleton
 from sigmasolver.models import build_solver, count_parameters
 from sigmasolver.recipes import RECIPES, SUITES, ModelRecipe, Recipe, TrainRecipe, changed, recipe_of, suite_of
 from sigmasolver.recipes.rows import REALM_READINGS
+from sigmasolver.recipes.suites import COMPARED
 from sigmasolver.runs import Run
 from sigmasolver.simulate import simulator_of
 from sigmasolver.tasks import TASKS
@@ -114,8 +116,35 @@ def test_baselines_are_compared_at_stated_sizes():
         recipe = recipe_of(task, model)
         assert (recipe.model.width, recipe.model.depth) == (width, depth)
         assert replace(recipe.train) == RECIPES[task].train and recipe.task == RECIPES[task].task
+    modes = {"darcy": 16, "ns2d": 16, "kf2d": 16, "it3d": 12, "smoke3d": 12, "fsi": 16, "ignit-hit": 32, "evolve-jet": 48}
+    for task, count in modes.items():  # REALM's rows have the modes of that benchmark's own F-FNO
+        recipe, row = recipe_of(task, "ffno"), RECIPES[task]
+        assert recipe.model == replace(row.model, name="ffno", modes=count) and recipe.train == row.train
     assert recipe_of("darcy", "eddyformer").model.options.padding == ("zeros", "zeros")
     assert recipe_of("kf2d", "eddyformer").model.options.padding is None
+
+
+def test_a_grid_that_is_too_small_for_the_modes_of_the_comparison_is_refused_in_words():
+    recipe = changed(recipe_of("ns2d", "ffno"), ["task.grid=(16, 16)"])
+    with pytest.raises(ValueError, match="too small for modes=16.* lower modes or use at least 30 points"):
+        count_parameters("ffno", recipe.model.config(recipe.task))
+    fitting = changed(recipe, ["model.modes=9"])
+    assert count_parameters("ffno", fitting.model.config(fitting.task)) > 0
+
+
+def test_the_table_of_sizes_is_that_of_the_recipes():
+    text = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text(encoding="utf-8")
+    heading, *lines = text.partition("Learned parameters at the sizes of the comparison")[2].split("\n\n")[1].splitlines()
+    tasks = [cell.strip().lower() for cell in heading.split("|")[2:-1]]
+    printed = {}
+    for line in lines[1:]:
+        name, *counts = (cell.strip(" `") for cell in line.split("|")[1:-1])
+        printed[name] = [int(count.replace(",", "")) for count in counts]
+    recipes = {model: [recipe_of(task, model) for task in tasks] for model in COMPARED}
+    assert printed == {
+        model: [count_parameters(one.model.name, one.model.config(one.task)) for one in mine]
+        for model, mine in recipes.items()
+    }
 
 
 @pytest.mark.parametrize("name", RELEASED)

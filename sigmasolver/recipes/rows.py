@@ -84,8 +84,10 @@ RECIPES: Registry[Recipe] = Registry(
 )
 """By name: the paper's row of every task, other readings of its schedule, baselines with their authors' settings."""
 _T = ("model.width=128", "model.depth=8")
+_UNET: dict[int, tuple[str, ...]] = {2: ("model.width=64",), 3: ("model.width=32",)}
 COMPARISON: dict[str, dict[int, tuple[str, ...]]] = {
-    "unet": {2: ("model.width=64",), 3: ("model.width=32",)},
+    "unet": _UNET,
+    "unet-batchnorm": _UNET,
     "fno": {
         2: ("model.width=64", "model.depth=4", "model.modes=12"),
         3: ("model.width=32", "model.depth=4", "model.modes=8"),
@@ -95,9 +97,18 @@ COMPARISON: dict[str, dict[int, tuple[str, ...]]] = {
     "drift-net-released": {2: _T, 3: _T},
     "eddyformer": {2: ("model.width=32",), 3: ("model.width=32", "model.depth=4", "model.heads=4")},
 }
-"""Sizes of baselines that do not take width, depth, heads and modes of Transolver-σ, by the number of axes. DRIFT-Net has
-its official size on every task (tab:efficiency-settings); the paper does not say those of the others. F-FNO has its
+"""Sizes of baselines that do not take width, depth, heads and modes of Transolver-σ, by the number of axes. DRIFT-Net
+has its official size on every task (tab:efficiency-settings); the paper does not say those of the others. F-FNO has its
 authors' 16 modes: the few of Transolver-σ, whose other half needs none, would cut it short."""
+FORMS = {
+    ("darcy", "unet"): "unet-batchnorm",
+    ("ns2d", "rno"): "rno-two-blocks",
+    ("darcy", "factformer"): "factformer-darcy",
+    ("it3d", "factformer"): "factformer-it3d",
+    ("smoke3d", "factformer"): "factformer-smoke3d",
+}
+"""The form of a model that its source has for a task, by task and model: the norm of steady tasks, two Radon blocks,
+and FactFormer as released for each data set. `model.name` in the settings overrides it."""
 PERIODIC = ("ns2d", "kf2d", "it3d")
 
 
@@ -128,7 +139,7 @@ def recipe_of(name: str, model: str | None = None, seed: int = 42) -> Recipe:
 
 
 def _compared(recipe: Recipe, model: str) -> Recipe:
-    """A recipe of Transolver-σ with another model, at the size at which they are compared."""
+    """A recipe of Transolver-σ with another model, in its form for the task, at the size at which they are compared."""
     axes = len(recipe.task.grid)
     settings = COMPARISON.get(model, {}).get(axes, ())
     if model == "ffno" and recipe.task.name in {task.name for task in REALM}:
@@ -136,7 +147,8 @@ def _compared(recipe: Recipe, model: str) -> Recipe:
     if model == "eddyformer" and recipe.task.name not in PERIODIC:
         # It takes axes to be periodic unless it is told.
         settings = (*settings, f"model.options.padding={('zeros',) * axes}")
-    return override(replace(recipe, model=replace(recipe.model, name=model)), settings)
+    form = FORMS.get((recipe.task.name, model), model)
+    return override(replace(recipe, model=replace(recipe.model, name=form)), settings)
 
 
 _OFFICIAL: dict[str, tuple[str, str, tuple[str, ...]]] = {

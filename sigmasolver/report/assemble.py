@@ -16,7 +16,7 @@ from sigmasolver.report.digits import significant
 from sigmasolver.report.figures import FIGURES, Material
 from sigmasolver.report.figures.layers import run_titles
 from sigmasolver.report.figures.style import light_and_dark, style
-from sigmasolver.report.published import TASK_LABELS, model_label
+from sigmasolver.report.published import TASK_LABELS, by_method, model_label
 from sigmasolver.report.rows import (
     Arrays,
     Row,
@@ -109,6 +109,7 @@ def study_of(
     tasks = in_order(row["task"] for row in rows)
     if len(tasks) > 1:
         raise ValueError(f"The runs are of the tasks {', '.join(tasks)}; make one page for each task.")
+    rows = by_method(rows)
     known, taken = dimensions or Dimensions(), select(rows, EVALUATION, yardsticks=True)
     held = _labelled(named_apart(taken))
     drawn, sample = curves(held), sample_of(held)
@@ -131,13 +132,15 @@ def study_of(
 
 
 def _each_once(measured: Rows, drawn: Rows) -> list[Row]:
-    """The rows of the curves and the table, those of a yardstick from the first run that has them, and those drawn."""
+    """The rows of the curves and the table, those of a yardstick from the first run that has them, and those drawn;
+    models have the names that they were trained by."""
     kept: dict[Any, Row] = {}
     for row in measured:
         if row["metric"] in (LEAD, HORIZON, PARAMETERS):
             place = (row["model"], row["metric"], row["field"], row["lead"])
             kept.setdefault(place if row["model"] in TRIVIAL_BASELINES else id(row), row)
-    return list((kept | {id(row): row for row in drawn}).values())
+    held = (kept | {id(row): row for row in drawn}).values()
+    return [{**row, "model": row["form"]} if "form" in row else row for row in held]
 
 
 def _labelled(rows: Rows) -> Rows:

@@ -1,5 +1,6 @@
 """The paper's trainings as rows: every number of its tables, and a reader that no file can surprise."""
 
+import itertools
 import json
 import math
 import re
@@ -19,6 +20,7 @@ from sigmasolver.models import build_solver, count_parameters
 from sigmasolver.recipes import RECIPES, SUITES, ModelRecipe, Recipe, TrainRecipe, changed, recipe_of, suite_of
 from sigmasolver.recipes.rows import REALM_READINGS
 from sigmasolver.recipes.suites import COMPARED
+from sigmasolver.report.published import METHODS
 from sigmasolver.runs import Run
 from sigmasolver.simulate import simulator_of
 from sigmasolver.tasks import TASKS
@@ -116,17 +118,34 @@ def test_baselines_are_compared_at_stated_sizes():
         recipe = recipe_of(task, model)
         assert (recipe.model.width, recipe.model.depth) == (width, depth)
         assert replace(recipe.train) == RECIPES[task].train and recipe.task == RECIPES[task].task
-    modes = {"darcy": 16, "ns2d": 16, "kf2d": 16, "it3d": 12, "smoke3d": 12, "fsi": 16, "ignit-hit": 32, "evolve-jet": 48}
-    for task, count in modes.items():  # REALM's rows have the modes of that benchmark's own F-FNO
+    modes = {"darcy": 16, "ns2d": 16, "kf2d": 16, "fsi": 16, "it3d": 12, "smoke3d": 12}
+    reacting = {"ignit-hit": 32, "evolve-jet": 48}  # the modes of that benchmark's own F-FNO
+    for task, count in (modes | reacting).items():
         recipe, row = recipe_of(task, "ffno"), RECIPES[task]
         assert recipe.model == replace(row.model, name="ffno", modes=count) and recipe.train == row.train
     assert recipe_of("darcy", "eddyformer").model.options.padding == ("zeros", "zeros")
     assert recipe_of("kf2d", "eddyformer").model.options.padding is None
 
 
+def test_models_have_the_form_of_their_source_for_the_task():
+    forms = {
+        ("darcy", "unet"): "unet-batchnorm",
+        ("ns2d", "rno"): "rno-two-blocks",
+        **{(task, "factformer"): f"factformer-{task}" for task in ("darcy", "it3d", "smoke3d")},
+    }
+    for task, model in itertools.product(("darcy", "ns2d", "kf2d", "it3d", "smoke3d"), COMPARED):
+        form = forms.get((task, model), model)
+        assert suite_of("main")[f"{task}-{model}-43"] == recipe_of(task, model, 43)
+        assert recipe_of(task, model).model.name == form
+        assert recipe_of(task, form) == recipe_of(task, model)  # one size, by whichever name it is asked for
+    assert recipe_of("darcy", "unet").model.width == 64
+    old = recipe_of("darcy", "unet")
+    assert changed(old, ["model.name=unet"]).model.name == "unet"  # InstanceNorm for those who ask for it
+
+
 def test_a_grid_that_is_too_small_for_the_modes_of_the_comparison_is_refused_in_words():
     recipe = changed(recipe_of("ns2d", "ffno"), ["task.grid=(16, 16)"])
-    with pytest.raises(ValueError, match="too small for modes=16.* lower modes or use at least 30 points"):
+    with pytest.raises(ValueError, match=r"too small for modes=16.* lower modes or use at least 30 points"):
         count_parameters("ffno", recipe.model.config(recipe.task))
     fitting = changed(recipe, ["model.modes=9"])
     assert count_parameters("ffno", fitting.model.config(fitting.task)) > 0
@@ -134,7 +153,8 @@ def test_a_grid_that_is_too_small_for_the_modes_of_the_comparison_is_refused_in_
 
 def test_the_table_of_sizes_is_that_of_the_recipes():
     text = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text(encoding="utf-8")
-    heading, *lines = text.partition("Learned parameters at the sizes of the comparison")[2].split("\n\n")[1].splitlines()
+    table = text.partition("Learned parameters at the sizes of the comparison")[2].split("\n\n")[1]
+    heading, *lines = table.splitlines()
     tasks = [cell.strip().lower() for cell in heading.split("|")[2:-1]]
     printed = {}
     for line in lines[1:]:
@@ -244,7 +264,8 @@ def test_suites_are_the_papers_tables():
     assert {name: len(suite_of(name)) for name in SUITES} == counts | others | {"factors": 11}
     for suite in counts:
         for name, recipe in suite_of(suite).items():
-            assert name == f"{recipe.task.name}-{recipe.model.name}-{recipe.train.seed}"
+            model = METHODS.get(recipe.model.name, recipe.model.name)
+            assert name == f"{recipe.task.name}-{model}-{recipe.train.seed}"
         assert {recipe.train.seed for recipe in suite_of(suite).values()} == {42, 43, 44}
     for suite in SUITES:  # the whole training part trains, and the final checkpoint is evaluated
         assert {(recipe.train.validation, recipe.train.keep) for recipe in suite_of(suite).values()} == {(0.0, "final")}

@@ -32,6 +32,15 @@ def test_it_names_who_is_ahead_and_how_much_is_carried_on():
     assert "<svg" in study.cards[0].svg.decode() and ("commit", "abc1234") in study.facts
 
 
+def test_a_form_has_its_methods_name_on_the_page_and_its_own_in_the_records():
+    rows = [*errors("ns2d", "rno-two-blocks"), *errors("ns2d", "transolver-sigma")]
+    study = study_of(rows, {})
+    assert [curve.model for curve in study.curves] == ["RNO", "Transolver-σ", "persistence"]
+    assert {row["model"] for row in study.records} == {"rno-two-blocks", "transolver-sigma", "persistence"}
+    both = study_of([*rows, *errors("ns2d", "rno", seed=43)], {})
+    assert [curve.model for curve in both.curves][0::2] == ["RNO (rno-two-blocks)", "RNO"]
+
+
 def test_the_lead_of_a_race_may_change():
     rows = [*errors("ns2d", "transolver-sigma"), *errors("ns2d", "physolver")]
     first = ("physolver", "relative_l2_lead", 1)

@@ -326,7 +326,9 @@ def test_bubbles_stand_at_time_and_memory_with_areas_like_sizes():
     bubbles = [one for one in axes.collections if isinstance(one, PathCollection)]
     for bubble, (seconds, peak, size) in zip(bubbles, made.COSTS["ns2d"].values(), strict=True):
         assert np.ma.getdata(bubble.get_offsets())[0] == pytest.approx((seconds, peak / 1e3))
-        assert bubble.get_sizes()[0] / bubbles[0].get_sizes()[0] == pytest.approx(size / made.COSTS["ns2d"]["hpm"][2])
+        assert bubble.get_sizes()[0] / bubbles[0].get_sizes()[0] == pytest.approx(
+            size / made.COSTS["ns2d"]["hpm-frozen"][2]
+        )
     bars = [one for one in axes.containers if isinstance(one, ErrorbarContainer)]
     for bar, (seconds, _, _) in zip(bars, made.COSTS["ns2d"].values(), strict=True):
         ((start, _), (end, _)) = bar.lines[2][0].get_segments()[0]

@@ -151,6 +151,10 @@ def _compared(recipe: Recipe, model: str) -> Recipe:
     return override(replace(recipe, model=replace(recipe.model, name=form)), settings)
 
 
+_CONSTANT = (
+    "train.batch=16", "train.weight_decay=0", "train.warmup=0", "train.start_divisor=1", "train.final_divisor=1",
+)  # fmt: skip
+"""Adam at one rate, in the batches of EddyFormer."""
 _OFFICIAL: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "darcy-transolver-official": (
         "darcy", "transolver", ("model.slices=64", "model.options.expansion=1", "train.clip=0.1"),
@@ -179,6 +183,11 @@ _OFFICIAL: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("model.width=32", "model.depth=4", "model.modes=12", "train.batch=20", "train.weight_decay=1e-4",
          "train.derivative=0"),
     ),
+    "ns2d-fno-official": (
+        "ns2d", "fno-original",
+        ("model.width=20", "model.depth=4", "model.modes=12", "model.heads=2",
+         "model.options.padding=('circular', 'circular')"),
+    ),
     "ns2d-ffno-official": (
         "ns2d", "ffno-markov",
         ("model.width=64", "model.depth=24", "model.modes=16", "model.options.positions=coordinates",
@@ -186,10 +195,20 @@ _OFFICIAL: dict[str, tuple[str, str, tuple[str, ...]]] = {
          "train.batch=19", "train.updates=100000", "train.lr=2.5e-3", "train.weight_decay=1e-4",
          "train.warmup=0.005"),
     ),
+    "darcy-unet-official": ("darcy", "unet-batchnorm", ("model.width=128",)),
+    "ns2d-unet-official": ("ns2d", "unet", ("model.width=256",)),
+    "kf2d-drift-net-official": (
+        "kf2d", "drift-net-released", ("train.batch=40", "train.lr=5e-5", "train.weight_decay=1e-6", "train.clip=5"),
+    ),
+    "kf2d-eddyformer-official": ("kf2d", "eddyformer-2d", ("model.width=32", "model.depth=10", *_CONSTANT)),
+    "it3d-eddyformer-official": (
+        "it3d", "eddyformer-3d", ("model.width=32", "model.depth=4", "model.heads=4", *_CONSTANT),
+    ),
 }  # fmt: skip
 """Baselines with the sizes and training settings of their authors, as far as a recipe can say them: by name the row
-that it starts from, the model, and what differs. The schedule is one cycle throughout. F-FNO sees one frame and learns
-from all pairs of frames; it is evaluated on the frames that the others predict."""
+that it starts from, the model, and what differs. The schedule is one cycle but for EddyFormer. F-FNO sees one frame and
+learns from all pairs of frames; it is evaluated on the frames that the others predict. FNO does not use heads, but they
+must divide its width."""
 RECIPES |= {name: changed(recipe_of(start, model), settings) for name, (start, model, settings) in _OFFICIAL.items()}
 _REALM_RELEASED = (
     "task.normaliser=box-cox-released", "train.objective=direct", "train.calls=1", "train.loss=absolute",

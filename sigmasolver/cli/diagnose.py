@@ -192,8 +192,9 @@ def diagnose(
             peers = peers_of(run, folders)
             found[label] = diagnose_run(run, names, request, device_of(device), _Named(move), peers, data)
     for name in names or ():
-        if all(findings[name].skipped for findings in found.values()):
-            raise ValueError(str(next(iter(found.values()))[name].skipped))
+        said = [_undefined(name, findings[name]) for findings in found.values()]
+        if all(said):
+            raise ValueError(str(said[0]))
     if any(recipe_in(run).task.mask is not None for run in folders):
         console().print(
             "These data have a solid, which counts in no error, correlation or distance below; corrections, routing, "
@@ -217,12 +218,8 @@ class _Named:
 
 def _say(screen: Console, summary: Summary, name: str, found: Mapping[str, Findings]) -> None:
     """One table with a line for each run, how to read it, and the runs that the diagnostic does not fit."""
-    there = {run: findings for run, findings in found.items() if findings.skipped is None}
-    for run in [
-        run for run, findings in there.items() if not any(_shown(cell, findings.rows) for cell in summary.cells)
-    ]:
-        screen.print(f"{name} of {run} is left out: its model has none of the parts that this looks at", soft_wrap=True)
-        del there[run]
+    reasons = {run: _undefined(name, findings) for run, findings in found.items()}
+    there = {run: findings for run, findings in found.items() if reasons[run] is None}
     if there:
         rows = [{**row, "run": run} for run, findings in there.items() for row in findings.rows]
         measured = timing_of(rows) if name == "efficiency" else sample_of(rows)
@@ -242,10 +239,17 @@ def _say(screen: Console, summary: Summary, name: str, found: Mapping[str, Findi
             if all(key in said for _, key, _, _ in Formatter().parse(summary.words) if key):
                 screen.print(f"  {run}: {summary.words.format(**said)}", soft_wrap=True)
         screen.print(f"  ({summary.reading})", soft_wrap=True)
-    for run, findings in found.items():
-        if findings.skipped is not None:
-            screen.print(f"{name} of {run} is left out: {findings.skipped}", soft_wrap=True)
+    for run, reason in reasons.items():
+        if reason is not None:
+            screen.print(f"{name} of {run} is left out: {reason}", soft_wrap=True)
     screen.print()
+
+
+def _undefined(name: str, findings: Findings) -> str | None:
+    """Why a diagnostic means nothing for a model: it was skipped, or gave none of the numbers that it is about."""
+    if findings.skipped is not None or any(_shown(cell, findings.rows) for cell in SUMMARIES[name].cells):
+        return findings.skipped
+    return f"{findings.rows[0]['model']} has none of the parts that {name} looks at, so this is not defined for it."
 
 
 def _shown(cell: Cell, rows: Sequence[dict[str, Any]]) -> str | None:

@@ -23,7 +23,10 @@ __all__ = ["measure"]
 @app.command()
 def measure(
     out: Annotated[Path, typer.Option(help="The folder that holds a run folder for each recipe.")] = Path("runs"),
-    only: Annotated[str | None, typer.Option(help="Only recipes whose name matches, such as 'ns2d-*'.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Only recipes whose name matches, such as 'ns2d-*'; repeatable."),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(help="A folder with a store for each task: ns2d.h5, ...; default: random trajectories."),
@@ -46,10 +49,12 @@ def measure(
     recipes = {
         name: changed(recipe, settings or [])
         for name, recipe in suite_of("efficiency").items()
-        if only is None or fnmatch(name, only)
+        if only is None or any(fnmatch(name, one) for one in only)
     }
     if not recipes:
-        raise ValueError(f'No recipe matches "{only}"; list them with: sigmasolver suite efficiency --list')
+        raise ValueError(
+            f'No recipe matches "{", ".join(only or ())}"; list them with: sigmasolver suite efficiency --list'
+        )
     with progress("measuring", None) as move:
         found = measured(recipes, out, device_of(device), Protocol(rounds, seconds), data, move)
     _say(found)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from sigmasolver.cli.app import Plugins, app
 from sigmasolver.cli.terminal import console
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["models"]
 
@@ -19,21 +14,25 @@ __all__ = ["models"]
 @app.command()
 def models(plugin: Plugins = None) -> None:
     """List the family and the baselines with their size at the Darcy task, and the pretrained models."""
-    from sigmasolver.models import SolverConfig, count_parameters, list_models, matched_width
+    from sigmasolver.models import count_parameters, list_models, matched_width
+    from sigmasolver.recipes import recipe_of
 
-    config = SolverConfig((85, 85), 1, 1)
-    target = count_parameters("transolver-sigma", config)
+    ours = recipe_of("darcy")
+    target = count_parameters(ours.model.name, ours.model.config(ours.task))
     table = Table("model", box=SIMPLE_HEAD)
     for column in ("parameters", "MB", "width for equal size"):
         table.add_column(column, justify="right")
     for name in list_models():
-        parameters = count_parameters(name, config)
+        recipe = recipe_of("darcy", name)
+        form, config = recipe.model.name, recipe.model.config(recipe.task)
+        parameters = count_parameters(form, config)
         try:
-            width = str(matched_width(name, config, target))
+            width = str(matched_width(form, config, target))
         except ValueError:  # a model of the user's own may have one size at every width
             width = "–"
         table.add_row(name, f"{parameters:,}", f"{4 * parameters / 1e6:.2f}", width)
     console().print(table)
+    console().print("  learned parameters of: sigmasolver train darcy --model NAME\n", soft_wrap=True)
     _print_pretrained()
 
 

@@ -48,7 +48,8 @@ def suite(
     data_seed: Annotated[int | None, typer.Option(help="Simulate missing stores with this seed.")] = None,
     out: Annotated[Path, typer.Option(help="The folder that holds the runs.")] = Path("runs"),
     only: Annotated[
-        list[str] | None, typer.Option(help="Only runs whose name matches, such as 'ns2d-*-42'; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Only runs whose name matches, such as 'ns2d-*-42'; repeatable."),
     ] = None,
     minutes: Minutes = None,
     windows: Annotated[

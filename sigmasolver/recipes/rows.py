@@ -9,7 +9,7 @@ from typing import Any
 from sigmasolver.plugins import Registry
 from sigmasolver.recipes.recipe import ModelRecipe, Recipe, TrainRecipe, changed
 from sigmasolver.settings import override
-from sigmasolver.tasks import CYLINDER, REALPDEBENCH, TASKS, Task
+from sigmasolver.tasks import CYLINDER, REALM, REALPDEBENCH, TASKS, Task
 
 __all__ = ["PAPER", "REALM_READINGS", "RECIPES", "RELEASED", "recipe_of", "register_task"]
 
@@ -84,18 +84,31 @@ RECIPES: Registry[Recipe] = Registry(
 )
 """By name: the paper's row of every task, other readings of its schedule, baselines with their authors' settings."""
 _T = ("model.width=128", "model.depth=8")
+_UNET: dict[int, tuple[str, ...]] = {2: ("model.width=64",), 3: ("model.width=32",)}
 COMPARISON: dict[str, dict[int, tuple[str, ...]]] = {
-    "unet": {2: ("model.width=64",), 3: ("model.width=32",)},
+    "unet": _UNET,
+    "unet-batchnorm": _UNET,
     "fno": {
         2: ("model.width=64", "model.depth=4", "model.modes=12"),
         3: ("model.width=32", "model.depth=4", "model.modes=8"),
     },
+    "ffno": {2: ("model.modes=16",), 3: ("model.modes=12",)},
     "drift-net": {2: _T, 3: _T},
     "drift-net-released": {2: _T, 3: _T},
     "eddyformer": {2: ("model.width=32",), 3: ("model.width=32", "model.depth=4", "model.heads=4")},
 }
-"""Sizes of baselines that do not take width, depth and heads of Transolver-σ, by the number of axes. DRIFT-Net has its
-official size on every task (tab:efficiency-settings); the paper does not say those of the others."""
+"""Sizes of baselines that do not take width, depth, heads and modes of Transolver-σ, by the number of axes. DRIFT-Net
+has its official size on every task (tab:efficiency-settings); the paper does not say those of the others. F-FNO has its
+authors' 16 modes: the few of Transolver-σ, whose other half needs none, would cut it short."""
+FORMS = {
+    ("darcy", "unet"): "unet-batchnorm",
+    ("ns2d", "rno"): "rno-two-blocks",
+    ("darcy", "factformer"): "factformer-darcy",
+    ("it3d", "factformer"): "factformer-it3d",
+    ("smoke3d", "factformer"): "factformer-smoke3d",
+}
+"""The form of a model that its source has for a task, by task and model: the norm of steady tasks, two Radon blocks,
+and FactFormer as released for each data set. `model.name` in the settings overrides it."""
 PERIODIC = ("ns2d", "kf2d", "it3d")
 
 
@@ -126,15 +139,22 @@ def recipe_of(name: str, model: str | None = None, seed: int = 42) -> Recipe:
 
 
 def _compared(recipe: Recipe, model: str) -> Recipe:
-    """A recipe of Transolver-σ with another model, at the size at which they are compared."""
+    """A recipe of Transolver-σ with another model, in its form for the task, at the size at which they are compared."""
     axes = len(recipe.task.grid)
     settings = COMPARISON.get(model, {}).get(axes, ())
+    if model == "ffno" and recipe.task.name in {task.name for task in REALM}:
+        settings = ()  # the rows of REALM keep as many modes as its own F-FNO
     if model == "eddyformer" and recipe.task.name not in PERIODIC:
         # It takes axes to be periodic unless it is told.
         settings = (*settings, f"model.options.padding={('zeros',) * axes}")
-    return override(replace(recipe, model=replace(recipe.model, name=model)), settings)
+    form = FORMS.get((recipe.task.name, model), model)
+    return override(replace(recipe, model=replace(recipe.model, name=form)), settings)
 
 
+_CONSTANT = (
+    "train.batch=16", "train.weight_decay=0", "train.warmup=0", "train.start_divisor=1", "train.final_divisor=1",
+)  # fmt: skip
+"""Adam at one rate, in the batches of EddyFormer."""
 _OFFICIAL: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "darcy-transolver-official": (
         "darcy", "transolver", ("model.slices=64", "model.options.expansion=1", "train.clip=0.1"),
@@ -163,6 +183,11 @@ _OFFICIAL: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("model.width=32", "model.depth=4", "model.modes=12", "train.batch=20", "train.weight_decay=1e-4",
          "train.derivative=0"),
     ),
+    "ns2d-fno-official": (
+        "ns2d", "fno-original",
+        ("model.width=20", "model.depth=4", "model.modes=12", "model.heads=2",
+         "model.options.padding=('circular', 'circular')"),
+    ),
     "ns2d-ffno-official": (
         "ns2d", "ffno-markov",
         ("model.width=64", "model.depth=24", "model.modes=16", "model.options.positions=coordinates",
@@ -170,10 +195,20 @@ _OFFICIAL: dict[str, tuple[str, str, tuple[str, ...]]] = {
          "train.batch=19", "train.updates=100000", "train.lr=2.5e-3", "train.weight_decay=1e-4",
          "train.warmup=0.005"),
     ),
+    "darcy-unet-official": ("darcy", "unet-batchnorm", ("model.width=128",)),
+    "ns2d-unet-official": ("ns2d", "unet", ("model.width=256",)),
+    "kf2d-drift-net-official": (
+        "kf2d", "drift-net-released", ("train.batch=40", "train.lr=5e-5", "train.weight_decay=1e-6", "train.clip=5"),
+    ),
+    "kf2d-eddyformer-official": ("kf2d", "eddyformer-2d", ("model.width=32", "model.depth=10", *_CONSTANT)),
+    "it3d-eddyformer-official": (
+        "it3d", "eddyformer-3d", ("model.width=32", "model.depth=4", "model.heads=4", *_CONSTANT),
+    ),
 }  # fmt: skip
 """Baselines with the sizes and training settings of their authors, as far as a recipe can say them: by name the row
-that it starts from, the model, and what differs. The schedule is one cycle throughout. F-FNO sees one frame and learns
-from all pairs of frames; it is evaluated on the frames that the others predict."""
+that it starts from, the model, and what differs. The schedule is one cycle but for EddyFormer. F-FNO sees one frame and
+learns from all pairs of frames; it is evaluated on the frames that the others predict. FNO does not use heads, but they
+must divide its width."""
 RECIPES |= {name: changed(recipe_of(start, model), settings) for name, (start, model, settings) in _OFFICIAL.items()}
 _REALM_RELEASED = (
     "task.normaliser=box-cox-released", "train.objective=direct", "train.calls=1", "train.loss=absolute",

@@ -6,7 +6,7 @@ Nothing but the evaluation is required. A diagnostic that only some runs have is
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from sigmasolver.report.digits import significant
 from sigmasolver.report.figures import FIGURES, Material
 from sigmasolver.report.figures.layers import run_titles
 from sigmasolver.report.figures.style import light_and_dark, style
-from sigmasolver.report.published import TASK_LABELS, model_label
+from sigmasolver.report.published import TASK_LABELS, by_method, model_label
 from sigmasolver.report.rows import (
     Arrays,
     Row,
@@ -41,6 +41,8 @@ __all__ = ["headline", "study_of"]
 EVALUATION = evaluated(
     "parameters", "relative_l2", "relative_l2_lead", "relative_l2_final", "relative_l2_joint", "relative_l2_joint_lead"
 )
+PHYSICAL = "zero_physical"
+"""The error of a forecast without its slice operators, which only a model with such operators has."""
 LEAST = 5
 """Leads that a film keeps however little room there is."""
 ROOM = 9_000_000
@@ -53,6 +55,8 @@ class _Kind:
     words: str
     caption: str
     over_leads: bool = True
+    of_slices: bool = False
+    """Is it defined only for models with slices?"""
 
 
 CARDS = {
@@ -73,12 +77,14 @@ CARDS = {
         "Learned scale and realised size of the slice correction in every layer, for each run.",
         "A layer whose correction is small leaves its physical states nearly as they were averaged.",
         over_leads=False,
+        of_slices=True,
     ),
     "routing": _Kind(
         "Where points are sent",
         "Maps of the routing of points to slices and matrices of attention between slices.",
         "Bright points of a map are read into that slice; a row of a matrix says from which slices it is corrected.",
         over_leads=False,
+        of_slices=True,
     ),
     "spectra": _Kind(
         "Energy at each scale",
@@ -109,6 +115,7 @@ def study_of(
     tasks = in_order(row["task"] for row in rows)
     if len(tasks) > 1:
         raise ValueError(f"The runs are of the tasks {', '.join(tasks)}; make one page for each task.")
+    rows = by_method(rows)
     known, taken = dimensions or Dimensions(), select(rows, EVALUATION, yardsticks=True)
     held = _labelled(named_apart(taken))
     drawn, sample = curves(held), sample_of(held)
@@ -131,13 +138,15 @@ def study_of(
 
 
 def _each_once(measured: Rows, drawn: Rows) -> list[Row]:
-    """The rows of the curves and the table, those of a yardstick from the first run that has them, and those drawn."""
+    """The rows of the curves and the table, those of a yardstick from the first run that has them, and those drawn;
+    models have the names that they were trained by."""
     kept: dict[Any, Row] = {}
     for row in measured:
         if row["metric"] in (LEAD, HORIZON, PARAMETERS):
             place = (row["model"], row["metric"], row["field"], row["lead"])
             kept.setdefault(place if row["model"] in TRIVIAL_BASELINES else id(row), row)
-    return list((kept | {id(row): row for row in drawn}).values())
+    held = (kept | {id(row): row for row in drawn}).values()
+    return [{**row, "model": row["form"]} if "form" in row else row for row in held]
 
 
 def _labelled(rows: Rows) -> Rows:
@@ -292,12 +301,31 @@ def _cards(rows: Rows, arrays: Mapping[str, Arrays], sample: str, known: Dimensi
         leads = [row["lead"] for row in mine if row.get("lead") is not None]
         time = known.time(max(leads)) if kind.over_leads and leads else ""
         when = f" Lead {max(leads)} is at {time}." if time else ""
-        caption = f"{kind.caption}{when} Measured on {own}{other}."
+        absent = _left_out(rows, runs) if kind.of_slices else ""
+        caption = f"{kind.caption}{when} Measured on {own}{other}.{absent}"
         card = Card(name, kind.title, kind.words, caption, light_and_dark(figure), figure.get_figwidth(), own)
         # Where a diagnostic draws its arrays, its rows only tell that it was made.
         told = [row for row in mine if drawing.shows is None and any(need.takes(row) for need in drawing.needs)]
         made.append((card, of_field(told) if drawing.by_field else told))
     return made
+
+
+def _left_out(rows: Rows, shown: Collection[str]) -> str:
+    """Who is missing where slices are shown, and whether for want of them: silencing the operators of every kind that a
+    model has tells which it has."""
+    names = {
+        row["run"]: model_label(row["model"]) for row in named_apart(rows) if row["model"] not in TRIVIAL_BASELINES
+    }
+    tried = {row["run"] for row in rows if row.get("diagnostic") == "interventions"}
+    sliced = {row["run"] for row in rows if row.get("diagnostic") == "interventions" and row["metric"] == PHYSICAL}
+    there = {names[run] for run in shown}
+    absent = {run: name for run, name in names.items() if name not in there}
+    without = in_order(name for run, name in absent.items() if run in tried - sliced)
+    unknown = in_order(name for run, name in absent.items() if name not in without)
+    has = "has" if len(without) == 1 else "have"
+    parts = [f" {_listed(without)} {has} no slices like those of Transolver-σ: not shown here."] if without else []
+    parts += [f" Of {_listed(unknown)} there are no such records: not shown here."] if unknown else []
+    return "".join(parts)
 
 
 def _films(rows: Rows, arrays: Arrays, known: Dimensions) -> tuple[tuple[Maps, ...], tuple[str, ...]]:

@@ -22,7 +22,9 @@ from sigmasolver.report.published import (
     Column,
     Number,
     PublishedTable,
+    by_method,
     cohorts,
+    forms_in,
     model_label,
     numbers,
     seed_tables,
@@ -130,12 +132,19 @@ def model_table(name: str, rows: Rows) -> Table:
 
 def _sample(rows: Rows, published: PublishedTable) -> str:
     """What the measured numbers of a table rest on."""
-    return _ours_on([row for column in published.columns if column.task for row in _taken(rows, column, [column])])
+    taken = [row for column in published.columns if column.task for row in _taken(rows, column, [column])]
+    return _ours_on(taken) + _forms(taken)
 
 
 def _ours_on(rows: Rows) -> str:
     sample = sample_of(rows)
     return f" Ours: {sample}." if sample else ""
+
+
+def _forms(rows: Rows) -> str:
+    """Which form of a method was trained, where it has another name."""
+    forms = forms_in(rows)
+    return f" {forms}." if forms else ""
 
 
 _SPREAD = "± is the sample standard deviation over seeds"
@@ -334,8 +343,13 @@ def efficiency_table(rows: Rows) -> Table:
         frozenset(bold),
         "What training costs (app:efficiency-measurements), ± over repeated timings; an epoch of which some updates "
         "were timed is scaled up from them; the lowest measured of each task in bold, times and peaks where all are of "
-        f"one machine. Ours: {timing_of(measured)}.",
+        f"one machine. Ours: {timing_of(measured)}.{_forms(measured)}",
     )
+
+
+def _of_methods(make: Callable[[Rows], Table], rows: Rows) -> Table:
+    """The table of the rows, each under its method of the paper."""
+    return make(by_method(rows))
 
 
 def _cell(values: Sequence[float]) -> str:
@@ -376,9 +390,9 @@ def _read(text: str) -> str:
 
 TABLES: Mapping[str, PaperTable] = {
     "comparison": PaperTable(lambda rows: comparison(named_apart(select(rows, ERRORS, yardsticks=True))), (ERRORS,)),
-    **{name: PaperTable(partial(model_table, name), (ERRORS,)) for name in tables()},
-    **{name: PaperTable(partial(seed_table, name), (ERRORS,)) for name in seed_tables()},
+    **{name: PaperTable(partial(_of_methods, partial(model_table, name)), (ERRORS,)) for name in tables()},
+    **{name: PaperTable(partial(_of_methods, partial(seed_table, name)), (ERRORS,)) for name in seed_tables()},
     "scaling": PaperTable(scaling_table, (SWEEPS,)),
     "cohorts": PaperTable(cohort_table, (COHORTS,)),
-    "efficiency": PaperTable(efficiency_table, (EFFICIENCY,)),
+    "efficiency": PaperTable(partial(_of_methods, efficiency_table), (EFFICIENCY,)),
 }

@@ -7,7 +7,7 @@ Errors are scaled as printed (`Column.scale` times the value of a record).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,9 @@ __all__ = [
     "PublishedTable",
     "Seeds",
     "Sweep",
+    "by_method",
     "cohorts",
+    "forms_in",
     "model_label",
     "numbers",
     "places",
@@ -49,6 +51,15 @@ TASK_LABELS = {
     "ignit-hit": "IgnitHIT",
     "evolve-jet": "EvolveJet",
 }
+METHODS = {
+    "unet-batchnorm": "unet",
+    "rno-two-blocks": "rno",
+    "hpm-frozen": "hpm",
+    "factformer-darcy": "factformer",
+    "factformer-it3d": "factformer",
+    "factformer-smoke3d": "factformer",
+}
+"""Forms that the suites train in the place of a method of the paper."""
 _FILE = Path(__file__).with_name("published.json")
 
 
@@ -194,8 +205,37 @@ def numbers() -> dict[tuple[str, str, str], Number]:
 
 
 def model_label(model: str) -> str:
-    """The name that the paper gives a model; its own name where the paper has none."""
-    return MODEL_LABELS.get(model, model)
+    """The name that the paper gives a model; its own name where the paper has none, behind that of its method."""
+    label = MODEL_LABELS.get(model, model)
+    return f"{MODEL_LABELS[METHODS[model]]} ({model})" if model in METHODS else label
+
+
+def by_method(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows for the paper's line-up: a form under the name of its method, with its own name as `form`.
+
+    Where a task has several forms of a method, all keep their names, lest they pass for seeds of one model. So all rows
+    of a table or figure are given at once.
+    """
+    found: dict[tuple[str, str], set[str]] = {}
+    for row in rows:
+        found.setdefault((row["task"], METHODS.get(row["model"], row["model"])), set()).add(row["model"])
+
+    def filed(row: Mapping[str, Any]) -> Mapping[str, Any]:
+        form = row["model"]
+        method = METHODS.get(form, form)
+        return row if method == form or len(found[row["task"], method]) > 1 else {**row, "model": method, "form": form}
+
+    return [filed(row) for row in rows]
+
+
+def forms_in(rows: Iterable[Mapping[str, Any]]) -> str:
+    """ "HPM is hpm-frozen on NS2D, KF2D"; empty where no row was filed by `by_method`."""
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for row in rows:
+        if "form" in row:
+            place = found.setdefault((row["model"], row["form"]), {})
+            place[TASK_LABELS.get(row["task"], row["task"])] = None
+    return "; ".join(f"{model_label(model)} is {form} on {', '.join(tasks)}" for (model, form), tasks in found.items())
 
 
 def places(models: Sequence[str]) -> dict[str, int]:

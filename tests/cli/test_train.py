@@ -176,6 +176,9 @@ def test_models_lists_all_with_their_sizes(call):
     assert code == 0 and all(name in out for name in list_models())
     row = next(line.split() for line in out.splitlines() if line.strip().startswith("transolver-sigma "))
     assert row == ["transolver-sigma", "1,245,289", "4.98", "128"]
+    rows = {words[0]: words[1] for line in out.splitlines() if len(words := line.split()) == 4}
+    assert (rows["unet"], rows["eddyformer"], rows["ffno"]) == ("17,323,137", "2,232,611", "9,494,657")
+    assert "learned parameters of: sigmasolver train darcy --model NAME" in out
 
 
 @pytest.mark.parametrize(

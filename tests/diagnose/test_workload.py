@@ -239,6 +239,25 @@ def test_the_command_measures_in_processes_and_its_rows_are_shown(call, tmp_path
     assert code == 2 and "another recipe (model.slices); choose another folder" in err
 
 
+def test_patterns_are_repeated_and_not_joined(call, tmp_path, monkeypatch):
+    asked = []
+
+    def noted(recipes, *_):
+        asked.append(set(recipes))
+        raise ValueError("enough")
+
+    monkeypatch.setattr("sigmasolver.diagnose.workload.measure", noted)
+    out = ("--device", "cpu", "--out", tmp_path / "runs")
+    call("measure", "--only", "ns2d-*-sigma", "--only", "kf2d-*-hpm*", *out)
+    assert asked == [{"ns2d-efficiency-transolver-sigma", "kf2d-efficiency-hpm-frozen"}]
+    code, _, err = call("measure", "--only", "ns2d-*-sigma,kf2d-*", *out)
+    assert code == 2 and 'No recipe matches "ns2d-*-sigma,kf2d-*"' in err and len(asked) == 1
+    for command in ("measure", "suite"):
+        _, shown, _ = call(command, "--help")
+        line = next(line for line in shown.splitlines() if "--only" in line)
+        assert "PATTERN" in line and "NAME,..." not in line
+
+
 def test_mistakes_are_one_sentence(call, tmp_path):
     out = ("--device", "cpu", "--out", tmp_path / "runs")
     for words, says in (

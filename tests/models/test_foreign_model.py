@@ -86,6 +86,10 @@ def test_it_learns_is_measured_diagnosed_and_reported(call, data, tmp_path):
     assert code == 0 and NAME in out, err
     code, _, err = call("diagnose", run.path, "--only", "routing", "--device", "cpu")
     assert code == 2 and f"{NAME} has no slice operator" in err and err.count("\n") == 1
+    code, _, err = call("diagnose", run.path, "--only", "interventions", "--windows", 2, "--device", "cpu")
+    assert code == 2 and f"{NAME} has none of the parts that interventions looks at" in err and err.count("\n") == 1
+    code, out, err = call("diagnose", run.path, "--only", "maps", "--windows", 2, "--device", "cpu")
+    assert code == 0 and "maps: " in out, err
 
 
 def test_a_stopped_training_goes_on_to_the_same_numbers(data, tmp_path):

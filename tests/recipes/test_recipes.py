@@ -1,9 +1,11 @@
 """The paper's trainings as rows: every number of its tables, and a reader that no file can surprise."""
 
+import itertools
 import json
 import math
 import re
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +19,13 @@ from sigmasolver.forecast.checkpoint import begin, recipe_in, skeleton
 from sigmasolver.models import build_solver, count_parameters
 from sigmasolver.recipes import RECIPES, SUITES, ModelRecipe, Recipe, TrainRecipe, changed, recipe_of, suite_of
 from sigmasolver.recipes.rows import REALM_READINGS
+from sigmasolver.recipes.suites import COMPARED
+from sigmasolver.report.published import METHODS
 from sigmasolver.runs import Run
 from sigmasolver.simulate import simulator_of
 from sigmasolver.tasks import TASKS
 from sigmasolver.train.loop import StepPlan
+from sigmasolver.train.schedule import OneCycle
 from tests.data.memory import Memory
 
 # tab:training-settings: budget (epochs, or updates in words of the footnote), batch, width, depth, modes.
@@ -87,7 +92,15 @@ OFFICIAL = {
     "it3d-factformer-official": 5_093_188,
     "smoke3d-factformer-official": 4_501_764,
     "darcy-fno-official": 2_368_001,
+    "ns2d-fno-official": 926_357,
     "ns2d-ffno-official": 1_072_834,
+    "darcy-unet-official": 69_257_473,
+    "ns2d-unet-official": 276_964_353,
+    "kf2d-drift-net-official": 19_045_764,
+    # The authors' counts, for 3 inputs and 1 or 3 outputs; the lift has 32 weights an input, two heads of 128 inner
+    # channels and a scale 259 numbers an output.
+    "kf2d-eddyformer-official": 3_499_235 + 7 * 32 + 3 * 259,
+    "it3d-eddyformer-official": 2_269_065 + 37 * 32 + 5 * 259,
 }
 
 
@@ -96,6 +109,16 @@ def test_baselines_of_their_authors_have_the_published_sizes(name):
     recipe = RECIPES[name]
     assert count_parameters(recipe.model.name, recipe.model.config(recipe.task)) == OFFICIAL[name]
     assert recipe_of(name) == recipe and recipe_of(name, seed=43).model == recipe.model
+
+
+def test_settings_of_authors_that_the_papers_row_does_not_have():
+    drift, eddies = RECIPES["kf2d-drift-net-official"].train, RECIPES["kf2d-eddyformer-official"].train
+    assert (drift.lr, drift.weight_decay, drift.clip, drift.batch) == (5e-5, 1e-6, 5.0, 40)
+    assert (eddies.batch, eddies.weight_decay, eddies.loss) == (16, 0.0, "relative_l2")
+    cycle = OneCycle(eddies.lr, 100, eddies.warmup, eddies.start_divisor, eddies.final_divisor)
+    assert cycle.rate(torch.arange(100)).tolist() == pytest.approx([1e-3] * 100, rel=1e-15)
+    unpadded = RECIPES["ns2d-fno-official"].model
+    assert unpadded.options.padding == ("circular", "circular") and unpadded.name == "fno-original"
 
 
 def test_the_markov_step_learns_from_all_pairs_and_predicts_the_frames_of_the_others():
@@ -114,8 +137,53 @@ def test_baselines_are_compared_at_stated_sizes():
         recipe = recipe_of(task, model)
         assert (recipe.model.width, recipe.model.depth) == (width, depth)
         assert replace(recipe.train) == RECIPES[task].train and recipe.task == RECIPES[task].task
+    modes = {"darcy": 16, "ns2d": 16, "kf2d": 16, "fsi": 16, "it3d": 12, "smoke3d": 12}
+    reacting = {"ignit-hit": 32, "evolve-jet": 48}  # the modes of that benchmark's own F-FNO
+    for task, count in (modes | reacting).items():
+        recipe, row = recipe_of(task, "ffno"), RECIPES[task]
+        assert recipe.model == replace(row.model, name="ffno", modes=count) and recipe.train == row.train
     assert recipe_of("darcy", "eddyformer").model.options.padding == ("zeros", "zeros")
     assert recipe_of("kf2d", "eddyformer").model.options.padding is None
+
+
+def test_models_have_the_form_of_their_source_for_the_task():
+    forms = {
+        ("darcy", "unet"): "unet-batchnorm",
+        ("ns2d", "rno"): "rno-two-blocks",
+        **{(task, "factformer"): f"factformer-{task}" for task in ("darcy", "it3d", "smoke3d")},
+    }
+    for task, model in itertools.product(("darcy", "ns2d", "kf2d", "it3d", "smoke3d"), COMPARED):
+        form = forms.get((task, model), model)
+        assert suite_of("main")[f"{task}-{model}-43"] == recipe_of(task, model, 43)
+        assert recipe_of(task, model).model.name == form
+        assert recipe_of(task, form) == recipe_of(task, model)  # one size, by whichever name it is asked for
+    assert recipe_of("darcy", "unet").model.width == 64
+    old = recipe_of("darcy", "unet")
+    assert changed(old, ["model.name=unet"]).model.name == "unet"  # InstanceNorm for those who ask for it
+
+
+def test_a_grid_that_is_too_small_for_the_modes_of_the_comparison_is_refused_in_words():
+    recipe = changed(recipe_of("ns2d", "ffno"), ["task.grid=(16, 16)"])
+    with pytest.raises(ValueError, match=r"too small for modes=16.* lower modes or use at least 30 points"):
+        count_parameters("ffno", recipe.model.config(recipe.task))
+    fitting = changed(recipe, ["model.modes=9"])
+    assert count_parameters("ffno", fitting.model.config(fitting.task)) > 0
+
+
+def test_the_table_of_sizes_is_that_of_the_recipes():
+    text = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text(encoding="utf-8")
+    table = text.partition("Learned parameters at the sizes of the comparison")[2].split("\n\n")[1]
+    heading, *lines = table.splitlines()
+    tasks = [cell.strip().lower() for cell in heading.split("|")[2:-1]]
+    printed = {}
+    for line in lines[1:]:
+        name, *counts = (cell.strip(" `") for cell in line.split("|")[1:-1])
+        printed[name] = [int(count.replace(",", "")) for count in counts]
+    recipes = {model: [recipe_of(task, model) for task in tasks] for model in COMPARED}
+    assert printed == {
+        model: [count_parameters(one.model.name, one.model.config(one.task)) for one in mine]
+        for model, mine in recipes.items()
+    }
 
 
 @pytest.mark.parametrize("name", RELEASED)
@@ -222,7 +290,8 @@ def test_suites_are_the_papers_tables():
     assert {name: len(suite_of(name)) for name in SUITES} == counts | others | {"factors": 11}
     for suite in counts:
         for name, recipe in suite_of(suite).items():
-            assert name == f"{recipe.task.name}-{recipe.model.name}-{recipe.train.seed}"
+            model = METHODS.get(recipe.model.name, recipe.model.name)
+            assert name == f"{recipe.task.name}-{model}-{recipe.train.seed}"
         assert {recipe.train.seed for recipe in suite_of(suite).values()} == {42, 43, 44}
     for suite in SUITES:  # the whole training part trains, and the final checkpoint is evaluated
         assert {(recipe.train.validation, recipe.train.keep) for recipe in suite_of(suite).values()} == {(0.0, "final")}

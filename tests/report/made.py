@@ -193,11 +193,11 @@ def trusted(task, models, seeds=(42,), **more):
 
 COSTS = {
     "ns2d": {
-        "hpm": (240, 4800, 31.2), "drift-net": (430, 5100, 76.3), "factformer": (210.461, 6900, 66.92),
+        "hpm-frozen": (240, 4800, 66.21), "drift-net": (430, 5100, 76.3), "factformer": (210.461, 6900, 66.92),
         "transolver": (180, 5600, 22.9), "transolver-sigma": (200.132, 6200, 19.44),
     },
     "kf2d": {
-        "hpm": (690, 5900, 39.92), "drift-net": (760, 4300, 76.3), "factformer": (980, 9900, 18.0),
+        "hpm-frozen": (690, 5900, 79.63), "drift-net": (760, 4300, 76.3), "factformer": (980, 9900, 18.0),
         "transolver": (640, 7100, 6.1), "transolver-sigma": (700, 7600, 7.2),
     },
 }  # fmt: skip

@@ -32,6 +32,15 @@ def test_it_names_who_is_ahead_and_how_much_is_carried_on():
     assert "<svg" in study.cards[0].svg.decode() and ("commit", "abc1234") in study.facts
 
 
+def test_a_form_has_its_methods_name_on_the_page_and_its_own_in_the_records():
+    rows = [*errors("ns2d", "rno-two-blocks"), *errors("ns2d", "transolver-sigma")]
+    study = study_of(rows, {})
+    assert [curve.model for curve in study.curves] == ["RNO", "Transolver-σ", "persistence"]
+    assert {row["model"] for row in study.records} == {"rno-two-blocks", "transolver-sigma", "persistence"}
+    both = study_of([*rows, *errors("ns2d", "rno", seed=43)], {})
+    assert [curve.model for curve in both.curves][0::2] == ["RNO (rno-two-blocks)", "RNO"]
+
+
 def test_the_lead_of_a_race_may_change():
     rows = [*errors("ns2d", "transolver-sigma"), *errors("ns2d", "physolver")]
     first = ("physolver", "relative_l2_lead", 1)
@@ -146,6 +155,37 @@ def test_cards_count_the_cases_that_were_looked_at_and_name_the_machine():
     assert own in cards["How strongly slices correct each other"]
     assert "Measured on 3 windows of the test split, horizon 4 (the" in cards["How errors grow at each scale"]
     assert cards["What it costs"].endswith("Measured on H200.")
+
+
+def without_parts(model, *metrics):
+    """Of one run, the errors of a forecast with all operators, and without those of each kind that it has."""
+    return [finding(facts("ns2d", model), "interventions", one, 0.1, lead=1) for one in ("intact", *metrics)]
+
+
+def test_sections_of_slices_name_the_models_without_them():
+    models = ("transolver-sigma", "unet", "ffno", "transolver")
+    rows = [row for model in models for row in errors("ns2d", model)]
+    rows += without_parts("transolver-sigma", "zero_physical", "zero_spectral")
+    rows += (
+        without_parts("unet") + without_parts("ffno", "zero_spectral") + without_parts("transolver", "zero_physical")
+    )
+    profile, _, _ = made.corrections("ns2d")
+    mine, theirs = made.routing("transolver-sigma", grid=(8, 8)), made.routing("transolver", grid=(8, 8))
+    arrays = {f"ns2d-{model}-42": held for model, (_, held) in (("transolver-sigma", mine), ("transolver", theirs))}
+    study = study_of([*rows, *profile, *mine[0], *theirs[0], *decomposition("ns2d", "transolver-sigma")],
+                     {"routing": arrays})  # fmt: skip
+    captions = {card.name: card.caption for card in study.cards}
+    said = " U-Net and F-FNO have no slices like those of Transolver-σ: not shown here."
+    assert captions["routing"].endswith(said)
+    assert captions["corrections"].endswith(f"{said} Of Transolver there are no such records: not shown here.")
+    assert "not shown" not in captions["decomposition"]  # for every model, where it was made
+    assert render(study).count("U-Net and F-FNO have no slices") == 2
+    alone = study_of(
+        [*errors("ns2d", "transolver-sigma"), *errors("ns2d", "unet"), *without_parts("unet"), *profile], {}
+    )
+    assert alone.cards[0].caption.endswith(" U-Net has no slices like those of Transolver-σ: not shown here.")
+    everyone = study_of([*errors("ns2d", "transolver-sigma"), *profile], {})
+    assert "not shown" not in everyone.cards[0].caption
 
 
 def test_films_hold_the_frames_of_every_run_that_shows_the_same_cases():

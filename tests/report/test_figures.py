@@ -1,6 +1,7 @@
 """Every figure from synthetic records: what the artists hold is what the records say."""
 
 import ast
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -326,13 +327,44 @@ def test_bubbles_stand_at_time_and_memory_with_areas_like_sizes():
     bubbles = [one for one in axes.collections if isinstance(one, PathCollection)]
     for bubble, (seconds, peak, size) in zip(bubbles, made.COSTS["ns2d"].values(), strict=True):
         assert np.ma.getdata(bubble.get_offsets())[0] == pytest.approx((seconds, peak / 1e3))
-        assert bubble.get_sizes()[0] / bubbles[0].get_sizes()[0] == pytest.approx(size / made.COSTS["ns2d"]["hpm"][2])
+        assert bubble.get_sizes()[0] / bubbles[0].get_sizes()[0] == pytest.approx(
+            size / made.COSTS["ns2d"]["hpm-frozen"][2]
+        )
     bars = [one for one in axes.containers if isinstance(one, ErrorbarContainer)]
     for bar, (seconds, _, _) in zip(bars, made.COSTS["ns2d"].values(), strict=True):
         ((start, _), (end, _)) = bar.lines[2][0].get_segments()[0]
         assert (end - start) / 2 == pytest.approx(0.03 * seconds)
     with pytest.raises(ValueError, match="has no peak_megabytes; measure it with: sigmasolver diagnose"):
         FIGURES["efficiency"].draw(Material([one for one in rows if one["metric"] != "peak_megabytes"]))
+
+
+@pytest.mark.parametrize("seconds", [(2.0, 40.0, 41.0, 39.5, 40.5), (300.0, 5.0, 5.1, 4.9, 5.2)])
+def test_the_costs_of_models_that_lie_together_can_be_read(seconds):
+    """Both axes from zero, no text upon another, all of it inside the figure; HPM under the paper's name."""
+    rows = [
+        one
+        for task, held in made.COSTS.items()
+        for (model, (_, peak, size)), time in zip(held.items(), seconds, strict=True)
+        for one in made.efficiency(task, model, (time, peak, size))
+    ]
+    figure = FIGURES["efficiency"].with_sample(Material(rows))
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    boxes = []
+    for axes in figure.axes:
+        assert axes.get_xlim()[0] == axes.get_ylim()[0] == 0 and axes.get_xlim()[1] > 1.03 * max(seconds)
+        names = axes.get_legend().get_texts()
+        labels = [text.get_text().partition(",")[0] for text in names]
+        assert labels == ["HPM", "DRIFT-Net", "FactFormer", "Transolver", "Transolver-σ"]
+        right, top = axes.get_xlim()[1], axes.get_ylim()[1]
+        ticks = [text for text in axes.get_xticklabels() if text.get_position()[0] <= right]
+        ticks += [text for text in axes.get_yticklabels() if text.get_position()[1] <= top]
+        texts = [*names, *ticks, axes.xaxis.label, axes.yaxis.label]
+        boxes += [text.get_window_extent(renderer) for text in texts]
+        for box in (text.get_window_extent(renderer) for text in names):
+            assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 and figure.bbox.y0 <= box.y0
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
 
 
 def test_efficiency_and_representations_are_drawn_as_the_caption_says():

@@ -2,6 +2,7 @@
 
 import pytest
 
+from sigmasolver.recipes import suite_of
 from sigmasolver.report.paper_tables import TABLES, _promotions
 from sigmasolver.report.published import OURS, tables
 from sigmasolver.report.tables import to_latex, to_markdown
@@ -266,8 +267,39 @@ def test_efficiency_beside_the_numbers_of_the_text():
     assert ("KF2D", "HPM") in names  # printed, not measured
 
 
+def test_the_form_of_hpm_that_the_suite_times_fills_the_papers_row():
+    costs = [(task, model) for task in COSTS for model in COSTS[task]]
+    assert {model for _, model in costs} == {one.model.name for one in suite_of("efficiency").values()}
+    table = make("efficiency", [one for task, model in costs for one in efficiency(task, model, COSTS[task][model])])
+    assert len(table.rows) == 10  # five models of two tasks, and no other
+    (hpm,) = (cells for cells in table.rows if cells[:2] == ("KF2D", "HPM"))
+    assert hpm[2:4] == ("39.92", "79.6") and "HPM is hpm-frozen on NS2D, KF2D." in table.caption
+
+
+def test_a_form_of_a_method_is_filed_under_it_and_never_averaged_with_another():
+    recipes = suite_of("main").values()
+    rows = [
+        row(facts(one.task.name, one.model.name, one.train.seed), "relative_l2", 0.05, field=field)
+        for one in recipes
+        if one.model.name in ("unet", "unet-batchnorm", "rno", "rno-two-blocks")
+        for field in one.task.targets
+    ]
+    table = make("main", rows)
+    assert table.columns[2].startswith("Darcy") and table.columns[3].startswith("NS2D")
+    for label in ("U-Net", "RNO"):
+        _, ours = lines(table, label)
+        assert ours[1:4] == ("ours, 3 seeds", "5.00 ± 0.00", "5.00 ± 0.00")
+    assert len(table.rows) == 13 + 2 + 1  # as printed, two measured, the promotion
+    assert "U-Net is unet-batchnorm on Darcy; RNO is rno-two-blocks on NS2D." in table.caption
+    # Another seed of another form is not a second seed.
+    other = row(facts("darcy", "unet", 45), "relative_l2", 0.9, field="pressure")
+    both = make("main", [*rows, other])
+    (_, plain), (form,) = lines(both, "U-Net"), lines(both, "U-Net (unet-batchnorm)")
+    assert plain[2:4] == ("90.0", "5.00 ± 0.00") and form[2:4] == ("5.00 ± 0.00", "–")
+
+
 def test_an_epoch_that_was_timed_in_part_says_so():
-    part = efficiency("ns2d", "hpm", COSTS["ns2d"]["hpm"])
+    part = efficiency("ns2d", "hpm", COSTS["ns2d"]["hpm-frozen"])
     part += [finding(facts("ns2d", "hpm"), "efficiency", "timed_updates", 40)]
     part += [finding(facts("ns2d", "hpm"), "efficiency", "updates_per_epoch", 2000)]
     table = make("efficiency", part)
@@ -279,8 +311,8 @@ def test_an_epoch_that_was_timed_in_part_says_so():
 
 
 def test_times_of_different_machines_are_not_ranked():
-    rows = [one for model in ("hpm", "factformer") for one in efficiency("ns2d", model, COSTS["ns2d"][model])]
-    moved = [{**one, "machine": "H200"} if one["model"] == "hpm" else one for one in rows]
+    rows = [one for model in ("hpm-frozen", "factformer") for one in efficiency("ns2d", model, COSTS["ns2d"][model])]
+    moved = [{**one, "machine": "H200"} if one["model"] == "hpm-frozen" else one for one in rows]
     columns = [{column for _, column in make("efficiency", held).bold} for held in (rows, moved)]
     assert columns == [{3, 7, 9}, {3}]
     assert "Ours: HPM: H200; FactFormer: none." in make("efficiency", moved).caption

@@ -3,10 +3,15 @@
 import pytest
 
 from sigmasolver.models import SolverConfig, count_parameters
+from sigmasolver.recipes import suite_of
+from sigmasolver.recipes.rows import FORMS
 from sigmasolver.report.published import (
+    METHODS,
     MODEL_LABELS,
     OURS,
+    by_method,
     cohorts,
+    forms_in,
     model_label,
     numbers,
     seed_tables,
@@ -181,3 +186,21 @@ def test_names_that_the_paper_gives():
     assert model_label("no-context") == "w/o Shared CPE"
     assert model_label("specsolver") == "Specsolver"
     assert model_label("mine") == "mine"
+    assert model_label("hpm-frozen") == "HPM (hpm-frozen)"
+
+
+def test_every_model_of_the_comparisons_has_a_row_of_the_paper():
+    for suite in ("main", "efficiency", "comparison"):
+        rows = [{"task": one.task.name, "model": one.model.name} for one in suite_of(suite).values()]
+        assert {row["model"] for row in by_method(rows)} <= MODEL_LABELS.keys()
+    assert {(METHODS[form], form) for form in METHODS if form != "hpm-frozen"} == {
+        (model, form) for (_, model), form in FORMS.items()
+    }
+
+
+def test_a_form_keeps_its_name_beside_another_form_of_the_task():
+    rows = [{"task": "darcy", "model": "unet-batchnorm"}, {"task": "kf2d", "model": "unet"}]
+    filed = by_method(rows)
+    assert [row["model"] for row in filed] == ["unet", "unet"] and forms_in(filed) == "U-Net is unet-batchnorm on Darcy"
+    beside = [*rows, {"task": "darcy", "model": "unet"}]
+    assert by_method(beside) == beside and forms_in(beside) == ""

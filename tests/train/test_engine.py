@@ -1,6 +1,7 @@
 """Engines and data paths change the speed, never what is learned."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from sigmasolver.data.normalise import fit
 from sigmasolver.data.prefetch import prefetch
 from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows
-from sigmasolver.forecast.checkpoint import build
+from sigmasolver.forecast.checkpoint import build, skeleton
 from sigmasolver.models import Options
+from sigmasolver.models.layers import draws_noise
+from sigmasolver.models.variants import BASELINES
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, changed
 from sigmasolver.runs import Run
@@ -307,6 +310,39 @@ def test_a_compiled_network_learns_the_same_on_a_cpu(data, learned, expected):
     eager, _ = losses(data, expected)
     compiled, _ = losses(data, learned, Execution(engine="compiled"))
     torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=0)
+
+
+QUICK = ("vit", "ffno", "linearno")
+"""Baselines without anything in common but the frame: attention, Fourier modes, convolutions."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in BASELINES]
+)
+def test_a_compiled_baseline_learns_the_same_on_a_cpu(data, name, monkeypatch):
+    """Traced forward and backward, without the code generator, which is slow on a CPU."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    recipe = changed(RECIPE, [f"model.name={name}", "train.updates=3"])
+    eager, compiled = (losses(data, recipe, Execution(engine=engine))[0] for engine in ("eager", "compiled"))
+    # InstanceNorm over the few points of the deepest level magnifies rounding.
+    torch.testing.assert_close(compiled, eager, rtol=1e-3 if name.startswith("unet") else 1e-5, atol=0)
+    assert len(set(eager.tolist())) == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ["graph", "compiled-graph"])
+@pytest.mark.parametrize("name", BASELINES)
+def test_engines_give_the_losses_of_eager_for_every_baseline(data, name, engine):
+    """Three captured updates after the warm-up."""
+    torch._dynamo.reset()
+    recipe = changed(RECIPE, [f"model.name={name}", f"train.updates={WARM_UP + 3}"])
+    world = World(device=torch.device("cuda", 0))
+    eager, other = (losses(data, recipe, Execution(world, one))[0] for one in ("eager", engine))
+    assert torch.isfinite(other).all()
+    # A captured update draws other random numbers than an eager one of the same seed.
+    tolerance = 0.1 if draws_noise(skeleton(recipe)) else 5e-3 if name.startswith("unet") else 1e-3
+    torch.testing.assert_close(other, eager, rtol=tolerance, atol=0)
 
 
 @pytest.mark.gpu

@@ -101,7 +101,8 @@ def back_projection(plane: tuple[int, int], angles: int, dtype: torch.dtype, dev
     odd = torch.where(apart % 2 == 1, -1 / (math.pi * apart).square(), 0.0)
     ramp = torch.where(apart == 0, 0.25, odd) * (math.pi / angles * (max(plane) - 1))
     before, ramp = across.floor(), ramp.to(dtype)  # only the small tensors are made in float64
-    line, part = before.long().mT, (across - before).mT[..., None].to(dtype)
+    # Contiguous, so that a compiled lerp has the strides that were foretold for it.
+    line, part = before.long().mT.contiguous(), (across - before).mT.contiguous()[..., None].to(dtype)
     return torch.lerp(ramp[line], ramp[line + 1], part).flatten(1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from matplotlib.figure import Figure
 
@@ -15,6 +15,7 @@ from sigmasolver.report.figures.layers import CORRECTIONS, ROUTING, corrections,
 from sigmasolver.report.figures.maps import MAPS, case_study, maps
 from sigmasolver.report.figures.spectra import SPECTRA, spectra
 from sigmasolver.report.figures.style import save, small_print
+from sigmasolver.report.published import by_method
 from sigmasolver.report.rows import Arrays, Need, Rows
 from sigmasolver.report.sample import sample_of, timing_of
 from sigmasolver.report.sweeps import NEED as SWEEPS
@@ -48,7 +49,8 @@ class Drawing:
         return self.words([row for row in rows if any(need.fits(row) for need in self.needs)])
 
     def with_sample(self, material: Material) -> Figure:
-        """The figure with a line that says what its numbers were measured on."""
+        """The figure, by the methods of the paper, with a line that says what its numbers were measured on."""
+        material = replace(material, rows=by_method(material.rows))
         return small_print(self.draw(material), self.sample(material.rows))
 
 

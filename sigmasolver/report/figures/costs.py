@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -21,34 +20,36 @@ TIME, MEMORY, SIZE = "seconds_per_epoch", "peak_megabytes", "parameter_megabytes
 EFFICIENCY = diagnosed("efficiency", TIME, MEMORY, SIZE)
 LARGEST = 900.0
 """Area of the largest bubble in square points."""
+ROOM = 1.2
+"""How far an axis goes, over its largest value."""
+TWO_ABREAST = 28
+"""Letters of a name up to which two of them fit below a panel."""
 
 
 def efficiency(rows: Rows) -> Figure:
-    """Peak memory over the time of an epoch, a panel per task; the area of a bubble is the storage of the parameters,
-    bars are one standard deviation over repeated timings; of several seeds of a model the lowest is shown
-    (fig:efficiency-representations a, b)."""
+    """Peak memory over the time of an epoch, both from zero, a panel per task; the area of a bubble is the storage of
+    the parameters, which the legend says, bars are one standard deviation over repeated timings; of several seeds of a
+    model the lowest is shown (fig:efficiency-representations a, b)."""
     chosen = lowest_seeds(named_apart(select(rows, EFFICIENCY)))
     tasks = in_order(row["task"] for row in chosen)
     styles = looks(in_order(row["model"] for row in chosen))
     largest = max(value_of(row) for row in chosen if row["metric"] == SIZE)
     with style():
-        figure = new_figure(ONE_COLUMN if len(tasks) == 1 else TWO_COLUMNS, 3.1)
+        figure = new_figure(ONE_COLUMN if len(tasks) == 1 else TWO_COLUMNS, 3.3)
         for index, task in enumerate(tasks):
             axes = figure.add_subplot(1, len(tasks), index + 1)
             costs = _costs([row for row in chosen if row["task"] == task])
             unit, scale = ("GB", 1e3) if max(cost.memory for cost in costs) >= 1e3 else ("MB", 1.0)
             for cost in costs:
                 _draw_bubble(axes, cost, styles[cost.model].colour, cost.memory / scale, LARGEST * cost.size / largest)
-            axes.margins(0.3)
+            # Both from zero, so that distances are ratios; room for the bubbles at the far ends.
+            axes.set_xlim(0, ROOM * max(cost.seconds + cost.deviation for cost in costs))
+            axes.set_ylim(0, ROOM * max(cost.memory for cost in costs) / scale)
             axes.set_xlabel("time of an epoch (s)")
             axes.set_ylabel(f"peak memory ({unit})")
             title = TASK_LABELS.get(task, task)
             letter(axes, index, title) if len(tasks) > 1 else axes.set_title(title, loc="left")
-        dots = [
-            Line2D([], [], color=look.colour, marker="o", linestyle="", label=model_label(model))
-            for model, look in styles.items()
-        ]
-        figure.legend(handles=dots, loc="outside lower center", ncols=min(len(dots), 3 if len(tasks) == 1 else 6))
+            _name_below(axes, {cost: styles[cost.model].colour for cost in costs})
     return figure
 
 
@@ -76,10 +77,20 @@ def _costs(rows: Rows) -> list[Cost]:
 
 
 def _draw_bubble(axes: Axes, cost: Cost, colour: str, height: float, area: float) -> None:
-    """The bubble with its bar, and its storage below it; the area is in square points."""
+    """The bubble, whole also where it crosses an axis, with its bar; the area is in square points."""
     axes.errorbar(cost.seconds, height, xerr=cost.deviation, color=colour, capsize=2, zorder=2)
-    axes.scatter(cost.seconds, height, s=area, color=colour, alpha=0.5, linewidth=0, zorder=3)
-    axes.annotate(
-        f"{significant(cost.size)} MB", (cost.seconds, height), (0, -math.sqrt(area) / 2 - 1),
-        textcoords="offset points", ha="center", va="top", fontsize=6, zorder=4,
-    )  # fmt: skip
+    axes.scatter(cost.seconds, height, s=area, color=colour, alpha=0.5, linewidth=0, zorder=3, clip_on=False)
+
+
+def _name_below(axes: Axes, colours: dict[Cost, str]) -> None:
+    """Models and their storage below a panel: beside bubbles that lie close together labels would overlap."""
+    dots = [
+        Line2D([], [], color=colour, marker="o", linestyle="", label=_label(cost)) for cost, colour in colours.items()
+    ]
+    longest = max(len(_label(cost)) for cost in colours)
+    columns = 2 if longest <= TWO_ABREAST else 1
+    axes.legend(handles=dots, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, borderaxespad=0)
+
+
+def _label(cost: Cost) -> str:
+    return f"{model_label(cost.model)}, {significant(cost.size)} MB"

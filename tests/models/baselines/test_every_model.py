@@ -102,14 +102,14 @@ def test_every_parameter_learns(name, axes):
     assert dead == {key for key in gradients if any(fnmatch(key, pattern) for pattern in silent)}
 
 
-@pytest.mark.parametrize("name", TWO)
-def test_weights_can_be_stored_and_split(name, tmp_path):
+@pytest.mark.parametrize(("name", "axes"), CASES)
+def test_weights_can_be_stored_and_split(name, axes, tmp_path):
     """Real tensors, parameters with an axis to split along; a round trip through a file gives the same answers."""
-    model, x = moved(name, 2), samples(name, 2)
+    model, x = moved(name, axes), samples(name, axes)
     assert all(one.ndim and not one.is_complex() for one in model.parameters())
     assert not any(one.is_complex() for one in model.buffers())
     write_tensors(tmp_path / "weights.safetensors", model.state_dict(), {})
-    other = fresh(name, 2, seed=5)
+    other = fresh(name, axes, seed=5)
     with torch.no_grad():
         assert not torch.equal(other(x), model(x))
         other.load_state_dict(read_tensors(tmp_path / "weights.safetensors")[0])
@@ -129,16 +129,20 @@ def test_bf16_stays_near_float32(name, axes):
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in (*VARIANTS, *ONE_OF_EACH) else pytest.param(name, marks=pytest.mark.slow) for name in TWO]
+    ("name", "axes"),
+    [
+        case if case[1] == 2 and case[0] in (*VARIANTS, *ONE_OF_EACH) else pytest.param(*case, marks=pytest.mark.slow)
+        for case in CASES
+    ],
 )
-def test_the_whole_model_is_one_graph(name):
+def test_the_whole_model_is_one_graph(name, axes):
     """torch.compile without the code generator, which is slow on a CPU: no break, and the same answer in float64."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = build_model(name, grid=GRIDS[2], depth=1, **SIZES).double().eval()
+    model = build_model(name, grid=GRIDS[axes], depth=1, **SIZES).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-        x = torch.randn(2, *GRIDS[2], SIZES["in_channels"], dtype=torch.float64)
+        x = torch.randn(2, *GRIDS[axes], SIZES["in_channels"], dtype=torch.float64)
         traced = torch.compile(model, backend="eager", fullgraph=True)(x)
         assert gap(traced, model(x)) < 1e-11

@@ -130,7 +130,7 @@ def print_summary(console: Console, summary: Summary) -> None:
     console.print(f"  {frames} frames, t = {layout.times[0]:g} to {layout.times[-1]:g}")
     ends = ", ".join(
         f"{name} {len(axis)} points from {axis[0]:.4g} to {axis[-1]:.4g} ({boundary})"
-        for name, axis, boundary in zip("xyz", layout.coordinates, layout.boundary, strict=False)
+        for name, axis, boundary in zip(layout.axis_names, layout.coordinates, layout.boundary, strict=True)
     )
     console.print(f"  grid {' × '.join(map(str, grid))}: {ends}", soft_wrap=True)
     split = summary.published_split

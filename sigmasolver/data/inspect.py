@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from sigmasolver.data.domain import time_steps, unevenly_spaced
 from sigmasolver.data.formats import Reading, guess_kind, open_data
 from sigmasolver.data.formats.in_place import ForeignReader
 from sigmasolver.data.header import Header, StoreError
+from sigmasolver.data.layout import turn
 from sigmasolver.data.moments import merge
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.split import Split
@@ -134,7 +135,7 @@ class Summary:
         uneven = unevenly_spaced(time_steps(layout.times))
         if uneven is not None:
             found.append(f"The frames are {uneven}; resample them, or train with model.options.time_embedding=true.")
-        for name, axis in zip("xyz", layout.coordinates, strict=False):
+        for name, axis in zip(layout.axis_names, layout.coordinates, strict=True):
             steps = time_steps(axis)
             if unevenly_spaced(steps) is not None:
                 found.append(f"{name} is unevenly spaced, {steps[0]:g} to {steps[1]:g} apart; models take it as even.")
@@ -317,7 +318,9 @@ def draw(path: str | Path, picture: str | Path, index: int = 0, columns: int = 5
         if len(header.grid) == 1:
             raise StoreError(f"{path} holds fields on a line; only fields on two or three axes are drawn.")
         frames = np.unique(np.linspace(0, header.shape[0] - 1, columns).round().astype(int))
-        values = np.stack([_plane(store[index, int(frame)]) for frame in frames]).astype(np.float64)
+        order = header.layout.upright
+        values = np.stack([_plane(turn(store[index, int(frame)], 0, order)) for frame in frames]).astype(np.float64)
+        header = replace(header, layout=header.layout.turned(order))
     rows = len(header.layout.fields)
     figure = Figure(figsize=(2.2 * len(frames) + 1.5, 2.1 * rows + 0.8), layout="constrained", dpi=120)
     axes = figure.subplots(rows, len(frames), squeeze=False, sharex=True, sharey=True)
@@ -355,7 +358,7 @@ def _colours(values: np.ndarray) -> tuple[str, float, float]:
 
 
 def _panel(panel: Axes, field: np.ndarray, header: Header, colours: tuple[str, float, float]) -> QuadMesh:
-    """One field at one time, first axis to the right and last axis up; what is not finite stays grey."""
+    """One field at one time, x to the right and the last axis up; what is not finite stays grey."""
     name, low, high = colours
     panel.set_facecolor("0.6")
     panel.set_aspect("equal")

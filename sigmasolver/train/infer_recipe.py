@@ -107,7 +107,8 @@ def _field_words(task: Task) -> str:
 
 
 def _axes_words(task: Task, header: Header) -> str:
-    ends = ", ".join(f"{axis} {end}" for axis, end in zip("xyz", header.layout.boundary, strict=False))
+    layout = header.layout
+    ends = ", ".join(f"{axis} {end}" for axis, end in zip(layout.axis_names, layout.boundary, strict=True))
     steps = time_steps(header.layout.times[:: task.time_stride])
     apart = unevenly_spaced(steps) or (f"{sum(steps) / 2:g} apart" if steps else "")
     return f"axes: {ends}; frames {apart}" if apart else f"axes: {ends}"

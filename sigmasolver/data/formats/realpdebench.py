@@ -310,7 +310,10 @@ def _statistics(path: Path, fields: Sequence[str], conditions: Sequence[str]) ->
 
 
 def _layout(held: Trajectories, conditions: tuple[str, ...]) -> tuple[Layout, list[str]]:
-    """Axes are (height, width); what the files say of them is taken where it is increasing."""
+    """Axes are (height, width), that is (y, x): turned, every window would be copied against its order in the file.
+
+    What the files say of them is taken where it is increasing.
+    """
     frames, height, width = held.shape
     axes, odd = [], []
     for name, count in (("y", height), ("x", width), ("t", frames)):
@@ -325,7 +328,7 @@ def _layout(held: Trajectories, conditions: tuple[str, ...]) -> tuple[Layout, li
         axes.append(one)
     fields = (*held.fields, *conditions)
     notes = [f"The files do not tell increasing values of {', '.join(odd)}, which are numbered instead."] if odd else []
-    return Layout(fields, ("1",) * len(fields), ("open", "open"), tuple(axes[:2]), axes[2]), notes
+    return Layout(fields, ("1",) * len(fields), ("open", "open"), tuple(axes[:2]), axes[2], ("y", "x")), notes
 
 
 def _split(members: Mapping[str, Sequence[int]], count: int) -> Split | None:

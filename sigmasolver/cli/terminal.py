@@ -117,6 +117,8 @@ def say_threads(world: World) -> None:
 
 
 def print_summary(console: Console, summary: Summary) -> None:
+    from sigmasolver.train.command import train_command
+
     header = summary.header
     layout = header.layout
     frames, *grid, _ = header.shape
@@ -179,7 +181,7 @@ def print_summary(console: Console, summary: Summary) -> None:
         console.print("  intact: every trajectory matches its digest")
     if summary.fingerprint is not None:
         console.print(f"fingerprint {summary.fingerprint}", soft_wrap=True)
-    console.print(f"next: {summary.train_command()}", soft_wrap=True)
+    console.print(f"next: {train_command(summary) or 'repair the values that are not finite'}", soft_wrap=True)
 
 
 def _attribute_lines(attributes: Mapping[str, Any]) -> list[str]:

@@ -1,5 +1,5 @@
-"""What is inside a store or a foreign file: its header, statistics of its values, what is wrong with them, the command
-that trains on them, and a picture.
+"""What is inside a store or a foreign file: its header, statistics of its values, what is wrong with them, and a
+picture.
 
 Statistics run over the finite values, in float64, one pass, a few megabytes at a time. Groups of n values
 with mean m and squared deviations S merge exactly (Chan, Golub and LeVeque):
@@ -13,7 +13,6 @@ both signs; both colour maps can be read with any common kind of colour blindnes
 from __future__ import annotations
 
 import hashlib
-import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from io import BytesIO
@@ -32,7 +31,6 @@ from sigmasolver.data.reader import Reader
 from sigmasolver.data.split import Split
 from sigmasolver.data.store import StoreReader, is_store
 from sigmasolver.runs.files import plain_errors, replacing
-from sigmasolver.tasks import TASKS, Task
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,6 +91,8 @@ class Summary:
     """Pairs of trajectories with the same values."""
     read: int = 0
     """How many trajectories the statistics are of."""
+    bad: int = 0
+    """How many of these have values that are not finite."""
 
     @property
     def published_split(self) -> Split | None:
@@ -103,7 +103,10 @@ class Summary:
         found = []
         for field in self.fields if self.read else ():
             if field.nans or field.infinities:
-                found.append(f"{field.name} has {field.nans} NaN and {field.infinities} infinite values; clean it.")
+                found.append(
+                    f"{field.name} has {field.nans} NaN and {field.infinities} infinite values; clean it, "
+                    "or leave these trajectories out with --skip-bad."
+                )
             if field.constant:
                 found.append(f"{field.name} is constant and carries no information.")
             elif field.std < TINY * abs(field.mean):
@@ -143,31 +146,6 @@ class Summary:
             found.append("There is one trajectory, but one must train and another test; cut it along time.")
         return found
 
-    def train_command(self) -> str:
-        """The command that trains on these data: the recipe of the task that they fit, else one for own data."""
-        task = next((task for task in TASKS.values() if _fits(task, self.header, self.whole)), None)
-        words = ["sigmasolver", "train", *([] if task is None else [task.name]), "--data", str(self.path)]
-        name = self.path.resolve().stem if task is None else task.name
-        words += ["--out", f"runs/{name}"]
-        if task is None and len(self.header.layout.times) == 1:
-            constant = self.header.parameters.get("constant", self.header.layout.fields[:-1])
-            targets = [one for one in self.header.layout.fields if one not in constant]
-            words += ["--targets", ",".join(targets or self.header.layout.fields[-1:])]
-        return shlex.join(words)
-
-
-def _fits(task: Task, header: Header, count: int) -> bool:
-    layout = header.layout
-    grid = tuple(-(-points // task.space_stride) for points in header.grid)
-    frames = 1 if task.steady else (task.history + task.horizon - 1) * task.time_stride + 1
-    return (
-        {*task.inputs, *task.targets} <= set(layout.fields)
-        and grid == task.grid
-        and len(layout.times) >= frames
-        and (len(layout.times) == 1) == task.steady
-        and count >= task.train + task.validation + task.test
-    )
-
 
 class _Moments:
     """Count, mean, squared deviations, extremes, NaNs and infinities, each `(frames, fields)`."""
@@ -198,6 +176,10 @@ class _Moments:
         self.n[frames], self.mean[frames], self.S[frames] = merge(
             (self.n[frames], self.mean[frames], self.S[frames]), (n, mean, S)
         )
+
+    @property
+    def not_finite(self) -> int:
+        return int(self.nans.sum() + self.infinities.sum())
 
     def over_frames(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation per field, all frames together."""
@@ -240,10 +222,12 @@ def summarise(
         header = data.header
         moments = _Moments(header.shape[0], header.shape[-1])
         number = len(data) if first is None else min(first, len(data))
-        damaged, twins, seen = [], [], dict[bytes, int]()
+        damaged, twins, seen, bad = [], [], dict[bytes, int](), 0
         store = data if isinstance(data, StoreReader) else None
         for index in range(number):
+            before = moments.not_finite
             digest = _take_in(data, index, moments)
+            bad += moments.not_finite > before
             if store is not None and digest != store.digests[index]:
                 damaged.append(index)
             twin = seen.setdefault(digest, index)
@@ -265,6 +249,7 @@ def summarise(
             notes=tuple(data.notes),
             twins=tuple(twins),
             read=number,
+            bad=bad,
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from sigmasolver.data.constant import stated_constant
 from sigmasolver.data.domain import time_steps, unevenly_spaced
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import shape_text
@@ -40,6 +41,9 @@ class UserChoices:
     mask: str | None = None
     test: int | None = None
     """How many trajectories test."""
+    constant: tuple[str, ...] = ()
+    """Fields that were found to be constant in time, beside those that the data state: given, unless targets are
+    named."""
 
 
 def infer_recipe(header: Header, count: int, choices: UserChoices, gpu: bool) -> tuple[Recipe, list[str]]:
@@ -152,7 +156,7 @@ def _fields(header: Header, choices: UserChoices, mask: str | None) -> tuple[tup
             raise ValueError(f'There is no field "{name}" in the data; {suggest(name, known)}')
     if mask is not None:
         fields = (*(name for name in fields if name != mask), mask)
-    constant = {mask, *header.parameters.get("constant", ())}  # what a data set says does not change is not forecast
+    constant = {mask, *stated_constant(header), *choices.constant}  # what does not change is not forecast
     targets = choices.targets or tuple(name for name in fields if name not in constant) or fields
     given = tuple(name for name in fields if name not in targets)
     steady = len(header.layout.times) == 1

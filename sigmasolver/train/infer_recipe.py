@@ -95,7 +95,7 @@ def describe_recipe(recipe: Recipe, header: Header, parts: Split | WindowLists) 
         f"(of {-(-len(header.layout.times) // task.time_stride)})",
         f"model: {model.name}, width {model.width}, depth {model.depth}, {model.slices} slices, {_modes(model)} modes, "
         f"padding {_padding(model)}",
-        _training_words(train, task),
+        _training_words(train, task, header),
     ]
 
 
@@ -138,14 +138,23 @@ def _padding(model: ModelRecipe) -> str:
     return padding if isinstance(padding, str) else ", ".join(padding)
 
 
-def _training_words(train: TrainRecipe, task: Task) -> str:
+def _training_words(train: TrainRecipe, task: Task, header: Header) -> str:
     steps = f"{train.epochs:,} epochs" if train.updates is None else f"{train.updates:,} steps"
     clip = "" if train.clip is None else f", gradients clipped at {train.clip:g}"
     return (
         f"training: {steps} of {train.batch} windows in {train.precision}, {train.optimiser}, "
         f"learning rate {train.lr:g}, "
-        f"loss {train.loss}, normaliser {task.normaliser}{clip}, seed {train.seed}"
+        f"loss {train.loss}, normaliser {_normaliser(task, header)}{clip}, seed {train.seed}"
     )
+
+
+def _normaliser(task: Task, header: Header) -> str:
+    """Its kind, and where it comes from if the data set lacks the statistics that the kind is named after."""
+    if task.normaliser not in ("published", "numerical") or "statistics" in header.parameters:
+        return task.normaliser
+    branch = "numerical " if task.normaliser == "numerical" else ""
+    lacking = " (there is no mean_std.pt)" if header.source == "realpdebench" else ""
+    return f"fitted on the {branch}training windows{lacking}"
 
 
 def _fields(header: Header, choices: UserChoices, mask: str | None) -> tuple[tuple[str, ...], tuple[str, ...], bool]:

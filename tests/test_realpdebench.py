@@ -177,6 +177,15 @@ def test_rows_of_the_benchmark_itself(task, model):
     assert recipe.task == RECIPES[task].task and recipe.model.name == model
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_sizes_of_the_benchmark_itself(task):
+    fno, transolver = (RECIPES[f"{task}-benchmark-{model}"].model for model in ("fno", "transolver"))
+    assert (fno.width, fno.depth, fno.modes) == (128, 4, 16)  # of its 4, 16, 16 in time, height and width
+    assert (transolver.width, transolver.depth, transolver.slices, transolver.heads) == (256, 1, 16, 8)
+    assert transolver.options.expansion == 4
+    assert all(points // 2 + 1 >= fno.modes for points in RECIPES[task].task.grid)
+
+
 def test_the_schedule_of_the_benchmark_is_a_cosine():
     from sigmasolver.train.schedule import OneCycle
 

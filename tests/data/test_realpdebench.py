@@ -91,6 +91,18 @@ def test_both_forms_hold_the_same_trajectories_and_parameters(root, task):
                 assert np.unique(held[..., measured + channel]).tolist() == [np.float32(given[channel])], name
 
 
+def test_the_folder_above_says_what_to_open(root, fsi):
+    with pytest.raises(ValueError, match=r"is no data set itself, but holds some; name one of them: ") as told:
+        guess_kind(root)
+    for task in TASKS:
+        assert f"{home(root, task)} (realpdebench)" in str(told.value)
+    with pytest.raises(ValueError) as told:
+        guess_kind(fsi.parent)
+    assert str(told.value) == (
+        f"{fsi.parent} is no data set itself, but holds some; name one of them: {fsi} (realpdebench)."
+    )
+
+
 def test_stand_ins_follow_from_their_seed(root, tmp_path):
     for folder, seed in (("same", 0), ("other", 1)):
         write_realpdebench("fsi", tmp_path / folder, seed)

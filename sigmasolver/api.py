@@ -187,6 +187,7 @@ def infer_recipe(
         >>> sigmasolver.infer_recipe("waves.h5", settings=["task.history=2", "task.horizon=3"]).task.targets
         ('u',)
     """
+    from sigmasolver.data.constant import constant_fields
     from sigmasolver.data.formats import open_data
     from sigmasolver.recipes import changed
     from sigmasolver.runtime.parallel import device_of
@@ -195,7 +196,8 @@ def infer_recipe(
 
     gpu = device_of(device).type == "cuda"
     with open_data(data) as store:
-        recipe, _ = infer(store.header, len(store), UserChoices(store.path.stem, model=model, seed=seed), gpu)
+        choices = UserChoices(store.path.stem, model=model, seed=seed, constant=constant_fields(store))
+        recipe, _ = infer(store.header, len(store), choices, gpu)
     return changed(recipe, settings)
 
 

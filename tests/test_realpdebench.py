@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
+from rich.console import Console
 
 import sigmasolver
+from sigmasolver.cli.terminal import print_scores
 from sigmasolver.data.formats import open_data
 from sigmasolver.evaluate import Request, evaluate_run
 from sigmasolver.evaluate import metrics as m
@@ -13,6 +15,7 @@ from sigmasolver.forecast.checkpoint import load, recipe_in
 from sigmasolver.models import count_parameters
 from sigmasolver.recipes import RECIPES, changed, recipe_of
 from sigmasolver.report.paper_tables import TABLES
+from sigmasolver.report.tables import comparison
 from sigmasolver.runs import Run
 from sigmasolver.simulate.fixtures.realpdebench import write_realpdebench
 from sigmasolver.tasks import REALPDEBENCH
@@ -158,6 +161,21 @@ def test_notes_are_printed_before_a_training_and_windows_are_listed(call, root, 
     assert len(out.splitlines()) == 1 + len(index)
 
 
+def test_both_relative_errors_are_named(rows, capsys):
+    """The mean over fields, and that of all fields together, which differ where a component is small."""
+    measured = rows[1]["fsi"]
+    print_scores(Console(width=200), measured)
+    said = capsys.readouterr().out
+    mean, joint = (100 * value(measured, *one) for one in (("relative_l2", "all"), ("relative_l2_joint", None)))
+    assert mean > 2 * joint
+    assert said.startswith("fsi: relative L2 error, mean over fields, of free forecasts on 16 × 16, ")
+    assert f"  persistence: relative L2 error of all fields together {joint:.3g} %, RMSE " in said
+    print_scores(Console(width=200), rows[1]["combustion"])
+    assert "over fields" not in (said := capsys.readouterr().out) and "together" not in said  # there is one
+    assert "Relative L2 error on fsi, mean over fields, mean over windows (" in comparison(measured).caption
+    assert "relative L2 error of all fields together" in TABLES["realpdebench"].make(measured).caption
+
+
 # Batch, learning rate, updates of the benchmark's own trainings.
 BENCHMARK = {
     "unet": {"fsi": (16, 1e-3, 10_000), "other": (12, 1e-4, 10_000)},
@@ -175,6 +193,15 @@ def test_rows_of_the_benchmark_itself(task, model):
     assert (train.batch, train.lr, train.updates) == expected
     assert (train.weight_decay, train.clip, train.loss, train.keep, train.checks) == (0.0, None, "squared", "best", 50)
     assert recipe.task == RECIPES[task].task and recipe.model.name == model
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_sizes_of_the_benchmark_itself(task):
+    fno, transolver = (RECIPES[f"{task}-benchmark-{model}"].model for model in ("fno", "transolver"))
+    assert (fno.width, fno.depth, fno.modes) == (128, 4, 16)  # of its 4, 16, 16 in time, height and width
+    assert (transolver.width, transolver.depth, transolver.slices, transolver.heads) == (256, 1, 16, 8)
+    assert transolver.options.expansion == 4
+    assert all(points // 2 + 1 >= fno.modes for points in RECIPES[task].task.grid)
 
 
 def test_the_schedule_of_the_benchmark_is_a_cosine():

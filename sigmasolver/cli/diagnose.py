@@ -21,6 +21,7 @@ from sigmasolver.cli.evaluate import say_other_code
 from sigmasolver.cli.terminal import Mover, console, progress
 from sigmasolver.report.digits import significant
 from sigmasolver.report.sample import sample_of, timing_of
+from sigmasolver.report.tables import OVER_FIELDS, TOGETHER
 
 if TYPE_CHECKING:
     from sigmasolver.diagnose.subject import Findings
@@ -108,7 +109,7 @@ SUMMARIES: dict[str, Summary] = {
         "after much below before says that slices become alike",
     ),
     "interventions": Summary(
-        "what each half does for the forecast, at the last lead",
+        f"what each half does for the forecast, at the last lead; errors: relative L2, {TOGETHER}",
         (
             Cell("error without physical", "zero_physical", True),
             Cell("without spectral", "zero_spectral", True),
@@ -141,7 +142,7 @@ SUMMARIES: dict[str, Summary] = {
         "fields kept for pictures",
         (Cell("relative L2 at the last lead", "relative_l2", True),),
         "the pictures end with an error of {relative_l2}",
-        "mean over the kept cases and fields",
+        f"{OVER_FIELDS} and the kept cases",
     ),
     "efficiency": Summary(
         "what the model costs, float32",

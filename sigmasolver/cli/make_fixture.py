@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sigmasolver.cli.app import app
 from sigmasolver.cli.terminal import console
+
+if TYPE_CHECKING:  # --help answers at once without torch
+    from sigmasolver.simulate.fixtures import Fixture
 
 __all__ = ["make_fixture"]
 
@@ -37,11 +40,14 @@ def make_fixture(
     if out is None:
         raise ValueError("Missing --out: name the folder to write to.")
     row = fixture_of(name)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} is not an empty folder; choose another, so that nothing of yours is overwritten.")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with making_folder(out) as folder:
-        data = out / row.write(folder, seed).relative_to(folder)
+    if out.is_dir() and row.home is not None:
+        data = _beside_others(row, out / row.home, seed)
+    else:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ValueError(f"{out} is not an empty folder; choose another, so that nothing of yours is overwritten.")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with making_folder(out) as folder:
+            data = out / row.write(folder, seed).relative_to(folder)
     screen.print(f"{data}: {row.description}; made up, not the published data", soft_wrap=True)
     words = ["sigmasolver", "train", "--data", str(data), "--out", f"runs/{name}"]
     if name in TASKS:
@@ -49,3 +55,22 @@ def make_fixture(
             settings = settings_for(name, reader)
         words = [*words[:2], name, *words[2:], *(word for one in settings for word in ("--set", one))]
     screen.print(f"next: {shlex.join(words)}", soft_wrap=True)
+
+
+def _beside_others(row: Fixture, home: Path, seed: int) -> Path:
+    """The folder of one fixture among those of others; a file beside it is written only where there is none."""
+    from sigmasolver.runs.files import making_folder
+
+    if home.exists():
+        raise ValueError(f"{home} already exists; choose another folder, so that nothing of yours is overwritten.")
+    with making_folder(home) as folder:
+        made = row.write(folder, seed)
+        for file in (one for one in folder.iterdir() if one.is_file()):
+            if (home.parent / file.name).exists():
+                file.unlink()
+            else:
+                file.replace(home.parent / file.name)
+        for one in made.iterdir():
+            one.replace(folder / one.name)
+        made.rmdir()
+    return home

@@ -16,7 +16,7 @@ from rich.text import Text
 from sigmasolver.report.sample import sample_of
 from sigmasolver.report.study import TRIVIAL_BASELINES
 from sigmasolver.report.study import Table as Cells
-from sigmasolver.report.tables import comparison, named_apart, precision_of
+from sigmasolver.report.tables import ALL, OVER_FIELDS, TOGETHER, comparison, named_apart, precision_of
 from sigmasolver.runtime.interrupts import Interrupts
 from sigmasolver.runtime.threads import describe_threads
 from sigmasolver.tasks import REALM
@@ -117,6 +117,8 @@ def say_threads(world: World) -> None:
 
 
 def print_summary(console: Console, summary: Summary) -> None:
+    from sigmasolver.train.command import train_command
+
     header = summary.header
     layout = header.layout
     frames, *grid, _ = header.shape
@@ -130,7 +132,7 @@ def print_summary(console: Console, summary: Summary) -> None:
     console.print(f"  {frames} frames, t = {layout.times[0]:g} to {layout.times[-1]:g}")
     ends = ", ".join(
         f"{name} {len(axis)} points from {axis[0]:.4g} to {axis[-1]:.4g} ({boundary})"
-        for name, axis, boundary in zip("xyz", layout.coordinates, layout.boundary, strict=False)
+        for name, axis, boundary in zip(layout.axis_names, layout.coordinates, layout.boundary, strict=True)
     )
     console.print(f"  grid {' × '.join(map(str, grid))}: {ends}", soft_wrap=True)
     split = summary.published_split
@@ -179,7 +181,7 @@ def print_summary(console: Console, summary: Summary) -> None:
         console.print("  intact: every trajectory matches its digest")
     if summary.fingerprint is not None:
         console.print(f"fingerprint {summary.fingerprint}", soft_wrap=True)
-    console.print(f"next: {summary.train_command()}", soft_wrap=True)
+    console.print(f"next: {train_command(summary) or 'repair the values that are not finite'}", soft_wrap=True)
 
 
 def _attribute_lines(attributes: Mapping[str, Any]) -> list[str]:
@@ -206,7 +208,9 @@ def print_scores(screen: Console, rows: Sequence[dict[str, Any]]) -> None:
     grid = " or ".join(dict.fromkeys(" × ".join(map(str, row["grid"])) for row in rows))
     what = f"{first['protocol']} forecasts" if any(row["horizon"] > 1 for row in rows) else "predictions"
     how = "" if precision_of(first) == "float32" else f", in {precision_of(first)}"
-    screen.print(f"{first['task']}: relative L2 error of {what} on {grid}, {sample_of(rows)}{how}", soft_wrap=True)
+    norm = f", {OVER_FIELDS}," if any(row["field"] == ALL for row in rows) else ""
+    told = f"relative L2 error{norm} of {what} on {grid}, {sample_of(rows)}{how}"
+    screen.print(f"{first['task']}: {told}", soft_wrap=True)
     print_table(screen, found)
     for run in dict.fromkeys(row["run"] for row in rows):
         mine = [row for row in rows if row["run"] == run and row["model"] not in TRIVIAL_BASELINES]
@@ -260,7 +264,11 @@ def _beside(rows: Sequence[dict[str, Any]]) -> str:
     if rows[0]["task"] in (task.name for task in REALM):
         summed, mean = (_number(held[name]) for name in ("realm_error", "realm_error_per_call"))
         return f"REALM error {summed} summed over the calls, {mean} in the mean, {reach}{blown}"
-    return f"RMSE {_number(held['rmse'])}, MAE {_number(held['mae'])}, {reach}{blown}"
+    joint = held.get("relative_l2_joint")
+    together = ""
+    if ALL in fields and joint is not None:
+        together = f"relative L2 error of {TOGETHER} {_number(100 * joint)} %, "
+    return f"{together}RMSE {_number(held['rmse'])}, MAE {_number(held['mae'])}, {reach}{blown}"
 
 
 def _number(value: float | None) -> str:

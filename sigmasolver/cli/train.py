@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -194,12 +195,15 @@ def named_recipe(
 
 def _infer(data: Reader, choices: UserChoices, reading: Reading, world: World) -> Recipe:
     """The recipe for a user's own data."""
+    from sigmasolver.data.constant import constant_fields
     from sigmasolver.train.infer_recipe import infer_recipe
 
     if reading.steady and (frames := len(data.header.layout.times)) > 1:
         raise ValueError(f"{data.path} has {frames} frames, not steady; leave --steady out, or import its source anew.")
     if choices.test is not None and data.published_split is not None:
         raise ValueError(f"{data.path} says itself which trajectories test; leave --test and --test-data out.")
+    if choices.targets is None:
+        choices = replace(choices, constant=constant_fields(data, choices.fields))
     return infer_recipe(data.header, len(data), choices, world.device.type == "cuda")[0]
 
 

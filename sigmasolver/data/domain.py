@@ -32,10 +32,14 @@ class Domain:
     points: tuple[int, ...]
     time_steps: tuple[float, ...]
     """The shortest and the longest distance between two neighbouring frames; empty for a single frame."""
+    axes: tuple[str, ...] = ()
+    """Names of the spatial axes in their order; empty: x, y, z."""
 
     def __post_init__(self) -> None:
         check_types(self)
         axes = {len(self.boundary), len(self.lengths), len(self.points)}
+        if self.axes:
+            axes.add(len(self.axes))
         if len(self.fields) != len(self.units) or len(axes) > 1 or len(self.time_steps) not in (0, 2):
             raise ValueError("The units, axes or time steps of a domain do not belong together; record it again.")
 
@@ -51,7 +55,12 @@ class Domain:
             tuple(None if _numbered(axis) else float(axis[-1] - axis[0]) for axis in layout.coordinates),
             tuple(len(axis) for axis in layout.coordinates),
             time_steps(times),
+            layout.axes,
         )
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        return self.axes or tuple("xyz"[: len(self.points)])
 
     def differences(self, other: Domain, with_times: bool = True) -> list[str]:
         """In what `other` differs from this one, the known one, in words; `with_times`: in its time step too."""
@@ -61,11 +70,14 @@ class Domain:
             for name, unit in zip(other.fields, other.units, strict=True)
             if unit != units.get(name, unit)
         ]
+        if self.axis_names != other.axis_names:
+            return [*found, f"its axes are {', '.join(other.axis_names)}, not {', '.join(self.axis_names)}"]
         for axis, (end, expected) in enumerate(zip(other.boundary, self.boundary, strict=True)):
+            name = self.axis_names[axis]
             if end != expected:
-                found.append(f"axis {'xyz'[axis]} is {end}, not {expected}")
+                found.append(f"axis {name} is {end}, not {expected}")
             elif not _alike(self.side(axis), other.side(axis), self._tolerance(axis, other)):
-                found.append(f"axis {'xyz'[axis]} is {_words(other.side(axis))}, not {_words(self.side(axis))}")
+                found.append(f"axis {name} is {_words(other.side(axis))}, not {_words(self.side(axis))}")
         if with_times and self.time_steps and other.time_steps:
             step, uneven = sum(self.time_steps) / 2, unevenly_spaced(other.time_steps)
             if uneven is not None:

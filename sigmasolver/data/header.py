@@ -73,6 +73,8 @@ class Header:
                 f"There are {len(layout.coordinates)} spatial axes and {len(layout.boundary)} kinds of "
                 "boundary; give one to three axes, and one kind per axis."
             )
+        if sorted(layout.axis_names) != list("xyz"[: len(layout.coordinates)]):
+            raise StoreError(f"The axes are named {', '.join(layout.axis_names)}; each of x, y, z in turn names one.")
         for kind in layout.boundary:
             if kind not in BOUNDARIES:
                 raise StoreError(f"The boundary kind {kind!r} is unknown; choose among {', '.join(BOUNDARIES)}.")
@@ -95,15 +97,19 @@ class Header:
         return int(np.prod(self.shape, dtype=np.int64)) * DTYPES[self.dtype].itemsize
 
     def axes(self) -> dict[str, np.ndarray]:
-        """The coordinates x, y, z and the times t, as float64."""
-        names = (*"xyz"[: len(self.layout.coordinates)], "t")
+        """The coordinates by the names of their axes, and the times t, as float64."""
+        names = (*self.layout.axis_names, "t")
         return {
             name: np.asarray(values, dtype="<f8")
             for name, values in zip(names, (*self.layout.coordinates, self.layout.times), strict=True)
         }
 
     def facts(self) -> dict[str, Any]:
-        """The header as plain JSON values, without the coordinates and times."""
+        """The header as plain JSON values, without the coordinates and times.
+
+        The names of the axes are not among them: a fingerprint is of the values, and is the same as before axes had
+        names.
+        """
         layout = self.layout
         facts = {
             "boundary": layout.boundary,
@@ -128,6 +134,9 @@ class Header:
         for name, old, new in pairs:
             if old != new:
                 return f"its {name} is {old!r} where {new!r} is asked for"
+        if self.layout.axis_names != other.layout.axis_names:
+            names = [", ".join(one.layout.axis_names) for one in (self, other)]
+            return f"its axes are {names[0]} where {names[1]} are asked for"
         for (name, old), new in zip(self.axes().items(), other.axes().values(), strict=True):
             if not np.array_equal(old, new):
                 return f"its {name} values differ"

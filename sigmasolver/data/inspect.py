@@ -1,5 +1,5 @@
-"""What is inside a store or a foreign file: its header, statistics of its values, what is wrong with them, the command
-that trains on them, and a picture.
+"""What is inside a store or a foreign file: its header, statistics of its values, what is wrong with them, and a
+picture.
 
 Statistics run over the finite values, in float64, one pass, a few megabytes at a time. Groups of n values
 with mean m and squared deviations S merge exactly (Chan, Golub and LeVeque):
@@ -13,9 +13,8 @@ both signs; both colour maps can be read with any common kind of colour blindnes
 from __future__ import annotations
 
 import hashlib
-import shlex
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,12 +25,12 @@ from sigmasolver.data.domain import time_steps, unevenly_spaced
 from sigmasolver.data.formats import Reading, guess_kind, open_data
 from sigmasolver.data.formats.in_place import ForeignReader
 from sigmasolver.data.header import Header, StoreError
+from sigmasolver.data.layout import turn
 from sigmasolver.data.moments import merge
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.split import Split
 from sigmasolver.data.store import StoreReader, is_store
 from sigmasolver.runs.files import plain_errors, replacing
-from sigmasolver.tasks import TASKS, Task
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,6 +91,8 @@ class Summary:
     """Pairs of trajectories with the same values."""
     read: int = 0
     """How many trajectories the statistics are of."""
+    bad: int = 0
+    """How many of these have values that are not finite."""
 
     @property
     def published_split(self) -> Split | None:
@@ -102,7 +103,10 @@ class Summary:
         found = []
         for field in self.fields if self.read else ():
             if field.nans or field.infinities:
-                found.append(f"{field.name} has {field.nans} NaN and {field.infinities} infinite values; clean it.")
+                found.append(
+                    f"{field.name} has {field.nans} NaN and {field.infinities} infinite values; clean it, "
+                    "or leave these trajectories out with --skip-bad."
+                )
             if field.constant:
                 found.append(f"{field.name} is constant and carries no information.")
             elif field.std < TINY * abs(field.mean):
@@ -134,38 +138,13 @@ class Summary:
         uneven = unevenly_spaced(time_steps(layout.times))
         if uneven is not None:
             found.append(f"The frames are {uneven}; resample them, or train with model.options.time_embedding=true.")
-        for name, axis in zip("xyz", layout.coordinates, strict=False):
+        for name, axis in zip(layout.axis_names, layout.coordinates, strict=True):
             steps = time_steps(axis)
             if unevenly_spaced(steps) is not None:
                 found.append(f"{name} is unevenly spaced, {steps[0]:g} to {steps[1]:g} apart; models take it as even.")
         if self.whole == 1:
             found.append("There is one trajectory, but one must train and another test; cut it along time.")
         return found
-
-    def train_command(self) -> str:
-        """The command that trains on these data: the recipe of the task that they fit, else one for own data."""
-        task = next((task for task in TASKS.values() if _fits(task, self.header, self.whole)), None)
-        words = ["sigmasolver", "train", *([] if task is None else [task.name]), "--data", str(self.path)]
-        name = self.path.resolve().stem if task is None else task.name
-        words += ["--out", f"runs/{name}"]
-        if task is None and len(self.header.layout.times) == 1:
-            constant = self.header.parameters.get("constant", self.header.layout.fields[:-1])
-            targets = [one for one in self.header.layout.fields if one not in constant]
-            words += ["--targets", ",".join(targets or self.header.layout.fields[-1:])]
-        return shlex.join(words)
-
-
-def _fits(task: Task, header: Header, count: int) -> bool:
-    layout = header.layout
-    grid = tuple(-(-points // task.space_stride) for points in header.grid)
-    frames = 1 if task.steady else (task.history + task.horizon - 1) * task.time_stride + 1
-    return (
-        {*task.inputs, *task.targets} <= set(layout.fields)
-        and grid == task.grid
-        and len(layout.times) >= frames
-        and (len(layout.times) == 1) == task.steady
-        and count >= task.train + task.validation + task.test
-    )
 
 
 class _Moments:
@@ -197,6 +176,10 @@ class _Moments:
         self.n[frames], self.mean[frames], self.S[frames] = merge(
             (self.n[frames], self.mean[frames], self.S[frames]), (n, mean, S)
         )
+
+    @property
+    def not_finite(self) -> int:
+        return int(self.nans.sum() + self.infinities.sum())
 
     def over_frames(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation per field, all frames together."""
@@ -239,10 +222,12 @@ def summarise(
         header = data.header
         moments = _Moments(header.shape[0], header.shape[-1])
         number = len(data) if first is None else min(first, len(data))
-        damaged, twins, seen = [], [], dict[bytes, int]()
+        damaged, twins, seen, bad = [], [], dict[bytes, int](), 0
         store = data if isinstance(data, StoreReader) else None
         for index in range(number):
+            before = moments.not_finite
             digest = _take_in(data, index, moments)
+            bad += moments.not_finite > before
             if store is not None and digest != store.digests[index]:
                 damaged.append(index)
             twin = seen.setdefault(digest, index)
@@ -264,6 +249,7 @@ def summarise(
             notes=tuple(data.notes),
             twins=tuple(twins),
             read=number,
+            bad=bad,
         )
 
 
@@ -317,7 +303,9 @@ def draw(path: str | Path, picture: str | Path, index: int = 0, columns: int = 5
         if len(header.grid) == 1:
             raise StoreError(f"{path} holds fields on a line; only fields on two or three axes are drawn.")
         frames = np.unique(np.linspace(0, header.shape[0] - 1, columns).round().astype(int))
-        values = np.stack([_plane(store[index, int(frame)]) for frame in frames]).astype(np.float64)
+        order = header.layout.upright
+        values = np.stack([_plane(turn(store[index, int(frame)], 0, order)) for frame in frames]).astype(np.float64)
+        header = replace(header, layout=header.layout.turned(order))
     rows = len(header.layout.fields)
     figure = Figure(figsize=(2.2 * len(frames) + 1.5, 2.1 * rows + 0.8), layout="constrained", dpi=120)
     axes = figure.subplots(rows, len(frames), squeeze=False, sharex=True, sharey=True)
@@ -355,7 +343,7 @@ def _colours(values: np.ndarray) -> tuple[str, float, float]:
 
 
 def _panel(panel: Axes, field: np.ndarray, header: Header, colours: tuple[str, float, float]) -> QuadMesh:
-    """One field at one time, first axis to the right and last axis up; what is not finite stays grey."""
+    """One field at one time, x to the right and the last axis up; what is not finite stays grey."""
     name, low, high = colours
     panel.set_facecolor("0.6")
     panel.set_aspect("equal")

@@ -13,7 +13,8 @@ float64. σ is the standard deviation over all points and frames of a trajectory
     trajectory   (1/N) Σ_i mean(v_i)      (1 + Σ_i σ(v_i))/N + 1e-6        IT3D, Smoke3D; velocities share one statistic
     box-cox      mean of everything       unbiased std + 1e-10             REALM
     published    those that the data come with, else like channel          RealPDEBench
-    numerical    those that the data come with, which must be there        RealPDEBench (from numerical training data)
+    numerical    those that the data come with, else like channel, of the  RealPDEBench
+                 numerical training windows beside them
     the-well     those of stats.yaml, which must be there                  The Well
 
 Before the last one, mass fractions (fields named species_...) go through a Box-Cox transform of exponent λ = 0.1,
@@ -34,7 +35,7 @@ mean m and squared deviations S merge exactly (Chan, Golub and LeVeque).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -217,6 +218,8 @@ def fit(kind: str, windows: Windows, mask: str | None = None) -> tuple[Normalise
         given, source = windows.source.published_statistics, windows.source.header.source
         maker, what = _REQUIRED.get(kind, (source, ""))
         if what and (given is None or source != maker):
+            if kind == "numerical" and source == maker and (found := _of_numerical(windows)) is not None:
+                return found.select(windows.spec.inputs), found.select(windows.spec.targets)
             raise ValueError(
                 f"{windows.source.path} comes without the {what}; put the file there, or set task.normaliser=channel "
                 "to fit them on the training windows."
@@ -229,6 +232,31 @@ def fit(kind: str, windows: Windows, mask: str | None = None) -> tuple[Normalise
         trajectories = (in_fluid(values, values[0, ..., channel] < 0.5) for values in trajectories)
     both = fit_trajectories(kind, windows.fields, trajectories)
     return both.select(windows.spec.inputs), both.select(windows.spec.targets)
+
+
+def _of_numerical(windows: Windows) -> Normaliser | None:
+    """Fitted on the numerical training windows of the data set that these windows are of, on the points that both have;
+    None: they are not there."""
+    from sigmasolver.data.formats import open_data  # which imports every reader
+    from sigmasolver.data.formats.realpdebench import numerical_branch
+
+    place = numerical_branch(windows.source.path) if isinstance(windows.source, Reader) else None
+    if place is None:
+        return None
+    with open_data(place) as data:
+        lacking = [name for name in windows.fields if name not in data.header.layout.fields]
+        if lacking:
+            raise ValueError(
+                f"The numerical data at {place} have no {', '.join(lacking)}, so the normaliser cannot be fitted on "
+                "them; set task.normaliser=channel to fit it on the measured windows."
+            )
+        # Some numerical data are stored on twice the points of the measured ones.
+        coarse = -(-data.header.grid[0] // len(windows.coordinates[0]))
+        lists = data.published_windows
+        listed = None if lists is None else lists.windows("train")
+        members = range(len(data)) if lists is None else lists.trajectories("train")
+        numerical = Windows(data, members, replace(windows.spec, space_stride=coarse), listed)
+        return fit_trajectories("numerical", windows.fields, numerical.each_finite("numerical training"))
 
 
 def _completed(kind: str, windows: Windows, given: Mapping[str, Any], role: str) -> Normaliser:

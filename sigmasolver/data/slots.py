@@ -60,6 +60,8 @@ def create(target: BinaryIO, header: Header, count: int) -> None:
             file.attrs["seed"] = header.seed
         for name in ("fields", "units", "boundary"):
             file.attrs[name] = _text(*getattr(header.layout, name), one=False)
+        if header.layout.axis_names != tuple(sorted(header.layout.axis_names)):
+            file.attrs["axes"] = _text(*header.layout.axis_names, one=False)
         for name, values in header.axes().items():
             file.create_dataset("times" if name == "t" else f"coordinates/{name}", data=values)
         file.create_dataset("whole", data=np.zeros(count, "u1"))

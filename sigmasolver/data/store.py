@@ -23,9 +23,12 @@ from sigmasolver.data.layout import Layout
 from sigmasolver.data.reader import Key, Reader, contiguous
 from sigmasolver.runs.files import plain_errors, replacing, take_name, temporary
 
-__all__ = ["Header", "StoreError", "StoreReader", "Writer", "is_store", "open_store", "write_store"]
+__all__ = ["LEGACY_AXES", "Header", "StoreError", "StoreReader", "Writer", "is_store", "open_store", "write_store"]
 
 _BLOCK = 16 * 2**20
+LEGACY_AXES: dict[str, tuple[str, ...]] = {"realpdebench": ("y", "x")}
+"""By source, the axes of stores and runs that were written before axes had names; such a store calls its coordinates
+x, y in turn."""
 
 
 class Writer:
@@ -319,8 +322,10 @@ def _check_inside(path: Path, file: h5py.File) -> None:
 def _header(file: h5py.File) -> Header:
     attributes = file.attrs
     names = {name: tuple(map(_text, attributes[name])) for name in ("fields", "units", "boundary")}
-    coordinates = tuple(file["coordinates"][name][:] for name in "xyz"[: len(names["boundary"])])
-    layout = Layout(names["fields"], names["units"], names["boundary"], coordinates, file["times"][:])
+    axes = tuple(map(_text, attributes["axes"])) if "axes" in attributes else ()
+    coordinates = tuple(file["coordinates"][name][:] for name in axes or "xyz"[: len(names["boundary"])])
+    axes = axes or LEGACY_AXES.get(_text(attributes["source"]), ())
+    layout = Layout(names["fields"], names["units"], names["boundary"], coordinates, file["times"][:], axes)
     seed = int(attributes["seed"]) if "seed" in attributes else None
     return Header(
         layout,

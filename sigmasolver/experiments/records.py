@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sigmasolver.data.domain import Domain
+from sigmasolver.data.layout import turn, upright
 from sigmasolver.diagnose.records import read_findings
 from sigmasolver.forecast.checkpoint import domain_of, recipe_in
 from sigmasolver.report.rows import Arrays, Need, Rows, once, where
@@ -18,6 +19,10 @@ from sigmasolver.report.study import Dimensions
 from sigmasolver.runs import Run, read_records
 
 __all__ = ["dimensions_in", "dimensions_of", "folder_labels", "join_records", "label_runs", "read_results"]
+
+
+ON_GRID = ("truth", "forecast")
+"""Arrays of the diagnostic maps (cases, leads, *grid, fields); routing has (cases, slices, *grid)."""
 
 
 def folder_labels(paths: Sequence[Path]) -> list[str]:
@@ -63,7 +68,7 @@ def join_records(
         for name in diagnostics:
             made = next((made for run in copies if (made := read_findings(run, name)) is not None), None)
             if made is not None:
-                arrays.setdefault(name, {})[own] = made.arrays
+                arrays.setdefault(name, {})[own] = _upright(copies[0], made.arrays)
                 mine += made.rows
         for need in needs:
             if not any(need.takes(row) for row in mine):
@@ -77,6 +82,16 @@ def join_records(
         names = _names_by_recipe(rows, {own: copies[0] for own, copies in runs.items()})
         rows = [{**row, "model": names.get((row["run"], row["model"]), row["model"])} for row in rows]
     return where(rows, conditions), dict(arrays)
+
+
+def _upright(run: Run, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """With maps in the order x, y, z of their axes, in which all of them are drawn."""
+    domain = domain_of(run)
+    if domain is None:
+        return arrays
+    order = upright(domain.axis_names)
+    on_grid = {name: held for name, held in arrays.items() if name in ON_GRID or name.startswith("routing_L")}
+    return arrays | {name: turn(held, 2, order) for name, held in on_grid.items() if held.ndim >= 2 + len(order)}
 
 
 def read_results(file: Path, needs: Sequence[Need] = (), conditions: Sequence[str] = ()) -> Rows:
@@ -116,11 +131,12 @@ def dimensions_in(
     known = {name: unit for name, unit in zip(domain.fields, domain.units, strict=True) if unit != "1"}
     own = {"time": time_unit or "time", "length": length_unit or "length"}
     known = {name: re.sub(r"\b(time|length)\b", lambda found: own[found[0]], unit) for name, unit in known.items()}
+    order = upright(domain.axis_names)
     return Dimensions(
         step=sum(domain.time_steps) / 2 if domain.time_steps else None,
         time_unit=time_unit,
-        lengths=tuple(domain.side(axis) for axis in range(len(domain.points))),
-        periodic=tuple(end == "periodic" for end in domain.boundary),
+        lengths=tuple(domain.side(axis) for axis in order),
+        periodic=tuple(domain.boundary[axis] == "periodic" for axis in order),
         length_unit=length_unit,
         units=known | dict(units or {}),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import nn
 from sigmasolver.data.domain import Domain
 from sigmasolver.data.formats import Reading
 from sigmasolver.data.normalise import Normaliser, TimeScale
+from sigmasolver.data.store import LEGACY_AXES
 from sigmasolver.forecast import Forecaster
 from sigmasolver.models import build_solver, without_numbers
 from sigmasolver.models.variants import MODELS
@@ -196,9 +197,13 @@ def _place(run: Run, named: object) -> Path:
 
 def domain_of(run: Run) -> Domain | None:
     """Units, box, boundaries and time step of the data that a run learned from; None: that was not recorded."""
-    plain = run.read_json("data.json").get("domain") if (run.path / "data.json").exists() else None
+    facts = run.read_json("data.json") if (run.path / "data.json").exists() else {}
+    plain = facts.get("domain")
     try:
-        return None if plain is None else from_plain(Domain, plain)
+        known = None if plain is None else from_plain(Domain, plain)
+        if known is not None and isinstance(plain, dict) and "axes" not in plain:  # from before axes had names
+            known = replace(known, axes=LEGACY_AXES.get(str(facts.get("source")), ()))
+        return known
     except ValueError as error:
         raise ValueError(f"The domain in data.json of {run.path} cannot be used: {error}") from None
 

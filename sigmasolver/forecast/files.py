@@ -19,7 +19,7 @@ from sigmasolver.data.formats.history import has_header, history_of, read_histor
 from sigmasolver.data.formats.netcdf_zarr_write import require_xarray, write_netcdf, write_zarr
 from sigmasolver.data.formats.user_arrays import SUFFIXES
 from sigmasolver.data.header import Header
-from sigmasolver.data.layout import Layout
+from sigmasolver.data.layout import Layout, turn
 from sigmasolver.data.normalise import TimeScale
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.store import is_store, write_store
@@ -83,9 +83,9 @@ def forecast_file(
     recipe = recipe_in(run)
     task = recipe.task
     forecaster = Replay(load(path, device), precision)
-    given = _given(run, recipe, start)
-    _refuse_too_long(steps, given, len(task.targets))
     known = domain_of(run)
+    given = _given(run, recipe, start, known)
+    _refuse_too_long(steps, given, len(task.targets))
     differs = _check_domain(run, recipe, known, start, given, anyway)
     layout, times = _layout(given, steps, task, known), None
     if forecaster.time_scale is not None:
@@ -133,17 +133,17 @@ def write_forecast(out: Path, predicted: np.ndarray, layout: Layout, parameters:
     return f"{out}: {shape} (trajectories, frames, grid, fields {', '.join(layout.fields)})"
 
 
-def _given(run: Run, recipe: Recipe, start: Path) -> Start:
+def _given(run: Run, recipe: Recipe, start: Path, known: Domain | None) -> Start:
     """The frames in whatever `train --data` takes; a file of arrays may hold one history alone, too."""
     reading, kind = reading_in(run, recipe) if (run.path / "data.json").exists() else (Reading(), None)
     arrays = start.suffix.lower() in SUFFIXES and not start.is_dir() and reading.axes is None
     if is_store(start) or arrays or not start.exists():
-        return _read(start, recipe.task, None)
+        return _read(run, start, recipe.task, None, known)
     with opened(start, reading, kind) as reader:
-        return _read(start, recipe.task, reader)
+        return _read(run, start, recipe.task, reader, known)
 
 
-def _read(start: Path, task: Task, reader: Reader | None) -> Start:
+def _read(run: Run, start: Path, task: Task, reader: Reader | None, known: Domain | None) -> Start:
     """The newest frames of the file, as far apart in time and space as those that the run learned from.
 
     A store is thinned in time as the run's data were, unless it is a forecast; frames in plain arrays are taken as
@@ -153,6 +153,8 @@ def _read(start: Path, task: Task, reader: Reader | None) -> Start:
         values, header = read_history(start, task.inputs, len(task.grid), task.steady), _header(start)
     else:
         values, header = history_of(reader, start, task.inputs, len(task.grid)), reader.header
+    if header is not None and known is not None:
+        values, header = _turned(run, values, header, known)
     frames, grid = values.shape[1], values.shape[2:-1]
     apart = 1 if header is None or _made(header)["source"] == SOURCE else task.time_stride
     needed = (task.history - 1) * apart + 1
@@ -177,6 +179,20 @@ def _read(start: Path, task: Task, reader: Reader | None) -> Start:
     if header is None and not task.steady:
         times = read_times(start, frames)
     return Start(history, header, frames, times, apart, stride, said)
+
+
+def _turned(run: Run, values: np.ndarray, header: Header, known: Domain) -> tuple[np.ndarray, Header]:
+    """With the axes in the order of the run's data: NetCDF and Zarr are read as x, y, z, whatever the run has."""
+    names, wanted = header.layout.axis_names, known.axis_names
+    made = _made(header)
+    untold = not header.layout.axes and "axes" not in header.parameters.get("made", {})
+    if names == wanted or sorted(names) != sorted(wanted):
+        return values, header
+    if untold and made["source"] == SOURCE and made["parameters"].get("run") == run.path.name:
+        # A forecast from before axes had names is in the order of its run.
+        return values, replace(header, layout=replace(header.layout, axes=wanted))
+    order = [names.index(name) for name in wanted]
+    return turn(values, 2, order), replace(header, layout=header.layout.turned(order))
 
 
 def _refuse_too_long(steps: int, given: Start, fields: int) -> None:
@@ -269,10 +285,11 @@ def _layout(given: Start, steps: int, task: Task, known: Domain | None) -> Layou
             step = given.time_stride * (given.times[-1] - given.times[-2])
         times = given.times[-1] + step * times
     if given.header is None:
-        grid = given.history.shape[2:-1]
+        grid, axes = given.history.shape[2:-1], () if known is None else known.axes
         coordinates, boundary = tuple(np.arange(points, dtype=np.float64) for points in grid), ("open",) * len(grid)
     else:
-        layout = given.header.layout
+        layout, axes = given.header.layout, given.header.layout.axes
         units |= zip(layout.fields, layout.units, strict=True)
         coordinates, boundary = tuple(axis[:: given.space_stride] for axis in layout.coordinates), layout.boundary
-    return Layout(task.targets, tuple(units.get(name, "1") for name in task.targets), boundary, coordinates, times)
+    named = tuple(units.get(name, "1") for name in task.targets)
+    return Layout(task.targets, named, boundary, coordinates, times, axes)

@@ -230,16 +230,17 @@ _ADAM = (
     "train.weight_decay=0", "train.warmup=0", "train.start_divisor=1", "train.final_divisor=1e12", "train.keep=best",
     "train.check=rmse", "train.checks=50", "train.validation=0.1",
 )  # fmt: skip
+_FNO = ("model.width=128", "model.depth=4", "model.modes=16")  # 4, 16, 16 modes in time, height and width
 _TRANSOLVER = ("model.width=256", "model.depth=1", "model.slices=16", "model.options.expansion=4")
 BENCHMARK: dict[str, tuple[tuple[str, ...], dict[str, tuple[int, float, int]]]] = {
     "unet": ((), {"": (12, 1e-4, 10_000), "fsi": (16, 1e-3, 10_000)}),
-    "fno": ((), {"": (32, 1e-4, 4_000), "fsi": (32, 1e-2, 5_000), "combustion": (64, 1e-2, 2_000)}),
+    "fno": (_FNO, {"": (32, 1e-4, 4_000), "fsi": (32, 1e-2, 5_000), "combustion": (64, 1e-2, 2_000)}),
     "transolver": (_TRANSOLVER, {"": (16, 1e-3, 5_000)}),
 }
 """How RealPDEBench itself trains its models, as `TASK-benchmark-MODEL`: by model its size, and batch, learning rate and
 updates of every task ("") but those named. Adam, squared error, a cosine from the first step on, weights of the least
-RMSE in 50 checks. Sizes are ours where none is given: its networks take time as a third axis, these take frames as
-channels."""
+RMSE in 50 checks. FNO and Transolver have its widths, depths, modes and slices, the U-Net our own size. Its networks
+take time as a third axis, these take frames as channels, so that FNO's four modes in time have no counterpart."""
 RECIPES |= {
     f"{task.name}-benchmark-{model}": changed(
         recipe_of(task.name, model),

@@ -34,7 +34,7 @@ from sigmasolver.report.rows import (
 )
 from sigmasolver.report.sample import sample_of, timing_of
 from sigmasolver.report.study import TRIVIAL_BASELINES, Card, Curve, Dimensions, Maps, Study
-from sigmasolver.report.tables import HORIZON, LEAD, PARAMETERS, comparison, curves, named_apart
+from sigmasolver.report.tables import ALL, HORIZON, LEAD, OVER_FIELDS, PARAMETERS, comparison, curves, named_apart
 
 __all__ = ["headline", "study_of"]
 
@@ -156,7 +156,10 @@ def _labelled(rows: Rows) -> Rows:
 
 def _what(rows: Rows, sample: str) -> str:
     grids = in_order(" × ".join(map(str, row["grid"])) for row in rows)
-    return f"Free forecasts on a grid of {' or '.join(grids)}, from starts that no model was trained on: {sample}."
+    norm = f" Errors are relative L2 norms, {OVER_FIELDS}." if any(row["field"] == ALL for row in rows) else ""
+    return (
+        f"Free forecasts on a grid of {' or '.join(grids)}, from starts that no model was trained on: {sample}.{norm}"
+    )
 
 
 def headline(drawn: Sequence[Curve], known: Dimensions) -> list[str]:

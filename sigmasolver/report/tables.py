@@ -22,6 +22,8 @@ __all__ = ["check_repeated", "comparison", "curves", "named_apart", "precision_o
 
 LEAD, HORIZON, PARAMETERS = "relative_l2_lead", "relative_l2", "parameters"
 ALL = "all"
+OVER_FIELDS, TOGETHER = "mean over fields", "all fields together"
+"""The two relative errors of several fields: the mean of the errors of each, or one norm of all of them."""
 MISSING = "–"
 _AGREE = 1e-5
 """Relative difference up to which two measurements of the same thing are one: rounding on different machines."""
@@ -275,9 +277,10 @@ def _best(values: Mapping[int, Sequence[float]]) -> list[int]:
 
 def _caption(records: Sequence[Mapping[str, Any]], several: bool, yardsticks: Sequence[str]) -> str:
     sample = sample_of(row for row in records if row["metric"] in (LEAD, HORIZON))
+    norm = f", {OVER_FIELDS}" if any(row.get("field") == ALL for row in records) else ""
+    where = f" ({sample})" if sample else ""
     parts = [
-        f"Relative L2 error on {records[0]['task']}, mean over windows{f' ({sample})' if sample else ''}; the lowest "
-        "of each column in bold."
+        f"Relative L2 error on {records[0]['task']}{norm}, mean over windows{where}; the lowest of each column in bold."
     ]
     if several:
         parts.append("± is the sample standard deviation over seeds.")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from sigmasolver.data.constant import stated_constant
 from sigmasolver.data.domain import time_steps, unevenly_spaced
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import shape_text
@@ -40,6 +41,9 @@ class UserChoices:
     mask: str | None = None
     test: int | None = None
     """How many trajectories test."""
+    constant: tuple[str, ...] = ()
+    """Fields that were found to be constant in time, beside those that the data state: given, unless targets are
+    named."""
 
 
 def infer_recipe(header: Header, count: int, choices: UserChoices, gpu: bool) -> tuple[Recipe, list[str]]:
@@ -91,7 +95,7 @@ def describe_recipe(recipe: Recipe, header: Header, parts: Split | WindowLists) 
         f"(of {-(-len(header.layout.times) // task.time_stride)})",
         f"model: {model.name}, width {model.width}, depth {model.depth}, {model.slices} slices, {_modes(model)} modes, "
         f"padding {_padding(model)}",
-        _training_words(train, task),
+        _training_words(train, task, header),
     ]
 
 
@@ -107,7 +111,8 @@ def _field_words(task: Task) -> str:
 
 
 def _axes_words(task: Task, header: Header) -> str:
-    ends = ", ".join(f"{axis} {end}" for axis, end in zip("xyz", header.layout.boundary, strict=False))
+    layout = header.layout
+    ends = ", ".join(f"{axis} {end}" for axis, end in zip(layout.axis_names, layout.boundary, strict=True))
     steps = time_steps(header.layout.times[:: task.time_stride])
     apart = unevenly_spaced(steps) or (f"{sum(steps) / 2:g} apart" if steps else "")
     return f"axes: {ends}; frames {apart}" if apart else f"axes: {ends}"
@@ -133,14 +138,23 @@ def _padding(model: ModelRecipe) -> str:
     return padding if isinstance(padding, str) else ", ".join(padding)
 
 
-def _training_words(train: TrainRecipe, task: Task) -> str:
+def _training_words(train: TrainRecipe, task: Task, header: Header) -> str:
     steps = f"{train.epochs:,} epochs" if train.updates is None else f"{train.updates:,} steps"
     clip = "" if train.clip is None else f", gradients clipped at {train.clip:g}"
     return (
         f"training: {steps} of {train.batch} windows in {train.precision}, {train.optimiser}, "
         f"learning rate {train.lr:g}, "
-        f"loss {train.loss}, normaliser {task.normaliser}{clip}, seed {train.seed}"
+        f"loss {train.loss}, normaliser {_normaliser(task, header)}{clip}, seed {train.seed}"
     )
+
+
+def _normaliser(task: Task, header: Header) -> str:
+    """Its kind, and where it comes from if the data set lacks the statistics that the kind is named after."""
+    if task.normaliser not in ("published", "numerical") or "statistics" in header.parameters:
+        return task.normaliser
+    branch = "numerical " if task.normaliser == "numerical" else ""
+    lacking = " (there is no mean_std.pt)" if header.source == "realpdebench" else ""
+    return f"fitted on the {branch}training windows{lacking}"
 
 
 def _fields(header: Header, choices: UserChoices, mask: str | None) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
@@ -151,7 +165,7 @@ def _fields(header: Header, choices: UserChoices, mask: str | None) -> tuple[tup
             raise ValueError(f'There is no field "{name}" in the data; {suggest(name, known)}')
     if mask is not None:
         fields = (*(name for name in fields if name != mask), mask)
-    constant = {mask, *header.parameters.get("constant", ())}  # what a data set says does not change is not forecast
+    constant = {mask, *stated_constant(header), *choices.constant}  # what does not change is not forecast
     targets = choices.targets or tuple(name for name in fields if name not in constant) or fields
     given = tuple(name for name in fields if name not in targets)
     steady = len(header.layout.times) == 1

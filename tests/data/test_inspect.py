@@ -219,15 +219,3 @@ def test_one_trajectory_in_two_splits_is_named(tmp_path: Path) -> None:
         "Trajectories 2 and 5 hold the same values, but one is in the train split and the other in the test split; "
         "leave one out."
     ]
-
-
-def test_the_command_that_trains_is_that_of_the_task_or_of_own_data(tmp_path: Path) -> None:
-    own = summarise(foreign(tmp_path / "my flow.npz", flow()))
-    assert own.train_command() == f"sigmasolver train --data '{tmp_path}/my flow.npz' --out 'runs/my flow'"
-    steady = summarise(foreign(tmp_path / "steady.npz", flow()[:, :1]))
-    assert steady.train_command().endswith("--out runs/steady --targets v")
-    x = np.arange(64) / 64
-    layout = Layout(("vorticity",), ("1/time",), ("periodic",) * 2, (x, x), np.arange(1.0, 21))
-    task = replace(own, header=Header(layout, "fno-ns", {}), whole=1200, path=Path("ns.h5"))
-    assert task.train_command() == "sigmasolver train ns2d --data ns.h5 --out runs/ns2d"
-    assert "train --data ns.h5" in replace(task, whole=100).train_command()

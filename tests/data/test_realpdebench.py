@@ -23,6 +23,7 @@ from sigmasolver.evaluate import in_cohort
 from sigmasolver.recipes import changed, recipe_of
 from sigmasolver.simulate.fixtures.realpdebench import write_realpdebench
 from sigmasolver.tasks import TEST_MODES
+from sigmasolver.train.infer_recipe import describe_recipe
 
 TASKS = ("cylinder", "controlled-cylinder", "fsi", "foil", "combustion")
 NAMES = {"train": "train", "validation": "val", "test": "test"}
@@ -88,6 +89,18 @@ def test_both_forms_hold_the_same_trajectories_and_parameters(root, task):
             given = [float(one) for one in sim_id.removesuffix(".h5").replace("NH3", "").split("_")]
             for channel, name in enumerate(FIELDS[task][measured:]):
                 assert np.unique(held[..., measured + channel]).tolist() == [np.float32(given[channel])], name
+
+
+def test_the_folder_above_says_what_to_open(root, fsi):
+    with pytest.raises(ValueError, match=r"is no data set itself, but holds some; name one of them: ") as told:
+        guess_kind(root)
+    for task in TASKS:
+        assert f"{home(root, task)} (realpdebench)" in str(told.value)
+    with pytest.raises(ValueError) as told:
+        guess_kind(fsi.parent)
+    assert str(told.value) == (
+        f"{fsi.parent} is no data set itself, but holds some; name one of them: {fsi} (realpdebench)."
+    )
 
 
 def test_stand_ins_follow_from_their_seed(root, tmp_path):
@@ -258,8 +271,53 @@ def test_without_the_file_it_is_fitted_on_frames_of_training_windows_alone(fsi):
             np.testing.assert_allclose(normaliser.mean, frames.mean((0, 1, 2)), rtol=1e-12)
             np.testing.assert_allclose(normaliser.scale, frames.std((0, 1, 2)), rtol=1e-12)
         assert any("fitted on the real training windows" in note for note in data.notes)
+        shutil.rmtree(fsi / "hf_dataset" / "numerical")
+        shutil.rmtree(fsi / "numerical")
         with pytest.raises(ValueError, match=r"comes without the statistics .* \(mean_std.pt\); put the file there"):
             fit("numerical", training)
+
+
+@pytest.mark.parametrize("task", ["controlled-cylinder", "fsi", "combustion"])
+@pytest.mark.parametrize("form", ["", "real"])
+def test_without_the_file_the_numerical_reading_is_fitted_on_numerical_training_windows(root, tmp_path, task, form):
+    place = tmp_path / home(root, task).name
+    shutil.copytree(home(root, task), place)
+    (place / "mean_std.pt").unlink()
+    with open_data(place / form) as data, open_data(place / "numerical") as numerical:
+        training = small(f"{task}-numerical-normaliser").windows_of(data, "train")
+        lists, span = numerical.published_windows.windows("train"), training.spec.history + training.spec.horizon
+        seen = {(one, frame) for one, first in lists for frame in range(first, first + span)}
+        stride = numerical.header.grid[0] // training.grid[0]  # cylinders are stored on twice the points
+        count = len(training.spec.targets)
+        places = [numerical.header.layout.fields.index(name) for name in training.spec.targets]
+        frames = np.stack([numerical[one, frame, ::stride, ::stride] for one, frame in sorted(seen)])[..., places]
+        assert frames.shape[1:] == (*training.grid, count)
+        for normaliser in fit("numerical", training):
+            assert normaliser.kind == "numerical"
+            np.testing.assert_allclose(normaliser.mean, frames.astype(np.float64).mean((0, 1, 2)), rtol=1e-9)
+            np.testing.assert_allclose(normaliser.scale, frames.astype(np.float64).std((0, 1, 2)), rtol=1e-9)
+    with open_data(place / "numerical") as numerical:  # the branch itself is the one to fit on
+        training = small(task, "task.space_stride=" + str(stride)).windows_of(numerical, "train")
+        np.testing.assert_array_equal(fit("numerical", training)[1].scale, normaliser.scale)
+
+
+@pytest.mark.parametrize(
+    ("reading", "there", "words"),
+    [
+        ("fsi", True, "normaliser published,"),
+        ("fsi", False, "normaliser fitted on the training windows (there is no mean_std.pt),"),
+        ("fsi-numerical-normaliser", True, "normaliser numerical,"),
+        ("fsi-numerical-normaliser", False, "normaliser fitted on the numerical training windows (there is no mean_"),
+        ("fsi-real-normaliser", False, "normaliser channel,"),
+    ],
+)
+def test_the_plan_says_where_the_normaliser_comes_from(fsi, reading, there, words):
+    if not there:
+        (fsi / "mean_std.pt").unlink()
+    with open_data(fsi) as data:
+        recipe = small(reading)
+        *_, line = describe_recipe(recipe, data.header, data.published_windows)
+        assert words in line
 
 
 class Trap:

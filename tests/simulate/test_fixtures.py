@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -123,6 +124,25 @@ def test_the_command_prints_the_training_that_runs(tmp_path: Path, monkeypatch: 
     assert Run(Path("runs/netcdf")).finished and not Path("runs/netcdf/data.h5").exists()
     again = CliRunner().invoke(app, ["make-fixture", "netcdf", "--out", "here"])
     assert isinstance(again.exception, ValueError) and "here is not an empty folder" in str(again.exception)
+
+
+def test_scenarios_of_realpdebench_share_a_folder_and_overwrite_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`suite` tells to make each of them in the folder of all data."""
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    Path("data/notes.txt").write_text("mine")
+    for task in ("foil", "controlled-cylinder"):
+        made = CliRunner().invoke(app, ["make-fixture", task, "--out", "data"])
+        assert made.exit_code == 0, made.exception
+    assert sorted(os.listdir("data")) == ["controlled_cylinder", "foil", "notes.txt", "version.json"]
+    FIXTURES["foil"].write(Path("alone"), 0)
+    for file in sorted(Path("alone/foil").rglob("*.arrow")):
+        assert (Path("data/foil") / file.relative_to("alone/foil")).read_bytes() == file.read_bytes()
+    again = CliRunner().invoke(app, ["make-fixture", "foil", "--out", "data"])
+    assert isinstance(again.exception, ValueError) and "data/foil already exists" in str(again.exception)
+    assert Path("data/notes.txt").read_text() == "mine"
 
 
 def test_every_kind_is_documented_and_shown() -> None:

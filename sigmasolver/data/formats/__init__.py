@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -57,6 +57,8 @@ __all__ = [
 _BLOCK = 64 * 2**20
 _LONGEST = 60_000
 """Characters of a header; an attribute of an HDF5 file ends at 64 kB."""
+_LOOKED_AT, _SHOWN = 50, 5
+"""Entries of a folder that are tried, and those that are named, where it is no data set itself."""
 
 
 @dataclass(frozen=True)
@@ -228,8 +230,24 @@ def guess_kind(source: Path) -> Kind:
     for kind in KINDS:
         if kind.fits(source):
             return kind
+    inside = _inside(source)
+    if inside:
+        found = ", ".join(f"{path} ({kind})" for path, kind in inside[:_SHOWN])
+        more = f" and {len(inside) - _SHOWN} more" if len(inside) > _SHOWN else ""
+        raise ValueError(f"{source} is no data set itself, but holds some; name one of them: {found}{more}.")
     known = "; ".join(f"{kind.name}: {kind.description}" for kind in KINDS)
     raise ValueError(f"{source} has no format that can be imported ({known}).")
+
+
+def _inside(folder: Path) -> list[tuple[Path, str]]:
+    """What lies in a folder and can be read by itself, with its kind."""
+    found = []
+    for path in sorted(folder.iterdir())[:_LOOKED_AT] if folder.is_dir() else ():
+        with suppress(ValueError, OSError):  # what is damaged is told when it is named
+            kind = "store" if is_store(path) else next((kind.name for kind in KINDS if kind.fits(path)), None)
+            if kind is not None:
+                found.append((path, kind))
+    return found
 
 
 def import_data(

@@ -103,9 +103,9 @@ def check_alike(file: Path, first: str, layout: Layout, wanted: Layout) -> None:
         "units": layout.units == wanted.units,
         "boundary": layout.boundary == wanted.boundary,
         "times": _close(layout.times, wanted.times),
-        "axes": len(layout.coordinates) == len(wanted.coordinates),
+        "axes": layout.axis_names == wanted.axis_names,
     }
-    for name, values, others in zip("xyz", layout.coordinates, wanted.coordinates, strict=False):
+    for name, values, others in zip(wanted.axis_names, layout.coordinates, wanted.coordinates, strict=False):
         pairs[name] = _close(values, others)
     for name, alike in pairs.items():
         if not alike:

@@ -27,7 +27,7 @@ from sigmasolver.data.formats.source import Foreign
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.split import PARTS, Split, WindowLists
 
-__all__ = ["SCENARIOS", "missing_files", "read_realpdebench", "scenario_folder"]
+__all__ = ["SCENARIOS", "missing_files", "numerical_branch", "read_realpdebench", "scenario_folder"]
 
 SCENARIOS: dict[str, tuple[str, ...]] = {
     "cylinder": ("reynolds",),
@@ -145,6 +145,16 @@ def _place(path: Path) -> _Place | None:
         arrow = path.parent.name == "hf_dataset"
         places.append(_Place(path.parent.parent if arrow else path.parent, path.name, arrow))
     return next((place for place in places if place.exists), None)
+
+
+def numerical_branch(path: Path) -> Path | None:
+    """The folder of the numerical trajectories of a scenario, in the form of those at `path`; None where it lacks."""
+    place = _place(path) if path.is_dir() else None
+    if place is None:
+        return None
+    forms = (place.arrow, not place.arrow)
+    places = (_Place(place.scenario, "numerical", arrow) for arrow in forms)
+    return next((one.trajectories for one in places if one.exists), None)
 
 
 def _files(place: _Place) -> tuple[Path, ...]:
@@ -319,7 +329,10 @@ def _statistics(path: Path, fields: Sequence[str], conditions: Sequence[str]) ->
 
 
 def _layout(held: Trajectories, conditions: tuple[str, ...]) -> tuple[Layout, list[str]]:
-    """Axes are (height, width); what the files say of them is taken where it is increasing."""
+    """Axes are (height, width), that is (y, x): turned, every window would be copied against its order in the file.
+
+    What the files say of them is taken where it is increasing.
+    """
     frames, height, width = held.shape
     axes, odd = [], []
     for name, count in (("y", height), ("x", width), ("t", frames)):
@@ -334,7 +347,7 @@ def _layout(held: Trajectories, conditions: tuple[str, ...]) -> tuple[Layout, li
         axes.append(one)
     fields = (*held.fields, *conditions)
     notes = [f"The files do not tell increasing values of {', '.join(odd)}, which are numbered instead."] if odd else []
-    return Layout(fields, ("1",) * len(fields), ("open", "open"), tuple(axes[:2]), axes[2]), notes
+    return Layout(fields, ("1",) * len(fields), ("open", "open"), tuple(axes[:2]), axes[2], ("y", "x")), notes
 
 
 def _split(members: Mapping[str, Sequence[int]], count: int) -> Split | None:
@@ -358,6 +371,6 @@ def _notes(
     if statistics is None:
         notes.append(
             f"There is no mean_std.pt, so the normaliser is fitted on the {place.branch} training windows; the "
-            "benchmark fits it on numerical data."
+            "benchmark fits it on numerical ones, as task.normaliser=numerical does."
         )
     return notes

@@ -58,32 +58,34 @@ def _attributes(held: Any) -> dict[str, Any]:
 def as_dataset(trajectories: np.ndarray, header: Header) -> xarray.Dataset:
     """Trajectories `(count, frames, *grid, fields)` with everything that their header says.
 
-    Axes have the names and attributes of the files that the header came from, else x, y, z and time.
+    Axes have the names and attributes of the files that the header came from, else those of the layout and time.
     """
     import xarray
 
     layout, kept = header.layout, _kept(header)
-    axes = {letter: kept["axes"].get(letter, {}) for letter in (*"xyz"[: len(layout.coordinates)], "t")}
+    axes = {letter: kept["axes"].get(letter, {}) for letter in (*layout.axis_names, "t")}
     names = {letter: str(said.get("name", "time" if letter == "t" else letter)) for letter, said in axes.items()}
     inner = {letter: {key: value for key, value in said.items() if key != "name"} for letter, said in axes.items()}
-    for letter, boundary in zip("xyz", layout.boundary, strict=False):
+    for letter, boundary in zip(layout.axis_names, layout.boundary, strict=True):
         inner[letter]["boundary"] = boundary
         inner[letter].setdefault("axis", letter.upper())
     inner["t"].setdefault("axis", "T")
-    values = dict(zip("xyz", layout.coordinates, strict=False)) | {"t": layout.times}
-    dims = ("trajectory", names["t"], *(names[letter] for letter in "xyz"[: len(layout.coordinates)]))
+    values = dict(zip(layout.axis_names, layout.coordinates, strict=True)) | {"t": layout.times}
+    dims = ("trajectory", names["t"], *(names[letter] for letter in layout.axis_names))
     fields = {
         name: (dims, trajectories[..., place], {**kept["fields"].get(name, {}), "units": layout.units[place]})
         for place, name in enumerate(layout.fields)
     }
     coordinates = {names[letter]: ((names[letter],), values[letter], inner[letter]) for letter in names}
     # A Zarr group has no order of its arrays.
-    made = {
+    made: dict[str, Any] = {
         "source": header.source,
         "parameters": _without(header.parameters),
         "seed": header.seed,
         "fields": layout.fields,
     }
+    if layout.axis_names != SPACE[: len(layout.axis_names)]:
+        made["axes"] = layout.axis_names
     about = {"Conventions": "CF-1.11", **kept["data set"], MARK: json.dumps(made)}
     return xarray.Dataset(fields, coordinates, about)
 
@@ -98,7 +100,7 @@ def forecast_as_dataset(values: np.ndarray, fields: Sequence[str], layout: Layou
     except ImportError:
         raise ValueError("This needs xarray; install it: pip install 'sigmasolver[data]'.") from None
     grid, frames = values.shape[2:-1], values.shape[1]
-    letters = SPACE[: len(grid)]
+    letters = SPACE[: len(grid)] if layout is None else layout.axis_names
     coordinates: dict[str, Any] = {}
     units: dict[str, str] = {}
     timed = layout is not None and len(layout.times) == frames

@@ -103,6 +103,7 @@ def maps(rows: Rows, arrays: Arrays, field: str | None = None) -> Figure:
             axes[0, 0].text(-0.1, 1.08, "lead", transform=axes[0, 0].transAxes, ha="right", va="bottom")
         smooth = ", smoothed" if volume else ""
         label = f"{case.size_of(f'error of {case.field}')}{smooth}\nup to the {PERCENTILE}th percentile"
+        label += "\n(%: relative L2, mean over components)" if case.vector else ""
         figure.colorbar(drawn, ax=axes, shrink=0.9, pad=0.02, extend="max", label=label)
     return figure
 

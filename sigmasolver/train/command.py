@@ -1,0 +1,123 @@
+"""The command that trains on data which were looked at, complete enough to run as it is printed."""
+
+from __future__ import annotations
+
+import shlex
+
+from sigmasolver.data.constant import stated_constant
+from sigmasolver.data.domain import time_steps, unevenly_spaced
+from sigmasolver.data.formats.realpdebench import SCENARIOS
+from sigmasolver.data.header import Header
+from sigmasolver.data.inspect import Summary
+from sigmasolver.data.split import WindowLists
+from sigmasolver.recipes import Recipe, changed, recipe_of
+from sigmasolver.tasks import REALM, TASKS, Task
+
+__all__ = ["train_command"]
+
+LARGEST_STRIDE = 8
+"""Of the points that are tried to get from a stored grid to that of a task."""
+
+
+def train_command(summary: Summary) -> str | None:
+    """The command that trains on these data: the recipe of the task of their format, or of one that they fit, with what
+    must be set for a part of it or a smaller one; else one for own data. None: too few trajectories are finite."""
+    header, path = summary.header, summary.path
+    if summary.bad and summary.whole - summary.bad < 2:
+        return None
+    fitting = (recipe_of(task.name) for task in TASKS.values() if _fits(task, header, summary.whole))
+    recipe, settings = next(fitting, None), list[str]()
+    own = _of_format(header)
+    if own is not None:
+        recipe = recipe_of(own.name)
+        found = _settings(recipe, summary)
+        recipe, settings = (None, []) if found is None else (recipe, found)
+    words = ["sigmasolver", "train", *([] if recipe is None else [recipe.task.name]), "--data", str(path)]
+    words += ["--out", f"runs/{path.resolve().stem if recipe is None else recipe.task.name}"]
+    if recipe is None and len(header.layout.times) == 1:
+        constant = header.parameters.get("constant", header.layout.fields[:-1])
+        targets = [one for one in header.layout.fields if one not in constant]
+        words += ["--targets", ",".join(targets or header.layout.fields[-1:])]
+    if summary.bad:
+        words.append("--skip-bad")
+    if unevenly_spaced(time_steps(header.layout.times)) is not None:
+        settings.append("model.options.time_embedding=true")
+    return shlex.join([*words, *(word for one in settings for word in ("--set", one))])
+
+
+def _of_format(header: Header) -> Task | None:
+    """The task whose files these are, whatever their size."""
+    if header.source == "realpdebench":
+        named = stated_constant(header)
+        return next((TASKS[name.replace("_", "-")] for name, has in SCENARIOS.items() if has == named), None)
+    if header.source == "realm":  # the fields of one are also among those of the other
+        fitting = [task for task in REALM if set(task.targets) <= set(header.layout.fields)]
+        return max(fitting, key=lambda task: len(task.targets), default=None)
+    return None
+
+
+def _fits(task: Task, header: Header, count: int) -> bool:
+    layout = header.layout
+    frames = 1 if task.steady else (task.history + task.horizon - 1) * task.time_stride + 1
+    return (
+        {*task.inputs, *task.targets} <= set(layout.fields)
+        and _thinned(header, task.space_stride) == task.grid
+        and len(layout.times) >= frames
+        and (len(layout.times) == 1) == task.steady
+        and count >= task.train + task.validation + task.test
+    )
+
+
+def _thinned(header: Header, stride: int) -> tuple[int, ...]:
+    return tuple(-(-points // stride) for points in header.grid)
+
+
+def _settings(recipe: Recipe, summary: Summary) -> list[str] | None:
+    """What must be set so that the recipe of a published data set runs on these files of it, which may be a part, the
+    other branch or a stand-in; None: they have too few frames or trajectories."""
+    task, header, settings = recipe.task, summary.header, list[str]()
+    strides = [one for one in range(1, LARGEST_STRIDE + 1) if _thinned(header, one) == task.grid]
+    if strides and task.space_stride not in strides:
+        settings.append(f"task.space_stride={strides[0]}")
+    elif not strides:
+        settings.append(f"task.grid={_thinned(header, task.space_stride)}")
+    frames = -(-len(header.layout.times) // task.time_stride)
+    ahead = recipe.training_windows().horizon
+    if frames < task.history + max(task.block, ahead):
+        return None
+    if frames < task.history + task.horizon:
+        settings.append(f"task.horizon={frames - task.history}")
+    published = header.parameters.get("windows") if task.split == "published" else None
+    if published is None and summary.published_split is None:
+        needed = task.train + task.validation + task.test
+        if summary.whole < needed:
+            test = max(1, round(summary.whole * task.test / needed))
+            if summary.whole <= test + task.validation:
+                return None
+            settings += [f"task.train={summary.whole - task.validation - test}", f"task.test={test}"]
+    recipe = changed(recipe, settings)
+    most = min(recipe.task.grid) // 2
+    if most < 1:
+        return None
+    if isinstance(recipe.model.modes, int) and recipe.model.modes > most + 1:
+        settings.append(f"model.modes={most}")
+    windows = _windows(recipe, summary)
+    if windows < 1:
+        return None
+    if recipe.train.batch > windows:
+        settings.append(f"train.batch={windows}")
+    return settings
+
+
+def _windows(recipe: Recipe, summary: Summary) -> int:
+    """How many windows an epoch has."""
+    task, header = recipe.task, summary.header
+    lists = WindowLists.from_plain(header.parameters.get("windows")) if task.split == "published" else None
+    if lists is not None:
+        return len(lists.windows("train"))
+    published = summary.published_split
+    trajectories = len((recipe.split(summary.whole) if published is None else published).train)
+    spec = recipe.training_windows()
+    frames = -(-len(header.layout.times) // task.time_stride)
+    starts = (frames - spec.history - spec.horizon) // spec.stride + 1
+    return trajectories * (1 if recipe.train.one_start else min(starts, spec.starts or starts))

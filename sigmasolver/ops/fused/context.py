@@ -26,20 +26,22 @@ __all__ = ["add_context"]
 
 
 @triton.jit
-def _interleaved(four):  # type: ignore[no-untyped-def]
+def _interleaved(four: tl.tuple) -> tl.tensor:
     """(n, 4) of four times (n,): stored together they wait for each other once."""
     pairs = tl.join(tl.join(four[0], four[2]), tl.join(four[1], four[3]))
     return tl.reshape(pairs, (pairs.shape[0], 4))
 
 
 @triton.jit
-def _context(  # type: ignore[no-untyped-def]
-    H, H_low, taps, conv_bias, weight0, bias0, weight1, bias1, out, out_low, y0, y1, mean, r,
-    X, Y, Z, C, N, tiles_z, eps: tl.constexpr,
+def _context(
+    H: tl.tensor, H_low: tl.tensor, taps: tl.tensor, conv_bias: tl.tensor, weight0: tl.tensor,
+    bias0: tl.tensor, weight1: tl.tensor, bias1: tl.tensor, out: tl.tensor,
+    out_low: tl.tensor, y0: tl.tensor, y1: tl.tensor, mean: tl.tensor, r: tl.tensor,
+    X: tl.tensor, Y: tl.tensor, Z: tl.tensor, C: tl.tensor, N: tl.tensor, tiles_z: tl.tensor, eps: tl.constexpr,
     KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr,
     CIRCULAR_X: tl.constexpr, CIRCULAR_Y: tl.constexpr, CIRCULAR_Z: tl.constexpr,
     TWO_PARTS: tl.constexpr, G: tl.constexpr, LINES: tl.constexpr, RUNS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """out = H + conv(H) and y_i = LN_i(out_i) of one group of G channels, which the program holds whole.
 
     H and out (B, X, Y, Z, C), each with a low part where TWO_PARTS; the convolution reads the main part alone. y_i
@@ -62,8 +64,8 @@ def _context(  # type: ignore[no-untyped-def]
         weight = load_channels(weight1, j, G)
         bias = load_channels(bias1, j, G)
         normed = y1
-    means = ()
-    scales = ()
+    means: tl.tuple = ()
+    scales: tl.tuple = ()
     for run in tl.static_range(RUN):
         keep = (points & (z + run < Z))[:, None] & channels[None, :]
         row = plane.to(tl.int64) * Y * Z + y * Z + z + run
@@ -75,8 +77,8 @@ def _context(  # type: ignore[no-untyped-def]
         x, m, s = centred(x, channels[None, :], eps, G)
         y_i = x * s[:, None] * weight[None, :] + bias[None, :]
         tl.store(normed + row[:, None] * G + j[None, :], y_i.to(y0.dtype.element_ty), mask=keep)
-        means += (m,)  # type: ignore[assignment]
-        scales += (s,)  # type: ignore[assignment]
+        means += (m,)
+        scales += (s,)
     on = z[:, None] + tl.arange(0, RUN)[None, :]
     row = group * N + plane.to(tl.int64) * Y * Z + (y * Z)[:, None] + on
     keep = points[:, None] & (on < Z)

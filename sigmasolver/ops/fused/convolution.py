@@ -38,7 +38,7 @@ RUN = tl.constexpr(4)
 
 
 @triton.jit
-def _shifted(n, by, size, CIRCULAR: tl.constexpr):  # type: ignore[no-untyped-def]
+def _shifted(n: tl.tensor, by: tl.tensor, size: tl.tensor, CIRCULAR: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Index n + by and whether it is inside; what lies more than one period away belongs to no point."""
     moved = n + by
     if CIRCULAR:
@@ -47,12 +47,14 @@ def _shifted(n, by, size, CIRCULAR: tl.constexpr):  # type: ignore[no-untyped-de
 
 
 @triton.jit
-def window(  # type: ignore[no-untyped-def]
-    x0, x1, taps0, taps1, batch, x, y, z, c, points, channels, X, Y, Z, C,
+def window(
+    x0: tl.tensor, x1: tl.tensor, taps0: tl.tensor, taps1: tl.tensor,
+    batch: tl.tensor, x: tl.tensor, y: tl.tensor, z: tl.tensor, c: tl.tensor, points: tl.tensor,
+    channels: tl.tensor, X: tl.tensor, Y: tl.tensor, Z: tl.tensor, C: tl.tensor,
     KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr,
     CIRCULAR_X: tl.constexpr, CIRCULAR_Y: tl.constexpr, CIRCULAR_Z: tl.constexpr,
     TWO_IN: tl.constexpr, TWO_OUT: tl.constexpr, REVERSED: tl.constexpr, TILE: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
+) -> tuple[tl.tuple, tl.tuple]:  # fmt: skip
     """Two tuples of RUN sums (TILE, CHANNELS) over the kernel, one for each point of the runs from (x, y, z) on:
 
         taps0 x0 (+ taps1 x1 where TWO_IN)      taps1 x0 where TWO_OUT      x0, x1 (B, X, Y, Z, C), taps (KX KY KZ, C)
@@ -90,13 +92,15 @@ def window(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _convolve(  # type: ignore[no-untyped-def]
-    x0, x1, taps0, taps1, bias0, bias1, y0, y1, X, Y, Z, C, tiles_z,
+def _convolve(
+    x0: tl.tensor, x1: tl.tensor, taps0: tl.tensor, taps1: tl.tensor,
+    bias0: tl.tensor, bias1: tl.tensor, y0: tl.tensor, y1: tl.tensor,
+    X: tl.tensor, Y: tl.tensor, Z: tl.tensor, C: tl.tensor, tiles_z: tl.tensor,
     KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr,
     CIRCULAR_X: tl.constexpr, CIRCULAR_Y: tl.constexpr, CIRCULAR_Z: tl.constexpr,
     TWO_IN: tl.constexpr, TWO_OUT: tl.constexpr, REVERSED: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr,
     LINES: tl.constexpr, RUNS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """y_i (B, X, Y, Z, C) of a tile: the sums of `window`, with bias_i (C,) where BIAS and x0 added where RESIDUAL."""
     tile, plane = tl.program_id(0), tl.program_id(2)
     p = tl.arange(0, LINES * RUNS)
@@ -124,12 +128,13 @@ def _convolve(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _weight_gradient(  # type: ignore[no-untyped-def]
-    x, dy0, dy1, sums, B, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, C: tl.constexpr,
+def _weight_gradient(
+    x: tl.tensor, dy0: tl.tensor, dy1: tl.tensor, sums: tl.tensor,
+    B: tl.tensor, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, C: tl.constexpr,
     KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr,
     CIRCULAR_X: tl.constexpr, CIRCULAR_Y: tl.constexpr, CIRCULAR_Z: tl.constexpr,
     TWO: tl.constexpr, OFFSET: tl.constexpr, RUNS: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """dw_i[t] = sum_n x[n + t] dy_i[n] for one row of KZ taps, and db_i, over one chunk of CHUNK runs.
 
     A row of `sums`: for each kernel (C, taps), then for each (C,). OFFSET is the type of offsets into x.
@@ -185,12 +190,13 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _gradients(  # type: ignore[no-untyped-def]
-    dy, x, taps, dx, sums, X, Y, Z, C, tiles_z,
+def _gradients(
+    dy: tl.tensor, x: tl.tensor, taps: tl.tensor, dx: tl.tensor, sums: tl.tensor,
+    X: tl.tensor, Y: tl.tensor, Z: tl.tensor, C: tl.tensor, tiles_z: tl.tensor,
     KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr,
     CIRCULAR_X: tl.constexpr, CIRCULAR_Y: tl.constexpr, CIRCULAR_Z: tl.constexpr,
     RESIDUAL: tl.constexpr, RUNS: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """dx[n] = sum_t w[t] dy[n - t] (+ dy[n]), and from the same loads a row of `sums`: dw (C, taps), then db (C,).
 
     A tile of runs walks along CHUNK lines of a plane, so that masks and offsets on the last axis stay; offsets inside a
@@ -205,19 +211,19 @@ def _gradients(  # type: ignore[no-untyped-def]
     zero = tl.zeros((RUNS, CHANNELS), tl.float32)
     sum_w = (zero,) * TAPS
     sum_b = zero
-    reversed_taps = ()
+    reversed_taps: tl.tuple = ()
     for t in tl.static_range(TAPS):
         tap = tl.load(taps + (TAPS - 1 - t) * C + c, mask=channels, other=0.0).to(tl.float32)
-        reversed_taps += (tap[None, :],)  # type: ignore[assignment]
+        reversed_taps += (tap[None, :],)
     first = tile // tiles_z * CHUNK
     for step in range(0, tl.minimum(CHUNK, Y - first)):
         y = first + step
-        inputs = ()
+        inputs: tl.tuple = ()
         outputs = (zero,) * RUN
         for run in tl.static_range(RUN):
             keep = (z + run < Z)[:, None] & channels[None, :]
             offsets = ((y * Z + z + run) * C)[:, None] + c[None, :]
-            inputs += (tl.load(x + here + offsets, mask=keep, other=0.0).to(tl.float32),)  # type: ignore[assignment]
+            inputs += (tl.load(x + here + offsets, mask=keep, other=0.0).to(tl.float32),)
         for line in tl.static_range(KX * KY):
             sx, in_x = _shifted(own, line // KY - KX // 2, X, CIRCULAR_X)
             sy, in_y = _shifted(y, line % KY - KY // 2, Y, CIRCULAR_Y)

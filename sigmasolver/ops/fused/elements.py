@@ -30,7 +30,10 @@ __all__ = ["heads_of_elements", "windows"]
 
 
 @triton.jit
-def _windows(x, out, total, E, m, Q, C, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _windows(
+    x: tl.tensor, out: tl.tensor,
+    total: tl.tensor, E: tl.tensor, m: tl.tensor, Q: tl.tensor, C: tl.tensor, TILE: tl.constexpr,
+) -> None:  # fmt: skip
     """out (A, Q, E, 3, m, C) of x (A, E, m, Q, C)."""
     to = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     c, rest = to % C, to // C
@@ -44,7 +47,10 @@ def _windows(x, out, total, E, m, Q, C, TILE: tl.constexpr):  # type: ignore[no-
 
 
 @triton.jit
-def _windows_backward(dout, dx, total, E, m, Q, C, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _windows_backward(
+    dout: tl.tensor, dx: tl.tensor,
+    total: tl.tensor, E: tl.tensor, m: tl.tensor, Q: tl.tensor, C: tl.tensor, TILE: tl.constexpr,
+) -> None:  # fmt: skip
     """dx (A, E, m, Q, C) of dout (A, Q, E, 3, m, C)."""
     to = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     c, rest = to % C, to // C
@@ -90,9 +96,11 @@ def windows(x: torch.Tensor, axis: int, m: int) -> torch.Tensor:
 
 
 @triton.jit
-def _places(  # type: ignore[no-untyped-def]
-    e, p, M1, M2, m0, m1, m2, s0, s1, s2
-):
+def _places(
+    e: tl.tensor, p: tl.tensor,
+    M1: tl.tensor, M2: tl.tensor, m0: tl.tensor, m1: tl.tensor,
+    m2: tl.tensor, s0: tl.tensor, s1: tl.tensor, s2: tl.tensor,
+) -> tl.tensor:  # fmt: skip
     """Where the nodes p of element e lie in a sample whose axes have the strides s."""
     e0, e1, e2 = e // M2 // M1, e // M2 % M1, e % M2
     p0, p1, p2 = p // m2 // m1, p // m2 % m1, p % m2
@@ -100,9 +108,10 @@ def _places(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _normalised(  # type: ignore[no-untyped-def]
-    f, g, b, k, keep, eps: tl.constexpr, D: tl.constexpr, COUNT: tl.constexpr
-):
+def _normalised(
+    f: tl.tensor, g: tl.tensor, b: tl.tensor, k: tl.tensor, keep: tl.tensor,
+    eps: tl.constexpr, D: tl.constexpr, COUNT: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Both halves of h, and r, of the two halves of x (nodes, D / 2); b (D,)."""
     f = tl.where(keep, f + tl.load(b + k, mask=k < D // 2, other=0.0).to(tl.float32)[None, :], 0.0)
     g = tl.where(keep, g + tl.load(b + D // 2 + k, mask=k < D // 2, other=0.0).to(tl.float32)[None, :], 0.0)
@@ -113,10 +122,12 @@ def _normalised(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _heads(  # type: ignore[no-untyped-def]
-    x, b, w, table, out, E, M1, M2, m0, m1, m2, sB, s0, s1, s2, axis, axes, eps: tl.constexpr,
+def _heads(
+    x: tl.tensor, b: tl.tensor, w: tl.tensor, table: tl.tensor, out: tl.tensor,
+    E: tl.tensor, M1: tl.tensor, M2: tl.tensor, m0: tl.tensor, m1: tl.tensor, m2: tl.tensor, sB: tl.tensor,
+    s0: tl.tensor, s1: tl.tensor, s2: tl.tensor, axis: tl.tensor, axes: tl.tensor, eps: tl.constexpr,
     H: tl.constexpr, P: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, NODES: tl.constexpr, HALF: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """out (B, P, H, E, axes D), the channels of one axis, of x (B, *nodes, 3 H D): PART 0 queries, 1 keys, 2 values.
 
     b (2, H, D), w (2, P, D), table (2, E, P, D / 2)."""
@@ -144,11 +155,13 @@ def _heads(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _heads_backward(  # type: ignore[no-untyped-def]
-    x, b, w, table, dout, dx, sums, B, E, M1, M2, m0, m1, m2, sB, s0, s1, s2, axis, axes, eps: tl.constexpr,
+def _heads_backward(
+    x: tl.tensor, b: tl.tensor, w: tl.tensor, table: tl.tensor, dout: tl.tensor, dx: tl.tensor, sums: tl.tensor,
+    B: tl.tensor, E: tl.tensor, M1: tl.tensor, M2: tl.tensor, m0: tl.tensor, m1: tl.tensor, m2: tl.tensor,
+    sB: tl.tensor, s0: tl.tensor, s1: tl.tensor, s2: tl.tensor, axis: tl.tensor, axes: tl.tensor, eps: tl.constexpr,
     H: tl.constexpr, P: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, NODES: tl.constexpr, HALF: tl.constexpr,
     CHUNK: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """dx as x, of dout (B, P, H, E, axes D). A row of `sums` (chunks, 2, H): dw (P, D), db (D)."""
     chunk, h = tl.program_id(0), tl.program_id(1)
     p, k = tl.arange(0, NODES), tl.arange(0, HALF)

@@ -32,11 +32,13 @@ __all__ = ["axis_fourier"]
 
 
 @triton.jit
-def _thin(  # type: ignore[no-untyped-def]
-    basis, x, y, I, J, L, tiles_l, along_i, along_j, row, row_stride,
+def _thin(
+    basis: tl.tensor, x: tl.tensor, y: tl.tensor,
+    I: tl.tensor, J: tl.tensor, L: tl.tensor, tiles_l: tl.tensor,
+    along_i: tl.tensor, along_j: tl.tensor, row: tl.tensor, row_stride: tl.tensor,
     ADD: tl.constexpr, EVEN: tl.constexpr, ROWS_OUT: tl.constexpr, ROWS_IN: tl.constexpr, COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """y (P, I, L) = basis (I, J) x (P, J, L), added to y where ADD.
 
     basis has the strides along_i and along_j. Rows of `row` numbers of x lie `row_stride` apart; EVEN: eight in a row
@@ -68,7 +70,11 @@ def _thin(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _complex(w, first, second, rows, columns, row_stride, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _complex(
+    w: tl.tensor,
+    first: tl.tensor, second: tl.tensor, rows: tl.tensor,
+    columns: tl.tensor, row_stride: tl.tensor, COLUMNS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """Real and imaginary part, (first, COLUMNS) each, of rows `first` of the complex matrix w (rows, columns) from
     column `second` on; the two parts of a number are neighbours."""
     pair = tl.arange(0, 2 * COLUMNS)
@@ -78,11 +84,12 @@ def _complex(w, first, second, rows, columns, row_stride, COLUMNS: tl.constexpr)
 
 
 @triton.jit
-def _mix(  # type: ignore[no-untyped-def]
-    x, w, y, lines, K, Q, C, O,
+def _mix(
+    x: tl.tensor, w: tl.tensor, y: tl.tensor,
+    lines: tl.tensor, K: tl.tensor, Q: tl.tensor, C: tl.tensor, O: tl.tensor,
     HERMITIAN: tl.constexpr, LINES: tl.constexpr, COLUMNS_IN: tl.constexpr, COLUMNS_OUT: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """y (P, K, 2, Q, O) = x (P, K, 2, Q, C) times W(k) (C, O), or times the Hermitian transpose of W(k) (O, C)."""
     k = tl.program_id(1)
     r, o = tl.program_id(0) * LINES + tl.arange(0, LINES), tl.program_id(2) * COLUMNS_OUT + tl.arange(0, COLUMNS_OUT)
@@ -112,11 +119,12 @@ def _mix(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _mix_gradient(  # type: ignore[no-untyped-def]
-    x, g, sums, lines, K, Q, C, O, tiles_o,
+def _mix_gradient(
+    x: tl.tensor, g: tl.tensor, sums: tl.tensor,
+    lines: tl.tensor, K: tl.tensor, Q: tl.tensor, C: tl.tensor, O: tl.tensor, tiles_o: tl.tensor,
     LINES: tl.constexpr, COLUMNS_IN: tl.constexpr, COLUMNS_OUT: tl.constexpr, CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """sums (chunks, K, C, O, 2): real and imaginary part of x^H g over one chunk of lines; x (P, K, 2, Q, C), g
     (P, K, 2, Q, O)."""
     chunk, k, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)

@@ -34,19 +34,21 @@ __all__ = ["gather", "spread"]
 
 
 @triton.jit
-def _basis(Phi, rows, m, N, M: tl.constexpr):  # type: ignore[no-untyped-def]
+def _basis(Phi: tl.tensor, rows: tl.tensor, m: tl.tensor, N: tl.tensor, M: tl.constexpr) -> tl.tensor:
     """(ROWS, SLICES) of Phi (N, M) in float32; 0 beyond the last point."""
     keep = (rows[:, None] < N) & (m[None, :] < M)
     return tl.load(Phi + rows[:, None] * M + m[None, :], mask=keep, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _through(  # type: ignore[no-untyped-def]
-    R, F, Phi, W, b, tau, Z, out, N, C, chunks,
+def _through(
+    R: tl.tensor, F: tl.tensor, Phi: tl.tensor, W: tl.tensor,
+    b: tl.tensor, tau: tl.tensor, Z: tl.tensor, out: tl.tensor,
+    N: tl.tensor, C: tl.tensor, chunks: tl.tensor,
     H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, GATHER: tl.constexpr,
     COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
     ROWS: tl.constexpr, SLICES: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """GATHER: `out` (B, H, chunks, M, D), sums of E^T F. Else `out` (B, N, C) = E Z, with Z (B, H, M, D)."""
     head, chunk, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = batch.to(tl.int64) * N * C
@@ -75,12 +77,14 @@ def _through(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _through_backward(  # type: ignore[no-untyped-def]
-    R, A, Phi, W, b, tau, Z, dR, dA, sums, N, C, chunks,
+def _through_backward(
+    R: tl.tensor, A: tl.tensor, Phi: tl.tensor, W: tl.tensor, b: tl.tensor,
+    tau: tl.tensor, Z: tl.tensor, dR: tl.tensor, dA: tl.tensor, sums: tl.tensor,
+    N: tl.tensor, C: tl.tensor, chunks: tl.tensor,
     H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, GATHER: tl.constexpr,
     COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
     ROWS: tl.constexpr, SLICES: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """dR (B, N, C). GATHER: A is F, Z is dS and dA (B, N, C) is dF. Else A is dO, Z itself, and dA
     (B, H, chunks, M, D) sums of dZ. A row of `sums` (B, chunks, H): dW (M, D), db (M), dtau."""
     head, chunk, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)

@@ -24,9 +24,10 @@ __all__ = ["gumbel_softmax"]
 
 
 @triton.jit
-def _noisy(  # type: ignore[no-untyped-def]
-    s, u, t, N, M: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
+def _noisy(
+    s: tl.tensor, u: tl.tensor, t: tl.tensor,
+    N: tl.tensor, M: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+) -> tuple[tl.tensor, ...]:  # fmt: skip
     """Of a tile of rows: x below its largest, P (ROWS, COLUMNS), 1 / t (ROWS,), rows, places, and which are known."""
     n, m = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     keep = (n[:, None] < N) & (m[None, :] < M)
@@ -41,18 +42,20 @@ def _noisy(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _gumbel_forward(  # type: ignore[no-untyped-def]
-    s, u, t, P, N, M: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
+def _gumbel_forward(
+    s: tl.tensor, u: tl.tensor, t: tl.tensor, P: tl.tensor,
+    N: tl.tensor, M: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+) -> None:  # fmt: skip
     """P (N, M) of s and u (N, M) and t (N,)."""
     _, p, _, _, at, keep = _noisy(s, u, t, N, M, TINY, ROWS, COLUMNS)
     tl.store(P + at, p.to(P.dtype.element_ty), mask=keep)
 
 
 @triton.jit
-def _gumbel_backward(  # type: ignore[no-untyped-def]
-    s, u, t, dP, ds, dt, N, M: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
+def _gumbel_backward(
+    s: tl.tensor, u: tl.tensor, t: tl.tensor, dP: tl.tensor, ds: tl.tensor, dt: tl.tensor,
+    N: tl.tensor, M: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+) -> None:  # fmt: skip
     """ds (N, M) and dt (N,) of dP (N, M)."""
     x, p, cold, n, at, keep = _noisy(s, u, t, N, M, TINY, ROWS, COLUMNS)
     g = tl.load(dP + at, mask=keep, other=0.0).to(tl.float32)

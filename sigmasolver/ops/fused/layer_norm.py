@@ -26,7 +26,9 @@ __all__ = ["centred", "layer_norm", "load_channels", "norm_gradient", "norms_bac
 
 
 @triton.jit
-def centred(x, keep, eps: tl.constexpr, C: tl.constexpr):  # type: ignore[no-untyped-def]
+def centred(
+    x: tl.tensor, keep: tl.tensor, eps: tl.constexpr, C: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """x - mean (rows, columns), mean and r (rows,) of x (rows, columns), 0 beyond its C channels, as the result is.
 
     Weights are best loaded between this and hat = (x - mean) r: their latency hides behind the sums.
@@ -39,22 +41,23 @@ def centred(x, keep, eps: tl.constexpr, C: tl.constexpr):  # type: ignore[no-unt
 
 
 @triton.jit
-def norm_gradient(g, hat, r, C: tl.constexpr):  # type: ignore[no-untyped-def]
+def norm_gradient(g: tl.tensor, hat: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """dx = r (g - mean(g) - hat mean(g hat)) of g = w dy; both (rows, columns) and 0 beyond C channels."""
     mean, slope = tl.sum(g, axis=1) / C, tl.sum(g * hat, axis=1) / C
     return (g - mean[:, None] - hat * slope[:, None]) * r[:, None]
 
 
 @triton.jit
-def load_channels(x, c, C: tl.constexpr):  # type: ignore[no-untyped-def]
+def load_channels(x: tl.tensor, c: tl.tensor, C: tl.constexpr) -> tl.tensor:
     """(columns,) in float32 of x (C,), 0 beyond."""
     return tl.load(x + c, mask=c < C, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _norm_forward(  # type: ignore[no-untyped-def]
-    x, w, b, y, mean, r, N, row_stride, eps: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
+def _norm_forward(
+    x: tl.tensor, w: tl.tensor, b: tl.tensor, y: tl.tensor, mean: tl.tensor, r: tl.tensor,
+    N: tl.tensor, row_stride: tl.tensor, eps: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+) -> None:  # fmt: skip
     """y (N, C), mean (N,), r (N,) of x (N, C), whose rows lie `row_stride` apart."""
     n, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     keep = (n[:, None] < N) & (c[None, :] < C)
@@ -69,10 +72,12 @@ def _norm_forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _norm_backward(  # type: ignore[no-untyped-def]
-    x, w0, w1, dy0, dy1, mean, r, more, dx, sums, N, row_stride,
+def _norm_backward(
+    x: tl.tensor, w0: tl.tensor, w1: tl.tensor, dy0: tl.tensor, dy1: tl.tensor,
+    mean: tl.tensor, r: tl.tensor, more: tl.tensor, dx: tl.tensor, sums: tl.tensor,
+    N: tl.tensor, row_stride: tl.tensor,
     C: tl.constexpr, MORE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """dx (N, groups C) of one or two groups of C channels of x, plus `more` (N, groups C) where MORE.
 
     dy_i (N, C) is the gradient of group i, mean and r are (groups, N). A row of `sums`: for each group dw (C), db (C).

@@ -36,7 +36,7 @@ __all__ = ["lift"]
 
 
 @triton.jit
-def _load_fields(x, n, N, Q: tl.constexpr, FIELDS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load_fields(x: tl.tensor, n: tl.tensor, N: tl.tensor, Q: tl.constexpr, FIELDS: tl.constexpr) -> tl.tensor:
     """Rows n of x (N, Q) as they are stored."""
     q = tl.arange(0, FIELDS)
     keep = (n[:, None] < N) & (q[None, :] < Q)
@@ -44,7 +44,7 @@ def _load_fields(x, n, N, Q: tl.constexpr, FIELDS: tl.constexpr):  # type: ignor
 
 
 @triton.jit
-def _normal(h):  # type: ignore[no-untyped-def]
+def _normal(h: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     """The distribution function of the normal distribution, to 1e-7, and its density times sqrt(2 pi).
 
     A rational function of Abramowitz and Stegun (7.1.26), an exponential and a division; CUDA's error function takes
@@ -59,9 +59,10 @@ def _normal(h):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _inner(  # type: ignore[no-untyped-def]
-    fields, W_x, pre, b1, n, f, N, G, I: tl.constexpr, PRECISION: tl.constexpr
-):
+def _inner(
+    fields: tl.tensor, W_x: tl.tensor, pre: tl.tensor, b1: tl.tensor,
+    n: tl.tensor, f: tl.tensor, N: tl.tensor, G: tl.tensor, I: tl.constexpr, PRECISION: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """h (ROWS, INNER) = pre + x Wx^T + b1 of inner channels f; W_x (FIELDS, INNER) is a tile, pre (G, I)."""
     keep = (n[:, None] < N) & (f[None, :] < I)
     h = tl.dot(fields, W_x, input_precision=PRECISION)
@@ -71,11 +72,13 @@ def _inner(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _lift_forward(  # type: ignore[no-untyped-def]
-    x, pre, W_x, b1, W2, b2, offset, out, out_low, N, G,
+def _lift_forward(
+    x: tl.tensor, pre: tl.tensor, W_x: tl.tensor, b1: tl.tensor, W2: tl.tensor,
+    b2: tl.tensor, offset: tl.tensor, out: tl.tensor, out_low: tl.tensor,
+    N: tl.tensor, G: tl.tensor,
     Q: tl.constexpr, I: tl.constexpr, C: tl.constexpr, TWO_PARTS: tl.constexpr,
     ROWS: tl.constexpr, FIELDS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """out (N, C) = GELU(h) W2^T + b2 + offset of a tile of points.
 
     x (N, Q), pre (G, I) in float32, W_x (I, FIELDS), b1 (I), W2 (C, I), b2 and offset (C).
@@ -97,11 +100,13 @@ def _lift_forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _lift_backward(  # type: ignore[no-untyped-def]
-    x, pre, W_x, b1, W2, dH, g, dh, N, G,
+def _lift_backward(
+    x: tl.tensor, pre: tl.tensor, W_x: tl.tensor, b1: tl.tensor,
+    W2: tl.tensor, dH: tl.tensor, g: tl.tensor, dh: tl.tensor,
+    N: tl.tensor, G: tl.tensor,
     Q: tl.constexpr, I: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, FIELDS: tl.constexpr, INNER: tl.constexpr,
     COLUMNS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """g = GELU(h) and dh = (dH W2) GELU'(h), both (N, I), of a chunk of points and a tile of inner channels, whose
     weights stay while points pass by. dH (N, C), the other inputs as in `_lift_forward`."""
     chunk, f = tl.program_id(0), tl.program_id(1) * INNER + tl.arange(0, INNER)

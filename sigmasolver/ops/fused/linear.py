@@ -35,11 +35,12 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def _map_gradients(  # type: ignore[no-untyped-def]
-    dy, x, sums, N, row_stride, C: tl.constexpr, O: tl.constexpr,
+def _map_gradients(
+    dy: tl.tensor, x: tl.tensor, sums: tl.tensor,
+    N: tl.tensor, row_stride: tl.tensor, C: tl.constexpr, O: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS_IN: tl.constexpr, COLUMNS_OUT: tl.constexpr, CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """A row of `sums`: dW (O, C) = dy^T x, then db (O,), of one chunk of points.
 
     x (N, C); dy (N, O), whose rows lie `row_stride` apart.

@@ -38,7 +38,7 @@ __all__ = ["add_mixing"]
 
 
 @triton.jit
-def _share(s0, s1, n, c, C: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+def _share(s0: tl.tensor, s1: tl.tensor, n: tl.tensor, c: tl.tensor, C: tl.constexpr, EVEN: tl.constexpr) -> tl.tensor:
     """Where channel c of row n lies in the first half or the second. EVEN: eight in a row lie together, aligned."""
     half: tl.constexpr = C // 2
     offsets = tl.where(c < half, s0, s1 - half) + n * half + c
@@ -48,9 +48,11 @@ def _share(s0, s1, n, c, C: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[n
 
 
 @triton.jit
-def _joined(  # type: ignore[no-untyped-def]
-    H, H_low, s0, s1, n, c, keep, C: tl.constexpr, TWO_PARTS: tl.constexpr, BRANCHES: tl.constexpr, EVEN: tl.constexpr
-):
+def _joined(
+    H: tl.tensor, H_low: tl.tensor, s0: tl.tensor, s1: tl.tensor,
+    n: tl.tensor, c: tl.tensor, keep: tl.tensor, C: tl.constexpr,
+    TWO_PARTS: tl.constexpr, BRANCHES: tl.constexpr, EVEN: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """One tile of x = H + [s0, s1] in float32; n and c as (ROWS, 1) and (1, COLUMNS)."""
     x = load_stream(H, H_low, n * C + c, keep, TWO_PARTS)
     if BRANCHES == 1:
@@ -61,7 +63,9 @@ def _joined(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _normed(x, w, b, c, keep, eps: tl.constexpr, C: tl.constexpr):  # type: ignore[no-untyped-def]
+def _normed(
+    x: tl.tensor, w: tl.tensor, b: tl.tensor, c: tl.tensor, keep: tl.tensor, eps: tl.constexpr, C: tl.constexpr
+) -> tl.tensor:
     """y = hat w + b of a tile of x."""
     x, _, r = centred(x, keep, eps, C)
     weight, bias = load_channels(w, c, C), load_channels(b, c, C)
@@ -69,7 +73,9 @@ def _normed(x, w, b, c, keep, eps: tl.constexpr, C: tl.constexpr):  # type: igno
 
 
 @triton.jit
-def _store_normed(normed, y, n, c, keep, left, C: tl.constexpr):  # type: ignore[no-untyped-def]
+def _store_normed(
+    normed: tl.tensor, y: tl.tensor, n: tl.tensor, c: tl.tensor, keep: tl.tensor, left: tl.tensor, C: tl.constexpr
+) -> None:
     """y into rows of C + EXTRA channels, and behind it what `swiglu` wants there: 1, then zeros."""
     tl.store(normed + n * (C + EXTRA) + c, y.to(normed.dtype.element_ty), mask=keep)
     e = tl.arange(0, EXTRA)[None, :]
@@ -78,11 +84,13 @@ def _store_normed(normed, y, n, c, keep, left, C: tl.constexpr):  # type: ignore
 
 
 @triton.jit
-def _mixing_forward(  # type: ignore[no-untyped-def]
-    H, H_low, s0, s1, w, b, W_in, b_in, W_out, b_out, out, out_low, normed, N, eps: tl.constexpr,
+def _mixing_forward(
+    H: tl.tensor, H_low: tl.tensor, s0: tl.tensor, s1: tl.tensor, w: tl.tensor, b: tl.tensor, W_in: tl.tensor,
+    b_in: tl.tensor, W_out: tl.tensor, b_out: tl.tensor, out: tl.tensor, out_low: tl.tensor, normed: tl.tensor,
+    N: tl.tensor, eps: tl.constexpr,
     C: tl.constexpr, W: tl.constexpr, TWO_PARTS: tl.constexpr, BRANCHES: tl.constexpr, EVEN: tl.constexpr,
     SAVE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """out (N, C) of a tile of points, where SAVE also y in `normed` (N, C + EXTRA).
 
     W_in (2 W, C) and b_in (2 W) of gate, then up; W_out (W, C), b_out (C).
@@ -114,11 +122,12 @@ def _mixing_forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _join_norm(  # type: ignore[no-untyped-def]
-    H, H_low, s0, s1, w, b, normed, N, eps: tl.constexpr,
+def _join_norm(
+    H: tl.tensor, H_low: tl.tensor, s0: tl.tensor, s1: tl.tensor, w: tl.tensor, b: tl.tensor, normed: tl.tensor,
+    N: tl.tensor, eps: tl.constexpr,
     C: tl.constexpr, TWO_PARTS: tl.constexpr, BRANCHES: tl.constexpr, EVEN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """normed (N, C + EXTRA): y = LN(x) of a tile of points."""
     n, c = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None], tl.arange(0, COLUMNS)
     keep = (n < N) & (c[None, :] < C)
@@ -127,11 +136,13 @@ def _join_norm(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _join_add(  # type: ignore[no-untyped-def]
-    H, H_low, s0, s1, mixed, bias, out, out_low, N,
+def _join_add(
+    H: tl.tensor, H_low: tl.tensor, s0: tl.tensor, s1: tl.tensor,
+    mixed: tl.tensor, bias: tl.tensor, out: tl.tensor, out_low: tl.tensor,
+    N: tl.tensor,
     C: tl.constexpr, TWO_PARTS: tl.constexpr, BRANCHES: tl.constexpr, EVEN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """out = x + mixed + bias of a tile of points; mixed (N, C), bias (C)."""
     n, c = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None], tl.arange(0, COLUMNS)
     keep = (n < N) & (c[None, :] < C)
@@ -142,11 +153,13 @@ def _join_add(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _join_backward(  # type: ignore[no-untyped-def]
-    H, H_low, s0, s1, w, b, dy, dout, dx, ds0, ds1, sums, N, eps: tl.constexpr,
+def _join_backward(
+    H: tl.tensor, H_low: tl.tensor, s0: tl.tensor, s1: tl.tensor, w: tl.tensor, b: tl.tensor,
+    dy: tl.tensor, dout: tl.tensor, dx: tl.tensor, ds0: tl.tensor, ds1: tl.tensor, sums: tl.tensor,
+    N: tl.tensor, eps: tl.constexpr,
     C: tl.constexpr, TWO_PARTS: tl.constexpr, BRANCHES: tl.constexpr, EVEN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, COPY: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """dx = dout + LN'(dy) of a chunk of points, where COPY also into ds0, ds1 of the branches.
 
     All (N, C), shares of the branches (N, C / BRANCHES). A row of `sums`: dw (C), db (C) of the norm, sum of dout (C).

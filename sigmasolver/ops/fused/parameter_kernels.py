@@ -12,7 +12,7 @@ __all__ = ["adamw_step", "arrange_weights"]
 
 
 @triton.jit
-def arrange_weights(table, PIECE: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+def arrange_weights(table: tl.tensor, PIECE: tl.constexpr, COLUMNS: tl.constexpr) -> None:
     """to[i across + j along] = weight[i, j] for up to PIECE numbers of a weight (I, J), cast to the type of `to`.
 
     A row: address of weight, address of `to`, first number, how many, J, across, along, whether `to` is float32.
@@ -31,10 +31,11 @@ def arrange_weights(table, PIECE: tl.constexpr, COLUMNS: tl.constexpr):  # type:
 
 
 @triton.jit
-def adamw_step(  # type: ignore[no-untyped-def]
-    table, learning_rate, BETA1: tl.constexpr, BETA2: tl.constexpr, LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr,
+def adamw_step(
+    table: tl.tensor, learning_rate: tl.tensor,
+    BETA1: tl.constexpr, BETA2: tl.constexpr, LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr,
     EPS: tl.constexpr, DECAY: tl.constexpr, PIECE: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """The update of `adamw` for up to PIECE numbers of a parameter. LOG: to base 2.
 
     A row: addresses of parameter, gradient, first and second moment, number of steps before this one; how many numbers.

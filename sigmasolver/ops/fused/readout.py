@@ -30,7 +30,10 @@ __all__ = ["readout"]
 
 
 @triton.jit
-def _hat(H, H_low, n, c, N, eps: tl.constexpr, C: tl.constexpr, TWO_PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _hat(
+    H: tl.tensor, H_low: tl.tensor,
+    n: tl.tensor, c: tl.tensor, N: tl.tensor, eps: tl.constexpr, C: tl.constexpr, TWO_PARTS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """Normalised rows n of H (N, C), and r."""
     keep = (n[:, None] < N) & (c[None, :] < C)
     x = load_stream(H, H_low, n.to(tl.int64)[:, None] * C + c[None, :], keep, TWO_PARTS)
@@ -39,10 +42,11 @@ def _hat(H, H_low, n, c, N, eps: tl.constexpr, C: tl.constexpr, TWO_PARTS: tl.co
 
 
 @triton.jit
-def _read(  # type: ignore[no-untyped-def]
-    H, H_low, w, v, W, b, u, N, eps: tl.constexpr,
+def _read(
+    H: tl.tensor, H_low: tl.tensor, w: tl.tensor, v: tl.tensor, W: tl.tensor, b: tl.tensor, u: tl.tensor,
+    N: tl.tensor, eps: tl.constexpr,
     C: tl.constexpr, TWO_PARTS: tl.constexpr, FIELDS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """u (N, FIELDS) of a tile of points: u_o = sum_c W_oc (w hat + v)_c + b_o."""
     n, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     y = _hat(H, H_low, n, c, N, eps, C, TWO_PARTS)[0] * load_channels(w, c, C)[None, :]
@@ -53,10 +57,11 @@ def _read(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _read_backward(  # type: ignore[no-untyped-def]
-    H, w, W, du, dH, sums, N, eps: tl.constexpr,
+def _read_backward(
+    H: tl.tensor, w: tl.tensor, W: tl.tensor, du: tl.tensor, dH: tl.tensor, sums: tl.tensor,
+    N: tl.tensor, eps: tl.constexpr,
     C: tl.constexpr, FIELDS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """dH (N, C) of a chunk of points from du (N, FIELDS). A row of `sums`: K (FIELDS, C), db (FIELDS)."""
     chunk, c = tl.program_id(0), tl.arange(0, COLUMNS)
     weight = load_channels(w, c, C)

@@ -15,21 +15,22 @@ __all__ = ["added", "column_sums", "replaced", "sum_partials"]
 
 
 @triton.jit
-def replaced(tensors, i: tl.constexpr, new):  # type: ignore[no-untyped-def]
+def replaced(tensors: tl.tuple, i: tl.constexpr, new: tl.tensor) -> tl.tuple:
     """A tuple of tensors with `new` in place of the i-th."""
     return tensors[:i] + (new,) + tensors[i + 1 :]  # noqa: RUF005, Triton knows no stars
 
 
 @triton.jit
-def added(tensors, i: tl.constexpr, more):  # type: ignore[no-untyped-def]
+def added(tensors: tl.tuple, i: tl.constexpr, more: tl.tensor) -> tl.tuple:
     """A tuple of tensors with `more` added to the i-th."""
     return replaced(tensors, i, tensors[i] + more)
 
 
 @triton.jit
-def _column_sums(  # type: ignore[no-untyped-def]
-    x, sums, N, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr
-):
+def _column_sums(
+    x: tl.tensor, sums: tl.tensor,
+    N: tl.tensor, C: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
+) -> None:  # fmt: skip
     """sums (chunks, C): sums[k] = sum of x[n] over the rows n of chunk k; x (N, C)."""
     chunk, c = tl.program_id(0), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -41,7 +42,9 @@ def _column_sums(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _fold(partials, sums, N, S, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _fold(
+    partials: tl.tensor, sums: tl.tensor, N: tl.tensor, S: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+) -> None:
     """sums (S,): sums[s] = sum over n of partials[n, s]; partials (N, S) in float32."""
     s = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)

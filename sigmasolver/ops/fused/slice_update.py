@@ -17,14 +17,17 @@ __all__ = ["update", "update_backward"]
 
 
 @triton.jit
-def _transposed(w, d, D: tl.constexpr):  # type: ignore[no-untyped-def]
+def _transposed(w: tl.tensor, d: tl.tensor, D: tl.constexpr) -> tl.tensor:
     """(in, out) in float32 of a weight (out, in)."""
     known = (d[:, None] < D) & (d[None, :] < D)
     return tl.load(w + d[None, :] * D + d[:, None], mask=known, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _attend(z, wq, wk, wv, d, m, D: tl.constexpr, M: tl.constexpr, ROOT: tl.constexpr):  # type: ignore[no-untyped-def]
+def _attend(
+    z: tl.tensor, wq: tl.tensor, wk: tl.tensor, wv: tl.tensor,
+    d: tl.tensor, m: tl.tensor, D: tl.constexpr, M: tl.constexpr, ROOT: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Queries, keys, values (SLICES, COLUMNS) and A (SLICES, SLICES) of the states z of one head."""
     q = tl.dot(z, _transposed(wq, d, D), input_precision="ieee")
     k = tl.dot(z, _transposed(wk, d, D), input_precision="ieee")
@@ -36,11 +39,13 @@ def _attend(z, wq, wk, wv, d, m, D: tl.constexpr, M: tl.constexpr, ROOT: tl.cons
 
 
 @triton.jit
-def update(  # type: ignore[no-untyped-def]
-    partials, wq, wk, wv, gamma, Z, mass, new, chunks,
+def update(
+    partials: tl.tensor, wq: tl.tensor, wk: tl.tensor, wv: tl.tensor,
+    gamma: tl.tensor, Z: tl.tensor, mass: tl.tensor, new: tl.tensor,
+    chunks: tl.tensor,
     D: tl.constexpr, M: tl.constexpr, KIND: tl.constexpr, ROOT: tl.constexpr, EPS: tl.constexpr,
     SLICES: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """One head of one sample: from partial sums (heads, chunks, M, D + 1) to Z and Z+ = `new`, (heads, M, D), and
     mass + eps (heads, M)."""
     head = tl.program_id(0)
@@ -67,11 +72,13 @@ def update(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def update_backward(  # type: ignore[no-untyped-def]
-    partials, wq, wk, wv, gamma, Z, mass, G, g, sums, chunks,
+def update_backward(
+    partials: tl.tensor, wq: tl.tensor, wk: tl.tensor, wv: tl.tensor, gamma: tl.tensor,
+    Z: tl.tensor, mass: tl.tensor, G: tl.tensor, g: tl.tensor, sums: tl.tensor,
+    chunks: tl.tensor,
     D: tl.constexpr, M: tl.constexpr, KIND: tl.constexpr, ROOT: tl.constexpr,
     SLICES: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """One head of one sample: from partial sums of dZ+ (heads, chunks, M, D) to G (heads, M, D) and g (heads, M); a row
     of `sums`: dWq, dWk, dWv (D, D) each, dgamma."""
     head = tl.program_id(0)

@@ -48,14 +48,18 @@ LOG2E, LN2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def load_points(X, rows, first, d, N, C, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def load_points(
+    X: tl.tensor, rows: tl.tensor, first: tl.tensor, d: tl.tensor, N: tl.tensor, C: tl.tensor, WIDTH: tl.constexpr
+) -> tl.tensor:
     """Rows of X (N, C): channels of the heads of a program (ROWS, COLUMNS)."""
     keep = (rows[:, None] < N) & (d[None, :] < WIDTH)
     return tl.load(X + rows[:, None] * C + first + d[None, :], mask=keep, other=0.0)
 
 
 @triton.jit
-def load_states(Z, head, j: tl.constexpr, d, m, D: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
+def load_states(
+    Z: tl.tensor, head: tl.tensor, j: tl.constexpr, d: tl.tensor, m: tl.tensor, D: tl.constexpr, M: tl.constexpr
+) -> tl.tensor:
     """(SLICES, COLUMNS) of one head of Z (heads, M, D), with zeros where the program has the channels of others."""
     own = d - j * D
     keep = (m[:, None] < M) & (own >= 0)[None, :] & (own < D)[None, :]
@@ -63,7 +67,10 @@ def load_states(Z, head, j: tl.constexpr, d, m, D: tl.constexpr, M: tl.constexpr
 
 
 @triton.jit
-def load_route(W, b, cold, j: tl.constexpr, d, m, D: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
+def load_route(
+    W: tl.tensor, b: tl.tensor, cold: tl.tensor, j: tl.constexpr,
+    d: tl.tensor, m: tl.tensor, D: tl.constexpr, M: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """(SLICES, COLUMNS) and (SLICES,): W and b over tau, for powers of 2."""
     scale = cold * LOG2E
     bias = tl.load(b + m, mask=m < M, other=0.0).to(tl.float32)
@@ -71,14 +78,14 @@ def load_route(W, b, cold, j: tl.constexpr, d, m, D: tl.constexpr, M: tl.constex
 
 
 @triton.jit
-def coldness(tau, COLDEST: tl.constexpr, HOTTEST: tl.constexpr):  # type: ignore[no-untyped-def]
+def coldness(tau: tl.tensor, COLDEST: tl.constexpr, HOTTEST: tl.constexpr) -> tl.tensor:
     """1 / temperature, clipped; a NaN stays one."""
     warm = tl.maximum(tl.load(tau).to(tl.float32), COLDEST, propagate_nan=tl.PropagateNan.ALL)
     return 1 / tl.minimum(warm, HOTTEST, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def slice_softmax(x, known, axis: tl.constexpr, FULL: tl.constexpr):  # type: ignore[no-untyped-def]
+def slice_softmax(x: tl.tensor, known: tl.tensor, axis: tl.constexpr, FULL: tl.constexpr) -> tl.tensor:
     """Softmax over the slices, of powers of 2; not FULL: some lines of the tile are beyond the last slice."""
     if not FULL:
         x = tl.where(known, x, float("-inf"))
@@ -88,12 +95,13 @@ def slice_softmax(x, known, axis: tl.constexpr, FULL: tl.constexpr):  # type: ig
 
 
 @triton.jit
-def _slice(  # type: ignore[no-untyped-def]
-    R, F, W, b, tau, S, N, C, chunks,
+def _slice(
+    R: tl.tensor, F: tl.tensor, W: tl.tensor, b: tl.tensor, tau: tl.tensor, S: tl.tensor,
+    N: tl.tensor, C: tl.tensor, chunks: tl.tensor,
     H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, WITH_MASS: tl.constexpr, J: tl.constexpr, EVEN: tl.constexpr,
     COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
     ROWS: tl.constexpr, SLICES: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """S (B, H, chunks, M, D + WITH_MASS): sums of P^T F, last of the mass. R, F (B, N, C), W (M, D), b (M), tau (H).
 
     P is made transposed, as its product needs it."""
@@ -102,12 +110,12 @@ def _slice(  # type: ignore[no-untyped-def]
     F += batch.to(tl.int64) * N * C
     d, m = tl.arange(0, COLUMNS), tl.arange(0, SLICES)
     ones = tl.full((ROWS, 16), 1.0, F.dtype.element_ty)
-    maps = ()
-    biases = ()
+    maps: tl.tuple = ()
+    biases: tl.tuple = ()
     for j in tl.static_range(J):
         w, bias = load_route(W, b, coldness(tau + head + j, COLDEST, HOTTEST), j, d, m, D, M)
-        maps += (w.to(R.dtype.element_ty),)  # type: ignore[assignment]
-        biases += (bias,)  # type: ignore[assignment]
+        maps += (w.to(R.dtype.element_ty),)
+        biases += (bias,)
     totals = (tl.zeros((SLICES, COLUMNS), tl.float32),) * J
     masses = (tl.zeros((SLICES, 16), tl.float32),) * J
     for start in range(0, CHUNK, ROWS):
@@ -133,24 +141,25 @@ def _slice(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _deslice(  # type: ignore[no-untyped-def]
-    R, W, b, tau, new, O, N, C,
+def _deslice(
+    R: tl.tensor, W: tl.tensor, b: tl.tensor, tau: tl.tensor, new: tl.tensor, O: tl.tensor,
+    N: tl.tensor, C: tl.tensor,
     H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, J: tl.constexpr, COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
     ROWS: tl.constexpr, SLICES: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """O (B, N, C) = P Z+ of the heads of a program; `new` (B H, M, D) is Z+."""
     head, chunk, batch = tl.program_id(0) * J, tl.program_id(1), tl.program_id(2)
     R += batch.to(tl.int64) * N * C
     O += batch.to(tl.int64) * N * C
     d, m = tl.arange(0, COLUMNS), tl.arange(0, SLICES)
-    maps = ()
-    biases = ()
-    states = ()
+    maps: tl.tuple = ()
+    biases: tl.tuple = ()
+    states: tl.tuple = ()
     for j in tl.static_range(J):
         w, bias = load_route(W, b, coldness(tau + head + j, COLDEST, HOTTEST), j, d, m, D, M)
-        maps += (tl.trans(w).to(R.dtype.element_ty),)  # type: ignore[assignment]
-        biases += (bias,)  # type: ignore[assignment]
-        states += (load_states(new, batch * H + head + j, j, d, m, D, M).to(R.dtype.element_ty),)  # type: ignore[assignment]
+        maps += (tl.trans(w).to(R.dtype.element_ty),)
+        biases += (bias,)
+        states += (load_states(new, batch * H + head + j, j, d, m, D, M).to(R.dtype.element_ty),)
     for start in range(0, CHUNK, ROWS):
         rows = chunk * CHUNK + start + tl.arange(0, ROWS)
         r = load_points(R, rows, head * D, d, N, C, J * D)
@@ -164,12 +173,14 @@ def _deslice(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _backward(  # type: ignore[no-untyped-def]
-    R, F, dO, W, b, tau, new, G, g, dR, dF, O, sums, N, C, chunks,
+def _backward(
+    R: tl.tensor, F: tl.tensor, dO: tl.tensor, W: tl.tensor, b: tl.tensor, tau: tl.tensor, new: tl.tensor,
+    G: tl.tensor, g: tl.tensor, dR: tl.tensor, dF: tl.tensor, O: tl.tensor, sums: tl.tensor,
+    N: tl.tensor, C: tl.tensor, chunks: tl.tensor,
     H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, J: tl.constexpr, EVEN: tl.constexpr,
     COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
     ROWS: tl.constexpr, SLICES: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """dR, dF and, recomputed, O, all (B, N, C) as R, F and dO. `new` is Z+; G, g gradients of P^T F and the mass.
 
     A row of `sums` (B, chunks, H): dW (M, D), db (M), dtau."""
@@ -177,18 +188,18 @@ def _backward(  # type: ignore[no-untyped-def]
     first = batch.to(tl.int64) * N * C
     d, m = tl.arange(0, COLUMNS), tl.arange(0, SLICES)
     ones = tl.full((16, ROWS), 1.0, R.dtype.element_ty)
-    routes = ()
-    biases = ()
-    zs = ()
-    states = ()
-    shifts = ()
+    routes: tl.tuple = ()
+    biases: tl.tuple = ()
+    zs: tl.tuple = ()
+    states: tl.tuple = ()
+    shifts: tl.tuple = ()
     for j in tl.static_range(J):
         w, bias = load_route(W, b, coldness(tau + head + j, COLDEST, HOTTEST), j, d, m, D, M)
-        routes += (w.to(R.dtype.element_ty),)  # type: ignore[assignment]
-        biases += (bias,)  # type: ignore[assignment]
-        zs += (load_states(new, batch * H + head + j, j, d, m, D, M).to(R.dtype.element_ty),)  # type: ignore[assignment]
-        states += (load_states(G, batch * H + head + j, j, d, m, D, M).to(R.dtype.element_ty),)  # type: ignore[assignment]
-        shifts += (tl.load(g + (batch * H + head + j) * M + m, mask=m < M, other=0.0),)  # type: ignore[assignment]
+        routes += (w.to(R.dtype.element_ty),)
+        biases += (bias,)
+        zs += (load_states(new, batch * H + head + j, j, d, m, D, M).to(R.dtype.element_ty),)
+        states += (load_states(G, batch * H + head + j, j, d, m, D, M).to(R.dtype.element_ty),)
+        shifts += (tl.load(g + (batch * H + head + j) * M + m, mask=m < M, other=0.0),)
     sum_W = (tl.zeros((COLUMNS, SLICES), tl.float32),) * J
     sum_b = (tl.zeros((16, SLICES), tl.float32),) * J
     for start in range(0, CHUNK, ROWS):

@@ -9,7 +9,9 @@ __all__ = ["load_stream", "store_stream"]
 
 
 @triton.jit
-def load_stream(main, low, offsets, keep, TWO_PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+def load_stream(
+    main: tl.tensor, low: tl.tensor, offsets: tl.tensor, keep: tl.tensor, TWO_PARTS: tl.constexpr
+) -> tl.tensor:
     """main[offsets] + low[offsets] in float32, 0 where not `keep`; not TWO_PARTS: `main` is all of it."""
     x = tl.load(main + offsets, mask=keep, other=0.0).to(tl.float32)
     if TWO_PARTS:
@@ -18,7 +20,9 @@ def load_stream(main, low, offsets, keep, TWO_PARTS: tl.constexpr):  # type: ign
 
 
 @triton.jit
-def store_stream(main, low, offsets, x, keep, TWO_PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+def store_stream(
+    main: tl.tensor, low: tl.tensor, offsets: tl.tensor, x: tl.tensor, keep: tl.tensor, TWO_PARTS: tl.constexpr
+) -> None:
     """The inverse. TWO_PARTS: `main` is bf16, the upper half of a float32."""
     if TWO_PARTS:
         # Rounded as integers: to convert there and back again would take four times as long.

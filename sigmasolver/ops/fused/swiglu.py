@@ -28,14 +28,14 @@ EXTRA = tl.constexpr(tuning.EXTRA_CHANNELS)
 
 
 @triton.jit
-def sigmoid(x):  # type: ignore[no-untyped-def]
+def sigmoid(x: tl.tensor) -> tl.tensor:
     """1 / (1 + exp(-x)), by a reciprocal root: five instructions where a division makes it twelve."""
     root = tl.rsqrt(1 + tl.exp2(x * -1.4426950408889634))
     return root * root
 
 
 @triton.jit
-def _slopes(gate, up, da):  # type: ignore[no-untyped-def]
+def _slopes(gate: tl.tensor, up: tl.tensor, da: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """a = SiLU(gate) up, dgate, dup."""
     s = sigmoid(gate)
     silu = gate * s
@@ -43,9 +43,10 @@ def _slopes(gate, up, da):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _gated(  # type: ignore[no-untyped-def]
-    inner, bias, da, a, N, W: tl.constexpr, BACKWARD: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr
-):
+def _gated(
+    inner: tl.tensor, bias: tl.tensor, da: tl.tensor, a: tl.tensor,
+    N: tl.tensor, W: tl.constexpr, BACKWARD: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr,
+) -> None:  # fmt: skip
     """a (N, W) of inner (N, 2 W) = [gate, up] without its bias (2 W); BACKWARD: inner becomes [dgate, dup], from da."""
     n, f = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * INNER + tl.arange(0, INNER)
     keep = (n[:, None] < N) & (f[None, :] < W)
@@ -64,11 +65,13 @@ def _gated(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _inner_backward(  # type: ignore[no-untyped-def]
-    y, dout, W_in, b_in, W_out, dout_cast, a, dinner, dy, N,
+def _inner_backward(
+    y: tl.tensor, dout: tl.tensor, W_in: tl.tensor, b_in: tl.tensor, W_out: tl.tensor,
+    dout_cast: tl.tensor, a: tl.tensor, dinner: tl.tensor, dy: tl.tensor,
+    N: tl.tensor,
     C: tl.constexpr, W: tl.constexpr, CAST: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Of a tile of points: a (N, W), dinner (N, 2 W) = [dgate, dup], dy (N, C), and where CAST dout in the type of y.
 
     y (N, C + EXTRA), dout (N, C); W_in (2 W, C) and b_in (2 W) of gate, then up; W_out (W, C).
@@ -109,7 +112,9 @@ def _inner_backward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _silu_forward(x, y, N, F: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _silu_forward(
+    x: tl.tensor, y: tl.tensor, N: tl.tensor, F: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+) -> None:
     """y (N, F) = SiLU(gate) up of x (N, 2 F) = [gate, up], with a division: this is the form of exact float32."""
     n, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     keep = (n[:, None] < N) & (c[None, :] < F)
@@ -121,9 +126,9 @@ def _silu_forward(x, y, N, F: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.cons
 
 
 @triton.jit
-def _silu_backward(  # type: ignore[no-untyped-def]
-    x, dy, dx, N, F: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
+def _silu_backward(
+    x: tl.tensor, dy: tl.tensor, dx: tl.tensor, N: tl.tensor, F: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+) -> None:
     """dx (N, 2 F) = [dgate, dup] of x (N, 2 F) and dy (N, F)."""
     n, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     keep = (n[:, None] < N) & (c[None, :] < F)

@@ -25,9 +25,11 @@ __all__ = ["wrap"]
 
 
 @triton.jit
-def _wrap(  # type: ignore[no-untyped-def]
-    x, y, points, n0, n1, n2, p0, p1, p2, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
+def _wrap(
+    x: tl.tensor, y: tl.tensor,
+    points: tl.tensor, n0: tl.tensor, n1: tl.tensor, n2: tl.tensor, p0: tl.tensor,
+    p1: tl.tensor, p2: tl.tensor, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+) -> None:  # fmt: skip
     """y (B, n + 2 p, C) of x (B, n, C); `points` is those of a sample of y."""
     j, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     batch = tl.program_id(1).to(tl.int64)
@@ -42,11 +44,12 @@ def _wrap(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _wrap_backward(  # type: ignore[no-untyped-def]
-    dy, dx, points, n0, n1, n2, p0, p1, p2,
+def _wrap_backward(
+    dy: tl.tensor, dx: tl.tensor,
+    points: tl.tensor, n0: tl.tensor, n1: tl.tensor, n2: tl.tensor, p0: tl.tensor, p1: tl.tensor, p2: tl.tensor,
     C: tl.constexpr, REACH0: tl.constexpr, REACH1: tl.constexpr, REACH2: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """dx (B, n, C) of dy (B, n + 2 p, C); `points` is those of a sample of dx. REACH is 1 where p is not 0."""
     i, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     batch = tl.program_id(1).to(tl.int64)

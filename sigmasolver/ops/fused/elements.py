@@ -34,7 +34,11 @@ def _windows(
     x: tl.tensor, out: tl.tensor,
     total: tl.tensor, E: tl.tensor, m: tl.tensor, Q: tl.tensor, C: tl.tensor, TILE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """out (A, Q, E, 3, m, C) of x (A, E, m, Q, C)."""
+    """out (A, Q, E, 3, m, C), which has `total` numbers, of x (A, E, m, Q, C); A nodes before the axis, Q after it:
+
+        out[a, q, e, s, j] = x[a, e + s - 1 mod E, j, q]
+
+    A program has TILE numbers of out."""
     to = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     c, rest = to % C, to // C
     j, rest = rest % m, rest // m
@@ -51,7 +55,11 @@ def _windows_backward(
     dout: tl.tensor, dx: tl.tensor,
     total: tl.tensor, E: tl.tensor, m: tl.tensor, Q: tl.tensor, C: tl.tensor, TILE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """dx (A, E, m, Q, C) of dout (A, Q, E, 3, m, C)."""
+    """dx (A, E, m, Q, C), which has `total` numbers, of dout (A, Q, E, 3, m, C):
+
+        dx[a, e, j, q] = sum_s dout[a, q, e - s + 1 mod E, s, j]
+
+    A program has TILE numbers of dx."""
     to = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     c, rest = to % C, to // C
     q, rest = rest % Q, rest // Q
@@ -130,7 +138,11 @@ def _heads(
 ) -> None:  # fmt: skip
     """out (B, P, H, E, axes D), the channels of one axis, of x (B, *nodes, 3 H D): PART 0 queries, 1 keys, 2 values.
 
-    b (2, H, D), w (2, P, D), table (2, E, P, D / 2)."""
+    Queries and keys, with the halves x = (x_f, x_g) of a head, each (P, D / 2), and mean and r over all of the head:
+
+        h = (x + b - mean) r      (f, g) = w h + (1, 0)      out = (f cos - g sin, f sin + g cos)
+
+    Values are copied. b (2, H, D), w (2, P, D), table (2, E, P, D / 2) of cosines, then sines."""
     e, h, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     p, k = tl.arange(0, NODES), tl.arange(0, HALF)
     keep = (p[:, None] < P) & (k[None, :] < D // 2)
@@ -162,7 +174,12 @@ def _heads_backward(
     H: tl.constexpr, P: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, NODES: tl.constexpr, HALF: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """dx as x, of dout (B, P, H, E, axes D). A row of `sums` (chunks, 2, H): dw (P, D), db (D)."""
+    """dx as x, of dout (B, P, H, E, axes D) with the halves df and dg. Queries and keys:
+
+        d(f, g) = (df cos + dg sin, dg cos - df sin)      dw = sum d(f, g) h      dh = w d(f, g)
+        dx = r (dh - mean(dh) - h mean(dh h))             db = sum dx
+
+    Values are copied. A row of `sums` (chunks, 2, H): dw (P, D), db (D)."""
     chunk, h = tl.program_id(0), tl.program_id(1)
     p, k = tl.arange(0, NODES), tl.arange(0, HALF)
     keep = (p[:, None] < P) & (k[None, :] < D // 2)
@@ -271,8 +288,8 @@ def _tile(H: int, P: int, D: int) -> dict[str, int]:
     return {"H": H, "P": P, "D": D, "NODES": nodes, "HALF": half, "num_warps": warps}
 
 
-def _filled(x: torch.Tensor) -> torch.Tensor:
-    """As it is where the axes before the last were only permuted, else a copy."""
+def _without_gaps(x: torch.Tensor) -> torch.Tensor:
+    """As it is where it fills its memory, its axes before the last in any order; else a contiguous copy."""
     dense = sorted(zip(x.stride(), x.shape, strict=True))
     expected = 1
     for stride, size in dense:
@@ -292,5 +309,5 @@ def heads_of_elements(
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`ops.elements.heads_of_elements`."""
-    ready = [table.contiguous() for table in turns], [_filled(field) for field in fields]
+    ready = [table.contiguous() for table in turns], [_without_gaps(field) for field in fields]
     return _Heads.apply(mesh, m, eps, bias.contiguous(), scale.flatten(2, -2).contiguous(), *ready[0], *ready[1])

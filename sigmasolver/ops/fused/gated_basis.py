@@ -85,8 +85,12 @@ def _through_backward(
     COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
     ROWS: tl.constexpr, SLICES: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
-    """dR (B, N, C). GATHER: A is F, Z is dS and dA (B, N, C) is dF. Else A is dO, Z itself, and dA
-    (B, H, chunks, M, D) sums of dZ. A row of `sums` (B, chunks, H): dW (M, D), db (M), dtau."""
+    """dR (B, N, C) = dx W^T / tau of dx = G (dG - sum_k G dG), dG = Phi * (A Z^T); dA by GATHER:
+
+        GATHER: A = F, Z = dS, dA = dF = E dS (B, N, C)      else: A = dO, dA = sums of dZ = E^T dO (B, H, chunks, M, D)
+
+    A row of `sums` (B, chunks, H): dW (M, D) = R^T dx / tau, db (M) = sum dx / tau, dtau = -sum x dx / tau.
+    """
     head, chunk, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = batch.to(tl.int64) * N * C
     d, m = tl.arange(0, COLUMNS), tl.arange(0, SLICES)

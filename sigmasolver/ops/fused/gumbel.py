@@ -46,7 +46,7 @@ def _gumbel_forward(
     s: tl.tensor, u: tl.tensor, t: tl.tensor, P: tl.tensor,
     N: tl.tensor, M: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """P (N, M) of s and u (N, M) and t (N,)."""
+    """P (N, M) = softmax over slices of (s - log(-log(u + TINY) + TINY)) / t; s, u (N, M), t (N,)."""
     _, p, _, _, at, keep = _noisy(s, u, t, N, M, TINY, ROWS, COLUMNS)
     tl.store(P + at, p.to(P.dtype.element_ty), mask=keep)
 
@@ -56,7 +56,7 @@ def _gumbel_backward(
     s: tl.tensor, u: tl.tensor, t: tl.tensor, dP: tl.tensor, ds: tl.tensor, dt: tl.tensor,
     N: tl.tensor, M: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """ds (N, M) and dt (N,) of dP (N, M)."""
+    """ds (N, M) = dx / t and dt (N,) = -sum_m x dx / t of dx = P (dP - sum_m P dP); dP (N, M)."""
     x, p, cold, n, at, keep = _noisy(s, u, t, N, M, TINY, ROWS, COLUMNS)
     g = tl.load(dP + at, mask=keep, other=0.0).to(tl.float32)
     dx = p * (g - tl.sum(p * g, axis=1)[:, None])

@@ -117,7 +117,8 @@ def _norm_backward(
 
 def _tile(C: int) -> dict[str, int]:
     columns = triton.next_power_of_2(C)
-    return {"ROWS": max(1, min(32, tuning.NORM_TILE // columns)), "COLUMNS": columns, "num_warps": 1}
+    rows = max(1, min(tuning.NORM_ROWS, tuning.NORM_TILE // columns))
+    return {"ROWS": rows, "COLUMNS": columns, "num_warps": tuning.NORM_WARPS}
 
 
 def norms_backward(

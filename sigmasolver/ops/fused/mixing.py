@@ -257,7 +257,7 @@ class _Launches:
         sums = torch.empty(chunks, 3 * self.C, device=dx.device, dtype=torch.float32)
         _join_backward[(chunks,)](
             *self.joined, *self.norm, dy, dout, dx, *(*gradients, dx, dx)[:2], sums, self.N, self.eps,
-            COPY=copy, CHUNK=chunk, **self.tile | {"ROWS": rows}, num_warps=1,
+            COPY=copy, CHUNK=chunk, **self.tile | {"ROWS": rows}, num_warps=tuning.MIXING_BACKWARD_WARPS,
         )  # fmt: skip
         return dx, gradients, sums
 

@@ -96,7 +96,7 @@ class _Readout(torch.autograd.Function):
         u, tile = W.new_empty(len(H), len(W)), _tile(W)
         _read[(triton.cdiv(len(H), tile["ROWS"]),)](
             H, H if H_low is None else H_low, w, v, W, b, u, len(H), eps, TWO_PARTS=H_low is not None, **tile,
-            num_warps=1,
+            num_warps=tuning.READOUT_WARPS,
         )  # fmt: skip
         ctx.save_for_backward(H, w, v, W)
         ctx.eps = eps
@@ -111,7 +111,9 @@ class _Readout(torch.autograd.Function):
         chunk = tile["ROWS"] * max(1, min(tuning.READOUT_LONGEST, tiles))
         chunks, dH = triton.cdiv(N, chunk), torch.empty_like(H)
         sums = torch.empty(chunks, fields * (C + 1), device=H.device, dtype=torch.float32)
-        _read_backward[(chunks,)](H, w, W, du.contiguous(), dH, sums, N, ctx.eps, CHUNK=chunk, **tile, num_warps=1)
+        _read_backward[(chunks,)](
+            H, w, W, du.contiguous(), dH, sums, N, ctx.eps, CHUNK=chunk, **tile, num_warps=tuning.READOUT_WARPS
+        )
 
         def weight_gradients() -> list[torch.Tensor]:
             K, db = sum_partials(sums).split((fields * C, fields))

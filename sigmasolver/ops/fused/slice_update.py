@@ -46,8 +46,11 @@ def update(
     D: tl.constexpr, M: tl.constexpr, KIND: tl.constexpr, ROOT: tl.constexpr, EPS: tl.constexpr,
     SLICES: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One head of one sample: from partial sums (heads, chunks, M, D + 1) to Z and Z+ = `new`, (heads, M, D), and
-    mass + eps (heads, M)."""
+    """One head of one sample: Z and Z+ = `new` (heads, M, D), mass + eps (heads, M), of partial sums
+    (heads, chunks, M, D + 1), the last of which is the mass.
+
+        Z = sums / (mass + eps)      new = Z + gamma A V (residual),   A V (replace),   Z (keep)
+    """
     head = tl.program_id(0)
     d, m = tl.arange(0, COLUMNS), tl.arange(0, SLICES)
     inside = (m[:, None] < M) & (d[None, :] < D)
@@ -79,8 +82,13 @@ def update_backward(
     D: tl.constexpr, M: tl.constexpr, KIND: tl.constexpr, ROOT: tl.constexpr,
     SLICES: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One head of one sample: from partial sums of dZ+ (heads, chunks, M, D) to G (heads, M, D) and g (heads, M); a row
-    of `sums`: dWq, dWk, dWv (D, D) each, dgamma."""
+    """One head of one sample: G (heads, M, D) and g (heads, M) of partial sums of dZ+ (heads, chunks, M, D). A row of
+    `sums`: dWq, dWk, dWv (D, D) each, dgamma.
+
+        dV = A^T dDelta      dA = dDelta V^T      dx = A (dA - sum A dA) / sqrt(D)      dQ = dx K      dK = dx^T Q
+        dZ = dQ Wq + dK Wk + dV Wv (+ dZ+, residual)      dWi = di^T Z      dgamma = sum dZ+ A V
+        G = dZ / (mass + eps)      g = -sum_d dZ Z / (mass + eps)      dDelta = gamma dZ+ (residual),   dZ+ (replace)
+    """
     head = tl.program_id(0)
     d, m = tl.arange(0, COLUMNS), tl.arange(0, SLICES)
     inside = (m[:, None] < M) & (d[None, :] < D)

@@ -181,9 +181,11 @@ def _backward(
     COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
     ROWS: tl.constexpr, SLICES: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
-    """dR, dF and, recomputed, O, all (B, N, C) as R, F and dO. `new` is Z+; G, g gradients of P^T F and the mass.
+    """dR, dF and, recomputed, O, all (B, N, C) as R, F and dO. `new` = Z+ and G (B H, M, D), g (B H, M).
 
-    A row of `sums` (B, chunks, H): dW (M, D), db (M), dtau."""
+        dP = dO Z+^T + F G^T + g      dx = P (dP - sum_m P dP)      dR = dx W^T / tau      dF = P G      O = P Z+
+
+    A row of `sums` (B, chunks, H): dW (M, D) = R^T dx / tau, db (M) = sum dx / tau, dtau = -sum x dx / tau."""
     head, chunk, batch = tl.program_id(0) * J, tl.program_id(1), tl.program_id(2)
     first = batch.to(tl.int64) * N * C
     d, m = tl.arange(0, COLUMNS), tl.arange(0, SLICES)

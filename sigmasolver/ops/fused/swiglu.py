@@ -111,11 +111,13 @@ def _inner_backward(
     tl.store(dy + offsets, total.to(t.dtype), mask=keep)
 
 
+# The next two have the sigmoid as a quotient, not as in `sigmoid` and `_slopes`, which round differently: to share them
+# would change the bits of models that train with these.
 @triton.jit
 def _silu_forward(
     x: tl.tensor, y: tl.tensor, N: tl.tensor, F: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ) -> None:
-    """y (N, F) = SiLU(gate) up of x (N, 2 F) = [gate, up], with a division: this is the form of exact float32."""
+    """y (N, F) = SiLU(gate) up of x (N, 2 F) = [gate, up]."""
     n, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     keep = (n[:, None] < N) & (c[None, :] < F)
     row = n.to(tl.int64)[:, None]
@@ -129,7 +131,9 @@ def _silu_forward(
 def _silu_backward(
     x: tl.tensor, dy: tl.tensor, dx: tl.tensor, N: tl.tensor, F: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ) -> None:
-    """dx (N, 2 F) = [dgate, dup] of x (N, 2 F) and dy (N, F)."""
+    """dx (N, 2 F) = [dgate, dup] of x (N, 2 F) = [gate, up] and dy (N, F).
+
+    dgate = dy up s (1 + gate (1 - s)), dup = dy gate s, s = sigmoid(gate)."""
     n, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     keep = (n[:, None] < N) & (c[None, :] < F)
     row = n.to(tl.int64)[:, None]

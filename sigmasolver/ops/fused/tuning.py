@@ -1,9 +1,10 @@
 """Sizes that the kernels take, and how their work is cut up: the one table of tile sizes and program counts.
 
-All numbers were chosen on an H200 (132 multiprocessors, 227 KiB of shared memory for a program), by timing whole
-training steps of Darcy, NS2D, KF2D and Smoke3D in bf16; docs/speed.md has what was predicted, what came out, and what
-else was tried, by version. `tests/ops/test_compiled.py` checks that the kernels compile and fit into the shared memory
-of an H200 and of an RTX 4090 (99 KiB). Where a row has a float32 form, its tiles are smaller, so that they fit.
+Every group says where its numbers come from. A version is an entry of docs/speed.md, which has what was predicted, what
+came out, and what else was tried: whole training steps of Darcy, NS2D, KF2D and Smoke3D in bf16 on an H200 (132
+multiprocessors, 227 KiB of shared memory for a program), some versions only together with others. "Not timed": no other
+value is on record. `tests/ops/test_compiled.py` checks that the kernels compile and fit into the shared memory of an
+H200 and of an RTX 4090 (99 KiB). Where a row has a float32 form, its tiles are smaller, so that they fit; not timed.
 
 Programs are counted in multiples of the multiprocessors of the device where they walk over points, and as a fixed
 number where more of them only hide latency. A chunk is what one program sums up: one row of partial sums for each.
@@ -27,7 +28,7 @@ class Tile(NamedTuple):
     """Of the software pipeline that loads ahead."""
 
 
-# --- What a kernel takes at all; beyond, `ops.dispatch` chooses the plain definition.
+# --- What a kernel takes at all; beyond, `ops.dispatch` chooses the plain definition. Limits of design, not timed.
 MOST_CHANNELS = 256
 """Channels that one program holds at once."""
 LONGEST_KERNEL = 5
@@ -42,7 +43,7 @@ compile."""
 MOST_IN_ELEMENT = 8192
 """Numbers of one head in one spectral element, all of which a program holds at once."""
 
-# --- Alignment
+# --- Alignment (versions 3 and 15, each timed only with others)
 ALIGNED = 16
 """Matrix units read rows of whole multiples; an inner width of 170 or 341 sends the product to kernels that load
 single values."""
@@ -54,19 +55,19 @@ are read at full speed."""
 PIECE = 1024
 """Numbers of a parameter that one program takes."""
 
-# --- layer_norm: kernels of one warp, bound by memory traffic
-NORM_TILE = 512
-"""Numbers of a tile."""
+# --- layer_norm (version 4; other tiles gave no gain): bound by memory traffic
+NORM_TILE, NORM_ROWS, NORM_WARPS = 512, 32, 1
+"""Numbers of a tile, its rows at most, and warps of its program."""
 NORM_CHUNK, NORM_PROGRAMS = 512, 4096
 """Backward: rows of a chunk at most; programs there should be at least."""
 
-# --- reductions: small launches between large ones
+# --- reductions (version 4; other tiles not timed): small launches between large ones
 PARTIALS_TILE, FEW_PARTIALS = 2048, 1024
 """Numbers of a tile; sums up to which tiles are 8 columns wide instead of 32, so that there are programs enough."""
 COLUMNS_CHUNK, COLUMNS_ROWS, COLUMNS_TILE = 128, 32, 128
 """Rows of a chunk, rows of a tile, columns of a tile at most."""
 
-# --- convolution (versions 8 and 14); a run is four neighbours on the last axis
+# --- convolution (versions 8 and 14; other tiles gave no gain); a run is four neighbours on the last axis
 CONVOLUTION_CHANNELS = 64
 """Channels of a tile at most."""
 SINGLE_RUNS, PAIR_RUNS, CONVOLUTION_WARPS = 8, 32, 4
@@ -83,7 +84,7 @@ second number with half the warps (version 15)."""
 WALK_RUNS, WALK_PROGRAMS, WALK_WARPS = 4, 512, {True: 2, False: 4}
 """All gradients in one pass: runs of a tile, programs there should be at least, warps by whether taps are few."""
 
-# --- context (version 15)
+# --- context (version 15; other tiles gave no gain)
 CONTEXT_TILE, CONTEXT_WARPS = 512, 4
 """Numbers of a tile, each of which stands for a run of points."""
 
@@ -92,21 +93,21 @@ PRODUCTS_INSIDE = 128
 """Channels up to which products inside a kernel are quicker than cuBLAS with passes over memory between them."""
 MIXING_TILES = {2: Tile(64, 32, 4, 2), 4: Tile(32, 32, 4, 2)}
 """Forward pass, by the bytes of a number."""
-MIXING_TILE, MIXING_BACKWARD_TILE = 2048, 512
-"""Numbers of a tile of the passes without products, of four warps, and of the backward pass, of one."""
+MIXING_TILE, MIXING_BACKWARD_TILE, MIXING_BACKWARD_WARPS = 2048, 512, 1
+"""Numbers of a tile of the passes without products, which have four warps, and of the backward pass; its warps."""
 MIXING_PROGRAMS, MIXING_LONGEST = 2048, 16
 """Backward: programs there should be at least; tiles of a program at most."""
 SAVED_BYTES = 10**8
-"""Bytes of a stream from which on its normed rows are recomputed rather than saved: there memory is dearer than a pass
-(version 14)."""
+"""Bytes of a stream from which on its normed rows are recomputed rather than saved: memory then costs more than
+another pass (version 14)."""
 SWIGLU_BACKWARD_TILES = {2: Tile(64, 64, 4, 1), 4: Tile(32, 32, 4, 2)}
 """Backward pass of the inner channels, by the bytes of a number."""
 SWIGLU_BACKWARD_LARGE, SWIGLU_SHARED_MEMORY = Tile(128, 64, 8, 2), 184_320
 """The same for two bytes where a program may have so many bytes of shared memory, as on H100 and later."""
 GATE_POINTS, GATE_CHANNELS = 32, 64
-"""Tiles between products of cuBLAS."""
+"""Tiles between products of cuBLAS (version 5; other tiles not timed)."""
 SILU_POINTS, SILU_CHANNELS = 16, 128
-"""Tiles of SiLU(gate) * up alone."""
+"""Tiles of SiLU(gate) * up alone (version 4; other tiles not timed)."""
 
 # --- lift (version 13)
 LIFT_TILES = {2: Tile(64, 32, 4, 2), 4: Tile(32, 32, 4, 2)}
@@ -125,28 +126,30 @@ LINEAR_POINTS, LINEAR_PROGRAMS = 64, 2
 SMALL_MAP, SMALL_MAP_STAGES, LARGE_MAP_STAGES = 64 * 64, (4, 4), (8, 3)
 """Numbers of a weight up to which a program has the first warps and stages, and beyond the second."""
 
-# --- readout (version 15): kernels of one warp, bound by memory traffic
-READOUT_TILE, READOUT_PROGRAMS, READOUT_LONGEST = 512, 2048, 64
-"""Numbers of a tile; backward: programs there should be at least, tiles of a program at most."""
+# --- readout (version 15): bound by memory traffic
+READOUT_TILE, READOUT_WARPS = 512, 1
+"""Numbers of a tile, and warps of its program."""
+READOUT_PROGRAMS, READOUT_LONGEST = 2048, 64
+"""Backward: programs there should be at least, tiles of a program at most."""
 
-# --- fourier: small launches
+# --- fourier (version 5; other tiles not timed): small launches
 FOURIER_WARPS = 4
 THIN_TILES = {2: (64, 64, 128), 4: (64, 32, 64)}
 """Of a product with a basis: rows out, rows in, columns at most, by the bytes of a number."""
 MODE_LINES, MODE_CHANNELS, MODE_CHUNK = 32, 64, 128
 """Of the products of modes: lines and channels of a tile, lines of a chunk of the weight gradient."""
 
-# --- wrap: one pass each way, bound by memory traffic; not yet timed against other tiles
+# --- wrap (other tiles not timed): one pass each way, bound by memory traffic
 WRAP_TILE, WRAP_WARPS = 4096, 4
 """Numbers of a tile, and warps of its program."""
 
-# --- elements: one pass each way, bound by memory traffic; not yet timed against other tiles
+# --- elements (other tiles not timed): one pass each way, bound by memory traffic
 WINDOW_TILE, WINDOW_WARPS = 1024, 4
 """Numbers of a tile, and warps of its program."""
 HEADS_NUMBERS, HEADS_PROGRAMS = 512, 4096
 """Numbers of half a head of an element for each warp; backward: programs there should be at least."""
 
-# --- gumbel: one pass each way, bound by memory traffic; not yet timed against other tiles
+# --- gumbel (other tiles not timed): one pass each way, bound by memory traffic
 GUMBEL_TILE, GUMBEL_WARPS = 2048, 4
 """Numbers of a tile, and warps of its program."""
 
@@ -164,9 +167,9 @@ SLICE_TILE, SLICE_BF16, SLICE_FLOAT32, SLICE_WIDE_FLOAT32 = (16, 1, 3), (64, 4, 
 float32, and in float32 beyond WIDE_HEAD. Few warps hardly wait for each other at barriers; from 64 points on the matrix
 units read what stays the same from shared memory."""
 GATED_BF16 = (64, 4, 2)
-"""The same for gates on a basis in bf16, whose tile is loaded too; in float32 as above."""
+"""The same for gates on a basis in bf16, whose tile is loaded too; in float32 as above. Not timed."""
 SLICE_BYTES = {"bf16": (96, 48), "tf32": (72, 36), "tf32x3": (96, 54)}
-"""Bytes of shared memory at most for each slice and channel of a tile, up to WIDE_HEAD and beyond."""
+"""Bytes of shared memory at most for each slice and channel of a tile, up to WIDE_HEAD and beyond, as compiled."""
 
 
 def tile_size(size: int) -> int:

@@ -30,7 +30,7 @@ def _wrap(
     points: tl.tensor, n0: tl.tensor, n1: tl.tensor, n2: tl.tensor, p0: tl.tensor,
     p1: tl.tensor, p2: tl.tensor, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """y (B, n + 2 p, C) of x (B, n, C); `points` is those of a sample of y."""
+    """y (B, n + 2 p, C), y_j = x_(j - p mod n) along each axis, of x (B, n, C); a sample of y has `points` points."""
     j, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     batch = tl.program_id(1).to(tl.int64)
     m1, m2 = n1 + 2 * p1, n2 + 2 * p2
@@ -50,7 +50,10 @@ def _wrap_backward(
     C: tl.constexpr, REACH0: tl.constexpr, REACH1: tl.constexpr, REACH2: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """dx (B, n, C) of dy (B, n + 2 p, C); `points` is those of a sample of dx. REACH is 1 where p is not 0."""
+    """dx (B, n, C), dx_i = sum over k = -1, 0, 1 of dy_(i + p + k n) inside, of dy (B, n + 2 p, C).
+
+    A sample of dx has `points` points. REACH is 1 where p is not 0, else 0: k goes from -REACH to REACH.
+    """
     i, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     batch = tl.program_id(1).to(tl.int64)
     m0, m1, m2 = n0 + 2 * p0, n1 + 2 * p1, n2 + 2 * p2

@@ -167,7 +167,7 @@ def test_dropout_acts_in_training_only(small_model):
     assert not torch.equal(model(x), plain(x))
 
 
-def test_it_starts_as_the_family_does():
+def test_vit_starts_as_the_family_does():
     torch.manual_seed(3)
     model = build_model("vit", grid=(64, 64), in_channels=4, out_channels=2, width=128, depth=1)
     operator, mlp = model.blocks[0].attention.operator, model.blocks[0].mlp.operator

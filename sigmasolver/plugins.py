@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from sigmasolver.settings import lookup
 
-__all__ = ["Origin", "Registry", "load_plugin", "loaded_plugins", "origin_of"]
+__all__ = ["Origin", "Registry", "declared", "load_plugin", "loaded_plugins", "origin_of"]
 
 T = TypeVar("T")
 Origin = dict[str, str]
@@ -79,6 +79,11 @@ class Registry(dict[str, T]):
 
 def _a(kind: str) -> str:
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
+
+
+def declared(entry: object, name: str) -> Any:
+    """An attribute by which a user's class, which need not derive from ours, says what it can do; None without it."""
+    return getattr(entry, name, None)
 
 
 def origin_of(kind: str, name: str) -> Origin | None:

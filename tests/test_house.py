@@ -1,5 +1,6 @@
 """The package as a stranger meets it: light import, typed, README that runs, plain errors at the command line."""
 
+import ast
 import json
 import re
 import subprocess
@@ -35,6 +36,19 @@ def test_the_python_in_the_readme_runs(block):
     small = block.replace("width=128, depth=8, heads=8", "width=16, depth=1, heads=2")
     done = run("-c", setup + small)
     assert done.returncode == 0, done.stderr
+
+
+def test_models_declare_what_they_can_do_and_leave_the_choice_of_kernels_to_ops():
+    """No attribute is looked up by its name, and no kernel is imported past `ops.dispatch`."""
+    for path in sorted((ROOT / "sigmasolver" / "models").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Name):
+                assert node.id not in ("getattr", "hasattr"), path
+            elif isinstance(node, ast.Import):
+                assert not any(one.name.startswith("sigmasolver.ops.fused") for one in node.names), path
+            elif isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{one.name}" for one in node.names]
+                assert not any(name.startswith("sigmasolver.ops.fused") for name in names), path
 
 
 def test_version_at_the_command_line():

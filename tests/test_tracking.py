@@ -10,7 +10,7 @@ from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run
 from sigmasolver.simulate.generate import generate
 from sigmasolver.tasks import Task
-from sigmasolver.train.tracking import tensorboard, together
+from sigmasolver.train.tracking import combine_watches, tensorboard
 from tests.data.waves import Waves
 
 BOTH = ("height", "slope")
@@ -35,7 +35,7 @@ def test_event_files_hold_the_log(data, tmp_path):
     seen = []
     run = Run(tmp_path / "run")
     with tensorboard(tmp_path / "events", run) as events:
-        api.train_model(RECIPE, data, run.path, watch=together(seen.append, None, events))
+        api.train_model(RECIPE, data, run.path, watch=combine_watches(seen.append, None, events))
     found, log = scalars(tmp_path / "events" / "run"), run.read_log()
     assert [now.step for now in seen] == [row["step"] for row in log] == [30, 50, 60]
     for name, key in (("loss", "loss"), ("learning rate", "rate"), ("steps per second", "steps_per_second")):
@@ -57,7 +57,7 @@ def test_steps_that_a_resumed_run_takes_again_are_shown_once(data, tmp_path):
             raise Killed
 
     with pytest.raises(Killed), tensorboard(tmp_path, run) as events:
-        api.train_model(RECIPE, data, run.path, watch=together(events, kill))
+        api.train_model(RECIPE, data, run.path, watch=combine_watches(events, kill))
     with tensorboard(tmp_path, run) as events:
         api.train_model(RECIPE, data, run.path, watch=events)
     whole = api.train_model(RECIPE, data, tmp_path / "whole")
@@ -76,7 +76,7 @@ def test_the_command_writes_event_files_below_the_folder(call, data, tmp_path):
 
 
 def test_nothing_to_watch():
-    assert together(None, None) is None
+    assert combine_watches(None, None) is None
     with tensorboard(None, Run("nowhere")) as events:
         assert events is None
 

@@ -70,7 +70,7 @@ Cohort = Annotated[
 Steady = Annotated[
     bool | None,
     typer.Option(
-        "--steady/--unsteady", help="Your own data: arrays (count, *grid) without time, or (count, frames, *grid)."
+        "--steady/--unsteady", help="Your data: arrays (count, *grid) without time, or (count, frames, *grid)."
     ),
 ]
 Split = Annotated[str, typer.Option(help="train, validation or test.")]

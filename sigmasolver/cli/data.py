@@ -93,7 +93,7 @@ def import_data(
     ],
     out: Annotated[Path, typer.Option(help="The store to write or continue.")],
     kind: Annotated[str | None, typer.Option(help="Format of the source, if it cannot be inferred.")] = None,
-    fields: Annotated[str | None, typer.Option(help="Your own arrays: the fields to take, such as u,v.")] = None,
+    fields: Annotated[str | None, typer.Option(help="Your data: the fields to take, such as u,v.")] = None,
     steady: Steady = None,
     axes: Axes = None,
     boundary: Boundary = None,

@@ -29,6 +29,7 @@ PLACEHOLDERS = {
     "file": "FILE",
     "start": "FILE",
     "plot": "FILE",
+    "animation": "FILE",
     "model": "MODEL",
     "models": "MODEL,...",
     "fields": "NAME,...",
@@ -46,6 +47,8 @@ PLACEHOLDERS = {
     "cohort": "COHORT",
     "split": "SPLIT",
     "kind": "FORMAT",
+    "to": "FORMAT",
+    "on": "WHERE",
     "dtype": "TYPE",
     "protocol": "PROTOCOL",
     "seconds": "SECONDS",
@@ -53,10 +56,14 @@ PLACEHOLDERS = {
     "field": "NAME",
     "only": "NAME,...",
 } | dict.fromkeys(
-    ("seed", "data_seed", "count", "windows", "batch", "index", "rounds", "repeats", "dpi", "test"), "NUMBER"
+    (
+        *("seed", "data_seed", "count", "windows", "batch", "index", "first", "rounds", "repeats", "dpi", "test"),
+        *("nodes", "processes", "most"),
+    ),
+    "NUMBER",
 )
 """By the name of the parameter; paths are told by their names below, and what is left is text."""
-PATHS = ("data", "out", "results", "page", "records", "tensorboard", "config", "plugin", "test_data")
+PATHS = ("data", "out", "results", "page", "records", "jobs", "tensorboard", "config", "plugin", "test_data")
 
 
 def _with_placeholders(parameters: list[Any]) -> list[Any]:

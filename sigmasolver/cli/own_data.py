@@ -33,18 +33,18 @@ __all__ = [
 BY_SHAPE = "factformer-kf2d"
 """The public data set that nothing but the shape of its array tells."""
 Axes = Annotated[
-    str | None, typer.Option(metavar="NAMES", help="Own arrays: their axes in order, such as count,time,x,y,field.")
+    str | None, typer.Option(metavar="NAMES", help="Your data: their axes in order, such as count,time,x,y,field.")
 ]
 Boundary = Annotated[
     str | None,
-    typer.Option(metavar="KINDS", help="Own data: the boundary of each axis, such as periodic,wall; one word for all."),
+    typer.Option(metavar="KINDS", help="Your data: the boundary of each axis, such as periodic,wall, or one for all."),
 ]
-TimeStep = Annotated[float | None, typer.Option("--dt", metavar="TIME", help="Own data: time between two frames.")]
+TimeStep = Annotated[float | None, typer.Option("--dt", metavar="TIME", help="Your data: time between two frames.")]
 Units = Annotated[
-    str | None, typer.Option(metavar="UNITS", help="Own data: the unit of each field, such as m/s,m/s,Pa.")
+    str | None, typer.Option(metavar="UNITS", help="Your data: the unit of each field, such as m/s,m/s,Pa.")
 ]
 Mask = Annotated[
-    str | None, typer.Option(metavar="FIELD", help="Own data: the field that is 1 in a solid and 0 in the fluid.")
+    str | None, typer.Option(metavar="FIELD", help="Your data: the field that is 1 in a solid and 0 in the fluid.")
 ]
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Leave out trajectories with NaN or infinite values, and record which.")

@@ -30,7 +30,7 @@ Slurm = Annotated[
     ),
 ]
 Processes = Annotated[int, typer.Option(min=1, help="Processes of a job on each machine, through torchrun.")]
-Nodes = Annotated[int, typer.Option(min=1, help="Machines of a Slurm job, trained on together.")]
+Nodes = Annotated[int, typer.Option(min=1, help="Nodes per Slurm job.")]
 
 
 @app.command()

@@ -59,8 +59,8 @@ def train(
     seed: Annotated[
         int | None, typer.Option(help="Seed of the initial weights and the order of windows; default: 42.")
     ] = None,
-    fields: Annotated[str | None, typer.Option(help="Own data: the fields to use, such as u,v.")] = None,
-    targets: Annotated[str | None, typer.Option(help="Own data: fields to predict; the rest are inputs only.")] = None,
+    fields: Annotated[str | None, typer.Option(help="Your data: the fields to use, such as u,v.")] = None,
+    targets: Annotated[str | None, typer.Option(help="Your data: fields to predict; the rest are inputs only.")] = None,
     steady: Steady = None,
     axes: Axes = None,
     boundary: Boundary = None,
@@ -70,18 +70,20 @@ def train(
         list[str] | None,
         typer.Option(
             metavar="NAMES",
-            help="Own data: fields that are one vector in loss and metrics, such as u,v; repeatable; none: no vector.",
+            help="Your data: fields that are one vector in loss and metrics, such as u,v; repeatable; none: no vector.",
         ),
     ] = None,
     mask: Mask = None,
     skip_bad: SkipBad = False,
-    test: Annotated[int | None, typer.Option(help="Own data: trajectories kept for the test; 0: train on all.")] = None,
-    test_data: Annotated[
-        Path | None, typer.Option(help="Own data: other data to test on; all of --data is trained on.")
+    test: Annotated[
+        int | None, typer.Option(help="Your data: trajectories kept for the test; 0: train on all.")
     ] = None,
-    history: Annotated[int | None, typer.Option(help="Own data: frames the model sees.")] = None,
-    block: Annotated[int | None, typer.Option(help="Own data: frames it predicts in one call.")] = None,
-    horizon: Annotated[int | None, typer.Option(help="Own data: frames that are evaluated.")] = None,
+    test_data: Annotated[
+        Path | None, typer.Option(help="Your data: other data to test on; all of --data is trained on.")
+    ] = None,
+    history: Annotated[int | None, typer.Option(help="Your data: frames the model sees.")] = None,
+    block: Annotated[int | None, typer.Option(help="Your data: frames it predicts in one call.")] = None,
+    horizon: Annotated[int | None, typer.Option(help="Your data: frames that are evaluated.")] = None,
     minutes: Minutes = None,
     settings: Settings = None,
     config: Config = None,
@@ -107,8 +109,8 @@ def train(
     from sigmasolver.train.engine import Execution
     from sigmasolver.train.infer_recipe import UserChoices
     from sigmasolver.train.job import resume_run, train_run
+    from sigmasolver.train.tracking import combine_watches
     from sigmasolver.train.tracking import tensorboard as event_files
-    from sigmasolver.train.tracking import together
 
     deadline = Deadline(minutes)
     own = {
@@ -125,7 +127,7 @@ def train(
                 raise ValueError("A resumed run keeps its recipe; use --resume alone, or with --data and --device.")
             say_other_code(Run(resume))
             with training(world) as watch, event_files(tensorboard, Run(resume)) as events:
-                resume_run(Run(resume), data, execution, together(watch, events), deadline.passed)
+                resume_run(Run(resume), data, execution, combine_watches(watch, events), deadline.passed)
             return say_trained(Run(resume), world)
         published = named_recipe(task, config, model, seed, settings or [])
         imports = ("--fields", "--steady") if config is not None else ()  # how a file is read, not what is learned
@@ -175,7 +177,7 @@ def train(
         if print_config or out is None:
             return typer.echo(config_text(recipe), nl=False)
         with training(world) as watch, event_files(tensorboard, Run(out)) as events:
-            train_run(recipe, store, Run(out), execution, together(watch, events), deadline.passed, tested)
+            train_run(recipe, store, Run(out), execution, combine_watches(watch, events), deadline.passed, tested)
         say_trained(Run(out), world)
 
 

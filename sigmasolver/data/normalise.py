@@ -285,7 +285,7 @@ def _given(kind: str, fields: Sequence[str], statistics: Mapping[str, Sequence[f
 
 def fit_trajectories(kind: str, fields: Sequence[str], trajectories: Iterable[torch.Tensor]) -> Normaliser:
     """The normaliser of this kind for trajectories `(frames, *grid, fields)`, which are taken one at a time."""
-    watched = _Watched(fields, trajectories)
+    watched = _RangeTracker(fields, trajectories)
     mean, scale = lookup(KINDS, kind, "normaliser")(watched)
     shared = kind == "trajectory"
     for group in map(list, field_groups(fields).values()) if shared else [[q] for q in range(len(fields))]:
@@ -297,8 +297,8 @@ def fit_trajectories(kind: str, fields: Sequence[str], trajectories: Iterable[to
             largest = max(watched.range_of(q) for q in group)
             if largest < _SEEN * float(scale[..., group].min()):
                 raise ValueError(
-                    f"The field {fields[group[0]]} varies by {largest:.3g} in all, nothing beside the constant "
-                    f'in the normaliser "{kind}"; set task.normaliser=channel, or give the data in other units.'
+                    f"The field {fields[group[0]]} varies by {largest:.3g} in all, negligible against the constant "
+                    f'of the normaliser "{kind}"; set task.normaliser=channel, or give the data in other units.'
                 )
     return Normaliser(kind, tuple(fields), mean.cpu(), scale.cpu(), watched.constant)
 
@@ -322,7 +322,7 @@ def _inverse_box_cox(z: torch.Tensor, powered: torch.Tensor | None) -> torch.Ten
     return torch.where(powered, base ** (1 / _EXPONENT), z)
 
 
-class _Watched:
+class _RangeTracker:
     """The trajectories in float64 as a fit goes through them, noting each field's extremes on the way."""
 
     def __init__(self, fields: Sequence[str], trajectories: Iterable[torch.Tensor]) -> None:
@@ -359,7 +359,7 @@ class _Watched:
             raise ValueError("There are no trajectories to fit a normaliser on; give at least one.")
 
 
-Fit = Callable[[_Watched], tuple[torch.Tensor, torch.Tensor]]
+Fit = Callable[[_RangeTracker], tuple[torch.Tensor, torch.Tensor]]
 
 
 def _moments(trajectories: Iterable[torch.Tensor], per_point: bool) -> tuple[int, torch.Tensor, torch.Tensor]:
@@ -379,27 +379,27 @@ def _unbiased(n: int, S: torch.Tensor) -> torch.Tensor:
     return (S / (n - 1)).sqrt()
 
 
-def _none(trajectories: _Watched) -> tuple[torch.Tensor, torch.Tensor]:
+def _none(trajectories: _RangeTracker) -> tuple[torch.Tensor, torch.Tensor]:
     q = len(trajectories.fields)
     return torch.zeros(q, dtype=torch.float64), torch.ones(q, dtype=torch.float64)
 
 
-def _channel(trajectories: _Watched) -> tuple[torch.Tensor, torch.Tensor]:
+def _channel(trajectories: _RangeTracker) -> tuple[torch.Tensor, torch.Tensor]:
     n, mean, S = _moments(trajectories, per_point=False)
     return mean, (S / n).sqrt()
 
 
-def _scalar(trajectories: _Watched) -> tuple[torch.Tensor, torch.Tensor]:
+def _scalar(trajectories: _RangeTracker) -> tuple[torch.Tensor, torch.Tensor]:
     n, mean, S = _moments(trajectories, per_point=False)
     return mean, _unbiased(n, S) + 1e-8
 
 
-def _pixel(trajectories: _Watched) -> tuple[torch.Tensor, torch.Tensor]:
+def _pixel(trajectories: _RangeTracker) -> tuple[torch.Tensor, torch.Tensor]:
     n, mean, S = _moments(trajectories, per_point=True)
     return mean, _unbiased(n, S) + 1e-5
 
 
-def _temporal(trajectories: _Watched) -> tuple[torch.Tensor, torch.Tensor]:
+def _temporal(trajectories: _RangeTracker) -> tuple[torch.Tensor, torch.Tensor]:
     means, deviations = [], []
     for values in trajectories:
         means.append(values.flatten(0, -2).mean(0))
@@ -407,7 +407,7 @@ def _temporal(trajectories: _Watched) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack(means).mean(0), torch.stack(deviations).mean(0)
 
 
-def _trajectory(trajectories: _Watched) -> tuple[torch.Tensor, torch.Tensor]:
+def _trajectory(trajectories: _RangeTracker) -> tuple[torch.Tensor, torch.Tensor]:
     groups = [list(group) for group in field_groups(trajectories.fields).values()]
     statistics = [
         torch.stack([torch.stack(torch.std_mean(values[..., group], correction=0)) for group in groups])
@@ -421,7 +421,7 @@ def _trajectory(trajectories: _Watched) -> tuple[torch.Tensor, torch.Tensor]:
     return mean, scale
 
 
-def _of_powers(kind: str, trajectories: _Watched) -> tuple[torch.Tensor, torch.Tensor]:
+def _of_powers(kind: str, trajectories: _RangeTracker) -> tuple[torch.Tensor, torch.Tensor]:
     powered, (floor, _) = _powered(trajectories.fields), _FLOORS[kind]
     transformed = (_box_cox(values, powered.to(values.device), floor) for values in trajectories)
     n, mean, S = _moments(transformed, per_point=False)

@@ -131,7 +131,7 @@ def _check_data(run: Run, store: Reader) -> None:
     held = run.read_json("data.json").get("fingerprint")
     if held != store.fingerprint:
         raise ValueError(
-            f"{store.path} is not the data that {run.path} was trained with; name the place where those lie."
+            f"{store.path} is not the data that {run.path} was trained with; pass their location with --data."
         )
 
 

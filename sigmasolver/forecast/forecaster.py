@@ -157,7 +157,7 @@ class Forecaster(nn.Module):
             if time is None or time.shape != encoded.shape[:1]:
                 found = "none" if time is None else f"a shape of {tuple(time.shape)}"
                 raise ValueError(
-                    f"This model is told the time of the last given frame: pass `time`, one number for each of "
+                    f"This model takes the time of the last input frame: pass `time`, one number for each of "
                     f"{len(encoded)} samples, not {found}."
                 )
             scalars.insert(0, self.time_scale.encode(time).to(encoded))

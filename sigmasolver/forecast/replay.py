@@ -60,21 +60,20 @@ class Replay(Forecaster):
 
     def __init__(self, forecaster: Forecaster, precision: str = "float32") -> None:
         check_precision(precision)
-        one = forecaster
         super().__init__(
-            one.model,
-            one.inputs,
-            one.targets,
-            one.block,
+            forecaster.model,
+            forecaster.inputs,
+            forecaster.targets,
+            forecaster.block,
             None,
-            one.conditions,
-            one.history,
-            one.time_scale,
-            one.embedded,
-            one.mask,
+            forecaster.conditions,
+            forecaster.history,
+            forecaster.time_scale,
+            forecaster.embedded,
+            forecaster.mask,
         )
-        self.boundary, self.precision = one.boundary, precision
-        self._parts = tuple(one.model.modules())
+        self.boundary, self.precision = forecaster.boundary, precision
+        self._parts = tuple(forecaster.model.modules())
         self._looks = any(isinstance(part, GridModel) and part.config.options.check_input for part in self._parts)
         self._graphs: dict[object, _Captured] = {}
         self._pool: Any = None

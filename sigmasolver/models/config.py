@@ -116,16 +116,25 @@ class SolverConfig(ModelSize):
         check_types(self)
         if not 1 <= self.axes <= 3:
             raise ValueError(f"Grid {self.grid} has {self.axes} axes; solvers work on one, two or three.")
-        for name in ("in_channels", "out_channels", "width", "depth", "heads", "slices"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        for name, size in (
+            ("in_channels", self.in_channels),
+            ("out_channels", self.out_channels),
+            ("width", self.width),
+            ("depth", self.depth),
+            ("heads", self.heads),
+            ("slices", self.slices),
+        ):
+            if size < 1:
+                raise ValueError(f"{name} is {size}; it must be at least 1.")
         if self.conditions < 0:
             raise ValueError(f"conditions is {self.conditions}; it must be at least 0.")
-        for frames, channels in (("in_frames", "in_channels"), ("out_frames", "out_channels")):
-            if getattr(self, frames) < 1 or getattr(self, channels) % getattr(self, frames):
+        for side, frames, channels in (
+            ("in", self.in_frames, self.in_channels),
+            ("out", self.out_frames, self.out_channels),
+        ):
+            if frames < 1 or channels % frames:
                 raise ValueError(
-                    f"{frames} is {getattr(self, frames)}; it must be at least 1 and divide {channels} = "
-                    f"{getattr(self, channels)}."
+                    f"{side}_frames is {frames}; it must be at least 1 and divide {side}_channels = {channels}."
                 )
         if self.width % (2 * self.heads):
             raise ValueError(

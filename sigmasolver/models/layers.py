@@ -21,6 +21,7 @@ from sigmasolver.ops.wrap import wrap
 __all__ = [
     "Convolution",
     "DepthwiseConvolution",
+    "DrawsNoise",
     "LayerNorm",
     "Linear",
     "Mixing",
@@ -126,9 +127,13 @@ def cropped(x: torch.Tensor, grid: Sequence[int]) -> torch.Tensor:
     return x
 
 
+class DrawsNoise(nn.Module):
+    """A part that draws random numbers in training, apart from dropout."""
+
+
 def draws_noise(model: nn.Module) -> bool:
-    """Whether a part draws random numbers in training, beside dropout; the class of such a part says so."""
-    return any(getattr(part, "random_in_training", False) for part in model.modules())
+    """Whether a part draws random numbers in training, apart from dropout."""
+    return any(isinstance(part, DrawsNoise) for part in model.modules())
 
 
 class Convolution(nn.Module):

@@ -30,7 +30,7 @@ from sigmasolver.models.baselines.vit import vit
 from sigmasolver.models.block import Block, BlockSpec
 from sigmasolver.models.config import Options, SolverConfig
 from sigmasolver.models.solver import Solver
-from sigmasolver.plugins import Registry
+from sigmasolver.plugins import Registry, declared
 from sigmasolver.settings import lookup
 
 __all__ = [
@@ -221,12 +221,12 @@ def build_solver(name: str, config: SolverConfig) -> nn.Module:
     model = _make(name)(config)
     if not isinstance(model, nn.Module):
         raise ValueError(f'The builder of "{name}" returned {type(model).__name__}; it must return an nn.Module.')
-    if config.scalars and getattr(model, "time", None) is None:
+    if config.scalars and declared(model, "time") is None:
         raise ValueError(
             f"{name} has no time embedding; set model.options.time_embedding=false and task.conditions=(), or choose "
             "another model."
         )
-    if any(config.domain_padding) and not any(hasattr(part, "domain_padding") for part in model.modules()):
+    if any(config.domain_padding) and all(declared(part, "domain_padding") is None for part in model.modules()):
         raise ValueError(f"{name} has no Fourier transform to pad; set model.options.domain_padding=0.")
     return model
 

@@ -8,13 +8,24 @@ import torch.nn.functional as F
 __all__ = ["attention"]
 
 
-def attention(Q_BHND: torch.Tensor, K_BHND: torch.Tensor, V_BHND: torch.Tensor, dropout: float = 0.0) -> torch.Tensor:
+def attention(
+    Q_BHND: torch.Tensor,
+    K_BHND: torch.Tensor,
+    V_BHND: torch.Tensor,
+    dropout: float = 0.0,
+    mask_NN: torch.Tensor | None = None,
+) -> torch.Tensor:
     """softmax(Q K^T / sqrt(D)) V, (B, H, N, D); `dropout` is the share of the attention that is dropped.
 
-    By torch's fused call, which never stores the N x N matrix but knows neither forward-mode nor second derivatives:
-    inside a transform of `torch.func`, which may want them, it is written out.
+    B may be several axes. A token attends only where the boolean mask is true. By torch's fused call, which never
+    stores the N x N matrix but knows neither forward-mode nor second derivatives: inside a transform of `torch.func`,
+    which may want them, it is written out.
     """
     if not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(Q_BHND):
-        A_BHNN = torch.softmax(Q_BHND @ K_BHND.mT * Q_BHND.shape[-1] ** -0.5, dim=-1)
-        return F.dropout(A_BHNN, dropout) @ V_BHND
-    return F.scaled_dot_product_attention(Q_BHND, K_BHND, V_BHND, dropout_p=dropout)
+        S_BHNN = Q_BHND @ K_BHND.mT * Q_BHND.shape[-1] ** -0.5
+        if mask_NN is not None:
+            S_BHNN = S_BHNN.masked_fill(~mask_NN, -torch.inf)
+        return F.dropout(torch.softmax(S_BHNN, dim=-1), dropout) @ V_BHND
+    q, k, v = (x.flatten(0, -4) for x in (Q_BHND, K_BHND, V_BHND))  # torch's kernels take four axes
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_NN, dropout_p=dropout)
+    return out.unflatten(0, Q_BHND.shape[:-3])

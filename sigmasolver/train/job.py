@@ -223,7 +223,7 @@ def _refuse_uneven(recipe: Recipe, domain: Domain, path: Path) -> None:
     uneven = unevenly_spaced(domain.time_steps)
     if uneven is not None and not recipe.model.options.time_embedding:
         raise ValueError(
-            f"The frames of {path} are {uneven}, and this model is not told the time; resample them at equal steps, or "
+            f"The frames of {path} are {uneven}, and this model has no time input; resample them at equal steps, or "
             "set model.options.time_embedding=true."
         )
 

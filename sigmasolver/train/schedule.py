@@ -1,6 +1,6 @@
-"""The learning rate over a run: one cycle, a cosine up to the peak and a cosine down to almost nothing.
+"""The learning rate over a run: one cycle, a cosine up to the maximum and a cosine down to almost nothing.
 
-    initial = peak / start_divisor,   final = initial / final_divisor,
+    initial = max_lr / start_divisor,   final = initial / final_divisor,
     up over the first warmup * steps - 1 steps, then down to the last step.
 
 A pure function of the step, so that a run resumes from its step counter alone, and one that works on a tensor, so that
@@ -19,7 +19,7 @@ __all__ = ["OneCycle"]
 
 @dataclass(frozen=True)
 class OneCycle:
-    peak: float
+    max_lr: float
     steps: int
     warmup: float = 0.3
     start_divisor: float = 25.0
@@ -28,21 +28,21 @@ class OneCycle:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"A schedule of {self.steps} steps was asked for; train for at least one.")
-        if not 0 < self.peak < math.inf:
-            raise ValueError(f"The peak learning rate is {self.peak}; it must be positive.")
+        if not 0 < self.max_lr < math.inf:
+            raise ValueError(f"The maximum learning rate is {self.max_lr}; it must be positive.")
         if not 0 <= self.warmup <= 1:
-            raise ValueError(f"warmup is {self.warmup}; it is the fraction of steps before the peak, from 0 to 1.")
+            raise ValueError(f"warmup is {self.warmup}; it is the fraction of steps before the maximum, from 0 to 1.")
         if self.start_divisor < 1 or self.final_divisor < 1:
-            raise ValueError("start_divisor and final_divisor divide the peak and must be at least 1.")
+            raise ValueError("start_divisor and final_divisor divide the maximum learning rate and must be at least 1.")
 
     def rate(self, step: torch.Tensor | int) -> torch.Tensor:
         """The learning rate of this step (counted from 0), float64, on the step's device."""
         now = torch.as_tensor(step, dtype=torch.float64)
-        initial = self.peak / self.start_divisor
+        initial = self.max_lr / self.start_divisor
         final = initial / self.final_divisor
         top, last = self.warmup * self.steps - 1, self.steps - 1
-        rising = _cosine(initial, self.peak, (now / top) if top > 0 else torch.ones_like(now))
-        falling = _cosine(self.peak, final, (now - top) / max(last - top, 1e-12))
+        rising = _cosine(initial, self.max_lr, (now / top) if top > 0 else torch.ones_like(now))
+        falling = _cosine(self.max_lr, final, (now - top) / max(last - top, 1e-12))
         return torch.where(now <= top, rising, falling)
 
 

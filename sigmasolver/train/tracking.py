@@ -15,12 +15,12 @@ from typing import Any
 from sigmasolver.runs import Run
 from sigmasolver.train.loop import Progress
 
-__all__ = ["Watch", "tensorboard", "together"]
+__all__ = ["Watch", "combine_watches", "tensorboard"]
 
 Watch = Callable[[Progress], None]
 
 
-def together(*watches: Watch | None) -> Watch | None:
+def combine_watches(*watches: Watch | None) -> Watch | None:
     """All of these as one; None where there is none."""
     present = [watch for watch in watches if watch is not None]
 

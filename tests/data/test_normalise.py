@@ -196,7 +196,7 @@ def test_a_constant_field_gets_scale_one_and_is_reported(kind: str):
 def test_a_field_that_the_constant_of_a_kind_would_hide_is_refused(kind: str):
     """Values near 1e-20 over a scale of at least 1e-8 are zero for a network; "channel" adds nothing."""
     data = 1e-20 * flow(3)
-    with pytest.raises(ValueError, match=r"varies by .* beside the constant .* set task.normaliser=channel"):
+    with pytest.raises(ValueError, match=r"varies by .* negligible against the constant .* task.normaliser=channel"):
         fit_trajectories(kind, FIELDS, tensors(data))
     found = fit_trajectories("channel", FIELDS, tensors(data))
     expected = fit_trajectories("channel", FIELDS, tensors(flow(3)))

@@ -362,7 +362,7 @@ def test_other_faults_of_folders(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"2.npy is truncated or damaged"):
         import_data(folder, tmp_path / "out.h5", names=["u"])
     (folder / "2.npy").write_bytes(whole)
-    with pytest.raises(ValueError, match="would lie where it is read from; write the store outside"):
+    with pytest.raises(ValueError, match="is inside the source folder; write the store outside"):
         import_data(folder, folder / "out.h5")
     np.savez(folder / "3.npz", u=U[0])
     with pytest.raises(ValueError, match=r"holds .npy and .npz files; keep only"):

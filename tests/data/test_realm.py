@@ -209,11 +209,11 @@ DAMAGE = {
     ),
     "an unknown variable": (
         lambda case: change(case / "data" / "data.npz", variables=np.array([*"abcdefgh", "T", "rho", "Ux", "Uq"])),
-        "The variable 'Uq' in .* is not known where it stands",
+        "The variable 'Uq' in .* is unexpected at this position",
     ),
     "a temperature among the species": (
         lambda case: change(case / "data" / "data.npz", variables=np.array([*"abcdefg", "T", "T", "rho", "Ux", "Uy"])),
-        "The variable 'T' in .* is not known where it stands",
+        "The variable 'T' in .* is unexpected at this position",
     ),
     "a variable twice": (
         lambda case: change(case / "data" / "data.npz", variables=np.array([*"aacdefgh", "T", "rho", "Ux", "Uy"])),

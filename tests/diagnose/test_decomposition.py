@@ -80,7 +80,7 @@ def energy(first, second):
 
 @pytest.mark.parametrize(("block", "horizon", "more"), [(1, 4, ()), (2, 5, ()), (3, 6, ("geometry",))])
 @torch.no_grad()
-def test_it_is_the_papers_definition_for_blocks_and_given_fields(block, horizon, more):
+def test_the_decomposition_is_the_papers_for_blocks_and_given_fields(block, horizon, more):
     fields = ("velocity_x", "velocity_y")
     one = forecaster(Wild(3 * (2 + len(more)), 2 * block), fields, block, "lower-walls", more)
     history = torch.randn(2, 3, 6, 5, 2 + len(more), dtype=torch.float64)

@@ -66,7 +66,7 @@ def test_position_storage_of_the_efficiency_table():
     assert f"{128 * 128 * config.lattice**config.axes * 4 / 1e6:.2f}" == "4.19"
 
 
-def test_what_each_row_adds_or_removes():
+def test_parameters_that_each_variant_adds_or_removes():
     config = SolverConfig((85, 85), 1, 1)
     count = {name: count_parameters(name, config) for name in VARIANTS}
     sigma, blocks, C, p, e = count["transolver-sigma"], 8, 128, 64, 8

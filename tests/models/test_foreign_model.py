@@ -62,7 +62,7 @@ def trained(data, folder, **settings):
     return run
 
 
-def test_it_learns_is_measured_diagnosed_and_reported(call, data, tmp_path):
+def test_a_foreign_model_learns_is_measured_diagnosed_and_reported(call, data, tmp_path):
     run = trained(data, tmp_path / "foreign")
     weights, _ = read_tensors(run.weights)
     assert weights["norm.num_batches_tracked"] == 8 and (weights["scale"] == 0.5).all()
@@ -113,7 +113,7 @@ def test_averaged_weights_come_with_the_running_statistics(data, tmp_path):
     assert not torch.equal(plain["norm.running_mean"], torch.zeros(8))
 
 
-def test_its_cost_is_planned_and_nothing_is_advised_that_it_cannot(data, monkeypatch):
+def test_the_cost_of_a_foreign_model_is_planned_and_recomputing_is_not_advised(data, monkeypatch):
     monkeypatch.setattr(dry_run, "WATCHED", 0.0)
     prediction = predict(RECIPE, Execution(), 1e12)
     assert prediction.parameters == (2 * 9 + 1) * 8 + 16 + 8 + 8 * 9 + 1
@@ -122,7 +122,7 @@ def test_its_cost_is_planned_and_nothing_is_advised_that_it_cannot(data, monkeyp
     assert advised and not any("recompute" in one for settings in advised for one in settings)
 
 
-def test_what_it_cannot_is_told_before_anything_is_written(data, tmp_path):
+def test_recomputing_a_foreign_model_is_refused_before_anything_is_written(data, tmp_path):
     with pytest.raises(ValueError, match=r"no blocks to recompute; set train\.recompute=false\."):
         trained(data, tmp_path / "again", recompute=True)
     assert not list(tmp_path.iterdir())

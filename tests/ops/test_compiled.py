@@ -97,7 +97,7 @@ def test_gates_on_many_functions(compiled, precision):
     assert max(found["_through"], found["_through_backward"]) <= slice_shared_bytes(kind, 128, 32)
 
 
-def test_what_does_not_fit(monkeypatch):
+def test_slices_and_head_widths_beyond_the_limits_are_refused(monkeypatch):
     """Slices, head width, both together: each has its limit, on every device."""
     monkeypatch.setattr(dispatch, "interpreted", True)
 

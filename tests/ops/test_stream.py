@@ -215,7 +215,7 @@ def test_run_again_for_the_gradients_it_is_the_same():
         torch.testing.assert_close(one, two, rtol=0, atol=0)
 
 
-def test_it_is_split_under_autocast_alone_and_merged_for_a_hook():
+def test_the_stream_is_split_under_autocast_alone_and_merged_for_a_hook():
     model, x, seen = blocks_of(), torch.randn(1, 5, 6, 3, device=DEVICE), []
 
     def why(model):

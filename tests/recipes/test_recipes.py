@@ -196,7 +196,7 @@ def test_other_readings_differ_from_the_papers_row_in_schedule_clipping_and_deca
     assert replace(released, train=replace(released.train, **same)) == paper
 
 
-def test_what_the_losses_are():
+def test_recipes_have_the_losses_of_the_paper():
     rows = {name: RECIPES[name].train for name in TABLE}
     assert {name: train.derivative for name, train in rows.items() if train.derivative} == {"darcy": 0.1}
     assert RECIPES["ns2d"].train.objective == "teacher_forced"

@@ -20,7 +20,7 @@ def maps_of(model, axes=2, shift=0.0):
     return rows, {source["run"]: arrays}
 
 
-def test_it_names_who_is_ahead_and_how_much_is_carried_on():
+def test_the_summary_names_who_is_ahead_and_how_much_is_carried_on():
     rows = [*errors("ns2d", "transolver-sigma"), *errors("ns2d", "physolver")]
     shares = decomposition("ns2d", "transolver-sigma")
     study = study_of([*rows, *shares], {})

@@ -228,7 +228,7 @@ def test_pointing_at_the_curves_reads_every_model_with_its_spread(browser):
     assert browser.value("[...document.querySelectorAll('.legend data')].map((d) => d.textContent)")[0] == "1.00 ± 0.10"
 
 
-def test_it_plays_to_the_end_and_stops(browser):
+def test_the_player_plays_to_the_end_and_stops(browser):
     browser.value("document.querySelector('#cases .transport button').click()")
     assert browser.value("document.querySelector('#cases .transport button').textContent") == "Pause"
     browser.value("new Promise((done) => setTimeout(done, 1700))")

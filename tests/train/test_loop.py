@@ -60,7 +60,7 @@ class Stop(Exception):
     pass
 
 
-def test_it_learns_and_the_run_forecasts_without_its_data(data, tmp_path):
+def test_a_model_learns_and_its_run_forecasts_without_the_data(data, tmp_path):
     recipe = replace(RECIPE, train=replace(RECIPE.train, epochs=30, objective="teacher_forced"))
     forecaster = start(data, tmp_path, recipe)
     losses = [row["loss"] for row in read_rows(Run(tmp_path).log)]

@@ -27,7 +27,7 @@ def trained(form):
     return [*weights, *(one for each in steps(resumed)["state"].values() for one in each.values())]
 
 
-def test_it_is_that_of_torch_to_the_bit():
+def test_adamw_equals_torch_adamw_to_the_bit():
     for one, two in zip(trained(AdamW), trained(torch.optim.AdamW), strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=0)
 

@@ -45,11 +45,11 @@ def test_rises_to_the_peak_and_falls_to_the_end():
     ("change", "says"),
     [
         ({"steps": 0}, "at least one"),
-        ({"peak": 0.0}, "must be positive"),
+        ({"max_lr": 0.0}, "must be positive"),
         ({"warmup": 1.5}, "from 0 to 1"),
         ({"final_divisor": 0.5}, "at least 1"),
     ],
 )
 def test_mistakes_are_one_sentence(change, says):
     with pytest.raises(ValueError, match=says):
-        OneCycle(**{"peak": 1e-3, "steps": 10, **change})
+        OneCycle(**{"max_lr": 1e-3, "steps": 10, **change})

@@ -75,7 +75,7 @@ class Kind:
     """Whether the files say themselves what their axes, fields and times are."""
     by_values: bool = True
     """Whether trajectories are told apart by their values; else by the state of their files, which may be huge."""
-    together: Callable[[Sequence[Path]], Foreign] | None = None
+    read_several: Callable[[Sequence[Path]], Foreign] | None = None
     """Several files as one data set; None where it is one file or folder."""
 
 
@@ -112,7 +112,7 @@ KINDS: tuple[Kind, ...] = (
         "a .mat with coeff and sol",
         _mat("coeff", "sol"),
         mat.read_darcy,
-        together=mat.read_darcy_pair,
+        read_several=mat.read_darcy_pair,
     ),
     Kind("fno-ns", "a .mat with u", _mat("u"), mat.read_navier_stokes),
     Kind("factformer-kf2d", "an .npy (count, frames, 256, 256)", _kolmogorov, factformer.read_kolmogorov),
@@ -413,18 +413,18 @@ def _open(sources: Sequence[Path], out: Path, kind: str | None, reading: Reading
         if not source.is_file() and not source.is_dir():
             raise ValueError(f"{source} is neither a regular file nor a folder; save its contents as one.")
         if source.resolve() in (out.resolve(), *out.resolve().parents):
-            raise ValueError(f"{out} would lie where it is read from; write the store outside {source}.")
+            raise ValueError(f"{out} is inside the source folder; write the store outside {source}.")
     found = [guess_kind(source) if kind is None else _kind_of(kind) for source in sources]
     row, source = found[0], sources[0]
     _refuse_reading(row, source, reading)
     if len(sources) > 1:
-        if row.together is None or any(other is not row for other in found):
+        if row.read_several is None or any(other is not row for other in found):
             what = ", ".join(dict.fromkeys(one.name for one in found))
-            known = ", ".join(one.name for one in KINDS if one.together is not None)
+            known = ", ".join(one.name for one in KINDS if one.read_several is not None)
             raise ValueError(
                 f"Only files of {known} can be imported together, not {what}; give one file or folder at a time."
             )
-        return row, replace(foreign := row.together(sources), layout=reading.applied(foreign.layout))
+        return row, replace(foreign := row.read_several(sources), layout=reading.applied(foreign.layout))
     return row, _as_said(row.name, source, reading)
 
 

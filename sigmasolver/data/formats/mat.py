@@ -96,9 +96,9 @@ def _variable_73(path: Path, name: str, where: str, axes: tuple[str, ...]) -> Ar
         except UnreadableError as error:
             raise _plain(path) from error
 
-    together = chunks_of(entry)
+    chunks = chunks_of(entry)
     array = Array(
-        where, shape, dtype, rows, entry["fault"], "link" in entry, box, together and together[::-1]
+        where, shape, dtype, rows, entry["fault"], "link" in entry, box, chunks and chunks[::-1]
     )  # fmt: skip
     check_numbers(where, array, axes)
     return array

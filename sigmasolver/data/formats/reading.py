@@ -53,7 +53,7 @@ class Reading:
             raise ValueError(f"The time step is {self.dt:g}; it must be positive.")
         for word in self.boundary or ():
             if word not in BOUNDARIES:
-                raise ValueError(f'An axis cannot end as "{word}"; choose from {", ".join(BOUNDARIES)}.')
+                raise ValueError(f'Unknown boundary "{word}"; choose from {", ".join(BOUNDARIES)}.')
         if self.axes is not None:
             self._check_axes(self.axes)
 
@@ -155,5 +155,5 @@ def _arranged(array: Array, axes: tuple[str, ...], leading: int) -> Array:
     else:
         whole = cache(lambda: array.whole().transpose(order))
         rows = lambda start, stop: (whole()[None] if alone else whole())[start:stop]  # noqa: E731
-    together = None if array.together is None else (1,) * alone + tuple(array.together[place] for place in order)
-    return replace(array, shape=(1,) * alone + shape, rows=rows, box=box, together=together)
+    chunks = None if array.chunk_shape is None else (1,) * alone + tuple(array.chunk_shape[place] for place in order)
+    return replace(array, shape=(1,) * alone + shape, rows=rows, box=box, chunk_shape=chunks)

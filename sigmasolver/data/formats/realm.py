@@ -151,7 +151,7 @@ def _fields(index: Path, variables: Sequence[str], counts: Sequence[int]) -> tup
     species = names[: counts[0]]
     for name in (*(one for one in species if one in FIELDS), *(one for one in names[counts[0] :] if one not in FIELDS)):
         raise ValueError(
-            f"The variable {name!r} in {index} is not known where it stands: after {counts[0]} species come "
+            f"The variable {name!r} in {index} is unexpected at this position: after {counts[0]} species come "
             f"{', '.join(FIELDS)}."
         )
     if len(set(names)) < len(names):

@@ -81,7 +81,7 @@ class Array:
     """Whether it lies in another file, so that nothing of it is known."""
     box: Callable[[Ranges], np.ndarray] | None = None
     """Some entries of every axis, read without the others; None: only `rows` can be read."""
-    together: tuple[int, ...] | None = None
+    chunk_shape: tuple[int, ...] | None = None
     """How many entries of each axis lie in one chunk of the file; None: any can be read by themselves."""
     whole_only: str | None = None
     """Why all of it is in memory once some of it was read, as the end of a sentence."""
@@ -109,7 +109,7 @@ class Array:
 def in_parts_or_held(array: Array) -> Array:
     """An array whose first axis counts trajectories, to be read by windows: from the file where that is quick, else
     held in memory. A chunk that holds some of many trajectories would be unpacked again for each of them."""
-    if array.together is None or min(array.together[0], array.shape[0]) <= _MOST_TOGETHER:
+    if array.chunk_shape is None or min(array.chunk_shape[0], array.shape[0]) <= _MOST_TOGETHER:
         return array
     return held(array, "it stores values of many trajectories together")
 
@@ -131,7 +131,7 @@ def held(array: Array, why: str) -> Array:
         array,
         rows=lambda start, stop: values()[start:stop],
         box=lambda ranges: values()[tuple(slice(*one) for one in ranges)],
-        together=None,
+        chunk_shape=None,
         whole_only=why,
     )
 

@@ -51,6 +51,7 @@ from torch import nn
 from sigmasolver.models.config import SolverConfig
 from sigmasolver.models.grid_model import GridModel
 from sigmasolver.models.layers import Linear, TimeEmbedding
+from sigmasolver.ops.attention import attention
 from sigmasolver.ops.constants import grid_constant
 from sigmasolver.ops.elements import SHIFTS, heads_of_elements, nodes_of_elements, windows
 
@@ -324,20 +325,8 @@ class ElementAttention(nn.Module):
     def forward(self, L: torch.Tensor, constants: Constants) -> torch.Tensor:
         fields = [self.convolution.along(L, axis, constants.coarse) for axis in range(len(self.mesh))]
         Q, K, V = heads_of_elements(fields, self.bias, self.scale, constants.turns, self.mesh, self.m, self.EPS)
-        return self.project(nodes_of_elements(attend(Q, K, V, constants.mask), self.mesh, self.m))
-
-
-def attend(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """softmax(Q K^T / sqrt(D)) V, (B, P, H, E, D).
-
-    By torch's fused call, which knows neither forward-mode nor second derivatives: inside a transform of `torch.func`,
-    which may want them, it is written out.
-    """
-    if not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(Q):
-        scores = Q @ K.mT * Q.shape[-1] ** -0.5
-        return torch.softmax(scores if mask is None else scores.masked_fill(~mask, -torch.inf), dim=-1) @ V
-    q, k, v = (x.flatten(0, 1) for x in (Q, K, V))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).unflatten(0, Q.shape[:2])
+        out_BPHED = attention(Q, K, V, mask_NN=constants.mask)
+        return self.project(nodes_of_elements(out_BPHED, self.mesh, self.m))
 
 
 State = tuple[torch.Tensor, torch.Tensor, Constants]

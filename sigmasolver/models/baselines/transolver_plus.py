@@ -27,7 +27,7 @@ from torch import nn
 
 from sigmasolver.models.baselines.frame import attention_solver
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.layers import Convolution, linear, perceptron, split_heads
+from sigmasolver.models.layers import Convolution, DrawsNoise, linear, perceptron, split_heads
 from sigmasolver.models.slices import SliceUpdate
 from sigmasolver.models.solver import Solver
 from sigmasolver.ops.slices import deslice, slice_states
@@ -39,11 +39,10 @@ NOISES = ("training", "always")
 """When the routing is noisy; "always" is the released behaviour."""
 
 
-class GumbelRouting(nn.Module):
+class GumbelRouting(DrawsNoise):
     """X (B, H, N, D) -> P (B, H, N, M), every row of which sums to one."""
 
     COLDEST, START = 0.01, 0.5
-    random_in_training = True
 
     def __init__(self, head_width: int, heads: int, slices: int, noise: str) -> None:
         super().__init__()

@@ -307,7 +307,7 @@ def test_padding_tells_how_the_axes_end():
     assert (around(x) - ends(x)).abs().max() > 1e-3
 
 
-def test_it_starts_as_the_released_code_does():
+def test_eddyformer_starts_as_the_released_code_does():
     torch.manual_seed(2)
     model = eddyformer(SolverConfig((64, 64), 10, 1, width=64, depth=1))
     layer = model.blocks[0]

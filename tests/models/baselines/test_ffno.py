@@ -55,7 +55,7 @@ def test_block_and_gradients_equal_the_definition(grid, modes):
         torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_both_forms_of_the_operator_serve_it():
+def test_a_block_takes_both_forms_of_the_operator():
     block, H = shaken((10, 9)), field(2, 10, 9, 8)
     thin = block(H)
     block.spectral.operator = axis_fourier_rfft
@@ -63,7 +63,7 @@ def test_both_forms_of_the_operator_serve_it():
 
 
 @pytest.mark.parametrize("grid", GRIDS)
-def test_it_commutes_with_shifts_along_every_axis(grid):
+def test_a_block_commutes_with_shifts_along_every_axis(grid):
     block, H = shaken(grid), field(1, *grid, 8)
     for axis in range(1, len(grid) + 1):
         torch.testing.assert_close(block(H.roll(2, axis)), block(H).roll(2, axis), rtol=0, atol=1e-12)

@@ -158,7 +158,7 @@ def test_the_last_layer_is_not_bent(small_model):
     assert seen["head"].min() < -0.2  # less than any value of GELU
 
 
-def test_it_starts_as_published():
+def test_fno_starts_as_published():
     torch.manual_seed(3)
     model = build_model("fno", grid=(16, 16), in_channels=1, out_channels=1, width=32, depth=2, modes=4)
     first, second = (block.convolution.weight * 32**2 for block in model.blocks)

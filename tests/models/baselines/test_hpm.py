@@ -192,7 +192,7 @@ def test_compiled_whole_equals_eager(small_model):
     torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=True)(x), model(x), rtol=0, atol=1e-13)
 
 
-def test_it_can_be_told_the_time():
+def test_hpm_takes_the_time():
     model = build_model("hpm", grid=(6, 5), in_channels=1, out_channels=1, options=Options(time_embedding=True))
     x, times = torch.randn(1, 6, 5, 1).expand(2, -1, -1, -1), torch.tensor([0.0, 3.0])
     early, late = model(x, times)

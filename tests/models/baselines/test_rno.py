@@ -69,7 +69,7 @@ def test_lines_through_a_gaussian_have_the_analytic_integral(plane):
 
 
 @pytest.mark.parametrize("plane", [(9, 9), (8, 8), (13, 6)])
-def test_it_is_the_sum_over_images_rotated_by_bilinear_sampling(plane):
+def test_a_sinogram_is_the_sum_over_images_rotated_by_bilinear_sampling(plane):
     image, count = field(*plane), detectors(plane)
     reach = torch.arange(count + 8, dtype=DOUBLE) - (count + 7) / 2  # beyond every corner
     for a, row in enumerate(sinogram(image, 7)):

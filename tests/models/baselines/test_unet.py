@@ -185,7 +185,7 @@ def test_every_level_changes_the_output():
     assert torch.equal(model(x), whole)
 
 
-def test_it_starts_as_torchs_layers_do():
+def test_unet_starts_as_torchs_layers_do():
     torch.manual_seed(3)
     level = DoubleConvolution(16, 16, 32, ("zeros", "zeros"), "instance")
     for convolution in level.convolutions:

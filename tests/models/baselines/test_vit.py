@@ -111,6 +111,43 @@ def test_attention_is_the_same_within_a_transform_and_without():
     torch.testing.assert_close(slope, (ahead - behind) / (2 * h), rtol=1e-6, atol=1e-8)
 
 
+def slow_attention(Q, K, V, mask):
+    scores = Q @ K.mT * Q.shape[-1] ** -0.5
+    return torch.softmax(scores if mask is None else scores.masked_fill(~mask, -torch.inf), dim=-1) @ V
+
+
+@pytest.mark.parametrize("outer", [(3,), (3, 2)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_masked_attention_on_several_leading_axes(outer, masked):
+    """Outside transforms to the bit what torch's call gives on four axes, inside what the definition gives."""
+    Q, K, V = (one.requires_grad_() for one in field(3, *outer, 2, 7, 4))
+    mask = torch.rand(7, 7) < 0.5 if masked else None
+    if mask is not None:
+        mask |= torch.eye(7, dtype=torch.bool)
+    direction = field(*Q.shape)
+
+    def fused(q, k, v):
+        four = [one.reshape(-1, 2, 7, 4) for one in (q, k, v)]
+        return torch.nn.functional.scaled_dot_product_attention(*four, attn_mask=mask).reshape(q.shape)
+
+    def ours(q, k, v):
+        return attention(q, k, v, mask_NN=mask)
+
+    for one, other in zip(
+        *(torch.autograd.grad(f(Q, K, V).square().sum(), (Q, K, V)) for f in (ours, fused)), strict=True
+    ):
+        assert torch.equal(one, other)
+    assert torch.equal(ours(Q, K, V), fused(Q, K, V))
+    torch.testing.assert_close(ours(Q, K, V), slow_attention(Q, K, V, mask), rtol=0, atol=1e-14)
+    inside = [
+        torch.func.jvp(lambda q, call=call: call(q, K, V), (Q,), (direction,))
+        for call in (ours, lambda q, k, v: slow_attention(q, k, v, mask))
+    ]
+    assert all(torch.equal(one, other) for one, other in zip(*inside, strict=True))
+    several = torch.func.vmap(lambda q: ours(q, K, V))(torch.stack((Q, direction)))
+    torch.testing.assert_close(several[1], ours(direction, K, V), rtol=0, atol=1e-14)
+
+
 def test_equal_keys_give_every_token_the_mean():
     layer, Y = SelfAttention(SolverConfig((8, 8), 1, 1, width=8, heads=2)).double(), field(1, 3, 2, 8)
     with torch.no_grad():
@@ -130,7 +167,7 @@ def test_dropout_acts_in_training_only(small_model):
     assert not torch.equal(model(x), plain(x))
 
 
-def test_it_starts_as_the_family_does():
+def test_vit_starts_as_the_family_does():
     torch.manual_seed(3)
     model = build_model("vit", grid=(64, 64), in_channels=4, out_channels=2, width=128, depth=1)
     operator, mlp = model.blocks[0].attention.operator, model.blocks[0].mlp.operator

@@ -200,6 +200,7 @@ def in_order(values: Iterable[Any]) -> list[Any]:
 
 def evenly(count: int, most: int) -> list[int]:
     """At most so many of the numbers below `count`, the first and the last among them."""
+    # `data.windows.spread_evenly` rounds some halves the other way (26, 23); figures and windows both stay as they are.
     return [int(place) for place in np.linspace(0, count - 1, min(most, count)).round()]
 
 

@@ -106,6 +106,8 @@ def _of_reading(
     return lambda path, reading: read(path, reading.fields, reading.steady)
 
 
+# The order matters: the first kind that fits a file reads it. Some fit what others do, too (a Darcy file may also hold
+# u, and any .npy or HDF5 file may be a user's arrays), so the specific kinds come before the general ones.
 KINDS: tuple[Kind, ...] = (
     Kind(
         "fno-darcy",

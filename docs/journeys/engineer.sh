@@ -63,11 +63,11 @@ refused sigmasolver train --data pairs.npz --out runs/pairs
 
 say sigmasolver train --data flows "${reading[@]}" "${small[@]}" --skip-bad --out runs/channel
 say sigmasolver evaluate runs/channel
-say sigmasolver evaluate runs/channel --data unseen
 say sigmasolver forecast runs/channel --input today.npy --steps 13 --out prediction.nc
 say sigmasolver export runs/channel --to onnx --out channel.onnx
 say sigmasolver diagnose runs/channel --only maps
 say sigmasolver report runs/channel --units time=s --units length=m --out channel.html
+say sigmasolver evaluate runs/channel --data unseen
 say sigmasolver train --data pairs.npz --steady --fields a,p --targets p --test 0 --out runs/pairs \
   --set train.updates=20 --set model.width=16 --set model.depth=1
 times > times.txt

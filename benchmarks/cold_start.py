@@ -7,7 +7,7 @@ Every measurement is a process of its own, with an empty Triton cache (a tempora
 left. Forms: `parallel` is the package as it is (`ops/precompile.py`), `serial` has SIGMASOLVER_PRECOMPILE=0. Seconds
 from building the trainer to the end of the first and of the fiftieth update, of which the first `precompile` takes its
 part, and from the start of the process (imports, the model, random windows) to the same fiftieth. Ratios are serial /
-parallel, medians within one run.
+parallel, medians within one run that has both.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def run(given: argparse.Namespace, task: str) -> list[dict[str, object]]:
     """Rows of one task, by cache and form; forms take turns."""
     times: dict[tuple[str, str], list[dict[str, object]]] = {}
     for _ in range(given.repeats):
-        for form in FORMS:
+        for form in given.forms.split(","):
             with tempfile.TemporaryDirectory() as cache:
                 for state in ("empty", "full"):
                     times.setdefault((state, form), []).append(start(given, task, form, cache))
@@ -103,11 +103,12 @@ def run(given: argparse.Namespace, task: str) -> list[dict[str, object]]:
         row |= {name: statistics.median(float(str(one[name])) for one in found) for name in SECONDS}
         rows.append(row)
     for row in rows:
-        other = next(one for one in rows if one["cache"] == row["cache"] and one["form"] == "serial")
-        row["ratio"] = float(str(other["all"])) / float(str(row["all"]))
+        for other in (one for one in rows if one["cache"] == row["cache"] and one["form"] == "serial"):
+            row["ratio"] = float(str(other["all"])) / float(str(row["all"]))
+        faster = f" {row['ratio']:6.2f}x" if "ratio" in row else ""
         print(
             f"{task:8} {given.precision}  {row['cache']:5} cache  {row['form']:8}  first update {row['first']:6.2f} s  "
-            f"{UPDATES} updates {row['all']:6.2f} s {row['ratio']:6.2f}x  precompile {row['precompile']:6.2f} s  "
+            f"{UPDATES} updates {row['all']:6.2f} s{faster}  precompile {row['precompile']:6.2f} s  "
             f"imports {row['imports']:6.2f} s  since the start {row['since_start']:6.2f} s"
             f"{'' if row['same_losses'] else '  losses differ'}",
             flush=True,
@@ -121,6 +122,7 @@ def words() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--forms", default=",".join(FORMS), help="which to measure; default: %(default)s")
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="NAME=VALUE")
     parser.add_argument("--measure", action="store_true", help="one measurement of one task in this process, as JSON")
     parser.add_argument("--out", type=Path)

@@ -29,6 +29,9 @@ _BLOCK = 16 * 2**20
 LEGACY_AXES: dict[str, tuple[str, ...]] = {"realpdebench": ("y", "x")}
 """By source, the axes of stores and runs that were written before axes had names; such a store calls its coordinates
 x, y in turn."""
+_intact: dict[tuple[int, ...], set[int]] = {}
+"""By device, inode, size and time of change of a file: trajectories whose checksum this process has found right. The
+rows of a suite open the same store again and again, and hashing 10 GB each time takes longer than a short training."""
 
 
 class Writer:
@@ -161,10 +164,12 @@ class StoreReader(Reader):
         self.path = Path(path)
         self._handle: h5py.File | None = None
         self._process = -1
-        self._intact: set[int] = set()
         try:
             if not self.path.is_file():  # a pipe could be waited on for ever
                 raise OSError
+            facts = self.path.stat()
+            state = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+            self._intact = _intact.setdefault(state, set())
             if not _checksummed(self.path) and h5py.is_hdf5(self.path) and not is_store(self.path):
                 raise _no_store(self.path)
             self._read_facts()

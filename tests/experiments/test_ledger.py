@@ -93,6 +93,35 @@ def test_models_at_equal_updates_come_in_the_order_of_their_errors():
     assert "- `c-1-42`" in page and "## KF2D\n" not in page
 
 
+def test_counterparts_stand_beside_the_run_that_was_trained_alike():
+    base = {"task": "ns2d", "field": "vorticity"}
+    values = {"transolver-sigma": 0.03, "physolver": 0.06, "specsolver": 0.04, "specsolver-matched": 0.05}
+
+    def rows(label):
+        for name, value in values.items():
+            model = name.removesuffix("-matched")
+            run = f"ns2d-{model}-bf16-{label}{name.removeprefix(model)}-42"
+            yield made(42, value, run, **base, model=model)
+            yield made(42, 5000, run, **{**base, "field": None}, model=model, metric="parameters")
+            for lead in (1, 2, 3):
+                yield made(42, lead * value, run, **base, model=model, metric="relative_l2_lead", lead=lead)
+
+    page = results_page([*rows("short")], [])
+    lines = [line for line in page.splitlines() if line.startswith("| NS2D ω | 50 %")]
+    assert lines == [
+        "| NS2D ω | 50 % | transolver-sigma | 5,000 | 3.00 | 6.00 | 9.00 | 3.00 | – |",
+        "| NS2D ω | 50 % | physolver | 5,000 | 6.00 | 12.0 | 18.0 | 6.00 | 50.0 % |",
+        "| NS2D ω | 50 % | specsolver | 5,000 | 4.00 | 8.00 | 12.0 | 4.00 | 25.0 % |",
+        "| NS2D ω | 50 % | specsolver, matched | 5,000 | 5.00 | 10.0 | 15.0 | 5.00 | 40.0 % |",
+    ]
+    alone = [row for row in rows("short") if row["model"] != "physolver"]
+    assert "Against one domain alone" not in results_page(alone, []), "one of them is missing"
+    other = [
+        {**row, "run": row["run"].replace("short", "long")} for row in rows("short") if row["model"] == "physolver"
+    ]
+    assert "Against one domain alone" not in results_page([*alone, *other], []), "not trained alike"
+
+
 @pytest.mark.parametrize(
     ("task", "updates"),
     [("darcy", 125_000), ("ns2d", 250_000), ("kf2d", 83_750), ("it3d", 80_000), ("smoke3d", 200_000)],

@@ -437,19 +437,23 @@ def whole():
     }
 
 
-def test_error_over_training_time_joins_the_runs_of_a_model():
+def test_error_over_training_time_joins_the_lengths_of_a_model_and_averages_seeds():
     rows = []
-    for model, seconds, factor in (("fno", 90.0, 1.0), ("fno", 30.0, 4.0), ("transolver-sigma", 50.0, 2.0)):
+    lengths = (("fno", 800, 90.0, 1.0), ("fno", 200, 20.0, 3.0), ("fno", 200, 40.0, 5.0), ("vit", 800, 50.0, 2.0))
+    for number, (model, step, seconds, factor) in enumerate(lengths):
         for one in made.errors("ns2d", model):
-            rows.append({**one, "run": f"{model}-{seconds}", "seconds": seconds, "value": factor * one["value"]})
+            timed = {"run": f"{model}-{number}", "seed": number, "step": step, "seconds": seconds}
+            rows.append({**one, **timed, "value": factor * one["value"]})
+    rows += made.errors("ns2d", "unet")  # not timed, so not shown
     (axes,) = training_cost(rows).axes
     value = {}
-    for model in ("fno", "transolver-sigma"):
+    for model in ("fno", "vit"):
         of_all = (one["value"] for one in made.errors("ns2d", model) if one["metric"] == "relative_l2")
         value[model] = 100 * next(of_all)
     lines = [(line.get_xdata(), line.get_ydata()) for line in axes.get_lines()]
     assert lines[0][0] == pytest.approx([30, 90]) and lines[0][1] == pytest.approx([4 * value["fno"], value["fno"]])
-    assert lines[1][0] == pytest.approx([50]) and lines[1][1] == pytest.approx([2 * value["transolver-sigma"]])
+    assert lines[1][0] == pytest.approx([50]) and lines[1][1] == pytest.approx([2 * value["vit"]])
+    assert len(lines) == 2
     with pytest.raises(ValueError, match="do not tell how long their training took"):
         training_cost(made.errors("ns2d", "fno"))
 

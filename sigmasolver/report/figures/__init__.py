@@ -9,7 +9,16 @@ from matplotlib.figure import Figure
 
 from sigmasolver.report.figures.components import COMPONENTS, components
 from sigmasolver.report.figures.costs import EFFICIENCY, efficiency
-from sigmasolver.report.figures.curves import FORCED, FREE, TRAINED, rollout, scaling, teacher_forcing, training_cost
+from sigmasolver.report.figures.curves import (
+    FORCED,
+    FREE,
+    TRAINED,
+    rollout,
+    scaling,
+    teacher_forcing,
+    timed,
+    training_cost,
+)
 from sigmasolver.report.figures.energy import DECOMPOSITION, decomposition
 from sigmasolver.report.figures.layers import CORRECTIONS, ROUTING, corrections, routing
 from sigmasolver.report.figures.maps import MAPS, case_study, maps
@@ -70,6 +79,10 @@ FIGURES: Mapping[str, Drawing] = {
     ),
     "components": Drawing(lambda material: components(material.rows), (COMPONENTS,), by_field=False),
     "efficiency": Drawing(lambda material: efficiency(material.rows), (EFFICIENCY,), by_field=False, words=timing_of),
-    "training-cost": Drawing(lambda material: training_cost(material.rows, material.field), (TRAINED,)),
+    "training-cost": Drawing(
+        lambda material: training_cost(material.rows, material.field),
+        (TRAINED,),
+        words=lambda rows: sample_of(timed(rows)),
+    ),
     "scaling": Drawing(lambda material: scaling(material.rows), (SWEEPS,), by_field=False),
 }

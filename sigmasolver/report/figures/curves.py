@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +32,7 @@ from sigmasolver.report.study import TRIVIAL_BASELINES
 from sigmasolver.report.sweeps import Point, points_of
 from sigmasolver.report.tables import check_repeated, named_apart
 
-__all__ = ["FORCED", "FREE", "TRAINED", "reductions", "rollout", "scaling", "teacher_forcing", "training_cost"]
+__all__ = ["FORCED", "FREE", "TRAINED", "reductions", "rollout", "scaling", "teacher_forcing", "timed", "training_cost"]
 
 FREE = evaluated("relative_l2_lead")
 FORCED = evaluated("relative_l2_lead", protocol="teacher-forced")
@@ -119,11 +120,11 @@ def reductions(rows: Rows, field: str | None = None) -> dict[str, float]:
 
 
 def training_cost(rows: Rows, field: str | None = None) -> Figure:
-    """Error of the whole horizon over the time of the training, a panel per task: a point per run, those of a model
-    joined in the order of their times."""
-    runs = [row for row in of_field(select(rows, TRAINED), field) if row.get("seconds")]
-    if not runs:
+    """Error of the whole horizon over the time of the training, a panel per task: a point per model and number of
+    updates, the mean over seeds; those of a model are joined in the order of their times."""
+    if rows and not timed(rows):
         raise ValueError("These runs do not tell how long their training took; train them with this version.")
+    runs = of_field(select(timed(rows), TRAINED), field)
     tasks, models = in_order(row["task"] for row in runs), in_order(row["model"] for row in runs)
     styles = looks(models)
     with style():
@@ -132,7 +133,10 @@ def training_cost(rows: Rows, field: str | None = None) -> Figure:
         for index, axes in enumerate(_panels(figure, len(tasks), columns)):
             for model in models:
                 own = [row for row in runs if (row["task"], row["model"]) == (tasks[index], model)]
-                points = sorted((float(row["seconds"]), 100 * value_of(row)) for row in own)
+                seeds = [[row for row in own if row["step"] == step] for step in {row["step"] for row in own}]
+                points = sorted(
+                    (_mean(row["seconds"] for row in one), 100 * _mean(map(value_of, one))) for one in seeds
+                )
                 look = styles[model]
                 if points:
                     axes.plot(*zip(*points, strict=True), color=look.colour, marker=look.marker, linestyle=look.dashes)
@@ -147,6 +151,15 @@ def training_cost(rows: Rows, field: str | None = None) -> Figure:
             letter(axes, index, title) if len(tasks) > 1 else axes.set_title(title, loc="left")
         models_below(figure, {m: model_label(m) for m in models}, columns=3 if columns == 1 else 6)
     return figure
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
+
+
+def timed(rows: Rows) -> Rows:
+    """The rows of runs that tell how long their training took."""
+    return [row for row in rows if row.get("seconds")]
 
 
 def scaling(rows: Rows) -> Figure:

@@ -1,10 +1,10 @@
 """The kernels of a step, compiled in parallel before it first runs.
 
 Triton compiles a kernel when it is first launched, and the step waits: for a training step half a minute. `precompile`
-runs the step once without launching its kernels. Each goes to a pool of threads as soon as the step asks for it; they
-compile it, build its launcher and load it onto the GPU. MLIR and LLVM release the GIL, and ptxas and the C compiler are
-processes of their own, so all cores work. Afterwards every launch finds its kernel. What is in Triton's cache on disk
-is only loaded.
+runs the step once without launching its kernels, and then compiles all that it asked for in a pool of threads, which
+also build the launchers and load the kernels onto the GPU. MLIR and LLVM release the GIL, and ptxas and the C compiler
+are processes of their own, so all cores work. They start after the step, which would otherwise wait for the GIL again
+and again. Afterwards every launch finds its kernel. What is in Triton's cache on disk is only loaded.
 
 In that run no kernel writes its results, so the numbers are arbitrary and everything that could keep them is put back:
 gradients, buffers, random generators. It is for steps that can be captured as a CUDA graph, whose host code cannot
@@ -45,7 +45,8 @@ def precompile(work: Callable[[], object], model: nn.Module, stream: torch.cuda.
     active_mode = importlib.import_module("triton.runtime._async_compile").active_mode
     # Ctrl-C is for the main thread; a compiler that it stopped would be reported as broken.
     pool = ThreadPoolExecutor(initializer=signal.pthread_sigmask, initargs=(signal.SIG_BLOCK, {signal.SIGINT}))
-    mode = triton.AsyncCompileMode(_Loader(pool, None if stream is None else stream.device))
+    loader = _Loader(pool, None if stream is None else stream.device)
+    mode = triton.AsyncCompileMode(loader)
 
     def submit(compile: Callable[[], object]) -> None:
         token = active_mode.set(mode)  # by launch: a backward pass runs in a thread of its own
@@ -57,9 +58,10 @@ def precompile(work: Callable[[], object], model: nn.Module, stream: torch.cuda.
     try:
         with _one_at_a_time, _unchanged(model, stream), intercepted(submit, stream):
             work()
+        loader.start()
         return [kernel.result() for kernel in list(mode.future_kernels.values())]
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
+        loader.cancel()
         for kernel in list(mode.future_kernels.values()):
             if kernel.future is not None and kernel.future.cancelled():
                 kernel.result(ignore_errors=True)  # so that a later launch compiles it
@@ -113,20 +115,38 @@ def intercepted(
 
 
 class _Loader:
-    """Where Triton submits its compilations: a compiled kernel is loaded onto the device in the same thread."""
+    """Where Triton submits its compilations, which wait for `start`. A compiled kernel is loaded onto the device in the
+    same thread."""
 
     def __init__(self, pool: ThreadPoolExecutor, device: torch.device | None) -> None:
         self.pool, self.device = pool, device
+        self.submitted: list[tuple[Future[Any], Callable[[], Any]]] = []
 
     def submit(self, compile: Callable[[], Any]) -> Future[Any]:
-        return self.pool.submit(self._loaded, compile)
+        future: Future[Any] = Future()
+        self.submitted.append((future, compile))
+        return future
 
-    def _loaded(self, compile: Callable[[], Any]) -> Any:
-        kernel = compile()
-        if self.device is not None:
-            with torch.cuda.device(self.device):
-                kernel.run  # noqa: B018  (the property builds the launcher and loads the binary)
-        return kernel
+    def start(self) -> None:
+        for future, compile in self.submitted:
+            self.pool.submit(self._finish, future, compile)
+
+    def cancel(self) -> None:
+        """Drop what no thread has begun."""
+        for future, _ in self.submitted:
+            future.cancel()
+
+    def _finish(self, future: Future[Any], compile: Callable[[], Any]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            kernel = compile()
+            if self.device is not None:
+                with torch.cuda.device(self.device):
+                    kernel.run  # noqa: B018  (the property builds the launcher and loads the binary)
+            future.set_result(kernel)
+        except BaseException as error:
+            future.set_exception(error)
 
 
 @contextmanager

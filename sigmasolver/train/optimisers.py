@@ -41,11 +41,17 @@ def _check(name: str, builder: Any) -> Make:
     return builder
 
 
-OPTIMISERS: Registry[Make] = Registry("optimiser", {"adamw": _adamw}, "sigmasolver.optimisers", _check)
+OPTIMISERS: Registry[Make] = Registry(
+    "optimiser",
+    {"adamw": _adamw},
+    "sigmasolver.optimisers",
+    _check,
+    "sigmasolver.train.optimisers.register_optimiser",
+)
 
 
 def register_optimiser(name: str, builder: Make) -> None:
-    """Make an optimiser of your own known by name, for `train.optimiser`.
+    """Make an optimiser of your own known by name: recipes and trainings then find it under `train.optimiser`.
 
     Args:
         name: letters, digits, dots, hyphens and underscores; a name that is taken is refused.
@@ -55,9 +61,10 @@ def register_optimiser(name: str, builder: Make) -> None:
 
     Example:
         >>> import torch, sigmasolver
+        >>> from sigmasolver.train.optimisers import register_optimiser
         >>> def momentum(parameters, train):
         ...     return torch.optim.SGD(parameters, momentum=0.9, weight_decay=train.weight_decay)
-        >>> sigmasolver.register_optimiser("momentum", momentum)
+        >>> register_optimiser("momentum", momentum)
         >>> sigmasolver.recipe_of("darcy", settings=["train.optimiser=momentum"]).train.optimiser
         'momentum'
     """

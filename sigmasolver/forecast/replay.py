@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sigmasolver.forecast import Forecaster
-from sigmasolver.models.grid_model import GridModel
+from sigmasolver.models.solver import GridModel
 from sigmasolver.ops.fused.weight_cache import WeightCache
 from sigmasolver.ops.graphs import capture
 from sigmasolver.ops.precision import matmul_precision

@@ -14,7 +14,6 @@ from sigmasolver.ops import affine
 from sigmasolver.ops.constants import grid_constant
 from sigmasolver.ops.convolution import depthwise_convolution
 from sigmasolver.ops.modules import Affine, affine_of
-from sigmasolver.ops.slices import split_heads
 from sigmasolver.ops.swiglu import swiglu
 from sigmasolver.ops.wrap import wrap
 
@@ -37,7 +36,6 @@ __all__ = [
     "padded",
     "perceptron",
     "proportional",
-    "split_heads",
 ]
 
 

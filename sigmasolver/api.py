@@ -32,7 +32,6 @@ __all__ = [
     "open_windows",
     "recipe_of",
     "rollout",
-    "save_pretrained",
     "simulate_dataset",
     "train_model",
     "write_report",
@@ -394,26 +393,6 @@ def write_report(runs: Sequence[Run | str | Path], out: str | Path, title: str |
     rows, arrays = join_records(label_runs(paths), tuple(DIAGNOSTICS))
     write_page(Path(out), study_of(rows, arrays, title, dimensions_of(paths, rows)))
     return Path(out)
-
-
-def save_pretrained(run: Run | str | Path, out: str | Path) -> Path:
-    """Write a finished run as a folder to publish: safetensors, config.json and a model card.
-
-    Args:
-        run: a run, or its folder; errors that were measured stand on the card.
-        out: the folder, new or empty, in the layout of Hugging Face's `save_pretrained`.
-
-    Returns:
-        The folder, which `load` takes like that of a run.
-
-    Example:
-        >>> folder = sigmasolver.save_pretrained(run, "published")
-        >>> sorted(path.name for path in folder.iterdir())[:2], sigmasolver.load("./published").block
-        (['README.md', 'config.json'], 1)
-    """
-    from sigmasolver.model_cards.share import save_pretrained as write
-
-    return write(_run(run), Path(out))
 
 
 def _from_xarray(source: Any, out: str | Path | None, fields: Sequence[str] | None, steady: bool | None) -> Reader:

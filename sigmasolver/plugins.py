@@ -35,11 +35,14 @@ _current: list[Origin] = []
 
 
 class Registry(dict[str, T]):
-    """A table of entries by name that users add to; `check` refuses what cannot be one, in one sentence."""
+    """A table of entries by name that users add to: by calling `function`, or by an entry point of `group`. `check`
+    refuses what cannot be an entry, in one sentence."""
 
-    def __init__(self, kind: str, entries: dict[str, T], group: str, check: Callable[[str, Any], T]) -> None:
+    def __init__(
+        self, kind: str, entries: dict[str, T], group: str, check: Callable[[str, Any], T], function: str
+    ) -> None:
         super().__init__(entries)
-        self.kind, self.group, self.check = kind, group, check
+        self.kind, self.group, self.check, self.function = kind, group, check, function
 
     def register(self, name: str, entry: Any) -> None:
         if not re.fullmatch(r"[\w.-]+", name):
@@ -122,8 +125,8 @@ def load_plugin(path: Path) -> None:
             raise ValueError(f"The plugin {path} failed{at} with {type(error).__name__}: {said}") from error
     if len(_origins) == before:
         raise ValueError(
-            f"The plugin {path} registers nothing; call sigmasolver.register_model, register_loss, register_optimiser "
-            "or register_task in it."
+            f"The plugin {path} registers nothing; call sigmasolver.register_model, train.objectives.register_loss, "
+            "train.optimisers.register_optimiser or recipes.register_task in it."
         )
     _loaded[path] = sha256
 

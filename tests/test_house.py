@@ -51,6 +51,20 @@ def test_models_declare_what_they_can_do_and_leave_the_choice_of_kernels_to_ops(
                 assert not any(name.startswith("sigmasolver.ops.fused") for name in names), path
 
 
+def test_the_files_and_functions_that_contributing_names_are_there():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`([\w/]+/[\w/]*\.(?:py|json|md|toml))`", text)
+    missing = [one for one in named if not any((top / one).is_file() for top in (ROOT, ROOT / "sigmasolver"))]
+    assert {*missing} == {"ops/NAME.py", "ops/fused/NAME.py"}
+    journey = re.findall(r"^\| `(.+?)`: `(?:(\w+)\.)?(\w+)` \|", text.partition("## One batch")[2], re.M)
+    assert len(journey) > 15
+    for file, kind, name in journey:
+        body = ast.parse((ROOT / "sigmasolver" / file).read_text()).body
+        if kind:
+            (body,) = (one.body for one in body if isinstance(one, ast.ClassDef) and one.name == kind)
+        assert any(isinstance(one, ast.FunctionDef | ast.ClassDef) and one.name == name for one in body), (file, name)
+
+
 def test_version_at_the_command_line():
     assert run("-m", "sigmasolver", "--version").stdout.strip() == sigmasolver.__version__
 

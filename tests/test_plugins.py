@@ -13,7 +13,7 @@ from sigmasolver import plugins
 from sigmasolver.data.normalise import fit
 from sigmasolver.diagnose.workload import _in_a_process
 from sigmasolver.forecast.checkpoint import build, load
-from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
+from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, register_task
 from sigmasolver.runs import Run, read_tensors
 from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
@@ -21,7 +21,8 @@ from sigmasolver.tasks import Task
 from sigmasolver.train.engine import Execution, Stepper
 from sigmasolver.train.job import resume_run, train_run
 from sigmasolver.train.loop import StepPlan
-from sigmasolver.train.objectives import Loss
+from sigmasolver.train.objectives import Loss, register_loss
+from sigmasolver.train.optimisers import register_optimiser
 from tests.registered import forgotten
 
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
@@ -30,7 +31,10 @@ RECIPE = Recipe(TASK, ModelRecipe(name="fno", width=8, depth=1, heads=2), TrainR
 
 PLUGIN = """
 import torch, sigmasolver
+from sigmasolver.recipes import register_task
 from sigmasolver.tasks import Task
+from sigmasolver.train.objectives import register_loss
+from sigmasolver.train.optimisers import register_optimiser
 
 class Mine(torch.nn.Module):
     def __init__(self, config):
@@ -43,9 +47,9 @@ def mean_absolute(recipe, normaliser):
     return lambda prediction, truth: (normaliser.encode(prediction) - normaliser.encode(truth)).abs().flatten(1).mean(1)
 
 sigmasolver.register_model("mine", Mine)
-sigmasolver.register_loss("mean_absolute", mean_absolute)
-sigmasolver.register_optimiser("momentum", lambda parameters, train: torch.optim.SGD(parameters, momentum=0.9))
-sigmasolver.register_task(
+register_loss("mean_absolute", mean_absolute)
+register_optimiser("momentum", lambda parameters, train: torch.optim.SGD(parameters, momentum=0.9))
+register_task(
     "mine-task", Task("mine-task", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")
 )
 """
@@ -95,8 +99,8 @@ def same(first, second):
 
 
 def test_a_registered_twin_of_a_built_in_one_trains_to_the_same_bits(data, tmp_path):
-    sigmasolver.register_loss("twin", lambda recipe, normaliser: lambda p, t: Loss(((0,),))(p, t))
-    sigmasolver.register_optimiser(
+    register_loss("twin", lambda recipe, normaliser: lambda p, t: Loss(((0,),))(p, t))
+    register_optimiser(
         "twin", lambda parameters, train: torch.optim.AdamW(parameters, weight_decay=train.weight_decay, fused=True)
     )
     expected = trained(data, tmp_path / "built-in")
@@ -114,7 +118,7 @@ def test_the_loss_sees_physical_units_and_the_normaliser_of_the_targets(data, tm
 
         return loss
 
-    sigmasolver.register_loss("watching", build)
+    register_loss("watching", build)
     trained(data, tmp_path / "run", loss="watching", updates=1)
     recipe, normaliser, truth = seen[0]
     assert recipe.task == TASK and normaliser.fields == TASK.targets and truth.shape == (4, 1, 16, 16, 1)
@@ -140,7 +144,7 @@ class Descent(torch.optim.Optimizer):
 
 def test_an_optimiser_is_told_the_rate_of_every_step(data, tmp_path):
     rates = []
-    sigmasolver.register_optimiser("descent", lambda parameters, train: Descent(parameters, rates))
+    register_optimiser("descent", lambda parameters, train: Descent(parameters, rates))
     trained(data, tmp_path / "run", optimiser="descent")
     with sigmasolver.open_dataset(data):
         windows = sigmasolver.open_windows(data, RECIPE)
@@ -151,9 +155,9 @@ def test_an_optimiser_is_told_the_rate_of_every_step(data, tmp_path):
 @pytest.mark.parametrize("name", ["descent", "plain-descent", "momentum"])
 def test_a_stopped_training_goes_on_to_the_same_bits(data, tmp_path, name):
     """Numbers, tensors and nothing at all in the state of the optimiser."""
-    sigmasolver.register_optimiser("descent", lambda parameters, train: Descent(parameters, []))
-    sigmasolver.register_optimiser("plain-descent", lambda parameters, train: torch.optim.SGD(parameters))
-    sigmasolver.register_optimiser("momentum", lambda parameters, train: torch.optim.SGD(parameters, momentum=0.9))
+    register_optimiser("descent", lambda parameters, train: Descent(parameters, []))
+    register_optimiser("plain-descent", lambda parameters, train: torch.optim.SGD(parameters))
+    register_optimiser("momentum", lambda parameters, train: torch.optim.SGD(parameters, momentum=0.9))
     whole, run = trained(data, tmp_path / "whole", optimiser=name), Run(tmp_path / "stopped")
     looks = iter((False, False, True))
     recipe = replace(RECIPE, train=replace(RECIPE.train, optimiser=name))
@@ -176,27 +180,27 @@ class Hoarder(torch.optim.SGD):
         (lambda: None, {"loss": "relativ_l2"}, 'There is no loss "relativ_l2"; did you mean relative_l2?'),
         (lambda: None, {"optimiser": "adam"}, 'There is no optimiser "adam"; did you mean adamw?'),
         (
-            lambda: sigmasolver.register_loss("scalar", lambda recipe, normaliser: lambda p, t: (p - t).mean()),
+            lambda: register_loss("scalar", lambda recipe, normaliser: lambda p, t: (p - t).mean()),
             {"loss": "scalar"},
             'The loss "scalar" gave the shape (); it must give one number for each of 4 samples.',
         ),
         (
-            lambda: sigmasolver.register_loss("number", lambda recipe, normaliser: lambda p, t: 3.0),
+            lambda: register_loss("number", lambda recipe, normaliser: lambda p, t: 3.0),
             {"loss": "number"},
             'The loss "number" gave float',
         ),
         (
-            lambda: sigmasolver.register_loss("nothing", lambda recipe, normaliser: None),
+            lambda: register_loss("nothing", lambda recipe, normaliser: None),
             {"loss": "nothing"},
             "returned NoneType; it must return a function",
         ),
         (
-            lambda: sigmasolver.register_optimiser("nothing", lambda parameters, train: None),
+            lambda: register_optimiser("nothing", lambda parameters, train: None),
             {"optimiser": "nothing"},
             "returned NoneType; it must return a torch.optim.Optimizer",
         ),
         (
-            lambda: sigmasolver.register_optimiser("hoarder", lambda parameters, train: Hoarder(parameters)),
+            lambda: register_optimiser("hoarder", lambda parameters, train: Hoarder(parameters)),
             {"optimiser": "hoarder"},
             "The optimiser hoarder keeps past as list",
         ),
@@ -210,7 +214,7 @@ def test_what_cannot_train_is_told_in_one_sentence(data, tmp_path, register, set
 
 
 def test_an_optimiser_that_cannot_be_captured_is_refused_by_a_captured_step(data, monkeypatch):
-    sigmasolver.register_optimiser("momentum", lambda parameters, train: torch.optim.SGD(parameters, momentum=0.9))
+    register_optimiser("momentum", lambda parameters, train: torch.optim.SGD(parameters, momentum=0.9))
     execution = Execution()
     monkeypatch.setattr(Execution, "captured", True)
     recipe = replace(RECIPE, train=replace(RECIPE.train, optimiser="momentum"))
@@ -223,12 +227,12 @@ def test_an_optimiser_that_cannot_be_captured_is_refused_by_a_captured_step(data
 @pytest.mark.parametrize(
     ("use", "says"),
     [
-        (lambda: sigmasolver.register_loss("squared", print), 'There is a loss "squared" already'),
-        (lambda: sigmasolver.register_optimiser("my own", print), '"my own" cannot name an optimiser'),
-        (lambda: sigmasolver.register_loss("mine", 3), "must be a function of a recipe and a normaliser, not int"),
-        (lambda: sigmasolver.register_optimiser("mine", 3), "must be a function of parameters and settings, not int"),
-        (lambda: sigmasolver.register_task("mine", "kf2d"), '"mine" must be a Task or a Recipe, not str'),
-        (lambda: sigmasolver.register_task("kf2d", TASK), 'There is a recipe "kf2d" already'),
+        (lambda: register_loss("squared", print), 'There is a loss "squared" already'),
+        (lambda: register_optimiser("my own", print), '"my own" cannot name an optimiser'),
+        (lambda: register_loss("mine", 3), "must be a function of a recipe and a normaliser, not int"),
+        (lambda: register_optimiser("mine", 3), "must be a function of parameters and settings, not int"),
+        (lambda: register_task("mine", "kf2d"), '"mine" must be a Task or a Recipe, not str'),
+        (lambda: register_task("kf2d", TASK), 'There is a recipe "kf2d" already'),
     ],
 )
 def test_what_cannot_be_registered_is_refused(use, says):
@@ -238,8 +242,8 @@ def test_what_cannot_be_registered_is_refused(use, says):
 
 
 def test_a_task_is_a_recipe_with_default_settings():
-    sigmasolver.register_task("tiny", TASK)
-    sigmasolver.register_task("tiny-fno", RECIPE)
+    register_task("tiny", TASK)
+    register_task("tiny-fno", RECIPE)
     assert sigmasolver.recipe_of("tiny", seed=3) == Recipe(TASK, train=TrainRecipe(seed=3))
     assert sigmasolver.recipe_of("tiny-fno") == RECIPE
 

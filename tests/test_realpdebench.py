@@ -205,7 +205,7 @@ def test_sizes_of_the_benchmark_itself(task):
 
 
 def test_the_schedule_of_the_benchmark_is_a_cosine():
-    from sigmasolver.train.schedule import OneCycle
+    from sigmasolver.train.optimisers import OneCycle
 
     train = RECIPES["fsi-benchmark-unet"].train
     rates = OneCycle(train.lr, 1000, train.warmup, train.start_divisor, train.final_divisor).rate(torch.arange(1000))

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 import sigmasolver
+from sigmasolver.train.objectives import register_loss
+from sigmasolver.train.optimisers import register_optimiser
 
 
 class Dilated(nn.Module):
@@ -39,8 +41,8 @@ def huber(recipe, normaliser):
 
 
 sigmasolver.register_model("dilated", Dilated)
-sigmasolver.register_loss("huber", huber)
-sigmasolver.register_optimiser("radam", lambda parameters, train: torch.optim.RAdam(parameters))
+register_loss("huber", huber)
+register_optimiser("radam", lambda parameters, train: torch.optim.RAdam(parameters))
 END
 
 say() { printf '\n$ %s\n' "$*"; "$@"; }

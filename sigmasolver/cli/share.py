@@ -20,7 +20,6 @@ def save_pretrained(
 ) -> None:
     """Write a run as a folder to publish: safetensors, config.json and a model card, as Hugging Face lays them out."""
     from sigmasolver.model_cards.share import save_pretrained as write
-    from sigmasolver.runs import Run
 
-    write(Run(run), out)
+    write(run, out)
     console().print(f"{out}: read README.md before you upload it\nload it: sigmasolver.load({str(out)!r})")

@@ -13,10 +13,11 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Table
 from rich.text import Text
 
+from sigmasolver.report.rows import ALL, named_apart, precision_of
 from sigmasolver.report.sample import sample_of
 from sigmasolver.report.study import TRIVIAL_BASELINES
 from sigmasolver.report.study import Table as Cells
-from sigmasolver.report.tables import ALL, OVER_FIELDS, TOGETHER, comparison, named_apart, precision_of
+from sigmasolver.report.tables import OVER_FIELDS, TOGETHER, comparison
 from sigmasolver.runtime.interrupts import Interrupts
 from sigmasolver.runtime.threads import describe_threads
 from sigmasolver.tasks import REALM

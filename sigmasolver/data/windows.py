@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -128,6 +129,9 @@ class Windows:
     first frame) of each, the windows are these in their order; those that reach beyond the last frame are left out.
     """
 
+    on_device: Resident | None = None
+    """Where the trajectories lie on a device, see `resident`; None: each window is read when asked for."""
+
     def __init__(
         self,
         source: Source,
@@ -202,6 +206,8 @@ class Windows:
 
     def batch(self, indices: Sequence[int] | torch.Tensor) -> Pair:
         """These windows together: float32 `(B, T_in, *grid, q_in)` and `(B, H, *grid, q_out)`."""
+        if self.on_device is not None:
+            return self._gathered(self.on_device, indices)
         places = self._places[self._checked(indices)].tolist()
         if isinstance(self.source, Reader):
             return self._copied(self.source, places)
@@ -209,6 +215,12 @@ class Windows:
         spec, steady = self.spec, self.spec.steady
         history, future = frames[:, : spec.history], frames if steady else frames[:, spec.history :]
         return self._select(history, spec.inputs).contiguous(), self._select(future, spec.targets).contiguous()
+
+    def _gathered(self, held: Resident, indices: Sequence[int] | torch.Tensor) -> Pair:
+        if not isinstance(indices, torch.Tensor) or indices.device.type == "cpu":
+            checked = torch.tensor(self._checked(indices), pin_memory=held.values.is_cuda)
+            indices = checked.to(held.values.device, non_blocking=True)
+        return held.batch(indices)
 
     def _copied(self, source: Reader, places: list[list[int]]) -> Pair:
         """Windows given as (position in `trajectories`, first frame): what the source reads goes to its place at once.
@@ -263,7 +275,8 @@ class Windows:
 
     def each(self) -> Iterator[torch.Tensor]:
         """The trajectories one by one, thinned but whole: float32 `(frames, *grid, fields)`."""
-        return (values.to(torch.float32) for values in self._read_whole(self.trajectories))
+        whole = self._read_whole(self.trajectories) if self.on_device is None else self.on_device.values
+        return (values.to(torch.float32) for values in whole)
 
     def each_covered(self) -> Iterator[torch.Tensor]:
         """Like `each`; of trajectories whose windows are listed, only the frames that one of these windows touches."""
@@ -284,9 +297,16 @@ class Windows:
         """Whether `resident` would hold no more than this."""
         return self.nbytes(dtype) <= device_bytes
 
-    def resident(self, device: torch.device | str, dtype: str | None = None) -> Resident:
-        """The same windows, held on a device in the stored type or in `dtype`; reads every trajectory once."""
-        return Resident(self, device, self._held(dtype))
+    def resident(self, device: torch.device | str, dtype: str | None = None) -> Windows:
+        """The same windows, their trajectories on a device in the stored type or in `dtype`; reads each of them."""
+        windows = copy(self)
+        windows.on_device = Resident(self, device, self._held(dtype))
+        return windows
+
+    @property
+    def values_on_device(self) -> torch.Tensor:
+        """What `resident` put there, `(trajectories, frames, *grid, fields)`, thinned; else empty."""
+        return torch.zeros(0) if self.on_device is None else self.on_device.values
 
     def _held(self, dtype: str | None) -> str:
         name = self.source.header.dtype if dtype is None else dtype
@@ -382,42 +402,36 @@ def spread_evenly(count: int, asked: int | None) -> torch.Tensor:
     return torch.linspace(0, count - 1, kept, dtype=torch.float64).round().long()
 
 
-class Resident(Windows):
-    """Windows whose trajectories lie on a device as one tensor; batches are gathered there.
+class Resident:
+    """The trajectories of windows on a device, as one tensor; batches are gathered there.
 
     With indices that are on the device already, a batch costs the host nothing but the launches: it never waits.
     """
 
     def __init__(self, windows: Windows, device: torch.device | str, dtype: str) -> None:
-        self.__dict__.update(windows.__dict__)  # the same windows, listed or not
-        shape = (len(self.trajectories), len(self.times), *self.grid, len(self.fields))
+        shape = (len(windows.trajectories), len(windows.times), *windows.grid, len(windows.fields))
         self.values = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
         """All trajectories, thinned: `(trajectories, frames, *grid, fields)`."""
-        for position, values in enumerate(windows._read_whole(self.trajectories)):
+        for position, values in enumerate(windows._read_whole(windows.trajectories)):
             self.values[position] = values.to(self.values.device)
             narrowed = self.values.element_size() < values.element_size()
             if narrowed and int(self.values[position].isinf().sum()) > int(values.isinf().sum()):
                 raise ValueError(
-                    f"Trajectory {self.trajectories[position]} holds values too large for {dtype}; "
+                    f"Trajectory {windows.trajectories[position]} holds values too large for {dtype}; "
                     "hold the trajectories as float32."
                 )
-        spec, device = self.spec, self.values.device
-        self._flat = (self._places[:, 0] * len(self.times) + self._places[:, 1]).to(device)
+        spec, device = windows.spec, self.values.device
+        self._first = (windows._places[:, 0] * len(windows.times) + windows._places[:, 1]).to(device)
         self._history = torch.arange(spec.history, device=device)
         self._future = torch.arange(spec.span - spec.horizon, spec.span, device=device)
+        self._inputs = [windows.fields.index(name) for name in spec.inputs]
+        self._targets = [windows.fields.index(name) for name in spec.targets]
 
-    def batch(self, indices: Sequence[int] | torch.Tensor) -> Pair:
-        """These windows together, on the device: indices on a GPU are not checked here, but by the GPU."""
-        if not isinstance(indices, torch.Tensor) or indices.device.type == "cpu":
-            pinned = self.values.is_cuda
-            indices = torch.tensor(self._checked(indices), pin_memory=pinned).to(self.values.device, non_blocking=True)
-        wrapped = torch.where(indices < 0, indices + len(self), indices)
-        first = self._flat.index_select(0, wrapped)
-        history = self._select(self._gather(first, self._history), self.spec.inputs)
-        return history, self._select(self._gather(first, self._future), self.spec.targets)
-
-    def each(self) -> Iterator[torch.Tensor]:
-        return (values.to(torch.float32) for values in self.values)
+    def batch(self, indices: torch.Tensor) -> Pair:
+        """The windows of indices that lie on the device; those on a GPU are not checked here, but by the GPU."""
+        first = self._first.index_select(0, torch.where(indices < 0, indices + len(self._first), indices))
+        history = _channels(self._gather(first, self._history), self._inputs)
+        return history, _channels(self._gather(first, self._future), self._targets)
 
     def _gather(self, first: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
         places = (first[:, None] + frames).flatten()

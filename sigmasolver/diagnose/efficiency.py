@@ -24,7 +24,7 @@ from statistics import mean, median, stdev
 import torch
 from torch import nn
 
-from sigmasolver.data.windows import Resident, Windows
+from sigmasolver.data.windows import Windows
 from sigmasolver.diagnose.subject import Findings, Subject
 from sigmasolver.forecast import Forecaster
 from sigmasolver.models.solver import Solver
@@ -164,14 +164,13 @@ class Updates:
 
 def peak_bytes(updates: Updates, windows: Windows) -> float:
     """The most that tensors hold at one time in an update, without training windows that lie on the device."""
-    held = windows.values if isinstance(windows, Resident) else torch.zeros(0)
     device = updates.stepper.device
     if device.type == "cuda":
         updates.make()
         torch.cuda.reset_peak_memory_stats(device)
         updates.make()
         return torch.cuda.max_memory_allocated(device) - updates.before
-    with Alive(held) as alive:
+    with Alive(windows.values_on_device) as alive:
         for _ in range(2):  # only the second begins with gradients and optimiser states
             updates.make()
     return alive.peak

@@ -134,9 +134,9 @@ def refuse_unregistered(run: Run, name: str, registry: Registry[Any]) -> None:
         return
     kind = registry.kind
     origin = _origins(run).get(kind, {})
-    came, do = "", f"register it with sigmasolver.register_{kind} first, or pass the file that does with --plugin"
+    came, do = "", f"register it with {registry.function} first, or pass the file that does with --plugin"
     if "plugin" in origin:
-        do = f"pass that file with --plugin, or call sigmasolver.register_{kind} first"
+        do = f"pass that file with --plugin, or call {registry.function} first"
     elif "package" in origin:
         do = "install that package"
     if "plugin" in origin or "package" in origin:

@@ -78,18 +78,18 @@ class Forecaster(nn.Module):
         self.history = history
         self.time_scale, self.embedded = time_scale, embedded
         self.model, self.inputs, self.targets, self.block = model, inputs, targets, block
-        self.boundary = lookup(BOUNDARIES, boundary, "boundary operator") if boundary is not None else None
-        self.conditions = conditions
+        self.boundary, self.conditions = boundary, conditions
+        if boundary is not None:
+            lookup(BOUNDARIES, boundary, "boundary operator")
 
     def around(self, model: nn.Module) -> Forecaster:
         """The same map around another network: a compiled or distributed form of this one."""
-        boundary = next((name for name, one in BOUNDARIES.items() if one is self.boundary), None)
         return Forecaster(
             model,
             self.inputs,
             self.targets,
             self.block,
-            boundary,
+            self.boundary,
             self.conditions,
             self.history,
             self.time_scale,
@@ -141,7 +141,7 @@ class Forecaster(nn.Module):
                 f"The model made {tuple(answer.shape)} of {tuple(channels.shape)}; it must keep the batch and the grid."
             )
         frames = self.targets.decode(_unfold(answer, self.block))
-        frames = frames if self.boundary is None else self.boundary(frames, self.targets.fields)
+        frames = frames if self.boundary is None else BOUNDARIES[self.boundary](frames, self.targets.fields)
         return frames if self.mask is None else self._keep_solid(frames, history, self.mask)
 
     def _keep_solid(self, frames: torch.Tensor, history: torch.Tensor, mask: str) -> torch.Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sigmasolver.forecast import Forecaster
-from sigmasolver.models.grid_model import GridModel
+from sigmasolver.models.solver import GridModel
 from sigmasolver.ops.fused.weight_cache import WeightCache
 from sigmasolver.ops.graphs import capture
 from sigmasolver.ops.precision import matmul_precision
@@ -65,14 +65,14 @@ class Replay(Forecaster):
             forecaster.inputs,
             forecaster.targets,
             forecaster.block,
-            None,
+            forecaster.boundary,
             forecaster.conditions,
             forecaster.history,
             forecaster.time_scale,
             forecaster.embedded,
             forecaster.mask,
         )
-        self.boundary, self.precision = forecaster.boundary, precision
+        self.precision = precision
         self._parts = tuple(forecaster.model.modules())
         self._looks = any(isinstance(part, GridModel) and part.config.options.check_input for part in self._parts)
         self._graphs: dict[object, _Captured] = {}

@@ -26,8 +26,23 @@ from sigmasolver.version import __version__
 __all__ = ["save_pretrained"]
 
 
-def save_pretrained(run: Run, folder: Path) -> Path:
-    """Write the folder; a run that is not finished, or a folder that is not empty, is refused."""
+def save_pretrained(run: Run | str | Path, out: str | Path) -> Path:
+    """Write a finished run as a folder to publish: safetensors, config.json and a model card.
+
+    Args:
+        run: a run, or its folder; errors that were measured stand on the card.
+        out: the folder, new or empty, in the layout of Hugging Face's `save_pretrained`.
+
+    Returns:
+        The folder, which `load` takes like that of a run.
+
+    Example:
+        >>> from sigmasolver.model_cards.share import save_pretrained
+        >>> folder = save_pretrained("runs/darcy", "published")
+        >>> sorted(path.name for path in folder.iterdir())[:2], sigmasolver.load("./published").block
+        (['README.md', 'config.json'], 1)
+    """
+    run, folder = run if isinstance(run, Run) else Run(run), Path(out)
     recipe = recipe_in(run)
     if not run.finished:
         raise ValueError(f"{run.path} is not finished; resume it first: sigmasolver train --resume {run.path}")

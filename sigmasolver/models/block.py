@@ -18,15 +18,17 @@ import torch
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.layers import DepthwiseConvolution, LayerNorm, Mixing
+from sigmasolver.models.layers import DepthwiseConvolution, LayerNorm, linear
 from sigmasolver.models.slices import UPDATES, PhysicalOperator
 from sigmasolver.models.spectral import SpectralOperator
 from sigmasolver.ops.context import add_context
 from sigmasolver.ops.mixing import add_mixing, joined
+from sigmasolver.ops.modules import Affine, affine_of
 from sigmasolver.ops.side_streams import run_concurrently
 from sigmasolver.ops.stream import Residual, StreamBlock, merged
+from sigmasolver.ops.swiglu import swiglu
 
-__all__ = ["Block", "BlockSpec", "Branch", "Stage"]
+__all__ = ["Block", "BlockSpec", "Branch", "Mixing", "Stage", "SwiGLU"]
 
 OPERATORS = ("spectral", "physical", "pass")
 MIXINGS = ("joint", "grouped")
@@ -107,6 +109,40 @@ class Stage(nn.Module):
         if len(shares) == 1:
             return [respond(0)]
         return list(run_concurrently(partial(respond, 0), partial(respond, 1), x))
+
+
+class SwiGLU(nn.Module):
+    """eq:swiglu-implementation with inner width floor(2 expansion width / 3)."""
+
+    def __init__(self, width: int, expansion: int) -> None:
+        super().__init__()
+        inner = 2 * expansion * width // 3
+        self.gate_up = linear(width, 2 * inner)
+        self.down = linear(inner, width)
+
+    def forward(self, H: torch.Tensor) -> torch.Tensor:
+        return swiglu(H, self.gate_up.weight, self.gate_up.bias, self.down.weight, self.down.bias)
+
+
+class Mixing(nn.Module):
+    """SwiGLU over `groups` equal channel groups: one group mixes all channels, more keep the groups apart."""
+
+    def __init__(self, width: int, expansion: int, groups: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(SwiGLU(width // groups, expansion) for _ in range(groups))
+
+    @property
+    def maps(self) -> tuple[Affine, Affine] | None:
+        """Gate and up projection, then down projection, of the one SwiGLU; None where groups are kept apart."""
+        if len(self.parts) > 1:
+            return None
+        joint = cast(SwiGLU, self.parts[0])
+        return affine_of(joint.gate_up), affine_of(joint.down)
+
+    def forward(self, H: torch.Tensor) -> torch.Tensor:
+        groups = H.chunk(len(self.parts), dim=-1)
+        responses = [part(group) for part, group in zip(self.parts, groups, strict=True)]
+        return responses[0] if len(responses) == 1 else torch.cat(responses, dim=-1)
 
 
 class Block(StreamBlock):

@@ -36,7 +36,8 @@ class Options:
 
     Example:
         >>> import sigmasolver
-        >>> options = sigmasolver.Options(padding=("circular", "zeros"), dropout=0.1)
+        >>> from sigmasolver.models import Options
+        >>> options = Options(padding=("circular", "zeros"), dropout=0.1)
         >>> sizes = {"width": 16, "depth": 1, "heads": 2, "options": options}
         >>> model = sigmasolver.build_model("transolver-sigma", grid=(8, 8), in_channels=1, out_channels=1, **sizes)
     """

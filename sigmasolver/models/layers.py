@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +12,6 @@ from torch import nn
 from sigmasolver.ops import affine
 from sigmasolver.ops.constants import grid_constant
 from sigmasolver.ops.convolution import depthwise_convolution
-from sigmasolver.ops.modules import Affine, affine_of
-from sigmasolver.ops.slices import split_heads
-from sigmasolver.ops.swiglu import swiglu
 from sigmasolver.ops.wrap import wrap
 
 __all__ = [
@@ -24,8 +20,6 @@ __all__ = [
     "DrawsNoise",
     "LayerNorm",
     "Linear",
-    "Mixing",
-    "SwiGLU",
     "TimeEmbedding",
     "coordinates",
     "cropped",
@@ -37,7 +31,6 @@ __all__ = [
     "padded",
     "perceptron",
     "proportional",
-    "split_heads",
 ]
 
 
@@ -174,40 +167,6 @@ class DepthwiseConvolution(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return depthwise_convolution(x, self.weight, self.bias, self.padding)
-
-
-class SwiGLU(nn.Module):
-    """eq:swiglu-implementation with inner width floor(2 expansion width / 3)."""
-
-    def __init__(self, width: int, expansion: int) -> None:
-        super().__init__()
-        inner = 2 * expansion * width // 3
-        self.gate_up = linear(width, 2 * inner)
-        self.down = linear(inner, width)
-
-    def forward(self, H: torch.Tensor) -> torch.Tensor:
-        return swiglu(H, self.gate_up.weight, self.gate_up.bias, self.down.weight, self.down.bias)
-
-
-class Mixing(nn.Module):
-    """SwiGLU over `groups` equal channel groups: one group mixes all channels, more keep the groups apart."""
-
-    def __init__(self, width: int, expansion: int, groups: int) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(SwiGLU(width // groups, expansion) for _ in range(groups))
-
-    @property
-    def maps(self) -> tuple[Affine, Affine] | None:
-        """Gate and up projection, then down projection, of the one SwiGLU; None where groups are kept apart."""
-        if len(self.parts) > 1:
-            return None
-        joint = cast(SwiGLU, self.parts[0])
-        return affine_of(joint.gate_up), affine_of(joint.down)
-
-    def forward(self, H: torch.Tensor) -> torch.Tensor:
-        groups = H.chunk(len(self.parts), dim=-1)
-        responses = [part(group) for part, group in zip(self.parts, groups, strict=True)]
-        return responses[0] if len(responses) == 1 else torch.cat(responses, dim=-1)
 
 
 class TimeEmbedding(nn.Module):

@@ -3,6 +3,8 @@
 fields ---+
           +-- concat -> Linear, GELU, Linear -> + offset (+ time) -> block x depth -> LN -> Linear -> fields
 positions-+
+
+`GridModel` is what it shares with baselines of another frame: sizes, positions, embedding of the time, checks.
 """
 
 from __future__ import annotations
@@ -12,13 +14,88 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.grid_model import GridModel
-from sigmasolver.models.layers import LayerNorm, TimeEmbedding, linear, perceptron
+from sigmasolver.models.config import SolverConfig, check_grid
+from sigmasolver.models.layers import (
+    LayerNorm,
+    TimeEmbedding,
+    coordinates,
+    distances,
+    distances_and_proportional,
+    linear,
+    perceptron,
+    proportional,
+)
 from sigmasolver.ops.lift import lift
 from sigmasolver.ops.readout import readout
 
-__all__ = ["Solver"]
+__all__ = ["GridModel", "Solver", "with_points"]
+
+
+class GridModel(nn.Module):
+    """`(B, *grid, in_channels)` -> `(B, *grid, out_channels)`; a subclass says how.
+
+    It sets `time`, the embedding where the sizes ask for one and else None, and begins its `forward` with `check`.
+    """
+
+    time: TimeEmbedding | None
+
+    def __init__(self, config: SolverConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    def points(self, x: torch.Tensor) -> torch.Tensor:
+        """(*grid, position channels)."""
+        grid, kind = tuple(x.shape[1:-1]), self.config.options.positions
+        if kind == "coordinates":
+            return coordinates(grid, x.dtype, x.device)
+        if kind == "proportional":
+            return proportional(grid, x.dtype, x.device)
+        if kind == "distances":
+            return distances(grid, self.config.lattice, x.dtype, x.device)
+        return distances_and_proportional(grid, self.config.lattice, x.dtype, x.device)
+
+    def embedded(self, time: torch.Tensor | None) -> torch.Tensor | None:
+        """(B, 1, ..., width), the same at every point; None: the model has no embedding of the time."""
+        if self.time is None or time is None:
+            return None
+        return self.time(time).reshape(len(time), *(1,) * self.config.axes, -1)
+
+    def with_time(self, H: torch.Tensor, time: torch.Tensor | None) -> torch.Tensor:
+        """H (B, *grid, width) with the embedding of the time added, where there is one."""
+        embedded = self.embedded(time)
+        return H if embedded is None else H + embedded
+
+    def check(self, x: torch.Tensor, time: torch.Tensor | None) -> None:
+        """Refuse what this model cannot take, in one sentence."""
+        config = self.config
+        if x.dtype != self.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise ValueError(f"Input is {x.dtype} and this solver is {self.dtype}; convert one to the other.")
+        if x.ndim != config.axes + 2:
+            raise ValueError(
+                f"Input has shape {tuple(x.shape)}; this solver takes (batch, {config.axes} grid axes, "
+                f"{config.in_channels} channels)."
+            )
+        if x.shape[-1] != config.in_channels:
+            raise ValueError(
+                f"Input has {x.shape[-1]} channels in its last axis; this solver was built for {config.in_channels}."
+            )
+        check_grid(tuple(x.shape[1:-1]), config.padding)
+        numbers = "one number" if config.scalars == 1 else f"{config.scalars} numbers"
+        if self.time is not None and time is None:
+            raise ValueError(f"This solver has a time embedding; pass `time`, {numbers} per sample.")
+        if self.time is None and time is not None:
+            raise ValueError(
+                "This solver has no time embedding; leave `time` out or build it with time_embedding=True."
+            )
+        allowed = ((x.shape[0], config.scalars), (x.shape[0],))[: 2 if config.scalars == 1 else 1]
+        if time is not None and time.shape not in allowed:
+            raise ValueError(f"time has shape {tuple(time.shape)}; pass {numbers} for each of {x.shape[0]} samples.")
+        if config.options.check_input:
+            _refuse_non_finite(x)
 
 
 class Solver(GridModel):
@@ -49,3 +126,18 @@ class Solver(GridModel):
         for block in self.blocks:
             H = block(H)
         return readout(H, self.norm, self.readout)
+
+
+def with_points(x: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    """(B, *grid, P + q): the positions (*grid, P) of every sample's points before its fields."""
+    return torch.cat((points.expand(x.shape[0], *points.shape), x), dim=-1)
+
+
+def _refuse_non_finite(x: torch.Tensor) -> None:
+    bad = ~torch.isfinite(x)
+    if bad.any():
+        sample, *point, channel = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"Input has {int(bad.sum())} NaN or infinite values, the first in sample {sample}, channel {channel}, "
+            f"at grid point {tuple(point)}; clean the data before the model sees it."
+        )

@@ -110,6 +110,7 @@ MODELS: Registry[Make] = Registry(
     {name: partial(Solver, partial(Block, spec)) for name, spec in VARIANTS.items()} | BASELINES,
     "sigmasolver.models",
     _check,
+    "sigmasolver.register_model",
 )
 
 
@@ -144,8 +145,10 @@ def register_model(name: str, builder: Make) -> None:
 
 
 def list_models() -> tuple[str, ...]:
-    """The names that `build_model` knows: the family, the baselines, those of `register_model`, then those of installed
-    packages.
+    """The names that `build_model` knows.
+
+    Returns:
+        The family, the baselines, those of `register_model`, then those of installed packages.
 
     Example:
         >>> import sigmasolver

@@ -161,8 +161,9 @@ class Recipe:
 
     Example:
         >>> import sigmasolver
+        >>> from sigmasolver.recipes import Recipe
         >>> recipe = sigmasolver.recipe_of("darcy", seed=1)
-        >>> sigmasolver.Recipe.from_plain(recipe.to_plain()) == recipe
+        >>> Recipe.from_plain(recipe.to_plain()) == recipe
         True
     """
 

@@ -81,6 +81,7 @@ RECIPES: Registry[Recipe] = Registry(
     _PAPER_ROWS | {name: schedule.applied(_PAPER_ROWS[schedule.task]) for name, schedule in RELEASED.items()},
     "sigmasolver.tasks",
     _check,
+    "sigmasolver.recipes.register_task",
 )
 """By name: the paper's row of every task, other readings of its schedule, baselines with their authors' settings."""
 _T = ("model.width=128", "model.depth=8")
@@ -123,8 +124,9 @@ def register_task(name: str, task: Task | Recipe) -> None:
     Example:
         >>> import sigmasolver
         >>> from dataclasses import replace
+        >>> from sigmasolver.recipes import register_task
         >>> longer = replace(sigmasolver.recipe_of("ns2d").task, name="ns2d-longer", horizon=15)
-        >>> sigmasolver.register_task("ns2d-longer", longer)
+        >>> register_task("ns2d-longer", longer)
         >>> sigmasolver.recipe_of("ns2d-longer").task.horizon
         15
     """

@@ -18,6 +18,7 @@ from sigmasolver.report.figures.layers import run_titles
 from sigmasolver.report.figures.style import light_and_dark, style
 from sigmasolver.report.published import TASK_LABELS, by_method, model_label
 from sigmasolver.report.rows import (
+    ALL,
     Arrays,
     Row,
     Rows,
@@ -26,6 +27,7 @@ from sigmasolver.report.rows import (
     evenly,
     in_order,
     lowest_seeds,
+    named_apart,
     of_field,
     runs_in,
     select,
@@ -34,7 +36,7 @@ from sigmasolver.report.rows import (
 )
 from sigmasolver.report.sample import sample_of, timing_of
 from sigmasolver.report.study import TRIVIAL_BASELINES, Card, Curve, Dimensions, Maps, Study
-from sigmasolver.report.tables import ALL, HORIZON, LEAD, OVER_FIELDS, PARAMETERS, comparison, curves, named_apart
+from sigmasolver.report.tables import HORIZON, LEAD, OVER_FIELDS, PARAMETERS, comparison, curves
 
 __all__ = ["headline", "study_of"]
 

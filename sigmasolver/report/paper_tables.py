@@ -38,6 +38,7 @@ from sigmasolver.report.rows import (
     evaluated,
     in_order,
     lowest_seeds,
+    named_apart,
     refuse_doubles,
     select,
     value_of,
@@ -46,7 +47,7 @@ from sigmasolver.report.sample import sample_of, timed_of, timing_of
 from sigmasolver.report.study import TRIVIAL_BASELINES, Table
 from sigmasolver.report.sweeps import NEED as SWEEPS
 from sigmasolver.report.sweeps import points_of
-from sigmasolver.report.tables import MISSING, check_repeated, comparison, named_apart
+from sigmasolver.report.tables import MISSING, check_repeated, comparison
 
 __all__ = ["TABLES", "PaperTable"]
 

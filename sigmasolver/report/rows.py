@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from sigmasolver.report.study import TRIVIAL_BASELINES
-from sigmasolver.report.tables import ALL, named_apart
 
 __all__ = [
+    "ALL",
     "Arrays",
     "Need",
     "Row",
@@ -29,8 +29,10 @@ __all__ = [
     "evenly",
     "in_order",
     "lowest_seeds",
+    "named_apart",
     "of_field",
     "once",
+    "precision_of",
     "refuse_doubles",
     "refuse_mixed_cohorts",
     "runs_in",
@@ -45,6 +47,8 @@ Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Arrays = Mapping[str, Mapping[str, np.ndarray]]
 """Of each run, the arrays of one diagnostic by name."""
+ALL = "all"
+"""The field that stands for the mean over fields."""
 _PLACE = ("model", "metric", "field", "lead", "layer", "case")
 """What tells the rows of one measurement of one run apart."""
 _FACTS = ("horizon", "grid", "cohort", "windows", "part", "forecast_precision", "data", "step", "package", "weights")
@@ -191,6 +195,31 @@ def lowest_seeds(rows: Rows) -> list[Row]:
     for key, row in zip(keys, rows, strict=True):
         least[key] = min(least.get(key, row["seed"]), row["seed"])
     return [row for key, row in zip(keys, rows, strict=True) if row["seed"] == least[key]]
+
+
+def precision_of(record: Row) -> str:
+    """What the forecast of a row was computed in; older rows do not say it and are float32."""
+    return record.get("forecast_precision", "float32")
+
+
+def named_apart(records: Rows) -> list[dict[str, Any]]:
+    """The rows with the name of the run in place of the model where two runs of a task share model and seed.
+
+    Where forecasts of several precisions stand side by side, a model's name says its own.
+    """
+    runs: dict[tuple[str, str, Any], set[str]] = defaultdict(set)
+    for record in records:
+        runs[record["task"], record["model"], record["seed"]].add(record["run"])
+    doubled = {
+        (task, model) for (task, model, _), names in runs.items() if len(names) > 1 and model not in TRIVIAL_BASELINES
+    }
+    several = len({precision_of(record) for record in records}) > 1
+
+    def name(record: Row) -> str:
+        model = record["run"] if (record["task"], record["model"]) in doubled else record["model"]
+        return f"{model}, {precision_of(record)}" if several and model not in TRIVIAL_BASELINES else model
+
+    return [{**record, "model": name(record)} for record in records]
 
 
 def in_order(values: Iterable[Any]) -> list[Any]:

@@ -15,13 +15,13 @@ from dataclasses import replace
 from typing import Any
 
 from sigmasolver.report.digits import significant, spread
+from sigmasolver.report.rows import ALL
 from sigmasolver.report.sample import sample_of
 from sigmasolver.report.study import TRIVIAL_BASELINES, Curve, Dimensions, Table
 
-__all__ = ["check_repeated", "comparison", "curves", "named_apart", "precision_of", "to_latex", "to_markdown"]
+__all__ = ["check_repeated", "comparison", "curves", "to_latex", "to_markdown"]
 
 LEAD, HORIZON, PARAMETERS = "relative_l2_lead", "relative_l2", "parameters"
-ALL = "all"
 OVER_FIELDS, TOGETHER = "mean over fields", "all fields together"
 """The two relative errors of several fields: the mean of the errors of each, or one norm of all of them."""
 MISSING = "–"
@@ -64,31 +64,6 @@ def comparison(records: Sequence[Mapping[str, Any]], dimensions: Dimensions | No
         bold=frozenset(bold),
         caption=_caption(records, several, [TRIVIAL_BASELINES[name] for name in names if name in TRIVIAL_BASELINES]),
     )
-
-
-def precision_of(record: Mapping[str, Any]) -> str:
-    """What the forecast of a row was computed in; older rows do not say it and are float32."""
-    return record.get("forecast_precision", "float32")
-
-
-def named_apart(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The rows with the name of the run in place of the model where two runs of a task share model and seed.
-
-    Where forecasts of several precisions stand side by side, a model's name says its own.
-    """
-    runs: dict[tuple[str, str, Any], set[str]] = defaultdict(set)
-    for record in records:
-        runs[record["task"], record["model"], record["seed"]].add(record["run"])
-    doubled = {
-        (task, model) for (task, model, _), names in runs.items() if len(names) > 1 and model not in TRIVIAL_BASELINES
-    }
-    several = len({precision_of(record) for record in records}) > 1
-
-    def name(record: Mapping[str, Any]) -> str:
-        model = record["run"] if (record["task"], record["model"]) in doubled else record["model"]
-        return f"{model}, {precision_of(record)}" if several and model not in TRIVIAL_BASELINES else model
-
-    return [{**record, "model": name(record)} for record in records]
 
 
 def curves(records: Sequence[Mapping[str, Any]]) -> tuple[Curve, ...]:

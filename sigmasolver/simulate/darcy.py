@@ -26,8 +26,7 @@ import torch
 from sigmasolver.data.layout import Layout
 from sigmasolver.settings import check_types
 from sigmasolver.simulate.random_fields import neumann_field, white_noise
-from sigmasolver.simulate.simulator import Simulator, Tick, generator
-from sigmasolver.simulate.tiles import tiled
+from sigmasolver.simulate.simulator import Simulator, Tick, generator, tiled
 
 __all__ = ["Darcy", "interpolation", "solve"]
 

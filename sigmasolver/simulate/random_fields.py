@@ -21,9 +21,8 @@ from functools import lru_cache
 
 import torch
 
-from sigmasolver.simulate.simulator import Tick
+from sigmasolver.simulate.simulator import Tick, each, tiled
 from sigmasolver.simulate.spectral import wavenumbers
-from sigmasolver.simulate.tiles import each, tiled
 
 __all__ = ["neumann_field", "periodic_field", "white_noise"]
 

@@ -23,8 +23,7 @@ from torch import Tensor
 
 from sigmasolver.data.layout import Layout
 from sigmasolver.settings import check_types
-from sigmasolver.simulate.simulator import PRECISIONS, Simulator, Tick, generator
-from sigmasolver.simulate.tiles import spread
+from sigmasolver.simulate.simulator import PRECISIONS, Simulator, Tick, generator, spread
 
 __all__ = ["IT3D", "Modes", "Turbulence", "embed", "extract"]
 

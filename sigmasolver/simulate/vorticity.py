@@ -38,9 +38,8 @@ import torch
 from sigmasolver.data.layout import Layout
 from sigmasolver.settings import check_types
 from sigmasolver.simulate.random_fields import periodic_field, white_noise
-from sigmasolver.simulate.simulator import PRECISIONS, Simulator, Tick, generator
+from sigmasolver.simulate.simulator import PRECISIONS, Simulator, Tick, generator, tiled
 from sigmasolver.simulate.spectral import DEALIAS, dealias_mask, wavenumbers
-from sigmasolver.simulate.tiles import tiled
 
 __all__ = ["DEMO", "KF2D", "NS2D", "Vorticity", "velocity"]
 

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.normalise import Normaliser
-from sigmasolver.data.windows import Resident, Windows
+from sigmasolver.data.windows import Windows
 from sigmasolver.forecast import Forecaster
 from sigmasolver.forecast.checkpoint import build
 from sigmasolver.recipes import Recipe
@@ -101,7 +101,7 @@ def updates_of(recipe: Recipe) -> int:
     return StepPlan(recipe, planned_windows(recipe)[0]).steps
 
 
-def windows_of(recipe: Recipe, device: torch.device) -> Resident:
+def windows_of(recipe: Recipe, device: torch.device) -> Windows:
     """One batch of random windows on the device, for a recipe that is `made_up`."""
     spec = recipe.training_windows()
     source = Noise(recipe.task, recipe.train.batch, spec.span)
@@ -165,13 +165,13 @@ def _on_gpu(recipe: Recipe, execution: Execution) -> Cost:
     for _ in range(2):  # where steps are captured, the first of them is
         update()
     seconds = _timed(update, lambda: torch.cuda.synchronize(device))
-    return Cost(torch.cuda.max_memory_allocated(device) - before - update.windows.values.nbytes, seconds)
+    return Cost(torch.cuda.max_memory_allocated(device) - before - update.windows.values_on_device.nbytes, seconds)
 
 
 def _on_cpu(recipe: Recipe, execution: Execution) -> Cost:
     # Operations inside a compiled network cannot be watched; it holds no more than these.
     update = Rehearsal(recipe, replace(execution, engine="eager"))
-    with Alive(update.windows.values) as alive:
+    with Alive(update.windows.values_on_device) as alive:
         for _ in range(2):  # only the second begins with gradients and optimiser states
             update()
     if execution.compiled:

@@ -36,7 +36,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sigmasolver.data.normalise import Normaliser
 from sigmasolver.data.prefetch import prefetch
-from sigmasolver.data.windows import Pair, Resident, Windows
+from sigmasolver.data.windows import Pair, Windows
 from sigmasolver.forecast import Forecaster
 from sigmasolver.models.layers import draws_noise
 from sigmasolver.ops.precision import matmul_precision
@@ -204,7 +204,7 @@ class Stepper:
         """
         if self.forecaster.time_scale is not None:
             self._fetch_times(step)
-        if isinstance(self.windows, Resident):
+        if self.windows.on_device is not None:
             mine = self.execution.world.share(self.members(step))
             pinned = mine.clone().pin_memory() if self.device.type == "cuda" else mine
             new: Any = pinned.to(self.device, non_blocking=True)
@@ -248,7 +248,8 @@ class Stepper:
     def _gradients(self, calls: int, passes: AbstractContextManager[None]) -> list[torch.Tensor]:
         """Forward and backward pass of one step, inside `passes`: its losses; gradients are left in the parameters."""
         train = self.recipe.train
-        history, future = self.windows.batch(self._inputs) if isinstance(self.windows, Resident) else self._inputs
+        resident = self.windows.on_device is not None
+        history, future = self.windows.batch(self._inputs) if resident else self._inputs
         if train.noise:
             history = _with_noise(history, self.forecaster.inputs, train.noise, self.recipe.task.mask_channel)
         parts = [(history, future, self._times)]

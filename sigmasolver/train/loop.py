@@ -28,8 +28,7 @@ from sigmasolver.runs import Run, append_row, read_tensors, replace_rows, write_
 from sigmasolver.runtime.parallel import World
 from sigmasolver.seeds import hashed_seed
 from sigmasolver.train.engine import Execution, Stepper, full
-from sigmasolver.train.optimisers import set_rate
-from sigmasolver.train.schedule import OneCycle
+from sigmasolver.train.optimisers import OneCycle, set_rate
 
 __all__ = ["Data", "Progress", "StepPlan", "order", "train", "validate"]
 

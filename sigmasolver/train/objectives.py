@@ -128,12 +128,16 @@ def _check(name: str, builder: Any) -> Make:
 
 
 LOSSES: Registry[Make] = Registry(
-    "loss", {"relative_l2": _relative, "squared": _squared, "absolute": _absolute}, "sigmasolver.losses", _check
+    "loss",
+    {"relative_l2": _relative, "squared": _squared, "absolute": _absolute},
+    "sigmasolver.losses",
+    _check,
+    "sigmasolver.train.objectives.register_loss",
 )
 
 
 def register_loss(name: str, builder: Make) -> None:
-    """Make a loss of your own known by name, for `train.loss`.
+    """Make a loss of your own known by name: recipes and trainings then find it under `train.loss`.
 
     Args:
         name: letters, digits, dots, hyphens and underscores; a name that is taken is refused.
@@ -142,12 +146,13 @@ def register_loss(name: str, builder: Make) -> None:
             has a mask, both are zero in the solid.
 
     Example:
-        >>> import torch, sigmasolver
+        >>> import sigmasolver
+        >>> from sigmasolver.train.objectives import register_loss
         >>> def largest(recipe, normaliser):
         ...     def loss(prediction, truth):
         ...         return (normaliser.encode(prediction) - normaliser.encode(truth)).abs().flatten(1).amax(1)
         ...     return loss
-        >>> sigmasolver.register_loss("largest", largest)
+        >>> register_loss("largest", largest)
         >>> sigmasolver.recipe_of("darcy", settings=["train.loss=largest"]).train.loss
         'largest'
     """

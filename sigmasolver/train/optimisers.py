@@ -1,8 +1,16 @@
-"""Optimisers by name: AdamW, and those that users register. The learning rate of every step is the trainer's."""
+"""Optimisers by name: AdamW, and those that users register; and the learning rate that they are given at every step.
+
+One cycle, a cosine up to the maximum and a cosine down to almost nothing:
+
+    initial = max_lr / start_divisor,   final = initial / final_divisor,
+    up over the first warmup * steps - 1 steps, then down to the last step.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from inspect import unwrap
 from typing import Any
 
@@ -12,7 +20,7 @@ from torch import nn
 from sigmasolver.plugins import Registry
 from sigmasolver.recipes import TrainRecipe
 
-__all__ = ["OPTIMISERS", "AdamW", "build_optimiser", "reads_tensor", "register_optimiser", "set_rate"]
+__all__ = ["OPTIMISERS", "AdamW", "OneCycle", "build_optimiser", "reads_tensor", "register_optimiser", "set_rate"]
 
 Make = Callable[[list[nn.Parameter], TrainRecipe], torch.optim.Optimizer]
 
@@ -41,11 +49,17 @@ def _check(name: str, builder: Any) -> Make:
     return builder
 
 
-OPTIMISERS: Registry[Make] = Registry("optimiser", {"adamw": _adamw}, "sigmasolver.optimisers", _check)
+OPTIMISERS: Registry[Make] = Registry(
+    "optimiser",
+    {"adamw": _adamw},
+    "sigmasolver.optimisers",
+    _check,
+    "sigmasolver.train.optimisers.register_optimiser",
+)
 
 
 def register_optimiser(name: str, builder: Make) -> None:
-    """Make an optimiser of your own known by name, for `train.optimiser`.
+    """Make an optimiser of your own known by name: recipes and trainings then find it under `train.optimiser`.
 
     Args:
         name: letters, digits, dots, hyphens and underscores; a name that is taken is refused.
@@ -55,9 +69,10 @@ def register_optimiser(name: str, builder: Make) -> None:
 
     Example:
         >>> import torch, sigmasolver
+        >>> from sigmasolver.train.optimisers import register_optimiser
         >>> def momentum(parameters, train):
         ...     return torch.optim.SGD(parameters, momentum=0.9, weight_decay=train.weight_decay)
-        >>> sigmasolver.register_optimiser("momentum", momentum)
+        >>> register_optimiser("momentum", momentum)
         >>> sigmasolver.recipe_of("darcy", settings=["train.optimiser=momentum"]).train.optimiser
         'momentum'
     """
@@ -86,3 +101,39 @@ def set_rate(optimiser: torch.optim.Optimizer, rate: torch.Tensor | float) -> No
     if isinstance(rate, float) or reads_tensor(optimiser):
         for group in optimiser.param_groups:
             group["lr"] = rate
+
+
+@dataclass(frozen=True)
+class OneCycle:
+    """A pure function of the step, so that a run resumes from its step counter alone, and one that works on a tensor,
+    so that a captured training step can compute its own rate."""
+
+    max_lr: float
+    steps: int
+    warmup: float = 0.3
+    start_divisor: float = 25.0
+    final_divisor: float = 1e4
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"A schedule of {self.steps} steps was asked for; train for at least one.")
+        if not 0 < self.max_lr < math.inf:
+            raise ValueError(f"The maximum learning rate is {self.max_lr}; it must be positive.")
+        if not 0 <= self.warmup <= 1:
+            raise ValueError(f"warmup is {self.warmup}; it is the fraction of steps before the maximum, from 0 to 1.")
+        if self.start_divisor < 1 or self.final_divisor < 1:
+            raise ValueError("start_divisor and final_divisor divide the maximum learning rate and must be at least 1.")
+
+    def rate(self, step: torch.Tensor | int) -> torch.Tensor:
+        """The learning rate of this step (counted from 0), float64, on the step's device."""
+        now = torch.as_tensor(step, dtype=torch.float64)
+        initial = self.max_lr / self.start_divisor
+        final = initial / self.final_divisor
+        top, last = self.warmup * self.steps - 1, self.steps - 1
+        rising = _cosine(initial, self.max_lr, (now / top) if top > 0 else torch.ones_like(now))
+        falling = _cosine(self.max_lr, final, (now - top) / max(last - top, 1e-12))
+        return torch.where(now <= top, rising, falling)
+
+
+def _cosine(start: float, end: float, fraction: torch.Tensor) -> torch.Tensor:
+    return end + (start - end) / 2 * (1 + torch.cos(math.pi * fraction.clamp(0, 1)))

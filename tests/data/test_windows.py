@@ -164,8 +164,8 @@ def test_windows_of_a_store_are_plain_slices_and_residents_are_the_same_bit_for_
                 for got, want, one in zip(together, expected[index], view[index], strict=True):
                     np.testing.assert_array_equal(got[place].numpy(), want)
                     np.testing.assert_array_equal(one.numpy(), want)
-        assert resident.values.element_size() == np.dtype(head.dtype).itemsize
-        assert windows.nbytes() == resident.values.nbytes
+        assert resident.values_on_device.element_size() == np.dtype(head.dtype).itemsize
+        assert windows.nbytes() == resident.values_on_device.nbytes
         for whole, same, trajectory in zip(windows.each(), resident.each(), trajectories, strict=True):
             assert torch.equal(whole, same) and whole.shape == (len(windows.times), *windows.grid, len(windows.fields))
             space = (slice(None, None, spec.space_stride),) * len(head.grid)
@@ -304,7 +304,9 @@ def test_a_half_precision_resident_rounds_and_takes_half_the_room():
     data = values(2, head)
     windows = Windows(Memory(head, data), (0, 1), WindowSpec(FIELDS, FIELDS, 2, 2))
     half = windows.resident("cpu", "float16")
-    assert windows.nbytes("float16") * 2 == windows.nbytes() and half.values.nbytes == windows.nbytes("float16")
+    assert windows.nbytes("float16") * 2 == windows.nbytes() and half.values_on_device.nbytes == windows.nbytes(
+        "float16"
+    )
     assert windows.fits(windows.nbytes()) and not windows.fits(windows.nbytes() - 1)
     rounded = Windows(Memory(head, data.astype(np.float16).astype(np.float32)), (0, 1), windows.spec)
     for got, want in zip(half.batch([3, 0]), rounded.batch([3, 0]), strict=True):

@@ -15,7 +15,8 @@ from sigmasolver.evaluate import Request, evaluate_run, metrics
 from sigmasolver.forecast.checkpoint import load, not_compared
 from sigmasolver.models import Options
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
-from sigmasolver.report.tables import comparison, named_apart
+from sigmasolver.report.rows import named_apart
+from sigmasolver.report.tables import comparison
 from sigmasolver.runs import Run, read_rows, replace_rows
 from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO

@@ -6,8 +6,7 @@ import re
 import pytest
 import torch
 
-from sigmasolver import Options, build_model
-from sigmasolver.models import SolverConfig, build_solver, count_parameters, matched_width
+from sigmasolver.models import Options, SolverConfig, build_model, build_solver, count_parameters, matched_width
 from sigmasolver.models.block import BlockSpec
 
 

@@ -10,9 +10,9 @@ from torch import nn
 
 from sigmasolver.models import build_model
 from sigmasolver.models.baselines.linearno import LinearAttention
-from sigmasolver.models.block import Block, BlockSpec, Branch, Stage
+from sigmasolver.models.block import Block, BlockSpec, Branch, Mixing, Stage
 from sigmasolver.models.config import Options, SolverConfig
-from sigmasolver.models.layers import Mixing, TimeEmbedding, coordinates, distances
+from sigmasolver.models.layers import TimeEmbedding, coordinates, distances
 from sigmasolver.models.slices import PhysicalOperator, SliceUpdate
 from sigmasolver.models.spectral import SpectralOperator
 from sigmasolver.models.variants import VARIANTS

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from sigmasolver import Options, build_model
+from sigmasolver.models import Options, build_model
 from sigmasolver.models.layers import DepthwiseConvolution
 from sigmasolver.models.spectral import SpectralOperator
 from sigmasolver.models.variants import VARIANTS

@@ -25,7 +25,7 @@ from sigmasolver.runs import Run
 from sigmasolver.simulate import simulator_of
 from sigmasolver.tasks import TASKS
 from sigmasolver.train.loop import StepPlan
-from sigmasolver.train.schedule import OneCycle
+from sigmasolver.train.optimisers import OneCycle
 from tests.data.memory import Memory
 
 # tab:training-settings: budget (epochs, or updates in words of the footnote), batch, width, depth, modes.

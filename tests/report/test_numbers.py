@@ -7,7 +7,7 @@ import json
 import pytest
 
 from sigmasolver.report.assemble import study_of
-from sigmasolver.report.numbers import to_csv, to_json
+from sigmasolver.report.page import to_csv, to_json
 from sigmasolver.report.study import Dimensions
 
 from .made import decomposition, errors, row

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from sigmasolver.report.figures.style import light_and_dark, style
-from sigmasolver.report.page import Curve, Maps, Study, Table, write_page
+from sigmasolver.report.page import write_page
 from sigmasolver.report.pictures import film
-from sigmasolver.report.study import Axis, Card, Dimensions
+from sigmasolver.report.study import Axis, Card, Curve, Dimensions, Maps, Study, Table
 
 from . import made
 from .browser import CHROMIUM, Browser

@@ -4,8 +4,17 @@ import math
 
 import pytest
 
-from sigmasolver.report.rows import Need, diagnosed, evaluated, of_field, select, spread_of, value_of, where
-from sigmasolver.report.tables import named_apart
+from sigmasolver.report.rows import (
+    Need,
+    diagnosed,
+    evaluated,
+    named_apart,
+    of_field,
+    select,
+    spread_of,
+    value_of,
+    where,
+)
 from tests.report.made import decomposition, errors, facts, row
 
 

@@ -32,7 +32,8 @@ from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.report.assemble import study_of
 from sigmasolver.report.ledger import results_page
 from sigmasolver.report.paper_tables import TABLES
-from sigmasolver.report.tables import comparison, curves, named_apart
+from sigmasolver.report.rows import named_apart
+from sigmasolver.report.tables import comparison, curves
 from sigmasolver.runs import Run
 from sigmasolver.simulate.generate import generate
 from sigmasolver.tasks import Task

@@ -22,7 +22,8 @@ from sigmasolver.data.store import StoreError, Writer, open_store, write_store
 from sigmasolver.diagnose.records import write_findings
 from sigmasolver.diagnose.subject import Findings
 from sigmasolver.report.figures.style import save
-from sigmasolver.report.page import Curve, Study, Table, write_page
+from sigmasolver.report.page import write_page
+from sigmasolver.report.study import Curve, Study, Table
 from sigmasolver.runs import Run, read_facts, read_rows, read_tensors, replace_rows, write_tensors
 from sigmasolver.runs.files import open_lock, read_bytes, replacing
 from tests.data.test_store import HEADER, store, values

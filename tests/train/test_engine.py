@@ -242,7 +242,7 @@ def test_accumulated_bf16_stays_near_the_folded_one(data):
 
 def alive(recipe):
     rehearsal = Rehearsal(recipe, Execution())
-    with Alive(rehearsal.windows.values) as counted:
+    with Alive(rehearsal.windows.values_on_device) as counted:
         for _ in range(2):
             rehearsal()
     return counted.peak, rehearsal

@@ -93,9 +93,9 @@ def test_the_count_holds_weights_gradients_states_and_what_the_backward_pass_nee
     update = Rehearsal(tiny("ns2d", (16, 16)), Execution())
     weights = list(update.stepper.model.parameters())
     update()
-    with Alive(update.windows.values) as alive:
+    with Alive(update.windows.values_on_device) as alive:
         update()
-    saved = saved_bytes(update, [*weights, update.windows.values])
+    saved = saved_bytes(update, [*weights, update.windows.values_on_device])
     held = saved + 4 * sum(weight.nbytes for weight in weights)
     assert held < alive.peak < 1.5 * held
 

@@ -1,4 +1,10 @@
-"""Foreign files into the store. One row per kind of data set: how to recognise it and how to read it."""
+"""Foreign files, read in place or imported into a store. One row per kind of data set: how to recognise it and how to
+read it.
+
+Each reader returns a `Foreign` (`source`); `reading` is what the user says about files. Readers share `labelled` and
+`dimensions` (arrays whose dimensions have names), `parts` (several files as one data set), `arrays`, `hdf5` and
+`torch_file` (containers), `fields` and `metadata` (a user's own arrays), `finite` and `checks` (values).
+"""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ import torch
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.grid_model import GridModel
 from sigmasolver.models.layers import LayerNorm, cropped, linear, padded, perceptron
+from sigmasolver.models.solver import GridModel
 from sigmasolver.ops.constants import grid_constant
 
 __all__ = ["DriftNet", "SpectralBranch", "drift_net", "low_box", "radial_bands"]

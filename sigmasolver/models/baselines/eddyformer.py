@@ -49,8 +49,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.grid_model import GridModel
 from sigmasolver.models.layers import Linear, TimeEmbedding
+from sigmasolver.models.solver import GridModel
 from sigmasolver.ops.attention import attention
 from sigmasolver.ops.constants import grid_constant
 from sigmasolver.ops.elements import SHIFTS, heads_of_elements, nodes_of_elements, windows

@@ -43,8 +43,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.grid_model import GridModel
 from sigmasolver.models.layers import LayerNorm, Linear, TimeEmbedding, cropped, padded
+from sigmasolver.models.solver import GridModel
 from sigmasolver.ops.constants import grid_constant
 
 __all__ = ["FactFormer", "FactorisedAttention", "Form", "factformer"]

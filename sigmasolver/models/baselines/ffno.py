@@ -26,9 +26,8 @@ import torch
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.grid_model import GridModel, with_points
 from sigmasolver.models.layers import LayerNorm, Linear, TimeEmbedding, coordinates, linear
-from sigmasolver.models.solver import Solver
+from sigmasolver.models.solver import GridModel, Solver, with_points
 from sigmasolver.models.spectral import SpectralOperator
 from sigmasolver.ops import affine
 

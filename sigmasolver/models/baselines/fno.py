@@ -31,8 +31,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.grid_model import GridModel, with_points
 from sigmasolver.models.layers import Linear, TimeEmbedding, coordinates, cropped, extended, padded, perceptron
+from sigmasolver.models.solver import GridModel, with_points
 from sigmasolver.ops.fourier import grid_fourier
 
 __all__ = ["FNO", "FourierConvolution", "fno"]

@@ -26,8 +26,9 @@ from torch import nn
 
 from sigmasolver.models.baselines.frame import attention_solver
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.layers import Convolution, linear, perceptron, split_heads
+from sigmasolver.models.layers import Convolution, linear, perceptron
 from sigmasolver.models.solver import Solver
+from sigmasolver.ops.slices import split_heads
 from sigmasolver.ops.softmax import softmax
 
 __all__ = ["LinearAttention", "linearno"]

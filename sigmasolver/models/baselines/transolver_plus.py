@@ -27,10 +27,10 @@ from torch import nn
 
 from sigmasolver.models.baselines.frame import attention_solver
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.layers import Convolution, DrawsNoise, linear, perceptron, split_heads
+from sigmasolver.models.layers import Convolution, DrawsNoise, linear, perceptron
 from sigmasolver.models.slices import SliceUpdate
 from sigmasolver.models.solver import Solver
-from sigmasolver.ops.slices import deslice, slice_states
+from sigmasolver.ops.slices import deslice, slice_states, split_heads
 from sigmasolver.ops.softmax import gumbel_softmax
 
 __all__ = ["NOISES", "EideticAttention", "GumbelRouting", "transolver_plus"]

@@ -36,8 +36,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.grid_model import GridModel, with_points
 from sigmasolver.models.layers import Convolution, Linear, TimeEmbedding, cropped, padded, perceptron
+from sigmasolver.models.solver import GridModel, with_points
 
 __all__ = ["NORMS", "UNet", "unet"]
 

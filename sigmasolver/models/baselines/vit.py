@@ -29,9 +29,10 @@ from torch import nn
 
 from sigmasolver.models.block import Branch
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.grid_model import GridModel
-from sigmasolver.models.layers import LayerNorm, TimeEmbedding, cropped, linear, padded, perceptron, split_heads
+from sigmasolver.models.layers import LayerNorm, TimeEmbedding, cropped, linear, padded, perceptron
+from sigmasolver.models.solver import GridModel
 from sigmasolver.ops.attention import attention
+from sigmasolver.ops.slices import split_heads
 
 __all__ = ["SelfAttention", "ViT", "from_patches", "to_patches", "vit"]
 

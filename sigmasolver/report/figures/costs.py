@@ -11,8 +11,7 @@ from matplotlib.lines import Line2D
 from sigmasolver.report.digits import significant
 from sigmasolver.report.figures.style import ONE_COLUMN, TWO_COLUMNS, letter, looks, new_figure, style
 from sigmasolver.report.published import TASK_LABELS, model_label
-from sigmasolver.report.rows import Rows, diagnosed, in_order, lowest_seeds, select, value_of
-from sigmasolver.report.tables import named_apart
+from sigmasolver.report.rows import Rows, diagnosed, in_order, lowest_seeds, named_apart, select, value_of
 
 __all__ = ["EFFICIENCY", "efficiency"]
 

@@ -27,10 +27,10 @@ from sigmasolver.report.figures.style import (
     whole_numbers,
 )
 from sigmasolver.report.published import OURS, TASK_LABELS, model_label, sweeps
-from sigmasolver.report.rows import Need, Rows, evaluated, in_order, of_field, select, spread_of, value_of
+from sigmasolver.report.rows import Need, Rows, evaluated, in_order, named_apart, of_field, select, spread_of, value_of
 from sigmasolver.report.study import TRIVIAL_BASELINES
 from sigmasolver.report.sweeps import Point, points_of
-from sigmasolver.report.tables import check_repeated, named_apart
+from sigmasolver.report.tables import check_repeated
 
 __all__ = ["FORCED", "FREE", "TRAINED", "reductions", "rollout", "scaling", "teacher_forcing", "timed", "training_cost"]
 

@@ -12,8 +12,7 @@ from matplotlib.patches import Patch
 
 from sigmasolver.report.figures.style import BLACK, TWO_COLUMNS, new_figure, style, whole_numbers
 from sigmasolver.report.published import TASK_LABELS, model_label
-from sigmasolver.report.rows import Rows, diagnosed, in_order, select, spread_of
-from sigmasolver.report.tables import named_apart
+from sigmasolver.report.rows import Rows, diagnosed, in_order, named_apart, select, spread_of
 
 __all__ = ["DECOMPOSITION", "decomposition", "stack"]
 

@@ -14,8 +14,17 @@ from matplotlib.patheffects import withStroke
 from sigmasolver.report.digits import significant
 from sigmasolver.report.figures.style import BLACK, TWO_COLUMNS, Look, new_figure, style, whole_numbers
 from sigmasolver.report.published import TASK_LABELS, model_label
-from sigmasolver.report.rows import Arrays, Rows, diagnosed, in_order, lowest_seeds, runs_in, select, value_of
-from sigmasolver.report.tables import named_apart
+from sigmasolver.report.rows import (
+    Arrays,
+    Rows,
+    diagnosed,
+    in_order,
+    lowest_seeds,
+    named_apart,
+    runs_in,
+    select,
+    value_of,
+)
 
 __all__ = ["CORRECTIONS", "ROUTING", "attention_scale", "corrections", "montage", "routing", "run_titles"]
 

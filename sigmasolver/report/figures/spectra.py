@@ -18,8 +18,7 @@ from matplotlib.ticker import NullLocator
 from sigmasolver.report.figures.maps import shown_field
 from sigmasolver.report.figures.style import BLACK, TWO_COLUMNS, Look, looks, models_below, new_figure, style
 from sigmasolver.report.published import TASK_LABELS, model_label
-from sigmasolver.report.rows import Arrays, Row, Rows, diagnosed, evenly, in_order, select
-from sigmasolver.report.tables import named_apart
+from sigmasolver.report.rows import Arrays, Row, Rows, diagnosed, evenly, in_order, named_apart, select
 
 __all__ = ["SPECTRA", "Spectra", "spectra", "spectra_of"]
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from sigmasolver.simulate.simulator import Tick
-from sigmasolver.simulate.tiles import each, tiled
+from sigmasolver.simulate.simulator import Tick, each, tiled
 
 
 def chain(batch: torch.Tensor, tick: Tick) -> torch.Tensor:

@@ -43,6 +43,9 @@ compile."""
 MOST_IN_ELEMENT = 8192
 """Numbers of one head in one spectral element, all of which a program holds at once."""
 
+MOST_WARPS = 8
+"""Warps of a program where their number grows with its tile."""
+
 # --- Alignment (versions 3 and 15, each timed only with others)
 ALIGNED = 16
 """Matrix units read rows of whole multiples; an inner width of 170 or 341 sends the product to kernels that load
@@ -56,14 +59,14 @@ PIECE = 1024
 """Numbers of a parameter that one program takes."""
 
 # --- layer_norm (version 4; other tiles gave no gain): bound by memory traffic
-NORM_TILE, NORM_ROWS, NORM_WARPS = 512, 32, 1
-"""Numbers of a tile, its rows at most, and warps of its program."""
+NORM_TILE, NORM_POINTS, NORM_WARPS = 512, 32, 1
+"""Numbers of a tile, its points at most, and warps of its program."""
 NORM_CHUNK, NORM_PROGRAMS = 512, 4096
-"""Backward: rows of a chunk at most; programs there should be at least."""
+"""Backward: points of a chunk at most; programs there should be at least."""
 
 # --- reductions (version 4; other tiles not timed): small launches between large ones
-PARTIALS_TILE, FEW_PARTIALS = 2048, 1024
-"""Numbers of a tile; sums up to which tiles are 8 columns wide instead of 32, so that there are programs enough."""
+PARTIALS_TILE, FEW_PARTIALS, PARTIALS_COLUMNS = 2048, 1024, (8, 32)
+"""Numbers of a tile; its columns up to so many sums, so that there are programs enough, and beyond."""
 COLUMNS_CHUNK, COLUMNS_ROWS, COLUMNS_TILE = 128, 32, 128
 """Rows of a chunk, rows of a tile, columns of a tile at most."""
 
@@ -161,13 +164,18 @@ SHARED_ROW = 16
 SLICE_POINTS = 64
 """Points of the largest tile; chunks are whole multiples of it."""
 WIDE_HEAD = 1024
-"""Slices times channels of the tiles of a program beyond which float32 fills the shared memory."""
-SLICE_TILE, SLICE_BF16, SLICE_FLOAT32, SLICE_WIDE_FLOAT32 = (16, 1, 3), (64, 4, 3), (32, 2, 3), (16, 8, 1)
-"""Points of a tile, warps of a program and stages of its pipeline: where slices are made; elsewhere in bf16, in
-float32, and in float32 beyond WIDE_HEAD. Few warps hardly wait for each other at barriers; from 64 points on the matrix
-units read what stays the same from shared memory."""
-GATED_BF16 = (64, 4, 2)
-"""The same for gates on a basis in bf16, whose tile is loaded too; in float32 as above. Not timed."""
+"""Slices times channels of the tiles of a program beyond which float32 fills the shared memory. A program of
+several times as many has as many times the warps."""
+SLICE_TILE = (16, 1, 3)
+"""Points of a tile, warps of a program and stages of its pipeline, where slices are made. Few warps hardly wait for
+each other at barriers."""
+SLICE_TILES = {2: ((64, 4, 3), (64, 4, 3)), 4: ((32, 2, 3), (16, 8, 1))}
+"""The same elsewhere, by the bytes of a number, up to WIDE_HEAD and beyond. From 64 points on the matrix units read
+what stays the same from shared memory."""
+GATED_TILES = {2: ((64, 4, 2), (64, 4, 2)), 4: ((32, 2, 3), (16, 8, 1))}
+"""The same for gates on a basis, whose tile is loaded too. Not timed."""
+UPDATE_WARPS = (4, 8)
+"""Of the update of the states, up to WIDE_HEAD and beyond."""
 SLICE_BYTES = {"bf16": (96, 48), "tf32": (72, 36), "tf32x3": (96, 54)}
 """Bytes of shared memory at most for each slice and channel of a tile, up to WIDE_HEAD and beyond, as compiled."""
 

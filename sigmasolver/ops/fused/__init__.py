@@ -17,7 +17,18 @@ from typing import Generic, TypeVar
 
 import torch
 
-__all__ = ["Slot", "cast_for_products", "dot_precision", "multiprocessors", "product_dtype", "rows_of", "shared_memory"]
+from sigmasolver.ops.fused.tuning import Gpu
+
+__all__ = [
+    "Slot",
+    "cast_for_products",
+    "dot_precision",
+    "gpu_class",
+    "multiprocessors",
+    "product_dtype",
+    "rows_of",
+    "shared_memory",
+]
 
 T = TypeVar("T")
 
@@ -51,6 +62,11 @@ def product_dtype(x: torch.Tensor, otherwise: torch.dtype) -> torch.dtype:
 def cast_for_products(x: torch.Tensor) -> torch.Tensor:
     """This tensor in the type that its products run in."""
     return x.to(product_dtype(x, x.dtype))
+
+
+def gpu_class(x: torch.Tensor) -> Gpu:
+    """Of the device of this tensor: which rows of `tuning` hold there."""
+    return Gpu.with_shared_memory(shared_memory(x))
 
 
 def shared_memory(x: torch.Tensor) -> int:

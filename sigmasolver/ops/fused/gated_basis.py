@@ -149,8 +149,7 @@ def _through_backward(
 
 
 def _tile(sizes: Sizes) -> dict[str, Any]:
-    wide = sizes.tile_slices * sizes.tile_channels > tuning.WIDE_HEAD
-    return sizes.tile(tuning.GATED_TILES[sizes.bytes][wide])
+    return sizes.tile(tuning.GATED_TILES[sizes.bytes][sizes.wide])
 
 
 class _Through(torch.autograd.Function):

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.fused import dot_precision, multiprocessors, product_dtype, shared_memory, tuning
+from sigmasolver.ops.fused import dot_precision, gpu_class, multiprocessors, product_dtype, tuning
 from sigmasolver.ops.fused.linear import product
 from sigmasolver.ops.fused.reductions import column_sums
 from sigmasolver.ops.fused.stream import store_stream
@@ -181,8 +181,7 @@ class _Lift(torch.autograd.Function):
         (points, fields), (grid_points, inner_width), dtype = x.shape, pre.shape, W2.dtype
         dH = dH.contiguous()
         dH_cast = dH.to(dtype)
-        tight = W2.element_size() == 4 and len(W2) > 128 and shared_memory(x) < tuning.LIFT_SHARED_MEMORY
-        tile = tuning.LIFT_BACKWARD_SMALL if tight else tuning.LIFT_BACKWARD_TILES[W2.element_size()]
+        tile = tuning.LIFT_BACKWARD_TILES[gpu_class(x)][W2.element_size()][len(W2) > tuning.WIDE_LIFT]
         across = triton.cdiv(inner_width, tile.inner)
         programs = tuning.LIFT_PROGRAMS * multiprocessors(x)
         chunk = triton.cdiv(points * across, programs * tile.points) * tile.points

@@ -285,6 +285,7 @@ class Sizes:
         self.tile_heads = 2 if pairs and narrow else 1
         self.tile_slices = tile_size(self.slices)
         self.tile_channels = tile_size(self.tile_heads * self.head_width)
+        self.wide = self.tile_slices * self.tile_channels > tuning.WIDE_HEAD
         self.bytes, self.limits = R_BNC.element_size(), limits
         most = min(tuning.SLICE_POINTS, tile_size(self.points))
         share = triton.cdiv(self.points * self.batch_size * self.heads, tuning.SLICE_PROGRAMS)
@@ -328,10 +329,9 @@ class _Tiles:
     """Constants of the kernels of one call."""
 
     def __init__(self, sizes: Sizes) -> None:
-        wide = sizes.tile_slices * sizes.tile_channels > tuning.WIDE_HEAD
         shared = {"TILE_HEADS": sizes.tile_heads}
         whole = {"WHOLE_CHUNKS": sizes.points % sizes.chunk == 0}
-        self.deslice = sizes.tile(tuning.SLICE_TILES[sizes.bytes][wide]) | shared
+        self.deslice = sizes.tile(tuning.SLICE_TILES[sizes.bytes][sizes.wide]) | shared
         self.slice, self.backward = sizes.tile(tuning.SLICE_TILE) | shared | whole, self.deslice | whole
         tile_channels = tile_size(sizes.head_width)
         wide = sizes.tile_slices * tile_channels > tuning.WIDE_HEAD

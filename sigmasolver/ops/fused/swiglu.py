@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.fused import dot_precision, shared_memory, tuning
+from sigmasolver.ops.fused import dot_precision, gpu_class, tuning
 
 __all__ = ["EXTRA", "gated", "silu_product", "silu_times", "through_gate"]
 
@@ -186,8 +186,7 @@ def through_gate(
         inner, dout_cast = y[:, :channels] @ W_in.T, dout.to(y.dtype)
         a = gated(inner, b_in, dout_cast @ W_out.T)
         return a, inner, inner @ W_in, dout_cast
-    roomy = y.element_size() == 2 and shared_memory(y) >= tuning.SWIGLU_SHARED_MEMORY
-    tile = tuning.SWIGLU_BACKWARD_LARGE if roomy else tuning.SWIGLU_BACKWARD_TILES[y.element_size()]
+    tile = tuning.SWIGLU_BACKWARD_TILES[gpu_class(y)][y.element_size()]
     a, inner, dy = y.new_empty(points, inner_width), y.new_empty(points, 2 * inner_width), y.new_empty(points, channels)
     dout_cast = dout if dout.dtype == y.dtype else y.new_empty(points, channels)
     _inner_backward[(triton.cdiv(points, tile.points),)](

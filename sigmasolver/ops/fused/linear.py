@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from sigmasolver.ops.dispatch import exceeded, takes
 from sigmasolver.ops.fused import cast_for_products, dot_precision, multiprocessors, tuning
 from sigmasolver.ops.fused.reductions import column_sums, sum_partials
 from sigmasolver.ops.fused.tuning import tile_size
@@ -68,7 +69,9 @@ def _map_gradients(
 def map_gradients(dy: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """dW (O, C) and db (O,) in float32, of dy (N, O), whose rows may lie apart, and x (N, C)."""
     (points, channels_out), channels_in = dy.shape, x.shape[1]
-    if max(channels_out, channels_in) > tuning.LINEAR_CHANNELS or dy.element_size() > tuning.LINEAR_BYTES:
+    width = "width", max(channels_out, channels_in), tuning.LINEAR_CHANNELS
+    size = "bytes of a number", dy.element_size(), tuning.LINEAR_BYTES
+    if not takes("linear backward", "one kernel", "cuBLAS", exceeded((width, size))):
         dy = dy.contiguous()
         return product(dy.T, x), column_sums(dy)
     tile_points, programs = tuning.LINEAR_POINTS, tuning.LINEAR_PROGRAMS * multiprocessors(x)

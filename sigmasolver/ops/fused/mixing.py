@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from sigmasolver.ops.dispatch import exceeded, takes
 from sigmasolver.ops.fused import dot_precision, product_dtype, tuning
 from sigmasolver.ops.fused.layer_norm import centred, load_channels, norm_gradient, normed
 from sigmasolver.ops.fused.linear import product
@@ -288,7 +289,8 @@ class _Mixing(torch.autograd.Function):
         up, bias = _padded(W_in, inner_width, dtype), _padded(b_in, inner_width, torch.float32)
         down = arrange(W_out, WeightLayout((inner_width, channels), (channels, unpadded), (1, channels), dtype))
         launches = _Launches(H, low, responses, (w, b), eps)
-        if channels <= tuning.PRODUCTS_INSIDE:
+        width = "width", channels, tuning.PRODUCTS_INSIDE
+        if takes("mixing products", "inside the kernel", "cuBLAS", exceeded((width,))):
             out, low, y = launches.forward(up, bias, down, b_out, save)
         else:
             y = launches.normed(dtype)

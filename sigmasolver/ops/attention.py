@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from sigmasolver.ops.dispatch import takes
+
 __all__ = ["attention"]
 
 
@@ -21,7 +23,9 @@ def attention(
     stores the N x N matrix but knows neither forward-mode nor second derivatives: inside a transform of `torch.func`,
     which may want them, it is written out.
     """
-    if not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(Q_BHND):
+    transformed = not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(Q_BHND)
+    reason = "a function transform is at work" if transformed else None
+    if not takes("attention", "torch's fused call", "written out", reason):
         S_BHNN = Q_BHND @ K_BHND.mT * Q_BHND.shape[-1] ** -0.5
         if mask_NN is not None:
             S_BHNN = S_BHNN.masked_fill(~mask_NN, -torch.inf)

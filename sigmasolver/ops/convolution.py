@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sigmasolver.ops.dispatch import Limit, choose, is_traced
+from sigmasolver.ops.dispatch import TRACED, Limit, choose, is_traced, takes
 from sigmasolver.ops.fused.tuning import LONGEST_KERNEL
 from sigmasolver.ops.modules import Affine, DepthwiseModule
 
@@ -59,11 +59,19 @@ def _plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, padding: S
         zeros.append(0 if kind == "circular" else reach)
     if len(zeros) == 1:  # torch's two-dimensional kernels are the quicker ones, on a line as well
         return _convolve(x.unsqueeze(1), weight.unsqueeze(2), bias, [0, *zeros]).squeeze(1)
-    if len(zeros) == 3 and not x.is_cuda and torch.is_grad_enabled() and not is_traced(x):
+    if len(zeros) == 3 and takes("convolution backward", "plane by plane", "torch's own", _why_torchs_own(x)):
         if torch.is_autocast_enabled("cpu"):  # cast here as autocast would inside, so that its gradients have one type
             x, weight, bias = (one.to(torch.get_autocast_dtype("cpu")) for one in (x, weight, bias))
         return _Volume.apply(x, weight, bias, zeros)
     return _convolve(x, weight, bias, zeros)
+
+
+def _why_torchs_own(x: torch.Tensor) -> str | None:
+    if is_traced(x):
+        return TRACED
+    if x.is_cuda:
+        return "the tensor is on a GPU"
+    return None if torch.is_grad_enabled() else "gradients are switched off"
 
 
 def _convolve(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, zeros: Sequence[int]) -> torch.Tensor:

@@ -1,13 +1,15 @@
-"""Plain or fused: the one decision, for every operation, and its reason in a sentence.
+"""Plain or fused, and every other choice by device and type: the one decision, and its reason in a sentence.
 
 Fused kernels (`ops.fused`, in Triton) serve float32 and bf16 tensors on a GPU. The plain definition runs wherever they
 do not: on a CPU, while a tracer (`torch.compile`, `torch.export`), forward-mode differentiation or a transform of
 `torch.func` is at work, for sizes that no kernel holds, and where a hook is registered on a module whose tensors a
 kernel would not store. SIGMASOLVER_FUSED=0 in the environment, or `plain()` around a piece of code, switches fused
-kernels off.
+kernels off. Some operations have two forms of another kind, such as torch's attention and the same written out; which
+one is taken is decided here too.
 
     for operation, decision in explain(lambda: model(x)): print(operation, decision)
     mixing plain: a forward hook is registered on the norm
+    inner width padded
 """
 
 from __future__ import annotations
@@ -26,10 +28,23 @@ from torch import nn
 from sigmasolver.ops.modules import Part
 from sigmasolver.ops.stream import LOW_PRECISION, StreamBlock
 
-__all__ = ["Limit", "choose", "explain", "first_hook", "is_traced", "plain", "splits_stream", "why_plain"]
+__all__ = [
+    "TRACED",
+    "Limit",
+    "choose",
+    "exceeded",
+    "explain",
+    "first_hook",
+    "is_traced",
+    "plain",
+    "splits_stream",
+    "takes",
+    "why_plain",
+]
 
 Limit = tuple[str, int, int]
 """A size by name, its value, and the largest that a kernel takes."""
+TRACED = "a tracer, forward-mode differentiation or a function transform is at work"
 interpreted = False
 """Set by tests: Triton's interpreter serves tensors on a CPU too."""
 _switched_off = 0
@@ -67,7 +82,11 @@ def choose(
 
 
 def explain(call: Callable[[], object]) -> list[tuple[str, str]]:
-    """Run `call` and list its operations, in order, with the decision: "fused", or "plain: " and the reason."""
+    """Run `call` and list its operations, in order, with the decision: "fused", or "plain: " and the reason.
+
+    Other choices are listed in the same way: the form that was preferred, or another one and the reason for it, as in
+    ("attention", "torch's fused call") and ("inner width", "as it is: the tensor is not on a GPU").
+    """
     global _recorded
     before, _recorded = _recorded, []
     try:
@@ -87,7 +106,7 @@ def why_plain(
 ) -> str | None:
     """Why `choose` takes the plain definition; None: it does not."""
     if is_traced(x):  # first: a tracer would break its graph at what follows
-        return "a tracer, forward-mode differentiation or a function transform is at work"
+        return TRACED
     if not (x.is_cuda or interpreted):
         return "the tensor is not on a GPU"
     if _switched_off or not _enabled():
@@ -103,19 +122,31 @@ def why_plain(
     for reason, holds in (unless or {}).items():
         if holds:
             return reason
-    for name, size, most in limits:
-        if size > most:
-            return f"{name} {size} is above {most}"
+    too_large = exceeded(limits)
+    if too_large is not None:
+        return too_large
     if products and not _matrix_units(x):
         return "float32 products without TF32 are left to cuBLAS"
     return first_hook(parts or {})
 
 
+def exceeded(limits: Iterable[Limit]) -> str | None:
+    """A sentence on the first limit that is exceeded; None: there is none."""
+    for name, size, most in limits:
+        if size > most:
+            return f"{name} {size} is above {most}"
+    return None
+
+
+def takes(operation: str, form: str, otherwise: str, reason: str | None) -> bool:
+    """Whether `operation` takes `form`: unless there is a reason for the other one."""
+    _record(operation, form if reason is None else f"{otherwise}: {reason}")
+    return reason is None
+
+
 def splits_stream(x: torch.Tensor, blocks: Iterable[nn.Module]) -> bool:
     """Whether the residual stream passes through `blocks` in two parts (`ops.stream`)."""
-    reason = _why_one_tensor(x, blocks)
-    _record("stream", "two parts" if reason is None else f"one tensor: {reason}")
-    return reason is None
+    return takes("stream", "two parts", "one tensor", _why_one_tensor(x, blocks))
 
 
 def is_traced(x: torch.Tensor) -> bool:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from sigmasolver.ops.affine import linear
-from sigmasolver.ops.dispatch import choose
+from sigmasolver.ops.dispatch import choose, takes
 from sigmasolver.ops.fused.tuning import ALIGNED
 
 __all__ = ["swiglu"]
@@ -23,7 +23,7 @@ def swiglu(
 
     On a GPU the inner width is padded with zeros to a multiple of ALIGNED: SiLU(0) * 0 = 0, so nothing changes.
     """
-    if H.is_cuda and weight_out.shape[1] % ALIGNED:
+    if takes("inner width", "padded", "as it is", _why_unpadded(H, weight_out.shape[1])):
         weight_in, bias_in, weight_out = _padded(weight_in, bias_in, weight_out)
     both = linear(H, weight_in, bias_in)
     return linear(_gated(both), weight_out, bias_out)
@@ -35,6 +35,12 @@ def _gated(both: torch.Tensor) -> torch.Tensor:
         return fused.silu_product(both)
     gate, up = both.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def _why_unpadded(H: torch.Tensor, inner: int) -> str | None:
+    if not H.is_cuda:
+        return "the tensor is not on a GPU"
+    return None if inner % ALIGNED else f"{inner} is a multiple of {ALIGNED}"
 
 
 def _padded(

@@ -19,11 +19,12 @@ from triton.runtime import driver
 from sigmasolver.models import Options, build_model
 from sigmasolver.ops import dispatch
 from sigmasolver.ops.fused import lift, swiglu
+from sigmasolver.ops.fused.tuning import Gpu
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.ops.precompile import intercepted
 
-DEVICES = {"H200": (90, 232_448), "RTX 4090": (89, 101_376)}
-"""Compute capability, and bytes of shared memory that a program may have."""
+DEVICES = {"H200": (90, 232_448), "A100": (80, 166_912), "RTX 4090": (89, 101_376)}
+"""Compute capability, and bytes of shared memory that a program may have; one of each class."""
 
 
 class Absent:
@@ -43,10 +44,10 @@ class Absent:
 
 
 def pretend(device: str) -> None:
-    """From now on kernels are compiled for this GPU, and choose their tiles for its shared memory."""
+    """From now on kernels are compiled for this GPU, and choose the tiles of its class."""
     capability, shared = DEVICES[device]
     driver.set_active(Absent(list(DEVICES).index(device), capability))
-    swiglu.shared_memory = lift.shared_memory = lambda x: shared
+    swiglu.gpu_class = lift.gpu_class = lambda x: Gpu.with_shared_memory(shared)
     dispatch.interpreted = True
 
 

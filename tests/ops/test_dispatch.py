@@ -3,14 +3,18 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sigmasolver.models import Options, build_model
 from sigmasolver.models.solver import Solver
 from sigmasolver.ops import dispatch
+from sigmasolver.ops.convolution import depthwise_convolution
 from sigmasolver.ops.dispatch import explain, why_plain
 from sigmasolver.ops.lift import lift
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.ops.stream import LOW_PRECISION, Stream, merged, split, stream_of
+from sigmasolver.ops.swiglu import swiglu
+from tests.ops.device import gpu
 
 SIZES = {"grid": (6, 5), "in_channels": 1, "out_channels": 1, "depth": 1, "heads": 2, "slices": 4, "modes": 2}
 
@@ -24,7 +28,9 @@ def interpreted(monkeypatch):
 def test_a_cpu_takes_the_plain_definition():
     decisions = explain(lambda: build_model("transolver-sigma", width=16, **SIZES)(torch.zeros(1, 6, 5, 1)))
     assert {operation for operation, _ in decisions} >= {"lift", "context", "fourier", "slices", "mixing", "readout"}
-    assert {decision for _, decision in decisions} == {"plain: the tensor is not on a GPU"}
+    assert ("inner width", "as it is: the tensor is not on a GPU") in decisions
+    plain = {decision for operation, decision in decisions if operation != "inner width"}
+    assert plain == {"plain: the tensor is not on a GPU"}
     assert dispatch._recorded is None
 
 
@@ -55,6 +61,61 @@ def test_products_in_float32_need_tf32():
         assert not dispatch._matrix_units(x) and dispatch._matrix_units(x.bfloat16())
         with torch.autocast("cpu", torch.bfloat16):
             assert dispatch._matrix_units(x)
+
+
+@pytest.mark.parametrize("name", ["vit", "eddyformer"])
+def test_attention_is_torchs_but_inside_a_function_transform(name):
+    """Compiled in one graph too, whose decisions are those of the eager model but for the reason."""
+    model, x = build_model(name, width=16, **SIZES | {"grid": (8, 8)}), torch.zeros(1, 8, 8, 1)
+    eager = explain(lambda: model(x))
+    assert eager.count(("attention", "torch's fused call")) == 1
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    found = explain(lambda: compiled(x))
+    assert [operation for operation, _ in found] == [operation for operation, _ in eager]
+    assert found.count(("attention", "torch's fused call")) == 1
+    inside = explain(lambda: torch.func.jvp(model, (x,), (x,)))
+    assert [decision for operation, decision in inside if operation == "attention"] == [
+        "written out: a function transform is at work"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("device", "inner", "decision"),
+    [
+        ("cpu", 21, "as it is: the tensor is not on a GPU"),
+        ("cuda", 21, "padded"),
+        ("cuda", 32, "as it is: 32 is a multiple of 16"),
+    ],
+)
+def test_the_inner_width_is_padded_on_a_gpu(device, inner, decision):
+    with FakeTensorMode():
+        shapes = ((5, 6), (2 * inner, 6), (2 * inner,), (6, inner), (6,))
+        found = explain(lambda: swiglu(*(torch.empty(shape, device=device) for shape in shapes)))
+    assert found[0] == ("inner width", decision)
+
+
+def test_the_backward_pass_of_a_plain_convolution_is_listed():
+    def decisions(grid=(3, 4, 3)):
+        x, weight = torch.zeros(1, *grid, 2), torch.zeros(2, 1, *(3,) * len(grid))
+        found = explain(lambda: depthwise_convolution(x, weight, torch.zeros(2), ("zeros",) * len(grid)))
+        assert found[0] == ("convolution", "plain: the tensor is not on a GPU")
+        return found[1:]
+
+    assert decisions() == [("convolution backward", "plane by plane")]
+    with torch.no_grad():
+        assert decisions() == [("convolution backward", "torch's own: gradients are switched off")]
+    assert decisions((3, 4)) == []
+    x, weight, bias = torch.zeros(2, 1, 3, 4, 3, 2), torch.zeros(2, 1, 3, 3, 3), torch.zeros(2)
+    traced = explain(lambda: torch.func.vmap(lambda x: depthwise_convolution(x, weight, bias, ("zeros",) * 3))(x))
+    assert traced[1] == ("convolution backward", f"torch's own: {dispatch.TRACED}")
+
+
+@gpu
+def test_the_backward_pass_of_a_plain_convolution_on_a_gpu():
+    x, weight, bias = (torch.zeros(shape, device="cuda") for shape in ((1, 3, 4, 3, 2), (2, 1, 3, 3, 3), (2,)))
+    with dispatch.plain():
+        found = explain(lambda: depthwise_convolution(x, weight, bias, ("zeros",) * 3))
+    assert found[1] == ("convolution backward", "torch's own: the tensor is on a GPU")
 
 
 def test_limits_are_not_computed_for_a_tracer():

@@ -187,11 +187,12 @@ def test_mixing(N, half, inner, branches, whole, kept, seed):
         return x + F.linear(F.silu(gate) * up, wout, bout)
 
     try:
-        agree(twin, plain, inputs, tolerance=1e-4)
+        decisions = dispatch.explain(lambda: agree(twin, plain, inputs, tolerance=1e-4))
     finally:
         tuning.PRODUCTS_INSIDE, tuning.SAVED_BYTES = 128, saved_bytes
         fused_mixing._Launches.forward = in_one_kernel
     assert bool(used) == whole, "the form that is meant was taken"
+    assert decisions == [("mixing products", "inside the kernel" if whole else f"cuBLAS: width {C} is above 0")]
 
 
 @pytest.mark.parametrize(
@@ -283,7 +284,10 @@ def test_gradients_of_a_map(N, O, C, dtype, monkeypatch):
     monkeypatch.setattr(fused_linear, "multiprocessors", lambda x: 1)
     dy, x = torch.randn(N, O + 3, device=DEVICE).to(dtype)[:, 3:], torch.randn(N, C, device=DEVICE).to(dtype)
     wanted = dy.cpu().double().T @ x.cpu().double(), dy.cpu().double().sum(0)
-    for one, two in zip(map_gradients(dy, x), wanted, strict=True):
+    found: list[torch.Tensor] = []
+    decision = f"cuBLAS: width {C} is above 128" if C > 128 else "one kernel"
+    assert dispatch.explain(lambda: found.extend(map_gradients(dy, x))) == [("linear backward", decision)]
+    for one, two in zip(found, wanted, strict=True):
         assert one.dtype == torch.float32
         torch.testing.assert_close(one.cpu().double(), two, rtol=1e-4, atol=1e-4)
 

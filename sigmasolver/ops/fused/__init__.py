@@ -2,6 +2,10 @@
 
 `ops.dispatch` decides where they are used. Sums are kept in float32 and made in a fixed order: the same input gives the
 same bits. Tile sizes are in `tuning`.
+
+Inside a kernel sizes are words: in capitals those that are compiled in (CHANNELS, and TILE_CHANNELS of a tile, which is
+padded), in small letters those that come with a launch (points). Letters are tensors, and sizes in their shapes, as the
+head of each file has them. TILE is what one program holds at once, CHUNK what it walks over.
 """
 
 from __future__ import annotations
@@ -13,7 +17,18 @@ from typing import Generic, TypeVar
 
 import torch
 
-__all__ = ["Slot", "dot_precision", "multiprocessors", "product_dtype", "rows_of", "shared_memory"]
+from sigmasolver.ops.fused.tuning import Gpu
+
+__all__ = [
+    "Slot",
+    "cast_for_products",
+    "dot_precision",
+    "gpu_class",
+    "multiprocessors",
+    "product_dtype",
+    "rows_of",
+    "shared_memory",
+]
 
 T = TypeVar("T")
 
@@ -42,6 +57,16 @@ def product_dtype(x: torch.Tensor, otherwise: torch.dtype) -> torch.dtype:
     """What products of this tensor run in: autocast's type where it is on."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else otherwise
+
+
+def cast_for_products(x: torch.Tensor) -> torch.Tensor:
+    """This tensor in the type that its products run in."""
+    return x.to(product_dtype(x, x.dtype))
+
+
+def gpu_class(x: torch.Tensor) -> Gpu:
+    """Of the device of this tensor: which rows of `tuning` hold there."""
+    return Gpu.with_shared_memory(shared_memory(x))
 
 
 def shared_memory(x: torch.Tensor) -> int:

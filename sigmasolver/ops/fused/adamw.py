@@ -70,7 +70,7 @@ class FusedAdamW:
         kernels.adamw_step[(len(self._table),)](
             self._table, group["lr"], BETA1=beta1, BETA2=beta2, LOG_BETA1=math.log2(beta1),
             LOG_BETA2=math.log2(beta2), EPS=group["eps"], DECAY=group["weight_decay"],
-            PIECE=PIECE, COLUMNS=self._table.shape[1],
+            PIECE=PIECE, TABLE_COLUMNS=self._table.shape[1],
         )  # fmt: skip
 
     def fill(self) -> None:

@@ -2,7 +2,7 @@
 
     H' = H + conv(H),      y_i = LN_i(H'_i)            dH' = dout + sum_i LN_i'(dy_i),      dH = dH' + conv^T(dH')
 
-Letters as in `convolution`: X Y Z points per axis, C channels, G channels of a group.
+Letters as in `convolution`: B batch, X Y Z points per axis, C channels; N points of all samples, G channels of a group.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fused import product_dtype, tuning
-from sigmasolver.ops.fused.convolution import RUN, Shape, taps_of, window
+from sigmasolver.ops.fused.convolution import RUN, Shape, run_of, taps_of, window
 from sigmasolver.ops.fused.layer_norm import centred, load_channels, norms_backward
 from sigmasolver.ops.fused.stream import load_stream, store_stream
 from sigmasolver.ops.modules import Affine
@@ -37,51 +37,54 @@ def _context(
     H: tl.tensor, H_low: tl.tensor, taps: tl.tensor, conv_bias: tl.tensor, weight0: tl.tensor,
     bias0: tl.tensor, weight1: tl.tensor, bias1: tl.tensor, out: tl.tensor,
     out_low: tl.tensor, y0: tl.tensor, y1: tl.tensor, mean: tl.tensor, r: tl.tensor,
-    X: tl.tensor, Y: tl.tensor, Z: tl.tensor, C: tl.tensor, N: tl.tensor, tiles_z: tl.tensor, eps: tl.constexpr,
-    KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr,
+    points_x: tl.tensor, points_y: tl.tensor, points_z: tl.tensor, channels: tl.tensor, points: tl.tensor,
+    tiles_z: tl.tensor, EPS: tl.constexpr,
+    KERNEL_X: tl.constexpr, KERNEL_Y: tl.constexpr, KERNEL_Z: tl.constexpr,
     CIRCULAR_X: tl.constexpr, CIRCULAR_Y: tl.constexpr, CIRCULAR_Z: tl.constexpr,
-    TWO_PARTS: tl.constexpr, G: tl.constexpr, LINES: tl.constexpr, RUNS: tl.constexpr, COLUMNS: tl.constexpr,
+    TWO_PARTS: tl.constexpr, GROUP_CHANNELS: tl.constexpr,
+    TILE_LINES: tl.constexpr, TILE_RUNS: tl.constexpr, TILE_CHANNELS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """out = H + conv(H) and y_i = LN_i(out_i) of one group of G channels, which the program holds whole.
+    """out = H + conv(H) and y_i = LN_i(out_i) of one group of channels, which the program holds whole.
 
     H and out (B, X, Y, Z, C), each with a low part where TWO_PARTS; the convolution reads the main part alone. y_i
-    (N, G), mean and r (groups, N); taps (KX KY KZ, C), weight_i and bias_i (G,) of the norms."""
+    (N, G), mean and r (groups, N); taps (taps, C), weight_i and bias_i (G,) of the norms."""
     tile, group, plane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    p, j = tl.arange(0, LINES * RUNS), tl.arange(0, COLUMNS)
-    y, z = (tile // tiles_z) * LINES + p // RUNS, ((tile % tiles_z) * RUNS + p % RUNS) * RUN
-    c = group * G + j
-    points, channels = (y < Y) & (z < Z), j < G
+    p, j = tl.arange(0, TILE_LINES * TILE_RUNS), tl.arange(0, TILE_CHANNELS)
+    y, z = run_of(p, tile, tiles_z, TILE_LINES, TILE_RUNS)
+    c = group * GROUP_CHANNELS + j
+    keep_points, keep_channels = (y < points_y) & (z < points_z), j < GROUP_CHANNELS
     sums = window(
-        H, H, taps, taps, plane // X, plane % X, y, z, c, points, channels, X, Y, Z, C, KX, KY, KZ,
-        CIRCULAR_X, CIRCULAR_Y, CIRCULAR_Z, False, False, False, LINES * RUNS, COLUMNS,
+        H, H, taps, taps, plane // points_x, plane % points_x, y, z, c, keep_points, keep_channels,
+        points_x, points_y, points_z, channels, KERNEL_X, KERNEL_Y, KERNEL_Z, CIRCULAR_X, CIRCULAR_Y, CIRCULAR_Z,
+        False, False, False, TILE_LINES * TILE_RUNS, TILE_CHANNELS,
     )[0]  # fmt: skip
-    offset = tl.load(conv_bias + c, mask=channels, other=0.0).to(tl.float32)[None, :]
+    offset = tl.load(conv_bias + c, mask=keep_channels, other=0.0).to(tl.float32)[None, :]
     if group == 0:
-        weight = load_channels(weight0, j, G)
-        bias = load_channels(bias0, j, G)
+        weight = load_channels(weight0, j, GROUP_CHANNELS)
+        bias = load_channels(bias0, j, GROUP_CHANNELS)
         normed = y0
     else:
-        weight = load_channels(weight1, j, G)
-        bias = load_channels(bias1, j, G)
+        weight = load_channels(weight1, j, GROUP_CHANNELS)
+        bias = load_channels(bias1, j, GROUP_CHANNELS)
         normed = y1
     means: tl.tuple = ()
     scales: tl.tuple = ()
     for run in tl.static_range(RUN):
-        keep = (points & (z + run < Z))[:, None] & channels[None, :]
-        row = plane.to(tl.int64) * Y * Z + y * Z + z + run
-        offsets = row[:, None] * C + c[None, :]
+        keep = (keep_points & (z + run < points_z))[:, None] & keep_channels[None, :]
+        row = plane.to(tl.int64) * points_y * points_z + y * points_z + z + run
+        offsets = row[:, None] * channels + c[None, :]
         x = sums[run] + offset + load_stream(H, H_low, offsets, keep, TWO_PARTS)
         store_stream(out, out_low, offsets, x, keep, TWO_PARTS)
-        if COLUMNS != G:
-            x = tl.where(channels[None, :], x, 0.0)
-        x, m, s = centred(x, channels[None, :], eps, G)
+        if TILE_CHANNELS != GROUP_CHANNELS:
+            x = tl.where(keep_channels[None, :], x, 0.0)
+        x, m, s = centred(x, keep_channels[None, :], EPS, GROUP_CHANNELS)
         y_i = x * s[:, None] * weight[None, :] + bias[None, :]
-        tl.store(normed + row[:, None] * G + j[None, :], y_i.to(y0.dtype.element_ty), mask=keep)
+        tl.store(normed + row[:, None] * GROUP_CHANNELS + j[None, :], y_i.to(y0.dtype.element_ty), mask=keep)
         means += (m,)
         scales += (s,)
     on = z[:, None] + tl.arange(0, RUN)[None, :]
-    row = group * N + plane.to(tl.int64) * Y * Z + (y * Z)[:, None] + on
-    keep = points[:, None] & (on < Z)
+    row = group * points + plane.to(tl.int64) * points_y * points_z + (y * points_z)[:, None] + on
+    keep = keep_points[:, None] & (on < points_z)
     tl.store(mean + row, _interleaved(means), mask=keep)
     tl.store(r + row, _interleaved(scales), mask=keep)
 
@@ -96,21 +99,22 @@ class _ContextNorms(torch.autograd.Function):
         padding: tuple[str, ...], eps: float, dtype: torch.dtype, *norms: torch.Tensor,
     ) -> Any:  # fmt: skip
         shape = Shape(H, weight, padding)
-        X, Y, Z = shape.grid
-        C, groups, N = shape.channels, len(norms) // 2, H[..., 0].numel()
-        G = C // groups
+        points_x, points_y, points_z = shape.grid
+        channels, groups, points = shape.channels, len(norms) // 2, H[..., 0].numel()
+        group_channels = channels // groups
         out, taps = torch.empty_like(H), taps_of(weight, H.dtype)
         out_low = None if H_low is None else torch.empty_like(H)
-        normed = [torch.empty(*H.shape[:-1], G, device=H.device, dtype=dtype) for _ in range(groups)]
-        statistics = torch.empty(2, groups, N, device=H.device, dtype=torch.float32)
-        COLUMNS = triton.next_power_of_2(G)
-        LINES, RUNS = shape.tiles(max(1, tuning.CONTEXT_TILE // COLUMNS))
-        tiles = (triton.cdiv(Y, LINES), triton.cdiv(Z, RUNS * RUN.value))
-        _context[(tiles[0] * tiles[1], groups, shape.batch * X)](
+        normed = [torch.empty(*H.shape[:-1], group_channels, device=H.device, dtype=dtype) for _ in range(groups)]
+        statistics = torch.empty(2, groups, points, device=H.device, dtype=torch.float32)
+        tile_channels = triton.next_power_of_2(group_channels)
+        tile_lines, tile_runs = shape.tiles(max(1, tuning.CONTEXT_TILE // tile_channels))
+        tiles = (triton.cdiv(points_y, tile_lines), triton.cdiv(points_z, tile_runs * RUN.value))
+        _context[(tiles[0] * tiles[1], groups, shape.batch * points_x)](
             H, H if H_low is None else H_low, taps, bias, norms[0], norms[1], norms[-2], norms[-1],
             out, out if out_low is None else out_low, normed[0], normed[-1], *statistics,
-            X, Y, Z, C, N, tiles[1], eps, **shape.constants, TWO_PARTS=H_low is not None, G=G, LINES=LINES, RUNS=RUNS,
-            COLUMNS=COLUMNS, num_warps=tuning.CONTEXT_WARPS,
+            *shape.grid, channels, points, tiles[1], eps, **shape.constants, TWO_PARTS=H_low is not None,
+            GROUP_CHANNELS=group_channels, TILE_LINES=tile_lines, TILE_RUNS=tile_runs, TILE_CHANNELS=tile_channels,
+            num_warps=tuning.CONTEXT_WARPS,
         )  # fmt: skip
         ctx.save_for_backward(H, taps, out, statistics, norms[0], norms[-2])
         ctx.shape, ctx.like = shape, [(one.shape, one.dtype) for one in (weight, bias)]

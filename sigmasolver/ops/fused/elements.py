@@ -8,8 +8,8 @@
 One program has all nodes of one element and one head. Sums over elements are made in chunks, then over chunks in a
 fixed order.
 
-Letters: B batch, H heads, E elements, P nodes of an element, m nodes per axis of it, D head width. Elements have three
-axes here, the first with one element and one node where there are fewer.
+Letters: B batch, H heads, E elements, P nodes of an element, m nodes along an axis of it, D head width, C channels.
+Elements have three axes here, x, y and z, the first with one element and one node where there are fewer.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ __all__ = ["heads_of_elements", "windows"]
 @triton.jit
 def _windows(
     x: tl.tensor, out: tl.tensor,
-    total: tl.tensor, E: tl.tensor, m: tl.tensor, Q: tl.tensor, C: tl.tensor, TILE: tl.constexpr,
+    total: tl.tensor, elements: tl.tensor, nodes_along: tl.tensor, after: tl.tensor, channels: tl.tensor,
+    TILE_NUMBERS: tl.constexpr,
 ) -> None:  # fmt: skip
     """out (A, Q, E, 3, m, C), which has `total` numbers, of x (A, E, m, Q, C); A nodes before the axis, Q after it:
 
         out[a, q, e, s, j] = x[a, e + s - 1 mod E, j, q]
 
-    A program has TILE numbers of out."""
-    to = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    c, rest = to % C, to // C
-    j, rest = rest % m, rest // m
+    A program has TILE_NUMBERS numbers of out."""
+    to = tl.program_id(0).to(tl.int64) * TILE_NUMBERS + tl.arange(0, TILE_NUMBERS)
+    c, rest = to % channels, to // channels
+    j, rest = rest % nodes_along, rest // nodes_along
     s, rest = rest % 3, rest // 3
-    e, rest = rest % E, rest // E
-    q, a = rest % Q, rest // Q
-    source = (((a * E + (e + s - 1 + E) % E) * m + j) * Q + q) * C + c
+    e, rest = rest % elements, rest // elements
+    q, a = rest % after, rest // after
+    source = (((a * elements + (e + s - 1 + elements) % elements) * nodes_along + j) * after + q) * channels + c
     v = tl.load(x + source, mask=to < total, other=0.0)
     tl.store(out + to, v.to(out.dtype.element_ty), mask=to < total)
 
@@ -53,21 +54,23 @@ def _windows(
 @triton.jit
 def _windows_backward(
     dout: tl.tensor, dx: tl.tensor,
-    total: tl.tensor, E: tl.tensor, m: tl.tensor, Q: tl.tensor, C: tl.tensor, TILE: tl.constexpr,
+    total: tl.tensor, elements: tl.tensor, nodes_along: tl.tensor, after: tl.tensor, channels: tl.tensor,
+    TILE_NUMBERS: tl.constexpr,
 ) -> None:  # fmt: skip
     """dx (A, E, m, Q, C), which has `total` numbers, of dout (A, Q, E, 3, m, C):
 
         dx[a, e, j, q] = sum_s dout[a, q, e - s + 1 mod E, s, j]
 
-    A program has TILE numbers of dx."""
-    to = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    c, rest = to % C, to // C
-    q, rest = rest % Q, rest // Q
-    j, rest = rest % m, rest // m
-    e, a = rest % E, rest // E
-    v = tl.zeros((TILE,), tl.float32)
+    A program has TILE_NUMBERS numbers of dx."""
+    to = tl.program_id(0).to(tl.int64) * TILE_NUMBERS + tl.arange(0, TILE_NUMBERS)
+    c, rest = to % channels, to // channels
+    q, rest = rest % after, rest // after
+    j, rest = rest % nodes_along, rest // nodes_along
+    e, a = rest % elements, rest // elements
+    v = tl.zeros((TILE_NUMBERS,), tl.float32)
     for s in tl.static_range(3):
-        source = ((((a * Q + q) * E + (e + 1 - s + E) % E) * 3 + s) * m + j) * C + c
+        window = ((a * after + q) * elements + (e + 1 - s + elements) % elements) * 3 + s
+        source = (window * nodes_along + j) * channels + c
         v += tl.load(dout + source, mask=to < total, other=0.0).to(tl.float32)
     tl.store(dx + to, v.to(dx.dtype.element_ty), mask=to < total)
 
@@ -75,12 +78,15 @@ def _windows_backward(
 class _Windows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, axis: int, m: int, dtype: torch.dtype) -> torch.Tensor:
-        nodes, C = x.shape[1:-1], x.shape[-1]
-        ctx.sizes = E, m, Q, C = nodes[axis] // m, m, math.prod(nodes[axis + 1 :]), C
+        nodes, channels = x.shape[1:-1], x.shape[-1]
+        ctx.sizes = elements, m, after, channels = nodes[axis] // m, m, math.prod(nodes[axis + 1 :]), channels
         out = torch.empty(
-            x.shape[0], *nodes[:axis], *nodes[axis + 1 :], E, 3 * m * C, device=x.device, dtype=dtype
+            x.shape[0], *nodes[:axis], *nodes[axis + 1 :], elements, 3 * m * channels, device=x.device, dtype=dtype
         )  # fmt: skip
-        _windows[_tiles(out)](x, out, out.numel(), E, m, Q, C, TILE=tuning.WINDOW_TILE, num_warps=tuning.WINDOW_WARPS)
+        _windows[_tiles(out)](
+            x, out, out.numel(), elements, m, after, channels, TILE_NUMBERS=tuning.WINDOW_TILE,
+            num_warps=tuning.WINDOW_WARPS,
+        )  # fmt: skip
         ctx.shape, ctx.dtype = x.shape, x.dtype
         return out
 
@@ -89,8 +95,9 @@ class _Windows(torch.autograd.Function):
     def backward(ctx: Any, dout: torch.Tensor) -> Any:
         dx = torch.empty(ctx.shape, device=dout.device, dtype=ctx.dtype)
         _windows_backward[_tiles(dx)](
-            dout.contiguous(), dx, dx.numel(), *ctx.sizes, TILE=tuning.WINDOW_TILE, num_warps=tuning.WINDOW_WARPS
-        )
+            dout.contiguous(), dx, dx.numel(), *ctx.sizes, TILE_NUMBERS=tuning.WINDOW_TILE,
+            num_warps=tuning.WINDOW_WARPS,
+        )  # fmt: skip
         return dx, None, None, None
 
 
@@ -106,35 +113,38 @@ def windows(x: torch.Tensor, axis: int, m: int) -> torch.Tensor:
 @triton.jit
 def _places(
     e: tl.tensor, p: tl.tensor,
-    M1: tl.tensor, M2: tl.tensor, m0: tl.tensor, m1: tl.tensor,
-    m2: tl.tensor, s0: tl.tensor, s1: tl.tensor, s2: tl.tensor,
+    elements_y: tl.tensor, elements_z: tl.tensor, nodes_x: tl.tensor, nodes_y: tl.tensor, nodes_z: tl.tensor,
+    stride_x: tl.tensor, stride_y: tl.tensor, stride_z: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
-    """Where the nodes p of element e lie in a sample whose axes have the strides s."""
-    e0, e1, e2 = e // M2 // M1, e // M2 % M1, e % M2
-    p0, p1, p2 = p // m2 // m1, p // m2 % m1, p % m2
-    return (e0 * m0 + p0) * s0 + (e1 * m1 + p1) * s1 + (e2 * m2 + p2) * s2
+    """Where the nodes p of element e lie in a sample whose axes have these strides."""
+    ex, ey, ez = e // elements_z // elements_y, e // elements_z % elements_y, e % elements_z
+    px, py, pz = p // nodes_z // nodes_y, p // nodes_z % nodes_y, p % nodes_z
+    return (ex * nodes_x + px) * stride_x + (ey * nodes_y + py) * stride_y + (ez * nodes_z + pz) * stride_z
 
 
 @triton.jit
 def _normalised(
     f: tl.tensor, g: tl.tensor, b: tl.tensor, k: tl.tensor, keep: tl.tensor,
-    eps: tl.constexpr, D: tl.constexpr, COUNT: tl.constexpr,
+    EPS: tl.constexpr, HALF: tl.constexpr, COUNT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """Both halves of h, and r, of the two halves of x (nodes, D / 2); b (D,)."""
-    f = tl.where(keep, f + tl.load(b + k, mask=k < D // 2, other=0.0).to(tl.float32)[None, :], 0.0)
-    g = tl.where(keep, g + tl.load(b + D // 2 + k, mask=k < D // 2, other=0.0).to(tl.float32)[None, :], 0.0)
+    """Both halves of h, and r, of the two halves of x (nodes, D / 2), COUNT numbers together; b (D,)."""
+    f = tl.where(keep, f + tl.load(b + k, mask=k < HALF, other=0.0).to(tl.float32)[None, :], 0.0)
+    g = tl.where(keep, g + tl.load(b + HALF + k, mask=k < HALF, other=0.0).to(tl.float32)[None, :], 0.0)
     mean = (tl.sum(tl.sum(f, axis=1), axis=0) + tl.sum(tl.sum(g, axis=1), axis=0)) / COUNT
     f, g = tl.where(keep, f - mean, 0.0), tl.where(keep, g - mean, 0.0)
-    r = tl.rsqrt((tl.sum(tl.sum(f * f, axis=1), axis=0) + tl.sum(tl.sum(g * g, axis=1), axis=0)) / COUNT + eps)
+    r = tl.rsqrt((tl.sum(tl.sum(f * f, axis=1), axis=0) + tl.sum(tl.sum(g * g, axis=1), axis=0)) / COUNT + EPS)
     return f * r, g * r, r
 
 
 @triton.jit
 def _heads(
     x: tl.tensor, b: tl.tensor, w: tl.tensor, table: tl.tensor, out: tl.tensor,
-    E: tl.tensor, M1: tl.tensor, M2: tl.tensor, m0: tl.tensor, m1: tl.tensor, m2: tl.tensor, sB: tl.tensor,
-    s0: tl.tensor, s1: tl.tensor, s2: tl.tensor, axis: tl.tensor, axes: tl.tensor, eps: tl.constexpr,
-    H: tl.constexpr, P: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, NODES: tl.constexpr, HALF: tl.constexpr,
+    elements: tl.tensor, elements_y: tl.tensor, elements_z: tl.tensor,
+    nodes_x: tl.tensor, nodes_y: tl.tensor, nodes_z: tl.tensor,
+    stride_batch: tl.tensor, stride_x: tl.tensor, stride_y: tl.tensor, stride_z: tl.tensor,
+    axis: tl.tensor, axes: tl.tensor, EPS: tl.constexpr,
+    HEADS: tl.constexpr, NODES: tl.constexpr, HEAD_WIDTH: tl.constexpr, PART: tl.constexpr,
+    TILE_NODES: tl.constexpr, TILE_HALF: tl.constexpr,
 ) -> None:  # fmt: skip
     """out (B, P, H, E, axes D), the channels of one axis, of x (B, *nodes, 3 H D): PART 0 queries, 1 keys, 2 values.
 
@@ -144,35 +154,40 @@ def _heads(
 
     Values are copied. b (2, H, D), w (2, P, D), table (2, E, P, D / 2) of cosines, then sines."""
     e, h, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    p, k = tl.arange(0, NODES), tl.arange(0, HALF)
-    keep = (p[:, None] < P) & (k[None, :] < D // 2)
-    x += batch * sB + (PART * H + h) * D
-    source = _places(e, p, M1, M2, m0, m1, m2, s0, s1, s2)[:, None] + k[None, :]
+    p, k = tl.arange(0, TILE_NODES), tl.arange(0, TILE_HALF)
+    HALF: tl.constexpr = HEAD_WIDTH // 2
+    keep = (p[:, None] < NODES) & (k[None, :] < HALF)
+    x += batch * stride_batch + (PART * HEADS + h) * HEAD_WIDTH
+    nodes = _places(e, p, elements_y, elements_z, nodes_x, nodes_y, nodes_z, stride_x, stride_y, stride_z)
+    source = nodes[:, None] + k[None, :]
     f = tl.load(x + source, mask=keep, other=0.0).to(tl.float32)
-    g = tl.load(x + source + D // 2, mask=keep, other=0.0).to(tl.float32)
+    g = tl.load(x + source + HALF, mask=keep, other=0.0).to(tl.float32)
     if PART < 2:
-        f, g, _ = _normalised(f, g, b + (PART * H + h) * D, k, keep, eps, D, P * D)
-        at = (PART * P + p)[:, None] * D + k[None, :]
+        f, g, _ = _normalised(f, g, b + (PART * HEADS + h) * HEAD_WIDTH, k, keep, EPS, HALF, NODES * HEAD_WIDTH)
+        at = (PART * NODES + p)[:, None] * HEAD_WIDTH + k[None, :]
         f = f * tl.load(w + at, mask=keep, other=0.0).to(tl.float32) + 1
-        g = g * tl.load(w + at + D // 2, mask=keep, other=0.0).to(tl.float32)
-        turn = (e * P + p)[:, None] * (D // 2) + k[None, :]
+        g = g * tl.load(w + at + HALF, mask=keep, other=0.0).to(tl.float32)
+        turn = (e * NODES + p)[:, None] * HALF + k[None, :]
         cosine = tl.load(table + turn, mask=keep, other=0.0)
-        sine = tl.load(table + E * P * (D // 2) + turn, mask=keep, other=0.0)
+        sine = tl.load(table + elements * NODES * HALF + turn, mask=keep, other=0.0)
         first = f * cosine - g * sine
         g = f * sine + g * cosine
         f = first
-    to = (((batch * P + p) * H + h) * E + e)[:, None] * (axes * D) + axis * D + k[None, :]
+    row = (((batch * NODES + p) * HEADS + h) * elements + e)[:, None]
+    to = row * (axes * HEAD_WIDTH) + axis * HEAD_WIDTH + k[None, :]
     tl.store(out + to, f.to(out.dtype.element_ty), mask=keep)
-    tl.store(out + to + D // 2, g.to(out.dtype.element_ty), mask=keep)
+    tl.store(out + to + HALF, g.to(out.dtype.element_ty), mask=keep)
 
 
 @triton.jit
 def _heads_backward(
     x: tl.tensor, b: tl.tensor, w: tl.tensor, table: tl.tensor, dout: tl.tensor, dx: tl.tensor, sums: tl.tensor,
-    B: tl.tensor, E: tl.tensor, M1: tl.tensor, M2: tl.tensor, m0: tl.tensor, m1: tl.tensor, m2: tl.tensor,
-    sB: tl.tensor, s0: tl.tensor, s1: tl.tensor, s2: tl.tensor, axis: tl.tensor, axes: tl.tensor, eps: tl.constexpr,
-    H: tl.constexpr, P: tl.constexpr, D: tl.constexpr, PART: tl.constexpr, NODES: tl.constexpr, HALF: tl.constexpr,
-    CHUNK: tl.constexpr,
+    batch_size: tl.tensor, elements: tl.tensor, elements_y: tl.tensor, elements_z: tl.tensor,
+    nodes_x: tl.tensor, nodes_y: tl.tensor, nodes_z: tl.tensor,
+    stride_batch: tl.tensor, stride_x: tl.tensor, stride_y: tl.tensor, stride_z: tl.tensor,
+    axis: tl.tensor, axes: tl.tensor, EPS: tl.constexpr,
+    HEADS: tl.constexpr, NODES: tl.constexpr, HEAD_WIDTH: tl.constexpr, PART: tl.constexpr,
+    TILE_NODES: tl.constexpr, TILE_HALF: tl.constexpr, CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
     """dx as x, of dout (B, P, H, E, axes D) with the halves df and dg. Queries and keys:
 
@@ -181,49 +196,53 @@ def _heads_backward(
 
     Values are copied. A row of `sums` (chunks, 2, H): dw (P, D), db (D)."""
     chunk, h = tl.program_id(0), tl.program_id(1)
-    p, k = tl.arange(0, NODES), tl.arange(0, HALF)
-    keep = (p[:, None] < P) & (k[None, :] < D // 2)
-    at = (PART * P + p)[:, None] * D + k[None, :]
+    p, k = tl.arange(0, TILE_NODES), tl.arange(0, TILE_HALF)
+    HALF: tl.constexpr = HEAD_WIDTH // 2
+    keep = (p[:, None] < NODES) & (k[None, :] < HALF)
+    at = (PART * NODES + p)[:, None] * HEAD_WIDTH + k[None, :]
+    COUNT: tl.constexpr = NODES * HEAD_WIDTH
     if PART < 2:
         wf = tl.load(w + at, mask=keep, other=0.0).to(tl.float32)
-        wg = tl.load(w + at + D // 2, mask=keep, other=0.0).to(tl.float32)
-    dwf, dwg = tl.zeros((NODES, HALF), tl.float32), tl.zeros((NODES, HALF), tl.float32)
-    dbf, dbg = tl.zeros((NODES, HALF), tl.float32), tl.zeros((NODES, HALF), tl.float32)
-    for i in range(chunk * CHUNK, min((chunk + 1) * CHUNK, B * E)):
-        e, batch = i % E, (i // E).to(tl.int64)
-        source = batch * sB + (PART * H + h) * D
-        source += _places(e, p, M1, M2, m0, m1, m2, s0, s1, s2)[:, None] + k[None, :]
-        to = (((batch * P + p) * H + h) * E + e)[:, None] * (axes * D) + axis * D + k[None, :]
+        wg = tl.load(w + at + HALF, mask=keep, other=0.0).to(tl.float32)
+    dwf, dwg = tl.zeros((TILE_NODES, TILE_HALF), tl.float32), tl.zeros((TILE_NODES, TILE_HALF), tl.float32)
+    dbf, dbg = tl.zeros((TILE_NODES, TILE_HALF), tl.float32), tl.zeros((TILE_NODES, TILE_HALF), tl.float32)
+    for i in range(chunk * CHUNK, min((chunk + 1) * CHUNK, batch_size * elements)):
+        e, batch = i % elements, (i // elements).to(tl.int64)
+        source = batch * stride_batch + (PART * HEADS + h) * HEAD_WIDTH
+        nodes = _places(e, p, elements_y, elements_z, nodes_x, nodes_y, nodes_z, stride_x, stride_y, stride_z)
+        source += nodes[:, None] + k[None, :]
+        row = (((batch * NODES + p) * HEADS + h) * elements + e)[:, None]
+        to = row * (axes * HEAD_WIDTH) + axis * HEAD_WIDTH + k[None, :]
         df = tl.load(dout + to, mask=keep, other=0.0).to(tl.float32)
-        dg = tl.load(dout + to + D // 2, mask=keep, other=0.0).to(tl.float32)
+        dg = tl.load(dout + to + HALF, mask=keep, other=0.0).to(tl.float32)
         if PART < 2:
             f = tl.load(x + source, mask=keep, other=0.0).to(tl.float32)
-            g = tl.load(x + source + D // 2, mask=keep, other=0.0).to(tl.float32)
-            f, g, r = _normalised(f, g, b + (PART * H + h) * D, k, keep, eps, D, P * D)
-            turn = (e * P + p)[:, None] * (D // 2) + k[None, :]
+            g = tl.load(x + source + HALF, mask=keep, other=0.0).to(tl.float32)
+            f, g, r = _normalised(f, g, b + (PART * HEADS + h) * HEAD_WIDTH, k, keep, EPS, HALF, COUNT)
+            turn = (e * NODES + p)[:, None] * HALF + k[None, :]
             cosine = tl.load(table + turn, mask=keep, other=0.0)
-            sine = tl.load(table + E * P * (D // 2) + turn, mask=keep, other=0.0)
+            sine = tl.load(table + elements * NODES * HALF + turn, mask=keep, other=0.0)
             first = df * cosine + dg * sine
             dg = dg * cosine - df * sine
             df = first
             dwf += df * f
             dwg += dg * g
             df, dg = df * wf, dg * wg
-            mean = (tl.sum(tl.sum(df, axis=1), axis=0) + tl.sum(tl.sum(dg, axis=1), axis=0)) / (P * D)
-            slope = (tl.sum(tl.sum(df * f, axis=1), axis=0) + tl.sum(tl.sum(dg * g, axis=1), axis=0)) / (P * D)
+            mean = (tl.sum(tl.sum(df, axis=1), axis=0) + tl.sum(tl.sum(dg, axis=1), axis=0)) / COUNT
+            slope = (tl.sum(tl.sum(df * f, axis=1), axis=0) + tl.sum(tl.sum(dg * g, axis=1), axis=0)) / COUNT
             df = tl.where(keep, (df - mean - f * slope) * r, 0.0)
             dg = tl.where(keep, (dg - mean - g * slope) * r, 0.0)
             dbf += df
             dbg += dg
         tl.store(dx + source, df.to(dx.dtype.element_ty), mask=keep)
-        tl.store(dx + source + D // 2, dg.to(dx.dtype.element_ty), mask=keep)
+        tl.store(dx + source + HALF, dg.to(dx.dtype.element_ty), mask=keep)
     if PART < 2:
-        sums += ((chunk * 2 + PART) * H + h).to(tl.int64) * (P * D + D)
-        own = p[:, None] * D + k[None, :]
+        sums += ((chunk * 2 + PART) * HEADS + h).to(tl.int64) * (NODES * HEAD_WIDTH + HEAD_WIDTH)
+        own = p[:, None] * HEAD_WIDTH + k[None, :]
         tl.store(sums + own, dwf, mask=keep)
-        tl.store(sums + own + D // 2, dwg, mask=keep)
-        tl.store(sums + P * D + k, tl.sum(dbf, axis=0), mask=k < D // 2)
-        tl.store(sums + P * D + D // 2 + k, tl.sum(dbg, axis=0), mask=k < D // 2)
+        tl.store(sums + own + HALF, dwg, mask=keep)
+        tl.store(sums + NODES * HEAD_WIDTH + k, tl.sum(dbf, axis=0), mask=k < HALF)
+        tl.store(sums + NODES * HEAD_WIDTH + HALF + k, tl.sum(dbg, axis=0), mask=k < HALF)
 
 
 class _Heads(torch.autograd.Function):
@@ -236,13 +255,14 @@ class _Heads(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         axes = len(mesh)
         turns, fields = given[:axes], given[axes:]
-        B, H, D, E, P = len(fields[0]), bias.shape[2], bias.shape[3], math.prod(mesh), m**axes
-        outs = tuple(fields[0].new_empty(B, P, H, E, axes * D) for _ in range(3))
+        (heads, head_width), elements, nodes = bias.shape[2:], math.prod(mesh), m**axes
+        batch_size = len(fields[0])
+        outs = tuple(fields[0].new_empty(batch_size, nodes, heads, elements, axes * head_width) for _ in range(3))
         for axis, (field, table) in enumerate(zip(fields, turns, strict=True)):
             for part, out in enumerate(outs):
-                _heads[(E, H, B)](
-                    field, bias[axis], scale[axis], table, out, E, *_geometry(field, mesh, m), axis, axes, eps,
-                    PART=part, **_tile(H, P, D),
+                _heads[(elements, heads, batch_size)](
+                    field, bias[axis], scale[axis], table, out, elements, *_geometry(field, mesh, m), axis, axes, eps,
+                    PART=part, **_tile(heads, nodes, head_width),
                 )  # fmt: skip
         ctx.save_for_backward(bias, scale, *given)
         ctx.mesh, ctx.m, ctx.eps = mesh, m, eps
@@ -254,23 +274,26 @@ class _Heads(torch.autograd.Function):
         bias, scale, *given = ctx.saved_tensors
         mesh, m, axes = ctx.mesh, ctx.m, len(ctx.mesh)
         turns, fields = given[:axes], given[axes:]
-        B, H, D, E, P = len(fields[0]), bias.shape[2], bias.shape[3], math.prod(mesh), m**axes
-        chunk = max(1, triton.cdiv(B * E * H, tuning.HEADS_PROGRAMS))
-        chunks = triton.cdiv(B * E, chunk)
+        (heads, head_width), elements, nodes = bias.shape[2:], math.prod(mesh), m**axes
+        batch_size = len(fields[0])
+        chunk = max(1, triton.cdiv(batch_size * elements * heads, tuning.HEADS_PROGRAMS))
+        chunks = triton.cdiv(batch_size * elements, chunk)
         dfields, dbias, dscale = [], [], []
         ready = [one.contiguous() for one in gradients]
         for axis, (field, table) in enumerate(zip(fields, turns, strict=True)):
             dfield = torch.empty_like(field)  # with the strides of the field, which fills its memory
-            sums = torch.empty(chunks, 2, H, P * D + D, device=field.device, dtype=torch.float32)
+            row = nodes * head_width + head_width
+            sums = torch.empty(chunks, 2, heads, row, device=field.device, dtype=torch.float32)
             for part, dout in enumerate(ready):
-                _heads_backward[(chunks, H)](
-                    field, bias[axis], scale[axis], table, dout, dfield, sums, B, E, *_geometry(field, mesh, m), axis,
-                    axes, ctx.eps, PART=part, CHUNK=chunk, **_tile(H, P, D),
+                _heads_backward[(chunks, heads)](
+                    field, bias[axis], scale[axis], table, dout, dfield, sums, batch_size, elements,
+                    *_geometry(field, mesh, m), axis, axes, ctx.eps, PART=part, CHUNK=chunk,
+                    **_tile(heads, nodes, head_width),
                 )  # fmt: skip
-            dw, db = sum_partials(sums).split((P * D, D), dim=-1)
+            dw, db = sum_partials(sums).split((nodes * head_width, head_width), dim=-1)
             dfields.append(dfield)
             dbias.append(db)
-            dscale.append(dw.sum(1).view(2, P, D))
+            dscale.append(dw.sum(1).view(2, nodes, head_width))
         found = torch.stack(dbias).to(bias.dtype), torch.stack(dscale).to(scale.dtype)
         return None, None, None, *found, *(None,) * axes, *dfields
 
@@ -282,10 +305,11 @@ def _geometry(field: torch.Tensor, mesh: tuple[int, ...], m: int) -> list[int]:
     return [*elements[1:], *nodes, field.stride(0), *(0,) * fewer, *field.stride()[1:-1]]
 
 
-def _tile(H: int, P: int, D: int) -> dict[str, int]:
-    nodes, half = triton.next_power_of_2(P), triton.next_power_of_2(D // 2)
-    warps = max(1, min(8, nodes * half // tuning.HEADS_NUMBERS))
-    return {"H": H, "P": P, "D": D, "NODES": nodes, "HALF": half, "num_warps": warps}
+def _tile(heads: int, nodes: int, head_width: int) -> dict[str, int]:
+    tile_nodes, tile_half = triton.next_power_of_2(nodes), triton.next_power_of_2(head_width // 2)
+    warps = max(1, min(tuning.MOST_WARPS, tile_nodes * tile_half // tuning.HEADS_NUMBERS))
+    sizes = {"HEADS": heads, "NODES": nodes, "HEAD_WIDTH": head_width}
+    return {**sizes, "TILE_NODES": tile_nodes, "TILE_HALF": tile_half, "num_warps": warps}
 
 
 def _without_gaps(x: torch.Tensor) -> torch.Tensor:

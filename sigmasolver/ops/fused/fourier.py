@@ -23,7 +23,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fourier_bases import analysis_basis, available_modes, synthesis_basis
-from sigmasolver.ops.fused import dot_precision, product_dtype, rows_of, tuning
+from sigmasolver.ops.fused import cast_for_products, dot_precision, rows_of, tuning
 from sigmasolver.ops.fused.reductions import sum_partials
 from sigmasolver.ops.fused.tuning import tile_size
 from sigmasolver.ops.side_streams import on_side_stream
@@ -34,36 +34,34 @@ __all__ = ["axis_fourier"]
 @triton.jit
 def _thin(
     basis: tl.tensor, x: tl.tensor, y: tl.tensor,
-    I: tl.tensor, J: tl.tensor, L: tl.tensor, tiles_l: tl.tensor,
-    along_i: tl.tensor, along_j: tl.tensor, row: tl.tensor, row_stride: tl.tensor,
-    ADD: tl.constexpr, EVEN: tl.constexpr, ROWS_OUT: tl.constexpr, ROWS_IN: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    rows_out: tl.tensor, rows_in: tl.tensor, columns: tl.tensor, tiles_across: tl.tensor,
+    stride_out: tl.tensor, stride_in: tl.tensor, row: tl.tensor, row_stride: tl.tensor,
+    ADD: tl.constexpr, EVEN: tl.constexpr,
+    TILE_ROWS_OUT: tl.constexpr, TILE_ROWS_IN: tl.constexpr, TILE_COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
-    """y (P, I, L) = basis (I, J) x (P, J, L), added to y where ADD.
+    """y (P, I, L) = basis (I, J) x (P, J, L), added to y where ADD; I rows out, J rows in, L columns.
 
-    basis has the strides along_i and along_j. Rows of `row` numbers of x lie `row_stride` apart; EVEN: eight in a row
-    are contiguous and aligned."""
-    p = (tl.program_id(0) // tiles_l).to(tl.int64)
-    i, l = (
-        tl.program_id(1) * ROWS_OUT + tl.arange(0, ROWS_OUT),
-        (tl.program_id(0) % tiles_l) * COLUMNS + tl.arange(0, COLUMNS),
-    )
-    line = L // row * row_stride
-    x += p * J * line
-    y += p * I * L
-    from_l = l // row * row_stride + l % row
+    The strides are those of basis. Rows of `row` numbers of x lie `row_stride` apart; EVEN: eight in a row are
+    contiguous and aligned."""
+    p = (tl.program_id(0) // tiles_across).to(tl.int64)
+    i = tl.program_id(1) * TILE_ROWS_OUT + tl.arange(0, TILE_ROWS_OUT)
+    column = (tl.program_id(0) % tiles_across) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    line = columns // row * row_stride
+    x += p * rows_in * line
+    y += p * rows_out * columns
+    from_column = column // row * row_stride + column % row
     if EVEN:
-        from_l = tl.multiple_of(tl.max_contiguous(from_l, 8), 8)
-    total = tl.zeros((ROWS_OUT, COLUMNS), tl.float32)
-    for start in range(0, J, ROWS_IN):
-        j = start + tl.arange(0, ROWS_IN)
-        t = tl.load(
-            basis + i[:, None] * along_i + j[None, :] * along_j, mask=(i[:, None] < I) & (j[None, :] < J), other=0.0
-        )
-        v = tl.load(x + j[:, None] * line + from_l[None, :], mask=(j[:, None] < J) & (l[None, :] < L), other=0.0)
+        from_column = tl.multiple_of(tl.max_contiguous(from_column, 8), 8)
+    total = tl.zeros((TILE_ROWS_OUT, TILE_COLUMNS), tl.float32)
+    for start in range(0, rows_in, TILE_ROWS_IN):
+        j = start + tl.arange(0, TILE_ROWS_IN)
+        keep = (i[:, None] < rows_out) & (j[None, :] < rows_in)
+        t = tl.load(basis + i[:, None] * stride_out + j[None, :] * stride_in, mask=keep, other=0.0)
+        keep = (j[:, None] < rows_in) & (column[None, :] < columns)
+        v = tl.load(x + j[:, None] * line + from_column[None, :], mask=keep, other=0.0)
         total = tl.dot(t, v, total, input_precision=PRECISION)
-    keep = (i[:, None] < I) & (l[None, :] < L)
-    to = y + i[:, None] * L + l[None, :]
+    keep = (i[:, None] < rows_out) & (column[None, :] < columns)
+    to = y + i[:, None] * columns + column[None, :]
     if ADD:
         total += tl.load(to, mask=keep, other=0.0).to(tl.float32)
     tl.store(to, total.to(y.dtype.element_ty), mask=keep)
@@ -73,89 +71,90 @@ def _thin(
 def _complex(
     w: tl.tensor,
     first: tl.tensor, second: tl.tensor, rows: tl.tensor,
-    columns: tl.tensor, row_stride: tl.tensor, COLUMNS: tl.constexpr,
+    columns: tl.tensor, row_stride: tl.tensor, TILE_COLUMNS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
-    """Real and imaginary part, (first, COLUMNS) each, of rows `first` of the complex matrix w (rows, columns) from
+    """Real and imaginary part, (first, TILE_COLUMNS) each, of rows `first` of the complex matrix w (rows, columns) from
     column `second` on; the two parts of a number are neighbours."""
-    pair = tl.arange(0, 2 * COLUMNS)
+    pair = tl.arange(0, 2 * TILE_COLUMNS)
     keep = (first[:, None] < rows) & (second + pair[None, :] // 2 < columns)
     both = tl.load(w + first[:, None] * row_stride + 2 * second + pair[None, :], mask=keep, other=0.0)
-    return tl.split(tl.reshape(both, (first.shape[0], COLUMNS, 2)))
+    return tl.split(tl.reshape(both, (first.shape[0], TILE_COLUMNS, 2)))
 
 
 @triton.jit
 def _mix(
     x: tl.tensor, w: tl.tensor, y: tl.tensor,
-    lines: tl.tensor, K: tl.tensor, Q: tl.tensor, C: tl.tensor, O: tl.tensor,
-    HERMITIAN: tl.constexpr, LINES: tl.constexpr, COLUMNS_IN: tl.constexpr, COLUMNS_OUT: tl.constexpr,
+    lines: tl.tensor, modes: tl.tensor, after: tl.tensor, channels_in: tl.tensor, channels_out: tl.tensor,
+    HERMITIAN: tl.constexpr, TILE_LINES: tl.constexpr, TILE_CHANNELS_IN: tl.constexpr, TILE_CHANNELS_OUT: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
     """y (P, K, 2, Q, O) = x (P, K, 2, Q, C) times W(k) (C, O), or times the Hermitian transpose of W(k) (O, C)."""
     k = tl.program_id(1)
-    r, o = tl.program_id(0) * LINES + tl.arange(0, LINES), tl.program_id(2) * COLUMNS_OUT + tl.arange(0, COLUMNS_OUT)
+    r, first_out = tl.program_id(0) * TILE_LINES + tl.arange(0, TILE_LINES), tl.program_id(2) * TILE_CHANNELS_OUT
+    o = first_out + tl.arange(0, TILE_CHANNELS_OUT)
     inside = r < lines
-    real_line = ((r // Q) * K + k).to(tl.int64) * 2 * Q + r % Q
-    real = tl.zeros((LINES, COLUMNS_OUT), tl.float32)
-    imaginary = tl.zeros((LINES, COLUMNS_OUT), tl.float32)
-    w += k * C * O * 2
-    for start in range(0, C, COLUMNS_IN):
-        c = start + tl.arange(0, COLUMNS_IN)
-        keep = inside[:, None] & (c[None, :] < C)
-        xr = tl.load(x + real_line[:, None] * C + c[None, :], mask=keep, other=0.0)
-        xi = tl.load(x + (real_line + Q)[:, None] * C + c[None, :], mask=keep, other=0.0)
+    real_line = ((r // after) * modes + k).to(tl.int64) * 2 * after + r % after
+    real = tl.zeros((TILE_LINES, TILE_CHANNELS_OUT), tl.float32)
+    imaginary = tl.zeros((TILE_LINES, TILE_CHANNELS_OUT), tl.float32)
+    w += k * channels_in * channels_out * 2
+    for start in range(0, channels_in, TILE_CHANNELS_IN):
+        c = start + tl.arange(0, TILE_CHANNELS_IN)
+        keep = inside[:, None] & (c[None, :] < channels_in)
+        xr = tl.load(x + real_line[:, None] * channels_in + c[None, :], mask=keep, other=0.0)
+        xi = tl.load(x + (real_line + after)[:, None] * channels_in + c[None, :], mask=keep, other=0.0)
         if HERMITIAN:
-            wr, wi = _complex(w, o, start, O, C, 2 * C, COLUMNS_IN)
+            wr, wi = _complex(w, o, start, channels_out, channels_in, 2 * channels_in, TILE_CHANNELS_IN)
             wr, wi = tl.trans(wr), -tl.trans(wi)
         else:
-            wr, wi = _complex(w, c, tl.program_id(2) * COLUMNS_OUT, C, O, 2 * O, COLUMNS_OUT)
+            wr, wi = _complex(w, c, first_out, channels_in, channels_out, 2 * channels_out, TILE_CHANNELS_OUT)
         wr, wi = wr.to(xr.dtype), wi.to(xr.dtype)
         real = tl.dot(xr, wr, real, input_precision=PRECISION)
         real = tl.dot(xi, -wi, real, input_precision=PRECISION)
         imaginary = tl.dot(xr, wi, imaginary, input_precision=PRECISION)
         imaginary = tl.dot(xi, wr, imaginary, input_precision=PRECISION)
-    keep = inside[:, None] & (o[None, :] < O)
-    tl.store(y + real_line[:, None] * O + o[None, :], real.to(y.dtype.element_ty), mask=keep)
-    tl.store(y + (real_line + Q)[:, None] * O + o[None, :], imaginary.to(y.dtype.element_ty), mask=keep)
+    keep = inside[:, None] & (o[None, :] < channels_out)
+    tl.store(y + real_line[:, None] * channels_out + o[None, :], real.to(y.dtype.element_ty), mask=keep)
+    tl.store(y + (real_line + after)[:, None] * channels_out + o[None, :], imaginary.to(y.dtype.element_ty), mask=keep)
 
 
 @triton.jit
 def _mix_gradient(
     x: tl.tensor, g: tl.tensor, sums: tl.tensor,
-    lines: tl.tensor, K: tl.tensor, Q: tl.tensor, C: tl.tensor, O: tl.tensor, tiles_o: tl.tensor,
-    LINES: tl.constexpr, COLUMNS_IN: tl.constexpr, COLUMNS_OUT: tl.constexpr, CHUNK: tl.constexpr,
+    lines: tl.tensor, modes: tl.tensor, after: tl.tensor, channels_in: tl.tensor, channels_out: tl.tensor,
+    tiles_out: tl.tensor,
+    TILE_LINES: tl.constexpr, TILE_CHANNELS_IN: tl.constexpr, TILE_CHANNELS_OUT: tl.constexpr, CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
     """sums (chunks, K, C, O, 2): real and imaginary part of x^H g over one chunk of lines; x (P, K, 2, Q, C), g
     (P, K, 2, Q, O)."""
     chunk, k, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    c, o = (
-        (tile // tiles_o) * COLUMNS_IN + tl.arange(0, COLUMNS_IN),
-        (tile % tiles_o) * COLUMNS_OUT + tl.arange(0, COLUMNS_OUT),
-    )
-    real = tl.zeros((COLUMNS_IN, COLUMNS_OUT), tl.float32)
-    imaginary = tl.zeros((COLUMNS_IN, COLUMNS_OUT), tl.float32)
-    for start in range(0, CHUNK, LINES):
-        r = chunk * CHUNK + start + tl.arange(0, LINES)
-        line = ((r // Q) * K + k).to(tl.int64) * 2 * Q + r % Q
-        keep_x, keep_g = (r[:, None] < lines) & (c[None, :] < C), (r[:, None] < lines) & (o[None, :] < O)
-        xr = tl.trans(tl.load(x + line[:, None] * C + c[None, :], mask=keep_x, other=0.0))
-        xi = tl.trans(tl.load(x + (line + Q)[:, None] * C + c[None, :], mask=keep_x, other=0.0))
-        gr = tl.load(g + line[:, None] * O + o[None, :], mask=keep_g, other=0.0)
-        gi = tl.load(g + (line + Q)[:, None] * O + o[None, :], mask=keep_g, other=0.0)
+    c = (tile // tiles_out) * TILE_CHANNELS_IN + tl.arange(0, TILE_CHANNELS_IN)
+    o = (tile % tiles_out) * TILE_CHANNELS_OUT + tl.arange(0, TILE_CHANNELS_OUT)
+    real = tl.zeros((TILE_CHANNELS_IN, TILE_CHANNELS_OUT), tl.float32)
+    imaginary = tl.zeros((TILE_CHANNELS_IN, TILE_CHANNELS_OUT), tl.float32)
+    for start in range(0, CHUNK, TILE_LINES):
+        r = chunk * CHUNK + start + tl.arange(0, TILE_LINES)
+        line = ((r // after) * modes + k).to(tl.int64) * 2 * after + r % after
+        keep_x = (r[:, None] < lines) & (c[None, :] < channels_in)
+        keep_g = (r[:, None] < lines) & (o[None, :] < channels_out)
+        xr = tl.trans(tl.load(x + line[:, None] * channels_in + c[None, :], mask=keep_x, other=0.0))
+        xi = tl.trans(tl.load(x + (line + after)[:, None] * channels_in + c[None, :], mask=keep_x, other=0.0))
+        gr = tl.load(g + line[:, None] * channels_out + o[None, :], mask=keep_g, other=0.0)
+        gi = tl.load(g + (line + after)[:, None] * channels_out + o[None, :], mask=keep_g, other=0.0)
         real = tl.dot(xr, gr, real, input_precision=PRECISION)
         real = tl.dot(xi, gi, real, input_precision=PRECISION)
         imaginary = tl.dot(xr, gi, imaginary, input_precision=PRECISION)
         imaginary = tl.dot(-xi, gr, imaginary, input_precision=PRECISION)
-    pair = tl.arange(0, 2 * COLUMNS_OUT)
+    pair = tl.arange(0, 2 * TILE_CHANNELS_OUT)
     to = (
         sums
-        + (chunk.to(tl.int64) * K + k) * C * O * 2
-        + c[:, None] * (2 * O)
-        + (tile % tiles_o) * 2 * COLUMNS_OUT
+        + (chunk.to(tl.int64) * modes + k) * channels_in * channels_out * 2
+        + c[:, None] * (2 * channels_out)
+        + (tile % tiles_out) * 2 * TILE_CHANNELS_OUT
         + pair[None, :]
     )
-    keep = (c[:, None] < C) & ((tile % tiles_o) * COLUMNS_OUT + pair[None, :] // 2 < O)
-    tl.store(to, tl.reshape(tl.join(real, imaginary), (COLUMNS_IN, 2 * COLUMNS_OUT)), mask=keep)
+    keep = (c[:, None] < channels_in) & ((tile % tiles_out) * TILE_CHANNELS_OUT + pair[None, :] // 2 < channels_out)
+    tl.store(to, tl.reshape(tl.join(real, imaginary), (TILE_CHANNELS_IN, 2 * TILE_CHANNELS_OUT)), mask=keep)
 
 
 def _at_most(size: int, most: int) -> int:
@@ -166,16 +165,17 @@ def _apply_basis(
     basis: torch.Tensor, x: torch.Tensor, y: torch.Tensor, sizes: tuple[int, int, int], add: bool,
     rows: tuple[int, int] | None = None,
 ) -> None:  # fmt: skip
-    """`sizes`: P, J, L; basis (I, J) may be a transposed view; `rows`: length and stride of those of x."""
-    P, J, L = sizes
-    row, row_stride = rows or (L, L)
-    I = basis.shape[0]
-    tiles = [_at_most(size, most) for size, most in zip((I, J, L), tuning.THIN_TILES[x.element_size()], strict=True)]
-    across = triton.cdiv(L, tiles[2])
-    _thin[(P * across, triton.cdiv(I, tiles[0]))](
-        basis, x, y, I, J, L, across, *basis.stride(), row, row_stride, ADD=add,
-        EVEN=row % 8 == 0 and row_stride % 8 == 0, ROWS_OUT=tiles[0], ROWS_IN=tiles[1], COLUMNS=tiles[2],
-        PRECISION=dot_precision(), num_warps=tuning.FOURIER_WARPS,
+    """`sizes`: P, J, L of `_thin`; basis (I, J) may be a transposed view; `rows`: length and stride of those of x."""
+    before, rows_in, columns = sizes
+    row, row_stride = rows or (columns, columns)
+    rows_out = basis.shape[0]
+    most = tuning.THIN_TILES[x.element_size()]
+    tile_out, tile_in, tile_columns = (_at_most(*two) for two in zip((rows_out, rows_in, columns), most, strict=True))
+    across = triton.cdiv(columns, tile_columns)
+    _thin[(before * across, triton.cdiv(rows_out, tile_out))](
+        basis, x, y, rows_out, rows_in, columns, across, *basis.stride(), row, row_stride, ADD=add,
+        EVEN=row % 8 == 0 and row_stride % 8 == 0, TILE_ROWS_OUT=tile_out, TILE_ROWS_IN=tile_in,
+        TILE_COLUMNS=tile_columns, PRECISION=dot_precision(), num_warps=tuning.FOURIER_WARPS,
     )  # fmt: skip
 
 
@@ -183,33 +183,36 @@ def _apply_weight(
     x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, sizes: tuple[int, int, int], hermitian: bool
 ) -> None:
     """`sizes`: P, K, Q; `hermitian`: with the Hermitian transpose of the weight."""
-    P, K, Q = sizes
-    C, O = weight.shape[1:3]
+    before, modes, after = sizes
+    channels_in, channels_out = weight.shape[1:3]
     if hermitian:
-        C, O = O, C
-    lines, columns_in, columns_out = tuning.MODE_LINES, *(_at_most(size, tuning.MODE_CHANNELS) for size in (C, O))
-    _mix[(triton.cdiv(P * Q, lines), K, triton.cdiv(O, columns_out))](
-        x, weight, y, P * Q, K, Q, C, O, HERMITIAN=hermitian, LINES=lines, COLUMNS_IN=columns_in,
-        COLUMNS_OUT=columns_out, PRECISION=dot_precision(), num_warps=tuning.FOURIER_WARPS,
+        channels_in, channels_out = channels_out, channels_in
+    tile_in, tile_out = (_at_most(size, tuning.MODE_CHANNELS) for size in (channels_in, channels_out))
+    _mix[(triton.cdiv(before * after, tuning.MODE_LINES), modes, triton.cdiv(channels_out, tile_out))](
+        x, weight, y, before * after, modes, after, channels_in, channels_out, HERMITIAN=hermitian,
+        TILE_LINES=tuning.MODE_LINES, TILE_CHANNELS_IN=tile_in, TILE_CHANNELS_OUT=tile_out,
+        PRECISION=dot_precision(), num_warps=tuning.FOURIER_WARPS,
     )  # fmt: skip
 
 
 def _weight_gradient(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, sizes: tuple[int, int, int]
 ) -> tuple[torch.Tensor]:
-    P, K, Q = sizes
-    C, O = weight.shape[1:3]
-    lines, columns_in, columns_out = tuning.MODE_LINES, *(_at_most(size, tuning.MODE_CHANNELS) for size in (C, O))
-    chunk = min(tuning.MODE_CHUNK, triton.cdiv(P * Q, lines) * lines)
-    chunks, across = triton.cdiv(P * Q, chunk), triton.cdiv(O, columns_out)
-    sums = torch.empty(chunks, K, C, O, 2, device=x.device, dtype=torch.float32)
-    _mix_gradient[(chunks, K, triton.cdiv(C, columns_in) * across)](
-        x, g, sums, P * Q, K, Q, C, O, across, LINES=lines, COLUMNS_IN=columns_in, COLUMNS_OUT=columns_out,
-        CHUNK=chunk, PRECISION=dot_precision(), num_warps=tuning.FOURIER_WARPS,
+    before, modes, after = sizes
+    channels_in, channels_out = weight.shape[1:3]
+    lines, tile_lines = before * after, tuning.MODE_LINES
+    tile_in, tile_out = (_at_most(size, tuning.MODE_CHANNELS) for size in (channels_in, channels_out))
+    chunk = min(tuning.MODE_CHUNK, triton.cdiv(lines, tile_lines) * tile_lines)
+    chunks, across = triton.cdiv(lines, chunk), triton.cdiv(channels_out, tile_out)
+    sums = torch.empty(chunks, modes, channels_in, channels_out, 2, device=x.device, dtype=torch.float32)
+    _mix_gradient[(chunks, modes, triton.cdiv(channels_in, tile_in) * across)](
+        x, g, sums, lines, modes, after, channels_in, channels_out, across, TILE_LINES=tile_lines,
+        TILE_CHANNELS_IN=tile_in, TILE_CHANNELS_OUT=tile_out, CHUNK=chunk, PRECISION=dot_precision(),
+        num_warps=tuning.FOURIER_WARPS,
     )  # fmt: skip
     total = sum_partials(sums).to(weight.dtype)
-    missing = weight.shape[0] - K  # modes that this grid does not have
-    return (torch.cat((total, total.new_zeros(missing, C, O, 2))) if missing else total,)
+    missing = weight.shape[0] - modes  # modes that this grid does not have
+    return (torch.cat((total, total.new_zeros(missing, channels_in, channels_out, 2))) if missing else total,)
 
 
 class _AxisFourier(torch.autograd.Function):
@@ -261,5 +264,4 @@ def _bases(V: torch.Tensor, n: int, K: int) -> tuple[torch.Tensor, torch.Tensor]
 
 def axis_fourier(V: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
     """`ops.fourier.axis_fourier`, in autocast's type."""
-    V = V.to(product_dtype(V, V.dtype)).contiguous()
-    return _AxisFourier.apply(V, *(weight.contiguous() for weight in weights))
+    return _AxisFourier.apply(cast_for_products(V).contiguous(), *(weight.contiguous() for weight in weights))

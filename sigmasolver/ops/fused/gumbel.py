@@ -26,42 +26,43 @@ __all__ = ["gumbel_softmax"]
 @triton.jit
 def _noisy(
     s: tl.tensor, u: tl.tensor, t: tl.tensor,
-    N: tl.tensor, M: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    rows: tl.tensor, SLICES: tl.constexpr, TINY: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_SLICES: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:  # fmt: skip
-    """Of a tile of rows: x below its largest, P (ROWS, COLUMNS), 1 / t (ROWS,), rows, places, and which are known."""
-    n, m = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-    keep = (n[:, None] < N) & (m[None, :] < M)
-    at = n.to(tl.int64)[:, None] * M + m[None, :]
+    """Of a tile of rows: x below its largest, P (TILE_ROWS, TILE_SLICES), 1 / t (TILE_ROWS,), rows, places, and which
+    are known."""
+    n, m = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS), tl.arange(0, TILE_SLICES)
+    keep = (n[:, None] < rows) & (m[None, :] < SLICES)
+    at = n.to(tl.int64)[:, None] * SLICES + m[None, :]
     noise = -tl.log(TINY - tl.log(tl.load(u + at, mask=keep, other=0.5) + TINY))
-    cold = 1 / tl.load(t + n, mask=n < N, other=1.0).to(tl.float32)
+    cold = 1 / tl.load(t + n, mask=n < rows, other=1.0).to(tl.float32)
     x = (tl.load(s + at, mask=keep, other=0.0).to(tl.float32) + noise) * cold[:, None]
-    x = tl.where(m[None, :] < M, x, float("-inf"))
+    x = tl.where(m[None, :] < SLICES, x, float("-inf"))
     x -= tl.max(x, axis=1)[:, None]
     e = tl.exp(x)
-    return tl.where(m[None, :] < M, x, 0.0), e / tl.sum(e, axis=1)[:, None], cold, n, at, keep
+    return tl.where(m[None, :] < SLICES, x, 0.0), e / tl.sum(e, axis=1)[:, None], cold, n, at, keep
 
 
 @triton.jit
 def _gumbel_forward(
     s: tl.tensor, u: tl.tensor, t: tl.tensor, P: tl.tensor,
-    N: tl.tensor, M: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    rows: tl.tensor, SLICES: tl.constexpr, TINY: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_SLICES: tl.constexpr,
 ) -> None:  # fmt: skip
     """P (N, M) = softmax over slices of (s - log(-log(u + TINY) + TINY)) / t; s, u (N, M), t (N,)."""
-    _, p, _, _, at, keep = _noisy(s, u, t, N, M, TINY, ROWS, COLUMNS)
+    _, p, _, _, at, keep = _noisy(s, u, t, rows, SLICES, TINY, TILE_ROWS, TILE_SLICES)
     tl.store(P + at, p.to(P.dtype.element_ty), mask=keep)
 
 
 @triton.jit
 def _gumbel_backward(
     s: tl.tensor, u: tl.tensor, t: tl.tensor, dP: tl.tensor, ds: tl.tensor, dt: tl.tensor,
-    N: tl.tensor, M: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    rows: tl.tensor, SLICES: tl.constexpr, TINY: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_SLICES: tl.constexpr,
 ) -> None:  # fmt: skip
     """ds (N, M) = dx / t and dt (N,) = -sum_m x dx / t of dx = P (dP - sum_m P dP); dP (N, M)."""
-    x, p, cold, n, at, keep = _noisy(s, u, t, N, M, TINY, ROWS, COLUMNS)
+    x, p, cold, n, at, keep = _noisy(s, u, t, rows, SLICES, TINY, TILE_ROWS, TILE_SLICES)
     g = tl.load(dP + at, mask=keep, other=0.0).to(tl.float32)
     dx = p * (g - tl.sum(p * g, axis=1)[:, None])
     tl.store(ds + at, (dx * cold[:, None]).to(ds.dtype.element_ty), mask=keep)
-    tl.store(dt + n, (-cold * tl.sum(x * dx, axis=1)).to(dt.dtype.element_ty), mask=n < N)
+    tl.store(dt + n, (-cold * tl.sum(x * dx, axis=1)).to(dt.dtype.element_ty), mask=n < rows)
 
 
 class _GumbelSoftmax(torch.autograd.Function):
@@ -82,18 +83,18 @@ class _GumbelSoftmax(torch.autograd.Function):
 
 
 def _tile(s: torch.Tensor) -> dict[str, Any]:
-    M = s.shape[-1]
-    columns = triton.next_power_of_2(M)
-    sizes: dict[str, Any] = {"M": M, "TINY": TINY, "ROWS": tuning.GUMBEL_TILE // columns, "COLUMNS": columns}
-    return sizes | {"num_warps": tuning.GUMBEL_WARPS}
+    slices = s.shape[-1]
+    tile = triton.next_power_of_2(slices)
+    sizes: dict[str, Any] = {"SLICES": slices, "TINY": TINY, "TILE_ROWS": tuning.GUMBEL_TILE // tile}
+    return sizes | {"TILE_SLICES": tile, "num_warps": tuning.GUMBEL_WARPS}
 
 
 def _programs(s: torch.Tensor, tile: dict[str, Any]) -> tuple[int]:
-    return (triton.cdiv(len(s), tile["ROWS"]),)
+    return (triton.cdiv(len(s), tile["TILE_ROWS"]),)
 
 
 def gumbel_softmax(logits: torch.Tensor, uniform: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     """`ops.softmax.gumbel_softmax` with noise; the result has the type of the logits."""
-    M = logits.shape[-1]
-    rows = logits.reshape(-1, M), uniform.reshape(-1, M), temperature.reshape(-1)
+    slices = logits.shape[-1]
+    rows = logits.reshape(-1, slices), uniform.reshape(-1, slices), temperature.reshape(-1)
     return _GumbelSoftmax.apply(*(one.contiguous() for one in rows)).view(logits.shape)

@@ -5,7 +5,7 @@
 
 Rows may lie apart (a half of the channels of a wider tensor). Statistics and sums are float32.
 
-Letters: N rows, C channels.
+Letters: N points, C channels.
 """
 
 from __future__ import annotations
@@ -22,103 +22,113 @@ from sigmasolver.ops.fused import product_dtype, rows_of, tuning
 from sigmasolver.ops.fused.reductions import sum_partials
 from sigmasolver.ops.side_streams import on_side_stream
 
-__all__ = ["centred", "layer_norm", "load_channels", "norm_gradient", "norms_backward"]
+__all__ = ["centred", "layer_norm", "load_channels", "norm_gradient", "normed", "norms_backward"]
 
 
 @triton.jit
 def centred(
-    x: tl.tensor, keep: tl.tensor, eps: tl.constexpr, C: tl.constexpr
+    x: tl.tensor, keep: tl.tensor, EPS: tl.constexpr, CHANNELS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """x - mean (rows, columns), mean and r (rows,) of x (rows, columns), 0 beyond its C channels, as the result is.
+    """x - mean, mean and r (points,) of a tile x (points, channels), 0 beyond its CHANNELS channels, as the result is.
 
     Weights are best loaded between this and hat = (x - mean) r: their latency hides behind the sums.
     """
-    mean = tl.sum(x, axis=1) / C
+    mean = tl.sum(x, axis=1) / CHANNELS
     x = x - mean[:, None]
-    if x.shape[1] != C:
+    if x.shape[1] != CHANNELS:
         x = tl.where(keep, x, 0.0)
-    return x, mean, tl.rsqrt(tl.sum(x * x, axis=1) / C + eps)
+    return x, mean, tl.rsqrt(tl.sum(x * x, axis=1) / CHANNELS + EPS)
 
 
 @triton.jit
-def norm_gradient(g: tl.tensor, hat: tl.tensor, r: tl.tensor, C: tl.constexpr) -> tl.tensor:
-    """dx = r (g - mean(g) - hat mean(g hat)) of g = w dy; both (rows, columns) and 0 beyond C channels."""
-    mean, slope = tl.sum(g, axis=1) / C, tl.sum(g * hat, axis=1) / C
+def normed(
+    x: tl.tensor, w: tl.tensor, b: tl.tensor, c: tl.tensor, keep: tl.tensor, EPS: tl.constexpr, CHANNELS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """y = hat w + b of a tile x as in `centred`, mean and r."""
+    x, mean, r = centred(x, keep, EPS, CHANNELS)
+    weight, bias = load_channels(w, c, CHANNELS), load_channels(b, c, CHANNELS)
+    return x * r[:, None] * weight[None, :] + bias[None, :], mean, r
+
+
+@triton.jit
+def norm_gradient(g: tl.tensor, hat: tl.tensor, r: tl.tensor, CHANNELS: tl.constexpr) -> tl.tensor:
+    """dx = r (g - mean(g) - hat mean(g hat)) of g = w dy; both (points, channels) and 0 beyond CHANNELS."""
+    mean, slope = tl.sum(g, axis=1) / CHANNELS, tl.sum(g * hat, axis=1) / CHANNELS
     return (g - mean[:, None] - hat * slope[:, None]) * r[:, None]
 
 
 @triton.jit
-def load_channels(x: tl.tensor, c: tl.tensor, C: tl.constexpr) -> tl.tensor:
-    """(columns,) in float32 of x (C,), 0 beyond."""
-    return tl.load(x + c, mask=c < C, other=0.0).to(tl.float32)
+def load_channels(x: tl.tensor, c: tl.tensor, CHANNELS: tl.constexpr) -> tl.tensor:
+    """Channels c of x (C,) in float32, 0 beyond."""
+    return tl.load(x + c, mask=c < CHANNELS, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _norm_forward(
     x: tl.tensor, w: tl.tensor, b: tl.tensor, y: tl.tensor, mean: tl.tensor, r: tl.tensor,
-    N: tl.tensor, row_stride: tl.tensor, eps: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    points: tl.tensor, row_stride: tl.tensor, EPS: tl.constexpr,
+    CHANNELS: tl.constexpr, TILE_POINTS: tl.constexpr, TILE_CHANNELS: tl.constexpr,
 ) -> None:  # fmt: skip
     """y (N, C), mean (N,), r (N,) of x (N, C), whose rows lie `row_stride` apart."""
-    n, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-    keep = (n[:, None] < N) & (c[None, :] < C)
+    n, c = tl.program_id(0) * TILE_POINTS + tl.arange(0, TILE_POINTS), tl.arange(0, TILE_CHANNELS)
+    keep = (n[:, None] < points) & (c[None, :] < CHANNELS)
     row = n.to(tl.int64)[:, None]
     v = tl.load(x + row * row_stride + c[None, :], mask=keep, other=0.0).to(tl.float32)
-    v, m, s = centred(v, keep, eps, C)
-    weight, bias = load_channels(w, c, C), load_channels(b, c, C)
-    out = v * s[:, None] * weight[None, :] + bias[None, :]
-    tl.store(y + row * C + c[None, :], out.to(y.dtype.element_ty), mask=keep)
-    tl.store(mean + n, m, mask=n < N)
-    tl.store(r + n, s, mask=n < N)
+    out, m, s = normed(v, w, b, c, keep, EPS, CHANNELS)
+    tl.store(y + row * CHANNELS + c[None, :], out.to(y.dtype.element_ty), mask=keep)
+    tl.store(mean + n, m, mask=n < points)
+    tl.store(r + n, s, mask=n < points)
 
 
 @triton.jit
 def _norm_backward(
     x: tl.tensor, w0: tl.tensor, w1: tl.tensor, dy0: tl.tensor, dy1: tl.tensor,
     mean: tl.tensor, r: tl.tensor, more: tl.tensor, dx: tl.tensor, sums: tl.tensor,
-    N: tl.tensor, row_stride: tl.tensor,
-    C: tl.constexpr, MORE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
+    points: tl.tensor, row_stride: tl.tensor,
+    CHANNELS: tl.constexpr, MORE: tl.constexpr,
+    TILE_POINTS: tl.constexpr, TILE_CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
     """dx (N, groups C) of one or two groups of C channels of x, plus `more` (N, groups C) where MORE.
 
     dy_i (N, C) is the gradient of group i, mean and r are (groups, N). A row of `sums`: for each group dw (C), db (C).
     """
-    chunk, group, c = tl.program_id(0), tl.program_id(1), tl.arange(0, COLUMNS)
+    chunk, group, c = tl.program_id(0), tl.program_id(1), tl.arange(0, TILE_CHANNELS)
     groups = tl.num_programs(1)
-    channels = c < C
+    keep_channels = c < CHANNELS
     if group == 0:  # noqa: SIM108, a branch of the program
-        weight = load_channels(w0, c, C)
+        weight = load_channels(w0, c, CHANNELS)
     else:
-        weight = load_channels(w1, c, C)
-    sum_w = tl.zeros((ROWS, COLUMNS), tl.float32)
-    sum_b = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, CHUNK, ROWS):
-        n = chunk * CHUNK + start + tl.arange(0, ROWS)
-        keep = (n[:, None] < N) & channels[None, :]
+        weight = load_channels(w1, c, CHANNELS)
+    sum_w = tl.zeros((TILE_POINTS, TILE_CHANNELS), tl.float32)
+    sum_b = tl.zeros((TILE_POINTS, TILE_CHANNELS), tl.float32)
+    for start in range(0, CHUNK, TILE_POINTS):
+        n = chunk * CHUNK + start + tl.arange(0, TILE_POINTS)
+        keep = (n[:, None] < points) & keep_channels[None, :]
         row = n.to(tl.int64)[:, None]
-        v = tl.load(x + row * row_stride + group * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+        v = tl.load(x + row * row_stride + group * CHANNELS + c[None, :], mask=keep, other=0.0).to(tl.float32)
         if group == 0:
-            dy = tl.load(dy0 + row * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
+            dy = tl.load(dy0 + row * CHANNELS + c[None, :], mask=keep, other=0.0).to(tl.float32)
         else:
-            dy = tl.load(dy1 + row * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
-        m = tl.load(mean + group * N + n, mask=n < N, other=0.0)
-        s = tl.load(r + group * N + n, mask=n < N, other=0.0)
+            dy = tl.load(dy1 + row * CHANNELS + c[None, :], mask=keep, other=0.0).to(tl.float32)
+        m = tl.load(mean + group * points + n, mask=n < points, other=0.0)
+        s = tl.load(r + group * points + n, mask=n < points, other=0.0)
         hat = tl.where(keep, (v - m[:, None]) * s[:, None], 0.0)
-        out = norm_gradient(dy * weight[None, :], hat, s, C)
-        to = row * (groups * C) + group * C + c[None, :]
+        out = norm_gradient(dy * weight[None, :], hat, s, CHANNELS)
+        to = row * (groups * CHANNELS) + group * CHANNELS + c[None, :]
         if MORE:
             out += tl.load(more + to, mask=keep, other=0.0).to(tl.float32)
         tl.store(dx + to, out.to(dx.dtype.element_ty), mask=keep)
         sum_w += dy * hat
         sum_b += dy
-    sums += (chunk * groups + group) * 2 * C
-    tl.store(sums + c, tl.sum(sum_w, axis=0), mask=channels)
-    tl.store(sums + C + c, tl.sum(sum_b, axis=0), mask=channels)
+    sums += (chunk * groups + group) * 2 * CHANNELS
+    tl.store(sums + c, tl.sum(sum_w, axis=0), mask=keep_channels)
+    tl.store(sums + CHANNELS + c, tl.sum(sum_b, axis=0), mask=keep_channels)
 
 
-def _tile(C: int) -> dict[str, int]:
-    columns = triton.next_power_of_2(C)
-    rows = max(1, min(tuning.NORM_ROWS, tuning.NORM_TILE // columns))
-    return {"ROWS": rows, "COLUMNS": columns, "num_warps": tuning.NORM_WARPS}
+def _tile(channels: int) -> dict[str, int]:
+    tile_channels = triton.next_power_of_2(channels)
+    tile_points = max(1, min(tuning.NORM_POINTS, tuning.NORM_TILE // tile_channels))
+    return {"TILE_POINTS": tile_points, "TILE_CHANNELS": tile_channels, "num_warps": tuning.NORM_WARPS}
 
 
 def norms_backward(
@@ -133,23 +143,23 @@ def norms_backward(
 
     `statistics` (2, groups, N): mean and 1 / deviation.
     """
-    groups, N = statistics.shape[1:]
-    C = x_NC.shape[-1] // groups
-    tile = _tile(C)
-    rows = max(1, min(tuning.NORM_CHUNK, N * groups // tuning.NORM_PROGRAMS))
-    chunk = triton.cdiv(rows, tile["ROWS"]) * tile["ROWS"]
-    chunks = triton.cdiv(N, chunk)
+    groups, points = statistics.shape[1:]
+    channels = x_NC.shape[-1] // groups
+    tile = _tile(channels)
+    share = max(1, min(tuning.NORM_CHUNK, points * groups // tuning.NORM_PROGRAMS))
+    chunk = triton.cdiv(share, tile["TILE_POINTS"]) * tile["TILE_POINTS"]
+    chunks = triton.cdiv(points, chunk)
     dx = torch.empty(x_NC.shape, device=x_NC.device, dtype=x_NC.dtype)
-    sums = torch.empty(chunks, groups * 2 * C, device=x_NC.device, dtype=torch.float32)
+    sums = torch.empty(chunks, groups * 2 * channels, device=x_NC.device, dtype=torch.float32)
     given = [one.contiguous() for one in gradients]
     _norm_backward[(chunks, groups)](
-        x_NC, weights[0], weights[-1], given[0], given[-1], *statistics, dx if more is None else more, dx, sums, N,
-        x_NC.stride(-2), C=C, MORE=more is not None, CHUNK=chunk, **tile,
+        x_NC, weights[0], weights[-1], given[0], given[-1], *statistics, dx if more is None else more, dx, sums, points,
+        x_NC.stride(-2), CHANNELS=channels, MORE=more is not None, CHUNK=chunk, **tile,
     )  # fmt: skip
     types = [weight.dtype for weight in weights[:groups] for _ in range(2)]
 
     def weight_gradients() -> list[torch.Tensor]:
-        return [one.to(dtype) for one, dtype in zip(sum_partials(sums).split(C), types, strict=True)]
+        return [one.to(dtype) for one, dtype in zip(sum_partials(sums).split(channels), types, strict=True)]
 
     return dx, tuple(on_side_stream(weight_gradients, sums))
 
@@ -159,11 +169,13 @@ class _LayerNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, eps: float, dtype: torch.dtype
     ) -> torch.Tensor:
-        N, C = x.shape
-        y = torch.empty(N, C, device=x.device, dtype=dtype)
-        statistics = torch.empty(2, 1, N, device=x.device, dtype=torch.float32)
-        tile = _tile(C)
-        _norm_forward[(triton.cdiv(N, tile["ROWS"]),)](x, w, b, y, *statistics, N, x.stride(0), eps, C=C, **tile)
+        points, channels = x.shape
+        y = torch.empty(points, channels, device=x.device, dtype=dtype)
+        statistics = torch.empty(2, 1, points, device=x.device, dtype=torch.float32)
+        tile = _tile(channels)
+        _norm_forward[(triton.cdiv(points, tile["TILE_POINTS"]),)](
+            x, w, b, y, *statistics, points, x.stride(0), eps, CHANNELS=channels, **tile
+        )
         ctx.save_for_backward(x, w, statistics)
         return y
 

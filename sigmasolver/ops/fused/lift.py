@@ -9,8 +9,7 @@ that the inner channels never pass through memory. The backward pass recomputes 
 
 for products of cuBLAS. Samples are summed before positions meet them: dWp = (sum over samples of dh)^T positions.
 
-Letters: N points of all samples, G of the grid, Q fields, I inner width, C channels. A tile has ROWS points, FIELDS,
-INNER and COLUMNS of the three widths.
+Letters: N points of all samples, G of the grid, Q fields, I inner width, C channels.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.fused import dot_precision, multiprocessors, product_dtype, shared_memory, tuning
+from sigmasolver.ops.fused import dot_precision, gpu_class, multiprocessors, product_dtype, tuning
 from sigmasolver.ops.fused.linear import product
 from sigmasolver.ops.fused.reductions import column_sums
 from sigmasolver.ops.fused.stream import store_stream
@@ -36,11 +35,13 @@ __all__ = ["lift"]
 
 
 @triton.jit
-def _load_fields(x: tl.tensor, n: tl.tensor, N: tl.tensor, Q: tl.constexpr, FIELDS: tl.constexpr) -> tl.tensor:
+def _load_fields(
+    x: tl.tensor, n: tl.tensor, points: tl.tensor, FIELDS: tl.constexpr, TILE_FIELDS: tl.constexpr
+) -> tl.tensor:
     """Rows n of x (N, Q) as they are stored."""
-    q = tl.arange(0, FIELDS)
-    keep = (n[:, None] < N) & (q[None, :] < Q)
-    return tl.load(x + n.to(tl.int64)[:, None] * Q + q[None, :], mask=keep, other=0.0)
+    q = tl.arange(0, TILE_FIELDS)
+    keep = (n[:, None] < points) & (q[None, :] < FIELDS)
+    return tl.load(x + n.to(tl.int64)[:, None] * FIELDS + q[None, :], mask=keep, other=0.0)
 
 
 @triton.jit
@@ -61,13 +62,14 @@ def _normal(h: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
 @triton.jit
 def _inner(
     fields: tl.tensor, W_x: tl.tensor, pre: tl.tensor, b1: tl.tensor,
-    n: tl.tensor, f: tl.tensor, N: tl.tensor, G: tl.tensor, I: tl.constexpr, PRECISION: tl.constexpr,
+    n: tl.tensor, f: tl.tensor, points: tl.tensor, grid_points: tl.tensor, INNER: tl.constexpr, PRECISION: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """h (ROWS, INNER) = pre + x Wx^T + b1 of inner channels f; W_x (FIELDS, INNER) is a tile, pre (G, I)."""
-    keep = (n[:, None] < N) & (f[None, :] < I)
+    """h (TILE_POINTS, TILE_INNER) = pre + x Wx^T + b1 of inner channels f; W_x is a tile (TILE_FIELDS, TILE_INNER), pre
+    (G, I)."""
+    keep = (n[:, None] < points) & (f[None, :] < INNER)
     h = tl.dot(fields, W_x, input_precision=PRECISION)
-    h += tl.load(pre + (n % G).to(tl.int64)[:, None] * I + f[None, :], mask=keep, other=0.0)
-    h += tl.load(b1 + f, mask=f < I, other=0.0).to(tl.float32)[None, :]
+    h += tl.load(pre + (n % grid_points).to(tl.int64)[:, None] * INNER + f[None, :], mask=keep, other=0.0)
+    h += tl.load(b1 + f, mask=f < INNER, other=0.0).to(tl.float32)[None, :]
     return h
 
 
@@ -75,70 +77,75 @@ def _inner(
 def _lift_forward(
     x: tl.tensor, pre: tl.tensor, W_x: tl.tensor, b1: tl.tensor, W2: tl.tensor,
     b2: tl.tensor, offset: tl.tensor, out: tl.tensor, out_low: tl.tensor,
-    N: tl.tensor, G: tl.tensor,
-    Q: tl.constexpr, I: tl.constexpr, C: tl.constexpr, TWO_PARTS: tl.constexpr,
-    ROWS: tl.constexpr, FIELDS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    points: tl.tensor, grid_points: tl.tensor,
+    FIELDS: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr, TWO_PARTS: tl.constexpr,
+    TILE_POINTS: tl.constexpr, TILE_FIELDS: tl.constexpr, TILE_INNER: tl.constexpr, TILE_CHANNELS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
     """out (N, C) = GELU(h) W2^T + b2 + offset of a tile of points.
 
-    x (N, Q), pre (G, I) in float32, W_x (I, FIELDS), b1 (I), W2 (C, I), b2 and offset (C).
+    x (N, Q), pre (G, I) in float32, W_x (I, TILE_FIELDS), b1 (I), W2 (C, I), b2 and offset (C).
     """
-    n, c, q = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, FIELDS)
-    fields = _load_fields(x, n, N, Q, FIELDS).to(W_x.dtype.element_ty)
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, I, INNER):
-        f = start + tl.arange(0, INNER)
-        into = tl.load(W_x + f[:, None] * FIELDS + q[None, :], mask=f[:, None] < I, other=0.0)
-        h = _inner(fields, tl.trans(into), pre, b1, n, f, N, G, I, PRECISION)
-        known = (c[:, None] < C) & (f[None, :] < I)
-        outof = tl.load(W2 + c[:, None] * I + f[None, :], mask=known, other=0.0)
+    n = tl.program_id(0) * TILE_POINTS + tl.arange(0, TILE_POINTS)
+    c, q = tl.arange(0, TILE_CHANNELS), tl.arange(0, TILE_FIELDS)
+    fields = _load_fields(x, n, points, FIELDS, TILE_FIELDS).to(W_x.dtype.element_ty)
+    total = tl.zeros((TILE_POINTS, TILE_CHANNELS), tl.float32)
+    for start in range(0, INNER, TILE_INNER):
+        f = start + tl.arange(0, TILE_INNER)
+        into = tl.load(W_x + f[:, None] * TILE_FIELDS + q[None, :], mask=f[:, None] < INNER, other=0.0)
+        h = _inner(fields, tl.trans(into), pre, b1, n, f, points, grid_points, INNER, PRECISION)
+        known = (c[:, None] < CHANNELS) & (f[None, :] < INNER)
+        outof = tl.load(W2 + c[:, None] * INNER + f[None, :], mask=known, other=0.0)
         total = tl.dot((h * _normal(h)[0]).to(outof.dtype), tl.trans(outof), total, input_precision=PRECISION)
-    total += tl.load(b2 + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
-    total += tl.load(offset + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
-    keep = (n[:, None] < N) & (c[None, :] < C)
-    store_stream(out, out_low, n.to(tl.int64)[:, None] * C + c[None, :], total, keep, TWO_PARTS)
+    total += tl.load(b2 + c, mask=c < CHANNELS, other=0.0).to(tl.float32)[None, :]
+    total += tl.load(offset + c, mask=c < CHANNELS, other=0.0).to(tl.float32)[None, :]
+    keep = (n[:, None] < points) & (c[None, :] < CHANNELS)
+    store_stream(out, out_low, n.to(tl.int64)[:, None] * CHANNELS + c[None, :], total, keep, TWO_PARTS)
 
 
 @triton.jit
 def _lift_backward(
     x: tl.tensor, pre: tl.tensor, W_x: tl.tensor, b1: tl.tensor,
     W2: tl.tensor, dH: tl.tensor, g: tl.tensor, dh: tl.tensor,
-    N: tl.tensor, G: tl.tensor,
-    Q: tl.constexpr, I: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, FIELDS: tl.constexpr, INNER: tl.constexpr,
-    COLUMNS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    points: tl.tensor, grid_points: tl.tensor,
+    FIELDS: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr,
+    TILE_POINTS: tl.constexpr, TILE_FIELDS: tl.constexpr, TILE_INNER: tl.constexpr, TILE_CHANNELS: tl.constexpr,
+    CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
     """g = GELU(h) and dh = (dH W2) GELU'(h), both (N, I), of a chunk of points and a tile of inner channels, whose
     weights stay while points pass by. dH (N, C), the other inputs as in `_lift_forward`."""
-    chunk, f = tl.program_id(0), tl.program_id(1) * INNER + tl.arange(0, INNER)
-    c, q = tl.arange(0, COLUMNS), tl.arange(0, FIELDS)
-    into = tl.trans(tl.load(W_x + f[:, None] * FIELDS + q[None, :], mask=f[:, None] < I, other=0.0))
-    known = (c[:, None] < C) & (f[None, :] < I)
-    outof = tl.load(W2 + c[:, None] * I + f[None, :], mask=known, other=0.0)
-    for start in range(0, CHUNK, ROWS):
-        n = chunk * CHUNK + start + tl.arange(0, ROWS)
+    chunk, f = tl.program_id(0), tl.program_id(1) * TILE_INNER + tl.arange(0, TILE_INNER)
+    c, q = tl.arange(0, TILE_CHANNELS), tl.arange(0, TILE_FIELDS)
+    into = tl.trans(tl.load(W_x + f[:, None] * TILE_FIELDS + q[None, :], mask=f[:, None] < INNER, other=0.0))
+    known = (c[:, None] < CHANNELS) & (f[None, :] < INNER)
+    outof = tl.load(W2 + c[:, None] * INNER + f[None, :], mask=known, other=0.0)
+    for start in range(0, CHUNK, TILE_POINTS):
+        n = chunk * CHUNK + start + tl.arange(0, TILE_POINTS)
         row = n.to(tl.int64)[:, None]
-        fields = _load_fields(x, n, N, Q, FIELDS).to(W_x.dtype.element_ty)
-        h = _inner(fields, into, pre, b1, n, f, N, G, I, PRECISION)
+        fields = _load_fields(x, n, points, FIELDS, TILE_FIELDS).to(W_x.dtype.element_ty)
+        h = _inner(fields, into, pre, b1, n, f, points, grid_points, INNER, PRECISION)
         cdf, density = _normal(h)
-        given = tl.load(dH + row * C + c[None, :], mask=(n[:, None] < N) & (c[None, :] < C), other=0.0)
+        keep = (n[:, None] < points) & (c[None, :] < CHANNELS)
+        given = tl.load(dH + row * CHANNELS + c[None, :], mask=keep, other=0.0)
         d = tl.dot(given, outof, input_precision=PRECISION)
         d *= cdf + h * density * 0.3989422804014327
-        keep = (n[:, None] < N) & (f[None, :] < I)
-        tl.store(g + row * I + f[None, :], (h * cdf).to(g.dtype.element_ty), mask=keep)
-        tl.store(dh + row * I + f[None, :], d.to(dh.dtype.element_ty), mask=keep)
+        keep = (n[:, None] < points) & (f[None, :] < INNER)
+        tl.store(g + row * INNER + f[None, :], (h * cdf).to(g.dtype.element_ty), mask=keep)
+        tl.store(dh + row * INNER + f[None, :], d.to(dh.dtype.element_ty), mask=keep)
 
 
 def _padded(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Zeros for the columns that are missing."""
-    rows, n = matrix.shape
-    return WeightLayout((rows, tile_size(n)), (rows, n), (tile_size(n), 1), dtype).copy(matrix)
+    rows, columns = matrix.shape
+    return WeightLayout((rows, tile_size(columns)), (rows, columns), (tile_size(columns), 1), dtype).copy(matrix)
 
 
 def _constants(tile: Tile, x: torch.Tensor, W2: torch.Tensor) -> dict[str, Any]:
-    (C, I), Q = W2.shape, x.shape[1]
-    sizes = {"Q": Q, "I": I, "C": C, "FIELDS": tile_size(Q), "COLUMNS": tile_size(C)}
-    sizes |= {"ROWS": tile.points, "INNER": tile.inner}
-    return sizes | {"PRECISION": dot_precision(), "num_warps": tile.warps, "num_stages": tile.stages}
+    (channels, inner_width), fields = W2.shape, x.shape[1]
+    sizes = {"FIELDS": fields, "INNER": inner_width, "CHANNELS": channels}
+    sizes |= {"TILE_FIELDS": tile_size(fields), "TILE_INNER": tile.inner, "TILE_CHANNELS": tile_size(channels)}
+    launch = {"PRECISION": dot_precision(), "num_warps": tile.warps, "num_stages": tile.stages}
+    return {**sizes, "TILE_POINTS": tile.points, **launch}
 
 
 class _Lift(torch.autograd.Function):
@@ -150,15 +157,15 @@ class _Lift(torch.autograd.Function):
         ctx: Any, dtype: torch.dtype, two_parts: bool, x: torch.Tensor, positions: torch.Tensor,
         W1: torch.Tensor, b1: torch.Tensor, W2: torch.Tensor, b2: torch.Tensor, offset: torch.Tensor,
     ) -> Any:  # fmt: skip
-        N, (G, P), C = len(x), positions.shape, len(W2)
-        pre = product(_padded(positions, dtype), _padded(W1[:, :P], dtype).T)
-        W_x, W_cast = _padded(W1[:, P:], dtype), cast_weight(W2, dtype).contiguous()
+        points, (grid_points, position_channels), channels = len(x), positions.shape, len(W2)
+        pre = product(_padded(positions, dtype), _padded(W1[:, :position_channels], dtype).T)
+        W_x, W_cast = _padded(W1[:, position_channels:], dtype), cast_weight(W2, dtype).contiguous()
         kind = LOW_PRECISION if two_parts else torch.promote_types(dtype, offset.dtype)
-        out = torch.empty(N, C, device=x.device, dtype=kind)
+        out = torch.empty(points, channels, device=x.device, dtype=kind)
         low, tile = torch.empty_like(out) if two_parts else None, tuning.LIFT_TILES[W_cast.element_size()]
-        _lift_forward[(triton.cdiv(N, tile.points),)](
-            x, pre, W_x, b1, W_cast, b2, offset, out, out if low is None else low, N, G, TWO_PARTS=two_parts,
-            **_constants(tile, x, W_cast),
+        _lift_forward[(triton.cdiv(points, tile.points),)](
+            x, pre, W_x, b1, W_cast, b2, offset, out, out if low is None else low, points, grid_points,
+            TWO_PARTS=two_parts, **_constants(tile, x, W_cast),
         )  # fmt: skip
         ctx.set_materialize_grads(False)  # no zeros for the low part
         if low is not None:
@@ -171,24 +178,23 @@ class _Lift(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dH: torch.Tensor, _: None) -> Any:
         x, positions, pre, W_x, b1, W2 = ctx.saved_tensors
-        (N, Q), (G, I), dtype = x.shape, pre.shape, W2.dtype
+        (points, fields), (grid_points, inner_width), dtype = x.shape, pre.shape, W2.dtype
         dH = dH.contiguous()
         dH_cast = dH.to(dtype)
-        tight = W2.element_size() == 4 and len(W2) > 128 and shared_memory(x) < tuning.LIFT_SHARED_MEMORY
-        tile = tuning.LIFT_BACKWARD_SMALL if tight else tuning.LIFT_BACKWARD_TILES[W2.element_size()]
-        across = triton.cdiv(I, tile.inner)
+        tile = tuning.LIFT_BACKWARD_TILES[gpu_class(x)][W2.element_size()][len(W2) > tuning.WIDE_LIFT]
+        across = triton.cdiv(inner_width, tile.inner)
         programs = tuning.LIFT_PROGRAMS * multiprocessors(x)
-        chunk = triton.cdiv(N * across, programs * tile.points) * tile.points
-        g, dh = (torch.empty(N, I, device=x.device, dtype=dtype) for _ in range(2))
-        _lift_backward[(triton.cdiv(N, chunk), across)](
-            x, pre, W_x, b1, W2, dH_cast, g, dh, N, G, CHUNK=chunk, **_constants(tile, x, W2)
+        chunk = triton.cdiv(points * across, programs * tile.points) * tile.points
+        g, dh = (torch.empty(points, inner_width, device=x.device, dtype=dtype) for _ in range(2))
+        _lift_backward[(triton.cdiv(points, chunk), across)](
+            x, pre, W_x, b1, W2, dH_cast, g, dh, points, grid_points, CHUNK=chunk, **_constants(tile, x, W2)
         )
 
         def first_map() -> list[torch.Tensor]:
-            samples = dh.view(N // G, G, I).sum(0, dtype=torch.float32)
+            samples = dh.view(points // grid_points, grid_points, inner_width).sum(0, dtype=torch.float32)
             with torch.autocast(x.device.type, enabled=False):  # in float32: a sum over samples has bits to lose
                 from_positions = samples.T @ positions.float()
-            from_fields = product(dh.T, _padded(x, dtype))[:, :Q]
+            from_fields = product(dh.T, _padded(x, dtype))[:, :fields]
             found = torch.cat((from_positions, from_fields), dim=1), column_sums(samples)
             return [one.to(dtype) for one, dtype in zip(found, ctx.types[:2], strict=True)]
 
@@ -198,7 +204,7 @@ class _Lift(torch.autograd.Function):
             return [one.to(dtype) for one, dtype in zip(found, ctx.types[2:], strict=True)]
 
         found = *on_side_stream(first_map, dh, x, positions), *on_side_stream(second_map, dH, dH_cast, g)
-        dx = product(dh, W_x)[:, :Q].to(x.dtype).contiguous() if ctx.needs_input_grad[2] else None
+        dx = product(dh, W_x)[:, :fields].to(x.dtype).contiguous() if ctx.needs_input_grad[2] else None
         return None, None, dx, None, *found
 
 

@@ -18,7 +18,8 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.fused import dot_precision, multiprocessors, product_dtype, tuning
+from sigmasolver.ops.dispatch import exceeded, takes
+from sigmasolver.ops.fused import cast_for_products, dot_precision, multiprocessors, tuning
 from sigmasolver.ops.fused.reductions import column_sums, sum_partials
 from sigmasolver.ops.fused.tuning import tile_size
 from sigmasolver.ops.fused.weight_cache import cast_weight
@@ -37,48 +38,56 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @triton.jit
 def _map_gradients(
     dy: tl.tensor, x: tl.tensor, sums: tl.tensor,
-    N: tl.tensor, row_stride: tl.tensor, C: tl.constexpr, O: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS_IN: tl.constexpr, COLUMNS_OUT: tl.constexpr, CHUNK: tl.constexpr,
+    points: tl.tensor, row_stride: tl.tensor, CHANNELS_IN: tl.constexpr, CHANNELS_OUT: tl.constexpr,
+    TILE_POINTS: tl.constexpr, TILE_CHANNELS_IN: tl.constexpr, TILE_CHANNELS_OUT: tl.constexpr, CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
     """A row of `sums`: dW (O, C) = dy^T x, then db (O,), of one chunk of points.
 
     x (N, C); dy (N, O), whose rows lie `row_stride` apart.
     """
-    chunk, o, c = tl.program_id(0), tl.arange(0, COLUMNS_OUT), tl.arange(0, COLUMNS_IN)
-    ones = tl.full((ROWS, 16), 1.0, dy.dtype.element_ty)  # what a matrix unit takes at least
-    weights, biases = tl.zeros((COLUMNS_OUT, COLUMNS_IN), tl.float32), tl.zeros((COLUMNS_OUT, 16), tl.float32)
-    for start in range(0, CHUNK, ROWS):
-        n = chunk * CHUNK + start + tl.arange(0, ROWS)
+    chunk, o, c = tl.program_id(0), tl.arange(0, TILE_CHANNELS_OUT), tl.arange(0, TILE_CHANNELS_IN)
+    ones = tl.full((TILE_POINTS, 16), 1.0, dy.dtype.element_ty)  # what a matrix unit takes at least
+    weights = tl.zeros((TILE_CHANNELS_OUT, TILE_CHANNELS_IN), tl.float32)
+    biases = tl.zeros((TILE_CHANNELS_OUT, 16), tl.float32)
+    for start in range(0, CHUNK, TILE_POINTS):
+        n = chunk * CHUNK + start + tl.arange(0, TILE_POINTS)
         row = n.to(tl.int64)[:, None]
-        g = tl.load(dy + row * row_stride + o[None, :], mask=(n[:, None] < N) & (o[None, :] < O), other=0.0)
-        v = tl.load(x + row * C + c[None, :], mask=(n[:, None] < N) & (c[None, :] < C), other=0.0)
+        keep = (n[:, None] < points) & (o[None, :] < CHANNELS_OUT)
+        g = tl.load(dy + row * row_stride + o[None, :], mask=keep, other=0.0)
+        keep = (n[:, None] < points) & (c[None, :] < CHANNELS_IN)
+        v = tl.load(x + row * CHANNELS_IN + c[None, :], mask=keep, other=0.0)
         weights = tl.dot(tl.trans(g), v, weights, input_precision=PRECISION)
         biases = tl.dot(tl.trans(g), ones, biases, input_precision=PRECISION)
-    sums += chunk.to(tl.int64) * O * (C + 1)
-    tl.store(sums + o[:, None] * C + c[None, :], weights, mask=(o[:, None] < O) & (c[None, :] < C))
-    tl.store(sums + O * C + o, tl.max(biases, axis=1), mask=o < O)  # sixteen times the same
+    sums += chunk.to(tl.int64) * CHANNELS_OUT * (CHANNELS_IN + 1)
+    known = (o[:, None] < CHANNELS_OUT) & (c[None, :] < CHANNELS_IN)
+    tl.store(sums + o[:, None] * CHANNELS_IN + c[None, :], weights, mask=known)
+    # A row of the sums of biases has the same number sixteen times.
+    tl.store(sums + CHANNELS_OUT * CHANNELS_IN + o, tl.max(biases, axis=1), mask=o < CHANNELS_OUT)
 
 
 def map_gradients(dy: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """dW (O, C) and db (O,) in float32, of dy (N, O), whose rows may lie apart, and x (N, C)."""
-    (N, O), C = dy.shape, x.shape[1]
-    if max(O, C) > tuning.LINEAR_CHANNELS or dy.element_size() > tuning.LINEAR_BYTES:
+    (points, channels_out), channels_in = dy.shape, x.shape[1]
+    width = "width", max(channels_out, channels_in), tuning.LINEAR_CHANNELS
+    size = "bytes of a number", dy.element_size(), tuning.LINEAR_BYTES
+    if not takes("linear backward", "one kernel", "cuBLAS", exceeded((width, size))):
         dy = dy.contiguous()
         return product(dy.T, x), column_sums(dy)
-    ROWS, programs = tuning.LINEAR_POINTS, tuning.LINEAR_PROGRAMS * multiprocessors(x)
-    chunk = triton.cdiv(N, programs * ROWS) * ROWS
-    chunks = triton.cdiv(N, chunk)
-    sums = torch.empty(chunks, O * (C + 1), device=x.device, dtype=torch.float32)
-    columns_out, columns_in = tile_size(O), tile_size(C)
-    small = columns_out * columns_in <= tuning.SMALL_MAP
+    tile_points, programs = tuning.LINEAR_POINTS, tuning.LINEAR_PROGRAMS * multiprocessors(x)
+    chunk = triton.cdiv(points, programs * tile_points) * tile_points
+    chunks = triton.cdiv(points, chunk)
+    sums = torch.empty(chunks, channels_out * (channels_in + 1), device=x.device, dtype=torch.float32)
+    tile_out, tile_in = tile_size(channels_out), tile_size(channels_in)
+    small = tile_out * tile_in <= tuning.SMALL_MAP
     warps, stages = tuning.SMALL_MAP_STAGES if small else tuning.LARGE_MAP_STAGES
     _map_gradients[(chunks,)](
-        dy, x.contiguous(), sums, N, dy.stride(0), C=C, O=O, ROWS=ROWS, COLUMNS_IN=columns_in,
-        COLUMNS_OUT=columns_out, CHUNK=chunk, PRECISION=dot_precision(), num_warps=warps, num_stages=stages,
+        dy, x.contiguous(), sums, points, dy.stride(0), CHANNELS_IN=channels_in, CHANNELS_OUT=channels_out,
+        TILE_POINTS=tile_points, TILE_CHANNELS_IN=tile_in, TILE_CHANNELS_OUT=tile_out, CHUNK=chunk,
+        PRECISION=dot_precision(), num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    dW, db = sum_partials(sums).split((O * C, O))
-    return dW.view(O, C), db
+    dW, db = sum_partials(sums).split((channels_out * channels_in, channels_out))
+    return dW.view(channels_out, channels_in), db
 
 
 class _Linear(torch.autograd.Function):
@@ -104,6 +113,6 @@ class _Linear(torch.autograd.Function):
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """`torch.nn.functional.linear`; in autocast's type."""
-    x = x.to(product_dtype(x, x.dtype))
+    x = cast_for_products(x)
     with torch.autocast(x.device.type, enabled=False):
         return _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)

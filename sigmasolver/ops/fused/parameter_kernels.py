@@ -12,18 +12,18 @@ __all__ = ["adamw_step", "arrange_weights"]
 
 
 @triton.jit
-def arrange_weights(table: tl.tensor, PIECE: tl.constexpr, COLUMNS: tl.constexpr) -> None:
+def arrange_weights(table: tl.tensor, PIECE: tl.constexpr, TABLE_COLUMNS: tl.constexpr) -> None:
     """to[i across + j along] = weight[i, j] for up to PIECE numbers of a weight (I, J), cast to the type of `to`.
 
     A row: address of weight, address of `to`, first number, how many, J, across, along, whether `to` is float32.
     """
-    row = table + tl.program_id(0) * COLUMNS
+    row = table + tl.program_id(0) * TABLE_COLUMNS
     n = tl.arange(0, PIECE)
     keep = n < tl.load(row + 3)
     n = (tl.load(row + 2) + n).to(tl.int32)
-    J = tl.load(row + 4).to(tl.int32)
+    columns = tl.load(row + 4).to(tl.int32)
     value = tl.load(tl.load(row).to(tl.pointer_type(tl.float32)) + n, mask=keep, other=0.0)
-    offsets = n // J * tl.load(row + 5) + n % J * tl.load(row + 6)
+    offsets = n // columns * tl.load(row + 5) + n % columns * tl.load(row + 6)
     if tl.load(row + 7) == 1:
         tl.store(tl.load(row + 1).to(tl.pointer_type(tl.float32)) + offsets, value, mask=keep)
     else:
@@ -34,13 +34,13 @@ def arrange_weights(table: tl.tensor, PIECE: tl.constexpr, COLUMNS: tl.constexpr
 def adamw_step(
     table: tl.tensor, learning_rate: tl.tensor,
     BETA1: tl.constexpr, BETA2: tl.constexpr, LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr,
-    EPS: tl.constexpr, DECAY: tl.constexpr, PIECE: tl.constexpr, COLUMNS: tl.constexpr,
+    EPS: tl.constexpr, DECAY: tl.constexpr, PIECE: tl.constexpr, TABLE_COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
     """The update of `adamw` for up to PIECE numbers of a parameter. LOG: to base 2.
 
     A row: addresses of parameter, gradient, first and second moment, number of steps before this one; how many numbers.
     """
-    row = table + tl.program_id(0) * COLUMNS
+    row = table + tl.program_id(0) * TABLE_COLUMNS
     n = tl.arange(0, PIECE)
     keep = n < tl.load(row + 5)
     weight = tl.load(row).to(tl.pointer_type(tl.float32)) + n

@@ -32,57 +32,59 @@ __all__ = ["readout"]
 @triton.jit
 def _hat(
     H: tl.tensor, H_low: tl.tensor,
-    n: tl.tensor, c: tl.tensor, N: tl.tensor, eps: tl.constexpr, C: tl.constexpr, TWO_PARTS: tl.constexpr,
+    n: tl.tensor, c: tl.tensor, points: tl.tensor, EPS: tl.constexpr, CHANNELS: tl.constexpr, TWO_PARTS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """Normalised rows n of H (N, C), and r."""
-    keep = (n[:, None] < N) & (c[None, :] < C)
-    x = load_stream(H, H_low, n.to(tl.int64)[:, None] * C + c[None, :], keep, TWO_PARTS)
-    x, _, r = centred(x, keep, eps, C)
+    keep = (n[:, None] < points) & (c[None, :] < CHANNELS)
+    x = load_stream(H, H_low, n.to(tl.int64)[:, None] * CHANNELS + c[None, :], keep, TWO_PARTS)
+    x, _, r = centred(x, keep, EPS, CHANNELS)
     return x * r[:, None], r
 
 
 @triton.jit
 def _read(
     H: tl.tensor, H_low: tl.tensor, w: tl.tensor, v: tl.tensor, W: tl.tensor, b: tl.tensor, u: tl.tensor,
-    N: tl.tensor, eps: tl.constexpr,
-    C: tl.constexpr, TWO_PARTS: tl.constexpr, FIELDS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    points: tl.tensor, EPS: tl.constexpr,
+    CHANNELS: tl.constexpr, TWO_PARTS: tl.constexpr, FIELDS: tl.constexpr,
+    TILE_POINTS: tl.constexpr, TILE_CHANNELS: tl.constexpr,
 ) -> None:  # fmt: skip
     """u (N, FIELDS) of a tile of points: u_o = sum_c W_oc (w hat + v)_c + b_o."""
-    n, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-    y = _hat(H, H_low, n, c, N, eps, C, TWO_PARTS)[0] * load_channels(w, c, C)[None, :]
-    y += load_channels(v, c, C)[None, :]
+    n, c = tl.program_id(0) * TILE_POINTS + tl.arange(0, TILE_POINTS), tl.arange(0, TILE_CHANNELS)
+    y = _hat(H, H_low, n, c, points, EPS, CHANNELS, TWO_PARTS)[0] * load_channels(w, c, CHANNELS)[None, :]
+    y += load_channels(v, c, CHANNELS)[None, :]
     for o in tl.static_range(FIELDS):
-        out = tl.sum(y * load_channels(W + o * C, c, C)[None, :], axis=1) + tl.load(b + o).to(tl.float32)
-        tl.store(u + n.to(tl.int64) * FIELDS + o, out.to(u.dtype.element_ty), mask=n < N)
+        out = tl.sum(y * load_channels(W + o * CHANNELS, c, CHANNELS)[None, :], axis=1) + tl.load(b + o).to(tl.float32)
+        tl.store(u + n.to(tl.int64) * FIELDS + o, out.to(u.dtype.element_ty), mask=n < points)
 
 
 @triton.jit
 def _read_backward(
     H: tl.tensor, w: tl.tensor, W: tl.tensor, du: tl.tensor, dH: tl.tensor, sums: tl.tensor,
-    N: tl.tensor, eps: tl.constexpr,
-    C: tl.constexpr, FIELDS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
+    points: tl.tensor, EPS: tl.constexpr,
+    CHANNELS: tl.constexpr, FIELDS: tl.constexpr,
+    TILE_POINTS: tl.constexpr, TILE_CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
     """dH (N, C) of a chunk of points from du (N, FIELDS). A row of `sums`: K (FIELDS, C), db (FIELDS)."""
-    chunk, c = tl.program_id(0), tl.arange(0, COLUMNS)
-    weight = load_channels(w, c, C)
-    K = (tl.zeros((ROWS, COLUMNS), tl.float32),) * FIELDS
-    db = (tl.zeros((ROWS,), tl.float32),) * FIELDS
-    for start in range(0, CHUNK, ROWS):
-        n = chunk * CHUNK + start + tl.arange(0, ROWS)
-        hat, r = _hat(H, H, n, c, N, eps, C, False)
-        g = tl.zeros((ROWS, COLUMNS), tl.float32)
+    chunk, c = tl.program_id(0), tl.arange(0, TILE_CHANNELS)
+    weight = load_channels(w, c, CHANNELS)
+    K = (tl.zeros((TILE_POINTS, TILE_CHANNELS), tl.float32),) * FIELDS
+    db = (tl.zeros((TILE_POINTS,), tl.float32),) * FIELDS
+    for start in range(0, CHUNK, TILE_POINTS):
+        n = chunk * CHUNK + start + tl.arange(0, TILE_POINTS)
+        hat, r = _hat(H, H, n, c, points, EPS, CHANNELS, False)
+        g = tl.zeros((TILE_POINTS, TILE_CHANNELS), tl.float32)
         for o in tl.static_range(FIELDS):
-            d = tl.load(du + n.to(tl.int64) * FIELDS + o, mask=n < N, other=0.0).to(tl.float32)
-            g += d[:, None] * load_channels(W + o * C, c, C)[None, :]
+            d = tl.load(du + n.to(tl.int64) * FIELDS + o, mask=n < points, other=0.0).to(tl.float32)
+            g += d[:, None] * load_channels(W + o * CHANNELS, c, CHANNELS)[None, :]
             K, db = added(K, o, d[:, None] * hat), added(db, o, d)
         g *= weight[None, :]
-        dx = norm_gradient(g, hat, r, C)
-        keep = (n[:, None] < N) & (c[None, :] < C)
-        tl.store(dH + n.to(tl.int64)[:, None] * C + c[None, :], dx.to(dH.dtype.element_ty), mask=keep)
-    sums += chunk.to(tl.int64) * FIELDS * (C + 1)
+        dx = norm_gradient(g, hat, r, CHANNELS)
+        keep = (n[:, None] < points) & (c[None, :] < CHANNELS)
+        tl.store(dH + n.to(tl.int64)[:, None] * CHANNELS + c[None, :], dx.to(dH.dtype.element_ty), mask=keep)
+    sums += chunk.to(tl.int64) * FIELDS * (CHANNELS + 1)
     for o in tl.static_range(FIELDS):
-        tl.store(sums + o * C + c, tl.sum(K[o], axis=0), mask=c < C)
-        tl.store(sums + FIELDS * C + o, tl.sum(db[o], axis=0))
+        tl.store(sums + o * CHANNELS + c, tl.sum(K[o], axis=0), mask=c < CHANNELS)
+        tl.store(sums + FIELDS * CHANNELS + o, tl.sum(db[o], axis=0))
 
 
 class _Readout(torch.autograd.Function):
@@ -94,7 +96,7 @@ class _Readout(torch.autograd.Function):
         b: torch.Tensor, eps: float,
     ) -> torch.Tensor:  # fmt: skip
         u, tile = W.new_empty(len(H), len(W)), _tile(W)
-        _read[(triton.cdiv(len(H), tile["ROWS"]),)](
+        _read[(triton.cdiv(len(H), tile["TILE_POINTS"]),)](
             H, H if H_low is None else H_low, w, v, W, b, u, len(H), eps, TWO_PARTS=H_low is not None, **tile,
             num_warps=tuning.READOUT_WARPS,
         )  # fmt: skip
@@ -106,18 +108,18 @@ class _Readout(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, du: torch.Tensor) -> Any:
         H, w, v, W = ctx.saved_tensors
-        (N, C), fields, tile = H.shape, len(W), _tile(W)
-        tiles = N // (tile["ROWS"] * tuning.READOUT_PROGRAMS)
-        chunk = tile["ROWS"] * max(1, min(tuning.READOUT_LONGEST, tiles))
-        chunks, dH = triton.cdiv(N, chunk), torch.empty_like(H)
-        sums = torch.empty(chunks, fields * (C + 1), device=H.device, dtype=torch.float32)
+        (points, channels), fields, tile = H.shape, len(W), _tile(W)
+        tiles = points // (tile["TILE_POINTS"] * tuning.READOUT_PROGRAMS)
+        chunk = tile["TILE_POINTS"] * max(1, min(tuning.READOUT_LONGEST, tiles))
+        chunks, dH = triton.cdiv(points, chunk), torch.empty_like(H)
+        sums = torch.empty(chunks, fields * (channels + 1), device=H.device, dtype=torch.float32)
         _read_backward[(chunks,)](
-            H, w, W, du.contiguous(), dH, sums, N, ctx.eps, CHUNK=chunk, **tile, num_warps=tuning.READOUT_WARPS
+            H, w, W, du.contiguous(), dH, sums, points, ctx.eps, CHUNK=chunk, **tile, num_warps=tuning.READOUT_WARPS
         )
 
         def weight_gradients() -> list[torch.Tensor]:
-            K, db = sum_partials(sums).split((fields * C, fields))
-            K, each = K.view(fields, C), db[:, None]
+            K, db = sum_partials(sums).split((fields * channels, fields))
+            K, each = K.view(fields, channels), db[:, None]
             found = (W * K).sum(0), (W * each).sum(0), torch.addcmul(K * w, each, v), db.contiguous()
             return [one.to(W.dtype) for one in found]
 
@@ -125,9 +127,10 @@ class _Readout(torch.autograd.Function):
 
 
 def _tile(W: torch.Tensor) -> dict[str, int]:
-    fields, C = W.shape
-    columns = tuning.tile_size(C)
-    return {"C": C, "FIELDS": fields, "ROWS": max(1, tuning.READOUT_TILE // columns), "COLUMNS": columns}
+    fields, channels = W.shape
+    tile_channels = tuning.tile_size(channels)
+    tile_points = max(1, tuning.READOUT_TILE // tile_channels)
+    return {"CHANNELS": channels, "FIELDS": fields, "TILE_POINTS": tile_points, "TILE_CHANNELS": tile_channels}
 
 
 def readout(H: Residual, norm: Affine, out: Affine, eps: float) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Sums over points: partial sums over chunks of points, then over chunks in a fixed order, all in float32.
 
-Letters: N rows, C columns, S partial sums in a row.
+Letters: N rows, C columns.
 """
 
 from __future__ import annotations
@@ -29,48 +29,51 @@ def added(tensors: tl.tuple, i: tl.constexpr, more: tl.tensor) -> tl.tuple:
 @triton.jit
 def _column_sums(
     x: tl.tensor, sums: tl.tensor,
-    N: tl.tensor, C: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
+    rows: tl.tensor, columns: tl.tensor, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
     """sums (chunks, C): sums[k] = sum of x[n] over the rows n of chunk k; x (N, C)."""
-    chunk, c = tl.program_id(0), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, CHUNK, ROWS):
-        n = chunk * CHUNK + start + tl.arange(0, ROWS)
-        keep = (n[:, None] < N) & (c[None, :] < C)
-        total += tl.load(x + n.to(tl.int64)[:, None] * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
-    tl.store(sums + chunk * C + c, tl.sum(total, axis=0), mask=c < C)
+    chunk, c = tl.program_id(0), tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    total = tl.zeros((TILE_ROWS, TILE_COLUMNS), tl.float32)
+    for start in range(0, CHUNK, TILE_ROWS):
+        n = chunk * CHUNK + start + tl.arange(0, TILE_ROWS)
+        keep = (n[:, None] < rows) & (c[None, :] < columns)
+        total += tl.load(x + n.to(tl.int64)[:, None] * columns + c[None, :], mask=keep, other=0.0).to(tl.float32)
+    tl.store(sums + chunk * columns + c, tl.sum(total, axis=0), mask=c < columns)
 
 
 @triton.jit
 def _fold(
-    partials: tl.tensor, sums: tl.tensor, N: tl.tensor, S: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-) -> None:
-    """sums (S,): sums[s] = sum over n of partials[n, s]; partials (N, S) in float32."""
-    s = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, N, ROWS):
-        n = start + tl.arange(0, ROWS)
-        keep = (n[:, None] < N) & (s[None, :] < S)
-        total += tl.load(partials + n.to(tl.int64)[:, None] * S + s[None, :], mask=keep, other=0.0)
-    tl.store(sums + s, tl.sum(total, axis=0), mask=s < S)
+    partials: tl.tensor, sums: tl.tensor,
+    rows: tl.tensor, columns: tl.tensor, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
+) -> None:  # fmt: skip
+    """sums (C,): sums[c] = sum over n of partials[n, c]; partials (N, C) in float32."""
+    c = tl.program_id(0) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    total = tl.zeros((TILE_ROWS, TILE_COLUMNS), tl.float32)
+    for start in range(0, rows, TILE_ROWS):
+        n = start + tl.arange(0, TILE_ROWS)
+        keep = (n[:, None] < rows) & (c[None, :] < columns)
+        total += tl.load(partials + n.to(tl.int64)[:, None] * columns + c[None, :], mask=keep, other=0.0)
+    tl.store(sums + c, tl.sum(total, axis=0), mask=c < columns)
 
 
 def sum_partials(partials: torch.Tensor) -> torch.Tensor:
     """The sum over the first axis of contiguous float32 partial sums, few rows as a rule, always in the same order."""
-    N, S = len(partials), partials[0].numel()
+    rows, columns = len(partials), partials[0].numel()
     sums = torch.empty(partials.shape[1:], device=partials.device, dtype=torch.float32)
-    columns = 8 if S <= tuning.FEW_PARTIALS else 32
-    _fold[(triton.cdiv(S, columns),)](partials, sums, N, S, ROWS=tuning.PARTIALS_TILE // columns, COLUMNS=columns)
+    tile = tuning.PARTIALS_COLUMNS[columns > tuning.FEW_PARTIALS]
+    _fold[(triton.cdiv(columns, tile),)](
+        partials, sums, rows, columns, TILE_ROWS=tuning.PARTIALS_TILE // tile, TILE_COLUMNS=tile
+    )
     return sums
 
 
 def column_sums(x_NC: torch.Tensor) -> torch.Tensor:
     """(C,) in float32: the sum of the rows, always in the same order."""
-    N, C = x_NC.shape
-    columns = min(tuning.COLUMNS_TILE, triton.next_power_of_2(C))
-    chunks = triton.cdiv(N, tuning.COLUMNS_CHUNK)
-    sums = torch.empty(chunks, C, device=x_NC.device, dtype=torch.float32)
-    _column_sums[(chunks, triton.cdiv(C, columns))](
-        x_NC, sums, N, C, ROWS=tuning.COLUMNS_ROWS, COLUMNS=columns, CHUNK=tuning.COLUMNS_CHUNK
+    rows, columns = x_NC.shape
+    tile = min(tuning.COLUMNS_TILE, triton.next_power_of_2(columns))
+    chunks = triton.cdiv(rows, tuning.COLUMNS_CHUNK)
+    sums = torch.empty(chunks, columns, device=x_NC.device, dtype=torch.float32)
+    _column_sums[(chunks, triton.cdiv(columns, tile))](
+        x_NC, sums, rows, columns, TILE_ROWS=tuning.COLUMNS_ROWS, TILE_COLUMNS=tile, CHUNK=tuning.COLUMNS_CHUNK
     )
     return sum_partials(sums)

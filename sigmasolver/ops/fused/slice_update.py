@@ -5,7 +5,7 @@
 
 The gradients that come back are those of the sums and the mass: G = dZ / (mass + eps), g = -sum_d dZ Z / (mass + eps).
 
-Letters: M slices, D head width; a tile has SLICES and COLUMNS of them.
+Letters: M slices, D head width, the channels of a head.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ __all__ = ["update", "update_backward"]
 
 
 @triton.jit
-def _transposed(w: tl.tensor, d: tl.tensor, D: tl.constexpr) -> tl.tensor:
+def _transposed(w: tl.tensor, d: tl.tensor, HEAD_WIDTH: tl.constexpr) -> tl.tensor:
     """(in, out) in float32 of a weight (out, in)."""
-    known = (d[:, None] < D) & (d[None, :] < D)
-    return tl.load(w + d[None, :] * D + d[:, None], mask=known, other=0.0).to(tl.float32)
+    known = (d[:, None] < HEAD_WIDTH) & (d[None, :] < HEAD_WIDTH)
+    return tl.load(w + d[None, :] * HEAD_WIDTH + d[:, None], mask=known, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _attend(
     z: tl.tensor, wq: tl.tensor, wk: tl.tensor, wv: tl.tensor,
-    d: tl.tensor, m: tl.tensor, D: tl.constexpr, M: tl.constexpr, ROOT: tl.constexpr,
+    d: tl.tensor, m: tl.tensor, HEAD_WIDTH: tl.constexpr, SLICES: tl.constexpr, ROOT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """Queries, keys, values (SLICES, COLUMNS) and A (SLICES, SLICES) of the states z of one head."""
-    q = tl.dot(z, _transposed(wq, d, D), input_precision="ieee")
-    k = tl.dot(z, _transposed(wk, d, D), input_precision="ieee")
-    v = tl.dot(z, _transposed(wv, d, D), input_precision="ieee")
+    """Queries, keys, values (TILE_SLICES, TILE_CHANNELS) and A (TILE_SLICES, TILE_SLICES) of one head's states z."""
+    q = tl.dot(z, _transposed(wq, d, HEAD_WIDTH), input_precision="ieee")
+    k = tl.dot(z, _transposed(wk, d, HEAD_WIDTH), input_precision="ieee")
+    v = tl.dot(z, _transposed(wv, d, HEAD_WIDTH), input_precision="ieee")
     x = tl.dot(q, tl.trans(k), input_precision="ieee") * ROOT
-    x = tl.where(m[None, :] < M, x, float("-inf"))
+    x = tl.where(m[None, :] < SLICES, x, float("-inf"))
     e = tl.exp(x - tl.max(x, axis=1)[:, None])
     return q, k, v, e / tl.sum(e, axis=1)[:, None]
 
@@ -43,8 +43,8 @@ def update(
     partials: tl.tensor, wq: tl.tensor, wk: tl.tensor, wv: tl.tensor,
     gamma: tl.tensor, Z: tl.tensor, mass: tl.tensor, new: tl.tensor,
     chunks: tl.tensor,
-    D: tl.constexpr, M: tl.constexpr, KIND: tl.constexpr, ROOT: tl.constexpr, EPS: tl.constexpr,
-    SLICES: tl.constexpr, COLUMNS: tl.constexpr,
+    HEAD_WIDTH: tl.constexpr, SLICES: tl.constexpr, KIND: tl.constexpr, ROOT: tl.constexpr, EPS: tl.constexpr,
+    TILE_SLICES: tl.constexpr, TILE_CHANNELS: tl.constexpr,
 ) -> None:  # fmt: skip
     """One head of one sample: Z and Z+ = `new` (heads, M, D), mass + eps (heads, M), of partial sums
     (heads, chunks, M, D + 1), the last of which is the mass.
@@ -52,25 +52,25 @@ def update(
         Z = sums / (mass + eps)      new = Z + gamma A V (residual),   A V (replace),   Z (keep)
     """
     head = tl.program_id(0)
-    d, m = tl.arange(0, COLUMNS), tl.arange(0, SLICES)
-    inside = (m[:, None] < M) & (d[None, :] < D)
-    partials += head.to(tl.int64) * chunks * M * (D + 1)
-    total, weight = tl.zeros((SLICES, COLUMNS), tl.float32), tl.zeros((SLICES,), tl.float32)
+    d, m = tl.arange(0, TILE_CHANNELS), tl.arange(0, TILE_SLICES)
+    inside = (m[:, None] < SLICES) & (d[None, :] < HEAD_WIDTH)
+    partials += head.to(tl.int64) * chunks * SLICES * (HEAD_WIDTH + 1)
+    total, weight = tl.zeros((TILE_SLICES, TILE_CHANNELS), tl.float32), tl.zeros((TILE_SLICES,), tl.float32)
     for _chunk in tl.range(0, chunks, loop_unroll_factor=8):
-        total += tl.load(partials + m[:, None] * (D + 1) + d[None, :], mask=inside, other=0.0)
-        weight += tl.load(partials + m * (D + 1) + D, mask=m < M, other=0.0)
-        partials += M * (D + 1)
+        total += tl.load(partials + m[:, None] * (HEAD_WIDTH + 1) + d[None, :], mask=inside, other=0.0)
+        weight += tl.load(partials + m * (HEAD_WIDTH + 1) + HEAD_WIDTH, mask=m < SLICES, other=0.0)
+        partials += SLICES * (HEAD_WIDTH + 1)
     weight += EPS
     z = total / weight[:, None]
     out = z
     if KIND != "keep":
-        v, a = _attend(z, wq, wk, wv, d, m, D, M, ROOT)[2:]
+        v, a = _attend(z, wq, wk, wv, d, m, HEAD_WIDTH, SLICES, ROOT)[2:]
         out = tl.dot(a, v, input_precision="ieee")
         if KIND == "residual":
             out = z + tl.load(gamma).to(tl.float32) * out
-    offsets = (head * M + m[:, None]) * D + d[None, :]
+    offsets = (head * SLICES + m[:, None]) * HEAD_WIDTH + d[None, :]
     tl.store(Z + offsets, z, mask=inside)
-    tl.store(mass + head * M + m, weight, mask=m < M)
+    tl.store(mass + head * SLICES + m, weight, mask=m < SLICES)
     tl.store(new + offsets, out, mask=inside)
 
 
@@ -79,8 +79,8 @@ def update_backward(
     partials: tl.tensor, wq: tl.tensor, wk: tl.tensor, wv: tl.tensor, gamma: tl.tensor,
     Z: tl.tensor, mass: tl.tensor, G: tl.tensor, g: tl.tensor, sums: tl.tensor,
     chunks: tl.tensor,
-    D: tl.constexpr, M: tl.constexpr, KIND: tl.constexpr, ROOT: tl.constexpr,
-    SLICES: tl.constexpr, COLUMNS: tl.constexpr,
+    HEAD_WIDTH: tl.constexpr, SLICES: tl.constexpr, KIND: tl.constexpr, ROOT: tl.constexpr,
+    TILE_SLICES: tl.constexpr, TILE_CHANNELS: tl.constexpr,
 ) -> None:  # fmt: skip
     """One head of one sample: G (heads, M, D) and g (heads, M) of partial sums of dZ+ (heads, chunks, M, D). A row of
     `sums`: dWq, dWk, dWv (D, D) each, dgamma.
@@ -90,40 +90,42 @@ def update_backward(
         G = dZ / (mass + eps)      g = -sum_d dZ Z / (mass + eps)      dDelta = gamma dZ+ (residual),   dZ+ (replace)
     """
     head = tl.program_id(0)
-    d, m = tl.arange(0, COLUMNS), tl.arange(0, SLICES)
-    inside = (m[:, None] < M) & (d[None, :] < D)
-    known = (d[:, None] < D) & (d[None, :] < D)
-    offsets = (head * M + m[:, None]) * D + d[None, :]
+    d, m = tl.arange(0, TILE_CHANNELS), tl.arange(0, TILE_SLICES)
+    inside = (m[:, None] < SLICES) & (d[None, :] < HEAD_WIDTH)
+    known = (d[:, None] < HEAD_WIDTH) & (d[None, :] < HEAD_WIDTH)
+    offsets = (head * SLICES + m[:, None]) * HEAD_WIDTH + d[None, :]
     z = tl.load(Z + offsets, mask=inside, other=0.0)
-    weight = tl.load(mass + head * M + m, mask=m < M, other=1.0)
-    dnew = tl.zeros((SLICES, COLUMNS), tl.float32)
-    partials += head.to(tl.int64) * chunks * M * D
+    weight = tl.load(mass + head * SLICES + m, mask=m < SLICES, other=1.0)
+    dnew = tl.zeros((TILE_SLICES, TILE_CHANNELS), tl.float32)
+    partials += head.to(tl.int64) * chunks * SLICES * HEAD_WIDTH
     for _chunk in tl.range(0, chunks, loop_unroll_factor=8):
-        dnew += tl.load(partials + m[:, None] * D + d[None, :], mask=inside, other=0.0)
-        partials += M * D
+        dnew += tl.load(partials + m[:, None] * HEAD_WIDTH + d[None, :], mask=inside, other=0.0)
+        partials += SLICES * HEAD_WIDTH
     dz = dnew
     if KIND != "keep":
-        q, k, v, a = _attend(z, wq, wk, wv, d, m, D, M, ROOT)
-        a = tl.where(m[:, None] < M, a, 0.0)  # rows beyond the slices attend to nothing
-        sums += head * (3 * D * D + 1)
+        q, k, v, a = _attend(z, wq, wk, wv, d, m, HEAD_WIDTH, SLICES, ROOT)
+        a = tl.where(m[:, None] < SLICES, a, 0.0)  # rows beyond the slices attend to nothing
+        WEIGHTS: tl.constexpr = HEAD_WIDTH * HEAD_WIDTH
+        sums += head * (3 * WEIGHTS + 1)
         delta = dnew
         if KIND == "residual":
-            tl.store(sums + 3 * D * D, tl.sum(tl.sum(dnew * tl.dot(a, v, input_precision="ieee"), axis=1), axis=0))
+            to = sums + 3 * WEIGHTS
+            tl.store(to, tl.sum(tl.sum(dnew * tl.dot(a, v, input_precision="ieee"), axis=1), axis=0))
             delta = dnew * tl.load(gamma).to(tl.float32)
         else:
-            tl.store(sums + 3 * D * D, 0.0)
+            tl.store(sums + 3 * WEIGHTS, 0.0)
         da = tl.dot(delta, tl.trans(v), input_precision="ieee")
         dx = a * (da - tl.sum(a * da, axis=1)[:, None]) * ROOT
         dq = tl.dot(dx, k, input_precision="ieee")
         dk = tl.dot(tl.trans(dx), q, input_precision="ieee")
         dv = tl.dot(tl.trans(a), delta, input_precision="ieee")
-        to = d[:, None] * D + d[None, :]
+        to = d[:, None] * HEAD_WIDTH + d[None, :]
         tl.store(sums + to, tl.dot(tl.trans(dq), z, input_precision="ieee"), mask=known)
-        tl.store(sums + D * D + to, tl.dot(tl.trans(dk), z, input_precision="ieee"), mask=known)
-        tl.store(sums + 2 * D * D + to, tl.dot(tl.trans(dv), z, input_precision="ieee"), mask=known)
+        tl.store(sums + WEIGHTS + to, tl.dot(tl.trans(dk), z, input_precision="ieee"), mask=known)
+        tl.store(sums + 2 * WEIGHTS + to, tl.dot(tl.trans(dv), z, input_precision="ieee"), mask=known)
         through = tl.dot(dq, tl.load(wq + to, mask=known, other=0.0).to(tl.float32), input_precision="ieee")
         through += tl.dot(dk, tl.load(wk + to, mask=known, other=0.0).to(tl.float32), input_precision="ieee")
         through += tl.dot(dv, tl.load(wv + to, mask=known, other=0.0).to(tl.float32), input_precision="ieee")
         dz = dnew + through if KIND == "residual" else through
     tl.store(G + offsets, dz / weight[:, None], mask=inside)
-    tl.store(g + head * M + m, -tl.sum(dz * z, axis=1) / weight, mask=m < M)
+    tl.store(g + head * SLICES + m, -tl.sum(dz * z, axis=1) / weight, mask=m < SLICES)

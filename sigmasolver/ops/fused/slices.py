@@ -19,8 +19,7 @@ db, are products with ones; in rows beyond the last point P is 0. W and b are di
 2, before they meet the points; sum x dx is the sum of (W, b) / tau times its gradient. Sums over points are made in
 chunks, then over chunks in a fixed order.
 
-Letters: B batch, H heads, N points, M slices, D head width, C = H D channels; J heads of a program. A tile has ROWS
-points, SLICES and COLUMNS of the two other widths.
+Letters: B batch, H heads, N points, M slices, D head width, C = H D channels. A program has TILE_HEADS heads.
 """
 
 from __future__ import annotations
@@ -42,39 +41,53 @@ from sigmasolver.ops.fused.weight_cache import cast_weight
 from sigmasolver.ops.modules import EPSILON, Affine, SliceMap
 from sigmasolver.ops.side_streams import on_side_stream
 
-__all__ = ["LN2", "coldness", "load_points", "load_route", "load_states", "slice_attention", "slice_softmax"]
+__all__ = [
+    "LN2",
+    "Sizes",
+    "coldness",
+    "first_row",
+    "load_points",
+    "load_route",
+    "load_states",
+    "route_gradients",
+    "slice_attention",
+    "slice_softmax",
+]
 
 LOG2E, LN2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
 def load_points(
-    X: tl.tensor, rows: tl.tensor, first: tl.tensor, d: tl.tensor, N: tl.tensor, C: tl.tensor, WIDTH: tl.constexpr
-) -> tl.tensor:
-    """Rows of X (N, C): channels of the heads of a program (ROWS, COLUMNS)."""
-    keep = (rows[:, None] < N) & (d[None, :] < WIDTH)
-    return tl.load(X + rows[:, None] * C + first + d[None, :], mask=keep, other=0.0)
+    X: tl.tensor,
+    n: tl.tensor, first: tl.tensor, d: tl.tensor, points: tl.tensor, channels: tl.tensor, WIDTH: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """(TILE_POINTS, TILE_CHANNELS): of rows n of X (N, C) the WIDTH channels from `first` on."""
+    keep = (n[:, None] < points) & (d[None, :] < WIDTH)
+    return tl.load(X + n[:, None] * channels + first + d[None, :], mask=keep, other=0.0)
 
 
 @triton.jit
 def load_states(
-    Z: tl.tensor, head: tl.tensor, j: tl.constexpr, d: tl.tensor, m: tl.tensor, D: tl.constexpr, M: tl.constexpr
-) -> tl.tensor:
-    """(SLICES, COLUMNS) of one head of Z (heads, M, D), with zeros where the program has the channels of others."""
-    own = d - j * D
-    keep = (m[:, None] < M) & (own >= 0)[None, :] & (own < D)[None, :]
-    return tl.load(Z + (head * M + m[:, None]) * D + own[None, :], mask=keep, other=0.0)
+    Z: tl.tensor, head: tl.tensor, j: tl.constexpr,
+    d: tl.tensor, m: tl.tensor, HEAD_WIDTH: tl.constexpr, SLICES: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """(TILE_SLICES, TILE_CHANNELS) of one head of Z (heads, M, D), the j-th of its program, with zeros where the
+    program has the channels of others."""
+    own = d - j * HEAD_WIDTH
+    keep = (m[:, None] < SLICES) & (own >= 0)[None, :] & (own < HEAD_WIDTH)[None, :]
+    return tl.load(Z + (head * SLICES + m[:, None]) * HEAD_WIDTH + own[None, :], mask=keep, other=0.0)
 
 
 @triton.jit
 def load_route(
     W: tl.tensor, b: tl.tensor, cold: tl.tensor, j: tl.constexpr,
-    d: tl.tensor, m: tl.tensor, D: tl.constexpr, M: tl.constexpr,
+    d: tl.tensor, m: tl.tensor, HEAD_WIDTH: tl.constexpr, SLICES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
-    """(SLICES, COLUMNS) and (SLICES,): W and b over tau, for powers of 2."""
+    """(TILE_SLICES, TILE_CHANNELS) and (TILE_SLICES,): W and b over tau, for powers of 2."""
     scale = cold * LOG2E
-    bias = tl.load(b + m, mask=m < M, other=0.0).to(tl.float32)
-    return load_states(W, 0, j, d, m, D, M).to(tl.float32) * scale, bias * scale
+    bias = tl.load(b + m, mask=m < SLICES, other=0.0).to(tl.float32)
+    return load_states(W, 0, j, d, m, HEAD_WIDTH, SLICES).to(tl.float32) * scale, bias * scale
 
 
 @triton.jit
@@ -95,128 +108,140 @@ def slice_softmax(x: tl.tensor, known: tl.tensor, axis: tl.constexpr, FULL: tl.c
 
 
 @triton.jit
+def first_row(x: tl.tensor) -> tl.tensor:
+    """x[0] of x (16, columns): a product with sixteen rows of ones has the same sums in each."""
+    return tl.sum(tl.where(tl.arange(0, 16)[:, None] == 0, x, 0.0), axis=0)
+
+
+@triton.jit
 def _slice(
     R: tl.tensor, F: tl.tensor, W: tl.tensor, b: tl.tensor, tau: tl.tensor, S: tl.tensor,
-    N: tl.tensor, C: tl.tensor, chunks: tl.tensor,
-    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, WITH_MASS: tl.constexpr, J: tl.constexpr, EVEN: tl.constexpr,
+    points: tl.tensor, channels: tl.tensor, chunks: tl.tensor,
+    HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, SLICES: tl.constexpr, WITH_MASS: tl.constexpr,
+    TILE_HEADS: tl.constexpr, WHOLE_CHUNKS: tl.constexpr,
     COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
-    ROWS: tl.constexpr, SLICES: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    TILE_POINTS: tl.constexpr, TILE_SLICES: tl.constexpr, TILE_CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
     """S (B, H, chunks, M, D + WITH_MASS): sums of P^T F, last of the mass. R, F (B, N, C), W (M, D), b (M), tau (H).
 
     P is made transposed, as its product needs it."""
-    head, chunk, batch = tl.program_id(0) * J, tl.program_id(1), tl.program_id(2)
-    R += batch.to(tl.int64) * N * C
-    F += batch.to(tl.int64) * N * C
-    d, m = tl.arange(0, COLUMNS), tl.arange(0, SLICES)
-    ones = tl.full((ROWS, 16), 1.0, F.dtype.element_ty)
+    head, chunk, batch = tl.program_id(0) * TILE_HEADS, tl.program_id(1), tl.program_id(2)
+    R += batch.to(tl.int64) * points * channels
+    F += batch.to(tl.int64) * points * channels
+    d, m = tl.arange(0, TILE_CHANNELS), tl.arange(0, TILE_SLICES)
+    ones = tl.full((TILE_POINTS, 16), 1.0, F.dtype.element_ty)
     maps: tl.tuple = ()
     biases: tl.tuple = ()
-    for j in tl.static_range(J):
-        w, bias = load_route(W, b, coldness(tau + head + j, COLDEST, HOTTEST), j, d, m, D, M)
+    for j in tl.static_range(TILE_HEADS):
+        w, bias = load_route(W, b, coldness(tau + head + j, COLDEST, HOTTEST), j, d, m, HEAD_WIDTH, SLICES)
         maps += (w.to(R.dtype.element_ty),)
         biases += (bias,)
-    totals = (tl.zeros((SLICES, COLUMNS), tl.float32),) * J
-    masses = (tl.zeros((SLICES, 16), tl.float32),) * J
-    for start in range(0, CHUNK, ROWS):
-        rows = chunk * CHUNK + start + tl.arange(0, ROWS)
-        r = load_points(R, rows, head * D, d, N, C, J * D)
-        f = load_points(F, rows, head * D, d, N, C, J * D)
-        for j in tl.static_range(J):
+    totals = (tl.zeros((TILE_SLICES, TILE_CHANNELS), tl.float32),) * TILE_HEADS
+    masses = (tl.zeros((TILE_SLICES, 16), tl.float32),) * TILE_HEADS
+    for start in range(0, CHUNK, TILE_POINTS):
+        n = chunk * CHUNK + start + tl.arange(0, TILE_POINTS)
+        r = load_points(R, n, head * HEAD_WIDTH, d, points, channels, TILE_HEADS * HEAD_WIDTH)
+        f = load_points(F, n, head * HEAD_WIDTH, d, points, channels, TILE_HEADS * HEAD_WIDTH)
+        for j in tl.static_range(TILE_HEADS):
             x = tl.dot(maps[j], tl.trans(r), input_precision=PRECISION) + biases[j][:, None]
-            p = slice_softmax(x, m[:, None] < M, 0, SLICES == M)
-            if WITH_MASS and not EVEN:
-                p = tl.where((rows < N)[None, :], p, 0.0)
+            p = slice_softmax(x, m[:, None] < SLICES, 0, TILE_SLICES == SLICES)
+            if WITH_MASS and not WHOLE_CHUNKS:
+                p = tl.where((n < points)[None, :], p, 0.0)
             p = p.to(f.dtype)
             totals = replaced(totals, j, tl.dot(p, f, totals[j], input_precision=PRECISION))
             if WITH_MASS:
                 masses = replaced(masses, j, tl.dot(p, ones, masses[j], input_precision=PRECISION))
-    for j in tl.static_range(J):
-        to = S + ((((batch * H + head + j) * chunks + chunk).to(tl.int64) * M + m) * (D + WITH_MASS))[:, None]
-        own = (d - j * D)[None, :]
-        tl.store(to + own, totals[j], mask=(m[:, None] < M) & (own >= 0) & (own < D))
+    for j in tl.static_range(TILE_HEADS):
+        row = ((batch * HEADS + head + j) * chunks + chunk).to(tl.int64) * SLICES + m
+        to = S + (row * (HEAD_WIDTH + WITH_MASS))[:, None]
+        own = (d - j * HEAD_WIDTH)[None, :]
+        tl.store(to + own, totals[j], mask=(m[:, None] < SLICES) & (own >= 0) & (own < HEAD_WIDTH))
         if WITH_MASS:
             one = tl.arange(0, 16)[None, :]
-            tl.store(to + D + one, masses[j], mask=(m[:, None] < M) & (one == 0))
+            tl.store(to + HEAD_WIDTH + one, masses[j], mask=(m[:, None] < SLICES) & (one == 0))
 
 
 @triton.jit
 def _deslice(
     R: tl.tensor, W: tl.tensor, b: tl.tensor, tau: tl.tensor, new: tl.tensor, O: tl.tensor,
-    N: tl.tensor, C: tl.tensor,
-    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, J: tl.constexpr, COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
-    ROWS: tl.constexpr, SLICES: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    points: tl.tensor, channels: tl.tensor,
+    HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, SLICES: tl.constexpr, TILE_HEADS: tl.constexpr,
+    COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
+    TILE_POINTS: tl.constexpr, TILE_SLICES: tl.constexpr, TILE_CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
     """O (B, N, C) = P Z+ of the heads of a program; `new` (B H, M, D) is Z+."""
-    head, chunk, batch = tl.program_id(0) * J, tl.program_id(1), tl.program_id(2)
-    R += batch.to(tl.int64) * N * C
-    O += batch.to(tl.int64) * N * C
-    d, m = tl.arange(0, COLUMNS), tl.arange(0, SLICES)
+    head, chunk, batch = tl.program_id(0) * TILE_HEADS, tl.program_id(1), tl.program_id(2)
+    R += batch.to(tl.int64) * points * channels
+    O += batch.to(tl.int64) * points * channels
+    d, m = tl.arange(0, TILE_CHANNELS), tl.arange(0, TILE_SLICES)
     maps: tl.tuple = ()
     biases: tl.tuple = ()
     states: tl.tuple = ()
-    for j in tl.static_range(J):
-        w, bias = load_route(W, b, coldness(tau + head + j, COLDEST, HOTTEST), j, d, m, D, M)
+    for j in tl.static_range(TILE_HEADS):
+        w, bias = load_route(W, b, coldness(tau + head + j, COLDEST, HOTTEST), j, d, m, HEAD_WIDTH, SLICES)
         maps += (tl.trans(w).to(R.dtype.element_ty),)
         biases += (bias,)
-        states += (load_states(new, batch * H + head + j, j, d, m, D, M).to(R.dtype.element_ty),)
-    for start in range(0, CHUNK, ROWS):
-        rows = chunk * CHUNK + start + tl.arange(0, ROWS)
-        r = load_points(R, rows, head * D, d, N, C, J * D)
-        o = tl.zeros((ROWS, COLUMNS), tl.float32)
-        for j in tl.static_range(J):
+        states += (load_states(new, batch * HEADS + head + j, j, d, m, HEAD_WIDTH, SLICES).to(R.dtype.element_ty),)
+    for start in range(0, CHUNK, TILE_POINTS):
+        n = chunk * CHUNK + start + tl.arange(0, TILE_POINTS)
+        r = load_points(R, n, head * HEAD_WIDTH, d, points, channels, TILE_HEADS * HEAD_WIDTH)
+        o = tl.zeros((TILE_POINTS, TILE_CHANNELS), tl.float32)
+        for j in tl.static_range(TILE_HEADS):
             x = tl.dot(r, maps[j], input_precision=PRECISION) + biases[j][None, :]
-            p = slice_softmax(x, m[None, :] < M, 1, SLICES == M).to(r.dtype)
+            p = slice_softmax(x, m[None, :] < SLICES, 1, TILE_SLICES == SLICES).to(r.dtype)
             o = tl.dot(p, states[j], o, input_precision=PRECISION)
-        keep = (rows[:, None] < N) & (d[None, :] < J * D)
-        tl.store(O + rows[:, None] * C + head * D + d[None, :], o.to(O.dtype.element_ty), mask=keep)
+        keep = (n[:, None] < points) & (d[None, :] < TILE_HEADS * HEAD_WIDTH)
+        tl.store(O + n[:, None] * channels + head * HEAD_WIDTH + d[None, :], o.to(O.dtype.element_ty), mask=keep)
 
 
 @triton.jit
 def _backward(
     R: tl.tensor, F: tl.tensor, dO: tl.tensor, W: tl.tensor, b: tl.tensor, tau: tl.tensor, new: tl.tensor,
     G: tl.tensor, g: tl.tensor, dR: tl.tensor, dF: tl.tensor, O: tl.tensor, sums: tl.tensor,
-    N: tl.tensor, C: tl.tensor, chunks: tl.tensor,
-    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, J: tl.constexpr, EVEN: tl.constexpr,
-    COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
-    ROWS: tl.constexpr, SLICES: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    points: tl.tensor, channels: tl.tensor, chunks: tl.tensor,
+    HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, SLICES: tl.constexpr,
+    TILE_HEADS: tl.constexpr, WHOLE_CHUNKS: tl.constexpr, COLDEST: tl.constexpr, HOTTEST: tl.constexpr,
+    TILE_POINTS: tl.constexpr, TILE_SLICES: tl.constexpr, TILE_CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
     """dR, dF and, recomputed, O, all (B, N, C) as R, F and dO. `new` = Z+ and G (B H, M, D), g (B H, M).
 
         dP = dO Z+^T + F G^T + g      dx = P (dP - sum_m P dP)      dR = dx W^T / tau      dF = P G      O = P Z+
 
     A row of `sums` (B, chunks, H): dW (M, D) = R^T dx / tau, db (M) = sum dx / tau, dtau = -sum x dx / tau."""
-    head, chunk, batch = tl.program_id(0) * J, tl.program_id(1), tl.program_id(2)
-    first = batch.to(tl.int64) * N * C
-    d, m = tl.arange(0, COLUMNS), tl.arange(0, SLICES)
-    ones = tl.full((16, ROWS), 1.0, R.dtype.element_ty)
+    head, chunk, batch = tl.program_id(0) * TILE_HEADS, tl.program_id(1), tl.program_id(2)
+    first = batch.to(tl.int64) * points * channels
+    d, m = tl.arange(0, TILE_CHANNELS), tl.arange(0, TILE_SLICES)
+    ones = tl.full((16, TILE_POINTS), 1.0, R.dtype.element_ty)
     routes: tl.tuple = ()
     biases: tl.tuple = ()
     zs: tl.tuple = ()
     states: tl.tuple = ()
     shifts: tl.tuple = ()
-    for j in tl.static_range(J):
-        w, bias = load_route(W, b, coldness(tau + head + j, COLDEST, HOTTEST), j, d, m, D, M)
+    for j in tl.static_range(TILE_HEADS):
+        w, bias = load_route(W, b, coldness(tau + head + j, COLDEST, HOTTEST), j, d, m, HEAD_WIDTH, SLICES)
         routes += (w.to(R.dtype.element_ty),)
         biases += (bias,)
-        zs += (load_states(new, batch * H + head + j, j, d, m, D, M).to(R.dtype.element_ty),)
-        states += (load_states(G, batch * H + head + j, j, d, m, D, M).to(R.dtype.element_ty),)
-        shifts += (tl.load(g + (batch * H + head + j) * M + m, mask=m < M, other=0.0),)
-    sum_W = (tl.zeros((COLUMNS, SLICES), tl.float32),) * J
-    sum_b = (tl.zeros((16, SLICES), tl.float32),) * J
-    for start in range(0, CHUNK, ROWS):
-        rows = chunk * CHUNK + start + tl.arange(0, ROWS)
-        r = load_points(R + first, rows, head * D, d, N, C, J * D)
-        f = load_points(F + first, rows, head * D, d, N, C, J * D)
-        do = load_points(dO + first, rows, head * D, d, N, C, J * D)
-        dr = tl.zeros((ROWS, COLUMNS), tl.float32)
-        df = tl.zeros((ROWS, COLUMNS), tl.float32)
-        o = tl.zeros((ROWS, COLUMNS), tl.float32)
-        for j in tl.static_range(J):
+        zs += (load_states(new, batch * HEADS + head + j, j, d, m, HEAD_WIDTH, SLICES).to(R.dtype.element_ty),)
+        states += (load_states(G, batch * HEADS + head + j, j, d, m, HEAD_WIDTH, SLICES).to(R.dtype.element_ty),)
+        shifts += (tl.load(g + (batch * HEADS + head + j) * SLICES + m, mask=m < SLICES, other=0.0),)
+    sum_W = (tl.zeros((TILE_CHANNELS, TILE_SLICES), tl.float32),) * TILE_HEADS
+    sum_b = (tl.zeros((16, TILE_SLICES), tl.float32),) * TILE_HEADS
+    for start in range(0, CHUNK, TILE_POINTS):
+        n = chunk * CHUNK + start + tl.arange(0, TILE_POINTS)
+        r = load_points(R + first, n, head * HEAD_WIDTH, d, points, channels, TILE_HEADS * HEAD_WIDTH)
+        f = load_points(F + first, n, head * HEAD_WIDTH, d, points, channels, TILE_HEADS * HEAD_WIDTH)
+        do = load_points(dO + first, n, head * HEAD_WIDTH, d, points, channels, TILE_HEADS * HEAD_WIDTH)
+        dr = tl.zeros((TILE_POINTS, TILE_CHANNELS), tl.float32)
+        df = tl.zeros((TILE_POINTS, TILE_CHANNELS), tl.float32)
+        o = tl.zeros((TILE_POINTS, TILE_CHANNELS), tl.float32)
+        for j in tl.static_range(TILE_HEADS):
             x = tl.dot(r, tl.trans(routes[j]), input_precision=PRECISION) + biases[j][None, :]
-            p = slice_softmax(x, m[None, :] < M, 1, SLICES == M)
-            if not EVEN:
-                p = tl.where((rows < N)[:, None], p, 0.0)
+            p = slice_softmax(x, m[None, :] < SLICES, 1, TILE_SLICES == SLICES)
+            if not WHOLE_CHUNKS:
+                p = tl.where((n < points)[:, None], p, 0.0)
             dP = tl.dot(f, tl.trans(states[j]), input_precision=PRECISION)
             dP = tl.dot(do, tl.trans(zs[j]), dP, input_precision=PRECISION) + shifts[j][None, :]
             p_cast = p.to(f.dtype)
@@ -227,56 +252,92 @@ def _backward(
             dr = tl.dot(dx, routes[j], dr, input_precision=PRECISION)
             df = tl.dot(p_cast, states[j], df, input_precision=PRECISION)
             o = tl.dot(p_cast, zs[j], o, input_precision=PRECISION)
-        keep = (rows[:, None] < N) & (d[None, :] < J * D)
-        offsets = first + rows[:, None] * C + head * D + d[None, :]
+        keep = (n[:, None] < points) & (d[None, :] < TILE_HEADS * HEAD_WIDTH)
+        offsets = first + n[:, None] * channels + head * HEAD_WIDTH + d[None, :]
         tl.store(dR + offsets, (dr * LN2).to(dR.dtype.element_ty), mask=keep)
         tl.store(dF + offsets, df.to(dF.dtype.element_ty), mask=keep)
         tl.store(O + offsets, o.to(O.dtype.element_ty), mask=keep)
-    for j in tl.static_range(J):
+    for j in tl.static_range(TILE_HEADS):
         cold = coldness(tau + head + j, COLDEST, HOTTEST)
-        to = sums + ((batch * chunks + chunk) * H + head + j).to(tl.int64) * (M * D + M + 1)
-        own = (d - j * D)[:, None]
-        known = (m[None, :] < M) & (own >= 0) & (own < D)
-        tl.store(to + m[None, :] * D + own, sum_W[j] * cold, mask=known)
-        db = tl.sum(tl.where(tl.arange(0, 16)[:, None] == 0, sum_b[j], 0.0), axis=0)
-        tl.store(to + M * D + m, db * cold, mask=m < M)
+        to = sums + ((batch * chunks + chunk) * HEADS + head + j).to(tl.int64) * (SLICES * HEAD_WIDTH + SLICES + 1)
+        own = (d - j * HEAD_WIDTH)[:, None]
+        known = (m[None, :] < SLICES) & (own >= 0) & (own < HEAD_WIDTH)
+        tl.store(to + m[None, :] * HEAD_WIDTH + own, sum_W[j] * cold, mask=known)
+        db = first_row(sum_b[j])
+        tl.store(to + SLICES * HEAD_WIDTH + m, db * cold, mask=m < SLICES)
         down = tl.sum(tl.sum(tl.where(known, tl.trans(routes[j]).to(tl.float32) * sum_W[j], 0.0), axis=1), axis=0)
         down += tl.sum(biases[j] * db, axis=0)
         warm = tl.load(tau + head + j).to(tl.float32)
-        tl.store(to + M * D + M, tl.where((warm >= COLDEST) & (warm <= HOTTEST), -down * (LN2 * cold), 0.0))
+        to = to + SLICES * HEAD_WIDTH + SLICES
+        tl.store(to, tl.where((warm >= COLDEST) & (warm <= HOTTEST), -down * (LN2 * cold), 0.0))
 
 
-class _Sizes:
-    """Sizes and tiles of one call."""
+class Sizes:
+    """Sizes and tiles of one call; with `pairs`, two narrow heads share a tile."""
 
-    def __init__(self, R_BNC: torch.Tensor, weight_MD: torch.Tensor, limits: tuple[float, float]) -> None:
-        self.B, self.N, self.C = R_BNC.shape
-        self.M, self.D = weight_MD.shape
-        self.limits = {"COLDEST": limits[0], "HOTTEST": limits[1]}
-        self.H = self.C // self.D
-        self.J = 2 if self.H % 2 == 0 and 2 * self.D <= tuning.SHARED_ROW else 1
-        self.slices, self.columns = tile_size(self.M), tile_size(self.J * self.D)
-        most = min(tuning.SLICE_POINTS, tile_size(self.N))
-        points = triton.cdiv(self.N * self.B * self.H, tuning.SLICE_PROGRAMS)
-        self.chunk = triton.cdiv(min(tuning.SLICE_LONGEST, max(points, most), self.N), most) * most
-        self.chunks = triton.cdiv(self.N, self.chunk)
+    def __init__(
+        self, R_BNC: torch.Tensor, weight_MD: torch.Tensor, limits: tuple[float, float], pairs: bool = False
+    ) -> None:
+        self.batch_size, self.points, self.channels = R_BNC.shape
+        self.slices, self.head_width = weight_MD.shape
+        self.heads = self.channels // self.head_width
+        narrow = self.heads % 2 == 0 and 2 * self.head_width <= tuning.SHARED_ROW
+        self.tile_heads = 2 if pairs and narrow else 1
+        self.tile_slices = tile_size(self.slices)
+        self.tile_channels = tile_size(self.tile_heads * self.head_width)
+        self.wide = self.tile_slices * self.tile_channels > tuning.WIDE_HEAD
+        self.bytes, self.limits = R_BNC.element_size(), limits
+        most = min(tuning.SLICE_POINTS, tile_size(self.points))
+        share = triton.cdiv(self.points * self.batch_size * self.heads, tuning.SLICE_PROGRAMS)
+        self.chunk = triton.cdiv(min(tuning.SLICE_LONGEST, max(share, most), self.points), most) * most
+        self.chunks = triton.cdiv(self.points, self.chunk)
         # Heads first: those of the same points share lines of memory, so they should run at the same time.
-        self.programs = (self.H // self.J, self.chunks, self.B)
-        self.even = {"EVEN": self.N % self.chunk == 0}
-        wide = self.slices * self.columns > tuning.WIDE_HEAD
-        float32 = tuning.SLICE_WIDE_FLOAT32 if wide else tuning.SLICE_FLOAT32
-        self.others = self.tile(*(tuning.SLICE_BF16 if R_BNC.element_size() == 2 else float32))
-        self.slicing = self.tile(*tuning.SLICE_TILE)
-        columns = tile_size(self.D)
-        self.update: dict[str, Any] = {"D": self.D, "M": self.M, "SLICES": self.slices, "COLUMNS": columns}
-        self.update |= {"ROOT": 1 / math.sqrt(self.D), "num_warps": 4 if self.slices * columns <= 1024 else 8}
+        self.programs = (self.heads // self.tile_heads, self.chunks, self.batch_size)
 
-    def tile(self, points: int, warps: int, stages: int) -> dict[str, Any]:
-        sizes: dict[str, Any] = {"H": self.H, "D": self.D, "M": self.M, "J": self.J, "CHUNK": self.chunk}
-        sizes |= {"ROWS": min(points, tile_size(self.N)), "SLICES": self.slices, "COLUMNS": self.columns}
+    def tile(self, cut: tuple[int, int, int]) -> dict[str, Any]:
+        """Constants of a kernel over points and slices whose tile is cut so: points, warps, stages."""
+        points, warps, stages = cut
+        sizes: dict[str, Any] = {"HEADS": self.heads, "HEAD_WIDTH": self.head_width, "SLICES": self.slices}
+        sizes |= {"TILE_POINTS": min(points, tile_size(self.points)), "TILE_SLICES": self.tile_slices}
+        sizes |= {"TILE_CHANNELS": self.tile_channels, "CHUNK": self.chunk, "PRECISION": dot_precision()}
+        sizes |= {"COLDEST": self.limits[0], "HOTTEST": self.limits[1]}
         # Large heads need more warps to hold their sums.
-        sizes |= {"num_warps": min(8, warps * max(1, self.slices * self.columns // 1024)), "num_stages": stages}
-        return {**sizes, **self.limits, "PRECISION": dot_precision()}
+        warps *= max(1, self.tile_slices * self.tile_channels // tuning.WIDE_HEAD)
+        return {**sizes, "num_warps": min(tuning.MOST_WARPS, warps), "num_stages": stages}
+
+    def sums(self, R: torch.Tensor, more: int = 0) -> torch.Tensor:
+        """Room for sums over each chunk (B, H, chunks, M, D + more)."""
+        shape = self.batch_size, self.heads, self.chunks, self.slices, self.head_width + more
+        return torch.empty(shape, device=R.device, dtype=torch.float32)
+
+    def routes(self, R: torch.Tensor) -> torch.Tensor:
+        """Room for the gradients of W, b and tau from each chunk (B chunks, H, M D + M + 1)."""
+        row = self.slices * self.head_width + self.slices + 1
+        return torch.empty(self.batch_size * self.chunks, self.heads, row, device=R.device, dtype=torch.float32)
+
+
+def route_gradients(
+    routes: torch.Tensor, W: torch.Tensor, b: torch.Tensor, tau: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dW (M, D), db (M,) and dtau (H,) of what `Sizes.routes` has room for."""
+    by_head = sum_partials(routes)
+    dW, db, _ = sum_partials(by_head).split((W.numel(), len(b), 1))
+    return dW.view(W.shape).to(W.dtype), db.to(b.dtype), by_head[:, -1].contiguous().to(tau.dtype)
+
+
+class _Tiles:
+    """Constants of the kernels of one call."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        shared = {"TILE_HEADS": sizes.tile_heads}
+        whole = {"WHOLE_CHUNKS": sizes.points % sizes.chunk == 0}
+        self.deslice = sizes.tile(tuning.SLICE_TILES[sizes.bytes][sizes.wide]) | shared
+        self.slice, self.backward = sizes.tile(tuning.SLICE_TILE) | shared | whole, self.deslice | whole
+        tile_channels = tile_size(sizes.head_width)
+        wide = sizes.tile_slices * tile_channels > tuning.WIDE_HEAD
+        self.update: dict[str, Any] = {"HEAD_WIDTH": sizes.head_width, "SLICES": sizes.slices}
+        self.update |= {"TILE_SLICES": sizes.tile_slices, "TILE_CHANNELS": tile_channels}
+        self.update |= {"ROOT": 1 / math.sqrt(sizes.head_width), "num_warps": tuning.UPDATE_WARPS[wide]}
 
 
 class _SliceAttention(torch.autograd.Function):
@@ -286,52 +347,48 @@ class _SliceAttention(torch.autograd.Function):
         W: torch.Tensor, b: torch.Tensor, tau: torch.Tensor,
         wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, gamma: torch.Tensor, wo: torch.Tensor, bo: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
-        sizes = _Sizes(R, W, limits)
-        B, N, C, H, D, M = sizes.B, sizes.N, sizes.C, sizes.H, sizes.D, sizes.M
-        parts = torch.empty(B * H, sizes.chunks, M, D + 1, device=R.device, dtype=torch.float32)
-        _slice[sizes.programs](
-            R, F, W, b, tau, parts, N, C, sizes.chunks, WITH_MASS=True, **sizes.even, **sizes.slicing
-        )
-        Z, new = torch.empty(2, B * H, M, D, device=R.device, dtype=torch.float32)
-        mass = torch.empty(B * H, M, device=R.device, dtype=torch.float32)
-        update[(B * H,)](parts, wq, wk, wv, gamma, Z, mass, new, sizes.chunks, KIND=kind, EPS=EPSILON, **sizes.update)
+        sizes = Sizes(R, W, limits, pairs=True)
+        tiles, points, channels, chunks = _Tiles(sizes), sizes.points, sizes.channels, sizes.chunks
+        parts = sizes.sums(R, more=1)
+        _slice[sizes.programs](R, F, W, b, tau, parts, points, channels, chunks, WITH_MASS=True, **tiles.slice)
+        heads = sizes.batch_size * sizes.heads
+        Z, new = torch.empty(2, heads, *W.shape, device=R.device, dtype=torch.float32)
+        mass = torch.empty(heads, sizes.slices, device=R.device, dtype=torch.float32)
+        update[(heads,)](parts, wq, wk, wv, gamma, Z, mass, new, chunks, KIND=kind, EPS=EPSILON, **tiles.update)
         O, project = torch.empty_like(R), cast_weight(wo, R.dtype)
-        _deslice[sizes.programs](R, W, b, tau, new, O, N, C, **sizes.others)
+        _deslice[sizes.programs](R, W, b, tau, new, O, points, channels, **tiles.deslice)
         ctx.save_for_backward(R, F, W, b, tau, wq, wk, wv, gamma, project, Z, mass, new)
         ctx.kind, ctx.limits, ctx.types = kind, limits, (wo.dtype, bo.dtype)
-        return torch.addmm(cast_weight(bo, R.dtype), O.view(-1, C), project.T).view(R.shape)
+        return torch.addmm(cast_weight(bo, R.dtype), O.view(-1, channels), project.T).view(R.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: torch.Tensor) -> Any:
         R, F, W, b, tau, wq, wk, wv, gamma, project, Z, mass, new = ctx.saved_tensors
-        sizes = _Sizes(R, W, ctx.limits)
-        B, N, C, H, D, M, chunks = sizes.B, sizes.N, sizes.C, sizes.H, sizes.D, sizes.M, sizes.chunks
-        wide = {"device": R.device, "dtype": torch.float32}
+        sizes = Sizes(R, W, ctx.limits, pairs=True)
+        tiles, points, channels, chunks = _Tiles(sizes), sizes.points, sizes.channels, sizes.chunks
         rows = rows_of(do)
         dO = rows @ project
-        dnew = torch.empty(B * H, chunks, M, D, **wide)
-        _slice[sizes.programs](R, dO, W, b, tau, dnew, N, C, chunks, WITH_MASS=False, **sizes.even, **sizes.slicing)
+        dnew = sizes.sums(R)
+        _slice[sizes.programs](R, dO, W, b, tau, dnew, points, channels, chunks, WITH_MASS=False, **tiles.slice)
+        heads, weights = sizes.batch_size * sizes.heads, sizes.head_width**2
         G, g = torch.empty_like(Z), torch.empty_like(mass)
-        attention = torch.empty(B * H, 3 * D * D + 1, **wide)
-        update_backward[(B * H,)](
-            dnew, wq, wk, wv, gamma, Z, mass, G, g, attention, chunks, KIND=ctx.kind, **sizes.update
+        attention = torch.empty(heads, 3 * weights + 1, device=R.device, dtype=torch.float32)
+        update_backward[(heads,)](
+            dnew, wq, wk, wv, gamma, Z, mass, G, g, attention, chunks, KIND=ctx.kind, **tiles.update
         )
-        dR, dF, O = torch.empty_like(R), torch.empty_like(F), torch.empty_like(R)
-        routes = torch.empty(B * chunks, H, M * D + M + 1, **wide)
+        dR, dF, O, routes = torch.empty_like(R), torch.empty_like(F), torch.empty_like(R), sizes.routes(R)
         _backward[sizes.programs](
-            R, F, dO, W, b, tau, new, G, g, dR, dF, O, routes, N, C, chunks, **sizes.even, **sizes.others
+            R, F, dO, W, b, tau, new, G, g, dR, dF, O, routes, points, channels, chunks, **tiles.backward
         )
 
         def weight_gradients() -> list[torch.Tensor]:
-            by_head = sum_partials(routes)
-            dW, db, _ = sum_partials(by_head).split((M * D, M, 1))
-            found = [dW.view(M, D).to(W.dtype), db.to(b.dtype), by_head[:, -1].contiguous().to(tau.dtype)]
+            found = [*route_gradients(routes, W, b, tau)]
             if ctx.kind != "keep":
-                *three, dgamma = sum_partials(attention).split((D * D, D * D, D * D, 1))
-                found += [one.view(D, D).to(wq.dtype) for one in three]
+                *three, dgamma = sum_partials(attention).split((weights, weights, weights, 1))
+                found += [one.view(wq.shape).to(wq.dtype) for one in three]
                 found += [dgamma.to(gamma.dtype)] if ctx.kind == "residual" else []
-            ends = zip(map_gradients(rows, O.view(-1, C)), ctx.types, strict=True)
+            ends = zip(map_gradients(rows, O.view(-1, channels)), ctx.types, strict=True)
             return [*found, *(one.to(dtype) for one, dtype in ends)]
 
         *found, dwo, dbo = on_side_stream(weight_gradients, routes, attention, rows, O)

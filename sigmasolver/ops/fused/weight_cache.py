@@ -84,7 +84,7 @@ class WeightCache:
             if self._table is None:
                 raise ValueError("The table of layouts is missing; call `fill` after the last step that learned.")
             kernels = importlib.import_module("sigmasolver.ops.fused.parameter_kernels")
-            kernels.arrange_weights[(len(self._table),)](self._table, PIECE=PIECE, COLUMNS=self._table.shape[1])
+            kernels.arrange_weights[(len(self._table),)](self._table, PIECE=PIECE, TABLE_COLUMNS=self._table.shape[1])
 
     def fill(self) -> None:
         """Write the table of what was learned."""

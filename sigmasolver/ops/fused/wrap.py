@@ -5,8 +5,8 @@
 along each axis. torch copies slice by slice, and backward once more for every slice; and its result is channels-first,
 which a convolution turns round again.
 
-Letters: B batch, n points and p cells of an axis, C channels. Grids have three axes here, the first of one point where
-there are fewer.
+Letters: B batch, n points and p cells of an axis, C channels. Grids have three axes here, x, y and z, the first of one
+point where there are fewer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.fused import product_dtype, tuning
+from sigmasolver.ops.fused import cast_for_products, tuning
 
 __all__ = ["wrap"]
 
@@ -27,57 +27,63 @@ __all__ = ["wrap"]
 @triton.jit
 def _wrap(
     x: tl.tensor, y: tl.tensor,
-    points: tl.tensor, n0: tl.tensor, n1: tl.tensor, n2: tl.tensor, p0: tl.tensor,
-    p1: tl.tensor, p2: tl.tensor, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    points: tl.tensor, points_x: tl.tensor, points_y: tl.tensor, points_z: tl.tensor,
+    cells_x: tl.tensor, cells_y: tl.tensor, cells_z: tl.tensor,
+    CHANNELS: tl.constexpr, TILE_POINTS: tl.constexpr, TILE_CHANNELS: tl.constexpr,
 ) -> None:  # fmt: skip
     """y (B, n + 2 p, C), y_j = x_(j - p mod n) along each axis, of x (B, n, C); a sample of y has `points` points."""
-    j, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    j, c = tl.program_id(0) * TILE_POINTS + tl.arange(0, TILE_POINTS), tl.arange(0, TILE_CHANNELS)
     batch = tl.program_id(1).to(tl.int64)
-    m1, m2 = n1 + 2 * p1, n2 + 2 * p2
-    i2 = (j % m2 - p2 + n2) % n2
-    i1 = (j // m2 % m1 - p1 + n1) % n1
-    i0 = (j // m2 // m1 - p0 + n0) % n0
-    source = (i0 * n1 + i1) * n2 + i2
-    keep = (j[:, None] < points) & (c[None, :] < C)
-    v = tl.load(x + batch * n0 * n1 * n2 * C + source[:, None] * C + c[None, :], mask=keep, other=0.0)
-    tl.store(y + batch * points * C + j[:, None] * C + c[None, :], v, mask=keep)
+    larger_y, larger_z = points_y + 2 * cells_y, points_z + 2 * cells_z
+    iz = (j % larger_z - cells_z + points_z) % points_z
+    iy = (j // larger_z % larger_y - cells_y + points_y) % points_y
+    ix = (j // larger_z // larger_y - cells_x + points_x) % points_x
+    source = (ix * points_y + iy) * points_z + iz
+    keep = (j[:, None] < points) & (c[None, :] < CHANNELS)
+    x += batch * points_x * points_y * points_z * CHANNELS
+    v = tl.load(x + source[:, None] * CHANNELS + c[None, :], mask=keep, other=0.0)
+    tl.store(y + batch * points * CHANNELS + j[:, None] * CHANNELS + c[None, :], v, mask=keep)
 
 
 @triton.jit
 def _wrap_backward(
     dy: tl.tensor, dx: tl.tensor,
-    points: tl.tensor, n0: tl.tensor, n1: tl.tensor, n2: tl.tensor, p0: tl.tensor, p1: tl.tensor, p2: tl.tensor,
-    C: tl.constexpr, REACH0: tl.constexpr, REACH1: tl.constexpr, REACH2: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    points: tl.tensor, points_x: tl.tensor, points_y: tl.tensor, points_z: tl.tensor,
+    cells_x: tl.tensor, cells_y: tl.tensor, cells_z: tl.tensor,
+    CHANNELS: tl.constexpr, REACH_X: tl.constexpr, REACH_Y: tl.constexpr, REACH_Z: tl.constexpr,
+    TILE_POINTS: tl.constexpr, TILE_CHANNELS: tl.constexpr,
 ) -> None:  # fmt: skip
     """dx (B, n, C), dx_i = sum over k = -1, 0, 1 of dy_(i + p + k n) inside, of dy (B, n + 2 p, C).
 
     A sample of dx has `points` points. REACH is 1 where p is not 0, else 0: k goes from -REACH to REACH.
     """
-    i, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    i, c = tl.program_id(0) * TILE_POINTS + tl.arange(0, TILE_POINTS), tl.arange(0, TILE_CHANNELS)
     batch = tl.program_id(1).to(tl.int64)
-    m0, m1, m2 = n0 + 2 * p0, n1 + 2 * p1, n2 + 2 * p2
-    dy += batch * m0 * m1 * m2 * C
-    i2, i1, i0 = i % n2 + p2, i // n2 % n1 + p1, i // n2 // n1 + p0
-    keep = (i[:, None] < points) & (c[None, :] < C)
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for k0 in tl.static_range(-REACH0, REACH0 + 1):
-        for k1 in tl.static_range(-REACH1, REACH1 + 1):
-            for k2 in tl.static_range(-REACH2, REACH2 + 1):
-                j0, j1, j2 = i0 + k0 * n0, i1 + k1 * n1, i2 + k2 * n2
-                inside = (j0 >= 0) & (j0 < m0) & (j1 >= 0) & (j1 < m1) & (j2 >= 0) & (j2 < m2)
-                at = ((j0 * m1 + j1) * m2 + j2)[:, None] * C + c[None, :]
+    larger_x, larger_y, larger_z = points_x + 2 * cells_x, points_y + 2 * cells_y, points_z + 2 * cells_z
+    dy += batch * larger_x * larger_y * larger_z * CHANNELS
+    iz, iy, ix = i % points_z + cells_z, i // points_z % points_y + cells_y, i // points_z // points_y + cells_x
+    keep = (i[:, None] < points) & (c[None, :] < CHANNELS)
+    total = tl.zeros((TILE_POINTS, TILE_CHANNELS), tl.float32)
+    for kx in tl.static_range(-REACH_X, REACH_X + 1):
+        for ky in tl.static_range(-REACH_Y, REACH_Y + 1):
+            for kz in tl.static_range(-REACH_Z, REACH_Z + 1):
+                jx, jy, jz = ix + kx * points_x, iy + ky * points_y, iz + kz * points_z
+                inside = (jx >= 0) & (jx < larger_x) & (jy >= 0) & (jy < larger_y) & (jz >= 0) & (jz < larger_z)
+                at = ((jx * larger_y + jy) * larger_z + jz)[:, None] * CHANNELS + c[None, :]
                 total += tl.load(dy + at, mask=keep & inside[:, None], other=0.0).to(tl.float32)
-    tl.store(dx + batch * points * C + i[:, None] * C + c[None, :], total.to(dx.dtype.element_ty), mask=keep)
+    dx += batch * points * CHANNELS
+    tl.store(dx + i[:, None] * CHANNELS + c[None, :], total.to(dx.dtype.element_ty), mask=keep)
 
 
 class _Wrap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, cells: tuple[int, ...]) -> torch.Tensor:
-        grid, larger = x.shape[1:-1], [n + 2 * p for n, p in zip(x.shape[1:-1], cells, strict=True)]
+        grid, larger = x.shape[1:-1], [size + 2 * more for size, more in zip(x.shape[1:-1], cells, strict=True)]
         y = torch.empty(x.shape[0], *larger, x.shape[-1], device=x.device, dtype=x.dtype)
         points, tile = y[0, ..., 0].numel(), _tile(x.shape[-1])
-        _wrap[(triton.cdiv(points, tile["ROWS"]), len(x))](x, y, points, *_three(grid, 1), *_three(cells, 0), **tile)
+        _wrap[(triton.cdiv(points, tile["TILE_POINTS"]), len(x))](
+            x, y, points, *_three(grid, 1), *_three(cells, 0), **tile
+        )
         ctx.shape, ctx.cells = x.shape, cells
         return y
 
@@ -86,8 +92,8 @@ class _Wrap(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         dx, cells = torch.empty(ctx.shape, device=dy.device, dtype=dy.dtype), _three(ctx.cells, 0)
         points, tile = dx[0, ..., 0].numel(), _tile(ctx.shape[-1])
-        reach = {f"REACH{axis}": int(p > 0) for axis, p in enumerate(cells)}
-        _wrap_backward[(triton.cdiv(points, tile["ROWS"]), len(dx))](
+        reach = {f"REACH_{axis}": int(more > 0) for axis, more in zip("XYZ", cells, strict=True)}
+        _wrap_backward[(triton.cdiv(points, tile["TILE_POINTS"]), len(dx))](
             dy.contiguous(), dx, points, *_three(ctx.shape[1:-1], 1), *cells, **reach, **tile
         )
         return dx, None
@@ -97,11 +103,12 @@ def _three(numbers: Sequence[int], other: int) -> list[int]:
     return [*(other,) * (3 - len(numbers)), *numbers]
 
 
-def _tile(C: int) -> dict[str, Any]:
-    columns = triton.next_power_of_2(C)
-    return {"C": C, "ROWS": max(1, tuning.WRAP_TILE // columns), "COLUMNS": columns, "num_warps": tuning.WRAP_WARPS}
+def _tile(channels: int) -> dict[str, Any]:
+    tile_channels = triton.next_power_of_2(channels)
+    sizes = {"TILE_POINTS": max(1, tuning.WRAP_TILE // tile_channels), "TILE_CHANNELS": tile_channels}
+    return {"CHANNELS": channels, **sizes, "num_warps": tuning.WRAP_WARPS}
 
 
 def wrap(x: torch.Tensor, cells: Sequence[int]) -> torch.Tensor:
     """`ops.wrap.wrap`, contiguous, in the type of the products that follow."""
-    return _Wrap.apply(x.to(product_dtype(x, x.dtype)).contiguous(), tuple(cells))
+    return _Wrap.apply(cast_for_products(x).contiguous(), tuple(cells))

@@ -149,6 +149,9 @@ def _compared(recipe: Recipe, model: str) -> Recipe:
     if model == "eddyformer" and recipe.task.name not in PERIODIC:
         # It takes axes to be periodic unless it is told.
         settings = (*settings, f"model.options.padding={('zeros',) * axes}")
+    if model == "fno" and recipe.task.name == "it3d":
+        # 60 points would get zeros up to 64, and its authors pad only what is not periodic.
+        settings = (*settings, f"model.options.padding={('circular',) * axes}")
     form = FORMS.get((recipe.task.name, model), model)
     return override(replace(recipe, model=replace(recipe.model, name=form)), settings)
 
@@ -157,6 +160,17 @@ _CONSTANT = (
     "train.batch=16", "train.weight_decay=0", "train.warmup=0", "train.start_divisor=1", "train.final_divisor=1",
 )  # fmt: skip
 """Adam at one rate, in the batches of EddyFormer."""
+_COSINE = ("train.warmup=0", "train.start_divisor=1", "train.final_divisor=1e12")
+"""From the largest rate at the first step down to nothing."""
+
+
+def _pushed(calls: int, after: int, every: int) -> tuple[str, ...]:
+    """FactFormer's pushforward: late in the training, now and then, on its own answers."""
+    return (
+        "train.objective=pushforward", f"train.calls={calls}", f"train.push_after={after}", f"train.push_every={every}",
+    )  # fmt: skip
+
+
 _OFFICIAL: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "darcy-transolver-official": (
         "darcy", "transolver", ("model.slices=64", "model.options.expansion=1", "train.clip=0.1"),
@@ -173,12 +187,19 @@ _OFFICIAL: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "darcy-rno-official": ("darcy", "rno", ("model.slices=64", "model.options.expansion=1")),
     "ns2d-rno-official": ("ns2d", "rno-two-blocks", ("model.options.expansion=1",)),
     "darcy-factformer-official": (
-        "darcy-factformer", "factformer-darcy", ("model.depth=3", "train.batch=8", "train.lr=8e-4"),
+        "darcy-factformer", "factformer-darcy",
+        ("model.depth=3", "train.batch=8", "train.lr=8e-4", "train.derivative=0"),
     ),
-    "kf2d-factformer-official": ("kf2d-released", "factformer", ("model.depth=4", "train.lr=5e-4")),
-    "it3d-factformer-official": ("it3d-released", "factformer-it3d", ("model.depth=4", "train.lr=3e-4")),
+    "kf2d-factformer-official": (
+        "kf2d-released", "factformer", ("model.depth=4", "train.lr=5e-4", *_pushed(calls=3, after=8000, every=3)),
+    ),
+    "it3d-factformer-official": (
+        "it3d-released", "factformer-it3d",
+        ("model.depth=4", "train.lr=3e-4", *_pushed(calls=2, after=8000, every=2), "train.starts=6"),
+    ),
     "smoke3d-factformer-official": (
-        "smoke3d-released", "factformer-smoke3d", ("model.depth=3", "train.lr=3e-4", "train.batch=2"),
+        "smoke3d-released", "factformer-smoke3d",
+        ("model.depth=3", "train.lr=3e-4", "train.batch=2", *_pushed(calls=2, after=10_000, every=3), "train.starts=8"),
     ),
     "darcy-fno-official": (
         "darcy", "fno-original",
@@ -188,7 +209,7 @@ _OFFICIAL: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "ns2d-fno-official": (
         "ns2d", "fno-original",
         ("model.width=20", "model.depth=4", "model.modes=12", "model.heads=2",
-         "model.options.padding=('circular', 'circular')"),
+         "model.options.padding=('circular', 'circular')", "train.batch=20", "train.weight_decay=1e-4"),
     ),
     "ns2d-ffno-official": (
         "ns2d", "ffno-markov",
@@ -200,7 +221,8 @@ _OFFICIAL: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "darcy-unet-official": ("darcy", "unet-batchnorm", ("model.width=128",)),
     "ns2d-unet-official": ("ns2d", "unet", ("model.width=256",)),
     "kf2d-drift-net-official": (
-        "kf2d", "drift-net-released", ("train.batch=40", "train.lr=5e-5", "train.weight_decay=1e-6", "train.clip=5"),
+        "kf2d", "drift-net-released",
+        ("train.batch=40", "train.lr=5e-5", "train.weight_decay=1e-6", "train.clip=5", *_COSINE),
     ),
     "kf2d-eddyformer-official": ("kf2d", "eddyformer-2d", ("model.width=32", "model.depth=10", *_CONSTANT)),
     "it3d-eddyformer-official": (
@@ -208,9 +230,10 @@ _OFFICIAL: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 """Baselines with the sizes and training settings of their authors, as far as a recipe can say them: by name the row
-that it starts from, the model, and what differs. The schedule is one cycle but for EddyFormer. F-FNO sees one frame and
-learns from all pairs of frames; it is evaluated on the frames that the others predict. FNO does not use heads, but they
-must divide its width."""
+that it starts from, the model, and what differs. The schedule is one cycle, but for EddyFormer, whose rate is constant,
+and DRIFT-Net, whose rate falls from the first step on. FactFormer's windows end where the futures of its pushforward
+do, as in its loaders. F-FNO sees one frame and learns from all pairs of frames; it is evaluated on the frames that the
+others predict. FNO does not use heads, but they must divide its width."""
 RECIPES |= {name: changed(recipe_of(start, model), settings) for name, (start, model, settings) in _OFFICIAL.items()}
 _REALM_RELEASED = (
     "task.normaliser=box-cox-released", "train.objective=direct", "train.calls=1", "train.loss=absolute",
@@ -229,8 +252,7 @@ public code does, "20k-updates" takes an iteration as one update, "coordinates" 
 fields, as the benchmark does. docs/realm.md says more."""
 RECIPES |= {name: changed(recipe_of(start), settings) for name, (start, settings) in REALM_READINGS.items()}
 _ADAM = (
-    "train.weight_decay=0", "train.warmup=0", "train.start_divisor=1", "train.final_divisor=1e12", "train.keep=best",
-    "train.check=rmse", "train.checks=50", "train.validation=0.1",
+    "train.weight_decay=0", *_COSINE, "train.keep=best", "train.check=rmse", "train.checks=50", "train.validation=0.1",
 )  # fmt: skip
 _FNO = ("model.width=128", "model.depth=4", "model.modes=16")  # 4, 16, 16 modes in time, height and width
 _TRANSOLVER = ("model.width=256", "model.depth=1", "model.slices=16", "model.options.expansion=4")

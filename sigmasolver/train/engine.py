@@ -122,7 +122,9 @@ class Stepper:
         self.rates = rates.to(self.device, torch.float32)
         self.rate = torch.zeros((), device=self.device)
         self.loss = torch.zeros((), device=self.device)
-        self.optimiser = build_optimiser(list(self.model.parameters()), train, self.rate)
+        # A frozen parameter never has a gradient, and the kernel of a captured step wants one of each.
+        self.learning = [one for one in self.model.parameters() if one.requires_grad]
+        self.optimiser = build_optimiser(self.learning, train, self.rate)
         self._told = None if reads_tensor(self.optimiser) else rates.tolist()
         if self._told is not None and execution.captured:
             raise ValueError(

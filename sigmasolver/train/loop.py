@@ -318,10 +318,9 @@ class _State:
         if stepper.average is not None:
             _load(stepper.average, _part(tensors, "average."))
         states: dict[int, dict[str, Any]] = {}
-        parameters = list(stepper.model.parameters())
         for name, tensor in _part(tensors, "optimiser.").items():
             index, _, key = name.partition(".")
-            like = parameters[int(index)]
+            like = stepper.learning[int(index)]
             split = tensor.shape == like.shape and tensor.ndim > 0
             states.setdefault(int(index), {})[key] = _split_like(tensor, like) if split else tensor
         for name, number in numbers.items():
@@ -337,7 +336,7 @@ class _State:
     def _complete(self, tensors: dict[str, torch.Tensor], numbers: object) -> bool:
         """Whether these are all tensors of the model, of its average and of the optimiser, by name and shape."""
         stepper = self.stepper
-        shapes = {str(index): one.shape for index, one in enumerate(stepper.model.parameters())}
+        shapes = {str(index): one.shape for index, one in enumerate(stepper.learning)}
         known = stepper.recipe.train.optimiser == "adamw"  # others may keep tensors of any shape, or none
         states: dict[str, set[str]] = {}
         for name, tensor in _part(tensors, "optimiser.").items():

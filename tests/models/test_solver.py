@@ -131,7 +131,6 @@ def test_safetensors_round_trip_is_exact(small_model, name, tmp_path):
     model, x = small_model(name), field(1, 12, 9, 2)
     state = model.state_dict()
     kept = {key for key, _ in model.named_buffers()} if name == "unet-batchnorm" else set()
-    kept |= {key for key in state if key.endswith("positions.frequencies") and name.startswith("factformer")}
     assert set(state) == {key for key, _ in model.named_parameters()} | kept, "nothing but parameters is stored"
     assert not any(tensor.is_complex() for tensor in state.values())
     save_file(state, tmp_path / "weights.safetensors")

@@ -103,6 +103,17 @@ def test_the_optimiser_is_adamw_by_hand(data):
             torch.testing.assert_close(parameter.detach().double(), w, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.parametrize("name", ["transolver-sigma", "factformer", "hpm-frozen"])
+def test_the_optimiser_holds_what_learns_and_nothing_else(data, name):
+    """One parameter without a gradient would keep a captured step from the kernel of its update."""
+    stepper, *_ = first_step(data, changed(RECIPE, [f"model.name={name}"]))
+    (group,) = stepper.optimiser.param_groups
+    assert all(parameter.grad is not None for parameter in group["params"])
+    learning = sum(one.requires_grad for one in stepper.model.parameters())
+    assert len(group["params"]) == len(stepper.optimiser.state) == learning
+    assert (learning < len(list(stepper.model.parameters()))) == (name != "transolver-sigma")
+
+
 def first_step(path, recipe, factor=1.0):
     """One update on the data times `factor`: the stepper, the channels its network was given, and the batch."""
     from tests.data.memory import Memory

@@ -12,7 +12,7 @@ from sigmasolver.data.normalise import fit
 from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows
 from sigmasolver.forecast.checkpoint import build, load, write_normalisers
-from sigmasolver.models import Options
+from sigmasolver.models import Options, build_solver
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run, read_rows, read_tensors, write_tensors
 from sigmasolver.simulate.generate import generate
@@ -89,6 +89,27 @@ def test_interrupted_and_continued_equals_uninterrupted(data, tmp_path, objectiv
             start(data, tmp_path / "parts", recipe, stop_at(step))
     start(data, tmp_path / "parts", recipe)
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+
+
+@pytest.mark.parametrize("name", ["factformer", "hpm-frozen"])
+def test_what_is_frozen_stays_and_a_run_with_it_can_be_continued(data, tmp_path, name):
+    plan = replace(RECIPE.train, epochs=2, ema=0.9)
+    recipe = replace(RECIPE, model=replace(MODEL, name=name, options=Options()), train=plan)
+    torch.manual_seed(plan.seed)
+    fresh = build_solver(name, recipe.model.config(recipe.task))
+    start(data, tmp_path / "whole", recipe)
+
+    def stop(progress):
+        if progress.step >= 5:
+            raise Stop
+
+    with pytest.raises(Stop):
+        start(data, tmp_path / "parts", recipe, stop)
+    start(data, tmp_path / "parts", recipe)
+    found = weights(tmp_path / "parts")
+    assert same(weights(tmp_path / "whole"), found)
+    kept = {key for key, one in fresh.named_parameters() if torch.equal(found[key], one)}
+    assert kept == {key for key, one in fresh.named_parameters() if not one.requires_grad} != set()
 
 
 def test_killed_and_continued_equals_uninterrupted(data, tmp_path):

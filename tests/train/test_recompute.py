@@ -68,7 +68,7 @@ def gradients(model, autocast=False):
     torch.manual_seed(2)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         model(x).square().mean().backward()
-    return {name: parameter.grad for name, parameter in model.named_parameters()}
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def stored(model):

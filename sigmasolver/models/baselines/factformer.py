@@ -28,7 +28,7 @@ measured, the convolutions of the tasks with walls. Its settings as rows:
     factformer-darcy    12     2       none    1     1         linear     convolutions
 
 The box of `factformer` on other tasks is our choice, as is upsampling to the grid that came in. The frequencies B are
-a buffer: they are stored with a run, and a count of the parameters leaves them out.
+parameters that do not learn, as in the released code: stored with a run, part of its bytes and not of what it learns.
 
 Letters: B batch, H heads, N points, C width, D head width, d axes.
 """
@@ -138,19 +138,18 @@ class FourierFeatures(nn.Module):
     rows per axis need them.
     """
 
-    frequencies: torch.Tensor
-
     def __init__(self, config: SolverConfig, form: Form) -> None:
         super().__init__()
         self.form = form
-        self.register_buffer("frequencies", form.features * torch.randn(config.axes, config.width // 2))
+        drawn = form.features * torch.randn(config.axes, config.width // 2)
+        self.frequencies = nn.Parameter(drawn, requires_grad=False)
         self.linear = Linear(config.width, config.width)
 
     def _apply(self, *args, **kwargs):  # type: ignore[no-untyped-def]
-        before = self.frequencies
+        before = self.frequencies.data
         super()._apply(*args, **kwargs)
         if self.frequencies.dtype != before.dtype:
-            self.frequencies = before.to(self.frequencies.device)
+            self.frequencies.data = before.to(self.frequencies.device)
         return self
 
     def forward(self, grid: tuple[int, ...]) -> torch.Tensor:

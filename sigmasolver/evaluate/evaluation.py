@@ -154,7 +154,7 @@ def evaluate_run(
             measured = measure(
                 forecaster, windows, request, world, tick, recipe.task.vectors, recipe.task.name in _REAL
             )
-        parameters = sum(p.numel() for p in forecaster.model.parameters())
+        parameters = sum(p.numel() for p in forecaster.model.parameters() if p.requires_grad)
     task, step = recipe.task, windows.times[1] - windows.times[0] if len(windows.times) > 1 else 1.0
     facts = {**source, **provenance(world.device)}
     if differs is not None:

@@ -13,7 +13,7 @@ from sigmasolver.data.layout import Layout
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.evaluate import Request, evaluate_run, metrics
 from sigmasolver.forecast.checkpoint import load, not_compared
-from sigmasolver.models import Options
+from sigmasolver.models import Options, count_parameters
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.report.rows import named_apart
 from sigmasolver.report.tables import comparison
@@ -135,6 +135,13 @@ def test_the_models_numbers_are_those_of_its_rollout(run, raw):
     assert value(rows, "parameters", "transolver-sigma", None) == sum(
         p.numel() for p in load(run.path).model.parameters()
     )
+
+
+def test_the_parameters_of_a_record_are_those_that_learn(trained, tmp_path):
+    recipe = replace(RECIPE, model=replace(MODEL, name="hpm-frozen", options=Options()))
+    train_run(replace(recipe, train=replace(recipe.train, updates=1)), trained / "flow.h5", Run(tmp_path / "frozen"))
+    learned = count_parameters("hpm", recipe.model.config(recipe.task))
+    assert value(evaluate_run(Run(tmp_path / "frozen")), "parameters", "hpm-frozen", None) == learned
 
 
 def test_other_parts_are_measured_when_asked_for(run, raw):

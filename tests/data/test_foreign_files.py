@@ -266,7 +266,7 @@ def test_values_that_are_not_finite_are_said(tmp_path: Path) -> None:
     done = import_data(tmp_path / "a.npz", tmp_path / "out")
     said = "v has 3 values that are not finite (NaN or infinity), the first in trajectory 2, frame 1; "
     assert [note for note in done.notes if "finite" in note] == [
-        said + "neither training nor evaluation takes such a trajectory, and --skip-bad leaves it out."
+        said + "such trajectories cannot be used for training or evaluation; skip them with --skip-bad."
     ]
     again = import_data(tmp_path / "a.npz", tmp_path / "out")  # also where nothing is left to do
     assert again.present == 4 and again.notes == done.notes

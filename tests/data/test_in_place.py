@@ -113,7 +113,7 @@ ARRAYS = {
     "npy": lambda path: _folder(path, lambda one, u, v: np.save(f"{one}.npy", np.stack([u, v], -1))),
     "npz": lambda path: _folder(path, lambda one, u, v: np.savez_compressed(f"{one}.npz", u=u, v=v)),
 }
-HELD = {"a.npz": "an .npz can only be read whole", "mixed.h5": "it stores values of many trajectories together"}
+HELD = {"a.npz": "an .npz can only be read whole", "mixed.h5": "its chunks span many trajectories"}
 
 
 @pytest.mark.parametrize("name", ARRAYS)

@@ -301,7 +301,7 @@ REFUSED: dict[str, tuple[str, list[str] | None, str]] = {
     "deep.npy": ("deep.npy", None, r"has the shape .* of which y, z and channels may be missing"),
     "hollow.npy": ("hollow.npy", None, r"is empty: its shape is \(2, 0, 3\)"),
     "words.npy": ("words.npy", None, "holds text; real numbers"),
-    "fixed": ("kolmogorov.npy", ["u"], "taken as factformer-kf2d, whose fields are fixed; .*kind arrays"),
+    "fixed": ("kolmogorov.npy", ["u"], "taken as factformer-kf2d, whose fields; .*kind arrays"),
     "no names": ("a.npy", [], "not a list of names"),
     "same names": ("uv.npz", ["u", "u"], "have the name 'u' twice"),
     "no line": ("a.npy", ["u\nv"], "cannot be written in one line"),

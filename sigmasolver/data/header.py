@@ -74,7 +74,8 @@ class Header:
                 "give one to three axes, and one boundary per axis."
             )
         if sorted(layout.axis_names) != list("xyz"[: len(layout.coordinates)]):
-            raise StoreError(f"The axis names are {', '.join(layout.axis_names)}; give one unique name per axis, of x, y and z.")
+            names = ", ".join("xyz"[: len(layout.coordinates)])
+            raise StoreError(f"The axis names are {', '.join(layout.axis_names)}; expected {names} in any order.")
         for kind in layout.boundary:
             if kind not in BOUNDARIES:
                 raise StoreError(f"Unknown boundary {kind!r}; choose from {', '.join(BOUNDARIES)}.")

@@ -111,7 +111,8 @@ class Summary:
                 found.append(f"{field.name} is constant and carries no information.")
             elif field.std < TINY * abs(field.mean):
                 found.append(
-                    f"{field.name} varies by only {field.std / abs(field.mean):.1g} of its mean, which float32 resolves poorly; "
+                    f"{field.name} varies by only {field.std / abs(field.mean):.1g} of its mean, "
+                    "which float32 resolves poorly; "
                     "subtract a constant from it."
                 )
         return found + self._twin_problems() + self._axis_problems()
@@ -141,7 +142,9 @@ class Summary:
         for name, axis in zip(layout.axis_names, layout.coordinates, strict=True):
             steps = time_steps(axis)
             if unevenly_spaced(steps) is not None:
-                found.append(f"{name} is unevenly spaced, {steps[0]:g} to {steps[1]:g} apart; models treat it as uniform.")
+                found.append(
+                    f"{name} is unevenly spaced, {steps[0]:g} to {steps[1]:g} apart; models treat it as uniform."
+                )
         if self.whole == 1:
             found.append("Only one trajectory; training and testing need at least two, so split it in time.")
         return found

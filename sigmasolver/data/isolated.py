@@ -129,7 +129,10 @@ def _last_words(path: Path, status: int, seconds: float) -> str:
     if status == -getattr(signal, "SIGXCPU", 0):
         return f"Reading {path} did not finish within {seconds:.0f} s of CPU time, so it may be corrupt; save it again."
     if status == -getattr(signal, "SIGKILL", 0):
-        return f"{path} could not be read: the reader was killed, probably out of memory; split it into several files."
+        return (
+            f"{path} could not be read: the reader was killed, probably for lack of memory; split it into "
+            "several files."
+        )
     return f"{path} is corrupt and crashed the library that reads it; copy or download it again."
 
 

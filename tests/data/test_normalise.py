@@ -350,17 +350,21 @@ def test_a_missing_entry_is_named():
     ("kind", "data", "message"),
     [
         ("quux", SMALL, r'^There is no normaliser "quux"; choose from .*channel.*\.$'),
-        ("channel", SMALL[:0], "^There are no trajectories to fit a normaliser on; give at least one.$"),
+        ("channel", SMALL[:0], "^No trajectories to fit a normaliser on; give at least one.$"),
         (
             "channel",
             np.where(SMALL == 14, np.nan, SMALL),
-            r"^Training trajectory number 1 \(counted from 0\) holds values that are not finite; leave it out\.$",
+            r"^Training trajectory number 1 \(counted from 0\) contains not finite; leave it out\.$",
         ),
-        ("pixel", SMALL[:1, :1], "^One value has no standard deviation; give more training trajectories.$"),
+        (
+            "pixel",
+            SMALL[:1, :1],
+            "^The standard deviation needs more than one value; give more training trajectories.$",
+        ),
         (
             "temporal",
             np.repeat(SMALL[:, :1] + 0.1, 7, axis=1),
-            '^The field u does not change in time; choose the kind "channel".$',
+            "^The field u is constant in time; set task.normaliser=channel.$",
         ),
     ],
 )

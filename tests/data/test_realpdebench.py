@@ -412,7 +412,9 @@ def test_damaged_index_files_of_the_other_form(fsi):
     (fsi / "sim_id_mapping_real.pt").unlink()
     with open_data(fsi / "real") as data:
         assert data.published_windows is None
-        assert any("no published lists of windows, so whole trajectories are kept apart" in note for note in data.notes)
+        assert any(
+            "no published lists of windows, so complete trajectories are kept apart" in note for note in data.notes
+        )
     path = fsi / "real" / "3272_18.2_0.8_1.h5"
     path.write_bytes(path.read_bytes()[:3000])
     with pytest.raises(ValueError, match=r"3272_18.2_0.8_1.h5 is truncated or damaged; copy or download it again"):

@@ -364,20 +364,20 @@ def test_the_same_trajectory_under_two_numbers_is_found(tmp_path: Path):
     data[5] = data[2]
     digests = store(tmp_path / "leak.h5", data, head).digests
     split(5, 4, 1, digests=digests)
-    message = r"^Trajectory 5 of the test part has the same values as 2 of the train part; leave one of them out\.$"
+    message = r"^Trajectory 5 of the test part has the same values as 2 of the train part; remove one of them\.$"
     with pytest.raises(ValueError, match=message):
         split(6, 4, 2, digests=digests)
     with pytest.raises(ValueError, match=message):
         Split((2, 0), (), (5,)).check(digests)
 
 
-AGAIN = "Trajectory {} is in the train part and again in the {} part; name every trajectory once."
+AGAIN = "Trajectory {} is in the train part and again in the {} part; list each trajectory once."
 
 
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (((), (1,), (2,)), "The training part is empty; give it at least one trajectory."),
+        (((), (1,), (2,)), "The training split is empty; give it at least one trajectory."),
         (((0, 1), (2,), (3, 1)), AGAIN.format(1, "test")),
         (((0, 0), (), (3,)), AGAIN.format(0, "train")),
         (((0,), (), (-1,)), "Trajectory -1 of the test part is not counted from 0."),
@@ -443,7 +443,7 @@ SEAM = (
     "space_stride 4 does not divide the 6 points of the periodic axis x, so the thinned grid would not be periodic; "
     "choose a divisor."
 )
-TWICE = "A trajectory is named twice among those to cut windows from; name each only once."
+TWICE = "A trajectory to take windows from is listed twice; list each only once."
 
 
 @pytest.mark.parametrize(
@@ -455,7 +455,7 @@ TWICE = "A trajectory is named twice among those to cut windows from; name each 
         ((0,), replace(ONE, targets=("pp",)), 'There is no field "pp"; did you mean p?'),
         ((0,), replace(ONE, space_stride=4), SEAM),
         ((0,), replace(ONE, space_stride=7), "space_stride 7 is wider than axis x with its 6 points."),
-        ((), ONE, "There are no trajectories to cut windows from; name at least one."),
+        ((), ONE, "No trajectories to take windows from; give at least one."),
         ((0, 3), ONE, "There is no trajectory 3: there are 3, counted from 0."),
         ((-1,), ONE, "There is no trajectory -1: there are 3, counted from 0."),
         ((1, 1), ONE, TWICE),
@@ -472,7 +472,7 @@ def test_an_endless_stream_has_no_last_trajectory_to_refuse_but_no_negative_one(
     stream = Stream(Waves(grid=4), seed=0)
     spec = WindowSpec(("height",), ("height",), 1, 1)
     assert torch.equal(Windows(stream, (10**6,), spec)[0][0][0], stream[10**6][0, ..., :1])
-    with pytest.raises(ValueError, match=r"^There is no trajectory -1: they are counted from 0\.$"):
+    with pytest.raises(ValueError, match=r"^There is no trajectory -1: indices start at 0\.$"):
         Windows(stream, (-1,), spec)
 
 
@@ -483,7 +483,7 @@ def test_indices_out_of_range_and_odd_sources_are_refused():
         for index in (4, -5):
             with pytest.raises(IndexError, match=rf"^There is no window {index}: there are 4, counted from 0\.$"):
                 view.batch([0, index])
-        with pytest.raises(ValueError, match=r"^A batch of no windows was asked for; ask for at least one\.$"):
+        with pytest.raises(ValueError, match=r"^A batch must contain at least one window\.$"):
             view.batch([])
     with pytest.raises(ValueError, match=r"^Trajectories are held as float32 or float16, not as 'float8'\.$"):
         windows.resident("cpu", "float8")

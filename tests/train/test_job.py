@@ -152,9 +152,9 @@ def test_a_given_field_must_not_move(store, tmp_path):
 @pytest.mark.parametrize(
     ("trajectory", "says"),
     [
-        (0, r"Training trajectory 0 of .*nan.h5 holds values that are not finite, the first in frame 3 of height"),
-        (3, r"Validation trajectory 3 of .* holds values that are not finite, the first in frame 3 of height"),
-        (5, r"Test trajectory 5 of .* holds values that are not finite, the first in frame 3 of height"),
+        (0, r"Training trajectory 0 of .*nan.h5 contains not finite, the first in frame 3 of height"),
+        (3, r"Validation trajectory 3 of .* contains not finite, the first in frame 3 of height"),
+        (5, r"Test trajectory 5 of .* contains not finite, the first in frame 3 of height"),
     ],
 )
 def test_values_that_are_not_finite_are_refused_at_the_start(store, tmp_path, trajectory, says):

@@ -307,7 +307,11 @@ def import_data(
             if progress is not None:
                 progress(writer.whole, foreign.count)
         uneven = unevenly_spaced(time_steps(header.layout.times))
-        said = () if uneven is None else (f"The frames are {uneven}; resample them to train a model without a time input.",)
+        said = (
+            ()
+            if uneven is None
+            else (f"The frames are {uneven}; resample them to train a model without a time input.",)
+        )
         notes = (*foreign.notes, *said, *found.notes())
         bad = tuple(found.bad_in_words())
         return Imported(row.name, out, foreign.count, present, header.shape, writer.fingerprint, notes, bad)
@@ -453,7 +457,8 @@ def _refuse_reading(row: Kind, source: Path, reading: Reading) -> None:
         named = reading.fields is not None
         fixed, out_with = ("fields", "the names") if named else ("axes", "steady")
         raise ValueError(
-            f"{source} is read as {row.name}, which defines its {fixed}; omit {out_with}, or import it with --kind arrays."
+            f"{source} is read as {row.name}, which defines its {fixed}; omit {out_with}, or import "
+            "it with --kind arrays."
         )
 
 

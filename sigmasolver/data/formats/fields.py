@@ -181,8 +181,7 @@ def _unnamed(array: Array, names: Sequence[str] | None, outer: Outer, told: bool
     if not possible:
         most = outer.axes(3, True)
         raise ValueError(
-            f"{array.where} has shape {shape}; expected axes ({', '.join(most)}), "
-            "where y, z and channels are optional."
+            f"{array.where} has shape {shape}; expected axes ({', '.join(most)}), where y, z and channels are optional."
         )
     guess = shape[-1] == len(names) if names else shape[-1] <= MOST
     channels = guess if guess in possible else possible[0]
@@ -265,7 +264,9 @@ def _only_shape(
         groups = [f"{listed([name for name in able if able[name] == shape])} {shape}" for shape in shapes]
         raise ValueError(f"{path} has arrays of several shapes: {'; '.join(groups[:MOST])}; select some with --fields.")
     if len(able) > MOST:
-        raise ValueError(f"{path} has {len(able)} arrays that could be fields ({listed(able)}); select some with --fields.")
+        raise ValueError(
+            f"{path} has {len(able)} arrays that could be fields ({listed(able)}); select some with --fields."
+        )
     return tuple(able)
 
 

@@ -209,7 +209,8 @@ def _check_sizes(data: Labelled) -> None:
             known, other = sizes.setdefault(dim, (size, name))
             if size != known and dim != CHANNEL:
                 raise ValueError(
-                    f"{name!r} in {data.path} has {size} entries along {dim}, but {other!r} has {known}; all must agree."
+                    f"{name!r} in {data.path} has {size} entries along {dim}, but {other!r} has "
+                    f"{known}; all must agree."
                 )
 
 
@@ -372,9 +373,7 @@ def _boundary(
     if said is None:
         return ""
     if str(said).strip().lower() not in BOUNDARIES:
-        raise ValueError(
-            f"{data.path} has boundary {said!r} for {dimension}; choose from {', '.join(BOUNDARIES)}."
-        )
+        raise ValueError(f"{data.path} has boundary {said!r} for {dimension}; choose from {', '.join(BOUNDARIES)}.")
     return str(said).strip().lower()
 
 

@@ -68,9 +68,7 @@ def _labelled(file: Path) -> Labelled:
         vector = name.endswith("_field") and entry.shape[-1] == 3
         spatial = len(entry.shape) - 2 - vector
         if not 1 <= spatial <= 3:
-            raise ValueError(
-                f"{name!r} in {file} has shape {entry.shape}; expected axes (count, frames, *grid)."
-            )
+            raise ValueError(f"{name!r} in {file} has shape {entry.shape}; expected axes (count, frames, *grid).")
         dims = (COUNT, TIME, *SPACE[:spatial], *[CHANNEL] * vector)
         variables[re.sub(r"^pde_.*", "u", name)] = replace(entry, dims=dims, labels=SPACE if vector else ())
     first = next(iter(variables.values()))

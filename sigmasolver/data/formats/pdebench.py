@@ -87,7 +87,9 @@ def _fit(path: Path, letter: str, values: np.ndarray, size: int, notes: list[str
         notes.append(f"One more {letter} than points: taken as cell edges.")
         return (values[1:] + values[:-1]) / 2
     if len(values) != size:
-        raise ValueError(f"{path} has {len(values)} entries of {letter}-coordinate, expected {size}; download it again.")
+        raise ValueError(
+            f"{path} has {len(values)} entries of {letter}-coordinate, expected {size}; download it again."
+        )
     return values
 
 
@@ -97,7 +99,9 @@ def _grouped(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Var
     shape = members[0].shape
     for group, member in zip(groups, members, strict=True):
         if member.shape != shape:
-            raise ValueError(f"{group}/data in {path} has shape {member.shape}, but the first has {shape}; all must agree.")
+            raise ValueError(
+                f"{group}/data in {path} has shape {member.shape}, but the first has {shape}; all must agree."
+            )
         if member.fault is not None:
             raise ValueError(f"{group}/data in {path} {member.fault}.")
     spatial = len(shape) - 2
@@ -160,4 +164,7 @@ def _split(count: int, first: bool) -> tuple[Split | None, list[str]]:
     tests = range(test) if first else range(rest, count)
     split = Split(tuple(others[:-validation]), tuple(others[-validation:]), tuple(tests))
     where = "first" if first else "last"
-    return split, [f"As in the benchmark, the {where} tenth ({test}) is for testing; {validation} of the others are for validation."]
+    return split, [
+        f"As in the benchmark, the {where} tenth ({test}) is for testing; {validation} of the others "
+        "are for validation."
+    ]

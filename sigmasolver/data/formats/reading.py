@@ -132,7 +132,8 @@ class Reading:
         if self.channels and not {"", "fields"} & set(fitting):
             if len(fitting) > 1:
                 raise ValueError(
-                    f"{path} has several arrays with a channels axis: {listed(fitting)}; merge them into one array `fields`."
+                    f"{path} has several arrays with a channels axis: {listed(fitting)}; merge them "
+                    "into one array `fields`."
                 )
             fitting = {"fields": next(iter(fitting.values()))}
         beside = {name: array for name, array in arrays.items() if name in BESIDE and is_list(array)}

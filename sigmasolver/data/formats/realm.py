@@ -110,7 +110,8 @@ def read_case(path: Path) -> Foreign:
         lambda start, stop: np.stack([kept(number) for number in range(start, stop)]),
         notes=(
             "No units or boundaries: assumed dimensionless and open.",
-            "Its files are compressed and can only be read whole; import them if the training data do not fit in memory.",
+            "Its files are compressed and can only be read whole; import them if the training data "
+            "do not fit in memory.",
         ),
         files=(index, *files),
         frames=lambda number, start, stop: kept(number)[start:stop],
@@ -164,9 +165,7 @@ def _times(index: Path, values: np.ndarray) -> np.ndarray:
     try:
         return np.array([float(text) for text in texts])
     except ValueError as error:
-        raise ValueError(
-            f"'times' in {index} must be numeric strings; got {error.args[0].split(': ')[-1]}."
-        ) from None
+        raise ValueError(f"'times' in {index} must be numeric strings; got {error.args[0].split(': ')[-1]}.") from None
 
 
 def _orient(index: Path, coords: np.ndarray) -> tuple[tuple[int, int], tuple[np.ndarray, np.ndarray]]:
@@ -203,7 +202,9 @@ def _rising(line: np.ndarray) -> slice:
 def _file(index: Path, part: str, group: str) -> Path:
     file = index.parent / part / f"{group.replace('/', '_')}.npz"
     if not file.is_file():
-        raise ValueError(f"{file} not found, but {index} lists the group {group!r} in the {part} split; download it again.")
+        raise ValueError(
+            f"{file} not found, but {index} lists the group {group!r} in the {part} split; download it again."
+        )
     return file
 
 
@@ -216,7 +217,9 @@ def _check(file: Path, shape: tuple[int, ...]) -> None:
     check_numbers(f"'data' in {file}", found, ("frames", "variables", "height", "width"))
     for what, is_, must in zip(("frames", "variables"), found.shape, shape, strict=False):
         if is_ != must:
-            raise ValueError(f"'data' in {file} has {is_} {what}, but data.npz lists {must}; download the folder again.")
+            raise ValueError(
+                f"'data' in {file} has {is_} {what}, but data.npz lists {must}; download the folder again."
+            )
     if found.shape[2:] != shape[2:]:
         raise ValueError(
             f"'data' in {file} has grid {shape_text(found.shape[2:])}, but data.npz has "

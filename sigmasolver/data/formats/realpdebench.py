@@ -172,7 +172,8 @@ def _version(path: Path) -> str | None:
     version = str(held.get("data_version", "")) if isinstance(held, dict) else ""
     if version.partition(".")[0] != str(MAJOR):
         raise ValueError(
-            f"{path} has data version {version or 'unknown'}, but only versions {MAJOR}.x are supported; download one of "
+            f"{path} has data version {version or 'unknown'}, but only versions {MAJOR}.x are "
+            "supported; download one of "
             "these, or update sigmasolver."
         )
     return version
@@ -195,7 +196,8 @@ def _pt(path: Path) -> Any:
             return torch.load(io.BytesIO(path.read_bytes()), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, IndexError) as error:
         raise ValueError(
-            f"{path} is corrupt, or contains objects other than tensors, numbers and strings, which are never loaded; save it again."
+            f"{path} is corrupt, or contains objects other than tensors, numbers and strings, which "
+            "are never loaded; save it again."
         ) from error
 
 
@@ -247,7 +249,8 @@ def _conditions(
         found = max(_numbers(sim_id), parameters.get(sim_id, ()), key=len)
         if len(found) < len(names):
             raise ValueError(
-                f"The name of trajectory {sim_id} in {place.trajectories} does not contain {', '.join(names)}; name it as the "
+                f"The name of trajectory {sim_id} in {place.trajectories} does not contain "
+                f"{', '.join(names)}; name it as the "
                 "benchmark does."
             )
         each.append(found)
@@ -299,7 +302,8 @@ def _check(part: str, windows: Iterable[tuple[str, int]], number: Mapping[str, i
             )
         if not 0 <= first < frames:
             raise ValueError(
-                f"The list of {part} windows includes one at frame {first} of {sim_id}, which has {frames} frames; download the "
+                f"The list of {part} windows includes one at frame {first} of {sim_id}, which has "
+                f"{frames} frames; download the "
                 "matching list."
             )
 

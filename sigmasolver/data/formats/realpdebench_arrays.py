@@ -120,7 +120,8 @@ def _batches(path: Path) -> list[Any]:
             raise ValueError(f"{path} contains precut windows (data version 1); download version 2.")
         if not needed <= names or not ({"u", "v"} <= names or "observed" in names):
             raise ValueError(
-                f"{path} has columns {', '.join(sorted(names))}; expected sim_id, shape_t, shape_h, shape_w and u, v or "
+                f"{path} has columns {', '.join(sorted(names))}; expected sim_id, shape_t, shape_h, "
+                "shape_w and u, v or "
                 "observed."
             )
     return batches

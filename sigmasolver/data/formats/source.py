@@ -31,7 +31,9 @@ __all__ = [
 
 Ranges = Sequence[tuple[int, int]]
 """From `start` to before `stop` along each axis."""
-WHOLE_TRAJECTORIES = "In-place reading loads whole trajectories and caches the last ones, as an .npz cannot be read partially."
+WHOLE_TRAJECTORIES = (
+    "In-place reading loads whole trajectories and caches the last ones, as an .npz cannot be read partially."
+)
 _SHOWN = 8
 _MOST_TOGETHER = 4
 """Trajectories that share a chunk at the most, if each is to be read from the file by itself."""

@@ -49,7 +49,9 @@ def read_folder(path: Path, reading: Reading) -> Foreign:
             if name not in arrays:
                 raise ValueError(f"{file} has no array {name!r}, but {files[0].name} does; all must agree.")
             if arrays[name].shape != shape:
-                raise ValueError(f"{file} has shape {arrays[name].shape}, but the first file has {shape}; all must agree.")
+                raise ValueError(
+                    f"{file} has shape {arrays[name].shape}, but the first file has {shape}; all must agree."
+                )
             check_field(arrays[name], [""] * len(shape))
         return arrays
 

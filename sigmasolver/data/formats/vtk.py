@@ -146,7 +146,9 @@ def _frames(series: Series, key: str, shape: tuple[int, ...], ranges: Ranges) ->
         if array is None:
             raise ValueError(f"{file} has no array {key!r}, but {series.files[0].name} does; all must agree.")
         if array.shape != shape:
-            raise ValueError(f"{file} has {key!r} of shape {array.shape}, but the first file has {shape}; all must agree.")
+            raise ValueError(
+                f"{file} has {key!r} of shape {array.shape}, but the first file has {shape}; all must agree."
+            )
         frames.append(array.read()[inner])
     return np.stack(frames)
 

@@ -385,7 +385,9 @@ def _legacy(path: Path, data: bytes) -> Image:
                 while file.place < len(data) and data[file.place : file.place + 1] != b"\n":
                     file.place = data.index(b"\n", file.place) + 1
             case name, _:
-                raise ValueError(f"{path} has a section {listed([name])}; only SCALARS, VECTORS and FIELD are supported.")
+                raise ValueError(
+                    f"{path} has a section {listed([name])}; only SCALARS, VECTORS and FIELD are supported."
+                )
     points = tuple(int(one) for one in facts["DIMENSIONS"])
     origin, spacing = (
         tuple(float(one) for one in facts.get(name, default))

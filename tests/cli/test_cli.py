@@ -125,7 +125,7 @@ def test_import_the_public_darcy_pair(tmp_path, run):
         (("inspect", "missing.h5"), "There is no file"),
         (("inspect", __file__), "is not an HDF5 file"),
         (("import-data", "missing.mat", "--out", "x.h5"), "There is no file or folder"),
-        (("import-data", __file__, "--out", "x.h5"), "has no format that can be imported"),
+        (("import-data", __file__, "--out", "x.h5"), "is not in a supported format"),
     ],
 )
 def test_mistakes_are_one_sentence(words, says, tmp_path, monkeypatch, run):

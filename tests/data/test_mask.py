@@ -275,7 +275,7 @@ def test_a_run_keeps_its_mask(tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda mask: mask.fill_(0.5), "values other than 0"),
+        (lambda mask: mask.fill_(0.5), "must contain only 0"),
         (lambda mask: mask[3, 0, 0].sub_(1).abs_(), "changes in time"),
         (lambda mask: mask.fill_(1), "no fluid"),
     ],

@@ -97,7 +97,7 @@ def test_full_disk_keeps_what_is_whole(tmp_path: Path) -> None:
 
 
 def test_too_large_a_store_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"needs [1-9][\d,.]* MB and .* MB free; ask for fewer"):
+    with pytest.raises(StoreError, match=r"needs [1-9][\d,.]* MB, but .* MB free; use fewer"):
         Writer(tmp_path / "a.h5", HEADER, 2**50)
     assert not list(tmp_path.iterdir())
 

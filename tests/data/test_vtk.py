@@ -163,16 +163,16 @@ def bad(folder: Path) -> dict[str, tuple[Path, str]]:
     write_vti(uneven / "f_0.vti", {"p": SCALAR}, ORIGIN, SPACING)
     write_vti(uneven / "f_1.vti", {"p": SCALAR[:-1]}, ORIGIN, SPACING)
     return {
-        "cut": (paths["cut"], "truncated or damaged"),
-        "short": (paths["short"], "truncated or damaged"),
+        "cut": (paths["cut"], "truncated or corrupt"),
+        "short": (paths["short"], "truncated or corrupt"),
         "packed": (paths["packed"], "packed with vtkLZ4DataCompressor"),
         "grid": (paths["grid"], "only ImageData is read"),
         "bomb": (paths["bomb"], "document type"),
         "none": (paths["none"], "no arrays on its points or cells"),
-        "odd": (paths["odd"], "holds Bit; real numbers are needed"),
-        "legacy": (legacy, "truncated or damaged"),
+        "odd": (paths["odd"], "has type Bit; expected real numbers"),
+        "legacy": (legacy, "truncated or corrupt"),
         "mesh": (mesh, "only STRUCTURED_POINTS is read"),
-        "pvd": (pvd, "names files that are not there: gone.vti"),
+        "pvd": (pvd, "lists files that do not exist: gone.vti"),
         "uneven": (uneven, "f_1.vti has 'p' of shape"),
     }
 

@@ -152,9 +152,9 @@ def test_a_given_field_must_not_move(store, tmp_path):
 @pytest.mark.parametrize(
     ("trajectory", "says"),
     [
-        (0, r"Training trajectory 0 of .*nan.h5 contains not finite, the first in frame 3 of height"),
-        (3, r"Validation trajectory 3 of .* contains not finite, the first in frame 3 of height"),
-        (5, r"Test trajectory 5 of .* contains not finite, the first in frame 3 of height"),
+        (0, r"Training trajectory 0 of .*nan.h5 contains non-finite values, the first in frame 3 of height"),
+        (3, r"Validation trajectory 3 of .* contains non-finite values, the first in frame 3 of height"),
+        (5, r"Test trajectory 5 of .* contains non-finite values, the first in frame 3 of height"),
     ],
 )
 def test_values_that_are_not_finite_are_refused_at_the_start(store, tmp_path, trajectory, says):
@@ -178,15 +178,15 @@ def test_damaged_data_are_refused_by_every_command(store, tmp_path):
 
     for trajectory in (0, 3, 5):  # of the training, validation and test part
         damage(trajectory)
-        with pytest.raises(ValueError, match=f"is damaged in trajectory {trajectory}: its checksum differs"):
+        with pytest.raises(ValueError, match=f"is corrupt in trajectory {trajectory}: its checksum differs"):
             train_run(RECIPE, copy, Run(tmp_path / "other"))
         assert not (tmp_path / "other").exists()
-    with pytest.raises(ValueError, match="is damaged in trajectory 5"):
+    with pytest.raises(ValueError, match="is corrupt in trajectory 5"):
         (tmp_path / "run" / "data.json").write_text(
             (tmp_path / "run" / "data.json").read_text().replace(str(store), str(copy))
         )
         evaluate_run(run)
-    with pytest.raises(ValueError, match="is damaged in trajectory 5"):
+    with pytest.raises(ValueError, match="is corrupt in trajectory 5"):
         forecast_file(run.path, copy, 2, tmp_path / "out.h5", torch.device("cpu"))
 
 

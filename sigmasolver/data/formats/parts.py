@@ -109,7 +109,7 @@ def check_alike(file: Path, first: str, layout: Layout, wanted: Layout) -> None:
         pairs[name] = _close(values, others)
     for name, alike in pairs.items():
         if not alike:
-            raise ValueError(f"{file} and {first} have different {name}; all must agree.")
+            raise ValueError(f"{file} and {first} differ in {name}; all must agree.")
 
 
 def _close(values: np.ndarray, wanted: np.ndarray) -> bool:

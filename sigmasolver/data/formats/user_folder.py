@@ -61,7 +61,7 @@ def read_folder(path: Path, reading: Reading) -> Foreign:
         if choice.arrays == ("fields",) and own_names(file, arrays, choice.known) != own_names(
             files[0], first, choice.known
         ):
-            raise ValueError(f"{file} and {files[0].name} have different names; all must agree.")
+            raise ValueError(f"{file} and {files[0].name} differ in names; all must agree.")
 
     def read(start: int, stop: int) -> np.ndarray:
         values = (choice.take(opened(file), 0, shape[0]) for file in files[start:stop])

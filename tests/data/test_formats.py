@@ -97,7 +97,7 @@ def test_the_public_darcy_pair_is_the_public_split(tmp_path: Path, save: Save, t
     assert (made.kind, made.count, made.shape) == ("fno-darcy", 1200, (1, 3, 3, 2))
     assert made.notes[1] == (
         f"By their names: trajectories 0 to 999 are the first 1000 cases of {PUBLIC[0]} (training), 1000 to 1199 the "
-        f"first 200 of {PUBLIC[1]}, the test."
+        f"first 200 of {PUBLIC[1]} (test)."
     )
     recipe = recipe_of("darcy")
     whole = replace(recipe, train=replace(recipe.train, validation=0.0))
@@ -137,7 +137,7 @@ def test_which_file_trains(tmp_path: Path, save: Save, names: tuple[str, str], f
     values = [darcy_file(path, save, 4, first=100 * place) for place, path in enumerate(paths)]
     found = read_darcy_pair(paths, 3, 2)
     assert found.count == 5 and found.files == (paths[first], paths[1 - first])
-    assert found.notes[-1].startswith(f"{how}: trajectories 0 to 2 are the first 3 cases of {names[first]} and train")
+    assert found.notes[-1].startswith(f"{how}: trajectories 0 to 2 are the first 3 cases of {names[first]} (training)")
     expected = np.concatenate([values[first][:3], values[1 - first][:2]])
     for start in range(5):
         for stop in range(start + 1, 6):
@@ -171,7 +171,7 @@ def test_pairs_that_are_refused(tmp_path: Path) -> None:
     cut_73.write_bytes(two.read_bytes()[:-1000])
     for sources, says in (
         ([one, few], r"few.mat has 199 cases, but the test split needs the first 200; give the complete file"),
-        ([third, two], r"third.mat has 200 cases, but the training part takes its first 1000"),
+        ([third, two], r"third.mat has 200 cases, but the training split needs the first 1000"),
         ([one, coarse], r"smooth1.mat has a 3 × 3 grid, but .*coarse_smooth2.mat has 2 × 2"),
         ([one, one], "was given twice"),
         ([one, again], "are both smooth1"),
@@ -207,7 +207,7 @@ def test_both_versions_give_one_store(tmp_path: Path) -> None:
 def test_times_that_are_missing_are_counted_and_noted(tmp_path: Path) -> None:
     save_5(tmp_path / "ns.mat", {"u": navier_stokes()["u"]})
     done = import_data(tmp_path / "ns.mat", tmp_path / "ns.h5")
-    assert any("no times" in note for note in done.notes)
+    assert any("No times" in note for note in done.notes)
     np.testing.assert_array_equal(open_store(tmp_path / "ns.h5").header.layout.times, [1, 2, 3])
 
 
@@ -272,7 +272,7 @@ def test_own_arrays(tmp_path: Path) -> None:
     times, x = np.array([0.0, 0.1, 0.5]), np.linspace(0, 1, 5)
     np.savez(tmp_path / "own.npz", fields=fields, names=np.array(["u", "v"]), times=times, x=x)
     done = import_data(tmp_path / "own.npz", tmp_path / "own.h5")
-    assert done.kind == "arrays" and [note.split()[3] for note in done.notes] == ["units:", "boundary:", "unevenly"]
+    assert done.kind == "arrays" and [note.split()[1] for note in done.notes] == ["units:", "boundary:", "frames"]
     with open_store(tmp_path / "own.h5") as store:
         np.testing.assert_array_equal(store[:], fields.astype(np.float32))
         assert store.header.layout.fields == ("u", "v") and store.header.layout.boundary == ("open",)
@@ -367,7 +367,7 @@ def bad_sources(folder: Path) -> dict[str, tuple[Path, str]]:
     return {
         "nokey.mat": (folder / "nokey.mat", "is not in a supported format"),
         "shape.mat": (folder / "shape.mat", r"'u' in .* has shape \(5, 6, 4\)"),
-        "times.mat": (folder / "times.mat", "3 frames of u but 7 times t"),
+        "times.mat": (folder / "times.mat", "3 frames of u but 7 times in t"),
         "cell.mat": (folder / "cell.mat", "expected real numbers"),
         "complex.mat": (folder / "complex.mat", "contains complex.* values; expected real numbers"),
         "differ.mat": (folder / "differ.mat", "coeff of shape .* but sol of"),
@@ -492,7 +492,7 @@ def test_histories_that_are_refused(tmp_path: Path) -> None:
         ("a.npz", ["u", "w"], 2, "has no field 'w'; choose from u, v, c"),
         ("a.npz", ["c"], 2, "'c' in .* contains complex"),
         ("a.npz", ["u"], 1, r"'u' in .* has shape \(4, 3, 6, 5\); expected axes \(frames, x\)"),
-        ("a.txt", ["u"], 2, "is none of the files that hold arrays"),
+        ("a.txt", ["u"], 2, "is not an array file"),
         ("missing.npy", ["u"], 2, "not found"),
         ("missing.h5", ["u"], 2, "not found"),
         ("a.npy", [], 2, "not a list of names"),

@@ -182,7 +182,7 @@ def test_components_levels_and_what_is_left_out(tmp_path: Path) -> None:
         np.testing.assert_array_equal(store[0], flow[:, 0].transpose(0, 2, 1, 3).astype(np.float32))
     text = " ".join(made.notes)
     assert "Skipped: drag (time), profile (time, y)." in text and "dimensions of size 1: level" in text
-    assert "no coordinates x" in text and "no times" in text and "Without units: flow" in text
+    assert "No x coordinates" in text and "No times" in text and "No units given for flow" in text
 
 
 @SAVE
@@ -250,7 +250,7 @@ def bad(folder: Path) -> dict[str, tuple[Path, str]]:
         "cut3": (cut3, "truncated or corrupt"),
         "text": (other, "is not a NetCDF file"),
         "bare": (bare, "has no real-valued variable on axes x, y or z"),
-        "odd": (odd, "nothing says what ring means; rename"),
+        "odd": (odd, "ring cannot be identified; rename"),
         "twice": (twice, "several dimensions that mean x"),
         "ends": (ends, "choose from periodic, wall, open"),
         "torn": (torn, "truncated or corrupt"),
@@ -271,7 +271,7 @@ def test_a_scribbled_chunk_is_refused_not_read(tmp_path: Path) -> None:
     place = whole.rindex(b"\x78\x5e") if b"\x78\x5e" in whole else whole.rindex(b"\x78\x9c")
     whole[place + 20 : place + 60] = bytes(40)
     path.write_bytes(whole)
-    with pytest.raises(ValueError, match=r"damaged"):
+    with pytest.raises(ValueError, match=r"corrupt"):
         import_data(path, tmp_path / "a.h5")
 
 

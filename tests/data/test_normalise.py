@@ -196,7 +196,9 @@ def test_a_constant_field_gets_scale_one_and_is_reported(kind: str):
 def test_a_field_that_the_constant_of_a_kind_would_hide_is_refused(kind: str):
     """Values near 1e-20 over a scale of at least 1e-8 are zero for a network; "channel" adds nothing."""
     data = 1e-20 * flow(3)
-    with pytest.raises(ValueError, match=r"has a range of only .* negligible against the constant .* task.normaliser=channel"):
+    with pytest.raises(
+        ValueError, match=r"has a range of only .* negligible against the constant .* task.normaliser=channel"
+    ):
         fit_trajectories(kind, FIELDS, tensors(data))
     found = fit_trajectories("channel", FIELDS, tensors(data))
     expected = fit_trajectories("channel", FIELDS, tensors(flow(3)))
@@ -321,7 +323,10 @@ def good() -> dict:
     [
         ({"means": 1}, 'Unknown normaliser entry "means"; did you mean mean?'),
         ({"kind": "chanel"}, 'There is no normaliser "chanel"; did you mean channel, scalar or the-well?'),
-        ({"mean": [1.0]}, "The mean has dtype torch.float64 and shape (1,); expected float64 with a last axis of 2 fields."),
+        (
+            {"mean": [1.0]},
+            "The mean has dtype torch.float64 and shape (1,); expected float64 with a last axis of 2 fields.",
+        ),
         ({"scale": [[1.0, 1.0]]}, "The mean has shape (2,) and the scale (1, 2); they must agree."),
         (
             {"scale": [1.0, 0.0]},

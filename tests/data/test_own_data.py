@@ -54,7 +54,7 @@ def test_one_array_per_field(tmp_path: Path, save: Save, suffix: str) -> None:
     layout = open_store(done.path).header.layout
     np.testing.assert_array_equal(layout.times, [0.5, 1, 4])
     np.testing.assert_array_equal(layout.coordinates[0], np.arange(6) / 6)
-    assert [note.split()[3] for note in done.notes[1:]] == ["units:", "boundary:", "y:", "unevenly"]
+    assert [note.split()[1] for note in done.notes[1:]] == ["units:", "boundary:", "y:", "frames"]
     assert "axes (count, frames, x, y)" in done.notes[0]
     arrives(import_data(own, tmp_path / "two.out", names=["v", "u"]), np.stack([V, U], -1), ("v", "u"))
     arrives(import_data(own, tmp_path / "one.out", names=("v",)), V[..., None], ("v",))
@@ -133,7 +133,7 @@ def test_fields_with_channels(tmp_path: Path, save: Save, suffix: str) -> None:
     [
         ((2, 3, 6, 5, 2), None, (3, 6, 5, 2), "(count, frames, x, y, channels), as the last has at most 16"),
         ((2, 3, 6, 17), None, (3, 6, 17, 1), "(count, frames, x, y), as the last has more than 16"),
-        ((2, 3, 6, 16), None, (3, 6, 16), "(count, frames, x, channels), because"),
+        ((2, 3, 6, 16), None, (3, 6, 16), "(count, frames, x, channels), as the last"),
         ((2, 3, 6), None, (3, 6, 1), "(count, frames, x)."),
         ((2, 3, 4, 4, 4, 17), None, (3, 4, 4, 4, 17), "(count, frames, x, y, z, channels)."),
         ((2, 3, 4, 5), ("u",), (3, 4, 5, 1), "(count, frames, x, y)."),
@@ -278,7 +278,7 @@ REFUSED: dict[str, tuple[str, list[str] | None, str]] = {
     "near": ("uv.npz", ["U1"], r"has no field 'U1'; did you mean u\?"),
     "near path": ("uv.h5", ["u", "flow/v"], "has no field 'u'; choose from flow/"),
     "flat": ("uv.npz", ["flat"], r"'flat' in .* shape \(6, 5\); expected axes \(count, frames, x\)"),
-    "none.npz": ("none.npz", None, r"no array of real numbers with .*; its arrays: a \(6, 5\), b "),
+    "none.npz": ("none.npz", None, r"no real-valued array with .*; available arrays: a \(6, 5\), b "),
     "empty.h5": ("empty.h5", None, "its arrays: none"),
     "empty named": ("empty.h5", ["u"], "has no field 'u'; it has none"),
     "complex": ("none.npz", ["b"], "'b' in .* contains complex"),
@@ -304,7 +304,7 @@ REFUSED: dict[str, tuple[str, list[str] | None, str]] = {
     "fixed": ("kolmogorov.npy", ["u"], "read as factformer-kf2d, which defines its fields; .*--kind arrays"),
     "no names": ("a.npy", [], "not a list of names"),
     "same names": ("uv.npz", ["u", "u"], "contain the name 'u' twice"),
-    "no line": ("a.npy", ["u\nv"], "cannot be written in one line"),
+    "no line": ("a.npy", ["u\nv"], "is empty or not printable"),
     "notes.txt": ("notes.txt", None, "is not in a supported format"),
 }
 """What is read, which fields are asked of it, and the sentence that this gets."""
@@ -321,7 +321,7 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path) -> None:
             import_data(tmp_path / source, tmp_path / "out" / name, names=names)
         assert one_sentence(caught.value), name
         assert not (tmp_path / "out" / name).exists(), name
-    with pytest.raises(ValueError, match=r"notes.txt is none of the files that hold arrays \(.npy, .npz, .h5"):
+    with pytest.raises(ValueError, match=r"notes.txt is not an array file \(.npy, .npz, .h5"):
         import_data(tmp_path / "notes.txt", tmp_path / "out.h5", kind="arrays")
     with pytest.raises(ValueError, match="'u' is not a list of names"):
         import_data(tmp_path / "a.npy", tmp_path / "out.h5", names="u")
@@ -338,7 +338,7 @@ def folder_of(path: Path, count: int = 3) -> Path:
 def test_a_file_unlike_the_first_is_named_before_anything_is_written(tmp_path: Path) -> None:
     changes: dict[str, tuple[dict[str, object], str]] = {
         "shape": ({"u": U[0, :, :4], "v": V[0]}, r"2.npz has shape \(3, 4, 5\), but the first file has \(3, 6, 5\)"),
-        "missing": ({"v": V[0]}, "2.npz has no array 'u', which 0.npz has"),
+        "missing": ({"v": V[0]}, "2.npz has no array 'u', but 0.npz does"),
         "type": ({"u": U[0] > 0, "v": V[0]}, "'u' in .*2.npz contains bool values"),
         "times": ({"u": U[0], "v": V[0], "times": np.arange(3.0) + 1}, "2.npz and 0.npz differ in times"),
         "x": ({"u": U[0], "v": V[0], "x": np.arange(6.0) * 2}, "2.npz and 0.npz differ in x"),

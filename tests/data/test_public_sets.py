@@ -272,7 +272,7 @@ def bad(folder: Path) -> dict[str, tuple[Path, str]]:
         file["dimensions/x"] = np.arange(9.0)
     return {
         "gas": (gas, r"'pressure' in .* has 4 entries along time, but 'density' has 5"),
-        "long": (long, r"entries along x and .* all must agree"),
+        "long": (long, r"entries along x, but .* all must agree"),
         "bomb": (folder / "bomb.pt", "contains objects other than tensors, which are never loaded"),
         "more": (folder / "more.pt", "not a tensor or a dict of tensors"),
         "cut": (folder / "cut.pt", "truncated or corrupt"),

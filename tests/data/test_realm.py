@@ -144,7 +144,7 @@ def test_what_a_task_does_not_name_is_read_and_left_out(case):
 
 def test_an_import_has_the_same_values_and_split(made, tmp_path):
     done = import_data(made, tmp_path / "store.h5")
-    assert done.kind == "realm" and any("no units" in note for note in done.notes)
+    assert done.kind == "realm" and any("No units" in note for note in done.notes)
     with open_data(made) as one, open_data(tmp_path / "store.h5") as other:
         np.testing.assert_array_equal(one[:], other[:])
         assert one.published_split == other.published_split

@@ -187,7 +187,7 @@ def test_a_shorter_history_takes_the_same_starts_and_a_longer_horizon_those_that
         assert [row.history for row in longer.rows()] == [start for start in starts if start + 80 <= 100]
         with pytest.raises(ValueError, match="A window needs 120 frames, but all"):
             recipe.windows_of(data, "test", recipe.evaluation_windows(100))
-        with pytest.raises(ValueError, match="named one by one"):
+        with pytest.raises(ValueError, match="lists its windows explicitly"):
             recipe.windows_of(data, "train", replace(recipe.training_windows(), starts=2))
 
 
@@ -217,7 +217,7 @@ def test_whole_trajectories_are_kept_apart_when_asked(root, task):
         assert test == {*data.groups["in_dist"], *data.groups["out_dist"]} and train == set(data.groups["seen"])
         published = small(task).windows_of(data, "train")
         assert set(published.trajectories) & set(small(task).windows_of(data, "test").trajectories)
-        assert any("as the publisher intends; task.split=trajectories keeps them apart" in note for note in data.notes)
+        assert any("as the publisher intends; task.split=trajectories separates them" in note for note in data.notes)
 
 
 def test_without_unseen_trajectories_the_last_ones_are_the_test(root):
@@ -383,7 +383,10 @@ DAMAGE = {
         "has data version 3.0.0, but only versions 2.x are supported",
     ),
     "no version": (rewrite("../version.json", lambda value: value.clear()), "has data version unknown"),
-    "not JSON": (lambda fsi: (fsi / "remain_params_real.json").write_text("{"), "remain_params_real.json is not valid JSON"),
+    "not JSON": (
+        lambda fsi: (fsi / "remain_params_real.json").write_text("{"),
+        "remain_params_real.json is not valid JSON",
+    ),
     "code": (
         lambda fsi: (fsi / "mean_std.pt").write_bytes(pickle.dumps(Trap())),
         "mean_std.pt is corrupt, or contains objects other than tensors, numbers and strings, which are never loaded",
@@ -413,7 +416,7 @@ def test_damaged_index_files_of_the_other_form(fsi):
     with open_data(fsi / "real") as data:
         assert data.published_windows is None
         assert any(
-            "no published lists of windows, so complete trajectories are kept apart" in note for note in data.notes
+            "No published lists of windows, so the split is by whole trajectories" in note for note in data.notes
         )
     path = fsi / "real" / "3272_18.2_0.8_1.h5"
     path.write_bytes(path.read_bytes()[:3000])

@@ -202,7 +202,7 @@ def test_what_is_given_must_fit(tmp_path: Path) -> None:
         writer.append(values(2))
     with pytest.raises(StoreError, match="closed"):
         writer.append(values(1))
-    with pytest.raises(StoreError, match="at least one"):
+    with pytest.raises(StoreError, match="at least 1"):
         Writer(tmp_path / "b.h5", HEADER, 0)
 
 

@@ -125,7 +125,7 @@ def test_numbers_in_names_are_times_where_nothing_else_is(tmp_path: Path) -> Non
         assert len(store) == 2
         np.testing.assert_array_equal(store.header.layout.times, [9, 10, 100])
         np.testing.assert_array_equal(store[1, :, 0, 0, 0], [9, 10, 100])
-    assert any("numbers in their names" in note for note in made.notes)
+    assert any("numbers in the file names" in note for note in made.notes)
     assert any("unevenly spaced" in note for note in made.notes)
 
 
@@ -165,7 +165,7 @@ def bad(folder: Path) -> dict[str, tuple[Path, str]]:
     return {
         "cut": (paths["cut"], "truncated or corrupt"),
         "short": (paths["short"], "truncated or corrupt"),
-        "packed": (paths["packed"], "packed with vtkLZ4DataCompressor"),
+        "packed": (paths["packed"], "compressed with vtkLZ4DataCompressor"),
         "grid": (paths["grid"], "only ImageData is read"),
         "bomb": (paths["bomb"], "document type"),
         "none": (paths["none"], "no arrays on its points or cells"),

@@ -364,7 +364,7 @@ def test_the_same_trajectory_under_two_numbers_is_found(tmp_path: Path):
     data[5] = data[2]
     digests = store(tmp_path / "leak.h5", data, head).digests
     split(5, 4, 1, digests=digests)
-    message = r"^Trajectory 5 of the test part has the same values as 2 of the train part; remove one of them\.$"
+    message = r"^Trajectory 5 of the test split is identical to 2 of the train split; remove one of them\.$"
     with pytest.raises(ValueError, match=message):
         split(6, 4, 2, digests=digests)
     with pytest.raises(ValueError, match=message):
@@ -408,7 +408,9 @@ def test_splits_that_cannot_be_say_why(arguments, message):
 
 
 def test_a_split_of_more_trajectories_than_a_store_has_says_so():
-    with pytest.raises(ValueError, match=r"^The test split includes trajectory 7, but there are only 4 \(indices start at 0\)\.$"):
+    with pytest.raises(
+        ValueError, match=r"^The test split includes trajectory 7, but there are only 4 \(indices start at 0\)\.$"
+    ):
         Split((0,), (1,), (7,)).check([bytes([n]) for n in range(4)])
 
 
@@ -481,7 +483,9 @@ def test_indices_out_of_range_and_odd_sources_are_refused():
     windows = Windows(Memory(head, values(2, head)), (0, 1), WindowSpec(("u",), ("u",), 2, 1))
     for view in (windows, windows.resident("cpu")):
         for index in (4, -5):
-            with pytest.raises(IndexError, match=rf"^Window {index} is out of range: there are 4 \(indices start at 0\)\.$"):
+            with pytest.raises(
+                IndexError, match=rf"^Window {index} is out of range: there are 4 \(indices start at 0\)\.$"
+            ):
                 view.batch([0, index])
         with pytest.raises(ValueError, match=r"^A batch must contain at least one window\.$"):
             view.batch([])

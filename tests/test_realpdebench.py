@@ -236,7 +236,7 @@ def test_sizes_of_transolver_sigma_and_readings_by_name():
     assert [(task.history, task.block, task.horizon, task.stride) for task in REALPDEBENCH] == [
         (10, 10, 10, 20), (20, 20, 20, 10), (20, 20, 20, 20), (20, 20, 20, 1),
     ]  # fmt: skip
-    # Measured trajectories: those with unseen parameters are the test where complete trajectories are kept apart.
+    # Measured trajectories: those with unseen parameters are the test where whole trajectories are kept apart.
     assert {task: (RECIPES[task].task.train, RECIPES[task].task.test) for task in TASKS} == {
         "cylinder": (72, 20), "controlled-cylinder": (76, 20), "fsi": (39, 12), "foil": (78, 20), "combustion": (24, 6),
     }  # fmt: skip

@@ -284,7 +284,7 @@ def test_values_that_become_zero_are_said_and_those_that_become_infinite_refused
     u[0], u[3, 1, 0, 0] = 0, -1e300  # zeros of its own are none that vanished
     np.savez(tmp_path / "b.npz", u=u)
     with pytest.raises(
-        ValueError, match=r"u has values up to 1e\+300, which do not fit float32, .* 3, frame 1"
+        ValueError, match=r"u has values up to 1e\+300, which overflow float32, .* 3, frame 1"
     ) as caught:
         import_data(tmp_path / "b.npz", tmp_path / "b.out")
     assert one_sentence(caught.value)

@@ -175,9 +175,9 @@ def test_pairs_that_are_refused(tmp_path: Path) -> None:
         ([one, coarse], r"smooth1.mat has a 3 × 3 grid, but .*coarse_smooth2.mat has 2 × 2"),
         ([one, one], "was given twice"),
         ([one, again], "are both smooth1"),
-        ([one, two, third], "3 files of Darcy flow were given; give one, or two"),
-        ([cut_5, two], "cut5_smooth1.mat is not a whole MATLAB file; copy or download it again"),
-        ([one, cut_73], "cut73_smooth2.mat is not a whole MATLAB file; copy or download it again"),
+        ([one, two, third], "Got 3 Darcy files; expected one, or two"),
+        ([cut_5, two], "cut5_smooth1.mat is truncated or is not a MATLAB file; copy or download it again"),
+        ([one, cut_73], "cut73_smooth2.mat is truncated or is not a MATLAB file; copy or download it again"),
         ([one, tmp_path / "ns.mat"], "Only fno-darcy files can be imported together, not fno-darcy, fno-ns"),
         ([tmp_path / "own.npy"] * 2, "Only fno-darcy files can be imported together, not arrays"),
         ([one, tmp_path / "none.mat"], "not found"),
@@ -186,7 +186,7 @@ def test_pairs_that_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=says) as caught:
             import_data(sources, tmp_path / "out.h5")
         assert "\n" not in str(caught.value) and not (tmp_path / "out.h5").exists(), says
-    with pytest.raises(ValueError, match="whose fields"):
+    with pytest.raises(ValueError, match="which defines its fields"):
         import_data([one, two], tmp_path / "out.h5", names=["u"])
     import_data([one, two], tmp_path / "out.h5")
     with pytest.raises(StoreError):
@@ -371,19 +371,19 @@ def bad_sources(folder: Path) -> dict[str, tuple[Path, str]]:
         "cell.mat": (folder / "cell.mat", "expected real numbers"),
         "complex.mat": (folder / "complex.mat", "contains complex.* values; expected real numbers"),
         "differ.mat": (folder / "differ.mat", "coeff of shape .* but sol of"),
-        "group.mat": (folder / "group.mat", "not an array of numbers"),
-        "text.mat": (folder / "text.mat", "not a whole MATLAB file"),
+        "group.mat": (folder / "group.mat", "not a numeric array"),
+        "text.mat": (folder / "text.mat", "is not a MATLAB file"),
         "objects.npy": (folder / "objects.npy", "pickled Python objects, which are never loaded"),
         "objects.npz": (folder / "objects.npz", "pickled Python objects, which are never loaded"),
         "flat.npy": (folder / "flat.npy", r"has shape \(3, 4\); expected axes \(count, frames, x"),
-        "text.npy": (folder / "text.npy", "not an .npy file"),
+        "text.npy": (folder / "text.npy", "not a valid .npy file"),
         "text.npz": (folder / "text.npz", "truncated or corrupt"),
         "words.npz": (folder / "words.npz", "times of shape .* expected 2 numbers"),
-        "empty": (folder / "empty", "has no format"),
+        "empty": (folder / "empty", "not in a supported format"),
         "missing": (folder / "missing", "not found"),
         "lacking": (folder / "lacking", "vy.npy not found"),
-        "uneven": (folder / "uneven", r"vz.npy has shape .* not \(20, 4, 5, 6\)"),
-        "keys": (folder / "keys", "no array 'fluid_field'; it has velocity"),
+        "uneven": (folder / "uneven", r"vz.npy has shape .* the first file has \(20, 4, 5, 6\)"),
+        "keys": (folder / "keys", "no array 'fluid_field'; available arrays: velocity"),
         "sizes": (folder / "sizes", "smoke_100.npz has shape"),
     }
 
@@ -495,7 +495,7 @@ def test_histories_that_are_refused(tmp_path: Path) -> None:
         ("a.txt", ["u"], 2, "is not an array file"),
         ("missing.npy", ["u"], 2, "not found"),
         ("missing.h5", ["u"], 2, "not found"),
-        ("a.npy", [], 2, "not a list of names"),
+        ("a.npy", [], 2, "not a list of field names"),
     ]
     for name, names, axes, sentence in cases:
         with pytest.raises(ValueError, match=sentence) as caught:

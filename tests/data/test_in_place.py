@@ -135,7 +135,7 @@ def test_arrays_are_read_where_they_lie(tmp_path, name):
             np.testing.assert_array_equal(future, expected[:, 2:, ..., :1])
         held = [note for note in data.notes if "in memory" in note]
         assert [HELD[name] in note for note in held] == [True] if name in HELD else not held
-        assert any("loads whole" in note for note in data.notes) == (name in ("a.npz", "npz"))
+        assert any("read whole" in note for note in data.notes) == (name in ("a.npz", "npz"))
         imported = import_data(path, tmp_path / "store.h5", reading=Reading(fields=names or None))
         assert not any("In-place" in note for note in imported.notes), "that does not concern a store"
         with open_store(imported.path) as store:

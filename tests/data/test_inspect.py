@@ -142,7 +142,7 @@ def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
     path = filled(tmp_path / "cube.h5", data, header)
     with pytest.raises(StoreError, match="has no trajectory 1: it has 1"):
         draw(path, tmp_path / "a.png", index=1)
-    with pytest.raises(StoreError, match="Cannot write the image"):
+    with pytest.raises(StoreError, match="cannot be written"):
         draw(path, tmp_path / "missing" / "a.png")
     with pytest.raises(StoreError, match="Cannot write the image"):
         draw(path, tmp_path / "a.nopicture")

@@ -251,10 +251,10 @@ def bad(folder: Path) -> dict[str, tuple[Path, str]]:
         "text": (other, "is not a NetCDF file"),
         "bare": (bare, "has no real-valued variable on axes x, y or z"),
         "odd": (odd, "ring cannot be identified; rename"),
-        "twice": (twice, "several dimensions that mean x"),
+        "twice": (twice, "several x dimensions"),
         "ends": (ends, "choose from periodic, wall, open"),
         "torn": (torn, "truncated or corrupt"),
-        "nameless": (nameless, "do not name their dimensions"),
+        "nameless": (nameless, "have no dimension names"),
     }
 
 

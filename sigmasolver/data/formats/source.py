@@ -32,7 +32,7 @@ __all__ = [
 Ranges = Sequence[tuple[int, int]]
 """From `start` to before `stop` along each axis."""
 WHOLE_TRAJECTORIES = (
-    "In-place reading loads whole trajectories and caches the last ones, as an .npz cannot be read partially."
+    "In-place reading: trajectories are read whole and the last ones cached, as an .npz cannot be read partially."
 )
 _SHOWN = 8
 _MOST_TOGETHER = 4

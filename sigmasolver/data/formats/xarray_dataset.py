@@ -98,7 +98,7 @@ def forecast_as_dataset(values: np.ndarray, fields: Sequence[str], layout: Layou
     try:
         import xarray
     except ImportError:
-        raise ValueError("xarray is not installed; install it with: pip install 'sigmasolver[data]'") from None
+        raise ValueError("xarray is not installed; install it with pip install 'sigmasolver[data]'.") from None
     grid, frames = values.shape[2:-1], values.shape[1]
     letters = SPACE[: len(grid)] if layout is None else layout.axis_names
     coordinates: dict[str, Any] = {}

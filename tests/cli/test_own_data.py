@@ -184,7 +184,7 @@ def test_the_plan_is_printed_once_after_all_settings(tmp_path, call):
     assert code == 0, said
     for line in (
         "fields: u, v forecast, given nothing else; u, v count as one (velocity)",
-        "frames: 2 given, 1 predicted a call, 3 evaluated (of 6)",
+        "frames: 2 given, 1 predicted per call, 3 evaluated (of 6)",
         "training: 2 steps of 4 windows in float32, adamw, learning rate 0.01",
         "model: transolver-sigma, width 16, depth 1",
         "split: the first 5 trajectories train, the last 1 test",
@@ -432,10 +432,10 @@ def test_a_misspelt_setting_is_told_before_an_import(tmp_path, call):
     np.save(tmp_path / "flow.npy", flow())
     words = ("train", "--data", tmp_path / "flow.npy", "--fields", "u,v", "--out", tmp_path / "run")
     for setting, says in (
-        ("model.widht=8", 'There is no setting "model.widht"; did you mean width'),
-        ("model.width=wide", 'model.width must be a whole number, not "wide".'),
+        ("model.widht=8", 'Unknown setting "model.widht"; did you mean width'),
+        ("model.width=wide", 'model.width must be an integer, not "wide".'),
         ("model.width.x=8", "model.width is one value without settings of its own"),
-        ("width=8", 'There is no setting "width"; did you mean model.width?'),
+        ("width=8", 'Unknown setting "width"; did you mean model.width?'),
     ):
         code, out, err = call(*words, "--set", setting)
         assert code == 2 and says in err and "trajectories" not in out

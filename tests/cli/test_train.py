@@ -63,7 +63,7 @@ def test_training_on_own_arrays_tells_its_choices_and_leaves_a_run(learned):
     assert (recipe.model.width, recipe.train.updates, task.train, task.test) == (16, 4, 5, 1)
     for told in (
         "my.npy: 6 trajectories of 8 × 8 × 8 × 1 from arrays, read in place",
-        "2 given, 1 predicted a call, 3 evaluated",
+        "2 given, 1 predicted per call, 3 evaluated",
         "the first 5 trajectories train, the last 1 test",
         "grid: 8 × 8, as stored",
         "trained, 4 steps",
@@ -193,7 +193,7 @@ def test_models_lists_all_with_their_sizes(call):
         (("train", "--data", "DATA", "--out", "NEW", "--history", "0"), "must be at least 1"),
         (("train", "--data", "DATA", "--out", "NEW", "--targets", "w"), 'no field "w"'),
         (("train", "--data", "DATA", "--out", "NEW", "--model", "transsolver"), "did you mean transolver"),
-        (("train", "--data", "DATA", "--out", "NEW", "--set", "train.updates=many"), "a whole number or none"),
+        (("train", "--data", "DATA", "--out", "NEW", "--set", "train.updates=many"), "an integer or none"),
         (("train", "--data", "DATA", "--out", "NEW", "--set", "train.batch=99"), "set train.batch to less"),
         (("train", "--data", "DATA", "--out", "NEW", "--set", "task.grid=(9,9)"), "set task.space_stride or task.grid"),
         (("train", "--data", "DATA", "--out", "NEW", "--engine", "steam"), "choose from eager, compiled"),
@@ -212,7 +212,7 @@ def test_models_lists_all_with_their_sizes(call):
         (("forecast", "RUN", "--input", "nothing.npy", "--steps", "3", "--out", "p.npy"), "no file"),
         (("forecast", "RUN", "--input", "DATA", "--steps", "3", "--out", "p.csv"), "end its name in"),
         (("suite", "main"), "with --data"),
-        (("suite", "everything", "--list"), "There is no suite"),
+        (("suite", "everything", "--list"), "Unknown suite"),
         (("suite", "main", "--only", "x*"), "list them with --list"),
         (("windows", "ns2d", "--data", "DATA", "--split", "exam"), "choose from train, validation, test"),
         (("windows", "ns2d", "--data", "DATA"), "trajectories to train"),

@@ -289,7 +289,9 @@ def test_values_that_become_zero_are_said_and_those_that_become_infinite_refused
         import_data(tmp_path / "b.npz", tmp_path / "b.out")
     assert one_sentence(caught.value)
     np.savez(tmp_path / "c.npz", u=U * 1e5)
-    with pytest.raises(ValueError, match=r"overflow float16, .*; store them as float32, or save them in other units"):
+    with pytest.raises(
+        ValueError, match=r"overflow float16, .*; store them as float32, or convert them to other units"
+    ):
         import_data(tmp_path / "c.npz", tmp_path / "c.out", dtype="float16")
 
 

@@ -322,7 +322,7 @@ def good() -> dict:
     ("change", "message"),
     [
         ({"means": 1}, 'Unknown normaliser entry "means"; did you mean mean?'),
-        ({"kind": "chanel"}, 'There is no normaliser "chanel"; did you mean channel, scalar or the-well?'),
+        ({"kind": "chanel"}, 'Unknown normaliser "chanel"; did you mean channel, scalar or the-well?'),
         (
             {"mean": [1.0]},
             "The mean has dtype torch.float64 and shape (1,); expected float64 with a last axis of 2 fields.",
@@ -354,7 +354,7 @@ def test_a_missing_entry_is_named():
 @pytest.mark.parametrize(
     ("kind", "data", "message"),
     [
-        ("quux", SMALL, r'^There is no normaliser "quux"; choose from .*channel.*\.$'),
+        ("quux", SMALL, r'^Unknown normaliser "quux"; choose from .*channel.*\.$'),
         ("channel", SMALL[:0], "^No trajectories to fit a normaliser on; give at least one.$"),
         (
             "channel",

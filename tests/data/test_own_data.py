@@ -323,7 +323,7 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path) -> None:
         assert not (tmp_path / "out" / name).exists(), name
     with pytest.raises(ValueError, match=r"notes.txt is not an array file \(.npy, .npz, .h5"):
         import_data(tmp_path / "notes.txt", tmp_path / "out.h5", kind="arrays")
-    with pytest.raises(ValueError, match="'u' is not a list of names"):
+    with pytest.raises(ValueError, match="'u' is not a list of field names"):
         import_data(tmp_path / "a.npy", tmp_path / "out.h5", names="u")
     assert import_data(tmp_path / "kolmogorov.npy", tmp_path / "k", kind="arrays", names=["u"]).shape[-1] == 1
 

@@ -109,7 +109,7 @@ def test_stand_ins_follow_from_their_seed(root, tmp_path):
     first, same, other = (open_data(place / "fsi")[:] for place in (root, tmp_path / "same", tmp_path / "other"))
     np.testing.assert_array_equal(first, same)
     assert not np.array_equal(first, other)
-    with pytest.raises(ValueError, match="ns2d is no task of RealPDEBench; choose from cylinder, controlled-cylinder"):
+    with pytest.raises(ValueError, match="ns2d is not a RealPDEBench task; choose from cylinder, controlled-cylinder"):
         write_realpdebench("ns2d", tmp_path)
 
 
@@ -305,7 +305,7 @@ def test_without_the_file_the_numerical_reading_is_fitted_on_numerical_training_
     ("reading", "there", "words"),
     [
         ("fsi", True, "normaliser published,"),
-        ("fsi", False, "normaliser fitted on the training windows (there is no mean_std.pt),"),
+        ("fsi", False, "normaliser fitted on the training windows (mean_std.pt not found),"),
         ("fsi-numerical-normaliser", True, "normaliser numerical,"),
         ("fsi-numerical-normaliser", False, "normaliser fitted on the numerical training windows (there is no mean_"),
         ("fsi-real-normaliser", False, "normaliser channel,"),

@@ -213,7 +213,7 @@ def test_records_that_do_not_say_a_cohort_have_none(run):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ({"cohort": "roll"}, 'There is no cohort "roll"; did you mean rollout'),
+        ({"cohort": "roll"}, 'Unknown cohort "roll"; did you mean rollout'),
         ({"cohort": "rollout", "windows": 3}, "give either --windows or --cohort"),
         ({"cohort": "rollout", "part": "train"}, "on the test split, not on the train split"),
         ({"cohort": "rollout", "horizon": 11}, "A window needs 21 frames"),

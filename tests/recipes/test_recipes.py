@@ -494,13 +494,13 @@ def test_drift_net_is_the_official_t_on_every_task(task):
         ({"train": {"keep": "best", "checks": 0}}, "set checks to at least 1"),
         ({"train": {"keep": "best", "validation": 0.0}}, "found on validation data"),
         ({"train": {"lr": math.inf}}, "lr must be a finite number"),
-        ({"train": {"epochs": 1.5}}, "epochs must be a whole number"),
+        ({"train": {"epochs": 1.5}}, "epochs must be an integer"),
         ({"train": {"objective": "teacher_forced"}, "task": {"block": 2}}, "use the objective direct"),
         ({"task": {"history": 0}}, "history of ns2d is 0"),
         ({"task": {"block": 11}}, "evaluated over 10"),
         ({"task": {"targets": ["pressure"]}}, "must begin with its targets"),
-        ({"task": {"colour": 1}}, "no setting"),
-        ({"model": {"width": "wide"}}, "model.width must be a whole number"),
+        ({"task": {"colour": 1}}, "unknown setting"),
+        ({"model": {"width": "wide"}}, "model.width must be an integer"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_sentence(change, says):

@@ -326,5 +326,5 @@ def test_wrong_shapes_and_no_indices_are_told() -> None:
         SMALL.simulate(0, [])
     with pytest.raises(ValueError, match="the density must be shaped"):
         SMALL.evolve(torch.zeros(N, N, N))
-    with pytest.raises(ValueError, match="the velocity must be shaped"):
+    with pytest.raises(ValueError, match="the velocity must have shape"):
         SMALL.evolve(torch.zeros(1, N, N, N), torch.zeros(1, 3, N, N, N))

@@ -267,7 +267,7 @@ def test_progress_rises_to_one() -> None:
 
 def test_a_flow_that_blows_up_is_said_plainly() -> None:
     wild = replace(NS2D, grid=32, stored=32, step=1.0, field_scale=100.0)
-    with pytest.raises(ValueError, match=r"the flow blew up; use a step smaller than 1\.0"):
+    with pytest.raises(ValueError, match=r"the flow diverged; use a step smaller than 1\.0"):
         wild.simulate(0, [0])
 
 

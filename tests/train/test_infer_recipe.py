@@ -66,7 +66,7 @@ def test_what_is_chosen_fits_the_data_and_is_told(data, count, frames, gpu):
         assert wish is None or wish == got
     assert set(task.inputs) == set(names) and task.inputs[: len(task.targets)] == task.targets
     text = " | ".join(notes)
-    assert f"{task.history} given, {task.block} predicted a call, {task.horizon} evaluated" in text
+    assert f"{task.history} given, {task.block} predicted per call, {task.horizon} evaluated" in text
     assert all(name in notes[0] for name in names) and " × ".join(map(str, task.grid)) in text
     assert f"the first {task.train} trajectories train, the last {task.test} test" in text
     assert f"width {recipe.model.width}, depth {recipe.model.depth}" in text and f"{recipe.model.modes} modes" in text
@@ -157,8 +157,8 @@ def test_a_gpu_gets_the_papers_size_and_both_get_the_seed():
     ("head", "count", "choices", "says"),
     [
         (header(), 1, {}, "there is only one; cut"),
-        (header(), 0, {}, "there is none yet"),
-        (header(), 4, {"fields": ("w",)}, 'no field "w" in the data; choose from u, v'),
+        (header(), 0, {}, "there are none yet"),
+        (header(), 4, {"fields": ("w",)}, 'no field "w"; choose from u, v'),
         (header(), 4, {"targets": ("velocity",)}, "did you mean|choose from"),
         (header(), 4, {"history": 20}, "leaves nothing of 20 frames"),
         (header(), 4, {"history": 0}, "history of mine is 0; it must be at least 1"),

@@ -77,7 +77,7 @@ def _other(store, path, seed, **change):
         ("depth=1000000000", r"model.depth is 1e\+09; a training takes at most 1,000; lower it"),
         (f"width={10**18}", r"model.width is 1e\+18; a training takes"),
         (f"slices={10**15}", r"model.slices is 1e\+15"),
-        (f"width={10**30}", r"model.width must be a whole number below 2\^63"),
+        (f"width={10**30}", r"model.width must be an integer below 2\^63"),
         ("width=1000000", r"takes .* GB for its weights, .* lower model.width, model.depth or model.slices"),
     ],
 )
@@ -204,7 +204,7 @@ def test_a_test_trajectory_that_is_not_finite_is_named_not_counted_as_a_blow_up(
 def test_other_data_in_the_same_run_are_refused(store, tmp_path):
     train_run(RECIPE, store, Run(tmp_path / "run"))
     other = changed_store(store, tmp_path / "other.h5", lambda values: np.negative(values, out=values))
-    with pytest.raises(ValueError, match="was begun with other data"):
+    with pytest.raises(ValueError, match="was started with other data"):
         resume_run(Run(tmp_path / "run"), other)
 
 

@@ -337,7 +337,7 @@ def test_a_run_goes_on_only_with_as_many_steps_as_it_was_begun_with(data, tmp_pa
     start(data, tmp_path)
     tensors, facts = read_tensors(Run(tmp_path).resume)
     write_tensors(Run(tmp_path).resume, tensors, {**facts, "steps": 99})
-    with pytest.raises(ValueError, match="was begun with 99 steps"):
+    with pytest.raises(ValueError, match="was started with 99 steps"):
         start(data, tmp_path)
 
 

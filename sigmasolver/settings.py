@@ -357,5 +357,5 @@ def _words(kind: Any, given: object = None) -> str:
         count = "" if inner[-1] is Ellipsis else f"{len(inner)} "
         return f"a list of {count}values, each {_words(inner[0])}"
     if isinstance(kind, type) and is_dataclass(kind):
-        return f"a {kind.__name__}"
+        return f"of type {kind.__name__}"
     return {int: "an integer", float: "a finite number", bool: "true or false", str: "a word", type(None): "none"}[kind]

@@ -182,12 +182,12 @@ class Hoarder(torch.optim.SGD):
         (
             lambda: register_loss("scalar", lambda recipe, normaliser: lambda p, t: (p - t).mean()),
             {"loss": "scalar"},
-            'The loss "scalar" gave the shape (); it must return one number for each of 4 samples.',
+            'The loss "scalar" returned the shape (); it must return one number for each of 4 samples.',
         ),
         (
             lambda: register_loss("number", lambda recipe, normaliser: lambda p, t: 3.0),
             {"loss": "number"},
-            'The loss "number" gave float',
+            'The loss "number" returned float',
         ),
         (
             lambda: register_loss("nothing", lambda recipe, normaliser: None),

@@ -209,7 +209,7 @@ class Vorticity(Simulator):
         for span, least in (("interval", 1), ("burn_in", 0)):
             steps = getattr(self, span) / self.step
             if not (steps > least - 0.5 and abs(steps - round(steps)) < 1e-6 * max(1.0, steps)):
-                raise ValueError(f"{span} must be a multiple of the step {self.step}, at least {least} steps.")
+                raise ValueError(f"{span} must be a whole number of steps of {self.step}, at least {least}.")
 
     @property
     def layout(self) -> Layout:

@@ -106,7 +106,7 @@ class BlowsUp(Waves):
 
 
 def test_a_blown_up_trajectory_stops_and_the_ones_before_stay(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Trajectory 4 of waves is not finite: it blew up; take a smaller step"):
+    with pytest.raises(ValueError, match="Trajectory 4 of waves diverged to non-finite values; use a smaller step"):
         generate(BlowsUp(), COUNT, SEED, tmp_path / "a.h5")
     assert len(open_store(tmp_path / "a.h5")) == 3
 

@@ -291,5 +291,5 @@ def test_what_is_no_mask_is_refused(change, says):
 def test_a_mask_must_be_given_and_not_predicted():
     with pytest.raises(ValueError, match="mask u of flow must be an input that is not predicted; choose from none"):
         Task("flow", ("u",), ("u",), (8,), 1, 1, 1, 1, 1, "channel", mask="u")
-    with pytest.raises(ValueError, match="a solid has none"):
+    with pytest.raises(ValueError, match="which a solid does not have"):
         Task("flow", ("u", "s"), ("u",), (8,), 1, 1, 1, 1, 1, "pixel", mask="s")

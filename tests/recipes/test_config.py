@@ -66,7 +66,7 @@ def test_what_a_file_leaves_out_has_its_default(kept):
         ("[train]", "[trian]", 'Recipe: unknown setting "trian"; did you mean train'),
         ("width = 128", 'width = "wide"', "model.width must be an integer"),
         ("epochs = 500", "epochs =", "is not valid TOML: "),
-        ("history = 1 ", "# ", "task : missing setting history; add it"),
+        ("history = 1 ", "# ", "task: missing setting history; add it"),
         ("epochs = 500", "epochs = 0", "epochs is 0; it must be at least 1"),
         ("lr = 0.001", "lr = nan", "train.lr must be a finite number"),
     ],

@@ -285,7 +285,7 @@ def test_the_scale_of_time_is_kept_with_the_run(run):
 
 
 def test_a_run_from_before_conditions_goes_on_and_loads(data, tmp_path):
-    """Its recipe : missing setting, and means the default; another value of it is another recipe."""
+    """Its recipe lacks the setting, and means the default; another value of it is another recipe."""
     recipe = replace(RECIPE, task=replace(TASK, inputs=FIELDS), model=replace(TOLD, options=Options()))
     run = Run(tmp_path)
     job.train_run(recipe, data, run)

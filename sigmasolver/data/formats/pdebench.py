@@ -165,6 +165,5 @@ def _split(count: int, first: bool) -> tuple[Split | None, list[str]]:
     split = Split(tuple(others[:-validation]), tuple(others[-validation:]), tuple(tests))
     where = "first" if first else "last"
     return split, [
-        f"As in the benchmark, the {where} tenth ({test}) is for testing; {validation} of the others "
-        "are for validation."
+        f"As in the benchmark, the {where} tenth ({test}) is for testing and {validation} of the others for validation."
     ]

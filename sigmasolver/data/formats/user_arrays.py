@@ -75,7 +75,7 @@ def describe(
     if choice.fields is None:
         notes.append("No names: assumed field_0, field_1, ….")
     units = plain_words(
-        f"The units in {path}", beside("units", choice.known, "words", ["1"] * choice.known, "pure numbers")
+        f"The units in {path}", beside("units", choice.known, "words", ["1"] * choice.known, "dimensionless")
     )
     boundary = beside("boundary", len(grid), "words", ["open"] * len(grid), "open on every axis")
     layout = Layout(

@@ -97,8 +97,8 @@ def describe_recipe(recipe: Recipe, header: Header, parts: Split | WindowLists) 
 
 def _field_words(task: Task) -> str:
     given = [name for name in task.inputs if name not in task.targets]
-    kept = ", ".join(given) or "nothing else"
-    words = f"fields: {', '.join(task.targets)} {'from' if task.steady else 'forecast, given'} {kept}"
+    kept = ", ".join(given) or "none"
+    words = f"fields: {', '.join(task.targets)} {'from' if task.steady else 'forecast, other inputs:'} {kept}"
     for group, members in task.groups.items():
         if len(members) > 1:
             named = "" if group.startswith("(") else f" ({group})"
@@ -117,12 +117,12 @@ def _axes_words(task: Task, header: Header) -> str:
 def _split_words(parts: Split | WindowLists) -> str:
     if isinstance(parts, WindowLists):
         counts = ", ".join(f"{len(parts.windows(part))} {part}" for part in ("train", "validation", "test"))
-        return f"split: the windows that the data set lists, {counts}"
+        return f"split: windows listed by the data set, {counts}"
     train, validation, test = len(parts.train) + len(parts.validation), len(parts.validation), len(parts.test)
     first = sorted((*parts.train, *parts.validation)) == list(range(train))
-    words = f"split: {'the first ' if first else ''}{train} trajectories train, "
-    words += f"the last {test} test" if first and test else f"{test} test" if test else "none tests"
-    return f"{words}; {validation} of the training trajectories {'validates' if validation == 1 else 'validate'}"
+    words = f"split: {'the first ' if first else ''}{train} trajectories for training, "
+    words += f"{'the last ' if first and test else ''}{test or 'none'} for testing"
+    return f"{words}; {validation} of the training trajectories for validation"
 
 
 def _modes(model: ModelRecipe) -> str:

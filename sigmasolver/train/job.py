@@ -214,7 +214,7 @@ def _refuse_moving(recipe: Recipe, training: Windows) -> None:
         for name, channel in zip(given, channels, strict=True):
             if bool((values[..., channel] != values[:1, ..., channel]).any()):
                 raise ValueError(
-                    f"The field {name} is an input only but changes in time; predict it too, or omit "
+                    f"The field {name} is not predicted but changes in time; predict it too, or omit "
                     "it. If the data have "
                     "no time, import them again with --steady."
                 )

@@ -334,7 +334,7 @@ def test_a_steady_pair_of_ones_own_is_learned_as_one(tmp_path: Path, call: Calla
     code, _, err = call("train", "--data", own, "--out", tmp_path / "run", "--targets", "p", *small)
     assert code and "--steady if its axes are (count, x, y)" in err and not (tmp_path / "run" / "recipe.json").exists()
     code, _, err = call("train", "--data", own, "--out", tmp_path / "time", "--targets", "p", "--unsteady", *small)
-    assert code and "a is an input only but changes in time" in err and "--steady" in err
+    assert code and "a is not predicted but changes in time" in err and "--steady" in err
     code, out, err = call("train", "--data", own, "--out", tmp_path / "run", "--targets", "p", "--steady", *small)
     assert code == 0, err
     assert "p from a" in out and "grid: 16 × 16" in out

@@ -140,7 +140,7 @@ def test_a_mistake_leaves_the_folder_free(store, tmp_path):
 
 def test_a_given_field_must_not_move(store, tmp_path):
     given = replace(RECIPE, task=replace(TASK, inputs=("slope", "height"), targets=("slope",)))
-    with pytest.raises(ValueError, match="height is given but changes in time"):
+    with pytest.raises(ValueError, match="height is not predicted but changes in time"):
         train_run(given, store, Run(tmp_path / "moving"))
 
     def still(values):
@@ -178,7 +178,7 @@ def test_damaged_data_are_refused_by_every_command(store, tmp_path):
 
     for trajectory in (0, 3, 5):  # of the training, validation and test part
         damage(trajectory)
-        with pytest.raises(ValueError, match=f"is corrupt in trajectory {trajectory}: its checksum differs"):
+        with pytest.raises(ValueError, match=f"is corrupt in trajectory {trajectory}: checksum mismatch"):
             train_run(RECIPE, copy, Run(tmp_path / "other"))
         assert not (tmp_path / "other").exists()
     with pytest.raises(ValueError, match="is corrupt in trajectory 5"):

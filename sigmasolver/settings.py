@@ -60,7 +60,7 @@ def _did_you_mean(near: Sequence[str]) -> str:
 def lookup(entries: Mapping[str, T], name: str, kind: str) -> T:
     """The entry of this name in a table of models, tasks, simulators, ..."""
     if name not in entries:
-        raise ValueError(f'There is no {kind} "{name}"; {suggest(name, list(entries))}')
+        raise ValueError(f'Unknown {kind} "{name}"; {suggest(name, list(entries))}')
     return entries[name]
 
 
@@ -110,12 +110,12 @@ def _known(kind: type, path: str, prefix: str, everything: Sequence[str]) -> str
         leaf = path.rpartition(".")[2]
         elsewhere = [one for one in everything if one.rpartition(".")[2] == leaf]
         near = _did_you_mean(elsewhere[:3]) if elsewhere else suggest(name, names)
-        raise ValueError(f'There is no setting "{prefix}{path}"; {near}')
+        raise ValueError(f'Unknown setting "{prefix}{path}"; {near}')
     return name
 
 
 def _single(name: str) -> ValueError:
-    return ValueError(f"{name} is one value without settings of its own; drop what follows the dot.")
+    return ValueError(f"{name} is a single value without nested settings; remove what follows the dot.")
 
 
 def _names(value: Any, prefix: str = "") -> Iterator[str]:
@@ -193,9 +193,9 @@ def from_plain(kind: type[T], plain: object, where: str = "") -> T:
         key = _aliases(kind).get(given, given)
         path = f"{where}.{key}" if where else str(key)
         if key in values:
-            raise ValueError(f"{name} has the setting {key} twice, also as {given}; remove one.")
+            raise ValueError(f"{name} sets {key} twice, also as {given}; remove one.")
         if key not in known:
-            raise ValueError(f"{name} has no setting {json.dumps(str(key))}; {suggest(str(key), list(known))}")
+            raise ValueError(f"{name}: unknown setting {json.dumps(str(key))}; {suggest(str(key), list(known))}")
         if is_dataclass(kinds[key]):
             values[key] = from_plain(typing.cast(Any, kinds[key]), value, path)
         elif _fits(value, kinds[key]):
@@ -208,7 +208,7 @@ def from_plain(kind: type[T], plain: object, where: str = "") -> T:
         if key not in values and field.default is MISSING and field.default_factory is MISSING
     ]
     if missing:
-        raise ValueError(f"{name} lacks the setting {missing[0]}; add it.")
+        raise ValueError(f"{name}: missing setting {missing[0]}; add it.")
     return kind(**values)
 
 
@@ -352,12 +352,10 @@ def _words(kind: Any, given: object = None) -> str:
     if origin in (types.UnionType, typing.Union):
         return " or ".join(_words(one, given) for one in inner)
     if kind is int and isinstance(given, int) and not isinstance(given, bool):
-        return "a whole number below 2^63"
+        return "an integer below 2^63"
     if origin is tuple:
         count = "" if inner[-1] is Ellipsis else f"{len(inner)} "
         return f"a list of {count}values, each {_words(inner[0])}"
     if isinstance(kind, type) and is_dataclass(kind):
-        return f"of the kind {kind.__name__}"
-    return {int: "a whole number", float: "a finite number", bool: "true or false", str: "a word", type(None): "none"}[
-        kind
-    ]
+        return f"of type {kind.__name__}"
+    return {int: "an integer", float: "a finite number", bool: "true or false", str: "a word", type(None): "none"}[kind]

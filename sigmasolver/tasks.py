@@ -66,17 +66,17 @@ class Task:
     """One row."""
 
     name: str
-    """What tables and pages call it."""
+    """Name in tables and on pages."""
     inputs: tuple[str, ...]
-    """Fields that the model sees; the targets first, then those that are only given."""
+    """Input fields: the targets first, then those that are not predicted."""
     targets: tuple[str, ...]
-    """Fields that it predicts."""
+    """Fields that the model predicts."""
     grid: tuple[int, ...]
     """Points per axis, after thinning by space_stride."""
     history: int
-    """Frames a model sees (T_in)."""
+    """Frames of the history (T_in)."""
     block: int
-    """Frames it predicts in one call (T_out)."""
+    """Frames predicted per call (T_out)."""
     horizon: int
     """Frames that are evaluated (H)."""
     train: int
@@ -87,9 +87,9 @@ class Task:
     """none, channel, scalar, pixel, temporal, trajectory, box-cox, box-cox-released, published, numerical or the-well;
     see data/normalise.py."""
     validation: int = 0
-    """Trajectories after the training part that validate; 0: some of the training part do (`train.validation`)."""
+    """Validation trajectories after the training split; 0: a fraction of the training split (`train.validation`)."""
     boundary: str | None = None
-    """An operator on every forecast in physical units, such as lower-walls."""
+    """An operator applied to every forecast in physical units, such as lower-walls."""
     time_stride: int = 1
     """Use every n-th stored frame."""
     space_stride: int = 1
@@ -99,18 +99,18 @@ class Task:
     starts: int | None = None
     """Windows per trajectory; none: all that fit."""
     steady: bool = False
-    """The targets are predicted in the given frame itself; there is no time."""
+    """The targets are in the same frame as the inputs; there is no time."""
     conditions: tuple[str, ...] = ()
-    """Given fields whose mean over the points is also embedded, beside the time: a Reynolds number, a frequency."""
+    """Input fields whose spatial mean is embedded with the time: a Reynolds number, a frequency."""
     skip: int = 0
     """Frames before the first evaluated window: with a shorter history, the same frames are then predicted."""
     vectors: tuple[tuple[str, ...], ...] = ()
-    """Targets that are the components of one vector: a group in loss and metrics, as velocity_x, ... always are."""
+    """Targets that are components of one vector: one group in loss and metrics, as velocity_x, ... always are."""
     mask: str | None = None
-    """A given field that is 1 in a solid and 0 in the fluid: only the fluid counts in statistics, loss and metrics."""
+    """An input field that is 1 in a solid and 0 in the fluid: only the fluid counts in statistics, loss and metrics."""
     split: str = "published"
-    """"published": the windows or trajectories that a data set names for each part, where it does; "trajectories":
-    whole trajectories apart always, though the data set may part windows of one trajectory."""
+    """"published": the split that the data set defines, if any; "trajectories": always split by whole trajectories,
+    even where the data set splits windows of one trajectory."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -118,8 +118,8 @@ class Task:
         for name in self.conditions:
             if name not in given or self.conditions.count(name) > 1:
                 raise ValueError(
-                    f"The condition {name} of {self.name} must be an input that is not predicted, named once; "
-                    f"these are given: {', '.join(given) or 'none'}."
+                    f"The condition {name} of {self.name} must be an input that is not predicted, listed once; "
+                    f"choose from {', '.join(given) or 'none'}."
                 )
         for name in ("history", "block", "horizon", "train", "stride", "time_stride", "space_stride"):
             if getattr(self, name) < 1:
@@ -131,29 +131,30 @@ class Task:
                 raise ValueError(f"{name} of {self.name} is {getattr(self, name)}; it must be at least 0.")
         if self.mask is not None and self.mask not in given:
             raise ValueError(
-                f"The mask {self.mask} of {self.name} must be an input that is not predicted; these are given: "
+                f"The mask {self.mask} of {self.name} must be an input that is not predicted; choose from "
                 f"{', '.join(given) or 'none'}."
             )
         if self.mask is not None and self.normaliser == "pixel":
             raise ValueError(
-                f'The normaliser "pixel" of {self.name} has statistics at each point, and a solid has none; choose '
+                f'The normaliser "pixel" of {self.name} needs statistics at every point, which a '
+                "solid does not have; choose "
                 '"channel".'
             )
         components = [name for vector in self.vectors for name in vector]
         for name in components:
             if name not in self.targets or components.count(name) > 1:
                 raise ValueError(
-                    f"The component {name} of a vector must be a target, named once; the targets of {self.name} are "
+                    f"The vector component {name} must be a target, listed once; the targets of {self.name} are "
                     f"{', '.join(self.targets)}."
                 )
         if any(len(vector) < 2 for vector in self.vectors):
-            raise ValueError(f"A vector of {self.name} has one component; name at least two, or leave it out.")
+            raise ValueError(f"A vector of {self.name} has one component; give at least two, or omit it.")
         if self.block > self.horizon:
-            raise ValueError(f"{self.name} predicts {self.block} frames a call but is evaluated over {self.horizon}.")
+            raise ValueError(f"block of {self.name} is {self.block}; it must not exceed the horizon of {self.horizon}.")
         if not self.steady and self.inputs[: len(self.targets)] != self.targets:
             raise ValueError(
-                f"{self.name} feeds its forecasts back, so its inputs must begin with its targets "
-                f"({', '.join(self.targets)}); what follows them is given and stays as it is."
+                f"{self.name} is autoregressive, so its inputs must begin with its targets "
+                f"({', '.join(self.targets)}); the inputs after them stay fixed."
             )
 
     @property
@@ -274,7 +275,5 @@ def cohort_of(name: str, task: str) -> Cohort:
     """The cohort of this name for this task."""
     tasks = lookup(COHORTS, name, "cohort")
     if task not in tasks:
-        raise ValueError(
-            f"The cohort {name} is defined for {', '.join(tasks)}, not for {task}; choose windows by their number."
-        )
+        raise ValueError(f"The cohort {name} is defined for {', '.join(tasks)}, not for {task}; use --windows instead.")
     return tasks[task]

@@ -238,7 +238,7 @@ def test_own_arrays_are_described_in_the_words_of_the_command_line(tmp_path):
         (lambda: sigmasolver.register_model("my model", Scaled), '"my model" cannot name a model'),
         (lambda: sigmasolver.register_model("", Scaled), "cannot name a model"),
         (lambda: sigmasolver.register_model("mine", 3), "must be a function of a SolverConfig, not int"),
-        (lambda: sigmasolver.build_model("scaled", grid=(8,), in_channels=1, out_channels=1), "There is no model"),
+        (lambda: sigmasolver.build_model("scaled", grid=(8,), in_channels=1, out_channels=1), "Unknown model"),
     ],
 )
 def test_what_cannot_be_registered_is_refused(use, said, models):
@@ -259,17 +259,20 @@ def test_a_builder_that_returns_no_module_is_told(models):
     [
         (lambda data, folder: api.open_dataset(folder / "none.npy"), "There is no file or folder"),
         (lambda data, folder: api.open_dataset(ROOT / "README.md"), "is not an HDF5 file"),
-        (lambda data, folder: api.open_dataset(ROOT / "docs"), "no format that can be imported"),
+        (lambda data, folder: api.open_dataset(ROOT / "docs"), "not in a supported format"),
         (lambda data, folder: api.open_dataset(data, folder / "copy.h5"), "is a store and needs no import"),
         (lambda data, folder: api.open_dataset(data, boundary="wall"), "is a store and needs no import"),
-        (lambda data, folder: api.open_dataset(waves(folder), axes=["count", "x"]), "no array with the axes count, x"),
+        (lambda data, folder: api.open_dataset(waves(folder), axes=["count", "x"]), "no array with axes count, x"),
         (lambda data, folder: api.open_dataset(waves(folder), boundary="soft"), "choose from periodic, wall, open"),
         (lambda data, folder: api.open_dataset(waves(folder), skip_bad=True), "with out="),
         (lambda data, folder: api.open_windows(data, recipe(), "tests"), 'There is no split "tests"'),
         (lambda data, folder: api.open_windows(data, recipe(), "validation"), "no trajectory of .* to the validation"),
-        (lambda data, folder: api.train_model("darcie", data, folder / "run"), 'There is no recipe "darcie"'),
+        (lambda data, folder: api.train_model("darcie", data, folder / "run"), 'Unknown recipe "darcie"'),
         (lambda data, folder: api.train_model(recipe(), data, folder / "run", "gpu"), 'Unknown device "gpu"'),
-        (lambda data, folder: api.simulate_dataset("darcy", 1, folder / "x.h5", settings=["gird=9"]), "no setting"),
+        (
+            lambda data, folder: api.simulate_dataset("darcy", 1, folder / "x.h5", settings=["gird=9"]),
+            "Unknown setting",
+        ),
         (lambda data, folder: api.write_report([], folder / "page.html"), "at least one run"),
         (lambda data, folder: api.evaluate_run(folder / "none"), "none"),
     ],

@@ -177,17 +177,17 @@ class Hoarder(torch.optim.SGD):
 @pytest.mark.parametrize(
     ("register", "settings", "says"),
     [
-        (lambda: None, {"loss": "relativ_l2"}, 'There is no loss "relativ_l2"; did you mean relative_l2?'),
-        (lambda: None, {"optimiser": "adam"}, 'There is no optimiser "adam"; did you mean adamw?'),
+        (lambda: None, {"loss": "relativ_l2"}, 'Unknown loss "relativ_l2"; did you mean relative_l2?'),
+        (lambda: None, {"optimiser": "adam"}, 'Unknown optimiser "adam"; did you mean adamw?'),
         (
             lambda: register_loss("scalar", lambda recipe, normaliser: lambda p, t: (p - t).mean()),
             {"loss": "scalar"},
-            'The loss "scalar" gave the shape (); it must give one number for each of 4 samples.',
+            'The loss "scalar" returned the shape (); it must return one number for each of 4 samples.',
         ),
         (
             lambda: register_loss("number", lambda recipe, normaliser: lambda p, t: 3.0),
             {"loss": "number"},
-            'The loss "number" gave float',
+            'The loss "number" returned float',
         ),
         (
             lambda: register_loss("nothing", lambda recipe, normaliser: None),
@@ -219,7 +219,7 @@ def test_an_optimiser_that_cannot_be_captured_is_refused_by_a_captured_step(data
     monkeypatch.setattr(Execution, "captured", True)
     recipe = replace(RECIPE, train=replace(RECIPE.train, optimiser="momentum"))
     windows = sigmasolver.open_windows(data, recipe)
-    with pytest.raises(ValueError, match=r"needs an optimiser with capturable=True, and momentum is not one"):
+    with pytest.raises(ValueError, match=r"needs an optimiser with capturable=True, but momentum is not one"):
         plan = StepPlan(recipe, windows)
         Stepper(recipe, build(recipe, *fit("channel", windows)), windows, plan.members, plan.rates(), execution)
 

@@ -44,7 +44,7 @@ def test_mistakes_are_one_sentence():
         task_of("kf3d")
     with pytest.raises(ValueError, match="block of ns2d is 0"):
         replace(TASKS["ns2d"], block=0)
-    with pytest.raises(ValueError, match="evaluated over 10"):
+    with pytest.raises(ValueError, match="must not exceed the horizon of 10"):
         replace(TASKS["ns2d"], block=11)
     with pytest.raises(ValueError, match="inputs must begin with its targets"):
         replace(TASKS["ns2d"], targets=("pressure",))

@@ -93,10 +93,10 @@ def test_a_forecast_is_labelled_by_lead():
     [
         (lambda one: one, {"out": None}, "with out="),
         (lambda one: one, {"fields": ["w"]}, "The data set has no field 'w'"),
-        (lambda one: one, {"steady": True}, "has 5 frames, not steady"),
-        (lambda one: one.isel(x=0, y=0), {}, "has no variable of real numbers on axes x, y or z"),
-        (lambda one: one.astype("U5"), {}, "has no variable of real numbers"),
-        (lambda one: one.assign_coords(y=list("abcdef")), {}, "coordinate y holds"),
+        (lambda one: one, {"steady": True}, "has 5 frames, so it is not steady"),
+        (lambda one: one.isel(x=0, y=0), {}, "has no real-valued variable on axes x, y or z"),
+        (lambda one: one.astype("U5"), {}, "has no real-valued variable"),
+        (lambda one: one.assign_coords(y=list("abcdef")), {}, "coordinate y has dtype"),
         (lambda one: one.assign_coords(y=("y", np.arange(6.0), {"boundary": "sticky"})), {}, "'sticky' for y; choose"),
     ],
 )
@@ -108,5 +108,5 @@ def test_mistakes_are_one_sentence_and_leave_nothing(change, more, says, tmp_pat
 
 def test_a_layout_of_another_grid_is_refused():
     layout = Layout(("u",), ("1",), ("open",), (np.arange(4.0),), np.arange(2.0))
-    with pytest.raises(ValueError, match=r"axes of \(4,\) points and the values of \(5,\)"):
+    with pytest.raises(ValueError, match=r"layout has \(4,\) points, but the values have \(5,\)"):
         Rollout(torch.zeros(1, 2, 5, 1), None, ("u",)).to_xarray(layout)

@@ -41,7 +41,7 @@ class Domain:
         if self.axes:
             axes.add(len(self.axes))
         if len(self.fields) != len(self.units) or len(axes) > 1 or len(self.time_steps) not in (0, 2):
-            raise ValueError("The units, axes or time steps of a domain do not belong together; record it again.")
+            raise ValueError("The units, axes and time steps of a domain are inconsistent; record it again.")
 
     @staticmethod
     def of(layout: Layout, fields: Sequence[str], times: np.ndarray) -> Domain:

@@ -60,24 +60,25 @@ class Header:
     def __post_init__(self) -> None:
         layout = self.layout
         if self.dtype not in DTYPES:
-            raise StoreError(f"Values are stored as float32 or float16, not as {self.dtype!r}.")
+            raise StoreError(f"dtype must be float32 or float16, not {self.dtype!r}.")
         if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise StoreError(f"The seed is {self.seed}; it must be a whole number from 0 to 2^63 - 1.")
+            raise StoreError(f"seed is {self.seed}; it must be an integer from 0 to 2^63 - 1.")
         if not layout.fields or len(layout.fields) != len(layout.units):
             raise StoreError(
-                f"There are {len(layout.fields)} fields and {len(layout.units)} units; "
+                f"Got {len(layout.fields)} fields and {len(layout.units)} units; "
                 "give at least one field, and one unit per field."
             )
         if not 1 <= len(layout.coordinates) <= 3 or len(layout.coordinates) != len(layout.boundary):
             raise StoreError(
-                f"There are {len(layout.coordinates)} spatial axes and {len(layout.boundary)} kinds of "
-                "boundary; give one to three axes, and one kind per axis."
+                f"Got {len(layout.coordinates)} spatial axes and {len(layout.boundary)} boundaries; "
+                "give one to three axes, and one boundary per axis."
             )
         if sorted(layout.axis_names) != list("xyz"[: len(layout.coordinates)]):
-            raise StoreError(f"The axes are named {', '.join(layout.axis_names)}; each of x, y, z in turn names one.")
+            names = ", ".join("xyz"[: len(layout.coordinates)])
+            raise StoreError(f"The axis names are {', '.join(layout.axis_names)}; expected {names} in any order.")
         for kind in layout.boundary:
             if kind not in BOUNDARIES:
-                raise StoreError(f"The boundary kind {kind!r} is unknown; choose among {', '.join(BOUNDARIES)}.")
+                raise StoreError(f"Unknown boundary {kind!r}; choose from {', '.join(BOUNDARIES)}.")
         for name, values in self.axes().items():
             if values.ndim != 1 or not values.size or not np.all(np.isfinite(values)) or np.any(np.diff(values) <= 0):
                 raise StoreError(f"The values of {name} must be a list of finite, increasing numbers.")
@@ -133,10 +134,10 @@ class Header:
         pairs += [(key, stored[key], wanted[key]) for key in stored if key != "parameters"]
         for name, old, new in pairs:
             if old != new:
-                return f"its {name} is {old!r} where {new!r} is asked for"
+                return f"its {name} is {old!r}, expected {new!r}"
         if self.layout.axis_names != other.layout.axis_names:
             names = [", ".join(one.layout.axis_names) for one in (self, other)]
-            return f"its axes are {names[0]} where {names[1]} are asked for"
+            return f"its axes are {names[0]}, expected {names[1]}"
         for (name, old), new in zip(self.axes().items(), other.axes().values(), strict=True):
             if not np.array_equal(old, new):
                 return f"its {name} values differ"

@@ -104,15 +104,16 @@ class Summary:
         for field in self.fields if self.read else ():
             if field.nans or field.infinities:
                 found.append(
-                    f"{field.name} has {field.nans} NaN and {field.infinities} infinite values; clean it, "
-                    "or leave these trajectories out with --skip-bad."
+                    f"{field.name} has {field.nans} NaN and {field.infinities} infinite values; fix them, "
+                    "or skip these trajectories with --skip-bad."
                 )
             if field.constant:
                 found.append(f"{field.name} is constant and carries no information.")
             elif field.std < TINY * abs(field.mean):
                 found.append(
-                    f"{field.name} varies by {field.std / abs(field.mean):.1g} of its mean, of which float32 keeps few "
-                    "digits; subtract a constant from it."
+                    f"{field.name} varies by only {field.std / abs(field.mean):.1g} of its mean, "
+                    "which float32 resolves poorly; "
+                    "subtract a constant from it."
                 )
         return found + self._twin_problems() + self._axis_problems()
 
@@ -121,16 +122,16 @@ class Summary:
         place = {} if split is None else {one: part for part, ones in asdict(split).items() for one in ones}
         found = []
         for first, second in self.twins[:MOST_SHOWN]:
-            pair = f"Trajectories {first} and {second} hold the same values"
+            pair = f"Trajectories {first} and {second} have identical values"
             if split is None:
-                found.append(f"{pair}; keep them in the same split, or leave one out.")
+                found.append(f"{pair}; keep them in the same split, or remove one.")
             elif place.get(first) != place.get(second):
                 found.append(
                     f"{pair}, but one is in the {place.get(first, 'unused')} split and the other in the "
-                    f"{place.get(second, 'unused')} split; leave one out."
+                    f"{place.get(second, 'unused')} split; remove one."
                 )
         if len(self.twins) > MOST_SHOWN:
-            found.append(f"{len(self.twins)} pairs of trajectories hold the same values.")
+            found.append(f"{len(self.twins)} pairs of trajectories have identical values.")
         return found
 
     def _axis_problems(self) -> list[str]:
@@ -141,9 +142,11 @@ class Summary:
         for name, axis in zip(layout.axis_names, layout.coordinates, strict=True):
             steps = time_steps(axis)
             if unevenly_spaced(steps) is not None:
-                found.append(f"{name} is unevenly spaced, {steps[0]:g} to {steps[1]:g} apart; models take it as even.")
+                found.append(
+                    f"{name} is unevenly spaced, {steps[0]:g} to {steps[1]:g} apart; models treat it as uniform."
+                )
         if self.whole == 1:
-            found.append("There is one trajectory, but one must train and another test; cut it along time.")
+            found.append("Only one trajectory; training and testing need at least two, so split it in time.")
         return found
 
 
@@ -217,7 +220,7 @@ def summarise(
     time. `first`: read only so many trajectories.
     """
     if first is not None and first < 1:
-        raise ValueError(f"The first {first} trajectories were asked for; ask for at least one.")
+        raise ValueError(f"first is {first}; it must be at least 1.")
     with open_any(path, steady) as data:
         header = data.header
         moments = _Moments(header.shape[0], header.shape[-1])
@@ -299,9 +302,9 @@ def draw(path: str | Path, picture: str | Path, index: int = 0, columns: int = 5
     with open_any(path) as store:
         header = store.header
         if not 0 <= index < len(store):
-            raise StoreError(f"{path} has no trajectory {index}: it holds {len(store)}, counted from 0.")
+            raise StoreError(f"{path} has no trajectory {index}: it has {len(store)} (indices start at 0).")
         if len(header.grid) == 1:
-            raise StoreError(f"{path} holds fields on a line; only fields on two or three axes are drawn.")
+            raise StoreError(f"{path} has one-dimensional fields; only fields on two or three axes can be drawn.")
         frames = np.unique(np.linspace(0, header.shape[0] - 1, columns).round().astype(int))
         order = header.layout.upright
         values = np.stack([_plane(turn(store[index, int(frame)], 0, order)) for frame in frames]).astype(np.float64)
@@ -324,7 +327,7 @@ def draw(path: str | Path, picture: str | Path, index: int = 0, columns: int = 5
     try:
         figure.savefig(drawn, format=picture.suffix.removeprefix(".") or "png")
     except ValueError as error:  # an ending that matplotlib does not know
-        raise StoreError(f"The picture {picture} cannot be written: {error}.") from error
+        raise StoreError(f"Cannot write the image {picture}: {error}.") from error
     with plain_errors(picture, kind=StoreError), replacing(picture) as file:
         file.write(drawn.getvalue())
 

@@ -44,7 +44,7 @@ class UnreadableError(Exception):
 def check_file(path: Path) -> None:
     """Refuse what is no file: a pipe or a device could be waited on for ever."""
     if not path.exists():
-        raise ValueError(f"There is no file {path}.")
+        raise ValueError(f"{path} not found.")
     if not path.is_file():
         raise ValueError(f"{path} is not a regular file; save its contents as one.")
 
@@ -127,24 +127,27 @@ def _status(process: _Process) -> int:
 
 def _last_words(path: Path, status: int, seconds: float) -> str:
     if status == -getattr(signal, "SIGXCPU", 0):
-        return f"{path} is not read after {seconds:.0f} s of computing, as happens with damage; save it again."
+        return f"Reading {path} did not finish within {seconds:.0f} s of CPU time, so it may be corrupt; save it again."
     if status == -getattr(signal, "SIGKILL", 0):
-        return f"{path} could not be read: the system ended the reader, probably for lack of memory; save it in parts."
-    return f"{path} is damaged, and the library that reads it crashed; copy or download it again."
+        return (
+            f"{path} could not be read: the reader was killed, probably for lack of memory; split it into "
+            "several files."
+        )
+    return f"{path} is corrupt and crashed the library that reads it; copy or download it again."
 
 
 def _objection(path: Path, reason: str) -> Exception:
     if reason == "permission":
-        return ValueError(f"This user may not read {path}; ask its owner.")
+        return ValueError(f"Permission denied: {path}.")
     if reason == "memory":
-        return ValueError(f"{path} does not fit into the memory; save it in parts.")
+        return ValueError(f"{path} does not fit in memory; split it into several files.")
     if reason == "deep":
-        return ValueError(f"{path} has groups more than {worker.DEEPEST} deep; save its arrays further up.")
+        return ValueError(f"{path} has groups nested more than {worker.DEEPEST} deep; flatten them.")
     if reason == "package":
-        return ValueError(f"{path} needs xarray, h5netcdf and zarr to be read; install them with {EXTRA}.")
+        return ValueError(f"Reading {path} requires xarray, h5netcdf and zarr; install them with {EXTRA}.")
     if reason == "nameless":
         return ValueError(
-            f"The arrays in {path} do not name their dimensions; write it with xarray, or with dimension_names "
+            f"The arrays in {path} have no dimension names; write it with xarray, or with dimension_names "
             "such as count, time, x, y."
         )
     return UnreadableError(reason)

@@ -34,10 +34,10 @@ def check_mask(values: torch.Tensor, channel: int, name: str, trajectory: int) -
     """Refuse a trajectory (T, *grid, q) whose mask is none: other values than 0 and 1, changing in time, no fluid."""
     mask = values[..., channel]
     if not bool(((mask == 0) | (mask == 1)).all()):
-        raise ValueError(
-            f"The mask {name} of trajectory {trajectory} has values other than 0 (fluid) and 1 (solid); give it these."
-        )
+        raise ValueError(f"The mask {name} of trajectory {trajectory} must contain only 0 (fluid) and 1 (solid).")
     if not bool((mask == mask[:1]).all()):
-        raise ValueError(f"The mask {name} of trajectory {trajectory} changes in time; a solid must stay where it is.")
+        raise ValueError(f"The mask {name} of trajectory {trajectory} changes in time; the solid must be stationary.")
     if bool((mask == 1).all()):
-        raise ValueError(f"The mask {name} of trajectory {trajectory} is 1 everywhere, which leaves no fluid; turn it.")
+        raise ValueError(
+            f"The mask {name} of trajectory {trajectory} is 1 everywhere, which leaves no fluid; invert it."
+        )

@@ -88,8 +88,8 @@ class Normaliser:
             values = getattr(self, name)
             if values.dtype != torch.float64 or values.ndim < 1 or values.shape[-1] != len(self.fields):
                 raise ValueError(
-                    f"The {name} has type {values.dtype} and shape {tuple(values.shape)}; it must be float64 with "
-                    f"{len(self.fields)} fields last."
+                    f"The {name} has dtype {values.dtype} and shape {tuple(values.shape)}; expected float64 with "
+                    f"a last axis of {len(self.fields)} fields."
                 )
         if self.mean.shape != self.scale.shape:
             raise ValueError(
@@ -150,10 +150,10 @@ class Normaliser:
         """The inverse of `to_dict`."""
         for key in values:
             if key not in _KEYS:
-                raise ValueError(f'A normaliser has no entry "{key}"; {suggest(key, _KEYS)}')
+                raise ValueError(f'Unknown normaliser entry "{key}"; {suggest(key, _KEYS)}')
         for key in _KEYS:
             if key not in values:
-                raise ValueError(f'The entry "{key}" of a normaliser is missing; save it with to_dict.')
+                raise ValueError(f'Normaliser entry "{key}" is missing; save the normaliser with to_dict.')
         mean, scale = (torch.tensor(values[name], dtype=torch.float64) for name in ("mean", "scale"))
         return Normaliser(values["kind"], tuple(values["fields"]), mean, scale, tuple(values["constant"]))
 
@@ -161,8 +161,8 @@ class Normaliser:
         """Mean and scale for `x`: on its device, in its type or in float32 where that is narrower."""
         if x.shape[x.ndim - self.mean.ndim :] != self.mean.shape:
             raise ValueError(
-                f"Values of shape {tuple(x.shape)} do not end in {tuple(self.mean.shape)}, "
-                f"as those of ({', '.join(self.fields)}) must."
+                f"Got values of shape {tuple(x.shape)}; the last axes must be {tuple(self.mean.shape)} "
+                f"for ({', '.join(self.fields)})."
             )
         key = (x.device, torch.promote_types(x.dtype, torch.float32))
         if key in self._casts:
@@ -221,7 +221,7 @@ def fit(kind: str, windows: Windows, mask: str | None = None) -> tuple[Normalise
             if kind == "numerical" and source == maker and (found := _of_numerical(windows)) is not None:
                 return found.select(windows.spec.inputs), found.select(windows.spec.targets)
             raise ValueError(
-                f"{windows.source.path} comes without the {what}; put the file there, or set task.normaliser=channel "
+                f"{windows.source.path} has no {what}; add the file, or set task.normaliser=channel "
                 "to fit them on the training windows."
             )
         if given is not None:
@@ -247,7 +247,7 @@ def _of_numerical(windows: Windows) -> Normaliser | None:
         lacking = [name for name in windows.fields if name not in data.header.layout.fields]
         if lacking:
             raise ValueError(
-                f"The numerical data at {place} have no {', '.join(lacking)}, so the normaliser cannot be fitted on "
+                f"The numerical data in {place} have no {', '.join(lacking)}, so the normaliser cannot be fitted on "
                 "them; set task.normaliser=channel to fit it on the measured windows."
             )
         # Some numerical data are stored on twice the points of the measured ones.
@@ -276,7 +276,7 @@ def _given(kind: str, fields: Sequence[str], statistics: Mapping[str, Sequence[f
     for name in fields:
         if name not in statistics:
             raise ValueError(
-                f"The published statistics have no field {name}, only {', '.join(statistics)}; set "
+                f"The published statistics have no field {name} (available: {', '.join(statistics)}); set "
                 "task.normaliser=channel to fit them on the training windows."
             )
     mean, scale = torch.tensor([statistics[name] for name in fields], dtype=torch.float64).unbind(-1)
@@ -292,13 +292,13 @@ def fit_trajectories(kind: str, fields: Sequence[str], trajectories: Iterable[to
         if all(fields[q] in watched.constant for q in group):
             scale[..., group] = 1
         elif not bool((scale[..., group] > 0).all()):
-            raise ValueError(f'The field {fields[group[0]]} does not change in time; choose the kind "channel".')
+            raise ValueError(f"The field {fields[group[0]]} is constant in time; set task.normaliser=channel.")
         elif kind in _WITH_CONSTANTS:
             largest = max(watched.range_of(q) for q in group)
             if largest < _SEEN * float(scale[..., group].min()):
                 raise ValueError(
-                    f"The field {fields[group[0]]} varies by {largest:.3g} in all, negligible against the constant "
-                    f'of the normaliser "{kind}"; set task.normaliser=channel, or give the data in other units.'
+                    f"The field {fields[group[0]]} has a range of only {largest:.3g}, negligible against the constant "
+                    f'of the normaliser "{kind}"; set task.normaliser=channel, or convert the data to other units.'
                 )
     return Normaliser(kind, tuple(fields), mean.cpu(), scale.cpu(), watched.constant)
 
@@ -348,15 +348,14 @@ class _RangeTracker:
             wide = values.to(torch.float64)
             if not bool(wide.isfinite().all()):
                 raise ValueError(
-                    f"Training trajectory number {number} (counted from 0) holds values that are not finite; "
-                    "leave it out."
+                    f"Training trajectory {number} (indices start at 0) contains non-finite values; remove it."
                 )
             low, high = wide.flatten(0, -2).amin(0), wide.flatten(0, -2).amax(0)
             self._low = low if self._low is None else torch.minimum(self._low, low)
             self._high = high if self._high is None else torch.maximum(self._high, high)
             yield wide
         if self._low is None:
-            raise ValueError("There are no trajectories to fit a normaliser on; give at least one.")
+            raise ValueError("No trajectories to fit a normaliser on; give at least one.")
 
 
 Fit = Callable[[_RangeTracker], tuple[torch.Tensor, torch.Tensor]]
@@ -375,7 +374,7 @@ def _moments(trajectories: Iterable[torch.Tensor], per_point: bool) -> tuple[int
 
 def _unbiased(n: int, S: torch.Tensor) -> torch.Tensor:
     if n < 2:
-        raise ValueError("One value has no standard deviation; give more training trajectories.")
+        raise ValueError("The standard deviation needs more than one value; give more training trajectories.")
     return (S / (n - 1)).sqrt()
 
 

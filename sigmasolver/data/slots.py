@@ -48,7 +48,7 @@ def create(target: BinaryIO, header: Header, count: int) -> None:
     dtype, shape = DTYPES[header.dtype], header.shape
     chunk = (1, *shape) if header.nbytes <= _CHUNK else (1, 1, *shape[1:])
     if int(np.prod(chunk, dtype=np.int64)) * dtype.itemsize >= 2**32:
-        raise StoreError("One frame takes 4 GiB or more, which HDF5 cannot hold as one piece; use a coarser grid.")
+        raise StoreError("One frame takes 4 GiB or more, the limit of an HDF5 chunk; use a coarser grid.")
     pages = _Pages()
     with _new_file(pages) as file:
         file.attrs["format"] = _text(FORMAT)
@@ -201,7 +201,9 @@ def _start_of_values(path: Path, fields: h5py.Dataset) -> int:
         last = fields.id.get_chunk_info_by_coord(corner)
         if last.byte_offset + last.size - first.byte_offset == fields.nbytes:
             return int(first.byte_offset)
-    raise StoreError(f"{path} was repacked by another program: it reads, but cannot be continued; choose another name.")
+    raise StoreError(
+        f"{path} was repacked by another program and can be read but not resumed; choose another file name."
+    )
 
 
 def cast(trajectories: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -210,7 +212,7 @@ def cast(trajectories: np.ndarray, dtype: np.dtype) -> np.ndarray:
         stored = np.ascontiguousarray(trajectories, dtype=dtype)
     if dtype != trajectories.dtype and np.any(np.isinf(stored) & ~np.isinf(trajectories)):
         largest = np.nanmax(np.abs(trajectories))
-        raise StoreError(f"Values up to {largest:.3g} do not fit {dtype.name}; store them as a wider type.")
+        raise StoreError(f"Values up to {largest:.3g} overflow {dtype.name}; use a wider dtype.")
     return stored
 
 
@@ -219,8 +221,8 @@ def check_room(path: Path, needed: int) -> None:
     free = shutil.disk_usage(path.parent).free
     if needed > free:
         raise StoreError(
-            f"{path} needs {needed / 1e6:,.3f} MB and its folder has {free / 1e6:,.3f} MB free; ask for fewer "
-            "trajectories, for float16, or stream them instead of storing them."
+            f"{path} needs {needed / 1e6:,.3f} MB, but its folder has {free / 1e6:,.3f} MB free; use fewer "
+            "trajectories or float16, or stream them instead of storing them."
         )
 
 
@@ -236,7 +238,9 @@ def lock(path: Path) -> int:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             os.close(held)
             raise _busy(path) from None
-        warnings.warn(f"The folder of {path} has no file locks: let only one process write it.", stacklevel=4)
+        warnings.warn(
+            f"The folder of {path} does not support file locks: make sure only one process writes to it.", stacklevel=4
+        )
     # The holder before may have removed the name between our opening and our locking it.
     if not name.exists() or not os.path.samestat(name.stat(), os.fstat(held)):
         os.close(held)
@@ -256,4 +260,4 @@ def _lock_name(path: Path) -> Path:
 
 
 def _busy(path: Path) -> StoreError:
-    return StoreError(f"Another process is writing {path}; wait for it or choose another file name.")
+    return StoreError(f"Another process is writing to {path}; wait for it or choose another file name.")

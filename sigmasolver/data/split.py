@@ -24,15 +24,15 @@ class Split:
 
     def __post_init__(self) -> None:
         if not self.train:
-            raise ValueError("The training part is empty; give it at least one trajectory.")
+            raise ValueError("The training split is empty; give it at least one trajectory.")
         place: dict[int, str] = {}
         for part, trajectory in self._members():
             if trajectory < 0:
-                raise ValueError(f"Trajectory {trajectory} of the {part} part is not counted from 0.")
+                raise ValueError(f"Trajectory {trajectory} of the {part} split is negative; indices start at 0.")
             if trajectory in place:
                 raise ValueError(
-                    f"Trajectory {trajectory} is in the {place[trajectory]} part and again in the {part} part; "
-                    "name every trajectory once."
+                    f"Trajectory {trajectory} appears twice, in the {place[trajectory]} and the {part} split; "
+                    "list each trajectory once."
                 )
             place[trajectory] = part
 
@@ -49,13 +49,14 @@ class Split:
         for part, trajectory in self._members():
             if trajectory >= len(digests):
                 raise ValueError(
-                    f"The {part} part wants trajectory {trajectory}, but there are {len(digests)}, counted from 0."
+                    f"The {part} split includes trajectory {trajectory}, but there are only "
+                    f"{len(digests)} (indices start at 0)."
                 )
             other, twin = seen.setdefault(digests[trajectory], (part, trajectory))
             if other != part:
                 raise ValueError(
-                    f"Trajectory {trajectory} of the {part} part has the same values as {twin} of the {other} part; "
-                    "leave one of them out."
+                    f"Trajectory {trajectory} of the {part} split is identical to {twin} of the {other} split; "
+                    "remove one of them."
                 )
 
     def _members(self) -> Iterator[tuple[str, int]]:
@@ -121,16 +122,16 @@ def split(count: int, train: int, test: int, validation: float = 0.1, digests: S
     one trajectory, unless 0). With a store's `digests`, also checked for the same trajectory under two numbers.
     """
     if train < 1 or test < 0:
-        raise ValueError(f"{train} trajectories to train and {test} to test were asked for; ask for at least 1 and 0.")
+        raise ValueError(f"Got {train} training and {test} test trajectories; they must be at least 1 and 0.")
     if train + test > count:
         raise ValueError(
-            f"{train} trajectories to train and {test} to test are {train + test}, but there are only {count}."
+            f"{train} training and {test} test trajectories are {train + test}, but there are only {count}."
         )
     if validation < 0 or (validation >= 1 and validation != int(validation)):
-        raise ValueError(f"validation is {validation}; give a fraction below 1 or a whole number of trajectories.")
+        raise ValueError(f"validation is {validation}; it must be a fraction below 1 or a number of trajectories.")
     held = int(validation) if validation >= 1 else max(1, round(validation * train)) if validation else 0
     if held >= train:
-        raise ValueError(f"Validating on {held} of {train} training trajectories leaves none to train on; take fewer.")
+        raise ValueError(f"Validating on {held} of {train} training trajectories leaves none for training; use fewer.")
     parts = Split(tuple(range(train - held)), tuple(range(train - held, train)), tuple(range(count - test, count)))
     if digests is not None:
         parts.check(digests)

@@ -43,7 +43,7 @@ class Writer:
 
     def __init__(self, path: str | Path, header: Header, count: int) -> None:
         if count < 1:
-            raise StoreError(f"{count} trajectories were asked for; ask for at least one.")
+            raise StoreError(f"count is {count}; it must be at least 1.")
         self.path, self.header, self.count = Path(path), header, count
         with plain_errors(self.path, kind=StoreError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,20 +67,20 @@ class Writer:
     @property
     def _open(self) -> slots.SlotFile:
         if self._file is None:
-            raise StoreError(f"{self.path} is closed; open it again to write to it.")
+            raise StoreError(f"{self.path} is closed; reopen it for writing.")
         return self._file
 
     def append(self, trajectories: np.ndarray) -> None:
         """Put these next trajectories, `(n, frames, *grid, fields)`, behind those already whole."""
         if trajectories.shape[1:] != self.header.shape:
             raise StoreError(
-                f"A trajectory of shape {trajectories.shape[1:]} does not fit {self.path}, "
-                f"whose trajectories have shape {self.header.shape}."
+                f"Got a trajectory of shape {trajectories.shape[1:]}, but those of {self.path} "
+                f"have shape {self.header.shape}."
             )
         if self.whole + len(trajectories) > self.count:
-            raise StoreError(f"{self.path} has room for {self.count} trajectories; more were given.")
+            raise StoreError(f"{self.path} has room for {self.count} trajectories, but more were given.")
         stored = slots.cast(trajectories, DTYPES[self.header.dtype])
-        kept = f", and its {self.whole} whole trajectories are kept" if self.whole else ""
+        kept = f", and its {self.whole} complete trajectories are kept" if self.whole else ""
         with plain_errors(self.path, kept, StoreError):
             self._open.put(stored)
 
@@ -109,9 +109,9 @@ def _prepare(path: Path, header: Header, count: int) -> slots.SlotFile:
     with open_store(path) as old:
         difference = old.header.difference(header)
         if difference is not None:
-            raise OtherStoreError(f"{path} cannot be continued: {difference}; choose another file name.")
+            raise OtherStoreError(f"{path} cannot be resumed: {difference}; choose another file name.")
         if len(old) > count:
-            raise StoreError(f"{path} holds {len(old)} trajectories, not just {count}; choose another file name.")
+            raise StoreError(f"{path} has {len(old)} trajectories, more than {count}; choose another file name.")
         if old.count == count:
             return slots.SlotFile(path, header, count, old.digests)
         return _resize(path, old, count)
@@ -133,7 +133,7 @@ def _resize(path: Path, old: StoreReader, count: int) -> slots.SlotFile:
             for index in range(len(old)):
                 new.put(old[index : index + 1])
                 if new.digests[index] != old.digests[index]:
-                    raise StoreError(f"{path} is damaged in trajectory {index}; generate it again.")
+                    raise StoreError(f"{path} is corrupt in trajectory {index}; generate it again.")
             take_name(file, path)
         except BaseException:
             new.close()
@@ -192,11 +192,13 @@ class StoreReader(Reader):
         """How many trajectories the file has room for; `len` says how many are whole."""
         self._whole = int(np.argmin(whole)) if not whole.all() else self.count
         if fields.shape != (self.count, *self.header.shape):
-            raise StoreError(f"{self.path} is damaged: its values do not have the shape its header tells.")
+            raise StoreError(f"{self.path} is corrupt: the shape of its values does not match its header.")
         self._digests = [bytes(row) for row in file["digests"][: self._whole]]
         self._fingerprint = fingerprint(self.header, self.digests)
         if self.finished and file["fingerprint"][()].decode() != self.fingerprint:
-            raise StoreError(f"{self.path} was changed after it was written: its fingerprint does not fit its header.")
+            raise StoreError(
+                f"{self.path} was modified after it was written: its fingerprint does not match its header."
+            )
 
     @property
     def digests(self) -> list[bytes]:
@@ -292,7 +294,7 @@ def _checksummed(path: Path) -> bool:
 
 
 def _damaged(path: Path, index: int) -> StoreError:
-    return StoreError(f"{path} is damaged in trajectory {index}: its checksum differs; copy or generate it again.")
+    return StoreError(f"{path} is corrupt in trajectory {index}: checksum mismatch; copy or generate it again.")
 
 
 def _no_store(path: Path) -> StoreError:
@@ -305,7 +307,7 @@ def _check_kind(path: Path, file: h5py.File) -> None:
     version = int(file.attrs["version"])
     if version > VERSION:
         raise StoreError(
-            f"{path} has format version {version}, newer than the {VERSION} known here; update sigmasolver."
+            f"{path} has format version {version}, but this version supports up to {VERSION}; update sigmasolver."
         )
     if version < VERSION:
         raise StoreError(f"{path} has the old format version {version}, not {VERSION}; generate or import it again.")
@@ -321,7 +323,9 @@ def _check_inside(path: Path, file: h5py.File) -> None:
             plan = file[name].id.get_create_plist()
             inside = plan.get_layout() != h5py.h5d.VIRTUAL and not plan.get_external_count()
         if not inside:
-            raise StoreError(f"{path} keeps its {name} in another file, which is not read; copy the values into it.")
+            raise StoreError(
+                f"{path} stores its {name} in an external file, which is not read; copy the values into it."
+            )
 
 
 def _header(file: h5py.File) -> Header:
@@ -348,14 +352,14 @@ def _text(value: bytes | str) -> str:
 def _diagnosis(path: Path, error: Exception) -> str:
     """Why this file cannot be read, in one sentence."""
     if not path.exists():
-        return f"There is no file {path}; make it with simulate or import-data."
+        return f"{path} not found; create it with simulate or import-data."
     if not path.is_file():
-        return f"{path} is not a file; give the store's own name."
+        return f"{path} is not a file; give the path of the store."
     if isinstance(error, PermissionError):
-        return f"Permission denied: this user may not read {path}; ask its owner."
+        return f"Permission denied: {path}."
     with suppress(OSError):
         if not h5py.is_hdf5(path):
             return f"{path} is not an HDF5 file; convert foreign files with import-data."
     if "truncated" in str(error):
         return f"{path} is truncated at {path.stat().st_size} bytes; copy or generate it again."
-    return f"{path} is damaged and cannot be read; copy or generate it again."
+    return f"{path} is corrupt and cannot be read; copy or generate it again."

@@ -76,7 +76,7 @@ class WindowSpec:
         for role in ("inputs", "targets"):
             names = getattr(self, role)
             if not names or len(set(names)) < len(names):
-                raise ValueError(f"The {role} are ({', '.join(names)}); name at least one field, and each only once.")
+                raise ValueError(f"The {role} are ({', '.join(names)}); give at least one field, and each only once.")
         for name in ("history", "horizon", "starts", "stride", "time_stride", "space_stride"):
             number = getattr(self, name)
             if number is not None and number < 1:
@@ -84,10 +84,12 @@ class WindowSpec:
         if self.skip < 0:
             raise ValueError(f"skip is {self.skip}; it must be at least 0.")
         if self.steady and (self.history, self.horizon) != (1, 1):
-            raise ValueError(f"A steady task has one frame in and one out, not {self.history} and {self.horizon}.")
+            raise ValueError(
+                f"A steady task has one input and one output frame, not {self.history} and {self.horizon}."
+            )
         if self.steady and set(self.inputs) & set(self.targets):
             shared = ", ".join(name for name in self.inputs if name in self.targets)
-            raise ValueError(f"A steady task would be given its own answer: {shared} is both input and target.")
+            raise ValueError(f"{shared} is both an input and a target, which a steady task does not allow.")
 
     @property
     def span(self) -> int:
@@ -105,7 +107,7 @@ class WindowSpec:
         fitting = (thinned - self.span) // self.stride + 1
         if self.starts is not None and self.starts > fitting:
             raise ValueError(
-                f"{self.starts} windows per trajectory were asked for, but only {fitting} fit into {thinned} frames."
+                f"starts is {self.starts} windows per trajectory, but only {fitting} fit into {thinned} frames."
             )
         return fitting if self.starts is None else self.starts
 
@@ -145,7 +147,7 @@ class Windows:
         """What is read: the inputs, then the targets that are not among them."""
         for name in self.fields:
             if name not in layout.fields:
-                raise ValueError(f'There is no field "{name}"; {suggest(name, layout.fields)}')
+                raise ValueError(f'Unknown field "{name}"; {suggest(name, layout.fields)}')
         self.starts = None if listed is not None else spec.starts_in(len(layout.times))
         """Windows per trajectory; None where they are listed."""
         _check_space(source.header, spec.space_stride)
@@ -170,7 +172,7 @@ class Windows:
         spec = self.spec
         if (spec.starts, spec.time_stride, spec.skip) != (None, 1, 0):
             raise ValueError(
-                "These windows are named one by one in the data set; leave out starts, skip and time_stride, or set "
+                "The data set lists its windows explicitly; omit starts, skip and time_stride, or set "
                 "task.split=trajectories."
             )
         position = {trajectory: number for number, trajectory in enumerate(self.trajectories)}
@@ -178,7 +180,7 @@ class Windows:
         places = [(position[trajectory], first) for trajectory, first in listed if first <= last]
         if not places:
             raise ValueError(
-                f"A window needs {spec.span} frames, and none of the {len(listed)} listed windows has so many; "
+                f"A window needs {spec.span} frames, but all {len(listed)} listed windows are shorter; "
                 "shorten history or horizon."
             )
         return torch.tensor(places)
@@ -311,16 +313,16 @@ class Windows:
     def _held(self, dtype: str | None) -> str:
         name = self.source.header.dtype if dtype is None else dtype
         if name not in DTYPES:
-            raise ValueError(f"Trajectories are held as float32 or float16, not as {name!r}.")
+            raise ValueError(f"Trajectories are held in memory as float32 or float16, not {name!r}.")
         return name
 
     def _checked(self, indices: Iterable[int] | torch.Tensor) -> list[int]:
         numbers = indices.tolist() if isinstance(indices, torch.Tensor) else [operator.index(one) for one in indices]
         if not numbers:
-            raise ValueError("A batch of no windows was asked for; ask for at least one.")
+            raise ValueError("A batch must contain at least one window.")
         for index in numbers:
             if not -len(self) <= index < len(self):
-                raise IndexError(f"There is no window {index}: there are {len(self)}, counted from 0.")
+                raise IndexError(f"Window {index} is out of range: there are {len(self)} (indices start at 0).")
         return [index % len(self) for index in numbers]
 
     def _select(self, frames: torch.Tensor, names: tuple[str, ...]) -> torch.Tensor:
@@ -357,7 +359,7 @@ class Windows:
                 values = given if isinstance(given, torch.Tensor) else torch.tensor(given)
                 if values.shape != self.source.header.shape:
                     raise ValueError(
-                        f"Trajectory {trajectory} has shape {tuple(values.shape)}, but its header tells "
+                        f"Trajectory {trajectory} has shape {tuple(values.shape)}, but its header has "
                         f"{self.source.header.shape}."
                     )
                 yield _channels(values[key], self._channels)
@@ -377,9 +379,10 @@ class Windows:
                 frame, *_, field = (int(one) for one in (~finite).nonzero()[0])
                 path = getattr(self.source, "path", None)
                 raise ValueError(
-                    f"{part.capitalize()} trajectory {trajectory}{f' of {path}' if path else ''} holds values that are "
-                    f"not finite, the first in frame {frame * self.spec.time_stride} of {self.fields[field]}; leave it "
-                    "out, as `train --skip-bad` does."
+                    f"{part.capitalize()} trajectory {trajectory}{f' of {path}' if path else ''} contains "
+                    f"non-finite values, the first in frame {frame * self.spec.time_stride} of "
+                    f"{self.fields[field]}; skip "
+                    "it with `train --skip-bad`."
                 )
             yield self._covered(position, values)
 
@@ -393,7 +396,7 @@ class Windows:
         finite = torch.stack([one.isfinite().flatten(1).all(1) for one in frames]).all(0).cpu()
         if not bool(finite.all()):
             trajectory = self.trajectories[int(self._places[int(indices[~finite][0]), 0])]
-            raise ValueError(f"Trajectory {trajectory} of the data has values that are not finite; leave it out.")
+            raise ValueError(f"Trajectory {trajectory} of the data contains non-finite values; remove it.")
 
 
 def spread_evenly(count: int, asked: int | None) -> torch.Tensor:
@@ -417,8 +420,7 @@ class Resident:
             narrowed = self.values.element_size() < values.element_size()
             if narrowed and int(self.values[position].isinf().sum()) > int(values.isinf().sum()):
                 raise ValueError(
-                    f"Trajectory {windows.trajectories[position]} holds values too large for {dtype}; "
-                    "hold the trajectories as float32."
+                    f"Trajectory {windows.trajectories[position]} contains values too large for {dtype}; use float32."
                 )
         spec, device = windows.spec, self.values.device
         self._first = (windows._places[:, 0] * len(windows.times) + windows._places[:, 1]).to(device)
@@ -462,7 +464,7 @@ def _put(out: np.ndarray, values: np.ndarray, channels: list[int]) -> None:
 def _check_space(header: Header, stride: int) -> None:
     for axis, (size, boundary) in enumerate(zip(header.grid, header.layout.boundary, strict=True)):
         if stride > size:
-            raise ValueError(f"space_stride {stride} is wider than axis {'xyz'[axis]} with its {size} points.")
+            raise ValueError(f"space_stride {stride} exceeds the {size} points of axis {'xyz'[axis]}.")
         if boundary == "periodic" and size % stride:
             raise ValueError(
                 f"space_stride {stride} does not divide the {size} points of the periodic axis {'xyz'[axis]}, "
@@ -472,14 +474,14 @@ def _check_space(header: Header, stride: int) -> None:
 
 def _check_trajectories(source: Source, trajectories: tuple[int, ...]) -> None:
     if not trajectories:
-        raise ValueError("There are no trajectories to cut windows from; name at least one.")
+        raise ValueError("No trajectories to take windows from; give at least one.")
     if len(set(trajectories)) < len(trajectories):
-        raise ValueError("A trajectory is named twice among those to cut windows from; name each only once.")
+        raise ValueError("A trajectory to take windows from is listed twice; list each only once.")
     try:
         count = len(source)  # type: ignore[arg-type]
     except TypeError:
         count = None
     for trajectory in trajectories:
         if trajectory < 0 or (count is not None and trajectory >= count):
-            there = "they are counted from 0" if count is None else f"there are {count}, counted from 0"
-            raise ValueError(f"There is no trajectory {trajectory}: {there}.")
+            there = "indices start at 0" if count is None else f"there are {count} (indices start at 0)"
+            raise ValueError(f"Trajectory {trajectory} is out of range: {there}.")

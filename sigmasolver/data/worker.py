@@ -122,19 +122,19 @@ def _fault(dataset: h5py.Dataset, dtype: np.dtype) -> str | None:
     kind, whole = plan.get_layout(), True
     if kind == h5py.h5d.VIRTUAL:
         return (
-            "is a virtual dataset, put together from other files, and would have zeros where one of them is missing; "
-            "import those files themselves"
+            "is a virtual dataset made from other files and would read as zeros where one of them is missing; "
+            "import those files instead"
         )
     if plan.get_external_count():
-        return "keeps its values in another file, which is not read; save it again with its values inside"
+        return "stores its values in an external file, which is not read; save it again with its values inside"
     if not all(h5py.h5z.filter_avail(plan.get_filter(place)[0]) for place in range(plan.get_nfilters())):
-        return "is packed in a way that this HDF5 does not know; save it again with gzip or unpacked"
+        return "uses a compression filter that this HDF5 does not support; save it again with gzip or uncompressed"
     if kind == h5py.h5d.CHUNKED:
         pieces = [math.ceil(size / step) for size, step in zip(dataset.shape, dataset.chunks, strict=True)]
         whole = dataset.id.get_num_chunks() >= math.prod(pieces)
     elif kind == h5py.h5d.CONTIGUOUS:
         whole = dataset.id.get_storage_size() >= dataset.id.get_type().get_size() * math.prod(dataset.shape or (0,))
-    return None if whole else "is written in part only; let its writer finish, or save what is there by itself"
+    return None if whole else "is incomplete; wait until it is written, or save the existing values separately"
 
 
 def _rows(path: str, name: str, start: int, stop: int, last: bool) -> np.ndarray:

@@ -48,12 +48,12 @@ class BlockSpec:
             raise ValueError(f"stages is {self.stages}; give at least one stage of one or two operators.")
         for operator in (name for stage in self.stages for name in stage):
             if operator not in OPERATORS:
-                raise ValueError(f'A stage names "{operator}"; choose from {", ".join(OPERATORS)}.')
+                raise ValueError(f'Unknown operator "{operator}"; choose from {", ".join(OPERATORS)}.')
         for name, value, choices in (("mixing", self.mixing, MIXINGS), ("update", self.update, UPDATES)):
             if value not in choices:
                 raise ValueError(f'{name} is "{value}"; choose from {", ".join(choices)}.')
         if self.mixing == "grouped" and len(self.stages[-1]) < 2:
-            raise ValueError('mixing "grouped" keeps two channel groups apart, but the last stage has one operator.')
+            raise ValueError('mixing "grouped" needs two channel groups, but the last stage has one operator.')
 
 
 class Branch(nn.Module):

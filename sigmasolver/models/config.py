@@ -50,15 +50,15 @@ class Options:
     lattice: int | None = None
     """Reference points per axis; none: 64, 8 or 4 for one, two or three axes."""
     padding: str | tuple[str, ...] | None = None
-    """zeros or circular, for all axes or for each; none: zeros, but for EddyFormer circular."""
+    """zeros or circular, for all axes or for each; none: zeros, except for EddyFormer, which uses circular."""
     domain_padding: float | tuple[float, ...] = 0.0
-    """Zeros behind each axis that is not circular, as a fraction of its points, in the Fourier transforms."""
+    """Zero padding of each non-circular axis in the Fourier transforms, as a fraction of its points."""
     time_embedding: bool = False
-    """The model is told the time of the last given frame."""
+    """Embed the time of the last given frame."""
     dropout: float = 0.0
     """After the slice-attention softmax and after the physical operator's output projection."""
     check_input: bool = False
-    """Look for NaN and infinity in every input. Costs a pass and, on a GPU, a wait."""
+    """Check every input for NaN and infinity. Costs a pass over it and, on a GPU, a synchronisation."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -67,14 +67,14 @@ class Options:
         if self.positions not in POSITIONS:
             raise ValueError(f'positions is "{self.positions}"; choose one of {", ".join(POSITIONS)}.')
         if self.lattice is not None and self.lattice < 2:
-            raise ValueError(f"lattice is {self.lattice}; it needs at least 2 reference points per axis.")
+            raise ValueError(f"lattice is {self.lattice}; it must be at least 2 reference points per axis.")
         given = (self.padding,) if isinstance(self.padding, str) else self.padding or ()
         unknown = [kind for kind in given if kind not in PADDINGS]
         if unknown:
             raise ValueError(f'padding has "{unknown[0]}"; choose "zeros" or "circular", for all axes or for each.')
         fractions = self.domain_padding if isinstance(self.domain_padding, tuple) else (self.domain_padding,)
         if not all(0 <= fraction <= 2 for fraction in fractions):
-            raise ValueError(f"domain_padding is {self.domain_padding}; a fraction must be at least 0 and at most 2.")
+            raise ValueError(f"domain_padding is {self.domain_padding}; it must be a fraction from 0 to 2.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1.")
 
@@ -88,11 +88,11 @@ class ModelSize:
     depth: int = 8
     """Number of blocks."""
     heads: int = 8
-    """Attention heads of each half of the channels; the width is a multiple of twice this number."""
+    """Attention heads per half of the channels; the width must be a multiple of twice this number."""
     slices: int = 32
     """Slices of the physical operator."""
     modes: int | tuple[int, ...] = 4
-    """Fourier modes that are kept, for all axes or for each."""
+    """Fourier modes to keep, for all axes or for each."""
     options: Options = field(default_factory=Options)
 
 
@@ -116,7 +116,7 @@ class SolverConfig(ModelSize):
     def __post_init__(self) -> None:
         check_types(self)
         if not 1 <= self.axes <= 3:
-            raise ValueError(f"Grid {self.grid} has {self.axes} axes; solvers work on one, two or three.")
+            raise ValueError(f"Grid {self.grid} has {self.axes} axes; solvers support one, two or three.")
         for name, size in (
             ("in_channels", self.in_channels),
             ("out_channels", self.out_channels),
@@ -152,7 +152,7 @@ class SolverConfig(ModelSize):
                 raise ValueError(f"{name} has {len(value)} entries for {self.axes} axes; give one for each axis.")
         check_grid(self.grid, self.padding)
         if min(self.modes_per_axis) < 1:
-            raise ValueError(f"modes is {self.modes}; every axis must keep at least 1 (the mean).")
+            raise ValueError(f"modes is {self.modes}; every axis needs at least 1 (the mean).")
 
     def _nearest_width(self) -> int:
         unit = 2 * self.heads

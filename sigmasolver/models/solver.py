@@ -73,27 +73,25 @@ class GridModel(nn.Module):
         """Refuse what this model cannot take, in one sentence."""
         config = self.config
         if x.dtype != self.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise ValueError(f"Input is {x.dtype} and this solver is {self.dtype}; convert one to the other.")
+            raise ValueError(f"Input has dtype {x.dtype}, but this solver has {self.dtype}; convert one of them.")
         if x.ndim != config.axes + 2:
             raise ValueError(
-                f"Input has shape {tuple(x.shape)}; this solver takes (batch, {config.axes} grid axes, "
+                f"Input has shape {tuple(x.shape)}; expected (batch, {config.axes} grid axes, "
                 f"{config.in_channels} channels)."
             )
         if x.shape[-1] != config.in_channels:
-            raise ValueError(
-                f"Input has {x.shape[-1]} channels in its last axis; this solver was built for {config.in_channels}."
-            )
+            raise ValueError(f"Input has {x.shape[-1]} channels in its last axis; expected {config.in_channels}.")
         check_grid(tuple(x.shape[1:-1]), config.padding)
         numbers = "one number" if config.scalars == 1 else f"{config.scalars} numbers"
         if self.time is not None and time is None:
             raise ValueError(f"This solver has a time embedding; pass `time`, {numbers} per sample.")
         if self.time is None and time is not None:
-            raise ValueError(
-                "This solver has no time embedding; leave `time` out or build it with time_embedding=True."
-            )
+            raise ValueError("This solver has no time embedding; omit `time` or build it with time_embedding=True.")
         allowed = ((x.shape[0], config.scalars), (x.shape[0],))[: 2 if config.scalars == 1 else 1]
         if time is not None and time.shape not in allowed:
-            raise ValueError(f"time has shape {tuple(time.shape)}; pass {numbers} for each of {x.shape[0]} samples.")
+            raise ValueError(
+                f"time has shape {tuple(time.shape)}; expected {numbers} for each of {x.shape[0]} samples."
+            )
         if config.options.check_input:
             _refuse_non_finite(x)
 
@@ -139,5 +137,5 @@ def _refuse_non_finite(x: torch.Tensor) -> None:
         sample, *point, channel = bad.nonzero()[0].tolist()
         raise ValueError(
             f"Input has {int(bad.sum())} NaN or infinite values, the first in sample {sample}, channel {channel}, "
-            f"at grid point {tuple(point)}; clean the data before the model sees it."
+            f"at grid point {tuple(point)}; clean the data first."
         )

@@ -286,8 +286,8 @@ def matched_width(name: str, config: SolverConfig, target: int | None = None) ->
 
     if not count(widths[0]) <= target <= count(widths[-1]):
         raise ValueError(
-            f"{name} has {count(widths[0]):,} to {count(widths[-1]):,} parameters at widths {widths[0]} to "
-            f"{widths[-1]}; {target:,} is outside."
+            f"{name} has {count(widths[0]):,} to {count(widths[-1]):,} parameters for widths {widths[0]} to "
+            f"{widths[-1]}; {target:,} is out of range."
         )
     first_above = bisect.bisect_left(widths, target, key=count)
     return min(widths[max(first_above - 1, 0) : first_above + 1], key=lambda width: abs(count(width) - target))

@@ -24,7 +24,7 @@ def attention(
     which may want them, it is written out.
     """
     transformed = not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(Q_BHND)
-    reason = "a function transform is at work" if transformed else None
+    reason = "a function transform is active" if transformed else None
     if not takes("attention", "torch's fused call", "written out", reason):
         S_BHNN = Q_BHND @ K_BHND.mT * Q_BHND.shape[-1] ** -0.5
         if mask_NN is not None:

@@ -44,7 +44,7 @@ __all__ = [
 
 Limit = tuple[str, int, int]
 """A size by name, its value, and the largest that a kernel takes."""
-TRACED = "a tracer, forward-mode differentiation or a function transform is at work"
+TRACED = "a tracer, forward-mode differentiation or a function transform is active"
 interpreted = False
 """Set by tests: Triton's interpreter serves tensors on a CPU too."""
 _switched_off = 0
@@ -110,7 +110,7 @@ def why_plain(
     if not (x.is_cuda or interpreted):
         return "the tensor is not on a GPU"
     if _switched_off or not _enabled():
-        return "fused kernels are switched off"
+        return "fused kernels are disabled"
     if not _installed():
         return "Triton is not installed"
     if x.dtype not in (torch.float32, torch.bfloat16):

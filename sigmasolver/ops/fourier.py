@@ -69,7 +69,7 @@ def axis_fourier(V: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tens
             response = torch.baddbmm(total.view(P, n, Q * out_channels), synthesise, modes)
         total = response.view(*V.shape[:-1], out_channels)
     if total is None:
-        raise ValueError("The spectral operator needs one weight per axis and got none.")
+        raise ValueError("The spectral operator needs one weight per axis, but got none.")
     return total
 
 

@@ -20,7 +20,7 @@ def read_config(path: Path) -> Recipe:
     try:
         text = read_bytes(path).decode()
     except FileNotFoundError:
-        raise ValueError(f"There is no file {path}; `sigmasolver train TASK --print-config` writes one.") from None
+        raise ValueError(f"{path} not found; `sigmasolver train TASK --print-config` writes one.") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not UTF-8; write it as TOML or JSON.") from None
     read = json.loads if path.suffix == ".json" else tomllib.loads
@@ -28,7 +28,7 @@ def read_config(path: Path) -> Recipe:
         return Recipe.from_plain(read(text))
     except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
         kind = "JSON" if path.suffix == ".json" else "TOML"
-        raise ValueError(f"{path} cannot be read as {kind}: {' '.join(str(error).split())}.") from None
+        raise ValueError(f"{path} is not valid {kind}: {' '.join(str(error).split())}.") from None
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply to be a recipe.") from None
     except ValueError as error:

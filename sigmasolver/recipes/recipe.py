@@ -24,7 +24,7 @@ class ModelRecipe(ModelSize):
     """What is built."""
 
     name: str = "transolver-sigma"
-    """A model of `sigmasolver models`, or one of your own."""
+    """A model of `sigmasolver models`, or your own."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -50,41 +50,41 @@ class TrainRecipe:
     """Names of settings in recipes of earlier versions."""
 
     epochs: int = 500
-    """Passes over the training windows; not looked at where updates are given."""
+    """Passes over the training windows; ignored if updates is set."""
     updates: int | None = None
-    """Optimiser steps in all; none: as many as the epochs have."""
+    """Total number of optimiser steps; none: as many as the epochs have."""
     batch: int = 4
-    """Windows per step, over all processes together."""
+    """Windows per step, summed over all processes."""
     one_start: bool = False
     """An epoch takes one window of each trajectory, at a random start, instead of every window."""
     shared_start: bool = False
-    """All windows of a step begin at the same frame, a random one; only with `one_start`."""
+    """All windows of a step begin at the same random frame; only with `one_start`."""
     starts: int | None = None
-    """Training windows per trajectory; none: as the task says."""
+    """Training windows per trajectory; none: as in the task."""
     lr: float = 1e-3
-    """The largest learning rate of the cycle."""
+    """Peak learning rate of the cycle."""
     optimiser: str = "adamw"
-    """adamw, or an optimiser of your own."""
+    """adamw, or your own optimiser."""
     weight_decay: float = 1e-5
     """Decoupled weight decay of AdamW."""
     warmup: float = 0.3
-    """Share of the steps in which the learning rate rises."""
+    """Fraction of the steps in which the learning rate rises."""
     start_divisor: float = 25.0
     """The cycle starts at lr / start_divisor."""
     final_divisor: float = 1e4
-    """It ends at the starting rate / final_divisor."""
+    """The cycle ends at its starting rate / final_divisor."""
     clip: float | None = None
-    """Largest norm of all gradients together; none: no clipping."""
+    """Maximum global gradient norm; none: no clipping."""
     objective: str = "direct"
-    """direct, teacher_forced or pushforward: from which frames a step learns."""
+    """Training objective: direct, teacher_forced or pushforward."""
     accumulate: bool = False
     """Teacher forcing as single-frame passes with accumulated gradients: the same update, less memory, more time."""
     calls: int = 1
-    """Model calls of a pushforward; the last one learns."""
+    """Model calls of a pushforward; only the last one has gradients."""
     push_after: int = 0
     """The first step with a pushforward; those before it are direct."""
     push_every: int = 1
-    """From push_after on, every n-th step is a pushforward; the others are direct."""
+    """From push_after on, every n-th step is a pushforward step; the others are direct."""
     loss: str = "relative_l2"
     """relative_l2 in physical units, squared or absolute error of normalised fields, or a loss of your own; summed over
     groups of fields."""
@@ -93,22 +93,22 @@ class TrainRecipe:
     noise: float = 0.0
     """Standard deviation of the Gaussian noise on every history, in normalised units."""
     ema: float | None = None
-    """Decay of the moving average of the weights, which then is what the run keeps; none: no average."""
+    """Decay of the moving average of the weights, which the run then keeps; none: no average."""
     validation: float = 0.1
-    """Share of the training trajectories that is kept for validation; the recipes of the paper's tasks keep none."""
+    """Fraction of the training trajectories held out for validation; the recipes of the paper's tasks use none."""
     checks: int = 10
-    """How often a run is validated, evenly spread and at its end; 0: never."""
+    """Number of validation checks, evenly spaced with the last at the end; 0: none."""
     keep: str = "final"
-    """Which weights the run keeps: the final ones, or the best at a check."""
+    """Weights that the run keeps: final, or best by validation error."""
     check: str = "relative_l2"
     """The validation error: relative_l2 is the mean over windows and fields; rmse is that of all windows, fields and
     points together, over the root mean square of the truth."""
     precision: str = "float32"
     """float32, tf32 (on a GPU) or bf16."""
     recompute: bool = False
-    """Blocks run again in the backward pass instead of storing what they computed: less memory, more time."""
+    """Recompute blocks in the backward pass instead of storing activations: less memory, more time."""
     seed: int = 42
-    """Fixes the first weights, the order of the windows, noise and dropout."""
+    """Random seed of the initial weights, the order of the windows, noise and dropout."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -122,16 +122,13 @@ class TrainRecipe:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0.")
         if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed is {self.seed}; it must be a whole number from 0 to 2^63 - 1.")
+            raise ValueError(f"seed is {self.seed}; it must be an integer from 0 to 2^63 - 1.")
         if self.accumulate and self.objective != "teacher_forced":
             raise ValueError(
-                f"accumulate is for the objective teacher_forced, and this one is {self.objective}; "
-                "set accumulate to false."
+                f"accumulate needs the objective teacher_forced, not {self.objective}; set accumulate to false."
             )
         if self.shared_start and not self.one_start:
-            raise ValueError(
-                "shared_start needs epochs of one window per trajectory; set one_start too, or shared_start to false."
-            )
+            raise ValueError("shared_start needs one_start; set one_start to true, or shared_start to false.")
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"clip is {self.clip}; it must be positive, or none for no clipping.")
         if not 0 <= self.validation < 1:
@@ -139,7 +136,7 @@ class TrainRecipe:
         if self.ema is not None and not 0 <= self.ema < 1:
             raise ValueError(f"ema is {self.ema}; it must be at least 0 and below 1, or none for no average.")
         if self.keep == "best" and not self.checks:
-            raise ValueError("The best weights are found at checks; set checks to at least 1, or keep to final.")
+            raise ValueError("keep is best, which needs validation checks; set checks to at least 1, or keep to final.")
 
     def calls_at(self, step: int) -> int:
         """Model calls of this step (counted from 0)."""
@@ -174,11 +171,11 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.train.objective == "teacher_forced" and self.task.block > 1:
             raise ValueError(
-                f"Teacher forcing trains on single frames, but {self.task.name} predicts {self.task.block} a call; "
+                f"Teacher forcing trains on single frames, but {self.task.name} predicts {self.task.block} per call; "
                 "use the objective direct."
             )
         if self.train.keep == "best" and not (self.train.validation or self.task.validation):
-            raise ValueError("The best weights are found on validation data; set validation above 0, or keep to final.")
+            raise ValueError("keep is best, which needs validation data; set validation above 0, or keep to final.")
 
     def split(self, count: int, digests: Sequence[bytes] | None = None) -> Split:
         """Which of `count` trajectories train, validate and test; checked for duplicates with a store's `digests`."""

@@ -101,7 +101,7 @@ def solve(
         rz, previous = _dot(r, z), rz
         p = z + torch.where(active, rz / previous, 0) * p
     raise ValueError(
-        f"the Darcy solve did not reach {tolerance} in {iterations} iterations; "
+        f"the Darcy solver did not converge to {tolerance} in {iterations} iterations; "
         "lower the contrast, clip the coefficient or allow more iterations."
     )
 
@@ -113,7 +113,7 @@ class Darcy(Simulator):
     name: ClassVar[str] = "darcy"
 
     grid: int = 421
-    """Points a side."""
+    """Points per side."""
     low: float = 3.0
     """Coefficient of the first phase."""
     high: float = 12.0
@@ -123,13 +123,13 @@ class Darcy(Simulator):
     field_shift: float = 3.0
     """τ of the Gaussian field; a larger value gives smaller inclusions."""
     source: float = 1.0
-    """Right-hand side f, the same everywhere."""
+    """Constant right-hand side f."""
     clip: bool = True
-    """Node values of the coefficient are kept within [low, high]."""
+    """Node values of the coefficient are clipped to [low, high]."""
     tolerance: float = 1e-10
-    """Relative residual at which the solve ends."""
+    """Relative residual at which the solver stops."""
     iterations: int = 500
-    """Most iterations of conjugate gradients."""
+    """Maximum number of conjugate gradient iterations."""
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -86,7 +86,7 @@ class Stream:
         self, simulator: Simulator, seed: int, device: torch.device | str = "cpu", count: int | None = None
     ) -> None:
         if count is not None and count < 1:
-            raise ValueError(f"{count} trajectories were asked for; ask for one or more, or for an endless stream.")
+            raise ValueError(f"count is {count}; it must be at least 1, or None for an endless stream.")
         self.simulator, self.seed, self.device, self.count = simulator, seed, device, count
         self.header: Header = header_of(simulator, seed)
 
@@ -132,7 +132,7 @@ def _batch(
     finite = torch.isfinite(batch).flatten(1).all(1)
     if not bool(finite.all()):
         index = indices[int(finite.int().argmin())]
-        raise ValueError(f"Trajectory {index} of {simulator.name} is not finite: it blew up; take a smaller step.")
+        raise ValueError(f"Trajectory {index} of {simulator.name} diverged to non-finite values; use a smaller step.")
     return batch
 
 

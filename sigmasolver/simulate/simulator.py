@@ -96,7 +96,7 @@ def each(count: int, work: Callable[[int, Tick], None], tick: Tick | None = None
 def spread(count: int, device: torch.device, work: Callable[[slice, Tick], None], tick: Tick | None = None) -> None:
     """work(part, tock) for parts that cover 0 ... count - 1: all at once on a GPU, one by one on a CPU."""
     if count == 0:
-        raise ValueError("No trajectories were asked for; give at least one index.")
+        raise ValueError("No trajectories requested; give at least one index.")
     if device.type == "cpu":
         each(count, lambda index, tock: work(slice(index, index + 1), tock), tick)
     else:

@@ -183,23 +183,23 @@ class Smoke(Simulator):
     name: ClassVar[str] = "smoke"
 
     grid: int = 64
-    """Cells an axis."""
+    """Cells per axis."""
     length: float = 8.0
     """Side of the box."""
     viscosity: float = 0.003
     """ν."""
     buoyancy: float = 0.5
-    """Upward force for each unit of density."""
+    """Upward force per unit of density."""
     step: float = 0.75
     """Time step; each is one stored frame."""
     warmup: int = 8
     """Steps before the first stored frame."""
     frames: int = 20
-    """Frames that are stored."""
+    """Number of stored frames."""
     smoothness: float = 4.0
     """A larger value gives a smoother cloud."""
     waves: int = 8
-    """Highest number of waves per box in the cloud."""
+    """Maximum number of waves per box in the cloud."""
     precision: str = "float32"
     """float32 or float64."""
 
@@ -213,15 +213,15 @@ class Smoke(Simulator):
                 raise ValueError(f"smoke needs a {field} of at least 0, not {getattr(self, field)}.")
         if self.grid <= 2 * self.waves:
             raise ValueError(
-                f"smoke with {self.waves} waves needs more than {2 * self.waves} cells an axis, "
-                f"not {self.grid}: take a finer grid or fewer waves."
+                f"smoke with {self.waves} waves needs more than {2 * self.waves} cells per axis, "
+                f"not {self.grid}; use a finer grid or fewer waves."
             )
         if self.precision not in PRECISIONS:
             raise ValueError(f"smoke runs in {' or '.join(PRECISIONS)}, not in {self.precision!r}.")
         if self._diffusion_number > 1 / 6:
             raise ValueError(
-                f"smoke is unstable with viscosity*step/cell**2 = {self._diffusion_number:.3g} above 1/6: "
-                f"take a step of at most {self.step / (6 * self._diffusion_number):.3g}."
+                f"smoke is unstable with viscosity*step/cell**2 = {self._diffusion_number:.3g} above 1/6; "
+                f"use a step of at most {self.step / (6 * self._diffusion_number):.3g}."
             )
 
     @property
@@ -280,13 +280,13 @@ class Smoke(Simulator):
         """
         space = (self.grid,) * 3
         if density.ndim != 4 or tuple(density.shape[1:]) != space:
-            raise ValueError(f"the density must be shaped (batch, *{space}), not {tuple(density.shape)}.")
+            raise ValueError(f"the density must have shape (batch, *{space}), not {tuple(density.shape)}.")
         density = density.to(PRECISIONS[self.precision])
         if velocity is None:
             velocity = density.new_zeros(*density.shape, 3)
         elif velocity.shape != (*density.shape, 3):
             raise ValueError(
-                f"the velocity must be shaped {(*density.shape, 3)} like the density, not {tuple(velocity.shape)}."
+                f"the velocity must have shape {(*density.shape, 3)} to match the density, not {tuple(velocity.shape)}."
             )
         faces = _zero_walls(velocity.movedim(-1, 1).to(density.dtype, copy=True))
         frames = density.new_empty(len(density), self.frames, *space, 4)

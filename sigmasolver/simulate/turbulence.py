@@ -107,7 +107,7 @@ class Turbulence(Simulator):
     name: ClassVar[str] = "turbulence"
 
     grid: int = 60
-    """Points an axis."""
+    """Points per axis."""
     viscosity: float = 50.0 ** (-4 / 3)
     """ν."""
     reynolds: float = 84.0
@@ -123,14 +123,14 @@ class Turbulence(Simulator):
     steps_per_frame: int = 25
     """Steps between stored frames."""
     frames: int = 20
-    """Frames that are stored."""
+    """Number of stored frames."""
     precision: str = "float32"
     """float32 or float64."""
 
     def __post_init__(self) -> None:
         check_types(self)
         if self.grid < 4 or self.grid % 2:
-            raise ValueError(f"turbulence needs an even grid of at least 4 points an axis, not {self.grid}.")
+            raise ValueError(f"turbulence needs an even grid of at least 4 points per axis, not {self.grid}.")
         for field in ("viscosity", "reynolds", "step", "steps_per_frame", "frames"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"turbulence needs a positive {field}, not {getattr(self, field)}.")
@@ -140,7 +140,7 @@ class Turbulence(Simulator):
                 f"not {self.forcing_wavenumber}."
             )
         if self.phases not in _ANGLES:
-            raise ValueError(f"turbulence knows the phases {' and '.join(_ANGLES)}, not {self.phases!r}.")
+            raise ValueError(f"turbulence supports the phases {' and '.join(_ANGLES)}, not {self.phases!r}.")
         if self.precision not in PRECISIONS:
             raise ValueError(f"turbulence runs in {' or '.join(PRECISIONS)}, not in {self.precision!r}.")
 
@@ -187,7 +187,7 @@ class Turbulence(Simulator):
         """
         if velocity.ndim != 5 or tuple(velocity.shape[1:]) != (*(self.grid,) * 3, 3):
             raise ValueError(
-                f"the velocity must be shaped (batch, {self.grid}, {self.grid}, {self.grid}, 3), "
+                f"the velocity must have shape (batch, {self.grid}, {self.grid}, {self.grid}, 3), "
                 f"not {tuple(velocity.shape)}."
             )
         modes = self._modes(velocity.device)
@@ -277,7 +277,7 @@ class Turbulence(Simulator):
             tick((f + 1) / self.frames)
         # A mode that is not finite spoils all others in one product: the last state tells for the whole run.
         if not bool(torch.isfinite(u).all()):
-            raise ValueError(f"the turbulence became infinite: take a step smaller than {self.step}.")
+            raise ValueError(f"the turbulence diverged; use a step smaller than {self.step}.")
 
 
 IT3D = Turbulence()

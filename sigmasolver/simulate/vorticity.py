@@ -159,11 +159,11 @@ class Vorticity(Simulator):
     field_scale: float = 1.0
     """Factor on the Gaussian initial vorticity."""
     grid: int = 256
-    """Points a side of the grid that is computed on."""
+    """Points per side of the computational grid."""
     stored: int = 64
-    """Points a side of the stored frames, every (grid/stored)-th point of the grid."""
+    """Points per side of the stored frames, every (grid/stored)-th point of the grid."""
     dealias: str = "square"
-    """The 2/3 rule in a square or in a circle of wavenumbers."""
+    """Shape of the 2/3 rule in wavenumber space: square or circle."""
     scheme: str = "heun"
     """heun or euler."""
     step: float = 2e-3
@@ -173,7 +173,7 @@ class Vorticity(Simulator):
     interval: float = 1.0
     """Time between stored frames."""
     frames: int = 20
-    """Frames that are stored."""
+    """Number of stored frames."""
     precision: str = "float32"
     """float32 or float64."""
 
@@ -198,7 +198,7 @@ class Vorticity(Simulator):
             (self.step > 0, f"step must be positive, not {self.step}"),
             (
                 self.burn_in + self.frames * self.interval <= 1e9 * self.step,
-                f"step is {self.step}, so a flow takes more than 10^9 of them; take a longer one",
+                f"step is {self.step}, so a flow takes more than 10^9 steps; use a larger step",
             ),
         ):
             if not good:
@@ -249,7 +249,7 @@ class Vorticity(Simulator):
             raise ValueError(f"the initial vorticity must be (batch, {self.grid}, {self.grid}), not {shape}.")
         frames = tiled(self._frames, initial, tick)
         if not bool(torch.isfinite(frames[:, -1]).all()):
-            raise ValueError(f"the flow blew up; use a step smaller than {self.step}.")
+            raise ValueError(f"the flow diverged; use a step smaller than {self.step}.")
         return frames
 
     def _frames(self, initial: torch.Tensor, tick: Tick) -> torch.Tensor:
@@ -303,4 +303,4 @@ DEMO = replace(
     interval=1 / 8,
     frames=20,
 )
-"""A small turbulent Kolmogorov flow (Reynolds number 250) for a laptop: under a second a flow on one core."""
+"""A small turbulent Kolmogorov flow (Reynolds number 250) for a laptop: under a second per flow on one core."""

@@ -62,7 +62,7 @@ class Execution:
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
-            raise ValueError(f'There is no engine "{self.engine}"; choose from {", ".join(ENGINES)}.')
+            raise ValueError(f'Unknown engine "{self.engine}"; choose from {", ".join(ENGINES)}.')
         if self.captured and self.world.device.type != "cuda":
             raise ValueError(f'The engine "{self.engine}" needs a GPU; use eager or compiled on a CPU.')
         if self.captured and self.world.size > 1:
@@ -105,16 +105,15 @@ class Stepper:
         train = recipe.train
         if train.batch % execution.world.size:
             raise ValueError(
-                f"A batch of {train.batch} windows cannot be shared evenly by {execution.world.size} processes; "
-                "set train.batch to a multiple."
+                f"train.batch={train.batch} is not divisible by {execution.world.size} processes; set it to a multiple."
             )
         self.model = forecaster.model
         self.average = copy.deepcopy(self.model).requires_grad_(False) if train.ema is not None else None
         draws = recipe.model.options.dropout > 0 or draws_noise(self.model)
         if train.recompute and draws and execution.captured:
             raise ValueError(
-                f'The engine "{execution.engine}" cannot draw the same dropout or noise twice, as train.recompute '
-                "needs; use eager or compiled, or set train.recompute=false."
+                f'The engine "{execution.engine}" cannot reproduce dropout or noise, as train.recompute '
+                "requires; use eager or compiled, or set train.recompute=false."
             )
         if train.recompute:
             recompute(self.model, draws)
@@ -128,7 +127,7 @@ class Stepper:
         self._told = None if reads_tensor(self.optimiser) else rates.tolist()
         if self._told is not None and execution.captured:
             raise ValueError(
-                f'The engine "{execution.engine}" needs an optimiser with capturable=True, and {train.optimiser} is '
+                f'The engine "{execution.engine}" needs an optimiser with capturable=True, but {train.optimiser} is '
                 "not one; use --engine eager or compiled."
             )
         for normaliser in (forecaster.inputs, forecaster.targets):
@@ -147,7 +146,7 @@ class Stepper:
         execution, model = self.execution, self.model
         if execution.shard:
             if self.average is not None:
-                raise ValueError("Weights that are split among processes are not averaged; set train.ema=none.")
+                raise ValueError("Sharded weights cannot be averaged; set train.ema=none.")
             from torch.distributed.fsdp import fully_shard
 
             for block in getattr(model, "blocks", ()):

@@ -83,15 +83,11 @@ def describe_recipe(recipe: Recipe, header: Header, parts: Split | WindowLists) 
         _field_words(task),
         _axes_words(task, header),
         f"grid: {shape_text(task.grid)}, "
-        + (
-            f"1 of {task.space_stride} points along each axis of the stored one"
-            if task.space_stride > 1
-            else "as stored"
-        ),
+        + (f"stride {task.space_stride} along each axis of the stored grid" if task.space_stride > 1 else "as stored"),
         _split_words(parts),
-        "frames: one, with its targets in the same frame"
+        "frames: one, with inputs and targets in the same frame"
         if task.steady
-        else f"frames: {task.history} given, {task.block} predicted a call, {task.horizon} evaluated "
+        else f"frames: {task.history} given, {task.block} predicted per call, {task.horizon} evaluated "
         f"(of {-(-len(header.layout.times) // task.time_stride)})",
         f"model: {model.name}, width {model.width}, depth {model.depth}, {model.slices} slices, {_modes(model)} modes, "
         f"padding {_padding(model)}",
@@ -101,13 +97,13 @@ def describe_recipe(recipe: Recipe, header: Header, parts: Split | WindowLists) 
 
 def _field_words(task: Task) -> str:
     given = [name for name in task.inputs if name not in task.targets]
-    kept = ", ".join(given) or "nothing else"
-    words = f"fields: {', '.join(task.targets)} {'from' if task.steady else 'forecast, given'} {kept}"
+    kept = ", ".join(given) or "none"
+    words = f"fields: {', '.join(task.targets)} {'from' if task.steady else 'forecast, other inputs:'} {kept}"
     for group, members in task.groups.items():
         if len(members) > 1:
             named = "" if group.startswith("(") else f" ({group})"
-            words += f"; {', '.join(task.targets[one] for one in members)} count as one{named}"
-    return words if task.mask is None else f"{words}; only where {task.mask} is 0 do values count"
+            words += f"; {', '.join(task.targets[one] for one in members)} count as one vector{named}"
+    return words if task.mask is None else f"{words}; only points where {task.mask} is 0 count"
 
 
 def _axes_words(task: Task, header: Header) -> str:
@@ -121,12 +117,12 @@ def _axes_words(task: Task, header: Header) -> str:
 def _split_words(parts: Split | WindowLists) -> str:
     if isinstance(parts, WindowLists):
         counts = ", ".join(f"{len(parts.windows(part))} {part}" for part in ("train", "validation", "test"))
-        return f"split: the windows that the data set lists, {counts}"
+        return f"split: windows listed by the data set, {counts}"
     train, validation, test = len(parts.train) + len(parts.validation), len(parts.validation), len(parts.test)
     first = sorted((*parts.train, *parts.validation)) == list(range(train))
-    words = f"split: {'the first ' if first else ''}{train} trajectories train, "
-    words += f"the last {test} test" if first and test else f"{test} test" if test else "none tests"
-    return f"{words}; {validation} of the training trajectories {'validates' if validation == 1 else 'validate'}"
+    words = f"split: {'the first ' if first else ''}{train} trajectories for training, "
+    words += f"{'the last ' if first and test else ''}{test or 'none'} for testing"
+    return f"{words}; {validation} of the training trajectories for validation"
 
 
 def _modes(model: ModelRecipe) -> str:
@@ -153,7 +149,7 @@ def _normaliser(task: Task, header: Header) -> str:
     if task.normaliser not in ("published", "numerical") or "statistics" in header.parameters:
         return task.normaliser
     branch = "numerical " if task.normaliser == "numerical" else ""
-    lacking = " (there is no mean_std.pt)" if header.source == "realpdebench" else ""
+    lacking = " (mean_std.pt not found)" if header.source == "realpdebench" else ""
     return f"fitted on the {branch}training windows{lacking}"
 
 
@@ -162,7 +158,7 @@ def _fields(header: Header, choices: UserChoices, mask: str | None) -> tuple[tup
     fields = choices.fields or known
     for name in (*fields, *(choices.targets or ()), *((mask,) if mask else ())):
         if name not in known:
-            raise ValueError(f'There is no field "{name}" in the data; {suggest(name, known)}')
+            raise ValueError(f'Unknown field "{name}"; {suggest(name, known)}')
     if mask is not None:
         fields = (*(name for name in fields if name != mask), mask)
     constant = {mask, *stated_constant(header), *choices.constant}  # what does not change is not forecast
@@ -171,7 +167,7 @@ def _fields(header: Header, choices: UserChoices, mask: str | None) -> tuple[tup
     steady = len(header.layout.times) == 1
     if steady and not set(given) - {mask}:
         raise ValueError(
-            f"The data have one frame, so some fields must be predicted from others; name them with --targets "
+            f"The data have one frame, so some fields must be predicted from others; set them with --targets "
             f"(the fields are {', '.join(known)})."
         )
     return (given if steady else (*targets, *given)), targets, steady
@@ -194,10 +190,12 @@ def _space_stride(header: Header) -> int:
 
 def _split(count: int, asked: int | None) -> tuple[int, int]:
     if asked is not None and not 0 <= asked < count:
-        raise ValueError(f"{asked} of {count} trajectories were asked for to test; leave at least one to train.")
+        raise ValueError(
+            f"--test is {asked} with {count} trajectories; it must be at least 0 and leave one for training."
+        )
     if asked is None and count < 2:
-        there = "there is only one" if count else "there is none yet"
-        raise ValueError(f"One trajectory must train and another test, but {there}; cut a long one along time.")
+        there = "there is only one" if count else "there are none yet"
+        raise ValueError(f"Training and testing need at least two trajectories, but {there}; split a long one in time.")
     test = max(1, round(0.15 * count)) if asked is None else asked
     return count - test, test
 
@@ -205,9 +203,7 @@ def _split(count: int, asked: int | None) -> tuple[int, int]:
 def _one_frame(choices: UserChoices) -> tuple[int, int, int]:
     for name in ("history", "block", "horizon"):
         if getattr(choices, name) not in (None, 1):
-            raise ValueError(
-                f"A {name} of {getattr(choices, name)} was asked for, but the data have one frame; omit --{name}."
-            )
+            raise ValueError(f"--{name} is {getattr(choices, name)}, but the data have one frame; omit --{name}.")
     return 1, 1, 1
 
 
@@ -216,7 +212,7 @@ def _frames(frames: int, choices: UserChoices) -> tuple[int, int, int]:
     history = max(1, min(10, frames // 4)) if choices.history is None else choices.history
     remaining = frames - history
     if remaining < 1:
-        raise ValueError(f"A history of {history} leaves nothing of {frames} frames to forecast; shorten it.")
+        raise ValueError(f"A history of {history} leaves no frames to forecast out of {frames}; shorten it.")
     longest = remaining if choices.horizon is None else choices.horizon
     block = max(1, min(4, remaining // 4, longest)) if choices.block is None else choices.block
     horizon = max(block, min(remaining, 10 * block)) if choices.horizon is None else choices.horizon

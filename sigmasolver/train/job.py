@@ -107,7 +107,7 @@ def _prepare(
 ) -> tuple[Data, Forecaster]:
     training = recipe.windows_of(store, "train")
     if training is None:
-        raise ValueError(f"The training part of {store.path} is empty; give it at least one window.")
+        raise ValueError(f"The training split of {store.path} is empty; give it at least one window.")
     refuse_other_grid(training, recipe)
     validation = recipe.windows_of(store, "validation")
     _check_masks(recipe, training)
@@ -143,7 +143,8 @@ def refuse_too_large(recipe: Recipe, execution: Execution) -> None:
     if needed > memory:
         raise ValueError(
             f"A model of width {model.width} and depth {model.depth} takes {needed / 1e9:.3g} GB for its weights, "
-            f"gradients and optimiser states, and there are {memory / 1e9:.3g} GB; lower model.width, model.depth or "
+            f"gradients and optimiser states, but {memory / 1e9:.3g} GB are available; lower "
+            "model.width, model.depth or "
             "model.slices."
         )
     points = prod(recipe.task.grid) * max(1, recipe.train.batch // execution.world.size)
@@ -152,15 +153,15 @@ def refuse_too_large(recipe: Recipe, execution: Execution) -> None:
     if kept > memory:
         raise ValueError(
             f"A step of width {model.width}, depth {model.depth} and batch {recipe.train.batch} on "
-            f"{shape_text(recipe.task.grid)} points keeps more than {kept / 1e9:.3g} GB, and there are "
-            f"{memory / 1e9:.3g} GB; lower one of them, or set train.recompute=true."
+            f"{shape_text(recipe.task.grid)} points needs more than {kept / 1e9:.3g} GB, but "
+            f"{memory / 1e9:.3g} GB are available; lower one of them, or set train.recompute=true."
         )
 
 
 def refuse_other_grid(training: Windows, recipe: Recipe) -> None:
     if training.grid != recipe.task.grid:
         raise ValueError(
-            f"The data have a grid of {shape_text(training.grid)} and the recipe one of "
+            f"The data have grid {shape_text(training.grid)}, but the recipe has "
             f"{shape_text(recipe.task.grid)}; set task.space_stride or task.grid."
         )
 
@@ -213,7 +214,8 @@ def _refuse_moving(recipe: Recipe, training: Windows) -> None:
         for name, channel in zip(given, channels, strict=True):
             if bool((values[..., channel] != values[:1, ..., channel]).any()):
                 raise ValueError(
-                    f"The field {name} is given but changes in time; predict it too, or leave it out. If the data have "
+                    f"The field {name} is not predicted but changes in time; predict it too, or omit "
+                    "it. If the data have "
                     "no time, import them again with --steady."
                 )
 
@@ -223,7 +225,7 @@ def _refuse_uneven(recipe: Recipe, domain: Domain, path: Path) -> None:
     uneven = unevenly_spaced(domain.time_steps)
     if uneven is not None and not recipe.model.options.time_embedding:
         raise ValueError(
-            f"The frames of {path} are {uneven}, and this model has no time input; resample them at equal steps, or "
+            f"The frames of {path} are {uneven}, but this model has no time input; resample them at equal steps, or "
             "set model.options.time_embedding=true."
         )
 
@@ -247,7 +249,10 @@ def _check_test(
         trained = {store.digests[number] for number in _seen(parts)}
         for number, digest in enumerate(data.digests):
             if digest in trained:
-                raise ValueError(f"Trajectory {number} of the test data {path} is trained on too; leave it out of one.")
+                raise ValueError(
+                    f"Trajectory {number} of the test data {path} is also in the training data; "
+                    "remove it from one of them."
+                )
         frames = len(data.header.layout.times)
         return {"path": _named(path, run), "fingerprint": data.fingerprint, "count": len(data), "frames": frames}
 
@@ -282,7 +287,7 @@ def _bind(
         held, test = known.get("fingerprint"), test or known.get("test")
         if held != store.fingerprint:
             raise ValueError(
-                f"{run.path} was begun with other data: their fingerprint is {held}, and {store.path} has "
+                f"{run.path} was started with other data: their fingerprint is {held}, but {store.path} has "
                 f"{store.fingerprint}; give the same file, or choose another folder."
             )
     # The digests tell a later test set that shares a trajectory with the training, whatever file it lies in.

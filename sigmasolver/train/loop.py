@@ -83,20 +83,18 @@ class StepPlan:
         self.trajectories = len(windows.trajectories) if regular else len(windows)
         if train.one_start and not regular:
             raise ValueError(
-                "train.one_start takes one window of each trajectory, but the windows of these data are listed one by "
-                "one; set train.one_start=false, or task.split=trajectories."
+                "train.one_start takes one window of each trajectory, but this data set lists its windows "
+                "explicitly; set train.one_start=false, or task.split=trajectories."
             )
         count = self.trajectories if train.one_start else len(windows)
         if train.batch > count:
-            raise ValueError(
-                f"A batch of {train.batch} windows was asked for, but an epoch has {count}; set train.batch to less."
-            )
+            raise ValueError(f"train.batch is {train.batch}, but an epoch has only {count} windows; lower train.batch.")
         self.per_epoch = count // train.batch
         self.steps = train.updates if train.updates is not None else train.epochs * self.per_epoch
         if self.steps > MOST_STEPS:
             raise ValueError(
-                f"The training has {self.steps:,} steps, and a run takes at most {MOST_STEPS:,}; set train.updates or "
-                "train.epochs to less."
+                f"The training has {self.steps:,} steps, but the maximum is {MOST_STEPS:,}; lower train.updates or "
+                "train.epochs."
             )
         checks = min(train.checks, self.steps)  # more of them than steps is one after every step
         self.checks = {round(k * self.steps / checks) for k in range(1, checks + 1)}
@@ -253,9 +251,9 @@ def _read_losses(losses: torch.Tensor, last: int, plan: StepPlan, world: World) 
     if not bool(finite.all()):
         step = last - len(losses) + 1 + int((~finite).int().argmax())
         raise ValueError(
-            f"The loss of step {step + 1} is not finite, in the windows {plan.members(step).tolist()}; look there for "
-            "NaN and for a field that is zero all through a window (then set train.loss=squared), or lower train.lr "
-            "or set train.clip, and train in another folder."
+            f"The loss of step {step + 1} is not finite, in windows {plan.members(step).tolist()}; check them for "
+            "NaN and for a field that is zero throughout a window (then set train.loss=squared), or lower train.lr "
+            "or set train.clip, and train in a new folder."
         )
     return float(values.mean())
 
@@ -292,7 +290,7 @@ class _State:
                 else:
                     raise ValueError(
                         f"The optimiser {stepper.recipe.train.optimiser} keeps {key} as {type(value).__name__}, which "
-                        "a resumed run could not get back; keep tensors and numbers in its state."
+                        "cannot be restored on resume; keep only tensors and numbers in its state."
                     )
         if stepper.average is not None:
             tensors |= {f"average.{name}": tensor for name, tensor in stepper.average.state_dict().items()}
@@ -306,7 +304,7 @@ class _State:
         tensors, facts = read_tensors(self.run.resume)
         if facts["steps"] != self.steps:
             raise ValueError(
-                f"{self.run.path} was begun with {facts['steps']} steps, and its data and recipe now give "
+                f"{self.run.path} was started with {facts['steps']} steps, but its data and recipe now give "
                 f"{self.steps}; resume with the same data, or choose another folder."
             )
         numbers = facts.get("numbers", {})

@@ -79,7 +79,7 @@ class Loss:
         fluid = None
         if self.mask is not None:
             if history is None:
-                raise ValueError("This loss has a mask; pass the history, which holds it.")
+                raise ValueError("This loss has a mask; pass the history, which contains it.")
             fluid = fluid_of(history, self.mask)
             prediction, truth = zero_in_solid(prediction, fluid), zero_in_solid(truth, fluid)
         loss = self._grouped(self._errors(prediction, truth, fluid))
@@ -178,7 +178,7 @@ def build_loss(recipe: Recipe, normaliser: Normaliser) -> Criterion:
         if not isinstance(values, torch.Tensor) or values.shape != truth.shape[:1]:
             found = f"the shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
             raise ValueError(
-                f'The loss "{name}" gave {found}; it must give one number for each of {len(truth)} samples.'
+                f'The loss "{name}" returned {found}; it must return one number for each of {len(truth)} samples.'
             )
         return values
 
@@ -234,7 +234,8 @@ def teacher_forced(
     prediction = _call(forecast, windows, None if times is None else times[:, :horizon].flatten())
     if prediction.shape[1] != 1:
         raise ValueError(
-            f"Teacher forcing trains on single frames, but the model predicts {prediction.shape[1]} a call; use direct."
+            f"Teacher forcing trains on single frames, but the model predicts {prediction.shape[1]} "
+            "per call; use direct."
         )
     return loss(prediction, future.flatten(0, 1)[:, None], windows).unflatten(0, (-1, horizon)).sum(1).mean()
 

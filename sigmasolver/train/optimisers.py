@@ -116,11 +116,11 @@ class OneCycle:
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise ValueError(f"A schedule of {self.steps} steps was asked for; train for at least one.")
+            raise ValueError(f"The schedule has {self.steps} steps; it must have at least 1.")
         if not 0 < self.max_lr < math.inf:
             raise ValueError(f"The maximum learning rate is {self.max_lr}; it must be positive.")
         if not 0 <= self.warmup <= 1:
-            raise ValueError(f"warmup is {self.warmup}; it is the fraction of steps before the maximum, from 0 to 1.")
+            raise ValueError(f"warmup is {self.warmup}; it must be a fraction of the steps, from 0 to 1.")
         if self.start_divisor < 1 or self.final_divisor < 1:
             raise ValueError("start_divisor and final_divisor divide the maximum learning rate and must be at least 1.")
 

@@ -75,7 +75,7 @@ def on_grid(recipe: Recipe, grid: tuple[int, ...]) -> Recipe:
     axes = len(recipe.task.grid)
     if len(grid) not in (1, axes):
         raise ValueError(
-            f"The grid has {len(grid)} axes and {recipe.task.name} {axes}; give one number, or one for each axis."
+            f"The grid has {len(grid)} axes, but {recipe.task.name} has {axes}; give one number, or one for each axis."
         )
     return replace(recipe, task=replace(recipe.task, grid=grid * axes if len(grid) == 1 else grid))
 
@@ -83,7 +83,7 @@ def on_grid(recipe: Recipe, grid: tuple[int, ...]) -> Recipe:
 def predict(recipe: Recipe, execution: Execution, memory: float, move: Move | None = None) -> Prediction:
     """What the training costs on this device, where it may take `memory` bytes."""
     if not 0 < memory < inf:
-        raise ValueError(f"The memory is {memory / 1e9:g} GB; it must be more than nothing, and finite.")
+        raise ValueError(f"The memory is {memory / 1e9:g} GB; it must be positive and finite.")
     _refuse_hopeless(recipe, execution)
     parameters = sum(one.numel() for one in skeleton(recipe).parameters())
     windows, known = planned_windows(recipe)
@@ -149,8 +149,8 @@ def _refuse_hopeless(recipe: Recipe, execution: Execution) -> None:
     seconds = work / _speed()
     if seconds > PATIENCE:
         raise ValueError(
-            f"An update on {' × '.join(map(str, grid))} points, a part of the grid, takes at least "
-            f"{seconds / 60:,.0f} minutes here, too long to be measured; lower model.width, model.depth or "
+            f"An update on {' × '.join(map(str, grid))} points, a fraction of the grid, takes at least "
+            f"{seconds / 60:,.0f} minutes here, too long to measure; lower model.width, model.depth or "
             "train.batch, or plan on the device that will train."
         )
 
@@ -182,8 +182,9 @@ def _probe(recipe: Recipe, execution: Execution, move: Move | None) -> dict[tupl
         if len(measured) == len(grids):
             return measured
     raise ValueError(
-        f"An update on {' × '.join(map(str, grids[-1]))} points, a part of the grid, does not fit this device; set "
-        "train.batch or model.width to less, or take a device with more memory."
+        f"An update on {' × '.join(map(str, grids[-1]))} points, a fraction of the grid, does not fit "
+        "on this device; lower "
+        "train.batch or model.width, or use a device with more memory."
     )
 
 

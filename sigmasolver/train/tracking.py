@@ -44,7 +44,9 @@ def tensorboard(folder: str | Path | None, run: Run) -> Iterator[Watch | None]:
     try:
         from torch.utils.tensorboard.writer import SummaryWriter
     except ImportError:
-        raise ValueError("--tensorboard needs TensorBoard; install it: pip install 'sigmasolver[tracking]'.") from None
+        raise ValueError(
+            "--tensorboard requires TensorBoard; install it with pip install 'sigmasolver[tracking]'."
+        ) from None
     target = Path(folder) / run.path.resolve().name
     writers: list[Any] = []
     checked: list[float | None] = [None]

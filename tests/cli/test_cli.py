@@ -107,7 +107,7 @@ def test_import_the_public_darcy_pair(tmp_path, run):
         scipy.io.savemat(path, {"coeff": cases, "sol": cases})
     made = run("import-data", two, one, "--out", tmp_path / "darcy.h5")
     assert "1200 trajectories of 1 × 3 × 3 × 2 from fno-darcy" in made.stdout, made.stderr
-    assert "0 to 999 are the first 1000 cases of darcy_smooth1.mat and train, 1000 to 1199" in made.stdout
+    assert "0 to 999 are the first 1000 cases of darcy_smooth1.mat (training), 1000 to 1199" in made.stdout
     with open_store(tmp_path / "darcy.h5") as store:
         assert store[:, 0, 0, 0, 0].tolist() == [*range(1000), *range(5000, 5200)]
 
@@ -119,13 +119,13 @@ def test_import_the_public_darcy_pair(tmp_path, run):
         (("simulate", "demo", "--out", "x.h5", "--set", "viscsity=1"), "did you mean viscosity"),
         (("simulate", "demo", "--out", "x.h5", "--set", "viscosity=thick"), "viscosity must be a finite number"),
         (("simulate", "demo", "--out", "x.h5", "--set", "viscosity=-1"), "viscosity must not be negative"),
-        (("simulate", "demo", "--out", "x.h5", "--count", "0"), "ask for at least one"),
+        (("simulate", "demo", "--out", "x.h5", "--count", "0"), "must be at least 1"),
         (("simulate", "demo", "--out", "x.h5", "--device", "abacus"), "use cpu, cuda"),
         (("simulate", "demo", "--out", "x.h5", "--dtype", "int8"), "float32 or float16"),
-        (("inspect", "missing.h5"), "There is no file"),
+        (("inspect", "missing.h5"), "missing.h5 not found"),
         (("inspect", __file__), "is not an HDF5 file"),
-        (("import-data", "missing.mat", "--out", "x.h5"), "There is no file or folder"),
-        (("import-data", __file__, "--out", "x.h5"), "has no format that can be imported"),
+        (("import-data", "missing.mat", "--out", "x.h5"), "missing.mat not found"),
+        (("import-data", __file__, "--out", "x.h5"), "is not in a supported format"),
     ],
 )
 def test_mistakes_are_one_sentence(words, says, tmp_path, monkeypatch, run):

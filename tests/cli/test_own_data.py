@@ -95,7 +95,7 @@ def test_axes_of_the_files_of_a_folder(tmp_path, call):
     assert code == 0, said
     np.testing.assert_array_equal(stored(tmp_path / "s.h5"), flow())
     code, _, said = call("import-data", folder, "--out", tmp_path / "t.h5", "--axes", "count,field,x,y,time")
-    assert code == 2 and "leave count out of the axes" in said
+    assert code == 2 and "omit count from the axes" in said
 
 
 # --- never a riddle: two axes are time and space, or both of space
@@ -183,11 +183,11 @@ def test_the_plan_is_printed_once_after_all_settings(tmp_path, call):
     code, out, said = call("train", "--data", tmp_path / "a.npy", "--out", tmp_path / "run", *QUICK, *words)
     assert code == 0, said
     for line in (
-        "fields: u, v forecast, given nothing else; u, v count as one (velocity)",
-        "frames: 2 given, 1 predicted a call, 3 evaluated (of 6)",
+        "fields: u, v forecast, other inputs: none; u, v count as one vector (velocity)",
+        "frames: 2 given, 1 predicted per call, 3 evaluated (of 6)",
         "training: 2 steps of 4 windows in float32, adamw, learning rate 0.01",
         "model: transolver-sigma, width 16, depth 1",
-        "split: the first 5 trajectories train, the last 1 test",
+        "split: the first 5 trajectories for training, the last 1 for testing",
     ):
         assert out.count(line) == 1, out
     assert out.count("frames: ") == out.count("training: ") == 1 and out.index("training: ") < out.index(
@@ -229,12 +229,14 @@ def test_training_on_all_and_testing_elsewhere(tmp_path, call):
     np.save(tmp_path / "b.npy", other)
     words = ["train", "--data", tmp_path / "a.npy", "--fields", "u,v", "--boundary", "periodic", *QUICK]
     code, out, said = call(*words, "--out", tmp_path / "all", "--test", 0)
-    assert code == 0 and "the first 6 trajectories train, none tests" in out, said
+    assert code == 0 and "the first 6 trajectories for training, none for testing" in out, said
     assert out.endswith(f"next: sigmasolver evaluate {tmp_path / 'all'} --data FILE\n")
     code, _, said = call("evaluate", tmp_path / "all", "--device", "cpu")
     assert code == 2 and "name other data with --data" in said
     code, out, said = call(*words, "--out", tmp_path / "two", "--test-data", tmp_path / "b.npy")
-    assert code == 0 and f"none tests; 1 of the training trajectories validates; tested on {tmp_path}" in out, said
+    assert (
+        code == 0 and f"none for testing; 1 of the training trajectories for validation; tested on {tmp_path}" in out
+    ), said
     assert call("evaluate", tmp_path / "two", "--device", "cpu")[0] == 0
     assert call("evaluate", tmp_path / "all", "--data", tmp_path / "b.npy", "--device", "cpu")[0] == 0
     assert values(tmp_path / "all") == values(tmp_path / "two") and values(tmp_path / "all")
@@ -245,7 +247,7 @@ def test_training_on_all_and_testing_elsewhere(tmp_path, call):
         np.testing.assert_allclose(kept["truth"][0], other[0, 2:4], rtol=1e-2, atol=1e-2)  # kept in half precision
     assert call("report", tmp_path / "two", "--out", tmp_path / "page.html")[0] == 0
     code, _, said = call(*words, "--out", tmp_path / "three", "--test-data", tmp_path / "a.npy")
-    assert code == 2 and "is trained on too" in said
+    assert code == 2 and "is also in the training data" in said
     code, _, said = call(*words, "--out", tmp_path / "four", "--test-data", tmp_path / "b.npy", "--test", 2)
     assert code == 2 and "leave --test out" in said and not (tmp_path / "four").exists()
     assert call("train", "--resume", tmp_path / "two", "--device", "cpu")[0] == 0
@@ -309,7 +311,7 @@ def test_arrays_may_move_and_change_their_name(tmp_path, call):
     other[0, 0, 0, 0, 0] += 1
     np.save(tmp_path / "b.npy", other)
     code, _, said = call("train", "--resume", tmp_path / "run", "--device", "cpu")
-    assert code == 2 and "begun with other data" in said
+    assert code == 2 and "started with other data" in said
 
 
 def test_the_same_trajectory_in_two_parts_is_refused(tmp_path, call):
@@ -317,7 +319,7 @@ def test_the_same_trajectory_in_two_parts_is_refused(tmp_path, call):
     data[5] = data[1]
     np.save(tmp_path / "a.npy", data)
     code, _, said = call("train", "--data", tmp_path / "a.npy", "--out", tmp_path / "run", "--fields", "u,v", *QUICK)
-    assert code == 2 and "has the same values as" in said and not (tmp_path / "run").exists()
+    assert code == 2 and "is identical to" in said and not (tmp_path / "run").exists()
 
 
 # --- values that are not finite
@@ -349,7 +351,7 @@ def test_bad_trajectories_are_named_with_their_file_and_left_out_on_demand(tmp_p
     assert json.loads((tmp_path / "run" / "data.json").read_text())["skipped"] == skipped
     with open_store(tmp_path / "run" / "data.h5") as store:
         assert store.header.parameters["skipped"] == skipped
-    assert "Left out, with values that are not finite: trajectory 2 (run2.npy)" in out
+    assert "Skipped because of non-finite values: trajectory 2 (run2.npy)" in out
     assert call(*words, "--skip-bad")[0] == 0, "the same command finds its finished run"
 
 
@@ -379,7 +381,7 @@ def test_a_mask_is_recorded_and_its_solid_left_out(tmp_path, call):
         ("store", ["--data", tmp_path / "a.h5"]),
     ):
         code, out, said = call("train", *words, "--out", tmp_path / name, *QUICK)
-        assert code == 0 and "only where solid is 0 do values count" in out, said
+        assert code == 0 and "only points where solid is 0 count" in out, said
         task = recipe_in(Run(tmp_path / name)).task
         assert (task.mask, task.inputs, task.targets) == ("solid", ("u", "v", "solid"), ("u", "v"))
         assert call("evaluate", tmp_path / name, "--device", "cpu")[0] == 0
@@ -400,22 +402,22 @@ def test_a_mask_is_recorded_and_its_solid_left_out(tmp_path, call):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--axes", "count,time,x,y,z"], "does not end in an axis of 2 named fields"),
-        (["--axes", "count,time,x,x,field"], "named twice"),
-        (["--axes", "count,time,y,field,z"], "must have x"),
-        (["--axes", "count,frames,x,y,field"], 'no axis "frames"'),
-        (["--axes", "count,x,y"], "no array with the axes count, x, y"),
-        (["--axes", "count,time,x,y,field", "--steady"], "leave --steady out"),
-        (["--boundary", "periodic,wall,open", "--unsteady"], "3 words for 2 spatial axes"),
+        (["--axes", "count,time,x,y,z"], "its last axis must hold the 2 named fields"),
+        (["--axes", "count,time,x,x,field"], "Duplicate axis x"),
+        (["--axes", "count,time,y,field,z"], "must include x"),
+        (["--axes", "count,frames,x,y,field"], 'Unknown axis "frames"'),
+        (["--axes", "count,x,y"], "no array with axes count, x, y"),
+        (["--axes", "count,time,x,y,field", "--steady"], "omit --steady"),
+        (["--boundary", "periodic,wall,open", "--unsteady"], "3 boundary values for 2 spatial axes"),
         (["--boundary", "free"], "choose from periodic, wall, open"),
         (["--units", "m/s"], "give one for each"),
         (["--dt", "-1"], "must be positive"),
-        (["--mask", "solid"], "does not end in an axis of 3 named fields"),
-        (["--vector", "u,q"], "component q of a vector must be a target"),
+        (["--mask", "solid"], "its last axis must hold the 3 named fields"),
+        (["--vector", "u,q"], "vector component q must be a target"),
         (["--vector", "u"], "at least two"),
-        (["--test", "6"], "leave at least one to train"),
-        (["--test", "-1"], "leave at least one to train"),
-        (["--test-data", "nothing.npy"], "no file or folder"),
+        (["--test", "6"], "leave one for training"),
+        (["--test", "-1"], "leave one for training"),
+        (["--test-data", "nothing.npy"], "nothing.npy not found"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path, call, words, says):
@@ -432,10 +434,10 @@ def test_a_misspelt_setting_is_told_before_an_import(tmp_path, call):
     np.save(tmp_path / "flow.npy", flow())
     words = ("train", "--data", tmp_path / "flow.npy", "--fields", "u,v", "--out", tmp_path / "run")
     for setting, says in (
-        ("model.widht=8", 'There is no setting "model.widht"; did you mean width'),
-        ("model.width=wide", 'model.width must be a whole number, not "wide".'),
-        ("model.width.x=8", "model.width is one value without settings of its own"),
-        ("width=8", 'There is no setting "width"; did you mean model.width?'),
+        ("model.widht=8", 'Unknown setting "model.widht"; did you mean width'),
+        ("model.width=wide", 'model.width must be an integer, not "wide".'),
+        ("model.width.x=8", "model.width is a single value without nested settings"),
+        ("width=8", 'Unknown setting "width"; did you mean model.width?'),
     ):
         code, out, err = call(*words, "--set", setting)
         assert code == 2 and says in err and "trajectories" not in out

@@ -237,8 +237,8 @@ def test_missing_records_of_a_table_name_the_command(name, tmp_path):
 def test_mistakes_are_one_sentence(tmp_path):
     run = folder(tmp_path / "run", made.errors("ns2d", "physolver"))
     for words, said in [
-        (("figure", "rolout", run), 'There is no figure "rolout"; did you mean rollout'),
-        (("table", "mian", run), 'There is no table "mian"; did you mean main'),
+        (("figure", "rolout", run), 'Unknown figure "rolout"; did you mean rollout'),
+        (("table", "mian", run), 'Unknown table "mian"; did you mean main'),
         (("figure", "scaling", run, "--field", "u"), "The figure scaling shows no field; omit --field."),
         (("table", "comparison", tmp_path / "none"), "is not a run: it has no recipe.json"),
         (("table", "comparison", run, "--where", "horizon"), '"horizon" is not a condition'),

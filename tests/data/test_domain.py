@@ -71,5 +71,5 @@ def test_points_that_are_only_numbered_have_no_length():
 
 def test_it_goes_through_json():
     assert from_plain(Domain, to_plain(domain())) == domain()
-    with pytest.raises(ValueError, match="do not belong together"):
+    with pytest.raises(ValueError, match="are inconsistent"):
         from_plain(Domain, {**to_plain(domain()), "points": [3]})

@@ -96,8 +96,8 @@ def test_the_public_darcy_pair_is_the_public_split(tmp_path: Path, save: Save, t
     made = import_data([two, one] if turned else [one, two], tmp_path / "darcy.h5")
     assert (made.kind, made.count, made.shape) == ("fno-darcy", 1200, (1, 3, 3, 2))
     assert made.notes[1] == (
-        f"By their names: trajectories 0 to 999 are the first 1000 cases of {PUBLIC[0]} and train, 1000 to 1199 the "
-        f"first 200 of {PUBLIC[1]}, the test."
+        f"By their names: trajectories 0 to 999 are the first 1000 cases of {PUBLIC[0]} (training), 1000 to 1199 the "
+        f"first 200 of {PUBLIC[1]} (test)."
     )
     recipe = recipe_of("darcy")
     whole = replace(recipe, train=replace(recipe.train, validation=0.0))
@@ -124,12 +124,12 @@ def test_the_order_of_the_pair_does_not_matter_where_names_tell_it(tmp_path: Pat
 @pytest.mark.parametrize(
     ("names", "first", "how"),
     [
-        (("a.mat", "b.mat"), 0, "By the order in which they were given"),
-        (("b.mat", "a.mat"), 0, "By the order in which they were given"),
+        (("a.mat", "b.mat"), 0, "By the order of the files"),
+        (("b.mat", "a.mat"), 0, "By the order of the files"),
         (("darcy_Smooth2.mat", "mine.mat"), 1, "By their names"),
         (("mine.mat", "darcy_smooth1.mat"), 1, "By their names"),
         (("mine.mat", "darcy_smooth2.mat"), 0, "By their names"),
-        (("smooth12.mat", "b.mat"), 0, "By the order in which they were given"),
+        (("smooth12.mat", "b.mat"), 0, "By the order of the files"),
     ],
 )
 def test_which_file_trains(tmp_path: Path, save: Save, names: tuple[str, str], first: int, how: str) -> None:
@@ -137,7 +137,7 @@ def test_which_file_trains(tmp_path: Path, save: Save, names: tuple[str, str], f
     values = [darcy_file(path, save, 4, first=100 * place) for place, path in enumerate(paths)]
     found = read_darcy_pair(paths, 3, 2)
     assert found.count == 5 and found.files == (paths[first], paths[1 - first])
-    assert found.notes[-1].startswith(f"{how}: trajectories 0 to 2 are the first 3 cases of {names[first]} and train")
+    assert found.notes[-1].startswith(f"{how}: trajectories 0 to 2 are the first 3 cases of {names[first]} (training)")
     expected = np.concatenate([values[first][:3], values[1 - first][:2]])
     for start in range(5):
         for stop in range(start + 1, 6):
@@ -147,7 +147,7 @@ def test_which_file_trains(tmp_path: Path, save: Save, names: tuple[str, str], f
 def test_one_darcy_file_is_imported_whole_and_says_what_its_test_is(tmp_path: Path) -> None:
     values = darcy_file(tmp_path / PUBLIC[0], save_5, 7)
     one = import_data(tmp_path / PUBLIC[0], tmp_path / "one.h5")
-    assert one.count == 7 and "test part come from this one file" in one.notes[-1]
+    assert one.count == 7 and "test splits come from this one file" in one.notes[-1]
     np.testing.assert_array_equal(open_store(tmp_path / "one.h5")[:], values)
     listed = import_data([tmp_path / PUBLIC[0]], tmp_path / "listed.h5")
     assert listed.fingerprint == one.fingerprint
@@ -170,23 +170,23 @@ def test_pairs_that_are_refused(tmp_path: Path) -> None:
     cut_5.write_bytes(one.read_bytes()[:-1000])
     cut_73.write_bytes(two.read_bytes()[:-1000])
     for sources, says in (
-        ([one, few], r"few.mat has 199 cases, but the test part takes its first 200; give the whole file"),
-        ([third, two], r"third.mat has 200 cases, but the training part takes its first 1000"),
-        ([one, coarse], r"smooth1.mat has a grid of 3 × 3 but .*coarse_smooth2.mat one of 2 × 2"),
+        ([one, few], r"few.mat has 199 cases, but the test split needs the first 200; give the complete file"),
+        ([third, two], r"third.mat has 200 cases, but the training split needs the first 1000"),
+        ([one, coarse], r"smooth1.mat has a 3 × 3 grid, but .*coarse_smooth2.mat has 2 × 2"),
         ([one, one], "was given twice"),
-        ([one, again], "are both named smooth1"),
-        ([one, two, third], "3 files of Darcy flow were given; give one, or two"),
-        ([cut_5, two], "cut5_smooth1.mat is not a whole MATLAB file; copy or download it again"),
-        ([one, cut_73], "cut73_smooth2.mat is not a whole MATLAB file; copy or download it again"),
-        ([one, tmp_path / "ns.mat"], "Only files of fno-darcy can be imported together, not fno-darcy, fno-ns"),
-        ([tmp_path / "own.npy"] * 2, "Only files of fno-darcy can be imported together, not arrays"),
-        ([one, tmp_path / "none.mat"], "There is no file or folder"),
-        ([], "There is nothing to import"),
+        ([one, again], "are both smooth1"),
+        ([one, two, third], "Got 3 Darcy files; expected one, or two"),
+        ([cut_5, two], "cut5_smooth1.mat is truncated or is not a MATLAB file; copy or download it again"),
+        ([one, cut_73], "cut73_smooth2.mat is truncated or is not a MATLAB file; copy or download it again"),
+        ([one, tmp_path / "ns.mat"], "Only fno-darcy files can be imported together, not fno-darcy, fno-ns"),
+        ([tmp_path / "own.npy"] * 2, "Only fno-darcy files can be imported together, not arrays"),
+        ([one, tmp_path / "none.mat"], "not found"),
+        ([], "Nothing to import"),
     ):
         with pytest.raises(ValueError, match=says) as caught:
             import_data(sources, tmp_path / "out.h5")
         assert "\n" not in str(caught.value) and not (tmp_path / "out.h5").exists(), says
-    with pytest.raises(ValueError, match="whose fields are fixed"):
+    with pytest.raises(ValueError, match="which defines its fields"):
         import_data([one, two], tmp_path / "out.h5", names=["u"])
     import_data([one, two], tmp_path / "out.h5")
     with pytest.raises(StoreError):
@@ -207,7 +207,7 @@ def test_both_versions_give_one_store(tmp_path: Path) -> None:
 def test_times_that_are_missing_are_counted_and_noted(tmp_path: Path) -> None:
     save_5(tmp_path / "ns.mat", {"u": navier_stokes()["u"]})
     done = import_data(tmp_path / "ns.mat", tmp_path / "ns.h5")
-    assert any("no times" in note for note in done.notes)
+    assert any("No times" in note for note in done.notes)
     np.testing.assert_array_equal(open_store(tmp_path / "ns.h5").header.layout.times, [1, 2, 3])
 
 
@@ -272,7 +272,7 @@ def test_own_arrays(tmp_path: Path) -> None:
     times, x = np.array([0.0, 0.1, 0.5]), np.linspace(0, 1, 5)
     np.savez(tmp_path / "own.npz", fields=fields, names=np.array(["u", "v"]), times=times, x=x)
     done = import_data(tmp_path / "own.npz", tmp_path / "own.h5")
-    assert done.kind == "arrays" and [note.split()[3] for note in done.notes] == ["units:", "boundary:", "unevenly"]
+    assert done.kind == "arrays" and [note.split()[1] for note in done.notes] == ["units:", "boundary:", "frames"]
     with open_store(tmp_path / "own.h5") as store:
         np.testing.assert_array_equal(store[:], fields.astype(np.float32))
         assert store.header.layout.fields == ("u", "v") and store.header.layout.boundary == ("open",)
@@ -288,7 +288,7 @@ def test_import_continues_and_refuses_another_source(tmp_path: Path) -> None:
     again = import_data(tmp_path / "smoke", tmp_path / "a.h5", progress=lambda *call: calls.append(call))
     assert (again.present, again.fingerprint, calls) == (len(data), first.fingerprint, [])
     np.savez(tmp_path / "smoke" / "smoke_200.npz", fluid_field=np.zeros(1), velocity=np.zeros(1))
-    with pytest.raises(StoreError, match="cannot be continued: its parameter bytes"):
+    with pytest.raises(StoreError, match="cannot be resumed: its parameter bytes"):
         import_data(tmp_path / "smoke", tmp_path / "a.h5")
 
 
@@ -365,25 +365,25 @@ def bad_sources(folder: Path) -> dict[str, tuple[Path, str]]:
     density, velocity = np.zeros((3, 5, 4, 4, 1)), np.zeros((3, 5, 4, 4, 3))
     np.savez(folder / "sizes" / "smoke_100.npz", fluid_field=density, velocity=velocity)
     return {
-        "nokey.mat": (folder / "nokey.mat", "has no format that can be imported"),
-        "shape.mat": (folder / "shape.mat", r"'u' in .* has the shape \(5, 6, 4\)"),
-        "times.mat": (folder / "times.mat", "3 frames of u but 7 times t"),
-        "cell.mat": (folder / "cell.mat", "real numbers are needed"),
-        "complex.mat": (folder / "complex.mat", "holds complex.* values; real numbers"),
+        "nokey.mat": (folder / "nokey.mat", "is not in a supported format"),
+        "shape.mat": (folder / "shape.mat", r"'u' in .* has shape \(5, 6, 4\)"),
+        "times.mat": (folder / "times.mat", "3 frames of u but 7 times in t"),
+        "cell.mat": (folder / "cell.mat", "expected real numbers"),
+        "complex.mat": (folder / "complex.mat", "contains complex.* values; expected real numbers"),
         "differ.mat": (folder / "differ.mat", "coeff of shape .* but sol of"),
-        "group.mat": (folder / "group.mat", "not an array of numbers"),
-        "text.mat": (folder / "text.mat", "not a whole MATLAB file"),
+        "group.mat": (folder / "group.mat", "not a numeric array"),
+        "text.mat": (folder / "text.mat", "is not a MATLAB file"),
         "objects.npy": (folder / "objects.npy", "pickled Python objects, which are never loaded"),
         "objects.npz": (folder / "objects.npz", "pickled Python objects, which are never loaded"),
-        "flat.npy": (folder / "flat.npy", r"has the shape \(3, 4\); the axes \(count, frames, x"),
-        "text.npy": (folder / "text.npy", "not an .npy file"),
-        "text.npz": (folder / "text.npz", "truncated or damaged"),
-        "words.npz": (folder / "words.npz", "times of shape .* 2 numbers are needed"),
-        "empty": (folder / "empty", "has no format"),
-        "missing": (folder / "missing", "There is no file or folder"),
-        "lacking": (folder / "lacking", "There is no file .*vy.npy"),
-        "uneven": (folder / "uneven", r"vz.npy has shape .* not \(20, 4, 5, 6\)"),
-        "keys": (folder / "keys", "no array 'fluid_field'; it has velocity"),
+        "flat.npy": (folder / "flat.npy", r"has shape \(3, 4\); expected axes \(count, frames, x"),
+        "text.npy": (folder / "text.npy", "not a valid .npy file"),
+        "text.npz": (folder / "text.npz", "truncated or corrupt"),
+        "words.npz": (folder / "words.npz", "times of shape .* expected 2 numbers"),
+        "empty": (folder / "empty", "not in a supported format"),
+        "missing": (folder / "missing", "not found"),
+        "lacking": (folder / "lacking", "vy.npy not found"),
+        "uneven": (folder / "uneven", r"vz.npy has shape .* the first file has \(20, 4, 5, 6\)"),
+        "keys": (folder / "keys", "no array 'fluid_field'; available arrays: velocity"),
         "sizes": (folder / "sizes", "smoke_100.npz has shape"),
     }
 
@@ -403,7 +403,7 @@ def test_a_kind_that_does_not_fit_is_refused(tmp_path: Path, kind: str) -> None:
         with pytest.raises(ValueError) as caught:
             import_data(sources[source][0], tmp_path / "out.h5", kind=kind)
         assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match="'nonsense' is unknown; choose among fno-darcy"):
+    with pytest.raises(ValueError, match="Unknown format 'nonsense'; choose from fno-darcy"):
         import_data(sources["flat.npy"][0], tmp_path / "out.h5", kind="nonsense")
 
 
@@ -470,10 +470,10 @@ def test_a_store_is_a_history(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_history(path, ["p"], 2), data[..., 1:])
     with pytest.raises(ValueError, match="has no field 'q'; choose from u, p"):
         read_history(path, ["q"], 2)
-    with pytest.raises(ValueError, match="has 2 spatial axes; 3 are needed"):
+    with pytest.raises(ValueError, match="has 2 spatial axes; expected 3"):
         read_history(path, ["u"], 3)
     Writer(tmp_path / "none.h5", HEADER, 2).close()
-    with pytest.raises(ValueError, match="holds no whole trajectory yet"):
+    with pytest.raises(ValueError, match="has no complete trajectory yet"):
         read_history(tmp_path / "none.h5", ["u"], 2)
 
 
@@ -485,17 +485,17 @@ def test_histories_that_are_refused(tmp_path: Path) -> None:
     save_npz(tmp_path / "a.npz", {"u": U, "v": V[:, :2], "c": U * 1j})
     (tmp_path / "a.txt").write_text("")
     cases: list[tuple[str, list[str], int, str]] = [
-        ("nan.npy", ["u", "v"], 2, r"2 values that are no finite .* trajectory 1, frame 2, point \(3, 4\) of 'v'"),
-        ("a.npy", ["u"], 2, r"has 2 channels; 1 are needed, in the order u\."),
-        ("a.npy", ["u", "v"], 1, r"has the shape \(4, 3, 6, 5, 2\); the axes \(frames, x, channels\) are needed"),
-        ("a.npz", ["u", "v"], 2, r"'v' in .* has the shape .* all must agree"),
+        ("nan.npy", ["u", "v"], 2, r"2 values that are not finite .* trajectory 1, frame 2, point \(3, 4\) of 'v'"),
+        ("a.npy", ["u"], 2, r"has 2 channels; expected 1, in the order u\."),
+        ("a.npy", ["u", "v"], 1, r"has shape \(4, 3, 6, 5, 2\); expected axes \(frames, x, channels\)"),
+        ("a.npz", ["u", "v"], 2, r"'v' in .* has shape .* all must agree"),
         ("a.npz", ["u", "w"], 2, "has no field 'w'; choose from u, v, c"),
-        ("a.npz", ["c"], 2, "'c' in .* holds complex"),
-        ("a.npz", ["u"], 1, r"'u' in .* has the shape \(4, 3, 6, 5\); the axes \(frames, x\) are needed"),
-        ("a.txt", ["u"], 2, "is none of the files that hold arrays"),
-        ("missing.npy", ["u"], 2, "There is no file"),
-        ("missing.h5", ["u"], 2, "There is no file"),
-        ("a.npy", [], 2, "not a list of names"),
+        ("a.npz", ["c"], 2, "'c' in .* contains complex"),
+        ("a.npz", ["u"], 1, r"'u' in .* has shape \(4, 3, 6, 5\); expected axes \(frames, x\)"),
+        ("a.txt", ["u"], 2, "is not an array file"),
+        ("missing.npy", ["u"], 2, "not found"),
+        ("missing.h5", ["u"], 2, "not found"),
+        ("a.npy", [], 2, "not a list of field names"),
     ]
     for name, names, axes, sentence in cases:
         with pytest.raises(ValueError, match=sentence) as caught:

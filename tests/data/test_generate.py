@@ -68,11 +68,11 @@ def test_a_generation_that_grows_equals_one_at_once(tmp_path: Path, reference: P
 def test_other_parameters_do_not_continue(tmp_path: Path, reference: Path) -> None:
     path = tmp_path / "a.h5"
     path.write_bytes(reference.read_bytes())
-    with pytest.raises(StoreError, match=r"parameter viscosity is 0\.05 where 0\.1 is asked for"):
+    with pytest.raises(StoreError, match=r"parameter viscosity is 0\.05, expected 0\.1"):
         generate(replace(WAVES, viscosity=0.1), COUNT, SEED, path)
-    with pytest.raises(StoreError, match="seed is 3 where 4 is asked for"):
+    with pytest.raises(StoreError, match="seed is 3, expected 4"):
         generate(WAVES, COUNT, 4, path)
-    with pytest.raises(StoreError, match="dtype is 'float32' where 'float16' is asked for"):
+    with pytest.raises(StoreError, match="dtype is 'float32', expected 'float16'"):
         generate(WAVES, COUNT, SEED, path, dtype="float16")
     assert path.read_bytes() == reference.read_bytes()
 
@@ -106,7 +106,7 @@ class BlowsUp(Waves):
 
 
 def test_a_blown_up_trajectory_stops_and_the_ones_before_stay(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Trajectory 4 of waves is not finite: it blew up; take a smaller step"):
+    with pytest.raises(ValueError, match="Trajectory 4 of waves diverged to non-finite values; use a smaller step"):
         generate(BlowsUp(), COUNT, SEED, tmp_path / "a.h5")
     assert len(open_store(tmp_path / "a.h5")) == 3
 

@@ -113,7 +113,7 @@ ARRAYS = {
     "npy": lambda path: _folder(path, lambda one, u, v: np.save(f"{one}.npy", np.stack([u, v], -1))),
     "npz": lambda path: _folder(path, lambda one, u, v: np.savez_compressed(f"{one}.npz", u=u, v=v)),
 }
-HELD = {"a.npz": "an .npz can only be read whole", "mixed.h5": "it stores values of many trajectories together"}
+HELD = {"a.npz": "an .npz can only be read whole", "mixed.h5": "its chunks span many trajectories"}
 
 
 @pytest.mark.parametrize("name", ARRAYS)
@@ -133,11 +133,11 @@ def test_arrays_are_read_where_they_lie(tmp_path, name):
             expected = np.stack([BOTH[4, 0:5:2, ::2, ::2], BOTH[1, 2:7:2, ::2, ::2]])[..., channels]
             np.testing.assert_array_equal(history, expected[:, :2])
             np.testing.assert_array_equal(future, expected[:, 2:, ..., :1])
-        held = [note for note in data.notes if "held in memory" in note]
+        held = [note for note in data.notes if "in memory" in note]
         assert [HELD[name] in note for note in held] == [True] if name in HELD else not held
         assert any("read whole" in note for note in data.notes) == (name in ("a.npz", "npz"))
         imported = import_data(path, tmp_path / "store.h5", reading=Reading(fields=names or None))
-        assert not any("in place" in note for note in imported.notes), "that does not concern a store"
+        assert not any("In-place" in note for note in imported.notes), "that does not concern a store"
         with open_store(imported.path) as store:
             assert list(data.digests) == store.digests, "a trajectory is known by its values, wherever it lies"
 
@@ -239,10 +239,10 @@ def test_mat_files_are_read_where_they_lie(tmp_path, version):
     with open_data(path) as data:
         np.testing.assert_array_equal(data[1, 2:5][..., 0], VALUES[1, 2:5])
         np.testing.assert_array_equal(data[:][..., 0], VALUES)
-        assert any("held in memory" in note for note in data.notes)
+        assert any("in memory" in note for note in data.notes)
     with open_data(tmp_path / "darcy.mat") as data:
         np.testing.assert_array_equal(data[:], np.stack([a, p], -1)[:, None])
-        held = any("held in memory" in note for note in data.notes)
+        held = any("in memory" in note for note in data.notes)
         assert held == (version == "5"), "a chunk for each case can be read by itself"
 
 

@@ -136,15 +136,15 @@ def test_panels_show_the_first_axis_to_the_right_and_the_last_up() -> None:
 
 def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
     line = filled(tmp_path / "line.h5", sample(1))
-    with pytest.raises(StoreError, match="fields on a line"):
+    with pytest.raises(StoreError, match="one-dimensional fields"):
         draw(line, tmp_path / "a.png")
     header, data = cube()
     path = filled(tmp_path / "cube.h5", data, header)
-    with pytest.raises(StoreError, match="has no trajectory 1: it holds 1"):
+    with pytest.raises(StoreError, match="has no trajectory 1: it has 1"):
         draw(path, tmp_path / "a.png", index=1)
     with pytest.raises(StoreError, match="cannot be written"):
         draw(path, tmp_path / "missing" / "a.png")
-    with pytest.raises(StoreError, match="cannot be written"):
+    with pytest.raises(StoreError, match="Cannot write the image"):
         draw(path, tmp_path / "a.nopicture")
 
 
@@ -181,7 +181,7 @@ def test_foreign_files_have_the_statistics_of_their_store(tmp_path: Path) -> Non
     import_data(source, tmp_path / "a.h5")
     here, imported = summarise(source), summarise(tmp_path / "a.h5")
     assert here.fields == imported.fields and (here.whole, here.package) == (5, None)
-    assert any("no units" in note for note in here.notes) and here.damaged == ()
+    assert any("No units" in note for note in here.notes) and here.damaged == ()
     first = summarise(source, first=2)
     assert (first.read, first.whole) == (2, 5)
     np.testing.assert_allclose(first.fields[0].mean, flow()[:2, ..., 0].mean(dtype=np.float64), rtol=1e-12)
@@ -198,13 +198,13 @@ def test_problems_are_named(tmp_path: Path) -> None:
     found = " ".join(summarise(foreign(tmp_path / "a.npz", data, times, x=np.array([0, 1, 2, 3, 4, 9]))).problems())
     for words in (
         "u has 1 NaN and 0 infinite values",
-        "v varies by 1e-06 of its mean",
-        "Trajectories 1 and 3 hold the same values; keep them in the same split",
+        "v varies by only 1e-06 of its mean",
+        "Trajectories 1 and 3 have identical values; keep them in the same split",
         "The frames are unevenly spaced in time, 1 to 2 apart",
         "x is unevenly spaced, 1 to 5 apart",
     ):
         assert words in found, words
-    assert "one trajectory" in " ".join(summarise(foreign(tmp_path / "one.npz", flow(1))).problems())
+    assert "Only one trajectory" in " ".join(summarise(foreign(tmp_path / "one.npz", flow(1))).problems())
 
 
 def test_one_trajectory_in_two_splits_is_named(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_one_trajectory_in_two_splits_is_named(tmp_path: Path) -> None:
     write_well(tmp_path / "set", parts, layout, {})
     summary = summarise(tmp_path / "set")
     assert summary.twins == ((0, 1), (2, 5))
-    assert [one for one in summary.problems() if "same values" in one] == [
-        "Trajectories 2 and 5 hold the same values, but one is in the train split and the other in the test split; "
-        "leave one out."
+    assert [one for one in summary.problems() if "identical values" in one] == [
+        "Trajectories 2 and 5 have identical values, but one is in the train split and the other in the test split; "
+        "remove one."
     ]

@@ -181,8 +181,8 @@ def test_components_levels_and_what_is_left_out(tmp_path: Path) -> None:
         assert store.header.layout.boundary == ("periodic", "wall") and store.shape == (1, 4, 5, 6, 2)
         np.testing.assert_array_equal(store[0], flow[:, 0].transpose(0, 2, 1, 3).astype(np.float32))
     text = " ".join(made.notes)
-    assert "Left out: drag (time), profile (time, y)." in text and "one entry are left out: level" in text
-    assert "no coordinates x" in text and "no times" in text and "Without units: flow" in text
+    assert "Skipped: drag (time), profile (time, y)." in text and "dimensions of size 1: level" in text
+    assert "No x coordinates" in text and "No times" in text and "No units given for flow" in text
 
 
 @SAVE
@@ -199,7 +199,7 @@ def test_components_may_have_names_and_staggered_fields_are_left_out(tmp_path: P
     with open_data(save(tmp_path, data)) as reader:
         assert reader.header.layout.fields == ("flow_u", "flow_v")
         np.testing.assert_array_equal(reader[0], flow)
-        assert any("Left out: face (time, x_face, y)" in note for note in reader.notes)
+        assert any("Skipped: face (time, x_face, y)" in note for note in reader.notes)
 
 
 def test_a_folder_with_parts_is_one_data_set_with_a_split(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_folder_with_parts_is_one_data_set_with_a_split(tmp_path: Path) -> Non
         np.testing.assert_array_equal(reader[:, -1], VALUES[[1, 1, 2], -1])
     coarse = replace(WAVES, grid=6)
     write_netcdf(flat / "run11.nc", coarse.simulate(0, [0]).numpy(), Header(coarse.layout, "waves", {}))
-    with pytest.raises(ValueError, match=r"run11.nc has other boundary than run1.nc; all must agree"):
+    with pytest.raises(ValueError, match=r"run11.nc and run1.nc differ in boundary; all must agree"):
         open_data(flat)
 
 
@@ -246,15 +246,15 @@ def bad(folder: Path) -> dict[str, tuple[Path, str]]:
     nameless = folder / "nameless.zarr"
     zarr.open_group(nameless, mode="w").create_array("u", data=np.ones((2, 3, 4)))
     return {
-        "cut": (cut, "truncated or damaged"),
-        "cut3": (cut3, "truncated or damaged"),
+        "cut": (cut, "truncated or corrupt"),
+        "cut3": (cut3, "truncated or corrupt"),
         "text": (other, "is not a NetCDF file"),
-        "bare": (bare, "has no variable of real numbers on axes x, y or z"),
-        "odd": (odd, "nothing says what ring means; rename"),
-        "twice": (twice, "several dimensions that mean x"),
-        "ends": (ends, "choose among periodic, wall, open"),
-        "torn": (torn, "truncated or damaged"),
-        "nameless": (nameless, "do not name their dimensions"),
+        "bare": (bare, "has no real-valued variable on axes x, y or z"),
+        "odd": (odd, "ring cannot be identified; rename"),
+        "twice": (twice, "several x dimensions"),
+        "ends": (ends, "choose from periodic, wall, open"),
+        "torn": (torn, "truncated or corrupt"),
+        "nameless": (nameless, "have no dimension names"),
     }
 
 
@@ -271,7 +271,7 @@ def test_a_scribbled_chunk_is_refused_not_read(tmp_path: Path) -> None:
     place = whole.rindex(b"\x78\x5e") if b"\x78\x5e" in whole else whole.rindex(b"\x78\x9c")
     whole[place + 20 : place + 60] = bytes(40)
     path.write_bytes(whole)
-    with pytest.raises(ValueError, match=r"damaged"):
+    with pytest.raises(ValueError, match=r"corrupt"):
         import_data(path, tmp_path / "a.h5")
 
 
@@ -282,7 +282,7 @@ def test_fields_are_chosen_by_name_and_steady_is_checked(tmp_path: Path) -> None
         assert store.shape == (1, 1, 8, 5, 1)
     with pytest.raises(ValueError, match=r"has no field 'wnd'; .*wind"):
         import_data(path, tmp_path / "two.h5", names=["wnd"])
-    with pytest.raises(ValueError, match="has 7 frames, not steady fields"):
+    with pytest.raises(ValueError, match="has 7 frames, so it is not steady"):
         import_data(path, tmp_path / "two.h5", steady=True)
 
 
@@ -293,7 +293,7 @@ def test_without_the_packages_the_extra_is_named(tmp_path: Path, monkeypatch: py
     (hidden / "xarray.py").write_text("raise ImportError")
     monkeypatch.setenv("PYTHONPATH", str(hidden), prepend=":")
     monkeypatch.setattr(isolated, "_process", None)
-    with pytest.raises(ValueError, match=r"needs xarray, h5netcdf and zarr .* pip install 'sigmasolver\[data\]'"):
+    with pytest.raises(ValueError, match=r"requires xarray, h5netcdf and zarr.* pip install 'sigmasolver\[data\]'"):
         open_data(path)
     assert isolated._process is not None
     isolated._process.end()

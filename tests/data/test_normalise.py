@@ -196,7 +196,9 @@ def test_a_constant_field_gets_scale_one_and_is_reported(kind: str):
 def test_a_field_that_the_constant_of_a_kind_would_hide_is_refused(kind: str):
     """Values near 1e-20 over a scale of at least 1e-8 are zero for a network; "channel" adds nothing."""
     data = 1e-20 * flow(3)
-    with pytest.raises(ValueError, match=r"varies by .* negligible against the constant .* task.normaliser=channel"):
+    with pytest.raises(
+        ValueError, match=r"has a range of only .* negligible against the constant .* task.normaliser=channel"
+    ):
         fit_trajectories(kind, FIELDS, tensors(data))
     found = fit_trajectories("channel", FIELDS, tensors(data))
     expected = fit_trajectories("channel", FIELDS, tensors(flow(3)))
@@ -319,9 +321,12 @@ def good() -> dict:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"means": 1}, 'A normaliser has no entry "means"; did you mean mean?'),
-        ({"kind": "chanel"}, 'There is no normaliser "chanel"; did you mean channel, scalar or the-well?'),
-        ({"mean": [1.0]}, "The mean has type torch.float64 and shape (1,); it must be float64 with 2 fields last."),
+        ({"means": 1}, 'Unknown normaliser entry "means"; did you mean mean?'),
+        ({"kind": "chanel"}, 'Unknown normaliser "chanel"; did you mean channel, scalar or the-well?'),
+        (
+            {"mean": [1.0]},
+            "The mean has dtype torch.float64 and shape (1,); expected float64 with a last axis of 2 fields.",
+        ),
         ({"scale": [[1.0, 1.0]]}, "The mean has shape (2,) and the scale (1, 2); they must agree."),
         (
             {"scale": [1.0, 0.0]},
@@ -342,25 +347,29 @@ def test_entries_that_cannot_be_say_why(change: dict, message: str):
 def test_a_missing_entry_is_named():
     entries = good()
     del entries["scale"]
-    with pytest.raises(ValueError, match=r'^The entry "scale" of a normaliser is missing; save it with to_dict\.$'):
+    with pytest.raises(ValueError, match=r'^Normaliser entry "scale" is missing; save the normaliser with to_dict\.$'):
         Normaliser.from_dict(entries)
 
 
 @pytest.mark.parametrize(
     ("kind", "data", "message"),
     [
-        ("quux", SMALL, r'^There is no normaliser "quux"; choose from .*channel.*\.$'),
-        ("channel", SMALL[:0], "^There are no trajectories to fit a normaliser on; give at least one.$"),
+        ("quux", SMALL, r'^Unknown normaliser "quux"; choose from .*channel.*\.$'),
+        ("channel", SMALL[:0], "^No trajectories to fit a normaliser on; give at least one.$"),
         (
             "channel",
             np.where(SMALL == 14, np.nan, SMALL),
-            r"^Training trajectory number 1 \(counted from 0\) holds values that are not finite; leave it out\.$",
+            r"^Training trajectory 1 \(indices start at 0\) contains non-finite values; remove it\.$",
         ),
-        ("pixel", SMALL[:1, :1], "^One value has no standard deviation; give more training trajectories.$"),
+        (
+            "pixel",
+            SMALL[:1, :1],
+            "^The standard deviation needs more than one value; give more training trajectories.$",
+        ),
         (
             "temporal",
             np.repeat(SMALL[:, :1] + 0.1, 7, axis=1),
-            '^The field u does not change in time; choose the kind "channel".$',
+            "^The field u is constant in time; set task.normaliser=channel.$",
         ),
     ],
 )
@@ -371,7 +380,7 @@ def test_data_that_cannot_be_fitted_say_why(kind: str, data: np.ndarray, message
 
 def test_values_of_another_shape_and_unknown_fields_are_refused():
     normaliser = fit_trajectories("pixel", ("u",), tensors(SMALL))
-    message = r"^Values of shape \(5, 3, 1\) do not end in \(2, 1\), as those of \(u\) must\.$"
+    message = r"^Got values of shape \(5, 3, 1\); the last axes must be \(2, 1\) for \(u\)\.$"
     for use in (normaliser.encode, normaliser.decode):
         with pytest.raises(ValueError, match=message):
             use(torch.zeros(5, 3, 1))

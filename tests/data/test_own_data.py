@@ -54,7 +54,7 @@ def test_one_array_per_field(tmp_path: Path, save: Save, suffix: str) -> None:
     layout = open_store(done.path).header.layout
     np.testing.assert_array_equal(layout.times, [0.5, 1, 4])
     np.testing.assert_array_equal(layout.coordinates[0], np.arange(6) / 6)
-    assert [note.split()[3] for note in done.notes[1:]] == ["units:", "boundary:", "y:", "unevenly"]
+    assert [note.split()[1] for note in done.notes[1:]] == ["units:", "boundary:", "y:", "frames"]
     assert "axes (count, frames, x, y)" in done.notes[0]
     arrives(import_data(own, tmp_path / "two.out", names=["v", "u"]), np.stack([V, U], -1), ("v", "u"))
     arrives(import_data(own, tmp_path / "one.out", names=("v",)), V[..., None], ("v",))
@@ -90,7 +90,7 @@ def test_what_is_no_field_is_left_out_and_said(tmp_path: Path) -> None:
     for own in (save_npz(tmp_path / "own.npz", arrays), save_hdf5(tmp_path / "own.h5", arrays)):
         done = import_data(own, tmp_path / f"{own.suffix}.out")
         arrives(done, U[..., None], ("u",))
-        (note,) = [note for note in done.notes if note.startswith("Left out")]
+        (note,) = [note for note in done.notes if note.startswith("Skipped")]
         assert all(f"{name} (" in note for name in ("mask", "mesh", "x", "note", "t"))
 
 
@@ -131,9 +131,9 @@ def test_fields_with_channels(tmp_path: Path, save: Save, suffix: str) -> None:
 @pytest.mark.parametrize(
     ("shape", "names", "trajectory", "words"),
     [
-        ((2, 3, 6, 5, 2), None, (3, 6, 5, 2), "(count, frames, x, y, channels), because the last has at most 16"),
-        ((2, 3, 6, 17), None, (3, 6, 17, 1), "(count, frames, x, y), because the last has more than 16"),
-        ((2, 3, 6, 16), None, (3, 6, 16), "(count, frames, x, channels), because"),
+        ((2, 3, 6, 5, 2), None, (3, 6, 5, 2), "(count, frames, x, y, channels), as the last has at most 16"),
+        ((2, 3, 6, 17), None, (3, 6, 17, 1), "(count, frames, x, y), as the last has more than 16"),
+        ((2, 3, 6, 16), None, (3, 6, 16), "(count, frames, x, channels), as the last"),
         ((2, 3, 6), None, (3, 6, 1), "(count, frames, x)."),
         ((2, 3, 4, 4, 4, 17), None, (3, 4, 4, 4, 17), "(count, frames, x, y, z, channels)."),
         ((2, 3, 4, 5), ("u",), (3, 4, 5, 1), "(count, frames, x, y)."),
@@ -272,40 +272,40 @@ REFUSED: dict[str, tuple[str, list[str] | None, str]] = {
     "shapes.npz": (
         "shapes.npz",
         None,
-        r"several shapes: u, v \(4, 3, 6, 5\); w \(4, 3, 4, 5\); name those",
+        r"several shapes: u, v \(4, 3, 6, 5\); w \(4, 3, 4, 5\); select some",
     ),
-    "shapes.npz uw": ("shapes.npz", ["u", "w"], r"'w' in .* has the shape .*, 'u' has \(4, 3, 6, 5\)"),
+    "shapes.npz uw": ("shapes.npz", ["u", "w"], r"'w' in .* has shape .*, but 'u' has \(4, 3, 6, 5\)"),
     "near": ("uv.npz", ["U1"], r"has no field 'U1'; did you mean u\?"),
     "near path": ("uv.h5", ["u", "flow/v"], "has no field 'u'; choose from flow/"),
-    "flat": ("uv.npz", ["flat"], r"'flat' in .* shape \(6, 5\); the axes \(count, frames, x\) are needed"),
-    "none.npz": ("none.npz", None, r"no array of real numbers with .*; its arrays: a \(6, 5\), b "),
-    "empty.h5": ("empty.h5", None, "its arrays: none"),
+    "flat": ("uv.npz", ["flat"], r"'flat' in .* shape \(6, 5\); expected axes \(count, frames, x\)"),
+    "none.npz": ("none.npz", None, r"no real-valued array with .*; available arrays: a \(6, 5\), b "),
+    "empty.h5": ("empty.h5", None, "available arrays: none"),
     "empty named": ("empty.h5", ["u"], "has no field 'u'; it has none"),
-    "complex": ("none.npz", ["b"], "'b' in .* holds complex"),
-    "odd.h5": ("odd.h5", None, r"have the name 'v\\n', which cannot be written in one line"),
-    "many.npz": ("many.npz", None, "has 17 arrays that could be fields .*; name those to take"),
-    "units.npz": ("units.npz", None, r"has units of shape \(2,\); 1 words are needed"),
-    "x.npz": ("x.npz", None, r"has x of shape \(5,\); 6 numbers are needed"),
+    "complex": ("none.npz", ["b"], "'b' in .* contains complex"),
+    "odd.h5": ("odd.h5", None, r"include the name 'v\\n', which is empty or not printable"),
+    "many.npz": ("many.npz", None, "has 17 arrays that could be fields .*; select some with --fields"),
+    "units.npz": ("units.npz", None, r"has units of shape \(2,\); expected 1 words"),
+    "x.npz": ("x.npz", None, r"has x of shape \(5,\); expected 6 numbers"),
     "fields.npz": ("fields.npz", ["f"], "has no field 'f'; choose from a, b, c, d, e"),
-    "bare.npz": ("bare.npz", ["u"], "has 5 channels without names; 1 names do not fit"),
-    "twice.npz": ("twice.npz", None, "have the name 'd' twice"),
-    "fields.h5": ("fields.h5", None, r"has fields of shape \(6, 5\); \(count, frames, \*grid, channels\)"),
-    "strange.h5": ("strange.h5", None, "holds text; real numbers are needed"),
-    "store.h5": ("store.h5", None, "store.h5 already is a sigmasolver store; use it as it is"),
+    "bare.npz": ("bare.npz", ["u"], "has 5 unnamed channels, but 1 names were given"),
+    "twice.npz": ("twice.npz", None, "contain the name 'd' twice"),
+    "fields.h5": ("fields.h5", None, r"has fields of shape \(6, 5\); expected \(count, frames, \*grid, channels\)"),
+    "strange.h5": ("strange.h5", None, "contains text; expected real numbers"),
+    "store.h5": ("store.h5", None, "store.h5 is already a sigmasolver store; use it directly"),
     "text.h5": ("text.h5", None, "is not an HDF5 file"),
-    "partly.h5": ("partly.h5", None, "'u' in .* is written in part only"),
-    "unwritten.h5": ("unwritten.h5", None, "'u' in .* is written in part only"),
-    "packed.h5": ("packed.h5", None, "packed in a way that this HDF5 does not know"),
-    "cut.h5": ("cut.h5", None, "truncated or damaged"),
-    "not five": ("a.npy", ["u", "v"], r"\(4, 3, 6, 5\) does not end in an axis of 2 named fields"),
-    "deep.npy": ("deep.npy", None, r"has the shape .* of which y, z and channels may be missing"),
-    "hollow.npy": ("hollow.npy", None, r"is empty: its shape is \(2, 0, 3\)"),
-    "words.npy": ("words.npy", None, "holds text; real numbers"),
-    "fixed": ("kolmogorov.npy", ["u"], "taken as factformer-kf2d, whose fields are fixed; .*kind arrays"),
-    "no names": ("a.npy", [], "not a list of names"),
-    "same names": ("uv.npz", ["u", "u"], "have the name 'u' twice"),
-    "no line": ("a.npy", ["u\nv"], "cannot be written in one line"),
-    "notes.txt": ("notes.txt", None, "has no format that can be imported"),
+    "partly.h5": ("partly.h5", None, "'u' in .* is incomplete"),
+    "unwritten.h5": ("unwritten.h5", None, "'u' in .* is incomplete"),
+    "packed.h5": ("packed.h5", None, "compression filter that this HDF5 does not support"),
+    "cut.h5": ("cut.h5", None, "truncated or corrupt"),
+    "not five": ("a.npy", ["u", "v"], r"\(4, 3, 6, 5\); its last axis must hold the 2 named fields"),
+    "deep.npy": ("deep.npy", None, r"has shape .* where y, z and channels are optional"),
+    "hollow.npy": ("hollow.npy", None, r"is empty \(shape \(2, 0, 3\)\)"),
+    "words.npy": ("words.npy", None, "contains text; expected real numbers"),
+    "fixed": ("kolmogorov.npy", ["u"], "read as factformer-kf2d, which defines its fields; .*--kind arrays"),
+    "no names": ("a.npy", [], "not a list of field names"),
+    "same names": ("uv.npz", ["u", "u"], "contain the name 'u' twice"),
+    "no line": ("a.npy", ["u\nv"], "is empty or not printable"),
+    "notes.txt": ("notes.txt", None, "is not in a supported format"),
 }
 """What is read, which fields are asked of it, and the sentence that this gets."""
 
@@ -321,9 +321,9 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path) -> None:
             import_data(tmp_path / source, tmp_path / "out" / name, names=names)
         assert one_sentence(caught.value), name
         assert not (tmp_path / "out" / name).exists(), name
-    with pytest.raises(ValueError, match=r"notes.txt is none of the files that hold arrays \(.npy, .npz, .h5"):
+    with pytest.raises(ValueError, match=r"notes.txt is not an array file \(.npy, .npz, .h5"):
         import_data(tmp_path / "notes.txt", tmp_path / "out.h5", kind="arrays")
-    with pytest.raises(ValueError, match="'u' is not a list of names"):
+    with pytest.raises(ValueError, match="'u' is not a list of field names"):
         import_data(tmp_path / "a.npy", tmp_path / "out.h5", names="u")
     assert import_data(tmp_path / "kolmogorov.npy", tmp_path / "k", kind="arrays", names=["u"]).shape[-1] == 1
 
@@ -337,12 +337,12 @@ def folder_of(path: Path, count: int = 3) -> Path:
 
 def test_a_file_unlike_the_first_is_named_before_anything_is_written(tmp_path: Path) -> None:
     changes: dict[str, tuple[dict[str, object], str]] = {
-        "shape": ({"u": U[0, :, :4], "v": V[0]}, r"2.npz has the shape \(3, 4, 5\), the first has \(3, 6, 5\)"),
-        "missing": ({"v": V[0]}, "2.npz has no array 'u', which 0.npz has"),
-        "type": ({"u": U[0] > 0, "v": V[0]}, "'u' in .*2.npz holds bool values"),
-        "times": ({"u": U[0], "v": V[0], "times": np.arange(3.0) + 1}, "2.npz has other times than 0.npz"),
-        "x": ({"u": U[0], "v": V[0], "x": np.arange(6.0) * 2}, "2.npz has other x than 0.npz"),
-        "units": ({"u": U[0], "v": V[0], "units": ["m", "s"]}, "2.npz has other units than"),
+        "shape": ({"u": U[0, :, :4], "v": V[0]}, r"2.npz has shape \(3, 4, 5\), but the first file has \(3, 6, 5\)"),
+        "missing": ({"v": V[0]}, "2.npz has no array 'u', but 0.npz does"),
+        "type": ({"u": U[0] > 0, "v": V[0]}, "'u' in .*2.npz contains bool values"),
+        "times": ({"u": U[0], "v": V[0], "times": np.arange(3.0) + 1}, "2.npz and 0.npz differ in times"),
+        "x": ({"u": U[0], "v": V[0], "x": np.arange(6.0) * 2}, "2.npz and 0.npz differ in x"),
+        "units": ({"u": U[0], "v": V[0], "units": ["m", "s"]}, "2.npz and 0.npz differ in units"),
     }
     for name, (arrays, sentence) in changes.items():
         folder = folder_of(tmp_path / name)
@@ -359,22 +359,22 @@ def test_other_faults_of_folders(tmp_path: Path) -> None:
         np.save(folder / f"{number}.npy", U[number])
     whole = (folder / "2.npy").read_bytes()
     (folder / "2.npy").write_bytes(whole[:-1])
-    with pytest.raises(ValueError, match=r"2.npy is truncated or damaged"):
+    with pytest.raises(ValueError, match=r"2.npy is truncated or corrupt"):
         import_data(folder, tmp_path / "out.h5", names=["u"])
     (folder / "2.npy").write_bytes(whole)
     with pytest.raises(ValueError, match="is inside the source folder; write the store outside"):
         import_data(folder, folder / "out.h5")
     np.savez(folder / "3.npz", u=U[0])
-    with pytest.raises(ValueError, match=r"holds .npy and .npz files; keep only"):
+    with pytest.raises(ValueError, match=r"contains .npy and .npz files; keep only"):
         import_data(folder, tmp_path / "out.h5")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="holds no file with arrays"):
+    with pytest.raises(ValueError, match="contains no array files"):
         import_data(tmp_path / "empty", tmp_path / "out.h5", kind="arrays")
     names = tmp_path / "names"
     names.mkdir()
     for number, words in enumerate((["u", "v"], ["v", "u"])):
         np.savez(names / f"{number}.npz", fields=np.stack([U[0], V[0]], -1), names=np.array(words))
-    with pytest.raises(ValueError, match=r"1.npz has other names than 0.npz"):
+    with pytest.raises(ValueError, match=r"1.npz and 0.npz differ in names"):
         import_data(names, tmp_path / "out.h5")
     assert not (tmp_path / "out.h5").exists()
 
@@ -382,5 +382,5 @@ def test_other_faults_of_folders(tmp_path: Path) -> None:
 def test_another_choice_of_fields_does_not_continue_a_store(tmp_path: Path) -> None:
     own = save_npz(tmp_path / "own.npz", {"u": U, "v": V})
     import_data(own, tmp_path / "out.h5", names=["u"])
-    with pytest.raises(ValueError, match="cannot be continued: its fields"):
+    with pytest.raises(ValueError, match="cannot be resumed: its fields"):
         import_data(own, tmp_path / "out.h5", names=["v"])

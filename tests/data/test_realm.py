@@ -144,7 +144,7 @@ def test_what_a_task_does_not_name_is_read_and_left_out(case):
 
 def test_an_import_has_the_same_values_and_split(made, tmp_path):
     done = import_data(made, tmp_path / "store.h5")
-    assert done.kind == "realm" and any("no units" in note for note in done.notes)
+    assert done.kind == "realm" and any("No units" in note for note in done.notes)
     with open_data(made) as one, open_data(tmp_path / "store.h5") as other:
         np.testing.assert_array_equal(one[:], other[:])
         assert one.published_split == other.published_split
@@ -183,25 +183,25 @@ GROUP = ("test", "s_5_3")
 DAMAGE = {
     "a group is missing": (
         lambda case: group_of(case, *GROUP).unlink(),
-        "names the group 's_5_3' of the part test, and there is no .*s_5_3.npz; get it again",
+        "s_5_3.npz not found, but .* lists the group 's_5_3' in the test split; download it again",
     ),
-    "a group is cut off": (lambda case: truncated(group_of(case, *GROUP)), "s_5_3.npz is truncated or damaged; copy"),
-    "the index is cut off": (lambda case: truncated(case / "data" / "data.npz"), "data.npz is truncated or damaged"),
+    "a group is cut off": (lambda case: truncated(group_of(case, *GROUP)), "s_5_3.npz is truncated or corrupt; copy"),
+    "the index is cut off": (lambda case: truncated(case / "data" / "data.npz"), "data.npz is truncated or corrupt"),
     "too few channels": (
         lambda case: np.savez_compressed(group_of(case, *GROUP), data=np.zeros((30, 11, *GRID), np.float32)),
-        "has 11 variables, and data.npz names 12",
+        "has 11 variables, but data.npz lists 12",
     ),
     "too few frames": (
         lambda case: np.savez_compressed(group_of(case, *GROUP), data=np.zeros((29, 12, *GRID), np.float32)),
-        "has 29 frames, and data.npz names 30",
+        "has 29 frames, but data.npz lists 30",
     ),
     "another grid": (
         lambda case: np.savez_compressed(group_of(case, *GROUP), data=np.zeros((30, 12, 4, 4), np.float32)),
-        "has a grid of 4 × 4, and data.npz one of 5 × 4",
+        "has grid 4 × 4, but data.npz has 5 × 4",
     ),
     "another array": (
         lambda case: np.savez_compressed(group_of(case, *GROUP), fields=np.zeros(3)),
-        "has no array 'data'; it has fields",
+        "has no array 'data'; available arrays: fields",
     ),
     "pickled values": (
         lambda case: np.savez(group_of(case, *GROUP), data=np.array([{}], dtype=object)),
@@ -217,32 +217,32 @@ DAMAGE = {
     ),
     "a variable twice": (
         lambda case: change(case / "data" / "data.npz", variables=np.array([*"aacdefgh", "T", "rho", "Ux", "Uy"])),
-        "names a variable twice",
+        "contains a duplicate variable",
     ),
     "a wrong count": (
         lambda case: change(case / "data" / "data.npz", num_chemical=np.array(9)),
-        "names 12 variables and counts 13 ",
+        "names 12 variables but counts 13 ",
     ),
     "a count that is none": (
         lambda case: change(case / "data" / "data.npz", num_density=np.array(0.5)),
-        "'num_density' in .* must be one whole number",
+        "'num_density' in .* must be a single integer",
     ),
     "a missing entry": (lambda case: change(case / "data" / "data.npz", times=None), "has no array 'times'"),
     "times that are no numbers": (
         lambda case: change(case / "data" / "data.npz", times=np.array(["soon"] * 30)),
-        "'times' in .* must be numbers as text; it has 'soon'",
+        "'times' in .* must be numeric strings; got 'soon'",
     ),
     "names that are numbers": (
         lambda case: change(case / "data" / "data.npz", test_groups=np.arange(2)),
-        "'test_groups' in .* must be a list of texts",
+        "'test_groups' in .* must be a list of strings",
     ),
     "no rectangular grid": (
         lambda case: change(case / "data" / "data.npz", coords=np.random.default_rng(0).random((2, *GRID))),
-        "are no rectangular grid",
+        "are not a rectangular grid",
     ),
     "three coordinates": (
         lambda case: change(case / "data" / "data.npz", coords=np.zeros((3, *GRID))),
-        "holds 3 coordinates; x and y are needed",
+        "has 3 coordinates; expected x and y",
     ),
 }  # fmt: skip
 

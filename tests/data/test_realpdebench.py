@@ -92,14 +92,14 @@ def test_both_forms_hold_the_same_trajectories_and_parameters(root, task):
 
 
 def test_the_folder_above_says_what_to_open(root, fsi):
-    with pytest.raises(ValueError, match=r"is no data set itself, but holds some; name one of them: ") as told:
+    with pytest.raises(ValueError, match=r"is not a data set but contains some; choose one of them: ") as told:
         guess_kind(root)
     for task in TASKS:
         assert f"{home(root, task)} (realpdebench)" in str(told.value)
     with pytest.raises(ValueError) as told:
         guess_kind(fsi.parent)
     assert str(told.value) == (
-        f"{fsi.parent} is no data set itself, but holds some; name one of them: {fsi} (realpdebench)."
+        f"{fsi.parent} is not a data set but contains some; choose one of them: {fsi} (realpdebench)."
     )
 
 
@@ -109,7 +109,7 @@ def test_stand_ins_follow_from_their_seed(root, tmp_path):
     first, same, other = (open_data(place / "fsi")[:] for place in (root, tmp_path / "same", tmp_path / "other"))
     np.testing.assert_array_equal(first, same)
     assert not np.array_equal(first, other)
-    with pytest.raises(ValueError, match="ns2d is no task of RealPDEBench; choose from cylinder, controlled-cylinder"):
+    with pytest.raises(ValueError, match="ns2d is not a RealPDEBench task; choose from cylinder, controlled-cylinder"):
         write_realpdebench("ns2d", tmp_path)
 
 
@@ -173,7 +173,7 @@ def test_longer_lists_than_a_store_can_hold_are_read_in_place(fsi, tmp_path, mon
     starts = [0, 1, 3, 7, 12, 20]
     rows = [{"sim_id": path.name, "time_id": first} for path in (fsi / "real").glob("*.h5") for first in starts]
     (fsi / "hf_dataset" / "train_index_real.json").write_text(json.dumps(rows))
-    with pytest.raises(ValueError, match="more about its windows than the header of a store can hold"):
+    with pytest.raises(ValueError, match="do not fit in the header of a store"):
         import_data(fsi, tmp_path / "store.h5")
     with open_data(fsi) as data:
         assert len(data.published_windows.windows("train")) == len(rows)
@@ -185,9 +185,9 @@ def test_a_shorter_history_takes_the_same_starts_and_a_longer_horizon_those_that
         starts = [row.history for row in recipe.windows_of(data, "test").rows()]
         longer = recipe.windows_of(data, "test", recipe.evaluation_windows(60))
         assert [row.history for row in longer.rows()] == [start for start in starts if start + 80 <= 100]
-        with pytest.raises(ValueError, match="A window needs 120 frames, and none of the"):
+        with pytest.raises(ValueError, match="A window needs 120 frames, but all"):
             recipe.windows_of(data, "test", recipe.evaluation_windows(100))
-        with pytest.raises(ValueError, match="named one by one"):
+        with pytest.raises(ValueError, match="lists its windows explicitly"):
             recipe.windows_of(data, "train", replace(recipe.training_windows(), starts=2))
 
 
@@ -217,7 +217,7 @@ def test_whole_trajectories_are_kept_apart_when_asked(root, task):
         assert test == {*data.groups["in_dist"], *data.groups["out_dist"]} and train == set(data.groups["seen"])
         published = small(task).windows_of(data, "train")
         assert set(published.trajectories) & set(small(task).windows_of(data, "test").trajectories)
-        assert any("as the publisher intends; task.split=trajectories keeps them apart" in note for note in data.notes)
+        assert any("as the publisher intends; task.split=trajectories separates them" in note for note in data.notes)
 
 
 def test_without_unseen_trajectories_the_last_ones_are_the_test(root):
@@ -273,7 +273,7 @@ def test_without_the_file_it_is_fitted_on_frames_of_training_windows_alone(fsi):
         assert any("fitted on the real training windows" in note for note in data.notes)
         shutil.rmtree(fsi / "hf_dataset" / "numerical")
         shutil.rmtree(fsi / "numerical")
-        with pytest.raises(ValueError, match=r"comes without the statistics .* \(mean_std.pt\); put the file there"):
+        with pytest.raises(ValueError, match=r"has no statistics .* \(mean_std.pt\); add the file"):
             fit("numerical", training)
 
 
@@ -305,7 +305,7 @@ def test_without_the_file_the_numerical_reading_is_fitted_on_numerical_training_
     ("reading", "there", "words"),
     [
         ("fsi", True, "normaliser published,"),
-        ("fsi", False, "normaliser fitted on the training windows (there is no mean_std.pt),"),
+        ("fsi", False, "normaliser fitted on the training windows (mean_std.pt not found),"),
         ("fsi-numerical-normaliser", True, "normaliser numerical,"),
         ("fsi-numerical-normaliser", False, "normaliser fitted on the numerical training windows (there is no mean_"),
         ("fsi-real-normaliser", False, "normaliser channel,"),
@@ -363,36 +363,39 @@ def rename(rows):
 
 
 DAMAGE = {
-    "truncated shard": (truncate, "data-00001-of-00002.arrow is truncated or damaged; download it again"),
+    "truncated shard": (truncate, "data-00001-of-00002.arrow is truncated or corrupt; download it again"),
     "missing shard": (
         lambda fsi: (fsi / "hf_dataset/real/data-00000-of-00002.arrow").unlink(),
-        "lacks the shard data-00000-of-00002.arrow",
+        "is incomplete: data-00000-of-00002.arrow is missing",
     ),
-    "short row": (shorten, "u of 3272_18.2_0.8_1.h5 in .* bytes, too many or too few for 100 × 32 × 32 numbers"),
-    "old layout": (cut_beforehand, r"windows that were cut beforehand \(data version 1\)"),
+    "short row": (shorten, "u of 3272_18.2_0.8_1.h5 in .* bytes, which does not match 100 × 32 × 32 numbers"),
+    "old layout": (cut_beforehand, r"precut windows \(data version 1\)"),
     "missing trajectory": (
         rewrite("hf_dataset/test_index_real.json", rename),
-        "list of test windows names the trajectory 9999_1.0_1.0_1.h5, which is not in",
+        "list of test windows includes trajectory 9999_1.0_1.0_1.h5, which is not in",
     ),
     "late window": (
         rewrite("hf_dataset/val_index_real.json", lambda rows: rows[0].update(time_id=100)),
-        "list of validation windows begins one at frame 100 of .*, which has 100",
+        "list of validation windows includes one at frame 100 of .*, which has 100",
     ),
     "unknown version": (
         rewrite("../version.json", lambda value: value.update(data_version="3.0.0")),
-        "says data version 3.0.0, and only versions 2.x are known",
+        "has data version 3.0.0, but only versions 2.x are supported",
     ),
-    "no version": (rewrite("../version.json", lambda value: value.clear()), "says data version nothing"),
-    "not JSON": (lambda fsi: (fsi / "remain_params_real.json").write_text("{"), "remain_params_real.json is not JSON"),
+    "no version": (rewrite("../version.json", lambda value: value.clear()), "has data version unknown"),
+    "not JSON": (
+        lambda fsi: (fsi / "remain_params_real.json").write_text("{"),
+        "remain_params_real.json is not valid JSON",
+    ),
     "code": (
         lambda fsi: (fsi / "mean_std.pt").write_bytes(pickle.dumps(Trap())),
-        "mean_std.pt is damaged, or holds more than tensors, numbers and texts, which is never loaded",
+        "mean_std.pt is corrupt, or contains objects other than tensors, numbers and strings, which are never loaded",
     ),
     "no windows": (
         rewrite("hf_dataset/train_index_real.json", lambda rows: rows[0].pop("time_id")),
-        "lists of real windows in .* are not sim_id and time_id of each window",
+        "lists of real windows in .* must have sim_id and time_id for each window",
     ),
-    "other statistics": (lambda fsi: torch.save(torch.zeros(3), fsi / "mean_std.pt"), "must hold four tensors"),
+    "other statistics": (lambda fsi: torch.save(torch.zeros(3), fsi / "mean_std.pt"), "must contain four tensors"),
 }
 
 
@@ -407,15 +410,17 @@ def test_damage_is_told_in_one_sentence(fsi, name, capsys):
 
 def test_damaged_index_files_of_the_other_form(fsi):
     torch.save(Trap, fsi / "sim_id_mapping_real.pt")
-    with pytest.raises(ValueError, match=r"sim_id_mapping_real.pt is damaged, or holds more than tensors"):
+    with pytest.raises(ValueError, match=r"sim_id_mapping_real.pt is corrupt, or contains objects other than tensors"):
         open_data(fsi / "real")
     (fsi / "sim_id_mapping_real.pt").unlink()
     with open_data(fsi / "real") as data:
         assert data.published_windows is None
-        assert any("no published lists of windows, so whole trajectories are kept apart" in note for note in data.notes)
+        assert any(
+            "No published lists of windows, so the split is by whole trajectories" in note for note in data.notes
+        )
     path = fsi / "real" / "3272_18.2_0.8_1.h5"
     path.write_bytes(path.read_bytes()[:3000])
-    with pytest.raises(ValueError, match=r"3272_18.2_0.8_1.h5 is truncated or damaged; copy or download it again"):
+    with pytest.raises(ValueError, match=r"3272_18.2_0.8_1.h5 is truncated or corrupt; copy or download it again"):
         open_data(fsi / "real")
 
 

@@ -86,7 +86,7 @@ def test_float16_is_numpys_rounding_and_refuses_what_does_not_fit(tmp_path: Path
     with open_store(store(tmp_path / "a.h5", data, half)) as reader:
         assert reader[:].dtype == np.float16
         np.testing.assert_array_equal(reader[:], data.astype(np.float16))
-    with Writer(tmp_path / "b.h5", half, 1) as writer, pytest.raises(StoreError, match="do not fit float16"):
+    with Writer(tmp_path / "b.h5", half, 1) as writer, pytest.raises(StoreError, match="overflow float16"):
         writer.append(data[:1] + 1e6)
 
 
@@ -182,27 +182,27 @@ def test_store_moves_into_one_of_another_count(tmp_path: Path, room: int) -> Non
 def test_a_store_is_not_continued_with_fewer_or_other_trajectories(tmp_path: Path) -> None:
     path = store(tmp_path / "a.h5", values(3))
     before = path.read_bytes()
-    with pytest.raises(StoreError, match="holds 3 trajectories, not just 2; choose another"):
+    with pytest.raises(StoreError, match="has 3 trajectories, more than 2; choose another"):
         Writer(path, HEADER, 2)
     changed = replace(HEADER, parameters={**HEADER.parameters, "viscosity": 1e-4})
-    with pytest.raises(StoreError, match=r"parameter viscosity is 1e-05 where 0\.0001 is asked for"):
+    with pytest.raises(StoreError, match=r"parameter viscosity is 1e-05, expected 0\.0001"):
         Writer(path, changed, 3)
     for header in other_headers():
-        with pytest.raises(StoreError, match="cannot be continued: its"):
+        with pytest.raises(StoreError, match="cannot be resumed: its"):
             Writer(path, header, 3)
     assert path.read_bytes() == before
 
 
 def test_what_is_given_must_fit(tmp_path: Path) -> None:
     with Writer(tmp_path / "a.h5", HEADER, 2) as writer:
-        with pytest.raises(StoreError, match="does not fit"):
+        with pytest.raises(StoreError, match="Got a trajectory of shape"):
             writer.append(values(1)[:, :4])
         with pytest.raises(StoreError, match="room for 2"):
             writer.append(values(3))
         writer.append(values(2))
     with pytest.raises(StoreError, match="closed"):
         writer.append(values(1))
-    with pytest.raises(StoreError, match="at least one"):
+    with pytest.raises(StoreError, match="at least 1"):
         Writer(tmp_path / "b.h5", HEADER, 0)
 
 
@@ -212,8 +212,8 @@ def test_what_is_given_must_fit(tmp_path: Path) -> None:
         ({"dtype": "float64"}, "float32 or float16"),
         ({"seed": -1}, "seed is -1"),
         ({"layout": replace(LAYOUT, units=("1",))}, "one unit per field"),
-        ({"layout": replace(LAYOUT, boundary=("wall",))}, "one kind per axis"),
-        ({"layout": replace(LAYOUT, boundary=("wall", "soft"))}, "'soft' is unknown"),
+        ({"layout": replace(LAYOUT, boundary=("wall",))}, "one boundary per axis"),
+        ({"layout": replace(LAYOUT, boundary=("wall", "soft"))}, "Unknown boundary 'soft'"),
         ({"layout": replace(LAYOUT, times=np.array([0.0, 0.0]))}, "values of t must be"),
         (
             {"layout": replace(LAYOUT, coordinates=(np.array([0, np.nan]), np.arange(3)))},
@@ -232,7 +232,7 @@ def test_changed_values_are_found(tmp_path: Path) -> None:
         file["fields"][1, 0, 0, 0, 0] += 1e-3
     with open_store(path) as reader:
         assert [reader.verify(index) for index in range(3)] == [True, False, True]
-    with pytest.raises(StoreError, match="damaged in trajectory 1"):
+    with pytest.raises(StoreError, match="corrupt in trajectory 1"):
         Writer(path, HEADER, 4)
     assert [one.name for one in tmp_path.iterdir()] == ["a.h5"]
 
@@ -241,7 +241,7 @@ def test_changed_headers_are_found(tmp_path: Path) -> None:
     path = store(tmp_path / "a.h5", values(3))
     with h5py.File(path, "r+") as file:
         file.attrs["seed"] = 8
-    with pytest.raises(StoreError, match="changed after it was written"):
+    with pytest.raises(StoreError, match="modified after it was written"):
         open_store(path)
 
 

@@ -88,7 +88,7 @@ def test_full_disk_keeps_what_is_whole(tmp_path: Path) -> None:
     path, data = tmp_path / "a.h5", values(6)
     said = check_output(FULL, path)
     kept = int(said.split()[0])
-    assert 2 <= kept < 6 and "is full" in said and f"its {kept} whole trajectories are kept" in said
+    assert 2 <= kept < 6 and "is full" in said and f"its {kept} complete trajectories are kept" in said
     with open_store(path) as reader:
         np.testing.assert_array_equal(reader[:], data[:kept])
     with Writer(path, HEADER, 6) as writer:
@@ -97,7 +97,7 @@ def test_full_disk_keeps_what_is_whole(tmp_path: Path) -> None:
 
 
 def test_too_large_a_store_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"needs [1-9][\d,.]* MB and .* MB free; ask for fewer"):
+    with pytest.raises(StoreError, match=r"needs [1-9][\d,.]* MB, but .* MB free; use fewer"):
         Writer(tmp_path / "a.h5", HEADER, 2**50)
     assert not list(tmp_path.iterdir())
 

@@ -125,7 +125,7 @@ def test_numbers_in_names_are_times_where_nothing_else_is(tmp_path: Path) -> Non
         assert len(store) == 2
         np.testing.assert_array_equal(store.header.layout.times, [9, 10, 100])
         np.testing.assert_array_equal(store[1, :, 0, 0, 0], [9, 10, 100])
-    assert any("numbers in their names" in note for note in made.notes)
+    assert any("numbers in the file names" in note for note in made.notes)
     assert any("unevenly spaced" in note for note in made.notes)
 
 
@@ -163,16 +163,16 @@ def bad(folder: Path) -> dict[str, tuple[Path, str]]:
     write_vti(uneven / "f_0.vti", {"p": SCALAR}, ORIGIN, SPACING)
     write_vti(uneven / "f_1.vti", {"p": SCALAR[:-1]}, ORIGIN, SPACING)
     return {
-        "cut": (paths["cut"], "truncated or damaged"),
-        "short": (paths["short"], "truncated or damaged"),
-        "packed": (paths["packed"], "packed with vtkLZ4DataCompressor"),
-        "grid": (paths["grid"], "only ImageData is read"),
+        "cut": (paths["cut"], "truncated or corrupt"),
+        "short": (paths["short"], "truncated or corrupt"),
+        "packed": (paths["packed"], "compressed with vtkLZ4DataCompressor"),
+        "grid": (paths["grid"], "only ImageData is supported"),
         "bomb": (paths["bomb"], "document type"),
-        "none": (paths["none"], "no arrays on its points or cells"),
-        "odd": (paths["odd"], "holds Bit; real numbers are needed"),
-        "legacy": (legacy, "truncated or damaged"),
-        "mesh": (mesh, "only STRUCTURED_POINTS is read"),
-        "pvd": (pvd, "names files that are not there: gone.vti"),
+        "none": (paths["none"], "no point or cell arrays"),
+        "odd": (paths["odd"], "has type Bit; expected real numbers"),
+        "legacy": (legacy, "truncated or corrupt"),
+        "mesh": (mesh, "only STRUCTURED_POINTS is supported"),
+        "pvd": (pvd, "lists files that do not exist: gone.vti"),
         "uneven": (uneven, "f_1.vti has 'p' of shape"),
     }
 

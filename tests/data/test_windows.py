@@ -312,7 +312,7 @@ def test_a_half_precision_resident_rounds_and_takes_half_the_room():
     for got, want in zip(half.batch([3, 0]), rounded.batch([3, 0]), strict=True):
         assert torch.equal(got, want)
     data[1, 0, 0, 0] = 1e5
-    with pytest.raises(ValueError, match=r"^Trajectory 1 holds values too large for float16; .*float32\.$"):
+    with pytest.raises(ValueError, match=r"^Trajectory 1 contains values too large for float16; .*float32\.$"):
         windows.resident("cpu", "float16")
 
 
@@ -364,23 +364,23 @@ def test_the_same_trajectory_under_two_numbers_is_found(tmp_path: Path):
     data[5] = data[2]
     digests = store(tmp_path / "leak.h5", data, head).digests
     split(5, 4, 1, digests=digests)
-    message = r"^Trajectory 5 of the test part has the same values as 2 of the train part; leave one of them out\.$"
+    message = r"^Trajectory 5 of the test split is identical to 2 of the train split; remove one of them\.$"
     with pytest.raises(ValueError, match=message):
         split(6, 4, 2, digests=digests)
     with pytest.raises(ValueError, match=message):
         Split((2, 0), (), (5,)).check(digests)
 
 
-AGAIN = "Trajectory {} is in the train part and again in the {} part; name every trajectory once."
+AGAIN = "Trajectory {} appears twice, in the train and the {} split; list each trajectory once."
 
 
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (((), (1,), (2,)), "The training part is empty; give it at least one trajectory."),
+        (((), (1,), (2,)), "The training split is empty; give it at least one trajectory."),
         (((0, 1), (2,), (3, 1)), AGAIN.format(1, "test")),
         (((0, 0), (), (3,)), AGAIN.format(0, "train")),
-        (((0,), (), (-1,)), "Trajectory -1 of the test part is not counted from 0."),
+        (((0,), (), (-1,)), "Trajectory -1 of the test split is negative; indices start at 0."),
     ],
 )
 def test_parts_that_cannot_be_say_why(parts, message):
@@ -392,13 +392,13 @@ def test_parts_that_cannot_be_say_why(parts, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((10, 0, 2), "0 trajectories to train and 2 to test were asked for; ask for at least 1 and 0."),
-        ((10, 3, -1), "3 trajectories to train and -1 to test were asked for; ask for at least 1 and 0."),
-        ((10, 8, 3), "8 trajectories to train and 3 to test are 11, but there are only 10."),
-        ((10, 8, 2, 2.5), "validation is 2.5; give a fraction below 1 or a whole number of trajectories."),
-        ((10, 8, 2, -1), "validation is -1; give a fraction below 1 or a whole number of trajectories."),
-        ((10, 8, 2, 8), "Validating on 8 of 8 training trajectories leaves none to train on; take fewer."),
-        ((10, 1, 2), "Validating on 1 of 1 training trajectories leaves none to train on; take fewer."),
+        ((10, 0, 2), "Got 0 training and 2 test trajectories; they must be at least 1 and 0."),
+        ((10, 3, -1), "Got 3 training and -1 test trajectories; they must be at least 1 and 0."),
+        ((10, 8, 3), "8 training and 3 test trajectories are 11, but there are only 10."),
+        ((10, 8, 2, 2.5), "validation is 2.5; it must be a fraction below 1 or a number of trajectories."),
+        ((10, 8, 2, -1), "validation is -1; it must be a fraction below 1 or a number of trajectories."),
+        ((10, 8, 2, 8), "Validating on 8 of 8 training trajectories leaves none for training; use fewer."),
+        ((10, 1, 2), "Validating on 1 of 1 training trajectories leaves none for training; use fewer."),
     ],
 )
 def test_splits_that_cannot_be_say_why(arguments, message):
@@ -408,25 +408,27 @@ def test_splits_that_cannot_be_say_why(arguments, message):
 
 
 def test_a_split_of_more_trajectories_than_a_store_has_says_so():
-    with pytest.raises(ValueError, match=r"^The test part wants trajectory 7, but there are 4, counted from 0\.$"):
+    with pytest.raises(
+        ValueError, match=r"^The test split includes trajectory 7, but there are only 4 \(indices start at 0\)\.$"
+    ):
         Split((0,), (1,), (7,)).check([bytes([n]) for n in range(4)])
 
 
 # --- errors
 
 STEADY = (None, 1, 1, 1, True)
-ANSWER = "A steady task would be given its own answer: v is both input and target."
+ANSWER = "v is both an input and a target, which a steady task does not allow."
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (((), ("u",), 1, 1), "The inputs are (); name at least one field, and each only once."),
-        ((("u",), ("p", "p"), 1, 1), "The targets are (p, p); name at least one field, and each only once."),
+        (((), ("u",), 1, 1), "The inputs are (); give at least one field, and each only once."),
+        ((("u",), ("p", "p"), 1, 1), "The targets are (p, p); give at least one field, and each only once."),
         ((("u",), ("u",), 0, 1), "history is 0; it must be at least 1."),
         ((("u",), ("u",), 1, 1, 0), "starts is 0; it must be at least 1."),
         ((("u",), ("u",), 1, 1, None, 1, -2), "time_stride is -2; it must be at least 1."),
-        ((("u",), ("p",), 2, 1, *STEADY), "A steady task has one frame in and one out, not 2 and 1."),
+        ((("u",), ("p",), 2, 1, *STEADY), "A steady task has one input and one output frame, not 2 and 1."),
         ((("u", "v"), ("v",), 1, 1, *STEADY), ANSWER),
     ],
 )
@@ -438,12 +440,12 @@ def test_specs_that_cannot_be_say_why(spec, message):
 
 ONE = WindowSpec(("u",), ("u",), 1, 1)
 LONG = "A window needs {} frames, but 10 stored frames with time_stride {} leave {}; shorten history or horizon."
-MANY = "6 windows per trajectory were asked for, but only 5 fit into 10 frames."
+MANY = "starts is 6 windows per trajectory, but only 5 fit into 10 frames."
 SEAM = (
     "space_stride 4 does not divide the 6 points of the periodic axis x, so the thinned grid would not be periodic; "
     "choose a divisor."
 )
-TWICE = "A trajectory is named twice among those to cut windows from; name each only once."
+TWICE = "A trajectory to take windows from is listed twice; list each only once."
 
 
 @pytest.mark.parametrize(
@@ -452,12 +454,12 @@ TWICE = "A trajectory is named twice among those to cut windows from; name each 
         ((0,), replace(ONE, history=6, horizon=5), LONG.format(11, 1, 10)),
         ((0,), replace(ONE, history=2, horizon=2, time_stride=4), LONG.format(4, 4, 3)),
         ((0,), replace(ONE, starts=6, stride=2), MANY),
-        ((0,), replace(ONE, targets=("pp",)), 'There is no field "pp"; did you mean p?'),
+        ((0,), replace(ONE, targets=("pp",)), 'Unknown field "pp"; did you mean p?'),
         ((0,), replace(ONE, space_stride=4), SEAM),
-        ((0,), replace(ONE, space_stride=7), "space_stride 7 is wider than axis x with its 6 points."),
-        ((), ONE, "There are no trajectories to cut windows from; name at least one."),
-        ((0, 3), ONE, "There is no trajectory 3: there are 3, counted from 0."),
-        ((-1,), ONE, "There is no trajectory -1: there are 3, counted from 0."),
+        ((0,), replace(ONE, space_stride=7), "space_stride 7 exceeds the 6 points of axis x."),
+        ((), ONE, "No trajectories to take windows from; give at least one."),
+        ((0, 3), ONE, "Trajectory 3 is out of range: there are 3 (indices start at 0)."),
+        ((-1,), ONE, "Trajectory -1 is out of range: there are 3 (indices start at 0)."),
         ((1, 1), ONE, TWICE),
     ],
 )
@@ -472,7 +474,7 @@ def test_an_endless_stream_has_no_last_trajectory_to_refuse_but_no_negative_one(
     stream = Stream(Waves(grid=4), seed=0)
     spec = WindowSpec(("height",), ("height",), 1, 1)
     assert torch.equal(Windows(stream, (10**6,), spec)[0][0][0], stream[10**6][0, ..., :1])
-    with pytest.raises(ValueError, match=r"^There is no trajectory -1: they are counted from 0\.$"):
+    with pytest.raises(ValueError, match=r"^Trajectory -1 is out of range: indices start at 0\.$"):
         Windows(stream, (-1,), spec)
 
 
@@ -481,14 +483,16 @@ def test_indices_out_of_range_and_odd_sources_are_refused():
     windows = Windows(Memory(head, values(2, head)), (0, 1), WindowSpec(("u",), ("u",), 2, 1))
     for view in (windows, windows.resident("cpu")):
         for index in (4, -5):
-            with pytest.raises(IndexError, match=rf"^There is no window {index}: there are 4, counted from 0\.$"):
+            with pytest.raises(
+                IndexError, match=rf"^Window {index} is out of range: there are 4 \(indices start at 0\)\.$"
+            ):
                 view.batch([0, index])
-        with pytest.raises(ValueError, match=r"^A batch of no windows was asked for; ask for at least one\.$"):
+        with pytest.raises(ValueError, match=r"^A batch must contain at least one window\.$"):
             view.batch([])
-    with pytest.raises(ValueError, match=r"^Trajectories are held as float32 or float16, not as 'float8'\.$"):
+    with pytest.raises(ValueError, match=r"^Trajectories are held in memory as float32 or float16, not 'float8'\.$"):
         windows.resident("cpu", "float8")
     other = Windows(Memory(head, values(2, header(5, (3,)))), (1,), windows.spec)
-    with pytest.raises(ValueError, match=r"^Trajectory 1 has shape \(5, 3, 3\), but its header tells \(4, 3, 3\)\.$"):
+    with pytest.raises(ValueError, match=r"^Trajectory 1 has shape \(5, 3, 3\), but its header has \(4, 3, 3\)\.$"):
         other.batch([0])
 
 

@@ -267,7 +267,7 @@ def test_the_command_leaves_out_what_does_not_apply(call, runs, monkeypatch):
 
 def test_the_command_answers_a_mistake_with_one_sentence(call, runs, tmp_path):
     for words, says in (
-        ((runs["first"].path, "--only", "magic"), 'There is no diagnostic "magic"'),
+        ((runs["first"].path, "--only", "magic"), 'Unknown diagnostic "magic"'),
         ((tmp_path / "no",), "is not a run"),
         ((runs["ffno"].path, "--only", "corrections"), "ffno has no slice operator"),
         ((runs["first"].path, "--split", "exam"), "choose from train, validation, test"),

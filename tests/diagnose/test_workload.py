@@ -275,5 +275,5 @@ def test_mistakes_are_one_sentence(call, tmp_path):
 def test_a_process_that_fails_says_why(stores):
     recipe, path = stores[NS2D]
     other = replace(recipe, task=replace(recipe.task, grid=(16, 16)))
-    with pytest.raises(ValueError, match=r"mine: The data have a grid of 8 × 8 and the recipe one of 16 × 16; set"):
+    with pytest.raises(ValueError, match=r"mine: The data have grid 8 × 8 and the recipe one of 16 × 16; set"):
         workload._in_a_process("mine", other, path, CPU, 0.05)

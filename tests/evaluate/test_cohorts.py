@@ -213,7 +213,7 @@ def test_records_that_do_not_say_a_cohort_have_none(run):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ({"cohort": "roll"}, 'There is no cohort "roll"; did you mean rollout'),
+        ({"cohort": "roll"}, 'Unknown cohort "roll"; did you mean rollout'),
         ({"cohort": "rollout", "windows": 3}, "give either --windows or --cohort"),
         ({"cohort": "rollout", "part": "train"}, "on the test split, not on the train split"),
         ({"cohort": "rollout", "horizon": 11}, "A window needs 21 frames"),
@@ -233,7 +233,7 @@ def test_too_little_data_and_tasks_without_the_cohort_are_told(tmp_path, runs):
         diagnose_run(small, ["decomposition"], Request(cohort="decomposition"))
     with pytest.raises(ValueError, match="rollout is defined for ns2d, kf2d, it3d, smoke3d, not for darcy"):
         evaluate_run(runs("darcy"), Request(cohort="rollout"))
-    with pytest.raises(ValueError, match="20 windows per trajectory were asked for, but only 19 fit"):
+    with pytest.raises(ValueError, match="starts is 20 windows per trajectory, but only 19 fit"):
         evaluate_run(runs("kf2d"), Request(cohort="rollout", horizon=18))
 
 

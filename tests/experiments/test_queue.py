@@ -87,7 +87,7 @@ def test_a_row_goes_on_elsewhere_with_its_data_simulated_again(data, whole, tmp_
     run_row(RECIPE, store, run, EXECUTION, Deadline())
     assert is_done(run, RECIPE) and equal(run, whole)
     other = ensure_store(RECIPE, tmp_path / "other", [RECIPE], 8, EXECUTION)
-    with pytest.raises(ValueError, match="was begun with other data: their fingerprint is"):
+    with pytest.raises(ValueError, match="was started with other data: their fingerprint is"):
         train_run(RECIPE, other, run, EXECUTION)
 
 

@@ -272,7 +272,7 @@ def test_the_difference_is_that_of_the_worst_window_and_sees_nan():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--to", "onyx", "--out", "x.onnx"), 'There is no format "onyx"; did you mean onnx?'),
+        (("--to", "onyx", "--out", "x.onnx"), 'Unknown format "onyx"; did you mean onnx?'),
         (("--to", "aoti", "--out", "x.onnx"), "A file for aoti ends in .pt2; x.onnx does not."),
         (("--to", "onnx", "--out", "HERE"), "already exists; choose another name or remove it."),
         (("--to", "onnx", "--out", "x.onnx", "--data", "none.h5"), "none.h5"),

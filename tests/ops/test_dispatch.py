@@ -49,7 +49,7 @@ def test_every_reason_is_a_sentence_about_what_was_asked(interpreted):
     norm.register_full_backward_hook(lambda *_: None)
     assert why_plain(x, parts=parts) == "a backward hook is registered on the norm"
     with dispatch.plain():
-        assert why_plain(x) == "fused kernels are switched off"
+        assert why_plain(x) == "fused kernels are disabled"
     assert why_plain(x) is None
 
 
@@ -75,7 +75,7 @@ def test_attention_is_torchs_but_inside_a_function_transform(name):
     assert found.count(("attention", "torch's fused call")) == 1
     inside = explain(lambda: torch.func.jvp(model, (x,), (x,)))
     assert [decision for operation, decision in inside if operation == "attention"] == [
-        "written out: a function transform is at work"
+        "written out: a function transform is active"
     ]
 
 

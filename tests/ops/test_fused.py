@@ -347,7 +347,7 @@ def test_one_setting_switches_them_off_and_a_watcher_of_the_routing_sees_it(monk
     x = torch.randn(1, 7, 1, device=DEVICE)
     assert dispatch.why_plain(x) is None
     with dispatch.plain():
-        assert dispatch.why_plain(x) == "fused kernels are switched off"
+        assert dispatch.why_plain(x) == "fused kernels are disabled"
         plain = model(x)
     torch.testing.assert_close(model(x), plain, rtol=1e-4, atol=1e-5)
     seen = []

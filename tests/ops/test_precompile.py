@@ -102,7 +102,7 @@ def test_reasons_to_compile_one_by_one(monkeypatch):
     hooked.readout.weight.register_hook(lambda gradient: gradient)
     assert reason(hooked) == "a hook is registered on a parameter"
     with dispatch.plain():
-        assert reason(solver()) == "fused kernels are switched off"
+        assert reason(solver()) == "fused kernels are disabled"
     with monkeypatch.context() as patch:
         patch.delattr(triton, "AsyncCompileMode")
         assert reason(solver()) == f"Triton {triton.__version__} cannot compile in threads"

@@ -62,11 +62,11 @@ def test_what_a_file_leaves_out_has_its_default(kept):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("epochs = 500", "epocs = 500", 'train has no setting "epocs"; did you mean epochs'),
-        ("[train]", "[trian]", 'Recipe has no setting "trian"; did you mean train'),
-        ("width = 128", 'width = "wide"', "model.width must be a whole number"),
-        ("epochs = 500", "epochs =", "cannot be read as TOML: "),
-        ("history = 1 ", "# ", "task lacks the setting history; add it"),
+        ("epochs = 500", "epocs = 500", 'train: unknown setting "epocs"; did you mean epochs'),
+        ("[train]", "[trian]", 'Recipe: unknown setting "trian"; did you mean train'),
+        ("width = 128", 'width = "wide"', "model.width must be an integer"),
+        ("epochs = 500", "epochs =", "is not valid TOML: "),
+        ("history = 1 ", "# ", "task: missing setting history; add it"),
         ("epochs = 500", "epochs = 0", "epochs is 0; it must be at least 1"),
         ("lr = 0.001", "lr = nan", "train.lr must be a finite number"),
     ],
@@ -82,7 +82,7 @@ def test_mistakes_are_one_sentence(kept, old, new, says):
 
 def test_files_that_are_no_recipe(kept, tmp_path):
     for text, name, says in (
-        ("[1, 2", "a.json", "cannot be read as JSON"),
+        ("[1, 2", "a.json", "is not valid JSON"),
         ("[1, 2]", "a.json", "must be a table of settings"),
         ("[" * 100_000, "a.json", "a.json"),
         ("x = " + "[" * 5000, "a.toml", "a.toml"),
@@ -91,7 +91,7 @@ def test_files_that_are_no_recipe(kept, tmp_path):
             read_config(kept(text, name))
         assert "\n" not in str(caught.value)
     (tmp_path / "b.toml").write_bytes(b"\xff\xfe")
-    for path, says in ((tmp_path / "b.toml", "not UTF-8"), (tmp_path / "none.toml", "There is no file")):
+    for path, says in ((tmp_path / "b.toml", "not UTF-8"), (tmp_path / "none.toml", "not found")):
         with pytest.raises(ValueError, match=says):
             read_config(path)
 
@@ -140,7 +140,7 @@ def test_arrays_without_names_get_them_again(call, kept, tmp_path):
     ("words", "says"),
     [
         (("train", "kf2d", "--config", "FILE"), "The recipe is named twice"),
-        (("train", "--config", "none.toml"), "There is no file none.toml"),
+        (("train", "--config", "none.toml"), "none.toml not found"),
         (("train", "--config", "FILE", "--history", 4), "only for your own data"),
         (("train", "--resume", "x", "--config", "FILE"), "keeps its recipe"),
         (("train", "--resume", "x", "--print-config"), "keeps its recipe"),

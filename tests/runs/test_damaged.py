@@ -181,7 +181,7 @@ def test_integers_of_thousands_of_digits(call, copy, made, value):
         ("train", "--data", made / "my.npy", *OWN, "--set", f"model.width={value}", "--out", copy / "new"),
     ):
         code, _, err = call(*words, "--device", "cpu")
-        one_sentence(code, err, "must be a whole number")
+        one_sentence(code, err, "must be an integer")
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_layout_and_progress() -> None:
 
 
 def test_no_convergence_is_said_plainly() -> None:
-    with pytest.raises(ValueError, match="did not reach 1e-10 in 3 iterations"):
+    with pytest.raises(ValueError, match="did not converge to 1e-10 in 3 iterations"):
         solve(two_phase(1, 33), 1.0, iterations=3)
 
 
@@ -174,7 +174,7 @@ def test_no_convergence_is_said_plainly() -> None:
         ("low", -1.0, "0 < low <= high"),
         ("low", 13.0, "0 < low <= high"),
         ("high", math.nan, "high must be a finite number"),
-        ("grid", 17.5, "grid must be a whole number"),
+        ("grid", 17.5, "grid must be an integer"),
         ("field_smoothness", 1.0, "field_smoothness must exceed 1"),
         ("field_shift", 0.0, "field_shift must be positive"),
         ("source", math.inf, "source must be a finite number"),

@@ -27,7 +27,7 @@ def test_same_bits_for_any_batch_and_thread_count(threads: int) -> None:
 
 
 def test_no_samples_is_said_plainly() -> None:
-    with pytest.raises(ValueError, match="No trajectories were asked for; give at least one index"):
+    with pytest.raises(ValueError, match="No trajectories requested; give at least one index"):
         tiled(chain, torch.zeros(0, 8, 8))
 
 

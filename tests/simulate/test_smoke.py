@@ -324,7 +324,7 @@ def test_bad_parameters_get_one_sentence(field: str, value: object, words: str) 
 def test_wrong_shapes_and_no_indices_are_told() -> None:
     with pytest.raises(ValueError, match="at least one index"):
         SMALL.simulate(0, [])
-    with pytest.raises(ValueError, match="the density must be shaped"):
+    with pytest.raises(ValueError, match="the density must have shape"):
         SMALL.evolve(torch.zeros(N, N, N))
-    with pytest.raises(ValueError, match="the velocity must be shaped"):
+    with pytest.raises(ValueError, match="the velocity must have shape"):
         SMALL.evolve(torch.zeros(1, N, N, N), torch.zeros(1, 3, N, N, N))

@@ -281,7 +281,7 @@ def test_bad_parameters_get_one_sentence(field: str, value: object, words: str) 
 
 
 def test_wrong_shapes_no_indices_and_a_flow_that_blows_up_are_told() -> None:
-    with pytest.raises(ValueError, match=r"shaped \(batch, 12, 12, 12, 3\)"):
+    with pytest.raises(ValueError, match=r"shape \(batch, 12, 12, 12, 3\)"):
         SMALL.evolve(torch.zeros(1, 12, 12, 3))
     with pytest.raises(ValueError, match="at least one index"):
         SMALL.simulate(0, [])

@@ -144,6 +144,6 @@ def test_a_field_that_never_changes_is_given(tmp_path):
     run = ["train", "--data", str(tmp_path / "one.npz"), "--out", str(tmp_path / "run"), "--set", "train.updates=1"]
     done = CliRunner().invoke(app, run)
     assert done.exit_code == 0, done.exception
-    assert "fields: u, w forecast, given v" in done.stdout
+    assert "fields: u, w forecast, other inputs: v" in done.stdout
     done = CliRunner().invoke(app, [*run[:4], str(tmp_path / "named"), *run[5:], "--targets", "u,v,w"])
-    assert done.exit_code == 0 and "fields: u, v, w forecast, given nothing else" in done.stdout  # the user's word
+    assert done.exit_code == 0 and "fields: u, v, w forecast, other inputs: none" in done.stdout  # the user's word

@@ -66,9 +66,9 @@ def test_what_is_chosen_fits_the_data_and_is_told(data, count, frames, gpu):
         assert wish is None or wish == got
     assert set(task.inputs) == set(names) and task.inputs[: len(task.targets)] == task.targets
     text = " | ".join(notes)
-    assert f"{task.history} given, {task.block} predicted a call, {task.horizon} evaluated" in text
+    assert f"{task.history} given, {task.block} predicted per call, {task.horizon} evaluated" in text
     assert all(name in notes[0] for name in names) and " × ".join(map(str, task.grid)) in text
-    assert f"the first {task.train} trajectories train, the last {task.test} test" in text
+    assert f"the first {task.train} trajectories for training, the last {task.test} for testing" in text
     assert f"width {recipe.model.width}, depth {recipe.model.depth}" in text and f"{recipe.model.modes} modes" in text
     assert f"{recipe.train.updates:,} steps of {recipe.train.batch} windows in {recipe.train.precision}" in text
     assert ", ".join(recipe.model.options.padding) in text and all("\n" not in note for note in notes)
@@ -106,7 +106,7 @@ def test_thinning_keeps_periodic_axes_periodic_and_stops_when_small_enough(data)
     coarser = [s for s in range(1, stride) if not any(n % s for n in periods)]
     assert all(prod(-(-n // s) for n in head.grid) > LARGE[axes] for s in coarser), "no finer grid would have done"
     told = next(note for note in notes if note.startswith("grid"))
-    assert ("as stored" in told) == (stride == 1) and (stride == 1 or f"1 of {stride} points" in told)
+    assert ("as stored" in told) == (stride == 1) and (stride == 1 or f"stride {stride} along" in told)
 
 
 @pytest.mark.parametrize(
@@ -156,20 +156,20 @@ def test_a_gpu_gets_the_papers_size_and_both_get_the_seed():
 @pytest.mark.parametrize(
     ("head", "count", "choices", "says"),
     [
-        (header(), 1, {}, "there is only one; cut"),
-        (header(), 0, {}, "there is none yet"),
-        (header(), 4, {"fields": ("w",)}, 'no field "w" in the data; choose from u, v'),
+        (header(), 1, {}, "there is only one; split"),
+        (header(), 0, {}, "there are none yet"),
+        (header(), 4, {"fields": ("w",)}, 'Unknown field "w"; choose from u, v'),
         (header(), 4, {"targets": ("velocity",)}, "did you mean|choose from"),
-        (header(), 4, {"history": 20}, "leaves nothing of 20 frames"),
+        (header(), 4, {"history": 20}, "leaves no frames to forecast out of 20"),
         (header(), 4, {"history": 0}, "history of mine is 0; it must be at least 1"),
         (header(), 4, {"block": 0}, "block of mine is 0; it must be at least 1"),
         (header(), 4, {"horizon": 0}, "horizon of mine is 0; it must be at least 1"),
         (header(), 4, {"history": -3}, "at least 1"),
         (header(), 4, {"history": 5, "horizon": 16}, "need 21 frames, but a trajectory has 20"),
-        (header(), 4, {"block": 4, "horizon": 3}, "predicts 4 frames a call but is evaluated over 3"),
+        (header(), 4, {"block": 4, "horizon": 3}, "block of mine is 4; it must not exceed the horizon of 3"),
         (header(), 4, {"history": 5, "block": 16}, "a trajectory has 20"),
-        (header(1), 4, {}, "name them with --targets"),
-        (header(1), 4, {"targets": ("u", "v")}, "name them with --targets"),
+        (header(1), 4, {}, "set them with --targets"),
+        (header(1), 4, {"targets": ("u", "v")}, "set them with --targets"),
         (header(1), 4, {"targets": ("v",), "history": 2}, "omit --history"),
     ],
 )

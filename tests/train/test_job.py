@@ -77,7 +77,7 @@ def _other(store, path, seed, **change):
         ("depth=1000000000", r"model.depth is 1e\+09; a training takes at most 1,000; lower it"),
         (f"width={10**18}", r"model.width is 1e\+18; a training takes"),
         (f"slices={10**15}", r"model.slices is 1e\+15"),
-        (f"width={10**30}", r"model.width must be a whole number below 2\^63"),
+        (f"width={10**30}", r"model.width must be an integer below 2\^63"),
         ("width=1000000", r"takes .* GB for its weights, .* lower model.width, model.depth or model.slices"),
     ],
 )
@@ -140,7 +140,7 @@ def test_a_mistake_leaves_the_folder_free(store, tmp_path):
 
 def test_a_given_field_must_not_move(store, tmp_path):
     given = replace(RECIPE, task=replace(TASK, inputs=("slope", "height"), targets=("slope",)))
-    with pytest.raises(ValueError, match="height is given but changes in time"):
+    with pytest.raises(ValueError, match="height is not predicted but changes in time"):
         train_run(given, store, Run(tmp_path / "moving"))
 
     def still(values):
@@ -152,9 +152,9 @@ def test_a_given_field_must_not_move(store, tmp_path):
 @pytest.mark.parametrize(
     ("trajectory", "says"),
     [
-        (0, r"Training trajectory 0 of .*nan.h5 holds values that are not finite, the first in frame 3 of height"),
-        (3, r"Validation trajectory 3 of .* holds values that are not finite, the first in frame 3 of height"),
-        (5, r"Test trajectory 5 of .* holds values that are not finite, the first in frame 3 of height"),
+        (0, r"Training trajectory 0 of .*nan.h5 contains non-finite values, the first in frame 3 of height"),
+        (3, r"Validation trajectory 3 of .* contains non-finite values, the first in frame 3 of height"),
+        (5, r"Test trajectory 5 of .* contains non-finite values, the first in frame 3 of height"),
     ],
 )
 def test_values_that_are_not_finite_are_refused_at_the_start(store, tmp_path, trajectory, says):
@@ -178,15 +178,15 @@ def test_damaged_data_are_refused_by_every_command(store, tmp_path):
 
     for trajectory in (0, 3, 5):  # of the training, validation and test part
         damage(trajectory)
-        with pytest.raises(ValueError, match=f"is damaged in trajectory {trajectory}: its checksum differs"):
+        with pytest.raises(ValueError, match=f"is corrupt in trajectory {trajectory}: checksum mismatch"):
             train_run(RECIPE, copy, Run(tmp_path / "other"))
         assert not (tmp_path / "other").exists()
-    with pytest.raises(ValueError, match="is damaged in trajectory 5"):
+    with pytest.raises(ValueError, match="is corrupt in trajectory 5"):
         (tmp_path / "run" / "data.json").write_text(
             (tmp_path / "run" / "data.json").read_text().replace(str(store), str(copy))
         )
         evaluate_run(run)
-    with pytest.raises(ValueError, match="is damaged in trajectory 5"):
+    with pytest.raises(ValueError, match="is corrupt in trajectory 5"):
         forecast_file(run.path, copy, 2, tmp_path / "out.h5", torch.device("cpu"))
 
 
@@ -204,7 +204,7 @@ def test_a_test_trajectory_that_is_not_finite_is_named_not_counted_as_a_blow_up(
 def test_other_data_in_the_same_run_are_refused(store, tmp_path):
     train_run(RECIPE, store, Run(tmp_path / "run"))
     other = changed_store(store, tmp_path / "other.h5", lambda values: np.negative(values, out=values))
-    with pytest.raises(ValueError, match="was begun with other data"):
+    with pytest.raises(ValueError, match="was started with other data"):
         resume_run(Run(tmp_path / "run"), other)
 
 

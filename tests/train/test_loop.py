@@ -337,12 +337,12 @@ def test_a_run_goes_on_only_with_as_many_steps_as_it_was_begun_with(data, tmp_pa
     start(data, tmp_path)
     tensors, facts = read_tensors(Run(tmp_path).resume)
     write_tensors(Run(tmp_path).resume, tensors, {**facts, "steps": 99})
-    with pytest.raises(ValueError, match="was begun with 99 steps"):
+    with pytest.raises(ValueError, match="was started with 99 steps"):
         start(data, tmp_path)
 
 
 def test_a_batch_larger_than_an_epoch_is_refused(data, tmp_path):
-    with pytest.raises(ValueError, match=r"A batch of 1000 windows .* an epoch has 30"):
+    with pytest.raises(ValueError, match=r"train.batch is 1000, but an epoch has only 30"):
         start(data, tmp_path, replace(RECIPE, train=replace(RECIPE.train, batch=1000)))
 
 

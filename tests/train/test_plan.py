@@ -177,7 +177,7 @@ def test_what_is_far_too_large_is_measured_on_smaller_grids_still(monkeypatch):
     assert found.update.memory == pytest.approx(whole, rel=0.1)
     monkeypatch.setattr(plan, "memory_of", lambda device: 1000)
     with pytest.raises(
-        ValueError, match=r"^An update on 8 × 8 points, a part of the grid, does not fit this device; set"
+        ValueError, match=r"^An update on 8 × 8 points, a fraction of the grid, does not fit on this device; lower"
     ):
         predict(recipe, Execution(), 1000)
 
@@ -229,16 +229,16 @@ def test_the_command_tells_what_to_change(planned):
     ("words", "says"),
     [
         (("ns3d",), "did you mean ns2d"),
-        (("smoke3d", "--grid", "64,64"), "has 2 axes and smoke3d 3"),
+        (("smoke3d", "--grid", "64,64"), "has 2 axes, but smoke3d has 3"),
         (("ns2d", "--grid", "4"), "too small for modes=4"),
         (("ns2d", "--grid", "wide"), "write whole numbers such as 64"),
         (("ns2d", "--grid", "0"), "too small"),
-        (("ns2d", "--memory", "0"), "The memory is 0 GB; it must be more than nothing"),
-        (("ns2d", "--memory", "-3"), "it must be more than nothing"),
+        (("ns2d", "--memory", "0"), "The memory is 0 GB; it must be positive"),
+        (("ns2d", "--memory", "-3"), "it must be positive"),
         (("ns2d", "--memory", "nan"), "and finite"),
         (("ns2d", "--memory", "inf"), "and finite"),
         (("ns2d", "--model", "transsolver"), "did you mean transolver"),
-        (("ns2d", "--set", "train.batch=2000"), "set train.batch to less"),
+        (("ns2d", "--set", "train.batch=2000"), "lower train.batch"),
         (("ns2d", "--engine", "graph"), "needs a GPU"),
     ],
 )
@@ -254,8 +254,8 @@ def test_mistakes_are_one_sentence(planned, words, says):
         (["model.depth=1000000"], r"model.depth is 1000000; a training takes at most 1,000"),
         (["model.width=1600000000"], r"model.width is 1.6e\+09; a training takes at most 16,777,216"),
         (["model.width=16384"], "GB for its weights, gradients and optimiser states"),
-        (["train.batch=100000000"], "keeps more than .* GB"),
-        (["task.grid=(99999999,99999999)"], "keeps more than .* GB"),
+        (["train.batch=100000000"], "needs more than .* GB"),
+        (["task.grid=(99999999,99999999)"], "needs more than .* GB"),
     ],
 )
 def test_absurd_sizes_are_told_by_an_estimate(settings, says):
@@ -269,6 +269,6 @@ def test_an_update_that_takes_too_long_is_told_by_an_estimate(monkeypatch):
     recipe = tiny("ns2d", (16, 16), "train.batch=2")
     cost = cost_of(recipe, Execution())
     monkeypatch.setattr(plan, "PATIENCE", 0.0)
-    with pytest.raises(ValueError, match=r"takes at least .* minutes here, too long to be measured") as told:
+    with pytest.raises(ValueError, match=r"takes at least .* minutes here, too long to measure") as told:
         predict(recipe, Execution(), PLENTY)
     assert 60 * float(str(told.value).split("at least ")[1].split()[0].replace(",", "")) <= cost.seconds

@@ -236,7 +236,7 @@ def test_a_condition_alone_needs_no_time_and_trains(data, tmp_path):
 
 @pytest.mark.parametrize("names", [("u",), ("force",), ("rate", "rate")])
 def test_a_condition_is_a_given_field(names):
-    with pytest.raises(ValueError, match="must be an input that is not predicted, named once; these are given: rate"):
+    with pytest.raises(ValueError, match="must be an input that is not predicted, listed once; choose from rate"):
         replace(TASK, inputs=FIELDS, conditions=names)
 
 

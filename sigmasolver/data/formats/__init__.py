@@ -242,9 +242,9 @@ def guess_kind(source: Path) -> Kind:
     if inside:
         found = ", ".join(f"{path} ({kind})" for path, kind in inside[:_SHOWN])
         more = f" and {len(inside) - _SHOWN} more" if len(inside) > _SHOWN else ""
-        raise ValueError(f"{source} is no data set itself, but holds some; name one of them: {found}{more}.")
+        raise ValueError(f"{source} is not a data set but contains some; choose one of them: {found}{more}.")
     known = "; ".join(f"{kind.name}: {kind.description}" for kind in KINDS)
-    raise ValueError(f"{source} has no format that can be imported ({known}).")
+    raise ValueError(f"{source} is not in a supported format ({known}).")
 
 
 def _inside(folder: Path) -> list[tuple[Path, str]]:
@@ -280,7 +280,7 @@ def import_data(
     if reading is None:
         reading = Reading(None if names is None else check_names(names), steady)
     elif (names, steady) != (None, None):
-        raise ValueError("The names and steady are part of the reading; give them there alone.")
+        raise ValueError("names and steady are set by reading; omit them.")
     with _plain_reading(sources):
         row, foreign = _open(sources, out, kind, reading)
         header = _header(row, foreign, sources, dtype, reading.recorded)
@@ -290,7 +290,7 @@ def import_data(
             header = _header(row, foreign, sources, dtype, reading.recorded | ({"skipped": skipped} if skipped else {}))
     if len(json.dumps(header.facts())) > _LONGEST:
         raise ValueError(
-            f"{sources[0]} says more about its windows than the header of a store can hold; train on it in place, "
+            f"The metadata of {sources[0]} do not fit in the header of a store; train on it in place, "
             "without an import."
         )
     files = [file.name for file in foreign.trajectory_files]
@@ -307,7 +307,11 @@ def import_data(
             if progress is not None:
                 progress(writer.whole, foreign.count)
         uneven = unevenly_spaced(time_steps(header.layout.times))
-        said = () if uneven is None else (f"The frames are {uneven}; resample them to train a model without time.",)
+        said = (
+            ()
+            if uneven is None
+            else (f"The frames are {uneven}; resample them to train a model without a time input.",)
+        )
         notes = (*foreign.notes, *said, *found.notes())
         bad = tuple(found.bad_in_words())
         return Imported(row.name, out, foreign.count, present, header.shape, writer.fingerprint, notes, bad)
@@ -338,7 +342,7 @@ def opened(source: Path, reading: Reading, kind: str | None = None) -> Reader:
     these files say themselves goes before what was said of others.
     """
     if not source.exists():
-        raise ValueError(f"There is no file or folder {source}.")
+        raise ValueError(f"{source} not found.")
     if is_store(source):
         return open_store(source)
     kind = kind if kind is None or _own(source) else None
@@ -414,10 +418,10 @@ def _header(
 def _open(sources: Sequence[Path], out: Path, kind: str | None, reading: Reading) -> tuple[Kind, Foreign]:
     """What lies there, once it is certain that the wish makes sense."""
     if not sources:
-        raise ValueError("There is nothing to import; name a file or folder.")
+        raise ValueError("Nothing to import; give a file or folder.")
     for source in sources:
         if not source.exists():
-            raise ValueError(f"There is no file or folder {source}.")
+            raise ValueError(f"{source} not found.")
         if not source.is_file() and not source.is_dir():
             raise ValueError(f"{source} is neither a regular file nor a folder; save its contents as one.")
         if source.resolve() in (out.resolve(), *out.resolve().parents):
@@ -430,7 +434,7 @@ def _open(sources: Sequence[Path], out: Path, kind: str | None, reading: Reading
             what = ", ".join(dict.fromkeys(one.name for one in found))
             known = ", ".join(one.name for one in KINDS if one.read_several is not None)
             raise ValueError(
-                f"Only files of {known} can be imported together, not {what}; give one file or folder at a time."
+                f"Only {known} files can be imported together, not {what}; give one file or folder at a time."
             )
         return row, replace(foreign := row.read_several(sources), layout=reading.applied(foreign.layout))
     return row, _as_said(row.name, source, reading)
@@ -439,7 +443,7 @@ def _open(sources: Sequence[Path], out: Path, kind: str | None, reading: Reading
 def _kind_of(name: str) -> Kind:
     rows = {row.name: row for row in KINDS}
     if name not in rows:
-        raise ValueError(f"The kind {name!r} is unknown; choose among {', '.join(rows)}.")
+        raise ValueError(f"Unknown format {name!r}; choose from {', '.join(rows)}.")
     return rows[name]
 
 
@@ -447,13 +451,14 @@ def _refuse_reading(row: Kind, source: Path, reading: Reading) -> None:
     """What the user may not say of files whose axes or fields are known."""
     if row.select is not _read_own and reading.axes is not None:
         raise ValueError(
-            f"{source} is taken as {row.name}, whose axes are known; leave out the axes, or give the kind arrays."
+            f"{source} is read as {row.name}, which defines its axes; omit the axes, or import it with --kind arrays."
         )
     if row.select is None and (reading.fields is not None or reading.steady is not None):
         named = reading.fields is not None
-        fixed, out_with = ("fields are fixed", "the names") if named else ("axes are known", "steady")
+        fixed, out_with = ("fields", "the names") if named else ("axes", "steady")
         raise ValueError(
-            f"{source} is taken as {row.name}, whose {fixed}; leave out {out_with}, or give the kind arrays."
+            f"{source} is read as {row.name}, which defines its {fixed}; omit {out_with}, or import "
+            "it with --kind arrays."
         )
 
 
@@ -464,7 +469,7 @@ def _plain_reading(sources: Sequence[Path]) -> Iterator[None]:
         yield
     except OSError as error:
         what = ", ".join(map(str, sources))
-        raise ValueError(f"{what} cannot be read: the system says {error.strerror or str(error)!r}.") from error
+        raise ValueError(f"Cannot read {what}: {error.strerror or str(error)}.") from error
 
 
 def _identity(sources: Sequence[Path]) -> dict[str, str | int]:

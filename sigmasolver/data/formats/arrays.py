@@ -24,7 +24,7 @@ def open_npy(path: Path) -> np.ndarray:
         with open(path, "rb") as handle:
             magic = handle.read(6)
         if magic != b"\x93NUMPY":
-            raise ValueError(f"{path} is not an .npy file; save it again with numpy.save.")
+            raise ValueError(f"{path} is not a valid .npy file; save it again with numpy.save.")
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:
         raise _plain(path, error) from error
@@ -45,7 +45,7 @@ def open_members(path: Path, names: Sequence[str]) -> list[np.ndarray]:
     present = members(path)
     for name in names:
         if name not in present:
-            raise ValueError(f"{path} has no array {name!r}; it has {listed(present) or 'none'}.")
+            raise ValueError(f"{path} has no array {name!r}; available arrays: {listed(present) or 'none'}.")
     try:
         with zipfile.ZipFile(path) as bundle:
             return [_read_member(bundle, name) for name in names]
@@ -102,11 +102,11 @@ def _plain(path: Path, error: Exception) -> ValueError:
     if text.startswith(str(path)):
         return ValueError(text)
     if isinstance(error, PermissionError):
-        return ValueError(f"This user may not read {path}; ask its owner.")
+        return ValueError(f"Permission denied: {path}.")
     if isinstance(error, MemoryError):
         return ValueError(
-            f"{path} does not fit into the memory; save it in parts, or as an .npy, which is read in parts."
+            f"{path} does not fit in memory; split it into several files, or save it as .npy, which is memory-mapped."
         )
     if "allow_pickle" in text or "Python objects" in text:
         return pickled(str(path))
-    return ValueError(f"{path} is truncated or damaged; copy or download it again.")
+    return ValueError(f"{path} is truncated or corrupt; copy or download it again.")

@@ -51,8 +51,8 @@ class Values:
                 field, where = self._first(start, ~fits)
                 wider = "store them as float32, or " if self.header.dtype == "float16" else ""
                 raise ValueError(
-                    f"{field} has values up to {np.abs(block[~fits]).max():.3g}, which do not fit {self.header.dtype}, "
-                    f"the first in {where}; {wider}save them in other units."
+                    f"{field} has values up to {np.abs(block[~fits]).max():.3g}, which overflow {self.header.dtype}, "
+                    f"the first in {where}; {wider}convert them to other units."
                 )
             self._note(self.odd, start, wrong)
             self.bad |= {start + int(one) for one in np.flatnonzero(wrong.any(tuple(range(1, wrong.ndim))))}
@@ -69,12 +69,12 @@ class Values:
         fields, kind = self.header.layout.fields, self.header.dtype
         odd = [
             f"{fields[field]} has {_values(one.count)} not finite (NaN or infinity), the first in {one.where}; "
-            "neither training nor evaluation takes such a trajectory, and --skip-bad leaves it out."
+            "such trajectories cannot be used for training or evaluation; skip them with --skip-bad."
             for field, one in sorted(self.odd.items())
         ]
         vanished = [
-            f"{fields[field]} has {_values(one.count)} too small for {kind} and stored as zero, the first in "
-            f"{one.where}; if that matters, save the data in other units."
+            f"{fields[field]} has {_values(one.count)} too small for {kind} (stored as zero), the first in "
+            f"{one.where}; if this matters, convert the data to other units."
             for field, one in sorted(self.vanished.items())
         ]
         return (*odd, *vanished)

@@ -52,7 +52,7 @@ def read_kolmogorov(path: Path) -> Foreign:
         coordinates=tuple(periodic(points, 2 * np.pi) for points in grid),
         times=2 + np.arange(1, frames + 1) / 32,
     )
-    notes = ("Points are taken on the torus of side 2π, frames 1/32 apart with the first at 2 + 1/32.",)
+    notes = ("Assumed: a periodic box of side 2π, frames 1/32 apart, the first at 2 + 1/32.",)
     return Foreign(
         layout,
         count,
@@ -73,7 +73,7 @@ def read_turbulence(path: Path) -> Foreign:
     """Pressure and velocity of isotropic turbulence."""
     folders = turbulence_folders(path)
     if not folders:
-        raise ValueError(f"No folder in {path} holds prs.npy, vx.npy, vy.npy and vz.npy.")
+        raise ValueError(f"No folder in {path} contains prs.npy, vx.npy, vy.npy and vz.npy.")
     shape = open_npy(folders[0] / "prs.npy").shape
     for folder in folders:
         for name in TURBULENCE:
@@ -81,7 +81,7 @@ def read_turbulence(path: Path) -> Foreign:
             values = open_npy(file)
             check_numbers(str(file), values, ("frames", "x", "y", "z"))
             if values.shape != shape:
-                raise ValueError(f"{file} has shape {values.shape}, not {shape} like the first.")
+                raise ValueError(f"{file} has shape {values.shape}, but the first file has {shape}; all must agree.")
     frames, *grid = shape
     # The published loader speaks of 21 frames, its generator writes 20: the odd one is time zero.
     first = 0 if frames == 21 else 1
@@ -99,7 +99,7 @@ def read_turbulence(path: Path) -> Foreign:
     def read(start: int, stop: int) -> np.ndarray:
         return np.stack([some(index, 0, frames) for index in range(start, stop)])
 
-    notes = (f"Points are taken on the torus of side 2π, frames 0.05 apart with the first at {0.05 * first:g}.",)
+    notes = (f"Assumed: a periodic box of side 2π, frames 0.05 apart, the first at {0.05 * first:g}.",)
     return Foreign(layout, len(folders), read, notes, frames=some)
 
 
@@ -121,7 +121,7 @@ def read_smoke(path: Path) -> Foreign:
     """Density and velocity of buoyant smoke in a closed box."""
     files = smoke_files(path)
     if not files:
-        raise ValueError(f"{path} holds no smoke_<number>.npz.")
+        raise ValueError(f"{path} contains no smoke_<number>.npz.")
     shape = _smoke(files[0]).shape
     frames, *grid, _ = shape
     layout = Layout(
@@ -136,16 +136,16 @@ def read_smoke(path: Path) -> Foreign:
     def load(index: int) -> np.ndarray:
         block = _smoke(files[index])
         if block.shape != shape:
-            raise ValueError(f"{files[index]} has shape {block.shape}, the first has {shape}; all must agree.")
+            raise ValueError(f"{files[index]} has shape {block.shape}, but the first file has {shape}; all must agree.")
         return block
 
     def read(start: int, stop: int) -> np.ndarray:
         return np.stack([load(index) for index in range(start, stop)])
 
-    notes = ["Points are taken as cell centres of the box of side 8, frames 0.75 apart with the first at 6.75."]
+    notes = ["Assumed: cell centres of a box of side 8, frames 0.75 apart, the first at 6.75."]
     last = int(files[-1].stem.removeprefix("smoke_"))
     if last - int(files[0].stem.removeprefix("smoke_")) + 1 > len(files):
-        notes.append(f"Some numbers up to {last} are missing; those present follow each other in the store.")
+        notes.append(f"Some file numbers up to {last} are missing; the others are stored consecutively.")
     return Foreign(
         layout,
         len(files),
@@ -163,5 +163,5 @@ def _smoke(file: Path) -> np.ndarray:
     for name, values, channels in zip(SMOKE, (density, velocity), (1, 3), strict=True):
         check_numbers(f"{name!r} in {file}", values, ("frames", "x", "y", "z", "channels"))
         if values.shape != (*density.shape[:4], channels):
-            raise ValueError(f"{name!r} in {file} has the shape {values.shape}; {channels} channels are needed.")
+            raise ValueError(f"{name!r} in {file} has shape {values.shape}; expected {channels} channels.")
     return np.concatenate([density, velocity], axis=-1)

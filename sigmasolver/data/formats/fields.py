@@ -158,10 +158,10 @@ def _question(path: Path, shape: tuple[int, ...], choice: Choice) -> ValueError:
     still, moving = (
         ", ".join(Outer(choice.outer.leading, steady).axes(1 + steady, channels)) for steady in (True, False)
     )
-    named = "" if choice.fields or not channels else "; name the fields with --fields if the last axis is none of them"
+    named = "" if choice.fields or not channels else "; set --fields if the last axis is not channels"
     return ValueError(
-        f"{path} has the shape {shape} and no times, so it can be read in two ways: say --steady if its axes are "
-        f"({still}), or --unsteady if they are ({moving}){named}."
+        f"{path} has shape {shape} and no times, which is ambiguous: use --steady if its axes are "
+        f"({still}), --unsteady if they are ({moving}){named}."
     )
 
 
@@ -169,8 +169,8 @@ def _other_question(path: Path, shape: tuple[int, ...], choice: Choice) -> Value
     """Two axes of steady arrays can be cases and space, or both of space."""
     end = ",field" * choice.channel_axis
     return ValueError(
-        f"{path} has the shape {shape}, so it can be read in two ways: say --axes count,x{end} if it holds {shape[0]} "
-        f"cases on a line, or --axes x,y{end} if it is one case on a plane."
+        f"{path} has shape {shape}, which is ambiguous: use --axes count,x{end} if it holds {shape[0]} "
+        f"one-dimensional cases, --axes x,y{end} if it is one two-dimensional case."
     )
 
 
@@ -181,19 +181,18 @@ def _unnamed(array: Array, names: Sequence[str] | None, outer: Outer, told: bool
     if not possible:
         most = outer.axes(3, True)
         raise ValueError(
-            f"{array.where} has the shape {shape}; the axes ({', '.join(most)}) are needed, "
-            "of which y, z and channels may be missing."
+            f"{array.where} has shape {shape}; expected axes ({', '.join(most)}), where y, z and channels are optional."
         )
     guess = shape[-1] == len(names) if names else shape[-1] <= MOST
     channels = guess if guess in possible else possible[0]
     axes = outer.axes(free - channels, channels)
     check_field(array, axes)
-    known, note = shape[-1] if channels else 1, f"The axes of {shape} are taken as ({', '.join(axes)})"
+    known, note = shape[-1] if channels else 1, f"Axes of shape {shape} are read as ({', '.join(axes)})"
     if names and len(names) != known:
-        raise ValueError(f"{array.where} of shape {shape} does not end in an axis of {len(names)} named fields.")
+        raise ValueError(f"{array.where} has shape {shape}; its last axis must hold the {len(names)} named fields.")
     if not names and len(possible) == 2:
         size = f"at most {MOST}" if channels else f"more than {MOST}"
-        note += f", because the last has {size} entries; name the fields if that is wrong"
+        note += f", as the last has {size} entries; name the fields if this is wrong"
     fields = tuple(names) if names else None
     end = -1 if channels else len(shape)
     notes = (f"{note}.",) if told is None else ()
@@ -208,7 +207,7 @@ def _together(path: Path, arrays: Mapping[str, Array], names: Sequence[str] | No
     shape, spatial = array.shape, outer.spatial(array.shape) - 1
     if array.dtype.kind in "fiu" and not 1 <= spatial <= 3:
         raise ValueError(
-            f"{path} has fields of shape {shape}; ({outer.words}, channels) is needed, with one to three spatial axes."
+            f"{path} has fields of shape {shape}; expected ({outer.words}, channels) with one to three spatial axes."
         )
     check_field(array, outer.axes(max(1, spatial), True))
     known = shape[-1]
@@ -216,7 +215,7 @@ def _together(path: Path, arrays: Mapping[str, Array], names: Sequence[str] | No
     if names and fields:
         places = tuple(pick(path, fields, name) for name in names)
     elif names and len(names) != known:
-        raise ValueError(f"{path} has {known} channels without names; {len(names)} names do not fit them.")
+        raise ValueError(f"{path} has {known} unnamed channels, but {len(names)} names were given.")
     fields = tuple(names) if names else fields
     left_out = _left_out(arrays, ("fields",), spatial)
     return Choice(
@@ -238,10 +237,10 @@ def _apart(path: Path, arrays: Mapping[str, Array], names: Sequence[str] | None,
         array = arrays[_known(path, name, list(arrays), list(able))]
         check_field(array, axes)
         if array.shape != shape:
-            raise ValueError(f"{array.where} has the shape {array.shape}, {picked[0]!r} has {shape}; all must agree.")
+            raise ValueError(f"{array.where} has shape {array.shape}, but {picked[0]!r} has {shape}; all must agree.")
     same = [name for name in arrays if able.get(name) == shape or name in picked]
     places = tuple(same.index(name) for name in picked)
-    note = f"Each of {listed(picked)} is taken as a field with the axes ({', '.join(axes)})."
+    note = f"{listed(picked)}: each read as a field with axes ({', '.join(axes)})."
     fields = plain_words(f"The arrays in {path}", picked, distinct=True)
     notes = (note, *_left_out(arrays, picked, outer.spatial(shape)))
     return Choice(picked, False, places, len(same), fields, outer.trajectory(shape), notes, outer)
@@ -253,19 +252,21 @@ def _only_shape(
     """All arrays that can be fields, if it is plain that they are."""
     for array in arrays.values():
         if array.link:  # it may be a field or not
-            raise ValueError(f"{array.where} {array.fault}, or name the arrays to take.")
+            raise ValueError(f"{array.where} {array.fault}, or select arrays with --fields.")
     if not able:
         there = listed([f"{name} {array.shape}" for name, array in arrays.items()]) if arrays else "none"
         wanted = f"({outer.words})"
         if not outer.steady:
             wanted += f", or with --steady ({Outer(outer.leading, True).words})"
-        raise ValueError(f"{path} has no array of real numbers with the axes {wanted}; its arrays: {there}.")
+        raise ValueError(f"{path} has no real-valued array with axes {wanted}; available arrays: {there}.")
     shapes = dict.fromkeys(able.values())
     if len(shapes) > 1:
         groups = [f"{listed([name for name in able if able[name] == shape])} {shape}" for shape in shapes]
-        raise ValueError(f"{path} has arrays of several shapes: {'; '.join(groups[:MOST])}; name those to take.")
+        raise ValueError(f"{path} has arrays of several shapes: {'; '.join(groups[:MOST])}; select some with --fields.")
     if len(able) > MOST:
-        raise ValueError(f"{path} has {len(able)} arrays that could be fields ({listed(able)}); name those to take.")
+        raise ValueError(
+            f"{path} has {len(able)} arrays that could be fields ({listed(able)}); select some with --fields."
+        )
     return tuple(able)
 
 
@@ -296,4 +297,4 @@ def _left_out(arrays: Mapping[str, Array], taken: Sequence[str], spatial: int) -
     if "fields" not in taken and "names" in used:
         used.remove("names")
     rest = [f"{name} {array.shape}" for name, array in arrays.items() if name not in (*taken, *used)]
-    return (f"Left out: {listed(rest)}.",) if rest else ()
+    return (f"Skipped: {listed(rest)}.",) if rest else ()

@@ -32,7 +32,7 @@ def fill_solid(foreign: Foreign, mask: str) -> Foreign:
         read=lambda start, stop: filled(foreign.read(start, stop)),
         frames=None if frames is None else lambda index, start, stop: filled(frames(index, start, stop)),
         fields=None,  # which values are in the solid is known by another field
-        notes=(*foreign.notes, f"{mask} is 1 in the solid, where values that are not finite become zero."),
+        notes=(*foreign.notes, f"{mask} is 1 in the solid, where non-finite values are set to zero."),
     )
 
 
@@ -46,7 +46,7 @@ def without_bad(foreign: Foreign, step: int) -> tuple[Foreign, list[str]]:
     if len(good) == foreign.count:
         return foreign, []
     if not good:
-        raise ValueError("Every trajectory has values that are not finite; nothing is left to import.")
+        raise ValueError("Every trajectory contains non-finite values; nothing to import.")
     names = [file.name for file in foreign.trajectory_files]
     skipped = [label(names, index) for index in range(foreign.count) if index not in set(good)]
     frames, fields, parts = foreign.frames, foreign.fields, foreign.split
@@ -62,6 +62,6 @@ def without_bad(foreign: Foreign, step: int) -> tuple[Foreign, list[str]]:
         fields=None if fields is None else lambda index, *which: fields(good[index], *which),
         trajectory_files=tuple(foreign.trajectory_files[one] for one in good) if names else (),
         split=parts,
-        notes=(*foreign.notes, f"Left out, with values that are not finite: {', '.join(skipped)}."),
+        notes=(*foreign.notes, f"Skipped because of non-finite values: {', '.join(skipped)}."),
     )
     return kept_only, skipped

@@ -26,7 +26,7 @@ SUFFIXES = (".h5", ".hdf5")
 def open_hdf5(path: Path) -> dict[str, Array]:
     """The datasets of a foreign HDF5 file by path, in the order of their names."""
     if is_store(path):
-        raise ValueError(f"{path} already is a sigmasolver store; use it as it is.")
+        raise ValueError(f"{path} is already a sigmasolver store; use it directly.")
     try:
         entries = ask(path, "entries")
     except UnreadableError as error:
@@ -121,4 +121,4 @@ def _plain(path: Path, error: UnreadableError) -> ValueError:
     """Why this file cannot be read, in one sentence."""
     if str(error) == "kind":
         return ValueError(f"{path} is not an HDF5 file; save it again.")
-    return ValueError(f"{path} is truncated or damaged; copy or download it again.")
+    return ValueError(f"{path} is truncated or corrupt; copy or download it again.")

@@ -38,9 +38,9 @@ def history_of(reader: Reader, path: Path, names: Sequence[str], axes: int) -> n
     """Like `read_history`, of data that are open; `path` is where they come from."""
     places = [pick(path, reader.header.layout.fields, name) for name in names]
     if len(reader.header.grid) != axes:
-        raise ValueError(f"{path} has {len(reader.header.grid)} spatial axes; {axes} are needed.")
+        raise ValueError(f"{path} has {len(reader.header.grid)} spatial axes; expected {axes}.")
     if not len(reader):
-        raise ValueError(f"{path} holds no whole trajectory yet; wait for its writer.")
+        raise ValueError(f"{path} has no complete trajectory yet; wait until it is written.")
     values = np.stack([reader.trajectory(index)[..., places] for index in range(len(reader))])
     return _finite(values, path, names)
 
@@ -53,8 +53,8 @@ def _finite(values: np.ndarray, path: Path, names: Sequence[str]) -> np.ndarray:
     if not finite.all():
         trajectory, frame, *point, field = (int(one) for one in np.argwhere(~finite)[0])
         raise ValueError(
-            f"{path} has {int((~finite).sum())} values that are no finite float32 numbers, the first in trajectory "
-            f"{trajectory}, frame {frame}, point {tuple(point)} of {names[field]!r}; a forecast needs finite ones."
+            f"{path} has {int((~finite).sum())} values that are not finite in float32, the first in trajectory "
+            f"{trajectory}, frame {frame}, point {tuple(point)} of {names[field]!r}; a forecast needs finite values."
         )
     return history
 
@@ -100,7 +100,7 @@ def _from_arrays(path: Path, names: tuple[str, ...], axes: int, steady: bool) ->
     own = own_names(path, arrays, lone.shape[-1])
     if own is None and lone.shape[-1] != len(names):
         raise ValueError(
-            f"{lone.where} has {lone.shape[-1]} channels; {len(names)} are needed, in the order {', '.join(names)}."
+            f"{lone.where} has {lone.shape[-1]} channels; expected {len(names)}, in the order {', '.join(names)}."
         )
     return lone.whole() if own is None else lone.whole()[..., [pick(path, own, name) for name in names]]
 
@@ -128,6 +128,6 @@ def _apart(path: Path, arrays: Mapping[str, Array], names: tuple[str, ...], axes
         check_field(field, _labels(len(field.shape), axes, steady))
         if field.shape != fields[0].shape:
             raise ValueError(
-                f"{field.where} has the shape {field.shape}, the first has {fields[0].shape}; all must agree."
+                f"{field.where} has shape {field.shape}, but the first has {fields[0].shape}; all must agree."
             )
     return np.stack([field.whole() for field in fields], axis=-1)

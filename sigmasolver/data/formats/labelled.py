@@ -97,7 +97,7 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
     if not able:
         there = listed([f"{name} ({', '.join(one.dims)})" for name, one in data.variables.items()]) or "none"
         raise ValueError(
-            f"{data.path} has no variable of real numbers on axes x, y or z (lon, lat, ...); its variables: {there}."
+            f"{data.path} has no real-valued variable on axes x, y or z (lon, lat, ...); its variables: {there}."
         )
     first = max(able.values(), key=lambda one: (len(_spatial(one, roles)), len(one.dims)))
     space = _space(first, roles)
@@ -111,7 +111,7 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
         _check(data.path, name, one, roles)
     frames = _size(fields, roles, TIME)
     if steady and frames is not None and frames > 1:
-        raise ValueError(f"{data.path} has {frames} frames, not steady fields; leave out --steady.")
+        raise ValueError(f"{data.path} has {frames} frames, so it is not steady; omit --steady.")
     count = _size(fields, roles, COUNT)
     rest = [
         f"{name} ({', '.join(one.dims)})"
@@ -119,16 +119,16 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
         if name not in fields and not one.coordinate and name not in one.dims
     ]
     if rest:
-        notes.append(f"Left out: {listed(rest)}.")
+        notes.append(f"Skipped: {listed(rest)}.")
     single = [
         dim for dim in dict.fromkeys(dim for one in fields.values() for dim in one.dims) if _dropped(dim, space, roles)
     ]
     if single:
-        notes.append(f"Dimensions of one entry are left out: {', '.join(single)}.")
+        notes.append(f"Dropped dimensions of size 1: {', '.join(single)}.")
     axes = [_axis(data, space, letter, notes) for letter in space]
     assumed = [axis.dimension for axis in axes if not axis.boundary]
     if assumed:
-        notes.append(f"It does not say how {', '.join(assumed)} end{'s' * (len(assumed) == 1)}: taken as open.")
+        notes.append(f"No boundary given for {', '.join(assumed)}: assumed open.")
     times, clock = _times(data, fields, roles, frames, notes)
     plans = [_Plan(name, _with_labels(one, roles, data), roles, axes) for name, one in fields.items()]
     layout = Layout(
@@ -142,7 +142,7 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
     )
     unitless = [plan.name for plan in plans if "units" not in plan.variable.attributes]
     if unitless:
-        notes.append(f"Without units: {listed(unitless)}; taken as pure numbers.")
+        notes.append(f"No units given for {listed(unitless)}: assumed dimensionless.")
 
     def some(index: int, start: int, stop: int) -> np.ndarray:
         return np.concatenate([plan.take(index, start, stop) for plan in plans], axis=-1)
@@ -203,14 +203,14 @@ def _check_sizes(data: Labelled) -> None:
     for name, variable in data.variables.items():
         if len(variable.dims) != len(variable.shape):
             raise ValueError(
-                f"{name!r} in {data.path} has the shape {variable.shape}; the axes ({', '.join(variable.dims)}) are "
-                "needed."
+                f"{name!r} in {data.path} has shape {variable.shape}; expected axes ({', '.join(variable.dims)})."
             )
         for dim, size in zip(variable.dims, variable.shape, strict=True):
             known, other = sizes.setdefault(dim, (size, name))
             if size != known and dim != CHANNEL:
                 raise ValueError(
-                    f"{name!r} in {data.path} has {size} entries along {dim} and {other!r} has {known}; all must agree."
+                    f"{name!r} in {data.path} has {size} entries along {dim}, but {other!r} has "
+                    f"{known}; all must agree."
                 )
 
 
@@ -299,19 +299,19 @@ def _check(path: Path | str, name: str, variable: Variable, roles: Mapping[str, 
     unknown = [dim for dim in variable.dims if dim not in roles]
     if unknown:
         raise ValueError(
-            f"{name!r} in {path} has the dimensions ({', '.join(variable.dims)}), and nothing says what "
-            f"{', '.join(unknown)} mean{'s' * (len(unknown) == 1)}; rename to count, time, x, y, z or channel."
+            f"{name!r} in {path} has dimensions ({', '.join(variable.dims)}), of which "
+            f"{', '.join(unknown)} cannot be identified; rename to count, time, x, y, z or channel."
         )
     long = [roles[dim] for dim, size in zip(variable.dims, variable.shape, strict=True) if size > 1]
     twice = next((role for role in (COUNT, TIME, *SPACE) if long.count(role) > 1), None)
     if twice is not None:
         both = ", ".join(dim for dim in variable.dims if roles[dim] == twice)
-        raise ValueError(f"{name!r} in {path} has several dimensions that mean {twice} ({both}); rename one of them.")
+        raise ValueError(f"{name!r} in {path} has several {twice} dimensions ({both}); rename one of them.")
     if variable.fault is not None:
         raise ValueError(f"{name!r} in {path} {variable.fault}.")
     channels = prod(size for dim, size in zip(variable.dims, variable.shape, strict=True) if roles[dim] == CHANNEL)
     if channels > MOST_CHANNELS:
-        raise ValueError(f"{name!r} in {path} has {channels} components; at most {MOST_CHANNELS} are taken.")
+        raise ValueError(f"{name!r} in {path} has {channels} components; the maximum is {MOST_CHANNELS}.")
 
 
 def _size(fields: Mapping[str, Variable], roles: Mapping[str, str], role: str) -> int | None:
@@ -335,11 +335,11 @@ def _axis(data: Labelled, space: Mapping[str, str], letter: str, notes: list[str
         values, attributes = coordinate.whole().astype(np.float64), coordinate.attributes
     else:
         values, attributes = np.arange(points, dtype=np.float64), {}
-        notes.append(f"It has no coordinates {dimension}: taken as 0, 1, 2, ….")
+        notes.append(f"No {dimension} coordinates: assumed 0, 1, 2, ….")
     downwards = len(values) > 1 and values[0] > values[-1]
     if downwards:
         values = values[::-1]
-        notes.append(f"{dimension} runs downwards in the file and was turned round.")
+        notes.append(f"{dimension} is decreasing in the file and was reversed.")
     boundary = _boundary(data, space, letter, attributes, values, notes)
     return _Axis(dimension, values, downwards, boundary, attributes)
 
@@ -361,21 +361,19 @@ def _boundary(
         whole = data.attributes["boundary"]
         words = re.split(r"[,;\s]+", whole.strip()) if isinstance(whole, str) else list(whole)
         if len(words) not in (1, len(space)):
-            raise ValueError(f"{data.path} has the boundary {whole!r}; give one word for each of {', '.join(space)}.")
+            raise ValueError(f"{data.path} has boundary {whole!r}; expected one value for each of {', '.join(space)}.")
         said = words[0] if len(words) == 1 else words[list(space).index(letter)]
     if said is None and attributes.get("topology") == "circular":
         said = "periodic"
     if said is None and "east" in str(attributes.get("units", "")) and len(values) > 1:
         step = (values[-1] - values[0]) / (len(values) - 1)
         if abs(values[-1] - values[0] + step - 360) < 1e-3 * step:
-            notes.append(f"{dimension} goes once around: taken as periodic.")
+            notes.append(f"{dimension} covers the full circle: taken as periodic.")
             said = "periodic"
     if said is None:
         return ""
     if str(said).strip().lower() not in BOUNDARIES:
-        raise ValueError(
-            f"{data.path} has the boundary {said!r} for {dimension}; choose among {', '.join(BOUNDARIES)}."
-        )
+        raise ValueError(f"{data.path} has boundary {said!r} for {dimension}; choose from {', '.join(BOUNDARIES)}.")
     return str(said).strip().lower()
 
 
@@ -388,7 +386,7 @@ def _times(
     coordinate = data.variables.get(dimension)
     if coordinate is not None and coordinate.dims == (dimension,) and coordinate.dtype.kind in "fiu":
         return coordinate.whole().astype(np.float64), {"name": dimension, **coordinate.attributes}
-    notes.append("It has no times: taken as 0, 1, 2, ….")
+    notes.append("No times: assumed 0, 1, 2, ….")
     return np.arange(frames, dtype=np.float64), {"name": dimension}
 
 

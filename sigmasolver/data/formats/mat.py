@@ -53,7 +53,7 @@ def _variable(path: Path, name: str, axes: tuple[str, ...], most: int | None = N
     """`most`: no more than so many of the first entries are needed."""
     present = variables(path)
     if name not in present:
-        raise ValueError(f"{path} has no variable {name!r}; it has {listed(present) or 'none'}.")
+        raise ValueError(f"{path} has no variable {name!r}; available variables: {listed(present) or 'none'}.")
     where = f"{name!r} in {path}"
     if h5py.is_hdf5(path):
         return _variable_73(path, name, where, axes)
@@ -62,7 +62,7 @@ def _variable(path: Path, name: str, axes: tuple[str, ...], most: int | None = N
     except UnreadableError as error:
         raise _plain(path) from error
     if values is None:
-        raise ValueError(f"{where} is not an array of numbers; real numbers are needed.")
+        raise ValueError(f"{where} is not a numeric array; expected real numbers.")
     check_numbers(where, values, axes)
     return Array(
         where,
@@ -79,7 +79,7 @@ def _variable_73(path: Path, name: str, where: str, axes: tuple[str, ...]) -> Ar
     except UnreadableError as error:
         raise _plain(path) from error
     if entry is None:
-        raise ValueError(f"{where} is not an array of numbers; real numbers are needed.")
+        raise ValueError(f"{where} is not a numeric array; expected real numbers.")
     shape, dtype = tuple(entry["shape"][::-1]), np.dtype(entry["dtype"])
 
     def rows(start: int, stop: int) -> np.ndarray:
@@ -105,13 +105,13 @@ def _variable_73(path: Path, name: str, where: str, axes: tuple[str, ...]) -> Ar
 
 
 def _plain(path: Path) -> ValueError:
-    return ValueError(f"{path} is not a whole MATLAB file; copy or download it again.")
+    return ValueError(f"{path} is truncated or is not a MATLAB file; copy or download it again.")
 
 
 def read_darcy(path: Path) -> Foreign:
     """Coefficient and pressure of steady Darcy flow, one frame; all cases of one file."""
     foreign = _darcy(path)
-    note = f"Training and test part come from this one file; the public split takes {TRAIN} and {TEST}, given together."
+    note = f"Training and test splits come from this one file; the public split uses both {TRAIN} and {TEST}."
     return replace(foreign, notes=(*foreign.notes, note))
 
 
@@ -124,11 +124,11 @@ def read_darcy_pair(
     for path, part, count, there in ((first, "training", train, trains.count), (second, "test", test, tests.count)):
         if there < count:
             raise ValueError(
-                f"{path} has {there} cases, but the {part} part takes its first {count}; give the whole file."
+                f"{path} has {there} cases, but the {part} split needs the first {count}; give the complete file."
             )
     one, two = (" × ".join(str(len(axis)) for axis in held.layout.coordinates) for held in (trains, tests))
     if one != two:
-        raise ValueError(f"{first} has a grid of {one} but {second} one of {two}; give two files of one grid.")
+        raise ValueError(f"{first} has a {one} grid, but {second} has {two}; give two files with the same grid.")
 
     def read(start: int, stop: int) -> np.ndarray:
         parts = []
@@ -139,8 +139,8 @@ def read_darcy_pair(
         return np.concatenate(parts)
 
     split = (
-        f"{how}: trajectories 0 to {train - 1} are the first {train} cases of {first.name} and train, "
-        f"{train} to {train + test - 1} the first {test} of {second.name}, the test."
+        f"{how}: trajectories 0 to {train - 1} are the first {train} cases of {first.name} (training), "
+        f"{train} to {train + test - 1} the first {test} of {second.name} (test)."
     )
     return Foreign(trains.layout, train + test, read, (*trains.notes, split), files=(first, second))
 
@@ -149,16 +149,16 @@ def _in_order(paths: Sequence[Path]) -> tuple[Path, Path, str]:
     """The training file, the test file, and how they were told apart."""
     if len(paths) != 2:
         raise ValueError(
-            f"{len(paths)} files of Darcy flow were given; give one, or two: {TRAIN} to train, {TEST} to test."
+            f"Got {len(paths)} Darcy files; expected one, or two: {TRAIN} for training and {TEST} for testing."
         )
     first, second = paths
     if first.samefile(second):
-        raise ValueError(f"{first} was given twice; give the file to train, {TRAIN}, and the one to test, {TEST}.")
+        raise ValueError(f"{first} was given twice; expected {TRAIN} for training and {TEST} for testing.")
     said = [re.findall(rf"(?:{TRAIN}|{TEST})(?!\d)", path.name.lower()) for path in paths]
     if said[0] and said[0] == said[1]:
-        raise ValueError(f"{first} and {second} are both named {said[0][0]}; give {TRAIN} and {TEST}.")
+        raise ValueError(f"{first} and {second} are both {said[0][0]}; expected {TRAIN} and {TEST}.")
     if not any(said):
-        return first, second, "By the order in which they were given"
+        return first, second, "By the order of the files"
     if said[0] == [TEST] or said[1] == [TRAIN]:
         first, second = second, first
     return first, second, "By their names"
@@ -168,7 +168,7 @@ def _darcy(path: Path, most: int | None = None) -> Foreign:
     axes = ("count", "x", "y")
     coefficient, pressure = (_variable(path, name, axes, most) for name in ("coeff", "sol"))
     if coefficient.shape != pressure.shape:
-        raise ValueError(f"{path} has coeff of shape {coefficient.shape} but sol of {pressure.shape}.")
+        raise ValueError(f"{path} has coeff of shape {coefficient.shape} but sol of shape {pressure.shape}.")
     count, *grid = coefficient.shape
     layout = Layout(
         fields=("coefficient", "pressure"),
@@ -187,7 +187,7 @@ def _darcy(path: Path, most: int | None = None) -> Foreign:
         ranges = [(index, index + 1), *((0, points) for points in grid)]
         return np.stack([one.part(ranges) for one in ready], axis=-1)[start:stop]
 
-    notes = ("Points are taken as cell centres of the unit square.",)
+    notes = ("Assumed: cell centres of the unit square.",)
     return Foreign(layout, count, read, notes, how_held(ready), frames=frames)
 
 
@@ -195,15 +195,15 @@ def read_navier_stokes(path: Path) -> Foreign:
     """Vorticity on the unit torus. The state `a` at time zero is not among the frames and is left out."""
     vorticity = _variable(path, "u", ("count", "x", "y", "frames"))
     count, *grid, frames = vorticity.shape
-    notes = ["Points are taken as those of the periodic unit square."]
+    notes = ["Assumed: the periodic unit square."]
     if "t" in variables(path):
         t = _variable(path, "t", ("", ""))
         times = t.rows(0, t.shape[0]).ravel().astype(np.float64)
     else:
         times = np.arange(1.0, frames + 1)
-        notes.append(f"It has no times: taken as 1, 2, …, {frames}.")
+        notes.append(f"No times: assumed 1, 2, …, {frames}.")
     if len(times) != frames:
-        raise ValueError(f"{path} has {frames} frames of u but {len(times)} times t.")
+        raise ValueError(f"{path} has {frames} frames of u but {len(times)} times in t.")
     layout = Layout(
         fields=("vorticity",),
         units=("1/time",),

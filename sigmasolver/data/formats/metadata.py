@@ -17,7 +17,7 @@ BESIDE = ("names", "units", "boundary", "x", "y", "z", "times", "t")
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
     """The user's names of fields, if they are names: at least one, none twice."""
     if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{names!r} is not a list of names of fields; give at least one name.")
+        raise ValueError(f"{names!r} is not a list of field names; give at least one name.")
     return plain_words("The fields", names, distinct=True)
 
 
@@ -41,7 +41,7 @@ def read_list(path: Path, arrays: Mapping[str, Array], name: str, size: int, kin
     array = arrays[name]
     values = array.whole().ravel() if not array.dtype.hasobject else np.empty(0)
     if values.size != size or array.dtype.kind not in {"words": "SU", "numbers": "fiu"}[kind]:
-        raise ValueError(f"{path} has {name} of shape {array.shape}; {size} {kind} are needed.")
+        raise ValueError(f"{path} has {name} of shape {array.shape}; expected {size} {kind}.")
     return values
 
 
@@ -51,8 +51,8 @@ def plain_words(where: str, words: Sequence[str] | np.ndarray, distinct: bool = 
     seen = set[str]()
     for one in plain:
         if not one.isprintable() or (distinct and not one.strip()):
-            raise ValueError(f"{where} have the name {one!r}, which cannot be written in one line; choose another.")
+            raise ValueError(f"{where} include the name {one!r}, which is empty or not printable; rename it.")
         if distinct and one in seen:
-            raise ValueError(f"{where} have the name {one!r} twice; each must have its own.")
+            raise ValueError(f"{where} contain the name {one!r} twice; names must be unique.")
         seen.add(one)
     return plain

@@ -45,12 +45,12 @@ def zarr_groups(path: Path) -> list[tuple[str | None, Path]]:
 
 def read_netcdf(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
     """One file, or a folder whose files follow each other."""
-    return _read(netcdf_files(path), names, steady, f"{path} holds no NetCDF file ({', '.join(NETCDF)}).")
+    return _read(netcdf_files(path), names, steady, f"{path} contains no NetCDF file ({', '.join(NETCDF)}).")
 
 
 def read_zarr(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
     """One group, or a folder whose groups follow each other."""
-    return _read(zarr_groups(path), names, steady, f"{path} holds no Zarr group (zarr.json or .zgroup).")
+    return _read(zarr_groups(path), names, steady, f"{path} contains no Zarr group (zarr.json or .zgroup).")
 
 
 def _read(
@@ -68,7 +68,7 @@ def open_labelled(path: Path) -> Labelled:
     except UnreadableError as error:
         raise _plain(path, error) from error
     notes = [
-        f"{absent} of {total} chunks of {name} are not there and read as its fill value."
+        f"{absent} of {total} chunks of {name} are missing and are read as its fill value."
         for name, (absent, total) in found["missing"].items()
     ]
     entries = found["variables"]
@@ -97,4 +97,4 @@ def _box(path: Path, name: str, itemsize: int, ranges: Ranges) -> np.ndarray:
 def _plain(path: Path, error: UnreadableError) -> ValueError:
     if str(error) == "kind":
         return ValueError(f"{path} is not a NetCDF file; save it again.")
-    return ValueError(f"{path} is truncated or damaged; copy or download it again.")
+    return ValueError(f"{path} is truncated or corrupt; copy or download it again.")

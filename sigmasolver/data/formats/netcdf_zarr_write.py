@@ -24,7 +24,7 @@ def require_xarray(out: Path) -> None:
         import xarray  # noqa: F401
         import zarr  # noqa: F401
     except ImportError:
-        raise ValueError(f"{out} needs xarray, h5netcdf and zarr to be written; install them with {EXTRA}.") from None
+        raise ValueError(f"Writing {out} requires xarray, h5netcdf and zarr; install them with {EXTRA}.") from None
 
 
 def write_netcdf(out: Path, trajectories: np.ndarray, header: Header, compress: bool = False) -> None:

@@ -75,7 +75,7 @@ def joined(files: Sequence[tuple[str | None, Path]], read: Callable[[Path], Fore
 
     split, notes = _split([part for part, _ in files], ends)
     if len(files) > 1:
-        notes = [f"{len(files)} sources are taken one after another, from {name} to {files[-1][1].name}.", *notes]
+        notes = [f"{len(files)} sources are concatenated, from {name} to {files[-1][1].name}.", *notes]
     return Foreign(
         first.layout, ends[-1], whole, (*notes, *first.notes), frames=frames, split=split,
         parameters=first.parameters,
@@ -89,11 +89,11 @@ def _split(parts: Sequence[str | None], ends: Sequence[int]) -> tuple[Split | No
     if set(members) == {None}:
         return None, []
     if None in members or "train" not in members:
-        there = ", ".join(part or "no part" for part in members)
-        return None, [f"The files are of {there}, so that the split of the data set is not taken over."]
+        there = ", ".join(part or "no split" for part in members)
+        return None, [f"The files are from {there}, so the split of the data set is not used."]
     split = Split(*(tuple(members.get(part, ())) for part in PARTS))
     sizes = ", ".join(f"{len(members[part])} {part}" for part in PARTS if part in members)
-    return split, [f"The split of the data set is taken over: {sizes}."]
+    return split, [f"The split of the data set is used: {sizes}."]
 
 
 def check_alike(file: Path, first: str, layout: Layout, wanted: Layout) -> None:
@@ -109,7 +109,7 @@ def check_alike(file: Path, first: str, layout: Layout, wanted: Layout) -> None:
         pairs[name] = _close(values, others)
     for name, alike in pairs.items():
         if not alike:
-            raise ValueError(f"{file} has other {name} than {first}; all must agree.")
+            raise ValueError(f"{file} and {first} differ in {name}; all must agree.")
 
 
 def _close(values: np.ndarray, wanted: np.ndarray) -> bool:

@@ -44,7 +44,7 @@ def read_pdearena(path: Path, names: Sequence[str] | None = None, steady: bool |
     """One file, or all files of a folder with the split that their groups make."""
     files = [(_PARTS[_group(file)], file) for file in _files(path)]
     if not files:
-        raise ValueError(f"{path} holds no files of PDEArena (*train*.h5, *valid*.h5, *test*.h5).")
+        raise ValueError(f"{path} contains no PDEArena files (*train*.h5, *valid*.h5, *test*.h5).")
     files.sort(key=lambda item: list(_PARTS.values()).index(item[0]))
     whole: list[tuple[str | None, Path]] = [(part if len(files) > 1 else None, file) for part, file in files]
     return joined(whole, lambda file: as_trajectories(_labelled(file), names, steady))
@@ -68,9 +68,7 @@ def _labelled(file: Path) -> Labelled:
         vector = name.endswith("_field") and entry.shape[-1] == 3
         spatial = len(entry.shape) - 2 - vector
         if not 1 <= spatial <= 3:
-            raise ValueError(
-                f"{name!r} in {file} has the shape {entry.shape}; the axes (count, frames, *grid) are needed."
-            )
+            raise ValueError(f"{name!r} in {file} has shape {entry.shape}; expected axes (count, frames, *grid).")
         dims = (COUNT, TIME, *SPACE[:spatial], *[CHANNEL] * vector)
         variables[re.sub(r"^pde_.*", "u", name)] = replace(entry, dims=dims, labels=SPACE if vector else ())
     first = next(iter(variables.values()))
@@ -94,7 +92,7 @@ def _axis(entries: Mapping[str, Variable], dimension: str, size: int, notes: lis
             rows = entries[name].whole().astype(np.float64)
             rows = rows.reshape(len(rows), -1) if rows.ndim else rows.reshape(1, 1)
             if not np.allclose(rows, rows[0], rtol=1e-4, atol=0):
-                notes.append(f"{name} differs between trajectories; that of the first is taken for all.")
+                notes.append(f"{name} differs between trajectories; the values of the first are used for all.")
             values = make(rows[0])
             return values if len(values) == size else None
     return None

@@ -50,7 +50,7 @@ def read_pdebench(path: Path, names: Sequence[str] | None = None, steady: bool |
     entries = open_variables(path)
     layout = _layout_of(list(entries))
     if layout is None:
-        raise ValueError(f"{path} has none of PDEBench's layouts (tensor, density and Vx, 0000/data, velocity).")
+        raise ValueError(f"{path} matches none of PDEBench's layouts (tensor, density and Vx, 0000/data, velocity).")
     reader = {"grouped": _grouped, "incompressible": _incompressible}.get(layout, _apart)
     variables, notes = reader(path, entries)
     ends = _ends(path, notes)
@@ -81,13 +81,15 @@ def _apart(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Varia
 def _fit(path: Path, letter: str, values: np.ndarray, size: int, notes: list[str]) -> np.ndarray:
     """Coordinates of `size` frames or points; the files have one more where they give the ends of intervals."""
     if len(values) == size + 1 and letter == "t":
-        notes.append("It has one time more than frames: the last is left out.")
+        notes.append("One more time than frames: the last is dropped.")
         return values[:-1]
     if len(values) == size + 1:
-        notes.append(f"It has one {letter} more than points: taken as the edges of cells.")
+        notes.append(f"One more {letter} than points: taken as cell edges.")
         return (values[1:] + values[:-1]) / 2
     if len(values) != size:
-        raise ValueError(f"{path} has {len(values)} entries of {letter}-coordinate for {size}; download it again.")
+        raise ValueError(
+            f"{path} has {len(values)} entries of {letter}-coordinate, expected {size}; download it again."
+        )
     return values
 
 
@@ -97,7 +99,9 @@ def _grouped(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Var
     shape = members[0].shape
     for group, member in zip(groups, members, strict=True):
         if member.shape != shape:
-            raise ValueError(f"{group}/data in {path} has the shape {member.shape}, the first {shape}; all must agree.")
+            raise ValueError(
+                f"{group}/data in {path} has shape {member.shape}, but the first has {shape}; all must agree."
+            )
         if member.fault is not None:
             raise ValueError(f"{group}/data in {path} {member.fault}.")
     spatial = len(shape) - 2
@@ -129,14 +133,14 @@ def _incompressible(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[s
             variables[name] = replace(entries[name], dims=dims, labels=SPACE[: entries[name].shape[-1]])
     times = entries["t"].whole().reshape(-1, entries["t"].shape[-1])
     if not np.allclose(times, times[0], rtol=1e-6, atol=0):
-        notes.append("The times differ between trajectories; those of the first are taken for all.")
+        notes.append("The times differ between trajectories; those of the first are used for all.")
     variables[TIME] = coordinate(TIME, times[0])
     return variables, notes
 
 
 def _check_axes(path: Path, name: str, entry: Variable, spatial: int) -> None:
     if not 1 <= spatial <= 3:
-        raise ValueError(f"{name!r} in {path} has the shape {entry.shape}; one to three spatial axes are needed.")
+        raise ValueError(f"{name!r} in {path} has shape {entry.shape}; expected one to three spatial axes.")
 
 
 def _ends(path: Path, notes: list[str]) -> dict[str, str]:
@@ -144,7 +148,7 @@ def _ends(path: Path, notes: list[str]) -> dict[str, str]:
     words = re.split(r"[^a-z]+", path.stem.lower())
     for word, kind in (("periodic", "periodic"), ("trans", "open")):
         if word in words:
-            notes.append(f"Its name says {word}: every axis is taken as {kind}.")
+            notes.append(f"The file name contains {word}: every axis is taken as {kind}.")
             return {"boundary": kind}
     return {}
 
@@ -160,4 +164,6 @@ def _split(count: int, first: bool) -> tuple[Split | None, list[str]]:
     tests = range(test) if first else range(rest, count)
     split = Split(tuple(others[:-validation]), tuple(others[-validation:]), tuple(tests))
     where = "first" if first else "last"
-    return split, [f"As in the benchmark, the {where} tenth is the test ({test}); {validation} of the others validate."]
+    return split, [
+        f"As in the benchmark, the {where} tenth ({test}) is for testing and {validation} of the others for validation."
+    ]

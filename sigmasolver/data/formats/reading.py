@@ -60,16 +60,16 @@ class Reading:
     def _check_axes(self, axes: tuple[str, ...]) -> None:
         for name in axes:
             if name not in AXES:
-                raise ValueError(f'There is no axis "{name}"; {suggest(name, AXES)}')
+                raise ValueError(f'Unknown axis "{name}"; {suggest(name, AXES)}')
             if axes.count(name) > 1:
-                raise ValueError(f"The axis {name} is named twice; name each axis of the arrays once.")
+                raise ValueError(f"Duplicate axis {name}; give each axis of the arrays once.")
         spatial = [name for name in "xyz" if name in axes]
         if not spatial or spatial != list("xyz"[: len(spatial)]):
-            raise ValueError(f"The axes {', '.join(axes)} must have x, or x and y, or x, y and z among them.")
+            raise ValueError(f"The axes {', '.join(axes)} must include x, or x and y, or x, y and z.")
         steady = "time" not in axes
         if self.steady is not None and self.steady != steady:
-            has, word = ("no", "--unsteady") if steady else ("an", "--steady")
-            raise ValueError(f"The axes {', '.join(axes)} have {has} axis of time; leave {word} out.")
+            has, word = ("no", "--unsteady") if steady else ("a", "--steady")
+            raise ValueError(f"The axes {', '.join(axes)} have {has} time axis; omit {word}.")
         object.__setattr__(self, "steady", steady)
 
     @property
@@ -98,19 +98,19 @@ class Reading:
             boundary = self.boundary * len(boundary) if len(self.boundary) == 1 else self.boundary
             if len(boundary) != len(layout.boundary):
                 raise ValueError(
-                    f"The boundary has {len(boundary)} words for {len(layout.boundary)} spatial axes; give one for "
+                    f"Got {len(boundary)} boundary values for {len(layout.boundary)} spatial axes; give one for "
                     "each axis, or one for all."
                 )
         if self.units is not None:
             units = self.units
             if len(units) != len(layout.fields):
                 raise ValueError(
-                    f"There are {len(units)} units for the fields {', '.join(layout.fields)}; give one for each."
+                    f"Got {len(units)} units for the fields {', '.join(layout.fields)}; give one for each."
                 )
         if self.dt is not None:
             times = float(times[0]) + self.dt * np.arange(len(times))
         if self.mask is not None and self.mask not in layout.fields:
-            raise ValueError(f'There is no field "{self.mask}" for a mask; {suggest(self.mask, layout.fields)}')
+            raise ValueError(f'Mask field "{self.mask}" not found; {suggest(self.mask, layout.fields)}')
         return replace(layout, boundary=boundary, units=units, times=times)
 
     def arranged(self, path: Path, arrays: Mapping[str, Array], leading: int) -> dict[str, Array]:
@@ -118,7 +118,7 @@ class Reading:
         if self.axes is None:
             return dict(arrays)
         if not leading and "count" in self.axes:
-            raise ValueError(f"Each file of a folder is one trajectory, as {path} is; leave count out of the axes.")
+            raise ValueError(f"{path} is one trajectory, as is each file of a folder; omit count from the axes.")
         able = {n: array for n, array in arrays.items() if array.real and not (n in BESIDE and is_list(array))}
         axes = self.axes
         if leading and not any(len(array.shape) == len(axes) for array in able.values()):
@@ -128,11 +128,12 @@ class Reading:
         }
         if not fitting:
             there = listed([f"{name} {array.shape}".strip() for name, array in arrays.items()]) or "none"
-            raise ValueError(f"{path} has no array with the axes {', '.join(self.axes)}; its arrays: {there}.")
+            raise ValueError(f"{path} has no array with axes {', '.join(self.axes)}; available arrays: {there}.")
         if self.channels and not {"", "fields"} & set(fitting):
             if len(fitting) > 1:
                 raise ValueError(
-                    f"{path} has several arrays with an axis of fields: {listed(fitting)}; put them into one, `fields`."
+                    f"{path} has several arrays with a channels axis: {listed(fitting)}; merge them "
+                    "into one array `fields`."
                 )
             fitting = {"fields": next(iter(fitting.values()))}
         beside = {name: array for name, array in arrays.items() if name in BESIDE and is_list(array)}

@@ -71,9 +71,9 @@ def how_to_get(task: str, folder: Path) -> str:
     """Which files of this task are missing in the folder, and where they come from."""
     case = CASES[task]
     return (
-        f"There are no data for {task} in {folder}: put the download of REALM's {case} (data set "
+        f"No data for {task} in {folder}: put the download of REALM's {case} (data set "
         f"realm-bench/realm-bench-{case}) there as {folder / case}, with data/data.npz and one data/PART/GROUP.npz for "
-        f"each group of the parts train, val and test, or make small stand-ins with: sigmasolver make-fixture {task} "
+        f"each group of the splits train, val and test, or make small stand-ins with: sigmasolver make-fixture {task} "
         f"--out {folder / task}"
     )
 
@@ -82,7 +82,7 @@ def read_case(path: Path) -> Foreign:
     """The trajectories of a case, those that train first, then those that validate, then the test."""
     index = _index(path)
     if index is None:
-        raise ValueError(f"{path} holds no data.npz of REALM, neither itself nor in its folder data.")
+        raise ValueError(f"{path} contains no REALM data.npz, neither directly nor in its folder data.")
     coords, times, variables, *rest = open_members(index, _MEMBERS)
     groups = [_texts(index, f"{part}_groups", one) for part, one in zip(PARTS, rest, strict=False)]
     counts = [_count(index, name, one) for name, one in zip(_COUNTS, rest[len(PARTS) :], strict=True)]
@@ -98,7 +98,7 @@ def read_case(path: Path) -> Foreign:
         """(frames, x, y, fields)."""
         (values,) = open_members(files[number], ["data"])
         if values.shape != shape:
-            raise ValueError(f"{files[number]} was changed while it was open; open the data set again.")
+            raise ValueError(f"{files[number]} changed while it was open; open the data set again.")
         return np.ascontiguousarray(values.transpose(0, 2 + order[0], 2 + order[1], 1)[:, _rising(x), _rising(y)])
 
     kept = lru_cache(maxsize=max(1, _KEPT // (4 * int(np.prod(shape)))))(load)
@@ -109,8 +109,9 @@ def read_case(path: Path) -> Foreign:
         len(files),
         lambda start, stop: np.stack([kept(number) for number in range(start, stop)]),
         notes=(
-            "It has no units and no kinds of boundary: taken as pure numbers and open ends.",
-            "Its files are compressed and are read whole; import them for a training that does not fit into memory.",
+            "No units or boundaries: assumed dimensionless and open.",
+            "Its files are compressed and can only be read whole; import them if the training data "
+            "do not fit in memory.",
         ),
         files=(index, *files),
         frames=lambda number, start, stop: kept(number)[start:stop],
@@ -130,13 +131,13 @@ def _letters(name: str) -> str:
 
 def _texts(index: Path, name: str, values: np.ndarray) -> list[str]:
     if values.size and (values.dtype.kind != "U" or values.ndim != 1):
-        raise ValueError(f"{name!r} in {index} must be a list of texts, not {values.dtype} of shape {values.shape}.")
+        raise ValueError(f"{name!r} in {index} must be a list of strings, not {values.dtype} of shape {values.shape}.")
     return [str(one) for one in values]
 
 
 def _count(index: Path, name: str, values: np.ndarray) -> int:
     if values.size != 1 or values.dtype.kind not in "iu" or values.item() < 0:
-        raise ValueError(f"{name!r} in {index} must be one whole number.")
+        raise ValueError(f"{name!r} in {index} must be a single integer.")
     return int(values.item())
 
 
@@ -145,7 +146,7 @@ def _fields(index: Path, variables: Sequence[str], counts: Sequence[int]) -> tup
     names = [name.removesuffix(".npy") for name in variables]
     if sum(counts) != len(names):
         raise ValueError(
-            f"{index} names {len(names)} variables and counts {sum(counts)} ({', '.join(map(str, counts))} species, "
+            f"{index} names {len(names)} variables but counts {sum(counts)} ({', '.join(map(str, counts))} species, "
             "temperatures, densities, velocities, pressures); download it again."
         )
     species = names[: counts[0]]
@@ -155,7 +156,7 @@ def _fields(index: Path, variables: Sequence[str], counts: Sequence[int]) -> tup
             f"{', '.join(FIELDS)}."
         )
     if len(set(names)) < len(names):
-        raise ValueError(f"{index} names a variable twice: {listed(names)}.")
+        raise ValueError(f"{index} contains a duplicate variable: {listed(names)}.")
     return (*(f"species_{name}" for name in species), *(FIELDS[name] for name in names[counts[0] :]))
 
 
@@ -164,23 +165,21 @@ def _times(index: Path, values: np.ndarray) -> np.ndarray:
     try:
         return np.array([float(text) for text in texts])
     except ValueError as error:
-        raise ValueError(
-            f"'times' in {index} must be numbers as text; it has {error.args[0].split(': ')[-1]}."
-        ) from None
+        raise ValueError(f"'times' in {index} must be numeric strings; got {error.args[0].split(': ')[-1]}.") from None
 
 
 def _orient(index: Path, coords: np.ndarray) -> tuple[tuple[int, int], tuple[np.ndarray, np.ndarray]]:
     """Along which array axes x and y run, and their values there."""
     check_numbers(f"'coords' in {index}", coords, ("x and y", "height", "width"))
     if len(coords) != 2:
-        raise ValueError(f"'coords' in {index} holds {len(coords)} coordinates; x and y are needed.")
+        raise ValueError(f"'coords' in {index} has {len(coords)} coordinates; expected x and y.")
     for order in ((0, 1), (1, 0)):
         x, y = (_line(values, axis) for values, axis in zip(coords.astype(np.float64), order, strict=True))
         if x is not None and y is not None:
             return order, (x, y)
     raise ValueError(
-        f"'coords' in {index} are no rectangular grid: x must change along one axis only, y along the other, and both "
-        "must rise or fall all the way."
+        f"'coords' in {index} are not a rectangular grid: x must vary along one axis only, y along the other, and both "
+        "must be monotonic."
     )
 
 
@@ -203,7 +202,9 @@ def _rising(line: np.ndarray) -> slice:
 def _file(index: Path, part: str, group: str) -> Path:
     file = index.parent / part / f"{group.replace('/', '_')}.npz"
     if not file.is_file():
-        raise ValueError(f"{index} names the group {group!r} of the part {part}, and there is no {file}; get it again.")
+        raise ValueError(
+            f"{file} not found, but {index} lists the group {group!r} in the {part} split; download it again."
+        )
     return file
 
 
@@ -211,14 +212,16 @@ def _check(file: Path, shape: tuple[int, ...]) -> None:
     """Refuse a trajectory that is not as data.npz says, without reading its values."""
     arrays = open_npz(file)
     if "data" not in arrays:
-        raise ValueError(f"{file} has no array 'data'; it has {listed(arrays) or 'none'}.")
+        raise ValueError(f"{file} has no array 'data'; available arrays: {listed(arrays) or 'none'}.")
     found = arrays["data"]
     check_numbers(f"'data' in {file}", found, ("frames", "variables", "height", "width"))
     for what, is_, must in zip(("frames", "variables"), found.shape, shape, strict=False):
         if is_ != must:
-            raise ValueError(f"'data' in {file} has {is_} {what}, and data.npz names {must}; get the folder again.")
+            raise ValueError(
+                f"'data' in {file} has {is_} {what}, but data.npz lists {must}; download the folder again."
+            )
     if found.shape[2:] != shape[2:]:
         raise ValueError(
-            f"'data' in {file} has a grid of {shape_text(found.shape[2:])}, and data.npz one of "
-            f"{shape_text(shape[2:])}; get the folder again."
+            f"'data' in {file} has grid {shape_text(found.shape[2:])}, but data.npz has "
+            f"{shape_text(shape[2:])}; download the folder again."
         )

@@ -75,10 +75,10 @@ def missing_files(task: str, folder: Path) -> str:
     """What a task of RealPDEBench needs and where, in sentences."""
     home = folder / task.replace("-", "_")
     return (
-        f"There is no RealPDEBench data at {home}; put the download there: hf_dataset/real/data-*.arrow with "
+        f"No RealPDEBench data at {home}; put the download there: hf_dataset/real/data-*.arrow with "
         "hf_dataset/{train,val,test}_index_real.json, or real/*.h5 with {sim_id,time_id}_mapping_real.pt, and "
         "{remain,in_dist_test,out_dist_test}_params_real.json (.pt), mean_std.pt and, one folder up, version.json; "
-        f"stand-ins are made by: sigmasolver make-fixture {task} --out {folder}"
+        f"or make stand-ins with: sigmasolver make-fixture {task} --out {folder}"
     )
 
 
@@ -86,7 +86,7 @@ def read_realpdebench(path: Path) -> Foreign:
     """The trajectories of a scenario: measured ones, or those of the branch whose folder is given."""
     place = _place(path)
     if place is None:
-        raise ValueError(f"{path} holds no trajectories of RealPDEBench (hf_dataset/real/*.arrow or real/*.h5).")
+        raise ValueError(f"{path} contains no RealPDEBench trajectories (hf_dataset/real/*.arrow or real/*.h5).")
     version = _version(place.scenario.parent / "version.json")
     held: Trajectories = (ArrowFiles if place.arrow else Hdf5Files)(place.trajectories)
     groups, parameters = _groups(place)
@@ -172,8 +172,9 @@ def _version(path: Path) -> str | None:
     version = str(held.get("data_version", "")) if isinstance(held, dict) else ""
     if version.partition(".")[0] != str(MAJOR):
         raise ValueError(
-            f"{path} says data version {version or 'nothing'}, and only versions {MAJOR}.x are known; download one of "
-            "these, or use a newer sigmasolver."
+            f"{path} has data version {version or 'unknown'}, but only versions {MAJOR}.x are "
+            "supported; download one of "
+            "these, or update sigmasolver."
         )
     return version
 
@@ -182,7 +183,7 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON; download it again.") from error
+        raise ValueError(f"{path} is not valid JSON; download it again.") from error
 
 
 def _pt(path: Path) -> Any:
@@ -195,7 +196,8 @@ def _pt(path: Path) -> Any:
             return torch.load(io.BytesIO(path.read_bytes()), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, IndexError) as error:
         raise ValueError(
-            f"{path} is damaged, or holds more than tensors, numbers and texts, which is never loaded; save it again."
+            f"{path} is corrupt, or contains objects other than tensors, numbers and strings, which "
+            "are never loaded; save it again."
         ) from error
 
 
@@ -215,7 +217,7 @@ def _groups(place: _Place) -> tuple[dict[str, tuple[str, ...]], dict[str, Sequen
         held = _table(place.scenario, f"{file}_params_{place.branch}")
         if held is not None:
             if not isinstance(held, dict):
-                raise ValueError(f"{file}_params_{place.branch} of {place.scenario} is no table; download it again.")
+                raise ValueError(f"{file}_params_{place.branch} of {place.scenario} is not a table; download it again.")
             groups[group] = tuple(sorted(held, key=_sort_key))
             parameters |= {sim_id: np.ravel(values).tolist() for sim_id, values in held.items()}
     return groups, parameters
@@ -247,7 +249,8 @@ def _conditions(
         found = max(_numbers(sim_id), parameters.get(sim_id, ()), key=len)
         if len(found) < len(names):
             raise ValueError(
-                f"The trajectory {sim_id} in {place.trajectories} does not say {', '.join(names)}; name it as the "
+                f"The name of trajectory {sim_id} in {place.trajectories} does not contain "
+                f"{', '.join(names)}; name it as the "
                 "benchmark does."
             )
         each.append(found)
@@ -259,7 +262,7 @@ def _windows(place: _Place, number: Mapping[str, int], frames: int) -> WindowLis
         lists = _listed(place)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(
-            f"The lists of {place.branch} windows in {place.scenario} are not sim_id and time_id of each window; "
+            f"The lists of {place.branch} windows in {place.scenario} must have sim_id and time_id for each window; "
             "download them again."
         ) from error
     if "train" not in lists:
@@ -294,13 +297,14 @@ def _check(part: str, windows: Iterable[tuple[str, int]], number: Mapping[str, i
     for sim_id, first in windows:
         if sim_id not in number:
             raise ValueError(
-                f"The list of {part} windows names the trajectory {sim_id}, which is not in {at.trajectories}; "
-                "download the missing files, or the list that belongs to them."
+                f"The list of {part} windows includes trajectory {sim_id}, which is not in {at.trajectories}; "
+                "download the missing files, or the matching list."
             )
         if not 0 <= first < frames:
             raise ValueError(
-                f"The list of {part} windows begins one at frame {first} of {sim_id}, which has {frames}; download the "
-                "list that belongs to these data."
+                f"The list of {part} windows includes one at frame {first} of {sim_id}, which has "
+                f"{frames} frames; download the "
+                "matching list."
             )
 
 
@@ -313,7 +317,7 @@ def _statistics(path: Path, fields: Sequence[str], conditions: Sequence[str]) ->
     held = _pt(path)
     if not isinstance(held, tuple | list) or len(held) != 4 or not all(isinstance(one, torch.Tensor) for one in held):
         raise ValueError(
-            f"{path} must hold four tensors (means of inputs and targets, then deviations); save it again."
+            f"{path} must contain four tensors (means of inputs and targets, then standard deviations); save it again."
         )
     mean_in, mean_out, std_in, std_out = (part.double().flatten().tolist() for part in held)
     measured = ("intensity", *CHANNELS) if "intensity" in fields else ("velocity_x", "velocity_y", "pressure")
@@ -346,7 +350,7 @@ def _layout(held: Trajectories, conditions: tuple[str, ...]) -> tuple[Layout, li
             one = np.arange(float(count))
         axes.append(one)
     fields = (*held.fields, *conditions)
-    notes = [f"The files do not tell increasing values of {', '.join(odd)}, which are numbered instead."] if odd else []
+    notes = [f"The values of {', '.join(odd)} are missing or not increasing; indices are used instead."] if odd else []
     return Layout(fields, ("1",) * len(fields), ("open", "open"), tuple(axes[:2]), axes[2], ("y", "x")), notes
 
 
@@ -360,17 +364,17 @@ def _split(members: Mapping[str, Sequence[int]], count: int) -> Split | None:
 def _notes(
     place: _Place, version: str | None, windows: WindowLists | None, statistics: Mapping[str, Any] | None
 ) -> list[str]:
-    notes = [f"These are {place.branch} data of version {version}." if version else "There is no version.json."]
+    notes = [f"These are {place.branch} data of version {version}." if version else "version.json not found."]
     if windows is None:
-        notes.append("There are no published lists of windows, so whole trajectories are kept apart.")
+        notes.append("No published lists of windows, so the split is by whole trajectories.")
     elif windows.shared():
         notes.append(
-            f"The published lists of windows have {len(windows.shared())} trajectories in training and again in "
-            "validation or test, as the publisher intends; task.split=trajectories keeps them apart."
+            f"In the published lists of windows, {len(windows.shared())} training trajectories are also in "
+            "validation or test, as the publisher intends; task.split=trajectories separates them."
         )
     if statistics is None:
         notes.append(
-            f"There is no mean_std.pt, so the normaliser is fitted on the {place.branch} training windows; the "
+            f"mean_std.pt not found, so the normaliser is fitted on the {place.branch} training windows; the "
             "benchmark fits it on numerical ones, as task.normaliser=numerical does."
         )
     return notes

@@ -56,7 +56,7 @@ def shards(folder: Path) -> list[Path]:
     missing = [number for number in range(count) if number not in numbers]
     if missing:
         raise ValueError(
-            f"{folder} lacks the shard data-{missing[0]:05}-of-{count:05}.arrow; download it again, whole."
+            f"{folder} is incomplete: data-{missing[0]:05}-of-{count:05}.arrow is missing; download it again."
         )
     return list(numbers.values()) or list(found)
 
@@ -71,11 +71,11 @@ class ArrowFiles(Trajectories):
             for batch in _batches(path):
                 for row, sim_id in enumerate(batch.column("sim_id").to_pylist()):
                     if sim_id in self._views:
-                        raise ValueError(f"{folder} holds the trajectory {sim_id} twice; download it again, whole.")
+                        raise ValueError(f"{folder} contains trajectory {sim_id} twice; download it again.")
                     self._views[sim_id] = self._row(path, batch, row, sim_id)
                     first = first or (path, batch, row)
         if first is None:
-            raise ValueError(f"{folder} holds no trajectories; download it again, whole.")
+            raise ValueError(f"{folder} contains no trajectories; download it again.")
         self.sim_ids = tuple(self._views)
         views = self._views[self.sim_ids[0]]
         self.fields = tuple(views)
@@ -89,7 +89,7 @@ class ArrowFiles(Trajectories):
         names = batch.schema.names
         shape = tuple(batch.column(f"shape_{axis}")[row].as_py() for axis in "thw")
         if not all(isinstance(one, int) and one > 0 for one in shape):
-            raise ValueError(f"The trajectory {sim_id} in {path} does not tell its shape; download it again.")
+            raise ValueError(f"Trajectory {sim_id} in {path} has no shape; download it again.")
         if "observed" in names:
             views = {"intensity": _view(path, batch, "observed", row, sim_id, shape)}
             if "numerical" in names:
@@ -112,16 +112,17 @@ def _batches(path: Path) -> list[Any]:
     try:
         batches = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path))).read_all().to_batches()
     except (pyarrow.ArrowInvalid, pyarrow.ArrowSerializationError, OSError) as error:
-        raise ValueError(f"{path} is truncated or damaged; download it again.") from error
+        raise ValueError(f"{path} is truncated or corrupt; download it again.") from error
     for batch in batches:
         names = set(batch.schema.names)
         needed = {"sim_id", "shape_t", "shape_h", "shape_w"}
         if "time_id" in names:
-            raise ValueError(f"{path} holds windows that were cut beforehand (data version 1); download version 2.")
+            raise ValueError(f"{path} contains precut windows (data version 1); download version 2.")
         if not needed <= names or not ({"u", "v"} <= names or "observed" in names):
             raise ValueError(
-                f"{path} has the columns {', '.join(sorted(names))}; sim_id, shape_t, shape_h, shape_w and u, v or "
-                "observed are needed."
+                f"{path} has columns {', '.join(sorted(names))}; expected sim_id, shape_t, shape_h, "
+                "shape_w and u, v or "
+                "observed."
             )
     return batches
 
@@ -133,14 +134,14 @@ def _view(
     column = batch.column(name)
     wide = str(column.type) == "large_binary"
     if not wide and str(column.type) != "binary":
-        raise ValueError(f"The column {name} of {path} holds {column.type}; raw bytes are needed.")
+        raise ValueError(f"Column {name} of {path} has type {column.type}; expected raw bytes.")
     _, offsets, data = column.buffers()
     begin, end = np.frombuffer(offsets, np.int64 if wide else np.int32)[column.offset + row :][:2]
     values = np.frombuffer(b"" if data is None else data, np.uint8)[begin:end]
     if len(values) != np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64)):
         lengths = " × ".join(map(str, shape))
         raise ValueError(
-            f"{name} of {sim_id} in {path} has {len(values)} bytes, too many or too few for {lengths} numbers; "
+            f"{name} of {sim_id} in {path} has {len(values)} bytes, which does not match {lengths} numbers; "
             "download it again."
         )
     return values.view(dtype).reshape(shape)
@@ -162,7 +163,7 @@ class Hdf5Files(Trajectories):
         self._folder = folder
         self.sim_ids = tuple(sorted(path.name for path in folder.glob("*.h5")))
         if not self.sim_ids:
-            raise ValueError(f"{folder} holds no trajectories (sim_id.h5); download it again, whole.")
+            raise ValueError(f"{folder} contains no trajectories (sim_id.h5); download it again.")
         self._opened: dict[str, dict[str, tuple[Array, int | None]]] = {}
         held = self._open(self.sim_ids[0])
         self.fields, self.shape = tuple(held), _shape(held)
@@ -180,8 +181,8 @@ class Hdf5Files(Trajectories):
             fields = _fluid(arrays) or self._flame(arrays, sim_id)
             if not fields or any(len(array.shape) < 3 for array, _ in fields.values()):
                 raise ValueError(
-                    f"{self._folder / sim_id} holds {', '.join(arrays) or 'nothing'}; measured_data/u and "
-                    "measured_data/v, or trajectory, are needed, with the axes (frames, height, width)."
+                    f"{self._folder / sim_id} contains {', '.join(arrays) or 'nothing'}; expected measured_data/u and "
+                    "measured_data/v, or trajectory, with axes (frames, height, width)."
                 )
             self._opened[sim_id] = fields
         return self._opened[sim_id]
@@ -241,6 +242,6 @@ def _shape(fields: Mapping[str, tuple[Array, int | None]]) -> tuple[int, int, in
 def _same(sim_id: str, fields: tuple[str, ...], shape: tuple[int, ...], others: Trajectories) -> None:
     if (fields, shape) != (others.fields, others.shape):
         raise ValueError(
-            f"The trajectory {sim_id} has {', '.join(fields)} of {shape} and {others.sim_ids[0]} "
-            f"{', '.join(others.fields)} of {others.shape}; leave one of them out."
+            f"Trajectory {sim_id} has {', '.join(fields)} of shape {shape}, but {others.sim_ids[0]} has "
+            f"{', '.join(others.fields)} of shape {others.shape}; remove one of them."
         )

@@ -31,7 +31,9 @@ __all__ = [
 
 Ranges = Sequence[tuple[int, int]]
 """From `start` to before `stop` along each axis."""
-WHOLE_TRAJECTORIES = "Read in place, trajectories are read whole and the last ones kept, as an .npz has no other way."
+WHOLE_TRAJECTORIES = (
+    "In-place reading: trajectories are read whole and the last ones cached, as an .npz cannot be read partially."
+)
 _SHOWN = 8
 _MOST_TOGETHER = 4
 """Trajectories that share a chunk at the most, if each is to be read from the file by itself."""
@@ -111,7 +113,7 @@ def in_parts_or_held(array: Array) -> Array:
     held in memory. A chunk that holds some of many trajectories would be unpacked again for each of them."""
     if array.chunk_shape is None or min(array.chunk_shape[0], array.shape[0]) <= _MOST_TOGETHER:
         return array
-    return held(array, "it stores values of many trajectories together")
+    return held(array, "its chunks span many trajectories")
 
 
 def held(array: Array, why: str) -> Array:
@@ -122,7 +124,7 @@ def held(array: Array, why: str) -> Array:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if array.nbytes > memory / 2:
             raise ValueError(
-                f"{array.where} has {array.nbytes / 1e9:.3g} GB that can only be held in memory, as {why}, and this "
+                f"{array.where} has {array.nbytes / 1e9:.3g} GB that must be held in memory, as {why}, but this "
                 f"machine has {memory / 1e9:.3g} GB; convert it with import-data."
             )
         return array.whole()
@@ -143,8 +145,8 @@ def how_held(arrays: Iterable[Array]) -> tuple[str, ...]:
         return ()
     size, reasons = sum(array.nbytes for array in kept), dict.fromkeys(array.whole_only for array in kept)
     return (
-        f"Read in place, {size / 1e6:.3g} MB of it are held in memory, as {' and '.join(map(str, reasons))}; a store "
-        "(import-data) is read in parts.",
+        f"In-place reading holds {size / 1e6:.3g} MB in memory, as {' and '.join(map(str, reasons))}; a store "
+        "(import-data) is read piecewise.",
     )
 
 
@@ -154,18 +156,18 @@ def check_numbers(where: str, values: np.ndarray | Array, axes: Sequence[str]) -
         raise ValueError(f"{where} {values.fault}.")
     if values.dtype.kind not in "fiu":
         content = {"U": "text", "S": "text"}.get(values.dtype.kind, f"{values.dtype} values")
-        raise ValueError(f"{where} holds {content}; real numbers are needed.")
+        raise ValueError(f"{where} contains {content}; expected real numbers.")
     if 0 in values.shape:
-        raise ValueError(f"{where} is empty: its shape is {values.shape}; save it again, with its values.")
+        raise ValueError(f"{where} is empty (shape {values.shape}); save it again with its values.")
     if len(values.shape) != len(axes):
-        raise ValueError(f"{where} has the shape {values.shape}; the axes ({', '.join(axes)}) are needed.")
+        raise ValueError(f"{where} has shape {values.shape}; expected axes ({', '.join(axes)}).")
     if isinstance(values, Array) and values.fault is not None:
         raise ValueError(f"{where} {values.fault}.")
 
 
 def pickled(where: str) -> ValueError:
     """The answer to what only running a stranger's code could read."""
-    return ValueError(f"{where} holds pickled Python objects, which are never loaded; save plain numbers.")
+    return ValueError(f"{where} contains pickled Python objects, which are never loaded; save plain numbers.")
 
 
 def periodic(points: int, length: float) -> np.ndarray:

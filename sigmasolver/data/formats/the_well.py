@@ -53,7 +53,7 @@ def read_well(path: Path, names: Sequence[str] | None = None, steady: bool | Non
     """One file, or all of a data set with its split and statistics."""
     files = _files(path)
     if not files:
-        raise ValueError(f"{path} holds no files of The Well (data/train/*.hdf5, ...).")
+        raise ValueError(f"{path} contains no files of The Well (data/train/*.hdf5, ...).")
     found = joined(files, lambda file: as_trajectories(_labelled(file), names, steady))
     stats = path / "stats.yaml"
     if path.is_dir() and stats.is_file():
@@ -63,7 +63,7 @@ def read_well(path: Path, names: Sequence[str] | None = None, steady: bool | Non
         statistics = _statistics(stats, values, axes)
         # The loader of The Well leaves parameters as they are; a network would hardly see a viscosity of 1e-5.
         statistics["fitted"] = list(found.parameters.get("constant", ()))
-        said = "Its stats.yaml has the statistics of its fields: task.normaliser=the-well takes these."
+        said = "stats.yaml contains field statistics; use them with task.normaliser=the-well."
         parameters = {**found.parameters, "attributes": kept, "statistics": statistics}
         found = replace(found, parameters=parameters, notes=(*found.notes, said))
     return found
@@ -79,7 +79,7 @@ def _statistics(path: Path, stats: Mapping[str, Mapping[str, Any]], axes: Sequen
         order = means.ndim
         if means.shape != stds.shape or means.shape != (len(axes),) * order:
             raise ValueError(
-                f"{path} has a mean of shape {means.shape} and a std of shape {stds.shape} for {name!r} on {len(axes)} "
+                f"{path} has mean of shape {means.shape} and std of shape {stds.shape} for {name!r} on {len(axes)} "
                 "axes; download it again."
             )
         labels = ["_" + "".join(pair) for pair in product(axes, repeat=order)] if order else [""]
@@ -92,7 +92,7 @@ def _labelled(file: Path) -> Labelled:
     entries, said = open_variables(file), attributes_of(file)
     axes = _words(said.get("dimensions", {}).get("spatial_dims"))
     if not axes or len(axes) > 3:
-        raise ValueError(f"{file} does not name its axes in dimensions (spatial_dims); it is no file of The Well.")
+        raise ValueError(f"{file} has no axis names in dimensions (spatial_dims), so it is not a file of The Well.")
     variables, notes = _coordinates(file, entries, said, axes)
     ends = _boundaries(said, axes, notes)
     for letter, kind in ends.items():
@@ -112,7 +112,7 @@ def _labelled(file: Path) -> Labelled:
         elif group == "scalars":
             left.append(name)
     if left:
-        notes.append(f"Left out, as they change in time but not in space: {listed(left)}.")
+        notes.append(f"Skipped, as they vary in time but not in space: {listed(left)}.")
     about = {key: value for key, value in said[""].items() if not isinstance(value, list) or len(value) <= 16}
     return Labelled(file, variables, about, tuple(notes))
 
@@ -125,7 +125,7 @@ def _field(
     dims += [letter for letter, varying in zip(SPACE, varies, strict=False) if varying] + [CHANNEL] * order
     if len(dims) != len(entry.shape):
         raise ValueError(
-            f"{name!r} in {file} has the shape {entry.shape}, but its attributes say the axes ({', '.join(dims)})."
+            f"{name!r} in {file} has shape {entry.shape}, but its attributes give axes ({', '.join(dims)})."
         )
     return replace(entry, dims=tuple(dims), labels=labels, repeat=True)
 
@@ -142,7 +142,7 @@ def _coordinates(
         if values.ndim > 1:  # one list per trajectory or time
             lists = values.reshape(-1, values.shape[-1])
             if not np.allclose(lists, lists[0], rtol=1e-6, atol=0):
-                notes.append(f"{name} differs between trajectories; that of the first is taken for all.")
+                notes.append(f"{name} differs between trajectories; the values of the first are used for all.")
             values = lists[0]
         attributes = {} if letter == TIME else {"name": name}
         variables[letter] = coordinate(letter, values, attributes)
@@ -196,7 +196,7 @@ def read_stats(path: Path) -> dict[str, dict[str, Any]]:
             else:
                 raise ValueError
     except (ValueError, IndexError, AttributeError, UnicodeDecodeError):
-        raise ValueError(f"{path} is no list of statistics as The Well has it; download it again.") from None
+        raise ValueError(f"{path} is not a statistics file of The Well; download it again.") from None
     return stats
 
 

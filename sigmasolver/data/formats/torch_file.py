@@ -22,16 +22,16 @@ def open_tensors(path: Path) -> dict[str, Array]:
     try:
         held: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
     except PermissionError:
-        raise ValueError(f"This user may not read {path}; ask its owner.") from None
+        raise ValueError(f"Permission denied: {path}.") from None
     except Exception as error:  # the library answers damage, and objects of other classes, with all kinds of exceptions
         if "weights_only" in str(error) or "Unsupported" in str(error):
             raise ValueError(
-                f"{path} holds more than tensors, which is never loaded; save a dict of tensors."
+                f"{path} contains objects other than tensors, which are never loaded; save a dict of tensors."
             ) from None
-        raise ValueError(f"{path} is truncated or damaged; copy or download it again.") from None
+        raise ValueError(f"{path} is truncated or corrupt; copy or download it again.") from None
     tensors = held if isinstance(held, dict) else {UNNAMED: held}
     if not tensors or not all(isinstance(name, str) and isinstance(one, torch.Tensor) for name, one in tensors.items()):
-        raise ValueError(f"{path} is not a tensor or a dict of tensors by name; save it as one.")
+        raise ValueError(f"{path} is not a tensor or a dict of named tensors; save it as one.")
     return {name: _array(path, name, one) for name, one in tensors.items()}
 
 

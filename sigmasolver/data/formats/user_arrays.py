@@ -35,7 +35,7 @@ def open_arrays(path: Path) -> dict[str, Array]:
         return open_tensors(path)
     if path.suffix.lower() in SUFFIXES:
         return open_hdf5(path)
-    raise ValueError(f"{path} is none of the files that hold arrays ({', '.join(SUFFIXES)}).")
+    raise ValueError(f"{path} is not an array file ({', '.join(SUFFIXES)}).")
 
 
 def read_file(path: Path, reading: Reading) -> Foreign:
@@ -69,13 +69,13 @@ def describe(
         if source not in choice.arrays and is_list(arrays.get(source)):
             return read_list(path, arrays, source, size, kind)
         if said.get(name) is None and (name != "times" or not choice.steady):
-            notes.append(f"It has no {name}: taken as {meaning}.")
+            notes.append(f"No {name}: assumed {meaning}.")
         return np.asarray(default)
 
     if choice.fields is None:
-        notes.append("It has no names: taken as field_0, field_1, ….")
+        notes.append("No names: assumed field_0, field_1, ….")
     units = plain_words(
-        f"The units in {path}", beside("units", choice.known, "words", ["1"] * choice.known, "pure numbers")
+        f"The units in {path}", beside("units", choice.known, "words", ["1"] * choice.known, "dimensionless")
     )
     boundary = beside("boundary", len(grid), "words", ["open"] * len(grid), "open on every axis")
     layout = Layout(

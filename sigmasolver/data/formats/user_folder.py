@@ -33,10 +33,10 @@ def read_folder(path: Path, reading: Reading) -> Foreign:
     """One trajectory per file. The first file says what the fields are; all others must be like it."""
     files = trajectory_files(path)
     if not files:
-        raise ValueError(f"{path} holds no file with arrays ({', '.join(SUFFIXES)}).")
+        raise ValueError(f"{path} contains no array files ({', '.join(SUFFIXES)}).")
     kinds = sorted({file.suffix.lower().replace("hdf5", "h5") for file in files})
     if len(kinds) > 1:
-        raise ValueError(f"{path} holds {' and '.join(kinds)} files; keep only those that are its trajectories.")
+        raise ValueError(f"{path} contains {' and '.join(kinds)} files; keep only the trajectories.")
     first = reading.arranged(files[0], open_arrays(files[0]), 0)
     choice = choose(files[0], first, reading, 0)
     layout, notes = describe(files[0], first, choice, reading)
@@ -47,9 +47,11 @@ def read_folder(path: Path, reading: Reading) -> Foreign:
         arrays = reading.arranged(file, open_arrays(file), 0)
         for name in choice.arrays:
             if name not in arrays:
-                raise ValueError(f"{file} has no array {name!r}, which {files[0].name} has; all must agree.")
+                raise ValueError(f"{file} has no array {name!r}, but {files[0].name} does; all must agree.")
             if arrays[name].shape != shape:
-                raise ValueError(f"{file} has the shape {arrays[name].shape}, the first has {shape}; all must agree.")
+                raise ValueError(
+                    f"{file} has shape {arrays[name].shape}, but the first file has {shape}; all must agree."
+                )
             check_field(arrays[name], [""] * len(shape))
         return arrays
 
@@ -59,13 +61,13 @@ def read_folder(path: Path, reading: Reading) -> Foreign:
         if choice.arrays == ("fields",) and own_names(file, arrays, choice.known) != own_names(
             files[0], first, choice.known
         ):
-            raise ValueError(f"{file} has other names than {files[0].name}; all must agree.")
+            raise ValueError(f"{file} and {files[0].name} differ in names; all must agree.")
 
     def read(start: int, stop: int) -> np.ndarray:
         values = (choice.take(opened(file), 0, shape[0]) for file in files[start:stop])
         return np.stack([np.array(one) for one in values])
 
-    order = f"Each file is taken as one trajectory, in the order from {files[0].name} to {files[-1].name}."
+    order = f"Each file is one trajectory, in order from {files[0].name} to {files[-1].name}."
     return Foreign(
         layout,
         len(files),

@@ -55,7 +55,7 @@ def read_vtk(path: Path, names: Sequence[str] | None = None, steady: bool | None
             series[name] = one
             files.append((part, name))
     if not files:
-        raise ValueError(f"{path} holds no VTK image data (.vti, .vtk or .pvd).")
+        raise ValueError(f"{path} contains no VTK image data (.vti, .vtk or .pvd).")
     return joined(files, lambda name: as_trajectories(_labelled(name, series[name]), names, steady))
 
 
@@ -103,12 +103,12 @@ def _collection(path: Path) -> Series:
             for one in ElementTree.fromstring(data).iterfind("Collection/DataSet")
         ]
     except (ElementTree.ParseError, ValueError):
-        raise ValueError(f"{path} is truncated or damaged; copy or write it again.") from None
+        raise ValueError(f"{path} is truncated or corrupt; copy or write it again.") from None
     if not entries:
-        raise ValueError(f"{path} names no files; write it with its time steps.")
+        raise ValueError(f"{path} lists no files; write it with its time steps.")
     gone = [file.name for _, file in entries if not file.is_file()]
     if gone:
-        raise ValueError(f"{path} names files that are not there: {listed(gone)}; copy them too.")
+        raise ValueError(f"{path} lists files that do not exist: {listed(gone)}; copy them too.")
     times = tuple(time for time, _ in entries)
     return Series(tuple(file for _, file in entries), None if np.isnan(times).any() else times)
 
@@ -118,7 +118,7 @@ def _labelled(name: Path, series: Series) -> Labelled:
     first = open_image(series.files[0])
     times, notes = _times(series, first)
     if first.others:
-        notes.append(f"Left out, as they lie on the cells: {listed(first.others)}.")
+        notes.append(f"Skipped cell data: {listed(first.others)}.")
     said = {key: value for key, value in first.values.items() if key not in _CLOCK}
     variables = {letter: coordinate(letter, axis) for letter, axis in zip("xyz", first.axes, strict=True)}
     if times is not None:
@@ -144,9 +144,11 @@ def _frames(series: Series, key: str, shape: tuple[int, ...], ranges: Ranges) ->
     for file in series.files[start:stop]:
         array = open_image(file).arrays.get(key)
         if array is None:
-            raise ValueError(f"{file} has no array {key!r}, which {series.files[0].name} has; all must agree.")
+            raise ValueError(f"{file} has no array {key!r}, but {series.files[0].name} does; all must agree.")
         if array.shape != shape:
-            raise ValueError(f"{file} has {key!r} of shape {array.shape}, the first {shape}; all must agree.")
+            raise ValueError(
+                f"{file} has {key!r} of shape {array.shape}, but the first file has {shape}; all must agree."
+            )
         frames.append(array.read()[inner])
     return np.stack(frames)
 
@@ -159,11 +161,11 @@ def _times(series: Series, first: Image) -> tuple[np.ndarray | None, list[str]]:
         values: list[Any] = [open_image(file).values.get(clock) for file in series.files]
         if None in values:
             file = series.files[values.index(None)]
-            raise ValueError(f"{file} has no {clock}, which {series.files[0].name} has; all must agree.")
+            raise ValueError(f"{file} has no {clock}, but {series.files[0].name} does; all must agree.")
         return np.array(values, dtype=np.float64), []
     numbers = [re.search(r"(\d+)$", file.stem) for file in series.files]
     if len(series.files) == 1 or not all(numbers):
         return None, []
     return np.array([float(one[1]) for one in numbers if one]), [
-        "The files have no TimeValue: the numbers in their names are taken as times."
+        "No TimeValue: the numbers in the file names are used as times."
     ]

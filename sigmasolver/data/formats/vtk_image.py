@@ -91,7 +91,7 @@ def open_image(path: Path) -> Image:
                 return _legacy(path, file.read())
             return _xml(path, file)
     except PermissionError:
-        raise ValueError(f"This user may not read {path}; ask its owner.") from None
+        raise ValueError(f"Permission denied: {path}.") from None
     except (
         _DamagedError,
         ElementTree.ParseError,
@@ -107,7 +107,7 @@ def open_image(path: Path) -> Image:
 
 
 def _damaged(path: Path) -> ValueError:
-    return ValueError(f"{path} is truncated or damaged; copy or write it again.")
+    return ValueError(f"{path} is truncated or corrupt; copy or write it again.")
 
 
 def _image(
@@ -125,7 +125,7 @@ def _image(
     sizes = points if place == "point" else tuple(max(1, n - 1) for n in points)
     axes = [o + (np.arange(n) + shift) * s for n, o, s in zip(sizes, origin, spacing, strict=True)]
     if not found[place]:
-        raise ValueError(f"{path} has no arrays on its points or cells; write it with its fields.")
+        raise ValueError(f"{path} has no point or cell arrays; write it with its fields.")
     others = tuple(found["cell"]) if place == "point" else ()
     return Image(path, found[place], (axes[0], axes[1], axes[2]), others, values)
 
@@ -136,19 +136,19 @@ def _image(
 def _xml(path: Path, file: IO[bytes]) -> Image:
     head, encoding, base = _split_appended(path, file)
     if b"<!" in head.replace(b"<!--", b""):
-        raise ValueError(f"{path} has a document type, which VTK files do not have; write it again.")
+        raise ValueError(f"{path} has a document type declaration, which is not allowed in VTK files; write it again.")
     root = ElementTree.fromstring(head)
     if root.tag != "VTKFile" or root.get("type") != "ImageData":
         raise ValueError(
-            f"{path} holds {root.get('type', 'no VTK data')}; only ImageData is read, resample it to that."
+            f"{path} contains {root.get('type', 'no VTK data')}; only ImageData is supported, resample it."
         )
     grid = root.find("ImageData")
     assert grid is not None
     pieces = grid.findall("Piece")
     if len(pieces) != 1:
-        raise ValueError(f"{path} holds {len(pieces)} pieces; write it as one piece.")
+        raise ValueError(f"{path} has {len(pieces)} pieces; write it as one piece.")
     if [float(one) for one in grid.get("Direction", "1 0 0 0 1 0 0 0 1").split()] != [1, 0, 0, 0, 1, 0, 0, 0, 1]:
-        raise ValueError(f"{path} has turned axes (Direction); resample it to axes x, y, z.")
+        raise ValueError(f"{path} has rotated axes (Direction); resample it to axes x, y, z.")
     extent = [int(one) for one in pieces[0].get("Extent", grid.get("WholeExtent", "")).split()]
     points = tuple(high - low + 1 for low, high in zip(extent[::2], extent[1::2], strict=True))
     spacing = tuple(float(one) for one in grid.get("Spacing", "1 1 1").split())
@@ -180,7 +180,7 @@ def _split_appended(path: Path, file: IO[bytes]) -> tuple[bytes, str, int]:
         head += more
     said = re.match(rb"<AppendedData\s+encoding\s*=\s*[\"'](raw|base64)[\"']\s*>\s*_", head[mark:])
     if said is None:
-        raise ValueError(f"{path} has an appended section in an encoding that is not known; write it raw or base64.")
+        raise ValueError(f"{path} has an appended section in an unknown encoding; write it raw or base64.")
     return head[:mark] + b"</VTKFile>", said[1].decode(), mark + said.end()
 
 
@@ -193,7 +193,7 @@ class _Source:
         self.header = np.dtype(self.order + _TYPES[root.get("header_type", "UInt32")])
         self.compressor = root.get("compressor")
         if self.compressor is not None and self.compressor not in _UNPACK:
-            raise ValueError(f"{path} is packed with {self.compressor}; write it with zlib, lzma or unpacked.")
+            raise ValueError(f"{path} is compressed with {self.compressor}; write it with zlib, lzma or uncompressed.")
 
     def array(self, element: ElementTree.Element, points: tuple[int, ...], place: str) -> ImageArray:
         sizes = points if place == "point" else tuple(max(1, n - 1) for n in points)
@@ -201,7 +201,7 @@ class _Source:
         shape = (*sizes[::-1], components) if components > 1 else sizes[::-1]
         kind = element.get("type", "")
         if kind not in _TYPES:
-            raise ValueError(f"{_name(element)!r} in {self.path} holds {kind or 'nothing'}; real numbers are needed.")
+            raise ValueError(f"{_name(element)!r} in {self.path} has type {kind or 'none'}; expected real numbers.")
         dtype = np.dtype(self.order + _TYPES[kind])
         unit = next((one.text for one in element.iterfind("InformationKey") if one.get("name") == "UNITS_LABEL"), None)
 
@@ -356,7 +356,7 @@ def _legacy(path: Path, data: bytes) -> Image:
     if form not in ("ASCII", "BINARY") or dataset[:1] != ["DATASET"]:
         raise _DamagedError
     if dataset[1:] != ["STRUCTURED_POINTS"]:
-        raise ValueError(f"{path} holds {' '.join(dataset[1:])}; only STRUCTURED_POINTS is read, resample it to that.")
+        raise ValueError(f"{path} contains {' '.join(dataset[1:])}; only STRUCTURED_POINTS is supported, resample it.")
     facts: dict[str, list[str]] = {}
     found: dict[str, dict[str, ImageArray]] = {"point": {}, "cell": {}}
     values: dict[str, Any] = {}
@@ -385,7 +385,9 @@ def _legacy(path: Path, data: bytes) -> Image:
                 while file.place < len(data) and data[file.place : file.place + 1] != b"\n":
                     file.place = data.index(b"\n", file.place) + 1
             case name, _:
-                raise ValueError(f"{path} has a section {listed([name])}; only SCALARS, VECTORS and FIELD are read.")
+                raise ValueError(
+                    f"{path} has a section {listed([name])}; only SCALARS, VECTORS and FIELD are supported."
+                )
     points = tuple(int(one) for one in facts["DIMENSIONS"])
     origin, spacing = (
         tuple(float(one) for one in facts.get(name, default))

@@ -43,7 +43,7 @@ def _variable(name: str, values: Any, coordinate: bool) -> Variable:
         return Variable(dims, seconds.shape, seconds.dtype, partial(_cut, seconds), attributes, coordinate)
     axis = coordinate and dims == (name,) and role_of(name, attributes) in (TIME, *SPACE)
     if axis and values.dtype.kind not in "fiu":
-        raise ValueError(f"The coordinate {name} holds {values.dtype} values; numbers or dates are needed.")
+        raise ValueError(f"The coordinate {name} has dtype {values.dtype}; expected numbers or dates.")
     return Variable(dims, values.shape, values.dtype, partial(_cut, values), attributes, coordinate)
 
 
@@ -98,7 +98,7 @@ def forecast_as_dataset(values: np.ndarray, fields: Sequence[str], layout: Layou
     try:
         import xarray
     except ImportError:
-        raise ValueError("This needs xarray; install it: pip install 'sigmasolver[data]'.") from None
+        raise ValueError("xarray is not installed; install it with pip install 'sigmasolver[data]'.") from None
     grid, frames = values.shape[2:-1], values.shape[1]
     letters = SPACE[: len(grid)] if layout is None else layout.axis_names
     coordinates: dict[str, Any] = {}
@@ -107,7 +107,7 @@ def forecast_as_dataset(values: np.ndarray, fields: Sequence[str], layout: Layou
     if layout is not None:
         if tuple(map(len, layout.coordinates)) != grid:
             sizes = tuple(map(len, layout.coordinates))
-            raise ValueError(f"The layout has axes of {sizes} points and the values of {grid}; leave it out.")
+            raise ValueError(f"The layout has {sizes} points, but the values have {grid}; omit the layout.")
         units = dict(zip(layout.fields, layout.units, strict=True))
         for letter, axis, boundary in zip(letters, layout.coordinates, layout.boundary, strict=True):
             coordinates[letter] = ((letter,), axis, {"boundary": boundary})

@@ -245,7 +245,8 @@ class LiftByField(nn.Module):
         fields, half = config.in_fields, config.width // 2
         if half % fields:
             raise ValueError(
-                f"width {config.width} cannot be lifted field by field: its half is not divisible by {fields} fields; "
+                f"width {config.width} cannot be split over the fields: half of it is not divisible "
+                f"by {fields} fields; "
                 f"use a width such as {2 * fields * max(1, round(half / fields))}."
             )
         self.frames = config.in_frames
@@ -360,7 +361,7 @@ class FactFormer(GridModel):
         latent = None if form.latent is None else int(form.latent * width)
         if width % GROUPS or (latent is not None and latent % math.lcm(GROUPS, form.norm_groups)):
             raise ValueError(
-                f"width {width} does not suit FactFormer, whose head has {GROUPS} and {form.norm_groups} groups of "
+                f"width {width} is invalid for FactFormer, whose head has {GROUPS} and {form.norm_groups} groups of "
                 f"channels; use a multiple of {2 * GROUPS}."
             )
         self.lift: nn.Module = LiftByField(config) if form.by_field else Linear(config.in_channels, width)

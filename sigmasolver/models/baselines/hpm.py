@@ -49,7 +49,8 @@ def lowest_frequencies(grid: tuple[int, ...], count: int) -> list[tuple[int, ...
     """The `count` multi-indices p of smallest |p|^2 on this grid, ties in the order of p."""
     if math.prod(grid) < count:
         raise ValueError(
-            f"Grid {grid} has {math.prod(grid)} points and HPM {count} frequencies; use a grid with at least as many "
+            f"Grid {grid} has {math.prod(grid)} points, but HPM has {count} frequencies; use a grid "
+            "with at least as many "
             "points, or another model."
         )
     # Whatever is below p on all axes comes before p, so p is among the first `count` only if it has fewer below it.

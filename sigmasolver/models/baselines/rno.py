@@ -175,10 +175,10 @@ class RadonBlock(nn.Module):
 def rno(config: SolverConfig, radon_blocks: int = 4, angles: int = ANGLES) -> Solver:
     """RNO: a Transolver of `depth` blocks, then `radon_blocks` of its own; `modes` is not used."""
     if config.axes == 1:
-        raise ValueError(f"Grid {config.grid} has one axis and RNO works on planes; choose another model.")
+        raise ValueError(f"Grid {config.grid} has one axis, but RNO needs at least two; choose another model.")
     if radon_blocks < 1 or angles < RadonBlock.KERNEL:
         raise ValueError(
-            f"RNO was asked for {radon_blocks} Radon blocks of {angles} angles; give at least 1 block and "
+            f"RNO got {radon_blocks} Radon blocks of {angles} angles; expected at least 1 block and "
             f"{RadonBlock.KERNEL} angles."
         )
     model = attention_solver(PhysicsAttention, config)

@@ -217,8 +217,8 @@ def test_dropout_acts_in_training_only(small_model):
 
 
 def test_fewer_points_than_frequencies_are_refused():
-    with pytest.raises(ValueError, match=r"^Grid \(10, 12\) has 120 points and HPM 128 frequencies; use a grid"):
+    with pytest.raises(ValueError, match=r"^Grid \(10, 12\) has 120 points, but HPM has 128 frequencies; use a grid"):
         BASELINES["hpm"](replace(DARCY, grid=(10, 12)))
     model = hpm(SolverConfig((4, 4), 1, 1, width=8, heads=2, depth=1), frequencies=16)
-    with pytest.raises(ValueError, match=r"^Grid \(3, 5\) has 15 points and HPM 16 frequencies; .*\.$"):
+    with pytest.raises(ValueError, match=r"^Grid \(3, 5\) has 15 points, but HPM has 16 frequencies; .*\.$"):
         model(torch.zeros(1, 3, 5, 1))

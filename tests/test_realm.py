@@ -84,7 +84,7 @@ def test_iterations_and_updates_are_runnable_by_name():
     assert (released.train.loss, released.train.objective, released.train.keep) == ("absolute", "direct", "best")
     assert released.task == replace(TASKS["evolve-jet"], normaliser="box-cox-released")
     assert released.train.updates // released.train.checks == 2 * 50  # validated every 50 passes
-    with pytest.raises(ValueError, match="shared_start needs epochs of one window per trajectory"):
+    with pytest.raises(ValueError, match="shared_start needs one_start"):
         TrainRecipe(shared_start=True)
 
 

@@ -417,7 +417,7 @@ def test_a_mask_is_recorded_and_its_solid_left_out(tmp_path, call):
         (["--vector", "u"], "at least two"),
         (["--test", "6"], "leave one for training"),
         (["--test", "-1"], "leave one for training"),
-        (["--test-data", "nothing.npy"], "nothing.npy not found"),
+        (["--test-data", "nothing.npy"], "no file or folder"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path, call, words, says):

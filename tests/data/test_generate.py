@@ -229,5 +229,5 @@ def test_endless_stream_has_no_end_and_no_length() -> None:
         len(stream)
     with pytest.raises(IndexError):
         stream[-1]
-    with pytest.raises(ValueError, match="one or more"):
+    with pytest.raises(ValueError, match="at least 1"):
         Stream(WAVES, SEED, count=0)

@@ -295,7 +295,7 @@ def test_mistakes_are_one_sentence(data):
         Execution(engine="fast")
     with pytest.raises(ValueError, match="--shard needs several processes"):
         Execution(shard=True)
-    with pytest.raises(ValueError, match="cannot be shared evenly by 3 processes"):
+    with pytest.raises(ValueError, match="is not divisible by 3 processes"):
         losses(data, execution=Execution(World(0, 3)))
     with pytest.raises(ValueError, match="accumulate needs the objective teacher_forced, not direct; set"):
         changed(RECIPE, ["train.accumulate=true"])

@@ -223,7 +223,7 @@ def test_too_little_memory_is_one_sentence(tmp_path):
     done = run_process(
         "simulate", "demo", "--out", tmp_path / "x.h5", "--set", "grid=9999999", "--set", "stored=1", "--count", 1
     )
-    assert done.returncode == 2 and "not enough memory" in done.stderr, done.stderr
+    assert done.returncode == 2 and "Out of memory" in done.stderr, done.stderr
 
 
 def test_help_names_every_task(run):

@@ -247,7 +247,7 @@ def test_training_on_all_and_testing_elsewhere(tmp_path, call):
     code, _, said = call(*words, "--out", tmp_path / "three", "--test-data", tmp_path / "a.npy")
     assert code == 2 and "is trained on too" in said
     code, _, said = call(*words, "--out", tmp_path / "four", "--test-data", tmp_path / "b.npy", "--test", 2)
-    assert code == 2 and "leave --test out" in said and not (tmp_path / "four").exists()
+    assert code == 2 and "omit --test" in said and not (tmp_path / "four").exists()
     assert call("train", "--resume", tmp_path / "two", "--device", "cpu")[0] == 0
     assert "test" in json.loads((tmp_path / "two" / "data.json").read_text())
 
@@ -385,7 +385,7 @@ def test_a_mask_is_recorded_and_its_solid_left_out(tmp_path, call):
         assert call("evaluate", tmp_path / name, "--device", "cpu")[0] == 0
     assert values(tmp_path / "npz") == values(tmp_path / "store")
     code, out, said = call("diagnose", tmp_path / "npz", "--only", "decomposition", "--device", "cpu")
-    assert code == 0 and "These data have a solid, which counts in no error" in out, said
+    assert code == 0 and "The data contain a solid." in out, said
     words = ["forecast", tmp_path / "npz", "--input", tmp_path / "a.h5", "--steps", 2, "--out", tmp_path / "p.npy"]
     code, out, said = call(*words, "--device", "cpu")
     assert code == 0 and "where solid is 1 the forecast is as in the last given frame" in out, said
@@ -415,7 +415,7 @@ def test_a_mask_is_recorded_and_its_solid_left_out(tmp_path, call):
         (["--vector", "u"], "at least two"),
         (["--test", "6"], "leave at least one to train"),
         (["--test", "-1"], "leave at least one to train"),
-        (["--test-data", "nothing.npy"], "no file or folder"),
+        (["--test-data", "nothing.npy"], "File or folder not found"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path, call, words, says):
@@ -453,7 +453,7 @@ def test_the_recipe_is_printed_without_a_run_folder(tmp_path, call, monkeypatch)
 def test_own_options_are_not_for_a_task(tmp_path, call):
     for words in (["--vector", "u,v"], ["--mask", "solid"], ["--test", "0"]):
         code, _, said = call("train", "ns2d", "--data", tmp_path, "--out", tmp_path / "run", *words, "--device", "cpu")
-        assert code == 2 and "only for your own data" in said
+        assert code == 2 and "only to your own data" in said
 
 
 def test_a_steady_plane_in_one_file_is_not_read_as_lines(tmp_path, call):

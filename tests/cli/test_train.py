@@ -178,7 +178,7 @@ def test_models_lists_all_with_their_sizes(call):
     assert row == ["transolver-sigma", "1,245,289", "4.98", "128"]
     rows = {words[0]: words[1] for line in out.splitlines() if len(words := line.split()) == 4}
     assert (rows["unet"], rows["eddyformer"], rows["ffno"]) == ("17,323,137", "2,232,611", "9,494,657")
-    assert "learned parameters of: sigmasolver train darcy --model NAME" in out
+    assert "trainable parameters for: sigmasolver train darcy --model NAME" in out
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,11 @@ def test_models_lists_all_with_their_sizes(call):
         (("train", "ns3d", "--data", "DATA", "--out", "NEW"), "did you mean ns2d"),
         (("train", "ns2d", "--out", "NEW"), "Missing --data"),
         (("train", "--data", "DATA"), "Missing --data or --out"),
-        (("train", "ns2d", "--data", "DATA", "--out", "NEW", "--fields", "u"), "--fields is only for your own data"),
-        (("train", "--data", "nothing.npy", "--out", "NEW"), "There is no file or folder nothing.npy"),
+        (
+            ("train", "ns2d", "--data", "DATA", "--out", "NEW", "--fields", "u"),
+            "--fields applies only to your own data",
+        ),
+        (("train", "--data", "nothing.npy", "--out", "NEW"), "File or folder not found: nothing.npy"),
         (("train", "--data", "DATA", "--out", "NEW", "--history", "9"), "leaves nothing of 8 frames"),
         (("train", "--data", "DATA", "--out", "NEW", "--history", "0"), "must be at least 1"),
         (("train", "--data", "DATA", "--out", "NEW", "--targets", "w"), 'no field "w"'),
@@ -202,7 +205,7 @@ def test_models_lists_all_with_their_sizes(call):
         (("train", "ns2d", "--data", "DATA", "--out", "NEW"), "trajectories to train"),
         (("train", "--resume", "."), "is not a run"),
         (("evaluate", "NEW"), "is not a run"),
-        (("evaluate", "RUN", "--grid", "wide"), "write whole numbers such as 64"),
+        (("evaluate", "RUN", "--grid", "wide"), "integers such as 64"),
         (("evaluate", "RUN", "--horizon", "9"), "shorten history or horizon"),
         (("evaluate", "RUN", "--part", "exam"), "choose from train, validation, test"),
         (("evaluate", "RUN", "--split", "exam"), "choose from train, validation, test"),

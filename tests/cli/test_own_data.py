@@ -232,7 +232,7 @@ def test_training_on_all_and_testing_elsewhere(tmp_path, call):
     assert code == 0 and "the first 6 trajectories train, none tests" in out, said
     assert out.endswith(f"next: sigmasolver evaluate {tmp_path / 'all'} --data FILE\n")
     code, _, said = call("evaluate", tmp_path / "all", "--device", "cpu")
-    assert code == 2 and "name other data with --data" in said
+    assert code == 2 and "pass other data with --data" in said
     code, out, said = call(*words, "--out", tmp_path / "two", "--test-data", tmp_path / "b.npy")
     assert code == 0 and f"none tests; 1 of the training trajectories validates; tested on {tmp_path}" in out, said
     assert call("evaluate", tmp_path / "two", "--device", "cpu")[0] == 0
@@ -288,7 +288,7 @@ def test_evaluate_and_forecast_read_files_as_the_training_did(tmp_path, call):
     assert call("evaluate", tmp_path / "run", "--device", "cpu")[0] == 0 and values(tmp_path / "run") == own
     shutil.copy(training / "run1.npy", test / "run9.npy")
     code, _, said = call("evaluate", tmp_path / "run", "--data", test, "--device", "cpu")
-    assert code == 2 and "Trajectory 4 of" in said and "was trained on" in said
+    assert code == 2 and "Trajectory 4 of" in said and "is in the training data of" in said
 
 
 def test_arrays_may_move_and_change_their_name(tmp_path, call):
@@ -298,7 +298,7 @@ def test_arrays_may_move_and_change_their_name(tmp_path, call):
     assert code == 0, said
     (tmp_path / "a.npy").rename(tmp_path / "b.npy")
     code, _, said = call("evaluate", tmp_path / "run", "--device", "cpu")
-    assert code == 2 and "give its new path with --data" in said
+    assert code == 2 and "pass its new path with --data" in said
     assert call("evaluate", tmp_path / "run", "--data", tmp_path / "b.npy", "--device", "cpu")[0] == 0
     assert {row["windows"] for row in read_rows(tmp_path / "run" / "records.jsonl")} == {3}, "the test part alone"
     code, _, said = call("train", "--resume", tmp_path / "run", "--data", tmp_path / "b.npy", "--device", "cpu")
@@ -388,7 +388,7 @@ def test_a_mask_is_recorded_and_its_solid_left_out(tmp_path, call):
     assert code == 0 and "The data contain a solid." in out, said
     words = ["forecast", tmp_path / "npz", "--input", tmp_path / "a.h5", "--steps", 2, "--out", tmp_path / "p.npy"]
     code, out, said = call(*words, "--device", "cpu")
-    assert code == 0 and "where solid is 1 the forecast is as in the last given frame" in out, said
+    assert code == 0 and "where solid is 1, the forecast is copied from the last input frame" in out, said
     frames = np.load(tmp_path / "p.npy")
     inside = np.broadcast_to(solid == 1, frames.shape[:-1])
     assert not frames[inside].any() and frames[~inside].all()

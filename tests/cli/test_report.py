@@ -240,7 +240,7 @@ def test_mistakes_are_one_sentence(tmp_path):
         (("figure", "rolout", run), 'There is no figure "rolout"; did you mean rollout'),
         (("table", "mian", run), 'There is no table "mian"; did you mean main'),
         (("figure", "scaling", run, "--field", "u"), "The figure scaling does not show a field; omit --field."),
-        (("table", "comparison", tmp_path / "none"), "is not a run: it has no recipe.json"),
+        (("table", "comparison", tmp_path / "none"), "is not a run: recipe.json not found"),
         (("table", "comparison", run, "--where", "horizon"), '"horizon" is not a condition'),
     ]:
         assert said in str(call(*words).exception), words

@@ -100,7 +100,7 @@ def test_forecast_writes_the_rollout(learned, call, tmp_path):
     np.save(tmp_path / "start.npy", history)
     words = ["--input", tmp_path / "start.npy", "--steps", 5, "--out", tmp_path / "p.npy", "--device", "cpu"]
     code, out, _ = call("forecast", folder / "run", *words)
-    assert code == 0 and "holds 3 frames; the last 2 were used" in out and "1 × 5 × 8 × 8 × 1" in out
+    assert code == 0 and "has 3 frames; the last 2 were used" in out and "1 × 5 × 8 × 8 × 1" in out
     expected = load(folder / "run").rollout(torch.from_numpy(history[None, 1:, ..., None]), 5).frames
     np.testing.assert_array_equal(np.load(tmp_path / "p.npy"), expected.numpy())
     code, _, said = call("forecast", folder / "run", *words)
@@ -213,7 +213,7 @@ def test_models_lists_all_with_their_sizes(call):
         (("evaluate", "RUN", "--precision", "tf32"), "choose float32 or bf16 on a CPU"),
         (("evaluate", "RUN", "--data", "DATA.h5"), "There is no file"),
         (("forecast", "RUN", "--input", "nothing.npy", "--steps", "3", "--out", "p.npy"), "no file"),
-        (("forecast", "RUN", "--input", "DATA", "--steps", "3", "--out", "p.csv"), "end its name in"),
+        (("forecast", "RUN", "--input", "DATA", "--steps", "3", "--out", "p.csv"), "the file name must end in"),
         (("suite", "main"), "with --data"),
         (("suite", "everything", "--list"), "There is no suite"),
         (("suite", "main", "--only", "x*"), "list them with --list"),

@@ -253,7 +253,9 @@ def test_a_file_that_differs_from_the_run_is_not_kept(data, tmp_path, monkeypatc
         return lambda *inputs: [one * (1 + 3e-5) for one in compute(*inputs)]
 
     monkeypatch.setitem(FORMATS, "torch-export", replace(form, read=read))
-    with pytest.raises(ValueError, match=r"differs from .* by 3e-05 in relative L2, more than 1e-05, and was discarded"):
+    with pytest.raises(
+        ValueError, match=r"differs from .* by 3e-05 in relative L2, more than 1e-05, and was discarded"
+    ):
         export_run(run, "torch-export", out / "step.pt2")
     assert not list(out.iterdir())
 
@@ -287,6 +289,8 @@ def test_mistakes_are_one_sentence(call, run, tmp_path, words, says):
 def test_a_missing_package_is_named_with_the_extra(run, tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "load", None)  # nothing is loaded before
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ValueError, match=r"ONNX export requires the package onnxscript; install .*sigmasolver\[export\]"):
+    with pytest.raises(
+        ValueError, match=r"ONNX export requires the package onnxscript; install .*sigmasolver\[export\]"
+    ):
         export_run(run, "onnx", tmp_path / "step.onnx")
     assert not list(tmp_path.iterdir())

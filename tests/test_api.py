@@ -194,7 +194,7 @@ def test_a_registered_model_is_built_trained_loaded_and_listed(darcy, tmp_path, 
     assert "scaled" in {row["model"] for row in api.evaluate_run(run)}
     del variants.MODELS["scaled"]
     for use in (lambda: sigmasolver.load(run.path), lambda: api.rollout(run, x[:, None], 1)):
-        with pytest.raises(ValueError, match=r'trained with the model "scaled", which is not known here; register it'):
+        with pytest.raises(ValueError, match=r'trained with the model "scaled", which is not registered; register it'):
             use()
 
 

@@ -111,7 +111,7 @@ def _sentence(error: Exception) -> str | None:
     if isinstance(error, ValueError):
         return str(error)
     if isinstance(error, PermissionError) and error.filename is not None:
-        return f"Permission denied: this user may not use {error.filename}; ask its owner."
+        return f"Permission denied: {error.filename}; check its permissions."
     if isinstance(error, MemoryError) or "allocate" in str(error) or "out of memory" in str(error):
-        return "There is not enough memory for this; ask for a coarser grid, fewer frames or fewer trajectories."
+        return "Out of memory; use a coarser grid, fewer frames or fewer trajectories."
     return None

@@ -36,7 +36,7 @@ app = typer.Typer(
 )
 
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a parameter; repeatable.")
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting; repeatable.")
 ]
 
 
@@ -55,7 +55,7 @@ Plugins = Annotated[
         "--plugin",
         metavar="FILE.py",
         callback=_load_plugins,
-        help="Run a Python file that registers your own model, loss, optimiser or task; repeatable.",
+        help="Python file that registers a custom model, loss, optimiser or task; repeatable.",
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto (a GPU if available), cpu, cuda or cuda:1.")]
@@ -90,7 +90,7 @@ def common(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Options of every command."""
+    """Options common to all commands."""
 
 
 def device_of(text: str) -> torch.device:
@@ -103,4 +103,4 @@ def numbers(text: str, option: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(f'{option} is "{text}"; write whole numbers such as 64 or 64,128.') from None
+        raise ValueError(f'{option} must be one or more integers such as 64 or 64,128, got "{text}".') from None

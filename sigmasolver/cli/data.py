@@ -28,14 +28,16 @@ __all__ = ["import_data", "inspect", "simulate", "windows"]
 @app.command()
 def simulate(
     task: Annotated[str, typer.Argument(help="darcy, ns2d, kf2d, it3d, smoke3d or demo.")],
-    out: Annotated[Path, typer.Option(help="The file to write or continue.")],
+    out: Annotated[Path, typer.Option(help="Store to write or resume.")],
     count: Annotated[int, typer.Option(help="Number of trajectories.")] = 16,
-    seed: Annotated[int, typer.Option(help="Trajectory i depends on the seed and i, not on the count.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Random seed; trajectory i depends only on the seed and i, not on the count.")
+    ] = 0,
     settings: Settings = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
     dtype: Dtype = "float32",
 ) -> None:
-    """Simulate a task's data. Stop at any time; the same command resumes."""
+    """Simulate the data of a task. Stop at any time; the same command resumes."""
     from sigmasolver.settings import override
     from sigmasolver.simulate import simulator_of
     from sigmasolver.simulate.generate import generate
@@ -62,13 +64,15 @@ def simulate(
 
 @app.command()
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A store, or a file or folder of any format that can be read.")],
+    file: Annotated[Path, typer.Argument(help="A store, or a file or folder in any supported format.")],
     plot: Annotated[Path | None, typer.Option(help="Also plot one trajectory to this file (.png, .pdf).")] = None,
-    index: Annotated[int, typer.Option(help="The trajectory to plot.")] = 0,
-    first: Annotated[int | None, typer.Option(help="Read only the first trajectories; default: all.")] = None,
+    index: Annotated[int, typer.Option(help="Index of the trajectory to plot.")] = 0,
+    first: Annotated[
+        int | None, typer.Option(help="Number of trajectories to read, from the first; default: all.")
+    ] = None,
     steady: Steady = None,
 ) -> None:
-    """Print what data hold (axes, fields, ranges, times, boundaries), their problems, and how to train on them."""
+    """Show the axes, fields, ranges, times and boundaries of data, any problems, and the command to train on them."""
     from sigmasolver.data.inspect import draw, summarise
 
     if plot is not None:  # first, so that a mistake shows before a long file is read
@@ -78,7 +82,7 @@ def inspect(
     screen = console()
     print_summary(screen, summary)
     if plot is not None:
-        screen.print(f"picture of trajectory {index}: {plot}", soft_wrap=True)
+        screen.print(f"plot of trajectory {index}: {plot}", soft_wrap=True)
     if summary.damaged:
         raise typer.Exit(1)
 
@@ -88,12 +92,12 @@ def import_data(
     sources: Annotated[
         list[Path],
         typer.Argument(
-            help="A file or folder of any format that `inspect` recognises, or both public .mat files of Darcy flow."
+            help="A file or folder in any format that `inspect` recognises, or both public Darcy flow .mat files."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The store to write or continue.")],
+    out: Annotated[Path, typer.Option(help="Store to write or resume.")],
     kind: Annotated[str | None, typer.Option(help="Format of the source, if it cannot be inferred.")] = None,
-    fields: Annotated[str | None, typer.Option(help="Your data: the fields to take, such as u,v.")] = None,
+    fields: Annotated[str | None, typer.Option(help="Your data: fields to import, such as u,v.")] = None,
     steady: Steady = None,
     axes: Axes = None,
     boundary: Boundary = None,
@@ -130,14 +134,14 @@ def windows(
 
     split = part or split
     if split not in ("train", "validation", "test"):
-        raise ValueError(f'There is no split "{split}"; choose from train, validation, test.')
+        raise ValueError(f'Unknown split "{split}"; choose from train, validation, test.')
     if cohort is not None and split != "test":
-        raise ValueError("A cohort is taken from the test split; add --split test.")
+        raise ValueError("Cohorts are defined on the test split; add --split test.")
     recipe = changed(recipe_of(task), settings or [])
     with open_data(data) as store:
         listed = recipe.windows_of(store, split)
         if listed is None:
-            raise ValueError(f"The {split} split of {data} is empty; choose another.")
+            raise ValueError(f"The {split} split of {data} is empty; choose another split.")
         if cohort is not None:
             listed = in_cohort(listed, recipe.task.name, cohort)
         sys.stdout.write("trajectory\thistory\tfuture\tlast\n")

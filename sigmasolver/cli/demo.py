@@ -17,7 +17,7 @@ __all__ = ["demo"]
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for data, runs and the page.")] = Path("demo"),
 ) -> None:
-    """Forecast a turbulent flow with a pretrained model, train three small models, and show both on a page."""
+    """Forecast a turbulent flow with a pretrained model, train three small models, and show both on an HTML page."""
     from sigmasolver.cli.demo_flow import run
 
     run(console(), out)

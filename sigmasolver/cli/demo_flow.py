@@ -63,7 +63,7 @@ def run(screen: Console, out: Path, size: Size | None = None) -> None:
     """Do it all below `out`; existing results are reused."""
     size = Size() if size is None else size
     data = out / "flow.h5"
-    screen.print("1  a pretrained model forecasts a case that it has never seen\n")
+    screen.print("1  a pretrained model forecasts an unseen case\n")
     with progress(f"forecasting {size.pretrained}", None) as move:
         shown = demonstrate(size.pretrained, torch.device("cpu"), tick=move)
     print_demonstration(screen, shown)
@@ -71,14 +71,14 @@ def run(screen: Console, out: Path, size: Size | None = None) -> None:
     with progress("simulating", size.flows) as move:
         batch = DEMO.batch_size("cpu")
         generate(DEMO, size.flows, 0, data, "cpu", "float32", lambda d, n, part: move(d + part * min(batch, n - d)))
-    screen.print(f"3  {len(MODELS)} models of one size, {size.updates} steps each, on {size.flows - size.test} flows")
+    screen.print(f"3  {len(MODELS)} models of equal size, {size.updates} steps each, on {size.flows - size.test} flows")
     recipes = {recipe.model.name: recipe for recipe in _recipes(size)}
     for name, recipe in recipes.items():
         screen.print(f"   {name}, width {recipe.model.width}")
         with training(World()) as watch:
             train_run(recipe, data, Run(out / name), watch=watch)
     task = next(iter(recipes.values())).task
-    screen.print(f"4  free rollouts of {task.horizon} frames on {size.test} flows that no model has seen\n")
+    screen.print(f"4  free rollouts of {task.horizon} frames on {size.test} unseen flows\n")
     rows: list[dict[str, Any]] = []
     for name in recipes:
         with progress(f"evaluating {name}", None) as move:
@@ -96,10 +96,10 @@ def _opening(shown: Demonstration) -> Opening:
     length = shown.dimensions.time(leads[-1])
     return Opening(
         title=TITLES.get(card["task"], f"{card['task']}, forecast by a pretrained model"),
-        summary=f"The model has never seen this case on {points} points. It forecasts {len(leads)} frame"
-        f"{'s' * (len(leads) > 1)}{f', up to {length}' if length else ''}, with a relative L2 error of {error:.3g} %; "
-        f"{card['test']['yardstick']}, which has learned nothing, has {plain:.3g} %. {card['parameters']:,} "
-        f"parameters, trained for {card['training']['updates']:,} updates.",
+        summary=f"This case was not in the training data of the model. On {points} points it forecasts {len(leads)} "
+        f"frame{'s' * (len(leads) > 1)}{f', up to {length}' if length else ''}, with a relative L2 error of "
+        f"{error:.3g} %; {card['test']['yardstick']}, an untrained baseline, has {plain:.3g} %. "
+        f"{card['parameters']:,} parameters, trained for {card['training']['updates']:,} updates.",
         animation=shown.animation(),
         table=shown.table(),
     )
@@ -133,11 +133,11 @@ def _study(out: Path, data: Path, recipes: dict[str, Recipe], rows: list[dict[st
         ("date", first["date"]),
     )
     summary = (
-        f"Three models of nearly one size learned to continue a two-dimensional turbulent flow by one frame from the "
-        f"{recipe.task.history} before it, on a grid of {' × '.join(map(str, recipe.task.grid))}. Here they run freely "
-        f"for {recipe.task.horizon} frames, fed with their own forecasts, from {first['windows']} starts in "
-        f"{recipe.task.test} flows that none of them has seen. Their training is short: the numbers show the way "
-        "from simulation to forecast, not what the models can do."
+        "Three models of nearly equal size were trained to predict the next frame of a two-dimensional turbulent "
+        f"flow from the previous {recipe.task.history}, on a grid of {' × '.join(map(str, recipe.task.grid))}. Here "
+        f"they run freely for {recipe.task.horizon} frames on their own forecasts, from {first['windows']} windows "
+        f"of {recipe.task.test} unseen flows. The training is short: the numbers demonstrate the workflow from "
+        "simulation to forecast, not what the models can achieve."
     )
     return Study(
         title="A small flow, forecast by three models trained here",

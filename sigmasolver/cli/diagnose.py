@@ -54,19 +54,20 @@ class Summary:
 
 SUMMARIES: dict[str, Summary] = {
     "decomposition": Summary(
-        "energy of the error at the last lead",
+        "error energy at the last lead",
         (
             Cell("of the truth", "total_relative", True),
             Cell("injection", "injection_share", True),
             Cell("propagation", "propagation_share", True),
             Cell("cross", "cross_share", True),
         ),
-        "{propagation_share} of the error energy grew out of earlier errors, {injection_share} is the last call's own",
-        "injection is the error of the last call alone, propagation what earlier errors became; a negative cross term "
-        "says that they cancel",
+        "{propagation_share} of the error energy is propagated from earlier calls, {injection_share} is injected by "
+        "the last call",
+        "injection is the error of the last call given the true history, propagation the effect of earlier errors; "
+        "if the cross term is negative, they partly cancel",
     ),
     "trust": Summary(
-        "how long the forecast follows the truth, and how near it stays to what was learned, at the last lead",
+        "correlation with the truth and distance to the training states, at the last lead",
         (
             Cell("correlation", "correlation_lead"),
             Cell("below 0.8 at t", "correlation_time"),
@@ -78,26 +79,26 @@ SUMMARIES: dict[str, Summary] = {
         ),
         "correlation {correlation_lead} at the end; forecast states lie {distance_lead} typical distances from the "
         "training states, true ones {distance_true_lead}",
-        "a distance is 1 where a state is as near to the training states as these are to each other",
+        "a distance of 1 means as close to the training states as they are to each other",
     ),
     "corrections": Summary(
-        "what slice attention changes, mean over layers",
+        "effect of slice attention, mean over layers",
         (Cell("gamma", "gamma"), Cell("correction", "correction_ratio", True)),
         "slice attention changes the slice states by {correction_ratio} of their norm",
-        "the correction is the norm of what is added to the slice states, over their own",
+        "the correction is the norm of the update divided by the norm of the slice states",
     ),
     "routing": Summary(
-        "how points share slices, mean over layers",
+        "assignment of points to slices, mean over layers",
         (
             Cell("effective slices", "effective_slices"),
             Cell("key concentration", "key_concentration"),
             Cell("temperature", "temperature"),
         ),
         "points are spread over {effective_slices} slices",
-        "effective slices count those that carry points; a low temperature gives each point to few",
+        "effective slices are those that receive points; a low temperature assigns each point to few slices",
     ),
     "geometry": Summary(
-        "how far slices are apart before and after attention, mean over layers",
+        "spread of the slices before and after attention, mean over layers",
         (
             Cell("diameter before", "diameter_before"),
             Cell("after", "diameter_after"),
@@ -105,21 +106,21 @@ SUMMARIES: dict[str, Summary] = {
             Cell("after", "variation_after"),
             Cell("Dobrushin", "dobrushin"),
         ),
-        "attention takes the diameter of the slices from {diameter_before} to {diameter_after}",
-        "after much below before says that slices become alike",
+        "attention changes the diameter of the slices from {diameter_before} to {diameter_after}",
+        "a much smaller value after attention means that the slices become alike",
     ),
     "interventions": Summary(
-        f"what each half does for the forecast, at the last lead; errors: relative L2, {TOGETHER}",
+        f"contribution of the physical and the spectral half, at the last lead; errors: relative L2, {TOGETHER}",
         (
             Cell("error without physical", "zero_physical", True),
             Cell("without spectral", "zero_spectral", True),
             Cell("alignment", "alignment", True),
         ),
-        "without its physical half the error is {zero_physical}, without its spectral half {zero_spectral}",
-        "alignment is the share of windows that the physical operators bring nearer to the truth",
+        "without the physical half the error is {zero_physical}, without the spectral half {zero_spectral}",
+        "alignment is the share of windows for which the physical operators reduce the error",
     ),
     "components": Summary(
-        "errors of the history at large (low) and small (high) scales after the last call, beside their bounds",
+        "history errors at large (low) and small (high) scales after the last call, and their bounds",
         (
             Cell("low error", "error_low"),
             Cell("low bound", "bound_measured_low"),
@@ -131,21 +132,21 @@ SUMMARIES: dict[str, Summary] = {
             Cell("", "within_measured", True),
             Cell("", "within_lower_estimate", True),
         ),
-        "the truth is within the measured bound at {within_measured} of windows and calls, within the bound from lower "
-        "estimates at {within_lower_estimate}; spectral radius {spectral_radius_measured} measured, "
+        "the error is within the measured bound for {within_measured} of windows and calls, within the bound from "
+        "lower estimates for {within_lower_estimate}; spectral radius {spectral_radius_measured} measured, "
         "{spectral_radius_lower_estimate} from lower estimates",
-        "bounds shown are made of the measured amplification of the errors that are there, so they hold for these "
-        "windows alone; a gain is a norm found by iteration, hence a lower estimate, and a bound made of such gains is "
-        "no guarantee; below a radius of 1 the bound stays finite for any number of calls",
+        "the bounds use the measured amplification of the actual errors and hold only for these windows; gains are "
+        "lower estimates from an iteration, so a bound built from them is no guarantee; with a spectral radius "
+        "below 1 the bound stays finite for any number of calls",
     ),
     "maps": Summary(
-        "fields kept for pictures",
+        "fields saved for figures",
         (Cell("relative L2 at the last lead", "relative_l2", True),),
-        "the pictures end with an error of {relative_l2}",
-        f"{OVER_FIELDS} and the kept cases",
+        "relative L2 error at the last lead: {relative_l2}",
+        f"{OVER_FIELDS} and the saved cases",
     ),
     "efficiency": Summary(
-        "what the model costs, float32",
+        "cost of the model, float32",
         (
             Cell("parameters", "parameters"),
             Cell("MB", "parameter_megabytes"),
@@ -154,25 +155,27 @@ SUMMARIES: dict[str, Summary] = {
             Cell("peak MB", "peak_megabytes"),
             Cell("ms per call", "inference_milliseconds"),
         ),
-        "an epoch takes {seconds_per_epoch} s and {peak_megabytes} MB, a call {inference_milliseconds} ms",
-        "peak memory is that of one update without its data; a call is one block for one window",
+        "an epoch takes {seconds_per_epoch} s with a peak of {peak_megabytes} MB, a call {inference_milliseconds} ms",
+        "peak memory is for one update, without its data; a call is one block for one window",
     ),
 }
 
 
 @app.command()
 def diagnose(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; seeds of one model are also compared.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders; runs of one model with different seeds are also compared.")
+    ],
     only: Annotated[
-        str | None, typer.Option(help=f"Some of {', '.join(SUMMARIES)}; default: all that apply to the model.")
+        str | None, typer.Option(help=f"One or more of {', '.join(SUMMARIES)}; default: all that apply to the model.")
     ] = None,
     horizon: Annotated[int | None, typer.Option(help="Frames to forecast, also beyond the training horizon.")] = None,
-    windows: Annotated[int | None, typer.Option(help="Number of windows, evenly spread; default: all.")] = None,
+    windows: Annotated[int | None, typer.Option(help="Number of evenly spaced windows; default: all.")] = None,
     split: Split = "test",
     part: OldSplit = None,
     batch: Annotated[int, typer.Option(help="Batch size, in windows.")] = 8,
     cohort: Cohort = None,
-    data: Annotated[Path | None, typer.Option(help="New location of the runs' data.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The runs' data, if it has moved.")] = None,
     plugin: Plugins = None,
     device: Device = "auto",
 ) -> None:
@@ -198,8 +201,8 @@ def diagnose(
             raise ValueError(str(said[0]))
     if any(recipe_in(run).task.mask is not None for run in folders):
         console().print(
-            "These data have a solid, which counts in no error, correlation or distance below; corrections, routing, "
-            "geometry and efficiency are of the network, which has its points too.\n",
+            "The data contain a solid. Errors, correlations and distances below exclude it; corrections, routing, "
+            "geometry and efficiency describe the network and include its points.\n",
             soft_wrap=True,
         )
     for name in next(iter(found.values())):
@@ -242,7 +245,7 @@ def _say(screen: Console, summary: Summary, name: str, found: Mapping[str, Findi
         screen.print(f"  ({summary.reading})", soft_wrap=True)
     for run, reason in reasons.items():
         if reason is not None:
-            screen.print(f"{name} of {run} is left out: {reason}", soft_wrap=True)
+            screen.print(f"{name} skipped for {run}: {reason}", soft_wrap=True)
     screen.print()
 
 
@@ -250,7 +253,7 @@ def _undefined(name: str, findings: Findings) -> str | None:
     """Why a diagnostic means nothing for a model: it was skipped, or gave none of the numbers that it is about."""
     if findings.skipped is not None or any(_shown(cell, findings.rows) for cell in SUMMARIES[name].cells):
         return findings.skipped
-    return f"{findings.rows[0]['model']} has none of the parts that {name} looks at, so this is not defined for it."
+    return f"{findings.rows[0]['model']} has none of the components that {name} measures."
 
 
 def _shown(cell: Cell, rows: Sequence[dict[str, Any]]) -> str | None:

@@ -18,7 +18,9 @@ __all__ = ["Anyway", "evaluate", "say_other_code", "say_unfinished"]
 
 Anyway = Annotated[
     bool,
-    typer.Option("--anyway", help="Proceed even if units, box, boundaries or time step differ from the training data."),
+    typer.Option(
+        "--anyway", help="Continue even if units, domain size, boundaries or time step differ from the training data."
+    ),
 ]
 
 
@@ -26,12 +28,14 @@ Anyway = Annotated[
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     data: Annotated[
-        Path | None, typer.Option(help="Other data, as for `train --data`; all of it is used as test data.")
+        Path | None, typer.Option(help="Other data, as for `train --data`; all of it is used for testing.")
     ] = None,
     horizon: Annotated[int | None, typer.Option(help="Frames to forecast, also beyond the training horizon.")] = None,
-    grid: Annotated[str | None, typer.Option(help="Points per axis, such as 141 or 64,128.")] = None,
-    windows: Annotated[int | None, typer.Option(help="Number of windows, evenly spread; default: all.")] = None,
-    protocol: Annotated[str, typer.Option(help="free or teacher-forced.")] = "free",
+    grid: Annotated[
+        str | None, typer.Option(help="Grid points per axis, such as 141 or 64,128; default: the training grid.")
+    ] = None,
+    windows: Annotated[int | None, typer.Option(help="Number of evenly spaced windows; default: all.")] = None,
+    protocol: Annotated[str, typer.Option(help="Rollout protocol: free or teacher-forced.")] = "free",
     split: Split = "test",
     part: OldSplit = None,
     batch: Annotated[int, typer.Option(help="Batch size, in windows.")] = 8,
@@ -67,7 +71,7 @@ def say_unfinished(run: Run) -> None:
 
     if run.weights.exists() and run.resume.exists() and not run.finished:
         at, steps = read_facts(run.weights)["step"], read_facts(run.resume)["steps"]
-        said = f"{run.path} is not finished: using its weights of step {at} of {steps}"
+        said = f"{run.path} is not finished: using its weights at step {at} of {steps}"
         console(stderr=True).print(said, soft_wrap=True)
 
 

@@ -24,20 +24,24 @@ __all__ = ["forecast", "print_demonstration"]
 
 @app.command()
 def forecast(
-    run: Annotated[str, typer.Argument(help="The folder of a trained run, or the name of a pretrained model.")],
+    run: Annotated[str, typer.Argument(help="A run folder, or the name of a pretrained model.")],
     start: Annotated[
         Path | None,
         typer.Option(
             "--input",
-            help="Initial frames, in any form of `train --data`; default: those shipped with a pretrained model.",
+            help="Initial frames, in any format of `train --data`; default: the windows shipped with a pretrained "
+            "model.",
         ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Frames to forecast; default: the task's horizon.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Number of frames to forecast; default: the horizon of the task.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Output: .h5 (a store), .nc, .zarr, .npy or .npz; required with --input.")
+        Path | None, typer.Option(help="Output file: .h5 (a store), .nc, .zarr, .npy or .npz; required with --input.")
     ] = None,
     animation: Annotated[
-        Path | None, typer.Option(help="Also write the first window of a pretrained model as an animated PNG.")
+        Path | None,
+        typer.Option(help="Also write the forecast of a pretrained model's first window as an animated PNG."),
     ] = None,
     precision: Precision = "float32",
     anyway: Anyway = False,
@@ -53,15 +57,15 @@ def forecast(
     path = resolve(run)
     if start is None:
         if not is_pretrained(path):
-            raise ValueError(f"Missing --input: {path} ships no frames to forecast from.")
+            raise ValueError(f"Missing --input: {path} ships no initial frames.")
         if steps is not None:
             raise ValueError("--steps requires --input; the windows of a pretrained model have a fixed length.")
         _forecast_shipped(path.name, out, animation, precision, device_of(device))
         return
     if animation is not None:
-        raise ValueError("--animation shows the windows of a pretrained model; leave out --input.")
+        raise ValueError("--animation shows the windows of a pretrained model; omit --input.")
     if out is None:
-        raise ValueError("Missing --out: name the file to write the forecast to.")
+        raise ValueError("Missing --out: pass the file to write the forecast to.")
     say_unfinished(Run(path))
     say_other_code(Run(path))
     steps = recipe_in(Run(path)).task.horizon if steps is None else steps
@@ -114,8 +118,8 @@ def print_demonstration(screen: Console, shown: Demonstration) -> None:
     for again, first in zip(windows["scores"], test["scores"], strict=True):
         paper = "" if first["paper"] is None else f", paper {first['paper'].replace('±', ' ± ')} %"
         screen.print(
-            f"{first['field']}, {ERRORS[first['metric']]}: the card says {100 * again['value']:.3g} % here and "
-            f"{100 * first['value']:.3g} % on {test['windows']} test windows{paper}",
+            f"{first['field']}, {ERRORS[first['metric']]}: the model card reports {100 * again['value']:.3g} % here "
+            f"and {100 * first['value']:.3g} % on {test['windows']} test windows{paper}",
             soft_wrap=True,
         )
     screen.print(made.caption, soft_wrap=True)

@@ -16,16 +16,18 @@ __all__ = ["ledger"]
 @app.command()
 def ledger(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Finished runs to add; default: only write the page.")
+        list[Path] | None, typer.Argument(help="Finished runs to add; if omitted, only the page is written.")
     ] = None,
-    file: Annotated[Path, typer.Option(help="The rows, one per number.")] = Path("results/ledger.jsonl"),
-    page: Annotated[Path, typer.Option(help="The page generated from them.")] = Path("docs/results.md"),
+    file: Annotated[Path, typer.Option(help="JSON Lines file of the ledger, one row per number.")] = Path(
+        "results/ledger.jsonl"
+    ),
+    page: Annotated[Path, typer.Option(help="Markdown page to generate.")] = Path("docs/results.md"),
     windows: Annotated[
         int | None,
-        typer.Option(min=1, help="The runs were evaluated on so many windows; default: the whole test split."),
+        typer.Option(min=1, help="Number of windows the runs were evaluated on; default: the whole test split."),
     ] = None,
 ) -> None:
-    """Add finished runs to the ledger and generate the page of results beside the paper's numbers."""
+    """Add finished runs to the ledger and generate the page that compares them with the paper."""
     from sigmasolver.experiments.ledger import collect, write
     from sigmasolver.recipes import factor_settings, suite_of
     from sigmasolver.report.ledger import results_page

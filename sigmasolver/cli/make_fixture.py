@@ -22,10 +22,10 @@ def make_fixture(
     name: Annotated[
         str | None, typer.Argument(help="A task (ns2d, fsi, ignit-hit, ...) or a format (netcdf, zarr, vtk, ...).")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder to write to.")] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same numbers.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
 ) -> None:
-    """Write tiny stand-in data of a task or format, to try everything without a download; without a name, list them."""
+    """Write a tiny synthetic data set for a task or format, to try it without a download; omit NAME to list them."""
     from sigmasolver.data.formats import open_data
     from sigmasolver.runs.files import making_folder
     from sigmasolver.simulate.fixtures import FIXTURES, fixture_of
@@ -38,17 +38,17 @@ def make_fixture(
             screen.print(f"{key}: {row.description}", soft_wrap=True)
         return
     if out is None:
-        raise ValueError("Missing --out: name the folder to write to.")
+        raise ValueError("Missing --out: pass the folder to write to.")
     row = fixture_of(name)
     if out.is_dir() and row.home is not None:
         data = _beside_others(row, out / row.home, seed)
     else:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ValueError(f"{out} is not an empty folder; choose another, so that nothing of yours is overwritten.")
+            raise ValueError(f"{out} is not an empty folder; choose another.")
         out.parent.mkdir(parents=True, exist_ok=True)
         with making_folder(out) as folder:
             data = out / row.write(folder, seed).relative_to(folder)
-    screen.print(f"{data}: {row.description}; made up, not the published data", soft_wrap=True)
+    screen.print(f"{data}: {row.description}; synthetic, not the published data", soft_wrap=True)
     words = ["sigmasolver", "train", "--data", str(data), "--out", f"runs/{name}"]
     if name in TASKS:
         with open_data(data) as reader:
@@ -62,7 +62,7 @@ def _beside_others(row: Fixture, home: Path, seed: int) -> Path:
     from sigmasolver.runs.files import making_folder
 
     if home.exists():
-        raise ValueError(f"{home} already exists; choose another folder, so that nothing of yours is overwritten.")
+        raise ValueError(f"{home} already exists; choose another folder.")
     with making_folder(home) as folder:
         made = row.write(folder, seed)
         for file in (one for one in folder.iterdir() if one.is_file()):

@@ -22,24 +22,25 @@ __all__ = ["measure"]
 
 @app.command()
 def measure(
-    out: Annotated[Path, typer.Option(help="The folder that holds a run folder for each recipe.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="Folder for the runs, one for each recipe.")] = Path("runs"),
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Only recipes whose name matches, such as 'ns2d-*'; repeatable."),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="A folder with a store for each task: ns2d.h5, ...; default: random trajectories."),
+        typer.Option(help="Folder with one store per task (ns2d.h5, ...); default: random trajectories."),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Independent processes for each recipe.")] = 3,
+    rounds: Annotated[int, typer.Option(help="Number of independent processes per recipe.")] = 3,
     seconds: Annotated[
-        float | None, typer.Option(help="Seconds each process measures, at most one epoch; default: one epoch.")
+        float | None,
+        typer.Option(help="Measuring time of each process in seconds, at most one epoch; default: one epoch."),
     ] = None,
     settings: Settings = None,
     plugin: Plugins = None,
     device: Device = "auto",
 ) -> None:
-    """Measure time and memory of the paper's efficiency workloads, in independent processes with random weights."""
+    """Measure time and memory of the paper's efficiency workloads in independent processes, with random weights."""
     from fnmatch import fnmatch
 
     from sigmasolver.diagnose.workload import Protocol
@@ -80,8 +81,6 @@ def _say(found: Mapping[str, Findings]) -> None:
         )
     console().print(table)
     facts = next(iter(found.values())).rows[0]
-    console().print(
-        "  timed: updates of an epoch that each process ran; peak memory is that of one update", soft_wrap=True
-    )
+    console().print("  timed: updates of an epoch that each process ran; peak memory is for one update", soft_wrap=True)
     how = f"{facts['rounds']} processes each, {facts['operations']} operations, {facts['precision']}, eager"
     console().print(f"  {facts['machine']}, torch {facts['torch']}; {how}", soft_wrap=True)

@@ -13,7 +13,7 @@ __all__ = ["models"]
 
 @app.command()
 def models(plugin: Plugins = None) -> None:
-    """List the family and the baselines with their size at the Darcy task, and the pretrained models."""
+    """List the models and baselines with their size on the Darcy task, and the pretrained models."""
     from sigmasolver.models import count_parameters, list_models, matched_width
     from sigmasolver.recipes import recipe_of
 
@@ -32,7 +32,7 @@ def models(plugin: Plugins = None) -> None:
             width = "–"
         table.add_row(name, f"{parameters:,}", f"{4 * parameters / 1e6:.2f}", width)
     console().print(table)
-    console().print("  learned parameters of: sigmasolver train darcy --model NAME\n", soft_wrap=True)
+    console().print("  trainable parameters for: sigmasolver train darcy --model NAME\n", soft_wrap=True)
     _print_pretrained()
 
 
@@ -57,5 +57,5 @@ def _print_pretrained() -> None:
             f"{100 * card['training']['budget_share']:.3g} %",
         )
     console().print(table)
-    said = "  relative L2 on the test split (of a flow: all frames, and the last), share of the paper's epochs"
+    said = "  relative L2 error on the test split (flows: all frames, and the last), share of the paper's epochs"
     console().print(f"{said}\n  try one: sigmasolver forecast NAME", soft_wrap=True)

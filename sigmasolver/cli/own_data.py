@@ -33,21 +33,19 @@ __all__ = [
 BY_SHAPE = "factformer-kf2d"
 """The public data set that nothing but the shape of its array tells."""
 Axes = Annotated[
-    str | None, typer.Option(metavar="NAMES", help="Your data: their axes in order, such as count,time,x,y,field.")
+    str | None, typer.Option(metavar="NAMES", help="Your data: axes in order, such as count,time,x,y,field.")
 ]
 Boundary = Annotated[
     str | None,
-    typer.Option(metavar="KINDS", help="Your data: the boundary of each axis, such as periodic,wall, or one for all."),
+    typer.Option(metavar="KINDS", help="Your data: boundary of each axis, such as periodic,wall, or one for all axes."),
 ]
 TimeStep = Annotated[float | None, typer.Option("--dt", metavar="TIME", help="Your data: time between two frames.")]
-Units = Annotated[
-    str | None, typer.Option(metavar="UNITS", help="Your data: the unit of each field, such as m/s,m/s,Pa.")
-]
+Units = Annotated[str | None, typer.Option(metavar="UNITS", help="Your data: unit of each field, such as m/s,m/s,Pa.")]
 Mask = Annotated[
-    str | None, typer.Option(metavar="FIELD", help="Your data: the field that is 1 in a solid and 0 in the fluid.")
+    str | None, typer.Option(metavar="FIELD", help="Your data: field that is 1 in the solid and 0 in the fluid.")
 ]
 SkipBad = Annotated[
-    bool, typer.Option("--skip-bad", help="Leave out trajectories with NaN or infinite values, and record which.")
+    bool, typer.Option("--skip-bad", help="Skip trajectories with NaN or infinite values, and record which.")
 ]
 
 
@@ -80,12 +78,11 @@ def training_data(data: Path, store: Path, reading: Reading, world: World, own: 
     from sigmasolver.data.store import is_store
 
     if not data.exists():
-        raise ValueError(f"There is no file or folder {data}.")
+        raise ValueError(f"File or folder not found: {data}.")
     if is_store(data):
         if "reading" in reading.recorded:
             raise ValueError(
-                f"{data} is a store, which has its axes, boundary, times and units; import its source again to change "
-                "them."
+                f"{data} is a store with fixed axes, boundary, times and units; import its source again to change them."
             )
         if not reading.skip_bad:
             return open_data(data)
@@ -125,8 +122,7 @@ def _examine(reader: Reader, world: World, stderr: bool) -> None:
 def _not_finite(data: Path, bad: Sequence[str]) -> ValueError:
     more = f" and {len(bad) - 8} more" if len(bad) > 8 else ""
     return ValueError(
-        f"{data} has values that are not finite in {', '.join(bad[:8])}{more}; repair them, or leave them out with "
-        "--skip-bad."
+        f"{data} has non-finite values in {', '.join(bad[:8])}{more}; fix them, or skip them with --skip-bad."
     )
 
 

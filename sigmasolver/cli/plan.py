@@ -23,19 +23,19 @@ __all__ = ["plan"]
 @app.command()
 def plan(
     task: Annotated[str | None, typer.Argument(help="A task with a recipe, such as smoke3d.")] = None,
-    model: Annotated[str | None, typer.Option(help="As for `train`.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model name, as for `train`.")] = None,
     grid: Annotated[
-        str | None, typer.Option(help="Points per axis, such as 141 or 64,128; default: the task's.")
+        str | None, typer.Option(help="Grid points per axis, such as 141 or 64,128; default: the task's grid.")
     ] = None,
     settings: Settings = None,
     config: Config = None,
     plugin: Plugins = None,
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="auto, eager, compiled, graph or compiled-graph.")] = "auto",
-    memory: Annotated[float | None, typer.Option(help="Memory limit in GB; default: the device's.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Also run an update on the full grid and compare.")] = False,
+    memory: Annotated[float | None, typer.Option(help="Memory limit in GB; default: the memory of the device.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Also run one update on the full grid and compare.")] = False,
 ) -> None:
-    """Predict memory and time of a training from updates on smaller grids; exit code 1 if it does not fit."""
+    """Estimate training memory and time from updates on smaller grids; exit code 1 if the training does not fit."""
     from sigmasolver.runtime.parallel import World
     from sigmasolver.train.engine import Execution
     from sigmasolver.train.job import memory_of
@@ -43,7 +43,7 @@ def plan(
 
     recipe = named_recipe(task, config, model, None, settings or [])
     if recipe is None:
-        raise ValueError("Missing the recipe to plan: name a task such as smoke3d, or a file with --config.")
+        raise ValueError("Missing recipe: pass a task such as smoke3d, or a file with --config.")
     recipe = recipe if grid is None else on_grid(recipe, numbers(grid, "--grid"))
     world = World(device=device_of(device))
     execution = Execution(world, engine_of(engine, world))
@@ -57,7 +57,7 @@ def plan(
         _check(prediction, execution, there)
     if prediction.fits(room):
         return
-    console().print("Changes, with the memory and the time of the training, measured in the same way:", soft_wrap=True)
+    console().print("Changes, with memory and training time estimated the same way:", soft_wrap=True)
     with progress("measuring changes", None) as move:
         for words, found in advise(prediction, execution, room, move):
             prediction = found
@@ -66,7 +66,7 @@ def plan(
     if prediction.fits(room):
         console().print("The last one fits.")
     else:
-        console().print("None of these fits; use a coarser grid with --grid, or a device with more memory.")
+        console().print("None of them fits; use a coarser grid with --grid, or a device with more memory.")
     raise typer.Exit(1)
 
 
@@ -92,21 +92,21 @@ def _say(found: Prediction, execution: Execution, room: float) -> None:
     table.add_row("memory needed on the device", _gigabytes(found.memory))
     table.add_row("time of one update", _time(found.update.seconds))
     table.add_row("updates", f"{least}{found.updates:,}")
-    table.add_row("time of the training, without checks", least + _time(found.seconds))
+    table.add_row("training time, without validation", least + _time(found.seconds))
     screen.print(table)
     screen.print(
         f"  measured on {' and '.join(map(shape_text, found.probed))}; memory {_how(execution)}", soft_wrap=True
     )
     verdict = "It fits" if found.fits(room) else "It does NOT fit"
-    left = f"{100 * MARGIN:.0f} % must stay free"
-    screen.print(f"{verdict}: {_gigabytes(found.memory)} of {_gigabytes(room)}, of which {left}.", soft_wrap=True)
+    left = f"{100 * MARGIN:.0f} % are kept free"
+    screen.print(f"{verdict}: {_gigabytes(found.memory)} of {_gigabytes(room)} ({left}).", soft_wrap=True)
 
 
 def _check(prediction: Prediction, execution: Execution, there: float) -> None:
     from sigmasolver.train.dry_run import cost_of
 
     if prediction.update.memory > there:
-        console().print("Not checked: an update on the full grid does not fit this device.")
+        console().print("Not checked: an update on the full grid does not fit on this device.")
         return
     measured: Cost = cost_of(prediction.recipe, execution)
     table = Table("one update", box=SIMPLE_HEAD)

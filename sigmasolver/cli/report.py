@@ -22,7 +22,7 @@ Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 Records = Annotated[list[Path], typer.Argument(help="Run folders, or one file of results (results/ledger.jsonl).")]
 Where = Annotated[
     list[str] | None,
-    typer.Option("--where", metavar="NAME=VALUE", help="Only rows with this fact: horizon=20, ...; repeatable."),
+    typer.Option("--where", metavar="NAME=VALUE", help="Only rows that match, such as horizon=20; repeatable."),
 ]
 
 
@@ -36,9 +36,9 @@ def figure(
         ),
     ],
     runs: Records,
-    out: Annotated[Path, typer.Option(help="The folder for NAME.png and NAME.pdf.")] = Path(),
+    out: Annotated[Path, typer.Option(help="Folder for NAME.png and NAME.pdf.")] = Path(),
     field: Annotated[
-        str | None, typer.Option(help="The field to show; velocity: all its components; default: all, or the main one.")
+        str | None, typer.Option(help="Field to show (velocity: all components); default: all fields, or the main one.")
     ] = None,
     where: Where = None,
 ) -> None:
@@ -48,7 +48,7 @@ def figure(
 
     drawing = lookup(FIGURES, name, "figure")
     if field is not None and not drawing.by_field:
-        raise ValueError(f"The figure {name} shows no field; omit --field.")
+        raise ValueError(f"The figure {name} does not show a field; omit --field.")
     rows, arrays = _records(runs, drawing.needs, where or [], name in SWEEPS)
     for path in save(drawing.with_sample(Material(rows, arrays, field)), out, name):
         console().print(str(path), soft_wrap=True)
@@ -64,12 +64,12 @@ def table(
         ),
     ],
     runs: Records,
-    latex: Annotated[bool, typer.Option("--latex", help="A LaTeX tabular (booktabs).")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="Print a LaTeX tabular (booktabs).")] = False,
     where: Where = None,
 ) -> None:
-    """Print a table of the paper from the records of runs, with the published numbers beside them.
+    """Print a table of the paper from the records of runs, next to the published numbers.
 
-    Drawn with bold and underlined numbers in a terminal, written as Markdown to a file or pipe.
+    In a terminal the best numbers are bold or underlined; to a file or pipe the table is written as Markdown.
     """
     from sigmasolver.report.paper_tables import TABLES
     from sigmasolver.report.tables import to_latex, to_markdown
@@ -88,21 +88,21 @@ def table(
 @app.command()
 def report(
     runs: Runs,
-    out: Annotated[Path, typer.Option(help="The page, one self-contained HTML file.")] = Path("page.html"),
-    title: Annotated[str | None, typer.Option(help="Title; default: the task.")] = None,
+    out: Annotated[Path, typer.Option(help="HTML file to write; it is self-contained.")] = Path("page.html"),
+    title: Annotated[str | None, typer.Option(help="Title of the page; default: the task.")] = None,
     where: Where = None,
     units: Annotated[
         list[str] | None,
         typer.Option(
             "--units",
             metavar="NAME=UNIT",
-            help="Units that the data do not name: time=s, length=m, FIELD=m/s; repeatable.",
+            help="Unit that the data do not define: time=s, length=m, FIELD=m/s; repeatable.",
         ),
     ] = None,
-    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     plugin: Plugins = None,
 ) -> None:
-    """Write one page about runs: summary, errors, playable forecasts, causes of drift, provenance."""
+    """Write an HTML page about runs: summary, errors, animated forecasts, causes of drift, provenance."""
     from sigmasolver.diagnose.run import DIAGNOSTICS
     from sigmasolver.experiments.records import dimensions_of
     from sigmasolver.report.assemble import study_of
@@ -144,6 +144,6 @@ def _read(
     for label, (first, *copies) in runs.items():
         for copy in copies:
             console(stderr=True).print(
-                f"{copy.path} holds the same run as {first.path}; it is shown once, as {label}.", soft_wrap=True
+                f"{copy.path} is a copy of {first.path}; it is shown once, as {label}.", soft_wrap=True
             )
     return join_records(runs, diagnostics, needs, conditions, sweep)

@@ -18,20 +18,20 @@ __all__ = ["settings"]
 @app.command()
 def settings(
     name: Annotated[
-        str | None, typer.Argument(help="A recipe such as kf2d, whose values are then shown; default: all defaults.")
+        str | None, typer.Argument(help="A recipe such as kf2d, to show its values; default: the default values.")
     ] = None,
     simulator: Annotated[
-        bool, typer.Option("--simulator", help="The parameters of a simulator, for `simulate NAME --set`.")
+        bool, typer.Option("--simulator", help="List the parameters of a simulator, for `simulate NAME --set`.")
     ] = False,
     plugin: Plugins = None,
 ) -> None:
-    """List what --set changes: name, type, value and meaning of every setting."""
+    """List the settings for --set: name, type, value and meaning."""
     from sigmasolver.recipes import Recipe, recipe_of
     from sigmasolver.settings import list_settings
     from sigmasolver.simulate import simulator_of
 
     if simulator and name is None:
-        raise ValueError("Name the simulator: sigmasolver settings NAME --simulator.")
+        raise ValueError("Missing simulator name: sigmasolver settings NAME --simulator.")
     if name is None:
         listed = list_settings(Recipe)
     else:

@@ -15,11 +15,11 @@ __all__ = ["save_pretrained"]
 
 @app.command("save-pretrained")
 def save_pretrained(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
 ) -> None:
-    """Write a run as a folder to publish: safetensors, config.json and a model card, as Hugging Face lays them out."""
+    """Write a run as a folder to publish in Hugging Face layout: safetensors, config.json and a model card."""
     from sigmasolver.model_cards.share import save_pretrained as write
 
     write(run, out)
-    console().print(f"{out}: read README.md before you upload it\nload it: sigmasolver.load({str(out)!r})")
+    console().print(f"{out}: check README.md before uploading\nload with: sigmasolver.load({str(out)!r})")

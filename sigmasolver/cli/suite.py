@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Nodes", "Processes", "Slurm", "suite"]
 
-On = Annotated[str | None, typer.Option(help="Where the jobs run: slurm, or local for this machine.")]
+On = Annotated[str | None, typer.Option(help="Run each row as a job: on slurm, or local for this machine.")]
 Slurm = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=VALUE",
-        help="An option of sbatch: partition=gpu, time=600 (minutes), gpus-per-node=1; repeatable.",
+        help="An sbatch option: partition=gpu, time=600 (minutes), gpus-per-node=1; repeatable.",
     ),
 ]
-Processes = Annotated[int, typer.Option(min=1, help="Processes of a job on each machine, through torchrun.")]
+Processes = Annotated[int, typer.Option(min=1, help="Processes per node of a job, started with torchrun.")]
 Nodes = Annotated[int, typer.Option(min=1, help="Nodes per Slurm job.")]
 
 
@@ -43,10 +43,10 @@ def suite(
         ),
     ],
     data: Annotated[
-        Path, typer.Option(help="A folder with one store for each task (ns2d.h5) or public data as downloaded (fsi/).")
+        Path, typer.Option(help="Folder with one store per task (ns2d.h5) or public data as downloaded (fsi/).")
     ] = Path("data"),
     data_seed: Annotated[int | None, typer.Option(help="Simulate missing stores with this seed.")] = None,
-    out: Annotated[Path, typer.Option(help="The folder that holds the runs.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Only runs whose name matches, such as 'ns2d-*-42'; repeatable."),
@@ -54,25 +54,27 @@ def suite(
     minutes: Minutes = None,
     windows: Annotated[
         int | None,
-        typer.Option(min=1, help="Evaluate on so many windows, evenly spread; default: the whole test split."),
+        typer.Option(min=1, help="Number of evenly spaced test windows to evaluate; default: the whole test split."),
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the runs and their progress without training.")] = False,
     settings: Settings = None,
     plugin: Plugins = None,
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="auto, eager, compiled, graph or compiled-graph.")] = "auto",
-    data_only: Annotated[bool, typer.Option("--data-only", help="Simulate missing stores, and do not train.")] = False,
+    data_only: Annotated[bool, typer.Option("--data-only", help="Simulate missing stores without training.")] = False,
     on: On = None,
     slurm: Slurm = None,
     nodes: Nodes = 1,
     processes: Processes = 1,
-    most: Annotated[int | None, typer.Option("--jobs", min=1, help="At most this many jobs at a time.")] = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Leave the jobs to Slurm and do not wait.")] = False,
+    most: Annotated[int | None, typer.Option("--jobs", min=1, help="Maximum number of jobs at a time.")] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Submit the jobs to Slurm and exit without waiting.")
+    ] = False,
 ) -> None:
-    """Train and evaluate the rows of a suite in order; the same command continues it.
+    """Train and evaluate the rows of a suite in order; the same command resumes it.
 
-    With --on every row is a job of its own. Most suites are tables of the paper; ledger holds our results at its
-    budgets, factors varies one setting of KF2D, efficiency has the workloads that `measure` times.
+    With --on, every row runs as a separate job. Most suites are tables of the paper; ledger contains our results at
+    its budgets, factors varies one setting of KF2D, and efficiency contains the workloads of `measure`.
     """
     from fnmatch import fnmatch
 
@@ -109,7 +111,7 @@ def suite(
         return _run_jobs(works, out, on, slurm or [], nodes, most, detach)
     given = {"--slurm": slurm, "--jobs": most, "--detach": detach, "--nodes": nodes > 1, "--processes": processes > 1}
     for option in (option for option, value in given.items() if value):
-        raise ValueError(f"{option} is for jobs; add --on slurm or --on local.")
+        raise ValueError(f"{option} applies only to jobs; add --on slurm or --on local.")
     with join(device_of(device)) as world, Termination():
         execution = Execution(world, engine_of(engine, world))
         for key in chosen:
@@ -180,14 +182,14 @@ def _run_jobs(
     from sigmasolver.experiments.jobs import Jobs, slurm_options, supervise
 
     if on not in ("slurm", "local"):
-        raise ValueError(f'Jobs run on slurm or local, not on "{on}".')
+        raise ValueError(f'Unknown --on "{on}"; choose from slurm, local.')
     if on == "local":
         for option, given in {"--slurm": slurm, "--nodes": nodes > 1, "--detach": detach}.items():
             if given:
-                raise ValueError(f"{option} is for --on slurm.")
+                raise ValueError(f"{option} requires --on slurm.")
         most = most or 1
     if detach and most is not None:
-        raise ValueError("--jobs needs this command to wait; leave out --detach, or limit the jobs in Slurm.")
+        raise ValueError("--jobs requires this command to wait; omit --detach, or limit the jobs in Slurm.")
     screen = console()
     failed = supervise(
         works,

@@ -128,7 +128,9 @@ def print_summary(console: Console, summary: Summary) -> None:
     if summary.package is None:
         made = "read in place"
     console.print(f"{summary.path}: {header.source}{seed}, {made}", soft_wrap=True)
-    missing = "" if summary.whole == summary.count else f" of {summary.count} (the same command continues the file)"
+    missing = (
+        "" if summary.whole == summary.count else f" of {summary.count} (rerun the same command to complete the file)"
+    )
     console.print(f"  {summary.whole} trajectories{missing}, {summary.size / 1e6:.1f} MB of {header.dtype}")
     console.print(f"  {frames} frames, t = {layout.times[0]:g} to {layout.times[-1]:g}")
     ends = ", ".join(
@@ -138,8 +140,8 @@ def print_summary(console: Console, summary: Summary) -> None:
     console.print(f"  grid {' × '.join(map(str, grid))}: {ends}", soft_wrap=True)
     split = summary.published_split
     if split is not None:
-        sizes = f"{len(split.train)} train, {len(split.validation)} validate, {len(split.test)} test"
-        console.print(f"  split of the data set: {sizes}", soft_wrap=True)
+        sizes = f"{len(split.train)} train, {len(split.validation)} validation, {len(split.test)} test"
+        console.print(f"  published split:  {sizes}", soft_wrap=True)
     settings = ", ".join(
         f"{name}={value if isinstance(value, str) or len(str(value)) < 100 else f'({len(value)} entries)'}"
         for name, value in header.parameters.items()
@@ -176,13 +178,14 @@ def print_summary(console: Console, summary: Summary) -> None:
     if summary.damaged:
         shown = ", ".join(map(str, summary.damaged[:10]))
         console.print(
-            f"  DAMAGED: the values of trajectories {shown} do not match their digests; simulate or import them again."
+            f"  DAMAGED: the values of trajectories {shown} do not match their checksums; simulate or import them "
+            "again."
         )
     elif summary.package is not None:
-        console.print("  intact: every trajectory matches its digest")
+        console.print("  intact: every trajectory matches its checksum")
     if summary.fingerprint is not None:
         console.print(f"fingerprint {summary.fingerprint}", soft_wrap=True)
-    console.print(f"next: {train_command(summary) or 'repair the values that are not finite'}", soft_wrap=True)
+    console.print(f"next: {train_command(summary) or 'fix the non-finite values'}", soft_wrap=True)
 
 
 def _attribute_lines(attributes: Mapping[str, Any]) -> list[str]:
@@ -220,7 +223,7 @@ def print_scores(screen: Console, rows: Sequence[dict[str, Any]]) -> None:
         own = [row for row in rows if row["model"] == name]
         screen.print(f"  {name}: {_beside([row for row in own if row['run'] == own[0]['run']])}", soft_wrap=True)
     for copy, run in copies.items():
-        screen.print(f"  {copy} holds the same run as {run} and is shown once", soft_wrap=True)
+        screen.print(f"  {copy} is a copy of {run} and is not shown", soft_wrap=True)
 
 
 def _copies(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
@@ -264,7 +267,7 @@ def _beside(rows: Sequence[dict[str, Any]]) -> str:
     blown = f"; {100 * held['blow_up']:.3g} % of the forecasts blew up" if held["blow_up"] else ""
     if rows[0]["task"] in (task.name for task in REALM):
         summed, mean = (_number(held[name]) for name in ("realm_error", "realm_error_per_call"))
-        return f"REALM error {summed} summed over the calls, {mean} in the mean, {reach}{blown}"
+        return f"REALM error {summed} summed over calls, {mean} per call,  {reach}{blown}"
     joint = held.get("relative_l2_joint")
     together = ""
     if ALL in fields and joint is not None:

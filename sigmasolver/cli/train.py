@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 __all__ = ["Config", "Minutes", "engine_of", "named_recipe", "say_trained", "train"]
 
 Minutes = Annotated[
-    float | None, typer.Option(help="Save the state and stop after this many minutes; the same command resumes.")
+    float | None, typer.Option(help="Save a checkpoint and stop after this many minutes; the same command resumes.")
 ]
 Config = Annotated[
-    Path | None, typer.Option(help="A recipe as TOML or JSON, in place of a name: see --print-config, or recipe.json.")
+    Path | None,
+    typer.Option(help="A recipe file (TOML or JSON) instead of a recipe name; see --print-config or recipe.json."),
 ]
 
 
@@ -51,16 +52,19 @@ def train(
         ),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="A store, or your own .h5, .npy, .npz or folder of them.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder to create or resume.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="A run folder to resume; nothing else is needed.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder to create or resume.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Run folder to resume; no other option is needed.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="transolver-sigma or another; `sigmasolver models` lists them.")
+        str | None,
+        typer.Option(help="Model name, as listed by `sigmasolver models`; default: the recipe's, or transolver-sigma."),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Seed of the initial weights and the order of windows; default: 42.")
+        int | None, typer.Option(help="Random seed of the initial weights and the window order; default: 42.")
     ] = None,
-    fields: Annotated[str | None, typer.Option(help="Your data: the fields to use, such as u,v.")] = None,
-    targets: Annotated[str | None, typer.Option(help="Your data: fields to predict; the rest are inputs only.")] = None,
+    fields: Annotated[str | None, typer.Option(help="Your data: fields to use, such as u,v.")] = None,
+    targets: Annotated[
+        str | None, typer.Option(help="Your data: fields to predict; the others are only inputs.")
+    ] = None,
     steady: Steady = None,
     axes: Axes = None,
     boundary: Boundary = None,
@@ -70,33 +74,31 @@ def train(
         list[str] | None,
         typer.Option(
             metavar="NAMES",
-            help="Your data: fields that are one vector in loss and metrics, such as u,v; repeatable; none: no vector.",
+            help="Your data: fields that form a vector in loss and metrics, such as u,v, or none; repeatable.",
         ),
     ] = None,
     mask: Mask = None,
     skip_bad: SkipBad = False,
-    test: Annotated[
-        int | None, typer.Option(help="Your data: trajectories kept for the test; 0: train on all.")
-    ] = None,
+    test: Annotated[int | None, typer.Option(help="Your data: number of test trajectories; 0: train on all.")] = None,
     test_data: Annotated[
-        Path | None, typer.Option(help="Your data: other data to test on; all of --data is trained on.")
+        Path | None, typer.Option(help="Your data: separate test data; all of --data is then used for training.")
     ] = None,
-    history: Annotated[int | None, typer.Option(help="Your data: frames the model sees.")] = None,
-    block: Annotated[int | None, typer.Option(help="Your data: frames it predicts in one call.")] = None,
-    horizon: Annotated[int | None, typer.Option(help="Your data: frames that are evaluated.")] = None,
+    history: Annotated[int | None, typer.Option(help="Your data: number of input frames.")] = None,
+    block: Annotated[int | None, typer.Option(help="Your data: number of frames predicted per call.")] = None,
+    horizon: Annotated[int | None, typer.Option(help="Your data: number of frames to evaluate.")] = None,
     minutes: Minutes = None,
     settings: Settings = None,
     config: Config = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the recipe as TOML for --config, and do not train.")
+        bool, typer.Option("--print-config", help="Print the recipe as TOML for --config without training.")
     ] = False,
     plugin: Plugins = None,
     device: Device = "auto",
     engine: Annotated[str, typer.Option(help="auto, eager, compiled, graph or compiled-graph.")] = "auto",
     tensorboard: Annotated[
-        Path | None, typer.Option(help="Also write TensorBoard event files to a folder below this one.")
+        Path | None, typer.Option(help="Also write TensorBoard event files to a subfolder of this folder.")
     ] = None,
-    shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: split the parameters (FSDP2).")] = False,
+    shard: Annotated[bool, typer.Option("--shard", help="With torchrun: shard the parameters (FSDP2).")] = False,
 ) -> None:
     """Train a model. Stop at any time; `sigmasolver train --resume RUN` continues to the same weights."""
     from sigmasolver.data.formats import find_download
@@ -124,7 +126,9 @@ def train(
         if resume is not None:
             given = (task, out, settings, model, seed, config, axes, boundary, dt, units, *own.values())
             if skip_bad or print_config or any(value is not None for value in given):
-                raise ValueError("A resumed run keeps its recipe; use --resume alone, or with --data and --device.")
+                raise ValueError(
+                    "A resumed run keeps its recipe; use --resume alone, or only with --data and --device."
+                )
             say_other_code(Run(resume))
             with training(world) as watch, event_files(tensorboard, Run(resume)) as events:
                 resume_run(Run(resume), data, execution, combine_watches(watch, events), deadline.passed)
@@ -134,15 +138,15 @@ def train(
         named = next((name for name, value in own.items() if value is not None and name not in imports), None)
         if published is not None and named is not None:
             raise ValueError(
-                f"{named} is only for your own data; change a task with --set, such as --set task.history=4."
+                f"{named} applies only to your own data; change a task with --set, such as --set task.history=4."
             )
         if published is not None and print_config:
             return typer.echo(config_text(published), nl=False)
         if data is None or (out is None and not print_config):
-            raise ValueError("Missing --data or --out: name the training data and the run folder.")
+            raise ValueError("Missing --data or --out: pass the training data and the run folder.")
         check_settings(Recipe, settings or [])  # an import may take long
         if test and test_data is not None:
-            raise ValueError("The test data have a file of their own, so all of --data trains; leave --test out.")
+            raise ValueError("With --test-data, all of --data is used for training; omit --test.")
         names, predicted = names_of(fields), names_of(targets)
         if names and predicted:
             names = tuple(dict.fromkeys((*names, *predicted)))
@@ -190,7 +194,7 @@ def named_recipe(
     if config is None:
         return None if task is None else changed(recipe_of(task, model, 42 if seed is None else seed), settings)
     if task is not None:
-        raise ValueError(f"The recipe is named twice, by {task} and by --config {config}; leave one out.")
+        raise ValueError(f"The recipe is given twice, as {task} and --config {config}; omit one of them.")
     more = [f"{name}={value}" for name, value in (("model.name", model), ("train.seed", seed)) if value is not None]
     return changed(read_config(config), [*more, *settings])
 
@@ -201,9 +205,11 @@ def _infer(data: Reader, choices: UserChoices, reading: Reading, world: World) -
     from sigmasolver.train.infer_recipe import infer_recipe
 
     if reading.steady and (frames := len(data.header.layout.times)) > 1:
-        raise ValueError(f"{data.path} has {frames} frames, not steady; leave --steady out, or import its source anew.")
+        raise ValueError(
+            f"{data.path} has {frames} frames and is not steady; omit --steady, or import its source again."
+        )
     if choices.test is not None and data.published_split is not None:
-        raise ValueError(f"{data.path} says itself which trajectories test; leave --test and --test-data out.")
+        raise ValueError(f"{data.path} defines its own test split; omit --test and --test-data.")
     if choices.targets is None:
         choices = replace(choices, constant=constant_fields(data, choices.fields))
     return infer_recipe(data.header, len(data), choices, world.device.type == "cuda")[0]

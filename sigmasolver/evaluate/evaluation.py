@@ -106,9 +106,9 @@ class Request:
     def __post_init__(self) -> None:
         check_precision(self.precision)
         if self.protocol not in PROTOCOLS:
-            raise ValueError(f'There is no protocol "{self.protocol}"; choose from {", ".join(PROTOCOLS)}.')
+            raise ValueError(f'Unknown protocol "{self.protocol}"; choose from {", ".join(PROTOCOLS)}.')
         if self.part not in ("train", "validation", "test"):
-            raise ValueError(f'There is no part "{self.part}"; choose from train, validation, test.')
+            raise ValueError(f'Unknown split "{self.part}"; choose from train, validation, test.')
         for name in ("horizon", "windows", "batch"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -116,10 +116,10 @@ class Request:
         if self.cohort is not None:
             lookup({**COHORTS, **TEST_MODES}, self.cohort, "cohort")
             if self.windows is not None:
-                raise ValueError("A cohort says which windows are taken; give either --windows or --cohort.")
+                raise ValueError("--cohort already selects the windows; use either --windows or --cohort.")
             if self.part != "test":
                 raise ValueError(
-                    f"A cohort is defined on the test split, not on the {self.part} split; leave one of them out."
+                    f"Cohorts are defined on the test split, not on the {self.part} split; omit one of them."
                 )
 
 
@@ -214,7 +214,7 @@ def _done(run: Run, source: Mapping[str, Any]) -> list[dict[str, Any]]:
             key = tuple(row.get(name) for name in ("model", "seed", "metric", "field", "lead"))
             found[key] = {**row, "run": source["run"]}
     if found and not _whole(found):
-        raise ValueError(f"{run.records} holds a part of this evaluation only; remove the file, and evaluate again.")
+        raise ValueError(f"{run.records} contains only part of this evaluation; remove the file and evaluate again.")
     return list(found.values())
 
 
@@ -271,11 +271,11 @@ def _windows_of_part(run: Run, recipe: Recipe, store: Reader, request: Request) 
         trajectories = facts.get("parts", {}).get(request.part)
         windows = recipe.windows_of(store, request.part, spec) if listed else None
         if not trajectories or (listed and windows is None):
-            more = ", or name other data with --data" if request.part == "test" else ""
-            raise ValueError(f"The run {run.path} has no {request.part} part; choose another{more}.")
+            more = ", or pass other data with --data" if request.part == "test" else ""
+            raise ValueError(f"The run {run.path} has no {request.part} split; choose another{more}.")
         return Windows(store, trajectories, spec) if windows is None else windows
     if request.part != "test":
-        raise ValueError(f"All trajectories of {store.path} are the test of {run.path}; leave the part out.")
+        raise ValueError(f"All trajectories of {store.path} are test data for {run.path}; omit --split.")
     if request.grid is None and store.header.grid == recipe.task.grid:
         spec = replace(spec, space_stride=1)  # these are thinned already
     test = recipe.windows_of(store, "test", spec) if listed else None
@@ -285,7 +285,8 @@ def _windows_of_part(run: Run, recipe: Recipe, store: Reader, request: Request) 
     for number, digest in enumerate(store.digests):
         if digest.hex() in trained:
             raise ValueError(
-                f"Trajectory {number} of {store.path} is one that {run.path} was trained on; leave it out of the test."
+                f"Trajectory {number} of {store.path} is in the training data of {run.path}; remove it from the test "
+                "data."
             )
     return Windows(store, range(len(store)), spec)
 
@@ -298,8 +299,8 @@ def in_cohort(windows: Windows, task: str, name: str) -> Windows:
     needed, there = max(cohort.trajectories) + 1, len(windows.trajectories)
     if needed > there:
         raise ValueError(
-            f"The cohort {name} of {task} needs {needed} test trajectories, but there are {there}; take more data "
-            "for the test, or leave the cohort out."
+            f"The cohort {name} of {task} needs {needed} test trajectories, but there are {there}; use more test "
+            "data, or omit the cohort."
         )
     trajectories = [windows.trajectories[position] for position in cohort.trajectories]
     return Windows(windows.source, trajectories, replace(windows.spec, starts=cohort.starts, stride=cohort.stride))
@@ -312,8 +313,8 @@ def _in_test_mode(windows: Windows, name: str) -> Windows:
         there = {group for group, held in groups.items() if set(held) & set(windows.trajectories)}
         modes = [mode for mode, needed in TEST_MODES.items() if there & set(needed)]
         raise ValueError(
-            f"No test window of these data is {name}; "
-            + (f"choose from {', '.join(modes)}." if modes else "they do not say which trajectories are; leave it out.")
+            f"No test window of these data is in the test mode {name}; "
+            + (f"choose from {', '.join(modes)}." if modes else "the data do not define test modes; omit --cohort.")
         )
     return windows.of_trajectories(chosen)
 
@@ -326,8 +327,8 @@ def _stride(header: Header, grid: tuple[int, ...]) -> int:
         if tuple(-(-points // stride) for points in header.grid) == grid:
             return stride
     raise ValueError(
-        f"No stride thins the stored grid of {shape_text(header.grid)} to {shape_text(grid)}; "
-        "choose another grid, or give a file of that grid with --data."
+        f"The stored grid of {shape_text(header.grid)} cannot be strided to {shape_text(grid)}; choose another grid, "
+        "or pass a file on that grid with --data."
     )
 
 
@@ -364,7 +365,7 @@ def measure(
     with `real`, all of RealPDEBench's."""
     chosen = spread_evenly(len(windows), request.windows)
     if len(chosen) < world.size:
-        raise ValueError(f"{len(chosen)} windows are too few for {world.size} processes; start fewer.")
+        raise ValueError(f"{len(chosen)} windows are too few for {world.size} processes; start fewer processes.")
     mine = world.share(chosen)
     parts: tuple[list[Measures], list[Measures]] = ([], [])
     sum_of_truth = torch.zeros((), dtype=torch.float64)

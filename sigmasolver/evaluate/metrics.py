@@ -119,8 +119,8 @@ def component_mean(errors: Tensor, components: Sequence[int]) -> Tensor:
     fields = errors.shape[-1]
     if not components or not all(0 <= component < fields for component in components):
         raise ValueError(
-            f"Components {list(components)} do not name fields of errors with {fields} fields; "
-            f"give at least one index from 0 to {fields - 1}."
+            f"Components {list(components)} are not valid indices of {fields} fields; pass at least one index from 0 "
+            f"to {fields - 1}."
         )
     # An index list would be copied to the device; separate views are not.
     return torch.stack([errors[..., component] for component in components]).mean(dim=0)
@@ -170,8 +170,8 @@ def fourier_energy(frames: Tensor) -> Tensor:
     K = min(lengths) // 2
     if K == 0:
         raise ValueError(
-            f"The Fourier error needs at least two leads and two points on each axis, but the frames have {lengths[0]} "
-            f"leads on a grid of {shape_text(lengths[1:])}."
+            f"The Fourier error requires at least two leads and two points per axis, got {lengths[0]} leads on a "
+            f"grid of {shape_text(lengths[1:])}."
         )
     axes = tuple(range(1, frames.ndim - 1))
     spectrum = torch.fft.fftn(frames, dim=axes, norm="forward")
@@ -276,8 +276,8 @@ def correlation_time(correlation: Tensor, lead_times: Tensor, threshold: float =
     """
     if correlation.ndim == 0 or lead_times.shape != correlation.shape[:1]:
         raise ValueError(
-            f"Correlations of shape {tuple(correlation.shape)} need one lead time for each entry of their first axis, "
-            f"but the lead times have shape {tuple(lead_times.shape)}."
+            "Expected one lead time for each entry of the first axis of correlations of shape "
+            f"{tuple(correlation.shape)}, got lead times of shape {tuple(lead_times.shape)}."
         )
     times = lead_times.to(correlation.device, torch.float64).view(-1, *[1] * (correlation.ndim - 1))
     return torch.where(correlation.double() >= threshold, math.inf, times).amin(dim=0)
@@ -296,7 +296,7 @@ def energy_spectrum(frames: Tensor, side_lengths: Sequence[float] | None = None)
     sides = tuple(side_lengths) if side_lengths is not None else (1.0,) * len(points)
     if len(sides) != len(points) or not all(0 < side < math.inf for side in sides):
         raise ValueError(
-            f"Side lengths {list(sides)} do not fit a grid of {shape_text(points)}; give one positive length for each "
+            f"Side lengths {list(sides)} do not match a grid of {shape_text(points)}; pass one positive length per "
             "axis."
         )
     stretch = [max(sides) / side for side in sides]
@@ -324,7 +324,7 @@ def blow_up(predicted: Tensor, true: Tensor, multiple: float = 10.0) -> tuple[Te
     field of this sample has at any lead. A field that is zero in truth is judged by finiteness alone.
     """
     if not 0 < multiple < math.inf:
-        raise ValueError(f"The multiple of the true norm is {multiple}, but must be a positive number.")
+        raise ValueError(f"The multiple of the true norm must be positive, got {multiple}.")
     predicted, true = _pair(predicted, true)
     size, largest = (torch.linalg.vector_norm(frames, dim=_points(frames)) for frames in (predicted, true))
     largest = largest.amax(dim=1, keepdim=True)
@@ -343,8 +343,8 @@ def grouped_squared_error(predicted: Tensor, true: Tensor, group_sizes: Sequence
     errors = squared_error(predicted, true)
     if min(group_sizes, default=0) < 1 or sum(group_sizes) != errors.shape[-1]:
         raise ValueError(
-            f"Group sizes {list(group_sizes)} must be positive and add up to the {errors.shape[-1]} fields; "
-            "leave out groups without fields."
+            f"Group sizes {list(group_sizes)} must be positive and sum to the number of fields, {errors.shape[-1]}; "
+            "omit empty groups."
         )
     return torch.stack([group.mean(dim=-1) for group in errors.split(list(group_sizes), dim=-1)], dim=-1)
 
@@ -372,8 +372,8 @@ def realm_error_per_call_from(grouped: Tensor) -> Tensor:
 def _frames(frames: Tensor) -> Tensor:
     if not 4 <= frames.ndim <= 6 or 0 in frames.shape or frames.is_complex():
         raise ValueError(
-            f"Frames must be real, not empty and (batch, leads, one to three spatial axes, fields), "
-            f"but are {str(frames.dtype).removeprefix('torch.')} of shape {tuple(frames.shape)}."
+            "Expected real, non-empty frames of shape (batch, leads, one to three spatial axes, fields), got "
+            f"{str(frames.dtype).removeprefix('torch.')} of shape {tuple(frames.shape)}."
         )
     return frames.double()
 
@@ -381,8 +381,8 @@ def _frames(frames: Tensor) -> Tensor:
 def _pair(predicted: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
     if predicted.shape != true.shape:
         raise ValueError(
-            f"Predicted frames have shape {tuple(predicted.shape)} and true frames {tuple(true.shape)}; "
-            "pass the same leads, grid and fields of both, without the given frames."
+            f"Predicted frames have shape {tuple(predicted.shape)} and true frames {tuple(true.shape)}; pass the "
+            "same leads, grid and fields for both, without the history."
         )
     return _frames(predicted), _frames(true)
 
@@ -401,7 +401,7 @@ def _power_of_two(size: Tensor) -> Tensor:
 def _axes_except(per: Sequence[str]) -> tuple[int, ...]:
     unknown = [name for name in per if name not in _SAMPLE_LEAD_FIELD]
     if unknown:
-        raise ValueError(f"Errors are kept per {', '.join(_SAMPLE_LEAD_FIELD)}, not per {', '.join(unknown)}.")
+        raise ValueError(f"Unknown error axes {', '.join(unknown)}; choose from {', '.join(_SAMPLE_LEAD_FIELD)}.")
     return tuple(axis for axis, name in enumerate(_SAMPLE_LEAD_FIELD) if name not in per)
 
 

@@ -90,7 +90,7 @@ def _need_onnx() -> None:
         import onnxscript  # noqa: F401
     except ImportError as missing:
         raise ValueError(
-            f"ONNX needs the package {missing.name}; install it with: pip install 'sigmasolver[export]'."
+            f"ONNX export requires the package {missing.name}; install it with: pip install 'sigmasolver[export]'."
         ) from None
 
 
@@ -119,7 +119,7 @@ def _need_compiler() -> None:
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:
-        raise ValueError("There is no C++ compiler, which aoti needs; install g++ or clang.") from None
+        raise ValueError("C++ compiler not found, which aoti requires; install g++ or clang.") from None
 
 
 def _read_compiled(path: Path) -> Compute:

@@ -58,7 +58,7 @@ def export_run(
     """
     form = lookup(FORMATS, kind, "format")
     if out.suffix != form.suffix:
-        raise ValueError(f"A file for {kind} ends in {form.suffix}; {out.name} does not.")
+        raise ValueError(f"The file name for {kind} must end in {form.suffix}, got {out.name}.")
     if out.exists():
         raise ValueError(f"{out} already exists; choose another name or remove it.")
     form.need()
@@ -78,9 +78,9 @@ def export_run(
             say("for any grid")
             try:
                 metadata, difference = _attempt(form, step, batches, facts, written, any_grid=True)
-                fixed = None if difference <= LIMIT else "it computes another grid otherwise than the run"
+                fixed = None if difference <= LIMIT else "results on other grids differ from the run"
             except Exception as error:  # a size that became a constant, an operation that the format does not have
-                fixed = f"{kind} cannot leave it open ({type(error).__name__})"
+                fixed = f"{kind} does not support a dynamic grid here ({type(error).__name__})"
         if fixed is not None:
             say(f"for {shape_text(recipe.task.grid)}")
             try:
@@ -90,8 +90,8 @@ def export_run(
                 raise ValueError(f"The model {recipe.model.name} cannot be exported to {kind}: {first}") from error
         if not difference <= LIMIT:
             raise ValueError(
-                f"The file differs from {path} by {difference:.2g} in relative L2, more than {LIMIT:g}, and is not "
-                f"kept; try another format of {', '.join(FORMATS)}."
+                f"The exported file differs from {path} by {difference:.2g} in relative L2, more than {LIMIT:g}, and "
+                f"was discarded; try another format: {', '.join(FORMATS)}."
             )
         with plain_errors(out):
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def _batches(windows: Windows, step: RolloutStep) -> list[Inputs]:
 
 def _stands_on_grid(step: RolloutStep) -> str | None:
     by_point = any(one.mean.ndim > 1 for one in (step.forecaster.inputs, step.forecaster.targets))
-    return "its normaliser has a mean for every point" if by_point else None
+    return "the normaliser has one mean per point" if by_point else None
 
 
 def _attempt(

@@ -74,9 +74,7 @@ def build(recipe: Recipe, inputs: Normaliser, targets: Normaliser, time_scale: T
 def refuse_beyond_limits(recipe: Recipe) -> None:
     for name, most in LIMITS.items():
         if getattr(recipe.model, name) > most:
-            raise ValueError(
-                f"model.{name} is {getattr(recipe.model, name):.7g}; a training takes at most {most:,}; lower it."
-            )
+            raise ValueError(f"model.{name} is {getattr(recipe.model, name):.7g}; the maximum is {most:,}.")
 
 
 def skeleton(recipe: Recipe) -> nn.Module:
@@ -92,7 +90,7 @@ def skeleton(recipe: Recipe) -> nn.Module:
         if isinstance(error, TypeError) and "verflow" not in str(error):
             raise
         raise ValueError(
-            f"The model {recipe.model.name} of width {recipe.model.width} is larger than any memory; make it smaller."
+            f"The model {recipe.model.name} of width {recipe.model.width} is too large for any memory; reduce its size."
         ) from None
 
 
@@ -108,7 +106,7 @@ def recipe_in(run: Run) -> Recipe:
     try:
         return Recipe.from_plain(plain)
     except ValueError as error:
-        raise ValueError(f"The recipe of {run.path} cannot be used: {error}") from None
+        raise ValueError(f"The recipe of {run.path} is invalid: {error}") from None
 
 
 def record_origins(run: Run, recipe: Recipe) -> None:
@@ -134,14 +132,14 @@ def refuse_unregistered(run: Run, name: str, registry: Registry[Any]) -> None:
         return
     kind = registry.kind
     origin = _origins(run).get(kind, {})
-    came, do = "", f"register it with {registry.function} first, or pass the file that does with --plugin"
+    came, do = "", f"register it with {registry.function} first, or pass the plugin file with --plugin"
     if "plugin" in origin:
         do = f"pass that file with --plugin, or call {registry.function} first"
     elif "package" in origin:
         do = "install that package"
     if "plugin" in origin or "package" in origin:
-        came = f" of {_words(origin)}"
-    raise ValueError(f'{run.path} was trained with the {kind} "{name}"{came}, which is not known here; {do}.')
+        came = f" from {_words(origin)}"
+    raise ValueError(f'{run.path} was trained with the {kind} "{name}"{came}, which is not registered; {do}.')
 
 
 def other_origins(run: Run, recipe: Recipe) -> list[str]:
@@ -149,7 +147,7 @@ def other_origins(run: Run, recipe: Recipe) -> list[str]:
     then = _origins(run)
     now = {kind: origin_of(kind, name) for kind, name in _named(recipe).items()}
     return [
-        f"{run.path} was trained with the {kind} of {_words(then[kind])}; here it is that of {_words(origin)}"
+        f"{run.path} was trained with the {kind} from {_words(then[kind])}; the current one is from {_words(origin)}"
         for kind, origin in now.items()
         if origin is not None and kind in then and then[kind] != origin
     ]
@@ -182,16 +180,16 @@ def reading_in(run: Run, recipe: Recipe) -> tuple[Reading, str | None]:
     try:
         reading = from_plain(Reading, plain | (said if isinstance(said, dict) else {}))
     except ValueError as error:
-        raise ValueError(f"data.json of {run.path} cannot be used: {error}") from None
+        raise ValueError(f"data.json of {run.path} is invalid: {error}") from None
     return reading, "arrays" if facts.get("source") == "arrays" else None
 
 
 def _place(run: Run, named: object) -> Path:
     if not isinstance(named, str):
-        raise ValueError(f"data.json of {run.path} does not name a file; name it with --data.")
+        raise ValueError(f"data.json of {run.path} has no data path; pass it with --data.")
     path = run.path / named  # data inside the folder move with it
     if not path.exists():
-        raise ValueError(f"The data of {run.path} is no longer at {path}; give its new path with --data.")
+        raise ValueError(f"The data of {run.path} was not found at {path}; pass its new path with --data.")
     return path
 
 
@@ -205,12 +203,15 @@ def domain_of(run: Run) -> Domain | None:
             known = replace(known, axes=LEGACY_AXES.get(str(facts.get("source")), ()))
         return known
     except ValueError as error:
-        raise ValueError(f"The domain in data.json of {run.path} cannot be used: {error}") from None
+        raise ValueError(f"The domain in data.json of {run.path} is invalid: {error}") from None
 
 
 def not_compared(run: Run, path: Path) -> str:
     """What to tell of a run without a domain: data cannot be compared with those that it learned from."""
-    return f"{run.path} has no record of units, box and time step, so {path} was not compared with its training data"
+    return (
+        f"{run.path} has no record of units, domain size and time step, so {path} was not compared with its training "
+        "data"
+    )
 
 
 def refuse_other_domain(run: Run, recipe: Recipe, path: Path, found: Domain, anyway: bool) -> str | None:
@@ -243,13 +244,13 @@ def read_normalisers(run: Run, recipe: Recipe) -> tuple[Normaliser, Normaliser]:
     try:
         inputs, targets = (Normaliser.from_dict(facts[name]) for name in ("inputs", "targets"))
     except (KeyError, TypeError, AttributeError, RuntimeError, ValueError):
-        raise ValueError(f"normaliser.json of {run.path} is incomplete; copy it again or restart the run.") from None
+        raise ValueError(f"normaliser.json of {run.path} is incomplete; copy it again or retrain the run.") from None
     task = recipe.task
     held = [(one.kind, one.fields) for one in (inputs, targets)]
     if held != [(task.normaliser, task.inputs), (task.normaliser, task.targets)]:
         raise ValueError(
-            f"normaliser.json of {run.path} is not that of its recipe: it has other fields or another kind; copy the "
-            "whole folder again."
+            f"normaliser.json of {run.path} does not match its recipe (different fields or kind); copy the whole "
+            "folder again."
         )
     return inputs, targets
 
@@ -262,7 +263,7 @@ def read_time_scale(run: Run, recipe: Recipe) -> TimeScale | None:
         return from_plain(TimeScale, run.read_json("normaliser.json")["time"])
     except KeyError:
         raise ValueError(
-            f"normaliser.json of {run.path} has no scale of time; copy it again or restart the run."
+            f"normaliser.json of {run.path} has no time scale; copy it again or retrain the run."
         ) from None
 
 
@@ -299,7 +300,9 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Forecaster:
     inputs, targets = read_normalisers(run, recipe)
     held, wanted = {name: tuple(t.shape) for name, t in tensors.items()}, skeleton(recipe).state_dict()
     if held != {name: tuple(t.shape) for name, t in wanted.items()}:
-        raise ValueError(f"The weights of {run.path} do not fit the model of its recipe; copy the whole folder again.")
+        raise ValueError(
+            f"The weights of {run.path} do not match the model of its recipe; copy the whole folder again."
+        )
     forecaster = build(recipe, inputs, targets, read_time_scale(run, recipe))
     forecaster.model.load_state_dict(tensors)
     return forecaster.to(device).eval()

@@ -78,7 +78,7 @@ def forecast_file(
     """
     check_name(out)
     if steps < 1:
-        raise ValueError(f"A forecast of {steps} frames was asked for; ask for at least one.")
+        raise ValueError(f"The number of steps must be at least 1, got {steps}.")
     run = Run(path)
     recipe = recipe_in(run)
     task = recipe.task
@@ -93,8 +93,8 @@ def forecast_file(
         layout = replace(layout, times=times[1:])
     said, frames = given.said, []
     if task.mask is not None:
-        kept = "zero" if task.steady else "as in the last given frame"
-        said.append(f"where {task.mask} is 1 the forecast is {kept}")
+        kept = "zero" if task.steady else "copied from the last input frame"
+        said.append(f"where {task.mask} is 1, the forecast is {kept}")
     for number, one in enumerate(given.history, start=1):
         result = forecaster.rollout(one[None].to(device), steps, time=None if times is None else times[None])
         frames.append(result.frames.cpu().numpy())
@@ -117,9 +117,9 @@ def forecast_file(
 def check_name(out: Path) -> None:
     """Refuse a file that cannot be written, before anything is computed."""
     if out.is_dir() and out.suffix != ".zarr":
-        raise ValueError(f"{out} is a folder; name a file in it that ends in {', '.join(KINDS)}.")
+        raise ValueError(f"{out} is a folder; pass a file name ending in {', '.join(KINDS)}.")
     if out.suffix not in KINDS:
-        raise ValueError(f'The forecast cannot be written as "{out.name}"; end its name in {", ".join(KINDS)}.')
+        raise ValueError(f'Unknown output format "{out.name}"; the file name must end in {", ".join(KINDS)}.')
     if out.exists():
         raise ValueError(f"{out} already exists; choose another name or remove it.")
     if out.suffix in (".nc", ".zarr"):
@@ -159,20 +159,23 @@ def _read(run: Run, start: Path, task: Task, reader: Reader | None, known: Domai
     apart = 1 if header is None or _made(header)["source"] == SOURCE else task.time_stride
     needed = (task.history - 1) * apart + 1
     if frames < needed:
-        raise ValueError(f"{start} holds {frames} frames; {needed} are needed to forecast from.")
-    said = [f"{start} holds {frames} frames; the last {needed} were used"] if frames > needed else []
+        raise ValueError(f"{start} has {frames} frames, but a forecast needs {needed}.")
+    said = [f"{start} has {frames} frames; the last {needed} were used"] if frames > needed else []
     if apart > 1:
-        said.append(f"1 of {apart} frames was used, as in the training")
+        said.append(f"1 of {apart} frames was used, as in training")
     elif task.time_stride > 1 and header is None:
-        said.append(f"the frames are taken as {task.time_stride} frames of the training data apart")
+        said.append(f"assuming consecutive frames are {task.time_stride} frames of the training data apart")
     stride = task.space_stride
     if grid == task.grid or tuple(-(-points // stride) for points in grid) != task.grid:
         stride = 1
     if stride > 1:
-        said.append(f"1 of {stride} points along each axis was used, as in the training")
+        said.append(f"1 of {stride} points along each axis was used, as in training")
     elif grid != task.grid:
         grids = [" × ".join(map(str, one)) for one in (grid, task.grid)]
-        said.append(f"the frames have a grid of {grids[0]} and the model was trained on {grids[1]}: trust it less")
+        said.append(
+            f"the frames have a grid of {grids[0]}, but the model was trained on {grids[1]}: the forecast is less "
+            "reliable"
+        )
     space = (slice(None, None, stride),) * len(grid)
     history = torch.tensor(values[(slice(None), slice(frames - needed, None, apart), *space)])
     times = None if header is None else header.layout.times
@@ -202,8 +205,9 @@ def _refuse_too_long(steps: int, given: Start, fields: int) -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
         raise ValueError(
-            f"A forecast of {steps} frames for {count} trajectories takes {needed / 1e9:.3g} GB of memory, and this "
-            f"machine has {memory / 1e9:.3g} GB; ask for fewer steps, or continue from the last frames of a forecast."
+            f"A forecast of {steps} frames for {count} trajectories needs {needed / 1e9:.3g} GB of memory, but this "
+            f"machine has {memory / 1e9:.3g} GB; use fewer steps, or continue from the last frames of a shorter "
+            "forecast."
         )
 
 
@@ -236,8 +240,8 @@ def _times(start: Path, given: Start, layout: Layout, scale: TimeScale) -> np.nd
         last = given.times[-1]
     else:
         given.said.append(
-            f"{start} has no times: its frames are taken as the first {given.frames} of a trajectory, "
-            f"{scale.unit:g} apart"
+            f"{start} has no times: assuming its frames are the first {given.frames} of a trajectory, {scale.unit:g} "
+            "apart"
         )
     return last + scale.unit * np.arange(len(layout.times) + 1)
 

@@ -114,7 +114,7 @@ class Forecaster(nn.Module):
         frames = torch.as_tensor(history).to(weight.device, weight.dtype)
         if self.history is not None and frames.ndim > 1:
             if frames.shape[1] < self.history:
-                raise ValueError(f"The history has {frames.shape[1]} frames; {self.history} are needed.")
+                raise ValueError(f"Expected a history of at least {self.history} frames, got {frames.shape[1]}.")
             frames = frames[:, -self.history :]
         times = None if time is None else torch.as_tensor(time, dtype=torch.float64)
         if times is not None and times.ndim < 2 and self.time_scale is not None:
@@ -138,7 +138,8 @@ class Forecaster(nn.Module):
         answer = (self.model(channels) if scalars is None else self.model(channels, scalars)).to(channels.dtype)
         if answer.shape[:-1] != channels.shape[:-1]:
             raise ValueError(
-                f"The model made {tuple(answer.shape)} of {tuple(channels.shape)}; it must keep the batch and the grid."
+                f"The model returned shape {tuple(answer.shape)} for input shape {tuple(channels.shape)}; it must "
+                "preserve batch and grid."
             )
         frames = self.targets.decode(_unfold(answer, self.block))
         frames = frames if self.boundary is None else BOUNDARIES[self.boundary](frames, self.targets.fields)
@@ -157,8 +158,8 @@ class Forecaster(nn.Module):
             if time is None or time.shape != encoded.shape[:1]:
                 found = "none" if time is None else f"a shape of {tuple(time.shape)}"
                 raise ValueError(
-                    f"This model takes the time of the last input frame: pass `time`, one number for each of "
-                    f"{len(encoded)} samples, not {found}."
+                    "This model requires the time of the last input frame: pass `time` with one number for each of "
+                    f"{len(encoded)} samples, got {found}."
                 )
             scalars.insert(0, self.time_scale.encode(time).to(encoded))
         return torch.stack(scalars, dim=-1) if scalars else None
@@ -166,14 +167,12 @@ class Forecaster(nn.Module):
     def _condition_channels(self, like: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         if set(given) != set(self.conditions):
             wanted = ", ".join(self.conditions) or "none"
-            raise ValueError(
-                f"The forecaster takes the conditions {wanted}; it was given {', '.join(given) or 'none'}."
-            )
+            raise ValueError(f"Expected the conditions {wanted}, got {', '.join(given) or 'none'}.")
         for name in self.conditions:
             if given[name].shape != like.shape[:1]:
                 raise ValueError(
-                    f"The condition {name} has shape {tuple(given[name].shape)}; pass one number for each of "
-                    f"{like.shape[0]} samples."
+                    f"The condition {name} must have one number for each of {like.shape[0]} samples, got shape "
+                    f"{tuple(given[name].shape)}."
                 )
         values = torch.stack([given[name].to(like) for name in self.conditions], dim=-1)
         return values.reshape(len(values), *(1,) * (like.ndim - 2), -1).expand(*like.shape[:-1], -1)
@@ -187,7 +186,9 @@ def _fold(frames: torch.Tensor) -> torch.Tensor:
 def _unfold(channels: torch.Tensor, frames: int) -> torch.Tensor:
     """The inverse of `_fold`."""
     if channels.shape[-1] % frames:
-        raise ValueError(f"A model gave {channels.shape[-1]} channels, which are not {frames} whole frames.")
+        raise ValueError(
+            f"The model returned {channels.shape[-1]} channels, which is not a multiple of {frames} frames."
+        )
     return channels.unflatten(-1, (frames, -1)).movedim(-2, 1)
 
 
@@ -217,9 +218,7 @@ class Rollout:
         if self.stopped is None:
             return f"all {horizon} frames are finite"
         bad = int((~torch.isfinite(self.frames[:, -1]).flatten(1).all(1)).sum())
-        return (
-            f"{bad} of {len(self.frames)} forecasts stopped being finite, the first at lead {self.stopped} of {horizon}"
-        )
+        return f"{bad} of {len(self.frames)} forecasts became non-finite, the first at lead {self.stopped} of {horizon}"
 
 
 def rollout(
@@ -238,9 +237,11 @@ def rollout(
     that is told the time looks at them.
     """
     if horizon < 1:
-        raise ValueError(f"A rollout of {horizon} frames was asked for; ask for at least one.")
+        raise ValueError(f"The number of frames must be at least 1, got {horizon}.")
     if truth is not None and truth.shape[1] < horizon:
-        raise ValueError(f"There are {truth.shape[1]} true frames for a horizon of {horizon}; shorten the horizon.")
+        raise ValueError(
+            f"There are only {truth.shape[1]} true frames for a horizon of {horizon}; use a shorter horizon."
+        )
     if conditions is not None:
         conditions = {name: values.to(history.device) for name, values in conditions.items()}
     if forecaster.time_scale is None:
@@ -249,8 +250,8 @@ def rollout(
         calls = -(-horizon // forecaster.block)
         if times.ndim != 2 or len(times) != len(history) or times.shape[1] <= (calls - 1) * forecaster.block:
             raise ValueError(
-                f"The times have shape {tuple(times.shape)}; pass those of the last given frame and of the frames "
-                f"after it, {(len(history), horizon)}."
+                f"Expected times of shape {(len(history), horizon)}, starting with the last input frame, got "
+                f"{tuple(times.shape)}."
             )
         times = times.to(history.device)
     frames: list[torch.Tensor] = []

@@ -35,7 +35,7 @@ KEPT = 8
 def check_precision(precision: str) -> None:
     """Refuse what is not a row of `PRECISIONS`."""
     if precision not in PRECISIONS:
-        raise ValueError(f'There is no precision "{precision}"; choose from {", ".join(PRECISIONS)}.')
+        raise ValueError(f'Unknown precision "{precision}"; choose from {", ".join(PRECISIONS)}.')
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ class Replay(Forecaster):
     def eager(self, history: torch.Tensor) -> str | None:
         """Why a call is run operation by operation; None: it is replayed."""
         if not history.is_cuda:
-            return "a CPU has no graphs"
+            return "CUDA graphs require a GPU"
         if self._looks:
-            return "the model looks at every input (check_input), which a graph cannot"
+            return "the model checks every input (check_input), which a graph cannot do"
         if any(part._forward_hooks or part._forward_pre_hooks for part in self._parts):
-            return "the model has forward hooks, which a graph would pass by"
+            return "the model has forward hooks, which a graph would skip"
         return None
 
     def forward(
@@ -99,9 +99,9 @@ class Replay(Forecaster):
         time = None if self.time_scale is None else time
         tensors = (history, *given.values()) if time is None else (history, *given.values(), time)
         if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
-            raise ValueError("A replay gives no gradients; call the forecaster that it was made of.")
+            raise ValueError("Replay does not support gradients; call the underlying forecaster instead.")
         if self.precision == "tf32" and not history.is_cuda:
-            raise ValueError("TF32 is a format of GPUs; choose float32 or bf16 on a CPU.")
+            raise ValueError("TF32 requires a GPU; choose float32 or bf16 on a CPU.")
         # What is kept for later calls must not be born in inference mode.
         with torch.inference_mode(False), torch.no_grad():
             if self.eager(history) is not None:

@@ -160,7 +160,7 @@ def open_lock(path: Path) -> int:
 
 
 def _no_lock(path: Path) -> ValueError:
-    return ValueError(f"{path} is a link or not a plain file, so it cannot serve as a lock; remove it.")
+    return ValueError(f"{path} is a link or not a regular file and cannot be used as a lock; remove it.")
 
 
 @contextmanager
@@ -170,11 +170,11 @@ def plain_errors(path: Path, kept: str = "", kind: type[ValueError] = ValueError
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            why = f"the disk or the user's share of it is full{kept}; make room and repeat the command"
+            why = f"the disk or the user's quota is full{kept}; free some space and rerun the command"
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            why = "permission denied, this user may not write there; choose another folder"
+            why = "permission denied; choose another folder"
         else:
-            why = f"the system says {error.strerror or str(error)!r}{kept}"
+            why = f"the system reports {error.strerror or str(error)!r}{kept}"
         raise kind(f"{path} cannot be written: {why}.") from error
 
 
@@ -182,11 +182,11 @@ def read_bytes(path: Path) -> bytes:
     """The contents of a plain file; a missing one is FileNotFoundError, anything else that forbids it a sentence."""
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise ValueError(f"{path} is not a plain file; remove it, or copy the file again.")
+            raise ValueError(f"{path} is not a regular file; remove it, or copy the file again.")
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
     except PermissionError as error:
-        raise ValueError(f"Permission denied: this user may not read {path}; ask its owner.") from error
+        raise ValueError(f"Permission denied: cannot read {path}; check its permissions.") from error
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: the system says {error.strerror or str(error)!r}.") from error
+        raise ValueError(f"{path} cannot be read: the system reports {error.strerror or str(error)!r}.") from error

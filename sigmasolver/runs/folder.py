@@ -90,7 +90,7 @@ class Run:
                 fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ValueError(
-                    f"Another process is working on {self.path} just now; wait for it, or choose another folder."
+                    f"Another process is using {self.path}; wait for it to finish, or choose another folder."
                 ) from None
             yield
         finally:
@@ -118,16 +118,16 @@ class Run:
             values = _parse(read_bytes(file))
         except FileNotFoundError:
             raise ValueError(
-                f"{self.path} is not a run: it has no {name}; give the folder of a training, or repeat the command "
-                "that was to begin it."
+                f"{self.path} is not a run: {name} not found; pass a run folder, or rerun the command that should "
+                "have created it."
             ) from None
         if values is _NO_JSON:
-            raise ValueError(f"{file} cannot be read as JSON; copy it again or start the run anew.")
+            raise ValueError(f"{file} is not valid JSON; copy it again or retrain the run.")
         if not isinstance(values, dict):
-            raise ValueError(f"{file} does not hold a table of settings; copy it again or start the run anew.")
+            raise ValueError(f"{file} does not contain a JSON object; copy it again or retrain the run.")
         wrong = _wrong_in_data(values) if name == "data.json" else None
         if wrong is not None:
-            raise ValueError(f"{file} is damaged: its {wrong} is not of the kind expected; copy it again.")
+            raise ValueError(f"{file} is damaged: {wrong} has an unexpected type; copy it again.")
         return values
 
     def training_seconds(self) -> float | None:
@@ -145,7 +145,7 @@ class Run:
         for number, row in enumerate(rows, start=1):
             numbers = (row.get("loss"), row.get("error", 0.0))
             if not _is_count(row.get("step")) or any(type(value) not in (int, float) for value in numbers):
-                raise ValueError(f"Line {number} of {self.log} does not tell step and loss; remove it.")
+                raise ValueError(f"Line {number} of {self.log} has no step and loss; remove it.")
         return rows
 
     def start(self, recipe: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> None:
@@ -158,8 +158,8 @@ class Run:
             old, new = (json.loads(json.dumps(plain)) for plain in (stored or self.recipe(), recipe))
             if old != new:
                 raise ValueError(
-                    f"{self.path} holds a run with another recipe ({', '.join(_differences(old, new))}); choose "
-                    "another folder."
+                    f"{self.path} contains a run with a different recipe ({', '.join(_differences(old, new))}); "
+                    "choose another folder."
                 )
             return
         self.write_json("recipe.json", recipe)
@@ -252,7 +252,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], facts: Mappin
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    kept = ", and the file before it is kept" if path.exists() else ""
+    kept = ", and the previous file is kept" if path.exists() else ""
     with plain_errors(path, kept):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
@@ -276,17 +276,17 @@ def read_facts(path: Path) -> dict[str, Any]:
 @contextmanager
 def _opened(path: Path, device: torch.device | str) -> Iterator[tuple[Any, dict[str, Any]]]:
     if not path.exists():
-        raise ValueError(f"There is no file {path}; train the run first.")
+        raise ValueError(f"{path} not found; train the run first.")
     if not path.is_file():
-        raise ValueError(f"{path} is not a plain file; copy the run again.")
-    damaged = ValueError(f"{path} is truncated or damaged; copy it again or go back to an earlier one.")
+        raise ValueError(f"{path} is not a regular file; copy the run again.")
+    damaged = ValueError(f"{path} is truncated or damaged; copy it again or use an earlier checkpoint.")
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             notes = file.metadata() or {}
             if notes.get("format") != FORMAT:
                 raise ValueError(
-                    f"{path} was not written by this version of sigmasolver: its format is "
-                    f"{notes.get('format', 'not named')}, and {FORMAT} is read."
+                    f"{path} was written by another version of sigmasolver: expected format {FORMAT}, got "
+                    f"{notes.get('format', 'none')}."
                 )
             facts = _parse(notes.get("facts", ""))
             if not isinstance(facts, dict) or not all(_is_count(facts.get(key, 0)) for key in ("step", "steps")):
@@ -305,7 +305,7 @@ class _Facts(dict[str, Any]):
         self.path = path
 
     def __missing__(self, key: str) -> Any:
-        raise ValueError(f"{self.path} does not tell its {key}; copy it again or go back to an earlier one.")
+        raise ValueError(f"{self.path} has no {key}; copy it again or use an earlier checkpoint.")
 
 
 def _is_count(value: object) -> bool:
@@ -315,7 +315,7 @@ def _is_count(value: object) -> bool:
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
     """One JSON row at the end of the file, on disk before this returns."""
     line = (json.dumps(row) + "\n").encode()
-    with plain_errors(path, ", and the rows before it are kept"):
+    with plain_errors(path, ", and the previous rows are kept"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab+") as file:
             whole = _end_of_whole_rows(path)
@@ -353,7 +353,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         row = _parse(line)
         if not isinstance(row, dict):
-            raise ValueError(f"Line {number} of {path} is not a JSON row; remove it.")
+            raise ValueError(f"Line {number} of {path} is not a JSON object; remove it.")
         rows.append(row)
     return rows
 
@@ -374,8 +374,8 @@ def read_records(path: Path, also: Sequence[str] = ()) -> list[dict[str, Any]]:
         wrong = _wrong_in_record(row, also)
         if wrong is not None:
             raise ValueError(
-                f"Line {number} of {path} is not a result: its {wrong} is missing or not of the kind expected; remove "
-                "that line, and measure again."
+                f"Line {number} of {path} is not a valid record: {wrong} is missing or has an unexpected type; "
+                "remove the line and measure again."
             )
     return rows
 
@@ -412,7 +412,7 @@ def _is_number(value: object) -> bool:
 
 def replace_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """These rows and no others, replaced whole."""
-    with plain_errors(path, ", and the rows are as they were"), replacing(path) as file:
+    with plain_errors(path, ", and the rows are unchanged"), replacing(path) as file:
         file.writelines((json.dumps(row) + "\n").encode() for row in rows)
 
 

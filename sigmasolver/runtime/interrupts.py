@@ -8,7 +8,7 @@ from types import FrameType
 
 __all__ = ["STOPPED", "TERMINATED", "Interrupts", "LostProcessError", "Termination"]
 
-STOPPED = "sigmasolver: stopped; the same command continues."
+STOPPED = "sigmasolver: stopped; the same command resumes."
 
 
 TERMINATED = 128 + signal.SIGTERM

@@ -37,9 +37,9 @@ def device_of(text: str) -> torch.device:
     except RuntimeError:
         raise ValueError(f'Unknown device "{text}"; use cpu, cuda or cuda:1.') from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("No GPU is available to torch; use the device cpu.")
+        raise ValueError("torch found no GPU; use the device cpu.")
     if device.type not in ("cpu", "cuda"):
-        raise ValueError(f'Only cpu and cuda are supported, not "{text}".')
+        raise ValueError(f'Unsupported device "{text}"; use cpu or cuda.')
     return device
 
 
@@ -102,15 +102,15 @@ def join(device: torch.device) -> Iterator[World]:
     size = _number("WORLD_SIZE", least=1)
     rank, local = (_number(name, least=0) for name in ("RANK", "LOCAL_RANK"))
     if rank >= size:
-        raise ValueError(f"RANK is {rank} of WORLD_SIZE {size}; let torchrun set them, or remove them.")
+        raise ValueError(f"RANK {rank} is out of range for WORLD_SIZE {size}; let torchrun set them, or unset both.")
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
-        raise ValueError(f"RANK is set but {missing[0]} is not; let torchrun set them, or remove RANK.")
+        raise ValueError(f"RANK is set but {missing[0]} is not; let torchrun set them, or unset RANK.")
     if device.type == "cuda":
         if local >= torch.cuda.device_count():
             raise ValueError(
-                f"Process {local} of this machine has no GPU of its own: there are {torch.cuda.device_count()}; "
-                "start as many processes as GPUs."
+                f"No GPU left for local process {local}: this machine has {torch.cuda.device_count()}; start one "
+                "process per GPU."
             )
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
@@ -121,8 +121,8 @@ def join(device: torch.device) -> Iterator[World]:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
         raise LostProcessError(
-            f"Process {rank} of {size} lost another one, which ended or cannot be reached; see what that one said, "
-            "then start all of them again: what was saved is kept."
+            f"Process {rank} of {size} lost contact with another process; check the output of that process, then "
+            "restart all of them: saved state is kept."
         ) from error
     finally:
         if dist.is_initialized():
@@ -135,9 +135,10 @@ def _meet(rank: int, size: int, backend: str) -> None:
         dist.distributed_c10d._set_pg_timeout(PATIENCE)
     except (RuntimeError, ValueError) as error:
         raise ValueError(
-            f"Process {rank} could not meet the others of WORLD_SIZE {size} at {os.environ['MASTER_ADDR']}:"
-            f"{os.environ['MASTER_PORT']}; start all of them within {ARRIVAL.total_seconds() / 60:g} minutes, each "
-            "with a RANK of its own, at an address and a free port that all can reach."
+            f"Process {rank} could not join the process group of WORLD_SIZE {size} at "
+            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}; start all processes within "
+            f"{ARRIVAL.total_seconds() / 60:g} minutes, each with a unique RANK and a reachable address and free "
+            "port."
         ) from error
 
 
@@ -151,6 +152,6 @@ def _number(name: str, least: int) -> int:
     text = os.environ.get(name, str(least)).strip()
     if not text.isdecimal() or len(text) > 9 or int(text) < least:
         raise ValueError(
-            f'{name} is "{text[:20]}" and must be a whole number from {least} up; let torchrun set it, or remove it.'
+            f'{name} must be an integer of at least {least}, got "{text[:20]}"; let torchrun set it, or unset it.'
         )
     return int(text)

@@ -33,8 +33,10 @@ def describe_threads() -> str:
     import torch
 
     count, quota = torch.get_num_threads(), cpu_quota()
-    limit = "" if quota is None else f", of which a quota allows {quota}"
-    waiting = next((f"{name}={os.environ[name]}" for name in WAITING if name in os.environ), "OpenMP's way of waiting")
+    limit = "" if quota is None else f", limited to {quota} by a quota"
+    waiting = next(
+        (f"{name}={os.environ[name]}" for name in WAITING if name in os.environ), "default OpenMP wait policy"
+    )
     return f"{count} thread{'s' * (count > 1)} on {_usable()} cores{limit} ({waiting})"
 
 

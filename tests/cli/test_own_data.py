@@ -232,7 +232,7 @@ def test_training_on_all_and_testing_elsewhere(tmp_path, call):
     assert code == 0 and "the first 6 trajectories for training, none for testing" in out, said
     assert out.endswith(f"next: sigmasolver evaluate {tmp_path / 'all'} --data FILE\n")
     code, _, said = call("evaluate", tmp_path / "all", "--device", "cpu")
-    assert code == 2 and "name other data with --data" in said
+    assert code == 2 and "pass other data with --data" in said
     code, out, said = call(*words, "--out", tmp_path / "two", "--test-data", tmp_path / "b.npy")
     assert (
         code == 0 and f"none for testing; 1 of the training trajectories for validation; tested on {tmp_path}" in out
@@ -249,7 +249,7 @@ def test_training_on_all_and_testing_elsewhere(tmp_path, call):
     code, _, said = call(*words, "--out", tmp_path / "three", "--test-data", tmp_path / "a.npy")
     assert code == 2 and "is also in the training data" in said
     code, _, said = call(*words, "--out", tmp_path / "four", "--test-data", tmp_path / "b.npy", "--test", 2)
-    assert code == 2 and "leave --test out" in said and not (tmp_path / "four").exists()
+    assert code == 2 and "omit --test" in said and not (tmp_path / "four").exists()
     assert call("train", "--resume", tmp_path / "two", "--device", "cpu")[0] == 0
     assert "test" in json.loads((tmp_path / "two" / "data.json").read_text())
 
@@ -290,7 +290,7 @@ def test_evaluate_and_forecast_read_files_as_the_training_did(tmp_path, call):
     assert call("evaluate", tmp_path / "run", "--device", "cpu")[0] == 0 and values(tmp_path / "run") == own
     shutil.copy(training / "run1.npy", test / "run9.npy")
     code, _, said = call("evaluate", tmp_path / "run", "--data", test, "--device", "cpu")
-    assert code == 2 and "Trajectory 4 of" in said and "was trained on" in said
+    assert code == 2 and "Trajectory 4 of" in said and "is in the training data of" in said
 
 
 def test_arrays_may_move_and_change_their_name(tmp_path, call):
@@ -300,7 +300,7 @@ def test_arrays_may_move_and_change_their_name(tmp_path, call):
     assert code == 0, said
     (tmp_path / "a.npy").rename(tmp_path / "b.npy")
     code, _, said = call("evaluate", tmp_path / "run", "--device", "cpu")
-    assert code == 2 and "give its new path with --data" in said
+    assert code == 2 and "pass its new path with --data" in said
     assert call("evaluate", tmp_path / "run", "--data", tmp_path / "b.npy", "--device", "cpu")[0] == 0
     assert {row["windows"] for row in read_rows(tmp_path / "run" / "records.jsonl")} == {3}, "the test part alone"
     code, _, said = call("train", "--resume", tmp_path / "run", "--data", tmp_path / "b.npy", "--device", "cpu")
@@ -387,10 +387,10 @@ def test_a_mask_is_recorded_and_its_solid_left_out(tmp_path, call):
         assert call("evaluate", tmp_path / name, "--device", "cpu")[0] == 0
     assert values(tmp_path / "npz") == values(tmp_path / "store")
     code, out, said = call("diagnose", tmp_path / "npz", "--only", "decomposition", "--device", "cpu")
-    assert code == 0 and "These data have a solid, which counts in no error" in out, said
+    assert code == 0 and "The data contain a solid." in out, said
     words = ["forecast", tmp_path / "npz", "--input", tmp_path / "a.h5", "--steps", 2, "--out", tmp_path / "p.npy"]
     code, out, said = call(*words, "--device", "cpu")
-    assert code == 0 and "where solid is 1 the forecast is as in the last given frame" in out, said
+    assert code == 0 and "where solid is 1, the forecast is copied from the last input frame" in out, said
     frames = np.load(tmp_path / "p.npy")
     inside = np.broadcast_to(solid == 1, frames.shape[:-1])
     assert not frames[inside].any() and frames[~inside].all()
@@ -417,7 +417,7 @@ def test_a_mask_is_recorded_and_its_solid_left_out(tmp_path, call):
         (["--vector", "u"], "at least two"),
         (["--test", "6"], "leave one for training"),
         (["--test", "-1"], "leave one for training"),
-        (["--test-data", "nothing.npy"], "no file or folder"),
+        (["--test-data", "nothing.npy"], "File or folder not found"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path, call, words, says):
@@ -455,7 +455,7 @@ def test_the_recipe_is_printed_without_a_run_folder(tmp_path, call, monkeypatch)
 def test_own_options_are_not_for_a_task(tmp_path, call):
     for words in (["--vector", "u,v"], ["--mask", "solid"], ["--test", "0"]):
         code, _, said = call("train", "ns2d", "--data", tmp_path, "--out", tmp_path / "run", *words, "--device", "cpu")
-        assert code == 2 and "only for your own data" in said
+        assert code == 2 and "only to your own data" in said
 
 
 def test_a_steady_plane_in_one_file_is_not_read_as_lines(tmp_path, call):

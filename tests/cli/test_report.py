@@ -192,7 +192,7 @@ def test_a_copy_is_shown_once_with_a_word(tmp_path):
     copy = weighed(tmp_path / "copy", b"w", [*free, *forced], "maps", found, arrays)
     alone, both = call("table", "comparison", run), call("table", "comparison", run, copy)
     assert both.stdout == alone.stdout and both.exit_code == 0
-    assert both.stderr == f"{copy} holds the same run as {run}; it is shown once, as run.\n" and not alone.stderr
+    assert both.stderr == f"{copy} is a copy of {run}; it is shown once, as run.\n" and not alone.stderr
     for name in ("teacher-forcing", "maps"):  # what only the copy has counts as well
         assert call("figure", name, run, copy, "--out", tmp_path).exit_code == 0
         assert call("figure", name, run, "--out", tmp_path).exit_code != 0
@@ -239,8 +239,8 @@ def test_mistakes_are_one_sentence(tmp_path):
     for words, said in [
         (("figure", "rolout", run), 'Unknown figure "rolout"; did you mean rollout'),
         (("table", "mian", run), 'Unknown table "mian"; did you mean main'),
-        (("figure", "scaling", run, "--field", "u"), "The figure scaling shows no field; omit --field."),
-        (("table", "comparison", tmp_path / "none"), "is not a run: it has no recipe.json"),
+        (("figure", "scaling", run, "--field", "u"), "The figure scaling does not show a field; omit --field."),
+        (("table", "comparison", tmp_path / "none"), "is not a run: recipe.json not found"),
         (("table", "comparison", run, "--where", "horizon"), '"horizon" is not a condition'),
     ]:
         assert said in str(call(*words).exception), words

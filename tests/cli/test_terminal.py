@@ -43,7 +43,7 @@ def test_scores_say_windows_and_horizon_and_what_persistence_has():
 def test_scores_of_a_run_and_its_copy_are_shown_once():
     one, copy, other = (scores("physolver", name, name[0]) for name in ("a-run", "a-copy", "b-run"))
     alone, both = told(one), told([*one, *copy])
-    assert both == f"{alone}  a-copy holds the same run as a-run and is shown once\n"
+    assert both == f"{alone}  a-copy is a copy of a-run and is not shown\n"
     three = told([*one, *copy, *other])
     assert "\n  a-run " in three and "\n  b-run " in three and "\n  a-copy " in three  # the sentence alone
     assert sum("a-copy" in line for line in three.splitlines()) == 1
@@ -80,7 +80,7 @@ def test_a_diagnosis_says_how_much_of_an_epoch_was_timed(timed):
     rows += [made.finding(source, "efficiency", "updates_per_epoch", 2000)]
     heading = diagnosis("efficiency", {"run": rows})[0]
     part = "; Physolver: 40 of 2,000 updates of an epoch timed" if timed == 40 else ""
-    assert heading == f"efficiency: what the model costs, float32 (H200{part})"
+    assert heading == f"efficiency: cost of the model, float32 (H200{part})"
 
 
 def test_a_diagnosis_of_a_few_cases_counts_those():

@@ -100,7 +100,7 @@ def test_forecast_writes_the_rollout(learned, call, tmp_path):
     np.save(tmp_path / "start.npy", history)
     words = ["--input", tmp_path / "start.npy", "--steps", 5, "--out", tmp_path / "p.npy", "--device", "cpu"]
     code, out, _ = call("forecast", folder / "run", *words)
-    assert code == 0 and "holds 3 frames; the last 2 were used" in out and "1 × 5 × 8 × 8 × 1" in out
+    assert code == 0 and "has 3 frames; the last 2 were used" in out and "1 × 5 × 8 × 8 × 1" in out
     expected = load(folder / "run").rollout(torch.from_numpy(history[None, 1:, ..., None]), 5).frames
     np.testing.assert_array_equal(np.load(tmp_path / "p.npy"), expected.numpy())
     code, _, said = call("forecast", folder / "run", *words)
@@ -178,7 +178,7 @@ def test_models_lists_all_with_their_sizes(call):
     assert row == ["transolver-sigma", "1,245,289", "4.98", "128"]
     rows = {words[0]: words[1] for line in out.splitlines() if len(words := line.split()) == 4}
     assert (rows["unet"], rows["eddyformer"], rows["ffno"]) == ("17,323,137", "2,232,611", "9,494,657")
-    assert "learned parameters of: sigmasolver train darcy --model NAME" in out
+    assert "trainable parameters for: sigmasolver train darcy --model NAME" in out
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,11 @@ def test_models_lists_all_with_their_sizes(call):
         (("train", "ns3d", "--data", "DATA", "--out", "NEW"), "did you mean ns2d"),
         (("train", "ns2d", "--out", "NEW"), "Missing --data"),
         (("train", "--data", "DATA"), "Missing --data or --out"),
-        (("train", "ns2d", "--data", "DATA", "--out", "NEW", "--fields", "u"), "--fields is only for your own data"),
-        (("train", "--data", "nothing.npy", "--out", "NEW"), "There is no file or folder nothing.npy"),
+        (
+            ("train", "ns2d", "--data", "DATA", "--out", "NEW", "--fields", "u"),
+            "--fields applies only to your own data",
+        ),
+        (("train", "--data", "nothing.npy", "--out", "NEW"), "File or folder not found: nothing.npy"),
         (("train", "--data", "DATA", "--out", "NEW", "--history", "9"), "leaves no frames to forecast out of 8"),
         (("train", "--data", "DATA", "--out", "NEW", "--history", "0"), "must be at least 1"),
         (("train", "--data", "DATA", "--out", "NEW", "--targets", "w"), 'Unknown field "w"'),
@@ -202,7 +205,7 @@ def test_models_lists_all_with_their_sizes(call):
         (("train", "ns2d", "--data", "DATA", "--out", "NEW"), "training and"),
         (("train", "--resume", "."), "is not a run"),
         (("evaluate", "NEW"), "is not a run"),
-        (("evaluate", "RUN", "--grid", "wide"), "write whole numbers such as 64"),
+        (("evaluate", "RUN", "--grid", "wide"), "integers such as 64"),
         (("evaluate", "RUN", "--horizon", "9"), "shorten history or horizon"),
         (("evaluate", "RUN", "--part", "exam"), "choose from train, validation, test"),
         (("evaluate", "RUN", "--split", "exam"), "choose from train, validation, test"),
@@ -210,7 +213,7 @@ def test_models_lists_all_with_their_sizes(call):
         (("evaluate", "RUN", "--precision", "tf32"), "choose float32 or bf16 on a CPU"),
         (("evaluate", "RUN", "--data", "DATA.h5"), "DATA.h5 not found"),
         (("forecast", "RUN", "--input", "nothing.npy", "--steps", "3", "--out", "p.npy"), "nothing.npy not found"),
-        (("forecast", "RUN", "--input", "DATA", "--steps", "3", "--out", "p.csv"), "end its name in"),
+        (("forecast", "RUN", "--input", "DATA", "--steps", "3", "--out", "p.csv"), "the file name must end in"),
         (("suite", "main"), "with --data"),
         (("suite", "everything", "--list"), "Unknown suite"),
         (("suite", "main", "--only", "x*"), "list them with --list"),

@@ -111,7 +111,7 @@ def test_read_only_folder(tmp_path: Path) -> None:
     try:
         if root:  # root may write anywhere
             os.seteuid(65534)
-        with pytest.raises(StoreError, match="may not write there; choose another folder"):
+        with pytest.raises(StoreError, match="permission denied; choose another folder"):
             Writer(folder / "a.h5", HEADER, 2)
     finally:
         if root:

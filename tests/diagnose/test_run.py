@@ -249,7 +249,7 @@ def test_the_command_writes_files_and_says_what_they_mean(call, runs):
     (share,) = [
         r["value"] for r in rows if (r["metric"], r["lead"], r["field"]) == ("propagation_share", 4, None)
     ]  # fmt: skip
-    said = next(line for line in out.splitlines() if "ffno: " in line and "earlier errors" in line)
+    said = next(line for line in out.splitlines() if "ffno: " in line and "earlier calls" in line)
     assert float(said.split()[1]) == pytest.approx(100 * share, rel=0.01)
     assert "(4 windows of the test split, horizon 4)" in out and "spread of seeds" in out
     assert call("diagnose", *folders, *words) == (code, out, err)
@@ -259,10 +259,10 @@ def test_the_command_leaves_out_what_does_not_apply(call, runs, monkeypatch):
     fast = {name: DIAGNOSTICS[name] for name in ("maps", "corrections")}
     monkeypatch.setattr(module, "DIAGNOSTICS", fast)
     code, out, _ = call("diagnose", runs["ffno"].path, "--device", "cpu")
-    assert code == 0 and "corrections of ffno is left out: ffno has no slice operator" in out and "maps: " in out
+    assert code == 0 and "corrections skipped for ffno: ffno has no slice operator" in out and "maps: " in out
     both = (runs["ffno"].path, runs["first"].path, "--only", "corrections", "--windows", 2, "--device", "cpu")
     code, out, _ = call("diagnose", *both)
-    assert code == 0 and "corrections of ffno is left out" in out and "first: slice attention changes" in out
+    assert code == 0 and "corrections skipped for ffno" in out and "first: slice attention changes" in out
 
 
 def test_the_command_answers_a_mistake_with_one_sentence(call, runs, tmp_path):

@@ -214,7 +214,7 @@ def test_records_that_do_not_say_a_cohort_have_none(run):
     ("words", "says"),
     [
         ({"cohort": "roll"}, 'Unknown cohort "roll"; did you mean rollout'),
-        ({"cohort": "rollout", "windows": 3}, "give either --windows or --cohort"),
+        ({"cohort": "rollout", "windows": 3}, "use either --windows or --cohort"),
         ({"cohort": "rollout", "part": "train"}, "on the test split, not on the train split"),
         ({"cohort": "rollout", "horizon": 11}, "A window needs 21 frames"),
     ],
@@ -227,7 +227,7 @@ def test_mistakes_are_one_sentence(run, words, says):
 
 def test_too_little_data_and_tasks_without_the_cohort_are_told(tmp_path, runs):
     small = trained(tmp_path, "ns2d", test=5)
-    with pytest.raises(ValueError, match="rollout of ns2d needs 200 test trajectories, but there are 5; take more"):
+    with pytest.raises(ValueError, match="rollout of ns2d needs 200 test trajectories, but there are 5; use more"):
         evaluate_run(small, Request(cohort="rollout"))
     with pytest.raises(ValueError, match="decomposition of ns2d needs 200 test trajectories, but there are 5"):
         diagnose_run(small, ["decomposition"], Request(cohort="decomposition"))
@@ -252,7 +252,7 @@ def test_the_commands_take_a_cohort_and_tell_it(call, run, tmp_path):
     code, out, _ = call("table", "cohorts", run.path)
     assert code == 0 and "| NS2D | 200 | 200 | 1 | 1 | 10 | 10 | decomposition |" in out
     code, out, err = call("evaluate", run.path, "--cohort", "rollout", "--windows", 3)
-    assert code == 2 and not out and "give either --windows or --cohort" in err and err.count("\n") == 1
+    assert code == 2 and not out and "use either --windows or --cohort" in err and err.count("\n") == 1
 
 
 def test_the_windows_of_a_cohort_are_listed(call, runs):

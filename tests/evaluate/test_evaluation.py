@@ -205,13 +205,13 @@ def test_another_file_is_the_test_as_a_whole(run, tmp_path):
     rows = evaluate_run(run, path=tmp_path / "other.h5")
     agrees(rows, by_hand(np.broadcast_to(last[:, None], future.shape), future))
     assert {row["data"] for row in rows} == {name} and {row["windows"] for row in rows} == {12}
-    with pytest.raises(ValueError, match="leave the part out"):
+    with pytest.raises(ValueError, match="omit --split"):
         evaluate_run(run, Request(part="train"), tmp_path / "other.h5")
 
 
 def test_a_file_that_holds_training_data_is_refused(run, trained, tmp_path):
     generate(FLOW, 9, 0, tmp_path / "more.h5")
-    with pytest.raises(ValueError, match=r"Trajectory 0 of .*more.h5 is one that .* was trained on") as caught:
+    with pytest.raises(ValueError, match=r"Trajectory 0 of .*more.h5 is in the training data of ") as caught:
         evaluate_run(run, path=tmp_path / "more.h5")
     assert "\n" not in str(caught.value) and not run.records.exists()
     with open_store(trained / "flow.h5") as store, Writer(tmp_path / "fair.h5", store.header, 2) as writer:
@@ -423,14 +423,14 @@ def test_a_steady_task_is_measured_against_the_training_mean(tmp_path):
     [
         ({"protocol": "cheating"}, "choose from free, teacher-forced"),
         ({"part": "exam"}, "choose from train, validation, test"),
-        ({"precision": "float16"}, 'There is no precision "float16"; choose from float32, tf32, bf16'),
+        ({"precision": "float16"}, 'Unknown precision "float16"; choose from float32, tf32, bf16'),
         ({"precision": "tf32"}, "choose float32 or bf16 on a CPU"),
         ({"horizon": 0}, "horizon is 0; it must be at least 1"),
         ({"windows": 0}, "windows is 0; it must be at least 1"),
         ({"batch": 0}, "batch is 0; it must be at least 1"),
         ({"horizon": 7}, "A window needs 9 frames"),
-        ({"grid": (5,)}, "No stride thins the stored grid of 16 × 16 to 5 × 5"),
-        ({"grid": (16, 8)}, "No stride thins"),
+        ({"grid": (5,)}, "The stored grid of 16 × 16 cannot be strided to 5 × 5"),
+        ({"grid": (16, 8)}, "cannot be strided"),
         ({"grid": (6,)}, "does not divide the 16 points of the periodic axis"),
     ],
 )
@@ -444,13 +444,13 @@ def test_mistakes_are_one_sentence(run, request_, says):
 def test_a_run_that_is_not_whole_is_told(run, tmp_path):
     facts = run.read_json("data.json")
     run.write_json("data.json", {**facts, "parts": {**facts["parts"], "validation": []}})
-    with pytest.raises(ValueError, match="has no validation part"):
+    with pytest.raises(ValueError, match="has no validation split"):
         evaluate_run(run, Request(part="validation"))
     run.write_json("data.json", {key: facts[key] for key in ("path", "fingerprint")})
-    with pytest.raises(ValueError, match="has no test part"):
+    with pytest.raises(ValueError, match="has no test split"):
         evaluate_run(run)
     run.write_json("data.json", {**facts, "path": str(tmp_path / "gone.h5")})
-    with pytest.raises(ValueError, match=r"no longer at .*gone.h5; give its new path with --data"):
+    with pytest.raises(ValueError, match=r"not found at .*gone.h5; pass its new path with --data"):
         evaluate_run(run)
     run.write_json("data.json", facts)
     run.weights.unlink()

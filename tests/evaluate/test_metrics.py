@@ -429,29 +429,34 @@ def test_ratios_do_not_know_the_unit_of_the_data(name, exponent):
 def test_other_leads_grids_or_fields_are_refused(metric):
     true = draw(0, 2, 6, 6, 7, 2)
     for other in (true[:, :3], true[:, :1], true[..., :6, :], true[..., :1], true[:1]):
-        with pytest.raises(ValueError, match=r"^Predicted frames have shape .*, without the given frames\.$"):
+        with pytest.raises(ValueError, match=r"^Predicted frames have shape .*, without the history\.$"):
             metric(other, true)
 
 
 @pytest.mark.parametrize("wrong", [draw(0, 2, 3, 4), draw(0, 1, 1, 1, 1, 1, 1, 1), draw(0, 0, 2, 3, 1)])
 def test_what_is_no_stack_of_frames_is_refused(wrong):
     for metric in (*PAIRWISE.values(), lambda p, t: m.energy_spectrum(p), lambda p, t: m.is_constant(p)):
-        with pytest.raises(ValueError, match=r"^Frames must be real, not empty and \(batch, leads, .* but are float64"):
+        with pytest.raises(
+            ValueError, match=r"^Expected real, non-empty frames of shape \(batch, leads, .* got float64"
+        ):
             metric(wrong, wrong)
-    with pytest.raises(ValueError, match="but are complex128"):
+    with pytest.raises(ValueError, match="got complex128"):
         m.relative_l2(draw(0, 1, 1, 2, 1) * 1j, draw(0, 1, 1, 2, 1) * 1j)
 
 
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda x: m.rmse(x, x, "field", "time"), "Errors are kept per sample, lead, field, not per time."),
-        (lambda x: m.frmse(x[:, :1], x[:, :1]), "at least two leads .* have 1 leads on a grid of 4 × 5."),
-        (lambda x: m.correlation_time(x, torch.ones(3)), "need one lead time for each .* have shape \\(3,\\)."),
-        (lambda x: m.correlation_time(x.sum(), torch.ones(1)), "Correlations of shape \\(\\) need one lead time .*"),
-        (lambda x: m.blow_up(x, x, 0.0), "The multiple of the true norm is 0.0, but must be a positive number."),
-        *((lambda x, s=s: m.energy_spectrum(x, s), "do not fit a grid of 4 × 5; give one .*") for s in BAD_SIDES),
-        *((lambda x, g=g: m.realm_error(x, x, g), "add up to the 3 fields; .*") for g in ((), (2, 2), (3, 0), (4, -1))),
+        (lambda x: m.rmse(x, x, "field", "time"), "Unknown error axes time; choose from sample, lead, field."),
+        (lambda x: m.frmse(x[:, :1], x[:, :1]), "at least two leads .* got 1 leads on a grid of 4 × 5."),
+        (lambda x: m.correlation_time(x, torch.ones(3)), "Expected one lead time for each .* of shape \\(3,\\)."),
+        (lambda x: m.correlation_time(x.sum(), torch.ones(1)), "Expected one lead time .* of shape \\(\\), .*"),
+        (lambda x: m.blow_up(x, x, 0.0), "The multiple of the true norm must be positive, got 0.0."),
+        *((lambda x, s=s: m.energy_spectrum(x, s), "do not match a grid of 4 × 5; pass one .*") for s in BAD_SIDES),
+        *(
+            (lambda x, g=g: m.realm_error(x, x, g), "sum to the number of fields, 3; .*")
+            for g in ((), (2, 2), (3, 0), (4, -1))
+        ),
         *((lambda x, c=c: m.component_mean(x, c), "at least one index from 0 to 2.") for c in ((), (3,), (-1, 0))),
     ],
 )

@@ -217,13 +217,13 @@ def test_mistakes_are_one_sentence(call, tmp_path, monkeypatch):
         ((*suite, "--on", "local"), "There is no store data/ns2d.h5"),
         ((*suite, "--on", "local", "--nodes", "2"), "--nodes is for --on slurm"),
         ((*suite, "--on", "local", "--minutes", "3"), "limit a job with --slurm time"),
-        ((*suite, "--on", "slurm", "--detach", "--jobs", "2"), "--jobs needs this command to wait"),
+        ((*suite, "--on", "slurm", "--detach", "--jobs", "2"), "--jobs requires this command to wait"),
         ((*suite, "--slurm", "time=60"), "--slurm is for jobs; add --on"),
         ((*suite, "--on", "slurm", "--slurm", "time=2h"), "whole minutes, such as time=600"),
         ((*suite, "--on", "slurm", "--slurm", "partition="), "is not NAME=VALUE"),
         ((*suite, "--on", "slurm", "--slurm", "nodes=2"), "--nodes and --processes"),
-        (("submit", "name", "--", "trane", "kf2d"), "is no command that a job could run"),
-        (("submit", "a/b", "--", "train", "kf2d"), "cannot be the name of a job"),
+        (("submit", "name", "--", "trane", "kf2d"), "is not a command that a job can run"),
+        (("submit", "a/b", "--", "train", "kf2d"), "is not a valid job name"),
         (("submit", "name", "--nodes", "2", "--", "simulate", "demo"), "simulate runs in one process"),
     ]
     for words, says in cases:

@@ -93,7 +93,7 @@ def test_a_store_goes_on_in_time(made, raw, tmp_path):
         assert (after.fields, after.units, after.boundary) == (("slope",), ("1",), before.boundary)
         assert out.finished and out.header.source == "forecast"
         assert out.header.parameters == {"run": "full", "step": 5, "start": "waves.h5"}
-    assert said[0] == f"{made / 'waves.h5'} holds 7 frames; the last 2 were used"
+    assert said[0] == f"{made / 'waves.h5'} has 7 frames; the last 2 were used"
 
 
 def test_arrays_into_a_store_count_frames_and_points(made, raw, tmp_path):
@@ -109,8 +109,8 @@ def test_a_longer_history_is_cut_and_another_grid_is_told(made, tmp_path):
     np.save(tmp_path / "start.npy", finer)
     said = forecast_file(made / "full", tmp_path / "start.npy", 2, tmp_path / "out.npy", CPU)
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), rolled(made / "full", finer[None, -2:], 2))
-    assert "holds 5 frames; the last 2 were used" in said[0]
-    assert "a grid of 16 × 20 and the model was trained on 12 × 12: trust it less" in said[1]
+    assert "has 5 frames; the last 2 were used" in said[0]
+    assert "a grid of 16 × 20, but the model was trained on 12 × 12: the forecast is less reliable" in said[1]
 
 
 def test_fewer_bits_are_near_and_the_file_says_so(made, tmp_path):
@@ -132,10 +132,10 @@ def test_a_store_is_thinned_as_the_training_data_were(made, raw, tmp_path):
         np.testing.assert_allclose(out.header.layout.times, WAVES.layout.times[-1] + 0.5 * np.arange(1, 4))
         np.testing.assert_array_equal(out.header.layout.coordinates[1], WAVES.layout.coordinates[1][::2])
         assert out.header.layout.units == ("m", "1")
-    assert "holds 7 frames; the last 3 were used" in said[0]
+    assert "has 7 frames; the last 3 were used" in said[0]
     assert said[1:3] == [
-        "1 of 2 frames was used, as in the training",
-        "1 of 2 points along each axis was used, as in the training",
+        "1 of 2 frames was used, as in training",
+        "1 of 2 points along each axis was used, as in training",
     ]
 
 
@@ -154,7 +154,7 @@ def test_plain_frames_are_taken_as_far_apart_as_the_model_wants(made, raw, tmp_p
     for name, history in (("stored", raw[0, :2]), ("thinned", np.ascontiguousarray(raw[0, :2, ::2, ::2]))):
         np.save(tmp_path / f"{name}.npy", history)
         said = forecast_file(made / "thin", tmp_path / f"{name}.npy", 2, tmp_path / f"{name}-out.npy", CPU)
-        assert said[0] == "the frames are taken as 2 frames of the training data apart"
+        assert said[0] == "assuming consecutive frames are 2 frames of the training data apart"
         assert ("1 of 2 points" in said[1]) == (name == "stored") and len(said) == 2 + (name == "stored")
     both = [np.load(tmp_path / f"{name}-out.npy") for name in ("stored", "thinned")]
     np.testing.assert_array_equal(*both)
@@ -283,7 +283,7 @@ def test_a_run_without_the_record_says_so_and_forecasts(made, tmp_path):
         if step == "all":  # weights, recipe and normalisers are enough
             (tmp_path / "old" / "data.json").unlink()
         said = forecast_file(tmp_path / "old", start, 2, tmp_path / f"{step}.npy", CPU)
-        assert sum("no record of units, box and time step" in line for line in said) == 1
+        assert sum("no record of units, domain size and time step" in line for line in said) == 1
 
 
 # --- what goes wrong
@@ -296,7 +296,7 @@ def test_a_forecast_that_stops_being_finite_is_told(made, raw, tmp_path):
     out = np.load(tmp_path / "out.npy")
     assert np.isfinite(out[0]).all() and np.isnan(out[1]).all()
     assert [line for line in said if line.startswith("trajectory")] == [
-        "trajectory 1: 1 of 1 forecasts stopped being finite, the first at lead 1 of 3"
+        "trajectory 1: 1 of 1 forecasts became non-finite, the first at lead 1 of 3"
     ]
 
 
@@ -310,15 +310,15 @@ def bad(raw, which):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"out": "out.txt"}, r'cannot be written as "out.txt"; end its name in .h5, .npy, .npz'),
+        ({"out": "out.txt"}, r'Unknown output format "out.txt"; the file name must end in .h5, .npy, .npz'),
         ({"out": "there.npy"}, "already exists; choose another name"),
-        ({"out": "."}, r"is a folder; name a file in it that ends in .h5, .npy, .npz"),
-        ({"steps": 10**10}, r"forecast of 10000000000 frames for 1 trajectories takes 1.15e\+04 GB of memory"),
-        ({"steps": 10**30}, "ask for fewer steps"),
+        ({"out": "."}, r"is a folder; pass a file name ending in .h5, .npy, .npz"),
+        ({"steps": 10**10}, r"forecast of 10000000000 frames for 1 trajectories needs 1.15e\+04 GB of memory"),
+        ({"steps": 10**30}, "use fewer steps"),
         ({"out": "start.npy/out.npy"}, "cannot be written"),
-        ({"steps": 0}, "A forecast of 0 frames was asked for"),
-        ({"precision": "half"}, 'There is no precision "half"'),
-        ({"start": "short"}, "holds 1 frames; 2 are needed"),
+        ({"steps": 0}, "must be at least 1, got 0"),
+        ({"precision": "half"}, 'Unknown precision "half"'),
+        ({"start": "short"}, "has 1 frames, but a forecast needs 2"),
         ({"start": "nan"}, r"no finite float32 numbers, the first in trajectory 0, frame 1, point \(3, 4\) of 'slope'"),
         ({"start": "channels"}, "3 channels; 2 are needed, in the order slope, height"),
         ({"start": "axes"}, "shape"),
@@ -349,7 +349,7 @@ def test_mistakes_are_one_sentence_and_leave_nothing_behind(made, raw, tmp_path,
 
 def test_too_few_frames_for_thinning_counts_stored_frames(made, tmp_path):
     generate(replace(WAVES, frames=2), 1, 0, tmp_path / "two.h5")
-    with pytest.raises(ValueError, match="holds 2 frames; 3 are needed"):
+    with pytest.raises(ValueError, match="has 2 frames, but a forecast needs 3"):
         forecast_file(made / "thin", tmp_path / "two.h5", 3, tmp_path / "out.npy", CPU)
 
 

@@ -154,7 +154,7 @@ def test_conditions_are_constant_channels_in_the_order_of_their_names():
     frames = rollout(forecaster, torch.zeros(2, 1, 4, 4, 1), 2, conditions=given).frames
     assert (frames[0] == 90).all() and (frames[1] == 180).all()
     for wrong in (None, {"reynolds": torch.ones(2)}, {**given, "drag": torch.ones(2)}):
-        with pytest.raises(ValueError, match="takes the conditions reynolds, step"):
+        with pytest.raises(ValueError, match="Expected the conditions reynolds, step"):
             forecaster(torch.zeros(2, 1, 4, 4, 1), wrong)
     with pytest.raises(ValueError, match="one number for each of 2 samples"):
         forecaster(torch.zeros(2, 1, 4, 4, 1), {**given, "step": torch.ones(3)})
@@ -185,10 +185,10 @@ def test_gradients_pass_through_a_rollout():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda f, h: rollout(f, h, 0), "at least one"),
+        (lambda f, h: rollout(f, h, 0), "at least 1"),
         (lambda f, h: rollout(f, h, 4, torch.zeros(1, 3, 4, 1)), "3 true frames for a horizon of 4"),
         (lambda f, h: Forecaster(f.model, f.inputs, f.targets, 1, boundary="upper-walls"), "did you mean lower-walls"),
-        (lambda f, h: Forecaster(nn.Identity(), f.inputs, f.targets, 2)(h), "not 2 whole frames"),
+        (lambda f, h: Forecaster(nn.Identity(), f.inputs, f.targets, 2)(h), "not a multiple of 2 frames"),
     ],
 )
 def test_mistakes_are_one_sentence(call, says):
@@ -211,7 +211,7 @@ def test_the_method_takes_arrays_and_the_last_frames_of_a_longer_history():
     forecaster = Forecaster(Shift(1), fields, fields, 1, history=2)
     result = forecaster.rollout(truth[:, :5].float().numpy(), 4)
     torch.testing.assert_close(result.frames.double(), truth[:, 5:], rtol=0, atol=1e-6)
-    with pytest.raises(ValueError, match="has 1 frames; 2 are needed"):
+    with pytest.raises(ValueError, match="at least 2 frames, got 1"):
         forecaster.rollout(truth[:, :1], 4)
 
 
@@ -241,7 +241,7 @@ def test_a_sample_that_stops_being_finite_leaves_the_others_alone():
     result = rollout(forecaster, history, 4)
     torch.testing.assert_close(result.frames[0, :, 0, 0], torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=F64))
     assert torch.isfinite(result.frames[1, :2]).all() and result.frames[1, 2:].isnan().all()
-    assert result.stopped == 3 and str(result).startswith("1 of 2 forecasts stopped being finite, the first at lead 3")
+    assert result.stopped == 3 and str(result).startswith("1 of 2 forecasts became non-finite, the first at lead 3")
 
 
 class Clock(nn.Module):

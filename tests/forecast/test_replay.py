@@ -89,14 +89,14 @@ def test_conditions_reach_the_model_and_wrong_ones_are_refused():
         given = {"step": scale * torch.rand(3), "reynolds": torch.rand(3)}
         assert torch.equal(replay(frames, given), plainly(forecaster, frames, given))
         assert torch.equal(rollout(replay, frames, 3, conditions=given).frames[:, :2], replay(frames, given))
-    with pytest.raises(ValueError, match="takes the conditions reynolds, step"):
+    with pytest.raises(ValueError, match="Expected the conditions reynolds, step"):
         replay(frames, {"reynolds": torch.ones(3)})
 
 
 def test_there_are_no_gradients_and_asking_for_them_is_refused():
     replay, frames = Replay(made()), history()
     assert not replay(frames).requires_grad
-    with pytest.raises(ValueError, match="A replay gives no gradients; call the forecaster"):
+    with pytest.raises(ValueError, match="Replay does not support gradients; call the underlying"):
         replay(frames.requires_grad_())
     with torch.no_grad():
         assert not replay(frames).requires_grad
@@ -113,7 +113,7 @@ def test_a_call_in_inference_mode_leaves_nothing_that_training_could_not_use():
 
 def test_hooks_see_every_call():
     replay, frames, seen = Replay(made()), history(), []
-    assert replay.eager(frames) == "a CPU has no graphs"
+    assert replay.eager(frames) == "CUDA graphs require a GPU"
     replay.model.blocks[0].register_forward_hook(lambda module, inputs, output: seen.append(output))
     rollout(replay, frames, 6)
     assert len(seen) == 3 and not torch.equal(seen[0], seen[1])
@@ -122,8 +122,8 @@ def test_hooks_see_every_call():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: Replay(made(), "float16"), 'There is no precision "float16"; choose from float32, tf32, bf16.'),
-        (lambda: Replay(made(), "tf32")(history()), "TF32 is a format of GPUs; choose float32 or bf16 on a CPU."),
+        (lambda: Replay(made(), "float16"), 'Unknown precision "float16"; choose from float32, tf32, bf16.'),
+        (lambda: Replay(made(), "tf32")(history()), "TF32 requires a GPU; choose float32 or bf16 on a CPU."),
     ],
 )
 def test_mistakes_are_one_sentence(call, says):
@@ -183,7 +183,7 @@ def test_conditions_of_a_replay_are_those_of_the_call():
         given = {"reynolds": torch.rand(3, dtype=kind, device=place)}
         assert distance(replay(frames, given), plainly(forecaster, frames, given)) < 1e-6
     assert len(replay._graphs) == 1
-    for wrong, says in (({}, "takes the conditions"), ({"reynolds": torch.ones(2)}, "one number for each of 3")):
+    for wrong, says in (({}, "Expected the conditions"), ({"reynolds": torch.ones(2)}, "one number for each of 3")):
         with pytest.raises(ValueError, match=says):
             replay(frames, wrong)
 

@@ -170,7 +170,7 @@ def test_forecast_needs_nothing_but_the_name(two_windows, call, tmp_path, monkey
         (("forecast", "darcy", "--out", "p.npy"), "already exists"),
         (("forecast", "darcy", "--steps", "2"), "--steps requires --input"),
         (("forecast", "darcy", "--input", "p.npy"), "--out"),
-        (("forecast", "darcy", "--input", "p.npy", "--out", "q.npy", "--animation", "a.png"), "leave out --input"),
+        (("forecast", "darcy", "--input", "p.npy", "--out", "q.npy", "--animation", "a.png"), "omit --input"),
         (("forecast", "."), "Missing --input"),
     ):
         code, _, err = call(*words)

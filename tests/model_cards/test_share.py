@@ -78,7 +78,7 @@ def test_evaluating_the_folder_on_other_data_works_and_on_its_own_data_asks_for_
     code, out, err = call("evaluate", folder, "--data", tmp_path / "other.h5")
     assert code == 0 and "persistence" in out, err
     code, _, err = call("evaluate", folder)
-    assert code == 2 and "give its new path with --data" in err
+    assert code == 2 and "pass its new path with --data" in err
 
 
 def test_mistakes_are_one_sentence(run, tmp_path, call):

@@ -87,7 +87,9 @@ def test_a_foreign_model_learns_is_measured_diagnosed_and_reported(call, data, t
     code, _, err = call("diagnose", run.path, "--only", "routing", "--device", "cpu")
     assert code == 2 and f"{NAME} has no slice operator" in err and err.count("\n") == 1
     code, _, err = call("diagnose", run.path, "--only", "interventions", "--windows", 2, "--device", "cpu")
-    assert code == 2 and f"{NAME} has none of the parts that interventions looks at" in err and err.count("\n") == 1
+    assert (
+        code == 2 and f"{NAME} has none of the components that interventions measures" in err and err.count("\n") == 1
+    )
     code, out, err = call("diagnose", run.path, "--only", "maps", "--windows", 2, "--device", "cpu")
     assert code == 0 and "maps: " in out, err
 

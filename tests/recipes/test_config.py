@@ -139,14 +139,14 @@ def test_arrays_without_names_get_them_again(call, kept, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("train", "kf2d", "--config", "FILE"), "The recipe is named twice"),
+        (("train", "kf2d", "--config", "FILE"), "The recipe is given twice"),
         (("train", "--config", "none.toml"), "none.toml not found"),
-        (("train", "--config", "FILE", "--history", 4), "only for your own data"),
+        (("train", "--config", "FILE", "--history", 4), "only to your own data"),
         (("train", "--resume", "x", "--config", "FILE"), "keeps its recipe"),
         (("train", "--resume", "x", "--print-config"), "keeps its recipe"),
-        (("plan",), "Missing the recipe to plan"),
+        (("plan",), "Missing recipe"),
         (("settings", "kf3d"), "did you mean"),
-        (("settings", "--simulator"), "Name the simulator"),
+        (("settings", "--simulator"), "Missing simulator name"),
         (("train", "kf2d", "--set", "padding=circular"), "did you mean model.options.padding?"),
     ],
 )

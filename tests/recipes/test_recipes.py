@@ -523,7 +523,7 @@ def test_a_run_of_earlier_names_keeps_its_recipe(tmp_path):
     assert recipe_in(run) == recipe
     begin(run, recipe)
     assert run.recipe() == old  # as it was
-    with pytest.raises(ValueError, match=r"another recipe \(train\.lr\); choose another"):
+    with pytest.raises(ValueError, match=r"different recipe \(train\.lr\); choose another"):
         begin(run, changed(recipe, ["train.lr=5e-4"]))
     begin(Run(tmp_path / "new"), recipe)
     assert Run(tmp_path / "new").recipe()["train"]["loss"] == "squared"

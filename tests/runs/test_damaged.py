@@ -106,7 +106,7 @@ def refused(call, folder, made, *says, which=("evaluate", "diagnose", "train")):
 def test_wrong_types_in_data_json(call, copy, made, change):
     file = copy / "run" / "data.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
-    refused(call, copy, made, "data.json is damaged: its " + next(iter(change)))
+    refused(call, copy, made, "data.json is damaged: " + next(iter(change)))
 
 
 @pytest.mark.parametrize("text", [NESTED, f'{{"a": {DIGITS}}}', "7"])
@@ -118,7 +118,7 @@ def test_json_that_python_cannot_hold(call, copy, made, text):
         (copy / "run" / name).write_text(before)
     for name in ("records.jsonl", "log.jsonl"):
         (copy / "run" / name).write_text(text + "\n")
-        with pytest.raises(ValueError, match=rf"Line 1 of .*{name} is not a JSON row; remove it\.$"):
+        with pytest.raises(ValueError, match=rf"Line 1 of .*{name} is not a JSON object; remove it\.$"):
             read_rows(copy / "run" / name)
     code, _, err = call("evaluate", copy / "run", "--device", "cpu")
     one_sentence(code, err, "Line 1 of", "records.jsonl")
@@ -128,7 +128,7 @@ def test_json_that_python_cannot_hold(call, copy, made, text):
 def test_rows_of_the_log_without_step_or_loss(call, copy, row):
     (copy / "half" / "log.jsonl").write_text(json.dumps(row) + "\n")
     code, _, err = call("train", "--resume", copy / "half", "--device", "cpu")
-    one_sentence(code, err, "Line 1 of", "log.jsonl does not tell step and loss; remove it.")
+    one_sentence(code, err, "Line 1 of", "log.jsonl has no step and loss; remove it.")
 
 
 @pytest.mark.parametrize("facts", [{}, {"step": "4", "steps": 4}, {"step": -1}, {"step": 10**30}])
@@ -144,7 +144,7 @@ def test_facts_missing_in_the_state(call, copy, key):
     tensors, facts = read_tensors(resume)
     write_tensors(resume, tensors, {name: value for name, value in facts.items() if name != key})
     code, _, err = call("train", "--resume", copy / "half", "--device", "cpu")
-    one_sentence(code, err, f"resume.safetensors does not tell its {key}")
+    one_sentence(code, err, f"resume.safetensors has no {key}")
 
 
 def test_a_state_that_lacks_a_tensor(call, copy):
@@ -223,7 +223,7 @@ def test_a_folder_that_may_not_be_entered(call, copy):
         if root:
             os.seteuid(0)
         (copy / "run").chmod(0o755)
-    one_sentence(code, err, "Permission denied: this user may not")
+    one_sentence(code, err, "Permission denied: ")
 
 
 def test_records_that_lost_a_row_of_an_evaluation(call, copy):
@@ -234,7 +234,7 @@ def test_records_that_lost_a_row_of_an_evaluation(call, copy):
     for lost in (0, 1, len(rows) - 1):
         records.write_text("".join(rows[:lost] + rows[lost + 1 :]))
         code, _, err = call("evaluate", copy / "run", "--device", "cpu")
-        one_sentence(code, err, "records.jsonl holds a part of this evaluation only")
+        one_sentence(code, err, "records.jsonl contains only part of this evaluation")
 
 
 @pytest.mark.parametrize("change", [{"metric": 7}, {"seed": "1"}, {"grid": None}, {"value": []}, {"run": None}])
@@ -244,7 +244,7 @@ def test_rows_of_records_that_are_no_results(call, copy, change):
     records.write_text("".join(json.dumps(row) + "\n" for row in ({**first, **change}, *rest)))
     for words in (("evaluate", copy / "run", "--device", "cpu"), ("report", copy / "run", "--out", copy / "x.html")):
         code, _, err = call(*words)
-        one_sentence(code, err, "Line 1 of", f"is not a result: its {next(iter(change))} is missing")
+        one_sentence(code, err, "Line 1 of", f"is not a valid record: {next(iter(change))} is missing")
 
 
 def test_a_normaliser_of_another_recipe(call, copy, made):
@@ -253,4 +253,4 @@ def test_a_normaliser_of_another_recipe(call, copy, made):
     facts = json.loads(file.read_text())
     facts["inputs"]["fields"] = ["v"]
     file.write_text(json.dumps(facts))
-    refused(call, copy, made, "normaliser.json of", "is not that of its recipe", which=("evaluate", "forecast"))
+    refused(call, copy, made, "normaliser.json of", "does not match its recipe", which=("evaluate", "forecast"))

@@ -113,8 +113,8 @@ for write in (
 """
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
     first, second = check_output(code).splitlines()
-    assert "full" in first and "the file before it is kept" in first
-    assert "full" in second and "the rows before it are kept" in second
+    assert "full" in first and "the previous file is kept" in first
+    assert "full" in second and "the previous rows are kept" in second
     assert read_tensors(file)[1] == {"step": 1} and read_rows(log) == [{"step": 1}]
     assert sorted(os.listdir(tmp_path)) == ["log.jsonl", "resume.safetensors"]
 
@@ -124,7 +124,7 @@ def test_a_folder_holds_one_recipe(tmp_path):
     run.start({"model": "physolver", "seed": 42, "grid": (8, 8)})
     run.start({"model": "physolver", "seed": 42, "grid": (8, 8)})
     assert run.recipe() == {"model": "physolver", "seed": 42, "grid": [8, 8]}
-    with pytest.raises(ValueError, match=r"another recipe \(seed\)"):
+    with pytest.raises(ValueError, match=r"different recipe \(seed\)"):
         run.start({"model": "physolver", "seed": 43, "grid": (8, 8)})
 
 
@@ -135,10 +135,10 @@ def test_what_is_not_a_run_is_said_plainly(tmp_path):
         (tmp_path / "recipe.json").write_bytes(data)
         with pytest.raises(ValueError, match=r"recipe\.json"):
             Run(tmp_path).recipe()
-    with pytest.raises(ValueError, match="There is no file"):
+    with pytest.raises(ValueError, match="not found"):
         read_tensors(tmp_path / "weights.safetensors")
     save_file({"a": torch.zeros(1)}, tmp_path / "foreign.safetensors")
-    with pytest.raises(ValueError, match="not written by this version"):
+    with pytest.raises(ValueError, match="written by another version"):
         read_tensors(tmp_path / "foreign.safetensors")
     (tmp_path / "log.jsonl").write_text('{"a": 1}\nnonsense\n')
     with pytest.raises(ValueError, match="Line 2 of"):

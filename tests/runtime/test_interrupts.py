@@ -42,5 +42,5 @@ def test_ctrl_c_while_modules_are_imported(tmp_path, module, then):
         [sys.executable, "-m", "sigmasolver", *words], capture_output=True, text=True, env=environment
     )
     assert (done.returncode, done.stdout) == (130, ""), done.stderr
-    assert done.stderr == "sigmasolver: stopped; the same command continues.\n"
+    assert done.stderr == "sigmasolver: stopped; the same command resumes.\n"
     assert not (tmp_path / "out.h5").exists()

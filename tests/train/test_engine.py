@@ -280,7 +280,7 @@ def test_a_run_from_before_the_setting_goes_on(data, tmp_path):
     assert plain["train"].pop("accumulate") is False
     run.write_json("recipe.json", plain)
     train_run(FORCED, data, run)
-    with pytest.raises(ValueError, match="holds a run with another recipe"):
+    with pytest.raises(ValueError, match="contains a run with a different recipe"):
         train_run(ACCUMULATED, data, run)
 
 

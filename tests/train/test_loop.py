@@ -182,7 +182,7 @@ def test_a_finished_run_is_not_trained_again(data, tmp_path):
 
 def test_another_recipe_in_the_folder_is_refused(data, tmp_path):
     start(data, tmp_path)
-    with pytest.raises(ValueError, match=r"another recipe \(train.epochs\)"):
+    with pytest.raises(ValueError, match=r"different recipe \(train.epochs\)"):
         start(data, tmp_path, replace(RECIPE, train=replace(RECIPE.train, epochs=5)))
 
 

@@ -222,7 +222,7 @@ def test_the_command_tells_what_to_change(planned):
     )
     assert code == 0 and "It fits" in again
     code, out, _ = planned("darcy", *TINY, "--grid", 9, "--memory", 1e-5, "--set", "train.batch=1")
-    assert code == 1 and "None of these fits; use a coarser grid with --grid" in out
+    assert code == 1 and "None of them fits; use a coarser grid with --grid" in out
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_the_command_tells_what_to_change(planned):
         (("ns3d",), "did you mean ns2d"),
         (("smoke3d", "--grid", "64,64"), "has 2 axes, but smoke3d has 3"),
         (("ns2d", "--grid", "4"), "too small for modes=4"),
-        (("ns2d", "--grid", "wide"), "write whole numbers such as 64"),
+        (("ns2d", "--grid", "wide"), "integers such as 64"),
         (("ns2d", "--grid", "0"), "too small"),
         (("ns2d", "--memory", "0"), "The memory is 0 GB; it must be positive"),
         (("ns2d", "--memory", "-3"), "it must be positive"),
@@ -251,8 +251,8 @@ def test_mistakes_are_one_sentence(planned, words, says):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (["model.depth=1000000"], r"model.depth is 1000000; a training takes at most 1,000"),
-        (["model.width=1600000000"], r"model.width is 1.6e\+09; a training takes at most 16,777,216"),
+        (["model.depth=1000000"], r"model.depth is 1000000; the maximum is 1,000"),
+        (["model.width=1600000000"], r"model.width is 1.6e\+09; the maximum is 16,777,216"),
         (["model.width=16384"], "GB for its weights, gradients and optimiser states"),
         (["train.batch=100000000"], "needs more than .* GB"),
         (["task.grid=(99999999,99999999)"], "needs more than .* GB"),

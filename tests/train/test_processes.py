@@ -200,7 +200,7 @@ def test_the_others_end_when_one_process_is_killed(tmp_path, size, lost):
         processes[lost].kill()
         for rank, one in enumerate(processes):
             if rank != lost:
-                assert f"Process {rank} of {size} lost another one" in sentence_of(one)
+                assert f"Process {rank} of {size} lost contact with another process" in sentence_of(one)
     finally:
         for one in processes:
             one.kill()
@@ -225,7 +225,7 @@ def test_a_process_whose_fellow_never_comes_or_dies_at_the_door(came):
     waiting = by_hand(LONELY if came else LONELY.replace("15", "1"), 0, 2, port)
     other = by_hand(DIES_EARLY.format(port), 1, 2, port) if came else None
     try:
-        assert "Process 0 could not meet the others of WORLD_SIZE 2 at 127.0.0.1" in sentence_of(waiting)
+        assert "Process 0 could not join the process group of WORLD_SIZE 2 at 127.0.0.1" in sentence_of(waiting)
     finally:
         for one in (waiting, other):
             if one is not None:

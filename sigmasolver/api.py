@@ -120,21 +120,23 @@ def open_dataset(
     if is_dataset(source):
         if said != Reading(said.fields, said.steady):
             raise ValueError(
-                "A data set in memory says its axes, boundaries, times and units itself; set its attributes, and leave "
-                "axes, boundary, dt, units, mask and skip_bad out."
+                "An in-memory dataset defines its own axes, boundaries, times and units; set its attributes and "
+                "omit axes, boundary, dt, units, mask and skip_bad."
             )
         return _from_xarray(source, out, fields, steady)
     source = Path(source)
     if is_store(source):
         if out is not None or said != Reading():
-            raise ValueError(f"{source} is a store and needs no import; leave out= and all that tells how to read it.")
+            raise ValueError(
+                f"{source} is a store and needs no import; omit out= and the options that describe arrays."
+            )
         return open_store(source)
     if not source.exists():
-        raise ValueError(f"There is no file or folder {source}.")
+        raise ValueError(f"File or folder not found: {source}.")
     if out is not None:
         return open_store(import_data(source, out, reading=said).path)
     if skip_bad:
-        raise ValueError(f"To leave out trajectories of {source}, name the store for the others with out=.")
+        raise ValueError(f"To skip trajectories of {source}, pass the store to write with out=.")
     return open_data(source, said)
 
 
@@ -221,12 +223,12 @@ def open_windows(data: str | Path | Reader, recipe: Recipe | str, split: str = "
     from sigmasolver.data.formats import open_data
 
     if split not in ("train", "validation", "test"):
-        raise ValueError(f'There is no split "{split}"; choose from train, validation, test.')
+        raise ValueError(f'Unknown split "{split}"; choose from train, validation, test.')
     recipe = recipe_of(recipe) if isinstance(recipe, str) else recipe
     store = open_data(data)
     windows = recipe.windows_of(store, split)
     if windows is None:
-        raise ValueError(f"The recipe leaves no trajectory of {store.path} to the {split} split; change its sizes.")
+        raise ValueError(f"The {split} split of {store.path} is empty; change the split sizes of the recipe.")
     return windows
 
 
@@ -388,7 +390,7 @@ def write_report(runs: Sequence[Run | str | Path], out: str | Path, title: str |
     from sigmasolver.report.page import write_page
 
     if not runs:
-        raise ValueError("A page needs at least one run; none was given.")
+        raise ValueError("A page requires at least one run.")
     paths = [_run(run).path for run in runs]
     rows, arrays = join_records(label_runs(paths), tuple(DIAGNOSTICS))
     write_page(Path(out), study_of(rows, arrays, title, dimensions_of(paths, rows)))
@@ -401,7 +403,7 @@ def _from_xarray(source: Any, out: str | Path | None, fields: Sequence[str] | No
     from sigmasolver.data.store import open_store, write_store
 
     if out is None:
-        raise ValueError("Name the store to import the data set into with out=.")
+        raise ValueError("Pass the store to import the dataset into with out=.")
     if Path(out).exists():
         raise ValueError(f"{out} already exists; choose another name or remove it.")
     found = read_dataset(source, fields, steady)

@@ -47,10 +47,10 @@ class Registry(dict[str, T]):
     def register(self, name: str, entry: Any) -> None:
         if not re.fullmatch(r"[\w.-]+", name):
             raise ValueError(
-                f'"{name}" cannot name {_a(self.kind)}; use letters, digits, dots, hyphens and underscores.'
+                f'"{name}" is not a valid name for {_a(self.kind)}; use letters, digits, dots, hyphens and underscores.'
             )
         if name in self:
-            raise ValueError(f'There is {_a(self.kind)} "{name}" already; choose another name.')
+            raise ValueError(f'The {self.kind} "{name}" already exists; choose another name.')
         self[name] = self.check(name, entry)
         _origins[self.kind, name] = (
             _current[-1] if _current else {"module": str(getattr(entry, "__module__", None) or type(entry).__module__)}
@@ -103,7 +103,7 @@ def load_plugin(path: Path) -> None:
     """Run a Python file that registers names; modules beside it can be imported from it."""
     path = path.resolve()
     if not path.is_file():
-        raise ValueError(f"There is no plugin {path}; name a Python file.")
+        raise ValueError(f"Plugin {path} not found; pass a Python file.")
     source = path.read_bytes()
     sha256 = hashlib.sha256(source).hexdigest()
     if _loaded.get(path) == sha256:

@@ -234,9 +234,9 @@ def test_own_arrays_are_described_in_the_words_of_the_command_line(tmp_path):
 @pytest.mark.parametrize(
     ("use", "said"),
     [
-        (lambda: sigmasolver.register_model("fno", Scaled), 'There is a model "fno" already'),
-        (lambda: sigmasolver.register_model("my model", Scaled), '"my model" cannot name a model'),
-        (lambda: sigmasolver.register_model("", Scaled), "cannot name a model"),
+        (lambda: sigmasolver.register_model("fno", Scaled), 'The model "fno" already exists'),
+        (lambda: sigmasolver.register_model("my model", Scaled), '"my model" is not a valid name for a model'),
+        (lambda: sigmasolver.register_model("", Scaled), "is not a valid name for a model"),
         (lambda: sigmasolver.register_model("mine", 3), "must be a function of a SolverConfig, not int"),
         (lambda: sigmasolver.build_model("scaled", grid=(8,), in_channels=1, out_channels=1), "Unknown model"),
     ],
@@ -257,7 +257,7 @@ def test_a_builder_that_returns_no_module_is_told(models):
 @pytest.mark.parametrize(
     ("use", "said"),
     [
-        (lambda data, folder: api.open_dataset(folder / "none.npy"), "There is no file or folder"),
+        (lambda data, folder: api.open_dataset(folder / "none.npy"), "File or folder not found"),
         (lambda data, folder: api.open_dataset(ROOT / "README.md"), "is not an HDF5 file"),
         (lambda data, folder: api.open_dataset(ROOT / "docs"), "not in a supported format"),
         (lambda data, folder: api.open_dataset(data, folder / "copy.h5"), "is a store and needs no import"),
@@ -265,8 +265,8 @@ def test_a_builder_that_returns_no_module_is_told(models):
         (lambda data, folder: api.open_dataset(waves(folder), axes=["count", "x"]), "no array with axes count, x"),
         (lambda data, folder: api.open_dataset(waves(folder), boundary="soft"), "choose from periodic, wall, open"),
         (lambda data, folder: api.open_dataset(waves(folder), skip_bad=True), "with out="),
-        (lambda data, folder: api.open_windows(data, recipe(), "tests"), 'There is no split "tests"'),
-        (lambda data, folder: api.open_windows(data, recipe(), "validation"), "no trajectory of .* to the validation"),
+        (lambda data, folder: api.open_windows(data, recipe(), "tests"), 'Unknown split "tests"'),
+        (lambda data, folder: api.open_windows(data, recipe(), "validation"), "The validation split of .* is empty"),
         (lambda data, folder: api.train_model("darcie", data, folder / "run"), 'Unknown recipe "darcie"'),
         (lambda data, folder: api.train_model(recipe(), data, folder / "run", "gpu"), 'Unknown device "gpu"'),
         (

@@ -227,12 +227,12 @@ def test_an_optimiser_that_cannot_be_captured_is_refused_by_a_captured_step(data
 @pytest.mark.parametrize(
     ("use", "says"),
     [
-        (lambda: register_loss("squared", print), 'There is a loss "squared" already'),
-        (lambda: register_optimiser("my own", print), '"my own" cannot name an optimiser'),
+        (lambda: register_loss("squared", print), 'The loss "squared" already exists'),
+        (lambda: register_optimiser("my own", print), '"my own" is not a valid name for an optimiser'),
         (lambda: register_loss("mine", 3), "must be a function of a recipe and a normaliser, not int"),
         (lambda: register_optimiser("mine", 3), "must be a function of parameters and settings, not int"),
         (lambda: register_task("mine", "kf2d"), '"mine" must be a Task or a Recipe, not str'),
-        (lambda: register_task("kf2d", TASK), 'There is a recipe "kf2d" already'),
+        (lambda: register_task("kf2d", TASK), 'The recipe "kf2d" already exists'),
     ],
 )
 def test_what_cannot_be_registered_is_refused(use, says):
@@ -264,7 +264,8 @@ def test_a_plugin_goes_through_every_command_and_the_run_says_what_is_missing(ca
     (tmp_path / "run" / "mine.py").write_text("raise SystemExit('a run folder was executed')")
     for words in (("evaluate", run), ("diagnose", run), ("forecast", run, "--input", data, "--out", tmp_path / "f.h5")):
         code, _, err = call(*words)
-        said = f'trained with the model "mine" of the plugin mine.py (sha256 {came["sha256"][:12]}), which is not known'
+        origin = f"mine.py (sha256 {came['sha256'][:12]})"
+        said = f'trained with the model "mine" from the plugin {origin}, which is not registered'
         assert code == 2 and said in err and "pass that file with --plugin" in err and err.count("\n") == 1, words
     for words in (
         ("evaluate", run, *with_plugin),
@@ -289,7 +290,7 @@ def test_a_loss_that_is_missing_stops_a_training_but_no_evaluation(call, data, p
     assert call("evaluate", run.path, "--device", "cpu")[0] == 0
     code, out, err = call("diagnose", run.path, "--only", "efficiency", "--device", "cpu")
     assert code == 0 and "parameters" in out and "s per epoch" not in out, err
-    with pytest.raises(ValueError, match=r'with the loss "mean_absolute" of the plugin mine\.py'):
+    with pytest.raises(ValueError, match=r'with the loss "mean_absolute" from the plugin mine\.py'):
         resume_run(run)
 
 
@@ -301,7 +302,7 @@ def test_a_plugin_that_has_changed_is_told(call, data, plugin, tmp_path, forgott
     plugin.write_text(PLUGIN + "# another line\n")
     code, _, err = call("evaluate", run, "--plugin", plugin, "--device", "cpu")
     now = hashlib.sha256(plugin.read_bytes()).hexdigest()[:12]
-    assert code == 0 and "was trained with the model of the plugin mine.py" in err and now in err
+    assert code == 0 and "was trained with the model from the plugin mine.py" in err and now in err
     assert json.loads((run / "origins.json").read_text())["model"]["sha256"][:12] != now
 
 
@@ -311,8 +312,8 @@ def test_a_plugin_that_has_changed_is_told(call, data, plugin, tmp_path, forgott
         ("import torch\nx = 1 / 0\n", "failed at line 2 with ZeroDivisionError: division by zero"),
         ("def f(:\n", "failed at line 1 with SyntaxError"),
         ("import torch\n", "registers nothing; call sigmasolver.register_model"),
-        ("import sigmasolver\nsigmasolver.register_model('fno', print)\n", 'There is a model "fno" already'),
-        (None, "There is no plugin"),
+        ("import sigmasolver\nsigmasolver.register_model('fno', print)\n", 'The model "fno" already exists'),
+        (None, "not found; pass a Python file"),
     ],
 )
 def test_a_plugin_that_fails_is_one_sentence(call, tmp_path, text, says):
@@ -383,6 +384,6 @@ def test_a_package_is_loaded_only_for_a_name_that_is_not_known(package, data, tm
     monkeypatch.undo()
     sys.path[:] = [one for one in sys.path if one != str(package)]
     with pytest.raises(
-        ValueError, match=r'"foreign" of the package foreign-package 1\.2, which .*; install that package'
+        ValueError, match=r'"foreign" from the package foreign-package 1\.2, which .*; install that package'
     ):
         load(tmp_path / "run")

@@ -23,13 +23,13 @@ class Bands:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.modes) <= 3 or min(self.modes) < 1:
-            raise ValueError(f"modes is {self.modes}; give at least 1 for each of one to three axes.")
+            raise ValueError(f"modes must have one to three entries of at least 1, got {self.modes}.")
 
     def low(self, frames: torch.Tensor) -> torch.Tensor:
         """Q_low."""
         axes = tuple(range(2, frames.ndim - 1))
         if len(axes) != len(self.modes):
-            raise ValueError(f"modes has {len(self.modes)} entries for {len(axes)} axes; give one for each axis.")
+            raise ValueError(f"modes must have one entry per axis, got {len(self.modes)} for {len(axes)} axes.")
         grid = frames.shape[2:-1]
         spectrum = torch.fft.rfftn(frames, dim=axes)
         for place, (axis, points, modes) in enumerate(zip(axes, grid, self.modes, strict=True), start=1):

@@ -162,15 +162,14 @@ def components(subject: Subject) -> Findings:
     windows and calls at which the truth is within the bound. Arrays of the same names are (windows, calls).
     """
     if subject.recipe.task.steady:
-        raise NotApplicable("A steady task has no history to feed back, hence no error that grows from call to call.")
+        raise NotApplicable("A steady task has no history to feed back, so no error grows from call to call.")
     if subject.horizon < subject.forecaster.block:
         raise NotApplicable(
-            f"A call makes {subject.forecaster.block} frames and {subject.horizon} were asked for; components follow "
-            "whole calls."
+            f"The horizon must be at least the {subject.forecaster.block} frames of one call, got {subject.horizon}."
         )
     if subject.forecaster.mask is not None:
         raise NotApplicable(
-            "Large and small scales are parted on the whole grid; these data have a solid, whose points would count."
+            "Scales are separated on the whole grid, which would include the points of the solid in these data."
         )
     modes = subject.recipe.model.config(subject.recipe.task).modes_per_axis
     bands = Bands(modes)

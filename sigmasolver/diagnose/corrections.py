@@ -30,8 +30,8 @@ def corrections(subject: Subject) -> Findings:
     operators = slice_operators(subject)
     if any(operator.update.kind != "residual" for operator in operators):
         raise NotApplicable(
-            f"{subject.recipe.model.name} has no residual slice update, so there is no correction to measure; choose "
-            "a model that has one, such as transolver-sigma."
+            f"{subject.recipe.model.name} has no residual slice update to measure; choose a model with one, such as "
+            "transolver-sigma."
         )
     gammas = [operator.update.gamma.detach() for operator in operators]
     cases, ratios = [], []

@@ -52,7 +52,6 @@ def centred_gain(A: Tensor, W: Tensor) -> Tensor:
 def _square(A: Tensor) -> Tensor:
     if A.ndim < 2 or A.shape[-2] != A.shape[-1]:
         raise ValueError(
-            f"Slice attention must be square in its last two axes, but has shape {tuple(A.shape)}; "
-            "pass the (..., slices, slices) weights after the softmax."
+            f"Expected slice attention of shape (..., slices, slices) after the softmax, got {tuple(A.shape)}."
         )
     return A

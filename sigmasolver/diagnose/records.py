@@ -37,7 +37,7 @@ def rows_file(run: Run, name: str) -> Path:
 def write_findings(run: Run, name: str, findings: Findings, facts: Mapping[str, Any]) -> None:
     """Put a diagnosis into the run folder, in place of an earlier one of this name."""
     if not findings.rows:
-        raise ValueError(f"The diagnostic {name} gave no rows, so nothing would tell where its arrays come from.")
+        raise ValueError(f"The diagnostic {name} returned no rows, so its arrays would have no provenance.")
     rows, arrays = rows_file(run, name), rows_file(run, name).with_suffix(".npz")
     with plain_errors(rows.parent):
         rows.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
 
 def _read_arrays(path: Path, facts: Mapping[str, Any]) -> dict[str, np.ndarray]:
     if not path.exists() or _hash(path) != facts["arrays"]:
-        raise ValueError(f"{path} is missing, truncated or not that of its rows; remove both and diagnose again.")
+        raise ValueError(f"{path} is missing, truncated or does not match its rows; remove both and diagnose again.")
     with np.load(path, allow_pickle=False) as file:
         return {key: file[key] for key in file.files}
 

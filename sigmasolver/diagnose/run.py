@@ -112,11 +112,11 @@ def peers_of(run: Run, runs: Sequence[Run]) -> tuple[Run, ...]:
 
 def _check(request: Request) -> None:
     if request.protocol != "free":
-        raise ValueError("A diagnosis follows free forecasts; leave the protocol out.")
+        raise ValueError("Diagnostics use free forecasts; omit the protocol.")
     if request.precision != "float32":
-        raise ValueError("A diagnosis is made in float32; leave the precision out.")
+        raise ValueError("Diagnostics run in float32; omit the precision.")
     if request.grid is not None:
-        raise ValueError("A diagnosis is made on the grid of the training; leave the grid out.")
+        raise ValueError("Diagnostics use the training grid; omit the grid.")
 
 
 def _tested(
@@ -130,9 +130,7 @@ def _tested(
 def _check_data(run: Run, store: Reader) -> None:
     held = run.read_json("data.json").get("fingerprint")
     if held != store.fingerprint:
-        raise ValueError(
-            f"{store.path} is not the data that {run.path} was trained with; pass their location with --data."
-        )
+        raise ValueError(f"{store.path} is not the training data of {run.path}; pass its location with --data.")
 
 
 def _more(name: str, where: Mapping[str, str], peers: Sequence[Run]) -> dict[str, Any]:

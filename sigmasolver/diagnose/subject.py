@@ -64,11 +64,11 @@ class Subject:
     def __post_init__(self) -> None:
         if self.horizon > self.windows.spec.horizon:
             raise ValueError(
-                f"A horizon of {self.horizon} was asked for, but the windows have {self.windows.spec.horizon} future "
-                "frames; cut longer windows."
+                f"The horizon is {self.horizon}, but the windows have only {self.windows.spec.horizon} future "
+                "frames; use longer windows."
             )
         if len(self.indices) == 0:
-            raise ValueError("There are no windows to look at; choose at least one.")
+            raise ValueError("No windows selected; choose at least one.")
 
     @property
     def device(self) -> torch.device:

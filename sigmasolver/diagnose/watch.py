@@ -52,8 +52,8 @@ def slice_operators(subject: Subject) -> list[SliceOperator]:
     found = [module for module in subject.forecaster.model.modules() if isinstance(module, SliceOperator)]
     if not found:
         raise NotApplicable(
-            f"{subject.recipe.model.name} has no slice operator as Transolver and Transolver-sigma have, so this is "
-            "not defined for it; choose a model with a physical operator."
+            f"{subject.recipe.model.name} has no slice operator, so this diagnostic is not defined for it; choose a "
+            "model with one, such as transolver-sigma."
         )
     return found
 

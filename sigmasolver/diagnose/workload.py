@@ -66,9 +66,11 @@ class Protocol:
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
-            raise ValueError(f"{self.rounds} processes were asked for; ask for at least one.")
+            raise ValueError(f"The number of processes must be at least 1, got {self.rounds}.")
         if self.seconds is not None and not 0 < self.seconds < math.inf:
-            raise ValueError(f"{self.seconds} seconds were asked for; give more than 0, or none for whole epochs.")
+            raise ValueError(
+                f"The number of seconds must be positive, got {self.seconds}; omit it to measure whole epochs."
+            )
 
 
 @dataclass(frozen=True)
@@ -228,7 +230,7 @@ def _in_a_process(name: str, recipe: Recipe, path: Path, device: torch.device, s
         last = done.stderr.strip().splitlines()[-1:]
         if last and last[0].startswith("ValueError: "):
             raise ValueError(f"{name}: {last[0].removeprefix('ValueError: ')}")
-        raise RuntimeError(f"The process that timed {name} ended with code {done.returncode}:\n{done.stderr}")
+        raise RuntimeError(f"The process that timed {name} exited with code {done.returncode}:\n{done.stderr}")
     return Timing(**json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -155,7 +155,7 @@ class Jobs:
             facts = json.loads(read_bytes(file))
             return self._job(name, str(facts["on"]), str(facts["number"]))
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
-            raise ValueError(f"{file} is damaged; remove it once no job of that name runs.") from None
+            raise ValueError(f"{file} is damaged; remove it when no job of that name is running.") from None
 
     def _job(self, name: str, on: str, number: str) -> Job:
         return Job(on, number, self.folder / name / f"{number}_0_log.out")
@@ -212,7 +212,7 @@ def _slurm_executor(
     try:
         executor = submitit.SlurmExecutor(folder, max_num_timeout=STARTS)
     except RuntimeError:
-        raise ValueError("There is no Slurm on this machine (no srun); submit on its login node.") from None
+        raise ValueError("Slurm not found on this machine (no srun); submit from a login node.") from None
     minutes = options.pop("time", MINUTES)
     if after is not None:
         options |= {"dependency": f"afterok:{after}", "kill-on-invalid-dep": "yes"}
@@ -234,15 +234,15 @@ def slurm_options(pairs: Sequence[str]) -> dict[str, Any]:
         name, equals, value = pair.partition("=")
         name = name.strip().lstrip("-").replace("_", "-")
         if not name or (equals and not value):
-            raise ValueError(f'--slurm "{pair}" is not NAME=VALUE, such as partition=gpu.')
+            raise ValueError(f'--slurm must be NAME=VALUE, such as partition=gpu, got "{pair}".')
         if name in RESERVED:
-            raise ValueError(f"--slurm {name} is set here; several machines or processes are --nodes and --processes.")
+            raise ValueError(f"--slurm {name} is set automatically; use --nodes and --processes instead.")
         options[name] = value if equals else True
     if "time" in options:
         if not str(options["time"]).isdecimal() or int(options["time"]) < LEAST_MINUTES:
             raise ValueError(
-                f"--slurm time={options['time']}: write the time limit of one job in whole minutes, such as time=600, "
-                f"and at least {LEAST_MINUTES}."
+                f"--slurm time must be the time limit of one job in whole minutes, at least {LEAST_MINUTES}, such as "
+                f"time=600, got {options['time']}."
             )
         options["time"] = int(options["time"])
     return options
@@ -255,11 +255,11 @@ def _slurm_states() -> dict[str, str]:
         told = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout
     except FileNotFoundError:
         raise ValueError(
-            "Some of these jobs are Slurm's, and there is no squeue here; ask on its login node."
+            "Some of these jobs run on Slurm, but squeue was not found; run this on a login node."
         ) from None
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         said = _last_line(error.stderr or "") if isinstance(error, subprocess.CalledProcessError) else "nothing"
-        raise ValueError(f"Slurm does not tell its jobs: squeue says {said!r}; try again later.") from None
+        raise ValueError(f"Slurm did not list its jobs: squeue reports {said!r}; try again later.") from None
     rows = (line.split() for line in told.splitlines())
     return {row[0]: row[1] for row in rows if len(row) == 2 and row[1] not in ENDED}
 
@@ -280,7 +280,9 @@ def _submitit() -> Any:
     try:
         import submitit
     except ImportError:
-        raise ValueError('Jobs need the package submitit; install it with pip install "sigmasolver[slurm]".') from None
+        raise ValueError(
+            'Jobs require the package submitit; install it with pip install "sigmasolver[slurm]".'
+        ) from None
     return submitit
 
 
@@ -356,6 +358,6 @@ def supervise(
 
 def _what_went_wrong(job: Job | None) -> str:
     if job is None or not job.log.exists():
-        return "it left no log"
+        return "no log was written"
     said = [line for line in job.log.read_text(errors="replace").splitlines() if line.startswith("sigmasolver: ")]
     return f"see {job.log}" + (f": {said[-1].removeprefix('sigmasolver: ')}" if said else "")

@@ -44,7 +44,7 @@ def collect(run: Run, windows: int | None = None) -> list[dict[str, Any]]:
     recipe = recipe_in(run)
     task = recipe.task
     if task.name not in RECIPES:
-        raise ValueError(f"{run.path} is a run on {task.name}; the ledger holds the paper's tasks.")
+        raise ValueError(f"{run.path} is a run on {task.name}; the ledger contains only the paper's tasks.")
     rows = [row for row in records_of_test_part(run, recipe, windows) if row["metric"] in METRICS]
     last = {row["step"] for row in rows} == {updates_of(recipe)} and len({row["weights"] for row in rows}) == 1
     if not (run.finished or (last and not run.weights.exists())):
@@ -52,8 +52,9 @@ def collect(run: Run, windows: int | None = None) -> list[dict[str, Any]]:
     if not rows:
         how = "" if windows is None else f" --windows {windows}"
         raise ValueError(
-            f"{run.path} has no records of its final weights on {'the whole test part' if windows is None else windows}"
-            f"{'' if windows is None else ' windows'}; make them with: sigmasolver evaluate {run.path}{how}"
+            f"{run.path} has no records of its final weights on "
+            f"{'the whole test split' if windows is None else windows}{'' if windows is None else ' windows'}; "
+            f"create them with: sigmasolver evaluate {run.path}{how}"
         )
     seconds = run.training_seconds()
     facts = {"budget": budget_of(rows[0]["step"], task.name), "data_seed": run.read_json("data.json").get("seed")}

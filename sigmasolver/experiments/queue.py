@@ -39,7 +39,7 @@ class Deadline:
 
     def __init__(self, minutes: float | None = None) -> None:
         if minutes is not None and not 0 < minutes < math.inf:
-            raise ValueError(f"A time limit of {minutes} minutes was asked for; it must be positive.")
+            raise ValueError(f"The time limit in minutes must be positive, got {minutes}.")
         self.end = math.inf if minutes is None else time.monotonic() + 60 * minutes
 
     def passed(self) -> bool:
@@ -122,9 +122,9 @@ def _wanted(recipe: Recipe, folder: Path, recipes: Iterable[Recipe], seed: int |
     if needed is not None:
         raise ValueError(needed)
     if seed is None:
-        raise ValueError(f"There is no store {path}; put it there, or simulate it with --data-seed.")
+        raise ValueError(f"Store {path} not found; put it there, or simulate it with --data-seed.")
     if task not in SIMULATORS:
-        raise ValueError(f"There is no simulator for {task}; put its data at {path}.")
+        raise ValueError(f"{task} has no simulator; put its data at {path}.")
     tasks = [one.task for one in recipes if one.task.name == task]
     return path, max(one.train + one.validation + one.test for one in tasks)
 
@@ -141,8 +141,8 @@ def _is_complete(path: Path, task: str, seed: int, count: int) -> bool:
         same = store.header.difference(header_of(simulator_of(task), seed)) is None
         if same and len(store) > count:
             raise ValueError(
-                f"{path} holds {len(store)} trajectories and this suite takes {count}, so the test part would differ; "
-                "give another folder with --data."
+                f"{path} has {len(store)} trajectories, but this suite uses {count}, so the test split would differ; "
+                "pass another folder with --data."
             )
         return same and len(store) == store.count == count
 

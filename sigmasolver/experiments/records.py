@@ -99,7 +99,7 @@ def read_results(file: Path, needs: Sequence[Need] = (), conditions: Sequence[st
     rows = where(read_records(file), conditions)
     for need in needs:
         if not any(need.takes(row) for row in rows):
-            raise ValueError(f"{file} has no {need.metrics[0]}; give the folders of the runs that measured it.")
+            raise ValueError(f"{file} has no {need.metrics[0]}; pass the folders of the runs instead.")
     return [{**row, "folders": [row["run"]], "measured_as": row["run"]} for row in rows]
 
 
@@ -114,7 +114,7 @@ def dimensions_of(paths: Sequence[Path], rows: Rows, units: Sequence[str] = ()) 
         name, equals, unit = (part.strip() for part in one.partition("="))
         if not equals or name not in {"time", "length", *fields}:
             names = ", ".join(["time", "length", *sorted(fields)])
-            raise ValueError(f'"{one}" is no unit of these runs; write NAME=UNIT, the name one of {names}.')
+            raise ValueError(f'Invalid unit "{one}"; pass NAME=UNIT, where NAME is one of {names}.')
         given[name] = unit
     time, length = given.pop("time", ""), given.pop("length", "")
     domains = [] if any(row.get("anyway") for row in rows) else [domain_of(Run(path)) for path in paths]

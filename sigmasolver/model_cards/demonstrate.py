@@ -72,8 +72,8 @@ class Demonstration:
     def _solver_words(self) -> str:
         if not self.solver:
             return ""
-        flow = ": it goes on from the last given frame in full resolution" if self.card["test"]["horizon"] > 1 else ""
-        return f"The errors of the solver are those on the card{flow}."
+        flow = ": it continues from the last input frame at full resolution" if self.card["test"]["horizon"] > 1 else ""
+        return f"The errors of the solver are taken from the model card{flow}."
 
 
 def demonstrate(

@@ -120,16 +120,16 @@ def _check_unseen(store: Reader, recipe: Recipe, training_seed: int, count: int)
     header = store.header
     if header.seed is None or header.seed == training_seed:
         raise ValueError(
-            f"{store.path} must be simulated with a seed that the training did not use; its seed is {header.seed} "
-            f"and that of the training data {training_seed}."
+            f"{store.path} must be simulated with a seed that was not used for training; its seed is {header.seed}, "
+            f"that of the training data is {training_seed}."
         )
     difference = header.difference(header_of(simulator_of(recipe.task.name), header.seed, header.dtype))
     if difference is not None:
-        raise ValueError(f"{store.path} is not what simulate {recipe.task.name} makes: {difference}.")
+        raise ValueError(f"{store.path} is not the output of simulate {recipe.task.name}: {difference}.")
     if len(store) < 2:
-        raise ValueError(f"{store.path} holds one trajectory; a card tells how much cases differ, so simulate several.")
+        raise ValueError(f"{store.path} has one trajectory; a card reports the spread over cases, so simulate several.")
     if not 1 <= count <= len(store):
-        raise ValueError(f"{count} windows were asked for, and {store.path} holds {len(store)} trajectories.")
+        raise ValueError(f"{count} windows were requested, but {store.path} has {len(store)} trajectories.")
 
 
 def _each_error(forecaster: Forecaster, windows: Windows) -> torch.Tensor:
@@ -174,9 +174,7 @@ def _write_windows(store: Reader, windows: Windows, count: int, path: Path) -> N
     thinned = {"time_stride": spec.time_stride, "space_stride": spec.space_stride}
     header = Header(layout, old.source, {**old.parameters, **thinned}, old.seed, "float16")
     if header.nbytes * count > LIMIT:
-        raise ValueError(
-            f"{count} windows need {header.nbytes * count:,} bytes; take {LIMIT // header.nbytes} at most."
-        )
+        raise ValueError(f"{count} windows need {header.nbytes * count:,} bytes; use at most {LIMIT // header.nbytes}.")
     frames = slice(0, spec.time_stride * (spec.span - 1) + 1, spec.time_stride)
     space = (slice(None, None, spec.space_stride),) * len(layout.coordinates)
     with Writer(path, header, count) as writer:
@@ -236,5 +234,5 @@ def _tested(run: Run, recipe: Recipe, others: Sequence[Run]) -> dict[str, Any]:
 def _test_rows(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
     rows = records_of_test_part(run, recipe)
     if not rows:
-        raise ValueError(f"{run.path} has no records of its whole test part; evaluate it first.")
+        raise ValueError(f"{run.path} has no records of its whole test split; evaluate it first.")
     return rows

@@ -79,7 +79,7 @@ def score(
 def card_columns(recipe: Recipe) -> list[Column]:
     found = [column for column in tables()["main"].columns if column.task == recipe.task.name]
     if not found:
-        raise ValueError(f"The paper's main table has no column for {recipe.task.name}; such a model has no card.")
+        raise ValueError(f"The paper's main table has no column for {recipe.task.name}, so no card can be made.")
     return found
 
 
@@ -88,7 +88,7 @@ def picked(rows: Sequence[dict[str, Any]], column: Column) -> tuple[float, float
     found = [r for r in rows if (r["metric"], r["field"], r["lead"]) == (column.metric, column.field, None)]
     if len(found) != 1 or found[0]["value"] is None:
         raise ValueError(
-            f"There is no finite {column.metric} of {column.field}; evaluate the run on its test part first."
+            f"No finite {column.metric} of {column.field} found; evaluate the run on its test split first."
         )
     return found[0]["value"], found[0].get("deviation")
 
@@ -173,7 +173,7 @@ def _seconds_of_solver(windows: Windows, recipe: Recipe, grid: int, device: torc
 def _seed_of(windows: Windows) -> int:
     seed = windows.source.header.seed
     if seed is None:
-        raise ValueError("The windows do not say which seed they were simulated with; make them with simulate.")
+        raise ValueError("The windows have no recorded simulation seed; create them with simulate.")
     return seed
 
 

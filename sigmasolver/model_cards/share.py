@@ -106,9 +106,8 @@ def _card(run: Run, recipe: Recipe, parameters: int, rows: Sequence[dict[str, An
         "",
         f"# {recipe.model.name} for {task.name}",
         "",
-        f"{parameters:,} parameters. From {task.history} frame{'s' * (task.history > 1)} of "
-        f"{', '.join(task.inputs)} on {shape} points it predicts {what} of {', '.join(task.targets)} at a time, "
-        "in physical units.",
+        f"{parameters:,} parameters. From {task.history} frame{'s' * (task.history > 1)} of {', '.join(task.inputs)} "
+        f"on {shape} points it predicts {what} of {', '.join(task.targets)} per call, in physical units.",
         "",
         "## Use",
         "",
@@ -125,18 +124,18 @@ def _card(run: Run, recipe: Recipe, parameters: int, rows: Sequence[dict[str, An
         "## Training",
         "",
         f"{facts['step']:,} updates of batch {train.batch}, {train.precision}, seed {train.seed}, sigmasolver "
-        f"{__version__}; the data have the fingerprint `{str(facts.get('data', 'unknown'))[:16]}`. `recipe.json` holds "
-        "every setting.",
+        f"{__version__}; data fingerprint `{str(facts.get('data', 'unknown'))[:16]}`. `recipe.json` contains all "
+        "settings.",
         "",
         "## Errors",
         "",
-        *(_errors(rows) or ["Not measured yet: run `sigmasolver evaluate` on the run, and write this folder again."]),
+        *(_errors(rows) or ["Not measured yet: run `sigmasolver evaluate` on the run, then write this folder again."]),
         "",
         "## Limits",
         "",
-        "- The errors hold for data like those of the training; other parameters, boundaries and grids were not "
-        "measured unless a row above says so.",
-        "- They are means over windows; a single forecast can be worse, and carries no error bar.",
+        "- The errors are valid for data like the training data; other parameters, boundaries and grids were not "
+        "measured unless a row above lists them.",
+        "- They are means over windows; a single forecast can be worse and has no error bar.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -154,10 +153,10 @@ def _errors(rows: Sequence[dict[str, Any]]) -> list[str]:
         if set(pair) == {True, False}:
             own, yardstick = pair[False], pair[True]
             field = own["field"] or "mean over fields"
-            where = f"{own['windows']} windows of the {own['part']} part, horizon {own['horizon']}, {own['protocol']}"
+            where = f"{own['windows']} windows of the {own['part']} split, horizon {own['horizon']}, {own['protocol']}"
             values = " | ".join(_percent(one["value"]) for one in (own, yardstick))
             lines.append(f"| {field} | {where} | {values} ({yardstick['model']}) |")
-    head = ["| relative L2 in per cent | measured on | this model | trivial forecast |", "|---|---|--:|--:|"]
+    head = ["| relative L2 (%) | measured on | this model | trivial baseline |", "|---|---|--:|--:|"]
     return [*head, *lines] if lines else []
 
 

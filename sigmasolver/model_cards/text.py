@@ -26,8 +26,8 @@ def card_text(card: dict[str, Any]) -> str:
     count = windows["count"]
     shipped = "1 window, trajectory 0" if count == 1 else f"{count} windows, trajectories 0 to {count - 1}"
     flow = (
-        " A flow goes on from the last given frame in its full stored resolution, with time steps at the same Courant "
-        "number."
+        " A flow continues from the last input frame at its full stored resolution, with time steps at the same "
+        "Courant number."
         if test["horizon"] > 1
         else ""
     )
@@ -41,15 +41,16 @@ def card_text(card: dict[str, Any]) -> str:
         "",
         "## Training",
         "",
-        f"- Data: `{training['data']}`, {training['train']} trajectories for the training and "
-        f"{training['test']} for the test, fingerprint `{training['fingerprint'][:16]}`.",
+        f"- Data: `{training['data']}`, {training['train']} trajectories for training and {training['test']} for "
+        f"testing, fingerprint `{training['fingerprint'][:16]}`.",
         f"- Budget: {training['epochs']} epochs, {training['updates']:,} updates of batch {training['batch']}, "
         f"{100 * training['budget_share']:.3g} % of the paper's; {training['precision']}, seed {training['seed']}, "
         f"on one {test['machine']}.",
         "",
         "## Errors",
         "",
-        f"Relative L2 in per cent, mean ± standard deviation over cases; {test['yardstick']} has learned nothing.",
+        f"Relative L2 error in per cent, mean ± standard deviation over cases; {test['yardstick']} is an untrained "
+        "baseline.",
         "",
         f"| | {card['model']} | {test['yardstick']} | all seeds | paper |",
         "|---|--:|--:|--:|--:|",
@@ -61,8 +62,8 @@ def card_text(card: dict[str, Any]) -> str:
         every = significant(100 * mean) if apart is None else spread(100 * mean, 100 * apart)
         printed = "–" if row["paper"] is None else row["paper"].replace("±", " ± ")
         for where, one, last in (
-            (f"{label}, test part, {test['windows']} windows", row, f"{every} | {printed}"),
-            (f"{label}, simulated again with seed {unseen['seed']}, {unseen['count']} cases", more, "– | –"),
+            (f"{label}, test split, {test['windows']} windows", row, f"{every} | {printed}"),
+            (f"{label}, new simulation with seed {unseen['seed']}, {unseen['count']} cases", more, "– | –"),
             (f"{label}, the window{'s' * (count > 1)} of this folder, {count}", again, "– | –"),
         ):
             own = 100 * one["value"]
@@ -72,9 +73,10 @@ def card_text(card: dict[str, Any]) -> str:
     chosen = "The only seed that was trained."
     if len(seeds) > 1:
         chosen = (
-            f"The best of {len(seeds)} seeds ({', '.join(map(str, seeds))}) by this very test error, so that error is "
+            f"The best of {len(seeds)} seeds ({', '.join(map(str, seeds))}), selected by this test error, so that "
+            "error is "
         )
-        chosen += "biased low; the mean over the seeds is not."
+        chosen += "biased low; the mean over seeds is not."
     changes = "; ".join(
         f"{name} {100 * change['mean']:+.1e} ± {100 * change['deviation']:.1e}"
         for name, change in weights["changes"].items()
@@ -89,18 +91,18 @@ def card_text(card: dict[str, Any]) -> str:
         "",
         "## Windows",
         "",
-        f"{shipped} of "
-        f"`sigmasolver simulate {card['task']} --seed {windows['seed']}`, thinned as the model sees them, float16, "
-        f"{windows['bytes'] / 1e6:.2f} MB, fingerprint `{windows['fingerprint'][:16]}`. No training used this seed.",
-        f"float32 differs from float64 by up to {windows['rounding']:.1e} of a window's error here; a score that is "
-        f"more than {windows['tolerance']:.1e} of itself away from this card is a fault.",
+        f"{shipped} of `sigmasolver simulate {card['task']} --seed {windows['seed']}`, at the resolution of the "
+        f"model, float16, {windows['bytes'] / 1e6:.2f} MB, fingerprint `{windows['fingerprint'][:16]}`. This seed "
+        "was not used for training.",
+        f"float32 changes the error of a window by up to {windows['rounding']:.1e} (relative) from float64; a score "
+        f"that differs from this card by more than {windows['tolerance']:.1e} (relative) indicates a fault.",
         "",
-        "## Beside the solver",
+        "## Comparison with the solver",
         "",
-        "One case at a time, the model in float32. The first row is the truth, the next the solver on the model's "
-        f"grid, a third the coarsest grid on which the solver is as good as the model.{flow}",
+        "One case at a time, the model in float32. The first row is the ground truth, the second the solver on the "
+        f"model's grid, a third row the coarsest grid on which the solver is as accurate as the model.{flow}",
         "",
-        "| | seconds of the solver / seconds of the model | relative L2 of the solver in per cent |",
+        "| | solver time / model time | relative L2 error of the solver (%) |",
         "|---|--:|--:|",
         *_solver_lines(card["solver"]),
         "",
@@ -108,13 +110,13 @@ def card_text(card: dict[str, Any]) -> str:
         "",
         "## Limits",
         "",
-        f"- Trained on one simulator with one set of parameters ({simulator['name']}: {parameters}). Other parameters, "
-        "boundary conditions, geometries and data of other origin were not measured.",
-        f"- Trained and measured on {grid} only, for {test['horizon']} frame{'s' * (test['horizon'] > 1)}; on "
-        "other grids it runs, and was not measured.",
-        "- The error is a mean over cases; a single case can be worse, and there is no error bar with a forecast.",
+        f"- Trained on one simulator with one set of parameters ({simulator['name']}: {parameters}). Other "
+        "parameters, boundary conditions, geometries and data from other sources were not tested.",
+        f"- Trained and measured on {grid} only, for {test['horizon']} frame{'s' * (test['horizon'] > 1)}; other "
+        "grids work, but were not tested.",
+        "- The error is a mean over cases; a single case can be worse, and a forecast has no error bar.",
         "",
-        f"Licence: {card['licence']}, as the package. Trained on data that the package simulates; nothing of others "
-        "is in it.",
+        f"Licence: {card['licence']}, as the package. Trained only on data simulated with the package; no "
+        "third-party data.",
     ]
     return "\n".join(lines) + "\n"

@@ -65,7 +65,7 @@ def animate(maps: Maps, model: str, known: Dimensions, truth: str = "truth", enl
     moving, still = io.BytesIO(), io.BytesIO()
     frames[0].save(moving, "PNG", save_all=True, append_images=frames[1:], duration=pauses, loop=0, optimize=True)
     frames[-1].save(still, "PNG", optimize=True)
-    words = f"{maps.field}: {truth}, the forecast of {model} and its error, lead {maps.leads[0]} to {maps.leads[-1]}"
+    words = f"{maps.field}: {truth}, forecast of {model} and error, leads {maps.leads[0]} to {maps.leads[-1]}"
     return Animation(moving.getvalue(), still.getvalue(), words, size)
 
 

@@ -63,46 +63,45 @@ class _Kind:
 
 CARDS = {
     "teacher-forcing": _Kind(
-        "One step, and many",
-        "Error over leads from the true history and from own forecasts, for each model.",
-        "Teacher-forced: every call starts from the truth. Free: every call starts from its own forecasts. A model "
-        "with the better single step need not have the better rollout.",
+        "Single step and rollout",
+        "Error over leads from the true history and from the model's own forecasts, for each model.",
+        "Teacher-forced: every call starts from the truth. Free: every call starts from previous forecasts. A model "
+        "with the better single step does not necessarily have the better rollout.",
     ),
     "decomposition": _Kind(
         "Where the error comes from",
-        "Energy of the error over leads, split into injection, propagation and their cross term, for each model.",
-        "Injection is what one call adds from the true history, propagation what it makes of the error it was given, "
-        "the cross term how the two line up (below zero they cancel). The three sum to the total exactly.",
+        "Error energy over leads, split into injection, propagation and their cross term, for each model.",
+        "Injection is the error of one call from the true history, propagation the effect of earlier errors, and "
+        "the cross term their alignment (negative: they partly cancel). The three sum exactly to the total.",
     ),
     "corrections": _Kind(
         "How strongly slices correct each other",
-        "Learned scale and realised size of the slice correction in every layer, for each run.",
-        "A layer whose correction is small leaves its physical states nearly as they were averaged.",
+        "Learned scale and measured size of the slice correction in every layer, for each run.",
+        "A layer with a small correction leaves its slice states nearly unchanged.",
         over_leads=False,
         of_slices=True,
     ),
     "routing": _Kind(
-        "Where points are sent",
-        "Maps of the routing of points to slices and matrices of attention between slices.",
-        "Bright points of a map are read into that slice; a row of a matrix says from which slices it is corrected.",
+        "How points are routed",
+        "Maps of the routing of points to slices, and attention matrices between slices.",
+        "Bright points of a map contribute to that slice; a row of a matrix shows which slices correct it.",
         over_leads=False,
         of_slices=True,
     ),
     "spectra": _Kind(
         "Energy at each scale",
-        "Energy over the wavenumber of the truth and of every model at several leads, and the ratio of the two.",
-        "Where a forecast lies below the truth it has smoothed that scale away; where it lies above, it has made "
-        "energy up.",
+        "Energy over wavenumber for the truth and every model at several leads, and their ratio.",
+        "Below the truth, a forecast has smoothed that scale; above it, the forecast has added spurious energy.",
     ),
     "components": _Kind(
         "How errors grow at each scale",
-        "Error of the history at large and small scales over leads with two bounds, and the gains they are made of.",
-        "The bound from measured amplifications holds for the windows that were looked at. The other is made of norms "
-        "found by iteration, which are lower estimates: it is no guarantee, and the truth may lie above it.",
+        "History error at large and small scales over leads with two bounds, and the gains behind them.",
+        "The bound from measured amplifications holds for the evaluated windows. The other is built from norms "
+        "found by iteration, which are lower estimates: it is no guarantee, and the true error may lie above it.",
     ),
     "efficiency": _Kind(
-        "What it costs",
-        "Peak memory over the time of an epoch, with the storage of the parameters as the area of the mark.",
+        "Cost",
+        "Peak memory over epoch time; the area of a marker is the size of the parameters.",
         "Time of a training epoch and peak memory of one update; bars are one standard deviation over timings.",
         over_leads=False,
     ),
@@ -116,7 +115,7 @@ def study_of(
     """`rows` of all runs, evaluated and diagnosed; `arrays` by diagnostic and run; `dimensions` of their data."""
     tasks = in_order(row["task"] for row in rows)
     if len(tasks) > 1:
-        raise ValueError(f"The runs are of the tasks {', '.join(tasks)}; make one page for each task.")
+        raise ValueError(f"The runs belong to several tasks ({', '.join(tasks)}); make one page per task.")
     rows = by_method(rows)
     known, taken = dimensions or Dimensions(), select(rows, EVALUATION, yardsticks=True)
     held = _labelled(named_apart(taken))
@@ -159,9 +158,7 @@ def _labelled(rows: Rows) -> Rows:
 def _what(rows: Rows, sample: str) -> str:
     grids = in_order(" × ".join(map(str, row["grid"])) for row in rows)
     norm = f" Errors are relative L2 norms, {OVER_FIELDS}." if any(row["field"] == ALL for row in rows) else ""
-    return (
-        f"Free forecasts on a grid of {' or '.join(grids)}, from starts that no model was trained on: {sample}.{norm}"
-    )
+    return f"Free forecasts on a grid of {' or '.join(grids)}, on data not used for training: {sample}.{norm}"
 
 
 def headline(drawn: Sequence[Curve], known: Dimensions) -> list[str]:
@@ -173,16 +170,16 @@ def headline(drawn: Sequence[Curve], known: Dimensions) -> list[str]:
     verb = "is" if len(names) == 1 else "are"
     start, end = known.lead(first), known.lead(last)
     if first == last:
-        sentences = [f"At {start} {_listed(names)} {verb} ahead with {error}."]
+        sentences = [f"At {start}, {_listed(names)} {verb} best with {error}."]
     elif names == later:
-        sentences = [f"At {start} and at {end} {_listed(names)} {verb} ahead, with {error} and {other}."]
+        sentences = [f"At {start} and at {end}, {_listed(names)} {verb} best, with {error} and {other}."]
     else:
-        sentences = [f"At {start} {_listed(names)} {verb} ahead with {error}, at {end} {_listed(later)} with {other}."]
+        sentences = [f"At {start}, {_listed(names)} {verb} best with {error}; at {end}, {_listed(later)} with {other}."]
     for lead, who in {first: names, last: later}.items():
         level = [name for name in _level(drawn, who[0], lead) if name not in who]
         if level:
             verb = "is" if len(level) == 1 else "are"
-            sentences.append(f"At lead {lead} {_listed(level)} {verb} no worse within the spread over seeds.")
+            sentences.append(f"At lead {lead}, {_listed(level)} {verb} equally good within the spread over seeds.")
         if set(who) <= set(TRIVIAL_BASELINES):
             best, own = _ahead(models, lead)
             sentences.append(f"The best model at lead {lead} is {_listed(best)} with {own}.")
@@ -226,7 +223,7 @@ def _against(curve: Curve, yardstick: Curve) -> str:
     if beaten == shared:
         return ""
     if not beaten:
-        return "beat{} it at no lead"
+        return "never beat{} it"
     if beaten == shared[: len(beaten)]:
         return f"no longer beat{{}} it after lead {beaten[-1]}"
     return f"beat{{}} it at {len(beaten)} of {len(shared)} leads"
@@ -261,7 +258,7 @@ def _why(rows: Rows, known: Dimensions) -> list[str]:
     ]
     where = f"at {known.lead(leads[0])}" if len(leads) == 1 else "at the last lead"
     return [
-        f"Of the error energy {where}, errors carried on from earlier frames are {', '.join(parts)} "
+        f"The share of the error energy {where} that is propagated from earlier frames is {', '.join(parts)} "
         f"({sample_of(shares)})."
     ]
 
@@ -328,8 +325,8 @@ def _left_out(rows: Rows, shown: Collection[str]) -> str:
     without = in_order(name for run, name in absent.items() if run in tried - sliced)
     unknown = in_order(name for run, name in absent.items() if name not in without)
     has = "has" if len(without) == 1 else "have"
-    parts = [f" {_listed(without)} {has} no slices like those of Transolver-σ: not shown here."] if without else []
-    parts += [f" Of {_listed(unknown)} there are no such records: not shown here."] if unknown else []
+    parts = [f" {_listed(without)} {has} no slices: not shown here."] if without else []
+    parts += [f" No such records for {_listed(unknown)}: not shown here."] if unknown else []
     return "".join(parts)
 
 

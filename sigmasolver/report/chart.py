@@ -293,4 +293,4 @@ def _words(curves: Sequence[Curve]) -> str:
         ends = sorted({0, len(curve.leads) - 1})
         said = ", ".join(f"{significant(100 * curve.errors[i])} at lead {curve.leads[i]}" for i in ends)
         parts.append(f"{curve.model} {said}")
-    return "Relative L2 error in per cent against lead. " + "; ".join(parts) + "."
+    return "Relative L2 error in per cent over lead. " + "; ".join(parts) + "."

@@ -85,8 +85,8 @@ def model_table(name: str, rows: Rows) -> Table:
     if not models:
         tasks = in_order(column.task for column in published.columns if column.task)
         raise ValueError(
-            f"None of these runs has a number of the table {name} ({published.columns[-1].metric} of "
-            f"{', '.join(tasks)}); make them with: sigmasolver suite {published.suite} and sigmasolver evaluate RUN"
+            f"None of these runs has a number for the table {name} ({published.columns[-1].metric} of "
+            f"{', '.join(tasks)}); create them with: sigmasolver suite {published.suite} and sigmasolver evaluate RUN"
         )
     lines: list[tuple[str, str, list[str]]] = []
     scores: dict[int, tuple[str, list[float]]] = {}  # by line: origin and values
@@ -125,8 +125,9 @@ def model_table(name: str, rows: Rows) -> Table:
         underlined=frozenset(underlined),
         rules=frozenset(rules),
         caption=(
-            f"{published.title} ({published.source}). {_SPREAD}; the best of each column in bold, the second best "
-            f"underlined, paper and ours apart.{_GAIN if published.promotion else ''}{_sample(rows, published)}"
+            f"{published.title} ({published.source}). {_SPREAD}; the best of each column is bold, the second best "
+            "underlined, separately for paper and "
+            f"ours.{_GAIN if published.promotion else ''}{_sample(rows, published)}"
         ),
     )
 
@@ -150,8 +151,8 @@ def _forms(rows: Rows) -> str:
 
 _SPREAD = "± is the sample standard deviation over seeds"
 _GAIN = (
-    f" {PROMOTION}: the share by which Transolver-σ lowers the printed error of the best baseline of the column, the "
-    "published one in both rows."
+    f" {PROMOTION}: relative reduction of the error of the best published baseline of the column by Transolver-σ, in "
+    "both rows."
 )
 
 
@@ -232,7 +233,7 @@ def seed_table(name: str, rows: Rows) -> Table:
         lines.append((column.heading, str(strongest), rival_cell, str(ours), our_cell))
     if not found:
         raise ValueError(
-            f"None of these runs has a number of the table {name}; make them with: sigmasolver suite "
+            f"None of these runs has a number for the table {name}; create them with: sigmasolver suite "
             f"{published.suite} and sigmasolver evaluate RUN"
         )
     names = ("strongest baseline", model_label(OURS))
@@ -240,8 +241,8 @@ def seed_table(name: str, rows: Rows) -> Table:
         columns=("quantity", *(f"{name}, {origin}" for name in names for origin in (PAPER, MEASURED))),
         rows=tuple(lines),
         bold=frozenset(bold),
-        caption=f"{published.title}: means and deviations over seeds ({seeds.source}). {_SPREAD}; the "
-        f"better of each pair in bold.{_sample(rows, published)}",
+        caption=f"{published.title}: means and standard deviations over seeds ({seeds.source}). {_SPREAD}; the better "
+        f"of each pair is bold.{_sample(rows, published)}",
     )
 
 
@@ -271,8 +272,8 @@ def scaling_table(rows: Rows) -> Table:
         tuple(lines),
         frozenset(bold),
         "Relative L2 errors on Darcy flow in thousandths, ± the standard deviation over test cases "
-        f"({', '.join(sweep.source for sweep in sweeps().values())}); the best of each sweep in bold."
-        f"{_ours_on([row for row in rows if SWEEPS.takes(row)])}",
+        f"({', '.join(sweep.source for sweep in sweeps().values())}); the best of each sweep is "
+        f"bold.{_ours_on([row for row in rows if SWEEPS.takes(row)])}",
     )
 
 
@@ -294,8 +295,8 @@ def cohort_table(rows: Rows) -> Table:
     return Table(
         ("task", *(f"{name}, {origin}" for name in names for origin in (PAPER, MEASURED)), f"cohort, {MEASURED}"),
         tuple(lines),
-        caption="What the error decompositions were measured on (tab:decomposition-cohort); --cohort decomposition "
-        "takes the paper's numbers of samples.",
+        caption="Samples of the error decompositions (tab:decomposition-cohort); --cohort decomposition uses the "
+        "paper's sample counts.",
     )
 
 
@@ -342,9 +343,9 @@ def efficiency_table(rows: Rows) -> Table:
         ),
         tuple(lines),
         frozenset(bold),
-        "What training costs (app:efficiency-measurements), ± over repeated timings; an epoch of which some updates "
-        "were timed is scaled up from them; the lowest measured of each task in bold, times and peaks where all are of "
-        f"one machine. Ours: {timing_of(measured)}.{_forms(measured)}",
+        "Training cost (app:efficiency-measurements), ± over repeated timings; partly timed epochs are "
+        "extrapolated; the lowest measured value of each task is bold, for times and peaks only if all are from one "
+        f"machine. Ours: {timing_of(measured)}.{_forms(measured)}",
     )
 
 

@@ -76,7 +76,7 @@ class Need:
     def missing(self, run: str) -> str:
         """What to say where a run has no such row."""
         facts = " ".join(str(value) for value in self.facts.values() if value is not None)
-        return f"{run} has no {self.metrics[0]} ({facts}); make it with: {self.command.format(run=run)}{self.hint}"
+        return f"{run} has no {self.metrics[0]} ({facts}); create it with: {self.command.format(run=run)}{self.hint}"
 
 
 def evaluated(*metrics: str, protocol: str = "free", part: str = "test") -> Need:
@@ -95,7 +95,7 @@ def diagnosed(diagnostic: str, *metrics: str, hint: str = "") -> Need:
 def select(rows: Rows, need: Need, yardsticks: bool = False) -> list[Row]:
     """The rows that are needed, of every run; a run without them, or with two values of one thing, is refused."""
     if not rows:
-        raise ValueError(f"There are no rows; make them with: {need.command.format(run='RUN')}")
+        raise ValueError(f"No rows found; create them with: {need.command.format(run='RUN')}")
     taken = [row for row in rows if need.takes(row) and (yardsticks or row["model"] not in TRIVIAL_BASELINES)]
     have = {row["run"] for row in taken}
     for run in runs_in(rows):
@@ -123,7 +123,7 @@ def refuse_doubles(rows: Rows) -> None:
             name = facts[0] if facts else "date"
             one, two = _fact(first, name), _fact(row, name)
             raise ValueError(
-                f"{row['run']} has {row['metric']} twice, with {name} {one} and {two}; choose one with "
+                f"{row['run']} has two values of {row['metric']}, with {name} {one} and {two}; select one with "
                 f"--where {name}={one}"
             )
     refuse_mixed_cohorts(rows)
@@ -139,11 +139,11 @@ def refuse_mixed_cohorts(rows: Rows) -> None:
             continue
         if first["run"] == row["run"]:
             raise ValueError(
-                f"{row['run']} was measured with the cohorts {one} and {two}; choose one with --where cohort={one}"
+                f"{row['run']} was measured with the cohorts {one} and {two}; select one with --where cohort={one}"
             )
         raise ValueError(
             f"{first['run']} was measured with cohort {one} and {row['run']} with cohort {two}, so they cannot be "
-            f"compared; measure both with the same cohort, or choose one with --where cohort={one}"
+            f"compared; measure both with the same cohort, or select one with --where cohort={one}"
         )
 
 
@@ -153,7 +153,7 @@ def where(rows: Rows, conditions: Iterable[str]) -> list[Row]:
     for condition in conditions:
         name, equals, value = (part.strip() for part in condition.partition("="))
         if not equals or not name:
-            raise ValueError(f'"{condition}" is not a condition; write name=value, such as horizon=20.')
+            raise ValueError(f'--where must be name=value, such as horizon=20, got "{condition}".')
         held = {_fact(row, name) for row in kept if name in row or name in _UNSAID}
         if value not in held:
             listed = ", ".join(sorted(held)) or "nothing"

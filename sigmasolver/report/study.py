@@ -29,7 +29,7 @@ __all__ = [
 
 TRIVIAL_BASELINES = {
     "persistence": "Persistence repeats the last known frame.",
-    "training-mean": "Training-mean gives the mean of the training fields.",
+    "training-mean": "Training-mean predicts the mean of the training fields.",
 }
 """Forecasts that have learned nothing, and what they are: a model that does not beat them is of no use."""
 
@@ -100,17 +100,15 @@ class Curve:
     def __post_init__(self) -> None:
         if len(self.leads) != len(self.errors) or not self.leads:
             raise ValueError(
-                f"The curve of {self.model} has {len(self.leads)} leads and {len(self.errors)} errors; "
-                "give one error for each lead."
+                f"The curve of {self.model} has {len(self.leads)} leads and {len(self.errors)} errors; pass one "
+                "error per lead."
             )
         _check_leads(f"the curve of {self.model}", self.leads)
         if any(error < 0 for error in self.errors):
-            raise ValueError(f"The curve of {self.model} has a negative error; a relative error is a norm.")
+            raise ValueError(f"The curve of {self.model} has a negative error; relative errors must be at least 0.")
         for spread in (self.over_windows, self.over_seeds):
             if spread and (len(spread) != len(self.leads) or any(one < 0 for one in spread)):
-                raise ValueError(
-                    f"The spread of {self.model} is {spread}; give one deviation of at least zero for each lead."
-                )
+                raise ValueError(f"The spread of {self.model} is {spread}; pass one deviation of at least 0 per lead.")
 
     def spread(self, kind: str) -> tuple[float, ...]:
         """The deviations over "windows" or "seeds", NaN where not known."""
@@ -134,12 +132,12 @@ class Table:
         for cells in self.rows:
             if len(cells) != len(self.columns):
                 raise ValueError(
-                    f"A row of the table has {len(cells)} cells for {len(self.columns)} columns: {', '.join(cells)}."
+                    f"A table row has {len(cells)} cells for {len(self.columns)} columns: {', '.join(cells)}."
                 )
         for words, cells_set in (("set in bold", self.bold), ("underline", self.underlined)):
             for row, column in cells_set:
                 if not (0 <= row < len(self.rows) and 0 <= column < len(self.columns)):
-                    raise ValueError(f"The table has no cell ({row}, {column}) to {words}; both count from 0.")
+                    raise ValueError(f"The table has no cell ({row}, {column}) to {words}; indices start at 0.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,16 +238,16 @@ class Study:
 
     def __post_init__(self) -> None:
         if not self.curves:
-            raise ValueError("The study has no curves; give the errors per lead of at least one model.")
+            raise ValueError("The study has no curves; pass the errors per lead of at least one model.")
         names = [curve.model for curve in self.curves]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"The study has {names.count(name)} curves named {name}; give each its own name.")
         labels = [(film.case, film.field, film.plane) for film in self.films]
         if len(set(labels)) < len(labels):
-            raise ValueError("Two films show the same case, field and plane; give each its own case.")
+            raise ValueError("Two animations show the same case, field and plane; use a different case for each.")
         if any(tuple(film.forecasts) != tuple(self.films[0].forecasts) for film in self.films):
-            raise ValueError("The films show different models; give every film the forecasts of the same models.")
+            raise ValueError("The animations show different models; use the same models in all of them.")
 
 
 def _check_leads(owner: str, leads: tuple[int, ...]) -> None:

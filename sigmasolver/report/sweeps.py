@@ -44,7 +44,7 @@ def points_of(rows: Rows) -> dict[str, list[Point]]:
         names = _names(row.get("folders", [row["run"]])) or _names([row.get("measured_as")])
         if not names:
             raise ValueError(
-                f"{row['run']} is no run of a scaling sweep, such as darcy-data-1000; make them with: "
+                f"{row['run']} is not a run of a scaling sweep, such as darcy-data-1000; create them with: "
                 "sigmasolver suite scaling"
             )
         spread = row.get("deviation") or 0.0

@@ -169,7 +169,7 @@ def _gather(records: Sequence[Mapping[str, Any]]) -> Values:
     for record in records:
         for key in _KEYS:
             if key not in record:
-                raise ValueError(f"A record has no {key}; every row needs {', '.join(_KEYS)}.")
+                raise ValueError(f"A record has no {key}; required keys are {', '.join(_KEYS)}.")
         if record["task"] != records[0]["task"]:
             raise ValueError(
                 f"The records are of {records[0]['task']} and of {record['task']}; compare one task at a time."
@@ -197,7 +197,7 @@ def check_repeated(record: Mapping[str, Any], before: float, value: float) -> No
         trained = "trained on the same cases or not " if model == "training-mean" else ""
         raise ValueError(
             f"The records have two values of {what}, {significant(before)} and {significant(value)}: these runs were "
-            f"not {trained}tested on the same samples, so they cannot stand in one table."
+            f"not {trained}tested on the same samples and cannot be compared in one table."
         )
 
 
@@ -223,7 +223,7 @@ def _columns(values: Values, dimensions: Dimensions) -> list[tuple[str, Key]]:
         columns.append((f"{start}whole horizon (%)", (HORIZON, field, None)))
     columns = [(heading, key) for heading, key in columns if key in present]
     if not columns:
-        raise ValueError(f'The records have no errors; rows of the metrics "{LEAD}" or "{HORIZON}" are needed.')
+        raise ValueError(f'The records have no errors; rows with the metric "{LEAD}" or "{HORIZON}" are required.')
     return columns
 
 
@@ -255,7 +255,7 @@ def _caption(records: Sequence[Mapping[str, Any]], several: bool, yardsticks: Se
     norm = f", {OVER_FIELDS}" if any(row.get("field") == ALL for row in records) else ""
     where = f" ({sample})" if sample else ""
     parts = [
-        f"Relative L2 error on {records[0]['task']}{norm}, mean over windows{where}; the lowest of each column in bold."
+        f"Relative L2 error on {records[0]['task']}{norm}, mean over windows{where}; the lowest of each column is bold."
     ]
     if several:
         parts.append("± is the sample standard deviation over seeds.")

@@ -62,7 +62,7 @@ def test_one_file_of_results_gives_what_its_run_folders_give(tmp_path):
     assert call("figure", "rollout", *runs, "--out", tmp_path / "b").exit_code == 0
     assert (tmp_path / "a" / "rollout.png").read_bytes() == (tmp_path / "b" / "rollout.png").read_bytes()
     refused = str(call("figure", "spectra", file, "--out", tmp_path).exception)
-    assert refused == f"{file} has no correlation_lead; give the folders of the runs that measured it."
+    assert refused == f"{file} has no correlation_lead; pass the folders of the runs instead."
 
 
 def test_a_terminal_gets_bold_and_underlined_numbers_and_no_number_loses_its_end(tmp_path, monkeypatch):
@@ -161,7 +161,7 @@ def test_the_page_says_times_lengths_and_units_as_far_as_the_runs_agree(tmp_path
     assert "lead 10, 2.5 h (%)" in page and "vorticity (1/h)" in page
     wrong = call("report", *both, "--out", tmp_path / "page.html", "--units", "mass=kg")
     assert str(wrong.exception) == (
-        '"mass=kg" is no unit of these runs; write NAME=UNIT, the name one of time, length, vorticity.'
+        'Invalid unit "mass=kg"; pass NAME=UNIT, where NAME is one of time, length, vorticity.'
     )
 
 
@@ -182,7 +182,7 @@ def test_records_of_a_run_that_was_renamed_and_measured_again_count_once(tmp_pat
     assert "<dd>2026-02-02</dd>" in (tmp_path / "page.html").read_text()
     other = [{**row, "weights": "f" * 16} for row in rows]
     mixed = weighed(tmp_path / "mixed", b"w", [*rows, *other])
-    assert "twice, with weights" in str(call("table", "comparison", mixed).exception)
+    assert ", with weights" in str(call("table", "comparison", mixed).exception)
 
 
 def test_a_copy_is_shown_once_with_a_word(tmp_path):
@@ -224,14 +224,14 @@ def test_missing_records_of_a_figure_name_the_command(name, tmp_path):
     run = folder(tmp_path / "run")
     said = str(call("figure", name, run, "--out", tmp_path).exception)
     made_by = f"diagnose {run} --only " if FIGURES[name].needs[0].facts.get("diagnostic") else f"evaluate {run}"
-    assert said.startswith(f"{run} has no ") and f"; make it with: sigmasolver {made_by}" in said and "\n" not in said
+    assert said.startswith(f"{run} has no ") and f"; create it with: sigmasolver {made_by}" in said and "\n" not in said
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_missing_records_of_a_table_name_the_command(name, tmp_path):
     run = folder(tmp_path / "run")
     said = str(call("table", name, run).exception)
-    assert re.fullmatch(rf"{run} has no \S+ \(.*\); make it with: sigmasolver (evaluate|diagnose) {run}.*", said)
+    assert re.fullmatch(rf"{run} has no \S+ \(.*\); create it with: sigmasolver (evaluate|diagnose) {run}.*", said)
 
 
 def test_mistakes_are_one_sentence(tmp_path):
@@ -241,7 +241,7 @@ def test_mistakes_are_one_sentence(tmp_path):
         (("table", "mian", run), 'Unknown table "mian"; did you mean main'),
         (("figure", "scaling", run, "--field", "u"), "The figure scaling does not show a field; omit --field."),
         (("table", "comparison", tmp_path / "none"), "is not a run: recipe.json not found"),
-        (("table", "comparison", run, "--where", "horizon"), '"horizon" is not a condition'),
+        (("table", "comparison", run, "--where", "horizon"), "--where must be name=value"),
     ]:
         assert said in str(call(*words).exception), words
 
@@ -258,5 +258,5 @@ def test_as_a_process_a_mistake_ends_with_code_2(tmp_path):
         [sys.executable, "-m", "sigmasolver", "figure", "maps", str(run)], capture_output=True, text=True
     )
     assert done.returncode == 2 and not done.stdout
-    assert done.stderr.startswith(f"sigmasolver: {run} has no relative_l2 (maps); make it with: sigmasolver diagnose")
+    assert done.stderr.startswith(f"sigmasolver: {run} has no relative_l2 (maps); create it with: sigmasolver diagnose")
     assert json.loads((run / "recipe.json").read_text()) == {}

@@ -51,7 +51,7 @@ def test_with_all_wavenumbers_low_nothing_is_high():
 
 
 def test_modes_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"modes is \(0, 2\); give at least 1"):
+    with pytest.raises(ValueError, match=r"entries of at least 1, got \(0, 2\)"):
         Bands((0, 2))
-    with pytest.raises(ValueError, match="modes has 1 entries for 2 axes; give one for each axis"):
+    with pytest.raises(ValueError, match="modes must have one entry per axis, got 1 for 2 axes"):
         Bands((3,)).low(frames((8, 8)))

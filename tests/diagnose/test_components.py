@@ -356,7 +356,7 @@ def test_in_a_volume_they_are_those_of_one_case(loose):
 def test_what_has_no_calls_to_follow_says_so():
     with pytest.raises(NotApplicable, match="steady task has no history"):
         components(subject_of(task=STEADY))
-    with pytest.raises(NotApplicable, match="A call makes 3 frames and 2 were asked for"):
+    with pytest.raises(NotApplicable, match="The horizon must be at least the 3 frames of one call, got 2"):
         components(replace(subject_of(task=replace(TASK, block=3)), horizon=2))
 
 

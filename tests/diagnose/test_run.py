@@ -162,7 +162,7 @@ def test_what_does_not_apply_is_left_out_with_a_reason(runs, monkeypatch):
 
 def test_a_diagnostic_without_rows_is_refused(runs, monkeypatch):
     monkeypatch.setitem(DIAGNOSTICS, "maps", lambda subject: Findings())
-    with pytest.raises(ValueError, match="The diagnostic maps gave no rows"):
+    with pytest.raises(ValueError, match="The diagnostic maps returned no rows"):
         diagnose_run(runs["first"], ["maps"])
 
 
@@ -210,9 +210,9 @@ def test_seeds_are_looked_at_together_beside_the_lowest(runs, counted):
     ("names", "request_", "says"),
     [
         (["decompositon"], Request(), 'no diagnostic "decompositon"; did you mean decomposition'),
-        (None, Request(protocol="teacher-forced"), "A diagnosis follows free forecasts"),
-        (None, Request(precision="bf16"), "A diagnosis is made in float32"),
-        (None, Request(grid=(8, 8)), "on the grid of the training"),
+        (None, Request(protocol="teacher-forced"), "Diagnostics use free forecasts"),
+        (None, Request(precision="bf16"), "Diagnostics run in float32"),
+        (None, Request(grid=(8, 8)), "use the training grid"),
         (["maps"], Request(horizon=7), "A window needs 9 frames"),
     ],
 )
@@ -224,7 +224,7 @@ def test_mistakes_are_one_sentence(runs, names, request_, says):
 
 def test_other_data_and_other_folders_are_refused(runs, study, tmp_path):
     generate(FLOW, 2, 5, tmp_path / "other.h5")
-    with pytest.raises(ValueError, match=r"is not the data that .*first was trained with"):
+    with pytest.raises(ValueError, match=r"is not the training data of .*first"):
         diagnose_run(runs["first"], ["maps"], path=tmp_path / "other.h5")
     with pytest.raises(ValueError, match="is not a run"):
         diagnose_run(Run(tmp_path / "nothing"), ["maps"])

@@ -97,5 +97,5 @@ def test_the_terms_still_add_up(tmp_path):
 
 
 def test_components_say_that_they_cannot_leave_it_out(tmp_path):
-    with pytest.raises(NotApplicable, match="these data have a solid"):
+    with pytest.raises(NotApplicable, match="the points of the solid in these data"):
         components(subject_of(tmp_path, True))

@@ -109,6 +109,6 @@ def test_hooks_are_removed_when_something_fails(look):
 def test_a_model_without_slices_is_told_in_one_sentence():
     for name in ("specsolver", "ffno", "linearno", "transolver-plus"):
         with pytest.raises(
-            NotApplicable, match=f"^{name} has no slice operator .* not defined for it; choose [^.]*\\.$"
+            NotApplicable, match=f"^{name} has no slice operator, .* not defined for it; choose [^.]*\\.$"
         ):
             slice_operators(subject_of(name))

@@ -236,7 +236,7 @@ def test_the_command_measures_in_processes_and_its_rows_are_shown(call, tmp_path
     code, _, _ = call("figure", "efficiency", run.path, "--out", tmp_path)
     assert code == 0 and (tmp_path / "efficiency.png").exists()
     code, _, err = call("measure", *words, "--set", "model.slices=2")
-    assert code == 2 and "another recipe (model.slices); choose another folder" in err
+    assert code == 2 and "different recipe (model.slices); choose another folder" in err
 
 
 def test_patterns_are_repeated_and_not_joined(call, tmp_path, monkeypatch):
@@ -262,8 +262,8 @@ def test_mistakes_are_one_sentence(call, tmp_path):
     out = ("--device", "cpu", "--out", tmp_path / "runs")
     for words, says in (
         (("--only", "x*"), "list them with: sigmasolver suite efficiency --list"),
-        (("--rounds", 0), "0 processes were asked for"),
-        (("--seconds", 0), "0.0 seconds were asked for"),
+        (("--rounds", 0), "must be at least 1, got 0"),
+        (("--seconds", 0), "seconds must be positive, got 0.0"),
         (("--data", tmp_path), "There is no file"),
         (("--set", "model.heads=7"), "width 256 is not divisible by 2 x heads = 14"),
     ):

@@ -279,7 +279,7 @@ def test_runs_of_different_cohorts_are_not_joined(call, run, tmp_path):
         assert "ns2d-run was measured with cohort rollout and other with cohort none, so they cannot" in err
     evaluate_run(run, Request(batch=50))
     code, _, err = call("figure", "rollout", *both, "--out", tmp_path)
-    assert code == 2 and "measured with the cohorts rollout and none; choose one with --where cohort=rollout" in err
+    assert code == 2 and "measured with the cohorts rollout and none; select one with --where cohort=rollout" in err
     code, _, err = call("figure", "rollout", *both, "--out", tmp_path, "--where", "cohort=none")
     assert code == 0, err
     code, _, err = call("figure", "rollout", run.path, "--out", tmp_path, "--where", "cohort=rollout")

@@ -213,14 +213,14 @@ def test_mistakes_are_one_sentence(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     suite = ("suite", "main", "--only", ROWS[0])
     cases = [
-        ((*suite, "--on", "cloud"), 'not on "cloud"'),
-        ((*suite, "--on", "local"), "There is no store data/ns2d.h5"),
-        ((*suite, "--on", "local", "--nodes", "2"), "--nodes is for --on slurm"),
+        ((*suite, "--on", "cloud"), 'Unknown --on "cloud"'),
+        ((*suite, "--on", "local"), "Store data/ns2d.h5 not found"),
+        ((*suite, "--on", "local", "--nodes", "2"), "--nodes requires --on slurm"),
         ((*suite, "--on", "local", "--minutes", "3"), "limit a job with --slurm time"),
         ((*suite, "--on", "slurm", "--detach", "--jobs", "2"), "--jobs requires this command to wait"),
-        ((*suite, "--slurm", "time=60"), "--slurm is for jobs; add --on"),
-        ((*suite, "--on", "slurm", "--slurm", "time=2h"), "whole minutes, such as time=600"),
-        ((*suite, "--on", "slurm", "--slurm", "partition="), "is not NAME=VALUE"),
+        ((*suite, "--slurm", "time=60"), "--slurm applies only to jobs; add --on"),
+        ((*suite, "--on", "slurm", "--slurm", "time=2h"), "whole minutes, at least"),
+        ((*suite, "--on", "slurm", "--slurm", "partition="), "must be NAME=VALUE"),
         ((*suite, "--on", "slurm", "--slurm", "nodes=2"), "--nodes and --processes"),
         (("submit", "name", "--", "trane", "kf2d"), "is not a command that a job can run"),
         (("submit", "a/b", "--", "train", "kf2d"), "is not a valid job name"),
@@ -230,7 +230,7 @@ def test_mistakes_are_one_sentence(call, tmp_path, monkeypatch):
         code, _, said = call(*words)
         assert code == 2 and says in said and said.count("\n") == 1, (words, said)
     monkeypatch.setattr(submitit.SlurmExecutor, "affinity", classmethod(lambda cls: -1))
-    assert "There is no Slurm on this machine" in call("submit", "name", "--", "train", "kf2d")[2]
+    assert "Slurm not found on this machine" in call("submit", "name", "--", "train", "kf2d")[2]
     monkeypatch.setitem(sys.modules, "submitit", None)
     assert 'pip install "sigmasolver[slurm]"' in call("submit", "name", "--", "train", "kf2d")[2]
     assert jobs_module.Jobs(tmp_path / "jobs").find("name") is None

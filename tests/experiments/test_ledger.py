@@ -115,11 +115,11 @@ def test_counterparts_stand_beside_the_run_that_was_trained_alike():
         "| NS2D ω | 50 % | specsolver, matched | 5,000 | 5.00 | 10.0 | 15.0 | 5.00 | 40.0 % |",
     ]
     alone = [row for row in rows("short") if row["model"] != "physolver"]
-    assert "Against one domain alone" not in results_page(alone, []), "one of them is missing"
+    assert "Single-domain counterparts" not in results_page(alone, []), "one of them is missing"
     other = [
         {**row, "run": row["run"].replace("short", "long")} for row in rows("short") if row["model"] == "physolver"
     ]
-    assert "Against one domain alone" not in results_page([*alone, *other], []), "not trained alike"
+    assert "Single-domain counterparts" not in results_page([*alone, *other], []), "not trained alike"
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_an_evaluation_of_something_else_is_not_entered(run, tmp_path, asked):
     other = Run(tmp_path / "run")
     other.records.unlink()
     evaluate_run(other, asked)
-    with pytest.raises(ValueError, match="no records of its final weights on the whole test part"):
+    with pytest.raises(ValueError, match="no records of its final weights on the whole test split"):
         collect(other)
     assert not is_done(other, recipe_in(other)) and is_done(run, recipe_in(run))
 

@@ -144,10 +144,10 @@ def test_mistakes_are_one_sentence(whole, tmp_path):
         (lambda: Deadline(float("nan")), "must be positive"),
         (
             lambda: ensure_store(RECIPE, tmp_path, [RECIPE], None, EXECUTION),
-            "There is no store .*demo.h5; put it there",
+            "Store .*demo.h5 not found; put it there",
         ),
         (lambda: ensure_store(recipe_of("fsi"), tmp_path, [], 0, EXECUTION), "There is no RealPDEBench data at .*fsi"),
-        (lambda: is_done(whole, replace(RECIPE, train=replace(RECIPE.train, seed=1))), "another recipe .train.seed"),
+        (lambda: is_done(whole, replace(RECIPE, train=replace(RECIPE.train, seed=1))), "different recipe .train.seed"),
     ]
     for ask, says in cases:
         with pytest.raises(ValueError, match=says):
@@ -156,7 +156,7 @@ def test_mistakes_are_one_sentence(whole, tmp_path):
     with pytest.raises(ValueError, match="seed is 7 where 8 is asked for"):
         ensure_store(RECIPE, tmp_path, [RECIPE], 8, EXECUTION)
     smaller = replace(RECIPE, task=replace(TASK, train=1))
-    with pytest.raises(ValueError, match=r"holds 3 trajectories and this suite takes 2, .* another folder"):
+    with pytest.raises(ValueError, match=r"has 3 trajectories, but this suite uses 2, .* another folder"):
         ensure_store(smaller, tmp_path, [smaller], 7, EXECUTION)
 
 

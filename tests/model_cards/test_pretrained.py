@@ -217,7 +217,7 @@ def test_a_folder_is_made_from_a_run_whose_data_it_refuses(tmp_path, monkeypatch
     ])  # fmt: skip
     small = replace(simulator_of("darcy"), grid=85)  # cheap, and thinned to 17 × 17
     generate(small, 3, 7, tmp_path / "unseen.h5")
-    with pytest.raises(ValueError, match="is not what simulate darcy makes: its parameter grid is 85 where 421"):
+    with pytest.raises(ValueError, match="is not the output of simulate darcy: its parameter grid is 85 where 421"):
         make_folder(run, tmp_path / "made", tmp_path / "unseen.h5", 2, 0)
     monkeypatch.setitem(SIMULATORS, "darcy", small)
     made = make_folder(run, tmp_path / "made", tmp_path / "unseen.h5", 2, 0)
@@ -233,7 +233,7 @@ def test_a_folder_is_made_from_a_run_whose_data_it_refuses(tmp_path, monkeypatch
     grids, errors = zip(*((row["grid"], row["errors"]) for row in made["solver"]["rows"]), strict=True)
     assert grids[:2] == ([85, 85], [17, 17]) and errors[0] is None
     assert len(grids) == 2 or errors[2][0] <= made["windows"]["scores"][0]["value"] < errors[1][0]
-    for seed, count, sentence in ((7, 2, "a seed that the training did not use"), (0, 9, "9 windows were asked for")):
+    for seed, count, sentence in ((7, 2, "a seed that was not used for training"), (0, 9, "9 windows were requested")):
         with pytest.raises(ValueError, match=sentence):
             make_folder(run, tmp_path / "other", tmp_path / "unseen.h5", count, seed)
     with pytest.raises(ValueError, match="already exists"):

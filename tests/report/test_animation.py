@@ -43,7 +43,7 @@ def test_every_lead_is_a_frame_with_the_values_in_colour(maps):
             known = np.isfinite(panel)
             assert np.abs(shown - wanted)[known].max() < 8, "to the nearest of 120 colours"
             assert (shown[~known] == 136).all()
-    assert "lead 1 to 3" in made.words
+    assert "leads 1 to 3" in made.words
 
 
 def test_the_error_is_dark_where_the_forecast_is_right(maps):

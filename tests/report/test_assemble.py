@@ -24,7 +24,7 @@ def test_the_summary_names_who_is_ahead_and_how_much_is_carried_on():
     rows = [*errors("ns2d", "transolver-sigma"), *errors("ns2d", "physolver")]
     shares = decomposition("ns2d", "transolver-sigma")
     study = study_of([*rows, *shares], {})
-    assert "At lead 1 and at lead 10 Transolver-σ is ahead, with 0.400 % and " in study.summary
+    assert "At lead 1 and at lead 10, Transolver-σ is best, with 0.400 % and " in study.summary
     assert "Persistence has 70.0 % at lead 10." in study.summary
     share = next(r["value"] for r in shares if (r["metric"], r["lead"], r["field"]) == ("propagation_share", 10, None))
     assert f"{100 * share:.3g} % for Transolver-σ" in study.summary
@@ -45,14 +45,14 @@ def test_the_lead_of_a_race_may_change():
     rows = [*errors("ns2d", "transolver-sigma"), *errors("ns2d", "physolver")]
     first = ("physolver", "relative_l2_lead", 1)
     rows = [{**row, "value": 0.001} if (row["model"], row["metric"], row["lead"]) == first else row for row in rows]
-    assert "At lead 1 Physolver is ahead with 0.100 %, at lead 10 Transolver-σ with " in study_of(rows, {}).summary
+    assert "At lead 1, Physolver is best with 0.100 %; at lead 10, Transolver-σ with " in study_of(rows, {}).summary
 
 
 def test_a_model_that_blew_up_is_not_ahead():
     rows = [*errors("ns2d", "transolver-sigma"), *errors("ns2d", "physolver")]
     rows = [{**row, "value": None} if (row["model"], row["lead"]) == ("transolver-sigma", 10) else row for row in rows]
     summary = study_of(rows, {}).summary
-    assert "at lead 10 Physolver with" in summary and "Transolver-σ no longer beats it" in summary
+    assert "at lead 10, Physolver with" in summary and "Transolver-σ no longer beats it" in summary
 
 
 def test_a_model_stands_side_by_side_once_and_every_seed_can_be_shown():
@@ -82,12 +82,12 @@ def errors_of(model, *values, **more):
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ((0.5, 0.6, 0.7), "; Physolver beats it at no lead."),
+        ((0.5, 0.6, 0.7), "; Physolver never beats it."),
         ((0.1, 0.3, 0.7), "; Physolver no longer beats it after lead 1."),
         ((0.5, 0.3, 0.1), "; Physolver beats it at 1 of 3 leads."),
         ((0.3, 0.1, 0.3), "; Physolver beats it at 1 of 3 leads."),
         ((0.1, 0.2, 0.2), "at lead 3."),
-        ((0.3, 0.3, 0.3), "; Physolver beats it at no lead."),  # as good is not better
+        ((0.3, 0.3, 0.3), "; Physolver never beats it."),  # as good is not better
     ],
 )
 def test_where_a_model_beats_persistence(values, says):
@@ -97,14 +97,14 @@ def test_where_a_model_beats_persistence(values, says):
 
 def test_persistence_may_be_ahead_and_a_model_that_loses_to_it_is_not():
     summary = study_of(still(errors_of("physolver", 0.5, 0.6), 0.1, 0.2), {}).summary
-    assert "At lead 1 and at lead 2 persistence is ahead, with 10.0 % and 20.0 %." in summary
+    assert "At lead 1 and at lead 2, persistence is best, with 10.0 % and 20.0 %." in summary
     assert "The best model at lead 1 is Physolver with 50.0 %. The best model at lead 2" in summary
     crossing = study_of(still(errors_of("physolver", 0.05, 0.6), 0.1, 0.2), {}).summary
-    assert "At lead 1 Physolver is ahead with 5.00 %, at lead 2 persistence with 20.0 %." in crossing
+    assert "At lead 1, Physolver is best with 5.00 %; at lead 2, persistence with 20.0 %." in crossing
     level = study_of(still(errors_of("physolver", 0.1, 0.2), 0.1, 0.2), {}).summary
-    assert "Physolver and persistence are ahead" in level
+    assert "Physolver and persistence are best" in level
     several = [*errors_of("physolver", 0.5, 0.6), *errors_of("specsolver", 0.5, 0.7)]
-    assert "; Physolver and Specsolver beat it at no lead." in study_of(still(several, 0.1, 0.2), {}).summary
+    assert "; Physolver and Specsolver never beat it." in study_of(still(several, 0.1, 0.2), {}).summary
 
 
 def test_a_lead_that_the_spread_over_seeds_explains_is_called_so():
@@ -112,8 +112,8 @@ def test_a_lead_that_the_spread_over_seeds_explains_is_called_so():
     rows = [*errors_of("physolver", 0.10, 0.10), *errors_of("physolver", 0.12, 0.101, seed=43)]
     rows += [*errors_of("specsolver", 0.11, 0.30), *errors_of("specsolver", 0.13, 0.301, seed=43)]
     summary = study_of(still(rows, 0.9, 0.9), {}).summary
-    assert "At lead 1 and at lead 2 Physolver is ahead" in summary
-    assert "At lead 1 Specsolver is no worse within the spread over seeds." in summary
+    assert "At lead 1 and at lead 2, Physolver is best" in summary
+    assert "At lead 1, Specsolver is equally good within the spread over seeds." in summary
     assert "At lead 2 Specsolver is no worse" not in summary
 
 
@@ -122,8 +122,10 @@ def test_a_diagnosis_of_few_windows_says_so_wherever_it_stands():
     few = [{**row, "windows": 4} for row in decomposition("ns2d", "physolver", horizon=6)]
     study = study_of([*rows, *few], {})
     errors_on, own = "72 windows of the test split, horizon 10", "4 windows of the test split, horizon 6"
-    assert f"from starts that no model was trained on: {errors_on}." in study.summary
-    assert "Of the error energy at lead 6, errors carried on" in study.summary and f"({own})." in study.summary
+    assert f"on data not used for training: {errors_on}." in study.summary
+    assert (
+        "The share of the error energy at lead 6 that is propagated" in study.summary and f"({own})." in study.summary
+    )
     (card,) = study.cards
     assert card.caption.endswith(f" Measured on {own} (the errors at the top: {errors_on}).")
     same = study_of([*rows, *({**row, "windows": 72} for row in decomposition("ns2d", "physolver"))], {}).cards[0]
@@ -141,7 +143,9 @@ def test_horizons_that_differ_are_told_apart():
         if row["metric"] == "propagation_share" and row["field"] is None:
             shares[row["model"]] = f"{100 * row['value']:.3g} %"  # the last lead comes last
     said = f"{shares['physolver']} for Physolver at lead 10, {shares['specsolver']} for Specsolver at lead 4"
-    assert f"Of the error energy at the last lead, errors carried on from earlier frames are {said} (" in summary
+    assert (
+        f"The share of the error energy at the last lead that is propagated from earlier frames is {said} (" in summary
+    )
 
 
 def test_cards_count_the_cases_that_were_looked_at_and_name_the_machine():
@@ -154,7 +158,7 @@ def test_cards_count_the_cases_that_were_looked_at_and_name_the_machine():
     own = "Measured on 2 windows of the test split, one call from the true history (the errors at the top: 200 windows"
     assert own in cards["How strongly slices correct each other"]
     assert "Measured on 3 windows of the test split, horizon 4 (the" in cards["How errors grow at each scale"]
-    assert cards["What it costs"].endswith("Measured on H200.")
+    assert cards["Cost"].endswith("Measured on H200.")
 
 
 def without_parts(model, *metrics):
@@ -175,15 +179,15 @@ def test_sections_of_slices_name_the_models_without_them():
     study = study_of([*rows, *profile, *mine[0], *theirs[0], *decomposition("ns2d", "transolver-sigma")],
                      {"routing": arrays})  # fmt: skip
     captions = {card.name: card.caption for card in study.cards}
-    said = " U-Net and F-FNO have no slices like those of Transolver-σ: not shown here."
+    said = " U-Net and F-FNO have no slices: not shown here."
     assert captions["routing"].endswith(said)
-    assert captions["corrections"].endswith(f"{said} Of Transolver there are no such records: not shown here.")
+    assert captions["corrections"].endswith(f"{said} No such records for Transolver: not shown here.")
     assert "not shown" not in captions["decomposition"]  # for every model, where it was made
     assert render(study).count("U-Net and F-FNO have no slices") == 2
     alone = study_of(
         [*errors("ns2d", "transolver-sigma"), *errors("ns2d", "unet"), *without_parts("unet"), *profile], {}
     )
-    assert alone.cards[0].caption.endswith(" U-Net has no slices like those of Transolver-σ: not shown here.")
+    assert alone.cards[0].caption.endswith(" U-Net has no slices: not shown here.")
     everyone = study_of([*errors("ns2d", "transolver-sigma"), *profile], {})
     assert "not shown" not in everyone.cards[0].caption
 
@@ -253,7 +257,7 @@ def test_spectra_have_a_card_where_grids_are_periodic():
         more, arrays[f"ns2d-{model}-42"] = made.trust("ns2d", model)
         rows += [*errors("ns2d", model), *more]
     (card,) = study_of(rows, {"trust": arrays}).cards
-    assert card.title == "Energy at each scale" and card.words and "energy up. Measured on" in card.caption
+    assert card.title == "Energy at each scale" and card.words and "spurious energy. Measured on" in card.caption
     page = render(study_of(rows, {"trust": arrays}))
     assert f'alt="{card.words}"' in page and page == render(study_of(rows, {"trust": arrays}))
     assert study_of(rows, {"trust": {run: {"correlation": np.ones(3)} for run in arrays}}).cards == ()
@@ -279,17 +283,17 @@ def test_leads_have_times_fields_units_and_maps_axes_where_they_are_known():
     rows += errors("ns2d", "transolver-sigma")
     known = Dimensions(0.5, "s", (3.0, 2.0), (True, False), "m", {"vorticity": "1/s"})
     study = study_of(rows, {"maps": arrays}, dimensions=known)
-    assert "At lead 1 (0.5 s) and at lead 10 (5 s) Transolver-σ is ahead" in study.summary
+    assert "At lead 1 (0.5 s) and at lead 10 (5 s), Transolver-σ is best" in study.summary
     assert study.table.columns[2:5] == ("lead 1, 0.5 s (%)", "lead 5, 2.5 s (%)", "lead 10, 5 s (%)")
     (film,) = study.films
     assert film.unit == "1/s" and film.axes == (Axis("x", 0.5, "m"), Axis("y", 0.5, "m"))  # 3 / 6 and 2 / (5 - 1)
     numbered = study_of(rows, {"maps": arrays}, dimensions=Dimensions(step=1.0))
-    assert "At lead 1 and at lead 10 Transolver-σ" in numbered.summary  # a time that is the lead says nothing
+    assert "At lead 1 and at lead 10, Transolver-σ" in numbered.summary  # a time that is the lead says nothing
     assert numbered.films[0].axes == (Axis("x"), Axis("y"))
 
 
 def test_tasks_do_not_share_a_page():
-    with pytest.raises(ValueError, match="one page for each task"):
+    with pytest.raises(ValueError, match="one page per task"):
         study_of([*errors("ns2d", "physolver"), *errors("kf2d", "physolver")], {})
 
 

@@ -68,7 +68,7 @@ def test_teacher_forced_and_free_curves_are_means_over_seeds():
 
 
 def test_teacher_forcing_needs_both_protocols():
-    with pytest.raises(ValueError, match="make it with: sigmasolver evaluate ns2d-ffno-42 --protocol teacher-forced"):
+    with pytest.raises(ValueError, match="create it with: sigmasolver evaluate ns2d-ffno-42 --protocol teacher-forced"):
         teacher_forcing(made.errors("ns2d", "ffno"))
 
 
@@ -229,7 +229,7 @@ def test_routing_without_attention_or_without_maps():
     bare = {name: held for name, held in arrays.items() if not name.startswith("attention")}
     assert len(images(routing(rows, {"ns2d-slice-keep-42": bare}))) == 1
     with pytest.raises(
-        ValueError, match="no routing maps; make them with: sigmasolver diagnose ns2d-slice-keep-42 --only"
+        ValueError, match="no routing maps; create them with: sigmasolver diagnose ns2d-slice-keep-42 --only"
     ):
         routing(rows, {})
 
@@ -307,17 +307,19 @@ def test_of_several_seeds_the_lowest_is_drawn():
 def test_maps_that_cannot_be_compared_are_refused():
     rows, arrays = gathered("ns2d", TRIO[:2], grid=(8, 8), leads=(1, 2))
     moved = {**arrays["ns2d-physolver-42"], "truth": arrays["ns2d-physolver-42"]["truth"] + 1}
-    with pytest.raises(ValueError, match="shows another case than"):
+    with pytest.raises(ValueError, match="shows a different case than"):
         maps(rows, {**arrays, "ns2d-physolver-42": moved})
-    with pytest.raises(ValueError, match=r"no array truth of maps; make it with: sigmasolver diagnose .* --only maps"):
+    with pytest.raises(
+        ValueError, match=r"no array truth of maps; create it with: sigmasolver diagnose .* --only maps"
+    ):
         maps(rows, {})
     with pytest.raises(ValueError, match='ns2d has no field "density"; choose from vorticity'):
         maps(rows, arrays, "density")
     more, more_arrays = gathered("kf2d", TRIO[:1], grid=(8, 8), leads=(1, 2))
-    with pytest.raises(ValueError, match="of ns2d and of kf2d; draw one task at a time"):
+    with pytest.raises(ValueError, match=r"different tasks \(ns2d, kf2d\); draw one task at a time"):
         maps([*rows, *more], {**arrays, **more_arrays})
     line, line_arrays = gathered("mine", TRIO[:1], grid=(8,), leads=(1, 2))
-    with pytest.raises(ValueError, match="1 spatial axis; error maps are drawn of planes and volumes"):
+    with pytest.raises(ValueError, match="1 spatial axis; error maps require two or three"):
         maps(line, line_arrays)
 
 
@@ -383,7 +385,7 @@ def test_efficiency_and_representations_are_drawn_as_the_caption_says():
     assert [axes.get_title(loc="left")[-4:] for axes in panels] == ["NS2D", "KF2D"]
     per_megabyte = []
     for axes, task in zip(panels, ("ns2d", "kf2d"), strict=True):
-        assert axes.get_xlabel() == "time of an epoch (s)" and axes.get_ylabel() == "peak memory (GB)"
+        assert axes.get_xlabel() == "epoch time (s)" and axes.get_ylabel() == "peak memory (GB)"
         bubbles = [one for one in axes.collections if isinstance(one, PathCollection)]
         bars = [one for one in axes.containers if isinstance(one, ErrorbarContainer)]
         for bubble, bar, model in zip(bubbles, bars, ("transolver", "transolver-sigma"), strict=True):
@@ -454,7 +456,7 @@ def test_error_over_training_time_joins_the_lengths_of_a_model_and_averages_seed
     assert lines[0][0] == pytest.approx([30, 90]) and lines[0][1] == pytest.approx([4 * value["fno"], value["fno"]])
     assert lines[1][0] == pytest.approx([50]) and lines[1][1] == pytest.approx([2 * value["vit"]])
     assert len(lines) == 2
-    with pytest.raises(ValueError, match="do not tell how long their training took"):
+    with pytest.raises(ValueError, match="have no recorded training time"):
         training_cost(made.errors("ns2d", "fno"))
 
 
@@ -501,7 +503,7 @@ def test_the_same_records_give_the_same_bytes(tmp_path):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_no_rows_are_one_sentence_with_the_command(name):
-    with pytest.raises(ValueError, match=r"make them with: sigmasolver (evaluate|diagnose) RUN"):
+    with pytest.raises(ValueError, match=r"create them with: sigmasolver (evaluate|diagnose) RUN"):
         FIGURES[name].draw(Material([]))
 
 

@@ -133,7 +133,7 @@ def test_measured_promotions_are_against_the_best_published_baseline():
     assert [float(cell.removesuffix(" %").replace("−", "-")) for cell in ours[2:6]] == pytest.approx(wanted, abs=0.05)
     assert ours[:6] == ("Relative promotion", "ours", "10.0 %", "0.0 %", "−18.2 %", "54.5 %")
     assert ours[6:] == ("–",) * 4
-    assert "best baseline of the column, the published one in both rows" in table.caption
+    assert "best published baseline of the column by Transolver-σ, in both rows" in table.caption
     assert "$-$18.2 \\%" in to_latex(table)
 
 
@@ -241,7 +241,7 @@ def test_scaling_with_deviations_over_cases():
     assert table.bold == {(line, column) for line in (4, 9, 14) for column in (3, 4)}
     one = make("scaling", scaling("width", 48, 2.5))
     assert [cells[1] for cells in one.rows if cells[0] == "hidden width"] == ["32", "48", "64", "128", "192", "256"]
-    with pytest.raises(ValueError, match=r"ns2d-ffno-42 is no run of a scaling sweep.*sigmasolver suite scaling"):
+    with pytest.raises(ValueError, match=r"ns2d-ffno-42 is not a run of a scaling sweep.*sigmasolver suite scaling"):
         make("scaling", errors("ns2d", "ffno"))
 
 
@@ -367,7 +367,7 @@ def test_the_comparison_takes_free_evaluations_alone():
 def test_runs_that_have_nothing_of_a_table_are_told_the_suite(name):
     suite = {"ablations": "ablations", "slice-updates": "slice-updates"}.get(name, "main")
     with pytest.raises(
-        ValueError, match=f"the table {name}.*; make them with: sigmasolver suite {suite} and"
+        ValueError, match=f"the table {name}.*; create them with: sigmasolver suite {suite} and"
     ) as caught:
         make(name, [row(facts("mine", "ffno"), "relative_l2", 0.1, field="u")])
     assert "\n" not in str(caught.value)

@@ -70,13 +70,13 @@ def test_spectra_that_are_missing_or_of_other_windows_are_refused():
     rows, arrays = trusted("ns2d", TRIO[:2])
     for gone in ({}, {**arrays, "ns2d-physolver-42": {}}):
         with pytest.raises(
-            ValueError, match=r"has no array \w+ of trust; where .* sigmasolver diagnose \S+ --only trust$"
+            ValueError, match=r"has no array \w+ of trust; if .* sigmasolver diagnose \S+ --only trust$"
         ):
             spectra(rows, gone)
     shifted = {**arrays["ns2d-physolver-42"], "spectrum_true": 2 * arrays["ns2d-physolver-42"]["spectrum_true"]}
     shorter = {name: held[:5] for name, held in arrays["ns2d-physolver-42"].items()}
     for other in (shifted, shorter):
-        with pytest.raises(ValueError, match="physolver-42 has spectra of other windows than ns2d-transolver"):
+        with pytest.raises(ValueError, match="physolver-42 has spectra of different windows than ns2d-transolver"):
             spectra(rows, {**arrays, "ns2d-physolver-42": other})
     with pytest.raises(ValueError, match='ns2d has no field "density"; choose from vorticity'):
         spectra(rows, arrays, "density")

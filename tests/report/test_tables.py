@@ -118,7 +118,7 @@ def test_the_yardstick_that_every_run_brings_counts_once():
     other = [row("training-mean", value, "realm_error", seed=None) for value in (1.0, 2.0)]  # not read
     table = comparison([record for run in runs for record in run] + other)
     assert table.rows == (("a", "20.0"), ("b", "20.0"), ("training-mean", "90.0"))
-    assert table.caption.endswith("Training-mean gives the mean of the training fields.")
+    assert table.caption.endswith("Training-mean predicts the mean of the training fields.")
     assert comparison([row("persistence", None, lead=1, seed=None)] * 2).rows == (("persistence", "not finite"),)
 
 

@@ -36,7 +36,7 @@ COMPONENTS = diagnosed(
     *(f"{metric}_{scale}" for metric in LINES for scale in SCALES),
     *(metric.format(*crossing) for metric in BARS for crossing in CROSSINGS),
     *RADII,
-    hint="; a steady task has none: leave it out",
+    hint="; steady tasks have none: omit the run",
 )
 
 

@@ -44,7 +44,7 @@ def efficiency(rows: Rows) -> Figure:
             # Both from zero, so that distances are ratios; room for the bubbles at the far ends.
             axes.set_xlim(0, ROOM * max(cost.seconds + cost.deviation for cost in costs))
             axes.set_ylim(0, ROOM * max(cost.memory for cost in costs) / scale)
-            axes.set_xlabel("time of an epoch (s)")
+            axes.set_xlabel("epoch time (s)")
             axes.set_ylabel(f"peak memory ({unit})")
             title = TASK_LABELS.get(task, task)
             letter(axes, index, title) if len(tasks) > 1 else axes.set_title(title, loc="left")

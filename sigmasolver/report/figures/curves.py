@@ -123,7 +123,7 @@ def training_cost(rows: Rows, field: str | None = None) -> Figure:
     """Error of the whole horizon over the time of the training, a panel per task: a point per model and number of
     updates, the mean over seeds; those of a model are joined in the order of their times."""
     if rows and not timed(rows):
-        raise ValueError("These runs do not tell how long their training took; train them with this version.")
+        raise ValueError("These runs have no recorded training time; retrain them with this version.")
     runs = of_field(select(timed(rows), TRAINED), field)
     tasks, models = in_order(row["task"] for row in runs), in_order(row["model"] for row in runs)
     styles = looks(models)

@@ -31,7 +31,7 @@ def decomposition(rows: Rows, field: str | None = None) -> Figure:
     (fig:exact-error-decomposition)."""
     chosen = [row for row in named_apart(select(rows, DECOMPOSITION)) if row["field"] == field]
     if not chosen:
-        raise ValueError(f'The decompositions have no field "{field}"; leave it out for all fields together.')
+        raise ValueError(f'The decompositions have no field "{field}"; omit it for all fields together.')
     tasks, models = in_order(row["task"] for row in chosen), in_order(row["model"] for row in chosen)
     with style():
         width = TWO_COLUMNS * min(1.0, 0.22 + 0.26 * len(models))

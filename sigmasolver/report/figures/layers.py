@@ -28,7 +28,7 @@ from sigmasolver.report.rows import (
 
 __all__ = ["CORRECTIONS", "ROUTING", "attention_scale", "corrections", "montage", "routing", "run_titles"]
 
-SLICED = "; a model without slices has none: leave it out"
+SLICED = "; models without slices have none: omit the run"
 CORRECTIONS = diagnosed("corrections", "gamma", "correction_ratio", hint=SLICED)
 ROUTING = diagnosed("routing", "effective_slices", "key_concentration", hint=SLICED)
 
@@ -124,7 +124,7 @@ def routing(rows: Rows, arrays: Arrays) -> Figure:
             _draw_routing(part, left, shares)
             if attention is None:
                 right.set_axis_off()
-                right.text(0.5, 0.5, "no attention of slices", transform=right.transAxes, ha="center")
+                right.text(0.5, 0.5, "no slice attention", transform=right.transAxes, ha="center")
             else:
                 _draw_attention(part, right, attention)
     return figure
@@ -134,7 +134,7 @@ def _last_layer(run: str, arrays: Mapping[str, np.ndarray]) -> tuple[int, np.nda
     """The last layer that was kept, its routing (slices, *grid) and its attention (slices, slices), if it has any."""
     layers = [int(found[1]) for name in arrays if (found := re.fullmatch(r"routing_L(\d+)", name))]
     if not layers:
-        raise ValueError(f"{run} has no routing maps; make them with: {ROUTING.command.format(run=run)}")
+        raise ValueError(f"{run} has no routing maps; create them with: {ROUTING.command.format(run=run)}")
     last = max(layers)
     attention = arrays.get(f"attention_L{last}")
     shares = np.asarray(arrays[f"routing_L{last}"][0], float)
@@ -147,7 +147,7 @@ def _in_words(rows: Rows, layer: int) -> str:
         for row in rows
         if row["metric"] == "effective_slices" and row.get("layer") == layer and row.get("case") is None
     ]
-    return f": {significant(found[0])} slices in effect" if found else ""
+    return f": {significant(found[0])} effective slices" if found else ""
 
 
 def montage(shares: np.ndarray) -> tuple[np.ndarray, int]:
@@ -190,7 +190,7 @@ def _draw_routing(part: SubFigure, axes: Axes, shares: np.ndarray) -> None:
 def _draw_attention(part: SubFigure, axes: Axes, attention: np.ndarray) -> None:
     low, high = attention_scale(attention)
     drawn = axes.imshow(attention, cmap="viridis", vmin=low, vmax=high)
-    axes.set_title("attention of slices", loc="left", fontsize=7.5)
+    axes.set_title("slice attention", loc="left", fontsize=7.5)
     axes.set_xlabel("key slice")
     axes.set_ylabel("query slice")
     whole_numbers(axes)

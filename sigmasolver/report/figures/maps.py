@@ -78,7 +78,9 @@ def maps(rows: Rows, arrays: Arrays, field: str | None = None) -> Figure:
     fig:case-study-smoke3d)."""
     cases = cases_of(sorted(rows, key=lambda row: DOWN.get(row["model"], 2)), arrays, field)
     if len(cases) > 1:
-        raise ValueError(f"These runs are of {' and of '.join(case.task for case in cases)}; draw one task at a time.")
+        raise ValueError(
+            f"These runs belong to different tasks ({', '.join(case.task for case in cases)}); draw one task at a time."
+        )
     (case,) = cases
     with style():
         down, across, (nx, ny) = len(case.errors), len(case.leads), case.truth.shape[1:3]
@@ -193,12 +195,14 @@ def _case(
     number, same = int(first["cases"][0]), at_leads(first, "truth", leads)[0]
     truth = np.asarray(same[..., channels], float)
     if truth.ndim not in (4, 5):
-        raise ValueError(f"{task} has {truth.ndim - 2} spatial axis; error maps are drawn of planes and volumes.")
+        raise ValueError(f"{task} has {truth.ndim - 2} spatial axis; error maps require two or three.")
     vector = len(channels) > 1
     errors, kept, notes = {}, {}, {}
     for run, title in titles.items():
         if not np.array_equal(at_leads(each[run], "truth", leads)[0], same):
-            raise ValueError(f"{run} shows another case than {next(iter(titles))}; diagnose both on the same windows.")
+            raise ValueError(
+                f"{run} shows a different case than {next(iter(titles))}; diagnose both on the same windows."
+            )
         forecast = np.asarray(at_leads(each[run], "forecast", leads)[0][..., channels], float)
         kept[title] = ~blown_up(forecast, truth)
         errors[title] = np.linalg.norm(forecast - truth, axis=-1)
@@ -215,7 +219,7 @@ def _arrays_of(run: str, arrays: Arrays) -> Mapping[str, np.ndarray]:
     found = arrays.get(run, {})
     for name in ("truth", "forecast", "leads", "cases"):
         if name not in found:
-            raise ValueError(f"{run} has no array {name} of maps; make it with: {MAPS.command.format(run=run)}")
+            raise ValueError(f"{run} has no array {name} of maps; create it with: {MAPS.command.format(run=run)}")
     return found
 
 

@@ -106,7 +106,7 @@ def _of_task(task: str, field: str, channel: int, firsts: Mapping[str, Row], arr
         near = own.shape == truth.shape and np.allclose(own, truth, rtol=_AGREE, atol=FLOOR * truth.max())
         if not near:
             raise ValueError(
-                f"{run} has spectra of other windows than {next(iter(firsts))}; diagnose both on the same windows."
+                f"{run} has spectra of different windows than {next(iter(firsts))}; diagnose both on the same windows."
             )
         seeds.setdefault(row["model"], []).append(_array(run, "spectrum_forecast", arrays)[kept, 1:, channel])
     with np.errstate(invalid="ignore"):  # of a forecast that ran away
@@ -121,7 +121,7 @@ def _array(run: str, name: str, arrays: Arrays) -> np.ndarray:
     measured = arrays.get(run, {})
     if name not in measured:
         raise ValueError(
-            f"{run} has no array {name} of trust; where its grid is periodic, make it with: "
+            f"{run} has no array {name} of trust; if its grid is periodic, create it with: "
             f"{SPECTRA.command.format(run=run)}"
         )
     return np.asarray(measured[name], float)

@@ -74,7 +74,7 @@ class Options:
             raise ValueError(f'padding has "{unknown[0]}"; choose "zeros" or "circular", for all axes or for each.')
         fractions = self.domain_padding if isinstance(self.domain_padding, tuple) else (self.domain_padding,)
         if not all(0 <= fraction <= 2 for fraction in fractions):
-            raise ValueError(f"domain_padding is {self.domain_padding}; it must be a fraction from 0 to 2.")
+            raise ValueError(f"domain_padding is {self.domain_padding}; it must be at least 0 and at most 2.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1.")
 

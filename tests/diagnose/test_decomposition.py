@@ -234,5 +234,5 @@ def test_data_that_are_not_finite_are_refused(runs, raw):
             return history, torch.where(torch.tensor(indices.tolist()).view(-1, 1, 1, 1, 1) == 2, torch.nan, future)
 
     bad = Broken(raw, [6, 7], subject.recipe.evaluation_windows(5))
-    with pytest.raises(ValueError, match="Trajectory 7 of the data has values that are not finite"):
+    with pytest.raises(ValueError, match="Trajectory 7 of the data contains non-finite values"):
         decomposition(Subject(subject.run, subject.recipe, subject.forecaster, bad, subject.indices, 5, 3))

@@ -262,9 +262,15 @@ def test_mistakes_are_one_sentence(call, tmp_path):
     out = ("--device", "cpu", "--out", tmp_path / "runs")
     for words, says in (
         (("--only", "x*"), "list them with: sigmasolver suite efficiency --list"),
+<<<<<<< ours
         (("--rounds", 0), "must be at least 1, got 0"),
         (("--seconds", 0), "seconds must be positive, got 0.0"),
         (("--data", tmp_path), "There is no file"),
+=======
+        (("--rounds", 0), "0 processes were asked for"),
+        (("--seconds", 0), "0.0 seconds were asked for"),
+        (("--data", tmp_path), "not found"),
+>>>>>>> theirs
         (("--set", "model.heads=7"), "width 256 is not divisible by 2 x heads = 14"),
     ):
         code, _, err = call("measure", *words, *out)
@@ -275,5 +281,5 @@ def test_mistakes_are_one_sentence(call, tmp_path):
 def test_a_process_that_fails_says_why(stores):
     recipe, path = stores[NS2D]
     other = replace(recipe, task=replace(recipe.task, grid=(16, 16)))
-    with pytest.raises(ValueError, match=r"mine: The data have grid 8 × 8 and the recipe one of 16 × 16; set"):
+    with pytest.raises(ValueError, match=r"mine: The data have grid 8 × 8, but the recipe has 16 × 16; set"):
         workload._in_a_process("mine", other, path, CPU, 0.05)

@@ -146,14 +146,19 @@ def test_mistakes_are_one_sentence(whole, tmp_path):
             lambda: ensure_store(RECIPE, tmp_path, [RECIPE], None, EXECUTION),
             "Store .*demo.h5 not found; put it there",
         ),
+<<<<<<< ours
         (lambda: ensure_store(recipe_of("fsi"), tmp_path, [], 0, EXECUTION), "There is no RealPDEBench data at .*fsi"),
         (lambda: is_done(whole, replace(RECIPE, train=replace(RECIPE.train, seed=1))), "different recipe .train.seed"),
+=======
+        (lambda: ensure_store(recipe_of("fsi"), tmp_path, [], 0, EXECUTION), "No RealPDEBench data at .*fsi"),
+        (lambda: is_done(whole, replace(RECIPE, train=replace(RECIPE.train, seed=1))), "another recipe .train.seed"),
+>>>>>>> theirs
     ]
     for ask, says in cases:
         with pytest.raises(ValueError, match=says):
             ask()
     ensure_store(RECIPE, tmp_path, [RECIPE], 7, EXECUTION)
-    with pytest.raises(ValueError, match="seed is 7 where 8 is asked for"):
+    with pytest.raises(ValueError, match="seed is 7, expected 8"):
         ensure_store(RECIPE, tmp_path, [RECIPE], 8, EXECUTION)
     smaller = replace(RECIPE, task=replace(TASK, train=1))
     with pytest.raises(ValueError, match=r"has 3 trajectories, but this suite uses 2, .* another folder"):

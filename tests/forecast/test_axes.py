@@ -176,7 +176,7 @@ def test_maps_lie_with_x_to_the_right(run):
 
 def test_names_of_axes_are_checked():
     layout = Layout(("u",), ("1",), ("open",) * 2, (X, Y), np.zeros(1), ("x", "lat"))
-    with pytest.raises(StoreError, match="The axes are named x, lat; each of x, y, z in turn names one"):
+    with pytest.raises(StoreError, match="The axis names are x, lat; expected x, y in any order"):
         Header(layout, "test", {})
     three = replace(layout, boundary=("open", "wall", "open"), coordinates=(Y, X, T), axes=("z", "x", "y"))
     assert three.upright == (1, 2, 0) and three.turned(three.upright).boundary == ("wall", "open", "open")

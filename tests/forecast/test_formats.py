@@ -96,7 +96,7 @@ def test_it_refuses_before_it_computes(made: Path, tmp_path: Path, monkeypatch: 
         forecast_file(made / "run", made / "waves.nc", 2, tmp_path / "there.zarr", CPU)
     monkeypatch.setitem(sys.modules, "h5netcdf", None)
     monkeypatch.setattr(files, "load", lambda *_: pytest.fail("it computed"))
-    with pytest.raises(ValueError, match=r"out\.nc needs xarray, .* pip install 'sigmasolver\[data\]'"):
+    with pytest.raises(ValueError, match=r"out\.nc requires xarray, .* pip install 'sigmasolver\[data\]'"):
         forecast_file(made / "run", made / "waves.nc", 2, tmp_path / "out.nc", CPU)
     assert [one.name for one in tmp_path.iterdir()] == ["there.zarr"]
 

@@ -95,4 +95,4 @@ def test_the_command_sleeps_while_it_waits():
         text=True,
         env={**inherited, "OMP_DISPLAY_ENV": "VERBOSE"},
     )
-    assert "There is no file" in done.stderr and "GOMP_SPINCOUNT = '0'" in done.stderr, done.stderr
+    assert "missing.h5 not found" in done.stderr and "GOMP_SPINCOUNT = '0'" in done.stderr, done.stderr

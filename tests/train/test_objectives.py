@@ -174,7 +174,7 @@ def test_the_ring_of_a_prediction_counts_only_without_derivatives():
 
 def test_mistakes_are_one_sentence():
     model, (history, future) = Small(2), batch()
-    with pytest.raises(ValueError, match="predicts 2 a call"):
+    with pytest.raises(ValueError, match="predicts 2 per call"):
         teacher_forced(model, history, future, BOTH)
     with pytest.raises(ValueError, match="3 calls of 2 frames need more than the 4"):
         pushforward(model, history, future, BOTH, 3)

@@ -99,7 +99,7 @@ def test_the_rate_rises_to_the_maximum_and_falls_to_the_end():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"steps": 0}, "at least one"),
+        ({"steps": 0}, "at least 1"),
         ({"max_lr": 0.0}, "must be positive"),
         ({"warmup": 1.5}, "from 0 to 1"),
         ({"final_divisor": 0.5}, "at least 1"),

@@ -344,5 +344,5 @@ def test_a_time_is_refused():
     with pytest.raises(ValueError, match=r"^drift-net has no time embedding; set .* or choose another model\.$"):
         build_solver("drift-net", config)
     model = BASELINES["drift-net"](SolverConfig((8, 8), 1, 1, width=8, depth=1, heads=2))
-    with pytest.raises(ValueError, match=r"^This solver has no time embedding; leave `time` out"):
+    with pytest.raises(ValueError, match=r"^This solver has no time embedding; omit `time`"):
         model(torch.zeros(1, 8, 8, 1), torch.zeros(1))

@@ -335,5 +335,5 @@ def test_unsuitable_grids_are_one_sentence():
     model = build_solver("eddyformer", config((12, 8)))
     with pytest.raises(ValueError, match=r"axis 1 has 1 point\(s\); give every axis at least 2\."):
         model(torch.zeros(1, 12, 1, 2))
-    with pytest.raises(ValueError, match=r"this solver takes \(batch, 2 grid axes, 2 channels\)\."):
+    with pytest.raises(ValueError, match=r"expected \(batch, 2 grid axes, 2 channels\)\."):
         model(torch.zeros(1, 12, 2))

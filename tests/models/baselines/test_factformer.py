@@ -243,9 +243,9 @@ def test_attention_of_a_smooth_field_settles_on_finer_grids():
 
 
 def test_mistakes_are_one_sentence():
-    with pytest.raises(ValueError, match=r"width 12 does not suit FactFormer, .* use a multiple of 16\."):
+    with pytest.raises(ValueError, match=r"width 12 is invalid for FactFormer, .* use a multiple of 16\."):
         factformer(config((6, 5), width=12))
-    with pytest.raises(ValueError, match=r"half is not divisible by 3 fields; use a width such as 18\."):
+    with pytest.raises(ValueError, match=r"half of it is not divisible by 3 fields; use a width such as 18\."):
         build_solver("factformer-it3d", config((6, 5), in_channels=3))
     with pytest.raises(ValueError, match=r"out_frames is 4; it must be at least 1 and divide out_channels = 6\."):
         config((6, 5), out_frames=4)

@@ -233,8 +233,8 @@ def test_a_fresh_model_is_a_transolver_bit_for_bit():
 def test_mistakes_are_one_plain_sentence():
     config = SolverConfig((8, 8), 1, 1, width=16, heads=2)
     for mistake, says in (
-        (lambda: rno(replace(config, grid=(8,))), "has one axis and RNO works on planes"),
-        (lambda: rno(config, radon_blocks=0), "asked for 0 Radon blocks"),
+        (lambda: rno(replace(config, grid=(8,))), "has one axis, but RNO needs at least two"),
+        (lambda: rno(config, radon_blocks=0), "got 0 Radon blocks"),
         (lambda: rno(config, angles=2), "blocks of 2 angles"),
     ):
         with pytest.raises(ValueError, match=says) as caught:

@@ -307,15 +307,11 @@ def test_without_the_file_the_numerical_reading_is_fitted_on_numerical_training_
         ("fsi", True, "normaliser published,"),
         ("fsi", False, "normaliser fitted on the training windows (mean_std.pt not found),"),
         ("fsi-numerical-normaliser", True, "normaliser numerical,"),
-<<<<<<< ours
-        ("fsi-numerical-normaliser", False, "normaliser fitted on the numerical training windows (mean_std.pt not"),
-=======
         (
             "fsi-numerical-normaliser",
             False,
             "normaliser fitted on the numerical training windows (mean_std.pt not found",
         ),
->>>>>>> theirs
         ("fsi-real-normaliser", False, "normaliser channel,"),
     ],
 )

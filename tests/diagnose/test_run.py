@@ -209,17 +209,10 @@ def test_seeds_are_looked_at_together_beside_the_lowest(runs, counted):
 @pytest.mark.parametrize(
     ("names", "request_", "says"),
     [
-<<<<<<< ours
-        (["decompositon"], Request(), 'no diagnostic "decompositon"; did you mean decomposition'),
+        (["decompositon"], Request(), 'Unknown diagnostic "decompositon"; did you mean decomposition'),
         (None, Request(protocol="teacher-forced"), "Diagnostics use free forecasts"),
         (None, Request(precision="bf16"), "Diagnostics run in float32"),
         (None, Request(grid=(8, 8)), "use the training grid"),
-=======
-        (["decompositon"], Request(), 'Unknown diagnostic "decompositon"; did you mean decomposition'),
-        (None, Request(protocol="teacher-forced"), "A diagnosis follows free forecasts"),
-        (None, Request(precision="bf16"), "A diagnosis is made in float32"),
-        (None, Request(grid=(8, 8)), "on the grid of the training"),
->>>>>>> theirs
         (["maps"], Request(horizon=7), "A window needs 9 frames"),
     ],
 )

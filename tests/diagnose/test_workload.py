@@ -262,15 +262,9 @@ def test_mistakes_are_one_sentence(call, tmp_path):
     out = ("--device", "cpu", "--out", tmp_path / "runs")
     for words, says in (
         (("--only", "x*"), "list them with: sigmasolver suite efficiency --list"),
-<<<<<<< ours
         (("--rounds", 0), "must be at least 1, got 0"),
         (("--seconds", 0), "seconds must be positive, got 0.0"),
-        (("--data", tmp_path), "There is no file"),
-=======
-        (("--rounds", 0), "0 processes were asked for"),
-        (("--seconds", 0), "0.0 seconds were asked for"),
         (("--data", tmp_path), "not found"),
->>>>>>> theirs
         (("--set", "model.heads=7"), "width 256 is not divisible by 2 x heads = 14"),
     ):
         code, _, err = call("measure", *words, *out)

@@ -146,13 +146,8 @@ def test_mistakes_are_one_sentence(whole, tmp_path):
             lambda: ensure_store(RECIPE, tmp_path, [RECIPE], None, EXECUTION),
             "Store .*demo.h5 not found; put it there",
         ),
-<<<<<<< ours
-        (lambda: ensure_store(recipe_of("fsi"), tmp_path, [], 0, EXECUTION), "There is no RealPDEBench data at .*fsi"),
-        (lambda: is_done(whole, replace(RECIPE, train=replace(RECIPE.train, seed=1))), "different recipe .train.seed"),
-=======
         (lambda: ensure_store(recipe_of("fsi"), tmp_path, [], 0, EXECUTION), "No RealPDEBench data at .*fsi"),
-        (lambda: is_done(whole, replace(RECIPE, train=replace(RECIPE.train, seed=1))), "another recipe .train.seed"),
->>>>>>> theirs
+        (lambda: is_done(whole, replace(RECIPE, train=replace(RECIPE.train, seed=1))), "different recipe .train.seed"),
     ]
     for ask, says in cases:
         with pytest.raises(ValueError, match=says):

@@ -217,11 +217,8 @@ def test_a_folder_is_made_from_a_run_whose_data_it_refuses(tmp_path, monkeypatch
     ])  # fmt: skip
     small = replace(simulator_of("darcy"), grid=85)  # cheap, and thinned to 17 × 17
     generate(small, 3, 7, tmp_path / "unseen.h5")
-<<<<<<< ours
-    with pytest.raises(ValueError, match="is not the output of simulate darcy: its parameter grid is 85 where 421"):
-=======
-    with pytest.raises(ValueError, match="is not what simulate darcy makes: its parameter grid is 85, expected 421"):
->>>>>>> theirs
+    message = "is not the output of simulate darcy: its parameter grid is 85, expected 421"
+    with pytest.raises(ValueError, match=message):
         make_folder(run, tmp_path / "made", tmp_path / "unseen.h5", 2, 0)
     monkeypatch.setitem(SIMULATORS, "darcy", small)
     made = make_folder(run, tmp_path / "made", tmp_path / "unseen.h5", 2, 0)

@@ -1,8 +1,8 @@
-"""The stages as functions: data, training, forecasts, errors, diagnoses, a page. `import sigmasolver` hands them out.
+"""The stages as functions: data, training, forecasts, errors, diagnoses, a page; `import sigmasolver` exports them.
 
-Each takes files or the values of the others, and finished work in a run folder is not done again. The examples
-continue each other in the order of this file, in one folder. Imports stand inside the functions, so that each loads
-what it needs and no more.
+Each accepts files or the return values of the others, and finished work in a run folder is not repeated. The examples
+build on each other in the order of this file, in one folder. Imports are inside the functions, so that each loads only
+what it needs.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ __all__ = [
 def simulate_dataset(
     task: str, count: int, out: str | Path, seed: int = 0, settings: Sequence[str] = (), device: str = "cpu"
 ) -> Path:
-    """Simulate the data of a task into a store; a store that was left unfinished is continued.
+    """Simulate the data of a task into a store; an unfinished store is resumed.
 
     Args:
         task: darcy, ns2d, kf2d, it3d, smoke3d or demo.
-        count: number of trajectories that the store holds in the end.
+        count: total number of trajectories in the store.
         out: the store, an HDF5 file.
-        seed: trajectory i depends on the seed and on i alone.
+        seed: trajectory i depends only on the seed and i.
         settings: changes of the simulator's parameters, such as "grid=64".
-        device: "cpu", "cuda", "cuda:1", or "auto" (a GPU where there is one), here and below.
+        device: "cpu", "cuda", "cuda:1", or "auto" (a GPU if available), here and below.
 
     Returns:
         The path of the store, whose trajectories are `(frames, *grid, fields)`.
@@ -79,24 +79,24 @@ def open_dataset(
     mask: str | None = None,
     skip_bad: bool = False,
 ) -> Reader:
-    """Open a store, or other files where they lie; with `out` these are converted into a store, which is opened.
+    """Open a store, or other files in place; with `out` they are first converted into a store.
 
     Args:
         source: a store, a file or folder of any format that `sigmasolver inspect` recognises, or an `xarray.Dataset`
             in memory.
-        out: the store that an import writes, or continues; None: the files are read in place.
-        fields: names of the fields to take, in the order of the last axis where the file does not name them.
-        steady: whether own arrays lack an axis of time; None where the file makes it plain.
-        axes: own arrays: their axes in order, such as ("count", "time", "x", "y", "field").
-        boundary: the boundary of each axis, such as ("periodic", "wall"); one word for all.
+        out: the store that the import writes or resumes; None: the files are read in place.
+        fields: names of the fields to read, in the order of the last axis if the file does not name them.
+        steady: whether your own arrays have no time axis; None: inferred from the file.
+        axes: axes of your own arrays in order, such as ("count", "time", "x", "y", "field").
+        boundary: the boundary of each axis, such as ("periodic", "wall"); one string for all axes.
         dt: time between two frames.
         units: the unit of each field, such as ("m/s", "m/s", "Pa").
         mask: the field that is 1 in a solid and 0 in the fluid.
-        skip_bad: leave out trajectories with NaN or infinite values, and record which; needs `out`.
+        skip_bad: skip trajectories with NaN or infinite values, and record which; requires `out`.
 
     Returns:
         A reader, sliced like an array `(count, frames, *grid, fields)` and read only when sliced; it is a context
-        manager, and `header.layout` tells names, units, coordinates and times. The other functions take it as `data`.
+        manager, and `header.layout` has names, units, coordinates and times. The other functions accept it as `data`.
 
     Example:
         >>> with sigmasolver.open_dataset("darcy.h5") as dataset:
@@ -145,12 +145,12 @@ def recipe_of(name: str, model: str | None = None, seed: int = 42, settings: Seq
 
     Args:
         name: a task such as darcy or kf2d (the paper's settings), or another recipe such as kf2d-released.
-        model: another model than the recipe's own, one of `list_models()`.
-        seed: fixes the first weights and the order of the windows.
+        model: one of `list_models()`; None: the recipe's model.
+        seed: random seed of the initial weights and the window order.
         settings: changes such as "train.epochs=2" or "model.width=64".
 
     Returns:
-        A frozen dataclass with the parts `task`, `model` and `train`.
+        A frozen dataclass with the attributes `task`, `model` and `train`.
 
     Example:
         >>> size = ["model.width=16", "model.depth=1", "model.heads=2", "model.slices=4"]
@@ -172,17 +172,17 @@ def infer_recipe(
     settings: Sequence[str] = (),
     device: str = "cpu",
 ) -> Recipe:
-    """A recipe for data of your own: fields, grid, split, frames and sizes are chosen from the data.
+    """A recipe for your own data: fields, grid, split, frames and model size are inferred from the data.
 
     Args:
-        data: what `open_dataset` opens, or the path of a store or of files that need no more words.
+        data: a dataset from `open_dataset`, or the path of a store or of files that need no further options.
         model: one of `list_models()`.
-        seed: fixes the first weights and the order of the windows.
-        settings: changes of what was chosen, such as "task.horizon=10" or "train.updates=500".
-        device: where it is to be trained; a GPU gets a larger model and more steps.
+        seed: random seed of the initial weights and the window order.
+        settings: changes to the inferred recipe, such as "task.horizon=10" or "train.updates=500".
+        device: the training device; on a GPU, the model is larger and trained for more steps.
 
     Returns:
-        A frozen dataclass; print its parts `task`, `model` and `train` to see what was chosen.
+        A frozen dataclass; print its attributes `task`, `model` and `train` to see what was inferred.
 
     Example:
         >>> sigmasolver.infer_recipe("waves.h5", settings=["task.history=2", "task.horizon=3"]).task.targets
@@ -203,16 +203,16 @@ def infer_recipe(
 
 
 def open_windows(data: str | Path | Reader, recipe: Recipe | str, split: str = "train") -> Windows:
-    """The windows that a recipe cuts from a store: what a training sees, or what is evaluated.
+    """The windows of a store that a recipe uses for training, validation or testing.
 
     Args:
-        data: what `open_dataset` opens, or the path of a store or of files that need no more words.
+        data: a dataset from `open_dataset`, or the path of a store or of files that need no further options.
         recipe: a recipe, or the name of one.
         split: train, validation or test.
 
     Returns:
         A sequence of pairs: history `(T_in, *grid, q_in)` and future `(H, *grid, q_out)`, float32 in physical units;
-        `batch([0, 1])` gives several at once. It serves as the dataset of a `torch.utils.data.DataLoader`.
+        `batch([0, 1])` returns several at once. It works as the dataset of a `torch.utils.data.DataLoader`.
 
     Example:
         >>> windows = sigmasolver.open_windows("darcy.h5", recipe, "test")
@@ -239,14 +239,14 @@ def train_model(
     device: str = "cpu",
     watch: Callable[[Progress], None] | None = None,
 ) -> Run:
-    """Train a model; a run that was stopped goes on, a finished one is left alone.
+    """Train a model; a stopped run is resumed, a finished one is left unchanged.
 
     Args:
         recipe: a recipe, or the name of one.
-        data: what `open_dataset` opens, or the path of a store or of files that need no more words.
+        data: a dataset from `open_dataset`, or the path of a store or of files that need no further options.
         out: the run folder.
-        device: where it is trained; on a GPU the steps are replayed as CUDA graphs.
-        watch: called now and then with step, loss, validation error and learning rate; see docs/tracking.md.
+        device: the training device; on a GPU, steps are replayed as CUDA graphs.
+        watch: called periodically with step, loss, validation error and learning rate; see docs/tracking.md.
 
     Returns:
         The run folder as a `Run`: `path`, `finished`, `read_log()`.
@@ -276,17 +276,17 @@ def rollout(
     time: torch.Tensor | np.ndarray | float | None = None,
     conditions: Mapping[str, torch.Tensor] | None = None,
 ) -> Rollout:
-    """Forecast from given frames, each block of frames fed back for the next.
+    """Forecast autoregressively from given frames: each block of frames is fed back as input for the next.
 
     Args:
         model: a forecaster from `load`, a run, its folder, or the name of a pretrained model.
-        history: `(B, T_in, *grid, q_in)` in physical units; of a longer history the last frames are used.
+        history: `(B, T_in, *grid, q_in)` in physical units; if the history is longer, its last frames are used.
         steps: number of frames to forecast.
-        time: physical time of the last given frame, for a model with a time embedding.
-        conditions: by name one number for each sample `(B,)`, for a forecaster that takes conditions.
+        time: physical time of the last input frame, for a model with a time embedding.
+        conditions: by name, one number per sample `(B,)`, for a forecaster with conditions.
 
     Returns:
-        A `Rollout`: `frames` `(B, steps, *grid, q_out)` in physical units, NaN from where a forecast is no longer
+        A `Rollout`: `frames` `(B, steps, *grid, q_out)` in physical units, NaN once a forecast is no longer
         finite, and `stopped`, the first lead at which that happens, or None.
 
     Example:
@@ -310,20 +310,20 @@ def evaluate_run(
     windows: int | None = None,
     device: str = "cpu",
 ) -> list[dict[str, Any]]:
-    """Measure a run on data that it has not seen, beside a forecast that has learned nothing.
+    """Evaluate a run on unseen data, next to an untrained baseline.
 
-    The records are kept in the run folder; what was measured before is read from there.
+    The records are stored in the run folder; existing ones are reused.
 
     Args:
         run: a run, or its folder.
-        data: another store, all of it unseen; None: the test split of the run's own data.
+        data: other data, all of it used for testing; None: the test split of the run's own data.
         horizon: number of frames to forecast; None: the task's.
-        windows: number of windows, evenly spread; None: all.
+        windows: number of evenly spaced windows; None: all.
         device: where the forecasts are computed.
 
     Returns:
-        Records: dictionaries with `model`, `metric`, `field`, `lead` (from 1; None: all together), `value` and where
-        they come from. `sigmasolver.metrics` defines the metrics.
+        Records: dictionaries with `model`, `metric`, `field`, `lead` (from 1; None: all leads), `value` and their
+        provenance. `sigmasolver.metrics` defines the metrics.
 
     Example:
         >>> records = sigmasolver.evaluate_run(run)
@@ -343,18 +343,18 @@ def evaluate_run(
 def diagnose_run(
     run: Run | str | Path, names: Sequence[str] | None = None, windows: int | None = None, device: str = "cpu"
 ) -> dict[str, Findings]:
-    """Find out why the forecasts of a run drift; the findings are kept in the run folder.
+    """Diagnose why the forecasts of a run drift; the findings are stored in the run folder.
 
     Args:
         run: a run, or its folder.
-        names: some of decomposition, trust, maps, corrections, routing, geometry, efficiency, interventions and
+        names: any of decomposition, trust, maps, corrections, routing, geometry, efficiency, interventions and
             components; None: all.
-        windows: number of test windows, evenly spread; None: all.
+        windows: number of evenly spaced test windows; None: all.
         device: where it is computed.
 
     Returns:
-        By name, findings with `rows` (records like those of `evaluate_run`), `arrays`, and `skipped`, which says why
-        a diagnostic has no meaning for this model.
+        By name, findings with `rows` (records like those of `evaluate_run`), `arrays`, and `skipped`, the reason
+        why a diagnostic does not apply to this model, or None.
 
     Example:
         >>> found = sigmasolver.diagnose_run(run, ["routing"])["routing"]
@@ -369,11 +369,11 @@ def diagnose_run(
 
 
 def write_report(runs: Sequence[Run | str | Path], out: str | Path, title: str | None = None) -> Path:
-    """Write what was measured and found of runs of one task as one HTML page.
+    """Write the evaluations and diagnoses of runs of one task as an HTML page.
 
     Args:
-        runs: runs or their folders, evaluated before; diagnoses are shown where there are any.
-        out: the page, which needs no network.
+        runs: evaluated runs or their folders; diagnoses are shown if there are any.
+        out: the HTML file, which is self-contained.
         title: its title; None: the task's name.
 
     Returns:

@@ -307,7 +307,7 @@ def test_a_suite_trains_on_downloads_and_fills_the_table(downloads, tmp_path, ca
             if row["metric"] == "realm_error" and row["model"] == "transolver-sigma" and row["field"] is None:
                 assert f"{row['value']:.3g}" in ours.replace("±", " "), (task, row["part"])
     code, out, _ = call("evaluate", runs[0])
-    assert "REALM error" in out and "summed over the calls" in out
+    assert "REALM error" in out and "summed over calls" in out
     code, _, err = call("report", runs[1], "--out", tmp_path / "page.html")
     assert code == 0 and "evolve-jet" in (tmp_path / "page.html").read_text(), err
     code, out, _ = call("suite", "main", *asked)

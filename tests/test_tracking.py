@@ -85,5 +85,5 @@ def test_without_tensorboard_a_sentence_says_what_to_install(monkeypatch, call, 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", None)
     words = ("train", "--data", data, "--out", tmp_path / "run", "--tensorboard", tmp_path / "events")
     code, _, err = call(*words, "--history", 2, "--horizon", 3)
-    assert code == 2 and "install it: pip install 'sigmasolver[tracking]'." in err
+    assert code == 2 and "install it with pip install 'sigmasolver[tracking]'." in err
     assert not (tmp_path / "run" / "weights.safetensors").exists()

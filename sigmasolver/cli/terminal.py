@@ -267,7 +267,7 @@ def _beside(rows: Sequence[dict[str, Any]]) -> str:
     blown = f"; {100 * held['blow_up']:.3g} % of the forecasts blew up" if held["blow_up"] else ""
     if rows[0]["task"] in (task.name for task in REALM):
         summed, mean = (_number(held[name]) for name in ("realm_error", "realm_error_per_call"))
-        return f"REALM error {summed} summed over calls, {mean} per call,  {reach}{blown}"
+        return f"REALM error {summed} summed over calls, {mean} per call, {reach}{blown}"
     joint = held.get("relative_l2_joint")
     together = ""
     if ALL in fields and joint is not None:

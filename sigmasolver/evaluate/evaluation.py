@@ -87,21 +87,21 @@ Vectors = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of an evaluation."""
+    """Options of an evaluation."""
 
     horizon: int | None = None
     """Frames to forecast; None: the task's."""
     grid: tuple[int, ...] | None = None
-    """Points per axis, by thinning the stored grid; None: the task's."""
+    """Points per axis, by striding the stored grid; None: the task's."""
     windows: int | None = None
-    """How many windows, evenly spread over all; None: all."""
+    """Number of evenly spaced windows; None: all."""
     protocol: str = "free"
     part: str = "test"
     batch: int = 8
     precision: str = "float32"
-    """What the forecasts are computed in; the measures are float64 always."""
+    """Precision of the forecasts; metrics are always computed in float64."""
     cohort: str | None = None
-    """A fixed set of test windows by name, see `tasks.COHORTS` and `tasks.TEST_MODES`; None: as `windows` says."""
+    """A fixed set of test windows by name, see `tasks.COHORTS` and `tasks.TEST_MODES`; None: use `windows`."""
 
     def __post_init__(self) -> None:
         check_precision(self.precision)

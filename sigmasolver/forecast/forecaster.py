@@ -106,9 +106,9 @@ class Forecaster(nn.Module):
     ) -> Rollout:
         """A free forecast of `steps` frames after `history` (B, T_in, *grid, q_in), without gradients.
 
-        Where the length of the history is known, the last frames of a longer one are used. `time` is that of the last
-        given frame, one number or one for each sample, and frames are as far apart as in training; or (B, steps), the
-        times of the last given frame and of those after it.
+        If the history is longer than the model needs, its last frames are used. `time` is the time of the last input
+        frame, one number or one per sample, with the frame spacing of training; or (B, steps), the times of the last
+        input frame and of the frames after it.
         """
         weight = next(self.model.parameters(), torch.zeros(()))
         frames = torch.as_tensor(history).to(weight.device, weight.dtype)

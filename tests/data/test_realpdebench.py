@@ -238,7 +238,9 @@ def test_test_modes_part_the_test_windows(root, task):
         assert sorted(rows.get("in_dist", []) + rows["out_dist"]) == sorted(rows["unseen"])
         assert {row.trajectory for row in rows["seen"]} <= set(data.groups["seen"])
         if task == "fsi":
-            with pytest.raises(ValueError, match=r"No test window .* is in_dist; choose from seen, out_dist, unseen"):
+            with pytest.raises(
+                ValueError, match=r"No test window .* is in the test mode in_dist; choose from seen, out_dist, unseen"
+            ):
                 in_cohort(windows, task, "in_dist")
 
 

@@ -287,4 +287,4 @@ def test_runs_of_different_cohorts_are_not_joined(call, run, tmp_path):
     forced = Run(tmp_path / "other")  # evaluated freely without a cohort above
     evaluate_run(forced, Request(protocol="teacher-forced", cohort="rollout", batch=50))
     code, _, err = call("figure", "teacher-forcing", forced.path, "--out", tmp_path)
-    assert code == 2 and "other was measured with the cohorts none and rollout; choose one" in err
+    assert code == 2 and "other was measured with the cohorts none and rollout; select one" in err

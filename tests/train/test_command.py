@@ -129,7 +129,7 @@ def test_what_would_be_refused_is_not_suggested(tmp_path, monkeypatch):
     values[:3, 2, 3, 3, 1] = np.inf
     assert train_command(summarise(own(tmp_path / "worse.npz", values, **TIMES))) is None
     said = CliRunner().invoke(app, ["inspect", str(tmp_path / "worse.npz")]).stdout
-    assert said.endswith("next: repair the values that are not finite\n")
+    assert said.endswith("next: fix the non-finite values\n")
 
 
 def test_a_field_that_never_changes_is_given(tmp_path):

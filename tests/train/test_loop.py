@@ -365,7 +365,7 @@ def test_lost_weights_come_back_from_the_state(data, tmp_path):
 
 
 def test_two_processes_cannot_train_in_one_folder(tmp_path):
-    with Run(tmp_path).held("training"), pytest.raises(ValueError, match="Another process is working"):  # noqa: SIM117
+    with Run(tmp_path).held("training"), pytest.raises(ValueError, match="Another process is using"):  # noqa: SIM117
         with Run(tmp_path).held("training"):
             pass
     with Run(tmp_path).held("training"):

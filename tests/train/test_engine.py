@@ -342,8 +342,11 @@ def test_a_compiled_baseline_learns_the_same_on_a_cpu(data, name, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("engine", ["graph", "compiled-graph"])
-@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [(name, "graph") for name in BASELINES]
+    + [pytest.param(name, "compiled-graph", marks=[] if name in QUICK else pytest.mark.slow) for name in BASELINES],
+)
 def test_engines_give_the_losses_of_eager_for_every_baseline(data, name, engine):
     """Three captured updates after the warm-up."""
     torch._dynamo.reset()

@@ -1,9 +1,9 @@
-"""Foreign files, read in place or imported into a store. One row per kind of data set: how to recognise it and how to
-read it.
+"""Foreign files, read in place or imported into a store. `KINDS` has one row per kind of data set: how to recognise it
+and how to read it.
 
-Each reader returns a `Foreign` (`source`); `reading` is what the user says about files. Readers share `labelled` and
-`dimensions` (arrays whose dimensions have names), `parts` (several files as one data set), `arrays`, `hdf5` and
-`torch_file` (containers), `fields` and `metadata` (a user's own arrays), `finite` and `checks` (values).
+Each reader returns a `Foreign` (`source`); `reading` holds the user's description of the files. Readers share
+`labelled` and `dimensions` (arrays with named dimensions), `parts` (several files as one data set), `arrays`, `hdf5`
+and `torch_file` (containers), `fields` and `metadata` (a user's own arrays), `finite` and `checks` (values).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sigmasolver.data.formats import (
     user_folder,
     vtk,
 )
-from sigmasolver.data.formats.checks import Values
+from sigmasolver.data.formats.checks import ValueChecks
 from sigmasolver.data.formats.finite import fill_solid, without_bad
 from sigmasolver.data.formats.history import read_history
 from sigmasolver.data.formats.in_place import ForeignReader
@@ -60,11 +60,11 @@ __all__ = [
     "where_to_put",
 ]
 
-_BLOCK = 64 * 2**20
+_BLOCK_BYTES = 64 * 2**20
 _LONGEST = 60_000
-"""Characters of a header; an attribute of an HDF5 file ends at 64 kB."""
-_LOOKED_AT, _SHOWN = 50, 5
-"""Entries of a folder that are tried, and those that are named, where it is no data set itself."""
+"""Maximum characters of a header; an HDF5 attribute is limited to 64 kB."""
+_MAX_TRIED, _MAX_LISTED = 50, 5
+"""Entries of a folder to try, and to list in the error, where the folder itself is not a data set."""
 
 
 @dataclass(frozen=True)
@@ -76,54 +76,54 @@ class Kind:
     fits: Callable[[Path], bool]
     read: Callable[[Path], Foreign]
     select: Callable[[Path, Reading], Foreign] | None = None
-    """Like `read`, of the fields that the user names, with the axes that the user says; None where both are fixed."""
+    """Like `read`, with the fields and axes that the user specifies; None if the format defines both."""
     describes_itself: bool = False
-    """Whether the files say themselves what their axes, fields and times are."""
+    """Whether the files specify their axes, fields and times."""
     by_values: bool = True
-    """Whether trajectories are told apart by their values; else by the state of their files, which may be huge."""
+    """Whether trajectories are identified by their values; otherwise by the state of their files, which may be huge."""
     read_several: Callable[[Sequence[Path]], Foreign] | None = None
-    """Several files as one data set; None where it is one file or folder."""
+    """Read several files as one data set; None if the kind is a single file or folder."""
 
 
-def _mat(*names: str) -> Callable[[Path], bool]:
+def _is_mat_with(*names: str) -> Callable[[Path], bool]:
     return lambda path: path.suffix == ".mat" and set(names) <= set(mat.variables(path))
 
 
-def _kolmogorov(path: Path) -> bool:
-    """Only the published grid: any other square of numbers may be anything."""
+def _is_kolmogorov(path: Path) -> bool:
+    """Whether the array has the published grid; other square grids are ambiguous."""
     return path.is_file() and path.suffix == ".npy" and arrays.open_npy(path).shape[2:] == (256, 256)
 
 
-def _own(path: Path) -> bool:
+def _is_user_arrays(path: Path) -> bool:
     if path.is_dir():
         return bool(user_folder.trajectory_files(path))
     return path.is_file() and path.suffix.lower() in user_arrays.SUFFIXES
 
 
-def _read_own(path: Path, reading: Reading | None = None) -> Foreign:
+def _read_user_arrays(path: Path, reading: Reading | None = None) -> Foreign:
     read = user_folder.read_folder if path.is_dir() else user_arrays.read_file
     return read(path, reading or Reading())
 
 
-def _of_reading(
+def _with_reading(
     read: Callable[[Path, Sequence[str] | None, bool | None], Foreign],
 ) -> Callable[[Path, Reading], Foreign]:
-    """For files that name their axes: of a reading the fields count here, and what it says of the layout later."""
+    """Adapt a reader of files with named axes: it takes the fields and `steady`; the layout is overridden later."""
     return lambda path, reading: read(path, reading.fields, reading.steady)
 
 
-# The order matters: the first kind that fits a file reads it. Some fit what others do, too (a Darcy file may also hold
-# u, and any .npy or HDF5 file may be a user's arrays), so the specific kinds come before the general ones.
+# The order matters: the first kind that matches a file reads it. Several kinds may match (a Darcy file may also hold u,
+# and any .npy or HDF5 file may be a user's arrays), so specific kinds come before general ones.
 KINDS: tuple[Kind, ...] = (
     Kind(
         "fno-darcy",
         "a .mat with coeff and sol",
-        _mat("coeff", "sol"),
+        _is_mat_with("coeff", "sol"),
         mat.read_darcy,
         read_several=mat.read_darcy_pair,
     ),
-    Kind("fno-ns", "a .mat with u", _mat("u"), mat.read_navier_stokes),
-    Kind("factformer-kf2d", "an .npy (count, frames, 256, 256)", _kolmogorov, factformer.read_kolmogorov),
+    Kind("fno-ns", "a .mat with u", _is_mat_with("u"), mat.read_navier_stokes),
+    Kind("factformer-kf2d", "an .npy (count, frames, 256, 256)", _is_kolmogorov, factformer.read_kolmogorov),
     Kind(
         "factformer-it3d",
         "a folder of folders with prs.npy, vx.npy, vy.npy and vz.npy",
@@ -157,7 +157,7 @@ KINDS: tuple[Kind, ...] = (
         "a NetCDF file with named dimensions (time, x, y, ...), or a folder of such files",
         lambda path: bool(netcdf_zarr.netcdf_files(path)),
         netcdf_zarr.read_netcdf,
-        _of_reading(netcdf_zarr.read_netcdf),
+        _with_reading(netcdf_zarr.read_netcdf),
         describes_itself=True,
         by_values=False,
     ),
@@ -166,7 +166,7 @@ KINDS: tuple[Kind, ...] = (
         "a Zarr group with named dimensions, or a folder of such groups",
         lambda path: bool(netcdf_zarr.zarr_groups(path)),
         netcdf_zarr.read_zarr,
-        _of_reading(netcdf_zarr.read_zarr),
+        _with_reading(netcdf_zarr.read_zarr),
         describes_itself=True,
         by_values=False,
     ),
@@ -175,7 +175,7 @@ KINDS: tuple[Kind, ...] = (
         "VTK image data: a .vti, .vtk or .pvd, a folder of numbered .vti or .vtk files, or a folder of such folders",
         vtk.is_vtk,
         vtk.read_vtk,
-        _of_reading(vtk.read_vtk),
+        _with_reading(vtk.read_vtk),
         describes_itself=True,
         by_values=False,
     ),
@@ -184,7 +184,7 @@ KINDS: tuple[Kind, ...] = (
         "files of The Well: its folder with data/train, data/valid and data/test, or one file",
         the_well.is_well,
         the_well.read_well,
-        _of_reading(the_well.read_well),
+        _with_reading(the_well.read_well),
         describes_itself=True,
         by_values=False,
     ),
@@ -193,7 +193,7 @@ KINDS: tuple[Kind, ...] = (
         "an HDF5 file of PDEBench (tensor; density, pressure, Vx; 0000/data; velocity, particles)",
         pdebench.is_pdebench,
         pdebench.read_pdebench,
-        _of_reading(pdebench.read_pdebench),
+        _with_reading(pdebench.read_pdebench),
         describes_itself=True,
         by_values=False,
     ),
@@ -202,60 +202,60 @@ KINDS: tuple[Kind, ...] = (
         "HDF5 files of PDEArena with a group train, valid or test, or a folder of them",
         pdearena.is_pdearena,
         pdearena.read_pdearena,
-        _of_reading(pdearena.read_pdearena),
+        _with_reading(pdearena.read_pdearena),
         describes_itself=True,
         by_values=False,
     ),
     Kind(
         "arrays",
         "an .npy, .npz, .pt or HDF5 file of arrays (count, frames, *grid), or a folder of such files without count",
-        _own,
-        _read_own,
-        _read_own,
+        _is_user_arrays,
+        _read_user_arrays,
+        _read_user_arrays,
     ),
 )
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import did."""
+    """Result of an import."""
 
     kind: str
     path: Path
     count: int
     present: int
-    """How many of the trajectories were there before."""
+    """Number of trajectories that the store already held."""
     shape: tuple[int, ...]
     fingerprint: str
     notes: tuple[str, ...]
-    """What the file does not say and was taken as known, and what is odd in its values, one sentence each."""
+    """Assumptions where the file lacks metadata, and problems with its values, one sentence each."""
     bad: tuple[str, ...] = ()
-    """The trajectories with values that are not finite, in words."""
+    """Labels of the trajectories with non-finite values."""
 
 
 def guess_kind(source: Path) -> Kind:
-    """The kind of data set that lies there."""
+    """Return the first kind that matches a file or folder."""
     for kind in KINDS:
         if kind.fits(source):
             return kind
-    inside = _inside(source)
+    inside = _data_sets_in(source)
     if inside:
-        found = ", ".join(f"{path} ({kind})" for path, kind in inside[:_SHOWN])
-        more = f" and {len(inside) - _SHOWN} more" if len(inside) > _SHOWN else ""
-        raise ValueError(f"{source} is not a data set but contains some; choose one of them: {found}{more}.")
-    known = "; ".join(f"{kind.name}: {kind.description}" for kind in KINDS)
-    raise ValueError(f"{source} is not in a supported format ({known}).")
+        choices = ", ".join(f"{path} ({kind})" for path, kind in inside[:_MAX_LISTED])
+        more = f" and {len(inside) - _MAX_LISTED} more" if len(inside) > _MAX_LISTED else ""
+        raise ValueError(f"{source} is not a data set but contains some; choose one of them: {choices}{more}.")
+    supported = "; ".join(f"{kind.name}: {kind.description}" for kind in KINDS)
+    raise ValueError(f"{source} is not in a supported format ({supported}).")
 
 
-def _inside(folder: Path) -> list[tuple[Path, str]]:
-    """What lies in a folder and can be read by itself, with its kind."""
-    found = []
-    for path in sorted(folder.iterdir())[:_LOOKED_AT] if folder.is_dir() else ():
-        with suppress(ValueError, OSError):  # what is damaged is told when it is named
+def _data_sets_in(folder: Path) -> list[tuple[Path, str]]:
+    """Return the readable data sets directly inside a folder, each with its kind."""
+    data_sets = []
+    for path in sorted(folder.iterdir())[:_MAX_TRIED] if folder.is_dir() else ():
+        with suppress(ValueError, OSError):  # a damaged file is reported once the user selects it
             kind = "store" if is_store(path) else next((kind.name for kind in KINDS if kind.fits(path)), None)
             if kind is not None:
-                found.append((path, kind))
-    return found
+                data_sets.append((path, kind))
+    return data_sets
 
 
 def import_data(
@@ -268,23 +268,23 @@ def import_data(
     steady: bool | None = None,
     reading: Reading | None = None,
 ) -> Imported:
-    """Convert a foreign data set into a store at `out`, continuing an import that was interrupted.
+    """Convert a foreign data set into a store at `out`, or resume an interrupted import.
 
-    The kind is found from what is there unless given; the files of some kinds can be given together. `progress` gets
-    the trajectories done and their number.
-    `names` are the fields to take of a user's own arrays, in order; where the file does not name them, their names.
-    `steady`: the user's own arrays have no axis of time; None: the file must make plain that they have one.
-    `reading`: these two, and whatever else the user says about the files.
+    The kind is inferred from the files unless specified; some kinds accept several files at once. `progress` is called
+    with the number of trajectories done and their total.
+    `names`: the fields to read from a user's own arrays, in order; if the file does not name its fields, their names.
+    `steady`: whether the user's own arrays have no time axis; None: inferred from the file, or an error if ambiguous.
+    `reading`: both of these and the other options for reading the files.
     """
-    sources, out = [Path(one) for one in ([source] if isinstance(source, str | Path) else source)], Path(out)
+    sources, out = [Path(item) for item in ([source] if isinstance(source, str | Path) else source)], Path(out)
     if reading is None:
         reading = Reading(None if names is None else check_names(names), steady)
     elif (names, steady) != (None, None):
         raise ValueError("names and steady are set by reading; omit them.")
-    with _plain_reading(sources):
-        row, foreign = _open(sources, out, kind, reading)
+    with _os_errors_as_value_errors(sources):
+        row, foreign = _open_sources(sources, out, kind, reading)
         header = _header(row, foreign, sources, dtype, reading.recorded)
-        step = max(1, _BLOCK // header.nbytes)
+        step = max(1, _BLOCK_BYTES // header.nbytes)
         if reading.skip_bad:
             foreign, skipped = without_bad(foreign, step)
             header = _header(row, foreign, sources, dtype, reading.recorded | ({"skipped": skipped} if skipped else {}))
@@ -294,129 +294,129 @@ def import_data(
             "without an import."
         )
     files = [file.name for file in foreign.trajectory_files]
-    found = Values(header, files)
+    checks = ValueChecks(header, files)
     with Writer(out, header, foreign.count) as writer:
         present = writer.whole
         if present:
-            with open_store(out) as before:
+            with open_store(out) as store:
                 for index in range(present):
-                    found.take_in(index, before[index : index + 1], before[index : index + 1])
+                    checks.check(index, store[index : index + 1], store[index : index + 1])
         for start in range(present, foreign.count, step):
-            # Nothing here keeps a block while the next one is read.
-            writer.append(found.stored(start, foreign.read(start, min(start + step, foreign.count))))
+            # No variable refers to a block while the next one is read: only one is in memory.
+            writer.append(checks.convert(start, foreign.read(start, min(start + step, foreign.count))))
             if progress is not None:
                 progress(writer.whole, foreign.count)
         uneven = unevenly_spaced(time_steps(header.layout.times))
-        said = (
+        spacing_notes = (
             ()
             if uneven is None
             else (f"The frames are {uneven}; resample them to train a model without a time input.",)
         )
-        notes = (*foreign.notes, *said, *found.notes())
-        bad = tuple(found.bad_in_words())
+        notes = (*foreign.notes, *spacing_notes, *checks.notes())
+        bad = tuple(checks.bad_in_words())
         return Imported(row.name, out, foreign.count, present, header.shape, writer.fingerprint, notes, bad)
 
 
 def skip_bad(source: Path, out: Path) -> Imported:
-    """A copy of a store without the trajectories that have values that are not finite."""
+    """Copy a store without the trajectories that have non-finite values."""
     with open_store(source) as store:
         header = store.header
-        whole = Foreign(header.layout, len(store), lambda start, stop: store[start:stop], split=store.published_split)
-        step = max(1, _BLOCK // header.nbytes)
-        kept, skipped = without_bad(whole, step)
-        more: dict[str, Any] = {"skipped": skipped} if skipped else {}
-        if kept.split is not None:
-            more["split"] = asdict(kept.split)
-        header = replace(header, parameters={**header.parameters, **more})
-        with Writer(out, header, kept.count) as writer:
+        full = Foreign(header.layout, len(store), lambda start, stop: store[start:stop], split=store.published_split)
+        step = max(1, _BLOCK_BYTES // header.nbytes)
+        finite, skipped = without_bad(full, step)
+        extra: dict[str, Any] = {"skipped": skipped} if skipped else {}
+        if finite.split is not None:
+            extra["split"] = asdict(finite.split)
+        header = replace(header, parameters={**header.parameters, **extra})
+        with Writer(out, header, finite.count) as writer:
             present = writer.whole
-            for start in range(present, kept.count, step):
-                writer.append(kept.read(start, min(start + step, kept.count)))
-            return Imported(header.source, out, kept.count, present, header.shape, writer.fingerprint, kept.notes)
+            for start in range(present, finite.count, step):
+                writer.append(finite.read(start, min(start + step, finite.count)))
+            return Imported(header.source, out, finite.count, present, header.shape, writer.fingerprint, finite.notes)
 
 
 def opened(source: Path, reading: Reading, kind: str | None = None) -> Reader:
-    """Data of any form, to be read like those of a run.
+    """Open a store or foreign files the way the data of a run were opened.
 
-    `reading` is how the user said to read such files, and `kind` is theirs where they are the user's own arrays. What
-    these files say themselves goes before what was said of others.
+    `reading` and `kind` come from the run; `kind` applies only to a user's own arrays. Metadata in these files take
+    precedence over `reading`, which may describe other files.
     """
     if not source.exists():
         raise ValueError(f"{source} not found.")
     if is_store(source):
         return open_store(source)
-    kind = kind if kind is None or _own(source) else None
+    kind = kind if kind is None or _is_user_arrays(source) else None
     row = guess_kind(source) if kind is None else None
-    if row is not None and row.select is not _read_own:  # its axes are known, and perhaps its fields
+    if row is not None and row.select is not _read_user_arrays:  # the format defines the axes, perhaps the fields too
         reading = replace(reading, axes=None) if reading.recorded else Reading()
         reading = reading if row.select is not None else replace(reading, fields=None, steady=None)
     return open_data(source, reading, kind)
 
 
 def open_data(source: str | Path | Reader, reading: Reading | None = None, kind: str | None = None) -> Reader:
-    """A store or foreign files as trajectories; a reader is given back.
+    """Open a store or foreign files as trajectories; a reader is returned as it is.
 
-    `reading`: what the user says of foreign files; `kind`: which they are, if not the first that fits.
+    `reading`: options for reading foreign files; `kind`: their kind, if not the first that matches.
     """
     if isinstance(source, Reader):
         return source
     source, reading = Path(source), reading or Reading()
     if kind is None and not source.is_dir() and not is_read_in_place(source):
         return open_store(source)
-    with _plain_reading([source]):
-        row = guess_kind(source) if kind is None else _kind_of(kind)
-        _refuse_reading(row, source, reading)
-        read = partial(_as_said, row.name, source, reading)  # a name can be sent to other processes
+    with _os_errors_as_value_errors([source]):
+        row = guess_kind(source) if kind is None else _kind_by_name(kind)
+        _check_reading(row, source, reading)
+        read = partial(_open_foreign, row.name, source, reading)  # by name, so that it can be pickled
         foreign = read()
         header = _header(row, foreign, [] if row.by_values else [source], "float32", reading.recorded)
         return ForeignReader(source, header, foreign, read, row.by_values)
 
 
-def _as_said(kind: str, source: Path, reading: Reading) -> Foreign:
-    """A foreign data set with what the user says in place of what its files say."""
-    row = _kind_of(kind)
+def _open_foreign(kind: str, source: Path, reading: Reading) -> Foreign:
+    """Open a foreign data set; `reading` overrides the metadata of its files."""
+    row = _kind_by_name(kind)
     foreign = row.read(source) if row.select is None else row.select(source, reading)
     foreign = replace(foreign, layout=reading.applied(foreign.layout))
     return foreign if reading.mask is None else fill_solid(foreign, reading.mask)
 
 
 def where_to_put(task: str, folder: Path) -> str | None:
-    """Which files of a task belong where, and how to do without them, as a sentence; None: its data are simulated."""
+    """Explain which files a task needs, where to put them and what to use instead; None if its data are simulated."""
     if task in realm.CASES:
         return realm.how_to_get(task, folder)
     return realpdebench.missing_files(task, folder) if task.replace("-", "_") in realpdebench.SCENARIOS else None
 
 
 def find_download(task: str, folder: Path) -> Path | None:
-    """The download of a benchmark's task in a folder of downloads, where it is and is read in place."""
-    found = realm.find_case(task, folder) or folder / task.replace("-", "_")
-    return found if describes_itself(found) else None
+    """Return the download of a benchmark task in a folder of downloads, or None if it cannot be read in place."""
+    path = realm.find_case(task, folder) or folder / task.replace("-", "_")
+    return path if describes_itself(path) else None
 
 
 def is_read_in_place(source: Path) -> bool:
-    """Whether these are foreign files that `open_data` reads where they lie."""
+    """Whether these are foreign files that `open_data` reads in place."""
     return source.exists() and not is_store(source) and any(kind.fits(source) for kind in KINDS)
 
 
 def describes_itself(source: Path) -> bool:
-    """Whether these are foreign files that say what their axes, fields and times are."""
-    rows = [kind for kind in KINDS if kind.describes_itself]
-    return source.exists() and not is_store(source) and any(kind.fits(source) for kind in rows)
+    """Whether these are foreign files that specify their axes, fields and times."""
+    kinds = [kind for kind in KINDS if kind.describes_itself]
+    return source.exists() and not is_store(source) and any(kind.fits(source) for kind in kinds)
 
 
 def _header(
-    row: Kind, foreign: Foreign, sources: Sequence[Path], dtype: str, said: Mapping[str, Any] | None = None
+    row: Kind, foreign: Foreign, sources: Sequence[Path], dtype: str, extra: Mapping[str, Any] | None = None
 ) -> Header:
-    """`said`: what else its parameters record. Without `sources`, nothing of the files: their values stand for them."""
-    identity = _identity(foreign.files or sources) if sources else {}
-    parameters: dict[str, Any] = {**identity, **foreign.parameters, **(said or {})}
+    """Build the header; `extra` is added to its parameters. Without `sources`, the data are identified by values."""
+    identity = _file_identity(foreign.files or sources) if sources else {}
+    parameters: dict[str, Any] = {**identity, **foreign.parameters, **(extra or {})}
     if foreign.split is not None:
         parameters["split"] = asdict(foreign.split)
     return Header(foreign.layout, row.name, parameters, None, dtype)
 
 
-def _open(sources: Sequence[Path], out: Path, kind: str | None, reading: Reading) -> tuple[Kind, Foreign]:
-    """What lies there, once it is certain that the wish makes sense."""
+def _open_sources(sources: Sequence[Path], out: Path, kind: str | None, reading: Reading) -> tuple[Kind, Foreign]:
+    """Validate the arguments of an import and open its sources."""
     if not sources:
         raise ValueError("Nothing to import; give a file or folder.")
     for source in sources:
@@ -426,62 +426,62 @@ def _open(sources: Sequence[Path], out: Path, kind: str | None, reading: Reading
             raise ValueError(f"{source} is neither a regular file nor a folder; save its contents as one.")
         if source.resolve() in (out.resolve(), *out.resolve().parents):
             raise ValueError(f"{out} is inside the source folder; write the store outside {source}.")
-    found = [guess_kind(source) if kind is None else _kind_of(kind) for source in sources]
-    row, source = found[0], sources[0]
-    _refuse_reading(row, source, reading)
+    rows = [guess_kind(source) if kind is None else _kind_by_name(kind) for source in sources]
+    row, source = rows[0], sources[0]
+    _check_reading(row, source, reading)
     if len(sources) > 1:
-        if row.read_several is None or any(other is not row for other in found):
-            what = ", ".join(dict.fromkeys(one.name for one in found))
-            known = ", ".join(one.name for one in KINDS if one.read_several is not None)
+        if row.read_several is None or any(other is not row for other in rows):
+            requested = ", ".join(dict.fromkeys(other.name for other in rows))
+            supported = ", ".join(other.name for other in KINDS if other.read_several is not None)
             raise ValueError(
-                f"Only {known} files can be imported together, not {what}; give one file or folder at a time."
+                f"Only {supported} files can be imported together, not {requested}; give one file or folder at a time."
             )
         return row, replace(foreign := row.read_several(sources), layout=reading.applied(foreign.layout))
-    return row, _as_said(row.name, source, reading)
+    return row, _open_foreign(row.name, source, reading)
 
 
-def _kind_of(name: str) -> Kind:
+def _kind_by_name(name: str) -> Kind:
     rows = {row.name: row for row in KINDS}
     if name not in rows:
         raise ValueError(f"Unknown format {name!r}; choose from {', '.join(rows)}.")
     return rows[name]
 
 
-def _refuse_reading(row: Kind, source: Path, reading: Reading) -> None:
-    """What the user may not say of files whose axes or fields are known."""
-    if row.select is not _read_own and reading.axes is not None:
+def _check_reading(row: Kind, source: Path, reading: Reading) -> None:
+    """Raise ValueError if `reading` sets axes or fields that the format itself defines."""
+    if row.select is not _read_user_arrays and reading.axes is not None:
         raise ValueError(
             f"{source} is read as {row.name}, which defines its axes; omit the axes, or import it with --kind arrays."
         )
     if row.select is None and (reading.fields is not None or reading.steady is not None):
-        named = reading.fields is not None
-        fixed, out_with = ("fields", "the names") if named else ("axes", "steady")
+        has_fields = reading.fields is not None
+        fixed, option = ("fields", "the names") if has_fields else ("axes", "steady")
         raise ValueError(
-            f"{source} is read as {row.name}, which defines its {fixed}; omit {out_with}, or import "
+            f"{source} is read as {row.name}, which defines its {fixed}; omit {option}, or import "
             "it with --kind arrays."
         )
 
 
 @contextmanager
-def _plain_reading(sources: Sequence[Path]) -> Iterator[None]:
-    """What the system says against looking at the sources, in one sentence."""
+def _os_errors_as_value_errors(sources: Sequence[Path]) -> Iterator[None]:
+    """Convert an OSError while reading the sources into a ValueError that names them."""
     try:
         yield
     except OSError as error:
-        what = ", ".join(map(str, sources))
-        raise ValueError(f"Cannot read {what}: {error.strerror or str(error)}.") from error
+        paths = ", ".join(map(str, sources))
+        raise ValueError(f"Cannot read {paths}: {error.strerror or str(error)}.") from error
 
 
-def _identity(sources: Sequence[Path]) -> dict[str, str | int]:
-    """What tells these sources from others, so that an import is not continued from the wrong ones."""
+def _file_identity(sources: Sequence[Path]) -> dict[str, str | int]:
+    """Return the name, size and state hash of the sources, so that an import does not resume from other files."""
     states = []
     for source in sources:
-        files = [source] if source.is_file() else sorted(one for one in source.rglob("*") if one.is_file())
-        states += [(str(one.relative_to(source)), one.stat()) for one in files]
-    # The time of the last change stands for the contents, which would take as long to read as the import.
-    seen = json.dumps([(name, state.st_size, state.st_mtime_ns) for name, state in states])
+        files = [source] if source.is_file() else sorted(file for file in source.rglob("*") if file.is_file())
+        states += [(str(file.relative_to(source)), file.stat()) for file in files]
+    # Hash the modification times, not the contents: reading those would take as long as the import.
+    listing = json.dumps([(name, state.st_size, state.st_mtime_ns) for name, state in states])
     return {
         "file": ", ".join(source.resolve().name for source in sources),
         "bytes": sum(state.st_size for _, state in states),
-        "state": hashlib.sha256(seen.encode()).hexdigest()[:16],
+        "state": hashlib.sha256(listing.encode()).hexdigest()[:16],
     }

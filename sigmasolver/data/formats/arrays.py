@@ -1,4 +1,4 @@
-"""NumPy files, opened without ever unpickling: .npy memory-mapped, .npz member by member."""
+"""NumPy files, opened with `allow_pickle=False`: .npy memory-mapped, .npz one member at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["members", "open_members", "open_npy", "open_npz"]
 
 
 def open_npy(path: Path) -> np.ndarray:
-    """The array of an .npy file, read from disk only where it is sliced."""
+    """Memory-map the array of an .npy file."""
     check_file(path)
     try:
         with open(path, "rb") as handle:
@@ -27,21 +27,21 @@ def open_npy(path: Path) -> np.ndarray:
             raise ValueError(f"{path} is not a valid .npy file; save it again with numpy.save.")
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:
-        raise _plain(path, error) from error
+        raise _read_error(path, error) from error
 
 
 def members(path: Path) -> tuple[str, ...]:
-    """The names of the arrays in an .npz file."""
+    """Return the names of the arrays in an .npz file."""
     check_file(path)
     try:
         with zipfile.ZipFile(path) as bundle:
             return tuple(name.removesuffix(".npy") for name in bundle.namelist() if name.endswith(".npy"))
     except Exception as error:
-        raise _plain(path, error) from error
+        raise _read_error(path, error) from error
 
 
 def open_members(path: Path, names: Sequence[str]) -> list[np.ndarray]:
-    """These arrays of an .npz file, read."""
+    """Load the named arrays of an .npz file."""
     present = members(path)
     for name in names:
         if name not in present:
@@ -50,24 +50,24 @@ def open_members(path: Path, names: Sequence[str]) -> list[np.ndarray]:
         with zipfile.ZipFile(path) as bundle:
             return [_read_member(bundle, name) for name in names]
     except Exception as error:
-        raise _plain(path, error) from error
+        raise _read_error(path, error) from error
 
 
 def open_npz(path: Path) -> dict[str, Array]:
-    """The arrays of an .npz file by name, in its order; each is read as a whole, when first asked for."""
+    """Return the arrays of an .npz file by name, in file order; each is loaded in full on first access."""
     check_file(path)
     try:
         with zipfile.ZipFile(path) as bundle:
-            return {name: _member(path, bundle, name) for name in members(path)}
+            return {name: _lazy_member(path, bundle, name) for name in members(path)}
     except Exception as error:
-        raise _plain(path, error) from error
+        raise _read_error(path, error) from error
 
 
-def _member(path: Path, bundle: zipfile.ZipFile, name: str) -> Array:
+def _lazy_member(path: Path, bundle: zipfile.ZipFile, name: str) -> Array:
     with bundle.open(f"{name}.npy") as stream:
-        shape, dtype = _header(stream)
-        # A size that contradicts the shape is told here, before anything is allocated for it.
-        if not dtype.hasobject and _size(bundle, name) != stream.tell() + math.prod(shape) * dtype.itemsize:
+        shape, dtype = _read_npy_header(stream)
+        # Check the size against the shape before anything is allocated for it.
+        if not dtype.hasobject and _member_size(bundle, name) != stream.tell() + math.prod(shape) * dtype.itemsize:
             raise EOFError
 
     @cache
@@ -80,15 +80,15 @@ def _member(path: Path, bundle: zipfile.ZipFile, name: str) -> Array:
     return Array(f"{name!r} in {path}", shape, dtype, rows, whole_only="an .npz can only be read whole")
 
 
-def _size(bundle: zipfile.ZipFile, name: str) -> int:
+def _member_size(bundle: zipfile.ZipFile, name: str) -> int:
     return bundle.getinfo(f"{name}.npy").file_size
 
 
-def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
-    """The shape and type of an .npy; its second and third version differ in the spelling of names only."""
-    first = np.lib.format.read_magic(stream) == (1, 0)
-    read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(stream)
+def _read_npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
+    """Return the shape and dtype; versions 2 and 3 of the format differ only in the encoding of field names."""
+    is_version_1 = np.lib.format.read_magic(stream) == (1, 0)
+    read_header = np.lib.format.read_array_header_1_0 if is_version_1 else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(stream)
     return shape, dtype
 
 
@@ -97,7 +97,8 @@ def _read_member(bundle: zipfile.ZipFile, name: str) -> np.ndarray:
         return np.lib.format.read_array(stream, allow_pickle=False)
 
 
-def _plain(path: Path, error: Exception) -> ValueError:
+def _read_error(path: Path, error: Exception) -> ValueError:
+    """Map an exception of NumPy or zipfile to a ValueError that names the file and the remedy."""
     text = str(error)
     if text.startswith(str(path)):
         return ValueError(text)

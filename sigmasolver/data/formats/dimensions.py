@@ -1,6 +1,6 @@
-"""What a named dimension means: trajectories, time, an axis of space, or the components of a field.
+"""Role of a named dimension: trajectories, time, a spatial axis, or the components of a field.
 
-Names and attributes are those of the CF conventions and of common simulation codes.
+Names and attributes follow the CF conventions and common simulation codes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["CHANNEL", "COUNT", "SPACE", "TIME", "role_of"]
 COUNT, TIME, CHANNEL = "count", "time", "channel"
 SPACE = ("x", "y", "z")
 
-_NAMES = {
+_NAME_PATTERNS = {
     COUNT: "count|samples?|runs?|members?|ensemble|reali[sz]ations?|number|traj(ectory|ectories)?|cases?"
     "|sim(ulations?)?|batch|initial_condition",
     TIME: "t|times?|frames?|(time_?)?steps?|valid_time",
@@ -24,7 +24,7 @@ _NAMES = {
     "z": r"n?z([_-]?(c|h|centers?|centres?|axis|dim|coord(inate)?))?|lev(els?)?|depth[tuvw]?|height|altitude|plev"
     "|pressure_level|bottom_top|nk|k",
 }
-_STANDARD = {
+_STANDARD_NAME_ROLES = {
     "realization": COUNT,
     "time": TIME,
     "longitude": "x",
@@ -38,19 +38,21 @@ _STANDARD = {
     "depth": "z",
     "air_pressure": "z",
 }
-_AXIS = {"T": TIME, "X": "x", "Y": "y", "Z": "z", "E": COUNT}
+_AXIS_ROLES = {"T": TIME, "X": "x", "Y": "y", "Z": "z", "E": COUNT}
 
 
 def role_of(dimension: str, attributes: Mapping[str, Any]) -> str | None:
-    """What this dimension means, from the attributes of its coordinate or else from its name; None: nothing says."""
-    said = _AXIS.get(str(attributes.get("axis", "")).upper()) or _STANDARD.get(str(attributes.get("standard_name")))
+    """Return the role of a dimension, from the attributes of its coordinate or else from its name; None if unknown."""
+    role = _AXIS_ROLES.get(str(attributes.get("axis", "")).upper()) or _STANDARD_NAME_ROLES.get(
+        str(attributes.get("standard_name"))
+    )
     units = str(attributes.get("units", ""))
-    if said is None and re.fullmatch(r"degrees?_?(east|e)", units, re.I):
-        said = "x"
-    if said is None and re.fullmatch(r"degrees?_?(north|n)", units, re.I):
-        said = "y"
-    if said is None and " since " in units:
-        said = TIME
-    if said is not None:
-        return said
-    return next((role for role, names in _NAMES.items() if re.fullmatch(names, dimension.lower())), None)
+    if role is None and re.fullmatch(r"degrees?_?(east|e)", units, re.I):
+        role = "x"
+    if role is None and re.fullmatch(r"degrees?_?(north|n)", units, re.I):
+        role = "y"
+    if role is None and " since " in units:
+        role = TIME
+    if role is not None:
+        return role
+    return next((r for r, pattern in _NAME_PATTERNS.items() if re.fullmatch(pattern, dimension.lower())), None)

@@ -1,4 +1,4 @@
-"""The files of FactFormer: Kolmogorov flow, isotropic turbulence and smoke.
+"""Files of FactFormer: Kolmogorov flow, isotropic turbulence and smoke.
 
     KF2D     one .npy (count, frames, s, s): vorticity, torus of side 2π, frames 1/32 apart after time 2
     IT3D     a folder per trajectory with prs, vx, vy, vz.npy, each (frames, s, s, s): torus of side 2π,
@@ -6,7 +6,7 @@
     Smoke3D  smoke_<number>.npz with fluid_field (frames, s, s, s, 1) and velocity (…, 3): side 8, frames 0.75
              apart after eight steps; velocity on the lower faces of the cells
 
-None of them carries coordinates or times: they come from the scripts that made the files.
+None of them contains coordinates or times; those used here come from the scripts that generated the files.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = [
 TURBULENCE = ("prs", "vx", "vy", "vz")
 SMOKE = ("fluid_field", "velocity")
 _VELOCITY = ("velocity_x", "velocity_y", "velocity_z")
-_KEPT = 512 * 2**20
-"""Bytes of trajectories of smoke that stay in memory after they were read; at least one does."""
+_CACHE_BYTES = 512 * 2**20
+"""Size of the cache of smoke trajectories; it holds at least one."""
 
 
 def read_kolmogorov(path: Path) -> Foreign:
@@ -63,10 +63,10 @@ def read_kolmogorov(path: Path) -> Foreign:
 
 
 def turbulence_folders(path: Path) -> list[Path]:
-    """The trajectories' folders in the order of their names, as their authors read them."""
+    """Return the folders of the trajectories, sorted by name as in the published loader."""
     if not path.is_dir():
         return []
-    return sorted(one for one in path.iterdir() if any((one / f"{name}.npy").exists() for name in TURBULENCE))
+    return sorted(folder for folder in path.iterdir() if any((folder / f"{name}.npy").exists() for name in TURBULENCE))
 
 
 def read_turbulence(path: Path) -> Foreign:
@@ -83,7 +83,7 @@ def read_turbulence(path: Path) -> Foreign:
             if values.shape != shape:
                 raise ValueError(f"{file} has shape {values.shape}, but the first file has {shape}; all must agree.")
     frames, *grid = shape
-    # The published loader speaks of 21 frames, its generator writes 20: the odd one is time zero.
+    # The published loader expects 21 frames, the generator writes 20: the extra frame is at time zero.
     first = 0 if frames == 21 else 1
     layout = Layout(
         fields=("pressure", *_VELOCITY),
@@ -93,26 +93,26 @@ def read_turbulence(path: Path) -> Foreign:
         times=0.05 * np.arange(first, first + frames),
     )
 
-    def some(index: int, start: int, stop: int) -> np.ndarray:
+    def read_frames(index: int, start: int, stop: int) -> np.ndarray:
         return np.stack([open_npy(folders[index] / f"{name}.npy")[start:stop] for name in TURBULENCE], -1)
 
     def read(start: int, stop: int) -> np.ndarray:
-        return np.stack([some(index, 0, frames) for index in range(start, stop)])
+        return np.stack([read_frames(index, 0, frames) for index in range(start, stop)])
 
     notes = (f"Assumed: a periodic box of side 2π, frames 0.05 apart, the first at {0.05 * first:g}.",)
-    return Foreign(layout, len(folders), read, notes, frames=some)
+    return Foreign(layout, len(folders), read, notes, frames=read_frames)
 
 
 def smoke_files(path: Path) -> list[Path]:
-    """The trajectories' files in the order of their numbers."""
+    """Return the files of the trajectories, sorted by number."""
     if not path.is_dir():
         return []
-    numbered = [(re.fullmatch(r"smoke_(\d+)\.npz", one.name), one) for one in path.iterdir()]
-    return [one for _, one in sorted((int(match[1]), one) for match, one in numbered if match)]
+    matches = [(re.fullmatch(r"smoke_(\d+)\.npz", file.name), file) for file in path.iterdir()]
+    return [file for _, file in sorted((int(match[1]), file) for match, file in matches if match)]
 
 
 def is_smoke(path: Path) -> bool:
-    """Whether the first file with such a name holds some of what it should: others may name theirs so."""
+    """Whether the first file named smoke_<number>.npz has one of the expected arrays; the name alone is ambiguous."""
     files = smoke_files(path)
     return bool(files) and bool(set(SMOKE) & set(members(files[0])))
 
@@ -122,7 +122,7 @@ def read_smoke(path: Path) -> Foreign:
     files = smoke_files(path)
     if not files:
         raise ValueError(f"{path} contains no smoke_<number>.npz.")
-    shape = _smoke(files[0]).shape
+    shape = _load_smoke(files[0]).shape
     frames, *grid, _ = shape
     layout = Layout(
         fields=("density", *_VELOCITY),
@@ -132,12 +132,14 @@ def read_smoke(path: Path) -> Foreign:
         times=0.75 * np.arange(9, 9 + frames),
     )
 
-    @lru_cache(maxsize=max(1, _KEPT // (4 * math.prod(shape))))
+    @lru_cache(maxsize=max(1, _CACHE_BYTES // (4 * math.prod(shape))))
     def load(index: int) -> np.ndarray:
-        block = _smoke(files[index])
-        if block.shape != shape:
-            raise ValueError(f"{files[index]} has shape {block.shape}, but the first file has {shape}; all must agree.")
-        return block
+        values = _load_smoke(files[index])
+        if values.shape != shape:
+            raise ValueError(
+                f"{files[index]} has shape {values.shape}, but the first file has {shape}; all must agree."
+            )
+        return values
 
     def read(start: int, stop: int) -> np.ndarray:
         return np.stack([load(index) for index in range(start, stop)])
@@ -157,8 +159,8 @@ def read_smoke(path: Path) -> Foreign:
     )
 
 
-def _smoke(file: Path) -> np.ndarray:
-    """One trajectory `(frames, s, s, s, 4)`."""
+def _load_smoke(file: Path) -> np.ndarray:
+    """Load one trajectory `(frames, s, s, s, 4)`."""
     density, velocity = open_members(file, SMOKE)
     for name, values, channels in zip(SMOKE, (density, velocity), (1, 3), strict=True):
         check_numbers(f"{name!r} in {file}", values, ("frames", "x", "y", "z", "channels"))

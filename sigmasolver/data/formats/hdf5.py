@@ -1,7 +1,7 @@
-"""Other people's HDF5 files: which arrays lie in them, at any depth, read by slices.
+"""Foreign HDF5 files: datasets at any depth, read by slices.
 
-A dataset in groups goes by its path, `group/u`. Links to other places and files are not followed. The library runs in
-a process of its own, since a damaged file can crash it.
+A dataset in a group is named by its path, `group/u`. Soft and external links are not followed. The HDF5 library runs
+in a separate process, because a damaged file can crash it.
 """
 
 from __future__ import annotations
@@ -24,51 +24,51 @@ SUFFIXES = (".h5", ".hdf5")
 
 
 def open_hdf5(path: Path) -> dict[str, Array]:
-    """The datasets of a foreign HDF5 file by path, in the order of their names."""
+    """Return the datasets of a foreign HDF5 file by path, sorted by name."""
     if is_store(path):
         raise ValueError(f"{path} is already a sigmasolver store; use it directly.")
     try:
         entries = ask(path, "entries")
     except UnreadableError as error:
-        raise _plain(path, error) from error
+        raise _read_error(path, error) from error
     return {entry["name"]: _array(path, entry) for entry in sorted(entries, key=lambda entry: entry["name"])}
 
 
 def paths_in(path: Path) -> tuple[str, ...]:
-    """The paths of the datasets in an HDF5 file; none in what is no whole HDF5 file, or is a store."""
+    """Return the paths of the datasets in an HDF5 file; empty for a store and for any file that cannot be read."""
     if not path.is_file() or path.suffix.lower() not in SUFFIXES or is_store(path):
         return ()
     try:
-        return tuple(entry["name"] for entry in _entries(path))
+        return tuple(entry["name"] for entry in _cached_entries(path))
     except UnreadableError:
         return ()
 
 
 def open_variables(path: Path) -> dict[str, Variable]:
-    """The datasets of a foreign HDF5 file by path; their dimensions have no names yet."""
+    """Return the datasets of a foreign HDF5 file by path; their dimensions are not named yet."""
     try:
-        entries = _entries(path)
+        entries = _cached_entries(path)
     except UnreadableError as error:
-        raise _plain(path, error) from error
+        raise _read_error(path, error) from error
     return {entry["name"]: _variable(path, entry) for entry in entries}
 
 
 def attributes_of(path: Path) -> dict[str, dict[str, Any]]:
-    """The attributes of every group and dataset by path; those of the file under ""."""
+    """Return the attributes of every group and dataset by path; those of the root group under ""."""
     try:
         return ask(path, "attributes")
     except UnreadableError as error:
-        raise _plain(path, error) from error
+        raise _read_error(path, error) from error
 
 
-def _entries(path: Path) -> list[dict[str, Any]]:
+def _cached_entries(path: Path) -> list[dict[str, Any]]:
     state = path.stat()
-    return _entries_of(path, state.st_mtime_ns, state.st_size)
+    return _list_entries(path, state.st_mtime_ns, state.st_size)
 
 
 @lru_cache(maxsize=4)
-def _entries_of(path: Path, changed: int, size: int) -> list[dict[str, Any]]:
-    """Several kinds are tried on one file, which may have thousands of groups."""
+def _list_entries(path: Path, mtime_ns: int, size: int) -> list[dict[str, Any]]:
+    """Cached, as several kinds are tried on one file, which may have thousands of groups."""
     return ask(path, "entries")
 
 
@@ -80,7 +80,7 @@ def _variable(path: Path, entry: dict[str, Any]) -> Variable:
         try:
             return ask(path, "box", [entry["name"], list(ranges)], size)
         except UnreadableError as error:
-            raise _plain(path, error) from error
+            raise _read_error(path, error) from error
 
     return Variable(("",) * len(shape), shape, dtype, read, fault=entry["fault"])
 
@@ -96,14 +96,14 @@ def _array(path: Path, entry: dict[str, Any]) -> Array:
             size = dtype.itemsize * math.prod((stop - start, *shape[1:]))
             return ask(path, "rows", [name, start, stop, False], size)
         except UnreadableError as error:
-            raise _plain(path, error) from error
+            raise _read_error(path, error) from error
 
     def box(ranges: Ranges) -> np.ndarray:
         size = dtype.itemsize * math.prod(stop - start for start, stop in ranges)
         try:
             return ask(path, "box", [name, list(ranges)], size)
         except UnreadableError as error:
-            raise _plain(path, error) from error
+            raise _read_error(path, error) from error
 
     return Array(
         f"{name!r} in {path}", shape, dtype, rows, entry["fault"], "link" in entry, box, chunks_of(entry)
@@ -111,14 +111,14 @@ def _array(path: Path, entry: dict[str, Any]) -> Array:
 
 
 def chunks_of(entry: dict[str, Any]) -> tuple[int, ...] | None:
-    """How many entries of each axis lie together; without chunks these are the lines of the last axis."""
+    """Return the chunk shape of a dataset; one that is not chunked is treated as lines along the last axis."""
     shape = tuple(entry["shape"])
     chunks = entry.get("chunks")
     return tuple(chunks) if chunks else (1,) * (len(shape) - 1) + shape[-1:] or None
 
 
-def _plain(path: Path, error: UnreadableError) -> ValueError:
-    """Why this file cannot be read, in one sentence."""
+def _read_error(path: Path, error: UnreadableError) -> ValueError:
+    """Explain in one sentence why the file cannot be read."""
     if str(error) == "kind":
         return ValueError(f"{path} is not an HDF5 file; save it again.")
     return ValueError(f"{path} is truncated or corrupt; copy or download it again.")

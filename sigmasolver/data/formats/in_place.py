@@ -1,4 +1,4 @@
-"""Foreign files read in place: a window is cut from the file itself, and nothing is copied beforehand."""
+"""Foreign files read in place: windows are sliced directly from the files, without an import."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sigmasolver.data.formats.checks import Values
+from sigmasolver.data.formats.checks import ValueChecks
 from sigmasolver.data.formats.source import Foreign
 from sigmasolver.data.header import DTYPES, Header, fingerprint
 from sigmasolver.data.reader import Key, Reader, contiguous
@@ -20,18 +20,18 @@ __all__ = ["ForeignReader"]
 class ForeignReader(Reader):
     """A foreign data set as trajectories.
 
-    The digests of public data sets stand for the state of their files (name, size, last change), because the values
-    may be hundreds of gigabytes. Those of other files are of the values, as in a store, so that a trajectory is known
-    again wherever it lies; all are read for this once, when the digests are first asked for.
+    Digests of public data sets hash the state of their files (name, size, modification time), because the values may be
+    hundreds of gigabytes. Digests of other files hash the values, as in a store, so that a copied trajectory has the
+    same digest; all values are read once for this, when the digests are first accessed.
     """
 
     def __init__(
-        self, path: Path, header: Header, foreign: Foreign, open_again: Callable[[], Foreign], by_values: bool
+        self, path: Path, header: Header, foreign: Foreign, reopen: Callable[[], Foreign], by_values: bool
     ) -> None:
-        """`foreign`: the data set as it is open now; `open_again`: what opens it in another process."""
+        """`foreign`: the open data set; `reopen`: reopens it after `close` or in another process."""
         self.path, self.header = path, header
         self._foreign: Foreign | None = foreign
-        self._open_again = open_again
+        self._reopen = reopen
         self._count, self.notes = foreign.count, (*foreign.notes, *foreign.held)
         self._files = [file.name for file in foreign.trajectory_files]
         self._digests: list[bytes] | None = None
@@ -52,20 +52,20 @@ class ForeignReader(Reader):
 
     @property
     def examined(self) -> bool:
-        """Whether the digests are known."""
+        """Whether the digests have been computed."""
         return self._digests is not None
 
-    def examine(self, progress: Callable[[int, int], None] | None = None) -> Values:
-        """Read all values once: what is odd among them, and their digests. `progress` gets the trajectories done and
-        their number."""
-        found, digests, frames = Values(self.header, self._files), list[bytes](), slice(0, self.header.shape[0])
+    def examine(self, progress: Callable[[int, int], None] | None = None) -> ValueChecks:
+        """Read all values once to check them and compute their digests. `progress` is called with the number of
+        trajectories done and their total."""
+        checks, digests, frames = ValueChecks(self.header, self._files), list[bytes](), slice(0, self.header.shape[0])
         for index in range(self._count):
-            digests.append(hashlib.sha256(found.stored(index, self._frames(index, frames)[None]).data).digest())
+            digests.append(hashlib.sha256(checks.convert(index, self._frames(index, frames)[None]).data).digest())
             if progress is not None:
                 progress(index + 1, self._count)
         if self._digests is None:
             self._digests = digests
-        return found
+        return checks
 
     def __len__(self) -> int:
         return self._count
@@ -74,24 +74,24 @@ class ForeignReader(Reader):
         pieces = contiguous(key, self.shape)
         pieces += [(slice(0, size), slice(None)) for size in self.shape[len(pieces) :]]
         (trajectories, _), (frames, _) = pieces[:2]
-        each = [self._frames(index, frames) for index in range(trajectories.start, trajectories.stop)]
-        read = each[0][None] if len(each) == 1 else np.stack(each)  # a single window is not copied
-        read = read[(slice(None), slice(None), *(within for within, _ in pieces[2:]))]
-        return read.astype(DTYPES[self.header.dtype], copy=False)[tuple(pick for _, pick in pieces)]
+        windows = [self._frames(index, frames) for index in range(trajectories.start, trajectories.stop)]
+        values = windows[0][None] if len(windows) == 1 else np.stack(windows)  # a single window is not copied
+        values = values[(slice(None), slice(None), *(block for block, _ in pieces[2:]))]
+        return values.astype(DTYPES[self.header.dtype], copy=False)[tuple(selection for _, selection in pieces)]
 
     def fields(self, index: int, start: int, stop: int, channels: Sequence[int]) -> Sequence[np.ndarray] | None:
-        apart = self._opened().fields
-        return None if apart is None else apart(index, start, stop, channels)
+        read_fields = self._ensure_open().fields
+        return None if read_fields is None else read_fields(index, start, stop, channels)
 
     def _frames(self, index: int, frames: slice) -> np.ndarray:
-        foreign = self._opened()
+        foreign = self._ensure_open()
         if foreign.frames is not None:
             return foreign.frames(index, frames.start, frames.stop)
         return foreign.read(index, index + 1)[0, frames]
 
-    def _opened(self) -> Foreign:
+    def _ensure_open(self) -> Foreign:
         if self._foreign is None:
-            self._foreign = self._open_again()
+            self._foreign = self._reopen()
         return self._foreign
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""Arrays whose dimensions have names, as trajectories `(frames, *grid, fields)`.
+"""Arrays with named dimensions, as trajectories `(frames, *grid, fields)`.
 
-NetCDF, Zarr, VTK, The Well, PDEBench, PDEArena and xarray all come to this: variables with named dimensions, of which
-any box can be read. The names say which dimension counts trajectories, which is time and which are of space; spatial
-axes are put in the order x, y, z, and those that run downwards are turned round. A variable that lacks the dimension of
-time, or of trajectories, is repeated along it.
+The readers of NetCDF, Zarr, VTK, The Well, PDEBench, PDEArena and xarray all use this: variables with named dimensions,
+sliced along every one of them. The names identify the dimensions of trajectories, time and space; spatial axes are
+transposed to the order x, y, z, and decreasing ones are reversed. A variable without a time or trajectory dimension is
+broadcast along it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from sigmasolver.settings import suggest
 
 __all__ = ["MARK", "Labelled", "Variable", "as_trajectories", "coordinate"]
 
-MOST_CHANNELS = 64
+MAX_CHANNELS = 64
 MARK = "sigmasolver"
-"""The attribute of a data set that tells who made the values and with what, as JSON; this package writes it."""
+"""Attribute of a data set with the provenance of its values as JSON; this package writes it."""
 
 
 @dataclass(frozen=True)
@@ -42,36 +42,38 @@ class Variable:
     shape: tuple[int, ...]
     dtype: np.dtype
     read: Callable[[Ranges], np.ndarray]
-    """The entries from `start` to before `stop` along each dimension."""
+    """Read the half-open range `(start, stop)` of each dimension."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
     coordinate: bool = False
     fault: str | None = None
-    """Why its values cannot be had, as the end of a sentence."""
+    """Why its values cannot be read, as the predicate of a sentence."""
     labels: tuple[str, ...] = ()
-    """The names of its components, where it has a dimension of them."""
+    """Names of the components, if it has a dimension of components."""
     repeat: bool = False
-    """Whether it is a field that is repeated along the spatial axes it lacks; others that lack some are left out."""
+    """Whether to broadcast it along missing spatial axes; otherwise a variable that lacks one is skipped."""
 
     def whole(self) -> np.ndarray:
         return self.read([(0, size) for size in self.shape])
 
 
 def coordinate(dimension: str, values: np.ndarray, attributes: Mapping[str, Any] | None = None) -> Variable:
-    """The values along a dimension."""
+    """Return the coordinate variable of a dimension."""
     values = values.astype(np.float64)
-    return Variable((dimension,), values.shape, values.dtype, partial(_cut, values), attributes or {}, coordinate=True)
+    return Variable(
+        (dimension,), values.shape, values.dtype, partial(_slice, values), attributes or {}, coordinate=True
+    )
 
 
-def _cut(values: np.ndarray, ranges: Ranges) -> np.ndarray:
+def _slice(values: np.ndarray, ranges: Ranges) -> np.ndarray:
     return values[slice(*ranges[0])]
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """A data set of such arrays."""
+    """A data set of variables with named dimensions."""
 
     path: Path | str
-    """The file, or what a sentence calls data in memory."""
+    """The file, or a name for data in memory, for messages."""
     variables: Mapping[str, Variable]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -83,122 +85,137 @@ class _Axis:
 
     dimension: str
     points: np.ndarray
-    downwards: bool
+    decreasing: bool
     boundary: str
     attributes: Mapping[str, Any]
 
 
 def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
-    """The fields that share the most spatial axes; what the data set does not say is filled in and noted."""
+    """Read the fields with the most spatial axes; missing metadata are filled with defaults and noted."""
     notes = list(data.notes)
     _check_sizes(data)
-    roles = _roles(data)
-    able = {name: one for name, one in data.variables.items() if _is_field(one, roles)}
-    if not able:
-        there = listed([f"{name} ({', '.join(one.dims)})" for name, one in data.variables.items()]) or "none"
-        raise ValueError(
-            f"{data.path} has no real-valued variable on axes x, y or z (lon, lat, ...); its variables: {there}."
+    roles = _dimension_roles(data)
+    candidates = {name: variable for name, variable in data.variables.items() if _is_field(variable, roles)}
+    if not candidates:
+        available = (
+            listed([f"{name} ({', '.join(variable.dims)})" for name, variable in data.variables.items()]) or "none"
         )
-    first = max(able.values(), key=lambda one: (len(_spatial(one, roles)), len(one.dims)))
-    space = _space(first, roles)
+        raise ValueError(
+            f"{data.path} has no real-valued variable on axes x, y or z (lon, lat, ...); its variables: {available}."
+        )
+    reference = max(
+        candidates.values(), key=lambda variable: (len(_spatial_letters(variable, roles)), len(variable.dims))
+    )
+    space = _spatial_dimensions(reference, roles)
     fields = {
-        name: one
-        for name, one in able.items()
-        if one.repeat or (_spatial(one, roles) == set(space) and _shares_axes(one, first, roles))
+        name: variable
+        for name, variable in candidates.items()
+        if variable.repeat
+        or (_spatial_letters(variable, roles) == set(space) and _shares_axes(variable, reference, roles))
     }
-    fields = _wanted(data.path, _in_order(fields, roles, data), names)
-    for name, one in fields.items():
-        _check(data.path, name, one, roles)
+    fields = _select(data.path, _sorted_fields(fields, roles, data), names)
+    for name, variable in fields.items():
+        _check_variable(data.path, name, variable, roles)
     frames = _size(fields, roles, TIME)
     if steady and frames is not None and frames > 1:
         raise ValueError(f"{data.path} has {frames} frames, so it is not steady; omit --steady.")
     count = _size(fields, roles, COUNT)
-    rest = [
-        f"{name} ({', '.join(one.dims)})"
-        for name, one in data.variables.items()
-        if name not in fields and not one.coordinate and name not in one.dims
+    skipped = [
+        f"{name} ({', '.join(variable.dims)})"
+        for name, variable in data.variables.items()
+        if name not in fields and not variable.coordinate and name not in variable.dims
     ]
-    if rest:
-        notes.append(f"Skipped: {listed(rest)}.")
-    single = [
-        dim for dim in dict.fromkeys(dim for one in fields.values() for dim in one.dims) if _dropped(dim, space, roles)
+    if skipped:
+        notes.append(f"Skipped: {listed(skipped)}.")
+    dropped = [
+        dim
+        for dim in dict.fromkeys(dim for variable in fields.values() for dim in variable.dims)
+        if _is_dropped(dim, space, roles)
     ]
-    if single:
-        notes.append(f"Dropped dimensions of size 1: {', '.join(single)}.")
+    if dropped:
+        notes.append(f"Dropped dimensions of size 1: {', '.join(dropped)}.")
     axes = [_axis(data, space, letter, notes) for letter in space]
-    assumed = [axis.dimension for axis in axes if not axis.boundary]
-    if assumed:
-        notes.append(f"No boundary given for {', '.join(assumed)}: assumed open.")
-    times, clock = _times(data, fields, roles, frames, notes)
-    plans = [_Plan(name, _with_labels(one, roles, data), roles, axes) for name, one in fields.items()]
+    without_boundary = [axis.dimension for axis in axes if not axis.boundary]
+    if without_boundary:
+        notes.append(f"No boundary given for {', '.join(without_boundary)}: assumed open.")
+    times, time_attributes = _times(data, fields, roles, frames, notes)
+    readers = [
+        _VariableReader(name, _with_labels(variable, roles, data), roles, axes) for name, variable in fields.items()
+    ]
     layout = Layout(
         fields=plain_words(
-            f"The fields in {data.path}", [name for plan in plans for name in plan.fields], distinct=True
+            f"The fields in {data.path}", [name for reader in readers for name in reader.fields], distinct=True
         ),
-        units=plain_words(f"The units in {data.path}", [plan.unit for plan in plans for _ in plan.fields]),
+        units=plain_words(f"The units in {data.path}", [reader.unit for reader in readers for _ in reader.fields]),
         boundary=tuple(axis.boundary or "open" for axis in axes),
         coordinates=tuple(axis.points for axis in axes),
         times=times,
     )
-    unitless = [plan.name for plan in plans if "units" not in plan.variable.attributes]
+    unitless = [reader.name for reader in readers if "units" not in reader.variable.attributes]
     if unitless:
         notes.append(f"No units given for {listed(unitless)}: assumed dimensionless.")
 
-    def some(index: int, start: int, stop: int) -> np.ndarray:
-        return np.concatenate([plan.take(index, start, stop) for plan in plans], axis=-1)
+    def read_frames(index: int, start: int, stop: int) -> np.ndarray:
+        return np.concatenate([reader.read(index, start, stop) for reader in readers], axis=-1)
 
-    places = [(plan, place) for plan in plans for place in range(len(plan.fields))]
+    # The variable and the component of each field.
+    components = [(reader, component) for reader in readers for component in range(len(reader.fields))]
 
-    def apart(index: int, start: int, stop: int, channels: Sequence[int]) -> list[np.ndarray]:
-        taken = {plan: plan.take(index, start, stop) for plan in dict.fromkeys(places[one][0] for one in channels)}
-        return [taken[plan][..., place] for plan, place in (places[one] for one in channels)]
+    def read_fields(index: int, start: int, stop: int, channels: Sequence[int]) -> list[np.ndarray]:
+        values = {
+            reader: reader.read(index, start, stop)
+            for reader in dict.fromkeys(components[channel][0] for channel in channels)
+        }
+        return [values[reader][..., component] for reader, component in (components[channel] for channel in channels)]
 
     def read(start: int, stop: int) -> np.ndarray:
-        return np.stack([some(index, 0, len(times)) for index in range(start, stop)])
+        return np.stack([read_frames(index, 0, len(times)) for index in range(start, stop)])
 
     return Foreign(
         layout,
         1 if count is None else count,
         read,
         tuple(notes),
-        frames=some,
-        fields=apart,
-        parameters=_kept(data, plans, axes, clock, frames is not None),
+        frames=read_frames,
+        fields=read_fields,
+        parameters=_header_parameters(data, readers, axes, time_attributes, frames is not None),
     )
 
 
-class _Plan:
-    """How one variable becomes some of the fields."""
+class _VariableReader:
+    """Reads one variable as one field, or as one field per component."""
 
     def __init__(self, name: str, variable: Variable, roles: Mapping[str, str], axes: Sequence[_Axis]) -> None:
         self.name, self.variable, self.axes = name, variable, axes
         self.roles = [roles[dim] for dim in variable.dims]
         self.constant = TIME not in self.roles
         self.unit = str(variable.attributes.get("units", "1")) or "1"
-        inner = [variable.shape[place] for place, role in enumerate(self.roles) if role == CHANNEL]
-        labels = variable.labels or tuple(map("_".join, itertools.product(*(map(str, range(n)) for n in inner))))
-        self.fields = tuple(f"{name}_{label}" for label in labels) if prod(inner) > 1 else (name,)
-        kept = [axis.dimension for axis in axes if axis.dimension in variable.dims]
-        # The axes of a box in the order of a trajectory: time, space, components. What is left has one entry.
-        self.order = [place for place, role in enumerate(self.roles) if role == TIME]
-        self.order += [variable.dims.index(dimension) for dimension in kept]
-        self.order += [place for place, role in enumerate(self.roles) if role == CHANNEL]
-        self.order += [place for place in range(len(variable.dims)) if place not in self.order]
+        channel_sizes = [variable.shape[i] for i, role in enumerate(self.roles) if role == CHANNEL]
+        labels = variable.labels or tuple(
+            map("_".join, itertools.product(*(map(str, range(n)) for n in channel_sizes)))
+        )
+        self.fields = tuple(f"{name}_{label}" for label in labels) if prod(channel_sizes) > 1 else (name,)
+        spatial = [axis.dimension for axis in axes if axis.dimension in variable.dims]
+        # Transpose to the order of a trajectory: time, space, components. The remaining dimensions have size 1.
+        self.order = [i for i, role in enumerate(self.roles) if role == TIME]
+        self.order += [variable.dims.index(dimension) for dimension in spatial]
+        self.order += [i for i, role in enumerate(self.roles) if role == CHANNEL]
+        self.order += [i for i in range(len(variable.dims)) if i not in self.order]
 
-    def take(self, index: int, start: int, stop: int) -> np.ndarray:
-        """These frames of one trajectory, `(stop - start, *grid, fields)`."""
-        chosen = {COUNT: (index, index + 1), TIME: (start, stop)}
-        ranges = [chosen.get(role, (0, size)) for role, size in zip(self.roles, self.variable.shape, strict=True)]
+    def read(self, index: int, start: int, stop: int) -> np.ndarray:
+        """Read frames of one trajectory, `(stop - start, *grid, fields)`."""
+        selected = {COUNT: (index, index + 1), TIME: (start, stop)}
+        ranges = [selected.get(role, (0, size)) for role, size in zip(self.roles, self.variable.shape, strict=True)]
         values = self.variable.read(ranges).transpose(self.order)
         grid = [len(axis.points) for axis in self.axes]
-        own = [n if axis.dimension in self.variable.dims else 1 for axis, n in zip(self.axes, grid, strict=True)]
-        values = values.reshape(1 if self.constant else stop - start, *own, len(self.fields))
-        values = values[(slice(None), *(slice(None, None, -1 if axis.downwards else 1) for axis in self.axes))]
+        own_grid = [n if axis.dimension in self.variable.dims else 1 for axis, n in zip(self.axes, grid, strict=True)]
+        values = values.reshape(1 if self.constant else stop - start, *own_grid, len(self.fields))
+        values = values[(slice(None), *(slice(None, None, -1 if axis.decreasing else 1) for axis in self.axes))]
         return np.broadcast_to(values, (stop - start, *grid, len(self.fields)))
 
 
 def _check_sizes(data: Labelled) -> None:
-    """A dimension has one length, whichever variable has it."""
+    """Raise ValueError if variables disagree on the size of a dimension."""
     sizes: dict[str, tuple[int, str]] = {}
     for name, variable in data.variables.items():
         if len(variable.dims) != len(variable.shape):
@@ -206,16 +223,16 @@ def _check_sizes(data: Labelled) -> None:
                 f"{name!r} in {data.path} has shape {variable.shape}; expected axes ({', '.join(variable.dims)})."
             )
         for dim, size in zip(variable.dims, variable.shape, strict=True):
-            known, other = sizes.setdefault(dim, (size, name))
-            if size != known and dim != CHANNEL:
+            expected, other = sizes.setdefault(dim, (size, name))
+            if size != expected and dim != CHANNEL:
                 raise ValueError(
                     f"{name!r} in {data.path} has {size} entries along {dim}, but {other!r} has "
-                    f"{known}; all must agree."
+                    f"{expected}; all must agree."
                 )
 
 
-def _roles(data: Labelled) -> dict[str, str]:
-    """What each dimension means. One of a single entry may mean anything."""
+def _dimension_roles(data: Labelled) -> dict[str, str]:
+    """Return the role of each dimension; an unknown dimension of size 1 gets the role "single"."""
     roles: dict[str, str] = {}
     for variable in data.variables.values():
         for dimension, size in zip(variable.dims, variable.shape, strict=True):
@@ -238,8 +255,8 @@ def _is_field(variable: Variable, roles: Mapping[str, str]) -> bool:
     )
 
 
-def _spatial(variable: Variable, roles: Mapping[str, str]) -> set[str]:
-    """The letters of its axes with more than one point."""
+def _spatial_letters(variable: Variable, roles: Mapping[str, str]) -> set[str]:
+    """Return the letters of its spatial axes with more than one point."""
     return {
         roles[dim]
         for dim, size in zip(variable.dims, variable.shape, strict=True)
@@ -247,46 +264,46 @@ def _spatial(variable: Variable, roles: Mapping[str, str]) -> set[str]:
     }
 
 
-def _space(variable: Variable, roles: Mapping[str, str]) -> dict[str, str]:
-    """The spatial dimensions of a variable by letter, in the order x, y, z."""
-    letters = _spatial(variable, roles)
+def _spatial_dimensions(variable: Variable, roles: Mapping[str, str]) -> dict[str, str]:
+    """Return the spatial dimensions of a variable by letter, in the order x, y, z."""
+    letters = _spatial_letters(variable, roles)
     return {
         letter: next(dim for dim in variable.dims if roles.get(dim) == letter) for letter in SPACE if letter in letters
     }
 
 
-def _shares_axes(variable: Variable, first: Variable, roles: Mapping[str, str]) -> bool:
-    """Whether it lies on the same points and times as the first; on a staggered grid it does not."""
+def _shares_axes(variable: Variable, reference: Variable, roles: Mapping[str, str]) -> bool:
+    """Whether it has the dimensions of the reference variable; on a staggered grid they differ."""
     for dim, size in zip(variable.dims, variable.shape, strict=True):
         role = roles.get(dim)
-        same = [other for other in first.dims if roles.get(other) == role]
-        if role in (COUNT, TIME, *SPACE) and size > 1 and same and dim not in same:
+        same_role = [other for other in reference.dims if roles.get(other) == role]
+        if role in (COUNT, TIME, *SPACE) and size > 1 and same_role and dim not in same_role:
             return False
     return True
 
 
 def _with_labels(variable: Variable, roles: Mapping[str, str], data: Labelled) -> Variable:
-    """With the names of its components, where their dimension has words for coordinates."""
+    """Add the names of its components, if the coordinate of their dimension holds strings."""
     channels = [dim for dim in variable.dims if roles[dim] == CHANNEL]
-    words = data.variables.get(channels[0]) if len(channels) == 1 and not variable.labels else None
-    if words is None or words.dims != tuple(channels) or words.dtype.kind not in "SU":
+    coordinate = data.variables.get(channels[0]) if len(channels) == 1 and not variable.labels else None
+    if coordinate is None or coordinate.dims != tuple(channels) or coordinate.dtype.kind not in "SU":
         return variable
-    return replace(variable, labels=plain_words(f"The components in {data.path}", words.whole()))
+    return replace(variable, labels=plain_words(f"The components in {data.path}", coordinate.whole()))
 
 
-def _dropped(dim: str, space: Mapping[str, str], roles: Mapping[str, str]) -> bool:
+def _is_dropped(dim: str, space: Mapping[str, str], roles: Mapping[str, str]) -> bool:
     return roles[dim] == "single" or (roles[dim] in SPACE and dim not in space.values())
 
 
-def _in_order(fields: dict[str, Variable], roles: Mapping[str, str], data: Labelled) -> dict[str, Variable]:
-    """As this package wrote them or as the file lists them, and last those that do not change in time."""
-    moving = {name: any(roles.get(dim) == TIME for dim in one.dims) for name, one in fields.items()}
-    written = list(_made(data.attributes.get(MARK)).get("made", {}).get("fields", ()))
-    place = {name: written.index(name) if name in written else len(written) for name in fields}
-    return {name: fields[name] for name in sorted(fields, key=lambda name: (not moving[name], place[name]))}
+def _sorted_fields(fields: dict[str, Variable], roles: Mapping[str, str], data: Labelled) -> dict[str, Variable]:
+    """Sort fields as this package wrote them, or in file order; fields constant in time come last."""
+    varies = {name: any(roles.get(dim) == TIME for dim in variable.dims) for name, variable in fields.items()}
+    written = list(_provenance(data.attributes.get(MARK)).get("made", {}).get("fields", ()))
+    rank = {name: written.index(name) if name in written else len(written) for name in fields}
+    return {name: fields[name] for name in sorted(fields, key=lambda name: (not varies[name], rank[name]))}
 
 
-def _wanted(path: Path | str, fields: dict[str, Variable], names: Sequence[str] | None) -> dict[str, Variable]:
+def _select(path: Path | str, fields: dict[str, Variable], names: Sequence[str] | None) -> dict[str, Variable]:
     if names is None:
         return fields
     for name in names:
@@ -295,29 +312,32 @@ def _wanted(path: Path | str, fields: dict[str, Variable], names: Sequence[str] 
     return {name: fields[name] for name in names}
 
 
-def _check(path: Path | str, name: str, variable: Variable, roles: Mapping[str, str]) -> None:
+def _check_variable(path: Path | str, name: str, variable: Variable, roles: Mapping[str, str]) -> None:
     unknown = [dim for dim in variable.dims if dim not in roles]
     if unknown:
         raise ValueError(
             f"{name!r} in {path} has dimensions ({', '.join(variable.dims)}), of which "
             f"{', '.join(unknown)} cannot be identified; rename to count, time, x, y, z or channel."
         )
-    long = [roles[dim] for dim, size in zip(variable.dims, variable.shape, strict=True) if size > 1]
-    twice = next((role for role in (COUNT, TIME, *SPACE) if long.count(role) > 1), None)
-    if twice is not None:
-        both = ", ".join(dim for dim in variable.dims if roles[dim] == twice)
-        raise ValueError(f"{name!r} in {path} has several {twice} dimensions ({both}); rename one of them.")
+    long_roles = [roles[dim] for dim, size in zip(variable.dims, variable.shape, strict=True) if size > 1]
+    repeated = next((role for role in (COUNT, TIME, *SPACE) if long_roles.count(role) > 1), None)
+    if repeated is not None:
+        dimensions = ", ".join(dim for dim in variable.dims if roles[dim] == repeated)
+        raise ValueError(f"{name!r} in {path} has several {repeated} dimensions ({dimensions}); rename one of them.")
     if variable.fault is not None:
         raise ValueError(f"{name!r} in {path} {variable.fault}.")
     channels = prod(size for dim, size in zip(variable.dims, variable.shape, strict=True) if roles[dim] == CHANNEL)
-    if channels > MOST_CHANNELS:
-        raise ValueError(f"{name!r} in {path} has {channels} components; the maximum is {MOST_CHANNELS}.")
+    if channels > MAX_CHANNELS:
+        raise ValueError(f"{name!r} in {path} has {channels} components; the maximum is {MAX_CHANNELS}.")
 
 
 def _size(fields: Mapping[str, Variable], roles: Mapping[str, str], role: str) -> int | None:
-    """How long the dimension of this role is; None where no field has one."""
+    """Return the size of the dimension with this role; None if no field has one."""
     sizes = [
-        size for one in fields.values() for dim, size in zip(one.dims, one.shape, strict=True) if roles[dim] == role
+        size
+        for variable in fields.values()
+        for dim, size in zip(variable.dims, variable.shape, strict=True)
+        if roles[dim] == role
     ]
     return max(sizes, default=None)
 
@@ -326,8 +346,8 @@ def _axis(data: Labelled, space: Mapping[str, str], letter: str, notes: list[str
     dimension = space[letter]
     points = next(
         size
-        for one in data.variables.values()
-        for dim, size in zip(one.dims, one.shape, strict=True)
+        for variable in data.variables.values()
+        for dim, size in zip(variable.dims, variable.shape, strict=True)
         if dim == dimension
     )
     coordinate = data.variables.get(dimension)
@@ -336,12 +356,12 @@ def _axis(data: Labelled, space: Mapping[str, str], letter: str, notes: list[str
     else:
         values, attributes = np.arange(points, dtype=np.float64), {}
         notes.append(f"No {dimension} coordinates: assumed 0, 1, 2, ….")
-    downwards = len(values) > 1 and values[0] > values[-1]
-    if downwards:
+    decreasing = len(values) > 1 and values[0] > values[-1]
+    if decreasing:
         values = values[::-1]
         notes.append(f"{dimension} is decreasing in the file and was reversed.")
     boundary = _boundary(data, space, letter, attributes, values, notes)
-    return _Axis(dimension, values, downwards, boundary, attributes)
+    return _Axis(dimension, values, decreasing, boundary, attributes)
 
 
 def _boundary(
@@ -352,37 +372,40 @@ def _boundary(
     values: np.ndarray,
     notes: list[str],
 ) -> str:
-    """periodic, wall or open, from an attribute `boundary` of the coordinate or of the data set; "": nothing says."""
+    """Return periodic, wall or open, from an attribute of the coordinate or of the data set; "" if unspecified."""
     dimension = space[letter]
-    said = attributes.get("boundary")
+    boundary = attributes.get("boundary")
     for name in (f"boundary_{dimension}", f"boundary_{letter}"):
-        said = data.attributes.get(name) if said is None else said
-    if said is None and "boundary" in data.attributes:
-        whole = data.attributes["boundary"]
-        words = re.split(r"[,;\s]+", whole.strip()) if isinstance(whole, str) else list(whole)
-        if len(words) not in (1, len(space)):
-            raise ValueError(f"{data.path} has boundary {whole!r}; expected one value for each of {', '.join(space)}.")
-        said = words[0] if len(words) == 1 else words[list(space).index(letter)]
-    if said is None and attributes.get("topology") == "circular":
-        said = "periodic"
-    if said is None and "east" in str(attributes.get("units", "")) and len(values) > 1:
+        boundary = data.attributes.get(name) if boundary is None else boundary
+    if boundary is None and "boundary" in data.attributes:
+        attribute = data.attributes["boundary"]
+        parts = re.split(r"[,;\s]+", attribute.strip()) if isinstance(attribute, str) else list(attribute)
+        if len(parts) not in (1, len(space)):
+            raise ValueError(
+                f"{data.path} has boundary {attribute!r}; expected one value for each of {', '.join(space)}."
+            )
+        boundary = parts[0] if len(parts) == 1 else parts[list(space).index(letter)]
+    if boundary is None and attributes.get("topology") == "circular":
+        boundary = "periodic"
+    if boundary is None and "east" in str(attributes.get("units", "")) and len(values) > 1:
         step = (values[-1] - values[0]) / (len(values) - 1)
         if abs(values[-1] - values[0] + step - 360) < 1e-3 * step:
             notes.append(f"{dimension} covers the full circle: taken as periodic.")
-            said = "periodic"
-    if said is None:
+            boundary = "periodic"
+    if boundary is None:
         return ""
-    if str(said).strip().lower() not in BOUNDARIES:
-        raise ValueError(f"{data.path} has boundary {said!r} for {dimension}; choose from {', '.join(BOUNDARIES)}.")
-    return str(said).strip().lower()
+    if str(boundary).strip().lower() not in BOUNDARIES:
+        raise ValueError(f"{data.path} has boundary {boundary!r} for {dimension}; choose from {', '.join(BOUNDARIES)}.")
+    return str(boundary).strip().lower()
 
 
 def _times(
     data: Labelled, fields: Mapping[str, Variable], roles: Mapping[str, str], frames: int | None, notes: list[str]
 ) -> tuple[np.ndarray, Mapping[str, Any]]:
+    """Return the times of the frames and the attributes of the time coordinate."""
     if frames is None:
         return np.zeros(1), {}
-    dimension = next(dim for one in fields.values() for dim in one.dims if roles[dim] == TIME)
+    dimension = next(dim for variable in fields.values() for dim in variable.dims if roles[dim] == TIME)
     coordinate = data.variables.get(dimension)
     if coordinate is not None and coordinate.dims == (dimension,) and coordinate.dtype.kind in "fiu":
         return coordinate.whole().astype(np.float64), {"name": dimension, **coordinate.attributes}
@@ -390,33 +413,37 @@ def _times(
     return np.arange(frames, dtype=np.float64), {"name": dimension}
 
 
-def _kept(
-    data: Labelled, plans: Sequence[_Plan], axes: Sequence[_Axis], clock: Mapping[str, Any], timed: bool
+def _header_parameters(
+    data: Labelled,
+    readers: Sequence[_VariableReader],
+    axes: Sequence[_Axis],
+    time_attributes: Mapping[str, Any],
+    has_time: bool,
 ) -> dict[str, Any]:
-    """The attributes, for whoever reads the data or writes a forecast of them; and the fields that do not change, which
-    are given to a model and not forecast."""
-    said = dict(data.attributes)
-    made = said.pop(MARK, None)
-    kept = {
-        "data set": said,
-        "fields": {name: dict(plan.variable.attributes) for plan in plans for name in plan.fields},
-        # The names x, y, z of a store are places, so that a plane x-z has the axes x and y there.
+    """Return the attributes, which a written forecast keeps, and the fields constant in time, which are inputs of a
+    model but not forecast."""
+    data_set = dict(data.attributes)
+    provenance = data_set.pop(MARK, None)
+    attributes = {
+        "data set": data_set,
+        "fields": {name: dict(reader.variable.attributes) for reader in readers for name in reader.fields},
+        # A store names its axes x, y, z by position: a plane x-z has the axes x and y there.
         "axes": {
             letter: {"name": axis.dimension, **axis.attributes} for letter, axis in zip(SPACE, axes, strict=False)
         },
     }
-    if clock:
-        kept["axes"]["t"] = dict(clock)
-    constant = [name for plan in plans for name in plan.fields if plan.constant and timed]
-    return {"attributes": kept} | ({"constant": constant} if constant else {}) | _made(made)
+    if time_attributes:
+        attributes["axes"]["t"] = dict(time_attributes)
+    constant = [name for reader in readers for name in reader.fields if reader.constant and has_time]
+    return {"attributes": attributes} | ({"constant": constant} if constant else {}) | _provenance(provenance)
 
 
-def _made(text: Any) -> dict[str, Any]:
-    """Who made the values and with what, where this package wrote them."""
+def _provenance(text: Any) -> dict[str, Any]:
+    """Parse the attribute `MARK` into the parameter "made"; empty unless this package wrote it."""
     try:
         made = json.loads(text)
     except (TypeError, ValueError):
         return {}
-    keys = {"source": str, "parameters": dict, "fields": list}
-    whole = isinstance(made, dict) and all(isinstance(made.get(key), kind) for key, kind in keys.items())
-    return {"made": made} if whole else {}
+    types = {"source": str, "parameters": dict, "fields": list}
+    complete = isinstance(made, dict) and all(isinstance(made.get(key), kind) for key, kind in types.items())
+    return {"made": made} if complete else {}

@@ -1,4 +1,4 @@
-"""What stands beside the fields in a user's file: names, units, boundaries, coordinates and times, each a list."""
+"""Metadata arrays of a user's file: names, units, boundaries, coordinates and times, each a list."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ BESIDE = ("names", "units", "boundary", "x", "y", "z", "times", "t")
 
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
-    """The user's names of fields, if they are names: at least one, none twice."""
+    """Validate field names from the user: at least one, printable and unique."""
     if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{names!r} is not a list of field names; give at least one name.")
     return plain_words("The fields", names, distinct=True)
 
 
 def own_names(path: Path, arrays: Mapping[str, Array], channels: int) -> tuple[str, ...] | None:
-    """The names that a file itself gives to its channels, if it does."""
+    """Return the channel names stored in a file, or None."""
     if not is_list(arrays.get("names")):
         return None
     return plain_words(f"The names in {path}", read_list(path, arrays, "names", channels, "words"), distinct=True)
 
 
 def is_list(array: Array | None) -> bool:
-    """Whether an array is a list, as an axis or as names are: a row or a column too, and a single word."""
+    """Whether an array is one-dimensional like coordinates or names: also a row, a column or a single string."""
     if array is None:
         return False
-    long = [size for size in array.shape if size != 1]
-    return len(long) <= 1 and (bool(array.shape) or array.dtype.kind in "SU")
+    sizes = [size for size in array.shape if size != 1]
+    return len(sizes) <= 1 and (bool(array.shape) or array.dtype.kind in "SU")
 
 
 def read_list(path: Path, arrays: Mapping[str, Array], name: str, size: int, kind: str) -> np.ndarray:
-    """The list of this name, which must have `size` entries that are words or numbers."""
+    """Read a list by name; raise ValueError unless it has `size` entries of the `kind` words or numbers."""
     array = arrays[name]
     values = array.whole().ravel() if not array.dtype.hasobject else np.empty(0)
     if values.size != size or array.dtype.kind not in {"words": "SU", "numbers": "fiu"}[kind]:
@@ -46,13 +46,13 @@ def read_list(path: Path, arrays: Mapping[str, Array], name: str, size: int, kin
 
 
 def plain_words(where: str, words: Sequence[str] | np.ndarray, distinct: bool = False) -> tuple[str, ...]:
-    """Words that fit one line each, and differ if they must."""
-    plain = tuple(str(one, "utf-8", "backslashreplace") if isinstance(one, bytes) else str(one) for one in words)
+    """Return names or units as strings; raise ValueError if one is not printable, or if `distinct` ones repeat."""
+    strings = tuple(str(word, "utf-8", "backslashreplace") if isinstance(word, bytes) else str(word) for word in words)
     seen = set[str]()
-    for one in plain:
-        if not one.isprintable() or (distinct and not one.strip()):
-            raise ValueError(f"{where} include the name {one!r}, which is empty or not printable; rename it.")
-        if distinct and one in seen:
-            raise ValueError(f"{where} contain the name {one!r} twice; names must be unique.")
-        seen.add(one)
-    return plain
+    for word in strings:
+        if not word.isprintable() or (distinct and not word.strip()):
+            raise ValueError(f"{where} include the name {word!r}, which is empty or not printable; rename it.")
+        if distinct and word in seen:
+            raise ValueError(f"{where} contain the name {word!r} twice; names must be unique.")
+        seen.add(word)
+    return strings

@@ -1,4 +1,4 @@
-"""Foreign files read in place: the same numbers as after an import, whichever way they are sliced."""
+"""Foreign files read in place: the same values as after an import, for any slice."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ BOTH = np.stack([VALUES, 2 * VALUES], axis=-1)
 
 @pytest.fixture(params=["frames", "whole trajectories"])
 def source(tmp_path, monkeypatch, request):
-    """A kind of its own: the user's arrays, with a split."""
+    """A temporary kind: a user's own arrays with a published split."""
     np.savez(tmp_path / "waves.npz", u=VALUES, v=2 * VALUES)
 
     def read(path):
-        found = formats._read_own(path)
-        one = (lambda index, start, stop: found.read(index, index + 1)[0, start:stop]) if by_frame else None
-        return replace(found, frames=one, split=Split((0, 3), (4,), (1, 2)))
+        foreign = formats._read_user_arrays(path)
+        frames = (lambda index, start, stop: foreign.read(index, index + 1)[0, start:stop]) if by_frame else None
+        return replace(foreign, frames=frames, split=Split((0, 3), (4,), (1, 2)))
 
     by_frame = request.param == "frames"
     kind = formats.Kind("here", "a test", lambda path: path.suffix == ".npz", read, by_values=False)
@@ -44,20 +44,20 @@ def source(tmp_path, monkeypatch, request):
     "key",
     [2, -1, slice(1, 4), (1, 3), (1, slice(0, 5, 2)), (2, slice(None), slice(None, None, 3), 1, 0), slice(4, 1, -2)],
 )
-def test_slices_are_those_of_the_array(source, key):
+def test_open_data_slices_like_an_array(source, key):
     with open_data(source) as data:
         assert data.shape == (5, 7, 6, 4, 2)
         np.testing.assert_array_equal(data[key], BOTH[key])
 
 
-def test_the_split_of_the_data_set_holds_in_place_and_after_the_import(source, tmp_path):
+def test_published_split_in_place_and_imported(source, tmp_path):
     import_data(source, tmp_path / "store.h5")
     for path in (source, tmp_path / "store.h5"):
         with open_data(path) as data:
             assert recipe_of("ns2d").split_of(data) == Split((0, 3), (4,), (1, 2))
 
 
-def test_a_changed_file_has_another_fingerprint(source):
+def test_fingerprint_changes_with_file(source):
     with open_data(source) as data:
         before, digests = data.fingerprint, data.digests
         assert len(set(digests)) == 5
@@ -66,7 +66,7 @@ def test_a_changed_file_has_another_fingerprint(source):
         assert data.fingerprint != before and not set(data.digests) & set(digests)
 
 
-def test_it_opens_again_after_it_was_closed(source):
+def test_foreign_reader_reopens_after_close(source):
     data = open_data(source)
     data.close()
     np.testing.assert_array_equal(data[1, 2, :, :, 0], VALUES[1, 2])
@@ -74,30 +74,30 @@ def test_it_opens_again_after_it_was_closed(source):
         data[1, 2, 3, 4, 0, 0]
 
 
-def test_a_split_of_their_own_survives_what_is_skipped(source, tmp_path):
-    spoilt = VALUES.copy()
-    spoilt[3, 2, 1, 1] = np.nan
-    np.savez(source, u=spoilt, v=VALUES)
-    done = import_data(source, tmp_path / "store.h5", reading=Reading(skip_bad=True))
+def test_skip_bad_keeps_published_split(source, tmp_path):
+    with_nan = VALUES.copy()
+    with_nan[3, 2, 1, 1] = np.nan
+    np.savez(source, u=with_nan, v=VALUES)
+    imported = import_data(source, tmp_path / "store.h5", reading=Reading(skip_bad=True))
     with open_data(tmp_path / "store.h5") as data:
-        assert len(data) == done.count == 4 and data.published_split == Split((0,), (3,), (1, 2))
+        assert len(data) == imported.count == 4 and data.published_split == Split((0,), (3,), (1, 2))
         np.testing.assert_array_equal(data[3][..., 1], VALUES[4])
         assert data.header.parameters["skipped"] == ["trajectory 3"]
-    kept, _ = without_bad(formats._read_own(source), 2)
-    (field,) = kept.fields(3, 1, 5, [1])
+    finite, _ = without_bad(formats._read_user_arrays(source), 2)
+    (field,) = finite.fields(3, 1, 5, [1])
     np.testing.assert_array_equal(field, VALUES[4, 1:5])
 
 
-# --- every file of arrays, as it lies
+# --- every array format, in place
 
 
-def _h5(path, **how):
+def _write_h5(path, **options):
     with h5py.File(path, "w") as file:
         for name, values in (("u", VALUES), ("v", 2 * VALUES)):
-            file.create_dataset(name, data=values, **how)
+            file.create_dataset(name, data=values, **options)
 
 
-def _folder(path, write):
+def _write_folder(path, write):
     path.mkdir()
     for number in range(len(VALUES)):
         write(path / f"run{number}", VALUES[number], 2 * VALUES[number])
@@ -107,17 +107,17 @@ ARRAYS = {
     "a.npy": lambda path: np.save(path, BOTH.astype(np.float64)),
     "a.npz": lambda path: np.savez_compressed(path, u=VALUES, v=2 * VALUES),
     "a.pt": lambda path: torch.save({"u": torch.from_numpy(VALUES), "v": torch.from_numpy(2 * VALUES)}, path),
-    "whole.h5": lambda path: _h5(path),
-    "frames.h5": lambda path: _h5(path, chunks=(1, 2, 6, 4), compression="gzip"),
-    "mixed.h5": lambda path: _h5(path, chunks=(5, 1, 3, 4), compression="gzip", shuffle=True),
-    "npy": lambda path: _folder(path, lambda one, u, v: np.save(f"{one}.npy", np.stack([u, v], -1))),
-    "npz": lambda path: _folder(path, lambda one, u, v: np.savez_compressed(f"{one}.npz", u=u, v=v)),
+    "whole.h5": lambda path: _write_h5(path),
+    "frames.h5": lambda path: _write_h5(path, chunks=(1, 2, 6, 4), compression="gzip"),
+    "mixed.h5": lambda path: _write_h5(path, chunks=(5, 1, 3, 4), compression="gzip", shuffle=True),
+    "npy": lambda path: _write_folder(path, lambda stem, u, v: np.save(f"{stem}.npy", np.stack([u, v], -1))),
+    "npz": lambda path: _write_folder(path, lambda stem, u, v: np.savez_compressed(f"{stem}.npz", u=u, v=v)),
 }
-HELD = {"a.npz": "an .npz can only be read whole", "mixed.h5": "its chunks span many trajectories"}
+CACHED = {"a.npz": "an .npz can only be read whole", "mixed.h5": "its chunks span many trajectories"}
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_arrays_are_read_where_they_lie(tmp_path, name):
+def test_open_data_reads_arrays_in_place(tmp_path, name):
     path = tmp_path / name
     ARRAYS[name](path)
     names = {"a.npy", "npy"} & {name} and ("u", "v")
@@ -133,40 +133,40 @@ def test_arrays_are_read_where_they_lie(tmp_path, name):
             expected = np.stack([BOTH[4, 0:5:2, ::2, ::2], BOTH[1, 2:7:2, ::2, ::2]])[..., channels]
             np.testing.assert_array_equal(history, expected[:, :2])
             np.testing.assert_array_equal(future, expected[:, 2:, ..., :1])
-        held = [note for note in data.notes if "in memory" in note]
-        assert [HELD[name] in note for note in held] == [True] if name in HELD else not held
+        cached = [note for note in data.notes if "in memory" in note]
+        assert [CACHED[name] in note for note in cached] == [True] if name in CACHED else not cached
         assert any("read whole" in note for note in data.notes) == (name in ("a.npz", "npz"))
         imported = import_data(path, tmp_path / "store.h5", reading=Reading(fields=names or None))
-        assert not any("In-place" in note for note in imported.notes), "that does not concern a store"
+        assert not any("In-place" in note for note in imported.notes), "irrelevant for a store"
         with open_store(imported.path) as store:
-            assert list(data.digests) == store.digests, "a trajectory is known by its values, wherever it lies"
+            assert list(data.digests) == store.digests, "digests depend on the values alone"
 
 
-def test_only_what_is_asked_for_is_read(tmp_path, monkeypatch):
-    """Of a chunked file the worker is asked for the frames of the window alone, and never for the whole array."""
+def test_open_data_reads_only_requested_frames(tmp_path, monkeypatch):
+    """From a chunked file, the worker reads only the frames of the window, never the full array."""
     from sigmasolver.data.formats import hdf5
 
-    asked = []
-    monkeypatch.setattr(hdf5, "ask", lambda *one, ask=hdf5.ask: asked.append(one[1:]) or ask(*one))
-    _h5(tmp_path / "a.h5", chunks=(1, 2, 6, 4), compression="gzip")
+    requests = []
+    monkeypatch.setattr(hdf5, "ask", lambda *args, ask=hdf5.ask: requests.append(args[1:]) or ask(*args))
+    _write_h5(tmp_path / "a.h5", chunks=(1, 2, 6, 4), compression="gzip")
     with open_data(tmp_path / "a.h5") as data:
-        asked.clear()
+        requests.clear()
         np.testing.assert_array_equal(data[2, 3:5], BOTH[2, 3:5])
-    assert [one[:2] for one in asked] == [
+    assert [request[:2] for request in requests] == [
         ("box", [name, [(2, 3), (3, 5), (0, 6), (0, 4)]]) for name in ("u", "v")
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("axes", ["count,time,x,y,field", "field,y,x,time,count", "x,y,count,field,time"])
 @pytest.mark.parametrize("suffix", [".npy", ".h5"])
-def test_axes_in_any_order(tmp_path, axes, suffix):
+def test_reading_axes_in_any_order(tmp_path, axes, suffix):
     order = [("count", "time", "x", "y", "field").index(name) for name in axes.split(",")]
-    path, given = tmp_path / f"a{suffix}", BOTH.transpose(order)
+    path, transposed = tmp_path / f"a{suffix}", BOTH.transpose(order)
     if suffix == ".npy":
-        np.save(path, given)
+        np.save(path, transposed)
     else:
         with h5py.File(path, "w") as file:
-            file["flow"] = given
+            file["flow"] = transposed
     with open_data(path, Reading(("u", "v"), axes=tuple(axes.split(",")))) as data:
         np.testing.assert_array_equal(data[1, 2:6], BOTH[1, 2:6])
         np.testing.assert_array_equal(data[:], BOTH)
@@ -175,7 +175,7 @@ def test_axes_in_any_order(tmp_path, axes, suffix):
         np.testing.assert_array_equal(future, BOTH[1, 5:6, ..., 1:])
 
 
-def test_a_single_trajectory_and_a_steady_one(tmp_path):
+def test_open_data_single_and_steady_trajectories(tmp_path):
     np.save(tmp_path / "one.npy", VALUES[0])
     with open_data(tmp_path / "one.npy", Reading(axes=("time", "x", "y"))) as data:
         np.testing.assert_array_equal(data[0, 2:4][..., 0], VALUES[0, 2:4])
@@ -185,23 +185,23 @@ def test_a_single_trajectory_and_a_steady_one(tmp_path):
         np.testing.assert_array_equal(data[3, 0][..., 1], VALUES[3, 1])
 
 
-def test_what_the_user_says_holds_in_place(tmp_path):
+def test_reading_options_apply_in_place(tmp_path):
     solid = np.zeros_like(VALUES)
     solid[:, :, 2:4, 1:3] = 1
     np.savez(tmp_path / "a.npz", u=np.where(solid == 1, np.nan, VALUES), solid=solid)
-    said = Reading(boundary=("periodic", "wall"), dt=0.5, units=("m/s", "1"), mask="solid")
-    with open_data(tmp_path / "a.npz", said) as data:
+    reading = Reading(boundary=("periodic", "wall"), dt=0.5, units=("m/s", "1"), mask="solid")
+    with open_data(tmp_path / "a.npz", reading) as data:
         assert data.header.layout.boundary == ("periodic", "wall") and data.header.layout.times[1] == 0.5
         assert data.header.layout.units == ("m/s", "1") and data.header.parameters["mask"] == "solid"
         np.testing.assert_array_equal(data[1, 3][..., 0], np.where(solid[1, 3] == 1, 0, VALUES[1, 3]))
         history, _ = Windows(data, (1,), WindowSpec(("u",), ("u",), 1, 1))[3]
         np.testing.assert_array_equal(history[..., 0], np.where(solid[1, 3:4] == 1, 0, VALUES[1, 3:4]))
         assert data.header.parameters["reading"]["boundary"] == ["periodic", "wall"]
-        other = replace(said, fields=("u", "solid"), steady=False)
-        assert opened(tmp_path / "a.npz", other, "arrays").fingerprint == data.fingerprint
+        explicit = replace(reading, fields=("u", "solid"), steady=False)
+        assert opened(tmp_path / "a.npz", explicit, "arrays").fingerprint == data.fingerprint
 
 
-def test_a_copy_is_the_same_data_and_a_change_is_not(tmp_path):
+def test_fingerprint_equal_for_copies_and_changes_with_values(tmp_path):
     np.save(tmp_path / "a.npy", BOTH)
     shutil.copy(tmp_path / "a.npy", tmp_path / "b.npy")
     first, copy = open_data(tmp_path / "a.npy"), open_data(tmp_path / "b.npy")
@@ -209,9 +209,9 @@ def test_a_copy_is_the_same_data_and_a_change_is_not(tmp_path):
     changed = BOTH.copy()
     changed[2, 6, 5, 3, 1] += 1
     np.save(tmp_path / "b.npy", changed)
-    again = open_data(tmp_path / "b.npy")
-    assert again.fingerprint != first.fingerprint
-    assert [one == two for one, two in zip(again.digests, first.digests, strict=True)] == [
+    second = open_data(tmp_path / "b.npy")
+    assert second.fingerprint != first.fingerprint
+    assert [new == old for new, old in zip(second.digests, first.digests, strict=True)] == [
         True,
         True,
         False,
@@ -224,7 +224,7 @@ def test_a_copy_is_the_same_data_and_a_change_is_not(tmp_path):
 
 
 @pytest.mark.parametrize("version", ["5", "7.3"])
-def test_mat_files_are_read_where_they_lie(tmp_path, version):
+def test_open_data_reads_mat_in_place(tmp_path, version):
     path, u = tmp_path / "ns.mat", np.moveaxis(VALUES, 1, -1)  # (count, x, y, frames)
     a, p = VALUES[:, 0], VALUES[:, 1]
     if version == "5":
@@ -242,11 +242,11 @@ def test_mat_files_are_read_where_they_lie(tmp_path, version):
         assert any("in memory" in note for note in data.notes)
     with open_data(tmp_path / "darcy.mat") as data:
         np.testing.assert_array_equal(data[:], np.stack([a, p], -1)[:, None])
-        held = any("in memory" in note for note in data.notes)
-        assert held == (version == "5"), "a chunk for each case can be read by itself"
+        cached = any("in memory" in note for note in data.notes)
+        assert cached == (version == "5"), "one chunk per case can be read separately"
 
 
-def test_the_files_of_factformer_are_read_where_they_lie(tmp_path):
+def test_open_data_reads_factformer_in_place(tmp_path):
     flow = np.random.default_rng(0).normal(size=(2, 3, 256, 256)).astype(np.float32)
     np.save(tmp_path / "kf.npy", flow)
     with open_data(tmp_path / "kf.npy") as data:
@@ -258,15 +258,17 @@ def test_the_files_of_factformer_are_read_where_they_lie(tmp_path):
         for channel, name in enumerate(("prs", "vx", "vy", "vz")):
             np.save(tmp_path / "it" / str(number) / f"{name}.npy", box[number, ..., channel])
         (tmp_path / "smoke").mkdir(exist_ok=True)
-        parts = {"fluid_field": box[number, ..., :1], "velocity": box[number, ..., 1:]}
-        np.savez(tmp_path / "smoke" / f"smoke_{number}.npz", **parts)
+        arrays = {"fluid_field": box[number, ..., :1], "velocity": box[number, ..., 1:]}
+        np.savez(tmp_path / "smoke" / f"smoke_{number}.npz", **arrays)
     for folder in ("it", "smoke"):
         with open_data(tmp_path / folder) as data:
             assert data.header.source == {"it": "factformer-it3d", "smoke": "factformer-smoke"}[folder]
             np.testing.assert_array_equal(data[1, 1:3], box[1, 1:3])
 
 
-def test_files_of_another_content_are_not_taken_for_smoke(tmp_path):
-    _folder(tmp_path / "mine", lambda one, u, v: np.savez(one.with_name(one.name.replace("run", "smoke_")), u=u, v=v))
-    with open_data(tmp_path / "mine") as data:
+def test_guess_kind_smoke_requires_its_arrays(tmp_path):
+    _write_folder(
+        tmp_path / "own", lambda stem, u, v: np.savez(stem.with_name(stem.name.replace("run", "smoke_")), u=u, v=v)
+    )
+    with open_data(tmp_path / "own") as data:
         assert data.header.source == "arrays" and data.shape == (5, 7, 6, 4, 2)

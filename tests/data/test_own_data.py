@@ -1,4 +1,4 @@
-"""An engineer's own arrays, in whatever file they lie, arrive in the store value for value."""
+"""Import of a user's own arrays: every supported file assert_stored in the store with identical values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def save_npz(path: Path, arrays: Mapping[str, object]) -> Path:
 
 
 def save_hdf5(path: Path, arrays: Mapping[str, object]) -> Path:
-    """Lists of words become texts of free length, as h5py's users get them."""
+    """Write HDF5; lists of strings become variable-length strings, the default of h5py."""
     with h5py.File(path, "w") as file:
         for name, values in arrays.items():
             file[name] = values
@@ -33,103 +33,103 @@ def save_hdf5(path: Path, arrays: Mapping[str, object]) -> Path:
 
 
 Save = Callable[[Path, Mapping[str, object]], Path]
-BOTH = pytest.mark.parametrize(("save", "suffix"), [(save_npz, ".npz"), (save_hdf5, ".h5"), (save_hdf5, ".hdf5")])
+CONTAINERS = pytest.mark.parametrize(("save", "suffix"), [(save_npz, ".npz"), (save_hdf5, ".h5"), (save_hdf5, ".hdf5")])
 
 
-def arrives(done: Imported, expected: np.ndarray, fields: tuple[str, ...]) -> None:
-    """The store holds exactly these bits under these names."""
-    with open_store(done.path) as reader:
-        assert reader.header.layout.fields == fields and done.kind == "arrays" and reader.header.source == "arrays"
+def assert_stored(imported: Imported, expected: np.ndarray, fields: tuple[str, ...]) -> None:
+    """The store holds the expected values, bit for bit, under these names."""
+    with open_store(imported.path) as reader:
+        assert reader.header.layout.fields == fields and imported.kind == "arrays" and reader.header.source == "arrays"
         np.testing.assert_array_equal(reader[:].view(np.uint32), np.ascontiguousarray(expected).view(np.uint32))
 
 
 # --- one array per field
 
 
-@BOTH
-def test_one_array_per_field(tmp_path: Path, save: Save, suffix: str) -> None:
+@CONTAINERS
+def test_import_one_array_per_field(tmp_path: Path, save: Save, suffix: str) -> None:
     own = save(tmp_path / f"own{suffix}", {"u": U, "v": V, "times": [0.5, 1.0, 4.0], "x": np.arange(6) / 6})
-    done = import_data(own, tmp_path / "all.out")
-    arrives(done, np.stack([U, V], -1), ("u", "v"))
-    layout = open_store(done.path).header.layout
+    imported = import_data(own, tmp_path / "all.out")
+    assert_stored(imported, np.stack([U, V], -1), ("u", "v"))
+    layout = open_store(imported.path).header.layout
     np.testing.assert_array_equal(layout.times, [0.5, 1, 4])
     np.testing.assert_array_equal(layout.coordinates[0], np.arange(6) / 6)
-    assert [note.split()[1] for note in done.notes[1:]] == ["units:", "boundary:", "y:", "frames"]
-    assert "axes (count, frames, x, y)" in done.notes[0]
-    arrives(import_data(own, tmp_path / "two.out", names=["v", "u"]), np.stack([V, U], -1), ("v", "u"))
-    arrives(import_data(own, tmp_path / "one.out", names=("v",)), V[..., None], ("v",))
+    assert [note.split()[1] for note in imported.notes[1:]] == ["units:", "boundary:", "y:", "frames"]
+    assert "axes (count, frames, x, y)" in imported.notes[0]
+    assert_stored(import_data(own, tmp_path / "two.out", names=["v", "u"]), np.stack([V, U], -1), ("v", "u"))
+    assert_stored(import_data(own, tmp_path / "one.out", names=("v",)), V[..., None], ("v",))
 
 
-@BOTH
-def test_units_follow_their_fields_and_t_stands_for_times(tmp_path: Path, save: Save, suffix: str) -> None:
-    beside = {"t": [[1.0, 2.0, 3.0]], "units": ["m/s", "K"], "boundary": ["periodic", "wall"]}
-    own = save(tmp_path / f"own{suffix}", {"a": U, "b": V, **beside})
-    done = import_data(own, tmp_path / "out", names=["b", "a"])
-    layout = open_store(done.path).header.layout
+@CONTAINERS
+def test_import_reads_units_boundary_and_t(tmp_path: Path, save: Save, suffix: str) -> None:
+    metadata = {"t": [[1.0, 2.0, 3.0]], "units": ["m/s", "K"], "boundary": ["periodic", "wall"]}
+    own = save(tmp_path / f"own{suffix}", {"a": U, "b": V, **metadata})
+    imported = import_data(own, tmp_path / "out", names=["b", "a"])
+    layout = open_store(imported.path).header.layout
     assert (layout.units, layout.boundary) == (("K", "m/s"), ("periodic", "wall"))
     np.testing.assert_array_equal(layout.times, [1, 2, 3])
     assert import_data(own, tmp_path / "b", names=["b"]).shape == (3, 6, 5, 1)
     assert open_store(tmp_path / "b").header.layout.units == ("K",)
 
 
-def test_order_of_the_file_and_of_names(tmp_path: Path) -> None:
+def test_import_field_order_npz_and_hdf5(tmp_path: Path) -> None:
     arrays = {"v": V, "u": U}
-    arrives(import_data(save_npz(tmp_path / "a.npz", arrays), tmp_path / "1"), np.stack([V, U], -1), ("v", "u"))
-    arrives(import_data(save_hdf5(tmp_path / "a.h5", arrays), tmp_path / "2"), np.stack([U, V], -1), ("u", "v"))
+    assert_stored(import_data(save_npz(tmp_path / "a.npz", arrays), tmp_path / "1"), np.stack([V, U], -1), ("v", "u"))
+    assert_stored(import_data(save_hdf5(tmp_path / "a.h5", arrays), tmp_path / "2"), np.stack([U, V], -1), ("u", "v"))
 
 
-def test_datasets_in_groups_go_by_their_path(tmp_path: Path) -> None:
+def test_import_hdf5_groups_named_by_path(tmp_path: Path) -> None:
     own = save_hdf5(tmp_path / "own.h5", {"flow/u": U, "flow/deep/v": V, "w": W})
-    done = import_data(own, tmp_path / "out")
-    arrives(done, np.stack([V, U, W], -1), ("flow/deep/v", "flow/u", "w"))
-    arrives(import_data(own, tmp_path / "w", names=["w", "flow/u"]), np.stack([W, U], -1), ("w", "flow/u"))
+    imported = import_data(own, tmp_path / "out")
+    assert_stored(imported, np.stack([V, U, W], -1), ("flow/deep/v", "flow/u", "w"))
+    assert_stored(import_data(own, tmp_path / "w", names=["w", "flow/u"]), np.stack([W, U], -1), ("w", "flow/u"))
 
 
-def test_what_is_no_field_is_left_out_and_said(tmp_path: Path) -> None:
+def test_import_notes_skipped_arrays(tmp_path: Path) -> None:
     arrays = {"u": U, "mask": U > 0, "mesh": np.zeros((6, 5)), "x": np.zeros((6, 5)), "note": "hello", "t": 0.5}
     for own in (save_npz(tmp_path / "own.npz", arrays), save_hdf5(tmp_path / "own.h5", arrays)):
-        done = import_data(own, tmp_path / f"{own.suffix}.out")
-        arrives(done, U[..., None], ("u",))
-        (note,) = [note for note in done.notes if note.startswith("Skipped")]
+        imported = import_data(own, tmp_path / f"{own.suffix}.out")
+        assert_stored(imported, U[..., None], ("u",))
+        (note,) = [note for note in imported.notes if note.startswith("Skipped")]
         assert all(f"{name} (" in note for name in ("mask", "mesh", "x", "note", "t"))
 
 
-def test_a_field_may_be_called_like_an_axis(tmp_path: Path) -> None:
+def test_import_field_named_like_an_axis(tmp_path: Path) -> None:
     own = save_npz(tmp_path / "own.npz", {"t": U, "x": V})
-    arrives(import_data(own, tmp_path / "out"), np.stack([U, V], -1), ("t", "x"))
+    assert_stored(import_data(own, tmp_path / "out"), np.stack([U, V], -1), ("t", "x"))
 
 
 @pytest.mark.parametrize("dtype", ["float64", ">f4", "float16", "int16", "uint8"])
-def test_every_real_type(tmp_path: Path, dtype: str) -> None:
+def test_import_every_real_dtype(tmp_path: Path, dtype: str) -> None:
     values = (100 * np.abs(U)).astype(dtype)
     for own in (save_npz(tmp_path / "a.npz", {"u": values}), save_hdf5(tmp_path / "a.h5", {"u": values})):
-        arrives(import_data(own, tmp_path / f"{own.suffix}.out"), values[..., None].astype(np.float32), ("u",))
+        assert_stored(import_data(own, tmp_path / f"{own.suffix}.out"), values[..., None].astype(np.float32), ("u",))
 
 
-def test_values_that_are_not_finite_are_taken(tmp_path: Path) -> None:
+def test_import_keeps_nonfinite_values(tmp_path: Path) -> None:
     values = U.copy()
     values[1, 2, 3, 4], values[0, 0, 0, 0] = np.nan, -np.inf
-    arrives(import_data(save_npz(tmp_path / "a.npz", {"u": values}), tmp_path / "out"), values[..., None], ("u",))
+    assert_stored(import_data(save_npz(tmp_path / "a.npz", {"u": values}), tmp_path / "out"), values[..., None], ("u",))
 
 
 # --- one array with channels
 
 
-@BOTH
-def test_fields_with_channels(tmp_path: Path, save: Save, suffix: str) -> None:
+@CONTAINERS
+def test_import_fields_with_channels(tmp_path: Path, save: Save, suffix: str) -> None:
     fields = np.stack([U, V, W], -1)
     own = save(tmp_path / f"own{suffix}", {"fields": fields, "names": ["u", "v", "w"], "units": ["a", "b", "c"]})
-    arrives(import_data(own, tmp_path / "all.out"), fields, ("u", "v", "w"))
-    done = import_data(own, tmp_path / "two.out", names=["w", "u"])
-    arrives(done, np.stack([W, U], -1), ("w", "u"))
-    assert open_store(done.path).header.layout.units == ("c", "a")
+    assert_stored(import_data(own, tmp_path / "all.out"), fields, ("u", "v", "w"))
+    imported = import_data(own, tmp_path / "two.out", names=["w", "u"])
+    assert_stored(imported, np.stack([W, U], -1), ("w", "u"))
+    assert open_store(imported.path).header.layout.units == ("c", "a")
     bare = save(tmp_path / f"bare{suffix}", {"fields": fields})
-    arrives(import_data(bare, tmp_path / "bare.out"), fields, ("field_0", "field_1", "field_2"))
-    arrives(import_data(bare, tmp_path / "named.out", names=["p", "q", "r"]), fields, ("p", "q", "r"))
+    assert_stored(import_data(bare, tmp_path / "bare.out"), fields, ("field_0", "field_1", "field_2"))
+    assert_stored(import_data(bare, tmp_path / "named.out", names=["p", "q", "r"]), fields, ("p", "q", "r"))
 
 
 @pytest.mark.parametrize(
-    ("shape", "names", "trajectory", "words"),
+    ("shape", "names", "trajectory", "note"),
     [
         ((2, 3, 6, 5, 2), None, (3, 6, 5, 2), "(count, frames, x, y, channels), as the last has at most 16"),
         ((2, 3, 6, 17), None, (3, 6, 17, 1), "(count, frames, x, y), as the last has more than 16"),
@@ -143,68 +143,68 @@ def test_fields_with_channels(tmp_path: Path, save: Save, suffix: str) -> None:
         ((2, 3, 4, 17), tuple("abcdefghijklmnopq"), (3, 4, 17), "(count, frames, x, channels)."),
     ],
 )
-def test_axes_of_an_array_without_names(
-    tmp_path: Path, shape: tuple[int, ...], names: tuple[str, ...] | None, trajectory: tuple[int, ...], words: str
+def test_import_infers_axes_of_unnamed_array(
+    tmp_path: Path, shape: tuple[int, ...], names: tuple[str, ...] | None, trajectory: tuple[int, ...], note: str
 ) -> None:
     values = RANDOM.standard_normal(shape).astype(np.float32)
     np.save(tmp_path / "a.npy", values)
     np.savez(tmp_path / "a.npz", values)
     for suffix in (".npy", ".npz"):
-        done = import_data(tmp_path / f"a{suffix}", tmp_path / f"{suffix}.out", names=names, steady=False)
-        assert done.shape == trajectory and words in done.notes[0]
-        expected = names or tuple(f"field_{place}" for place in range(trajectory[-1]))
-        arrives(done, values.reshape(2, *trajectory), expected)
+        imported = import_data(tmp_path / f"a{suffix}", tmp_path / f"{suffix}.out", names=names, steady=False)
+        assert imported.shape == trajectory and note in imported.notes[0]
+        expected = names or tuple(f"field_{channel}" for channel in range(trajectory[-1]))
+        assert_stored(imported, values.reshape(2, *trajectory), expected)
 
 
-def test_fortran_order(tmp_path: Path) -> None:
+def test_import_fortran_order(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.asfortranarray(U))
-    arrives(import_data(tmp_path / "a.npy", tmp_path / "out", names=["u"]), U[..., None], ("u",))
+    assert_stored(import_data(tmp_path / "a.npy", tmp_path / "out", names=["u"]), U[..., None], ("u",))
 
 
-# --- a folder
+# --- folders
 
 
-def test_a_folder_in_natural_order(tmp_path: Path) -> None:
+def test_import_folder_in_natural_order(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()
     names = ["run1.npy", "run2.npy", "run10.npy", "run11.npy"]
     for name, values in zip(names, U, strict=True):
         np.save(folder / name, values)
     (folder / "readme.txt").write_text("not a trajectory")
-    (folder / "._run1.npy").write_text("left by another program")
-    done = import_data(folder, tmp_path / "out", names=["u"])
-    arrives(done, U[..., None], ("u",))
-    assert "from run1.npy to run11.npy" in done.notes[0] and "(frames, x, y)" in done.notes[1]
+    (folder / "._run1.npy").write_text("hidden file of another program")
+    imported = import_data(folder, tmp_path / "out", names=["u"])
+    assert_stored(imported, U[..., None], ("u",))
+    assert "from run1.npy to run11.npy" in imported.notes[0] and "(frames, x, y)" in imported.notes[1]
     again = import_data(folder, tmp_path / "out", names=["u"])
-    assert (again.present, again.fingerprint) == (4, done.fingerprint)
+    assert (again.present, again.fingerprint) == (4, imported.fingerprint)
 
 
-@BOTH
-def test_a_folder_of_files_with_several_arrays(tmp_path: Path, save: Save, suffix: str) -> None:
-    apart, together = tmp_path / "apart", tmp_path / "together"
-    for folder in (apart, together):
+@CONTAINERS
+def test_import_folder_of_multi_array_files(tmp_path: Path, save: Save, suffix: str) -> None:
+    separate, combined = tmp_path / "separate", tmp_path / "combined"
+    for folder in (separate, combined):
         folder.mkdir()
     for number, (u, v) in enumerate(zip(U, V, strict=True)):
-        save(apart / f"{number}{suffix}", {"u": u, "v": v, "times": [1.0, 2.0, 5.0]})
-        save(together / f"{number}{suffix}", {"fields": np.stack([u, v], -1), "names": ["u", "v"]})
-    done = import_data(apart, tmp_path / "apart.out")
-    arrives(done, np.stack([U, V], -1), ("u", "v"))
-    np.testing.assert_array_equal(open_store(done.path).header.layout.times, [1, 2, 5])
-    arrives(import_data(apart, tmp_path / "v.out", names=["v"]), V[..., None], ("v",))
-    arrives(import_data(together, tmp_path / "t.out"), np.stack([U, V], -1), ("u", "v"))
-    arrives(import_data(together, tmp_path / "tv.out", names=["v"]), V[..., None], ("v",))
+        save(separate / f"{number}{suffix}", {"u": u, "v": v, "times": [1.0, 2.0, 5.0]})
+        save(combined / f"{number}{suffix}", {"fields": np.stack([u, v], -1), "names": ["u", "v"]})
+    imported = import_data(separate, tmp_path / "separate.out")
+    assert_stored(imported, np.stack([U, V], -1), ("u", "v"))
+    np.testing.assert_array_equal(open_store(imported.path).header.layout.times, [1, 2, 5])
+    assert_stored(import_data(separate, tmp_path / "v.out", names=["v"]), V[..., None], ("v",))
+    assert_stored(import_data(combined, tmp_path / "t.out"), np.stack([U, V], -1), ("u", "v"))
+    assert_stored(import_data(combined, tmp_path / "tv.out", names=["v"]), V[..., None], ("v",))
 
 
-def test_a_folder_with_channels(tmp_path: Path) -> None:
+def test_import_folder_with_channels(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     for number, values in enumerate(np.stack([U, V], -1)):
         np.save(tmp_path / "runs" / f"{number}.npy", values)
-    arrives(import_data(tmp_path / "runs", tmp_path / "a", names=["u", "v"]), np.stack([U, V], -1), ("u", "v"))
-    arrives(import_data(tmp_path / "runs", tmp_path / "b"), np.stack([U, V], -1), ("field_0", "field_1"))
+    assert_stored(import_data(tmp_path / "runs", tmp_path / "a", names=["u", "v"]), np.stack([U, V], -1), ("u", "v"))
+    assert_stored(import_data(tmp_path / "runs", tmp_path / "b"), np.stack([U, V], -1), ("field_0", "field_1"))
 
 
 @pytest.mark.parametrize("kind", ["folder", "npy", "h5"])
-def test_a_large_source_is_never_in_memory_as_a_whole(tmp_path: Path, kind: str) -> None:
+def test_import_streams_large_sources(tmp_path: Path, kind: str) -> None:
     count, shape = 48, (4, 512, 512)
     source = tmp_path / f"source.{kind}"
     if kind == "folder":
@@ -227,11 +227,10 @@ def test_a_large_source_is_never_in_memory_as_a_whole(tmp_path: Path, kind: str)
     assert peak < 0.75 * count * 4 * 2**20
 
 
-# --- what is wrong
+# --- invalid files
 
 
-def spoil(folder: Path) -> None:
-    """Files with something wrong in them."""
+def write_invalid_files(folder: Path) -> None:
     save_npz(folder / "shapes.npz", {"u": U, "v": V, "w": W[:, :, :4], "z": [1.0]})
     save_npz(folder / "uv.npz", {"u": U, "v": V, "flat": U[0, 0]})
     save_hdf5(folder / "uv.h5", {"flow/u": U, "flow/v": V})
@@ -253,13 +252,13 @@ def spoil(folder: Path) -> None:
     with h5py.File(folder / "unwritten.h5", "w") as file:
         file.create_dataset("u", U.shape, "f4")
     with h5py.File(folder / "packed.h5", "w") as file:
-        plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        plan.set_chunk(U.shape)
-        plan.set_filter(32100, h5py.h5z.FLAG_OPTIONAL)
+        properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        properties.set_chunk(U.shape)
+        properties.set_filter(32100, h5py.h5z.FLAG_OPTIONAL)
         space = h5py.h5s.create_simple(U.shape)
-        h5py.h5d.create(file.id, b"u", h5py.h5t.IEEE_F32LE, space, plan).write_direct_chunk((0,) * 4, b"abc", 0)
-    whole = save_hdf5(folder / "cut.h5", {"u": U, "v": V}).read_bytes()
-    (folder / "cut.h5").write_bytes(whole[: len(whole) * 2 // 3])
+        h5py.h5d.create(file.id, b"u", h5py.h5t.IEEE_F32LE, space, properties).write_direct_chunk((0,) * 4, b"abc", 0)
+    content = save_hdf5(folder / "cut.h5", {"u": U, "v": V}).read_bytes()
+    (folder / "cut.h5").write_bytes(content[: len(content) * 2 // 3])
     np.save(folder / "a.npy", U)
     np.save(folder / "deep.npy", np.zeros((1, 1, 2, 2, 2, 2, 2)))
     np.save(folder / "hollow.npy", np.zeros((2, 0, 3)))
@@ -268,7 +267,7 @@ def spoil(folder: Path) -> None:
     (folder / "notes.txt").write_text("hello")
 
 
-REFUSED: dict[str, tuple[str, list[str] | None, str]] = {
+REJECTED: dict[str, tuple[str, list[str] | None, str]] = {
     "shapes.npz": (
         "shapes.npz",
         None,
@@ -307,17 +306,17 @@ REFUSED: dict[str, tuple[str, list[str] | None, str]] = {
     "no line": ("a.npy", ["u\nv"], "is empty or not printable"),
     "notes.txt": ("notes.txt", None, "is not in a supported format"),
 }
-"""What is read, which fields are asked of it, and the sentence that this gets."""
+"""File, requested fields and error message."""
 
 
 def one_sentence(error: BaseException) -> bool:
     return "\n" not in str(error) and str(error).endswith((".", "?"))
 
 
-def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path) -> None:
-    spoil(tmp_path)
-    for name, (source, names, sentence) in REFUSED.items():
-        with pytest.raises(ValueError, match=sentence) as caught:
+def test_import_rejects_invalid_arrays(tmp_path: Path) -> None:
+    write_invalid_files(tmp_path)
+    for name, (source, names, message) in REJECTED.items():
+        with pytest.raises(ValueError, match=message) as caught:
             import_data(tmp_path / source, tmp_path / "out" / name, names=names)
         assert one_sentence(caught.value), name
         assert not (tmp_path / "out" / name).exists(), name
@@ -328,14 +327,14 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path) -> None:
     assert import_data(tmp_path / "kolmogorov.npy", tmp_path / "k", kind="arrays", names=["u"]).shape[-1] == 1
 
 
-def folder_of(path: Path, count: int = 3) -> Path:
+def make_folder(path: Path, count: int = 3) -> Path:
     path.mkdir()
     for number in range(count):
         np.savez(path / f"{number}.npz", u=U[number], v=V[number], times=np.arange(3.0), x=np.arange(6.0))
     return path
 
 
-def test_a_file_unlike_the_first_is_named_before_anything_is_written(tmp_path: Path) -> None:
+def test_import_folder_rejects_file_that_differs_from_first(tmp_path: Path) -> None:
     changes: dict[str, tuple[dict[str, object], str]] = {
         "shape": ({"u": U[0, :, :4], "v": V[0]}, r"2.npz has shape \(3, 4, 5\), but the first file has \(3, 6, 5\)"),
         "missing": ({"v": V[0]}, "2.npz has no array 'u', but 0.npz does"),
@@ -344,24 +343,24 @@ def test_a_file_unlike_the_first_is_named_before_anything_is_written(tmp_path: P
         "x": ({"u": U[0], "v": V[0], "x": np.arange(6.0) * 2}, "2.npz and 0.npz differ in x"),
         "units": ({"u": U[0], "v": V[0], "units": ["m", "s"]}, "2.npz and 0.npz differ in units"),
     }
-    for name, (arrays, sentence) in changes.items():
-        folder = folder_of(tmp_path / name)
+    for name, (arrays, message) in changes.items():
+        folder = make_folder(tmp_path / name)
         save_npz(folder / "2.npz", arrays)
-        with pytest.raises(ValueError, match=sentence) as caught:
+        with pytest.raises(ValueError, match=message) as caught:
             import_data(folder, tmp_path / "out.h5")
         assert one_sentence(caught.value) and not (tmp_path / "out.h5").exists()
 
 
-def test_other_faults_of_folders(tmp_path: Path) -> None:
+def test_import_rejects_invalid_folders(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()
     for number in range(3):
         np.save(folder / f"{number}.npy", U[number])
-    whole = (folder / "2.npy").read_bytes()
-    (folder / "2.npy").write_bytes(whole[:-1])
+    content = (folder / "2.npy").read_bytes()
+    (folder / "2.npy").write_bytes(content[:-1])
     with pytest.raises(ValueError, match=r"2.npy is truncated or corrupt"):
         import_data(folder, tmp_path / "out.h5", names=["u"])
-    (folder / "2.npy").write_bytes(whole)
+    (folder / "2.npy").write_bytes(content)
     with pytest.raises(ValueError, match="is inside the source folder; write the store outside"):
         import_data(folder, folder / "out.h5")
     np.savez(folder / "3.npz", u=U[0])
@@ -370,16 +369,16 @@ def test_other_faults_of_folders(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="contains no array files"):
         import_data(tmp_path / "empty", tmp_path / "out.h5", kind="arrays")
-    names = tmp_path / "names"
-    names.mkdir()
-    for number, words in enumerate((["u", "v"], ["v", "u"])):
-        np.savez(names / f"{number}.npz", fields=np.stack([U[0], V[0]], -1), names=np.array(words))
+    swapped = tmp_path / "names"
+    swapped.mkdir()
+    for number, names in enumerate((["u", "v"], ["v", "u"])):
+        np.savez(swapped / f"{number}.npz", fields=np.stack([U[0], V[0]], -1), names=np.array(names))
     with pytest.raises(ValueError, match=r"1.npz and 0.npz differ in names"):
-        import_data(names, tmp_path / "out.h5")
+        import_data(swapped, tmp_path / "out.h5")
     assert not (tmp_path / "out.h5").exists()
 
 
-def test_another_choice_of_fields_does_not_continue_a_store(tmp_path: Path) -> None:
+def test_import_with_other_fields_does_not_resume(tmp_path: Path) -> None:
     own = save_npz(tmp_path / "own.npz", {"u": U, "v": V})
     import_data(own, tmp_path / "out.h5", names=["u"])
     with pytest.raises(ValueError, match="cannot be resumed: its fields"):

@@ -1,4 +1,4 @@
-"""The Well, PDEBench, PDEArena and PyTorch files: each schema, written small, arrives with its axes and values."""
+"""The Well, PDEBench, PDEArena and PyTorch files: a small file of each schema is read with correct axes and values."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ LAYOUT = Layout(
 )  # fmt: skip
 
 
-def same(source: Path, out: Path, kind: str, expected: np.ndarray) -> None:
-    """In place, imported and written are the same numbers, whichever frames are asked for."""
+def assert_reads_as(source: Path, out: Path, kind: str, expected: np.ndarray) -> None:
+    """Reading in place and importing both give the expected values."""
     assert guess_kind(source).name == kind
     import_data(source, out)
-    with open_data(source) as here, open_store(out) as imported:
-        assert here.header.difference(imported.header) is None
-        assert here.shape == expected.shape
-        assert here[:].tobytes() == imported[:].tobytes() == expected.astype(np.float32).tobytes()
-        np.testing.assert_array_equal(here[1, 2:4], expected[1, 2:4].astype(np.float32))
+    with open_data(source) as in_place, open_store(out) as imported:
+        assert in_place.header.difference(imported.header) is None
+        assert in_place.shape == expected.shape
+        assert in_place[:].tobytes() == imported[:].tobytes() == expected.astype(np.float32).tobytes()
+        np.testing.assert_array_equal(in_place[1, 2:4], expected[1, 2:4].astype(np.float32))
 
 
 def test_the_well(tmp_path: Path) -> None:
-    parts = {"train": FLOW[:6], "valid": FLOW[6:8], "test": FLOW[8:11]}
-    write_well(tmp_path / "shear", parts, LAYOUT, {"Reynolds": 1e3})
-    with_number = np.concatenate([FLOW[:11], np.full((11, 5, 6, 4, 1), 1e3)], -1)
-    same(tmp_path / "shear", tmp_path / "a.h5", "the-well", with_number)
+    splits = {"train": FLOW[:6], "valid": FLOW[6:8], "test": FLOW[8:11]}
+    write_well(tmp_path / "shear", splits, LAYOUT, {"Reynolds": 1e3})
+    with_reynolds = np.concatenate([FLOW[:11], np.full((11, 5, 6, 4, 1), 1e3)], -1)
+    assert_reads_as(tmp_path / "shear", tmp_path / "a.h5", "the-well", with_reynolds)
     with open_data(tmp_path / "shear") as reader:
         layout, parameters = reader.header.layout, reader.header.parameters
         assert layout.fields == ("density", "velocity_x", "velocity_y", "Reynolds")
@@ -59,8 +59,8 @@ def test_the_well(tmp_path: Path) -> None:
     assert guess_kind(tmp_path / "shear" / "data" / "test" / "shear_test.hdf5").name == "the-well"
 
 
-def test_the_well_repeats_what_does_not_vary(tmp_path: Path) -> None:
-    """A tensor, a field of one axis, a field of one trajectory, and open ends beside a wall."""
+def test_the_well_broadcasts_constant_fields(tmp_path: Path) -> None:
+    """A tensor, a field of one axis, a field constant in time, and an open boundary next to a wall."""
     path = tmp_path / "a.hdf5"
     write_well_file(path, FLOW[:2], LAYOUT, {})
     tensor = RANDOM.normal(size=(2, 5, 6, 4, 2, 2)).astype("f4")
@@ -74,12 +74,12 @@ def test_the_well_repeats_what_does_not_vary(tmp_path: Path) -> None:
         file["t0_fields"].create_dataset("load", data=np.arange(12.0).reshape(2, 6)).attrs.update(
             dim_varying=[True, False], sample_varying=True, time_varying=False
         )
-        end = file.create_group("boundary_conditions/y_open")
-        end.attrs.update(associated_dims=["y"], bc_type="OPEN")
+        boundary = file.create_group("boundary_conditions/y_open")
+        boundary.attrs.update(associated_dims=["y"], bc_type="OPEN")
         file["scalars"].create_dataset("inflow", data=np.zeros((2, 5))).attrs.update(
             sample_varying=True, time_varying=True
         )
-    made = import_data(path, tmp_path / "a.h5")
+    imported = import_data(path, tmp_path / "a.h5")
     with open_store(tmp_path / "a.h5") as store:
         fields = store.header.layout.fields
         assert fields == (
@@ -96,17 +96,17 @@ def test_the_well_repeats_what_does_not_vary(tmp_path: Path) -> None:
     )
     with open_data(tmp_path / "set") as reader:
         assert reader.published_statistics["inputs"]["stress_yx"] == [3.0, 7.0]
-    assert any("open and wall: taken as wall" in note for note in made.notes)
-    assert any("inflow" in note for note in made.notes)
+    assert any("open and wall: taken as wall" in note for note in imported.notes)
+    assert any("inflow" in note for note in imported.notes)
 
 
-def test_the_statistics_of_the_well_normalise(tmp_path: Path) -> None:
-    """Those of stats.yaml, by component, in place and after an import; a parameter, which has none, is fitted."""
-    still = FLOW.copy()
-    still[..., 2] *= 1e-6  # The Well divides by 1e-4 at the least
-    write_well(tmp_path / "shear", {"train": still[:6], "valid": still[6:8], "test": still[8:11]}, LAYOUT, {"Re": 1e3})
+def test_fit_uses_the_well_statistics(tmp_path: Path) -> None:
+    """Statistics of stats.yaml, by component, in place and imported; a parameter, which has none there, is fitted."""
+    flow = FLOW.copy()
+    flow[..., 2] *= 1e-6  # The Well divides by at least 1e-4
+    write_well(tmp_path / "shear", {"train": flow[:6], "valid": flow[6:8], "test": flow[8:11]}, LAYOUT, {"Re": 1e3})
     import_data(tmp_path / "shear", tmp_path / "a.h5")
-    fields = still[:6, ..., :3].astype(np.float64)
+    fields = flow[:6, ..., :3].astype(np.float64)
     for path in (tmp_path / "shear", tmp_path / "a.h5"):
         with open_data(path) as reader:
             recipe = infer_recipe(reader.header, len(reader), UserChoices("shear", history=1, horizon=1), False)[0]
@@ -123,12 +123,12 @@ def test_the_statistics_of_the_well_normalise(tmp_path: Path) -> None:
                 fit("numerical", training)
     stats = tmp_path / "shear" / "stats.yaml"
     stats.write_text(stats.read_text().replace("density", "mass"))
-    for lack, says in (
+    for remove, message in (
         (lambda: None, "have no field density"),
         (stats.unlink, "has no statistics of The Well"),
     ):
-        lack()
-        with open_data(tmp_path / "shear") as reader, pytest.raises(ValueError, match=says) as caught:
+        remove()
+        with open_data(tmp_path / "shear") as reader, pytest.raises(ValueError, match=message) as caught:
             fit("the-well", recipe.windows_of(reader, "train"))
         assert one_sentence(caught.value)
     stats.write_text("mean:\n  velocity: [1, 2, 3]\nstd:\n  velocity: [1, 2, 3]\n")
@@ -136,7 +136,7 @@ def test_the_statistics_of_the_well_normalise(tmp_path: Path) -> None:
         open_data(tmp_path / "shear")
 
 
-def test_statistics_of_tensors_and_in_brackets(tmp_path: Path) -> None:
+def test_read_stats_tensors_and_inline_lists(tmp_path: Path) -> None:
     (tmp_path / "stats.yaml").write_text(
         "mean:\n  D:\n  - - 0.5\n    - -1.0e-3\n  - - 2\n    - 3\n  u: [1.0, 2]\nstd:\n  c: 4\n"
     )
@@ -165,7 +165,7 @@ def test_pdebench(tmp_path: Path, name: str, kind: str, fields: tuple[str, ...],
         write_pdebench(tmp_path / name, kind, values, layout)
     else:
         write_pdebench(tmp_path / name, kind, values, LAYOUT)
-    same(tmp_path / name, tmp_path / "store.h5", "pdebench", values)
+    assert_reads_as(tmp_path / name, tmp_path / "store.h5", "pdebench", values)
     with open_data(tmp_path / name) as reader:
         layout = reader.header.layout
         assert (layout.fields, layout.boundary) == (fields, boundary)
@@ -179,13 +179,13 @@ def test_pdebench(tmp_path: Path, name: str, kind: str, fields: tuple[str, ...],
 def test_pdebench_incompressible_and_darcy(tmp_path: Path) -> None:
     write_pdebench(tmp_path / "ns.h5", "incompressible", FLOW[:4], LAYOUT)
     force = np.broadcast_to(FLOW[:4, :, ..., :2].mean(1, keepdims=True), (4, 5, 6, 4, 2))
-    same(tmp_path / "ns.h5", tmp_path / "a.h5", "pdebench", np.concatenate([FLOW[:4], force], -1))
+    assert_reads_as(tmp_path / "ns.h5", tmp_path / "a.h5", "pdebench", np.concatenate([FLOW[:4], force], -1))
     with open_data(tmp_path / "ns.h5") as reader:
         assert reader.header.layout.fields == ("velocity_x", "velocity_y", "particles", "force_x", "force_y")
         assert reader.header.parameters["constant"] == ["force_x", "force_y"] and reader.published_split is None
     with h5py.File(tmp_path / "2D_DarcyFlow.hdf5", "w") as file:
         file["tensor"], file["nu"] = FLOW[:3, :1, ..., 0], FLOW[:3, 0, ..., 1]
-        file["x-coordinate"], file["y-coordinate"] = np.arange(7.0), np.arange(4.0)  # one more x: edges
+        file["x-coordinate"], file["y-coordinate"] = np.arange(7.0), np.arange(4.0)  # one x more: cell edges
     with open_data(tmp_path / "2D_DarcyFlow.hdf5") as reader:
         assert reader.header.layout.fields == ("tensor", "nu") and reader.shape == (3, 1, 6, 4, 2)
         np.testing.assert_array_equal(reader[:], FLOW[:3, :1, ..., :2])
@@ -195,8 +195,8 @@ def test_pdebench_incompressible_and_darcy(tmp_path: Path) -> None:
 def test_pdearena(tmp_path: Path) -> None:
     write_pdearena(tmp_path / "ns", {"test": FLOW[5:8], "train": FLOW[:4], "valid": FLOW[4:5]}, LAYOUT)
     buoyancy = np.concatenate([np.linspace(0.2, 0.5, n) for n in (4, 1, 3)])
-    given = np.broadcast_to(buoyancy[:, None, None, None, None], (8, 5, 6, 4, 1))
-    same(tmp_path / "ns", tmp_path / "a.h5", "pdearena", np.concatenate([FLOW[:8], given], -1))
+    constant = np.broadcast_to(buoyancy[:, None, None, None, None], (8, 5, 6, 4, 1))
+    assert_reads_as(tmp_path / "ns", tmp_path / "a.h5", "pdearena", np.concatenate([FLOW[:8], constant], -1))
     with open_data(tmp_path / "ns") as reader:
         assert reader.header.layout.fields == ("u", "vx", "vy", "buo_y")
         assert reader.published_split == Split((0, 1, 2, 3), (4,), (5, 6, 7))
@@ -210,16 +210,16 @@ def test_pdearena(tmp_path: Path) -> None:
         np.testing.assert_array_equal(reader[1, 4][:, 1], np.full(6, 2.0))
 
 
-def test_what_does_not_change_is_given_not_forecast(tmp_path: Path) -> None:
+def test_infer_recipe_uses_constant_fields_as_inputs_only(tmp_path: Path) -> None:
     write_pdearena(tmp_path / "ns", {"test": FLOW[5:8], "train": FLOW[:4], "valid": FLOW[4:5]}, LAYOUT)
     with open_data(tmp_path / "ns") as reader:
         recipe, _ = infer_recipe(reader.header, len(reader), UserChoices("ns"), gpu=False)
         assert recipe.task.targets == ("u", "vx", "vy") and recipe.task.inputs == ("u", "vx", "vy", "buo_y")
-        named, _ = infer_recipe(reader.header, len(reader), UserChoices("ns", targets=("u",)), gpu=False)
-        assert named.task.inputs == ("u", "vx", "vy", "buo_y") and named.task.targets == ("u",)
+        one_target, _ = infer_recipe(reader.header, len(reader), UserChoices("ns", targets=("u",)), gpu=False)
+        assert one_target.task.inputs == ("u", "vx", "vy", "buo_y") and one_target.task.targets == ("u",)
 
 
-def test_tensors(tmp_path: Path) -> None:
+def test_import_pt_files(tmp_path: Path) -> None:
     torch.save({"u": torch.tensor(FLOW[..., 0]), "v": torch.tensor(FLOW[..., 1])}, tmp_path / "a.pt")
     import_data(tmp_path / "a.pt", tmp_path / "a.h5")
     torch.save(torch.tensor(FLOW).to(torch.float64), tmp_path / "b.pt", _use_new_zipfile_serialization=False)
@@ -232,11 +232,14 @@ def test_tensors(tmp_path: Path) -> None:
 
 
 class Bomb:
+    """Runs code when unpickled."""
+
     def __reduce__(self) -> tuple[Callable[..., None], tuple[str]]:
         return (exec, ("raise SystemExit('this ran')",))
 
 
-def bad(folder: Path) -> dict[str, tuple[Path, str]]:
+def write_invalid_files(folder: Path) -> dict[str, tuple[Path, str]]:
+    """Write invalid files; return each with its error message."""
     folder.mkdir()
     torch.save({"u": Bomb()}, folder / "bomb.pt")
     torch.save({"u": torch.ones(3), "epoch": 3}, folder / "more.pt")
@@ -283,14 +286,14 @@ def bad(folder: Path) -> dict[str, tuple[Path, str]]:
     }
 
 
-def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path) -> None:
-    for name, (path, sentence) in bad(tmp_path / "bad").items():
-        with pytest.raises(ValueError, match=sentence) as caught:
+def test_import_rejects_invalid_hdf5_and_pt_files(tmp_path: Path) -> None:
+    for name, (path, message) in write_invalid_files(tmp_path / "bad").items():
+        with pytest.raises(ValueError, match=message) as caught:
             import_data(path, tmp_path / f"{name}.h5")
         assert one_sentence(caught.value) and str(path) in str(caught.value), name
 
 
-def test_truncated_files_are_refused(tmp_path: Path) -> None:
+def test_import_rejects_truncated_pdebench_file(tmp_path: Path) -> None:
     write_pdebench(tmp_path / "a.hdf5", "scalar", FLOW, LAYOUT)
     (tmp_path / "a.hdf5").write_bytes((tmp_path / "a.hdf5").read_bytes()[:-2000])
     with pytest.raises(ValueError, match="truncated or corrupt"):

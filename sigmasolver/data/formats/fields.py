@@ -193,8 +193,8 @@ def _choose_unnamed(
     channels = guess if guess in possible else possible[0]
     axes = leading_axes.axes(inner - channels, channels)
     check_field(array, axes)
-    known, note = shape[-1] if channels else 1, f"Axes of shape {shape} are read as ({', '.join(axes)})"
-    if names and len(names) != known:
+    field_count, note = shape[-1] if channels else 1, f"Axes of shape {shape} are read as ({', '.join(axes)})"
+    if names and len(names) != field_count:
         raise ValueError(f"{array.where} has shape {shape}; its last axis must hold the {len(names)} named fields.")
     if not names and len(possible) == 2:
         size = f"at most {MAX_UNNAMED_FIELDS}" if channels else f"more than {MAX_UNNAMED_FIELDS}"
@@ -203,8 +203,8 @@ def _choose_unnamed(
     end = -1 if channels else len(shape)
     notes = (f"{note}.",) if has_channels is None else ()
     return Choice(
-        (UNNAMED,), channels, tuple(range(known)), known, fields, leading_axes.trajectory(shape[:end]), notes,
-        leading_axes,
+        (UNNAMED,), channels, tuple(range(field_count)), field_count, fields, leading_axes.trajectory(shape[:end]),
+        notes, leading_axes,
     )  # fmt: skip
 
 
@@ -220,16 +220,16 @@ def _choose_combined(
             "spatial axes."
         )
     check_field(array, leading_axes.axes(max(1, spatial), True))
-    known = shape[-1]
-    fields, places = own_names(path, arrays, known), tuple(range(known))
+    field_count = shape[-1]
+    fields, indices = own_names(path, arrays, field_count), tuple(range(field_count))
     if names and fields:
-        places = tuple(field_index(path, fields, name) for name in names)
-    elif names and len(names) != known:
-        raise ValueError(f"{path} has {known} unnamed channels, but {len(names)} names were given.")
+        indices = tuple(field_index(path, fields, name) for name in names)
+    elif names and len(names) != field_count:
+        raise ValueError(f"{path} has {field_count} unnamed channels, but {len(names)} names were given.")
     fields = tuple(names) if names else fields
     notes = _skipped_note(arrays, ("fields",), spatial)
     return Choice(
-        ("fields",), True, places, known, fields, leading_axes.trajectory(shape[:-1]), notes, leading_axes,
+        ("fields",), True, indices, field_count, fields, leading_axes.trajectory(shape[:-1]), notes, leading_axes,
     )  # fmt: skip
 
 
@@ -251,12 +251,12 @@ def _choose_separate(
         if array.shape != shape:
             raise ValueError(f"{array.where} has shape {array.shape}, but {selected[0]!r} has {shape}; all must agree.")
     same_shape = [name for name in arrays if candidates.get(name) == shape or name in selected]
-    places = tuple(same_shape.index(name) for name in selected)
+    indices = tuple(same_shape.index(name) for name in selected)
     note = f"{listed(selected)}: each read as a field with axes ({', '.join(axes)})."
     fields = plain_words(f"The arrays in {path}", selected, distinct=True)
     notes = (note, *_skipped_note(arrays, selected, leading_axes.spatial(shape)))
     return Choice(
-        selected, False, places, len(same_shape), fields, leading_axes.trajectory(shape), notes, leading_axes,
+        selected, False, indices, len(same_shape), fields, leading_axes.trajectory(shape), notes, leading_axes,
     )  # fmt: skip
 
 

@@ -441,9 +441,9 @@ def _header_parameters(
 def _provenance(text: Any) -> dict[str, Any]:
     """Parse the attribute `MARK` into the parameter "made"; empty unless this package wrote it."""
     try:
-        made = json.loads(text)
+        provenance = json.loads(text)
     except (TypeError, ValueError):
         return {}
     types = {"source": str, "parameters": dict, "fields": list}
-    complete = isinstance(made, dict) and all(isinstance(made.get(key), kind) for key, kind in types.items())
-    return {"made": made} if complete else {}
+    complete = isinstance(provenance, dict) and all(isinstance(provenance.get(key), t) for key, t in types.items())
+    return {"made": provenance} if complete else {}

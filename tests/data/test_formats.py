@@ -126,9 +126,9 @@ def test_import_darcy_pair_ignores_order_of_named_files(tmp_path: Path) -> None:
     [
         (("a.mat", "b.mat"), 0, "By the order of the files"),
         (("b.mat", "a.mat"), 0, "By the order of the files"),
-        (("darcy_Smooth2.mat", "mine.mat"), 1, "By their names"),
-        (("mine.mat", "darcy_smooth1.mat"), 1, "By their names"),
-        (("mine.mat", "darcy_smooth2.mat"), 0, "By their names"),
+        (("darcy_Smooth2.mat", "other.mat"), 1, "By their names"),
+        (("other.mat", "darcy_smooth1.mat"), 1, "By their names"),
+        (("other.mat", "darcy_smooth2.mat"), 0, "By their names"),
         (("smooth12.mat", "b.mat"), 0, "By the order of the files"),
     ],
 )

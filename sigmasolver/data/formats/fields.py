@@ -34,14 +34,14 @@ MAX_UNNAMED_FIELDS = 16
 class LeadingAxes:
     """The axes before the spatial ones."""
 
-    leading: int
+    count_axes: int
     """1 if the first axis is `count`, else 0."""
     steady: bool
     """Whether there is no time axis."""
 
     @property
     def names(self) -> list[str]:
-        return ["count"] * self.leading + ["frames"] * (not self.steady)
+        return ["count"] * self.count_axes + ["frames"] * (not self.steady)
 
     @property
     def description(self) -> str:
@@ -57,7 +57,7 @@ class LeadingAxes:
 
     def trajectory(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return `(frames, *grid)` for the shape of an array without channels."""
-        return (1,) * self.steady + shape[self.leading :]
+        return (1,) * self.steady + shape[self.count_axes :]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Choice:
         else:
             values = arrays[self.arrays[0]].rows(start, stop)
             values = values if self.places == tuple(range(self.known)) else values[..., list(self.places)]
-        return np.expand_dims(values, self.leading_axes.leading) if self.steady else values
+        return np.expand_dims(values, self.leading_axes.count_axes) if self.steady else values
 
     def frames(self, arrays: Mapping[str, Array], index: int, start: int, stop: int) -> np.ndarray:
         """Read frames of one trajectory, `(stop - start, *grid, fields)`; `index` is unused without a count axis."""
@@ -106,9 +106,9 @@ class Choice:
         return [self._read_frames(arrays[self.arrays[channel]], index, start, stop) for channel in channels]
 
     def _read_frames(self, array: Array, index: int, start: int, stop: int) -> np.ndarray:
-        leading = [(index, index + 1)] * self.leading_axes.leading + [(start, stop)] * (not self.steady)
+        leading = [(index, index + 1)] * self.leading_axes.count_axes + [(start, stop)] * (not self.steady)
         values = array.part([*leading, *((0, size) for size in array.shape[len(leading) :])])
-        values = values[0] if self.leading_axes.leading else values
+        values = values[0] if self.leading_axes.count_axes else values
         return values[None][start:stop] if self.steady else values
 
 
@@ -156,7 +156,7 @@ def _time_or_space_error(path: Path, shape: tuple[int, ...], choice: Choice) -> 
     """Two axes are ambiguous: time and space, or both spatial."""
     channels = choice.channel_axis
     steady_axes, unsteady_axes = (
-        ", ".join(LeadingAxes(choice.leading_axes.leading, steady).axes(1 + steady, channels))
+        ", ".join(LeadingAxes(choice.leading_axes.count_axes, steady).axes(1 + steady, channels))
         for steady in (True, False)
     )
     hint = "" if choice.fields or not channels else "; set --fields if the last axis is not channels"
@@ -271,7 +271,7 @@ def _all_candidates(
         available = listed([f"{name} {array.shape}" for name, array in arrays.items()]) if arrays else "none"
         expected = f"({leading_axes.description})"
         if not leading_axes.steady:
-            expected += f", or with --steady ({LeadingAxes(leading_axes.leading, True).description})"
+            expected += f", or with --steady ({LeadingAxes(leading_axes.count_axes, True).description})"
         raise ValueError(f"{path} has no real-valued array with axes {expected}; available arrays: {available}.")
     shapes = dict.fromkeys(candidates.values())
     if len(shapes) > 1:

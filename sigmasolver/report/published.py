@@ -229,7 +229,7 @@ def by_method(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def forms_in(rows: Iterable[Mapping[str, Any]]) -> str:
-    """ "HPM is hpm-frozen on NS2D, KF2D"; empty if `by_method` renamed no row."""
+    """Describe renamed variants, "HPM is hpm-frozen on NS2D, KF2D"; empty if `by_method` renamed no row."""
     forms: dict[tuple[str, str], dict[str, None]] = {}
     for row in rows:
         if "form" in row:

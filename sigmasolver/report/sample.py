@@ -17,7 +17,9 @@ _GROUP_KEYS = ("task", "run", "diagnostic", "protocol", "part", "windows", "hori
 
 
 def sample_of(rows: Iterable[Mapping[str, Any]]) -> str:
-    """ "200 windows of the test split, horizon 10"; names tasks and models that differ. Empty if unknown.
+    """Describe the sample, such as "200 windows of the test split, horizon 10"; empty if unknown.
+
+    Tasks and models are named only where their samples differ.
 
     Pass all rows of a diagnostic, not only some metrics: a diagnostic that uses only some of its windows lists them
     as cases.
@@ -30,14 +32,14 @@ def sample_of(rows: Iterable[Mapping[str, Any]]) -> str:
         first = next((row for row in group if row["model"] not in TRIVIAL_BASELINES), group[0])
         runs = tasks.setdefault(first["task"], {}).setdefault((_describe(group), first.get("protocol")), {})
         runs.setdefault(first.get("run") or first["model"], model_label(first["model"]))
-    descriptions = {task: _name_protocols(groups_of_task) for task, groups_of_task in tasks.items()}
-    several = len({tuple(groups_of_task) for groups_of_task in descriptions.values()}) > 1
+    descriptions = {task: _name_protocols(by_text) for task, by_text in tasks.items()}
+    several = len({tuple(by_text) for by_text in descriptions.values()}) > 1
     entries = []
-    for task, groups_of_task in descriptions.items():
-        named = len({frozenset(runs) for runs in groups_of_task.values()}) > 1
-        for text, runs in groups_of_task.items():
+    for task, by_text in descriptions.items():
+        named = len({frozenset(runs) for runs in by_text.values()}) > 1
+        for text, runs in by_text.items():
             names = [TASK_LABELS.get(task, task)] if several else []
-            names += _names(runs, groups_of_task.values()) if named else []
+            names += _names(runs, by_text.values()) if named else []
             entries.append(f"{', '.join(names)}: {text}" if names else text)
     return "; ".join(dict.fromkeys(entry for entry in entries if entry))
 
@@ -53,8 +55,8 @@ def _name_protocols(groups: Mapping[tuple[str, str | None], dict[str, str]]) -> 
 
 def _names(models: Mapping[str, str], groups: Iterable[Mapping[str, str]]) -> list[str]:
     """Names of the models, or of the runs if seeds of one model differ."""
-    elsewhere = [set(group.values()) for group in groups if group is not models]
-    return list(dict.fromkeys(run if any(m in names for names in elsewhere) else m for run, m in models.items()))
+    other_groups = [set(group.values()) for group in groups if group is not models]
+    return list(dict.fromkeys(run if any(m in names for names in other_groups) else m for run, m in models.items()))
 
 
 def count_windows(rows: Sequence[Mapping[str, Any]]) -> int | None:

@@ -19,10 +19,8 @@ _GROUP_KEYS = ("task", "run", "diagnostic", "protocol", "part", "windows", "hori
 def sample_of(rows: Iterable[Mapping[str, Any]]) -> str:
     """Describe the sample, such as "200 windows of the test split, horizon 10"; empty if unknown.
 
-    Tasks and models are named only where their samples differ.
-
-    Pass all rows of a diagnostic, not only some metrics: a diagnostic that uses only some of its windows lists them
-    as cases.
+    Tasks and models are named only where their samples differ. Pass all rows of a diagnostic, not only some
+    metrics: a diagnostic that uses only some of its windows lists them as cases.
     """
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:

@@ -158,7 +158,7 @@ def test_player_shows_models_in_the_colours_of_their_values(browser):
 
 
 def test_player_error_scale_per_lead(browser):
-    """On the common scale of all leads it is black; on its own scale it spans all colours, as does the bar label."""
+    """The first lead is black on the common scale; on its own it spans all colours and the bar shows its limit."""
     shown, label = films()[0], "vorticity, error of second, lead 1, 0.5 s"
     before = canvases(browser)[label]
     assert colours_match(before, *expected(shown, 0, "second", "error"), tolerance=1) and colours_at(before).max() < 20

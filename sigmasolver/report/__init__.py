@@ -1,3 +1,4 @@
-"""Results as people read them: rows of records become tables (`tables`, `paper_tables`), figures (`figures`) and one
-HTML page (`page`). Only numbers and words come in; nothing here imports torch, a model or a data set.
+"""Reports: turn rows of records into tables (`tables`, `paper_tables`), figures (`figures`) and one HTML page (`page`).
+
+Input is plain numbers and text; nothing here imports torch, a model or a data set.
 """

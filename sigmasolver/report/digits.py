@@ -1,4 +1,4 @@
-"""How numbers are written: three significant digits, and words for what is not a number."""
+"""Format numbers: three significant digits, and "not finite" for NaN and infinity."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import math
 __all__ = ["NOT_FINITE", "significant", "spread"]
 
 NOT_FINITE = "not finite"
-_PLAIN = range(-5, 6)
-"""Decimal exponents that are written out; beyond them the exponent is shown."""
+_FIXED_POINT = range(-5, 6)
+"""Decimal exponents written in fixed-point notation; numbers outside use scientific notation."""
 
 
 def significant(value: float) -> str:
-    """Three significant digits: 0.873, 1.20, 12.3, 1230, 1.23e+06."""
+    """Format with three significant digits: 0.873, 1.20, 12.3, 1230, 1.23e+06."""
     if not math.isfinite(value):
         return NOT_FINITE
     decimals = _decimals(value)
@@ -20,17 +20,17 @@ def significant(value: float) -> str:
 
 
 def spread(mean: float, deviation: float) -> str:
-    """mean ± deviation, the deviation to the decimals of the mean."""
+    """Format mean ± deviation, the deviation with the decimals of the mean."""
     if not math.isfinite(mean):
         return NOT_FINITE
     decimals = _decimals(mean)
-    second = f"{deviation:.2e}" if decimals is None else f"{deviation:.{decimals}f}"
-    return f"{significant(mean)} ± {second}"
+    text = f"{deviation:.2e}" if decimals is None else f"{deviation:.{decimals}f}"
+    return f"{significant(mean)} ± {text}"
 
 
 def _decimals(value: float) -> int | None:
-    """Decimals that show three digits; None where the number is written with an exponent."""
+    """Decimals for three significant digits; None for scientific notation."""
     if value == 0:
         return 2
     exponent = int(f"{value:.2e}".partition("e")[2])
-    return max(0, 2 - exponent) if exponent in _PLAIN else None
+    return max(0, 2 - exponent) if exponent in _FIXED_POINT else None

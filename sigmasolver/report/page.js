@@ -1,8 +1,8 @@
 "use strict";
 
-/* What can be taken along */
+/* Downloads */
 
-const take = (name, blob) => {
+const download = (name, blob) => {
   const link = document.createElement("a");
   link.download = name;
   link.href = URL.createObjectURL(blob);
@@ -10,9 +10,9 @@ const take = (name, blob) => {
   setTimeout(() => URL.revokeObjectURL(link.href), 60000);
 };
 
-const takeSvg = (name, svg, kind) => {
-  if (kind === "svg") {
-    take(`${name}.svg`, new Blob([svg], { type: "image/svg+xml" }));
+const downloadSvg = (name, svg, format) => {
+  if (format === "svg") {
+    download(`${name}.svg`, new Blob([svg], { type: "image/svg+xml" }));
     return;
   }
   const image = new Image();
@@ -24,25 +24,25 @@ const takeSvg = (name, svg, kind) => {
     context.fillStyle = "#ffffff";
     context.fillRect(0, 0, canvas.width, canvas.height);
     context.drawImage(image, 0, 0, canvas.width, canvas.height);
-    canvas.toBlob((blob) => take(`${name}.png`, blob));
+    canvas.toBlob((blob) => download(`${name}.png`, blob));
   });
   image.src = `data:image/svg+xml,${encodeURIComponent(svg)}`;
 };
 
-const onTake = (root, act) => {
+const onDownload = (root, callback) => {
   for (const button of root.querySelectorAll("[data-take]")) {
     button.hidden = false;
-    button.addEventListener("click", () => act(button.dataset.take, button));
+    button.addEventListener("click", () => callback(button.dataset.take, button));
   }
 };
 
-/* Whatever is taken along is drawn as on a light page. */
-const inLight = (act) => {
+/* Downloads always use the light theme. */
+const withLightTheme = (callback) => {
   const { classList } = document.documentElement;
   classList.add("light");
-  const made = act();
+  const result = callback();
   classList.remove("light");
-  return made;
+  return result;
 };
 
 /* Curves */
@@ -51,26 +51,26 @@ const inLight = (act) => {
   const figure = document.getElementById("errors");
   const chart = figure.querySelector(".chart");
   const rows = [...figure.querySelectorAll(".numbers tbody tr")];
-  const places = rows.map((row) => Number(row.dataset.x));
+  const positions = rows.map((row) => Number(row.dataset.x));
   const slider = figure.querySelector("input[type=range]");
   const cursor = figure.querySelector(".cursor");
   const tip = figure.querySelector(".tip");
   const entries = [...figure.querySelectorAll(".legend li")];
-  let shown = rows.length - 1;
+  let current = rows.length - 1;
 
-  // The table of all numbers is the one source of what is read out.
-  const reading = (index, model) => {
+  // All values are read from the table of numbers.
+  const readout = (index, model) => {
     const cell = rows[index].cells[model + 1];
     const spread = cell.dataset[figure.dataset.band];
     return spread ? `${cell.textContent} ± ${spread}` : cell.textContent;
   };
 
   const show = (index) => {
-    shown = index;
+    current = index;
     const lead = rows[index].cells[0].textContent;
     figure.querySelector("output").textContent = lead;
-    entries.forEach((entry, i) => { entry.querySelector("data").textContent = reading(index, i); });
-    cursor.setAttribute("transform", `translate(${places[index]} 0)`);
+    entries.forEach((entry, i) => { entry.querySelector("data").textContent = readout(index, i); });
+    cursor.setAttribute("transform", `translate(${positions[index]} 0)`);
     cursor.setAttribute("visibility", "visible");
     chart.querySelectorAll("circle").forEach((dot) => dot.classList.toggle("on", Number(dot.dataset.lead) === index));
     if (slider) {
@@ -82,34 +82,34 @@ const inLight = (act) => {
   const nearest = (event) => {
     const box = chart.getBoundingClientRect();
     const x = (event.clientX - box.left) * chart.viewBox.baseVal.width / box.width;
-    const distances = places.map((place) => Math.abs(place - x));
+    const distances = positions.map((position) => Math.abs(position - x));
     return distances.indexOf(Math.min(...distances));
   };
 
-  const point = (event) => {
+  const showTip = (event) => {
     show(nearest(event));
     const head = document.createElement("p");
-    head.textContent = `lead ${rows[shown].cells[0].textContent}`;
+    head.textContent = `lead ${rows[current].cells[0].textContent}`;
     const lines = entries.map((entry, i) => {
       const line = document.createElement("p");
       line.append(entry.querySelector("svg").cloneNode(true), entry.querySelector("span").textContent);
       const number = document.createElement("b");
-      const told = reading(shown, i);
-      number.textContent = /\d$/.test(told) ? `${told} %` : told;
+      const text = readout(current, i);
+      number.textContent = /\d$/.test(text) ? `${text} %` : text;
       line.append(number);
       return line;
     });
     tip.replaceChildren(head, ...lines);
     tip.hidden = false;
-    const box = chart.getBoundingClientRect(), above = box.top - chart.parentNode.getBoundingClientRect().top;
-    const x = places[shown] * box.width / chart.viewBox.baseVal.width;
+    const box = chart.getBoundingClientRect(), offset = box.top - chart.parentNode.getBoundingClientRect().top;
+    const x = positions[current] * box.width / chart.viewBox.baseVal.width;
     const left = x > box.width / 2 ? x - tip.offsetWidth - 14 : x + 14;
     const top = event.clientY - box.top - tip.offsetHeight / 2;
     tip.style.left = `${Math.max(0, Math.min(left, box.width - tip.offsetWidth))}px`;
-    tip.style.top = `${above + Math.max(0, Math.min(top, box.height - tip.offsetHeight))}px`;
+    tip.style.top = `${offset + Math.max(0, Math.min(top, box.height - tip.offsetHeight))}px`;
   };
 
-  for (const kind of ["pointermove", "pointerdown"]) chart.addEventListener(kind, point);
+  for (const type of ["pointermove", "pointerdown"]) chart.addEventListener(type, showTip);
   chart.addEventListener("pointerleave", () => { tip.hidden = true; });
   if (slider) {
     slider.hidden = false;
@@ -119,34 +119,34 @@ const inLight = (act) => {
     choice.hidden = false;
     const choose = () => {
       figure.dataset[choice.dataset.of] = choice.querySelector(":checked").value;
-      show(shown);
+      show(current);
     };
     choice.addEventListener("change", choose);
-    choose(); // a reloaded page may remember the choice
+    choose(); // the browser may restore the choice on reload
   }
-  show(shown);
+  show(current);
 
   const MARGIN = 16;
-  const KEPT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-linejoin"];
-  const svg = (tag, facts, text = "") => {
+  const INLINED_STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-linejoin"];
+  const svgElement = (tag, attributes, text = "") => {
     const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(facts)) node.setAttribute(name, value);
+    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
     node.textContent = text;
     return node;
   };
 
-  // The chart as a file of its own: styles become attributes, the legend and what was measured stand below it.
-  const alone = () => {
+  // The chart as a standalone file: styles become attributes; legend and sample are added below.
+  const standaloneSvg = () => {
     const copy = chart.cloneNode(true);
     const { width, height } = chart.viewBox.baseVal;
-    const pairs = [...chart.querySelectorAll("*")].map((own, i) => [own, copy.querySelectorAll("*")[i]]);
-    for (const [own, other] of pairs) {
-      const style = getComputedStyle(own);
-      if (style.display === "none" || own === cursor) other.dataset.gone = "";
-      other.removeAttribute("class");
-      for (const name of KEPT) other.setAttribute(name, style.getPropertyValue(name));
-      other.setAttribute("visibility", own.matches(".crowded circle, .yardstick circle") ? "hidden" : "inherit");
-      if (own.tagName === "text") other.setAttribute("font-size", 13);
+    const pairs = [...chart.querySelectorAll("*")].map((element, i) => [element, copy.querySelectorAll("*")[i]]);
+    for (const [source, target] of pairs) {
+      const style = getComputedStyle(source);
+      if (style.display === "none" || source === cursor) target.dataset.gone = "";
+      target.removeAttribute("class");
+      for (const name of INLINED_STYLES) target.setAttribute(name, style.getPropertyValue(name));
+      target.setAttribute("visibility", source.matches(".crowded circle, .yardstick circle") ? "hidden" : "inherit");
+      if (source.tagName === "text") target.setAttribute("font-size", 13);
     }
     copy.querySelectorAll("[data-gone]").forEach((node) => node.remove());
     const ink = getComputedStyle(figure).color;
@@ -155,70 +155,70 @@ const inLight = (act) => {
       const line = entry.querySelector("path");
       const style = getComputedStyle(line);
       const x = 44 + (i % 3) * 226;
-      copy.append(svg("path", { d: `M${x},${y - 4} h26`, fill: "none", stroke: style.stroke, "stroke-width": 2, "stroke-dasharray": style.strokeDasharray, "stroke-linecap": "round" }));
-      copy.append(svg("text", { x: x + 34, y, fill: ink, "font-size": 13 }, entry.querySelector("span").textContent));
+      copy.append(svgElement("path", { d: `M${x},${y - 4} h26`, fill: "none", stroke: style.stroke, "stroke-width": 2, "stroke-dasharray": style.strokeDasharray, "stroke-linecap": "round" }));
+      copy.append(svgElement("text", { x: x + 34, y, fill: ink, "font-size": 13 }, entry.querySelector("span").textContent));
       if (i % 3 === 2 || i === entries.length - 1) y += 20;
     });
     for (const note of figure.querySelectorAll(".legend .note")) {
       if (getComputedStyle(note).display === "none") continue;
-      copy.append(svg("text", { x: 44, y: y + 4, fill: ink, "font-size": 11 }, note.textContent));
+      copy.append(svgElement("text", { x: 44, y: y + 4, fill: ink, "font-size": 11 }, note.textContent));
       y += 16;
     }
     const frame = { width: width + 2 * MARGIN, height: y + 2 * MARGIN };
-    copy.prepend(svg("rect", { x: -MARGIN, y: -MARGIN, ...frame, fill: "#ffffff" }));
-    const whole = { viewBox: `${-MARGIN} ${-MARGIN} ${frame.width} ${frame.height}`, ...frame, "font-family": "system-ui, sans-serif" };
-    for (const [name, value] of Object.entries(whole)) copy.setAttribute(name, value);
+    copy.prepend(svgElement("rect", { x: -MARGIN, y: -MARGIN, ...frame, fill: "#ffffff" }));
+    const attributes = { viewBox: `${-MARGIN} ${-MARGIN} ${frame.width} ${frame.height}`, ...frame, "font-family": "system-ui, sans-serif" };
+    for (const [name, value] of Object.entries(attributes)) copy.setAttribute(name, value);
     return new XMLSerializer().serializeToString(copy);
   };
-  onTake(figure, (kind) => {
+  onDownload(figure, (format) => {
     chart.querySelectorAll(".on").forEach((dot) => dot.classList.remove("on"));
-    takeSvg("errors", inLight(alone), kind);
-    show(shown);
+    downloadSvg("errors", withLightTheme(standaloneSvg), format);
+    show(current);
   });
 })();
 
-/* Drawings: they turn dark by a rule of their own, which a file leaves out; there it says what was measured. */
+/* Figures: downloads omit the dark-mode rule and state the sample. */
 
-const signed = (svg, words) => {
+const withSample = (svg, sample) => {
   const [, width, height] = svg.match(/viewBox="0 0 ([\d.]+) ([\d.]+)"/).map(Number);
-  const lines = words.match(new RegExp(`.{1,${Math.floor(width / 3.2)}}(\\s|$)`, "g"));
-  const safe = (text) => text.trim().replace(/[&<>]/g, (one) => `&#${one.charCodeAt(0)};`);
-  const texts = lines.map((line, k) => `<text x="4" y="${height + 8 * k + 6}" font-size="6" font-family="sans-serif" fill="#6a6a6a">${safe(line)}</text>`);
-  const taller = height + 8 * lines.length + 4;
+  const lines = sample.match(new RegExp(`.{1,${Math.floor(width / 3.2)}}(\\s|$)`, "g"));
+  const escape = (text) => text.trim().replace(/[&<>]/g, (character) => `&#${character.charCodeAt(0)};`);
+  const texts = lines.map((line, k) => `<text x="4" y="${height + 8 * k + 6}" font-size="6" font-family="sans-serif" fill="#6a6a6a">${escape(line)}</text>`);
+  const newHeight = height + 8 * lines.length + 4;
   return svg.replace(/<style>@media.*?<\/style>/s, "")
-    .replace(`height="${height}pt" viewBox="0 0 ${width} ${height}"`, `height="${taller}pt" viewBox="0 0 ${width} ${taller}"`)
+    .replace(`height="${height}pt" viewBox="0 0 ${width} ${height}"`, `height="${newHeight}pt" viewBox="0 0 ${width} ${newHeight}"`)
     .replace(/<\/svg>\s*$/, `${texts.join("")}</svg>`);
 };
 
 for (const card of document.querySelectorAll(".card")) {
   card.querySelector(".downloads").hidden = false;
-  onTake(card, (kind) => {
-    const bytes = Uint8Array.from(atob(card.querySelector("img").src.split(",")[1]), (one) => one.charCodeAt(0));
-    takeSvg(card.dataset.name, signed(new TextDecoder().decode(bytes), card.dataset.sample), kind);
+  onDownload(card, (format) => {
+    const bytes = Uint8Array.from(atob(card.querySelector("img").src.split(",")[1]), (character) => character.charCodeAt(0));
+    downloadSvg(card.dataset.name, withSample(new TextDecoder().decode(bytes), card.dataset.sample), format);
   });
 }
 
-/* A GIF of frames, each the numbers of colours in one palette of 256 */
+/* GIF encoder: frames of indices into one palette of 256 colours */
 
 const gif = (width, height, palette, frames) => {
   const out = [];
-  const word = (value) => out.push(value & 255, value >> 8);
+  const uint16 = (value) => out.push(value & 255, value >> 8);
   out.push(...new TextEncoder().encode("GIF89a"));
-  word(width);
-  word(height);
+  uint16(width);
+  uint16(height);
   out.push(0xf7, 0, 0, ...palette.flat());
   out.push(0x21, 0xff, 11, ...new TextEncoder().encode("NETSCAPE2.0"), 3, 1, 0, 0, 0);
   for (const { pixels, hundredths } of frames) {
     out.push(0x21, 0xf9, 4, 4);
-    word(hundredths);
+    uint16(hundredths);
     out.push(0, 0, 0x2c, 0, 0, 0, 0);
-    word(width);
-    word(height);
+    uint16(width);
+    uint16(height);
     out.push(0, 8);
     const packed = lzw(pixels);
     for (let start = 0; start < packed.length; start += 255) {
-      const part = packed.slice(start, start + 255);
-      out.push(part.length, ...part);
+      const block = packed.slice(start, start + 255);
+      out.push(block.length, ...block);
     }
     out.push(0);
   }
@@ -227,43 +227,43 @@ const gif = (width, height, palette, frames) => {
 };
 
 const lzw = (pixels) => {
-  const CLEAR = 256, END = 257, FULL = 4096;
+  const CLEAR = 256, END = 257, TABLE_SIZE = 4096;
   const out = [];
-  let held = 0, bits = 0, size = 9, next = END + 1;
-  const known = new Map();
-  const put = (code) => {
-    held |= code << bits;
+  let buffer = 0, bits = 0, size = 9, next = END + 1;
+  const codes = new Map();
+  const emit = (code) => {
+    buffer |= code << bits;
     bits += size;
     for (; bits >= 8; bits -= 8) {
-      out.push(held & 255);
-      held >>>= 8;
+      out.push(buffer & 255);
+      buffer >>>= 8;
     }
   };
-  put(CLEAR);
+  emit(CLEAR);
   let prefix = pixels[0];
   for (let k = 1; k < pixels.length; k += 1) {
-    const longer = prefix * 256 + pixels[k];
-    const code = known.get(longer);
+    const sequence = prefix * 256 + pixels[k];
+    const code = codes.get(sequence);
     if (code !== undefined) {
       prefix = code;
       continue;
     }
-    put(prefix);
-    if (next < FULL) {
-      known.set(longer, next);
+    emit(prefix);
+    if (next < TABLE_SIZE) {
+      codes.set(sequence, next);
       if (next === 1 << size) size += 1;
       next += 1;
     } else {
-      put(CLEAR);
-      known.clear();
+      emit(CLEAR);
+      codes.clear();
       size = 9;
       next = END + 1;
     }
     prefix = pixels[k];
   }
-  put(prefix);
-  put(END);
-  if (bits > 0) out.push(held & 255);
+  emit(prefix);
+  emit(END);
+  if (bits > 0) out.push(buffer & 255);
   return out;
 };
 
@@ -272,73 +272,73 @@ const lzw = (pixels) => {
 (() => {
   const section = document.getElementById("cases");
   if (!section) return;
-  const LEVELS = 255, NOT_FINITE = [136, 136, 136], PAUSE = 450, ACROSS = 5, KEPT = 200;
+  const LEVELS = 255, NOT_FINITE = [136, 136, 136], FRAME_MS = 450, MAX_COLUMNS = 5, CACHE_SIZE = 200;
   const stage = section.querySelector(".stage");
   const screens = section.querySelector(".screens");
   const reels = [...section.querySelectorAll(".reels > div")].map((node) => ({ node, ...JSON.parse(node.dataset.film) }));
-  const selects = Object.fromEntries([...section.querySelectorAll("select")].map((one) => [one.name, one]));
+  const selects = Object.fromEntries([...section.querySelectorAll("select")].map((select) => [select.name, select]));
   const slider = section.querySelector("input[type=range]");
   const button = section.querySelector(".transport button");
   const reading = section.querySelector(".reading");
   const hint = reading.textContent;
   let reel = null, timer = null, point = null, columns = [], bars = null;
 
-  const part = (name) => section.querySelector(`[data-of=${name}]`);
-  const chosen = (name) => section.querySelector(`input[name=${name}]:checked`).value;
+  const control = (name) => section.querySelector(`[data-of=${name}]`);
+  const checkedValue = (name) => section.querySelector(`input[name=${name}]:checked`).value;
   const distinct = (values) => [...new Set(values)];
   const fill = (name, values) => {
-    const before = selects[name].value;
+    const previous = selects[name].value;
     selects[name].replaceChildren(...values.map((value) => new Option(value, value)));
-    if (values.includes(before)) selects[name].value = before;
-    part(name).hidden = values.length < 2; // what cannot be chosen is not asked for
+    if (values.includes(previous)) selects[name].value = previous;
+    control(name).hidden = values.length < 2; // hide the control if there is no choice
   };
   const number = (value) => (value === 0 ? "0" : String(Number(value.toPrecision(3)))).replace("-", "−");
-  const leadWords = (index) => `lead ${reel.leads[index]}${reel.times[index] ? `, ${reel.times[index]}` : ""}`;
+  const leadLabel = (index) => `lead ${reel.leads[index]}${reel.times[index] ? `, ${reel.times[index]}` : ""}`;
 
-  // Pixels of a picture, read once.
-  const read = new Map();
+  // Cache of decoded image pixels.
+  const pixelCache = new Map();
   const pixelsOf = (image) => {
-    if (!read.has(image)) {
+    if (!pixelCache.has(image)) {
       const canvas = document.createElement("canvas");
       canvas.width = image.naturalWidth;
       canvas.height = image.naturalHeight;
       const context = canvas.getContext("2d", { willReadFrequently: true });
       context.drawImage(image, 0, 0);
-      read.set(image, context.getImageData(0, 0, canvas.width, canvas.height).data);
+      pixelCache.set(image, context.getImageData(0, 0, canvas.width, canvas.height).data);
     }
-    return read.get(image);
+    return pixelCache.get(image);
   };
-  const strip = ({ kind, model }) => [...reel.node.querySelectorAll(`img[data-kind=${kind}]`)].find((one) => kind === "truth" || one.dataset.model === model);
+  const strip = ({ kind, model }) => [...reel.node.querySelectorAll(`img[data-kind=${kind}]`)].find((image) => kind === "truth" || image.dataset.model === model);
   const palette = (kind) => {
     const colours = pixelsOf(reel.node.querySelector(`.bar[data-kind=${kind}] img`));
     return (level) => (level === LEVELS ? NOT_FINITE : colours.subarray(4 * level, 4 * level + 3));
   };
-  const limit = (index) => (chosen("errors") === "each" ? reel.limits[index] : reel.limit);
+  const limit = (index) => (checkedValue("errors") === "each" ? reel.limits[index] : reel.limit);
 
-  // What a level stands for; row 0 of a picture is the top.
-  const level = (cell, column, row) => {
+  // Level of a grid point; row 0 is the top of the image.
+  const levelAt = (cell, column, row) => {
     const [width, height] = reel.size;
     return pixelsOf(strip(cell))[4 * ((cell.index * height + row) * width + column)];
   };
-  const meaning = (cell, held) => {
-    const share = held / (LEVELS - 1);
-    if (cell.kind === "error") return reel.tops[cell.index] * share ** 2;
-    return reel.values[0] + share * (reel.values[1] - reel.values[0]);
+  const levelValue = (cell, level) => {
+    const fraction = level / (LEVELS - 1);
+    if (cell.kind === "error") return reel.tops[cell.index] * fraction ** 2;
+    return reel.values[0] + fraction * (reel.values[1] - reel.values[0]);
   };
-  const inWords = (cell, held) => {
-    if (held === LEVELS) return "not finite";
-    const beyond = cell.kind !== "forecast" ? "" : held === 0 ? "≤ " : held === LEVELS - 1 ? "≥ " : "";
-    // No more digits than the levels tell apart.
-    const value = meaning(cell, held), apart = (reel.values[1] - reel.values[0]) / (LEVELS - 1);
+  const formatLevel = (cell, level) => {
+    if (level === LEVELS) return "not finite";
+    const prefix = cell.kind !== "forecast" ? "" : level === 0 ? "≤ " : level === LEVELS - 1 ? "≥ " : "";
+    // No more digits than the quantization resolves.
+    const value = levelValue(cell, level), step = (reel.values[1] - reel.values[0]) / (LEVELS - 1);
     if (cell.kind === "error") return String(Number(value.toPrecision(2)));
-    return beyond + value.toFixed(Math.min(20, Math.max(0, Math.ceil(-Math.log10(apart))))).replace("-", "−");
+    return prefix + value.toFixed(Math.min(20, Math.max(0, Math.ceil(-Math.log10(step))))).replace("-", "−");
   };
 
-  // Maps in colour, kept while film and scale stay.
-  const painted = new Map();
-  const coloured = (cell) => {
-    const key = [cell.kind, cell.model, cell.index, chosen("errors")].join("|");
-    if (painted.has(key)) return painted.get(key);
+  // Cache of coloured maps; cleared when the film changes.
+  const canvasCache = new Map();
+  const colouredMap = (cell) => {
+    const key = [cell.kind, cell.model, cell.index, checkedValue("errors")].join("|");
+    if (canvasCache.has(key)) return canvasCache.get(key);
     const [width, height] = reel.size, pixels = pixelsOf(strip(cell));
     const colour = palette(cell.kind === "error" ? "errors" : "values");
     const canvas = document.createElement("canvas");
@@ -346,10 +346,10 @@ const lzw = (pixels) => {
     canvas.height = height;
     const context = canvas.getContext("2d");
     const image = context.createImageData(width, height);
-    // Of each level, its colour: that of its place in the bar.
-    const colours = Array.from({ length: LEVELS + 1 }, (_, held) => {
-      if (cell.kind !== "error" || held === LEVELS) return colour(held);
-      return colour(Math.round(Math.min(1, meaning(cell, held) / limit(cell.index)) * (LEVELS - 1)));
+    // Colour of each level on the colour bar.
+    const colours = Array.from({ length: LEVELS + 1 }, (_, level) => {
+      if (cell.kind !== "error" || level === LEVELS) return colour(level);
+      return colour(Math.round(Math.min(1, levelValue(cell, level) / limit(cell.index)) * (LEVELS - 1)));
     });
     const start = 4 * cell.index * width * height;
     for (let k = 0; k < 4 * width * height; k += 4) {
@@ -360,40 +360,40 @@ const lzw = (pixels) => {
       image.data[k + 3] = 255;
     }
     context.putImageData(image, 0, 0);
-    if (painted.size >= KEPT) painted.clear();
-    painted.set(key, canvas);
+    if (canvasCache.size >= CACHE_SIZE) canvasCache.clear();
+    canvasCache.set(key, canvas);
     return canvas;
   };
 
-  /* One map with its axes, in a given width */
+  /* Draw one map with its axes in a given width */
 
   const LEFT = 34, FOOT = 20, FONT = "11px system-ui, sans-serif";
   const spacing = (axis) => reel.axes[axis].spacing || 1;
-  const plot = (room) => {
+  const plot = (available) => {
     const [width, height] = reel.size;
     const known = reel.axes.every((axis) => axis.spacing);
     const ratio = known ? height * spacing(1) / (width * spacing(0)) : height / width;
-    const wide = Math.min(room - LEFT - 8, 1.6 * room / ratio);
+    const wide = Math.min(available - LEFT - 8, 1.6 * available / ratio);
     return { wide, high: Math.max(12, wide * ratio) };
   };
-  // Round numbers inside an axis, with their share of its length; the middle of the first point is zero.
-  const ticks = (axis, most) => {
+  // Round tick values of an axis with their relative positions; zero is the centre of the first grid point.
+  const ticks = (axis, limit) => {
     const count = reel.size[axis], step = spacing(axis), span = count * step;
-    const unit = 10 ** Math.floor(Math.log10(span / most));
-    const factor = [1, 2, 2.5, 5, 10].find((one) => span / (one * unit) <= most && one * unit >= (reel.axes[axis].spacing ? 0 : 1));
-    const found = [];
+    const unit = 10 ** Math.floor(Math.log10(span / limit));
+    const factor = [1, 2, 2.5, 5, 10].find((candidate) => span / (candidate * unit) <= limit && candidate * unit >= (reel.axes[axis].spacing ? 0 : 1));
+    const result = [];
     for (let value = 0; value < span - 0.5 * step; value += factor * unit) {
-      found.push({ text: String(Number(value.toPrecision(4))), share: (value / step + 0.5) / count });
+      result.push({ text: String(Number(value.toPrecision(4))), share: (value / step + 0.5) / count });
     }
-    return found;
+    return result;
   };
   const axisName = ({ name, unit }) => (unit ? `${name} (${unit})` : name);
 
-  const paint = (context, cell, x, y, room, ink) => {
-    const { wide, high } = plot(room);
+  const paint = (context, cell, x, y, available, ink) => {
+    const { wide, high } = plot(available);
     const left = x + LEFT;
     context.imageSmoothingEnabled = false;
-    context.drawImage(coloured(cell), left, y, wide, high);
+    context.drawImage(colouredMap(cell), left, y, wide, high);
     context.font = FONT;
     context.fillStyle = ink.soft;
     context.strokeStyle = ink.soft;
@@ -402,26 +402,26 @@ const lzw = (pixels) => {
     context.textAlign = "right";
     const across = axisName(reel.axes[0]);
     context.fillText(across, left + wide, y + high + 15);
-    const free = left + wide - context.measureText(across).width - 4;
+    const labelLimit = left + wide - context.measureText(across).width - 4;
     context.textAlign = "center";
     for (const { text, share } of ticks(0, 4)) {
-      const place = left + share * wide;
-      context.fillRect(place - 0.5, y + high, 1, 4);
-      if (place + context.measureText(text).width / 2 < free) context.fillText(text, place, y + high + 15);
+      const position = left + share * wide;
+      context.fillRect(position - 0.5, y + high, 1, 4);
+      if (position + context.measureText(text).width / 2 < labelLimit) context.fillText(text, position, y + high + 15);
     }
     context.textAlign = "right";
     context.textBaseline = "middle";
     context.fillText(reel.axes[1].name, left - 6, y + 6);
     for (const { text, share } of ticks(1, Math.max(1, Math.min(4, Math.floor(high / 30))))) {
-      const place = y + (1 - share) * high;
-      context.fillRect(left - 4, place - 0.5, 4, 1);
-      if (place > y + 18) context.fillText(text, left - 6, place);
+      const position = y + (1 - share) * high;
+      context.fillRect(left - 4, position - 0.5, 4, 1);
+      if (position > y + 18) context.fillText(text, left - 6, position);
     }
     if (point && ink.pointer) {
       const px = left + (point[0] + 0.5) / reel.size[0] * wide, py = y + (point[1] + 0.5) / reel.size[1] * high;
-      for (const [colour, thick] of [["#ffffff", 3.5], ["#000000", 1.5]]) {
+      for (const [colour, lineWidth] of [["#ffffff", 3.5], ["#000000", 1.5]]) {
         context.strokeStyle = colour;
-        context.lineWidth = thick;
+        context.lineWidth = lineWidth;
         context.beginPath();
         context.arc(px, py, 6, 0, 2 * Math.PI);
         context.stroke();
@@ -429,35 +429,35 @@ const lzw = (pixels) => {
     }
   };
 
-  /* What stands side by side */
+  /* Layout */
 
-  const evenly = (count, most) => {
-    const kept = Math.min(count, most);
-    return Array.from({ length: kept }, (_, k) => (kept === 1 ? 0 : Math.round(k * (count - 1) / (kept - 1))));
+  const evenlySpaced = (count, limit) => {
+    const length = Math.min(count, limit);
+    return Array.from({ length }, (_, k) => (length === 1 ? 0 : Math.round(k * (count - 1) / (length - 1))));
   };
-  const models = () => [...section.querySelectorAll("input[name=models]:checked")].map((one) => one.value);
-  const ofModels = (index) => [
+  const checkedModels = () => [...section.querySelectorAll("input[name=models]:checked")].map((input) => input.value);
+  const columnsByModel = (index) => [
     { title: "truth", cells: [{ kind: "truth", title: "truth", index }] },
-    ...models().map((model) => ({ title: model, cells: ["forecast", "error"].map((kind) => ({ kind, model, index })) })),
+    ...checkedModels().map((model) => ({ title: model, cells: ["forecast", "error"].map((kind) => ({ kind, model, index })) })),
   ];
-  const ofLeads = (model) => evenly(reel.leads.length, ACROSS).map((index) => ({
-    title: leadWords(index),
+  const columnsByLead = (model) => evenlySpaced(reel.leads.length, MAX_COLUMNS).map((index) => ({
+    title: leadLabel(index),
     cells: ["truth", "forecast", "error"].map((kind) => ({ kind, model, index })),
   }));
-  const wanted = () => (chosen("view") === "leads" ? ofLeads(selects.model.value) : ofModels(Number(slider.value)));
+  const visibleColumns = () => (checkedValue("view") === "leads" ? columnsByLead(selects.model.value) : columnsByModel(Number(slider.value)));
   const note = (cell) => {
     if (cell.kind !== "error") return "";
-    const told = strip(cell).dataset.notes.split("|")[cell.index];
-    return chosen("view") === "leads" && chosen("errors") === "each" ? `${told}, scale to ${number(limit(cell.index))}` : told;
+    const text = strip(cell).dataset.notes.split("|")[cell.index];
+    return checkedValue("view") === "leads" && checkedValue("errors") === "each" ? `${text}, scale to ${number(limit(cell.index))}` : text;
   };
-  const counted = (index) => `${reel.leads[index]} of ${reel.leads.at(-1)}${reel.times[index] ? `, ${reel.times[index]}` : ""}`;
+  const leadOfTotal = (index) => `${reel.leads[index]} of ${reel.leads.at(-1)}${reel.times[index] ? `, ${reel.times[index]}` : ""}`;
   const heading = (index) => [
     reel.unit ? `${reel.field} (${reel.unit})` : reel.field, `case ${reel.case}, one window`, reel.plane,
-    index === null ? `forecasts of ${selects.model.value}` : `lead ${counted(index)}`,
+    index === null ? `forecasts of ${selects.model.value}` : `lead ${leadOfTotal(index)}`,
   ].filter(Boolean).join(" · ");
 
   const build = () => {
-    columns = wanted();
+    columns = visibleColumns();
     screens.replaceChildren(...columns.map((column) => {
       const box = document.createElement("div");
       const title = document.createElement("h3");
@@ -473,21 +473,21 @@ const lzw = (pixels) => {
         caption.append(cell.label, cell.value);
         frame.append(caption, cell.canvas);
         box.append(frame);
-        for (const kind of ["pointermove", "pointerdown"]) cell.canvas.addEventListener(kind, (event) => aim(event, cell));
-        cell.canvas.addEventListener("pointerleave", () => aim(null));
+        for (const type of ["pointermove", "pointerdown"]) cell.canvas.addEventListener(type, (event) => onPointer(event, cell));
+        cell.canvas.addEventListener("pointerleave", () => onPointer(null));
       }
       return box;
     }));
     bars = reel.node.querySelector(".bars").cloneNode(true);
-    (chosen("view") === "leads" ? screens : screens.firstChild).append(bars);
-    const leads = chosen("view") === "leads";
+    (checkedValue("view") === "leads" ? screens : screens.firstChild).append(bars);
+    const leads = checkedValue("view") === "leads";
     section.querySelector(".transport").hidden = leads || reel.leads.length < 2;
-    part("model").hidden = !leads || selects.model.length < 2;
-    part("models").hidden = leads || section.querySelectorAll("input[name=models]").length < 2;
+    control("model").hidden = !leads || selects.model.length < 2;
+    control("models").hidden = leads || section.querySelectorAll("input[name=models]").length < 2;
     draw();
   };
 
-  const aim = (event, cell) => {
+  const onPointer = (event, cell) => {
     point = null;
     if (event) {
       const box = cell.canvas.getBoundingClientRect(), { wide, high } = plot(box.width);
@@ -504,45 +504,45 @@ const lzw = (pixels) => {
   };
 
   const draw = () => {
-    const ink = inkOf(true), index = Number(slider.value), leads = chosen("view") === "leads";
+    const ink = inkOf(true), index = Number(slider.value), leads = checkedValue("view") === "leads";
     for (const cell of columns.flatMap((column) => column.cells)) {
       if (!leads) cell.index = index;
       const { canvas } = cell;
-      const room = canvas.clientWidth, { high } = plot(room), dense = devicePixelRatio || 1;
+      const available = canvas.clientWidth, { high } = plot(available), pixelRatio = devicePixelRatio || 1;
       canvas.style.height = `${high + FOOT + 2}px`;
-      canvas.width = Math.round(room * dense);
-      canvas.height = Math.round((high + FOOT + 2) * dense);
+      canvas.width = Math.round(available * pixelRatio);
+      canvas.height = Math.round((high + FOOT + 2) * pixelRatio);
       const context = canvas.getContext("2d");
-      context.scale(dense, dense);
-      paint(context, cell, 0, 1, room, ink);
+      context.scale(pixelRatio, pixelRatio);
+      paint(context, cell, 0, 1, available, ink);
       cell.label.textContent = [cell.kind === cell.title ? "" : cell.kind, note(cell)].filter(Boolean).join(" ");
-      cell.value.textContent = point ? inWords(cell, level(cell, ...point)) : "";
-      const who = cell.kind === "truth" ? "truth" : `${cell.kind} of ${cell.model}`;
-      canvas.setAttribute("aria-label", `${reel.field}, ${who}, ${leadWords(cell.index)}`);
+      cell.value.textContent = point ? formatLevel(cell, levelAt(cell, ...point)) : "";
+      const source = cell.kind === "truth" ? "truth" : `${cell.kind} of ${cell.model}`;
+      canvas.setAttribute("aria-label", `${reel.field}, ${source}, ${leadLabel(cell.index)}`);
     }
     const scale = [...bars.querySelectorAll("[data-kind=errors] div span")];
-    const own = leads && chosen("errors") === "each";
-    [0, limit(index) / 2, limit(index)].forEach((value, k) => { scale[k].textContent = own ? ["0", "", "end of each lead’s scale"][k] : number(value); });
-    section.querySelector(".lead-number").textContent = counted(index);
-    slider.setAttribute("aria-valuetext", leadWords(index));
+    const perLead = leads && checkedValue("errors") === "each";
+    [0, limit(index) / 2, limit(index)].forEach((value, k) => { scale[k].textContent = perLead ? ["0", "", "end of each lead’s scale"][k] : number(value); });
+    section.querySelector(".lead-number").textContent = leadOfTotal(index);
+    slider.setAttribute("aria-valuetext", leadLabel(index));
     if (point) {
-      const places = [point[0], reel.size[1] - 1 - point[1]].map((place, axis) => {
+      const coordinates = [point[0], reel.size[1] - 1 - point[1]].map((gridIndex, axis) => {
         const { name, unit } = reel.axes[axis];
-        return `${name} = ${number(place * spacing(axis))}${unit ? ` ${unit}` : ""}`;
+        return `${name} = ${number(gridIndex * spacing(axis))}${unit ? ` ${unit}` : ""}`;
       });
-      reading.textContent = `${places.join(", ")}; values beside each map${reel.unit ? ` in ${reel.unit}` : ""}.`;
+      reading.textContent = `${coordinates.join(", ")}; values beside each map${reel.unit ? ` in ${reel.unit}` : ""}.`;
     } else reading.textContent = hint;
   };
 
-  const choose = () => {
-    fill("field", distinct(reels.filter((one) => one.case === selects.case.value).map((one) => one.field)));
-    const same = reels.filter((one) => one.case === selects.case.value && one.field === selects.field.value);
-    fill("plane", distinct(same.map((one) => one.plane)));
-    const next = same.find((one) => one.plane === selects.plane.value);
-    // Pictures are unpacked when they are first wanted, and forgotten with their film.
+  const selectFilm = () => {
+    fill("field", distinct(reels.filter((film) => film.case === selects.case.value).map((film) => film.field)));
+    const matching = reels.filter((film) => film.case === selects.case.value && film.field === selects.field.value);
+    fill("plane", distinct(matching.map((film) => film.plane)));
+    const next = matching.find((film) => film.plane === selects.plane.value);
+    // Images are decoded on demand and dropped from the caches with their film.
     Promise.all([...next.node.querySelectorAll("img")].map((image) => image.decode())).then(() => {
-      read.clear();
-      painted.clear();
+      pixelCache.clear();
+      canvasCache.clear();
       reel = next;
       point = null;
       slider.max = reel.leads.length - 1;
@@ -550,7 +550,7 @@ const lzw = (pixels) => {
     });
   };
 
-  /* Playing */
+  /* Playback */
 
   const stop = () => {
     clearInterval(timer);
@@ -567,22 +567,22 @@ const lzw = (pixels) => {
       slider.value = Number(slider.value) + 1;
       draw();
       if (Number(slider.value) === Number(slider.max)) stop();
-    }, PAUSE);
+    }, FRAME_MS);
   };
 
-  /* The same on one sheet, to take along */
+  /* Downloads of maps and animations */
 
-  const sheet = (shown, title, dense) => {
-    const ROOM = 250, GAP = 14, LINE = 18, HEAD = 58, BAR = 56, ink = inLight(() => inkOf(false));
-    const { wide, high } = plot(ROOM), tall = high + FOOT + LINE + 8;
-    const down = Math.max(...shown.map((column) => column.cells.length));
-    const under = shown[0].cells.length < down && tall >= 2 * BAR; // bars have room below the truth
-    const width = shown.length * (ROOM + GAP) + GAP, height = HEAD + down * tall + (under ? 0 : 2 * BAR) + 8;
+  const renderSheet = (visible, title, pixelRatio) => {
+    const CELL_WIDTH = 250, GAP = 14, LINE = 18, HEAD = 58, BAR = 56, ink = withLightTheme(() => inkOf(false));
+    const { wide, high } = plot(CELL_WIDTH), cellHeight = high + FOOT + LINE + 8;
+    const rows = Math.max(...visible.map((column) => column.cells.length));
+    const barsBelowTruth = visible[0].cells.length < rows && cellHeight >= 2 * BAR;
+    const width = visible.length * (CELL_WIDTH + GAP) + GAP, height = HEAD + rows * cellHeight + (barsBelowTruth ? 0 : 2 * BAR) + 8;
     const canvas = document.createElement("canvas");
-    canvas.width = width * dense;
-    canvas.height = Math.ceil(height) * dense;
+    canvas.width = width * pixelRatio;
+    canvas.height = Math.ceil(height) * pixelRatio;
     const context = canvas.getContext("2d", { willReadFrequently: true });
-    context.scale(dense, dense);
+    context.scale(pixelRatio, pixelRatio);
     context.fillStyle = ink.paper;
     context.fillRect(0, 0, width, Math.ceil(height));
     const write = (text, x, y, colour, font = "13px system-ui, sans-serif", align = "left") => {
@@ -590,87 +590,87 @@ const lzw = (pixels) => {
       context.fillText(text, x, y);
     };
     write(title, GAP + LEFT, 22, ink.ink, "600 14px system-ui, sans-serif");
-    shown.forEach((column, k) => {
-      const x = GAP + k * (ROOM + GAP);
+    visible.forEach((column, k) => {
+      const x = GAP + k * (CELL_WIDTH + GAP);
       write(column.title, x + LEFT, 48, ink.ink);
       column.cells.forEach((cell, n) => {
-        const y = HEAD + n * tall;
+        const y = HEAD + n * cellHeight;
         if (cell.kind !== cell.title) write([cell.kind, note(cell)].filter(Boolean).join(" "), x + LEFT, y + 10, ink.soft, "12px system-ui, sans-serif");
-        paint(context, cell, x, y + LINE, ROOM, ink);
+        paint(context, cell, x, y + LINE, CELL_WIDTH, ink);
       });
     });
-    const top = HEAD + (under ? tall : down * tall) + LINE;
+    const top = HEAD + (barsBelowTruth ? cellHeight : rows * cellHeight) + LINE;
     [...bars.querySelectorAll(".bar")].forEach((bar, k) => {
       const x = GAP + LEFT, y = top + k * BAR;
       write(bar.querySelector("figcaption").textContent.trim(), x, y + 10, ink.soft, FONT);
       context.drawImage(bar.querySelector("img"), x, y + 16, wide, 10);
-      [...bar.querySelectorAll(":scope > div span")].forEach((one, n) => write(one.textContent, x + n * wide / 2, y + 38, ink.soft, FONT, ["left", "center", "right"][n]));
+      [...bar.querySelectorAll(":scope > div span")].forEach((label, n) => write(label.textContent, x + n * wide / 2, y + 38, ink.soft, FONT, ["left", "center", "right"][n]));
     });
     return canvas;
   };
 
-  // 118 colours of each bar, what is not finite, and greys for the words.
-  const colours = () => {
-    const half = 118, bar = [palette("values"), palette("errors")];
-    const held = bar.flatMap((colour) => Array.from({ length: half }, (_, k) => [...colour(Math.round(k * (LEVELS - 1) / (half - 1)))]));
-    const greys = 256 - held.length - 1;
-    return [...held, NOT_FINITE, ...Array.from({ length: greys }, (_, k) => Array(3).fill(Math.round(255 * k / (greys - 1))))];
+  // 118 colours of each colour bar, one for non-finite values, and greys for text.
+  const gifColours = () => {
+    const count = 118, scales = [palette("values"), palette("errors")];
+    const barColours = scales.flatMap((colour) => Array.from({ length: count }, (_, k) => [...colour(Math.round(k * (LEVELS - 1) / (count - 1)))]));
+    const greys = 256 - barColours.length - 1;
+    return [...barColours, NOT_FINITE, ...Array.from({ length: greys }, (_, k) => Array(3).fill(Math.round(255 * k / (greys - 1))))];
   };
 
-  const movie = () => {
-    const table = colours(), near = new Map(), before = slider.value;
+  const renderGif = () => {
+    const colourTable = gifColours(), nearest = new Map(), previous = slider.value;
     let width = 0, height = 0;
     const frames = reel.leads.map((_, index) => {
       slider.value = index;
       draw();
-      const canvas = sheet(ofModels(index), heading(index), 1);
+      const canvas = renderSheet(columnsByModel(index), heading(index), 1);
       ({ width, height } = canvas);
       const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
       const pixels = new Uint8Array(width * height);
       for (let k = 0; k < pixels.length; k += 1) {
         const [r, g, b] = [data[4 * k], data[4 * k + 1], data[4 * k + 2]], key = (r << 16) | (g << 8) | b;
-        if (!near.has(key)) {
-          const distances = table.map((one) => (one[0] - r) ** 2 + (one[1] - g) ** 2 + (one[2] - b) ** 2);
-          near.set(key, distances.indexOf(Math.min(...distances)));
+        if (!nearest.has(key)) {
+          const distances = colourTable.map((entry) => (entry[0] - r) ** 2 + (entry[1] - g) ** 2 + (entry[2] - b) ** 2);
+          nearest.set(key, distances.indexOf(Math.min(...distances)));
         }
-        pixels[k] = near.get(key);
+        pixels[k] = nearest.get(key);
       }
-      return { pixels, hundredths: index === reel.leads.length - 1 ? 150 : PAUSE / 10 };
+      return { pixels, hundredths: index === reel.leads.length - 1 ? 150 : FRAME_MS / 10 };
     });
-    slider.value = before;
+    slider.value = previous;
     draw();
-    return gif(width, height, table, frames);
+    return gif(width, height, colourTable, frames);
   };
 
-  onTake(section, (kind, pressed) => {
+  onDownload(section, (format, pressed) => {
     stop();
     const name = ["case", reel.case, reel.field, reel.plane].filter(Boolean).join("-").replace(/[^\p{L}\p{N}-]+/gu, "-");
-    const leads = chosen("view") === "leads";
-    if (kind === "png") {
-      const index = Number(slider.value), which = leads ? "leads" : `lead-${reel.leads[index]}`;
-      sheet(wanted(), heading(leads ? null : index), 2).toBlob((blob) => take(`${name}-${which}.png`, blob));
+    const leads = checkedValue("view") === "leads";
+    if (format === "png") {
+      const index = Number(slider.value), suffix = leads ? "leads" : `lead-${reel.leads[index]}`;
+      renderSheet(visibleColumns(), heading(leads ? null : index), 2).toBlob((blob) => download(`${name}-${suffix}.png`, blob));
       return;
     }
     pressed.disabled = true;
-    setTimeout(() => { // the page shows that it is at work before it is
-      take(`${name}.gif`, movie());
+    setTimeout(() => { // let the browser show the disabled button before the work starts
+      download(`${name}.gif`, renderGif());
       pressed.disabled = false;
     }, 20);
   });
 
-  fill("case", distinct(reels.map((one) => one.case)));
-  fill("model", [...section.querySelectorAll("input[name=models]")].map((one) => one.value));
-  for (const name of ["case", "field", "plane"]) selects[name].addEventListener("change", choose);
+  fill("case", distinct(reels.map((film) => film.case)));
+  fill("model", [...section.querySelectorAll("input[name=models]")].map((input) => input.value));
+  for (const name of ["case", "field", "plane"]) selects[name].addEventListener("change", selectFilm);
   selects.model.addEventListener("change", build);
   for (const name of ["view", "errors"]) {
-    part(name).hidden = false;
-    part(name).addEventListener("change", build);
+    control(name).hidden = false;
+    control(name).addEventListener("change", build);
   }
-  part("models").addEventListener("change", build);
+  control("models").addEventListener("change", build);
   slider.addEventListener("input", () => { stop(); draw(); });
   button.addEventListener("click", () => (timer === null ? play() : stop()));
   stage.hidden = false;
-  choose();
+  selectFilm();
   let width = 0;
   new ResizeObserver(() => {
     if (!reel || screens.clientWidth === width) return;

@@ -1,7 +1,7 @@
-"""One HTML page for one study: curves, table, maps and provenance in a single file that asks no one for anything.
+"""Render a study as one self-contained HTML page: curves, table, maps and provenance.
 
-Script and style stand in the page, pictures are data URIs, and the page's own policy lets a browser load nothing else
-and run nothing but that one script. The rows that it was made from can be taken along, as CSV and as JSON.
+Script and style are inlined and images are data URIs; the content security policy of the page allows no other resource
+or script. The underlying rows can be downloaded as CSV and JSON.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from sigmasolver.runs.files import plain_errors, replacing
 __all__ = ["render", "to_csv", "to_json", "write_page"]
 
 _HERE = Path(__file__).parent
-PIXELS = 138
-"""To an inch of a drawing: one of two columns then is as wide as the page."""
+PIXELS_PER_INCH = 138
+"""CSS pixels per inch of a figure; a two-column figure is as wide as the page."""
 MEASURED = ("task", "model", "seed", "run", "diagnostic", "protocol", "part", "windows", "horizon", "grid", "cohort")
-"""Columns of the CSV: who was measured, and on what."""
+"""CSV columns that identify a measurement."""
 NUMBER = ("metric", "field", "lead", "time", "layer", "case", "value", "deviation")
-"""A number; `deviation` is over windows, `time` that of the lead."""
+"""CSV columns of a value; `deviation` is over windows, `time` is the time of the lead."""
 SOURCE = ("step", "weights", "data", "precision", "forecast_precision", "package", "torch", "machine", "commit", "date")
-"""Where it comes from."""
+"""Keys that record the provenance."""
 
 
 def write_page(path: Path, study: Study) -> None:
-    """Write the page of a study; a page that is already there is replaced whole."""
+    """Write the page of a study; an existing page is replaced atomically."""
     text = render(study)
     with plain_errors(path), replacing(path) as file:
         file.write(text.encode())
 
 
 def render(study: Study) -> str:
-    """The page as text."""
+    """Render the page as a string."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -59,7 +59,7 @@ def render(study: Study) -> str:
         csv=_data_uri("text/csv", to_csv(study).encode()) if study.records else None,
         json=_data_uri("application/json", to_json(study).encode()) if study.records else None,
         data_uri=_data_uri,
-        pixels=PIXELS,
+        pixels=PIXELS_PER_INCH,
         percentile=PERCENTILE,
         style=style,
         script=script,
@@ -69,7 +69,7 @@ def render(study: Study) -> str:
 
 
 def to_csv(study: Study) -> str:
-    """One line for each row; nothing is rounded, and what is not finite or not given is empty."""
+    """Format records as CSV, one line per row, without rounding; missing and non-finite values are empty."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*MEASURED, *NUMBER])
@@ -80,7 +80,7 @@ def to_csv(study: Study) -> str:
 
 
 def to_json(study: Study) -> str:
-    """The same numbers below who was measured and where they come from; what is not finite is null."""
+    """Format records as JSON, grouped by measurement with its provenance; non-finite values are null."""
     known = study.dimensions
     groups: dict[str, dict[str, Any]] = {}
     for row in study.records:
@@ -89,14 +89,14 @@ def to_json(study: Study) -> str:
         number = {name: _number(study, row, name) for name in NUMBER}
         group["rows"].append({name: value for name, value in number.items() if value is not None or name == "value"})
     units = {**known.units, "time": known.time_unit, "length": known.length_unit}
-    plain = {
+    document = {
         "title": study.title,
         "sample": study.sample,
         "time_step": known.step,
         "units": {name: unit for name, unit in units.items() if unit},
         "measurements": list(groups.values()),
     }
-    return json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
 
 
 def _number(study: Study, row: Mapping[str, Any], name: str) -> Any:

@@ -1,10 +1,10 @@
-"""Fields as small pictures inside the page: one pixel of a grey PNG for each grid point, as data URIs.
+"""Encode fields as small greyscale PNGs with one pixel per grid point, embedded in the page as data URIs.
 
-The grey of a pixel is its level. Truth and forecasts cut [low, high] of their scale into 255 levels; 255 is odd, so
-that the middle of the interval has a level of its own, and what lies outside takes the ends. Errors have levels by
-their square root, up to the largest error of their lead: small errors stay apart beside large ones, and a reader may
-scale them by lead or all alike. Level 255 is not finite. The page colours the levels with the colours of its bars. The
-first axis of a field runs to the right and the last one up.
+The grey value of a pixel is its level. Truth and forecasts quantize [low, high] of their scale into 255 levels, an odd
+number, so that the midpoint has a level of its own; values outside are clipped. Errors are quantized by their square
+root, up to the largest error of their lead: this resolves small errors next to large ones, and the page can scale them
+per lead or globally. Level 255 means not finite. The page applies the colour maps of its colour bars to the levels. The
+first axis of a field points right and the last one up.
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ __all__ = ["Film", "Scale", "Strip", "blown_up", "error_levels", "error_limit", 
 
 LEVELS = 255
 NOT_FINITE = (136, 136, 136)
-PLAIN, UP = 0, 2
-"""Filters of a PNG."""
+NO_FILTER, UP_FILTER = 0, 2
+"""PNG filter types."""
 GREY, INDEXED = 0, 3
-"""Colour types of a PNG."""
+"""PNG colour types."""
 PERCENTILE = 99.5
-"""Of the errors, where their scale ends (app:rollout-case-studies)."""
+"""Percentile of the errors at which their scale ends (app:rollout-case-studies)."""
 BLOWN_UP = 10.0
-"""Times the largest norm of the truth: a forecast beyond it has blown up, as `metrics.blow_up` has it."""
+"""A forecast has blown up if its norm exceeds this multiple of the largest norm of the truth (`metrics.blow_up`)."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A colour map over [low, high]."""
+    """A colour map on [low, high]."""
 
     colours: str
     low: float
     high: float
 
     def levels(self, values: np.ndarray) -> np.ndarray:
-        """The level of each value as uint8; `LEVELS` itself where it is not finite."""
+        """Quantize values to uint8 levels; non-finite values become `LEVELS`."""
         values = np.asarray(values, dtype=np.float64)
         finite = np.isfinite(values)
-        shares = (np.where(finite, values, self.low) - self.low) / (self.high - self.low)
-        return np.where(finite, np.rint(shares.clip(0, 1) * (LEVELS - 1)), LEVELS).astype(np.uint8)
+        fractions = (np.where(finite, values, self.low) - self.low) / (self.high - self.low)
+        return np.where(finite, np.rint(fractions.clip(0, 1) * (LEVELS - 1)), LEVELS).astype(np.uint8)
 
     def palette(self) -> np.ndarray:
-        """(LEVELS + 1, 3) as uint8, the colour of values that are not finite last."""
+        """RGB palette (LEVELS + 1, 3) as uint8; the last entry is for non-finite values."""
         from matplotlib import colormaps
 
         colours = colormaps[self.colours](np.linspace(0, 1, LEVELS), bytes=True)[:, :3]
         return np.concatenate([colours, np.array([NOT_FINITE])]).astype(np.uint8)
 
     def bar(self) -> str:
-        """The data URI of the colour bar: one row of pixels from low to high."""
+        """Data URI of the colour bar: one row of pixels from low to high."""
         return _data_uri(_png(np.arange(LEVELS, dtype=np.uint8)[None], self.palette()))
 
     def numbers(self) -> tuple[str, str, str]:
-        """What stands at the ends and in the middle of the bar."""
+        """Labels at the start, middle and end of the colour bar."""
         low, middle, high = (
             "0" if value == 0 else significant(value).replace("-", "−")
             for value in (self.low, (self.low + self.high) / 2, self.high)
@@ -72,7 +72,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Strip:
-    """Forecast and error of one model, all leads below each other, and the relative L2 error of each frame."""
+    """Forecast and error images of one model, leads stacked vertically, and the relative L2 error of each frame."""
 
     model: str
     forecast: str
@@ -82,9 +82,9 @@ class Strip:
 
 @dataclass(frozen=True)
 class Film:
-    """One case, field and plane; `facts` tells the page in JSON how to read the levels and what to write beside them.
+    """One case, field and plane; `facts` is the JSON metadata with which the page decodes and labels the levels.
 
-    `tops` holds for each lead what the highest level of an error stands for, `limits` where a scale of its own ends.
+    `tops` holds for each lead the error value of the highest level, `limits` the end of the error scale of that lead.
     """
 
     maps: Maps
@@ -116,26 +116,30 @@ class Film:
 
 
 def film(maps: Maps) -> Film:
-    """The frames of a case, with one scale for truth and forecasts; errors also have one scale for each lead."""
+    """Encode the frames of a case, with one scale for truth and forecasts; errors also have one scale per lead."""
     values, truth = field_scale(maps.truth), maps.truth.astype(np.float64)
     errors = {model: np.abs(forecast.astype(np.float64) - truth) for model, forecast in maps.forecasts.items()}
-    kept = {model: ~blown_up(forecast, maps.truth) for model, forecast in maps.forecasts.items()}
-    calm = [[error[lead] for model, error in errors.items() if kept[model][lead]] for lead in range(len(truth))]
-    limits = tuple(error_limit(held, maps.truth) for held in calm)
-    tops = tuple(max(limit, _largest(held)) for limit, held in zip(limits, calm, strict=True))
+    valid = {model: ~blown_up(forecast, maps.truth) for model, forecast in maps.forecasts.items()}
+    valid_errors = [
+        [error[lead] for model, error in errors.items() if valid[model][lead]] for lead in range(len(truth))
+    ]
+    limits = tuple(error_limit(errors_at_lead, maps.truth) for errors_at_lead in valid_errors)
+    tops = tuple(
+        max(limit, _largest(errors_at_lead)) for limit, errors_at_lead in zip(limits, valid_errors, strict=True)
+    )
     strips = []
     for model, error in errors.items():
-        levels = np.stack([error_levels(one, top) for one, top in zip(error, tops, strict=True)])
-        notes = tuple(_ratio(one, true) for one, true in zip(error, maps.truth, strict=True))
+        levels = np.stack([error_levels(frame, top) for frame, top in zip(error, tops, strict=True)])
+        notes = tuple(_relative_error(frame, true) for frame, true in zip(error, maps.truth, strict=True))
         strips.append(Strip(model, _strip(values.levels(maps.forecasts[model])), _strip(levels), notes))
     return Film(maps, values, error_scale(maps), tops, limits, _strip(values.levels(maps.truth)), tuple(strips))
 
 
 def error_levels(error: np.ndarray, top: float) -> np.ndarray:
-    """The level of each error as uint8, (LEVELS - 1) √(error / top), at most that of `top`."""
+    """Quantize errors to uint8 levels (LEVELS - 1) √(error / top), clipped at `top`."""
     finite = np.isfinite(error)
-    shares = np.sqrt(np.where(finite, error, 0.0) / top).clip(0, 1)
-    return np.where(finite, np.rint(shares * (LEVELS - 1)), LEVELS).astype(np.uint8)
+    fractions = np.sqrt(np.where(finite, error, 0.0) / top).clip(0, 1)
+    return np.where(finite, np.rint(fractions * (LEVELS - 1)), LEVELS).astype(np.uint8)
 
 
 def _largest(errors: Iterable[np.ndarray]) -> float:
@@ -143,15 +147,15 @@ def _largest(errors: Iterable[np.ndarray]) -> float:
 
 
 def _strip(levels: np.ndarray) -> str:
-    """The data URI of (leads, X, Y), the first lead on top."""
-    upright = levels.transpose(0, 2, 1)[:, ::-1]
-    return _data_uri(_png(upright.reshape(-1, upright.shape[-1])))
+    """Data URI of levels (leads, X, Y), the first lead on top."""
+    images = levels.transpose(0, 2, 1)[:, ::-1]
+    return _data_uri(_png(images.reshape(-1, images.shape[-1])))
 
 
 def field_scale(truth: np.ndarray) -> Scale:
-    """The scale of the truth, for its forecasts too, so that a forecast that runs away cannot dim the others.
+    """Scale of the truth, also used for forecasts, so that a diverging forecast cannot wash out the others.
 
-    Symmetric about zero where the field has both signs, else from its smallest to its largest value.
+    Symmetric about zero if the field has both signs, else from its minimum to its maximum.
     """
     finite = truth[np.isfinite(truth)].astype(np.float64)
     low, high = float(finite.min()), float(finite.max())
@@ -162,14 +166,14 @@ def field_scale(truth: np.ndarray) -> Scale:
 
 
 def error_scale(maps: Maps) -> Scale:
-    """One for all models and leads, from zero to `error_limit` of the frames that have not blown up."""
-    kept = ((forecast, ~blown_up(forecast, maps.truth)) for forecast in maps.forecasts.values())
-    errors = [np.abs(forecast[stays].astype(np.float64) - maps.truth[stays]) for forecast, stays in kept]
+    """One error scale for all models and leads, from zero to `error_limit` of the frames that have not blown up."""
+    forecasts = ((forecast, ~blown_up(forecast, maps.truth)) for forecast in maps.forecasts.values())
+    errors = [np.abs(forecast[valid].astype(np.float64) - maps.truth[valid]) for forecast, valid in forecasts]
     return Scale("magma", 0.0, error_limit(errors, maps.truth))
 
 
 def error_limit(errors: Iterable[np.ndarray], truth: np.ndarray) -> float:
-    """The 99.5th percentile of all these errors; where there are none but zeros, the largest magnitude of the truth."""
+    """99.5th percentile of the pooled errors; if that is zero, the largest magnitude of the truth."""
     pooled = np.concatenate([np.zeros(0), *(np.ravel(error) for error in errors)])
     pooled = pooled[np.isfinite(pooled)]
     top = float(np.percentile(pooled, PERCENTILE)) if pooled.size else 0.0
@@ -177,32 +181,32 @@ def error_limit(errors: Iterable[np.ndarray], truth: np.ndarray) -> float:
 
 
 def blown_up(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Of each lead of (leads, ...), is the forecast not finite or out of all proportion to the truth?
+    """For each lead of (leads, ...), return whether the forecast is not finite or far larger than the truth.
 
-    The errors of such a frame would hide those of all others, so they have no say in the scale.
+    Such frames are excluded from the error scale because they would hide the errors of all others.
     """
     known = np.isfinite(truth)
-    held = (np.where(known, one, 0).reshape(len(one), -1).astype(np.float64) for one in (forecast, truth))
-    sizes, true = (np.linalg.norm(one, axis=1) for one in held)
-    largest = true.max()
-    return ~(sizes <= (BLOWN_UP * largest if largest else np.finfo(np.float64).max))  # a NaN is not ≤ anything
+    flattened = (np.where(known, frames, 0).reshape(len(frames), -1).astype(np.float64) for frames in (forecast, truth))
+    norms, true_norms = (np.linalg.norm(frames, axis=1) for frames in flattened)
+    largest = true_norms.max()
+    return ~(norms <= (BLOWN_UP * largest if largest else np.finfo(np.float64).max))  # comparisons with NaN are false
 
 
-def _ratio(difference: np.ndarray, truth: np.ndarray) -> str:
-    """The relative L2 error of one picture in per cent."""
+def _relative_error(difference: np.ndarray, truth: np.ndarray) -> str:
+    """Relative L2 error of one frame in per cent."""
     with np.errstate(divide="ignore", invalid="ignore"):
         text = significant(100 * float(np.linalg.norm(difference) / np.linalg.norm(truth.astype(np.float64))))
     return text if text[-1].isalpha() else f"{text} %"
 
 
 def _png(levels: np.ndarray, palette: np.ndarray | None = None) -> bytes:
-    """An 8-bit PNG, grey or indexed: each level keeps its exact grey or colour."""
+    """Encode an 8-bit PNG, greyscale or indexed, without loss."""
     height, width = levels.shape
-    # Every line begins with its filter. Smooth fields are small as differences to the line above, rough ones as levels.
+    # Every scanline starts with its filter type. Smooth fields compress better with the Up filter, rough ones without.
     above = np.concatenate([np.zeros((1, width), np.uint8), levels[:-1]])
-    filtered = {PLAIN: levels, UP: levels - above}
-    lines = [np.insert(one, 0, number, axis=1).tobytes() for number, one in filtered.items()]
-    packed = min((zlib.compress(one, 9) for one in lines), key=len)
+    filtered = {NO_FILTER: levels, UP_FILTER: levels - above}
+    scanlines = [np.insert(rows, 0, filter_type, axis=1).tobytes() for filter_type, rows in filtered.items()]
+    packed = min((zlib.compress(data, 9) for data in scanlines), key=len)
     header = struct.pack(">IIBBBBB", width, height, 8, GREY if palette is None else INDEXED, 0, 0, 0)
     chunks = [(b"IHDR", header), *([] if palette is None else [(b"PLTE", palette.tobytes())]), (b"IDAT", packed)]
     body = (_chunk(kind, data) for kind, data in (*chunks, (b"IEND", b"")))

@@ -1,7 +1,7 @@
-"""The numbers that the paper prints, as data: each with its digits as printed and the label it stands under.
+"""The numbers printed in the paper as data, each with its printed digits and the label of its source.
 
 `published.json` holds the tables row by row, in the order of the paper; "2.79±0.05" is mean and standard deviation.
-Errors are scaled as printed (`Column.scale` times the value of a record).
+Errors are in the printed units (`Column.scale` times the value of a record).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ __all__ = [
     "Sweep",
     "by_method",
     "cohorts",
+    "colour_indices",
     "forms_in",
     "model_label",
     "numbers",
-    "places",
     "seed_tables",
     "sweeps",
     "tables",
 ]
 
 OURS = "transolver-sigma"
-KNOWN = (OURS, "physolver", "specsolver")
-"""These have the same colour in every drawing."""
+FIXED_COLOURS = (OURS, "physolver", "specsolver")
+"""Models with the same colour in every figure."""
 TASK_LABELS = {
     "darcy": "Darcy",
     "ns2d": "NS2D",
@@ -59,7 +59,7 @@ METHODS = {
     "factformer-it3d": "factformer",
     "factformer-smoke3d": "factformer",
 }
-"""Forms that the suites train in the place of a method of the paper."""
+"""Variants that the suites train in place of a method of the paper."""
 _FILE = Path(__file__).with_name("published.json")
 
 
@@ -85,7 +85,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Column:
-    """What a column shows of a record: `scale` times the value of this metric; no task: the mean over the tasks."""
+    """A table column: `scale` times the value of a metric; without a task, the mean over tasks."""
 
     heading: str
     task: str | None
@@ -94,13 +94,13 @@ class Column:
     part: str = "test"
     scale: float = 1.0
     higher: bool = False
-    """Whether more is better."""
+    """Whether higher is better."""
 
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """A table of models; `rows` holds model, label and one number for each column. The printed table has a line above
-    the models `rules`, and as a last row `promotion`: by how many per cent our model beats the best of the others."""
+    """A table of models; `rows` holds model, label and one number per column. The printed table has a rule above each
+    model of `rules`, and a last row `promotion`: the gain of our model over the best other one in per cent."""
 
     source: str
     title: str
@@ -111,18 +111,18 @@ class PublishedTable:
     promotion: tuple[Number, ...] = ()
 
     def strongest(self) -> tuple[Number, ...]:
-        """The best baseline of each column."""
+        """Best baseline of each column."""
         return tuple(
             (max if column.higher else min)(
-                (row[place] for model, _, row in self.rows if model != OURS), key=lambda number: number.value
+                (row[index] for model, _, row in self.rows if model != OURS), key=lambda number: number.value
             )
-            for place, column in enumerate(self.columns)
+            for index, column in enumerate(self.columns)
         )
 
 
 @dataclass(frozen=True)
 class Seeds:
-    """Means and deviations over seeds beside the strongest baseline; None where the table leaves a column out."""
+    """Mean and deviation over seeds next to the strongest baseline; None for columns that the table omits."""
 
     source: str
     of: str
@@ -143,7 +143,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Cohort:
-    """What a decomposition was measured on: samples, frames per call, frames in all."""
+    """Samples of an error decomposition: their number, frames per call, and total frames."""
 
     source: str
     samples: int
@@ -152,7 +152,7 @@ class Cohort:
 
 
 def tables() -> dict[str, PublishedTable]:
-    """The tables that compare models, by the name of the command."""
+    """Tables that compare models, by command name."""
     return {
         name: PublishedTable(
             table["source"],
@@ -168,7 +168,7 @@ def tables() -> dict[str, PublishedTable]:
 
 
 def seed_tables() -> dict[str, Seeds]:
-    """The tables of standard deviations; their columns are those of the table `of`."""
+    """Tables of standard deviations; their columns are those of the table `of`."""
     return {
         name: Seeds(
             table["source"],
@@ -194,56 +194,57 @@ def sweeps() -> dict[str, Sweep]:
 
 
 def cohorts() -> dict[str, Cohort]:
-    """The settings of the error decomposition, by task."""
-    held = _read()["cohorts"]
-    return {task: Cohort(held["source"], *counts) for task, *counts in held["rows"]}
+    """Settings of the error decomposition by task."""
+    table = _read()["cohorts"]
+    return {task: Cohort(table["source"], *counts) for task, *counts in table["rows"]}
 
 
 def numbers() -> dict[tuple[str, str, str], Number]:
-    """Numbers that stand in the text, by task, model and metric."""
+    """Numbers quoted in the text, by task, model and metric."""
     return {(task, model, metric): Number(text, source) for source, task, model, metric, text in _read()["numbers"]}
 
 
 def model_label(model: str) -> str:
-    """The name that the paper gives a model; its own name where the paper has none, behind that of its method."""
+    """Label of a model in the paper, or its own name; a variant is labelled "METHOD (variant)"."""
     label = MODEL_LABELS.get(model, model)
     return f"{MODEL_LABELS[METHODS[model]]} ({model})" if model in METHODS else label
 
 
 def by_method(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The rows for the paper's line-up: a form under the name of its method, with its own name as `form`.
+    """Rename each variant to its method of the paper, keeping its own name under `form`.
 
-    Where a task has several forms of a method, all keep their names, lest they pass for seeds of one model. So all rows
-    of a table or figure are given at once.
+    If a task has several variants of a method, all keep their names; otherwise they would count as seeds of one model.
+    Therefore pass all rows of a table or figure at once.
     """
-    found: dict[tuple[str, str], set[str]] = {}
+    forms: dict[tuple[str, str], set[str]] = {}
     for row in rows:
-        found.setdefault((row["task"], METHODS.get(row["model"], row["model"])), set()).add(row["model"])
+        forms.setdefault((row["task"], METHODS.get(row["model"], row["model"])), set()).add(row["model"])
 
-    def filed(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    def under_method(row: Mapping[str, Any]) -> Mapping[str, Any]:
         form = row["model"]
         method = METHODS.get(form, form)
-        return row if method == form or len(found[row["task"], method]) > 1 else {**row, "model": method, "form": form}
+        return row if method == form or len(forms[row["task"], method]) > 1 else {**row, "model": method, "form": form}
 
-    return [filed(row) for row in rows]
+    return [under_method(row) for row in rows]
 
 
 def forms_in(rows: Iterable[Mapping[str, Any]]) -> str:
-    """ "HPM is hpm-frozen on NS2D, KF2D"; empty where no row was filed by `by_method`."""
-    found: dict[tuple[str, str], dict[str, None]] = {}
+    """Describe renamed variants, "HPM is hpm-frozen on NS2D, KF2D"; empty if `by_method` renamed no row."""
+    forms: dict[tuple[str, str], dict[str, None]] = {}
     for row in rows:
         if "form" in row:
-            place = found.setdefault((row["model"], row["form"]), {})
-            place[TASK_LABELS.get(row["task"], row["task"])] = None
-    return "; ".join(f"{model_label(model)} is {form} on {', '.join(tasks)}" for (model, form), tasks in found.items())
+            labels = forms.setdefault((row["model"], row["form"]), {})
+            labels[TASK_LABELS.get(row["task"], row["task"])] = None
+    return "; ".join(f"{model_label(model)} is {form} on {', '.join(tasks)}" for (model, form), tasks in forms.items())
 
 
-def places(models: Sequence[str]) -> dict[str, int]:
-    """Which colour each model takes, by name or label: the paper's own models theirs, the others what follows."""
-    known = {name: place for place, model in enumerate(KNOWN) for name in (model, model_label(model))}
+def colour_indices(models: Sequence[str]) -> dict[str, int]:
+    """Colour index of each model, by name or label: fixed for the paper's own models, the next free one for others."""
+    known = {name: index for index, model in enumerate(FIXED_COLOURS) for name in (model, model_label(model))}
     others = [model for model in dict.fromkeys(models) if model not in known]
     return {
-        model: known[model] if model in known else len(KNOWN) + others.index(model) for model in dict.fromkeys(models)
+        model: known[model] if model in known else len(FIXED_COLOURS) + others.index(model)
+        for model in dict.fromkeys(models)
     }
 
 
@@ -252,15 +253,15 @@ def _read() -> Mapping[str, Any]:
     return json.loads(_FILE.read_text(encoding="utf-8"))
 
 
-def _column(plain: Mapping[str, Any]) -> Column:
+def _column(entry: Mapping[str, Any]) -> Column:
     return Column(
-        plain["heading"],
-        plain["task"],
-        plain["metric"],
-        plain["field"],
-        plain.get("part", "test"),
-        float(plain.get("scale", 1)),
-        plain.get("higher", False),
+        entry["heading"],
+        entry["task"],
+        entry["metric"],
+        entry["field"],
+        entry.get("part", "test"),
+        float(entry.get("scale", 1)),
+        entry.get("higher", False),
     )
 
 

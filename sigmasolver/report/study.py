@@ -1,4 +1,4 @@
-"""What a page shows, as plain values that check themselves: curves, a table, maps of cases, and where it came from.
+"""Contents of a report page as validated dataclasses: curves, a table, maps of cases, and provenance.
 
 Errors are relative L2 norms as fractions (0.01 is one per cent), a mean over test samples; lead 1 is the first
 predicted frame.
@@ -31,12 +31,12 @@ TRIVIAL_BASELINES = {
     "persistence": "Persistence repeats the last known frame.",
     "training-mean": "Training-mean predicts the mean of the training fields.",
 }
-"""Forecasts that have learned nothing, and what they are: a model that does not beat them is of no use."""
+"""Forecasts without any training, with a description; a useful model must beat them."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One side of a map: its name, the distance between neighbouring points (None: not known), and its unit."""
+    """Axis of a map: its name, grid spacing (None: unknown), and unit."""
 
     name: str
     spacing: float | None = None
@@ -45,49 +45,49 @@ class Axis:
 
 @dataclass(frozen=True)
 class Dimensions:
-    """What frames, points and values are in physical terms; whatever is not known is None or empty."""
+    """Physical units of frames, grid points and values; None or empty if unknown."""
 
     step: float | None = None
-    """Time from one frame to the next."""
+    """Time between frames."""
     time_unit: str = ""
     lengths: tuple[float | None, ...] = ()
-    """Of each axis: the period of a periodic one, else the distance of its outermost points."""
+    """Length per axis: the period if periodic, else the distance between the outermost points."""
     periodic: tuple[bool, ...] = ()
     length_unit: str = ""
     units: Mapping[str, str] = field(default_factory=dict)
-    """By field."""
+    """Unit per field."""
 
     def time(self, lead: int) -> str:
-        """When a lead is: "2.5 s", or "t = 2.5" without a unit; empty where that tells no more than the lead."""
+        """Time of a lead: "2.5 s", or "t = 2.5" without a unit; empty if it would only repeat the lead."""
         if self.step is None or (self.step == 1 and not self.time_unit):
             return ""
         value = f"{self.step * lead:.4g}"
         return f"{value} {self.time_unit}" if self.time_unit else f"t = {value}"
 
     def lead(self, lead: int) -> str:
-        """A lead with its time: "lead 5 (2.5 s)"."""
+        """Lead with its time: "lead 5 (2.5 s)"."""
         time = self.time(lead)
         return f"lead {lead} ({time})" if time else f"lead {lead}"
 
     def unit(self, name: str) -> str:
-        """The unit of a field; empty for pure numbers."""
+        """Unit of a field; empty if dimensionless."""
         unit = self.units.get(name, "")
         return "" if unit == "1" else unit
 
-    def axis(self, place: int, points: int) -> Axis:
-        """The axis of a map with so many points."""
-        name = "xyz"[place]
-        length = self.lengths[place] if place < len(self.lengths) else None
-        steps = points if place < len(self.periodic) and self.periodic[place] else points - 1
+    def axis(self, index: int, points: int) -> Axis:
+        """Axis of a map with the given number of points."""
+        name = "xyz"[index]
+        length = self.lengths[index] if index < len(self.lengths) else None
+        steps = points if index < len(self.periodic) and self.periodic[index] else points - 1
         return Axis(name) if length is None or steps < 1 else Axis(name, length / steps, self.length_unit)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The error of one model at each lead; an error that is not finite is a gap.
+    """Error of one model per lead; a non-finite error leaves a gap.
 
-    `over_windows` and `over_seeds` are standard deviations at each lead, NaN or empty where not known; the mean is over
-    so many `seeds`.
+    `over_windows` and `over_seeds` are standard deviations per lead, NaN or empty if unknown; `seeds` is the number of
+    seeds behind the mean.
     """
 
     model: str
@@ -107,19 +107,19 @@ class Curve:
         if any(error < 0 for error in self.errors):
             raise ValueError(f"The curve of {self.model} has a negative error; relative errors must be at least 0.")
         for spread in (self.over_windows, self.over_seeds):
-            if spread and (len(spread) != len(self.leads) or any(one < 0 for one in spread)):
+            if spread and (len(spread) != len(self.leads) or any(deviation < 0 for deviation in spread)):
                 raise ValueError(f"The spread of {self.model} is {spread}; pass one deviation of at least 0 per lead.")
 
     def spread(self, kind: str) -> tuple[float, ...]:
-        """The deviations over "windows" or "seeds", NaN where not known."""
-        held = self.over_windows if kind == "windows" else self.over_seeds
-        return held or (math.nan,) * len(self.leads)
+        """Standard deviations over "windows" or "seeds", NaN if unknown."""
+        deviations = self.over_windows if kind == "windows" else self.over_seeds
+        return deviations or (math.nan,) * len(self.leads)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Formatted cells, the first column naming the row. `bold` holds (row, column) of the best, `underlined` of the
-    second best, `rules` the rows that have a line above them; all count from 0."""
+    """Formatted cells; the first column names the row. `bold` holds (row, column) of the best cells, `underlined` of
+    the second best, `rules` the rows with a rule above them; indices start at 0."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -134,17 +134,17 @@ class Table:
                 raise ValueError(
                     f"A table row has {len(cells)} cells for {len(self.columns)} columns: {', '.join(cells)}."
                 )
-        for words, cells_set in (("set in bold", self.bold), ("underline", self.underlined)):
-            for row, column in cells_set:
+        for action, marked in (("set in bold", self.bold), ("underline", self.underlined)):
+            for row, column in marked:
                 if not (0 <= row < len(self.rows) and 0 <= column < len(self.columns)):
-                    raise ValueError(f"The table has no cell ({row}, {column}) to {words}; indices start at 0.")
+                    raise ValueError(f"The table has no cell ({row}, {column}) to {action}; indices start at 0.")
 
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """One case that no model was trained on: `truth` and each forecast are (leads, X, Y) in the field's own `unit`.
+    """One held-out case: `truth` and each forecast are (leads, X, Y) in the `unit` of the field.
 
-    `case` tells several cases apart, `plane` the cuts through a volume, `axes` are those of X and Y.
+    `case` identifies the case, `plane` the cut through a volume; `axes` belong to X and Y.
     """
 
     field: str
@@ -175,8 +175,8 @@ class Maps:
 
 @dataclass(frozen=True)
 class Card:
-    """A drawing: the name of its file, heading, what it shows in words, how to read it, its width, and what it was
-    measured on."""
+    """A figure: file name, heading, alt text (`words`), caption, SVG, width in inches, and the sample behind its
+    numbers."""
 
     name: str
     title: str
@@ -188,13 +188,13 @@ class Card:
 
     @property
     def narrow(self) -> bool:
-        """Is there room beside it?"""
+        """Whether the caption fits beside the figure."""
         return self.inches < 5
 
 
 @dataclass(frozen=True)
 class Animation:
-    """An animated PNG, its last frame for readers who want nothing to move, and what it shows in words."""
+    """An animated PNG, its last frame for readers who prefer reduced motion, and its alt text (`words`)."""
 
     moving: bytes
     still: bytes
@@ -205,7 +205,7 @@ class Animation:
 
 @dataclass(frozen=True)
 class Opening:
-    """What stands above a study: one forecast at work."""
+    """Section above a study that demonstrates one forecast."""
 
     title: str
     summary: str
@@ -215,12 +215,11 @@ class Opening:
 
 @dataclass(frozen=True)
 class Study:
-    """A comparison of trained models on one task; `facts` are pairs such as ("commit", "acc511d"), `sample` says what
-    the curves were measured on.
+    """A comparison of trained models on one task; `facts` are pairs such as ("commit", "acc511d"), `sample`
+    describes the sample behind the curves.
 
-    `films` are played frame by frame: one for each case, field and plane, every one with the same models, of which
-    those in `shown` (empty: all) stand side by side at first. `records` are the rows that the page was made from, to
-    be taken along.
+    `films` are animations, one for each case, field and plane, all with the same models; those in `shown` (empty: all)
+    are selected initially. `records` are the rows behind the page, offered as a download.
     """
 
     title: str

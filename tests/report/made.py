@@ -1,4 +1,4 @@
-"""Records as `sigmasolver evaluate` and `sigmasolver diagnose` write them, made up but of plausible sizes."""
+"""Synthetic records in the format of `sigmasolver evaluate` and `sigmasolver diagnose`, with plausible magnitudes."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ FIELDS = {
 
 
 def facts(task, model, seed=42, run=None, **more):
-    """What every row of one run has."""
+    """Keys common to all rows of one run."""
     return {
         "task": task, "model": model, "seed": seed, "run": run or f"{task}-{model}-{seed}", "part": "test",
         "protocol": "free", "windows": 200, "horizon": 10, "grid": [64, 64], "step": 100, "weights": "0123456789abcdef",
@@ -32,20 +32,20 @@ def finding(source, diagnostic, metric, value, **more):
 
 
 def errors(task, model, seed=42, horizon=10, protocol="free", **more):
-    """Errors per lead of one run, in every field of its task, and those of its yardstick."""
+    """Errors per lead of one run for every field of its task, with those of persistence."""
     source = facts(task, model, seed, protocol=protocol, horizon=horizon, **more)
     start, growth = GROWTH.get(model, (0.9, 1.0))
     if protocol == "teacher-forced":
         growth /= 8
     shift = 1 + 0.05 * (seed - 42)
     rows = []
-    for place, field in enumerate(FIELDS.get(task, ("vorticity",))):
+    for index, field in enumerate(FIELDS.get(task, ("vorticity",))):
         for lead in range(1, horizon + 1):
-            value = shift * (1 + 0.1 * place) * (start + growth * (lead - 1) ** 1.3) / 100
+            value = shift * (1 + 0.1 * index) * (start + growth * (lead - 1) ** 1.3) / 100
             rows.append(row(source, "relative_l2_lead", value, field=field, lead=lead, deviation=value / 5))
         rows.append(row(source, "relative_l2", rows[-1]["value"] / 2, field=field, deviation=0.001))
-    idle = {**source, "model": "persistence", "seed": None}
-    rows += [row(idle, "relative_l2_lead", 0.2 + 0.05 * lead, field="vorticity", lead=lead) for lead in (1, horizon)]
+    persist = {**source, "model": "persistence", "seed": None}
+    rows += [row(persist, "relative_l2_lead", 0.2 + 0.05 * lead, field="vorticity", lead=lead) for lead in (1, horizon)]
     return [*rows, row(source, "parameters", 1245289)]
 
 
@@ -63,8 +63,8 @@ def decomposition(task, model, horizon=10, block=1, fields=("vorticity",)):
             parts = {"injection": injection, "propagation": propagation, "cross": cross, "total": total}
             for name, value in parts.items():
                 for kind, scale in (("", 4096.0), ("_relative", 1.0)):
-                    made = finding(source, "decomposition", name + kind, scale * value, field=field, lead=lead)
-                    rows.append({**made, "deviation": 0.1 * value})
+                    entry = finding(source, "decomposition", name + kind, scale * value, field=field, lead=lead)
+                    rows.append({**entry, "deviation": 0.1 * value})
                 if name != "total":
                     rows.append(
                         finding(source, "decomposition", f"{name}_share", value / total, field=field, lead=lead)
@@ -73,16 +73,16 @@ def decomposition(task, model, horizon=10, block=1, fields=("vorticity",)):
 
 
 def components(task, model, seed=42, horizon=4):
-    """Errors at two scales with their bounds, and gains that tell every metric, source and target apart."""
+    """Errors at two scales with their bounds, and gains with a distinct value per metric, source and target."""
     source = facts(task, model, seed, horizon=horizon)
     rows, shift = [], 1 + 0.1 * (seed - 42)
-    for place, scale in enumerate(("low", "high")):
+    for source_index, scale in enumerate(("low", "high")):
         for metric, factor in (("defect", 0.5), ("error", 1), ("bound_measured", 2), ("bound_lower_estimate", 3)):
             for lead in range(1, horizon + 1):
-                value = shift * factor * (1 + place) * lead**2
+                value = shift * factor * (1 + source_index) * lead**2
                 rows.append(finding(source, "components", f"{metric}_{scale}", value, lead=lead))
-        for other, target in enumerate(("low", "high")):
-            value = shift * (0.4 + 0.2 * place + 0.1 * other)
+        for target_index, target in enumerate(("low", "high")):
+            value = shift * (0.4 + 0.2 * source_index + 0.1 * target_index)
             rows.append(finding(source, "components", f"uniform_amplification_{scale}_{target}", value))
             rows.append(finding(source, "components", f"uniform_gain_{scale}_{target}_lower_estimate", 2 * value))
     radii = (("measured", 0.9), ("lower_estimate", 1.8))
@@ -95,10 +95,10 @@ def corrections(task, layers=8, cases=(0, 7, 19)):
     gamma = rng.normal(0.2, 0.4, layers)
     ratios = np.abs(gamma) * rng.uniform(0.3, 1.0, layers) * rng.uniform(0.85, 1.15, (len(cases), layers))
     rows = [finding(source, "corrections", "gamma", g, layer=layer) for layer, g in enumerate(gamma, 1)]
-    for case, of_case in zip(cases, ratios, strict=True):
+    for case, case_ratios in zip(cases, ratios, strict=True):
         rows += [
             finding(source, "corrections", "correction_ratio", r, layer=layer, case=case)
-            for layer, r in enumerate(of_case, 1)
+            for layer, r in enumerate(case_ratios, 1)
         ]
     rows += [
         finding(source, "corrections", "correction_ratio", m, layer=layer) for layer, m in enumerate(ratios.mean(0), 1)
@@ -106,11 +106,11 @@ def corrections(task, layers=8, cases=(0, 7, 19)):
     return [*rows, finding(source, "corrections", "correction_ratio", ratios.mean())], gamma, ratios
 
 
-def smooth(rng, shape, width=0.12):
-    """A random periodic field of unit variance with structures of this share of the side."""
-    waves = np.meshgrid(*(np.fft.fftfreq(n, 1 / n) for n in shape), indexing="ij")
-    damped = np.exp(-0.5 * (width * np.sqrt(sum(k**2 for k in waves))) ** 2 * np.pi)
-    field = np.fft.ifftn(np.fft.fftn(rng.standard_normal(shape)) * damped).real
+def smooth_field(rng, shape, width=0.12):
+    """Random periodic field of unit variance; `width` is the structure size relative to the domain."""
+    wavenumbers = np.meshgrid(*(np.fft.fftfreq(n, 1 / n) for n in shape), indexing="ij")
+    low_pass = np.exp(-0.5 * (width * np.sqrt(sum(k**2 for k in wavenumbers))) ** 2 * np.pi)
+    field = np.fft.ifftn(np.fft.fftn(rng.standard_normal(shape)) * low_pass).real
     return (field - field.mean()) / field.std()
 
 
@@ -118,7 +118,7 @@ def routing(model, layers=(1, 2), slices=32, grid=(64, 64), cases=2, sharp=4.0):
     rng = np.random.default_rng(len(model))
     arrays = {"cases": np.arange(cases)}
     for layer in layers:
-        logits = np.stack([[smooth(rng, grid) for _ in range(slices)] for _ in range(cases)])
+        logits = np.stack([[smooth_field(rng, grid) for _ in range(slices)] for _ in range(cases)])
         logits *= sharp
         logits += rng.normal(0, 0 if model == "transolver-sigma" else 5, (1, slices, *[1] * len(grid)))
         shares = np.exp(logits - logits.max(1, keepdims=True))
@@ -137,8 +137,8 @@ def routing(model, layers=(1, 2), slices=32, grid=(64, 64), cases=2, sharp=4.0):
 
 
 def maps(task, model, grid=(64, 64), leads=(1, 3, 6, 8, 10), fields=("vorticity",), cases=2):
-    """The same truth for every model of a task; errors that grow with the lead."""
-    truths = np.random.default_rng(sum(map(ord, task)))
+    """Maps with the same truth for every model of a task, and errors that grow with the lead."""
+    truth_rng = np.random.default_rng(sum(map(ord, task)))
     rng = np.random.default_rng(len(model))
     start, growth = GROWTH[model]
     shape = (cases, len(leads), *grid, len(fields))
@@ -146,31 +146,31 @@ def maps(task, model, grid=(64, 64), leads=(1, 3, 6, 8, 10), fields=("vorticity"
     source, rows = facts(task, model), []
     for case in range(cases):
         for channel, field in enumerate(fields):
-            base, drift = smooth(truths, grid), smooth(truths, grid)
-            for place, lead in enumerate(leads):
-                true = base + 0.08 * lead * drift
-                wrong = 0.02 * (start + growth * lead) * smooth(rng, grid, 0.06) * np.abs(drift)
-                truth[case, place, ..., channel] = true
-                forecast[case, place, ..., channel] = true + wrong
-                error = np.linalg.norm(wrong) / np.linalg.norm(true)
-                rows.append(finding(source, "maps", "relative_l2", error, field=field, lead=lead, case=case))
+            mean_field, drift = smooth_field(truth_rng, grid), smooth_field(truth_rng, grid)
+            for index, lead in enumerate(leads):
+                true_frame = mean_field + 0.08 * lead * drift
+                error_field = 0.02 * (start + growth * lead) * smooth_field(rng, grid, 0.06) * np.abs(drift)
+                truth[case, index, ..., channel] = true_frame
+                forecast[case, index, ..., channel] = true_frame + error_field
+                relative_error = np.linalg.norm(error_field) / np.linalg.norm(true_frame)
+                rows.append(finding(source, "maps", "relative_l2", relative_error, field=field, lead=lead, case=case))
     arrays = {"truth": truth.astype(np.float16), "forecast": forecast.astype(np.float16), "given": truth[:, 0]}
     return rows, {**arrays, "leads": np.array(leads), "cases": np.arange(cases)}
 
 
-def gathered(task, models, **more):
-    """Rows and arrays of the maps of several models."""
+def maps_of_models(task, models, **more):
+    """Rows and arrays of maps for several models."""
     parts = {model: maps(task, model, **more) for model in models}
-    rows = [one for held, _ in parts.values() for one in held]
+    rows = [entry for model_rows, _ in parts.values() for entry in model_rows]
     return rows, {f"{task}-{model}-42": arrays for model, (_, arrays) in parts.items()}
 
 
 SCALES = {"transolver-sigma": -0.1, "physolver": -0.6, "specsolver": 0.35}
-"""How the smallest scales of a forecast fade (below zero) or fill up with every ten leads."""
+"""Exponent by which the smallest scales of a forecast decay (negative) or grow per ten leads."""
 
 
 def trust(task, model, seed=42, horizon=10, bins=46, fields=("vorticity",)):
-    """Correlations, and spectra that fall with a power of the wavenumber; the truth is that of every model."""
+    """Correlations, and spectra with a power-law decay; all models share the truth."""
     source, rows = facts(task, model, seed, horizon=horizon), []
     for field in (*fields, None):
         for lead in range(1, horizon + 1):
@@ -181,13 +181,13 @@ def trust(task, model, seed=42, horizon=10, bins=46, fields=("vorticity",)):
     change = SCALES.get(model, -0.3) * (1 + 0.2 * (seed - 42))
     forecast = truth * np.exp(change * leads[:, None] / 10 * (waves / bins * 3) ** 2)[..., None]
     arrays = {"spectrum_true": truth, "spectrum_forecast": forecast, "wavenumber": waves}
-    return rows, {name: held.astype(np.float32) for name, held in arrays.items()}
+    return rows, {name: array.astype(np.float32) for name, array in arrays.items()}
 
 
-def trusted(task, models, seeds=(42,), **more):
-    """Rows and arrays of the spectra of several models and seeds."""
+def spectra_of_models(task, models, seeds=(42,), **more):
+    """Rows and arrays of spectra for several models and seeds."""
     parts = {(m, s): trust(task, m, s, **more) for m in models for s in seeds}
-    rows = [one for held, _ in parts.values() for one in held]
+    rows = [entry for model_rows, _ in parts.values() for entry in model_rows]
     return rows, {f"{task}-{model}-{seed}": arrays for (model, seed), (_, arrays) in parts.items()}
 
 
@@ -223,5 +223,5 @@ SWEEPS = {
 def scaling(sweep, setting, thousandths, windows=200):
     source = facts("darcy", "transolver-sigma", run=f"darcy-{sweep}-{setting}", windows=windows)
     value = thousandths / 1e3
-    made = row(source, "relative_l2", value, field="pressure", deviation=value / 3)
-    return [made, row(source, "parameters", 125161 if setting == 32 else 1245289)]
+    error_row = row(source, "relative_l2", value, field="pressure", deviation=value / 3)
+    return [error_row, row(source, "parameters", 125161 if setting == 32 else 1245289)]

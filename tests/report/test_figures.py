@@ -1,4 +1,4 @@
-"""Every figure from synthetic records: what the artists hold is what the records say."""
+"""All figures from synthetic records: the data of the artists agree with the records."""
 
 import ast
 import itertools
@@ -18,10 +18,10 @@ from sigmasolver.report.figures.curves import reductions, rollout, scaling, teac
 from sigmasolver.report.figures.energy import decomposition, stack
 from sigmasolver.report.figures.layers import attention_scale, corrections, montage, routing
 from sigmasolver.report.figures.maps import case_study, cases_of, faces, maps
-from sigmasolver.report.figures.style import COLOURS, looks
+from sigmasolver.report.figures.style import COLOURS, line_styles
 from sigmasolver.report.published import sweeps
 from tests.report import made
-from tests.report.made import gathered
+from tests.report.made import maps_of_models
 
 TRIO = made.TRIO
 
@@ -30,36 +30,37 @@ def curves_of(axes):
     return [(line.get_xdata(), line.get_ydata(), line) for line in axes.get_lines()]
 
 
-def wrong(arrays):
+def absolute_error(arrays):
     """|forecast - truth| of the first case, (leads, *grid, fields)."""
     return np.abs(arrays["forecast"][0].astype(float) - arrays["truth"][0].astype(float))
 
 
 def images(figure):
-    """The pictures, without colour bars."""
-    return [one for axes in figure.axes for one in axes.get_children() if isinstance(one, AxesImage)]
+    """Images of a figure, without colour bars."""
+    return [artist for axes in figure.axes for artist in axes.get_children() if isinstance(artist, AxesImage)]
 
 
-def picked(one, model, protocol, seed):
-    wanted = ("relative_l2_lead", model, protocol, seed)
-    return (one["metric"], one["model"], one["protocol"], one["seed"]) == wanted
+def is_error_row(row, model, protocol, seed):
+    expected = ("relative_l2_lead", model, protocol, seed)
+    return (row["metric"], row["model"], row["protocol"], row["seed"]) == expected
 
 
-def test_teacher_forced_and_free_curves_are_means_over_seeds():
+def test_teacher_forcing_curves_are_means_over_seeds():
     rows = [
-        one
+        row
         for model in TRIO[1:]
         for seed in (42, 43, 44)
         for protocol in ("free", "teacher-forced")
-        for one in made.errors("ns2d", model, seed, protocol=protocol)
+        for row in made.errors("ns2d", model, seed, protocol=protocol)
     ]
     (axes,) = teacher_forcing(rows).axes
     drawn = {(line.get_color(), line.get_linestyle()): y for _, y, line in curves_of(axes)}
-    styles = looks(TRIO[1:])
+    styles = line_styles(TRIO[1:])
     for model in TRIO[1:]:
         for protocol, dashes in (("free", "-"), ("teacher-forced", "--")):
             values = [
-                [100 * one["value"] for one in rows if picked(one, model, protocol, seed)] for seed in (42, 43, 44)
+                [100 * row["value"] for row in rows if is_error_row(row, model, protocol, seed)]
+                for seed in (42, 43, 44)
             ]
             assert np.shape(values) == (3, 10)
             assert drawn[styles[model].colour, dashes] == pytest.approx(np.mean(values, axis=0))
@@ -72,107 +73,109 @@ def test_teacher_forcing_needs_both_protocols():
         teacher_forcing(made.errors("ns2d", "ffno"))
 
 
-def test_rollout_panels_and_reductions_by_hand():
-    rows = [one for task in ("ns2d", "smoke3d") for model in TRIO for one in made.errors(task, model)]
+def test_rollout_panels_and_reductions_match_hand_computed_values():
+    rows = [row for task in ("ns2d", "smoke3d") for model in TRIO for row in made.errors(task, model)]
     figure = rollout(rows)
     first, second, bars = figure.axes
     for axes, task, field in ((first, "ns2d", "vorticity"), (second, "smoke3d", "all")):
-        drawn_of = dict(zip(TRIO, (y for _, y, _ in curves_of(axes)), strict=False))  # persistence comes after them
+        drawn_of = dict(zip(TRIO, (y for _, y, _ in curves_of(axes)), strict=False))  # persistence comes last
         for model, drawn in drawn_of.items():
-            wanted = [
+            expected = [
                 100 * r["value"]
                 for r in rows
                 if (r["task"], r["model"], r["metric"], r["field"]) == (task, model, "relative_l2_lead", field)
             ]
-            assert drawn == pytest.approx(wanted) and len(wanted) == 10
+            assert drawn == pytest.approx(expected) and len(expected) == 10
         assert "n = 200" in axes.get_title(loc="left")
         curve = {model: np.mean(y) for model, y in drawn_of.items()}
-        by_hand = 100 * (1 - curve["transolver-sigma"] / min(curve["physolver"], curve["specsolver"]))
-        assert reductions(rows)[task] == pytest.approx(by_hand)
-    (container,) = [one for one in bars.containers if isinstance(one, BarContainer)]
+        reduction = 100 * (1 - curve["transolver-sigma"] / min(curve["physolver"], curve["specsolver"]))
+        assert reductions(rows)[task] == pytest.approx(reduction)
+    (container,) = [artist for artist in bars.containers if isinstance(artist, BarContainer)]
     assert [bar.get_width() for bar in container] == pytest.approx(list(reductions(rows).values()))
     assert reductions(made.errors("ns2d", "physolver")) == {}
     ours = made.errors("ns2d", "transolver-sigma")
-    lost = [{**one, "value": None} if (one["model"], one["lead"]) == (TRIO[0], 10) else one for one in ours]
-    assert reductions([*lost, *made.errors("ns2d", "physolver")]) == {}
+    diverged = [{**row, "value": None} if (row["model"], row["lead"]) == (TRIO[0], 10) else row for row in ours]
+    assert reductions([*diverged, *made.errors("ns2d", "physolver")]) == {}
 
 
-def test_persistence_is_among_the_others_of_a_rollout():
-    rows = [one for model in ("transolver-sigma", "physolver") for one in made.errors("ns2d", model)]
-    first = next(one for one in rows if one["model"] == "persistence")
-    kept = [one for one in rows if one["model"] != "persistence"]
-    still = [{**first, "lead": lead, "value": 0.001 * lead} for lead in range(1, 11)]
-    axes, *_ = rollout([*kept, *still, *({**one, "run": "ns2d-physolver-42"} for one in still)]).axes
+def test_rollout_includes_persistence_in_reductions():
+    rows = [row for model in ("transolver-sigma", "physolver") for row in made.errors("ns2d", model)]
+    template = next(row for row in rows if row["model"] == "persistence")
+    model_rows = [row for row in rows if row["model"] != "persistence"]
+    persistence = [{**template, "lead": lead, "value": 0.001 * lead} for lead in range(1, 11)]
+    axes, *_ = rollout([*model_rows, *persistence, *({**row, "run": "ns2d-physolver-42"} for row in persistence)]).axes
     *_, (leads, values, _) = curves_of(axes)
     assert leads == pytest.approx(range(1, 11)) and values == pytest.approx(np.arange(1, 11) / 10)
-    ours = np.mean([one["value"] for one in kept if picked(one, "transolver-sigma", "free", 42)])
-    assert reductions([*kept, *still])["ns2d"] == pytest.approx(100 * (1 - ours / 0.0055)) and ours > 0.0055
+    ours = np.mean([row["value"] for row in model_rows if is_error_row(row, "transolver-sigma", "free", 42)])
+    assert reductions([*model_rows, *persistence])["ns2d"] == pytest.approx(100 * (1 - ours / 0.0055)) and ours > 0.0055
     with pytest.raises(ValueError, match="not tested on the same samples"):
-        rollout([*kept, *still, {**still[0], "run": "ns2d-physolver-42", "value": 0.5}])
+        rollout([*model_rows, *persistence, {**persistence[0], "run": "ns2d-physolver-42", "value": 0.5}])
 
 
 @pytest.mark.parametrize("scale", [0.002, 0.05, 1.0, 30.0])
-def test_the_gains_of_a_rollout_have_room_for_their_words(scale):
-    """Neither the title nor the number of a bar leaves the figure or touches the name of its task."""
-    rows = [one for task in ("ns2d", "kf2d", "it3d", "controlled-cylinder")
-            for model in ("transolver-sigma", "physolver") for one in made.errors(task, model)]  # fmt: skip
-    rows = [{**one, "value": one["value"] * scale} if one["model"] == "physolver" else one for one in rows]
+def test_rollout_gain_labels_do_not_overlap(scale):
+    """Titles and bar labels stay inside the figure and do not overlap the task names."""
+    rows = [row for task in ("ns2d", "kf2d", "it3d", "controlled-cylinder")
+            for model in ("transolver-sigma", "physolver") for row in made.errors(task, model)]  # fmt: skip
+    rows = [{**row, "value": row["value"] * scale} if row["model"] == "physolver" else row for row in rows]
     figure = FIGURES["rollout"].with_sample(Material(rows))
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    bars, draw = figure.axes[-1], canvas.get_renderer()
+    bars, renderer = figure.axes[-1], canvas.get_renderer()
     for text in (bars._left_title, bars.xaxis.label, *bars.texts):
-        box = text.get_window_extent(draw)
+        box = text.get_window_extent(renderer)
         assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 + 1, text.get_text()
-    names = [label.get_window_extent(draw) for label in bars.get_yticklabels()]
-    assert bars.texts and not any(text.get_window_extent(draw).overlaps(name) for text in bars.texts for name in names)
+    names = [label.get_window_extent(renderer) for label in bars.get_yticklabels()]
+    assert bars.texts and not any(
+        text.get_window_extent(renderer).overlaps(name) for text in bars.texts for name in names
+    )
 
 
-def test_a_field_may_be_chosen():
-    (axes, _) = rollout([one for m in TRIO for one in made.errors("smoke3d", m)], "velocity").axes
-    wanted = [
+def test_rollout_of_a_selected_field():
+    (axes, _) = rollout([row for m in TRIO for row in made.errors("smoke3d", m)], "velocity").axes
+    expected = [
         100 * r["value"]
         for r in made.errors("smoke3d", TRIO[0])
         if (r["metric"], r["field"]) == ("relative_l2_lead", "velocity")
     ]
-    assert curves_of(axes)[0][1] == pytest.approx(wanted)
+    assert curves_of(axes)[0][1] == pytest.approx(expected)
 
 
 def test_scaling_bars_are_1_96_s_over_root_n():
-    points = {name: [(x, e, 150) for x, e in held] for name, held in made.SWEEPS.items()}
-    figure = scaling([one for name, held in points.items() for p in held for one in made.scaling(name, *p)])
+    points = {name: [(x, e, 150) for x, e in values] for name, values in made.SWEEPS.items()}
+    figure = scaling([row for name, values in points.items() for p in values for row in made.scaling(name, *p)])
     assert len(figure.axes) == 3
-    for axes, (name, held) in zip(figure.axes, points.items(), strict=True):
-        paper, ours = [one for one in axes.containers if isinstance(one, ErrorbarContainer)]
-        assert ours.lines[0].get_xdata() == pytest.approx([x for x, _, _ in held])
-        assert ours.lines[0].get_ydata() == pytest.approx([e / 10 for _, e, _ in held])
+    for axes, (name, values) in zip(figure.axes, points.items(), strict=True):
+        paper, ours = [artist for artist in axes.containers if isinstance(artist, ErrorbarContainer)]
+        assert ours.lines[0].get_xdata() == pytest.approx([x for x, _, _ in values])
+        assert ours.lines[0].get_ydata() == pytest.approx([e / 10 for _, e, _ in values])
         low, high = np.array([segment[:, 1] for segment in ours.lines[2][0].get_segments()]).T
-        deviation = np.array([e / 10 / 3 for _, e, _ in held])
+        deviation = np.array([e / 10 / 3 for _, e, _ in values])
         assert (high - low) / 2 == pytest.approx(1.96 * deviation / np.sqrt(150))
         low, high = np.array([segment[:, 1] for segment in paper.lines[2][0].get_segments()]).T
         printed = np.array([number.deviation for number in sweeps()[name].errors])
         assert (high - low) / 2 == pytest.approx(1.96 * printed / 10 / np.sqrt(200))
 
 
-def test_stacks_stand_on_each_other_and_negative_parts_hang():
+def test_stack_positive_parts_up_and_negative_parts_down():
     bottoms = stack([np.array([1.0, 2.0]), np.array([3.0, 4.0]), np.array([-0.5, 0.5])])
     assert [bottom.tolist() for bottom in bottoms] == [[0, 0], [1, 2], [0, 6]]
 
 
 def test_decomposition_bars_add_up_to_the_line():
-    rows = [one for model in TRIO[:2] for one in made.decomposition("kf2d", model, 8, 4)]
+    rows = [row for model in TRIO[:2] for row in made.decomposition("kf2d", model, 8, 4)]
     figure = decomposition(rows)
     energies, shares = figure.axes[:2], figure.axes[2:4]
-    for place, model in enumerate(TRIO[:2]):
-        for axes, kind in ((energies[place], "relative"), (shares[place], "share")):
+    for index, model in enumerate(TRIO[:2]):
+        for axes, kind in ((energies[index], "relative"), (shares[index], "share")):
             heights = {c.get_label(): [bar.get_height() for bar in c] for c in axes.containers}
             for part in ("injection", "propagation", "cross"):
-                wanted = [
+                expected = [
                     100 * r["value"]
                     for r in rows
                     if (r["model"], r["metric"], r["field"]) == (model, f"{part}_{kind}", None)
                 ]
-                assert heights[part] == pytest.approx(wanted)
+                assert heights[part] == pytest.approx(expected)
             total = np.sum(list(heights.values()), axis=0)
             if kind == "share":
                 assert total == pytest.approx(np.full(8, 100.0))
@@ -190,60 +193,62 @@ def test_correction_profiles_show_scales_cases_means_and_their_range():
     named = {line.get_label(): line.get_ydata() for line in above.get_lines()}
     assert named["γ"] == pytest.approx(gamma) and named["|γ|"] == pytest.approx(np.abs(gamma))
     curves = [y for x, y, _ in curves_of(below) if len(x) == 8]
-    assert curves[:3] == [pytest.approx(100 * one) for one in ratios]
+    assert curves[:3] == [pytest.approx(100 * case_ratios) for case_ratios in ratios]
     assert curves[3] == pytest.approx(100 * ratios.mean(0))
     dashed = next(y for _, y, line in curves_of(below) if line.get_linestyle() == "--")
     assert dashed == pytest.approx([100 * ratios.mean()] * 2)
     (shade,) = below.collections
     edge = shade.get_paths()[0].vertices
     for layer in range(8):
-        held = edge[edge[:, 0] == layer + 1, 1]
-        assert (held.min(), held.max()) == pytest.approx((100 * ratios[:, layer].min(), 100 * ratios[:, layer].max()))
+        bounds = edge[edge[:, 0] == layer + 1, 1]
+        assert (bounds.min(), bounds.max()) == pytest.approx(
+            (100 * ratios[:, layer].min(), 100 * ratios[:, layer].max())
+        )
 
 
 def test_routing_shows_every_slice_of_the_last_layer_and_its_attention():
     rows, arrays = made.routing("transolver-sigma", layers=(1, 3), slices=6, grid=(8, 12))
     pictures = images(routing(rows, {"ns2d-transolver-sigma-42": arrays}))
-    shown, attention = (np.ma.getdata(one.get_array()) for one in pictures[:2])
+    shown, attention = (np.ma.getdata(image.get_array()) for image in pictures[:2])
     assert np.array_equal(attention, arrays["attention_L3"][0])
-    wanted, across = montage(arrays["routing_L3"][0].astype(float))
-    assert np.array_equal(shown, wanted, equal_nan=True) and np.isnan(wanted).any()
-    for number in range(6):
-        row, column = divmod(number, across)
-        tile = wanted[row * 13 : row * 13 + 12, column * 9 : column * 9 + 8]
-        assert np.array_equal(tile[::-1].T, arrays["routing_L3"][0, number].astype(float))
+    expected, columns = montage(arrays["routing_L3"][0].astype(float))
+    assert np.array_equal(shown, expected, equal_nan=True) and np.isnan(expected).any()
+    for index in range(6):
+        row, column = divmod(index, columns)
+        tile = expected[row * 13 : row * 13 + 12, column * 9 : column * 9 + 8]
+        assert np.array_equal(tile[::-1].T, arrays["routing_L3"][0, index].astype(float))
     volume = np.random.default_rng(0).random((4, 5, 6, 7))
     assert np.array_equal(montage(volume)[0], montage(volume[..., 3])[0], equal_nan=True)
     assert np.nanmax(montage(volume[..., 0, 0])[0]) == volume[..., 0, 0].max()
 
 
-def test_attention_is_scaled_by_itself_unless_it_is_even():
+def test_attention_scale_has_a_minimum_width():
     rough = np.array([[0.1, 0.9], [0.4, 0.6]])
     assert attention_scale(rough) == (0.1, 0.9)
     low, high = attention_scale(np.full((4, 4), 0.25) + 1e-7 * np.eye(4))
     assert (low, high) == pytest.approx((0.2475, 0.2525), abs=1e-6)
 
 
-def test_routing_without_attention_or_without_maps():
+def test_routing_without_attention_or_maps():
     rows, arrays = made.routing("slice-keep", layers=(1,), slices=4, grid=(8, 8))
-    bare = {name: held for name, held in arrays.items() if not name.startswith("attention")}
-    assert len(images(routing(rows, {"ns2d-slice-keep-42": bare}))) == 1
+    without_attention = {name: array for name, array in arrays.items() if not name.startswith("attention")}
+    assert len(images(routing(rows, {"ns2d-slice-keep-42": without_attention}))) == 1
     with pytest.raises(
         ValueError, match="no routing maps; create them with: sigmasolver diagnose ns2d-slice-keep-42 --only"
     ):
         routing(rows, {})
 
 
-def test_a_forecast_that_ran_away_is_said_and_drawn(tmp_path):
-    rows, arrays = gathered("darcy", TRIO[:2], grid=(12, 8), leads=(1,), fields=("pressure",))
-    arrays["darcy-physolver-42"]["forecast"][0, 0, :6] = np.inf  # the frame has blown up, finite here and there
-    rows = [{**one, "value": None} if one["model"] == "physolver" else one for one in rows]
+def test_maps_of_a_diverged_forecast(tmp_path):
+    rows, arrays = maps_of_models("darcy", TRIO[:2], grid=(12, 8), leads=(1,), fields=("pressure",))
+    arrays["darcy-physolver-42"]["forecast"][0, 0, :6] = np.inf  # the frame has blown up, but is partly finite
+    rows = [{**row, "value": None} if row["model"] == "physolver" else row for row in rows]
     (case,) = cases_of(rows, arrays)
     assert case.notes["Physolver", 1] == "not finite"
     assert case.notes["Transolver-σ", 1].endswith(" %")
-    dark = [one for one in images(maps(rows, arrays)) if one.get_cmap().name == "magma"]
-    top = np.percentile(wrong(arrays["darcy-transolver-sigma-42"]), 99.5)
-    assert len(dark) == 2 and all(one.get_clim() == (0.0, pytest.approx(top)) for one in dark)
+    error_images = [image for image in images(maps(rows, arrays)) if image.get_cmap().name == "magma"]
+    top = np.percentile(absolute_error(arrays["darcy-transolver-sigma-42"]), 99.5)
+    assert len(error_images) == 2 and all(image.get_clim() == (0.0, pytest.approx(top)) for image in error_images)
     assert len(save(maps(rows, arrays), tmp_path, "maps")) == 2
 
 
@@ -253,59 +258,63 @@ def test_cube_faces_are_the_largest_smoothed_errors():
     top, right, left = faces(spike)
     weights = np.exp(-0.5 * (np.arange(-3, 4) / 0.75) ** 2)
     peak = (weights.max() / weights.sum()) ** 3
-    for face, place in ((top, (4, 5)), (right, (5, 6)), (left, (4, 6))):
-        assert np.unravel_index(face.argmax(), face.shape) == place
+    for face, position in ((top, (4, 5)), (right, (5, 6)), (left, (4, 6))):
+        assert np.unravel_index(face.argmax(), face.shape) == position
         assert face.max() == pytest.approx(peak)
     assert np.allclose(faces(np.full((4, 5, 6), 0.3))[1], 0.3)
 
 
-def test_cubes_share_one_scale_and_hold_the_faces():
-    rows, arrays = gathered("it3d", TRIO[:2], grid=(8, 9, 10), leads=(1, 4), fields=("pressure", "velocity_x"))
+def test_maps_of_volumes_draw_faces_on_one_scale():
+    rows, arrays = maps_of_models("it3d", TRIO[:2], grid=(8, 9, 10), leads=(1, 4), fields=("pressure", "velocity_x"))
     figure = maps(rows, arrays)
     (case,) = cases_of(rows, arrays)
     assert case.field == "velocity_x"
     errors = (case.errors[name] for name in ("Physolver", "Transolver-σ"))
-    wanted = [face for held in errors for lead in held for face in faces(lead)]
-    dark = [one for one in images(figure) if tuple(one.get_extent()) == (0, 1, 0, 1)]
-    assert len(dark) == len(wanted) == 12
-    for one, face in zip(dark, wanted, strict=True):
-        assert np.array_equal(np.ma.getdata(one.get_array()), face.T)
-    top = np.percentile(np.concatenate([face.ravel() for face in wanted]), 99.5)
-    assert {one.get_clim() for one in dark} == {(0.0, top)}
+    expected = [face for error in errors for frame in error for face in faces(frame)]
+    error_images = [image for image in images(figure) if tuple(image.get_extent()) == (0, 1, 0, 1)]
+    assert len(error_images) == len(expected) == 12
+    for image, face in zip(error_images, expected, strict=True):
+        assert np.array_equal(np.ma.getdata(image.get_array()), face.T)
+    top = np.percentile(np.concatenate([face.ravel() for face in expected]), 99.5)
+    assert {image.get_clim() for image in error_images} == {(0.0, top)}
     (chosen,) = cases_of(rows, arrays, "pressure")
     assert np.array_equal(chosen.truth, arrays["it3d-physolver-42"]["truth"][0, ..., 0].astype(float))
 
 
-def test_case_study_scales_each_task_by_itself():
-    flat, flat_arrays = gathered("ns2d", TRIO[:2], grid=(16, 16), leads=(1, 5))
-    deep, deep_arrays = gathered("it3d", TRIO[:2], grid=(8, 8, 8), leads=(1, 4), fields=("pressure", "velocity_x"))
-    figure = case_study([*flat, *deep], {**flat_arrays, **deep_arrays})
-    dark = [one for one in images(figure) if one.get_cmap().name == "magma"]
-    assert len(dark) == 2 + 2 * 6  # a plane, and the three faces of two fields, for two runs
-    scales = [{one.get_clim() for one in dark[held]} for held in (slice(2), slice(2, 8), slice(8, 14))]
-    assert [len(held) for held in scales] == [1, 1, 1] and len(set.union(*scales)) == 3
-    errors = [wrong(held)[-1] for held in flat_arrays.values()]
-    assert dark[0].get_clim()[1] == pytest.approx(np.percentile(np.concatenate([e.ravel() for e in errors]), 99.5))
+def test_case_study_has_one_scale_per_task_and_field():
+    plane_rows, plane_arrays = maps_of_models("ns2d", TRIO[:2], grid=(16, 16), leads=(1, 5))
+    volume_rows, volume_arrays = maps_of_models(
+        "it3d", TRIO[:2], grid=(8, 8, 8), leads=(1, 4), fields=("pressure", "velocity_x")
+    )
+    figure = case_study([*plane_rows, *volume_rows], {**plane_arrays, **volume_arrays})
+    error_images = [image for image in images(figure) if image.get_cmap().name == "magma"]
+    assert len(error_images) == 2 + 2 * 6  # a plane, and three faces of two fields, for two runs
+    scales = [{image.get_clim() for image in error_images[group]} for group in (slice(2), slice(2, 8), slice(8, 14))]
+    assert [len(group) for group in scales] == [1, 1, 1] and len(set.union(*scales)) == 3
+    errors = [absolute_error(run_maps)[-1] for run_maps in plane_arrays.values()]
+    assert error_images[0].get_clim()[1] == pytest.approx(
+        np.percentile(np.concatenate([e.ravel() for e in errors]), 99.5)
+    )
 
 
-def test_of_several_seeds_the_lowest_is_drawn():
-    rows, arrays = gathered("ns2d", TRIO[:2], grid=(8, 8), leads=(1, 2))
+def test_maps_draw_the_lowest_seed():
+    rows, arrays = maps_of_models("ns2d", TRIO[:2], grid=(8, 8), leads=(1, 2))
     run = "ns2d-physolver-42"
     worse = {**arrays[run], "forecast": arrays[run]["forecast"] + 1}
-    more = [{**row, "seed": 43, "run": "later"} for row in rows if row["run"] == run]
-    every = {**arrays, "later": worse}
-    alone, beside = (maps(held, every) for held in (rows, [*more, *rows]))
+    other_seed = [{**row, "seed": 43, "run": "later"} for row in rows if row["run"] == run]
+    all_arrays = {**arrays, "later": worse}
+    alone, beside = (maps(selected, all_arrays) for selected in (rows, [*other_seed, *rows]))
     shown = [
-        sorted(float(np.ma.getdata(one.get_array()).sum()) for one in images(figure)) for figure in (alone, beside)
+        sorted(float(np.ma.getdata(image.get_array()).sum()) for image in images(figure)) for figure in (alone, beside)
     ]
     assert shown[0] == shown[1]
-    # Two runs of one seed differ in something else: both stay.
-    same = [{**row, "seed": 42} for row in more]
-    assert len(images(maps([*rows, *same], every))) > len(images(alone))
+    # Two runs with the same seed differ otherwise: both are kept.
+    same = [{**row, "seed": 42} for row in other_seed]
+    assert len(images(maps([*rows, *same], all_arrays))) > len(images(alone))
 
 
-def test_maps_that_cannot_be_compared_are_refused():
-    rows, arrays = gathered("ns2d", TRIO[:2], grid=(8, 8), leads=(1, 2))
+def test_maps_reject_incomparable_runs():
+    rows, arrays = maps_of_models("ns2d", TRIO[:2], grid=(8, 8), leads=(1, 2))
     moved = {**arrays["ns2d-physolver-42"], "truth": arrays["ns2d-physolver-42"]["truth"] + 1}
     with pytest.raises(ValueError, match="shows a different case than"):
         maps(rows, {**arrays, "ns2d-physolver-42": moved})
@@ -315,39 +324,39 @@ def test_maps_that_cannot_be_compared_are_refused():
         maps(rows, {})
     with pytest.raises(ValueError, match='ns2d has no field "density"; choose from vorticity'):
         maps(rows, arrays, "density")
-    more, more_arrays = gathered("kf2d", TRIO[:1], grid=(8, 8), leads=(1, 2))
+    more, more_arrays = maps_of_models("kf2d", TRIO[:1], grid=(8, 8), leads=(1, 2))
     with pytest.raises(ValueError, match=r"different tasks \(ns2d, kf2d\); draw one task at a time"):
         maps([*rows, *more], {**arrays, **more_arrays})
-    line, line_arrays = gathered("mine", TRIO[:1], grid=(8,), leads=(1, 2))
+    line, line_arrays = maps_of_models("mine", TRIO[:1], grid=(8,), leads=(1, 2))
     with pytest.raises(ValueError, match="1 spatial axis; error maps require two or three"):
         maps(line, line_arrays)
 
 
-def test_bubbles_stand_at_time_and_memory_with_areas_like_sizes():
-    rows = [one for model, values in made.COSTS["ns2d"].items() for one in made.efficiency("ns2d", model, values)]
+def test_efficiency_bubbles_show_time_memory_and_size():
+    rows = [row for model, values in made.COSTS["ns2d"].items() for row in made.efficiency("ns2d", model, values)]
     (axes,) = FIGURES["efficiency"].draw(Material(rows)).axes
-    bubbles = [one for one in axes.collections if isinstance(one, PathCollection)]
+    bubbles = [artist for artist in axes.collections if isinstance(artist, PathCollection)]
     for bubble, (seconds, peak, size) in zip(bubbles, made.COSTS["ns2d"].values(), strict=True):
         assert np.ma.getdata(bubble.get_offsets())[0] == pytest.approx((seconds, peak / 1e3))
         assert bubble.get_sizes()[0] / bubbles[0].get_sizes()[0] == pytest.approx(
             size / made.COSTS["ns2d"]["hpm-frozen"][2]
         )
-    bars = [one for one in axes.containers if isinstance(one, ErrorbarContainer)]
+    bars = [artist for artist in axes.containers if isinstance(artist, ErrorbarContainer)]
     for bar, (seconds, _, _) in zip(bars, made.COSTS["ns2d"].values(), strict=True):
         ((start, _), (end, _)) = bar.lines[2][0].get_segments()[0]
         assert (end - start) / 2 == pytest.approx(0.03 * seconds)
     with pytest.raises(ValueError, match="has no peak_megabytes; measure it with: sigmasolver diagnose"):
-        FIGURES["efficiency"].draw(Material([one for one in rows if one["metric"] != "peak_megabytes"]))
+        FIGURES["efficiency"].draw(Material([row for row in rows if row["metric"] != "peak_megabytes"]))
 
 
 @pytest.mark.parametrize("seconds", [(2.0, 40.0, 41.0, 39.5, 40.5), (300.0, 5.0, 5.1, 4.9, 5.2)])
-def test_the_costs_of_models_that_lie_together_can_be_read(seconds):
-    """Both axes from zero, no text upon another, all of it inside the figure; HPM under the paper's name."""
+def test_efficiency_labels_of_close_bubbles_do_not_overlap(seconds):
+    """Both axes start at zero, labels do not overlap and stay inside the figure; HPM has the paper's name."""
     rows = [
-        one
-        for task, held in made.COSTS.items()
-        for (model, (_, peak, size)), time in zip(held.items(), seconds, strict=True)
-        for one in made.efficiency(task, model, (time, peak, size))
+        row
+        for task, costs in made.COSTS.items()
+        for (model, (_, peak, size)), time in zip(costs.items(), seconds, strict=True)
+        for row in made.efficiency(task, model, (time, peak, size))
     ]
     figure = FIGURES["efficiency"].with_sample(Material(rows))
     canvas = FigureCanvasAgg(figure)
@@ -366,10 +375,10 @@ def test_the_costs_of_models_that_lie_together_can_be_read(seconds):
         boxes += [text.get_window_extent(renderer) for text in texts]
         for box in (text.get_window_extent(renderer) for text in names):
             assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 and figure.bbox.y0 <= box.y0
-    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert not any(box.overlaps(other) for box, other in itertools.combinations(boxes, 2))
 
 
-def test_efficiency_and_representations_are_drawn_as_the_caption_says():
+def test_efficiency_and_routing_figures_match_the_caption_of_the_paper():
     """fig:efficiency-representations: (a, b) epoch time and peak memory of NS2D and Kolmogorov flow, bubble area for
     parameter storage, bars of one sample deviation over three runs; (c, d) routing maps and slice attention of the
     final layer of both models."""
@@ -386,8 +395,8 @@ def test_efficiency_and_representations_are_drawn_as_the_caption_says():
     per_megabyte = []
     for axes, task in zip(panels, ("ns2d", "kf2d"), strict=True):
         assert axes.get_xlabel() == "epoch time (s)" and axes.get_ylabel() == "peak memory (GB)"
-        bubbles = [one for one in axes.collections if isinstance(one, PathCollection)]
-        bars = [one for one in axes.containers if isinstance(one, ErrorbarContainer)]
+        bubbles = [artist for artist in axes.collections if isinstance(artist, PathCollection)]
+        bars = [artist for artist in axes.containers if isinstance(artist, ErrorbarContainer)]
         for bubble, bar, model in zip(bubbles, bars, ("transolver", "transolver-sigma"), strict=True):
             epochs, peak, size = runs[task, model]
             assert np.ma.getdata(bubble.get_offsets())[0] == pytest.approx((epochs.mean(), peak / 1e3))
@@ -403,67 +412,69 @@ def test_efficiency_and_representations_are_drawn_as_the_caption_says():
         model: made.routing(model, layers=(1, 7, 8), slices=32, grid=(16, 16))
         for model in ("transolver", "transolver-sigma")
     }
-    routed = [one for held, _ in models.values() for one in held]
-    arrays = {f"ns2d-{model}-42": held for model, (_, held) in models.items()}
+    routed = [row for model_rows, _ in models.values() for row in model_rows]
+    arrays = {f"ns2d-{model}-42": model_arrays for model, (_, model_arrays) in models.items()}
     pictures = images(FIGURES["routing"].draw(Material(routed, arrays)))
     assert len(pictures) == 4
-    for number, (_, held) in enumerate(models.values()):
-        maps_of_slices, attention = pictures[2 * number : 2 * number + 2]
+    for index, (_, model_arrays) in enumerate(models.values()):
+        maps_of_slices, attention = pictures[2 * index : 2 * index + 2]
         assert np.array_equal(
-            np.ma.getdata(maps_of_slices.get_array()), montage(held["routing_L8"][0].astype(float))[0], equal_nan=True
+            np.ma.getdata(maps_of_slices.get_array()),
+            montage(model_arrays["routing_L8"][0].astype(float))[0],
+            equal_nan=True,
         )
         drawn = np.ma.getdata(attention.get_array())
-        assert np.array_equal(drawn, held["attention_L8"][0])
+        assert np.array_equal(drawn, model_arrays["attention_L8"][0])
         assert drawn.sum(1) == pytest.approx(np.ones(32)), "a row is a query"
         assert attention.get_clim() == pytest.approx((drawn.min(), drawn.max())), "scaled to its own range"
 
 
-def whole():
-    """Small material for every figure."""
-    leads = [one for m in TRIO for p in ("free", "teacher-forced") for one in made.errors("ns2d", m, protocol=p)]
-    plane, plane_arrays = gathered("ns2d", TRIO[:2], grid=(8, 8), leads=(1, 2))
-    routed, routed_arrays = made.routing("transolver-sigma", layers=(1,), slices=4, grid=(8, 8))
+def material_of_all_figures():
+    """Small input for every figure."""
+    leads = [row for m in TRIO for p in ("free", "teacher-forced") for row in made.errors("ns2d", m, protocol=p)]
+    map_rows, map_arrays = maps_of_models("ns2d", TRIO[:2], grid=(8, 8), leads=(1, 2))
+    routing_rows, routing_arrays = made.routing("transolver-sigma", layers=(1,), slices=4, grid=(8, 8))
     return {
         "teacher-forcing": Material(leads),
         "rollout": Material(leads),
         "decomposition": Material(made.decomposition("ns2d", "physolver", 4)),
-        "maps": Material(plane, plane_arrays),
-        "case-study": Material(plane, plane_arrays),
+        "maps": Material(map_rows, map_arrays),
+        "case-study": Material(map_rows, map_arrays),
         "corrections": Material(made.corrections("ns2d", 2)[0]),
-        "routing": Material(routed, {"ns2d-transolver-sigma-42": routed_arrays}),
-        "spectra": Material(*made.trusted("ns2d", TRIO[:2], horizon=3)),
+        "routing": Material(routing_rows, {"ns2d-transolver-sigma-42": routing_arrays}),
+        "spectra": Material(*made.spectra_of_models("ns2d", TRIO[:2], horizon=3)),
         "components": Material(made.components("ns2d", "physolver")),
         "efficiency": Material(made.efficiency("ns2d", "ffno", (1.0, 2.0, 3.0))),
-        "training-cost": Material([{**one, "seconds": 60.0} for one in leads]),
+        "training-cost": Material([{**row, "seconds": 60.0} for row in leads]),
         "scaling": Material(made.scaling("width", 32, 3.0)),
     }
 
 
-def test_error_over_training_time_joins_the_lengths_of_a_model_and_averages_seeds():
+def test_training_cost_connects_training_lengths_and_averages_seeds():
     rows = []
     lengths = (("fno", 800, 90.0, 1.0), ("fno", 200, 20.0, 3.0), ("fno", 200, 40.0, 5.0), ("vit", 800, 50.0, 2.0))
-    for number, (model, step, seconds, factor) in enumerate(lengths):
-        for one in made.errors("ns2d", model):
-            timed = {"run": f"{model}-{number}", "seed": number, "step": step, "seconds": seconds}
-            rows.append({**one, **timed, "value": factor * one["value"]})
+    for seed, (model, step, seconds, factor) in enumerate(lengths):
+        for row in made.errors("ns2d", model):
+            timed = {"run": f"{model}-{seed}", "seed": seed, "step": step, "seconds": seconds}
+            rows.append({**row, **timed, "value": factor * row["value"]})
     rows += made.errors("ns2d", "unet")  # not timed, so not shown
     (axes,) = training_cost(rows).axes
-    value = {}
+    error = {}
     for model in ("fno", "vit"):
-        of_all = (one["value"] for one in made.errors("ns2d", model) if one["metric"] == "relative_l2")
-        value[model] = 100 * next(of_all)
+        errors = (row["value"] for row in made.errors("ns2d", model) if row["metric"] == "relative_l2")
+        error[model] = 100 * next(errors)
     lines = [(line.get_xdata(), line.get_ydata()) for line in axes.get_lines()]
-    assert lines[0][0] == pytest.approx([30, 90]) and lines[0][1] == pytest.approx([4 * value["fno"], value["fno"]])
-    assert lines[1][0] == pytest.approx([50]) and lines[1][1] == pytest.approx([2 * value["vit"]])
+    assert lines[0][0] == pytest.approx([30, 90]) and lines[0][1] == pytest.approx([4 * error["fno"], error["fno"]])
+    assert lines[1][0] == pytest.approx([50]) and lines[1][1] == pytest.approx([2 * error["vit"]])
     assert len(lines) == 2
     with pytest.raises(ValueError, match="have no recorded training time"):
         training_cost(made.errors("ns2d", "fno"))
 
 
-def test_components_show_truth_bounds_and_gains_and_call_estimates_so():
-    rows = [one for model in TRIO[:2] for seed in (42, 43) for one in made.components("ns2d", model, seed)]
+def test_components_figure_shows_errors_bounds_and_gains():
+    rows = [row for model in TRIO[:2] for seed in (42, 43) for row in made.components("ns2d", model, seed)]
     figure = components(rows)
-    mean = 1.05  # of two seeds
+    mean = 1.05  # over two seeds
     for scale in (0, 1):
         for axes in figure.axes[2 * scale : 2 * scale + 2]:
             truth, measured, estimated, defect = (line.get_ydata() for line in axes.get_lines())
@@ -482,8 +493,8 @@ def test_components_show_truth_bounds_and_gains_and_call_estimates_so():
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_is_written_twice_and_names_its_axes(name, tmp_path):
-    figure = FIGURES[name].with_sample(whole()[name])
+def test_figures_are_saved_as_png_and_pdf_with_axis_labels(name, tmp_path):
+    figure = FIGURES[name].with_sample(material_of_all_figures()[name])
     png, pdf = save(figure, tmp_path / "new", name)
     assert png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and pdf.read_bytes()[:5] == b"%PDF-"
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [f"{name}.pdf", f"{name}.png"]
@@ -495,29 +506,29 @@ def test_every_figure_is_written_twice_and_names_its_axes(name, tmp_path):
     assert all(axes.get_xlabel() for axes in plots[-1:])
 
 
-def test_the_same_records_give_the_same_bytes(tmp_path):
-    material = whole()["scaling"]
+def test_save_is_reproducible(tmp_path):
+    material = material_of_all_figures()["scaling"]
     first, second = (save(FIGURES["scaling"].draw(material), tmp_path / side, "scaling") for side in "ab")
-    assert [one.read_bytes() for one in first] == [one.read_bytes() for one in second]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_no_rows_are_one_sentence_with_the_command(name):
+def test_figures_without_rows_name_the_command(name):
     with pytest.raises(ValueError, match=r"create them with: sigmasolver (evaluate|diagnose) RUN"):
         FIGURES[name].draw(Material([]))
 
 
-def test_the_papers_models_keep_their_colours_and_no_two_models_look_alike():
-    many = looks(["a", "physolver", *"bcdefghijklmnop", "transolver-sigma"])
-    assert many["physolver"].colour == looks(["physolver"])["physolver"].colour == COLOURS[1]
-    assert len({(one.colour, one.dashes) for one in many.values()}) == len(many)
+def test_line_styles_are_unique_and_fixed_for_the_papers_models():
+    styles = line_styles(["a", "physolver", *"bcdefghijklmnop", "transolver-sigma"])
+    assert styles["physolver"].colour == line_styles(["physolver"])["physolver"].colour == COLOURS[1]
+    assert len({(line_style.colour, line_style.dashes) for line_style in styles.values()}) == len(styles)
 
 
-def test_figures_leave_no_global_state_and_import_nothing_heavy():
+def test_figures_change_no_global_state_and_do_not_import_torch():
     from matplotlib import rcParams
 
     before = dict(rcParams)
-    FIGURES["scaling"].draw(whole()["scaling"])
+    FIGURES["scaling"].draw(material_of_all_figures()["scaling"])
     assert dict(rcParams) == before
     for file in Path(sigmasolver.report.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -531,7 +542,7 @@ def test_figures_leave_no_global_state_and_import_nothing_heavy():
             ), file
 
 
-def test_slices_and_leads_are_marked_by_whole_numbers_that_exist():
+def test_slice_and_lead_ticks_are_valid_integers():
     rows, arrays = made.routing("transolver-sigma", layers=(1,), slices=4, grid=(8, 8))
     right = next(axes for axes in routing(rows, {"ns2d-transolver-sigma-42": arrays}).axes if axes.get_xlabel())
     for low, high, ticks in ((*right.get_xlim(), right.get_xticks()), (*sorted(right.get_ylim()), right.get_yticks())):
@@ -541,12 +552,12 @@ def test_slices_and_leads_are_marked_by_whole_numbers_that_exist():
     assert shown[0] >= 1 and all(tick % 1 == 0 for tick in shown)
 
 
-def test_the_numbers_of_neighbouring_gains_do_not_touch():
-    figure = components([one for model in TRIO for one in made.components("ns2d", model)])
+def test_components_gain_labels_do_not_overlap():
+    figure = components([row for model in TRIO for row in made.components("ns2d", model)])
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     for axes in figure.axes[-3:]:
         boxes = [text.get_window_extent(canvas.get_renderer()) for text in axes.texts]
-        bars = [bar.get_window_extent() for one in axes.containers for bar in one]
+        bars = [bar.get_window_extent() for container in axes.containers for bar in container]
         assert len(boxes) == len(bars) == 8
         assert not any(box.overlaps(other) for box in boxes for other in (*boxes, *bars) if other is not box)

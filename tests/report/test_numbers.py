@@ -1,4 +1,4 @@
-"""The numbers to take along are those of the records, to the last digit."""
+"""CSV and JSON exports contain the records without rounding."""
 
 import csv
 import io
@@ -15,10 +15,10 @@ from .made import decomposition, errors, row
 
 @pytest.fixture(scope="module")
 def rows():
-    held = [*errors("ns2d", "transolver-sigma"), *errors("ns2d", "physolver"), *errors("ns2d", "physolver", seed=43)]
-    held = [{**one, "value": None} if (one["model"], one["lead"]) == ("physolver", 9) else one for one in held]
-    other = row(held[0], "rmse", 0.3, field="vorticity")  # not on the page
-    return [*held, *decomposition("ns2d", "transolver-sigma"), other]
+    records = [*errors("ns2d", "transolver-sigma"), *errors("ns2d", "physolver"), *errors("ns2d", "physolver", seed=43)]
+    records = [{**r, "value": None} if (r["model"], r["lead"]) == ("physolver", 9) else r for r in records]
+    unused = row(records[0], "rmse", 0.3, field="vorticity")  # not shown on the page
+    return [*records, *decomposition("ns2d", "transolver-sigma"), unused]
 
 
 def key(row):
@@ -26,29 +26,29 @@ def key(row):
     return tuple("" if row.get(name) is None else str(row[name]) for name in names)
 
 
-def test_csv_and_json_hold_every_number_of_the_page_and_what_it_stands_on(rows):
+def test_csv_and_json_contain_all_numbers_with_provenance(rows):
     study = study_of(rows, {}, dimensions=Dimensions(0.1, "s"))
-    measured = [one for one in rows if one["metric"] in ("relative_l2_lead", "relative_l2", "parameters")]
-    idle = {key(one) for one in measured if one["model"] == "persistence" and one["run"] != rows[0]["run"]}
+    measured = [entry for entry in rows if entry["metric"] in ("relative_l2_lead", "relative_l2", "parameters")]
+    repeated = {key(entry) for entry in measured if entry["model"] == "persistence" and entry["run"] != rows[0]["run"]}
     lines = list(csv.DictReader(io.StringIO(to_csv(study))))
-    plain = json.loads(to_json(study))
-    nested = [{**group, **one} for group in plain["measurements"] for one in group["rows"]]
-    drawn = {key(one) for one in lines}
-    assert drawn == {key(one) for one in nested} and drawn <= {key(one) for one in rows}
-    assert {name for name in drawn if not name[3]} == {key(one) for one in measured} - idle  # persistence once
-    assert {name[6] for name in drawn if name[3] == "decomposition"} == {""}  # the mean over fields, which is drawn
-    for line, one in zip(sorted(lines, key=key), sorted(nested, key=key), strict=True):
-        source = next(held for held in rows if key(held) == key(line))
-        assert one["value"] == source["value"] and one.get("deviation") == source.get("deviation")
+    document = json.loads(to_json(study))
+    nested = [{**group, **entry} for group in document["measurements"] for entry in group["rows"]]
+    exported = {key(entry) for entry in lines}
+    assert exported == {key(entry) for entry in nested} and exported <= {key(entry) for entry in rows}
+    assert {k for k in exported if not k[3]} == {key(entry) for entry in measured} - repeated  # persistence once
+    assert {k[6] for k in exported if k[3] == "decomposition"} == {""}  # only the joint value is plotted
+    for line, entry in zip(sorted(lines, key=key), sorted(nested, key=key), strict=True):
+        source = next(record for record in rows if key(record) == key(line))
+        assert entry["value"] == source["value"] and entry.get("deviation") == source.get("deviation")
         for name in ("value", "deviation"):
             assert line[name] == "" if source.get(name) is None else float(line[name]) == source[name]
         if source["lead"] is not None:
-            assert float(line["time"]) == one["time"] == 0.1 * source["lead"]
-        assert line["grid"] == "64×64" and one["commit"] == "abc1234"
-    assert plain["time_step"] == 0.1 and plain["units"] == {"time": "s"}
+            assert float(line["time"]) == entry["time"] == 0.1 * source["lead"]
+        assert line["grid"] == "64×64" and entry["commit"] == "abc1234"
+    assert document["time_step"] == 0.1 and document["units"] == {"time": "s"}
 
 
-def test_a_page_without_records_has_none_to_take_along(rows):
+def test_csv_and_json_line_count_and_missing_time(rows):
     study = study_of(rows, {})
     assert to_csv(study).count("\n") == 1 + len(study.records)
     assert "time" not in json.loads(to_json(study))["measurements"][0]["rows"][0]

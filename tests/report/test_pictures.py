@@ -1,4 +1,4 @@
-"""Pictures decode to the colours that the values ask for."""
+"""Encoded images decode to the levels and colours of the values."""
 
 import base64
 import io
@@ -24,7 +24,7 @@ from sigmasolver.report.study import Maps
 
 
 def decode(uri):
-    """Pixels (rows, columns) of greys or (rows, columns, 3) of colours, read by another library than wrote them."""
+    """Pixels (rows, columns) in grey or (rows, columns, 3) in colour, decoded by an independent library."""
     start, _, data = uri.partition(",")
     assert start == "data:image/png;base64"
     pixels = imread(io.BytesIO(base64.b64decode(data, validate=True)), format="png")
@@ -32,7 +32,7 @@ def decode(uri):
 
 
 def frames(uri, leads):
-    """The levels (leads, X, Y) of a strip."""
+    """Levels (leads, X, Y) of a strip."""
     levels = decode(uri)
     return levels.reshape(leads, -1, levels.shape[1])[:, ::-1].transpose(0, 2, 1)
 
@@ -41,27 +41,27 @@ def colour(name, share):
     return list(colormaps[name](float(share), bytes=True)[:3])
 
 
-def test_known_values_take_known_colours():
+def test_scale_levels_and_palette_of_known_values():
     scale, field = Scale("RdBu_r", -2.0, 2.0), np.array([[-2.0, 0.0, 2.0], [5.0, np.nan, -np.inf]])
     left, right = scale.palette()[scale.levels(field)].tolist()
     assert left == [colour("RdBu_r", 0), colour("RdBu_r", 0.5), colour("RdBu_r", 1)]
     assert right == [colour("RdBu_r", 1), list(NOT_FINITE), list(NOT_FINITE)]
 
 
-def test_every_level_is_within_half_a_level_of_its_value():
+def test_scale_levels_quantization_error():
     values = np.random.default_rng(0).uniform(-3, 5, (17, 9))
     levels = Scale("magma", -3.0, 5.0).levels(values)
     assert np.abs(levels / 254 * 8 - 3 - values).max() <= 4 / 254 + 1e-12
 
 
-def test_the_first_axis_runs_right_and_the_last_one_up():
+def test_film_orientation_first_axis_right_last_axis_up():
     field = np.zeros((1, 5, 4))
     field[0, 4, 3] = 1.0
     pixels = decode(film(Maps("u", (1,), field, {})).truth)
     assert pixels.shape == (4, 5) and pixels[0, -1] == 254 and (pixels == 0).sum() == 19
 
 
-def test_the_colour_bar_runs_from_low_to_high():
+def test_scale_bar_runs_from_low_to_high():
     scale = Scale("RdBu_r", -0.5, 0.5)
     bar = decode(scale.bar())
     assert bar.shape == (1, 255, 3)
@@ -69,14 +69,14 @@ def test_the_colour_bar_runs_from_low_to_high():
     assert scale.numbers() == ("−0.500", "0", "0.500")
 
 
-def test_signed_fields_are_symmetric_about_zero_and_others_span_their_values():
+def test_field_scale_is_symmetric_for_signed_fields():
     assert field_scale(np.array([-1.0, 3.0, np.nan])) == Scale("RdBu_r", -3.0, 3.0)
     assert field_scale(np.array([2.0, 5.0])) == Scale("viridis", 2.0, 5.0)
     constant = field_scale(np.zeros(3))
     assert constant.low < 0 < constant.high
 
 
-def test_one_scale_for_all_errors_that_no_runaway_model_can_stretch():
+def test_error_scale_ignores_diverged_models():
     rng = np.random.default_rng(1)
     truth = 10 * rng.standard_normal((2, 16, 16))
     near, far = truth + rng.standard_normal(truth.shape), truth + 2 * rng.standard_normal(truth.shape)
@@ -84,23 +84,23 @@ def test_one_scale_for_all_errors_that_no_runaway_model_can_stretch():
     scale = error_scale(Maps("u", (1, 2), truth, {"near": near, "far": far}))
     assert (scale.low, scale.high) == (0.0, np.percentile(pooled, 99.5))
     alone = error_scale(Maps("u", (1, 2), truth, {"near": near}))
-    lost = np.full_like(truth, 1e9)
-    lost[0] = np.nan
-    assert error_scale(Maps("u", (1, 2), truth, {"near": near, "lost": lost})) == alone
+    diverged = np.full_like(truth, 1e9)
+    diverged[0] = np.nan
+    assert error_scale(Maps("u", (1, 2), truth, {"near": near, "lost": diverged})) == alone
     assert error_scale(Maps("u", (1, 2), truth, {"exact": truth})).high > 0
 
 
-def test_the_scale_of_errors_ends_at_their_percentile():
+def test_error_limit_is_the_percentile():
     truth = np.linspace(-2, 2, 1000)
-    calm = np.linspace(0, 5, 1000)  # larger than the truth, and counted
-    assert error_limit([calm, calm], truth) == np.percentile(np.concatenate([calm, calm]), 99.5)
-    assert error_limit([calm, np.array([np.inf, np.nan])], truth) == np.percentile(calm, 99.5)
-    assert error_limit([], truth) == 2.0  # nothing is left: the largest truth
+    errors = np.linspace(0, 5, 1000)  # larger than the truth, but included
+    assert error_limit([errors, errors], truth) == np.percentile(np.concatenate([errors, errors]), 99.5)
+    assert error_limit([errors, np.array([np.inf, np.nan])], truth) == np.percentile(errors, 99.5)
+    assert error_limit([], truth) == 2.0  # no errors: falls back to the largest truth
     assert error_limit([np.zeros(3)], np.zeros(3)) == 1.0
 
 
-def test_a_frame_has_blown_up_as_the_metric_has_it():
-    """Parity with `metrics.blow_up`, lead by lead."""
+def test_blown_up_agrees_with_the_blow_up_metric():
+    """Parity with `metrics.blow_up` for each lead."""
     rng = np.random.default_rng(0)
     truth = rng.standard_normal((6, 4, 4)) * np.array([1, 2, 1, 1, 1, 1])[:, None, None]
     size = 10 * np.linalg.norm(truth[1])
@@ -109,17 +109,17 @@ def test_a_frame_has_blown_up_as_the_metric_has_it():
     forecast[3], forecast[4, 0, 0], forecast[5] = truth[3], np.nan, np.inf
     assert blown_up(forecast, truth).tolist() == [False, False, True, False, True, True]
     for lead in range(6):
-        beside = truth.copy()  # the truth itself at all leads but one
-        beside[lead] = forecast[lead]
-        (bad,), (survived,) = blow_up(*(torch.from_numpy(one)[None, ..., None] for one in (beside, truth)))
-        assert bool(bad) == blown_up(beside, truth).any() == blown_up(forecast, truth)[lead]
-        assert int(survived) == (lead if bad else 6)
-    assert blown_up(np.full((1, 2), 9.0), np.zeros((1, 2))).tolist() == [False]  # no size to compare with
+        mixed = truth.copy()  # the truth except at one lead
+        mixed[lead] = forecast[lead]
+        (flagged,), (valid_leads,) = blow_up(*(torch.from_numpy(frames)[None, ..., None] for frames in (mixed, truth)))
+        assert bool(flagged) == blown_up(mixed, truth).any() == blown_up(forecast, truth)[lead]
+        assert int(valid_leads) == (lead if flagged else 6)
+    assert blown_up(np.full((1, 2), 9.0), np.zeros((1, 2))).tolist() == [False]  # no reference norm
     partly = np.array([[1.0, np.nan]])
     assert blown_up(np.array([[1.0, 2.0]]), partly).tolist() == [False]
 
 
-def test_a_film_holds_truth_forecast_and_error_with_the_norm_of_the_error():
+def test_film_encodes_truth_forecast_error_and_relative_error():
     truth = np.zeros((2, 4, 4))
     truth[:, 0, 0], truth[:, 1, 0] = 3.0, -4.0  # norm 5
     forecast = truth.copy()
@@ -135,51 +135,54 @@ def test_a_film_holds_truth_forecast_and_error_with_the_norm_of_the_error():
 
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 3e4])
-def test_errors_of_every_lead_keep_their_digits_whatever_the_other_leads_are(size):
-    """Read back, an error is off by at most half a level of its root: √e ± √top / 508."""
+def test_film_error_quantization_is_independent_of_other_leads(size):
+    """The decoded error is within half a level of its square root: √e ± √top / 508."""
     rng = np.random.default_rng(0)
     truth = 50 * size * rng.standard_normal((3, 16, 16))
     growth = np.array([1e-3, 1e-1, 10.0])[:, None, None]
     maps = Maps("u", (1, 2, 3), truth, {name: truth + size * growth * rng.normal(size=truth.shape) for name in "ab"})
     shown = film(maps)
-    errors = {name: np.abs(one - truth) for name, one in maps.forecasts.items()}
+    errors = {name: np.abs(forecast - truth) for name, forecast in maps.forecasts.items()}
     pooled = np.stack(list(errors.values()))
     assert shown.tops == pytest.approx(pooled.max((0, 2, 3)))
     assert shown.limits == pytest.approx(np.percentile(pooled.transpose(1, 0, 2, 3).reshape(3, -1), 99.5, axis=1))
     assert shown.errors.high == pytest.approx(np.percentile(pooled, 99.5))
     for strip in shown.strips:
         top = np.array(shown.tops)[:, None, None]
-        read = top * (frames(strip.error, 3) / 254) ** 2
-        assert (np.abs(np.sqrt(read) - np.sqrt(errors[strip.model])) <= np.sqrt(top) / 508 + 1e-12).all()
+        decoded = top * (frames(strip.error, 3) / 254) ** 2
+        assert (np.abs(np.sqrt(decoded) - np.sqrt(errors[strip.model])) <= np.sqrt(top) / 508 + 1e-12).all()
 
 
-def test_a_forecast_that_has_blown_up_has_no_say_in_the_levels_of_others():
+def test_film_levels_are_independent_of_a_blown_up_forecast():
     truth = np.random.default_rng(0).standard_normal((2, 8, 8))
-    near, lost = truth + 0.1, np.full_like(truth, 1e9)
-    lost[1, 0, 0] = np.nan
-    alone, beside = film(Maps("u", (1, 2), truth, {"a": near})), film(Maps("u", (1, 2), truth, {"a": near, "b": lost}))
-    assert (alone.tops, alone.limits, alone.strips[0]) == (beside.tops, beside.limits, beside.strips[0])
-    assert beside.strips[1].notes[1] == "not finite"
-    levels = frames(beside.strips[1].error, 2)
+    near, diverged = truth + 0.1, np.full_like(truth, 1e9)
+    diverged[1, 0, 0] = np.nan
+    alone, both = (
+        film(Maps("u", (1, 2), truth, {"a": near})),
+        film(Maps("u", (1, 2), truth, {"a": near, "b": diverged})),
+    )
+    assert (alone.tops, alone.limits, alone.strips[0]) == (both.tops, both.limits, both.strips[0])
+    assert both.strips[1].notes[1] == "not finite"
+    levels = frames(both.strips[1].error, 2)
     assert levels[1, 0, 0] == 255 and (levels[0] == 254).all()
     assert error_levels(np.array([4.0, 1.0, np.inf]), 4.0).tolist() == [254, 127, 255]
 
 
-def test_integer_and_half_precision_fields_are_drawn_in_full_precision():
-    whole = Scale("magma", 0.0, 100.0)
+def test_film_of_integer_and_half_precision_fields():
+    scale = Scale("magma", 0.0, 100.0)
     values = np.array([[0, 50, 100]], dtype=np.int8)
-    assert whole.levels(values).tolist() == [[0, 127, 254]]
-    assert whole.levels(values.astype(np.float16)).tolist() == [[0, 127, 254]]
+    assert scale.levels(values).tolist() == [[0, 127, 254]]
+    assert scale.levels(values.astype(np.float16)).tolist() == [[0, 127, 254]]
     truth = np.array([[[60000.0, -60000.0]]], dtype=np.float16)
     assert film(Maps("u", (1,), truth, {"a": -truth})).strips[0].notes == ("200 %",)
     assert field_scale(truth).high == pytest.approx(60000)
 
 
 @pytest.mark.parametrize("rough", [0.0, 1.0])
-def test_smooth_and_rough_pictures_keep_every_level(rough):
-    """They are stored in two ways, of which the smaller one is taken."""
+def test_png_of_smooth_and_rough_fields_is_lossless(rough):
+    """Both PNG filters are tried and the smaller result is kept."""
     x = np.linspace(0, 6, 64)
     field = np.sin(x)[:, None] * np.cos(x) + rough * np.random.default_rng(0).uniform(-1, 1, (64, 64))
     shown = film(Maps("u", (1,), field[None], {}))
     assert np.array_equal(frames(shown.truth, 1)[0], shown.values.levels(field))
-    assert (len(shown.truth) < 3 * 64 * 64 / 4) == (rough == 0)  # far below a byte for each point, or not
+    assert (len(shown.truth) < 3 * 64 * 64 / 4) == (rough == 0)  # well below one byte per point for smooth fields only

@@ -1,4 +1,4 @@
-"""The page in a real browser: what is drawn, read, played and taken along is what the study holds."""
+"""The page in a real browser: display, readout, playback and downloads agree with the study."""
 
 import base64
 import csv
@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from sigmasolver.report.figures.style import light_and_dark, style
+from sigmasolver.report.figures.style import style, themed_svg
 from sigmasolver.report.page import write_page
 from sigmasolver.report.pictures import film
 from sigmasolver.report.study import Axis, Card, Curve, Dimensions, Maps, Study, Table
@@ -23,34 +23,32 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 LEADS = (1, 2, 4, 8)
 NAMES = ("first", "second")
 POINTS = 24
-LEFT, TOP = 34, 1  # where a map begins inside its canvas
+LEFT, TOP = 34, 1  # offset of a map inside its canvas
 
 
 def fields(seed):
-    """Waves that move, so that every lead, case and model looks different."""
+    """Travelling waves, different for every lead, case and model."""
     x = np.stack(np.meshgrid(*(np.linspace(0, 2 * np.pi, POINTS),) * 2, indexing="ij"))
     frames = [np.sin(x[0] * (1 + seed % 3) + 0.4 * lead) * np.cos(x[1] - 0.3 * lead * seed) for lead in LEADS]
     return np.stack(frames)
 
 
 def films():
-    shown, growth = [], np.array([0.002, 0.02, 0.1, 0.4])[:, None, None]
+    result, growth = [], np.array([0.002, 0.02, 0.1, 0.4])[:, None, None]
     for case in (1, 2):
-        for place, field in enumerate(("vorticity", "pressure")):
-            truth = fields(2 * case + place) + 2 * place
+        for index, field in enumerate(("vorticity", "pressure")):
+            truth = fields(2 * case + index) + 2 * index
             forecasts = {name: truth + k * growth * fields(7 + case) for k, name in enumerate(NAMES, 1)}
             axes = (Axis("x", 0.25, "m"), Axis("y", 0.25, "m"))
-            shown.append(Maps(field, LEADS, truth, forecasts, case=str(case), unit="1/s", axes=axes))
-    return tuple(shown)
+            result.append(Maps(field, LEADS, truth, forecasts, case=str(case), unit="1/s", axes=axes))
+    return tuple(result)
 
 
 def card(name, inches):
     with style():
         figure = Figure(figsize=(inches, 2))
         figure.subplots().set_title("drawn")
-    return Card(
-        name, f"{inches} inches", "A drawing.", "Read it so.", light_and_dark(figure), inches, "9 windows & more"
-    )
+    return Card(name, f"{inches} inches", "A drawing.", "Read it so.", themed_svg(figure), inches, "9 windows & more")
 
 
 @pytest.fixture(scope="module")
@@ -62,30 +60,30 @@ def study():
     columns = ("model", *(f"a long heading of column {n} (%)" for n in range(8)))
     table = Table(columns, tuple((name, *["1.00 ± 0.05"] * 8) for name in NAMES), frozenset({(0, 1)}))
     cards = (card("wide", 7.2), card("small", 3.5))
-    records = [one for model in made.TRIO for one in made.errors("ns2d", model)]
+    records = [row for model in made.TRIO for row in made.errors("ns2d", model)]
     return Study("A study", "Two models.", curves, table, (("commit", "abc"),), films(), cards, "9 windows, horizon 8",
                  Dimensions(0.5, "s"), records=records)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def one_browser():
+def shared_browser():
     browser = Browser()
     yield browser
     browser.close()
 
 
 @pytest.fixture
-def browser(one_browser, study, tmp_path):
-    """The page on a desktop; whatever a test does, the console stays empty and nothing is fetched."""
+def browser(shared_browser, study, tmp_path):
+    """The page on a desktop; after every test, the console must be empty and nothing may have been fetched."""
     write_page(tmp_path / "page.html", study)
-    one_browser.look()
-    one_browser.open(tmp_path / "page.html")
-    one_browser.value(
+    shared_browser.look()
+    shared_browser.open(tmp_path / "page.html")
+    shared_browser.value(
         "document.querySelector('#cases .reels img').decode().then(() => new Promise(requestAnimationFrame))"
     )
-    yield one_browser
-    assert not one_browser.errors
-    assert all(url.startswith(("file:", "data:", "blob:")) for url in one_browser.requests)
+    yield shared_browser
+    assert not shared_browser.errors
+    assert all(url.startswith(("file:", "data:", "blob:")) for url in shared_browser.requests)
 
 
 def pick(browser, name, value):
@@ -107,92 +105,95 @@ def slide(browser, index):
 
 
 def canvases(browser):
-    """By what they are said to show, the pixels of the maps."""
-    held = browser.value(
+    """Pixels of the maps by their aria-label."""
+    labelled_uris = browser.value(
         "[...document.querySelectorAll('#cases canvas')].map((c) => [c.getAttribute('aria-label'), c.toDataURL()])"
     )
-    pictures = {label: io.BytesIO(base64.b64decode(uri.partition(",")[2])) for label, uri in held}
+    pictures = {label: io.BytesIO(base64.b64decode(uri.partition(",")[2])) for label, uri in labelled_uris}
     return {label: np.array(Image.open(picture).convert("RGB")) for label, picture in pictures.items()}
 
 
-def seen(pixels):
-    """The colour (X, Y, 3) in the middle of every grid point; the maps are square."""
+def colours_at(pixels):
+    """Colours (X, Y, 3) at the centres of the grid points; the maps are square."""
     wide = pixels.shape[1] - LEFT - 8
     centres = ((np.arange(POINTS) + 0.5) / POINTS * wide).astype(int)
     return pixels[TOP + centres][:, LEFT + centres][::-1].transpose(1, 0, 2)
 
 
 def expected(shown, index, model, kind, scale="all"):
-    """The colours that the values ask for."""
+    """Expected scale and values of a map."""
     truth = shown.truth[index]
     if kind == "truth":
         return film(shown).values, truth
     if kind == "forecast":
         return film(shown).values, shown.forecasts[model][index]
-    made_film = film(shown)
-    top = made_film.errors.high if scale == "all" else made_film.limits[index]
-    return type(made_film.errors)("magma", 0.0, top), np.abs(shown.forecasts[model][index] - truth)
+    encoded = film(shown)
+    top = encoded.errors.high if scale == "all" else encoded.limits[index]
+    return type(encoded.errors)("magma", 0.0, top), np.abs(shown.forecasts[model][index] - truth)
 
 
-def agree(pixels, scale, values, slack):
-    """Every colour is that of a level within `slack` of the value's own."""
+def colours_match(pixels, scale, values, tolerance):
+    """Return whether every colour is that of a level within `tolerance` of the level of its value."""
     levels, palette = scale.levels(values).astype(int), scale.palette().astype(int)
-    near = [palette[(levels + k).clip(0, 254)] for k in range(-slack, slack + 1)]
-    return np.min([np.abs(seen(pixels).astype(int) - one).max(-1) for one in near], axis=0).max() <= 2
+    candidates = [palette[(levels + k).clip(0, 254)] for k in range(-tolerance, tolerance + 1)]
+    return np.min([np.abs(colours_at(pixels).astype(int) - c).max(-1) for c in candidates], axis=0).max() <= 2
 
 
-def test_models_stand_side_by_side_in_the_colours_of_their_values(browser):
+def test_player_shows_models_in_the_colours_of_their_values(browser):
     shown = films()[0]
     slide(browser, 2)
     maps = canvases(browser)
     kinds = ["truth", *(f"{kind} of {name}" for name in NAMES for kind in ("forecast", "error"))]
     assert list(maps) == [f"vorticity, {kind}, lead 4, 2 s" for kind in kinds]
     for kind, pixels in zip(kinds, maps.values(), strict=True):
-        what, _, model = kind.partition(" of ")
-        scale, values = expected(shown, 2, model, what)
-        assert agree(pixels, scale, values, slack=1 if what == "error" else 0)
+        quantity, _, model = kind.partition(" of ")
+        scale, values = expected(shown, 2, model, quantity)
+        assert colours_match(pixels, scale, values, tolerance=1 if quantity == "error" else 0)
     click(browser, "models", "first")
     assert len(canvases(browser)) == 3
     pick(browser, "case", "2")
     pick(browser, "field", "pressure")
     (pixels, *_) = canvases(browser).values()
-    assert agree(pixels, *expected(films()[3], 2, "", "truth"), slack=0)
+    assert colours_match(pixels, *expected(films()[3], 2, "", "truth"), tolerance=0)
 
 
-def test_errors_scaled_by_lead_show_the_first_lead(browser):
-    """On one scale for all leads it is black; on its own it spans all colours, and the bar says so."""
+def test_player_error_scale_per_lead(browser):
+    """The first lead is black on the common scale; on its own it spans all colours and the bar shows its limit."""
     shown, label = films()[0], "vorticity, error of second, lead 1, 0.5 s"
     before = canvases(browser)[label]
-    assert agree(before, *expected(shown, 0, "second", "error"), slack=1) and seen(before).max() < 20
+    assert colours_match(before, *expected(shown, 0, "second", "error"), tolerance=1) and colours_at(before).max() < 20
     click(browser, "errors", "each")
     after = canvases(browser)[label]
-    assert agree(after, *expected(shown, 0, "second", "error", "each"), slack=2) and seen(after).max() > 240
+    assert (
+        colours_match(after, *expected(shown, 0, "second", "error", "each"), tolerance=2)
+        and colours_at(after).max() > 240
+    )
     end = browser.value("document.querySelector('.screens [data-kind=errors] div span:last-child').textContent")
     assert float(end) == pytest.approx(film(shown).limits[0], rel=0.01)
 
 
-def test_leads_stand_side_by_side_too(browser):
+def test_player_shows_leads_side_by_side(browser):
     click(browser, "view", "leads")
     assert list(canvases(browser)) == [
-        f"vorticity, {what}, lead {lead}, {0.5 * lead:g} s"
+        f"vorticity, {quantity}, lead {lead}, {0.5 * lead:g} s"
         for lead in LEADS
-        for what in ("truth", "forecast of first", "error of first")
+        for quantity in ("truth", "forecast of first", "error of first")
     ]
 
 
-def test_the_slider_shows_each_lead_with_its_error(browser):
+def test_player_slider_shows_each_lead_with_its_error(browser):
     shown = films()[0]
     for index, lead in enumerate(LEADS):
         slide(browser, index)
         assert browser.value("document.querySelector('.lead-number').textContent") == f"{lead} of 8, {0.5 * lead:g} s"
-        told = browser.value("[...document.querySelectorAll('.screens figcaption > span')].map((s) => s.textContent)")
-        wrong = shown.forecasts["second"][index] - shown.truth[index]
-        error = 100 * np.linalg.norm(wrong) / np.linalg.norm(shown.truth[index])
-        (note,) = [text for text in told if text.startswith("error")][1:]
+        labels = browser.value("[...document.querySelectorAll('.screens figcaption > span')].map((s) => s.textContent)")
+        difference = shown.forecasts["second"][index] - shown.truth[index]
+        error = 100 * np.linalg.norm(difference) / np.linalg.norm(shown.truth[index])
+        (note,) = [text for text in labels if text.startswith("error")][1:]
         assert float(note.split()[1]) == pytest.approx(error, rel=0.01)
 
 
-def test_pointing_at_a_map_reads_place_and_values(browser):
+def test_player_hover_reads_position_and_values(browser):
     shown, (i, j) = films()[0], (5, 17)
     slide(browser, 3)
     browser.value(
@@ -203,18 +204,18 @@ def test_pointing_at_a_map_reads_place_and_values(browser):
     )
     reading = browser.value("document.querySelector('.reading').textContent")
     assert reading.startswith("x = 1.25 m, y = 4.25 m;") and "in 1/s" in reading
-    read = browser.value("[...document.querySelectorAll('.screens output')].map((o) => o.textContent)")
-    truth, first, wrong, second, worse = (float(text.replace("−", "-")) for text in read)
+    texts = browser.value("[...document.querySelectorAll('.screens output')].map((o) => o.textContent)")
+    truth, first, first_error, second, second_error = (float(text.replace("−", "-")) for text in texts)
     scale = film(shown)
     level = (scale.values.high - scale.values.low) / 254
     for value, frames in ((truth, shown.truth), (first, shown.forecasts["first"]), (second, shown.forecasts["second"])):
         assert abs(value - frames[3, i, j]) < 1.2 * level or abs(value) >= 0.99 * scale.values.high
-    for value, name in ((wrong, "first"), (worse, "second")):
+    for value, name in ((first_error, "first"), (second_error, "second")):
         error = abs(shown.forecasts[name][3, i, j] - shown.truth[3, i, j])
         assert value == pytest.approx(error, rel=0.06, abs=scale.tops[3] * 1e-4)
 
 
-def test_pointing_at_the_curves_reads_every_model_with_its_spread(browser):
+def test_chart_hover_reads_every_model_with_its_spread(browser):
     point = (
         "(() => { const c = document.querySelector('.chart'), box = c.getBoundingClientRect();"
         " c.dispatchEvent(new PointerEvent('pointermove', { clientX: box.left + 60, clientY: box.top + 50 })); })()"
@@ -228,7 +229,7 @@ def test_pointing_at_the_curves_reads_every_model_with_its_spread(browser):
     assert browser.value("[...document.querySelectorAll('.legend data')].map((d) => d.textContent)")[0] == "1.00 ± 0.10"
 
 
-def test_the_player_plays_to_the_end_and_stops(browser):
+def test_player_plays_to_the_end_and_stops(browser):
     browser.value("document.querySelector('#cases .transport button').click()")
     assert browser.value("document.querySelector('#cases .transport button').textContent") == "Pause"
     browser.value("new Promise((done) => setTimeout(done, 1700))")
@@ -236,20 +237,20 @@ def test_the_player_plays_to_the_end_and_stops(browser):
     assert browser.value("document.querySelector('#cases .transport button').getAttribute('aria-pressed')") == "false"
 
 
-def test_the_numbers_that_are_taken_along_are_those_of_the_records(browser, study):
+def test_downloaded_numbers_match_the_records(browser, study):
     lines = list(csv.DictReader(io.StringIO(browser.download("a[download$=csv]", "numbers.csv").decode())))
-    assert [float(line["value"]) for line in lines] == [one["value"] for one in study.records]
+    assert [float(line["value"]) for line in lines] == [row["value"] for row in study.records]
     assert {(line["windows"], line["horizon"]) for line in lines} == {("200", "10")}
-    plain = json.loads(browser.download("a[download$=json]", "numbers.json"))
-    values = sorted(one["value"] for group in plain["measurements"] for one in group["rows"])
-    assert values == sorted(one["value"] for one in study.records)
+    document = json.loads(browser.download("a[download$=json]", "numbers.json"))
+    values = sorted(row["value"] for group in document["measurements"] for row in group["rows"])
+    assert values == sorted(row["value"] for row in study.records)
 
 
-def test_figures_are_taken_along_with_legend_and_sample(browser):
+def test_downloaded_figures_have_legend_and_sample(browser):
     svg = ElementTree.fromstring(browser.download("#errors [data-take=svg]", "errors.svg"))
-    words = [node.text for node in svg.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"first", "second", "Means over 9 windows, horizon 8."} <= set(words)
-    assert not any(word.startswith("Bands and ±: one standard deviation over windows") for word in words)  # not shown
+    texts = [node.text for node in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"first", "second", "Means over 9 windows, horizon 8."} <= set(texts)
+    assert not any(text.startswith("Bands and ±: one standard deviation over windows") for text in texts)  # not shown
     picture = Image.open(io.BytesIO(browser.download("#errors [data-take=png]", "errors.png")))
     assert picture.size == (2 * int(float(svg.get("width"))), 2 * int(float(svg.get("height"))))
     drawing = ElementTree.fromstring(browser.download(".card [data-take=svg]", "wide.svg"))
@@ -259,27 +260,27 @@ def test_figures_are_taken_along_with_legend_and_sample(browser):
     )
 
 
-def test_the_film_has_a_frame_for_each_lead_in_the_colours_of_the_maps(browser):
+def test_downloaded_gif_has_one_frame_per_lead_in_map_colours(browser):
     picture = Image.open(io.BytesIO(browser.download("#cases [data-take=png]", "case-1-vorticity-lead-1.png")))
     movie = Image.open(io.BytesIO(browser.download("#cases [data-take=gif]", "case-1-vorticity.gif")))
     assert movie.n_frames == len(LEADS) and picture.size == tuple(2 * side for side in movie.size)
     shown, wide = (
         films()[0],
         250 - LEFT - 8,
-    )  # the sheet's own sizes: truth at the left, 14 from the edge, 76 from above
+    )  # layout of the sheet: truth at the left, 14 px from the edge, 76 px from the top
     centres = ((np.arange(POINTS) + 0.5) / POINTS * wide).astype(int)
     for index in range(len(LEADS)):
         movie.seek(index)
         frame = np.array(movie.convert("RGB")).astype(int)
         scale, truth = expected(shown, index, "", "truth")
-        wanted = scale.palette()[scale.levels(truth)].astype(int)
-        got = frame[76 + centres][:, 14 + LEFT + centres][::-1].transpose(1, 0, 2)
-        assert np.abs(got - wanted).max() <= 12  # 118 of 255 colours
-    assert (frame[:, :10] == 255).all()  # white paper around it
+        expected_colours = scale.palette()[scale.levels(truth)].astype(int)
+        actual = frame[76 + centres][:, 14 + LEFT + centres][::-1].transpose(1, 0, 2)
+        assert np.abs(actual - expected_colours).max() <= 12  # quantized to 118 of 255 colours
+    assert (frame[:, :10] == 255).all()  # white background
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_drawings_follow_the_page_into_the_dark(browser, tmp_path, dark):
+def test_figures_follow_the_colour_scheme(browser, tmp_path, dark):
     browser.look(dark=dark)
     browser.screenshot(tmp_path / "page.png")
     box = browser.value("(({ x, y, width, height }) => [x, y + scrollY, x + width, y + scrollY + height])"
@@ -290,21 +291,21 @@ def test_drawings_follow_the_page_into_the_dark(browser, tmp_path, dark):
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_nothing_is_wider_than_the_window_and_no_table_is_cut(browser, width):
+def test_page_does_not_overflow_the_window(browser, width):
     browser.look(width)
     browser.value("document.querySelector('details').open = true")
     assert browser.value("document.documentElement.scrollWidth") <= width
     boxes = browser.value(
         "[...document.querySelectorAll('.box:has(table)')].map((b) => [b.clientWidth, b.scrollWidth])"
     )
-    assert len(boxes) == 2 and (width > 390 or all(whole <= room for room, whole in boxes))
+    assert len(boxes) == 2 and (width > 390 or all(content <= box for box, content in boxes))
     ends = browser.value(
         "[...document.querySelectorAll('canvas, .legend, .choice')].map((c) => c.getBoundingClientRect().right)"
     )
     assert max(ends) <= width
 
 
-def test_every_control_can_be_reached_and_has_a_name(browser):
+def test_controls_are_focusable_and_labelled(browser):
     named = browser.value(
         "[...document.querySelectorAll('select, button, input, a')].filter((e) => e.offsetParent)"
         ".map((e) => e.tabIndex >= 0 && Boolean(e.labels?.length || e.getAttribute('aria-label') || e.textContent))"

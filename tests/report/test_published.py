@@ -1,4 +1,4 @@
-"""The paper's numbers: digits as printed, and consistent with what the paper says about them elsewhere."""
+"""The published numbers: digits as printed, and consistent with other statements of the paper."""
 
 import pytest
 
@@ -43,15 +43,15 @@ PRINTED = [
 
 
 def row_of(name, model):
-    return next(row for one, _, row in tables()[name].rows if one == model)
+    return next(row for candidate, _, row in tables()[name].rows if candidate == model)
 
 
 @pytest.mark.parametrize(("name", "model", "column", "text"), PRINTED)
-def test_digits_as_printed(name, model, column, text):
+def test_published_digits_as_printed(name, model, column, text):
     assert row_of(name, model)[column].text == text
 
 
-def test_sizes_and_sources_of_the_tables():
+def test_published_table_sizes_and_sources():
     shapes = {name: (table.source, len(table.rows), len(table.columns)) for name, table in tables().items()}
     assert shapes == {
         "main": ("tab:pde-main-results", 13, 8),
@@ -68,19 +68,19 @@ def test_sizes_and_sources_of_the_tables():
 
 
 def strongest(name, column, higher=False):
-    held = [row[column].value for model, _, row in tables()[name].rows if model != OURS]
-    return max(held) if higher else min(held)
+    values = [row[column].value for model, _, row in tables()[name].rows if model != OURS]
+    return max(values) if higher else min(values)
 
 
-def test_relative_promotions_of_the_main_table():
+def test_published_promotions_match_the_main_table():
     """The last line of the table, and its mean over benchmarks in the text: 33.4 %.
 
     The paper prints 19.4 for the pressure of IT3D and 33.4 in all, where its rounded errors give 19.455 and 33.45.
     """
     ours = row_of("main", OURS)
-    assert [number.value for number in tables()["main"].strongest()] == [strongest("main", place) for place in range(8)]
-    assert tables()["realm"].strongest()[0].text == "97.36"  # more correlation is better
-    gains = [100 * (1 - number.value / strongest("main", place)) for place, number in enumerate(ours)]
+    assert [number.value for number in tables()["main"].strongest()] == [strongest("main", index) for index in range(8)]
+    assert tables()["realm"].strongest()[0].text == "97.36"  # higher correlation is better
+    gains = [100 * (1 - number.value / strongest("main", index)) for index, number in enumerate(ours)]
     assert gains == pytest.approx([11.1, 34.0, 80.1, 81.2, 15.0, 19.4, 25.4, 23.1], abs=0.0551)
     darcy, ns2d, kf2d, it3d, smoke3d = (
         gains[0], gains[1], sum(gains[2:4]) / 2, sum(gains[4:6]) / 2, sum(gains[6:]) / 2,
@@ -88,7 +88,7 @@ def test_relative_promotions_of_the_main_table():
     assert (darcy + ns2d + kf2d + it3d + smoke3d) / 5 == pytest.approx(33.4, abs=0.0551)
 
 
-def test_reductions_that_the_text_names():
+def test_published_numbers_match_reductions_in_the_text():
     ours, unet = row_of("realpdebench", OURS), row_of("realpdebench", "unet")
     assert f"{100 * (1 - ours[7].value / strongest('realpdebench', 7)):.1f}" == "53.0"  # Foil RMSE
     assert f"{100 * (1 - ours[12].value / strongest('realpdebench', 12)):.1f}" == "25.0"  # Combustion fRMSE
@@ -99,12 +99,12 @@ def test_reductions_that_the_text_names():
     assert f"{100 * (1 - row_of('ablations', OURS)[2].value / sequential):.1f}" == "16.0"
 
 
-def test_transolver_sigma_is_first_where_the_paper_says_so():
+def test_published_numbers_transolver_sigma_is_best_where_claimed():
     for name, column, higher in [(n, c, col.higher) for n, t in tables().items() for c, col in enumerate(t.columns)]:
         if name == "slice-updates" or tables()[name].columns[column].metric == "parameters":
             continue
         ours, best = row_of(name, OURS)[column].value, strongest(name, column, higher)
-        if (name, column) == ("realm", 1):  # CROP fits the training part of IgnitHIT better
+        if (name, column) == ("realm", 1):  # CROP is better on the training split of IgnitHIT
             assert best == 0.20 < ours
         elif (name, column) == ("ablations", 0):  # tied with the variant without a spectral branch
             assert best == ours == 0.40
@@ -112,7 +112,7 @@ def test_transolver_sigma_is_first_where_the_paper_says_so():
             assert ours > best if higher else ours < best, (name, column)
 
 
-def test_seed_tables_repeat_the_tables_they_belong_to():
+def test_published_seed_tables_match_their_tables():
     assert {name: table.source for name, table in seed_tables().items()} == {
         "canonical-seeds": "tab:canonical-seed-results",
         "realpdebench-seeds": "tab:external-seed-results",
@@ -120,19 +120,19 @@ def test_seed_tables_repeat_the_tables_they_belong_to():
     }
     for seeds in seed_tables().values():
         columns, row = tables()[seeds.of].columns, row_of(seeds.of, OURS)
-        for place, (column, best, ours) in enumerate(zip(columns, seeds.strongest, seeds.ours, strict=True)):
+        for index, (column, best, ours) in enumerate(zip(columns, seeds.strongest, seeds.ours, strict=True)):
             if best is None:
                 assert ours is None and column.metric == "parameters"
                 continue
-            assert best.value == strongest(seeds.of, place, column.higher)
+            assert best.value == strongest(seeds.of, index, column.higher)
             assert ours.deviation > 0
-            # Both round the same mean, one to two and one to three digits.
-            assert abs(ours.value - row[place].value) <= 0.005
+            # Both are the same mean, rounded to two and to three digits.
+            assert abs(ours.value - row[index].value) <= 0.005
     assert seed_tables()["realm-seeds"].ours[0].text == "98.493±0.267"
     assert seed_tables()["realpdebench-seeds"].ours[11].text == "52.857±0.550"
 
 
-def test_scaling_sweeps_fall_and_agree_with_the_text():
+def test_published_sweeps_decrease_and_match_the_text():
     data, grid, width = (sweeps()[name] for name in ("data", "grid", "width"))
     for sweep, gain in ((data, "19.7"), (grid, "31.0"), (width, "46.0")):
         errors = [number.value for number in sweep.errors]
@@ -148,7 +148,7 @@ def test_scaling_sweeps_fall_and_agree_with_the_text():
     assert set(data.parameters) == set(grid.parameters) == {1245289}
 
 
-def test_cohorts_are_those_of_the_tasks():
+def test_published_cohorts_match_the_tasks():
     assert {task: (c.samples, c.block, c.horizon) for task, c in cohorts().items()} == {
         "ns2d": (200, 1, 10),
         "kf2d": (400, 4, 16),
@@ -159,17 +159,17 @@ def test_cohorts_are_those_of_the_tasks():
         assert (cohort.block, cohort.horizon) == (TASKS[task].block, TASKS[task].horizon)
 
 
-def test_efficiency_numbers_agree_with_the_factors_in_the_text():
-    held = {key: number.value for key, number in numbers().items()}
-    ours, other = held["ns2d", OURS, "parameter_megabytes"], held["ns2d", "factformer", "parameter_megabytes"]
+def test_published_efficiency_numbers_match_the_text():
+    values = {key: number.value for key, number in numbers().items()}
+    ours, other = values["ns2d", OURS, "parameter_megabytes"], values["ns2d", "factformer", "parameter_megabytes"]
     assert (f"{other / ours:.1f}", round(100 * (1 - ours / other))) == ("3.4", 71)
-    speed = held["ns2d", "factformer", "seconds_per_epoch"] / held["ns2d", OURS, "seconds_per_epoch"]
+    speed = values["ns2d", "factformer", "seconds_per_epoch"] / values["ns2d", OURS, "seconds_per_epoch"]
     assert f"{speed:.2f}" == "1.05"
-    assert f"{held['kf2d', OURS, 'position_megabytes']:.2f}" == f"{128 * 128 * 64 * 4 / 1e6:.2f}"
+    assert f"{values['kf2d', OURS, 'position_megabytes']:.2f}" == f"{128 * 128 * 64 * 4 / 1e6:.2f}"
     assert {number.source for number in numbers().values()} == {"app:efficiency-measurements"}
 
 
-def test_columns_ask_for_rows_that_an_evaluation_writes():
+def test_published_columns_match_rows_of_an_evaluation():
     for table in tables().values():
         for column in table.columns:
             assert column.part in ("train", "validation", "test")
@@ -180,7 +180,7 @@ def test_columns_ask_for_rows_that_an_evaluation_writes():
             assert column.field in named, column.heading
 
 
-def test_names_that_the_paper_gives():
+def test_model_label_matches_the_paper():
     assert model_label("transolver-sigma") == "Transolver-σ"
     assert model_label("ffno") == "F-FNO"
     assert model_label("no-context") == "w/o Shared CPE"
@@ -189,18 +189,18 @@ def test_names_that_the_paper_gives():
     assert model_label("hpm-frozen") == "HPM (hpm-frozen)"
 
 
-def test_every_model_of_the_comparisons_has_a_row_of_the_paper():
+def test_by_method_maps_all_suite_models_to_rows_of_the_paper():
     for suite in ("main", "efficiency", "comparison"):
-        rows = [{"task": one.task.name, "model": one.model.name} for one in suite_of(suite).values()]
+        rows = [{"task": recipe.task.name, "model": recipe.model.name} for recipe in suite_of(suite).values()]
         assert {row["model"] for row in by_method(rows)} <= MODEL_LABELS.keys()
     assert {(METHODS[form], form) for form in METHODS if form != "hpm-frozen"} == {
         (model, form) for (_, model), form in FORMS.items()
     }
 
 
-def test_a_form_keeps_its_name_beside_another_form_of_the_task():
+def test_by_method_keeps_names_of_several_variants():
     rows = [{"task": "darcy", "model": "unet-batchnorm"}, {"task": "kf2d", "model": "unet"}]
-    filed = by_method(rows)
-    assert [row["model"] for row in filed] == ["unet", "unet"] and forms_in(filed) == "U-Net is unet-batchnorm on Darcy"
-    beside = [*rows, {"task": "darcy", "model": "unet"}]
-    assert by_method(beside) == beside and forms_in(beside) == ""
+    named = by_method(rows)
+    assert [row["model"] for row in named] == ["unet", "unet"] and forms_in(named) == "U-Net is unet-batchnorm on Darcy"
+    both = [*rows, {"task": "darcy", "model": "unet"}]
+    assert by_method(both) == both and forms_in(both) == ""

@@ -1,4 +1,4 @@
-"""The right rows, and plain words where they are not there."""
+"""Selection of rows, and the errors for missing ones."""
 
 import math
 
@@ -8,24 +8,24 @@ from sigmasolver.report.rows import (
     Need,
     diagnosed,
     evaluated,
+    mean_and_std,
     named_apart,
-    of_field,
     select,
-    spread_of,
+    select_field,
     value_of,
     where,
 )
 from tests.report.made import decomposition, errors, facts, row
 
 
-def test_only_the_rows_of_the_protocol_part_and_metric_are_taken():
+def test_select_matches_protocol_split_and_metric():
     free, forced = errors("ns2d", "physolver"), errors("ns2d", "physolver", protocol="teacher-forced")
-    other = [{**one, "part": "train"} for one in free]
-    diagnosed_rows = [{**one, "diagnostic": "maps"} for one in free]
-    taken = select([*other, *free, *forced, *diagnosed_rows], evaluated("relative_l2_lead"))
-    assert taken == [one for one in free if one["metric"] == "relative_l2_lead" and one["model"] == "physolver"]
-    with_yardstick = select(free, evaluated("relative_l2_lead"), yardsticks=True)
-    assert {one["model"] for one in with_yardstick} == {"physolver", "persistence"}
+    training = [{**r, "part": "train"} for r in free]
+    diagnosed_rows = [{**r, "diagnostic": "maps"} for r in free]
+    selected = select([*training, *free, *forced, *diagnosed_rows], evaluated("relative_l2_lead"))
+    assert selected == [r for r in free if r["metric"] == "relative_l2_lead" and r["model"] == "physolver"]
+    with_persistence = select(free, evaluated("relative_l2_lead"), baselines=True)
+    assert {r["model"] for r in with_persistence} == {"physolver", "persistence"}
 
 
 @pytest.mark.parametrize(
@@ -37,50 +37,53 @@ def test_only_the_rows_of_the_protocol_part_and_metric_are_taken():
         (diagnosed("routing", "effective_slices"), "sigmasolver diagnose b --only routing"),
     ],
 )
-def test_a_run_without_the_rows_is_told_the_command_that_makes_them(need, command):
+def test_select_names_the_command_for_missing_rows(need, command):
     full = {**facts("ns2d", "physolver", run="a", **need.facts), "metric": need.metrics[0], "field": None, "value": 1.0}
     bare = row(facts("ns2d", "physolver", run="b"), "speed", 1.0)
     with pytest.raises(ValueError, match=f"^b has no {need.metrics[0]} .*; create it with: {command}$"):
         select([full, bare], need)
 
 
-def test_no_rows_at_all():
+def test_select_without_rows():
     with pytest.raises(ValueError, match=r"^No rows found; create them with: sigmasolver evaluate RUN$"):
         select([], evaluated("relative_l2"))
 
 
-def test_two_numbers_for_one_thing_are_refused_and_a_condition_chooses():
+def test_select_rejects_duplicates_unless_filtered():
     short, long = errors("ns2d", "physolver", horizon=10), errors("ns2d", "physolver", horizon=20)
     need = evaluated("relative_l2")
     with pytest.raises(ValueError, match=r"two values of relative_l2, with horizon 10 and 20; .* --where horizon=10"):
         select([*short, *long], need)
-    (kept,) = select(where([*short, *long], ["horizon=20"]), need)
-    assert kept["horizon"] == 20
-    older = [{key: value for key, value in one.items() if key != "forecast_precision"} for one in short]
-    halved = [{**one, "forecast_precision": "bf16"} for one in short]
+    (selected,) = select(where([*short, *long], ["horizon=20"]), need)
+    assert selected["horizon"] == 20
+    older = [{key: value for key, value in r.items() if key != "forecast_precision"} for r in short]
+    halved = [{**r, "forecast_precision": "bf16"} for r in short]
     with pytest.raises(ValueError, match="with forecast_precision float32 and bf16"):
         select([*older, *halved], need)
-    (kept,) = select(where([*older, *halved], ["forecast_precision=float32"]), need)
-    assert "forecast_precision" not in kept
+    (selected,) = select(where([*older, *halved], ["forecast_precision=float32"]), need)
+    assert "forecast_precision" not in selected
 
 
-def test_runs_of_one_task_are_measured_on_one_cohort():
+def test_select_rejects_mixed_cohorts():
     need = evaluated("relative_l2")
-    one, two = errors("ns2d", "physolver"), [{**row, "cohort": "rollout"} for row in errors("ns2d", "specsolver")]
+    plain, rollout = (
+        errors("ns2d", "physolver"),
+        [{**row, "cohort": "rollout"} for row in errors("ns2d", "specsolver")],
+    )
     with pytest.raises(ValueError, match=r"with cohort none and .* with cohort rollout, .* --where cohort=none"):
-        select([*one, *two], need)
-    assert {row["model"] for row in select(where([*one, *two], ["cohort=rollout"]), need)} == {"specsolver"}
-    assert {row["model"] for row in select(where([*one, *two], ["cohort=none"]), need)} == {"physolver"}
-    spelt = [{**row, "cohort": None} for row in errors("ns2d", "specsolver")]
+        select([*plain, *rollout], need)
+    assert {row["model"] for row in select(where([*plain, *rollout], ["cohort=rollout"]), need)} == {"specsolver"}
+    assert {row["model"] for row in select(where([*plain, *rollout], ["cohort=none"]), need)} == {"physolver"}
+    explicit_null = [{**row, "cohort": None} for row in errors("ns2d", "specsolver")]
     elsewhere = [{**row, "cohort": "rollout"} for row in errors("kf2d", "specsolver")]
-    assert len(select([*one, *spelt, *elsewhere], need)) == 3
+    assert len(select([*plain, *explicit_null, *elsewhere], need)) == 3
 
 
-def test_conditions_in_words():
+def test_where_filters_and_errors():
     rows = errors("ns2d", "physolver")
     assert where(rows, []) == rows
     assert where(rows, ["grid=64,64"]) == rows
-    assert [one["lead"] for one in where(rows, ["lead=3", "metric=relative_l2_lead"])] == [3]
+    assert [r["lead"] for r in where(rows, ["lead=3", "metric=relative_l2_lead"])] == [3]
     with pytest.raises(ValueError, match=r"^--where must be name=value"):
         where(rows, ["horizon"])
     with pytest.raises(ValueError, match=r"^No row has horizon 11; the rows have 10\.$"):
@@ -89,36 +92,36 @@ def test_conditions_in_words():
         where(rows, ["horizn=10"])
 
 
-def test_the_field_is_the_named_one_else_all_else_the_only_one():
+def test_select_field_named_else_all_else_only_field():
     smoke, flow = errors("smoke3d", "physolver"), errors("ns2d", "physolver")
     lead = evaluated("relative_l2_lead")
-    assert {one["field"] for one in of_field(select([*smoke, *flow], lead))} == {"all", "vorticity"}
-    assert {one["field"] for one in of_field(select(smoke, lead), "velocity")} == {"velocity"}
-    joint = [one for one in decomposition("ns2d", "physolver") if one["metric"] == "total"]
-    assert {one["field"] for one in of_field(joint)} == {None}
+    assert {r["field"] for r in select_field(select([*smoke, *flow], lead))} == {"all", "vorticity"}
+    assert {r["field"] for r in select_field(select(smoke, lead), "velocity")} == {"velocity"}
+    joint = [r for r in decomposition("ns2d", "physolver") if r["metric"] == "total"]
+    assert {r["field"] for r in select_field(joint)} == {None}
     with pytest.raises(ValueError, match=r'smoke3d has no field "vorticity"; choose from density, velocity_x, .*, all'):
-        of_field(select(smoke, lead), "vorticity")
+        select_field(select(smoke, lead), "vorticity")
 
 
-def test_mean_and_sample_deviation():
+def test_mean_and_std_over_groups():
     source = facts("ns2d", "physolver")
     rows = [row(source, "m", value, lead=lead) for lead, value in ((1, 1.0), (1, 2.0), (1, 6.0), (2, 4.0), (3, None))]
-    held = spread_of(rows, "lead")
-    assert held[1,] == (3.0, pytest.approx(math.sqrt(7)))
-    assert held[2,] == (4.0, None)
-    assert math.isnan(held[3,][0]) and math.isnan(value_of(rows[-1]))
+    statistics = mean_and_std(rows, "lead")
+    assert statistics[1,] == (3.0, pytest.approx(math.sqrt(7)))
+    assert statistics[2,] == (4.0, None)
+    assert math.isnan(statistics[3,][0]) and math.isnan(value_of(rows[-1]))
 
 
-def test_a_need_takes_nothing_with_another_fact():
+def test_need_takes_only_matching_rows():
     need = Need(("a", "b"), {"part": "test"})
     assert need.takes({"metric": "b", "part": "test"})
     assert not need.takes({"metric": "c", "part": "test"})
     assert not need.takes({"metric": "a", "part": "train"})
 
 
-def test_runs_of_one_model_on_two_tasks_keep_the_name_of_the_model():
+def test_named_apart_keeps_model_names_across_tasks():
     flow, smoke = errors("ns2d", "ffno"), errors("smoke3d", "ffno")
-    assert {one["model"] for one in named_apart([*flow, *smoke])} == {"ffno", "persistence"}
+    assert {r["model"] for r in named_apart([*flow, *smoke])} == {"ffno", "persistence"}
     twin = errors("ns2d", "ffno", run="twin")
-    names = {(one["task"], one["model"]) for one in named_apart([*flow, *twin, *smoke])}
+    names = {(r["task"], r["model"]) for r in named_apart([*flow, *twin, *smoke])}
     assert {("ns2d", "ns2d-ffno-42"), ("ns2d", "twin"), ("smoke3d", "ffno")} <= names

@@ -1,4 +1,4 @@
-"""Studies that cannot be shown are refused in one sentence."""
+"""Validation of studies: one-sentence error messages."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ FIELD = np.zeros((2, 3, 4))
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda: Study("t", "s", (), TABLE, ()), "no curves"),
         (lambda: Study("t", "s", (CURVE, CURVE), TABLE, ()), "2 curves named a"),
@@ -31,7 +31,7 @@ FIELD = np.zeros((2, 3, 4))
         (lambda: Maps("u", (1, 2), FIELD * np.nan, {}), "no finite value"),
     ],
 )
-def test_refused(make, words):
-    with pytest.raises(ValueError, match=words) as caught:
+def test_invalid_study_contents_are_rejected(make, message):
+    with pytest.raises(ValueError, match=message) as caught:
         make()
     assert str(caught.value).endswith(".") and "\n" not in str(caught.value)

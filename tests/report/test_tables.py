@@ -1,4 +1,4 @@
-"""Tables and curves from rows, against numbers worked out by hand."""
+"""Tables and curves from rows, compared with hand-computed numbers."""
 
 import math
 
@@ -44,18 +44,18 @@ def per_lead(model, values, **more):
         (math.nan, "not finite"),
     ],
 )
-def test_three_significant_digits(value, text):
+def test_significant_three_digits(value, text):
     assert significant(value) == text
 
 
-def test_a_deviation_has_the_decimals_of_its_mean():
+def test_spread_deviation_has_the_decimals_of_the_mean():
     assert spread(12.345, 0.678) == "12.3 ± 0.7"
     assert spread(1.2345, 0.678) == "1.23 ± 0.68"
     assert spread(2.5e7, 1.25e6) == "2.50e+07 ± 1.25e+06"
     assert spread(math.nan, 1.0) == "not finite"
 
 
-def test_means_and_sample_deviations_over_seeds():
+def test_comparison_means_and_deviations_over_seeds():
     # Lead 1 in per cent: 1, 2, 6, mean 3, squared distances 4 + 1 + 9 = 14, sample variance 14 / 2 = 7.
     # Whole horizon: 10, 10, 40, mean 20, squared distances 100 + 100 + 400 = 600, sample variance 300.
     records = [row("sigma", value, lead=1, seed=seed) for seed, value in enumerate((0.01, 0.02, 0.06))]
@@ -66,7 +66,7 @@ def test_means_and_sample_deviations_over_seeds():
     assert "over seeds" in table.caption
 
 
-def test_first_middle_and_last_lead_and_the_whole_horizon():
+def test_comparison_columns_first_middle_last_lead_and_horizon():
     values = [lead / 100 for lead in range(1, 17)]
     table = comparison([*per_lead("sigma", values), row("sigma", 0.123, "relative_l2")])
     assert table.columns == ("model", "lead 1 (%)", "lead 8 (%)", "lead 16 (%)", "whole horizon (%)")
@@ -75,12 +75,12 @@ def test_first_middle_and_last_lead_and_the_whole_horizon():
 
 
 @pytest.mark.parametrize(("horizon", "shown"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (10, [1, 5, 10])])
-def test_short_horizons_repeat_no_column(horizon, shown):
+def test_comparison_short_horizons_repeat_no_column(horizon, shown):
     table = comparison(per_lead("sigma", [0.1] * horizon))
     assert table.columns[1:] == tuple(f"lead {lead} (%)" for lead in shown)
 
 
-def test_the_best_is_bold_also_persistence_which_comes_last():
+def test_comparison_bold_includes_persistence_in_the_last_row():
     records = per_lead("persistence", [0.001, 0.9])
     records += per_lead("first", [0.02, 0.03]) + per_lead("second", [0.01, 0.04])
     records += [row("first", 1245289, "parameters", field=None), row("second", 7, "parameters", field=None)]
@@ -95,34 +95,34 @@ def test_the_best_is_bold_also_persistence_which_comes_last():
     assert "Persistence repeats" in table.caption
 
 
-def test_a_model_that_loses_to_persistence_is_nowhere_bold():
+def test_comparison_model_worse_than_persistence_is_not_bold():
     table = comparison(per_lead("persistence", [0.1, 0.2]) + per_lead("loser", [0.5, 0.6]))
     assert [cells[0] for cells in table.rows] == ["loser", "persistence"] and table.bold == {(1, 1), (1, 2)}
 
 
-def test_the_caption_says_windows_horizon_and_cohort_and_names_what_differs():
+def test_comparison_caption_states_the_sample():
     facts = {"run": "r", "part": "test", "windows": 72, "horizon": 2}
-    rows = [{**one, **facts} for one in per_lead("sigma", [0.1, 0.2])]
+    rows = [{**r, **facts} for r in per_lead("sigma", [0.1, 0.2])]
     assert "mean over windows (72 windows of the test split, horizon 2);" in comparison(rows).caption
-    fixed = comparison([{**one, "cohort": "rollout"} for one in rows]).caption
-    assert "(72 windows of the test split, horizon 2, cohort rollout)" in fixed
-    few = [{**one, **facts, "run": "s", "windows": 1} for one in per_lead("other", [0.1, 0.2])]
+    cohort_caption = comparison([{**r, "cohort": "rollout"} for r in rows]).caption
+    assert "(72 windows of the test split, horizon 2, cohort rollout)" in cohort_caption
+    other_run = [{**r, **facts, "run": "s", "windows": 1} for r in per_lead("other", [0.1, 0.2])]
     assert "(sigma: 72 windows of the test split, horizon 2; other: 1 window of the test split, horizon 2)" in (
-        comparison([*rows, *few]).caption
+        comparison([*rows, *other_run]).caption
     )
     assert "% Relative L2 error on ns2d, mean over windows (72 windows" in to_latex(comparison(rows))
 
 
-def test_the_yardstick_that_every_run_brings_counts_once():
+def test_comparison_counts_trivial_baselines_once():
     runs = [[row(model, 0.2, lead=1), row("training-mean", 0.9 + tiny, lead=1, seed=None)] for model, tiny in RUNS]
-    other = [row("training-mean", value, "realm_error", seed=None) for value in (1.0, 2.0)]  # not read
+    other = [row("training-mean", value, "realm_error", seed=None) for value in (1.0, 2.0)]  # ignored
     table = comparison([record for run in runs for record in run] + other)
     assert table.rows == (("a", "20.0"), ("b", "20.0"), ("training-mean", "90.0"))
     assert table.caption.endswith("Training-mean predicts the mean of the training fields.")
     assert comparison([row("persistence", None, lead=1, seed=None)] * 2).rows == (("persistence", "not finite"),)
 
 
-def test_what_reads_the_same_is_bold_together_and_nothing_that_is_not_finite():
+def test_comparison_bold_ties_and_non_finite_values():
     records = [row("a", 0.012301, lead=1), row("b", 0.012299, lead=1), row("c", math.nan, lead=1)]
     records += [row("d", None, lead=1), row("e", 0.0124, lead=1)]
     table = comparison(records)
@@ -130,13 +130,13 @@ def test_what_reads_the_same_is_bold_together_and_nothing_that_is_not_finite():
     assert table.bold == {(0, 1), (1, 1)}
 
 
-def test_one_seed_that_is_not_finite_spoils_the_mean():
+def test_comparison_non_finite_seed_makes_the_mean_non_finite():
     table = comparison([row("a", 0.01, lead=1), row("a", math.nan, lead=1, seed=1)])
     assert table.rows == (("a", "not finite"),)
     assert not table.bold
 
 
-def test_fields_get_blocks_of_columns_unless_there_is_a_mean_over_them():
+def test_comparison_column_blocks_per_field():
     parts = per_lead("a", [0.01, 0.02], field="pressure") + per_lead("a", [0.03, 0.06], field="density")
     table = comparison(parts)
     assert table.columns[1:] == tuple(
@@ -144,12 +144,12 @@ def test_fields_get_blocks_of_columns_unless_there_is_a_mean_over_them():
     )
     assert table.rows == (("a", "1.00", "2.00", "3.00", "6.00"),)
     assert curves(parts)[0].errors == pytest.approx((0.02, 0.04))  # the mean over both fields
-    whole = comparison(parts + per_lead("a", [0.5, 0.7], field="all"))
-    assert whole.rows == (("a", "50.0", "70.0"),)
+    mean_over_fields = comparison(parts + per_lead("a", [0.5, 0.7], field="all"))
+    assert mean_over_fields.rows == (("a", "50.0", "70.0"),)
     assert curves(parts + per_lead("a", [0.5, 0.7], field="all"))[0].errors == (0.5, 0.7)
 
 
-def test_curves_are_means_over_seeds_with_gaps_kept():
+def test_curves_are_means_over_seeds_with_gaps():
     records = per_lead("persistence", [0.5, 0.6, 0.7]) + per_lead("a", [0.1, 0.2, math.nan])
     records += [*per_lead("a", [0.3, 0.6, 0.1], seed=1), row("a", 5, "parameters")]
     first, last = curves(records)
@@ -160,7 +160,7 @@ def test_curves_are_means_over_seeds_with_gaps_kept():
 
 
 @pytest.mark.parametrize(
-    ("records", "words"),
+    ("records", "message"),
     [
         ([], "no records"),
         ([{"task": "ns2d"}], "no model"),
@@ -176,8 +176,8 @@ def test_curves_are_means_over_seeds_with_gaps_kept():
         ),
     ],
 )
-def test_records_that_make_no_table_are_refused_in_one_sentence(records, words):
-    with pytest.raises(ValueError, match=words) as caught:
+def test_comparison_rejects_invalid_records(records, message):
+    with pytest.raises(ValueError, match=message) as caught:
         comparison(records)
     assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
 
@@ -185,13 +185,13 @@ def test_records_that_make_no_table_are_refused_in_one_sentence(records, words):
 TABLE = Table(("model", "lead 1 (%)"), (("a|b_c\\", "1.23 ± 0.04"), ("σ & co", "5")), frozenset({(0, 1)}))
 
 
-def test_markdown_keeps_its_columns():
+def test_to_markdown_escapes_cells():
     assert to_markdown(TABLE) == (
         "| model | lead 1 (%) |\n| :--- | ---: |\n| a\\|b_c\\\\ | **1.23 ± 0.04** |\n| σ & co | 5 |\n"
     )
 
 
-def test_latex_escapes_what_it_would_read_as_commands():
+def test_to_latex_escapes_special_characters():
     lines = to_latex(TABLE).splitlines()
     assert lines[0] == "\\begin{tabular}{lr}"
     assert lines[2] == "model & lead 1 (\\%) \\\\"
@@ -200,16 +200,16 @@ def test_latex_escapes_what_it_would_read_as_commands():
     assert lines[-1] == "\\end{tabular}"
 
 
-def test_curves_have_the_spread_over_seeds_and_over_windows():
+def test_curves_spread_over_seeds_and_windows():
     # Seeds at lead 1: 1, 2, 6, sample variance 7 as above. Deviations over windows 3 and 4 and 5: root of 50 / 3.
     records = [
         {**row("sigma", value, lead=1, seed=seed), "deviation": deviation}
         for seed, (value, deviation) in enumerate(((1.0, 3.0), (2.0, 4.0), (6.0, 5.0)))
     ]
     records += [{**row("persistence", 0.5, lead=1, seed=None), "deviation": None}] * 2
-    sigma, still = curves(records)
+    sigma, persistence = curves(records)
     assert sigma.over_seeds == pytest.approx((7**0.5,)) and sigma.over_windows == pytest.approx(((50 / 3) ** 0.5,))
-    assert (sigma.seeds, still.seeds) == (3, 1)
-    assert math.isnan(still.over_seeds[0]) and math.isnan(still.over_windows[0])
-    two = [{**one, "field": field, "deviation": 1.0} for field in "uv" for one in per_lead("a", [0.1])]
-    assert curves(two)[0].over_windows == ()  # of a mean over fields it is not known
+    assert (sigma.seeds, persistence.seeds) == (3, 1)
+    assert math.isnan(persistence.over_seeds[0]) and math.isnan(persistence.over_windows[0])
+    two = [{**r, "field": field, "deviation": 1.0} for field in "uv" for r in per_lead("a", [0.1])]
+    assert curves(two)[0].over_windows == ()  # unknown for a mean over fields

@@ -1,4 +1,4 @@
-"""The figures of the paper and three of ours from records alone, by name in the command `sigmasolver figure NAME`."""
+"""The figures of the paper and three additional ones from records, by the name in `sigmasolver figure NAME`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sigmasolver.report.figures.curves import (
     rollout,
     scaling,
     teacher_forcing,
-    timed,
+    timed_rows,
     training_cost,
 )
 from sigmasolver.report.figures.energy import DECOMPOSITION, decomposition
 from sigmasolver.report.figures.layers import CORRECTIONS, ROUTING, corrections, routing
 from sigmasolver.report.figures.maps import MAPS, case_study, maps
 from sigmasolver.report.figures.spectra import SPECTRA, spectra
-from sigmasolver.report.figures.style import save, small_print
+from sigmasolver.report.figures.style import add_sample_note, save
 from sigmasolver.report.published import by_method
 from sigmasolver.report.rows import Arrays, Need, Rows
 from sigmasolver.report.sample import sample_of, timing_of
@@ -34,7 +34,7 @@ __all__ = ["FIGURES", "Drawing", "Material", "save"]
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """What figures are drawn from: rows, the arrays of one diagnostic by run, and the field that is asked for."""
+    """Input of a figure: rows, the arrays of one diagnostic by run, and the requested field."""
 
     rows: Rows
     arrays: Arrays = field(default_factory=dict)
@@ -43,24 +43,24 @@ class Material:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure: how it is drawn, the rows it needs, the diagnostic whose arrays it needs, whether it has a field, the
-    array without which that diagnostic has nothing to draw, and how to say what its rows were measured on."""
+    """A figure: its drawing function, the rows it needs, the diagnostic whose arrays it needs, whether it shows one
+    field, the array that must be present, and the function that describes the sample of its rows."""
 
     draw: Callable[[Material], Figure]
     needs: tuple[Need, ...]
     arrays: str | None = None
     by_field: bool = True
-    shows: str | None = None
-    words: Callable[[Rows], str] = sample_of
+    required_array: str | None = None
+    describe_sample: Callable[[Rows], str] = sample_of
 
     def sample(self, rows: Rows) -> str:
-        """What the numbers of this figure were measured on."""
-        return self.words([row for row in rows if any(need.fits(row) for need in self.needs)])
+        """Describe the sample behind the numbers of this figure."""
+        return self.describe_sample([row for row in rows if any(need.fits(row) for need in self.needs)])
 
     def with_sample(self, material: Material) -> Figure:
-        """The figure, by the methods of the paper, with a line that says what its numbers were measured on."""
+        """Draw the figure under the method names of the paper, with a line that describes the sample."""
         material = replace(material, rows=by_method(material.rows))
-        return small_print(self.draw(material), self.sample(material.rows))
+        return add_sample_note(self.draw(material), self.sample(material.rows))
 
 
 FIGURES: Mapping[str, Drawing] = {
@@ -75,14 +75,16 @@ FIGURES: Mapping[str, Drawing] = {
         lambda material: spectra(material.rows, material.arrays, material.field),
         (SPECTRA,),
         "trust",
-        shows="spectrum_true",
+        required_array="spectrum_true",
     ),
     "components": Drawing(lambda material: components(material.rows), (COMPONENTS,), by_field=False),
-    "efficiency": Drawing(lambda material: efficiency(material.rows), (EFFICIENCY,), by_field=False, words=timing_of),
+    "efficiency": Drawing(
+        lambda material: efficiency(material.rows), (EFFICIENCY,), by_field=False, describe_sample=timing_of
+    ),
     "training-cost": Drawing(
         lambda material: training_cost(material.rows, material.field),
         (TRAINED,),
-        words=lambda rows: sample_of(timed(rows)),
+        describe_sample=lambda rows: sample_of(timed_rows(rows)),
     ),
     "scaling": Drawing(lambda material: scaling(material.rows), (SWEEPS,), by_field=False),
 }

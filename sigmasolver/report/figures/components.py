@@ -1,4 +1,4 @@
-"""How errors at large and small scales grow from call to call, beside their bounds and the gains these are made of."""
+"""Growth of errors at large and small scales over calls, with their bounds and the gains behind the bounds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from sigmasolver.report.digits import significant
-from sigmasolver.report.figures.style import BLACK, GREY, TWO_COLUMNS, Look, new_figure, style, whole_numbers
+from sigmasolver.report.figures.style import BLACK, GREY, TWO_COLUMNS, LineStyle, integer_ticks, new_figure, style
 from sigmasolver.report.published import TASK_LABELS, model_label
-from sigmasolver.report.rows import Rows, diagnosed, in_order, named_apart, select, spread_of
+from sigmasolver.report.rows import Rows, diagnosed, mean_and_std, named_apart, select, unique
 
 __all__ = ["COMPONENTS", "components"]
 
@@ -22,13 +22,13 @@ SCALES = {"low": "large scales", "high": "small scales"}
 CROSSINGS = [(source, target) for source in SCALES for target in SCALES]
 LINES: dict[str, tuple[str, str, Literal["-", "--", ":"]]] = {
     "error": ("true error", BLACK, "-"),
-    "bound_measured": ("bound, measured amplification", Look(1).colour, "-"),
-    "bound_lower_estimate": ("bound, lower estimates (no guarantee)", Look(0).colour, "--"),
+    "bound_measured": ("bound, measured amplification", LineStyle(1).colour, "-"),
+    "bound_lower_estimate": ("bound, lower estimates (no guarantee)", LineStyle(0).colour, "--"),
     "defect": ("defect of one call", GREY, ":"),
 }
 BARS = {
-    "uniform_amplification_{}_{}": ("measured amplification", Look(1).colour),
-    "uniform_gain_{}_{}_lower_estimate": ("gain, lower estimate", Look(0).colour),
+    "uniform_amplification_{}_{}": ("measured amplification", LineStyle(1).colour),
+    "uniform_gain_{}_{}_lower_estimate": ("gain, lower estimate", LineStyle(0).colour),
 }
 RADII = ("spectral_radius_measured", "spectral_radius_lower_estimate")
 COMPONENTS = diagnosed(
@@ -41,26 +41,26 @@ COMPONENTS = diagnosed(
 
 
 def components(rows: Rows) -> Figure:
-    """A column per task and model. Above, for each component: the norm of the error of the history after every call,
-    its bound from measured amplifications and that from lower estimates, and the defect of the call. Below: the largest
-    amplifications and lower estimates of the gains, from one component to the other (eq:complement-component-bound).
-    Means over windows and seeds."""
+    """One column per task and model. Top, for each component: the norm of the history error after every call, its
+    bounds from measured amplifications and from lower estimates, and the defect of the call. Bottom: the largest
+    amplifications and lower estimates of the gains between components (eq:complement-component-bound). Means over
+    windows and seeds."""
     chosen = named_apart(select(rows, COMPONENTS))
-    columns = in_order((row["task"], row["model"]) for row in chosen)
+    columns = unique((row["task"], row["model"]) for row in chosen)
     tasks = {task for task, _ in columns}
     with style():
         figure = new_figure(TWO_COLUMNS * min(1.0, 0.25 + 0.25 * len(columns)), 5.6)
         axes = figure.subplots(3, len(columns), squeeze=False, sharey="row")
         for index, (task, model) in enumerate(columns):
-            mine = [row for row in chosen if (row["task"], row["model"]) == (task, model)]
-            for down, scale in enumerate(SCALES):
-                _draw_errors(axes[down, index], mine, scale)
-            _draw_gains(axes[2, index], mine)
+            panel_rows = [row for row in chosen if (row["task"], row["model"]) == (task, model)]
+            for row_index, scale in enumerate(SCALES):
+                _draw_errors(axes[row_index, index], panel_rows, scale)
+            _draw_gains(axes[2, index], panel_rows)
             title = model_label(model)
             title = title if len(tasks) == 1 else f"{TASK_LABELS.get(task, task)} · {title}"
             axes[0, index].set_title(title, loc="left")
-        for down, words in enumerate(SCALES.values()):
-            axes[down, 0].set_ylabel(f"error norm,\n{words}")
+        for row_index, label in enumerate(SCALES.values()):
+            axes[row_index, 0].set_ylabel(f"error norm,\n{label}")
         axes[2, 0].set_ylabel("largest over calls")
         figure.align_ylabels(axes[:, 0])
         handles: list[Line2D | Patch] = [
@@ -73,22 +73,22 @@ def components(rows: Rows) -> Figure:
 
 def _draw_errors(axes: Axes, rows: Rows, scale: str) -> None:
     for metric, (_, colour, dashes) in LINES.items():
-        means = spread_of([row for row in rows if row["metric"] == f"{metric}_{scale}"], "lead")
+        means = mean_and_std([row for row in rows if row["metric"] == f"{metric}_{scale}"], "lead")
         leads = sorted(lead for (lead,) in means)
         marker = "o" if metric == "error" and len(leads) <= 20 else None
         values = [means[lead,][0] for lead in leads]
         axes.plot(leads, values, color=colour, linestyle=dashes, marker=marker, markersize=2.5)
     axes.set_yscale("log")
     axes.set_xlabel("lead (frames)")
-    whole_numbers(axes)
+    integer_ticks(axes)
 
 
 def _draw_gains(axes: Axes, rows: Rows) -> None:
-    """Bars in pairs: measured, and lower estimate."""
-    means = spread_of(rows, "metric")
-    for shift, (metric, (_, colour)) in zip((-0.2, 0.2), BARS.items(), strict=True):
+    """Draw paired bars: measured and lower estimate."""
+    means = mean_and_std(rows, "metric")
+    for offset, (metric, (_, colour)) in zip((-0.2, 0.2), BARS.items(), strict=True):
         values = [means.get((metric.format(*crossing),), (math.nan, None))[0] for crossing in CROSSINGS]
-        bars = axes.bar(np.arange(4) + shift, values, width=0.38, color=colour)
+        bars = axes.bar(np.arange(4) + offset, values, width=0.38, color=colour)
         axes.bar_label(bars, [significant(value) for value in values], padding=2, fontsize=5.5, rotation=90)
     axes.axhline(1, color=BLACK, linewidth=0.6, linestyle=":")
     axes.set_xticks(range(4), [f"{source} →\n{target}" for source, target in CROSSINGS])

@@ -1,4 +1,4 @@
-"""Where the error of a free forecast comes from: injected anew or propagated, over leads."""
+"""Decomposition of the error of a free forecast over leads: injected or propagated."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from sigmasolver.report.figures.style import BLACK, TWO_COLUMNS, new_figure, style, whole_numbers
+from sigmasolver.report.figures.style import BLACK, TWO_COLUMNS, integer_ticks, new_figure, style
 from sigmasolver.report.published import TASK_LABELS, model_label
-from sigmasolver.report.rows import Rows, diagnosed, in_order, named_apart, select, spread_of
+from sigmasolver.report.rows import Rows, diagnosed, mean_and_std, named_apart, select, unique
 
 __all__ = ["DECOMPOSITION", "decomposition", "stack"]
 
 PARTS = {"injection": "#0072B2", "propagation": "#E69F00", "cross": "#999999"}
-WORDS = {"injection": "injection", "propagation": "propagation", "cross": "cross term (signed)"}
+LABELS = {"injection": "injection", "propagation": "propagation", "cross": "cross term (signed)"}
 DECOMPOSITION = diagnosed(
     "decomposition",
     *(f"{part}_relative" for part in (*PARTS, "total")),
@@ -26,41 +26,41 @@ DECOMPOSITION = diagnosed(
 
 
 def decomposition(rows: Rows, field: str | None = None) -> Figure:
-    """A pair of panels per task (down) and model (across): energies of the error over that of the truth, stacked, with
-    their sum as a line; and their shares of the sum. What is negative hangs below zero
+    """Two panels per task (rows) and model (columns): stacked error energies relative to the energy of the truth, with
+    their sum as a line, and their shares of the sum. Negative parts extend below zero
     (fig:exact-error-decomposition)."""
     chosen = [row for row in named_apart(select(rows, DECOMPOSITION)) if row["field"] == field]
     if not chosen:
         raise ValueError(f'The decompositions have no field "{field}"; omit it for all fields together.')
-    tasks, models = in_order(row["task"] for row in chosen), in_order(row["model"] for row in chosen)
+    tasks, models = unique(row["task"] for row in chosen), unique(row["model"] for row in chosen)
     with style():
         width = TWO_COLUMNS * min(1.0, 0.22 + 0.26 * len(models))
         figure = new_figure(width, 2.9 * len(tasks) + 0.3)
         axes = figure.subplots(2 * len(tasks), len(models), height_ratios=(2, 1) * len(tasks), squeeze=False)
-        for down, task in enumerate(tasks):
-            for across, model in enumerate(models):
-                mine = [row for row in chosen if (row["task"], row["model"]) == (task, model)]
-                pair = axes[2 * down, across], axes[2 * down + 1, across]
-                if not mine:
-                    for one in pair:
-                        one.set_axis_off()
+        for i, task in enumerate(tasks):
+            for j, model in enumerate(models):
+                panel_rows = [row for row in chosen if (row["task"], row["model"]) == (task, model)]
+                pair = axes[2 * i, j], axes[2 * i + 1, j]
+                if not panel_rows:
+                    for panel in pair:
+                        panel.set_axis_off()
                     continue
-                _draw_energies(pair[0], mine)
-                _draw_shares(pair[1], mine)
+                _draw_energies(pair[0], panel_rows)
+                _draw_shares(pair[1], panel_rows)
                 title = model_label(model)
                 pair[0].set_title(title if len(tasks) == 1 else f"{TASK_LABELS.get(task, task)} · {title}", loc="left")
-                pair[1].set_xlabel("lead (frames)" if down == len(tasks) - 1 else "")
-            axes[2 * down, 0].set_ylabel("error energy /\ntruth energy (%)")
-            axes[2 * down + 1, 0].set_ylabel("share (%)")
+                pair[1].set_xlabel("lead (frames)" if i == len(tasks) - 1 else "")
+            axes[2 * i, 0].set_ylabel("error energy /\ntruth energy (%)")
+            axes[2 * i + 1, 0].set_ylabel("share (%)")
         figure.align_ylabels(axes[:, 0])
-        handles: list[Patch | Line2D] = [Patch(color=colour, label=WORDS[part]) for part, colour in PARTS.items()]
+        handles: list[Patch | Line2D] = [Patch(color=colour, label=LABELS[part]) for part, colour in PARTS.items()]
         handles.append(Line2D([], [], color=BLACK, marker="o", label="total"))
         figure.legend(handles=handles, loc="outside lower center", ncols=4 if len(models) > 1 else 2)
     return figure
 
 
 def stack(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Where each bar begins: positive ones stand on each other from zero up, negative ones hang from zero down."""
+    """Bottom of each stacked bar: positive parts stack up from zero, negative parts down from zero."""
     up, down = np.zeros_like(parts[0]), np.zeros_like(parts[0])
     bottoms = []
     for part in parts:
@@ -88,11 +88,11 @@ def _draw_stack(axes: Axes, rows: Rows, kind: str) -> list[int]:
     axes.axhline(0, color=BLACK, linewidth=0.6)
     axes.grid(False, axis="x")
     axes.set_xlim(leads[0] - 0.6, leads[-1] + 0.6)
-    whole_numbers(axes, 4)
+    integer_ticks(axes, 4)
     return leads
 
 
 def _over_leads(rows: Rows, metric: str, leads: Sequence[int]) -> np.ndarray:
-    """In per cent, the mean over seeds."""
-    means = spread_of([row for row in rows if row["metric"] == metric], "lead")
+    """Mean over seeds per lead, in per cent."""
+    means = mean_and_std([row for row in rows if row["metric"] == metric], "lead")
     return np.array([100 * means[lead,][0] for lead in leads])

@@ -1,7 +1,7 @@
-"""One look for all figures: sizes of a journal, colours that colour-blind readers tell apart, files that never vary.
+"""Common style of all figures: journal sizes, colour-blind safe colours, reproducible files.
 
-Figures are made with matplotlib's objects alone; nothing global is changed. The colours are those of Okabe and Ito,
-without the yellow that white paper swallows; models beyond them get dashes.
+Figures use matplotlib's object-oriented API without pyplot or global state. The colours are the Okabe-Ito palette
+without yellow, which is invisible on white; further models get dashed lines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from sigmasolver.report.published import places
+from sigmasolver.report.published import colour_indices
 from sigmasolver.runs.files import plain_errors, replacing
 
 __all__ = [
@@ -27,36 +27,36 @@ __all__ = [
     "GREY",
     "ONE_COLUMN",
     "TWO_COLUMNS",
-    "Look",
-    "letter",
-    "light_and_dark",
-    "looks",
-    "models_below",
+    "LineStyle",
+    "add_model_legend",
+    "add_sample_note",
+    "integer_ticks",
+    "line_styles",
     "new_figure",
     "save",
-    "small_print",
+    "set_panel_title",
     "style",
-    "whole_numbers",
+    "themed_svg",
 ]
 
 ONE_COLUMN, TWO_COLUMNS = 3.5, 7.2
 """Widths in inches: 89 and 183 millimetres."""
 BLACK, GREY = "#222222", "#8a8a8a"
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#555555", "#56B4E9")
-"""In the order of the page's curves."""
+"""In the same order as the curves of the page."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GRID = "#e4e4e4"
-DARK = {
+DARK_COLOURS = {
     BLACK: "#e4e7eb",
     GRID: "#31363f",
     "#555555": "#c4c9d1",
     "#0072B2": "#56b4e9",
     "#56B4E9": "#a8d8f5",
 }
-"""What takes the place of colours that a dark page would swallow; the others stand out from both."""
-RESOLUTION = 200
+"""Replacements on a dark background; the other colours have enough contrast on both."""
+DPI = 200
 _STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so a figure is the same on every machine
+    "font.family": "DejaVu Sans",  # ships with matplotlib, so figures are identical on every machine
     "mathtext.fontset": "dejavusans",
     "font.size": 7.5,
     "axes.titlesize": 8,
@@ -86,64 +86,64 @@ _STYLE: dict[Any, Any] = {
     "image.interpolation": "nearest",
     "pdf.fonttype": 42,
     "savefig.facecolor": "white",
-    "svg.hashsalt": "sigmasolver",  # names inside a drawing are the same every time
+    "svg.hashsalt": "sigmasolver",  # reproducible element ids
 }
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The look, for what is drawn or saved inside the block."""
+    """Apply the style to everything drawn or saved inside the block."""
     with rc_context(_STYLE):
         yield
 
 
-class Look:
-    """Colour, marker and dashes of one model; a colour that comes again has another marker and other dashes."""
+class LineStyle:
+    """Colour, marker and dashes of one model; a reused colour gets a different marker and dashes."""
 
     def __init__(self, index: int) -> None:
-        again, colour = divmod(index, len(COLOURS))
+        cycle, colour = divmod(index, len(COLOURS))
         self.colour = COLOURS[colour]
-        self.marker = MARKERS[(colour + again) % len(MARKERS)]
-        self.dashes: Literal["-", "-.", ":"] = "-" if again == 0 else "-." if again == 1 else ":"
+        self.marker = MARKERS[(colour + cycle) % len(MARKERS)]
+        self.dashes: Literal["-", "-.", ":"] = "-" if cycle == 0 else "-." if cycle == 1 else ":"
 
 
-def looks(models: Sequence[str]) -> dict[str, Look]:
-    """A look for each model; the paper's own models keep theirs whatever stands beside them."""
-    return {model: Look(index) for model, index in places(models).items()}
+def line_styles(models: Sequence[str]) -> dict[str, LineStyle]:
+    """Line style of each model; the paper's own models always have the same one."""
+    return {model: LineStyle(index) for model, index in colour_indices(models).items()}
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure in inches; its parts make room for each other."""
+    """Create an empty figure, size in inches, with constrained layout."""
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03, wspace=0.04, hspace=0.04)  # type: ignore[union-attr,call-arg]
     return figure
 
 
-def letter(axes: Axes, index: int, title: str) -> None:
-    """The title of a panel behind its letter, to the left."""
+def set_panel_title(axes: Axes, index: int, title: str) -> None:
+    """Set the left-aligned title of a panel, preceded by its letter."""
     axes.set_title(rf"$\bf{{({chr(ord('a') + index)})}}$ {title}", loc="left")
 
 
-def whole_numbers(axes: Axes, most: int = 6, axis: Literal["x", "y"] = "x") -> None:
-    """Leads, layers and slices have no halves."""
-    (axes.xaxis if axis == "x" else axes.yaxis).set_major_locator(MaxNLocator(nbins=most, integer=True, min_n_ticks=1))
+def integer_ticks(axes: Axes, bins: int = 6, axis: Literal["x", "y"] = "x") -> None:
+    """Use integer ticks, for leads, layers and slices."""
+    (axes.xaxis if axis == "x" else axes.yaxis).set_major_locator(MaxNLocator(nbins=bins, integer=True, min_n_ticks=1))
 
 
-def models_below(figure: Figure, labels: dict[str, str], more: Sequence[Line2D] = (), columns: int = 6) -> None:
-    """A legend of models (name: label) below all panels, and of what else is given."""
-    styles = looks(list(labels))
+def add_model_legend(figure: Figure, labels: dict[str, str], extra: Sequence[Line2D] = (), columns: int = 6) -> None:
+    """Add a legend of models (name: label) and `extra` lines below all panels."""
+    styles = line_styles(list(labels))
     lines = [
         Line2D(
             [], [], color=styles[name].colour, marker=styles[name].marker, linestyle=styles[name].dashes, label=label
         )
         for name, label in labels.items()
     ]
-    entries = [*lines, *more]
+    entries = [*lines, *extra]
     figure.legend(handles=entries, loc="outside lower center", ncols=min(columns, len(entries)), columnspacing=1.4)
 
 
-def small_print(figure: Figure, text: str) -> Figure:
-    """Small print above all panels; the figure grows by the room it takes."""
+def add_sample_note(figure: Figure, text: str) -> Figure:
+    """Add small text above all panels, growing the figure by its height."""
     lines = textwrap.wrap(text, int(23 * figure.get_figwidth()))
     if lines:
         figure.set_figheight(figure.get_figheight() + 0.06 + 0.11 * len(lines))
@@ -151,36 +151,36 @@ def small_print(figure: Figure, text: str) -> Figure:
     return figure
 
 
-def light_and_dark(figure: Figure) -> bytes:
-    """An SVG without paper of its own; where the reader prefers dark pages, ink and lines turn light.
+def themed_svg(figure: Figure) -> bytes:
+    """Render as SVG with a transparent background and light lines and text in dark mode.
 
-    The figure loses the paper of its axes.
+    Makes the backgrounds of the axes transparent in place.
     """
     for axes in figure.get_axes():
         axes.patch.set_facecolor("none")
-    sheet = BytesIO()
+    buffer = BytesIO()
     with style():
-        figure.savefig(sheet, format="svg", facecolor="none", metadata={"Date": None})
+        figure.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None})
     rules = "".join(
-        f'[style*="{kind}: {light.lower()}"] {{{kind}: {dark} !important}}'
-        for light, dark in DARK.items()
+        f'[style*="{kind}: {light.lower()}"] {{{kind}: {dark_colour} !important}}'
+        for light, dark_colour in DARK_COLOURS.items()
         for kind in ("fill", "stroke")
     )
-    dark = f"<style>@media (prefers-color-scheme: dark) {{{rules}}}</style>"
-    return sheet.getvalue().replace(b"</defs>", dark.encode() + b"</defs>", 1)
+    dark_style = f"<style>@media (prefers-color-scheme: dark) {{{rules}}}</style>"
+    return buffer.getvalue().replace(b"</defs>", dark_style.encode() + b"</defs>", 1)
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """NAME.png at 200 dots per inch and NAME.pdf, replaced whole; the same figure gives the same bytes."""
+    """Write NAME.png at 200 dpi and NAME.pdf atomically; the same figure gives the same bytes."""
     written = []
-    facts: dict[str, dict[str, None]] = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
-    for kind, metadata in facts.items():
-        path, drawn = folder / f"{name}.{kind}", BytesIO()
-        with style():  # in memory: what draws answers a full disk with whatever error comes first
-            figure.savefig(drawn, format=kind, dpi=RESOLUTION, metadata=metadata)
+    formats: dict[str, dict[str, None]] = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
+    for extension, metadata in formats.items():
+        path, buffer = folder / f"{name}.{extension}", BytesIO()
+        with style():  # in memory: savefig raises arbitrary errors when the disk is full
+            figure.savefig(buffer, format=extension, dpi=DPI, metadata=metadata)
         with plain_errors(path):
             folder.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
-                file.write(drawn.getvalue())
+                file.write(buffer.getvalue())
         written.append(path)
     return written

@@ -214,7 +214,7 @@ def test_one_trajectory_in_two_splits_is_named(tmp_path: Path) -> None:
     layout = Layout(("u", "v"), ("1", "1"), ("periodic", "wall"), (np.arange(6.0), np.arange(5.0)), np.arange(4.0))
     write_well(tmp_path / "set", parts, layout, {})
     summary = summarise(tmp_path / "set")
-    assert summary.twins == ((0, 1), (2, 5))
+    assert summary.duplicates == ((0, 1), (2, 5))
     assert [one for one in summary.problems() if "identical values" in one] == [
         "Trajectories 2 and 5 have identical values, but one is in the train split and the other in the test split; "
         "remove one."

@@ -118,18 +118,16 @@ class Summary:
 
     def _duplicate_problems(self) -> list[str]:
         split = self.published_split
-        split_of = (
-            {} if split is None else {index: part for part, members in asdict(split).items() for index in members}
-        )
+        part_of = {} if split is None else {index: part for part, members in asdict(split).items() for index in members}
         problems = []
         for first, second in self.duplicates[:MAX_SHOWN]:
             pair = f"Trajectories {first} and {second} have identical values"
             if split is None:
                 problems.append(f"{pair}; keep them in the same split, or remove one.")
-            elif split_of.get(first) != split_of.get(second):
+            elif part_of.get(first) != part_of.get(second):
                 problems.append(
-                    f"{pair}, but one is in the {split_of.get(first, 'unused')} split and the other in the "
-                    f"{split_of.get(second, 'unused')} split; remove one."
+                    f"{pair}, but one is in the {part_of.get(first, 'unused')} split and the other in the "
+                    f"{part_of.get(second, 'unused')} split; remove one."
                 )
         if len(self.duplicates) > MAX_SHOWN:
             problems.append(f"{len(self.duplicates)} pairs of trajectories have identical values.")

@@ -357,8 +357,8 @@ def diagnose_run(
         why a diagnostic does not apply to this model, or None.
 
     Example:
-        >>> found = sigmasolver.diagnose_run(run, ["routing"])["routing"]
-        >>> found.skipped, all(1 <= row["value"] <= 4 for row in found.rows if row["metric"] == "effective_slices")
+        >>> routing = sigmasolver.diagnose_run(run, ["routing"])["routing"]
+        >>> routing.skipped, all(1 <= row["value"] <= 4 for row in routing.rows if row["metric"] == "effective_slices")
         (None, True)
     """
     from sigmasolver.diagnose.run import diagnose_run as diagnose

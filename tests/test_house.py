@@ -64,10 +64,7 @@ def test_contributing_names_existing_files_and_functions():
         body = ast.parse((ROOT / "sigmasolver" / file).read_text()).body
         if kind:
             (body,) = (node.body for node in body if isinstance(node, ast.ClassDef) and node.name == kind)
-        assert any(isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name for node in body), (
-            file,
-            name,
-        )
+        assert any(isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name == name for n in body), (file, name)
 
 
 def test_version_option():

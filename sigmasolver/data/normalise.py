@@ -79,7 +79,7 @@ class Normaliser:
     mean: torch.Tensor
     scale: torch.Tensor
     constant: tuple[str, ...] = ()
-    """Constant fields, whose scale is 1."""
+    """Fields that were constant in the training data."""
     _casts: dict[tuple[torch.device, torch.dtype], _Statistics] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:

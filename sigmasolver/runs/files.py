@@ -46,7 +46,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def making_folder(path: Path) -> Iterator[Path]:
-    """Yield a new folder to write into; on exit it is renamed to `path`, which must not exist or be an empty folder.
+    """Yield a new folder to write into; on exit it is renamed to `path`, which must be missing or an empty folder.
     Temporary folders left by killed processes are removed."""
     for name in filter(_temporary_pattern(path).fullmatch, os.listdir(path.parent)):
         _remove_folder_if_unlocked(path.with_name(name))

@@ -74,10 +74,10 @@ def test_windows_sides_are_independent_of_the_grid(stride):
 
 
 @pytest.mark.parametrize(
-    ("task", "frames", "thinned", "per_trajectory"),
+    ("task", "frames", "subsampled", "per_trajectory"),
     [("kf2d", 320, 160, 134), ("ns2d", 20, 20, 1), ("it3d", 20, 20, 1), ("smoke3d", 20, 20, 1), ("darcy", 1, 1, 1)],
 )
-def test_windows_per_trajectory_match_the_paper(task: str, frames: int, thinned: int, per_trajectory: int):
+def test_windows_per_trajectory_match_the_paper(task: str, frames: int, subsampled: int, per_trajectory: int):
     row = TASKS[task]
     fields = tuple(dict.fromkeys((*row.inputs, *row.targets)))
     grid = (row.space_stride * 2,) * len(row.grid)
@@ -86,7 +86,7 @@ def test_windows_per_trajectory_match_the_paper(task: str, frames: int, thinned:
     head = header(frames, grid, fields)
     windows = Windows(Memory(head, values(3, head)), (0, 2), spec)
     assert windows.starts == per_trajectory and len(windows) == 2 * per_trajectory
-    assert len(windows.times) == thinned
+    assert len(windows.times) == subsampled
     history, future = windows[0]
     assert history.shape == (row.history, *windows.grid, len(row.inputs))
     assert future.shape == (row.horizon, *windows.grid, len(row.targets))

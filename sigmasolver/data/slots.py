@@ -30,7 +30,7 @@ from sigmasolver.version import __version__
 __all__ = [
     "SlotFile",
     "cast",
-    "check_room",
+    "check_disk_space",
     "create",
     "lock",
     "unlock",
@@ -216,7 +216,7 @@ def cast(trajectories: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return stored
 
 
-def check_room(path: Path, needed: int) -> None:
+def check_disk_space(path: Path, needed: int) -> None:
     """Raise StoreError now rather than when the disk is full hours later."""
     free = shutil.disk_usage(path.parent).free
     if needed > free:

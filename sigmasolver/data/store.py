@@ -21,7 +21,7 @@ from sigmasolver.data.header import DTYPES, FORMAT, VERSION, Header, OtherStoreE
 from sigmasolver.data.isolated import ask
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.reader import Key, Reader, contiguous
-from sigmasolver.runs.files import plain_errors, replacing, take_name, temporary
+from sigmasolver.runs.files import plain_errors, rename_into_place, replacing, temporary
 
 __all__ = ["LEGACY_AXES", "Header", "StoreError", "StoreReader", "Writer", "is_store", "open_store", "write_store"]
 
@@ -100,10 +100,10 @@ class Writer:
 def _prepare(path: Path, header: Header, count: int) -> slots.SlotFile:
     """Create, resize or check the store at `path` for this header and `count`, and open it."""
     if not path.exists() or _is_empty(path):
-        slots.check_room(path, header.nbytes * count)
+        slots.check_disk_space(path, header.nbytes * count)
         with temporary(path) as file:
             slots.create(file, header, count)
-            take_name(file, path)
+            rename_into_place(file, path)
         return slots.SlotFile(path, header, count)
     with open_store(path) as old:
         difference = old.header.difference(header)
@@ -124,7 +124,7 @@ def _is_empty(path: Path) -> bool:
 
 def _resize(path: Path, old: StoreReader, count: int) -> slots.SlotFile:
     """Copy a store into one with room for `count`, and rename the complete copy to `path`."""
-    slots.check_room(path, old.header.nbytes * count)
+    slots.check_disk_space(path, old.header.nbytes * count)
     with temporary(path) as file:
         slots.create(file, old.header, count)
         new = slots.SlotFile(Path(file.name), old.header, count)
@@ -133,7 +133,7 @@ def _resize(path: Path, old: StoreReader, count: int) -> slots.SlotFile:
                 new.put(old[index : index + 1])
                 if new.digests[index] != old.digests[index]:
                     raise StoreError(f"{path} is corrupt in trajectory {index}; generate it again.")
-            take_name(file, path)
+            rename_into_place(file, path)
         except BaseException:
             new.close()
             raise
@@ -147,7 +147,7 @@ def write_store(path: Path, header: Header, trajectories: np.ndarray) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = slots.lock(path)
         try:
-            slots.check_room(path, header.nbytes * len(stored))
+            slots.check_disk_space(path, header.nbytes * len(stored))
             with replacing(path) as file:
                 slots.create(file, header, len(stored))
                 with closing(slots.SlotFile(Path(file.name), header, len(stored))) as slot_file:

@@ -26,8 +26,8 @@ __all__ = [
     "plain_errors",
     "read_bytes",
     "remove_abandoned",
+    "rename_into_place",
     "replacing",
-    "take_name",
     "temporary",
 ]
 
@@ -41,7 +41,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         yield file
         file.flush()
         os.fsync(file.fileno())
-        take_name(file, path)
+        rename_into_place(file, path)
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def temporary(path: Path) -> Iterator[BinaryIO]:
             Path(file.name).unlink(missing_ok=True)
 
 
-def take_name(file: BinaryIO, path: Path) -> None:
+def rename_into_place(file: BinaryIO, path: Path) -> None:
     """Rename the complete temporary file to `path` atomically, and sync the folder against power loss."""
     os.replace(file.name, path)
     folder = os.open(path.parent, os.O_RDONLY)

@@ -45,15 +45,15 @@ __all__ = [
     "write_report",
 ]
 
-_HOMES = {
+_MODULES = {
     "build_model": "sigmasolver.models",
     "list_models": "sigmasolver.models",
     "load": "sigmasolver.forecast.checkpoint",
     "metrics": "sigmasolver.evaluate",
     "register_model": "sigmasolver.models",
 }
-"""The modules of the names that are not in `sigmasolver.api`."""
-_EARLIER = {
+"""Modules of the public names that are not in `sigmasolver.api`."""
+_MOVED = {
     "Options": "sigmasolver.models",
     "Recipe": "sigmasolver.recipes",
     "register_loss": "sigmasolver.train.objectives",
@@ -61,18 +61,18 @@ _EARLIER = {
     "register_task": "sigmasolver.recipes",
     "save_pretrained": "sigmasolver.model_cards.share",
 }
-"""Names that were public once: scripts that take them from here still run."""
+"""Formerly public names and their modules, kept for backward compatibility."""
 
 
 def __getattr__(name: str) -> Any:
-    """Torch is loaded with the first name that needs it: the command line answers, and hears Ctrl-C, before that."""
-    if name == "open":  # as in sigmasolver.open(dataset); not in __all__, where it would hide Python's own
+    """Import public names on first access, so that torch is loaded only when needed."""
+    if name == "open":  # sigmasolver.open(dataset); not in __all__, so that a star import does not shadow open()
         name = "open_dataset"
-    if name in _EARLIER:
-        return getattr(import_module(_EARLIER[name]), name)
+    if name in _MOVED:
+        return getattr(import_module(_MOVED[name]), name)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, "sigmasolver.api")), name)
+    return getattr(import_module(_MODULES.get(name, "sigmasolver.api")), name)
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command; Ctrl-C is heard while its modules are still being imported."""
+    """Run the command line; Ctrl-C is handled during its imports too."""
     choose_threads()
     with Interrupts():
         from sigmasolver.cli import main as command

@@ -115,10 +115,10 @@ def open_dataset(
     from sigmasolver.data.formats.xarray_dataset import is_dataset
     from sigmasolver.data.store import is_store, open_store
 
-    ends = (boundary,) if isinstance(boundary, str) else _tuple(boundary)
-    said = Reading(_tuple(fields), steady, _tuple(axes), ends, dt, _tuple(units), mask, skip_bad)
+    boundaries = (boundary,) if isinstance(boundary, str) else _tuple(boundary)
+    reading = Reading(_tuple(fields), steady, _tuple(axes), boundaries, dt, _tuple(units), mask, skip_bad)
     if is_dataset(source):
-        if said != Reading(said.fields, said.steady):
+        if reading != Reading(reading.fields, reading.steady):
             raise ValueError(
                 "An in-memory dataset defines its own axes, boundaries, times and units; set its attributes and "
                 "omit axes, boundary, dt, units, mask and skip_bad."
@@ -126,7 +126,7 @@ def open_dataset(
         return _from_xarray(source, out, fields, steady)
     source = Path(source)
     if is_store(source):
-        if out is not None or said != Reading():
+        if out is not None or reading != Reading():
             raise ValueError(
                 f"{source} is a store and needs no import; omit out= and the options that describe arrays."
             )
@@ -134,10 +134,10 @@ def open_dataset(
     if not source.exists():
         raise ValueError(f"File or folder not found: {source}.")
     if out is not None:
-        return open_store(import_data(source, out, reading=said).path)
+        return open_store(import_data(source, out, reading=reading).path)
     if skip_bad:
         raise ValueError(f"To skip trajectories of {source}, pass the store to write with out=.")
-    return open_data(source, said)
+    return open_data(source, reading)
 
 
 def recipe_of(name: str, model: str | None = None, seed: int = 42, settings: Sequence[str] = ()) -> Recipe:
@@ -357,8 +357,8 @@ def diagnose_run(
         why a diagnostic does not apply to this model, or None.
 
     Example:
-        >>> found = sigmasolver.diagnose_run(run, ["routing"])["routing"]
-        >>> found.skipped, all(1 <= row["value"] <= 4 for row in found.rows if row["metric"] == "effective_slices")
+        >>> routing = sigmasolver.diagnose_run(run, ["routing"])["routing"]
+        >>> routing.skipped, all(1 <= row["value"] <= 4 for row in routing.rows if row["metric"] == "effective_slices")
         (None, True)
     """
     from sigmasolver.diagnose.run import diagnose_run as diagnose
@@ -406,13 +406,15 @@ def _from_xarray(source: Any, out: str | Path | None, fields: Sequence[str] | No
         raise ValueError("Pass the store to import the dataset into with out=.")
     if Path(out).exists():
         raise ValueError(f"{out} already exists; choose another name or remove it.")
-    found = read_dataset(source, fields, steady)
-    write_store(Path(out), Header(found.layout, "xarray", dict(found.parameters)), found.read(0, found.count))
+    contents = read_dataset(source, fields, steady)
+    write_store(
+        Path(out), Header(contents.layout, "xarray", dict(contents.parameters)), contents.read(0, contents.count)
+    )
     return open_store(out)
 
 
-def _tuple(words: Sequence[str] | None) -> tuple[str, ...] | None:
-    return None if words is None else tuple(words)
+def _tuple(values: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if values is None else tuple(values)
 
 
 def _path(data: str | Path | Reader) -> Path:

@@ -1,4 +1,4 @@
-"""Seeds of random numbers from words."""
+"""Random seeds derived from strings."""
 
 from __future__ import annotations
 

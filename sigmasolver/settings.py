@@ -1,8 +1,8 @@
-"""What a user names and sets: entries looked up by name, and one generic override for every frozen dataclass.
+"""Lookup of entries by name, and a generic override of the fields of frozen dataclasses.
 
-A dataclass whose fields were renamed declares `ALIASES: ClassVar = {"old": "new"}`: old names are still read, by
-`override` and by `from_plain`, and never written. What a setting means stands below its field, as a string;
-`list_settings` reads it there.
+A dataclass whose fields were renamed declares `ALIASES: ClassVar = {"old": "new"}`: `override` and `from_plain` still
+accept the old names, which are never written. A setting is documented by the string below its field, which
+`list_settings` reads.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-FEW, MANY = 6, 20
-"""Of more than MANY names a message shows FEW."""
-SHOWN = 200
-"""Characters of a wrong value that a message shows."""
+MAX_LISTED, LIST_LIMIT = 6, 20
+"""A message lists MAX_LISTED of the names if there are more than LIST_LIMIT."""
+MAX_SHOWN = 200
+"""Characters of a wrong value shown in a message."""
 
 
 def suggest(name: str, names: Sequence[str]) -> str:
-    """The end of an error about an unknown name: up to three that look like it, or else all (some of very many)."""
-    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
-    if not near:
-        rest = f" and {len(names) - FEW} more" if len(names) > MANY else ""
-        return f"choose from {', '.join(names[:FEW] if rest else names)}{rest}."
-    return _did_you_mean(near)
+    """The end of an error message about an unknown name: up to three close matches, or else all names (shortened)."""
+    matches = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
+    if not matches:
+        more = f" and {len(names) - MAX_LISTED} more" if len(names) > LIST_LIMIT else ""
+        return f"choose from {', '.join(names[:MAX_LISTED] if more else names)}{more}."
+    return _did_you_mean(matches)
 
 
-def _did_you_mean(near: Sequence[str]) -> str:
-    return f"did you mean {', '.join(near[:-1])}{' or ' if near[1:] else ''}{near[-1]}?"
+def _did_you_mean(matches: Sequence[str]) -> str:
+    return f"did you mean {', '.join(matches[:-1])}{' or ' if matches[1:] else ''}{matches[-1]}?"
 
 
 def lookup(entries: Mapping[str, T], name: str, kind: str) -> T:
@@ -65,108 +65,108 @@ def lookup(entries: Mapping[str, T], name: str, kind: str) -> T:
 
 
 def override(value: T, assignments: Sequence[str]) -> T:
-    """A copy of the dataclass with every `name=text` applied; `outer.inner=text` reaches into nested ones.
+    """A copy of the dataclass with every `name=text` applied; `outer.inner=text` sets a field of a nested one.
 
-    All of them at once: values that only fit together (a finer grid and its step) need no order.
+    All are applied at once: values that are valid only together (a finer grid and its step) may come in any order.
     """
-    return _changed(value, _parsed(assignments), "", list(_names(value)))
+    return _apply_changes(value, _parse_assignments(assignments), "", list(_leaf_names(value)))
 
 
 def check_settings(kind: type, assignments: Sequence[str]) -> None:
-    """Refuse names and values that no dataclass of this kind takes, before there is one to change."""
-    everything = [one.name for one in list_settings(kind)]
-    for path, text in _parsed(assignments).items():
-        _check(kind, path, text, "", everything)
+    """Validate names and values for a dataclass type, before an instance exists."""
+    all_names = [setting.name for setting in list_settings(kind)]
+    for path, text in _parse_assignments(assignments).items():
+        _check(kind, path, text, "", all_names)
 
 
-def _check(kind: type, path: str, text: str, prefix: str, everything: Sequence[str]) -> None:
-    name, (_, dot, rest) = _known(kind, path, prefix, everything), path.partition(".")
-    inner = _kinds(kind)[name]
+def _check(kind: type, path: str, text: str, prefix: str, all_names: Sequence[str]) -> None:
+    name, (_, dot, remainder) = _field_name(kind, path, prefix, all_names), path.partition(".")
+    inner = _type_hints(kind)[name]
     if dot and is_dataclass(inner):
-        _check(typing.cast(type, inner), rest, text, f"{prefix}{name}.", everything)
+        _check(typing.cast(type, inner), remainder, text, f"{prefix}{name}.", all_names)
     elif dot:
-        raise _single(prefix + name)
+        raise _not_nested(prefix + name)
     elif not is_dataclass(inner):
-        _read(inner, text, prefix + path)
+        _parse_value(inner, text, prefix + path)
 
 
-def _parsed(assignments: Sequence[str]) -> dict[str, str]:
+def _parse_assignments(assignments: Sequence[str]) -> dict[str, str]:
     changes: dict[str, str] = {}
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path.strip():
             raise ValueError(f'"{assignment}" is not a setting; write name=value.')
-        changes.pop(path.strip(), None)  # the last of several comes last
+        changes.pop(path.strip(), None)  # a repeated setting takes the position of its last occurrence
         changes[path.strip()] = text.strip()
     return changes
 
 
-def _known(kind: type, path: str, prefix: str, everything: Sequence[str]) -> str:
-    """The name of the field that a path begins with."""
+def _field_name(kind: type, path: str, prefix: str, all_names: Sequence[str]) -> str:
+    """The field name that a dotted path begins with, with aliases resolved."""
     names = [field.name for field in fields(typing.cast(Any, kind))]
     first = path.partition(".")[0]
     name = _aliases(kind).get(first, first)
     if name not in names:
         leaf = path.rpartition(".")[2]
-        elsewhere = [one for one in everything if one.rpartition(".")[2] == leaf]
-        near = _did_you_mean(elsewhere[:3]) if elsewhere else suggest(name, names)
-        raise ValueError(f'Unknown setting "{prefix}{path}"; {near}')
+        elsewhere = [candidate for candidate in all_names if candidate.rpartition(".")[2] == leaf]
+        suggestion = _did_you_mean(elsewhere[:3]) if elsewhere else suggest(name, names)
+        raise ValueError(f'Unknown setting "{prefix}{path}"; {suggestion}')
     return name
 
 
-def _single(name: str) -> ValueError:
+def _not_nested(name: str) -> ValueError:
     return ValueError(f"{name} is a single value without nested settings; remove what follows the dot.")
 
 
-def _names(value: Any, prefix: str = "") -> Iterator[str]:
+def _leaf_names(value: Any, prefix: str = "") -> Iterator[str]:
     for field in fields(value):
         inner = getattr(value, field.name)
         if is_dataclass(inner):
-            yield from _names(inner, f"{prefix}{field.name}.")
+            yield from _leaf_names(inner, f"{prefix}{field.name}.")
         else:
             yield prefix + field.name
 
 
-def _changed(value: T, changes: dict[str, str], prefix: str, everything: Sequence[str]) -> T:
-    kinds = _kinds(type(value))
+def _apply_changes(value: T, changes: dict[str, str], prefix: str, all_names: Sequence[str]) -> T:
+    kinds = _type_hints(type(value))
     new: dict[str, object] = {}
-    inside: dict[str, dict[str, str]] = {}
+    nested: dict[str, dict[str, str]] = {}
     for path, text in changes.items():
-        _, dot, rest = path.partition(".")
-        name = _known(type(value), path, prefix, everything)
+        _, dot, remainder = path.partition(".")
+        name = _field_name(type(value), path, prefix, all_names)
         if not dot:
-            new[name] = _read(kinds[name], text, prefix + path)
+            new[name] = _parse_value(kinds[name], text, prefix + path)
         elif not is_dataclass(getattr(value, name)):
-            raise _single(prefix + name)
+            raise _not_nested(prefix + name)
         else:
-            inside.setdefault(name, {})[rest] = text
-    for name, deeper in inside.items():
-        new[name] = _changed(getattr(value, name), deeper, f"{prefix}{name}.", everything)
+            nested.setdefault(name, {})[remainder] = text
+    for name, inner_changes in nested.items():
+        new[name] = _apply_changes(getattr(value, name), inner_changes, f"{prefix}{name}.", all_names)
     return typing.cast(T, replace(typing.cast(Any, value), **new))
 
 
 def _aliases(kind: type) -> Mapping[str, str]:
-    """Old names of fields and the new ones."""
+    """Old field names and their replacements."""
     return getattr(kind, "ALIASES", {})
 
 
 def check_types(value: object) -> None:
-    """For `__post_init__` of a frozen dataclass: every field has the type it is declared with, and numbers are finite.
+    """Validate the field types of a frozen dataclass in its `__post_init__`; numbers must be finite.
 
-    Lists become tuples, NumPy's numbers become Python's, whole numbers become floats where a float is declared.
+    Lists become tuples, NumPy scalars become Python numbers, integers become floats where a float is declared.
     """
-    kinds = _kinds(type(value))
+    kinds = _type_hints(type(value))
     for field in fields(typing.cast(Any, value)):
-        given, kind = _python(getattr(value, field.name)), kinds[field.name]
-        if not _fits(given, kind):
-            raise ValueError(f"{field.name} must be {_words(kind, given)}, not {_short(given)}.")
-        object.__setattr__(value, field.name, _convert(given, kind))
+        current, kind = _to_python(getattr(value, field.name)), kinds[field.name]
+        if not _matches_type(current, kind):
+            raise ValueError(f"{field.name} must be {_describe_type(kind, current)}, not {_shortened(current)}.")
+        object.__setattr__(value, field.name, _convert(current, kind))
 
 
-def _python(value: Any) -> Any:
-    """A list as a tuple, a NumPy number as Python's own."""
+def _to_python(value: Any) -> Any:
+    """Convert a list to a tuple and a NumPy scalar to a Python number."""
     if isinstance(value, tuple | list):
-        return tuple(map(_python, value))
+        return tuple(map(_to_python, value))
     if isinstance(value, bool):
         return value
     if isinstance(value, numbers.Integral):
@@ -175,33 +175,33 @@ def _python(value: Any) -> Any:
 
 
 def to_plain(value: Any) -> Any:
-    """A frozen dataclass as what JSON holds."""
+    """Convert a frozen dataclass to JSON-compatible values."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
-    return [to_plain(one) for one in value] if isinstance(value, tuple | list) else value
+    return [to_plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def from_plain(kind: type[T], plain: object, where: str = "") -> T:
-    """The dataclass of this kind from `to_plain`; a key or a type that does not belong there is refused."""
+    """The inverse of `to_plain`; unknown keys and wrong types raise ValueError."""
     name = where or kind.__name__
     if not isinstance(plain, dict):
         raise ValueError(f"{name} must be a table of settings, not {plain!r}.")
-    kinds = _kinds(kind)
+    kinds = _type_hints(kind)
     known = {field.name: field for field in fields(typing.cast(Any, kind))}
     values: dict[str, object] = {}
-    for given, value in plain.items():
-        key = _aliases(kind).get(given, given)
+    for written_key, value in plain.items():
+        key = _aliases(kind).get(written_key, written_key)
         path = f"{where}.{key}" if where else str(key)
         if key in values:
-            raise ValueError(f"{name} sets {key} twice, also as {given}; remove one.")
+            raise ValueError(f"{name} sets {key} twice, also as {written_key}; remove one.")
         if key not in known:
             raise ValueError(f"{name}: unknown setting {json.dumps(str(key))}; {suggest(str(key), list(known))}")
         if is_dataclass(kinds[key]):
             values[key] = from_plain(typing.cast(Any, kinds[key]), value, path)
-        elif _fits(value, kinds[key]):
+        elif _matches_type(value, kinds[key]):
             values[key] = _convert(value, kinds[key])
         else:
-            raise ValueError(f"{path} must be {_words(kinds[key], value)}, not {_short(value)}.")
+            raise ValueError(f"{path} must be {_describe_type(kinds[key], value)}, not {_shortened(value)}.")
     missing = [
         key
         for key, field in known.items()
@@ -218,51 +218,51 @@ REQUIRED = "required"
 
 @dataclass(frozen=True)
 class Setting:
-    """One line of the list of settings."""
+    """A row of the list of settings."""
 
     name: str
-    """With the parts before it: `model.options.padding`."""
+    """Dotted name, such as `model.options.padding`."""
     kind: str
-    """What values it takes, in words."""
+    """Description of the accepted values."""
     value: str
-    """As it is typed, or REQUIRED."""
+    """Value as typed at the command line, or REQUIRED."""
     meaning: str
-    """The first sentence of what stands below the field."""
+    """First sentence of the string below the field."""
 
 
 def list_settings(value: Any, prefix: str = "") -> list[Setting]:
-    """Every setting of a dataclass, nested ones too: with the values of an instance, or with the defaults of a type."""
+    """Every setting of a dataclass, including nested ones, with the values of an instance or the defaults of a type."""
     kind = value if isinstance(value, type) else type(value)
-    kinds, meanings, found = _kinds(kind), _meanings(kind), []
+    kinds, meanings, settings = _type_hints(kind), _meanings(kind), []
     for field in fields(kind):
-        name, here = field.name, getattr(value, field.name, field.default)
+        name, current = field.name, getattr(value, field.name, field.default)
         if is_dataclass(kinds[name]):
-            inner = kinds[name] if isinstance(value, type) else here
-            found += list_settings(inner, f"{prefix}{name}.")
+            inner = kinds[name] if isinstance(value, type) else current
+            settings += list_settings(inner, f"{prefix}{name}.")
         else:
-            text = REQUIRED if here is MISSING else typed(here)
-            if kinds[name] == tuple[str, ...]:  # one word alone is a list of it
+            text = REQUIRED if current is MISSING else typed(current)
+            if kinds[name] == tuple[str, ...]:  # a single word is a list of one
                 text = text.removesuffix(",")
-            found.append(Setting(prefix + name, _short_words(kinds[name]), text, meanings.get(name, "")))
-    return found
+            settings.append(Setting(prefix + name, _short_type_name(kinds[name]), text, meanings.get(name, "")))
+    return settings
 
 
-_kinds: Callable[[type], Mapping[str, Any]] = functools.cache(typing.get_type_hints)
-"""By field, its type; once for each class, because Python compiles and evaluates every annotation for it."""
+_type_hints: Callable[[type], Mapping[str, Any]] = functools.cache(typing.get_type_hints)
+"""Type hints by field; cached, because resolving them compiles and evaluates every annotation."""
 
 
 @functools.cache
 def _meanings(kind: type) -> dict[str, str]:
-    """By field, the first sentence of the string below it; those of base classes count too."""
-    found: dict[str, str] = {}
-    for one in reversed(kind.__mro__):
-        with contextlib.suppress(OSError, TypeError):  # defined at a prompt, or built in
-            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
-            found |= _described(getattr(definition, "body", ()))
-    return found
+    """First sentence of the string below each field, including those of base classes."""
+    meanings: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        with contextlib.suppress(OSError, TypeError):  # no source: defined at a prompt, or built in
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            meanings |= _field_docs(getattr(definition, "body", ()))
+    return meanings
 
 
-def _described(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
+def _field_docs(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
     for pair in itertools.pairwise(body):
         match pair:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
@@ -270,60 +270,63 @@ def _described(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
 
 
 def typed(value: object) -> str:
-    """A value as it is typed after `--set name=`."""
+    """A value as typed after `--set name=`."""
     if isinstance(value, tuple):
-        return "".join(f"{typed(one)}," for one in value).removesuffix("," if len(value) > 1 else "") or "()"
+        return "".join(f"{typed(item)}," for item in value).removesuffix("," if len(value) > 1 else "") or "()"
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
-def _short_words(kind: Any) -> str:
-    """What values a setting takes, short enough for a table."""
+def _short_type_name(kind: Any) -> str:
+    """The accepted values of a setting, short enough for a table."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(map(_short_words, inner))
+        return " or ".join(map(_short_type_name, inner))
     if origin is tuple:
-        return f"{_short_words(inner[0])}s" if inner[-1] is Ellipsis else f"{len(inner)} {_short_words(inner[0])}s"
+        return (
+            f"{_short_type_name(inner[0])}s" if inner[-1] is Ellipsis else f"{len(inner)} {_short_type_name(inner[0])}s"
+        )
     return {int: "integer", float: "number", bool: "true or false", str: "word", type(None): "none"}[kind]
 
 
-def _read(kind: Any, text: str, whole: str) -> object:
+def _parse_value(kind: Any, text: str, name: str) -> object:
     if kind is str:
         return text
     try:
         literal = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         literal = text
-    if literal is text and _takes_words(kind) and ("," in text or not _fits(text, kind)):
+    if literal is text and _accepts_strings(kind) and ("," in text or not _matches_type(text, kind)):
         words = tuple(word.strip() for word in text.strip("()[] ").removesuffix(",").split(","))
         literal = words if all(words) else text
-    if not _fits(literal, kind):
+    if not _matches_type(literal, kind):
         raise ValueError(
-            f'{whole} must be {_words(kind, literal)}, not "{text if len(text) < SHOWN else text[:SHOWN] + "…"}".'
+            f"{name} must be {_describe_type(kind, literal)}, not "
+            f'"{text if len(text) < MAX_SHOWN else text[:MAX_SHOWN] + "…"}".'
         )
     return _convert(literal, kind)
 
 
-def _takes_words(kind: Any) -> bool:
-    """Whether a list of words is meant, which may be typed without quotes."""
+def _accepts_strings(kind: Any) -> bool:
+    """Whether the type is a list of strings, which may be typed without quotes."""
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
-        return any(map(_takes_words, typing.get_args(kind)))
+        return any(map(_accepts_strings, typing.get_args(kind)))
     return typing.get_origin(kind) is tuple and typing.get_args(kind)[0] is str
 
 
-def _fits(literal: object, kind: Any) -> bool:
+def _matches_type(literal: object, kind: Any) -> bool:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        return any(_fits(literal, option) for option in inner)
+        return any(_matches_type(literal, option) for option in inner)
     if origin is tuple:
         if not isinstance(literal, tuple | list):
             return False
         kinds = inner[:1] * len(literal) if inner[-1] is Ellipsis else inner
-        return len(kinds) == len(literal) and all(map(_fits, literal, kinds))
+        return len(kinds) == len(literal) and all(map(_matches_type, literal, kinds))
     if kind is type(None):
         return literal is None
     if kind is float:
         number = isinstance(literal, int | float) and not isinstance(literal, bool)
-        return number and abs(typing.cast(float, literal)) <= sys.float_info.max  # false for NaN, too
+        return number and abs(typing.cast(float, literal)) <= sys.float_info.max  # also false for NaN
     if kind is str:
         return isinstance(literal, str) and literal.isprintable()
     if kind is int:
@@ -337,25 +340,25 @@ def _convert(literal: Any, kind: Any) -> object:
     return float(literal) if kind is float else literal
 
 
-def _short(value: object) -> str:
-    """A value as a message shows it; an integer of thousands of digits has no text in Python."""
+def _shortened(value: object) -> str:
+    """A value as shown in a message; Python refuses to print integers of thousands of digits."""
     try:
         text = repr(value)
     except ValueError:
         return "a number of thousands of digits"
-    return text if len(text) < SHOWN else text[:SHOWN] + "…"
+    return text if len(text) < MAX_SHOWN else text[:MAX_SHOWN] + "…"
 
 
-def _words(kind: Any, given: object = None) -> str:
-    """What a value of this kind is; a whole number that is refused as such is too large."""
+def _describe_type(kind: Any, value: object = None) -> str:
+    """Describe the accepted values; an integer that was rejected is too large."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(_words(one, given) for one in inner)
-    if kind is int and isinstance(given, int) and not isinstance(given, bool):
+        return " or ".join(_describe_type(option, value) for option in inner)
+    if kind is int and isinstance(value, int) and not isinstance(value, bool):
         return "an integer below 2^63"
     if origin is tuple:
         count = "" if inner[-1] is Ellipsis else f"{len(inner)} "
-        return f"a list of {count}values, each {_words(inner[0])}"
+        return f"a list of {count}values, each {_describe_type(inner[0])}"
     if isinstance(kind, type) and is_dataclass(kind):
         return f"of type {kind.__name__}"
     return {int: "an integer", float: "a finite number", bool: "true or false", str: "a word", type(None): "none"}[kind]

@@ -1,9 +1,9 @@
-"""The benchmark tasks as rows: what goes in, what comes out, over how many frames (tab:benchmark-overview,
-tab:forecast-protocols), and the conventions of the public sets that the paper builds on.
+"""The benchmark tasks: inputs, targets and numbers of frames (tab:benchmark-overview, tab:forecast-protocols), and the
+conventions of the public data sets that the paper uses.
 
-A steady task is a forecast with history, block and horizon of one frame whose future is the same frame: no second path.
-Inputs beyond the targets are fields that are given and do not change (a geometry, a Reynolds number as a constant
-field): a rollout carries them along.
+A steady task is a forecast with history, block and horizon of one frame, whose future is the same frame; it needs no
+separate code path. Inputs that are not targets are fixed fields (a geometry, a Reynolds number as a constant field),
+which a rollout passes on unchanged.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ __all__ = [
 VELOCITY = ("velocity_x", "velocity_y", "velocity_z")
 GROUPED = ("velocity", "species")
 COMPONENTS = (("u", "v", "w"), ("ux", "uy", "uz"), ("vx", "vy", "vz"), ("u_x", "u_y", "u_z"), ("v_x", "v_y", "v_z"))
-"""What the components of a velocity are often called."""
+"""Common names of velocity components."""
 SPLITS = ("published", "trajectories")
 
 
 def field_groups(fields: Sequence[str], vectors: Sequence[Sequence[str]] = ()) -> dict[str, tuple[int, ...]]:
-    """Channels that belong together, by name: `velocity_x`, ... are one group, so are `species_O2`, ..., and the
-    components of each of the `vectors`; any other field is alone."""
-    named = {name: _vector_name(vector) for vector in vectors for name in vector}
+    """Channels by group: `velocity_x`, ... are one group, as are `species_O2`, ..., and the components of each of the
+    `vectors`; every other field is a group of its own."""
+    group_names = {name: _vector_name(vector) for vector in vectors for name in vector}
     groups: dict[str, tuple[int, ...]] = {}
     for channel, name in enumerate(fields):
         family = name.partition("_")[0]
-        group = named.get(name, family if family in GROUPED else name)
+        group = group_names.get(name, family if family in GROUPED else name)
         groups[group] = (*groups.get(group, ()), channel)
     return groups
 
 
 def velocity_in(fields: Sequence[str]) -> tuple[str, ...]:
-    """The components of a velocity among these fields by their usual names, at least two; else none."""
+    """Velocity components among these fields, recognised by their usual names; empty if fewer than two."""
     for names in COMPONENTS:
-        found = tuple(name for name in fields if name.lower() in names)
-        if {one.lower() for one in found} == set(names[: len(found)]) and len(found) > 1:
-            return found
+        components = tuple(name for name in fields if name.lower() in names)
+        if {name.lower() for name in components} == set(names[: len(components)]) and len(components) > 1:
+            return components
     return ()
 
 
@@ -63,7 +63,7 @@ def _vector_name(vector: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Task:
-    """One row."""
+    """A benchmark task."""
 
     name: str
     """Name in tables and on pages."""
@@ -114,12 +114,12 @@ class Task:
 
     def __post_init__(self) -> None:
         check_types(self)
-        given = [name for name in self.inputs if name not in self.targets]
+        fixed_inputs = [name for name in self.inputs if name not in self.targets]
         for name in self.conditions:
-            if name not in given or self.conditions.count(name) > 1:
+            if name not in fixed_inputs or self.conditions.count(name) > 1:
                 raise ValueError(
                     f"The condition {name} of {self.name} must be an input that is not predicted, listed once; "
-                    f"choose from {', '.join(given) or 'none'}."
+                    f"choose from {', '.join(fixed_inputs) or 'none'}."
                 )
         for name in ("history", "block", "horizon", "train", "stride", "time_stride", "space_stride"):
             if getattr(self, name) < 1:
@@ -129,10 +129,10 @@ class Task:
         for name in ("test", "skip"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} of {self.name} is {getattr(self, name)}; it must be at least 0.")
-        if self.mask is not None and self.mask not in given:
+        if self.mask is not None and self.mask not in fixed_inputs:
             raise ValueError(
                 f"The mask {self.mask} of {self.name} must be an input that is not predicted; choose from "
-                f"{', '.join(given) or 'none'}."
+                f"{', '.join(fixed_inputs) or 'none'}."
             )
         if self.mask is not None and self.normaliser == "pixel":
             raise ValueError(
@@ -159,12 +159,12 @@ class Task:
 
     @property
     def groups(self) -> dict[str, tuple[int, ...]]:
-        """The targets that belong together, see `field_groups`."""
+        """Channels of the targets by group, see `field_groups`."""
         return field_groups(self.targets, self.vectors)
 
     @property
     def mask_channel(self) -> int | None:
-        """The place of the mask among the inputs."""
+        """Index of the mask among the inputs."""
         return None if self.mask is None else self.inputs.index(self.mask)
 
     @property
@@ -181,7 +181,7 @@ INTENSITY = ("intensity",)
 
 
 def _reacting(*species: str) -> tuple[str, ...]:
-    """REALM's order of fields."""
+    """Fields in the order of REALM."""
     return (*(f"species_{name}" for name in species), "temperature", "density", *PLANE)
 
 
@@ -203,8 +203,8 @@ CANONICAL = (
     Task("it3d", TURBULENCE, TURBULENCE, (60,) * 3, 10, 2, 10, 1000, 100, "trajectory"),
     Task("smoke3d", SMOKE, SMOKE, (64,) * 3, 4, 4, 16, 2000, 200, "trajectory", boundary="lower-walls"),
 )  # fmt: skip
-# Real measurements, on the grids that the public loader gives. Windows are those of the published lists; the numbers of
-# trajectories hold where there are none, and where whole trajectories are kept apart.
+# Measurements, on the grids of the public loader. Windows are those of the published lists; the numbers of trajectories
+# apply where there are no lists, and to splits by whole trajectories.
 REALPDEBENCH = (
     Task("controlled-cylinder", PLANE, PLANE, (64, 128), 10, 10, 10, 76, 20, "published", stride=20),
     Task("fsi", PLANE, PLANE, (64, 64), 20, 20, 20, 39, 12, "published", stride=10, space_stride=2),
@@ -212,7 +212,7 @@ REALPDEBENCH = (
     Task("combustion", INTENSITY, INTENSITY, (64, 64), 20, 20, 20, 24, 6, "published", space_stride=2),
 )
 CYLINDER = Task("cylinder", PLANE, PLANE, (64, 128), 20, 20, 20, 72, 20, "published", stride=20)
-"""The fifth set of RealPDEBench, which the paper does not use."""
+"""The fifth data set of RealPDEBench, which the paper does not use."""
 REALM = (
     Task("ignit-hit", HYDROGEN, HYDROGEN, (128, 128), 1, 1, 29, 26, 5, "box-cox", validation=5),
     Task("evolve-jet", METHANE, METHANE, (256, 256), 1, 1, 39, 24, 3, "box-cox", validation=3),
@@ -221,7 +221,7 @@ TASKS: dict[str, Task] = {task.name: task for task in (*CANONICAL, *REALPDEBENCH
 
 
 def task_of(name: str) -> Task:
-    """The row of this name."""
+    """Look up a task by name."""
     return lookup(TASKS, name, "task")
 
 
@@ -230,9 +230,9 @@ class Cohort:
     """A fixed set of windows of the test split."""
 
     trajectories: Sequence[int]
-    """Which trajectories of the part, counted from 0."""
+    """Indices of trajectories within the test split."""
     starts: int = 1
-    """Windows per trajectory, the first at its first frame."""
+    """Windows per trajectory; the first starts at the first frame."""
     stride: int = 1
     """Frames from one start to the next."""
 
@@ -256,9 +256,9 @@ COHORTS: dict[str, dict[str, Cohort]] = {
     },
     "corrections": {task.name: Cohort((0, task.test // 2, task.test - 1)) for task in CANONICAL},
 }
-"""What the paper measures on, by name and task: fig:rollout-comparison (app:rollout-comparison),
-fig:exact-error-decomposition (tab:decomposition-cohort), fig:srpa-layerwise-corrections (three cases). It gives the
-numbers of windows; which they are is our choice."""
+"""The paper's test windows by name and task: fig:rollout-comparison (app:rollout-comparison),
+fig:exact-error-decomposition (tab:decomposition-cohort), fig:srpa-layerwise-corrections (three cases). The paper gives
+the number of windows; the selection is ours."""
 
 
 TEST_MODES: dict[str, tuple[str, ...]] = {
@@ -267,12 +267,13 @@ TEST_MODES: dict[str, tuple[str, ...]] = {
     "out_dist": ("out_dist",),
     "unseen": ("in_dist", "out_dist"),
 }
-"""RealPDEBench's test modes, cohorts too: by name the groups of trajectories whose test windows are taken. Seen ones
-have windows in the training part as well; the others have parameters between or beyond those of the training."""
+"""RealPDEBench's test modes, which are cohorts too: groups of trajectories whose test windows are used, by mode. Seen
+trajectories also have windows in the training split; the parameters of the others lie between or beyond those of the
+training trajectories."""
 
 
 def cohort_of(name: str, task: str) -> Cohort:
-    """The cohort of this name for this task."""
+    """Look up a cohort by name and task."""
     tasks = lookup(COHORTS, name, "cohort")
     if task not in tasks:
         raise ValueError(f"The cohort {name} is defined for {', '.join(tasks)}, not for {task}; use --windows instead.")

@@ -1,3 +1,3 @@
-"""The version of the package, written once."""
+"""The version of the package, defined only here."""
 
 __version__ = "0.3.0.dev0"

@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread per worker (the workers are the parallelism), fixed seeds, small models."""
+"""Shared fixtures: one thread per worker (the tests run in parallel workers), fixed seeds, small models."""
 
 import gc
 import os
@@ -9,14 +9,13 @@ from functools import partial
 
 import pytest
 
-# Before NumPy and torch are loaded, and for the processes that tests start: threads that wait for each other on busy
-# cores burn minutes.
+# Set before NumPy and torch are loaded, and inherited by child processes: threads that spin on busy cores cost minutes.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before anything reads Triton
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 
 from sigmasolver.cli import main
 from sigmasolver.models import Options, build_model, variants
@@ -25,23 +24,23 @@ from sigmasolver.models.solver import Solver
 
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # In the background Ctrl-C is ignored, and so it would be in the commands whose Ctrl-C is tested.
+    # A background process ignores Ctrl-C, and so would the commands whose Ctrl-C is tested.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONG = ("ops/test_compiled", "test_tutorials", "experiments/test_jobs", "golden/test_training", "export/test_export")
-"""The files with the longest tests. They come first, so that workers end together."""
+"""Files with the longest tests, which run first so that all workers finish at the same time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: next((place for place, file in enumerate(LONG) if file in item.nodeid), len(LONG)))
+    items.sort(key=lambda item: next((rank for rank, file in enumerate(LONG) if file in item.nodeid), len(LONG)))
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
 def pytest_collection_finish() -> None:
-    """Modules stay: the garbage collector need not look through them again and again. Nor need it look after every
-    700 objects; a traced model makes millions."""
+    """Freeze the imported modules and raise the threshold of the garbage collector: a traced model creates millions of
+    objects."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
@@ -58,7 +57,7 @@ def seeded() -> None:
 
 @pytest.fixture
 def small_model() -> Callable[..., Solver]:
-    """A small float64 solver on two axes, every parameter moved off its starting value (gamma starts at zero)."""
+    """A small 2-D float64 solver with every parameter perturbed (gamma is initialised to zero)."""
 
     def build(
         name: str = "transolver-sigma",
@@ -88,16 +87,16 @@ def small_model() -> Callable[..., Solver]:
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
-    """The command as `sigmasolver` runs it, in this process: exit code, stdout, stderr."""
+    """Run the command line in this process; returns exit code, stdout, stderr."""
     monkeypatch.setenv("COLUMNS", "200")
 
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["sigmasolver", *map(str, words)])
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["sigmasolver", *map(str, arguments)])
         code = 0
         try:
             main()
-        except SystemExit as leaving:
-            code = leaving.code or 0
+        except SystemExit as exited:
+            code = exited.code or 0
         out, err = capsys.readouterr()
         return code, out, err
 
@@ -106,6 +105,6 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def few_frequencies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """HPM needs as many points as it has frequencies; its rows with their 128 are in `variants.BASELINES`."""
+    """Reduce the 128 frequencies of HPM, which needs at least as many points (see `variants.BASELINES`)."""
     for name, stored in (("hpm", False), ("hpm-frozen", True)):
         monkeypatch.setitem(variants.MODELS, name, partial(hpm, frequencies=5, stored=stored))

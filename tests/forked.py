@@ -1,7 +1,7 @@
-"""Python code in a process of its own that has torch and the package loaded: a fork of a server that loads them once.
+"""Run Python code in a separate process with torch and the package preloaded: a fork of a server that loads them once.
 
-For what a process leaves behind when it is killed, stopped or refused room; what a command does from its very start is
-tested with `subprocess`.
+For tests of processes that are killed, stopped or run out of disk space; the startup of a command is tested with
+`subprocess`.
 """
 
 import multiprocessing
@@ -16,23 +16,23 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-LOADED = ["torch", "h5py", "pytest", "safetensors.torch", "sigmasolver.cli", "sigmasolver.train.job"]
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(LOADED)
+PRELOADED = ["torch", "h5py", "pytest", "safetensors.torch", "sigmasolver.cli", "sigmasolver.train.job"]
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(PRELOADED)
 
 
 class Forked:
-    """What `subprocess.Popen([sys.executable, "-c", code, *words], env=..., cwd=ROOT)` has, as far as tests need it."""
+    """The part of `subprocess.Popen([sys.executable, "-c", code, *arguments], env=..., cwd=ROOT)` that tests need."""
 
     returncode: int | None = None
 
     def __init__(
-        self, code: str, *words: object, env: Mapping[str, str] | None = None, stdout: int | None = None
+        self, code: str, *arguments: object, env: Mapping[str, str] | None = None, stdout: int | None = None
     ) -> None:
         self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
-        ends = [DupFd(self._out.fileno() if stdout is None else stdout), DupFd(self._err.fileno())]
-        work = (code, list(map(str, words)), dict(os.environ if env is None else env), *ends)
-        self._process = _processes.Process(target=_run, args=work)
+        descriptors = [DupFd(self._out.fileno() if stdout is None else stdout), DupFd(self._err.fileno())]
+        process_arguments = (code, list(map(str, arguments)), dict(os.environ if env is None else env), *descriptors)
+        self._process = _context.Process(target=_run, args=process_arguments)
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -42,7 +42,7 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        assert wait([self._process.sentinel], timeout), f"it still runs after {timeout} s"
+        assert wait([self._process.sentinel], timeout), f"still running after {timeout} s"
         self._process.join()
         self.returncode = self._process.exitcode
         assert self.returncode is not None
@@ -56,29 +56,29 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """What it wrote, once it has ended."""
+        """Wait for the process and return its stdout and stderr."""
         self.wait(timeout)
-        said = []
+        outputs = []
         for file in (self._out, self._err):
             file.seek(0)
-            said.append(file.read().decode())
-        return said[0], said[1]
+            outputs.append(file.read().decode())
+        return outputs[0], outputs[1]
 
 
-def check_output(code: str, *words: object) -> str:
-    """As `subprocess.check_output`."""
-    process = Forked(code, *words)
+def check_output(code: str, *arguments: object) -> str:
+    """Like `subprocess.check_output`."""
+    process = Forked(code, *arguments)
     out, err = process.communicate()
     assert process.returncode == 0, err
     return out
 
 
-def _run(code: str, words: list[str], environment: dict[str, str], out: Any, err: Any) -> None:
+def _run(code: str, arguments: list[str], environment: dict[str, str], out: Any, err: Any) -> None:
     os.dup2(out.detach(), 1)
     os.dup2(err.detach(), 2)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
-    sys.argv = ["-c", *words]
+    sys.argv = ["-c", *arguments]
     exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})

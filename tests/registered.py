@@ -1,4 +1,4 @@
-"""What a block of code registers or loads is forgotten after it, as at the end of a process."""
+"""Undo registrations and plugin imports after a block of code."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sigmasolver.train.optimisers import OPTIMISERS
 
 @contextmanager
 def forgotten() -> Iterator[Callable[[], None]]:
-    """Yields a function that forgets earlier."""
+    """Restore the registries on exit; yields a function that restores them earlier."""
     tables = [MODELS, LOSSES, OPTIMISERS, RECIPES, plugins._origins, plugins._loaded]
-    kept, path, modules = [dict(table) for table in tables], list(sys.path), set(sys.modules)
+    snapshots, sys_path, modules = [dict(table) for table in tables], list(sys.path), set(sys.modules)
 
     def forget() -> None:
-        for table, before in zip(tables, kept, strict=True):
+        for table, snapshot in zip(tables, snapshots, strict=True):
             table.clear()
-            table.update(before)
-        sys.path[:] = path
+            table.update(snapshot)
+        sys.path[:] = sys_path
         for name in set(sys.modules) - modules:
             if "plugin" in name or name == "foreign_package":
                 del sys.modules[name]

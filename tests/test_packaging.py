@@ -1,4 +1,4 @@
-"""What is handed out: the wheel holds the whole package, the source distribution all that its tests and README need."""
+"""Packaging: the wheel contains the whole package, the source distribution all tracked files."""
 
 import importlib.util
 import subprocess
@@ -13,22 +13,22 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-BARE = {"sigmasolver", "triton"}
-"""This package, and Triton, whose version follows from that of torch."""
+UNBOUNDED = {"sigmasolver", "triton"}
+"""This package, and Triton, whose version is determined by torch."""
 needs_hatchling = pytest.mark.skipif(importlib.util.find_spec("hatchling") is None, reason="needs hatchling")
 
 
 def build(root, kind, out):
-    words = [sys.executable, "-m", "hatchling", "build", "--target", kind, "--directory", str(out)]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=root)
-    assert done.returncode == 0, done.stderr
-    (made,) = out.glob("*.tar.gz" if kind == "sdist" else "*.whl")
-    return made
+    command = [sys.executable, "-m", "hatchling", "build", "--target", kind, "--directory", str(out)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=root)
+    assert result.returncode == 0, result.stderr
+    (archive,) = out.glob("*.tar.gz" if kind == "sdist" else "*.whl")
+    return archive
 
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory):
-    """The source distribution, unpacked."""
+    """The unpacked source distribution."""
     folder = tmp_path_factory.mktemp("sdist")
     with tarfile.open(build(ROOT, "sdist", folder)) as archive:
         archive.extractall(folder, filter="data")
@@ -37,7 +37,7 @@ def unpacked(tmp_path_factory):
 
 
 @needs_hatchling
-def test_the_sdist_holds_what_is_tracked(unpacked):
+def test_sdist_contains_all_tracked_files(unpacked):
     if not (ROOT / ".git").exists():
         pytest.skip("not a checkout")
     listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-z"], capture_output=True, text=True, check=True).stdout
@@ -47,12 +47,12 @@ def test_the_sdist_holds_what_is_tracked(unpacked):
 
 
 @needs_hatchling
-def test_a_wheel_made_from_the_sdist_holds_the_package_byte_for_byte(unpacked, tmp_path):
+def test_wheel_from_sdist_contains_the_package_byte_for_byte(unpacked, tmp_path):
     package = ROOT / "sigmasolver"
     files = [path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     with zipfile.ZipFile(build(unpacked, "wheel", tmp_path)) as wheel:
-        held = {name: wheel.read(name) for name in wheel.namelist() if ".dist-info/" not in name}
-    assert held == {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in files}
+        contents = {name: wheel.read(name) for name in wheel.namelist() if ".dist-info/" not in name}
+    assert contents == {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in files}
     assert {"page.html.j2", "weights.safetensors", "windows.h5", "py.typed"} <= {path.name for path in files}
 
 
@@ -61,14 +61,18 @@ def requirements():
     return {group: [Requirement(text) for text in texts] for group, texts in groups.items()}
 
 
-def test_the_core_is_nine_packages_and_all_that_users_install_have_a_lower_bound_that_the_pins_keep():
+def test_requirements_have_lower_bounds_compatible_with_the_pins():
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
     pins = {name.lower().replace("_", "-"): version for name, version in pins.items()}
-    asked = requirements()
-    assert len(asked[""]) <= 9
-    for group, wanted in asked.items():
-        for one in wanted:
-            if one.name in BARE or group == "dev":
+    groups = requirements()
+    assert len(groups[""]) <= 9
+    for group, group_requirements in groups.items():
+        for requirement in group_requirements:
+            if requirement.name in UNBOUNDED or group == "dev":
                 continue
-            assert [part.operator for part in one.specifier] == [">="], f"{one} has no lower bound, or an upper one"
-            assert pins[one.name.lower()] in one.specifier, f"{one} excludes what constraints.txt pins"
+            assert [bound.operator for bound in requirement.specifier] == [">="], (
+                f"{requirement} has no lower bound, or an upper one"
+            )
+            assert pins[requirement.name.lower()] in requirement.specifier, (
+                f"{requirement} excludes what constraints.txt pins"
+            )

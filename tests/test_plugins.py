@@ -1,4 +1,4 @@
-"""Models, losses, optimisers and tasks of one's own: from a program, a plugin file and an installed package."""
+"""User-defined models, losses, optimisers and tasks: from a program, a plugin file and an installed package."""
 
 import hashlib
 import json
@@ -67,7 +67,7 @@ OWN = (
 
 @pytest.fixture(autouse=True, name="forgotten")
 def forgets():
-    """What a test registers or loads is forgotten after it; call the fixture's value to forget earlier."""
+    """Undo registrations and plugin imports after each test; call the fixture to undo them earlier."""
     with forgotten() as forget:
         yield forget
 
@@ -98,7 +98,7 @@ def same(first, second):
 # --- losses and optimisers
 
 
-def test_a_registered_twin_of_a_built_in_one_trains_to_the_same_bits(data, tmp_path):
+def test_registered_copies_of_loss_and_optimiser_train_identically(data, tmp_path):
     register_loss("twin", lambda recipe, normaliser: lambda p, t: Loss(((0,),))(p, t))
     register_optimiser(
         "twin", lambda parameters, train: torch.optim.AdamW(parameters, weight_decay=train.weight_decay, fused=True)
@@ -108,26 +108,26 @@ def test_a_registered_twin_of_a_built_in_one_trains_to_the_same_bits(data, tmp_p
     assert not same(trained(data, tmp_path / "other", loss="squared"), expected)
 
 
-def test_the_loss_sees_physical_units_and_the_normaliser_of_the_targets(data, tmp_path):
-    seen = []
+def test_registered_loss_gets_physical_units_and_the_target_normaliser(data, tmp_path):
+    calls = []
 
     def build(recipe, normaliser):
         def loss(prediction, truth):
-            seen.append((recipe, normaliser, truth))
+            calls.append((recipe, normaliser, truth))
             return (prediction - truth).square().flatten(1).mean(1)
 
         return loss
 
     register_loss("watching", build)
     trained(data, tmp_path / "run", loss="watching", updates=1)
-    recipe, normaliser, truth = seen[0]
+    recipe, normaliser, truth = calls[0]
     assert recipe.task == TASK and normaliser.fields == TASK.targets and truth.shape == (4, 1, 16, 16, 1)
-    inside = normaliser.encode(truth)
-    assert 0.5 < float(inside.std()) < 2 and not torch.equal(inside, truth)
+    encoded = normaliser.encode(truth)
+    assert 0.5 < float(encoded.std()) < 2 and not torch.equal(encoded, truth)
 
 
 class Descent(torch.optim.Optimizer):
-    """Gradient descent that takes its rate as a number and counts its steps in Python."""
+    """Gradient descent with a float learning rate and a Python step count."""
 
     def __init__(self, parameters, rates):
         super().__init__(parameters, {"lr": 1.0})
@@ -137,12 +137,12 @@ class Descent(torch.optim.Optimizer):
     def step(self):
         for group in self.param_groups:
             self.rates.append(group["lr"])
-            for one in group["params"]:
-                count = self.state[one]["count"] = self.state[one].get("count", 0) + 1
-                one.sub_((group["lr"] * 0.9**count) * one.grad)
+            for parameter in group["params"]:
+                count = self.state[parameter]["count"] = self.state[parameter].get("count", 0) + 1
+                parameter.sub_((group["lr"] * 0.9**count) * parameter.grad)
 
 
-def test_an_optimiser_is_told_the_rate_of_every_step(data, tmp_path):
+def test_registered_optimiser_gets_the_learning_rate_of_every_step(data, tmp_path):
     rates = []
     register_optimiser("descent", lambda parameters, train: Descent(parameters, rates))
     trained(data, tmp_path / "run", optimiser="descent")
@@ -153,29 +153,29 @@ def test_an_optimiser_is_told_the_rate_of_every_step(data, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["descent", "plain-descent", "momentum"])
-def test_a_stopped_training_goes_on_to_the_same_bits(data, tmp_path, name):
-    """Numbers, tensors and nothing at all in the state of the optimiser."""
+def test_registered_optimiser_resumes_exactly(data, tmp_path, name):
+    """With numbers, tensors, or nothing in the optimiser state."""
     register_optimiser("descent", lambda parameters, train: Descent(parameters, []))
     register_optimiser("plain-descent", lambda parameters, train: torch.optim.SGD(parameters))
     register_optimiser("momentum", lambda parameters, train: torch.optim.SGD(parameters, momentum=0.9))
-    whole, run = trained(data, tmp_path / "whole", optimiser=name), Run(tmp_path / "stopped")
-    looks = iter((False, False, True))
+    uninterrupted, run = trained(data, tmp_path / "whole", optimiser=name), Run(tmp_path / "stopped")
+    stops = iter((False, False, True))
     recipe = replace(RECIPE, train=replace(RECIPE.train, optimiser=name))
-    train_run(recipe, data, run, stop=lambda: next(looks, True))
+    train_run(recipe, data, run, stop=lambda: next(stops, True))
     assert not run.weights.exists()
     resume_run(run)
-    assert same(whole, read_tensors(run.weights)[0])
+    assert same(uninterrupted, read_tensors(run.weights)[0])
 
 
 class Hoarder(torch.optim.SGD):
     def step(self):
         super().step()
-        for one in self.param_groups[0]["params"]:
-            self.state[one]["past"] = [1, 2]
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["past"] = [1, 2]
 
 
 @pytest.mark.parametrize(
-    ("register", "settings", "says"),
+    ("register", "settings", "message"),
     [
         (lambda: None, {"loss": "relativ_l2"}, 'Unknown loss "relativ_l2"; did you mean relative_l2?'),
         (lambda: None, {"optimiser": "adam"}, 'Unknown optimiser "adam"; did you mean adamw?'),
@@ -206,14 +206,14 @@ class Hoarder(torch.optim.SGD):
         ),
     ],
 )
-def test_what_cannot_train_is_told_in_one_sentence(data, tmp_path, register, settings, says):
+def test_registered_loss_and_optimiser_errors(data, tmp_path, register, settings, message):
     register()
     with pytest.raises(ValueError) as caught:
         trained(data, tmp_path / "run", **settings)
-    assert says in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_an_optimiser_that_cannot_be_captured_is_refused_by_a_captured_step(data, monkeypatch):
+def test_captured_step_refuses_an_optimiser_that_is_not_capturable(data, monkeypatch):
     register_optimiser("momentum", lambda parameters, train: torch.optim.SGD(parameters, momentum=0.9))
     execution = Execution()
     monkeypatch.setattr(Execution, "captured", True)
@@ -225,7 +225,7 @@ def test_an_optimiser_that_cannot_be_captured_is_refused_by_a_captured_step(data
 
 
 @pytest.mark.parametrize(
-    ("use", "says"),
+    ("use", "message"),
     [
         (lambda: register_loss("squared", print), 'The loss "squared" already exists'),
         (lambda: register_optimiser("my own", print), '"my own" is not a valid name for an optimiser'),
@@ -235,13 +235,13 @@ def test_an_optimiser_that_cannot_be_captured_is_refused_by_a_captured_step(data
         (lambda: register_task("kf2d", TASK), 'The recipe "kf2d" already exists'),
     ],
 )
-def test_what_cannot_be_registered_is_refused(use, says):
+def test_register_errors(use, message):
     with pytest.raises(ValueError) as caught:
         use()
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_task_is_a_recipe_with_default_settings():
+def test_register_task_gives_a_recipe_with_default_settings():
     register_task("tiny", TASK)
     register_task("tiny-fno", RECIPE)
     assert sigmasolver.recipe_of("tiny", seed=3) == Recipe(TASK, train=TrainRecipe(seed=3))
@@ -251,23 +251,31 @@ def test_a_task_is_a_recipe_with_default_settings():
 # --- plugin files
 
 
-def test_a_plugin_goes_through_every_command_and_the_run_says_what_is_missing(call, data, plugin, tmp_path, forgotten):
+def test_plugin_works_with_every_command_and_is_reported_if_missing(call, data, plugin, tmp_path, forgotten):
     run = tmp_path / "run"
     with_plugin = ("--plugin", plugin, "--device", "cpu")
     code, _, err = call("train", "mine-task", "--data", data, "--out", run, *OWN, *with_plugin)
     assert code == 0, err
-    came = {"plugin": "mine.py", "sha256": hashlib.sha256(plugin.read_bytes()).hexdigest()}
-    assert json.loads((run / "origins.json").read_text()) == {"model": came, "loss": came, "optimiser": came}
+    expected = {"plugin": "mine.py", "sha256": hashlib.sha256(plugin.read_bytes()).hexdigest()}
+    assert json.loads((run / "origins.json").read_text()) == {
+        "model": expected,
+        "loss": expected,
+        "optimiser": expected,
+    }
     train = json.loads((run / "recipe.json").read_text())["train"]
     assert (train["loss"], train["optimiser"]) == ("mean_absolute", "momentum")
     forgotten()
     (tmp_path / "run" / "mine.py").write_text("raise SystemExit('a run folder was executed')")
-    for words in (("evaluate", run), ("diagnose", run), ("forecast", run, "--input", data, "--out", tmp_path / "f.h5")):
-        code, _, err = call(*words)
-        origin = f"mine.py (sha256 {came['sha256'][:12]})"
-        said = f'trained with the model "mine" from the plugin {origin}, which is not registered'
-        assert code == 2 and said in err and "pass that file with --plugin" in err and err.count("\n") == 1, words
-    for words in (
+    for arguments in (
+        ("evaluate", run),
+        ("diagnose", run),
+        ("forecast", run, "--input", data, "--out", tmp_path / "f.h5"),
+    ):
+        code, _, err = call(*arguments)
+        origin = f"mine.py (sha256 {expected['sha256'][:12]})"
+        text = f'trained with the model "mine" from the plugin {origin}, which is not registered'
+        assert code == 2 and text in err and "pass that file with --plugin" in err and err.count("\n") == 1, arguments
+    for arguments in (
         ("evaluate", run, *with_plugin),
         ("forecast", run, "--input", data, "--out", tmp_path / "f.h5", *with_plugin),
         ("plan", "mine-task", *OWN, *with_plugin),
@@ -276,14 +284,14 @@ def test_a_plugin_goes_through_every_command_and_the_run_says_what_is_missing(ca
         ("settings", "mine-task", "--plugin", plugin),
     ):
         forgotten()
-        code, out, err = call(*words)
-        assert code == 0, (words, out, err)
+        code, out, err = call(*arguments)
+        assert code == 0, (arguments, out, err)
     assert "mine" in (tmp_path / "page.html").read_text()
 
 
-def test_a_loss_that_is_missing_stops_a_training_but_no_evaluation(call, data, plugin, tmp_path, forgotten):
-    words = ("train", "mine-task", "--data", data, "--out", tmp_path / "run", *OWN, "--set", "model.name=fno")
-    assert call(*words, "--plugin", plugin, "--device", "cpu")[0] == 0
+def test_missing_plugin_loss_stops_training_but_not_evaluation(call, data, plugin, tmp_path, forgotten):
+    arguments = ("train", "mine-task", "--data", data, "--out", tmp_path / "run", *OWN, "--set", "model.name=fno")
+    assert call(*arguments, "--plugin", plugin, "--device", "cpu")[0] == 0
     forgotten()
     run = Run(tmp_path / "run")
     assert load(run.path)(torch.zeros(1, 2, 16, 16, 1)).shape == (1, 1, 16, 16, 1)
@@ -294,20 +302,20 @@ def test_a_loss_that_is_missing_stops_a_training_but_no_evaluation(call, data, p
         resume_run(run)
 
 
-def test_a_plugin_that_has_changed_is_told(call, data, plugin, tmp_path, forgotten):
+def test_changed_plugin_is_reported(call, data, plugin, tmp_path, forgotten):
     run = tmp_path / "run"
-    words = ("train", "mine-task", "--data", data, "--out", run, *OWN)
-    assert call(*words, "--plugin", plugin, "--device", "cpu")[0] == 0
+    arguments = ("train", "mine-task", "--data", data, "--out", run, *OWN)
+    assert call(*arguments, "--plugin", plugin, "--device", "cpu")[0] == 0
     forgotten()
     plugin.write_text(PLUGIN + "# another line\n")
     code, _, err = call("evaluate", run, "--plugin", plugin, "--device", "cpu")
-    now = hashlib.sha256(plugin.read_bytes()).hexdigest()[:12]
-    assert code == 0 and "was trained with the model from the plugin mine.py" in err and now in err
-    assert json.loads((run / "origins.json").read_text())["model"]["sha256"][:12] != now
+    digest = hashlib.sha256(plugin.read_bytes()).hexdigest()[:12]
+    assert code == 0 and "was trained with the model from the plugin mine.py" in err and digest in err
+    assert json.loads((run / "origins.json").read_text())["model"]["sha256"][:12] != digest
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("import torch\nx = 1 / 0\n", "failed at line 2 with ZeroDivisionError: division by zero"),
         ("def f(:\n", "failed at line 1 with SyntaxError"),
@@ -316,14 +324,14 @@ def test_a_plugin_that_has_changed_is_told(call, data, plugin, tmp_path, forgott
         (None, "not found; pass a Python file"),
     ],
 )
-def test_a_plugin_that_fails_is_one_sentence(call, tmp_path, text, says):
+def test_plugin_errors(call, tmp_path, text, message):
     if text is not None:
         (tmp_path / "bad.py").write_text(text)
     code, _, err = call("plan", "darcy", "--plugin", tmp_path / "bad.py")
-    assert code == 2 and says in err and err.count("\n") == 1
+    assert code == 2 and message in err and err.count("\n") == 1
 
 
-def test_a_plugin_is_run_once_and_may_import_what_lies_beside_it(tmp_path):
+def test_load_plugin_runs_once_and_allows_imports_beside_it(tmp_path):
     (tmp_path / "beside_the_plugin.py").write_text("NAME = 'beside'\n")
     (tmp_path / "mine.py").write_text(
         "import sigmasolver, beside_the_plugin\nfrom dataclasses import dataclass\n"
@@ -335,7 +343,7 @@ def test_a_plugin_is_run_once_and_may_import_what_lies_beside_it(tmp_path):
     assert "beside" in sigmasolver.list_models() and plugins.loaded_plugins() == ((tmp_path / "mine.py").resolve(),)
 
 
-def test_the_processes_that_measure_know_the_plugin(plugin, data):
+def test_plugin_is_loaded_in_measuring_processes(plugin, data):
     plugins.load_plugin(plugin)
     recipe = replace(RECIPE, model=ModelRecipe(name="mine"), train=replace(RECIPE.train, loss="mean_absolute", batch=2))
     timing = _in_a_process("mine", recipe, data, torch.device("cpu"), 0.01)
@@ -347,7 +355,7 @@ def test_the_processes_that_measure_know_the_plugin(plugin, data):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """An installed package as pip leaves it: a module, and metadata with entry points."""
+    """An installed package as pip writes it: a module, and metadata with entry points."""
     site = tmp_path / "site"
     info = site / "foreign_package-1.2.dist-info"
     info.mkdir(parents=True)
@@ -369,7 +377,7 @@ def package(tmp_path, monkeypatch):
     return site
 
 
-def test_a_package_is_loaded_only_for_a_name_that_is_not_known(package, data, tmp_path, forgotten, monkeypatch):
+def test_entry_point_package_is_loaded_on_first_use(package, data, tmp_path, forgotten, monkeypatch):
     sigmasolver.build_model("fno", grid=(8, 8), in_channels=1, out_channels=1, width=8, heads=2, depth=1)
     assert "foreign" in sigmasolver.list_models() and "foreign_package" not in sys.modules
     recipe = sigmasolver.recipe_of(
@@ -377,12 +385,12 @@ def test_a_package_is_loaded_only_for_a_name_that_is_not_known(package, data, tm
     )
     assert recipe.task.name == "foreign" and "foreign_package" in sys.modules
     train_run(recipe, data, Run(tmp_path / "run"))
-    came = {"package": "foreign-package", "version": "1.2"}
+    expected = {"package": "foreign-package", "version": "1.2"}
     origins = json.loads((tmp_path / "run" / "origins.json").read_text())
-    assert origins == {"model": came, "loss": came, "optimiser": came}
+    assert origins == {"model": expected, "loss": expected, "optimiser": expected}
     forgotten()
     monkeypatch.undo()
-    sys.path[:] = [one for one in sys.path if one != str(package)]
+    sys.path[:] = [entry for entry in sys.path if entry != str(package)]
     with pytest.raises(
         ValueError, match=r'"foreign" from the package foreign-package 1\.2, which .*; install that package'
     ):

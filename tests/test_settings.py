@@ -1,4 +1,4 @@
-"""Overrides of frozen dataclasses: every type that a parameter has, and every mistake in one sentence."""
+"""Overrides of frozen dataclasses: every field type, and errors of one sentence."""
 
 import json
 from dataclasses import dataclass, field
@@ -60,28 +60,28 @@ class Renamed:
         ("inner.name=1e-4", Outer(inner=Inner(name="1e-4"))),
     ],
 )
-def test_values_arrive_with_their_type(assignment, expected):
+def test_override_parses_values_by_type(assignment, expected):
     assert override(Outer(), [assignment]) == expected
 
 
-def test_a_whole_number_becomes_a_float_where_one_is_meant():
+def test_override_converts_integers_to_floats():
     changed = override(SIMULATORS["ns2d"], ["viscosity=1", "scheme=euler"])
     assert isinstance(changed.viscosity, float) and changed.scheme == "euler"
     assert SIMULATORS["ns2d"].viscosity == 1e-5
 
 
-def test_values_that_only_fit_together_need_no_order():
+def test_override_applies_all_settings_at_once():
     for order in (1, -1):
         changed = override(SIMULATORS["demo"], ["grid=32", "stored=16", "step=0.03125"][::order])
         assert (changed.grid, changed.stored, changed.step) == (32, 16, 0.03125)
 
 
-def test_the_last_of_two_equal_names_holds():
+def test_override_last_assignment_wins():
     assert override(Outer(), ["count=2", "count=3", "inner.rate=1", "inner.name=b"]) == Outer(3, inner=Inner(1.0, "b"))
 
 
 @pytest.mark.parametrize(
-    ("assignment", "says"),
+    ("assignment", "message"),
     [
         ("count", "write name=value"),
         ("=3", "write name=value"),
@@ -98,8 +98,8 @@ def test_the_last_of_two_equal_names_holds():
         ("names=u,,v", "names must be a list of values, each a word"),
     ],
 )
-def test_mistakes_are_one_sentence(assignment, says):
-    with pytest.raises(ValueError, match=says) as caught:
+def test_override_errors(assignment, message):
+    with pytest.raises(ValueError, match=message) as caught:
         override(Outer(), [assignment])
     assert "\n" not in str(caught.value) and str(caught.value).endswith((".", "?"))
 
@@ -113,12 +113,12 @@ def test_mistakes_are_one_sentence(assignment, says):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_json_round_trip_is_exact(value):
+def test_to_plain_round_trip_is_exact(value):
     assert from_plain(type(value), json.loads(json.dumps(to_plain(value)))) == value
 
 
 @pytest.mark.parametrize(
-    ("plain", "says"),
+    ("plain", "message"),
     [
         ({"cuont": 1}, 'Outer: unknown setting "cuont"; did you mean count'),
         ({"inner": {"rate": "fast"}}, "inner.rate must be a finite number"),
@@ -129,37 +129,37 @@ def test_json_round_trip_is_exact(value):
         ({"inner": 3}, "inner must be a table of settings"),
     ],
 )
-def test_foreign_keys_and_types_are_refused(plain, says):
-    with pytest.raises(ValueError, match=says):
+def test_from_plain_errors(plain, message):
+    with pytest.raises(ValueError, match=message):
         from_plain(Outer, plain)
 
 
-def test_a_missing_setting_without_default_is_named():
+def test_from_plain_reports_a_missing_setting():
     with pytest.raises(ValueError, match="missing setting grid"):
         from_plain(SolverConfig, {"in_channels": 1, "out_channels": 1})
 
 
-def test_old_names_are_read_and_new_ones_written():
+def test_aliases_are_read_but_not_written():
     new = Renamed(2.0, Inner(name="b"))
     assert from_plain(Renamed, {"speed": 2, "core": {"name": "b"}}) == new
     assert override(Renamed(), ["speed=2", "core.name=b"]) == new
     assert set(to_plain(new)) == {"rate", "inner"}
 
 
-def test_the_last_spelling_holds_and_a_file_has_only_one():
+def test_aliases_last_assignment_wins_and_duplicates_are_refused():
     assert override(Renamed(), ["speed=1", "rate=2", "speed=3"]).rate == 3
     assert override(Renamed(), ["rate=1", "speed=2", "rate=3"]).rate == 3
     with pytest.raises(ValueError, match="sets rate twice, also as speed; remove one"):
         from_plain(Renamed, {"rate": 1.0, "speed": 1.0})
 
 
-def test_an_old_name_is_never_suggested():
+def test_aliases_are_not_suggested():
     with pytest.raises(ValueError, match="rate") as caught:
         override(Renamed(), ["spede=1"])
     assert "speed" not in str(caught.value)
 
 
-def test_a_name_that_many_parts_have_is_answered_with_three():
+def test_suggest_lists_three_matches_or_all_names():
     names = [f"setting_{letter}" for letter in "abcdef"]
     assert suggest("setting", names).count("setting_") == 3
     assert suggest("q", names) == f"choose from {', '.join(names)}."
@@ -167,14 +167,14 @@ def test_a_name_that_many_parts_have_is_answered_with_three():
 
 
 @pytest.mark.parametrize("value", [*RECIPES.values(), *SIMULATORS.values()], ids=[*RECIPES, *SIMULATORS])
-def test_every_listed_value_can_be_typed_back(value):
-    """All of them at once give the same dataclass again, whatever its types."""
+def test_list_settings_values_can_be_set_again(value):
+    """Setting all listed values gives the same dataclass again."""
     listed = list_settings(value)
     assert override(value, [f"{setting.name}={setting.value}" for setting in listed]) == value
     assert all(setting.meaning.endswith(".") and setting.kind for setting in listed)
 
 
-def test_the_list_has_every_setting_of_a_recipe_once():
+def test_list_settings_of_a_recipe_is_complete():
     plain = RECIPES["kf2d"].to_plain()
     options = plain["model"].pop("options")
     names = [f"{part}.{name}" for part, values in plain.items() for name in values]
@@ -185,8 +185,8 @@ def test_the_list_has_every_setting_of_a_recipe_once():
     assert listed["model.options.padding"].kind == "word or words or none"
 
 
-def test_a_source_that_is_not_there_costs_the_meaning_alone():
-    space: dict = {}
-    exec("from dataclasses import dataclass\n@dataclass\nclass Typed:\n    count: int = 3\n", space)
-    (setting,) = list_settings(space["Typed"]())
+def test_list_settings_without_source_has_no_meaning():
+    namespace: dict = {}
+    exec("from dataclasses import dataclass\n@dataclass\nclass Typed:\n    count: int = 3\n", namespace)
+    (setting,) = list_settings(namespace["Typed"]())
     assert (setting.name, setting.value, setting.meaning) == ("count", "3", "")

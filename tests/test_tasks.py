@@ -1,4 +1,4 @@
-"""The rows of tab:forecast-protocols, and that they fit the simulators that make their data."""
+"""The tasks match tab:forecast-protocols and the layouts of their simulators."""
 
 from dataclasses import replace
 
@@ -17,13 +17,13 @@ PROTOCOLS = {  # train, test, history, block, horizon as the paper prints them; 
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_rows_are_the_papers(name):
+def test_tasks_match_the_paper(name):
     task = task_of(name)
     assert (task.train, task.test, task.history, task.block, task.horizon) == PROTOCOLS[name]
 
 
 @pytest.mark.parametrize("name", [task.name for task in CANONICAL])
-def test_rows_fit_the_stored_data(name):
+def test_tasks_fit_the_simulated_data(name):
     task, layout = task_of(name), simulator_of(name).layout
     assert set(task.inputs) | set(task.targets) <= set(layout.fields)
     assert tuple(-(-len(axis) // task.space_stride) for axis in layout.coordinates) == task.grid
@@ -33,13 +33,13 @@ def test_rows_fit_the_stored_data(name):
     assert task.starts is None or task.starts <= frames - needed + 1
 
 
-def test_channels_of_the_published_counts():
+def test_task_channels():
     assert (task_of("ns2d").in_channels, task_of("ns2d").out_channels) == (10, 1)
     assert (task_of("kf2d").in_channels, task_of("kf2d").out_channels) == (10, 4)
     assert (task_of("smoke3d").in_channels, task_of("smoke3d").out_channels) == (16, 16)
 
 
-def test_mistakes_are_one_sentence():
+def test_task_errors():
     with pytest.raises(ValueError, match=r"did you mean .*kf2d"):
         task_of("kf3d")
     with pytest.raises(ValueError, match="block of ns2d is 0"):

@@ -1,12 +1,12 @@
-"""Trajectories and what is cut out of them.
+"""Trajectories, and the training samples cut from them.
 
-layout, header, domain   what trajectories hold, where they come from, what their numbers mean
-store, slots             one HDF5 file of them, and how it is written so that a kill does no harm
-reader, formats          reading them: a store, or other people's files in place
-split, windows           training, validation and test; history and future of one sample
-normalise, moments       units to what a network sees and back; means and deviations of values that come in parts
-mask                     solids, which count nowhere
+layout, header, domain   fields and axes of trajectories, their origin, and the physical meaning of their numbers
+store, slots             an HDF5 file of trajectories, and its crash-safe writer
+reader, formats          readers of stores, and of foreign files in place
+split, windows           training, validation and test splits; history and future of a sample
+normalise, moments       normalisation of fields; mean and variance of values that arrive in blocks
+mask                     solid regions, which are excluded everywhere
 prefetch                 batches read ahead of time
-inspect, constant        what is in a file: statistics, problems, a picture; fields that never change
-isolated, worker         foreign libraries in a process of their own, which a damaged file may crash
+inspect, constant        statistics, problems and a plot of a data set; fields that are constant in time
+isolated, worker         foreign libraries in a separate process, which a damaged file may crash
 """

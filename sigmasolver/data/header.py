@@ -1,10 +1,10 @@
-"""What a store says about its trajectories, and the fingerprint that ties this to their values.
+"""The header of a store, and the fingerprint of header and values.
 
     digest_i    = SHA-256(bytes of trajectory i)                       little-endian, C order, as stored
     fingerprint = SHA-256(header text · coordinates · times · digest_0 · … · digest_{n−1})
 
 The header text is JSON with sorted keys and no spaces; coordinates and times enter as little-endian float64.
-The fingerprint grows trajectory by trajectory, and does not know in how many batches or runs they came.
+The fingerprint is updated trajectory by trajectory and is independent of the batches in which they were written.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ BOUNDARIES = ("periodic", "wall", "open")
 
 
 class StoreError(ValueError):
-    """A store that cannot be written or read, in one plain sentence."""
+    """A store cannot be written or read; the message is one sentence."""
 
 
 class OtherStoreError(StoreError):
-    """A store that holds other data than those to be written to it."""
+    """A store contains other data than those to be written."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """Everything about a set of trajectories except their values and their number."""
+    """Metadata of a set of trajectories: everything except their values and their number."""
 
     layout: Layout
     source: str
-    """Who made the values: a simulator's name, or the kind of an imported file."""
+    """Name of the simulator, or the format of the imported files."""
     parameters: Mapping[str, Any]
-    """What they were made with; anything that JSON holds."""
+    """Parameters of the source, JSON-compatible."""
     seed: int | None = None
     """None for imported data."""
     dtype: str = "float32"
@@ -89,16 +89,16 @@ class Header:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one trajectory: `(frames, *grid, fields)`."""
+        """Shape of a trajectory: `(frames, *grid, fields)`."""
         return (len(self.layout.times), *self.grid, len(self.layout.fields))
 
     @property
     def nbytes(self) -> int:
-        """The stored size of one trajectory."""
+        """Stored size of a trajectory in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * DTYPES[self.dtype].itemsize
 
     def axes(self) -> dict[str, np.ndarray]:
-        """The coordinates by the names of their axes, and the times t, as float64."""
+        """Coordinates by axis name, and the times under t, as float64."""
         names = (*self.layout.axis_names, "t")
         return {
             name: np.asarray(values, dtype="<f8")
@@ -108,8 +108,7 @@ class Header:
     def facts(self) -> dict[str, Any]:
         """The header as plain JSON values, without the coordinates and times.
 
-        The names of the axes are not among them: a fingerprint is of the values, and is the same as before axes had
-        names.
+        Axis names are not included, so that fingerprints stay the same as before axes had names.
         """
         layout = self.layout
         facts = {
@@ -126,17 +125,17 @@ class Header:
         return json.loads(canonical(facts))
 
     def difference(self, other: Header) -> str | None:
-        """The first thing in which the stored `self` and the wanted `other` differ, in words, or None."""
-        stored, wanted = self.facts(), other.facts()
-        pairs = [(f"parameter {key}", stored["parameters"].get(key), wanted["parameters"].get(key))
-                 for key in sorted(stored["parameters"].keys() | wanted["parameters"].keys())]  # fmt: skip
-        pairs = [("source", stored["source"], wanted["source"]), *pairs]
-        pairs += [(key, stored[key], wanted[key]) for key in stored if key != "parameters"]
+        """Describe the first difference between the stored header and the expected `other`, or None."""
+        stored, expected = self.facts(), other.facts()
+        pairs = [(f"parameter {key}", stored["parameters"].get(key), expected["parameters"].get(key))
+                 for key in sorted(stored["parameters"].keys() | expected["parameters"].keys())]  # fmt: skip
+        pairs = [("source", stored["source"], expected["source"]), *pairs]
+        pairs += [(key, stored[key], expected[key]) for key in stored if key != "parameters"]
         for name, old, new in pairs:
             if old != new:
                 return f"its {name} is {old!r}, expected {new!r}"
         if self.layout.axis_names != other.layout.axis_names:
-            names = [", ".join(one.layout.axis_names) for one in (self, other)]
+            names = [", ".join(header.layout.axis_names) for header in (self, other)]
             return f"its axes are {names[0]}, expected {names[1]}"
         for (name, old), new in zip(self.axes().items(), other.axes().values(), strict=True):
             if not np.array_equal(old, new):
@@ -145,15 +144,15 @@ class Header:
 
 
 def canonical(value: Any) -> str:
-    """JSON with one spelling only: sorted keys, no spaces, the shortest floats that read back exactly."""
+    """Canonical JSON: sorted keys, no spaces, shortest floats that round-trip."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def fingerprint(header: Header, digests: Iterable[bytes]) -> str:
-    """SHA-256, in hexadecimal, of a header and of its trajectories' digests in order."""
-    total = hashlib.sha256(canonical(header.facts()).encode())
+    """SHA-256, in hexadecimal, of a header and the digests of its trajectories in order."""
+    hasher = hashlib.sha256(canonical(header.facts()).encode())
     for values in header.axes().values():
-        total.update(values.tobytes())
+        hasher.update(values.tobytes())
     for digest in digests:
-        total.update(digest)
-    return total.hexdigest()
+        hasher.update(digest)
+    return hasher.hexdigest()

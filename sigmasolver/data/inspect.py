@@ -1,13 +1,12 @@
-"""What is inside a store or a foreign file: its header, statistics of its values, what is wrong with them, and a
-picture.
+"""Summary of a store or a foreign file: header, statistics of the values, problems, and a plot.
 
-Statistics run over the finite values, in float64, one pass, a few megabytes at a time. Groups of n values
-with mean m and squared deviations S merge exactly (Chan, Golub and LeVeque):
+Statistics are computed over the finite values, in float64, in one pass over blocks of a few megabytes. Groups of n
+values with mean m and squared deviations S merge exactly (Chan, Golub and LeVeque):
 
     n = n₁ + n₂,   δ = m₂ - m₁,   m = m₁ + δ n₂/n,   S = S₁ + S₂ + δ² n₁n₂/n.
 
-In the picture each field has one colour scale for all its frames, symmetric about zero where the values have
-both signs; both colour maps can be read with any common kind of colour blindness.
+In the plot each field has one colour scale for all its frames, symmetric about zero if the values have both signs;
+both colour maps are safe for the common kinds of colour blindness.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ if TYPE_CHECKING:
 __all__ = ["FieldSummary", "Summary", "draw", "open_any", "summarise"]
 
 _BLOCK = 16 * 2**20
-TINY = 1e-5
-"""Of the mean: a standard deviation below it is lost in float32."""
-MOST_SHOWN = 5
-_SIGNED, _ONE_SIGN = "RdBu_r", "viridis"
+MIN_RELATIVE_STD = 1e-5
+"""A standard deviation below this fraction of the mean is poorly resolved in float32."""
+MAX_SHOWN = 5
+_SIGNED, _UNSIGNED = "RdBu_r", "viridis"
 
 
 @dataclass(frozen=True)
 class FieldSummary:
-    """One field over all trajectories, frames and points; NaN where no value is finite."""
+    """Statistics of a field over all trajectories, frames and points; NaN if no value is finite."""
 
     name: str
     unit: str
@@ -62,96 +61,96 @@ class FieldSummary:
 
     @property
     def constant(self) -> bool:
-        """Whether there is one value only, so that the field tells nothing."""
+        """Whether all values are equal."""
         return self.minimum == self.maximum
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A store or a foreign data set in numbers."""
+    """Summary of a store or a foreign data set."""
 
     path: Path
     header: Header
     package: str | None
-    """The version of the package that wrote a store; None: foreign files."""
+    """Version of the package that wrote the store; None for foreign files."""
     count: int
-    """How many trajectories it is meant for."""
+    """Number of trajectories that it has room for."""
     whole: int
-    """How many it holds."""
+    """Number of complete trajectories."""
     size: int
-    """Bytes that the whole trajectories take."""
+    """Size of the complete trajectories in bytes."""
     fields: tuple[FieldSummary, ...]
     fingerprint: str | None
-    """None: it is of all trajectories, and only some were read."""
+    """None if only some of the trajectories were read."""
     damaged: tuple[int, ...]
-    """The trajectories whose values are no longer those that were written."""
+    """Trajectories with a checksum mismatch."""
     notes: tuple[str, ...] = ()
-    """What foreign files do not say and was taken as known."""
-    twins: tuple[tuple[int, int], ...] = ()
-    """Pairs of trajectories with the same values."""
+    """Assumptions about what foreign files leave unspecified."""
+    duplicates: tuple[tuple[int, int], ...] = ()
+    """Pairs of trajectories with identical values."""
     read: int = 0
-    """How many trajectories the statistics are of."""
+    """Number of trajectories covered by the statistics."""
     bad: int = 0
-    """How many of these have values that are not finite."""
+    """Number of these with non-finite values."""
 
     @property
     def published_split(self) -> Split | None:
         return Split.from_plain(self.header.parameters.get("split"))
 
     def problems(self) -> list[str]:
-        """What may spoil a training, one sentence each."""
-        found = []
+        """Problems that may harm a training, one sentence each."""
+        problems = []
         for field in self.fields if self.read else ():
             if field.nans or field.infinities:
-                found.append(
+                problems.append(
                     f"{field.name} has {field.nans} NaN and {field.infinities} infinite values; fix them, "
                     "or skip these trajectories with --skip-bad."
                 )
             if field.constant:
-                found.append(f"{field.name} is constant and carries no information.")
-            elif field.std < TINY * abs(field.mean):
-                found.append(
+                problems.append(f"{field.name} is constant and carries no information.")
+            elif field.std < MIN_RELATIVE_STD * abs(field.mean):
+                problems.append(
                     f"{field.name} varies by only {field.std / abs(field.mean):.1g} of its mean, "
                     "which float32 resolves poorly; "
                     "subtract a constant from it."
                 )
-        return found + self._twin_problems() + self._axis_problems()
+        return problems + self._duplicate_problems() + self._axis_problems()
 
-    def _twin_problems(self) -> list[str]:
+    def _duplicate_problems(self) -> list[str]:
         split = self.published_split
-        place = {} if split is None else {one: part for part, ones in asdict(split).items() for one in ones}
-        found = []
-        for first, second in self.twins[:MOST_SHOWN]:
+        part_of = {} if split is None else {index: part for part, members in asdict(split).items() for index in members}
+        problems = []
+        for first, second in self.duplicates[:MAX_SHOWN]:
             pair = f"Trajectories {first} and {second} have identical values"
             if split is None:
-                found.append(f"{pair}; keep them in the same split, or remove one.")
-            elif place.get(first) != place.get(second):
-                found.append(
-                    f"{pair}, but one is in the {place.get(first, 'unused')} split and the other in the "
-                    f"{place.get(second, 'unused')} split; remove one."
+                problems.append(f"{pair}; keep them in the same split, or remove one.")
+            elif part_of.get(first) != part_of.get(second):
+                problems.append(
+                    f"{pair}, but one is in the {part_of.get(first, 'unused')} split and the other in the "
+                    f"{part_of.get(second, 'unused')} split; remove one."
                 )
-        if len(self.twins) > MOST_SHOWN:
-            found.append(f"{len(self.twins)} pairs of trajectories have identical values.")
-        return found
+        if len(self.duplicates) > MAX_SHOWN:
+            problems.append(f"{len(self.duplicates)} pairs of trajectories have identical values.")
+        return problems
 
     def _axis_problems(self) -> list[str]:
-        layout, found = self.header.layout, []
+        layout, problems = self.header.layout, []
         uneven = unevenly_spaced(time_steps(layout.times))
         if uneven is not None:
-            found.append(f"The frames are {uneven}; resample them, or train with model.options.time_embedding=true.")
+            problems.append(f"The frames are {uneven}; resample them, or train with model.options.time_embedding=true.")
         for name, axis in zip(layout.axis_names, layout.coordinates, strict=True):
             steps = time_steps(axis)
             if unevenly_spaced(steps) is not None:
-                found.append(
+                problems.append(
                     f"{name} is unevenly spaced, {steps[0]:g} to {steps[1]:g} apart; models treat it as uniform."
                 )
         if self.whole == 1:
-            found.append("Only one trajectory; training and testing need at least two, so split it in time.")
-        return found
+            problems.append("Only one trajectory; training and testing need at least two, so split it in time.")
+        return problems
 
 
 class _Moments:
-    """Count, mean, squared deviations, extremes, NaNs and infinities, each `(frames, fields)`."""
+    """Running count, mean, squared deviations, extremes, NaNs and infinities, each `(frames, fields)`."""
 
     def __init__(self, frames: int, fields: int) -> None:
         self.n, self.mean, self.S = (np.zeros((frames, fields)) for _ in range(3))
@@ -159,7 +158,7 @@ class _Moments:
         self.nans, self.infinities = (np.zeros((frames, fields), np.int64) for _ in range(2))
 
     def add(self, frames: slice, block: np.ndarray) -> None:
-        """Take in `(frames, *grid, fields)` values of these frames."""
+        """Add a block `(frames, *grid, fields)` of these frames."""
         values = block.reshape(len(block), -1, block.shape[-1]).transpose(0, 2, 1).astype(np.float64, order="C")
         finite = np.isfinite(values)
         n = finite.sum(-1).astype(np.float64)
@@ -185,7 +184,7 @@ class _Moments:
         return int(self.nans.sum() + self.infinities.sum())
 
     def over_frames(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation per field, all frames together."""
+        """Mean and standard deviation per field over all frames."""
         total = (self.n[0], self.mean[0], self.S[0])
         for frame in range(1, len(self.n)):
             total = merge(total, (self.n[frame], self.mean[frame], self.S[frame]))
@@ -196,12 +195,12 @@ class _Moments:
 
 
 def _mean_and_std(n: np.ndarray, mean: np.ndarray, S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    none = n == 0
-    return np.where(none, np.nan, mean), np.where(none, np.nan, np.sqrt(S / np.maximum(n, 1)))
+    empty = n == 0
+    return np.where(empty, np.nan, mean), np.where(empty, np.nan, np.sqrt(S / np.maximum(n, 1)))
 
 
 def open_any(path: str | Path, steady: bool | None = None) -> Reader:
-    """A store, or foreign files of any kind."""
+    """Open a store, or foreign files of any format."""
     path = Path(path)
     if steady is not None and path.exists() and not is_store(path) and guess_kind(path).select is not None:
         return open_data(path, Reading(steady=steady))
@@ -214,30 +213,30 @@ def summarise(
     steady: bool | None = None,
     first: int | None = None,
 ) -> Summary:
-    """Read every whole trajectory once: statistics, twins, and whether it still has the digest it was written with.
+    """Read every complete trajectory once: compute statistics, find duplicates and verify checksums.
 
-    `progress` is called with the trajectories done and their number. `steady`: a user's own arrays have no axis of
-    time. `first`: read only so many trajectories.
+    `progress` is called with the trajectories done and their total. `steady`: the user's arrays have no time axis.
+    `first`: read only this many trajectories.
     """
     if first is not None and first < 1:
         raise ValueError(f"first is {first}; it must be at least 1.")
     with open_any(path, steady) as data:
         header = data.header
         moments = _Moments(header.shape[0], header.shape[-1])
-        number = len(data) if first is None else min(first, len(data))
-        damaged, twins, seen, bad = [], [], dict[bytes, int](), 0
+        total = len(data) if first is None else min(first, len(data))
+        damaged, duplicates, seen, bad = [], [], dict[bytes, int](), 0
         store = data if isinstance(data, StoreReader) else None
-        for index in range(number):
+        for index in range(total):
             before = moments.not_finite
-            digest = _take_in(data, index, moments)
+            digest = _add_trajectory(data, index, moments)
             bad += moments.not_finite > before
             if store is not None and digest != store.digests[index]:
                 damaged.append(index)
-            twin = seen.setdefault(digest, index)
-            if twin != index:
-                twins.append((twin, index))
+            original = seen.setdefault(digest, index)
+            if original != index:
+                duplicates.append((original, index))
             if progress is not None:
-                progress(index + 1, number)
+                progress(index + 1, total)
         known = not isinstance(data, ForeignReader) or data.examined
         return Summary(
             path=data.path,
@@ -246,18 +245,18 @@ def summarise(
             count=len(data) if store is None else store.count,
             whole=len(data),
             size=len(data) * header.nbytes,
-            fields=_fields(header, moments),
-            fingerprint=data.fingerprint if number == len(data) or known else None,
+            fields=_field_summaries(header, moments),
+            fingerprint=data.fingerprint if total == len(data) or known else None,
             damaged=tuple(damaged),
             notes=tuple(data.notes),
-            twins=tuple(twins),
-            read=number,
+            duplicates=tuple(duplicates),
+            read=total,
             bad=bad,
         )
 
 
-def _take_in(store: Reader, index: int, moments: _Moments) -> bytes:
-    """Add one trajectory to the moments; return the digest of its values."""
+def _add_trajectory(store: Reader, index: int, moments: _Moments) -> bytes:
+    """Add a trajectory to the moments; return the digest of its values."""
     frames = store.header.shape[0]
     step = max(1, _BLOCK * frames // store.header.nbytes)
     digest = hashlib.sha256()
@@ -268,12 +267,12 @@ def _take_in(store: Reader, index: int, moments: _Moments) -> bytes:
     return digest.digest()
 
 
-def _fields(header: Header, moments: _Moments) -> tuple[FieldSummary, ...]:
+def _field_summaries(header: Header, moments: _Moments) -> tuple[FieldSummary, ...]:
     mean, std = moments.over_frames()
     frame_mean, frame_std = moments.per_frame()
     low, high = moments.low.min(0), moments.high.max(0)
-    none = low > high
-    low, high = np.where(none, np.nan, low), np.where(none, np.nan, high)
+    empty = low > high
+    low, high = np.where(empty, np.nan, low), np.where(empty, np.nan, high)
     return tuple(
         FieldSummary(
             name=name,
@@ -292,9 +291,9 @@ def _fields(header: Header, moments: _Moments) -> tuple[FieldSummary, ...]:
 
 
 def draw(path: str | Path, picture: str | Path, index: int = 0, columns: int = 5) -> None:
-    """Draw trajectory `index`: a row per field, and up to `columns` frames evenly from the first to the last.
+    """Plot trajectory `index`: a row per field, and up to `columns` evenly spaced frames from the first to the last.
 
-    Of a 3-D field the plane in the middle of the second axis is shown.
+    Of a 3-D field, the middle plane of the second axis is shown.
     """
     from matplotlib.figure import Figure
 
@@ -323,13 +322,13 @@ def draw(path: str | Path, picture: str | Path, index: int = 0, columns: int = 5
     for panel, frame in zip(axes[0], frames, strict=True):
         panel.set_title(f"t = {header.layout.times[frame]:.4g}", fontsize=10)
     figure.suptitle(_title(header, index), fontsize=11)
-    drawn = BytesIO()
+    buffer = BytesIO()
     try:
-        figure.savefig(drawn, format=picture.suffix.removeprefix(".") or "png")
-    except ValueError as error:  # an ending that matplotlib does not know
+        figure.savefig(buffer, format=picture.suffix.removeprefix(".") or "png")
+    except ValueError as error:  # a file extension that matplotlib does not support
         raise StoreError(f"Cannot write the image {picture}: {error}.") from error
     with plain_errors(picture, kind=StoreError), replacing(picture) as file:
-        file.write(drawn.getvalue())
+        file.write(buffer.getvalue())
 
 
 def _plane(frame: np.ndarray) -> np.ndarray:
@@ -337,16 +336,16 @@ def _plane(frame: np.ndarray) -> np.ndarray:
 
 
 def _colours(values: np.ndarray) -> tuple[str, float, float]:
-    """The colour map and its ends for all the frames of one field."""
+    """Colour map and its limits for all frames of a field."""
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
     if low < 0 < high:
         return _SIGNED, -max(-low, high), max(-low, high)
-    return _ONE_SIGN, low, high
+    return _UNSIGNED, low, high
 
 
 def _panel(panel: Axes, field: np.ndarray, header: Header, colours: tuple[str, float, float]) -> QuadMesh:
-    """One field at one time, x to the right and the last axis up; what is not finite stays grey."""
+    """Plot a field at one time, x to the right and the last axis up; non-finite values are grey."""
     name, low, high = colours
     panel.set_facecolor("0.6")
     panel.set_aspect("equal")

@@ -1,8 +1,8 @@
-"""Foreign HDF5, MATLAB, NetCDF and Zarr files are read by a process of its own (worker.py), which a damaged file may
-crash.
+"""Client of the worker process (worker.py) that reads foreign HDF5, MATLAB, NetCDF and Zarr files, because a damaged
+file may crash their libraries.
 
-One such process serves all files. It is started when first needed, in the time that importing h5py takes, and ends
-with this one. If it dies or computes without end, the file at hand is refused with a sentence.
+One worker serves all files. It is started on first use, which takes about as long as importing h5py, and ends with this
+process. If it crashes or exceeds its CPU time, the current file raises ValueError.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from sigmasolver.data import worker
 __all__ = ["EXTRA", "UnreadableError", "ask", "check_file"]
 
 SECONDS = 60.0
-"""Computing time that a request may take, beyond what its bytes take."""
+"""CPU time limit of a request, in addition to the time for its bytes."""
 EXTRA = "pip install 'sigmasolver[data]'"
-SLOWEST = 5e6
-"""Bytes that are decompressed in a second at the least."""
+MIN_BYTES_PER_SECOND = 5e6
+"""Lowest expected decompression rate."""
 
 
-ON_FOLDERS = ("labelled", "labelled_box")
-"""What can be asked of a folder: Zarr groups are some."""
+FOLDER_OPERATIONS = ("labelled", "labelled_box")
+"""Operations that accept a folder, such as a Zarr group."""
 
 
 class UnreadableError(Exception):
-    """The libraries' objection to a file: `kind` (another kind of file) or `damage`."""
+    """A library rejected a file, with the reason `kind` (another format) or `damage`."""
 
 
 def check_file(path: Path) -> None:
-    """Refuse what is no file: a pipe or a device could be waited on for ever."""
+    """Raise ValueError unless this is a regular file: reading a pipe or device could block forever."""
     if not path.exists():
         raise ValueError(f"{path} not found.")
     if not path.is_file():
@@ -50,11 +50,11 @@ def check_file(path: Path) -> None:
 
 
 class _Process:
-    """The worker; its answers come in the order of the requests."""
+    """The worker process, which answers requests in order."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()
-        # No -m, which would import the package, and no -I, which would lose a PYTHONPATH that h5py may come from.
+        # Not -m, which would import the package, nor -I, which would ignore a PYTHONPATH that provides h5py.
         self.child = subprocess.Popen(
             [sys.executable, "-P", worker.__file__],
             stdin=subprocess.PIPE,
@@ -63,10 +63,10 @@ class _Process:
         )
 
     def ask(self, request: dict[str, Any]) -> tuple[dict[str, Any], np.ndarray | None]:
-        questions, answers = self.child.stdin, self.child.stdout
-        assert questions is not None and isinstance(answers, io.BufferedReader)
-        questions.write(json.dumps(request).encode() + b"\n")
-        questions.flush()
+        requests, answers = self.child.stdin, self.child.stdout
+        assert requests is not None and isinstance(answers, io.BufferedReader)
+        requests.write(json.dumps(request).encode() + b"\n")
+        requests.flush()
         line = answers.readline()
         if not line.endswith(b"\n"):
             raise EOFError
@@ -82,41 +82,41 @@ class _Process:
         self.child.kill()
         for stream in (self.child.stdin, self.child.stdout):
             if stream is not None:
-                with suppress(BrokenPipeError):  # what was still to be written has no reader
+                with suppress(BrokenPipeError):  # buffered bytes have no reader any more
                     stream.close()
         return self.child.wait()
 
 
 _process: _Process | None = None
-_turn = threading.Lock()
+_lock = threading.Lock()
 
 
 def ask(path: Path, operation: str, arguments: Sequence[Any] = (), nbytes: int = 0) -> Any:
-    """What the worker's `operation` gives for this file; an array of about `nbytes` bytes takes its time."""
+    """Run an `operation` of the worker on a file; `nbytes`, the size of the result, extends the time limit."""
     global _process
-    if operation not in ON_FOLDERS or not path.is_dir():
+    if operation not in FOLDER_OPERATIONS or not path.is_dir():
         check_file(path)
-    seconds = SECONDS + nbytes / SLOWEST
+    seconds = SECONDS + nbytes / MIN_BYTES_PER_SECOND
     request = {"operation": operation, "arguments": [os.fsdecode(path.resolve()), *arguments], "seconds": seconds}
-    with _turn:
+    with _lock:
         if _process is None or _process.owner != os.getpid() or _process.child.poll() is not None:
             _process = _Process()
         try:
             answer, values = _process.ask(request)
         except (EOFError, BrokenPipeError):
-            status, _process = _status(_process), None
-            raise ValueError(_last_words(path, status, seconds)) from None
-        except BaseException:  # half an answer may be left in the pipe
+            status, _process = _exit_status(_process), None
+            raise ValueError(_crash_message(path, status, seconds)) from None
+        except BaseException:  # a partial answer may be left in the pipe
             _process.end()
             _process = None
             raise
     if "error" in answer:
-        raise _objection(path, answer["error"])
+        raise _error_for(path, answer["error"])
     return answer["value"] if values is None else values
 
 
-def _status(process: _Process) -> int:
-    """How it died."""
+def _exit_status(process: _Process) -> int:
+    """Exit status of a worker that died."""
     try:
         status = process.child.wait(timeout=5)
     except subprocess.TimeoutExpired:
@@ -125,7 +125,7 @@ def _status(process: _Process) -> int:
     return status
 
 
-def _last_words(path: Path, status: int, seconds: float) -> str:
+def _crash_message(path: Path, status: int, seconds: float) -> str:
     if status == -getattr(signal, "SIGXCPU", 0):
         return f"Reading {path} did not finish within {seconds:.0f} s of CPU time, so it may be corrupt; save it again."
     if status == -getattr(signal, "SIGKILL", 0):
@@ -136,7 +136,7 @@ def _last_words(path: Path, status: int, seconds: float) -> str:
     return f"{path} is corrupt and crashed the library that reads it; copy or download it again."
 
 
-def _objection(path: Path, reason: str) -> Exception:
+def _error_for(path: Path, reason: str) -> Exception:
     if reason == "permission":
         return ValueError(f"Permission denied: {path}.")
     if reason == "memory":

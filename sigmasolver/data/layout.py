@@ -1,4 +1,4 @@
-"""What the axes and channels of a trajectory mean."""
+"""Meaning of the axes and channels of a trajectory."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["Layout", "shape_text", "turn", "upright"]
 
 @dataclass(frozen=True)
 class Layout:
-    """What the axes and channels of a trajectory `(frames, *grid, fields)` mean."""
+    """Meaning of the axes and channels of a trajectory `(frames, *grid, fields)`."""
 
     fields: tuple[str, ...]
     units: tuple[str, ...]
     boundary: tuple[str, ...]
-    """How each spatial axis ends: "periodic", "wall" or "open"."""
+    """Boundary of each spatial axis: "periodic", "wall" or "open"."""
     coordinates: tuple[np.ndarray, ...]
-    """One increasing array per spatial axis (for staggered fields: of the cell centres)."""
+    """Increasing coordinates of each spatial axis (cell centres for staggered fields)."""
     times: np.ndarray
     axes: tuple[str, ...] = ()
-    """Names of the spatial axes in the order in which they are stored; empty: x, y, z."""
+    """Names of the spatial axes in stored order; empty: x, y, z."""
 
     @property
     def axis_names(self) -> tuple[str, ...]:
@@ -30,11 +30,11 @@ class Layout:
 
     @property
     def upright(self) -> tuple[int, ...]:
-        """The numbers of the spatial axes in the order x, y, z, in which they are drawn."""
+        """Permutation that sorts the spatial axes to x, y, z, the order of plots."""
         return upright(self.axis_names)
 
     def turned(self, order: Sequence[int]) -> Layout:
-        """Of the same trajectories with the spatial axes of these numbers in turn."""
+        """The layout with the spatial axes permuted to this order."""
         return replace(
             self,
             boundary=tuple(self.boundary[axis] for axis in order),
@@ -44,16 +44,16 @@ class Layout:
 
 
 def upright(names: Sequence[str]) -> tuple[int, ...]:
-    """The numbers of the axes of these names in the order x, y, z."""
+    """Permutation that sorts axes of these names to x, y, z."""
     return tuple(sorted(range(len(names)), key=lambda axis: names[axis]))
 
 
 def turn(values: np.ndarray, first: int, order: Sequence[int]) -> np.ndarray:
-    """A view with the spatial axes, which begin at axis `first`, in this order."""
-    rest = range(first + len(order), values.ndim)
-    return values.transpose(*range(first), *(first + axis for axis in order), *rest)
+    """Transpose the spatial axes, which begin at axis `first`, to this order; returns a view."""
+    trailing = range(first + len(order), values.ndim)
+    return values.transpose(*range(first), *(first + axis for axis in order), *trailing)
 
 
 def shape_text(lengths: Iterable[int]) -> str:
-    """Lengths of axes as a person reads them: "64 × 64"."""
+    """Format axis lengths, such as "64 × 64"."""
     return " × ".join(map(str, lengths))

@@ -1,9 +1,9 @@
-"""Normalisers: the map between physical units and what a network sees, fitted on training trajectories only.
+"""Normalisers: affine maps between physical and normalised units, fitted on training trajectories only.
 
     encode(x) = (x - mean) / scale,      decode(x) = x · scale + mean
 
-Each kind is a row: how mean and scale come from trajectories v_i (frames, *grid, fields), in one pass over them, in
-float64. σ is the standard deviation over all points and frames of a trajectory, σ_t the one along time at a point.
+Each row is a kind: the mean and scale of trajectories v_i (frames, *grid, fields), computed in one pass in float64. σ
+is the standard deviation over all points and frames of a trajectory, σ_t the one over time at a point.
 
     none         0                        1
     channel      mean of everything       std of everything                the default for a user's own data
@@ -12,24 +12,24 @@ float64. σ is the standard deviation over all points and frames of a trajectory
     temporal     mean of everything       mean over points and i of σ_t    KF2D
     trajectory   (1/N) Σ_i mean(v_i)      (1 + Σ_i σ(v_i))/N + 1e-6        IT3D, Smoke3D; velocities share one statistic
     box-cox      mean of everything       unbiased std + 1e-10             REALM
-    published    those that the data come with, else like channel          RealPDEBench
-    numerical    those that the data come with, else like channel, of the  RealPDEBench
-                 numerical training windows beside them
-    the-well     those of stats.yaml, which must be there                  The Well
+    published    those of the data set, otherwise like channel             RealPDEBench
+    numerical    those of the data set, otherwise like channel, fitted on  RealPDEBench
+                 its numerical training windows
+    the-well     those of stats.yaml, which is required                    The Well
 
-Before the last one, mass fractions (fields named species_...) go through a Box-Cox transform of exponent λ = 0.1,
+In the kind "box-cox", mass fractions (fields named species_...) first go through a Box-Cox transform with λ = 0.1,
 
     z = (max(x, ε)^λ - 1)/λ,              x = max(λ z + 1, 0)^(1/λ),
 
-because a flame's species span many powers of ten. Fit and encoding use the same ε = 1e-8. The kind "box-cox-released"
-has that of the public code: 1e-40 in the fit and 1e-8 in the encoding, so that encoded fields are off by the difference
-(a species that is absent everywhere is 1.584 there, and 0 here). A forecast has no floor: a network may well go below
-that of the data, down to z = -1/λ, where the mass fraction is zero; `encode_forecast` gives that back. Where the power
-overflows, the forecast is infinite, and a rollout stops and says so.
+because the species of a flame span many orders of magnitude. Fit and encoding use the same ε = 1e-8. The kind
+"box-cox-released" reproduces the public code: 1e-40 in the fit and 1e-8 in the encoding, so that encoded fields are
+offset by the difference (a species that is absent everywhere is 1.584 there, and 0 here). Forecasts have no floor: a
+network may predict values below that of the data, down to z = -1/λ, where the mass fraction is zero;
+`encode_forecast` recovers them. Where the power overflows, the forecast is infinite and the rollout stops.
 
-"Everything" is per field. The 1 in "trajectory" comes from the public loader, whose sum starts there. Where all that
-shares a statistic has one value only, the scale is 1; such fields are reported in `constant`. Groups of n values with
-mean m and squared deviations S merge exactly (Chan, Golub and LeVeque).
+"Everything" is per field. The 1 in "trajectory" comes from the public loader, whose sum starts at 1. If all fields that
+share a statistic are constant, the scale is 1; such fields are reported in `constant`. Groups of n values with mean m
+and squared deviations S merge exactly (Chan, Golub and LeVeque).
 """
 
 from __future__ import annotations
@@ -54,33 +54,33 @@ __all__ = ["KINDS", "Fit", "Normaliser", "TimeScale", "fit", "fit_trajectories"]
 _KEYS = ("kind", "fields", "mean", "scale", "constant")
 _EXPONENT = 0.1
 _FLOORS = {"box-cox": (1e-8, 1e-8), "box-cox-released": (1e-40, 1e-8)}
-"""The least mass fraction in the fit and in the encoding, of the kinds that transform species."""
-_LEAST = 1e-37
-"""The floor of a forecast's mass fractions: about the smallest that float32 holds with all its digits."""
-_WITH_CONSTANTS, _SEEN = ("scalar", "pixel", "trajectory"), 1e-4
-"""Kinds whose scale has a constant added, and the least range of a normalised field that a network can still see."""
-_GIVEN = ("published", "numerical", "the-well")
-"""Kinds whose statistics a data set may come with."""
+"""Floor of the mass fractions in the fit and in the encoding, for kinds that transform species."""
+_FORECAST_FLOOR = 1e-37
+"""Floor of the mass fractions of a forecast: close to the smallest normal float32."""
+_WITH_EPSILON, _MIN_RANGE = ("scalar", "pixel", "trajectory"), 1e-4
+"""Kinds that add a constant to the scale, and the smallest useful range of a normalised field."""
+_WITH_STATISTICS = ("published", "numerical", "the-well")
+"""Kinds that use statistics published with a data set."""
 _REQUIRED = {
     "numerical": ("realpdebench", "statistics of numerical training data (mean_std.pt)"),
     "the-well": ("the-well", "statistics of The Well (stats.yaml beside the folder data)"),
 }
-"""Those of them whose statistics must be there: whose they are, and what they are called."""
-_Cast = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-"""Mean, scale, and which fields are transformed before them (None: none)."""
+"""Those that require published statistics: the source of the data, and a description for messages."""
+_Statistics = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""Mean, scale, and a mask of the fields to transform (None: none)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Normaliser:
-    """The affine map of these fields. Statistics are float64, one per field `(q,)` or per point `(*grid, q)`."""
+    """Affine map of some fields. Statistics are float64, per field `(q,)` or per point `(*grid, q)`."""
 
     kind: str
     fields: tuple[str, ...]
     mean: torch.Tensor
     scale: torch.Tensor
     constant: tuple[str, ...] = ()
-    """Fields that had one value only, so that their scale could not be measured."""
-    _casts: dict[tuple[torch.device, torch.dtype], _Cast] = field(default_factory=dict, init=False, repr=False)
+    """Fields that were constant in the training data."""
+    _casts: dict[tuple[torch.device, torch.dtype], _Statistics] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         lookup(KINDS, self.kind, "normaliser")
@@ -99,17 +99,16 @@ class Normaliser:
             raise ValueError("A mean or scale is not finite, or a scale is not positive; fit the normaliser again.")
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
-        """Physical units `(..., *grid, q)` to normalised ones, in the type of `x`."""
+        """Normalise values `(..., *grid, q)` in physical units; keeps the dtype of `x`."""
         return self._encode(x, _FLOORS.get(self.kind, (0.0, 0.0))[1])
 
     def encode_forecast(self, x: torch.Tensor) -> torch.Tensor:
-        """`encode` of what `decode` gave: what the network said, also where that lies below the floor of the data, with
-        its gradient."""
-        return self._encode(x, _LEAST)
+        """Invert `decode`: recovers the network output and its gradient even below the floor of the data."""
+        return self._encode(x, _FORECAST_FLOOR)
 
     def _encode(self, x: torch.Tensor, floor: float) -> torch.Tensor:
-        mean, scale, powered = self._at(x)
-        return ((_box_cox(x, powered, floor) - mean) / scale).to(x.dtype)
+        mean, scale, species = self._statistics_for(x)
+        return ((_box_cox(x, species, floor) - mean) / scale).to(x.dtype)
 
     @property
     def transforms(self) -> bool:
@@ -118,16 +117,16 @@ class Normaliser:
 
     def decode(self, x: torch.Tensor) -> torch.Tensor:
         """The inverse of `encode`."""
-        mean, scale, powered = self._at(x)
-        return _inverse_box_cox(x * scale + mean, powered).to(x.dtype)
+        mean, scale, species = self._statistics_for(x)
+        return _inverse_box_cox(x * scale + mean, species).to(x.dtype)
 
     def prepare(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> Normaliser:
-        """Put the statistics on a device once, before a first compiled or captured call there; returns itself."""
-        self._at(torch.empty(self.mean.shape, dtype=dtype, device=device))
+        """Cache the statistics on a device before the first compiled or captured call; returns self."""
+        self._statistics_for(torch.empty(self.mean.shape, dtype=dtype, device=device))
         return self
 
     def select(self, fields: Sequence[str]) -> Normaliser:
-        """The normaliser of these fields alone, in this order."""
+        """The normaliser of only these fields, in this order."""
         for name in fields:
             if name not in self.fields:
                 raise ValueError(f'The normaliser has no field "{name}"; {suggest(name, self.fields)}')
@@ -136,7 +135,7 @@ class Normaliser:
         return Normaliser(self.kind, tuple(fields), self.mean[..., channels], self.scale[..., channels], constant)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON keeps exactly."""
+        """Plain values that round-trip exactly through JSON."""
         return {
             "kind": self.kind,
             "fields": list(self.fields),
@@ -157,8 +156,8 @@ class Normaliser:
         mean, scale = (torch.tensor(values[name], dtype=torch.float64) for name in ("mean", "scale"))
         return Normaliser(values["kind"], tuple(values["fields"]), mean, scale, tuple(values["constant"]))
 
-    def _at(self, x: torch.Tensor) -> _Cast:
-        """Mean and scale for `x`: on its device, in its type or in float32 where that is narrower."""
+    def _statistics_for(self, x: torch.Tensor) -> _Statistics:
+        """Mean and scale on the device of `x`, in its dtype but at least float32."""
         if x.shape[x.ndim - self.mean.ndim :] != self.mean.shape:
             raise ValueError(
                 f"Got values of shape {tuple(x.shape)}; the last axes must be {tuple(self.mean.shape)} "
@@ -167,15 +166,15 @@ class Normaliser:
         key = (x.device, torch.promote_types(x.dtype, torch.float32))
         if key in self._casts:
             return self._casts[key]
-        if torch.compiler.is_compiling():  # what a graph makes may be overwritten by its next run: not kept
+        if torch.compiler.is_compiling():  # the next replay of a graph may overwrite its tensors: do not cache
             return self._cast(*key)
-        with torch.inference_mode(False):  # else training after an evaluation would be refused
+        with torch.inference_mode(False):  # inference tensors cannot be used in autograd later
             self._casts[key] = self._cast(*key)
         return self._casts[key]
 
-    def _cast(self, device: torch.device, dtype: torch.dtype) -> _Cast:
-        powered = _powered(self.fields).to(device) if self.transforms else None
-        return self.mean.to(device, dtype), self.scale.to(device, dtype), powered
+    def _cast(self, device: torch.device, dtype: torch.dtype) -> _Statistics:
+        species = _species_mask(self.fields).to(device) if self.transforms else None
+        return self.mean.to(device, dtype), self.scale.to(device, dtype), species
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_casts": {}}
@@ -183,10 +182,10 @@ class Normaliser:
 
 @dataclass(frozen=True)
 class TimeScale:
-    """The map from physical times to those that a model sees: frames of the training data since their first one.
+    """Map from physical times to model times, in frames of the training data since the first one.
 
-    The fastest sine of the model's embedding turns by one radian per frame, so frames are told apart, and what lies
-    between two of them is smooth.
+    The highest frequency of the model's time embedding is one radian per frame, so frames are distinguishable and the
+    embedding is smooth between them.
     """
 
     origin: float = 0.0
@@ -198,34 +197,34 @@ class TimeScale:
             raise ValueError(f"The unit of time is {self.unit}; it must be positive.")
 
     def encode(self, times: torch.Tensor) -> torch.Tensor:
-        """In float64: large times that lie close together stay apart."""
+        """Convert in float64, so that large times that are close together stay distinct."""
         return (times.double() - self.origin) / self.unit
 
     @staticmethod
     def of(times: np.ndarray) -> TimeScale:
-        """Of the (thinned) frames of the training trajectories; the unit is their mean distance."""
+        """From the times of the (strided) training frames; the unit is their mean spacing."""
         first, last = float(times[0]), float(times[-1])
         return TimeScale(first, (last - first) / (len(times) - 1) if len(times) > 1 else 1.0)
 
 
 def fit(kind: str, windows: Windows, mask: str | None = None) -> tuple[Normaliser, Normaliser]:
-    """The normalisers of the inputs and of the targets, from the whole trajectories behind these training windows.
+    """Fit the normalisers of the inputs and of the targets on the full trajectories of these training windows.
 
-    Reads every trajectory once, thinned as the windows are; statistics that the data come with are read from there.
-    With a `mask` the fluid points alone count.
+    Reads every trajectory once, with the strides of the windows; published statistics are used if the kind says so.
+    With a `mask`, only fluid points count.
     """
-    if kind in _GIVEN and isinstance(windows.source, Reader):
-        given, source = windows.source.published_statistics, windows.source.header.source
-        maker, what = _REQUIRED.get(kind, (source, ""))
-        if what and (given is None or source != maker):
-            if kind == "numerical" and source == maker and (found := _of_numerical(windows)) is not None:
-                return found.select(windows.spec.inputs), found.select(windows.spec.targets)
+    if kind in _WITH_STATISTICS and isinstance(windows.source, Reader):
+        statistics, source = windows.source.published_statistics, windows.source.header.source
+        required_source, description = _REQUIRED.get(kind, (source, ""))
+        if description and (statistics is None or source != required_source):
+            if kind == "numerical" and source == required_source and (numerical := _fit_numerical(windows)) is not None:
+                return numerical.select(windows.spec.inputs), numerical.select(windows.spec.targets)
             raise ValueError(
-                f"{windows.source.path} has no {what}; add the file, or set task.normaliser=channel "
+                f"{windows.source.path} has no {description}; add the file, or set task.normaliser=channel "
                 "to fit them on the training windows."
             )
-        if given is not None:
-            return _completed(kind, windows, given, "inputs"), _completed(kind, windows, given, "targets")
+        if statistics is not None:
+            return _published(kind, windows, statistics, "inputs"), _published(kind, windows, statistics, "targets")
     trajectories = windows.each_finite("training")
     if mask is not None:
         channel = windows.fields.index(mask)
@@ -234,45 +233,46 @@ def fit(kind: str, windows: Windows, mask: str | None = None) -> tuple[Normalise
     return both.select(windows.spec.inputs), both.select(windows.spec.targets)
 
 
-def _of_numerical(windows: Windows) -> Normaliser | None:
-    """Fitted on the numerical training windows of the data set that these windows are of, on the points that both have;
-    None: they are not there."""
-    from sigmasolver.data.formats import open_data  # which imports every reader
+def _fit_numerical(windows: Windows) -> Normaliser | None:
+    """Fit on the numerical training windows of the same data set, on the shared grid points; None if there are none."""
+    from sigmasolver.data.formats import open_data  # deferred: imports every reader
     from sigmasolver.data.formats.realpdebench import numerical_branch
 
-    place = numerical_branch(windows.source.path) if isinstance(windows.source, Reader) else None
-    if place is None:
+    folder = numerical_branch(windows.source.path) if isinstance(windows.source, Reader) else None
+    if folder is None:
         return None
-    with open_data(place) as data:
-        lacking = [name for name in windows.fields if name not in data.header.layout.fields]
-        if lacking:
+    with open_data(folder) as data:
+        missing = [name for name in windows.fields if name not in data.header.layout.fields]
+        if missing:
             raise ValueError(
-                f"The numerical data in {place} have no {', '.join(lacking)}, so the normaliser cannot be fitted on "
+                f"The numerical data in {folder} have no {', '.join(missing)}, so the normaliser cannot be fitted on "
                 "them; set task.normaliser=channel to fit it on the measured windows."
             )
-        # Some numerical data are stored on twice the points of the measured ones.
-        coarse = -(-data.header.grid[0] // len(windows.coordinates[0]))
-        lists = data.published_windows
-        listed = None if lists is None else lists.windows("train")
-        members = range(len(data)) if lists is None else lists.trajectories("train")
-        numerical = Windows(data, members, replace(windows.spec, space_stride=coarse), listed)
+        # Some numerical data have twice the resolution of the measurements.
+        space_stride = -(-data.header.grid[0] // len(windows.coordinates[0]))
+        window_lists = data.published_windows
+        listed = None if window_lists is None else window_lists.windows("train")
+        members = range(len(data)) if window_lists is None else window_lists.trajectories("train")
+        numerical = Windows(data, members, replace(windows.spec, space_stride=space_stride), listed)
         return fit_trajectories("numerical", windows.fields, numerical.each_finite("numerical training"))
 
 
-def _completed(kind: str, windows: Windows, given: Mapping[str, Any], role: str) -> Normaliser:
-    """The normaliser of the inputs or targets from given statistics. Parameters of a trajectory have none in The Well:
-    theirs are fitted."""
-    fields, statistics = getattr(windows.spec, role), dict(given[role])
-    parameters = given.get("fitted", ())
+def _published(kind: str, windows: Windows, published: Mapping[str, Any], role: str) -> Normaliser:
+    """The normaliser of the inputs or targets from published statistics. The Well has none for the parameters of a
+    trajectory: these are fitted."""
+    fields, statistics = getattr(windows.spec, role), dict(published[role])
+    parameters = published.get("fitted", ())
     missing = [name for name in fields if name not in statistics and name in parameters]
     if missing:
         channels = [windows.fields.index(name) for name in missing]
-        found = fit_trajectories("channel", missing, (one[..., channels] for one in windows.each_finite("training")))
-        statistics |= zip(missing, zip(found.mean.tolist(), found.scale.tolist(), strict=True), strict=True)
-    return _given(kind, fields, statistics)
+        fitted = fit_trajectories(
+            "channel", missing, (values[..., channels] for values in windows.each_finite("training"))
+        )
+        statistics |= zip(missing, zip(fitted.mean.tolist(), fitted.scale.tolist(), strict=True), strict=True)
+    return _from_statistics(kind, fields, statistics)
 
 
-def _given(kind: str, fields: Sequence[str], statistics: Mapping[str, Sequence[float]]) -> Normaliser:
+def _from_statistics(kind: str, fields: Sequence[str], statistics: Mapping[str, Sequence[float]]) -> Normaliser:
     for name in fields:
         if name not in statistics:
             raise ValueError(
@@ -284,46 +284,46 @@ def _given(kind: str, fields: Sequence[str], statistics: Mapping[str, Sequence[f
 
 
 def fit_trajectories(kind: str, fields: Sequence[str], trajectories: Iterable[torch.Tensor]) -> Normaliser:
-    """The normaliser of this kind for trajectories `(frames, *grid, fields)`, which are taken one at a time."""
-    watched = _RangeTracker(fields, trajectories)
-    mean, scale = lookup(KINDS, kind, "normaliser")(watched)
+    """Fit a normaliser of this kind on trajectories `(frames, *grid, fields)`, one at a time."""
+    tracked = _RangeTracker(fields, trajectories)
+    mean, scale = lookup(KINDS, kind, "normaliser")(tracked)
     shared = kind == "trajectory"
     for group in map(list, field_groups(fields).values()) if shared else [[q] for q in range(len(fields))]:
-        if all(fields[q] in watched.constant for q in group):
+        if all(fields[q] in tracked.constant for q in group):
             scale[..., group] = 1
         elif not bool((scale[..., group] > 0).all()):
             raise ValueError(f"The field {fields[group[0]]} is constant in time; set task.normaliser=channel.")
-        elif kind in _WITH_CONSTANTS:
-            largest = max(watched.range_of(q) for q in group)
-            if largest < _SEEN * float(scale[..., group].min()):
+        elif kind in _WITH_EPSILON:
+            largest = max(tracked.range_of(q) for q in group)
+            if largest < _MIN_RANGE * float(scale[..., group].min()):
                 raise ValueError(
                     f"The field {fields[group[0]]} has a range of only {largest:.3g}, negligible against the constant "
                     f'of the normaliser "{kind}"; set task.normaliser=channel, or convert the data to other units.'
                 )
-    return Normaliser(kind, tuple(fields), mean.cpu(), scale.cpu(), watched.constant)
+    return Normaliser(kind, tuple(fields), mean.cpu(), scale.cpu(), tracked.constant)
 
 
-def _powered(fields: Sequence[str]) -> torch.Tensor:
+def _species_mask(fields: Sequence[str]) -> torch.Tensor:
     return torch.tensor([name.startswith("species_") for name in fields])
 
 
-def _box_cox(x: torch.Tensor, powered: torch.Tensor | None, floor: float) -> torch.Tensor:
-    if powered is None:
+def _box_cox(x: torch.Tensor, species: torch.Tensor | None, floor: float) -> torch.Tensor:
+    if species is None:
         return x
-    # The power of other fields might overflow, and an infinity times the zero gradient of `where` is NaN.
-    base = torch.where(powered, x.clamp(min=floor), 1.0)
-    return torch.where(powered, (base**_EXPONENT - 1) / _EXPONENT, x)
+    # For other fields the power may overflow, and infinity times the zero gradient of `where` is NaN.
+    base = torch.where(species, x.clamp(min=floor), 1.0)
+    return torch.where(species, (base**_EXPONENT - 1) / _EXPONENT, x)
 
 
-def _inverse_box_cox(z: torch.Tensor, powered: torch.Tensor | None) -> torch.Tensor:
-    if powered is None:
+def _inverse_box_cox(z: torch.Tensor, species: torch.Tensor | None) -> torch.Tensor:
+    if species is None:
         return z
-    base = torch.where(powered, (_EXPONENT * z + 1).clamp(min=0), 1.0)
-    return torch.where(powered, base ** (1 / _EXPONENT), z)
+    base = torch.where(species, (_EXPONENT * z + 1).clamp(min=0), 1.0)
+    return torch.where(species, base ** (1 / _EXPONENT), z)
 
 
 class _RangeTracker:
-    """The trajectories in float64 as a fit goes through them, noting each field's extremes on the way."""
+    """Iterate over trajectories in float64 and track the minimum and maximum of each field."""
 
     def __init__(self, fields: Sequence[str], trajectories: Iterable[torch.Tensor]) -> None:
         self.fields = tuple(fields)
@@ -333,13 +333,13 @@ class _RangeTracker:
 
     @property
     def constant(self) -> tuple[str, ...]:
-        """The fields that had one value only in all that was taken."""
+        """Fields that were constant over all trajectories seen so far."""
         if self._low is None or self._high is None:
             return ()
         return tuple(name for name, same in zip(self.fields, (self._low == self._high).tolist(), strict=True) if same)
 
     def range_of(self, channel: int) -> float:
-        """The difference of a field's extremes in all that was taken."""
+        """Maximum minus minimum of a field over all trajectories seen so far."""
         assert self._low is not None and self._high is not None
         return float(self._high[channel] - self._low[channel])
 
@@ -362,14 +362,14 @@ Fit = Callable[[_RangeTracker], tuple[torch.Tensor, torch.Tensor]]
 
 
 def _moments(trajectories: Iterable[torch.Tensor], per_point: bool) -> tuple[int, torch.Tensor, torch.Tensor]:
-    """How many values went in, their mean m and squared deviations S, per field or per point and field."""
-    whole: tuple[int, torch.Tensor, torch.Tensor] = (0, torch.zeros(()), torch.zeros(()))
+    """Count n, mean m and squared deviations S, per field, or per point and field."""
+    total: tuple[int, torch.Tensor, torch.Tensor] = (0, torch.zeros(()), torch.zeros(()))
     for values in trajectories:
         values = values if per_point else values.flatten(0, -2)
         mean = values.mean(0)
-        part = (len(values), mean, (values - mean).square().sum(0))
-        whole = merge(whole, part) if whole[0] else part
-    return whole
+        block = (len(values), mean, (values - mean).square().sum(0))
+        total = merge(total, block) if total[0] else block
+    return total
 
 
 def _unbiased(n: int, S: torch.Tensor) -> torch.Tensor:
@@ -420,12 +420,12 @@ def _trajectory(trajectories: _RangeTracker) -> tuple[torch.Tensor, torch.Tensor
     return mean, scale
 
 
-def _of_powers(kind: str, trajectories: _RangeTracker) -> tuple[torch.Tensor, torch.Tensor]:
-    powered, (floor, _) = _powered(trajectories.fields), _FLOORS[kind]
-    transformed = (_box_cox(values, powered.to(values.device), floor) for values in trajectories)
+def _box_cox_fit(kind: str, trajectories: _RangeTracker) -> tuple[torch.Tensor, torch.Tensor]:
+    species, (floor, _) = _species_mask(trajectories.fields), _FLOORS[kind]
+    transformed = (_box_cox(values, species.to(values.device), floor) for values in trajectories)
     n, mean, S = _moments(transformed, per_point=False)
     std = _unbiased(n, S)
-    return mean, torch.where(std < 1e-10, 1.0, std + 1e-10)  # a species below the floor everywhere has no spread
+    return mean, torch.where(std < 1e-10, 1.0, std + 1e-10)  # a species below the floor everywhere has zero variance
 
 
 KINDS: dict[str, Fit] = {
@@ -435,7 +435,7 @@ KINDS: dict[str, Fit] = {
     "pixel": _pixel,
     "temporal": _temporal,
     "trajectory": _trajectory,
-    **{kind: partial(_of_powers, kind) for kind in _FLOORS},
+    **{kind: partial(_box_cox_fit, kind) for kind in _FLOORS},
     "published": _channel,
     "numerical": _channel,
     "the-well": _channel,

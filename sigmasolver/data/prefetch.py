@@ -1,4 +1,4 @@
-"""Batches read ahead of time by a thread, into page-locked memory where they are bound for a GPU."""
+"""Prefetch batches in a thread, into pinned memory if they go to a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def prefetch(
 ) -> Iterator[Pair]:
     """The windows of each batch of indices, in order, on `device`; up to `ahead` batches are read in advance.
 
-    Copies to a GPU come from page-locked memory and the host does not wait for them.
+    Copies to a GPU are non-blocking, from pinned memory.
     """
     target = torch.device(device)
 
@@ -26,20 +26,20 @@ def prefetch(
         history, future = windows.batch(indices)
         return (history.pin_memory(), future.pin_memory()) if target.type == "cuda" else (history, future)
 
-    waiting: deque[Future[Pair]] = deque()
-    with ThreadPoolExecutor(max_workers=1) as reader:  # one: the source is read in order, by one handle
+    pending: deque[Future[Pair]] = deque()
+    with ThreadPoolExecutor(max_workers=1) as reader:  # one worker: the source is read in order through one handle
         try:
             for indices in batches:
-                waiting.append(reader.submit(read, indices))
-                if len(waiting) > ahead:
-                    yield _moved(waiting.popleft().result(), target)
-            while waiting:
-                yield _moved(waiting.popleft().result(), target)
+                pending.append(reader.submit(read, indices))
+                if len(pending) > ahead:
+                    yield _to_device(pending.popleft().result(), target)
+            while pending:
+                yield _to_device(pending.popleft().result(), target)
         finally:
-            for future in waiting:
+            for future in pending:
                 future.cancel()
 
 
-def _moved(pair: Pair, device: torch.device) -> Pair:
+def _to_device(pair: Pair, device: torch.device) -> Pair:
     history, future = pair
     return history.to(device, non_blocking=True), future.to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""What reads trajectories, whatever they lie in: a store, or a foreign file that is read in place."""
+"""Interface of readers of trajectories: a store, or a foreign file read in place."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ Key: TypeAlias = int | slice | tuple[int | slice, ...]
 class Reader(ABC):
     """Trajectories `(count, frames, *grid, fields)`, sliced like an array and read only when sliced.
 
-    It can be handed to workers, by fork or by pickle.
+    Readers can be passed to worker processes, by fork or by pickle.
     """
 
     path: Path
     header: Header
     notes: tuple[str, ...] = ()
-    """What a user should know of these data, one sentence each."""
+    """Notes for the user, one sentence each."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def __getitem__(self, key: Key) -> np.ndarray:
-        """Any integers and slices, in the stored type."""
+        """Index with any integers and slices; keeps the stored dtype."""
 
     @property
     @abstractmethod
     def digests(self) -> Sequence[bytes]:
-        """One per trajectory: equal digests are the same trajectory."""
+        """One digest per trajectory; equal digests mean identical trajectories."""
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Of the header and the digests."""
+        """Hash of the header and the digests."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,42 +53,42 @@ class Reader(ABC):
 
     @property
     def published_split(self) -> Split | None:
-        """Which trajectories train, validate and test, where the data set itself says so."""
+        """The split defined by the data set, if any."""
         return Split.from_plain(self.header.parameters.get("split"))
 
     @property
     def published_windows(self) -> WindowLists | None:
-        """The windows of each part, where the data set itself names them one by one."""
+        """The windows of each split, if the data set lists them."""
         return WindowLists.from_plain(self.header.parameters.get("windows"))
 
     @property
     def published_statistics(self) -> Mapping[str, Any] | None:
-        """Mean and scale of each field, by "inputs" and "targets", where the data set comes with them."""
+        """Mean and scale of each field, by "inputs" and "targets", if the data set includes them."""
         return self.header.parameters.get("statistics")
 
     @property
     def groups(self) -> Mapping[str, Sequence[int]]:
-        """Trajectories by the name that the data set has for them, such as "in_dist"."""
+        """Named groups of trajectories of the data set, such as "in_dist"."""
         return self.header.parameters.get("groups", {})
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self[index] for index in range(len(self)))
 
-    def check(self, index: int) -> None:  # noqa: B027 - nothing to compare with unless a reader keeps digests of values
-        """Refuse a trajectory whose values are no longer those that were written."""
+    def check(self, index: int) -> None:  # noqa: B027 - optional: only some readers store digests
+        """Verify the checksum of a trajectory; raises ValueError on a mismatch."""
 
     def trajectory(self, index: int) -> np.ndarray:
-        """A whole trajectory, checked like `check` does."""
+        """A full trajectory, verified as by `check`."""
         self.check(index)
         return self[index]
 
     def fields(self, index: int, start: int, stop: int, channels: Sequence[int]) -> Sequence[np.ndarray] | None:
-        """These fields of the frames from `start` to before `stop`, each `(stop - start, *grid)`, where the file keeps
-        them apart; None where it does not. In the type of the file, and often views of its bytes: to be copied."""
+        """These fields of frames `start:stop`, each `(stop - start, *grid)`, if the file stores fields separately;
+        otherwise None. In the dtype of the file, and often views of its memory: copy before use."""
         return None
 
-    def close(self) -> None:  # noqa: B027 - not every reader holds a file open
-        """Let go of the file; it opens again when next sliced."""
+    def close(self) -> None:  # noqa: B027 - optional: not every reader keeps a file open
+        """Close the file; it is reopened on the next access."""
 
     def __enter__(self) -> Self:
         return self
@@ -98,22 +98,22 @@ class Reader(ABC):
 
 
 def contiguous(key: Key, shape: Sequence[int]) -> list[tuple[slice, int | slice]]:
-    """Per axis, the contiguous range that holds what `key` selects, and the key within that range.
+    """Per axis, the contiguous range that covers the selection of `key`, and the key within that range.
 
-    Files gather strided elements one by one; reading the range and striding in memory is far faster.
+    HDF5 reads strided elements one by one; reading the range and striding in memory is far faster.
     """
     keys = key if isinstance(key, tuple) else (key,)
     if len(keys) > len(shape):
         raise IndexError(f"{len(keys)} indices for {len(shape)} axes")
-    return [_range(one, size) for one, size in zip(keys, shape, strict=False)]
+    return [_contiguous_range(axis_key, size) for axis_key, size in zip(keys, shape, strict=False)]
 
 
-def _range(key: int | slice, size: int) -> tuple[slice, int | slice]:
+def _contiguous_range(key: int | slice, size: int) -> tuple[slice, int | slice]:
     if isinstance(key, slice):
-        chosen = range(size)[key]
-        if not chosen:
+        selected = range(size)[key]
+        if not selected:
             return slice(0, 0), slice(None)
-        low, high = min(chosen[0], chosen[-1]), max(chosen[0], chosen[-1])
-        return slice(low, high + 1), slice(None, None, chosen.step)
+        low, high = min(selected[0], selected[-1]), max(selected[0], selected[-1])
+        return slice(low, high + 1), slice(None, None, selected.step)
     index = range(size)[key]
     return slice(index, index + 1), 0

@@ -1,6 +1,6 @@
-"""The store: one HDF5 file of trajectories `(count, frames, *grid, fields)`, written safely and read lazily.
+"""The store: an HDF5 file of trajectories `(count, frames, *grid, fields)`, with crash-safe writes and lazy reads.
 
-The layout, the fingerprint and the reason why a killed writer does no harm are in docs/data_format.md.
+The layout, the fingerprint and the crash safety are described in docs/data_format.md.
 """
 
 from __future__ import annotations
@@ -21,24 +21,23 @@ from sigmasolver.data.header import DTYPES, FORMAT, VERSION, Header, OtherStoreE
 from sigmasolver.data.isolated import ask
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.reader import Key, Reader, contiguous
-from sigmasolver.runs.files import plain_errors, replacing, take_name, temporary
+from sigmasolver.runs.files import plain_errors, rename_into_place, replacing, temporary
 
 __all__ = ["LEGACY_AXES", "Header", "StoreError", "StoreReader", "Writer", "is_store", "open_store", "write_store"]
 
 _BLOCK = 16 * 2**20
 LEGACY_AXES: dict[str, tuple[str, ...]] = {"realpdebench": ("y", "x")}
-"""By source, the axes of stores and runs that were written before axes had names; such a store calls its coordinates
-x, y in turn."""
-_intact: dict[tuple[int, ...], set[int]] = {}
-"""By device, inode, size and time of change of a file: trajectories whose checksum this process has found right. The
-rows of a suite open the same store again and again, and hashing 10 GB each time takes longer than a short training."""
+"""Axes, by source, of stores and runs written before axes had names; these stores name their coordinates x, y."""
+_verified: dict[tuple[int, ...], set[int]] = {}
+"""Trajectories already verified by this process, by device, inode, size and mtime of the file. The rows of a suite
+reopen the same store many times, and hashing 10 GB each time takes longer than a short training."""
 
 
 class Writer:
-    """Appends whole trajectories to a store: starts it if there is none, else continues it.
+    """Appends trajectories to a store, which is created or resumed.
 
-    One process writes at a time; any number may read meanwhile. A store made for another count is first
-    copied into one of the wanted count, which needs room for both.
+    One process writes at a time; any number may read concurrently. A store of another count is first copied into one of
+    the requested count, which needs disk space for both.
     """
 
     def __init__(self, path: str | Path, header: Header, count: int) -> None:
@@ -56,12 +55,12 @@ class Writer:
 
     @property
     def whole(self) -> int:
-        """How many trajectories are whole."""
+        """Number of complete trajectories."""
         return len(self._open.digests)
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the trajectories that are whole."""
+        """Fingerprint of the complete trajectories."""
         return fingerprint(self.header, self._open.digests)
 
     @property
@@ -71,7 +70,7 @@ class Writer:
         return self._file
 
     def append(self, trajectories: np.ndarray) -> None:
-        """Put these next trajectories, `(n, frames, *grid, fields)`, behind those already whole."""
+        """Append trajectories `(n, frames, *grid, fields)`."""
         if trajectories.shape[1:] != self.header.shape:
             raise StoreError(
                 f"Got a trajectory of shape {trajectories.shape[1:]}, but those of {self.path} "
@@ -80,12 +79,12 @@ class Writer:
         if self.whole + len(trajectories) > self.count:
             raise StoreError(f"{self.path} has room for {self.count} trajectories, but more were given.")
         stored = slots.cast(trajectories, DTYPES[self.header.dtype])
-        kept = f", and its {self.whole} complete trajectories are kept" if self.whole else ""
-        with plain_errors(self.path, kept, StoreError):
+        survives = f", and its {self.whole} complete trajectories are kept" if self.whole else ""
+        with plain_errors(self.path, survives, StoreError):
             self._open.put(stored)
 
     def close(self) -> None:
-        """Let go of the file. What was appended stays whether or not this is called."""
+        """Close the file. Appended trajectories persist whether or not this is called."""
         if self._file is not None:
             self._file.close()
             slots.unlock(self.path, self._lock)
@@ -99,12 +98,12 @@ class Writer:
 
 
 def _prepare(path: Path, header: Header, count: int) -> slots.SlotFile:
-    """Make sure that `path` is a store of this header with room for `count`, and open it."""
+    """Create, resize or check the store at `path` for this header and `count`, and open it."""
     if not path.exists() or _is_empty(path):
-        slots.check_room(path, header.nbytes * count)
+        slots.check_disk_space(path, header.nbytes * count)
         with temporary(path) as file:
             slots.create(file, header, count)
-            take_name(file, path)
+            rename_into_place(file, path)
         return slots.SlotFile(path, header, count)
     with open_store(path) as old:
         difference = old.header.difference(header)
@@ -118,14 +117,14 @@ def _prepare(path: Path, header: Header, count: int) -> slots.SlotFile:
 
 
 def _is_empty(path: Path) -> bool:
-    """Whether this is a store without a whole trajectory, which nothing is lost by making anew."""
+    """Whether the store has no complete trajectory, so that recreating it loses nothing."""
     with open_store(path) as old:
         return len(old) == 0
 
 
 def _resize(path: Path, old: StoreReader, count: int) -> slots.SlotFile:
-    """Copy a store into one with room for `count`, and let the copy take its name once it is complete."""
-    slots.check_room(path, old.header.nbytes * count)
+    """Copy a store into one with room for `count`, and rename the complete copy to `path`."""
+    slots.check_disk_space(path, old.header.nbytes * count)
     with temporary(path) as file:
         slots.create(file, old.header, count)
         new = slots.SlotFile(Path(file.name), old.header, count)
@@ -134,7 +133,7 @@ def _resize(path: Path, old: StoreReader, count: int) -> slots.SlotFile:
                 new.put(old[index : index + 1])
                 if new.digests[index] != old.digests[index]:
                     raise StoreError(f"{path} is corrupt in trajectory {index}; generate it again.")
-            take_name(file, path)
+            rename_into_place(file, path)
         except BaseException:
             new.close()
             raise
@@ -142,58 +141,58 @@ def _resize(path: Path, old: StoreReader, count: int) -> slots.SlotFile:
 
 
 def write_store(path: Path, header: Header, trajectories: np.ndarray) -> None:
-    """A finished store of these trajectories, which has its name only once it is complete."""
+    """Write a finished store of these trajectories atomically."""
     stored = slots.cast(trajectories, DTYPES[header.dtype])
     with plain_errors(path, kind=StoreError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        held = slots.lock(path)
+        descriptor = slots.lock(path)
         try:
-            slots.check_room(path, header.nbytes * len(stored))
+            slots.check_disk_space(path, header.nbytes * len(stored))
             with replacing(path) as file:
                 slots.create(file, header, len(stored))
                 with closing(slots.SlotFile(Path(file.name), header, len(stored))) as slot_file:
                     slot_file.put(stored)
         finally:
-            slots.unlock(path, held)
+            slots.unlock(path, descriptor)
 
 
 class StoreReader(Reader):
-    """A store open for reading; its whole trajectories count. Every process opens the file for itself."""
+    """A store open for reading; only complete trajectories count. Every process opens its own handle."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._handle: h5py.File | None = None
         self._process = -1
         try:
-            if not self.path.is_file():  # a pipe could be waited on for ever
+            if not self.path.is_file():  # opening a pipe could block forever
                 raise OSError
-            facts = self.path.stat()
-            state = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns)
-            self._intact = _intact.setdefault(state, set())
-            if not _checksummed(self.path) and h5py.is_hdf5(self.path) and not is_store(self.path):
-                raise _no_store(self.path)
-            self._read_facts()
+            status = self.path.stat()
+            file_key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+            self._verified = _verified.setdefault(file_key, set())
+            if not _has_checksums(self.path) and h5py.is_hdf5(self.path) and not is_store(self.path):
+                raise _not_a_store(self.path)
+            self._read_header()
         except StoreError:
             self.close()
             raise
-        except Exception as error:  # h5py answers damage with whatever exception comes first
+        except Exception as error:  # h5py raises all kinds of exceptions on damaged files
             self.close()
             raise StoreError(_diagnosis(self.path, error)) from error
 
-    def _read_facts(self) -> None:
+    def _read_header(self) -> None:
         file = self._file()
-        _check_kind(self.path, file)
-        _check_inside(self.path, file)
-        fields, whole = file["fields"], file["whole"][:]
+        _check_format(self.path, file)
+        _check_no_external_data(self.path, file)
+        fields, complete = file["fields"], file["whole"][:]
         self.header = _header(file)
         self.package = _text(file.attrs["package"])
-        """The version of the package that wrote the file."""
-        self.count = len(whole)
-        """How many trajectories the file has room for; `len` says how many are whole."""
-        self._whole = int(np.argmin(whole)) if not whole.all() else self.count
+        """Version of the package that wrote the file."""
+        self.count = len(complete)
+        """Number of trajectories that the file has room for; `len` is the number of complete ones."""
+        self._complete = int(np.argmin(complete)) if not complete.all() else self.count
         if fields.shape != (self.count, *self.header.shape):
             raise StoreError(f"{self.path} is corrupt: the shape of its values does not match its header.")
-        self._digests = [bytes(row) for row in file["digests"][: self._whole]]
+        self._digests = [bytes(row) for row in file["digests"][: self._complete]]
         self._fingerprint = fingerprint(self.header, self.digests)
         if self.finished and file["fingerprint"][()].decode() != self.fingerprint:
             raise StoreError(
@@ -206,58 +205,58 @@ class StoreReader(Reader):
 
     @property
     def fingerprint(self) -> str:
-        """Of the header and the digests of the whole trajectories; `verify` compares values with digests."""
+        """Hash of the header and the digests of the complete trajectories; `verify` compares values with digests."""
         return self._fingerprint
 
     @property
     def finished(self) -> bool:
-        return self._whole == self.count
+        return self._complete == self.count
 
     def __len__(self) -> int:
-        return self._whole
+        return self._complete
 
     def __getitem__(self, key: Key) -> np.ndarray:
-        """Any integers and slices, of whole trajectories only, in the stored type."""
-        pieces = contiguous(key, self.shape)
+        """Index complete trajectories with any integers and slices; keeps the stored dtype."""
+        ranges = contiguous(key, self.shape)
         try:
-            values = self._file()["fields"][tuple(read for read, _ in pieces)]
+            values = self._file()["fields"][tuple(bounds for bounds, _ in ranges)]
         except OSError as error:
             raise StoreError(_diagnosis(self.path, error)) from error
-        return values[tuple(pick for _, pick in pieces)]
+        return values[tuple(inner for _, inner in ranges)]
 
     def verify(self, index: int) -> bool:
-        """Whether the values of this trajectory are still those that were written; reads all of them."""
+        """Whether the values of this trajectory match its digest; reads all of them."""
         digest, step = hashlib.sha256(), max(1, _BLOCK * self.header.shape[0] // self.header.nbytes)
         for start in range(0, self.header.shape[0], step):
             digest.update(self[index, start : start + step].data)
         return digest.digest() == self.digests[index]
 
     def check(self, index: int) -> None:
-        """Refuse a trajectory whose values are no longer those that were written; each is read for this only once."""
-        if index not in self._intact:
+        """Verify the checksum of a trajectory, once per process and file; raises StoreError on a mismatch."""
+        if index not in self._verified:
             if not self.verify(index):
-                raise _damaged(self.path, index)
-            self._intact.add(index)
+                raise _checksum_error(self.path, index)
+            self._verified.add(index)
 
     def trajectory(self, index: int) -> np.ndarray:
-        """A whole trajectory, checked like `check` does, but read once for both."""
+        """A full trajectory, verified as by `check` in the same read."""
         values = self[index]
-        if index not in self._intact:
+        if index not in self._verified:
             if hashlib.sha256(values.data).digest() != self.digests[index]:
-                raise _damaged(self.path, index)
-            self._intact.add(index)
+                raise _checksum_error(self.path, index)
+            self._verified.add(index)
         return values
 
     def _file(self) -> h5py.File:
         if self._handle is None or self._process != os.getpid():
-            # The structure never changes once the file has its name, so reading needs no lock.
+            # The HDF5 structure never changes after the rename, so reading needs no lock.
             self._handle, self._process = h5py.File(self.path, "r", locking=False), os.getpid()
         return self._handle
 
     def close(self) -> None:
-        """Let go of the file; it opens again when next sliced."""
+        """Close the file; it is reopened on the next access."""
         if self._handle is not None and self._process == os.getpid():
-            with suppress(Exception):  # closing a damaged file may fail, and nothing is lost by it
+            with suppress(Exception):  # closing a damaged file may fail, without consequences
                 self._handle.close()
         self._handle = None
 
@@ -266,44 +265,44 @@ class StoreReader(Reader):
 
 
 def open_store(path: str | Path) -> StoreReader:
-    """Open a store for reading; what is wrong with a file that is none is said in one sentence."""
+    """Open a store for reading; raises StoreError with the reason if it is not a valid store."""
     return StoreReader(path)
 
 
 def is_store(path: Path) -> bool:
-    """Whether this is a store already, whole or not."""
+    """Whether this file is a store, complete or not."""
     try:
         if not path.is_file() or not h5py.is_hdf5(path):
             return False
-        if not _checksummed(path):
+        if not _has_checksums(path):
             return bool(ask(path, "is_store", [FORMAT]))
         with h5py.File(path, "r", locking=False) as file:
-            # Ours has a fixed length; reading one of free length may never end in a damaged file.
+            # Stores use a fixed-length string; reading a variable-length one may hang on a damaged file.
             fixed = "format" in file.attrs and file.attrs.get_id("format").dtype.kind == "S"
             return fixed and file.attrs["format"] == FORMAT.encode()
-    except Exception:  # a damaged file is none; what is wrong with it is said by whoever reads it
+    except Exception:  # a damaged file is not a store; its reader reports what is wrong
         return False
 
 
-def _checksummed(path: Path) -> bool:
-    """Whether HDF5 guards the file's structure by checksums, as it does in all that we write; in other files damage
-    can crash the library, so they are first looked at by another process."""
+def _has_checksums(path: Path) -> bool:
+    """Whether HDF5 protects the structure of the file with checksums, as in every store; damage in other files can
+    crash the library, so they are first examined by another process."""
     with open(path, "rb") as file:
-        start = file.read(9)
-    return start[:8] == b"\x89HDF\r\n\x1a\n" and start[8] >= 2
+        signature = file.read(9)
+    return signature[:8] == b"\x89HDF\r\n\x1a\n" and signature[8] >= 2
 
 
-def _damaged(path: Path, index: int) -> StoreError:
+def _checksum_error(path: Path, index: int) -> StoreError:
     return StoreError(f"{path} is corrupt in trajectory {index}: checksum mismatch; copy or generate it again.")
 
 
-def _no_store(path: Path) -> StoreError:
+def _not_a_store(path: Path) -> StoreError:
     return StoreError(f"{path} is an HDF5 file but not a sigmasolver store; convert it with import-data.")
 
 
-def _check_kind(path: Path, file: h5py.File) -> None:
+def _check_format(path: Path, file: h5py.File) -> None:
     if "format" not in file.attrs or _text(file.attrs["format"]) != FORMAT:
-        raise _no_store(path)
+        raise _not_a_store(path)
     version = int(file.attrs["version"])
     if version > VERSION:
         raise StoreError(
@@ -313,16 +312,16 @@ def _check_kind(path: Path, file: h5py.File) -> None:
         raise StoreError(f"{path} has the old format version {version}, not {VERSION}; generate or import it again.")
 
 
-def _check_inside(path: Path, file: h5py.File) -> None:
-    """A store is one file: nothing in it may lead to another, whose bytes it would give out as its own."""
+def _check_no_external_data(path: Path, file: h5py.File) -> None:
+    """Raise StoreError if the store refers to another file, whose bytes would be read as its own."""
     axes = [f"coordinates/{name}" for name in "xyz"]
     for name in ("fields", "whole", "digests", "fingerprint", "times", "coordinates", *axes):
         link = file.get(name, getlink=True) if name not in axes or name in file else None
-        inside = link is None or isinstance(link, h5py.HardLink)
-        if inside and link is not None and name != "coordinates":
-            plan = file[name].id.get_create_plist()
-            inside = plan.get_layout() != h5py.h5d.VIRTUAL and not plan.get_external_count()
-        if not inside:
+        internal = link is None or isinstance(link, h5py.HardLink)
+        if internal and link is not None and name != "coordinates":
+            properties = file[name].id.get_create_plist()
+            internal = properties.get_layout() != h5py.h5d.VIRTUAL and not properties.get_external_count()
+        if not internal:
             raise StoreError(
                 f"{path} stores its {name} in an external file, which is not read; copy the values into it."
             )
@@ -350,7 +349,7 @@ def _text(value: bytes | str) -> str:
 
 
 def _diagnosis(path: Path, error: Exception) -> str:
-    """Why this file cannot be read, in one sentence."""
+    """Explain in one sentence why this file cannot be read."""
     if not path.exists():
         return f"{path} not found; create it with simulate or import-data."
     if not path.is_file():

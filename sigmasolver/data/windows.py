@@ -1,11 +1,11 @@
-"""Windows: what a model sees and what it must predict, cut out of trajectories.
+"""Windows: pairs of history and future, cut from trajectories.
 
     history (B, T_in, *grid, q_in)  →  future (B, H, *grid, q_out)
 
-A trajectory is thinned first (every `time_stride`-th frame, every `space_stride`-th point of each axis). A window is
-T_in + H consecutive frames of what remains; windows start at 0, stride, 2·stride, … In a steady task the future is the
-same frame in other fields. The parts of a split are whole trajectories, so no frame lies in two of them; only a data
-set that names its windows one by one may part them otherwise.
+A trajectory is first subsampled (every `time_stride`-th frame, every `space_stride`-th point of each axis). A window is
+T_in + H consecutive frames of the result; windows start at 0, stride, 2·stride, … In a steady task the future is the
+same frame in other fields. Splits consist of whole trajectories, so no frame is in two of them, unless the data set
+lists its windows for each split.
 
 Letters: B batch, T_in history, H horizon, q fields.
 """
@@ -33,9 +33,9 @@ Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
 class Source(Protocol):
-    """Where trajectories come from: a Reader, a Stream, or anything that gives one by its number.
+    """A source of trajectories: a Reader, a Stream, or any object that returns one by index.
 
-    With a length it is a sequence of that many trajectories; without (or if `len` raises TypeError) it is endless.
+    With a length it is a finite sequence; without one (or if `len` raises TypeError) it is endless.
     """
 
     header: Header
@@ -45,7 +45,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class BatchedSource(Protocol):
-    """A source that makes several trajectories at once, such as a `simulate.generate.Stream`."""
+    """A source that produces several trajectories at once, such as a `simulate.generate.Stream`."""
 
     @property
     def batch_size(self) -> int: ...
@@ -55,7 +55,7 @@ class BatchedSource(Protocol):
 
 @dataclass(frozen=True)
 class WindowSpec:
-    """Which fields and frames make a window. Everything but the strides of thinning counts thinned frames."""
+    """Fields and frames of a window. Everything except `time_stride` and `space_stride` counts subsampled frames."""
 
     inputs: tuple[str, ...]
     targets: tuple[str, ...]
@@ -68,7 +68,7 @@ class WindowSpec:
     time_stride: int = 1
     space_stride: int = 1
     steady: bool = False
-    """The future is the history's own frame, in other fields."""
+    """The future is the frame of the history, in other fields."""
     skip: int = 0
     """Frames before the first window."""
 
@@ -93,27 +93,27 @@ class WindowSpec:
 
     @property
     def span(self) -> int:
-        """The frames one window touches."""
+        """Number of frames covered by a window."""
         return 1 if self.steady else self.history + self.horizon
 
     def starts_in(self, frames: int) -> int:
-        """How many windows a trajectory of so many stored frames gives; an error if it gives too few."""
-        thinned = -(-frames // self.time_stride) - self.skip
-        if thinned < self.span:
+        """Number of windows in a trajectory of this many stored frames; raises ValueError if too few fit."""
+        subsampled = -(-frames // self.time_stride) - self.skip
+        if subsampled < self.span:
             raise ValueError(
                 f"A window needs {self.span} frames, but {frames} stored frames with time_stride {self.time_stride} "
-                f"leave {thinned}; shorten history or horizon."
+                f"leave {subsampled}; shorten history or horizon."
             )
-        fitting = (thinned - self.span) // self.stride + 1
-        if self.starts is not None and self.starts > fitting:
+        available = (subsampled - self.span) // self.stride + 1
+        if self.starts is not None and self.starts > available:
             raise ValueError(
-                f"starts is {self.starts} windows per trajectory, but only {fitting} fit into {thinned} frames."
+                f"starts is {self.starts} windows per trajectory, but only {available} fit into {subsampled} frames."
             )
-        return fitting if self.starts is None else self.starts
+        return available if self.starts is None else self.starts
 
 
 class Row(NamedTuple):
-    """A window by its numbers in the source: trajectory, and frames as stored, before thinning."""
+    """Location of a window in the source: trajectory, and stored frames before subsampling."""
 
     trajectory: int
     history: int
@@ -125,14 +125,14 @@ class Row(NamedTuple):
 
 
 class Windows:
-    """The windows of some trajectories, in order, each read from the source when asked for.
+    """The windows of some trajectories, in order, read lazily from the source.
 
-    A sequence of `(history, future)`; it can be handed to workers, by fork or by pickle. With `listed`, (trajectory,
-    first frame) of each, the windows are these in their order; those that reach beyond the last frame are left out.
+    A sequence of `(history, future)`; it can be passed to worker processes, by fork or by pickle. `listed` gives
+    (trajectory, first frame) of each window explicitly; those that extend beyond the last frame are dropped.
     """
 
     on_device: Resident | None = None
-    """Where the trajectories lie on a device, see `resident`; None: each window is read when asked for."""
+    """Trajectories kept on a device, see `resident`; None: windows are read on access."""
 
     def __init__(
         self,
@@ -144,31 +144,31 @@ class Windows:
         layout = source.header.layout
         self.source, self.trajectories, self.spec = source, tuple(trajectories), spec
         self.fields = tuple(dict.fromkeys((*spec.inputs, *spec.targets)))
-        """What is read: the inputs, then the targets that are not among them."""
+        """Fields to read: the inputs, then the targets that are not among them."""
         for name in self.fields:
             if name not in layout.fields:
                 raise ValueError(f'Unknown field "{name}"; {suggest(name, layout.fields)}')
         self.starts = None if listed is not None else spec.starts_in(len(layout.times))
-        """Windows per trajectory; None where they are listed."""
-        _check_space(source.header, spec.space_stride)
+        """Windows per trajectory; None if they are listed."""
+        _check_space_stride(source.header, spec.space_stride)
         _check_trajectories(source, self.trajectories)
         self.coordinates = tuple(axis[:: spec.space_stride] for axis in layout.coordinates)
-        """Of the thinned grid."""
+        """Coordinates of the subsampled grid."""
         self.times = layout.times[:: spec.time_stride]
-        """Of the thinned frames."""
+        """Times of the subsampled frames."""
         self._channels = [layout.fields.index(name) for name in self.fields]
         self._inputs = [layout.fields.index(name) for name in spec.inputs]
         self._targets = [layout.fields.index(name) for name in spec.targets]
-        self._places = self._regular() if listed is None else self._fitting(listed)
+        self._locations = self._regular_locations() if listed is None else self._listed_locations(listed)
 
-    def _regular(self) -> torch.Tensor:
-        """(windows, 2): position in `trajectories` and first frame, the starts of one trajectory after another."""
+    def _regular_locations(self) -> torch.Tensor:
+        """(windows, 2): position in `trajectories` and first frame, ordered by trajectory."""
         assert self.starts is not None
         first = self.spec.skip + self.spec.stride * torch.arange(self.starts)
         return torch.cartesian_prod(torch.arange(len(self.trajectories)), first)
 
-    def _fitting(self, listed: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """The same of the listed windows that the trajectories are long enough for."""
+    def _listed_locations(self, listed: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """The same for the listed windows that fit into the trajectories."""
         spec = self.spec
         if (spec.starts, spec.time_stride, spec.skip) != (None, 1, 0):
             raise ValueError(
@@ -177,93 +177,93 @@ class Windows:
             )
         position = {trajectory: number for number, trajectory in enumerate(self.trajectories)}
         last = len(self.times) - spec.span
-        places = [(position[trajectory], first) for trajectory, first in listed if first <= last]
-        if not places:
+        locations = [(position[trajectory], first) for trajectory, first in listed if first <= last]
+        if not locations:
             raise ValueError(
                 f"A window needs {spec.span} frames, but all {len(listed)} listed windows are shorter; "
                 "shorten history or horizon."
             )
-        return torch.tensor(places)
+        return torch.tensor(locations)
 
     def of_trajectories(self, chosen: Collection[int]) -> Windows:
-        """Those of these trajectories alone."""
-        kept = [trajectory for trajectory in self.trajectories if trajectory in chosen]
+        """The windows of only these trajectories."""
+        selected = [trajectory for trajectory in self.trajectories if trajectory in chosen]
         if self.starts is not None:
-            return Windows(self.source, kept, self.spec)
-        named = [(self.trajectories[position], first) for position, first in self._places.tolist()]
-        return Windows(self.source, kept, self.spec, [window for window in named if window[0] in chosen])
+            return Windows(self.source, selected, self.spec)
+        windows = [(self.trajectories[position], first) for position, first in self._locations.tolist()]
+        return Windows(self.source, selected, self.spec, [window for window in windows if window[0] in chosen])
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """The number of points per axis after thinning."""
+        """Points per axis after subsampling."""
         return tuple(len(axis) for axis in self.coordinates)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._locations)
 
     def __getitem__(self, index: int) -> Pair:
-        """One window: float32 `(T_in, *grid, q_in)` and `(H, *grid, q_out)`."""
+        """A window: float32 `(T_in, *grid, q_in)` and `(H, *grid, q_out)`."""
         history, future = self.batch([index])
         return history[0], future[0]
 
     def batch(self, indices: Sequence[int] | torch.Tensor) -> Pair:
-        """These windows together: float32 `(B, T_in, *grid, q_in)` and `(B, H, *grid, q_out)`."""
+        """A batch of windows: float32 `(B, T_in, *grid, q_in)` and `(B, H, *grid, q_out)`."""
         if self.on_device is not None:
-            return self._gathered(self.on_device, indices)
-        places = self._places[self._checked(indices)].tolist()
+            return self._gather_resident(self.on_device, indices)
+        locations = self._locations[self._check_indices(indices)].tolist()
         if isinstance(self.source, Reader):
-            return self._copied(self.source, places)
-        frames = torch.stack(list(self._made(places))).to(torch.float32)
+            return self._copy_windows(self.source, locations)
+        frames = torch.stack(list(self._slice_trajectories(locations))).to(torch.float32)
         spec, steady = self.spec, self.spec.steady
         history, future = frames[:, : spec.history], frames if steady else frames[:, spec.history :]
         return self._select(history, spec.inputs).contiguous(), self._select(future, spec.targets).contiguous()
 
-    def _gathered(self, held: Resident, indices: Sequence[int] | torch.Tensor) -> Pair:
+    def _gather_resident(self, resident: Resident, indices: Sequence[int] | torch.Tensor) -> Pair:
         if not isinstance(indices, torch.Tensor) or indices.device.type == "cpu":
-            checked = torch.tensor(self._checked(indices), pin_memory=held.values.is_cuda)
-            indices = checked.to(held.values.device, non_blocking=True)
-        return held.batch(indices)
+            checked = torch.tensor(self._check_indices(indices), pin_memory=resident.values.is_cuda)
+            indices = checked.to(resident.values.device, non_blocking=True)
+        return resident.batch(indices)
 
-    def _copied(self, source: Reader, places: list[list[int]]) -> Pair:
-        """Windows given as (position in `trajectories`, first frame): what the source reads goes to its place at once.
+    def _copy_windows(self, source: Reader, locations: list[list[int]]) -> Pair:
+        """Read windows, given as (position in `trajectories`, first frame), directly into the batch.
 
-        By NumPy and not by torch, whose threads wait for one another: far longer than a copy takes, where other
-        programs have a core.
+        Copies with NumPy instead of torch, whose threads synchronise: on a busy machine that takes far longer than the
+        copy itself.
         """
         spec, dtype = self.spec, getattr(torch, source.header.dtype)
-        history = torch.empty(len(places), spec.history, *self.grid, len(spec.inputs), dtype=dtype)
-        future = torch.empty(len(places), spec.horizon, *self.grid, len(spec.targets), dtype=dtype)
-        parts = (
+        history = torch.empty(len(locations), spec.history, *self.grid, len(spec.inputs), dtype=dtype)
+        future = torch.empty(len(locations), spec.horizon, *self.grid, len(spec.targets), dtype=dtype)
+        outputs = (
             (history.numpy(), slice(0, spec.history), self._inputs),
             (future.numpy(), slice(spec.span - spec.horizon, spec.span), self._targets),
         )
-        for row, (position, first) in enumerate(places):
+        for row, (position, first) in enumerate(locations):
             trajectory = self.trajectories[position]
             source.check(trajectory)
             frames, *space = self._key(first, spec.span)
-            apart = source.fields(trajectory, frames.start, frames.stop, self._channels)
-            if apart is None:
+            separate = source.fields(trajectory, frames.start, frames.stop, self._channels)
+            if separate is None:
                 values = source[(trajectory, frames, *space)]
-                for out, cut, channels in parts:
-                    _put(out[row], values[cut], channels)
+                for out, frame_range, channels in outputs:
+                    _copy_channels(out[row], values[frame_range], channels)
             else:
-                thin = (slice(None, None, spec.time_stride), *space)
-                fields = dict(zip(self._channels, (one[thin] for one in apart), strict=True))
-                for out, cut, channels in parts:
-                    for place, channel in enumerate(channels):
-                        out[row, ..., place] = fields[channel][cut]
+                key = (slice(None, None, spec.time_stride), *space)
+                fields = dict(zip(self._channels, (field_values[key] for field_values in separate), strict=True))
+                for out, frame_range, channels in outputs:
+                    for column, channel in enumerate(channels):
+                        out[row, ..., column] = fields[channel][frame_range]
         return history.to(torch.float32), future.to(torch.float32)
 
     def frame_times(self, indices: Sequence[int] | torch.Tensor) -> torch.Tensor:
-        """float64 (B, 1 + H), on the CPU: the time of the last given frame of these windows, then of the future frames;
-        (B, 1) in a steady task."""
+        """float64 (B, 1 + H), on the CPU: the time of the last history frame, then of the future frames; (B, 1) in a
+        steady task."""
         spec = self.spec
-        first = self._places[self._checked(indices), 1]
+        first = self._locations[self._check_indices(indices), 1]
         frames = first[:, None] + torch.arange(spec.history - 1, spec.span)
         return torch.from_numpy(np.asarray(self.times, dtype=np.float64))[frames]
 
     def rows(self) -> list[Row]:
-        """Every window in order."""
+        """Locations of all windows in order."""
         step, spec = self.spec.time_stride, self.spec
         return [
             Row(
@@ -272,52 +272,54 @@ class Windows:
                 step * (start + spec.span - spec.horizon),
                 step * (start + spec.span - 1),
             )
-            for position, start in self._places.tolist()
+            for position, start in self._locations.tolist()
         ]
 
     def each(self) -> Iterator[torch.Tensor]:
-        """The trajectories one by one, thinned but whole: float32 `(frames, *grid, fields)`."""
-        whole = self._read_whole(self.trajectories) if self.on_device is None else self.on_device.values
-        return (values.to(torch.float32) for values in whole)
+        """Iterate over the subsampled full trajectories: float32 `(frames, *grid, fields)`."""
+        trajectories = self._read_trajectories(self.trajectories) if self.on_device is None else self.on_device.values
+        return (values.to(torch.float32) for values in trajectories)
 
     def each_covered(self) -> Iterator[torch.Tensor]:
-        """Like `each`; of trajectories whose windows are listed, only the frames that one of these windows touches."""
-        return (self._covered(position, values) for position, values in enumerate(self.each()))
+        """Like `each`, but if windows are listed, only the frames covered by one of them."""
+        return (self._covered_frames(position, values) for position, values in enumerate(self.each()))
 
-    def _covered(self, position: int, values: torch.Tensor) -> torch.Tensor:
+    def _covered_frames(self, position: int, values: torch.Tensor) -> torch.Tensor:
         if self.starts is not None:
             return values
-        first = self._places[self._places[:, 0] == position, 1]
+        first = self._locations[self._locations[:, 0] == position, 1]
         return values[(first[:, None] + torch.arange(self.spec.span)).unique().to(values.device)]
 
     def nbytes(self, dtype: str | None = None) -> int:
-        """What `resident` would hold, in bytes."""
+        """Memory that `resident` would use, in bytes."""
         values = len(self.trajectories) * len(self.times) * prod(self.grid) * len(self.fields)
-        return values * DTYPES[self._held(dtype)].itemsize
+        return values * DTYPES[self._resident_dtype(dtype)].itemsize
 
     def fits(self, device_bytes: int, dtype: str | None = None) -> bool:
-        """Whether `resident` would hold no more than this."""
+        """Whether `resident` would fit into this much memory."""
         return self.nbytes(dtype) <= device_bytes
 
     def resident(self, device: torch.device | str, dtype: str | None = None) -> Windows:
-        """The same windows, their trajectories on a device in the stored type or in `dtype`; reads each of them."""
+        """The same windows with all trajectories loaded on a device, in the stored dtype or in `dtype`."""
         windows = copy(self)
-        windows.on_device = Resident(self, device, self._held(dtype))
+        windows.on_device = Resident(self, device, self._resident_dtype(dtype))
         return windows
 
     @property
     def values_on_device(self) -> torch.Tensor:
-        """What `resident` put there, `(trajectories, frames, *grid, fields)`, thinned; else empty."""
+        """Subsampled trajectories on the device, `(trajectories, frames, *grid, fields)`; empty if not resident."""
         return torch.zeros(0) if self.on_device is None else self.on_device.values
 
-    def _held(self, dtype: str | None) -> str:
+    def _resident_dtype(self, dtype: str | None) -> str:
         name = self.source.header.dtype if dtype is None else dtype
         if name not in DTYPES:
             raise ValueError(f"Trajectories are held in memory as float32 or float16, not {name!r}.")
         return name
 
-    def _checked(self, indices: Iterable[int] | torch.Tensor) -> list[int]:
-        numbers = indices.tolist() if isinstance(indices, torch.Tensor) else [operator.index(one) for one in indices]
+    def _check_indices(self, indices: Iterable[int] | torch.Tensor) -> list[int]:
+        numbers = (
+            indices.tolist() if isinstance(indices, torch.Tensor) else [operator.index(index) for index in indices]
+        )
         if not numbers:
             raise ValueError("A batch must contain at least one window.")
         for index in numbers:
@@ -329,21 +331,21 @@ class Windows:
         return _channels(frames, [self.fields.index(name) for name in names])
 
     def _key(self, start: int, count: int) -> tuple[slice, ...]:
-        """Thinned frames `start`, …, `start` + `count` - 1 and the thinned grid, as slices of what is stored."""
+        """Slices of the stored data for subsampled frames `start`, …, `start` + `count` - 1 on the subsampled grid."""
         step = self.spec.time_stride
         space = slice(None, None, self.spec.space_stride)
         return (slice(step * start, step * (start + count - 1) + 1, step), *(space for _ in self.coordinates))
 
-    def _made(self, places: list[list[int]]) -> Iterator[torch.Tensor]:
-        """The frames of windows given as (position in `trajectories`, first frame), of a source that cannot be sliced:
-        each trajectory is made whole, once for the batch."""
-        wanted = list(dict.fromkeys(self.trajectories[position] for position, _ in places))
-        whole = dict(zip(wanted, self._read_whole(wanted), strict=True))
-        for position, first in places:
-            yield whole[self.trajectories[position]][first : first + self.spec.span]
+    def _slice_trajectories(self, locations: list[list[int]]) -> Iterator[torch.Tensor]:
+        """Frames of windows, given as (position in `trajectories`, first frame), from a source that cannot be sliced:
+        each full trajectory is computed once per batch."""
+        needed = list(dict.fromkeys(self.trajectories[position] for position, _ in locations))
+        loaded = dict(zip(needed, self._read_trajectories(needed), strict=True))
+        for position, first in locations:
+            yield loaded[self.trajectories[position]][first : first + self.spec.span]
 
-    def _read_whole(self, trajectories: Sequence[int]) -> Iterator[torch.Tensor]:
-        """Thinned trajectories in the type of the source."""
+    def _read_trajectories(self, trajectories: Sequence[int]) -> Iterator[torch.Tensor]:
+        """Subsampled full trajectories in the dtype of the source."""
         key = self._key(0, len(self.times))
         if isinstance(self.source, Reader):
             for trajectory in trajectories:
@@ -355,8 +357,8 @@ class Windows:
                     yield _channels(values[key], self._channels)
         else:
             for trajectory in trajectories:
-                given = self.source[trajectory]
-                values = given if isinstance(given, torch.Tensor) else torch.tensor(given)
+                raw = self.source[trajectory]
+                values = raw if isinstance(raw, torch.Tensor) else torch.tensor(raw)
                 if values.shape != self.source.header.shape:
                     raise ValueError(
                         f"Trajectory {trajectory} has shape {tuple(values.shape)}, but its header has "
@@ -366,17 +368,17 @@ class Windows:
 
     @property
     def sides(self) -> tuple[float, ...] | None:
-        """The side lengths of a periodic box; None where an axis ends."""
+        """Side lengths of a periodic box; None if an axis is not periodic."""
         if set(self.source.header.layout.boundary) != {"periodic"}:
             return None
         return tuple(len(axis) * float(axis[1] - axis[0]) if len(axis) > 1 else 1.0 for axis in self.coordinates)
 
     def each_finite(self, part: str) -> Iterator[torch.Tensor]:
-        """Like `each_covered`; the first value of this `part` of a split that is not finite is named."""
+        """Like `each_covered`, but raises ValueError at the first non-finite value; `part` names the split."""
         for position, (trajectory, values) in enumerate(zip(self.trajectories, self.each(), strict=True)):
             finite = values.isfinite()
             if not bool(finite.all()):
-                frame, *_, field = (int(one) for one in (~finite).nonzero()[0])
+                frame, *_, field = (int(i) for i in (~finite).nonzero()[0])
                 path = getattr(self.source, "path", None)
                 raise ValueError(
                     f"{part.capitalize()} trajectory {trajectory}{f' of {path}' if path else ''} contains "
@@ -384,38 +386,38 @@ class Windows:
                     f"{self.fields[field]}; skip "
                     "it with `train --skip-bad`."
                 )
-            yield self._covered(position, values)
+            yield self._covered_frames(position, values)
 
     def check_finite(self, part: str) -> None:
-        """Read every trajectory of this `part` of a split; the first value that is not finite is named."""
+        """Read every trajectory and raise ValueError at the first non-finite value; `part` names the split."""
         for _ in self.each_finite(part):
             pass
 
     def refuse_non_finite(self, indices: torch.Tensor, *frames: torch.Tensor) -> None:
-        """`frames` (B, ...) of the windows `indices`: one that is not finite is named by its trajectory."""
-        finite = torch.stack([one.isfinite().flatten(1).all(1) for one in frames]).all(0).cpu()
+        """Raise ValueError, naming the trajectory, if `frames` (B, ...) of the windows `indices` are not finite."""
+        finite = torch.stack([values.isfinite().flatten(1).all(1) for values in frames]).all(0).cpu()
         if not bool(finite.all()):
-            trajectory = self.trajectories[int(self._places[int(indices[~finite][0]), 0])]
+            trajectory = self.trajectories[int(self._locations[int(indices[~finite][0]), 0])]
             raise ValueError(f"Trajectory {trajectory} of the data contains non-finite values; remove it.")
 
 
-def spread_evenly(count: int, asked: int | None) -> torch.Tensor:
-    """`asked` of `count` numbers from the first to the last; all without `asked`."""
-    kept = count if asked is None else min(asked, count)
-    return torch.linspace(0, count - 1, kept, dtype=torch.float64).round().long()
+def spread_evenly(count: int, requested: int | None) -> torch.Tensor:
+    """`requested` evenly spaced indices from 0 to `count` - 1; all if None."""
+    number = count if requested is None else min(requested, count)
+    return torch.linspace(0, count - 1, number, dtype=torch.float64).round().long()
 
 
 class Resident:
-    """The trajectories of windows on a device, as one tensor; batches are gathered there.
+    """All trajectories of some windows in one tensor on a device, where batches are gathered.
 
-    With indices that are on the device already, a batch costs the host nothing but the launches: it never waits.
+    With indices already on the device, a batch costs only kernel launches, without a host sync.
     """
 
     def __init__(self, windows: Windows, device: torch.device | str, dtype: str) -> None:
         shape = (len(windows.trajectories), len(windows.times), *windows.grid, len(windows.fields))
         self.values = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-        """All trajectories, thinned: `(trajectories, frames, *grid, fields)`."""
-        for position, values in enumerate(windows._read_whole(windows.trajectories)):
+        """All subsampled trajectories: `(trajectories, frames, *grid, fields)`."""
+        for position, values in enumerate(windows._read_trajectories(windows.trajectories)):
             self.values[position] = values.to(self.values.device)
             narrowed = self.values.element_size() < values.element_size()
             if narrowed and int(self.values[position].isinf().sum()) > int(values.isinf().sum()):
@@ -423,45 +425,45 @@ class Resident:
                     f"Trajectory {windows.trajectories[position]} contains values too large for {dtype}; use float32."
                 )
         spec, device = windows.spec, self.values.device
-        self._first = (windows._places[:, 0] * len(windows.times) + windows._places[:, 1]).to(device)
+        self._first = (windows._locations[:, 0] * len(windows.times) + windows._locations[:, 1]).to(device)
         self._history = torch.arange(spec.history, device=device)
         self._future = torch.arange(spec.span - spec.horizon, spec.span, device=device)
         self._inputs = [windows.fields.index(name) for name in spec.inputs]
         self._targets = [windows.fields.index(name) for name in spec.targets]
 
     def batch(self, indices: torch.Tensor) -> Pair:
-        """The windows of indices that lie on the device; those on a GPU are not checked here, but by the GPU."""
+        """The windows of indices on the device; on a GPU, bounds are checked only by the kernel."""
         first = self._first.index_select(0, torch.where(indices < 0, indices + len(self._first), indices))
         history = _channels(self._gather(first, self._history), self._inputs)
         return history, _channels(self._gather(first, self._future), self._targets)
 
     def _gather(self, first: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
-        places = (first[:, None] + frames).flatten()
-        gathered = self.values.flatten(0, 1).index_select(0, places)
+        indices = (first[:, None] + frames).flatten()
+        gathered = self.values.flatten(0, 1).index_select(0, indices)
         return gathered.unflatten(0, (-1, len(frames))).to(torch.float32)
 
 
 def _channels(values: torch.Tensor, channels: list[int]) -> torch.Tensor:
-    """These channels of the last axis; a view where they are neighbours."""
+    """Select channels of the last axis; a view if they are contiguous."""
     first, stop = channels[0], channels[0] + len(channels)
     if channels == list(range(first, stop)):
         return values[..., first:stop]
     return torch.stack([values[..., channel] for channel in channels], dim=-1)
 
 
-def _put(out: np.ndarray, values: np.ndarray, channels: list[int]) -> None:
-    """Copy these channels of the last axis. Those of a point that lie in one piece are copied as one element, others
-    field by field: NumPy's innermost loop would be over the channels, and so short a loop is slow."""
+def _copy_channels(out: np.ndarray, values: np.ndarray, channels: list[int]) -> None:
+    """Copy channels of the last axis. Contiguous channels of a point are copied as one element, others field by field:
+    NumPy's innermost loop would otherwise run over the few channels, which is slow."""
     first, stop = channels[0], channels[0] + len(channels)
     if channels == list(range(first, stop)) and values.strides[-1] == values.itemsize and values.dtype == out.dtype:
         point = np.dtype((np.void, len(channels) * out.itemsize))
         out.view(point)[...] = values[..., first:stop].view(point)
         return
-    for place, channel in enumerate(channels):
-        out[..., place] = values[..., channel]
+    for column, channel in enumerate(channels):
+        out[..., column] = values[..., channel]
 
 
-def _check_space(header: Header, stride: int) -> None:
+def _check_space_stride(header: Header, stride: int) -> None:
     for axis, (size, boundary) in enumerate(zip(header.grid, header.layout.boundary, strict=True)):
         if stride > size:
             raise ValueError(f"space_stride {stride} exceeds the {size} points of axis {'xyz'[axis]}.")
@@ -483,5 +485,5 @@ def _check_trajectories(source: Source, trajectories: tuple[int, ...]) -> None:
         count = None
     for trajectory in trajectories:
         if trajectory < 0 or (count is not None and trajectory >= count):
-            there = "indices start at 0" if count is None else f"there are {count} (indices start at 0)"
-            raise ValueError(f"Trajectory {trajectory} is out of range: {there}.")
+            bounds = "indices start at 0" if count is None else f"there are {count} (indices start at 0)"
+            raise ValueError(f"Trajectory {trajectory} is out of range: {bounds}.")

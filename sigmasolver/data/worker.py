@@ -1,12 +1,12 @@
-"""The process that reads other people's HDF5, MATLAB, NetCDF and Zarr files, whose libraries a damaged file can crash
-or make loop.
+"""Worker process that reads foreign HDF5, MATLAB, NetCDF and Zarr files, because a damaged file can make their
+libraries crash or loop.
 
-A script of its own, started by `isolated.py`; it imports nothing of the package, so that it is there in a moment.
-A request is one line of JSON; so is the answer, and the bytes of an array follow it. HDF5 links to other files are
-listed but never followed, as are values that lie in other files.
+A standalone script, started by `isolated.py`; it imports nothing from the package, so that it starts quickly. Requests
+and answers are one line of JSON each; the bytes of an array follow the answer. HDF5 links to other files and values
+stored in other files are listed but never followed.
 
-Texts of free length are read without the library. A dataset of them is a row of descriptors, each naming a text in a
-collection elsewhere in the file:
+Variable-length strings are read without the library. A dataset of them is an array of descriptors, each referring to an
+object in a global heap collection of the file:
 
     descriptor   length u32 · address of the collection u64 · number of the object u32
     collection   "GCOL" · version u8 · 3 bytes · size u64 · objects
@@ -31,16 +31,16 @@ import numpy as np
 __all__ = ["DEEPEST", "serve"]
 
 DEEPEST = 64
-"""Groups within groups; paths through deeper ones take the library ever longer."""
-_LARGEST = 2**24
+"""Maximum nesting of groups; the library gets slow with deeper paths."""
+_MAX_HEAP_SIZE = 2**24
 
 
-class DeepError(Exception):
-    """Groups within groups within groups."""
+class TooDeepError(Exception):
+    """Groups are nested too deeply."""
 
 
-class NamelessError(Exception):
-    """Arrays whose dimensions have no names."""
+class UnnamedDimensionsError(Exception):
+    """Arrays have no dimension names."""
 
 
 def _open(path: str) -> h5py.File:
@@ -48,38 +48,38 @@ def _open(path: str) -> h5py.File:
 
 
 def _is_store(path: str, marker: str) -> bool:
-    """Whether the file calls itself a store; our text has a fixed length, and no other is read."""
+    """Whether the file is a store; only a fixed-length format string is read."""
     with _open(path) as file:
         fixed = "format" in file.attrs and file.attrs.get_id("format").dtype.kind == "S"
         return bool(fixed and file.attrs["format"] == marker.encode())
 
 
 def _names(path: str) -> list[str]:
-    """What lies at the top."""
+    """Names of the top-level entries."""
     with _open(path) as file:
         return [name for name in file if isinstance(name, str)]
 
 
 def _entries(path: str) -> list[dict[str, Any]]:
-    """Every dataset once, under the first of its paths, and every link to another file."""
+    """Every dataset once, under its first path, and every external link."""
     with _open(path) as file:
         return [_entry(name, item) for name, item in _walk(file)]
 
 
 def _walk(file: h5py.File, groups: bool = False) -> Iterator[tuple[str, h5py.Dataset | h5py.Group | h5py.ExternalLink]]:
-    """Datasets and external links; with `groups` these too."""
+    """Iterate over datasets and external links, and over `groups` if set."""
     seen = {h5py.h5o.get_info(file["/"].id).addr}
-    waiting: list[tuple[str, h5py.Group]] = [("", file["/"])]
-    while waiting:
-        prefix, group = waiting.pop()
+    pending: list[tuple[str, h5py.Group]] = [("", file["/"])]
+    while pending:
+        prefix, group = pending.pop()
         if prefix.count("/") > DEEPEST:
-            raise DeepError
-        inner = []
-        for name in group:  # one that is no UTF-8 comes as bytes
-            shown = prefix + (name if isinstance(name, str) else name.decode("utf-8", "backslashreplace"))
+            raise TooDeepError
+        subgroups = []
+        for name in group:  # a name that is not UTF-8 is returned as bytes
+            path = prefix + (name if isinstance(name, str) else name.decode("utf-8", "backslashreplace"))
             link = group.get(name, getlink=True)
             if isinstance(link, h5py.ExternalLink):
-                yield shown, link
+                yield path, link
             if not isinstance(link, h5py.HardLink):
                 continue
             item = group[name]
@@ -88,23 +88,23 @@ def _walk(file: h5py.File, groups: bool = False) -> Iterator[tuple[str, h5py.Dat
                 continue
             seen.add(address)
             if isinstance(item, h5py.Group):
-                inner.append((f"{shown}/", item))
+                subgroups.append((f"{path}/", item))
                 if groups:
-                    yield shown, item
+                    yield path, item
             elif isinstance(item, h5py.Dataset):
-                yield shown, item
-        waiting += reversed(inner)
+                yield path, item
+        pending += reversed(subgroups)
 
 
 def _entry(name: str, item: h5py.Dataset | h5py.ExternalLink) -> dict[str, Any]:
     if isinstance(item, h5py.ExternalLink):
-        why = "is a link to another file, which is not followed; import that file, or copy the array into this one"
-        return {"name": name, "shape": [0], "dtype": "V1", "fault": why, "link": True}
+        reason = "is a link to another file, which is not followed; import that file, or copy the array into this one"
+        return {"name": name, "shape": [0], "dtype": "V1", "fault": reason, "link": True}
     text = False
     try:
         dtype = item.dtype
         text = h5py.check_string_dtype(dtype) is not None
-    except (TypeError, ValueError):  # a type that NumPy has no word for
+    except (TypeError, ValueError):  # a type without a NumPy equivalent
         dtype = np.dtype("V1")
     if dtype.hasobject:
         dtype = np.dtype("U1") if text else np.dtype("V1")
@@ -117,28 +117,30 @@ def _entry(name: str, item: h5py.Dataset | h5py.ExternalLink) -> dict[str, Any]:
 
 
 def _fault(dataset: h5py.Dataset, dtype: np.dtype) -> str | None:
-    """Why not all its values can be had; HDF5 itself would give zeros for those that are not there."""
-    plan = dataset.id.get_create_plist()
-    kind, whole = plan.get_layout(), True
+    """Why not all values can be read, or None; HDF5 itself would return zeros for missing ones."""
+    properties = dataset.id.get_create_plist()
+    kind, complete = properties.get_layout(), True
     if kind == h5py.h5d.VIRTUAL:
         return (
             "is a virtual dataset made from other files and would read as zeros where one of them is missing; "
             "import those files instead"
         )
-    if plan.get_external_count():
+    if properties.get_external_count():
         return "stores its values in an external file, which is not read; save it again with its values inside"
-    if not all(h5py.h5z.filter_avail(plan.get_filter(place)[0]) for place in range(plan.get_nfilters())):
+    if not all(
+        h5py.h5z.filter_avail(properties.get_filter(position)[0]) for position in range(properties.get_nfilters())
+    ):
         return "uses a compression filter that this HDF5 does not support; save it again with gzip or uncompressed"
     if kind == h5py.h5d.CHUNKED:
-        pieces = [math.ceil(size / step) for size, step in zip(dataset.shape, dataset.chunks, strict=True)]
-        whole = dataset.id.get_num_chunks() >= math.prod(pieces)
+        chunk_counts = [math.ceil(size / step) for size, step in zip(dataset.shape, dataset.chunks, strict=True)]
+        complete = dataset.id.get_num_chunks() >= math.prod(chunk_counts)
     elif kind == h5py.h5d.CONTIGUOUS:
-        whole = dataset.id.get_storage_size() >= dataset.id.get_type().get_size() * math.prod(dataset.shape or (0,))
-    return None if whole else "is incomplete; wait until it is written, or save the existing values separately"
+        complete = dataset.id.get_storage_size() >= dataset.id.get_type().get_size() * math.prod(dataset.shape or (0,))
+    return None if complete else "is incomplete; wait until it is written, or save the existing values separately"
 
 
 def _rows(path: str, name: str, start: int, stop: int, last: bool) -> np.ndarray:
-    """Entries of the first axis, or of the last; the value itself without axes."""
+    """Read a range of the first or last axis; a scalar dataset is read as a whole."""
     with _open(path) as file:
         dataset = file[name]
         key: Any = () if not dataset.shape else (..., slice(start, stop)) if last else slice(start, stop)
@@ -150,31 +152,31 @@ def _rows(path: str, name: str, start: int, stop: int, last: bool) -> np.ndarray
 
 
 def _box(path: str, name: str, ranges: list[list[int]]) -> np.ndarray:
-    """The entries between `start` and `stop` along each axis."""
+    """Read the ranges (start, stop) along each axis."""
     with _open(path) as file:
         dataset = file[name]
         _check_chunks(dataset, ranges)
-        return np.asarray(dataset[tuple(slice(*one) for one in ranges)])
+        return np.asarray(dataset[tuple(slice(*bounds) for bounds in ranges)])
 
 
 def _attributes(path: str) -> dict[str, dict[str, Any]]:
-    """The attributes of every group and dataset by path; those of the file under "". Links are not followed."""
+    """Attributes of every group and dataset by path; those of the root under "". Links are not followed."""
     with _open(path) as file:
-        found = {"": file.attrs}
+        attributes = {"": file.attrs}
         for name, item in _walk(file, groups=True):
             if not isinstance(item, h5py.ExternalLink):
-                found[name] = item.attrs
-        return {name: {str(key): plain_value(held[key]) for key in held} for name, held in found.items()}
+                attributes[name] = item.attrs
+        return {name: {str(key): plain_value(values[key]) for key in values} for name, values in attributes.items()}
 
 
 def plain_value(value: Any) -> Any:
-    """An attribute as JSON holds it; what is not finite as a word."""
+    """Convert an attribute to a JSON-compatible value; non-finite numbers become strings."""
     if isinstance(value, h5py.Empty):
         return ""
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     if isinstance(value, np.ndarray | list | tuple):
-        return [plain_value(one) for one in (value.tolist() if isinstance(value, np.ndarray) else value)]
+        return [plain_value(item) for item in (value.tolist() if isinstance(value, np.ndarray) else value)]
     if isinstance(value, np.generic):
         return plain_value(value.item())
     if isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
@@ -182,147 +184,147 @@ def plain_value(value: Any) -> Any:
     return str(value)
 
 
-_CHECKED: dict[tuple[Any, ...], set[tuple[int, ...]]] = {}
-"""The chunks that were found to be whole, by file, its state and dataset: each is unpacked for this only once."""
+_VERIFIED_CHUNKS: dict[tuple[Any, ...], set[tuple[int, ...]]] = {}
+"""Chunks known to be complete, by file state and dataset, so that each is decompressed for the check only once."""
 
 
 def _check_chunks(dataset: h5py.Dataset, ranges: Sequence[Sequence[int]]) -> None:
-    """Raise where a chunk of these entries does not unpack to its full size: the library would read on behind its end,
-    which gives whatever lies in the memory there, or a crash."""
+    """Raise EOFError if a chunk in these ranges does not decompress to its full size: the library would read beyond its
+    end, returning arbitrary memory or crashing."""
     if dataset.chunks is None:
         return
     size = math.prod(dataset.chunks) * dataset.id.get_type().get_size()
-    plan = dataset.id.get_create_plist()
-    filters = [plan.get_filter(place)[0] for place in range(plan.get_nfilters())]
+    properties = dataset.id.get_create_plist()
+    filters = [properties.get_filter(position)[0] for position in range(properties.get_nfilters())]
     if not set(filters) <= {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}:
-        return  # nothing here could unpack them
+        return  # other filters cannot be decompressed here
     corners = [
         range(start // step * step, min(stop, length), step)
         for (start, stop), length, step in zip(ranges, dataset.shape, dataset.chunks, strict=True)
     ]
-    checked = _CHECKED.setdefault((_state(dataset.file.filename), dataset.name), set())
+    checked = _VERIFIED_CHUNKS.setdefault((_file_state(dataset.file.filename), dataset.name), set())
     for corner in itertools.product(*corners):
         if corner in checked:
             continue
-        skipped, data = dataset.id.read_direct_chunk(corner)
-        for place, one in reversed(list(enumerate(filters))):
-            if skipped >> place & 1:
+        filter_mask, data = dataset.id.read_direct_chunk(corner)
+        for position, filter_id in reversed(list(enumerate(filters))):
+            if filter_mask >> position & 1:
                 continue
-            if one == h5py.h5z.FILTER_FLETCHER32:
+            if filter_id == h5py.h5z.FILTER_FLETCHER32:
                 data = data[:-4]
-            elif one == h5py.h5z.FILTER_DEFLATE:
+            elif filter_id == h5py.h5z.FILTER_DEFLATE:
                 stream = zlib.decompressobj()
-                data = stream.decompress(data, size + 5)  # room for a checksum inside
+                data = stream.decompress(data, size + 5)  # leaves room for a checksum
         if len(data) != size:
             raise EOFError
         checked.add(corner)
 
 
-def _state(path: str) -> tuple[str, int, int, int]:
-    """What changes when a file or folder is written anew."""
+def _file_state(path: str) -> tuple[str, int, int, int]:
+    """Cache key that changes when a file or folder is rewritten."""
     status = os.stat(path)
     return path, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _texts(path: str, name: str) -> Any:
-    """Words, of fixed or of free length, as nested lists."""
+    """Read fixed- or variable-length strings as nested lists."""
     with _open(path) as file:
         dataset = file[name]
         _check_chunks(dataset, [(0, size) for size in dataset.shape])
-        place, sizes = dataset.id.get_offset(), dataset.file.id.get_create_plist().get_sizes()
-        if h5py.check_string_dtype(dataset.dtype).length is None and place is not None and sizes == (8, 8):
-            texts = _heap_texts(path, place, dataset.size, dataset.file.userblock_size)
+        offset, sizes = dataset.id.get_offset(), dataset.file.id.get_create_plist().get_sizes()
+        if h5py.check_string_dtype(dataset.dtype).length is None and offset is not None and sizes == (8, 8):
+            texts = _heap_texts(path, offset, dataset.size, dataset.file.userblock_size)
             return np.array(texts, dtype=str).reshape(dataset.shape).tolist()
         return np.array(dataset.asstr()[()], dtype=str).tolist()
 
 
 def _heap_texts(path: str, offset: int, count: int, base: int) -> list[str]:
-    """`count` texts whose descriptors lie at `offset`; addresses in the file count from `base`.
+    """Read `count` variable-length strings whose descriptors are at `offset`; addresses are relative to `base`.
 
-    Raises some exception or other where the bytes make no sense.
+    May raise any exception on invalid bytes.
     """
     with open(path, "rb") as file:
 
-        def at(place: int, size: int) -> bytes:
-            file.seek(place)
+        def read_at(position: int, size: int) -> bytes:
+            file.seek(position)
             data = file.read(size)
             if len(data) != size:
                 raise EOFError
             return data
 
-        def collection(address: int) -> dict[int, bytes]:
-            magic, size = struct.unpack("<4s4xQ", at(base + address, 16))
-            if magic != b"GCOL" or size > _LARGEST:
+        def read_collection(address: int) -> dict[int, bytes]:
+            magic, size = struct.unpack("<4s4xQ", read_at(base + address, 16))
+            if magic != b"GCOL" or size > _MAX_HEAP_SIZE:
                 raise EOFError
-            data, place, objects = at(base + address, size), 16, dict[int, bytes]()
-            while place + 16 <= size:
-                number, length = struct.unpack_from("<H6xQ", data, place)
-                if number == 0:  # what follows is free
+            data, position, objects = read_at(base + address, size), 16, dict[int, bytes]()
+            while position + 16 <= size:
+                number, length = struct.unpack_from("<H6xQ", data, position)
+                if number == 0:  # the remainder is free space
                     break
-                objects[number] = data[place + 16 : place + 16 + length]
-                place += 16 + (length + 7) // 8 * 8
+                objects[number] = data[position + 16 : position + 16 + length]
+                position += 16 + (length + 7) // 8 * 8
             return objects
 
         texts = list[str]()
-        known = dict[int, dict[int, bytes]]()
-        for length, address, number in struct.iter_unpack("<IQI", at(offset, 16 * count)):
-            if length and address not in known:
-                known[address] = collection(address)
-            # Some programs count the closing zero byte among the text.
-            texts.append(known[address][number][:length].rstrip(b"\0").decode() if length else "")
+        collections = dict[int, dict[int, bytes]]()
+        for length, address, number in struct.iter_unpack("<IQI", read_at(offset, 16 * count)):
+            if length and address not in collections:
+                collections[address] = read_collection(address)
+            # Some programs include the terminating null byte in the length.
+            texts.append(collections[address][number][:length].rstrip(b"\0").decode() if length else "")
     return texts
 
 
 def _matlab_names(path: str) -> list[str]:
-    """Of a MATLAB file before version 7.3."""
+    """Names of the variables in a MATLAB file before version 7.3."""
     import scipy.io
 
     return [name for name, _, _ in scipy.io.whosmat(path)]
 
 
-def _matlab_values(path: str, name: str, most: int | None) -> np.ndarray | None:
-    """The first `most` entries, or all; None for what is no array of numbers."""
+def _matlab_values(path: str, name: str, limit: int | None) -> np.ndarray | None:
+    """The first `limit` entries, or all if None; None if the variable is not a numeric array."""
     import scipy.io
 
     values = scipy.io.loadmat(path, variable_names=[name])[name]
     if not isinstance(values, np.ndarray) or values.dtype.hasobject or values.dtype.names is not None:
         return None
-    return values[:most]
+    return values[:limit]
 
 
 # --- NetCDF and Zarr
 
 
-_DATASETS: dict[str, tuple[tuple[Any, ...], Any]] = {}
-"""The data sets that were opened last, kept open: to open one takes longer than to read a window."""
-_MOST_OPEN = 32
+_OPEN_DATASETS: dict[str, tuple[tuple[Any, ...], Any]] = {}
+"""Cache of open data sets by path: opening one takes longer than reading a window."""
+_MAX_OPEN = 32
 _METADATA = ("zarr.json", ".zmetadata", ".zattrs", ".zgroup")
 
 
 def _dataset(path: str) -> Any:
-    """A NetCDF file or a Zarr group as xarray sees it, nothing loaded; times stay numbers, with their unit."""
+    """Open a NetCDF file or Zarr group lazily with xarray; times are not decoded."""
     import xarray
 
-    inner = [os.path.join(path, name) for name in _METADATA]
-    state = tuple(_state(one) for one in (path, *inner) if os.path.exists(one))
-    known, held = _DATASETS.get(path, (None, None))
-    if known == state:
-        return held
-    if held is not None:
-        _DATASETS.pop(path)[1].close()
-    elif len(_DATASETS) == _MOST_OPEN:
-        _DATASETS.pop(next(iter(_DATASETS)))[1].close()
+    metadata_files = [os.path.join(path, name) for name in _METADATA]
+    state = tuple(_file_state(entry) for entry in (path, *metadata_files) if os.path.exists(entry))
+    cached_state, dataset = _OPEN_DATASETS.get(path, (None, None))
+    if cached_state == state:
+        return dataset
+    if dataset is not None:
+        _OPEN_DATASETS.pop(path)[1].close()
+    elif len(_OPEN_DATASETS) == _MAX_OPEN:
+        _OPEN_DATASETS.pop(next(iter(_OPEN_DATASETS)))[1].close()
     engine, options = _engine(path)
     try:
-        held = xarray.open_dataset(
+        dataset = xarray.open_dataset(
             path, engine=engine, decode_times=False, decode_coords="all", cache=False, chunks=None, **options
         )
     except (KeyError, ValueError) as error:
         if engine == "zarr" and ("_ARRAY_DIMENSIONS" in str(error) or "dimension" in str(error)):
-            raise NamelessError from error
+            raise UnnamedDimensionsError from error
         raise
-    _DATASETS[path] = (state, held)
-    return held
+    _OPEN_DATASETS[path] = (state, dataset)
+    return dataset
 
 
 def _engine(path: str) -> tuple[str, dict[str, Any]]:
@@ -330,45 +332,45 @@ def _engine(path: str) -> tuple[str, dict[str, Any]]:
         import zarr
 
         if isinstance(zarr.open(path, mode="r"), zarr.Array):
-            raise NamelessError
+            raise UnnamedDimensionsError
         return "zarr", {"consolidated": os.path.exists(os.path.join(path, ".zmetadata")) or None}
     with open(path, "rb") as file:
-        start = file.read(4)
-    if start == b"\x89HDF":
+        signature = file.read(4)
+    if signature == b"\x89HDF":
         import h5netcdf  # noqa: F401
 
         return "h5netcdf", {"phony_dims": "access", "driver_kwds": {"locking": False}}
-    if start[:3] == b"CDF":
+    if signature[:3] == b"CDF":
         return "scipy", {}
     raise OSError("no signature")
 
 
 def _labelled(path: str) -> dict[str, Any]:
-    """The variables of a NetCDF file or Zarr group: names, dimensions, types and attributes."""
+    """Variables of a NetCDF file or Zarr group: names, dimensions, dtypes and attributes."""
     faults = {} if os.path.isdir(path) or _engine(path)[0] != "h5netcdf" else _faults(path)
-    held = _dataset(path)
+    dataset = _dataset(path)
     variables = [
         {
-            "name": str(name), "dims": [str(one) for one in variable.dims], "shape": variable.shape,
-            "dtype": _kind(variable), "coordinate": name in held.coords,
+            "name": str(name), "dims": [str(dimension) for dimension in variable.dims], "shape": variable.shape,
+            "dtype": _dtype_name(variable), "coordinate": name in dataset.coords,
             "attributes": {str(key): plain_value(value) for key, value in variable.attrs.items()},
             "fault": faults.get(str(name)),
         }
-        for name, variable in held.variables.items()
+        for name, variable in dataset.variables.items()
     ]  # fmt: skip
     return {
         "variables": variables,
-        "attributes": {str(key): plain_value(value) for key, value in held.attrs.items()},
-        "missing": _missing(path) if os.path.isdir(path) else {},
+        "attributes": {str(key): plain_value(value) for key, value in dataset.attrs.items()},
+        "missing": _missing_chunks(path) if os.path.isdir(path) else {},
     }
 
 
-def _kind(variable: Any) -> str:
-    """Its type; texts of free length are texts, other objects nothing that can be read."""
+def _dtype_name(variable: Any) -> str:
+    """Dtype of a variable: U1 for variable-length strings, V1 for other, unreadable objects."""
     if not variable.dtype.hasobject:
         return variable.dtype.str
     few = variable.ndim == 1 and variable.size <= 4096
-    return "U1" if few and all(isinstance(one, str) for one in variable.values) else "V1"
+    return "U1" if few and all(isinstance(value, str) for value in variable.values) else "V1"
 
 
 def _faults(path: str) -> dict[str, str | None]:
@@ -376,22 +378,22 @@ def _faults(path: str) -> dict[str, str | None]:
         return {name: _entry(name, item)["fault"] for name, item in _walk(file)}
 
 
-def _missing(path: str) -> dict[str, list[int]]:
-    """By array, how many of its chunks are not there, and how many there should be."""
+def _missing_chunks(path: str) -> dict[str, list[int]]:
+    """Number of missing chunks and of all chunks, by array."""
     import zarr
 
     arrays = zarr.open_group(path, mode="r").arrays()
     counts = {name: (array.nchunks_initialized, array.nchunks) for name, array in arrays}
-    return {name: [total - there, total] for name, (there, total) in counts.items() if there < total}
+    return {name: [total - present, total] for name, (present, total) in counts.items() if present < total}
 
 
 def _labelled_box(path: str, name: str, ranges: list[list[int]]) -> np.ndarray:
-    """The entries of a variable between `start` and `stop` along each axis, unpacked as its attributes say."""
-    held = _dataset(path)
+    """Read the ranges (start, stop) of a variable along each axis, decoded according to its attributes."""
+    dataset = _dataset(path)
     if os.path.isfile(path) and _engine(path)[0] == "h5netcdf":
         with _open(path) as file:
             _check_chunks(file[name], ranges)
-    values = held.variables[name][tuple(slice(*one) for one in ranges)].values
+    values = dataset.variables[name][tuple(slice(*bounds) for bounds in ranges)].values
     if values.dtype.hasobject or values.dtype.kind == "U":
         return np.array(values.tolist(), dtype="U")
     return np.asarray(values)
@@ -412,8 +414,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _reason(error: BaseException) -> str:
-    if isinstance(error, DeepError):
+def _error_code(error: BaseException) -> str:
+    if isinstance(error, TooDeepError):
         return "deep"
     if isinstance(error, PermissionError):
         return "permission"
@@ -421,13 +423,13 @@ def _reason(error: BaseException) -> str:
         return "memory"
     if isinstance(error, ImportError):
         return "package"
-    if isinstance(error, NamelessError):
+    if isinstance(error, UnnamedDimensionsError):
         return "nameless"
     return "kind" if isinstance(error, OSError) and "signature" in str(error) else "damage"
 
 
-def _limit(seconds: float) -> None:
-    """Let the system end this process if the next request computes for longer; waiting for a disk does not count."""
+def _limit_cpu_time(seconds: float) -> None:
+    """Limit the CPU time of the next request; the OS ends this process beyond it. I/O waits do not count."""
     try:
         import resource
     except ImportError:  # Windows
@@ -440,26 +442,26 @@ def _limit(seconds: float) -> None:
 
 
 def serve() -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until stdin is closed."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not get among the answers
+    os.dup2(2, 1)  # keep the output of libraries out of the answers
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        _limit(request["seconds"])
+        _limit_cpu_time(request["seconds"])
         array: np.ndarray | None = None
         answer: dict[str, Any]
         try:
             value = OPERATIONS[request["operation"]](*request["arguments"])
             if isinstance(value, np.ndarray):
-                # MATLAB's own order is sent as it lies in memory, which spares a copy of gigabytes.
+                # Fortran order, as in MATLAB files, is sent transposed to avoid a copy of gigabytes.
                 turned = value.flags.f_contiguous and not value.flags.c_contiguous
                 array = np.ascontiguousarray(value.T if turned else value)
-                # A copy made contiguous has an axis where a single number has none.
+                # The shape comes from `value`: ascontiguousarray turns a scalar into a 1-D array.
                 answer = {"dtype": value.dtype.str, "shape": (value.T if turned else value).shape, "turned": turned}
             else:
                 answer = {"value": value}
-        except Exception as error:  # the libraries answer damage with whatever exception comes first
-            answer = {"error": _reason(error)}
+        except Exception as error:  # libraries raise all kinds of exceptions on damaged files
+            answer = {"error": _error_code(error)}
         answers.write(json.dumps(answer).encode() + b"\n")
         if array is not None:
             answers.write(array.reshape(-1).view(np.uint8).data)

@@ -1,4 +1,4 @@
-"""Run folders and the files in them; every file is written to a temporary name and renamed."""
+"""Run folders and their files, which are written to a temporary name and renamed atomically."""
 
 from sigmasolver.runs.folder import (
     Run,

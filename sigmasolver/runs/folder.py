@@ -1,16 +1,16 @@
-"""The run folder: all that training leaves behind, and all it needs to go on.
+"""The run folder: the results of a training and the state to resume it from.
 
-    recipe.json           what was asked for; another recipe in the same folder is refused
-    data.json             the file it learns from: where it is, its fingerprint, and the trajectories of each part
-    normaliser.json       the maps between physical units and what the network sees
-    origins.json          where names that are not built in came from: a model, a loss or an optimiser of one's own
-    weights.safetensors   the weights that the run keeps
-    resume.safetensors    one consistent state (weights, optimiser, average, step) to continue from
-    log.jsonl             a row now and then while training
+    recipe.json           the recipe; another recipe in the same folder is an error
+    data.json             the training data: path, fingerprint, and the trajectories of each split
+    normaliser.json       the maps between physical and normalised units
+    origins.json          origins of user-defined models, losses and optimisers
+    weights.safetensors   the weights of the trained model
+    resume.safetensors    one consistent state (weights, optimiser, average, step) to resume from
+    log.jsonl             rows written periodically during training
     records.jsonl         tidy results: a row per task, model, seed, metric, field and lead
 
-Files are replaced whole, so a kill at any instant leaves the newest complete one. Rows are appended whole; a row that a
-kill tore is dropped by the next reader or writer. Nothing is pickled.
+Files are replaced atomically, so a kill at any instant leaves the newest complete version. Rows are appended; a row
+that a kill truncated is dropped by the next reader or writer. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ PARTS = ("train", "validation", "test")
 
 
 class Run:
-    """A folder; made when first written to."""
+    """A run folder, created on the first write."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     @property
     def weights(self) -> Path:
-        published = self.path / "model.safetensors"  # its name in a folder for publishing (model_cards/share.py)
+        published = self.path / "model.safetensors"  # the name in a shared folder (model_cards/share.py)
         return published if published.exists() else self.path / "weights.safetensors"
 
     @property
@@ -74,12 +74,12 @@ class Run:
 
     @property
     def digest(self) -> str:
-        """What tells the kept weights from others."""
+        """Hash that identifies the weights."""
         return hashlib.sha256(read_bytes(self.weights)).hexdigest()[:16]
 
     @contextmanager
     def held(self, what: str, wait: bool = False) -> Iterator[None]:
-        """Hold one part of the run against other processes, or say that one has it; a dead holder holds nothing."""
+        """Lock a part of the run, or raise ValueError if another process holds the lock; it ends with its process."""
         import fcntl  # not on Windows
 
         with plain_errors(self.path):
@@ -98,46 +98,45 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the last step was taken and its weights are there; final weights need no resume state to tell."""
+        """Whether the last step was taken and its weights exist; without a resume state the weights tell."""
         if not self.weights.exists():
             return False
         facts = read_facts(self.resume if self.resume.exists() else self.weights)
         return "steps" in facts and facts.get("step") == facts["steps"]
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:
-        """Plain values as a file of this name, replaced whole."""
+        """Write plain values as JSON, replacing the file atomically."""
         with plain_errors(self.path / name):
             self.path.mkdir(parents=True, exist_ok=True)
             with replacing(self.path / name) as target:
                 target.write((json.dumps(values, indent=2) + "\n").encode())
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """What `write_json` wrote."""
+        """Read a file written by `write_json`."""
         file = self.path / name
         try:
-            values = _parse(read_bytes(file))
+            values = _parse_json(read_bytes(file))
         except FileNotFoundError:
             raise ValueError(
                 f"{self.path} is not a run: {name} not found; pass a run folder, or rerun the command that should "
                 "have created it."
             ) from None
-        if values is _NO_JSON:
+        if values is _INVALID_JSON:
             raise ValueError(f"{file} is not valid JSON; copy it again or retrain the run.")
         if not isinstance(values, dict):
             raise ValueError(f"{file} does not contain a JSON object; copy it again or retrain the run.")
-        wrong = _wrong_in_data(values) if name == "data.json" else None
-        if wrong is not None:
-            raise ValueError(f"{file} is damaged: {wrong} has an unexpected type; copy it again.")
+        invalid = _invalid_data_entry(values) if name == "data.json" else None
+        if invalid is not None:
+            raise ValueError(f"{file} is damaged: {invalid} has an unexpected type; copy it again.")
         return values
 
     def training_seconds(self) -> float | None:
-        """Of the training, all its starts together, with what each takes before its first update; None if the log does
-        not tell."""
+        """Training time summed over all restarts, including the startup of each; None if the log does not record it."""
         times = [row.get("seconds") for row in self.read_log()] if self.log.exists() else []
-        known = [float(one) for one in times if isinstance(one, int | float)]
-        if not known or len(known) < len(times):
+        seconds = [float(value) for value in times if isinstance(value, int | float)]
+        if not seconds or len(seconds) < len(times):
             return None
-        return sum(one for one, following in itertools.pairwise([*known, -1.0]) if following < one)
+        return sum(current for current, following in itertools.pairwise([*seconds, -1.0]) if following < current)
 
     def read_log(self) -> list[dict[str, Any]]:
         """The rows of log.jsonl, each with its step and loss."""
@@ -149,13 +148,13 @@ class Run:
         return rows
 
     def start(self, recipe: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> None:
-        """Write the recipe, or make sure that the folder already holds this one.
+        """Write the recipe, or check that the folder already contains the same one.
 
-        `stored` is the recipe of the folder in today's names, where the caller knows them.
+        `stored` is the recipe of the folder with current names, if the caller has converted it.
         """
         file = self.path / "recipe.json"
         if file.exists():
-            old, new = (json.loads(json.dumps(plain)) for plain in (stored or self.recipe(), recipe))
+            old, new = (json.loads(json.dumps(recipe_values)) for recipe_values in (stored or self.recipe(), recipe))
             if old != new:
                 raise ValueError(
                     f"{self.path} contains a run with a different recipe ({', '.join(_differences(old, new))}); "
@@ -165,28 +164,28 @@ class Run:
         self.write_json("recipe.json", recipe)
 
     def recipe(self) -> dict[str, Any]:
-        """What was asked for, as plain values."""
+        """The recipe as plain values."""
         return self.read_json("recipe.json")
 
 
-def _wrong_in_data(facts: Mapping[str, Any]) -> str | None:
-    """The first entry of data.json that is of the wrong type; a run of an earlier version may lack some."""
+def _invalid_data_entry(facts: Mapping[str, Any]) -> str | None:
+    """The first entry of data.json with a wrong type; runs of earlier versions may lack some entries."""
     parts = facts.get("parts", {} if "frames" in facts else {part: [] for part in PARTS})
-    if not isinstance(parts, dict) or not all(_are(_is_count, parts.get(part)) for part in PARTS):
+    if not isinstance(parts, dict) or not all(_is_list_of(_is_count, parts.get(part)) for part in PARTS):
         return "parts"
-    if not _are(_is_text, facts.get("digests", [])):
+    if not _is_list_of(_is_text, facts.get("digests", [])):
         return "digests"
     if not _is_count(facts.get("frames", 0)):
         return "frames"
-    if not _are(_is_text, facts.get("fields", [])):
+    if not _is_list_of(_is_text, facts.get("fields", [])):
         return "fields"
-    if "test" in facts and not _is_test(facts["test"]):
+    if "test" in facts and not _is_test_data(facts["test"]):
         return "test"
     return next((key for key in ("path", "fingerprint") if not _is_text(facts.get(key, ""))), None)
 
 
-def _is_test(value: object) -> bool:
-    """Whether this says where test data of their own lie, and what they are."""
+def _is_test_data(value: object) -> bool:
+    """Whether this describes a separate test data set."""
     if not isinstance(value, dict) or not all(_is_text(value.get(key)) for key in ("path", "fingerprint")):
         return False
     return all(_is_count(value.get(key)) for key in ("count", "frames"))
@@ -196,31 +195,31 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and "\0" not in value
 
 
-def _are(check: Callable[[object], bool], values: object) -> bool:
+def _is_list_of(check: Callable[[object], bool], values: object) -> bool:
     return isinstance(values, list) and all(map(check, values))
 
 
-_NO_JSON = object()
+_INVALID_JSON = object()
 
 
-def _parse(data: bytes | str) -> Any:
-    """What this JSON says; `_NO_JSON` where it is none, too deeply nested, or has an integer of thousands of digits."""
+def _parse_json(data: bytes | str) -> Any:
+    """Parse JSON; `_INVALID_JSON` if it is malformed, too deeply nested, or has an integer of thousands of digits."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
-        return _NO_JSON
+        return _INVALID_JSON
 
 
 def _differences(first: Mapping[str, Any], second: Mapping[str, Any], where: str = "") -> list[str]:
-    """The settings that differ, by their dotted names."""
-    found = []
+    """Dotted names of the settings that differ."""
+    names = []
     for key in dict.fromkeys((*first, *second)):
-        one, two = first.get(key), second.get(key)
-        if isinstance(one, dict) and isinstance(two, dict):
-            found += _differences(one, two, f"{where}{key}.")
-        elif one != two:
-            found.append(f"{where}{key}")
-    return found
+        old, new = first.get(key), second.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            names += _differences(old, new, f"{where}{key}.")
+        elif old != new:
+            names.append(f"{where}{key}")
+    return names
 
 
 DTYPES = {
@@ -235,16 +234,16 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""As safetensors names them."""
+"""Names of dtypes in safetensors."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
-    """Named tensors and plain facts into one safetensors file, replaced whole; equal contents give equal bytes.
+    """Write named tensors and plain facts to a safetensors file atomically; equal contents give equal bytes.
 
-    The library's own `save_file` orders the metadata at random and makes files that only their owner can read.
+    The library's `save_file` writes metadata in random order and creates files readable only by their owner.
     """
-    # Wide types first, as the library has them: every tensor is then aligned.
-    contents = sorted(tensors.items(), key=lambda one: (-one[1].element_size(), one[0]))
+    # Wide dtypes first, as in the library, so that every tensor is aligned.
+    contents = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts), "format": FORMAT, "package": __version__}}
     end = 0
     for name, tensor in contents:
@@ -252,8 +251,8 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], facts: Mappin
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    kept = ", and the previous file is kept" if path.exists() else ""
-    with plain_errors(path, kept):
+    survives = ", and the previous file is kept" if path.exists() else ""
+    with plain_errors(path, survives):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(len(text).to_bytes(8, "little") + text)
@@ -262,19 +261,19 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], facts: Mappin
 
 
 def read_tensors(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """What `write_tensors` wrote."""
-    with _opened(path, device) as (file, facts):
+    """Read a file written by `write_tensors`."""
+    with _open_tensors(path, device) as (file, facts):
         return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """The facts alone, without reading the tensors."""
-    with _opened(path, "cpu") as (_, facts):
+    """Read the facts without the tensors."""
+    with _open_tensors(path, "cpu") as (_, facts):
         return facts
 
 
 @contextmanager
-def _opened(path: Path, device: torch.device | str) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _open_tensors(path: Path, device: torch.device | str) -> Iterator[tuple[Any, dict[str, Any]]]:
     if not path.exists():
         raise ValueError(f"{path} not found; train the run first.")
     if not path.is_file():
@@ -282,23 +281,23 @@ def _opened(path: Path, device: torch.device | str) -> Iterator[tuple[Any, dict[
     damaged = ValueError(f"{path} is truncated or damaged; copy it again or use an earlier checkpoint.")
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
-            notes = file.metadata() or {}
-            if notes.get("format") != FORMAT:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
                 raise ValueError(
                     f"{path} was written by another version of sigmasolver: expected format {FORMAT}, got "
-                    f"{notes.get('format', 'none')}."
+                    f"{metadata.get('format', 'none')}."
                 )
-            facts = _parse(notes.get("facts", ""))
+            facts = _parse_json(metadata.get("facts", ""))
             if not isinstance(facts, dict) or not all(_is_count(facts.get(key, 0)) for key in ("step", "steps")):
                 raise damaged
             yield file, _Facts(path, facts)
     except (SafetensorError, OSError):
-        read_bytes(path)  # says so where it may not be read, which the library does not
+        read_bytes(path)  # raises a clear error if permission is denied, unlike the library
         raise damaged from None
 
 
 class _Facts(dict[str, Any]):
-    """The facts of a file, which says so where one is missing."""
+    """The facts of a file; a missing key raises ValueError with the path."""
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
         super().__init__(facts)
@@ -313,45 +312,45 @@ def _is_count(value: object) -> bool:
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
-    """One JSON row at the end of the file, on disk before this returns."""
+    """Append a JSON row and sync it to disk; drops a truncated last row first."""
     line = (json.dumps(row) + "\n").encode()
     with plain_errors(path, ", and the previous rows are kept"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab+") as file:
-            whole = _end_of_whole_rows(path)
-            if whole < file.seek(0, os.SEEK_END):
-                file.truncate(whole)
+            end = _end_of_complete_rows(path)
+            if end < file.seek(0, os.SEEK_END):
+                file.truncate(end)
             try:
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
             except OSError:
-                os.truncate(path, whole)
+                os.truncate(path, end)
                 raise
 
 
-def _end_of_whole_rows(path: Path) -> int:
-    """Where the last line break ends; searched from the end, because a log grows long."""
+def _end_of_complete_rows(path: Path) -> int:
+    """Offset after the last newline, searched backwards because logs grow long."""
     with open(path, "rb") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
             start = max(0, end - 65536)
             file.seek(start)
-            found = file.read(end - start).rfind(b"\n")
-            if found >= 0:
-                return start + found + 1
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
             end = start
     return 0
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All whole rows; none where there is no file."""
+    """All complete rows; empty if the file does not exist."""
     if not path.exists():
         return []
     rows = []
     *lines, _ = read_bytes(path).split(b"\n")
     for number, line in enumerate(lines, start=1):
-        row = _parse(line)
+        row = _parse_json(line)
         if not isinstance(row, dict):
             raise ValueError(f"Line {number} of {path} is not a JSON object; remove it.")
         rows.append(row)
@@ -360,49 +359,49 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 _NAMES = ("task", "run", "model", "metric")
 _COUNTS = ("step", "horizon", "windows", "rows", "cases", "rounds")
-_WORDS = ("package", "precision", "forecast_precision", "part", "protocol", "commit", "machine", "torch", "date")
-_EMPTY_WORDS = ("field", "cohort", "weights", "data", "arrays", "anyway")
-_EMPTY_COUNTS = ("seed", "lead", "data_seed")
-_PLACES = ("layer", "case")
-_NUMBERS = ("value", "deviation", "budget")
+_TEXTS = ("package", "precision", "forecast_precision", "part", "protocol", "commit", "machine", "torch", "date")
+_OPTIONAL_TEXTS = ("field", "cohort", "weights", "data", "arrays", "anyway")
+_OPTIONAL_COUNTS = ("seed", "lead", "data_seed")
+_INDICES = ("layer", "case")
+_OPTIONAL_NUMBERS = ("value", "deviation", "budget")
 
 
 def read_records(path: Path, also: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """All whole rows of results; each tells what was measured and has a number, or null, and the facts `also`."""
+    """All complete records, validated: required keys and those in `also` exist, and values are numbers or null."""
     rows = read_rows(path)
     for number, row in enumerate(rows, start=1):
-        wrong = _wrong_in_record(row, also)
-        if wrong is not None:
+        invalid = _invalid_record_entry(row, also)
+        if invalid is not None:
             raise ValueError(
-                f"Line {number} of {path} is not a valid record: {wrong} is missing or has an unexpected type; "
+                f"Line {number} of {path} is not a valid record: {invalid} is missing or has an unexpected type; "
                 "remove the line and measure again."
             )
     return rows
 
 
-def _wrong_in_record(row: Mapping[str, Any], also: Sequence[str]) -> str | None:
-    """The first fact of a result that is missing or of the wrong type."""
+def _invalid_record_entry(row: Mapping[str, Any], also: Sequence[str]) -> str | None:
+    """The first key of a record that is missing or has a wrong type."""
     for key in (*_NAMES, "seed", "field", "lead", "value", *also):
         if key not in row:
             return key
     checks: tuple[tuple[Callable[[object], bool], bool, tuple[str, ...]], ...] = (
-        (_is_word, False, (*_NAMES, *_WORDS)),
-        (_is_word, True, _EMPTY_WORDS),
+        (_is_printable, False, (*_NAMES, *_TEXTS)),
+        (_is_printable, True, _OPTIONAL_TEXTS),
         (_is_count, False, _COUNTS),
-        (_is_count, True, _EMPTY_COUNTS),
-        (_is_number, True, _NUMBERS),
-        (lambda value: _is_count(value) or _is_word(value), True, _PLACES),
-        (lambda value: _are(_is_count, value), False, ("grid",)),
-        (lambda value: _are(_is_word, value), False, ("members",)),
+        (_is_count, True, _OPTIONAL_COUNTS),
+        (_is_number, True, _OPTIONAL_NUMBERS),
+        (lambda value: _is_count(value) or _is_printable(value), True, _INDICES),
+        (lambda value: _is_list_of(_is_count, value), False, ("grid",)),
+        (lambda value: _is_list_of(_is_printable, value), False, ("members",)),
     )
-    for check, empty, keys in checks:
+    for check, optional, keys in checks:
         for key in keys:
-            if key in row and not (empty and row[key] is None) and not check(row[key]):
+            if key in row and not (optional and row[key] is None) and not check(row[key]):
                 return key
     return None
 
 
-def _is_word(value: object) -> bool:
+def _is_printable(value: object) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
@@ -411,36 +410,36 @@ def _is_number(value: object) -> bool:
 
 
 def replace_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """These rows and no others, replaced whole."""
+    """Replace all rows of the file atomically."""
     with plain_errors(path, ", and the rows are unchanged"), replacing(path) as file:
         file.writelines((json.dumps(row) + "\n").encode() for row in rows)
 
 
 def provenance(device: torch.device) -> dict[str, str]:
-    """Where a number came from: commit (of a checkout, or SIGMASOLVER_COMMIT), package, machine, torch, day."""
+    """Provenance of a result: commit (of the checkout, or SIGMASOLVER_COMMIT), package, machine, torch, date."""
     return {
-        "commit": os.environ.get("SIGMASOLVER_COMMIT") or _commit() or "unknown",
+        "commit": os.environ.get("SIGMASOLVER_COMMIT") or _git_commit() or "unknown",
         "package": __version__,
-        "machine": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "machine": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
 
 
-def _commit() -> str | None:
-    """Of the checkout that this package lies in; an installed package has none."""
+def _git_commit() -> str | None:
+    """Commit of the checkout that contains this package; None if it is installed."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
-    words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        answer = subprocess.run(words, capture_output=True, text=True, check=False)
-    except OSError:  # no git on this machine
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:  # git is not installed
         return None
-    return answer.stdout.strip() or None
+    return result.stdout.strip() or None
 
 
-def _processor() -> str:
+def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
     names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
     name = names[0].split(":", 1)[1].strip() if names else platform.processor() or platform.machine()

@@ -1,1 +1,1 @@
-"""The process itself: Ctrl-C and SIGTERM, several processes as one, threads."""
+"""Process-level concerns: signals, distributed processes, threads."""

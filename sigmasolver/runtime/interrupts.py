@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM: never swallowed, never a traceback. Light, so that Ctrl-C is heard before slow imports."""
+"""Handlers of Ctrl-C and SIGTERM: never swallowed, never a traceback.
+
+This module imports little, so that the handlers are installed before slow imports.
+"""
 
 from __future__ import annotations
 
@@ -12,37 +15,38 @@ STOPPED = "sigmasolver: stopped; the same command resumes."
 
 
 TERMINATED = 128 + signal.SIGTERM
-"""Exit code of a command that SIGTERM stopped."""
+"""Exit code of a command stopped by SIGTERM."""
 
 
 class LostProcessError(ValueError):
-    """Another process of this training ended or cannot be reached."""
+    """Another process of a distributed training ended or cannot be reached."""
 
 
 class Interrupts:
-    """Ctrl-C, remembered: raised inside a lock of the standard library it may come out as another error, or get lost.
+    """Context manager that remembers Ctrl-C: a KeyboardInterrupt raised inside a lock of the standard library may be
+    lost or turn into another error.
 
-    What moves a bar looks here, so that a lost one is raised again with the next step. A module that is being imported
-    may catch anything, or fail half-way with an error of its own; there the process ends at once, as if killed, which
-    no file minds.
+    Progress bars call `heed` at every step, which raises a lost interrupt again. During an import the process exits at
+    once, because the imported module may catch the interrupt or fail half-way with another error; files survive this
+    like a kill.
     """
 
     asked = False
 
     def __enter__(self) -> None:
         Interrupts.asked = False
-        # What ignores Ctrl-C, as in the background, or hears it otherwise goes on doing so.
-        self.ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if self.ours:
-            signal.signal(signal.SIGINT, self._heard)
+        # Keep another handler, and SIG_IGN, which a background process inherits.
+        self.installed = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self.installed:
+            signal.signal(signal.SIGINT, self._on_signal)
 
     def __exit__(self, *_: object) -> None:
-        if self.ours:
+        if self.installed:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         Interrupts.asked = False
 
     @staticmethod
-    def _heard(number: int, frame: FrameType | None) -> None:
+    def _on_signal(number: int, frame: FrameType | None) -> None:
         Interrupts.asked = True
         if _importing(frame):
             os.write(2, f"{STOPPED}\n".encode())
@@ -56,25 +60,26 @@ class Interrupts:
 
 
 class Termination:
-    """SIGTERM, by which a cluster asks for its machine: inside, work that saves its state stops at its next safe point.
+    """Context manager that turns SIGTERM, which a cluster sends before it reclaims a machine, into a flag: work that
+    saves its state stops at the next safe point.
 
-    Elsewhere SIGTERM ends the process at once, which no file minds.
+    Outside of it SIGTERM ends the process at once; files survive this like a kill.
     """
 
     asked = False
 
     def __enter__(self) -> None:
         Termination.asked = False
-        self.ours = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        if self.ours:
-            signal.signal(signal.SIGTERM, self._heard)
+        self.installed = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if self.installed:
+            signal.signal(signal.SIGTERM, self._on_signal)
 
     def __exit__(self, *_: object) -> None:
-        if self.ours:
+        if self.installed:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     @staticmethod
-    def _heard(number: int, frame: FrameType | None) -> None:
+    def _on_signal(number: int, frame: FrameType | None) -> None:
         Termination.asked = True
 
 

@@ -1,8 +1,8 @@
-"""Several processes as one: who this process is, what its share of the work is, and how results come together.
+"""Distributed execution: the rank of this process, its share of the work, and collectives.
 
-`torchrun --nproc-per-node N -m sigmasolver ...` starts N processes and tells each its rank through the environment;
-without it there is one process and nothing here does anything. Processes may also be started by hand, with RANK,
-WORLD_SIZE, MASTER_ADDR and MASTER_PORT set for each. When one of them ends early, so do the others, with a sentence.
+`torchrun --nproc-per-node N -m sigmasolver ...` starts N processes and sets the rank of each in its environment;
+without it there is a single process and every collective is a no-op. Processes may also be started by hand, with RANK,
+WORLD_SIZE, MASTER_ADDR and MASTER_PORT set for each. When one ends early, the others exit with an error message.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["World", "device_of", "join", "processes_here"]
 
 T = TypeVar("T")
 ARRIVAL = timedelta(minutes=10)
-"""How long a process waits for the others to be started."""
-PATIENCE = timedelta(hours=6)
-"""How long it waits for one that works: the first may import and fit for a long time."""
+"""How long a process waits at the rendezvous for the others to start."""
+COLLECTIVE_TIMEOUT = timedelta(hours=6)
+"""Timeout of a collective: rank 0 may import data and fit a normaliser for a long time."""
 
 
 def device_of(text: str) -> torch.device:
-    """The device of this name; "auto": a GPU where there is one."""
+    """Parse a device name; "auto" is a GPU if available."""
     if text == "auto":
         text = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -45,7 +45,7 @@ def device_of(text: str) -> torch.device:
 
 @dataclass(frozen=True)
 class World:
-    """This process among its equals."""
+    """Rank and device of this process, and collectives over all processes."""
 
     rank: int = 0
     size: int = 1
@@ -53,15 +53,15 @@ class World:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes files and talks to the user."""
+        """Whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
     def share(self, items: T) -> T:
-        """What this process takes of a list or tensor that every process holds: every `size`-th item."""
+        """This process's share of a list or tensor that every process has: every `size`-th item."""
         return items[self.rank :: self.size]  # type: ignore[index]
 
     def gather(self, rows: torch.Tensor, count: int) -> torch.Tensor:
-        """All `count` rows in the order of the list, from the rows that each process made of its share."""
+        """Gather the rows that each process computed from its share; all `count` rows in the original order."""
         if self.size == 1:
             return rows
         longest = -(-count // self.size)
@@ -72,7 +72,7 @@ class World:
         return torch.stack(parts, dim=1).flatten(0, 1)[:count].to(rows.device)
 
     def mean(self, values: torch.Tensor) -> torch.Tensor:
-        """The mean over the processes."""
+        """Mean over the processes."""
         if self.size == 1:
             return values
         total = values.clone()
@@ -80,42 +80,42 @@ class World:
         return total / self.size
 
     def agreed(self, flag: bool) -> bool:
-        """What the first process says; clocks differ, and all must do the same."""
+        """Broadcast the decision of rank 0: clocks differ, and all processes must act alike."""
         if self.size == 1:
             return flag
-        said = torch.tensor([int(flag)], device=self.device)
-        dist.broadcast(said, src=0)
-        return bool(said.item())
+        decision = torch.tensor([int(flag)], device=self.device)
+        dist.broadcast(decision, src=0)
+        return bool(decision.item())
 
     def wait(self) -> None:
-        """Until every process is here."""
+        """Block until every process has reached this call."""
         if self.size > 1:
             dist.barrier()
 
 
 @contextmanager
 def join(device: torch.device) -> Iterator[World]:
-    """Be one of the processes that torchrun started, or alone; a GPU without a number is that of the local rank."""
+    """Join the process group of torchrun, or yield a world of one process; each local rank uses its own GPU."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield World(device=device)
         return
-    size = _number("WORLD_SIZE", least=1)
-    rank, local = (_number(name, least=0) for name in ("RANK", "LOCAL_RANK"))
+    size = _env_int("WORLD_SIZE", minimum=1)
+    rank, local_rank = (_env_int(name, minimum=0) for name in ("RANK", "LOCAL_RANK"))
     if rank >= size:
         raise ValueError(f"RANK {rank} is out of range for WORLD_SIZE {size}; let torchrun set them, or unset both.")
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise ValueError(f"RANK is set but {missing[0]} is not; let torchrun set them, or unset RANK.")
     if device.type == "cuda":
-        if local >= torch.cuda.device_count():
+        if local_rank >= torch.cuda.device_count():
             raise ValueError(
-                f"No GPU left for local process {local}: this machine has {torch.cuda.device_count()}; start one "
+                f"No GPU left for local process {local_rank}: this machine has {torch.cuda.device_count()}; start one "
                 "process per GPU."
             )
-        device = torch.device("cuda", local)
+        device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     try:
-        _meet(rank, size, "nccl" if device.type == "cuda" else "gloo")
+        _init_process_group(rank, size, "nccl" if device.type == "cuda" else "gloo")
         yield World(rank, size, device)
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
@@ -129,10 +129,10 @@ def join(device: torch.device) -> Iterator[World]:
             dist.destroy_process_group()
 
 
-def _meet(rank: int, size: int, backend: str) -> None:
+def _init_process_group(rank: int, size: int, backend: str) -> None:
     try:
         dist.init_process_group(backend, timeout=ARRIVAL)
-        dist.distributed_c10d._set_pg_timeout(PATIENCE)
+        dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
     except (RuntimeError, ValueError) as error:
         raise ValueError(
             f"Process {rank} could not join the process group of WORLD_SIZE {size} at "
@@ -143,15 +143,15 @@ def _meet(rank: int, size: int, backend: str) -> None:
 
 
 def processes_here() -> int:
-    """How many of the processes share this machine."""
-    return _number("LOCAL_WORLD_SIZE", least=1)
+    """Number of processes on this machine."""
+    return _env_int("LOCAL_WORLD_SIZE", minimum=1)
 
 
-def _number(name: str, least: int) -> int:
-    """A whole number of the environment; the least where it is not set."""
-    text = os.environ.get(name, str(least)).strip()
-    if not text.isdecimal() or len(text) > 9 or int(text) < least:
+def _env_int(name: str, minimum: int) -> int:
+    """Parse an integer environment variable; defaults to `minimum`."""
+    text = os.environ.get(name, str(minimum)).strip()
+    if not text.isdecimal() or len(text) > 9 or int(text) < minimum:
         raise ValueError(
-            f'{name} must be an integer of at least {least}, got "{text[:20]}"; let torchrun set it, or unset it.'
+            f'{name} must be an integer of at least {minimum}, got "{text[:20]}"; let torchrun set it, or unset it.'
         )
     return int(text)

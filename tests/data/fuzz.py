@@ -1,8 +1,8 @@
-"""Mutated files, each tried in turn by a process that may die of it.
+"""Fuzzing of data files: mutated files, each read in turn by a process that may crash.
 
-    python -m tests.data.fuzz FOLDER FIRST STOP     one line for each number: "number refused|harmless|traceback ..."
+    python -m tests.data.fuzz FOLDER FIRST STOP     one line per input: "number refused|harmless|traceback ..."
 
-The number of an input fixes its kind and what is done to it.
+The number of an input determines its kind and its mutation.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tests.data.test_store import store
 from tests.data.test_store import values as stored_values
 
 U = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
-ODD = (0, 1, 0x7F, 0x80, 0xFF)
+EDGE_BYTES = (0, 1, 0x7F, 0x80, 0xFF)
 
 
 def _hdf5(path: Path, libver: str = "earliest", userblock: int = 0, gzip: bool = True) -> None:
-    packed = {"compression": "gzip", "shuffle": True} if gzip else {}
+    filters = {"compression": "gzip", "shuffle": True} if gzip else {}
     with h5py.File(path, "w", libver=libver, userblock_size=userblock) as file:
-        turned = U.T if path.suffix == ".mat" else U
-        file.create_dataset("u", data=turned, chunks=(*turned.shape[:2], 2, 1), **packed)
+        values = U.T if path.suffix == ".mat" else U
+        file.create_dataset("u", data=values, chunks=(*values.shape[:2], 2, 1), **filters)
         if path.suffix == ".mat":
             file["t"] = np.arange(5.0)[:, None]
         else:
@@ -54,34 +54,34 @@ KINDS: dict[str, tuple[str, Callable[[Path], object]]] = {
 }
 
 
-def mutated(whole: bytes, chance: random.Random) -> bytes:
-    """Some bytes changed, inserted or taken out, numbers in the structure replaced, pieces copied, the end cut off."""
-    content = bytearray(whole)
-    for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
-        place = chance.randrange(min(len(content), chance.choice((512, 4096, len(whole)))) + 1)
-        how = chance.random()
-        if how < 0.3:
-            content[place : place + 1] = bytes([chance.randrange(256)])
-        elif how < 0.45:
-            content[place : place + 1] = bytes([chance.choice(ODD)])
-        elif how < 0.6:
-            number = chance.choice((0, 1, 2**16, 2**31 - 1, 2**32 - 1, 2**40, 2**63, 2**64 - 1))
-            content[place : place + 8] = struct.pack("<Q", number)
-        elif how < 0.7:
-            content[place:place] = chance.randbytes(chance.randrange(1, 9))
-        elif how < 0.8:
-            del content[place : place + chance.randrange(1, 30)]
-        elif how < 0.92:
-            start = chance.randrange(len(whole))
-            piece = whole[start : start + chance.randrange(1, 200)]
-            content[place : place + len(piece)] = piece
+def mutated(original: bytes, rng: random.Random) -> bytes:
+    """Change, insert or delete bytes, replace integers, copy pieces, or truncate."""
+    mutant = bytearray(original)
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
+        position = rng.randrange(min(len(mutant), rng.choice((512, 4096, len(original)))) + 1)
+        choice = rng.random()
+        if choice < 0.3:
+            mutant[position : position + 1] = bytes([rng.randrange(256)])
+        elif choice < 0.45:
+            mutant[position : position + 1] = bytes([rng.choice(EDGE_BYTES)])
+        elif choice < 0.6:
+            number = rng.choice((0, 1, 2**16, 2**31 - 1, 2**32 - 1, 2**40, 2**63, 2**64 - 1))
+            mutant[position : position + 8] = struct.pack("<Q", number)
+        elif choice < 0.7:
+            mutant[position:position] = rng.randbytes(rng.randrange(1, 9))
+        elif choice < 0.8:
+            del mutant[position : position + rng.randrange(1, 30)]
+        elif choice < 0.92:
+            start = rng.randrange(len(original))
+            piece = original[start : start + rng.randrange(1, 200)]
+            mutant[position : position + len(piece)] = piece
         else:
-            del content[place:]
-    return bytes(content)
+            del mutant[position:]
+    return bytes(mutant)
 
 
 def use_store(path: Path) -> None:
-    """What the commands do with a store: look into it, and cut windows from it."""
+    """Use a store as the commands do: summarise it and read windows."""
     summarise(path)
     with open_store(path) as reader:
         fields = reader.header.layout.fields
@@ -93,7 +93,7 @@ def use_store(path: Path) -> None:
 
 
 def use_arrays(path: Path, kind: str) -> None:
-    """What the commands do with foreign files: import them, and forecast from them."""
+    """Use foreign files as the commands do: import them and read a history."""
     if path.suffix == ".mat":
         import_data(path, path.with_suffix(".out"))
         return
@@ -108,18 +108,18 @@ def use(path: Path, kind: str) -> None:
     use_store(path) if kind == "store" else use_arrays(path, kind)
 
 
-def attempt(folder: Path, number: int, whole: dict[str, bytes]) -> str:
-    """What came of it: `refused` takes one sentence, `harmless` that the file is used to the end."""
-    chance = random.Random(number)
+def attempt(folder: Path, number: int, originals: dict[str, bytes]) -> str:
+    """Outcome of an input: `refused` with one sentence, `harmless` if the file was read completely, or `traceback`."""
+    rng = random.Random(number)
     kind = list(KINDS)[number % len(KINDS)]
     path = folder / KINDS[kind][0]
-    path.write_bytes(mutated(whole[kind], chance))
+    path.write_bytes(mutated(originals[kind], rng))
     try:
         use(path, kind)
         return "harmless"
     except ValueError as error:
-        plain = "\n" not in str(error) and str(error).endswith((".", ")"))
-        return "refused" if plain else f"traceback {kind} {error!r}"
+        one_sentence = "\n" not in str(error) and str(error).endswith((".", ")"))
+        return "refused" if one_sentence else f"traceback {kind} {error!r}"
     except Exception:
         return f"traceback {kind} " + " | ".join(traceback.format_exc().splitlines()[-5:])
     finally:
@@ -129,13 +129,13 @@ def attempt(folder: Path, number: int, whole: dict[str, bytes]) -> str:
 
 def main() -> None:
     folder, first, stop = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    whole = {}
+    originals = {}
     for kind, (name, make) in KINDS.items():
         make(folder / name)
-        whole[kind] = (folder / name).read_bytes()
+        originals[kind] = (folder / name).read_bytes()
         (folder / name).unlink()
     for number in range(first, stop):
-        sys.stdout.write(f"{number} {attempt(folder, number, whole)}\n")
+        sys.stdout.write(f"{number} {attempt(folder, number, originals)}\n")
         sys.stdout.flush()
 
 

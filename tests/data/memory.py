@@ -1,4 +1,4 @@
-"""A source of trajectories that are held in memory."""
+"""An in-memory source of trajectories."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from sigmasolver.data.header import Header
 
 @dataclass
 class Memory:
-    """The smallest source there is: trajectories by number."""
+    """The minimal source: trajectories by index."""
 
     header: Header
     data: np.ndarray

@@ -1,4 +1,4 @@
-"""A generation gives the same file however it is cut, killed or batched, and a stream the same values."""
+"""`generate` gives the same file however it is interrupted or batched, and `Stream` the same values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_store_holds_the_exact_solution(reference: Path) -> None:
+def test_generate_stores_the_exact_solution(reference: Path) -> None:
     with open_store(reference) as reader:
         for index in range(COUNT):
             np.testing.assert_array_equal(reader[index], WAVES.exact(SEED, index).astype(np.float32))
@@ -44,28 +44,28 @@ def test_store_holds_the_exact_solution(reference: Path) -> None:
         ]
 
 
-def test_progress_counts_up_to_the_end(tmp_path: Path) -> None:
+def test_generate_progress_reaches_the_total(tmp_path: Path) -> None:
     calls: list[tuple[int, int, float]] = []
-    done = generate(WAVES, COUNT, SEED, tmp_path / "a.h5", progress=lambda *call: calls.append(call))
-    assert (done.count, done.present) == (COUNT, 0)
-    amounts = [(whole + fraction * min(WAVES.batch, COUNT - whole)) for whole, _, fraction in calls]
+    result = generate(WAVES, COUNT, SEED, tmp_path / "a.h5", progress=lambda *call: calls.append(call))
+    assert (result.count, result.present) == (COUNT, 0)
+    amounts = [(complete + fraction * min(WAVES.batch, COUNT - complete)) for complete, _, fraction in calls]
     assert amounts == sorted(amounts) and amounts[0] == 0 and amounts[-1] == COUNT
     assert {total for _, total, _ in calls} == {COUNT}
     assert len({fraction for _, _, fraction in calls}) > 3
 
 
 @pytest.mark.parametrize("stops", [(3, 8), (1, 2, 5, 8), (8, 8)])
-def test_a_generation_that_grows_equals_one_at_once(tmp_path: Path, reference: Path, stops: tuple[int, ...]) -> None:
+def test_generate_in_steps_equals_one_call(tmp_path: Path, reference: Path, stops: tuple[int, ...]) -> None:
     present = 0
     for count in stops:
-        done = generate(WAVES, count, SEED, tmp_path / "a.h5")
-        assert done.present == present
+        result = generate(WAVES, count, SEED, tmp_path / "a.h5")
+        assert result.present == present
         present = count
-    assert done.fingerprint == open_store(reference).fingerprint
+    assert result.fingerprint == open_store(reference).fingerprint
     assert (tmp_path / "a.h5").read_bytes() == reference.read_bytes()
 
 
-def test_other_parameters_do_not_continue(tmp_path: Path, reference: Path) -> None:
+def test_generate_refuses_to_resume_with_other_parameters(tmp_path: Path, reference: Path) -> None:
     path = tmp_path / "a.h5"
     path.write_bytes(reference.read_bytes())
     with pytest.raises(StoreError, match=r"parameter viscosity is 0\.05, expected 0\.1"):
@@ -79,7 +79,7 @@ def test_other_parameters_do_not_continue(tmp_path: Path, reference: Path) -> No
 
 @dataclass(frozen=True)
 class Batched(Waves):
-    """Waves whose batch size is not one of the parameters."""
+    """Waves with a batch size that is not a parameter."""
 
     size: ClassVar[int] = 1
 
@@ -87,16 +87,16 @@ class Batched(Waves):
         return self.size
 
 
-def test_batch_size_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prints = set()
+def test_generate_is_independent_of_the_batch_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fingerprints = set()
     for size in (1, 2, 5, 100):
         monkeypatch.setattr(Batched, "size", size)
-        prints.add(generate(Batched(), COUNT, SEED, tmp_path / f"{size}.h5").fingerprint)
+        fingerprints.add(generate(Batched(), COUNT, SEED, tmp_path / f"{size}.h5").fingerprint)
     monkeypatch.setattr(Batched, "size", 5)
     generate(Batched(), 6, SEED, tmp_path / "grown.h5")
     monkeypatch.setattr(Batched, "size", 4)
-    prints.add(generate(Batched(), COUNT, SEED, tmp_path / "grown.h5").fingerprint)
-    assert len(prints) == 1
+    fingerprints.add(generate(Batched(), COUNT, SEED, tmp_path / "grown.h5").fingerprint)
+    assert len(fingerprints) == 1
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class BlowsUp(Waves):
         return super().exact(seed, index) * (np.inf if index == 4 else 1)
 
 
-def test_a_blown_up_trajectory_stops_and_the_ones_before_stay(tmp_path: Path) -> None:
+def test_generate_stops_at_a_diverged_trajectory_and_keeps_earlier_ones(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Trajectory 4 of waves diverged to non-finite values; use a smaller step"):
         generate(BlowsUp(), COUNT, SEED, tmp_path / "a.h5")
     assert len(open_store(tmp_path / "a.h5")) == 3
@@ -114,61 +114,61 @@ def test_a_blown_up_trajectory_stops_and_the_ones_before_stay(tmp_path: Path) ->
 # --- kill -9
 
 
-def check_and_continue(path: Path, reference: Path) -> int:
-    """What a killed process left is readable and whole, and the same call completes it, byte for byte."""
-    whole = 0
+def check_and_resume(path: Path, reference: Path) -> int:
+    """Check that the file left by a killed process is valid, and that the same call completes it, byte for byte."""
+    complete = 0
     if path.exists():
         with open_store(path) as left, open_store(reference) as right:
-            whole = len(left)
-            np.testing.assert_array_equal(left[:], right[:whole])
-            assert all(left.verify(index) for index in range(whole))
-    done = generate(WAVES, open_store(reference).count, SEED, path)
-    assert done.present == whole
-    assert done.fingerprint == open_store(reference).fingerprint
+            complete = len(left)
+            np.testing.assert_array_equal(left[:], right[:complete])
+            assert all(left.verify(index) for index in range(complete))
+    result = generate(WAVES, open_store(reference).count, SEED, path)
+    assert result.present == complete
+    assert result.fingerprint == open_store(reference).fingerprint
     assert path.read_bytes() == reference.read_bytes()
-    assert [one.name for one in path.parent.iterdir()] == [path.name]
-    return whole
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    return complete
 
 
-def elsewhere(call: str) -> list[int]:
-    """What this call of the waves module returns in a Python of its own, from which it forks."""
+def run_in_child(call: str) -> list[int]:
+    """Result of a call of the waves module in a separate Python process, which may fork."""
     return json.loads(check_output(f"from tests.data.waves import *; print({call})"))
 
 
 def kill_everywhere(where: str, folder: Path, reference: Path, before: int = 0, step: int = 1) -> list[int]:
-    """Kill a generation at its 1st, 2nd, … moment until one survives; return how many each left whole."""
+    """Kill a generation at its 1st, 2nd, … moment until one survives; return the complete trajectories of each."""
     count = len(open_store(reference))
-    deaths = elsewhere(f"kill_everywhere({where!r}, {str(folder)!r}, {count}, {SEED}, {before}, {step})")
-    return [check_and_continue(folder / str(moment) / "waves.h5", reference) for moment in deaths]
+    killed_at = run_in_child(f"kill_everywhere({where!r}, {str(folder)!r}, {count}, {SEED}, {before}, {step})")
+    return [check_and_resume(folder / str(moment) / "waves.h5", reference) for moment in killed_at]
 
 
-def test_killed_in_the_middle_of_every_write(tmp_path: Path, reference: Path) -> None:
-    left = kill_everywhere("write", tmp_path, reference)
-    writes = 3 * COUNT + 1  # values, digest and mark of each trajectory, and the fingerprint
-    assert len(left) == writes
-    assert left == sorted(left) and set(left) == set(range(COUNT))
+def test_generate_killed_during_every_write(tmp_path: Path, reference: Path) -> None:
+    complete = kill_everywhere("write", tmp_path, reference)
+    writes = 3 * COUNT + 1  # values, digest and mark of each trajectory, plus the fingerprint
+    assert len(complete) == writes
+    assert complete == sorted(complete) and set(complete) == set(range(COUNT))
 
 
-def test_killed_in_the_middle_of_every_write_while_growing(tmp_path: Path, reference: Path) -> None:
-    left = kill_everywhere("write", tmp_path, reference, before=4)
-    assert left[0] == 4 and left[-1] == COUNT - 1
+def test_generate_killed_during_every_write_of_a_resize(tmp_path: Path, reference: Path) -> None:
+    complete = kill_everywhere("write", tmp_path, reference, before=4)
+    assert complete[0] == 4 and complete[-1] == COUNT - 1
 
 
 @pytest.mark.parametrize(("count", "step"), [(2, 12), pytest.param(7, 1, marks=pytest.mark.slow)])
-def test_killed_at_the_lines_of_the_store(tmp_path: Path, count: int, step: int) -> None:
+def test_generate_killed_at_lines_of_the_store(tmp_path: Path, count: int, step: int) -> None:
     generate(WAVES, count, SEED, tmp_path / "reference.h5")
-    left = kill_everywhere("line", tmp_path, tmp_path / "reference.h5", step=step)
-    assert len(left) * step > 150 and {0, count} <= set(left)
+    complete = kill_everywhere("line", tmp_path, tmp_path / "reference.h5", step=step)
+    assert len(complete) * step > 150 and {0, count} <= set(complete)
 
 
-def test_killed_at_random_instants(tmp_path: Path) -> None:
-    """A larger file, killed from outside again and again, only ever grows, and ends up the same."""
+def test_generate_killed_at_random_times(tmp_path: Path) -> None:
+    """A larger file, killed repeatedly from outside, only grows and ends up identical."""
     large, path = "Waves(grid=64, frames=8, batch=2)", tmp_path / "a.h5"
-    left = elsewhere(f"kill_at_random({str(path)!r}, {large}, 120, kills=6)")
-    assert left == sorted(left)
+    complete = run_in_child(f"kill_at_random({str(path)!r}, {large}, 120, kills=6)")
+    assert complete == sorted(complete)
     waves = Waves(grid=64, frames=8, batch=2)
-    once = generate(waves, 120, 0, tmp_path / "reference.h5")
-    assert generate(waves, 120, 0, path).fingerprint == once.fingerprint
+    uninterrupted = generate(waves, 120, 0, tmp_path / "reference.h5")
+    assert generate(waves, 120, 0, path).fingerprint == uninterrupted.fingerprint
     assert path.read_bytes() == (tmp_path / "reference.h5").read_bytes()
 
 
@@ -183,12 +183,12 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_real_simulators_store_continue_and_stream_alike(tmp_path: Path, name: str) -> None:
+def test_simulators_give_the_same_values_stored_resumed_and_streamed(tmp_path: Path, name: str) -> None:
     simulator = SMALL[name]
     generate(simulator, 1, SEED, tmp_path / "a.h5")
-    grown = generate(simulator, 3, SEED, tmp_path / "a.h5")
-    once = generate(simulator, 3, SEED, tmp_path / "b.h5")
-    assert (grown.present, grown.fingerprint) == (1, once.fingerprint)
+    resumed = generate(simulator, 3, SEED, tmp_path / "a.h5")
+    uninterrupted = generate(simulator, 3, SEED, tmp_path / "b.h5")
+    assert (resumed.present, resumed.fingerprint) == (1, uninterrupted.fingerprint)
     with open_store(tmp_path / "a.h5") as reader:
         assert reader.header.source == name
         np.testing.assert_array_equal(Stream(simulator, SEED)[2].numpy(), reader[2])
@@ -211,7 +211,7 @@ def test_stream_equals_store(reference: Path) -> None:
     assert stream.layout.fields == ("height", "slope")
 
 
-def test_stream_of_a_length_is_a_sequence() -> None:
+def test_stream_with_count_is_a_sequence() -> None:
     stream = Stream(WAVES, SEED, count=5)
     assert len(stream) == 5 and len(list(stream)) == 5
     assert torch.equal(stream[-1], Stream(WAVES, SEED)[4])
@@ -221,7 +221,7 @@ def test_stream_of_a_length_is_a_sequence() -> None:
     assert torch.equal(loaded, torch.stack(list(stream)))
 
 
-def test_endless_stream_has_no_end_and_no_length() -> None:
+def test_stream_without_count_is_endless() -> None:
     stream = Stream(WAVES, SEED)
     assert torch.equal(stream[10**9], stream[10**9])
     assert not torch.equal(stream[10**9], stream[0])

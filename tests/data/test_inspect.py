@@ -1,4 +1,4 @@
-"""The summary agrees with plain definitions in float64, and the picture shows what is there."""
+"""`summarise` agrees with NumPy in float64, and `draw` plots the right data."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def filled(path: Path, data: np.ndarray, header: Header = HEADER, count: int | N
 def sample(count: int = 7) -> np.ndarray:
     data = np.random.default_rng(0).standard_normal((count, *HEADER.shape))
     data *= [1.0, 1e-3, 0.0]
-    data += [0.0, 1e3, 2.5]  # a mean a million times the spread, where naive sums of squares fail
+    data += [0.0, 1e3, 2.5]  # a mean of a million standard deviations, where naive sums of squares fail
     return data.astype(np.float32)
 
 
 @pytest.mark.parametrize("block", [1, 3 * 50 * 3 * 4, 2**24])
-def test_statistics_equal_the_definitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+def test_summarise_statistics_equal_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     monkeypatch.setattr(inspect, "_BLOCK", block)
     data = sample()
     summary = summarise(filled(tmp_path / "a.h5", data, count=9))
@@ -56,7 +56,7 @@ def test_statistics_equal_the_definitions(tmp_path: Path, monkeypatch: pytest.Mo
     assert summary.size == data.nbytes and summary.header.parameters == {"k": 1}
 
 
-def test_nans_and_infinities_are_counted_and_left_out(tmp_path: Path) -> None:
+def test_summarise_counts_and_excludes_non_finite_values(tmp_path: Path) -> None:
     data = sample()
     data[0, 1, :5, 0] = np.nan
     data[3, 2, 7, 0] = np.inf
@@ -74,13 +74,13 @@ def test_nans_and_infinities_are_counted_and_left_out(tmp_path: Path) -> None:
     assert np.isfinite(second.mean) and np.isfinite(second.frame_mean[1])
 
 
-def test_nothing_finite_gives_nan(tmp_path: Path) -> None:
+def test_summarise_of_only_nans_is_nan(tmp_path: Path) -> None:
     field = summarise(filled(tmp_path / "a.h5", np.full_like(sample(1), np.nan))).fields[0]
-    assert all(np.isnan(one) for one in (field.minimum, field.maximum, field.mean, field.std))
+    assert all(np.isnan(value) for value in (field.minimum, field.maximum, field.mean, field.std))
     assert not field.constant
 
 
-def test_damage_is_named(tmp_path: Path) -> None:
+def test_summarise_reports_damaged_trajectories(tmp_path: Path) -> None:
     path = filled(tmp_path / "a.h5", sample())
     before = summarise(path)
     with h5py.File(path, "r+") as file:
@@ -90,14 +90,14 @@ def test_damage_is_named(tmp_path: Path) -> None:
     assert after.fingerprint == before.fingerprint
 
 
-def test_progress_reaches_the_end(tmp_path: Path) -> None:
+def test_summarise_progress(tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
     summarise(filled(tmp_path / "a.h5", sample(3)), lambda *call: calls.append(call))
     assert calls == [(1, 3), (2, 3), (3, 3)]
 
 
 def cube() -> tuple[Header, np.ndarray]:
-    """A field that tells where it is: x in the first channel, z in the second, equal over y and time."""
+    """A field of coordinates: x in the first channel, z in the second, constant in y and time."""
     x = np.linspace(0, 1, 8)
     layout = Layout(("x", "z"), ("1", "m"), ("open",) * 3, (x, x, x), np.arange(6.0))
     data = np.zeros((1, 6, 8, 8, 8, 2), np.float32)
@@ -106,7 +106,7 @@ def cube() -> tuple[Header, np.ndarray]:
     return Header(layout, "cube", {}, seed=1), data
 
 
-def test_pictures_are_drawn(tmp_path: Path) -> None:
+def test_draw_writes_images(tmp_path: Path) -> None:
     from matplotlib.image import imread
 
     generate(Waves(), 2, 0, tmp_path / "waves.h5")
@@ -117,7 +117,7 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
         assert imread(tmp_path / f"{name}.png").std() > 0.05
 
 
-def test_panels_show_the_first_axis_to_the_right_and_the_last_up() -> None:
+def test_draw_panel_orientation_and_colours() -> None:
     from matplotlib.figure import Figure
 
     header, data = cube()
@@ -127,14 +127,14 @@ def test_panels_show_the_first_axis_to_the_right_and_the_last_up() -> None:
     right, up = (
         inspect._panel(panel, plane[..., q], header, inspect._colours(plane[..., q])) for q, panel in enumerate(axes)
     )
-    shown = [np.asarray(mesh.get_array()).reshape(8, 8) for mesh in (right, up)]
-    assert np.all(np.diff(shown[0], axis=1) > 0) and right.get_clim() == (-0.5, 0.5)
-    assert np.all(np.diff(shown[1], axis=0) > 0) and up.get_clim() == (0, 1)
+    values = [np.asarray(mesh.get_array()).reshape(8, 8) for mesh in (right, up)]
+    assert np.all(np.diff(values[0], axis=1) > 0) and right.get_clim() == (-0.5, 0.5)
+    assert np.all(np.diff(values[1], axis=0) > 0) and up.get_clim() == (0, 1)
     assert (right.get_cmap().name, up.get_cmap().name) == ("RdBu_r", "viridis")
     np.testing.assert_allclose(axes[0].get_xlim(), (-1 / 14, 1 + 1 / 14))
 
 
-def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
+def test_draw_errors(tmp_path: Path) -> None:
     line = filled(tmp_path / "line.h5", sample(1))
     with pytest.raises(StoreError, match="one-dimensional fields"):
         draw(line, tmp_path / "a.png")
@@ -148,27 +148,27 @@ def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
         draw(path, tmp_path / "a.nopicture")
 
 
-def test_the_documented_five_lines_read_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_example_reads_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "data_format.md").read_text()
-    found = re.search(r"```python\n(.*?)```", page, re.S)
-    assert found is not None and len([line for line in found[1].splitlines() if line]) == 5
+    example = re.search(r"```python\n(.*?)```", page, re.S)
+    assert example is not None and len([line for line in example[1].splitlines() if line]) == 5
     waves = Waves()
     with Writer(tmp_path / "waves.h5", replace(Header(waves.layout, "waves", {}), seed=0), 5) as writer:
         writer.append(waves.simulate(0, range(3)).numpy())
     monkeypatch.chdir(tmp_path)
-    names: dict = {}
-    exec(found[1], names)
-    np.testing.assert_array_equal(names["fields"], waves.simulate(0, range(3)).numpy())
-    assert names["names"] == ["height", "slope"] and names["whole"] == 3
-    np.testing.assert_array_equal(names["times"], waves.layout.times)
+    namespace: dict = {}
+    exec(example[1], namespace)
+    np.testing.assert_array_equal(namespace["fields"], waves.simulate(0, range(3)).numpy())
+    assert namespace["names"] == ["height", "slope"] and namespace["whole"] == 3
+    np.testing.assert_array_equal(namespace["times"], waves.layout.times)
 
 
-# --- foreign files, problems and the command that trains
+# --- foreign files and problems
 
 
-def foreign(path: Path, data: np.ndarray, times: np.ndarray | None = None, **more: object) -> Path:
+def foreign(path: Path, data: np.ndarray, times: np.ndarray | None = None, **arrays: object) -> Path:
     times = np.arange(data.shape[1], dtype=np.float64) if times is None else times
-    np.savez(path, fields=data, names=np.array(["u", "v"]), times=times, **more)
+    np.savez(path, fields=data, names=np.array(["u", "v"]), times=times, **arrays)
     return path
 
 
@@ -176,46 +176,46 @@ def flow(count: int = 5) -> np.ndarray:
     return np.random.default_rng(3).normal(size=(count, 4, 6, 5, 2)).astype(np.float32)
 
 
-def test_foreign_files_have_the_statistics_of_their_store(tmp_path: Path) -> None:
+def test_summarise_of_foreign_files_equals_their_store(tmp_path: Path) -> None:
     source = foreign(tmp_path / "a.npz", flow())
     import_data(source, tmp_path / "a.h5")
-    here, imported = summarise(source), summarise(tmp_path / "a.h5")
-    assert here.fields == imported.fields and (here.whole, here.package) == (5, None)
-    assert any("No units" in note for note in here.notes) and here.damaged == ()
+    in_place, imported = summarise(source), summarise(tmp_path / "a.h5")
+    assert in_place.fields == imported.fields and (in_place.whole, in_place.package) == (5, None)
+    assert any("No units" in note for note in in_place.notes) and in_place.damaged == ()
     first = summarise(source, first=2)
     assert (first.read, first.whole) == (2, 5)
     np.testing.assert_allclose(first.fields[0].mean, flow()[:2, ..., 0].mean(dtype=np.float64), rtol=1e-12)
     draw(source, tmp_path / "a.png")
 
 
-def test_problems_are_named(tmp_path: Path) -> None:
+def test_summary_problems(tmp_path: Path) -> None:
     data = flow()
     assert summarise(foreign(tmp_path / "fine.npz", data)).problems() == []
     data[3] = data[1]
     data[0, 0, 0, 0, 0] = np.nan
     data[..., 1] = 1000 + 1e-3 * data[..., 1]
     times = np.array([0.0, 1.0, 2.0, 4.0])
-    found = " ".join(summarise(foreign(tmp_path / "a.npz", data, times, x=np.array([0, 1, 2, 3, 4, 9]))).problems())
-    for words in (
+    problems = " ".join(summarise(foreign(tmp_path / "a.npz", data, times, x=np.array([0, 1, 2, 3, 4, 9]))).problems())
+    for text in (
         "u has 1 NaN and 0 infinite values",
         "v varies by only 1e-06 of its mean",
         "Trajectories 1 and 3 have identical values; keep them in the same split",
         "The frames are unevenly spaced in time, 1 to 2 apart",
         "x is unevenly spaced, 1 to 5 apart",
     ):
-        assert words in found, words
+        assert text in problems, text
     assert "Only one trajectory" in " ".join(summarise(foreign(tmp_path / "one.npz", flow(1))).problems())
 
 
-def test_one_trajectory_in_two_splits_is_named(tmp_path: Path) -> None:
+def test_summary_problems_report_duplicates_across_splits(tmp_path: Path) -> None:
     data = flow(6)
     data[5], data[1] = data[2], data[0]
     parts = {"train": data[:4], "valid": data[4:5], "test": data[5:]}
     layout = Layout(("u", "v"), ("1", "1"), ("periodic", "wall"), (np.arange(6.0), np.arange(5.0)), np.arange(4.0))
     write_well(tmp_path / "set", parts, layout, {})
     summary = summarise(tmp_path / "set")
-    assert summary.twins == ((0, 1), (2, 5))
-    assert [one for one in summary.problems() if "identical values" in one] == [
+    assert summary.duplicates == ((0, 1), (2, 5))
+    assert [text for text in summary.problems() if "identical values" in text] == [
         "Trajectories 2 and 5 have identical values, but one is in the train split and the other in the test split; "
         "remove one."
     ]

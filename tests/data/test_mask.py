@@ -1,4 +1,4 @@
-"""Solid masks: statistics, losses and metrics are those of the fluid points alone, and a solid keeps its values."""
+"""Solid masks: statistics, losses and metrics use only fluid points, and a solid keeps its values."""
 
 import math
 
@@ -30,7 +30,7 @@ TINY = ["model.width=16", "model.depth=1", "model.heads=2", "model.slices=4", "m
 
 
 class Memory:
-    """Trajectories with a header, as windows take them."""
+    """An in-memory source of trajectories with a mask field."""
 
     def __init__(self, values: np.ndarray) -> None:
         names, axes = (*FIELDS, "solid"), tuple(np.arange(n, dtype=float) for n in GRID)
@@ -46,7 +46,7 @@ class Memory:
 
 
 def flows(solids: bool, count: int = 4, frames: int = 7) -> np.ndarray:
-    """Random u and v, wild in the solid, whose place differs from trajectory to trajectory."""
+    """Random u and v, large in the solid, whose position differs between trajectories."""
     rng = np.random.default_rng(1)
     values = rng.normal(size=(count, frames, *GRID, 3)).astype(np.float32)
     values[..., 2] = (rng.random((count, 1, *GRID)) < 0.4) * solids
@@ -56,7 +56,7 @@ def flows(solids: bool, count: int = 4, frames: int = 7) -> np.ndarray:
 
 
 class Blur(nn.Module):
-    """Something like a network: mixes neighbours and channels, and keeps time out of it."""
+    """A stand-in for a network that mixes neighbours and channels."""
 
     def __init__(self, outputs: int = 2) -> None:
         super().__init__()
@@ -81,17 +81,17 @@ def pair(solids=True, horizon=3):
     return values[:, :2], values[:, 2 : 2 + horizon, ..., :2]
 
 
-def by_hand(predicted, true, solid, of) -> torch.Tensor:
-    """`of` the fluid values of each sample and field: (B, q)."""
+def by_hand(predicted, true, solid, function) -> torch.Tensor:
+    """`function` of the predicted and true fluid values of each sample and field: (B, q)."""
     rows = []
     for b in range(len(true)):
         fluid = [(i, j) for i in range(GRID[0]) for j in range(GRID[1]) if solid[b, i, j] == 0]
         rows.append(
             [
-                of(
+                function(
                     *(
-                        [one[b, t, i, j, q].item() for t in range(true.shape[1]) for i, j in fluid]
-                        for one in (predicted, true)
+                        [tensor[b, t, i, j, q].item() for t in range(true.shape[1]) for i, j in fluid]
+                        for tensor in (predicted, true)
                     )
                 )
                 for q in range(true.shape[-1])
@@ -111,17 +111,17 @@ def mean_square(p, y):
 # --- the loss
 
 
-@pytest.mark.parametrize(("normaliser", "of"), [(None, relative), (plain(), mean_square)])
-def test_a_loss_with_a_mask_is_the_plain_one_over_the_fluid(normaliser, of):
+@pytest.mark.parametrize(("normaliser", "definition"), [(None, relative), (plain(), mean_square)])
+def test_masked_loss_equals_plain_loss_over_the_fluid(normaliser, definition):
     history, future = pair()
     predicted = torch.randn_like(future)
     loss = Loss(((0,), (1,)), normaliser=normaliser, mask=2)(predicted, future, history)
-    expected = by_hand(predicted, future, history[:, 0, ..., 2], of).sum(1)
+    expected = by_hand(predicted, future, history[:, 0, ..., 2], definition).sum(1)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("loss", [{}, {"normaliser": plain()}, {"derivative": 0.3}])
-def test_no_value_in_the_solid_matters_and_none_gets_a_gradient(loss):
+def test_masked_loss_ignores_solid_values_and_their_gradients(loss):
     history, future = pair()
     solid = history[:, :1, ..., 2:] == 1
     predicted = torch.randn_like(future).requires_grad_()
@@ -135,52 +135,52 @@ def test_no_value_in_the_solid_matters_and_none_gets_a_gradient(loss):
 
 @pytest.mark.parametrize("objective", [direct, teacher_forced, lambda *a: pushforward(*a, calls=2)])
 @pytest.mark.parametrize("loss", [{}, {"normaliser": plain()}, {"derivative": 0.3}])
-def test_a_mask_without_solid_changes_no_bit_of_a_step(objective, loss):
+def test_mask_without_solid_does_not_change_a_training_step(objective, loss):
     history, future = pair(solids=False)
-    found = []
+    results = []
     for mask in (None, "solid"):
-        one = forecaster(mask)
-        value = objective(one, history, future, Loss(((0, 1),), mask=None if mask is None else 2, **loss))
+        model = forecaster(mask)
+        value = objective(model, history, future, Loss(((0, 1),), mask=None if mask is None else 2, **loss))
         value.backward()
-        found.append((value, one.model.weight.grad))
-    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
+        results.append((value, model.model.weight.grad))
+    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
 
 
-def test_objectives_agree_with_a_mask():
-    """Teacher forcing in one call is the sum of its single frames, and a pushforward ends like a direct step."""
-    (history, future), one, loss = pair(), forecaster(), Loss(((0, 1),), mask=2)
-    whole = teacher_forced(one, history, future, loss)
-    frames, parts = history, []
+def test_teacher_forcing_with_mask_equals_direct_steps():
+    """Teacher forcing is the sum of direct steps from the true frames."""
+    (history, future), model, loss = pair(), forecaster(), Loss(((0, 1),), mask=2)
+    total = teacher_forced(model, history, future, loss)
+    frames, single = history, []
     for t in range(future.shape[1]):
-        parts.append(direct(one, frames, future[:, t : t + 1], loss))
+        single.append(direct(model, frames, future[:, t : t + 1], loss))
         true = torch.cat((future[:, t : t + 1], history[:, :1, ..., 2:]), dim=-1)
         frames = torch.cat((frames[:, 1:], true), dim=1)
-    torch.testing.assert_close(whole, torch.stack(parts).sum(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(total, torch.stack(single).sum(), rtol=1e-12, atol=0)
 
 
 # --- statistics and forecasts
 
 
 @pytest.mark.parametrize("kind", ["channel", "scalar", "temporal", "trajectory", "none"])
-def test_statistics_are_of_the_fluid(kind):
+def test_fit_with_mask_uses_only_the_fluid(kind):
     values = flows(True)
     spec = WindowSpec((*FIELDS, "solid"), FIELDS, 2, 1)
-    found, _ = fit(kind, Windows(Memory(values), range(4), spec), "solid")
+    normaliser, _ = fit(kind, Windows(Memory(values), range(4), spec), "solid")
     if kind == "channel":
         fluid = values.astype(np.float64)[values[..., 2] == 0]
-        np.testing.assert_allclose(found.mean[:2], fluid.mean(0)[:2], rtol=1e-12)
-        np.testing.assert_allclose(found.scale[:2], fluid.std(0)[:2], rtol=1e-12)
+        np.testing.assert_allclose(normaliser.mean[:2], fluid.mean(0)[:2], rtol=1e-12)
+        np.testing.assert_allclose(normaliser.scale[:2], fluid.std(0)[:2], rtol=1e-12)
     wild = values.copy()
     wild[..., :2][values[..., 2] == 1] *= 7
     other, _ = fit(kind, Windows(Memory(wild), range(4), spec), "solid")
-    assert torch.equal(found.mean, other.mean) and torch.equal(found.scale, other.scale)
-    assert (found.mean[2], found.scale[2]) == (0, 1), "the network sees the mask as it is"
+    assert torch.equal(normaliser.mean, other.mean) and torch.equal(normaliser.scale, other.scale)
+    assert (normaliser.mean[2], normaliser.scale[2]) == (0, 1), "the mask is not normalised"
     clear = Windows(Memory(flows(False)), range(4), spec)
-    for masked, whole in zip(fit(kind, clear, "solid"), fit(kind, clear), strict=True):
-        assert torch.equal(masked.mean, whole.mean) and torch.equal(masked.scale, whole.scale)
+    for masked, unmasked in zip(fit(kind, clear, "solid"), fit(kind, clear), strict=True):
+        assert torch.equal(masked.mean, unmasked.mean) and torch.equal(masked.scale, unmasked.scale)
 
 
-def test_a_solid_keeps_the_values_of_the_last_given_frame():
+def test_rollout_with_mask_keeps_the_solid_values_of_the_history():
     history, _ = pair()
     frames = rollout(forecaster(), history, 5).frames
     solid = (history[:, :1, ..., 2:] == 1).expand_as(frames)
@@ -189,15 +189,15 @@ def test_a_solid_keeps_the_values_of_the_last_given_frame():
     assert torch.equal(frames[:, :1][~solid[:, :1]], free[~solid[:, :1]])
 
 
-def test_a_steady_solid_is_zero():
+def test_steady_forecast_with_mask_is_zero_in_the_solid():
     history, _ = pair()
-    one = Forecaster(Blur(1), plain((*FIELDS, "solid")), plain(("p",)), 1, mask="solid")
-    frames = one(history[:, -1:])
+    model = Forecaster(Blur(1), plain((*FIELDS, "solid")), plain(("p",)), 1, mask="solid")
+    frames = model(history[:, -1:])
     solid = history[:, -1:, ..., 2:] == 1
     assert not frames[solid].any() and frames[~solid].all()
 
 
-def test_noise_leaves_the_mask_alone():
+def test_noise_does_not_change_the_mask():
     history, _ = pair()
     noisy = _with_noise(history, plain((*FIELDS, "solid")), 0.5, 2)
     assert torch.equal(noisy[..., 2], history[..., 2]) and (noisy[..., :2] != history[..., :2]).all()
@@ -206,13 +206,13 @@ def test_noise_leaves_the_mask_alone():
 # --- metrics
 
 
-def test_metrics_are_the_plain_ones_over_the_fluid():
+def test_masked_metrics_equal_plain_metrics_over_the_fluid():
     windows = Windows(Memory(flows(True)), range(4), WindowSpec((*FIELDS, "solid"), FIELDS, 2, 3, starts=1))
-    found, still = measure(forecaster(), windows, Request(batch=3), World())
+    forecast, persistence = measure(forecaster(), windows, Request(batch=3), World())
     history, future = windows.batch(range(4))
     frames = rollout(forecaster(), history, 3).frames
     solid = history[:, 0, ..., 2]
-    for measures, predicted in ((found, frames), (still, history[:, -1:, ..., :2].expand_as(future))):
+    for measures, predicted in ((forecast, frames), (persistence, history[:, -1:, ..., :2].expand_as(future))):
         expected = by_hand(predicted, future, solid, relative)
         torch.testing.assert_close(measures["relative_l2"], expected, rtol=1e-12, atol=0)
         squared = by_hand(predicted, future, solid, mean_square)
@@ -221,14 +221,14 @@ def test_metrics_are_the_plain_ones_over_the_fluid():
         torch.testing.assert_close(measures["correlation_lead"][:, -1], last, rtol=1e-9, atol=1e-12)
 
 
-def test_metrics_of_a_mask_without_solid_are_those_without_a_mask():
+def test_mask_without_solid_does_not_change_metrics():
     windows = Windows(Memory(flows(False)), range(4), WindowSpec((*FIELDS, "solid"), FIELDS, 2, 3))
     with_mask, without = (measure(forecaster(mask), windows, Request(), World()) for mask in ("solid", None))
-    for one, other in zip(with_mask, without, strict=True):
-        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    for masked, unmasked in zip(with_mask, without, strict=True):
+        assert masked.keys() == unmasked.keys() and all(torch.equal(masked[name], unmasked[name]) for name in masked)
 
 
-# --- whole trainings
+# --- full trainings
 
 
 def store(path, values):
@@ -246,7 +246,7 @@ def trained(folder, values, settings=(), mask="solid"):
 
 
 @pytest.mark.parametrize("settings", [[], ["train.loss=squared", "train.recompute=true"]])
-def test_a_training_with_a_mask_of_all_fluid_is_the_one_without(tmp_path, settings):
+def test_mask_without_solid_does_not_change_a_training(tmp_path, settings):
     rows, weights = [], []
     for mask in ("solid", None):
         (tmp_path / str(mask)).mkdir()
@@ -260,7 +260,7 @@ def test_a_training_with_a_mask_of_all_fluid_is_the_one_without(tmp_path, settin
     assert rows[0] == rows[1]
 
 
-def test_a_run_keeps_its_mask(tmp_path):
+def test_mask_is_restored_from_a_run(tmp_path):
     values = flows(True, 6)
     values[..., :2][values[..., 2] == 1] = 0
     run, _ = trained(tmp_path, values)
@@ -273,22 +273,22 @@ def test_a_run_keeps_its_mask(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda mask: mask.fill_(0.5), "must contain only 0"),
         (lambda mask: mask[3, 0, 0].sub_(1).abs_(), "changes in time"),
         (lambda mask: mask.fill_(1), "no fluid"),
     ],
 )
-def test_what_is_no_mask_is_refused(change, says):
+def test_check_mask_errors(change, message):
     values = torch.from_numpy(flows(True)[0])
     change(values[..., 2])
-    with pytest.raises(ValueError, match=says) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         check_mask(values, 2, "solid", 3)
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
-def test_a_mask_must_be_given_and_not_predicted():
+def test_task_mask_must_be_an_input_that_is_not_predicted():
     with pytest.raises(ValueError, match="mask u of flow must be an input that is not predicted; choose from none"):
         Task("flow", ("u",), ("u",), (8,), 1, 1, 1, 1, 1, "channel", mask="u")
     with pytest.raises(ValueError, match="which a solid does not have"):

@@ -1,4 +1,4 @@
-"""Moments that are merged equal those of all values at once."""
+"""Merged moments equal those of all values at once."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def moments(values):
 
 @pytest.mark.parametrize("wrap", [np.asarray, torch.from_numpy])
 @pytest.mark.parametrize("cut", [1, 40, 99])
-def test_two_parts_are_the_whole(wrap, cut):
+def test_merge_equals_moments_of_all_values(wrap, cut):
     values = np.random.default_rng(cut).normal(loc=(0.0, 1e3, -5.0), size=(100, 3))
     n, m, S = merge(moments(wrap(values[:cut])), moments(wrap(values[cut:])))
     assert n == 100
@@ -22,7 +22,7 @@ def test_two_parts_are_the_whole(wrap, cut):
     np.testing.assert_allclose(S, 100 * values.var(0), rtol=1e-12)
 
 
-def test_an_empty_part_adds_nothing():
+def test_merge_with_an_empty_set():
     n, m, S = np.array([0.0, 4.0, 0.0]), np.array([0.0, 1.5, 0.0]), np.array([0.0, 2.0, 0.0])
     other = np.array([3.0, 0.0, 0.0]), np.array([0.25, 0.0, 0.0]), np.array([1.0, 0.0, 0.0])
     merged = merge((n, m, S), other)

@@ -1,4 +1,4 @@
-"""Statistics equal plain numpy in float64, come from training trajectories alone, and undo themselves exactly."""
+"""Normalisers: statistics equal NumPy in float64 and use only training trajectories; `decode` inverts `encode`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def memory(data: np.ndarray, fields: tuple[str, ...] = FIELDS) -> Memory:
 
 
 def flow(count: int, frames: int = 6, grid: tuple[int, ...] = (4, 6), seed: int = 0) -> np.ndarray:
-    """Fields of very different size and offset, and trajectories of different strength."""
+    """Fields of very different scale and offset, and trajectories of different amplitude."""
     random = np.random.default_rng(seed)
     noise = random.standard_normal((count, frames, *grid, len(FIELDS)))
     strength = random.uniform(0.5, 2, (count,) + (1,) * (noise.ndim - 1))
@@ -48,7 +48,7 @@ def tensors(data: np.ndarray) -> list[torch.Tensor]:
     return [torch.from_numpy(trajectory) for trajectory in data]
 
 
-# --- each kind by its definition, all data at once, in numpy's float64
+# --- each kind by its definition, on all data at once, in NumPy float64
 
 Definition = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
@@ -63,20 +63,20 @@ def by_trajectory(data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return mean / len(data), std / len(data) + 1e-6
 
 
-def everything(data: np.ndarray) -> tuple[int, ...]:
+def sample_axes(data: np.ndarray) -> tuple[int, ...]:
     return tuple(range(data.ndim - 1))
 
 
 DEFINITIONS: dict[str, Definition] = {
     "none": lambda x: (np.zeros(4), np.ones(4)),
-    "channel": lambda x: (x.mean(everything(x)), x.std(everything(x))),
-    "scalar": lambda x: (x.mean(everything(x)), x.std(everything(x), ddof=1) + 1e-8),
+    "channel": lambda x: (x.mean(sample_axes(x)), x.std(sample_axes(x))),
+    "scalar": lambda x: (x.mean(sample_axes(x)), x.std(sample_axes(x), ddof=1) + 1e-8),
     "pixel": lambda x: (x.mean((0, 1)), x.std((0, 1), ddof=1) + 1e-5),
-    "temporal": lambda x: (x.mean(everything(x)), x.std(1).mean(everything(x)[:-1])),
+    "temporal": lambda x: (x.mean(sample_axes(x)), x.std(1).mean(sample_axes(x)[:-1])),
     "trajectory": by_trajectory,
     # no field is a species
     **dict.fromkeys(
-        ("box-cox", "box-cox-released"), lambda x: (x.mean(everything(x)), x.std(everything(x), ddof=1) + 1e-10)
+        ("box-cox", "box-cox-released"), lambda x: (x.mean(sample_axes(x)), x.std(sample_axes(x), ddof=1) + 1e-10)
     ),
 }
 DEFINITIONS |= dict.fromkeys(
@@ -86,7 +86,7 @@ DEFINITIONS |= dict.fromkeys(
 
 @pytest.mark.parametrize("grid", [(7,), (4, 6), (2, 4, 2)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_statistics_are_those_of_the_definition(kind: str, grid: tuple[int, ...]):
+def test_fit_statistics_equal_their_definition(kind: str, grid: tuple[int, ...]):
     data = flow(5, grid=grid)
     normaliser = fit_trajectories(kind, FIELDS, tensors(data))
     mean, scale = DEFINITIONS[kind](data.astype(np.float64))
@@ -97,15 +97,15 @@ def test_statistics_are_those_of_the_definition(kind: str, grid: tuple[int, ...]
 
 @settings(deadline=None, max_examples=40)
 @given(offset=st.floats(-1e6, 1e6), size=st.floats(1e-3, 1e3), count=st.integers(2, 6), seed=st.integers(0, 99))
-def test_one_pass_is_as_good_as_two(offset: float, size: float, count: int, seed: int):
-    """Also where the mean is a thousand million times the deviation, and sums of squares would lose all digits."""
+def test_fit_in_one_pass_is_accurate_for_large_offsets(offset: float, size: float, count: int, seed: int):
+    """Even if the mean is 1e9 times the standard deviation, where sums of squares lose all digits."""
     data = offset + size * np.random.default_rng(seed).standard_normal((count, 3, 5, 1))
     normaliser = fit_trajectories("channel", ("u",), tensors(data))
     np.testing.assert_allclose(normaliser.scale.numpy(), [data.std()], rtol=1e-6 if abs(offset) > 1e5 * size else 1e-9)
     np.testing.assert_allclose(normaliser.mean.numpy(), [data.mean()], rtol=1e-12, atol=1e-12)
 
 
-# --- each kind on numbers that can be checked by hand: two trajectories, two frames, two points
+# --- each kind on a small example: two trajectories, two frames, two points
 
 SMALL = np.array([[[0.0, 2.0], [4.0, 2.0]], [[10.0, 10.0], [10.0, 14.0]]])[..., None]
 
@@ -122,97 +122,97 @@ SMALL = np.array([[[0.0, 2.0], [4.0, 2.0]], [[10.0, 10.0], [10.0, 14.0]]])[..., 
         ("trajectory", 6.5, (1 + np.sqrt(2) + np.sqrt(3)) / 2 + 1e-6),
     ],
 )
-def test_small_case_by_hand(kind: str, mean: float, scale: float):
+def test_fit_statistics_of_a_small_example(kind: str, mean: float, scale: float):
     normaliser = fit_trajectories(kind, ("u",), tensors(SMALL))
     np.testing.assert_allclose(normaliser.mean.numpy(), [mean], rtol=1e-15)
     np.testing.assert_allclose(normaliser.scale.numpy(), [scale], rtol=1e-15)
 
 
-def test_pixels_by_hand():
+def test_fit_pixel_statistics_of_a_small_example():
     normaliser = fit_trajectories("pixel", ("u",), tensors(SMALL))
     np.testing.assert_allclose(normaliser.mean.numpy(), [[6.0], [7.0]])
     # 0, 4, 10, 10 about 6 and 2, 2, 10, 14 about 7, over three
     np.testing.assert_allclose(normaliser.scale.numpy(), np.sqrt([[72 / 3], [108 / 3]]) + 1e-5, rtol=1e-15)
 
 
-def test_velocities_share_one_statistic_and_other_fields_do_not():
+def test_fit_trajectory_shares_statistics_between_velocities():
     normaliser = fit_trajectories("trajectory", FIELDS, tensors(flow(3)))
     assert len(set(normaliser.scale.tolist())) == len(set(normaliser.mean.tolist())) == 2
     assert normaliser.scale[1] == normaliser.scale[3] != normaliser.scale[0]
-    alone = fit_trajectories("channel", FIELDS, tensors(flow(3)))
-    assert len(set(alone.scale.tolist())) == 4
+    per_channel = fit_trajectories("channel", FIELDS, tensors(flow(3)))
+    assert len(set(per_channel.scale.tolist())) == 4
 
 
 # --- training trajectories only
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_statistics_do_not_know_validation_and_test(kind: str):
+def test_fit_ignores_validation_and_test_trajectories(kind: str):
     data = flow(10)
     parts = split(10, 8, 2, validation=2)
     spec = WindowSpec(FIELDS, FIELDS, 2, 1, time_stride=2)
-    before = [one.to_dict() for one in fit(kind, Windows(memory(data), parts.train, spec))]
+    before = [normaliser.to_dict() for normaliser in fit(kind, Windows(memory(data), parts.train, spec))]
     changed = data.copy()
     changed[list((*parts.validation, *parts.test))] = np.nan
-    assert [one.to_dict() for one in fit(kind, Windows(memory(changed), parts.train, spec))] == before
+    assert [normaliser.to_dict() for normaliser in fit(kind, Windows(memory(changed), parts.train, spec))] == before
     if kind != "none":
         changed = data.copy()
         changed[parts.train[-1]] *= 1.5
-        assert [one.to_dict() for one in fit(kind, Windows(memory(changed), parts.train, spec))] != before
+        assert [normaliser.to_dict() for normaliser in fit(kind, Windows(memory(changed), parts.train, spec))] != before
 
 
 @pytest.mark.parametrize("kind", ["channel", "scalar", "pixel", "temporal", "trajectory"])
-def test_inputs_and_targets_have_their_own_and_see_the_thinned_grid(kind: str):
+def test_fit_of_inputs_and_targets_on_the_subsampled_grid(kind: str):
     data = flow(4)
     spec = WindowSpec(FIELDS[2:], (FIELDS[0], FIELDS[2]), 1, 1, time_stride=2, space_stride=2)
     windows = Windows(memory(data), (0, 2, 3), spec)
     fields = (*FIELDS[2:], FIELDS[0])
-    thinned = torch.from_numpy(data[[0, 2, 3], ::2, ::2, ::2][..., [2, 3, 0]])
-    together = fit_trajectories(kind, fields, thinned)
-    for part in (windows, windows.resident("cpu")):
-        inputs, targets = fit(kind, part)
+    subsampled = torch.from_numpy(data[[0, 2, 3], ::2, ::2, ::2][..., [2, 3, 0]])
+    together = fit_trajectories(kind, fields, subsampled)
+    for source in (windows, windows.resident("cpu")):
+        inputs, targets = fit(kind, source)
         assert inputs.fields == spec.inputs and targets.fields == spec.targets
-        for got, channels in ((inputs, [0, 1]), (targets, [2, 0])):
-            assert torch.equal(got.mean, together.mean[..., channels])
-            assert torch.equal(got.scale, together.scale[..., channels])
+        for normaliser, channels in ((inputs, [0, 1]), (targets, [2, 0])):
+            assert torch.equal(normaliser.mean, together.mean[..., channels])
+            assert torch.equal(normaliser.scale, together.scale[..., channels])
 
 
 # --- constant fields
 
 
 @pytest.mark.parametrize("kind", ["channel", "scalar", "pixel", "temporal", "trajectory"])
-def test_a_constant_field_gets_scale_one_and_is_reported(kind: str):
+def test_fit_constant_field_has_scale_one_and_is_reported(kind: str):
     data = flow(3)
     data[..., 0] = 0.1
     normaliser = fit_trajectories(kind, FIELDS, tensors(data))
     assert normaliser.constant == ("pressure",) and torch.all(normaliser.scale[..., 0] == 1)
     assert torch.all(normaliser.encode(torch.from_numpy(data))[..., 0] == 0)
     assert normaliser.select(FIELDS[1:]).constant == () and normaliser.select(FIELDS[:1]).constant == ("pressure",)
-    others = fit_trajectories(kind, FIELDS, tensors(flow(3)))
-    assert torch.equal(normaliser.scale[..., 1:], others.scale[..., 1:])
+    varying = fit_trajectories(kind, FIELDS, tensors(flow(3)))
+    assert torch.equal(normaliser.scale[..., 1:], varying.scale[..., 1:])
 
 
 @pytest.mark.parametrize("kind", ["scalar", "pixel", "trajectory"])
-def test_a_field_that_the_constant_of_a_kind_would_hide_is_refused(kind: str):
-    """Values near 1e-20 over a scale of at least 1e-8 are zero for a network; "channel" adds nothing."""
+def test_fit_refuses_a_range_below_the_added_constant(kind: str):
+    """Values near 1e-20 divided by a scale of at least 1e-8 vanish; "channel" adds no constant."""
     data = 1e-20 * flow(3)
     with pytest.raises(
         ValueError, match=r"has a range of only .* negligible against the constant .* task.normaliser=channel"
     ):
         fit_trajectories(kind, FIELDS, tensors(data))
-    found = fit_trajectories("channel", FIELDS, tensors(data))
+    normaliser = fit_trajectories("channel", FIELDS, tensors(data))
     expected = fit_trajectories("channel", FIELDS, tensors(flow(3)))
-    torch.testing.assert_close(found.scale, 1e-20 * expected.scale, rtol=1e-5, atol=0)
+    torch.testing.assert_close(normaliser.scale, 1e-20 * expected.scale, rtol=1e-5, atol=0)
 
 
-def test_a_resting_velocity_component_keeps_the_shared_statistic():
+def test_fit_constant_velocity_component_keeps_the_shared_statistic():
     data = flow(3)
     data[..., 3] = 0
     normaliser = fit_trajectories("trajectory", FIELDS, tensors(data))
     assert normaliser.constant == ("velocity_z",) and normaliser.scale[3] == normaliser.scale[1] != 1
 
 
-def test_a_field_that_is_constant_only_within_each_trajectory_is_not_constant():
+def test_fit_field_constant_per_trajectory_is_not_constant():
     data = np.zeros((4, 3, 5, 1)) + np.arange(4.0)[:, None, None, None]
     normaliser = fit_trajectories("channel", ("viscosity",), tensors(data))
     assert normaliser.constant == () and normaliser.scale.item() == pytest.approx(np.arange(4.0).std())
@@ -223,19 +223,19 @@ def test_a_field_that_is_constant_only_within_each_trajectory_is_not_constant():
 
 @settings(deadline=None, max_examples=40)
 @given(kind=st.sampled_from(list(KINDS)), seed=st.integers(0, 99), dtype=st.sampled_from(["float32", "float64"]))
-def test_decode_undoes_encode_within_precision(kind: str, seed: int, dtype: str):
+def test_decode_inverts_encode_to_round_off(kind: str, seed: int, dtype: str):
     data = flow(3, seed=seed)
     normaliser = fit_trajectories(kind, FIELDS, tensors(data))
     x = torch.from_numpy(data).to(getattr(torch, dtype))
-    there = normaliser.encode(x)
-    back = normaliser.decode(there)
-    assert back.dtype == there.dtype == x.dtype and back.shape == x.shape
+    encoded = normaliser.encode(x)
+    decoded = normaliser.decode(encoded)
+    assert decoded.dtype == encoded.dtype == x.dtype and decoded.shape == x.shape
     # Round-off of a sum is relative to its larger term.
     size = torch.maximum(x.abs(), normaliser.mean.abs().expand_as(x)).to(torch.float64)
-    assert bool(((back - x).abs() <= 4 * torch.finfo(x.dtype).eps * size).all())
+    assert bool(((decoded - x).abs() <= 4 * torch.finfo(x.dtype).eps * size).all())
 
 
-def test_encoded_training_data_have_mean_zero_and_deviation_one():
+def test_encoded_training_data_have_zero_mean_and_unit_std():
     data = torch.from_numpy(flow(4)).double()
     encoded = fit_trajectories("channel", FIELDS, data).encode(data).flatten(0, -2)
     torch.testing.assert_close(encoded.mean(0), torch.zeros(4).double(), rtol=0, atol=1e-10)
@@ -243,7 +243,7 @@ def test_encoded_training_data_have_mean_zero_and_deviation_one():
 
 
 def test_half_precision_is_computed_in_single_precision():
-    """300.1 is 300 in bfloat16: a mean kept so would be wrong by four tenths of the scale."""
+    """300.1 rounds to 300 in bfloat16: such a mean would be wrong by 0.4 of the scale."""
     mean, scale = torch.tensor([300.1]).double(), torch.tensor([0.25]).double()
     normaliser = Normaliser("channel", ("u",), mean, scale)
     for dtype in (torch.bfloat16, torch.float16):
@@ -252,7 +252,7 @@ def test_half_precision_is_computed_in_single_precision():
         assert torch.equal(normaliser.decode(y), (y.double() * scale + mean).to(dtype))
 
 
-def test_one_normaliser_serves_both_precisions_each_with_its_own_digits():
+def test_encode_uses_the_precision_of_its_input():
     third = torch.tensor([1 / 3], dtype=torch.float64)
     normaliser = Normaliser("channel", ("u",), third, 3 * third)
     x = torch.zeros(1)
@@ -262,7 +262,7 @@ def test_one_normaliser_serves_both_precisions_each_with_its_own_digits():
 
 
 @pytest.mark.parametrize("kind", ["channel", "pixel"])
-def test_compiled_whole_and_once_it_gives_the_same(kind: str):
+def test_normaliser_compiles_as_a_full_graph_without_recompiling(kind: str):
     normaliser = fit_trajectories(kind, FIELDS, tensors(flow(3)))
     x = torch.from_numpy(flow(2, seed=1))
 
@@ -271,17 +271,17 @@ def test_compiled_whole_and_once_it_gives_the_same(kind: str):
 
     torch._dynamo.reset()
     cold = torch.compile(both, fullgraph=True, backend="aot_eager")(x)
-    assert not normaliser._casts  # a tensor that a graph made must not outlive its run
+    assert not normaliser._casts  # tensors created in a graph must not be cached
     normaliser.prepare("cpu")
     torch._dynamo.reset()
     compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
     with torch._dynamo.config.patch(error_on_recompile=True):
         warm = [compiled(x) for _ in range(3)]
-    for got in (cold, *warm):
-        torch.testing.assert_close(got, both(x))
+    for result in (cold, *warm):
+        torch.testing.assert_close(result, both(x))
 
 
-def test_training_goes_on_after_an_evaluation_in_inference_mode():
+def test_gradients_after_encode_in_inference_mode():
     normaliser = fit_trajectories("channel", FIELDS, tensors(flow(2)))
     with torch.inference_mode():
         normaliser.encode(torch.from_numpy(flow(1)))
@@ -294,17 +294,21 @@ def test_training_goes_on_after_an_evaluation_in_inference_mode():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_json_keeps_every_bit(kind: str):
+def test_normaliser_json_round_trip_is_exact(kind: str):
     data = flow(3)
     data[..., 2] = 1
     normaliser = fit_trajectories(kind, FIELDS, tensors(data))
-    again = Normaliser.from_dict(json.loads(json.dumps(normaliser.to_dict())))
-    assert torch.equal(again.mean, normaliser.mean) and torch.equal(again.scale, normaliser.scale)
-    assert (again.kind, again.fields, again.constant) == (normaliser.kind, normaliser.fields, normaliser.constant)
-    assert again.mean.dtype == torch.float64 and again.to_dict() == normaliser.to_dict()
+    restored = Normaliser.from_dict(json.loads(json.dumps(normaliser.to_dict())))
+    assert torch.equal(restored.mean, normaliser.mean) and torch.equal(restored.scale, normaliser.scale)
+    assert (restored.kind, restored.fields, restored.constant) == (
+        normaliser.kind,
+        normaliser.fields,
+        normaliser.constant,
+    )
+    assert restored.mean.dtype == torch.float64 and restored.to_dict() == normaliser.to_dict()
 
 
-def test_copies_work_and_do_not_share_what_was_put_on_a_device():
+def test_normaliser_copies_do_not_share_cached_statistics():
     normaliser = fit_trajectories("channel", FIELDS, tensors(flow(2))).prepare("cpu")
     x = torch.from_numpy(flow(1))
     for other in (pickle.loads(pickle.dumps(normaliser)), copy.deepcopy(normaliser)):
@@ -314,7 +318,7 @@ def test_copies_work_and_do_not_share_what_was_put_on_a_device():
 # --- errors
 
 
-def good() -> dict:
+def valid_entries() -> dict:
     return fit_trajectories("channel", ("u", "v"), [torch.arange(12.0).reshape(2, 3, 2)]).to_dict()
 
 
@@ -338,14 +342,14 @@ def good() -> dict:
         ),
     ],
 )
-def test_entries_that_cannot_be_say_why(change: dict, message: str):
+def test_from_dict_errors(change: dict, message: str):
     with pytest.raises(ValueError) as error:
-        Normaliser.from_dict({**good(), **change})
+        Normaliser.from_dict({**valid_entries(), **change})
     assert str(error.value) == message
 
 
-def test_a_missing_entry_is_named():
-    entries = good()
+def test_from_dict_reports_a_missing_entry():
+    entries = valid_entries()
     del entries["scale"]
     with pytest.raises(ValueError, match=r'^Normaliser entry "scale" is missing; save the normaliser with to_dict\.$'):
         Normaliser.from_dict(entries)
@@ -373,12 +377,12 @@ def test_a_missing_entry_is_named():
         ),
     ],
 )
-def test_data_that_cannot_be_fitted_say_why(kind: str, data: np.ndarray, message: str):
+def test_fit_errors(kind: str, data: np.ndarray, message: str):
     with pytest.raises(ValueError, match=message):
         fit_trajectories(kind, ("u",), tensors(data))
 
 
-def test_values_of_another_shape_and_unknown_fields_are_refused():
+def test_encode_and_select_errors():
     normaliser = fit_trajectories("pixel", ("u",), tensors(SMALL))
     message = r"^Got values of shape \(5, 3, 1\); the last axes must be \(2, 1\) for \(u\)\.$"
     for use in (normaliser.encode, normaliser.decode):
@@ -392,19 +396,19 @@ REACTING = ("species_OH", "temperature", "species_AR")
 
 
 def flame(count: int = 4) -> torch.Tensor:
-    """Mass fractions over twenty powers of ten, a temperature, and a species that is absent: (count, 3, 5, 4, 3)."""
+    """Mass fractions over twenty orders of magnitude, a temperature, and an absent species: (count, 3, 5, 4, 3)."""
     species = 10.0 ** (-20 * torch.rand(count, 3, 5, 4, dtype=torch.float64))
     return torch.stack((species, 300 + 2000 * torch.rand_like(species), torch.zeros_like(species)), dim=-1)
 
 
-def test_mass_fractions_go_through_box_cox_before_the_statistics():
+def test_box_cox_statistics_of_mass_fractions():
     data = flame()
     normaliser = fit_trajectories("box-cox", REACTING, data)
     z = (data[..., 0].clamp(min=1e-8) ** 0.1 - 1) / 0.1
     torch.testing.assert_close(normaliser.mean[0], z.mean(), rtol=1e-12, atol=0)
     torch.testing.assert_close(normaliser.scale[0], z.std() + 1e-10, rtol=1e-12, atol=0)
     torch.testing.assert_close(normaliser.mean[1], data[..., 1].mean(), rtol=1e-12, atol=0)
-    assert normaliser.scale[2] == 1, "an absent species has no spread"
+    assert normaliser.scale[2] == 1, "an absent species has zero variance"
     encoded = normaliser.encode(data)
     torch.testing.assert_close(encoded[..., 0].std(), torch.tensor(1.0, dtype=torch.float64), rtol=1e-8, atol=0)
     assert encoded[..., 2].abs().max() < 1e-12
@@ -413,15 +417,15 @@ def test_mass_fractions_go_through_box_cox_before_the_statistics():
 @pytest.mark.parametrize(
     ("fraction", "z"), [(1e-8, -8.4151068), (1e-4, -6.0189283), (0.02, -3.2375666), (0.2, -1.4866008), (1.0, 0.0)]
 )
-def test_known_values_of_the_transform(fraction: float, z: float):
+def test_box_cox_known_values(fraction: float, z: float):
     zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     normaliser = Normaliser("box-cox", ("species_H2",), zero, one)
     assert normaliser.encode(torch.tensor([fraction], dtype=torch.float64)).item() == pytest.approx(z, abs=1e-7)
 
 
 @pytest.mark.parametrize(("fraction", "z"), [(1e-12, -9.3690424), (0.0, -9.99900), (1e-8, -8.4151068)])
-def test_the_released_fit_has_a_lower_floor_than_its_encoding(fraction: float, z: float):
-    """One value everywhere: the mean is its transform, and the field is constant."""
+def test_box_cox_released_fit_has_a_lower_floor_than_its_encoding(fraction: float, z: float):
+    """A constant field, whose mean is its transformed value."""
     data = torch.full((2, 3, 4, 1), fraction, dtype=torch.float64)
     released = fit_trajectories("box-cox-released", ("species_AR",), data)
     assert released.mean.item() == pytest.approx(z, abs=1e-6) and released.scale.item() == 1
@@ -433,8 +437,8 @@ def test_the_released_fit_has_a_lower_floor_than_its_encoding(fraction: float, z
     assert consistent.encode(data).abs().max() < 1e-12
 
 
-def test_an_absent_species_is_off_by_the_difference_of_the_floors():
-    """1.584 in float32 too, where 1e-40 is less than the smallest normal number."""
+def test_box_cox_released_offset_of_an_absent_species():
+    """1.584 in float32 too, where 1e-40 is subnormal."""
     fields = ("species_AR", "species_OH")
     data = torch.stack((torch.zeros(3, 4, 5), torch.rand(3, 4, 5)), dim=-1)
     released = fit_trajectories("box-cox-released", fields, [data])
@@ -443,24 +447,24 @@ def test_an_absent_species_is_off_by_the_difference_of_the_floors():
 
 
 @pytest.mark.parametrize("kind", ["box-cox", "box-cox-released"])
-def test_a_forecast_below_the_floor_is_what_the_network_said_with_its_gradient(kind: str):
+def test_encode_forecast_recovers_output_and_gradient_below_the_floor(kind: str):
     normaliser = fit_trajectories(kind, REACTING, flame())
-    z = torch.linspace(-9.9, 3, 40)[:, None].expand(-1, 3)  # of the transform; the floor of the data is at -8.4
-    said = ((z - normaliser.mean) / normaliser.scale).float().requires_grad_()
-    again = normaliser.encode_forecast(normaliser.decode(said))
-    torch.testing.assert_close(again[:, :2], said[:, :2], rtol=1e-4, atol=1e-4)
-    (gradient,) = torch.autograd.grad(again.sum(), said)
+    z = torch.linspace(-9.9, 3, 40)[:, None].expand(-1, 3)  # transformed values; the floor of the data is at -8.4
+    output = ((z - normaliser.mean) / normaliser.scale).float().requires_grad_()
+    encoded = normaliser.encode_forecast(normaliser.decode(output))
+    torch.testing.assert_close(encoded[:, :2], output[:, :2], rtol=1e-4, atol=1e-4)
+    (gradient,) = torch.autograd.grad(encoded.sum(), output)
     torch.testing.assert_close(gradient, torch.ones_like(gradient), rtol=1e-3, atol=0)
-    assert normaliser.encode(normaliser.decode(said))[0, 0] > again[0, 0] + 0.1  # as data it would be floored
+    assert normaliser.encode(normaliser.decode(output))[0, 0] > encoded[0, 0] + 0.1  # `encode` applies the floor
 
 
 @pytest.mark.parametrize("kind", ["none", "channel", "temporal"])
-def test_without_a_transform_forecasts_are_encoded_like_data(kind: str):
+def test_encode_forecast_equals_encode_without_a_transform(kind: str):
     normaliser, x = fit_trajectories(kind, FIELDS, tensors(flow(3))), torch.from_numpy(flow(1))
     assert torch.equal(normaliser.encode_forecast(x), normaliser.encode(x)) and not normaliser.transforms
 
 
-def test_a_forecast_that_overflows_when_decoded_stops_the_rollout():
+def test_box_cox_overflow_in_decode_stops_the_rollout():
     """(0.1 z + 1)^10 of z = 1e5 is beyond float32; z = -1e5 would be positive without the clamp, and is zero."""
     zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     normaliser = Normaliser("box-cox", ("species_H2",), zero, one)
@@ -469,29 +473,29 @@ def test_a_forecast_that_overflows_when_decoded_stops_the_rollout():
         torch.nn.init.zeros_(model.weight)
         torch.nn.init.constant_(model.bias, z)
         forecaster = Forecaster(model, normaliser, normaliser, 1, history=1)
-        found = forecaster.rollout(torch.full((1, 1, 4, 4, 1), 0.5), 3)
-        assert bool((found.frames[:, 0] == expected).all()) and found.stopped == (1 if z > 0 else None)
+        result = forecaster.rollout(torch.full((1, 1, 4, 4, 1), 0.5), 3)
+        assert bool((result.frames[:, 0] == expected).all()) and result.stopped == (1 if z > 0 else None)
     assert str(forecaster.rollout(torch.full((1, 1, 4, 4, 1), 0.5), 3)) == "all 3 frames are finite"
 
 
-def test_decoding_undoes_encoding_above_the_floor_and_never_gives_a_negative_fraction():
+def test_box_cox_decode_inverts_encode_and_is_never_negative():
     data = flame()
     normaliser = fit_trajectories("box-cox", REACTING, data)
-    back = normaliser.decode(normaliser.encode(data))
-    torch.testing.assert_close(back[..., 1], data[..., 1], rtol=1e-12, atol=0)
-    torch.testing.assert_close(back[..., 0], data[..., 0].clamp(min=1e-8), rtol=1e-10, atol=0)
+    decoded = normaliser.decode(normaliser.encode(data))
+    torch.testing.assert_close(decoded[..., 1], data[..., 1], rtol=1e-12, atol=0)
+    torch.testing.assert_close(decoded[..., 0], data[..., 0].clamp(min=1e-8), rtol=1e-10, atol=0)
     assert normaliser.decode(torch.full((3,), -1e3, dtype=torch.float64))[0] == 0
 
 
-def test_gradients_of_the_transform_are_finite_for_large_values_of_other_fields():
+def test_box_cox_gradients_are_finite_for_large_values_of_other_fields():
     normaliser = fit_trajectories("box-cox", REACTING, flame())
     x = torch.tensor([-5.0, 1e8, 3.0], requires_grad=True)
     normaliser.decode(normaliser.encode(x)).sum().backward()
     assert torch.isfinite(x.grad).all() and x.grad[1] == pytest.approx(1)
 
 
-def test_a_scale_of_time_counts_frames():
-    """Also where they are not evenly spaced: then in mean frames. One frame is its own origin."""
+def test_time_scale_counts_frames():
+    """Uneven frames count in units of their mean spacing. A single frame is the origin."""
     even = TimeScale.of(np.array([2.0, 2.5, 3.0, 3.5]))
     assert even == TimeScale(2.0, 0.5)
     assert even.encode(torch.tensor([2.0, 3.5, 5.0])).tolist() == [0, 3, 6]

@@ -1,4 +1,4 @@
-"""The store keeps exactly what it was given, knows when it was changed, and says plainly what is wrong."""
+"""The store: exact round trips, fingerprints, resuming, and errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def store(path: Path, data: np.ndarray, header: Header = HEADER, count: int | No
     return path
 
 
-def test_round_trip_is_exact(tmp_path: Path) -> None:
+def test_store_round_trip_is_exact(tmp_path: Path) -> None:
     data = values(6)
     data[1, 2, 3, 1, 0], data[2, 0, 0, 0, 1] = np.nan, -np.inf
     with open_store(store(tmp_path / "a.h5", data)) as reader:
@@ -64,13 +64,13 @@ KEYS: list[Key] = [
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_slices_are_those_of_an_array(tmp_path: Path, key: Key) -> None:
+def test_store_reader_slices_like_an_array(tmp_path: Path, key: Key) -> None:
     data = values(6)
     with open_store(store(tmp_path / "a.h5", data)) as reader:
         np.testing.assert_array_equal(reader[key], data[key])
 
 
-def test_long_trajectories_are_chunked_by_frame_and_read_the_same(tmp_path: Path) -> None:
+def test_store_chunks_long_trajectories_by_frame(tmp_path: Path) -> None:
     points = np.arange(512.0)
     header = Header(Layout(("u",), ("1",), ("open",) * 2, (points, points), np.arange(5.0)), "test", {})
     data = np.random.default_rng(1).random((2, *header.shape), dtype=np.float32)
@@ -81,7 +81,7 @@ def test_long_trajectories_are_chunked_by_frame_and_read_the_same(tmp_path: Path
         assert file["fields"].chunks == (1, 1, 512, 512, 1)
 
 
-def test_float16_is_numpys_rounding_and_refuses_what_does_not_fit(tmp_path: Path) -> None:
+def test_store_float16_rounds_like_numpy_and_refuses_overflow(tmp_path: Path) -> None:
     data, half = values(2), replace(HEADER, dtype="float16")
     with open_store(store(tmp_path / "a.h5", data, half)) as reader:
         assert reader[:].dtype == np.float16
@@ -105,24 +105,24 @@ def test_fingerprint_is_the_documented_hash(tmp_path: Path) -> None:
         "version": 1,
     }
     text = json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()
-    axes = b"".join(one.astype("<f8").tobytes() for one in (*LAYOUT.coordinates, LAYOUT.times))
-    digests = b"".join(hashlib.sha256(one.tobytes()).digest() for one in data)
+    axes = b"".join(axis.astype("<f8").tobytes() for axis in (*LAYOUT.coordinates, LAYOUT.times))
+    digests = b"".join(hashlib.sha256(trajectory.tobytes()).digest() for trajectory in data)
     expected = hashlib.sha256(text + axes + digests).hexdigest()
     assert open_store(path).fingerprint == expected
     with h5py.File(path) as file:
         assert file["fingerprint"][()].decode() == expected
 
 
-def test_fingerprint_does_not_know_batches_nor_room(tmp_path: Path) -> None:
+def test_fingerprint_is_independent_of_batches_and_count(tmp_path: Path) -> None:
     data = values(5)
-    whole = open_store(store(tmp_path / "a.h5", data)).fingerprint
+    expected = open_store(store(tmp_path / "a.h5", data)).fingerprint
     with Writer(tmp_path / "b.h5", HEADER, 5) as writer:
         for batch in (data[:2], data[2:3], data[3:]):
             writer.append(batch)
-        assert writer.fingerprint == whole
+        assert writer.fingerprint == expected
     assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
     unfinished = open_store(store(tmp_path / "c.h5", data, count=9))
-    assert not unfinished.finished and unfinished.fingerprint == whole
+    assert not unfinished.finished and unfinished.fingerprint == expected
 
 
 def other_headers() -> list[Header]:
@@ -141,20 +141,20 @@ def other_headers() -> list[Header]:
     ]
 
 
-def test_fingerprint_changes_with_anything(tmp_path: Path) -> None:
+def test_fingerprint_changes_with_any_value_or_header_entry(tmp_path: Path) -> None:
     data = values(2)
     nudged = data.copy()
     nudged[1, 4, 3, 2, 1] = np.nextafter(nudged[1, 4, 3, 2, 1], np.float32(9))
-    prints = {open_store(store(tmp_path / "0.h5", data)).fingerprint}
-    prints.add(open_store(store(tmp_path / "1.h5", nudged)).fingerprint)
-    prints.add(open_store(store(tmp_path / "2.h5", data[::-1])).fingerprint)
-    prints.add(open_store(store(tmp_path / "3.h5", data[:1])).fingerprint)
+    fingerprints = {open_store(store(tmp_path / "0.h5", data)).fingerprint}
+    fingerprints.add(open_store(store(tmp_path / "1.h5", nudged)).fingerprint)
+    fingerprints.add(open_store(store(tmp_path / "2.h5", data[::-1])).fingerprint)
+    fingerprints.add(open_store(store(tmp_path / "3.h5", data[:1])).fingerprint)
     for number, header in enumerate(other_headers(), 4):
-        prints.add(open_store(store(tmp_path / f"{number}.h5", data, header)).fingerprint)
-    assert len(prints) == 4 + len(other_headers())
+        fingerprints.add(open_store(store(tmp_path / f"{number}.h5", data, header)).fingerprint)
+    assert len(fingerprints) == 4 + len(other_headers())
 
 
-def test_unfinished_store_reads_its_whole_trajectories_and_continues(tmp_path: Path) -> None:
+def test_unfinished_store_is_read_and_resumed(tmp_path: Path) -> None:
     data = values(5)
     path = store(tmp_path / "a.h5", data[:2], count=5)
     with open_store(path) as reader:
@@ -169,17 +169,17 @@ def test_unfinished_store_reads_its_whole_trajectories_and_continues(tmp_path: P
 
 
 @pytest.mark.parametrize("room", [3, 5, 9])
-def test_store_moves_into_one_of_another_count(tmp_path: Path, room: int) -> None:
+def test_writer_resizes_a_store(tmp_path: Path, room: int) -> None:
     data = values(5)
     path = store(tmp_path / "a.h5", data[:3], count=room)
     with Writer(path, HEADER, 5) as writer:
         assert writer.whole == 3
         writer.append(data[3:])
     assert path.read_bytes() == store(tmp_path / "b.h5", data).read_bytes()
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["a.h5", "b.h5"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.h5", "b.h5"]
 
 
-def test_a_store_is_not_continued_with_fewer_or_other_trajectories(tmp_path: Path) -> None:
+def test_writer_refuses_to_resume_with_a_smaller_count_or_other_header(tmp_path: Path) -> None:
     path = store(tmp_path / "a.h5", values(3))
     before = path.read_bytes()
     with pytest.raises(StoreError, match="has 3 trajectories, more than 2; choose another"):
@@ -193,7 +193,7 @@ def test_a_store_is_not_continued_with_fewer_or_other_trajectories(tmp_path: Pat
     assert path.read_bytes() == before
 
 
-def test_what_is_given_must_fit(tmp_path: Path) -> None:
+def test_writer_append_errors(tmp_path: Path) -> None:
     with Writer(tmp_path / "a.h5", HEADER, 2) as writer:
         with pytest.raises(StoreError, match="Got a trajectory of shape"):
             writer.append(values(1)[:, :4])
@@ -207,7 +207,7 @@ def test_what_is_given_must_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "message"),
     [
         ({"dtype": "float64"}, "float32 or float16"),
         ({"seed": -1}, "seed is -1"),
@@ -221,12 +221,12 @@ def test_what_is_given_must_fit(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_headers_validate_themselves(change: dict, sentence: str) -> None:
-    with pytest.raises(StoreError, match=sentence):
+def test_header_validation_errors(change: dict, message: str) -> None:
+    with pytest.raises(StoreError, match=message):
         replace(HEADER, **change)
 
 
-def test_changed_values_are_found(tmp_path: Path) -> None:
+def test_verify_detects_changed_values(tmp_path: Path) -> None:
     path = store(tmp_path / "a.h5", values(3))
     with h5py.File(path, "r+") as file:
         file["fields"][1, 0, 0, 0, 0] += 1e-3
@@ -234,10 +234,10 @@ def test_changed_values_are_found(tmp_path: Path) -> None:
         assert [reader.verify(index) for index in range(3)] == [True, False, True]
     with pytest.raises(StoreError, match="corrupt in trajectory 1"):
         Writer(path, HEADER, 4)
-    assert [one.name for one in tmp_path.iterdir()] == ["a.h5"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.h5"]
 
 
-def test_changed_headers_are_found(tmp_path: Path) -> None:
+def test_open_store_detects_a_changed_header(tmp_path: Path) -> None:
     path = store(tmp_path / "a.h5", values(3))
     with h5py.File(path, "r+") as file:
         file.attrs["seed"] = 8
@@ -245,7 +245,7 @@ def test_changed_headers_are_found(tmp_path: Path) -> None:
         open_store(path)
 
 
-def test_repacked_store_reads_but_does_not_continue(tmp_path: Path) -> None:
+def test_repacked_store_is_readable_but_not_resumable(tmp_path: Path) -> None:
     data = values(3)
     path, packed = store(tmp_path / "a.h5", data, count=5), tmp_path / "b.h5"
     with h5py.File(path) as old, h5py.File(packed, "w") as new:

@@ -1,4 +1,4 @@
-"""Whatever lies where a store should be, the answer is one plain sentence."""
+"""Damaged or foreign files in place of a store raise an error of one sentence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def set_version(path: Path, version: int) -> None:
         file.attrs["version"] = version
 
 
-def test_older_newer_and_foreign_files_are_told_apart(tmp_path: Path) -> None:
+def test_open_store_errors_for_other_versions_and_formats(tmp_path: Path) -> None:
     path = store(tmp_path / "a.h5", values(2))
     set_version(path, 2)
     with pytest.raises(StoreError, match="format version 2, but this version supports up to 1; update sigmasolver"):
@@ -53,11 +53,11 @@ def one_sentence(error: Exception) -> bool:
 
 @settings(max_examples=60, deadline=None)
 @given(cut=st.floats(0, 1, exclude_max=True))
-def test_truncated_files_are_refused(tmp_path_factory: pytest.TempPathFactory, cut: float) -> None:
+def test_open_store_refuses_truncated_files(tmp_path_factory: pytest.TempPathFactory, cut: float) -> None:
     folder = tmp_path_factory.mktemp("cut")
     path = store(folder / "a.h5", values(3))
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(cut * len(whole))])
+    content = path.read_bytes()
+    path.write_bytes(content[: int(cut * len(content))])
     with pytest.raises(StoreError) as caught:
         open_store(path)
     assert one_sentence(caught.value)
@@ -65,7 +65,7 @@ def test_truncated_files_are_refused(tmp_path_factory: pytest.TempPathFactory, c
 
 @settings(max_examples=60, deadline=None)
 @given(noise=st.binary(max_size=400), signed=st.booleans())
-def test_random_bytes_are_refused(tmp_path_factory: pytest.TempPathFactory, noise: bytes, signed: bool) -> None:
+def test_open_store_refuses_random_bytes(tmp_path_factory: pytest.TempPathFactory, noise: bytes, signed: bool) -> None:
     path = tmp_path_factory.mktemp("noise") / "a.h5"
     path.write_bytes(b"\x89HDF\r\n\x1a\n" * signed + noise)
     with pytest.raises(StoreError) as caught:
@@ -75,10 +75,10 @@ def test_random_bytes_are_refused(tmp_path_factory: pytest.TempPathFactory, nois
 
 @settings(max_examples=150, deadline=None)
 @given(where=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
-def test_a_flipped_byte_is_refused_or_harmless(
+def test_flipped_byte_is_detected_or_harmless(
     tmp_path_factory: pytest.TempPathFactory, where: float, flip: int
 ) -> None:
-    """Any one byte changed: the file is refused, or a digest disagrees, or nothing that is read changed."""
+    """With any single byte changed, the file is refused, a digest mismatches, or the values read are unchanged."""
     data = values(2)
     path = store(tmp_path_factory.mktemp("flip") / "a.h5", data)
     content = bytearray(path.read_bytes())
@@ -89,14 +89,14 @@ def test_a_flipped_byte_is_refused_or_harmless(
             if len(reader) == 2 and all(reader.verify(index) for index in range(2)):
                 np.testing.assert_array_equal(reader[:], data)
                 assert reader.header.difference(HEADER) is None
-            elif len(reader) < 2:  # the mark of a whole trajectory was wiped: it would be made again
+            elif len(reader) < 2:  # the mark of a complete trajectory was cleared: it would be generated again
                 np.testing.assert_array_equal(reader[:], data[: len(reader)])
     except StoreError as error:
         assert one_sentence(error)
 
 
 def flip_value(path: Path, trajectory: int) -> None:
-    """Change the last bit of a value, which no statistics would show."""
+    """Flip the last bit of a value, which statistics would not reveal."""
     with h5py.File(path, "r+") as file:
         row = file["fields"][trajectory]
         row.reshape(-1).view(np.uint32)[7] ^= 1
@@ -106,23 +106,23 @@ def flip_value(path: Path, trajectory: int) -> None:
 SPEC = WindowSpec(HEADER.layout.fields, HEADER.layout.fields, 1, 1)
 
 
-def test_damaged_values_are_refused_wherever_they_are_read(tmp_path: Path) -> None:
+def test_damaged_values_are_refused_by_every_reader(tmp_path: Path) -> None:
     path = store(tmp_path / "a.h5", values(3))
     flip_value(path, 1)
     axes = len(HEADER.grid)
     with open_store(path) as reader:
-        whole, hurt = Windows(reader, [0, 2], SPEC), Windows(reader, [0, 1], SPEC)
-        assert len(whole.batch(range(len(whole)))[0]) == len(whole) and whole.resident("cpu") is not None
-        for read in (lambda: hurt[hurt.starts], lambda: hurt.resident("cpu"), lambda: list(hurt.each())):
+        intact, damaged = Windows(reader, [0, 2], SPEC), Windows(reader, [0, 1], SPEC)
+        assert len(intact.batch(range(len(intact)))[0]) == len(intact) and intact.resident("cpu") is not None
+        for read in (lambda: damaged[damaged.starts], lambda: damaged.resident("cpu"), lambda: list(damaged.each())):
             with pytest.raises(StoreError, match=r"a\.h5 is corrupt in trajectory 1: ") as caught:
                 read()
             assert one_sentence(caught.value)
-        np.testing.assert_array_equal(hurt[0][0], whole[0][0])  # the others are as good as ever
+        np.testing.assert_array_equal(damaged[0][0], intact[0][0])  # other trajectories remain readable
     with pytest.raises(StoreError, match="corrupt in trajectory 1"):
         read_history(path, HEADER.layout.fields, axes)
 
 
-def test_a_trajectory_is_compared_with_its_digest_once(tmp_path: Path) -> None:
+def test_store_reader_verifies_a_trajectory_once(tmp_path: Path) -> None:
     class Counting(StoreReader):
         def verify(self, index: int) -> bool:
             compared.append(index)
@@ -134,6 +134,6 @@ def test_a_trajectory_is_compared_with_its_digest_once(tmp_path: Path) -> None:
         for _ in range(2):
             windows.batch([*range(windows.starts), 2 * windows.starts])
         assert compared == [0, 2]
-        list(windows.each())  # read as a whole, and compared on the way
+        list(windows.each())  # full reads verify on the way
         windows.batch(range(len(windows)))
         assert compared == [0, 2]

@@ -1,4 +1,4 @@
-"""The store among processes, full disks and closed folders."""
+"""The store with several processes, full disks and read-only folders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def send_mean(reader: StoreReader, pipe: Connection) -> None:
     pipe.send(read_mean(reader))
 
 
-def test_readers_travel_by_pickle(tmp_path: Path) -> None:
+def test_store_reader_pickles_to_other_processes(tmp_path: Path) -> None:
     data = values(2)
     with open_store(store(tmp_path / "a.h5", data)) as reader:
         reader[0]
@@ -34,21 +34,21 @@ def test_readers_travel_by_pickle(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_readers_travel_by_fork_while_open(tmp_path: Path) -> None:
+def test_open_store_reader_survives_fork(tmp_path: Path) -> None:
     data, fork = values(2), multiprocessing.get_context("fork")
     with open_store(store(tmp_path / "a.h5", data)) as reader:
         reader[0]
-        here, there = fork.Pipe()
-        children = [fork.Process(target=send_mean, args=(reader, there)) for _ in range(3)]
+        receiver, sender = fork.Pipe()
+        children = [fork.Process(target=send_mean, args=(reader, sender)) for _ in range(3)]
         for child in children:
             child.start()
-        assert [here.recv() for _ in children] == [float(data[1].mean())] * 3
+        assert [receiver.recv() for _ in children] == [float(data[1].mean())] * 3
         for child in children:
             child.join()
         np.testing.assert_array_equal(reader[1], data[1])
 
 
-def test_reading_goes_on_while_writing(tmp_path: Path) -> None:
+def test_store_is_readable_while_written(tmp_path: Path) -> None:
     data = values(4)
     with Writer(tmp_path / "a.h5", HEADER, 4) as writer:
         writer.append(data[:1])
@@ -58,7 +58,7 @@ def test_reading_goes_on_while_writing(tmp_path: Path) -> None:
         np.testing.assert_array_equal(open_store(tmp_path / "a.h5")[:], data)
 
 
-def test_two_writers_do_not_meet(tmp_path: Path) -> None:
+def test_writer_locks_the_store(tmp_path: Path) -> None:
     with Writer(tmp_path / "a.h5", HEADER, 4), pytest.raises(StoreError, match="Another process is writing"):
         Writer(tmp_path / "a.h5", HEADER, 4)
     Writer(tmp_path / "a.h5", HEADER, 4).close()
@@ -76,40 +76,40 @@ with Writer(sys.argv[1], HEADER, 6) as writer:
     size = os.path.getsize(sys.argv[1]) - 2 * HEADER.nbytes
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     try:
-        for one in data[2:]:
-            writer.append(one[None])
+        for trajectory in data[2:]:
+            writer.append(trajectory[None])
     except StoreError as error:
         print(writer.whole, error)
 """
 
 
-def test_full_disk_keeps_what_is_whole(tmp_path: Path) -> None:
-    """The system refuses bytes beyond a limit, as a full disk does; without the limit it continues."""
+def test_writer_full_disk_keeps_complete_trajectories(tmp_path: Path) -> None:
+    """A file size limit acts like a full disk; without the limit the store is resumed."""
     path, data = tmp_path / "a.h5", values(6)
-    said = check_output(FULL, path)
-    kept = int(said.split()[0])
-    assert 2 <= kept < 6 and "is full" in said and f"its {kept} complete trajectories are kept" in said
+    output = check_output(FULL, path)
+    complete = int(output.split()[0])
+    assert 2 <= complete < 6 and "is full" in output and f"its {complete} complete trajectories are kept" in output
     with open_store(path) as reader:
-        np.testing.assert_array_equal(reader[:], data[:kept])
+        np.testing.assert_array_equal(reader[:], data[:complete])
     with Writer(path, HEADER, 6) as writer:
-        writer.append(data[kept:])
+        writer.append(data[complete:])
     np.testing.assert_array_equal(open_store(path)[:], data)
 
 
-def test_too_large_a_store_is_refused_at_once(tmp_path: Path) -> None:
+def test_writer_refuses_a_store_larger_than_the_disk(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"needs [1-9][\d,.]* MB, but .* MB free; use fewer"):
         Writer(tmp_path / "a.h5", HEADER, 2**50)
     assert not list(tmp_path.iterdir())
 
 
-def test_read_only_folder(tmp_path: Path) -> None:
+def test_writer_read_only_folder(tmp_path: Path) -> None:
     folder = tmp_path / "closed"
     folder.mkdir()
-    for one in (folder, *list(tmp_path.parents)[:3]):
-        os.chmod(one, 0o555 if one == folder else one.stat().st_mode | 0o055)
+    for path in (folder, *list(tmp_path.parents)[:3]):
+        os.chmod(path, 0o555 if path == folder else path.stat().st_mode | 0o055)
     root = os.geteuid() == 0
     try:
-        if root:  # root may write anywhere
+        if root:  # root can write anywhere
             os.seteuid(65534)
         with pytest.raises(StoreError, match="permission denied; choose another folder"):
             Writer(folder / "a.h5", HEADER, 2)
@@ -119,6 +119,6 @@ def test_read_only_folder(tmp_path: Path) -> None:
         folder.chmod(0o755)
 
 
-def test_folders_are_made(tmp_path: Path) -> None:
+def test_writer_creates_folders(tmp_path: Path) -> None:
     data = values(1)
     np.testing.assert_array_equal(open_store(store(tmp_path / "new" / "er" / "a.h5", data))[:], data)

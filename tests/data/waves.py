@@ -1,8 +1,8 @@
-"""A tiny real simulator for the tests: decaying waves that drift, solved exactly.
+"""A tiny simulator for the tests: decaying, drifting waves with an exact solution.
 
     u(x, t) = Σ_m a_m exp(-ν|k_m|² t) cos(k_m·(x - ct) + φ_m)      and its derivative along x,
 
-on the periodic square of side 2π; c is the drift, ν the viscosity, k_m whole wavenumbers.
+on the periodic square of side 2π; c is the drift, ν the viscosity, k_m integer wavenumbers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Waves(Simulator):
         return torch.stack(batch).to(device)
 
     def exact(self, seed: int, index: int) -> np.ndarray:
-        """The solution in float64."""
+        """Exact solution in float64."""
         random = generator(self.name, seed, index)
         a, phase = torch.rand((2, self.modes), generator=random, dtype=torch.float64).numpy()
         k = torch.randint(1, 4, (2, self.modes), generator=random).numpy()
@@ -75,20 +75,20 @@ class Waves(Simulator):
         return self.batch
 
 
-# --- a generation that dies
+# --- killing a generation
 
 
-def die_at_line(moment: int) -> None:
-    """Have this process killed before the `moment`-th line it runs of the store's code, in any thread."""
-    left = moment
+def die_at_line(number: int) -> None:
+    """Kill this process before the `number`-th line that it runs of the store modules, in any thread."""
+    remaining = number
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal left
+        nonlocal remaining
         if not frame.f_code.co_filename.endswith(("data/store.py", "data/slots.py")):
             return None
         if event == "line":
-            left -= 1
-            if left == 0:
+            remaining -= 1
+            if remaining == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
         return trace
 
@@ -96,27 +96,27 @@ def die_at_line(moment: int) -> None:
     sys.settrace(trace)
 
 
-def die_at_write(moment: int) -> None:
-    """Have this process killed when half of the bytes of its `moment`-th write are on the disk."""
-    whole_write, left = os.pwrite, moment
+def die_at_write(number: int) -> None:
+    """Kill this process half-way through its `number`-th write."""
+    full_write, remaining = os.pwrite, number
 
     def half_write(fd: int, data: Any, offset: int) -> int:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            whole_write(fd, bytes(data)[: len(data) // 2], offset)
+        nonlocal remaining
+        remaining -= 1
+        if remaining == 0:
+            full_write(fd, bytes(data)[: len(data) // 2], offset)
             os.kill(os.getpid(), signal.SIGKILL)
-        return whole_write(fd, data, offset)
+        return full_write(fd, data, offset)
 
     os.pwrite = half_write
 
 
 def kill_everywhere(where: str, folder: str, count: int, seed: int, before: int, step: int) -> list[int]:
-    """Generate in forks that die at moment 1, 1 + step, …, each in its own folder, until one survives.
+    """Generate in forks that are killed at moment 1, 1 + step, …, each in its own folder, until one survives.
 
-    `before` trajectories are there already. Returns the moments at which one died.
+    `before` trajectories exist already. Returns the moments of the kills.
     """
-    deaths: list[int] = []
+    killed_at: list[int] = []
     for moment in endless(1, step):
         path = os.path.join(folder, str(moment), "waves.h5")
         if before:
@@ -128,26 +128,26 @@ def kill_everywhere(where: str, folder: str, count: int, seed: int, before: int,
             os._exit(0)
         if not killed(child):
             break
-        deaths.append(moment)
-    return deaths
+        killed_at.append(moment)
+    return killed_at
 
 
 def kill_at_random(path: str, simulator: Waves, count: int, kills: int) -> list[int]:
-    """Kill one generation from outside, `kills` times after a random delay; return what each left whole."""
-    chance, whole = random.Random(0), [0]
+    """Kill a generation `kills` times after a random delay; return the complete trajectories after each kill."""
+    rng, complete = random.Random(0), [0]
     for _ in range(kills):
         child = os.fork()
         if child == 0:
             generate(simulator, count, 0, path)
             os._exit(0)
-        time.sleep(chance.uniform(0, 0.5))
+        time.sleep(rng.uniform(0, 0.5))
         os.kill(child, signal.SIGKILL)
         killed(child)
         if os.path.exists(path):
             with open_store(path) as reader:
                 assert all(reader.verify(index) for index in range(len(reader)))
-                whole.append(len(reader))
-    return whole
+                complete.append(len(reader))
+    return complete
 
 
 def killed(child: int) -> bool:

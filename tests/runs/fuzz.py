@@ -1,8 +1,8 @@
-"""Mutated recipes, run folders and records, each tried in turn by a process that may die of it.
+"""Fuzzing of run folders: mutated recipes, states and records, each read in turn by a process that may crash.
 
-    python -m tests.runs.fuzz FOLDER FIRST STOP     one line for each number: "number refused|harmless|traceback ..."
+    python -m tests.runs.fuzz FOLDER FIRST STOP     one line per input: "number refused|harmless|traceback ..."
 
-The number of an input fixes which file of the run is changed, and how. FOLDER keeps the runs that the first call makes.
+The number of an input determines which file of the run is mutated, and how. FOLDER keeps the runs of the first call.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TASK = Task("waves", FIELDS, FIELDS, (6, 6), 1, 1, 2, 4, 2, "channel", space_str
 MODEL = ModelRecipe(width=8, depth=1, heads=2, slices=3, modes=2)
 RECIPE = Recipe(TASK, MODEL, TrainRecipe(updates=3, batch=2, checks=1, ema=0.9, seed=1))
 DEEP = "[" * 50_000 + "]" * 50_000
-ODD: tuple[Any, ...] = (
+EDGE_VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 3, 7, 2**31, 2**53, 2**63 - 1, 2**63, -(2**63) - 1, 10**30, 0.0, -0.5, 0.1, 1e-300,
     1e300, float("inf"), float("-inf"), float("nan"), "", " ", "0", "none", "transolver-sigma", "a\0b", "\ud800",
     "é" * 300, "../..", "/dev/null", [], {}, [[]], [{}], {"a": 1}, [1], [1, 2, 3], ["a"], [0.5, None], [2**70],
@@ -59,7 +59,7 @@ KINDS = (
 
 
 def make(folder: Path) -> None:
-    """A finished and evaluated run, and the same one half-way, beside their data."""
+    """Create a finished and evaluated run, the same run stopped half-way, and their data."""
     generate(Waves(), 6, 0, folder / "waves.h5")
     train_run(RECIPE, folder / "waves.h5", Run(folder / "half"), stop=lambda: True)
     train_run(RECIPE, folder / "waves.h5", Run(folder / "run"))
@@ -70,67 +70,67 @@ def make(folder: Path) -> None:
     shutil.copytree(folder / "half", folder / "whole-half")
 
 
-def places(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The way to every value inside a JSON value, itself included."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value[:20]) if isinstance(value, list) else ()
-    return [here, *(way for key, one in inside for way in places(one, (*here, key)))]
+def value_paths(value: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths of all values inside a JSON value, including itself."""
+    children = value.items() if isinstance(value, dict) else enumerate(value[:20]) if isinstance(value, list) else ()
+    return [prefix, *(path for key, child in children for path in value_paths(child, (*prefix, key)))]
 
 
-def changed(value: Any, chance: random.Random) -> Any:
-    """A JSON value with some of its parts replaced, taken out, doubled or joined by others."""
-    whole: Any = [copy.deepcopy(value)]
-    for _ in range(chance.choice((1, 1, 1, 2, 4))):
-        *way, last = chance.choice(places(whole)[1:])
-        holder = whole
-        for key in way:
-            holder = holder[key]
-        how = chance.random()
-        if how < 0.6 or len(way) == 0:
-            holder[last] = chance.choice(ODD)
-        elif how < 0.75:
-            del holder[last]
-        elif how < 0.85 and isinstance(holder, dict):
-            holder[chance.choice(("more", "", "wïdth", last + "s" if isinstance(last, str) else "x"))] = holder[last]
-        elif how < 0.95 and isinstance(holder[last], list):
-            holder[last] = (holder[last] * 3)[: chance.randrange(1, 60)]
+def mutated_json(value: Any, rng: random.Random) -> Any:
+    """A JSON value with some entries replaced, deleted, repeated or added."""
+    root: Any = [copy.deepcopy(value)]
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        *path, last = rng.choice(value_paths(root)[1:])
+        parent = root
+        for key in path:
+            parent = parent[key]
+        choice = rng.random()
+        if choice < 0.6 or len(path) == 0:
+            parent[last] = rng.choice(EDGE_VALUES)
+        elif choice < 0.75:
+            del parent[last]
+        elif choice < 0.85 and isinstance(parent, dict):
+            parent[rng.choice(("more", "", "wïdth", last + "s" if isinstance(last, str) else "x"))] = parent[last]
+        elif choice < 0.95 and isinstance(parent[last], list):
+            parent[last] = (parent[last] * 3)[: rng.randrange(1, 60)]
         else:
-            holder[last] = [holder[last]] if chance.random() < 0.5 else {"value": holder[last]}
-    return whole[0]
+            parent[last] = [parent[last]] if rng.random() < 0.5 else {"value": parent[last]}
+    return root[0]
 
 
-def damaged(name: str, whole: bytes, chance: random.Random) -> bytes:
-    """The contents of a file of a run, changed as text, as JSON or in its header."""
-    how = chance.random()
-    if how < 0.25:
-        return mutated(whole, chance)
-    if how < 0.3:
-        return chance.choice(UNPARSABLE)
+def damaged(name: str, content: bytes, rng: random.Random) -> bytes:
+    """The contents of a run file, mutated as bytes, as JSON or in its header."""
+    choice = rng.random()
+    if choice < 0.25:
+        return mutated(content, rng)
+    if choice < 0.3:
+        return rng.choice(UNPARSABLE)
     if name.endswith(".json"):
-        return json.dumps(changed(json.loads(whole), chance)).encode()
+        return json.dumps(mutated_json(json.loads(content), rng)).encode()
     if name.endswith(".jsonl"):
-        rows = changed([json.loads(line) for line in whole.splitlines()], chance)
+        rows = mutated_json([json.loads(line) for line in content.splitlines()], rng)
         lines = rows if isinstance(rows, list) else [rows]
         return b"".join(json.dumps(row).encode() + b"\n" for row in lines)
-    size = int.from_bytes(whole[:8], "little")
-    header = json.loads(whole[8 : 8 + size])
-    if chance.random() < 0.5:
-        facts = changed(json.loads(header["__metadata__"]["facts"]), chance)
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    if rng.random() < 0.5:
+        facts = mutated_json(json.loads(header["__metadata__"]["facts"]), rng)
         header["__metadata__"]["facts"] = json.dumps(facts)
     else:
-        header = changed(header, chance)
+        header = mutated_json(header, rng)
     text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + whole[8 + size :]
+    return len(text).to_bytes(8, "little") + text + content[8 + size :]
 
 
 def use_half(folder: Path, number: int) -> None:
-    """What the commands do with a run that is not finished."""
+    """Use an unfinished run as the commands do."""
     run = Run(folder / "half")
     fraction_done(run)
     resume_run(run, stop=lambda: True)
 
 
 def use_run(folder: Path, number: int) -> None:
-    """What the commands do with a finished run; on some of the inputs what takes longest."""
+    """Use a finished run as the commands do; the slowest steps only for some inputs."""
     run = Run(folder / "run")
     recipe = recipe_in(run)
     is_done(run, recipe)
@@ -141,7 +141,7 @@ def use_run(folder: Path, number: int) -> None:
 
 
 def use_records(folder: Path, number: int) -> None:
-    """What the commands do with records: tables, the page, the ledger."""
+    """Use records as the commands do: tables, the page, the ledger."""
     run, screen = Run(folder / "run"), Console(file=None, quiet=True)
     rows, arrays = _read([run.path], (), (), [])
     comparison(named_apart(rows))
@@ -152,7 +152,7 @@ def use_records(folder: Path, number: int) -> None:
         try:
             table.make(rows)
         except ValueError as error:
-            refused(error)
+            check_refusal(error)
     if number % 16 == 0:
         study_of(rows, arrays, None)
 
@@ -176,18 +176,18 @@ RAW = (
     "not supported between", "not subscriptable", "unexpected keyword", "codec can't", "0x", "<class", "not iterable",
     "zip()", "positional", "tuple", "NaN to", "cannot convert", "math domain", "truth value",
 )  # fmt: skip
-"""What Python, NumPy and torch say, and no user should read."""
+"""Fragments of raw Python, NumPy and torch errors, which must not reach the user."""
 
 
-def refused(error: Exception) -> None:
-    """Nothing, where the command line would end this in one plain sentence."""
+def check_refusal(error: Exception) -> None:
+    """Re-raise the error unless the command line reports it as one plain sentence."""
     sentence = _sentence(error)
     if sentence is None or "\n" in sentence or len(sentence) > 1200 or any(word in sentence for word in RAW):
         raise error
 
 
 def attempt(folder: Path, number: int) -> str:
-    """What came of it: `refused` takes one sentence from any use, `harmless` that all go to the end."""
+    """Outcome of an input: `refused` if any use ends with one sentence, `harmless` if all complete."""
     name = KINDS[number % len(KINDS)]
     outcome = "harmless"
     for use in USES[name]:
@@ -199,7 +199,7 @@ def attempt(folder: Path, number: int) -> str:
             use(folder, number)
         except Exception as error:
             try:
-                refused(error)
+                check_refusal(error)
                 outcome = "refused"
             except Exception:
                 return f"traceback {name} {use.__name__} " + " | ".join(traceback.format_exc().splitlines()[-7:])
@@ -207,9 +207,9 @@ def attempt(folder: Path, number: int) -> str:
 
 
 def restore(folder: Path, which: str) -> None:
-    """The run as it was made; nothing else lies beside it."""
-    for left in (folder / which, folder / "out.npy"):
-        shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+    """Restore the original run and remove other output."""
+    for path in (folder / which, folder / "out.npy"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     shutil.copytree(folder / f"whole-{which}", folder / which)
 
 

@@ -1,4 +1,4 @@
-"""Files that must survive: the user's own, those of a killed process, those of a full disk."""
+"""Atomic writes, locks and temporary files: user files survive, as do files after a kill or on a full disk."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STUDY = Study("title", "summary", (Curve("model", (1, 2), (0.1, 0.2)),), Table((
 
 
 def names(folder: Path) -> set[str]:
-    return {one.name for one in folder.iterdir()}
+    return {entry.name for entry in folder.iterdir()}
 
 
 def put(path: Path, data: bytes) -> None:
@@ -41,21 +41,21 @@ def put(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-# --- what is the user's own
+# --- user files
 
 
-@pytest.mark.parametrize("what", ["records", "training", "diagnose"])
-def test_a_lock_leaves_alone_what_a_link_leads_to(tmp_path: Path, what: str) -> None:
-    mine, run = tmp_path / "thesis.tex", Run(tmp_path / "run")
-    mine.write_text("years of work")
+@pytest.mark.parametrize("name", ["records", "training", "diagnose"])
+def test_run_lock_refuses_a_symlink(tmp_path: Path, name: str) -> None:
+    user_file, run = tmp_path / "thesis.tex", Run(tmp_path / "run")
+    user_file.write_text("years of work")
     run.path.mkdir()
-    (run.path / f"{what}.lock").symlink_to(mine)
-    with pytest.raises(ValueError, match=r"\.lock is a link .*; remove it\.$"), run.held(what):
+    (run.path / f"{name}.lock").symlink_to(user_file)
+    with pytest.raises(ValueError, match=r"\.lock is a link .*; remove it\.$"), run.held(name):
         pass
-    assert mine.read_text() == "years of work"
+    assert user_file.read_text() == "years of work"
 
 
-def test_a_lock_keeps_what_stands_in_its_file(tmp_path: Path) -> None:
+def test_lock_does_not_truncate_its_file(tmp_path: Path) -> None:
     run = Run(tmp_path)
     (tmp_path / "records.lock").write_text("mine")
     with run.held("records"):
@@ -66,14 +66,14 @@ def test_a_lock_keeps_what_stands_in_its_file(tmp_path: Path) -> None:
     assert (tmp_path / "a.h5.lock").read_text() == "mine" and not (tmp_path / "b.h5.lock").exists()
 
 
-def test_a_store_does_not_write_through_the_link_of_its_lock(tmp_path: Path) -> None:
+def test_store_lock_refuses_a_symlink(tmp_path: Path) -> None:
     (tmp_path / "a.h5.lock").symlink_to(tmp_path / "made by a link")
     with pytest.raises(ValueError, match="link"):
         Writer(tmp_path / "a.h5", HEADER, 1)
     assert names(tmp_path) == {"a.h5.lock"}
 
 
-def test_a_pipe_is_no_lock_and_no_file_of_a_run(tmp_path: Path) -> None:
+def test_pipe_is_refused_as_lock_and_run_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="not a regular file"):
         open_lock(tmp_path / "pipe")
@@ -83,7 +83,7 @@ def test_a_pipe_is_no_lock_and_no_file_of_a_run(tmp_path: Path) -> None:
 
 
 def write_all(folder: Path) -> list[str]:
-    """A file by each of the ways in which files are replaced; returns their names."""
+    """Write a file with every function that replaces files; returns their names."""
     run = Run(folder)
     run.write_json("data.json", {"a": 1})
     write_tensors(run.weights, {"a": torch.zeros(3)}, {"step": 1})
@@ -92,33 +92,33 @@ def write_all(folder: Path) -> list[str]:
     write_page(folder / "page.html", STUDY)
     save(Figure(), folder, "figure")
     store(folder / "a.h5", values(2))
-    with Writer(folder / "a.h5", HEADER, 3):  # grows, so it is copied
+    with Writer(folder / "a.h5", HEADER, 3):  # a larger count, so the store is copied
         pass
     write_store(folder / "b.h5", HEADER, values(1))
     draw(folder / "a.h5", folder / "picture.png")
-    own = ["data.json", "weights.safetensors", "records.jsonl", "diagnose/x.jsonl", "diagnose/x.npz", "page.html"]
-    return [*own, "figure.png", "figure.pdf", "a.h5", "b.h5", "picture.png"]
+    run_files = ["data.json", "weights.safetensors", "records.jsonl", "diagnose/x.jsonl", "diagnose/x.npz", "page.html"]
+    return [*run_files, "figure.png", "figure.pdf", "a.h5", "b.h5", "picture.png"]
 
 
-def test_temporaries_take_no_name_that_a_user_may_have_given(tmp_path: Path) -> None:
+def test_temporary_files_do_not_overwrite_user_files(tmp_path: Path) -> None:
     (tmp_path / "work" / "diagnose").mkdir(parents=True)
-    precious, made = tmp_path / "precious", write_all(tmp_path / "first")
+    precious, written = tmp_path / "precious", write_all(tmp_path / "first")
     precious.write_text("precious")
-    for number, name in enumerate(made):
-        mine = tmp_path / "work" / f"{name}.new"
-        mine.symlink_to(precious) if number % 2 else mine.write_text("mine")
-    assert write_all(tmp_path / "work") == made
-    for number, name in enumerate(made):
-        mine = tmp_path / "work" / f"{name}.new"
-        assert mine.read_text() == ("precious" if number % 2 else "mine") and (tmp_path / "work" / name).exists()
+    for number, name in enumerate(written):
+        user_file = tmp_path / "work" / f"{name}.new"
+        user_file.symlink_to(precious) if number % 2 else user_file.write_text("mine")
+    assert write_all(tmp_path / "work") == written
+    for number, name in enumerate(written):
+        user_file = tmp_path / "work" / f"{name}.new"
+        assert user_file.read_text() == ("precious" if number % 2 else "mine") and (tmp_path / "work" / name).exists()
 
 
-def test_nothing_stays_beside_what_was_written(tmp_path: Path) -> None:
-    made = write_all(tmp_path)
-    assert {str(one.relative_to(tmp_path)) for one in tmp_path.rglob("*") if one.is_file()} == set(made)
+def test_temporary_files_are_removed(tmp_path: Path) -> None:
+    written = write_all(tmp_path)
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == set(written)
 
 
-def test_what_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+def test_replacing_keeps_the_file_on_an_error(tmp_path: Path) -> None:
     put(tmp_path / "a", b"before")
     with pytest.raises(KeyError), replacing(tmp_path / "a") as file:
         file.write(b"after")
@@ -126,8 +126,8 @@ def test_what_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == b"before" and names(tmp_path) == {"a"}
 
 
-def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
-    killed = """
+def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    code = """
 import os, sys
 from pathlib import Path
 from sigmasolver.runs.files import replacing
@@ -139,40 +139,42 @@ for path in sys.argv[1:]:
             os.kill(os.getpid(), 9)
     os.wait()
 """
-    check_output(killed, *(tmp_path / name for name in ("a", "ab")))
+    check_output(code, *(tmp_path / name for name in ("a", "ab")))
     assert len(names(tmp_path)) == 2 and not (tmp_path / "a").exists()
     with replacing(tmp_path / "a") as file:
         file.write(b"first")
         put(tmp_path / "a", b"second")
-        assert len(names(tmp_path)) == 3, "that of the dead writer of `ab`, `a`, and what is being written"
+        assert len(names(tmp_path)) == 3, "the leftover of `ab`, `a`, and the file being written"
     assert (tmp_path / "a").read_bytes() == b"first"
     put(tmp_path / "ab", b"")
     assert names(tmp_path) == {"a", "ab"}
 
 
-def test_a_name_as_long_as_names_may_be(tmp_path: Path) -> None:
+def test_replacing_with_the_longest_file_name(tmp_path: Path) -> None:
     name = "ü" * 127
     put(tmp_path / name, b"long")
     assert names(tmp_path) == {name}
 
 
-# --- who may read
+# --- permissions
 
 
-def test_modes_follow_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0o027)
+def test_file_modes_follow_the_umask(tmp_path: Path) -> None:
+    previous = os.umask(0o027)
     try:
-        made = write_all(tmp_path)
+        written = write_all(tmp_path)
     finally:
-        os.umask(before)
-    assert {name: oct(stat.S_IMODE((tmp_path / name).stat().st_mode)) for name in made} == dict.fromkeys(made, "0o640")
+        os.umask(previous)
+    assert {name: oct(stat.S_IMODE((tmp_path / name).stat().st_mode)) for name in written} == dict.fromkeys(
+        written, "0o640"
+    )
 
 
 @contextmanager
 def another_user(folder: Path) -> Iterator[None]:
-    """Root may read everything, so a user who is not root reads here."""
-    for one in (folder, *list(folder.parents)[:3]):
-        one.chmod(one.stat().st_mode | 0o055)
+    """Run the block as an unprivileged user, because root can read everything."""
+    for path in (folder, *list(folder.parents)[:3]):
+        path.chmod(path.stat().st_mode | 0o055)
     root = os.geteuid() == 0
     if root:
         os.seteuid(65534)
@@ -183,7 +185,7 @@ def another_user(folder: Path) -> Iterator[None]:
             os.seteuid(0)
 
 
-def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path: Path) -> None:
+def test_unreadable_files_raise_permission_denied(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for name in write_all(tmp_path):
         (tmp_path / name).chmod(0)
@@ -214,8 +216,8 @@ SIZES = (0, 2000)
 
 
 def write_with_limits(folder: str) -> None:
-    """Each write in a fork whose files may not be longer than this; beyond it the system refuses, as a full disk."""
-    Figure().savefig(BytesIO())  # so that no fork has to look for fonts
+    """Run each write in a fork with a file size limit, which acts like a full disk."""
+    Figure().savefig(BytesIO())  # loads the fonts before forking
     for name, write in WRITES.items():
         for size in SIZES:
             if os.fork() == 0:
@@ -226,37 +228,37 @@ def write_with_limits(folder: str) -> None:
                     except ValueError as error:
                         sys.__stdout__.write(f"{name} {size} {error}\n")
                         sys.__stdout__.flush()
-                os._exit(0)  # taking torch down again for every fork would take longer than all of this
+                os._exit(0)  # skips the slow shutdown of torch
             os.wait()
 
 
-def test_a_full_disk_is_one_sentence_and_all_is_as_it_was(tmp_path: Path) -> None:
+def test_full_disk_is_one_sentence_and_keeps_existing_files(tmp_path: Path) -> None:
     before = {}
     for folder in (tmp_path / f"{name}-{size}" for name in WRITES for size in SIZES):
         folder.mkdir()
         store(folder / "c.h5", values(2))
-        if not folder.name.startswith("b.h5"):  # what is replaced must survive
+        if not folder.name.startswith("b.h5"):  # files to be replaced must survive
             store(folder / "a.h5", values(3))
             (folder / "figure.png").write_text("before")
             (folder / "picture.png").write_text("before")
-        before[folder] = {one.name: one.read_bytes() for one in folder.iterdir()}
+        before[folder] = {entry.name: entry.read_bytes() for entry in folder.iterdir()}
     code = "import sys; from tests.runs.test_files import write_with_limits; write_with_limits(sys.argv[1])"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    said = done.stdout.splitlines()
-    for line, (name, size) in zip(said, ((name, size) for name in WRITES for size in SIZES), strict=True):
+    assert result.returncode == 0 and result.stderr == "", result.stderr
+    messages = result.stdout.splitlines()
+    for line, (name, size) in zip(messages, ((name, size) for name in WRITES for size in SIZES), strict=True):
         path = tmp_path / f"{name}-{size}" / name
         assert line.startswith(f"{name} {size} {path} cannot be written: the disk or the user's quota is full")
-    assert {folder: {one.name: one.read_bytes() for one in folder.iterdir()} for folder in before} == before
+    assert {folder: {entry.name: entry.read_bytes() for entry in folder.iterdir()} for folder in before} == before
 
 
-def test_the_layout_takes_as_little_room_as_it_has_bytes(tmp_path: Path) -> None:
-    """HDF5 lays the file out in memory: a store far larger than the memory is no larger there than its header."""
+def test_store_layout_is_sparse(tmp_path: Path) -> None:
+    """HDF5 lays out the file in memory: even a store far larger than the memory takes only the size of its header."""
     import numpy as np
 
     from sigmasolver.data.header import Header
@@ -271,7 +273,7 @@ def test_the_layout_takes_as_little_room_as_it_has_bytes(tmp_path: Path) -> None
     assert open_store(tmp_path / "a.h5").count == 10_000
 
 
-def test_store_errors_stay_store_errors(tmp_path: Path) -> None:
+def test_write_store_raises_store_error(tmp_path: Path) -> None:
     (tmp_path / "folder").write_text("a file")
     with pytest.raises(StoreError, match="cannot be written"):
         write_store(tmp_path / "folder" / "a.h5", HEADER, values(1))

@@ -1,4 +1,4 @@
-"""The run folder: exact round trips, kills at any instant, full disks, foreign files."""
+"""The run folder: exact round trips, kills at any instant, full disks, damaged and foreign files."""
 
 import json
 import os
@@ -28,22 +28,22 @@ def tensors():
     }
 
 
-def test_tensors_and_facts_come_back_exactly(tmp_path):
-    held, facts = tensors(), {"step": 17, "rate": 1e-3, "names": ["u", "v"]}
-    write_tensors(tmp_path / "x.safetensors", held, facts)
-    read, told = read_tensors(tmp_path / "x.safetensors")
-    assert told == facts and set(read) == set(held)
-    assert all(torch.equal(read[name], held[name]) and read[name].dtype == held[name].dtype for name in held)
+def test_write_tensors_round_trip_is_exact(tmp_path):
+    written, facts = tensors(), {"step": 17, "rate": 1e-3, "names": ["u", "v"]}
+    write_tensors(tmp_path / "x.safetensors", written, facts)
+    read, read_facts = read_tensors(tmp_path / "x.safetensors")
+    assert read_facts == facts and set(read) == set(written)
+    assert all(torch.equal(read[name], written[name]) and read[name].dtype == written[name].dtype for name in written)
     assert os.listdir(tmp_path) == ["x.safetensors"]
 
 
-def test_equal_contents_are_equal_bytes_that_the_library_reads(tmp_path):
-    held, facts = tensors(), {"step": 17, "rate": 1e-3, "names": ["u", "v"]}
-    for number in range(8):  # the library's own metadata come in an order that changes from file to file
-        write_tensors(tmp_path / str(number), dict(reversed(held.items())) if number % 2 else held, facts)
+def test_write_tensors_is_deterministic_and_readable_by_safetensors(tmp_path):
+    written, facts = tensors(), {"step": 17, "rate": 1e-3, "names": ["u", "v"]}
+    for number in range(8):  # the library writes metadata in random order
+        write_tensors(tmp_path / str(number), dict(reversed(written.items())) if number % 2 else written, facts)
     assert len({(tmp_path / str(number)).read_bytes() for number in range(8)}) == 1
     read = load_file(tmp_path / "0")
-    assert all(torch.equal(read[name], held[name]) and read[name].dtype == held[name].dtype for name in held)
+    assert all(torch.equal(read[name], written[name]) and read[name].dtype == written[name].dtype for name in written)
 
 
 WRITER = """
@@ -58,7 +58,7 @@ for step in range(100000):
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.013, 0.031, 0.057])
-def test_a_kill_leaves_a_consistent_state_and_whole_rows(tmp_path, delay):
+def test_kill_leaves_a_consistent_state_and_complete_rows(tmp_path, delay):
     process = Forked(WRITER, tmp_path)
     deadline = time.monotonic() + 60
     while not (tmp_path / "log.jsonl").exists() and time.monotonic() < deadline:
@@ -73,7 +73,7 @@ def test_a_kill_leaves_a_consistent_state_and_whole_rows(tmp_path, delay):
     assert facts["step"] - 1 <= len(rows) <= facts["step"] + 1
 
 
-def test_a_torn_row_is_dropped_by_readers_and_writers(tmp_path):
+def test_truncated_row_is_dropped_by_readers_and_writers(tmp_path):
     log = tmp_path / "log.jsonl"
     append_row(log, {"step": 0})
     with log.open("ab") as file:
@@ -83,7 +83,7 @@ def test_a_torn_row_is_dropped_by_readers_and_writers(tmp_path):
     assert read_rows(log) == [{"step": 0}, {"step": 1}]
 
 
-def test_a_torn_row_longer_than_the_search_step(tmp_path):
+def test_truncated_row_longer_than_the_search_block(tmp_path):
     log = tmp_path / "log.jsonl"
     append_row(log, {"step": 0})
     with log.open("ab") as file:
@@ -92,7 +92,7 @@ def test_a_torn_row_longer_than_the_search_step(tmp_path):
     assert read_rows(log) == [{"step": 0}, {"step": 1}]
 
 
-def test_a_full_disk_is_one_sentence_and_the_file_before_survives(tmp_path):
+def test_full_disk_is_one_sentence_and_keeps_the_previous_file(tmp_path):
     file, log = tmp_path / "resume.safetensors", tmp_path / "log.jsonl"
     write_tensors(file, {"a": torch.arange(10)}, {"step": 1})
     append_row(log, {"step": 1})
@@ -119,7 +119,7 @@ for write in (
     assert sorted(os.listdir(tmp_path)) == ["log.jsonl", "resume.safetensors"]
 
 
-def test_a_folder_holds_one_recipe(tmp_path):
+def test_run_start_refuses_another_recipe(tmp_path):
     run = Run(tmp_path / "runs" / "first")
     run.start({"model": "physolver", "seed": 42, "grid": (8, 8)})
     run.start({"model": "physolver", "seed": 42, "grid": (8, 8)})
@@ -128,7 +128,7 @@ def test_a_folder_holds_one_recipe(tmp_path):
         run.start({"model": "physolver", "seed": 43, "grid": (8, 8)})
 
 
-def test_what_is_not_a_run_is_said_plainly(tmp_path):
+def test_run_file_errors(tmp_path):
     with pytest.raises(ValueError, match="is not a run"):
         Run(tmp_path).recipe()
     for data in (b"{", b"[1]", b"\xff"):
@@ -147,7 +147,7 @@ def test_what_is_not_a_run_is_said_plainly(tmp_path):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(0, 400), flip=st.none() | st.tuples(st.integers(0, 399), st.integers(1, 255)))
-def test_damaged_files_give_a_sentence_or_the_same_shapes(tmp_path, cut, flip):
+def test_read_tensors_of_damaged_files(tmp_path, cut, flip):
     file = tmp_path / "x.safetensors"
     write_tensors(file, {"a": torch.arange(20, dtype=torch.float32)}, {"step": 1})
     data = bytearray(file.read_bytes())
@@ -162,7 +162,7 @@ def test_damaged_files_give_a_sentence_or_the_same_shapes(tmp_path, cut, flip):
         assert cut == 0 and json.dumps(facts) and sum(tensor.numel() for tensor in read.values()) <= 80
 
 
-def test_a_record_names_the_commit_of_the_checkout(monkeypatch):
+def test_provenance_commit(monkeypatch):
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         pytest.skip("not a checkout")
@@ -171,11 +171,11 @@ def test_a_record_names_the_commit_of_the_checkout(monkeypatch):
     assert head.startswith(provenance(torch.device("cpu"))["commit"].removesuffix("-dirty"))
 
 
-def test_seconds_of_a_training_are_those_of_all_its_starts(tmp_path):
+def test_training_seconds_sum_over_restarts(tmp_path):
     run = Run(tmp_path)
     assert run.training_seconds() is None
-    times = [1.0, 2.5, 4.0, 0.5, 3.0]  # started anew after the third
-    replace_rows(run.log, [{"step": step, "loss": 0.1, "seconds": one} for step, one in enumerate(times)])
+    times = [1.0, 2.5, 4.0, 0.5, 3.0]  # restarted after the third row
+    replace_rows(run.log, [{"step": step, "loss": 0.1, "seconds": seconds} for step, seconds in enumerate(times)])
     assert run.training_seconds() == 7.0
     replace_rows(run.log, [{"step": 1, "loss": 0.1}, {"step": 2, "loss": 0.1, "seconds": 1.0}])
     assert run.training_seconds() is None, "a log of an older version"

@@ -1,4 +1,4 @@
-"""Threads: what the command line chooses before torch is loaded, what it leaves to the user; no bit changes."""
+"""`choose_threads`: defaults set before torch is loaded, user settings kept, results unchanged."""
 
 import json
 import os
@@ -10,11 +10,13 @@ import pytest
 from sigmasolver.runtime.threads import WAITING, cpu_quota
 
 
-def run(code, **more):
+def run(code, **variables):
     inherited = {name: value for name, value in os.environ.items() if name not in (*WAITING, "OMP_NUM_THREADS")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**inherited, **more})
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**inherited, **variables}
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 CHOSEN = """
@@ -29,7 +31,7 @@ print(json.dumps([os.environ.get(name) for name in ("OMP_WAIT_POLICY", "OMP_NUM_
 
 
 @pytest.mark.parametrize(
-    ("quota", "given", "chosen"),
+    ("quota", "environment", "chosen"),
     [
         (None, {}, ["PASSIVE", None]),
         (4, {}, ["PASSIVE", None]),
@@ -40,12 +42,12 @@ print(json.dumps([os.environ.get(name) for name in ("OMP_WAIT_POLICY", "OMP_NUM_
         (1, {"KMP_BLOCKTIME": "0"}, [None, "1"]),
     ],
 )
-def test_the_users_choice_stands_and_a_quota_lowers_the_count(quota, given, chosen):
-    assert json.loads(run(CHOSEN.replace("QUOTA", repr(quota)), **given)) == chosen
+def test_choose_threads_keeps_user_settings_and_applies_the_quota(quota, environment, chosen):
+    assert json.loads(run(CHOSEN.replace("QUOTA", repr(quota)), **environment)) == chosen
 
 
 @pytest.mark.parametrize(
-    ("own", "files", "quota"),
+    ("membership", "files", "quota"),
     [
         ("0::/", {"cpu.max": "150000 100000"}, 2),
         ("0::/", {"cpu.max": "max 100000"}, None),
@@ -58,8 +60,8 @@ def test_the_users_choice_stands_and_a_quota_lowers_the_count(quota, given, chos
         ("0::/", {"cpu.max": "what"}, None),
     ],
 )
-def test_the_quota_of_a_control_group(tmp_path, own, files, quota):
-    (tmp_path / "own").write_text(own + "\n")
+def test_cpu_quota_of_cgroups(tmp_path, membership, files, quota):
+    (tmp_path / "own").write_text(membership + "\n")
     for name, text in files.items():
         path = tmp_path / "fs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,20 +81,20 @@ print(torch.get_num_threads(), hashlib.sha256(numbers).hexdigest())
 """
 
 
-def test_waiting_otherwise_changes_neither_the_count_nor_a_bit():
+def test_choose_threads_does_not_change_results():
     if cpu_quota() is not None:
         pytest.skip("a quota may lower the count here")
     chosen = "from sigmasolver.runtime.threads import choose_threads\nchoose_threads()"
     assert run(NUMBERS) == run(chosen + NUMBERS)
 
 
-def test_the_command_sleeps_while_it_waits():
-    """The environment is set before libgomp is loaded, which prints what it took from it."""
+def test_command_sets_the_passive_wait_policy():
+    """The environment is set before libgomp is loaded, which prints its settings."""
     inherited = {name: value for name, value in os.environ.items() if name not in WAITING}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "sigmasolver", "inspect", "missing.h5"],
         capture_output=True,
         text=True,
         env={**inherited, "OMP_DISPLAY_ENV": "VERBOSE"},
     )
-    assert "missing.h5 not found" in done.stderr and "GOMP_SPINCOUNT = '0'" in done.stderr, done.stderr
+    assert "missing.h5 not found" in result.stderr and "GOMP_SPINCOUNT = '0'" in result.stderr, result.stderr

@@ -184,7 +184,7 @@ def test_what_is_far_too_large_is_measured_on_smaller_grids_still(monkeypatch):
 
 def test_the_line_through_two_costs():
     probed = {(4, 4): Cost(100.0, 2.0), (8, 4): Cost(180.0, 1.0)}
-    assert plan._extrapolated(probed, 64) == Cost(340.0, 1.0)
+    assert plan._extrapolate(probed, 64) == Cost(340.0, 1.0)
     held = replace(predict(tiny("ns2d", (12, 12)), Execution(), PLENTY), update=Cost(95.0, 1.0), resident=False)
     assert held.fits(95 / (1 - MARGIN) + 0.01) and not held.fits(95 / (1 - MARGIN) - 0.01)
 

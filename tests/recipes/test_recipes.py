@@ -331,7 +331,7 @@ def test_suites_match_the_papers_tables():
 
 def test_efficiency_suite_has_the_published_storage():
     """Megabytes as the paper counts them, including frozen parameters: its 19.44 and 66.92 are among them. Its 39.92
-    for HPM on KF2D is four blocks where its table has eight; DRIFT-Net lacks the released weights that have no effect."""
+    for HPM on KF2D is four blocks where its table has eight; DRIFT-Net lacks released weights that have no effect."""
     stored = {
         "ns2d": {"hpm-frozen": 66.21, "drift-net": 76.17, "factformer": 66.92, "transolver": 49.13, "sigma": 19.44},
         "kf2d": {"hpm-frozen": 79.63, "drift-net": 76.18, "factformer": 27.25, "transolver": 12.35, "sigma": 7.09},

@@ -110,7 +110,7 @@ def _ledger() -> dict[str, Recipe]:
     """Trainings at the paper's budget unless the label says otherwise: `quarter` is a quarter of its updates, `matched`
     a width with the parameter count of Transolver-σ."""
 
-    def each(
+    def runs(
         task: str,
         models: Sequence[str],
         label: str = "",
@@ -127,18 +127,18 @@ def _ledger() -> dict[str, Recipe]:
     # A fifth or a twentieth of the cases, which fit on a disk of 64 GB, and a few per cent of the updates.
     reduced = ("task.train=100", "task.test=20", "train.updates=2500")
     return {
-        **each("darcy", ["transolver-sigma"], seeds=SEEDS),
-        **each("darcy", [*COUNTERPARTS, "transolver", "linearno", "ffno"]),
-        **each("kf2d", ["transolver-sigma"], label, improved, SEEDS),
-        **each("kf2d", with_counterparts, f"{label}-quarter", (*improved, *quarter)),
-        **each("kf2d", COUNTERPARTS, f"{label}-quarter-matched", (*improved, *quarter), resize=_at_matched_width),
-        **each("kf2d", ["eddyformer", "drift-net", "factformer"], "clip-1-quarter", (*FACTORS["clip-1"], *quarter)),
-        **each("kf2d", ["transolver-sigma"]),
-        **each("ns2d", with_counterparts, "25-epochs", ("train.epochs=25",)),
-        **each("ns2d", [*ABLATIONS, *SLICE_UPDATES], "10-epochs", ("train.epochs=10",)),
-        **each("ns2d", ["transolver-sigma"]),
-        **each("it3d", with_counterparts, "100-cases-2500-updates", reduced),
-        **each("smoke3d", with_counterparts, "100-cases-2500-updates", reduced),
+        **runs("darcy", ["transolver-sigma"], seeds=SEEDS),
+        **runs("darcy", [*COUNTERPARTS, "transolver", "linearno", "ffno"]),
+        **runs("kf2d", ["transolver-sigma"], label, improved, SEEDS),
+        **runs("kf2d", with_counterparts, f"{label}-quarter", (*improved, *quarter)),
+        **runs("kf2d", COUNTERPARTS, f"{label}-quarter-matched", (*improved, *quarter), resize=_at_matched_width),
+        **runs("kf2d", ["eddyformer", "drift-net", "factformer"], "clip-1-quarter", (*FACTORS["clip-1"], *quarter)),
+        **runs("kf2d", ["transolver-sigma"]),
+        **runs("ns2d", with_counterparts, "25-epochs", ("train.epochs=25",)),
+        **runs("ns2d", [*ABLATIONS, *SLICE_UPDATES], "10-epochs", ("train.epochs=10",)),
+        **runs("ns2d", ["transolver-sigma"]),
+        **runs("it3d", with_counterparts, "100-cases-2500-updates", reduced),
+        **runs("smoke3d", with_counterparts, "100-cases-2500-updates", reduced),
     }
 
 

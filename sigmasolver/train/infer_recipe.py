@@ -161,14 +161,14 @@ def _fields(header: Header, choices: UserChoices, mask: str | None) -> tuple[tup
         fields = (*(name for name in fields if name != mask), mask)
     constant = {mask, *stated_constant(header), *choices.constant}  # constant fields are not forecast
     targets = choices.targets or tuple(name for name in fields if name not in constant) or fields
-    given = tuple(name for name in fields if name not in targets)
+    input_only = tuple(name for name in fields if name not in targets)
     steady = len(header.layout.times) == 1
-    if steady and not set(given) - {mask}:
+    if steady and not set(input_only) - {mask}:
         raise ValueError(
             f"The data have one frame, so some fields must be predicted from others; set them with --targets "
             f"(the fields are {', '.join(known)})."
         )
-    return (given if steady else (*targets, *given)), targets, steady
+    return (input_only if steady else (*targets, *input_only)), targets, steady
 
 
 def _vectors(header: Header, targets: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:

@@ -209,10 +209,10 @@ def _check_masks(recipe: Recipe, windows: Windows) -> None:
 
 def _refuse_time_dependent_inputs(recipe: Recipe, training: Windows) -> None:
     """Raise ValueError if a field that is only an input changes in time: a rollout carries it along unchanged."""
-    given = [] if recipe.task.steady else [name for name in recipe.task.inputs if name not in recipe.task.targets]
-    channels = [training.fields.index(name) for name in given]
-    for values in training.each() if given else ():
-        for name, channel in zip(given, channels, strict=True):
+    input_only = [] if recipe.task.steady else [name for name in recipe.task.inputs if name not in recipe.task.targets]
+    channels = [training.fields.index(name) for name in input_only]
+    for values in training.each() if input_only else ():
+        for name, channel in zip(input_only, channels, strict=True):
             if bool((values[..., channel] != values[:1, ..., channel]).any()):
                 raise ValueError(
                     f"The field {name} is not predicted but changes in time; predict it too, or omit "

@@ -201,12 +201,12 @@ def test_constant_input_field_works_with_every_objective(data):
     with open_store(data) as store:
         frames = torch.stack([torch.from_numpy(store[k]) for k in range(8)])
         layout = store.header.layout
-        both = replace(store.header, layout=replace(layout, fields=("vorticity", "reynolds"), units=("1/s", "1")))
+        header = replace(store.header, layout=replace(layout, fields=("vorticity", "reynolds"), units=("1/s", "1")))
     values = torch.cat((frames, torch.full_like(frames, 250.0)), dim=-1)
     task = replace(TASK, inputs=("vorticity", "reynolds"))
     for objective in ("direct", "teacher_forced", "pushforward"):
         recipe = replace(RECIPE, task=task, train=replace(RECIPE.train, objective=objective, calls=2, updates=2))
-        windows = Windows(Memory(both, values), range(6), recipe.training_windows()).resident("cpu")
+        windows = Windows(Memory(header, values), range(6), recipe.training_windows()).resident("cpu")
         forecaster = build(recipe, *fit("channel", windows))
         plan = StepPlan(recipe, windows)
         stepper = Stepper(recipe, forecaster, windows, plan.members, plan.rates(), Execution())

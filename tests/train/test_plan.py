@@ -191,7 +191,7 @@ def test_extrapolate_and_fits_by_hand():
 
 @pytest.fixture
 def planned(call):
-    return lambda *words: call("plan", *words, "--device", "cpu")
+    return lambda *arguments: call("plan", *arguments, "--device", "cpu")
 
 
 def cells(out):
@@ -226,7 +226,7 @@ def test_plan_command_advises_settings_that_fit(planned):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (("ns3d",), "did you mean ns2d"),
         (("smoke3d", "--grid", "64,64"), "has 2 axes, but smoke3d has 3"),
@@ -242,8 +242,8 @@ def test_plan_command_advises_settings_that_fit(planned):
         (("ns2d", "--engine", "graph"), "needs a GPU"),
     ],
 )
-def test_plan_command_rejects_invalid_options(planned, words, message):
-    code, out, error = planned(*words)
+def test_plan_command_rejects_invalid_options(planned, arguments, message):
+    code, out, error = planned(*arguments)
     assert code == 2 and message in error and not out, error
     assert error.count("\n") == 1 and error.startswith("sigmasolver: ") and error.rstrip("\n").endswith((".", "?")), (
         error

@@ -139,9 +139,9 @@ def test_rollout_from_one_time_advances_by_training_frames():
     recorded = record_times(forecaster.model)
     once = forecaster.rollout(history, 5, time=4.2)
     torch.testing.assert_close(torch.cat(recorded, 1), torch.tensor([[3.0, 5.0, 7.0]] * 3).double(), rtol=0, atol=1e-12)
-    each = forecaster.rollout(history, 5, time=np.array([4.2, 5.0, 4.2]))
-    torch.testing.assert_close(each.frames[::2], once.frames[::2])
-    assert (each.frames[1] - once.frames[1]).abs().max() > 1e-3
+    individual = forecaster.rollout(history, 5, time=np.array([4.2, 5.0, 4.2]))
+    torch.testing.assert_close(individual.frames[::2], once.frames[::2])
+    assert (individual.frames[1] - once.frames[1]).abs().max() > 1e-3
 
 
 def test_time_scale_resolves_large_close_times():

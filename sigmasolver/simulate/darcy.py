@@ -26,7 +26,7 @@ import torch
 from sigmasolver.data.layout import Layout
 from sigmasolver.settings import check_types
 from sigmasolver.simulate.random_fields import neumann_field, white_noise
-from sigmasolver.simulate.simulator import Simulator, Tick, generator, tiled
+from sigmasolver.simulate.simulator import Simulator, Tick, generator, map_samples
 
 __all__ = ["Darcy", "interpolation", "solve"]
 
@@ -169,7 +169,7 @@ class Darcy(Simulator):
 
     def pressure(self, coefficient: torch.Tensor, tick: Tick | None = None) -> torch.Tensor:
         """Compute the pressure from the coefficient, both at the cell centres, `(B, grid, grid)` float64."""
-        return tiled(lambda tile, tick: self._pressure(tile), coefficient, tick)
+        return map_samples(lambda tile, tick: self._pressure(tile), coefficient, tick)
 
     def _pressure(self, coefficient: torch.Tensor) -> torch.Tensor:
         to_nodes, to_centres = (table.to(coefficient) for table in _spline_matrices(self.grid))

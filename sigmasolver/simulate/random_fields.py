@@ -21,7 +21,7 @@ from functools import lru_cache
 
 import torch
 
-from sigmasolver.simulate.simulator import Tick, each, tiled
+from sigmasolver.simulate.simulator import Tick, map_samples, run_each
 from sigmasolver.simulate.spectral import wavenumbers
 
 __all__ = ["neumann_field", "periodic_field", "white_noise"]
@@ -34,7 +34,7 @@ def white_noise(generators: Sequence[torch.Generator], grid: int, device: torch.
     def fill(index: int, tick: Tick) -> None:
         noise[index].normal_(generator=generators[index])
 
-    each(len(generators), fill)
+    run_each(len(generators), fill)
     return noise.to(device)
 
 
@@ -55,7 +55,7 @@ def neumann_field(noise: torch.Tensor, smoothness: float, shift: float) -> torch
     amplitude = s * shift ** (smoothness - 1) * (k[:, None] ** 2 + k**2 + shift**2) ** (-smoothness / 2)
     amplitude[0, 0] = 0
     basis = _cosine_basis(s).to(noise)
-    return tiled(lambda tile, tick: basis.T @ (amplitude * tile) @ basis, noise)
+    return map_samples(lambda tile, tick: basis.T @ (amplitude * tile) @ basis, noise)
 
 
 def periodic_field(noise: torch.Tensor, box: float, smoothness: float, shift: float) -> torch.Tensor:
@@ -70,4 +70,4 @@ def periodic_field(noise: torch.Tensor, box: float, smoothness: float, shift: fl
     def colour(tile: torch.Tensor, tick: Tick) -> torch.Tensor:
         return torch.fft.irfft2(amplitude * torch.fft.rfft2(tile, norm="ortho"), s=(s, s), norm="forward")
 
-    return tiled(colour, noise)
+    return map_samples(colour, noise)

@@ -5,9 +5,9 @@ generator, in float64, so that an index gives the same initial state whatever th
 trajectories requested, or the device that integrates them.
 
 On a GPU a batch is computed in one call. On a CPU, transforms, matrix products and complex products round differently
-for different batch sizes and alignments: `tiled`, `spread` and `each` give every sample its own call on one core, so
-that it is bitwise identical in any batch. Samples are distributed over the cores, because threads inside transforms
-this small mostly wait for each other, and stall when another process needs a core.
+for different batch sizes and alignments: `map_samples`, `run_slices` and `run_each` give every sample its own call on
+one core, so that it is bitwise identical in any batch. Samples are distributed over the cores, because threads inside
+transforms this small mostly wait for each other, and stall when another process needs a core.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from sigmasolver.data.layout import Layout
 from sigmasolver.seeds import hashed_seed
 
-__all__ = ["PRECISIONS", "Simulator", "Tick", "each", "generator", "spread", "tiled"]
+__all__ = ["PRECISIONS", "Simulator", "Tick", "generator", "map_samples", "run_each", "run_slices"]
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 """Precisions of the integration; trajectories are float32 in any case."""
@@ -60,7 +60,7 @@ def generator(name: str, seed: int, index: int) -> torch.Generator:
     return torch.Generator("cpu").manual_seed(hashed_seed(f"{name}/{operator.index(seed)}/{operator.index(index)}"))
 
 
-def each(count: int, work: Callable[[int, Tick], None], tick: Tick | None = None) -> None:
+def run_each(count: int, work: Callable[[int, Tick], None], tick: Tick | None = None) -> None:
     """Run work(0, tock) ... work(count - 1, tock), each on one core, as many in parallel as torch has threads.
 
     `work` reports its own progress by calling `tock` with a fraction, which also raises once another call has
@@ -93,17 +93,17 @@ def each(count: int, work: Callable[[int, Tick], None], tick: Tick | None = None
         torch.set_num_threads(threads)
 
 
-def spread(count: int, device: torch.device, work: Callable[[slice, Tick], None], tick: Tick | None = None) -> None:
+def run_slices(count: int, device: torch.device, work: Callable[[slice, Tick], None], tick: Tick | None = None) -> None:
     """Call work(part, tock) for slices that cover 0 ... count - 1: a single one on a GPU, one per sample on a CPU."""
     if count == 0:
         raise ValueError("No trajectories requested; give at least one index.")
     if device.type == "cpu":
-        each(count, lambda index, tock: work(slice(index, index + 1), tock), tick)
+        run_each(count, lambda index, tock: work(slice(index, index + 1), tock), tick)
     else:
         work(slice(0, count), tick or (lambda fraction: None))
 
 
-def tiled(
+def map_samples(
     function: Callable[[torch.Tensor, Tick], torch.Tensor], batch: torch.Tensor, tick: Tick | None = None
 ) -> torch.Tensor:
     """Return function(batch, tick), where `function` maps `(B, ...)` to `(B, ...)` sample by sample."""
@@ -113,5 +113,5 @@ def tiled(
         # Copied, because the alignment of a sample within its batch affects how a kernel rounds.
         results[part.start] = function(batch[part].clone() if batch.device.type == "cpu" else batch, tock)
 
-    spread(len(batch), batch.device, work, tick)
+    run_slices(len(batch), batch.device, work, tick)
     return torch.cat([results[start] for start in sorted(results)])

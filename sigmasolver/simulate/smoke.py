@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sigmasolver.data.layout import Layout
 from sigmasolver.settings import check_types
-from sigmasolver.simulate.simulator import PRECISIONS, Simulator, Tick, generator, spread
+from sigmasolver.simulate.simulator import PRECISIONS, Simulator, Tick, generator, run_slices
 
 __all__ = [
     "SMOKE3D",
@@ -256,7 +256,7 @@ class Smoke(Simulator):
             density = self.initial(seed, indices[part], device).to(PRECISIONS[self.precision])
             self._run(density, density.new_zeros(len(density), 3, *density.shape[1:]), frames[part], tock)
 
-        spread(len(indices), device, work, tick)
+        run_slices(len(indices), device, work, tick)
         return frames
 
     def initial(self, seed: int, indices: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
@@ -290,7 +290,7 @@ class Smoke(Simulator):
             )
         faces = _zero_walls(velocity.movedim(-1, 1).to(density.dtype, copy=True))
         frames = density.new_empty(len(density), self.frames, *space, 4)
-        spread(len(density), density.device, lambda p, tock: self._run(density[p], faces[p], frames[p], tock), tick)
+        run_slices(len(density), density.device, lambda p, tock: self._run(density[p], faces[p], frames[p], tock), tick)
         return frames
 
     def _run(self, density: Tensor, velocity: Tensor, frames: Tensor, tick: Tick) -> None:

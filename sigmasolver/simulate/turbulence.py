@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sigmasolver.data.layout import Layout
 from sigmasolver.settings import check_types
-from sigmasolver.simulate.simulator import PRECISIONS, Simulator, Tick, generator, spread
+from sigmasolver.simulate.simulator import PRECISIONS, Simulator, Tick, generator, run_slices
 
 __all__ = ["IT3D", "Modes", "Turbulence", "embed", "extract"]
 
@@ -173,7 +173,7 @@ class Turbulence(Simulator):
         def work(part: slice, tock: Tick) -> None:
             self._run(self._initial_modes(seed, indices[part], device), modes, frames[part], tock)
 
-        spread(len(indices), device, work, tick)
+        run_slices(len(indices), device, work, tick)
         return frames
 
     def initial(self, seed: int, indices: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
@@ -194,7 +194,7 @@ class Turbulence(Simulator):
         values = velocity.movedim(-1, 1).to(PRECISIONS[self.precision])
         start, _ = modes.solenoidal(_to_modes(values, self.grid // 2))
         frames = values.new_empty(len(velocity), self.frames, *(self.grid,) * 3, 4)
-        spread(len(start), start.device, lambda part, tock: self._run(start[part], modes, frames[part], tock), tick)
+        run_slices(len(start), start.device, lambda part, tock: self._run(start[part], modes, frames[part], tock), tick)
         return frames
 
     def _modes(self, device: torch.device) -> Modes:

@@ -38,7 +38,7 @@ import torch
 from sigmasolver.data.layout import Layout
 from sigmasolver.settings import check_types
 from sigmasolver.simulate.random_fields import periodic_field, white_noise
-from sigmasolver.simulate.simulator import PRECISIONS, Simulator, Tick, generator, tiled
+from sigmasolver.simulate.simulator import PRECISIONS, Simulator, Tick, generator, map_samples
 from sigmasolver.simulate.spectral import DEALIAS, dealias_mask, wavenumbers
 
 __all__ = ["DEMO", "KF2D", "NS2D", "Vorticity", "velocity"]
@@ -247,7 +247,7 @@ class Vorticity(Simulator):
         if initial.dim() != 3 or initial.shape[1:] != (self.grid, self.grid):
             shape = tuple(initial.shape)
             raise ValueError(f"the initial vorticity must be (batch, {self.grid}, {self.grid}), not {shape}.")
-        frames = tiled(self._frames, initial, tick)
+        frames = map_samples(self._frames, initial, tick)
         if not bool(torch.isfinite(frames[:, -1]).all()):
             raise ValueError(f"the flow diverged; use a step smaller than {self.step}.")
         return frames

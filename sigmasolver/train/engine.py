@@ -122,8 +122,8 @@ class Stepper:
         self.rate = torch.zeros((), device=self.device)
         self.loss = torch.zeros((), device=self.device)
         # A parameter without a gradient would disable the fused AdamW of a captured step.
-        self.learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.optimiser = build_optimiser(self.learning, train, self.rate)
+        self.trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimiser = build_optimiser(self.trainable, train, self.rate)
         self._host_rates = None if reads_tensor(self.optimiser) else rates.tolist()
         if self._host_rates is not None and execution.captured:
             raise ValueError(

@@ -318,7 +318,7 @@ class _State:
         states: dict[int, dict[str, Any]] = {}
         for name, tensor in _with_prefix(tensors, "optimiser.").items():
             index, _, key = name.partition(".")
-            like = stepper.learning[int(index)]
+            like = stepper.trainable[int(index)]
             sharded = tensor.shape == like.shape and tensor.ndim > 0
             states.setdefault(int(index), {})[key] = _shard_like(tensor, like) if sharded else tensor
         for name, number in numbers.items():
@@ -334,7 +334,7 @@ class _State:
     def _complete(self, tensors: dict[str, torch.Tensor], numbers: object) -> bool:
         """Whether the tensors of model, average and optimiser are complete, by name and shape."""
         stepper = self.stepper
-        shapes = {str(index): parameter.shape for index, parameter in enumerate(stepper.learning)}
+        shapes = {str(index): parameter.shape for index, parameter in enumerate(stepper.trainable)}
         is_adamw = stepper.recipe.train.optimiser == "adamw"  # other optimisers may have state of any shape, or none
         states: dict[str, set[str]] = {}
         for name, tensor in _with_prefix(tensors, "optimiser.").items():

@@ -102,7 +102,7 @@ class Loss:
         return torch.stack([component_mean(errors, group) for group in self.groups]).sum(0)
 
 
-Make = Callable[[Recipe, Normaliser], Callable[..., torch.Tensor]]
+LossBuilder = Callable[[Recipe, Normaliser], Callable[..., torch.Tensor]]
 """Builder of a loss from a recipe and the normaliser of the targets."""
 
 
@@ -119,7 +119,7 @@ def _absolute_loss(recipe: Recipe, normaliser: Normaliser) -> Loss:
     return replace(_squared_loss(recipe, normaliser), absolute=True)
 
 
-def _check_builder(name: str, builder: Any) -> Make:
+def _check_builder(name: str, builder: Any) -> LossBuilder:
     if not callable(builder):
         raise ValueError(
             f'The builder of "{name}" must be a function of a recipe and a normaliser, not {type(builder).__name__}.'
@@ -127,7 +127,7 @@ def _check_builder(name: str, builder: Any) -> Make:
     return builder
 
 
-LOSSES: Registry[Make] = Registry(
+LOSSES: Registry[LossBuilder] = Registry(
     "loss",
     {"relative_l2": _relative_loss, "squared": _squared_loss, "absolute": _absolute_loss},
     "sigmasolver.losses",
@@ -136,7 +136,7 @@ LOSSES: Registry[Make] = Registry(
 )
 
 
-def register_loss(name: str, builder: Make) -> None:
+def register_loss(name: str, builder: LossBuilder) -> None:
     """Register a loss of your own by name, for use as `train.loss` in recipes.
 
     Args:

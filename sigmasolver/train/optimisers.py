@@ -22,7 +22,7 @@ from sigmasolver.recipes import TrainRecipe
 
 __all__ = ["OPTIMISERS", "AdamW", "OneCycle", "build_optimiser", "reads_tensor", "register_optimiser", "set_rate"]
 
-Make = Callable[[list[nn.Parameter], TrainRecipe], torch.optim.Optimizer]
+OptimiserBuilder = Callable[[list[nn.Parameter], TrainRecipe], torch.optim.Optimizer]
 
 
 class AdamW(torch.optim.AdamW):
@@ -41,7 +41,7 @@ def _build_adamw(parameters: list[nn.Parameter], train: TrainRecipe) -> torch.op
     return AdamW(parameters, weight_decay=train.weight_decay, fused=True, capturable=capturable)
 
 
-def _check_builder(name: str, builder: Any) -> Make:
+def _check_builder(name: str, builder: Any) -> OptimiserBuilder:
     if not callable(builder):
         raise ValueError(
             f'The builder of "{name}" must be a function of parameters and settings, not {type(builder).__name__}.'
@@ -49,7 +49,7 @@ def _check_builder(name: str, builder: Any) -> Make:
     return builder
 
 
-OPTIMISERS: Registry[Make] = Registry(
+OPTIMISERS: Registry[OptimiserBuilder] = Registry(
     "optimiser",
     {"adamw": _build_adamw},
     "sigmasolver.optimisers",
@@ -58,7 +58,7 @@ OPTIMISERS: Registry[Make] = Registry(
 )
 
 
-def register_optimiser(name: str, builder: Make) -> None:
+def register_optimiser(name: str, builder: OptimiserBuilder) -> None:
     """Register an optimiser of your own by name, for use as `train.optimiser` in recipes.
 
     Args:

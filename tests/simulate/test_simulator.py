@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sigmasolver.simulate.simulator import Tick, each, tiled
+from sigmasolver.simulate.simulator import Tick, map_samples, run_each
 
 
 def chain(batch: torch.Tensor, tick: Tick) -> torch.Tensor:
@@ -12,13 +12,13 @@ def chain(batch: torch.Tensor, tick: Tick) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_tiled_is_bitwise_independent_of_batch_and_threads(threads: int) -> None:
+def test_map_samples_is_bitwise_independent_of_batch_and_threads(threads: int) -> None:
     batch = torch.randn(7, 64, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     before = torch.get_num_threads()
-    alone = torch.cat([tiled(chain, sample[None]) for sample in batch])
+    alone = torch.cat([map_samples(chain, sample[None]) for sample in batch])
     torch.set_num_threads(threads)
     try:
-        together = tiled(chain, batch)
+        together = map_samples(chain, batch)
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -26,23 +26,23 @@ def test_tiled_is_bitwise_independent_of_batch_and_threads(threads: int) -> None
     torch.testing.assert_close(together, chain(batch, lambda fraction: None))
 
 
-def test_tiled_rejects_an_empty_batch() -> None:
+def test_map_samples_rejects_an_empty_batch() -> None:
     with pytest.raises(ValueError, match="No trajectories requested; give at least one index"):
-        tiled(chain, torch.zeros(0, 8, 8))
+        map_samples(chain, torch.zeros(0, 8, 8))
 
 
-def test_each_reports_the_mean_progress() -> None:
+def test_run_each_reports_the_mean_progress() -> None:
     seen: list[float] = []
 
     def work(index: int, tock: Tick) -> None:
         tock(0.5)
 
-    each(4, work, seen.append)
+    run_each(4, work, seen.append)
     assert seen == sorted(seen)
     assert len(seen) == 8 and seen[-1] == 1.0
 
 
-def test_each_propagates_errors_and_restores_the_thread_count() -> None:
+def test_run_each_propagates_errors_and_restores_the_thread_count() -> None:
     started: list[int] = []
     before = torch.get_num_threads()
 
@@ -54,5 +54,5 @@ def test_each_propagates_errors_and_restores_the_thread_count() -> None:
             tock(step / 1000)
 
     with pytest.raises(ValueError, match="sample 0 is bad"):
-        each(500, work)
+        run_each(500, work)
     assert torch.get_num_threads() == before

@@ -1,4 +1,4 @@
-"""What decides a training: recipes, the rows of the paper, and suites of them."""
+"""Recipes: the full configuration of a training, the settings of the paper, and suites of trainings."""
 
 from sigmasolver.recipes.config import config_text, read_config
 from sigmasolver.recipes.recipe import ModelRecipe, Recipe, TrainRecipe, changed

@@ -1,4 +1,4 @@
-"""A recipe as a file that a person writes: TOML with a comment for every setting, or JSON as in a run folder."""
+"""Configuration files of recipes: TOML with a comment on every setting, or JSON as in a run folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["config_text", "read_config"]
 
 
 def read_config(path: Path) -> Recipe:
-    """The recipe in a .toml or .json file; settings that it leaves out have their defaults."""
+    """Read a recipe from a .toml or .json file; missing settings have their defaults."""
     try:
         text = read_bytes(path).decode()
     except FileNotFoundError:
@@ -36,20 +36,22 @@ def read_config(path: Path) -> Recipe:
 
 
 def config_text(recipe: Recipe) -> str:
-    """The recipe as TOML, which `read_config` reads back exactly. TOML has no none: such a setting is a comment, and
-    its default is none."""
+    """Return the recipe as TOML, which `read_config` reads back exactly. TOML has no null, so a setting that is none is
+    written as a comment; its default is none."""
     meanings = {setting.name: setting.meaning for setting in list_settings(recipe)}
     return "\n".join(_table(recipe, "", meanings)).lstrip() + "\n"
 
 
-def _table(value: Any, prefix: str, meanings: dict[str, str]) -> list[str]:
+def _table(section: Any, prefix: str, meanings: dict[str, str]) -> list[str]:
     lines = [f"\n[{prefix[:-1]}]"] if prefix else []
-    values = {field.name: getattr(value, field.name) for field in fields(value)}
-    for name, held in values.items():
-        if not is_dataclass(held):
-            line = f"# {name} is none" if held is None else f"{name} = {json.dumps(to_plain(held), ensure_ascii=False)}"
+    values = {field.name: getattr(section, field.name) for field in fields(section)}
+    for name, value in values.items():
+        if not is_dataclass(value):
+            line = (
+                f"# {name} is none" if value is None else f"{name} = {json.dumps(to_plain(value), ensure_ascii=False)}"
+            )
             lines.append(f"{line}  # {meanings[prefix + name]}")
-    for name, held in values.items():
-        if is_dataclass(held):
-            lines += _table(held, f"{prefix}{name}.", meanings)
+    for name, value in values.items():
+        if is_dataclass(value):
+            lines += _table(value, f"{prefix}{name}.", meanings)
     return lines

@@ -1,6 +1,6 @@
-"""A training as one frozen value: the task, the model and how it learns.
+"""The configuration of a training as a frozen dataclass: task, model and training settings.
 
-A run writes its recipe to recipe.json; reading refuses unknown keys. `--set train.epochs=2` changes anything.
+A run writes its recipe to recipe.json; reading it rejects unknown keys. `--set train.epochs=2` changes a setting.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["ModelRecipe", "Recipe", "TrainRecipe", "changed"]
 
 @dataclass(frozen=True)
 class ModelRecipe(ModelSize):
-    """What is built."""
+    """Name, size and options of the model."""
 
     name: str = "transolver-sigma"
     """A model of `sigmasolver models`, or your own."""
@@ -30,7 +30,7 @@ class ModelRecipe(ModelSize):
         check_types(self)
 
     def config(self, task: Task) -> SolverConfig:
-        size = {one.name: getattr(self, one.name) for one in fields(ModelSize)}
+        size = {item.name: getattr(self, item.name) for item in fields(ModelSize)}
         return SolverConfig(
             task.grid,
             task.in_channels,
@@ -44,7 +44,7 @@ class ModelRecipe(ModelSize):
 
 @dataclass(frozen=True)
 class TrainRecipe:
-    """How it learns: AdamW over one cycle of the learning rate."""
+    """Training settings: optimiser, learning rate cycle, objective, loss and validation."""
 
     ALIASES: ClassVar = {"price": "loss", "peak": "lr"}
     """Names of settings in recipes of earlier versions."""
@@ -154,7 +154,7 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a training, but for the data file itself.
+    """Everything that determines a training, except the data file itself.
 
     Example:
         >>> import sigmasolver
@@ -178,14 +178,14 @@ class Recipe:
             raise ValueError("keep is best, which needs validation data; set validation above 0, or keep to final.")
 
     def split(self, count: int, digests: Sequence[bytes] | None = None) -> Split:
-        """Which of `count` trajectories train, validate and test; checked for duplicates with a store's `digests`."""
+        """Split `count` trajectories into train, validation and test; `digests` of a store reveal duplicates."""
         task = self.task
         if not task.validation:
             return split(count, task.train, task.test, self.train.validation, digests)
         return split(count, task.train + task.validation, task.test, task.validation, digests)
 
     def split_of(self, data: Reader) -> Split:
-        """The split of these data: the one they come with, or the task's."""
+        """Return the split of these data: the published one if there is one, otherwise the task's."""
         published = data.published_split
         if published is None:
             return self.split(len(data), data.digests)
@@ -193,19 +193,19 @@ class Recipe:
         return published
 
     def windows_of(self, data: Reader, part: str, spec: WindowSpec | None = None) -> Windows | None:
-        """The windows of a part of these data, by default as long as training or evaluation needs them; None: it is
-        empty. Windows that a data set names one by one are taken unless the task keeps whole trajectories apart."""
+        """Return the windows of a part of these data, by default as long as training or evaluation needs them, or None
+        if it is empty. Windows listed by the data set are used unless the task splits by trajectory."""
         if spec is None:
             spec = self.training_windows() if part == "train" else self.evaluation_windows()
         lists = data.published_windows if self.task.split == "published" else None
         if lists is None:
-            whole = getattr(self.split_of(data), part)
-            return Windows(data, whole, spec) if whole else None
+            trajectories = getattr(self.split_of(data), part)
+            return Windows(data, trajectories, spec) if trajectories else None
         listed = lists.windows(part)
         return Windows(data, lists.trajectories(part), spec, listed) if listed else None
 
     def training_windows(self) -> WindowSpec:
-        """Futures as long as the objective looks ahead."""
+        """Windows with futures as long as the objective requires."""
         ahead = {
             "direct": self.task.block,
             "teacher_forced": self.task.horizon,
@@ -215,7 +215,7 @@ class Recipe:
         return windows if self.train.starts is None else replace(windows, starts=self.train.starts)
 
     def evaluation_windows(self, horizon: int | None = None) -> WindowSpec:
-        """Futures as long as the task's horizon, or another one; then all windows that fit."""
+        """Windows with futures as long as the task's horizon; with another horizon, all windows that fit."""
         windows = replace(self._windows(horizon or self.task.horizon), skip=self.task.skip)
         return windows if horizon in (None, self.task.horizon) else replace(windows, starts=None)
 
@@ -242,7 +242,7 @@ class Recipe:
 
 
 def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
-    """The recipe with `name=value` settings applied; epochs that are asked for replace a number of updates."""
+    """Return the recipe with `name=value` settings applied; setting `train.epochs` unsets `train.updates`."""
     names = [setting.partition("=")[0].strip() for setting in settings]
-    more = ["train.updates=none"] if "train.epochs" in names and "train.updates" not in names else []
-    return override(recipe, [*settings, *more])
+    implied = ["train.updates=none"] if "train.epochs" in names and "train.updates" not in names else []
+    return override(recipe, [*settings, *implied])

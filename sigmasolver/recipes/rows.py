@@ -1,5 +1,5 @@
-"""Recipes by name: the paper's row of every task (tab:training-settings), other readings of its schedule, and baselines
-with the settings of their authors."""
+"""Recipes by name: the paper's row for every task (tab:training-settings), other readings of its schedule, and
+baselines with the settings of their authors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sigmasolver.tasks import CYLINDER, REALM, REALPDEBENCH, TASKS, Task
 __all__ = ["PAPER", "REALM_READINGS", "RECIPES", "RELEASED", "recipe_of", "register_task"]
 
 PAPER = TrainRecipe(validation=0.0)
-"""The whole training part trains, and the final weights are evaluated."""
-_REAL = (*REALPDEBENCH, CYLINDER)
-_MEASURED = replace(PAPER, updates=20_000, loss="squared")
-# A pass of REALM takes one window of each trajectory, at a random start.
-_REACTING = replace(PAPER, one_start=True, objective="pushforward", calls=2, loss="squared", weight_decay=0.0)
+"""All training trajectories are used for training, and the final weights are evaluated."""
+_REAL_TASKS = (*REALPDEBENCH, CYLINDER)
+_REAL_TRAINING = replace(PAPER, updates=20_000, loss="squared")
+# An epoch of REALM takes one window of each trajectory, at a random start.
+_REALM_TRAINING = replace(PAPER, one_start=True, objective="pushforward", calls=2, loss="squared", weight_decay=0.0)
 _ROWS: tuple[Recipe, ...] = (
     Recipe(TASKS["darcy"], ModelRecipe(), replace(PAPER, derivative=0.1)),
     Recipe(TASKS["ns2d"], ModelRecipe(width=256), replace(PAPER, batch=2, objective="teacher_forced")),
@@ -33,18 +33,20 @@ _ROWS: tuple[Recipe, ...] = (
         ModelRecipe(modes=6),
         replace(PAPER, epochs=100, batch=1, one_start=True, starts=12, weight_decay=1e-4),
     ),
-    *(Recipe(task, ModelRecipe(modes=8), _MEASURED) for task in _REAL),
-    Recipe(TASKS["ignit-hit"], ModelRecipe(depth=4, modes=32), replace(_REACTING, batch=26, updates=20_000)),
-    # An iteration of that benchmark is a pass over the trajectories: two updates at batch 12 of 24.
+    *(Recipe(task, ModelRecipe(modes=8), _REAL_TRAINING) for task in _REAL_TASKS),
+    Recipe(TASKS["ignit-hit"], ModelRecipe(depth=4, modes=32), replace(_REALM_TRAINING, batch=26, updates=20_000)),
+    # An iteration of that benchmark is an epoch over 24 trajectories: two updates at batch size 12.
     Recipe(
-        TASKS["evolve-jet"], ModelRecipe(width=256, depth=6, modes=48), replace(_REACTING, batch=12, updates=40_000)
+        TASKS["evolve-jet"],
+        ModelRecipe(width=256, depth=6, modes=48),
+        replace(_REALM_TRAINING, batch=12, updates=40_000),
     ),
 )
 
 
 @dataclass(frozen=True)
 class _Schedule:
-    """What public code does where the paper is silent."""
+    """Settings of the public code that the paper does not state."""
 
     task: str
     warmup: float
@@ -54,7 +56,7 @@ class _Schedule:
     weight_decay: float
 
     def applied(self, recipe: Recipe) -> Recipe:
-        settings = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "task"}
+        settings = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "task"}
         return replace(recipe, train=replace(recipe.train, **settings))
 
 
@@ -70,7 +72,7 @@ FactFormer's for the others. Transolver's NS2D agrees with the paper's row. The 
 _PAPER_ROWS = {recipe.task.name: recipe for recipe in _ROWS}
 
 
-def _check(name: str, entry: Any) -> Recipe:
+def _check_entry(name: str, entry: Any) -> Recipe:
     if isinstance(entry, Recipe | Task):
         return entry if isinstance(entry, Recipe) else Recipe(entry)
     raise ValueError(f'"{name}" must be a Task or a Recipe, not {type(entry).__name__}.')
@@ -80,11 +82,12 @@ RECIPES: Registry[Recipe] = Registry(
     "recipe",
     _PAPER_ROWS | {name: schedule.applied(_PAPER_ROWS[schedule.task]) for name, schedule in RELEASED.items()},
     "sigmasolver.tasks",
-    _check,
+    _check_entry,
     "sigmasolver.recipes.register_task",
 )
-"""By name: the paper's row of every task, other readings of its schedule, baselines with their authors' settings."""
-_T = ("model.width=128", "model.depth=8")
+"""Recipes by name: the paper's row for every task, other readings of its schedule, baselines with their authors'
+settings."""
+_DRIFT_NET = ("model.width=128", "model.depth=8")
 _UNET: dict[int, tuple[str, ...]] = {2: ("model.width=64",), 3: ("model.width=32",)}
 COMPARISON: dict[str, dict[int, tuple[str, ...]]] = {
     "unet": _UNET,
@@ -94,13 +97,14 @@ COMPARISON: dict[str, dict[int, tuple[str, ...]]] = {
         3: ("model.width=32", "model.depth=4", "model.modes=8"),
     },
     "ffno": {2: ("model.modes=16",), 3: ("model.modes=12",)},
-    "drift-net": {2: _T, 3: _T},
-    "drift-net-released": {2: _T, 3: _T},
+    "drift-net": {2: _DRIFT_NET, 3: _DRIFT_NET},
+    "drift-net-released": {2: _DRIFT_NET, 3: _DRIFT_NET},
     "eddyformer": {2: ("model.width=32",), 3: ("model.width=32", "model.depth=4", "model.heads=4")},
 }
 """Sizes of baselines that do not take width, depth, heads and modes of Transolver-σ, by the number of axes. DRIFT-Net
-has its official size on every task (tab:efficiency-settings); the paper does not say those of the others. F-FNO has its
-authors' 16 modes: the few of Transolver-σ, whose other half needs none, would cut it short."""
+has its official size on every task (tab:efficiency-settings); the paper does not state the others. F-FNO has its
+authors' 16 modes: the few modes of Transolver-σ, which relies on its physical operator for the remainder, would be too
+few for it."""
 FORMS = {
     ("darcy", "unet"): "unet-batchnorm",
     ("ns2d", "rno"): "rno-two-blocks",
@@ -108,18 +112,18 @@ FORMS = {
     ("it3d", "factformer"): "factformer-it3d",
     ("smoke3d", "factformer"): "factformer-smoke3d",
 }
-"""The form of a model that its source has for a task, by task and model: the norm of steady tasks, two Radon blocks,
-and FactFormer as released for each data set. `model.name` in the settings overrides it."""
+"""The variant of a model that its authors use for a task, by task and model: batch norm on steady tasks, two Radon
+blocks, and FactFormer as released for each data set. `model.name` in the settings overrides it."""
 PERIODIC = ("ns2d", "kf2d", "it3d")
 
 
 def register_task(name: str, task: Task | Recipe) -> None:
-    """Make a task of your own known by name: `recipe_of` and `sigmasolver train NAME` then find it.
+    """Register a task of your own by name, for use in `recipe_of` and `sigmasolver train NAME`.
 
     Args:
-        name: letters, digits, dots, hyphens and underscores; a name that is taken is refused.
-        task: a `sigmasolver.tasks.Task` (fields, grid, frames, split), trained with the default settings, or a whole
-            `Recipe`. A run keeps all of it, so that it can be loaded without the registration.
+        name: letters, digits, dots, hyphens and underscores; it must not be taken.
+        task: a `sigmasolver.tasks.Task` (fields, grid, frames, split), trained with the default settings, or a full
+            `Recipe`. A run stores all of it, so it can be loaded without the registration.
 
     Example:
         >>> import sigmasolver
@@ -134,38 +138,38 @@ def register_task(name: str, task: Task | Recipe) -> None:
 
 
 def recipe_of(name: str, model: str | None = None, seed: int = 42) -> Recipe:
-    """The recipe of this name (a task's name: the paper's row) with this seed, and with another model than its own."""
+    """Return the recipe of this name (for a task, the paper's row) with this seed, optionally for another model."""
     recipe = RECIPES.find(name)
     recipe = replace(recipe, train=replace(recipe.train, seed=seed))
-    return recipe if model in (None, recipe.model.name) else _compared(recipe, model)
+    return recipe if model in (None, recipe.model.name) else _with_model(recipe, model)
 
 
-def _compared(recipe: Recipe, model: str) -> Recipe:
-    """A recipe of Transolver-σ with another model, in its form for the task, at the size at which they are compared."""
+def _with_model(recipe: Recipe, model: str) -> Recipe:
+    """Replace the model of a recipe by the task's variant of another one, at the size used in comparisons."""
     axes = len(recipe.task.grid)
     settings = COMPARISON.get(model, {}).get(axes, ())
     if model == "ffno" and recipe.task.name in {task.name for task in REALM}:
-        settings = ()  # the rows of REALM keep as many modes as its own F-FNO
+        settings = ()  # REALM's own F-FNO has as many modes as these rows
     if model == "eddyformer" and recipe.task.name not in PERIODIC:
-        # It takes axes to be periodic unless it is told.
+        # EddyFormer assumes periodic axes by default.
         settings = (*settings, f"model.options.padding={('zeros',) * axes}")
     if model == "fno" and recipe.task.name == "it3d":
-        # 60 points would get zeros up to 64, and its authors pad only what is not periodic.
+        # The 60 points would be zero-padded to 64, but its authors pad only non-periodic axes.
         settings = (*settings, f"model.options.padding={('circular',) * axes}")
-    form = FORMS.get((recipe.task.name, model), model)
-    return override(replace(recipe, model=replace(recipe.model, name=form)), settings)
+    variant = FORMS.get((recipe.task.name, model), model)
+    return override(replace(recipe, model=replace(recipe.model, name=variant)), settings)
 
 
-_CONSTANT = (
+_CONSTANT_RATE = (
     "train.batch=16", "train.weight_decay=0", "train.warmup=0", "train.start_divisor=1", "train.final_divisor=1",
 )  # fmt: skip
-"""Adam at one rate, in the batches of EddyFormer."""
-_COSINE = ("train.warmup=0", "train.start_divisor=1", "train.final_divisor=1e12")
-"""From the largest rate at the first step down to nothing."""
+"""Adam at a constant learning rate, with EddyFormer's batch size."""
+_COSINE_DECAY = ("train.warmup=0", "train.start_divisor=1", "train.final_divisor=1e12")
+"""Cosine decay of the learning rate from its peak at the first step to almost zero."""
 
 
-def _pushed(calls: int, after: int, every: int) -> tuple[str, ...]:
-    """FactFormer's pushforward: late in the training, now and then, on its own answers."""
+def _pushforward(calls: int, after: int, every: int) -> tuple[str, ...]:
+    """Settings of FactFormer's pushforward: from step `after` on, in every `every`-th step."""
     return (
         "train.objective=pushforward", f"train.calls={calls}", f"train.push_after={after}", f"train.push_every={every}",
     )  # fmt: skip
@@ -191,15 +195,16 @@ _OFFICIAL: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("model.depth=3", "train.batch=8", "train.lr=8e-4", "train.derivative=0"),
     ),
     "kf2d-factformer-official": (
-        "kf2d-released", "factformer", ("model.depth=4", "train.lr=5e-4", *_pushed(calls=3, after=8000, every=3)),
+        "kf2d-released", "factformer", ("model.depth=4", "train.lr=5e-4", *_pushforward(calls=3, after=8000, every=3)),
     ),
     "it3d-factformer-official": (
         "it3d-released", "factformer-it3d",
-        ("model.depth=4", "train.lr=3e-4", *_pushed(calls=2, after=8000, every=2), "train.starts=6"),
+        ("model.depth=4", "train.lr=3e-4", *_pushforward(calls=2, after=8000, every=2), "train.starts=6"),
     ),
     "smoke3d-factformer-official": (
         "smoke3d-released", "factformer-smoke3d",
-        ("model.depth=3", "train.lr=3e-4", "train.batch=2", *_pushed(calls=2, after=10_000, every=3), "train.starts=8"),
+        ("model.depth=3", "train.lr=3e-4", "train.batch=2", *_pushforward(calls=2, after=10_000, every=3),
+         "train.starts=8"),
     ),
     "darcy-fno-official": (
         "darcy", "fno-original",
@@ -222,37 +227,38 @@ _OFFICIAL: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "ns2d-unet-official": ("ns2d", "unet", ("model.width=256",)),
     "kf2d-drift-net-official": (
         "kf2d", "drift-net-released",
-        ("train.batch=40", "train.lr=5e-5", "train.weight_decay=1e-6", "train.clip=5", *_COSINE),
+        ("train.batch=40", "train.lr=5e-5", "train.weight_decay=1e-6", "train.clip=5", *_COSINE_DECAY),
     ),
-    "kf2d-eddyformer-official": ("kf2d", "eddyformer-2d", ("model.width=32", "model.depth=10", *_CONSTANT)),
+    "kf2d-eddyformer-official": ("kf2d", "eddyformer-2d", ("model.width=32", "model.depth=10", *_CONSTANT_RATE)),
     "it3d-eddyformer-official": (
-        "it3d", "eddyformer-3d", ("model.width=32", "model.depth=4", "model.heads=4", *_CONSTANT),
+        "it3d", "eddyformer-3d", ("model.width=32", "model.depth=4", "model.heads=4", *_CONSTANT_RATE),
     ),
 }  # fmt: skip
-"""Baselines with the sizes and training settings of their authors, as far as a recipe can say them: by name the row
-that it starts from, the model, and what differs. The schedule is one cycle, but for EddyFormer, whose rate is constant,
-and DRIFT-Net, whose rate falls from the first step on. FactFormer's windows end where the futures of its pushforward
-do, as in its loaders. F-FNO sees one frame and learns from all pairs of frames; it is evaluated on the frames that the
-others predict. FNO does not use heads, but they must divide its width."""
+"""Baselines with the sizes and training settings of their authors, as far as a recipe can express them: by name the row
+to start from, the model, and the settings that differ. The schedule is one cycle, except for EddyFormer, whose learning
+rate is constant, and DRIFT-Net, whose rate decays from the first step. FactFormer's windows end where the futures of
+its pushforward do, as in its data loaders. F-FNO takes one frame and trains on all pairs of frames; it is evaluated on
+the frames that the others predict. FNO does not use heads, but they must divide its width."""
 RECIPES |= {name: changed(recipe_of(start, model), settings) for name, (start, model, settings) in _OFFICIAL.items()}
 _REALM_RELEASED = (
     "task.normaliser=box-cox-released", "train.objective=direct", "train.calls=1", "train.loss=absolute",
     "train.shared_start=true", "train.checks=400", "train.keep=best",
 )  # fmt: skip
 REALM_READINGS: dict[str, tuple[str, tuple[str, ...]]] = {
-    # One call a step; starts 0 to T - 3, as if there were two.
+    # One call per step; starts 0 to T - 3, as if there were two calls.
     "ignit-hit-released": ("ignit-hit", (*_REALM_RELEASED, "train.starts=28")),
     "evolve-jet-released": ("evolve-jet", (*_REALM_RELEASED, "train.starts=38")),
     "evolve-jet-20k-updates": ("evolve-jet", ("train.updates=20000",)),
     "ignit-hit-coordinates": ("ignit-hit", ("model.options.positions=distances-proportional",)),
     "evolve-jet-coordinates": ("evolve-jet", ("model.options.positions=distances-proportional",)),
 }
-"""Other readings of REALM's protocol: by name the row that it starts from, and what differs. "released" trains as the
-public code does, "20k-updates" takes an iteration as one update, "coordinates" gives the model x and y beside the
-fields, as the benchmark does. docs/realm.md says more."""
+"""Other readings of REALM's protocol: by name the row to start from, and the settings that differ. "released" trains as
+the public code does, "20k-updates" counts an iteration as one update, "coordinates" gives the model x and y in addition
+to the fields, as the benchmark does. See docs/realm.md."""
 RECIPES |= {name: changed(recipe_of(start), settings) for name, (start, settings) in REALM_READINGS.items()}
-_ADAM = (
-    "train.weight_decay=0", *_COSINE, "train.keep=best", "train.check=rmse", "train.checks=50", "train.validation=0.1",
+_REALPDEBENCH_TRAINING = (
+    "train.weight_decay=0", *_COSINE_DECAY, "train.keep=best", "train.check=rmse", "train.checks=50",
+    "train.validation=0.1",
 )  # fmt: skip
 _FNO = ("model.width=128", "model.depth=4", "model.modes=16")  # 4, 16, 16 modes in time, height and width
 _TRANSOLVER = ("model.width=256", "model.depth=1", "model.slices=16", "model.options.expansion=4")
@@ -261,16 +267,17 @@ BENCHMARK: dict[str, tuple[tuple[str, ...], dict[str, tuple[int, float, int]]]] 
     "fno": (_FNO, {"": (32, 1e-4, 4_000), "fsi": (32, 1e-2, 5_000), "combustion": (64, 1e-2, 2_000)}),
     "transolver": (_TRANSOLVER, {"": (16, 1e-3, 5_000)}),
 }
-"""How RealPDEBench itself trains its models, as `TASK-benchmark-MODEL`: by model its size, and batch, learning rate and
-updates of every task ("") but those named. Adam, squared error, a cosine from the first step on, weights of the least
-RMSE in 50 checks. FNO and Transolver have its widths, depths, modes and slices, the U-Net our own size. Its networks
-take time as a third axis, these take frames as channels, so that FNO's four modes in time have no counterpart."""
+"""RealPDEBench's own training settings, as `TASK-benchmark-MODEL`: for each model its size, and batch size, learning
+rate and updates of the tasks named, or else of all (""). Adam, squared error, cosine decay from the first step, weights
+with the lowest RMSE in 50 checks. FNO and Transolver have its widths, depths, modes and slices, the U-Net our own size.
+Its networks take time as a third axis, these take frames as channels, so FNO's four modes in time have no
+counterpart."""
 RECIPES |= {
     f"{task.name}-benchmark-{model}": changed(
         recipe_of(task.name, model),
-        (*size, *_ADAM, f"train.batch={batch}", f"train.lr={lr}", f"train.updates={updates}"),
+        (*size, *_REALPDEBENCH_TRAINING, f"train.batch={batch}", f"train.lr={lr}", f"train.updates={updates}"),
     )
-    for task in _REAL
+    for task in _REAL_TASKS
     for model, (size, rows) in BENCHMARK.items()
     for batch, lr, updates in [rows.get(task.name, rows[""])]
 }
@@ -279,17 +286,17 @@ READINGS: dict[str, tuple[str, ...]] = {
     "real-normaliser": ("task.normaliser=channel",),
     "numerical-normaliser": ("task.normaliser=numerical",),
 }
-"""What the paper leaves open for every task of RealPDEBench, as `TASK-READING`; docs/decisions.md has them all."""
+"""Choices that the paper leaves open for every task of RealPDEBench, as `TASK-READING`; see docs/decisions.md."""
 RECIPES |= {
     f"{task.name}-{reading}": changed(RECIPES[task.name], settings)
-    for task in _REAL
+    for task in _REAL_TASKS
     for reading, settings in READINGS.items()
 }
 RECIPES |= {
     f"{task.name}-full-grid": changed(
         RECIPES[task.name], (f"task.grid={tuple(2 * points for points in task.grid)}", "task.space_stride=1")
     )
-    for task in _REAL
+    for task in _REAL_TASKS
 }
 RECIPES |= {
     "controlled-cylinder-20": changed(

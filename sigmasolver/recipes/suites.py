@@ -1,4 +1,4 @@
-"""Sets of trainings by name: the paper's tables and figures, a comparison, the ledger."""
+"""Suites of trainings by name: the paper's tables and figures, a comparison, the ledger."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ EFFICIENCY = ("hpm-frozen", "drift-net", "factformer", "transolver", "transolver
 """The models of tab:efficiency-settings; HPM stores its bases, as measured there."""
 SUITES: dict[str, Callable[[], dict[str, Recipe]]] = {
     "main": lambda: (
-        _each((task.name for task in CANONICAL), COMPARED)
-        | _each((task.name for task in (*REALPDEBENCH, *REALM)), ("transolver-sigma",))
+        _runs((task.name for task in CANONICAL), COMPARED)
+        | _runs((task.name for task in (*REALPDEBENCH, *REALM)), ("transolver-sigma",))
     ),
-    "counterparts": lambda: _each(DYNAMIC, ("transolver-sigma", *COUNTERPARTS)),
+    "counterparts": lambda: _runs(DYNAMIC, ("transolver-sigma", *COUNTERPARTS)),
     "counterparts-matched": lambda: (
-        _each(DYNAMIC, ("transolver-sigma",)) | _each(DYNAMIC, COUNTERPARTS, "matched", _matched)
+        _runs(DYNAMIC, ("transolver-sigma",)) | _runs(DYNAMIC, COUNTERPARTS, "matched", _at_matched_width)
     ),
-    "ablations": lambda: _each(("darcy", "ns2d", "smoke3d"), ABLATIONS),
-    "slice-updates": lambda: _each(("darcy", "ns2d"), SLICE_UPDATES),
+    "ablations": lambda: _runs(("darcy", "ns2d", "smoke3d"), ABLATIONS),
+    "slice-updates": lambda: _runs(("darcy", "ns2d"), SLICE_UPDATES),
     "scaling": lambda: _scaling(),
     "efficiency": lambda: _efficiency(),
-    "comparison": lambda: _each(["kf2d"], COMPARED, "1000-updates", _short, SEEDS[:2]),
+    "comparison": lambda: _runs(["kf2d"], COMPARED, "1000-updates", _short, SEEDS[:2]),
     "cost": lambda: _cost(),
     "ledger": lambda: _ledger(),
     "factors": lambda: _factors(),
@@ -52,38 +52,38 @@ SUITES: dict[str, Callable[[], dict[str, Recipe]]] = {
 tab:realpdebench-results and tab:realm-results, fig:rollout-comparison (counterparts at full width, and at the width
 nearest to the parameters of Transolver-σ), tab:ablation-components, tab:slice-attention-analysis, fig:darcy-scaling,
 app:efficiency-measurements. "comparison" trains all models of the main table on KF2D for a thousand updates, "cost"
-four of them for three numbers of updates, to draw the error over the time of a training, "ledger" holds trainings at
-the paper's budgets in the order in which they are run, and "factors" changes one setting of KF2D at a time, at a
-quarter of its budget."""
+four of them for three numbers of updates, to plot the error over the training time, "ledger" contains trainings at the
+paper's budgets in the order in which they are run, and "factors" changes one setting of KF2D at a time, at a quarter of
+its budget."""
 
 
 def suite_of(name: str) -> dict[str, Recipe]:
-    """The recipes of a suite, by the name of their runs, in the order in which they are trained."""
+    """Return the recipes of a suite by run name, in training order."""
     return lookup(SUITES, name, "suite")()
 
 
-def _each(
+def _runs(
     tasks: Iterable[str],
     models: Iterable[str],
     label: str = "",
     change: Callable[[Recipe], Recipe] = lambda recipe: recipe,
     seeds: Sequence[int] = SEEDS,
 ) -> dict[str, Recipe]:
-    """Every task with every model and seed; `label` tells the runs of a changed recipe from others."""
+    """Return every task with every model and seed; `label` marks the runs of a changed recipe."""
     return {
         "-".join(filter(None, (task, model, label, str(seed)))): change(recipe_of(task, model, seed))
         for task, model, seed in itertools.product(tasks, tuple(models), seeds)
     }
 
 
-def _matched(recipe: Recipe) -> Recipe:
-    """At the width that comes nearest to the parameters of Transolver-σ at the recipe's own width."""
+def _at_matched_width(recipe: Recipe) -> Recipe:
+    """Set the width whose parameter count is nearest to that of Transolver-σ at the recipe's width."""
     width = _matched_width(recipe.model.name, recipe.model.config(recipe.task))
     return replace(recipe, model=replace(recipe.model, width=width))
 
 
 _matched_width = cache(matched_width)
-"""Builds a dozen models; the rows of the suites that differ in their seed ask for the same width."""
+"""Cached, because it builds a dozen models, and recipes that differ only in their seed have the same width."""
 
 
 def _bf16(recipe: Recipe) -> Recipe:
@@ -95,50 +95,50 @@ def _short(recipe: Recipe, updates: int = 1000) -> Recipe:
 
 
 def _cost() -> dict[str, Recipe]:
-    """Trainings of different lengths, each with a schedule of its own."""
+    """Trainings of different lengths, each with its own schedule."""
     models = ("transolver-sigma", "transolver", "ffno", "fno")
     return {
         name: recipe
         for updates in (500, 1500, 4500)
-        for name, recipe in _each(
+        for name, recipe in _runs(
             ["kf2d"], models, f"{updates}-updates", partial(_short, updates=updates), SEEDS[:1]
         ).items()
     }
 
 
 def _ledger() -> dict[str, Recipe]:
-    """The paper's budget unless the label says otherwise: `quarter` is a quarter of its updates, `matched` a width with
-    the parameters of Transolver-σ."""
+    """Trainings at the paper's budget unless the label says otherwise: `quarter` is a quarter of its updates, `matched`
+    a width with the parameter count of Transolver-σ."""
 
-    def each(
+    def runs(
         task: str,
         models: Sequence[str],
         label: str = "",
         settings: Sequence[str] = (),
         seeds: Sequence[int] = SEEDS[:1],
-        sized: Callable[[Recipe], Recipe] = lambda recipe: recipe,
+        resize: Callable[[Recipe], Recipe] = lambda recipe: recipe,
     ) -> dict[str, Recipe]:
         label = "-".join(filter(None, ("bf16", label)))
-        return _each([task], models, label, lambda one: changed(sized(_bf16(one)), settings), seeds)
+        return _runs([task], models, label, lambda recipe: changed(resize(_bf16(recipe)), settings), seeds)
 
     with_counterparts = ("transolver-sigma", *COUNTERPARTS)
     label, improved = "-".join(IMPROVED), sum((FACTORS[name] for name in IMPROVED), start=())
     quarter = (f"train.updates={QUARTER}",)
-    # A fifth or a twentieth of the cases, which a disk of 64 GB holds, and a few per cent of the updates.
+    # A fifth or a twentieth of the cases, which fit on a disk of 64 GB, and a few per cent of the updates.
     reduced = ("task.train=100", "task.test=20", "train.updates=2500")
     return {
-        **each("darcy", ["transolver-sigma"], seeds=SEEDS),
-        **each("darcy", [*COUNTERPARTS, "transolver", "linearno", "ffno"]),
-        **each("kf2d", ["transolver-sigma"], label, improved, SEEDS),
-        **each("kf2d", with_counterparts, f"{label}-quarter", (*improved, *quarter)),
-        **each("kf2d", COUNTERPARTS, f"{label}-quarter-matched", (*improved, *quarter), sized=_matched),
-        **each("kf2d", ["eddyformer", "drift-net", "factformer"], "clip-1-quarter", (*FACTORS["clip-1"], *quarter)),
-        **each("kf2d", ["transolver-sigma"]),
-        **each("ns2d", with_counterparts, "25-epochs", ("train.epochs=25",)),
-        **each("ns2d", [*ABLATIONS, *SLICE_UPDATES], "10-epochs", ("train.epochs=10",)),
-        **each("ns2d", ["transolver-sigma"]),
-        **each("it3d", with_counterparts, "100-cases-2500-updates", reduced),
-        **each("smoke3d", with_counterparts, "100-cases-2500-updates", reduced),
+        **runs("darcy", ["transolver-sigma"], seeds=SEEDS),
+        **runs("darcy", [*COUNTERPARTS, "transolver", "linearno", "ffno"]),
+        **runs("kf2d", ["transolver-sigma"], label, improved, SEEDS),
+        **runs("kf2d", with_counterparts, f"{label}-quarter", (*improved, *quarter)),
+        **runs("kf2d", COUNTERPARTS, f"{label}-quarter-matched", (*improved, *quarter), resize=_at_matched_width),
+        **runs("kf2d", ["eddyformer", "drift-net", "factformer"], "clip-1-quarter", (*FACTORS["clip-1"], *quarter)),
+        **runs("kf2d", ["transolver-sigma"]),
+        **runs("ns2d", with_counterparts, "25-epochs", ("train.epochs=25",)),
+        **runs("ns2d", [*ABLATIONS, *SLICE_UPDATES], "10-epochs", ("train.epochs=10",)),
+        **runs("ns2d", ["transolver-sigma"]),
+        **runs("it3d", with_counterparts, "100-cases-2500-updates", reduced),
+        **runs("smoke3d", with_counterparts, "100-cases-2500-updates", reduced),
     }
 
 
@@ -155,38 +155,38 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "ema": ("train.ema=0.999",),
     "float32": ("train.precision=float32",),
 }
-"""What may hold the error of KF2D up, by the settings that change it; "base" is the row of the ledger, and "released"
-has the schedule and clipping of the public code."""
+"""Settings that may affect the error on KF2D, one factor each; "base" is the row of the ledger, and "released" has the
+schedule and clipping of the public code."""
 IMPROVED = ("circular", "clip-1")
-"""The settings of `FACTORS` with which the ledger trains KF2D: each of them alone lowered the error on the test split,
-with one seed."""
+"""The settings of `FACTORS` with which the ledger trains KF2D: each of them alone lowered the test error, with one
+seed."""
 
 
 def factor_settings() -> dict[str, str]:
-    """What each run of the suite "factors" changes, by its name."""
-    settings = {name: ", ".join(each) or "nothing" for name, each in FACTORS.items()}
+    """Return the settings that each run of the suite "factors" changes, by run name."""
+    settings = {name: ", ".join(changes) or "nothing" for name, changes in FACTORS.items()}
     settings["released"] = "schedule, clipping and weight decay of the public code"
-    return {_factor(name): setting for name, setting in settings.items()}
+    return {_factor_run_name(name): setting for name, setting in settings.items()}
 
 
-def _factor(name: str) -> str:
+def _factor_run_name(name: str) -> str:
     return f"kf2d-quarter-{name}-42"
 
 
 def _factors() -> dict[str, Recipe]:
-    """A quarter of the paper's updates, with a schedule of that length."""
+    """Trainings with a quarter of the paper's updates, and a schedule of that length."""
     base = _bf16(recipe_of("kf2d"))
     quarter = replace(base, train=replace(base.train, updates=QUARTER))
     rows = {name: changed(quarter, settings) for name, settings in FACTORS.items()}
     rows["released"] = RELEASED["kf2d-released"].applied(quarter)
-    return {_factor(name): recipe for name, recipe in rows.items()}
+    return {_factor_run_name(name): recipe for name, recipe in rows.items()}
 
 
 def _scaling() -> dict[str, Recipe]:
     """Three sweeps on Darcy flow, each with its own fixed settings."""
     base = recipe_of("darcy")
     longer, shorter = replace(base.train, epochs=200), replace(base.train, epochs=100)
-    wide = replace(base.task, space_stride=2, grid=(211, 211), train=3000)
+    wide_task = replace(base.task, space_stride=2, grid=(211, 211), train=3000)
     return {
         **{
             f"darcy-data-{cases}": replace(base, task=replace(base.task, train=cases), train=longer)
@@ -200,7 +200,7 @@ def _scaling() -> dict[str, Recipe]:
         },
         **{
             f"darcy-width-{width}": replace(
-                base, task=wide, model=replace(base.model, width=width, slices=128, modes=8), train=shorter
+                base, task=wide_task, model=replace(base.model, width=width, slices=128, modes=8), train=shorter
             )
             for width in (32, 64, 128, 192, 256)
         },

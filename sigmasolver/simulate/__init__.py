@@ -1,4 +1,4 @@
-"""Simulators of the benchmark data: five tasks and a small one for a first run, each a row of parameters."""
+"""Simulators of the benchmark data: five tasks and a small demo, each a set of parameters."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ SIMULATORS: dict[str, Simulator] = {
 
 
 def simulator_of(task: str) -> Simulator:
-    """The simulator that makes this task's data, with the paper's parameters."""
+    """Return the simulator of this task's data, with the paper's parameters."""
     return lookup(SIMULATORS, task, "simulator")

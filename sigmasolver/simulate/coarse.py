@@ -1,7 +1,7 @@
-"""The solver as a baseline: the cases of a seed solved on a grid of choice, and the cost of one case.
+"""The numerical solver as a baseline: the cases of a seed solved on any grid, and the cost of one case.
 
-A surrogate on a coarse grid must not be compared with the solver's fine grid alone: the solver on the surrogate's own
-grid costs far less, and has an error too. On a coarser grid a flow also takes longer time steps, at the same Courant
+A surrogate on a coarse grid must not be compared with the solver on its fine grid only: on the surrogate's own grid the
+solver costs far less, and has an error too. On a coarser grid a flow also takes longer time steps, at the same Courant
 number.
 """
 
@@ -22,8 +22,8 @@ from sigmasolver.simulate.vorticity import Vorticity
 
 __all__ = ["Work", "coarse_work", "finer_grid", "full_work"]
 
-FINER = 1.2
-"""From one grid to the next, in points a side."""
+REFINEMENT = 1.2
+"""Ratio from one grid to the next, in points per side."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,16 @@ class Work:
 
     grid: tuple[int, ...]
     call: Callable[[], torch.Tensor]
-    """Returns frames `(B, frames, *grid)`; of `coarse_work` at the points of the model."""
+    """Returns frames `(B, frames, *grid)`; for `coarse_work`, at the points of the model."""
 
 
 def full_work(
     simulator: Simulator, seed: int, index: int, frames: int, device: torch.device | str = "cpu"
 ) -> Work | None:
-    """One case on the grid that the truth was computed on, for so many stored frames of a flow; None where this
-    simulator is not known here.
+    """Solve one case on the grid of the ground truth, with this number of stored frames for a flow; None if the
+    simulator is not supported here.
 
-    Of a flow only what follows the given frames counts, neither the burn-in nor the history; it starts anywhere,
+    For a flow only the forecast frames count, neither the burn-in nor the history; the starting point does not matter,
     because all steps cost the same.
     """
     if isinstance(simulator, Darcy):
@@ -62,12 +62,12 @@ def coarse_work(
     time_stride: int,
     grid: int,
 ) -> Work | None:
-    """The first cases of a seed on `grid` points a side, at the model's `points` along each axis; None where this
-    simulator is not known here.
+    """Solve the first cases of a seed on `grid` points per side, with the result at the model's `points` along each
+    axis; None if the simulator is not supported here.
 
-    Darcy: `start` only tells how many cases and where; the coefficient is sampled at the cell centres of the coarse
-    grid, and the pressure interpolated to `points`. A flow goes on from the vorticity `start` (B, n, n), given on any
-    number of points a side.
+    Darcy: `start` only sets the number of cases and the device; the coefficient is sampled at the cell centres of the
+    coarse grid, and the pressure is interpolated to `points`. A flow continues from the vorticity `start` (B, n, n),
+    with any number of points per side.
     """
     if isinstance(simulator, Darcy):
         fine = simulator.coefficient(seed, range(len(start)), start.device)
@@ -84,7 +84,7 @@ def coarse_work(
 
         return Work((grid, grid), pressure)
     if isinstance(simulator, Vorticity):
-        steps = math.ceil(simulator.interval / simulator.step * grid / simulator.grid - 1e-6)  # whole ones stay whole
+        steps = math.ceil(simulator.interval / simulator.step * grid / simulator.grid - 1e-6)  # tolerates round-off
         coarse = replace(
             simulator,
             grid=grid,
@@ -93,17 +93,17 @@ def coarse_work(
             burn_in=0.0,
             frames=leads * time_stride,
         )
-        initial, finer = resample(start.double(), grid), math.ceil(grid / len(points))
+        initial, factor = resample(start.double(), grid), math.ceil(grid / len(points))
 
         def vorticity() -> torch.Tensor:
             frames = coarse.evolve(initial)[:, time_stride - 1 :: time_stride]
-            return resample(frames, finer * len(points))[..., ::finer, ::finer]
+            return resample(frames, factor * len(points))[..., ::factor, ::factor]
 
         return Work((grid, grid), vorticity)
     return None
 
 
 def finer_grid(simulator: Simulator, grid: int) -> int:
-    """The next grid to try; for a flow one whose Fourier transforms are quick."""
-    finer = math.ceil(FINER * grid)
-    return next_fast_len(finer, real=True) if isinstance(simulator, Vorticity) else finer
+    """Return the next grid to try; for a flow, one with fast Fourier transforms."""
+    refined = math.ceil(REFINEMENT * grid)
+    return next_fast_len(refined, real=True) if isinstance(simulator, Vorticity) else refined

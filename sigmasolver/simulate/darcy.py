@@ -2,14 +2,14 @@
 
     -∇·(a ∇u) = f on (0,1)²,  u = 0 on the boundary,  a = high where a Gaussian field is >= 0, else low.
 
-    a  coefficient (permeability)     u  pressure     f  source     K  points a side     h = 1/(K-1)
+    a  coefficient (permeability)     u  pressure     f  source     K  points per side     h = 1/(K-1)
 
-1. a at the K×K cell centres (i+1/2)/K goes to the K×K nodes i/(K-1) by a not-a-knot cubic spline. It
-   overshoots at the interfaces, so node values are clipped to [low, high]: well below a percent in u (a test
-   holds it), and the matrix stays positive definite.
+1. a is interpolated from the K×K cell centres (i+1/2)/K to the K×K nodes i/(K-1) by a not-a-knot cubic spline.
+   It overshoots at the interfaces, so node values are clipped to [low, high]: this changes u by well below a
+   percent (a test checks it), and keeps the matrix positive definite.
 2. Five-point flux form on the interior nodes, face coefficient = mean of its two nodes.
-3. u goes back to the cell centres by the same kind of spline: its outermost rows lie half a cell from the
-   wall and are not zero.
+3. u is interpolated back to the cell centres by the same kind of spline: its outermost rows lie half a cell
+   from the wall and are not zero.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ import torch
 from sigmasolver.data.layout import Layout
 from sigmasolver.settings import check_types
 from sigmasolver.simulate.random_fields import neumann_field, white_noise
-from sigmasolver.simulate.simulator import Simulator, Tick, generator, tiled
+from sigmasolver.simulate.simulator import Simulator, Tick, generator, map_samples
 
 __all__ = ["Darcy", "interpolation", "solve"]
 
 
-def interpolation(known: np.ndarray, wanted: np.ndarray) -> torch.Tensor:
-    """The matrix of the not-a-knot cubic spline from values at `known` to values at `wanted`, float64."""
+def interpolation(nodes: np.ndarray, points: np.ndarray) -> torch.Tensor:
+    """Return the matrix of the not-a-knot cubic spline from values at `nodes` to values at `points`, float64."""
     from scipy.interpolate import make_interp_spline
 
-    return torch.from_numpy(make_interp_spline(known, np.eye(len(known)), k=3)(wanted))
+    return torch.from_numpy(make_interp_spline(nodes, np.eye(len(nodes)), k=3)(points))
 
 
 @lru_cache(maxsize=8)
-def _splines(grid: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _spline_matrices(grid: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Matrices of the splines centres -> nodes and nodes -> centres along one axis, float64 `(K, K)`."""
     centres = (np.arange(grid) + 0.5) / grid
     nodes = np.linspace(0, 1, grid)
@@ -47,7 +47,7 @@ def _splines(grid: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @lru_cache(maxsize=8)
-def _sines(grid: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _sine_basis(grid: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Eigenvectors (symmetric, orthonormal) and eigenvalues of -h² × the five-point Laplacian, float64."""
     mode = torch.arange(1, grid - 1, dtype=torch.float64)
     vectors = math.sqrt(2 / (grid - 1)) * torch.sin(math.pi / (grid - 1) * mode[:, None] * mode)
@@ -62,17 +62,17 @@ def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def solve(
     nodes: torch.Tensor, source: torch.Tensor | float, tolerance: float = 1e-10, iterations: int = 500
 ) -> torch.Tensor:
-    """Pressure `(B, K, K)` at the nodes, zero on the boundary, from the coefficient `(B, K, K)` at the nodes.
+    """Compute the pressure `(B, K, K)` at the nodes, zero on the boundary, from the coefficient `(B, K, K)` there.
 
     `source` is a number or interior node values `(B, K-2, K-2)`. Conjugate gradients, preconditioned by the
     exact constant-coefficient solve in the sine basis, until each residual is below `tolerance` times its
-    right-hand side. The sine transform is a dense product: at these sizes cheap, and simpler than a Fourier
+    right-hand side. The sine transform is a dense product: cheap at these sizes, and simpler than a Fourier
     transform of twice the length. The number of iterations depends on the contrast, not on K.
     """
     K = nodes.shape[-1]
     rows = (nodes[:, 1:, 1:-1] + nodes[:, :-1, 1:-1]) / 2
     columns = (nodes[:, 1:-1, 1:] + nodes[:, 1:-1, :-1]) / 2
-    vectors, values = (table.to(nodes) for table in _sines(K))
+    vectors, values = (table.to(nodes) for table in _sine_basis(K))
 
     def stiffness(p: torch.Tensor) -> torch.Tensor:
         q = torch.nn.functional.pad(p, (1, 1, 1, 1))
@@ -85,15 +85,15 @@ def solve(
 
     u = nodes.new_zeros(len(nodes), K - 2, K - 2)
     r = u + source / (K - 1) ** 2
-    goal = tolerance**2 * _dot(r, r)
+    target = tolerance**2 * _dot(r, r)
     p = z = precondition(r)
     rz = _dot(r, z)
     for _ in range(iterations + 1):
-        active = ~(_dot(r, r) <= goal)
+        active = ~(_dot(r, r) <= target)
         if not bool(active.any()):
             return torch.nn.functional.pad(u, (1, 1, 1, 1))
         Ap = stiffness(p)
-        # A finished sample takes steps of exactly zero: it does not depend on how long its batch mates need.
+        # A converged sample takes steps of exactly zero, so it does not depend on the other samples of its batch.
         alpha = torch.where(active, rz / _dot(p, Ap), 0)
         u = u + alpha * p
         r = r - alpha * Ap
@@ -133,7 +133,7 @@ class Darcy(Simulator):
 
     def __post_init__(self) -> None:
         check_types(self)
-        for good, sentence in (
+        for valid, message in (
             (self.grid >= 5, f"grid must be at least 5, not {self.grid}"),
             (0 < self.low <= self.high, "low and high must satisfy 0 < low <= high"),
             (self.field_smoothness > 1, f"field_smoothness must exceed 1, not {self.field_smoothness}"),
@@ -141,8 +141,8 @@ class Darcy(Simulator):
             (0 < self.tolerance < 1, f"tolerance must lie between 0 and 1, not {self.tolerance}"),
             (self.iterations >= 1, f"iterations must be at least 1, not {self.iterations}"),
         ):
-            if not good:
-                raise ValueError(f"{sentence}.")
+            if not valid:
+                raise ValueError(f"{message}.")
 
     @property
     def layout(self) -> Layout:
@@ -156,23 +156,23 @@ class Darcy(Simulator):
         )
 
     def batch_size(self, device: torch.device | str = "cpu") -> int:
-        """On a GPU some 15 float64 vectors per sample, about 4 GB in all."""
+        """On a GPU about 15 float64 vectors per sample, some 4 GB in total."""
         return (
             2 * torch.get_num_threads() if torch.device(device).type == "cpu" else max(1, 200 * 421**2 // self.grid**2)
         )
 
     def coefficient(self, seed: int, indices: Sequence[int], device: torch.device | str = "cpu") -> torch.Tensor:
-        """The two-phase coefficient at the cell centres, `(B, grid, grid)` float64."""
+        """Return the two-phase coefficient at the cell centres, `(B, grid, grid)` float64."""
         noise = white_noise([generator(self.name, seed, index) for index in indices], self.grid, device)
         field = neumann_field(noise, self.field_smoothness, self.field_shift)
         return self.low + (self.high - self.low) * (field >= 0).double()
 
     def pressure(self, coefficient: torch.Tensor, tick: Tick | None = None) -> torch.Tensor:
-        """Pressure from the coefficient, both at the cell centres, `(B, grid, grid)` float64."""
-        return tiled(lambda tile, tick: self._pressure(tile), coefficient, tick)
+        """Compute the pressure from the coefficient, both at the cell centres, `(B, grid, grid)` float64."""
+        return map_samples(lambda tile, tick: self._pressure(tile), coefficient, tick)
 
     def _pressure(self, coefficient: torch.Tensor) -> torch.Tensor:
-        to_nodes, to_centres = (table.to(coefficient) for table in _splines(self.grid))
+        to_nodes, to_centres = (table.to(coefficient) for table in _spline_matrices(self.grid))
         nodes = to_nodes @ coefficient @ to_nodes.T
         if self.clip:
             nodes = nodes.clamp(self.low, self.high)

@@ -1,7 +1,7 @@
-"""A simulator's trajectories, kept (`generate` fills a store) or made when asked for (`Stream`).
+"""Trajectories of a simulator, written to a store (`generate`) or simulated on access (`Stream`).
 
-Trajectory i depends on (simulator, parameters, seed, i) only, so both give the same float32 values, and a
-generation that was interrupted continues where its store ends.
+Trajectory i depends only on (simulator, parameters, seed, i), so both give the same float32 values, and an
+interrupted generation continues where its store ends.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from sigmasolver.simulate.simulator import Simulator, Tick
 __all__ = ["Generated", "Progress", "Stream", "generate", "header_of"]
 
 Progress: TypeAlias = Callable[[int, int, float], None]
-"""Called with the trajectories done, the trajectories wanted, and the fraction done of the present batch."""
+"""Called with the number of trajectories done, their total number, and the fraction done of the current batch."""
 
 
 @dataclass(frozen=True)
 class Generated:
-    """What a generation did."""
+    """Result of a generation."""
 
     path: Path
     count: int
     present: int
-    """How many of the trajectories were there before."""
+    """Number of trajectories that existed before."""
     fingerprint: str
 
 
@@ -49,10 +49,10 @@ def generate(
     dtype: str = "float32",
     progress: Progress | None = None,
 ) -> Generated:
-    """Trajectories 0 to `count` - 1 of this seed into the store at `path`, continuing what is already there.
+    """Simulate trajectories 0 to `count` - 1 of this seed into the store at `path`, continuing an unfinished one.
 
-    One batch is written while the next is simulated. Batches begin at multiples of the batch size also when a
-    store is continued, so that a device whose rounding depends on the batch repeats itself.
+    One batch is written while the next is simulated. Batches start at multiples of the batch size even when a
+    store is continued, so that results are reproducible on a device whose round-off depends on the batch.
     """
     header, size = header_of(simulator, seed, dtype), simulator.batch_size(device)
     with Writer(path, header, count) as writer, ThreadPoolExecutor(1) as pool:
@@ -63,11 +63,11 @@ def generate(
             if progress is not None:
                 progress(done, count, 0.0)
             indices = range(start, min(start + size, count))
-            batch = _batch(simulator, seed, indices, device, _ticker(progress, done, count))
-            fresh = batch[done - start :].cpu().numpy()
+            batch = _simulate_batch(simulator, seed, indices, device, _batch_tick(progress, done, count))
+            new = batch[done - start :].cpu().numpy()
             if writing is not None:
                 writing.result()
-            writing = pool.submit(writer.append, fresh)
+            writing = pool.submit(writer.append, new)
             done = indices[-1] + 1
         if writing is not None:
             writing.result()
@@ -77,9 +77,9 @@ def generate(
 
 
 class Stream:
-    """The trajectories of a seed, simulated when asked for: by index, in batches, or one after another.
+    """The trajectories of a seed, simulated on access: by index, in batches, or by iteration.
 
-    Endless without `count`; with it a sequence of that length.
+    Endless without `count`, otherwise a sequence of that length.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Stream:
 
     @property
     def batch_size(self) -> int:
-        """How many trajectories are made together."""
+        """Number of trajectories simulated together."""
         return self.simulator.batch_size(self.device)
 
     def __len__(self) -> int:
@@ -109,23 +109,23 @@ class Stream:
         return self.batch([index])[0]
 
     def batch(self, indices: Sequence[int]) -> torch.Tensor:
-        """These trajectories together, `(len(indices), frames, *grid, fields)`."""
+        """Simulate these trajectories as one batch, `(len(indices), frames, *grid, fields)`."""
         indices = [operator.index(index) for index in indices]
         if self.count is not None:
             indices = [range(self.count)[index] for index in indices]
         elif min(indices, default=0) < 0:
             raise IndexError("an endless stream has no last trajectory to count back from")
-        return _batch(self.simulator, self.seed, indices, self.device, None)
+        return _simulate_batch(self.simulator, self.seed, indices, self.device, None)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """Trajectories 0, 1, 2, … one by one, simulated a batch at a time."""
+        """Yield trajectories 0, 1, 2, … one by one, simulated a batch at a time."""
         size = self.batch_size
         for start in endless(0, size) if self.count is None else range(0, self.count, size):
             stop = start + size if self.count is None else min(start + size, self.count)
             yield from self.batch(range(start, stop))
 
 
-def _batch(
+def _simulate_batch(
     simulator: Simulator, seed: int, indices: Sequence[int], device: torch.device | str, tick: Tick | None
 ) -> torch.Tensor:
     batch = simulator.simulate(seed, indices, device, tick)
@@ -136,12 +136,12 @@ def _batch(
     return batch
 
 
-def _ticker(progress: Progress | None, done: int, count: int) -> Tick | None:
+def _batch_tick(progress: Progress | None, done: int, count: int) -> Tick | None:
     return None if progress is None else lambda fraction: progress(done, count, fraction)
 
 
 def header_of(simulator: Simulator, seed: int, dtype: str = "float32") -> Header:
-    """The header of what this simulator makes from this seed; its parameters are its dataclass fields."""
+    """Return the header of this simulator's data for this seed; the parameters are its dataclass fields."""
     if not dataclasses.is_dataclass(simulator):
         raise TypeError(f"{type(simulator).__name__} must be a frozen dataclass, so that its parameters can be stored")
     parameters = json.loads(canonical(dataclasses.asdict(simulator)))

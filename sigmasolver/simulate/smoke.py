@@ -2,12 +2,12 @@
 
     ∂ρ/∂t + u·∇ρ = 0,    ∂u/∂t + u·∇u = −∇p + ν Δu + b ρ e_z,    ∇·u = 0,    u = 0 on the walls
 
-Letters: ρ density, u velocity, p pressure, ν viscosity, b buoyancy, N cells an axis. A velocity is an array
+Letters: ρ density, u velocity, p pressure, ν viscosity, b buoyancy, N cells per axis. A velocity is an array
 `(B, 3, N, N, N)`: component c sits on the lower faces across axis c, so that its index 0 along that axis is
-the wall and always zero. The upper wall is not stored. Everything outside the box is zero, also half a cell
-behind a wall that a component runs along. One step: carry density and velocity along the old velocity (one
-step back along the flow and a trilinear lookup); push up by the new density; one explicit step of
-diffusion; take away the gradient part, exactly, by cosine transforms.
+the wall and always zero. The upper wall is not stored. Everything outside the box is zero, including the ghost
+points half a cell behind a wall, for tangential components. One step: semi-Lagrangian advection of density and
+velocity by the old velocity (one step back and trilinear interpolation); buoyancy from the new density; one
+explicit step of diffusion; exact projection onto divergence-free fields by cosine transforms.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sigmasolver.data.layout import Layout
 from sigmasolver.settings import check_types
-from sigmasolver.simulate.simulator import PRECISIONS, Simulator, Tick, generator, spread
+from sigmasolver.simulate.simulator import PRECISIONS, Simulator, Tick, generator, run_slices
 
 __all__ = [
     "SMOKE3D",
@@ -41,17 +41,17 @@ __all__ = [
 def lookup(values: Tensor, position: Tensor) -> Tensor:
     """Trilinear interpolation of `values` (B, X, Y, Z) at `position` (B, 3, *shape), in index units.
 
-    A position outside the array is moved to its edge.
+    A position outside the array is clamped to its edge.
     """
     index = torch.zeros((), dtype=torch.long, device=values.device)
     weights = []
     for axis, size in enumerate(values.shape[1:]):
-        place = position[:, axis].clamp(0, size - 1)
-        lower = place.floor().clamp_(max=size - 2)
-        weights.append((place - lower).flatten(1))
+        coordinate = position[:, axis].clamp(0, size - 1)
+        lower = coordinate.floor().clamp_(max=size - 2)
+        weights.append((coordinate - lower).flatten(1))
         index = index * size + lower.long()
     index = index.flatten(1)
-    # The eight corners share one index into eight views of the array, each starting at that corner's offset.
+    # One index serves all eight corners: each has its own view of the array, starting at the corner's offset.
     _, rows, columns = values.shape[1:]
     offsets = [(x * rows + y) * columns + z for x in (0, 1) for y in (0, 1) for z in (0, 1)]
     flat = values.flatten(1)
@@ -62,8 +62,8 @@ def lookup(values: Tensor, position: Tensor) -> Tensor:
     return corners[0].view(len(values), *position.shape[2:])
 
 
-def _centred(velocity: Tensor) -> Tensor:
-    """The velocity at the cell centres: the mean of the two faces."""
+def _at_centres(velocity: Tensor) -> Tensor:
+    """Return the velocity at the cell centres: the mean of the two faces."""
     last = velocity.shape[-1] - 1
     mean = velocity.clone()
     for axis in range(3):
@@ -71,40 +71,40 @@ def _centred(velocity: Tensor) -> Tensor:
     return mean.mul_(0.5)
 
 
-def _indices(like: Tensor) -> Tensor:
-    """The cell index along each axis, (3, N, N, N)."""
+def _cell_indices(like: Tensor) -> Tensor:
+    """Return the cell index along each axis, (3, N, N, N)."""
     line = torch.arange(like.shape[-1], device=like.device, dtype=like.dtype)
     return torch.stack(torch.meshgrid(line, line, line, indexing="ij"))
 
 
 def advect_density(density: Tensor, velocity: Tensor, reach: float) -> Tensor:
-    """Density (B, N, N, N) after a step that moves it `reach` cells per unit of velocity (B, 3, N, N, N)."""
-    return lookup(density, _indices(density) - reach * _centred(velocity))
+    """Advect the density (B, N, N, N) by `reach` cells per unit of velocity (B, 3, N, N, N)."""
+    return lookup(density, _cell_indices(density) - reach * _at_centres(velocity))
 
 
 def advect_velocity(velocity: Tensor, reach: float) -> Tensor:
-    """The velocity carried by itself; walls come out as zero."""
+    """Advect the velocity by itself; it is zero on the walls."""
     last = velocity.shape[-1] - 1
-    centred = _centred(velocity)
+    centred = _at_centres(velocity)
     carrier = centred.unsqueeze(1).repeat(1, 3, 1, 1, 1, 1)
     for axis in range(3):
         at_faces = carrier[:, axis].narrow(axis + 2, 1, last)
         at_faces.add_(centred.narrow(axis + 2, 0, last)).mul_(0.5)
         carrier[:, axis, axis] = velocity[:, axis]
-    # One layer of zeros all round holds the walls and the ghosts behind them, and shifts every index by one.
-    position = (_indices(velocity) + 1 - reach * carrier).flatten(0, 1)
-    carried = lookup(F.pad(velocity, (1,) * 6).flatten(0, 1), position)
-    return _zero_walls(carried.unflatten(0, (-1, 3)))
+    # One layer of zero padding represents the walls and the ghost points behind them, and shifts every index by one.
+    position = (_cell_indices(velocity) + 1 - reach * carrier).flatten(0, 1)
+    advected = lookup(F.pad(velocity, (1,) * 6).flatten(0, 1), position)
+    return _zero_walls(advected.unflatten(0, (-1, 3)))
 
 
 def diffuse(velocity: Tensor, number: float) -> Tensor:
     """One explicit step of diffusion; `number` = ν step / cell²."""
     last = velocity.shape[-1] - 1
-    spread = (1 - 6 * number) * velocity
+    diffused = (1 - 6 * number) * velocity
     for axis in (-3, -2, -1):
-        spread.narrow(axis, 1, last).add_(velocity.narrow(axis, 0, last), alpha=number)
-        spread.narrow(axis, 0, last).add_(velocity.narrow(axis, 1, last), alpha=number)
-    return _zero_walls(spread)
+        diffused.narrow(axis, 1, last).add_(velocity.narrow(axis, 0, last), alpha=number)
+        diffused.narrow(axis, 0, last).add_(velocity.narrow(axis, 1, last), alpha=number)
+    return _zero_walls(diffused)
 
 
 def divergence(velocity: Tensor, size: float) -> Tensor:
@@ -123,8 +123,8 @@ def _zero_walls(velocity: Tensor) -> Tensor:
     return velocity
 
 
-def _apply(values: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply the three last axes of (B, x, y, z) by one matrix; each turn puts the next axis last."""
+def _transform_axes(values: Tensor, matrix: Tensor) -> Tensor:
+    """Multiply the last three axes of (B, x, y, z) by one matrix; each pass rotates the next axis to the end."""
     for _ in range(3):
         values = (values @ matrix.T).movedim(-1, 1)
     return values
@@ -132,7 +132,7 @@ def _apply(values: Tensor, matrix: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Walls:
-    """The pressure in a closed box of N cells an axis, by the cosines that diagonalise its Laplacian."""
+    """Pressure solver in a closed box of N cells per axis, by the cosine transform that diagonalises its Laplacian."""
 
     cosines: Tensor
     """Orthonormal cosine transform (type II), (N, N)"""
@@ -151,23 +151,23 @@ class Walls:
         return Walls(cosines, inverse, size)
 
     def pressure(self, source: Tensor) -> Tensor:
-        """The zero-mean solution p of Δp = source, (B, N, N, N).
+        """Return the zero-mean solution p of Δp = source, (B, N, N, N).
 
-        The matrix products stay in float64, whatever the flow's precision: they cost little, and a trainer
-        that allows TF32 on the same device cannot blur them.
+        The matrix products stay in float64, whatever the flow's precision: they are cheap, and TF32, if a
+        training enables it on the same device, does not affect them.
         """
-        modes = _apply(source.double(), self.cosines) * self.inverse
-        return _apply(modes, self.cosines.T).to(source.dtype)
+        modes = _transform_axes(source.double(), self.cosines) * self.inverse
+        return _transform_axes(modes, self.cosines.T).to(source.dtype)
 
     def project(self, velocity: Tensor) -> Tensor:
-        """The nearest velocity without divergence: u − ∇p."""
+        """Return the nearest divergence-free velocity: u − ∇p."""
         pressure = self.pressure(divergence(velocity, self.size))
         last = velocity.shape[-1] - 1
-        free = velocity.clone()
+        projected = velocity.clone()
         for axis in range(3):
             ahead, behind = (pressure.narrow(axis + 1, start, last) for start in (1, 0))
-            free[:, axis].narrow(axis + 1, 1, last).sub_(ahead - behind, alpha=1 / self.size)
-        return free
+            projected[:, axis].narrow(axis + 1, 1, last).sub_(ahead - behind, alpha=1 / self.size)
+        return projected
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Smoke(Simulator):
     The cloud is |g|, g a Gaussian field of unit variance whose mode n (waves per box, each |n_i| ≤ `waves`)
     has amplitude |n|^(−2·`smoothness`): a function of space, so that every grid starts from the same cloud.
     With the default smoothness the modes beyond 8 are below single precision. The first `warmup` steps are
-    not stored. Velocities are on lower faces: see the module.
+    not stored. Velocities are on lower faces; see the module docstring.
     """
 
     name: ClassVar[str] = "smoke"
@@ -226,7 +226,7 @@ class Smoke(Simulator):
 
     @property
     def cell(self) -> float:
-        """The size of a cell."""
+        """Size of a cell."""
         return self.length / self.grid
 
     @property
@@ -256,25 +256,25 @@ class Smoke(Simulator):
             density = self.initial(seed, indices[part], device).to(PRECISIONS[self.precision])
             self._run(density, density.new_zeros(len(density), 3, *density.shape[1:]), frames[part], tock)
 
-        spread(len(indices), device, work, tick)
+        run_slices(len(indices), device, work, tick)
         return frames
 
     def initial(self, seed: int, indices: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-        """The clouds at time 0 of these trajectories, which frames do not show: float64 (B, N, N, N)."""
+        """Return the density of these trajectories at time 0, which is not stored: float64 (B, N, N, N)."""
         shape = (2, *(2 * self.waves + 1,) * 3)
         draws = (torch.randn(shape, generator=generator(self.name, seed, i), dtype=torch.float64) for i in indices)
         noise = torch.stack(tuple(draws)).to(device)
         n = torch.arange(-self.waves, self.waves + 1, dtype=torch.float64, device=device)
         squared = n[:, None, None] ** 2 + n[:, None] ** 2 + n**2
         amplitude = torch.where(squared > 0, squared.clamp(min=1) ** -self.smoothness, 0.0)
-        place = (torch.arange(self.grid, dtype=torch.float64, device=device) + 0.5) / self.grid
-        waves = torch.exp(2j * math.pi * place[:, None] * n)
-        field = _apply(torch.complex(noise[:, 0], noise[:, 1]) * amplitude, waves).real
+        position = (torch.arange(self.grid, dtype=torch.float64, device=device) + 0.5) / self.grid
+        waves = torch.exp(2j * math.pi * position[:, None] * n)
+        field = _transform_axes(torch.complex(noise[:, 0], noise[:, 1]) * amplitude, waves).real
         deviation, mean = torch.std_mean(field, (1, 2, 3), correction=0, keepdim=True)
         return ((field - mean) / deviation).abs()
 
     def evolve(self, density: Tensor, velocity: Tensor | None = None, tick: Tick | None = None) -> Tensor:
-        """Frames `(B, frames, grid, grid, grid, 4)`, in `precision`, from a density `(B, grid, grid, grid)`.
+        """Integrate a density `(B, grid, grid, grid)` to frames `(B, frames, grid, grid, grid, 4)`, in `precision`.
 
         The velocity `(B, grid, grid, grid, 3)` is on lower faces; without one the fluid is at rest.
         """
@@ -290,11 +290,11 @@ class Smoke(Simulator):
             )
         faces = _zero_walls(velocity.movedim(-1, 1).to(density.dtype, copy=True))
         frames = density.new_empty(len(density), self.frames, *space, 4)
-        spread(len(density), density.device, lambda p, tock: self._run(density[p], faces[p], frames[p], tock), tick)
+        run_slices(len(density), density.device, lambda p, tock: self._run(density[p], faces[p], frames[p], tock), tick)
         return frames
 
     def _run(self, density: Tensor, velocity: Tensor, frames: Tensor, tick: Tick) -> None:
-        """Integrate from this state and write every frame into `frames`."""
+        """Integrate from this state and write all frames into `frames`."""
         reach = self.step / self.cell
         walls = Walls.of(self.grid, self.cell, density.device)
         last = self.grid - 1

@@ -1,7 +1,7 @@
-"""Fourier tools for real fields on a square torus of side L with N points a side.
+"""Fourier tools for real fields on a square torus of side L with N points per side.
 
-A field is kept as the half-spectrum that `torch.fft.rfft2` returns, `(N, N//2 + 1)`: the first axis carries
-the signed wavenumber kx, the last the non-negative ky.
+A field is stored as the half spectrum that `torch.fft.rfft2` returns, `(N, N//2 + 1)`: the first axis is the
+signed wavenumber kx, the last the non-negative ky.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def wavenumbers(grid: int, box: float, device: torch.device | str = "cpu") -> tu
 
 
 def dealias_mask(grid: int, shape: str, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Which modes the 2/3 rule keeps, `(N, N//2 + 1)` bool.
+    """Return the mask of the modes that the 2/3 rule keeps, `(N, N//2 + 1)` bool.
 
     "square" keeps |kx|, |ky| < N/3, "circle" keeps |k| < N/3. The inequality is strict so that a product of
-    two kept fields is free of aliases on every N: on multiples of 3 the mode N/3 would meet its own alias.
+    two truncated fields is free of aliases for every N: for multiples of 3 the mode N/3 would meet its own alias.
     """
     kx, ky = wavenumbers(grid, 2 * math.pi, device)
     if shape == "square":
@@ -38,13 +38,13 @@ def dealias_mask(grid: int, shape: str, device: torch.device | str = "cpu") -> t
 
 
 def resample(field: torch.Tensor, grid: int) -> torch.Tensor:
-    """The trigonometric polynomial of `(..., n, n)` at `(..., grid, grid)` points; waves that the coarser of the two
-    grids does not resolve, the shortest of an even one included, are left out."""
+    """Evaluate the trigonometric interpolant of `(..., n, n)` at `(..., grid, grid)` points; modes that the coarser of
+    the two grids does not resolve, including the Nyquist mode of an even one, are dropped."""
     points = field.shape[-1]
     if points == grid:
         return field
-    spectrum, kept = torch.fft.rfft2(field, norm="forward"), (min(points, grid) - 1) // 2
+    spectrum, highest = torch.fft.rfft2(field, norm="forward"), (min(points, grid) - 1) // 2
     resampled = spectrum.new_zeros((*field.shape[:-2], grid, grid // 2 + 1))
-    resampled[..., : kept + 1, : kept + 1] = spectrum[..., : kept + 1, : kept + 1]
-    resampled[..., grid - kept :, : kept + 1] = spectrum[..., points - kept :, : kept + 1]
+    resampled[..., : highest + 1, : highest + 1] = spectrum[..., : highest + 1, : highest + 1]
+    resampled[..., grid - highest :, : highest + 1] = spectrum[..., points - highest :, : highest + 1]
     return torch.fft.irfft2(resampled, s=(grid, grid), norm="forward")

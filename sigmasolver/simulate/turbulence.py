@@ -3,11 +3,11 @@
     ∂u/∂t = u × ω − ∇P + ν Δu,    ∇·u = 0,    ω = ∇ × u,    box (2π)³
 
 Letters: u velocity, ω vorticity, P = p + |u|²/2 total head (zero mean), ν viscosity, k wavenumber, E
-kinetic energy per unit mass. A velocity is held by its Fourier coefficients with |k_i| < h = grid/2 on
+kinetic energy per unit mass. A velocity is stored as its Fourier coefficients with |k_i| < h = grid/2 on
 every axis: a complex array (B, 3, n, n, h) with n = 2h − 1, axes in FFT order, the last one halved because
-the field is real. The product u × ω is formed on 3/2 as many points an axis, where none of its aliases
-reaches a mode that is kept. Time: classical Runge-Kutta of order four. A forced flow keeps its energy:
-after every step the modes |k| ≤ `forcing_wavenumber` are scaled alike.
+the field is real. The product u × ω is formed on 3/2 as many points per axis, so that none of its aliases
+reaches a retained mode. Time: classical Runge-Kutta of order four. A forced flow keeps its energy: after every
+step the modes |k| ≤ `forcing_wavenumber` are scaled by one factor.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from torch import Tensor
 
 from sigmasolver.data.layout import Layout
 from sigmasolver.settings import check_types
-from sigmasolver.simulate.simulator import PRECISIONS, Simulator, Tick, generator, spread
+from sigmasolver.simulate.simulator import PRECISIONS, Simulator, Tick, generator, run_slices
 
 __all__ = ["IT3D", "Modes", "Turbulence", "embed", "extract"]
 
-_SPACE = (-3, -2, -1)
+_SPATIAL_DIMS = (-3, -2, -1)
 
-# The angle that a uniform number r in [0, 1) stands for. The public set was made with imaginary angles: its
+# Factor from a uniform number r in [0, 1) to an angle. The public data set was generated with imaginary angles: its
 # "phases" e^{iθ} = e^{−2πr} are real and positive, so all modes add up to a jet at the corner of the box.
-_ANGLES = {"released": 2j * math.pi, "rogallo": 2 * math.pi}
+_ANGLE_FACTORS = {"released": 2j * math.pi, "rogallo": 2 * math.pi}
 
 
 def _corners(h: int) -> list[tuple[slice, slice]]:
-    ends = (slice(h), slice(1 - h, None))
-    return [(x, y) for x in ends for y in ends]
+    halves = (slice(h), slice(1 - h, None))
+    return [(x, y) for x in halves for y in halves]
 
 
 def embed(modes: Tensor, size: int) -> Tensor:
-    """Put modes `(..., n, n, h)` into the half spectrum `(..., size, size, size//2 + 1)` of another grid."""
+    """Zero-pad modes `(..., n, n, h)` to the half spectrum `(..., size, size, size//2 + 1)` of another grid."""
     h = modes.shape[-1]
     spectrum = modes.new_zeros(*modes.shape[:-3], size, size, size // 2 + 1)
     for x, y in _corners(h):
@@ -49,7 +49,7 @@ def embed(modes: Tensor, size: int) -> Tensor:
 
 
 def extract(spectrum: Tensor, h: int) -> Tensor:
-    """The modes with every |k_i| < h of a half spectrum: the inverse of `embed`."""
+    """Truncate a half spectrum to the modes with every |k_i| < h: the inverse of `embed`."""
     modes = spectrum.new_empty(*spectrum.shape[:-3], 2 * h - 1, 2 * h - 1, h)
     for x, y in _corners(h):
         modes[..., x, y, :] = spectrum[..., x, y, :h]
@@ -57,16 +57,16 @@ def extract(spectrum: Tensor, h: int) -> Tensor:
 
 
 def _to_grid(modes: Tensor, size: int) -> Tensor:
-    return torch.fft.irfftn(embed(modes, size), s=(size,) * 3, dim=_SPACE, norm="forward")
+    return torch.fft.irfftn(embed(modes, size), s=(size,) * 3, dim=_SPATIAL_DIMS, norm="forward")
 
 
 def _to_modes(values: Tensor, h: int) -> Tensor:
-    return extract(torch.fft.rfftn(values, dim=_SPACE, norm="forward"), h)
+    return extract(torch.fft.rfftn(values, dim=_SPATIAL_DIMS, norm="forward"), h)
 
 
 @dataclass(frozen=True)
 class Modes:
-    """What the modes are multiplied by, for all that is linear."""
+    """Multipliers of the modes, for the linear operators."""
 
     gradient: Tensor
     """i k: (1, 3, n, n, h)"""
@@ -75,11 +75,11 @@ class Modes:
     squared: Tensor
     """|k|²: (n, n, h)"""
     weight: Tensor
-    """How many modes each stored one stands for: 1 where the last wavenumber is 0, else 2"""
+    """Number of modes that each stored one represents: 1 where the last wavenumber is 0, else 2"""
 
     @staticmethod
     def of(h: int, dtype: torch.dtype, device: torch.device) -> Modes:
-        """For the modes |k_i| < h, in this complex type."""
+        """Build the multipliers of the modes |k_i| < h in this complex dtype."""
         full = torch.cat((torch.arange(h), torch.arange(1 - h, 0)))
         k = torch.stack(torch.meshgrid(full, full, torch.arange(h), indexing="ij")).double().to(device)
         squared = k.square().sum(0)
@@ -89,7 +89,7 @@ class Modes:
         return Modes(gradient.to(dtype), inverse.to(dtype), squared.to(dtype.to_real()), weight.to(dtype.to_real()))
 
     def solenoidal(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """The divergence-free part of a vector field, and the zero-mean potential of the rest."""
+        """Return the divergence-free part of a vector field, and the zero-mean potential of its gradient part."""
         potential = (self.inverse * vector).sum(1, keepdim=True)
         return torch.addcmul(vector, self.gradient, potential, value=-1), potential
 
@@ -99,9 +99,9 @@ class Turbulence(Simulator):
     """Trajectories `(frames, grid, grid, grid, 4)` of total head and velocity from a random solenoidal flow.
 
     `reynolds` fixes the energy: it is the Taylor Reynolds number √(20/3) E/√(νε) at the dissipation ε = 1;
-    the flow itself starts far below it. The initial spectrum peaks at `forcing_wavenumber`. Frame f shows
-    the flow after (f + 1)·`steps_per_frame` steps; its head belongs, as in the public set, to the last
-    Runge-Kutta stage before.
+    the flow itself starts far below it. The initial spectrum peaks at `forcing_wavenumber`. Frame f is the
+    flow after (f + 1)·`steps_per_frame` steps; its head is, as in the public data set, that of the last
+    Runge-Kutta stage.
     """
 
     name: ClassVar[str] = "turbulence"
@@ -139,14 +139,14 @@ class Turbulence(Simulator):
                 f"turbulence needs a forcing_wavenumber from 1 to below grid/2 = {self.grid / 2:g}, "
                 f"not {self.forcing_wavenumber}."
             )
-        if self.phases not in _ANGLES:
-            raise ValueError(f"turbulence supports the phases {' and '.join(_ANGLES)}, not {self.phases!r}.")
+        if self.phases not in _ANGLE_FACTORS:
+            raise ValueError(f"turbulence supports the phases {' and '.join(_ANGLE_FACTORS)}, not {self.phases!r}.")
         if self.precision not in PRECISIONS:
             raise ValueError(f"turbulence runs in {' or '.join(PRECISIONS)}, not in {self.precision!r}.")
 
     @property
     def energy(self) -> float:
-        """The kinetic energy ½⟨|u|²⟩ of the initial flow, held for ever if `forced`."""
+        """Kinetic energy ½⟨|u|²⟩ of the initial flow, kept constant if `forced`."""
         return self.reynolds * math.sqrt(self.viscosity * 3 / 20)
 
     @property
@@ -171,19 +171,19 @@ class Turbulence(Simulator):
         modes = self._modes(device)
 
         def work(part: slice, tock: Tick) -> None:
-            self._run(self._start(seed, indices[part], device), modes, frames[part], tock)
+            self._run(self._initial_modes(seed, indices[part], device), modes, frames[part], tock)
 
-        spread(len(indices), device, work, tick)
+        run_slices(len(indices), device, work, tick)
         return frames
 
     def initial(self, seed: int, indices: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-        """The velocities at time 0, which frames do not show: float64 `(B, grid, grid, grid, 3)`."""
-        return _to_grid(self._start(seed, indices, torch.device(device)), self.grid).movedim(1, -1)
+        """Return the velocities at time 0, which are not stored: float64 `(B, grid, grid, grid, 3)`."""
+        return _to_grid(self._initial_modes(seed, indices, torch.device(device)), self.grid).movedim(1, -1)
 
     def evolve(self, velocity: Tensor, tick: Tick | None = None) -> Tensor:
-        """Frames `(B, frames, grid, grid, grid, 4)`, in `precision`, from velocities `(B, *grid, 3)`.
+        """Integrate velocities `(B, *grid, 3)` to frames `(B, frames, grid, grid, grid, 4)`, in `precision`.
 
-        Only their divergence-free part below wavenumber grid/2 counts.
+        Only their divergence-free part below wavenumber grid/2 is used.
         """
         if velocity.ndim != 5 or tuple(velocity.shape[1:]) != (*(self.grid,) * 3, 3):
             raise ValueError(
@@ -194,16 +194,16 @@ class Turbulence(Simulator):
         values = velocity.movedim(-1, 1).to(PRECISIONS[self.precision])
         start, _ = modes.solenoidal(_to_modes(values, self.grid // 2))
         frames = values.new_empty(len(velocity), self.frames, *(self.grid,) * 3, 4)
-        spread(len(start), start.device, lambda part, tock: self._run(start[part], modes, frames[part], tock), tick)
+        run_slices(len(start), start.device, lambda part, tock: self._run(start[part], modes, frames[part], tock), tick)
         return frames
 
     def _modes(self, device: torch.device) -> Modes:
         return Modes.of(self.grid // 2, PRECISIONS[self.precision].to_complex(), device)
 
-    def _start(self, seed: int, indices: Sequence[int], device: torch.device) -> Tensor:
-        """Coefficients (B, 3, n, n, h) of random solenoidal flows of the wanted energy, in float64.
+    def _initial_modes(self, seed: int, indices: Sequence[int], device: torch.device) -> Tensor:
+        """Return the coefficients (B, 3, n, n, h) of random solenoidal flows with energy `energy`, in float64.
 
-        α and β are the amplitudes along the two directions across k; k₁₂ is the length of k in the x-y plane.
+        α and β are the amplitudes along the two directions normal to k; k₁₂ is the length of k in the x-y plane.
         """
         h = self.grid // 2
         shape = (3, 2 * h - 1, 2 * h - 1, h)
@@ -214,12 +214,12 @@ class Turbulence(Simulator):
         k = modes.squared.sqrt().clamp(min=1.0)
         k12 = torch.hypot(k1, k2).clamp(min=1.0)
         peak = self.forcing_wavenumber
-        # The public set takes the root of the usual k² and k^(−5/3) laws, once more than needed: we keep it.
+        # Like the public code, take the square root of the usual k² and k^(−5/3) laws once too often.
         spectrum = torch.where(k <= peak, k / peak, (k / peak) ** (-5 / 6))
-        theta1, theta2, phi = (noise * _ANGLES[self.phases]).to(torch.complex128).unbind(1)
-        size = spectrum.sqrt() / k
-        alpha = size * torch.exp(1j * theta1) * torch.cos(phi)
-        beta = size * torch.exp(1j * theta2) * torch.sin(phi)
+        theta1, theta2, phi = (noise * _ANGLE_FACTORS[self.phases]).to(torch.complex128).unbind(1)
+        amplitude = spectrum.sqrt() / k
+        alpha = amplitude * torch.exp(1j * theta1) * torch.cos(phi)
+        beta = amplitude * torch.exp(1j * theta2) * torch.sin(phi)
         u = torch.stack(
             (
                 (alpha * k * k2 + beta * k1 * k3) / (k * k12),
@@ -228,7 +228,7 @@ class Turbulence(Simulator):
             ),
             dim=1,
         )
-        # A real field needs û(−k) = û(k)*, which the half spectrum leaves open only where k₃ = 0.
+        # A real field needs û(−k) = û(k)*, which the half spectrum does not enforce where k₃ = 0.
         plane = u[..., 0]
         u[..., 0] = (plane + plane.flip(-1, -2).roll((1, 1), (-1, -2)).conj()) / 2
         u, _ = modes.solenoidal(u)
@@ -237,7 +237,7 @@ class Turbulence(Simulator):
         return u * torch.sqrt(2 * self.energy / squares)
 
     def tendency(self, u: Tensor, modes: Modes) -> tuple[Tensor, Tensor]:
-        """dû/dt, (B, 3, n, n, h), and the total head, (B, 1, n, n, h), of the state û."""
+        """Return dû/dt, (B, 3, n, n, h), and the total head, (B, 1, n, n, h), of the state û."""
         pair = torch.cat((u, torch.linalg.cross(modes.gradient, u, dim=1)), dim=1)
         velocity, vorticity = _to_grid(pair, 3 * self.grid // 2).chunk(2, dim=1)
         product = _to_modes(torch.linalg.cross(velocity, vorticity, dim=1), self.grid // 2)
@@ -245,19 +245,19 @@ class Turbulence(Simulator):
         return tendency.addcmul_(modes.squared, u, value=-self.viscosity), head
 
     def _step(self, u: Tensor, modes: Modes) -> tuple[Tensor, Tensor]:
-        """One Runge-Kutta step and the forcing; also the total head of the last stage."""
+        """Take one Runge-Kutta step with forcing; also return the total head of the last stage."""
         slope, head = self.tendency(u, modes)
         total = slope
         for reach, weight in ((0.5, 2.0), (0.5, 2.0), (1.0, 1.0)):
             slope, head = self.tendency(torch.add(u, slope, alpha=reach * self.step), modes)
             total = torch.add(total, slope, alpha=weight)
         u = torch.add(u, total, alpha=self.step / 6)
-        return (self._hold(u, modes) if self.forced else u), head
+        return (self._force(u, modes) if self.forced else u), head
 
-    def _hold(self, u: Tensor, modes: Modes) -> Tensor:
-        """Drop the mean flow and scale the low modes so that the energy is `energy` again.
+    def _force(self, u: Tensor, modes: Modes) -> Tensor:
+        """Remove the mean flow and rescale the low modes so that the energy is `energy` again.
 
-        The sums run in float64, or the held energy would wander at single precision.
+        The sums are in float64; in single precision the energy would drift.
         """
         u[..., 0, 0, 0] = 0
         low = modes.squared <= self.forcing_wavenumber**2
@@ -268,14 +268,14 @@ class Turbulence(Simulator):
         return u * torch.where(low, scale[:, None, None, None, None], 1.0)
 
     def _run(self, u: Tensor, modes: Modes, frames: Tensor, tick: Tick) -> None:
-        """Integrate from û and write every frame into `frames`."""
+        """Integrate from û and write all frames into `frames`."""
         u = u.to(modes.gradient.dtype)
         for f in range(self.frames):
             for _ in range(self.steps_per_frame):
                 u, head = self._step(u, modes)
             frames[:, f] = _to_grid(torch.cat((head, u), dim=1), self.grid).movedim(1, -1)
             tick((f + 1) / self.frames)
-        # A mode that is not finite spoils all others in one product: the last state tells for the whole run.
+        # A non-finite mode spreads to all others in one product, so checking the last state is enough.
         if not bool(torch.isfinite(u).all()):
             raise ValueError(f"the turbulence diverged; use a step smaller than {self.step}.")
 

@@ -4,14 +4,14 @@
     f = c cos(2π m·x / L) + s sin(2π m·x / L).
 
     ω  vorticity   u, v  velocity   ψ  stream function   ν  viscosity   μ  drag   L  side of the box
-    m  forcing wave (whole waves along x, y)   c, s  forcing cosine and sine   N  grid points a side
+    m  forcing wave (whole waves along x, y)   c, s  forcing cosine and sine   N  grid points per side
     x is the first array axis, y the second; a hat is a Fourier coefficient, k its wavenumber, Λ = ν|k|² + μ
 
-One solver makes decaying turbulence, the forced flow of the Navier-Stokes benchmark (NS2D) and Kolmogorov
-flow (KF2D): they differ by parameters only.
+One solver covers decaying turbulence, the forced flow of the Navier-Stokes benchmark (NS2D) and Kolmogorov
+flow (KF2D), which differ only in their parameters.
 
-Space. The state is truncated by the 2/3 rule, so quadratic products carry no alias and every form of the
-advection term is the same; the velocity form
+Space. The state is truncated by the 2/3 rule, so quadratic products are free of aliases and all forms of the
+advection term are equivalent; the velocity form
     -(u·∇ω)^ = (kx² - ky²) (uv)^ - kx ky (u² - v²)^
 needs the fewest transforms (two inverse, two forward) and only real multipliers.
 
@@ -19,8 +19,8 @@ Time. Advection and forcing explicit, viscosity and drag by Crank-Nicolson:
     D = Δt / (1 + Δt Λ/2),   δ(ω̂, n) = D (n + f̂ - Λ ω̂),
     Euler:  ω̂ <- ω̂ + δ(ω̂, n(ω̂)),
     Heun:   ω̂* = ω̂ + δ(ω̂, n(ω̂)),   ω̂ <- ω̂ + (ω̂* - ω̂ + δ(ω̂, n(ω̂*))) / 2.
-Written as increments: ν|k|²Δt of the large scales is near the float32 round-off, a factor 1 - ν|k|²Δt would
-lose it.
+Written as increments, because ν|k|²Δt of the large scales is near float32 round-off and would be lost in a factor
+1 - ν|k|²Δt.
 Heun needs max|k| max|u| Δt below about 0.6. Euler adds an anti-diffusion u²Δt/2: keep Δt <= 1e-4 with it.
 """
 
@@ -38,7 +38,7 @@ import torch
 from sigmasolver.data.layout import Layout
 from sigmasolver.settings import check_types
 from sigmasolver.simulate.random_fields import periodic_field, white_noise
-from sigmasolver.simulate.simulator import PRECISIONS, Simulator, Tick, generator, tiled
+from sigmasolver.simulate.simulator import PRECISIONS, Simulator, Tick, generator, map_samples
 from sigmasolver.simulate.spectral import DEALIAS, dealias_mask, wavenumbers
 
 __all__ = ["DEMO", "KF2D", "NS2D", "Vorticity", "velocity"]
@@ -48,7 +48,7 @@ Pointwise = Callable[..., torch.Tensor]
 EVALUATIONS = {"euler": 1, "heun": 2}
 
 
-def _curl(grid: int, box: float, device: torch.device) -> torch.Tensor:
+def _curl_factors(grid: int, box: float, device: torch.device) -> torch.Tensor:
     """(i ky, -i kx) / |k|², which turns vorticity into velocity: complex128 `(2, 1, N, N//2 + 1)`."""
     kx, ky = wavenumbers(grid, box, device)
     square = kx**2 + ky**2
@@ -57,10 +57,10 @@ def _curl(grid: int, box: float, device: torch.device) -> torch.Tensor:
 
 
 def velocity(vorticity: torch.Tensor, box: float) -> torch.Tensor:
-    """The velocity `(..., N, N, 2)` of the vorticity `(..., N, N)`, mean zero, on a torus of side `box`."""
+    """Return the velocity `(..., N, N, 2)` of the vorticity `(..., N, N)`, mean zero, on a torus of side `box`."""
     s = vorticity.shape[-2:]
     spectrum = torch.fft.rfft2(vorticity)
-    curl = _curl(s[0], box, vorticity.device)[:, 0].to(spectrum.dtype)
+    curl = _curl_factors(s[0], box, vorticity.device)[:, 0].to(spectrum.dtype)
     return torch.stack([torch.fft.irfft2(row * spectrum, s=s) for row in curl], dim=-1)
 
 
@@ -80,13 +80,13 @@ def _correct(w: torch.Tensor, guess: torch.Tensor, n: torch.Tensor, tables: tupl
 
 
 @lru_cache(maxsize=1)
-def _fused() -> tuple[Pointwise, Pointwise, Pointwise]:
-    """The same three functions as one pass over memory each, for a GPU; launches are no bottleneck there."""
+def _compiled_pointwise() -> tuple[Pointwise, Pointwise, Pointwise]:
+    """The three pointwise functions compiled for a GPU, one pass over memory each; they are not launch-bound."""
     return torch.compile(_products), torch.compile(_predict), torch.compile(_correct)
 
 
 class _Stepper:
-    """The tables of one flow on one device, and a step of it. The state is complex `(B, N, N//2 + 1)`."""
+    """Coefficients of one flow on one device, and its time step. The state is complex `(B, N, N//2 + 1)`."""
 
     def __init__(self, flow: Vorticity, device: torch.device) -> None:
         real = PRECISIONS[flow.precision]
@@ -94,18 +94,18 @@ class _Stepper:
         self.mask = dealias_mask(flow.grid, flow.dealias, device)
         self.mask[0, 0] = False
         self.evaluations = EVALUATIONS[flow.scheme]
-        self.pointwise = _fused() if device.type == "cuda" else (_products, _predict, _correct)
-        self.curl = _curl(flow.grid, flow.box, device).to(real.to_complex())
+        self.pointwise = _compiled_pointwise() if device.type == "cuda" else (_products, _predict, _correct)
+        self.curl = _curl_factors(flow.grid, flow.box, device).to(real.to_complex())
 
         kx, ky = wavenumbers(flow.grid, flow.box, device)
         rate = flow.viscosity * (kx**2 + ky**2) + flow.drag
         D = self.mask.double() * flow.step / (1 + flow.step * rate / 2)
-        # No transform in a step is scaled, which saves passes; the tables carry the 1/N² of the forward ones.
+        # Transforms in a step are not normalised, which saves passes; the tables include the 1/N² of the forward ones.
         mixed = D * (kx**2 - ky**2) / flow.grid**2
         difference = -D * kx * ky / flow.grid**2
         force = torch.view_as_real(D * torch.fft.rfft2(flow.forcing(device), norm="forward"))
         tables = [mixed[..., None], difference[..., None], (D * rate)[..., None], force]
-        if device.type == "cpu":  # a broadcast last axis of 2 is not vectorised there
+        if device.type == "cpu":  # where a broadcast last axis of 2 is not vectorised
             tables = [table.expand(force.shape) for table in tables]
         self.tables = tuple(table.to(real).contiguous() for table in tables)
 
@@ -134,7 +134,7 @@ class _Stepper:
 class Vorticity(Simulator):
     """Vorticity `(frames, stored, stored, 1)` at times burn_in + interval, burn_in + 2 interval, ...
 
-    The defaults are NS2D. Its published generator is `scheme="euler", step=1e-4`: ten times the work, and
+    The defaults are NS2D. Its published generator is `scheme="euler", step=1e-4`: ten times the work, with
     differences that the flow amplifies over twenty time units.
     """
 
@@ -180,17 +180,17 @@ class Vorticity(Simulator):
     def __post_init__(self) -> None:
         check_types(self)
         wave = max(abs(m) for m in self.forcing_wave)
-        still = self.forcing_cosine == self.forcing_sine == 0
-        for good, sentence in (
+        unforced = self.forcing_cosine == self.forcing_sine == 0
+        for valid, message in (
             (self.grid >= 4, f"grid must be at least 4, not {self.grid}"),
             (self.stored >= 1 and self.grid % self.stored == 0, "stored must be a divisor of grid"),
             (self.frames >= 1, f"frames must be at least 1, not {self.frames}"),
             (self.viscosity >= 0, f"viscosity must not be negative, not {self.viscosity}"),
             (self.drag >= 0, f"drag must not be negative, not {self.drag}"),
             (self.box > 0, f"box must be positive, not {self.box}"),
-            (still or 0 < 3 * wave < self.grid, "forcing_wave must lie between 1 and grid/3 waves"),
+            (unforced or 0 < 3 * wave < self.grid, "forcing_wave must lie between 1 and grid/3 waves"),
             (
-                still or self.dealias == "square" or 9 * sum(m * m for m in self.forcing_wave) < self.grid**2,
+                unforced or self.dealias == "square" or 9 * sum(m * m for m in self.forcing_wave) < self.grid**2,
                 "forcing_wave must be shorter than grid/3, or the circular dealiasing removes it",
             ),
             (self.field_smoothness > 1, f"field_smoothness must exceed 1, not {self.field_smoothness}"),
@@ -201,15 +201,15 @@ class Vorticity(Simulator):
                 f"step is {self.step}, so a flow takes more than 10^9 steps; use a larger step",
             ),
         ):
-            if not good:
-                raise ValueError(f"{sentence}.")
-        for choice, known in (("dealias", DEALIAS), ("scheme", EVALUATIONS), ("precision", PRECISIONS)):
-            if getattr(self, choice) not in known:
-                raise ValueError(f"{choice} must be one of {', '.join(known)}, not {getattr(self, choice)}.")
-        for span, least in (("interval", 1), ("burn_in", 0)):
-            steps = getattr(self, span) / self.step
-            if not (steps > least - 0.5 and abs(steps - round(steps)) < 1e-6 * max(1.0, steps)):
-                raise ValueError(f"{span} must be a whole number of steps of {self.step}, at least {least}.")
+            if not valid:
+                raise ValueError(f"{message}.")
+        for name, choices in (("dealias", DEALIAS), ("scheme", EVALUATIONS), ("precision", PRECISIONS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)}.")
+        for duration, minimum in (("interval", 1), ("burn_in", 0)):
+            steps = getattr(self, duration) / self.step
+            if not (steps > minimum - 0.5 and abs(steps - round(steps)) < 1e-6 * max(1.0, steps)):
+                raise ValueError(f"{duration} must be a whole number of steps of {self.step}, at least {minimum}.")
 
     @property
     def layout(self) -> Layout:
@@ -223,7 +223,7 @@ class Vorticity(Simulator):
         )
 
     def batch_size(self, device: torch.device | str = "cpu") -> int:
-        """On a GPU enough cells to fill it (400 at 256²), and not more than 3.4 GB of frames."""
+        """On a GPU enough samples to fill it (400 at 256²), with at most 3.4 GB of frames."""
         if torch.device(device).type == "cpu":
             return 2 * torch.get_num_threads()
         return max(1, min(400 * 256**2 // self.grid**2, 3_400_000_000 // (4 * self.frames * self.stored**2)))
@@ -235,19 +235,19 @@ class Vorticity(Simulator):
         return self.forcing_cosine * phase.cos() + self.forcing_sine * phase.sin()
 
     def initial(self, seed: int, indices: Sequence[int], device: torch.device | str = "cpu") -> torch.Tensor:
-        """Gaussian vorticity at time zero, float64 `(B, grid, grid)`."""
+        """Return the Gaussian vorticity at time zero, float64 `(B, grid, grid)`."""
         noise = white_noise([generator(self.name, seed, index) for index in indices], self.grid, device)
         return self.field_scale * periodic_field(noise, self.box, self.field_smoothness, self.field_shift)
 
     def evolve(self, initial: torch.Tensor, tick: Tick | None = None) -> torch.Tensor:
-        """Frames `(B, frames, stored, stored)` that follow from vorticity `(B, grid, grid)`, in `precision`.
+        """Integrate vorticity `(B, grid, grid)` to frames `(B, frames, stored, stored)`, in `precision`.
 
-        The mean of the initial field, which a torus does not allow, and what the 2/3 rule drops are removed.
+        The mean of the initial field, which must vanish on a torus, and the modes beyond the 2/3 rule are removed.
         """
         if initial.dim() != 3 or initial.shape[1:] != (self.grid, self.grid):
             shape = tuple(initial.shape)
             raise ValueError(f"the initial vorticity must be (batch, {self.grid}, {self.grid}), not {shape}.")
-        frames = tiled(self._frames, initial, tick)
+        frames = map_samples(self._frames, initial, tick)
         if not bool(torch.isfinite(frames[:, -1]).all()):
             raise ValueError(f"the flow diverged; use a step smaller than {self.step}.")
         return frames
@@ -257,13 +257,13 @@ class Vorticity(Simulator):
         frames = torch.empty(len(initial), self.frames, self.stored, self.stored, dtype=real, device=device)
         stepper = _Stepper(self, device)
         stride = self.grid // self.stored
-        rest, gap = round(self.burn_in / self.step), round(self.interval / self.step)
+        burn_in_steps, frame_steps = round(self.burn_in / self.step), round(self.interval / self.step)
         w = stepper.spectrum(initial.to(real))
         for frame in range(self.frames):
-            for _ in range(gap + (rest if frame == 0 else 0)):
+            for _ in range(frame_steps + (burn_in_steps if frame == 0 else 0)):
                 w = stepper.step(w)
             frames[:, frame] = stepper.field(w)[:, ::stride, ::stride]
-            tick((rest + gap * (frame + 1)) / (rest + gap * self.frames))
+            tick((burn_in_steps + frame_steps * (frame + 1)) / (burn_in_steps + frame_steps * self.frames))
         return frames
 
     def simulate(

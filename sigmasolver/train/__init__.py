@@ -1,2 +1,3 @@
-"""Training: loss (`objectives`), optimiser and learning rate (`optimisers`), a step (`engine`), the loop, the way from
-a data file to a finished run (`job`, `infer_recipe`), and an estimate of time and memory (`plan`)."""
+"""Training: losses (`objectives`), optimisers and learning rate schedule (`optimisers`), one training step (`engine`),
+the training loop (`loop`), the path from a data file to a finished run (`job`, `infer_recipe`), and estimates of time
+and memory (`plan`)."""

@@ -1,8 +1,8 @@
-"""One training step as a CUDA graph: compiled, warmed up, rehearsed, captured, replayed.
+"""One training step as a CUDA graph: precompile, warm up, capture, replay.
 
-Before the first step its kernels are compiled in parallel (`ops.precompile`). The steps before the capture show which
-layouts of the weights the fused kernels read, so that one kernel makes them all (`ops.fused.weight_cache`), and whether
-gradients of weights may be made in side streams (`ops.side_streams`). In the graph AdamW is one kernel too
+Before the first step its kernels are compiled in parallel (`ops.precompile`). The warm-up steps record which layouts of
+the weights the fused kernels read, so that one kernel writes them all (`ops.fused.weight_cache`), and whether weight
+gradients may be computed on side streams (`ops.side_streams`). In the graph AdamW is a single kernel as well
 (`ops.fused.adamw`).
 """
 
@@ -26,21 +26,21 @@ from sigmasolver.train.optimisers import AdamW
 __all__ = ["WARM_UP", "Capture"]
 
 WARM_UP = 3
-"""Steps that run before one is captured: libraries choose their kernels and workspaces in them."""
+"""Warm-up steps before the capture, in which libraries choose their kernels and allocate workspaces."""
 
 
 class Update(Protocol):
-    """A step whose forward and backward pass run inside `passes` and whose weights change by `step`."""
+    """A training step: forward and backward pass run inside the context `passes`, `step` updates the weights."""
 
     def __call__(self, passes: AbstractContextManager[None], step: Callable[[], object]) -> None: ...
 
 
 class Capture:
-    """Call it for one step after another; the first ones run in the stream `side`, and the captured one is of it.
+    """Run one training step per call: WARM_UP eager steps on the stream `side`, then replays of a graph captured on it.
 
-    `dry` is a forward and backward pass inside its argument, which finds the kernels to compile; None: each is compiled
-    when it is first launched. With `side_streams`, kernels that do not depend on each other run concurrently; those of
-    `side` go first if it has priority.
+    `dry` runs a forward and backward pass inside the context it is given, to collect the kernels to precompile; with
+    None each kernel is compiled at its first launch. With `side_streams`, independent kernels run concurrently; those
+    on `side` are scheduled first if it has a higher priority.
     """
 
     def __init__(
@@ -57,37 +57,37 @@ class Capture:
         self._streams = SideStreams() if side_streams else None
         self._weights = WeightCache(model.parameters())
         self._adamw: FusedAdamW | None = None
-        self._warmed = 0
+        self._warm_up_steps = 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
-        if self._warmed < WARM_UP:
+        if self._warm_up_steps < WARM_UP:
             self._side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._side):
-                if self._warmed == 0 and self._dry is not None:
+                if self._warm_up_steps == 0 and self._dry is not None:
                     precompile(partial(launch_all, self._dry, self._model, self._optimiser), self._model, self._side)
-                self._warmed += 1
-                self._update(self._rehearsal(), self._optimiser.step)
+                self._warm_up_steps += 1
+                self._update(self._recording(), self._optimiser.step)
             torch.cuda.current_stream().wait_stream(self._side)
             return
         if self._graph is None:
-            self._graph = self._captured()
+            self._graph = self._capture_graph()
         self._graph.replay()
 
-    def _captured(self) -> torch.cuda.CUDAGraph:
+    def _capture_graph(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         self._weights.fill()
-        adamw = _adamw(self._optimiser)
+        adamw = _as_adamw(self._optimiser)
         self._adamw = FusedAdamW(adamw) if adamw is not None and FusedAdamW.serves(adamw) else None
         self._optimiser.zero_grad(set_to_none=True)
         with capture(graph, self._side):
-            self._update(self._passes(), self._optimiser.step if self._adamw is None else self._adamw.step)
+            self._update(self._cached_passes(), self._optimiser.step if self._adamw is None else self._adamw.step)
         if self._adamw is not None:
             self._adamw.fill()
         return graph
 
     @contextmanager
-    def _rehearsal(self) -> Iterator[None]:
+    def _recording(self) -> Iterator[None]:
         side_streams = (
             nullcontext() if self._streams is None else self._streams.rehearse(list(self._model.parameters()))
         )
@@ -95,7 +95,7 @@ class Capture:
             yield
 
     @contextmanager
-    def _passes(self) -> Iterator[None]:
+    def _cached_passes(self) -> Iterator[None]:
         streams = self._streams.open() if self._streams is not None and self._streams.sound else nullcontext()
         with self._weights.use(), streams:
             yield
@@ -104,16 +104,16 @@ class Capture:
 def launch_all(
     dry: Callable[[AbstractContextManager[None]], object], model: nn.Module, optimiser: torch.optim.Optimizer
 ) -> None:
-    """Ask for every kernel of a captured step: those of the passes, and those that are in the graph alone."""
+    """Launch every kernel of a captured step: those of `dry`, and those that occur only in the graph."""
     weights = WeightCache(model.parameters())
     dry(weights.learn())
     weights.fill()
     weights.launch()
-    adamw = _adamw(optimiser)
+    adamw = _as_adamw(optimiser)
     if adamw is not None and FusedAdamW.will_serve(adamw):
         FusedAdamW(adamw).launch()
 
 
-def _adamw(optimiser: torch.optim.Optimizer) -> torch.optim.AdamW | None:
-    known = type(optimiser) in (AdamW, torch.optim.AdamW)  # another subclass may do otherwise
-    return optimiser if isinstance(optimiser, torch.optim.AdamW) and known else None
+def _as_adamw(optimiser: torch.optim.Optimizer) -> torch.optim.AdamW | None:
+    exact = type(optimiser) in (AdamW, torch.optim.AdamW)  # a subclass may override the update
+    return optimiser if isinstance(optimiser, torch.optim.AdamW) and exact else None

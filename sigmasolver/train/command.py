@@ -1,4 +1,4 @@
-"""The command that trains on data which were looked at, complete enough to run as it is printed."""
+"""The `sigmasolver train` command for inspected data, ready to run as printed."""
 
 from __future__ import annotations
 
@@ -15,42 +15,45 @@ from sigmasolver.tasks import REALM, TASKS, Task
 
 __all__ = ["train_command"]
 
-LARGEST_STRIDE = 8
-"""Of the points that are tried to get from a stored grid to that of a task."""
+MAX_STRIDE = 8
+"""Largest spatial stride tried to subsample the stored grid to that of a task."""
 
 
 def train_command(summary: Summary) -> str | None:
-    """The command that trains on these data: the recipe of the task of their format, or of one that they fit, with what
-    must be set for a part of it or a smaller one; else one for own data. None: too few trajectories are finite."""
+    """Return the command that trains on these data, or None if too few trajectories are finite.
+
+    It names the task of their format, or the first task they fit, with the `--set` options that a partial or smaller
+    data set needs; otherwise it is the command for a user's own data.
+    """
     header, path = summary.header, summary.path
     if summary.bad and summary.whole - summary.bad < 2:
         return None
     fitting = (recipe_of(task.name) for task in TASKS.values() if _fits(task, header, summary.whole))
     recipe, settings = next(fitting, None), list[str]()
-    own = _of_format(header)
-    if own is not None:
-        recipe = recipe_of(own.name)
-        found = _settings(recipe, summary)
-        recipe, settings = (None, []) if found is None else (recipe, found)
-    words = ["sigmasolver", "train", *([] if recipe is None else [recipe.task.name]), "--data", str(path)]
-    words += ["--out", f"runs/{path.resolve().stem if recipe is None else recipe.task.name}"]
+    format_task = _task_of_format(header)
+    if format_task is not None:
+        recipe = recipe_of(format_task.name)
+        required = _required_settings(recipe, summary)
+        recipe, settings = (None, []) if required is None else (recipe, required)
+    arguments = ["sigmasolver", "train", *([] if recipe is None else [recipe.task.name]), "--data", str(path)]
+    arguments += ["--out", f"runs/{path.resolve().stem if recipe is None else recipe.task.name}"]
     if recipe is None and len(header.layout.times) == 1:
         constant = header.parameters.get("constant", header.layout.fields[:-1])
-        targets = [one for one in header.layout.fields if one not in constant]
-        words += ["--targets", ",".join(targets or header.layout.fields[-1:])]
+        targets = [name for name in header.layout.fields if name not in constant]
+        arguments += ["--targets", ",".join(targets or header.layout.fields[-1:])]
     if summary.bad:
-        words.append("--skip-bad")
+        arguments.append("--skip-bad")
     if unevenly_spaced(time_steps(header.layout.times)) is not None:
         settings.append("model.options.time_embedding=true")
-    return shlex.join([*words, *(word for one in settings for word in ("--set", one))])
+    return shlex.join([*arguments, *(argument for setting in settings for argument in ("--set", setting))])
 
 
-def _of_format(header: Header) -> Task | None:
-    """The task whose files these are, whatever their size."""
+def _task_of_format(header: Header) -> Task | None:
+    """Return the task of the file format, whatever the size of the data."""
     if header.source == "realpdebench":
-        named = stated_constant(header)
-        return next((TASKS[name.replace("_", "-")] for name, has in SCENARIOS.items() if has == named), None)
-    if header.source == "realm":  # the fields of one are also among those of the other
+        constant_fields = stated_constant(header)
+        return next((TASKS[name.replace("_", "-")] for name, has in SCENARIOS.items() if has == constant_fields), None)
+    if header.source == "realm":  # the fields of one task may be a subset of another's
         fitting = [task for task in REALM if set(task.targets) <= set(header.layout.fields)]
         return max(fitting, key=lambda task: len(task.targets), default=None)
     return None
@@ -61,26 +64,26 @@ def _fits(task: Task, header: Header, count: int) -> bool:
     frames = 1 if task.steady else (task.history + task.horizon - 1) * task.time_stride + 1
     return (
         {*task.inputs, *task.targets} <= set(layout.fields)
-        and _thinned(header, task.space_stride) == task.grid
+        and _subsampled_grid(header, task.space_stride) == task.grid
         and len(layout.times) >= frames
         and (len(layout.times) == 1) == task.steady
         and count >= task.train + task.validation + task.test
     )
 
 
-def _thinned(header: Header, stride: int) -> tuple[int, ...]:
+def _subsampled_grid(header: Header, stride: int) -> tuple[int, ...]:
     return tuple(-(-points // stride) for points in header.grid)
 
 
-def _settings(recipe: Recipe, summary: Summary) -> list[str] | None:
-    """What must be set so that the recipe of a published data set runs on these files of it, which may be a part, the
-    other branch or a stand-in; None: they have too few frames or trajectories."""
+def _required_settings(recipe: Recipe, summary: Summary) -> list[str] | None:
+    """Return the settings with which the recipe of a published data set runs on these files (a part of it, its other
+    branch or a stand-in), or None if there are too few frames or trajectories."""
     task, header, settings = recipe.task, summary.header, list[str]()
-    strides = [one for one in range(1, LARGEST_STRIDE + 1) if _thinned(header, one) == task.grid]
+    strides = [stride for stride in range(1, MAX_STRIDE + 1) if _subsampled_grid(header, stride) == task.grid]
     if strides and task.space_stride not in strides:
         settings.append(f"task.space_stride={strides[0]}")
     elif not strides:
-        settings.append(f"task.grid={_thinned(header, task.space_stride)}")
+        settings.append(f"task.grid={_subsampled_grid(header, task.space_stride)}")
     frames = -(-len(header.layout.times) // task.time_stride)
     ahead = recipe.training_windows().horizon
     if frames < task.history + max(task.block, ahead):
@@ -96,12 +99,12 @@ def _settings(recipe: Recipe, summary: Summary) -> list[str] | None:
                 return None
             settings += [f"task.train={summary.whole - task.validation - test}", f"task.test={test}"]
     recipe = changed(recipe, settings)
-    most = min(recipe.task.grid) // 2
-    if most < 1:
+    max_modes = min(recipe.task.grid) // 2
+    if max_modes < 1:
         return None
-    if isinstance(recipe.model.modes, int) and recipe.model.modes > most + 1:
-        settings.append(f"model.modes={most}")
-    windows = _windows(recipe, summary)
+    if isinstance(recipe.model.modes, int) and recipe.model.modes > max_modes + 1:
+        settings.append(f"model.modes={max_modes}")
+    windows = _windows_per_epoch(recipe, summary)
     if windows < 1:
         return None
     if recipe.train.batch > windows:
@@ -109,8 +112,8 @@ def _settings(recipe: Recipe, summary: Summary) -> list[str] | None:
     return settings
 
 
-def _windows(recipe: Recipe, summary: Summary) -> int:
-    """How many windows an epoch has."""
+def _windows_per_epoch(recipe: Recipe, summary: Summary) -> int:
+    """Number of windows per epoch."""
     task, header = recipe.task, summary.header
     lists = WindowLists.from_plain(header.parameters.get("windows")) if task.split == "published" else None
     if lists is not None:

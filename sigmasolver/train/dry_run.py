@@ -1,8 +1,8 @@
-"""A training without data: the updates of a recipe on made-up windows, and what one of them costs.
+"""Training without data: updates of a recipe on random windows, and the time and memory of one of them.
 
-Memory is the most that an update holds at one time: parameters, gradients, optimiser states and everything that lives
-between forward and backward pass, without the training windows. On a GPU its allocator tells it; on a CPU the tensors
-that are alive are counted, operation by operation, which leaves out what a library takes inside one operation.
+Memory is the peak of an update: parameters, gradients, optimiser states and the activations kept for the backward pass,
+without the training windows. On a GPU the caching allocator reports it; on a CPU live tensors are counted operation by
+operation, which leaves out temporary buffers inside an operation.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ __all__ = [
 ]
 
 UPDATES = 10_000
-"""Length of the pretended training: the learning rate stays low in the few updates that are made of it."""
+"""Length of the simulated training, so long that the learning rate stays low in the few updates that are run."""
 WATCHED = 1.0
-"""Seconds for which updates are timed; a slower one is timed alone."""
+"""Seconds for which updates are timed; a slower update is timed once."""
 
 
 class Noise:
-    """Random trajectories of a task, each drawn when asked for, so that nothing has to be simulated or stored."""
+    """Random trajectories of a task, drawn on access, so that nothing has to be simulated or stored."""
 
     def __init__(self, task: Task, count: int, frames: int) -> None:
         fields = tuple(dict.fromkeys((*task.inputs, *task.targets)))
@@ -69,7 +69,7 @@ class Noise:
 
 
 def made_up(recipe: Recipe) -> Recipe:
-    """The recipe for trajectories made to measure: no thinning, no counts of windows, and the dearest kind of step."""
+    """The recipe for random trajectories of the right size: no strides, no limits on starts, most expensive step."""
     task = replace(recipe.task, space_stride=1, time_stride=1, starts=None, normaliser="none")
     train = replace(
         recipe.train, updates=UPDATES, one_start=False, shared_start=False, starts=None, push_after=0, push_every=1
@@ -78,48 +78,50 @@ def made_up(recipe: Recipe) -> Recipe:
 
 
 def frames_of(recipe: Recipe) -> tuple[int, bool]:
-    """Frames of a trajectory after thinning, and whether their number is known: it is that of the task's simulator;
-    without one, as few as training and evaluation can do with."""
+    """Return the frames of a trajectory after the time stride, and whether that number is known.
+
+    It is that of the task's simulator; without one, the fewest with which training and evaluation work.
+    """
     specs = (recipe.training_windows(), recipe.evaluation_windows())
-    least = max(spec.span + ((spec.starts or 1) - 1) * spec.stride for spec in specs)
+    minimum = max(spec.span + ((spec.starts or 1) - 1) * spec.stride for spec in specs)
     simulator = SIMULATORS.get(recipe.task.name)
     stored = 0 if simulator is None else -(-len(simulator.layout.times) // recipe.task.time_stride)
-    return max(stored, least), stored >= least
+    return max(stored, minimum), stored >= minimum
 
 
 def planned_windows(recipe: Recipe) -> tuple[Windows, bool]:
-    """All training windows (their values would be drawn only when asked for), and whether their number is known."""
+    """Return all training windows (values are drawn only on access), and whether their number is known."""
     frames, known = frames_of(recipe)
     task = replace(recipe.task, space_stride=1, time_stride=1)
-    whole = replace(recipe, task=task)
-    source = Noise(task, len(whole.split(task.train + task.validation + task.test).train), frames)
-    return Windows(source, range(len(source)), whole.training_windows()), known
+    unstrided = replace(recipe, task=task)
+    source = Noise(task, len(unstrided.split(task.train + task.validation + task.test).train), frames)
+    return Windows(source, range(len(source)), unstrided.training_windows()), known
 
 
 def updates_of(recipe: Recipe) -> int:
-    """Optimiser updates of a recipe, on trajectories as long as `frames_of` says."""
+    """Number of optimiser updates of a recipe, on trajectories with as many frames as `frames_of` returns."""
     return StepPlan(recipe, planned_windows(recipe)[0]).steps
 
 
 def windows_of(recipe: Recipe, device: torch.device) -> Windows:
-    """One batch of random windows on the device, for a recipe that is `made_up`."""
+    """One batch of random windows on the device, for a recipe from `made_up`."""
     spec = recipe.training_windows()
     source = Noise(recipe.task, recipe.train.batch, spec.span)
     return Windows(source, range(len(source)), spec).resident(device)
 
 
 def forecaster_of(recipe: Recipe, device: torch.device) -> Forecaster:
-    """Untrained, with normalisers that change nothing."""
-    return build(recipe, _identity(recipe.task.inputs), _identity(recipe.task.targets)).to(device)
+    """Untrained, with identity normalisers."""
+    return build(recipe, _identity_normaliser(recipe.task.inputs), _identity_normaliser(recipe.task.targets)).to(device)
 
 
-def _identity(fields: tuple[str, ...]) -> Normaliser:
+def _identity_normaliser(fields: tuple[str, ...]) -> Normaliser:
     q = len(fields)
     return Normaliser("none", fields, torch.zeros(q, dtype=torch.float64), torch.ones(q, dtype=torch.float64))
 
 
 class Rehearsal:
-    """Call it for one update after another of this recipe, on random windows."""
+    """Run one update of this recipe on random windows per call."""
 
     def __init__(self, recipe: Recipe, execution: Execution) -> None:
         recipe, device = made_up(recipe), execution.world.device
@@ -134,13 +136,13 @@ class Rehearsal:
 
     @property
     def loss(self) -> torch.Tensor:
-        """Of the last update; stays on the device."""
+        """Loss of the last update, left on the device."""
         return self.stepper.loss
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one update."""
+    """Cost of one update."""
 
     memory: float
     """Bytes."""
@@ -148,11 +150,11 @@ class Cost:
 
 
 def cost_of(recipe: Recipe, execution: Execution) -> Cost:
-    """Make some updates of this recipe here, and measure them."""
-    return _on_gpu(recipe, execution) if execution.world.device.type == "cuda" else _on_cpu(recipe, execution)
+    """Run a few updates of this recipe on this device and measure them."""
+    return _gpu_cost(recipe, execution) if execution.world.device.type == "cuda" else _cpu_cost(recipe, execution)
 
 
-def _on_gpu(recipe: Recipe, execution: Execution) -> Cost:
+def _gpu_cost(recipe: Recipe, execution: Execution) -> Cost:
     device = execution.world.device
     gc.collect()
     torch.cuda.empty_cache()
@@ -160,27 +162,27 @@ def _on_gpu(recipe: Recipe, execution: Execution) -> Cost:
     update = Rehearsal(recipe, execution)
     for _ in range(WARM_UP):
         update()
-    # Only now: kernels that try out their forms in the first updates take memory for that.
+    # Reset only after warm-up, because autotuning in the first updates allocates extra memory.
     torch.cuda.reset_peak_memory_stats(device)
-    for _ in range(2):  # where steps are captured, the first of them is
+    for _ in range(2):  # with a graph engine the first of them is the capture
         update()
-    seconds = _timed(update, lambda: torch.cuda.synchronize(device))
+    seconds = _seconds_per_update(update, lambda: torch.cuda.synchronize(device))
     return Cost(torch.cuda.max_memory_allocated(device) - before - update.windows.values_on_device.nbytes, seconds)
 
 
-def _on_cpu(recipe: Recipe, execution: Execution) -> Cost:
-    # Operations inside a compiled network cannot be watched; it holds no more than these.
+def _cpu_cost(recipe: Recipe, execution: Execution) -> Cost:
+    # A dispatch mode does not see inside a compiled network, whose peak is at most that of the eager one.
     update = Rehearsal(recipe, replace(execution, engine="eager"))
     with Alive(update.windows.values_on_device) as alive:
-        for _ in range(2):  # only the second begins with gradients and optimiser states
+        for _ in range(2):  # only the second starts with gradients and optimiser states
             update()
     if execution.compiled:
         update = Rehearsal(recipe, execution)
         update()
-    return Cost(alive.peak, _timed(update, lambda: None))
+    return Cost(alive.peak, _seconds_per_update(update, lambda: None))
 
 
-def _timed(update: Callable[[], None], wait: Callable[[], None]) -> float:
+def _seconds_per_update(update: Callable[[], None], wait: Callable[[], None]) -> float:
     def seconds(count: int) -> float:
         wait()
         start = time.perf_counter()
@@ -194,32 +196,32 @@ def _timed(update: Callable[[], None], wait: Callable[[], None]) -> float:
 
 
 class Alive(TorchDispatchMode):
-    """Counts the bytes of all tensors that operations take and give while they are alive, each storage once."""
+    """Count the bytes of all live inputs and outputs of operations, each storage once; `apart` is not counted."""
 
     def __init__(self, apart: torch.Tensor) -> None:
         super().__init__()
         self.now = self.peak = 0
-        self._apart = apart.untyped_storage()
-        self._counted = {self._apart._cdata}
+        self._excluded = apart.untyped_storage()
+        self._counted = {self._excluded._cdata}
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self._look((args, kwargs))
+        self._track((args, kwargs))
         result = func(*args, **(kwargs or {}))
-        self._look(result)
+        self._track(result)
         return result
 
-    def _look(self, tree: Any) -> None:
+    def _track(self, tree: Any) -> None:
         for leaf in tree_leaves(tree):
             if isinstance(leaf, torch.Tensor):
                 storage = leaf.untyped_storage()
                 if storage._cdata not in self._counted:
                     self._counted.add(storage._cdata)
                     self.now += storage.nbytes()
-                    weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+                    weakref.finalize(storage, self._release, storage._cdata, storage.nbytes())
         self.peak = max(self.peak, self.now)
 
-    def _gone(self, key: int, size: int) -> None:
+    def _release(self, key: int, size: int) -> None:
         self._counted.discard(key)
         self.now -= size

@@ -1,22 +1,22 @@
-"""How one training step is run: eager, compiled, or captured as a CUDA graph; alone or in several processes.
+"""Execution of one training step: eager, compiled, or captured as a CUDA graph; in one process or several.
 
     eager            plain PyTorch
     compiled         the network goes through torch.compile
-    graph            the whole step (network, backward pass, optimiser, average) is one CUDA graph, replayed
+    graph            the full step (network, backward pass, optimiser, weight average) is a replayed CUDA graph
     compiled-graph   both
 
-All of them do the same arithmetic in the same order of steps; a compiled network, and the weights' update in a graph,
-may round differently. Nothing in a step waits for the GPU: batches are gathered there, rates and losses stay there
+All engines do the same arithmetic in the same order of steps; a compiled network, and the weight update in a graph,
+may round differently. A step has no host sync: batches are gathered on the GPU, where learning rates and losses stay
 until the losses are read.
 
-Several processes share a batch evenly. With DistributedDataParallel each holds the whole model; with `shard` (FSDP2)
-parameters, gradients and optimiser states are split among them.
+Several processes split a batch evenly. With DistributedDataParallel each has a full replica of the model; with `shard`
+(FSDP2) parameters, gradients and optimiser states are sharded among them.
 
 With `train.accumulate` every frame of teacher forcing has its own forward and backward pass, and gradients accumulate
-before the optimiser's step. DistributedDataParallel averages them in the last pass alone; FSDP2 in each, because it
-keeps no whole gradients.
+before the optimiser step. DistributedDataParallel averages them in the last pass only; FSDP2 in every pass, because it
+keeps no full gradients.
 
-With `train.recompute` a block stores its input alone and is recomputed in the backward pass.
+With `train.recompute` a block stores only its input and is recomputed in the backward pass.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ENGINES = ("eager", "compiled", "graph", "compiled-graph")
 
 @dataclass(frozen=True)
 class Execution:
-    """Where and how a run is executed; none of it changes what is learned."""
+    """Device, processes and engine of a run; none of them changes what is learned."""
 
     world: World = field(default_factory=World)
     engine: str = "eager"
@@ -80,15 +80,15 @@ class Execution:
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
-    """The full tensor, gathered if it is sharded (a collective call: every process must make it)."""
+    """Return the full tensor, gathered if it is sharded (a collective: every process must call it)."""
     gather: Callable[[], torch.Tensor] | None = getattr(tensor, "full_tensor", None)
     return tensor.detach() if gather is None else gather().detach()
 
 
 class Stepper:
-    """A network, its optimiser, and one step after another.
+    """A network, its optimiser and its training steps.
 
-    `rates` holds the learning rate of every step; `members(step)` names the windows of a step, all processes together.
+    `rates` holds the learning rate of every step; `members(step)` gives the window indices of the global batch.
     """
 
     def __init__(
@@ -117,15 +117,15 @@ class Stepper:
             )
         if train.recompute:
             recompute(self.model, draws)
-        self.forecaster = forecaster.around(self._wrapped())
+        self.forecaster = forecaster.around(self._wrapped_model())
         self.rates = rates.to(self.device, torch.float32)
         self.rate = torch.zeros((), device=self.device)
         self.loss = torch.zeros((), device=self.device)
-        # A frozen parameter never has a gradient, and the kernel of a captured step wants one of each.
-        self.learning = [one for one in self.model.parameters() if one.requires_grad]
-        self.optimiser = build_optimiser(self.learning, train, self.rate)
-        self._told = None if reads_tensor(self.optimiser) else rates.tolist()
-        if self._told is not None and execution.captured:
+        # A parameter without a gradient would disable the fused AdamW of a captured step.
+        self.trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimiser = build_optimiser(self.trainable, train, self.rate)
+        self._host_rates = None if reads_tensor(self.optimiser) else rates.tolist()
+        if self._host_rates is not None and execution.captured:
             raise ValueError(
                 f'The engine "{execution.engine}" needs an optimiser with capturable=True, but {train.optimiser} is '
                 "not one; use --engine eager or compiled."
@@ -138,11 +138,11 @@ class Stepper:
         self._inputs: Any = None
         self._times: torch.Tensor | None = None
         self._captures: dict[int, Capture] = {}
-        # One for all captures: what a stream frees is kept for that stream.
-        # Of a captured step's streams the one that the others wait for goes first.
+        # Shared by all captures, because the allocator reuses freed blocks only within a stream.
+        # The main stream of a captured step has priority over its side streams, which depend on it.
         self._side = torch.cuda.Stream(priority=-1) if execution.captured else None
 
-    def _wrapped(self) -> nn.Module:
+    def _wrapped_model(self) -> nn.Module:
         execution, model = self.execution, self.model
         if execution.shard:
             if self.average is not None:
@@ -160,19 +160,19 @@ class Stepper:
 
     @property
     def kept(self) -> nn.Module:
-        """The weights that the run keeps: the average where there is one."""
+        """The model whose weights are saved: the average if there is one."""
         return self.model if self.average is None else self.average
 
     def run(self, step: int) -> None:
-        """Step `step` (counted from 0); its loss is in `self.loss` afterwards. Steps must come in order."""
+        """Run step `step` (counted from 0) and leave its loss in `self.loss`. Steps must be run in order."""
         if self.random:
             self._seed(step)
         self.rate.copy_(self.rates[step])
-        if self._told is not None:
-            set_rate(self.optimiser, self._told[step])
+        if self._host_rates is not None:
+            set_rate(self.optimiser, self._host_rates[step])
         self._fetch(step)
         calls = self.recipe.train.calls_at(step)
-        with matmul_precision(self.recipe.train.precision):  # bf16 leaves its float32 remainder to TF32 too
+        with matmul_precision(self.recipe.train.precision):  # with bf16, the remaining float32 products use TF32
             if not self.execution.captured:
                 self._update(calls)
             else:
@@ -182,10 +182,10 @@ class Stepper:
 
     def _capture(self, calls: int) -> Capture:
         assert self._side is not None
-        # A network that is compiled, a block that runs again, or a gradient that is added to keeps to one stream.
+        # Compiled networks, recomputed blocks and accumulated gradients run on a single stream.
         train = self.recipe.train
         side_streams = not self.execution.compiled and not train.recompute and not train.accumulate
-        # Numbers of a step without its kernels are arbitrary, and a user's loss may do anything with them.
+        # A dry pass skips kernels, so its values are arbitrary; a user-defined loss might fail on them.
         dry = (
             partial(self._gradients, calls)
             if isinstance(self.criterion, Loss) and not self.execution.compiled
@@ -194,25 +194,25 @@ class Stepper:
         return Capture(partial(self._update, calls), dry, self.model, self.optimiser, self._side, side_streams)
 
     def _seed(self, step: int) -> None:
-        """Noise and dropout depend on the seed, the step and the process alone, so a run can resume at any step."""
+        """Make noise and dropout depend only on seed, step and rank, so that a run can resume at any step."""
         text = f"step/{self.recipe.train.seed}/{step}/{self.execution.world.rank}"
         torch.manual_seed(hashed_seed(text))
 
     def _fetch(self, step: int) -> None:
-        """The batch of this step as `self._inputs`: its indices where the windows lie on the device, else its frames.
+        """Set `self._inputs` to the batch of this step: indices if the windows are on the device, otherwise frames.
 
-        A captured step reads the same memory every time, so there the new values are copied into it.
+        A captured step always reads the same memory, so new values are copied into it.
         """
         if self.forecaster.time_scale is not None:
             self._fetch_times(step)
         if self.windows.on_device is not None:
-            mine = self.execution.world.share(self.members(step))
-            pinned = mine.clone().pin_memory() if self.device.type == "cuda" else mine
+            indices = self.execution.world.share(self.members(step))
+            pinned = indices.clone().pin_memory() if self.device.type == "cuda" else indices
             new: Any = pinned.to(self.device, non_blocking=True)
         else:
             if self._batches is None:
-                mine_of = (self.execution.world.share(self.members(s)) for s in range(step, len(self.rates)))
-                self._batches = prefetch(self.windows, mine_of, self.device)
+                shares = (self.execution.world.share(self.members(s)) for s in range(step, len(self.rates)))
+                self._batches = prefetch(self.windows, shares, self.device)
             new = next(self._batches)
         if not self.execution.captured or self._inputs is None:
             self._inputs = new
@@ -233,7 +233,7 @@ class Stepper:
     def _update(
         self, calls: int, passes: AbstractContextManager[None] | None = None, step: Callable[[], object] | None = None
     ) -> None:
-        """One step; forward and backward pass run inside `passes`, `step` is the update of the weights."""
+        """Run one step: forward and backward pass inside the context `passes`, then `step` updates the weights."""
         train = self.recipe.train
         losses = self._gradients(calls, passes or nullcontext())
         if train.clip is not None:
@@ -242,12 +242,12 @@ class Stepper:
         if self.average is not None and train.ema is not None:
             with torch.no_grad():
                 torch._foreach_lerp_(list(self.average.parameters()), list(self.model.parameters()), 1 - train.ema)
-                for average, now in zip(self.average.buffers(), self.model.buffers(), strict=True):
-                    average.copy_(now)  # running statistics are averages already, and counts have none
+                for average, current in zip(self.average.buffers(), self.model.buffers(), strict=True):
+                    average.copy_(current)  # running statistics are averages already, and counters have none
         self.loss.copy_(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
 
     def _gradients(self, calls: int, passes: AbstractContextManager[None]) -> list[torch.Tensor]:
-        """Forward and backward pass of one step, inside `passes`: its losses; gradients are left in the parameters."""
+        """Run forward and backward pass of one step inside `passes`; return its losses, leave gradients in `.grad`."""
         train = self.recipe.train
         resident = self.windows.on_device is not None
         history, future = self.windows.batch(self._inputs) if resident else self._inputs
@@ -261,15 +261,15 @@ class Stepper:
             "teacher_forced": direct if train.accumulate else teacher_forced,
             "pushforward": partial(pushforward, calls=calls),
         }
-        # The cache of cast weights would hand a captured step those of another one.
-        cache = not self.execution.captured
+        # The autocast cache would hand a captured step the casted weights of an earlier one.
+        cache_weights = not self.execution.captured
         autocast = torch.autocast(
-            self.device.type, dtype=torch.bfloat16, enabled=train.precision == "bf16", cache_enabled=cache
+            self.device.type, dtype=torch.bfloat16, enabled=train.precision == "bf16", cache_enabled=cache_weights
         )
         losses: list[torch.Tensor] = []
         with passes:
             for *part, times in parts:
-                with self._synchronised(last=len(losses) + 1 == len(parts)):
+                with self._gradient_sync(last=len(losses) + 1 == len(parts)):
                     with autocast:
                         loss = objectives[train.objective](self.forecaster, *part, self.criterion, times=times)
                     if not losses:
@@ -278,14 +278,14 @@ class Stepper:
                 losses.append(loss.detach())
         return losses
 
-    def _synchronised(self, last: bool) -> AbstractContextManager[None]:
-        """Around a forward and backward pass: processes average the accumulated gradients in the last one alone."""
+    def _gradient_sync(self, last: bool) -> AbstractContextManager[None]:
+        """Context of a forward and backward pass: DDP averages the accumulated gradients in the last one only."""
         model = self.forecaster.model
         return model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext()
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The blocks that can be recomputed one by one."""
+    """Return the blocks that can be recomputed one by one, or raise ValueError."""
     blocks = list(getattr(model, "blocks", ()))
     if not blocks:
         raise ValueError("This model has no blocks to recompute; set train.recompute=false.")
@@ -293,20 +293,20 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def recompute(model: nn.Module, draws: bool) -> None:
-    """From now on a block stores only its input and is recomputed in the backward pass, with the same dropout and noise
-    if it `draws` some.
+    """Make every block store only its input and be recomputed in the backward pass; with `draws`, the state of the
+    random generator is restored, so that dropout and noise are the same.
 
-    `forward` of the block is replaced and not the block, so the names of the weights stay.
+    The block's `forward` is replaced rather than the block, which keeps the names of the weights.
     """
     for block in blocks_of(model):
-        # From the class: a second training of the same model must not wrap it twice.
-        block.forward = partial(_checkpointed, MethodType(type(block).forward, block), draws)
+        # Taken from the class, so that training the same model again does not wrap it twice.
+        block.forward = partial(_forward_checkpointed, MethodType(type(block).forward, block), draws)
 
 
-def _checkpointed(forward: Callable[..., Any], draws: bool, *inputs: Any) -> Any:
+def _forward_checkpointed(forward: Callable[..., Any], draws: bool, *inputs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*inputs)
-    # Where nothing is drawn, saving the generator's state would only break a capture.
+    # Saving the generator's state would break graph capture, so do it only if something is drawn.
     return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=draws)
 
 
@@ -315,5 +315,5 @@ def _with_noise(history: torch.Tensor, normaliser: Normaliser, deviation: float,
     noisy = normaliser.decode(encoded + deviation * torch.randn_like(encoded))
     if mask is None:
         return noisy
-    before, own, after = noisy[..., :mask], history[..., mask : mask + 1], noisy[..., mask + 1 :]
-    return torch.cat((before, own, after), dim=-1)  # a solid stays where it is
+    before, clean, after = noisy[..., :mask], history[..., mask : mask + 1], noisy[..., mask + 1 :]
+    return torch.cat((before, clean, after), dim=-1)  # the mask gets no noise

@@ -1,5 +1,4 @@
-"""A recipe for a user's own data: what is left open is inferred from the data. And any recipe in words: the plan that a
-training follows once everything is set."""
+"""Infer a recipe for a user's own data from what the user set and from the data, and describe any recipe in text."""
 
 from __future__ import annotations
 
@@ -20,14 +19,14 @@ from sigmasolver.tasks import Task, velocity_in
 __all__ = ["UserChoices", "describe_recipe", "infer_recipe"]
 
 LARGE = {1: 4096, 2: 256**2, 3: 64**3}
-"""Points above which a grid is thinned, by its number of axes."""
-FEW = 16
-"""Points of the shortest axis below which nothing is thinned away."""
+"""Number of points above which a grid is subsampled, by its number of axes."""
+MIN_POINTS = 16
+"""Points that subsampling must leave on the shortest axis."""
 
 
 @dataclass(frozen=True)
 class UserChoices:
-    """What the user set; None: infer it."""
+    """Options set by the user; None means to infer the value."""
 
     name: str
     fields: tuple[str, ...] | None = None
@@ -40,19 +39,18 @@ class UserChoices:
     vectors: tuple[tuple[str, ...], ...] | None = None
     mask: str | None = None
     test: int | None = None
-    """How many trajectories test."""
+    """Number of test trajectories."""
     constant: tuple[str, ...] = ()
-    """Fields that were found to be constant in time, beside those that the data state: given, unless targets are
-    named."""
+    """Fields detected as constant in time, besides those that the data declare; not targets by default."""
 
 
 def infer_recipe(header: Header, count: int, choices: UserChoices, gpu: bool) -> tuple[Recipe, list[str]]:
-    """The recipe, and it in words."""
+    """Return the recipe and its description."""
     mask = choices.mask or header.parameters.get("mask")
     inputs, targets, steady = _fields(header, choices, mask)
     stride = _space_stride(header)
     train, test = _split(count, choices.test)
-    history, block, horizon = _one_frame(choices) if steady else _frames(len(header.layout.times), choices)
+    history, block, horizon = _steady_frames(choices) if steady else _frames(len(header.layout.times), choices)
     vectors = _vectors(header, targets) if choices.vectors is None else choices.vectors
     grid = tuple(-(-points // stride) for points in header.grid)
     task = Task(
@@ -77,75 +75,75 @@ def infer_recipe(header: Header, count: int, choices: UserChoices, gpu: bool) ->
 
 
 def describe_recipe(recipe: Recipe, header: Header, parts: Split | WindowLists) -> list[str]:
-    """What a training by this recipe on these data does, one line for each choice."""
+    """Describe a training by this recipe on these data, one line per choice."""
     task, model, train = recipe.task, recipe.model, recipe.train
     return [
-        _field_words(task),
-        _axes_words(task, header),
+        _describe_fields(task),
+        _describe_axes(task, header),
         f"grid: {shape_text(task.grid)}, "
         + (f"stride {task.space_stride} along each axis of the stored grid" if task.space_stride > 1 else "as stored"),
-        _split_words(parts),
+        _describe_split(parts),
         "frames: one, with inputs and targets in the same frame"
         if task.steady
         else f"frames: {task.history} given, {task.block} predicted per call, {task.horizon} evaluated "
         f"(of {-(-len(header.layout.times) // task.time_stride)})",
         f"model: {model.name}, width {model.width}, depth {model.depth}, {model.slices} slices, {_modes(model)} modes, "
-        f"padding {_padding(model)}",
-        _training_words(train, task, header),
+        f"padding {_padding_text(model)}",
+        _describe_training(train, task, header),
     ]
 
 
-def _field_words(task: Task) -> str:
-    given = [name for name in task.inputs if name not in task.targets]
-    kept = ", ".join(given) or "none"
-    words = f"fields: {', '.join(task.targets)} {'from' if task.steady else 'forecast, other inputs:'} {kept}"
+def _describe_fields(task: Task) -> str:
+    other_inputs = [name for name in task.inputs if name not in task.targets]
+    other_names = ", ".join(other_inputs) or "none"
+    text = f"fields: {', '.join(task.targets)} {'from' if task.steady else 'forecast, other inputs:'} {other_names}"
     for group, members in task.groups.items():
         if len(members) > 1:
-            named = "" if group.startswith("(") else f" ({group})"
-            words += f"; {', '.join(task.targets[one] for one in members)} count as one vector{named}"
-    return words if task.mask is None else f"{words}; only points where {task.mask} is 0 count"
+            label = "" if group.startswith("(") else f" ({group})"
+            text += f"; {', '.join(task.targets[member] for member in members)} count as one vector{label}"
+    return text if task.mask is None else f"{text}; only points where {task.mask} is 0 count"
 
 
-def _axes_words(task: Task, header: Header) -> str:
+def _describe_axes(task: Task, header: Header) -> str:
     layout = header.layout
-    ends = ", ".join(f"{axis} {end}" for axis, end in zip(layout.axis_names, layout.boundary, strict=True))
+    boundaries = ", ".join(f"{axis} {kind}" for axis, kind in zip(layout.axis_names, layout.boundary, strict=True))
     steps = time_steps(header.layout.times[:: task.time_stride])
-    apart = unevenly_spaced(steps) or (f"{sum(steps) / 2:g} apart" if steps else "")
-    return f"axes: {ends}; frames {apart}" if apart else f"axes: {ends}"
+    spacing = unevenly_spaced(steps) or (f"{sum(steps) / 2:g} apart" if steps else "")
+    return f"axes: {boundaries}; frames {spacing}" if spacing else f"axes: {boundaries}"
 
 
-def _split_words(parts: Split | WindowLists) -> str:
+def _describe_split(parts: Split | WindowLists) -> str:
     if isinstance(parts, WindowLists):
         counts = ", ".join(f"{len(parts.windows(part))} {part}" for part in ("train", "validation", "test"))
         return f"split: windows listed by the data set, {counts}"
     train, validation, test = len(parts.train) + len(parts.validation), len(parts.validation), len(parts.test)
-    first = sorted((*parts.train, *parts.validation)) == list(range(train))
-    words = f"split: {'the first ' if first else ''}{train} trajectories for training, "
-    words += f"{'the last ' if first and test else ''}{test or 'none'} for testing"
-    return f"{words}; {validation} of the training trajectories for validation"
+    in_order = sorted((*parts.train, *parts.validation)) == list(range(train))
+    text = f"split: {'the first ' if in_order else ''}{train} trajectories for training, "
+    text += f"{'the last ' if in_order and test else ''}{test or 'none'} for testing"
+    return f"{text}; {validation} of the training trajectories for validation"
 
 
 def _modes(model: ModelRecipe) -> str:
     return str(model.modes) if isinstance(model.modes, int) else shape_text(model.modes)
 
 
-def _padding(model: ModelRecipe) -> str:
+def _padding_text(model: ModelRecipe) -> str:
     padding = model.options.padding or "zeros"
     return padding if isinstance(padding, str) else ", ".join(padding)
 
 
-def _training_words(train: TrainRecipe, task: Task, header: Header) -> str:
+def _describe_training(train: TrainRecipe, task: Task, header: Header) -> str:
     steps = f"{train.epochs:,} epochs" if train.updates is None else f"{train.updates:,} steps"
     clip = "" if train.clip is None else f", gradients clipped at {train.clip:g}"
     return (
         f"training: {steps} of {train.batch} windows in {train.precision}, {train.optimiser}, "
         f"learning rate {train.lr:g}, "
-        f"loss {train.loss}, normaliser {_normaliser(task, header)}{clip}, seed {train.seed}"
+        f"loss {train.loss}, normaliser {_describe_normaliser(task, header)}{clip}, seed {train.seed}"
     )
 
 
-def _normaliser(task: Task, header: Header) -> str:
-    """Its kind, and where it comes from if the data set lacks the statistics that the kind is named after."""
+def _describe_normaliser(task: Task, header: Header) -> str:
+    """Return its kind, or how it is fitted if the data set lacks the published statistics."""
     if task.normaliser not in ("published", "numerical") or "statistics" in header.parameters:
         return task.normaliser
     branch = "numerical " if task.normaliser == "numerical" else ""
@@ -161,46 +159,50 @@ def _fields(header: Header, choices: UserChoices, mask: str | None) -> tuple[tup
             raise ValueError(f'Unknown field "{name}"; {suggest(name, known)}')
     if mask is not None:
         fields = (*(name for name in fields if name != mask), mask)
-    constant = {mask, *stated_constant(header), *choices.constant}  # what does not change is not forecast
+    constant = {mask, *stated_constant(header), *choices.constant}  # constant fields are not forecast
     targets = choices.targets or tuple(name for name in fields if name not in constant) or fields
-    given = tuple(name for name in fields if name not in targets)
+    input_only = tuple(name for name in fields if name not in targets)
     steady = len(header.layout.times) == 1
-    if steady and not set(given) - {mask}:
+    if steady and not set(input_only) - {mask}:
         raise ValueError(
             f"The data have one frame, so some fields must be predicted from others; set them with --targets "
             f"(the fields are {', '.join(known)})."
         )
-    return (given if steady else (*targets, *given)), targets, steady
+    return (input_only if steady else (*targets, *input_only)), targets, steady
 
 
 def _vectors(header: Header, targets: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """A velocity by the usual names of its components, where they have one unit."""
-    found = velocity_in(targets)
+    """Return the velocity, recognised by the usual names of its components, if they share a unit."""
+    velocity = velocity_in(targets)
     units = dict(zip(header.layout.fields, header.layout.units, strict=True))
-    return (found,) if found and len({units[name] for name in found}) == 1 else ()
+    return (velocity,) if velocity and len({units[name] for name in velocity}) == 1 else ()
 
 
 def _space_stride(header: Header) -> int:
-    """The least that makes the grid small enough, or else the most that leaves periodic axes periodic."""
-    periodic = [n for n, end in zip(header.grid, header.layout.boundary, strict=True) if end == "periodic"]
-    able = [stride for stride in range(1, max(1, min(header.grid) // FEW) + 1) if not any(n % stride for n in periodic)]
-    grids = {stride: [-(-n // stride) for n in header.grid] for stride in able}
-    return next((one for one in able if prod(grids[one]) <= LARGE[len(header.grid)]), able[-1])
+    """Return the smallest stride that makes the grid small enough, or the largest that keeps periodic axes periodic."""
+    periodic = [n for n, boundary in zip(header.grid, header.layout.boundary, strict=True) if boundary == "periodic"]
+    valid = [
+        stride
+        for stride in range(1, max(1, min(header.grid) // MIN_POINTS) + 1)
+        if not any(n % stride for n in periodic)
+    ]
+    grids = {stride: [-(-n // stride) for n in header.grid] for stride in valid}
+    return next((stride for stride in valid if prod(grids[stride]) <= LARGE[len(header.grid)]), valid[-1])
 
 
-def _split(count: int, asked: int | None) -> tuple[int, int]:
-    if asked is not None and not 0 <= asked < count:
+def _split(count: int, requested: int | None) -> tuple[int, int]:
+    if requested is not None and not 0 <= requested < count:
         raise ValueError(
-            f"--test is {asked} with {count} trajectories; it must be at least 0 and leave one for training."
+            f"--test is {requested} with {count} trajectories; it must be at least 0 and leave one for training."
         )
-    if asked is None and count < 2:
-        there = "there is only one" if count else "there are none yet"
-        raise ValueError(f"Training and testing need at least two trajectories, but {there}; split a long one in time.")
-    test = max(1, round(0.15 * count)) if asked is None else asked
+    if requested is None and count < 2:
+        text = "there is only one" if count else "there are none yet"
+        raise ValueError(f"Training and testing need at least two trajectories, but {text}; split a long one in time.")
+    test = max(1, round(0.15 * count)) if requested is None else requested
     return count - test, test
 
 
-def _one_frame(choices: UserChoices) -> tuple[int, int, int]:
+def _steady_frames(choices: UserChoices) -> tuple[int, int, int]:
     for name in ("history", "block", "horizon"):
         if getattr(choices, name) not in (None, 1):
             raise ValueError(f"--{name} is {getattr(choices, name)}, but the data have one frame; omit --{name}.")
@@ -208,7 +210,7 @@ def _one_frame(choices: UserChoices) -> tuple[int, int, int]:
 
 
 def _frames(frames: int, choices: UserChoices) -> tuple[int, int, int]:
-    """History, block and horizon that fit into so many frames."""
+    """Return history, block and horizon that fit into this number of frames."""
     history = max(1, min(10, frames // 4)) if choices.history is None else choices.history
     remaining = frames - history
     if remaining < 1:
@@ -225,8 +227,10 @@ def _frames(frames: int, choices: UserChoices) -> tuple[int, int, int]:
 
 
 def _model(header: Header, grid: Sequence[int], name: str, gpu: bool) -> ModelRecipe:
-    ends = header.layout.boundary
-    padding = tuple("circular" if end == "periodic" and n >= 3 else "zeros" for end, n in zip(ends, grid, strict=True))
+    boundaries = header.layout.boundary
+    padding = tuple(
+        "circular" if kind == "periodic" and n >= 3 else "zeros" for kind, n in zip(boundaries, grid, strict=True)
+    )
     options = Options(padding=padding)
     modes = max(1, min(8, min(grid) // 4))
     if gpu:

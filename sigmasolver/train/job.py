@@ -1,4 +1,4 @@
-"""A training from a data file to a finished run folder: split, windows, normalisers, network, loop."""
+"""Train from a data file to a finished run folder: split, windows, normalisers, network, loop."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ from sigmasolver.train.optimisers import OPTIMISERS
 __all__ = ["lies_on", "memory_of", "refuse_other_grid", "refuse_too_large", "resume_run", "train_run"]
 
 ON_GPU, ON_CPU = 0.4, 0.25
-"""Share of the memory (free on a GPU, all on a CPU) that training windows may take; the network needs the rest."""
+"""Fraction of the memory (free memory on a GPU, total on a CPU) that training windows may take; the network needs the
+remainder."""
 
 
 def train_run(
@@ -61,22 +62,22 @@ def train_run(
     stop: Callable[[], bool] | None = None,
     test: str | Path | Reader | None = None,
 ) -> None:
-    """Train by `recipe` on these data; a stopped run resumes, a finished one is left alone.
+    """Train `recipe` on these data; an unfinished run is resumed, a finished one is left unchanged.
 
-    Once `stop()` is true the training keeps its state and returns. `test` are data of their own to test on.
+    Once `stop()` returns True, the training saves its state and returns. `test` is a separate test data set.
     """
     execution = Execution() if execution is None else execution
     for name, registry in _registries(recipe)[1:]:
         registry.find(name)
     refuse_too_large(recipe, execution)
-    network = skeleton(recipe)  # fails before any data are read
+    network = skeleton(recipe)  # built first, to fail before any data are read
     if recipe.train.recompute:
         blocks_of(network)
     with open_data(source) as store:
         data, forecaster = _prepare(recipe, store, run, execution, test)
         if run.finished:
             if execution.world.first:
-                remove_abandoned(run.resume)  # killed after its weights were kept, a run writes no state any more
+                remove_abandoned(run.resume)  # left by a run killed after saving its final weights
             return
         with run.held("training") if execution.world.first else nullcontext():
             train(recipe, data, forecaster.to(execution.world.device), run, execution, watch, stop=stop)
@@ -89,7 +90,7 @@ def resume_run(
     watch: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> None:
-    """Resume a run; its data may have moved to `path`."""
+    """Resume a run; `path` is the new location of its data, if they were moved."""
     recipe = recipe_in(run)
     for name, registry in _registries(recipe):
         refuse_unregistered(run, name, registry)
@@ -98,7 +99,7 @@ def resume_run(
 
 
 def _registries(recipe: Recipe) -> tuple[tuple[str, Registry[Any]], ...]:
-    """The names in a recipe that stand for code, and where each is looked up."""
+    """Return the registered names in a recipe, each with its registry."""
     return (recipe.model.name, MODELS), (recipe.train.loss, LOSSES), (recipe.train.optimiser, OPTIMISERS)
 
 
@@ -114,23 +115,23 @@ def _prepare(
     if validation is not None:
         _check_values(recipe, validation, "validation")
     unseen = recipe.windows_of(store, "test", recipe.training_windows())
-    if unseen is not None:  # what an evaluation would refuse is better known before the training than after it
+    if unseen is not None:  # fail now rather than in the evaluation after the training
         _check_values(recipe, unseen, "test")
     StepPlan(recipe, training).rates()
-    training = _held(training, execution.world.device)
+    training = _resident_if_fits(training, execution.world.device)
     if execution.world.first:
-        _open(recipe, training, store, {"train": training, "validation": validation, "test": unseen}, run, test)
+        _open_run(recipe, training, store, {"train": training, "validation": validation, "test": unseen}, run, test)
     execution.world.wait()
     forecaster = build(recipe, *read_normalisers(run, recipe), read_time_scale(run, recipe))
     return Data(training, validation, store.fingerprint), forecaster
 
 
 def refuse_too_large(recipe: Recipe, execution: Execution) -> None:
-    """Refuse a model whose weights, gradients and optimiser states exceed the memory, before it is built; and one whose
-    blocks keep more than that for the backward pass, of which two values per channel and point are the least.
+    """Raise ValueError, before the model is built, if its weights, gradients and optimiser states exceed the memory, or
+    if the activations that its blocks keep for the backward pass do (at least two values per channel and point).
 
-    Blocks are alike, so the parameters grow by the same number with every two (DRIFT-Net's come in pairs): two shallow
-    models tell those of any depth.
+    Blocks are alike, so every two of them (DRIFT-Net's come in pairs) add the same number of parameters: the counts of
+    two shallow models give that of any depth.
     """
     refuse_beyond_limits(recipe)
     model = recipe.model
@@ -149,11 +150,11 @@ def refuse_too_large(recipe: Recipe, execution: Execution) -> None:
         )
     points = prod(recipe.task.grid) * max(1, recipe.train.batch // execution.world.size)
     values = points * model.width * model.depth * (1 if recipe.train.recompute else 2)
-    kept = values * (2 if recipe.train.precision == "bf16" else 4)
-    if kept > memory:
+    activations = values * (2 if recipe.train.precision == "bf16" else 4)
+    if activations > memory:
         raise ValueError(
             f"A step of width {model.width}, depth {model.depth} and batch {recipe.train.batch} on "
-            f"{shape_text(recipe.task.grid)} points needs more than {kept / 1e9:.3g} GB, but "
+            f"{shape_text(recipe.task.grid)} points needs more than {activations / 1e9:.3g} GB, but "
             f"{memory / 1e9:.3g} GB are available; lower one of them, or set train.recompute=true."
         )
 
@@ -166,7 +167,7 @@ def refuse_other_grid(training: Windows, recipe: Recipe) -> None:
         )
 
 
-def _open(
+def _open_run(
     recipe: Recipe,
     training: Windows,
     store: Reader,
@@ -174,21 +175,21 @@ def _open(
     run: Run,
     test: str | Path | Reader | None,
 ) -> None:
-    """Begin the folder, or make sure that it is this run's. Whatever can be wrong with a recipe shows before a file is
-    written, so that the corrected command finds the folder free."""
+    """Create the run folder, or check that it belongs to this run. Everything is validated before a file is written, so
+    that a corrected command can use the same folder."""
     known = (run.path / "normaliser.json").exists()
     inputs, targets = (
         read_normalisers(run, recipe) if known else fit(recipe.task.normaliser, training, recipe.task.mask)
     )
     domain = Domain.of(store.header.layout, training.fields, training.times)
     if not known:
-        _refuse_moving(recipe, training)
-        _refuse_uneven(recipe, domain, store.path)
+        _refuse_time_dependent_inputs(recipe, training)
+        _refuse_uneven_times(recipe, domain, store.path)
     build(recipe, inputs, targets)
     tested = None if test is None else _check_test(recipe, test, store, parts, domain, run)
     begin(run, recipe)
     record_origins(run, recipe)
-    _bind(run, store, parts, domain, tested)
+    _record_data(run, store, parts, domain, tested)
     if not known:
         scale = TimeScale.of(training.times) if recipe.model.options.time_embedding else None
         write_normalisers(run, inputs, targets, store.fingerprint, scale)
@@ -206,12 +207,12 @@ def _check_masks(recipe: Recipe, windows: Windows) -> None:
             check_mask(values, channel, recipe.task.mask, trajectory)
 
 
-def _refuse_moving(recipe: Recipe, training: Windows) -> None:
-    """A rollout carries a given field along as it is, so it must not change in time."""
-    given = [] if recipe.task.steady else [name for name in recipe.task.inputs if name not in recipe.task.targets]
-    channels = [training.fields.index(name) for name in given]
-    for values in training.each() if given else ():
-        for name, channel in zip(given, channels, strict=True):
+def _refuse_time_dependent_inputs(recipe: Recipe, training: Windows) -> None:
+    """Raise ValueError if a field that is only an input changes in time: a rollout carries it along unchanged."""
+    input_only = [] if recipe.task.steady else [name for name in recipe.task.inputs if name not in recipe.task.targets]
+    channels = [training.fields.index(name) for name in input_only]
+    for values in training.each() if input_only else ():
+        for name, channel in zip(input_only, channels, strict=True):
             if bool((values[..., channel] != values[:1, ..., channel]).any()):
                 raise ValueError(
                     f"The field {name} is not predicted but changes in time; predict it too, or omit "
@@ -220,8 +221,8 @@ def _refuse_moving(recipe: Recipe, training: Windows) -> None:
                 )
 
 
-def _refuse_uneven(recipe: Recipe, domain: Domain, path: Path) -> None:
-    """The map from one frame to the next is one map only where all of them are equally far apart."""
+def _refuse_uneven_times(recipe: Recipe, domain: Domain, path: Path) -> None:
+    """Raise ValueError for unevenly spaced frames, unless the model takes the time as an input."""
     uneven = unevenly_spaced(domain.time_steps)
     if uneven is not None and not recipe.model.options.time_embedding:
         raise ValueError(
@@ -238,7 +239,7 @@ def _check_test(
     domain: Domain,
     run: Run,
 ) -> dict[str, str | int]:
-    """What to write down of test data, which must be like those of the training and share no trajectory with them."""
+    """Return the record of the test data, which must match the training data and share no trajectory with them."""
     with open_data(source) as data:
         path = data.path
         windows = Windows(data, range(len(data)), recipe.evaluation_windows())
@@ -246,7 +247,7 @@ def _check_test(
         differences = domain.differences(Domain.of(data.header.layout, windows.fields, windows.times))
         if differences:
             raise ValueError(f"The test data {path} differ from the training data: {'; '.join(differences)}.")
-        trained = {store.digests[number] for number in _seen(parts)}
+        trained = {store.digests[number] for number in _trained_trajectories(parts)}
         for number, digest in enumerate(data.digests):
             if digest in trained:
                 raise ValueError(
@@ -254,78 +255,83 @@ def _check_test(
                     "remove it from one of them."
                 )
         frames = len(data.header.layout.times)
-        return {"path": _named(path, run), "fingerprint": data.fingerprint, "count": len(data), "frames": frames}
+        return {
+            "path": _recorded_path(path, run),
+            "fingerprint": data.fingerprint,
+            "count": len(data),
+            "frames": frames,
+        }
 
 
-def _named(path: Path, run: Run) -> str:
-    """A path as a run writes it down: what lies in its folder moves with it."""
-    source, home = path.resolve(), run.path.resolve()
-    return str(source.relative_to(home)) if source.is_relative_to(home) else str(source)
+def _recorded_path(path: Path, run: Run) -> str:
+    """Return a path as it is recorded in a run: relative inside the run folder, which may be moved; else absolute."""
+    source, folder = path.resolve(), run.path.resolve()
+    return str(source.relative_to(folder)) if source.is_relative_to(folder) else str(source)
 
 
-def _members(parts: Mapping[str, Windows | None]) -> dict[str, list[int]]:
-    """The trajectories of each part."""
+def _trajectories_by_part(parts: Mapping[str, Windows | None]) -> dict[str, list[int]]:
+    """Return the trajectories of each part."""
     return {part: [] if windows is None else list(windows.trajectories) for part, windows in parts.items()}
 
 
-def _seen(parts: Mapping[str, Windows | None]) -> list[int]:
-    """The trajectories that a training sees; one may have windows in several parts."""
-    members = _members(parts)
+def _trained_trajectories(parts: Mapping[str, Windows | None]) -> list[int]:
+    """Return the trajectories used in training, without duplicates: one may have windows in several parts."""
+    members = _trajectories_by_part(parts)
     return list(dict.fromkeys((*members["train"], *members["validation"])))
 
 
-def _bind(
+def _record_data(
     run: Run,
     store: Reader,
     parts: Mapping[str, Windows | None],
     domain: Domain,
     test: dict[str, str | int] | None,
 ) -> None:
-    """Write down which data the run learns from, or make sure that they are still the same."""
+    """Record the data of the run in data.json, or check that they are still the same."""
     if (run.path / "data.json").exists():
-        known = run.read_json("data.json")
-        held, test = known.get("fingerprint"), test or known.get("test")
-        if held != store.fingerprint:
+        record = run.read_json("data.json")
+        fingerprint, test = record.get("fingerprint"), test or record.get("test")
+        if fingerprint != store.fingerprint:
             raise ValueError(
-                f"{run.path} was started with other data: their fingerprint is {held}, but {store.path} has "
+                f"{run.path} was started with other data: their fingerprint is {fingerprint}, but {store.path} has "
                 f"{store.fingerprint}; give the same file, or choose another folder."
             )
-    # The digests tell a later test set that shares a trajectory with the training, whatever file it lies in.
-    digests = [store.digests[number].hex() for number in _seen(parts)]
+    # The digests reveal a later test set that shares a trajectory with the training, whatever file it is in.
+    digests = [store.digests[number].hex() for number in _trained_trajectories(parts)]
     facts = {
-        "path": _named(store.path, run),
+        "path": _recorded_path(store.path, run),
         "fingerprint": store.fingerprint,
         "source": store.header.source,
         "seed": store.header.seed,
         "frames": len(store.header.layout.times),
-        "parts": _members(parts),
+        "parts": _trajectories_by_part(parts),
         "digests": digests,
         "domain": to_plain(domain),
         "fields": list(store.header.layout.fields),
     }
-    said = {name: store.header.parameters[name] for name in ("reading", "skipped") if name in store.header.parameters}
-    said["mask"] = store.header.parameters.get("mask")
-    facts |= said if test is None else {**said, "test": test}
+    stated = {name: store.header.parameters[name] for name in ("reading", "skipped") if name in store.header.parameters}
+    stated["mask"] = store.header.parameters.get("mask")
+    facts |= stated if test is None else {**stated, "test": test}
     if store.notes:
         facts["notes"] = list(store.notes)
     unseen = parts["test"]
-    if unseen is not None and unseen.starts is None:  # their number does not follow from the length of a trajectory
+    if unseen is not None and unseen.starts is None:  # their number cannot be computed from the length of a trajectory
         facts["listed"] = len(unseen)
     if not (run.path / "data.json").exists() or run.read_json("data.json") != facts:
         run.write_json("data.json", facts)
 
 
 def memory_of(device: torch.device) -> int:
-    """Bytes that a training may hope for: free on a GPU; on a CPU all of them, shared evenly by its processes."""
+    """Bytes available to a training: free memory on a GPU; on a CPU all of it, divided evenly among its processes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // processes_here()
 
 
 def lies_on(windows: Windows, device: torch.device, memory: int) -> bool:
-    """Whether training windows are held on a device with so much memory, rather than read as they are needed."""
+    """Whether training windows are kept on a device with this much memory, rather than read batch by batch."""
     return windows.fits(int((ON_GPU if device.type == "cuda" else ON_CPU) * memory))
 
 
-def _held(windows: Windows, device: torch.device) -> Windows:
+def _resident_if_fits(windows: Windows, device: torch.device) -> Windows:
     return windows.resident(device) if lies_on(windows, device, memory_of(device)) else windows

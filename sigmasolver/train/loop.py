@@ -1,8 +1,8 @@
-"""The only training loop: AdamW over one cycle, killed at any moment and continued to the same weights.
+"""The training loop: a run can be killed at any moment and resumes to the same weights.
 
-Which windows a step sees, how fast it learns and what is random in it are functions of the seed and the step, so a run
-resumes from one file that holds weights, optimiser, average and the step. On a CPU the weights that come out are bit
-for bit those of an uninterrupted run. Losses stay on the device and are read every `look` steps.
+The windows, the learning rate and the random numbers of a step are functions of the seed and the step, so a run resumes
+from one file with the weights, the optimiser state, the weight average and the step. On a CPU the final weights are
+bitwise identical to those of an uninterrupted run. Losses stay on the device and are read every `look` steps.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from sigmasolver.train.optimisers import OneCycle, set_rate
 
 __all__ = ["Data", "Progress", "StepPlan", "order", "train", "validate"]
 
-MOST_STEPS = 10**9
-"""Years of training; the learning rates of more steps fit no memory."""
-CHECKED = 256
-"""Windows that one validation looks at, at most: evenly spread over all."""
+MAX_STEPS = 10**9
+"""Already years of training; the learning rates of more steps would not fit into memory."""
+MAX_VALIDATION_WINDOWS = 256
+"""Maximum number of windows in a validation, evenly spread over all."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """What a run learns from and is checked with."""
+    """Training and validation windows of a run."""
 
     training: Windows
     validation: Windows | None
@@ -49,14 +49,14 @@ class Data:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is, each time its losses are read."""
+    """Progress of a run, reported each time its losses are read."""
 
     step: int
     steps: int
     loss: float
-    """Mean since the last look."""
+    """Mean since the last report."""
     error: float | None
-    """Of the validation windows at the newest check, see `validate`."""
+    """Validation error at the latest check, see `validate`."""
     rate: float
     """The learning rate of the last step."""
     steps_per_second: float
@@ -64,7 +64,7 @@ class Progress:
 
 @lru_cache(maxsize=2)
 def order(seed: int, epoch: int, trajectories: int, starts: int, one_start: bool = False) -> torch.Tensor:
-    """The windows of this epoch in their order: all of them, or one random start of each trajectory."""
+    """Return the shuffled windows of this epoch: all of them, or one random start per trajectory."""
     generator = torch.Generator().manual_seed(hashed_seed(f"order/{seed}/{epoch}"))
     if not one_start:
         return torch.randperm(trajectories * starts, generator=generator)
@@ -73,11 +73,11 @@ def order(seed: int, epoch: int, trajectories: int, starts: int, one_start: bool
 
 
 class StepPlan:
-    """The steps of a run: how many, which windows each sees, and when the run is checked."""
+    """The steps of a run: their number, the windows of each, and the steps after which to validate."""
 
     def __init__(self, recipe: Recipe, windows: Windows) -> None:
         train = recipe.train
-        # Listed windows are in no order that their trajectory would tell.
+        # Windows listed by the data set are not ordered by trajectory and start.
         regular = windows.starts is not None
         self.train, self.starts = train, 1 if windows.starts is None else windows.starts
         self.trajectories = len(windows.trajectories) if regular else len(windows)
@@ -91,20 +91,20 @@ class StepPlan:
             raise ValueError(f"train.batch is {train.batch}, but an epoch has only {count} windows; lower train.batch.")
         self.per_epoch = count // train.batch
         self.steps = train.updates if train.updates is not None else train.epochs * self.per_epoch
-        if self.steps > MOST_STEPS:
+        if self.steps > MAX_STEPS:
             raise ValueError(
-                f"The training has {self.steps:,} steps, but the maximum is {MOST_STEPS:,}; lower train.updates or "
+                f"The training has {self.steps:,} steps, but the maximum is {MAX_STEPS:,}; lower train.updates or "
                 "train.epochs."
             )
-        checks = min(train.checks, self.steps)  # more of them than steps is one after every step
+        checks = min(train.checks, self.steps)  # at most one after every step
         self.checks = {round(k * self.steps / checks) for k in range(1, checks + 1)}
 
     def members(self, step: int) -> torch.Tensor:
-        """The windows of this step (counted from 0)."""
+        """Return the window indices of this step (counted from 0)."""
         epoch, inside = divmod(step, self.per_epoch)
         windows = order(self.train.seed, epoch, self.trajectories, self.starts, self.train.one_start)
         members = windows[inside * self.train.batch : (inside + 1) * self.train.batch]
-        if self.train.shared_start:  # a random one: that of the first
+        if self.train.shared_start:  # the random start of the first window
             members = members - members % self.starts + members[0] % self.starts
         return members
 
@@ -125,10 +125,10 @@ def train(
     keep_seconds: float = 30.0,
     stop: Callable[[], bool] | None = None,
 ) -> None:
-    """Train `forecaster` and leave the run folder behind; continues a run that was stopped.
+    """Train `forecaster` and write the run folder; a stopped run is resumed.
 
-    Every `look` steps the losses are read and a row is logged; the state is kept at the first look after every
-    `keep_seconds`, and at the end. Once `stop()` is true the state is kept and the loop returns, unfinished.
+    Every `look` steps the losses are read and a row is logged; the state is saved at the first such step after every
+    `keep_seconds`, and at the end. Once `stop()` returns True, the state is saved and the loop returns unfinished.
     """
     execution = Execution() if execution is None else execution
     world = execution.world
@@ -141,24 +141,24 @@ def train(
     forecaster.model.train()
     losses: list[torch.Tensor] = []
     began, start = time.monotonic(), state.step
-    kept = looked = began
+    saved = reported = began
     for step in range(state.step, plan.steps):
         stepper.run(step)
         losses.append(stepper.loss.clone())
         done = step + 1
-        # A slow step must not put off the saving; several processes would have to agree at every step, and do not.
+        # Save in time even if steps are slow; with several processes this would need a collective at every step.
         stopping = stop is not None and stop()
-        early = world.size == 1 and (stopping or time.monotonic() - looked > keep_seconds > 0)
-        if done % look and not early and done not in plan.checks and done != plan.steps:
+        overdue = world.size == 1 and (stopping or time.monotonic() - reported > keep_seconds > 0)
+        if done % look and not overdue and done not in plan.checks and done != plan.steps:
             continue
-        looked = time.monotonic()
+        reported = time.monotonic()
         mean = _read_losses(torch.stack(losses), step, plan, world)
         losses.clear()
         row: dict[str, Any] = {"step": done, "epoch": step // plan.per_epoch, "loss": mean}
         row["rate"] = float(stepper.rates[step])
         row["seconds"] = time.monotonic() - began
         row["steps_per_second"] = (done - start) / row["seconds"]
-        better = False
+        improved = False
         if done in plan.checks and data.validation is not None:
             row["error"] = state.error = validate(
                 stepper.forecaster if execution.shard else forecaster.around(stepper.kept),
@@ -166,51 +166,51 @@ def train(
                 execution,
                 recipe.train.check,
             )
-            better = not state.error >= state.best
+            improved = not state.error >= state.best
             forecaster.model.train()
         if world.first:
-            append_row(run.log, row)  # before the state: what a kill leaves beyond the state is dropped at the resume
-        if better and recipe.train.keep == "best":  # before the state, which says that these weights are kept
+            append_row(run.log, row)  # before the state: rows beyond the saved state are dropped on resume
+        if improved and recipe.train.keep == "best":  # before the state, which refers to these weights
             state.best = row["error"]
             _save(run, forecaster.around(stepper.kept), done, plan.steps, data.fingerprint, world)
-        if world.agreed(stopping or done == plan.steps or time.monotonic() - kept >= keep_seconds):
+        if world.agreed(stopping or done == plan.steps or time.monotonic() - saved >= keep_seconds):
             state.keep(done)
-            kept = time.monotonic()
+            saved = time.monotonic()
         if world.first and watch is not None:
             watch(Progress(done, plan.steps, mean, state.error, row["rate"], row["steps_per_second"]))
         if done < plan.steps and stop is not None and world.agreed(stopping):
             return
-    # After log and state, because weights of the last step say that the run is finished.
+    # After log and state, because weights of the last step mark the run as finished.
     if recipe.train.keep == "final" or not run.weights.exists():
         _save(run, forecaster.around(stepper.kept), plan.steps, plan.steps, data.fingerprint, world)
-    world.wait()  # until the first process has written what the others will read
+    world.wait()  # until rank 0 has written what the other ranks will read
     forecaster.model.eval()
     if stepper.average is not None:
         forecaster.model.load_state_dict(stepper.average.state_dict())
 
 
 def validate(forecaster: Forecaster, windows: Windows, execution: Execution, check: str = "relative_l2") -> float:
-    """Mean relative L2 over the whole horizon of free rollouts, fields averaged; at most CHECKED windows. Or RMSE, as
-    `TrainRecipe.check` says, of all windows, since outliers decide it.
+    """Return the mean relative L2 error of free rollouts over the full horizon, averaged over fields, on at most
+    MAX_VALIDATION_WINDOWS windows; or the RMSE (`TrainRecipe.check`) on all windows, since outliers dominate it.
 
-    Where mass fractions are transformed, of normalised fields, because traces of a species would outweigh all others;
-    and without fields that are constant in truth, which have no relative error.
+    If mass fractions are transformed, errors are those of normalised fields, because traces of a species would outweigh
+    everything else; fields whose truth is constant are left out, because they have no relative error.
     """
     world = execution.world
-    chosen = spread_evenly(len(windows), None if check == "rmse" else CHECKED)
-    # A split model needs every process in every call, so there each of them does all windows.
-    mine = chosen if execution.shard else world.share(chosen)
+    chosen = spread_evenly(len(windows), None if check == "rmse" else MAX_VALIDATION_WINDOWS)
+    # Every call of a sharded model is a collective, so each process evaluates all windows.
+    indices = chosen if execution.shard else world.share(chosen)
     forecaster.model.eval()
     errors = []
-    for part in mine.split(max(1, 64 // windows.spec.horizon)) if len(mine) else ():  # there may be more processes
-        history, future = (one.to(world.device) for one in windows.batch(part))
+    for batch in indices.split(max(1, 64 // windows.spec.horizon)) if len(indices) else ():  # a process may have none
+        history, future = (tensor.to(world.device) for tensor in windows.batch(batch))
         with torch.no_grad():
-            frames = rollout(forecaster, history, windows.spec.horizon, times=windows.frame_times(part)).frames
+            frames = rollout(forecaster, history, windows.spec.horizon, times=windows.frame_times(batch)).frames
         if forecaster.mask is not None:
             fluid = fluid_of(history, forecaster.inputs.fields.index(forecaster.mask))
             frames, future = zero_in_solid(frames, fluid), zero_in_solid(future, fluid)
-        measured = _energies if check == "rmse" else _relative_errors
-        errors.append(measured(forecaster.targets, frames, future))
+        measure = _energies if check == "rmse" else _relative_errors
+        errors.append(measure(forecaster.targets, frames, future))
     empty = torch.zeros((0, 2) if check == "rmse" else (0,), dtype=torch.float64, device=world.device)
     local = torch.cat(errors) if errors else empty
     gathered = local if execution.shard else world.gather(local, len(chosen))
@@ -221,7 +221,7 @@ def validate(forecaster: Forecaster, windows: Windows, execution: Execution, che
 
 
 def _energies(normaliser: Normaliser, predicted: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
-    """(B, 2): sums of squares of the error and of the truth, for an RMSE over windows; see `validate`."""
+    """Sums of squares of the error and of the truth, for an RMSE over windows: (B, 2); see `validate`."""
     if normaliser.transforms:
         predicted, true = normaliser.encode_forecast(predicted), normaliser.encode(true)
     predicted, true = torch.nan_to_num(predicted.double(), nan=torch.inf), true.double()
@@ -229,12 +229,12 @@ def _energies(normaliser: Normaliser, predicted: torch.Tensor, true: torch.Tenso
 
 
 def _relative_errors(normaliser: Normaliser, predicted: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
-    """(B,): see `validate`."""
+    """Relative L2 error of each window: (B,); see `validate`."""
     if not normaliser.transforms:
         return metrics.relative_l2(predicted, true).mean(1)
-    known = normaliser.encode(true)
-    varies = ~metrics.is_constant(known).all(1)  # a species below the floor everywhere does not
-    errors = metrics.relative_l2(normaliser.encode_forecast(predicted), known)
+    encoded = normaliser.encode(true)
+    varies = ~metrics.is_constant(encoded).all(1)  # false for a species below the floor everywhere
+    errors = metrics.relative_l2(normaliser.encode_forecast(predicted), encoded)
     return torch.where(varies, errors, 0.0).sum(1) / varies.sum(1)
 
 
@@ -245,7 +245,7 @@ def _save(run: Run, forecaster: Forecaster, step: int, steps: int, fingerprint: 
 
 
 def _read_losses(losses: torch.Tensor, last: int, plan: StepPlan, world: World) -> float:
-    """The mean of the losses up to step `last`; one that is not finite ends the run before it is kept."""
+    """Return the mean of the losses up to step `last`; raise ValueError if one is not finite, before it is logged."""
     values = world.mean(losses)
     finite = torch.isfinite(values)
     if not bool(finite.all()):
@@ -259,7 +259,7 @@ def _read_losses(losses: torch.Tensor, last: int, plan: StepPlan, world: World) 
 
 
 class _State:
-    """Everything the next step depends on, kept in one file and taken from it where there is one."""
+    """Everything the next step depends on, saved in one file and restored from it if it exists."""
 
     def __init__(self, run: Run, stepper: Stepper, steps: int, world: World) -> None:
         self.run, self.stepper, self.steps, self.world = run, stepper, steps, world
@@ -269,7 +269,7 @@ class _State:
         rows = [row for row in run.read_log() if row["step"] <= self.step]
         self.error = next((row["error"] for row in reversed(rows) if "error" in row), None)
         if world.first and run.log.exists():
-            replace_rows(run.log, rows)  # what was logged after the state was kept will be recomputed
+            replace_rows(run.log, rows)  # rows logged after the state was saved will be computed again
         world.wait()
 
     step: int
@@ -312,47 +312,47 @@ class _State:
             raise ValueError(
                 f"{self.run.resume} is not a complete state of this model; copy it again, or restart the run."
             )
-        _load(stepper.model, _part(tensors, "model."))
+        _load(stepper.model, _with_prefix(tensors, "model."))
         if stepper.average is not None:
-            _load(stepper.average, _part(tensors, "average."))
+            _load(stepper.average, _with_prefix(tensors, "average."))
         states: dict[int, dict[str, Any]] = {}
-        for name, tensor in _part(tensors, "optimiser.").items():
+        for name, tensor in _with_prefix(tensors, "optimiser.").items():
             index, _, key = name.partition(".")
-            like = stepper.learning[int(index)]
-            split = tensor.shape == like.shape and tensor.ndim > 0
-            states.setdefault(int(index), {})[key] = _split_like(tensor, like) if split else tensor
+            like = stepper.trainable[int(index)]
+            sharded = tensor.shape == like.shape and tensor.ndim > 0
+            states.setdefault(int(index), {})[key] = _shard_like(tensor, like) if sharded else tensor
         for name, number in numbers.items():
             index, _, key = name.partition(".")
             states.setdefault(int(index), {})[key] = number
         groups = stepper.optimiser.state_dict()["param_groups"]
         stepper.optimiser.load_state_dict({"state": states, "param_groups": groups})
-        # Loading replaced the rate, which a captured step must find where it was.
+        # Loading replaced the tensor of the learning rate, but a captured step reads the original one.
         set_rate(stepper.optimiser, stepper.rate)
         self.step = int(facts["step"])
         self.best = math.inf if facts["best"] is None else facts["best"]
 
     def _complete(self, tensors: dict[str, torch.Tensor], numbers: object) -> bool:
-        """Whether these are all tensors of the model, of its average and of the optimiser, by name and shape."""
+        """Whether the tensors of model, average and optimiser are complete, by name and shape."""
         stepper = self.stepper
-        shapes = {str(index): one.shape for index, one in enumerate(stepper.learning)}
-        known = stepper.recipe.train.optimiser == "adamw"  # others may keep tensors of any shape, or none
+        shapes = {str(index): parameter.shape for index, parameter in enumerate(stepper.trainable)}
+        is_adamw = stepper.recipe.train.optimiser == "adamw"  # other optimisers may have state of any shape, or none
         states: dict[str, set[str]] = {}
-        for name, tensor in _part(tensors, "optimiser.").items():
+        for name, tensor in _with_prefix(tensors, "optimiser.").items():
             index, _, key = name.partition(".")
-            if index not in shapes or (known and tensor.shape not in (torch.Size(()), shapes[index])):
+            if index not in shapes or (is_adamw and tensor.shape not in (torch.Size(()), shapes[index])):
                 return False
             states.setdefault(index, set()).add(key)
-        alike = not known or len(set(map(frozenset, states.values()))) == 1
+        consistent = not is_adamw or len(set(map(frozenset, states.values()))) == 1
         if not isinstance(numbers, dict) or any(
             name.partition(".")[0] not in shapes or not isinstance(number, int | float)
             for name, number in numbers.items()
         ):
             return False
-        averaged = stepper.average is None or _fits(stepper.average, _part(tensors, "average."))
-        return alike and averaged and _fits(stepper.model, _part(tensors, "model."))
+        average_fits = stepper.average is None or _fits(stepper.average, _with_prefix(tensors, "average."))
+        return consistent and average_fits and _fits(stepper.model, _with_prefix(tensors, "model."))
 
 
-def _part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+def _with_prefix(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
@@ -361,12 +361,12 @@ def _fits(model: nn.Module, weights: dict[str, torch.Tensor]) -> bool:
 
 
 def _load(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    own = model.state_dict()
-    model.load_state_dict({name: _split_like(tensor, own[name]) for name, tensor in weights.items()})
+    current = model.state_dict()
+    model.load_state_dict({name: _shard_like(tensor, current[name]) for name, tensor in weights.items()})
 
 
-def _split_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The tensor split among the processes as `like` is."""
+def _shard_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Shard the tensor among the processes like `like`."""
     mesh = getattr(like, "device_mesh", None)
     if mesh is None:
         return tensor

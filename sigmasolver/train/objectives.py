@@ -1,13 +1,13 @@
-"""The loss of one batch: every way of training as a function of forecaster, history and future.
+"""Losses, and training objectives: the loss of one batch as a function of forecaster, history and future.
 
-    direct          one call from the true history, with the loss over the whole block
-    teacher_forced  one call for every future frame, each from the true history before it, as one batched call;
-                    `frame_by_frame` gives the same loss in single-frame parts, for gradient accumulation
-    pushforward     some calls without gradient from their own forecasts, then one that learns
+    direct          one call from the true history, with the loss over the full block
+    teacher_forced  one call per future frame, each from the true history before it, folded into one batched call;
+                    `frame_by_frame` gives the same loss frame by frame, for gradient accumulation
+    pushforward     a rollout without gradient, then one call with gradient from its forecasts
 
-Fields are in physical units, `(B, frames, *grid, q)`. The loss of a batch is the mean over its samples. Where the loss
-has a mask, the points of the solid do not count.
-`times` (B, 1 + frames) are those of the last given frame and of the future ones, for a model that is told the time.
+Fields are in physical units, `(B, frames, *grid, q)`. The loss of a batch is the mean over its samples. With a mask,
+points in the solid do not count.
+`times` (B, 1 + frames) are those of the last history frame and of the future frames, for a model with a time input.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ Criterion = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Te
 """(prediction, truth, history) -> (B,)."""
 
 Forecast = Callable[..., torch.Tensor]
-"""history -> frames; with `times` also called with time=, one number for each sample."""
+"""history -> frames; called with time=, one number per sample, if `times` are given."""
 
 
 def relative_l2(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    """||prediction - truth|| / ||truth|| over frames and points, for each sample and field: (B, q).
+    """||prediction - truth|| / ||truth|| over frames and points, per sample and field: (B, q).
 
-    `metrics.relative_l2` in the dtype of the model, with its gradient.
+    Differentiable counterpart of `metrics.relative_l2`, in the dtype of the model.
     """
     return ratio_of_norms(prediction, truth, range(1, truth.ndim - 1))
 
@@ -59,10 +59,10 @@ class Loss:
 
     With a `normaliser` it is the mean squared error of normalised fields instead (RealPDEBench, REALM), or with
     `absolute` their mean absolute error.
-    `derivative` adds that many times the relative L2 of the central differences along every axis (Darcy: 0.1). There
-    the outer ring of the prediction counts as zero, and both fields continue as zero beyond the boundary, as the
-    public loss has it.
-    `mask` is the place of a mask among the fields of a history: norms and means are over the fluid points alone, and
+    `derivative` is the weight of the relative L2 of the central differences along every axis (Darcy: 0.1). For it the
+    outermost points of the prediction are set to zero, and both fields are zero-padded beyond the boundary, as in the
+    public loss.
+    `mask` is the index of a mask among the fields of a history: norms and means are over the fluid points only, and
     differences see zeros in the solid, as beyond the boundary.
     """
 
@@ -75,19 +75,19 @@ class Loss:
     def __call__(
         self, prediction: torch.Tensor, truth: torch.Tensor, history: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """`history` (B, T_in, *grid, q_in) tells the mask, where there is one."""
+        """Return the loss of each sample; `history` (B, T_in, *grid, q_in) contains the mask, if there is one."""
         fluid = None
         if self.mask is not None:
             if history is None:
                 raise ValueError("This loss has a mask; pass the history, which contains it.")
             fluid = fluid_of(history, self.mask)
             prediction, truth = zero_in_solid(prediction, fluid), zero_in_solid(truth, fluid)
-        loss = self._grouped(self._errors(prediction, truth, fluid))
+        loss = self._sum_over_groups(self._errors(prediction, truth, fluid))
         if self.derivative:
-            ringless = _zero_ring(prediction)
+            interior = _zero_boundary(prediction)
             for axis in range(2, truth.ndim - 1):
-                slopes = relative_l2(_difference(ringless, axis), _difference(truth, axis))
-                loss = loss + self.derivative * self._grouped(slopes)
+                slopes = relative_l2(_difference(interior, axis), _difference(truth, axis))
+                loss = loss + self.derivative * self._sum_over_groups(slopes)
         return loss
 
     def _errors(self, prediction: torch.Tensor, truth: torch.Tensor, fluid: torch.Tensor | None) -> torch.Tensor:
@@ -95,31 +95,31 @@ class Loss:
             return relative_l2(prediction, truth)
         difference = self.normaliser.encode_forecast(prediction) - self.normaliser.encode(truth)
         errors = (difference.abs() if self.absolute else difference.square()).flatten(1, -2).mean(1)
-        # In the solid both are zero; the mean over all points becomes that over the fluid ones.
+        # Errors are zero in the solid; rescale the mean over all points to that over the fluid points.
         return errors if fluid is None else errors * (fluid[0].numel() / count_fluid(fluid).to(errors))[:, None]
 
-    def _grouped(self, errors: torch.Tensor) -> torch.Tensor:
+    def _sum_over_groups(self, errors: torch.Tensor) -> torch.Tensor:
         return torch.stack([component_mean(errors, group) for group in self.groups]).sum(0)
 
 
-Make = Callable[[Recipe, Normaliser], Callable[..., torch.Tensor]]
-"""How a loss is made of a recipe and of the normaliser of the targets."""
+LossBuilder = Callable[[Recipe, Normaliser], Callable[..., torch.Tensor]]
+"""Builder of a loss from a recipe and the normaliser of the targets."""
 
 
-def _relative(recipe: Recipe, normaliser: Normaliser) -> Loss:
+def _relative_loss(recipe: Recipe, normaliser: Normaliser) -> Loss:
     task = recipe.task
     return Loss(tuple(task.groups.values()), recipe.train.derivative, mask=task.mask_channel)
 
 
-def _squared(recipe: Recipe, normaliser: Normaliser) -> Loss:
-    return replace(_relative(recipe, normaliser), normaliser=normaliser)
+def _squared_loss(recipe: Recipe, normaliser: Normaliser) -> Loss:
+    return replace(_relative_loss(recipe, normaliser), normaliser=normaliser)
 
 
-def _absolute(recipe: Recipe, normaliser: Normaliser) -> Loss:
-    return replace(_squared(recipe, normaliser), absolute=True)
+def _absolute_loss(recipe: Recipe, normaliser: Normaliser) -> Loss:
+    return replace(_squared_loss(recipe, normaliser), absolute=True)
 
 
-def _check(name: str, builder: Any) -> Make:
+def _check_builder(name: str, builder: Any) -> LossBuilder:
     if not callable(builder):
         raise ValueError(
             f'The builder of "{name}" must be a function of a recipe and a normaliser, not {type(builder).__name__}.'
@@ -127,23 +127,23 @@ def _check(name: str, builder: Any) -> Make:
     return builder
 
 
-LOSSES: Registry[Make] = Registry(
+LOSSES: Registry[LossBuilder] = Registry(
     "loss",
-    {"relative_l2": _relative, "squared": _squared, "absolute": _absolute},
+    {"relative_l2": _relative_loss, "squared": _squared_loss, "absolute": _absolute_loss},
     "sigmasolver.losses",
-    _check,
+    _check_builder,
     "sigmasolver.train.objectives.register_loss",
 )
 
 
-def register_loss(name: str, builder: Make) -> None:
-    """Make a loss of your own known by name: recipes and trainings then find it under `train.loss`.
+def register_loss(name: str, builder: LossBuilder) -> None:
+    """Register a loss of your own by name, for use as `train.loss` in recipes.
 
     Args:
-        name: letters, digits, dots, hyphens and underscores; a name that is taken is refused.
-        builder: gets the recipe and the normaliser of the targets, and returns a function of prediction and truth,
-            both `(B, frames, *grid, q)` in physical units, that gives one number for each sample, `(B,)`. Where a task
-            has a mask, both are zero in the solid.
+        name: letters, digits, dots, hyphens and underscores; it must not be taken.
+        builder: takes the recipe and the normaliser of the targets, and returns a function of prediction and truth,
+            both `(B, frames, *grid, q)` in physical units, that returns one number per sample, `(B,)`. If the task has
+            a mask, both are zero in the solid.
 
     Example:
         >>> import sigmasolver
@@ -160,32 +160,34 @@ def register_loss(name: str, builder: Make) -> None:
 
 
 def build_loss(recipe: Recipe, normaliser: Normaliser) -> Criterion:
-    """The loss of a recipe; one of a user's own is checked to give one number for each sample."""
+    """Build the loss of a recipe; a registered loss is checked to return one number per sample."""
     name = recipe.train.loss
-    made = LOSSES.find(name)(recipe, normaliser)
-    if isinstance(made, Loss):
-        return made
-    if not callable(made):
-        raise ValueError(f'The builder of the loss "{name}" returned {type(made).__name__}; it must return a function.')
+    loss = LOSSES.find(name)(recipe, normaliser)
+    if isinstance(loss, Loss):
+        return loss
+    if not callable(loss):
+        raise ValueError(f'The builder of the loss "{name}" returned {type(loss).__name__}; it must return a function.')
 
     mask = recipe.task.mask_channel
 
-    def checked(prediction: torch.Tensor, truth: torch.Tensor, history: torch.Tensor | None = None) -> torch.Tensor:
+    def checked_loss(
+        prediction: torch.Tensor, truth: torch.Tensor, history: torch.Tensor | None = None
+    ) -> torch.Tensor:
         if mask is not None and history is not None:
             fluid = fluid_of(history, mask)
             prediction, truth = zero_in_solid(prediction, fluid), zero_in_solid(truth, fluid)
-        values = made(prediction, truth)
+        values = loss(prediction, truth)
         if not isinstance(values, torch.Tensor) or values.shape != truth.shape[:1]:
-            found = f"the shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
+            returned = f"the shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
             raise ValueError(
-                f'The loss "{name}" returned {found}; it must return one number for each of {len(truth)} samples.'
+                f'The loss "{name}" returned {returned}; it must return one number for each of {len(truth)} samples.'
             )
         return values
 
-    return checked
+    return checked_loss
 
 
-def _zero_ring(frames: torch.Tensor) -> torch.Tensor:
+def _zero_boundary(frames: torch.Tensor) -> torch.Tensor:
     mask = torch.ones(frames.shape[2:-1], dtype=frames.dtype, device=frames.device)
     for axis, points in enumerate(mask.shape):
         for edge in (0, points - 1):
@@ -194,7 +196,7 @@ def _zero_ring(frames: torch.Tensor) -> torch.Tensor:
 
 
 def _difference(frames: torch.Tensor, axis: int) -> torch.Tensor:
-    """x[i+1] - x[i-1] with zeros beyond the ends; the grid spacing cancels in a ratio."""
+    """x[i+1] - x[i-1] with zero padding; the grid spacing cancels in a ratio."""
     zero = torch.zeros_like(frames.narrow(axis, 0, 1))
     ahead = torch.cat((frames.narrow(axis, 1, frames.shape[axis] - 1), zero), axis)
     behind = torch.cat((zero, frames.narrow(axis, 0, frames.shape[axis] - 1)), axis)
@@ -212,7 +214,7 @@ def direct(
     loss: Criterion,
     times: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One call, with the loss over the frames it gives."""
+    """One call, with the loss over the frames it predicts."""
     prediction = _call(forecast, history, None if times is None else times[:, 0])
     return loss(prediction, future[:, : prediction.shape[1]], history).mean()
 
@@ -226,8 +228,8 @@ def teacher_forced(
 ) -> torch.Tensor:
     """The sum over future frames of single-frame losses, each predicted from the true frames before it.
 
-    The frames do not depend on each other's predictions, so they are folded into the batch: the same gradient as
-    frame after frame, in one call.
+    No frame depends on the prediction of another, so they are folded into the batch: the same gradient as frame by
+    frame, in one call.
     """
     horizon = future.shape[1]
     windows = torch.stack([window for window, *_ in frame_by_frame(history, future)], dim=1).flatten(0, 1)
@@ -243,11 +245,11 @@ def teacher_forced(
 def frame_by_frame(
     history: torch.Tensor, future: torch.Tensor, times: torch.Tensor | None = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
-    """The true history before each future frame, that frame, and the times from there on: their `direct` losses sum to
-    the teacher-forced loss, so gradients can be accumulated one frame after another."""
+    """Yield for each future frame the true history before it, the frame, and the times from there on: their `direct`
+    losses sum to the teacher-forced loss, so gradients can be accumulated frame by frame."""
     length, horizon = history.shape[1], future.shape[1]
-    given = history[:, -1:, ..., future.shape[-1] :].expand(-1, horizon, *history.shape[2:-1], -1)
-    frames = torch.cat((history, torch.cat((future, given), dim=-1)), dim=1)
+    constant = history[:, -1:, ..., future.shape[-1] :].expand(-1, horizon, *history.shape[2:-1], -1)
+    frames = torch.cat((history, torch.cat((future, constant), dim=-1)), dim=1)
     for t in range(horizon):
         yield frames[:, t : t + length], future[:, t : t + 1], None if times is None else times[:, t:]
 
@@ -260,7 +262,7 @@ def pushforward(
     calls: int,
     times: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`calls` calls, each from the forecasts before it; only the last one has a loss and a gradient."""
+    """`calls` autoregressive calls, of which only the last has a loss and a gradient."""
     block = 0
     with torch.no_grad():
         for call in range(calls - 1):

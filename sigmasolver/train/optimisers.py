@@ -1,6 +1,6 @@
-"""Optimisers by name: AdamW, and those that users register; and the learning rate that they are given at every step.
+"""Optimisers by name (AdamW, and those that users register), and the learning rate schedule.
 
-One cycle, a cosine up to the maximum and a cosine down to almost nothing:
+One cycle: a cosine from the initial rate up to the maximum, and a cosine down to the final one:
 
     initial = max_lr / start_divisor,   final = initial / final_divisor,
     up over the first warmup * steps - 1 steps, then down to the last step.
@@ -22,12 +22,12 @@ from sigmasolver.recipes import TrainRecipe
 
 __all__ = ["OPTIMISERS", "AdamW", "OneCycle", "build_optimiser", "reads_tensor", "register_optimiser", "set_rate"]
 
-Make = Callable[[list[nn.Parameter], TrainRecipe], torch.optim.Optimizer]
+OptimiserBuilder = Callable[[list[nn.Parameter], TrainRecipe], torch.optim.Optimizer]
 
 
 class AdamW(torch.optim.AdamW):
-    """torch's AdamW. To keep its compiler from tracing the methods below, torch loads the compiler, a second or more of
-    every start. Nothing traces an optimiser here, so they are called as they are written."""
+    """torch's AdamW without the wrapper that hides the methods below from torch.compile: it imports the compiler, which
+    takes a second or more at every start. Optimisers are never traced here, so the methods do not need it."""
 
     step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
     add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
@@ -36,12 +36,12 @@ class AdamW(torch.optim.AdamW):
     load_state_dict = unwrap(torch.optim.Optimizer.load_state_dict)
 
 
-def _adamw(parameters: list[nn.Parameter], train: TrainRecipe) -> torch.optim.Optimizer:
+def _build_adamw(parameters: list[nn.Parameter], train: TrainRecipe) -> torch.optim.Optimizer:
     capturable = parameters[0].device.type == "cuda"
     return AdamW(parameters, weight_decay=train.weight_decay, fused=True, capturable=capturable)
 
 
-def _check(name: str, builder: Any) -> Make:
+def _check_builder(name: str, builder: Any) -> OptimiserBuilder:
     if not callable(builder):
         raise ValueError(
             f'The builder of "{name}" must be a function of parameters and settings, not {type(builder).__name__}.'
@@ -49,23 +49,23 @@ def _check(name: str, builder: Any) -> Make:
     return builder
 
 
-OPTIMISERS: Registry[Make] = Registry(
+OPTIMISERS: Registry[OptimiserBuilder] = Registry(
     "optimiser",
-    {"adamw": _adamw},
+    {"adamw": _build_adamw},
     "sigmasolver.optimisers",
-    _check,
+    _check_builder,
     "sigmasolver.train.optimisers.register_optimiser",
 )
 
 
-def register_optimiser(name: str, builder: Make) -> None:
-    """Make an optimiser of your own known by name: recipes and trainings then find it under `train.optimiser`.
+def register_optimiser(name: str, builder: OptimiserBuilder) -> None:
+    """Register an optimiser of your own by name, for use as `train.optimiser` in recipes.
 
     Args:
-        name: letters, digits, dots, hyphens and underscores; a name that is taken is refused.
-        builder: gets the list of parameters and the `train` part of the recipe (`weight_decay`, ...) and returns a
-            `torch.optim.Optimizer`. The trainer sets the learning rate of its groups before every step. What it
-            remembers belongs into `state`, as tensors and numbers: a resumed run gets that back.
+        name: letters, digits, dots, hyphens and underscores; it must not be taken.
+        builder: takes the list of parameters and the `train` section of the recipe (`weight_decay`, ...) and returns a
+            `torch.optim.Optimizer`. The trainer sets the learning rate of its groups before every step. Whatever the
+            optimiser keeps between steps belongs in `state`, as tensors and numbers, which are restored on resume.
 
     Example:
         >>> import torch, sigmasolver
@@ -80,7 +80,7 @@ def register_optimiser(name: str, builder: Make) -> None:
 
 
 def build_optimiser(parameters: list[nn.Parameter], train: TrainRecipe, rate: torch.Tensor) -> torch.optim.Optimizer:
-    """The optimiser of a recipe, with `rate` as its learning rate where it `reads_tensor`."""
+    """Build the optimiser of a recipe, with `rate` as its learning rate if it `reads_tensor`."""
     optimiser = OPTIMISERS.find(train.optimiser)(parameters, train)
     if not isinstance(optimiser, torch.optim.Optimizer):
         raise ValueError(
@@ -92,8 +92,8 @@ def build_optimiser(parameters: list[nn.Parameter], train: TrainRecipe, rate: to
 
 
 def reads_tensor(optimiser: torch.optim.Optimizer) -> bool:
-    """Whether its learning rate can be a tensor that changes in place, as a captured step needs; else it is a number
-    that is set before every step."""
+    """Whether its learning rate can be a tensor updated in place, as a captured step requires; otherwise it is a number
+    set before every step."""
     return all(group.get("fused") or group.get("capturable") for group in optimiser.param_groups)
 
 
@@ -105,8 +105,8 @@ def set_rate(optimiser: torch.optim.Optimizer, rate: torch.Tensor | float) -> No
 
 @dataclass(frozen=True)
 class OneCycle:
-    """A pure function of the step, so that a run resumes from its step counter alone, and one that works on a tensor,
-    so that a captured training step can compute its own rate."""
+    """Learning rate as a pure function of the step, so that a run resumes from its step counter alone; it also takes a
+    tensor of steps."""
 
     max_lr: float
     steps: int
@@ -125,14 +125,14 @@ class OneCycle:
             raise ValueError("start_divisor and final_divisor divide the maximum learning rate and must be at least 1.")
 
     def rate(self, step: torch.Tensor | int) -> torch.Tensor:
-        """The learning rate of this step (counted from 0), float64, on the step's device."""
+        """Return the learning rate of this step (counted from 0), in float64 on the device of `step`."""
         now = torch.as_tensor(step, dtype=torch.float64)
         initial = self.max_lr / self.start_divisor
         final = initial / self.final_divisor
-        top, last = self.warmup * self.steps - 1, self.steps - 1
-        rising = _cosine(initial, self.max_lr, (now / top) if top > 0 else torch.ones_like(now))
-        falling = _cosine(self.max_lr, final, (now - top) / max(last - top, 1e-12))
-        return torch.where(now <= top, rising, falling)
+        peak, last = self.warmup * self.steps - 1, self.steps - 1
+        rising = _cosine(initial, self.max_lr, (now / peak) if peak > 0 else torch.ones_like(now))
+        falling = _cosine(self.max_lr, final, (now - peak) / max(last - peak, 1e-12))
+        return torch.where(now <= peak, rising, falling)
 
 
 def _cosine(start: float, end: float, fraction: torch.Tensor) -> torch.Tensor:

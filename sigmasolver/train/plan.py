@@ -1,10 +1,10 @@
-"""What a training will cost, told before it is launched.
+"""Predict the time and memory of a training before it starts.
 
     cost of one update = a + b · points
 
-Parameters, optimiser states and launches are the constant part; nearly everything else grows with the points of the
-grid. So a few updates of the very same recipe on two smaller grids, on the device at hand, tell memory and time on the
-whole one. Where that does not fit, changes are tried one on top of another, each measured in the same way.
+Parameters, optimiser states and kernel launches are the constant part; nearly everything else is proportional to the
+number of grid points. So a few updates of the same recipe on two smaller grids, on the same device, give memory and
+time on the full grid. If that does not fit, changes are tried cumulatively, each measured in the same way.
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ from sigmasolver.train.loop import StepPlan
 __all__ = ["MARGIN", "Prediction", "advise", "on_grid", "predict", "probe_grids"]
 
 SHARES = ((1 / 4, 1 / 2), (1 / 16, 1 / 8), (1 / 64, 1 / 32))
-"""Parts of the points that the two smaller grids have; the smaller pairs are for what does not fit by far."""
-APART = 1.2
-"""A line through two grids needs at least this ratio of their points."""
+"""Fractions of the points on the two probe grids; later pairs are for recipes that exceed the memory by far."""
+MIN_RATIO = 1.2
+"""Minimum ratio between the points of the two grids, for a well-conditioned extrapolation."""
 PATIENCE = 600.0
-"""Seconds: an update on the smallest grid that takes longer is not measured."""
+"""Maximum seconds of an update on the smallest grid; a slower one is not measured."""
 MARGIN = 0.05
-"""Share of the memory that is left free: an allocator cannot use every gap."""
+"""Fraction of the memory left free, for fragmentation in the allocator."""
 
 Move = Callable[[float, int | None], None]
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of a whole training by `recipe`."""
+    """Predicted cost of a full training by `recipe`."""
 
     recipe: Recipe
     parameters: int
     update: Cost
-    """Of one update on the whole grid."""
+    """Cost of one update on the full grid."""
     updates: int
     windows: int
     """Bytes of all training windows."""
     resident: bool
-    """Whether they lie on the device during the training."""
+    """Whether they are kept on the device during the training."""
     known: bool
-    """Whether the length of the stored trajectories is known; else `updates` and `windows` may be more."""
+    """Whether the length of the stored trajectories is known; otherwise `updates` and `windows` are lower bounds."""
     probed: tuple[tuple[int, ...], ...]
     """The grids that were measured."""
 
     @property
     def memory(self) -> float:
-        """Bytes that the device must have."""
+        """Bytes required on the device."""
         return self.update.memory + (self.windows if self.resident else 0)
 
     @property
     def seconds(self) -> float:
-        """Of the training, without its checks."""
+        """Duration of the training, without validation."""
         return self.updates * self.update.seconds
 
     def fits(self, memory: float) -> bool:
@@ -71,7 +71,7 @@ class Prediction:
 
 
 def on_grid(recipe: Recipe, grid: tuple[int, ...]) -> Recipe:
-    """The recipe on another grid; one number holds for all axes."""
+    """Return the recipe on another grid; a single number is used for all axes."""
     axes = len(recipe.task.grid)
     if len(grid) not in (1, axes):
         raise ValueError(
@@ -81,15 +81,15 @@ def on_grid(recipe: Recipe, grid: tuple[int, ...]) -> Recipe:
 
 
 def predict(recipe: Recipe, execution: Execution, memory: float, move: Move | None = None) -> Prediction:
-    """What the training costs on this device, where it may take `memory` bytes."""
+    """Predict the cost of the training on this device, with `memory` bytes available."""
     if not 0 < memory < inf:
         raise ValueError(f"The memory is {memory / 1e9:g} GB; it must be positive and finite.")
-    _refuse_hopeless(recipe, execution)
-    parameters = sum(one.numel() for one in skeleton(recipe).parameters())
+    _refuse_unmeasurable(recipe, execution)
+    parameters = sum(parameter.numel() for parameter in skeleton(recipe).parameters())
     windows, known = planned_windows(recipe)
     updates = StepPlan(recipe, windows).steps
     probed = _probe(recipe, execution, move)
-    update = _extrapolated(probed, prod(recipe.task.grid))
+    update = _extrapolate(probed, prod(recipe.task.grid))
     resident = lies_on(windows, execution.world.device, int(memory))
     return Prediction(recipe, parameters, update, updates, windows.nbytes(), resident, known, tuple(probed))
 
@@ -97,56 +97,59 @@ def predict(recipe: Recipe, execution: Execution, memory: float, move: Move | No
 def advise(
     prediction: Prediction, execution: Execution, memory: float, move: Move | None = None
 ) -> Iterator[tuple[tuple[str, ...], Prediction]]:
-    """Settings that need less memory, with what they cost, up to the first that fit.
+    """Yield settings that need less memory, with their cost, until one fits.
 
-    Each change comes on top of those before it that saved memory. The last one yielded fits, if any does.
+    Each change is added to the earlier ones that saved memory. The last one yielded fits, if any does.
     """
     recipe, best = prediction.recipe, prediction
-    kept: dict[str, str] = {}
+    accepted: dict[str, str] = {}
     for name, value in _changes(recipe, execution):
-        tried = {**kept, name: value}
+        tried = {**accepted, name: value}
         settings = tuple(f"{key}={text}" for key, text in tried.items())
-        found = predict(changed(recipe, settings), execution, memory, move)
-        yield settings, found
-        if found.fits(memory):
+        candidate = predict(changed(recipe, settings), execution, memory, move)
+        yield settings, candidate
+        if candidate.fits(memory):
             return
-        if found.memory < best.memory:
-            best, kept = found, tried
+        if candidate.memory < best.memory:
+            best, accepted = candidate, tried
 
 
 def probe_grids(recipe: Recipe, shares: tuple[float, float] = SHARES[0]) -> tuple[tuple[int, ...], ...]:
-    """Grids with about these parts of the points, all axes scaled alike.
+    """Return two grids with about these fractions of the points, all axes scaled alike.
 
-    An axis stays odd, or a multiple of the power of two that it is one of, up to a quarter of what is left, because
-    kernels are as fast as their sizes are round; none becomes too short for the modes. Where that leaves no two grids
-    that differ enough, the whole one.
+    An axis keeps its parity and its factor of two (up to a quarter of its new length), because kernels are faster at
+    round sizes; no axis becomes too short for the modes. If the two grids would differ too little, only the full grid
+    is returned.
     """
     config = recipe.model.config(recipe.task)
-    least = [max(3, 2 * (modes - 1)) for modes in config.modes_per_axis]
+    shortest = [max(3, 2 * (modes - 1)) for modes in config.modes_per_axis]
 
-    def shorter(points: int, low: int, scale: float) -> int:
+    def shorter(points: int, minimum: int, scale: float) -> int:
         unit = max(2, gcd(points, 2 ** (max(1, int(points * scale) // 4).bit_length() - 1)))
-        wanted = points - unit * round(points * (1 - scale) / unit)
-        return min(points, wanted if wanted >= low else low + (points - low) % 2)
+        length = points - unit * round(points * (1 - scale) / unit)
+        return min(points, length if length >= minimum else minimum + (points - minimum) % 2)
 
     small, large = (
-        tuple(shorter(points, low, share ** (1 / config.axes)) for points, low in zip(config.grid, least, strict=True))
+        tuple(
+            shorter(points, minimum, share ** (1 / config.axes))
+            for points, minimum in zip(config.grid, shortest, strict=True)
+        )
         for share in shares
     )
-    return (small, large) if APART * prod(small) <= prod(large) < prod(config.grid) else (config.grid,)
+    return (small, large) if MIN_RATIO * prod(small) <= prod(large) < prod(config.grid) else (config.grid,)
 
 
-def _refuse_hopeless(recipe: Recipe, execution: Execution) -> None:
-    """Refuse what cannot even be measured here: by the least that an update on the smallest grid needs."""
+def _refuse_unmeasurable(recipe: Recipe, execution: Execution) -> None:
+    """Raise ValueError if not even the smallest grid can be measured here, by a lower bound on its cost."""
     refuse_beyond_limits(recipe)
     grid = probe_grids(recipe, SHARES[-1])[0]
     refuse_too_large(on_grid(recipe, grid), execution)
     if execution.world.device.type == "cuda":
         return
     model = recipe.model
-    # Every block mixes the channels of each point; forward and backward pass are three products with each matrix.
+    # Every block mixes the channels of each point; forward and backward pass take three products with each matrix.
     work = 6 * 4 * model.width**2 * model.depth * prod(grid) * recipe.train.batch
-    seconds = work / _speed()
+    seconds = work / _flops_per_second()
     if seconds > PATIENCE:
         raise ValueError(
             f"An update on {' × '.join(map(str, grid))} points, a fraction of the grid, takes at least "
@@ -155,28 +158,28 @@ def _refuse_hopeless(recipe: Recipe, execution: Execution) -> None:
         )
 
 
-def _speed() -> float:
-    """Operations a second of a matrix product on this CPU."""
+def _flops_per_second() -> float:
+    """FLOP/s of a matrix product on this CPU."""
     matrix = torch.ones(512, 512)
-    matrix @ matrix  # the first one wakes the library
+    matrix @ matrix  # warm up the library
     start = time.perf_counter()
     matrix @ matrix
     return 2 * 512**3 / (time.perf_counter() - start)
 
 
 def _probe(recipe: Recipe, execution: Execution, move: Move | None) -> dict[tuple[int, ...], Cost]:
-    """What an update costs on two smaller grids, as large ones as the device bears."""
-    room = memory_of(execution.world.device)
-    choices = [probe_grids(recipe, shares) for shares in SHARES]
-    for grids in (choices[0], *(pair for pair in choices[1:] if len(pair) > 1)):
+    """Measure an update on two smaller grids, the largest pair that fits on the device."""
+    memory = memory_of(execution.world.device)
+    pairs = [probe_grids(recipe, shares) for shares in SHARES]
+    for grids in (pairs[0], *(pair for pair in pairs[1:] if len(pair) > 1)):
         measured: dict[tuple[int, ...], Cost] = {}
         try:
-            for number, grid in enumerate(grids):
-                if measured and measured[grids[0]].memory * prod(grid) / prod(grids[0]) > room:
+            for index, grid in enumerate(grids):
+                if measured and measured[grids[0]].memory * prod(grid) / prod(grids[0]) > memory:
                     break
                 measured[grid] = cost_of(on_grid(recipe, grid), execution)
                 if move is not None:
-                    move(number + 1, len(grids))
+                    move(index + 1, len(grids))
         except torch.OutOfMemoryError:
             continue
         if len(measured) == len(grids):
@@ -188,29 +191,29 @@ def _probe(recipe: Recipe, execution: Execution, move: Move | None) -> dict[tupl
     )
 
 
-def _extrapolated(probed: dict[tuple[int, ...], Cost], points: int) -> Cost:
-    (near, last), *rest = sorted(
-        ((prod(grid), cost) for grid, cost in probed.items()), reverse=True, key=lambda one: one[0]
+def _extrapolate(probed: dict[tuple[int, ...], Cost], points: int) -> Cost:
+    (large, large_cost), *smaller = sorted(
+        ((prod(grid), cost) for grid, cost in probed.items()), reverse=True, key=lambda item: item[0]
     )
-    if not rest:
-        return last
-    far, first = rest[0]
+    if not smaller:
+        return large_cost
+    small, small_cost = smaller[0]
 
-    def line(at_far: float, at_near: float) -> float:
-        # Less work never takes longer, but a clock may say so.
-        return at_near + max(0.0, (at_near - at_far) / (near - far)) * (points - near)
+    def line(at_small: float, at_large: float) -> float:
+        # Timings are noisy: the slope must not become negative.
+        return at_large + max(0.0, (at_large - at_small) / (large - small)) * (points - large)
 
-    return Cost(line(first.memory, last.memory), line(first.seconds, last.seconds))
+    return Cost(line(small_cost.memory, large_cost.memory), line(small_cost.seconds, large_cost.seconds))
 
 
 def _changes(recipe: Recipe, execution: Execution) -> Iterator[tuple[str, str]]:
-    """What can be set to need less memory, in the order of the harm it does."""
+    """Yield settings that reduce memory, the least harmful first."""
     train, model = recipe.train, recipe.model
     if train.precision != "bf16":
         yield "train.precision", "bf16"
     network = skeleton(recipe)
-    drawn = execution.captured and (model.options.dropout > 0 or draws_noise(network))
-    if not train.recompute and not drawn and len(getattr(network, "blocks", ())):
+    draws = execution.captured and (model.options.dropout > 0 or draws_noise(network))
+    if not train.recompute and not draws and len(getattr(network, "blocks", ())):
         yield "train.recompute", "true"
     batch, width, unit = train.batch, model.width, 2 * model.heads
     while batch > 1:

@@ -1,7 +1,7 @@
-"""Training curves in other tools: whatever is called with `Progress` can follow a training.
+"""Training curves in other tools, by callbacks.
 
-A watch is a function of one `Progress`. The progress bar is one, `tensorboard` makes another, and a client of any other
-service takes three lines (docs/tracking.md).
+A watch is a callback that takes a `Progress`. The progress bar is one, `tensorboard` returns another, and one for any
+other service takes three lines (docs/tracking.md).
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ Watch = Callable[[Progress], None]
 
 
 def combine_watches(*watches: Watch | None) -> Watch | None:
-    """All of these as one; None where there is none."""
+    """Combine callbacks into one; return None if there are none."""
     present = [watch for watch in watches if watch is not None]
 
-    def watch(now: Progress) -> None:
-        for one in present:
-            one(now)
+    def watch(progress: Progress) -> None:
+        for callback in present:
+            callback(progress)
 
     return watch if present else None
 
 
 @contextmanager
 def tensorboard(folder: str | Path | None, run: Run) -> Iterator[Watch | None]:
-    """Writes event files of a training into `folder`/NAME OF THE RUN; None: writes nothing.
+    """Write event files of a training into `folder`/NAME OF THE RUN; with None, write nothing.
 
-    A resumed run goes on in the same folder: what an earlier process wrote beyond the step that it resumes from is
-    hidden by TensorBoard.
+    A resumed run continues in the same folder: TensorBoard hides events beyond the step from which it resumes.
     """
     if folder is None:
         yield None
@@ -49,17 +48,17 @@ def tensorboard(folder: str | Path | None, run: Run) -> Iterator[Watch | None]:
         ) from None
     target = Path(folder) / run.path.resolve().name
     writers: list[Any] = []
-    checked: list[float | None] = [None]
+    last_error: list[float | None] = [None]
 
-    def watch(now: Progress) -> None:
-        if not writers:  # only now is it known from which step the run goes on
-            writers.append(SummaryWriter(str(target), purge_step=now.step))
-            writers[0].add_text("recipe", f"```\n{json.dumps(run.recipe(), indent=2)}\n```", now.step)
-        values = {"loss": now.loss, "learning rate": now.rate, "steps per second": now.steps_per_second}
-        if now.error is not None and now.error != checked[0]:
-            values["validation error"] = checked[0] = now.error
+    def watch(progress: Progress) -> None:
+        if not writers:  # the step from which the run resumes is not known before
+            writers.append(SummaryWriter(str(target), purge_step=progress.step))
+            writers[0].add_text("recipe", f"```\n{json.dumps(run.recipe(), indent=2)}\n```", progress.step)
+        values = {"loss": progress.loss, "learning rate": progress.rate, "steps per second": progress.steps_per_second}
+        if progress.error is not None and progress.error != last_error[0]:
+            values["validation error"] = last_error[0] = progress.error
         for name, value in values.items():
-            writers[0].add_scalar(name, value, now.step)
+            writers[0].add_scalar(name, value, progress.step)
 
     try:
         yield watch

@@ -1,4 +1,4 @@
-"""Writes the golden file: `python -m tests.golden.make [FILE]`, one CPU thread, about 15 s."""
+"""Write the golden file: `python -m tests.golden.make [FILE]`, on one CPU thread, in about 15 s."""
 
 import json
 import sys
@@ -18,8 +18,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tasks = {name: measure_task(name, Path(folder, name)) for name in CASES}
         models = measure_models(Path(folder, "models"))
-    found = {"command": "python -m tests.golden.make", "machine": machine(), "tasks": tasks, "models": models}
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    record = {"command": "python -m tests.golden.make", "machine": machine(), "tasks": tasks, "models": models}
+    path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

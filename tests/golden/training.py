@@ -1,4 +1,4 @@
-"""Every task at a tiny size, from its simulator through store, windows and training to the evaluation."""
+"""Every task at a tiny size, from simulation through store, windows and training to evaluation."""
 
 import hashlib
 from collections.abc import Iterable
@@ -21,12 +21,12 @@ from sigmasolver.train.job import train_run
 UPDATES, FAMILY_UPDATES = 20, 8
 MODEL = ("model.width=16", "model.depth=2", "model.heads=2", "model.slices=4", "model.modes=3")
 RATE = "train.lr=0.01"
-"""Ten times the paper's: in 20 updates the gains of the slices, which start at zero, come to matter."""
+"""Ten times the paper's, so that the slice gains, which start at zero, have an effect within 20 updates."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A task with the paper's recipe; only sizes and budgets are smaller."""
+    """A task with the paper's recipe at smaller sizes and budgets."""
 
     task: str
     grid: tuple[int, ...]
@@ -37,7 +37,7 @@ class Case:
 
     def recipe(self, updates: int) -> Recipe:
         sizes = (f"task.grid={self.grid}", f"task.train={self.train}", f"task.test={self.test}")
-        # With a check after every update every loss is logged; without validation data a check computes nothing.
+        # A check after every update logs every loss; without validation data a check costs nothing.
         budget = (f"train.updates={updates}", f"train.checks={updates}")
         return changed(recipe_of(self.task), [*sizes, *budget, *MODEL, RATE, *self.settings])
 
@@ -65,19 +65,19 @@ CASES = {
 
 
 def measure_task(name: str, folder: Path) -> dict[str, Any]:
-    """Data, losses, weights and errors of one short training."""
+    """Measure data, losses, weights and errors of one short training."""
     case, data, run = CASES[name], folder / "data.h5", Run(folder / "run")
     case.generate(data)
     with open_store(data) as store:
         fields = torch.cat([torch.from_numpy(store[index]).flatten() for index in range(len(store))])
-    found = {"data": {"norm": float(fields.double().norm()), "digest": _digest([fields])}}
-    found |= _train(case.recipe(UPDATES), data, run)
+    measured = {"data": {"norm": float(fields.double().norm()), "digest": _digest([fields])}}
+    measured |= _train(case.recipe(UPDATES), data, run)
     rows = [row for row in evaluate_run(run) if row["metric"] == "relative_l2_joint"]
-    return {**found, "errors": {row["model"]: row["value"] for row in rows}}
+    return {**measured, "errors": {row["model"]: row["value"] for row in rows}}
 
 
 def measure_models(folder: Path) -> dict[str, Any]:
-    """The first losses and weights of every model, on Darcy."""
+    """Measure the first losses and the weights of every model, on Darcy."""
     case, data = CASES["darcy"], folder / "data.h5"
     case.generate(data)
     recipes = {name: changed(case.recipe(FAMILY_UPDATES), [f"model.name={name}"]) for name in list_models()}
@@ -85,7 +85,7 @@ def measure_models(folder: Path) -> dict[str, Any]:
 
 
 def machine() -> dict[str, str]:
-    """What the last bits depend on."""
+    """Return the properties of the machine that affect round-off."""
     facts = provenance(torch.device("cpu"))
     return {"capability": torch.backends.cpu.get_cpu_capability()} | {
         name: facts[name] for name in ("machine", "torch")

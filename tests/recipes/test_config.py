@@ -1,4 +1,4 @@
-"""Recipes as files that people write: what is printed is read back, a mistake is one sentence with the file's name."""
+"""Configuration files of recipes: they round-trip exactly, and errors name the file."""
 
 import json
 from dataclasses import MISSING, fields, is_dataclass
@@ -24,27 +24,27 @@ ALL = RECIPES | suite_of("main") | suite_of("factors")
 
 
 @pytest.fixture
-def kept(tmp_path):
-    def keep(text, name="recipe.toml"):
+def write(tmp_path):
+    def write_file(text, name="recipe.toml"):
         (tmp_path / name).write_text(text)
         return tmp_path / name
 
-    return keep
+    return write_file
 
 
-def test_every_recipe_survives_toml_and_json(kept):
+def test_config_round_trip_of_every_recipe(write):
     for name, recipe in ALL.items():
-        assert read_config(kept(config_text(recipe))) == recipe, name
-        assert read_config(kept(json.dumps(recipe.to_plain()), "recipe.json")) == recipe, name
+        assert read_config(write(config_text(recipe))) == recipe, name
+        assert read_config(write(json.dumps(recipe.to_plain()), "recipe.json")) == recipe, name
 
 
-def test_names_with_quotes_and_other_letters_survive(kept):
+def test_config_round_trip_of_quotes_and_unicode(write):
     recipe = changed(recipe_of("darcy"), ['task.name=a "b" \\\\ ü 𝛼 # c', "train.lr=1e-7"])
-    assert read_config(kept(config_text(recipe))) == recipe
+    assert read_config(write(config_text(recipe))) == recipe
 
 
-def test_none_is_the_default_of_whatever_can_be_none():
-    """TOML has no none, so the file leaves such a setting out."""
+def test_optional_settings_default_to_none():
+    """TOML has no null, so the file omits such a setting."""
     for kind in (Task, ModelRecipe, TrainRecipe, Options):
         hints = get_type_hints(kind)
         for field in fields(kind):
@@ -53,14 +53,14 @@ def test_none_is_the_default_of_whatever_can_be_none():
             assert is_dataclass(hints[field.name]) == (field.name == "options")
 
 
-def test_what_a_file_leaves_out_has_its_default(kept):
+def test_read_config_fills_in_defaults(write):
     text = config_text(recipe_of("ns2d")).partition("[model]")[0]
-    recipe = read_config(kept(text))
+    recipe = read_config(write(text))
     assert (recipe.task, recipe.model, recipe.train) == (RECIPES["ns2d"].task, ModelRecipe(), TrainRecipe())
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("old", "new", "message"),
     [
         ("epochs = 500", "epocs = 500", 'train: unknown setting "epocs"; did you mean epochs'),
         ("[train]", "[trian]", 'Recipe: unknown setting "trian"; did you mean train'),
@@ -71,73 +71,73 @@ def test_what_a_file_leaves_out_has_its_default(kept):
         ("lr = 0.001", "lr = nan", "train.lr must be a finite number"),
     ],
 )
-def test_mistakes_are_one_sentence(kept, old, new, says):
+def test_read_config_rejects_invalid_settings(write, old, new, message):
     text = config_text(recipe_of("darcy"))
     assert text.count(old) == 1
     with pytest.raises(ValueError) as caught:
-        read_config(kept(text.replace(old, new)))
-    said = str(caught.value)
-    assert says in said and "recipe.toml" in said and "\n" not in said and said.endswith((".", "?"))
+        read_config(write(text.replace(old, new)))
+    error = str(caught.value)
+    assert message in error and "recipe.toml" in error and "\n" not in error and error.endswith((".", "?"))
 
 
-def test_files_that_are_no_recipe(kept, tmp_path):
-    for text, name, says in (
+def test_read_config_rejects_invalid_files(write, tmp_path):
+    for text, name, message in (
         ("[1, 2", "a.json", "is not valid JSON"),
         ("[1, 2]", "a.json", "must be a table of settings"),
         ("[" * 100_000, "a.json", "a.json"),
         ("x = " + "[" * 5000, "a.toml", "a.toml"),
     ):
-        with pytest.raises(ValueError, match=says) as caught:
-            read_config(kept(text, name))
+        with pytest.raises(ValueError, match=message) as caught:
+            read_config(write(text, name))
         assert "\n" not in str(caught.value)
     (tmp_path / "b.toml").write_bytes(b"\xff\xfe")
-    for path, says in ((tmp_path / "b.toml", "not UTF-8"), (tmp_path / "none.toml", "not found")):
-        with pytest.raises(ValueError, match=says):
+    for path, message in ((tmp_path / "b.toml", "not UTF-8"), (tmp_path / "none.toml", "not found")):
+        with pytest.raises(ValueError, match=message):
             read_config(path)
 
 
 # --- at the command line
 
 
-def test_print_config_is_read_by_config_with_what_was_set(call, kept):
+def test_print_config_round_trips_through_config_with_changes(call, write):
     code, printed, err = call("train", "kf2d", "--set", "model.options.padding=circular", "--seed", 7, "--print-config")
     assert code == 0, err
-    file = kept(printed)
+    file = write(printed)
     assert read_config(file) == changed(recipe_of("kf2d", seed=7), ["model.options.padding=circular"])
     assert call("train", "--config", file, "--print-config")[1] == printed
-    _, again, _ = call(
+    _, modified, _ = call(
         "train", "--config", file, "--model", "fno", "--seed", 8, "--set", "train.epochs=2", "--print-config"
     )
-    recipe = read_config(kept(again, "again.toml"))
+    recipe = read_config(write(modified, "modified.toml"))
     assert (recipe.model.name, recipe.train.seed, recipe.train.epochs) == ("fno", 8, 2)
     assert recipe.model.options.padding == "circular"
 
 
-def test_own_data_print_what_was_inferred(call, kept, tmp_path):
+def test_print_config_of_own_data_is_the_inferred_recipe(call, write, tmp_path):
     np.save(tmp_path / "waves.npy", np.random.default_rng(0).normal(size=(6, 8, 16, 16, 1)))
-    words = ("train", "--data", tmp_path / "waves.npy", "--out", tmp_path / "run", "--set", "train.updates=2")
-    code, printed, err = call(*words, "--print-config", "--device", "cpu")
+    arguments = ("train", "--data", tmp_path / "waves.npy", "--out", tmp_path / "run", "--set", "train.updates=2")
+    code, printed, err = call(*arguments, "--print-config", "--device", "cpu")
     assert code == 0 and "fields: " in err
-    recipe = read_config(kept(printed))
+    recipe = read_config(write(printed))
     assert (recipe.task.grid, recipe.train.updates) == ((16, 16), 2)
     assert not (tmp_path / "run" / "recipe.json").exists()
-    code, _, err = call(*words[:5], "--config", kept(printed), "--device", "cpu")
+    code, _, err = call(*arguments[:5], "--config", write(printed), "--device", "cpu")
     assert code == 0, err
     assert read_config(tmp_path / "run" / "recipe.json") == recipe
 
 
-def test_arrays_without_names_get_them_again(call, kept, tmp_path):
+def test_config_with_unnamed_arrays_takes_fields_again(call, write, tmp_path):
     np.save(tmp_path / "waves.npy", np.random.default_rng(0).normal(size=(6, 8, 16, 16, 2)))
-    words = ("train", "--data", tmp_path / "waves.npy", "--fields", "u,v", "--device", "cpu")
-    code, printed, err = call(*words, "--out", tmp_path / "run", "--set", "train.updates=1", "--print-config")
+    arguments = ("train", "--data", tmp_path / "waves.npy", "--fields", "u,v", "--device", "cpu")
+    code, printed, err = call(*arguments, "--out", tmp_path / "run", "--set", "train.updates=1", "--print-config")
     assert code == 0, err
-    code, _, err = call(*words, "--config", kept(printed), "--out", tmp_path / "again")
+    code, _, err = call(*arguments, "--config", write(printed), "--out", tmp_path / "named")
     assert code == 0, err
-    assert read_config(tmp_path / "again" / "recipe.json").task.inputs == ("u", "v")
+    assert read_config(tmp_path / "named" / "recipe.json").task.inputs == ("u", "v")
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("arguments", "message"),
     [
         (("train", "kf2d", "--config", "FILE"), "The recipe is given twice"),
         (("train", "--config", "none.toml"), "none.toml not found"),
@@ -150,13 +150,13 @@ def test_arrays_without_names_get_them_again(call, kept, tmp_path):
         (("train", "kf2d", "--set", "padding=circular"), "did you mean model.options.padding?"),
     ],
 )
-def test_command_line_mistakes(call, kept, words, says):
-    file = kept(config_text(recipe_of("kf2d")))
-    code, _, err = call(*(file if word == "FILE" else word for word in words))
-    assert code == 2 and says in err and err.count("\n") == 1
+def test_config_command_line_errors(call, write, arguments, message):
+    file = write(config_text(recipe_of("kf2d")))
+    code, _, err = call(*(file if argument == "FILE" else argument for argument in arguments))
+    assert code == 2 and message in err and err.count("\n") == 1
 
 
-def test_the_settings_are_listed(call):
+def test_settings_command_lists_settings(call):
     code, out, _ = call("settings", "kf2d")
     lines = dict(line.split("\t", 1) for line in out.splitlines())
     assert code == 0 and lines["model.modes"].startswith("integer or integers\t8\tFourier modes")

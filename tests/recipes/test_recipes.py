@@ -1,4 +1,4 @@
-"""The paper's trainings as rows: every number of its tables, and a reader that no file can surprise."""
+"""The recipes of the paper: every number of its tables; and robust reading of recipe files."""
 
 import itertools
 import json
@@ -29,7 +29,7 @@ from sigmasolver.train.loop import StepPlan
 from sigmasolver.train.optimisers import OneCycle
 from tests.data.memory import Memory
 
-# tab:training-settings: budget (epochs, or updates in words of the footnote), batch, width, depth, modes.
+# tab:training-settings: budget (epochs, or updates as in its footnote), batch, width, depth, modes.
 TABLE = {
     "darcy": (500, 4, 128, 8, 4),
     "ns2d": (500, 2, 256, 8, 4),
@@ -46,7 +46,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_rows_are_those_of_the_training_table(name):
+def test_recipes_match_the_training_table(name):
     budget, batch, width, depth, modes = TABLE[name]
     recipe = RECIPES[name]
     model, train = recipe.model, recipe.train
@@ -54,17 +54,17 @@ def test_rows_are_those_of_the_training_table(name):
     assert (model.width, model.depth, model.heads, model.slices, model.modes) == (width, depth, 8, 32, modes)
     assert (train.batch, train.lr, train.warmup, train.keep) == (batch, 1e-3, 0.3, "final")
     if budget == "20k":
-        # An iteration passes over the training trajectories once where the batch is counted in trajectories (REALM).
+        # An iteration is an epoch where the batch is counted in trajectories (REALM).
         passes = recipe.task.train / batch if name in ("ignit-hit", "evolve-jet") else 1
         assert train.updates == 20_000 * passes
     else:
         assert (train.updates, train.epochs) == (None, budget)
 
 
-def test_all_eleven_tasks_have_a_row():
+def test_every_task_has_a_recipe():
     pattern = r"-benchmark-|-normaliser$|-full-grid$|-whole-|-20$|-conditions$"
-    others = {name for name in RECIPES if re.search(pattern, name)} | REALM_READINGS.keys()
-    assert set(RECIPES) - RELEASED.keys() - OFFICIAL.keys() - others == set(TASKS) == {*TABLE, "cylinder"}
+    readings = {name for name in RECIPES if re.search(pattern, name)} | REALM_READINGS.keys()
+    assert set(RECIPES) - RELEASED.keys() - OFFICIAL.keys() - readings == set(TASKS) == {*TABLE, "cylinder"}
     assert len(TABLE) == 11 and RECIPES["cylinder"].train == RECIPES["foil"].train
 
 
@@ -78,7 +78,7 @@ RELEASED = {
 }
 
 
-# Learned parameters of the public code of each method, where it is known, else None.
+# Learned parameters of the public code of each method.
 OFFICIAL = {
     "darcy-transolver-official": 2_826_945,
     "ns2d-transolver-official": 11_232_321,
@@ -98,21 +98,21 @@ OFFICIAL = {
     "darcy-unet-official": 69_257_473,
     "ns2d-unet-official": 276_964_353,
     "kf2d-drift-net-official": 19_045_764,
-    # The authors' counts, for 3 inputs and 1 or 3 outputs; the lift has 32 weights an input, two heads of 128 inner
-    # channels and a scale 259 numbers an output.
+    # The authors' counts, for 3 inputs and 1 or 3 outputs; the lift has 32 weights per input, and two heads of 128
+    # inner channels and a scale have 259 parameters per output.
     "kf2d-eddyformer-official": 3_499_235 + 7 * 32 + 3 * 259,
     "it3d-eddyformer-official": 2_269_065 + 37 * 32 + 5 * 259,
 }
 
 
 @pytest.mark.parametrize("name", OFFICIAL)
-def test_baselines_of_their_authors_have_the_published_sizes(name):
+def test_official_baselines_have_the_published_sizes(name):
     recipe = RECIPES[name]
     assert count_parameters(recipe.model.name, recipe.model.config(recipe.task)) == OFFICIAL[name]
     assert recipe_of(name) == recipe and recipe_of(name, seed=43).model == recipe.model
 
 
-def test_settings_of_authors_that_the_papers_row_does_not_have():
+def test_official_baselines_have_their_authors_training_settings():
     drift, eddies = RECIPES["kf2d-drift-net-official"].train, RECIPES["kf2d-eddyformer-official"].train
     assert (drift.lr, drift.weight_decay, drift.clip, drift.batch) == (5e-5, 1e-6, 5.0, 40)
     falling = OneCycle(drift.lr, 101, drift.warmup, drift.start_divisor, drift.final_divisor).rate(torch.arange(101))
@@ -130,8 +130,8 @@ def test_settings_of_authors_that_the_papers_row_does_not_have():
     ("task", "calls", "after", "every", "starts"),
     [("kf2d", 3, 8000, 3, 134), ("it3d", 2, 8000, 2, 6), ("smoke3d", 2, 10_000, 3, 8)],
 )
-def test_factformer_of_its_authors_learns_from_its_own_answers(task, calls, after, every, starts):
-    """Late and now and then; windows are those that its loaders take then, and hold the futures of all calls."""
+def test_official_factformer_trains_with_pushforward(task, calls, after, every, starts):
+    """In every n-th step late in the training; windows are those of its loaders, with futures for all calls."""
     recipe = RECIPES[f"{task}-factformer-official"]
     assert [recipe.train.calls_at(after + step) for step in (-1, 0, 1, every)] == [1, calls, 1, calls]
     seen = windows(recipe, recipe.task.train + recipe.task.test)
@@ -140,7 +140,7 @@ def test_factformer_of_its_authors_learns_from_its_own_answers(task, calls, afte
     assert RECIPES["darcy-factformer-official"].train.derivative == 0
 
 
-def test_the_markov_step_learns_from_all_pairs_and_predicts_the_frames_of_the_others():
+def test_official_ffno_trains_on_all_pairs_and_is_evaluated_on_the_same_frames():
     markov, paper = RECIPES["ns2d-ffno-official"], RECIPES["ns2d"]
     assert markov.training_windows().starts_in(20) == 19
     header = Header(simulator_of("ns2d").layout, "test", {})
@@ -151,13 +151,13 @@ def test_the_markov_step_learns_from_all_pairs_and_predicts_the_frames_of_the_ot
     assert futures[0] == futures[1] == [(10, 19)]
 
 
-def test_baselines_are_compared_at_stated_sizes():
+def test_recipe_of_baselines_has_the_comparison_sizes():
     for task, model, width, depth in (("ns2d", "fno", 64, 4), ("it3d", "unet", 32, 8), ("ns2d", "drift-net", 128, 8)):
         recipe = recipe_of(task, model)
         assert (recipe.model.width, recipe.model.depth) == (width, depth)
         assert replace(recipe.train) == RECIPES[task].train and recipe.task == RECIPES[task].task
     modes = {"darcy": 16, "ns2d": 16, "kf2d": 16, "fsi": 16, "it3d": 12, "smoke3d": 12}
-    reacting = {"ignit-hit": 32, "evolve-jet": 48}  # the modes of that benchmark's own F-FNO
+    reacting = {"ignit-hit": 32, "evolve-jet": 48}  # as in that benchmark's own F-FNO
     for task, count in (modes | reacting).items():
         recipe, row = recipe_of(task, "ffno"), RECIPES[task]
         assert recipe.model == replace(row.model, name="ffno", modes=count) and recipe.train == row.train
@@ -165,34 +165,36 @@ def test_baselines_are_compared_at_stated_sizes():
     assert recipe_of("kf2d", "eddyformer").model.options.padding is None
 
 
-@pytest.mark.parametrize(("task", "room"), [("ns2d", 64), ("kf2d", 128), ("it3d", 60), ("smoke3d", 64), ("darcy", 96)])
-def test_the_fourier_operator_has_no_zeros_between_the_ends_of_a_periodic_box(task, room):
+@pytest.mark.parametrize(
+    ("task", "points"), [("ns2d", 64), ("kf2d", 128), ("it3d", 60), ("smoke3d", 64), ("darcy", 96)]
+)
+def test_fno_does_not_pad_periodic_axes(task, points):
     recipe, seen = recipe_of(task, "fno"), []
     config = replace(recipe.model.config(recipe.task), width=4, heads=2, depth=1, modes=2)
     model = build_solver("fno", config)
     model.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1:-1]))
     with torch.no_grad():
         model(torch.zeros(1, *config.grid, config.in_channels))
-    assert seen == [(room,) * config.axes]
+    assert seen == [(points,) * config.axes]
 
 
-def test_models_have_the_form_of_their_source_for_the_task():
-    forms = {
+def test_recipe_of_uses_the_variant_of_the_task():
+    variants = {
         ("darcy", "unet"): "unet-batchnorm",
         ("ns2d", "rno"): "rno-two-blocks",
         **{(task, "factformer"): f"factformer-{task}" for task in ("darcy", "it3d", "smoke3d")},
     }
     for task, model in itertools.product(("darcy", "ns2d", "kf2d", "it3d", "smoke3d"), COMPARED):
-        form = forms.get((task, model), model)
+        variant = variants.get((task, model), model)
         assert suite_of("main")[f"{task}-{model}-43"] == recipe_of(task, model, 43)
-        assert recipe_of(task, model).model.name == form
-        assert recipe_of(task, form) == recipe_of(task, model)  # one size, by whichever name it is asked for
+        assert recipe_of(task, model).model.name == variant
+        assert recipe_of(task, variant) == recipe_of(task, model)  # the same size by either name
     assert recipe_of("darcy", "unet").model.width == 64
     old = recipe_of("darcy", "unet")
-    assert changed(old, ["model.name=unet"]).model.name == "unet"  # InstanceNorm for those who ask for it
+    assert changed(old, ["model.name=unet"]).model.name == "unet"  # InstanceNorm on request
 
 
-def test_a_grid_that_is_too_small_for_the_modes_of_the_comparison_is_refused_in_words():
+def test_grid_too_small_for_the_modes_is_rejected():
     recipe = changed(recipe_of("ns2d", "ffno"), ["task.grid=(16, 16)"])
     with pytest.raises(ValueError, match=r"too small for modes=16.* lower modes or use at least 30 points"):
         count_parameters("ffno", recipe.model.config(recipe.task))
@@ -200,7 +202,7 @@ def test_a_grid_that_is_too_small_for_the_modes_of_the_comparison_is_refused_in_
     assert count_parameters("ffno", fitting.model.config(fitting.task)) > 0
 
 
-def test_the_table_of_sizes_is_that_of_the_recipes():
+def test_table_of_baseline_sizes_in_the_docs_matches_the_recipes():
     text = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text(encoding="utf-8")
     table = text.partition("Learned parameters at the sizes of the comparison")[2].split("\n\n")[1]
     heading, *lines = table.splitlines()
@@ -211,18 +213,18 @@ def test_the_table_of_sizes_is_that_of_the_recipes():
         printed[name] = [int(count.replace(",", "")) for count in counts]
     recipes = {model: [recipe_of(task, model) for task in tasks] for model in COMPARED}
     assert printed == {
-        model: [count_parameters(one.model.name, one.model.config(one.task)) for one in mine]
-        for model, mine in recipes.items()
+        model: [count_parameters(recipe.model.name, recipe.model.config(recipe.task)) for recipe in row]
+        for model, row in recipes.items()
     }
 
 
 @pytest.mark.parametrize("name", RELEASED)
-def test_other_readings_differ_from_the_papers_row_in_schedule_clipping_and_decay_alone(name):
+def test_released_recipes_differ_only_in_schedule_clipping_and_decay(name):
     names = ("warmup", "start_divisor", "final_divisor", "clip", "weight_decay")
     released, paper = RECIPES[name], RECIPES[name.rpartition("-")[0]]
-    assert tuple(getattr(released.train, one) for one in names) == RELEASED[name]
-    assert tuple(getattr(paper.train, one) for one in names[:4]) == (0.3, 25.0, 1e4, None)
-    same = {one: getattr(paper.train, one) for one in names}
+    assert tuple(getattr(released.train, setting) for setting in names) == RELEASED[name]
+    assert tuple(getattr(paper.train, setting) for setting in names[:4]) == (0.3, 25.0, 1e4, None)
+    same = {setting: getattr(paper.train, setting) for setting in names}
     assert replace(released, train=replace(released.train, **same)) == paper
 
 
@@ -230,17 +232,17 @@ def test_recipes_have_the_losses_of_the_paper():
     rows = {name: RECIPES[name].train for name in TABLE}
     assert {name: train.derivative for name, train in rows.items() if train.derivative} == {"darcy": 0.1}
     assert RECIPES["ns2d"].train.objective == "teacher_forced"
-    for name in ("ignit-hit", "evolve-jet"):  # two calls, of which the last one learns
+    for name in ("ignit-hit", "evolve-jet"):  # two calls, only the last one with a gradient
         assert (RECIPES[name].train.objective, RECIPES[name].train.calls) == ("pushforward", 2)
     relative = {name for name, train in rows.items() if train.loss == "relative_l2"}
     assert relative == {"darcy", "ns2d", "kf2d", "it3d", "smoke3d"}
 
 
-# --- how long a training is
+# --- lengths of trainings
 
 
 def windows(recipe: Recipe, count: int) -> Windows:
-    """The training windows over the times and the grid of the task's own simulator, without any values."""
+    """Return the training windows on the times and grid of the task's simulator, without values."""
     layout = simulator_of(recipe.task.name).layout
     header = Header(layout, "test", {})
     return Windows(Memory(header, np.empty((count, 0))), recipe.split(count).train, recipe.training_windows())
@@ -261,11 +263,11 @@ def test_steps_of_the_published_trainings(name, starts, per_epoch, steps):
     seen = windows(recipe, recipe.task.train + recipe.task.test)
     plan = StepPlan(recipe, seen)
     assert (seen.starts, plan.per_epoch, plan.steps) == (starts, per_epoch, steps)
-    # An epoch takes every window once, or every trajectory once at some start.
+    # An epoch takes every window once, or every trajectory once at a random start.
     epoch = torch.cat([plan.members(per_epoch + step) for step in range(per_epoch)])
-    taken = epoch // starts if recipe.train.one_start else epoch
+    members = epoch // starts if recipe.train.one_start else epoch
     expected = recipe.task.train * (1 if recipe.train.one_start else starts)
-    assert taken.sort().values.tolist() == list(range(expected))
+    assert members.sort().values.tolist() == list(range(expected))
     if recipe.train.one_start:
         assert set((epoch % starts).tolist()) == set(range(starts))
 
@@ -273,30 +275,30 @@ def test_steps_of_the_published_trainings(name, starts, per_epoch, steps):
 @pytest.mark.parametrize(
     ("name", "trained"), [("darcy", 1000), ("ns2d", 1000), ("kf2d", 100), ("it3d", 1000), ("smoke3d", 2000)]
 )
-def test_a_recipe_trains_on_the_whole_training_part_as_the_suites_do(name, trained):
+def test_paper_recipes_train_without_validation_split(name, trained):
     recipe = RECIPES[name]
     parts = recipe.split(recipe.task.train + recipe.task.test)
     assert (parts.train, parts.validation) == (tuple(range(trained)), ())
     assert recipe == suite_of("main")[f"{name}-transolver-sigma-42"]
-    kept = replace(recipe, train=replace(recipe.train, validation=0.1)).split(recipe.task.train + recipe.task.test)
-    assert len(kept.validation) == trained // 10 and len(kept.train) == trained - trained // 10
+    validated = replace(recipe, train=replace(recipe.train, validation=0.1)).split(recipe.task.train + recipe.task.test)
+    assert len(validated.validation) == trained // 10 and len(validated.train) == trained - trained // 10
 
 
-def test_data_of_ones_own_keep_a_tenth_for_validation():
+def test_default_validation_fraction_is_a_tenth():
     assert TrainRecipe().validation == 0.1
 
 
-def test_kolmogorov_has_13400_windows():
+def test_kf2d_has_13400_training_windows():
     assert len(windows(RECIPES["kf2d"], 120)) == 13_400
 
 
-def test_two_step_training_pushes_at_every_step():
+def test_realm_recipes_use_pushforward_at_every_step():
     train = RECIPES["ignit-hit"].train
     assert {train.calls_at(step) for step in range(10)} == {2}
     assert RECIPES["ignit-hit"].training_windows().horizon == 2
 
 
-def test_a_pushforward_that_starts_late_happens_at_every_third_step():
+def test_calls_at_follows_push_after_and_push_every():
     train = TrainRecipe(objective="pushforward", calls=3, push_after=8000, push_every=3)
     assert {train.calls_at(step) for step in range(8000)} == {1}
     later = [train.calls_at(step) for step in range(8000, 8600)]
@@ -307,9 +309,9 @@ def test_a_pushforward_that_starts_late_happens_at_every_third_step():
 # --- suites
 
 
-def test_suites_are_the_papers_tables():
+def test_suites_match_the_papers_tables():
     counts = {"main": (5 * 13 + 6) * 3, "counterparts": 4 * 3 * 3, "ablations": 3 * 8 * 3, "slice-updates": 2 * 4 * 3}
-    others = {
+    other_counts = {
         "counterparts-matched": 4 * 3 * 3,
         "scaling": 15,
         "efficiency": 10,
@@ -317,19 +319,19 @@ def test_suites_are_the_papers_tables():
         "cost": 12,
         "ledger": 42,
     }
-    assert {name: len(suite_of(name)) for name in SUITES} == counts | others | {"factors": 10}
+    assert {name: len(suite_of(name)) for name in SUITES} == counts | other_counts | {"factors": 10}
     for suite in counts:
         for name, recipe in suite_of(suite).items():
             model = METHODS.get(recipe.model.name, recipe.model.name)
             assert name == f"{recipe.task.name}-{model}-{recipe.train.seed}"
         assert {recipe.train.seed for recipe in suite_of(suite).values()} == {42, 43, 44}
-    for suite in SUITES:  # the whole training part trains, and the final checkpoint is evaluated
+    for suite in SUITES:  # all training trajectories are used, and the final checkpoint is evaluated
         assert {(recipe.train.validation, recipe.train.keep) for recipe in suite_of(suite).values()} == {(0.0, "final")}
 
 
-def test_the_efficiency_suite_stores_what_its_models_are_said_to():
-    """Megabytes as the paper counts them, frozen parameters too: its 19.44 and 66.92 are among them. Its 39.92 for HPM
-    on KF2D are four blocks where its table says eight; DRIFT-Net lacks the released weights that never act."""
+def test_efficiency_suite_has_the_published_storage():
+    """Megabytes as the paper counts them, including frozen parameters: its 19.44 and 66.92 are among them. Its 39.92
+    for HPM on KF2D is four blocks where its table has eight; DRIFT-Net lacks released weights that have no effect."""
     stored = {
         "ns2d": {"hpm-frozen": 66.21, "drift-net": 76.17, "factformer": 66.92, "transolver": 49.13, "sigma": 19.44},
         "kf2d": {"hpm-frozen": 79.63, "drift-net": 76.18, "factformer": 27.25, "transolver": 12.35, "sigma": 7.09},
@@ -339,20 +341,20 @@ def test_the_efficiency_suite_stores_what_its_models_are_said_to():
         assert round(parameter_bytes(skeleton(recipe)) / 1e6, 2) == stored[recipe.task.name][model], name
 
 
-def test_ablation_rows():
-    found = suite_of("ablations").values()
-    assert {recipe.task.name for recipe in found} == {"darcy", "ns2d", "smoke3d"}
-    assert {recipe.model.name for recipe in found} == {
+def test_ablations_suite_tasks_and_models():
+    recipes = suite_of("ablations").values()
+    assert {recipe.task.name for recipe in recipes} == {"darcy", "ns2d", "smoke3d"}
+    assert {recipe.model.name for recipe in recipes} == {
         "no-physical", "no-spectral", "physical-then-spectral", "spectral-then-physical", "no-context",
         "grouped-mixing", "slice-replace", "transolver-sigma",
     }  # fmt: skip
-    # Nothing but the row of the model differs within a task.
-    assert {replace(recipe, model=ModelRecipe(), train=TrainRecipe()) for recipe in found} == {
+    # Recipes of a task differ only in the model.
+    assert {replace(recipe, model=ModelRecipe(), train=TrainRecipe()) for recipe in recipes} == {
         Recipe(TASKS[name]) for name in ("darcy", "ns2d", "smoke3d")
     }
 
 
-def test_matched_counterparts_have_the_parameters_of_sigma_and_full_width_ones_do_not():
+def test_matched_counterparts_have_the_parameter_count_of_sigma():
     full, matched = suite_of("counterparts"), suite_of("counterparts-matched")
 
     def size(recipe):
@@ -362,15 +364,15 @@ def test_matched_counterparts_have_the_parameters_of_sigma_and_full_width_ones_d
         sigma = matched[f"{task}-transolver-sigma-42"]
         assert sigma == full[f"{task}-transolver-sigma-42"]
         for model in ("physolver", "specsolver"):
-            one = matched[f"{task}-{model}-matched-42"]
-            # A width is a multiple of twice the heads, so nearer than a tenth is not always to be had.
-            assert abs(size(one) / size(sigma) - 1) < 0.1 < abs(size(full[f"{task}-{model}-42"]) / size(sigma) - 1)
-            assert replace(one, model=replace(one.model, width=sigma.model.width)) == full[f"{task}-{model}-42"]
+            recipe = matched[f"{task}-{model}-matched-42"]
+            # A width is a multiple of twice the heads, so closer than a tenth is not always possible.
+            assert abs(size(recipe) / size(sigma) - 1) < 0.1 < abs(size(full[f"{task}-{model}-42"]) / size(sigma) - 1)
+            assert replace(recipe, model=replace(recipe.model, width=sigma.model.width)) == full[f"{task}-{model}-42"]
     assert size(full["ns2d-transolver-sigma-42"]) == 4_859_289
     assert [round(size(full[f"ns2d-{model}-42"]) / 1e6, 2) for model in ("physolver", "specsolver")] == [4.02, 10.69]
 
 
-def test_the_ledger_is_in_order_and_says_every_reduced_budget():
+def test_ledger_suite_is_ordered_and_labels_reduced_budgets():
     rows = suite_of("ledger")
     sigma = [f"darcy-transolver-sigma-bf16-{seed}" for seed in (42, 43, 44)]
     assert list(rows)[:4] == [*sigma, "darcy-physolver-bf16-42"]
@@ -394,8 +396,8 @@ def test_the_ledger_is_in_order_and_says_every_reduced_budget():
     )
 
 
-def test_a_name_means_one_recipe_in_all_suites():
-    """Suites share the folder of their runs."""
+def test_run_names_are_unique_across_suites():
+    """Suites share one folder for their runs."""
     meanings: dict[str, set[Recipe]] = {}
     for suite in SUITES:
         for name, recipe in suite_of(suite).items():
@@ -403,7 +405,7 @@ def test_a_name_means_one_recipe_in_all_suites():
     assert {name for name, recipes in meanings.items() if len(recipes) > 1} == set()
 
 
-def test_each_factor_changes_one_thing_at_a_quarter_of_the_budget():
+def test_factors_suite_changes_one_setting_at_a_quarter_of_the_budget():
     rows = suite_of("factors")
     base = rows.pop("kf2d-quarter-base-42")
     assert base.train.updates == round(83_750 / 4)
@@ -414,26 +416,26 @@ def test_each_factor_changes_one_thing_at_a_quarter_of_the_budget():
     assert replace(paper, precision="float32") == released
 
 
-def test_slice_update_rows():
+def test_slice_updates_suite_models():
     names = {recipe.model.name for recipe in suite_of("slice-updates").values()}
     assert names == {"linearno", "transolver", "transolver-keep", "transolver-srpa"}
 
 
-def test_scaling_rows_have_the_published_sizes():
+def test_scaling_suite_has_the_published_sizes():
     rows = suite_of("scaling")
-    counts = {name: count_parameters(one.model.name, one.model.config(one.task)) for name, one in rows.items()}
+    counts = {name: count_parameters(row.model.name, row.model.config(row.task)) for name, row in rows.items()}
     assert {counts[f"darcy-data-{cases}"] for cases in (1000, 2000, 3000, 4000, 5000)} == {1_245_289}
     assert {counts[f"darcy-grid-{points}"] for points in (85, 106, 141, 211, 421)} == {1_245_289}
     widths = {32: 125_161, 64: 462_937, 128: 1_776_489, 192: 3_946_377, 256: 6_964_889}
     assert {width: counts[f"darcy-width-{width}"] for width in widths} == widths
-    for name, one in rows.items():
+    for name, row in rows.items():
         sweep, value = name.split("-")[1:]
-        assert one.train.epochs == (100 if sweep == "width" else 200)
+        assert row.train.epochs == (100 if sweep == "width" else 200)
         cases = int(value) if sweep == "data" else 3000 if sweep == "width" else 1000
         points = int(value) if sweep == "grid" else 211 if sweep == "width" else 85
-        assert (one.task.train, one.task.test, one.task.grid) == (cases, 200, (points, points))
-        assert -(-421 // one.task.space_stride) == points
-        assert (one.train.batch, one.train.derivative, one.train.weight_decay) == (4, 0.1, 1e-5)
+        assert (row.task.train, row.task.test, row.task.grid) == (cases, 200, (points, points))
+        assert -(-421 // row.task.space_stride) == points
+        assert (row.train.batch, row.train.derivative, row.train.weight_decay) == (4, 0.1, 1e-5)
 
 
 def test_every_recipe_can_be_built():
@@ -445,40 +447,40 @@ def test_every_recipe_can_be_built():
             assert sum(p.numel() for p in build_solver(name, config).parameters()) > 0
 
 
-# --- to a file and back
+# --- files
 
 
 @pytest.mark.parametrize("suite", [*SUITES, "rows"])
-def test_json_round_trip_is_exact(suite):
+def test_recipe_json_round_trip_is_exact(suite):
     for recipe in (RECIPES if suite == "rows" else suite_of(suite)).values():
         text = json.dumps(recipe.to_plain(), allow_nan=False)
         assert Recipe.from_plain(json.loads(text)) == recipe
 
 
-def test_a_recipe_by_name():
+def test_recipe_of_by_name():
     recipe = recipe_of("kf2d", "physolver", 7)
     assert (recipe.task, recipe.model.name, recipe.train.seed) == (TASKS["kf2d"], "physolver", 7)
     assert (
         replace(recipe, model=replace(recipe.model, name="transolver-sigma"), train=RECIPES["kf2d"].train)
         == (RECIPES["kf2d"])
     )
-    for ask, says in ((lambda: recipe_of("kf3d"), "did you mean .*kf2d"), (lambda: suite_of("scale"), "scaling")):
-        with pytest.raises(ValueError, match=says):
-            ask()
+    for find, message in ((lambda: recipe_of("kf3d"), "did you mean .*kf2d"), (lambda: suite_of("scale"), "scaling")):
+        with pytest.raises(ValueError, match=message):
+            find()
 
 
 @pytest.mark.parametrize("task", ["darcy", "ns2d", "kf2d", "evolve-jet"])
-def test_drift_net_is_the_official_t_on_every_task(task):
-    """First stage 48 wide, four layers in each of eight stages, whatever the width of the others."""
+def test_drift_net_has_its_official_size_on_every_task(task):
+    """First stage 48 wide, four layers in each of eight stages, whatever the width of the other models."""
     recipe = recipe_of(task, "drift-net")
     assert skeleton(recipe).embed_norm.weight.shape == (48,) and len(skeleton(recipe).blocks) == 32
 
 
-# --- mistakes
+# --- invalid recipes
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"train": {"objective": "guess"}}, "choose from direct, teacher_forced, pushforward"),
         ({"train": {"keep": "all"}}, "choose from final, best"),
@@ -503,17 +505,17 @@ def test_drift_net_is_the_official_t_on_every_task(task):
         ({"model": {"width": "wide"}}, "model.width must be an integer"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_sentence(change, says):
+def test_recipe_rejects_invalid_settings(change, message):
     plain = RECIPES["ns2d"].to_plain()
     for part, values in change.items():
         plain[part].update(values)
-    with pytest.raises(ValueError, match=says) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         Recipe.from_plain(plain)
     assert "\n" not in str(caught.value) and str(caught.value).endswith((".", "?"))
 
 
-def test_a_run_of_earlier_names_keeps_its_recipe(tmp_path):
-    """`price` and `peak` of an older recipe.json are `loss` and `lr`, also in the list of what differs."""
+def test_recipe_json_with_old_setting_names_is_read(tmp_path):
+    """`price` and `peak` of an older recipe.json are read as `loss` and `lr`, also in the list of differences."""
     recipe, run = RECIPES["fsi"], Run(tmp_path)
     old = recipe.to_plain()
     train = old["train"]
@@ -522,19 +524,19 @@ def test_a_run_of_earlier_names_keeps_its_recipe(tmp_path):
     run.write_json("recipe.json", old)
     assert recipe_in(run) == recipe
     begin(run, recipe)
-    assert run.recipe() == old  # as it was
+    assert run.recipe() == old  # unchanged
     with pytest.raises(ValueError, match=r"different recipe \(train\.lr\); choose another"):
         begin(run, changed(recipe, ["train.lr=5e-4"]))
     begin(Run(tmp_path / "new"), recipe)
     assert Run(tmp_path / "new").recipe()["train"]["loss"] == "squared"
 
 
-def test_settings_of_earlier_names_are_read():
+def test_changed_accepts_old_setting_names():
     old, new = ["train.price=squared", "train.peak=5e-4"], ["train.loss=squared", "train.lr=5e-4"]
     assert changed(RECIPES["ns2d"], old) == changed(RECIPES["ns2d"], new) != RECIPES["ns2d"]
 
 
-# --- a reader that no file can surprise
+# --- robust reading
 
 BASE = json.dumps(replace(RECIPES["smoke3d"], model=ModelRecipe(modes=(6, 5, 4))).to_plain())
 NUMBERS = st.integers() | st.sampled_from([10**30, -(10**30), 10**400, 2**63]) | st.floats()
@@ -542,14 +544,14 @@ SCALARS = st.none() | st.booleans() | NUMBERS | st.text(max_size=8) | st.just("t
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
 )
-PLACES = [(part.name, name) for part in fields(Recipe) for name in json.loads(BASE)[part.name]]
+SETTINGS = [(part.name, name) for part in fields(Recipe) for name in json.loads(BASE)[part.name]]
 
 
 @st.composite
 def mutated(draw):
-    """A valid recipe with a few keys gone, added or given other values, at any depth."""
+    """A valid recipe with a few keys removed, added or given other values, at any depth."""
     plain = json.loads(BASE)
-    for part, name in draw(st.lists(st.sampled_from(PLACES), min_size=1, max_size=3)):
+    for part, name in draw(st.lists(st.sampled_from(SETTINGS), min_size=1, max_size=3)):
         table = plain.get(part)
         if not isinstance(table, dict):
             continue
@@ -567,10 +569,10 @@ def mutated(draw):
     return plain
 
 
-def read(ask):
-    """The recipe, or one sentence; anything else is a fault."""
+def check_reading(reader):
+    """Check that reading gives a valid recipe or a one-line ValueError, and nothing else."""
     try:
-        recipe = ask()
+        recipe = reader()
     except ValueError as error:
         assert str(error) and "\n" not in str(error), str(error)
     else:
@@ -580,8 +582,8 @@ def read(ask):
 
 @settings(deadline=None, max_examples=300)
 @given(plain=mutated() | VALUES)
-def test_whatever_a_recipe_holds_it_is_read_or_refused_in_one_line(plain):
-    read(lambda: Recipe.from_plain(plain))
+def test_from_plain_accepts_or_rejects_any_value(plain):
+    check_reading(lambda: Recipe.from_plain(plain))
 
 
 def nested(depth: int) -> str:
@@ -598,14 +600,14 @@ def nested(depth: int) -> str:
     | st.integers(1, 3000).map(lambda depth: nested(depth).encode())
     | st.sampled_from([b"", b"[]", b"null", b"9" * 5000, BASE.replace("128", "9" * 5000).encode(), b"\xff\xfe"]),
 )
-def test_whatever_lies_in_recipe_json_it_is_read_or_refused_in_one_line(content, tmp_path_factory):
+def test_recipe_in_accepts_or_rejects_any_file(content, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp() / "reader"
     folder.mkdir(exist_ok=True)
     (folder / "recipe.json").write_bytes(content)
-    read(lambda: recipe_in(Run(folder)))
+    check_reading(lambda: recipe_in(Run(folder)))
 
 
-def test_a_deep_recipe_is_refused_in_one_line(tmp_path):
+def test_deeply_nested_recipe_is_rejected(tmp_path):
     for depth in (10, 900, 2_000, 100_000):
         (tmp_path / "recipe.json").write_text(nested(depth))
         with pytest.raises(ValueError) as caught:

@@ -1,4 +1,4 @@
-"""The solver as a baseline: on its own grid it is the solver itself, on a coarser one it has the order it should."""
+"""The solver as a baseline: on its own grid it equals the simulator, on coarser ones it converges at its order."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -13,7 +13,7 @@ from sigmasolver.simulate.spectral import resample
 from sigmasolver.simulate.vorticity import DEMO
 
 
-def test_on_its_own_grid_the_coarse_darcy_solver_is_the_solver():
+def test_coarse_work_of_darcy_on_its_own_grid_equals_the_simulator():
     fine = Darcy(grid=61)
     work = coarse_work(fine, 3, torch.zeros(2, 61, 61), fine.layout.coordinates[0], 1, 1, 61)
     truth = fine.simulate(3, [0, 1])[:, :, ..., 1]
@@ -21,7 +21,7 @@ def test_on_its_own_grid_the_coarse_darcy_solver_is_the_solver():
     assert torch.allclose(full_work(fine, 3, 1, 1).call().float(), truth[1:], rtol=1e-5, atol=0)
 
 
-def test_the_coarse_darcy_solver_is_of_second_order_where_the_coefficient_is_smooth():
+def test_coarse_work_of_darcy_is_second_order_for_a_smooth_coefficient():
     """Error c h², of the fine solution too: (1/15² - 1/60²) / (1/30² - 1/60²) = 5 between 16 and 31 points of 61."""
     fine = Darcy(grid=61, low=5.0, high=5.0)
     errors = []
@@ -34,16 +34,16 @@ def test_the_coarse_darcy_solver_is_of_second_order_where_the_coefficient_is_smo
     assert errors[0] / errors[1] == pytest.approx(5, rel=0.1)
 
 
-def test_from_a_whole_frame_the_coarse_flow_solver_is_the_solver():
+def test_coarse_work_of_a_flow_on_its_own_grid_equals_the_simulator():
     simulator = replace(DEMO, grid=64, stored=64, frames=4, precision="float64")
     truth = simulator.simulate(5, [0, 1])
     work = coarse_work(simulator, 5, truth[:, 1, ..., 0], simulator.layout.coordinates[0], 1, 2, 64)
-    assert torch.allclose(work.call()[:, 0].float(), truth[:, 3, ..., 0], atol=1e-4)  # the given frame is float32
+    assert torch.allclose(work.call()[:, 0].float(), truth[:, 3, ..., 0], atol=1e-4)  # the initial frame is float32
     assert full_work(simulator, 5, 0, 3).call().shape == (1, 3, 64, 64)
 
 
-def test_a_flow_on_finer_grids_approaches_the_truth_at_the_points_of_the_model():
-    """Of a start with few waves, at points that neither grid has alone, with longer steps where the grid is coarser."""
+def test_coarse_work_of_a_flow_converges_on_finer_grids():
+    """From a start with few waves, at points of the model's grid, with longer steps on coarser grids."""
     simulator = replace(DEMO, grid=96, stored=96, frames=2, burn_in=0.0, precision="float64")
     start = resample(simulator.initial(5, [0]), 24)
     points = np.arange(24) * simulator.box / 24
@@ -56,7 +56,7 @@ def test_a_flow_on_finer_grids_approaches_the_truth_at_the_points_of_the_model()
     assert all(later < 0.5 * earlier for earlier, later in pairwise(errors)) and errors[-1] < 0.01
 
 
-def test_fields_are_resampled_exactly_where_both_grids_resolve_them():
+def test_resample_is_exact_for_resolved_waves():
     def waves(points: int) -> torch.Tensor:
         x = 2 * torch.pi * torch.arange(points, dtype=torch.float64) / points
         return torch.cos(3 * x[:, None] - 2 * x) + 0.5 * torch.sin(4 * x) + 1
@@ -65,8 +65,10 @@ def test_fields_are_resampled_exactly_where_both_grids_resolve_them():
         assert torch.allclose(resample(waves(few), many), waves(many), atol=1e-12)
         assert torch.allclose(resample(waves(many), few), waves(few), atol=1e-12)
     short = torch.cos(2 * torch.pi * 6 * torch.arange(16, dtype=torch.float64) / 16).expand(16, 16)
-    assert resample(short, 8).abs().max() < 1e-12, "waves that the coarse grid cannot hold do not fold onto others"
+    assert resample(short, 8).abs().max() < 1e-12, (
+        "waves that the coarse grid does not resolve must not alias onto others"
+    )
 
 
-def test_the_next_grid_of_a_flow_has_quick_transforms():
+def test_finer_grid_of_a_flow_has_fast_transforms():
     assert finer_grid(DEMO, 128) == 160 and finer_grid(Darcy(), 85) == 102

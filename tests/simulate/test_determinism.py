@@ -1,4 +1,4 @@
-"""A trajectory depends on simulator, parameters, seed and index alone: bit for bit on a CPU, to rounding on a GPU."""
+"""A trajectory depends only on simulator, parameters, seed and index: bitwise on a CPU, up to round-off on a GPU."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,8 +17,8 @@ SMALL: dict[str, Simulator] = {
     "it3d": Turbulence(grid=12, viscosity=0.02, reynolds=10.0, frames=2, steps_per_frame=4),
     "smoke3d": Smoke(grid=20, frames=2, warmup=2),
 }
-ON_GPU = {"darcy": 1e-6, "ns2d": 1e-5, "kf2d": 1e-5, "it3d": 1e-5, "smoke3d": 1e-4}
-"""Relative difference allowed between devices after these few steps, in float32 (Darcy solves in float64)."""
+GPU_TOLERANCE = {"darcy": 1e-6, "ns2d": 1e-5, "kf2d": 1e-5, "it3d": 1e-5, "smoke3d": 1e-4}
+"""Relative tolerance between devices after these few steps, in float32 (Darcy solves in float64)."""
 
 
 @pytest.fixture(params=[1, 2])
@@ -30,7 +30,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("task", SMALL)
-def test_bit_for_bit_in_any_batch_order_and_number_of_threads(task: str, threads: int) -> None:
+def test_simulate_is_bitwise_independent_of_batch_order_and_threads(task: str, threads: int) -> None:
     simulator = SMALL[task]
     reference = torch.cat([simulator.simulate(7, [index]) for index in range(5)])
     assert reference.dtype == torch.float32
@@ -46,36 +46,36 @@ def test_bit_for_bit_in_any_batch_order_and_number_of_threads(task: str, threads
 
 
 @pytest.mark.parametrize("task", SMALL)
-def test_seeds_and_indices_give_other_trajectories(task: str) -> None:
+def test_seed_and_index_change_the_trajectory(task: str) -> None:
     simulator = SMALL[task]
-    first, other_index, other_seed = (simulator.simulate(*where) for where in ((7, [0]), (7, [1]), (8, [0])))
+    first, other_index, other_seed = (simulator.simulate(*arguments) for arguments in ((7, [0]), (7, [1]), (8, [0])))
     for other in (other_index, other_seed):
         assert (first - other).norm() > 0.1 * first.norm()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("task", SMALL)
-def test_gpu_agrees_with_cpu(task: str) -> None:
+def test_simulate_gpu_parity(task: str) -> None:
     simulator = SMALL[task]
     on_cpu, on_gpu = simulator.simulate(3, range(3)), simulator.simulate(3, range(3), "cuda").cpu()
-    assert (on_gpu - on_cpu).norm() < ON_GPU[task] * on_cpu.norm()
+    assert (on_gpu - on_cpu).norm() < GPU_TOLERANCE[task] * on_cpu.norm()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("task", ["ns2d", "kf2d"])
-def test_gpu_agrees_with_cpu_in_float64(task: str) -> None:
+def test_simulate_gpu_parity_float64(task: str) -> None:
     flow = replace(SMALL[task], precision="float64")
     on_cpu, on_gpu = (flow.evolve(flow.initial(0, [0], device)).cpu() for device in ("cpu", "cuda"))
     assert (on_gpu - on_cpu).norm() < 1e-12 * on_cpu.norm()
 
 
 @pytest.mark.parametrize("index", [1.0, slice(0, 2), "1"])
-def test_only_whole_numbers_name_a_trajectory(index: object) -> None:
+def test_trajectory_index_must_be_an_integer(index: object) -> None:
     with pytest.raises(TypeError):
         SMALL["darcy"].simulate(0, [index])  # type: ignore[list-item]
 
 
-def test_parameters_may_be_numpy_numbers_and_lists() -> None:
+def test_simulator_accepts_numpy_numbers_and_lists() -> None:
     flow = replace(NS2D, grid=np.int64(64), forcing_wave=[1, 2], viscosity=np.float32(0.5))
     assert flow == replace(NS2D, grid=64, forcing_wave=(1, 2), viscosity=0.5)
     assert type(flow.grid) is int and type(flow.viscosity) is float

@@ -1,6 +1,6 @@
-"""Gaussian fields against the sums of their spectra.
+"""Gaussian random fields against sums over their spectra.
 
-A field is a linear map of white noise, so unit impulses give its covariance exactly, with no sampling error.
+A field is a linear map of white noise, so unit impulses give its covariance exactly, without sampling error.
 """
 
 import math
@@ -34,7 +34,7 @@ def periodic_power(grid: int, box: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("box", "published"), [(1.0, 0.265), (2 * math.pi, 2.02)])
-def test_periodic_field_has_the_published_deviation(box: float, published: float) -> None:
+def test_periodic_field_has_the_published_standard_deviation(box: float, published: float) -> None:
     impulse = torch.zeros(1, 256, 256, dtype=torch.float64)
     impulse[0, 0, 0] = 1
     deviation = float(periodic_field(impulse, box, 2.5, 7.0).square().sum().sqrt())
@@ -54,16 +54,16 @@ def test_periodic_field_has_the_covariance_of_its_spectrum(box: float) -> None:
     torch.testing.assert_close(measured, expected.reshape(s**2, s**2), rtol=0, atol=1e-13)
 
 
-def test_periodic_field_has_the_law_of_the_published_generator() -> None:
+def test_periodic_field_has_the_distribution_of_the_published_generator() -> None:
     """Real part of the inverse transform of complex noise whose two parts have variance 1 each."""
     s = 8
     k = torch.fft.fftfreq(s, 1 / s, dtype=torch.float64)
     scale = s**2 * math.sqrt(2) * 7**1.5 * (4 * math.pi**2 * (k[:, None] ** 2 + k**2) + 49) ** -1.25
     scale[0, 0] = 0
     inputs = torch.cat((impulses(s) + 0j, 1j * impulses(s)))
-    theirs = covariance(torch.fft.ifft2(scale * inputs).real)
-    ours = covariance(periodic_field(impulses(s), 1.0, 2.5, 7.0))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-14)
+    expected = covariance(torch.fft.ifft2(scale * inputs).real)
+    actual = covariance(periodic_field(impulses(s), 1.0, 2.5, 7.0))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-14)
 
 
 def test_neumann_field_has_the_covariance_of_its_spectrum() -> None:
@@ -79,16 +79,16 @@ def test_neumann_field_has_the_covariance_of_its_spectrum() -> None:
     torch.testing.assert_close(measured, expected.reshape(s**2, s**2), rtol=0, atol=1e-13)
 
 
-def test_fields_have_mean_zero() -> None:
+def test_random_fields_have_mean_zero() -> None:
     for field in (periodic_field(noise(3, 32), 1.0, 2.5, 7.0), neumann_field(noise(3, 32), 2.0, 3.0)):
         assert field.std() > 0.1
         assert field.mean((-2, -1)).abs().max() < 1e-14
 
 
-def test_noise_is_standard_normal_and_unrelated_between_seeds_and_indices() -> None:
+def test_white_noise_is_standard_normal_and_independent() -> None:
     first, second = noise(2, 128)
     other = white_noise([generator("test", 1, 0)], 128)[0]
-    for sample in (first, second, other):  # bounds of five deviations for 128² independent numbers
+    for sample in (first, second, other):  # bounds of five standard deviations for 128² independent numbers
         assert abs(sample.mean()) < 5 / 128
         assert abs(sample.square().mean() - 1) < 5 * math.sqrt(2) / 128
         assert abs(sample.pow(4).mean() - 3) < 5 * math.sqrt(96) / 128
@@ -96,7 +96,7 @@ def test_noise_is_standard_normal_and_unrelated_between_seeds_and_indices() -> N
         assert abs((pair[0] * pair[1]).mean()) < 5 / 128
 
 
-def test_a_sample_depends_on_its_own_generator_only() -> None:
+def test_random_fields_depend_only_on_their_own_generator() -> None:
     grid = 33
     together = periodic_field(noise(5, grid), 1.0, 2.5, 7.0), neumann_field(noise(5, grid), 2.0, 3.0)
     for index in (4, 0, 2):

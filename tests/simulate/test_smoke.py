@@ -1,4 +1,4 @@
-"""Smoke against exact steps, symmetries, a plain lookup and numbers of an independent solver."""
+"""Smoke against exact steps, symmetries, a plain interpolation and numbers of an independent solver."""
 
 import itertools
 import math
@@ -34,7 +34,7 @@ def random_faces(batch: int = 1) -> Tensor:
 
 
 def wall_slices(frames: Tensor) -> list[Tensor]:
-    """The stored lower walls of frames (B, frames, N, N, N, 4)."""
+    """Return the stored lower walls of frames (B, frames, N, N, N, 4)."""
     return [frames[..., axis + 1].select(axis + 2, 0) for axis in range(3)]
 
 
@@ -51,14 +51,14 @@ def at_centres(frames: Tensor) -> Tensor:
 def test_lookup_equals_the_plain_definition() -> None:
     values = torch.randn(2, 4, 5, 3, dtype=torch.float64)
     position = torch.rand(2, 3, 7, dtype=torch.float64) * 8 - 2
-    got = lookup(values, position)
+    actual = lookup(values, position)
     for b, p in itertools.product(range(2), range(7)):
-        place = [min(max(float(position[b, d, p]), 0.0), values.shape[d + 1] - 1.0) for d in range(3)]
+        coordinate = [min(max(float(position[b, d, p]), 0.0), values.shape[d + 1] - 1.0) for d in range(3)]
         expected = 0.0
         for corner in itertools.product(*(range(s) for s in values.shape[1:])):
-            weight = math.prod(max(0.0, 1 - abs(x - i)) for x, i in zip(place, corner, strict=True))
+            weight = math.prod(max(0.0, 1 - abs(x - i)) for x, i in zip(coordinate, corner, strict=True))
             expected += weight * float(values[(b, *corner)])
-        assert float(got[b, p]) == pytest.approx(expected, abs=1e-14)
+        assert float(actual[b, p]) == pytest.approx(expected, abs=1e-14)
 
 
 def test_lookup_is_exact_for_functions_linear_along_each_axis() -> None:
@@ -71,17 +71,17 @@ def test_lookup_is_exact_for_functions_linear_along_each_axis() -> None:
     assert torch.allclose(lookup(function(x, y, z)[None], position), function(*position[0])[None], rtol=1e-13)
 
 
-def test_projection_leaves_no_divergence_is_idempotent_and_orthogonal() -> None:
+def test_project_is_divergence_free_idempotent_and_orthogonal() -> None:
     walls, faces = Walls.of(N, 0.3), random_faces(2)
-    free = walls.project(faces)
+    projected = walls.project(faces)
     assert divergence(faces, 0.3).abs().max() > 1
-    assert divergence(free, 0.3).abs().max() < 1e-12
-    assert torch.allclose(walls.project(free), free, atol=1e-13)
-    inner = ((faces - free) * free).sum((1, 2, 3, 4))
+    assert divergence(projected, 0.3).abs().max() < 1e-12
+    assert torch.allclose(walls.project(projected), projected, atol=1e-13)
+    inner = ((faces - projected) * projected).sum((1, 2, 3, 4))
     assert inner.abs().max() < 1e-11
-    assert (faces - free).norm() > 0.1 * faces.norm()
+    assert (faces - projected).norm() > 0.1 * faces.norm()
     for axis in range(3):
-        assert not free[:, axis].select(axis + 1, 0).any()
+        assert not projected[:, axis].select(axis + 1, 0).any()
 
 
 def test_pressure_solves_the_seven_point_equation_of_a_closed_box() -> None:
@@ -90,14 +90,14 @@ def test_pressure_solves_the_seven_point_equation_of_a_closed_box() -> None:
     p = Walls.of(N, 0.5).pressure(source)[0]
     laplacian = torch.zeros_like(p)
     for axis in range(3):
-        # No flow through a wall: the cell behind it mirrors the one before it.
+        # No flow through a wall: the ghost cell behind it mirrors the cell before it.
         mirrored = torch.cat((p.narrow(axis, 0, 1), p, p.narrow(axis, N - 1, 1)), axis)
         laplacian += mirrored.diff(n=2, dim=axis) / 0.25
     assert torch.allclose(laplacian, source[0], atol=1e-12)
     assert p.mean().abs() < 1e-14
 
 
-def test_divergence_is_that_of_a_linear_flow() -> None:
+def test_divergence_of_a_linear_flow_is_exact() -> None:
     faces = torch.zeros(1, 3, N, N, N, dtype=torch.float64)
     line = 0.5 * torch.arange(N, dtype=torch.float64)
     faces[0, 0], faces[0, 1], faces[0, 2] = line[:, None, None], 2 * line[:, None], -4 * line
@@ -106,7 +106,7 @@ def test_divergence_is_that_of_a_linear_flow() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_density_moves_by_whole_cells_exactly(axis: int) -> None:
+def test_advect_density_by_whole_cells_is_exact(axis: int) -> None:
     density = torch.zeros(1, N, N, N, dtype=torch.float64)
     density[:, 3:7, 3:7, 3:7] = torch.rand(1, 4, 4, 4, dtype=torch.float64)
     faces = torch.zeros(1, 3, N, N, N, dtype=torch.float64)
@@ -117,59 +117,59 @@ def test_density_moves_by_whole_cells_exactly(axis: int) -> None:
 
 
 @pytest.mark.parametrize(("along", "across"), list(itertools.permutations(range(3), 2)))
-def test_velocity_moves_by_whole_cells_exactly(along: int, across: int) -> None:
-    """A component that varies only along a uniform wind is carried by it as it is."""
+def test_advect_velocity_by_whole_cells_is_exact(along: int, across: int) -> None:
+    """A component that varies only along a uniform velocity is advected unchanged."""
     profile = torch.zeros(N, dtype=torch.float64)
     profile[4:8] = torch.rand(4, dtype=torch.float64) / 8
     shape = [N if axis == along else 1 for axis in range(3)]
     faces = torch.zeros(1, 3, N, N, N, dtype=torch.float64)
     faces[:, along] = 1.5
     faces[:, across] = profile.view(shape)
-    carried = advect_velocity(faces, reach=2.0)
-    # Within three cells of the walls the step reaches back into them.
+    advected = advect_velocity(faces, reach=2.0)
+    # Within three cells of the walls the backward step leaves the box.
     region = tuple(slice(5, N - 1) if axis == along else slice(3, N - 3) for axis in range(3))
-    assert torch.equal(carried[0, along][region], faces[0, along][region])
-    assert torch.equal(carried[0, across][region], faces[0, across].roll(3, along)[region])
-    assert carried[0, across][region].any()
+    assert torch.equal(advected[0, along][region], faces[0, along][region])
+    assert torch.equal(advected[0, across][region], faces[0, across].roll(3, along)[region])
+    assert advected[0, across][region].any()
 
 
-def test_velocity_fades_to_zero_at_walls_and_behind_them() -> None:
-    """Carried from the wall itself, half way to the ghost cell behind it, a component is half as large."""
+def test_advect_velocity_interpolates_to_zero_behind_walls() -> None:
+    """Interpolated a quarter of the way to the ghost cell behind the wall, a component is reduced by a quarter."""
     faces = torch.zeros(1, 3, N, N, N, dtype=torch.float64)
     faces[:, 0, 1:] = 1.0
     faces[:, 1, :, 1:] = 0.25
-    carried = advect_velocity(faces, reach=2.0)
-    assert torch.equal(carried[0, 0, 6, 0, 5], torch.tensor(0.75, dtype=torch.float64))
-    assert torch.equal(carried[0, 0, 6, 5, 5], torch.tensor(1.0, dtype=torch.float64))
+    advected = advect_velocity(faces, reach=2.0)
+    assert torch.equal(advected[0, 0, 6, 0, 5], torch.tensor(0.75, dtype=torch.float64))
+    assert torch.equal(advected[0, 0, 6, 5, 5], torch.tensor(1.0, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("component", [0, 1, 2])
-def test_diffusion_decays_an_eigenmode_at_its_rate(component: int) -> None:
+def test_diffuse_decays_an_eigenmode_at_its_rate(component: int) -> None:
     """Zero at the walls across the axis of the component; along the walls zero half a cell behind them."""
     number, mode = 0.13, (2, 1, 3)
     faces = torch.zeros(1, 3, N, N, N, dtype=torch.float64)
     i = torch.arange(N, dtype=torch.float64)
     field, rate = torch.ones(N, N, N, dtype=torch.float64), 1.0
     for axis, m in enumerate(mode):
-        place, cells = (i, N) if axis == component else (i + 1, N + 1)
-        field *= (math.pi * m * place / cells).sin().view([N if a == axis else 1 for a in range(3)])
+        index, cells = (i, N) if axis == component else (i + 1, N + 1)
+        field *= (math.pi * m * index / cells).sin().view([N if a == axis else 1 for a in range(3)])
         rate -= 4 * number * math.sin(math.pi * m / (2 * cells)) ** 2
     faces[0, component] = field
     assert torch.allclose(diffuse(faces, number), rate * faces, atol=1e-14)
 
 
-def test_one_step_from_rest_is_the_projected_push() -> None:
+def test_first_step_from_rest_is_the_projected_buoyancy() -> None:
     simulator = replace(SMALL, frames=1, warmup=0)
     density = simulator.initial(0, [0])
-    push = torch.zeros(1, 3, N, N, N, dtype=torch.float64)
-    push[:, 2, :, :, 1:] = 0.75 * 0.5 * (density[..., 1:] + density[..., :-1]) / 2
-    expected = Walls.of(N, 8 / N).project(diffuse(push, 0.003 * 0.75 / (8 / N) ** 2))
+    buoyancy = torch.zeros(1, 3, N, N, N, dtype=torch.float64)
+    buoyancy[:, 2, :, :, 1:] = 0.75 * 0.5 * (density[..., 1:] + density[..., :-1]) / 2
+    expected = Walls.of(N, 8 / N).project(diffuse(buoyancy, 0.003 * 0.75 / (8 / N) ** 2))
     frame = simulator.evolve(density)[:, 0]
     assert torch.equal(frame[..., 0], density)
     assert torch.allclose(frame[..., 1:].movedim(-1, 1), expected, atol=1e-15)
 
 
-def test_flow_has_no_divergence_and_closed_walls() -> None:
+def test_smoke_flow_is_divergence_free_with_closed_walls() -> None:
     frames = SMALL.evolve(SMALL.initial(0, [0, 1]))
     for f in range(SMALL.frames):
         assert divergence(frames[:, f, ..., 1:].movedim(-1, 1), SMALL.cell).abs().max() < 1e-12
@@ -178,7 +178,7 @@ def test_flow_has_no_divergence_and_closed_walls() -> None:
     assert frames[..., 3].abs().max() > 0.1
 
 
-def test_turning_the_cloud_turns_the_flow() -> None:
+def test_rotating_the_cloud_rotates_the_flow() -> None:
     density = SMALL.initial(1, [0])
     frames, turned = SMALL.evolve(density), SMALL.evolve(torch.rot90(density, 1, (1, 2)))
     assert torch.allclose(turned[..., 0], torch.rot90(frames[..., 0], 1, (2, 3)), atol=1e-11)
@@ -193,21 +193,21 @@ def test_exchanging_x_and_y_exchanges_the_components() -> None:
     assert torch.allclose(swapped, frames.transpose(2, 3)[..., [0, 2, 1, 3]], atol=1e-11)
 
 
-def test_without_buoyancy_rest_stays_at_rest() -> None:
+def test_smoke_without_buoyancy_stays_at_rest() -> None:
     frames = replace(SMALL, buoyancy=0.0).evolve(SMALL.initial(0, [0]))
     assert not frames[..., 1:].any()
     assert all(torch.equal(frames[:, f, ..., 0], SMALL.initial(0, [0])) for f in range(SMALL.frames))
 
 
-def test_a_uniform_cloud_stays_at_rest() -> None:
-    """A uniform density pushes by a gradient, which the pressure takes up whole."""
+def test_smoke_of_uniform_density_stays_at_rest() -> None:
+    """The buoyancy of a uniform density is a gradient, which the pressure balances exactly."""
     frames = replace(SMALL, viscosity=0.0).evolve(torch.full((1, N, N, N), 1.7, dtype=torch.float64))
     assert (frames[..., 0] - 1.7).abs().max() < 1e-14
     assert frames[..., 1:].abs().max() < 1e-13
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
-def test_density_never_leaves_its_bounds(precision: str) -> None:
+def test_density_stays_within_its_initial_range(precision: str) -> None:
     simulator = replace(SMALL, frames=12, warmup=0, buoyancy=3.0, precision=precision)
     density = simulator.initial(4, [0, 1]).to(getattr(torch, precision))
     frames = simulator.evolve(density)[..., 0]
@@ -216,24 +216,24 @@ def test_density_never_leaves_its_bounds(precision: str) -> None:
     assert not torch.allclose(frames[:, 0], frames[:, -1], atol=0.1)
 
 
-def test_a_given_velocity_counts_and_its_walls_are_closed() -> None:
+def test_evolve_uses_the_initial_velocity_and_closes_its_walls() -> None:
     velocity = torch.ones(1, N, N, N, 3, dtype=torch.float64)
-    still = replace(SMALL, buoyancy=0.0, viscosity=0.0, frames=1, warmup=0)
+    unforced = replace(SMALL, buoyancy=0.0, viscosity=0.0, frames=1, warmup=0)
     density = SMALL.initial(0, [0])
-    stirred = still.evolve(density, random_faces().movedim(1, -1))
-    assert not torch.equal(stirred[:, 0, ..., 0], density)
-    assert not any(wall.any() for wall in wall_slices(still.evolve(density, velocity)))
+    moving = unforced.evolve(density, random_faces().movedim(1, -1))
+    assert not torch.equal(moving[:, 0, ..., 0], density)
+    assert not any(wall.any() for wall in wall_slices(unforced.evolve(density, velocity)))
     assert bool((velocity == 1).all())
 
 
-def test_cloud_is_normal_before_its_absolute_value_and_the_same_on_every_grid() -> None:
+def test_initial_cloud_has_unit_variance_and_is_the_same_on_every_grid() -> None:
     coarse, fine = (replace(SMALL, grid=grid).initial(3, [0, 1]) for grid in (12, 36))
     assert coarse.square().mean((1, 2, 3)).tolist() == pytest.approx([1.0, 1.0], abs=1e-12)
     # The centre of a coarse cell is the centre of the middle one of its three fine cells.
     assert torch.allclose(fine[:, 1::3, 1::3, 1::3], coarse, atol=1e-6)
 
 
-def test_cloud_equals_the_plain_sum_of_waves() -> None:
+def test_initial_cloud_equals_the_plain_sum_of_waves() -> None:
     simulator = Smoke(grid=7, waves=2, smoothness=1.5)
     noise = torch.randn(2, 5, 5, 5, generator=generator("smoke", 9, 4), dtype=torch.float64).numpy()
     x, y, z = np.meshgrid(*((np.arange(7) + 0.5) / 7,) * 3, indexing="ij")
@@ -248,7 +248,7 @@ def test_cloud_equals_the_plain_sum_of_waves() -> None:
     assert simulator.initial(9, [4])[0].numpy() == pytest.approx(expected, abs=1e-13)
 
 
-def test_steps_equal_those_of_an_independent_solver() -> None:
+def test_smoke_agrees_with_an_independent_solver() -> None:
     """Root mean squares and two cells of PhiFlow 2.3.4 (float64, solved to 1e-12) after 9 and 28 steps."""
     x, y, z = np.meshgrid(*((np.arange(N) + 0.5) / N,) * 3, indexing="ij")
     wave = 2 * np.pi
@@ -272,24 +272,24 @@ def test_steps_equal_those_of_an_independent_solver() -> None:
         assert frames[f, 11, 0, 11].tolist() == pytest.approx(corner, abs=5e-9)
 
 
-def test_single_precision_follows_double() -> None:
+def test_smoke_float32_agrees_with_float64() -> None:
     single, double = (replace(SMALL, precision=p).simulate(0, [0]) for p in ("float32", "float64"))
     assert (single - double).abs().max() < 1e-5
     assert not torch.equal(single, double)
 
 
-def test_evolve_from_the_initial_cloud_is_simulate() -> None:
+def test_smoke_evolve_from_the_initial_cloud_equals_simulate() -> None:
     assert torch.equal(SMALL.simulate(5, [2]), SMALL.evolve(SMALL.initial(5, [2])).float())
 
 
-def test_progress_runs_from_nothing_to_all() -> None:
-    heard: list[float] = []
-    replace(SMALL, frames=1, warmup=1).simulate(0, [0, 1], tick=heard.append)
-    assert heard[0] == pytest.approx(0.25) and heard[-1] == pytest.approx(1)
-    assert heard == sorted(heard)
+def test_smoke_reports_progress() -> None:
+    reported: list[float] = []
+    replace(SMALL, frames=1, warmup=1).simulate(0, [0, 1], tick=reported.append)
+    assert reported[0] == pytest.approx(0.25) and reported[-1] == pytest.approx(1)
+    assert reported == sorted(reported)
 
 
-def test_layout_tells_the_frames() -> None:
+def test_smoke_layout_matches_the_frames() -> None:
     layout = SMOKE3D.layout
     assert layout.fields == ("density", "velocity_x", "velocity_y", "velocity_z")
     assert len(layout.times) == 20
@@ -301,7 +301,7 @@ def test_layout_tells_the_frames() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "words"),
+    ("field", "value", "message"),
     [
         ("grid", 16, "more than 16 cells"),
         ("length", 0.0, "positive length"),
@@ -315,13 +315,13 @@ def test_layout_tells_the_frames() -> None:
         ("precision", "float16", "float32 or float64"),
     ],
 )
-def test_bad_parameters_get_one_sentence(field: str, value: object, words: str) -> None:
-    with pytest.raises(ValueError, match=words) as error:
+def test_smoke_rejects_invalid_parameters(field: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
         Smoke(**{field: value})  # type: ignore[arg-type]
     assert str(error.value).count("\n") == 0 and str(error.value).endswith(".")
 
 
-def test_wrong_shapes_and_no_indices_are_told() -> None:
+def test_smoke_rejects_wrong_shapes_and_no_indices() -> None:
     with pytest.raises(ValueError, match="at least one index"):
         SMALL.simulate(0, [])
     with pytest.raises(ValueError, match="the density must have shape"):

@@ -1,4 +1,4 @@
-"""The rows of the benchmark: the paper's fields, grids and frames, and honest errors for unknown names."""
+"""The simulators of the benchmark: the paper's fields, grids and frames, and the error for unknown names."""
 
 import pytest
 
@@ -17,7 +17,7 @@ VELOCITY = ("velocity_x", "velocity_y", "velocity_z")
         ("smoke3d", ("density", *VELOCITY), (64, 64, 64), 20, 21.0, "wall"),
     ],
 )
-def test_rows_have_the_papers_fields_grids_and_frames(task, fields, stored, frames, last_time, boundary):
+def test_simulators_have_the_papers_fields_grids_and_frames(task, fields, stored, frames, last_time, boundary):
     layout = simulator_of(task).layout
     assert layout.fields == fields and len(layout.units) == len(fields)
     assert tuple(len(axis) for axis in layout.coordinates) == stored
@@ -25,10 +25,10 @@ def test_rows_have_the_papers_fields_grids_and_frames(task, fields, stored, fram
     assert layout.boundary == (boundary,) * len(stored)
 
 
-def test_every_row_is_listed_and_distinct():
+def test_simulators_are_distinct():
     assert len(set(map(repr, SIMULATORS.values()))) == len(SIMULATORS) == 6
 
 
-def test_unknown_task_names_the_near_ones():
+def test_simulator_of_suggests_similar_names():
     with pytest.raises(ValueError, match=r"did you mean .*ns2d"):
         simulator_of("ns3d")

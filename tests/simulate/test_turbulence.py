@@ -53,7 +53,7 @@ def taylor_green(grid: int) -> Tensor:
     return torch.stack(flow, -1)[None]
 
 
-def test_initial_flow_has_the_energy_and_no_divergence_nor_mean() -> None:
+def test_initial_turbulence_has_its_energy_and_no_divergence_or_mean() -> None:
     for phases in ("released", "rogallo"):
         simulator = replace(SMALL, phases=phases)
         start = simulator.initial(3, [0, 1])
@@ -63,7 +63,7 @@ def test_initial_flow_has_the_energy_and_no_divergence_nor_mean() -> None:
         assert u[..., 0, 0, 0].abs().max() < 1e-14
 
 
-def test_energy_target_is_that_of_the_public_set() -> None:
+def test_it3d_energy_is_that_of_the_public_data_set() -> None:
     assert IT3D.viscosity == pytest.approx(0.0054288, abs=1e-7)
     assert IT3D.energy == pytest.approx(2.39706, abs=1e-5)
     kolmogorov = 50.0
@@ -80,7 +80,7 @@ def test_forced_flow_keeps_energy_divergence_and_mean() -> None:
     assert frames[..., 0].mean((-3, -2, -1)).abs().max() < 1e-13
 
 
-def test_forcing_scales_the_low_modes_and_no_others() -> None:
+def test_forcing_scales_only_the_low_modes() -> None:
     once = replace(SMALL, frames=1, steps_per_frame=1)
     start = once.initial(0, [0])
     forced, free = (coefficients(s.evolve(start)[:, 0, ..., 1:]) for s in (once, replace(once, forced=False)))
@@ -91,7 +91,7 @@ def test_forcing_scales_the_low_modes_and_no_others() -> None:
     assert torch.allclose(forced[low], ratio * free[low], atol=1e-14)
 
 
-def test_evolve_from_the_initial_flow_is_simulate() -> None:
+def test_turbulence_evolve_from_the_initial_flow_equals_simulate() -> None:
     frames = SMALL.evolve(SMALL.initial(5, [2]))
     assert torch.allclose(SMALL.simulate(5, [2]), frames.float(), atol=1e-6)
 
@@ -104,7 +104,7 @@ def test_without_viscosity_and_forcing_energy_is_conserved() -> None:
     assert (energy(frames) / energy(start) - 1).abs().max() < 1e-12
 
 
-def test_a_step_is_the_classical_scheme_and_its_head_that_of_the_last_stage() -> None:
+def test_step_is_classical_runge_kutta_with_the_head_of_the_last_stage() -> None:
     once = replace(DECAYING, step=0.05, frames=1, steps_per_frame=1)
     modes = Modes.of(6, torch.complex128, torch.device("cpu"))
     start = once.initial(0, [0])
@@ -136,7 +136,7 @@ def test_beltrami_flow_decays_exactly_and_has_no_head(turn: int) -> None:
     x, y, z = points(12)
     a, b, c = 1.0, 0.7, 0.4
     flow = (a * z.sin() + c * y.cos(), b * x.sin() + a * z.cos(), c * y.sin() + b * x.cos())
-    # Turning the axes cyclically keeps the handedness, hence the flow Beltrami.
+    # A cyclic permutation of the axes keeps the handedness, so the flow stays Beltrami.
     start = torch.stack(flow, -1).permute(*[(i + turn) % 3 for i in range(3)], 3).roll(-turn, -1)[None]
     frames = DECAYING.evolve(start)[0]
     for frame, time in zip(frames, DECAYING.layout.times, strict=True):
@@ -145,9 +145,9 @@ def test_beltrami_flow_decays_exactly_and_has_no_head(turn: int) -> None:
 
 
 @pytest.mark.parametrize("axes", [(0, 1, 2), (1, 2, 0), (2, 0, 1)])
-def test_flow_of_two_axes_decays_exactly_and_has_the_analytic_head(axes: tuple[int, int, int]) -> None:
-    place = points(12)
-    x, y = place[axes[0]], place[axes[1]]
+def test_two_dimensional_flow_decays_exactly_with_the_analytic_head(axes: tuple[int, int, int]) -> None:
+    coordinates = points(12)
+    x, y = coordinates[axes[0]], coordinates[axes[1]]
     start = torch.zeros(1, 12, 12, 12, 3, dtype=torch.float64)
     start[0, ..., axes[0]] = x.sin() * y.cos()
     start[0, ..., axes[1]] = -x.cos() * y.sin()
@@ -161,12 +161,12 @@ def test_flow_of_two_axes_decays_exactly_and_has_the_analytic_head(axes: tuple[i
 
 
 def test_taylor_green_dissipation_follows_its_power_series() -> None:
-    """Taylor and Green (1937), to fourth order in time: what is left must vanish like the fifth."""
+    """Taylor and Green (1937), to fourth order in time: the remainder is of fifth order."""
     r = 10.0
     simulator = replace(DECAYING, grid=16, viscosity=1 / r, step=0.02, steps_per_frame=5, frames=2)
-    got = dissipation(simulator.evolve(taylor_green(16))[0, ..., 1:], 1 / r) / (0.75 / r)
+    actual = dissipation(simulator.evolve(taylor_green(16))[0, ..., 1:], 1 / r) / (0.75 / r)
     error = []
-    for value, t in zip(got, simulator.layout.times, strict=True):
+    for value, t in zip(actual, simulator.layout.times, strict=True):
         series = 1 - 6 * t / r + (5 / 48 + 18 / r**2) * t**2 - (5 / 3 + 36 / r**2) * t**3 / r
         series += (50 / 6336 + 1835 / (144 * r**2) + 54 / r**4) * t**4
         error.append(abs(float(value) - series))
@@ -174,32 +174,32 @@ def test_taylor_green_dissipation_follows_its_power_series() -> None:
     assert math.log2(error[1] / error[0]) == pytest.approx(5, abs=0.3)
 
 
-def test_products_equal_the_plain_sum_over_triads() -> None:
+def test_tendency_equals_the_plain_sum_over_triads() -> None:
     """The 3/2 rule leaves no alias: dû/dt is the truncated convolution, mode by mode."""
     grid, h, nu = 8, 4, 0.3
     simulator = Turbulence(grid=grid, viscosity=nu, precision="float64")
     full = coefficients(simulator.initial(0, [0]))[0]
     line = range(1 - h, h)
-    kept = [(x, y, z) for x in line for y in line for z in line]
-    u = {(x, y, z): full[:, x, y, z] for x, y, z in kept}
+    retained = [(x, y, z) for x in line for y in line for z in line]
+    u = {(x, y, z): full[:, x, y, z] for x, y, z in retained}
     vorticity = {m: 1j * torch.linalg.cross(torch.tensor(m).to(c), c) for m, c in u.items()}
     modes = Modes.of(h, torch.complex128, torch.device("cpu"))
     state = extract(torch.fft.rfftn(simulator.initial(0, [0]).movedim(-1, 1), dim=(-3, -2, -1), norm="forward"), h)
     tendency, head = simulator.tendency(state, modes)
     for mode in [(0, 0, 1), (3, 3, 3), (-3, 1, 3), (1, -3, 0), (2, -2, 1), (0, 3, 0)]:
         product = torch.zeros(3, dtype=torch.complex128)
-        for p in kept:
+        for p in retained:
             q = (mode[0] - p[0], mode[1] - p[1], mode[2] - p[2])
             if q in vorticity:
                 product += torch.linalg.cross(u[p], vorticity[q])
         n = torch.tensor(mode).to(product)
-        along = (n * product).sum() / (n * n).sum()
-        assert torch.allclose(head[(0, 0, *mode)], -1j * along, atol=1e-13)
-        expected = product - n * along - nu * (n * n).sum() * u[mode]
+        parallel = (n * product).sum() / (n * n).sum()
+        assert torch.allclose(head[(0, 0, *mode)], -1j * parallel, atol=1e-13)
+        expected = product - n * parallel - nu * (n * n).sum() * u[mode]
         assert torch.allclose(tendency[(0, slice(None), *mode)], expected, atol=1e-13)
 
 
-def test_embedding_modes_is_interpolation() -> None:
+def test_embed_is_interpolation() -> None:
     torch.manual_seed(1)
     coarse = torch.fft.rfftn(torch.randn(8, 8, 8, dtype=torch.float64), norm="forward")
     modes = extract(coarse, 4)
@@ -208,15 +208,15 @@ def test_embedding_modes_is_interpolation() -> None:
     assert torch.equal(extract(embed(modes, 24), 4), modes)
 
 
-def test_a_uniform_wind_only_carries_the_flow() -> None:
+def test_uniform_velocity_only_advects_the_flow() -> None:
     simulator = replace(DECAYING, step=0.0025, steps_per_frame=40, frames=1)
     x, y, z = points(12)
     swirl = torch.stack((z.sin() + y.cos(), x.sin() + z.cos(), y.sin() + x.cos()), -1)
     start = taylor_green(12) + swirl
     wind = torch.tensor([2 * math.pi / 12 / 0.1, 0.0, -4 * math.pi / 12 / 0.1], dtype=torch.float64)
-    still, carried = (simulator.evolve(u)[:, 0, ..., 1:] for u in (start, start + wind))
-    assert torch.allclose(carried, still.roll((1, -2), (1, 3)) + wind, atol=1e-7)
-    assert not torch.allclose(carried, still + wind, atol=1e-2)
+    at_rest, advected = (simulator.evolve(u)[:, 0, ..., 1:] for u in (start, start + wind))
+    assert torch.allclose(advected, at_rest.roll((1, -2), (1, 3)) + wind, atol=1e-7)
+    assert not torch.allclose(advected, at_rest + wind, atol=1e-2)
 
 
 def test_released_phases_make_a_jet_at_the_corner_and_rogallo_does_not() -> None:
@@ -231,26 +231,26 @@ def test_released_phases_make_a_jet_at_the_corner_and_rogallo_does_not() -> None
 def test_taylor_reynolds_number_rises_and_energy_stays() -> None:
     simulator = Turbulence(grid=24, viscosity=0.03, reynolds=40, step=0.02, steps_per_frame=5, frames=5)
     velocity = simulator.simulate(0, [0])[0, ..., 1:]
-    rising = taylor_reynolds(torch.cat((simulator.initial(0, [0]), velocity)), simulator.viscosity)
-    assert bool((rising.diff() > 0).all())
-    assert rising[-1] > 1.3 * rising[0]
+    reynolds = taylor_reynolds(torch.cat((simulator.initial(0, [0]), velocity)), simulator.viscosity)
+    assert bool((reynolds.diff() > 0).all())
+    assert reynolds[-1] > 1.3 * reynolds[0]
     assert (energy(velocity) / simulator.energy - 1).abs().max() < 1e-6
 
 
-def test_single_precision_follows_double() -> None:
+def test_turbulence_float32_agrees_with_float64() -> None:
     single, double = (replace(SMALL, precision=p).simulate(0, [0]) for p in ("float32", "float64"))
     assert (single - double).norm() / double.norm() < 1e-6
     assert not torch.equal(single, double)
 
 
-def test_progress_runs_from_nothing_to_all() -> None:
-    heard: list[float] = []
-    SMALL.simulate(0, [0, 1], tick=heard.append)
-    assert heard[0] == pytest.approx(0.25) and heard[-1] == pytest.approx(1)
-    assert heard == sorted(heard)
+def test_turbulence_reports_progress() -> None:
+    reported: list[float] = []
+    SMALL.simulate(0, [0, 1], tick=reported.append)
+    assert reported[0] == pytest.approx(0.25) and reported[-1] == pytest.approx(1)
+    assert reported == sorted(reported)
 
 
-def test_layout_tells_the_frames() -> None:
+def test_turbulence_layout_matches_the_frames() -> None:
     layout = IT3D.layout
     assert layout.fields == ("pressure", "velocity_x", "velocity_y", "velocity_z")
     assert layout.times == pytest.approx([0.05 * f for f in range(1, 21)])
@@ -261,7 +261,7 @@ def test_layout_tells_the_frames() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "words"),
+    ("field", "value", "message"),
     [
         ("grid", 15, "even grid"),
         ("grid", 2, "even grid"),
@@ -274,13 +274,13 @@ def test_layout_tells_the_frames() -> None:
         ("precision", "float16", "float32 or float64"),
     ],
 )
-def test_bad_parameters_get_one_sentence(field: str, value: object, words: str) -> None:
-    with pytest.raises(ValueError, match=words) as error:
+def test_turbulence_rejects_invalid_parameters(field: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
         Turbulence(**{field: value})  # type: ignore[arg-type]
     assert str(error.value).count("\n") == 0 and str(error.value).endswith(".")
 
 
-def test_wrong_shapes_no_indices_and_a_flow_that_blows_up_are_told() -> None:
+def test_turbulence_rejects_wrong_shapes_no_indices_and_blow_up() -> None:
     with pytest.raises(ValueError, match=r"shape \(batch, 12, 12, 12, 3\)"):
         SMALL.evolve(torch.zeros(1, 12, 12, 3))
     with pytest.raises(ValueError, match="at least one index"):
@@ -290,13 +290,13 @@ def test_wrong_shapes_no_indices_and_a_flow_that_blows_up_are_told() -> None:
 
 
 @pytest.mark.slow
-def test_full_size_statistics() -> None:
+def test_it3d_full_size_statistics() -> None:
     """One trajectory of the public set's size: about four minutes on one core."""
     frames = IT3D.simulate(0, [0])[0]
     velocity, head = frames[..., 1:], frames[..., 0]
-    rising = taylor_reynolds(velocity, IT3D.viscosity)
-    assert 30 < rising[0] < 40 and 76 < rising[-1] < 83
-    assert bool((rising.diff() > 0).all())
+    reynolds = taylor_reynolds(velocity, IT3D.viscosity)
+    assert 30 < reynolds[0] < 40 and 76 < reynolds[-1] < 83
+    assert bool((reynolds.diff() > 0).all())
     assert velocity.double().square().mean((1, 2, 3, 4)).sqrt().tolist() == pytest.approx([1.26413] * 20, rel=1e-5)
     assert float(head[0].std()) == pytest.approx(2.6, abs=0.3) and float(head[-1].std()) == pytest.approx(2.0, abs=0.2)
     assert float((velocity[1] - velocity[0]).norm() / velocity[0].norm()) == pytest.approx(0.61, abs=0.06)

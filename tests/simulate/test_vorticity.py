@@ -1,4 +1,4 @@
-"""The vorticity solver against analytic flows, invariants, and plain definitions of the published steps."""
+"""The vorticity solver against analytic flows, invariants, and plain implementations of the published steps."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ from sigmasolver.simulate.simulator import generator
 from sigmasolver.simulate.vorticity import DEMO, KF2D, NS2D, Vorticity, velocity
 
 TAU = 2 * math.pi
-STILL = Vorticity(
+UNFORCED = Vorticity(
     viscosity=0.0,
     forcing_cosine=0.0,
     forcing_sine=0.0,
@@ -23,7 +23,7 @@ STILL = Vorticity(
     frames=1,
     precision="float64",
 )
-"""No viscosity, drag or forcing: tests switch on what they are about."""
+"""No viscosity, drag or forcing: each test enables what it needs."""
 
 
 def points(grid: int, box: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,7 +32,7 @@ def points(grid: int, box: float) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def smooth(flow: Vorticity, index: int = 0) -> torch.Tensor:
-    """A smooth random vorticity of a few large scales and deviation near 1."""
+    """A smooth random vorticity with a few large scales and unit standard deviation."""
     field = replace(flow, field_smoothness=8.0).initial(0, [index])
     return field / field.std()
 
@@ -45,7 +45,7 @@ def error(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
-def test_the_initial_vorticity_of_ns2d_is_the_published_field() -> None:
+def test_ns2d_initial_vorticity_matches_the_published_field() -> None:
     """Covariance 7^3 (-Δ + 49)^(-5/2) on the unit torus, with the factor 2 of its generator: every wave of the noise
     is multiplied by √2 7^(3/2) (|2πk|² + 49)^(-5/4)."""
     grid = 32
@@ -59,8 +59,8 @@ def test_the_initial_vorticity_of_ns2d_is_the_published_field() -> None:
 
 @pytest.mark.parametrize("drag", [0.0, 0.1])
 @pytest.mark.parametrize(("box", "waves"), [(1.0, 1), (TAU, 2)])
-def test_taylor_green_vortices_decay_as_they_must(drag: float, box: float, waves: int) -> None:
-    flow = replace(STILL, viscosity=1e-3, drag=drag, box=box, step=0.01, interval=0.5, frames=4)
+def test_taylor_green_vortices_decay_at_the_analytic_rate(drag: float, box: float, waves: int) -> None:
+    flow = replace(UNFORCED, viscosity=1e-3, drag=drag, box=box, step=0.01, interval=0.5, frames=4)
     x, y = points(flow.grid, box)
     k = TAU * waves / box
     start = torch.sin(k * x) * torch.sin(k * y)
@@ -91,7 +91,7 @@ def test_order_of_the_time_integrator(scheme: str, order: int) -> None:
 
 
 def published_step(w: np.ndarray, flow: Vorticity) -> np.ndarray:
-    """One step in convective form with whole complex spectra, four fields and no clever algebra."""
+    """One step in convective form, with full complex spectra and four fields, written in the plainest way."""
     N, dt = flow.grid, flow.step
     k = np.fft.fftfreq(N, 1 / N) * TAU / flow.box
     kx, ky = k[:, None], k[None, :]
@@ -123,26 +123,26 @@ def published_step(w: np.ndarray, flow: Vorticity) -> np.ndarray:
 @pytest.mark.parametrize("row", [NS2D, KF2D], ids=["ns2d", "kf2d"])
 @pytest.mark.parametrize("scheme", ["euler", "heun"])
 @pytest.mark.parametrize("grid", [32, 40])
-def test_a_step_is_the_published_step(row: Vorticity, scheme: str, grid: int) -> None:
+def test_vorticity_step_equals_the_published_step(row: Vorticity, scheme: str, grid: int) -> None:
     flow = replace(row, scheme=scheme, grid=grid, stored=grid, step=0.01, interval=0.02, burn_in=0.0, frames=1)
     flow = replace(flow, precision="float64")
     start = flow.initial(0, [0])
     expected = published_step(published_step(start[0].numpy(), flow), flow)
     np.testing.assert_allclose(flow.evolve(start)[0, 0], expected, rtol=0, atol=1e-12)
-    # The benchmark precision computes the same.
+    # The precision of the benchmark gives the same.
     single = replace(flow, precision="float32").evolve(start)[0, 0]
     assert error(single.double(), torch.from_numpy(expected)) < 1e-6
 
 
-def test_the_box_only_sets_units_of_length() -> None:
-    """The unit torus of NS2D and the 2π torus of KF2D carry one flow, viscosity measured in the box."""
+def test_box_only_sets_the_unit_of_length() -> None:
+    """The unit torus of NS2D and the 2π torus of KF2D have the same flow, with viscosity scaled by the box."""
     unit = replace(NS2D, grid=32, stored=32, viscosity=1e-4, drag=0.1, interval=0.2, precision="float64")
     wide = replace(unit, box=TAU, viscosity=1e-4 * TAU**2)
     start = 10 * smooth(unit)
     torch.testing.assert_close(wide.evolve(start), unit.evolve(start), rtol=0, atol=1e-10)
 
 
-def test_ns2d_and_kf2d_agree_when_their_parameters_do() -> None:
+def test_ns2d_and_kf2d_agree_with_equal_parameters() -> None:
     names = ("viscosity", "drag", "box", "forcing_wave", "forcing_cosine", "forcing_sine", "dealias")
     numerics: dict[str, Any] = {
         "grid": 32,
@@ -164,8 +164,8 @@ def test_mean_vorticity_stays_zero() -> None:
         assert frames.mean((-2, -1)).abs().max() < 1e-6 * frames.std()
 
 
-def test_inviscid_flow_keeps_energy_and_enstrophy() -> None:
-    flow = replace(STILL, step=0.005, interval=0.25, frames=4)
+def test_inviscid_flow_conserves_energy_and_enstrophy() -> None:
+    flow = replace(UNFORCED, step=0.005, interval=0.25, frames=4)
     start = smooth(flow)
     frames = flow.evolve(start)[0]
     assert error(frames[-1], frames[0]) > 0.2  # it moved
@@ -174,8 +174,8 @@ def test_inviscid_flow_keeps_energy_and_enstrophy() -> None:
         torch.testing.assert_close(invariant, invariant[:1].expand_as(invariant), rtol=2e-6, atol=0)
 
 
-def test_energy_budget() -> None:
-    """dE/dt = -2νZ - 2μE + <ψ f>, Z half the mean square vorticity, in a forced, damped, viscous flow."""
+def test_vorticity_energy_budget() -> None:
+    """dE/dt = -2νZ - 2μE + <ψ f>, with Z half the mean square vorticity, in a forced, damped, viscous flow."""
     flow = replace(NS2D, grid=48, stored=48, viscosity=1e-3, drag=0.1, precision="float64", frames=2)
     flow = replace(flow, step=0.001, interval=0.001)
     start = 3 * smooth(flow)
@@ -191,7 +191,7 @@ def test_energy_budget() -> None:
     assert abs(float(rate - budget)) < 1e-5 * abs(float(budget))
 
 
-def test_velocity_is_free_of_divergence_and_its_curl_is_the_vorticity() -> None:
+def test_velocity_is_divergence_free_with_the_vorticity_as_curl() -> None:
     flow = replace(NS2D, grid=64, stored=64, interval=0.002, frames=1, precision="float64")
     w = flow.evolve(smooth(flow))[:, 0]
     u = velocity(w, flow.box)
@@ -203,8 +203,8 @@ def test_velocity_is_free_of_divergence_and_its_curl_is_the_vorticity() -> None:
     torch.testing.assert_close(curl, w, rtol=0, atol=1e-12)
 
 
-def test_shifted_flow_stays_shifted_and_forcing_follows_y() -> None:
-    """Kolmogorov flow has the symmetry of any shift along x, and of 1/8 of the box along y."""
+def test_kolmogorov_flow_has_its_shift_symmetries() -> None:
+    """Kolmogorov flow is invariant under any shift along x, and under 1/8 of the box along y."""
     flow = replace(KF2D, grid=64, stored=64, burn_in=0.0, interval=0.1, step=0.005, frames=1, precision="float64")
     start = flow.initial(0, [0])
     plain = flow.evolve(start)
@@ -215,7 +215,7 @@ def test_shifted_flow_stays_shifted_and_forcing_follows_y() -> None:
 
 def test_decaying_turbulence_loses_enstrophy_and_keeps_energy_longer() -> None:
     flow = replace(
-        STILL,
+        UNFORCED,
         viscosity=5e-3,
         grid=64,
         stored=64,
@@ -231,23 +231,23 @@ def test_decaying_turbulence_loses_enstrophy_and_keeps_energy_longer() -> None:
     assert (enstrophy[:, -1] / enstrophy[:, 0] < kinetic[:, -1] / kinetic[:, 0]).all()
 
 
-def test_stored_frames_are_points_of_the_grid_at_the_stated_times() -> None:
+def test_stored_frames_are_grid_points_at_the_layout_times() -> None:
     flow = replace(NS2D, grid=48, stored=48, burn_in=0.1, interval=0.05, frames=4, step=0.005)
-    whole = flow.simulate(0, [0])
-    assert torch.equal(replace(flow, stored=12).simulate(0, [0]), whole[:, :, ::4, ::4])
+    full = flow.simulate(0, [0])
+    assert torch.equal(replace(flow, stored=12).simulate(0, [0]), full[:, :, ::4, ::4])
     later = replace(flow, burn_in=0.2, frames=2).simulate(0, [0])
-    assert torch.equal(later, whole[:, 2:])
+    assert torch.equal(later, full[:, 2:])
     np.testing.assert_allclose(flow.layout.times, [0.15, 0.2, 0.25, 0.3])
     np.testing.assert_allclose(replace(flow, stored=12).layout.coordinates[0], flow.layout.coordinates[0][::4])
 
 
-def test_the_published_frames() -> None:
+def test_ns2d_and_kf2d_have_the_published_frames() -> None:
     np.testing.assert_allclose(NS2D.layout.times, np.arange(1, 21))
     np.testing.assert_allclose(KF2D.layout.times[[0, -1]], [2 + 1 / 32, 12])
     assert (NS2D.frames, NS2D.stored, KF2D.frames, KF2D.stored) == (20, 64, 320, 256)
 
 
-def test_the_demo_flow_is_turbulent_steady_on_average_and_resolved() -> None:
+def test_demo_flow_is_turbulent_statistically_steady_and_resolved() -> None:
     frames = DEMO.simulate(0, [0])[0, ..., 0].double()
     assert frames.shape == (20, 64, 64)
     assert 3 < frames.std() < 5.5
@@ -259,25 +259,25 @@ def test_the_demo_flow_is_turbulent_steady_on_average_and_resolved() -> None:
     assert spectrum[28:].max() < 1e-3 * spectrum[1:8].max()
 
 
-def test_progress_rises_to_one() -> None:
+def test_vorticity_reports_progress() -> None:
     seen: list[float] = []
     replace(NS2D, grid=16, stored=16, frames=3, interval=0.01).simulate(0, range(3), tick=seen.append)
     assert seen == sorted(seen) and seen[-1] == pytest.approx(1.0) and len(seen) >= 9
 
 
-def test_a_flow_that_blows_up_is_said_plainly() -> None:
-    wild = replace(NS2D, grid=32, stored=32, step=1.0, field_scale=100.0)
+def test_vorticity_raises_when_the_flow_diverges() -> None:
+    unstable = replace(NS2D, grid=32, stored=32, step=1.0, field_scale=100.0)
     with pytest.raises(ValueError, match=r"the flow diverged; use a step smaller than 1\.0"):
-        wild.simulate(0, [0])
+        unstable.simulate(0, [0])
 
 
-def test_a_foreign_initial_field_is_said_plainly() -> None:
+def test_vorticity_rejects_an_initial_field_of_wrong_shape() -> None:
     with pytest.raises(ValueError, match=r"must be \(batch, 32, 32\), not \(1, 16, 16\)"):
-        STILL.evolve(torch.zeros(1, 16, 16))
+        UNFORCED.evolve(torch.zeros(1, 16, 16))
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "sentence"),
+    ("field", "value", "message"),
     [
         ("step", 1e-300, r"a flow takes more than 10\^9 steps"),
         ("grid", 2, "grid must be at least 4"),
@@ -303,13 +303,13 @@ def test_a_foreign_initial_field_is_said_plainly() -> None:
         ("interval", 0.0, "interval must be a whole number of steps"),
     ],
 )
-def test_bad_parameters(field: str, value: object, sentence: str) -> None:
+def test_vorticity_rejects_invalid_parameters(field: str, value: object, message: str) -> None:
     change: dict[str, Any] = {field: value}
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=message):
         replace(NS2D, **change)
 
 
-def test_a_forcing_that_the_circular_mask_removes_is_refused() -> None:
+def test_forcing_removed_by_the_circular_mask_is_rejected() -> None:
     with pytest.raises(ValueError, match="circular dealiasing removes it"):
         Vorticity(dealias="circle", forcing_wave=(9, 9), grid=32, stored=32)
     assert Vorticity(dealias="square", forcing_wave=(9, 9), grid=32, stored=32).forcing_wave == (9, 9)

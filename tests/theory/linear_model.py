@@ -3,7 +3,7 @@
     u_{k+1} = T u_k,   T = I − h L,   L = L₀ + R,   L₀ = Bᵀ diag(d) B,   R = U C Uᵀ
 
 B orthogonal real Fourier matrix; d ≥ 0 damping of each Fourier mode; U C Uᵀ ⪰ 0 coupling of rank at most r;
-h step; μ and Λ least and largest eigenvalue of L; χ = 1 − h μ. The classes that try to learn T are
+h step; μ and Λ smallest and largest eigenvalue of L; χ = 1 − h μ. The model classes that fit T are
 I + (rank r), Fourier-diagonal, and Fourier-diagonal + (rank r) (eq:complement-model-classes).
 All arrays are float64.
 """
@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class LinearDynamics:
-    """Exact one-call evolution and the one-step minimisers of the three classes."""
+    """The exact one-call map and the one-step minimisers of the three classes."""
 
     fourier: Array  # B (n, n)
     damping: Array  # d (n,)
@@ -136,7 +136,7 @@ def geometric_sum(a: float, k: int) -> float:
 
 
 def real_fourier_basis(n: int) -> Array:
-    """Rows: constant, then cosine and sine of each frequency, and for even n the alternating mode."""
+    """Rows: the constant, cosine and sine of each frequency, and for even n the Nyquist mode."""
     j = np.arange(n)
     rows = [np.full(n, 1 / np.sqrt(n))]
     for k in range(1, (n - 1) // 2 + 1):
@@ -163,7 +163,7 @@ def printed_example(fourier: Array | None = None) -> LinearDynamics:
 
 
 def random_reversal(seed: int, n: int, rank: int) -> LinearDynamics:
-    """Weak damping everywhere and a few strong couplings spread over all modes: the ranking must reverse."""
+    """Random instance with weak damping and a few strong couplings over all modes, for which the ranking reverses."""
     rng = np.random.default_rng(seed)
     B = real_fourier_basis(n)
     # Random signs of equal size keep every direction spread over all Fourier modes.

@@ -69,7 +69,7 @@ GRIDS += [((5, 6), (2, 4)), ((4, 7), (3, 4)), ((3, 4, 5), (2, 3, 2)), ((4, 2, 3)
 
 @pytest.mark.parametrize(("grid", "modes"), GRIDS)
 def test_spectral_gain_bound(grid, modes):
-    """The true norm is that of the largest summed symbol, never above the bound; odd, even, with Nyquist."""
+    """The true norm is that of the largest summed symbol, never above the bound; odd and even sizes, with Nyquist."""
     for seed in range(3):
         weights = spectral_weights(seed, modes)
         true = dense_norm(weights, grid)
@@ -107,7 +107,7 @@ def test_self_conjugate_modes_see_only_the_real_part(n, k):
 
 @pytest.mark.parametrize(("heads", "slices"), [(1, 2), (1, 3), (2, 3)])
 def test_physical_derivative_is_local_plus_low_rank(heads, slices):
-    """Routing term: within reach of its convolution. Token term: rank M d_h per head, M C for all heads."""
+    """Routing term: zero beyond the reach of its convolution. Token term: rank M d_h per head, M C for all heads."""
     points, width, reach = 20, 4, 2
     torch.manual_seed(0)
     operator = PhysicalOperator(width, heads, slices, padding=("zeros",)).double()
@@ -116,14 +116,14 @@ def test_physical_derivative_is_local_plus_low_rank(heads, slices):
         operator.routing.project.weight.mul_(4)
     Y = torch.randn(points, width, dtype=torch.float64)
     seen = {}
-    watch = operator.routing.register_forward_hook(lambda _, __, P: seen.update(P=P[0].detach()))
+    record_routing = operator.routing.register_forward_hook(lambda _, __, P: seen.update(P=P[0].detach()))
     full = jacobian(lambda y: operator(y[None])[0], Y)  # (points, channels, points, channels)
-    watch.remove()
+    record_routing.remove()
 
-    # With the tokens held, only P(Y) varies: that is the first term; what remains is the second.
-    hold = operator.update.register_forward_hook(lambda _, __, tokens: tokens.detach())
+    # With detached tokens only P(Y) varies, which gives the first term; the remainder is the second.
+    detach = operator.update.register_forward_hook(lambda _, __, tokens: tokens.detach())
     routing_term = jacobian(lambda y: operator(y[None])[0], Y)
-    hold.remove()
+    detach.remove()
     token_term = full - routing_term
 
     distance = (torch.arange(points)[:, None] - torch.arange(points)).abs()
@@ -137,14 +137,14 @@ def test_physical_derivative_is_local_plus_low_rank(heads, slices):
     assert token_term.abs().amax((1, 3))[distance > reach].max() > 1e-4
 
     # The same term as the factorisation 𝒪 P · D(𝒢∘Z): the rank is bounded by its inner size M C.
-    catch = operator.update.register_forward_hook(lambda _, __, out: seen.update(tokens=out[0]))
+    record = operator.update.register_forward_hook(lambda _, __, out: seen.update(tokens=out[0]))
 
     def token_response(y: Tensor) -> Tensor:
         operator(y[None])
         return seen["tokens"]
 
     D_tokens = jacobian(token_response, Y)  # (H, M, D, points, channels)
-    catch.remove()
+    record.remove()
     output = operator.project.weight.detach().reshape(width, heads, width // heads)
     factored = torch.einsum("chd,hnm,hmdqe->ncqe", output, seen["P"], D_tokens)
     torch.testing.assert_close(token_term, factored, rtol=0, atol=1e-13)
@@ -185,7 +185,7 @@ ALL = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 
 @ALL
 def test_fitted_classes_reach_the_stated_minimisers(model):
-    """eq:complement-optimal-cores, found by descent over the parameters of each class."""
+    """eq:complement-optimal-cores, by gradient descent over the parameters of each class."""
     for seed in range(2):
         physical = fit(model, low_rank=True, diagonal=False, seed=seed)
         spectral = fit(model, low_rank=False, diagonal=True, seed=seed)
@@ -239,7 +239,7 @@ def test_expected_error_is_a_frobenius_norm(k):
 
 
 def test_physical_minimiser_is_not_unique_when_eigenvalues_tie():
-    """λ_r = λ_{r+1}: any eigenvector of the tied pair serves equally well; hence "one physical minimiser"."""
+    """λ_r = λ_{r+1}: any eigenvector of the tied pair is optimal; hence "one physical minimiser"."""
     model = LinearDynamics(np.eye(3), np.array([0.5, 0.5, 0.1]), np.zeros((3, 1)), np.eye(1), rank=1, step=1.0)
     for v in ([1.0, 0, 0], [0, 1.0, 0], [0.6, 0.8, 0]):
         tied = np.eye(3) - 0.5 * np.outer(v, v)
@@ -251,7 +251,7 @@ def test_physical_minimiser_is_not_unique_when_eigenvalues_tie():
 
 @ALL
 def test_ranking_reverses_by_the_sufficient_horizon(model):
-    """Physical wins call one, spectral all calls from the sufficient horizon on, which is not tight."""
+    """Physical wins at call one, spectral at all calls from the sufficient horizon on, which is not tight."""
     assert np.sum(model.eigenvalues[model.rank :] ** 2) < model.coupling_energy()
     spectral_wins = [risk(model.spectral, model.exact, k) < model.physical_risk(k) for k in range(1, 301)]
     horizon, first = model.sufficient_horizon(model.contraction), spectral_wins.index(True) + 1
@@ -296,7 +296,7 @@ class TestPrintedInstance:
         assert wins == [False] * 3 + [True] * 196
         four = [f"{risk(estimate, model.exact, 4):.4f}" for estimate in (model.physical, model.spectral)]
         assert four == ["0.4183", "0.2818"]
-        # χ from the printed μ = 0.08 promises the reversal from call 15 on, the sharpest μ from 14 on.
+        # χ from the printed μ = 0.08 guarantees the reversal from call 15 on, the sharpest μ from 14 on.
         assert model.sufficient_horizon(1 - 0.08) == 15
         assert model.sufficient_horizon(model.contraction) == 14
 
@@ -391,6 +391,6 @@ EXCLUDED = {
 
 
 @pytest.mark.parametrize(("message", "change"), EXCLUDED.items(), ids=EXCLUDED)
-def test_model_refuses_what_the_theorem_excludes(message, change):
+def test_linear_dynamics_rejects_what_the_theorem_excludes(message, change):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(printed_example(), **change)

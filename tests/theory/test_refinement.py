@@ -116,7 +116,7 @@ def test_printed_example(inputs, heads):
         close(loss, printed)
     close(norm(centre(Z + gate * response)), root * 1.1 * 2**0.5)
     close(norm(centre(response)), root * 0.5 * 2**0.5)
-    # What is left is the second channel, orthogonal to the response; e < (1 − q) s_Z / 2 holds with room.
+    # The residual is the second channel, orthogonal to the response; e < (1 − q) s_Z / 2 holds with a margin.
     residual = T - Z - gate * response
     assert residual[..., 0].abs().max() < 1e-15
     close(residual[..., 1].abs().max(), 0.1)
@@ -124,7 +124,7 @@ def test_printed_example(inputs, heads):
 
 
 @pytest.mark.parametrize(("fraction", "replacement_loses"), [(0.98, True), (1.02, False)])
-def test_the_error_limit_is_sharp(fraction, replacement_loses):
+def test_target_error_limit_is_sharp(fraction, replacement_loses):
     """e < (1 − q) s_Z / 2 cannot be widened: a target just beyond it towards ΔZ prefers the replacement."""
     Z, response, _ = printed_example()
     limit = 0.25 * norm(centre(Z))
@@ -190,7 +190,7 @@ def test_printed_output_conditions():
     assert limits == pytest.approx((1.0, 0.4, 0.4), rel=1e-13)
     assert t < min(limits) and t * q < 1 - q
     assert_output_order(identity, Z, response, T, q, xi, gate=t)
-    # β is the least constant, so the step limit 2|g|/β is where the gain is used up.
+    # β is the smallest constant, so the gain vanishes exactly at the step limit 2|g|/β.
     assert float(phi(scalar(0.4))) == pytest.approx(float(phi(scalar(0.0))), rel=1e-13)
 
 
@@ -206,7 +206,7 @@ def nonlinear_readout(seed: int, Z: Tensor) -> Readout:
 @pytest.mark.parametrize("q", [0.3, 0.8])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_output_order_on_random_readouts(seed, q, readout):
-    """Every admissible step of the sign −g improves, and replacement is worst."""
+    """Every admissible step of sign −g reduces the loss, and replacement is worst."""
     Z, response = random_cohort(seed, q)
     G = nonlinear_readout(seed, Z) if readout == "nonlinear" else lambda X: 1.3 * X.roll(1, -1).flatten(1)
     s_Z, d, r0, xi = norm(centre(Z)), norm(response), 1.0, 0.3
@@ -226,7 +226,7 @@ def test_output_order_on_random_readouts(seed, q, readout):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_slope_of_the_gate_by_autograd_equals_the_formula(seed):
+def test_gate_slope_by_autograd_equals_the_formula(seed):
     Z, response = random_cohort(seed, 0.7)
     G = nonlinear_readout(seed, Z)
     Y = torch.randn(G(Z).shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -235,16 +235,16 @@ def test_slope_of_the_gate_by_autograd_equals_the_formula(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_slope_of_the_real_gate_parameter(seed):
-    """The gradient of γ at zero is g, with G everything after the slice update; one step helps."""
+def test_gradient_of_gamma_equals_the_slope_formula(seed):
+    """The gradient of γ at zero is g, where G is everything after the slice update; one step reduces the loss."""
     torch.manual_seed(seed)
     operator = PhysicalOperator(width=6, heads=2, slices=4, padding=("zeros", "zeros")).double()
     field, Y = torch.randn(2, 3, 4, 5, 6, dtype=torch.float64)
     seen = {}
-    watch = operator.update.register_forward_hook(lambda _, inputs, __: seen.update(Z=inputs[0].detach()))
+    record = operator.update.register_forward_hook(lambda _, inputs, __: seen.update(Z=inputs[0].detach()))
     loss = norm(operator(field) - Y) ** 2
     (slope,) = torch.autograd.grad(loss, operator.update.gamma)
-    watch.remove()
+    record.remove()
     Z = seen["Z"]
 
     def downstream(X: Tensor) -> Tensor:
@@ -269,7 +269,7 @@ def with_replaced_differences(Z: Tensor, response: Tensor) -> Tensor:
 
 
 def centred_constants(G: Readout, Z: Tensor, response: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest m_c and the least b_cm that the first two conditions allow."""
+    """The largest m_c and the smallest b_cm that the first two conditions allow."""
     Z_c = with_replaced_differences(Z, response)
     return norm(G(Z_c) - G(Z)) / norm(centre(response - Z)), norm(G(response) - G(Z_c))
 
@@ -286,7 +286,7 @@ def test_centred_condition_on_the_printed_example():
 @pytest.mark.parametrize("q", [0.3, 0.8])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_centred_condition_implies_the_plain_one(seed, q):
-    """With b_cm > 0, m = m_c − b_cm/‖Π(ΔZ − Z)‖ serves eq:output-observability."""
+    """With b_cm > 0, m = m_c − b_cm/‖Π(ΔZ − Z)‖ satisfies eq:output-observability."""
     Z, response = random_cohort(seed, q)
 
     def G(X: Tensor) -> Tensor:
@@ -305,7 +305,7 @@ def test_centred_condition_implies_the_plain_one(seed, q):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_readout_of_means_cannot_satisfy_the_centred_condition(seed):
+def test_mean_readout_cannot_satisfy_the_centred_condition(seed):
     """G(Z_c) = G(Z) leaves only m_c = 0, although the plain condition can hold for the same readout."""
     Z, response = random_cohort(seed, 0.5)
 

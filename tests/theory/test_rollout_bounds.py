@@ -74,7 +74,7 @@ def rollout(f: Callable[[Array], Array], u: Array, calls: int) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Deployment:
-    """A model rolled out beside the truth: states, errors, defects and averaged Jacobians of every call."""
+    """A model rolled out along the truth: states, errors, defects and averaged Jacobians of every call."""
 
     model: TanhMap
     exact: Array
@@ -149,7 +149,7 @@ def test_finite_horizon_bound(seed, gain, start_error):
 
 @pytest.mark.parametrize("a", [0.5, 1.0, 1.5])
 def test_finite_horizon_bound_is_attained(a):
-    """Aligned defects of u ↦ a u meet the bound: small defects, large errors as soon as a > 1."""
+    """Aligned defects of u ↦ a u attain the bound: small defects give large errors once a > 1."""
     direction = np.array([0.6, 0.8])
     defects = [0.01, 0.03, 0.02, 0.05, 0.01]
     e = 0.1 * direction
@@ -160,7 +160,7 @@ def test_finite_horizon_bound_is_attained(a):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_unrolled_error_is_a_chronological_sum_of_defects(seed):
-    """e_k = Σ_j J̄_{k−1} … J̄_{j+1} δ_j; the reversed product order gives something else."""
+    """e_k = Σ_j J̄_{k−1} … J̄_{j+1} δ_j; the reversed product order gives a different result."""
     d = deploy(seed, 1.5)
     k = len(d.defects)
 
@@ -192,7 +192,7 @@ def test_block_output_bound_covers_discarded_frames(seed, history, block):
 
     s = rng.standard_normal(history * q)
     exact, predicted = rollout(advance(truth), s, calls), rollout(advance(model), s, calls)
-    # Kept old frames are copied (gain one); when the block covers the history there are none.
+    # Old frames that stay in the history are copied (gain one); if the block covers the history there are none.
     a = model.gain if block >= history else np.hypot(1.0, model.gain)
     defects = [float(np.linalg.norm(advance(model)(s) - advance(truth)(s))) for s in exact]
     for k in range(calls + 1):
@@ -200,12 +200,12 @@ def test_block_output_bound_covers_discarded_frames(seed, history, block):
         local = np.linalg.norm(model(exact[k]) - y)
         history_error = np.linalg.norm(predicted[k] - exact[k])
         assert history_error <= finite_bound([a] * k, 0.0, defects[:k]) * (1 + 1e-12)
-        whole_block = np.linalg.norm(model(predicted[k]) - y)
-        assert whole_block <= (local + model.gain * history_error) * (1 + 1e-12)
+        block_error = np.linalg.norm(model(predicted[k]) - y)
+        assert block_error <= (local + model.gain * history_error) * (1 + 1e-12)
         if k < calls:
-            kept = np.linalg.norm((model(predicted[k]) - y)[-history * q :])
-            assert kept <= whole_block
-            assert block <= history or kept < whole_block
+            history_part = np.linalg.norm((model(predicted[k]) - y)[-history * q :])
+            assert history_part <= block_error
+            assert block <= history or history_part < block_error
 
 
 def component_quantities(d: Deployment, low: int) -> tuple[Array, Array, Array]:
@@ -248,7 +248,7 @@ def test_two_component_spectral_radius(a11, a12, a21, a22):
     """The printed eigenvalue; the printed conditions are sufficient for radius < 1, and also necessary."""
     A = np.array([[a11, a12], [a21, a22]])
     radius = 0.5 * (a11 + a22 + np.sqrt((a11 - a22) ** 2 + 4 * a12 * a21))
-    # A nearly defective matrix has eigenvalues only to the square root of round-off.
+    # Eigenvalues of a nearly defective matrix are accurate only to the square root of round-off.
     np.testing.assert_allclose(radius, np.abs(np.linalg.eigvals(A)).max(), rtol=1e-7, atol=1e-7)
     assume(abs(radius - 1) > 1e-9)
     small_gain = a11 < 1 and a22 < 1 and a12 * a21 < (1 - a11) * (1 - a22)
@@ -296,7 +296,7 @@ def test_joint_advantage_survives_a_small_realisation_error(seed, a):
     offset_phy, offset_spec = 0.15 * rng.standard_normal((2, n))
 
     def joint(u: Array) -> Array:
-        wiggle = np.sin(40 * field(u))  # steep on purpose: only its size may matter, not its derivative
+        wiggle = np.sin(40 * field(u))  # steep on purpose: only its size matters, not its derivative
         return ideal(u) + eta * wiggle / np.linalg.norm(wiggle, axis=-1, keepdims=True)
 
     u = rng.standard_normal((20, n))
@@ -310,14 +310,14 @@ def test_joint_advantage_survives_a_small_realisation_error(seed, a):
     paths = {name: rollout(f, u, calls) for name, f in maps.items()}
     per_state = {name: np.linalg.norm(path - exact, axis=-1) for name, path in paths.items()}
     drift = np.linalg.norm(paths["joint"] - paths["ideal"], axis=-1)
-    room = eta * np.array([geometric_sum(a, k) for k in range(calls + 1)])
-    assert (drift <= room[:, None] + 1e-14).all()
+    envelope = eta * np.array([geometric_sum(a, k) for k in range(calls + 1)])
+    assert (drift <= envelope[:, None] + 1e-14).all()
 
     mean_square = {name: np.sqrt((e**2).mean(axis=1, keepdims=True)) for name, e in per_state.items()}
     for E in (per_state, mean_square):
         single = np.minimum(E["phy"], E["spec"])
         margin = single - E["ideal"]
-        qualified = margin > room[:, None]
+        qualified = margin > envelope[:, None]
         assert qualified[1:].mean() > 0.5
         assert (E["joint"] < single)[qualified].all()
 

@@ -1,4 +1,4 @@
-"""What slice updates do to differences between slices (app:srpa-theory).
+"""Effect of slice updates on the differences between slices (app:srpa-theory).
 
 Letters as in the paper: P routing, K slice-deslice kernel, Z slice states, A slice attention, W value matrix,
 ΔZ = A Z W, η Dobrushin coefficient, c = η‖W‖₂, κ = ‖ΠAΠ‖₂‖W‖₂, V centred variation.
@@ -36,7 +36,7 @@ def spectral_norm(W: Tensor) -> Tensor:
 
 
 def slice_update(kind: str, seed: int, width: int = 5, gate: float = 0.0) -> SliceUpdate:
-    """A real update with attention that is far from uniform."""
+    """A `SliceUpdate` module with attention that is far from uniform."""
     torch.manual_seed(seed)
     update = SliceUpdate(kind, width).double()
     with torch.no_grad():
@@ -61,7 +61,7 @@ def real_routing(seed: int, points: int = 30, slices: int = 4) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_kernel_of_the_real_operations(seed):
+def test_slice_deslice_kernel_of_the_ops(seed):
     """eq:appendix-noattention-kernel: K = P D⁻¹ Pᵀ, symmetric, PSD, rank M, yet no projection."""
     P = real_routing(seed)
     N, M = P.shape[-2:]
@@ -124,7 +124,7 @@ def test_bounds_on_random_row_stochastic_matrices(seed, gate):
 
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_bounds_on_the_real_update(seed, gate):
+def test_bounds_on_the_slice_update_module(seed, gate):
     Z = draw(generator(seed), 2, 3, 6, 5)
     update = slice_update("residual", seed, gate=gate)
     with torch.no_grad():
@@ -135,7 +135,7 @@ def test_bounds_on_the_real_update(seed, gate):
 
 @pytest.mark.parametrize("grid", [(12,), (5, 6), (3, 4, 3)])
 def test_bounds_inside_the_physical_operator(grid):
-    """The slice states that a field really produces, watched through hooks."""
+    """With the slice states of an actual field, recorded by hooks."""
     torch.manual_seed(0)
     operator = PhysicalOperator(width=8, heads=2, slices=4, padding=("zeros",) * len(grid)).double()
     seen = {}
@@ -162,7 +162,7 @@ def test_bounds_are_attained():
 
 
 def test_row_stochasticity_alone_does_not_bound_the_centred_gain():
-    """κ > 1 with W = I although η < 1: half of the slices listen to one slice, half to another."""
+    """κ > 1 with W = I although η < 1: half of the slices attend to one slice, half to another."""
     M = 8
     logits = torch.zeros(M, M, dtype=torch.float64)
     logits[: M // 2, 0] = logits[M // 2 :, 1] = 8.0
@@ -186,7 +186,7 @@ def test_softmax_alone_does_not_bound_the_diameter_factor():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_identical_attention_rows_collapse_a_replacement_and_spare_a_residual(seed):
+def test_identical_attention_rows_collapse_a_replacement_but_not_a_residual(seed):
     """Zero queries make all attention rows equal; ΔZ then destroys or preserves every difference."""
     Z = draw(generator(seed), 2, 3, 6, 5)
     replace, residual = slice_update("replace", seed), slice_update("residual", seed, gate=1.7)
@@ -194,11 +194,11 @@ def test_identical_attention_rows_collapse_a_replacement_and_spare_a_residual(se
         for update in (replace, residual):
             update.attention.query.weight.zero_()
         assert dobrushin(replace.attention.weights(Z)).max() == 0
-        collapsed, kept = replace(Z), residual(Z)
+        collapsed, preserved = replace(Z), residual(Z)
     assert diameter(collapsed).max() < 1e-14
-    differences = [X[..., :, None, :] - X[..., None, :, :] for X in (kept, Z)]
+    differences = [X[..., :, None, :] - X[..., None, :, :] for X in (preserved, Z)]
     torch.testing.assert_close(*differences, rtol=0, atol=1e-13)
-    assert (kept - Z).norm() > 0.1
+    assert (preserved - Z).norm() > 0.1
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -218,7 +218,7 @@ def test_gate_zero_keeps_the_state_and_gate_one_is_not_vanilla(seed):
 
 @pytest.mark.parametrize("kind", ["replace", "residual"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_depth_bounds_on_real_recursions(seed, kind):
+def test_depth_bounds_on_stacked_slice_updates(seed, kind):
     """Each trajectory with its own coefficients: replacement from above, residual from below."""
     Z = start = 3 * draw(generator(seed), 2, 1, 6, 5)
     measures = (diameter, centred_variation)

@@ -1,4 +1,4 @@
-"""Engines and data paths change the speed, never what is learned."""
+"""Engines and data paths give the same losses and weights."""
 
 from dataclasses import replace
 from functools import partial
@@ -52,20 +52,20 @@ def losses(path, recipe=RECIPE, execution=None, resident=True):
         windows = windows.resident(device) if resident else windows
         plan = StepPlan(recipe, windows)
         stepper = Stepper(recipe, forecaster, windows, plan.members, plan.rates(), execution)
-        found = []
+        history = []
         for step in range(plan.steps):
             stepper.run(step)
-            found.append(stepper.loss.clone())
-    return torch.stack(found).cpu(), {name: t.cpu() for name, t in stepper.kept.state_dict().items()}
+            history.append(stepper.loss.clone())
+    return torch.stack(history).cpu(), {name: t.cpu() for name, t in stepper.kept.state_dict().items()}
 
 
-def test_windows_read_ahead_train_like_resident_ones(data):
-    held, read = (losses(data, resident=resident) for resident in (True, False))
-    assert torch.equal(held[0], read[0])
-    assert all(torch.equal(held[1][name], read[1][name]) for name in held[1])
+def test_prefetched_windows_train_like_resident_ones(data):
+    resident_run, prefetched_run = (losses(data, resident=resident) for resident in (True, False))
+    assert torch.equal(resident_run[0], prefetched_run[0])
+    assert all(torch.equal(resident_run[1][name], prefetched_run[1][name]) for name in resident_run[1])
 
 
-def test_prefetched_batches_come_in_order_and_stop_when_nobody_wants_them(data):
+def test_prefetch_keeps_the_order_and_can_be_closed(data):
     with open_store(data) as store:
         windows = Windows(store, range(6), RECIPE.training_windows())
         batches = [torch.tensor([k, 3 * k]) for k in range(6)]
@@ -79,7 +79,7 @@ def test_prefetched_batches_come_in_order_and_stop_when_nobody_wants_them(data):
             list(prefetch(windows, [torch.tensor([999])], "cpu"))
 
 
-def test_the_optimiser_is_adamw_by_hand(data):
+def test_stepper_matches_adamw_written_out_by_hand(data):
     """Three steps of AdamW written out in float64 from the same gradients."""
     recipe = replace(RECIPE, train=replace(RECIPE.train, updates=3, clip=None, weight_decay=0.1, lr=1e-2))
     with open_store(data) as store:
@@ -104,18 +104,18 @@ def test_the_optimiser_is_adamw_by_hand(data):
 
 
 @pytest.mark.parametrize("name", ["transolver-sigma", "factformer", "hpm-frozen"])
-def test_the_optimiser_holds_what_learns_and_nothing_else(data, name):
-    """One parameter without a gradient would keep a captured step from the kernel of its update."""
+def test_optimiser_holds_exactly_the_trainable_parameters(data, name):
+    """A parameter without a gradient would disable the fused AdamW of a captured step."""
     stepper, *_ = first_step(data, changed(RECIPE, [f"model.name={name}"]))
     (group,) = stepper.optimiser.param_groups
     assert all(parameter.grad is not None for parameter in group["params"])
-    learning = sum(one.requires_grad for one in stepper.model.parameters())
+    learning = sum(parameter.requires_grad for parameter in stepper.model.parameters())
     assert len(group["params"]) == len(stepper.optimiser.state) == learning
     assert (learning < len(list(stepper.model.parameters()))) == (name != "transolver-sigma")
 
 
 def first_step(path, recipe, factor=1.0):
-    """One update on the data times `factor`: the stepper, the channels its network was given, and the batch."""
+    """Run one update on scaled data; return the stepper, the network's input, the initial forecaster and the batch."""
     from tests.data.memory import Memory
 
     with open_store(path) as store:
@@ -123,26 +123,26 @@ def first_step(path, recipe, factor=1.0):
     windows = Windows(source, range(6), recipe.training_windows()).resident("cpu")
     forecaster = build(recipe, *fit("channel", windows))
     plan, seen = StepPlan(recipe, windows), []
-    forecaster.model.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach().clone()))
-    before = build(recipe, *fit("channel", windows))  # the same weights, which stay
+    forecaster.model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach().clone()))
+    before = build(recipe, *fit("channel", windows))  # a copy with the initial weights
     stepper = Stepper(recipe, forecaster, windows, plan.members, plan.rates(), Execution())
     stepper.run(0)
     return stepper, seen[0], before, windows.batch(plan.members(0))
 
 
-def test_the_loss_of_a_step_has_its_derivative_term(data):
-    """By hand: central differences with zeros beyond the ends, of the prediction less its outer ring."""
+def test_step_loss_includes_the_derivative_term(data):
+    """Reference: central differences with zero padding, of the prediction with zero boundary points."""
     for factor in (0.0, 0.5):
         recipe = replace(RECIPE, train=replace(RECIPE.train, derivative=factor))
         stepper, _, before, (history, future) = first_step(data, recipe)
         truth = future[:, :1].double()
         prediction = before(history).detach().double()
         expected = (prediction - truth).flatten(1).norm(dim=1) / truth.flatten(1).norm(dim=1)
-        ringless = torch.zeros_like(prediction)
-        ringless[:, :, 1:-1, 1:-1] = prediction[:, :, 1:-1, 1:-1]
+        interior = torch.zeros_like(prediction)
+        interior[:, :, 1:-1, 1:-1] = prediction[:, :, 1:-1, 1:-1]
         for axis in (2, 3):
             slopes = []
-            for frames in (ringless, truth):
+            for frames in (interior, truth):
                 pad = (0, 0, 1, 1) if axis == 3 else (0, 0, 0, 0, 1, 1)
                 wide = torch.nn.functional.pad(frames, pad)
                 slopes.append((wide.narrow(axis, 2, 16) - wide.narrow(axis, 0, 16)).flatten(1))
@@ -150,25 +150,25 @@ def test_the_loss_of_a_step_has_its_derivative_term(data):
         assert float(stepper.loss) == pytest.approx(float(expected.mean()), rel=1e-5)
 
 
-def test_gradients_are_clipped_to_their_norm(data):
-    """All of them together, direction kept; and left alone where they are shorter."""
-    found = {}
+def test_clip_limits_the_global_gradient_norm(data):
+    """The global norm is clipped, the direction kept; a shorter gradient is unchanged."""
+    gradients = {}
     for clip in (None, 1e-3, 1e6):
         stepper, *_ = first_step(data, replace(RECIPE, train=replace(RECIPE.train, clip=clip)))
-        found[clip] = torch.cat([one.grad.flatten() for one in stepper.model.parameters()]).double()
-    assert found[None].norm() > 1e-2
-    torch.testing.assert_close(found[1e-3], 1e-3 * found[None] / found[None].norm(), rtol=1e-3, atol=1e-9)
-    torch.testing.assert_close(found[1e6], found[None], rtol=1e-6, atol=0)
+        gradients[clip] = torch.cat([parameter.grad.flatten() for parameter in stepper.model.parameters()]).double()
+    assert gradients[None].norm() > 1e-2
+    torch.testing.assert_close(gradients[1e-3], 1e-3 * gradients[None] / gradients[None].norm(), rtol=1e-3, atol=1e-9)
+    torch.testing.assert_close(gradients[1e6], gradients[None], rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("exponent", [-110, 70, 115])
 @pytest.mark.parametrize("loss", ["relative_l2", "squared"])
-def test_data_of_any_magnitude_train_alike(data, exponent, loss):
-    """Another power of two as the unit: the same bits in the loss of every step."""
+def test_losses_do_not_depend_on_the_scale_of_the_data(data, exponent, loss):
+    """Scaling the data by a power of two leaves the loss of every step bitwise identical."""
     from tests.data.memory import Memory
 
     recipe = replace(RECIPE, train=replace(RECIPE.train, updates=4, loss=loss))
-    found = []
+    history = []
     with open_store(data) as store:
         for factor in (1.0, 2.0**exponent):
             source = Memory(store.header, np.float32(factor) * store[:])
@@ -179,12 +179,12 @@ def test_data_of_any_magnitude_train_alike(data, exponent, loss):
             )
             for step in range(4):
                 stepper.run(step)
-                found.append(stepper.loss.item())
-    assert found[:4] == found[4:]
+                history.append(stepper.loss.item())
+    assert history[:4] == history[4:]
 
 
-def test_noise_is_of_normalised_fields(data):
-    """Its deviation is `train.noise` in what the network sees, whatever the units of the data."""
+def test_noise_is_added_in_normalised_units(data):
+    """Its standard deviation in the network's input is `train.noise`, whatever the units of the data."""
     for factor in (1.0, 500.0):
         seen = [
             first_step(data, replace(RECIPE, train=replace(RECIPE.train, noise=noise)), factor)[1]
@@ -194,19 +194,19 @@ def test_noise_is_of_normalised_fields(data):
         assert float(noise.std()) == pytest.approx(0.1, rel=0.05) and abs(float(noise.mean())) < 0.01
 
 
-def test_fields_that_are_given_train_too(data):
-    """A constant second field: with its weights in the lift at zero the losses are those without it."""
+def test_constant_input_field_works_with_every_objective(data):
+    """A constant second input field, with every objective."""
     from tests.data.memory import Memory
 
     with open_store(data) as store:
         frames = torch.stack([torch.from_numpy(store[k]) for k in range(8)])
         layout = store.header.layout
-        both = replace(store.header, layout=replace(layout, fields=("vorticity", "reynolds"), units=("1/s", "1")))
+        header = replace(store.header, layout=replace(layout, fields=("vorticity", "reynolds"), units=("1/s", "1")))
     values = torch.cat((frames, torch.full_like(frames, 250.0)), dim=-1)
     task = replace(TASK, inputs=("vorticity", "reynolds"))
     for objective in ("direct", "teacher_forced", "pushforward"):
         recipe = replace(RECIPE, task=task, train=replace(RECIPE.train, objective=objective, calls=2, updates=2))
-        windows = Windows(Memory(both, values), range(6), recipe.training_windows()).resident("cpu")
+        windows = Windows(Memory(header, values), range(6), recipe.training_windows()).resident("cpu")
         forecaster = build(recipe, *fit("channel", windows))
         plan = StepPlan(recipe, windows)
         stepper = Stepper(recipe, forecaster, windows, plan.members, plan.rates(), Execution())
@@ -214,11 +214,11 @@ def test_fields_that_are_given_train_too(data):
         assert forecaster.inputs.constant == ("reynolds",) and torch.isfinite(stepper.loss)
 
 
-# --- teacher forcing frame by frame
+# --- teacher forcing with accumulated gradients
 
 
 def first_gradients(recipe):
-    """Of one update on random windows in float64: all parameters as one vector, and the loss."""
+    """Gradient of one update on random windows in float64, as one vector, and the loss."""
     rehearsal = Rehearsal(recipe, Execution())
     stepper, windows = rehearsal.stepper, rehearsal.windows
     stepper.model.double()
@@ -229,29 +229,35 @@ def first_gradients(recipe):
     return torch.cat([parameter.grad.flatten() for parameter in stepper.model.parameters()]), rehearsal.loss
 
 
-@pytest.mark.parametrize("again", ["false", "true"])
-def test_an_accumulated_update_has_the_gradient_and_the_loss_of_the_folded_one(again):
-    settings = [f"train.recompute={again}", "train.noise=0.1", "train.clip=none", "task.normaliser=none"]
+@pytest.mark.parametrize("recompute", ["false", "true"])
+def test_accumulate_gives_the_gradient_and_loss_of_folded_frames(recompute):
+    settings = [f"train.recompute={recompute}", "train.noise=0.1", "train.clip=none", "task.normaliser=none"]
     folded, accumulated = (first_gradients(changed(recipe, settings)) for recipe in (FORCED, ACCUMULATED))
-    for one, other in zip(folded, accumulated, strict=True):
-        assert one.dtype == torch.float64
-        torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-12 * float(one.abs().max()))
+    for expected, actual in zip(folded, accumulated, strict=True):
+        assert expected.dtype == torch.float64
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("settings", [(), ("train.ema=0.9", "train.noise=0.1", "train.recompute=true")])
-def test_a_whole_training_has_the_losses_of_the_folded_one(data, settings):
-    (folded, weights), (accumulated, others) = (losses(data, changed(one, settings)) for one in (FORCED, ACCUMULATED))
+def test_accumulate_gives_the_losses_of_folded_frames_over_a_full_training(data, settings):
+    (folded, expected), (accumulated, actual) = (
+        losses(data, changed(recipe, settings)) for recipe in (FORCED, ACCUMULATED)
+    )
     torch.testing.assert_close(accumulated, folded, rtol=1e-4, atol=0)
-    whole, other = (torch.cat([t.flatten() for t in held.values()]) for held in (weights, others))
-    assert (other - whole).norm() < 1e-3 * whole.norm()
+    folded_weights, accumulated_weights = (
+        torch.cat([t.flatten() for t in weights.values()]) for weights in (expected, actual)
+    )
+    assert (accumulated_weights - folded_weights).norm() < 1e-3 * folded_weights.norm()
 
 
-def test_accumulated_bf16_stays_near_the_folded_one(data):
-    folded, accumulated = (losses(data, changed(one, ["train.precision=bf16"]))[0] for one in (FORCED, ACCUMULATED))
+def test_accumulate_bf16_parity(data):
+    folded, accumulated = (
+        losses(data, changed(recipe, ["train.precision=bf16"]))[0] for recipe in (FORCED, ACCUMULATED)
+    )
     torch.testing.assert_close(accumulated, folded, rtol=0.03, atol=0)
 
 
-def alive(recipe):
+def peak_bytes(recipe):
     rehearsal = Rehearsal(recipe, Execution())
     with Alive(rehearsal.windows.values_on_device) as counted:
         for _ in range(2):
@@ -259,21 +265,21 @@ def alive(recipe):
     return counted.peak, rehearsal
 
 
-def test_accumulation_holds_the_activations_of_one_frame():
-    """Activations grow with the frames of a call: ten folded ones take ten times what a single one takes, while the
-    peak of an accumulated update is that of a task with one frame, but for the frames themselves."""
+def test_accumulate_peak_memory_is_that_of_one_frame():
+    """Activations are proportional to the frames of a call: ten folded frames take ten times the memory of one, while
+    the peak of an accumulated update is that of a task with one frame, apart from the frames themselves."""
     settings = ["task.history=10", "task.horizon=10", "model.width=32", "train.ema=none"]
-    (folded, rehearsal), (accumulated, _) = (alive(changed(one, settings)) for one in (FORCED, ACCUMULATED))
-    (single, _) = alive(changed(FORCED, [*settings, "task.horizon=1"]))
-    parameters = sum(one.nbytes for one in rehearsal.stepper.model.parameters())
+    (folded, rehearsal), (accumulated, _) = (peak_bytes(changed(recipe, settings)) for recipe in (FORCED, ACCUMULATED))
+    (single, _) = peak_bytes(changed(FORCED, [*settings, "task.horizon=1"]))
+    parameters = sum(parameter.nbytes for parameter in rehearsal.stepper.model.parameters())
     batch = 4 * 20 * 16 * 16 * 4  # float32 frames of one batch
     states = 4 * parameters  # weights, gradients, two moments
     assert single <= accumulated <= single + parameters + 3 * batch
     assert (folded - states) / (single - states) == pytest.approx(10, rel=0.1)
 
 
-def test_a_run_from_before_the_setting_goes_on(data, tmp_path):
-    """A recipe.json that lacks a setting has its default, also for `train` in the same folder."""
+def test_recipe_without_a_new_setting_has_its_default(data, tmp_path):
+    """A setting missing from recipe.json has its default, so training recompute in the same folder is accepted."""
     run = Run(tmp_path / "run")
     train_run(FORCED, data, run)
     plain = run.recipe()
@@ -285,12 +291,12 @@ def test_a_run_from_before_the_setting_goes_on(data, tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["graph", "compiled-graph"])
-def test_a_graph_needs_a_gpu(engine):
+def test_graph_engine_needs_a_gpu(engine):
     with pytest.raises(ValueError, match="needs a GPU"):
         Execution(engine=engine)
 
 
-def test_mistakes_are_one_sentence(data):
+def test_execution_and_stepper_reject_invalid_settings(data):
     with pytest.raises(ValueError, match="Unknown engine"):
         Execution(engine="fast")
     with pytest.raises(ValueError, match="--shard needs several processes"):
@@ -301,7 +307,7 @@ def test_mistakes_are_one_sentence(data):
         changed(RECIPE, ["train.accumulate=true"])
 
 
-def test_the_precision_of_products_is_set_inside_and_restored():
+def test_matmul_precision_is_set_and_restored():
     before = torch.backends.cuda.matmul.allow_tf32
     for precision, inside in (("tf32", True), ("float32", False), ("bf16", True)):
         with matmul_precision(precision):
@@ -309,7 +315,7 @@ def test_the_precision_of_products_is_set_inside_and_restored():
         assert torch.backends.cuda.matmul.allow_tf32 == before
 
 
-def test_bf16_stays_near_float32(data):
+def test_bf16_losses_are_close_to_float32(data):
     full, _ = losses(data)
     half, _ = losses(data, replace(RECIPE, train=replace(RECIPE.train, precision="bf16")))
     torch.testing.assert_close(half, full, rtol=0.03, atol=0)
@@ -317,26 +323,26 @@ def test_bf16_stays_near_float32(data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("learned", "expected"), [(RECIPE, RECIPE), (ACCUMULATED, FORCED)])
-def test_a_compiled_network_learns_the_same_on_a_cpu(data, learned, expected):
+def test_compiled_engine_parity_on_a_cpu(data, learned, expected):
     eager, _ = losses(data, expected)
     compiled, _ = losses(data, learned, Execution(engine="compiled"))
     torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=0)
 
 
 QUICK = ("vit", "ffno", "linearno")
-"""Baselines without anything in common but the frame: attention, Fourier modes, convolutions."""
+"""Baselines of different kinds: attention, Fourier modes, convolutions."""
 
 
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in BASELINES]
 )
-def test_a_compiled_baseline_learns_the_same_on_a_cpu(data, name, monkeypatch):
-    """Traced forward and backward, without the code generator, which is slow on a CPU."""
+def test_compiled_baseline_parity_on_a_cpu(data, name, monkeypatch):
+    """Forward and backward are traced, but without Inductor, which compiles slowly on a CPU."""
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     recipe = changed(RECIPE, [f"model.name={name}", "train.updates=3"])
     eager, compiled = (losses(data, recipe, Execution(engine=engine))[0] for engine in ("eager", "compiled"))
-    # InstanceNorm over the few points of the deepest level magnifies rounding.
+    # InstanceNorm over the few points of the deepest level amplifies round-off.
     torch.testing.assert_close(compiled, eager, rtol=1e-3 if name.startswith("unet") else 1e-5, atol=0)
     assert len(set(eager.tolist())) == 3
 
@@ -347,14 +353,14 @@ def test_a_compiled_baseline_learns_the_same_on_a_cpu(data, name, monkeypatch):
     [(name, "graph") for name in BASELINES]
     + [pytest.param(name, "compiled-graph", marks=[] if name in QUICK else pytest.mark.slow) for name in BASELINES],
 )
-def test_engines_give_the_losses_of_eager_for_every_baseline(data, name, engine):
+def test_graph_engines_match_eager_for_every_baseline(data, name, engine):
     """Three captured updates after the warm-up."""
     torch._dynamo.reset()
     recipe = changed(RECIPE, [f"model.name={name}", f"train.updates={WARM_UP + 3}"])
     world = World(device=torch.device("cuda", 0))
-    eager, other = (losses(data, recipe, Execution(world, one))[0] for one in ("eager", engine))
+    eager, other = (losses(data, recipe, Execution(world, choice))[0] for choice in ("eager", engine))
     assert torch.isfinite(other).all()
-    # A captured update draws other random numbers than an eager one of the same seed.
+    # A captured update draws other random numbers than an eager one with the same seed.
     tolerance = 0.1 if draws_noise(skeleton(recipe)) else 5e-3 if name.startswith("unet") else 1e-3
     torch.testing.assert_close(other, eager, rtol=tolerance, atol=0)
 
@@ -362,7 +368,7 @@ def test_engines_give_the_losses_of_eager_for_every_baseline(data, name, engine)
 @pytest.mark.gpu
 @pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine != "eager"])
 @pytest.mark.parametrize("objective", ["direct", "teacher_forced", "pushforward"])
-def test_engines_give_the_losses_of_eager(data, engine, objective):
+def test_engines_match_eager(data, engine, objective):
     plan = replace(RECIPE.train, objective=objective, calls=2, push_every=2, ema=0.9, updates=4 * WARM_UP)
     recipe = replace(RECIPE, train=plan)
     world = World(device=torch.device("cuda", 0))
@@ -374,7 +380,7 @@ def test_engines_give_the_losses_of_eager(data, engine, objective):
 @pytest.mark.gpu
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_every_engine_accumulates_what_eager_folds(data, engine, precision):
+def test_accumulate_matches_folded_frames_in_every_engine(data, engine, precision):
     settings = [f"train.precision={precision}", "train.ema=0.9", f"train.updates={4 * WARM_UP}"]
     world = World(device=torch.device("cuda", 0))
     folded = losses(data, changed(FORCED, settings), Execution(world))[0]
@@ -384,8 +390,8 @@ def test_every_engine_accumulates_what_eager_folds(data, engine, precision):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("objective", ["direct", "teacher_forced", "pushforward"])
-def test_a_captured_bf16_step_learns_like_an_eager_one_in_several_streams(objective):
-    """The losses differ by what bf16 makes of weights that differ by round-off."""
+def test_captured_bf16_step_with_side_streams_matches_eager(objective):
+    """The weights differ by round-off, which bf16 amplifies in the losses."""
     plan = replace(RECIPE.train, objective=objective, calls=2, precision="bf16", updates=4 * WARM_UP)
     recipe, world = replace(RECIPE, train=plan), World(device=torch.device("cuda", 0))
     eager, graph = (Rehearsal(recipe, Execution(world, name)) for name in ("eager", "graph"))
@@ -399,7 +405,7 @@ def test_a_captured_bf16_step_learns_like_an_eager_one_in_several_streams(object
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("resident", [True, False])
-def test_a_captured_step_draws_new_noise_and_new_windows_every_time(data, resident):
+def test_captured_step_uses_new_noise_and_windows_every_time(data, resident):
     recipe = replace(RECIPE, model=replace(MODEL, options=Options(dropout=0.1)), train=replace(RECIPE.train, noise=0.1))
     world = World(device=torch.device("cuda", 0))
     eager, graph = (losses(data, recipe, Execution(world, name), resident)[0] for name in ("eager", "graph"))

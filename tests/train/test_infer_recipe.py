@@ -1,4 +1,4 @@
-"""Recipes for data of one's own: whatever the data, what is chosen fits them, and every choice is told."""
+"""Recipes inferred for a user's own data: they fit any data, and the notes describe every choice."""
 
 from dataclasses import replace
 from math import prod
@@ -23,13 +23,15 @@ CHOICES = UserChoices("mine")
 
 
 def header(frames=20, grid=(32, 24), names=("u", "v"), boundary=None) -> Header:
-    ends = ("open",) * len(grid) if boundary is None else boundary
+    boundaries = ("open",) * len(grid) if boundary is None else boundary
     coordinates = tuple(np.arange(n, dtype=float) for n in grid)
-    return Header(Layout(names, ("1",) * len(names), ends, coordinates, np.arange(frames, dtype=float)), "test", {})
+    return Header(
+        Layout(names, ("1",) * len(names), boundaries, coordinates, np.arange(frames, dtype=float)), "test", {}
+    )
 
 
-def fits(recipe: Recipe, head: Header, count: int) -> None:
-    """The recipe splits, cuts and builds, with room for its batch and for every part's horizon."""
+def check_fits(recipe: Recipe, head: Header, count: int) -> None:
+    """Check that split, windows and model of the recipe are valid for data of this size."""
     parts = recipe.split(count)
     members = (*parts.train, *parts.validation, *parts.test)
     assert sorted(members) == list(range(count))
@@ -47,23 +49,28 @@ def fits(recipe: Recipe, head: Header, count: int) -> None:
 
 @settings(deadline=None, max_examples=80)
 @given(data=st.data(), count=st.integers(2, 50), frames=st.integers(2, 60), gpu=st.booleans())
-def test_what_is_chosen_fits_the_data_and_is_told(data, count, frames, gpu):
+def test_infer_recipe_fits_the_data_and_describes_every_choice(data, count, frames, gpu):
     axes = data.draw(st.integers(1, 3))
     grid = tuple(data.draw(st.lists(st.integers(2, 700 // 4**axes * 4), min_size=axes, max_size=axes)))
-    ends = tuple(data.draw(st.lists(st.sampled_from(BOUNDARIES), min_size=axes, max_size=axes)))
+    boundaries = tuple(data.draw(st.lists(st.sampled_from(BOUNDARIES), min_size=axes, max_size=axes)))
     names = NAMES[: data.draw(st.integers(1, 4))]
     targets = data.draw(st.none() | st.lists(st.sampled_from(names), min_size=1, unique=True).map(tuple))
     history = data.draw(st.none() | st.integers(1, frames - 1))
-    rest = frames - (history or max(1, min(10, frames // 4)))
-    horizon = data.draw(st.none() | st.integers(1, rest))
-    block = data.draw(st.none() | st.integers(1, horizon or rest))
+    remaining = frames - (history or max(1, min(10, frames // 4)))
+    horizon = data.draw(st.none() | st.integers(1, remaining))
+    block = data.draw(st.none() | st.integers(1, horizon or remaining))
     choices = replace(CHOICES, targets=targets, history=history, block=block, horizon=horizon)
-    head = header(frames, grid, names, ends)
+    head = header(frames, grid, names, boundaries)
     recipe, notes = infer_recipe(head, count, choices, gpu)
-    fits(recipe, head, count)
+    check_fits(recipe, head, count)
     task = recipe.task
-    for wish, got in ((history, task.history), (horizon, task.horizon), (block, task.block), (targets, task.targets)):
-        assert wish is None or wish == got
+    for requested, got in (
+        (history, task.history),
+        (horizon, task.horizon),
+        (block, task.block),
+        (targets, task.targets),
+    ):
+        assert requested is None or requested == got
     assert set(task.inputs) == set(names) and task.inputs[: len(task.targets)] == task.targets
     text = " | ".join(notes)
     assert f"{task.history} given, {task.block} predicted per call, {task.horizon} evaluated" in text
@@ -76,20 +83,20 @@ def test_what_is_chosen_fits_the_data_and_is_told(data, count, frames, gpu):
 
 @settings(deadline=None, max_examples=60)
 @given(count=st.integers(2, 50), grid=st.lists(st.integers(2, 40), min_size=1, max_size=3).map(tuple))
-def test_one_frame_is_a_steady_task(count, grid):
+def test_infer_recipe_of_one_frame_is_a_steady_task(count, grid):
     head = header(1, grid, ("a", "b", "p"))
     recipe, notes = infer_recipe(head, count, replace(CHOICES, targets=("p",)), False)
-    fits(recipe, head, count)
+    check_fits(recipe, head, count)
     assert recipe.task.steady and recipe.task.inputs == ("a", "b") and recipe.task.targets == ("p",)
     assert notes[0] == "fields: p from a, b"
 
 
-# --- thinning
+# --- subsampling
 
 
 @settings(deadline=None, max_examples=120)
 @given(data=st.data())
-def test_thinning_keeps_periodic_axes_periodic_and_stops_when_small_enough(data):
+def test_space_stride_keeps_periodic_axes_periodic_and_is_minimal(data):
     axes = data.draw(st.integers(1, 3))
     sizes = st.integers(2, {1: 20_000, 2: 1500, 3: 400}[axes])
     head = header(
@@ -99,14 +106,18 @@ def test_thinning_keeps_periodic_axes_periodic_and_stops_when_small_enough(data)
     )
     recipe, notes = infer_recipe(head, 5, CHOICES, True)
     stride, grid = recipe.task.space_stride, recipe.task.grid
-    Windows(Memory(head, np.empty((5, 0))), (0,), recipe.training_windows())  # refuses a torn period
+    Windows(
+        Memory(head, np.empty((5, 0))), (0,), recipe.training_windows()
+    )  # raises if a stride does not divide a period
     assert grid == tuple(-(-n // stride) for n in head.grid) and (stride == 1 or min(grid) >= 16)
-    ends = zip(head.grid, head.layout.boundary, strict=True)
-    periods = [n for n, end in ends if end == "periodic"]
+    boundaries = zip(head.grid, head.layout.boundary, strict=True)
+    periods = [n for n, boundary in boundaries if boundary == "periodic"]
     coarser = [s for s in range(1, stride) if not any(n % s for n in periods)]
-    assert all(prod(-(-n // s) for n in head.grid) > LARGE[axes] for s in coarser), "no finer grid would have done"
-    told = next(note for note in notes if note.startswith("grid"))
-    assert ("as stored" in told) == (stride == 1) and (stride == 1 or f"stride {stride} along" in told)
+    assert all(prod(-(-n // s) for n in head.grid) > LARGE[axes] for s in coarser), (
+        "a finer grid would have been small enough"
+    )
+    grid_note = next(note for note in notes if note.startswith("grid"))
+    assert ("as stored" in grid_note) == (stride == 1) and (stride == 1 or f"stride {stride} along" in grid_note)
 
 
 @pytest.mark.parametrize(
@@ -117,12 +128,12 @@ def test_thinning_keeps_periodic_axes_periodic_and_stops_when_small_enough(data)
         ((300, 450), "periodic", 2),
         ((6561, 6561), "periodic", 27),
         ((128, 128, 128), "periodic", 2),
-        ((257, 263), "periodic", 1),  # primes: nothing divides both
+        ((257, 263), "periodic", 1),  # primes: no common divisor
         ((5003,), "periodic", 1),
-        ((8, 4000, 4000), "open", 1),  # the short axis has no point to spare
+        ((8, 4000, 4000), "open", 1),  # the short axis cannot lose a point
     ],
 )
-def test_thinning_by_example(grid, ends, stride):
+def test_space_stride_examples(grid, ends, stride):
     recipe, _ = infer_recipe(header(5, grid, boundary=(ends,) * len(grid)), 4, CHOICES, True)
     assert recipe.task.space_stride == stride
 
@@ -132,18 +143,18 @@ def test_padding_follows_the_boundary():
     assert recipe.model.options.padding == ("circular", "zeros", "zeros")
 
 
-def test_a_given_field_comes_behind_the_targets():
+def test_inputs_list_the_targets_first():
     recipe, _ = infer_recipe(header(names=("a", "u", "b")), 4, replace(CHOICES, targets=("u",)), False)
     assert recipe.task.inputs == ("u", "a", "b") and recipe.task.targets == ("u",)
 
 
-def test_named_fields_leave_the_others_out():
+def test_fields_option_excludes_other_fields():
     choices = replace(CHOICES, fields=("b", "u"), targets=("u",))
     recipe, _ = infer_recipe(header(names=("a", "u", "b")), 4, choices, False)
     assert recipe.task.inputs == ("u", "b")
 
 
-def test_a_gpu_gets_the_papers_size_and_both_get_the_seed():
+def test_model_size_is_the_papers_on_a_gpu_and_the_seed_is_kept():
     small, large = (infer_recipe(header(), 9, replace(CHOICES, seed=5), gpu)[0] for gpu in (False, True))
     assert (large.model.width, large.model.depth, large.model.slices) == (128, 8, 32)
     assert small.model.width < large.model.width and small.train.seed == large.train.seed == 5
@@ -154,7 +165,7 @@ def test_a_gpu_gets_the_papers_size_and_both_get_the_seed():
 
 
 @pytest.mark.parametrize(
-    ("head", "count", "choices", "says"),
+    ("head", "count", "choices", "message"),
     [
         (header(), 1, {}, "there is only one; split"),
         (header(), 0, {}, "there are none yet"),
@@ -173,13 +184,13 @@ def test_a_gpu_gets_the_papers_size_and_both_get_the_seed():
         (header(1), 4, {"targets": ("v",), "history": 2}, "omit --history"),
     ],
 )
-def test_mistakes_are_one_sentence(head, count, choices, says):
-    with pytest.raises(ValueError, match=says) as caught:
+def test_infer_recipe_rejects_invalid_choices(head, count, choices, message):
+    with pytest.raises(ValueError, match=message) as caught:
         infer_recipe(head, count, replace(CHOICES, **choices), False)
     assert "\n" not in str(caught.value) and str(caught.value).endswith((".", "?"))
 
 
-def test_an_axis_of_one_point_is_refused_when_the_model_is_built():
+def test_axis_of_one_point_is_rejected_when_the_model_is_built():
     recipe, _ = infer_recipe(header(5, (16, 1)), 4, CHOICES, False)
     with pytest.raises(ValueError, match="axis 1 has 1 point"):
         recipe.model.config(recipe.task)
@@ -192,14 +203,14 @@ def test_an_axis_of_one_point_is_refused_when_the_model_is_built():
     block=st.none() | st.integers(-2, 14),
     horizon=st.none() | st.integers(-2, 14),
 )
-def test_any_wish_is_met_or_refused_in_one_sentence(frames, history, block, horizon):
+def test_any_history_block_and_horizon_is_used_or_rejected(frames, history, block, horizon):
     head, choices = header(frames), replace(CHOICES, targets=("u",), history=history, block=block, horizon=horizon)
     try:
         recipe, _ = infer_recipe(head, 6, choices, False)
     except ValueError as error:
         assert "\n" not in str(error) and str(error).endswith((".", "?"))
     else:
-        fits(recipe, head, 6)
+        check_fits(recipe, head, 6)
         assume(not recipe.task.steady)
         got = (recipe.task.history, recipe.task.block, recipe.task.horizon)
-        assert all(wish in (None, value) for wish, value in zip((history, block, horizon), got, strict=True))
+        assert all(requested in (None, value) for requested, value in zip((history, block, horizon), got, strict=True))

@@ -1,4 +1,4 @@
-"""From a data file to a run: what is refused before anything is written, and what a run remembers of its data."""
+"""From a data file to a run: invalid input is rejected before anything is written; data are recorded in the run."""
 
 from dataclasses import replace
 
@@ -41,8 +41,8 @@ def changed_store(store, path, change):
     return path
 
 
-def test_frames_at_uneven_times_train_only_a_model_that_is_told_the_time(store, tmp_path):
-    """With a stride of two the times 0, 1, 4, 5, 8, 9, 12 are even."""
+def test_uneven_frame_times_require_a_time_embedding(store, tmp_path):
+    """With a stride of two the times 0, 1, 4, 5, 8, 9, 12 are evenly spaced."""
     uneven = np.array([0.0, 1, 4, 5, 8, 9, 12])
     with open_store(store) as old:
         header = replace(old.header, layout=replace(old.header.layout, times=uneven))
@@ -51,19 +51,19 @@ def test_frames_at_uneven_times_train_only_a_model_that_is_told_the_time(store, 
     with pytest.raises(ValueError, match=r"unevenly spaced in time, 1 to 3 apart, .* resample them") as caught:
         train_run(RECIPE, tmp_path / "uneven.h5", Run(tmp_path / "run"))
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
-    train_run(changed(RECIPE, ["task.time_stride=2"]), tmp_path / "uneven.h5", Run(tmp_path / "thinned"))
-    told = changed(RECIPE, ["model.options.time_embedding=true"])
-    train_run(told, tmp_path / "uneven.h5", Run(tmp_path / "told"))
-    domains = [domain_of(Run(tmp_path / name)) for name in ("thinned", "told")]
-    assert [one.time_steps for one in domains] == [(4.0, 4.0), (1.0, 3.0)]
-    # Its times are exact, so data at other times need no permission; other units do.
-    evaluate_run(Run(tmp_path / "told"), path=_other(store, tmp_path / "times.h5", 1, times=0.5 * np.arange(7)))
+    train_run(changed(RECIPE, ["task.time_stride=2"]), tmp_path / "uneven.h5", Run(tmp_path / "strided"))
+    timed = changed(RECIPE, ["model.options.time_embedding=true"])
+    train_run(timed, tmp_path / "uneven.h5", Run(tmp_path / "timed"))
+    domains = [domain_of(Run(tmp_path / name)) for name in ("strided", "timed")]
+    assert [domain.time_steps for domain in domains] == [(4.0, 4.0), (1.0, 3.0)]
+    # A model with a time input accepts data at other times, but not in other units.
+    evaluate_run(Run(tmp_path / "timed"), path=write_other(store, tmp_path / "times.h5", 1, times=0.5 * np.arange(7)))
     with pytest.raises(ValueError, match="the unit of height is km, not m"):
-        evaluate_run(Run(tmp_path / "told"), path=_other(store, tmp_path / "km.h5", 2, units=("km", "1")))
+        evaluate_run(Run(tmp_path / "timed"), path=write_other(store, tmp_path / "km.h5", 2, units=("km", "1")))
 
 
-def _other(store, path, seed, **change):
-    """Unseen waves of another layout."""
+def write_other(store, path, seed, **change):
+    """Unseen waves with another layout."""
     with open_store(store) as old:
         header = replace(old.header, layout=replace(old.header.layout, **change))
     with Writer(path, header, 1) as new:
@@ -72,7 +72,7 @@ def _other(store, path, seed, **change):
 
 
 @pytest.mark.parametrize(
-    ("setting", "says"),
+    ("setting", "message"),
     [
         ("depth=1000000000", r"model.depth is 1e\+09; the maximum is 1,000"),
         (f"width={10**18}", r"model.width is 1e\+18; the maximum is"),
@@ -81,19 +81,19 @@ def _other(store, path, seed, **change):
         ("width=1000000", r"takes .* GB for its weights, .* lower model.width, model.depth or model.slices"),
     ],
 )
-def test_a_model_that_no_machine_can_train_is_refused_at_once(store, tmp_path, setting, says):
-    with pytest.raises(ValueError, match=says) as caught:
+def test_too_large_model_is_rejected_before_it_is_built(store, tmp_path, setting, message):
+    with pytest.raises(ValueError, match=message) as caught:
         train_run(changed(RECIPE, [f"model.{setting}"]), store, Run(tmp_path / "run"))
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("setting", ["depth=3", "depth=1", "depth=6 name=drift-net"])
-def test_the_estimate_counts_every_parameter(store, tmp_path, monkeypatch, setting):
-    """Any depth from those of depth 2 and 4: the memory that just suffices is 16 bytes for each."""
-    recipe = changed(RECIPE, [f"model.{one}" for one in setting.split()])
-    needed = 16 * sum(one.numel() for one in skeleton(recipe).parameters())
+def test_refuse_too_large_counts_every_parameter(store, tmp_path, monkeypatch, setting):
+    """The exact limit is 16 bytes per parameter, at any depth, extrapolated from depths 2 and 4."""
+    recipe = changed(RECIPE, [f"model.{assignment}" for assignment in setting.split()])
+    needed = 16 * sum(parameter.numel() for parameter in skeleton(recipe).parameters())
     for spare, fits in ((0, True), (-1, False)):
-        monkeypatch.setattr(job, "memory_of", lambda device, room=needed + spare: room)
+        monkeypatch.setattr(job, "memory_of", lambda device, available=needed + spare: available)
         if fits:
             job.refuse_too_large(recipe, Execution())
         else:
@@ -101,21 +101,21 @@ def test_the_estimate_counts_every_parameter(store, tmp_path, monkeypatch, setti
                 job.refuse_too_large(recipe, Execution())
 
 
-def test_a_resumed_run_gains_the_record_of_its_domain(store, tmp_path):
+def test_resumed_run_records_a_missing_domain(store, tmp_path):
     run = Run(tmp_path / "run")
     train_run(RECIPE, store, run)
     facts = run.read_json("data.json")
-    kept = domain_of(run)
+    recorded = domain_of(run)
     run.write_json("data.json", {key: value for key, value in facts.items() if key != "domain"})
     assert domain_of(run) is None
     resume_run(run)
-    assert domain_of(run) == kept and kept.lengths == pytest.approx((2 * np.pi * 11 / 12,) * 2)
+    assert domain_of(run) == recorded and recorded.lengths == pytest.approx((2 * np.pi * 11 / 12,) * 2)
     run.write_json("data.json", {**facts, "domain": {"units": 3}})
     with pytest.raises(ValueError, match=r"The domain in data.json of .* is invalid"):
         domain_of(run)
 
 
-def test_data_inside_the_run_folder_move_with_it(store, tmp_path):
+def test_data_inside_the_run_folder_are_found_after_a_move(store, tmp_path):
     inside = tmp_path / "run" / "data.h5"
     inside.parent.mkdir()
     inside.write_bytes(store.read_bytes())
@@ -128,7 +128,7 @@ def test_data_inside_the_run_folder_move_with_it(store, tmp_path):
     assert run.weights.read_bytes() == before
 
 
-def test_a_mistake_leaves_the_folder_free(store, tmp_path):
+def test_invalid_recipe_leaves_no_run_folder(store, tmp_path):
     run = Run(tmp_path / "run")
     for wrong in ("train.lr=-1", "train.batch=99", "model.name=transolvr", "task.normaliser=chanel"):
         with pytest.raises(ValueError, match=r"[.?]$"):
@@ -138,34 +138,34 @@ def test_a_mistake_leaves_the_folder_free(store, tmp_path):
     assert run.finished
 
 
-def test_a_given_field_must_not_move(store, tmp_path):
-    given = replace(RECIPE, task=replace(TASK, inputs=("slope", "height"), targets=("slope",)))
+def test_input_field_must_be_constant_in_time(store, tmp_path):
+    recipe = replace(RECIPE, task=replace(TASK, inputs=("slope", "height"), targets=("slope",)))
     with pytest.raises(ValueError, match="height is not predicted but changes in time"):
-        train_run(given, store, Run(tmp_path / "moving"))
+        train_run(recipe, store, Run(tmp_path / "moving"))
 
-    def still(values):
+    def freeze(values):
         values[..., 0] = values[:, :1, ..., 0]
 
-    train_run(given, changed_store(store, tmp_path / "still.h5", still), Run(tmp_path / "still"))
+    train_run(recipe, changed_store(store, tmp_path / "constant.h5", freeze), Run(tmp_path / "constant"))
 
 
 @pytest.mark.parametrize(
-    ("trajectory", "says"),
+    ("trajectory", "message"),
     [
         (0, r"Training trajectory 0 of .*nan.h5 contains non-finite values, the first in frame 3 of height"),
         (3, r"Validation trajectory 3 of .* contains non-finite values, the first in frame 3 of height"),
         (5, r"Test trajectory 5 of .* contains non-finite values, the first in frame 3 of height"),
     ],
 )
-def test_values_that_are_not_finite_are_refused_at_the_start(store, tmp_path, trajectory, says):
+def test_non_finite_data_are_rejected_before_training(store, tmp_path, trajectory, message):
     def spoil(values):
         values[trajectory, 3, 2, 1, 0] = np.nan
 
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         train_run(RECIPE, changed_store(store, tmp_path / "nan.h5", spoil), Run(tmp_path / "run"))
 
 
-def test_damaged_data_are_refused_by_every_command(store, tmp_path):
+def test_corrupt_data_are_rejected_by_every_command(store, tmp_path):
     run, copy = Run(tmp_path / "run"), tmp_path / "copy.h5"
     train_run(RECIPE, store, run)
 
@@ -176,7 +176,7 @@ def test_damaged_data_are_refused_by_every_command(store, tmp_path):
             row.reshape(-1).view(np.uint32)[7] ^= 1
             file["fields"][trajectory] = row
 
-    for trajectory in (0, 3, 5):  # of the training, validation and test part
+    for trajectory in (0, 3, 5):  # in the training, validation and test part
         damage(trajectory)
         with pytest.raises(ValueError, match=f"is corrupt in trajectory {trajectory}: checksum mismatch"):
             train_run(RECIPE, copy, Run(tmp_path / "other"))
@@ -190,9 +190,9 @@ def test_damaged_data_are_refused_by_every_command(store, tmp_path):
         forecast_file(run.path, copy, 2, tmp_path / "out.h5", torch.device("cpu"))
 
 
-def test_a_test_trajectory_that_is_not_finite_is_named_not_counted_as_a_blow_up(store, tmp_path):
+def test_non_finite_test_trajectory_is_an_error_not_a_blow_up(store, tmp_path):
     def spoil(values):
-        values *= 1.01  # none of them was trained on
+        values *= 1.01  # so that none of them is a training trajectory
         values[5, 3, 2, 1, 0] = np.nan
 
     run = Run(tmp_path / "run")
@@ -201,14 +201,14 @@ def test_a_test_trajectory_that_is_not_finite_is_named_not_counted_as_a_blow_up(
         evaluate_run(run, path=changed_store(store, tmp_path / "nan.h5", spoil))
 
 
-def test_other_data_in_the_same_run_are_refused(store, tmp_path):
+def test_resume_with_other_data_is_rejected(store, tmp_path):
     train_run(RECIPE, store, Run(tmp_path / "run"))
     other = changed_store(store, tmp_path / "other.h5", lambda values: np.negative(values, out=values))
     with pytest.raises(ValueError, match="was started with other data"):
         resume_run(Run(tmp_path / "run"), other)
 
 
-def test_epochs_that_are_asked_for_replace_updates(store, tmp_path):
+def test_setting_epochs_unsets_updates(store, tmp_path):
     run = Run(tmp_path / "run")
     train_run(changed(RECIPE, ["train.epochs=1"]), store, run)
     assert read_tensors(run.weights)[1]["step"] == 3 * 5 // 2
@@ -216,11 +216,11 @@ def test_epochs_that_are_asked_for_replace_updates(store, tmp_path):
     assert changed(recipe_of("fsi"), ["train.epochs=2", "train.updates=7"]).train.updates == 7
 
 
-def test_a_field_that_is_zero_all_through_a_window_is_what_the_sentence_speaks_of(store, tmp_path):
-    def rest(values):
+def test_zero_field_makes_the_relative_loss_fail_but_not_the_squared_one(store, tmp_path):
+    def zero_field(values):
         values[:4, :, ..., 1] = 0
 
-    path = changed_store(store, tmp_path / "rest.h5", rest)
+    path = changed_store(store, tmp_path / "zero.h5", zero_field)
     with pytest.raises(ValueError, match=r"loss of step 1 is not finite.*train\.loss=squared"):
         train_run(RECIPE, path, Run(tmp_path / "run"))
     train_run(changed(RECIPE, ["train.loss=squared"]), path, Run(tmp_path / "squared"))

@@ -1,4 +1,4 @@
-"""The loop: it learns, it repeats itself, and it can be killed at any moment without a trace in the weights."""
+"""The training loop: it learns, is reproducible, and can be killed at any moment and resumed to the same weights."""
 
 import signal
 import time
@@ -60,7 +60,7 @@ class Stop(Exception):
     pass
 
 
-def test_a_model_learns_and_its_run_forecasts_without_the_data(data, tmp_path):
+def test_train_reduces_the_loss_and_the_run_loads_without_data(data, tmp_path):
     recipe = replace(RECIPE, train=replace(RECIPE.train, epochs=30, objective="teacher_forced"))
     forecaster = start(data, tmp_path, recipe)
     losses = [row["loss"] for row in read_rows(Run(tmp_path).log)]
@@ -72,10 +72,10 @@ def test_a_model_learns_and_its_run_forecasts_without_the_data(data, tmp_path):
 
 
 @pytest.mark.parametrize("objective", ["direct", "teacher_forced", "pushforward"])
-def test_interrupted_and_continued_equals_uninterrupted(data, tmp_path, objective):
+def test_resume_after_an_exception_gives_identical_weights(data, tmp_path, objective):
     plan = replace(RECIPE.train, objective=objective, calls=2, push_every=2, epochs=3, ema=0.9, noise=0.05, keep="best")
     recipe = replace(RECIPE, train=plan)
-    start(data, tmp_path / "whole", recipe)
+    start(data, tmp_path / "full", recipe)
 
     def stop_at(step):
         def watch(progress):
@@ -86,33 +86,33 @@ def test_interrupted_and_continued_equals_uninterrupted(data, tmp_path, objectiv
 
     for step in (5, 15):
         with pytest.raises(Stop):
-            start(data, tmp_path / "parts", recipe, stop_at(step))
-    start(data, tmp_path / "parts", recipe)
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+            start(data, tmp_path / "resumed", recipe, stop_at(step))
+    start(data, tmp_path / "resumed", recipe)
+    assert same(weights(tmp_path / "full"), weights(tmp_path / "resumed"))
 
 
 @pytest.mark.parametrize("name", ["factformer", "hpm-frozen"])
-def test_what_is_frozen_stays_and_a_run_with_it_can_be_continued(data, tmp_path, name):
+def test_frozen_parameters_stay_unchanged_and_resume(data, tmp_path, name):
     plan = replace(RECIPE.train, epochs=2, ema=0.9)
     recipe = replace(RECIPE, model=replace(MODEL, name=name, options=Options()), train=plan)
     torch.manual_seed(plan.seed)
-    fresh = build_solver(name, recipe.model.config(recipe.task))
-    start(data, tmp_path / "whole", recipe)
+    initial = build_solver(name, recipe.model.config(recipe.task))
+    start(data, tmp_path / "full", recipe)
 
     def stop(progress):
         if progress.step >= 5:
             raise Stop
 
     with pytest.raises(Stop):
-        start(data, tmp_path / "parts", recipe, stop)
-    start(data, tmp_path / "parts", recipe)
-    found = weights(tmp_path / "parts")
-    assert same(weights(tmp_path / "whole"), found)
-    kept = {key for key, one in fresh.named_parameters() if torch.equal(found[key], one)}
-    assert kept == {key for key, one in fresh.named_parameters() if not one.requires_grad} != set()
+        start(data, tmp_path / "resumed", recipe, stop)
+    start(data, tmp_path / "resumed", recipe)
+    final = weights(tmp_path / "resumed")
+    assert same(weights(tmp_path / "full"), final)
+    unchanged = {key for key, parameter in initial.named_parameters() if torch.equal(final[key], parameter)}
+    assert unchanged == {key for key, parameter in initial.named_parameters() if not parameter.requires_grad} != set()
 
 
-def test_killed_and_continued_equals_uninterrupted(data, tmp_path):
+def test_resume_after_sigkill_gives_identical_weights(data, tmp_path):
     code = "import sys; from tests.train.test_loop import start; start(sys.argv[1], sys.argv[2], look=1)"
     process = Forked(code, data, tmp_path / "killed")
     log, deadline = Run(tmp_path / "killed").log, time.monotonic() + 60
@@ -122,37 +122,37 @@ def test_killed_and_continued_equals_uninterrupted(data, tmp_path):
     process.wait()
     reached = len(read_rows(log))
     start(data, tmp_path / "killed", look=1)
-    start(data, tmp_path / "whole", look=1)
-    assert 4 <= reached < 28, "the kill came in the middle"
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
+    start(data, tmp_path / "full", look=1)
+    assert 4 <= reached < 28, "the process must be killed midway"
+    assert same(weights(tmp_path / "full"), weights(tmp_path / "killed"))
 
 
-@pytest.mark.parametrize("writes", ["append_row", "write_tensors", "save"])
-def test_a_run_that_ends_before_its_last_row_or_state_is_not_finished(data, tmp_path, monkeypatch, writes):
-    """Weights of the last step say that a run is finished, so log and state must be there before them."""
+@pytest.mark.parametrize("function", ["append_row", "write_tensors", "save"])
+def test_run_killed_before_its_last_write_is_not_finished(data, tmp_path, monkeypatch, function):
+    """Weights of the last step mark a run as finished, so log and state must be written before them."""
     recipe = replace(RECIPE, train=replace(RECIPE.train, updates=3, checks=1))
-    start(data, tmp_path / "whole", recipe)
+    start(data, tmp_path / "full", recipe)
 
     def killed(*values):
         raise Stop
 
     with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(loop, writes, killed)
-        start(data, tmp_path / "parts", recipe)
-    assert not Run(tmp_path / "parts").finished
-    start(data, tmp_path / "parts", recipe)
-    assert Run(tmp_path / "parts").finished and Run(tmp_path / "parts").resume.exists()
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
-    assert [row["step"] for row in read_rows(Run(tmp_path / "parts").log)] == [3]
+        patch.setattr(loop, function, killed)
+        start(data, tmp_path / "resumed", recipe)
+    assert not Run(tmp_path / "resumed").finished
+    start(data, tmp_path / "resumed", recipe)
+    assert Run(tmp_path / "resumed").finished and Run(tmp_path / "resumed").resume.exists()
+    assert same(weights(tmp_path / "full"), weights(tmp_path / "resumed"))
+    assert [row["step"] for row in read_rows(Run(tmp_path / "resumed").log)] == [3]
 
 
-def test_another_seed_gives_other_weights(data, tmp_path):
+def test_seed_changes_the_weights(data, tmp_path):
     start(data, tmp_path / "a")
     start(data, tmp_path / "b", replace(RECIPE, train=replace(RECIPE.train, seed=4)))
     assert not same(weights(tmp_path / "a"), weights(tmp_path / "b"))
 
 
-def test_a_loss_that_is_not_finite_stops_with_step_and_windows(tmp_path, data):
+def test_non_finite_loss_reports_step_and_windows(tmp_path, data):
     with open_store(data) as store:
         windows = Windows(store, range(6), RECIPE.training_windows())
         forecaster = build(RECIPE, *fit("channel", windows))
@@ -173,32 +173,32 @@ def test_a_loss_that_is_not_finite_stops_with_step_and_windows(tmp_path, data):
     assert all(torch.isfinite(t).all() for name, t in tensors.items() if name.startswith("model."))
 
 
-def test_a_finished_run_is_not_trained_again(data, tmp_path):
+def test_finished_run_is_not_trained_again(data, tmp_path):
     start(data, tmp_path)
     before, rows = weights(tmp_path), len(read_rows(Run(tmp_path).log))
     start(data, tmp_path)
     assert same(before, weights(tmp_path)) and len(read_rows(Run(tmp_path).log)) == rows
 
 
-def test_another_recipe_in_the_folder_is_refused(data, tmp_path):
+def test_different_recipe_in_the_run_folder_is_rejected(data, tmp_path):
     start(data, tmp_path)
     with pytest.raises(ValueError, match=r"different recipe \(train.epochs\)"):
         start(data, tmp_path, replace(RECIPE, train=replace(RECIPE.train, epochs=5)))
 
 
-def test_every_epoch_sees_every_window_once_in_another_order():
+def test_order_shuffles_all_windows_in_every_epoch():
     orders = [order(seed, epoch, 5, 4).tolist() for seed in (0, 1) for epoch in (0, 1)]
-    assert all(sorted(one) == list(range(20)) for one in orders)
-    assert len({tuple(one) for one in orders}) == 4
+    assert all(sorted(windows) == list(range(20)) for windows in orders)
+    assert len({tuple(windows) for windows in orders}) == 4
 
 
-def test_one_start_takes_every_trajectory_once_and_every_start_in_time():
+def test_one_start_takes_every_trajectory_once_and_varies_the_start():
     orders = [order(0, epoch, 5, 4, True) for epoch in range(60)]
-    assert all(sorted((one // 4).tolist()) == list(range(5)) for one in orders)
+    assert all(sorted((windows // 4).tolist()) == list(range(5)) for windows in orders)
     assert set((torch.cat(orders) % 4).tolist()) == {0, 1, 2, 3}
 
 
-def test_the_log_has_a_row_for_every_look_and_every_check(data, tmp_path):
+def test_log_has_a_row_for_every_look_and_check(data, tmp_path):
     start(data, tmp_path)
     rows = read_rows(Run(tmp_path).log)
     assert [row["step"] for row in rows] == sorted({5, 10, 15, 20, 25, 14, 28})
@@ -206,7 +206,7 @@ def test_the_log_has_a_row_for_every_look_and_every_check(data, tmp_path):
     assert np.isfinite([row["loss"] for row in rows]).all()
 
 
-def test_more_checks_than_steps_are_one_after_every_step(data):
+def test_checks_are_limited_to_one_per_step(data):
     with open_store(data) as store:
         windows = Windows(store, range(5), RECIPE.training_windows())
         for checks in (7, 10, 10**15):
@@ -214,10 +214,10 @@ def test_more_checks_than_steps_are_one_after_every_step(data):
             assert plan.checks == set(range(1, 8))
 
 
-def test_the_check_is_the_error_of_a_free_rollout(data, tmp_path):
+def test_validation_error_is_that_of_a_free_rollout(data, tmp_path):
     forecaster = start(data, tmp_path)
     with open_store(data) as store:
-        frames = torch.from_numpy(store[5]).double()  # the last training trajectory validates
+        frames = torch.from_numpy(store[5]).double()  # the last training trajectory is the validation split
     errors = []
     for first in range(len(frames) - 4):
         history = frames[None, first : first + 2].float()
@@ -228,18 +228,18 @@ def test_the_check_is_the_error_of_a_free_rollout(data, tmp_path):
     assert read_rows(Run(tmp_path).log)[-1]["error"] == pytest.approx(np.mean(errors), rel=1e-5)
 
 
-RUINED = replace(RECIPE, train=replace(RECIPE.train, keep="best", checks=7, epochs=1, lr=0.3, clip=None))
-"""A learning rate far too high: the first steps, with the rate still low, are better than all that follow."""
+DIVERGING = replace(RECIPE, train=replace(RECIPE.train, keep="best", checks=7, epochs=1, lr=0.3, clip=None))
+"""The learning rate is far too high: the first steps, where it is still low, are better than all later ones."""
 
 
-def test_the_best_weights_are_kept_when_asked_for(data, tmp_path):
+def test_keep_best_saves_the_weights_of_the_lowest_error(data, tmp_path):
     snapshots = {}
 
     def watch(progress):
         tensors, _ = read_tensors(Run(tmp_path).resume)
         snapshots[progress.step] = {name[6:]: t for name, t in tensors.items() if name.startswith("model.")}
 
-    start(data, tmp_path, RUINED, watch, look=1)
+    start(data, tmp_path, DIVERGING, watch, look=1)
     errors = {row["step"]: row["error"] for row in read_rows(Run(tmp_path).log) if "error" in row}
     best = min(errors, key=errors.get)
     assert best < 7 == len(errors) and errors[7] > 1.05 * errors[best], errors
@@ -247,30 +247,30 @@ def test_the_best_weights_are_kept_when_asked_for(data, tmp_path):
     assert same(weights(tmp_path), snapshots[best])
 
 
-def test_the_best_weights_survive_a_resume(data, tmp_path):
-    start(data, tmp_path / "whole", RUINED, look=1)
-    best = read_tensors(Run(tmp_path / "whole").weights)[1]["step"]
+def test_keep_best_survives_a_resume(data, tmp_path):
+    start(data, tmp_path / "full", DIVERGING, look=1)
+    best = read_tensors(Run(tmp_path / "full").weights)[1]["step"]
 
     def stop(progress):
         if progress.step == best:
             raise Stop
 
     with pytest.raises(Stop):
-        start(data, tmp_path / "parts", RUINED, stop, look=1)
-    start(data, tmp_path / "parts", RUINED, look=1)
-    assert read_tensors(Run(tmp_path / "parts").weights)[1]["step"] == best
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+        start(data, tmp_path / "resumed", DIVERGING, stop, look=1)
+    start(data, tmp_path / "resumed", DIVERGING, look=1)
+    assert read_tensors(Run(tmp_path / "resumed").weights)[1]["step"] == best
+    assert same(weights(tmp_path / "full"), weights(tmp_path / "resumed"))
 
 
-def test_checks_do_not_change_what_is_learned(data, tmp_path):
-    """With dropout: a model that stays in eval mode after a check would drop nothing from there on."""
+def test_validation_does_not_change_the_weights(data, tmp_path):
+    """With dropout, because a model left in eval mode after a check would train without it."""
     for checks in (0, 7):
         start(data, tmp_path / str(checks), replace(RECIPE, train=replace(RECIPE.train, checks=checks, epochs=1)))
     assert same(weights(tmp_path / "0"), weights(tmp_path / "7"))
 
 
-def test_the_average_of_the_weights_by_hand(data, tmp_path):
-    """With a decay d the average after n steps is d^n w_0 + (1 - d) Σ d^(n-k) w_k; not with 1 - d in place of d."""
+def test_ema_matches_a_reference(data, tmp_path):
+    """With decay d the average after n steps is d^n w_0 + (1 - d) Σ d^(n-k) w_k; d and 1 - d must not be swapped."""
     snapshots, decay = [], 0.8
     recipe = replace(RECIPE, train=replace(RECIPE.train, ema=decay, epochs=1, checks=0))
 
@@ -280,29 +280,29 @@ def test_the_average_of_the_weights_by_hand(data, tmp_path):
 
     with open_store(data) as store:
         windows = Windows(store, recipe.split(8).train, recipe.training_windows())
-        first = build(recipe, *fit("channel", windows)).model.state_dict()
+        initial = build(recipe, *fit("channel", windows)).model.state_dict()
     start(data, tmp_path, recipe, watch, look=1)
-    average = {name: tensor.clone() for name, tensor in first.items()}
-    for weights_now in snapshots:
-        average = {name: decay * tensor + (1 - decay) * weights_now[name] for name, tensor in average.items()}
-    kept = weights(tmp_path)
+    average = {name: tensor.clone() for name, tensor in initial.items()}
+    for current in snapshots:
+        average = {name: decay * tensor + (1 - decay) * current[name] for name, tensor in average.items()}
+    saved = weights(tmp_path)
     assert len(snapshots) == 7
     for name, tensor in average.items():
-        torch.testing.assert_close(kept[name], tensor, rtol=1e-5, atol=1e-7)
-    assert not same(kept, snapshots[-1])
+        torch.testing.assert_close(saved[name], tensor, rtol=1e-5, atol=1e-7)
+    assert not same(saved, snapshots[-1])
 
 
-def test_what_a_batch_norm_has_seen_is_kept_with_the_average(data, tmp_path):
+def test_ema_keeps_batch_norm_statistics(data, tmp_path):
     model = replace(MODEL, name="unet-batchnorm", width=4)
     start(data, tmp_path, replace(RECIPE, model=model, train=replace(RECIPE.train, ema=0.8, updates=3)))
-    kept, resumed = weights(tmp_path), read_tensors(Run(tmp_path).resume)[0]
-    seen = {name for name in kept if name.endswith(("running_mean", "running_var"))}
-    assert len(seen) == 36 and all(torch.equal(kept[name], resumed[f"model.{name}"]) for name in seen)
-    assert not all(torch.equal(kept[name], resumed[f"model.{name}"]) for name in set(kept) - seen)
-    assert not any(torch.equal(kept[name], torch.full_like(kept[name], name.endswith("var"))) for name in seen)
+    saved, resumed = weights(tmp_path), read_tensors(Run(tmp_path).resume)[0]
+    statistics = {name for name in saved if name.endswith(("running_mean", "running_var"))}
+    assert len(statistics) == 36 and all(torch.equal(saved[name], resumed[f"model.{name}"]) for name in statistics)
+    assert not all(torch.equal(saved[name], resumed[f"model.{name}"]) for name in set(saved) - statistics)
+    assert not any(torch.equal(saved[name], torch.full_like(saved[name], name.endswith("var"))) for name in statistics)
 
 
-def test_noise_depends_on_the_seed_and_the_step_alone(data, tmp_path):
+def test_noise_depends_only_on_seed_and_step(data, tmp_path):
     noisy = replace(RECIPE, train=replace(RECIPE.train, noise=0.1, epochs=1))
     start(data, tmp_path / "a", noisy)
     torch.rand(100)
@@ -312,19 +312,19 @@ def test_noise_depends_on_the_seed_and_the_step_alone(data, tmp_path):
     assert not same(weights(tmp_path / "a"), weights(tmp_path / "plain"))
 
 
-def test_the_noise_of_a_model_depends_on_the_seed_and_the_step_alone(data, tmp_path):
-    """Transolver++ draws its routing; nothing else is random here."""
+def test_model_noise_depends_only_on_seed_and_step(data, tmp_path):
+    """Transolver++ has random routing; nothing else is random here."""
     recipe = replace(RECIPE, model=replace(MODEL, name="transolver-plus", options=Options()))
-    start(data, tmp_path / "whole", recipe)
+    start(data, tmp_path / "full", recipe)
 
     def stop(progress):
         raise Stop
 
     with pytest.raises(Stop):
-        start(data, tmp_path / "parts", recipe, stop)
-    torch.rand(5)  # what others draw meanwhile does not matter
-    start(data, tmp_path / "parts", recipe)
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+        start(data, tmp_path / "resumed", recipe, stop)
+    torch.rand(5)  # other draws in between must not matter
+    start(data, tmp_path / "resumed", recipe)
+    assert same(weights(tmp_path / "full"), weights(tmp_path / "resumed"))
 
 
 def test_updates_override_epochs(data, tmp_path):
@@ -333,7 +333,7 @@ def test_updates_override_epochs(data, tmp_path):
     assert read_tensors(Run(tmp_path).weights)[1]["step"] == 3
 
 
-def test_a_run_goes_on_only_with_as_many_steps_as_it_was_begun_with(data, tmp_path):
+def test_resume_with_another_number_of_steps_is_rejected(data, tmp_path):
     start(data, tmp_path)
     tensors, facts = read_tensors(Run(tmp_path).resume)
     write_tensors(Run(tmp_path).resume, tensors, {**facts, "steps": 99})
@@ -341,22 +341,22 @@ def test_a_run_goes_on_only_with_as_many_steps_as_it_was_begun_with(data, tmp_pa
         start(data, tmp_path)
 
 
-def test_a_batch_larger_than_an_epoch_is_refused(data, tmp_path):
+def test_batch_larger_than_an_epoch_is_rejected(data, tmp_path):
     with pytest.raises(ValueError, match=r"train.batch is 1000, but an epoch has only 30"):
         start(data, tmp_path, replace(RECIPE, train=replace(RECIPE.train, batch=1000)))
 
 
-def test_rows_beyond_the_kept_state_are_dropped_at_the_start(data, tmp_path):
-    start(data, tmp_path / "whole")
+def test_log_rows_beyond_the_saved_state_are_dropped_on_resume(data, tmp_path):
+    start(data, tmp_path / "full")
     with pytest.raises(Stop):
         start(data, tmp_path / "cut", watch=lambda progress: (_ for _ in ()).throw(Stop))
-    Run(tmp_path / "cut").resume.unlink()  # killed before the first state was kept, after the first row
+    Run(tmp_path / "cut").resume.unlink()  # as if killed after the first row, before the first state
     start(data, tmp_path / "cut")
-    rows = [[row["step"] for row in read_rows(Run(tmp_path / name).log)] for name in ("whole", "cut")]
+    rows = [[row["step"] for row in read_rows(Run(tmp_path / name).log)] for name in ("full", "cut")]
     assert rows[0] == rows[1]
 
 
-def test_lost_weights_come_back_from_the_state(data, tmp_path):
+def test_missing_weights_are_restored_from_the_state(data, tmp_path):
     start(data, tmp_path)
     before = weights(tmp_path)
     Run(tmp_path).weights.unlink()
@@ -364,7 +364,7 @@ def test_lost_weights_come_back_from_the_state(data, tmp_path):
     assert same(before, weights(tmp_path))
 
 
-def test_two_processes_cannot_train_in_one_folder(tmp_path):
+def test_run_folder_is_locked_during_training(tmp_path):
     with Run(tmp_path).held("training"), pytest.raises(ValueError, match="Another process is using"):  # noqa: SIM117
         with Run(tmp_path).held("training"):
             pass

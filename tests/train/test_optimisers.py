@@ -1,4 +1,4 @@
-"""AdamW: to the bit torch's, without loading torch's compiler. The cycle of learning rates: torch's own scheduler."""
+"""AdamW is bitwise torch's, without importing torch's compiler; the learning rate cycle is torch's OneCycleLR."""
 
 import subprocess
 import sys
@@ -10,8 +10,8 @@ import torch
 from sigmasolver.train.optimisers import AdamW, OneCycle
 
 
-def trained(form):
-    """Weights and the state after a few steps, a stop and a few more."""
+def trained(optimiser_class):
+    """Return weights and optimiser state after a few steps, a resume and a few more steps."""
     torch.manual_seed(0)
     weights = [torch.nn.Parameter(torch.randn(5, 3)), torch.nn.Parameter(torch.randn(3))]
 
@@ -22,25 +22,25 @@ def trained(form):
             optimiser.step()
         return optimiser.state_dict()
 
-    state = steps(form(weights, lr=torch.tensor(0.01), weight_decay=0.1, fused=True))
-    resumed = form(weights, lr=torch.tensor(0.01), weight_decay=0.1, fused=True)
+    state = steps(optimiser_class(weights, lr=torch.tensor(0.01), weight_decay=0.1, fused=True))
+    resumed = optimiser_class(weights, lr=torch.tensor(0.01), weight_decay=0.1, fused=True)
     resumed.load_state_dict(state)
-    return [*weights, *(one for each in steps(resumed)["state"].values() for one in each.values())]
+    return [*weights, *(tensor for state in steps(resumed)["state"].values() for tensor in state.values())]
 
 
-def test_adamw_equals_torch_adamw_to_the_bit():
-    for one, two in zip(trained(AdamW), trained(torch.optim.AdamW), strict=True):
-        torch.testing.assert_close(one, two, rtol=0, atol=0)
+def test_adamw_is_bitwise_equal_to_torch():
+    for actual, expected in zip(trained(AdamW), trained(torch.optim.AdamW), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
-def test_weights_move_without_a_graph_of_the_step():
+def test_adamw_step_builds_no_autograd_graph():
     weight = torch.nn.Parameter(torch.ones(2))
     optimiser = AdamW([weight], lr=0.1)
     loss = optimiser.step(lambda: (weight.sum().backward(), weight.sum())[1])
     assert loss.requires_grad and weight.is_leaf and weight.grad_fn is None and (weight < 1).all()
 
 
-def test_training_does_not_load_the_compiler(tmp_path):
+def test_training_does_not_import_the_compiler(tmp_path):
     program = f"""
 import sys
 from sigmasolver.recipes import changed, recipe_of
@@ -65,7 +65,7 @@ assert "torch._dynamo" not in sys.modules
 @pytest.mark.parametrize(
     ("warmup", "start_divisor", "final_divisor"), [(0.3, 25.0, 1e4), (0.2, 1e4, 1e5), (0.5, 10.0, 1.0)]
 )
-def test_cycle_equals_torchs_scheduler(steps, warmup, start_divisor, final_divisor):
+def test_one_cycle_equals_torch_one_cycle_lr(steps, warmup, start_divisor, final_divisor):
     optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     reference = torch.optim.lr_scheduler.OneCycleLR(
         optimiser,
@@ -88,7 +88,7 @@ def test_cycle_equals_torchs_scheduler(steps, warmup, start_divisor, final_divis
     assert cycle.rate(steps // 2).item() == pytest.approx(expected[steps // 2])
 
 
-def test_the_rate_rises_to_the_maximum_and_falls_to_the_end():
+def test_one_cycle_rises_to_the_maximum_and_then_falls():
     cycle = OneCycle(2.0, 100)
     rates = cycle.rate(torch.arange(100))
     assert rates.argmax() == 29 and rates.max() == 2.0
@@ -97,7 +97,7 @@ def test_the_rate_rises_to_the_maximum_and_falls_to_the_end():
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"steps": 0}, "at least 1"),
         ({"max_lr": 0.0}, "must be positive"),
@@ -105,6 +105,6 @@ def test_the_rate_rises_to_the_maximum_and_falls_to_the_end():
         ({"final_divisor": 0.5}, "at least 1"),
     ],
 )
-def test_a_wrong_cycle_is_one_sentence(change, says):
-    with pytest.raises(ValueError, match=says):
+def test_one_cycle_rejects_invalid_settings(change, message):
+    with pytest.raises(ValueError, match=message):
         OneCycle(**{"max_lr": 1e-3, "steps": 10, **change})

@@ -1,4 +1,4 @@
-"""The planner against what is really measured on the whole grid, its advice applied, and its words."""
+"""The planner against costs measured on the full grid, the advice it gives, and its command."""
 
 from dataclasses import replace
 from math import prod
@@ -14,13 +14,13 @@ from sigmasolver.train.plan import MARGIN, SHARES, advise, on_grid, predict, pro
 from tests.train.saved import saved_bytes
 
 SIZES = ("model.width=16", "model.depth=2", "model.heads=2", "model.slices=4", "model.modes=3")
-TINY = [word for one in SIZES for word in ("--set", one)]
+TINY = [option for setting in SIZES for option in ("--set", setting)]
 PLENTY = 1e12
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """One update is timed: no test here looks at seconds."""
+    """Time a single update: no test here depends on seconds."""
     monkeypatch.setattr(dry_run, "WATCHED", 0.0)
 
 
@@ -29,23 +29,23 @@ def tiny(task, grid, *settings, model="transolver-sigma"):
 
 
 @pytest.mark.parametrize("task", RECIPES)
-def test_smaller_grids_scale_all_axes_alike_and_hold_the_modes(task):
+def test_probe_grids_scale_all_axes_alike_and_fit_the_modes(task):
     recipe = RECIPES[task]
-    whole, modes = recipe.task.grid, recipe.model.modes
+    full, modes = recipe.task.grid, recipe.model.modes
     for grid, share in zip(probe_grids(recipe), SHARES[0], strict=True):
-        assert prod(grid) / prod(whole) == pytest.approx(share, rel=0.2)
-        for points, of in zip(grid, whole, strict=True):
-            assert points % 2 == of % 2 and points // 2 + 1 >= modes
-            assert points / of == pytest.approx(share ** (1 / len(whole)), abs=1 / 16)
+        assert prod(grid) / prod(full) == pytest.approx(share, rel=0.2)
+        for points, full_points in zip(grid, full, strict=True):
+            assert points % 2 == full_points % 2 and points // 2 + 1 >= modes
+            assert points / full_points == pytest.approx(share ** (1 / len(full)), abs=1 / 16)
 
 
-def test_smaller_grids_are_as_round_as_the_whole_one():
+def test_probe_grids_keep_factors_of_two():
     assert probe_grids(tiny("kf2d", (128, 64))) == ((64, 32), (96, 48))
     assert probe_grids(tiny("darcy", (85, 85))) == ((43, 43), (61, 61))
     assert probe_grids(tiny("it3d", (60, 60, 60))) == ((36, 36, 36), (48, 48, 48))
 
 
-def test_a_grid_without_room_below_it_is_measured_itself():
+def test_probe_grids_of_a_minimal_grid_is_the_grid_itself():
     assert probe_grids(tiny("ns2d", (6, 6), "model.modes=4")) == ((6, 6),)
     assert probe_grids(tiny("ns2d", (12, 12), "model.modes=7")) == ((12, 12),)
     recipe = tiny("ns2d", (6, 6), "model.modes=4")
@@ -67,20 +67,20 @@ RECIPES_AND_GRIDS = {
 
 
 @pytest.mark.parametrize("name", RECIPES_AND_GRIDS)
-def test_memory_is_predicted_from_smaller_grids(name):
+def test_predict_memory_from_smaller_grids(name):
     recipe = RECIPES_AND_GRIDS[name]
-    found = predict(recipe, Execution(), PLENTY)
-    assert all(prod(grid) < 0.62 * prod(recipe.task.grid) for grid in found.probed)
-    assert found.update.memory == pytest.approx(cost_of(recipe, Execution()).memory, rel=0.02)
+    prediction = predict(recipe, Execution(), PLENTY)
+    assert all(prod(grid) < 0.62 * prod(recipe.task.grid) for grid in prediction.probed)
+    assert prediction.update.memory == pytest.approx(cost_of(recipe, Execution()).memory, rel=0.02)
 
 
-def test_a_count_of_what_is_alive_by_hand():
-    given = torch.randn(1000)  # set apart, as the training windows are
-    with Alive(given) as alive:
-        a = given + 1  # 4 kB
-        b = a * 2  # 8 kB, the most so far
+def test_alive_counts_bytes_by_hand():
+    excluded = torch.randn(1000)  # not counted, like the training windows
+    with Alive(excluded) as alive:
+        a = excluded + 1  # 4 kB
+        b = a * 2  # 8 kB, the peak so far
         view = b.view(10, 100)
-        del a, b  # the view keeps one
+        del a, b  # the view keeps the storage of b alive
         c = torch.cat((view, view))  # 4 + 8 kB
         del view
         d = c.sum()  # 8 kB + 4 B
@@ -89,59 +89,59 @@ def test_a_count_of_what_is_alive_by_hand():
         assert alive.now == 0
 
 
-def test_the_count_holds_weights_gradients_states_and_what_the_backward_pass_needs():
+def test_alive_peak_covers_weights_gradients_states_and_activations():
     update = Rehearsal(tiny("ns2d", (16, 16)), Execution())
     weights = list(update.stepper.model.parameters())
     update()
     with Alive(update.windows.values_on_device) as alive:
         update()
     saved = saved_bytes(update, [*weights, update.windows.values_on_device])
-    held = saved + 4 * sum(weight.nbytes for weight in weights)
-    assert held < alive.peak < 1.5 * held
+    expected = saved + 4 * sum(weight.nbytes for weight in weights)
+    assert expected < alive.peak < 1.5 * expected
 
 
-def test_windows_and_updates_are_those_of_the_stored_data():
+def test_predict_windows_and_updates_of_the_stored_data():
     """NS2D: 1000 trajectories of 20 frames, one window each. KF2D: 100 of 134 windows each. Values of 4 bytes."""
-    found = predict(tiny("ns2d", (16, 16)), Execution(), PLENTY)
-    assert found.windows == 1000 * 20 * 16 * 16 * 4 and found.updates == 500 * 1000 // 2 and found.known
+    prediction = predict(tiny("ns2d", (16, 16)), Execution(), PLENTY)
+    assert prediction.windows == 1000 * 20 * 16 * 16 * 4 and prediction.updates == 500 * 1000 // 2 and prediction.known
     kolmogorov = tiny("kf2d", (16, 16), "train.batch=8")
-    found = predict(kolmogorov, Execution(), PLENTY)
-    assert found.updates == 50 * (100 * 134 // 8) and found.known
-    assert found.seconds == found.updates * found.update.seconds
+    prediction = predict(kolmogorov, Execution(), PLENTY)
+    assert prediction.updates == 50 * (100 * 134 // 8) and prediction.known
+    assert prediction.seconds == prediction.updates * prediction.update.seconds
     reacting = predict(tiny("ignit-hit", (16, 16), "train.batch=2"), Execution(), PLENTY)
     assert not reacting.known and reacting.updates == 20_000
     longer = predict(tiny("ns2d", (16, 16), "task.horizon=30"), Execution(), PLENTY)
     assert not longer.known and longer.windows == 1000 * 40 * 16 * 16 * 4
 
 
-def test_windows_count_where_they_lie_on_the_device():
+def test_predict_memory_includes_resident_windows():
     recipe = tiny("ns2d", (16, 16))
-    held, read = predict(recipe, Execution(), PLENTY), predict(recipe, Execution(), 3 * 1000 * 20 * 16 * 16 * 4)
-    assert held.resident and held.memory == held.update.memory + held.windows
-    assert not read.resident and read.memory == read.update.memory
+    large, small = predict(recipe, Execution(), PLENTY), predict(recipe, Execution(), 3 * 1000 * 20 * 16 * 16 * 4)
+    assert large.resident and large.memory == large.update.memory + large.windows
+    assert not small.resident and small.memory == small.update.memory
 
 
 @pytest.mark.parametrize("share", [0.6, 0.1])
-def test_what_is_advised_fits_when_it_is_done(share):
-    """Also where the first changes are not enough: to a tenth with one window at a time and less width."""
+def test_advise_ends_with_settings_that_fit(share):
+    """Also where the first changes are not enough: a tenth of the memory needs a smaller batch and width."""
     recipe = tiny("darcy", (17, 17), "model.width=32")
     first = predict(recipe, Execution(), PLENTY)
     memory = share * first.update.memory
     tried = list(advise(first, Execution(), memory))
-    assert [found.fits(memory) for _, found in tried] == [False] * (len(tried) - 1) + [True]
-    settings, found = tried[-1]
-    done = changed(recipe, settings)
-    assert found.recipe == done and not lies(done, memory)
-    assert cost_of(done, Execution()).memory <= memory
-    less = any("batch" in one for one in settings), any("width" in one for one in settings)
-    assert less == ((True, True) if share < 0.2 else (False, False))
+    assert [prediction.fits(memory) for _, prediction in tried] == [False] * (len(tried) - 1) + [True]
+    settings, prediction = tried[-1]
+    advised = changed(recipe, settings)
+    assert prediction.recipe == advised and not is_resident(advised, memory)
+    assert cost_of(advised, Execution()).memory <= memory
+    reduced = any("batch" in setting for setting in settings), any("width" in setting for setting in settings)
+    assert reduced == ((True, True) if share < 0.2 else (False, False))
 
 
-def lies(recipe, memory):
+def is_resident(recipe, memory):
     return predict(recipe, Execution(), memory).resident
 
 
-def test_advice_ends_where_nothing_helps_and_leaves_out_what_is_set():
+def test_advise_ends_when_nothing_fits_and_skips_settings_in_use():
     recipe = tiny("darcy", (12, 12), "train.precision=bf16", "train.recompute=true", "train.batch=2")
     first = predict(recipe, Execution(), PLENTY)
     tried = list(advise(first, Execution(), 1e4))
@@ -151,10 +151,10 @@ def test_advice_ends_where_nothing_helps_and_leaves_out_what_is_set():
         ("train.batch=1", "model.width=8"),
         ("train.batch=1", "model.width=4"),
     ]
-    assert not any(found.fits(1e4) for _, found in tried)
+    assert not any(prediction.fits(1e4) for _, prediction in tried)
 
 
-def test_a_captured_step_is_not_advised_to_draw_dropout_or_noise_twice():
+def test_advise_does_not_recompute_random_layers_in_a_captured_step():
     class Captured:
         captured = True
 
@@ -168,13 +168,13 @@ def test_a_captured_step_is_not_advised_to_draw_dropout_or_noise_twice():
         assert ("train.recompute" in names) == expected
 
 
-def test_what_is_far_too_large_is_measured_on_smaller_grids_still(monkeypatch):
+def test_predict_falls_back_to_smaller_probe_grids(monkeypatch):
     recipe = tiny("darcy", (48, 48))
-    whole = cost_of(recipe, Execution()).memory
-    monkeypatch.setattr(plan, "memory_of", lambda device: whole / 5)
-    found = predict(recipe, Execution(), whole / 5)
-    assert found.probed == probe_grids(recipe, SHARES[1]) and not found.fits(whole / 5)
-    assert found.update.memory == pytest.approx(whole, rel=0.1)
+    full = cost_of(recipe, Execution()).memory
+    monkeypatch.setattr(plan, "memory_of", lambda device: full / 5)
+    prediction = predict(recipe, Execution(), full / 5)
+    assert prediction.probed == probe_grids(recipe, SHARES[1]) and not prediction.fits(full / 5)
+    assert prediction.update.memory == pytest.approx(full, rel=0.1)
     monkeypatch.setattr(plan, "memory_of", lambda device: 1000)
     with pytest.raises(
         ValueError, match=r"^An update on 8 × 8 points, a fraction of the grid, does not fit on this device; lower"
@@ -182,51 +182,51 @@ def test_what_is_far_too_large_is_measured_on_smaller_grids_still(monkeypatch):
         predict(recipe, Execution(), 1000)
 
 
-def test_the_line_through_two_costs():
+def test_extrapolate_and_fits_by_hand():
     probed = {(4, 4): Cost(100.0, 2.0), (8, 4): Cost(180.0, 1.0)}
-    assert plan._extrapolated(probed, 64) == Cost(340.0, 1.0)
-    held = replace(predict(tiny("ns2d", (12, 12)), Execution(), PLENTY), update=Cost(95.0, 1.0), resident=False)
-    assert held.fits(95 / (1 - MARGIN) + 0.01) and not held.fits(95 / (1 - MARGIN) - 0.01)
+    assert plan._extrapolate(probed, 64) == Cost(340.0, 1.0)
+    prediction = replace(predict(tiny("ns2d", (12, 12)), Execution(), PLENTY), update=Cost(95.0, 1.0), resident=False)
+    assert prediction.fits(95 / (1 - MARGIN) + 0.01) and not prediction.fits(95 / (1 - MARGIN) - 0.01)
 
 
 @pytest.fixture
 def planned(call):
-    return lambda *words: call("plan", *words, "--device", "cpu")
+    return lambda *arguments: call("plan", *arguments, "--device", "cpu")
 
 
 def cells(out):
-    """The rows of a printed table: name and value."""
+    """Parse the rows of a printed table into names and values."""
     return dict(part for line in out.splitlines() if len(part := line.strip().split("  ", 1)) == 2)
 
 
-def test_the_command_tells_what_fits_and_checks_itself(planned):
-    code, out, said = planned("ns2d", *TINY, "--grid", 16, "--check")
-    assert code == 0, said
-    told = {name: value.strip() for name, value in cells(out).items()}
+def test_plan_command_reports_what_fits_and_checks_itself(planned):
+    code, out, error = planned("ns2d", *TINY, "--grid", 16, "--check")
+    assert code == 0, error
+    values = {name: value.strip() for name, value in cells(out).items()}
     assert "ns2d on 16 × 16: transolver-sigma of width 16 and depth 2, batch 2, float32, eager on cpu" in out
-    assert told["parameters"] == "8,515" and told["updates"] == "250,000"
-    assert told["training windows, on the device"] == "20.5 MB"
+    assert values["parameters"] == "8,515" and values["updates"] == "250,000"
+    assert values["training windows, on the device"] == "20.5 MB"
     assert "measured on 8 × 8 and 12 × 12; memory counted" in out and "It fits: " in out
-    memory = told["memory"].split()
-    assert memory[:2] == told["memory of one update"].split() and abs(float(memory[-2])) < 3
+    memory = values["memory"].split()
+    assert memory[:2] == values["memory of one update"].split() and abs(float(memory[-2])) < 3
 
 
-def test_the_command_tells_what_to_change(planned):
-    code, out, said = planned("darcy", *TINY, "--grid", 17, "--memory", 0.0021)
-    assert code == 1, said
+def test_plan_command_advises_settings_that_fit(planned):
+    code, out, error = planned("darcy", *TINY, "--grid", 17, "--memory", 0.0021)
+    assert code == 1, error
     assert "It does NOT fit" in out and "training windows, read as needed" in out
     last = next(line for line in reversed(out.splitlines()) if "--set" in line)
     assert out.endswith("The last one fits.\n") and "--set train.precision=bf16" in last
-    code, again, _ = planned(
+    code, advised, _ = planned(
         "darcy", *TINY, "--grid", 17, "--memory", 0.0021, *last.split()[last.split().index("--set") :]
     )
-    assert code == 0 and "It fits" in again
+    assert code == 0 and "It fits" in advised
     code, out, _ = planned("darcy", *TINY, "--grid", 9, "--memory", 1e-5, "--set", "train.batch=1")
     assert code == 1 and "None of them fits; use a coarser grid with --grid" in out
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("arguments", "message"),
     [
         (("ns3d",), "did you mean ns2d"),
         (("smoke3d", "--grid", "64,64"), "has 2 axes, but smoke3d has 3"),
@@ -242,14 +242,16 @@ def test_the_command_tells_what_to_change(planned):
         (("ns2d", "--engine", "graph"), "needs a GPU"),
     ],
 )
-def test_mistakes_are_one_sentence(planned, words, says):
-    code, out, said = planned(*words)
-    assert code == 2 and says in said and not out, said
-    assert said.count("\n") == 1 and said.startswith("sigmasolver: ") and said.rstrip("\n").endswith((".", "?")), said
+def test_plan_command_rejects_invalid_options(planned, arguments, message):
+    code, out, error = planned(*arguments)
+    assert code == 2 and message in error and not out, error
+    assert error.count("\n") == 1 and error.startswith("sigmasolver: ") and error.rstrip("\n").endswith((".", "?")), (
+        error
+    )
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         (["model.depth=1000000"], r"model.depth is 1000000; the maximum is 1,000"),
         (["model.width=1600000000"], r"model.width is 1.6e\+09; the maximum is 16,777,216"),
@@ -258,17 +260,17 @@ def test_mistakes_are_one_sentence(planned, words, says):
         (["task.grid=(99999999,99999999)"], "needs more than .* GB"),
     ],
 )
-def test_absurd_sizes_are_told_by_an_estimate(settings, says):
-    """Building or measuring them would fill the memory or never end."""
-    with pytest.raises(ValueError, match=says):
+def test_predict_rejects_absurd_sizes_by_an_estimate(settings, message):
+    """Building or measuring them would exhaust the memory or take forever."""
+    with pytest.raises(ValueError, match=message):
         predict(changed(recipe_of("ns2d"), settings), Execution(), 1e12)
 
 
-def test_an_update_that_takes_too_long_is_told_by_an_estimate(monkeypatch):
-    """The estimate is a lower bound: an update that was measured took longer."""
+def test_predict_rejects_slow_updates_by_an_estimate(monkeypatch):
+    """The estimate is a lower bound: the measured update took longer."""
     recipe = tiny("ns2d", (16, 16), "train.batch=2")
     cost = cost_of(recipe, Execution())
     monkeypatch.setattr(plan, "PATIENCE", 0.0)
-    with pytest.raises(ValueError, match=r"takes at least .* minutes here, too long to measure") as told:
+    with pytest.raises(ValueError, match=r"takes at least .* minutes here, too long to measure") as caught:
         predict(recipe, Execution(), PLENTY)
-    assert 60 * float(str(told.value).split("at least ")[1].split()[0].replace(",", "")) <= cost.seconds
+    assert 60 * float(str(caught.value).split("at least ")[1].split()[0].replace(",", "")) <= cost.seconds

@@ -1,4 +1,4 @@
-"""Two processes on one machine learn what one process learns from the same global batch, and measure the same."""
+"""Two processes on one machine give the weights and errors of a single process with the same global batch."""
 
 import os
 import socket
@@ -35,14 +35,14 @@ ACCUMULATED = changed(FORCED, ["train.accumulate=true"])
 
 
 def work(path: str, folder: str) -> None:
-    """What every process does, one training after the other, because starting two processes takes longer than these:
-    whole models, split ones, split ones with a stop; blocks that run again; accumulated updates."""
+    """Run all trainings in every process, one after the other, because starting processes takes longer than training:
+    replicated and sharded models, a resumed sharded one, recomputed blocks, accumulated gradients."""
     torch.set_num_threads(1)
     with join(torch.device("cpu")) as world:
         learn(path, Run(f"{folder}/two"), Execution(world))
         learn(path, Run(f"{folder}/split"), Execution(world, shard=True))
         run, execution = Run(f"{folder}/resumed"), Execution(world, shard=True)
-        with pytest.raises(KeyboardInterrupt):  # stop in the middle, and go on
+        with pytest.raises(KeyboardInterrupt):  # stop midway, then resume
             train_half(path, run, execution)
         world.wait()
         assert read_facts(run.resume)["step"] == 10
@@ -59,7 +59,7 @@ def learn(path, run, execution):
 
 
 def train_half(path, run, execution):
-    """Ten of the twenty steps, the state kept after every five."""
+    """Run ten of the twenty steps, saving the state after every five."""
     original = Stepper.run
 
     def limited(self, step):
@@ -81,15 +81,15 @@ def runs(tmp_path_factory):
     job.train_run(FORCED, folder / "flow.h5", Run(folder / "one-forced"))
     code = f"from tests.train.test_processes import work; work({str(folder / 'flow.h5')!r}, {str(folder)!r})"
     port = free_port()
-    for process in [by_hand(code, rank, 2, port) for rank in range(2)]:
-        said = process.communicate(timeout=300)[1]
-        assert process.returncode == 0, said
+    for process in [start_rank(code, rank, 2, port) for rank in range(2)]:
+        error = process.communicate(timeout=300)[1]
+        assert process.returncode == 0, error
     return {path.name: Run(path) for path in folder.iterdir() if path.is_dir()}
 
 
 def distance(first, second):
-    """Of all weights as one vector. (Adam blows the round-off of a vanishing gradient up to a step, so a single small
-    parameter may differ more.)"""
+    """Relative distance of all weights as one vector. (Adam amplifies the round-off of a vanishing gradient to a full
+    step, so a single small parameter may differ more.)"""
     alone, together = (read_tensors(run.weights)[0] for run in (first, second))
     assert set(alone) == set(together)
     a, b = (torch.cat([tensors[key].flatten().double() for key in alone]) for tensors in (alone, together))
@@ -97,18 +97,18 @@ def distance(first, second):
 
 
 @pytest.mark.parametrize("name", ["two", "split"])
-def test_two_processes_give_the_weights_of_one(runs, name):
+def test_two_processes_match_one(runs, name):
     assert distance(runs["one"], runs[name]) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["two", "split"])
-def test_recomputed_blocks_end_in_the_same_weights(runs, name):
-    plain, again = (read_tensors(runs[key].weights)[0] for key in (name, f"{name}-recomputed"))
-    assert set(plain) == set(again) and all(torch.equal(plain[key], again[key]) for key in plain)
+def test_recompute_in_two_processes_gives_identical_weights(runs, name):
+    plain, recomputed = (read_tensors(runs[key].weights)[0] for key in (name, f"{name}-recomputed"))
+    assert set(plain) == set(recomputed) and all(torch.equal(plain[key], recomputed[key]) for key in plain)
 
 
 @pytest.mark.parametrize("name", ["two", "split"])
-def test_two_processes_accumulate_what_one_folds(runs, name):
+def test_accumulate_in_two_processes_matches_folded_frames(runs, name):
     folded, accumulated = runs["one-forced"], runs[f"{name}-accumulated"]
     assert distance(folded, accumulated) < 1e-4
     losses = [read_rows(run.log)[-1]["loss"] for run in (folded, accumulated)]
@@ -116,36 +116,36 @@ def test_two_processes_accumulate_what_one_folds(runs, name):
 
 
 @pytest.mark.parametrize("name", ["two", "split"])
-def test_the_log_tells_the_loss_of_the_whole_batch(runs, name):
+def test_logged_loss_is_that_of_the_global_batch(runs, name):
     alone, together = (read_rows(runs[key].log)[-1] for key in ("one", name))
     assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5)
     assert together["error"] == pytest.approx(alone["error"], rel=1e-5)
 
 
-def test_the_shared_evaluation_has_every_window_once_and_the_same_numbers(runs):
-    """The weights differ by round-off, so the yardstick (which has none) must agree exactly, the model nearly."""
+def test_distributed_evaluation_matches_one_process(runs):
+    """Weights differ by round-off, so persistence, which has none, must agree exactly, and the model approximately."""
     alone, together = (read_rows(runs[key].records) for key in ("one", "two"))
     assert len(alone) == len(together) > 20
-    for one, two in zip(alone, together, strict=True):
-        assert all(one[key] == two[key] for key in ("model", "metric", "field", "lead", "windows"))
-        if one["model"] == "persistence" or one["value"] is None:
-            assert one["value"] == two["value"]
+    for expected, actual in zip(alone, together, strict=True):
+        assert all(expected[key] == actual[key] for key in ("model", "metric", "field", "lead", "windows"))
+        if expected["model"] == "persistence" or expected["value"] is None:
+            assert expected["value"] == actual["value"]
         else:
-            assert two["value"] == pytest.approx(one["value"], rel=1e-3)
+            assert actual["value"] == pytest.approx(expected["value"], rel=1e-3)
 
 
-def test_split_weights_go_on_where_they_stopped(runs):
-    """What is kept is whole, so a run that was begun by two processes can be finished by any number."""
+def test_sharded_run_resumes_to_the_same_weights(runs):
+    """The saved state is not sharded, so a run started by two processes can be finished by any number."""
     assert distance(runs["one"], runs["resumed"]) < 1e-5
 
 
-def test_processes_leave_a_suite_together_when_its_time_is_up(tmp_path):
-    """One of them simulates, the others wait for it; a simulation that is cut off must not leave them waiting."""
+def test_suite_with_a_time_limit_stops_in_all_processes(tmp_path):
+    """Rank 0 simulates while the others wait; an interrupted simulation must not leave them waiting."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    sizes = [word for one in ("task.train=2", "task.test=1") for word in ("--set", one)]
-    words = ["suite", "ledger", "--only", "darcy-ffno-*", "--data-seed", "0", "--minutes", "1e-9", *sizes]
+    sizes = [option for setting in ("task.train=2", "task.test=1") for option in ("--set", setting)]
+    arguments = ["suite", "ledger", "--only", "darcy-ffno-*", "--data-seed", "0", "--minutes", "1e-9", *sizes]
     done = subprocess.run(
-        [sys.executable, *launcher, "-m", "sigmasolver", *words, "--device", "cpu"],
+        [sys.executable, *launcher, "-m", "sigmasolver", *arguments, "--device", "cpu"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
@@ -156,58 +156,58 @@ def test_processes_leave_a_suite_together_when_its_time_is_up(tmp_path):
     assert "stopped by --minutes while simulating darcy (0.0 % trained)" in done.stdout
 
 
-# --- processes that were started by hand: nobody ends the others when one of them dies
+# --- processes without a launcher, which would end the others when one of them dies
 
 
-def by_hand(code, rank, size, port):
-    """Python code in a process of this rank."""
-    places = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    environment = {**os.environ, **{name: str(value) for name, value in places.items()}, "GLOO_SOCKET_IFNAME": "lo"}
+def start_rank(code, rank, size, port):
+    """Start Python code in a process of this rank."""
+    variables = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environment = {**os.environ, **{name: str(value) for name, value in variables.items()}, "GLOO_SOCKET_IFNAME": "lo"}
     return Forked(code, env=environment)
 
 
 def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
-def sentence_of(process):
-    said = process.communicate(timeout=60)[1]
-    told = [line for line in said.splitlines() if line.startswith("sigmasolver: ")]
-    assert process.returncode == 2 and "Traceback" not in said and len(told) == 1, said
-    return told[0]
+def error_message(process):
+    error = process.communicate(timeout=60)[1]
+    messages = [line for line in error.splitlines() if line.startswith("sigmasolver: ")]
+    assert process.returncode == 2 and "Traceback" not in error and len(messages) == 1, error
+    return messages[0]
 
 
 @pytest.mark.parametrize(
-    ("size", "lost"), [(2, 1), pytest.param(3, 0, marks=pytest.mark.slow), pytest.param(3, 2, marks=pytest.mark.slow)]
+    ("size", "killed"), [(2, 1), pytest.param(3, 0, marks=pytest.mark.slow), pytest.param(3, 2, marks=pytest.mark.slow)]
 )
-def test_the_others_end_when_one_process_is_killed(tmp_path, size, lost):
+def test_killed_process_ends_the_others(tmp_path, size, killed):
     generate(FLOW, 8, 0, tmp_path / "flow.h5")
     sizes = ("model.width=16", "model.depth=1", "model.heads=2", "model.slices=4", "model.modes=3")
     plan = ("train.updates=1000000", "train.batch=6", "train.checks=0")
-    words = ["train", "--data", str(tmp_path / "flow.h5"), "--history", "2", "--block", "1", "--horizon", "3"]
-    words += [word for one in (*sizes, *plan) for word in ("--set", one)]
-    words += ["--out", str(tmp_path / "run"), "--device", "cpu"]
-    code = f"import sys; from sigmasolver.cli import main; sys.argv = ['sigmasolver', *{words}]; main()"
+    arguments = ["train", "--data", str(tmp_path / "flow.h5"), "--history", "2", "--block", "1", "--horizon", "3"]
+    arguments += [option for setting in (*sizes, *plan) for option in ("--set", setting)]
+    arguments += ["--out", str(tmp_path / "run"), "--device", "cpu"]
+    code = f"import sys; from sigmasolver.cli import main; sys.argv = ['sigmasolver', *{arguments}]; main()"
     port = free_port()
-    processes = [by_hand(code, rank, size, port) for rank in range(size)]
+    processes = [start_rank(code, rank, size, port) for rank in range(size)]
     try:
         deadline = time.monotonic() + 120
         while not Run(tmp_path / "run").log.exists():
-            assert time.monotonic() < deadline and all(one.poll() is None for one in processes)
+            assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
             time.sleep(0.1)
-        processes[lost].kill()
-        for rank, one in enumerate(processes):
-            if rank != lost:
-                assert f"Process {rank} of {size} lost contact with another process" in sentence_of(one)
+        processes[killed].kill()
+        for rank, process in enumerate(processes):
+            if rank != killed:
+                assert f"Process {rank} of {size} lost contact with another process" in error_message(process)
     finally:
-        for one in processes:
-            one.kill()
-            one.communicate()
+        for process in processes:
+            process.kill()
+            process.communicate()
 
 
-LONELY = """
+WAITS_FOR_RANK_1 = """
 import sys
 from datetime import timedelta
 from sigmasolver.runtime import parallel
@@ -216,25 +216,25 @@ parallel.ARRIVAL = timedelta(seconds=15)
 sys.argv = ["sigmasolver", "evaluate", "none", "--device", "cpu"]
 main()
 """
-DIES_EARLY = "import os; from torch.distributed import TCPStore; TCPStore('127.0.0.1', {}, 2, False); os._exit(0)"
+JOINS_AND_DIES = "import os; from torch.distributed import TCPStore; TCPStore('127.0.0.1', {}, 2, False); os._exit(0)"
 
 
-@pytest.mark.parametrize("came", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_process_whose_fellow_never_comes_or_dies_at_the_door(came):
+@pytest.mark.parametrize("joins", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_rendezvous_fails_when_a_rank_is_missing_or_dies(joins):
     port = free_port()
-    waiting = by_hand(LONELY if came else LONELY.replace("15", "1"), 0, 2, port)
-    other = by_hand(DIES_EARLY.format(port), 1, 2, port) if came else None
+    waiting = start_rank(WAITS_FOR_RANK_1 if joins else WAITS_FOR_RANK_1.replace("15", "1"), 0, 2, port)
+    other = start_rank(JOINS_AND_DIES.format(port), 1, 2, port) if joins else None
     try:
-        assert "Process 0 could not join the process group of WORLD_SIZE 2 at 127.0.0.1" in sentence_of(waiting)
+        assert "Process 0 could not join the process group of WORLD_SIZE 2 at 127.0.0.1" in error_message(waiting)
     finally:
-        for one in (waiting, other):
-            if one is not None:
-                one.kill()
-                one.communicate()
+        for process in (waiting, other):
+            if process is not None:
+                process.kill()
+                process.communicate()
 
 
 @pytest.mark.slow
-def test_the_work_of_the_first_process_may_take_longer_than_the_arrival_of_the_others():
+def test_rank_zero_may_work_longer_than_the_rendezvous_timeout():
     code = (
         "import time, torch; from datetime import timedelta; from sigmasolver.runtime import parallel\n"
         "parallel.ARRIVAL = timedelta(seconds=15)\n"
@@ -243,7 +243,7 @@ def test_the_work_of_the_first_process_may_take_longer_than_the_arrival_of_the_o
         "    world.wait()\n"
     )
     port = free_port()
-    processes = [by_hand(code, rank, 2, port) for rank in range(2)]
-    for one in processes:
-        said = one.communicate(timeout=90)[1]
-        assert one.returncode == 0, said
+    processes = [start_rank(code, rank, 2, port) for rank in range(2)]
+    for process in processes:
+        error = process.communicate(timeout=90)[1]
+        assert process.returncode == 0, error

@@ -1,4 +1,4 @@
-"""Blocks that run again in the backward pass give the same gradients to the last bit, and store less."""
+"""Blocks recomputed in the backward pass give bitwise identical gradients and store less."""
 
 import copy
 from dataclasses import replace
@@ -47,19 +47,19 @@ MODELS = (
 def model_of(name, depth=2, dropout=0.0, grid=(12, 10), dtype=torch.float32):
     torch.manual_seed(0)
     sizes = {"width": 16, "depth": depth, "heads": 2, "slices": 4, "modes": 3}
-    made = build_model(name, grid=grid, in_channels=2, out_channels=1, **sizes, options=Options(dropout=dropout))
-    with torch.no_grad():  # a gamma of zero, as at the start, would hide the attention
-        for parameter in made.parameters():
+    model = build_model(name, grid=grid, in_channels=2, out_channels=1, **sizes, options=Options(dropout=dropout))
+    with torch.no_grad():  # with the initial gamma of zero, attention would have no effect
+        for parameter in model.parameters():
             parameter.add_(0.1 * torch.rand_like(parameter))
-    return made.to(dtype).train()
+    return model.to(dtype).train()
 
 
-def both(name, dropout=0.0, dtype=torch.float32):
-    """A model and its twin whose blocks run again."""
+def plain_and_recomputed(name, dropout=0.0, dtype=torch.float32):
+    """Return a model and a copy of it with recomputed blocks."""
     plain = model_of(name, dropout=dropout, dtype=dtype)
-    twin = copy.deepcopy(plain)
-    recompute(twin, dropout > 0 or draws_noise(twin))
-    return plain, twin
+    recomputing = copy.deepcopy(plain)
+    recompute(recomputing, dropout > 0 or draws_noise(recomputing))
+    return plain, recomputing
 
 
 def gradients(model, autocast=False):
@@ -71,8 +71,8 @@ def gradients(model, autocast=False):
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def stored(model):
-    """Bytes that a forward pass keeps for its backward pass, each storage once, without the parameters."""
+def activation_bytes(model):
+    """Bytes that a forward pass saves for its backward pass, each storage once, without the parameters."""
     return saved_bytes(lambda: model(torch.randn(2, 12, 10, 2)), model.parameters())
 
 
@@ -82,74 +82,74 @@ def equal(first, second):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", MODELS)
-def test_gradients_are_the_same_to_the_last_bit(name, dtype):
-    plain, twin = both(name, dtype=dtype)
-    found = gradients(plain)
-    assert equal(found, gradients(twin)) and all(bool(one.any()) for one in found.values())
-    assert list(plain.state_dict()) == list(twin.state_dict())
+def test_recompute_gradients_are_bitwise_identical(name, dtype):
+    plain, recomputing = plain_and_recomputed(name, dtype=dtype)
+    expected = gradients(plain)
+    assert equal(expected, gradients(recomputing)) and all(bool(gradient.any()) for gradient in expected.values())
+    assert list(plain.state_dict()) == list(recomputing.state_dict())
 
 
 @pytest.mark.parametrize("name", ["transolver-sigma", "transolver", "linearno"])
-def test_dropout_is_drawn_again_as_it_was(name):
-    plain, twin = both(name, dropout=0.3)
-    assert equal(gradients(plain), gradients(twin))
+def test_recompute_repeats_dropout(name):
+    plain, recomputing = plain_and_recomputed(name, dropout=0.3)
+    assert equal(gradients(plain), gradients(recomputing))
     without = gradients(model_of(name))
-    assert not equal(gradients(plain), without), "dropout does something"
+    assert not equal(gradients(plain), without), "dropout must have an effect"
 
 
-def test_bf16_is_the_same_too():
-    plain, twin = both("transolver-sigma")
-    assert equal(gradients(plain, autocast=True), gradients(twin, autocast=True))
+def test_recompute_bf16_gradients_are_bitwise_identical():
+    plain, recomputing = plain_and_recomputed("transolver-sigma")
+    assert equal(gradients(plain, autocast=True), gradients(recomputing, autocast=True))
 
 
-def test_only_the_stream_between_blocks_is_stored():
-    """Another block costs its input, 2 x 12 x 10 points of 16 channels in four bytes, and many times that without."""
+def test_recompute_stores_only_block_inputs():
+    """Each block stores only its input, 2 x 12 x 10 points of 16 channels in four bytes; far more without recompute."""
     stream = 2 * 12 * 10 * 16 * 4
-    models = {(depth, again): model_of("transolver-sigma", depth) for depth in (2, 6) for again in (False, True)}
-    for (_, again), model in models.items():
-        if again:
+    models = {(depth, flag): model_of("transolver-sigma", depth) for depth in (2, 6) for flag in (False, True)}
+    for (_, flag), model in models.items():
+        if flag:
             recompute(model, False)
-    bytes_of = {key: stored(model) for key, model in models.items()}
+    bytes_of = {key: activation_bytes(model) for key, model in models.items()}
     assert bytes_of[6, True] - bytes_of[2, True] == 4 * stream
     assert bytes_of[6, False] - bytes_of[2, False] > 10 * 4 * stream
 
 
-def test_without_gradients_nothing_changes_and_twice_is_once():
-    plain, twin = both("transolver-sigma")
+def test_recompute_is_off_without_gradients_and_idempotent():
+    plain, recomputing = plain_and_recomputed("transolver-sigma")
     calls = []
-    twin.blocks[0].norm.register_forward_hook(lambda *_: calls.append(1))
+    recomputing.blocks[0].norm.register_forward_hook(lambda *_: calls.append(1))
     x = torch.randn(1, 12, 10, 2)
     with torch.no_grad():
-        assert torch.equal(plain(x), twin(x)) and len(calls) == 1
-    recompute(twin, False)
+        assert torch.equal(plain(x), recomputing(x)) and len(calls) == 1
+    recompute(recomputing, False)
     calls.clear()
-    twin(x).sum().backward()
+    recomputing(x).sum().backward()
     assert len(calls) == 2
 
 
-def test_a_copy_has_weights_of_its_own():
-    _, twin = both("transolver-sigma")
-    other = copy.deepcopy(twin)
+def test_recompute_copy_uses_its_own_weights():
+    _, recomputing = plain_and_recomputed("transolver-sigma")
+    other = copy.deepcopy(recomputing)
     with torch.no_grad():
         for parameter in other.blocks.parameters():
             parameter.zero_()
     x = torch.randn(1, 12, 10, 2)
-    assert not torch.equal(twin(x), other(x))
+    assert not torch.equal(recomputing(x), other(x))
 
 
 @pytest.mark.parametrize(
     "settings",
     [(), ("train.objective=pushforward", "train.calls=2", "train.ema=0.9"), ("model.options.dropout=0.2",)],
 )
-def test_a_whole_training_ends_in_the_same_weights(settings, tmp_path):
+def test_recompute_training_gives_identical_weights(settings, tmp_path):
     generate(FLOW, 8, 0, tmp_path / "flow.h5")
     recipe = changed(RECIPE, settings)
-    for name, again in (("plain", "false"), ("again", "true")):
-        train_run(changed(recipe, [f"train.recompute={again}"]), tmp_path / "flow.h5", Run(tmp_path / name))
-    assert equal(*(read_tensors(Run(tmp_path / name).weights)[0] for name in ("plain", "again")))
+    for name, flag in (("plain", "false"), ("recomputed", "true")):
+        train_run(changed(recipe, [f"train.recompute={flag}"]), tmp_path / "flow.h5", Run(tmp_path / name))
+    assert equal(*(read_tensors(Run(tmp_path / name).weights)[0] for name in ("plain", "recomputed")))
 
 
-def test_mistakes_are_one_sentence():
+def test_recompute_rejects_a_model_without_blocks():
     with pytest.raises(ValueError, match=r"^This model has no blocks to recompute; set train.recompute=false.$"):
         recompute(nn.Linear(2, 2), False)
 
@@ -157,35 +157,35 @@ def test_mistakes_are_one_sentence():
 def losses(engine, device, *settings):
     recipe = changed(RECIPE, settings)
     step = Rehearsal(recipe, Execution(World(device=torch.device(device)), engine))
-    found = []
+    history = []
     for _ in range(2 * WARM_UP):
         step()
-        found.append(step.loss.clone())
-    return torch.stack(found).cpu()
+        history.append(step.loss.clone())
+    return torch.stack(history).cpu()
 
 
 @pytest.mark.slow
-def test_a_compiled_network_learns_the_same_on_a_cpu():
-    """Compared with itself: it draws its dropout in a way of its own."""
+def test_recompute_compiled_parity_on_a_cpu():
+    """Against the compiled network without recompute, because it draws other dropout masks than the eager one."""
     settings = ("model.depth=1", "model.options.dropout=0.2")
-    again = losses("compiled", "cpu", "train.recompute=true", *settings)
-    torch.testing.assert_close(again, losses("compiled", "cpu", *settings), rtol=1e-5, atol=0)
+    recomputed = losses("compiled", "cpu", "train.recompute=true", *settings)
+    torch.testing.assert_close(recomputed, losses("compiled", "cpu", *settings), rtol=1e-5, atol=0)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_every_engine_learns_the_same_on_a_gpu(engine, precision):
+def test_recompute_parity_in_every_engine_on_a_gpu(engine, precision):
     settings = (f"train.precision={precision}",)
-    again = losses(engine, "cuda", "train.recompute=true", *settings)
+    recomputed = losses(engine, "cuda", "train.recompute=true", *settings)
     tolerance = 1e-5 if engine in ("eager", "graph") and precision == "float32" else 1e-2
-    torch.testing.assert_close(again, losses(engine, "cuda", *settings), rtol=tolerance, atol=0)
+    torch.testing.assert_close(recomputed, losses(engine, "cuda", *settings), rtol=tolerance, atol=0)
 
 
 @pytest.mark.gpu
-def test_a_captured_step_refuses_dropout_that_must_be_drawn_twice():
+def test_recompute_with_dropout_is_rejected_by_the_graph_engine():
     with pytest.raises(ValueError, match="cannot reproduce dropout or noise"):
         losses("graph", "cuda", "train.recompute=true", "model.options.dropout=0.1")
     settings = ("model.options.dropout=0.1",)
-    again = losses("eager", "cuda", "train.recompute=true", *settings)
-    torch.testing.assert_close(again, losses("eager", "cuda", *settings), rtol=1e-5, atol=0)
+    recomputed = losses("eager", "cuda", "train.recompute=true", *settings)
+    torch.testing.assert_close(recomputed, losses("eager", "cuda", *settings), rtol=1e-5, atol=0)

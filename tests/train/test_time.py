@@ -1,8 +1,8 @@
-"""A model that is told the time: it learns what no other can, and every call anywhere is told the right one.
+"""Time embedding: it makes a driven system learnable, and every call gets the right time.
 
     u_t = a(t) u,   a(t) = ω A cos(ωt),      so      u(x, t) = u_0(x) exp(A sin(ωt))
 
-The factor from one frame to the next depends on the time alone, which a single frame does not tell.
+The factor from one frame to the next depends only on the time, which cannot be inferred from a single frame.
 """
 
 import json
@@ -49,14 +49,14 @@ POINTS, FRAMES, OMEGA, GROWTH = 16, 14, 1.9, 0.8
 TIMES = 3.0 + 0.4 * np.arange(FRAMES)
 FIELDS = ("u", "rate")
 TASK = Task("growth", ("u",), ("u",), (POINTS,), 1, 1, 6, 32, 4, "channel")
-TOLD = ModelRecipe(width=16, depth=1, heads=2, slices=4, modes=3, options=Options(time_embedding=True))
+TIMED = ModelRecipe(width=16, depth=1, heads=2, slices=4, modes=3, options=Options(time_embedding=True))
 PLAN = TrainRecipe(updates=6, batch=4, seed=3, checks=1, lr=5e-3, validation=0.25)
-RECIPE = Recipe(TASK, TOLD, PLAN)
+RECIPE = Recipe(TASK, TIMED, PLAN)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """36 solutions with random waves at the start; `rate` is a number of each trajectory, constant in space."""
+    """36 solutions with random initial waves; `rate` is one number per trajectory, constant in space."""
     random, x = np.random.default_rng(0), np.arange(POINTS) * 2 * np.pi / POINTS
     waves = random.normal(size=(36, 3, 1)) * np.cos(np.arange(3)[:, None] * x + random.normal(size=(36, 3, 1)))
     u = waves.sum(1)[:, None] * np.exp(GROWTH * np.sin(OMEGA * TIMES))[:, None]
@@ -70,21 +70,21 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(data, tmp_path_factory):
-    """A run that has learned a little."""
-    run = Run(tmp_path_factory.mktemp("runs") / "told")
+    """A briefly trained run."""
+    run = Run(tmp_path_factory.mktemp("runs") / "timed")
     job.train_run(RECIPE, data, run)
     return run
 
 
-def recorded(model):
-    """What every call of the model is told, as a list that fills."""
-    told = []
-    model.time.register_forward_pre_hook(lambda module, inputs: told.append(inputs[0].detach().cpu().clone()))
-    return told
+def record_times(model):
+    """Record the input of the time embedding in every call of the model."""
+    recorded = []
+    model.time.register_forward_pre_hook(lambda module, inputs: recorded.append(inputs[0].detach().cpu().clone()))
+    return recorded
 
 
 def forecaster_of(block=1, history=1, scale=None, embedded=(), fields=("u",), dtype=torch.float64):
-    """Untrained, every parameter off its starting value, with a scale that is not the identity."""
+    """Untrained, with all parameters perturbed, and normalisers that are not the identity."""
     task = replace(TASK, block=block, history=history, inputs=fields, conditions=embedded)
     statistics = [
         Normaliser("channel", names, *torch.tensor([[0.3] * len(names), [1.7] * len(names)], dtype=torch.float64))
@@ -97,81 +97,81 @@ def forecaster_of(block=1, history=1, scale=None, embedded=(), fields=("u",), dt
     return forecaster
 
 
-# --- it learns
+# --- learning
 
 
-def test_the_time_is_what_makes_a_driven_system_predictable(data, tmp_path, monkeypatch):
-    """Without it the best forecast is a mean factor. Times from 0 to 1 over a trajectory would not help: no sine of
-    the embedding is fast enough to tell their frames apart."""
+def test_time_embedding_makes_a_driven_system_predictable(data, tmp_path, monkeypatch):
+    """Without the time the best forecast is a mean factor. Times scaled to [0, 1] over a trajectory would not help: no
+    frequency of the embedding is high enough to distinguish the frames."""
     errors = {}
-    for name, told in (("told", True), ("blind", False), ("range", True)):
+    for name, embedding in (("frames", True), ("none", False), ("range", True)):
         if name == "range":
             monkeypatch.setattr(TimeScale, "of", lambda times: TimeScale(times[0], times[-1] - times[0]))
-        model = replace(TOLD, width=32, options=Options(time_embedding=told, padding=("circular",)))
+        model = replace(TIMED, width=32, options=Options(time_embedding=embedding, padding=("circular",)))
         plan = replace(PLAN, updates=300, batch=8, lr=1e-2, checks=0, validation=0.0)
         run = Run(tmp_path / name)
         job.train_run(replace(RECIPE, model=model, train=plan), data, run)
         rows = evaluate_run(run)
         errors[name] = next(row["value"] for row in rows if row["metric"] == "relative_l2" and row["seed"] is not None)
-    assert errors["told"] < 0.15 and 5 * errors["told"] < min(errors["blind"], errors["range"])
+    assert errors["frames"] < 0.15 and 5 * errors["frames"] < min(errors["none"], errors["range"])
 
 
 # --- the right time at every call
 
 
 @pytest.mark.parametrize(("block", "horizon"), [(1, 4), (2, 7), (3, 3)])
-def test_every_call_of_a_rollout_is_told_its_time(block, horizon):
-    """Free and teacher-forced, also where frames are not evenly spaced."""
+def test_rollout_passes_the_time_of_every_call(block, horizon):
+    """Free and teacher-forced, also with unevenly spaced frames."""
     forecaster = forecaster_of(block)
-    told, history = recorded(forecaster.model), torch.randn(2, 1, POINTS, 1, dtype=torch.float64)
+    recorded, history = record_times(forecaster.model), torch.randn(2, 1, POINTS, 1, dtype=torch.float64)
     truth = torch.randn(2, horizon, POINTS, 1, dtype=torch.float64)
     times = torch.tensor([[3.0], [11.0]], dtype=torch.float64) + torch.rand(2, horizon + 1).double().cumsum(1)
     for true in (None, truth):
-        told.clear()
+        recorded.clear()
         rollout(forecaster, history, horizon, true, times=times)
-        assert len(told) == -(-horizon // block)
-        for call, given in enumerate(told):
-            assert torch.equal(given, ((times[:, [call * block]] - 3.0) / 0.4))
+        assert len(recorded) == -(-horizon // block)
+        for call, scaled in enumerate(recorded):
+            assert torch.equal(scaled, ((times[:, [call * block]] - 3.0) / 0.4))
 
 
-def test_a_rollout_from_one_time_goes_on_by_the_frames_of_the_training():
+def test_rollout_from_one_time_advances_by_training_frames():
     forecaster, history = forecaster_of(2), torch.randn(3, 1, POINTS, 1, dtype=torch.float64)
-    told = recorded(forecaster.model)
+    recorded = record_times(forecaster.model)
     once = forecaster.rollout(history, 5, time=4.2)
-    torch.testing.assert_close(torch.cat(told, 1), torch.tensor([[3.0, 5.0, 7.0]] * 3).double(), rtol=0, atol=1e-12)
-    each = forecaster.rollout(history, 5, time=np.array([4.2, 5.0, 4.2]))
-    torch.testing.assert_close(each.frames[::2], once.frames[::2])
-    assert (each.frames[1] - once.frames[1]).abs().max() > 1e-3
+    torch.testing.assert_close(torch.cat(recorded, 1), torch.tensor([[3.0, 5.0, 7.0]] * 3).double(), rtol=0, atol=1e-12)
+    individual = forecaster.rollout(history, 5, time=np.array([4.2, 5.0, 4.2]))
+    torch.testing.assert_close(individual.frames[::2], once.frames[::2])
+    assert (individual.frames[1] - once.frames[1]).abs().max() > 1e-3
 
 
-def test_large_times_that_lie_close_together_stay_apart():
-    """Seconds since 1970 in hundredths: float32 knows one of 128 of them."""
+def test_time_scale_resolves_large_close_times():
+    """Unix times in hundredths of a second: the spacing of float32 there is 128 seconds."""
     forecaster = forecaster_of(scale=TimeScale(1.7e9, 0.01), dtype=torch.float32)
-    told = recorded(forecaster.model)
+    recorded = record_times(forecaster.model)
     forecaster.rollout(torch.randn(1, 1, POINTS, 1), 4, time=1.7e9 + 5)
-    torch.testing.assert_close(torch.cat(told, 1), torch.tensor([[500.0, 501.0, 502.0, 503.0]]), rtol=1e-6, atol=0)
+    torch.testing.assert_close(torch.cat(recorded, 1), torch.tensor([[500.0, 501.0, 502.0, 503.0]]), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("objective", ["direct", "teacher_forced", "pushforward"])
-def test_training_tells_every_window_its_own_time(data, objective):
+def test_training_passes_the_time_of_every_window(data, objective):
     recipe = replace(RECIPE, train=replace(PLAN, objective=objective, calls=3))
     with open_store(data) as store:
         windows = Windows(store, range(8), recipe.training_windows()).resident("cpu")
         forecaster = build(recipe, *fit("channel", windows), TimeScale.of(windows.times))
-        plan, told = StepPlan(recipe, windows), recorded(forecaster.model)
+        plan, recorded = StepPlan(recipe, windows), record_times(forecaster.model)
         Stepper(recipe, forecaster, windows, plan.members, plan.rates(), Execution()).run(0)
         starts = torch.tensor([windows.rows()[index].history for index in plan.members(0)])
-    wanted = {  # frames since the first stored one: the history is one frame long
+    expected = {  # in frames since the first stored one; the history has one frame
         "direct": [starts],
         "teacher_forced": [(starts[:, None] + torch.arange(6)).flatten()],
         "pushforward": [starts, starts + 1, starts + 2],
     }
-    assert len(told) == len(wanted[objective])
-    for given, frames in zip(told, wanted[objective], strict=True):
-        torch.testing.assert_close(given[:, 0], frames.float(), rtol=1e-6, atol=1e-6)
+    assert len(recorded) == len(expected[objective])
+    for scaled, frames in zip(recorded, expected[objective], strict=True):
+        torch.testing.assert_close(scaled[:, 0], frames.float(), rtol=1e-6, atol=1e-6)
 
 
-def test_folded_teacher_forcing_is_frame_by_frame():
+def test_teacher_forced_times_equal_frame_by_frame():
     forecaster = forecaster_of(history=2)
     history, future = (torch.randn(3, frames, POINTS, 1, dtype=torch.float64) for frames in (2, 5))
     times = 3.0 + torch.rand(3, 6).double().cumsum(1)
@@ -179,13 +179,13 @@ def test_folded_teacher_forcing_is_frame_by_frame():
     folded = teacher_forced(forecaster, history, future, loss, times)
     alone = [direct(forecaster, known[:, t : t + 2], future[:, t : t + 1], loss, times[:, t:]) for t in range(5)]
     torch.testing.assert_close(folded, torch.stack(alone).sum(), rtol=1e-12, atol=0)
-    parts = [direct(forecaster, *pair, loss, now) for *pair, now in frame_by_frame(history, future, times)]
+    parts = [direct(forecaster, *pair, loss, later) for *pair, later in frame_by_frame(history, future, times)]
     torch.testing.assert_close(torch.stack(parts), torch.stack(alone), rtol=1e-12, atol=0)
     wrong = [direct(forecaster, known[:, t : t + 2], future[:, t : t + 1], loss, times) for t in range(5)]
     assert (folded - torch.stack(wrong).sum()).abs() > 1e-4
 
 
-def test_a_pushforward_takes_the_loss_of_the_last_block_of_a_rollout():
+def test_pushforward_loss_is_that_of_the_last_block_of_a_rollout():
     forecaster = forecaster_of(block=2)
     history, future = (torch.randn(3, frames, POINTS, 1, dtype=torch.float64) for frames in (1, 6))
     times = 3.0 + torch.rand(3, 7).double().cumsum(1)
@@ -194,48 +194,48 @@ def test_a_pushforward_takes_the_loss_of_the_last_block_of_a_rollout():
     torch.testing.assert_close(pushed, Loss()(frames[:, 4:], future[:, 4:]).mean(), rtol=1e-12, atol=0)
 
 
-def test_components_of_the_error_are_followed_at_the_times_of_the_calls():
+def test_follow_uses_the_times_of_the_calls():
     forecaster = forecaster_of(history=2, block=2)
     history, future = (torch.randn(3, frames, POINTS, 1, dtype=torch.float64) for frames in (2, 6))
     times = 3.0 + torch.rand(3, 7).double().cumsum(1)
-    trace = follow(forecaster, history, future, {"whole": lambda state: state}, nodes=7, times=times)
+    trace = follow(forecaster, history, future, {"full": lambda state: state}, nodes=7, times=times)
     error = rollout(forecaster, history, 6, times=times).frames - future
-    wanted = [error[:, k : k + 2].flatten(1).norm(dim=1) for k in (0, 2, 4)]
-    torch.testing.assert_close(trace.error[:, 1:, 0], torch.stack(wanted, dim=1).detach(), rtol=1e-10, atol=0)
+    expected = [error[:, k : k + 2].flatten(1).norm(dim=1) for k in (0, 2, 4)]
+    torch.testing.assert_close(trace.error[:, 1:, 0], torch.stack(expected, dim=1).detach(), rtol=1e-10, atol=0)
     assert (trace.residual < 1e-6).all()
 
 
 # --- conditions
 
 
-def test_conditions_are_embedded_beside_the_time():
-    """The model is told the normalised means of the named fields of the last frame, after the time."""
+def test_conditions_are_embedded_after_the_time():
+    """The embedding gets the time and then the normalised means of the condition fields in the last frame."""
     forecaster = forecaster_of(history=2, embedded=("rate", "force"), fields=("u", "force", "rate"))
-    told, history = recorded(forecaster.model), torch.randn(2, 2, POINTS, 3, dtype=torch.float64)
+    recorded, history = record_times(forecaster.model), torch.randn(2, 2, POINTS, 3, dtype=torch.float64)
     forecaster(history, time=torch.tensor([3.0, 3.8], dtype=torch.float64))
     means = (history[:, -1].mean(1) - 0.3) / 1.7
-    wanted = torch.stack((torch.tensor([0.0, 2.0]).double(), means[:, 2], means[:, 1]), dim=1)
-    torch.testing.assert_close(told[0], wanted, rtol=0, atol=1e-12)
+    expected = torch.stack((torch.tensor([0.0, 2.0]).double(), means[:, 2], means[:, 1]), dim=1)
+    torch.testing.assert_close(recorded[0], expected, rtol=0, atol=1e-12)
 
 
-def test_a_condition_alone_needs_no_time_and_trains(data, tmp_path):
+def test_conditions_work_without_time_embedding(data, tmp_path):
     task = replace(TASK, inputs=FIELDS, conditions=("rate",))
-    recipe = replace(RECIPE, task=task, model=replace(TOLD, options=Options()))
+    recipe = replace(RECIPE, task=task, model=replace(TIMED, options=Options()))
     job.train_run(recipe, data, Run(tmp_path))
     forecaster = load(tmp_path)
-    told = recorded(forecaster.model)
+    recorded = record_times(forecaster.model)
     with open_store(data) as store:
         windows = Windows(store, (8, 9), recipe.evaluation_windows())
         forecaster.rollout(windows[0][0][None], 3)
         rate = (store[8][0, 0, 1] - forecaster.inputs.mean[1]) / forecaster.inputs.scale[1]
-    torch.testing.assert_close(torch.cat(told)[:, 0], torch.full((3,), float(rate)), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.cat(recorded)[:, 0], torch.full((3,), float(rate)), rtol=1e-5, atol=1e-6)
     assert forecaster.time_scale is None
     untrained = build(recipe, forecaster.inputs, forecaster.targets).model.time.mlp[0].weight
     assert (untrained - forecaster.model.time.mlp[0].weight).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("names", [("u",), ("force",), ("rate", "rate")])
-def test_a_condition_is_a_given_field(names):
+def test_condition_must_be_an_input_that_is_not_predicted(names):
     with pytest.raises(ValueError, match="must be an input that is not predicted, listed once; choose from rate"):
         replace(TASK, inputs=FIELDS, conditions=names)
 
@@ -248,9 +248,9 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize("objective", ["direct", "teacher_forced"])
-def test_a_run_that_was_stopped_ends_with_the_same_weights(data, tmp_path, objective, monkeypatch):
+def test_resume_with_time_embedding_gives_identical_weights(data, tmp_path, objective, monkeypatch):
     recipe = replace(RECIPE, train=replace(PLAN, objective=objective))
-    job.train_run(recipe, data, Run(tmp_path / "whole"))
+    job.train_run(recipe, data, Run(tmp_path / "full"))
     original = Stepper.run
 
     def limited(self, step):
@@ -264,16 +264,16 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(data, tmp_path, objec
         with pytest.raises(Stop):
             job.train_run(recipe, data, Run(tmp_path / "cut"))
     job.resume_run(Run(tmp_path / "cut"))
-    whole, cut = (read_tensors(Run(tmp_path / name).weights)[0] for name in ("whole", "cut"))
-    assert whole.keys() == cut.keys() and all(torch.equal(whole[name], cut[name]) for name in whole)
-    errors = [read_rows(Run(tmp_path / name).log)[-1]["error"] for name in ("whole", "cut")]
+    full, cut = (read_tensors(Run(tmp_path / name).weights)[0] for name in ("full", "cut"))
+    assert full.keys() == cut.keys() and all(torch.equal(full[name], cut[name]) for name in full)
+    errors = [read_rows(Run(tmp_path / name).log)[-1]["error"] for name in ("full", "cut")]
     assert errors[0] == errors[1]
 
 
-def test_the_scale_of_time_is_kept_with_the_run(run):
-    """Frames of the training data since the first one."""
-    kept = json.loads((run.path / "normaliser.json").read_text())["time"]
-    assert kept == {"origin": 3.0, "unit": pytest.approx(0.4)} and load(run.path).time_scale == TimeScale(**kept)
+def test_time_scale_is_stored_with_the_run(run):
+    """The unit is a frame of the training data, counted from the first one."""
+    stored = json.loads((run.path / "normaliser.json").read_text())["time"]
+    assert stored == {"origin": 3.0, "unit": pytest.approx(0.4)} and load(run.path).time_scale == TimeScale(**stored)
     facts = run.read_json("normaliser.json")
     facts.pop("time")
     lost = Run(run.path.parent / "lost")
@@ -284,9 +284,9 @@ def test_the_scale_of_time_is_kept_with_the_run(run):
         load(lost.path)
 
 
-def test_a_run_from_before_conditions_goes_on_and_loads(data, tmp_path):
-    """Its recipe lacks the setting, and means the default; another value of it is another recipe."""
-    recipe = replace(RECIPE, task=replace(TASK, inputs=FIELDS), model=replace(TOLD, options=Options()))
+def test_run_without_the_conditions_setting_resumes_and_loads(data, tmp_path):
+    """A recipe without the setting has its default; with another value the recipe differs."""
+    recipe = replace(RECIPE, task=replace(TASK, inputs=FIELDS), model=replace(TIMED, options=Options()))
     run = Run(tmp_path)
     job.train_run(recipe, data, run)
     plain = run.recipe()
@@ -303,7 +303,7 @@ def test_a_run_from_before_conditions_goes_on_and_loads(data, tmp_path):
 
 
 @pytest.mark.parametrize("protocol", ["free", "teacher-forced"])
-def test_an_evaluation_tells_the_times_of_the_data(data, run, protocol):
+def test_evaluation_uses_the_times_of_the_data(data, run, protocol):
     rows = evaluate_run(run, Request(protocol=protocol))
     value = next(row["value"] for row in rows if row["metric"] == "relative_l2" and row["seed"] is not None)
     forecaster, errors = load(run.path), []
@@ -311,19 +311,19 @@ def test_an_evaluation_tells_the_times_of_the_data(data, run, protocol):
         for trajectory in range(32, 36):
             frames = torch.from_numpy(store[trajectory])[..., :1]
             for start in range(FRAMES - 6):
-                made, given = [], frames[start]
+                predicted, state = [], frames[start]
                 for lead in range(6):
                     with torch.no_grad():
-                        last = forecaster(given[None, None], time=torch.tensor([TIMES[start + lead]]))[0, 0]
-                    made.append(last)
-                    given = last if protocol == "free" else frames[start + lead + 1]
+                        last = forecaster(state[None, None], time=torch.tensor([TIMES[start + lead]]))[0, 0]
+                    predicted.append(last)
+                    state = last if protocol == "free" else frames[start + lead + 1]
                 true = frames[start + 1 : start + 7].double()
-                errors.append(float((torch.stack(made).double() - true).norm() / true.norm()))
+                errors.append(float((torch.stack(predicted).double() - true).norm() / true.norm()))
     assert value == pytest.approx(np.mean(errors), rel=1e-5)
 
 
-def test_a_forecast_takes_the_times_of_its_file(data, run, tmp_path):
-    """A store and arrays with times go on from the last one; arrays without begin where the training did."""
+def test_forecast_file_uses_the_times_of_its_input(data, run, tmp_path):
+    """A store and arrays with times continue from the last one; arrays without start where the training data did."""
     with open_store(data) as store:
         header, frames = store.header, store[9][..., :1]
     sources = {"store.h5": (5, 14), "timed.npz": (5, 14), "plain.npy": (0, 9)}
@@ -333,15 +333,15 @@ def test_a_forecast_takes_the_times_of_its_file(data, run, tmp_path):
     np.save(tmp_path / "plain.npy", frames[:9])
     forecaster, device = load(run.path), torch.device("cpu")
     for name, (_, stop) in sources.items():
-        said = forecast_file(run.path, tmp_path / name, 4, tmp_path / f"{name}.out.h5", device)
-        wanted = forecaster.rollout(frames[None, stop - 1 : stop], 4, time=TIMES[stop - 1]).frames
+        notes = forecast_file(run.path, tmp_path / name, 4, tmp_path / f"{name}.out.h5", device)
+        expected = forecaster.rollout(frames[None, stop - 1 : stop], 4, time=TIMES[stop - 1]).frames
         with open_store(tmp_path / f"{name}.out.h5") as out:
-            np.testing.assert_allclose(out[0], wanted[0].numpy(), rtol=1e-6, atol=1e-7)
+            np.testing.assert_allclose(out[0], expected[0].numpy(), rtol=1e-6, atol=1e-7)
             np.testing.assert_allclose(out.header.layout.times, TIMES[stop - 1] + 0.4 * np.arange(1, 5), rtol=1e-12)
-        assert any("has no times: assuming its frames are the first 9" in line for line in said) == (name[0] == "p")
+        assert any("has no times: assuming its frames are the first 9" in line for line in notes) == (name[0] == "p")
     forecast_file(run.path, tmp_path / "plain.npy.out.h5", 3, tmp_path / "on.npy", device)
-    whole = forecaster.rollout(frames[None, 8:9], 7, time=TIMES[8]).frames
-    np.testing.assert_allclose(np.load(tmp_path / "on.npy"), whole[:, 4:].numpy(), rtol=1e-5, atol=1e-6)
+    full = forecaster.rollout(frames[None, 8:9], 7, time=TIMES[8]).frames
+    np.testing.assert_allclose(np.load(tmp_path / "on.npy"), full[:, 4:].numpy(), rtol=1e-5, atol=1e-6)
     np.savez(tmp_path / "back.npz", u=frames[5:, :, 0], times=TIMES[5:][::-1])
     with pytest.raises(ValueError, match=r"The times in .* must be finite, increasing numbers"):
         forecast_file(run.path, tmp_path / "back.npz", 4, tmp_path / "never.h5", device)
@@ -351,61 +351,65 @@ def _with_times(header, fields, times):
     return replace(header.layout, fields=fields, units=("1",) * len(fields), times=times)
 
 
-def test_every_diagnosis_is_made(run):
-    found = diagnose_run(run, request=Request(windows=2))
-    assert set(found) == set(DIAGNOSTICS) and all(one.skipped is None and one.rows for one in found.values())
-    rows = {(row["metric"], row["lead"]): row["value"] for row in found["decomposition"].rows if row["field"] is None}
+def test_diagnose_run_makes_every_diagnosis_with_time_embedding(run):
+    diagnoses = diagnose_run(run, request=Request(windows=2))
+    assert set(diagnoses) == set(DIAGNOSTICS) and all(
+        diagnosis.skipped is None and diagnosis.rows for diagnosis in diagnoses.values()
+    )
+    rows = {
+        (row["metric"], row["lead"]): row["value"] for row in diagnoses["decomposition"].rows if row["field"] is None
+    }
     for lead in range(1, 7):
         parts = sum(rows[name, lead] for name in ("injection", "propagation", "cross"))
         assert rows["total", lead] == pytest.approx(parts, rel=1e-4)
 
 
-def test_a_call_is_linearised_at_its_own_time():
+def test_linearised_uses_the_time_of_the_call():
     forecaster = forecaster_of(history=2)
     state, v = torch.randn(2, 2, POINTS, 1).double(), torch.randn(4, 2, POINTS, 1).double()
     update = history_update(forecaster, state[..., 1:], torch.tensor([3.4, 6.0]).double())
-    point = torch.cat((state, 2 * state))  # two nodes: the times repeat with the samples
-    told, h = recorded(forecaster.model), 1e-6
+    point = torch.cat((state, 2 * state))  # two nodes, so the times are repeated like the samples
+    recorded, h = record_times(forecaster.model), 1e-6
     slope = (update(point + h * v) - update(point - h * v)) / (2 * h)
     torch.testing.assert_close(Linearised(update, point) @ v, slope, rtol=1e-6, atol=1e-8)
-    assert all(torch.allclose(one[:, 0], torch.tensor([1.0, 7.5, 1.0, 7.5]).double()) for one in told)
+    assert all(torch.allclose(scaled[:, 0], torch.tensor([1.0, 7.5, 1.0, 7.5]).double()) for scaled in recorded)
 
 
-def test_a_plan_counts_the_embedding(monkeypatch):
+def test_predict_counts_the_parameters_of_the_embedding(monkeypatch):
     monkeypatch.setattr(dry_run, "WATCHED", 0.0)
-    told = predict(RECIPE, Execution(), 1e12)
-    blind = predict(replace(RECIPE, model=replace(TOLD, options=Options())), Execution(), 1e12)
-    assert told.parameters - blind.parameters == 2 * (16 * 16 + 16)
+    timed = predict(RECIPE, Execution(), 1e12)
+    untimed = predict(replace(RECIPE, model=replace(TIMED, options=Options())), Execution(), 1e12)
+    assert timed.parameters - untimed.parameters == 2 * (16 * 16 + 16)
 
 
-# --- the fast ways
+# --- graphs and processes
 
 
-def test_a_replay_is_the_plain_forecaster():
+def test_replay_with_times_equals_the_forecaster():
     forecaster = forecaster_of(2, dtype=torch.float32)
     history, times = torch.randn(3, 1, POINTS, 1), 3.0 + torch.rand(3, 8).cumsum(1)
-    ours, theirs = (rollout(one, history, 7, times=times).frames for one in (Replay(forecaster), forecaster))
-    assert torch.equal(ours, theirs)
+    actual, expected = (rollout(model, history, 7, times=times).frames for model in (Replay(forecaster), forecaster))
+    assert torch.equal(actual, expected)
     with pytest.raises(ValueError, match="Replay does not support gradients"):
         Replay(forecaster)(history, time=times[:, 0].requires_grad_())
 
 
 @pytest.mark.gpu
-def test_a_replayed_graph_reads_new_times():
+def test_replayed_graph_reads_new_times():
     forecaster = forecaster_of(2, dtype=torch.float32).to("cuda")
     replay, history = Replay(forecaster), torch.randn(3, 1, POINTS, 1, device="cuda")
     for shift in (0.0, 5.0):
         times = (3.0 + shift + torch.rand(3, 8).cumsum(1)).cuda()
         assert replay.eager(history) is None
-        ours, theirs = (rollout(one, history, 7, times=times).frames for one in (replay, forecaster))
-        assert (ours - theirs).norm() < 1e-4 * theirs.norm()
+        actual, expected = (rollout(model, history, 7, times=times).frames for model in (replay, forecaster))
+        assert (actual - expected).norm() < 1e-4 * expected.norm()
     assert len(replay._graphs) == 1
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("objective", ["direct", "teacher_forced", "pushforward"])
 @pytest.mark.parametrize("resident", [True, False])
-def test_a_captured_step_reads_new_times(data, objective, resident):
+def test_captured_step_reads_new_times(data, objective, resident):
     plan_of = replace(PLAN, objective=objective, calls=2, updates=12)
     losses = {}
     for engine in ("eager", "graph"):
@@ -424,7 +428,7 @@ def test_a_captured_step_reads_new_times(data, objective, resident):
 
 
 def work(path: str, folder: str, shard: bool) -> None:
-    """What every process does."""
+    """Train in one of several processes."""
     torch.set_num_threads(1)
     with join(torch.device("cpu")) as world:
         job.train_run(RECIPE, path, Run(folder), Execution(world, shard=shard))
@@ -432,7 +436,7 @@ def work(path: str, folder: str, shard: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", [False, True])
-def test_two_processes_give_the_weights_of_one(data, run, tmp_path, shard):
+def test_time_embedding_in_two_processes_matches_one(data, run, tmp_path, shard):
     script = tmp_path / "work.py"
     script.write_text(
         f"from tests.train.test_time import work; work({str(data)!r}, {str(tmp_path / 'two')!r}, {shard})"
@@ -447,15 +451,15 @@ def test_two_processes_give_the_weights_of_one(data, run, tmp_path, shard):
     )
     assert done.returncode == 0, done.stderr
     assert distance(run, Run(tmp_path / "two")) < 1e-5
-    errors = [read_rows(one.log)[-1]["error"] for one in (run, Run(tmp_path / "two"))]
+    errors = [read_rows(trained.log)[-1]["error"] for trained in (run, Run(tmp_path / "two"))]
     assert errors[1] == pytest.approx(errors[0], rel=1e-5)
 
 
-# --- who is not told, and what goes wrong
+# --- models without a time embedding, and errors
 
 
-def test_a_model_without_an_embedding_does_not_look_at_times(data, tmp_path):
-    recipe = replace(RECIPE, model=replace(TOLD, options=Options()))
+def test_model_without_time_embedding_ignores_times(data, tmp_path):
+    recipe = replace(RECIPE, model=replace(TIMED, options=Options()))
     job.train_run(recipe, data, Run(tmp_path))
     assert "time" not in json.loads((tmp_path / "normaliser.json").read_text())
     forecaster, history = load(tmp_path), torch.randn(2, 1, POINTS, 1)
@@ -464,29 +468,29 @@ def test_a_model_without_an_embedding_does_not_look_at_times(data, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in list_models() if not name.startswith(("hpm", "drift-net", "rno"))])
-def test_every_model_can_be_told(name):
-    """But for DRIFT-Net, which has no embedding, and RNO, which needs two axes; HPM, which needs more points, has its
+def test_every_model_supports_time_embedding(name):
+    """Except DRIFT-Net, which has no embedding, RNO, which needs two axes, and HPM, which needs more points and has its
     own test."""
-    recipe = replace(RECIPE, model=replace(TOLD, name=name))
+    recipe = replace(RECIPE, model=replace(TIMED, name=name))
     unscaled = Normaliser("none", ("u",), torch.zeros(1).double(), torch.ones(1).double())
     forecaster, history = build(recipe, unscaled, unscaled).eval(), torch.randn(2, 1, POINTS, 1)
     with torch.no_grad():
-        for parameter in forecaster.model.parameters():  # at the start the answer hardly depends on anything
+        for parameter in forecaster.model.parameters():  # initially the output hardly depends on the input
             parameter.add_(0.3 * torch.randn_like(parameter))
         early, late = (forecaster(history, time=torch.tensor([0.0, t])) for t in (1.0, 5.0))
     torch.testing.assert_close(early[0], late[0])
     assert (early[1] - late[1]).abs().max() > 1e-3
 
 
-def test_a_model_that_cannot_be_told_is_refused_before_data_are_read(monkeypatch, tmp_path):
+def test_model_without_time_input_is_rejected_before_data_are_read(monkeypatch, tmp_path):
     monkeypatch.setitem(variants.MODELS, "plain", lambda config: torch.nn.Linear(config.in_channels, 1))
-    recipe = replace(RECIPE, model=replace(TOLD, name="plain"))
+    recipe = replace(RECIPE, model=replace(TIMED, name="plain"))
     with pytest.raises(ValueError, match=r"plain has no time embedding; set model.options.time_embedding=false"):
         job.train_run(recipe, tmp_path / "nowhere.h5", Run(tmp_path / "run"))
     assert not list(tmp_path.iterdir())
 
 
-def test_mistakes_are_one_sentence():
+def test_time_arguments_of_wrong_shape_are_rejected():
     forecaster, history = forecaster_of(2), torch.zeros(2, 1, POINTS, 1).double()
     with pytest.raises(ValueError, match=r"pass `time` with one number for each of 2 samples, got none\."):
         forecaster.rollout(history, 3)
@@ -500,4 +504,4 @@ def test_mistakes_are_one_sentence():
     with pytest.raises(ValueError, match=r"The unit of time is 0.0; it must be positive"):
         TimeScale(0.0, 0.0)
     with pytest.raises(ValueError, match="conditions is -1; it must be at least 0"):
-        replace(TOLD.config(TASK), conditions=-1)
+        replace(TIMED.config(TASK), conditions=-1)

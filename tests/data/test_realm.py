@@ -167,7 +167,7 @@ def test_files_are_read_once_while_they_fit_and_by_workers_too(made, monkeypatch
         worker = pickle.loads(pickle.dumps(data))
         np.testing.assert_array_equal(worker[6, 20], second)
         np.testing.assert_array_equal(worker[0, 20], first)
-    monkeypatch.setattr(realm, "_KEPT", 0)  # one trajectory at least
+    monkeypatch.setattr(realm, "_CACHE_BYTES", 0)  # one trajectory at least
     with open_data(made) as data:
         counted.clear()
         for number in (0, 0, 1, 0):

@@ -445,7 +445,7 @@ def test_windows_are_slices_of_rows_with_parameters_as_constant_fields(root, tas
                 row = windows.rows()[index]
                 sim_id = sim_ids[row.trajectory]
                 rows = by_row(place / "hf_dataset" / "real", sim_id)[row.history : row.last + 1 : 2, ::2, ::2]
-                numbers = realpdebench._numbers(sim_id)[: len(fields) - measured]
+                numbers = realpdebench._parse_sim_id(sim_id)[: len(fields) - measured]
                 constant = np.broadcast_to(np.float32(numbers), (*rows.shape[:-1], len(numbers)))
                 values = np.concatenate([rows, constant], axis=-1)[..., [fields.index(name) for name in names]]
                 history, future = windows[index]

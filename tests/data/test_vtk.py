@@ -27,7 +27,7 @@ def arrives(path: Path) -> None:
     np.testing.assert_array_equal(image.arrays["v"].read(), VECTOR.transpose(2, 1, 0, 3))
     for axis, n, o, s in zip(image.axes, SCALAR.shape, ORIGIN, SPACING, strict=True):
         np.testing.assert_array_equal(axis, o + np.arange(n) * s)
-    assert image.values["TimeValue"] == 0.25
+    assert image.field_data["TimeValue"] == 0.25
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -52,7 +52,7 @@ def test_a_legacy_file_as_other_programs_write_it(tmp_path: Path) -> None:
     )
     image = open_image(tmp_path / "a.vtk")
     np.testing.assert_array_equal(image.arrays["p"].read()[0], [[1, 2, 3], [4, 5, 6]])
-    assert image.others == ("u",) and image.arrays["v"].shape == (1, 2, 3, 3)
+    assert image.skipped == ("u",) and image.arrays["v"].shape == (1, 2, 3, 3)
 
 
 def test_a_vti_by_hand_with_sizes_of_four_bytes(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_numbers_in_names_are_times_where_nothing_else_is(tmp_path: Path) -> Non
 
 
 def test_vectors_are_fields_with_the_names_of_their_components(tmp_path: Path) -> None:
-    write_vti(tmp_path / "a.vti", {"p": SCALAR, "v": VECTOR}, ORIGIN, SPACING, words={"case": "cavity"})
+    write_vti(tmp_path / "a.vti", {"p": SCALAR, "v": VECTOR}, ORIGIN, SPACING, strings={"case": "cavity"})
     with open_data(tmp_path / "a.vti") as reader:
         assert reader.header.layout.fields == ("p", "v_x", "v_y", "v_z") and reader.shape == (1, 1, 50, 40, 9, 4)
         np.testing.assert_array_equal(reader[0, 0][..., 2], VECTOR[..., 1].astype(np.float32))

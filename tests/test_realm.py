@@ -238,10 +238,7 @@ def test_realm_errors_equal_rollout_in_normalised_space(trained, downloads):
         for sample in range(2):
             for q in range(39):
                 if np.ptp(true[sample, call + 1, ..., q].numpy()) > 0:
-                    pair = (
-                        field_values[sample, ..., q].double().flatten().numpy()
-                        for field_values in (state, true[:, call + 1])
-                    )
+                    pair = (values[sample, ..., q].double().flatten().numpy() for values in (state, true[:, call + 1]))
                     correlations.append(np.corrcoef(*pair)[0, 1])
 
     def value(metric, field=None):

@@ -52,14 +52,10 @@ def test_dataset_equals_its_netcdf_file(tmp_path):
     data = data.isel(lat=slice(None, None, -1))
     data.to_netcdf(tmp_path / "flow.nc", engine="h5netcdf")
     with sigmasolver.open(data, tmp_path / "a.h5") as memory, sigmasolver.open(tmp_path / "flow.nc") as file:
-        layout, expected_layout = memory.header.layout, file.header.layout
-        assert (layout.fields, layout.units, layout.boundary) == (
-            expected_layout.fields,
-            expected_layout.units,
-            expected_layout.boundary,
-        )
+        layout, expected = memory.header.layout, file.header.layout
+        assert (layout.fields, layout.units, layout.boundary) == (expected.fields, expected.units, expected.boundary)
         for axis, expected_axis in zip(
-            (layout.times, *layout.coordinates), (expected_layout.times, *expected_layout.coordinates), strict=True
+            (layout.times, *layout.coordinates), (expected.times, *expected.coordinates), strict=True
         ):
             np.testing.assert_array_equal(axis, expected_axis)
         np.testing.assert_array_equal(memory[:], file[:])

@@ -47,7 +47,7 @@ def read_pdearena(path: Path, names: Sequence[str] | None = None, steady: bool |
         raise ValueError(f"{path} contains no PDEArena files (*train*.h5, *valid*.h5, *test*.h5).")
     files.sort(key=lambda item: list(_PARTS.values()).index(item[0]))
     sources: list[tuple[str | None, Path]] = [(part if len(files) > 1 else None, file) for part, file in files]
-    return concatenate(sources, lambda file: as_trajectories(_labelled(file), names, steady))
+    return concatenate(sources, lambda file: as_trajectories(_open_labelled(file), names, steady))
 
 
 def _group(file: Path) -> str:
@@ -57,7 +57,7 @@ def _group(file: Path) -> str:
     return first[1]
 
 
-def _labelled(file: Path) -> Labelled:
+def _open_labelled(file: Path) -> Labelled:
     group = _group(file)
     entries = {
         name.removeprefix(f"{group}/"): entry for name, entry in open_variables(file).items() if name.startswith(group)

@@ -51,7 +51,7 @@ def read_pdebench(path: Path, names: Sequence[str] | None = None, steady: bool |
     layout = _layout_of(list(entries))
     if layout is None:
         raise ValueError(f"{path} matches none of PDEBench's layouts (tensor, density and Vx, 0000/data, velocity).")
-    reader = {"grouped": _grouped, "incompressible": _incompressible}.get(layout, _separate)
+    reader = {"grouped": _read_grouped, "incompressible": _read_incompressible}.get(layout, _read_separate)
     variables, notes = reader(path, entries)
     attributes = _boundary_of(path, notes)
     foreign = as_trajectories(Labelled(path, variables, attributes, tuple(notes)), names, steady)
@@ -59,7 +59,7 @@ def read_pdebench(path: Path, names: Sequence[str] | None = None, steady: bool |
     return replace(foreign, split=split, notes=(f"PDEBench, {layout} layout.", *foreign.notes, *split_notes))
 
 
-def _separate(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Variable], list[str]]:
+def _read_separate(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Variable], list[str]]:
     """One dataset per field, and one per coordinate."""
     notes: list[str] = []
     fields = ["tensor"] if "tensor" in entries else [name for name in CFD if name in entries]
@@ -93,7 +93,7 @@ def _fit_coordinate(path: Path, letter: str, values: np.ndarray, size: int, note
     return values
 
 
-def _grouped(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Variable], list[str]]:
+def _read_grouped(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Variable], list[str]]:
     groups = sorted(match[1] for name in entries if (match := _GROUP.fullmatch(name)) is not None)
     members = [entries[f"{group}/data"] for group in groups]
     shape = members[0].shape
@@ -122,7 +122,7 @@ def _grouped(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Var
     return variables, []
 
 
-def _incompressible(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Variable], list[str]]:
+def _read_incompressible(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Variable], list[str]]:
     notes: list[str] = []
     spatial = len(entries["velocity"].shape) - 3
     _check_axes(path, "velocity", entries["velocity"], spatial)

@@ -51,7 +51,7 @@ _CACHE_BYTES = 512 * 2**20
 
 def holds_case(path: Path) -> bool:
     """Whether this folder contains a case."""
-    index = _index(path)
+    index = _index_file(path)
     return index is not None and {"coords", "variables", "train_groups"} <= set(members(index))
 
 
@@ -61,7 +61,7 @@ def find_case(task: str, folder: Path) -> Path | None:
         return None
     expected = _alphanumeric(CASES[task])
     for candidate in (folder.resolve(), *sorted(folder.iterdir())):
-        if _alphanumeric(candidate.name).removeprefix("realmbench") == expected and _index(candidate) is not None:
+        if _alphanumeric(candidate.name).removeprefix("realmbench") == expected and _index_file(candidate) is not None:
             return candidate
     return None
 
@@ -79,7 +79,7 @@ def how_to_get(task: str, folder: Path) -> str:
 
 def read_case(path: Path) -> Foreign:
     """Read a case: first the trajectories for training, then those for validation, then those for testing."""
-    index = _index(path)
+    index = _index_file(path)
     if index is None:
         raise ValueError(f"{path} contains no REALM data.npz, neither directly nor in its folder data.")
     coords, times, variables, *groups_and_counts = open_members(index, _MEMBERS)
@@ -120,7 +120,7 @@ def read_case(path: Path) -> Foreign:
     )
 
 
-def _index(path: Path) -> Path | None:
+def _index_file(path: Path) -> Path | None:
     """The data.npz of the case in this folder."""
     candidates = (path / "data.npz", path / "data" / "data.npz") if path.is_dir() else ()
     return next((file for file in candidates if file.is_file()), None)
@@ -175,7 +175,7 @@ def _orient(index: Path, coords: np.ndarray) -> tuple[tuple[int, int], tuple[np.
     if len(coords) != 2:
         raise ValueError(f"'coords' in {index} has {len(coords)} coordinates; expected x and y.")
     for order in ((0, 1), (1, 0)):
-        x, y = (_line(values, axis) for values, axis in zip(coords.astype(np.float64), order, strict=True))
+        x, y = (_axis_values(values, axis) for values, axis in zip(coords.astype(np.float64), order, strict=True))
         if x is not None and y is not None:
             return order, (x, y)
     raise ValueError(
@@ -184,7 +184,7 @@ def _orient(index: Path, coords: np.ndarray) -> tuple[tuple[int, int], tuple[np.
     )
 
 
-def _line(values: np.ndarray, axis: int) -> np.ndarray | None:
+def _axis_values(values: np.ndarray, axis: int) -> np.ndarray | None:
     """The values along this axis, or None if they vary along the other one (beyond round-off) or are not monotonic."""
     line = values.take(0, axis=1 - axis)
     steps = np.diff(line)

@@ -37,7 +37,7 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
     "combustion": ("ammonia", "equivalence_ratio"),
 }
 """The parameters of a trajectory, in the order of its sim_id."""
-MAJOR = 2
+MAJOR_VERSION = 2
 """Data versions 2.x are supported."""
 _BRANCHES = ("real", "numerical")
 _GROUPS = {"seen": "remain", "in_dist": "in_dist_test", "out_dist": "out_dist_test"}
@@ -90,7 +90,7 @@ def read_realpdebench(path: Path) -> Foreign:
     version = _version(location.scenario.parent / "version.json")
     trajectories: Trajectories = (ArrowFiles if location.arrow else Hdf5Files)(location.trajectories)
     groups, parameters = _groups(location)
-    order = _order_of(trajectories.sim_ids, groups)
+    order = _seen_first(trajectories.sim_ids, groups)
     index_of = {sim_id: index for index, sim_id in enumerate(order)}
     members = {
         group: [index_of[sim_id] for sim_id in sim_ids if sim_id in index_of] for group, sim_ids in groups.items()
@@ -172,9 +172,9 @@ def _version(path: Path) -> str | None:
         return None
     content = _load_json(path)
     version = str(content.get("data_version", "")) if isinstance(content, dict) else ""
-    if version.partition(".")[0] != str(MAJOR):
+    if version.partition(".")[0] != str(MAJOR_VERSION):
         raise ValueError(
-            f"{path} has data version {version or 'unknown'}, but only versions {MAJOR}.x are "
+            f"{path} has data version {version or 'unknown'}, but only versions {MAJOR_VERSION}.x are "
             "supported; download one of "
             "these, or update sigmasolver."
         )
@@ -237,7 +237,7 @@ def _parse_sim_id(sim_id: str) -> list[float]:
     return [float(number) for number in _NUMBER.findall(plain)]
 
 
-def _order_of(sim_ids: Sequence[str], groups: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+def _seen_first(sim_ids: Sequence[str], groups: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Seen trajectories first, unseen ones last: a split by count tests on the last ones."""
     unseen = [sim_id for group in ("in_dist", "out_dist") for sim_id in groups.get(group, ()) if sim_id in sim_ids]
     return (*(sim_id for sim_id in sorted(sim_ids, key=_sort_key) if sim_id not in unseen), *unseen)

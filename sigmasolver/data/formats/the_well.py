@@ -54,7 +54,7 @@ def read_well(path: Path, names: Sequence[str] | None = None, steady: bool | Non
     files = _files(path)
     if not files:
         raise ValueError(f"{path} contains no files of The Well (data/train/*.hdf5, ...).")
-    foreign = concatenate(files, lambda file: as_trajectories(_labelled(file), names, steady))
+    foreign = concatenate(files, lambda file: as_trajectories(_open_labelled(file), names, steady))
     stats = path / "stats.yaml"
     if path.is_dir() and stats.is_file():
         values = read_stats(stats)
@@ -88,7 +88,7 @@ def _statistics(path: Path, stats: Mapping[str, Mapping[str, Any]], axes: Sequen
     return {"inputs": by_field, "targets": by_field}
 
 
-def _labelled(file: Path) -> Labelled:
+def _open_labelled(file: Path) -> Labelled:
     entries, attributes = open_variables(file), attributes_of(file)
     axes = _strings(attributes.get("dimensions", {}).get("spatial_dims"))
     if not axes or len(axes) > 3:
@@ -186,7 +186,7 @@ def read_stats(path: Path) -> dict[str, dict[str, Any]]:
                 stats[entry[1]] = {}
             elif (entry := re.fullmatch(r"\s+([\w.-]+):\s*(.*?)\s*", line)) is not None:
                 values = []
-                stats[list(stats)[-1]][entry[1]] = _numbers(entry[2]) if entry[2] else values
+                stats[list(stats)[-1]][entry[1]] = _parse_numbers(entry[2]) if entry[2] else values
             elif (entry := re.fullmatch(r"\s*(-\s+)?-\s+(\S+)\s*", line)) is not None:
                 column = column if values else line.index("-")
                 if entry[1] is not None:
@@ -200,6 +200,6 @@ def read_stats(path: Path) -> dict[str, dict[str, Any]]:
     return stats
 
 
-def _numbers(text: str) -> Any:
+def _parse_numbers(text: str) -> Any:
     """A number, or a list of numbers or lists in brackets."""
     return json.loads(text) if text.startswith("[") else float(text)

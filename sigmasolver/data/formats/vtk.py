@@ -56,7 +56,7 @@ def read_vtk(path: Path, names: Sequence[str] | None = None, steady: bool | None
             files.append((part, name))
     if not files:
         raise ValueError(f"{path} contains no VTK image data (.vti, .vtk or .pvd).")
-    return concatenate(files, lambda name: as_trajectories(_labelled(name, series[name]), names, steady))
+    return concatenate(files, lambda name: as_trajectories(_open_labelled(name, series[name]), names, steady))
 
 
 def _sources(path: Path) -> list[tuple[str | None, Path]]:
@@ -113,7 +113,7 @@ def _read_pvd(path: Path) -> Series:
     return Series(tuple(file for _, file in entries), None if np.isnan(times).any() else times)
 
 
-def _labelled(name: Path, series: Series) -> Labelled:
+def _open_labelled(name: Path, series: Series) -> Labelled:
     """Variables with dimensions time, z, y, x and components; the first file defines the fields."""
     first = open_image(series.files[0])
     times, notes = _times(series, first)

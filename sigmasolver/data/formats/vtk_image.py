@@ -35,7 +35,7 @@ _TYPES = {
     "Int8": "i1", "UInt8": "u1", "Int16": "i2", "UInt16": "u2", "Int32": "i4", "UInt32": "u4", "Int64": "i8",
     "UInt64": "u8", "Float32": "f4", "Float64": "f8",
 }  # fmt: skip
-_LEGACY = {
+_LEGACY_TYPES = {
     "unsigned_char": "u1", "char": "i1", "unsigned_short": "u2", "short": "i2", "unsigned_int": "u4", "int": "i4",
     "unsigned_long": "u8", "long": "i8", "vtktypeint64": "i8", "vtkidtype": "i8", "float": "f4", "double": "f8",
 }  # fmt: skip
@@ -101,16 +101,16 @@ def open_image(path: Path) -> Image:
         AttributeError,
         OverflowError,
     ):
-        raise _corrupt(path) from None
+        raise _corrupt_error(path) from None
     except ValueError as error:
-        raise (error if str(path) in str(error) else _corrupt(path)) from None
+        raise (error if str(path) in str(error) else _corrupt_error(path)) from None
 
 
-def _corrupt(path: Path) -> ValueError:
+def _corrupt_error(path: Path) -> ValueError:
     return ValueError(f"{path} is truncated or corrupt; copy or write it again.")
 
 
-def _image(
+def _make_image(
     path: Path,
     points: tuple[int, ...],
     origin: tuple[float, ...],
@@ -166,7 +166,7 @@ def _read_xml(path: Path, file: IO[bytes]) -> Image:
         _name(element): reader.value(element)
         for element in (*root.iterfind("FieldData/*"), *grid.iterfind("FieldData/*"))
     }
-    return _image(path, points, origin, spacing, arrays, field_data)
+    return _make_image(path, points, origin, spacing, arrays, field_data)
 
 
 def _split_appended(path: Path, file: IO[bytes]) -> tuple[bytes, str, int]:
@@ -213,11 +213,11 @@ class _XmlReader:
 
         def read() -> np.ndarray:
             try:
-                values = self._values(element, dtype)
+                values = self._read_values(element, dtype)
                 if values.size != int(np.prod(shape)):
                     raise _CorruptError
             except (_CorruptError, zlib.error, lzma.LZMAError, binascii.Error, ValueError, EOFError):
-                raise _corrupt(self.path) from None
+                raise _corrupt_error(self.path) from None
             return values.reshape(shape)
 
         return ImageArray(shape, dtype, unit, read)
@@ -226,12 +226,12 @@ class _XmlReader:
         """A number, a list of numbers or a string of the FieldData."""
         kind = element.get("type", "")
         if kind == "String" or element.tag == "Array":
-            codes = self._values(element, np.dtype("u1"))
+            codes = self._read_values(element, np.dtype("u1"))
             return bytes(codes.astype(np.uint8)).rstrip(b"\0").decode("utf-8", "backslashreplace")
-        values = self._values(element, np.dtype(self.order + _TYPES[kind])).tolist()
+        values = self._read_values(element, np.dtype(self.order + _TYPES[kind])).tolist()
         return values[0] if len(values) == 1 else values
 
-    def _values(self, element: ElementTree.Element, dtype: np.dtype) -> np.ndarray:
+    def _read_values(self, element: ElementTree.Element, dtype: np.dtype) -> np.ndarray:
         form = element.get("format", "ascii")
         text = "".join(element.itertext()) if form != "appended" else ""
         for inner in element.iterfind("InformationKey"):
@@ -240,7 +240,7 @@ class _XmlReader:
             return np.array(text.split(), dtype=dtype)
         if form == "binary":
             data = re.sub(r"\s+", "", text).encode()
-            return np.frombuffer(self._base64(lambda start, stop: data[start:stop]), dtype)
+            return np.frombuffer(self._read_base64(lambda start, stop: data[start:stop]), dtype)
         if form != "appended" or not self.encoding:
             raise _CorruptError
         begin = self.base + int(element.get("offset", ""))
@@ -250,35 +250,35 @@ class _XmlReader:
                 file.seek(begin + start)
                 return file.read(stop - start)
 
-            return np.frombuffer(self._raw(read) if self.encoding == "raw" else self._base64(read), dtype)
+            return np.frombuffer(self._read_raw(read) if self.encoding == "raw" else self._read_base64(read), dtype)
 
-    def _raw(self, read: Callable[[int, int], bytes]) -> bytes:
+    def _read_raw(self, read: Callable[[int, int], bytes]) -> bytes:
         itemsize = self.header.itemsize
         if self.compressor is None:
-            size = int(self._numbers(read(0, itemsize), 1)[0])
+            size = int(self._decode_header(read(0, itemsize), 1)[0])
             return _check_size(read(itemsize, itemsize + size), size)
-        blocks = int(self._numbers(read(0, itemsize), 1)[0])
+        blocks = int(self._decode_header(read(0, itemsize), 1)[0])
         start = (3 + blocks) * itemsize
-        numbers = self._numbers(read(0, start), 3 + blocks)
+        numbers = self._decode_header(read(0, start), 3 + blocks)
         return self._decompress(numbers, read(start, start + int(numbers[3:].sum())))
 
-    def _base64(self, read: Callable[[int, int], bytes]) -> bytes:
+    def _read_base64(self, read: Callable[[int, int], bytes]) -> bytes:
         itemsize = self.header.itemsize
         first = base64.b64decode(read(0, _base64_length(itemsize)), validate=True)
         if self.compressor is None:
-            size = int(self._numbers(first, 1)[0])
+            size = int(self._decode_header(first, 1)[0])
             if len(first) == itemsize:  # the size is encoded separately
                 data = read(_base64_length(itemsize), _base64_length(itemsize) + _base64_length(size))
                 return _check_size(base64.b64decode(data, validate=True), size)
             decoded = base64.b64decode(read(0, _base64_length(itemsize + size)), validate=True)
             return _check_size(decoded[itemsize:], size)
-        blocks = int(self._numbers(first, 1)[0])
+        blocks = int(self._decode_header(first, 1)[0])
         header_length = _base64_length((3 + blocks) * itemsize)
-        numbers = self._numbers(base64.b64decode(read(0, header_length), validate=True), 3 + blocks)
+        numbers = self._decode_header(base64.b64decode(read(0, header_length), validate=True), 3 + blocks)
         compressed = read(header_length, header_length + _base64_length(int(numbers[3:].sum())))
         return self._decompress(numbers, base64.b64decode(compressed, validate=True))
 
-    def _numbers(self, data: bytes, count: int) -> np.ndarray:
+    def _decode_header(self, data: bytes, count: int) -> np.ndarray:
         if not 0 < count < _MAX_HEADER:
             raise _CorruptError
         size = count * self.header.itemsize
@@ -385,7 +385,9 @@ def _read_legacy(path: Path, data: bytes) -> Image:
                     if location:
                         _add_array(file, geometry, arrays, location, name, kind, int(components_))
                     else:
-                        content = file.values(np.dtype(_LEGACY[kind.lower()]), int(components_) * int(tuples)).tolist()
+                        content = file.values(
+                            np.dtype(_LEGACY_TYPES[kind.lower()]), int(components_) * int(tuples)
+                        ).tolist()
                         field_data[name] = content[0] if len(content) == 1 else content
             case "METADATA", _:
                 while file.position < len(data) and data[file.position : file.position + 1] != b"\n":
@@ -399,7 +401,7 @@ def _read_legacy(path: Path, data: bytes) -> Image:
         tuple(float(number) for number in geometry.get(name, default))
         for name, default in (("ORIGIN", "000"), ("SPACING", "111"))
     )
-    return _image(path, points, origin, spacing, arrays, field_data)
+    return _make_image(path, points, origin, spacing, arrays, field_data)
 
 
 def _add_array(
@@ -414,5 +416,5 @@ def _add_array(
     points = [int(number) for number in geometry["DIMENSIONS"]]
     sizes = points if location == "point" else [max(1, n - 1) for n in points]
     shape = (*sizes[::-1], components) if components > 1 else tuple(sizes[::-1])
-    values = file.values(np.dtype(_LEGACY[kind.lower()]), int(np.prod(shape))).reshape(shape)
+    values = file.values(np.dtype(_LEGACY_TYPES[kind.lower()]), int(np.prod(shape))).reshape(shape)
     arrays[location][name] = ImageArray(shape, values.dtype, None, lambda: values)

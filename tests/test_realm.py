@@ -1,5 +1,5 @@
-"""REALM from files to its table: passes and starts, loss, two-step training, errors and correlation by their plain
-definitions, sizes of the models, and a suite on stand-ins for both downloads."""
+"""REALM from files to table: epochs and start frames, loss, two-step training, errors and correlation against their
+definitions, model sizes, and a suite on fixtures of both cases."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def downloads(tmp_path_factory):
     return folder
 
 
-# --- how a pass goes through the trajectories
+# --- epochs and start frames
 
 
 def plan_of(name: str, downloads, batch: int = 2) -> tuple[StepPlan, Windows]:
@@ -56,34 +56,32 @@ def plan_of(name: str, downloads, batch: int = 2) -> tuple[StepPlan, Windows]:
 
 
 @pytest.mark.parametrize(("name", "frames"), [("ignit-hit", 30), ("evolve-jet", 40), ("ignit-hit-released", 30)])
-def test_a_pass_takes_every_trajectory_once_and_starts_lie_between_0_and_two_frames_before_the_last(
-    name, frames, downloads
-):
+def test_step_plan_visits_every_trajectory_once_per_epoch_from_all_starts(name, frames, downloads):
     plan, windows = plan_of(name, downloads)
-    assert windows.starts == frames - 2 and plan.per_epoch == 2  # two updates a pass, as at batch 12 of 24
+    assert windows.starts == frames - 2 and plan.per_epoch == 2  # two updates per epoch, as with batch 12 of 24
     starts = set()
     for epoch in range(150):
         members = torch.cat([plan.members(2 * epoch + half) for half in (0, 1)])
         assert (members // windows.starts).sort().values.tolist() == [0, 1, 2, 3]
         starts |= set((members % windows.starts).tolist())
         if name.endswith("released"):
-            for half in (0, 1):  # one start for all windows of a step
+            for half in (0, 1):  # a common start for all windows of a step
                 assert len(set((plan.members(2 * epoch + half) % windows.starts).tolist())) == 1
     assert starts == set(range(frames - 2))
 
 
-def test_iterations_and_updates_are_runnable_by_name():
+def test_recipes_of_updates_and_released_training():
     for name, updates in (("ignit-hit", 20_000), ("evolve-jet", 40_000), ("evolve-jet-20k-updates", 20_000)):
         assert RECIPES[name].train.updates == updates and RECIPES[name].train.one_start
-    for name, of in (("ignit-hit", "26 of 26"), ("evolve-jet", "12 of 24")):
-        batch, trajectories = map(int, of.split(" of "))
+    for name, batches in (("ignit-hit", "26 of 26"), ("evolve-jet", "12 of 24")):
+        batch, trajectories = map(int, batches.split(" of "))
         recipe = RECIPES[name]
         assert (recipe.train.batch, recipe.task.train) == (batch, trajectories)
         assert recipe.train.updates == 20_000 * (trajectories // batch)
     released = RECIPES["evolve-jet-released"]
     assert (released.train.loss, released.train.objective, released.train.keep) == ("absolute", "direct", "best")
     assert released.task == replace(TASKS["evolve-jet"], normaliser="box-cox-released")
-    assert released.train.updates // released.train.checks == 2 * 50  # validated every 50 passes
+    assert released.train.updates // released.train.checks == 2 * 50  # validated every 50 epochs
     with pytest.raises(ValueError, match="shared_start needs one_start"):
         TrainRecipe(shared_start=True)
 
@@ -101,29 +99,29 @@ def flame(count: int, frames: int, fields: tuple[str, ...], seed: int = 0) -> to
 
 @pytest.mark.parametrize("task", GROUPS)
 @pytest.mark.parametrize("absolute", [False, True])
-def test_the_loss_is_the_sum_over_groups_of_the_mean_over_their_channels(task, absolute):
+def test_loss_is_sum_over_groups_of_channel_means(task, absolute):
     fields = TASKS[task].targets
     truth, prediction = flame(3, 2, fields), flame(3, 2, fields, seed=1)
     normaliser = fit_trajectories("box-cox", fields, truth)
     groups = tuple(field_groups(fields).values())
     assert tuple(map(len, groups)) == GROUPS[task]
-    found = Loss(groups, normaliser=normaliser, absolute=absolute)(prediction, truth)
+    loss = Loss(groups, normaliser=normaliser, absolute=absolute)(prediction, truth)
     for sample in range(3):
         expected = 0.0
         for group in groups:
-            parts = []
+            channel_means = []
             for q in group:
                 p, t = prediction[sample, ..., q], truth[sample, ..., q]
                 if fields[q].startswith("species_"):
                     p, t = 10 * (p**0.1 - 1), 10 * (t.clamp(min=1e-8) ** 0.1 - 1)
                 difference = (p - t) / normaliser.scale[q]
-                parts.append(float((difference.abs() if absolute else difference**2).mean()))
-            expected += np.mean(parts)
-        assert float(found[sample]) == pytest.approx(expected, rel=1e-10)
+                channel_means.append(float((difference.abs() if absolute else difference**2).mean()))
+            expected += np.mean(channel_means)
+        assert float(loss[sample]) == pytest.approx(expected, rel=1e-10)
 
 
-def test_two_step_training_is_its_definition_in_normalised_space():
-    """z1 from the first frame without gradient, floored like data; z2 from it with gradient, against the third one."""
+def test_pushforward_equals_definition_in_normalised_space():
+    """z1 from the first frame without gradient, floored like data; z2 from z1 with gradient, compared with frame 3."""
     fields = ("species_OH", "species_H2O", "temperature")
     data = flame(2, 3, fields)
     normaliser = fit_trajectories("box-cox", fields, data)
@@ -133,7 +131,7 @@ def test_two_step_training_is_its_definition_in_normalised_space():
         network[-1].bias[0] = -1.2  # below the floor at some points
     forecaster = Forecaster(network, normaliser, normaliser, 1, history=1)
     loss = pushforward(forecaster, data[:, :1], data[:, 1:], Loss(((0, 1), (2,)), normaliser=normaliser), calls=2)
-    found = torch.autograd.grad(loss, list(network.parameters()))
+    gradients = torch.autograd.grad(loss, list(network.parameters()))
 
     mean, scale = normaliser.mean, normaliser.scale
     floor = torch.where(torch.tensor([True, True, False]), (10 * (1e-8**0.1 - 1) - mean) / scale, -torch.inf)
@@ -144,18 +142,20 @@ def test_two_step_training_is_its_definition_in_normalised_space():
     squares = (network(torch.maximum(z1, floor)) - z2) ** 2
     expected = squares[..., :2].mean() + squares[..., 2].mean()
     torch.testing.assert_close(loss, expected, rtol=1e-9, atol=0)
-    torch.testing.assert_close(found, torch.autograd.grad(expected, list(network.parameters())), rtol=1e-7, atol=1e-12)
+    torch.testing.assert_close(
+        gradients, torch.autograd.grad(expected, list(network.parameters())), rtol=1e-7, atol=1e-12
+    )
 
 
-def test_a_constant_species_does_not_enter_the_validation_error():
+def test_validation_error_ignores_constant_species():
     fields = ("species_AR", "species_OH", "temperature")
     true = flame(2, 3, fields)
     true[..., 0] = 0
     normaliser = fit_trajectories("box-cox", fields, true)
     predicted = flame(2, 3, fields, seed=1)
-    without = ("species_OH", "temperature")
-    alone = normaliser.select(without)
-    expected = metrics.relative_l2(alone.encode_forecast(predicted[..., 1:]), alone.encode(true[..., 1:])).mean(1)
+    remaining = ("species_OH", "temperature")
+    selected = normaliser.select(remaining)
+    expected = metrics.relative_l2(selected.encode_forecast(predicted[..., 1:]), selected.encode(true[..., 1:])).mean(1)
     torch.testing.assert_close(_relative_errors(normaliser, predicted, true), expected)
     plain = Normaliser("channel", fields, normaliser.mean, normaliser.scale)
     true[..., 0] = 1
@@ -171,28 +171,28 @@ def test_a_constant_species_does_not_enter_the_validation_error():
     [
         ("ignit-hit", 2_487_040),
         ("evolve-jet", 21_013_273),
-        # Two more inputs of the first layer, whose width is twice that of the model.
+        # Two more inputs to the first layer, which has twice the width of the model.
         ("ignit-hit-coordinates", 2_487_040 + 2 * 2 * 128),
         ("evolve-jet-coordinates", 21_013_273 + 2 * 2 * 256),
     ],
 )
-def test_parameters_of_transolver_sigma(name, parameters):
+def test_transolver_sigma_parameter_counts(name, parameters):
     recipe = RECIPES[name]
     assert count_parameters("transolver-sigma", recipe.model.config(recipe.task)) == parameters
 
 
-def test_coordinates_keep_the_shape_of_the_domain():
-    """The benchmark's: less the minimum of each axis, over the range of the first one, on cells of one size."""
+def test_proportional_coordinates_keep_aspect_ratio():
+    """As in the benchmark: minus the minimum of each axis, divided by the range of the first axis, for square cells."""
     x, y = 0.4 * np.arange(5) + 3, 0.4 * np.arange(9) - 7
     expected = np.stack(np.meshgrid((x - x[0]) / (x[-1] - x[0]), (y - y[0]) / (x[-1] - x[0]), indexing="ij"), -1)
-    found = proportional((5, 9), torch.float64, torch.device("cpu"))
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
-    square = (torch.float64, torch.device("cpu"))
-    torch.testing.assert_close(proportional((6, 6), *square), coordinates((6, 6), *square))
+    result = proportional((5, 9), torch.float64, torch.device("cpu"))
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-12)
+    options = (torch.float64, torch.device("cpu"))
+    torch.testing.assert_close(proportional((6, 6), *options), coordinates((6, 6), *options))
 
 
 @pytest.mark.parametrize(("positions", "channels"), [("proportional", 2), ("distances-proportional", 66)])
-def test_a_model_is_given_its_coordinates(positions, channels):
+def test_solver_positions_proportional(positions, channels):
     config = SolverConfig(
         (6, 9), 3, 2, width=8, depth=1, heads=2, slices=3, modes=2, options=Options(positions=positions)
     )
@@ -217,8 +217,8 @@ def trained(downloads, tmp_path_factory):
     return run, recipe
 
 
-def test_errors_are_those_of_a_rollout_in_normalised_space(trained, downloads):
-    """Group by group, call by call: the mean over cases, channels and points; then sums, or the mean over calls."""
+def test_realm_errors_equal_rollout_in_normalised_space(trained, downloads):
+    """Per group and call, the mean over cases, channels and points; then the sum or the mean over calls."""
     run, recipe = trained
     records = evaluate_run(run)
     rows = [row for row in records if row["model"] == "transolver-sigma"]
@@ -230,20 +230,22 @@ def test_errors_are_those_of_a_rollout_in_normalised_space(trained, downloads):
     errors, correlations = {group: 0.0 for group in field_groups(recipe.task.targets)}, []
     for call in range(calls):
         with torch.no_grad():
-            answer = forecaster.model(normaliser.encode(state))
-        difference = (answer - normaliser.encode(true[:, call + 1])).double() ** 2
+            output = forecaster.model(normaliser.encode(state))
+        difference = (output - normaliser.encode(true[:, call + 1])).double() ** 2
         for group, channels in field_groups(recipe.task.targets).items():
             errors[group] += float(difference[..., list(channels)].mean())
-        state = normaliser.decode(answer)
+        state = normaliser.decode(output)
         for sample in range(2):
             for q in range(39):
                 if np.ptp(true[sample, call + 1, ..., q].numpy()) > 0:
-                    pair = (one[sample, ..., q].double().flatten().numpy() for one in (state, true[:, call + 1]))
+                    pair = (values[sample, ..., q].double().flatten().numpy() for values in (state, true[:, call + 1]))
                     correlations.append(np.corrcoef(*pair)[0, 1])
 
     def value(metric, field=None):
-        (found,) = [row["value"] for row in rows if (row["metric"], row["field"], row["lead"]) == (metric, field, None)]
-        return found
+        (number,) = [
+            row["value"] for row in rows if (row["metric"], row["field"], row["lead"]) == (metric, field, None)
+        ]
+        return number
 
     for group, error in errors.items():
         assert value("realm_error", group) == pytest.approx(error, rel=1e-4)
@@ -254,18 +256,18 @@ def test_errors_are_those_of_a_rollout_in_normalised_space(trained, downloads):
     masked = 2 * calls  # argon, at every call of both cases
     assert value("correlation_masked", "all") == value("correlation_masked", "species_AR") == masked
     rows = [row for row in records if row["model"] == "persistence"]
-    stays = (normaliser.encode(true[:, :1]) - normaliser.encode(true[:, 1:])).double() ** 2
+    persistence = (normaliser.encode(true[:, :1]) - normaliser.encode(true[:, 1:])).double() ** 2
     groups = field_groups(recipe.task.targets).values()
-    expected = sum(float(stays[..., list(group)].mean((0, 2, 3, 4)).sum()) for group in groups)
+    expected = sum(float(persistence[..., list(group)].mean((0, 2, 3, 4)).sum()) for group in groups)
     assert value("realm_error") == pytest.approx(expected, rel=1e-5)
     rows = [row for row in records if row["model"] == "transolver-sigma"]
-    assert value("relative_l2", "species_AR") is None  # there is none
-    others = [value("relative_l2", name) for name in recipe.task.targets[1:]]
-    assert value("relative_l2", "all") == pytest.approx(np.mean(others), rel=1e-9)
+    assert value("relative_l2", "species_AR") is None  # undefined for a zero field
+    errors_of_fields = [value("relative_l2", name) for name in recipe.task.targets[1:]]
+    assert value("relative_l2", "all") == pytest.approx(np.mean(errors_of_fields), rel=1e-9)
     assert value("correlation", "species_AR") is None and len(correlations) + masked == 2 * calls * 39
 
 
-def test_a_released_run_keeps_its_fit_and_validates_finitely(trained, downloads):
+def test_released_run_stores_normaliser_and_validates(trained, downloads):
     run, recipe = trained
     with open_data(downloads / "realm-bench-EvolveJet") as data:
         windows = Windows(data, recipe.split_of(data).train, recipe.training_windows())
@@ -276,8 +278,8 @@ def test_a_released_run_keeps_its_fit_and_validates_finitely(trained, downloads)
     assert 0 < row["error"] < 1e3
 
 
-def test_a_suite_trains_on_downloads_and_fills_the_table(downloads, tmp_path, call):
-    asked = [
+def test_suite_trains_on_downloads_and_fills_table(downloads, tmp_path, call):
+    arguments = [
         "--only",
         "ignit-hit*42",
         "--only",
@@ -290,8 +292,8 @@ def test_a_suite_trains_on_downloads_and_fills_the_table(downloads, tmp_path, ca
         "cpu",
     ]
     for setting in (*SETTINGS, *SHORT):
-        asked += ["--set", setting]
-    code, _, err = call("suite", "main", *asked)
+        arguments += ["--set", setting]
+    code, _, err = call("suite", "main", *arguments)
     assert code == 0, err
     runs = [tmp_path / f"{task}-transolver-sigma-42" for task in GROUPS]
     code, out, err = call("table", "realm", *runs)
@@ -310,21 +312,21 @@ def test_a_suite_trains_on_downloads_and_fills_the_table(downloads, tmp_path, ca
     assert "REALM error" in out and "summed over calls" in out
     code, _, err = call("report", runs[1], "--out", tmp_path / "page.html")
     assert code == 0 and "evolve-jet" in (tmp_path / "page.html").read_text(), err
-    code, out, _ = call("suite", "main", *asked)
+    code, out, _ = call("suite", "main", *arguments)
     assert code == 0 and out.count("already finished") == 2
 
 
-def test_an_imported_store_is_taken_before_the_download(downloads, tmp_path):
+def test_ensure_store_prefers_imported_store(downloads, tmp_path):
     recipe = recipe_of("ignit-hit")
-    found = [ensure_store(recipe, downloads, [recipe], seed, Execution()) for seed in (None, 3)]
-    assert found == [downloads / "IgnitHIT"] * 2  # a seed is for tasks that can be simulated
+    stores = [ensure_store(recipe, downloads, [recipe], seed, Execution()) for seed in (None, 3)]
+    assert stores == [downloads / "IgnitHIT"] * 2  # the seed only matters for simulated tasks
     import_data(downloads / "IgnitHIT", tmp_path / "ignit-hit.h5")
     for seed in (None, 3):
         assert ensure_store(recipe, tmp_path, [recipe], seed, Execution()) == tmp_path / "ignit-hit.h5"
 
 
 @pytest.mark.parametrize("task", GROUPS)
-def test_a_suite_without_the_download_says_what_to_put_where(task, tmp_path, call):
+def test_suite_without_download_names_missing_files(task, tmp_path, call):
     code, _, err = call("suite", "main", "--only", f"{task}*42", "--data", tmp_path, "--out", tmp_path / "runs")
     assert code != 0 and "data/data.npz" in err and f"make-fixture {task}" in err
     assert not (tmp_path / "runs").exists()

@@ -1,4 +1,4 @@
-"""The tasks of RealPDEBench from files to table: a few steps of training, every test window, every measure."""
+"""The tasks of RealPDEBench from files to table: a few training steps, all test windows, all metrics."""
 
 import json
 
@@ -30,7 +30,7 @@ TINY = (
 )  # fmt: skip
 
 
-def small(name, *more):
+def small_recipe(name, *more):
     recipe = recipe_of(name)
     return changed(recipe, [f"task.grid={tuple(points // 4 for points in recipe.task.grid)}", *TINY, *more])
 
@@ -45,39 +45,39 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rows(root, tmp_path_factory):
-    """Every task trained for three steps and evaluated on its test windows."""
+    """Train every task for three steps and evaluate it on its test windows."""
     folder, measured = tmp_path_factory.mktemp("runs"), {}
     for task in TASKS:
-        train_run(small(task), root / task.replace("-", "_"), Run(folder / task))
+        train_run(small_recipe(task), root / task.replace("-", "_"), Run(folder / task))
         measured[task] = evaluate_run(Run(folder / task))
     return folder, measured
 
 
 def value(rows, metric, field, model="persistence"):
-    (found,) = [one["value"] for one in rows if (one["metric"], one["field"], one["model"]) == (metric, field, model)]
-    return found
+    (number,) = [row["value"] for row in rows if (row["metric"], row["field"], row["model"]) == (metric, field, model)]
+    return number
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_records_are_the_measures_of_all_test_windows_at_once(root, rows, task):
+def test_records_equal_metrics_of_all_test_windows(root, rows, task):
     with open_data(root / task.replace("-", "_")) as data:
-        windows = small(task).windows_of(data, "test")
+        windows = small_recipe(task).windows_of(data, "test")
         history, true = windows.batch(range(len(windows)))
     persistence = history[:, -1:, ..., : true.shape[-1]].expand_as(true)
-    whole = "all" if true.shape[-1] > 1 else "intensity"
+    all_fields = "all" if true.shape[-1] > 1 else "intensity"
     measured = rows[1][task]
-    assert {one["windows"] for one in measured} == {len(true)}
+    assert {row["windows"] for row in measured} == {len(true)}
     expected = {
-        ("rmse", whole): m.rmse(persistence, true),
-        ("mae", whole): m.mae(persistence, true),
+        ("rmse", all_fields): m.rmse(persistence, true),
+        ("mae", all_fields): m.mae(persistence, true),
         ("relative_l2_joint", None): m.relative_l2_joint(persistence, true).mean(),
-        ("frmse", whole): m.frmse(persistence, true),
-        ("r2", whole): m.r2(persistence, true),
+        ("frmse", all_fields): m.frmse(persistence, true),
+        ("r2", all_fields): m.r2(persistence, true),
         ("kinetic_energy", None): m.kinetic_energy(persistence, true).mean(),
         ("frequency_error", None): m.frequency_error(persistence, true).mean(),
     }
     expected |= {
-        (f"frmse_{band}", whole): number
+        (f"frmse_{band}", all_fields): number
         for band, number in zip(("low", "mid", "high"), m.frmse_bands(persistence, true), strict=True)
     }
     for (metric, field), number in expected.items():
@@ -85,98 +85,98 @@ def test_records_are_the_measures_of_all_test_windows_at_once(root, rows, task):
         assert value(measured, metric, field, "transolver-sigma") is not None
 
 
-def test_the_table_fills_from_such_runs(rows):
-    measured = [one for task in TASKS for one in rows[1][task]]
+def test_realpdebench_table_from_runs(rows):
+    measured = [row for task in TASKS for row in rows[1][task]]
     table = TABLES["realpdebench"].make(measured)
     (ours,) = [cells for cells in table.rows if cells[0] == "Transolver-σ" and cells[1] != "paper"]
     assert len(ours) == len(table.columns) and all(any(c.isdigit() for c in cell) for cell in ours[2:])
 
 
-def test_a_run_keeps_what_its_data_are(rows):
-    held = Run(rows[0] / "fsi").read_json("data.json")
-    assert held["listed"] == rows[1]["fsi"][0]["windows"]
-    assert any("as the publisher intends" in note for note in held["notes"])
-    assert set(held["parts"]["train"]) & set(held["parts"]["test"])
+def test_run_records_data_notes_and_parts(rows):
+    data = Run(rows[0] / "fsi").read_json("data.json")
+    assert data["listed"] == rows[1]["fsi"][0]["windows"]
+    assert any("as the publisher intends" in note for note in data["notes"])
+    assert set(data["parts"]["train"]) & set(data["parts"]["test"])
 
 
-def test_test_modes_are_evaluated_apart(rows):
+def test_test_modes_are_evaluated_separately(rows):
     run = Run(rows[0] / "cylinder")
     counts = {mode: evaluate_run(run, Request(cohort=mode))[0]["windows"] for mode in ("seen", "in_dist", "out_dist")}
     assert sum(counts.values()) == rows[1]["cylinder"][0]["windows"] and min(counts.values()) > 0
-    assert {one["cohort"] for one in evaluate_run(run, Request(cohort="unseen"))} == {"unseen"}
+    assert {row["cohort"] for row in evaluate_run(run, Request(cohort="unseen"))} == {"unseen"}
     with pytest.raises(ValueError, match="did you mean unseen"):
         Request(cohort="unsen")
 
 
-def test_the_public_functions_read_it_in_place(root):
+def test_open_dataset_and_open_windows_in_place(root):
     with sigmasolver.open_dataset(root / "fsi") as data:
         assert data.shape == (6, 100, 32, 32, 5)
-    windows = sigmasolver.open_windows(root / "fsi", small("fsi"), "test")
+    windows = sigmasolver.open_windows(root / "fsi", small_recipe("fsi"), "test")
     assert windows[0][0].shape == (20, 16, 16, 2)
 
 
-def test_numerical_data_train_and_measured_windows_test(root, tmp_path):
-    recipe = small("fsi")
+def test_train_on_numerical_and_evaluate_on_measured(root, tmp_path):
+    recipe = small_recipe("fsi")
     train_run(recipe, root / "fsi" / "hf_dataset" / "numerical", Run(tmp_path / "run"))
     rows = evaluate_run(Run(tmp_path / "run"), path=root / "fsi")
     with open_data(root / "fsi") as data:
         assert rows[0]["windows"] == len(recipe.windows_of(data, "test"))
 
 
-def test_whole_trajectories_and_given_parameters_train_too(root, tmp_path):
+def test_train_on_whole_trajectories_and_with_conditions(root, tmp_path):
     for name in ("fsi-whole-trajectories", "controlled-cylinder-conditions"):
-        recipe = small(name)
-        place = root / recipe.task.name.replace("-", "_")
-        train_run(recipe, place, Run(tmp_path / name))
+        recipe = small_recipe(name)
+        folder = root / recipe.task.name.replace("-", "_")
+        train_run(recipe, folder, Run(tmp_path / name))
         parts = Run(tmp_path / name).read_json("data.json")["parts"]
         shared = set(parts["train"]) & set(parts["test"])
         assert bool(shared) == (recipe.task.split == "published")
         assert value(evaluate_run(Run(tmp_path / name)), "rmse", "all", "transolver-sigma") > 0
 
 
-def test_a_suite_runs_on_a_download_or_says_what_is_missing(call, root, tmp_path):
-    tiny = [word for one in (*TINY, "task.grid=(16, 16)") for word in ("--set", one)]
-    words = ["suite", "main", "--only", "fsi*42", "--out", tmp_path / "runs", *tiny]
-    code, _, said = call(*words, "--data", root)
-    assert code == 0, said
-    assert "already finished" in call(*words, "--data", root)[1]
-    code, _, said = call("table", "realpdebench", tmp_path / "runs" / "fsi-transolver-sigma-42")
-    assert code == 0, said
-    code, _, said = call(*words, "--data", tmp_path / "nothing", "--out", tmp_path / "others")
-    said = " ".join(said.split())
+def test_suite_runs_on_download_or_names_missing_files(call, root, tmp_path):
+    settings = [argument for setting in (*TINY, "task.grid=(16, 16)") for argument in ("--set", setting)]
+    arguments = ["suite", "main", "--only", "fsi*42", "--out", tmp_path / "runs", *settings]
+    code, _, err = call(*arguments, "--data", root)
+    assert code == 0, err
+    assert "already finished" in call(*arguments, "--data", root)[1]
+    code, _, err = call("table", "realpdebench", tmp_path / "runs" / "fsi-transolver-sigma-42")
+    assert code == 0, err
+    code, _, err = call(*arguments, "--data", tmp_path / "nothing", "--out", tmp_path / "others")
+    err = " ".join(err.split())
     for part in ("hf_dataset/real/data-*.arrow", "_index_real.json", "real/*.h5", "sigmasolver make-fixture fsi --out"):
-        assert part in said
+        assert part in err
     assert code == 2
 
 
-def test_notes_are_printed_before_a_training_and_windows_are_listed(call, root, tmp_path):
-    settings = [word for one in (*TINY, "task.grid=(16, 32)") for word in ("--set", one)]
-    code, out, said = call("train", "cylinder", "--data", root, "--out", tmp_path / "run", *settings)
-    assert code == 0, said
+def test_train_prints_notes_and_windows_lists_windows(call, root, tmp_path):
+    settings = [argument for setting in (*TINY, "task.grid=(16, 32)") for argument in ("--set", setting)]
+    code, out, err = call("train", "cylinder", "--data", root, "--out", tmp_path / "run", *settings)
+    assert code == 0, err
     assert Run(tmp_path / "run").read_json("data.json")["path"] == str((root / "cylinder").resolve())
     assert "as the publisher intends" in out and "data of version 2.0.1" in out
-    code, out, said = call("windows", "cylinder", "--data", root / "cylinder", "--split", "test", *settings)
-    assert code == 0 and "listed one by one in" in said
+    code, out, err = call("windows", "cylinder", "--data", root / "cylinder", "--split", "test", *settings)
+    assert code == 0 and "listed one by one in" in err
     index = json.loads((root / "cylinder" / "hf_dataset" / "test_index_real.json").read_text())
     assert len(out.splitlines()) == 1 + len(index)
 
 
-def test_both_relative_errors_are_named(rows, capsys):
-    """The mean over fields, and that of all fields together, which differ where a component is small."""
+def test_print_scores_names_both_relative_errors(rows, capsys):
+    """The mean over fields and the joint error of all fields, which differ where a component is small."""
     measured = rows[1]["fsi"]
     print_scores(Console(width=200), measured)
-    said = capsys.readouterr().out
-    mean, joint = (100 * value(measured, *one) for one in (("relative_l2", "all"), ("relative_l2_joint", None)))
+    out = capsys.readouterr().out
+    mean, joint = (100 * value(measured, *key) for key in (("relative_l2", "all"), ("relative_l2_joint", None)))
     assert mean > 2 * joint
-    assert said.startswith("fsi: relative L2 error, mean over fields, of free forecasts on 16 × 16, ")
-    assert f"  persistence: relative L2 error of all fields together {joint:.3g} %, RMSE " in said
+    assert out.startswith("fsi: relative L2 error, mean over fields, of free forecasts on 16 × 16, ")
+    assert f"  persistence: relative L2 error of all fields together {joint:.3g} %, RMSE " in out
     print_scores(Console(width=200), rows[1]["combustion"])
-    assert "over fields" not in (said := capsys.readouterr().out) and "together" not in said  # there is one
+    assert "over fields" not in (out := capsys.readouterr().out) and "together" not in out  # a single field
     assert "Relative L2 error on fsi, mean over fields, mean over windows (" in comparison(measured).caption
     assert "relative L2 error of all fields together" in TABLES["realpdebench"].make(measured).caption
 
 
-# Batch, learning rate, updates of the benchmark's own trainings.
+# Batch size, learning rate and updates of the benchmark's own training runs.
 BENCHMARK = {
     "unet": {"fsi": (16, 1e-3, 10_000), "other": (12, 1e-4, 10_000)},
     "fno": {"fsi": (32, 1e-2, 5_000), "combustion": (64, 1e-2, 2_000), "other": (32, 1e-4, 4_000)},
@@ -186,7 +186,7 @@ BENCHMARK = {
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("model", BENCHMARK)
-def test_rows_of_the_benchmark_itself(task, model):
+def test_recipes_of_benchmark_training(task, model):
     recipe = RECIPES[f"{task}-benchmark-{model}"]
     train = recipe.train
     expected = BENCHMARK[model].get(task, BENCHMARK[model]["other"])
@@ -196,7 +196,7 @@ def test_rows_of_the_benchmark_itself(task, model):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_sizes_of_the_benchmark_itself(task):
+def test_recipes_of_benchmark_model_sizes(task):
     fno, transolver = (RECIPES[f"{task}-benchmark-{model}"].model for model in ("fno", "transolver"))
     assert (fno.width, fno.depth, fno.modes) == (128, 4, 16)  # of its 4, 16, 16 in time, height and width
     assert (transolver.width, transolver.depth, transolver.slices, transolver.heads) == (256, 1, 16, 8)
@@ -204,7 +204,7 @@ def test_sizes_of_the_benchmark_itself(task):
     assert all(points // 2 + 1 >= fno.modes for points in RECIPES[task].task.grid)
 
 
-def test_the_schedule_of_the_benchmark_is_a_cosine():
+def test_benchmark_schedule_is_cosine():
     from sigmasolver.train.optimisers import OneCycle
 
     train = RECIPES["fsi-benchmark-unet"].train
@@ -213,8 +213,8 @@ def test_the_schedule_of_the_benchmark_is_a_cosine():
     torch.testing.assert_close(rates, cosine, rtol=0, atol=1e-12)
 
 
-def test_the_best_weights_of_the_benchmark_have_the_least_rmse(rows, root):
-    """Over all validation windows; divided by the size of the truth, which is the same at every check."""
+def test_benchmark_checkpoint_criterion_is_rmse(rows, root):
+    """Over all validation windows, relative to the RMS of the truth, which is the same at every check."""
     assert {RECIPES[f"{task}-benchmark-{model}"].train.check for task in TASKS for model in BENCHMARK} == {"rmse"}
     run = Run(rows[0] / "fsi")
     windows = sigmasolver.open_windows(root / "fsi", recipe_in(run), "validation")
@@ -225,7 +225,7 @@ def test_the_best_weights_of_the_benchmark_have_the_least_rmse(rows, root):
     assert validate(forecaster, windows, Execution()) != pytest.approx(float(expected), rel=1e-3)
 
 
-def test_sizes_of_transolver_sigma_and_readings_by_name():
+def test_transolver_sigma_sizes_and_task_variants():
     sizes = {
         task: count_parameters("transolver-sigma", RECIPES[task].model.config(RECIPES[task].task)) for task in TASKS
     }
@@ -236,7 +236,7 @@ def test_sizes_of_transolver_sigma_and_readings_by_name():
     assert [(task.history, task.block, task.horizon, task.stride) for task in REALPDEBENCH] == [
         (10, 10, 10, 20), (20, 20, 20, 10), (20, 20, 20, 20), (20, 20, 20, 1),
     ]  # fmt: skip
-    # Measured trajectories: those with unseen parameters are the test where whole trajectories are kept apart.
+    # Numbers of measured trajectories; a split by trajectories tests on those with unseen parameters.
     assert {task: (RECIPES[task].task.train, RECIPES[task].task.test) for task in TASKS} == {
         "cylinder": (72, 20), "controlled-cylinder": (76, 20), "fsi": (39, 12), "foil": (78, 20), "combustion": (24, 6),
     }  # fmt: skip
@@ -245,5 +245,5 @@ def test_sizes_of_transolver_sigma_and_readings_by_name():
     twenty = RECIPES["controlled-cylinder-20"].task
     assert (twenty.history, twenty.block, twenty.horizon) == (20, 20, 20)
     for task in TASKS:
-        changes = {name: RECIPES[f"{task}-{name}"].task for name in ("real-normaliser", "numerical-normaliser")}
-        assert [one.normaliser for one in changes.values()] == ["channel", "numerical"]
+        variants = {name: RECIPES[f"{task}-{name}"].task for name in ("real-normaliser", "numerical-normaliser")}
+        assert [variant.normaliser for variant in variants.values()] == ["channel", "numerical"]

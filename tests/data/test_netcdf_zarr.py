@@ -1,4 +1,4 @@
-"""NetCDF and Zarr arrive with their axes, units and values, in place as after an import, and window by window."""
+"""Reading NetCDF and Zarr: axes, units and values, in place and imported, window by window."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ Save = Callable[[Path, "xarray.Dataset"], Path]
 
 
 def save_nc4(folder: Path, data: xarray.Dataset) -> Path:
-    packed = {"zlib": True, "shuffle": True}
-    data.to_netcdf(folder / "a.nc", engine="h5netcdf", encoding={name: packed for name in data.data_vars})
+    compression = {"zlib": True, "shuffle": True}
+    data.to_netcdf(folder / "a.nc", engine="h5netcdf", encoding={name: compression for name in data.data_vars})
     return folder / "a.nc"
 
 
@@ -54,7 +54,7 @@ SAVE = pytest.mark.parametrize("save", [save_nc4, save_nc3, save_zarr2, save_zar
 
 
 def weather() -> xarray.Dataset:
-    """(run, time, lat, lon), latitudes downwards, one field and a mask that does not change."""
+    """(member, time, lat, lon) with decreasing latitudes, one field and a mask that is constant in time."""
     u = np.random.default_rng(1).normal(size=(3, 7, 5, 8)).astype(np.float32)
     return xarray.Dataset(
         {
@@ -71,7 +71,7 @@ def weather() -> xarray.Dataset:
 
 
 @SAVE
-def test_axes_are_known_by_their_names_and_attributes(tmp_path: Path, save: Save) -> None:
+def test_axes_identified_by_names_and_attributes(tmp_path: Path, save: Save) -> None:
     data = weather()
     source = save(tmp_path, data)
     wind = data.wind.values.transpose(0, 1, 3, 2)[..., ::-1]
@@ -83,30 +83,30 @@ def test_axes_are_known_by_their_names_and_attributes(tmp_path: Path, save: Save
         assert layout.boundary == ("periodic", "wall") and parameters["constant"] == ["land"]
         np.testing.assert_array_equal(layout.coordinates[1], [20, 30, 40, 50, 60])
         np.testing.assert_array_equal(layout.times, 0.5 * np.arange(7))
-        kept = parameters["attributes"]
-        assert kept["data set"] == {"title": "made up", "version": 3}
-        assert kept["axes"]["t"] == {"name": "time", "units": "days since 2000-01-01"}
-        assert kept["axes"]["x"] == {"name": "lon", "units": "degrees_east"}
-        assert kept["fields"]["wind"] == {"units": "m s-1", "long_name": "eastward wind"}
-        again = pickle.loads(pickle.dumps(reader))  # as workers get it
-        np.testing.assert_array_equal(again[2, 3], reader[2, 3])
+        attributes = parameters["attributes"]
+        assert attributes["data set"] == {"title": "made up", "version": 3}
+        assert attributes["axes"]["t"] == {"name": "time", "units": "days since 2000-01-01"}
+        assert attributes["axes"]["x"] == {"name": "lon", "units": "degrees_east"}
+        assert attributes["fields"]["wind"] == {"units": "m s-1", "long_name": "eastward wind"}
+        unpickled = pickle.loads(pickle.dumps(reader))  # as data loader workers receive it
+        np.testing.assert_array_equal(unpickled[2, 3], reader[2, 3])
 
 
 @SAVE
-def test_in_place_is_bit_for_bit_what_an_import_gives(tmp_path: Path, save: Save) -> None:
+def test_reading_in_place_equals_import_bitwise(tmp_path: Path, save: Save) -> None:
     data = weather()
-    data["wind"] = data.wind.astype(np.float64) / 3  # rounding to float32 must be the same
+    data["wind"] = data.wind.astype(np.float64) / 3  # rounding to float32 must agree
     source = save(tmp_path, data)
-    made = import_data(source, tmp_path / "store.h5")
-    assert any("taken as periodic" in note for note in made.notes)
-    with open_data(source) as here, open_store(tmp_path / "store.h5") as imported:
-        assert here.shape == imported.shape and here.header.difference(imported.header) is None
-        assert here[:].tobytes() == imported[:].tobytes()
-        assert here[1, 2:6:2, ::3].tobytes() == imported[1, 2:6:2, ::3].tobytes()
+    imported = import_data(source, tmp_path / "store.h5")
+    assert any("taken as periodic" in note for note in imported.notes)
+    with open_data(source) as in_place, open_store(tmp_path / "store.h5") as store:
+        assert in_place.shape == store.shape and in_place.header.difference(store.header) is None
+        assert in_place[:].tobytes() == store[:].tobytes()
+        assert in_place[1, 2:6:2, ::3].tobytes() == store[1, 2:6:2, ::3].tobytes()
 
 
 @pytest.mark.parametrize("name", ["w.nc", "packed.nc", "w.zarr", "w2.zarr"])
-def test_what_is_written_reads_back(tmp_path: Path, name: str) -> None:
+def test_write_netcdf_and_zarr_round_trip(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     if path.suffix == ".nc":
         write_netcdf(path, VALUES, HEADER, compress=name == "packed.nc")
@@ -115,16 +115,16 @@ def test_what_is_written_reads_back(tmp_path: Path, name: str) -> None:
     with open_data(path) as reader:
         np.testing.assert_array_equal(reader[:], VALUES)
         assert reader.header.layout.boundary == ("periodic", "wall") and reader.header.layout.units == ("m", "1")
-        for mine, theirs in zip(reader.header.axes().values(), HEADER.axes().values(), strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+        for axis, expected in zip(reader.header.axes().values(), HEADER.axes().values(), strict=True):
+            np.testing.assert_array_equal(axis, expected)
     with (xarray.open_dataset if path.suffix == ".nc" else xarray.open_zarr)(path) as data:
         np.testing.assert_array_equal(data.slope.values, VALUES[..., 1])
         assert data.height.dims == ("trajectory", "time", "x", "y") and data.height.units == "m"
-    assert [one.name for one in tmp_path.iterdir()] == [name]
+    assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
 def bytes_read() -> int:
-    """Of the process that reads: every byte that it asked the system for."""
+    """The number of bytes requested by the reading process so far."""
     assert isolated._process is not None
     text = Path(f"/proc/{isolated._process.child.pid}/io").read_text()
     return int(text.split("rchar:")[1].split()[0])
@@ -133,27 +133,27 @@ def bytes_read() -> int:
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counts bytes as Linux does")
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
 @pytest.mark.parametrize("compress", [False, True])
-def test_a_window_reads_its_own_chunks_only(tmp_path: Path, suffix: str, compress: bool) -> None:
-    big = replace(WAVES, grid=128, frames=64).layout
+def test_window_reads_only_its_chunks(tmp_path: Path, suffix: str, compress: bool) -> None:
+    layout = replace(WAVES, grid=128, frames=64).layout
     values = np.random.default_rng(0).normal(size=(2, 64, 128, 128, 2)).astype(np.float32)
     path = tmp_path / f"a{suffix}"
     if suffix == ".nc":
-        write_netcdf(path, values, Header(big, "noise", {}), compress)
+        write_netcdf(path, values, Header(layout, "noise", {}), compress)
     else:
-        write_zarr(path, values, Header(big, "noise", {}), version=2 + compress)
+        write_zarr(path, values, Header(layout, "noise", {}), version=2 + compress)
     with open_data(path) as reader:
         before = bytes_read()
         window = reader[1, 30:34]
-        read = bytes_read() - before
+        count = bytes_read() - before
         np.testing.assert_array_equal(window, values[1, 30:34])
-        # A packed chunk is unpacked once to see that it is whole, and once to read it.
-        assert window.nbytes * 0.8 < read < 3 * window.nbytes < values.nbytes / 10
+        # A compressed chunk is decompressed twice: once to verify it, once to read it.
+        assert window.nbytes * 0.8 < count < 3 * window.nbytes < values.nbytes / 10
         before = bytes_read()
         reader[1, 30:34]
         assert bytes_read() - before < 2 * window.nbytes
 
 
-def test_packed_values_are_unpacked_and_gaps_are_nan(tmp_path: Path) -> None:
+def test_packed_values_are_decoded_and_fill_values_are_nan(tmp_path: Path) -> None:
     data = weather()[["wind"]]
     data.wind[0, 0, 0, 0] = np.nan
     packing = {"dtype": "i2", "scale_factor": 0.001, "add_offset": 1.0, "_FillValue": -32768}
@@ -164,7 +164,7 @@ def test_packed_values_are_unpacked_and_gaps_are_nan(tmp_path: Path) -> None:
         assert np.isnan(reader[0, 0, 0, -1, 0]) and np.isnan(reader[:]).sum() == 1
 
 
-def test_components_levels_and_what_is_left_out(tmp_path: Path) -> None:
+def test_component_axes_size_one_dimensions_and_skipped_variables(tmp_path: Path) -> None:
     flow = np.random.default_rng(2).normal(size=(4, 1, 6, 5, 2))
     data = xarray.Dataset(
         {
@@ -175,19 +175,19 @@ def test_components_levels_and_what_is_left_out(tmp_path: Path) -> None:
         attrs={"boundary": "periodic, wall"},
     )
     data.to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
-    made = import_data(tmp_path / "a.nc", tmp_path / "a.h5")
+    imported = import_data(tmp_path / "a.nc", tmp_path / "a.h5")
     with open_store(tmp_path / "a.h5") as store:
         assert store.header.layout.fields == ("flow_0", "flow_1")
         assert store.header.layout.boundary == ("periodic", "wall") and store.shape == (1, 4, 5, 6, 2)
         np.testing.assert_array_equal(store[0], flow[:, 0].transpose(0, 2, 1, 3).astype(np.float32))
-    text = " ".join(made.notes)
-    assert "Skipped: drag (time), profile (time, y)." in text and "dimensions of size 1: level" in text
-    assert "No x coordinates" in text and "No times" in text and "No units given for flow" in text
+    notes = " ".join(imported.notes)
+    assert "Skipped: drag (time), profile (time, y)." in notes and "dimensions of size 1: level" in notes
+    assert "No x coordinates" in notes and "No times" in notes and "No units given for flow" in notes
 
 
 @SAVE
 @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
-def test_components_may_have_names_and_staggered_fields_are_left_out(tmp_path: Path, save: Save) -> None:
+def test_component_labels_and_skipped_staggered_fields(tmp_path: Path, save: Save) -> None:
     flow = np.random.default_rng(2).normal(size=(4, 6, 5, 2)).astype(np.float32)
     data = xarray.Dataset(
         {
@@ -202,9 +202,9 @@ def test_components_may_have_names_and_staggered_fields_are_left_out(tmp_path: P
         assert any("Skipped: face (time, x_face, y)" in note for note in reader.notes)
 
 
-def test_a_folder_with_parts_is_one_data_set_with_a_split(tmp_path: Path) -> None:
-    for part, rows in {"train": (0, 2), "valid": (2, 3), "test": (3, 4)}.items():
-        write_netcdf(tmp_path / "set" / part / "a.nc", VALUES[slice(*rows)], HEADER)
+def test_folder_with_parts_has_split(tmp_path: Path) -> None:
+    for part, bounds in {"train": (0, 2), "valid": (2, 3), "test": (3, 4)}.items():
+        write_netcdf(tmp_path / "set" / part / "a.nc", VALUES[slice(*bounds)], HEADER)
     with open_data(tmp_path / "set") as reader:
         assert reader.published_split == Split((0, 1), (2,), (3,))
         np.testing.assert_array_equal(reader[:], VALUES)
@@ -220,62 +220,62 @@ def test_a_folder_with_parts_is_one_data_set_with_a_split(tmp_path: Path) -> Non
         open_data(flat)
 
 
-def bad(folder: Path) -> dict[str, tuple[Path, str]]:
+def invalid_files(folder: Path) -> dict[str, tuple[Path, str]]:
     folder.mkdir(exist_ok=True)
     data = weather()
-    cut = save_nc4(folder, data).rename(folder / "cut.nc")
-    cut.write_bytes(cut.read_bytes()[:9000])
-    cut3 = save_nc3(folder, data).rename(folder / "cut3.nc")
-    cut3.write_bytes(cut3.read_bytes()[:1500])
-    other = folder / "text.nc"
-    other.write_text("no such thing")
-    bare = folder / "bare.nc"
-    data.drop_vars(["wind", "land"]).to_netcdf(bare, engine="h5netcdf")
-    odd = folder / "odd.nc"
-    data.rename(lon="ring").drop_vars("ring").to_netcdf(odd, engine="h5netcdf")
-    twice = folder / "twice.nc"
-    xarray.Dataset({"u": (("x", "lon"), np.ones((3, 4)))}).to_netcdf(twice, engine="h5netcdf")
-    ends = folder / "ends.nc"
-    data.assign_attrs(boundary="round").to_netcdf(ends, engine="h5netcdf")
-    torn = save_zarr2(folder, data).rename(folder / "torn.zarr")
-    for chunk in (torn / "wind").rglob("0*"):
+    truncated = save_nc4(folder, data).rename(folder / "cut.nc")
+    truncated.write_bytes(truncated.read_bytes()[:9000])
+    truncated3 = save_nc3(folder, data).rename(folder / "cut3.nc")
+    truncated3.write_bytes(truncated3.read_bytes()[:1500])
+    text = folder / "text.nc"
+    text.write_text("no such thing")
+    empty = folder / "bare.nc"
+    data.drop_vars(["wind", "land"]).to_netcdf(empty, engine="h5netcdf")
+    unknown_dimension = folder / "odd.nc"
+    data.rename(lon="ring").drop_vars("ring").to_netcdf(unknown_dimension, engine="h5netcdf")
+    duplicate_axis = folder / "twice.nc"
+    xarray.Dataset({"u": (("x", "lon"), np.ones((3, 4)))}).to_netcdf(duplicate_axis, engine="h5netcdf")
+    unknown_boundary = folder / "ends.nc"
+    data.assign_attrs(boundary="round").to_netcdf(unknown_boundary, engine="h5netcdf")
+    corrupt_chunks = save_zarr2(folder, data).rename(folder / "torn.zarr")
+    for chunk in (corrupt_chunks / "wind").rglob("0*"):
         if chunk.is_file():
             chunk.write_bytes(chunk.read_bytes()[:40])
     import zarr
 
-    nameless = folder / "nameless.zarr"
-    zarr.open_group(nameless, mode="w").create_array("u", data=np.ones((2, 3, 4)))
+    unnamed = folder / "nameless.zarr"
+    zarr.open_group(unnamed, mode="w").create_array("u", data=np.ones((2, 3, 4)))
     return {
-        "cut": (cut, "truncated or corrupt"),
-        "cut3": (cut3, "truncated or corrupt"),
-        "text": (other, "is not a NetCDF file"),
-        "bare": (bare, "has no real-valued variable on axes x, y or z"),
-        "odd": (odd, "ring cannot be identified; rename"),
-        "twice": (twice, "several x dimensions"),
-        "ends": (ends, "choose from periodic, wall, open"),
-        "torn": (torn, "truncated or corrupt"),
-        "nameless": (nameless, "have no dimension names"),
+        "cut": (truncated, "truncated or corrupt"),
+        "cut3": (truncated3, "truncated or corrupt"),
+        "text": (text, "is not a NetCDF file"),
+        "bare": (empty, "has no real-valued variable on axes x, y or z"),
+        "odd": (unknown_dimension, "ring cannot be identified; rename"),
+        "twice": (duplicate_axis, "several x dimensions"),
+        "ends": (unknown_boundary, "choose from periodic, wall, open"),
+        "torn": (corrupt_chunks, "truncated or corrupt"),
+        "nameless": (unnamed, "have no dimension names"),
     }
 
 
-def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path) -> None:
-    for name, (path, sentence) in bad(tmp_path / "bad").items():
-        with pytest.raises(ValueError, match=sentence) as caught:
+def test_invalid_files_raise_one_sentence(tmp_path: Path) -> None:
+    for name, (path, message) in invalid_files(tmp_path / "bad").items():
+        with pytest.raises(ValueError, match=message) as caught:
             import_data(path, tmp_path / f"{name}.h5")
         assert one_sentence(caught.value) and str(path) in str(caught.value), name
 
 
-def test_a_scribbled_chunk_is_refused_not_read(tmp_path: Path) -> None:
+def test_corrupt_chunk_is_rejected(tmp_path: Path) -> None:
     path = save_nc4(tmp_path, weather())
-    whole = bytearray(path.read_bytes())
-    place = whole.rindex(b"\x78\x5e") if b"\x78\x5e" in whole else whole.rindex(b"\x78\x9c")
-    whole[place + 20 : place + 60] = bytes(40)
-    path.write_bytes(whole)
+    data = bytearray(path.read_bytes())
+    offset = data.rindex(b"\x78\x5e") if b"\x78\x5e" in data else data.rindex(b"\x78\x9c")
+    data[offset + 20 : offset + 60] = bytes(40)
+    path.write_bytes(data)
     with pytest.raises(ValueError, match=r"corrupt"):
         import_data(path, tmp_path / "a.h5")
 
 
-def test_fields_are_chosen_by_name_and_steady_is_checked(tmp_path: Path) -> None:
+def test_import_selects_fields_and_checks_steady(tmp_path: Path) -> None:
     path = save_nc4(tmp_path, weather())
     import_data(path, tmp_path / "one.h5", names=["land"])
     with open_store(tmp_path / "one.h5") as store:
@@ -286,12 +286,12 @@ def test_fields_are_chosen_by_name_and_steady_is_checked(tmp_path: Path) -> None
         import_data(path, tmp_path / "two.h5", steady=True)
 
 
-def test_without_the_packages_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_xarray_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_nc4(tmp_path, weather())
-    hidden = tmp_path / "hidden"
-    hidden.mkdir()
-    (hidden / "xarray.py").write_text("raise ImportError")
-    monkeypatch.setenv("PYTHONPATH", str(hidden), prepend=":")
+    shadow = tmp_path / "shadow"
+    shadow.mkdir()
+    (shadow / "xarray.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(shadow), prepend=":")
     monkeypatch.setattr(isolated, "_process", None)
     with pytest.raises(ValueError, match=r"requires xarray, h5netcdf and zarr.* pip install 'sigmasolver\[data\]'"):
         open_data(path)
@@ -300,7 +300,7 @@ def test_without_the_packages_the_extra_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(isolated, "_process", None)
 
 
-def test_kinds_are_told_apart(tmp_path: Path) -> None:
+def test_guess_kind_netcdf_and_zarr(tmp_path: Path) -> None:
     write_zarr(tmp_path / "some.folder", VALUES, HEADER)
     assert guess_kind(tmp_path / "some.folder").name == "zarr"
     write_netcdf(tmp_path / "a.nc", VALUES, HEADER)
@@ -309,19 +309,19 @@ def test_kinds_are_told_apart(tmp_path: Path) -> None:
 
 
 @SAVE
-def test_scribbled_files_give_a_sentence_or_values(tmp_path: Path, save: Save) -> None:
+def test_corrupt_files_raise_one_sentence_or_read(tmp_path: Path, save: Save) -> None:
     source = save(tmp_path, weather())
-    files = [source] if source.is_file() else sorted(one for one in source.rglob("*") if one.is_file())
+    files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
     for seed in range(5):
-        chance = np.random.default_rng(seed)
-        file = files[chance.integers(len(files))]
-        whole = file.read_bytes()
-        data = bytearray(whole[: chance.integers(len(whole) + 1)] if seed == 0 else whole)
-        for place in chance.integers(0, len(data), 4) if data else ():
-            data[place] = chance.integers(256)
+        rng = np.random.default_rng(seed)
+        file = files[rng.integers(len(files))]
+        original = file.read_bytes()
+        data = bytearray(original[: rng.integers(len(original) + 1)] if seed == 0 else original)
+        for offset in rng.integers(0, len(data), 4) if data else ():
+            data[offset] = rng.integers(256)
         file.write_bytes(data)
         try:
             import_data(source, tmp_path / f"{seed}.h5")
         except ValueError as error:
             assert one_sentence(error)
-        file.write_bytes(whole)
+        file.write_bytes(original)

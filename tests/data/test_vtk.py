@@ -1,4 +1,4 @@
-"""VTK image data in every encoding arrive as written, as series of numbered files and as collections."""
+"""Reading VTK image data: every encoding, series of numbered files, and collections."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ VECTOR = RANDOM.normal(size=(50, 40, 9, 3))
 ORIGIN, SPACING = (-1.0, 0.5, 2.0), (0.1, 0.2, 0.5)
 
 
-def arrives(path: Path) -> None:
+def check_image(path: Path) -> None:
     image = open_image(path)
     np.testing.assert_array_equal(image.arrays["p"].read(), SCALAR.transpose(2, 1, 0))
     np.testing.assert_array_equal(image.arrays["v"].read(), VECTOR.transpose(2, 1, 0, 3))
     for axis, n, o, s in zip(image.axes, SCALAR.shape, ORIGIN, SPACING, strict=True):
         np.testing.assert_array_equal(axis, o + np.arange(n) * s)
-    assert image.values["TimeValue"] == 0.25
+    assert image.field_data["TimeValue"] == 0.25
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("compress", [False, True])
-def test_every_encoding_of_a_vti(tmp_path: Path, encoding: str, compress: bool) -> None:
+def test_vti_round_trip_in_every_encoding(tmp_path: Path, encoding: str, compress: bool) -> None:
     write_vti(tmp_path / "a.vti", {"p": SCALAR, "v": VECTOR}, ORIGIN, SPACING, 0.25, encoding, compress, {"p": "Pa"})
-    arrives(tmp_path / "a.vti")
+    check_image(tmp_path / "a.vti")
     assert open_image(tmp_path / "a.vti").arrays["p"].unit == "Pa"
 
 
 @pytest.mark.parametrize("binary", [False, True])
-def test_the_legacy_form(tmp_path: Path, binary: bool) -> None:
+def test_legacy_vtk_round_trip(tmp_path: Path, binary: bool) -> None:
     write_vtk(tmp_path / "a.vtk", {"p": SCALAR, "v": VECTOR}, ORIGIN, SPACING, 0.25, binary)
-    arrives(tmp_path / "a.vtk")
+    check_image(tmp_path / "a.vtk")
 
 
-def test_a_legacy_file_as_other_programs_write_it(tmp_path: Path) -> None:
+def test_legacy_vtk_with_cell_data_and_metadata(tmp_path: Path) -> None:
     (tmp_path / "a.vtk").write_text(
         "# vtk DataFile Version 5.1\n\nASCII\nDATASET STRUCTURED_POINTS\nDIMENSIONS 3 2 1\nSPACING 1 1 1\n"
         "ORIGIN 0 0 0\nCELL_DATA 2\nFIELD FieldData 1\nu 1 2 float\n1.5 2.5\nMETADATA\nINFORMATION 0\n\nPOINT_DATA 6\n"
@@ -52,11 +52,11 @@ def test_a_legacy_file_as_other_programs_write_it(tmp_path: Path) -> None:
     )
     image = open_image(tmp_path / "a.vtk")
     np.testing.assert_array_equal(image.arrays["p"].read()[0], [[1, 2, 3], [4, 5, 6]])
-    assert image.others == ("u",) and image.arrays["v"].shape == (1, 2, 3, 3)
+    assert image.skipped == ("u",) and image.arrays["v"].shape == (1, 2, 3, 3)
 
 
-def test_a_vti_by_hand_with_sizes_of_four_bytes(tmp_path: Path) -> None:
-    """As the file-format description gives it: big-endian, UInt32, an inline array whose size is encoded apart."""
+def test_vti_big_endian_with_uint32_header(tmp_path: Path) -> None:
+    """As in the description of the format: big-endian, UInt32, an inline array whose size is encoded separately."""
     import base64
 
     data = np.array([1.0, 2.0, 3.0, 4.0], ">f4").tobytes()
@@ -71,7 +71,7 @@ def test_a_vti_by_hand_with_sizes_of_four_bytes(tmp_path: Path) -> None:
     np.testing.assert_array_equal(image.axes[1], [10, 12])
 
 
-def test_cells_lie_between_the_points(tmp_path: Path) -> None:
+def test_cell_data_coordinates_are_cell_centres(tmp_path: Path) -> None:
     write_vti(tmp_path / "a.vti", {"u": SCALAR[..., :1]}, (0, 0, 0), (2, 1, 1), cells=True)
     image = open_image(tmp_path / "a.vti")
     np.testing.assert_array_equal(image.axes[0], 1 + 2 * np.arange(50))
@@ -82,21 +82,21 @@ WAVES = Waves()
 VALUES = WAVES.simulate(0, range(3)).numpy()
 
 
-def test_series_in_place_are_what_an_import_gives(tmp_path: Path) -> None:
+def test_series_in_place_equals_import(tmp_path: Path) -> None:
     write_series(tmp_path / "runs", VALUES, WAVES.layout)
     assert guess_kind(tmp_path / "runs").name == "vtk"
     import_data(tmp_path / "runs", tmp_path / "store.h5")
-    with open_data(tmp_path / "runs") as here, open_store(tmp_path / "store.h5") as imported:
-        assert here.header.difference(imported.header) is None
-        assert here[:].tobytes() == imported[:].tobytes() == VALUES.tobytes()
-        layout = here.header.layout
+    with open_data(tmp_path / "runs") as in_place, open_store(tmp_path / "store.h5") as store:
+        assert in_place.header.difference(store.header) is None
+        assert in_place[:].tobytes() == store[:].tobytes() == VALUES.tobytes()
+        layout = in_place.header.layout
         assert (layout.fields, layout.units, layout.boundary) == (("height", "slope"), ("m", "1"), ("periodic",) * 2)
         np.testing.assert_array_equal(layout.times, WAVES.layout.times)
-        for mine, theirs in zip(layout.coordinates, WAVES.layout.coordinates, strict=True):
-            np.testing.assert_allclose(mine, theirs, rtol=1e-12)
+        for axis, expected in zip(layout.coordinates, WAVES.layout.coordinates, strict=True):
+            np.testing.assert_allclose(axis, expected, rtol=1e-12)
 
 
-def test_a_window_opens_its_own_files_only(tmp_path: Path) -> None:
+def test_window_opens_only_its_files(tmp_path: Path) -> None:
     write_series(tmp_path / "runs", VALUES, WAVES.layout)
     with open_data(tmp_path / "runs") as reader:
         for frame in (0, 1, 4):
@@ -104,7 +104,7 @@ def test_a_window_opens_its_own_files_only(tmp_path: Path) -> None:
         np.testing.assert_array_equal(reader[1, 2:4], VALUES[1, 2:4])
 
 
-def test_collections_give_times_and_folders_a_split(tmp_path: Path) -> None:
+def test_pvd_gives_times_and_folders_give_split(tmp_path: Path) -> None:
     for part, index in {"train": 0, "val": 1, "test": 2}.items():
         folder = tmp_path / "set" / part
         write_series(folder, VALUES[index : index + 1], WAVES.layout)
@@ -116,28 +116,28 @@ def test_collections_give_times_and_folders_a_split(tmp_path: Path) -> None:
         np.testing.assert_array_equal(reader[:], VALUES[:, [2, 4]])
 
 
-def test_numbers_in_names_are_times_where_nothing_else_is(tmp_path: Path) -> None:
+def test_numbers_in_file_names_are_fallback_times(tmp_path: Path) -> None:
     for run in ("a", "b"):
         for number in (10, 9, 100):
             write_vtk(tmp_path / f"{run}_{number}.vtk", {"u": np.full((4, 3, 1), number, np.float32)}, ORIGIN, SPACING)
-    made = import_data(tmp_path, tmp_path.parent / f"{tmp_path.name}.h5")
-    with open_store(made.path) as store:
+    imported = import_data(tmp_path, tmp_path.parent / f"{tmp_path.name}.h5")
+    with open_store(imported.path) as store:
         assert len(store) == 2
         np.testing.assert_array_equal(store.header.layout.times, [9, 10, 100])
         np.testing.assert_array_equal(store[1, :, 0, 0, 0], [9, 10, 100])
-    assert any("numbers in the file names" in note for note in made.notes)
-    assert any("unevenly spaced" in note for note in made.notes)
+    assert any("numbers in the file names" in note for note in imported.notes)
+    assert any("unevenly spaced" in note for note in imported.notes)
 
 
-def test_vectors_are_fields_with_the_names_of_their_components(tmp_path: Path) -> None:
-    write_vti(tmp_path / "a.vti", {"p": SCALAR, "v": VECTOR}, ORIGIN, SPACING, words={"case": "cavity"})
+def test_vector_components_become_named_fields(tmp_path: Path) -> None:
+    write_vti(tmp_path / "a.vti", {"p": SCALAR, "v": VECTOR}, ORIGIN, SPACING, strings={"case": "cavity"})
     with open_data(tmp_path / "a.vti") as reader:
         assert reader.header.layout.fields == ("p", "v_x", "v_y", "v_z") and reader.shape == (1, 1, 50, 40, 9, 4)
         np.testing.assert_array_equal(reader[0, 0][..., 2], VECTOR[..., 1].astype(np.float32))
         assert reader.header.parameters["attributes"]["data set"] == {"case": "cavity"}
 
 
-def bad(folder: Path) -> dict[str, tuple[Path, str]]:
+def invalid_files(folder: Path) -> dict[str, tuple[Path, str]]:
     folder.mkdir()
     paths = {name: folder / name / "a.vti" for name in ("cut", "short", "packed", "grid", "bomb", "none", "odd")}
     for path in paths.values():
@@ -177,26 +177,26 @@ def bad(folder: Path) -> dict[str, tuple[Path, str]]:
     }
 
 
-def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path) -> None:
-    for name, (path, sentence) in bad(tmp_path / "bad").items():
-        with pytest.raises(ValueError, match=sentence) as caught:
+def test_invalid_files_raise_one_sentence(tmp_path: Path) -> None:
+    for name, (path, message) in invalid_files(tmp_path / "bad").items():
+        with pytest.raises(ValueError, match=message) as caught:
             import_data(path, tmp_path / f"{name}.h5")
         assert one_sentence(caught.value) and str(path) in str(caught.value), name
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_scribbled_files_give_a_sentence_or_values(tmp_path: Path, seed: int) -> None:
-    chance = np.random.default_rng(seed)
+def test_corrupt_files_raise_one_sentence_or_read(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
     path = tmp_path / ("a.vti" if seed % 2 else "a.vtk")
-    small = {"p": SCALAR[:6, :5, :2], "v": VECTOR[:6, :5, :2]}
+    fields = {"p": SCALAR[:6, :5, :2], "v": VECTOR[:6, :5, :2]}
     if seed % 2:
-        write_vti(path, small, ORIGIN, SPACING, 0.5, ENCODINGS[seed % 4], bool(seed % 3))
+        write_vti(path, fields, ORIGIN, SPACING, 0.5, ENCODINGS[seed % 4], bool(seed % 3))
     else:
-        write_vtk(path, small, ORIGIN, SPACING, 0.5, bool(seed % 4))
+        write_vtk(path, fields, ORIGIN, SPACING, 0.5, bool(seed % 4))
     data = bytearray(path.read_bytes())
-    for place in chance.integers(0, len(data), 6):
-        data[place] = chance.integers(0, 256)
-    path.write_bytes(data[: chance.integers(len(data) // 2, len(data) + 1)])
+    for offset in rng.integers(0, len(data), 6):
+        data[offset] = rng.integers(0, 256)
+    path.write_bytes(data[: rng.integers(len(data) // 2, len(data) + 1)])
     try:
         import_data(path, tmp_path / "a.h5")
     except ValueError as error:

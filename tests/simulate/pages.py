@@ -1,6 +1,6 @@
-"""What `sigmasolver inspect` prints for fixtures, as the pages of the documentation show it.
+"""The output of `sigmasolver inspect` for fixtures, as shown in the documentation.
 
-`python -m tests.simulate.pages` writes today's output into the pages.
+`python -m tests.simulate.pages` writes the current output into the pages.
 """
 
 from __future__ import annotations
@@ -22,27 +22,29 @@ PAGES = ("formats.md", "realpdebench.md", "realm.md")
 BLOCK = re.compile(r"```text\n\$ sigmasolver inspect ([\w./-]+)\n(.*?)```", re.DOTALL)
 
 
-def shown(page: str) -> Iterator[tuple[str, str]]:
-    """What is inspected, and the output shown for it."""
-    return ((found[1], found[2]) for found in BLOCK.finditer((DOCS / page).read_text()))
+def documented_output(page: str) -> Iterator[tuple[str, str]]:
+    """The inspected paths, each with the output in the page."""
+    return ((match[1], match[2]) for match in BLOCK.finditer((DOCS / page).read_text()))
 
 
-def printed(what: str) -> str:
-    """The output for a file of a fixture, whose name is the first folder; in the folder at hand."""
-    fixture = what.partition("/")[0]
+def inspect_output(path: str) -> str:
+    """The output for a path in the current folder, whose first component is the name of a fixture."""
+    fixture = path.partition("/")[0]
     if not Path(fixture).exists():
         FIXTURES[fixture].write(Path(fixture), 0)
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["inspect", what])
-    if done.exit_code:
-        raise RuntimeError(f"{what}: {done.output} {done.exception}")
-    return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["inspect", path])
+    if result.exit_code:
+        raise RuntimeError(f"{path}: {result.output} {result.exception}")
+    return "".join(f"{line.rstrip()}\n" for line in result.stdout.splitlines())
 
 
 def main() -> None:
     for page in PAGES:
         text = (DOCS / page).read_text()
         with TemporaryDirectory() as folder, chdir(folder):
-            text = BLOCK.sub(lambda found: f"```text\n$ sigmasolver inspect {found[1]}\n{printed(found[1])}```", text)
+            text = BLOCK.sub(
+                lambda match: f"```text\n$ sigmasolver inspect {match[1]}\n{inspect_output(match[1])}```", text
+            )
         (DOCS / page).write_text(text)
 
 

@@ -1,4 +1,4 @@
-"""Fixtures: every task and format as files that the readers take, and that a recipe can be trained on."""
+"""Fixtures: files for every task and format that can be read and trained on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sigmasolver.simulate.fixtures import FIXTURES, fixture_of
 from sigmasolver.simulate.fixtures.tiny import COUNT, flow, settings_for
 from sigmasolver.tasks import CANONICAL, REALM, REALPDEBENCH, TASKS
 from sigmasolver.train.job import train_run
-from tests.simulate.pages import DOCS, PAGES, printed, shown
+from tests.simulate.pages import DOCS, PAGES, documented_output, inspect_output
 
 FORMATS = {
     "netcdf": "netcdf", "zarr": "zarr", "vtk": "vtk", "the-well": "the-well", "pdearena": "pdearena",
@@ -28,13 +28,13 @@ FORMATS = {
 }  # fmt: skip
 
 
-def test_every_task_has_one() -> None:
+def test_every_task_has_a_fixture() -> None:
     assert set(TASKS) <= set(FIXTURES) and len(TASKS) == 12
     with pytest.raises(ValueError, match=r'"netcfd".*netcdf'):
         fixture_of("netcfd")
 
 
-def test_the_velocity_belongs_to_the_vorticity() -> None:
+def test_flow_velocity_matches_vorticity() -> None:
     """ω = ∂v/∂x - ∂u/∂y and ∂u/∂x + ∂v/∂y = 0, with exact derivatives of the trigonometric polynomials."""
     values, _ = flow(COUNT, 0)
     vorticity, u, v = np.moveaxis(values.astype(np.float64), -1, 0)
@@ -45,13 +45,13 @@ def test_the_velocity_belongs_to_the_vorticity() -> None:
     scale = np.abs(vorticity).max()
     np.testing.assert_allclose(dx(u) + dy(v), 0, atol=1e-5 * scale)
     curl = dx(v) - dy(u)
-    inner = np.fft.fft2(curl - vorticity)
-    inner[..., values.shape[2] // 2, :] = inner[..., :, values.shape[2] // 2] = 0  # the highest wave has no derivative
-    np.testing.assert_allclose(np.fft.ifft2(inner).real, 0, atol=1e-4 * scale)
+    error = np.fft.fft2(curl - vorticity)
+    error[..., values.shape[2] // 2, :] = error[..., :, values.shape[2] // 2] = 0  # no derivative at Nyquist
+    np.testing.assert_allclose(np.fft.ifft2(error).real, 0, atol=1e-4 * scale)
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_formats_hold_what_was_simulated(tmp_path: Path, name: str) -> None:
+def test_fixtures_of_formats_contain_simulated_values(tmp_path: Path, name: str) -> None:
     path = FIXTURES[name].write(tmp_path / name, 0)
     assert guess_kind(path).name == FORMATS[name]
     with open_any(path) as data:
@@ -63,25 +63,25 @@ def test_formats_hold_what_was_simulated(tmp_path: Path, name: str) -> None:
         fields = 1 if name == "fno-mat" else 3
         np.testing.assert_array_equal(data[:][..., :fields], values[..., :fields])
         np.testing.assert_allclose(data.header.layout.times, layout.times, rtol=1e-6)
-    assert [one for one in summarise(path).problems() if "viscosity" not in one] == []
+    assert [problem for problem in summarise(path).problems() if "viscosity" not in problem] == []
 
 
-def test_the_layouts_of_pdebench(tmp_path: Path) -> None:
+def test_fixture_layouts_of_pdebench(tmp_path: Path) -> None:
     FIXTURES["pdebench"].write(tmp_path, 0)
     values, _ = flow(COUNT, 0)
     expected = {
         "2D_vorticity.hdf5": values[..., :1], "2D_grouped_NA_NA.h5": values, "ns_incom_2d.h5": values[..., [1, 2, 0]],
     }  # fmt: skip
-    for name, wanted in expected.items():
+    for name, fields in expected.items():
         with open_data(tmp_path / name) as data:
-            np.testing.assert_array_equal(data[:][..., : wanted.shape[-1]], wanted)
+            np.testing.assert_array_equal(data[:][..., : fields.shape[-1]], fields)
     with open_data(tmp_path / "3D_CFD_Turb_periodic.hdf5") as data:
         assert data.header.layout.fields == ("density", "pressure", "Vx", "Vy", "Vz")
         assert data.header.layout.boundary == ("periodic",) * 3
 
 
 @pytest.mark.parametrize("task", [task.name for task in CANONICAL])
-def test_canonical_tasks_train_on_theirs(tmp_path: Path, task: str) -> None:
+def test_canonical_tasks_train_on_fixtures(tmp_path: Path, task: str) -> None:
     path = FIXTURES[task].write(tmp_path, 0)
     with open_data(path) as data:
         recipe = changed(recipe_of(task), settings_for(task, data))
@@ -90,21 +90,21 @@ def test_canonical_tasks_train_on_theirs(tmp_path: Path, task: str) -> None:
 
 
 @pytest.mark.parametrize("task", [task.name for task in (*REALPDEBENCH, *REALM)])
-def test_tasks_of_the_benchmarks_run_from_files_to_page(
+def test_benchmark_tasks_from_make_fixture_to_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
-    """As a user types it: make-fixture, the training that it prints, evaluate, table and report."""
+    """The commands of a user: make-fixture, the training command that it prints, evaluate, table and report."""
     monkeypatch.chdir(tmp_path)
 
-    def call(*words: str) -> str:
-        done = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*words])
-        assert done.exit_code == 0, (done.output, done.exception)
-        return done.stdout
+    def call(*arguments: str) -> str:
+        result = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*arguments])
+        assert result.exit_code == 0, (result.output, result.exception)
+        return result.stdout
 
     command = shlex.split(call("make-fixture", task, "--out", "files").split("next: sigmasolver ")[1])
     call(*command, "--set", "train.updates=2", "--set", "train.checks=1", "--device", "cpu")
     assert command[:2] == ["train", task] and Run(Path("runs") / task).finished
-    assert not list(Path("runs").rglob("*.h5")), "the files are read where they lie"
+    assert not list(Path("runs").rglob("*.h5")), "the files are read in place"
     assert f"{task}: " in call("evaluate", f"runs/{task}", "--device", "cpu")
     table = call("table", "realpdebench" if TASKS[task] in REALPDEBENCH else "realm", f"runs/{task}")
     assert "Transolver-σ" in table
@@ -112,30 +112,30 @@ def test_tasks_of_the_benchmarks_run_from_files_to_page(
     assert task in Path("page.html").read_text()
 
 
-def test_the_command_prints_the_training_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_make_fixture_prints_training_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     listed = CliRunner().invoke(app, ["make-fixture"])
     assert listed.exit_code == 0 and all(name in listed.stdout for name in FIXTURES)
-    made = CliRunner().invoke(app, ["make-fixture", "netcdf", "--out", "here"])
-    command = shlex.split(made.stdout.split("next: sigmasolver ")[1])
+    written = CliRunner().invoke(app, ["make-fixture", "netcdf", "--out", "here"])
+    command = shlex.split(written.stdout.split("next: sigmasolver ")[1])
     assert command == ["train", "--data", "here/flow.nc", "--out", "runs/netcdf"]
-    done = CliRunner().invoke(app, [*command, "--set", "train.updates=1", "--history", "2", "--block", "1"])
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(app, [*command, "--set", "train.updates=1", "--history", "2", "--block", "1"])
+    assert result.exit_code == 0, result.output
     assert Run(Path("runs/netcdf")).finished and not Path("runs/netcdf/data.h5").exists()
     again = CliRunner().invoke(app, ["make-fixture", "netcdf", "--out", "here"])
     assert isinstance(again.exception, ValueError) and "here is not an empty folder" in str(again.exception)
 
 
-def test_scenarios_of_realpdebench_share_a_folder_and_overwrite_nothing(
+def test_make_fixture_scenarios_share_folder_without_overwriting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`suite` tells to make each of them in the folder of all data."""
+    """The messages of `suite` suggest to make all of them in the same folder."""
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
     Path("data/notes.txt").write_text("mine")
     for task in ("foil", "controlled-cylinder"):
-        made = CliRunner().invoke(app, ["make-fixture", task, "--out", "data"])
-        assert made.exit_code == 0, made.exception
+        written = CliRunner().invoke(app, ["make-fixture", task, "--out", "data"])
+        assert written.exit_code == 0, written.exception
     assert sorted(os.listdir("data")) == ["controlled_cylinder", "foil", "notes.txt", "version.json"]
     FIXTURES["foil"].write(Path("alone"), 0)
     for file in sorted(Path("alone/foil").rglob("*.arrow")):
@@ -145,7 +145,7 @@ def test_scenarios_of_realpdebench_share_a_folder_and_overwrite_nothing(
     assert Path("data/notes.txt").read_text() == "mine"
 
 
-def test_every_kind_is_documented_and_shown() -> None:
+def test_every_kind_is_documented() -> None:
     texts = {page: (DOCS / page).read_text() for page in PAGES}
     for kind in KINDS:
         assert f"`{kind.name}`" in texts["formats.md"], kind.name
@@ -154,16 +154,18 @@ def test_every_kind_is_documented_and_shown() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_pages_show_what_inspect_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
-    """But for what differs from machine to machine: round-off, sizes and dates of files."""
+def test_pages_show_output_of_inspect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
+    """Except for what depends on the machine: round-off, sizes and dates of files."""
     monkeypatch.chdir(tmp_path)
-    blocks = list(shown(page))
+    blocks = list(documented_output(page))
     assert blocks
-    for what, text in blocks:
-        assert _plain(printed(what)) == _plain(text), f"python -m tests.simulate.pages writes {what} anew"
+    for path, expected in blocks:
+        assert _normalised(inspect_output(path)) == _normalised(expected), (
+            f"python -m tests.simulate.pages writes {path} anew"
+        )
 
 
-def _plain(text: str) -> list[str]:
+def _normalised(text: str) -> list[str]:
     text = re.sub(r"-?\d(\.\d+)?e-\d+", "0", text)
     text = re.sub(r"(bytes=)\d+|(state=|fingerprint )[0-9a-f]+", r"\1\2", text)
     return [" ".join(re.sub("─+", "─", line).split()) for line in text.splitlines()]

@@ -1,7 +1,7 @@
-"""NetCDF files (3 and 4) and Zarr groups (2 and 3), seen through xarray in a process of its own.
+"""NetCDF files (3 and 4) and Zarr groups (2 and 3), read by xarray in a separate process.
 
-A window is read from the chunks that hold it. Packed values are unpacked as their attributes say (scale_factor,
-add_offset, _FillValue), times stay numbers with their unit.
+A window is read from the chunks that contain it. Packed values are decoded by their attributes (scale_factor,
+add_offset, _FillValue); times stay numbers with their unit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sigmasolver.data.formats.labelled import Labelled, Variable, as_trajectories
-from sigmasolver.data.formats.parts import in_parts, joined
+from sigmasolver.data.formats.parts import concatenate, find_sources
 from sigmasolver.data.formats.source import Foreign, Ranges
 from sigmasolver.data.isolated import UnreadableError, ask
 
@@ -35,47 +35,47 @@ def is_zarr(path: Path) -> bool:
 
 def netcdf_files(path: Path) -> list[tuple[str | None, Path]]:
     """A file, or those in a folder, each with its part of the data set."""
-    return [(None, path)] if is_netcdf(path) else in_parts(path, is_netcdf)
+    return [(None, path)] if is_netcdf(path) else find_sources(path, is_netcdf)
 
 
 def zarr_groups(path: Path) -> list[tuple[str | None, Path]]:
     """A group, or those in a folder, each with its part of the data set."""
-    return [(None, path)] if is_zarr(path) else in_parts(path, is_zarr)
+    return [(None, path)] if is_zarr(path) else find_sources(path, is_zarr)
 
 
 def read_netcdf(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
-    """One file, or a folder whose files follow each other."""
+    """Read a file, or the files of a folder one after another."""
     return _read(netcdf_files(path), names, steady, f"{path} contains no NetCDF file ({', '.join(NETCDF)}).")
 
 
 def read_zarr(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
-    """One group, or a folder whose groups follow each other."""
+    """Read a group, or the groups of a folder one after another."""
     return _read(zarr_groups(path), names, steady, f"{path} contains no Zarr group (zarr.json or .zgroup).")
 
 
 def _read(
-    files: Sequence[tuple[str | None, Path]], names: Sequence[str] | None, steady: bool | None, none: str
+    files: Sequence[tuple[str | None, Path]], names: Sequence[str] | None, steady: bool | None, if_empty: str
 ) -> Foreign:
     if not files:
-        raise ValueError(none)
-    return joined(files, lambda file: as_trajectories(open_labelled(file), names, steady))
+        raise ValueError(if_empty)
+    return concatenate(files, lambda file: as_trajectories(open_labelled(file), names, steady))
 
 
 def open_labelled(path: Path) -> Labelled:
     """The variables of a NetCDF file or Zarr group."""
     try:
-        found = ask(path, "labelled")
+        content = ask(path, "labelled")
     except UnreadableError as error:
-        raise _plain(path, error) from error
+        raise _as_value_error(path, error) from error
     notes = [
-        f"{absent} of {total} chunks of {name} are missing and are read as its fill value."
-        for name, (absent, total) in found["missing"].items()
+        f"{missing} of {total} chunks of {name} are missing and are read as its fill value."
+        for name, (missing, total) in content["missing"].items()
     ]
-    entries = found["variables"]
-    if path.is_dir():  # what lies in a Zarr group comes in whatever order the file system has
+    entries = content["variables"]
+    if path.is_dir():  # the arrays of a Zarr group come in the order of the file system
         entries.sort(key=lambda entry: entry["name"])
     variables = {entry["name"]: _variable(path, entry) for entry in entries}
-    return Labelled(path, variables, found["attributes"], tuple(notes))
+    return Labelled(path, variables, content["attributes"], tuple(notes))
 
 
 def _variable(path: Path, entry: dict[str, Any]) -> Variable:
@@ -91,10 +91,10 @@ def _box(path: Path, name: str, itemsize: int, ranges: Ranges) -> np.ndarray:
     try:
         return ask(path, "labelled_box", [name, list(ranges)], size)
     except UnreadableError as error:
-        raise _plain(path, error) from error
+        raise _as_value_error(path, error) from error
 
 
-def _plain(path: Path, error: UnreadableError) -> ValueError:
+def _as_value_error(path: Path, error: UnreadableError) -> ValueError:
     if str(error) == "kind":
         return ValueError(f"{path} is not a NetCDF file; save it again.")
     return ValueError(f"{path} is truncated or corrupt; copy or download it again.")

@@ -1,4 +1,4 @@
-"""Trajectories written as NetCDF or Zarr: one variable per field, with coordinates, units, times and attributes."""
+"""Write trajectories as NetCDF or Zarr: one variable per field, with coordinates, units, times and attributes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["require_xarray", "write_netcdf", "write_zarr"]
 
 
 def require_xarray(out: Path) -> None:
-    """Refuse a file that these packages would be needed for, before anything is computed."""
+    """Raise ValueError if a package for writing this file is missing, before anything is computed."""
     try:
         import h5netcdf  # noqa: F401
         import xarray  # noqa: F401
@@ -28,7 +28,7 @@ def require_xarray(out: Path) -> None:
 
 
 def write_netcdf(out: Path, trajectories: np.ndarray, header: Header, compress: bool = False) -> None:
-    """A NetCDF 4 file whose chunks are frames; it has its name only once it is complete."""
+    """Write a NetCDF 4 file with one chunk per frame; it is renamed to `out` once complete."""
     require_xarray(out)
     dataset = as_dataset(trajectories, header)
     options: dict[str, Any] = {"chunksizes": (1, 1, *header.grid), "_FillValue": None}
@@ -43,12 +43,12 @@ def write_netcdf(out: Path, trajectories: np.ndarray, header: Header, compress: 
 
 
 def write_zarr(out: Path, trajectories: np.ndarray, header: Header, version: int = 3) -> None:
-    """A Zarr group whose chunks are frames; it has its name only once it is complete."""
+    """Write a Zarr group with one chunk per frame; it is renamed to `out` once complete."""
     require_xarray(out)
     dataset = as_dataset(trajectories, header)
     encoding = {name: {"chunks": (1, 1, *header.grid)} for name in dataset.data_vars}
     with plain_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         with making_folder(out) as folder, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # consolidated metadata are what xarray writes by default
+            warnings.simplefilter("ignore")  # xarray writes consolidated metadata by default, and zarr warns about it
             dataset.to_zarr(folder, zarr_format=version, encoding=encoding, mode="w")

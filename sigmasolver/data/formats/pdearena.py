@@ -1,10 +1,10 @@
-"""PDEArena: HDF5 files named by their part, *train*.h5, with one group of that name.
+"""PDEArena: HDF5 files with the part in their name, such as *train*.h5, and one group of that name.
 
     Navier-Stokes          u, vx, vy (count, frames, x, y), t (count, frames), x (count, x), y (count, y), buo_y (count)
     Kuramoto-Sivashinsky   pde_... (count, frames, x), dt, dx, v (count)
     Maxwell                d_field, h_field (count, frames, x, y, z, 3)
 
-Its shallow water is Zarr or NetCDF and is read as such.
+Its shallow-water data are Zarr or NetCDF and are read as such.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from sigmasolver.data.formats.dimensions import CHANNEL, COUNT, SPACE, TIME
 from sigmasolver.data.formats.hdf5 import SUFFIXES, open_variables, paths_in
 from sigmasolver.data.formats.labelled import Labelled, Variable, as_trajectories, coordinate
-from sigmasolver.data.formats.parts import in_parts, joined
+from sigmasolver.data.formats.parts import concatenate, find_sources
 from sigmasolver.data.formats.source import Foreign
 
 __all__ = ["is_pdearena", "read_pdearena"]
@@ -37,32 +37,32 @@ def is_pdearena(path: Path) -> bool:
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path] if path.suffix.lower() in SUFFIXES else []
-    return [file for _, file in in_parts(path, lambda one: one.is_file() and one.suffix.lower() in SUFFIXES)]
+    return [file for _, file in find_sources(path, lambda file: file.is_file() and file.suffix.lower() in SUFFIXES)]
 
 
 def read_pdearena(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
-    """One file, or all files of a folder with the split that their groups make."""
+    """Read a file, or all files of a folder with the split given by their groups."""
     files = [(_PARTS[_group(file)], file) for file in _files(path)]
     if not files:
         raise ValueError(f"{path} contains no PDEArena files (*train*.h5, *valid*.h5, *test*.h5).")
     files.sort(key=lambda item: list(_PARTS.values()).index(item[0]))
-    whole: list[tuple[str | None, Path]] = [(part if len(files) > 1 else None, file) for part, file in files]
-    return joined(whole, lambda file: as_trajectories(_labelled(file), names, steady))
+    sources: list[tuple[str | None, Path]] = [(part if len(files) > 1 else None, file) for part, file in files]
+    return concatenate(sources, lambda file: as_trajectories(_open_labelled(file), names, steady))
 
 
 def _group(file: Path) -> str:
-    found = next((one for name in paths_in(file) if (one := _FIELD.fullmatch(name)) is not None), None)
-    if found is None:
+    first = next((match for name in paths_in(file) if (match := _FIELD.fullmatch(name)) is not None), None)
+    if first is None:
         raise ValueError(f"{file} has no group train, valid or test with u, vx, vy, pde_..., d_field or h_field.")
-    return found[1]
+    return first[1]
 
 
-def _labelled(file: Path) -> Labelled:
+def _open_labelled(file: Path) -> Labelled:
     group = _group(file)
     entries = {
-        name.removeprefix(f"{group}/"): one for name, one in open_variables(file).items() if name.startswith(group)
+        name.removeprefix(f"{group}/"): entry for name, entry in open_variables(file).items() if name.startswith(group)
     }
-    fields = {name: one for name, one in entries.items() if _FIELD.fullmatch(f"{group}/{name}")}
+    fields = {name: entry for name, entry in entries.items() if _FIELD.fullmatch(f"{group}/{name}")}
     variables, notes = dict[str, Variable](), list[str]()
     for name, entry in fields.items():
         vector = name.endswith("_field") and entry.shape[-1] == 3
@@ -85,14 +85,14 @@ def _labelled(file: Path) -> Labelled:
 
 
 def _axis(entries: Mapping[str, Variable], dimension: str, size: int, notes: list[str]) -> np.ndarray | None:
-    """Its values, those of the first trajectory: listed, or from their distance."""
+    """The values of an axis in the first trajectory, listed or computed from the spacing; None without either."""
     letter = "t" if dimension == TIME else dimension
-    for name, make in ((letter, lambda row: row), (f"d{letter}", lambda row: row[0] * np.arange(size))):
+    for name, axis_of in ((letter, lambda row: row), (f"d{letter}", lambda row: row[0] * np.arange(size))):
         if name in entries:
             rows = entries[name].whole().astype(np.float64)
             rows = rows.reshape(len(rows), -1) if rows.ndim else rows.reshape(1, 1)
             if not np.allclose(rows, rows[0], rtol=1e-4, atol=0):
                 notes.append(f"{name} differs between trajectories; the values of the first are used for all.")
-            values = make(rows[0])
+            values = axis_of(rows[0])
             return values if len(values) == size else None
     return None

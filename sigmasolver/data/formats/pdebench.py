@@ -5,7 +5,7 @@
     grouped          one group per trajectory, 0000, 0001, ..., with data (frames, x[, y], channels) and grid/x, y, t
     incompressible   velocity (count, frames, x, y, 2), particles (..., 1), force (count, x, y, 2), t (count, frames)
 
-The benchmark's own loader tests on the first tenth of the trajectories, with grouped files on the last tenth.
+The loader of the benchmark tests on the first tenth of the trajectories, for grouped files on the last tenth.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ def _layout_of(names: Sequence[str]) -> str | None:
 
 
 def read_pdebench(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
-    """One file."""
+    """Read a file."""
     entries = open_variables(path)
     layout = _layout_of(list(entries))
     if layout is None:
         raise ValueError(f"{path} matches none of PDEBench's layouts (tensor, density and Vx, 0000/data, velocity).")
-    reader = {"grouped": _grouped, "incompressible": _incompressible}.get(layout, _apart)
+    reader = {"grouped": _read_grouped, "incompressible": _read_incompressible}.get(layout, _read_separate)
     variables, notes = reader(path, entries)
-    ends = _ends(path, notes)
-    found = as_trajectories(Labelled(path, variables, ends, tuple(notes)), names, steady)
-    split, said = _split(found.count, first=layout != "grouped")
-    return replace(found, split=split, notes=(f"PDEBench, {layout} layout.", *found.notes, *said))
+    attributes = _boundary_of(path, notes)
+    foreign = as_trajectories(Labelled(path, variables, attributes, tuple(notes)), names, steady)
+    split, split_notes = _split(foreign.count, first=layout != "grouped")
+    return replace(foreign, split=split, notes=(f"PDEBench, {layout} layout.", *foreign.notes, *split_notes))
 
 
-def _apart(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Variable], list[str]]:
-    """One dataset per field, the coordinates beside them."""
+def _read_separate(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Variable], list[str]]:
+    """One dataset per field, and one per coordinate."""
     notes: list[str] = []
     fields = ["tensor"] if "tensor" in entries else [name for name in CFD if name in entries]
     spatial = len(entries[fields[0]].shape) - 2
@@ -68,18 +68,18 @@ def _apart(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Varia
     variables = {name: replace(entries[name], dims=(COUNT, TIME, *SPACE[:spatial])) for name in fields}
     if "tensor" in entries and "nu" in entries and len(entries["nu"].shape) == spatial + 1:
         variables["nu"] = replace(entries["nu"], dims=(COUNT, *SPACE[:spatial]))
-    lists = {letter: entries.get(f"{letter}-coordinate") for letter in ("t", *SPACE[:spatial])}
+    coordinates = {letter: entries.get(f"{letter}-coordinate") for letter in ("t", *SPACE[:spatial])}
     sizes = dict(zip(("t", *SPACE), entries[fields[0]].shape[1:], strict=False))
-    for letter, entry in lists.items():
+    for letter, entry in coordinates.items():
         if entry is not None:
-            values = _fit(path, letter, entry.whole().ravel(), sizes[letter], notes)
+            values = _fit_coordinate(path, letter, entry.whole().ravel(), sizes[letter], notes)
             dimension = TIME if letter == "t" else letter
             variables[dimension] = coordinate(dimension, values)
     return variables, notes
 
 
-def _fit(path: Path, letter: str, values: np.ndarray, size: int, notes: list[str]) -> np.ndarray:
-    """Coordinates of `size` frames or points; the files have one more where they give the ends of intervals."""
+def _fit_coordinate(path: Path, letter: str, values: np.ndarray, size: int, notes: list[str]) -> np.ndarray:
+    """The coordinates of `size` frames or points; the files may have one more: a final time, or cell edges."""
     if len(values) == size + 1 and letter == "t":
         notes.append("One more time than frames: the last is dropped.")
         return values[:-1]
@@ -93,8 +93,8 @@ def _fit(path: Path, letter: str, values: np.ndarray, size: int, notes: list[str
     return values
 
 
-def _grouped(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Variable], list[str]]:
-    groups = sorted(found[1] for name in entries if (found := _GROUP.fullmatch(name)) is not None)
+def _read_grouped(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Variable], list[str]]:
+    groups = sorted(match[1] for name in entries if (match := _GROUP.fullmatch(name)) is not None)
     members = [entries[f"{group}/data"] for group in groups]
     shape = members[0].shape
     for group, member in zip(groups, members, strict=True):
@@ -116,13 +116,13 @@ def _grouped(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Var
         entry = entries.get(f"{groups[0]}/grid/{letter}")
         if entry is not None:
             size = shape[0] if letter == "t" else shape[1 + SPACE.index(letter)]
-            values = _fit(path, letter, entry.whole().ravel(), size, [])
+            values = _fit_coordinate(path, letter, entry.whole().ravel(), size, [])
             dimension = TIME if letter == "t" else letter
             variables[dimension] = coordinate(dimension, values)
     return variables, []
 
 
-def _incompressible(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Variable], list[str]]:
+def _read_incompressible(path: Path, entries: Mapping[str, Variable]) -> tuple[dict[str, Variable], list[str]]:
     notes: list[str] = []
     spatial = len(entries["velocity"].shape) - 3
     _check_axes(path, "velocity", entries["velocity"], spatial)
@@ -143,8 +143,8 @@ def _check_axes(path: Path, name: str, entry: Variable, spatial: int) -> None:
         raise ValueError(f"{name!r} in {path} has shape {entry.shape}; expected one to three spatial axes.")
 
 
-def _ends(path: Path, notes: list[str]) -> dict[str, str]:
-    """The boundaries, where the name of the file says them."""
+def _boundary_of(path: Path, notes: list[str]) -> dict[str, str]:
+    """The boundary as an attribute, if the file name contains it."""
     words = re.split(r"[^a-z]+", path.stem.lower())
     for word, kind in (("periodic", "periodic"), ("trans", "open")):
         if word in words:
@@ -154,15 +154,15 @@ def _ends(path: Path, notes: list[str]) -> dict[str, str]:
 
 
 def _split(count: int, first: bool) -> tuple[Split | None, list[str]]:
-    """The benchmark's test tenth; it validates on the test, here the last tenth of the others does."""
+    """The benchmark's test tenth, and the last tenth of the remainder for validation (it validates on the test set)."""
     test = count // 10
-    rest = count - test
-    validation = rest // 10
+    remaining = count - test
+    validation = remaining // 10
     if not test or not validation:
         return None, []
-    others = range(test, count) if first else range(rest)
-    tests = range(test) if first else range(rest, count)
-    split = Split(tuple(others[:-validation]), tuple(others[-validation:]), tuple(tests))
+    remaining_indices = range(test, count) if first else range(remaining)
+    test_indices = range(test) if first else range(remaining, count)
+    split = Split(tuple(remaining_indices[:-validation]), tuple(remaining_indices[-validation:]), tuple(test_indices))
     where = "first" if first else "last"
     return split, [
         f"As in the benchmark, the {where} tenth ({test}) is for testing and {validation} of the others for validation."

@@ -1,4 +1,4 @@
-"""How to read files of a user's own: what the user says about them, beyond what they say themselves."""
+"""How to read a user's own files: what the user specifies beyond what the files contain."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from sigmasolver.settings import check_types, suggest, to_plain
 __all__ = ["AXES", "Reading"]
 
 AXES = ("count", "time", "x", "y", "z", "field")
-"""The axes of a user's arrays, in the order in which they are stored here."""
+"""The axes of a user's arrays, in the order of the store."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What the user says; None: the file says it, or it is inferred."""
+    """What the user specifies; None: taken from the file, or inferred."""
 
     fields: tuple[str, ...] | None = None
-    """The fields to take, in order; where the file does not name them, their names."""
+    """The fields to read, in order; if the file does not name them, their names."""
     steady: bool | None = None
-    """Whether the arrays have no axis of time."""
+    """Whether the arrays have no time axis."""
     axes: tuple[str, ...] | None = None
-    """What each axis of the arrays is, in their order: some of `AXES`."""
+    """The meaning of each axis of the arrays, in order: some of `AXES`."""
     boundary: tuple[str, ...] | None = None
-    """How each spatial axis ends; one word holds for all."""
+    """The boundary of each spatial axis; a single one applies to all."""
     dt: float | None = None
-    """The time from one frame to the next."""
+    """The time between frames."""
     units: tuple[str, ...] | None = None
-    """One for each field that is taken."""
+    """One for each field that is read."""
     mask: str | None = None
     """The field that is 1 in a solid and 0 in the fluid."""
     skip_bad: bool = False
-    """Leave out trajectories with values that are not finite."""
+    """Skip trajectories with non-finite values."""
 
     def __post_init__(self) -> None:
         if self.fields is not None:
@@ -51,9 +51,9 @@ class Reading:
             object.__setattr__(self, "fields", (*self.fields, self.mask))
         if self.dt is not None and self.dt <= 0:
             raise ValueError(f"The time step is {self.dt:g}; it must be positive.")
-        for word in self.boundary or ():
-            if word not in BOUNDARIES:
-                raise ValueError(f'Unknown boundary "{word}"; choose from {", ".join(BOUNDARIES)}.')
+        for boundary in self.boundary or ():
+            if boundary not in BOUNDARIES:
+                raise ValueError(f'Unknown boundary "{boundary}"; choose from {", ".join(BOUNDARIES)}.')
         if self.axes is not None:
             self._check_axes(self.axes)
 
@@ -68,31 +68,31 @@ class Reading:
             raise ValueError(f"The axes {', '.join(axes)} must include x, or x and y, or x, y and z.")
         steady = "time" not in axes
         if self.steady is not None and self.steady != steady:
-            has, word = ("no", "--unsteady") if steady else ("a", "--steady")
-            raise ValueError(f"The axes {', '.join(axes)} have {has} time axis; omit {word}.")
+            has, option = ("no", "--unsteady") if steady else ("a", "--steady")
+            raise ValueError(f"The axes {', '.join(axes)} have {has} time axis; omit {option}.")
         object.__setattr__(self, "steady", steady)
 
     @property
     def spatial(self) -> int | None:
-        """How many axes of space the user tells of."""
+        """The number of spatial axes, if the user specifies it."""
         if self.axes is not None:
             return len(set(self.axes) & set("xyz"))
         return len(self.boundary) if self.boundary is not None and len(self.boundary) > 1 else None
 
     @property
     def channels(self) -> bool | None:
-        """Whether one array holds all fields along an axis of its own."""
+        """Whether the fields are channels of one array."""
         return None if self.axes is None else "field" in self.axes
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """What a header keeps of it, beside the layout."""
-        said = {name: getattr(self, name) for name in ("axes", "boundary", "dt", "units")}
-        said = {name: to_plain(value) for name, value in said.items() if value is not None}
-        return ({"reading": said} if said else {}) | ({"mask": self.mask} if self.mask is not None else {})
+        """What a header records of it, beside the layout."""
+        specified = {name: getattr(self, name) for name in ("axes", "boundary", "dt", "units")}
+        specified = {name: to_plain(value) for name, value in specified.items() if value is not None}
+        return ({"reading": specified} if specified else {}) | ({"mask": self.mask} if self.mask is not None else {})
 
     def applied(self, layout: Layout) -> Layout:
-        """The layout with what the user says in place of what the file says."""
+        """The layout, overridden by what the user specifies."""
         boundary, units, times = layout.boundary, layout.units, layout.times
         if self.boundary is not None:
             boundary = self.boundary * len(boundary) if len(self.boundary) == 1 else self.boundary
@@ -113,48 +113,48 @@ class Reading:
             raise ValueError(f'Mask field "{self.mask}" not found; {suggest(self.mask, layout.fields)}')
         return replace(layout, boundary=boundary, units=units, times=times)
 
-    def arranged(self, path: Path, arrays: Mapping[str, Array], leading: int) -> dict[str, Array]:
-        """The arrays of a file with their axes in the order of `AXES`; `leading` is 1 where the first is `count`."""
+    def reorder_axes(self, path: Path, arrays: Mapping[str, Array], leading: int) -> dict[str, Array]:
+        """The arrays of a file with their axes in the order of `AXES`; `leading` is 1 if the first must be `count`."""
         if self.axes is None:
             return dict(arrays)
         if not leading and "count" in self.axes:
             raise ValueError(f"{path} is one trajectory, as is each file of a folder; omit count from the axes.")
-        able = {n: array for n, array in arrays.items() if array.real and not (n in BESIDE and is_list(array))}
+        candidates = {n: array for n, array in arrays.items() if array.real and not (n in BESIDE and is_list(array))}
         axes = self.axes
-        if leading and not any(len(array.shape) == len(axes) for array in able.values()):
-            axes = tuple(name for name in axes if name != "count")  # a single trajectory may come without
-        fitting = {
-            name: _arranged(array, axes, leading) for name, array in able.items() if len(array.shape) == len(axes)
+        if leading and not any(len(array.shape) == len(axes) for array in candidates.values()):
+            axes = tuple(name for name in axes if name != "count")  # a single trajectory may lack this axis
+        matching = {
+            name: _reorder(array, axes, leading) for name, array in candidates.items() if len(array.shape) == len(axes)
         }
-        if not fitting:
-            there = listed([f"{name} {array.shape}".strip() for name, array in arrays.items()]) or "none"
-            raise ValueError(f"{path} has no array with axes {', '.join(self.axes)}; available arrays: {there}.")
-        if self.channels and not {"", "fields"} & set(fitting):
-            if len(fitting) > 1:
+        if not matching:
+            available = listed([f"{name} {array.shape}".strip() for name, array in arrays.items()]) or "none"
+            raise ValueError(f"{path} has no array with axes {', '.join(self.axes)}; available arrays: {available}.")
+        if self.channels and not {"", "fields"} & set(matching):
+            if len(matching) > 1:
                 raise ValueError(
-                    f"{path} has several arrays with a channels axis: {listed(fitting)}; merge them "
+                    f"{path} has several arrays with a channels axis: {listed(matching)}; merge them "
                     "into one array `fields`."
                 )
-            fitting = {"fields": next(iter(fitting.values()))}
-        beside = {name: array for name, array in arrays.items() if name in BESIDE and is_list(array)}
-        return {**beside, **fitting}
+            matching = {"fields": next(iter(matching.values()))}
+        metadata = {name: array for name, array in arrays.items() if name in BESIDE and is_list(array)}
+        return {**metadata, **matching}
 
 
-def _arranged(array: Array, axes: tuple[str, ...], leading: int) -> Array:
-    kept = [name for name in AXES if name in axes]
-    order = [axes.index(name) for name in kept]
-    shape = tuple(array.shape[place] for place in order)
-    alone = bool(leading) and "count" not in axes
+def _reorder(array: Array, axes: tuple[str, ...], leading: int) -> Array:
+    names = [name for name in AXES if name in axes]
+    order = [axes.index(name) for name in names]
+    shape = tuple(array.shape[axis] for axis in order)
+    single = bool(leading) and "count" not in axes
 
     def box(ranges: Ranges) -> np.ndarray:
-        inner = ranges[1:] if alone else ranges
-        values = array.part([inner[order.index(place)] for place in range(len(order))]).transpose(order)
-        return values[None][slice(*ranges[0])] if alone else values
+        inner = ranges[1:] if single else ranges
+        values = array.part([inner[order.index(axis)] for axis in range(len(order))]).transpose(order)
+        return values[None][slice(*ranges[0])] if single else values
 
-    if leading and axes[0] == "count":  # its trajectories can be read one by one
+    if leading and axes[0] == "count":  # trajectories can be read one by one
         rows = lambda start, stop: array.rows(start, stop).transpose(order)  # noqa: E731
     else:
-        whole = cache(lambda: array.whole().transpose(order))
-        rows = lambda start, stop: (whole()[None] if alone else whole())[start:stop]  # noqa: E731
-    chunks = None if array.chunk_shape is None else (1,) * alone + tuple(array.chunk_shape[place] for place in order)
-    return replace(array, shape=(1,) * alone + shape, rows=rows, box=box, chunk_shape=chunks)
+        load = cache(lambda: array.whole().transpose(order))
+        rows = lambda start, stop: (load()[None] if single else load())[start:stop]  # noqa: E731
+    chunks = None if array.chunk_shape is None else (1,) * single + tuple(array.chunk_shape[axis] for axis in order)
+    return replace(array, shape=(1,) * single + shape, rows=rows, box=box, chunk_shape=chunks)

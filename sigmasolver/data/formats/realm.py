@@ -5,13 +5,13 @@
                                   num_velocity, num_pressure
     data/{train,val,test}/G.npz   "data" (frames, variables, H, W); "/" in the name of a group is "_" here
 
-The folder of a trajectory is its part of the split. Which array axis is x is read from the coordinates; both axes leave
-here increasing, x first. Every variable of the file becomes a field, also N2 and p where a file has them: a task takes
-the fields that it names.
+The folder of a trajectory is its part of the split. The array axis of x is inferred from the coordinates; the result
+has x first and both axes increasing. Every variable of the file becomes a field, including N2 and p if present: a task
+selects the fields that it names.
 
-An .npz cannot be read in parts, because its members are compressed: whole trajectories are read, and the last ones are
-kept. That serves a training that holds its trajectories in memory, which reads each of them once or twice; one that
-does not should import the files first.
+An .npz cannot be read partially, because its members are compressed: trajectories are read whole, and the most recent
+ones are cached. That suits training with all trajectories in memory, which reads each of them once or twice; otherwise
+import the files first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sigmasolver.data.split import Split
 __all__ = ["CASES", "FIELDS", "find_case", "holds_case", "how_to_get", "read_case"]
 
 CASES = {"ignit-hit": "IgnitHIT", "evolve-jet": "EvolveJet"}
-"""The benchmark's name of each task."""
+"""The name of each task in the benchmark."""
 FIELDS = {
     "T": "temperature",
     "rho": "density",
@@ -41,29 +41,28 @@ FIELDS = {
     "p": "pressure",
     "pMax": "pressure_max",
 }
-"""Our name of every variable that is no species."""
+"""Our name for each variable other than the species."""
 PARTS = ("train", "val", "test")
 _COUNTS = ("num_chemical", "num_temperature", "num_density", "num_velocity", "num_pressure")
 _MEMBERS = ("coords", "times", "variables", *(f"{part}_groups" for part in PARTS), *_COUNTS)
-_KEPT = 512 * 2**20
-"""Bytes of trajectories that stay in memory after they were read; at least one does."""
+_CACHE_BYTES = 512 * 2**20
+"""Size of the cache of trajectories; it holds at least one."""
 
 
 def holds_case(path: Path) -> bool:
-    """Whether a case lies in this folder."""
-    index = _index(path)
+    """Whether this folder contains a case."""
+    index = _index_file(path)
     return index is not None and {"coords", "variables", "train_groups"} <= set(members(index))
 
 
 def find_case(task: str, folder: Path) -> Path | None:
-    """The download of this task, in a folder of downloads or that folder itself: IgnitHIT, realm-bench-IgnitHIT or
-    ignit-hit."""
+    """The download of this task: the folder itself or one in it, named IgnitHIT, realm-bench-IgnitHIT or ignit-hit."""
     if task not in CASES or not folder.is_dir():
         return None
-    wanted = _letters(CASES[task])
-    for one in (folder.resolve(), *sorted(folder.iterdir())):
-        if _letters(one.name).removeprefix("realmbench") == wanted and _index(one) is not None:
-            return one
+    expected = _alphanumeric(CASES[task])
+    for candidate in (folder.resolve(), *sorted(folder.iterdir())):
+        if _alphanumeric(candidate.name).removeprefix("realmbench") == expected and _index_file(candidate) is not None:
+            return candidate
     return None
 
 
@@ -79,60 +78,62 @@ def how_to_get(task: str, folder: Path) -> str:
 
 
 def read_case(path: Path) -> Foreign:
-    """The trajectories of a case, those that train first, then those that validate, then the test."""
-    index = _index(path)
+    """Read a case: first the trajectories for training, then those for validation, then those for testing."""
+    index = _index_file(path)
     if index is None:
         raise ValueError(f"{path} contains no REALM data.npz, neither directly nor in its folder data.")
-    coords, times, variables, *rest = open_members(index, _MEMBERS)
-    groups = [_texts(index, f"{part}_groups", one) for part, one in zip(PARTS, rest, strict=False)]
-    counts = [_count(index, name, one) for name, one in zip(_COUNTS, rest[len(PARTS) :], strict=True)]
-    fields = _fields(index, _texts(index, "variables", variables), counts)
+    coords, times, variables, *groups_and_counts = open_members(index, _MEMBERS)
+    groups = [_strings(index, f"{part}_groups", names) for part, names in zip(PARTS, groups_and_counts, strict=False)]
+    counts = [
+        _count(index, name, number) for name, number in zip(_COUNTS, groups_and_counts[len(PARTS) :], strict=True)
+    ]
+    fields = _fields(index, _strings(index, "variables", variables), counts)
     order, (x, y) = _orient(index, coords)
     layout = Layout(fields, ("1",) * len(fields), ("open",) * 2, (np.sort(x), np.sort(y)), _times(index, times))
     files = [_file(index, part, group) for part, names in zip(PARTS, groups, strict=True) for group in names]
     shape = (len(layout.times), len(fields), *np.shape(coords)[1:])
     for file in files:
-        _check(file, shape)
+        _check_trajectory(file, shape)
 
     def load(number: int) -> np.ndarray:
         """(frames, x, y, fields)."""
         (values,) = open_members(files[number], ["data"])
         if values.shape != shape:
             raise ValueError(f"{files[number]} changed while it was open; open the data set again.")
-        return np.ascontiguousarray(values.transpose(0, 2 + order[0], 2 + order[1], 1)[:, _rising(x), _rising(y)])
+        return np.ascontiguousarray(values.transpose(0, 2 + order[0], 2 + order[1], 1)[:, _ascending(x), _ascending(y)])
 
-    kept = lru_cache(maxsize=max(1, _KEPT // (4 * int(np.prod(shape)))))(load)
+    cached = lru_cache(maxsize=max(1, _CACHE_BYTES // (4 * int(np.prod(shape)))))(load)
     ends = accumulate(map(len, groups), initial=0)
     parts = [tuple(range(start, stop)) for start, stop in pairwise(ends)]
     return Foreign(
         layout,
         len(files),
-        lambda start, stop: np.stack([kept(number) for number in range(start, stop)]),
+        lambda start, stop: np.stack([cached(number) for number in range(start, stop)]),
         notes=(
             "No units or boundaries: assumed dimensionless and open.",
             "Its files are compressed and can only be read whole; import them if the training data "
             "do not fit in memory.",
         ),
         files=(index, *files),
-        frames=lambda number, start, stop: kept(number)[start:stop],
+        frames=lambda number, start, stop: cached(number)[start:stop],
         split=Split(*parts),
     )
 
 
-def _index(path: Path) -> Path | None:
+def _index_file(path: Path) -> Path | None:
     """The data.npz of the case in this folder."""
-    found = (path / "data.npz", path / "data" / "data.npz") if path.is_dir() else ()
-    return next((one for one in found if one.is_file()), None)
+    candidates = (path / "data.npz", path / "data" / "data.npz") if path.is_dir() else ()
+    return next((file for file in candidates if file.is_file()), None)
 
 
-def _letters(name: str) -> str:
+def _alphanumeric(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _texts(index: Path, name: str, values: np.ndarray) -> list[str]:
+def _strings(index: Path, name: str, values: np.ndarray) -> list[str]:
     if values.size and (values.dtype.kind != "U" or values.ndim != 1):
         raise ValueError(f"{name!r} in {index} must be a list of strings, not {values.dtype} of shape {values.shape}.")
-    return [str(one) for one in values]
+    return [str(text) for text in values]
 
 
 def _count(index: Path, name: str, values: np.ndarray) -> int:
@@ -142,7 +143,7 @@ def _count(index: Path, name: str, values: np.ndarray) -> int:
 
 
 def _fields(index: Path, variables: Sequence[str], counts: Sequence[int]) -> tuple[str, ...]:
-    """Our names: the first ones are species."""
+    """Our names of the variables, species first."""
     names = [name.removesuffix(".npy") for name in variables]
     if sum(counts) != len(names):
         raise ValueError(
@@ -150,7 +151,7 @@ def _fields(index: Path, variables: Sequence[str], counts: Sequence[int]) -> tup
             "temperatures, densities, velocities, pressures); download it again."
         )
     species = names[: counts[0]]
-    for name in (*(one for one in species if one in FIELDS), *(one for one in names[counts[0] :] if one not in FIELDS)):
+    for name in (*(n for n in species if n in FIELDS), *(n for n in names[counts[0] :] if n not in FIELDS)):
         raise ValueError(
             f"The variable {name!r} in {index} is unexpected at this position: after {counts[0]} species come "
             f"{', '.join(FIELDS)}."
@@ -161,7 +162,7 @@ def _fields(index: Path, variables: Sequence[str], counts: Sequence[int]) -> tup
 
 
 def _times(index: Path, values: np.ndarray) -> np.ndarray:
-    texts = _texts(index, "times", values)
+    texts = _strings(index, "times", values)
     try:
         return np.array([float(text) for text in texts])
     except ValueError as error:
@@ -169,12 +170,12 @@ def _times(index: Path, values: np.ndarray) -> np.ndarray:
 
 
 def _orient(index: Path, coords: np.ndarray) -> tuple[tuple[int, int], tuple[np.ndarray, np.ndarray]]:
-    """Along which array axes x and y run, and their values there."""
+    """The array axes of x and y, and the values along them."""
     check_numbers(f"'coords' in {index}", coords, ("x and y", "height", "width"))
     if len(coords) != 2:
         raise ValueError(f"'coords' in {index} has {len(coords)} coordinates; expected x and y.")
     for order in ((0, 1), (1, 0)):
-        x, y = (_line(values, axis) for values, axis in zip(coords.astype(np.float64), order, strict=True))
+        x, y = (_axis_values(values, axis) for values, axis in zip(coords.astype(np.float64), order, strict=True))
         if x is not None and y is not None:
             return order, (x, y)
     raise ValueError(
@@ -183,19 +184,18 @@ def _orient(index: Path, coords: np.ndarray) -> tuple[tuple[int, int], tuple[np.
     )
 
 
-def _line(values: np.ndarray, axis: int) -> np.ndarray | None:
-    """The values along this axis if they are the same everywhere on the other one, up to rounding; None: they are not,
-    or do not rise or fall all the way."""
+def _axis_values(values: np.ndarray, axis: int) -> np.ndarray | None:
+    """The values along this axis, or None if they vary along the other one (beyond round-off) or are not monotonic."""
     line = values.take(0, axis=1 - axis)
     steps = np.diff(line)
     if not steps.size or not (np.all(steps > 0) or np.all(steps < 0)):
         return None
-    rest = np.abs(values - np.expand_dims(line, 1 - axis)).max()
-    return line if rest < 1e-3 * np.abs(steps).min() else None
+    deviation = np.abs(values - np.expand_dims(line, 1 - axis)).max()
+    return line if deviation < 1e-3 * np.abs(steps).min() else None
 
 
-def _rising(line: np.ndarray) -> slice:
-    """What puts the values along an axis into increasing order."""
+def _ascending(line: np.ndarray) -> slice:
+    """The slice that puts the values along an axis in increasing order."""
     return slice(None, None, 1 if line[0] < line[-1] else -1)
 
 
@@ -208,20 +208,20 @@ def _file(index: Path, part: str, group: str) -> Path:
     return file
 
 
-def _check(file: Path, shape: tuple[int, ...]) -> None:
-    """Refuse a trajectory that is not as data.npz says, without reading its values."""
+def _check_trajectory(file: Path, shape: tuple[int, ...]) -> None:
+    """Raise ValueError if a trajectory does not match data.npz, without reading its values."""
     arrays = open_npz(file)
     if "data" not in arrays:
         raise ValueError(f"{file} has no array 'data'; available arrays: {listed(arrays) or 'none'}.")
-    found = arrays["data"]
-    check_numbers(f"'data' in {file}", found, ("frames", "variables", "height", "width"))
-    for what, is_, must in zip(("frames", "variables"), found.shape, shape, strict=False):
-        if is_ != must:
+    array = arrays["data"]
+    check_numbers(f"'data' in {file}", array, ("frames", "variables", "height", "width"))
+    for what, size, expected in zip(("frames", "variables"), array.shape, shape, strict=False):
+        if size != expected:
             raise ValueError(
-                f"'data' in {file} has {is_} {what}, but data.npz lists {must}; download the folder again."
+                f"'data' in {file} has {size} {what}, but data.npz lists {expected}; download the folder again."
             )
-    if found.shape[2:] != shape[2:]:
+    if array.shape[2:] != shape[2:]:
         raise ValueError(
-            f"'data' in {file} has grid {shape_text(found.shape[2:])}, but data.npz has "
+            f"'data' in {file} has grid {shape_text(array.shape[2:])}, but data.npz has "
             f"{shape_text(shape[2:])}; download the folder again."
         )

@@ -1,7 +1,7 @@
 """The trajectories of RealPDEBench in its two forms, read by windows: Arrow shards and HDF5 files.
 
-A row of an Arrow shard is a whole trajectory, and reading the row copies all of it. Here files are mapped into memory,
-and a window is a slice of the mapped bytes: nothing but its own pages is read.
+A row of an Arrow shard is a full trajectory, and reading the row copies all of it. Here files are memory-mapped, and a
+window is a slice of the mapped bytes: only its own pages are read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHANNELS = (
     "mole_fraction_H2O", "mole_fraction_NH2", "mole_fraction_NH3", "mole_fraction_OH", "pressure", "temperature",
     "velocity_x", "velocity_y", "velocity_z", "velocity_magnitude",
 )  # fmt: skip
-"""Of the numerical combustion data, in their order."""
+"""Channels of the numerical combustion data, in order."""
 _FLUID = {"velocity_x": "u", "velocity_y": "v", "pressure": "p"}
 _SHARD = re.compile(r"data-(\d+)-of-(\d+)\.arrow")
 
@@ -40,7 +40,7 @@ class Trajectories(ABC):
     """Frames and grid."""
     fields: tuple[str, ...]
     axes: Mapping[str, np.ndarray]
-    """"t", "y" and "x" as the first trajectory has them, where it has them."""
+    """"t", "y" and "x" of the first trajectory, as far as stored."""
 
     @abstractmethod
     def read(self, sim_id: str, start: int, stop: int, fields: Sequence[str]) -> dict[str, np.ndarray]:
@@ -48,17 +48,17 @@ class Trajectories(ABC):
 
 
 def shards(folder: Path) -> list[Path]:
-    """The Arrow files of a data set, in their order; a missing one is refused."""
-    found = {path: _SHARD.fullmatch(path.name) for path in sorted(folder.glob("*.arrow"))}
-    numbers = {int(match[1]): path for path, match in found.items() if match}
-    counts = {int(match[2]) for match in found.values() if match}
+    """The Arrow files of a data set, in order; raises ValueError if one is missing."""
+    matches = {path: _SHARD.fullmatch(path.name) for path in sorted(folder.glob("*.arrow"))}
+    numbers = {int(match[1]): path for path, match in matches.items() if match}
+    counts = {int(match[2]) for match in matches.values() if match}
     count = max(counts, default=0)
     missing = [number for number in range(count) if number not in numbers]
     if missing:
         raise ValueError(
             f"{folder} is incomplete: data-{missing[0]:05}-of-{count:05}.arrow is missing; download it again."
         )
-    return list(numbers.values()) or list(found)
+    return list(numbers.values()) or list(matches)
 
 
 class ArrowFiles(Trajectories):
@@ -72,7 +72,7 @@ class ArrowFiles(Trajectories):
                 for row, sim_id in enumerate(batch.column("sim_id").to_pylist()):
                     if sim_id in self._views:
                         raise ValueError(f"{folder} contains trajectory {sim_id} twice; download it again.")
-                    self._views[sim_id] = self._row(path, batch, row, sim_id)
+                    self._views[sim_id] = self._row_views(path, batch, row, sim_id)
                     first = first or (path, batch, row)
         if first is None:
             raise ValueError(f"{folder} contains no trajectories; download it again.")
@@ -80,24 +80,24 @@ class ArrowFiles(Trajectories):
         views = self._views[self.sim_ids[0]]
         self.fields = tuple(views)
         self.shape = next(iter(views.values())).shape[:3]
-        for sim_id, held in self._views.items():
-            _same(sim_id, tuple(held), next(iter(held.values())).shape[:3], self)
+        for sim_id, views in self._views.items():
+            _check_same(sim_id, tuple(views), next(iter(views.values())).shape[:3], self)
         self.axes = {name: values for name in "tyx" if (values := _axis(*first, name)) is not None}
 
     @staticmethod
-    def _row(path: Path, batch: Any, row: int, sim_id: str) -> dict[str, np.ndarray]:
+    def _row_views(path: Path, batch: Any, row: int, sim_id: str) -> dict[str, np.ndarray]:
         names = batch.schema.names
         shape = tuple(batch.column(f"shape_{axis}")[row].as_py() for axis in "thw")
-        if not all(isinstance(one, int) and one > 0 for one in shape):
+        if not all(isinstance(size, int) and size > 0 for size in shape):
             raise ValueError(f"Trajectory {sim_id} in {path} has no shape; download it again.")
         if "observed" in names:
             views = {"intensity": _view(path, batch, "observed", row, sim_id, shape)}
             if "numerical" in names:
-                held = _view(path, batch, "numerical", row, sim_id, (*shape, len(CHANNELS)))
-                views |= {name: held[..., channel] for channel, name in enumerate(CHANNELS)}
+                channels = _view(path, batch, "numerical", row, sim_id, (*shape, len(CHANNELS)))
+                views |= {name: channels[..., channel] for channel, name in enumerate(CHANNELS)}
             return views
-        there = {name: column for name, column in _FLUID.items() if column in names}
-        return {name: _view(path, batch, column, row, sim_id, shape) for name, column in there.items()}
+        columns = {name: column for name, column in _FLUID.items() if column in names}
+        return {name: _view(path, batch, column, row, sim_id, shape) for name, column in columns.items()}
 
     def read(self, sim_id: str, start: int, stop: int, fields: Sequence[str]) -> dict[str, np.ndarray]:
         views = self._views[sim_id]
@@ -130,7 +130,7 @@ def _batches(path: Path) -> list[Any]:
 def _view(
     path: Path, batch: Any, name: str, row: int, sim_id: str, shape: Sequence[int], dtype: str = "<f4"
 ) -> np.ndarray:
-    """A binary value as an array, without a copy: its bytes begin and end where the column's offsets say."""
+    """A binary value as an array, without a copy, sliced by the offsets of the column."""
     column = batch.column(name)
     wide = str(column.type) == "large_binary"
     if not wide and str(column.type) != "binary":
@@ -148,16 +148,18 @@ def _view(
 
 
 def _axis(path: Path, batch: Any, row: int, name: str) -> np.ndarray | None:
-    """Coordinates (1-D, or on the grid) or times of a trajectory; None where it has none."""
-    lengths = [one for one in (f"{name}_shape", f"{name}_shape_h", f"{name}_shape_w") if one in batch.schema.names]
+    """Coordinates (1-D, or on the grid) or times of a trajectory; None without."""
+    lengths = [
+        column for column in (f"{name}_shape", f"{name}_shape_h", f"{name}_shape_w") if column in batch.schema.names
+    ]
     if name not in batch.schema.names or not lengths or not batch.column(name)[row].is_valid:
         return None
-    shape = [batch.column(one)[row].as_py() for one in lengths]
+    shape = [batch.column(column)[row].as_py() for column in lengths]
     return None if None in shape else _view(path, batch, name, row, f"row {row}", shape, "<f8")
 
 
 class Hdf5Files(Trajectories):
-    """A folder of one HDF5 file for each trajectory."""
+    """A folder with one HDF5 file per trajectory."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -165,20 +167,20 @@ class Hdf5Files(Trajectories):
         if not self.sim_ids:
             raise ValueError(f"{folder} contains no trajectories (sim_id.h5); download it again.")
         self._opened: dict[str, dict[str, tuple[Array, int | None]]] = {}
-        held = self._open(self.sim_ids[0])
-        self.fields, self.shape = tuple(held), _shape(held)
-        for sim_id in self.sim_ids:  # a damaged one is better known now than in the middle of a training
-            _same(sim_id, tuple(self._open(sim_id)), _shape(self._open(sim_id)), self)
+        fields = self._open(self.sim_ids[0])
+        self.fields, self.shape = tuple(fields), _shape(fields)
+        for sim_id in self.sim_ids:  # fail on a corrupt file now rather than during training
+            _check_same(sim_id, tuple(self._open(sim_id)), _shape(self._open(sim_id)), self)
         arrays = open_hdf5(folder / self.sim_ids[0])
         names = {"t": ("t", "time", "measured_data/t"), "y": ("y",), "x": ("x",)}
-        found = {axis: next((arrays[one] for one in known if one in arrays), None) for axis, known in names.items()}
-        self.axes = {axis: array.whole() for axis, array in found.items() if array is not None}
+        axes = {axis: next((arrays[name] for name in known if name in arrays), None) for axis, known in names.items()}
+        self.axes = {axis: array.whole() for axis, array in axes.items() if array is not None}
 
     def _open(self, sim_id: str) -> dict[str, tuple[Array, int | None]]:
-        """Its fields: arrays (frames, *grid), or a channel of one with channels last."""
+        """The fields of a trajectory: arrays (frames, *grid), or an array with channels last and a channel."""
         if sim_id not in self._opened:
-            arrays = _mapped(self._folder / sim_id)
-            fields = _fluid(arrays) or self._flame(arrays, sim_id)
+            arrays = _open_mapped(self._folder / sim_id)
+            fields = _fluid_fields(arrays) or self._flame_fields(arrays, sim_id)
             if not fields or any(len(array.shape) < 3 for array, _ in fields.values()):
                 raise ValueError(
                     f"{self._folder / sim_id} contains {', '.join(arrays) or 'nothing'}; expected measured_data/u and "
@@ -187,51 +189,57 @@ class Hdf5Files(Trajectories):
             self._opened[sim_id] = fields
         return self._opened[sim_id]
 
-    def _flame(self, arrays: Mapping[str, Array], sim_id: str) -> dict[str, tuple[Array, int | None]]:
+    def _flame_fields(self, arrays: Mapping[str, Array], sim_id: str) -> dict[str, tuple[Array, int | None]]:
         if "trajectory" in arrays:
             return {"intensity": (arrays["trajectory"], None)}
         numerical = arrays.get("measured_data")
         if numerical is None or numerical.shape[3:] != (len(CHANNELS),):
             return {}
         surrogate = self._folder.parent / "surrogate" / sim_id
-        observed = _mapped(surrogate).get("measured_data") if surrogate.exists() else None
+        observed = _open_mapped(surrogate).get("measured_data") if surrogate.exists() else None
         intensity: dict[str, tuple[Array, int | None]] = {} if observed is None else {"intensity": (observed, None)}
         return intensity | {name: (numerical, channel) for channel, name in enumerate(CHANNELS)}
 
     def read(self, sim_id: str, start: int, stop: int, fields: Sequence[str]) -> dict[str, np.ndarray]:
-        held = self._open(sim_id)
-        arrays = {held[name][0].where: held[name][0] for name in fields}  # several fields may be channels of one
+        opened = self._open(sim_id)
+        arrays = {opened[name][0].where: opened[name][0] for name in fields}  # fields may be channels of one array
         values = {where: array.rows(start, stop) for where, array in arrays.items()}
-        found = {}
+        result = {}
         for name in fields:
-            array, channel = held[name]
-            found[name] = values[array.where] if channel is None else values[array.where][..., channel]
-        return found
+            array, channel = opened[name]
+            result[name] = values[array.where] if channel is None else values[array.where][..., channel]
+        return result
 
 
-def _mapped(path: Path) -> dict[str, Array]:
-    """The arrays of a file; those that lie in one piece and uncompressed are mapped into memory."""
-    arrays = open_hdf5(path)  # in a process of its own: what is damaged is refused before it is opened here
-    found = dict(arrays)
+def _open_mapped(path: Path) -> dict[str, Array]:
+    """The arrays of a file; those that are contiguous and uncompressed are memory-mapped."""
+    arrays = open_hdf5(path)  # in a separate process: a corrupt file is rejected before it is opened here
+    mapped = dict(arrays)
     with h5py.File(path) as file:
         for name, array in arrays.items():
-            held = None if array.fault or not array.real else file[name]
-            if held is None or held.chunks is not None or held.external or held.is_virtual or file.userblock_size:
+            dataset = None if array.fault or not array.real else file[name]
+            if (
+                dataset is None
+                or dataset.chunks is not None
+                or dataset.external
+                or dataset.is_virtual
+                or file.userblock_size
+            ):
                 continue
-            offset = held.id.get_offset()
+            offset = dataset.id.get_offset()
             if offset is not None:
-                values = np.memmap(path, held.dtype, "r", offset, held.shape)
-                found[name] = replace(array, rows=partial(_rows, values))
-    return found
+                values = np.memmap(path, dataset.dtype, "r", offset, dataset.shape)
+                mapped[name] = replace(array, rows=partial(_slice_rows, values))
+    return mapped
 
 
-def _rows(values: np.ndarray, start: int, stop: int) -> np.ndarray:
+def _slice_rows(values: np.ndarray, start: int, stop: int) -> np.ndarray:
     return values[start:stop]
 
 
-def _fluid(arrays: Mapping[str, Array]) -> dict[str, tuple[Array, int | None]]:
-    there = {name: f"measured_data/{one}" for name, one in _FLUID.items() if f"measured_data/{one}" in arrays}
-    return {name: (arrays[path], None) for name, path in there.items()}
+def _fluid_fields(arrays: Mapping[str, Array]) -> dict[str, tuple[Array, int | None]]:
+    paths = {name: f"measured_data/{column}" for name, column in _FLUID.items() if f"measured_data/{column}" in arrays}
+    return {name: (arrays[path], None) for name, path in paths.items()}
 
 
 def _shape(fields: Mapping[str, tuple[Array, int | None]]) -> tuple[int, int, int]:
@@ -239,9 +247,9 @@ def _shape(fields: Mapping[str, tuple[Array, int | None]]) -> tuple[int, int, in
     return frames, height, width
 
 
-def _same(sim_id: str, fields: tuple[str, ...], shape: tuple[int, ...], others: Trajectories) -> None:
-    if (fields, shape) != (others.fields, others.shape):
+def _check_same(sim_id: str, fields: tuple[str, ...], shape: tuple[int, ...], reference: Trajectories) -> None:
+    if (fields, shape) != (reference.fields, reference.shape):
         raise ValueError(
-            f"Trajectory {sim_id} has {', '.join(fields)} of shape {shape}, but {others.sim_ids[0]} has "
-            f"{', '.join(others.fields)} of shape {others.shape}; remove one of them."
+            f"Trajectory {sim_id} has {', '.join(fields)} of shape {shape}, but {reference.sim_ids[0]} has "
+            f"{', '.join(reference.fields)} of shape {reference.shape}; remove one of them."
         )

@@ -1,4 +1,4 @@
-"""What every reader of a foreign file gives: its trajectories, a few at a time, and what they mean."""
+"""What every reader of a foreign file returns: its layout, and its trajectories on demand."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = [
     "Foreign",
     "Ranges",
     "check_numbers",
-    "held",
     "how_held",
+    "in_memory",
     "in_parts_or_held",
     "listed",
     "periodic",
@@ -34,9 +34,9 @@ Ranges = Sequence[tuple[int, int]]
 WHOLE_TRAJECTORIES = (
     "In-place reading: trajectories are read whole and the last ones cached, as an .npz cannot be read partially."
 )
-_SHOWN = 8
-_MOST_TOGETHER = 4
-"""Trajectories that share a chunk at the most, if each is to be read from the file by itself."""
+_MAX_LISTED = 8
+_MAX_PER_CHUNK = 4
+"""The most trajectories in a chunk for which each is still read from the file on its own."""
 
 
 @dataclass(frozen=True)
@@ -48,49 +48,49 @@ class Foreign:
     read: Callable[[int, int], np.ndarray]
     """The trajectories from `start` to before `stop`, `(stop - start, frames, *grid, fields)`."""
     notes: tuple[str, ...] = ()
-    """What the file does not say and was taken as known, one sentence each."""
+    """Assumptions about what the file does not specify, one sentence each."""
     held: tuple[str, ...] = ()
-    """What is kept in memory where it is read in place, one sentence each."""
+    """What is kept in memory when reading in place, one sentence each."""
     files: tuple[Path, ...] = ()
-    """The files it is put together from, in their order; empty: its source is one file or folder."""
+    """The files that make up the data set, in order; empty: its source is one file or folder."""
     frames: Callable[[int, int, int], np.ndarray] | None = None
     """The frames from `start` to before `stop` of one trajectory, `(stop - start, *grid, fields)`, read without the
     others; None: only whole trajectories can be read."""
     fields: Callable[[int, int, int, Sequence[int]], Sequence[np.ndarray]] | None = None
-    """Like `frames`, of these fields alone, each `(stop - start, *grid)` in the type of the file, and not copied where
-    the file is mapped into memory; None: the file does not keep fields apart."""
+    """Like `frames`, but only these fields, each `(stop - start, *grid)` in the file's dtype, without a copy if the
+    file is memory-mapped; None: the file does not store fields separately."""
     trajectory_files: tuple[Path, ...] = ()
-    """The file of each trajectory, where each has its own."""
+    """The file of each trajectory, if each has its own."""
     split: Split | None = None
-    """Which trajectories train, validate and test, where the data set says so."""
+    """The trajectories for training, validation and testing, if the data set defines them."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    """What else a header should keep, as plain values: a version, windows named one by one, statistics."""
+    """Further entries of the header, as plain values: a version, lists of windows, statistics."""
 
 
 @dataclass(frozen=True)
 class Array:
-    """An array in a file: known by what the file says about it, read when asked for."""
+    """An array in a file: its shape and dtype are known, its values are read on demand."""
 
     where: str
-    """How a sentence about it begins."""
+    """Its name and file, as the start of an error message."""
     shape: tuple[int, ...]
     dtype: np.dtype
     rows: Callable[[int, int], np.ndarray]
-    """Its entries from `start` to before `stop` of the first axis; the value itself without axes."""
+    """The entries from `start` to before `stop` along the first axis; the value itself if the array has no axes."""
     fault: str | None = None
-    """Why its values cannot be had, as the end of a sentence."""
+    """Why its values cannot be read, as the end of a sentence."""
     link: bool = False
-    """Whether it lies in another file, so that nothing of it is known."""
+    """Whether it is a link to another file, so that nothing is known about it."""
     box: Callable[[Ranges], np.ndarray] | None = None
-    """Some entries of every axis, read without the others; None: only `rows` can be read."""
+    """A range of every axis, read without the remaining entries; None: only `rows` is available."""
     chunk_shape: tuple[int, ...] | None = None
-    """How many entries of each axis lie in one chunk of the file; None: any can be read by themselves."""
+    """The shape of a chunk of the file; None: any entries can be read on their own."""
     whole_only: str | None = None
-    """Why all of it is in memory once some of it was read, as the end of a sentence."""
+    """Why reading a part of it loads all of it into memory, as the end of a sentence."""
 
     @property
     def real(self) -> bool:
-        """Whether it holds real numbers, at least one."""
+        """Whether it holds real numbers and is not empty."""
         return self.dtype.kind in "fiu" and 0 not in self.shape
 
     @property
@@ -98,33 +98,35 @@ class Array:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def whole(self) -> np.ndarray:
-        """All of it."""
+        """The full array."""
         return self.rows(0, self.shape[0] if self.shape else 1)
 
     def part(self, ranges: Ranges) -> np.ndarray:
         """The entries in these ranges of its axes."""
         if self.box is not None:
             return self.box(ranges)
-        return self.rows(*ranges[0])[(slice(None), *(slice(*one) for one in ranges[1:]))]
+        return self.rows(*ranges[0])[(slice(None), *(slice(*bounds) for bounds in ranges[1:]))]
 
 
 def in_parts_or_held(array: Array) -> Array:
-    """An array whose first axis counts trajectories, to be read by windows: from the file where that is quick, else
-    held in memory. A chunk that holds some of many trajectories would be unpacked again for each of them."""
-    if array.chunk_shape is None or min(array.chunk_shape[0], array.shape[0]) <= _MOST_TOGETHER:
+    """Prepare an array `(trajectory, ...)` for reading by windows: from the file where that is fast, else from memory.
+
+    A chunk that spans many trajectories would be decompressed again for each of them.
+    """
+    if array.chunk_shape is None or min(array.chunk_shape[0], array.shape[0]) <= _MAX_PER_CHUNK:
         return array
-    return held(array, "its chunks span many trajectories")
+    return in_memory(array, "its chunks span many trajectories")
 
 
-def held(array: Array, why: str) -> Array:
-    """The array, read whole when some of it is first asked for, and then kept."""
+def in_memory(array: Array, reason: str) -> Array:
+    """The array, loaded in full on first access and then cached."""
 
     @cache
     def values() -> np.ndarray:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if array.nbytes > memory / 2:
             raise ValueError(
-                f"{array.where} has {array.nbytes / 1e9:.3g} GB that must be held in memory, as {why}, but this "
+                f"{array.where} has {array.nbytes / 1e9:.3g} GB that must be held in memory, as {reason}, but this "
                 f"machine has {memory / 1e9:.3g} GB; convert it with import-data."
             )
         return array.whole()
@@ -132,18 +134,18 @@ def held(array: Array, why: str) -> Array:
     return replace(
         array,
         rows=lambda start, stop: values()[start:stop],
-        box=lambda ranges: values()[tuple(slice(*one) for one in ranges)],
+        box=lambda ranges: values()[tuple(slice(*bounds) for bounds in ranges)],
         chunk_shape=None,
-        whole_only=why,
+        whole_only=reason,
     )
 
 
 def how_held(arrays: Iterable[Array]) -> tuple[str, ...]:
-    """A note on the arrays that are in memory as a whole while they are read in place."""
-    kept = [array for array in arrays if array.whole_only is not None]
-    if not kept:
+    """A note on the arrays that are kept in memory in full when reading in place."""
+    loaded = [array for array in arrays if array.whole_only is not None]
+    if not loaded:
         return ()
-    size, reasons = sum(array.nbytes for array in kept), dict.fromkeys(array.whole_only for array in kept)
+    size, reasons = sum(array.nbytes for array in loaded), dict.fromkeys(array.whole_only for array in loaded)
     return (
         f"In-place reading holds {size / 1e6:.3g} MB in memory, as {' and '.join(map(str, reasons))}; a store "
         "(import-data) is read piecewise.",
@@ -151,7 +153,7 @@ def how_held(arrays: Iterable[Array]) -> tuple[str, ...]:
 
 
 def check_numbers(where: str, values: np.ndarray | Array, axes: Sequence[str]) -> None:
-    """Refuse what is not an array of real numbers with these axes."""
+    """Raise ValueError unless the values are real numbers with these axes."""
     if isinstance(values, Array) and values.link:
         raise ValueError(f"{where} {values.fault}.")
     if values.dtype.kind not in "fiu":
@@ -166,16 +168,16 @@ def check_numbers(where: str, values: np.ndarray | Array, axes: Sequence[str]) -
 
 
 def pickled(where: str) -> ValueError:
-    """The answer to what only running a stranger's code could read."""
+    """The error for data that could only be read by running untrusted code."""
     return ValueError(f"{where} contains pickled Python objects, which are never loaded; save plain numbers.")
 
 
 def periodic(points: int, length: float) -> np.ndarray:
-    """The coordinates of a periodic axis: its end is its beginning, and is left out."""
+    """The coordinates of a periodic axis, without its end point, which coincides with the first."""
     return np.arange(points) * (length / points)
 
 
 def listed(names: Sequence[str] | Mapping[str, object]) -> str:
-    """Names for one line, however many and whatever is in them."""
-    shown = [name if name.isprintable() else repr(name) for name in names]
-    return ", ".join(shown[:_SHOWN] + ["…"] * (len(shown) > _SHOWN))
+    """Join names into one line: unprintable ones escaped, at most `_MAX_LISTED` of them."""
+    printable = [name if name.isprintable() else repr(name) for name in names]
+    return ", ".join(printable[:_MAX_LISTED] + ["…"] * (len(printable) > _MAX_LISTED))

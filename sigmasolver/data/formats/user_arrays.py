@@ -1,4 +1,4 @@
-"""A user's own arrays, all trajectories in one file: opened, understood, and what they leave out filled in."""
+"""A user's own arrays, all trajectories in one file; missing metadata are filled in with defaults."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from sigmasolver.data.formats.source import Array, Foreign, how_held, in_parts_o
 from sigmasolver.data.formats.torch_file import open_tensors
 from sigmasolver.data.layout import Layout
 
-__all__ = ["SUFFIXES", "describe", "open_arrays", "read_file"]
+__all__ = ["SUFFIXES", "infer_layout", "open_arrays", "read_file"]
 
 SUFFIXES = (".npy", ".npz", ".h5", ".hdf5", ".pt")
 
 
 def open_arrays(path: Path) -> dict[str, Array]:
-    """The arrays of a file by name; that of an .npy, or of an .npz whose maker gave it none, is unnamed."""
+    """The arrays of a file by name; that of an .npy, or a single one that `np.savez` named arr_0, is unnamed."""
     if path.suffix.lower() == ".npy":
         values = open_npy(path)
         rows = (lambda start, stop: values[start:stop]) if values.ndim else (lambda start, stop: values)
-        box = lambda ranges: values[tuple(slice(*one) for one in ranges)]  # noqa: E731
+        box = lambda ranges: values[tuple(slice(*bounds) for bounds in ranges)]  # noqa: E731
         return {UNNAMED: Array(str(path), values.shape, values.dtype, rows, box=box)}
     if path.suffix.lower() == ".npz":
         arrays = open_npz(path)
@@ -39,53 +39,53 @@ def open_arrays(path: Path) -> dict[str, Array]:
 
 
 def read_file(path: Path, reading: Reading) -> Foreign:
-    """One file with all trajectories; what it leaves out is filled in and noted."""
-    arrays = reading.arranged(path, open_arrays(path), 1)
+    """Read a file with all trajectories; missing metadata are filled in and noted."""
+    arrays = reading.reorder_axes(path, open_arrays(path), 1)
     choice = choose(path, arrays, reading, 1)
-    layout, notes = describe(path, arrays, choice, reading)
+    layout, notes = infer_layout(path, arrays, choice, reading)
     count = arrays[choice.arrays[0]].shape[0]
-    ready = {name: in_parts_or_held(arrays[name]) for name in choice.arrays}
+    windowed = {name: in_parts_or_held(arrays[name]) for name in choice.arrays}
     return Foreign(
         layout,
         count,
         lambda start, stop: choice.take(arrays, start, stop),
         notes,
-        how_held(ready.values()),
-        frames=lambda index, start, stop: choice.frames(ready, index, start, stop),
-        fields=None if choice.channel_axis else lambda *which: choice.apart(ready, *which),
+        how_held(windowed.values()),
+        frames=lambda index, start, stop: choice.frames(windowed, index, start, stop),
+        fields=None if choice.channel_axis else lambda *args: choice.apart(windowed, *args),
     )
 
 
-def describe(
+def infer_layout(
     path: Path, arrays: Mapping[str, Array], choice: Choice, reading: Reading
 ) -> tuple[Layout, tuple[str, ...]]:
-    """The layout of what was chosen, with a note on everything that neither the file nor the user says."""
+    """The layout of the chosen arrays, with a note on each default that neither the file nor the user specifies."""
     notes = list(choice.notes)
-    said = {"units": reading.units, "boundary": reading.boundary, "times": reading.dt}
+    specified = {"units": reading.units, "boundary": reading.boundary, "times": reading.dt}
     frames, *grid = choice.shape
 
-    def beside(name: str, size: int, kind: str, default: Sequence[str] | np.ndarray, meaning: str) -> np.ndarray:
+    def metadata_for(name: str, size: int, kind: str, default: Sequence[str] | np.ndarray, meaning: str) -> np.ndarray:
         source = "t" if name == "times" and not is_list(arrays.get("times")) else name
         if source not in choice.arrays and is_list(arrays.get(source)):
             return read_list(path, arrays, source, size, kind)
-        if said.get(name) is None and (name != "times" or not choice.steady):
+        if specified.get(name) is None and (name != "times" or not choice.steady):
             notes.append(f"No {name}: assumed {meaning}.")
         return np.asarray(default)
 
     if choice.fields is None:
         notes.append("No names: assumed field_0, field_1, ….")
     units = plain_words(
-        f"The units in {path}", beside("units", choice.known, "words", ["1"] * choice.known, "dimensionless")
+        f"The units in {path}", metadata_for("units", choice.known, "words", ["1"] * choice.known, "dimensionless")
     )
-    boundary = beside("boundary", len(grid), "words", ["open"] * len(grid), "open on every axis")
+    boundary = metadata_for("boundary", len(grid), "words", ["open"] * len(grid), "open on every axis")
     layout = Layout(
-        fields=choice.fields or tuple(f"field_{place}" for place in choice.places),
-        units=tuple(units[place] for place in choice.places),
+        fields=choice.fields or tuple(f"field_{channel}" for channel in choice.places),
+        units=tuple(units[channel] for channel in choice.places),
         boundary=plain_words(f"The boundaries in {path}", boundary),
         coordinates=tuple(
-            beside(name, points, "numbers", np.arange(points, dtype=np.float64), "0, 1, 2, …")
+            metadata_for(name, points, "numbers", np.arange(points, dtype=np.float64), "0, 1, 2, …")
             for name, points in zip("xyz", grid, strict=False)
         ),
-        times=beside("times", frames, "numbers", np.arange(frames, dtype=np.float64), "0, 1, 2, …"),
+        times=metadata_for("times", frames, "numbers", np.arange(frames, dtype=np.float64), "0, 1, 2, …"),
     )
     return reading.applied(layout), tuple(notes)

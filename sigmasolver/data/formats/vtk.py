@@ -1,8 +1,8 @@
-"""Series of VTK image files as trajectories.
+"""Series of VTK image files, read as trajectories.
 
     flow.pvd                          one trajectory: its files and their times
     a folder of flow_0.vti, ...       one trajectory per name, in the order of the numbers
-    a folder of such, or of .pvd      one trajectory each; folders train, valid and test make a split
+    a folder of these, or of .pvd     one trajectory each; folders train, valid and test define a split
 
 The time of a frame is that of the .pvd, else the file's TimeValue, else the number in its name.
 """
@@ -21,14 +21,14 @@ import numpy as np
 
 from sigmasolver.data.formats.dimensions import CHANNEL, TIME
 from sigmasolver.data.formats.labelled import Labelled, Variable, as_trajectories, coordinate
-from sigmasolver.data.formats.parts import in_parts, joined, natural
+from sigmasolver.data.formats.parts import concatenate, find_sources, natural_key
 from sigmasolver.data.formats.source import Foreign, Ranges, listed
 from sigmasolver.data.formats.vtk_image import SUFFIXES, Image, open_image
 from sigmasolver.data.isolated import check_file
 
 __all__ = ["is_vtk", "read_vtk"]
 
-_CLOCK = ("TimeValue", "TIME", "time")
+_TIME_KEYS = ("TimeValue", "TIME", "time")
 _COMPONENTS = {2: ("x", "y"), 3: ("x", "y", "z"), 6: ("xx", "yy", "zz", "xy", "yz", "xz"), 9: (
     "xx", "xy", "xz", "yx", "yy", "yz", "zx", "zy", "zz")}  # fmt: skip
 
@@ -39,7 +39,7 @@ class Series:
 
     files: tuple[Path, ...]
     times: tuple[float, ...] | None = None
-    """None: the files themselves may say."""
+    """None: the files may contain them."""
 
 
 def is_vtk(path: Path) -> bool:
@@ -47,51 +47,51 @@ def is_vtk(path: Path) -> bool:
 
 
 def read_vtk(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
-    """All trajectories of a file or folder."""
+    """Read all trajectories of a file or folder."""
     series: dict[Path, Series] = {}
     files: list[tuple[str | None, Path]] = []
     for part, source in _sources(path):
-        for name, one in _series(source).items():
-            series[name] = one
+        for name, frames in _find_series(source).items():
+            series[name] = frames
             files.append((part, name))
     if not files:
         raise ValueError(f"{path} contains no VTK image data (.vti, .vtk or .pvd).")
-    return joined(files, lambda name: as_trajectories(_labelled(name, series[name]), names, steady))
+    return concatenate(files, lambda name: as_trajectories(_open_labelled(name, series[name]), names, steady))
 
 
 def _sources(path: Path) -> list[tuple[str | None, Path]]:
     if _is_series(path):
         return [(None, path)]
-    return in_parts(path, _is_series)
+    return find_sources(path, _is_series)
 
 
 def _is_series(path: Path) -> bool:
     if path.is_file():
         return path.suffix.lower() in (*SUFFIXES, ".pvd")
     return path.is_dir() and any(
-        one.is_file() and one.suffix.lower() in (*SUFFIXES, ".pvd") and not one.name.startswith(".")
-        for one in path.iterdir()
+        file.is_file() and file.suffix.lower() in (*SUFFIXES, ".pvd") and not file.name.startswith(".")
+        for file in path.iterdir()
     )
 
 
-def _series(source: Path) -> dict[Path, Series]:
-    """By a name for each: of a .pvd, of a single file, or of a folder whose files differ in their last number only."""
+def _find_series(source: Path) -> dict[Path, Series]:
+    """The series of a source by name: a .pvd, a single file, or files that differ only in the last number."""
     if source.is_file():
-        return {source: _collection(source) if source.suffix.lower() == ".pvd" else Series((source,))}
-    inside = sorted((one for one in source.iterdir() if not one.name.startswith(".")), key=natural)
-    collections = [one for one in inside if one.suffix.lower() == ".pvd"]
+        return {source: _read_pvd(source) if source.suffix.lower() == ".pvd" else Series((source,))}
+    content = sorted((file for file in source.iterdir() if not file.name.startswith(".")), key=natural_key)
+    collections = [file for file in content if file.suffix.lower() == ".pvd"]
     if collections:
-        return {one: _collection(one) for one in collections}
+        return {file: _read_pvd(file) for file in collections}
     groups: dict[Path, list[Path]] = {}
-    for one in inside:
-        if one.suffix.lower() in SUFFIXES:
-            groups.setdefault(source / f"{re.sub(r'[0-9]+$', '', one.stem)}*{one.suffix}", []).append(one)
-    if len(groups) == 1:  # the folder is the trajectory
+    for file in content:
+        if file.suffix.lower() in SUFFIXES:
+            groups.setdefault(source / f"{re.sub(r'[0-9]+$', '', file.stem)}*{file.suffix}", []).append(file)
+    if len(groups) == 1:  # the trajectory is named after the folder
         return {source: Series(tuple(next(iter(groups.values()))))}
     return {name: Series(tuple(files)) for name, files in groups.items()}
 
 
-def _collection(path: Path) -> Series:
+def _read_pvd(path: Path) -> Series:
     """The files and times of a .pvd."""
     check_file(path)
     data = path.read_bytes()
@@ -99,27 +99,27 @@ def _collection(path: Path) -> Series:
         if b"<!" in data.replace(b"<!--", b""):
             raise ValueError
         entries = [
-            (float(one.get("timestep", "nan")), path.parent / one.get("file", ""))
-            for one in ElementTree.fromstring(data).iterfind("Collection/DataSet")
+            (float(element.get("timestep", "nan")), path.parent / element.get("file", ""))
+            for element in ElementTree.fromstring(data).iterfind("Collection/DataSet")
         ]
     except (ElementTree.ParseError, ValueError):
         raise ValueError(f"{path} is truncated or corrupt; copy or write it again.") from None
     if not entries:
         raise ValueError(f"{path} lists no files; write it with its time steps.")
-    gone = [file.name for _, file in entries if not file.is_file()]
-    if gone:
-        raise ValueError(f"{path} lists files that do not exist: {listed(gone)}; copy them too.")
+    missing = [file.name for _, file in entries if not file.is_file()]
+    if missing:
+        raise ValueError(f"{path} lists files that do not exist: {listed(missing)}; copy them too.")
     times = tuple(time for time, _ in entries)
     return Series(tuple(file for _, file in entries), None if np.isnan(times).any() else times)
 
 
-def _labelled(name: Path, series: Series) -> Labelled:
-    """Dimensions time, z, y, x and components; the first file says what the fields are."""
+def _open_labelled(name: Path, series: Series) -> Labelled:
+    """Variables with dimensions time, z, y, x and components; the first file defines the fields."""
     first = open_image(series.files[0])
     times, notes = _times(series, first)
-    if first.others:
-        notes.append(f"Skipped cell data: {listed(first.others)}.")
-    said = {key: value for key, value in first.values.items() if key not in _CLOCK}
+    if first.skipped:
+        notes.append(f"Skipped cell data: {listed(first.skipped)}.")
+    attributes = {key: value for key, value in first.field_data.items() if key not in _TIME_KEYS}
     variables = {letter: coordinate(letter, axis) for letter, axis in zip("xyz", first.axes, strict=True)}
     if times is not None:
         variables[TIME] = coordinate(TIME, times)
@@ -130,16 +130,16 @@ def _labelled(name: Path, series: Series) -> Labelled:
             (TIME, "z", "y", "x", *[CHANNEL] * len(components)),
             (len(series.files), *array.shape),
             array.dtype,
-            partial(_frames, series, key, array.shape),
+            partial(_read_frames, series, key, array.shape),
             {} if array.unit is None else {"units": array.unit},
             labels=labels,
         )
-    return Labelled(name, variables, said, tuple(notes))
+    return Labelled(name, variables, attributes, tuple(notes))
 
 
-def _frames(series: Series, key: str, shape: tuple[int, ...], ranges: Ranges) -> np.ndarray:
-    """Whole frames: each is one file."""
-    (start, stop), inner = ranges[0], tuple(slice(*one) for one in ranges[1:])
+def _read_frames(series: Series, key: str, shape: tuple[int, ...], ranges: Ranges) -> np.ndarray:
+    """Read a range of frames, each from its own file."""
+    (start, stop), inner = ranges[0], tuple(slice(*bounds) for bounds in ranges[1:])
     frames = []
     for file in series.files[start:stop]:
         array = open_image(file).arrays.get(key)
@@ -156,16 +156,16 @@ def _frames(series: Series, key: str, shape: tuple[int, ...], ranges: Ranges) ->
 def _times(series: Series, first: Image) -> tuple[np.ndarray | None, list[str]]:
     if series.times is not None:
         return np.array(series.times, dtype=np.float64), []
-    clock = next((name for name in _CLOCK if isinstance(first.values.get(name), int | float)), None)
-    if clock is not None:
-        values: list[Any] = [open_image(file).values.get(clock) for file in series.files]
+    time_key = next((name for name in _TIME_KEYS if isinstance(first.field_data.get(name), int | float)), None)
+    if time_key is not None:
+        values: list[Any] = [open_image(file).field_data.get(time_key) for file in series.files]
         if None in values:
             file = series.files[values.index(None)]
-            raise ValueError(f"{file} has no {clock}, but {series.files[0].name} does; all must agree.")
+            raise ValueError(f"{file} has no {time_key}, but {series.files[0].name} does; all must agree.")
         return np.array(values, dtype=np.float64), []
-    numbers = [re.search(r"(\d+)$", file.stem) for file in series.files]
-    if len(series.files) == 1 or not all(numbers):
+    matches = [re.search(r"(\d+)$", file.stem) for file in series.files]
+    if len(series.files) == 1 or not all(matches):
         return None, []
-    return np.array([float(one[1]) for one in numbers if one]), [
+    return np.array([float(match[1]) for match in matches if match]), [
         "No TimeValue: the numbers in the file names are used as times."
     ]

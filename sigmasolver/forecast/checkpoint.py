@@ -21,6 +21,7 @@ from sigmasolver.plugins import Origin, Registry, origin_of
 from sigmasolver.pretrained import resolve
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_tensors, write_tensors
+from sigmasolver.runs.quantise import dequantise
 from sigmasolver.settings import from_plain
 
 __all__ = [
@@ -296,13 +297,17 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Forecaster:
     refuse_unregistered(run, recipe.model.name, MODELS)
     if run.resume.exists() and not run.weights.exists():
         raise ValueError(f"{run.path} is not finished; resume with: sigmasolver train --resume {run.path}")
-    tensors, _ = read_tensors(run.weights, device)
+    tensors = dequantise(read_tensors(run.weights, device)[0])
     inputs, targets = read_normalisers(run, recipe)
-    held, wanted = {name: tuple(t.shape) for name, t in tensors.items()}, skeleton(recipe).state_dict()
-    if held != {name: tuple(t.shape) for name, t in wanted.items()}:
+    if _outline(tensors) != _outline(skeleton(recipe).state_dict()):
         raise ValueError(
             f"The weights of {run.path} do not match the model of its recipe; copy the whole folder again."
         )
     forecaster = build(recipe, inputs, targets, read_time_scale(run, recipe))
     forecaster.model.load_state_dict(tensors)
     return forecaster.to(device).eval()
+
+
+def _outline(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[tuple[int, ...], bool]]:
+    """Shape by name, and whether it is floating-point: int16 weights without their scales must not pass for floats."""
+    return {name: (tuple(tensor.shape), tensor.is_floating_point()) for name, tensor in tensors.items()}

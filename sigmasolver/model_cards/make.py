@@ -6,8 +6,9 @@ Every number on the card comes from the records of the run or is measured here.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from sigmasolver.model_cards.text import card_text
 from sigmasolver.recipes import Recipe
 from sigmasolver.report.published import seed_tables, tables
 from sigmasolver.runs import Run, provenance, read_facts, read_tensors
+from sigmasolver.runs.quantise import dequantise, quantise
 from sigmasolver.simulate import simulator_of
 from sigmasolver.simulate.generate import header_of
 
@@ -41,7 +43,19 @@ __all__ = ["LIMIT", "make_folder", "tolerance_of"]
 
 LIMIT = 1_000_000
 """Bytes of the windows of one model."""
-HALF = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+Tensors = Mapping[str, torch.Tensor]
+
+
+def _rounded(dtype: torch.dtype, tensors: Tensors) -> Tensors:
+    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
+ENCODINGS: dict[str, Callable[[Tensors], Tensors]] = {
+    "float16": partial(_rounded, torch.float16),
+    "bfloat16": partial(_rounded, torch.bfloat16),
+    "int16": quantise,
+}
+"""Two bytes per weight, by name; `dequantise` reads all of them."""
 TOLERANCE_FACTOR, LEAST_TOLERANCE = 10.0, 5e-5
 """Another machine adds in another order: its rounding differs from ours by a few times our own rounding error, which a
 few windows may show too small by chance."""
@@ -67,13 +81,13 @@ def make_folder(
         forecaster = load(run.path)
         fresh = score(forecaster, unseen, recipe)
         each = _each_error(forecaster, unseen)
-        changes = {name: _change(run, dtype, unseen, each) for name, dtype in HALF.items()}
+        changes = {name: _change(run, encode, unseen, each) for name, encode in ENCODINGS.items()}
         chosen = _chosen(changes, each)
-        tensors, _ = read_tensors(run.weights)
+        tensors = dequantise(read_tensors(run.weights)[0])
         folder = Run(out)
         folder.write_json("recipe.json", recipe.to_plain())
         folder.write_json("normaliser.json", run.read_json("normaliser.json"))
-        stored = {name: tensor.to(HALF.get(chosen, torch.float32)) for name, tensor in tensors.items()}
+        stored = ENCODINGS[chosen](tensors) if chosen in ENCODINGS else tensors
         save(folder, stored, facts["step"], facts["steps"], facts["data"])
         _write_windows(store, unseen, count, out / "windows.h5")
         start = _last_given(store, unseen, count)
@@ -143,12 +157,10 @@ def _each_error(forecaster: Forecaster, windows: Windows) -> torch.Tensor:
     return torch.stack(found)
 
 
-def _change(run: Run, dtype: torch.dtype, windows: Windows, before: torch.Tensor) -> dict[str, float]:
-    """What rounding the weights to this type changes of the error: the mean over windows, and the deviation."""
+def _change(run: Run, encode: Callable[[Tensors], Tensors], windows: Windows, before: torch.Tensor) -> dict[str, float]:
+    """How the error changes with the encoded weights: the mean over windows, and the standard deviation."""
     forecaster = load(run.path)
-    with torch.no_grad():
-        for parameter in forecaster.model.parameters():
-            parameter.copy_(parameter.to(dtype))
+    forecaster.model.load_state_dict(dequantise(encode(forecaster.model.state_dict())))
     change = _each_error(forecaster, windows) - before
     return {"mean": float(change.mean()), "deviation": float(change.std())}
 

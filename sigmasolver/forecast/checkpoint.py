@@ -144,12 +144,13 @@ def refuse_unregistered(run: Run, name: str, registry: Registry[Any]) -> None:
 
 def other_origins(run: Run, recipe: Recipe) -> list[str]:
     """Messages for names of the recipe whose origin is not the one recorded in training."""
-    then = _origins(run)
+    recorded = _origins(run)
     current = {kind: origin_of(kind, name) for kind, name in _registered_names(recipe).items()}
     return [
-        f"{run.path} was trained with the {kind} from {_describe(then[kind])}; the current one is from {_describe(origin)}"
+        f"{run.path} was trained with the {kind} from {_describe(recorded[kind])}; the current one is from "
+        f"{_describe(origin)}"
         for kind, origin in current.items()
-        if origin is not None and kind in then and then[kind] != origin
+        if origin is not None and kind in recorded and recorded[kind] != origin
     ]
 
 

@@ -103,7 +103,7 @@ def norms(vectors, projections):
 
 
 @pytest.mark.parametrize(("history", "block"), [(1, 1), (3, 1), (3, 2), (1, 3)])
-def test_of_a_linear_model_everything_is_dense_algebra(history, block):
+def test_components_of_a_linear_model_match_dense_algebra(history, block):
     linear = Linear(history, block)
     forecaster, (start, truth) = linear.forecaster(), linear.tensors()
     trace = follow(forecaster, start, truth, SCALES)
@@ -155,7 +155,7 @@ def test_of_a_linear_model_everything_is_dense_algebra(history, block):
 
 
 @pytest.mark.parametrize(("history", "block"), [(1, 1), (3, 2)])
-def test_one_projection_that_keeps_everything_is_the_scalar_gain(history, block):
+def test_identity_projection_gives_the_scalar_gain(history, block):
     """Q₁ = I: one gain a = ‖J̄‖ and one defect, and the bound is δ G_k(a) of eq:rollout-finite-bound."""
     linear = Linear(history, block)
     forecaster, (start, truth) = linear.forecaster(), linear.tensors()
@@ -174,7 +174,7 @@ def test_one_projection_that_keeps_everything_is_the_scalar_gain(history, block)
         np.testing.assert_allclose(bound[sample, :, 0], expected, rtol=1e-9)
 
 
-def test_the_condition_is_that_of_the_spectral_radius():
+def test_contracting_equals_spectral_radius_below_one():
     A = torch.rand(200, 2, 2, dtype=torch.float64)
     radius = torch.linalg.eigvals(A).abs().amax(-1)
     torch.testing.assert_close(spectral_radius(A), radius)
@@ -194,7 +194,7 @@ def trained(runs, horizon=3):
     return forecaster, history.double(), future.double()
 
 
-def test_the_recurrence_holds_to_round_off_on_a_trained_model(runs):
+def test_error_recurrence_holds_to_round_off_on_a_trained_model(runs):
     """Q_i e_{k+1} = Q_i δ_k + Σ_j Q_i J̄_k Q_j e_k, vector by vector; hence the step and the bound in norms."""
     forecaster, history, truth = trained(runs)
     bands, nodes = Bands((3, 3)), 7
@@ -219,7 +219,7 @@ def test_the_recurrence_holds_to_round_off_on_a_trained_model(runs):
     assert (trace.error <= bound * (1 + 1e-12)).all()
 
 
-def test_histories_are_those_of_the_truth_and_of_the_free_forecast(runs):
+def test_trace_histories_match_truth_and_free_forecast(runs):
     forecaster, history, truth = trained(runs, 4)
     trace = follow(forecaster, history, truth, WHOLE, nodes=1)
     with torch.no_grad():
@@ -233,7 +233,7 @@ def test_histories_are_those_of_the_truth_and_of_the_free_forecast(runs):
 # --- rows
 
 
-def test_rows_are_those_of_the_trace_and_of_the_iteration(monkeypatch):
+def test_components_rows_match_trace_and_norm_estimates(monkeypatch):
     monkeypatch.setattr(gains, "MOST", 3)  # of rows and comparison alike
     subject = subject_of(task=replace(TASK, block=2), dtype=torch.float64)
     findings = components(subject)
@@ -280,7 +280,7 @@ def test_rows_are_those_of_the_trace_and_of_the_iteration(monkeypatch):
     assert all("lower_estimate" in row["metric"] for row in findings.rows if "gain" in row["metric"] and row["lead"])
 
 
-def test_truth_above_a_bound_is_counted(monkeypatch, loose):
+def test_within_counts_errors_above_the_bound(monkeypatch, loose):
     """Estimates far below the norm make a bound that the truth breaks; that is told, and the measured bound stays."""
     monkeypatch.setattr(module, "largest_gain", lambda forward, backward, like, *_, **__: like.new_zeros(len(like)))
     findings = components(subject_of())
@@ -291,7 +291,7 @@ def test_truth_above_a_bound_is_counted(monkeypatch, loose):
     np.testing.assert_allclose(findings.arrays["bound_lower_estimate_low"][:, -1], defect.max(1), rtol=1e-6)
 
 
-def test_frames_that_the_history_drops_have_the_bound_of_the_block(loose):
+def test_output_bound_covers_frames_dropped_from_the_history(loose):
     subject = subject_of(task=replace(TASK, history=1, block=2), dtype=torch.float64)
     findings = components(subject)
     error, defect = (findings.arrays[f"output_{name}"] for name in ("error", "defect"))
@@ -303,13 +303,13 @@ def test_frames_that_the_history_drops_have_the_bound_of_the_block(loose):
     assert number(findings, "output_gain_lower_estimate", lead=4) > 0
 
 
-def test_a_single_call_is_bounded_by_its_own_defect(loose):
+def test_bound_of_a_single_call_is_its_defect(loose):
     findings = components(replace(subject_of(), horizon=1))
     assert number(findings, "bound_measured_low", lead=1) == number(findings, "error_low", lead=1)
     assert not rows_named(findings, "spectral_radius_measured") and number(findings, "within_measured") == 1
 
 
-def test_norms_of_a_long_forecast_are_those_of_a_few_calls_and_the_rows_say_so(monkeypatch):
+def test_gains_of_a_long_forecast_are_estimated_at_few_calls(monkeypatch):
     monkeypatch.setattr(gains, "MOST", 2)
     subject = subject_of(task=replace(TASK, horizon=6), windows=2)
     sparse = components(subject)
@@ -325,7 +325,7 @@ def test_norms_of_a_long_forecast_are_those_of_a_few_calls_and_the_rows_say_so(m
 
 
 @pytest.mark.parametrize("block", [1, 3])
-def test_the_bar_moves_with_every_call_and_every_product_and_ends_full(block, monkeypatch):
+def test_components_progress_counts_calls_and_products(block, monkeypatch):
     monkeypatch.setattr(gains, "MOST", 5)
     told = []
     subject = replace(subject_of(task=replace(TASK, block=block), windows=2), horizon=3)
@@ -341,26 +341,26 @@ def test_the_bar_moves_with_every_call_and_every_product_and_ends_full(block, mo
 
 
 @pytest.mark.parametrize("name", ["physolver", "transolver", "ffno", "linearno"])
-def test_any_model_has_components(name, loose):
+def test_components_support_any_model(name, loose):
     findings = components(replace(subject_of(name), horizon=2))
     assert number(findings, "within_measured") == 1 and number(findings, "gain_lower_estimate", lead=2) > 0
 
 
-def test_in_a_volume_they_are_those_of_one_case(loose):
+def test_components_in_3d_use_a_single_case(loose):
     findings = components(subject_in_a_volume())
     assert findings.arrays["gain_lower_estimate"].shape == (1, 2)
     assert rows_named(findings, "gain_lower_estimate", lead=2)[0]["deviation"] is None
     assert number(findings, "modes_axis3") == 2
 
 
-def test_what_has_no_calls_to_follow_says_so():
+def test_components_not_applicable_to_steady_tasks_or_short_horizons():
     with pytest.raises(NotApplicable, match="steady task has no history"):
         components(subject_of(task=STEADY))
     with pytest.raises(NotApplicable, match="The horizon must be at least the 3 frames of one call, got 2"):
         components(replace(subject_of(task=replace(TASK, block=3)), horizon=2))
 
 
-def test_forecasts_that_blow_up_leave_numbers_that_say_so(loose):
+def test_components_of_a_blown_up_forecast_are_not_finite(loose):
     subject = replace(subject_of(), horizon=2)
     with torch.no_grad():
         subject.forecaster.model.readout.weight.fill_(1e30)

@@ -23,7 +23,7 @@ def by_the_sums(gamma, Z, delta):
     return abs(gamma) * math.sqrt(top) / math.sqrt(bottom)
 
 
-def test_ratio_is_one_joint_norm_and_not_a_mean_over_heads():
+def test_correction_ratio_is_a_joint_norm_not_a_mean_over_heads():
     Z, delta, gamma = torch.randn(3, 2, 4, 5), torch.randn(3, 2, 4, 5), torch.tensor([-0.7])
     Z[:, 1] *= 10
     expected = torch.tensor([by_the_sums(-0.7, *case) for case in zip(Z, delta, strict=True)], dtype=torch.float64)
@@ -32,7 +32,7 @@ def test_ratio_is_one_joint_norm_and_not_a_mean_over_heads():
     assert ((per_head - expected).abs() > 0.1 * expected).all()
 
 
-def test_rows_against_the_definition_from_the_weights():
+def test_corrections_rows_match_the_definition():
     subject = subject_of(dtype=torch.float64)
     findings = corrections(subject)
     cases = [int(index) for index in subject.indices[[0, 2, 4]]]  # three of five, evenly spread
@@ -58,7 +58,7 @@ def test_rows_against_the_definition_from_the_weights():
     assert hooks_in(subject.forecaster) == 0
 
 
-def test_gamma_zero_corrects_exactly_nothing_and_the_ratio_is_linear_in_its_size():
+def test_correction_ratio_is_linear_in_gamma_and_zero_for_zero_gamma():
     subject = subject_of(windows=1)
     operator = slice_operators(subject)[1]
     found = {}
@@ -73,6 +73,6 @@ def test_gamma_zero_corrects_exactly_nothing_and_the_ratio_is_linear_in_its_size
 
 
 @pytest.mark.parametrize("name", ["transolver", "slice-keep"])
-def test_without_a_residual_there_is_no_correction(name):
+def test_corrections_require_a_residual_update(name):
     with pytest.raises(NotApplicable, match=f"^{name} has no residual slice update .*; choose [^.]*\\.$"):
         corrections(subject_of(name))

@@ -80,7 +80,7 @@ def energy(first, second):
 
 @pytest.mark.parametrize(("block", "horizon", "more"), [(1, 4, ()), (2, 5, ()), (3, 6, ("geometry",))])
 @torch.no_grad()
-def test_the_decomposition_is_the_papers_for_blocks_and_given_fields(block, horizon, more):
+def test_decompose_matches_the_paper_for_blocks_and_given_fields(block, horizon, more):
     fields = ("velocity_x", "velocity_y")
     one = forecaster(Wild(3 * (2 + len(more)), 2 * block), fields, block, "lower-walls", more)
     history = torch.randn(2, 3, 6, 5, 2 + len(more), dtype=torch.float64)
@@ -99,7 +99,7 @@ def test_the_decomposition_is_the_papers_for_blocks_and_given_fields(block, hori
 
 
 @torch.no_grad()
-def test_the_boundary_operator_acts_before_both_parts():
+def test_decompose_applies_the_boundary_operator_to_both_parts():
     """Truth that obeys the wall has no error there; without the operator it has."""
     fields = ("velocity_x", "velocity_y")
     model = Wild(2, 2)
@@ -117,7 +117,7 @@ def test_the_boundary_operator_acts_before_both_parts():
 
 
 @torch.no_grad()
-def test_a_linear_model_propagates_powers_of_itself_applied_to_the_defects():
+def test_propagation_of_a_linear_model_matches_matrix_powers():
     """π_k = Σ_{j<k} A^{k-j} δ_j = A e_{k-1}."""
     fields = ("u", "v")
     A, B = (0.5 * torch.randn(2, 2, dtype=torch.float64) for _ in range(2))
@@ -134,7 +134,7 @@ def test_a_linear_model_propagates_powers_of_itself_applied_to_the_defects():
 
 
 @torch.no_grad()
-def test_a_perfect_model_injects_nothing_and_so_propagates_nothing():
+def test_decompose_of_a_perfect_model_is_zero():
     one = forecaster(Wild(2, 2), ("u", "v"))
     history = torch.randn(2, 1, 4, 4, 2, dtype=torch.float64)
     frames, truth = history, []
@@ -146,7 +146,7 @@ def test_a_perfect_model_injects_nothing_and_so_propagates_nothing():
 
 
 @torch.no_grad()
-def test_what_is_not_finite_stays_not_finite():
+def test_decompose_keeps_non_finite_values():
     one = Forecaster(Pointwise(torch.tensor([[1e200]]).double()), plain(("u",)), plain(("u",)), 1)
     found = decompose(one, torch.ones(1, 1, 3, 3, 1).double(), torch.ones(1, 3, 3, 3, 1).double())
     assert not found["total"][:, 1:].isfinite().any()
@@ -184,7 +184,7 @@ def value(findings, metric, lead, field=None):
 
 
 @pytest.mark.parametrize("which", ["first", "ffno", "mine"])
-def test_rows_of_any_model_are_means_over_its_windows(runs, raw, which):
+def test_decomposition_rows_are_means_over_windows(runs, raw, which):
     subject = subject_of(raw, runs["ffno" if which == "ffno" else "first"], Mine() if which == "mine" else None)
     findings = decomposition(subject)
     windows = Windows(raw, [6, 7], subject.recipe.evaluation_windows(5))
@@ -216,7 +216,7 @@ def test_rows_of_any_model_are_means_over_its_windows(runs, raw, which):
     assert value(findings, "propagation", 1) == 0
 
 
-def test_mistakes_are_one_sentence(runs, raw):
+def test_subject_rejects_short_windows_and_empty_selections(runs, raw):
     good = subject_of(raw, runs["first"])
     parts = (good.run, good.recipe, good.forecaster, good.windows)
     with pytest.raises(ValueError, match="The horizon is 6, but the windows have only 5 future frames"):
@@ -225,7 +225,7 @@ def test_mistakes_are_one_sentence(runs, raw):
         Subject(*parts, good.indices[:0], 5, 3)
 
 
-def test_data_that_are_not_finite_are_refused(runs, raw):
+def test_decomposition_rejects_non_finite_data(runs, raw):
     subject = subject_of(raw, runs["first"])
 
     class Broken(Windows):

@@ -47,7 +47,7 @@ def values(findings):
     return {row["metric"]: row["value"] for row in findings.rows}
 
 
-def test_a_run_by_its_file_and_its_rehearsal(subject):
+def test_efficiency_rows_match_the_weights_file_and_dry_run(subject):
     found = values(efficiency(subject))
     tensors, _ = read_tensors(subject.run.weights)
     count = sum(tensor.numel() for tensor in tensors.values())
@@ -65,7 +65,7 @@ def test_a_run_by_its_file_and_its_rehearsal(subject):
     assert row["deviation"] >= 0
 
 
-def test_the_weights_and_the_mode_of_the_subject_stay(subject):
+def test_efficiency_keeps_weights_and_eval_mode(subject):
     before = {name: tensor.clone() for name, tensor in subject.forecaster.state_dict().items()}
     efficiency(subject)
     assert not subject.forecaster.training and not subject.forecaster.model.training
@@ -74,7 +74,7 @@ def test_the_weights_and_the_mode_of_the_subject_stay(subject):
     assert all(one.grad is None for one in subject.forecaster.parameters())
 
 
-def test_a_model_of_the_users_own(subject):
+def test_efficiency_of_a_custom_model(subject):
     mine = replace(subject, forecaster=subject.forecaster.around(Odd()))
     found = values(efficiency(mine))
     assert found["parameters"] == 2 * 9 + 1 + 100 and found["parameter_megabytes"] == pytest.approx(4 * 119 / 1e6)
@@ -89,7 +89,7 @@ def test_a_model_of_the_users_own(subject):
     assert not any("seconds_per_epoch" in one for one in (unknown, still, waves))
 
 
-def test_frozen_and_complex_parameters_are_stored():
+def test_parameter_count_includes_frozen_and_complex_parameters():
     model = nn.Module()
     model.wave = nn.Parameter(torch.zeros(3, 5, dtype=torch.complex64))
     model.frozen = nn.Parameter(torch.zeros(7), requires_grad=False)
@@ -100,7 +100,7 @@ def test_frozen_and_complex_parameters_are_stored():
 
 
 @pytest.mark.parametrize("positions", ["distances", "coordinates"])
-def test_positions_take_what_their_tensor_takes(positions):
+def test_position_bytes_match_the_position_tensor(positions):
     size = {"in_channels": 1, "out_channels": 1, "width": 16, "depth": 1, "heads": 2, "slices": 4, "modes": 3}
     model = build_model("transolver-sigma", grid=(12, 9), options=Options(positions=positions), **size)
     held = model.points(torch.zeros(1, 20, 14, 1))
@@ -109,7 +109,7 @@ def test_positions_take_what_their_tensor_takes(positions):
         assert position_bytes(model, (128, 128)) == distances((128, 128), 8, torch.float32, torch.device("cpu")).nbytes
 
 
-def test_whole_epochs_are_timed_where_they_fit(monkeypatch):
+def test_time_rounds_times_full_epochs_within_the_limit(monkeypatch):
     """With a clock that ticks a second at every update, rounds of an epoch take what they must."""
     now, made = itertools.count(), []
     clock = [0.0]

@@ -36,7 +36,7 @@ def matrix(project, state):
 
 
 @pytest.mark.parametrize("name", ["transolver-sigma", "transolver", "ffno", "linearno"])
-def test_gains_are_the_singular_values_of_the_jacobian(name):
+def test_largest_gain_matches_singular_values_of_the_jacobian(name):
     forecaster, true, _ = start(name)
     update = history_update(forecaster, true[..., 2:])
     J = explicit(update, true)
@@ -58,7 +58,7 @@ def test_gains_are_the_singular_values_of_the_jacobian(name):
     torch.testing.assert_close(tight, exact, rtol=1e-12, atol=0)
 
 
-def test_products_are_those_of_the_mean_of_explicit_jacobians():
+def test_mean_jacobian_products_match_explicit_jacobians():
     forecaster, true, visited = start()
     update = history_update(forecaster, true[..., 2:])
     places = (0.5 - 0.5 / 3**0.5, 0.5 + 0.5 / 3**0.5)  # Gauss-Legendre with two points
@@ -68,7 +68,7 @@ def test_products_are_those_of_the_mean_of_explicit_jacobians():
     torch.testing.assert_close(of.transposed(v).flatten(1), (J.mT @ v.flatten(1)[..., None])[..., 0])
 
 
-def test_the_mean_jacobian_carries_the_error_over_a_call():
+def test_mean_jacobian_propagates_the_error_of_a_call():
     """f(ŝ) - f(s) = J̄ e; the sum of two points errs with the fifth power of the segment's length."""
     forecaster, true, _ = start()
     update, e = history_update(forecaster, true[..., 2:]), torch.randn_like(true)
@@ -82,7 +82,7 @@ def test_the_mean_jacobian_carries_the_error_over_a_call():
     assert errors[0] / errors[1] == pytest.approx(32, rel=0.3)
 
 
-def test_errors_of_a_rollout_stay_below_injection_plus_gain_times_error():
+def test_rollout_error_is_bounded_by_injection_plus_gain_times_error():
     """The step of eq:rollout-finite-bound, call by call along a free forecast."""
     subject = subject_of(dtype=torch.float64)
     _, history, truth = next(subject.batches())
@@ -104,7 +104,7 @@ def _both(J):
     return J.__matmul__, J.transposed
 
 
-def test_a_history_longer_than_a_block_keeps_a_gain_of_at_least_one():
+def test_gain_is_at_least_one_if_history_exceeds_block():
     """Frames that only shift pass with gain one; the update is more than its output."""
     forecaster, true, _ = start()
     of = MeanJacobian(history_update(forecaster, true[..., 2:]), true, true)
@@ -113,7 +113,7 @@ def test_a_history_longer_than_a_block_keeps_a_gain_of_at_least_one():
     assert (largest_gain(*_both(of), true) >= 1).all()
 
 
-def test_given_fields_are_held_fixed():
+def test_history_update_keeps_given_fields_fixed():
     task = replace(TASK, inputs=("height", "slope"), targets=("height",))
     forecaster, history, _ = start(task=task)
     update = history_update(forecaster, history[..., 1:])
@@ -125,7 +125,7 @@ def test_given_fields_are_held_fixed():
     torch.testing.assert_close(gain, torch.linalg.svdvals(J)[:, 0], rtol=1e-10, atol=0)
 
 
-def test_known_operators():
+def test_largest_gain_of_known_operators():
     like = torch.zeros(3, 4, dtype=torch.float64)
     diagonal = torch.tensor([[1.0, -7.0, 2.0, 0.0], [0.0, 0.0, 0.0, 0.0], [3.0, 3.0, 3.0, 3.0]]).double()
     found = largest_gain(lambda v: diagonal * v, lambda u: diagonal * u, like, tolerance=1e-10)
@@ -135,7 +135,7 @@ def test_known_operators():
     torch.testing.assert_close(found, torch.tensor([1.0, torch.nan, 2.0]).double(), equal_nan=True)
 
 
-def test_products_are_counted_until_the_residual_is_small():
+def test_largest_gain_stops_at_the_tolerance():
     """A looser tolerance needs fewer products, and what is found, squared, lies within it of an eigenvalue."""
     forecaster, true, _ = start()
     update = history_update(forecaster, true[..., 2:])
@@ -151,7 +151,7 @@ def test_products_are_counted_until_the_residual_is_small():
     assert counted[0] < counted[1] < counted[2] < 64
 
 
-def test_nothing_is_left_behind():
+def test_mean_jacobian_leaves_no_gradients_or_hooks():
     forecaster, true, visited = start()
     with torch.no_grad():
         before = forecaster(true)

@@ -25,7 +25,7 @@ def quick(subject):
 
 
 @pytest.mark.parametrize("name", ["transolver-sigma", "spectral-then-physical"])
-def test_errors_are_those_of_a_model_whose_branch_is_really_zero(name):
+def test_intervention_errors_match_zeroed_weights(name):
     subject = quick(subject_of(name, dtype=torch.float64))
     findings, (history, truth) = interventions(subject), everything(subject)
     models = {"intact": subject.forecaster} | {
@@ -46,7 +46,7 @@ def test_errors_are_those_of_a_model_whose_branch_is_really_zero(name):
     assert hooks_in(subject.forecaster) == 0
 
 
-def test_alignment_is_exactly_the_squared_error_that_is_saved():
+def test_alignment_equals_the_reduction_of_squared_error():
     """eq:complement-marginal-alignment."""
     whole, silent, true = torch.randn(3, 4, 2, 5, 5, 2).double()
     found = alignment(whole, silent, true)
@@ -59,7 +59,7 @@ def test_alignment_is_exactly_the_squared_error_that_is_saved():
             assert found.left[b, h, 1] == pytest.approx(float(r.norm() ** 2), rel=1e-12)
 
 
-def test_alignment_counts_windows_that_the_operator_brings_nearer_to_the_truth():
+def test_alignment_rows_count_windows_improved_by_the_operator():
     subject = quick(subject_of(dtype=torch.float64, windows=None))
     findings, (history, truth) = interventions(subject), everything(subject)
     shares = []
@@ -80,7 +80,7 @@ def test_alignment_counts_windows_that_the_operator_brings_nearer_to_the_truth()
 
 
 @pytest.mark.parametrize("task", [TASK, replace(TASK, block=3), STEADY], ids=["calls", "blocks", "steady"])
-def test_the_bar_moves_with_every_call_and_ends_full(task):
+def test_interventions_progress_counts_calls(task):
     told = []
     subject = subject_of(task=task)
     plain = interventions(subject)
@@ -100,18 +100,18 @@ def test_the_bar_moves_with_every_call_and_ends_full(task):
     "name, silent",
     [("physolver", {"physical"}), ("transolver", {"physical"}), ("ffno", {"spectral"}), ("linearno", set())],
 )
-def test_any_model_has_the_interventions_that_it_has_operators_for(name, silent):
+def test_interventions_depend_on_the_operators_of_the_model(name, silent):
     found = {row["metric"] for row in interventions(replace(subject_of(name), horizon=1)).rows}
     assert "intact" in found
     assert {metric for metric in found if metric.startswith("zero_")} == {f"zero_{kind}" for kind in silent}
 
 
-def test_a_steady_task_has_one_call_to_look_at():
+def test_interventions_of_a_steady_task():
     findings = interventions(subject_of(task=STEADY))
     assert number(findings, "zero_physical", lead=1) != number(findings, "intact", lead=1)
 
 
-def test_forecasts_that_blow_up_leave_numbers_that_say_so():
+def test_interventions_of_a_blown_up_forecast_are_not_finite():
     subject = quick(subject_of())
     with torch.no_grad():
         subject.forecaster.model.readout.weight.fill_(1e30)

@@ -40,37 +40,37 @@ CONVOLUTIONS = {
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("biased", [True, False])
-def test_convolutions(name, biased):
+def test_linearised_convolutions(name, biased):
     convolve, shape, kernel, how = CONVOLUTIONS[name]
     weight = torch.nn.Parameter(drawn(*kernel))
     bias = torch.nn.Parameter(drawn(kernel[0], seed=3)) if biased else None
     check(lambda x: convolve(x.tanh(), weight, bias, **how).square(), drawn(*shape))
 
 
-def test_a_kernel_that_depends_on_the_point():
+def test_linearised_convolution_with_input_dependent_weight():
     fixed = torch.nn.Parameter(drawn(3, 1, 3, 3))
     check(lambda x: F.conv2d(x, fixed * x.mean(), padding=1, groups=3), drawn(2, 3, 4, 5))
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 5)])
 @pytest.mark.parametrize("affine", [True, False])
-def test_layer_norms(shape, affine):
+def test_linearised_layer_norms(shape, affine):
     weight, bias = (torch.nn.Parameter(drawn(*shape, seed=seed)) if affine else None for seed in (3, 4))
     check(lambda x: F.layer_norm(x, shape, weight, bias, 0.1).tanh(), drawn(2, 3, 5))
     check(lambda x: F.layer_norm(x, list(shape), weight=weight, bias=bias).square(), drawn(2, 3, 5))
 
 
-def test_a_layer_norm_whose_weight_depends_on_the_point():
+def test_linearised_layer_norm_with_input_dependent_weight():
     check(lambda x: F.layer_norm(x, (5,), 1 + x[0, 0], x[1, 1]), drawn(2, 3, 5))
 
 
 @pytest.mark.usefixtures("few_frequencies")
 @pytest.mark.parametrize("name", list_models())
-def test_every_model_agrees_with_forward_mode(name):
+def test_linearised_models_match_forward_mode(name):
     _against_forward_mode(subject_of(name, dtype=torch.float64))
 
 
-def test_in_a_volume():
+def test_linearised_model_in_3d_matches_forward_mode():
     subject = subject_in_a_volume()
     subject.forecaster.double()
     shaken(subject.forecaster, 0.05)

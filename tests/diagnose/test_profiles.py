@@ -35,7 +35,7 @@ def holds(found):
 
 @pytest.mark.parametrize("kind", ["residual", "replace"])
 @pytest.mark.parametrize("shake", [0.05, 0.5, 3.0])
-def test_bounds_hold_for_any_weights(kind, shake):
+def test_profile_bounds_hold_for_any_weights(kind, shake):
     update = SliceUpdate(kind, 6)
     shaken(update, shake)
     for spread in (1e-6, 1.0, 30.0):  # almost collapsed slices too
@@ -45,7 +45,7 @@ def test_bounds_hold_for_any_weights(kind, shake):
         assert all(values.dtype == torch.float64 and values.shape == (3, 2) for values in found.values())
 
 
-def test_bounds_are_the_papers_factors():
+def test_profile_bounds_match_the_paper():
     update, Z = SliceUpdate("residual", 6), torch.randn(3, 2, 7, 6)
     shaken(update, 0.5)
     for gamma in (-0.3, 2.0):
@@ -65,7 +65,7 @@ def test_bounds_are_the_papers_factors():
 
 
 @pytest.mark.parametrize("name", ["transolver-sigma", "transolver", "transolver-srpa", "slice-keep"])
-def test_the_update_made_anew_is_the_one_the_model_made(name):
+def test_exact_update_matches_the_model(name):
     subject = subject_of(name)
     _, history, _ = next(subject.batches())
     with torch.no_grad(), watching(subject.forecaster.model) as views:
@@ -78,7 +78,7 @@ def test_the_update_made_anew_is_the_one_the_model_made(name):
 
 
 @pytest.mark.parametrize("name", ["transolver-sigma", "transolver", "transolver-srpa"])
-def test_bounds_hold_in_a_forecast_of_shaken_models(name):
+def test_geometry_bounds_hold_for_perturbed_models(name):
     findings = geometry(subject_of(name, shake=0.4))
     holds(findings.arrays)
     assert findings.arrays["dobrushin"].shape == (2, 3, 2)  # layers, cases, heads
@@ -89,7 +89,7 @@ def test_bounds_hold_in_a_forecast_of_shaken_models(name):
             assert number(findings, metric, layer=layer) == pytest.approx(expected, rel=1e-6)
 
 
-def test_slices_that_are_kept_meet_their_bounds_exactly():
+def test_geometry_of_kept_slices_attains_the_bounds():
     findings = geometry(subject_of("slice-keep"))
     for name in ("diameter", "variation"):
         before, after, bound = (findings.arrays[key] for key in (f"{name}_before", f"{name}_after", f"bound_{name}"))
@@ -98,7 +98,7 @@ def test_slices_that_are_kept_meet_their_bounds_exactly():
 
 
 @pytest.mark.parametrize("name, kept", [("transolver", False), ("transolver-srpa", True)])
-def test_even_attention_collapses_a_replacement_and_spares_a_residual(name, kept):
+def test_uniform_attention_collapses_a_replacement_but_not_a_residual(name, kept):
     subject = subject_of(name)
     for operator in slice_operators(subject):
         operator.update.attention.query.weight.data.zero_()
@@ -121,7 +121,7 @@ def trained(tmp_path_factory):
         yield Subject(Run(folder / "run"), recipe, load(folder / "run"), windows, indices, 4, 2)
 
 
-def test_bounds_hold_on_trained_weights(trained):
+def test_geometry_bounds_hold_for_trained_weights(trained):
     findings = geometry(trained)
     holds(findings.arrays)
     gammas = [number(corrections(trained), "gamma", layer=layer) for layer in (1, 2)]

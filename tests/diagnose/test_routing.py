@@ -13,7 +13,7 @@ def one_hot(slices, numbers):
     return torch.nn.functional.one_hot(torch.tensor(numbers), slices).float()[None, None]
 
 
-def test_effective_slices_of_even_and_one_hot_routing():
+def test_effective_slices_of_uniform_and_one_hot_routing():
     even = torch.full((1, 1, 12, 6), 1 / 6)
     for measure in (effective_slices, effective_slices_per_point):
         torch.testing.assert_close(measure(even), torch.full((1, 1), 6.0).double())
@@ -24,7 +24,7 @@ def test_effective_slices_of_even_and_one_hot_routing():
     assert effective_slices_per_point(halves).item() == 1
 
 
-def test_splitting_points_never_uses_more_slices_than_there_are_shares():
+def test_effective_slices_per_point_are_at_most_effective_slices():
     """The entropy of the mean is at least the mean of the entropies (Jensen)."""
     P = (3 * torch.randn(4, 3, 50, 7)).softmax(-1)
     assert (effective_slices_per_point(P) <= effective_slices(P)).all()
@@ -42,7 +42,7 @@ def test_key_concentration_of_known_attention():
 
 
 @pytest.mark.parametrize("name", ["transolver-sigma", "transolver", "slice-keep"])
-def test_maps_are_the_head_averages_on_the_grid(name):
+def test_routing_maps_are_head_averages_on_the_grid(name):
     subject = subject_of(name, dtype=torch.float64)
     findings = routing(subject)
     cases = findings.arrays["cases"].tolist()
@@ -70,7 +70,7 @@ def test_maps_are_the_head_averages_on_the_grid(name):
     assert hooks_in(subject.forecaster) == 0
 
 
-def test_rows_of_one_case_and_of_their_mean():
+def test_routing_rows_per_case_and_mean():
     subject = subject_of()
     findings = routing(subject)
     for metric in ("effective_slices", "effective_slices_point", "key_concentration"):
@@ -83,7 +83,7 @@ def test_rows_of_one_case_and_of_their_mean():
     assert 1 < number(findings, "effective_slices", layer=1) < 5
 
 
-def test_temperatures_are_those_that_are_used():
+def test_routing_reports_clipped_temperatures():
     subject = subject_of()
     operator = slice_operators(subject)[1].routing
     operator.temperature.data = torch.tensor([0.01, 0.7])
@@ -93,7 +93,7 @@ def test_temperatures_are_those_that_are_used():
     assert number(findings, "temperature", layer=2) == pytest.approx(0.4)
 
 
-def test_maps_of_a_volume_are_those_of_one_case_and_the_last_layer():
+def test_routing_in_3d_stores_one_case_and_the_last_layer():
     subject = subject_in_a_volume()
     findings = routing(subject)
     assert "routing_L1" not in findings.arrays and findings.arrays["routing_L2"].shape == (1, 5, 4, 5, 6)

@@ -36,7 +36,7 @@ def counted(monkeypatch):
     return made
 
 
-def test_rows_are_tidy_strict_json_and_on_disk(runs):
+def test_diagnosis_rows_are_tidy_strict_json_on_disk(runs):
     run = runs["first"]
     found = diagnose_run(run, NAMES)
 
@@ -56,7 +56,7 @@ def test_rows_are_tidy_strict_json_and_on_disk(runs):
             assert {key: file[key].dtype for key in file} == {key: a.dtype for key, a in findings.arrays.items()}
 
 
-def test_numbers_agree_with_the_evaluation(runs):
+def test_diagnosis_agrees_with_evaluation(runs):
     """The root of the total energy over that of the truth is the relative error; the correlation is the same number."""
     run = runs["first"]
     found, records = diagnose_run(run, NAMES), evaluate_run(run)
@@ -76,7 +76,7 @@ def test_numbers_agree_with_the_evaluation(runs):
         assert len(correlations) == 2 and correlations[0] == pytest.approx(correlations[1], rel=1e-6)
 
 
-def test_what_is_there_is_not_made_again(runs, counted):
+def test_diagnose_run_reuses_existing_results(runs, counted):
     run, ticks = runs["first"], []
     first = diagnose_run(run, NAMES, tick=lambda *now: ticks.append(now))
     assert counted == list(NAMES) and ("decomposition", 8, 8) in ticks
@@ -92,7 +92,7 @@ def test_what_is_there_is_not_made_again(runs, counted):
 @pytest.mark.parametrize(
     "request_", [Request(horizon=2), Request(windows=3), Request(part="train")], ids=["horizon", "windows", "part"]
 )
-def test_another_request_is_made(runs, counted, request_):
+def test_diagnose_run_repeats_for_another_request(runs, counted, request_):
     run = runs["first"]
     first = diagnose_run(run, ["decomposition"])["decomposition"]
     other = diagnose_run(run, ["decomposition"], request_)["decomposition"]
@@ -102,7 +102,7 @@ def test_another_request_is_made(runs, counted, request_):
     assert counted == ["decomposition"] * 2
 
 
-def test_a_renamed_run_is_not_diagnosed_again(runs, counted):
+def test_diagnose_run_reuses_results_of_a_renamed_run(runs, counted):
     together = diagnose_run(runs["first"], ["decomposition", "trust"], peers=[runs["second"]])
     moved = {name: Run(runs[name].path.rename(runs[name].path.with_name(f"{name}-moved"))) for name in runs}
     again = diagnose_run(moved["first"], ["decomposition", "trust"], peers=[moved["second"]])
@@ -110,7 +110,7 @@ def test_a_renamed_run_is_not_diagnosed_again(runs, counted):
     assert {name: found.rows for name, found in again.items()} == {n: found.rows for n, found in together.items()}
 
 
-def test_other_weights_are_another_diagnosis(runs, counted):
+def test_diagnose_run_repeats_for_other_weights(runs, counted):
     run = runs["first"]
     diagnose_run(run, ["decomposition"])
     run.weights.write_bytes(runs["second"].weights.read_bytes())
@@ -118,7 +118,7 @@ def test_other_weights_are_another_diagnosis(runs, counted):
     assert len(counted) == 2
 
 
-def test_arrays_that_a_kill_left_without_rows_are_made_again(runs, counted):
+def test_diagnose_run_replaces_arrays_without_rows(runs, counted):
     run = runs["first"]
     diagnose_run(run, ["maps"])
     rows_file(run, "maps").unlink()
@@ -127,7 +127,7 @@ def test_arrays_that_a_kill_left_without_rows_are_made_again(runs, counted):
 
 
 @pytest.mark.parametrize("cut", ["line", "row", "empty", "arrays", "gone", "mixed"])
-def test_a_file_that_was_cut_is_refused_in_one_sentence(runs, cut):
+def test_read_findings_rejects_truncated_or_mismatched_files(runs, cut):
     run = runs["first"]
     diagnose_run(run, ["decomposition"])
     rows = rows_file(run, "decomposition")
@@ -149,7 +149,7 @@ def test_a_file_that_was_cut_is_refused_in_one_sentence(runs, cut):
     assert "\n" not in str(caught.value) and str(caught.value).endswith((".", "?"))
 
 
-def test_what_does_not_apply_is_left_out_with_a_reason(runs, monkeypatch):
+def test_diagnose_run_skips_diagnostics_that_do_not_apply(runs, monkeypatch):
     fast = {name: DIAGNOSTICS[name] for name in ("decomposition", "corrections", "routing")}
     monkeypatch.setattr(module, "DIAGNOSTICS", fast)
     found = diagnose_run(runs["ffno"])
@@ -160,13 +160,13 @@ def test_what_does_not_apply_is_left_out_with_a_reason(runs, monkeypatch):
     assert diagnose_run(runs["ffno"], ["corrections"])["corrections"].skipped.startswith("ffno has no slice operator")
 
 
-def test_a_diagnostic_without_rows_is_refused(runs, monkeypatch):
+def test_write_findings_rejects_a_diagnosis_without_rows(runs, monkeypatch):
     monkeypatch.setitem(DIAGNOSTICS, "maps", lambda subject: Findings())
     with pytest.raises(ValueError, match="The diagnostic maps returned no rows"):
         diagnose_run(runs["first"], ["maps"])
 
 
-def test_a_steady_task_has_nothing_to_propagate(tmp_path):
+def test_diagnose_run_of_a_steady_task(tmp_path):
     grid, random = np.arange(8) / 8, np.random.default_rng(0)
     a = random.normal(size=(10, 1, 8, 8, 1))
     data = np.concatenate((a, 2 + 0.5 * a + random.normal(size=a.shape)), -1).astype(np.float32)
@@ -188,7 +188,7 @@ def test_a_steady_task_has_nothing_to_propagate(tmp_path):
 # --- seeds
 
 
-def test_seeds_are_looked_at_together_beside_the_lowest(runs, counted):
+def test_peers_are_diagnosed_with_the_lowest_seed(runs, counted):
     together = [runs["second"], runs["ffno"], runs["first"]]
     assert peers_of(runs["first"], together) == (runs["second"],)
     assert peers_of(runs["second"], together) == () == peers_of(runs["ffno"], together)
@@ -216,13 +216,13 @@ def test_seeds_are_looked_at_together_beside_the_lowest(runs, counted):
         (["maps"], Request(horizon=7), "A window needs 9 frames"),
     ],
 )
-def test_mistakes_are_one_sentence(runs, names, request_, says):
+def test_diagnose_run_rejects_invalid_requests(runs, names, request_, says):
     with pytest.raises(ValueError, match=says) as caught:
         diagnose_run(runs["first"], names, request_)
     assert "\n" not in str(caught.value) and not (runs["first"].path / "diagnose").exists()
 
 
-def test_other_data_and_other_folders_are_refused(runs, study, tmp_path):
+def test_diagnose_run_rejects_other_data_and_folders(runs, study, tmp_path):
     generate(FLOW, 2, 5, tmp_path / "other.h5")
     with pytest.raises(ValueError, match=r"is not the training data of .*first"):
         diagnose_run(runs["first"], ["maps"], path=tmp_path / "other.h5")
@@ -237,7 +237,7 @@ def test_other_data_and_other_folders_are_refused(runs, study, tmp_path):
 # --- the command
 
 
-def test_the_command_writes_files_and_says_what_they_mean(call, runs):
+def test_diagnose_command_writes_files_and_a_summary(call, runs):
     folders = [runs[name].path for name in ("first", "second", "ffno")]
     words = ("--only", "decomposition, trust", "--device", "cpu", "--windows", 4, "--horizon", 4)
     code, out, err = call("diagnose", *folders, *words)
@@ -255,7 +255,7 @@ def test_the_command_writes_files_and_says_what_they_mean(call, runs):
     assert call("diagnose", *folders, *words) == (code, out, err)
 
 
-def test_the_command_leaves_out_what_does_not_apply(call, runs, monkeypatch):
+def test_diagnose_command_skips_diagnostics_that_do_not_apply(call, runs, monkeypatch):
     fast = {name: DIAGNOSTICS[name] for name in ("maps", "corrections")}
     monkeypatch.setattr(module, "DIAGNOSTICS", fast)
     code, out, _ = call("diagnose", runs["ffno"].path, "--device", "cpu")
@@ -265,7 +265,7 @@ def test_the_command_leaves_out_what_does_not_apply(call, runs, monkeypatch):
     assert code == 0 and "corrections skipped for ffno" in out and "first: slice attention changes" in out
 
 
-def test_the_command_answers_a_mistake_with_one_sentence(call, runs, tmp_path):
+def test_diagnose_command_reports_errors_in_one_line(call, runs, tmp_path):
     for words, says in (
         ((runs["first"].path, "--only", "magic"), 'Unknown diagnostic "magic"'),
         ((tmp_path / "no",), "is not a run"),
@@ -277,7 +277,7 @@ def test_the_command_answers_a_mistake_with_one_sentence(call, runs, tmp_path):
         assert code == 2 and not out and says in err and err.count("\n") == 1
 
 
-def test_the_help_names_every_diagnostic():
+def test_diagnose_help_lists_every_diagnostic():
     from sigmasolver.cli.diagnose import SUMMARIES
 
     assert SUMMARIES.keys() == DIAGNOSTICS.keys()

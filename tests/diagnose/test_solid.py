@@ -74,7 +74,7 @@ def numbers(findings, but=()):
 
 @pytest.mark.parametrize("junk", [0.0, 50.0])
 @pytest.mark.parametrize("diagnostic", [decomposition, trust, maps, interventions])
-def test_only_the_fluid_counts(tmp_path, diagnostic, junk):
+def test_diagnostics_ignore_the_solid(tmp_path, diagnostic, junk):
     found = numbers(diagnostic(subject_of(tmp_path, True, junk)), but=("distance",))
     wanted = numbers(diagnostic(subject_of(tmp_path, False)), but=("distance",))
     assert found.keys() == wanted.keys() and wanted
@@ -82,12 +82,12 @@ def test_only_the_fluid_counts(tmp_path, diagnostic, junk):
         assert found[key] == pytest.approx(value, rel=1e-6, abs=1e-9), key
 
 
-def test_distances_do_not_depend_on_what_the_solid_holds(tmp_path):
+def test_trust_distances_ignore_values_in_the_solid(tmp_path):
     clean, spoilt = (numbers(trust(subject_of(tmp_path, True, junk))) for junk in (0.0, 50.0))
     assert clean == spoilt and any(key[0] == "distance_lead" for key in clean)
 
 
-def test_the_terms_still_add_up(tmp_path):
+def test_decomposition_terms_add_up_with_a_solid(tmp_path):
     found = {
         name: values.astype(float) for name, values in decomposition(subject_of(tmp_path, True, 9.0)).arrays.items()
     }
@@ -96,6 +96,6 @@ def test_the_terms_still_add_up(tmp_path):
     assert propagation[:, 1:].min() > 0
 
 
-def test_components_say_that_they_cannot_leave_it_out(tmp_path):
+def test_components_not_applicable_with_a_solid(tmp_path):
     with pytest.raises(NotApplicable, match="the points of the solid in these data"):
         components(subject_of(tmp_path, True))

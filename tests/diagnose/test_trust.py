@@ -83,7 +83,7 @@ def values(findings, metric, field=None):
     return [row["value"] for row in sorted(found, key=lambda row: row["lead"] or 0)]
 
 
-def test_the_spectrum_of_one_wave_is_in_its_bin(store, tmp_path):
+def test_trust_spectrum_of_one_wave_is_in_its_bin(store, tmp_path):
     subject = subject_of(store, tmp_path)
     findings = trust(subject)
     _, truth, forecast = frames_of(subject)
@@ -98,12 +98,12 @@ def test_the_spectrum_of_one_wave_is_in_its_bin(store, tmp_path):
         np.testing.assert_allclose(spectrum.sum(1), half.mean(0), rtol=1e-5)
 
 
-def test_walls_have_no_spectrum(tmp_path):
+def test_trust_has_no_spectrum_on_non_periodic_grids(tmp_path):
     with open_store(make(tmp_path, "open")) as reader:
         assert "spectrum_true" not in trust(subject_of(reader, tmp_path)).arrays
 
 
-def test_correlation_is_that_of_numpy(store, tmp_path):
+def test_trust_correlation_matches_numpy(store, tmp_path):
     subject = subject_of(store, tmp_path)
     findings = trust(subject)
     _, truth, forecast = frames_of(subject)
@@ -122,7 +122,7 @@ def test_correlation_is_that_of_numpy(store, tmp_path):
     assert values(findings, "correlation_time", "v") == [0.25]
 
 
-def test_the_nearest_training_state_by_brute_force(store, tmp_path):
+def test_trust_distance_matches_brute_force(store, tmp_path):
     subject = subject_of(store, tmp_path, factor=3.0)
     findings = trust(subject)
     _, truth, forecast = frames_of(subject)
@@ -145,7 +145,7 @@ def test_the_nearest_training_state_by_brute_force(store, tmp_path):
     assert np.all(np.diff(values(findings, "distance_lead")) > 0), "a forecast that explodes leaves the data"
 
 
-def test_a_training_state_is_at_no_distance_and_one_trajectory_has_no_others(store, tmp_path):
+def test_training_states_have_distance_zero_and_need_two_trajectories(store, tmp_path):
     training = subject_of(store, tmp_path).training
     states = training_states(training, torch.device("cpu"))
     inside = torch.from_numpy(np.asarray(store[2]))[None]
@@ -154,7 +154,7 @@ def test_a_training_state_is_at_no_distance_and_one_trajectory_has_no_others(sto
     assert training_states(alone, torch.device("cpu")) is None
 
 
-def test_typical_passes_over_the_own_trajectory():
+def test_typical_distance_excludes_the_own_trajectory():
     """Trajectories at 0, 1 and at 10, 12: the nearest foreign states are 10, 9, 9 and 11 away."""
     line = States(torch.tensor([[0.0], [1.0], [10.0], [12.0]]).double(), torch.tensor([0, 0, 1, 1]), torch.ones(1))
     assert float(line.typical()) == 9
@@ -164,7 +164,7 @@ def test_typical_passes_over_the_own_trajectory():
 # --- several seeds
 
 
-def test_members_against_slow_definitions(store, tmp_path):
+def test_ensemble_rows_match_numpy(store, tmp_path):
     subject = subject_of(store, tmp_path, peers=(1.1, 0.5))
     findings = trust(subject)
     given, truth, _ = frames_of(subject)
@@ -183,7 +183,7 @@ def test_members_against_slow_definitions(store, tmp_path):
     assert values(findings, "coverage_expected") == [0.5] and values(findings, "members") == [3]
 
 
-def test_a_truth_drawn_like_the_members_is_covered_as_expected():
+def test_ensemble_coverage_of_a_truth_drawn_like_the_members():
     draws = torch.randn(5, 4, 1, 40, 40, 1, dtype=torch.float64)
     found = measure_members(draws[:4], draws[4])
     assert float(found["coverage"].mean()) == pytest.approx(3 / 5, abs=0.02)
@@ -191,21 +191,21 @@ def test_a_truth_drawn_like_the_members_is_covered_as_expected():
     assert same["spread"].eq(0).all() and same["coverage"].eq(0).all()
 
 
-def test_correlation_of_proportional_numbers_is_one_and_of_constants_none():
+def test_correlation_of_proportional_and_constant_values():
     numbers = torch.tensor([1.0, 3.0, 7.0])
     assert float(correlation(numbers, 2 * numbers + 1)) == pytest.approx(1)
     assert float(correlation(numbers, -numbers)) == pytest.approx(-1)
     assert correlation(numbers, torch.ones(3)).isnan()
 
 
-def test_one_run_has_no_ensemble(store, tmp_path):
+def test_trust_without_peers_has_no_ensemble_rows(store, tmp_path):
     assert not any(row["metric"] in ("spread_lead", "coverage") for row in trust(subject_of(store, tmp_path)).rows)
 
 
 # --- maps
 
 
-def test_maps_are_the_frames(store, tmp_path):
+def test_maps_arrays_are_truth_and_forecast(store, tmp_path):
     subject = subject_of(store, tmp_path)
     findings = maps(subject)
     given, truth, forecast = frames_of(subject)
@@ -223,7 +223,7 @@ def test_maps_are_the_frames(store, tmp_path):
     assert len(findings.rows) == 4 * 4 * 2
 
 
-def test_volumes_keep_fewer_cases(tmp_path):
+def test_maps_in_3d_store_fewer_cases(tmp_path):
     """Two cases of a walled box, every diagnostic of a volume being finite."""
     axis, random = np.arange(6.0), np.random.default_rng(0)
     header = Header(Layout(FIELDS, ("1", "1"), ("wall",) * 3, (axis,) * 3, np.arange(9.0)), "test", {})
@@ -241,7 +241,7 @@ def test_volumes_keep_fewer_cases(tmp_path):
     assert np.isfinite(values(found, "distance_lead")).all() and "spectrum_true" not in found.arrays
 
 
-def test_what_float16_cannot_hold_is_float32():
+def test_storage_type_is_float32_out_of_float16_range():
     assert storage_type(torch.tensor([[1.0, 0.0], [-5e4, 0.0]])) is np.float16
     assert storage_type(torch.tensor([[1.0, 7e4]])) is np.float32
     assert storage_type(torch.tensor([[1.0, 1e-6]])) is np.float32
@@ -251,7 +251,7 @@ def test_what_float16_cannot_hold_is_float32():
     ("horizon", "most", "leads"),
     [(1, 4, [1]), (3, 5, [1, 2, 3]), (16, 4, [1, 6, 11, 16]), (10, 5, [1, 3, 5, 8, 10])],
 )
-def test_leads_are_spread_from_the_first_to_the_last(horizon, most, leads):
+def test_spread_leads_from_first_to_last(horizon, most, leads):
     assert shown_leads(horizon, most) == leads
 
 
@@ -266,7 +266,7 @@ def test_leads_are_spread_from_the_first_to_the_last(horizon, most, leads):
         (39, (256, 256), 39, 4, 4),  # one lead has 20 million
     ],
 )
-def test_leads_are_kept_as_far_as_there_is_room(horizon, grid, fields, cases, count):
+def test_stored_leads_are_limited_by_size(horizon, grid, fields, cases, count):
     numbers = 2 * cases * math.prod(grid) * fields
     leads = kept_leads(horizon, numbers)
     assert len(leads) == count and leads[0] == 1 and leads[-1] == horizon

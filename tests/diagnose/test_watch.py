@@ -22,7 +22,7 @@ def free(subject):
 
 
 @pytest.mark.parametrize("name", WITH_SLICES)
-def test_watching_changes_no_bit_of_a_forecast(name):
+def test_watching_keeps_forecasts_bit_identical(name):
     subject = subject_of(name)
     before = free(subject)
     with watching(subject.forecaster.model) as views:
@@ -34,7 +34,7 @@ def test_watching_changes_no_bit_of_a_forecast(name):
 
 
 @pytest.mark.parametrize("name", WITH_SLICES)
-def test_views_are_what_the_operators_computed(name):
+def test_slice_views_match_the_operators(name):
     subject = subject_of(name, dtype=torch.float64)
     _, history, _ = next(subject.batches())
     paths = []
@@ -79,7 +79,7 @@ def really_zero(subject, kind):
         ("ffno", "spectral"),
     ],
 )
-def test_silencing_equals_a_branch_that_is_really_zero_and_restores_exactly(name, kind):
+def test_silenced_equals_zeroed_weights_and_restores_the_model(name, kind):
     subject = subject_of(name)
     weights = {key: value.clone() for key, value in subject.forecaster.state_dict().items()}
     before = free(subject)
@@ -96,7 +96,7 @@ def test_silencing_equals_a_branch_that_is_really_zero_and_restores_exactly(name
 
 
 @pytest.mark.parametrize("look", [watching, lambda model: silenced(model, "physical")])
-def test_hooks_are_removed_when_something_fails(look):
+def test_hooks_are_removed_on_exceptions(look):
     subject = subject_of()
     before = free(subject)
     with pytest.raises(RuntimeError, match="in the middle"), look(subject.forecaster.model):
@@ -106,7 +106,7 @@ def test_hooks_are_removed_when_something_fails(look):
     assert torch.equal(before, free(subject))
 
 
-def test_a_model_without_slices_is_told_in_one_sentence():
+def test_slice_operators_not_applicable_without_slices():
     for name in ("specsolver", "ffno", "linearno", "transolver-plus"):
         with pytest.raises(
             NotApplicable, match=f"^{name} has no slice operator, .* not defined for it; choose [^.]*\\.$"

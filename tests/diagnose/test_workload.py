@@ -50,7 +50,7 @@ def training(recipe):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_settings_of_the_models(model):
+def test_efficiency_suite_model_settings(model):
     suite = suite_of("efficiency")
     ns2d, kf2d = (suite[f"{task}-efficiency-{model}"].model for task in ("ns2d", "kf2d"))
     # (L, C, h) and M; MLP ratio two, reference size eight, unified positions.
@@ -64,7 +64,7 @@ def test_the_settings_of_the_models(model):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_workload_of_ns2d(model):
+def test_efficiency_workload_of_ns2d(model):
     recipe = suite_of("efficiency")[f"ns2d-efficiency-{model}"]
     source, windows, plan = training(recipe)
     task, train = recipe.task, recipe.train
@@ -75,7 +75,7 @@ def test_the_workload_of_ns2d(model):
     assert windows.spec.horizon == 10  # supervised frames
 
 
-def test_an_epoch_of_ns2d_has_5000_forward_passes_of_two_samples():
+def test_ns2d_epoch_has_5000_forward_passes_of_two_samples():
     recipe = changed(suite_of("efficiency")[NS2D], SMALL)
     rehearsal, seen = Rehearsal(recipe, Execution()), []
     rehearsal.stepper.model.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
@@ -84,7 +84,7 @@ def test_an_epoch_of_ns2d_has_5000_forward_passes_of_two_samples():
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_workload_of_kf2d(model):
+def test_efficiency_workload_of_kf2d(model):
     recipe = suite_of("efficiency")[f"kf2d-efficiency-{model}"]
     source, windows, plan = training(recipe)
     task, train = recipe.task, recipe.train
@@ -97,7 +97,7 @@ def test_the_workload_of_kf2d(model):
     assert max(row.future for row in windows.rows()) + 16 <= 160, "sixteen forecast frames for every window"
 
 
-def test_the_published_storage():
+def test_workload_storage_matches_the_paper():
     found = {}
     for name in (NS2D, KF2D):
         rows = workload._storage(suite_of("efficiency")[name]).rows
@@ -115,7 +115,7 @@ def stores(tmp_path_factory):
     return {name: workload._store(recipe, None, folder) for name, recipe in small(NS2D, KF2D).items()}
 
 
-def test_a_process_times_a_whole_epoch_and_reads_every_batch_from_the_file(stores, monkeypatch):
+def test_time_epoch_times_a_full_epoch_and_reads_batches_from_the_file(stores, monkeypatch):
     recipe, path = stores[NS2D]
     read, original = [], StoreReader.__getitem__
     monkeypatch.setattr(StoreReader, "__getitem__", lambda self, key: read.append(key) or original(self, key))
@@ -126,13 +126,13 @@ def test_a_process_times_a_whole_epoch_and_reads_every_batch_from_the_file(store
     assert len(windows) >= 2 * (2 + WARM_UP + timing.timed)
 
 
-def test_a_process_may_time_a_part_of_its_epoch(stores):
+def test_time_epoch_stops_at_the_time_limit(stores):
     recipe, path = stores[KF2D]
     timing = time_epoch(recipe, path, CPU, seconds=0.01)
     assert timing.per_epoch == 8 * 134 // 2 and 1 <= timing.timed < timing.per_epoch
 
 
-def test_the_peak_is_that_of_a_rehearsal_and_grows_when_frames_are_folded(stores):
+def test_time_epoch_peak_matches_the_dry_run(stores):
     recipe, path = stores[NS2D]
     wide = replace(recipe, model=replace(recipe.model, width=64, slices=8))
     folded = changed(wide, ["train.accumulate=false"])
@@ -142,7 +142,7 @@ def test_the_peak_is_that_of_a_rehearsal_and_grows_when_frames_are_folded(stores
     assert peaks[1] > 3 * peaks[0]
 
 
-def test_weights_are_trained_at_the_learning_rate_of_the_workload(stores, monkeypatch):
+def test_time_epoch_trains_at_the_learning_rate_of_the_recipe(stores, monkeypatch):
     """The optimiser's step is part of what is timed, at the rate that the paper states."""
     recipe, path = stores[KF2D]
     kept = []
@@ -176,7 +176,7 @@ def here(monkeypatch):
     return order
 
 
-def test_the_order_of_models_changes_and_statistics_are_over_processes(here, tmp_path):
+def test_measure_rotates_recipes_and_averages_over_processes(here, tmp_path):
     names = [f"ns2d-efficiency-{model}" for model in MODELS]
     done = []
     found = measure(
@@ -197,7 +197,7 @@ def test_the_order_of_models_changes_and_statistics_are_over_processes(here, tmp
     assert measure(small(*names, settings=SHORT), tmp_path, CPU, Protocol(3, 0.05)) == found and not here
 
 
-def test_a_measurement_that_was_stopped_goes_on(here, tmp_path):
+def test_measure_resumes(here, tmp_path):
     measure(small(NS2D, settings=SHORT), tmp_path, CPU, Protocol(2, 0.05))
     folder = tmp_path / NS2D / "diagnose"
     first, _ = read_rows(folder / "efficiency_processes.jsonl")
@@ -213,7 +213,7 @@ def test_a_measurement_that_was_stopped_goes_on(here, tmp_path):
     assert {row["deviation"] for row in read_findings(Run(tmp_path / NS2D), "efficiency").rows} == {None}
 
 
-def test_data_of_the_users_own_are_read(here, stores, tmp_path):
+def test_measure_reads_user_data(here, stores, tmp_path):
     _, path = stores[NS2D]
     recipes = {NS2D: stores[NS2D][0]}
     found = measure(recipes, tmp_path, CPU, Protocol(1, 0.05), path.parent)
@@ -221,7 +221,7 @@ def test_data_of_the_users_own_are_read(here, stores, tmp_path):
         assert {row["data"] for row in found[NS2D].rows} == {store.fingerprint}
 
 
-def test_the_command_measures_in_processes_and_its_rows_are_shown(call, tmp_path, monkeypatch):
+def test_measure_command_runs_processes_and_feeds_tables_and_figures(call, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # threads that wait for each other on busy cores burn minutes
     words = [word for setting in SMALL for word in ("--set", setting)]
     words += ["--only", "ns2d-*-sigma", "--rounds", 2, "--seconds", 0.05, "--device", "cpu", "--out", tmp_path]
@@ -239,7 +239,7 @@ def test_the_command_measures_in_processes_and_its_rows_are_shown(call, tmp_path
     assert code == 2 and "different recipe (model.slices); choose another folder" in err
 
 
-def test_patterns_are_repeated_and_not_joined(call, tmp_path, monkeypatch):
+def test_measure_command_takes_repeated_patterns(call, tmp_path, monkeypatch):
     asked = []
 
     def noted(recipes, *_):
@@ -258,7 +258,7 @@ def test_patterns_are_repeated_and_not_joined(call, tmp_path, monkeypatch):
         assert "PATTERN" in line and "NAME,..." not in line
 
 
-def test_mistakes_are_one_sentence(call, tmp_path):
+def test_measure_command_reports_errors_in_one_line(call, tmp_path):
     out = ("--device", "cpu", "--out", tmp_path / "runs")
     for words, says in (
         (("--only", "x*"), "list them with: sigmasolver suite efficiency --list"),
@@ -272,7 +272,7 @@ def test_mistakes_are_one_sentence(call, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_process_that_fails_says_why(stores):
+def test_failed_timing_process_reports_its_error(stores):
     recipe, path = stores[NS2D]
     other = replace(recipe, task=replace(recipe.task, grid=(16, 16)))
     with pytest.raises(ValueError, match=r"mine: The data have grid 8 × 8, but the recipe has 16 × 16; set"):

@@ -114,7 +114,7 @@ def of(rows, metric, model, field):
     return found
 
 
-def test_the_table_is_the_papers():
+def test_cohort_sizes_match_the_paper():
     """app:rollout-comparison and tab:decomposition-cohort; three cases of each task with a correction profile."""
     sizes = {name: {task: len(cohort) for task, cohort in tasks.items()} for name, tasks in COHORTS.items()}
     assert sizes["rollout"] == {"ns2d": 200, "kf2d": 400, "it3d": 20, "smoke3d": 20}
@@ -126,13 +126,13 @@ def test_the_table_is_the_papers():
             assert max(cohort_of(name, task).trajectories) < TASKS[task].test
 
 
-def test_twenty_starts_fill_the_134_of_a_kolmogorov_sequence():
+def test_kf2d_cohort_starts_span_the_sequence():
     """The stride is the largest with which twenty starts fit, and the last of them is the last start there is."""
     assert TASKS["kf2d"].starts == 134 and list(range(0, 134, 7)) == STARTS and STARTS[-1] == 133
 
 
 @pytest.mark.parametrize(("name", "task"), WINDOWS)
-def test_windows_are_those_of_the_list(runs, name, task):
+def test_cohort_windows_match_the_list(runs, name, task):
     run, pairs = runs(task), WINDOWS[name, task]
     recipe = recipe_in(run)
     with open_store(run.path.parent / "data.h5") as store:
@@ -146,7 +146,7 @@ def test_windows_are_those_of_the_list(runs, name, task):
 
 
 @pytest.mark.parametrize("task", ["kf2d", "it3d"])
-def test_the_measured_numbers_are_those_of_the_listed_windows(runs, task):
+def test_cohort_rows_are_computed_on_its_windows(runs, task):
     rows = evaluate_run(runs(task), Request(cohort="rollout", batch=100))
     pairs = WINDOWS["rollout", task]
     found = of(rows, "relative_l2", "persistence", TASKS[task].targets[0])
@@ -157,7 +157,7 @@ def test_the_measured_numbers_are_those_of_the_listed_windows(runs, task):
     assert {(row["cohort"], row["windows"]) for row in other} == {(None, len(pairs))}
 
 
-def test_a_cohort_of_all_windows_gives_the_numbers_of_no_cohort(run):
+def test_cohort_of_all_windows_equals_no_cohort(run):
     """NS2D: 200 test trajectories with one start each."""
     whole, cohort = evaluate_run(run, FAST), evaluate_run(run, replace(FAST, cohort="rollout"))
     assert [{**row, "cohort": None} for row in cohort] == whole and {row["windows"] for row in whole} == {200}
@@ -174,7 +174,7 @@ def test_a_cohort_of_all_windows_gives_the_numbers_of_no_cohort(run):
         np.testing.assert_array_equal(shared.arrays[key], values)
 
 
-def test_a_decomposition_holds_the_energies_of_the_listed_windows(runs):
+def test_decomposition_of_a_cohort_uses_its_windows(runs):
     run, request = runs("kf2d"), Request(cohort="decomposition", batch=100)
     found = diagnose_run(run, ["decomposition"], request)["decomposition"]
     true = []
@@ -186,7 +186,7 @@ def test_a_decomposition_holds_the_energies_of_the_listed_windows(runs):
     assert {row["windows"] for row in found.rows} == {400}
 
 
-def test_three_cases_are_those_that_corrections_take_of_all_windows(run):
+def test_corrections_cohort_equals_the_default_cases(run):
     fixed = diagnose_run(run, ["corrections"], Request(cohort="corrections"))["corrections"]
     whole = diagnose_run(run, ["corrections"])["corrections"]
     assert spread_evenly(200, 3).tolist() == [0, 100, 199]
@@ -196,7 +196,7 @@ def test_three_cases_are_those_that_corrections_take_of_all_windows(run):
     assert len(set(ratios[0])) >= 4 and ratios[0] == ratios[1]  # three cases that differ, and their mean
 
 
-def test_records_that_do_not_say_a_cohort_have_none(run):
+def test_records_without_a_cohort_key_are_reused(run):
     old = [{key: one for key, one in row.items() if key != "cohort"} for row in evaluate_run(run, FAST)]
     replace_rows(run.records, old)
     assert evaluate_run(run, FAST) == old == read_rows(run.records)
@@ -219,13 +219,13 @@ def test_records_that_do_not_say_a_cohort_have_none(run):
         ({"cohort": "rollout", "horizon": 11}, "A window needs 21 frames"),
     ],
 )
-def test_mistakes_are_one_sentence(run, words, says):
+def test_evaluate_run_rejects_invalid_cohorts(run, words, says):
     with pytest.raises(ValueError, match=says) as caught:
         evaluate_run(run, Request(**words))
     assert "\n" not in str(caught.value) and str(caught.value).endswith((".", "?")) and not run.records.exists()
 
 
-def test_too_little_data_and_tasks_without_the_cohort_are_told(tmp_path, runs):
+def test_cohort_requires_enough_data_and_a_matching_task(tmp_path, runs):
     small = trained(tmp_path, "ns2d", test=5)
     with pytest.raises(ValueError, match="rollout of ns2d needs 200 test trajectories, but there are 5; use more"):
         evaluate_run(small, Request(cohort="rollout"))
@@ -240,7 +240,7 @@ def test_too_little_data_and_tasks_without_the_cohort_are_told(tmp_path, runs):
 # --- the commands
 
 
-def test_the_commands_take_a_cohort_and_tell_it(call, run, tmp_path):
+def test_cohort_option_of_evaluate_and_diagnose(call, run, tmp_path):
     code, out, err = call("evaluate", run.path, "--cohort", "rollout", "--batch", 50, "--device", "cpu")
     assert code == 0 and "200 windows of the test split, horizon 10, cohort rollout" in out, err
     words = ("--only", "decomposition", "--cohort", "decomposition", "--batch", 50, "--device", "cpu")
@@ -255,7 +255,7 @@ def test_the_commands_take_a_cohort_and_tell_it(call, run, tmp_path):
     assert code == 2 and not out and "use either --windows or --cohort" in err and err.count("\n") == 1
 
 
-def test_the_windows_of_a_cohort_are_listed(call, runs):
+def test_windows_command_lists_a_cohort(call, runs):
     data = runs("kf2d").path.parent / "data.h5"
     small = ("--set", "task.train=2", "--set", "task.space_stride=1", "--set", "train.validation=0")
     code, out, err = call("windows", "kf2d", "--data", data, "--split", "test", "--cohort", "rollout", *small)
@@ -266,7 +266,7 @@ def test_the_windows_of_a_cohort_are_listed(call, runs):
     assert code == 2 and "add --split test" in err
 
 
-def test_runs_of_different_cohorts_are_not_joined(call, run, tmp_path):
+def test_reports_reject_runs_of_different_cohorts(call, run, tmp_path):
     shutil.copytree(run.path, tmp_path / "other")
     recipe = json.loads((run.path / "recipe.json").read_text())
     (tmp_path / "other" / "recipe.json").write_text(json.dumps({**recipe, "train": {**recipe["train"], "seed": 99}}))

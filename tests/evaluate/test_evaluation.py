@@ -105,7 +105,7 @@ def agrees(rows, expected, model="persistence"):
 # --- persistence by hand
 
 
-def test_persistence_is_what_numpy_says_of_the_raw_file(run, raw):
+def test_persistence_rows_match_numpy(run, raw):
     rows = evaluate_run(run)
     last, future = cut(raw[6:], 2, 3)  # the last two trajectories are the test
     still = np.broadcast_to(last[:, None], future.shape)
@@ -125,7 +125,7 @@ def test_persistence_is_what_numpy_says_of_the_raw_file(run, raw):
     assert value(rows, "blow_up", field=None) == 0 and value(rows, "survived", field=None) == 3
 
 
-def test_the_models_numbers_are_those_of_its_rollout(run, raw):
+def test_model_rows_match_its_rollout(run, raw):
     rows = evaluate_run(run)
     _, future = cut(raw[6:], 2, 3)
     history = np.stack([one[start : start + 2] for one in raw[6:] for start in range(4)])
@@ -137,27 +137,27 @@ def test_the_models_numbers_are_those_of_its_rollout(run, raw):
     )
 
 
-def test_the_parameters_of_a_record_are_those_that_learn(trained, tmp_path):
+def test_parameters_row_counts_trainable_parameters(trained, tmp_path):
     recipe = replace(RECIPE, model=replace(MODEL, name="hpm-frozen", options=Options()))
     train_run(replace(recipe, train=replace(recipe.train, updates=1)), trained / "flow.h5", Run(tmp_path / "frozen"))
     learned = count_parameters("hpm", recipe.model.config(recipe.task))
     assert value(evaluate_run(Run(tmp_path / "frozen")), "parameters", "hpm-frozen", None) == learned
 
 
-def test_other_parts_are_measured_when_asked_for(run, raw):
+def test_evaluate_run_on_other_splits(run, raw):
     for part, numbers in (("train", raw[:5]), ("validation", raw[5:6])):
         last, future = cut(numbers, 2, 3)
         agrees(evaluate_run(run, Request(part=part)), by_hand(np.broadcast_to(last[:, None], future.shape), future))
 
 
-def test_a_longer_horizon_takes_all_windows_that_fit(run, raw):
+def test_evaluate_run_with_a_longer_horizon_uses_all_windows_that_fit(run, raw):
     last, future = cut(raw[6:], 2, 6)
     rows = evaluate_run(run, Request(horizon=6))
     agrees(rows, by_hand(np.broadcast_to(last[:, None], future.shape), future))
     assert {row["horizon"] for row in rows} == {6} and {row["windows"] for row in rows} == {2}
 
 
-def test_a_thinned_grid(run, raw):
+def test_evaluate_run_on_a_strided_grid(run, raw):
     last, future = cut(raw[6:, :, ::2, ::2], 2, 3)
     for asked in ((8,), (8, 8)):
         rows = evaluate_run(run, Request(grid=asked))
@@ -166,7 +166,7 @@ def test_a_thinned_grid(run, raw):
 
 
 @pytest.mark.parametrize("count", [1, 3, 5, 8, 100])
-def test_fewer_windows_are_spread_evenly(run, raw, count):
+def test_selected_windows_are_spread_evenly(run, raw, count):
     last, future = cut(raw[6:], 2, 3)
     every = norm(last[:, None] - future, 1, 2, 3, 4) / norm(future, 1, 2, 3, 4)
     chosen = {1: [0], 3: [0, 4, 7], 5: [0, 2, 4, 5, 7]}.get(count, range(8))
@@ -176,7 +176,7 @@ def test_fewer_windows_are_spread_evenly(run, raw, count):
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_the_batch_does_not_matter(run, batch):
+def test_evaluate_run_is_independent_of_the_batch_size(run, batch):
     rows = evaluate_run(run, Request(batch=batch))
     run.records.unlink()
     for first, second in zip(rows, evaluate_run(run), strict=True):
@@ -184,7 +184,7 @@ def test_the_batch_does_not_matter(run, batch):
         assert first["value"] == (second["value"] if exact else pytest.approx(second["value"], rel=1e-5))
 
 
-def test_the_protocols_of_a_run_agree_at_the_first_call_only(run, raw):
+def test_protocols_agree_only_at_the_first_call(run, raw):
     free, forced = (evaluate_run(run, Request(protocol=name)) for name in ("free", "teacher-forced"))
     for lead in (1, 2, 3):
         pair = [value(rows, "relative_l2_lead", "transolver-sigma", lead=lead) for rows in (free, forced)]
@@ -197,7 +197,7 @@ def test_the_protocols_of_a_run_agree_at_the_first_call_only(run, raw):
 # --- other data
 
 
-def test_another_file_is_the_test_as_a_whole(run, tmp_path):
+def test_evaluate_run_uses_all_trajectories_of_other_data(run, tmp_path):
     generate(FLOW, 3, 1, tmp_path / "other.h5")
     with open_store(tmp_path / "other.h5") as store:
         last, future = cut(np.asarray(store[:], np.float64), 2, 3)
@@ -209,7 +209,7 @@ def test_another_file_is_the_test_as_a_whole(run, tmp_path):
         evaluate_run(run, Request(part="train"), tmp_path / "other.h5")
 
 
-def test_a_file_that_holds_training_data_is_refused(run, trained, tmp_path):
+def test_evaluate_run_rejects_training_data(run, trained, tmp_path):
     generate(FLOW, 9, 0, tmp_path / "more.h5")
     with pytest.raises(ValueError, match=r"Trajectory 0 of .*more.h5 is in the training data of ") as caught:
         evaluate_run(run, path=tmp_path / "more.h5")
@@ -240,7 +240,7 @@ def other(path, trained, **change):
         ({"times": np.cumsum([1.0, 2, 1, 2, 1, 2, 1, 2])}, "its frames are unevenly spaced in time, 1 to 2 apart"),
     ],
 )
-def test_data_that_mean_something_else_are_refused_unless_asked_for(run, trained, tmp_path, change, says):
+def test_evaluate_run_rejects_a_different_domain_without_anyway(run, trained, tmp_path, change, says):
     path = other(tmp_path / "other.h5", trained, **change)
     with pytest.raises(ValueError, match=says) as caught:
         evaluate_run(run, path=path)
@@ -253,7 +253,7 @@ def test_data_that_mean_something_else_are_refused_unless_asked_for(run, trained
     assert not any("anyway" in row for row in evaluate_run(run))
 
 
-def test_a_run_without_the_record_evaluates_as_it_did(run, trained, tmp_path):
+def test_evaluate_run_without_a_recorded_domain(run, trained, tmp_path):
     facts = run.read_json("data.json")
     assert facts.pop("domain")["units"] == ["1/time"]
     run.write_json("data.json", facts)
@@ -262,12 +262,12 @@ def test_a_run_without_the_record_evaluates_as_it_did(run, trained, tmp_path):
     assert not any("anyway" in row for row in evaluate_run(run, path=path))
 
 
-def test_the_same_data_may_lie_elsewhere(run, trained, tmp_path):
+def test_evaluate_run_accepts_moved_data(run, trained, tmp_path):
     shutil.copy(trained / "flow.h5", tmp_path / "moved.h5")
     assert evaluate_run(run, path=tmp_path / "moved.h5") == evaluate_run(run)
 
 
-def test_a_file_on_the_grid_of_the_task_is_not_thinned_again(tmp_path):
+def test_data_on_the_task_grid_are_not_strided_again(tmp_path):
     """A run that thins by two: a file as stored is thinned, one that is thinned already is taken as it is."""
     generate(FLOW, 8, 0, tmp_path / "flow.h5")
     task = replace(TASK, grid=(8, 8), space_stride=2)
@@ -283,7 +283,7 @@ def test_a_file_on_the_grid_of_the_task_is_not_thinned_again(tmp_path):
         agrees(rows, by_hand(np.broadcast_to(last[:, None], future.shape), future))
 
 
-def test_the_correlation_time_counts_the_frames_of_the_task(tmp_path):
+def test_correlation_time_accounts_for_the_time_stride(tmp_path):
     """A wave that turns by 0.2 every stored frame, of which every second one is taken: persistence correlates as
     cos(0.4 lead), which is below 0.8 at the second lead, four stored frames of 0.25 later."""
     x, phase = 2 * np.pi * np.arange(16) / 16, np.arange(6)[:, None]
@@ -300,7 +300,7 @@ def test_the_correlation_time_counts_the_frames_of_the_task(tmp_path):
     assert value(rows, "correlation_time", field="u") == pytest.approx(1.0)
 
 
-def test_the_fourier_error_is_that_of_all_windows_together(run, raw):
+def test_frmse_takes_the_root_after_averaging_windows(run, raw):
     """The root after the mean over windows, not before."""
     last, future = cut(raw[6:], 2, 6)
     still, true = (torch.from_numpy(np.array(one)) for one in (np.broadcast_to(last[:, None], future.shape), future))
@@ -313,7 +313,7 @@ def test_the_fourier_error_is_that_of_all_windows_together(run, raw):
 # --- rows
 
 
-def test_rows_are_tidy_strict_json_and_on_disk(run):
+def test_records_are_tidy_strict_json_on_disk(run):
     rows = evaluate_run(run)
 
     def refuse(word):
@@ -329,7 +329,7 @@ def test_rows_are_tidy_strict_json_and_on_disk(run):
     assert all(row["lead"] in (1, 2, 3) if row["metric"].endswith("_lead") else row["lead"] is None for row in rows)
 
 
-def test_what_was_measured_is_not_measured_again(run):
+def test_evaluate_run_reuses_existing_records(run):
     ticks = []
     first = evaluate_run(run, tick=lambda done, total: ticks.append((done, total)))
     assert ticks[-1] == (8, 8)
@@ -341,7 +341,7 @@ def test_what_was_measured_is_not_measured_again(run):
     assert evaluate_run(run) == first
 
 
-def test_a_run_is_known_by_its_weights_and_not_by_its_folder(run, tmp_path):
+def test_records_are_matched_by_weights_not_folder_name(run, tmp_path):
     first, before = evaluate_run(run), run.records.read_bytes()
     shutil.copytree(run.path, tmp_path / "copy")
     run.path.rename(tmp_path / "renamed")
@@ -353,7 +353,7 @@ def test_a_run_is_known_by_its_weights_and_not_by_its_folder(run, tmp_path):
     assert evaluate_run(moved) == [{**row, "run": "copy"} for row in first]
 
 
-def test_what_another_process_measured_in_the_meantime_is_not_written_twice(run):
+def test_concurrent_evaluation_writes_records_once(run):
     rows = evaluate_run(run)
     run.records.unlink()
     replaced = []
@@ -366,7 +366,7 @@ def test_what_another_process_measured_in_the_meantime_is_not_written_twice(run)
     assert read_rows(run.records) == rows
 
 
-def test_precisions_stand_side_by_side(run):
+def test_records_of_different_precisions_coexist(run):
     plain, short = (evaluate_run(run, Request(precision=name)) for name in ("float32", "bf16"))
     assert read_rows(run.records) == [*plain, *short]
     for rows, name in ((plain, "float32"), (short, "bf16")):
@@ -390,7 +390,7 @@ def test_records_without_a_precision_are_float32(run):
 # --- a steady task
 
 
-def test_a_steady_task_is_measured_against_the_training_mean(tmp_path):
+def test_steady_task_baseline_is_the_training_mean(tmp_path):
     grid, random = np.arange(8) / 8, np.random.default_rng(0)
     a = random.normal(size=(10, 1, 8, 8)).astype(np.float32)
     p = (2 + 0.5 * a + random.normal(size=a.shape)).astype(np.float32)
@@ -434,14 +434,14 @@ def test_a_steady_task_is_measured_against_the_training_mean(tmp_path):
         ({"grid": (6,)}, "does not divide the 16 points of the periodic axis"),
     ],
 )
-def test_mistakes_are_one_sentence(run, request_, says):
+def test_evaluate_run_rejects_invalid_requests(run, request_, says):
     with pytest.raises(ValueError, match=says) as caught:
         evaluate_run(run, Request(**request_))
     assert "\n" not in str(caught.value) and str(caught.value).endswith((".", "?"))
     assert not run.records.exists()
 
 
-def test_a_run_that_is_not_whole_is_told(run, tmp_path):
+def test_evaluate_run_rejects_incomplete_runs(run, tmp_path):
     facts = run.read_json("data.json")
     run.write_json("data.json", {**facts, "parts": {**facts["parts"], "validation": []}})
     with pytest.raises(ValueError, match="has no validation split"):

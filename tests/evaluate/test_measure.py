@@ -72,7 +72,7 @@ def all_rows(measures, names=NAMES):
 
 @pytest.mark.parametrize("protocol", ["free", "teacher-forced"])
 @pytest.mark.parametrize("block", [1, 2, 5])
-def test_a_perfect_forecast_has_no_error(waves, block, protocol):
+def test_measure_of_a_perfect_forecast_is_zero(waves, block, protocol):
     found, still = measure(around(Advance(block), block), waves, Request(protocol=protocol), World())
     rows, yardstick = all_rows(found), all_rows(still)
     for row in rows:
@@ -85,7 +85,7 @@ def test_a_perfect_forecast_has_no_error(waves, block, protocol):
 
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
-def test_the_batch_does_not_matter(waves, batch):
+def test_measure_is_independent_of_the_batch_size(waves, batch):
     (one, one_still), (many, many_still) = (
         measure(around(Advance(2), 2), waves, Request(batch=size), World()) for size in (batch, 5)
     )
@@ -103,7 +103,7 @@ class Alone(World):
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("count", [None, 7])
-def test_shares_of_several_processes_are_the_whole(waves, size, count):
+def test_measure_shards_of_several_processes_match_one_process(waves, size, count):
     request, forecaster = Request(windows=count, batch=2), around(Advance(2), 2)
     whole = measure(forecaster, waves, request, World())
     parts = [measure(forecaster, waves, request, Alone(rank, size)) for rank in range(size)]
@@ -115,7 +115,7 @@ def test_shares_of_several_processes_are_the_whole(waves, size, count):
             assert torch.equal(together, expected), name
 
 
-def test_too_many_processes_are_told_in_each_of_them(waves):
+def test_measure_rejects_more_processes_than_windows(waves):
     for rank in (0, 11):
         with pytest.raises(ValueError, match="2 windows are too few for 12 processes"):
             measure(around(Advance(1), 1), waves, Request(windows=2), Alone(rank, 12))
@@ -124,7 +124,7 @@ def test_too_many_processes_are_told_in_each_of_them(waves):
 # --- protocols
 
 
-def test_teacher_forcing_begins_every_block_with_the_truth(waves):
+def test_predict_teacher_forced_starts_blocks_from_the_truth(waves):
     history, future = waves.batch(range(len(waves)))
     known = torch.cat((history, future), 1)
     forecaster = around(nn.Linear(4, 4).requires_grad_(False), 2)
@@ -141,7 +141,7 @@ def test_teacher_forcing_begins_every_block_with_the_truth(waves):
 # --- forecasts that fail
 
 
-def test_a_forecast_of_nan_is_null_and_blown_up(waves):
+def test_rows_of_a_nan_forecast_are_null_and_blown_up(waves):
     everything = {float(one[0][0, 0, 0, 0]) for one in waves}
     found, _ = measure(around(Advance(1, everything), 1), waves, Request(), World())
     rows = all_rows(found)
@@ -152,7 +152,7 @@ def test_a_forecast_of_nan_is_null_and_blown_up(waves):
         assert row["value"] == expected and row.get("deviation") is None, row
 
 
-def test_one_bad_forecast_disturbs_no_other(waves):
+def test_measure_isolates_bad_samples(waves):
     bad = 3  # the first of its trajectory, so that no other history begins with its frame
     clean, _ = measure(around(Advance(1), 1), waves, Request(), World())
     for by, last in ((torch.nan, torch.nan), (1e3, None), (torch.inf, torch.nan)):
@@ -187,7 +187,7 @@ def small(names, data, sides=(1.0, 1.0), ends="periodic"):
     return Windows(Memory(Header(layout, "test", {}), data), range(len(data)), WindowSpec(names, names, 1, 1))
 
 
-def test_components_are_averaged_and_groups_need_not_be_neighbours():
+def test_rows_average_vector_components_that_are_not_adjacent():
     names = ("velocity_x", "pressure", "velocity_y")
     data = np.random.default_rng(0).normal(size=(3, 2, 6, 4, 3)).astype(np.float32) * [1, 10, 0.1]
     windows = small(names, data.astype(np.float32))
@@ -207,7 +207,7 @@ def test_components_are_averaged_and_groups_need_not_be_neighbours():
         assert value(rows, "realm_error", "any", None) == pytest.approx(grouped.mean())
 
 
-def test_scales_are_counted_along_the_longest_side():
+def test_spectrum_error_scales_wavenumbers_by_side_lengths():
     """Two waves along a side of 2 and one along a side of 1 are equally long: no energy at a wrong scale."""
     x, y = np.arange(16)[:, None] / 8, np.arange(8)[None] / 8
     along_x, along_y = (np.broadcast_to(np.cos(2 * np.pi * one), (16, 8)) for one in (x, y))
@@ -217,7 +217,7 @@ def test_scales_are_counted_along_the_longest_side():
     assert value(all_rows(found, ("u",)), "spectrum_error_lead", "any", "u", 1) == pytest.approx(0, abs=1e-6)
 
 
-def test_no_spectrum_where_an_axis_ends_and_no_correlation_of_a_constant():
+def test_measure_without_spectrum_on_walls_or_correlation_of_a_constant():
     data = np.ones((2, 2, 6, 4, 1), np.float32)
     found, _ = measure(
         around(Fixed(torch.rand(6, 4, 1)), 1, ("u",)), small(("u",), data, ends="wall"), Request(), World()

@@ -81,7 +81,7 @@ def test_inspect_names_the_axes_of_the_file(folder, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
-def test_a_derivative_along_a_named_axis_is_right(folder, tmp_path, suffix):
+def test_forecast_files_name_axes_correctly(folder, tmp_path, suffix):
     with open_data(folder) as data:
         layout = replace(data.header.layout, fields=("velocity_x", "velocity_y"), units=("1", "1"))
         write_forecast(tmp_path / f"true{suffix}", data[:2][..., :2], layout, {})
@@ -97,7 +97,7 @@ def test_a_derivative_along_a_named_axis_is_right(folder, tmp_path, suffix):
         np.testing.assert_array_equal(again[0, 0, :, 0, 0], linear(1.0)["u"][0, 0].astype(np.float32))
 
 
-def test_a_store_keeps_the_names(folder, tmp_path):
+def test_import_keeps_axis_names(folder, tmp_path):
     import_data(folder, tmp_path / "flow.h5")
     with open_data(folder) as files, open_store(tmp_path / "flow.h5") as store:
         assert store.header.layout.axis_names == ("y", "x")
@@ -114,7 +114,7 @@ def as_before(path, header, values):
         writer.append(values)
 
 
-def test_a_store_from_before_has_the_same_fingerprint_and_gets_the_names(folder, tmp_path):
+def test_legacy_store_gets_axis_names_and_keeps_its_fingerprint(folder, tmp_path):
     import_data(folder, tmp_path / "new.h5")
     with open_store(tmp_path / "new.h5") as new:
         as_before(tmp_path / "old.h5", new.header, new[:])
@@ -124,7 +124,7 @@ def test_a_store_from_before_has_the_same_fingerprint_and_gets_the_names(folder,
             np.testing.assert_array_equal(old.header.layout.coordinates[0], Y)
 
 
-def test_a_forecast_goes_on_from_a_file_of_any_order(folder, run, tmp_path):
+def test_forecast_continues_from_files_of_any_axis_order(folder, run, tmp_path):
     outs = {suffix: tmp_path / f"first{suffix}" for suffix in (".nc", ".zarr", ".h5")}
     for out in outs.values():
         forecast_file(run.path, folder, 4, out, CPU)
@@ -148,7 +148,7 @@ def test_a_forecast_goes_on_from_a_file_of_any_order(folder, run, tmp_path):
     np.testing.assert_array_equal(bare.velocity_x, wanted[:1, ..., 0])
 
 
-def test_other_axes_are_another_domain(run):
+def test_domain_differs_by_axis_order(run):
     known = domain_of(run)
     assert known.axes == ("y", "x")
     turned = Domain(known.fields, known.units, known.boundary, known.lengths[::-1], known.points[::-1],
@@ -160,7 +160,7 @@ def test_other_axes_are_another_domain(run):
     assert domain_of(run) == known
 
 
-def test_maps_lie_with_x_to_the_right(run):
+def test_join_records_transposes_maps_to_x_first(run):
     truth = np.arange(2 * 3 * HEIGHT * WIDTH * 2.0).reshape(2, 3, HEIGHT, WIDTH, 2)
     routing = truth[..., 0]
     findings = Findings(arrays={"truth": truth, "forecast": truth, "routing_L1": routing, "leads": np.arange(3)})
@@ -174,7 +174,7 @@ def test_maps_lie_with_x_to_the_right(run):
     assert dimensions_in(domain_of(run)).lengths == pytest.approx((4.75, 22.0))
 
 
-def test_names_of_axes_are_checked():
+def test_header_rejects_invalid_axis_names():
     layout = Layout(("u",), ("1",), ("open",) * 2, (X, Y), np.zeros(1), ("x", "lat"))
     with pytest.raises(StoreError, match="The axis names are x, lat; expected x, y in any order"):
         Header(layout, "test", {})

@@ -62,7 +62,7 @@ def swapped(values):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
-def test_a_plain_array_gives_the_rollout_exactly(made, raw, tmp_path, steps):
+def test_forecast_from_npy_equals_the_rollout(made, raw, tmp_path, steps):
     history = swapped(raw[1, :2])
     np.save(tmp_path / "start.npy", history)
     said = forecast_file(made / "full", tmp_path / "start.npy", steps, tmp_path / "deep" / "out.npy", CPU)
@@ -72,7 +72,7 @@ def test_a_plain_array_gives_the_rollout_exactly(made, raw, tmp_path, steps):
     assert len(said) == 1 and "fields slope" in said[0]
 
 
-def test_named_arrays_of_several_trajectories(made, raw, tmp_path):
+def test_forecast_from_npz_of_several_trajectories(made, raw, tmp_path):
     np.savez(tmp_path / "start.npz", slope=raw[:, :2, ..., 1], height=raw[:, :2, ..., 0])
     ticks = []
     forecast_file(made / "full", tmp_path / "start.npz", 3, tmp_path / "out.npz", CPU, lambda *now: ticks.append(now))
@@ -82,7 +82,7 @@ def test_named_arrays_of_several_trajectories(made, raw, tmp_path):
     assert ticks == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
-def test_a_store_goes_on_in_time(made, raw, tmp_path):
+def test_forecast_from_a_store_continues_its_times(made, raw, tmp_path):
     said = forecast_file(made / "full", made / "waves.h5", 3, tmp_path / "out.h5", CPU)
     with open_store(made / "waves.h5") as given, open_store(tmp_path / "out.h5") as out:
         before, after = given.header.layout, out.header.layout
@@ -96,7 +96,7 @@ def test_a_store_goes_on_in_time(made, raw, tmp_path):
     assert said[0] == f"{made / 'waves.h5'} has 7 frames; the last 2 were used"
 
 
-def test_arrays_into_a_store_count_frames_and_points(made, raw, tmp_path):
+def test_forecast_store_from_arrays_has_index_coordinates(made, raw, tmp_path):
     np.save(tmp_path / "start.npy", swapped(raw[0, :2]))
     forecast_file(made / "full", tmp_path / "start.npy", 4, tmp_path / "out.h5", CPU)
     with open_store(tmp_path / "out.h5") as out:
@@ -104,7 +104,7 @@ def test_arrays_into_a_store_count_frames_and_points(made, raw, tmp_path):
         assert out.header.layout.coordinates[0].tolist() == list(range(12))
 
 
-def test_a_longer_history_is_cut_and_another_grid_is_told(made, tmp_path):
+def test_forecast_uses_the_last_frames_and_warns_of_another_grid(made, tmp_path):
     finer = np.random.default_rng(0).normal(size=(5, 16, 20, 2)).astype(np.float32)
     np.save(tmp_path / "start.npy", finer)
     said = forecast_file(made / "full", tmp_path / "start.npy", 2, tmp_path / "out.npy", CPU)
@@ -113,7 +113,7 @@ def test_a_longer_history_is_cut_and_another_grid_is_told(made, tmp_path):
     assert "a grid of 16 × 20, but the model was trained on 12 × 12: the forecast is less reliable" in said[1]
 
 
-def test_fewer_bits_are_near_and_the_file_says_so(made, tmp_path):
+def test_forecast_in_bf16_is_close_and_recorded(made, tmp_path):
     for name in ("float32", "bf16"):
         forecast_file(made / "full", made / "waves.h5", 3, tmp_path / f"{name}.h5", CPU, precision=name)
     with open_store(tmp_path / "float32.h5") as plain, open_store(tmp_path / "bf16.h5") as short:
@@ -124,7 +124,7 @@ def test_fewer_bits_are_near_and_the_file_says_so(made, tmp_path):
 # --- a run that learned from thinned data
 
 
-def test_a_store_is_thinned_as_the_training_data_were(made, raw, tmp_path):
+def test_forecast_applies_the_strides_of_training_to_a_store(made, raw, tmp_path):
     said = forecast_file(made / "thin", made / "waves.h5", 3, tmp_path / "out.h5", CPU)
     history = np.ascontiguousarray(raw[:, [4, 6], ::2, ::2])
     with open_store(tmp_path / "out.h5") as out:
@@ -139,7 +139,7 @@ def test_a_store_is_thinned_as_the_training_data_were(made, raw, tmp_path):
     ]
 
 
-def test_a_forecast_can_be_continued(made, tmp_path):
+def test_forecast_continues_from_a_forecast(made, tmp_path):
     """Two steps and then three are five: a forecast is not thinned again."""
     forecast_file(made / "thin", made / "waves.h5", 5, tmp_path / "five.h5", CPU)
     forecast_file(made / "thin", made / "waves.h5", 2, tmp_path / "two.h5", CPU)
@@ -150,7 +150,7 @@ def test_a_forecast_can_be_continued(made, tmp_path):
     assert len(said) == 1
 
 
-def test_plain_frames_are_taken_as_far_apart_as_the_model_wants(made, raw, tmp_path):
+def test_forecast_from_arrays_assumes_the_time_stride_of_training(made, raw, tmp_path):
     for name, history in (("stored", raw[0, :2]), ("thinned", np.ascontiguousarray(raw[0, :2, ::2, ::2]))):
         np.save(tmp_path / f"{name}.npy", history)
         said = forecast_file(made / "thin", tmp_path / f"{name}.npy", 2, tmp_path / f"{name}-out.npy", CPU)
@@ -180,7 +180,7 @@ def still(made, raw):
     return folder
 
 
-def test_plain_arrays_of_a_steady_run_are_cases_not_frames(still, raw, tmp_path):
+def test_forecast_of_a_steady_run_reads_arrays_as_cases(still, raw, tmp_path):
     u = raw[:, 0, ..., 0]
     expected = rolled(still / "still", u[:, None, ..., None], 1)
     assert np.abs(expected[0] - expected[1]).max() > 1e-3, "cases that differ, or the test says nothing"
@@ -200,7 +200,7 @@ def test_plain_arrays_of_a_steady_run_are_cases_not_frames(still, raw, tmp_path)
     np.testing.assert_array_equal(np.load(tmp_path / "store-out.npy"), expected)
 
 
-def test_cases_of_several_given_fields(still, raw, tmp_path):
+def test_forecast_of_a_steady_run_with_several_input_fields(still, raw, tmp_path):
     both = np.stack([raw[:, 0, ..., 0], raw[:, 1, ..., 0]], axis=-1)
     expected = rolled(still / "pair", both[:, None], 1)
     for name, values, count in (("many", both, 4), ("one", both[0], 1), ("frame", both[:, None], 4)):
@@ -235,7 +235,7 @@ def other(path, made, **change):
         ({"times": 4.0 * np.arange(7)}, "its frames are 4 apart, not 0.25"),
     ],
 )
-def test_frames_that_mean_something_else_are_refused_unless_asked_for(made, tmp_path, change, says):
+def test_forecast_rejects_a_different_domain_without_anyway(made, tmp_path, change, says):
     start, out = other(tmp_path / "start.h5", made, **change), tmp_path / "out.h5"
     with pytest.raises(ValueError, match=says):
         forecast_file(made / "full", start, 2, out, CPU)
@@ -251,7 +251,7 @@ def test_frames_that_mean_something_else_are_refused_unless_asked_for(made, tmp_
         assert says.split(" not ")[0].split()[0] in found.header.parameters["anyway"]
 
 
-def test_times_beside_arrays_are_compared_and_go_on(made, raw, tmp_path):
+def test_forecast_checks_and_continues_times_of_arrays(made, raw, tmp_path):
     for name, step in (("right", 0.25), ("wrong", 0.5)):
         np.savez(tmp_path / f"{name}.npz", fields=swapped(raw[0, :2]), names=np.array(["slope", "height"]),
                  times=3 + step * np.arange(2))  # fmt: skip
@@ -265,7 +265,7 @@ def test_times_beside_arrays_are_compared_and_go_on(made, raw, tmp_path):
         np.testing.assert_allclose(out.header.layout.times, [4.0, 4.5])
 
 
-def test_what_a_file_does_not_say_is_labelled_as_the_training_data(made, raw, tmp_path):
+def test_forecast_takes_missing_units_from_the_training_data(made, raw, tmp_path):
     """Units of plain arrays, and of fields that a file lacks."""
     np.save(tmp_path / "start.npy", raw[0, :2, ::2, ::2])
     forecast_file(made / "thin", tmp_path / "start.npy", 2, tmp_path / "out.h5", CPU)
@@ -273,7 +273,7 @@ def test_what_a_file_does_not_say_is_labelled_as_the_training_data(made, raw, tm
         assert out.header.layout.units == ("m", "1")
 
 
-def test_a_run_without_the_record_says_so_and_forecasts(made, tmp_path):
+def test_forecast_without_a_recorded_domain(made, tmp_path):
     shutil.copytree(made / "full", tmp_path / "old")
     start = other(tmp_path / "start.h5", made, units=("km", "1"))
     for step in ("domain", "all"):
@@ -289,7 +289,7 @@ def test_a_run_without_the_record_says_so_and_forecasts(made, tmp_path):
 # --- what goes wrong
 
 
-def test_a_forecast_that_stops_being_finite_is_told(made, raw, tmp_path):
+def test_forecast_reports_non_finite_trajectories(made, raw, tmp_path):
     history = np.stack([swapped(raw[0, :2]), np.full((2, 12, 12, 2), 3e38, np.float32)])
     np.save(tmp_path / "start.npy", history)
     said = forecast_file(made / "full", tmp_path / "start.npy", 3, tmp_path / "out.npy", CPU)
@@ -327,7 +327,7 @@ def bad(raw, which):
         ({"run": "nowhere"}, "is not a run"),
     ],
 )
-def test_mistakes_are_one_sentence_and_leave_nothing_behind(made, raw, tmp_path, change, says):
+def test_forecast_errors_are_one_line_and_leave_no_files(made, raw, tmp_path, change, says):
     start = change.get("start", "good")
     if start is not None:
         np.save(tmp_path / "start.npy", bad(raw, start))
@@ -347,14 +347,14 @@ def test_mistakes_are_one_sentence_and_leave_nothing_behind(made, raw, tmp_path,
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_too_few_frames_for_thinning_counts_stored_frames(made, tmp_path):
+def test_forecast_requires_enough_stored_frames_for_the_stride(made, tmp_path):
     generate(replace(WAVES, frames=2), 1, 0, tmp_path / "two.h5")
     with pytest.raises(ValueError, match="has 2 frames, but a forecast needs 3"):
         forecast_file(made / "thin", tmp_path / "two.h5", 3, tmp_path / "out.npy", CPU)
 
 
 @pytest.mark.parametrize("kind", [".npy", ".npz", ".h5"])
-def test_a_full_disk_leaves_nothing_behind(made, tmp_path, kind):
+def test_forecast_on_a_full_disk_leaves_no_files(made, tmp_path, kind):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))  # beyond it the system refuses to write
     try:
@@ -365,7 +365,7 @@ def test_a_full_disk_leaves_nothing_behind(made, tmp_path, kind):
     assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
 
 
-def test_two_forecasts_into_one_file_do_not_meet(made, tmp_path):
+def test_forecast_file_is_locked_while_writing(made, tmp_path):
     out = tmp_path / "out.h5"
     held = slots.lock(out)
     with pytest.raises(ValueError, match="Another process is writing"):

@@ -44,7 +44,7 @@ def wave(frames, n=16):
 
 @pytest.mark.parametrize("block", [1, 2, 3, 5])
 @pytest.mark.parametrize("horizon", [1, 4, 7])
-def test_an_exact_model_rolls_out_exactly(block, horizon):
+def test_rollout_of_an_exact_model_is_exact(block, horizon):
     truth = wave(2 + horizon)
     fields = normaliser(["u"], [0.3], [2.0])
     result = rollout(Forecaster(Shift(block), fields, fields, block), truth[:, :2], horizon)
@@ -52,7 +52,7 @@ def test_an_exact_model_rolls_out_exactly(block, horizon):
     assert result.stopped is None and str(result) == f"all {horizon} frames are finite"
 
 
-def test_the_network_sees_normalised_frames_in_order():
+def test_forecaster_feeds_normalised_frames_in_order():
     seen = []
 
     class Watch(nn.Module):
@@ -84,14 +84,14 @@ def test_free_rollout_is_repeated_application_and_teacher_forcing_is_not():
     assert (free.frames[:, 1:] - forced.frames[:, 1:]).abs().max() > 1e-2
 
 
-def test_rolling_out_from_the_truth_of_a_perfect_model_changes_nothing():
+def test_teacher_forcing_of_a_perfect_model_equals_free_rollout():
     truth = wave(2 + 6)
     forecaster = Forecaster(Shift(2), normaliser(["u"]), normaliser(["u"]), 2)
     free, forced = rollout(forecaster, truth[:, :2], 6), rollout(forecaster, truth[:, :2], 6, truth[:, 2:])
     torch.testing.assert_close(free.frames, forced.frames, rtol=0, atol=1e-14)
 
 
-def test_lower_walls_hold_in_forecasts_and_in_what_is_fed_back():
+def test_lower_walls_hold_in_forecasts_and_fed_back_frames():
     fields = ("density", "velocity_x", "velocity_y", "velocity_z")
     scaling = normaliser(fields, [0.5, 0.1, -0.2, 0.3], [1.0, 2.0, 3.0, 4.0])
     seen = []
@@ -114,7 +114,7 @@ def test_lower_walls_hold_in_forecasts_and_in_what_is_fed_back():
     assert result[..., 0].abs().min() > 0, "density is left alone"
 
 
-def test_around_another_network_the_map_stays_the_same():
+def test_around_keeps_the_map_with_another_network():
     """Normalisers, boundary, conditions, time and embedded fields: all that the network is wrapped in."""
 
     class Mean(nn.Module):
@@ -132,7 +132,7 @@ def test_around_another_network_the_map_stays_the_same():
     assert (second.history, second.block) == (first.history, first.block)
 
 
-def test_a_narrow_answer_is_widened_before_units_are_put_back():
+def test_forecaster_casts_bf16_output_before_decoding():
     """In bf16 300 + 0.25 is 300: the eight bits are spent on the mean."""
 
     class Narrow(nn.Module):
@@ -160,7 +160,7 @@ def test_conditions_are_constant_channels_in_the_order_of_their_names():
         forecaster(torch.zeros(2, 1, 4, 4, 1), {**given, "step": torch.ones(3)})
 
 
-def test_a_forecast_that_blows_up_stops_and_says_where():
+def test_rollout_stops_when_non_finite():
     class Explode(nn.Module):
         calls = 0
 
@@ -175,7 +175,7 @@ def test_a_forecast_that_blows_up_stops_and_says_where():
     assert "lead 4 of 9" in str(result)
 
 
-def test_gradients_pass_through_a_rollout():
+def test_rollout_is_differentiable():
     model = nn.Linear(1, 1).double()
     forecaster = Forecaster(model, normaliser(["u"], [0.0], [3.0]), normaliser(["u"], [0.0], [3.0]), 1)
     rollout(forecaster, torch.ones(1, 1, 4, 1, dtype=F64), 3).frames.sum().backward()
@@ -191,13 +191,13 @@ def test_gradients_pass_through_a_rollout():
         (lambda f, h: Forecaster(nn.Identity(), f.inputs, f.targets, 2)(h), "not a multiple of 2 frames"),
     ],
 )
-def test_mistakes_are_one_sentence(call, says):
+def test_forecaster_rejects_invalid_arguments(call, says):
     forecaster = Forecaster(Shift(1), normaliser(["u"]), normaliser(["u"]), 1)
     with pytest.raises(ValueError, match=says):
         call(forecaster, torch.zeros(1, 1, 4, 1))
 
 
-def test_a_forecast_of_other_fields_cannot_be_fed_back():
+def test_rollout_rejects_feedback_of_other_fields():
     forecaster = Forecaster(Shift(1), normaliser(["a", "b"]), normaliser(["u"]), 1)
     history = torch.zeros(1, 1, 4, 2)
     assert rollout(forecaster, history, 1).frames.shape == (1, 1, 4, 1)
@@ -205,7 +205,7 @@ def test_a_forecast_of_other_fields_cannot_be_fed_back():
         rollout(forecaster, history, 2)
 
 
-def test_the_method_takes_arrays_and_the_last_frames_of_a_longer_history():
+def test_rollout_method_takes_arrays_and_longer_histories():
     truth = wave(9)
     fields = normaliser(["u"])
     forecaster = Forecaster(Shift(1), fields, fields, 1, history=2)
@@ -215,7 +215,7 @@ def test_the_method_takes_arrays_and_the_last_frames_of_a_longer_history():
         forecaster.rollout(truth[:, :1], 4)
 
 
-def test_fields_that_are_given_are_carried_along():
+def test_rollout_carries_given_fields():
     """The model advances the first field by the second, which stays as it was given."""
 
     class Drift(nn.Module):
@@ -231,7 +231,7 @@ def test_fields_that_are_given_are_carried_along():
     torch.testing.assert_close(forced[0, :, 0, 0], torch.tensor([0.5, 7.5, 7.5, 7.5], dtype=F64))
 
 
-def test_a_sample_that_stops_being_finite_leaves_the_others_alone():
+def test_rollout_isolates_non_finite_samples():
     class Explode(nn.Module):
         def forward(self, x):
             return torch.where(x > 3, torch.nan, x + 1)
@@ -279,7 +279,7 @@ def one_by_one(forecaster, history, horizon, truth):
 @pytest.mark.parametrize("by", [torch.nan, -torch.inf])
 @pytest.mark.parametrize("bad", [3, 6, 7, 10, 50])
 @pytest.mark.parametrize("block", [1, 2, 3, 7])
-def test_samples_stop_where_the_plain_definition_stops_them(block, bad, by, forced):
+def test_rollout_stopping_matches_the_plain_definition(block, bad, by, forced):
     fields = normaliser(["value", "clock"])
     forecaster = Forecaster(Clock(block, bad, by), fields, fields, block)
     clocks = torch.tensor([0.0, 2.0, 4.0, 20.0], dtype=F64)  # the last never meets the bad time before 21

@@ -54,9 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
-def test_the_forecast_is_that_of_the_npz_with_everything_the_input_said(
-    made: Path, tmp_path: Path, suffix: str
-) -> None:
+def test_netcdf_and_zarr_forecast_equals_npz_and_keeps_metadata(made: Path, tmp_path: Path, suffix: str) -> None:
     said = {}
     for name in (f"out{suffix}", "out.npz"):
         said[name] = forecast_file(made / "run", made / "waves.nc", 3, tmp_path / name, CPU)
@@ -78,7 +76,7 @@ def test_the_forecast_is_that_of_the_npz_with_everything_the_input_said(
 
 
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
-def test_a_forecast_goes_on_from_a_forecast(made: Path, tmp_path: Path, suffix: str) -> None:
+def test_netcdf_and_zarr_forecast_can_be_continued(made: Path, tmp_path: Path, suffix: str) -> None:
     """It is not thinned again, as its frames and points are those of the model already."""
     for name in (f"a{suffix}", "a.h5"):
         forecast_file(made / "run", made / "waves.nc", 3, tmp_path / name, CPU)
@@ -90,7 +88,9 @@ def test_a_forecast_goes_on_from_a_forecast(made: Path, tmp_path: Path, suffix: 
             np.testing.assert_allclose(mine, theirs, rtol=1e-15)
 
 
-def test_it_refuses_before_it_computes(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forecast_file_validates_the_output_before_computing(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "there.zarr").mkdir()
     with pytest.raises(ValueError, match=r"there\.zarr already exists"):
         forecast_file(made / "run", made / "waves.nc", 2, tmp_path / "there.zarr", CPU)
@@ -101,7 +101,7 @@ def test_it_refuses_before_it_computes(made: Path, tmp_path: Path, monkeypatch: 
     assert [one.name for one in tmp_path.iterdir()] == ["there.zarr"]
 
 
-def test_other_units_in_the_file_are_refused(made: Path, tmp_path: Path) -> None:
+def test_forecast_rejects_netcdf_with_other_units(made: Path, tmp_path: Path) -> None:
     wrong = Header(replace(WAVES.layout, units=("km", "1")), "waves", {})
     write_netcdf(tmp_path / "wrong.nc", WAVES.simulate(1, range(1)).numpy(), wrong)
     with pytest.raises(ValueError, match="the unit of height is km, not m"):

@@ -53,7 +53,7 @@ def plainly(forecaster, *given):
 # --- on a CPU
 
 
-def test_float32_is_the_plain_forecaster_bit_for_bit_whatever_comes_next():
+def test_replay_float32_is_bit_identical_to_the_forecaster():
     forecaster = made()
     replay = Replay(forecaster)
     for batch, grid in ((3, (12, 10)), (1, (12, 10)), (3, (9, 16)), (3, (12, 10))):
@@ -63,7 +63,7 @@ def test_float32_is_the_plain_forecaster_bit_for_bit_whatever_comes_next():
     assert torch.equal(ours.frames, theirs.frames) and ours.stopped is theirs.stopped is None
 
 
-def test_bf16_is_near_and_hands_out_the_type_that_came_in():
+def test_replay_bf16_is_close_and_keeps_the_dtype():
     forecaster, frames = made(), history()
     found = Replay(forecaster, "bf16")(frames)
     assert found.dtype == torch.float32
@@ -72,7 +72,7 @@ def test_bf16_is_near_and_hands_out_the_type_that_came_in():
     assert distance(*free) < 0.02
 
 
-def test_bf16_keeps_a_field_whose_mean_is_many_deviations():
+def test_replay_bf16_keeps_fields_with_a_large_mean():
     """Next to 1000 the numbers of bf16 are 4 apart; only what the network sees may be rounded."""
     forecaster = made(mean=(1000.0, -1000.0))
     frames = history() + torch.tensor([1000.0, -1000.0])
@@ -82,7 +82,7 @@ def test_bf16_keeps_a_field_whose_mean_is_many_deviations():
     assert distance(found[inside] - mean, true[inside] - mean) < 0.02
 
 
-def test_conditions_reach_the_model_and_wrong_ones_are_refused():
+def test_replay_passes_and_validates_conditions():
     forecaster = made(("reynolds", "step"))
     replay, frames = Replay(forecaster), history()
     for scale in (1.0, 2.0):
@@ -93,7 +93,7 @@ def test_conditions_reach_the_model_and_wrong_ones_are_refused():
         replay(frames, {"reynolds": torch.ones(3)})
 
 
-def test_there_are_no_gradients_and_asking_for_them_is_refused():
+def test_replay_rejects_gradients():
     replay, frames = Replay(made()), history()
     assert not replay(frames).requires_grad
     with pytest.raises(ValueError, match="Replay does not support gradients; call the underlying"):
@@ -102,7 +102,7 @@ def test_there_are_no_gradients_and_asking_for_them_is_refused():
         assert not replay(frames).requires_grad
 
 
-def test_a_call_in_inference_mode_leaves_nothing_that_training_could_not_use():
+def test_replay_in_inference_mode_keeps_weights_trainable():
     forecaster, frames = made(), history()
     with torch.inference_mode():
         first = Replay(forecaster)(frames)
@@ -111,7 +111,7 @@ def test_a_call_in_inference_mode_leaves_nothing_that_training_could_not_use():
     assert all(p.grad is not None for p in forecaster.model.parameters())
 
 
-def test_hooks_see_every_call():
+def test_replay_calls_forward_hooks():
     replay, frames, seen = Replay(made()), history(), []
     assert replay.eager(frames) == "CUDA graphs require a GPU"
     replay.model.blocks[0].register_forward_hook(lambda module, inputs, output: seen.append(output))
@@ -126,7 +126,7 @@ def test_hooks_see_every_call():
         (lambda: Replay(made(), "tf32")(history()), "TF32 requires a GPU; choose float32 or bf16 on a CPU."),
     ],
 )
-def test_mistakes_are_one_sentence(call, says):
+def test_replay_rejects_invalid_precisions(call, says):
     with pytest.raises(ValueError) as caught:
         call()
     assert str(caught.value) == says
@@ -137,7 +137,7 @@ def test_mistakes_are_one_sentence(call, says):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "near"), [("float32", 1e-6), ("tf32", 5e-3), ("bf16", 0.02)])
-def test_a_replay_gives_the_frames_of_the_plain_forecaster(precision, near):
+def test_replay_graph_matches_the_forecaster(precision, near):
     forecaster = made(device="cuda")
     replay = Replay(forecaster, precision)
     for batch, grid in ((3, (12, 10)), (3, (12, 10)), (1, (12, 10)), (3, (9, 16)), (3, (12, 10)), (1, (12, 10))):
@@ -149,7 +149,7 @@ def test_a_replay_gives_the_frames_of_the_plain_forecaster(precision, near):
 
 
 @pytest.mark.gpu
-def test_blocks_that_are_held_stay_as_they_are():
+def test_replay_does_not_overwrite_returned_blocks():
     forecaster = made(device="cuda")
     replay = Replay(forecaster)
     given = [history(device="cuda") for _ in range(4)]
@@ -159,7 +159,7 @@ def test_blocks_that_are_held_stay_as_they_are():
 
 
 @pytest.mark.gpu
-def test_changed_weights_count_from_the_next_call_on():
+def test_replay_uses_updated_weights():
     forecaster, other, frames = made(device="cuda"), made(device="cuda"), history(device="cuda")
     replay = Replay(forecaster)
     before = replay(frames)
@@ -176,7 +176,7 @@ def test_changed_weights_count_from_the_next_call_on():
 
 
 @pytest.mark.gpu
-def test_conditions_of_a_replay_are_those_of_the_call():
+def test_replay_graph_uses_the_conditions_of_the_call():
     forecaster, frames = made(("reynolds",), "cuda"), history(device="cuda")
     replay = Replay(forecaster)
     for place, kind in (("cuda", torch.float32), ("cpu", torch.float32), ("cpu", torch.float64)):
@@ -189,7 +189,7 @@ def test_conditions_of_a_replay_are_those_of_the_call():
 
 
 @pytest.mark.gpu
-def test_what_a_graph_would_pass_by_is_run_as_it_is():
+def test_replay_runs_eagerly_with_hooks_or_check_input():
     forecaster, frames, seen = made(device="cuda"), history(device="cuda"), []
     replay = Replay(forecaster)
     replay(frames)
@@ -206,7 +206,7 @@ def test_what_a_graph_would_pass_by_is_run_as_it_is():
 
 
 @pytest.mark.gpu
-def test_old_graphs_make_room_for_new_ones():
+def test_replay_evicts_the_oldest_graph():
     forecaster = made(device="cuda")
     replay = Replay(forecaster)
     for batch in (*range(1, KEPT + 3), 1, 2):
@@ -216,7 +216,7 @@ def test_old_graphs_make_room_for_new_ones():
 
 
 @pytest.mark.gpu
-def test_a_first_call_in_inference_mode_serves_later_ones():
+def test_replay_captured_in_inference_mode_is_reusable():
     forecaster, frames = made(device="cuda"), history(device="cuda")
     replay = Replay(forecaster)
     with torch.inference_mode():
@@ -225,7 +225,7 @@ def test_a_first_call_in_inference_mode_serves_later_ones():
 
 
 @pytest.mark.gpu
-def test_a_rollout_waits_for_the_gpu_at_its_end_alone():
+def test_rollout_host_syncs_do_not_grow_with_the_horizon():
     class Blow(nn.Module):
         def forward(self, x):
             return (x[..., -2:] + 1).masked_fill(x[..., -2:] > 3, torch.nan)

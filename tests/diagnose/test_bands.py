@@ -22,7 +22,7 @@ def test_bands_are_complementary_orthogonal_projections(grid, modes):
     for Q, other in ((bands.low, bands.high), (bands.high, bands.low)):
         torch.testing.assert_close(Q(Q(x)), Q(x), **exact)
         torch.testing.assert_close(other(Q(x)), torch.zeros_like(x), **exact)
-        assert (Q(x) * y).sum() == pytest.approx(float((x * Q(y)).sum()), rel=1e-11)  # its own transpose
+        assert (Q(x) * y).sum() == pytest.approx(float((x * Q(y)).sum()), rel=1e-11)  # self-adjoint
         assert Q(x).norm() > 0.1
     assert x.norm() ** 2 == pytest.approx(float(bands.low(x).norm() ** 2 + bands.high(x).norm() ** 2), rel=1e-13)
 

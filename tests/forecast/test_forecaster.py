@@ -1,4 +1,4 @@
-"""Forecaster and rollout: units, folding, feeding back, teacher forcing, conditions, walls, and stopping."""
+"""Forecaster and rollout: units, folding, feedback, teacher forcing, conditions, walls, non-finite samples."""
 
 import math
 
@@ -31,7 +31,7 @@ class Shift(nn.Module):
 
 
 class Slope(nn.Module):
-    """Linear extrapolation from the last two of three frames; another function of every input frame."""
+    """Linear extrapolation from the last two of three frames, plus a function of the first."""
 
     def forward(self, x):
         return 2 * x[..., 2:3] - x[..., 1:2] + 0.1 * torch.tanh(x[..., 0:1])
@@ -78,8 +78,8 @@ def test_free_rollout_is_repeated_application_and_teacher_forcing_is_not():
         step = forecaster(window)
         torch.testing.assert_close(free.frames[:, lead : lead + 1], step, rtol=0, atol=0)
         window = torch.cat((window, step), 1)[:, 1:]
-        alone = forecaster(frames[:, lead : lead + 3])
-        torch.testing.assert_close(forced.frames[:, lead : lead + 1], alone, rtol=0, atol=0)
+        from_truth = forecaster(frames[:, lead : lead + 3])
+        torch.testing.assert_close(forced.frames[:, lead : lead + 1], from_truth, rtol=0, atol=0)
     assert torch.equal(free.frames[:, 0], forced.frames[:, 0])
     assert (free.frames[:, 1:] - forced.frames[:, 1:]).abs().max() > 1e-2
 
@@ -111,11 +111,11 @@ def test_lower_walls_hold_in_forecasts_and_fed_back_frames():
         torch.testing.assert_close(fed, expected.expand_as(fed), rtol=0, atol=1e-15)
         inside = result[..., axis + 1].narrow(axis + 2, 1, 1)
         assert inside.abs().min() > 0
-    assert result[..., 0].abs().min() > 0, "density is left alone"
+    assert result[..., 0].abs().min() > 0, "density is unchanged"
 
 
 def test_around_keeps_the_map_with_another_network():
-    """Normalisers, boundary, conditions, time and embedded fields: all that the network is wrapped in."""
+    """Normalisers, boundary, conditions, time and embedded fields."""
 
     class Mean(nn.Module):
         def forward(self, x, scalars):
@@ -133,14 +133,14 @@ def test_around_keeps_the_map_with_another_network():
 
 
 def test_forecaster_casts_bf16_output_before_decoding():
-    """In bf16 300 + 0.25 is 300: the eight bits are spent on the mean."""
+    """In bf16 300 + 0.25 is 300: the mean takes up all eight bits."""
 
-    class Narrow(nn.Module):
+    class LowPrecision(nn.Module):
         def forward(self, x):
             return torch.full_like(x[..., :1], 0.25, dtype=torch.bfloat16)
 
     fields = normaliser(["temperature"], [300.0], [1.0])
-    frames = Forecaster(Narrow(), fields, fields, 1)(torch.full((1, 1, 4, 1), 300.0))
+    frames = Forecaster(LowPrecision(), fields, fields, 1)(torch.full((1, 1, 4, 1), 300.0))
     assert frames.dtype == torch.float32 and (frames == 300.25).all()
 
 
@@ -183,7 +183,7 @@ def test_rollout_is_differentiable():
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         (lambda f, h: rollout(f, h, 0), "at least 1"),
         (lambda f, h: rollout(f, h, 4, torch.zeros(1, 3, 4, 1)), "3 true frames for a horizon of 4"),
@@ -191,9 +191,9 @@ def test_rollout_is_differentiable():
         (lambda f, h: Forecaster(nn.Identity(), f.inputs, f.targets, 2)(h), "not a multiple of 2 frames"),
     ],
 )
-def test_forecaster_rejects_invalid_arguments(call, says):
+def test_forecaster_rejects_invalid_arguments(call, message):
     forecaster = Forecaster(Shift(1), normaliser(["u"]), normaliser(["u"]), 1)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         call(forecaster, torch.zeros(1, 1, 4, 1))
 
 
@@ -216,7 +216,7 @@ def test_rollout_method_takes_arrays_and_longer_histories():
 
 
 def test_rollout_carries_given_fields():
-    """The model advances the first field by the second, which stays as it was given."""
+    """The model advances the first field by the second, which stays fixed."""
 
     class Drift(nn.Module):
         def forward(self, x):
@@ -245,7 +245,7 @@ def test_rollout_isolates_non_finite_samples():
 
 
 class Clock(nn.Module):
-    """Fields (value, clock): the clock goes on by one a frame, the value is bad at one time and fine again after."""
+    """Fields (value, clock): the clock advances by one per frame; the value is non-finite at one time only."""
 
     def __init__(self, block, bad, by):
         super().__init__()
@@ -256,19 +256,19 @@ class Clock(nn.Module):
         return torch.cat([torch.cat((torch.where(t == self.bad, self.by, 10 * t), t), -1) for t in times], -1)
 
 
-def one_by_one(forecaster, history, horizon, truth):
-    """The definition: each sample alone, block by block; nothing counts after a block that is not finite."""
+def rollout_by_definition(forecaster, history, horizon, truth):
+    """The definition: each sample separately, block by block; NaN after a non-finite block."""
     forecasts, first = [], []
     for number in range(len(history)):
-        given, frames, dead = history[number : number + 1], [], False
+        given, frames, non_finite = history[number : number + 1], [], False
         for start in range(0, horizon, forecaster.block):
             block = forecaster(given)
             for lead in range(start, min(start + forecaster.block, horizon)):
                 frame = block[:, lead - start]
-                frames.append(torch.full_like(frame, torch.nan) if dead else frame)
+                frames.append(torch.full_like(frame, torch.nan) if non_finite else frame)
                 if not torch.isfinite(frames[-1]).all():
                     first.append(lead + 1)
-            dead = dead or not torch.isfinite(torch.stack(frames)).all()
+            non_finite = non_finite or not torch.isfinite(torch.stack(frames)).all()
             fed = block if truth is None else truth[number : number + 1, start : start + forecaster.block]
             given = torch.cat((given, fed), 1)[:, -given.shape[1] :]
         forecasts.append(torch.stack(frames, 1))
@@ -282,15 +282,18 @@ def one_by_one(forecaster, history, horizon, truth):
 def test_rollout_stopping_matches_the_plain_definition(block, bad, by, forced):
     fields = normaliser(["value", "clock"])
     forecaster = Forecaster(Clock(block, bad, by), fields, fields, block)
-    clocks = torch.tensor([0.0, 2.0, 4.0, 20.0], dtype=F64)  # the last never meets the bad time before 21
+    clocks = torch.tensor([0.0, 2.0, 4.0, 20.0], dtype=F64)  # the last sample never reaches a bad time
     history = torch.stack((torch.ones_like(clocks), clocks), -1).view(4, 1, 1, 2).expand(4, 1, 3, 2)
     leads = torch.arange(1.0, 8.0, dtype=F64)
     times = (clocks[:, None] + leads).view(4, 7, 1, 1).expand(4, 7, 3, 1)
     truth = torch.cat((torch.zeros_like(times), times), -1) if forced else None
-    for chosen in (slice(None), slice(0, 2), slice(2, 3)):
-        given, true = history[chosen], None if truth is None else truth[chosen]
-        found, (frames, stopped) = rollout(forecaster, given, 7, true), one_by_one(forecaster, given, 7, true)
-        assert torch.equal(found.frames.nan_to_num(1e9, 2e9, -2e9), frames.nan_to_num(1e9, 2e9, -2e9))
-        assert found.stopped == stopped
-    passed = [lead for lead in (bad - clocks).tolist() if 1 <= lead <= 7]
-    assert rollout(forecaster, history, 7, truth).stopped == (min(passed) if passed else None)
+    for selection in (slice(None), slice(0, 2), slice(2, 3)):
+        given, true = history[selection], None if truth is None else truth[selection]
+        result, (frames, stopped) = (
+            rollout(forecaster, given, 7, true),
+            rollout_by_definition(forecaster, given, 7, true),
+        )
+        assert torch.equal(result.frames.nan_to_num(1e9, 2e9, -2e9), frames.nan_to_num(1e9, 2e9, -2e9))
+        assert result.stopped == stopped
+    bad_leads = [lead for lead in (bad - clocks).tolist() if 1 <= lead <= 7]
+    assert rollout(forecaster, history, 7, truth).stopped == (min(bad_leads) if bad_leads else None)

@@ -180,15 +180,13 @@ def test_diagnose_run_of_a_steady_task(tmp_path):
     recipe, _ = infer_recipe(header, 10, UserChoices("steady", targets=("p",)), False)
     run = Run(tmp_path / "run")
     train_run(replace(recipe, model=MODEL, train=replace(recipe.train, updates=2)), tmp_path / "steady.h5", run)
-    diagnoses = diagnose_run(run, (*NAMES, "efficiency"))
-    terms = {row["metric"]: row["value"] for row in diagnoses["decomposition"].rows if row["field"] == "p"}
+    results = diagnose_run(run, (*NAMES, "efficiency"))
+    terms = {row["metric"]: row["value"] for row in results["decomposition"].rows if row["field"] == "p"}
     assert terms["propagation"] == terms["cross"] == 0 and terms["injection_share"] == 1
-    assert diagnoses["maps"].arrays["given"].shape[1:] == (8, 8, 1) and diagnoses["maps"].arrays["leads"].tolist() == [
-        1
-    ]
+    assert results["maps"].arrays["given"].shape[1:] == (8, 8, 1) and results["maps"].arrays["leads"].tolist() == [1]
     test = list(recipe.split(10).test)
-    np.testing.assert_allclose(diagnoses["maps"].arrays["given"][..., 0], data[test, 0, ..., 0], rtol=1e-3, atol=1e-3)
-    assert any(row["metric"] == "distance_lead" for row in diagnoses["trust"].rows)
+    np.testing.assert_allclose(results["maps"].arrays["given"][..., 0], data[test, 0, ..., 0], rtol=1e-3, atol=1e-3)
+    assert any(row["metric"] == "distance_lead" for row in results["trust"].rows)
 
 
 # --- seeds

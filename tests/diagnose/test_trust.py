@@ -60,9 +60,9 @@ def subject_of(store, folder, factor=0.9, peers=()):
     recipe = Recipe(task, ModelRecipe(), TrainRecipe(batch=2))
     windows = Windows(store, [4, 5], recipe.evaluation_windows())
     training = Windows(store, [0, 1, 2, 3], recipe.training_windows())
-    peer_forecasters = tuple(map(forecaster, peers))
+    members = tuple(map(forecaster, peers))
     return Subject(
-        Run(folder), recipe, forecaster(factor), windows, torch.arange(len(windows)), 4, 3, training, peer_forecasters
+        Run(folder), recipe, forecaster(factor), windows, torch.arange(len(windows)), 4, 3, training, members
     )
 
 

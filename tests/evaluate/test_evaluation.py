@@ -142,8 +142,8 @@ def test_model_rows_match_its_rollout(run, raw):
 def test_parameters_row_counts_trainable_parameters(trained, tmp_path):
     recipe = replace(RECIPE, model=replace(MODEL, name="hpm-frozen", options=Options()))
     train_run(replace(recipe, train=replace(recipe.train, updates=1)), trained / "flow.h5", Run(tmp_path / "frozen"))
-    learned = count_parameters("hpm", recipe.model.config(recipe.task))
-    assert value(evaluate_run(Run(tmp_path / "frozen")), "parameters", "hpm-frozen", None) == learned
+    trainable = count_parameters("hpm", recipe.model.config(recipe.task))
+    assert value(evaluate_run(Run(tmp_path / "frozen")), "parameters", "hpm-frozen", None) == trainable
 
 
 def test_evaluate_run_on_other_splits(run, raw):

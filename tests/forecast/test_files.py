@@ -31,9 +31,9 @@ THIN = Task("thin", BOTH, BOTH, (6, 6), 2, 1, 2, 3, 1, "channel", time_stride=2,
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def workdir(tmp_path_factory):
     """A store and two runs briefly trained on it: with all frames and points, and with strides of two."""
-    folder = tmp_path_factory.mktemp("made")
+    folder = tmp_path_factory.mktemp("workdir")
     generate(WAVES, 4, 0, folder / "moving.h5")
     with open_store(folder / "moving.h5") as store, Writer(folder / "waves.h5", store.header, 4) as writer:
         values = store[:]
@@ -45,8 +45,8 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def raw(made):
-    with open_store(made / "waves.h5") as store:
+def raw(workdir):
+    with open_store(workdir / "waves.h5") as store:
         return store[:]
 
 
@@ -64,62 +64,62 @@ def slope_first(values):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
-def test_forecast_from_npy_equals_the_rollout(made, raw, tmp_path, steps):
+def test_forecast_from_npy_equals_the_rollout(workdir, raw, tmp_path, steps):
     history = slope_first(raw[1, :2])
     np.save(tmp_path / "start.npy", history)
-    messages = forecast_file(made / "full", tmp_path / "start.npy", steps, tmp_path / "deep" / "out.npy", CPU)
+    messages = forecast_file(workdir / "full", tmp_path / "start.npy", steps, tmp_path / "deep" / "out.npy", CPU)
     out = np.load(tmp_path / "deep" / "out.npy")
     assert out.dtype == np.float32 and out.shape == (1, steps, 12, 12, 1)
-    np.testing.assert_array_equal(out, rollout_each(made / "full", history[None], steps))
+    np.testing.assert_array_equal(out, rollout_each(workdir / "full", history[None], steps))
     assert len(messages) == 1 and "fields slope" in messages[0]
 
 
-def test_forecast_from_npz_of_several_trajectories(made, raw, tmp_path):
+def test_forecast_from_npz_of_several_trajectories(workdir, raw, tmp_path):
     np.savez(tmp_path / "start.npz", slope=raw[:, :2, ..., 1], height=raw[:, :2, ..., 0])
     ticks = []
     forecast_file(
-        made / "full", tmp_path / "start.npz", 3, tmp_path / "out.npz", CPU, lambda *progress: ticks.append(progress)
+        workdir / "full", tmp_path / "start.npz", 3, tmp_path / "out.npz", CPU, lambda *progress: ticks.append(progress)
     )
     with np.load(tmp_path / "out.npz") as out:
-        np.testing.assert_array_equal(out["fields"], rollout_each(made / "full", slope_first(raw[:, :2]), 3))
+        np.testing.assert_array_equal(out["fields"], rollout_each(workdir / "full", slope_first(raw[:, :2]), 3))
         assert out["names"].tolist() == ["slope"]
     assert ticks == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
-def test_forecast_from_a_store_continues_its_times(made, raw, tmp_path):
-    messages = forecast_file(made / "full", made / "waves.h5", 3, tmp_path / "out.h5", CPU)
-    with open_store(made / "waves.h5") as given, open_store(tmp_path / "out.h5") as out:
+def test_forecast_from_a_store_continues_its_times(workdir, raw, tmp_path):
+    messages = forecast_file(workdir / "full", workdir / "waves.h5", 3, tmp_path / "out.h5", CPU)
+    with open_store(workdir / "waves.h5") as given, open_store(tmp_path / "out.h5") as out:
         before, after = given.header.layout, out.header.layout
-        np.testing.assert_array_equal(out[:], rollout_each(made / "full", slope_first(raw[:, -2:]), 3))
+        np.testing.assert_array_equal(out[:], rollout_each(workdir / "full", slope_first(raw[:, -2:]), 3))
         np.testing.assert_allclose(after.times, before.times[-1] + 0.25 * np.arange(1, 4))
         for actual, expected in zip(after.coordinates, before.coordinates, strict=True):
             np.testing.assert_array_equal(actual, expected)
         assert (after.fields, after.units, after.boundary) == (("slope",), ("1",), before.boundary)
         assert out.finished and out.header.source == "forecast"
         assert out.header.parameters == {"run": "full", "step": 5, "start": "waves.h5"}
-    assert messages[0] == f"{made / 'waves.h5'} has 7 frames; the last 2 were used"
+    assert messages[0] == f"{workdir / 'waves.h5'} has 7 frames; the last 2 were used"
 
 
-def test_forecast_store_from_arrays_has_index_coordinates(made, raw, tmp_path):
+def test_forecast_store_from_arrays_has_index_coordinates(workdir, raw, tmp_path):
     np.save(tmp_path / "start.npy", slope_first(raw[0, :2]))
-    forecast_file(made / "full", tmp_path / "start.npy", 4, tmp_path / "out.h5", CPU)
+    forecast_file(workdir / "full", tmp_path / "start.npy", 4, tmp_path / "out.h5", CPU)
     with open_store(tmp_path / "out.h5") as out:
         assert out.header.layout.times.tolist() == [1, 2, 3, 4] and out.header.layout.boundary == ("open", "open")
         assert out.header.layout.coordinates[0].tolist() == list(range(12))
 
 
-def test_forecast_uses_the_last_frames_and_warns_of_another_grid(made, tmp_path):
+def test_forecast_uses_the_last_frames_and_warns_of_another_grid(workdir, tmp_path):
     finer = np.random.default_rng(0).normal(size=(5, 16, 20, 2)).astype(np.float32)
     np.save(tmp_path / "start.npy", finer)
-    messages = forecast_file(made / "full", tmp_path / "start.npy", 2, tmp_path / "out.npy", CPU)
-    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), rollout_each(made / "full", finer[None, -2:], 2))
+    messages = forecast_file(workdir / "full", tmp_path / "start.npy", 2, tmp_path / "out.npy", CPU)
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), rollout_each(workdir / "full", finer[None, -2:], 2))
     assert "has 5 frames; the last 2 were used" in messages[0]
     assert "a grid of 16 × 20, but the model was trained on 12 × 12: the forecast is less reliable" in messages[1]
 
 
-def test_forecast_in_bf16_is_close_and_recorded(made, tmp_path):
+def test_forecast_in_bf16_is_close_and_recorded(workdir, tmp_path):
     for name in ("float32", "bf16"):
-        forecast_file(made / "full", made / "waves.h5", 3, tmp_path / f"{name}.h5", CPU, precision=name)
+        forecast_file(workdir / "full", workdir / "waves.h5", 3, tmp_path / f"{name}.h5", CPU, precision=name)
     with open_store(tmp_path / "float32.h5") as plain, open_store(tmp_path / "bf16.h5") as bf16:
         assert 0 < np.linalg.norm(bf16[:] - plain[:]) < 0.02 * np.linalg.norm(plain[:])
         assert bf16.header.parameters == {**plain.header.parameters, "precision": "bf16"}
@@ -128,11 +128,11 @@ def test_forecast_in_bf16_is_close_and_recorded(made, tmp_path):
 # --- a run trained on strided data
 
 
-def test_forecast_applies_the_strides_of_training_to_a_store(made, raw, tmp_path):
-    messages = forecast_file(made / "thin", made / "waves.h5", 3, tmp_path / "out.h5", CPU)
+def test_forecast_applies_the_strides_of_training_to_a_store(workdir, raw, tmp_path):
+    messages = forecast_file(workdir / "thin", workdir / "waves.h5", 3, tmp_path / "out.h5", CPU)
     history = np.ascontiguousarray(raw[:, [4, 6], ::2, ::2])
     with open_store(tmp_path / "out.h5") as out:
-        np.testing.assert_array_equal(out[:], rollout_each(made / "thin", history, 3))
+        np.testing.assert_array_equal(out[:], rollout_each(workdir / "thin", history, 3))
         np.testing.assert_allclose(out.header.layout.times, WAVES.layout.times[-1] + 0.5 * np.arange(1, 4))
         np.testing.assert_array_equal(out.header.layout.coordinates[1], WAVES.layout.coordinates[1][::2])
         assert out.header.layout.units == ("m", "1")
@@ -143,24 +143,24 @@ def test_forecast_applies_the_strides_of_training_to_a_store(made, raw, tmp_path
     ]
 
 
-def test_forecast_continues_from_a_forecast(made, tmp_path):
+def test_forecast_continues_from_a_forecast(workdir, tmp_path):
     """Two steps and then three equal five: a forecast is not strided again."""
-    forecast_file(made / "thin", made / "waves.h5", 5, tmp_path / "five.h5", CPU)
-    forecast_file(made / "thin", made / "waves.h5", 2, tmp_path / "two.h5", CPU)
-    messages = forecast_file(made / "thin", tmp_path / "two.h5", 3, tmp_path / "three.h5", CPU)
+    forecast_file(workdir / "thin", workdir / "waves.h5", 5, tmp_path / "five.h5", CPU)
+    forecast_file(workdir / "thin", workdir / "waves.h5", 2, tmp_path / "two.h5", CPU)
+    messages = forecast_file(workdir / "thin", tmp_path / "two.h5", 3, tmp_path / "three.h5", CPU)
     with open_store(tmp_path / "five.h5") as full, open_store(tmp_path / "three.h5") as continued:
         np.testing.assert_array_equal(continued[:], full[:][:, 2:])
         np.testing.assert_allclose(continued.header.layout.times, full.header.layout.times[2:])
     assert len(messages) == 1
 
 
-def test_forecast_from_arrays_assumes_the_time_stride_of_training(made, raw, tmp_path):
-    for name, history in (("stored", raw[0, :2]), ("thinned", np.ascontiguousarray(raw[0, :2, ::2, ::2]))):
+def test_forecast_from_arrays_assumes_the_time_stride_of_training(workdir, raw, tmp_path):
+    for name, history in (("stored", raw[0, :2]), ("strided", np.ascontiguousarray(raw[0, :2, ::2, ::2]))):
         np.save(tmp_path / f"{name}.npy", history)
-        messages = forecast_file(made / "thin", tmp_path / f"{name}.npy", 2, tmp_path / f"{name}-out.npy", CPU)
+        messages = forecast_file(workdir / "thin", tmp_path / f"{name}.npy", 2, tmp_path / f"{name}-out.npy", CPU)
         assert messages[0] == "assuming consecutive frames are 2 frames of the training data apart"
         assert ("1 of 2 points" in messages[1]) == (name == "stored") and len(messages) == 2 + (name == "stored")
-    outputs = [np.load(tmp_path / f"{name}-out.npy") for name in ("stored", "thinned")]
+    outputs = [np.load(tmp_path / f"{name}-out.npy") for name in ("stored", "strided")]
     np.testing.assert_array_equal(*outputs)
 
 
@@ -172,9 +172,9 @@ PAIR = Task("pair", ("height", "depth"), ("slope",), (12, 12), 1, 1, 1, 3, 1, "c
 
 
 @pytest.fixture(scope="module")
-def still(made, raw):
+def steady_runs(workdir, raw):
     """Steady runs that map one and two input fields to a third."""
-    folder = made / "steady"
+    folder = workdir / "steady"
     axis = np.arange(12.0)
     layout = Layout(("height", "slope", "depth"), ("m", "1", "m"), ("open",) * 2, (axis, axis), np.zeros(1))
     values = np.concatenate((raw[:, :1], raw[:, 1:2, ..., :1]), axis=-1)
@@ -184,46 +184,46 @@ def still(made, raw):
     return folder
 
 
-def test_forecast_of_a_steady_run_reads_arrays_as_cases(still, raw, tmp_path):
+def test_forecast_of_a_steady_run_reads_arrays_as_cases(steady_runs, raw, tmp_path):
     u = raw[:, 0, ..., 0]
-    expected = rollout_each(still / "still", u[:, None, ..., None], 1)
+    expected = rollout_each(steady_runs / "still", u[:, None, ..., None], 1)
     assert np.abs(expected[0] - expected[1]).max() > 1e-3, "the cases differ"
     for name, values, count in (
         ("many", u, 4), ("one", u[0], 1), ("last", u[..., None], 4), ("lone", u[0][..., None], 1),
         ("frame", u[:, None], 4), ("whole", u[:, None, ..., None], 4),
     ):  # fmt: skip
         np.save(tmp_path / f"{name}.npy", values)
-        messages = forecast_file(still / "still", tmp_path / f"{name}.npy", 1, tmp_path / f"{name}-out.npy", CPU)
+        messages = forecast_file(steady_runs / "still", tmp_path / f"{name}.npy", 1, tmp_path / f"{name}-out.npy", CPU)
         np.testing.assert_array_equal(np.load(tmp_path / f"{name}-out.npy"), expected[:count], err_msg=name)
         assert len(messages) == 1, messages
     for name, values, count in (("named", u, 4), ("name", u[0], 1)):
         np.savez(tmp_path / f"{name}.npz", height=values, times=np.zeros(1))
-        forecast_file(still / "still", tmp_path / f"{name}.npz", 1, tmp_path / f"{name}-out.npy", CPU)
+        forecast_file(steady_runs / "still", tmp_path / f"{name}.npz", 1, tmp_path / f"{name}-out.npy", CPU)
         np.testing.assert_array_equal(np.load(tmp_path / f"{name}-out.npy"), expected[:count], err_msg=name)
-    forecast_file(still / "still", still / "cases.h5", 1, tmp_path / "store-out.npy", CPU)
+    forecast_file(steady_runs / "still", steady_runs / "cases.h5", 1, tmp_path / "store-out.npy", CPU)
     np.testing.assert_array_equal(np.load(tmp_path / "store-out.npy"), expected)
 
 
-def test_forecast_of_a_steady_run_with_several_input_fields(still, raw, tmp_path):
+def test_forecast_of_a_steady_run_with_several_input_fields(steady_runs, raw, tmp_path):
     both = np.stack([raw[:, 0, ..., 0], raw[:, 1, ..., 0]], axis=-1)
-    expected = rollout_each(still / "pair", both[:, None], 1)
+    expected = rollout_each(steady_runs / "pair", both[:, None], 1)
     for name, values, count in (("many", both, 4), ("one", both[0], 1), ("frame", both[:, None], 4)):
         np.save(tmp_path / f"{name}.npy", values)
-        forecast_file(still / "pair", tmp_path / f"{name}.npy", 1, tmp_path / f"{name}-out.npy", CPU)
+        forecast_file(steady_runs / "pair", tmp_path / f"{name}.npy", 1, tmp_path / f"{name}-out.npy", CPU)
         np.testing.assert_array_equal(np.load(tmp_path / f"{name}-out.npy"), expected[:count], err_msg=name)
     np.savez(tmp_path / "apart.npz", depth=both[..., 1], height=both[..., 0])
-    forecast_file(still / "pair", tmp_path / "apart.npz", 1, tmp_path / "apart-out.npy", CPU)
+    forecast_file(steady_runs / "pair", tmp_path / "apart.npz", 1, tmp_path / "apart-out.npy", CPU)
     np.testing.assert_array_equal(np.load(tmp_path / "apart-out.npy"), expected)
     np.save(tmp_path / "flat.npy", both[0, 0])
     with pytest.raises(ValueError, match=r"has shape \(12, 2\); expected axes \(x, y, channels\)"):
-        forecast_file(still / "pair", tmp_path / "flat.npy", 1, tmp_path / "x.npy", CPU)
+        forecast_file(steady_runs / "pair", tmp_path / "flat.npy", 1, tmp_path / "x.npy", CPU)
 
 
 # --- frames from a different domain
 
 
-def write_variant(path, made, **change):
-    with open_store(made / "waves.h5") as store:
+def write_variant(path, workdir, **change):
+    with open_store(workdir / "waves.h5") as store:
         header = replace(store.header, layout=replace(store.header.layout, **change))
         with Writer(path, header, 1) as writer:
             writer.append(store[:1])
@@ -239,49 +239,49 @@ def write_variant(path, made, **change):
         ({"times": 4.0 * np.arange(7)}, "its frames are 4 apart, not 0.25"),
     ],
 )
-def test_forecast_rejects_a_different_domain_without_anyway(made, tmp_path, change, message):
-    start, out = write_variant(tmp_path / "start.h5", made, **change), tmp_path / "out.h5"
+def test_forecast_rejects_a_different_domain_without_anyway(workdir, tmp_path, change, message):
+    start, out = write_variant(tmp_path / "start.h5", workdir, **change), tmp_path / "out.h5"
     with pytest.raises(ValueError, match=message):
-        forecast_file(made / "full", start, 2, out, CPU)
+        forecast_file(workdir / "full", start, 2, out, CPU)
     assert not out.exists()
-    forecast_file(made / "full", start, 2, out, CPU, anyway=True)
+    forecast_file(workdir / "full", start, 2, out, CPU, anyway=True)
     with open_store(start) as given, open_store(out) as forecast:
         before, after = given.header.layout, forecast.header.layout
         assert message in forecast.header.parameters["anyway"] and after.boundary == before.boundary
         np.testing.assert_allclose(np.diff(after.times), before.times[-1] - before.times[-2])
     forecast_file(
-        made / "thin", write_variant(tmp_path / "both.h5", made, **change), 2, tmp_path / "b.h5", CPU, anyway=True
+        workdir / "thin", write_variant(tmp_path / "both.h5", workdir, **change), 2, tmp_path / "b.h5", CPU, anyway=True
     )
-    forecast_file(made / "thin", tmp_path / "b.h5", 2, tmp_path / "c.h5", CPU)  # its own forecast can be continued
+    forecast_file(workdir / "thin", tmp_path / "b.h5", 2, tmp_path / "c.h5", CPU)  # its own forecast can be continued
     with open_store(tmp_path / "c.h5") as forecast:
         assert message.split(" not ")[0].split()[0] in forecast.header.parameters["anyway"]
 
 
-def test_forecast_checks_and_continues_times_of_arrays(made, raw, tmp_path):
+def test_forecast_checks_and_continues_times_of_arrays(workdir, raw, tmp_path):
     for name, step in (("right", 0.25), ("wrong", 0.5)):
         np.savez(tmp_path / f"{name}.npz", fields=slope_first(raw[0, :2]), names=np.array(["slope", "height"]),
                  times=3 + step * np.arange(2))  # fmt: skip
-    forecast_file(made / "full", tmp_path / "right.npz", 2, tmp_path / "right.h5", CPU)
+    forecast_file(workdir / "full", tmp_path / "right.npz", 2, tmp_path / "right.h5", CPU)
     with open_store(tmp_path / "right.h5") as out:
         np.testing.assert_allclose(out.header.layout.times, [3.5, 3.75])
     with pytest.raises(ValueError, match=r"its frames are 0\.5 apart"):
-        forecast_file(made / "full", tmp_path / "wrong.npz", 2, tmp_path / "wrong.h5", CPU)
-    forecast_file(made / "full", tmp_path / "wrong.npz", 2, tmp_path / "wrong.h5", CPU, anyway=True)
+        forecast_file(workdir / "full", tmp_path / "wrong.npz", 2, tmp_path / "wrong.h5", CPU)
+    forecast_file(workdir / "full", tmp_path / "wrong.npz", 2, tmp_path / "wrong.h5", CPU, anyway=True)
     with open_store(tmp_path / "wrong.h5") as out:
         np.testing.assert_allclose(out.header.layout.times, [4.0, 4.5])
 
 
-def test_forecast_takes_missing_units_from_the_training_data(made, raw, tmp_path):
+def test_forecast_takes_missing_units_from_the_training_data(workdir, raw, tmp_path):
     """Units of plain arrays, and of fields missing in a file."""
     np.save(tmp_path / "start.npy", raw[0, :2, ::2, ::2])
-    forecast_file(made / "thin", tmp_path / "start.npy", 2, tmp_path / "out.h5", CPU)
+    forecast_file(workdir / "thin", tmp_path / "start.npy", 2, tmp_path / "out.h5", CPU)
     with open_store(tmp_path / "out.h5") as out:
         assert out.header.layout.units == ("m", "1")
 
 
-def test_forecast_without_a_recorded_domain(made, tmp_path):
-    shutil.copytree(made / "full", tmp_path / "old")
-    start = write_variant(tmp_path / "start.h5", made, units=("km", "1"))
+def test_forecast_without_a_recorded_domain(workdir, tmp_path):
+    shutil.copytree(workdir / "full", tmp_path / "old")
+    start = write_variant(tmp_path / "start.h5", workdir, units=("km", "1"))
     for step in ("domain", "all"):
         facts = Run(tmp_path / "old").read_json("data.json")
         facts.pop("domain", None)
@@ -295,10 +295,10 @@ def test_forecast_without_a_recorded_domain(made, tmp_path):
 # --- errors
 
 
-def test_forecast_reports_non_finite_trajectories(made, raw, tmp_path):
+def test_forecast_reports_non_finite_trajectories(workdir, raw, tmp_path):
     history = np.stack([slope_first(raw[0, :2]), np.full((2, 12, 12, 2), 3e38, np.float32)])
     np.save(tmp_path / "start.npy", history)
-    messages = forecast_file(made / "full", tmp_path / "start.npy", 3, tmp_path / "out.npy", CPU)
+    messages = forecast_file(workdir / "full", tmp_path / "start.npy", 3, tmp_path / "out.npy", CPU)
     out = np.load(tmp_path / "out.npy")
     assert np.isfinite(out[0]).all() and np.isnan(out[1]).all()
     assert [line for line in messages if line.startswith("trajectory")] == [
@@ -333,12 +333,12 @@ def bad(raw, which):
         ({"run": "nowhere"}, "is not a run"),
     ],
 )
-def test_forecast_errors_are_one_line_and_leave_no_files(made, raw, tmp_path, change, message):
+def test_forecast_errors_are_one_line_and_leave_no_files(workdir, raw, tmp_path, change, message):
     start = change.get("start", "good")
     if start is not None:
         np.save(tmp_path / "start.npy", bad(raw, start))
     (tmp_path / "there.npy").write_bytes(b"mine")
-    run = tmp_path / change["run"] if "run" in change else made / "full"
+    run = tmp_path / change["run"] if "run" in change else workdir / "full"
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(ValueError, match=message) as caught:
         forecast_file(
@@ -353,30 +353,30 @@ def test_forecast_errors_are_one_line_and_leave_no_files(made, raw, tmp_path, ch
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_forecast_requires_enough_stored_frames_for_the_stride(made, tmp_path):
+def test_forecast_requires_enough_stored_frames_for_the_stride(workdir, tmp_path):
     generate(replace(WAVES, frames=2), 1, 0, tmp_path / "two.h5")
     with pytest.raises(ValueError, match="has 2 frames, but a forecast needs 3"):
-        forecast_file(made / "thin", tmp_path / "two.h5", 3, tmp_path / "out.npy", CPU)
+        forecast_file(workdir / "thin", tmp_path / "two.h5", 3, tmp_path / "out.npy", CPU)
 
 
 @pytest.mark.parametrize("kind", [".npy", ".npz", ".h5"])
-def test_forecast_on_a_full_disk_leaves_no_files(made, tmp_path, kind):
+def test_forecast_on_a_full_disk_leaves_no_files(workdir, tmp_path, kind):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))  # larger writes fail
     try:
         with pytest.raises(ValueError, match="cannot be written") as caught:
-            forecast_file(made / "full", made / "waves.h5", 40, tmp_path / f"out{kind}", CPU)
+            forecast_file(workdir / "full", workdir / "waves.h5", 40, tmp_path / f"out{kind}", CPU)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
 
 
-def test_forecast_file_is_locked_while_writing(made, tmp_path):
+def test_forecast_file_is_locked_while_writing(workdir, tmp_path):
     out = tmp_path / "out.h5"
     lock = slots.lock(out)
     with pytest.raises(ValueError, match="Another process is writing"):
-        forecast_file(made / "full", made / "waves.h5", 2, out, CPU)
+        forecast_file(workdir / "full", workdir / "waves.h5", 2, out, CPU)
     slots.unlock(out, lock)
     assert not list(tmp_path.iterdir())
-    forecast_file(made / "full", made / "waves.h5", 2, out, CPU)
+    forecast_file(workdir / "full", workdir / "waves.h5", 2, out, CPU)
     assert list(tmp_path.iterdir()) == [out]

@@ -39,9 +39,9 @@ ATTRIBUTES = {
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """NetCDF with attributes, and a run trained on it directly."""
-    folder = tmp_path_factory.mktemp("made")
+    folder = tmp_path_factory.mktemp("workdir")
     header = Header(WAVES.layout, "waves", {"attributes": ATTRIBUTES})
     write_netcdf(folder / "waves.nc", WAVES.simulate(0, range(4)).numpy(), header)
     recipe = Recipe(
@@ -54,10 +54,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
-def test_netcdf_and_zarr_forecast_equals_npz_and_keeps_metadata(made: Path, tmp_path: Path, suffix: str) -> None:
+def test_netcdf_and_zarr_forecast_equals_npz_and_keeps_metadata(workdir: Path, tmp_path: Path, suffix: str) -> None:
     messages = {}
     for name in (f"out{suffix}", "out.npz"):
-        messages[name] = forecast_file(made / "run", made / "waves.nc", 3, tmp_path / name, CPU)
+        messages[name] = forecast_file(workdir / "run", workdir / "waves.nc", 3, tmp_path / name, CPU)
     with np.load(tmp_path / "out.npz") as plain:
         expected = plain["fields"]
     with xarray.open_dataset(tmp_path / f"out{suffix}", decode_times=False) as out:
@@ -76,11 +76,11 @@ def test_netcdf_and_zarr_forecast_equals_npz_and_keeps_metadata(made: Path, tmp_
 
 
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
-def test_netcdf_and_zarr_forecast_can_be_continued(made: Path, tmp_path: Path, suffix: str) -> None:
+def test_netcdf_and_zarr_forecast_can_be_continued(workdir: Path, tmp_path: Path, suffix: str) -> None:
     """It is not strided again: its frames and points are already those of the model."""
     for name in (f"a{suffix}", "a.h5"):
-        forecast_file(made / "run", made / "waves.nc", 3, tmp_path / name, CPU)
-        messages = forecast_file(made / "run", tmp_path / name, 2, tmp_path / f"b_{name}", CPU)
+        forecast_file(workdir / "run", workdir / "waves.nc", 3, tmp_path / name, CPU)
+        messages = forecast_file(workdir / "run", tmp_path / name, 2, tmp_path / f"b_{name}", CPU)
         assert not any("as in training" in line for line in messages)
     with open_data(tmp_path / f"b_a{suffix}") as continued, open_data(tmp_path / "b_a.h5") as store:
         np.testing.assert_array_equal(continued[:], store[:])
@@ -89,20 +89,20 @@ def test_netcdf_and_zarr_forecast_can_be_continued(made: Path, tmp_path: Path, s
 
 
 def test_forecast_file_validates_the_output_before_computing(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "there.zarr").mkdir()
     with pytest.raises(ValueError, match=r"there\.zarr already exists"):
-        forecast_file(made / "run", made / "waves.nc", 2, tmp_path / "there.zarr", CPU)
+        forecast_file(workdir / "run", workdir / "waves.nc", 2, tmp_path / "there.zarr", CPU)
     monkeypatch.setitem(sys.modules, "h5netcdf", None)
     monkeypatch.setattr(files, "load", lambda *_: pytest.fail("it computed"))
     with pytest.raises(ValueError, match=r"out\.nc requires xarray, .* pip install 'sigmasolver\[data\]'"):
-        forecast_file(made / "run", made / "waves.nc", 2, tmp_path / "out.nc", CPU)
+        forecast_file(workdir / "run", workdir / "waves.nc", 2, tmp_path / "out.nc", CPU)
     assert [path.name for path in tmp_path.iterdir()] == ["there.zarr"]
 
 
-def test_forecast_rejects_netcdf_with_other_units(made: Path, tmp_path: Path) -> None:
+def test_forecast_rejects_netcdf_with_other_units(workdir: Path, tmp_path: Path) -> None:
     wrong = Header(replace(WAVES.layout, units=("km", "1")), "waves", {})
     write_netcdf(tmp_path / "wrong.nc", WAVES.simulate(1, range(1)).numpy(), wrong)
     with pytest.raises(ValueError, match="the unit of height is km, not m"):
-        forecast_file(made / "run", tmp_path / "wrong.nc", 2, tmp_path / "out.nc", CPU)
+        forecast_file(workdir / "run", tmp_path / "wrong.nc", 2, tmp_path / "out.nc", CPU)

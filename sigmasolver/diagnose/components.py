@@ -194,7 +194,7 @@ def components(subject: Subject) -> Findings:
     table.per_call("jacobian_residual", trace.residual[:, 1:], range(1, calls))
     _add_bound(table, MEASURED, trace, defects, trace.amplification[:, 1:], list(range(1, calls)), parts)
     _add_bound(table, ESTIMATED, trace, defects, norms["parts"], gain_calls, parts)
-    table.per_call(f"gain_{ESTIMATED}", norms["whole"], gain_calls)
+    table.per_call(f"gain_{ESTIMATED}", norms["full"], gain_calls)
     if long_block:
         _add_output_bound(table, MEASURED, trace, trace.output_amplification[:, 1:], list(range(1, calls)))
         _add_output_bound(table, ESTIMATED, trace, norms["output"], gain_calls)
@@ -268,7 +268,7 @@ def _estimate_norms(
         J = MeanJacobian(history_update(forecaster, given, time), *segment)
         tick = partial(progress.products, position)
         norms.setdefault("parts", []).append(component_gains(J, parts, segment[0], tick=tick))
-        norms.setdefault("whole", []).append(_jacobian_norm(J, segment[0], partial(tick, len(parts) ** 2)))
+        norms.setdefault("full", []).append(_jacobian_norm(J, segment[0], partial(tick, len(parts) ** 2)))
         if long_block:
             J = MeanJacobian(block_output(forecaster, given, time), *segment)
             norms.setdefault("output", []).append(_jacobian_norm(J, segment[0], partial(tick, len(parts) ** 2 + 1)))

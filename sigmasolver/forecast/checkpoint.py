@@ -185,10 +185,10 @@ def reading_in(run: Run, recipe: Recipe) -> tuple[Reading, str | None]:
     return reading, "arrays" if facts.get("source") == "arrays" else None
 
 
-def _data_path(run: Run, relative: object) -> Path:
-    if not isinstance(relative, str):
+def _data_path(run: Run, location: object) -> Path:
+    if not isinstance(location, str):
         raise ValueError(f"data.json of {run.path} has no data path; pass it with --data.")
-    path = run.path / relative  # data inside the run folder move with it
+    path = run.path / location  # data inside the run folder move with it
     if not path.exists():
         raise ValueError(f"The data of {run.path} was not found at {path}; pass its new path with --data.")
     return path
@@ -215,15 +215,15 @@ def not_compared(run: Run, path: Path) -> str:
     )
 
 
-def refuse_other_domain(run: Run, recipe: Recipe, path: Path, found: Domain, anyway: bool) -> str | None:
+def refuse_other_domain(run: Run, recipe: Recipe, path: Path, domain: Domain, anyway: bool) -> str | None:
     """Raise ValueError if data differ physically from the training data; `anyway`: return the differences instead.
 
     A model with a time embedding knows the time of each frame, so its data may have another time step.
     """
     known = domain_of(run)
-    if known is None or len(known.boundary) != len(found.boundary):  # a different number of axes is rejected elsewhere
+    if known is None or len(known.boundary) != len(domain.boundary):  # a different number of axes is rejected elsewhere
         return None
-    differences = "; ".join(known.differences(found, not recipe.model.options.time_embedding))
+    differences = "; ".join(known.differences(domain, not recipe.model.options.time_embedding))
     if differences and not anyway:
         raise ValueError(
             f"{path} differs from the training data of {run.path}: {differences}; use matching data, or pass --anyway."

@@ -159,12 +159,10 @@ def test_cohort_rows_are_computed_on_its_windows(runs, task):
 
 def test_cohort_of_all_windows_equals_no_cohort(run):
     """NS2D: 200 test trajectories with one start each."""
-    all_windows, cohort = evaluate_run(run, FAST), evaluate_run(run, replace(FAST, cohort="rollout"))
-    assert [{**row, "cohort": None} for row in cohort] == all_windows and {row["windows"] for row in all_windows} == {
-        200
-    }
-    assert evaluate_run(run, FAST) == all_windows and evaluate_run(run, replace(FAST, cohort="rollout")) == cohort
-    assert read_rows(run.records) == [*all_windows, *cohort]
+    full, cohort = evaluate_run(run, FAST), evaluate_run(run, replace(FAST, cohort="rollout"))
+    assert [{**row, "cohort": None} for row in cohort] == full and {row["windows"] for row in full} == {200}
+    assert evaluate_run(run, FAST) == full and evaluate_run(run, replace(FAST, cohort="rollout")) == cohort
+    assert read_rows(run.records) == [*full, *cohort]
     without_cohort = diagnose_run(run, ["decomposition"], FAST)["decomposition"]
     with_cohort = diagnose_run(run, ["decomposition"], replace(FAST, cohort="decomposition"))["decomposition"]
     assert {row["cohort"] for row in with_cohort.rows} == {"decomposition"}

@@ -1,6 +1,6 @@
-"""Why forecasts drift and what a model costs: `run` lists the diagnostics and makes them, each is a file.
+"""Why forecasts drift and what a model costs: one module per diagnostic; `run` lists and runs them.
 
-A diagnostic is a function of a `Subject` (a forecaster and test windows) that returns `Findings`, rows and arrays
-(`subject`); `records` keeps them in the run folder. `watch` looks into a model by hooks, `gains` and `linearise` are
-products with its Jacobian, `cases` and `states` choose what is looked at.
+A diagnostic is a function that maps a `Subject` (a forecaster and test windows) to `Findings`, rows and arrays
+(`subject`); `records` stores them in the run folder. `watch` inspects a model with forward hooks, `gains` and
+`linearise` compute products with its Jacobian, `cases` and `states` select test windows and training states.
 """

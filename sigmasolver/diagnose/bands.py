@@ -2,8 +2,8 @@
 
     Q_low: the Fourier coefficients with |k_a| < K_a on every axis a,      Q_high = I - Q_low
 
-They act on the state that is predicted, not on latent channels, and are fixed before anything is measured
-(app:spectral-physical-complementarity, Q_mix). On a grid that is not periodic they are projections all the same.
+They act on the predicted state, not on latent channels, and are fixed before anything is measured
+(app:spectral-physical-complementarity, Q_mix). On a non-periodic grid they are still orthogonal projections.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Bands"]
 
 @dataclass(frozen=True)
 class Bands:
-    """Projections of frames (B, T, *grid, q); `modes` are the K_a, one for each axis of the grid."""
+    """Projections of frames (B, T, *grid, q); `modes` are the K_a, one per grid axis."""
 
     modes: tuple[int, ...]
 
@@ -32,11 +32,11 @@ class Bands:
             raise ValueError(f"modes must have one entry per axis, got {len(self.modes)} for {len(axes)} axes.")
         grid = frames.shape[2:-1]
         spectrum = torch.fft.rfftn(frames, dim=axes)
-        for place, (axis, points, modes) in enumerate(zip(axes, grid, self.modes, strict=True), start=1):
-            frequencies = torch.fft.rfftfreq if place == len(axes) else torch.fft.fftfreq
-            waves = frequencies(points, 1 / points, dtype=torch.float64, device=frames.device).abs().round()
-            kept = (waves < modes).to(frames.dtype)
-            spectrum = spectrum * kept.view(-1, *(1,) * (frames.ndim - 1 - axis))
+        for position, (axis, points, modes) in enumerate(zip(axes, grid, self.modes, strict=True), start=1):
+            frequencies = torch.fft.rfftfreq if position == len(axes) else torch.fft.fftfreq
+            wavenumbers = frequencies(points, 1 / points, dtype=torch.float64, device=frames.device).abs().round()
+            keep = (wavenumbers < modes).to(frames.dtype)
+            spectrum = spectrum * keep.view(-1, *(1,) * (frames.ndim - 1 - axis))
         return torch.fft.irfftn(spectrum, s=grid, dim=axes)
 
     def high(self, frames: torch.Tensor) -> torch.Tensor:

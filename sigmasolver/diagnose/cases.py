@@ -1,4 +1,4 @@
-"""A few fixed held-out cases, looked at one by one (app:srpa-layerwise-corrections), and their rows."""
+"""A few fixed held-out cases, analysed one at a time (app:srpa-layerwise-corrections), and their rows."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from sigmasolver.data.windows import spread_evenly
 from sigmasolver.diagnose.subject import Findings, Subject
 from sigmasolver.diagnose.watch import SliceView, watching
 
-__all__ = ["CASES", "add_cases", "deviation", "some_cases", "views_of_cases"]
+__all__ = ["CASES", "add_cases", "case_views", "deviation", "select_cases"]
 
 CASES = 3
-"""As many as the paper looks at."""
+"""As many as in the paper."""
 
 
-def some_cases(subject: Subject, count: int = CASES, batch: int = 1) -> Subject:
-    """The same subject on a few fixed windows, evenly spread over those it has."""
-    chosen = subject.indices[spread_evenly(len(subject.indices), count)]
-    return replace(subject, indices=chosen, batch=batch)
+def select_cases(subject: Subject, count: int = CASES, batch: int = 1) -> Subject:
+    """The same subject restricted to `count` of its windows, evenly spread."""
+    selected = subject.indices[spread_evenly(len(subject.indices), count)]
+    return replace(subject, indices=selected, batch=batch)
 
 
-def views_of_cases(subject: Subject) -> Iterator[tuple[int, list[SliceView]]]:
-    """The number of each case, and what every slice operator did in one call from its true history, batch one."""
-    for indices, history, _ in some_cases(subject).batches():
+def case_views(subject: Subject) -> Iterator[tuple[int, list[SliceView]]]:
+    """Window number of each case and the views of all slice operators in one call from its true history, batch of 1."""
+    for indices, history, _ in select_cases(subject).batches():
         with torch.no_grad(), watching(subject.forecaster.model) as views:
             subject.forecaster(history, time=subject.times(indices)[:, 0])
         yield int(indices[0]), views
@@ -34,12 +34,12 @@ def views_of_cases(subject: Subject) -> Iterator[tuple[int, list[SliceView]]]:
 def add_cases(
     findings: Findings, metric: str, cases: Sequence[int], values: torch.Tensor, layer: int | None = None
 ) -> None:
-    """A row for each of the `values` (cases,), and one for their mean."""
+    """Add a row for each of the `values` (cases,) and one for their mean."""
     for case, value in zip(cases, values, strict=True):
         findings.add(metric, value, layer=layer, case=case)
     findings.add(metric, values.mean(), deviation(values), layer=layer)
 
 
 def deviation(values: torch.Tensor) -> torch.Tensor | None:
-    """Over cases (n,); a single one has none."""
+    """Sample standard deviation over cases (n,); None for a single case."""
     return values.std() if len(values) > 1 else None

@@ -2,8 +2,8 @@
 
     ρ_ℓ,c = |γ_ℓ| ‖ΔZ_ℓ,c‖ / ‖Z_ℓ,c‖,     ΔZ = A Z W_v        (eq:srpa-joint-ratio)
 
-One norm over heads, slices and channels together; ρ is averaged over cases, then over layers (eq:srpa-profile-means).
-Every case is a single call from its true history, with batch size one; γ is read from the weights with its sign.
+One norm over heads, slices and channels; ρ is averaged over cases, then over layers (eq:srpa-profile-means). Each case
+is a single call from its true history with batch size 1; γ is the signed value stored in the weights.
 
 Letters: B batch, H heads, M slices, D head width; ℓ layer, c case.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from sigmasolver.diagnose.cases import add_cases, views_of_cases
+from sigmasolver.diagnose.cases import add_cases, case_views
 from sigmasolver.diagnose.subject import Findings, NotApplicable, Subject
 from sigmasolver.diagnose.watch import slice_operators
 
@@ -21,12 +21,12 @@ __all__ = ["correction_ratio", "corrections"]
 
 def correction_ratio(gamma: torch.Tensor, Z_BHMD: torch.Tensor, delta_BHMD: torch.Tensor) -> torch.Tensor:
     """ρ (B,), in float64; γ has shape (1,). NaN where all states are zero."""
-    size, change = (torch.linalg.vector_norm(one.double(), dim=(1, 2, 3)) for one in (Z_BHMD, delta_BHMD))
+    size, change = (torch.linalg.vector_norm(states.double(), dim=(1, 2, 3)) for states in (Z_BHMD, delta_BHMD))
     return gamma.double().abs() * change / size
 
 
 def corrections(subject: Subject) -> Findings:
-    """Rows gamma (layer) and correction_ratio (case and layer; layer: mean over cases; alone: over layers too)."""
+    """Rows `gamma` per layer and `correction_ratio` per case and layer, with means over cases and over layers."""
     operators = slice_operators(subject)
     if any(operator.update.kind != "residual" for operator in operators):
         raise NotApplicable(
@@ -35,7 +35,7 @@ def corrections(subject: Subject) -> Findings:
         )
     gammas = [operator.update.gamma.detach() for operator in operators]
     cases, ratios = [], []
-    for case, views in views_of_cases(subject):
+    for case, views in case_views(subject):
         cases.append(case)
         ratios.append(
             [

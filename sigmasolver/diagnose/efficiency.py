@@ -1,13 +1,13 @@
-"""What a model costs: storage, memory and time of its training, time of a forecast.
+"""What a model costs: storage, training memory and time, inference time.
 
-Storage is that of the parameter tensors, frozen and complex ones counted, in decimal MB; buffers are told apart. The
-training is the recipe's own update in float32 without TF32, eager, on the run's training windows, with a copy of the
-trained weights and a learning rate of zero. After 20 updates of warm-up whole epochs are timed between two
-synchronisations, data loading included, validation, saving and logging not; three of them give mean and sample
-deviation. An epoch that would take longer than `LIMIT` seconds is timed in part: `timed_updates` tells how many of
-`updates_per_epoch` were made. Peak memory is the most that tensors held in an update (parameters, gradients, optimiser
-states, activations) without the training windows: told by the allocator on a GPU, counted on a CPU as
-`train.rehearsal` does.
+Storage is the size of all parameter tensors, including frozen and complex ones, in decimal MB; buffers are reported
+separately. Training is timed with the recipe's own update in eager float32 without TF32, on the run's training windows,
+with a copy of the trained weights and a learning rate of zero. After 20 warm-up updates full epochs are timed between
+two device synchronisations, including data loading but not validation, checkpoints and logging; three epochs give mean
+and sample standard deviation. An epoch that would take longer than `MAX_SECONDS` is timed in part: `timed_updates` says
+how many of the `updates_per_epoch` were run. Peak memory is the maximum held by tensors during an update (parameters,
+gradients, optimiser states, activations), excluding the training windows: reported by the allocator on a GPU, counted
+on a CPU as in `train.dry_run`.
 
 The paper measures other workloads, in independent processes (app:efficiency-measurements): see `diagnose.workload`.
 """
@@ -44,22 +44,22 @@ __all__ = [
     "add_storage",
     "efficiency",
     "parameter_bytes",
-    "parameters_of",
+    "parameter_count",
     "peak_bytes",
     "position_bytes",
-    "rounds_of",
+    "time_rounds",
 ]
 
 WARM_UP, ROUNDS = 20, 3
-LIMIT = 20.0
-"""Seconds after which a warm-up or a round ends."""
+MAX_SECONDS = 20.0
+"""Time limit of the warm-up and of each round."""
 CALLS = 5
-"""Forecasts of one block that are timed."""
+"""Timed calls of the forecaster."""
 
 
 def efficiency(subject: Subject) -> Findings:
-    """Rows: `parameters`, `parameter_megabytes`, `buffer_megabytes`, `position_megabytes` (models that are told where a
-    point lies), `inference_milliseconds` (one call for one window); where the trainer can train the model and its
+    """Rows: `parameters`, `parameter_megabytes`, `buffer_megabytes`, `position_megabytes` (models that take point
+    coordinates), `inference_milliseconds` (one call for one window); if the trainer supports the model and its
     training windows are known, `seconds_per_epoch`, `updates_per_second`, `updates_per_epoch`, `timed_updates` and
     `peak_megabytes`."""
     model = subject.forecaster.model
@@ -68,48 +68,48 @@ def efficiency(subject: Subject) -> Findings:
     findings.add("inference_milliseconds", 1e3 * _seconds_per_call(subject))
     train = subject.recipe.train
     known = LOSSES.knows(train.loss) and OPTIMISERS.knows(train.optimiser)  # an update needs both
-    if subject.training is not None and known and _trains(model):
+    if subject.training is not None and known and _is_trainable(model):
         _add_training(findings, subject, subject.training)
     return findings
 
 
 def add_storage(findings: Findings, model: nn.Module, grid: tuple[int, ...]) -> None:
-    """What the model stores: parameters, buffers, and the positions that it reads on this grid."""
-    findings.add("parameters", parameters_of(model))
+    """Add the storage of parameters, of buffers and of the positions on this grid."""
+    findings.add("parameters", parameter_count(model))
     findings.add("parameter_megabytes", parameter_bytes(model) / 1e6)
-    findings.add("buffer_megabytes", sum(one.nbytes for one in model.buffers()) / 1e6)
+    findings.add("buffer_megabytes", sum(buffer.nbytes for buffer in model.buffers()) / 1e6)
     position = position_bytes(model, grid)
     if position is not None:
         findings.add("position_megabytes", position / 1e6)
 
 
 def add_epochs(findings: Findings, updates: Sequence[float], per_epoch: int, timed: int) -> None:
-    """Mean and sample deviation of an epoch, from the seconds of one update in repeated timings."""
-    epochs = [one * per_epoch for one in updates]
+    """Add mean and sample deviation of the epoch time, from the seconds per update of repeated timings."""
+    epochs = [seconds * per_epoch for seconds in updates]
     findings.add("seconds_per_epoch", mean(epochs), stdev(epochs) if len(epochs) > 1 else None)
     findings.add("updates_per_second", 1 / mean(updates))
     findings.add("updates_per_epoch", per_epoch)
     findings.add("timed_updates", timed)
 
 
-def _trains(model: nn.Module) -> bool:
-    """Whether the trainer of this package can: something learns, and nothing that learns is complex."""
-    learning = [one for one in model.parameters() if one.requires_grad]
-    return bool(learning) and not any(one.is_complex() for one in learning)
+def _is_trainable(model: nn.Module) -> bool:
+    """Whether the trainer supports the model: it has trainable parameters, and none of them is complex."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    return bool(trainable) and not any(p.is_complex() for p in trainable)
 
 
-def parameters_of(model: nn.Module) -> int:
-    """Real numbers in the parameters; a complex one has two."""
-    return sum(one.numel() * (2 if one.is_complex() else 1) for one in model.parameters())
+def parameter_count(model: nn.Module) -> int:
+    """Number of real parameters; a complex one counts twice."""
+    return sum(p.numel() * (2 if p.is_complex() else 1) for p in model.parameters())
 
 
 def parameter_bytes(model: nn.Module) -> int:
-    """Bytes of all parameter tensors, also of those that do not learn."""
-    return sum(one.numel() * one.element_size() for one in model.parameters())
+    """Bytes of all parameter tensors, including frozen ones."""
+    return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
 def position_bytes(model: nn.Module, grid: tuple[int, ...]) -> int | None:
-    """Bytes of the positions that a solver reads on this grid; None for other models."""
+    """Bytes of the positions that a `Solver` takes on this grid; None for other models."""
     if not isinstance(model, Solver):
         return None
     return prod(grid) * model.config.position_channels * model.offset.element_size()
@@ -118,31 +118,31 @@ def position_bytes(model: nn.Module, grid: tuple[int, ...]) -> int | None:
 def _seconds_per_call(subject: Subject) -> float:
     """Median time of one call of the forecaster for one window."""
     indices, history, _ = next(replace(subject, indices=subject.indices[:1], tick=None).batches())
-    time_given = subject.times(indices)[:, 0]
-    taken = []
+    time_of_last_frame = subject.times(indices)[:, 0]
+    seconds = []
     with torch.no_grad():
         for _ in range(2 + CALLS):
-            taken.append(_seconds(lambda: subject.forecaster(history, time=time_given), 1, subject.device))
-    return median(taken[2:])
+            seconds.append(_time(lambda: subject.forecaster(history, time=time_of_last_frame), 1, subject.device))
+    return median(seconds[2:])
 
 
 def _add_training(findings: Findings, subject: Subject, training: Windows) -> None:
     device = subject.device
     windows = training.resident(device) if lies_on(training, device, memory_of(device)) else training
     recipe = replace(subject.recipe, train=replace(subject.recipe.train, precision="float32"))
-    # A copy, and a rate of zero: it costs the same and keeps the weights. On the CPU, so that its memory is counted.
+    # A copy at a learning rate of zero: same cost, unchanged weights. It starts on the CPU so that its memory counts.
     forecaster = subject.forecaster.around(copy.deepcopy(subject.forecaster.model).float().cpu())
     updates = Updates(recipe, forecaster, windows, device, 0.0, ROUNDS)
     findings.add("peak_megabytes", peak_bytes(updates, windows) / 1e6)
-    first = _seconds(updates.make, 1, device)
-    for _ in range(min(WARM_UP, int(LIMIT / first))):
-        updates.make()
-    count, rounds = rounds_of(updates.make, updates.per_epoch, device, subject.tick)
+    first = _time(updates.step, 1, device)
+    for _ in range(min(WARM_UP, int(MAX_SECONDS / first))):
+        updates.step()
+    count, rounds = time_rounds(updates.step, updates.per_epoch, device, subject.tick)
     add_epochs(findings, rounds, updates.per_epoch, count)
 
 
 class Updates:
-    """One update of a recipe after another, at a constant learning rate: enough of them to time so many epochs."""
+    """Consecutive training updates of a recipe at a constant learning rate, enough to time `epochs` epochs."""
 
     def __init__(
         self, recipe: Recipe, forecaster: Forecaster, windows: Windows, device: torch.device, rate: float, epochs: int
@@ -150,60 +150,60 @@ class Updates:
         self.before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
         plan = StepPlan(recipe, windows)
         self.per_epoch = plan.per_epoch
-        most = 2 + 1 + WARM_UP + 1 + epochs * self.per_epoch  # memory, first, warm-up, first, rounds
+        steps = 2 + 1 + WARM_UP + 1 + epochs * self.per_epoch  # memory, first, warm-up, first, rounds
         forecaster = forecaster.to(device)
         forecaster.model.train()
         execution = Execution(World(device=device))
-        self.stepper = Stepper(recipe, forecaster, windows, plan.members, torch.full((most,), rate), execution)
+        self.stepper = Stepper(recipe, forecaster, windows, plan.members, torch.full((steps,), rate), execution)
         self.done = 0
 
-    def make(self) -> None:
+    def step(self) -> None:
         self.stepper.run(self.done)
         self.done += 1
 
 
 def peak_bytes(updates: Updates, windows: Windows) -> float:
-    """The most that tensors hold at one time in an update, without training windows that lie on the device."""
+    """Peak memory of tensors in an update, excluding training windows that reside on the device."""
     device = updates.stepper.device
     if device.type == "cuda":
-        updates.make()
+        updates.step()
         torch.cuda.reset_peak_memory_stats(device)
-        updates.make()
+        updates.step()
         return torch.cuda.max_memory_allocated(device) - updates.before
     with Alive(windows.values_on_device) as alive:
-        for _ in range(2):  # only the second begins with gradients and optimiser states
-            updates.make()
+        for _ in range(2):  # only the second starts with gradients and optimiser states
+            updates.step()
     return alive.peak
 
 
-def rounds_of(
+def time_rounds(
     update: Callable[[], None],
     per_epoch: int,
     device: torch.device,
     tick: Callable[[int, int], None] | None = None,
     rounds: int = ROUNDS,
-    limit: float | None = LIMIT,
+    limit: float | None = MAX_SECONDS,
 ) -> tuple[int, list[float]]:
-    """How many updates a round has, and the seconds of one update in each round: whole epochs where they fit."""
+    """Updates per round and the seconds per update of each round; a round is a full epoch if it fits in `limit`."""
     count = per_epoch
     if limit is not None:
-        count = max(1, min(per_epoch, int(limit / _seconds(update, 1, device))))
-    taken = []
+        count = max(1, min(per_epoch, int(limit / _time(update, 1, device))))
+    seconds = []
     for number in range(rounds):
-        taken.append(_seconds(update, count, device) / count)
+        seconds.append(_time(update, count, device) / count)
         if tick is not None:
             tick(number + 1, rounds)
-    return count, taken
+    return count, seconds
 
 
-def _seconds(work: Callable[[], object], count: int, device: torch.device) -> float:
-    def wait() -> None:
+def _time(work: Callable[[], object], count: int, device: torch.device) -> float:
+    def synchronise() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    wait()
+    synchronise()
     start = time.perf_counter()
     for _ in range(count):
         work()
-    wait()
+    synchronise()
     return time.perf_counter() - start

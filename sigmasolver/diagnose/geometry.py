@@ -1,4 +1,4 @@
-"""How far apart slice states are, and how much of that an attention step can keep.
+"""Spread of slice states, and bounds on how an attention step changes it.
 
     ΔZ = A Z W_v,    Z⁺ = Z + γ ΔZ                        (eq:appendix-identity-interaction)
 
@@ -21,12 +21,12 @@ def centre(Z: Tensor) -> Tensor:
 
 def diameter(Z: Tensor) -> Tensor:
     """diam(Z) = max_ij ‖z_i − z_j‖₂, shape (...) (prop:srpa-mixing)."""
-    # The matrix-product form of the distance loses all digits of nearly collapsed slices.
+    # The matrix-product form of the distance cancels catastrophically for nearly collapsed slices.
     return torch.cdist(Z, Z, compute_mode="donot_use_mm_for_euclid_dist").amax(dim=(-2, -1))
 
 
 def centred_variation(Z: Tensor) -> Tensor:
-    """V(Z) = ‖Π Z‖_F, shape (...): all pairs together (eq:centered-pairwise-energy)."""
+    """V(Z) = ‖Π Z‖_F, shape (...): over all pairs (eq:centered-pairwise-energy)."""
     return torch.linalg.matrix_norm(centre(Z))
 
 
@@ -36,17 +36,17 @@ def pairwise_dobrushin(A: Tensor) -> Tensor:
 
 
 def dobrushin(A: Tensor) -> Tensor:
-    """η(A) = max_ij η_ij, shape (...): 1 − the least overlap of two rows (eq:appendix-dobrushin-overlap)."""
+    """η(A) = max_ij η_ij, shape (...): 1 − the smallest overlap of two rows (eq:appendix-dobrushin-overlap)."""
     return pairwise_dobrushin(A).amax(dim=(-2, -1))
 
 
 def centred_gain(A: Tensor, W: Tensor) -> Tensor:
-    """κ = ‖Π A Π‖₂ ‖W_v‖₂, shape (...): the most by which ΔZ can scale V (prop:srpa-centered).
+    """κ = ‖Π A Π‖₂ ‖W_v‖₂, shape (...): the largest factor by which ΔZ can scale V (prop:srpa-centered).
 
     Row stochasticity alone does not keep κ below one.
     """
-    both_sides = centre(centre(_square(A)).mT).mT
-    return torch.linalg.matrix_norm(both_sides, ord=2) * torch.linalg.matrix_norm(W, ord=2)
+    centred = centre(centre(_square(A)).mT).mT
+    return torch.linalg.matrix_norm(centred, ord=2) * torch.linalg.matrix_norm(W, ord=2)
 
 
 def _square(A: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
-"""What the forecast is without one of its operators (app:spectral-physical-complementarity). Nothing is trained again.
+"""Forecasts with one kind of operator silenced (app:spectral-physical-complementarity), without retraining.
 
-    zero_physical, zero_spectral   relative L2 error per lead of a free forecast in which every response of that kind
-                                   is zero; `intact`: the same windows with all responses
-    alignment                      share of windows with 2⟨r, c⟩ > ‖c‖²        (eq:complement-marginal-alignment)
-    defect_reduction               mean of (2⟨r, c⟩ - ‖c‖²)/‖r‖²: the share of the squared error that it removes
+    zero_physical, zero_spectral   relative L2 error per lead of a free forecast in which the output of every operator
+                                   of that kind is zero; `intact`: the same windows with all operators
+    alignment                      fraction of windows with 2⟨r, c⟩ > ‖c‖²        (eq:complement-marginal-alignment)
+    defect_reduction               mean of (2⟨r, c⟩ - ‖c‖²)/‖r‖²: the fraction of the squared error that it removes
 
-r = y - S(u) and c = f(u) - S(u) at the true history u: S is the model with silent physical operators, f the whole one
-and y the truth (alignment_spectral: silent spectral operators).
+r = y - S(u) and c = f(u) - S(u) at the true history u: S is the model with its physical operators silenced, f the full
+model and y the truth (alignment_spectral: spectral operators silenced).
 """
 
 from __future__ import annotations
@@ -28,54 +28,54 @@ __all__ = ["Alignment", "alignment", "interventions"]
 
 @dataclass(frozen=True)
 class Alignment:
-    """Of an operator's contribution c with what the rest leaves undone, r; sums over points, (B, H, q) each."""
+    """Alignment of an operator's contribution c with the error r without it; sums over points, each (B, H, q)."""
 
     gained: torch.Tensor
-    """2⟨r, c⟩ - ‖c‖²: by so much the contribution lowers the squared error."""
+    """2⟨r, c⟩ - ‖c‖²: the reduction of the squared error by the contribution."""
     left: torch.Tensor
     """‖r‖²"""
 
 
-def alignment(whole: torch.Tensor, silent: torch.Tensor, true: torch.Tensor) -> Alignment:
-    """From frames (B, H, *grid, q) of the whole model, of the silenced one and of the truth; in float64."""
-    r, c = (frames.double() - silent.double() for frames in (true, whole))
+def alignment(full: torch.Tensor, silent: torch.Tensor, true: torch.Tensor) -> Alignment:
+    """From frames (B, H, *grid, q) of the full model, the silenced model and the truth; in float64."""
+    r, c = (frames.double() - silent.double() for frames in (true, full))
     points = tuple(range(2, true.ndim - 1))
     return Alignment((2 * r * c - c * c).sum(points), (r * r).sum(points))
 
 
 def interventions(subject: Subject) -> Findings:
-    """Rows per lead, per field and for all fields together (null)."""
+    """Rows per lead, per field and for all fields jointly (field null)."""
     findings = Findings()
     kinds = [kind for kind in KINDS if operators(subject.forecaster.model, kind)]
-    bar = _Bar(subject, kinds)
-    with subject.forecaster.register_forward_hook(bar.called):
-        _add_silenced(findings, replace(subject, tick=None), kinds)
-    bar.finish()
+    progress = _Progress(subject, kinds)
+    with subject.forecaster.register_forward_hook(progress.on_call):
+        _add_rows(findings, replace(subject, tick=None), kinds)
+    progress.finish()
     return findings
 
 
-class _Bar:
-    """Calls for a window; forecasts that stop being finite leave some out."""
+class _Progress:
+    """Progress in forecaster calls; a forecast that becomes non-finite skips some."""
 
     def __init__(self, subject: Subject, kinds: list[str]) -> None:
         self._tick, self._done = subject.tick, 0
-        forecasts = 2 + 2 * len(kinds)  # free ones, and those from true histories
+        forecasts = 2 + 2 * len(kinds)  # free and teacher-forced
         self._total = len(subject.indices) * -(-subject.horizon // subject.forecaster.block) * forecasts
 
-    def called(self, _: torch.nn.Module, __: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-        """A hook of the forecaster."""
+    def on_call(self, _: torch.nn.Module, __: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        """Forward hook of the forecaster."""
         self._done += len(out)
-        self._tell(self._done)
+        self._report(self._done)
 
     def finish(self) -> None:
-        self._tell(self._total)
+        self._report(self._total)
 
-    def _tell(self, done: int) -> None:
+    def _report(self, done: int) -> None:
         if self._tick is not None:
             self._tick(done, self._total)
 
 
-def _add_silenced(findings: Findings, subject: Subject, kinds: list[str]) -> None:
+def _add_rows(findings: Findings, subject: Subject, kinds: list[str]) -> None:
     errors: dict[str, list[torch.Tensor]] = {}
     aligned: dict[str, list[Alignment]] = {}
     for indices, history, truth in subject.batches():
@@ -84,21 +84,23 @@ def _add_silenced(findings: Findings, subject: Subject, kinds: list[str]) -> Non
         (true,) = without_solid(fluid, truth)
         (intact,) = without_solid(fluid, _forecast(subject, history, times))
         errors.setdefault("intact", []).append(_errors(intact, true))
-        (whole,) = without_solid(fluid, _forecast(subject, history, times, truth=truth))
+        (full,) = without_solid(fluid, _forecast(subject, history, times, truth=truth))
         for kind in kinds:
             (free,) = without_solid(fluid, _forecast(subject, history, times, kind))
             errors.setdefault(f"zero_{kind}", []).append(_errors(free, true))
             (silent,) = without_solid(fluid, _forecast(subject, history, times, kind, truth))
-            aligned.setdefault(kind, []).append(alignment(whole, silent, true))
+            aligned.setdefault(kind, []).append(alignment(full, silent, true))
     for metric, parts in errors.items():
-        for field, lead, values in _each(torch.cat(parts), subject.fields):
+        for field, lead, values in _by_field_and_lead(torch.cat(parts), subject.fields):
             findings.add(metric, values.mean(), deviation(values), field=field, lead=lead)
-    for kind, found in aligned.items():
-        gained, left = (_with_joint(torch.cat([getattr(one, name) for one in found])) for name in ("gained", "left"))
+    for kind, batches in aligned.items():
+        gained, left = (
+            _with_joint(torch.cat([getattr(batch, name) for batch in batches])) for name in ("gained", "left")
+        )
         suffix = "" if kind == "physical" else f"_{kind}"
-        for field, lead, values in _each((gained > 0).double(), subject.fields):
+        for field, lead, values in _by_field_and_lead((gained > 0).double(), subject.fields):
             findings.add(f"alignment{suffix}", values.mean(), field=field, lead=lead)
-        for field, lead, values in _each(gained / left, subject.fields):
+        for field, lead, values in _by_field_and_lead(gained / left, subject.fields):
             findings.add(f"defect_reduction{suffix}", values.mean(), deviation(values), field=field, lead=lead)
 
 
@@ -109,13 +111,13 @@ def _forecast(
     kind: str | None = None,
     truth: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Free, or with `truth` from the true history of every block; with the operators of a kind silenced."""
+    """Forecast freely, or teacher-forced if `truth` is given, with the operators of `kind` silenced."""
     with torch.no_grad(), nullcontext() if kind is None else silenced(subject.forecaster.model, kind):
         return rollout(subject.forecaster, history, subject.horizon, truth, times=times).frames
 
 
 def _errors(predicted: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
-    """(B, H, q + 1): relative L2 of every field and, last, of all fields in one norm."""
+    """(B, H, q + 1): relative L2 error per field and, last, of all fields in one norm."""
     per_field = metrics.relative_l2_per_lead(predicted, true)
     leads = range(true.shape[1])
     joint = [metrics.relative_l2_joint(predicted[:, [lead]], true[:, [lead]]) for lead in leads]
@@ -123,12 +125,12 @@ def _errors(predicted: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
 
 
 def _with_joint(sums: torch.Tensor) -> torch.Tensor:
-    """(B, H, q) -> (B, H, q + 1), all fields together last."""
+    """(B, H, q) -> (B, H, q + 1), all fields jointly last."""
     return torch.cat((sums, sums.sum(-1, keepdim=True)), dim=-1).cpu()
 
 
-def _each(values: torch.Tensor, fields: tuple[str, ...]) -> Iterator[tuple[str | None, int, torch.Tensor]]:
+def _by_field_and_lead(values: torch.Tensor, fields: tuple[str, ...]) -> Iterator[tuple[str | None, int, torch.Tensor]]:
     """(field or None, lead, values (B,)) from (B, H, q + 1)."""
-    for place, field in enumerate((*fields, None)):
+    for channel, field in enumerate((*fields, None)):
         for lead in range(values.shape[1]):
-            yield field, lead + 1, values[:, lead, place]
+            yield field, lead + 1, values[:, lead, channel]

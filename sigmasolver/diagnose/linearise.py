@@ -1,12 +1,12 @@
-"""A map linearised at a point: products with its Jacobian J and with Jᵀ, as many as are wanted.
+"""A map linearised at a point: repeated products with its Jacobian J and with Jᵀ.
 
     Jᵀ u   by reverse mode through the graph of f
     J v    by reverse mode through the graph of u -> Jᵀ u, a linear map whose transpose is J
 
-Both graphs are made once, so a product is one backward pass; forward mode would call f again for every product. Two
-operations of torch are slow to differentiate twice: a convolution also makes the derivative of its kernel, channel by
-channel, and a layer norm is taken apart. They are replaced by twins whose derivative is again one kernel. All
-derivatives are exact, for u alone: twins know no second derivative in x.
+Both graphs are built once, so a product is one backward pass; forward mode would call f again for every product. Two
+torch operations have a slow double backward: a convolution also computes the gradient of its weight, channel by
+channel, and a layer norm is decomposed. They are replaced by versions whose derivative is again a single kernel. All
+derivatives with respect to u are exact; the replacements have no second derivative with respect to x.
 """
 
 from __future__ import annotations
@@ -19,67 +19,69 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Linear", "Linearised"]
+__all__ = ["Linearised", "StateMap"]
 
-Linear = Callable[[torch.Tensor], torch.Tensor]
+StateMap = Callable[[torch.Tensor], torch.Tensor]
 """A map between states."""
 
 
 class Linearised:
-    """The Jacobian of `function` at `point`. No graph for parameters is made; what is held is about that of a training
+    """The Jacobian of `function` at `point`. No graph is built for parameters; memory use is about that of a training
     step."""
 
-    def __init__(self, function: Linear, point: torch.Tensor) -> None:
+    def __init__(self, function: StateMap, point: torch.Tensor) -> None:
         with torch.no_grad():
-            with _Twins():
+            with _ReplaceFunctions():
                 image, pull = torch.func.vjp(function, point)[:2]
-            self._pull = pull
-            self._push = torch.func.vjp(lambda u: pull(u)[0], torch.zeros_like(image))[1]
+            self._vjp = pull
+            self._jvp = torch.func.vjp(lambda u: pull(u)[0], torch.zeros_like(image))[1]
 
     def __matmul__(self, v: torch.Tensor) -> torch.Tensor:
         """J v."""
         with torch.no_grad():
-            return self._push(v)[0]
+            return self._jvp(v)[0]
 
     def transposed(self, u: torch.Tensor) -> torch.Tensor:
         """Jᵀ u."""
         with torch.no_grad():
-            return self._pull(u)[0]
+            return self._vjp(u)[0]
 
 
-class _Twins(TorchFunctionMode):
-    """Inside, the operations in `TWINS` are replaced."""
+class _ReplaceFunctions(TorchFunctionMode):
+    """Replaces the operations in `REPLACEMENTS` while active."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return TWINS.get(func, func)(*args, **(kwargs or {}))
+        return REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
 
 
 class _Convolution(torch.autograd.Function):
-    """g -> w * g or, given the shape of what comes out, the transpose of that; each is the derivative of the other."""
+    """g -> w * g or, given the output shape, its transpose; each is the derivative of the other."""
 
     @staticmethod
-    def forward(g: torch.Tensor, weight: torch.Tensor, how: tuple[Any, ...], shape: torch.Size | None) -> torch.Tensor:
+    def forward(
+        g: torch.Tensor, weight: torch.Tensor, options: tuple[Any, ...], shape: torch.Size | None
+    ) -> torch.Tensor:
         if shape is None:
-            return torch.ops.aten.convolution(g, weight, None, *how)
-        # Only its shape and layout are read: channels last in memory, as everywhere here.
+            return torch.ops.aten.convolution(g, weight, None, *options)
+        # Only its shape and layout are read: channels last in memory, as in all models here.
         like = g.new_empty(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
-        return torch.ops.aten.convolution_backward(g, like, weight, None, *how, [True, False, False])[0]
+        return torch.ops.aten.convolution_backward(g, like, weight, None, *options, [True, False, False])[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        g, weight, ctx.how, shape = inputs
+        g, weight, ctx.options, shape = inputs
         ctx.save_for_backward(weight)
-        ctx.other = g.shape if shape is None else None
+        ctx.input_shape = g.shape if shape is None else None
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> Any:
-        return _Convolution.apply(g, *ctx.saved_tensors, ctx.how, ctx.other), None, None, None
+        return _Convolution.apply(g, *ctx.saved_tensors, ctx.options, ctx.input_shape), None, None, None
 
 
 class _Norm(torch.autograd.Function):
-    """x -> x̂ = (x - mean)/deviation over the last axes; mean and 1/deviation come with it."""
+    """x -> x̂ = (x - mean)/deviation over the last axes; also returns mean and 1/deviation."""
 
     @staticmethod
     def forward(x: torch.Tensor, shape: Sequence[int], eps: float) -> tuple[torch.Tensor, ...]:
@@ -97,7 +99,7 @@ class _Norm(torch.autograd.Function):
 
 
 class _NormDerivative(torch.autograd.Function):
-    """g -> (g - mean(g) - x̂ mean(x̂ g))/deviation, which is its own transpose."""
+    """g -> (g - mean(g) - x̂ mean(x̂ g))/deviation, which is self-adjoint."""
 
     @staticmethod
     def forward(
@@ -126,14 +128,16 @@ def _convolution(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> torch.Tensor:
-    """Kernels that depend on the point have a derivative of their own: those are left to torch."""
+    """Convolution with a fast double backward; weights that depend on the input are left to torch."""
     axes = weight.ndim - 2
-    moving = torch._C._functorch.is_gradtrackingtensor(weight) and weight.requires_grad
-    if moving or isinstance(padding, str) or input.ndim != weight.ndim:
+    weight_varies = torch._C._functorch.is_gradtrackingtensor(weight) and weight.requires_grad
+    if weight_varies or isinstance(padding, str) or input.ndim != weight.ndim:
         return original(input, weight, bias, stride, padding, dilation, groups)
-    steps, zeros, holes = ([one] * axes if isinstance(one, int) else list(one) for one in (stride, padding, dilation))
-    how = (steps, zeros, holes, False, [0] * axes, groups)
-    out = _Convolution.apply(input, weight, how, None)
+    strides, paddings, dilations = (
+        [size] * axes if isinstance(size, int) else list(size) for size in (stride, padding, dilation)
+    )
+    options = (strides, paddings, dilations, False, [0] * axes, groups)
+    out = _Convolution.apply(input, weight, options, None)
     return out if bias is None else out + bias.view(-1, *(1,) * axes)
 
 
@@ -149,8 +153,8 @@ def _layer_norm(
     return out if bias is None else out + bias
 
 
-TWINS: dict[Any, Callable[..., torch.Tensor]] = {
-    **{one: partial(_convolution, one) for one in (F.conv1d, F.conv2d, F.conv3d)},
+REPLACEMENTS: dict[Any, Callable[..., torch.Tensor]] = {
+    **{conv: partial(_convolution, conv) for conv in (F.conv1d, F.conv2d, F.conv3d)},
     F.layer_norm: _layer_norm,
 }
-"""Same signatures as in torch."""
+"""By torch function, with the same signatures."""

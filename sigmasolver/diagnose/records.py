@@ -1,10 +1,10 @@
-"""The files of a diagnosis, in the folder `diagnose/` of a run.
+"""Diagnosis files in the folder `diagnose/` of a run.
 
-    NAME.jsonl   tidy rows, each with the facts that say where its number comes from
-    NAME.npz     arrays, where a diagnostic has any; nothing is pickled
+    NAME.jsonl   tidy rows, each with its provenance
+    NAME.npz     arrays, if the diagnostic has any; never pickled
 
-Each file is replaced whole, the rows last, so rows that are there are complete. They tell how many they are and what
-their arrays hash to: a file that was cut or mixed with another is refused.
+Files are renamed atomically, the rows last, so existing rows are complete. Rows store their number and the hash of
+their arrays, so truncated or mismatched files are rejected.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from sigmasolver.runs.files import plain_errors, replacing
 __all__ = ["MEMBERS", "read_findings", "rows_file", "write_findings"]
 
 MEMBERS = "members"
-"""The fact that names the runs of other seeds that were looked at together."""
+"""Key of the runs with other seeds that were included."""
 KEYS = ("metric", "field", "lead", "layer", "case", "value", "deviation")
 
 
 def rows_file(run: Run, name: str) -> Path:
-    """Where the rows of a diagnosis lie."""
+    """Path of the rows of a diagnosis."""
     return run.path / "diagnose" / f"{name}.jsonl"
 
 
 def write_findings(run: Run, name: str, findings: Findings, facts: Mapping[str, Any]) -> None:
-    """Put a diagnosis into the run folder, in place of an earlier one of this name."""
+    """Write a diagnosis into the run folder, replacing an earlier one of this name."""
     if not findings.rows:
         raise ValueError(f"The diagnostic {name} returned no rows, so its arrays would have no provenance.")
     rows, arrays = rows_file(run, name), rows_file(run, name).with_suffix(".npz")
     with plain_errors(rows.parent):
         rows.parent.mkdir(parents=True, exist_ok=True)
-        rows.unlink(missing_ok=True)  # old rows must not stand beside new arrays
+        rows.unlink(missing_ok=True)  # never leave old rows with new arrays
         arrays.unlink(missing_ok=True)
     digest = _write_arrays(arrays, findings.arrays) if findings.arrays else None
     common = {**facts, "diagnostic": name, "rows": len(findings.rows), "arrays": digest}
-    replace_rows(rows, [{**common, **{key: _plain(row.get(key)) for key in KEYS}} for row in findings.rows])
+    replace_rows(rows, [{**common, **{key: _finite_or_none(row.get(key)) for key in KEYS}} for row in findings.rows])
 
 
 def read_findings(run: Run, name: str, source: Mapping[str, Any] | None = None) -> Findings | None:
-    """A diagnosis that is there and has these facts, or None.
+    """Read a stored diagnosis that matches `source`; None if there is none.
 
-    Rows of one run alone are also found in a diagnosis that looked at other seeds beside it.
+    A source without other seeds also matches a diagnosis that included some.
     """
     path = rows_file(run, name)
     if not path.exists():
@@ -63,24 +63,24 @@ def read_findings(run: Run, name: str, source: Mapping[str, Any] | None = None) 
         raise damaged from None
     if not rows or rows[0].get("rows") != len(rows) or any(key not in row for row in rows for key in KEYS):
         raise damaged
-    if source is not None and not _same(source, rows[0]):
+    if source is not None and not _matches(source, rows[0]):
         return None
     return Findings(rows, {} if rows[0]["arrays"] is None else _read_arrays(path.with_suffix(".npz"), rows[0]))
 
 
-def _same(source: Mapping[str, Any], held: Mapping[str, Any]) -> bool:
-    wanted = {key: value for key, value in source.items() if key != MEMBERS}
+def _matches(source: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    required = {key: value for key, value in source.items() if key != MEMBERS}
     members = _digests(source)
-    return same_source(wanted, held) and (not members or members == _digests(held))
+    return same_source(required, facts) and (not members or members == _digests(facts))
 
 
 def _digests(facts: Mapping[str, Any]) -> list[str]:
-    """The weights of the other seeds; the names of their folders before them are labels."""
+    """Digests of the weights of the other seeds, without the folder names, which are only labels."""
     return [member.rpartition(" ")[2] for member in facts.get(MEMBERS) or ()]
 
 
-def _plain(value: Any) -> Any:
-    """Not finite becomes null: JSON has no word for it."""
+def _finite_or_none(value: Any) -> Any:
+    """Replace non-finite numbers by None: JSON cannot represent them."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -1,4 +1,4 @@
-"""Diagnoses of a run folder: which there are, how one is made, and that none is made twice."""
+"""The list of diagnostics, and running them on a run folder; existing results are reused."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ DIAGNOSTICS: dict[str, Callable[[Subject], Findings]] = {
     "components": components,
 }
 COMPARE_SEEDS = ("trust",)
-"""Diagnostics that also look at runs of the same model with other seeds."""
+"""Diagnostics that also use runs of the same model with other seeds."""
 MEASURE_MACHINE = ("efficiency",)
-"""Diagnostics whose numbers are those of the machine."""
+"""Diagnostics whose results depend on the machine."""
 
 
 def diagnose_run(
@@ -60,57 +60,65 @@ def diagnose_run(
     peers: Sequence[Run] = (),
     path: str | Path | None = None,
 ) -> dict[str, Findings]:
-    """Make these diagnoses of a run and write them into its folder; what is there already is not done again.
+    """Run diagnostics (`names`; default: all) and write the results into the run folder; existing results are reused.
 
-    Without `names` all. What means nothing for its model is `skipped` and says why. `peers`: runs of that model with
-    other seeds. `path`: where the run's data lie now. `tick` is told the diagnostic, how much is done
-    (windows; calls for interventions, calls and derivatives for components), and of how much.
+    A diagnostic that is not defined for the model is `skipped`, with the reason. `peers`: runs of the same model with
+    other seeds. `path`: the current location of the run's data. `tick` gets the diagnostic, the amount done (windows;
+    calls for interventions, calls and derivatives for components) and the total.
     """
-    request, place = request or Request(), torch.device(device)
-    _check(request)
-    wanted = tuple(DIAGNOSTICS) if names is None else tuple(dict.fromkeys(names))
-    makers = {name: lookup(DIAGNOSTICS, name, "diagnostic") for name in wanted}
+    request, target_device = request or Request(), torch.device(device)
+    _check_request(request)
+    selected = tuple(DIAGNOSTICS) if names is None else tuple(dict.fromkeys(names))
+    diagnostics = {name: lookup(DIAGNOSTICS, name, "diagnostic") for name in selected}
     recipe = recipe_in(run)
-    found: dict[str, Findings] = {}
-    file, how = data_of(run) if path is None else Path(path), reading_in(run, recipe)
-    with opened(file, *how) as store, _tested(run, store, request, how) as tested, run.held("diagnose"):
+    results: dict[str, Findings] = {}
+    data_path, reading = data_of(run) if path is None else Path(path), reading_in(run, recipe)
+    with (
+        opened(data_path, *reading) as store,
+        _open_evaluated(run, store, request, reading) as evaluated,
+        run.held("diagnose"),
+    ):
         _check_data(run, store)
-        windows = windows_of(run, recipe, tested, request)
-        facts = source_of(run, recipe, windows, request, tested.fingerprint)
+        windows = windows_of(run, recipe, evaluated, request)
+        facts = source_of(run, recipe, windows, request, evaluated.fingerprint)
         facts |= {"model": recipe.model.name, "seed": recipe.train.seed}
-        where = provenance(place)
+        environment = provenance(target_device)
         subject: Subject | None = None
-        for name, maker in makers.items():
-            source = {**facts, **_more(name, where, peers)}
-            kept = read_findings(run, name, source)
-            if kept is None:
-                subject = subject or _subject(run, recipe, windows, store, request, place)
-                kept = _made(maker, _for(name, subject, peers, tick))
-                if kept.skipped is None:
-                    write_findings(run, name, kept, {**source, **where})
-                    kept = read_findings(run, name, source) or kept
-            found[name] = kept
-    return found
+        for name, diagnostic in diagnostics.items():
+            source = {**facts, **_extra_facts(name, environment, peers)}
+            findings = read_findings(run, name, source)
+            if findings is None:
+                subject = subject or _load_subject(run, recipe, windows, store, request, target_device)
+                findings = _run_diagnostic(diagnostic, _subject_for(name, subject, peers, tick))
+                if findings.skipped is None:
+                    write_findings(run, name, findings, {**source, **environment})
+                    findings = read_findings(run, name, source) or findings
+            results[name] = findings
+    return results
 
 
 def peers_of(run: Run, runs: Sequence[Run]) -> tuple[Run, ...]:
-    """Those of `runs` that differ from `run` in their seed alone, if `run` has the lowest seed of them; else none.
+    """Those of `runs` that differ from `run` only in their seed, if `run` has the lowest seed of them; else none.
 
-    So a set of seeds is looked at together once, beside one of its members.
+    So an ensemble of seeds is diagnosed once, in the folder of one member.
     """
     recipe, data = recipe_in(run), run.read_json("data.json").get("fingerprint")
-    others: dict[int, Run] = {}
-    for one in runs:
-        theirs = recipe_in(one)
-        alike = replace(theirs, train=replace(theirs.train, seed=recipe.train.seed)) == recipe
-        if alike and theirs.train.seed != recipe.train.seed and one.read_json("data.json").get("fingerprint") == data:
-            others.setdefault(theirs.train.seed, one)
-    if any(seed < recipe.train.seed for seed in others):
+    peers: dict[int, Run] = {}
+    for candidate in runs:
+        other = recipe_in(candidate)
+        alike = replace(other, train=replace(other.train, seed=recipe.train.seed)) == recipe
+        if (
+            alike
+            and other.train.seed != recipe.train.seed
+            and candidate.read_json("data.json").get("fingerprint") == data
+        ):
+            peers.setdefault(other.train.seed, candidate)
+    if any(seed < recipe.train.seed for seed in peers):
         return ()
-    return tuple(others[seed] for seed in sorted(others))
+    return tuple(peers[seed] for seed in sorted(peers))
 
 
-def _check(request: Request) -> None:
+def _check_request(request: Request) -> None:
     if request.protocol != "free":
         raise ValueError("Diagnostics use free forecasts; omit the protocol.")
     if request.precision != "float32":
@@ -119,55 +127,57 @@ def _check(request: Request) -> None:
         raise ValueError("Diagnostics use the training grid; omit the grid.")
 
 
-def _tested(
-    run: Run, store: Reader, request: Request, how: tuple[Reading, str | None]
+def _open_evaluated(
+    run: Run, store: Reader, request: Request, reading: tuple[Reading, str | None]
 ) -> AbstractContextManager[Reader]:
-    """The data to look at: the run's own test data where they have a file, else those that it was trained with."""
-    apart = request.part == "test" and isinstance(run.read_json("data.json").get("test"), dict)
-    return opened(evaluation_data_of(run), *how) if apart else nullcontext(store)
+    """The run's separate test data if it has some, else its training data."""
+    separate = request.part == "test" and isinstance(run.read_json("data.json").get("test"), dict)
+    return opened(evaluation_data_of(run), *reading) if separate else nullcontext(store)
 
 
 def _check_data(run: Run, store: Reader) -> None:
-    held = run.read_json("data.json").get("fingerprint")
-    if held != store.fingerprint:
+    recorded = run.read_json("data.json").get("fingerprint")
+    if recorded != store.fingerprint:
         raise ValueError(f"{store.path} is not the training data of {run.path}; pass its location with --data.")
 
 
-def _more(name: str, where: Mapping[str, str], peers: Sequence[Run]) -> dict[str, Any]:
-    """What else tells two diagnoses of this name apart."""
-    more: dict[str, Any] = {}
+def _extra_facts(name: str, environment: Mapping[str, str], peers: Sequence[Run]) -> dict[str, Any]:
+    """Additional facts that identify a diagnosis of this name."""
+    extra: dict[str, Any] = {}
     if name in COMPARE_SEEDS:
-        more[MEMBERS] = [f"{one.path.resolve().name} {one.digest}" for one in peers]
+        extra[MEMBERS] = [f"{peer.path.resolve().name} {peer.digest}" for peer in peers]
     if name in MEASURE_MACHINE:
-        more["machine"] = where["machine"]
-    return more
+        extra["machine"] = environment["machine"]
+    return extra
 
 
-def _subject(
+def _load_subject(
     run: Run, recipe: Recipe, windows: Windows, store: Reader, request: Request, device: torch.device
 ) -> Subject:
-    """`store`: the data that the run was trained with."""
+    """Load the forecaster and select its windows; `store` holds the training data."""
     forecaster = load(run.path, device)
     indices = spread_evenly(len(windows), request.windows)
     training: Windows | None
-    if windows.starts is None:  # listed one by one
+    if windows.starts is None:  # windows are listed individually
         training = recipe.windows_of(store, "train")
     else:
-        trained = run.read_json("data.json")["parts"]["train"]
-        training = Windows(store, trained, recipe.training_windows())
+        trajectories = run.read_json("data.json")["parts"]["train"]
+        training = Windows(store, trajectories, recipe.training_windows())
     return Subject(run, recipe, forecaster, windows, indices, windows.spec.horizon, request.batch, training)
 
 
-def _for(name: str, subject: Subject, peers: Sequence[Run], tick: Callable[[str, int, int], None] | None) -> Subject:
-    """The subject as this diagnostic is to see it."""
+def _subject_for(
+    name: str, subject: Subject, peers: Sequence[Run], tick: Callable[[str, int, int], None] | None
+) -> Subject:
+    """The subject with the peers and the progress callback of this diagnostic."""
     members = peers if name in COMPARE_SEEDS else ()
-    forecasters = tuple(load(one.path, subject.device) for one in members)
+    forecasters = tuple(load(member.path, subject.device) for member in members)
     return replace(subject, peers=forecasters, tick=None if tick is None else partial(tick, name))
 
 
-def _made(maker: Callable[[Subject], Findings], subject: Subject) -> Findings:
+def _run_diagnostic(diagnostic: Callable[[Subject], Findings], subject: Subject) -> Findings:
     try:
         with matmul_precision("float32"):
-            return maker(subject)
+            return diagnostic(subject)
     except NotApplicable as error:
         return Findings(skipped=str(error))

@@ -1,10 +1,10 @@
-"""How far a state is from everything that was learned from.
+"""Distance of a state to the training data.
 
-    d(a, b) = sqrt( mean over points and fields of ((a − b) / σ)² ),     σ the deviation of a field over the states
+    d(a, b) = sqrt( mean over points and fields of ((a − b) / σ)² ),     σ the standard deviation of a field over states
 
-Training states are frames, evenly spread over the training trajectories and in time. Their own typical distance is the
-median, over them, of the distance to the nearest state of another trajectory: the next frame of the same one is near
-because little time has passed, not because the data are dense there.
+Training states are frames, evenly spread over the training trajectories and in time. Their typical distance is the
+median distance to the nearest state of another trajectory: the next frame of the same trajectory is close because
+little time has passed, not because the data are dense there.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from sigmasolver.data.windows import Windows, spread_evenly
 
 __all__ = ["States", "training_states"]
 
-MOST = 512
-"""States that are kept, at most."""
-ROOM = 256e6
-"""Bytes that they may take."""
+MAX_STATES = 512
+"""Maximum number of states."""
+MAX_BYTES = 256e6
+"""Maximum size of all states."""
 
 
 @dataclass(frozen=True)
 class States:
-    """Scaled training states (S, points × fields) in float64, the trajectory of each (S,), and what scales a field."""
+    """Scaled training states (S, points × fields) in float64, their trajectories (S,), and the scale of each field."""
 
     values: torch.Tensor
     trajectories: torch.Tensor
     deviations: torch.Tensor
 
     def nearest(self, frames: torch.Tensor) -> torch.Tensor:
-        """(...) from `frames` (..., *grid, fields), given as (B, H, *grid, fields): distance to the nearest state."""
+        """(B, H) from `frames` (B, H, *grid, fields): distance to the nearest state."""
         flat = (frames.double() / self.deviations).flatten(2)
         return self._distances(flat.flatten(0, 1)).amin(1).reshape(frames.shape[:2])
 
     def typical(self) -> torch.Tensor:
-        """Median distance of a state to the nearest one of another trajectory."""
+        """Median distance of a state to the nearest state of another trajectory."""
         distances = self._distances(self.values)
         own = self.trajectories[:, None] == self.trajectories[None]
         return distances.masked_fill(own, torch.inf).amin(1).median()
@@ -49,25 +49,25 @@ class States:
 
 
 def training_states(training: Windows, device: torch.device, mask: str | None = None) -> States | None:
-    """Target frames of the training part, zero where `mask` is 1; None where it has a single trajectory, which nothing
-    can be compared with."""
+    """Target frames of the training split, zero where `mask` is 1; None for a single trajectory, which has nothing to
+    compare with."""
     fields = training.spec.targets
-    most = max(2, min(MOST, int(ROOM / (8 * prod(training.grid) * len(fields)))))
-    chosen = [training.trajectories[number] for number in spread_evenly(len(training.trajectories), most)]
-    if len(chosen) < 2:
+    most = max(2, min(MAX_STATES, int(MAX_BYTES / (8 * prod(training.grid) * len(fields)))))
+    selected = [training.trajectories[number] for number in spread_evenly(len(training.trajectories), most)]
+    if len(selected) < 2:
         return None
     channels = [training.fields.index(name) for name in fields]
-    some, each = training.of_trajectories(chosen), max(1, most // len(chosen))
-    kept = []
-    for one in some.each_covered():
-        frames = one[spread_evenly(len(one), each)]
+    subset, per_trajectory = training.of_trajectories(selected), max(1, most // len(selected))
+    parts = []
+    for trajectory in subset.each_covered():
+        frames = trajectory[spread_evenly(len(trajectory), per_trajectory)]
         states = frames[..., channels].double()
         if mask is not None:
             states = zero_in_solid(states[None], fluid_of(frames[None], training.fields.index(mask)))[0]
-        kept.append(states)
-    values = torch.cat(kept).to(device)
+        parts.append(states)
+    values = torch.cat(parts).to(device)
     deviations = values.flatten(0, -2).std(0)
-    # A field that is the same everywhere tells nothing; it counts in its own units.
+    # A constant field has no scale and stays in its own units.
     deviations = torch.where(deviations > 0, deviations, 1.0)
-    numbers = torch.arange(len(kept)).repeat_interleave(torch.tensor([len(one) for one in kept])).to(device)
-    return States((values / deviations).flatten(1), numbers, deviations)
+    trajectories = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(part) for part in parts])).to(device)
+    return States((values / deviations).flatten(1), trajectories, deviations)

@@ -1,9 +1,9 @@
-"""What a diagnostic looks at, and what it hands back.
+"""Input and output types of a diagnostic.
 
     diagnostic: Subject -> Findings
 
-A subject is a forecaster with windows of data it is asked about; findings are tidy rows and arrays. Both are plain
-values, so a diagnostic works on any `nn.Module` inside a `Forecaster`, with or without a run folder behind it.
+A subject is a forecaster with windows of data; findings are tidy rows and arrays. Both are plain values, so a
+diagnostic works on any `nn.Module` inside a `Forecaster`, with or without a run folder.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["Findings", "NotApplicable", "Subject", "fluid_points", "without_soli
 
 
 class NotApplicable(ValueError):
-    """A diagnostic has no meaning for this model; the sentence says why."""
+    """The diagnostic is not defined for this model; the message says why."""
 
 
 def fluid_points(forecaster: Forecaster, history: torch.Tensor) -> torch.Tensor | None:
-    """(B, 1, *grid, 1) of bool: the points that count; None: all do."""
+    """(B, 1, *grid, 1) bool, True at fluid points; None if all points are fluid."""
     if forecaster.mask is None:
         return None
     fluid = fluid_of(history, forecaster.inputs.fields.index(forecaster.mask))
@@ -37,29 +37,29 @@ def fluid_points(forecaster: Forecaster, history: torch.Tensor) -> torch.Tensor 
 
 
 def without_solid(fluid: torch.Tensor | None, *frames: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The frames (B, T, *grid, q) with zeros in the solid, where they add nothing to a norm or an inner product."""
-    return frames if fluid is None else tuple(zero_in_solid(one, fluid) for one in frames)
+    """Frames (B, T, *grid, q) set to zero in the solid, so that it does not contribute to norms and inner products."""
+    return frames if fluid is None else tuple(zero_in_solid(values, fluid) for values in frames)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A forecaster (eval mode) and the windows on which it is looked at."""
+    """A forecaster (eval mode) and the windows it is diagnosed on."""
 
     run: Run
     recipe: Recipe
     forecaster: Forecaster
     windows: Windows
-    """Of the part that was asked for, with futures of `horizon` frames."""
+    """All windows of the requested split, with at least `horizon` future frames."""
     indices: torch.Tensor
-    """The windows that are looked at."""
+    """The selected windows."""
     horizon: int
     batch: int
     training: Windows | None = None
-    """What the run learned from, as its training cuts it; None where that is not known."""
+    """The windows the run was trained on; None if unknown."""
     peers: tuple[Forecaster, ...] = ()
     """The same model trained with other seeds."""
     tick: Callable[[int, int], None] | None = None
-    """Told how many windows are done, and of how many."""
+    """Called with the number of windows done and their total."""
 
     def __post_init__(self) -> None:
         if self.horizon > self.windows.spec.horizon:
@@ -81,16 +81,16 @@ class Subject:
 
     @property
     def _like(self) -> torch.Tensor:
-        """What frames are made like; a model without real parameters works on the CPU in float32."""
-        real = (one for one in self.forecaster.model.parameters() if one.is_floating_point())
+        """A tensor with the device and dtype of the frames; CPU and float32 for a model without real parameters."""
+        real = (p for p in self.forecaster.model.parameters() if p.is_floating_point())
         return next(real, torch.zeros(()))
 
     def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """indices (B,), history (B, T_in, *grid, q_in), truth (B, horizon, *grid, q_out): physical units, on the
-        device, in the precision of the model."""
+        device and in the dtype of the model."""
         done = 0
         for indices in self.indices.split(self.batch):
-            history, future = (one.to(self._like) for one in self.windows.batch(indices))
+            history, future = (frames.to(self._like) for frames in self.windows.batch(indices))
             truth = future[:, : self.horizon]
             self.windows.refuse_non_finite(indices, history, truth)
             yield indices, history, truth
@@ -99,22 +99,22 @@ class Subject:
                 self.tick(done, len(self.indices))
 
     def times(self, indices: torch.Tensor) -> torch.Tensor:
-        """Physical, (B, 1 + frames): of the last given frame of these windows and of the frames after it."""
+        """Physical times (B, 1 + frames) of the last input frame of these windows and of the frames after it."""
         return self.windows.frame_times(indices).to(self.device)
 
 
 @dataclass
 class Findings:
-    """What a diagnostic found.
+    """Results of a diagnostic.
 
-    A row has a `metric` and a `value`, and where they mean something `field` (null: all together), `lead` and `layer`
-    (counted from 1), `case` (the number of the window) and `deviation`; keys left out are null.
+    A row has a `metric` and a `value` and, if applicable, `field` (null: all jointly), `lead` and `layer` (counted from
+    1), `case` (the window number) and `deviation`; missing keys are null.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     skipped: str | None = None
-    """Why there is nothing: the diagnostic has no meaning for this model."""
+    """Why the diagnostic is not defined for this model; None if it ran."""
 
     def add(
         self,
@@ -127,6 +127,6 @@ class Findings:
         layer: int | None = None,
         case: int | None = None,
     ) -> None:
-        """One row."""
+        """Append a row."""
         row = {"metric": metric, "field": field, "lead": lead, "layer": layer, "case": case, "value": float(value)}
         self.rows.append({**row, "deviation": None if deviation is None else float(deviation)})

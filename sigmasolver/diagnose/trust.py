@@ -1,11 +1,11 @@
-"""How far a free forecast can be trusted: how long it follows the truth, at which scales, how near to what was learned.
+"""How far a free forecast can be trusted: correlation with the truth, energy spectra, distance to the training data.
 
     correlation_lead   Pearson correlation over points, mean over windows; correlation_time: first lead time below 0.8
-    distance_lead      distance of forecast states to the nearest training state, over the typical one among these
-    distance_true_lead the same for the true states: what the data themselves do
+    distance_lead      distance of forecast states to the nearest training state, relative to the typical one
+    distance_true_lead the same for the true states, as a reference
     spectrum_*         mean energy in shells of the wavenumber (periodic grids only)
 
-and with other seeds of the same model: spread_lead, error_lead, calibration and coverage (`diagnose.ensemble`).
+With other seeds of the same model also: spread_lead, error_lead, calibration and coverage (`diagnose.ensemble`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def trust(subject: Subject) -> Findings:
 
     Arrays: `correlation` (windows, leads, fields; NaN where truth or forecast is constant), `distance` (windows,
     leads), and on periodic grids `spectrum_true`, `spectrum_forecast` (leads, bins, fields) and `wavenumber` (bins,).
-    The distance needs two training trajectories.
+    The distance requires at least two training trajectories.
     """
     mask = subject.forecaster.mask
     states = None if subject.training is None else training_states(subject.training, subject.device, mask)
@@ -41,11 +41,11 @@ def trust(subject: Subject) -> Findings:
         times = subject.times(indices)
         with torch.no_grad():
             frames = [
-                rollout(one, history, subject.horizon, times=times).frames
-                for one in (subject.forecaster, *subject.peers)
+                rollout(member, history, subject.horizon, times=times).frames
+                for member in (subject.forecaster, *subject.peers)
             ]
         parts.append(_measure(frames, truth, states, sides, fluid_points(subject.forecaster, history)))
-    measures = {name: torch.cat([one[name] for one in parts]) for name in parts[0]}
+    measures = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     findings = Findings()
     _add_correlation(findings, measures, subject)
     if states is not None:
@@ -65,9 +65,9 @@ def _measure(
     sides: tuple[float, ...] | None,
     fluid: torch.Tensor | None = None,
 ) -> Measures:
-    """The measures of a batch; the first of `frames` is the forecast, the others are those of its peers.
+    """Measures of a batch; the first entry of `frames` is the forecast, the others are those of the peers.
 
-    Where not all points are `fluid`, correlation and coverage leave out the others; states and spectra are zero there.
+    If not all points are `fluid`, correlation and coverage exclude the solid; states and spectra are zero there.
     """
     measures = _measure_at_points(frames, truth, fluid)
     forecast, truth = without_solid(fluid, frames[0], truth)
@@ -82,21 +82,21 @@ def _measure(
 def _measure_at_points(frames: list[torch.Tensor], truth: torch.Tensor, fluid: torch.Tensor | None) -> Measures:
     if fluid is not None:
         samples = []
-        for number, where in enumerate(fluid[:, 0, ..., 0]):
-            inside = [in_fluid(one[number], where)[None] for one in (*frames, truth)]
+        for sample, where in enumerate(fluid[:, 0, ..., 0]):
+            inside = [in_fluid(values[sample], where)[None] for values in (*frames, truth)]
             samples.append(_measure_at_points(inside[:-1], inside[-1], None))
-        return {name: torch.cat([one[name] for one in samples]) for name in samples[0]}
+        return {name: torch.cat([measured[name] for measured in samples]) for name in samples[0]}
     measures = {"correlation": metrics.pearson(frames[0], truth), "constant": metrics.is_constant(truth)}
     return measures | (measure_members(torch.stack(frames), truth) if len(frames) > 1 else {})
 
 
 def _add_correlation(findings: Findings, measures: Measures, subject: Subject) -> None:
-    """A truth that is constant has no correlation and is left out."""
+    """Add correlation rows; a constant truth has no correlation and is excluded."""
     times = subject.windows.times
     step = float(times[1] - times[0]) if len(times) > 1 else 1.0
     lead_times = step * torch.arange(1, subject.horizon + 1, dtype=torch.float64)
     findings.arrays["correlation"] = measures["correlation"].float().numpy()
-    for field, channels in _named(subject.fields):
+    for field, channels in _channels_by_name(subject.fields):
         values, constant = (measures[key][..., channels] for key in ("correlation", "constant"))
         mean = metrics.mean_correlation(values, constant, "lead")
         for lead, value in enumerate(mean, start=1):
@@ -104,9 +104,9 @@ def _add_correlation(findings: Findings, measures: Measures, subject: Subject) -
         findings.add("correlation_time", metrics.correlation_time(mean, lead_times), field=field)
 
 
-def _named(fields: tuple[str, ...]) -> list[tuple[str | None, list[int]]]:
-    """The channel of each field, and all of them under null."""
-    return [*((name, [number]) for number, name in enumerate(fields)), (None, list(range(len(fields))))]
+def _channels_by_name(fields: tuple[str, ...]) -> list[tuple[str | None, list[int]]]:
+    """Channel of each field, and all channels under None."""
+    return [*((name, [channel]) for channel, name in enumerate(fields)), (None, list(range(len(fields))))]
 
 
 def _add_distance(findings: Findings, measures: Measures, states: States) -> None:

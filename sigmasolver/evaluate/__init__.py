@@ -1,8 +1,8 @@
 """Errors of forecasts on the test part, as records; the metrics are in `evaluate.metrics`."""
 
 from sigmasolver.evaluate.evaluation import (
+    LEGACY_DEFAULTS,
     PROTOCOLS,
-    UNSAID,
     Request,
     evaluate_run,
     in_cohort,
@@ -17,8 +17,8 @@ from sigmasolver.evaluate.evaluation import (
 )
 
 __all__ = [
+    "LEGACY_DEFAULTS",
     "PROTOCOLS",
-    "UNSAID",
     "Request",
     "evaluate_run",
     "in_cohort",

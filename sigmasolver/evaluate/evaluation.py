@@ -1,25 +1,25 @@
-"""How good a forecast is: every test window rolled out, measured, and written down as tidy rows.
+"""Evaluation of forecasts: roll out every test window, compute its errors, and record them as tidy rows.
 
-Measures are kept for each window, in float64, before anything is averaged; so the result does not depend on the batch
-or on how many processes shared the windows. Only predicted frames are measured, never the given ones.
+Measures are kept per window in float64 before averaging, so the result does not depend on the batch size or the number
+of processes. Only predicted frames are measured, never the input frames.
 
     relative_l2            leads and points in one norm; _lead: per lead; _final: the last lead; _joint: fields too;
-                           means over fields leave out those that are zero in truth
+                           means over fields exclude those that are zero in truth
     rmse, mae              over everything; _lead: per lead
     frmse                  RealPDEBench's error in Fourier space
-    frmse_low, _mid, _high, r2, kinetic_energy, frequency_error    its other measures, for its tasks only
+    frmse_low, _mid, _high, r2, kinetic_energy, frequency_error    its other metrics, for its tasks only
     correlation_lead       over points, mean over windows;   correlation_time: first lead time below 0.8;
-                           correlation_masked: how many frames of fields are constant in truth and were left out,
-                           where there are any
+                           correlation_masked: number of frames of fields that are constant in truth and were
+                           excluded, if any
     spectrum_error_lead    energy at wrong scales (periodic grids only)
     realm_error            REALM's error of normalised fields, summed over groups and leads; _per_call: mean over leads;
-                           with the name of a group: its part of the sum
-    blow_up, survived      share of forecasts that blew up, mean number of leads before
+                           per group: its term of the sum
+    blow_up, survived      fraction of forecasts that blew up, mean number of leads before that
 
-Where the task has a mask, the fluid points of each window count alone; in Fourier space the solid is zero in both.
+If the task has a mask, only the fluid points of each window count; Fourier metrics set the solid to zero in both.
 
-Every run is measured against a trivial baseline: persistence (the last given frame stays), or for a
-steady task the mean of the training targets (with the normalisers none and box-cox: what their zero stands for).
+Every run is measured against a trivial baseline: persistence (repeat the last input frame), or for a
+steady task the mean of the training targets (with the normalisers none and box-cox: their decoded zero).
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ from sigmasolver.tasks import COHORTS, CYLINDER, REALPDEBENCH, TEST_MODES, cohor
 from sigmasolver.version import __version__
 
 __all__ = [
+    "LEGACY_DEFAULTS",
     "PROTOCOLS",
-    "UNSAID",
     "Request",
     "evaluate_run",
     "in_cohort",
@@ -76,9 +76,9 @@ __all__ = [
 ]
 
 PROTOCOLS = ("free", "teacher-forced")
-UNSAID: dict[str, Any] = {"forecast_precision": "float32", "cohort": None}
-"""What records mean that do not say it, being older than the choice."""
-_REAL = frozenset(task.name for task in (*REALPDEBENCH, CYLINDER))
+LEGACY_DEFAULTS: dict[str, Any] = {"forecast_precision": "float32", "cohort": None}
+"""Values of options that older records, written before the option existed, do not contain."""
+_REALPDEBENCH_TASKS = frozenset(task.name for task in (*REALPDEBENCH, CYLINDER))
 Measures = dict[str, torch.Tensor]
 """By name, each with one entry per window: (n, ...)."""
 Vectors = Sequence[Sequence[str]]
@@ -131,56 +131,56 @@ def evaluate_run(
     tick: Callable[[int, int], None] | None = None,
     anyway: bool = False,
 ) -> list[dict[str, Any]]:
-    """Measure a run and its trivial baseline, and add the rows to its records; what is there is not measured again.
+    """Evaluate a run and its trivial baseline, and add the rows to its records; existing rows are reused.
 
-    `path`: other data than the run was trained with; all its trajectories are the test then. Where they differ in
-    units, box, boundaries or time step they are refused; `anyway` measures them, and the rows say the difference.
+    `path`: data other than those of the run; all its trajectories are then test data. Data that differ in units, box,
+    boundaries or time step are rejected; with `anyway` they are evaluated, and the rows state the difference.
     """
     request, world = request or Request(), world or World()
     recipe = recipe_in(run)
-    place = Path(path) if path is not None else evaluation_data_of(run) if request.part == "test" else data_of(run)
-    with opened(place, *reading_in(run, recipe)) as store:
+    data_path = Path(path) if path is not None else evaluation_data_of(run) if request.part == "test" else data_of(run)
+    with opened(data_path, *reading_in(run, recipe)) as store:
         windows = windows_of(run, recipe, store, request)
         differs = None
         if run.read_json("data.json").get("fingerprint") != store.fingerprint:
-            found = Domain.of(store.header.layout, windows.fields, windows.times)
-            differs = refuse_other_domain(run, recipe, place, found, anyway)
+            domain = Domain.of(store.header.layout, windows.fields, windows.times)
+            differs = refuse_other_domain(run, recipe, data_path, domain, anyway)
         source = source_of(run, recipe, windows, request, store.fingerprint)
-        done = _done(run, source)
-        if done:
-            return done
+        existing = _existing_rows(run, source)
+        if existing:
+            return existing
         forecaster = Replay(load(run.path, world.device), request.precision)
         with matmul_precision("float32"):
             measured = measure(
-                forecaster, windows, request, world, tick, recipe.task.vectors, recipe.task.name in _REAL
+                forecaster, windows, request, world, tick, recipe.task.vectors, recipe.task.name in _REALPDEBENCH_TASKS
             )
         parameters = sum(p.numel() for p in forecaster.model.parameters() if p.requires_grad)
     task, step = recipe.task, windows.times[1] - windows.times[0] if len(windows.times) > 1 else 1.0
     facts = {**source, **provenance(world.device)}
     if differs is not None:
         facts["anyway"] = differs
-    who: dict[str, Any] = {"model": recipe.model.name, "seed": recipe.train.seed}
+    identity: dict[str, Any] = {"model": recipe.model.name, "seed": recipe.train.seed}
     rows: list[dict[str, Any]] = [
-        {**facts, **who, "metric": "parameters", "field": None, "lead": None, "value": parameters}
+        {**facts, **identity, "metric": "parameters", "field": None, "lead": None, "value": parameters}
     ]
-    for one, measures in zip((who, {"model": yardstick(recipe), "seed": None}), measured, strict=True):
-        rows += [{**facts, **one, **row} for row in rows_of(measures, task.targets, float(step), task.vectors)]
+    for label, measures in zip((identity, {"model": yardstick(recipe), "seed": None}), measured, strict=True):
+        rows += [{**facts, **label, **row} for row in rows_of(measures, task.targets, float(step), task.vectors)]
     if world.first:
         with run.held("records", wait=True):
-            if not _done(run, source):  # another process may have measured the same in the meantime
+            if not _existing_rows(run, source):  # another process may have evaluated it in the meantime
                 replace_rows(run.records, [*read_records(run.records), *rows])
-    world.wait()  # the next evaluation looks into the file
+    world.wait()  # the next evaluation reads the file
     return rows
 
 
 def records_of_test_part(run: Run, recipe: Recipe, windows: int | None = None) -> list[dict[str, Any]]:
-    """The records of free float32 forecasts of the whole test part, or of so many of its windows, by the weights that
-    the run holds (by any, if it holds none); none: not evaluated, or with other options."""
+    """Records of free float32 forecasts on the full test split, or on `windows` of its windows, for the current weights
+    of the run (for any, if it has none); empty if not evaluated, or only with other options."""
     if not run.records.exists():
         return []
     data = run.read_json("data.json")
-    test = data.get("test")  # data of their own
-    wanted: dict[str, Any] = {
+    test = data.get("test")  # separate test data
+    required: dict[str, Any] = {
         "data": (test or data).get("fingerprint"),
         "part": "test",
         "protocol": "free",
@@ -190,53 +190,58 @@ def records_of_test_part(run: Run, recipe: Recipe, windows: int | None = None) -
         "cohort": None,
     }
     if run.weights.exists():
-        wanted["weights"] = run.digest
+        required["weights"] = run.digest
     if test is None and "listed" in data:
-        wanted["windows"] = data["listed"]
-    elif "frames" in data:  # older runs do not tell how long their trajectories are
+        required["windows"] = data["listed"]
+    elif "frames" in data:  # older runs do not record the length of their trajectories
         starts = recipe.evaluation_windows().starts_in((test or data)["frames"])
-        wanted["windows"] = starts * (test["count"] if test else len(data["parts"]["test"]))
+        required["windows"] = starts * (test["count"] if test else len(data["parts"]["test"]))
     if windows is not None:
-        wanted["windows"] = min(windows, wanted.get("windows", windows))
-    return [row for row in read_records(run.records) if wanted.items() <= {**UNSAID, **row}.items()]
+        required["windows"] = min(windows, required.get("windows", windows))
+    return [row for row in read_records(run.records) if required.items() <= {**LEGACY_DEFAULTS, **row}.items()]
 
 
 def yardstick(recipe: Recipe) -> str:
-    """The name of what has learned nothing."""
+    """Name of the trivial baseline."""
     return "training-mean" if recipe.task.steady else "persistence"
 
 
-def _done(run: Run, source: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of this evaluation that the folder holds, each once and under its present name: all or none."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+def _existing_rows(run: Run, source: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Existing rows of this evaluation, without duplicates and with the current run name; empty if there are none."""
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in read_records(run.records):
         if same_source(source, row):
             key = tuple(row.get(name) for name in ("model", "seed", "metric", "field", "lead"))
-            found[key] = {**row, "run": source["run"]}
-    if found and not _whole(found):
+            rows[key] = {**row, "run": source["run"]}
+    if rows and not _is_complete(rows):
         raise ValueError(f"{run.records} contains only part of this evaluation; remove the file and evaluate again.")
-    return list(found.values())
+    return list(rows.values())
 
 
-def _whole(keys: Iterable[tuple[Any, ...]]) -> bool:
-    """Whether these (model, seed, metric, field, lead) are all of an evaluation: a model and its yardstick are measured
-    alike, and the model has a size."""
+def _is_complete(keys: Iterable[tuple[Any, ...]]) -> bool:
+    """Whether these (model, seed, metric, field, lead) are a complete evaluation: model and baseline have the same
+    metrics, and the model also has its number of parameters."""
     measured: dict[Any, set[tuple[Any, ...]]] = {}
-    for model, _, *what in keys:
-        measured.setdefault(model, set()).add(tuple(what))
-    sizes = [what for what in measured.values() if ("parameters", None, None) in what]
-    alike = {frozenset(what - {("parameters", None, None)}) for what in measured.values()}
-    return len(measured) == 2 and len(sizes) == 1 and len(alike) == 1 and ("survived", None, None) in next(iter(alike))
+    for model, _, *entry in keys:
+        measured.setdefault(model, set()).add(tuple(entry))
+    with_size = [entries for entries in measured.values() if ("parameters", None, None) in entries]
+    metric_sets = {frozenset(entries - {("parameters", None, None)}) for entries in measured.values()}
+    return (
+        len(measured) == 2
+        and len(with_size) == 1
+        and len(metric_sets) == 1
+        and ("survived", None, None) in next(iter(metric_sets))
+    )
 
 
 def same_source(source: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
-    """Whether a row has these facts. The run is known by the digest of its weights; its folder may have had another
-    name when the row was written."""
-    return {key: value for key, value in source.items() if key != "run"}.items() <= {**UNSAID, **row}.items()
+    """Whether a row matches `source`. The run is identified by the digest of its weights; its folder may have been
+    renamed since the row was written."""
+    return {key: value for key, value in source.items() if key != "run"}.items() <= {**LEGACY_DEFAULTS, **row}.items()
 
 
 def source_of(run: Run, recipe: Recipe, windows: Windows, request: Request, fingerprint: str) -> dict[str, Any]:
-    """What tells one evaluation from another; `run` is the name of the folder and no more than a label."""
+    """Facts that identify an evaluation; `run`, the folder name, is only a label."""
     return {
         "task": recipe.task.name,
         "run": run.path.resolve().name,
@@ -256,7 +261,7 @@ def source_of(run: Run, recipe: Recipe, windows: Windows, request: Request, fing
 
 
 def windows_of(run: Run, recipe: Recipe, store: Reader, request: Request) -> Windows:
-    """The windows that are asked for, after making sure that none of them was trained on."""
+    """The requested windows; raise ValueError if other data contain training trajectories."""
     windows = _windows_of_part(run, recipe, store, request)
     return windows if request.cohort is None else in_cohort(windows, recipe.task.name, request.cohort)
 
@@ -271,16 +276,16 @@ def _windows_of_part(run: Run, recipe: Recipe, store: Reader, request: Request) 
         trajectories = facts.get("parts", {}).get(request.part)
         windows = recipe.windows_of(store, request.part, spec) if listed else None
         if not trajectories or (listed and windows is None):
-            more = ", or pass other data with --data" if request.part == "test" else ""
-            raise ValueError(f"The run {run.path} has no {request.part} split; choose another{more}.")
+            hint = ", or pass other data with --data" if request.part == "test" else ""
+            raise ValueError(f"The run {run.path} has no {request.part} split; choose another{hint}.")
         return Windows(store, trajectories, spec) if windows is None else windows
     if request.part != "test":
         raise ValueError(f"All trajectories of {store.path} are test data for {run.path}; omit --split.")
     if request.grid is None and store.header.grid == recipe.task.grid:
-        spec = replace(spec, space_stride=1)  # these are thinned already
+        spec = replace(spec, space_stride=1)  # already on the grid of the task
     test = recipe.windows_of(store, "test", spec) if listed else None
     if test is not None:
-        return test  # the data set itself says which of its windows are the test
+        return test  # the data set defines its own test windows
     trained = set(facts.get("digests", ()))
     for number, digest in enumerate(store.digests):
         if digest.hex() in trained:
@@ -292,14 +297,14 @@ def _windows_of_part(run: Run, recipe: Recipe, store: Reader, request: Request) 
 
 
 def in_cohort(windows: Windows, task: str, name: str) -> Windows:
-    """Of all windows of a test part, those of the cohort of this name."""
+    """The windows of a test split that belong to this cohort."""
     if name in TEST_MODES:
         return _in_test_mode(windows, name)
     cohort = cohort_of(name, task)
-    needed, there = max(cohort.trajectories) + 1, len(windows.trajectories)
-    if needed > there:
+    needed, available = max(cohort.trajectories) + 1, len(windows.trajectories)
+    if needed > available:
         raise ValueError(
-            f"The cohort {name} of {task} needs {needed} test trajectories, but there are {there}; use more test "
+            f"The cohort {name} of {task} needs {needed} test trajectories, but there are {available}; use more test "
             "data, or omit the cohort."
         )
     trajectories = [windows.trajectories[position] for position in cohort.trajectories]
@@ -308,19 +313,19 @@ def in_cohort(windows: Windows, task: str, name: str) -> Windows:
 
 def _in_test_mode(windows: Windows, name: str) -> Windows:
     groups = windows.source.groups if isinstance(windows.source, Reader) else {}
-    chosen = {trajectory for group in TEST_MODES[name] for trajectory in groups.get(group, ())}
-    if not chosen & set(windows.trajectories):
-        there = {group for group, held in groups.items() if set(held) & set(windows.trajectories)}
-        modes = [mode for mode, needed in TEST_MODES.items() if there & set(needed)]
+    selected = {trajectory for group in TEST_MODES[name] for trajectory in groups.get(group, ())}
+    if not selected & set(windows.trajectories):
+        available = {group for group, members in groups.items() if set(members) & set(windows.trajectories)}
+        modes = [mode for mode, needed in TEST_MODES.items() if available & set(needed)]
         raise ValueError(
             f"No test window of these data is in the test mode {name}; "
             + (f"choose from {', '.join(modes)}." if modes else "the data do not define test modes; omit --cohort.")
         )
-    return windows.of_trajectories(chosen)
+    return windows.of_trajectories(selected)
 
 
 def _stride(header: Header, grid: tuple[int, ...]) -> int:
-    """The thinning that leaves this grid."""
+    """The stride that reduces the stored grid to this one."""
     if len(grid) == 1:
         grid = grid * len(header.grid)
     for stride in range(1, min(header.grid) + 1):
@@ -339,7 +344,7 @@ def predict(
     protocol: str,
     times: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The forecast, and that of the trivial baseline, for the frames of `future`; `times` as in `rollout`."""
+    """Forecasts of the model and of the trivial baseline for the frames of `future`; `times` as in `rollout`."""
     truth = future if protocol == "teacher-forced" else None
     frames = rollout(forecaster, history, future.shape[1], truth, times=times).frames
     if forecaster.inputs.fields[: future.shape[-1]] != forecaster.targets.fields:  # steady
@@ -347,9 +352,9 @@ def predict(
     if truth is None:
         return frames, history[:, -1:, ..., : future.shape[-1]].expand_as(future)
     block, length = forecaster.block, history.shape[1]
-    known = torch.cat((history[..., : future.shape[-1]], future), dim=1)
-    last = [length - 1 + lead // block * block for lead in range(future.shape[1])]
-    return frames, known[:, last]
+    all_frames = torch.cat((history[..., : future.shape[-1]], future), dim=1)
+    last_known = [length - 1 + lead // block * block for lead in range(future.shape[1])]
+    return frames, all_frames[:, last_known]
 
 
 def measure(
@@ -361,17 +366,20 @@ def measure(
     vectors: Vectors = (),
     real: bool = False,
 ) -> tuple[Measures, Measures]:
-    """The measures of every window, for the forecaster and the trivial baseline; `vectors` as in `tasks.field_groups`;
-    with `real`, all of RealPDEBench's."""
-    chosen = spread_evenly(len(windows), request.windows)
-    if len(chosen) < world.size:
-        raise ValueError(f"{len(chosen)} windows are too few for {world.size} processes; start fewer processes.")
-    mine = world.share(chosen)
+    """Measures of every window, for the forecaster and the trivial baseline; `vectors` as in `tasks.field_groups`;
+    `real` adds all RealPDEBench metrics."""
+    selected = spread_evenly(len(windows), request.windows)
+    if len(selected) < world.size:
+        raise ValueError(f"{len(selected)} windows are too few for {world.size} processes; start fewer processes.")
+    local = world.share(selected)
     parts: tuple[list[Measures], list[Measures]] = ([], [])
     sum_of_truth = torch.zeros((), dtype=torch.float64)
-    encodings = (forecaster.targets.encode_forecast, forecaster.targets.encode)  # what persists is no forecast but data
-    for number, indices in enumerate(mine.split(request.batch)):
-        history, future = (one.to(world.device) for one in windows.batch(indices))
+    encodings = (
+        forecaster.targets.encode_forecast,
+        forecaster.targets.encode,
+    )  # persistence returns data, not a forecast
+    for batch_number, indices in enumerate(local.split(request.batch)):
+        history, future = (frames.to(world.device) for frames in windows.batch(indices))
         windows.refuse_non_finite(indices, history, future)
         times = windows.frame_times(indices)
         fluid = None
@@ -379,28 +387,29 @@ def measure(
             fluid = fluid_of(history, forecaster.inputs.fields.index(forecaster.mask))
             fluid = None if bool(fluid.all()) else fluid
         with torch.no_grad():
-            both = predict(forecaster, history, future, request.protocol, times)
-            for part, frames, encode in zip(parts, both, encodings, strict=True):
-                measures = _measured_at_points(frames, future, forecaster.targets, encode, vectors, fluid)
-                measures |= _measured_in_fourier(frames, future, windows.sides, fluid)
-                measures |= _measured_in_realpdebench(frames, future) if real else {}
+            forecasts = predict(forecaster, history, future, request.protocol, times)
+            for part, frames, encode in zip(parts, forecasts, encodings, strict=True):
+                measures = _measure_at_points(frames, future, forecaster.targets, encode, vectors, fluid)
+                measures |= _measure_in_fourier(frames, future, windows.sides, fluid)
+                measures |= _measure_realpdebench(frames, future) if real else {}
                 part.append({name: values.cpu() for name, values in measures.items()})
         if real:
             sum_of_truth = sum_of_truth + future.double().sum(0).cpu()
         if tick is not None:
-            tick(min((number + 1) * request.batch, len(mine)) * world.size, len(chosen))
+            tick(min((batch_number + 1) * request.batch, len(local)) * world.size, len(selected))
     gathered = [
-        {name: world.gather(torch.cat([one[name] for one in part]), len(chosen)) for name in part[0]} for part in parts
+        {name: world.gather(torch.cat([batch[name] for batch in part]), len(selected)) for name in part[0]}
+        for part in parts
     ]
     if real:
-        mean_truth = world.gather(sum_of_truth[None], world.size).sum(0) / len(chosen)
+        mean_truth = world.gather(sum_of_truth[None], world.size).sum(0) / len(selected)
         mean_square = mean_truth.square().flatten(0, -2).mean(0)
         for measures in gathered:
             measures["variance"] = measures["true_squared"].mean(0) - mean_square
     return gathered[0], gathered[1]
 
 
-def _measured_at_points(
+def _measure_at_points(
     predicted: torch.Tensor,
     true: torch.Tensor,
     normaliser: Normaliser,
@@ -408,23 +417,23 @@ def _measured_at_points(
     vectors: Vectors,
     fluid: torch.Tensor | None,
 ) -> Measures:
-    """What is defined on any set of points: on all of them, or on the `fluid` ones (B, 1, *grid, 1) of each sample.
+    """Measures that are defined on any set of points: all points, or the `fluid` ones (B, 1, *grid, 1) of each sample.
 
-    `encode` takes the predicted frames to normalised units.
+    `encode` maps the predicted frames to normalised units.
     """
     if fluid is not None:
         points = fluid[:, 0, ..., 0]
         samples = [
-            _measured_at_points(
-                in_fluid(one, where)[None], in_fluid(other, where)[None], normaliser, encode, vectors, None
+            _measure_at_points(
+                in_fluid(forecast, where)[None], in_fluid(truth, where)[None], normaliser, encode, vectors, None
             )
-            for one, other, where in zip(predicted, true, points, strict=True)
+            for forecast, truth, where in zip(predicted, true, points, strict=True)
         ]
         return {name: torch.cat([sample[name] for sample in samples]) for name in samples[0]}
     blown, survived = metrics.blow_up(predicted, true)
     groups = list(field_groups(normaliser.fields, vectors).values())
-    together = [channel for group in groups for channel in group]  # members of a group need not be neighbours
-    first, second = (frames[..., together] for frames in (encode(predicted), normaliser.encode(true)))
+    channels = [channel for group in groups for channel in group]  # fields of a group need not be adjacent
+    encoded_forecast, encoded_truth = (frames[..., channels] for frames in (encode(predicted), normaliser.encode(true)))
     return {
         "relative_l2": metrics.relative_l2(predicted, true),
         "relative_l2_lead": metrics.relative_l2_per_lead(predicted, true),
@@ -435,11 +444,11 @@ def _measured_at_points(
         "constant_lead": metrics.is_constant(true).double(),
         "blow_up": blown.double(),
         "survived": survived.double(),
-        "grouped": metrics.grouped_squared_error(first, second, [len(group) for group in groups]),
+        "grouped": metrics.grouped_squared_error(encoded_forecast, encoded_truth, [len(group) for group in groups]),
     }
 
 
-def _measured_in_fourier(
+def _measure_in_fourier(
     predicted: torch.Tensor, true: torch.Tensor, sides: tuple[float, ...] | None, fluid: torch.Tensor | None
 ) -> Measures:
     measures = {}
@@ -452,7 +461,7 @@ def _measured_in_fourier(
     return measures
 
 
-def _measured_in_realpdebench(predicted: torch.Tensor, true: torch.Tensor) -> Measures:
+def _measure_realpdebench(predicted: torch.Tensor, true: torch.Tensor) -> Measures:
     return {
         "kinetic_energy": metrics.kinetic_energy(predicted, true),
         "frequency_error": metrics.frequency_error(predicted, true),
@@ -463,11 +472,11 @@ def _measured_in_realpdebench(predicted: torch.Tensor, true: torch.Tensor) -> Me
 def rows_of(
     measures: Mapping[str, torch.Tensor], fields: tuple[str, ...], step: float, vectors: Vectors = ()
 ) -> list[dict[str, Any]]:
-    """Tidy rows: metric, field, lead (counted from 1), value, deviation over windows. Not finite becomes null.
+    """Tidy rows: metric, field, lead (counted from 1), value, deviation over windows. Non-finite values become None.
 
-    Fields that belong together, among them the components of `vectors`, have rows of their mean too.
+    Groups of fields, such as the components of `vectors`, also have rows of their mean.
     """
-    rows, named = [], _named(fields, vectors)
+    rows, named = [], _channels_by_name(fields, vectors)
 
     def add(metric: str, field: str | None, lead: int | None, value: float, deviation: float | None = None) -> None:
         finite = math.isfinite(value)
@@ -476,12 +485,12 @@ def rows_of(
             rows[-1]["deviation"] = deviation if math.isfinite(deviation) else None
 
     def add_ratio(metric: str, values: torch.Tensor, lead: int | None) -> None:
-        """(n, q): mean over windows of each field, and of the mean over fields that belong together and have one."""
+        """Add means over windows of values (n, q) per field and group, without the fields that are zero in truth."""
         for name, members in named:
-            each = metrics.component_mean(values, [q for q in members if q not in absent] or members)
-            add(metric, name, lead, float(each.mean()), float(each.std()) if len(each) > 1 else None)
+            means = metrics.component_mean(values, [q for q in members if q not in zero_fields] or members)
+            add(metric, name, lead, float(means.mean()), float(means.std()) if len(means) > 1 else None)
 
-    absent = _absent(measures)
+    zero_fields = _zero_fields(measures)
     add_ratio("relative_l2", measures["relative_l2"], None)
     add_ratio("relative_l2_final", measures["relative_l2_lead"][:, -1], None)
     joint = measures["relative_l2_joint"]
@@ -511,8 +520,8 @@ def rows_of(
         if metric in measures:
             add(metric, None, None, float(measures[metric].mean()))
     groups = list(field_groups(fields, vectors))
-    for number, group in [(None, None), *enumerate(groups)] if len(groups) > 1 else [(None, None)]:
-        grouped = measures["grouped"] if number is None else measures["grouped"][..., [number]]
+    for position, group in [(None, None), *enumerate(groups)] if len(groups) > 1 else [(None, None)]:
+        grouped = measures["grouped"] if position is None else measures["grouped"][..., [position]]
         add("realm_error", group, None, float(metrics.realm_error_from(grouped)))
         add("realm_error_per_call", group, None, float(metrics.realm_error_per_call_from(grouped)))
     add("blow_up", None, None, float(measures["blow_up"].mean()))
@@ -520,22 +529,22 @@ def rows_of(
     return rows
 
 
-def _absent(measures: Mapping[str, torch.Tensor]) -> list[int]:
-    """The fields that are zero in all true frames, which have no relative error."""
+def _zero_fields(measures: Mapping[str, torch.Tensor]) -> list[int]:
+    """Fields that are zero in all true frames and so have no relative error."""
     constant = (measures["constant_lead"] > 0).flatten(0, 1).all(0)
     undefined = ~measures["relative_l2"].isfinite().any(0)
     return (constant & undefined).nonzero().flatten().tolist()
 
 
 def _root_mean(squared: torch.Tensor) -> float:
-    """`metrics.rmse` of joined windows; torch's root of a float64 is not always the nearest, Python's is."""
+    """`metrics.rmse` of all windows; torch's float64 square root is not always correctly rounded, Python's is."""
     return math.sqrt(float(metrics.mean_except(squared)))
 
 
 def _add_correlation(
     add: Callable[..., None], name: str, members: tuple[int, ...], measures: Mapping[str, torch.Tensor], step: float
 ) -> None:
-    """Mean over windows and fields; a truth that is constant has no correlation and is left out."""
+    """Add the mean over windows and fields; a constant truth has no correlation and is excluded."""
     values, constant = (measures[key][..., list(members)] for key in ("correlation_lead", "constant_lead"))
     mean = metrics.mean_correlation(values, constant > 0, "lead")
     for lead, value in enumerate(mean.tolist(), start=1):
@@ -547,9 +556,9 @@ def _add_correlation(
     add("correlation_time", name, None, float(metrics.correlation_time(mean, times)))
 
 
-def _named(fields: tuple[str, ...], vectors: Vectors) -> list[tuple[str, tuple[int, ...]]]:
-    """Every field, every group of several, and all of them."""
+def _channels_by_name(fields: tuple[str, ...], vectors: Vectors) -> list[tuple[str, tuple[int, ...]]]:
+    """Channels of every field, of every group of several fields, and of all fields."""
     names = {name: (channel,) for channel, name in enumerate(fields)}
     groups = {name: group for name, group in field_groups(fields, vectors).items() if len(group) > 1}
-    whole = {"all": tuple(range(len(fields)))} if len(fields) > 1 else {}
-    return list((names | groups | whole).items())
+    everything = {"all": tuple(range(len(fields)))} if len(fields) > 1 else {}
+    return list((names | groups | everything).items())

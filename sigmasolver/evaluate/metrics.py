@@ -1,17 +1,16 @@
-"""How far forecasts are from the truth (app:experiment-metrics, app:rollout-comparison): pure functions of frames.
+"""Error metrics of forecasts (app:experiment-metrics, app:rollout-comparison): pure functions of frames.
 
 Frames are (B, H, *grid, q): samples, leads, one to three spatial axes, fields. Lead 1 is the first *predicted* frame;
-given frames never enter. Physical units, unless a function says otherwise. The paper's relative error averages ratios,
+input frames are excluded. Physical units, unless a function says otherwise. The paper's relative error averages ratios,
 
     E_rel = 1/B Σ_b ‖ŷ_b − y_b‖₂ / ‖y_b‖₂,
 
-so functions keep the sample axis and the caller closes with `.mean(dim=0)`. Results of several batches are joined
-along the samples first; what is no mean over samples (the root in RMSE) comes after that. So such a metric is a
-function of frames and, for batches, one of what is joined: `frmse` is `frmse_from` of `fourier_energy`.
+so functions keep the sample axis and the caller finishes with `.mean(dim=0)`. Results of several batches are
+concatenated along the samples first; operations that are not a mean over samples (the root in RMSE) come afterwards.
+Such a metric has a function of frames and one of concatenated results: `frmse` is `frmse_from` of `fourier_energy`.
 
-Every sum is in float64 whatever the dtype of the input, nothing waits for the device, and no epsilon hides a zero:
-a ratio whose denominator is zero is inf, or NaN where its numerator is zero too. Non-finite predictions give
-non-finite errors.
+Sums are accumulated in float64 whatever the input dtype, there is no host sync, and no epsilon hides a zero: a ratio
+with zero denominator is inf, or NaN if the numerator is zero too. Non-finite predictions give non-finite errors.
 
 Letters: B samples, H leads, N points of the grid, q fields, G groups of fields, K shells or bins.
 
@@ -73,8 +72,8 @@ _SAMPLE_LEAD_FIELD = ("sample", "lead", "field")
 
 
 def relative_l2(predicted: Tensor, true: Tensor) -> Tensor:
-    """(B, q): per sample and field, leads and points together in one norm (the paper's error of dynamic tasks)."""
-    predicted, true = _pair(predicted, true)
+    """(B, q): per sample and field, leads and points in one norm (the paper's error for dynamic tasks)."""
+    predicted, true = _checked_pair(predicted, true)
     return ratio_of_norms(predicted, true, range(1, true.ndim - 1))
 
 
@@ -83,7 +82,7 @@ def relative_l2_per_lead(predicted: Tensor, true: Tensor) -> Tensor:
 
     Its mean over leads (the rollout curves of the paper) is not `relative_l2`, which weighs leads by their norm.
     """
-    predicted, true = _pair(predicted, true)
+    predicted, true = _checked_pair(predicted, true)
     return ratio_of_norms(predicted, true, range(2, true.ndim - 1))
 
 
@@ -93,16 +92,16 @@ def relative_l2_final(predicted: Tensor, true: Tensor) -> Tensor:
 
 
 def relative_l2_joint(predicted: Tensor, true: Tensor) -> Tensor:
-    """(B,): leads, points and fields in one norm (the convention of RealPDEBench; pass the measured fields only)."""
-    predicted, true = _pair(predicted, true)
+    """(B,): leads, points and fields in one norm (the convention of RealPDEBench; pass only the measured fields)."""
+    predicted, true = _checked_pair(predicted, true)
     return ratio_of_norms(predicted, true, range(1, true.ndim))
 
 
 def ratio_of_norms(predicted: Tensor, true: Tensor, axes: Sequence[int]) -> Tensor:
-    """‖ŷ − y‖₂ / ‖y‖₂ over these axes, in the dtype of the input and with its gradient (the loss of a training).
+    """‖ŷ − y‖₂ / ‖y‖₂ over these axes, in the dtype of the input and differentiable (used as a loss).
 
-    Both norms are of fields divided by a power of two, so that no square leaves the range of the dtype; dividing by it
-    rounds nothing, and value and gradient are those of the plain ratio, bit for bit, wherever that one exists.
+    Both norms are computed of fields divided by a power of two, so that squares neither overflow nor underflow. This
+    division is exact: value and gradient are bit-identical to those of the plain ratio wherever that is finite.
     """
     dim = tuple(axes)
     unit = _power_of_two(torch.linalg.vector_norm(true, torch.inf, dim=dim, keepdim=True))
@@ -113,8 +112,7 @@ def ratio_of_norms(predicted: Tensor, true: Tensor, axes: Sequence[int]) -> Tens
 def component_mean(errors: Tensor, components: Sequence[int]) -> Tensor:
     """(...) from `errors` (..., q): mean over some fields, such as the components of a velocity.
 
-    The mean of component-wise errors, as the paper reports; not the error of the vector, for which a weak component
-    would hardly count.
+    The mean of component-wise errors, as in the paper; in the error of the vector a weak component would hardly count.
     """
     fields = errors.shape[-1]
     if not components or not all(0 <= component < fields for component in components):
@@ -122,24 +120,24 @@ def component_mean(errors: Tensor, components: Sequence[int]) -> Tensor:
             f"Components {list(components)} are not valid indices of {fields} fields; pass at least one index from 0 "
             f"to {fields - 1}."
         )
-    # An index list would be copied to the device; separate views are not.
+    # Indexing with a list would copy it to the device; views do not.
     return torch.stack([errors[..., component] for component in components]).mean(dim=0)
 
 
 def squared_error(predicted: Tensor, true: Tensor) -> Tensor:
     """(B, H, q): mean over points of (ŷ − y)²."""
-    predicted, true = _pair(predicted, true)
-    return (predicted - true).square().mean(dim=_points(true))
+    predicted, true = _checked_pair(predicted, true)
+    return (predicted - true).square().mean(dim=_spatial_axes(true))
 
 
 def absolute_error(predicted: Tensor, true: Tensor) -> Tensor:
     """(B, H, q): mean over points of |ŷ − y|."""
-    predicted, true = _pair(predicted, true)
-    return (predicted - true).abs().mean(dim=_points(true))
+    predicted, true = _checked_pair(predicted, true)
+    return (predicted - true).abs().mean(dim=_spatial_axes(true))
 
 
 def rmse(predicted: Tensor, true: Tensor, *per: str) -> Tensor:
-    """Root of the mean square over everything but the axes named in `per` ("sample", "lead", "field").
+    """Root mean square error over all axes except those named in `per` ("sample", "lead", "field").
 
     Without names one number (RealPDEBench); `rmse(predicted, true, "lead", "field")` gives (H, q). The axes of the
     result keep the order of the frames.
@@ -148,24 +146,24 @@ def rmse(predicted: Tensor, true: Tensor, *per: str) -> Tensor:
 
 
 def mae(predicted: Tensor, true: Tensor, *per: str) -> Tensor:
-    """Mean absolute error over everything but the axes named in `per`, as in `rmse`."""
+    """Mean absolute error over all axes except those named in `per`, as in `rmse`."""
     return mean_except(absolute_error(predicted, true), *per)
 
 
 def mean_except(errors: Tensor, *per: str) -> Tensor:
-    """Mean of `errors` (B, H, q) over everything but the axes named in `per`, as in `rmse`."""
-    rest = _axes_except(per)
-    return errors.mean(dim=rest) if rest else errors  # torch reads an empty tuple as all axes
+    """Mean of `errors` (B, H, q) over all axes except those named in `per`, as in `rmse`."""
+    axes = _axes_except(per)
+    return errors.mean(dim=axes) if axes else errors  # torch reads an empty tuple as all axes
 
 
 def fourier_energy(frames: Tensor) -> Tensor:
     """(B, K, q): Σ |F|² / (H N)² in bins of the index radius, F the unnormalised transform over leads and space.
 
-    RealPDEBench's convention to the letter: indices from 0 to below half of each length (no Nyquist, no negative
+    Exactly RealPDEBench's convention: indices from 0 to below half of each length (no Nyquist, no negative
     frequencies), bin = ⌊radius⌋, K = half of the shortest length rounded down, larger radii dropped; a sum per bin,
     not a mean. Radii count indices, not physical wavenumbers.
     """
-    frames = _frames(frames)
+    frames = _checked_frames(frames)
     lengths = frames.shape[1:-1]
     K = min(lengths) // 2
     if K == 0:
@@ -178,20 +176,20 @@ def fourier_energy(frames: Tensor) -> Tensor:
     for axis, length in zip(axes, lengths, strict=True):
         spectrum = spectrum.narrow(axis, 0, length // 2)
     index = [torch.arange(length // 2, device=frames.device).double() for length in lengths]
-    bins = _radius(index).floor().long().clamp(max=K)  # one bin more takes what is dropped
+    bins = _radius(index).floor().long().clamp(max=K)  # an extra bin collects the dropped radii
     return _sum_in_bins(spectrum.abs().square().flatten(1, -2), bins, K + 1)[:, :K]
 
 
 def frmse_per_bin(predicted: Tensor, true: Tensor, relative: bool = False) -> Tensor:
     """(K, q): root of the mean over samples of the error's `fourier_energy`; relative: over the same of the truth."""
-    predicted, true = _pair(predicted, true)
+    predicted, true = _checked_pair(predicted, true)
     error = _root_of_mean(fourier_energy(predicted - true))
     return error / _root_of_mean(fourier_energy(true)) if relative else error
 
 
 def frmse(predicted: Tensor, true: Tensor) -> Tensor:
     """One number, RealPDEBench's fRMSE: mean of `frmse_per_bin` over bins and fields."""
-    predicted, true = _pair(predicted, true)
+    predicted, true = _checked_pair(predicted, true)
     return frmse_from(fourier_energy(predicted - true))
 
 
@@ -218,15 +216,15 @@ def _thirds(per_bin: Tensor) -> Tensor:
 
 def r2(predicted: Tensor, true: Tensor) -> Tensor:
     """One number, RealPDEBench's coefficient of determination: 1 − Σ (ŷ − y)² / Σ (y − ȳ)², where ȳ is the mean over
-    the samples at every lead, point and field; of a single sample −inf."""
-    predicted, true = _pair(predicted, true)
+    the samples at every lead, point and field; −inf for a single sample."""
+    predicted, true = _checked_pair(predicted, true)
     return 1 - (predicted - true).square().sum() / (true - true.mean(dim=0)).square().sum()
 
 
 def kinetic_energy(predicted: Tensor, true: Tensor) -> Tensor:
     """(B,): RealPDEBench's error of the fluctuating kinetic energy, mean over points of |ê − e|, where e = ½ (var u +
-    var v), variances (biased) along the leads at each point, of the first two fields; 0 of a single field."""
-    predicted, true = _pair(predicted, true)
+    var v), variances (biased) along the leads at each point, of the first two fields; 0 for a single field."""
+    predicted, true = _checked_pair(predicted, true)
     if true.shape[-1] < 2:
         return true.new_zeros(len(true))
     e_predicted, e_true = (0.5 * frames[..., :2].var(dim=1, correction=0).sum(-1) for frames in (predicted, true))
@@ -236,26 +234,26 @@ def kinetic_energy(predicted: Tensor, true: Tensor) -> Tensor:
 def frequency_error(predicted: Tensor, true: Tensor) -> Tensor:
     """(B,): RealPDEBench's frequency error, mean of |F̂ − F| over frequencies, F the unnormalised transform along the
     leads of the sum over points and fields: it grows with the grid."""
-    predicted, true = _pair(predicted, true)
+    predicted, true = _checked_pair(predicted, true)
     return torch.fft.fft((predicted - true).sum(dim=tuple(range(2, true.ndim))), dim=1).abs().mean(1)
 
 
 def pearson(predicted: Tensor, true: Tensor) -> Tensor:
     """(B, H, q): correlation over points; NaN where the prediction or the truth is constant or not finite."""
-    predicted, true = (_from_first_point(frames) for frames in _pair(predicted, true))
-    return (_unit_fluctuation(predicted) * _unit_fluctuation(true)).sum(dim=_points(true))
+    predicted, true = (_minus_first_point(frames) for frames in _checked_pair(predicted, true))
+    return (_unit_fluctuation(predicted) * _unit_fluctuation(true)).sum(dim=_spatial_axes(true))
 
 
 def is_constant(frames: Tensor) -> Tensor:
     """(B, H, q) of bool: fields with one value at all points, for which no correlation exists."""
-    frames = _frames(frames)
-    return frames.amax(dim=_points(frames)) == frames.amin(dim=_points(frames))
+    frames = _checked_frames(frames)
+    return frames.amax(dim=_spatial_axes(frames)) == frames.amin(dim=_spatial_axes(frames))
 
 
 def realm_correlation(predicted: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
-    """REALM's score on decoded fields: `pearson` averaged over samples, leads and fields, and how many were left out.
+    """REALM's score on decoded fields: `pearson` averaged over samples, leads and fields, and the excluded count.
 
-    Left out are exactly the entries whose truth is constant. A constant or non-finite prediction of a truth that
+    Exactly the entries with a constant truth are excluded. A constant or non-finite prediction of a truth that
     varies is a failure of the model and makes the mean NaN; so does a truth that is constant everywhere.
     """
     constant = is_constant(true)
@@ -263,16 +261,16 @@ def realm_correlation(predicted: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean_correlation(correlation: Tensor, constant: Tensor, *per: str) -> Tensor:
-    """Mean of `pearson` (B, H, q) where the truth is not constant (`is_constant`), over all but the axes in `per`."""
-    rest = _axes_except(per)
-    return torch.where(constant, 0.0, correlation).sum(dim=rest) / (~constant).sum(dim=rest)
+    """Mean of `pearson` (B, H, q) where the truth is not constant (`is_constant`), over all axes but those in `per`."""
+    axes = _axes_except(per)
+    return torch.where(constant, 0.0, correlation).sum(dim=axes) / (~constant).sum(dim=axes)
 
 
 def correlation_time(correlation: Tensor, lead_times: Tensor, threshold: float = 0.8) -> Tensor:
     """(...) from `correlation` (H, ...): the first of `lead_times` (H,) at which it is below `threshold`.
 
-    Feed a mean over samples, such as `pearson(...).mean(dim=0)`. The answer is one of the lead times (no
-    interpolation), or inf when the correlation never falls. A NaN counts as fallen.
+    Pass a mean over samples, such as `pearson(...).mean(dim=0)`. The result is one of the lead times (no
+    interpolation), or inf if the correlation never drops. A NaN counts as dropped.
     """
     if correlation.ndim == 0 or lead_times.shape != correlation.shape[:1]:
         raise ValueError(
@@ -291,7 +289,7 @@ def energy_spectrum(frames: Tensor, side_lengths: Sequence[float] | None = None)
     all sides are equally long, whatever their number of points. The spectrum of a vector is the sum of those of its
     components.
     """
-    frames = _frames(frames)
+    frames = _checked_frames(frames)
     points = frames.shape[2:-1]
     sides = tuple(side_lengths) if side_lengths is not None else (1.0,) * len(points)
     if len(sides) != len(points) or not all(0 < side < math.inf for side in sides):
@@ -301,32 +299,32 @@ def energy_spectrum(frames: Tensor, side_lengths: Sequence[float] | None = None)
         )
     stretch = [max(sides) / side for side in sides]
     K = math.floor(math.hypot(*(n // 2 * s for n, s in zip(points, stretch, strict=True))) + 0.5) + 1
-    spectrum = torch.fft.fftn(frames, dim=_points(frames), norm="forward")
-    waves = [_waves(n, frames.device) * s for n, s in zip(points, stretch, strict=True)]
+    spectrum = torch.fft.fftn(frames, dim=_spatial_axes(frames), norm="forward")
+    waves = [_wavenumbers(n, frames.device) * s for n, s in zip(points, stretch, strict=True)]
     shells = (_radius(waves) + 0.5).floor().long().clamp(max=K - 1)
     return 0.5 * _sum_in_bins(spectrum.abs().square().flatten(2, -2), shells, K)
 
 
 def relative_spectrum_error(predicted: Tensor, true: Tensor, side_lengths: Sequence[float] | None = None) -> Tensor:
-    """(B, H, q): Σ_k |Ê(k) − E(k)| / Σ_k E(k) over k ≥ 1: the energy at wrong scales, blind to phase and mean.
+    """(B, H, q): Σ_k |Ê(k) − E(k)| / Σ_k E(k) over k ≥ 1: the energy at wrong scales, independent of phase and mean.
 
-    A distance of logarithms would be ruled by shells that hold nothing but round-off; this one is not.
+    A log-spectral distance would be dominated by shells that contain only round-off; this one is not.
     """
-    predicted, true = (_from_first_point(frames) for frames in _pair(predicted, true))
+    predicted, true = (_minus_first_point(frames) for frames in _checked_pair(predicted, true))
     E_predicted, E_true = (energy_spectrum(frames, side_lengths)[:, :, 1:] for frames in (predicted, true))
     return (E_predicted - E_true).abs().sum(dim=2) / E_true.sum(dim=2)
 
 
 def blow_up(predicted: Tensor, true: Tensor, multiple: float = 10.0) -> tuple[Tensor, Tensor]:
-    """(B,) bool, did the forecast blow up; (B,) int, how many leads it survived: the index of the lead, H if never.
+    """(B,) bool, whether the forecast blew up; (B,) int, how many leads it survived: the index of the lead, H if never.
 
     A lead is blown up when a field is not finite or its norm exceeds `multiple` times the largest norm that the true
     field of this sample has at any lead. A field that is zero in truth is judged by finiteness alone.
     """
     if not 0 < multiple < math.inf:
         raise ValueError(f"The multiple of the true norm must be positive, got {multiple}.")
-    predicted, true = _pair(predicted, true)
-    size, largest = (torch.linalg.vector_norm(frames, dim=_points(frames)) for frames in (predicted, true))
+    predicted, true = _checked_pair(predicted, true)
+    size, largest = (torch.linalg.vector_norm(frames, dim=_spatial_axes(frames)) for frames in (predicted, true))
     largest = largest.amax(dim=1, keepdim=True)
     bound = torch.where(largest == 0, torch.finfo(torch.float64).max, multiple * largest)
     bad = ~(size <= bound).all(dim=-1)  # a NaN is not ≤ anything
@@ -369,7 +367,7 @@ def realm_error_per_call_from(grouped: Tensor) -> Tensor:
     return grouped.mean(dim=0).sum(dim=-1).mean()
 
 
-def _frames(frames: Tensor) -> Tensor:
+def _checked_frames(frames: Tensor) -> Tensor:
     if not 4 <= frames.ndim <= 6 or 0 in frames.shape or frames.is_complex():
         raise ValueError(
             "Expected real, non-empty frames of shape (batch, leads, one to three spatial axes, fields), got "
@@ -378,23 +376,23 @@ def _frames(frames: Tensor) -> Tensor:
     return frames.double()
 
 
-def _pair(predicted: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
+def _checked_pair(predicted: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
     if predicted.shape != true.shape:
         raise ValueError(
             f"Predicted frames have shape {tuple(predicted.shape)} and true frames {tuple(true.shape)}; pass the "
             "same leads, grid and fields for both, without the history."
         )
-    return _frames(predicted), _frames(true)
+    return _checked_frames(predicted), _checked_frames(true)
 
 
-def _points(frames: Tensor) -> tuple[int, ...]:
+def _spatial_axes(frames: Tensor) -> tuple[int, ...]:
     return tuple(range(2, frames.ndim - 1))
 
 
 def _power_of_two(size: Tensor) -> Tensor:
-    """The largest power of two that is not above `size`, without a host sync; 1 where that is zero or not finite."""
+    """The largest power of two that is not above `size`, without a host sync; 1 where `size` is zero or not finite."""
     mantissa, _ = torch.frexp(size)
-    # A number over its own mantissa is exact, which a computed power need not be.
+    # Dividing a number by its own mantissa is exact; a computed power may not be.
     return torch.where((size > 0) & size.isfinite(), size / (2 * mantissa), 1.0)
 
 
@@ -409,31 +407,31 @@ def _root_of_mean(energy: Tensor) -> Tensor:
     return energy.mean(dim=0).sqrt()
 
 
-def _from_first_point(frames: Tensor) -> Tensor:
-    """Less the value at the first point: a constant field becomes exactly zero, which less its rounded mean it may not.
+def _minus_first_point(frames: Tensor) -> Tensor:
+    """Subtract the value at the first point: a constant field becomes exactly zero, unlike with its rounded mean.
 
-    Also saves the digits of small fluctuations around a large mean.
+    This also preserves the digits of small fluctuations around a large mean.
     """
     first = frames
-    for axis in _points(frames):
+    for axis in _spatial_axes(frames):
         first = first.narrow(axis, 0, 1)
     return frames - first
 
 
 def _unit_fluctuation(frames: Tensor) -> Tensor:
-    points = _points(frames)
-    fluctuation = frames - frames.mean(dim=points, keepdim=True)
-    return fluctuation / torch.linalg.vector_norm(fluctuation, dim=points, keepdim=True)
+    axes = _spatial_axes(frames)
+    fluctuation = frames - frames.mean(dim=axes, keepdim=True)
+    return fluctuation / torch.linalg.vector_norm(fluctuation, dim=axes, keepdim=True)
 
 
-def _waves(points: int, device: torch.device) -> Tensor:
+def _wavenumbers(points: int, device: torch.device) -> Tensor:
     """|wavenumber| of each entry of a transform of this length."""
     index = torch.arange(points, device=device)
     return torch.minimum(index, points - index).double()
 
 
 def _radius(axes: Sequence[Tensor]) -> Tensor:
-    """Length of every index vector of the product grid, flat. Squares of integers are summed exactly."""
+    """Length of every index vector of the product grid, flattened. Squares of integers are summed exactly."""
     squares = torch.zeros((), dtype=torch.float64, device=axes[0].device)
     for axis in axes:
         squares = squares[..., None] + axis.square()

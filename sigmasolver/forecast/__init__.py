@@ -1,4 +1,4 @@
-"""Forecasts: the model between its normalisers, its rollout, its checkpoint, graphs of it, and files."""
+"""Forecasting: the forecaster and its rollout, checkpoints, CUDA graph replay, and forecast files."""
 
 from sigmasolver.forecast.forecaster import BOUNDARIES, Forecaster, Rollout, feed_back, rollout
 

@@ -1,4 +1,4 @@
-"""From a recipe to a forecaster and back from disk: the one place that knows what a trained run consists of."""
+"""Build a forecaster from a recipe, save and load it: the only module that knows the files of a trained run."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ __all__ = [
 
 ORIGINS = "origins.json"
 LIMITS = {"depth": 1000, "width": 2**24, "slices": 2**24}
-"""A step through more blocks takes minutes; weights of larger sizes fit no machine, and their number no integer."""
+"""A step through more blocks takes minutes; larger weights fit no machine, and their size overflows an integer."""
 
 
 def build(recipe: Recipe, inputs: Normaliser, targets: Normaliser, time_scale: TimeScale | None = None) -> Forecaster:
     """An untrained forecaster; the recipe's seed fixes its weights.
 
-    `time_scale` is for a model with a time embedding; None: it sees times as they are.
+    `time_scale` is for a model with a time embedding; None: times are not scaled.
     """
     torch.manual_seed(recipe.train.seed)
     model, task = build_solver(recipe.model.name, recipe.model.config(recipe.task)), recipe.task
@@ -79,15 +79,15 @@ def refuse_beyond_limits(recipe: Recipe) -> None:
 
 
 def skeleton(recipe: Recipe) -> nn.Module:
-    """The network without its numbers: a mistake in its sizes or options shows here."""
+    """The network without allocated weights: raises ValueError for invalid sizes or options."""
     refuse_beyond_limits(recipe)
     try:
         with without_numbers():
             return build_solver(recipe.model.name, recipe.model.config(recipe.task))
-    except (RuntimeError, OverflowError, TypeError) as error:  # more bytes than 64 bits can count
+    except (RuntimeError, OverflowError, TypeError) as error:  # the number of bytes overflows 64 bits
         if origin_of("model", recipe.model.name) is not None:
-            said = " ".join(str(error).split())
-            raise ValueError(f'The builder of "{recipe.model.name}" failed: {said}') from error
+            message = " ".join(str(error).split())
+            raise ValueError(f'The builder of "{recipe.model.name}" failed: {message}') from error
         if isinstance(error, TypeError) and "verflow" not in str(error):
             raise
         raise ValueError(
@@ -96,7 +96,7 @@ def skeleton(recipe: Recipe) -> nn.Module:
 
 
 def begin(run: Run, recipe: Recipe) -> None:
-    """Write the recipe, or make sure that the folder holds it; settings that an older one lacks have their defaults."""
+    """Write the recipe, or check that the folder has the same; settings missing in an older one have their defaults."""
     stored = recipe_in(run).to_plain() if (run.path / "recipe.json").exists() else None
     run.start(recipe.to_plain(), stored)
 
@@ -111,50 +111,51 @@ def recipe_in(run: Run) -> Recipe:
 
 
 def record_origins(run: Run, recipe: Recipe) -> None:
-    """Write down where names of the recipe that are not built in come from; what was recorded first is kept."""
-    found = {kind: origin_of(kind, name) for kind, name in _named(recipe).items()}
-    origins = {kind: origin for kind, origin in found.items() if origin is not None}
+    """Record the origin of the recipe's names that are not built in; an existing record is kept."""
+    by_kind = {kind: origin_of(kind, name) for kind, name in _registered_names(recipe).items()}
+    origins = {kind: origin for kind, origin in by_kind.items() if origin is not None}
     if origins and not (run.path / ORIGINS).exists():
         run.write_json(ORIGINS, origins)
 
 
-def _named(recipe: Recipe) -> dict[str, str]:
+def _registered_names(recipe: Recipe) -> dict[str, str]:
     return {"model": recipe.model.name, "loss": recipe.train.loss, "optimiser": recipe.train.optimiser}
 
 
 def _origins(run: Run) -> dict[str, Origin]:
-    held = run.read_json(ORIGINS) if (run.path / ORIGINS).exists() else {}
-    return {kind: origin for kind, origin in held.items() if isinstance(origin, dict)}
+    stored = run.read_json(ORIGINS) if (run.path / ORIGINS).exists() else {}
+    return {kind: origin for kind, origin in stored.items() if isinstance(origin, dict)}
 
 
 def refuse_unregistered(run: Run, name: str, registry: Registry[Any]) -> None:
-    """A run keeps names, not code: say where the code came from if it is not there."""
+    """Raise ValueError with the origin of `name` if it is not registered: a run stores names, not code."""
     if registry.knows(name):
         return
     kind = registry.kind
     origin = _origins(run).get(kind, {})
-    came, do = "", f"register it with {registry.function} first, or pass the plugin file with --plugin"
+    source, remedy = "", f"register it with {registry.function} first, or pass the plugin file with --plugin"
     if "plugin" in origin:
-        do = f"pass that file with --plugin, or call {registry.function} first"
+        remedy = f"pass that file with --plugin, or call {registry.function} first"
     elif "package" in origin:
-        do = "install that package"
+        remedy = "install that package"
     if "plugin" in origin or "package" in origin:
-        came = f" from {_words(origin)}"
-    raise ValueError(f'{run.path} was trained with the {kind} "{name}"{came}, which is not registered; {do}.')
+        source = f" from {_describe(origin)}"
+    raise ValueError(f'{run.path} was trained with the {kind} "{name}"{source}, which is not registered; {remedy}.')
 
 
 def other_origins(run: Run, recipe: Recipe) -> list[str]:
-    """What to tell where a name of the recipe now comes from somewhere else than in the training."""
-    then = _origins(run)
-    now = {kind: origin_of(kind, name) for kind, name in _named(recipe).items()}
+    """Messages for names of the recipe whose origin is not the one recorded in training."""
+    recorded = _origins(run)
+    current = {kind: origin_of(kind, name) for kind, name in _registered_names(recipe).items()}
     return [
-        f"{run.path} was trained with the {kind} from {_words(then[kind])}; the current one is from {_words(origin)}"
-        for kind, origin in now.items()
-        if origin is not None and kind in then and then[kind] != origin
+        f"{run.path} was trained with the {kind} from {_describe(recorded[kind])}; the current one is from "
+        f"{_describe(origin)}"
+        for kind, origin in current.items()
+        if origin is not None and kind in recorded and recorded[kind] != origin
     ]
 
 
-def _words(origin: Origin) -> str:
+def _describe(origin: Origin) -> str:
     if "plugin" in origin:
         return f"the plugin {origin['plugin']} (sha256 {str(origin.get('sha256'))[:12]})"
     if "package" in origin:
@@ -163,44 +164,44 @@ def _words(origin: Origin) -> str:
 
 
 def data_of(run: Run) -> Path:
-    """The file that a run learns from."""
-    return _place(run, run.read_json("data.json").get("path"))
+    """Path of the training data of a run."""
+    return _data_path(run, run.read_json("data.json").get("path"))
 
 
 def evaluation_data_of(run: Run) -> Path:
-    """The file that a run is tested on: one of its own, or that of the training."""
+    """Path of the test data of a run: a separate file, or the training data."""
     test = run.read_json("data.json").get("test")
-    return _place(run, test.get("path")) if isinstance(test, dict) else data_of(run)
+    return _data_path(run, test.get("path")) if isinstance(test, dict) else data_of(run)
 
 
 def reading_in(run: Run, recipe: Recipe) -> tuple[Reading, str | None]:
-    """How files like the training data of a run are to be read, and their kind where they are the user's own arrays."""
+    """How to read files like the training data of a run, and the kind "arrays" if they are the user's own arrays."""
     facts, task = run.read_json("data.json"), recipe.task
-    said = facts.get("reading")
+    stored = facts.get("reading")
     plain = {"fields": facts.get("fields"), "steady": task.steady, "mask": facts.get("mask", task.mask)}
     try:
-        reading = from_plain(Reading, plain | (said if isinstance(said, dict) else {}))
+        reading = from_plain(Reading, plain | (stored if isinstance(stored, dict) else {}))
     except ValueError as error:
         raise ValueError(f"data.json of {run.path} is invalid: {error}") from None
     return reading, "arrays" if facts.get("source") == "arrays" else None
 
 
-def _place(run: Run, named: object) -> Path:
-    if not isinstance(named, str):
+def _data_path(run: Run, location: object) -> Path:
+    if not isinstance(location, str):
         raise ValueError(f"data.json of {run.path} has no data path; pass it with --data.")
-    path = run.path / named  # data inside the folder move with it
+    path = run.path / location  # data inside the run folder move with it
     if not path.exists():
         raise ValueError(f"The data of {run.path} was not found at {path}; pass its new path with --data.")
     return path
 
 
 def domain_of(run: Run) -> Domain | None:
-    """Units, box, boundaries and time step of the data that a run learned from; None: that was not recorded."""
+    """Units, box, boundaries and time step of the training data of a run; None if not recorded."""
     facts = run.read_json("data.json") if (run.path / "data.json").exists() else {}
     plain = facts.get("domain")
     try:
         known = None if plain is None else from_plain(Domain, plain)
-        if known is not None and isinstance(plain, dict) and "axes" not in plain:  # from before axes had names
+        if known is not None and isinstance(plain, dict) and "axes" not in plain:  # written before axes had names
             known = replace(known, axes=LEGACY_AXES.get(str(facts.get("source")), ()))
         return known
     except ValueError as error:
@@ -208,22 +209,22 @@ def domain_of(run: Run) -> Domain | None:
 
 
 def not_compared(run: Run, path: Path) -> str:
-    """What to tell of a run without a domain: data cannot be compared with those that it learned from."""
+    """Message for a run without a recorded domain: other data cannot be compared with its training data."""
     return (
         f"{run.path} has no record of units, domain size and time step, so {path} was not compared with its training "
         "data"
     )
 
 
-def refuse_other_domain(run: Run, recipe: Recipe, path: Path, found: Domain, anyway: bool) -> str | None:
-    """Refuse data that differ physically from those of the training; `anyway`: return in what they differ.
+def refuse_other_domain(run: Run, recipe: Recipe, path: Path, domain: Domain, anyway: bool) -> str | None:
+    """Raise ValueError if data differ physically from the training data; `anyway`: return the differences instead.
 
-    A model that is told the time sees when each frame is, so its data may have another time step.
+    A model with a time embedding knows the time of each frame, so its data may have another time step.
     """
     known = domain_of(run)
-    if known is None or len(known.boundary) != len(found.boundary):  # another number of axes is refused elsewhere
+    if known is None or len(known.boundary) != len(domain.boundary):  # a different number of axes is rejected elsewhere
         return None
-    differences = "; ".join(known.differences(found, not recipe.model.options.time_embedding))
+    differences = "; ".join(known.differences(domain, not recipe.model.options.time_embedding))
     if differences and not anyway:
         raise ValueError(
             f"{path} differs from the training data of {run.path}: {differences}; use matching data, or pass --anyway."
@@ -234,21 +235,21 @@ def refuse_other_domain(run: Run, recipe: Recipe, path: Path, found: Domain, any
 def write_normalisers(
     run: Run, inputs: Normaliser, targets: Normaliser, fingerprint: str, time_scale: TimeScale | None = None
 ) -> None:
-    """The maps of a run, with the fingerprint of the data they were fitted on."""
+    """Write the normalisers of a run, with the fingerprint of the data they were fitted on."""
     facts = {"data": fingerprint, "inputs": inputs.to_dict(), "targets": targets.to_dict()}
     run.write_json("normaliser.json", facts if time_scale is None else {**facts, "time": asdict(time_scale)})
 
 
 def read_normalisers(run: Run, recipe: Recipe) -> tuple[Normaliser, Normaliser]:
-    """What `write_normalisers` wrote; the maps of another recipe are refused."""
+    """Read what `write_normalisers` wrote; raise ValueError if it does not match the recipe."""
     facts = run.read_json("normaliser.json")
     try:
         inputs, targets = (Normaliser.from_dict(facts[name]) for name in ("inputs", "targets"))
     except (KeyError, TypeError, AttributeError, RuntimeError, ValueError):
         raise ValueError(f"normaliser.json of {run.path} is incomplete; copy it again or retrain the run.") from None
     task = recipe.task
-    held = [(one.kind, one.fields) for one in (inputs, targets)]
-    if held != [(task.normaliser, task.inputs), (task.normaliser, task.targets)]:
+    stored = [(normaliser.kind, normaliser.fields) for normaliser in (inputs, targets)]
+    if stored != [(task.normaliser, task.inputs), (task.normaliser, task.targets)]:
         raise ValueError(
             f"normaliser.json of {run.path} does not match its recipe (different fields or kind); copy the whole "
             "folder again."
@@ -257,7 +258,7 @@ def read_normalisers(run: Run, recipe: Recipe) -> tuple[Normaliser, Normaliser]:
 
 
 def read_time_scale(run: Run, recipe: Recipe) -> TimeScale | None:
-    """What `write_normalisers` wrote; None: the model is not told the time."""
+    """Read what `write_normalisers` wrote; None for a model without a time embedding."""
     if not recipe.model.options.time_embedding:
         return None
     try:
@@ -269,7 +270,7 @@ def read_time_scale(run: Run, recipe: Recipe) -> TimeScale | None:
 
 
 def save(run: Run, weights: Mapping[str, torch.Tensor], step: int, steps: int, fingerprint: str) -> None:
-    """The weights, with their step of so many, and the data they come from."""
+    """Write the weights, with their step, the total number of steps and the fingerprint of the training data."""
     write_tensors(run.weights, weights, {"step": step, "steps": steps, "data": fingerprint})
 
 

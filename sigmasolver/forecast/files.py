@@ -1,5 +1,5 @@
-"""Forecasts as files: given frames come in as any array file, predicted frames go out as a store, NetCDF,
-Zarr or plain arrays."""
+"""Forecasts from files to files: read input frames from any supported data file, write predicted frames as a store,
+NetCDF, Zarr or plain arrays."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ __all__ = ["check_name", "forecast_file", "write_forecast"]
 
 KINDS = (".h5", ".npy", ".npz", ".nc", ".zarr")
 SOURCE = "forecast"
-"""What a store says of itself when it holds a forecast: its frames and points are those of the model already."""
+"""Source name of a store that holds a forecast: its frames and points already have the strides of the model."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Frames to forecast from, thinned as the run's data were."""
+    """Frames to forecast from, with the strides of the run's data applied."""
 
     history: torch.Tensor
     """`(count, T_in, *grid, fields)`."""
     header: Header | None
-    """Of the store or the files they come from; None: plain arrays."""
+    """Header of the data file; None for plain arrays."""
     frames: int
-    """How many the file holds."""
+    """Number of frames in the file."""
     times: np.ndarray | None
-    """Theirs; None: the file does not say."""
+    """Their times; None if the file has none."""
     time_stride: int
     space_stride: int
-    said: list[str]
+    messages: list[str]
 
 
 def forecast_file(
@@ -71,10 +71,10 @@ def forecast_file(
     precision: str = "float32",
     anyway: bool = False,
 ) -> list[str]:
-    """Forecast `steps` frames after the frames in `start` with the run at `path`; returns what there is to tell.
+    """Forecast `steps` frames after the frames in `start` with the run at `path`; return messages for the user.
 
-    Frames that differ from the training data in units, box, boundaries or time step are refused; with `anyway` they are
-    forecast, and a store says in what they differ.
+    Frames that differ from the training data in units, box, boundaries or time step are rejected; with `anyway` they
+    are forecast, and the output store records the differences.
     """
     check_name(out)
     if steps < 1:
@@ -84,22 +84,22 @@ def forecast_file(
     task = recipe.task
     forecaster = Replay(load(path, device), precision)
     known = domain_of(run)
-    given = _given(run, recipe, start, known)
-    _refuse_too_long(steps, given, len(task.targets))
+    given = _read_start(run, recipe, start, known)
+    _check_memory(steps, given, len(task.targets))
     differs = _check_domain(run, recipe, known, start, given, anyway)
-    layout, times = _layout(given, steps, task, known), None
+    layout, times = _forecast_layout(given, steps, task, known), None
     if forecaster.time_scale is not None:
-        times = _times(start, given, layout, forecaster.time_scale)
+        times = _forecast_times(start, given, layout, forecaster.time_scale)
         layout = replace(layout, times=times[1:])
-    said, frames = given.said, []
+    messages, frames = given.messages, []
     if task.mask is not None:
-        kept = "zero" if task.steady else "copied from the last input frame"
-        said.append(f"where {task.mask} is 1, the forecast is {kept}")
-    for number, one in enumerate(given.history, start=1):
-        result = forecaster.rollout(one[None].to(device), steps, time=None if times is None else times[None])
+        solid_values = "zero" if task.steady else "copied from the last input frame"
+        messages.append(f"where {task.mask} is 1, the forecast is {solid_values}")
+    for number, sample in enumerate(given.history, start=1):
+        result = forecaster.rollout(sample[None].to(device), steps, time=None if times is None else times[None])
         frames.append(result.frames.cpu().numpy())
         if result.stopped is not None:
-            said.append(f"trajectory {number - 1}: {result}")
+            messages.append(f"trajectory {number - 1}: {result}")
         if tick is not None:
             tick(number, len(given.history))
     predicted = np.concatenate(frames)
@@ -110,12 +110,12 @@ def forecast_file(
         parameters["anyway"] = differs
     if given.header is not None and "attributes" in given.header.parameters:
         parameters["attributes"] = given.header.parameters["attributes"]
-    said.append(write_forecast(out, predicted, layout, parameters))
-    return said
+    messages.append(write_forecast(out, predicted, layout, parameters))
+    return messages
 
 
 def check_name(out: Path) -> None:
-    """Refuse a file that cannot be written, before anything is computed."""
+    """Raise ValueError for a file that cannot be written, before anything is computed."""
     if out.is_dir() and out.suffix != ".zarr":
         raise ValueError(f"{out} is a folder; pass a file name ending in {', '.join(KINDS)}.")
     if out.suffix not in KINDS:
@@ -127,79 +127,79 @@ def check_name(out: Path) -> None:
 
 
 def write_forecast(out: Path, predicted: np.ndarray, layout: Layout, parameters: Mapping[str, Any]) -> str:
-    """Predicted frames `(trajectories, frames, *grid, fields)` as a file; returns what there is to tell."""
-    _write(out, predicted, Header(layout, SOURCE, parameters))
+    """Write predicted frames `(trajectories, frames, *grid, fields)` as a file; return a message for the user."""
+    _write_file(out, predicted, Header(layout, SOURCE, parameters))
     shape = " × ".join(map(str, predicted.shape))
     return f"{out}: {shape} (trajectories, frames, grid, fields {', '.join(layout.fields)})"
 
 
-def _given(run: Run, recipe: Recipe, start: Path, known: Domain | None) -> Start:
-    """The frames in whatever `train --data` takes; a file of arrays may hold one history alone, too."""
+def _read_start(run: Run, recipe: Recipe, start: Path, known: Domain | None) -> Start:
+    """Read the input frames from any format of `train --data`; a file of arrays may also hold a single history."""
     reading, kind = reading_in(run, recipe) if (run.path / "data.json").exists() else (Reading(), None)
     arrays = start.suffix.lower() in SUFFIXES and not start.is_dir() and reading.axes is None
     if is_store(start) or arrays or not start.exists():
-        return _read(run, start, recipe.task, None, known)
+        return _select_frames(run, start, recipe.task, None, known)
     with opened(start, reading, kind) as reader:
-        return _read(run, start, recipe.task, reader, known)
+        return _select_frames(run, start, recipe.task, reader, known)
 
 
-def _read(run: Run, start: Path, task: Task, reader: Reader | None, known: Domain | None) -> Start:
-    """The newest frames of the file, as far apart in time and space as those that the run learned from.
+def _select_frames(run: Run, start: Path, task: Task, reader: Reader | None, known: Domain | None) -> Start:
+    """The newest frames of the file, with the strides in time and space of the training data.
 
-    A store is thinned in time as the run's data were, unless it is a forecast; frames in plain arrays are taken as
-    they are. The grid is thinned where that gives the run's own.
+    The time stride of the run is applied to a store unless it is a forecast, and not to plain arrays. The space stride
+    is applied if that gives the run's grid.
     """
     if reader is None:
         values, header = read_history(start, task.inputs, len(task.grid), task.steady), _header(start)
     else:
         values, header = history_of(reader, start, task.inputs, len(task.grid)), reader.header
     if header is not None and known is not None:
-        values, header = _turned(run, values, header, known)
+        values, header = _reorder_axes(run, values, header, known)
     frames, grid = values.shape[1], values.shape[2:-1]
-    apart = 1 if header is None or _made(header)["source"] == SOURCE else task.time_stride
-    needed = (task.history - 1) * apart + 1
+    time_stride = 1 if header is None or _provenance(header)["source"] == SOURCE else task.time_stride
+    needed = (task.history - 1) * time_stride + 1
     if frames < needed:
         raise ValueError(f"{start} has {frames} frames, but a forecast needs {needed}.")
-    said = [f"{start} has {frames} frames; the last {needed} were used"] if frames > needed else []
-    if apart > 1:
-        said.append(f"1 of {apart} frames was used, as in training")
+    messages = [f"{start} has {frames} frames; the last {needed} were used"] if frames > needed else []
+    if time_stride > 1:
+        messages.append(f"1 of {time_stride} frames was used, as in training")
     elif task.time_stride > 1 and header is None:
-        said.append(f"assuming consecutive frames are {task.time_stride} frames of the training data apart")
-    stride = task.space_stride
-    if grid == task.grid or tuple(-(-points // stride) for points in grid) != task.grid:
-        stride = 1
-    if stride > 1:
-        said.append(f"1 of {stride} points along each axis was used, as in training")
+        messages.append(f"assuming consecutive frames are {task.time_stride} frames of the training data apart")
+    space_stride = task.space_stride
+    if grid == task.grid or tuple(-(-points // space_stride) for points in grid) != task.grid:
+        space_stride = 1
+    if space_stride > 1:
+        messages.append(f"1 of {space_stride} points along each axis was used, as in training")
     elif grid != task.grid:
-        grids = [" × ".join(map(str, one)) for one in (grid, task.grid)]
-        said.append(
+        grids = [" × ".join(map(str, shape)) for shape in (grid, task.grid)]
+        messages.append(
             f"the frames have a grid of {grids[0]}, but the model was trained on {grids[1]}: the forecast is less "
             "reliable"
         )
-    space = (slice(None, None, stride),) * len(grid)
-    history = torch.tensor(values[(slice(None), slice(frames - needed, None, apart), *space)])
+    space = (slice(None, None, space_stride),) * len(grid)
+    history = torch.tensor(values[(slice(None), slice(frames - needed, None, time_stride), *space)])
     times = None if header is None else header.layout.times
     if header is None and not task.steady:
         times = read_times(start, frames)
-    return Start(history, header, frames, times, apart, stride, said)
+    return Start(history, header, frames, times, time_stride, space_stride, messages)
 
 
-def _turned(run: Run, values: np.ndarray, header: Header, known: Domain) -> tuple[np.ndarray, Header]:
-    """With the axes in the order of the run's data: NetCDF and Zarr are read as x, y, z, whatever the run has."""
-    names, wanted = header.layout.axis_names, known.axis_names
-    made = _made(header)
-    untold = not header.layout.axes and "axes" not in header.parameters.get("made", {})
-    if names == wanted or sorted(names) != sorted(wanted):
+def _reorder_axes(run: Run, values: np.ndarray, header: Header, known: Domain) -> tuple[np.ndarray, Header]:
+    """Transpose to the axis order of the run's data: NetCDF and Zarr are read as x, y, z, whatever the run uses."""
+    names, expected = header.layout.axis_names, known.axis_names
+    origin = _provenance(header)
+    unnamed = not header.layout.axes and "axes" not in header.parameters.get("made", {})
+    if names == expected or sorted(names) != sorted(expected):
         return values, header
-    if untold and made["source"] == SOURCE and made["parameters"].get("run") == run.path.name:
-        # A forecast from before axes had names is in the order of its run.
-        return values, replace(header, layout=replace(header.layout, axes=wanted))
-    order = [names.index(name) for name in wanted]
+    if unnamed and origin["source"] == SOURCE and origin["parameters"].get("run") == run.path.name:
+        # A forecast written before axes had names is in the order of its run.
+        return values, replace(header, layout=replace(header.layout, axes=expected))
+    order = [names.index(name) for name in expected]
     return turn(values, 2, order), replace(header, layout=header.layout.turned(order))
 
 
-def _refuse_too_long(steps: int, given: Start, fields: int) -> None:
-    """All frames of a forecast are held in memory, twice while they are put together."""
+def _check_memory(steps: int, given: Start, fields: int) -> None:
+    """Raise ValueError if a forecast does not fit in memory: all frames are kept, twice while concatenating."""
     count, _, *grid, _ = given.history.shape
     needed = 2 * 4 * count * steps * prod(grid) * fields
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -214,32 +214,32 @@ def _refuse_too_long(steps: int, given: Start, fields: int) -> None:
 def _check_domain(
     run: Run, recipe: Recipe, known: Domain | None, start: Path, given: Start, anyway: bool
 ) -> str | None:
-    """In what the frames differ from the training data, where that was allowed; arrays tell at most their times."""
+    """Compare the frames with the training data; return the differences allowed by `anyway`. Arrays have only times."""
     header = given.header
-    if header is not None and _made(header)["source"] == SOURCE:
-        parameters = _made(header)["parameters"]
+    if header is not None and _provenance(header)["source"] == SOURCE:
+        parameters = _provenance(header)["parameters"]
         if parameters.get("run") == run.path.name:
-            return parameters.get("anyway")  # checked when it was made
+            return parameters.get("anyway")  # checked when it was written
     if given.times is None:
         return None
     if known is None:
-        given.said.append(not_compared(run, start))
+        given.messages.append(not_compared(run, start))
         return None
-    found = replace(known, time_steps=time_steps(given.times[:: -given.time_stride][::-1]))
+    domain = replace(known, time_steps=time_steps(given.times[:: -given.time_stride][::-1]))
     if header is not None:
-        found = Domain.of(header.layout, header.layout.fields, given.times[:: -given.time_stride][::-1])
-    return refuse_other_domain(run, recipe, start, found, anyway)
+        domain = Domain.of(header.layout, header.layout.fields, given.times[:: -given.time_stride][::-1])
+    return refuse_other_domain(run, recipe, start, domain, anyway)
 
 
-def _times(start: Path, given: Start, layout: Layout, scale: TimeScale) -> np.ndarray:
-    """(1 + steps,): the time of the last given frame, and of the frames after it in a forecast of this layout."""
+def _forecast_times(start: Path, given: Start, layout: Layout, scale: TimeScale) -> np.ndarray:
+    """(1 + steps,): times of the last input frame and of the frames after it in a forecast of this layout."""
     if given.times is not None and given.frames > 1:
         return np.concatenate((given.times[-1:], layout.times))
     last = scale.origin + (given.frames - 1) * scale.unit
     if given.times is not None:
         last = given.times[-1]
     else:
-        given.said.append(
+        given.messages.append(
             f"{start} has no times: assuming its frames are the first {given.frames} of a trajectory, {scale.unit:g} "
             "apart"
         )
@@ -253,13 +253,13 @@ def _header(start: Path) -> Header | None:
         return data.header
 
 
-def _made(header: Header) -> Mapping[str, Any]:
-    """The source and the parameters of the values; NetCDF and Zarr that this package wrote keep those of the store."""
-    made = header.parameters.get("made", {})
-    return {"source": header.source, "parameters": header.parameters} | made
+def _provenance(header: Header) -> Mapping[str, Any]:
+    """Source and parameters of the values; NetCDF and Zarr written by this package keep those of the original store."""
+    original = header.parameters.get("made", {})
+    return {"source": header.source, "parameters": header.parameters} | original
 
 
-def _write(out: Path, frames: np.ndarray, header: Header) -> None:
+def _write_file(out: Path, frames: np.ndarray, header: Header) -> None:
     match out.suffix:
         case ".h5":
             return write_store(out, header, frames)
@@ -276,10 +276,10 @@ def _write(out: Path, frames: np.ndarray, header: Header) -> None:
                 np.savez(file, fields=frames, names=np.array(header.layout.fields))
 
 
-def _layout(given: Start, steps: int, task: Task, known: Domain | None) -> Layout:
-    """Coordinates, units and times that go on from those of the file; numbers 0, 1, 2, ... where arrays had none.
+def _forecast_layout(given: Start, steps: int, task: Task, known: Domain | None) -> Layout:
+    """Coordinates, units and times continued from those of the file; 0, 1, 2, ... for arrays without any.
 
-    What the file does not say is as in the training data: units, and the time step of a single frame.
+    Missing units, and the time step of a single frame, are taken from the training data.
     """
     units = {} if known is None else dict(zip(known.fields, known.units, strict=True))
     times = np.arange(1, steps + 1, dtype=np.float64)
@@ -295,5 +295,5 @@ def _layout(given: Start, steps: int, task: Task, known: Domain | None) -> Layou
         layout, axes = given.header.layout, given.header.layout.axes
         units |= zip(layout.fields, layout.units, strict=True)
         coordinates, boundary = tuple(axis[:: given.space_stride] for axis in layout.coordinates), layout.boundary
-    named = tuple(units.get(name, "1") for name in task.targets)
-    return Layout(task.targets, named, boundary, coordinates, times, axes)
+    target_units = tuple(units.get(name, "1") for name in task.targets)
+    return Layout(task.targets, target_units, boundary, coordinates, times, axes)

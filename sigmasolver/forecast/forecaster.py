@@ -1,12 +1,12 @@
-"""The forecaster, and the one rollout of the package.
+"""The forecaster and its autoregressive rollout.
 
     block of frames = boundary( denormalise( model( normalise(history), conditions, time ) ) )
 
-History and forecast are in physical units, `(B, frames, *grid, fields)`; the network never sees units. Time is folded
-into channels, frame by frame. A rollout feeds every predicted block back: the last T_in frames of history and forecast
-are the next history. Because what is fed back went through the boundary operator in physical units, the next
-normalised history carries it too. Input fields beyond the targets are given, not predicted: they stay as they are.
-Where one of them is the mask of a solid, the solid keeps the values of the last given frame, or zero in a steady task.
+History and forecast are in physical units, `(B, frames, *grid, fields)`; the network sees normalised values only. Time
+is folded into channels, frame by frame. A rollout feeds every predicted block back: the last T_in frames of history and
+forecast are the next history. The boundary operator acts in physical units before the feedback, so the next normalised
+history satisfies it too. Input fields beyond the targets are given, not predicted: they stay fixed. If one of them is
+the mask of a solid, the solid keeps the values of the last input frame, or zero in a steady task.
 
 Letters: B batch, T frames, q fields.
 """
@@ -51,13 +51,13 @@ BOUNDARIES: dict[str, Boundary] = {"lower-walls": lower_walls}
 class Forecaster(nn.Module):
     """history `(B, T_in, *grid, q_in)` -> the next `block` frames `(B, block, *grid, q_out)`, in physical units.
 
-    `conditions` names numbers that hold for a whole trajectory (Reynolds number, viscosity, time step); each call
-    passes them by name, one per sample, and each becomes a constant channel behind the history. `history` is T_in, for
-    `rollout` to check.
+    `conditions` are names of scalars that are constant along a trajectory (Reynolds number, viscosity, time step); each
+    call passes them by name, one value per sample, and each becomes a constant channel after the history. `history` is
+    T_in, which `rollout` checks.
 
-    With a `time_scale` each call passes the physical time of the last given frame, one per sample, to the embedding of
-    the model; without one the time is not looked at. `embedded` names input fields whose mean over the points, in
-    normalised units, follows the time there. `mask` names the input field that is 1 in a solid and 0 in the fluid.
+    With a `time_scale` each call passes the physical time of the last input frame, one per sample, to the embedding of
+    the model; without one the time is ignored. `embedded` names input fields whose mean over the points, in normalised
+    units, is appended to the time. `mask` names the input field that is 1 in a solid and 0 in the fluid.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Forecaster(nn.Module):
             lookup(BOUNDARIES, boundary, "boundary operator")
 
     def around(self, model: nn.Module) -> Forecaster:
-        """The same map around another network: a compiled or distributed form of this one."""
+        """The same map with another network, such as a compiled or distributed version of this one."""
         return Forecaster(
             model,
             self.inputs,
@@ -134,40 +134,40 @@ class Forecaster(nn.Module):
         if self.conditions or conditions:
             channels = torch.cat((channels, self._condition_channels(channels, conditions or {})), dim=-1)
         scalars = self._scalars(encoded, time)
-        # Under autocast a model answers in bf16, whose eight bits would be lost to a mean of many deviations.
-        answer = (self.model(channels) if scalars is None else self.model(channels, scalars)).to(channels.dtype)
-        if answer.shape[:-1] != channels.shape[:-1]:
+        # Under autocast the model returns bf16, whose eight bits would be lost when adding a mean of many deviations.
+        output = (self.model(channels) if scalars is None else self.model(channels, scalars)).to(channels.dtype)
+        if output.shape[:-1] != channels.shape[:-1]:
             raise ValueError(
-                f"The model returned shape {tuple(answer.shape)} for input shape {tuple(channels.shape)}; it must "
+                f"The model returned shape {tuple(output.shape)} for input shape {tuple(channels.shape)}; it must "
                 "preserve batch and grid."
             )
-        frames = self.targets.decode(_unfold(answer, self.block))
+        frames = self.targets.decode(_unfold(output, self.block))
         frames = frames if self.boundary is None else BOUNDARIES[self.boundary](frames, self.targets.fields)
         return frames if self.mask is None else self._keep_solid(frames, history, self.mask)
 
     def _keep_solid(self, frames: torch.Tensor, history: torch.Tensor, mask: str) -> torch.Tensor:
         fluid, targets = fluid_of(history, self.inputs.fields.index(mask)), self.targets.fields
         fed_back = self.inputs.fields[: len(targets)] == targets
-        held = history[:, -1:, ..., : len(targets)] if fed_back else torch.zeros_like(frames)
-        return torch.where(fluid, frames, held)
+        solid_values = history[:, -1:, ..., : len(targets)] if fed_back else torch.zeros_like(frames)
+        return torch.where(fluid, frames, solid_values)
 
     def _scalars(self, encoded: torch.Tensor, time: torch.Tensor | None) -> torch.Tensor | None:
-        """(B, n): the time, then the embedded fields; None where the model is told neither."""
+        """(B, n): the time, then the embedded fields; None if the model takes neither."""
         scalars = [encoded[:, -1, ..., self.inputs.fields.index(name)].flatten(1).mean(1) for name in self.embedded]
         if self.time_scale is not None:
             if time is None or time.shape != encoded.shape[:1]:
-                found = "none" if time is None else f"a shape of {tuple(time.shape)}"
+                actual = "none" if time is None else f"a shape of {tuple(time.shape)}"
                 raise ValueError(
                     "This model requires the time of the last input frame: pass `time` with one number for each of "
-                    f"{len(encoded)} samples, got {found}."
+                    f"{len(encoded)} samples, got {actual}."
                 )
             scalars.insert(0, self.time_scale.encode(time).to(encoded))
         return torch.stack(scalars, dim=-1) if scalars else None
 
     def _condition_channels(self, like: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         if set(given) != set(self.conditions):
-            wanted = ", ".join(self.conditions) or "none"
-            raise ValueError(f"Expected the conditions {wanted}, got {', '.join(given) or 'none'}.")
+            expected = ", ".join(self.conditions) or "none"
+            raise ValueError(f"Expected the conditions {expected}, got {', '.join(given) or 'none'}.")
         for name in self.conditions:
             if given[name].shape != like.shape[:1]:
                 raise ValueError(
@@ -194,20 +194,20 @@ def _unfold(channels: torch.Tensor, frames: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Rollout:
-    """What a rollout predicted."""
+    """Result of a rollout."""
 
     frames: torch.Tensor
-    """(B, horizon, *grid, q); NaN after the block in which the forecast of a sample stopped being finite."""
+    """(B, horizon, *grid, q); NaN after the block in which the forecast of a sample became non-finite."""
     stopped: int | None
-    """The first lead (counted from 1) that is not finite in some sample, or None."""
+    """The first lead (counted from 1) that is non-finite in some sample, or None."""
     fields: tuple[str, ...] = ()
-    """The names of the last axis."""
+    """Names of the fields along the last axis."""
 
     def to_xarray(self, layout: Layout | None = None) -> xarray.Dataset:
         """One variable per field, on (trajectory, lead, x, y, z); needs the extra `data`.
 
         `layout` is that of the data on the same grid (`open_dataset(...).header.layout`): its coordinates, units and
-        boundaries go along.
+        boundaries are copied.
         """
         from sigmasolver.data.formats.xarray_dataset import forecast_as_dataset
 
@@ -231,10 +231,10 @@ def rollout(
 ) -> Rollout:
     """Forecast `horizon` frames after `history`.
 
-    Free without `truth`: every block is fed back. With the true frames `(B, horizon, *grid, q)`, teacher-forced: every
-    block starts from the true history, and all its frames share it. On a GPU nothing waits for the host before the end.
-    `times` (B, horizon) or longer, physical, are those of the last given frame and of the frames after it; only a model
-    that is told the time looks at them.
+    Without `truth` the forecast is free: every block is fed back. With the true frames `(B, horizon, *grid, q)` it is
+    teacher-forced: every block starts from the true history, shared by all its frames. On a GPU there is no host sync
+    before the end. `times` (B, horizon) or longer are the physical times of the last input frame and of the frames
+    after it; only a model with a time embedding uses them.
     """
     if horizon < 1:
         raise ValueError(f"The number of frames must be at least 1, got {horizon}.")
@@ -255,13 +255,13 @@ def rollout(
             )
         times = times.to(history.device)
     frames: list[torch.Tensor] = []
-    dead = torch.zeros(len(history), dtype=torch.bool, device=history.device)
+    non_finite = torch.zeros(len(history), dtype=torch.bool, device=history.device)
     for block in _blocks(forecaster, history, horizon, truth, conditions, times):
-        # What follows a value that is not finite means nothing, even where it happens to be finite again.
-        frames.append(block.masked_fill(_like(dead, block), torch.nan))
-        dead = dead | ~torch.isfinite(block).flatten(1).all(1)
-        # To look at a GPU is to wait for it, so only a CPU saves itself the blocks that nobody needs.
-        if dead.device.type == "cpu" and bool(dead.all()):
+        # Values after a non-finite one are meaningless, even if they happen to be finite again.
+        frames.append(block.masked_fill(_broadcast_flags(non_finite, block), torch.nan))
+        non_finite = non_finite | ~torch.isfinite(block).flatten(1).all(1)
+        # Checking on a GPU is a host sync, so only a CPU stops early.
+        if non_finite.device.type == "cpu" and bool(non_finite.all()):
             break
     predicted = torch.cat(frames, dim=1)
     missing = horizon - predicted.shape[1]
@@ -272,7 +272,7 @@ def rollout(
     return Rollout(predicted, None if all(finite) else finite.index(False) + 1, forecaster.targets.fields)
 
 
-def _like(flags: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
+def _broadcast_flags(flags: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
     return flags.view(-1, *(1,) * (frames.ndim - 1))
 
 
@@ -300,9 +300,9 @@ def _blocks(
 
 
 def feed_back(history: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
-    """The history after `frames`: as long as before, with the fields that are given but not predicted carried along."""
+    """The history after `frames`: same length, with the given (not predicted) fields carried over."""
     fields = frames.shape[-1]
     if history.shape[-1] > fields:
-        held = history[:, -1:, ..., fields:].expand(-1, frames.shape[1], *history.shape[2:-1], -1)
-        frames = torch.cat((frames, held), dim=-1)
+        given = history[:, -1:, ..., fields:].expand(-1, frames.shape[1], *history.shape[2:-1], -1)
+        frames = torch.cat((frames, given), dim=-1)
     return torch.cat((history, frames), dim=1)[:, -history.shape[1] :]

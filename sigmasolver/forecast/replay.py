@@ -1,10 +1,11 @@
-"""A forecaster made fast: float32, TF32 or bf16, and on a GPU the whole map replayed as one CUDA graph.
+"""A fast forecaster: float32, TF32 or bf16, and on a GPU the full map replayed as one CUDA graph.
 
     block of frames = boundary( denormalise( model( normalise(history), conditions, time ) ) )
 
-The first call of a shape runs the map a few times and then captures it; every later call copies its history to where
-the graph reads, replays it and hands out a copy of what the graph wrote. So nothing waits for the host, and a block
-stays as it is when the next one is made. A CPU has no graphs: there the map runs as it is, in the asked precision.
+The first call with a shape runs the map a few times to warm up and then captures it; every later call copies its
+history into the static input of the graph, replays it and returns a copy of the static output. So there is no host
+sync, and the next call does not overwrite a returned block. A CPU has no graphs: the map runs eagerly in the requested
+precision.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ __all__ = ["PRECISIONS", "Replay", "check_precision"]
 
 PRECISIONS = ("float32", "tf32", "bf16")
 WARM_UP = 2
-"""Calls that run before one is captured: libraries choose their kernels and workspaces in them."""
-KEPT = 8
-"""Graphs that are kept; one more drops the oldest."""
+"""Warm-up calls before the capture: libraries select their kernels and allocate workspaces in them."""
+MAX_GRAPHS = 8
+"""Maximum number of cached graphs; the oldest is evicted."""
 
 
 def check_precision(precision: str) -> None:
-    """Refuse what is not a row of `PRECISIONS`."""
+    """Raise ValueError for a precision not in `PRECISIONS`."""
     if precision not in PRECISIONS:
         raise ValueError(f'Unknown precision "{precision}"; choose from {", ".join(PRECISIONS)}.')
 
 
 @dataclass(frozen=True)
 class _Captured:
-    """A graph, the memory that it reads and the memory that it writes, and the layouts in which it reads weights."""
+    """A captured graph with its static inputs, its static output and its cache of weight layouts."""
 
     graph: torch.cuda.CUDAGraph
     history: torch.Tensor
@@ -53,9 +54,9 @@ class _Captured:
 class Replay(Forecaster):
     """The map of `forecaster` in `precision`, called and rolled out like it, without gradients.
 
-    Weights and normalisers are shared with it. A graph reads the weights where they lie: new values written there
-    count from the next call on, and weights that were moved or replaced make a new graph, as a new shape does. A
-    sub-module that is replaced needs a new `Replay`. Where `eager` names a reason, nothing is captured.
+    Weights and normalisers are shared with it. A graph reads the weights in place: values updated in place take effect
+    at the next call, and weights that were moved or replaced trigger a new capture, as does a new shape. After
+    replacing a sub-module create a new `Replay`. If `eager` returns a reason, nothing is captured.
     """
 
     def __init__(self, forecaster: Forecaster, precision: str = "float32") -> None:
@@ -73,19 +74,21 @@ class Replay(Forecaster):
             forecaster.mask,
         )
         self.precision = precision
-        self._parts = tuple(forecaster.model.modules())
-        self._looks = any(isinstance(part, GridModel) and part.config.options.check_input for part in self._parts)
+        self._submodules = tuple(forecaster.model.modules())
+        self._checks_input = any(
+            isinstance(module, GridModel) and module.config.options.check_input for module in self._submodules
+        )
         self._graphs: dict[object, _Captured] = {}
         self._pool: Any = None
-        self._streams = SideStreams()  # one: memory is kept for the stream that it was taken for
+        self._streams = SideStreams()  # reused: the allocator caches memory per stream
 
     def eager(self, history: torch.Tensor) -> str | None:
-        """Why a call is run operation by operation; None: it is replayed."""
+        """Why a call runs eagerly; None if it is replayed."""
         if not history.is_cuda:
             return "CUDA graphs require a GPU"
-        if self._looks:
+        if self._checks_input:
             return "the model checks every input (check_input), which a graph cannot do"
-        if any(part._forward_hooks or part._forward_pre_hooks for part in self._parts):
+        if any(module._forward_hooks or module._forward_pre_hooks for module in self._submodules):
             return "the model has forward hooks, which a graph would skip"
         return None
 
@@ -98,19 +101,19 @@ class Replay(Forecaster):
         given = conditions or {}
         time = None if self.time_scale is None else time
         tensors = (history, *given.values()) if time is None else (history, *given.values(), time)
-        if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             raise ValueError("Replay does not support gradients; call the underlying forecaster instead.")
         if self.precision == "tf32" and not history.is_cuda:
             raise ValueError("TF32 requires a GPU; choose float32 or bf16 on a CPU.")
-        # What is kept for later calls must not be born in inference mode.
+        # Tensors cached for later calls must not be created in inference mode.
         with torch.inference_mode(False), torch.no_grad():
             if self.eager(history) is not None:
                 return self._map(history, given, time)
             with torch.cuda.device(history.device):
-                return self._replayed(history, given, time)
+                return self._replay(history, given, time)
 
     def _map(self, history: torch.Tensor, given: Mapping[str, torch.Tensor], time: torch.Tensor | None) -> torch.Tensor:
-        # A cache of cast weights would outlive a change of the weights in a graph.
+        # In a graph, autocast's cache of cast weights would become stale when the weights change.
         with (
             matmul_precision(self.precision),
             torch.autocast(
@@ -119,17 +122,17 @@ class Replay(Forecaster):
         ):
             return super().forward(history, given, time)
 
-    def _replayed(
+    def _replay(
         self, history: torch.Tensor, given: Mapping[str, torch.Tensor], time: torch.Tensor | None
     ) -> torch.Tensor:
-        # Wrong conditions or times are another key, so they meet the forecaster's own checks.
+        # Invalid conditions or times have a different key, so they reach the checks of the forecaster.
         names = tuple((name, values.shape) for name, values in sorted(given.items()))
         shape = None if time is None else time.shape
-        key = (history.shape, history.dtype, history.device, names, shape, self._bound())
+        key = (history.shape, history.dtype, history.device, names, shape, self._weights_key())
         captured = self._graphs.get(key)
         if captured is None:
             captured = self._capture(history, given, time)
-            if len(self._graphs) >= KEPT:
+            if len(self._graphs) >= MAX_GRAPHS:
                 self._graphs.pop(next(iter(self._graphs)))
             self._graphs[key] = captured
         captured.history.copy_(history)
@@ -140,36 +143,38 @@ class Replay(Forecaster):
         captured.graph.replay()
         return captured.frames.clone()
 
-    def _bound(self) -> tuple[object, ...]:
-        """What a graph is bound to beside shapes: where the weights lie, and whether the model trains."""
-        held = (group for part in self._parts for group in (part._parameters, part._buffers) if group)
-        return self.model.training, *(one.data_ptr() for group in held for one in group.values() if one is not None)
+    def _weights_key(self) -> tuple[object, ...]:
+        """What a graph depends on besides shapes: the addresses of the weights and the training mode."""
+        groups = (group for module in self._submodules for group in (module._parameters, module._buffers) if group)
+        return self.model.training, *(
+            tensor.data_ptr() for group in groups for tensor in group.values() if tensor is not None
+        )
 
     def _capture(
         self, history: torch.Tensor, given: Mapping[str, torch.Tensor], time: torch.Tensor | None
     ) -> _Captured:
-        static = history.clone(memory_format=torch.contiguous_format)
+        static_history = history.clone(memory_format=torch.contiguous_format)
         conditions = {name: values.to(history, copy=True) for name, values in given.items()}
-        held = None if time is None else time.to(history.device, torch.float64, copy=True)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
+        static_time = None if time is None else time.to(history.device, torch.float64, copy=True)
+        side_stream = torch.cuda.Stream()
+        side_stream.wait_stream(torch.cuda.current_stream())
         weights = WeightCache(self.model.parameters())
 
         def launch_all() -> None:
             with weights.learn():
-                self._map(static, conditions, held)
+                self._map(static_history, conditions, static_time)
             weights.fill()
             weights.launch()
 
-        with torch.cuda.stream(side), weights.learn():
-            precompile(launch_all, self.model, side)
+        with torch.cuda.stream(side_stream), weights.learn():
+            precompile(launch_all, self.model, side_stream)
             for _ in range(WARM_UP):
-                self._map(static, conditions, held)
-        torch.cuda.current_stream().wait_stream(side)
-        # Blocks are copied out before another graph runs, so all graphs may work in the same memory.
+                self._map(static_history, conditions, static_time)
+        torch.cuda.current_stream().wait_stream(side_stream)
+        # Outputs are copied before another graph runs, so all graphs can share a memory pool.
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         weights.fill()
         with capture(graph, pool=self._pool), weights.use(), self._streams.open():
-            frames = self._map(static, conditions, held)
-        return _Captured(graph, static, conditions, held, frames, weights)
+            frames = self._map(static_history, conditions, static_time)
+        return _Captured(graph, static_history, conditions, static_time, frames, weights)

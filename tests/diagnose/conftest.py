@@ -1,4 +1,4 @@
-"""A small flow, and runs that learned a little from it: two seeds of one model, and a baseline."""
+"""A small flow data set and briefly trained runs: two seeds of one model, and a baseline."""
 
 import shutil
 from dataclasses import replace
@@ -36,7 +36,7 @@ def study(tmp_path_factory):
 
 @pytest.fixture
 def runs(study, tmp_path):
-    """Copies of the runs, without any diagnosis, by name."""
+    """Copies of the runs by name, without diagnoses."""
     for name in ("first", "second", "ffno"):
         shutil.copytree(study / name, tmp_path / name)
     return {name: Run(tmp_path / name) for name in ("first", "second", "ffno")}

@@ -15,20 +15,20 @@ def frames(grid, seed=0):
 
 
 @pytest.mark.parametrize("grid, modes", GRIDS)
-def test_orthogonal_projections_that_add_up(grid, modes):
+def test_bands_are_complementary_orthogonal_projections(grid, modes):
     bands, x, y = Bands(modes), frames(grid), frames(grid, 1)
     exact = {"rtol": 0, "atol": 1e-14}
     torch.testing.assert_close(bands.low(x) + bands.high(x), x, **exact)
     for Q, other in ((bands.low, bands.high), (bands.high, bands.low)):
         torch.testing.assert_close(Q(Q(x)), Q(x), **exact)
         torch.testing.assert_close(other(Q(x)), torch.zeros_like(x), **exact)
-        assert (Q(x) * y).sum() == pytest.approx(float((x * Q(y)).sum()), rel=1e-11)  # its own transpose
+        assert (Q(x) * y).sum() == pytest.approx(float((x * Q(y)).sum()), rel=1e-11)  # self-adjoint
         assert Q(x).norm() > 0.1
     assert x.norm() ** 2 == pytest.approx(float(bands.low(x).norm() ** 2 + bands.high(x).norm() ** 2), rel=1e-13)
 
 
 @pytest.mark.parametrize("grid, modes", GRIDS)
-def test_as_many_dimensions_as_there_are_low_wavenumbers(grid, modes):
+def test_low_band_rank_is_the_number_of_low_wavenumbers(grid, modes):
     """The trace of Q_low: on every axis 2K - 1 of the n coefficients have |k| < K."""
     points = math.prod(grid)
     units = torch.eye(points, dtype=torch.float64).reshape(points, 1, *grid, 1)
@@ -36,7 +36,7 @@ def test_as_many_dimensions_as_there_are_low_wavenumbers(grid, modes):
     assert trace == pytest.approx(math.prod(2 * K - 1 for K in modes), rel=1e-12)
 
 
-def test_waves_go_to_their_band():
+def test_single_waves_fall_into_their_band():
     n, bands = 16, Bands((4, 4))
     angle = 2 * math.pi * torch.arange(n, dtype=torch.float64) / n
     for kx, ky in ((0, 0), (3, 3), (0, 3), (4, 0), (2, 5), (8, 0)):
@@ -45,12 +45,12 @@ def test_waves_go_to_their_band():
         torch.testing.assert_close(bands.low(wave), expected, rtol=0, atol=1e-14)
 
 
-def test_with_all_wavenumbers_low_nothing_is_high():
+def test_high_band_is_zero_if_all_wavenumbers_are_low():
     x = frames((8, 8))
     torch.testing.assert_close(Bands((5, 5)).high(x), torch.zeros_like(x), rtol=0, atol=1e-14)
 
 
-def test_modes_that_do_not_fit_are_refused():
+def test_bands_reject_invalid_modes():
     with pytest.raises(ValueError, match=r"entries of at least 1, got \(0, 2\)"):
         Bands((0, 2))
     with pytest.raises(ValueError, match="modes must have one entry per axis, got 1 for 2 axes"):

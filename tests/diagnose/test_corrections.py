@@ -8,10 +8,10 @@ import torch
 from sigmasolver.diagnose.corrections import correction_ratio, corrections
 from sigmasolver.diagnose.subject import NotApplicable
 from sigmasolver.diagnose.watch import slice_operators, watching
-from tests.diagnose.looking import hooks_in, number, rows_named, subject_of
+from tests.diagnose.subjects import hooks_in, number, rows_named, subject_of
 
 
-def by_the_sums(gamma, Z, delta):
+def ratio_by_loops(gamma, Z, delta):
     """eq:srpa-joint-ratio for one case, loops over heads, slices and channels."""
     heads, slices, channels = Z.shape
     top = bottom = 0.0
@@ -23,21 +23,21 @@ def by_the_sums(gamma, Z, delta):
     return abs(gamma) * math.sqrt(top) / math.sqrt(bottom)
 
 
-def test_ratio_is_one_joint_norm_and_not_a_mean_over_heads():
+def test_correction_ratio_is_a_joint_norm_not_a_mean_over_heads():
     Z, delta, gamma = torch.randn(3, 2, 4, 5), torch.randn(3, 2, 4, 5), torch.tensor([-0.7])
     Z[:, 1] *= 10
-    expected = torch.tensor([by_the_sums(-0.7, *case) for case in zip(Z, delta, strict=True)], dtype=torch.float64)
+    expected = torch.tensor([ratio_by_loops(-0.7, *case) for case in zip(Z, delta, strict=True)], dtype=torch.float64)
     torch.testing.assert_close(correction_ratio(gamma, Z, delta), expected, rtol=1e-6, atol=0)
     per_head = 0.7 * (delta.flatten(2).norm(dim=2) / Z.flatten(2).norm(dim=2)).mean(1)
     assert ((per_head - expected).abs() > 0.1 * expected).all()
 
 
-def test_rows_against_the_definition_from_the_weights():
+def test_corrections_rows_match_the_definition():
     subject = subject_of(dtype=torch.float64)
     findings = corrections(subject)
     cases = [int(index) for index in subject.indices[[0, 2, 4]]]  # three of five, evenly spread
     ratios = torch.zeros(3, 2, dtype=torch.float64)
-    for place, case in enumerate(cases):
+    for position, case in enumerate(cases):
         history = subject.windows.batch([case])[0].double()
         with torch.no_grad(), watching(subject.forecaster.model) as views:
             subject.forecaster(history)
@@ -45,34 +45,34 @@ def test_rows_against_the_definition_from_the_weights():
             update = view.operator.update
             with torch.no_grad():
                 delta = update.attention.weights(view.Z_BHMD) @ view.Z_BHMD @ update.attention.value.weight.mT
-            ratios[place, view.layer - 1] = by_the_sums(update.gamma.item(), view.Z_BHMD[0], delta[0])
+            ratios[position, view.layer - 1] = ratio_by_loops(update.gamma.item(), view.Z_BHMD[0], delta[0])
     for layer, operator in enumerate(slice_operators(subject), start=1):
         assert number(findings, "gamma", layer=layer) == operator.update.gamma.item() != 0
         (row,) = rows_named(findings, "correction_ratio", layer=layer)
         assert row["value"] == pytest.approx(ratios[:, layer - 1].mean().item(), rel=1e-12)
         assert row["deviation"] == pytest.approx(ratios[:, layer - 1].std().item(), rel=1e-9)
-        for place, case in enumerate(cases):
-            found = number(findings, "correction_ratio", layer=layer, case=case)
-            assert found == pytest.approx(ratios[place, layer - 1].item(), rel=1e-12)
+        for position, case in enumerate(cases):
+            ratio = number(findings, "correction_ratio", layer=layer, case=case)
+            assert ratio == pytest.approx(ratios[position, layer - 1].item(), rel=1e-12)
     assert number(findings, "correction_ratio") == pytest.approx(ratios.mean().item(), rel=1e-12)
     assert hooks_in(subject.forecaster) == 0
 
 
-def test_gamma_zero_corrects_exactly_nothing_and_the_ratio_is_linear_in_its_size():
+def test_correction_ratio_is_linear_in_gamma_and_zero_for_zero_gamma():
     subject = subject_of(windows=1)
     operator = slice_operators(subject)[1]
-    found = {}
+    ratios = {}
     for gamma in (0.0, 0.25, -0.5):
         operator.update.gamma.data.fill_(gamma)
         findings = corrections(subject)
         assert number(findings, "gamma", layer=2) == gamma
-        found[gamma] = number(findings, "correction_ratio", layer=2)
-    assert found[0.0] == 0.0 and found[0.25] > 0
-    assert found[-0.5] == 2 * found[0.25]
-    assert rows_named(findings, "correction_ratio", layer=2)[0]["deviation"] is None  # one case has none
+        ratios[gamma] = number(findings, "correction_ratio", layer=2)
+    assert ratios[0.0] == 0.0 and ratios[0.25] > 0
+    assert ratios[-0.5] == 2 * ratios[0.25]
+    assert rows_named(findings, "correction_ratio", layer=2)[0]["deviation"] is None  # a single case has no deviation
 
 
 @pytest.mark.parametrize("name", ["transolver", "slice-keep"])
-def test_without_a_residual_there_is_no_correction(name):
+def test_corrections_require_a_residual_update(name):
     with pytest.raises(NotApplicable, match=f"^{name} has no residual slice update .*; choose [^.]*\\.$"):
         corrections(subject_of(name))

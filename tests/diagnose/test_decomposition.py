@@ -27,8 +27,8 @@ class Pointwise(nn.Module):
         return x @ self.matrix.T
 
 
-class Wild(nn.Module):
-    """Not linear, and not local."""
+class Nonlinear(nn.Module):
+    """Nonlinear and nonlocal."""
 
     def __init__(self, inputs, outputs):
         super().__init__()
@@ -55,8 +55,8 @@ def plain(fields):
     return Normaliser("none", fields, torch.zeros(q).double(), torch.ones(q).double())
 
 
-def slow(step, block, history, truth):
-    """δ and π frame by frame, from a `step` that maps a history to a block."""
+def by_definition(step, block, history, truth):
+    """δ and π frame by frame; `step` maps a history to a block."""
     length, q = history.shape[1], truth.shape[-1]
     given = history[:, -1:, ..., q:]
     visited = known = history
@@ -67,92 +67,92 @@ def slow(step, block, history, truth):
         injected.append(forced[:, : true.shape[1]] - true)
         propagated.append((free - forced)[:, : true.shape[1]])
         for name, frames in (("free", free), ("true", true)):
-            held = given.expand(-1, frames.shape[1], *given.shape[2:])
-            longer = torch.cat((visited if name == "free" else known, torch.cat((frames, held), -1)), 1)
-            visited, known = (longer[:, -length:], known) if name == "free" else (visited, longer[:, -length:])
+            fixed = given.expand(-1, frames.shape[1], *given.shape[2:])
+            extended = torch.cat((visited if name == "free" else known, torch.cat((frames, fixed), -1)), 1)
+            visited, known = (extended[:, -length:], known) if name == "free" else (visited, extended[:, -length:])
     return torch.cat(injected, 1), torch.cat(propagated, 1)
 
 
 def energy(first, second):
-    each = (first * second).sum((2, 3))
-    return torch.cat((each, each.sum(-1, keepdim=True)), -1)
+    per_field = (first * second).sum((2, 3))
+    return torch.cat((per_field, per_field.sum(-1, keepdim=True)), -1)
 
 
 @pytest.mark.parametrize(("block", "horizon", "more"), [(1, 4, ()), (2, 5, ()), (3, 6, ("geometry",))])
 @torch.no_grad()
-def test_the_decomposition_is_the_papers_for_blocks_and_given_fields(block, horizon, more):
+def test_decompose_matches_the_paper_for_blocks_and_given_fields(block, horizon, more):
     fields = ("velocity_x", "velocity_y")
-    one = forecaster(Wild(3 * (2 + len(more)), 2 * block), fields, block, "lower-walls", more)
+    forecast = forecaster(Nonlinear(3 * (2 + len(more)), 2 * block), fields, block, "lower-walls", more)
     history = torch.randn(2, 3, 6, 5, 2 + len(more), dtype=torch.float64)
     history[..., 2:] = history[:, :1, ..., 2:]
     truth = torch.randn(2, horizon, 6, 5, 2, dtype=torch.float64)
-    found = decompose(one, history, truth)
-    injected, propagated = slow(one, block, history, truth)
-    torch.testing.assert_close(found["injection"], energy(injected, injected), **EXACT)
-    torch.testing.assert_close(found["propagation"], energy(propagated, propagated), **EXACT)
-    torch.testing.assert_close(found["cross"], 2 * energy(injected, propagated), **EXACT)
-    torch.testing.assert_close(found["truth"], energy(truth, truth), **EXACT)
-    summed = found["injection"] + found["propagation"] + found["cross"]
-    torch.testing.assert_close(summed, found["total"], rtol=1e-13, atol=1e-13)
-    torch.testing.assert_close(found["total"], energy(injected + propagated, injected + propagated), **EXACT)
-    assert found["propagation"][:, :block].eq(0).all() and found["propagation"][:, block:].gt(0).all()
+    terms = decompose(forecast, history, truth)
+    injected, propagated = by_definition(forecast, block, history, truth)
+    torch.testing.assert_close(terms["injection"], energy(injected, injected), **EXACT)
+    torch.testing.assert_close(terms["propagation"], energy(propagated, propagated), **EXACT)
+    torch.testing.assert_close(terms["cross"], 2 * energy(injected, propagated), **EXACT)
+    torch.testing.assert_close(terms["truth"], energy(truth, truth), **EXACT)
+    summed = terms["injection"] + terms["propagation"] + terms["cross"]
+    torch.testing.assert_close(summed, terms["total"], rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(terms["total"], energy(injected + propagated, injected + propagated), **EXACT)
+    assert terms["propagation"][:, :block].eq(0).all() and terms["propagation"][:, block:].gt(0).all()
 
 
 @torch.no_grad()
-def test_the_boundary_operator_acts_before_both_parts():
-    """Truth that obeys the wall has no error there; without the operator it has."""
+def test_decompose_applies_the_boundary_operator_to_both_parts():
+    """A truth that satisfies the wall has no error there; without the operator it does."""
     fields = ("velocity_x", "velocity_y")
-    model = Wild(2, 2)
+    model = Nonlinear(2, 2)
     history = torch.randn(1, 1, 4, 4, 2, dtype=torch.float64)
     walled, free = (forecaster(model, fields, 1, name) for name in ("lower-walls", None))
     truth = torch.randn(1, 3, 4, 4, 2, dtype=torch.float64)
     truth[:, :, 0, :, 0] = truth[:, :, :, 0, 1] = 0
-    with_walls, without = (decompose(one, history, truth) for one in (walled, free))
+    with_walls, without = (decompose(variant, history, truth) for variant in (walled, free))
     raw = free(history)
     at_wall = raw[:, 0, 0, :, 0].square().sum() + raw[:, 0, :, 0, 1].square().sum()
     gained = without["injection"][0, 0, -1] - with_walls["injection"][0, 0, -1]
     torch.testing.assert_close(gained, at_wall, **EXACT)
-    injected, propagated = slow(walled, 1, history, truth)
+    injected, propagated = by_definition(walled, 1, history, truth)
     assert injected[:, :, 0, :, 0].eq(0).all() and propagated[:, :, 0, :, 0].eq(0).all()
 
 
 @torch.no_grad()
-def test_a_linear_model_propagates_powers_of_itself_applied_to_the_defects():
+def test_propagation_of_a_linear_model_matches_matrix_powers():
     """π_k = Σ_{j<k} A^{k-j} δ_j = A e_{k-1}."""
     fields = ("u", "v")
     A, B = (0.5 * torch.randn(2, 2, dtype=torch.float64) for _ in range(2))
-    one = Forecaster(Pointwise(A), plain(fields), plain(fields), 1)
+    forecast = Forecaster(Pointwise(A), plain(fields), plain(fields), 1)
     start = torch.randn(3, 1, 4, 4, 2, dtype=torch.float64)
     truth = torch.cat([start @ torch.matrix_power(B, k).T for k in range(1, 6)], 1)
     defects = torch.cat((start, truth[:, :-1]), 1) @ (A - B).T
-    found = decompose(one, start, truth)
-    torch.testing.assert_close(found["injection"], energy(defects, defects), **EXACT)
+    terms = decompose(forecast, start, truth)
+    torch.testing.assert_close(terms["injection"], energy(defects, defects), **EXACT)
     for k in range(5):
         powers = sum((defects[:, [j]] @ torch.matrix_power(A, k - j).T for j in range(k)), torch.zeros_like(start))
-        torch.testing.assert_close(found["propagation"][:, [k]], energy(powers, powers), **EXACT)
-        torch.testing.assert_close(found["cross"][:, [k]], 2 * energy(powers, defects[:, [k]]), **EXACT)
+        torch.testing.assert_close(terms["propagation"][:, [k]], energy(powers, powers), **EXACT)
+        torch.testing.assert_close(terms["cross"][:, [k]], 2 * energy(powers, defects[:, [k]]), **EXACT)
 
 
 @torch.no_grad()
-def test_a_perfect_model_injects_nothing_and_so_propagates_nothing():
-    one = forecaster(Wild(2, 2), ("u", "v"))
+def test_decompose_of_a_perfect_model_is_zero():
+    forecast = forecaster(Nonlinear(2, 2), ("u", "v"))
     history = torch.randn(2, 1, 4, 4, 2, dtype=torch.float64)
     frames, truth = history, []
     for _ in range(4):
-        frames = one(frames)
+        frames = forecast(frames)
         truth.append(frames)
-    found = decompose(one, history, torch.cat(truth, 1))
-    assert all(found[name].eq(0).all() for name in TERMS) and found["truth"].gt(0).all()
+    terms = decompose(forecast, history, torch.cat(truth, 1))
+    assert all(terms[name].eq(0).all() for name in TERMS) and terms["truth"].gt(0).all()
 
 
 @torch.no_grad()
-def test_what_is_not_finite_stays_not_finite():
-    one = Forecaster(Pointwise(torch.tensor([[1e200]]).double()), plain(("u",)), plain(("u",)), 1)
-    found = decompose(one, torch.ones(1, 1, 3, 3, 1).double(), torch.ones(1, 3, 3, 3, 1).double())
-    assert not found["total"][:, 1:].isfinite().any()
+def test_decompose_keeps_non_finite_values():
+    forecast = Forecaster(Pointwise(torch.tensor([[1e200]]).double()), plain(("u",)), plain(("u",)), 1)
+    terms = decompose(forecast, torch.ones(1, 1, 3, 3, 1).double(), torch.ones(1, 3, 3, 3, 1).double())
+    assert not terms["total"][:, 1:].isfinite().any()
 
 
-# --- a run, a baseline and a model of the user's own
+# --- a run, a baseline and a custom model
 
 
 @pytest.fixture(scope="module")
@@ -163,13 +163,13 @@ def raw(study):
 
 def subject_of(raw, run, model=None, horizon=5):
     recipe = recipe_in(run)
-    trained = load(run.path)
-    whole = trained if model is None else trained.around(model)
+    loaded = load(run.path)
+    subject_forecaster = loaded if model is None else loaded.around(model)
     windows = Windows(raw, [6, 7], recipe.evaluation_windows(horizon))
-    return Subject(run, recipe, whole, windows, torch.arange(len(windows)), horizon, 3)
+    return Subject(run, recipe, subject_forecaster, windows, torch.arange(len(windows)), horizon, 3)
 
 
-class Mine(nn.Module):
+class Custom(nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = nn.Conv2d(2, 1, 3, padding=1)
@@ -183,17 +183,17 @@ def value(findings, metric, lead, field=None):
     return row["value"]
 
 
-@pytest.mark.parametrize("which", ["first", "ffno", "mine"])
-def test_rows_of_any_model_are_means_over_its_windows(runs, raw, which):
-    subject = subject_of(raw, runs["ffno" if which == "ffno" else "first"], Mine() if which == "mine" else None)
+@pytest.mark.parametrize("which", ["first", "ffno", "custom"])
+def test_decomposition_rows_are_means_over_windows(runs, raw, which):
+    subject = subject_of(raw, runs["ffno" if which == "ffno" else "first"], Custom() if which == "custom" else None)
     findings = decomposition(subject)
     windows = Windows(raw, [6, 7], subject.recipe.evaluation_windows(5))
     history, truth = windows.batch(range(len(windows)))
     with torch.no_grad():
-        injected, propagated = slow(subject.forecaster, 1, history, truth)
+        injected, propagated = by_definition(subject.forecaster, 1, history, truth)
     assert findings.arrays["total"].shape == (4, 5, 2)
     for lead in range(1, 6):
-        d, p, y = (one[:, lead - 1].double().numpy() for one in (injected, propagated, truth))
+        d, p, y = (frames[:, lead - 1].double().numpy() for frames in (injected, propagated, truth))
         terms = {
             "injection": (d**2).sum((1, 2, 3)),
             "propagation": (p**2).sum((1, 2, 3)),
@@ -216,7 +216,7 @@ def test_rows_of_any_model_are_means_over_its_windows(runs, raw, which):
     assert value(findings, "propagation", 1) == 0
 
 
-def test_mistakes_are_one_sentence(runs, raw):
+def test_subject_rejects_short_windows_and_empty_selections(runs, raw):
     good = subject_of(raw, runs["first"])
     parts = (good.run, good.recipe, good.forecaster, good.windows)
     with pytest.raises(ValueError, match="The horizon is 6, but the windows have only 5 future frames"):
@@ -225,7 +225,7 @@ def test_mistakes_are_one_sentence(runs, raw):
         Subject(*parts, good.indices[:0], 5, 3)
 
 
-def test_data_that_are_not_finite_are_refused(runs, raw):
+def test_decomposition_rejects_non_finite_data(runs, raw):
     subject = subject_of(raw, runs["first"])
 
     class Broken(Windows):

@@ -24,19 +24,19 @@ def softmax_rows(seed: int, *shape: int, sharpness: float = 1.0) -> torch.Tensor
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_each_head_is_measured_on_its_own(seed):
+def test_geometry_of_each_head_is_independent(seed):
     Z, A, W = draw(seed, 2, 3, 5, 4), softmax_rows(seed + 10, 2, 3, 5, 5), draw(seed + 20, 4, 4)
-    whole = (diameter(Z), centred_variation(Z), dobrushin(A), pairwise_dobrushin(A), centred_gain(A, W))
+    all_heads = (diameter(Z), centred_variation(Z), dobrushin(A), pairwise_dobrushin(A), centred_gain(A, W))
     for b in range(2):
         for h in range(3):
             z, a = Z[b, h], A[b, h]
-            one = (diameter(z), centred_variation(z), dobrushin(a), pairwise_dobrushin(a), centred_gain(a, W))
-            for batched, single in zip(whole, one, strict=True):
+            one_head = (diameter(z), centred_variation(z), dobrushin(a), pairwise_dobrushin(a), centred_gain(a, W))
+            for batched, single in zip(all_heads, one_head, strict=True):
                 torch.testing.assert_close(batched[b, h], single, rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_against_loops_over_pairs_and_a_dense_projection(seed):
+def test_geometry_matches_loops_over_pairs_and_a_dense_projection(seed):
     Z, A, W = draw(seed, 5, 3), softmax_rows(seed + 10, 5, 5), draw(seed + 20, 3, 3)
     pairs = [(i, j) for i in range(5) for j in range(5)]
     Pi = torch.eye(5, dtype=torch.float64) - torch.full((5, 5), 1 / 5, dtype=torch.float64)
@@ -48,7 +48,7 @@ def test_against_loops_over_pairs_and_a_dense_projection(seed):
     torch.testing.assert_close(centred_variation(Z), (Pi @ Z).norm(), **exact)
     torch.testing.assert_close(pairwise_dobrushin(A), eta_ij, **exact)
     torch.testing.assert_close(dobrushin(A), eta_ij.max(), **exact)
-    # Rows that do not sum to one (attention after dropout) tell Π A Π from Π A; for the others the two agree.
+    # Π A Π and Π A differ only if rows do not sum to one (attention after dropout).
     for attention in (A, A * torch.arange(5)[:, None]):
         gain = torch.linalg.svdvals(Pi @ attention @ Pi)[0] * torch.linalg.svdvals(W)[0]
         torch.testing.assert_close(centred_gain(attention, W), gain, **exact)
@@ -83,7 +83,7 @@ def test_dobrushin_is_one_minus_the_least_overlap(seed):
 
 
 def test_dobrushin_of_finite_softmax_is_below_one_but_not_uniformly():
-    """prop:srpa-mixing: η < 1 for each matrix; sharper logits come as close to one as they like."""
+    """prop:srpa-mixing: η < 1 for each matrix; it approaches one for sharper logits."""
     logits = draw(0, 6, 6)
     eta = torch.stack([dobrushin((s * logits).softmax(-1)) for s in (0.0, 1.0, 4.0, 16.0)])
     assert eta[0] == 0
@@ -100,13 +100,13 @@ def test_dobrushin_of_known_matrices():
     torch.testing.assert_close(centred_gain(two_states, 2 * eye), torch.tensor(1.0, dtype=torch.float64))
 
 
-def test_nearly_equal_slices_keep_their_digits_in_single_precision():
+def test_diameter_of_nearly_equal_slices_in_float32():
     Z = torch.full((4, 8), 3.0)
     Z[1, 0] += 2.0**-20
     assert diameter(Z) == 2.0**-20
 
 
-def test_attention_that_is_not_square_is_refused():
+def test_geometry_rejects_non_square_attention():
     with pytest.raises(ValueError, match=r"slice attention of shape .* got \(2, 4, 3\)"):
         dobrushin(torch.zeros(2, 4, 3))
     with pytest.raises(ValueError, match="Expected slice attention"):

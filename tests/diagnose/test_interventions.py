@@ -1,4 +1,4 @@
-"""Silenced forecasts and alignment as rows, each against a rollout or a sum written out."""
+"""Rows of silenced forecasts and of alignment against a rollout or an explicit sum."""
 
 from dataclasses import replace
 
@@ -9,62 +9,62 @@ import torch
 from sigmasolver.diagnose.interventions import alignment, interventions
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import feed_back, rollout
-from tests.diagnose.looking import FIELDS, STEADY, TASK, hooks_in, number, rows_named, subject_of
-from tests.diagnose.test_watch import really_zero
+from tests.diagnose.subjects import FIELDS, STEADY, TASK, hooks_in, number, rows_named, subject_of
+from tests.diagnose.test_watch import zeroed_copy
 
 
-def everything(subject):
+def full_batch(subject):
     """History and truth of all windows in one batch."""
     _, history, truth = next(replace(subject, batch=len(subject.indices)).batches())
     return history, truth
 
 
-def quick(subject):
-    """Two calls are enough to see the rows."""
+def short(subject):
+    """Restrict the horizon to two calls."""
     return replace(subject, horizon=2)
 
 
 @pytest.mark.parametrize("name", ["transolver-sigma", "spectral-then-physical"])
-def test_errors_are_those_of_a_model_whose_branch_is_really_zero(name):
-    subject = quick(subject_of(name, dtype=torch.float64))
-    findings, (history, truth) = interventions(subject), everything(subject)
+def test_intervention_errors_match_zeroed_weights(name):
+    subject = short(subject_of(name, dtype=torch.float64))
+    findings, (history, truth) = interventions(subject), full_batch(subject)
     models = {"intact": subject.forecaster} | {
-        f"zero_{kind}": really_zero(subject, kind) for kind in ("physical", "spectral")
+        f"zero_{kind}": zeroed_copy(subject, kind) for kind in ("physical", "spectral")
     }
     for metric, forecaster in models.items():
         with torch.no_grad():
             frames = rollout(forecaster, history, 2).frames
         for lead in (1, 2):
             error = metrics.relative_l2_per_lead(frames, truth)[:, lead - 1]
-            for place, field in enumerate(FIELDS):
+            for channel, field in enumerate(FIELDS):
                 (row,) = rows_named(findings, metric, lead=lead, field=field)
-                assert row["value"] == pytest.approx(error[:, place].mean().item(), rel=1e-10)
-                assert row["deviation"] == pytest.approx(error[:, place].std().item(), rel=1e-8)
-            at = [one[:, lead - 1].flatten(1) for one in (frames, truth)]
+                assert row["value"] == pytest.approx(error[:, channel].mean().item(), rel=1e-10)
+                assert row["deviation"] == pytest.approx(error[:, channel].std().item(), rel=1e-8)
+            at = [values[:, lead - 1].flatten(1) for values in (frames, truth)]
             joint = (at[0] - at[1]).norm(dim=1) / at[1].norm(dim=1)
             assert number(findings, metric, lead=lead) == pytest.approx(joint.mean().item(), rel=1e-10)
     assert hooks_in(subject.forecaster) == 0
 
 
-def test_alignment_is_exactly_the_squared_error_that_is_saved():
+def test_alignment_equals_the_reduction_of_squared_error():
     """eq:complement-marginal-alignment."""
-    whole, silent, true = torch.randn(3, 4, 2, 5, 5, 2).double()
-    found = alignment(whole, silent, true)
-    error = (whole - true).square().sum((2, 3))
-    torch.testing.assert_close(error, found.left - found.gained)
+    full, silent, true = torch.randn(3, 4, 2, 5, 5, 2).double()
+    result = alignment(full, silent, true)
+    error = (full - true).square().sum((2, 3))
+    torch.testing.assert_close(error, result.left - result.gained)
     for b in range(4):
         for h in range(2):
-            r, c = (one[b, h, ..., 1] - silent[b, h, ..., 1] for one in (true, whole))
-            assert found.gained[b, h, 1] == pytest.approx(float(2 * (r * c).sum() - c.norm() ** 2), rel=1e-12)
-            assert found.left[b, h, 1] == pytest.approx(float(r.norm() ** 2), rel=1e-12)
+            r, c = (values[b, h, ..., 1] - silent[b, h, ..., 1] for values in (true, full))
+            assert result.gained[b, h, 1] == pytest.approx(float(2 * (r * c).sum() - c.norm() ** 2), rel=1e-12)
+            assert result.left[b, h, 1] == pytest.approx(float(r.norm() ** 2), rel=1e-12)
 
 
-def test_alignment_counts_windows_that_the_operator_brings_nearer_to_the_truth():
-    subject = quick(subject_of(dtype=torch.float64, windows=None))
-    findings, (history, truth) = interventions(subject), everything(subject)
+def test_alignment_rows_count_windows_improved_by_the_operator():
+    subject = short(subject_of(dtype=torch.float64, windows=None))
+    findings, (history, truth) = interventions(subject), full_batch(subject)
     shares = []
     for metric, kind in (("alignment", "physical"), ("alignment_spectral", "spectral")):
-        without = really_zero(subject, kind)
+        without = zeroed_copy(subject, kind)
         for lead, given in ((1, history), (2, feed_back(history, truth[:, :1]))):  # true histories
             y = truth[:, lead - 1 : lead]
             with torch.no_grad():
@@ -76,23 +76,23 @@ def test_alignment_counts_windows_that_the_operator_brings_nearer_to_the_truth()
             removed = (2 * (r * c).sum(1) - c.norm(dim=1) ** 2) / r.norm(dim=1) ** 2
             name = metric.replace("alignment", "defect_reduction")
             assert number(findings, name, lead=lead) == pytest.approx(removed.mean().item(), rel=1e-9)
-    assert len(set(shares)) > 1  # the cases really differ
+    assert len(set(shares)) > 1  # the cases differ
 
 
 @pytest.mark.parametrize("task", [TASK, replace(TASK, block=3), STEADY], ids=["calls", "blocks", "steady"])
-def test_the_bar_moves_with_every_call_and_ends_full(task):
-    told = []
+def test_interventions_progress_counts_calls(task):
+    ticks = []
     subject = subject_of(task=task)
     plain = interventions(subject)
-    again = interventions(replace(subject, tick=lambda *now: told.append(now)))
-    assert [row["value"] for row in again.rows] == [row["value"] for row in plain.rows]  # to look on changes nothing
-    done, totals = zip(*told, strict=True)
+    with_ticks = interventions(replace(subject, tick=lambda *progress: ticks.append(progress)))
+    assert [row["value"] for row in with_ticks.rows] == [row["value"] for row in plain.rows]  # unaffected by the ticks
+    done, totals = zip(*ticks, strict=True)
     calls = -(-task.horizon // task.block)
-    windows, forecasts = 3, 6  # batches of 2, 2 and 1; free and from true histories: intact, and two kinds silenced
+    batches, forecasts = 3, 6  # batches of 2, 2 and 1; free and teacher-forced: intact, and two kinds silenced
     expected = 5 * calls * forecasts
     assert set(totals) == {expected} and done[-1] == expected
     assert list(done) == sorted(done) and done[0] > 0
-    assert len(set(done)) == windows * calls * forecasts
+    assert len(set(done)) == batches * calls * forecasts
     assert hooks_in(subject.forecaster) == 0
 
 
@@ -100,22 +100,22 @@ def test_the_bar_moves_with_every_call_and_ends_full(task):
     "name, silent",
     [("physolver", {"physical"}), ("transolver", {"physical"}), ("ffno", {"spectral"}), ("linearno", set())],
 )
-def test_any_model_has_the_interventions_that_it_has_operators_for(name, silent):
-    found = {row["metric"] for row in interventions(replace(subject_of(name), horizon=1)).rows}
-    assert "intact" in found
-    assert {metric for metric in found if metric.startswith("zero_")} == {f"zero_{kind}" for kind in silent}
+def test_interventions_depend_on_the_operators_of_the_model(name, silent):
+    metric_names = {row["metric"] for row in interventions(replace(subject_of(name), horizon=1)).rows}
+    assert "intact" in metric_names
+    assert {metric for metric in metric_names if metric.startswith("zero_")} == {f"zero_{kind}" for kind in silent}
 
 
-def test_a_steady_task_has_one_call_to_look_at():
+def test_interventions_of_a_steady_task():
     findings = interventions(subject_of(task=STEADY))
     assert number(findings, "zero_physical", lead=1) != number(findings, "intact", lead=1)
 
 
-def test_forecasts_that_blow_up_leave_numbers_that_say_so():
-    subject = quick(subject_of())
+def test_interventions_of_a_blown_up_forecast_are_not_finite():
+    subject = short(subject_of())
     with torch.no_grad():
         subject.forecaster.model.readout.weight.fill_(1e30)
-    told = []
-    findings = interventions(replace(subject, tick=lambda *now: told.append(now)))
+    ticks = []
+    findings = interventions(replace(subject, tick=lambda *progress: ticks.append(progress)))
     assert not np.isfinite(number(findings, "intact", lead=2))
-    assert told[-1][0] == told[-1][1]  # the bar ends full all the same
+    assert ticks[-1][0] == ticks[-1][1]  # the progress still ends at the total

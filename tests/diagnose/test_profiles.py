@@ -1,4 +1,4 @@
-"""The paper's bounds on states that real forecasts produce, with shaken and with trained weights."""
+"""The paper's bounds on states of real forecasts, with perturbed and with trained weights."""
 
 from dataclasses import replace
 
@@ -17,40 +17,40 @@ from sigmasolver.models.slices import SliceUpdate
 from sigmasolver.runs import Run
 from sigmasolver.simulate.generate import generate
 from sigmasolver.train.job import train_run
-from tests.diagnose.looking import MODEL, RECIPE, WAVES, hooks_in, number, shaken, subject_of
+from tests.diagnose.subjects import MODEL, RECIPE, WAVES, hooks_in, number, perturb, subject_of
 
-SLACK, ROUNDING = 1 + 1e-10, 1e-15
+SLACK, ROUND_OFF = 1 + 1e-10, 1e-15
 
 
-def holds(found):
-    """Head by head and case by case."""
+def check_bounds(metrics):
+    """Check the bounds for every head and case."""
     for name in ("diameter", "variation"):
-        after, bound = found[f"{name}_after"], found[f"bound_{name}"]
-        assert (after <= SLACK * bound + ROUNDING * found[f"{name}_before"]).all()
-        if f"floor_{name}" in found:
-            assert (found[f"floor_{name}"] <= SLACK * after).all()
-            assert (found[f"floor_{name}"] <= found[f"{name}_before"]).all()
-    assert (found["dobrushin"] <= SLACK).all() and (found["dobrushin"] >= 0).all()
+        after, bound = metrics[f"{name}_after"], metrics[f"bound_{name}"]
+        assert (after <= SLACK * bound + ROUND_OFF * metrics[f"{name}_before"]).all()
+        if f"floor_{name}" in metrics:
+            assert (metrics[f"floor_{name}"] <= SLACK * after).all()
+            assert (metrics[f"floor_{name}"] <= metrics[f"{name}_before"]).all()
+    assert (metrics["dobrushin"] <= SLACK).all() and (metrics["dobrushin"] >= 0).all()
 
 
 @pytest.mark.parametrize("kind", ["residual", "replace"])
-@pytest.mark.parametrize("shake", [0.05, 0.5, 3.0])
-def test_bounds_hold_for_any_weights(kind, shake):
+@pytest.mark.parametrize("noise", [0.05, 0.5, 3.0])
+def test_profile_bounds_hold_for_any_weights(kind, noise):
     update = SliceUpdate(kind, 6)
-    shaken(update, shake)
+    perturb(update, noise)
     for spread in (1e-6, 1.0, 30.0):  # almost collapsed slices too
         Z = 1 + spread * torch.randn(3, 2, 7, 6)
-        found = profile(update, Z)
-        holds(found)
-        assert all(values.dtype == torch.float64 and values.shape == (3, 2) for values in found.values())
+        metrics = profile(update, Z)
+        check_bounds(metrics)
+        assert all(values.dtype == torch.float64 and values.shape == (3, 2) for values in metrics.values())
 
 
-def test_bounds_are_the_papers_factors():
+def test_profile_bounds_match_the_paper():
     update, Z = SliceUpdate("residual", 6), torch.randn(3, 2, 7, 6)
-    shaken(update, 0.5)
+    perturb(update, 0.5)
     for gamma in (-0.3, 2.0):
         update.gamma.data.fill_(gamma)
-        found, W = profile(update, Z), update.attention.value.weight.detach().double()
+        metrics, W = profile(update, Z), update.attention.value.weight.detach().double()
         A = update.double().attention.weights(Z.double()).detach()
         Pi = torch.eye(7, dtype=torch.float64) - 1 / 7
         eta = torch.stack([(A[:, :, i] - A[:, :, j]).abs().sum(-1) / 2 for i in range(7) for j in range(7)]).amax(0)
@@ -58,14 +58,14 @@ def test_bounds_are_the_papers_factors():
         factors = {"diameter": eta * norm, "variation": torch.linalg.svdvals(Pi @ A @ Pi)[..., 0] * norm}
         update.float()
         for name, factor in factors.items():
-            change, before = abs(update.gamma.item()) * factor, found[f"{name}_before"]
-            torch.testing.assert_close(found[f"bound_{name}"], (1 + change) * before)
-            torch.testing.assert_close(found[f"floor_{name}"], (1 - change).clamp(min=0) * before)
-        torch.testing.assert_close(found["dobrushin"], eta)
+            change, before = abs(update.gamma.item()) * factor, metrics[f"{name}_before"]
+            torch.testing.assert_close(metrics[f"bound_{name}"], (1 + change) * before)
+            torch.testing.assert_close(metrics[f"floor_{name}"], (1 - change).clamp(min=0) * before)
+        torch.testing.assert_close(metrics["dobrushin"], eta)
 
 
 @pytest.mark.parametrize("name", ["transolver-sigma", "transolver", "transolver-srpa", "slice-keep"])
-def test_the_update_made_anew_is_the_one_the_model_made(name):
+def test_exact_update_matches_the_model(name):
     subject = subject_of(name)
     _, history, _ = next(subject.batches())
     with torch.no_grad(), watching(subject.forecaster.model) as views:
@@ -78,18 +78,18 @@ def test_the_update_made_anew_is_the_one_the_model_made(name):
 
 
 @pytest.mark.parametrize("name", ["transolver-sigma", "transolver", "transolver-srpa"])
-def test_bounds_hold_in_a_forecast_of_shaken_models(name):
-    findings = geometry(subject_of(name, shake=0.4))
-    holds(findings.arrays)
+def test_geometry_bounds_hold_for_perturbed_models(name):
+    findings = geometry(subject_of(name, noise=0.4))
+    check_bounds(findings.arrays)
     assert findings.arrays["dobrushin"].shape == (2, 3, 2)  # layers, cases, heads
-    assert findings.arrays["dobrushin"].min() > 1e-3  # attention is not even
+    assert findings.arrays["dobrushin"].min() > 1e-3  # attention is not uniform
     for layer in (1, 2):
         for metric in ("diameter_after", "bound_variation", "kappa"):
             expected = findings.arrays[metric][layer - 1].mean()
             assert number(findings, metric, layer=layer) == pytest.approx(expected, rel=1e-6)
 
 
-def test_slices_that_are_kept_meet_their_bounds_exactly():
+def test_geometry_of_kept_slices_attains_the_bounds():
     findings = geometry(subject_of("slice-keep"))
     for name in ("diameter", "variation"):
         before, after, bound = (findings.arrays[key] for key in (f"{name}_before", f"{name}_after", f"bound_{name}"))
@@ -98,19 +98,19 @@ def test_slices_that_are_kept_meet_their_bounds_exactly():
 
 
 @pytest.mark.parametrize("name, kept", [("transolver", False), ("transolver-srpa", True)])
-def test_even_attention_collapses_a_replacement_and_spares_a_residual(name, kept):
+def test_uniform_attention_collapses_a_replacement_but_not_a_residual(name, kept):
     subject = subject_of(name)
     for operator in slice_operators(subject):
         operator.update.attention.query.weight.data.zero_()
-    found = geometry(subject).arrays
-    assert found["dobrushin"].max() < 1e-12 and found["kappa"].max() < 1e-12
-    ratio = found["diameter_after"] / found["diameter_before"]
+    metrics = geometry(subject).arrays
+    assert metrics["dobrushin"].max() < 1e-12 and metrics["kappa"].max() < 1e-12
+    ratio = metrics["diameter_after"] / metrics["diameter_before"]
     np.testing.assert_allclose(ratio, 1.0 if kept else 0.0, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A model that has learned for two hundred steps, and windows it has not seen."""
+    """A model trained for 200 steps, and test windows."""
     folder = tmp_path_factory.mktemp("trained")
     generate(WAVES, 6, 0, folder / "waves.h5")
     recipe = replace(RECIPE, model=replace(MODEL, name="transolver-srpa"))
@@ -121,11 +121,11 @@ def trained(tmp_path_factory):
         yield Subject(Run(folder / "run"), recipe, load(folder / "run"), windows, indices, 4, 2)
 
 
-def test_bounds_hold_on_trained_weights(trained):
+def test_geometry_bounds_hold_for_trained_weights(trained):
     findings = geometry(trained)
-    holds(findings.arrays)
+    check_bounds(findings.arrays)
     gammas = [number(corrections(trained), "gamma", layer=layer) for layer in (1, 2)]
-    assert min(map(abs, gammas)) > 1e-3  # it has learned to correct
-    moved = np.abs(findings.arrays["diameter_after"] / findings.arrays["diameter_before"] - 1)
-    assert moved.max() > 0
+    assert min(map(abs, gammas)) > 1e-3  # the corrections are active
+    change = np.abs(findings.arrays["diameter_after"] / findings.arrays["diameter_before"] - 1)
+    assert change.max() > 0
     assert hooks_in(trained.forecaster) == 0

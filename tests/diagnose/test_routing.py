@@ -1,4 +1,4 @@
-"""Numbers of routings whose answer is known, and maps that are the routing itself."""
+"""Metrics of routings with known values, and maps against the routing weights."""
 
 import numpy as np
 import pytest
@@ -6,25 +6,25 @@ import torch
 
 from sigmasolver.diagnose.routing import effective_slices, effective_slices_per_point, key_concentration, routing
 from sigmasolver.diagnose.watch import slice_operators, watching
-from tests.diagnose.looking import hooks_in, number, rows_named, subject_in_a_volume, subject_of
+from tests.diagnose.subjects import hooks_in, number, rows_named, subject_in_3d, subject_of
 
 
 def one_hot(slices, numbers):
     return torch.nn.functional.one_hot(torch.tensor(numbers), slices).float()[None, None]
 
 
-def test_effective_slices_of_even_and_one_hot_routing():
-    even = torch.full((1, 1, 12, 6), 1 / 6)
+def test_effective_slices_of_uniform_and_one_hot_routing():
+    uniform = torch.full((1, 1, 12, 6), 1 / 6)
     for measure in (effective_slices, effective_slices_per_point):
-        torch.testing.assert_close(measure(even), torch.full((1, 1), 6.0).double())
+        torch.testing.assert_close(measure(uniform), torch.full((1, 1), 6.0).double())
         assert measure(one_hot(6, [2] * 12)).item() == 1
-    # Two slices with half of the points each: the points are not split, the slices are two.
+    # Two slices with half of the points each: two slices in total, one per point.
     halves = one_hot(6, [1] * 6 + [4] * 6)
     assert effective_slices(halves).item() == pytest.approx(2, rel=1e-12)
     assert effective_slices_per_point(halves).item() == 1
 
 
-def test_splitting_points_never_uses_more_slices_than_there_are_shares():
+def test_effective_slices_per_point_are_at_most_effective_slices():
     """The entropy of the mean is at least the mean of the entropies (Jensen)."""
     P = (3 * torch.randn(4, 3, 50, 7)).softmax(-1)
     assert (effective_slices_per_point(P) <= effective_slices(P)).all()
@@ -42,48 +42,48 @@ def test_key_concentration_of_known_attention():
 
 
 @pytest.mark.parametrize("name", ["transolver-sigma", "transolver", "slice-keep"])
-def test_maps_are_the_head_averages_on_the_grid(name):
+def test_routing_maps_are_head_averages_on_the_grid(name):
     subject = subject_of(name, dtype=torch.float64)
     findings = routing(subject)
     cases = findings.arrays["cases"].tolist()
     assert cases == subject.indices[[0, 2, 4]].tolist()
-    for place, case in enumerate(cases):
+    for position, case in enumerate(cases):
         with torch.no_grad(), watching(subject.forecaster.model) as views:
             subject.forecaster(subject.windows.batch([case])[0].double())
         for view in views:
-            found = findings.arrays[f"routing_L{view.layer}"]
-            assert found.shape == (3, 5, 8, 8) and found.dtype == np.float16
+            maps = findings.arrays[f"routing_L{view.layer}"]
+            assert maps.shape == (3, 5, 8, 8) and maps.dtype == np.float16
             for i in range(8):
                 for j in range(8):
                     expected = view.P_BHNM[0, :, 8 * i + j].mean(0).numpy()
-                    np.testing.assert_allclose(found[place, :, i, j], expected, atol=5e-4)
+                    np.testing.assert_allclose(maps[position, :, i, j], expected, atol=5e-4)
             attention = findings.arrays.get(f"attention_L{view.layer}")
             if view.operator.update.kind == "keep":
                 assert attention is None
                 continue
             weights = view.operator.update.attention.weights(view.Z_BHMD)[0]
-            np.testing.assert_allclose(attention[place], weights.mean(0).detach().numpy(), rtol=1e-12)
+            np.testing.assert_allclose(attention[position], weights.mean(0).detach().numpy(), rtol=1e-12)
             np.testing.assert_allclose(attention.sum(-1), 1, rtol=1e-6)
             heads = key_concentration(weights[None])[0]
-            found_number = number(findings, "key_concentration", layer=view.layer, case=case)
-            assert found_number == pytest.approx(heads.mean().item(), rel=1e-12)
+            concentration = number(findings, "key_concentration", layer=view.layer, case=case)
+            assert concentration == pytest.approx(heads.mean().item(), rel=1e-12)
     assert hooks_in(subject.forecaster) == 0
 
 
-def test_rows_of_one_case_and_of_their_mean():
+def test_routing_rows_per_case_and_mean():
     subject = subject_of()
     findings = routing(subject)
     for metric in ("effective_slices", "effective_slices_point", "key_concentration"):
         for layer in (1, 2):
-            each = [number(findings, metric, layer=layer, case=case) for case in findings.arrays["cases"].tolist()]
+            per_case = [number(findings, metric, layer=layer, case=case) for case in findings.arrays["cases"].tolist()]
             (row,) = rows_named(findings, metric, layer=layer)
-            assert row["value"] == pytest.approx(np.mean(each)) and row["deviation"] == pytest.approx(
-                np.std(each, ddof=1)
+            assert row["value"] == pytest.approx(np.mean(per_case)) and row["deviation"] == pytest.approx(
+                np.std(per_case, ddof=1)
             )
     assert 1 < number(findings, "effective_slices", layer=1) < 5
 
 
-def test_temperatures_are_those_that_are_used():
+def test_routing_reports_clipped_temperatures():
     subject = subject_of()
     operator = slice_operators(subject)[1].routing
     operator.temperature.data = torch.tensor([0.01, 0.7])
@@ -93,8 +93,8 @@ def test_temperatures_are_those_that_are_used():
     assert number(findings, "temperature", layer=2) == pytest.approx(0.4)
 
 
-def test_maps_of_a_volume_are_those_of_one_case_and_the_last_layer():
-    subject = subject_in_a_volume()
+def test_routing_in_3d_stores_one_case_and_the_last_layer():
+    subject = subject_in_3d()
     findings = routing(subject)
     assert "routing_L1" not in findings.arrays and findings.arrays["routing_L2"].shape == (1, 5, 4, 5, 6)
     with torch.no_grad(), watching(subject.forecaster.model) as views:

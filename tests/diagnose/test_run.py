@@ -1,4 +1,4 @@
-"""Diagnoses in a run folder: tidy, made once, whole or refused; and the command that makes them."""
+"""Diagnoses in a run folder: tidy, computed once, complete or rejected; and the `diagnose` command."""
 
 import json
 from dataclasses import replace
@@ -28,39 +28,41 @@ KEYS = {
 
 
 @pytest.fixture
-def counted(monkeypatch):
-    """How often each diagnostic was made."""
-    made = []
-    for name, maker in DIAGNOSTICS.items():
-        monkeypatch.setitem(DIAGNOSTICS, name, lambda s, name=name, maker=maker: (made.append(name), maker(s))[1])
-    return made
+def diagnostic_calls(monkeypatch):
+    """The diagnostics in the order they were run."""
+    calls = []
+    for name, diagnostic in DIAGNOSTICS.items():
+        monkeypatch.setitem(
+            DIAGNOSTICS, name, lambda s, name=name, diagnostic=diagnostic: (calls.append(name), diagnostic(s))[1]
+        )
+    return calls
 
 
-def test_rows_are_tidy_strict_json_and_on_disk(runs):
+def test_diagnosis_rows_are_tidy_strict_json_on_disk(runs):
     run = runs["first"]
-    found = diagnose_run(run, NAMES)
+    diagnoses = diagnose_run(run, NAMES)
 
-    def refuse(word):
-        raise AssertionError(word)
+    def refuse(constant):
+        raise AssertionError(constant)
 
-    assert list(found) == list(NAMES)
-    for name, findings in found.items():
+    assert list(diagnoses) == list(NAMES)
+    for name, findings in diagnoses.items():
         lines = rows_file(run, name).read_text().splitlines()
         rows = [json.loads(line, parse_constant=refuse) for line in lines]
         assert rows == findings.rows and all(row.keys() >= KEYS for row in rows)
-        told = {(row["task"], row["model"], row["seed"], row["run"], row["diagnostic"]) for row in rows}
-        assert told == {("tiny", "transolver-sigma", 3, "first", name)}
-        places = [tuple(row[key] for key in ("metric", "field", "lead", "layer", "case")) for row in rows]
-        assert len(set(places)) == len(places)
+        identities = {(row["task"], row["model"], row["seed"], row["run"], row["diagnostic"]) for row in rows}
+        assert identities == {("tiny", "transolver-sigma", 3, "first", name)}
+        keys = [tuple(row[key] for key in ("metric", "field", "lead", "layer", "case")) for row in rows]
+        assert len(set(keys)) == len(keys)
         with np.load(rows_file(run, name).with_suffix(".npz"), allow_pickle=False) as file:
             assert {key: file[key].dtype for key in file} == {key: a.dtype for key, a in findings.arrays.items()}
 
 
-def test_numbers_agree_with_the_evaluation(runs):
-    """The root of the total energy over that of the truth is the relative error; the correlation is the same number."""
+def test_diagnosis_agrees_with_evaluation(runs):
+    """The root of total energy over energy of the truth is the relative error; the correlations are equal."""
     run = runs["first"]
-    found, records = diagnose_run(run, NAMES), evaluate_run(run)
-    arrays = found["decomposition"].arrays
+    diagnoses, records = diagnose_run(run, NAMES), evaluate_run(run)
+    arrays = diagnoses["decomposition"].arrays
     for lead in (1, 2, 3):
         error = np.sqrt(arrays["total"][:, lead - 1, 0] / arrays["truth"][:, lead - 1, 0]).mean()
         (record,) = [
@@ -69,20 +71,20 @@ def test_numbers_agree_with_the_evaluation(runs):
         ]  # fmt: skip
         assert error == pytest.approx(record["value"], rel=1e-5)
         correlations = [
-            row["value"] for row in (*found["trust"].rows, *records)
+            row["value"] for row in (*diagnoses["trust"].rows, *records)
             if (row["metric"], row["lead"], row["field"]) == ("correlation_lead", lead, "vorticity")
             and row["model"] == "transolver-sigma"
         ]  # fmt: skip
         assert len(correlations) == 2 and correlations[0] == pytest.approx(correlations[1], rel=1e-6)
 
 
-def test_what_is_there_is_not_made_again(runs, counted):
+def test_diagnose_run_reuses_existing_results(runs, diagnostic_calls):
     run, ticks = runs["first"], []
-    first = diagnose_run(run, NAMES, tick=lambda *now: ticks.append(now))
-    assert counted == list(NAMES) and ("decomposition", 8, 8) in ticks
+    first = diagnose_run(run, NAMES, tick=lambda *progress: ticks.append(progress))
+    assert diagnostic_calls == list(NAMES) and ("decomposition", 8, 8) in ticks
     before = {path: path.read_bytes() for path in (run.path / "diagnose").iterdir()}
     again = diagnose_run(run, NAMES)
-    assert counted == list(NAMES)
+    assert diagnostic_calls == list(NAMES)
     assert {path: path.read_bytes() for path in (run.path / "diagnose").iterdir()} == before
     for name in NAMES:
         assert again[name].rows == first[name].rows and again[name].arrays.keys() == first[name].arrays.keys()
@@ -92,42 +94,44 @@ def test_what_is_there_is_not_made_again(runs, counted):
 @pytest.mark.parametrize(
     "request_", [Request(horizon=2), Request(windows=3), Request(part="train")], ids=["horizon", "windows", "part"]
 )
-def test_another_request_is_made(runs, counted, request_):
+def test_diagnose_run_repeats_for_another_request(runs, diagnostic_calls, request_):
     run = runs["first"]
     first = diagnose_run(run, ["decomposition"])["decomposition"]
     other = diagnose_run(run, ["decomposition"], request_)["decomposition"]
-    assert counted == ["decomposition"] * 2 and other.rows != first.rows
+    assert diagnostic_calls == ["decomposition"] * 2 and other.rows != first.rows
     assert read_findings(run, "decomposition").rows == other.rows
     diagnose_run(run, ["decomposition"], request_)
-    assert counted == ["decomposition"] * 2
+    assert diagnostic_calls == ["decomposition"] * 2
 
 
-def test_a_renamed_run_is_not_diagnosed_again(runs, counted):
-    together = diagnose_run(runs["first"], ["decomposition", "trust"], peers=[runs["second"]])
+def test_diagnose_run_reuses_results_of_a_renamed_run(runs, diagnostic_calls):
+    original = diagnose_run(runs["first"], ["decomposition", "trust"], peers=[runs["second"]])
     moved = {name: Run(runs[name].path.rename(runs[name].path.with_name(f"{name}-moved"))) for name in runs}
     again = diagnose_run(moved["first"], ["decomposition", "trust"], peers=[moved["second"]])
-    assert counted == ["decomposition", "trust"]
-    assert {name: found.rows for name, found in again.items()} == {n: found.rows for n, found in together.items()}
+    assert diagnostic_calls == ["decomposition", "trust"]
+    assert {name: findings.rows for name, findings in again.items()} == {
+        n: findings.rows for n, findings in original.items()
+    }
 
 
-def test_other_weights_are_another_diagnosis(runs, counted):
+def test_diagnose_run_repeats_for_other_weights(runs, diagnostic_calls):
     run = runs["first"]
     diagnose_run(run, ["decomposition"])
     run.weights.write_bytes(runs["second"].weights.read_bytes())
     diagnose_run(run, ["decomposition"])
-    assert len(counted) == 2
+    assert len(diagnostic_calls) == 2
 
 
-def test_arrays_that_a_kill_left_without_rows_are_made_again(runs, counted):
+def test_diagnose_run_replaces_arrays_without_rows(runs, diagnostic_calls):
     run = runs["first"]
     diagnose_run(run, ["maps"])
     rows_file(run, "maps").unlink()
     diagnose_run(run, ["maps"])
-    assert counted == ["maps"] * 2 and read_findings(run, "maps") is not None
+    assert diagnostic_calls == ["maps"] * 2 and read_findings(run, "maps") is not None
 
 
 @pytest.mark.parametrize("cut", ["line", "row", "empty", "arrays", "gone", "mixed"])
-def test_a_file_that_was_cut_is_refused_in_one_sentence(runs, cut):
+def test_read_findings_rejects_truncated_or_mismatched_files(runs, cut):
     run = runs["first"]
     diagnose_run(run, ["decomposition"])
     rows = rows_file(run, "decomposition")
@@ -149,24 +153,24 @@ def test_a_file_that_was_cut_is_refused_in_one_sentence(runs, cut):
     assert "\n" not in str(caught.value) and str(caught.value).endswith((".", "?"))
 
 
-def test_what_does_not_apply_is_left_out_with_a_reason(runs, monkeypatch):
+def test_diagnose_run_skips_diagnostics_that_do_not_apply(runs, monkeypatch):
     fast = {name: DIAGNOSTICS[name] for name in ("decomposition", "corrections", "routing")}
     monkeypatch.setattr(module, "DIAGNOSTICS", fast)
-    found = diagnose_run(runs["ffno"])
-    assert found["decomposition"].skipped is None and found["decomposition"].rows
+    diagnoses = diagnose_run(runs["ffno"])
+    assert diagnoses["decomposition"].skipped is None and diagnoses["decomposition"].rows
     for name in ("corrections", "routing"):
-        assert found[name].skipped.endswith(".") and not found[name].rows
+        assert diagnoses[name].skipped.endswith(".") and not diagnoses[name].rows
         assert not rows_file(runs["ffno"], name).exists()
     assert diagnose_run(runs["ffno"], ["corrections"])["corrections"].skipped.startswith("ffno has no slice operator")
 
 
-def test_a_diagnostic_without_rows_is_refused(runs, monkeypatch):
+def test_write_findings_rejects_a_diagnosis_without_rows(runs, monkeypatch):
     monkeypatch.setitem(DIAGNOSTICS, "maps", lambda subject: Findings())
     with pytest.raises(ValueError, match="The diagnostic maps returned no rows"):
         diagnose_run(runs["first"], ["maps"])
 
 
-def test_a_steady_task_has_nothing_to_propagate(tmp_path):
+def test_diagnose_run_of_a_steady_task(tmp_path):
     grid, random = np.arange(8) / 8, np.random.default_rng(0)
     a = random.normal(size=(10, 1, 8, 8, 1))
     data = np.concatenate((a, 2 + 0.5 * a + random.normal(size=a.shape)), -1).astype(np.float32)
@@ -176,38 +180,38 @@ def test_a_steady_task_has_nothing_to_propagate(tmp_path):
     recipe, _ = infer_recipe(header, 10, UserChoices("steady", targets=("p",)), False)
     run = Run(tmp_path / "run")
     train_run(replace(recipe, model=MODEL, train=replace(recipe.train, updates=2)), tmp_path / "steady.h5", run)
-    found = diagnose_run(run, (*NAMES, "efficiency"))
-    terms = {row["metric"]: row["value"] for row in found["decomposition"].rows if row["field"] == "p"}
+    results = diagnose_run(run, (*NAMES, "efficiency"))
+    terms = {row["metric"]: row["value"] for row in results["decomposition"].rows if row["field"] == "p"}
     assert terms["propagation"] == terms["cross"] == 0 and terms["injection_share"] == 1
-    assert found["maps"].arrays["given"].shape[1:] == (8, 8, 1) and found["maps"].arrays["leads"].tolist() == [1]
+    assert results["maps"].arrays["given"].shape[1:] == (8, 8, 1) and results["maps"].arrays["leads"].tolist() == [1]
     test = list(recipe.split(10).test)
-    np.testing.assert_allclose(found["maps"].arrays["given"][..., 0], data[test, 0, ..., 0], rtol=1e-3, atol=1e-3)
-    assert any(row["metric"] == "distance_lead" for row in found["trust"].rows)
+    np.testing.assert_allclose(results["maps"].arrays["given"][..., 0], data[test, 0, ..., 0], rtol=1e-3, atol=1e-3)
+    assert any(row["metric"] == "distance_lead" for row in results["trust"].rows)
 
 
 # --- seeds
 
 
-def test_seeds_are_looked_at_together_beside_the_lowest(runs, counted):
-    together = [runs["second"], runs["ffno"], runs["first"]]
-    assert peers_of(runs["first"], together) == (runs["second"],)
-    assert peers_of(runs["second"], together) == () == peers_of(runs["ffno"], together)
+def test_peers_are_diagnosed_with_the_lowest_seed(runs, diagnostic_calls):
+    all_runs = [runs["second"], runs["ffno"], runs["first"]]
+    assert peers_of(runs["first"], all_runs) == (runs["second"],)
+    assert peers_of(runs["second"], all_runs) == () == peers_of(runs["ffno"], all_runs)
     alone = diagnose_run(runs["first"], ["trust"])["trust"]
     pair = diagnose_run(runs["first"], ["trust"], peers=[runs["second"]])["trust"]
-    assert counted == ["trust"] * 2 and len(pair.rows) > len(alone.rows)
+    assert diagnostic_calls == ["trust"] * 2 and len(pair.rows) > len(alone.rows)
     assert {row["metric"] for row in pair.rows} >= {"spread_lead", "error_lead", "calibration", "coverage", "members"}
     assert all(len(row["members"]) == 1 and row["members"][0].startswith("second ") for row in pair.rows)
-    # Its own numbers are among those of the pair, so it is not looked at again.
-    assert diagnose_run(runs["first"], ["trust"])["trust"].rows == pair.rows and len(counted) == 2
+    # The rows of the pair include its own, so it is not diagnosed again.
+    assert diagnose_run(runs["first"], ["trust"])["trust"].rows == pair.rows and len(diagnostic_calls) == 2
     own = {(row["metric"], row["lead"], row["field"]): row["value"] for row in alone.rows}
     assert own.items() <= {(row["metric"], row["lead"], row["field"]): row["value"] for row in pair.rows}.items()
 
 
-# --- mistakes
+# --- errors
 
 
 @pytest.mark.parametrize(
-    ("names", "request_", "says"),
+    ("names", "request_", "message"),
     [
         (["decompositon"], Request(), 'Unknown diagnostic "decompositon"; did you mean decomposition'),
         (None, Request(protocol="teacher-forced"), "Diagnostics use free forecasts"),
@@ -216,13 +220,13 @@ def test_seeds_are_looked_at_together_beside_the_lowest(runs, counted):
         (["maps"], Request(horizon=7), "A window needs 9 frames"),
     ],
 )
-def test_mistakes_are_one_sentence(runs, names, request_, says):
-    with pytest.raises(ValueError, match=says) as caught:
+def test_diagnose_run_rejects_invalid_requests(runs, names, request_, message):
+    with pytest.raises(ValueError, match=message) as caught:
         diagnose_run(runs["first"], names, request_)
     assert "\n" not in str(caught.value) and not (runs["first"].path / "diagnose").exists()
 
 
-def test_other_data_and_other_folders_are_refused(runs, study, tmp_path):
+def test_diagnose_run_rejects_other_data_and_folders(runs, study, tmp_path):
     generate(FLOW, 2, 5, tmp_path / "other.h5")
     with pytest.raises(ValueError, match=r"is not the training data of .*first"):
         diagnose_run(runs["first"], ["maps"], path=tmp_path / "other.h5")
@@ -237,10 +241,10 @@ def test_other_data_and_other_folders_are_refused(runs, study, tmp_path):
 # --- the command
 
 
-def test_the_command_writes_files_and_says_what_they_mean(call, runs):
+def test_diagnose_command_writes_files_and_a_summary(call, runs):
     folders = [runs[name].path for name in ("first", "second", "ffno")]
-    words = ("--only", "decomposition, trust", "--device", "cpu", "--windows", 4, "--horizon", 4)
-    code, out, err = call("diagnose", *folders, *words)
+    options = ("--only", "decomposition, trust", "--device", "cpu", "--windows", 4, "--horizon", 4)
+    code, out, err = call("diagnose", *folders, *options)
     assert code == 0 and not err
     for run in runs.values():
         for name in ("decomposition", "trust"):
@@ -249,13 +253,13 @@ def test_the_command_writes_files_and_says_what_they_mean(call, runs):
     (share,) = [
         r["value"] for r in rows if (r["metric"], r["lead"], r["field"]) == ("propagation_share", 4, None)
     ]  # fmt: skip
-    said = next(line for line in out.splitlines() if "ffno: " in line and "earlier calls" in line)
-    assert float(said.split()[1]) == pytest.approx(100 * share, rel=0.01)
+    summary = next(line for line in out.splitlines() if "ffno: " in line and "earlier calls" in line)
+    assert float(summary.split()[1]) == pytest.approx(100 * share, rel=0.01)
     assert "(4 windows of the test split, horizon 4)" in out and "spread of seeds" in out
-    assert call("diagnose", *folders, *words) == (code, out, err)
+    assert call("diagnose", *folders, *options) == (code, out, err)
 
 
-def test_the_command_leaves_out_what_does_not_apply(call, runs, monkeypatch):
+def test_diagnose_command_skips_diagnostics_that_do_not_apply(call, runs, monkeypatch):
     fast = {name: DIAGNOSTICS[name] for name in ("maps", "corrections")}
     monkeypatch.setattr(module, "DIAGNOSTICS", fast)
     code, out, _ = call("diagnose", runs["ffno"].path, "--device", "cpu")
@@ -265,19 +269,19 @@ def test_the_command_leaves_out_what_does_not_apply(call, runs, monkeypatch):
     assert code == 0 and "corrections skipped for ffno" in out and "first: slice attention changes" in out
 
 
-def test_the_command_answers_a_mistake_with_one_sentence(call, runs, tmp_path):
-    for words, says in (
+def test_diagnose_command_reports_errors_in_one_line(call, runs, tmp_path):
+    for arguments, message in (
         ((runs["first"].path, "--only", "magic"), 'Unknown diagnostic "magic"'),
         ((tmp_path / "no",), "is not a run"),
         ((runs["ffno"].path, "--only", "corrections"), "ffno has no slice operator"),
         ((runs["first"].path, "--split", "exam"), "choose from train, validation, test"),
-        ((runs["first"].path, "--part", "exam"), "choose from train, validation, test"),  # the earlier name
+        ((runs["first"].path, "--part", "exam"), "choose from train, validation, test"),  # the old option name
     ):
-        code, out, err = call("diagnose", *words, "--device", "cpu")
-        assert code == 2 and not out and says in err and err.count("\n") == 1
+        code, out, err = call("diagnose", *arguments, "--device", "cpu")
+        assert code == 2 and not out and message in err and err.count("\n") == 1
 
 
-def test_the_help_names_every_diagnostic():
+def test_diagnose_help_lists_every_diagnostic():
     from sigmasolver.cli.diagnose import SUMMARIES
 
     assert SUMMARIES.keys() == DIAGNOSTICS.keys()

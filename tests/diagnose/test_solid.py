@@ -1,4 +1,4 @@
-"""What a solid holds counts in no diagnosis: a model that acts at each point is judged on the fluid points alone."""
+"""Values in a solid do not affect any diagnosis: a pointwise model is diagnosed on the fluid points only."""
 
 import numpy as np
 import pytest
@@ -25,8 +25,8 @@ FIELDS, SOLID, FLUID = ("u", "v"), "solid", 6
 FLOW = np.random.default_rng(4).normal(size=(6, 5, 10, 4, 2)) + np.array([2.0, 0.0])
 
 
-class Curved(nn.Module):
-    """At each point alone, and not linear."""
+class Nonlinear(nn.Module):
+    """Pointwise and nonlinear."""
 
     def __init__(self, factor):
         super().__init__()
@@ -42,11 +42,11 @@ def plain(fields):
 
 def forecaster(factor, mask):
     inputs = (*FIELDS, SOLID) if mask else FIELDS
-    return Forecaster(Curved(factor), plain(inputs), plain(FIELDS), 1, history=1, mask=SOLID if mask else None)
+    return Forecaster(Nonlinear(factor), plain(inputs), plain(FIELDS), 1, history=1, mask=SOLID if mask else None)
 
 
 def subject_of(folder, mask, junk=0.0):
-    """All points with a mask, and junk where it is 1; or the fluid points alone."""
+    """All points with a mask, and junk in the solid; or the fluid points only."""
     values = np.concatenate([FLOW, np.zeros((6, 5, 10, 4, 1))], -1)
     values[:, :, FLUID:, :, 2] = 1
     values[:, :, FLUID:, :, :2] = junk * np.random.default_rng(5).normal(size=(6, 5, 10 - FLUID, 4, 2))
@@ -56,46 +56,46 @@ def subject_of(folder, mask, junk=0.0):
     path = folder / f"{mask}{junk}.h5"
     with Writer(
         path, Header(Layout(names, ("1",) * len(names), ("wall",) * 2, axes, np.arange(5.0)), "t", {}), 6
-    ) as new:
-        new.append(values.astype(np.float32))
+    ) as writer:
+        writer.append(values.astype(np.float32))
     grid = values.shape[2:4]
     task = Task("flow", names, FIELDS, grid, 1, 1, 3, 4, 2, "channel", mask=SOLID if mask else None)
     recipe, store = Recipe(task, ModelRecipe(), TrainRecipe(batch=2)), open_store(path)
     windows = Windows(store, [4, 5], recipe.evaluation_windows())
     training = Windows(store, [0, 1, 2, 3], recipe.training_windows())
-    whole, peers = forecaster(0.9, mask), (forecaster(1.1, mask), forecaster(0.8, mask))
-    return Subject(Run(folder), recipe, whole, windows, torch.arange(len(windows)), 3, 3, training, peers)
+    main, peers = forecaster(0.9, mask), (forecaster(1.1, mask), forecaster(0.8, mask))
+    return Subject(Run(folder), recipe, main, windows, torch.arange(len(windows)), 3, 3, training, peers)
 
 
-def numbers(findings, but=()):
-    kept = {(row["metric"], row["field"], row["lead"], row["case"]): row["value"] for row in findings.rows}
-    return {key: value for key, value in kept.items() if not key[0].startswith(tuple(but) or ("-",))}
+def numbers(findings, exclude=()):
+    rows = {(row["metric"], row["field"], row["lead"], row["case"]): row["value"] for row in findings.rows}
+    return {key: value for key, value in rows.items() if not key[0].startswith(tuple(exclude) or ("-",))}
 
 
 @pytest.mark.parametrize("junk", [0.0, 50.0])
 @pytest.mark.parametrize("diagnostic", [decomposition, trust, maps, interventions])
-def test_only_the_fluid_counts(tmp_path, diagnostic, junk):
-    found = numbers(diagnostic(subject_of(tmp_path, True, junk)), but=("distance",))
-    wanted = numbers(diagnostic(subject_of(tmp_path, False)), but=("distance",))
-    assert found.keys() == wanted.keys() and wanted
-    for key, value in wanted.items():
-        assert found[key] == pytest.approx(value, rel=1e-6, abs=1e-9), key
+def test_diagnostics_ignore_the_solid(tmp_path, diagnostic, junk):
+    masked = numbers(diagnostic(subject_of(tmp_path, True, junk)), exclude=("distance",))
+    expected = numbers(diagnostic(subject_of(tmp_path, False)), exclude=("distance",))
+    assert masked.keys() == expected.keys() and expected
+    for key, value in expected.items():
+        assert masked[key] == pytest.approx(value, rel=1e-6, abs=1e-9), key
 
 
-def test_distances_do_not_depend_on_what_the_solid_holds(tmp_path):
-    clean, spoilt = (numbers(trust(subject_of(tmp_path, True, junk))) for junk in (0.0, 50.0))
-    assert clean == spoilt and any(key[0] == "distance_lead" for key in clean)
+def test_trust_distances_ignore_values_in_the_solid(tmp_path):
+    clean, junk_values = (numbers(trust(subject_of(tmp_path, True, junk))) for junk in (0.0, 50.0))
+    assert clean == junk_values and any(key[0] == "distance_lead" for key in clean)
 
 
-def test_the_terms_still_add_up(tmp_path):
-    found = {
+def test_decomposition_terms_add_up_with_a_solid(tmp_path):
+    arrays = {
         name: values.astype(float) for name, values in decomposition(subject_of(tmp_path, True, 9.0)).arrays.items()
     }
-    injection, propagation, cross, total = (found[name] for name in TERMS)
+    injection, propagation, cross, total = (arrays[name] for name in TERMS)
     np.testing.assert_allclose(injection + propagation + cross, total, rtol=1e-5)
     assert propagation[:, 1:].min() > 0
 
 
-def test_components_say_that_they_cannot_leave_it_out(tmp_path):
+def test_components_not_applicable_with_a_solid(tmp_path):
     with pytest.raises(NotApplicable, match="the points of the solid in these data"):
         components(subject_of(tmp_path, True))

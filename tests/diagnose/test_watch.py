@@ -1,4 +1,4 @@
-"""Looking on changes no bit, silencing is exactly a zero branch, and no hook ever stays."""
+"""Watching keeps forecasts bit-identical, silencing equals zeroed weights, and all hooks are removed."""
 
 import copy
 
@@ -10,37 +10,37 @@ from sigmasolver.diagnose.watch import operators, silenced, slice_operators, wat
 from sigmasolver.forecast import rollout
 from sigmasolver.models.slices import SliceOperator
 from sigmasolver.ops.slices import routing, slice_states
-from tests.diagnose.looking import hooks_in, subject_of
+from tests.diagnose.subjects import hooks_in, subject_of
 
 WITH_SLICES = ("transolver-sigma", "physolver", "spectral-then-physical", "slice-replace", "slice-keep", "transolver")
 
 
-def free(subject):
+def free_rollout(subject):
     _, history, _ = next(subject.batches())
     with torch.no_grad():
         return rollout(subject.forecaster, history, subject.horizon).frames
 
 
 @pytest.mark.parametrize("name", WITH_SLICES)
-def test_watching_changes_no_bit_of_a_forecast(name):
+def test_watching_keeps_forecasts_bit_identical(name):
     subject = subject_of(name)
-    before = free(subject)
+    before = free_rollout(subject)
     with watching(subject.forecaster.model) as views:
-        during = free(subject)
-    after = free(subject)
+        during = free_rollout(subject)
+    after = free_rollout(subject)
     assert torch.equal(before, during) and torch.equal(before, after)
     assert [view.layer for view in views] == [1, 2] * subject.horizon
     assert hooks_in(subject.forecaster) == 0
 
 
 @pytest.mark.parametrize("name", WITH_SLICES)
-def test_views_are_what_the_operators_computed(name):
+def test_slice_views_match_the_operators(name):
     subject = subject_of(name, dtype=torch.float64)
     _, history, _ = next(subject.batches())
     paths = []
     first = slice_operators(subject)[0]
     real = first.attend
-    first.attend = lambda R, F: paths.append((R, F)) or real(R, F)  # the two inputs of the slices
+    first.attend = lambda R, F: paths.append((R, F)) or real(R, F)  # the inputs of routing and of the slice states
     with torch.no_grad(), watching(subject.forecaster.model) as views:
         subject.forecaster(history)
     view, update = views[0], first.update
@@ -57,15 +57,15 @@ def test_views_are_what_the_operators_computed(name):
     torch.testing.assert_close(view.updated_BHMD, expected)
 
 
-def really_zero(subject, kind):
-    """A copy of the forecaster whose operators of this kind have weights that answer zero."""
-    other = copy.deepcopy(subject.forecaster)
+def zeroed_copy(subject, kind):
+    """A copy of the forecaster with zeroed output weights in all operators of this kind."""
+    forecaster = copy.deepcopy(subject.forecaster)
     with torch.no_grad():
-        for operator in operators(other.model, kind):
-            parts = operator.project if isinstance(operator, SliceOperator) else operator
-            for parameter in parts.parameters():
+        for operator in operators(forecaster.model, kind):
+            module = operator.project if isinstance(operator, SliceOperator) else operator
+            for parameter in module.parameters():
                 parameter.zero_()
-    return other
+    return forecaster
 
 
 @pytest.mark.parametrize(
@@ -79,34 +79,34 @@ def really_zero(subject, kind):
         ("ffno", "spectral"),
     ],
 )
-def test_silencing_equals_a_branch_that_is_really_zero_and_restores_exactly(name, kind):
+def test_silenced_equals_zeroed_weights_and_restores_the_model(name, kind):
     subject = subject_of(name)
     weights = {key: value.clone() for key, value in subject.forecaster.state_dict().items()}
-    before = free(subject)
+    before = free_rollout(subject)
     with silenced(subject.forecaster.model, kind):
-        without = free(subject)
-    after = free(subject)
+        without = free_rollout(subject)
+    after = free_rollout(subject)
     _, history, _ = next(subject.batches())
     with torch.no_grad():
-        expected = rollout(really_zero(subject, kind), history, subject.horizon).frames
+        expected = rollout(zeroed_copy(subject, kind), history, subject.horizon).frames
     assert torch.equal(without, expected)
     assert torch.equal(before, after) and not torch.equal(before, without)
     assert all(torch.equal(weights[key], value) for key, value in subject.forecaster.state_dict().items())
     assert hooks_in(subject.forecaster) == 0
 
 
-@pytest.mark.parametrize("look", [watching, lambda model: silenced(model, "physical")])
-def test_hooks_are_removed_when_something_fails(look):
+@pytest.mark.parametrize("context", [watching, lambda model: silenced(model, "physical")])
+def test_hooks_are_removed_on_exceptions(context):
     subject = subject_of()
-    before = free(subject)
-    with pytest.raises(RuntimeError, match="in the middle"), look(subject.forecaster.model):
+    before = free_rollout(subject)
+    with pytest.raises(RuntimeError, match="in the middle"), context(subject.forecaster.model):
         assert hooks_in(subject.forecaster) > 0
         raise RuntimeError("in the middle")
     assert hooks_in(subject.forecaster) == 0
-    assert torch.equal(before, free(subject))
+    assert torch.equal(before, free_rollout(subject))
 
 
-def test_a_model_without_slices_is_told_in_one_sentence():
+def test_slice_operators_not_applicable_without_slices():
     for name in ("specsolver", "ffno", "linearno", "transolver-plus"):
         with pytest.raises(
             NotApplicable, match=f"^{name} has no slice operator, .* not defined for it; choose [^.]*\\.$"

@@ -1,4 +1,4 @@
-"""The paper's efficiency workloads by their numbers, and the measurement as it runs, small, on a CPU."""
+"""The paper's efficiency workloads, and small measurements on a CPU."""
 
 import statistics
 from dataclasses import replace
@@ -41,16 +41,16 @@ NS2D, KF2D = (f"{task}-efficiency-transolver-sigma" for task in ("ns2d", "kf2d")
 
 
 def training(recipe):
-    """The training windows of thinned trajectories, without any values, and the steps of an epoch."""
+    """Training windows of strided trajectories without values, and the step plan of an epoch."""
     task = replace(recipe.task, space_stride=1, time_stride=1)
     source = Noise(task, task.train + task.test, frames_of(recipe)[0])
-    whole = replace(recipe, task=task)
-    windows = Windows(source, whole.split(len(source)).train, whole.training_windows())
-    return source, windows, StepPlan(whole, windows)
+    unstrided = replace(recipe, task=task)
+    windows = Windows(source, unstrided.split(len(source)).train, unstrided.training_windows())
+    return source, windows, StepPlan(unstrided, windows)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_settings_of_the_models(model):
+def test_efficiency_suite_model_settings(model):
     suite = suite_of("efficiency")
     ns2d, kf2d = (suite[f"{task}-efficiency-{model}"].model for task in ("ns2d", "kf2d"))
     # (L, C, h) and M; MLP ratio two, reference size eight, unified positions.
@@ -64,7 +64,7 @@ def test_the_settings_of_the_models(model):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_workload_of_ns2d(model):
+def test_efficiency_workload_of_ns2d(model):
     recipe = suite_of("efficiency")[f"ns2d-efficiency-{model}"]
     source, windows, plan = training(recipe)
     task, train = recipe.task, recipe.train
@@ -75,7 +75,7 @@ def test_the_workload_of_ns2d(model):
     assert windows.spec.horizon == 10  # supervised frames
 
 
-def test_an_epoch_of_ns2d_has_5000_forward_passes_of_two_samples():
+def test_ns2d_epoch_has_5000_forward_passes_of_two_samples():
     recipe = changed(suite_of("efficiency")[NS2D], SMALL)
     rehearsal, seen = Rehearsal(recipe, Execution()), []
     rehearsal.stepper.model.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
@@ -84,7 +84,7 @@ def test_an_epoch_of_ns2d_has_5000_forward_passes_of_two_samples():
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_workload_of_kf2d(model):
+def test_efficiency_workload_of_kf2d(model):
     recipe = suite_of("efficiency")[f"kf2d-efficiency-{model}"]
     source, windows, plan = training(recipe)
     task, train = recipe.task, recipe.train
@@ -97,12 +97,12 @@ def test_the_workload_of_kf2d(model):
     assert max(row.future for row in windows.rows()) + 16 <= 160, "sixteen forecast frames for every window"
 
 
-def test_the_published_storage():
-    found = {}
+def test_workload_storage_matches_the_paper():
+    storage = {}
     for name in (NS2D, KF2D):
         rows = workload._storage(suite_of("efficiency")[name]).rows
-        found[name] = {row["metric"]: f"{row['value']:.2f}" for row in rows}
-    assert found[NS2D]["parameter_megabytes"] == "19.44" and found[KF2D]["position_megabytes"] == "4.19"
+        storage[name] = {row["metric"]: f"{row['value']:.2f}" for row in rows}
+    assert storage[NS2D]["parameter_megabytes"] == "19.44" and storage[KF2D]["position_megabytes"] == "4.19"
 
 
 # --- one process
@@ -110,53 +110,55 @@ def test_the_published_storage():
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
-    """Stores of random trajectories, and the recipes for them."""
+    """Stores of random trajectories and their recipes."""
     folder = tmp_path_factory.mktemp("stores")
     return {name: workload._store(recipe, None, folder) for name, recipe in small(NS2D, KF2D).items()}
 
 
-def test_a_process_times_a_whole_epoch_and_reads_every_batch_from_the_file(stores, monkeypatch):
+def test_time_epoch_times_a_full_epoch_and_reads_batches_from_the_file(stores, monkeypatch):
     recipe, path = stores[NS2D]
     read, original = [], StoreReader.__getitem__
     monkeypatch.setattr(StoreReader, "__getitem__", lambda self, key: read.append(key) or original(self, key))
     timing = time_epoch(recipe, path, CPU)
     assert timing.timed == timing.per_epoch == 4 and timing.update_seconds > 0
     windows = [key for key in read if isinstance(key[1], slice) and key[1].stop - key[1].start == 20]
-    # Two windows an update: two updates for the memory, the warm-up, the epoch.
+    # Two windows per update: two updates for peak memory, the warm-up, the epoch.
     assert len(windows) >= 2 * (2 + WARM_UP + timing.timed)
 
 
-def test_a_process_may_time_a_part_of_its_epoch(stores):
+def test_time_epoch_stops_at_the_time_limit(stores):
     recipe, path = stores[KF2D]
     timing = time_epoch(recipe, path, CPU, seconds=0.01)
     assert timing.per_epoch == 8 * 134 // 2 and 1 <= timing.timed < timing.per_epoch
 
 
-def test_the_peak_is_that_of_a_rehearsal_and_grows_when_frames_are_folded(stores):
+def test_time_epoch_peak_matches_the_dry_run(stores):
     recipe, path = stores[NS2D]
     wide = replace(recipe, model=replace(recipe.model, width=64, slices=8))
     folded = changed(wide, ["train.accumulate=false"])
-    peaks = [time_epoch(one, path, CPU, seconds=0.01).peak for one in (wide, folded)]
-    for peak, one in zip(peaks, (wide, folded), strict=True):
-        assert peak == pytest.approx(cost_of(one, Execution()).memory, rel=0.05)
+    peaks = [time_epoch(variant, path, CPU, seconds=0.01).peak for variant in (wide, folded)]
+    for peak, variant in zip(peaks, (wide, folded), strict=True):
+        assert peak == pytest.approx(cost_of(variant, Execution()).memory, rel=0.05)
     assert peaks[1] > 3 * peaks[0]
 
 
-def test_weights_are_trained_at_the_learning_rate_of_the_workload(stores, monkeypatch):
-    """The optimiser's step is part of what is timed, at the rate that the paper states."""
+def test_time_epoch_trains_at_the_learning_rate_of_the_recipe(stores, monkeypatch):
+    """The optimiser step is timed too, at the learning rate of the paper."""
     recipe, path = stores[KF2D]
-    kept = []
+    recorded = []
     original = workload.Updates
 
     class Watched(original):
-        def __init__(self, *words):
-            super().__init__(*words)
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
             assert bool((self.stepper.rates == 5e-4).all())
-            kept.append((self.stepper.model, nn.utils.parameters_to_vector(self.stepper.model.parameters()).clone()))
+            recorded.append(
+                (self.stepper.model, nn.utils.parameters_to_vector(self.stepper.model.parameters()).clone())
+            )
 
     monkeypatch.setattr(workload, "Updates", Watched)
     time_epoch(recipe, path, CPU, seconds=0.01)
-    ((model, before),) = kept
+    ((model, before),) = recorded
     assert not torch.equal(nn.utils.parameters_to_vector(model.parameters()), before)
 
 
@@ -164,8 +166,8 @@ def test_weights_are_trained_at_the_learning_rate_of_the_workload(stores, monkey
 
 
 @pytest.fixture
-def here(monkeypatch):
-    """Time in this process instead of others, which takes seconds to start; the names in the order of the timings."""
+def timed_in_process(monkeypatch):
+    """Time in this process, since starting others takes seconds; yields the names in the order of the timings."""
     order = []
 
     def timed(name, recipe, path, device, seconds):
@@ -176,56 +178,56 @@ def here(monkeypatch):
     return order
 
 
-def test_the_order_of_models_changes_and_statistics_are_over_processes(here, tmp_path):
+def test_measure_rotates_recipes_and_averages_over_processes(timed_in_process, tmp_path):
     names = [f"ns2d-efficiency-{model}" for model in MODELS]
-    done = []
-    found = measure(
-        small(*names, settings=SHORT), tmp_path, CPU, Protocol(3, 0.05), tick=lambda *words: done.append(words)
+    ticks = []
+    measured = measure(
+        small(*names, settings=SHORT), tmp_path, CPU, Protocol(3, 0.05), tick=lambda *progress: ticks.append(progress)
     )
-    assert here == [*names, *reversed(names), *names] and done[-1] == (6, 6)
+    assert timed_in_process == [*names, *reversed(names), *names] and ticks[-1] == (6, 6)
     for name in names:
         timings = read_rows(tmp_path / name / "diagnose" / "efficiency_processes.jsonl")
         epochs = [row["update_seconds"] * row["per_epoch"] for row in timings]
-        rows = {row["metric"]: row for row in found[name].rows}
+        rows = {row["metric"]: row for row in measured[name].rows}
         assert len(epochs) == 3 and rows["seconds_per_epoch"]["value"] == pytest.approx(statistics.mean(epochs))
         assert rows["seconds_per_epoch"]["deviation"] == pytest.approx(statistics.stdev(epochs))
         assert rows["peak_megabytes"]["value"] == max(row["peak"] for row in timings) / 1e6
         # 8 trajectories of 20 frames give 17 windows of 2 + 2 each, 2 in a batch
         assert rows["updates_per_epoch"]["value"] == 8 * 17 // 2 >= rows["timed_updates"]["value"] >= 1
         assert {(row["rounds"], row["seconds"], row["data"]) for row in rows.values()} == {(3, 0.05, "noise")}
-    here.clear()
-    assert measure(small(*names, settings=SHORT), tmp_path, CPU, Protocol(3, 0.05)) == found and not here
+    timed_in_process.clear()
+    assert measure(small(*names, settings=SHORT), tmp_path, CPU, Protocol(3, 0.05)) == measured and not timed_in_process
 
 
-def test_a_measurement_that_was_stopped_goes_on(here, tmp_path):
+def test_measure_resumes(timed_in_process, tmp_path):
     measure(small(NS2D, settings=SHORT), tmp_path, CPU, Protocol(2, 0.05))
     folder = tmp_path / NS2D / "diagnose"
     first, _ = read_rows(folder / "efficiency_processes.jsonl")
     replace_rows(folder / "efficiency_processes.jsonl", [first])
     (folder / "efficiency.jsonl").unlink()
-    here.clear()
+    timed_in_process.clear()
     measure(small(NS2D, settings=SHORT), tmp_path, CPU, Protocol(2, 0.05))
-    assert here == [NS2D] and read_rows(folder / "efficiency_processes.jsonl")[0] == first
-    measure(small(NS2D, settings=SHORT), tmp_path, CPU, Protocol(3, 0.05))  # one round more
-    assert here == [NS2D] * 2
-    measure(small(NS2D, settings=SHORT), tmp_path, CPU, Protocol(1, 0.06))  # timed for another while, so anew
-    assert here == [NS2D] * 3
+    assert timed_in_process == [NS2D] and read_rows(folder / "efficiency_processes.jsonl")[0] == first
+    measure(small(NS2D, settings=SHORT), tmp_path, CPU, Protocol(3, 0.05))  # one more round
+    assert timed_in_process == [NS2D] * 2
+    measure(small(NS2D, settings=SHORT), tmp_path, CPU, Protocol(1, 0.06))  # a different time limit, so measured again
+    assert timed_in_process == [NS2D] * 3
     assert {row["deviation"] for row in read_findings(Run(tmp_path / NS2D), "efficiency").rows} == {None}
 
 
-def test_data_of_the_users_own_are_read(here, stores, tmp_path):
+def test_measure_reads_user_data(timed_in_process, stores, tmp_path):
     _, path = stores[NS2D]
     recipes = {NS2D: stores[NS2D][0]}
-    found = measure(recipes, tmp_path, CPU, Protocol(1, 0.05), path.parent)
+    measured = measure(recipes, tmp_path, CPU, Protocol(1, 0.05), path.parent)
     with open_store(path) as store:
-        assert {row["data"] for row in found[NS2D].rows} == {store.fingerprint}
+        assert {row["data"] for row in measured[NS2D].rows} == {store.fingerprint}
 
 
-def test_the_command_measures_in_processes_and_its_rows_are_shown(call, tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # threads that wait for each other on busy cores burn minutes
-    words = [word for setting in SMALL for word in ("--set", setting)]
-    words += ["--only", "ns2d-*-sigma", "--rounds", 2, "--seconds", 0.05, "--device", "cpu", "--out", tmp_path]
-    code, out, err = call("measure", *words)
+def test_measure_command_runs_processes_and_feeds_tables_and_figures(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # oversubscribed threads would take minutes
+    arguments = [argument for setting in SMALL for argument in ("--set", setting)]
+    arguments += ["--only", "ns2d-*-sigma", "--rounds", 2, "--seconds", 0.05, "--device", "cpu", "--out", tmp_path]
+    code, out, err = call("measure", *arguments)
     assert code == 0 and not err, err
     run = Run(tmp_path / NS2D)
     assert "transolver-sigma" in out and "2 processes each, plain operations, float32, eager" in out
@@ -235,44 +237,44 @@ def test_the_command_measures_in_processes_and_its_rows_are_shown(call, tmp_path
     assert code == 0 and "| NS2D | Transolver-σ | 19.44 |" in table and "±" in table
     code, _, _ = call("figure", "efficiency", run.path, "--out", tmp_path)
     assert code == 0 and (tmp_path / "efficiency.png").exists()
-    code, _, err = call("measure", *words, "--set", "model.slices=2")
+    code, _, err = call("measure", *arguments, "--set", "model.slices=2")
     assert code == 2 and "different recipe (model.slices); choose another folder" in err
 
 
-def test_patterns_are_repeated_and_not_joined(call, tmp_path, monkeypatch):
-    asked = []
+def test_measure_command_takes_repeated_patterns(call, tmp_path, monkeypatch):
+    selected = []
 
-    def noted(recipes, *_):
-        asked.append(set(recipes))
+    def record(recipes, *_):
+        selected.append(set(recipes))
         raise ValueError("enough")
 
-    monkeypatch.setattr("sigmasolver.diagnose.workload.measure", noted)
+    monkeypatch.setattr("sigmasolver.diagnose.workload.measure", record)
     out = ("--device", "cpu", "--out", tmp_path / "runs")
     call("measure", "--only", "ns2d-*-sigma", "--only", "kf2d-*-hpm*", *out)
-    assert asked == [{"ns2d-efficiency-transolver-sigma", "kf2d-efficiency-hpm-frozen"}]
+    assert selected == [{"ns2d-efficiency-transolver-sigma", "kf2d-efficiency-hpm-frozen"}]
     code, _, err = call("measure", "--only", "ns2d-*-sigma,kf2d-*", *out)
-    assert code == 2 and 'No recipe matches "ns2d-*-sigma,kf2d-*"' in err and len(asked) == 1
+    assert code == 2 and 'No recipe matches "ns2d-*-sigma,kf2d-*"' in err and len(selected) == 1
     for command in ("measure", "suite"):
-        _, shown, _ = call(command, "--help")
-        line = next(line for line in shown.splitlines() if "--only" in line)
+        _, help_text, _ = call(command, "--help")
+        line = next(line for line in help_text.splitlines() if "--only" in line)
         assert "PATTERN" in line and "NAME,..." not in line
 
 
-def test_mistakes_are_one_sentence(call, tmp_path):
+def test_measure_command_reports_errors_in_one_line(call, tmp_path):
     out = ("--device", "cpu", "--out", tmp_path / "runs")
-    for words, says in (
+    for options, message in (
         (("--only", "x*"), "list them with: sigmasolver suite efficiency --list"),
         (("--rounds", 0), "must be at least 1, got 0"),
         (("--seconds", 0), "seconds must be positive, got 0.0"),
         (("--data", tmp_path), "not found"),
         (("--set", "model.heads=7"), "width 256 is not divisible by 2 x heads = 14"),
     ):
-        code, _, err = call("measure", *words, *out)
-        assert code == 2 and says in err and err.count("\n") == 1, err
+        code, _, err = call("measure", *options, *out)
+        assert code == 2 and message in err and err.count("\n") == 1, err
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_process_that_fails_says_why(stores):
+def test_failed_timing_process_reports_its_error(stores):
     recipe, path = stores[NS2D]
     other = replace(recipe, task=replace(recipe.task, grid=(16, 16)))
     with pytest.raises(ValueError, match=r"mine: The data have grid 8 × 8, but the recipe has 16 × 16; set"):

@@ -1,5 +1,5 @@
-"""The paper's cohorts on stores with its numbers of test trajectories and frames, on small grids: which windows are
-evaluated and diagnosed, by hand-written lists, and that what was measured on one is not mixed with another."""
+"""The paper's cohorts on stores with the published numbers of test trajectories and frames, on small grids: selected
+windows against explicit lists, and records of different cohorts that are kept apart."""
 
 import json
 import shutil
@@ -25,10 +25,10 @@ from sigmasolver.train.job import train_run
 
 FRAMES = {"darcy": 1, "ns2d": 20, "kf2d": 320, "it3d": 20, "smoke3d": 20}
 TRAIN = 2
-"""Trajectories before the test part; the model is none of the matter."""
+"""Trajectories before the test split; the quality of the model does not matter."""
 FAST = Request(batch=100)
 STARTS = [0, 7, 14, 21, 28, 35, 42, 49, 56, 63, 70, 77, 84, 91, 98, 105, 112, 119, 126, 133]
-WINDOWS = {  # (trajectory of the test part, first frame of the thinned history)
+WINDOWS = {  # (trajectory of the test split, first frame of the strided history)
     ("rollout", "ns2d"): [(i, 0) for i in range(200)],
     ("rollout", "kf2d"): [(i, start) for i in range(20) for start in STARTS],
     ("rollout", "it3d"): [(i, 0) for i in range(20)],
@@ -46,7 +46,7 @@ WINDOWS = {  # (trajectory of the test part, first frame of the thinned history)
 
 
 def trained(folder, name, test=None):
-    """A run of the task whose data have the published test trajectories and frames, on four points an axis."""
+    """A run of the task on data with the published number of test trajectories and frames, four points per axis."""
     axes = len(TASKS[name].grid)
     task = replace(TASKS[name], grid=(4,) * axes, space_stride=1, train=TRAIN, test=test or TASKS[name].test)
     fields = tuple(dict.fromkeys((*task.inputs, *task.targets)))
@@ -65,28 +65,28 @@ def trained(folder, name, test=None):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    made = {}
+    cache = {}
 
     def run(name):
-        if name not in made:
-            made[name] = trained(tmp_path_factory.mktemp(name), name)
-        return made[name]
+        if name not in cache:
+            cache[name] = trained(tmp_path_factory.mktemp(name), name)
+        return cache[name]
 
     return run
 
 
 @pytest.fixture
 def run(runs):
-    """NS2D without records."""
-    one = runs("ns2d")
-    one.records.unlink(missing_ok=True)
-    for path in (one.path / "diagnose").glob("*"):
+    """The NS2D run without records."""
+    ns2d = runs("ns2d")
+    ns2d.records.unlink(missing_ok=True)
+    for path in (ns2d.path / "diagnose").glob("*"):
         path.unlink()
-    return one
+    return ns2d
 
 
 def rows_by_hand(task, pairs):
-    """As `Windows.rows` tells them, in stored frames."""
+    """As returned by `Windows.rows`, in stored frames."""
     step, history, horizon = task.time_stride, task.history, task.horizon
     if task.steady:
         return [(TRAIN + i, 0, 0, 0) for i, _ in pairs]
@@ -96,7 +96,7 @@ def rows_by_hand(task, pairs):
 
 
 def persistence(run, pairs):
-    """relative_l2 of the first field for the last given frame, mean over these windows, from the raw file."""
+    """relative_l2 of persistence for the first field, mean and deviation over these windows, from the raw file."""
     task, errors = recipe_in(run).task, []
     with open_store(run.path.parent / "data.h5") as store:
         for i, s in pairs:
@@ -107,15 +107,15 @@ def persistence(run, pairs):
     return float(np.mean(errors)), float(np.std(errors, ddof=1))
 
 
-def of(rows, metric, model, field):
-    (found,) = [
+def row_of(rows, metric, model, field):
+    (match,) = [
         row for row in rows if (row["metric"], row["model"], row["field"], row["lead"]) == (metric, model, field, None)
     ]
-    return found
+    return match
 
 
-def test_the_table_is_the_papers():
-    """app:rollout-comparison and tab:decomposition-cohort; three cases of each task with a correction profile."""
+def test_cohort_sizes_match_the_paper():
+    """app:rollout-comparison and tab:decomposition-cohort; three cases for each task with a correction profile."""
     sizes = {name: {task: len(cohort) for task, cohort in tasks.items()} for name, tasks in COHORTS.items()}
     assert sizes["rollout"] == {"ns2d": 200, "kf2d": 400, "it3d": 20, "smoke3d": 20}
     assert sizes["decomposition"] == {task: printed.samples for task, printed in cohorts().items()}
@@ -126,78 +126,78 @@ def test_the_table_is_the_papers():
             assert max(cohort_of(name, task).trajectories) < TASKS[task].test
 
 
-def test_twenty_starts_fill_the_134_of_a_kolmogorov_sequence():
-    """The stride is the largest with which twenty starts fit, and the last of them is the last start there is."""
+def test_kf2d_cohort_starts_span_the_sequence():
+    """The stride is the largest that fits twenty starts, and the last one is the last possible start."""
     assert TASKS["kf2d"].starts == 134 and list(range(0, 134, 7)) == STARTS and STARTS[-1] == 133
 
 
 @pytest.mark.parametrize(("name", "task"), WINDOWS)
-def test_windows_are_those_of_the_list(runs, name, task):
+def test_cohort_windows_match_the_list(runs, name, task):
     run, pairs = runs(task), WINDOWS[name, task]
     recipe = recipe_in(run)
     with open_store(run.path.parent / "data.h5") as store:
         windows = windows_of(run, recipe, store, Request(cohort=name))
         assert [tuple(row) for row in windows.rows()] == rows_by_hand(recipe.task, pairs)
-        picked = [0, len(pairs) // 2, len(pairs) - 1]
-        history, _ = windows.batch(picked)
-        for one, (i, s) in zip(history, (pairs[number] for number in picked), strict=True):
+        selected = [0, len(pairs) // 2, len(pairs) - 1]
+        history, _ = windows.batch(selected)
+        for window, (i, s) in zip(history, (pairs[number] for number in selected), strict=True):
             frames = store[TRAIN + i][:: recipe.task.time_stride]
-            np.testing.assert_array_equal(one, frames[s : s + recipe.task.history, ..., : one.shape[-1]])
+            np.testing.assert_array_equal(window, frames[s : s + recipe.task.history, ..., : window.shape[-1]])
 
 
 @pytest.mark.parametrize("task", ["kf2d", "it3d"])
-def test_the_measured_numbers_are_those_of_the_listed_windows(runs, task):
+def test_cohort_rows_are_computed_on_its_windows(runs, task):
     rows = evaluate_run(runs(task), Request(cohort="rollout", batch=100))
     pairs = WINDOWS["rollout", task]
-    found = of(rows, "relative_l2", "persistence", TASKS[task].targets[0])
-    assert (found["value"], found["deviation"]) == pytest.approx(persistence(runs(task), pairs), rel=1e-6)
-    assert {(row["cohort"], row["windows"]) for row in rows} == {("rollout", len(pairs))}
+    row = row_of(rows, "relative_l2", "persistence", TASKS[task].targets[0])
+    assert (row["value"], row["deviation"]) == pytest.approx(persistence(runs(task), pairs), rel=1e-6)
+    assert {(entry["cohort"], entry["windows"]) for entry in rows} == {("rollout", len(pairs))}
     other = evaluate_run(runs(task), Request(windows=len(pairs), batch=100))
-    assert of(other, "relative_l2", "persistence", TASKS[task].targets[0])["value"] != found["value"]
-    assert {(row["cohort"], row["windows"]) for row in other} == {(None, len(pairs))}
+    assert row_of(other, "relative_l2", "persistence", TASKS[task].targets[0])["value"] != row["value"]
+    assert {(entry["cohort"], entry["windows"]) for entry in other} == {(None, len(pairs))}
 
 
-def test_a_cohort_of_all_windows_gives_the_numbers_of_no_cohort(run):
+def test_cohort_of_all_windows_equals_no_cohort(run):
     """NS2D: 200 test trajectories with one start each."""
-    whole, cohort = evaluate_run(run, FAST), evaluate_run(run, replace(FAST, cohort="rollout"))
-    assert [{**row, "cohort": None} for row in cohort] == whole and {row["windows"] for row in whole} == {200}
-    assert evaluate_run(run, FAST) == whole and evaluate_run(run, replace(FAST, cohort="rollout")) == cohort
-    assert read_rows(run.records) == [*whole, *cohort]
-    alone = diagnose_run(run, ["decomposition"], FAST)["decomposition"]
-    shared = diagnose_run(run, ["decomposition"], replace(FAST, cohort="decomposition"))["decomposition"]
-    assert {row["cohort"] for row in shared.rows} == {"decomposition"}
-    without = ("cohort", "arrays")
-    assert [{k: v for k, v in row.items() if k not in without} for row in shared.rows] == [
-        {k: v for k, v in row.items() if k not in without} for row in alone.rows
+    full, cohort = evaluate_run(run, FAST), evaluate_run(run, replace(FAST, cohort="rollout"))
+    assert [{**row, "cohort": None} for row in cohort] == full and {row["windows"] for row in full} == {200}
+    assert evaluate_run(run, FAST) == full and evaluate_run(run, replace(FAST, cohort="rollout")) == cohort
+    assert read_rows(run.records) == [*full, *cohort]
+    without_cohort = diagnose_run(run, ["decomposition"], FAST)["decomposition"]
+    with_cohort = diagnose_run(run, ["decomposition"], replace(FAST, cohort="decomposition"))["decomposition"]
+    assert {row["cohort"] for row in with_cohort.rows} == {"decomposition"}
+    ignored = ("cohort", "arrays")
+    assert [{k: v for k, v in row.items() if k not in ignored} for row in with_cohort.rows] == [
+        {k: v for k, v in row.items() if k not in ignored} for row in without_cohort.rows
     ]
-    for key, values in alone.arrays.items():
-        np.testing.assert_array_equal(shared.arrays[key], values)
+    for key, values in without_cohort.arrays.items():
+        np.testing.assert_array_equal(with_cohort.arrays[key], values)
 
 
-def test_a_decomposition_holds_the_energies_of_the_listed_windows(runs):
+def test_decomposition_of_a_cohort_uses_its_windows(runs):
     run, request = runs("kf2d"), Request(cohort="decomposition", batch=100)
-    found = diagnose_run(run, ["decomposition"], request)["decomposition"]
+    findings = diagnose_run(run, ["decomposition"], request)["decomposition"]
     true = []
     with open_store(run.path.parent / "data.h5") as store:
-        whole = np.asarray(store[TRAIN:], np.float64)[:, ::2, ..., 0]
+        fields = np.asarray(store[TRAIN:], np.float64)[:, ::2, ..., 0]
     for i, start in WINDOWS["decomposition", "kf2d"]:
-        true.append((whole[i, start + 10 : start + 26] ** 2).sum((1, 2)))
-    np.testing.assert_allclose(found.arrays["truth"][..., -1], true, rtol=1e-5)
-    assert {row["windows"] for row in found.rows} == {400}
+        true.append((fields[i, start + 10 : start + 26] ** 2).sum((1, 2)))
+    np.testing.assert_allclose(findings.arrays["truth"][..., -1], true, rtol=1e-5)
+    assert {row["windows"] for row in findings.rows} == {400}
 
 
-def test_three_cases_are_those_that_corrections_take_of_all_windows(run):
+def test_corrections_cohort_equals_the_default_cases(run):
     fixed = diagnose_run(run, ["corrections"], Request(cohort="corrections"))["corrections"]
-    whole = diagnose_run(run, ["corrections"])["corrections"]
+    default = diagnose_run(run, ["corrections"])["corrections"]
     assert spread_evenly(200, 3).tolist() == [0, 100, 199]
     ratios = [
-        [row["value"] for row in found.rows if row["metric"] == "correction_ratio"] for found in (fixed, whole)
+        [row["value"] for row in findings.rows if row["metric"] == "correction_ratio"] for findings in (fixed, default)
     ]  # fmt: skip
-    assert len(set(ratios[0])) >= 4 and ratios[0] == ratios[1]  # three cases that differ, and their mean
+    assert len(set(ratios[0])) >= 4 and ratios[0] == ratios[1]  # three different cases, and their mean
 
 
-def test_records_that_do_not_say_a_cohort_have_none(run):
-    old = [{key: one for key, one in row.items() if key != "cohort"} for row in evaluate_run(run, FAST)]
+def test_records_without_a_cohort_key_are_reused(run):
+    old = [{key: entry for key, entry in row.items() if key != "cohort"} for row in evaluate_run(run, FAST)]
     replace_rows(run.records, old)
     assert evaluate_run(run, FAST) == old == read_rows(run.records)
     diagnose_run(run, ["decomposition"], FAST)
@@ -211,7 +211,7 @@ def test_records_that_do_not_say_a_cohort_have_none(run):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("options", "message"),
     [
         ({"cohort": "roll"}, 'Unknown cohort "roll"; did you mean rollout'),
         ({"cohort": "rollout", "windows": 3}, "use either --windows or --cohort"),
@@ -219,13 +219,13 @@ def test_records_that_do_not_say_a_cohort_have_none(run):
         ({"cohort": "rollout", "horizon": 11}, "A window needs 21 frames"),
     ],
 )
-def test_mistakes_are_one_sentence(run, words, says):
-    with pytest.raises(ValueError, match=says) as caught:
-        evaluate_run(run, Request(**words))
+def test_evaluate_run_rejects_invalid_cohorts(run, options, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        evaluate_run(run, Request(**options))
     assert "\n" not in str(caught.value) and str(caught.value).endswith((".", "?")) and not run.records.exists()
 
 
-def test_too_little_data_and_tasks_without_the_cohort_are_told(tmp_path, runs):
+def test_cohort_requires_enough_data_and_a_matching_task(tmp_path, runs):
     small = trained(tmp_path, "ns2d", test=5)
     with pytest.raises(ValueError, match="rollout of ns2d needs 200 test trajectories, but there are 5; use more"):
         evaluate_run(small, Request(cohort="rollout"))
@@ -240,11 +240,11 @@ def test_too_little_data_and_tasks_without_the_cohort_are_told(tmp_path, runs):
 # --- the commands
 
 
-def test_the_commands_take_a_cohort_and_tell_it(call, run, tmp_path):
+def test_cohort_option_of_evaluate_and_diagnose(call, run, tmp_path):
     code, out, err = call("evaluate", run.path, "--cohort", "rollout", "--batch", 50, "--device", "cpu")
     assert code == 0 and "200 windows of the test split, horizon 10, cohort rollout" in out, err
-    words = ("--only", "decomposition", "--cohort", "decomposition", "--batch", 50, "--device", "cpu")
-    code, out, err = call("diagnose", run.path, *words)
+    options = ("--only", "decomposition", "--cohort", "decomposition", "--batch", 50, "--device", "cpu")
+    code, out, err = call("diagnose", run.path, *options)
     assert code == 0 and "(200 windows of the test split, horizon 10, cohort decomposition)" in out, err
     for figure in ("rollout", "decomposition"):
         code, _, err = call("figure", figure, run.path, "--out", tmp_path)
@@ -255,7 +255,7 @@ def test_the_commands_take_a_cohort_and_tell_it(call, run, tmp_path):
     assert code == 2 and not out and "use either --windows or --cohort" in err and err.count("\n") == 1
 
 
-def test_the_windows_of_a_cohort_are_listed(call, runs):
+def test_windows_command_lists_a_cohort(call, runs):
     data = runs("kf2d").path.parent / "data.h5"
     small = ("--set", "task.train=2", "--set", "task.space_stride=1", "--set", "train.validation=0")
     code, out, err = call("windows", "kf2d", "--data", data, "--split", "test", "--cohort", "rollout", *small)
@@ -266,15 +266,15 @@ def test_the_windows_of_a_cohort_are_listed(call, runs):
     assert code == 2 and "add --split test" in err
 
 
-def test_runs_of_different_cohorts_are_not_joined(call, run, tmp_path):
+def test_reports_reject_runs_of_different_cohorts(call, run, tmp_path):
     shutil.copytree(run.path, tmp_path / "other")
     recipe = json.loads((run.path / "recipe.json").read_text())
     (tmp_path / "other" / "recipe.json").write_text(json.dumps({**recipe, "train": {**recipe["train"], "seed": 99}}))
     evaluate_run(run, Request(cohort="rollout", batch=50))
     evaluate_run(Run(tmp_path / "other"), Request(batch=50))
     both = (run.path, tmp_path / "other")
-    for words in (("figure", "rollout"), ("table", "main")):
-        code, _, err = call(*words, *both, *(("--out", tmp_path) if words[0] == "figure" else ()))
+    for command in (("figure", "rollout"), ("table", "main")):
+        code, _, err = call(*command, *both, *(("--out", tmp_path) if command[0] == "figure" else ()))
         assert code == 2 and err.count("\n") == 1
         assert "ns2d-run was measured with cohort rollout and other with cohort none, so they cannot" in err
     evaluate_run(run, Request(batch=50))
@@ -284,7 +284,7 @@ def test_runs_of_different_cohorts_are_not_joined(call, run, tmp_path):
     assert code == 0, err
     code, _, err = call("figure", "rollout", run.path, "--out", tmp_path, "--where", "cohort=rollout")
     assert code == 0, err
-    forced = Run(tmp_path / "other")  # evaluated freely without a cohort above
+    forced = Run(tmp_path / "other")  # evaluated above with protocol free and without a cohort
     evaluate_run(forced, Request(protocol="teacher-forced", cohort="rollout", batch=50))
     code, _, err = call("figure", "teacher-forcing", forced.path, "--out", tmp_path)
     assert code == 2 and "other was measured with the cohorts none and rollout; select one" in err

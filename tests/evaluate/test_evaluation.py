@@ -1,4 +1,4 @@
-"""Evaluations of a real run against NumPy on the raw file: the right windows, the right rows, once."""
+"""Evaluations of a trained run against NumPy on the raw file: windows, rows, and reuse of records."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ TIDY = {"task", "run", "model", "seed", "metric", "field", "lead", "value", "com
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A data file and a run that learned a little from it."""
+    """A data file and a run briefly trained on it."""
     folder = tmp_path_factory.mktemp("trained")
     generate(FLOW, 8, 0, folder / "flow.h5")
     train_run(RECIPE, folder / "flow.h5", Run(folder / "run"))
@@ -43,7 +43,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def run(trained, tmp_path):
-    """The run without any records."""
+    """The run without records."""
     shutil.copytree(trained / "run", tmp_path / "run", ignore=shutil.ignore_patterns("records.jsonl"))
     return Run(tmp_path / "run")
 
@@ -55,18 +55,20 @@ def raw(trained):
 
 
 def value(rows, metric, model="persistence", field="vorticity", lead=None):
-    found = [
+    matches = [
         row for row in rows if (row["metric"], row["model"], row["field"], row["lead"]) == (metric, model, field, lead)
     ]
-    assert len(found) == 1, (metric, model, field, lead)
-    return found[0]["value"]
+    assert len(matches) == 1, (metric, model, field, lead)
+    return matches[0]["value"]
 
 
 def cut(raw, history, horizon):
-    """Every window of trajectories (n, frames, ...): the last given frame and the frames after it."""
+    """Last input frame and future frames of every window of trajectories (n, frames, ...)."""
     starts = range(raw.shape[1] - history - horizon + 1)
-    last = np.stack([one[start + history - 1] for one in raw for start in starts])
-    future = np.stack([one[start + history : start + history + horizon] for one in raw for start in starts])
+    last = np.stack([trajectory[start + history - 1] for trajectory in raw for start in starts])
+    future = np.stack(
+        [trajectory[start + history : start + history + horizon] for trajectory in raw for start in starts]
+    )
     return last, future
 
 
@@ -81,7 +83,7 @@ def by_hand(predicted, true):
         [np.corrcoef(p.ravel(), t.ravel())[0, 1] for p, t in zip(*pair, strict=True)]
         for pair in zip(predicted, true, strict=True)
     ]
-    found = {
+    measures = {
         ("relative_l2", None): (norm(error, 1, 2, 3, 4) / norm(true, 1, 2, 3, 4)).mean(),
         ("relative_l2_final", None): (norm(error[:, -1], 1, 2, 3) / norm(true[:, -1], 1, 2, 3)).mean(),
         ("rmse", None): np.sqrt((error**2).mean()),
@@ -90,14 +92,14 @@ def by_hand(predicted, true):
     }
     for lead in leads:
         e, t = error[:, lead], true[:, lead]
-        found["relative_l2_lead", lead + 1] = (norm(e, 1, 2, 3) / norm(t, 1, 2, 3)).mean()
-        found["rmse_lead", lead + 1] = np.sqrt((e**2).mean())
-        found["mae_lead", lead + 1] = np.abs(e).mean()
-        found["correlation_lead", lead + 1] = np.mean([one[lead] for one in corr])
-    return found
+        measures["relative_l2_lead", lead + 1] = (norm(e, 1, 2, 3) / norm(t, 1, 2, 3)).mean()
+        measures["rmse_lead", lead + 1] = np.sqrt((e**2).mean())
+        measures["mae_lead", lead + 1] = np.abs(e).mean()
+        measures["correlation_lead", lead + 1] = np.mean([by_lead[lead] for by_lead in corr])
+    return measures
 
 
-def agrees(rows, expected, model="persistence"):
+def check_rows(rows, expected, model="persistence"):
     for (metric, lead), number in expected.items():
         assert value(rows, metric, model, lead=lead) == pytest.approx(number, rel=1e-9), (metric, lead)
 
@@ -105,30 +107,30 @@ def agrees(rows, expected, model="persistence"):
 # --- persistence by hand
 
 
-def test_persistence_is_what_numpy_says_of_the_raw_file(run, raw):
+def test_persistence_rows_match_numpy(run, raw):
     rows = evaluate_run(run)
-    last, future = cut(raw[6:], 2, 3)  # the last two trajectories are the test
+    last, future = cut(raw[6:], 2, 3)  # the last two trajectories are the test split
     still = np.broadcast_to(last[:, None], future.shape)
-    agrees(rows, by_hand(still, future))
+    check_rows(rows, by_hand(still, future))
     assert {row["windows"] for row in rows} == {len(future)} == {8}
     ratios = norm(still - future, 1, 2, 3, 4) / norm(future, 1, 2, 3, 4)
     row = next(row for row in rows if row["model"] == "persistence" and row["metric"] == "relative_l2")
     assert row["deviation"] == pytest.approx(ratios.std(ddof=1))
-    # REALM's error: fields less the mean and over the deviation of the trajectories that trained, summed over leads.
+    # REALM's error: fields standardised by mean and deviation of the training trajectories, summed over leads.
     training = raw[:5]
     squared = (((still - future) / training.std()) ** 2).mean((0, 2, 3, 4))
     assert value(rows, "realm_error", field=None) == pytest.approx(squared.sum(), rel=1e-5)
     assert value(rows, "realm_error_per_call", field=None) == pytest.approx(squared.mean(), rel=1e-5)
     corr = [value(rows, "correlation_lead", lead=lead) for lead in (1, 2, 3)]
-    fallen = [lead for lead, one in enumerate(corr, 1) if one < 0.8]
-    assert value(rows, "correlation_time") == (pytest.approx(FLOW.interval * fallen[0]) if fallen else None)
+    dropped = [lead for lead, correlation in enumerate(corr, 1) if correlation < 0.8]
+    assert value(rows, "correlation_time") == (pytest.approx(FLOW.interval * dropped[0]) if dropped else None)
     assert value(rows, "blow_up", field=None) == 0 and value(rows, "survived", field=None) == 3
 
 
-def test_the_models_numbers_are_those_of_its_rollout(run, raw):
+def test_model_rows_match_its_rollout(run, raw):
     rows = evaluate_run(run)
     _, future = cut(raw[6:], 2, 3)
-    history = np.stack([one[start : start + 2] for one in raw[6:] for start in range(4)])
+    history = np.stack([trajectory[start : start + 2] for trajectory in raw[6:] for start in range(4)])
     frames = load(run.path).rollout(torch.from_numpy(history).float(), 3).frames.double().numpy()
     for (metric, lead), number in by_hand(frames, future).items():
         assert value(rows, metric, "transolver-sigma", lead=lead) == pytest.approx(number, rel=1e-4), (metric, lead)
@@ -137,46 +139,46 @@ def test_the_models_numbers_are_those_of_its_rollout(run, raw):
     )
 
 
-def test_the_parameters_of_a_record_are_those_that_learn(trained, tmp_path):
+def test_parameters_row_counts_trainable_parameters(trained, tmp_path):
     recipe = replace(RECIPE, model=replace(MODEL, name="hpm-frozen", options=Options()))
     train_run(replace(recipe, train=replace(recipe.train, updates=1)), trained / "flow.h5", Run(tmp_path / "frozen"))
-    learned = count_parameters("hpm", recipe.model.config(recipe.task))
-    assert value(evaluate_run(Run(tmp_path / "frozen")), "parameters", "hpm-frozen", None) == learned
+    trainable = count_parameters("hpm", recipe.model.config(recipe.task))
+    assert value(evaluate_run(Run(tmp_path / "frozen")), "parameters", "hpm-frozen", None) == trainable
 
 
-def test_other_parts_are_measured_when_asked_for(run, raw):
-    for part, numbers in (("train", raw[:5]), ("validation", raw[5:6])):
-        last, future = cut(numbers, 2, 3)
-        agrees(evaluate_run(run, Request(part=part)), by_hand(np.broadcast_to(last[:, None], future.shape), future))
+def test_evaluate_run_on_other_splits(run, raw):
+    for part, trajectories in (("train", raw[:5]), ("validation", raw[5:6])):
+        last, future = cut(trajectories, 2, 3)
+        check_rows(evaluate_run(run, Request(part=part)), by_hand(np.broadcast_to(last[:, None], future.shape), future))
 
 
-def test_a_longer_horizon_takes_all_windows_that_fit(run, raw):
+def test_evaluate_run_with_a_longer_horizon_uses_all_windows_that_fit(run, raw):
     last, future = cut(raw[6:], 2, 6)
     rows = evaluate_run(run, Request(horizon=6))
-    agrees(rows, by_hand(np.broadcast_to(last[:, None], future.shape), future))
+    check_rows(rows, by_hand(np.broadcast_to(last[:, None], future.shape), future))
     assert {row["horizon"] for row in rows} == {6} and {row["windows"] for row in rows} == {2}
 
 
-def test_a_thinned_grid(run, raw):
+def test_evaluate_run_on_a_strided_grid(run, raw):
     last, future = cut(raw[6:, :, ::2, ::2], 2, 3)
-    for asked in ((8,), (8, 8)):
-        rows = evaluate_run(run, Request(grid=asked))
-        agrees(rows, by_hand(np.broadcast_to(last[:, None], future.shape), future))
+    for grid in ((8,), (8, 8)):
+        rows = evaluate_run(run, Request(grid=grid))
+        check_rows(rows, by_hand(np.broadcast_to(last[:, None], future.shape), future))
         assert {tuple(row["grid"]) for row in rows} == {(8, 8)}
 
 
 @pytest.mark.parametrize("count", [1, 3, 5, 8, 100])
-def test_fewer_windows_are_spread_evenly(run, raw, count):
+def test_selected_windows_are_spread_evenly(run, raw, count):
     last, future = cut(raw[6:], 2, 3)
-    every = norm(last[:, None] - future, 1, 2, 3, 4) / norm(future, 1, 2, 3, 4)
-    chosen = {1: [0], 3: [0, 4, 7], 5: [0, 2, 4, 5, 7]}.get(count, range(8))
+    errors = norm(last[:, None] - future, 1, 2, 3, 4) / norm(future, 1, 2, 3, 4)
+    selected = {1: [0], 3: [0, 4, 7], 5: [0, 2, 4, 5, 7]}.get(count, range(8))
     rows = evaluate_run(run, Request(windows=count))
-    assert value(rows, "relative_l2") == pytest.approx(every[list(chosen)].mean(), rel=1e-12)
-    assert {row["windows"] for row in rows} == {len(chosen)}
+    assert value(rows, "relative_l2") == pytest.approx(errors[list(selected)].mean(), rel=1e-12)
+    assert {row["windows"] for row in rows} == {len(selected)}
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_the_batch_does_not_matter(run, batch):
+def test_evaluate_run_is_independent_of_the_batch_size(run, batch):
     rows = evaluate_run(run, Request(batch=batch))
     run.records.unlink()
     for first, second in zip(rows, evaluate_run(run), strict=True):
@@ -184,32 +186,32 @@ def test_the_batch_does_not_matter(run, batch):
         assert first["value"] == (second["value"] if exact else pytest.approx(second["value"], rel=1e-5))
 
 
-def test_the_protocols_of_a_run_agree_at_the_first_call_only(run, raw):
+def test_protocols_agree_only_at_the_first_call(run, raw):
     free, forced = (evaluate_run(run, Request(protocol=name)) for name in ("free", "teacher-forced"))
     for lead in (1, 2, 3):
         pair = [value(rows, "relative_l2_lead", "transolver-sigma", lead=lead) for rows in (free, forced)]
         assert (pair[0] == pair[1]) == (lead == 1)
     _, future = cut(raw[6:], 2, 3)
-    before = np.stack([one[start + 1 : start + 4] for one in raw[6:] for start in range(4)])
-    agrees(forced, by_hand(before, future))
+    before = np.stack([trajectory[start + 1 : start + 4] for trajectory in raw[6:] for start in range(4)])
+    check_rows(forced, by_hand(before, future))
 
 
 # --- other data
 
 
-def test_another_file_is_the_test_as_a_whole(run, tmp_path):
+def test_evaluate_run_uses_all_trajectories_of_other_data(run, tmp_path):
     generate(FLOW, 3, 1, tmp_path / "other.h5")
     with open_store(tmp_path / "other.h5") as store:
         last, future = cut(np.asarray(store[:], np.float64), 2, 3)
         name = store.fingerprint
     rows = evaluate_run(run, path=tmp_path / "other.h5")
-    agrees(rows, by_hand(np.broadcast_to(last[:, None], future.shape), future))
+    check_rows(rows, by_hand(np.broadcast_to(last[:, None], future.shape), future))
     assert {row["data"] for row in rows} == {name} and {row["windows"] for row in rows} == {12}
     with pytest.raises(ValueError, match="omit --split"):
         evaluate_run(run, Request(part="train"), tmp_path / "other.h5")
 
 
-def test_a_file_that_holds_training_data_is_refused(run, trained, tmp_path):
+def test_evaluate_run_rejects_training_data(run, trained, tmp_path):
     generate(FLOW, 9, 0, tmp_path / "more.h5")
     with pytest.raises(ValueError, match=r"Trajectory 0 of .*more.h5 is in the training data of ") as caught:
         evaluate_run(run, path=tmp_path / "more.h5")
@@ -217,12 +219,12 @@ def test_a_file_that_holds_training_data_is_refused(run, trained, tmp_path):
     with open_store(trained / "flow.h5") as store, Writer(tmp_path / "fair.h5", store.header, 2) as writer:
         writer.append(store[6:8])
     moved = evaluate_run(run, path=tmp_path / "fair.h5")
-    mine = evaluate_run(run)
-    assert [row["value"] for row in moved] == [row["value"] for row in mine]
+    original = evaluate_run(run)
+    assert [row["value"] for row in moved] == [row["value"] for row in original]
 
 
-def other(path, trained, **change):
-    """Fair test data with another layout."""
+def write_variant(path, trained, **change):
+    """Valid test data with another layout."""
     with open_store(trained / "flow.h5") as store:
         header = replace(store.header, layout=replace(store.header.layout, **change))
         with Writer(path, header, 2) as writer:
@@ -231,7 +233,7 @@ def other(path, trained, **change):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"units": ("1/hour",)}, "the unit of vorticity is 1/hour, not 1/time"),
         ({"boundary": ("periodic", "wall")}, "axis y is wall, not periodic"),
@@ -240,35 +242,35 @@ def other(path, trained, **change):
         ({"times": np.cumsum([1.0, 2, 1, 2, 1, 2, 1, 2])}, "its frames are unevenly spaced in time, 1 to 2 apart"),
     ],
 )
-def test_data_that_mean_something_else_are_refused_unless_asked_for(run, trained, tmp_path, change, says):
-    path = other(tmp_path / "other.h5", trained, **change)
-    with pytest.raises(ValueError, match=says) as caught:
+def test_evaluate_run_rejects_a_different_domain_without_anyway(run, trained, tmp_path, change, message):
+    path = write_variant(tmp_path / "other.h5", trained, **change)
+    with pytest.raises(ValueError, match=message) as caught:
         evaluate_run(run, path=path)
     assert "\n" not in str(caught.value) and str(caught.value).endswith("or pass --anyway.")
     assert not run.records.exists()
     rows = evaluate_run(run, path=path, anyway=True)
-    assert all(says in row["anyway"] for row in rows) and evaluate_run(run, path=path, anyway=True) == rows
-    with pytest.raises(ValueError, match=says):
+    assert all(message in row["anyway"] for row in rows) and evaluate_run(run, path=path, anyway=True) == rows
+    with pytest.raises(ValueError, match=message):
         evaluate_run(run, path=path)
     assert not any("anyway" in row for row in evaluate_run(run))
 
 
-def test_a_run_without_the_record_evaluates_as_it_did(run, trained, tmp_path):
+def test_evaluate_run_without_a_recorded_domain(run, trained, tmp_path):
     facts = run.read_json("data.json")
     assert facts.pop("domain")["units"] == ["1/time"]
     run.write_json("data.json", facts)
-    path = other(tmp_path / "other.h5", trained, units=("1/hour",))
+    path = write_variant(tmp_path / "other.h5", trained, units=("1/hour",))
     assert "no record of units" in not_compared(run, path)
     assert not any("anyway" in row for row in evaluate_run(run, path=path))
 
 
-def test_the_same_data_may_lie_elsewhere(run, trained, tmp_path):
+def test_evaluate_run_accepts_moved_data(run, trained, tmp_path):
     shutil.copy(trained / "flow.h5", tmp_path / "moved.h5")
     assert evaluate_run(run, path=tmp_path / "moved.h5") == evaluate_run(run)
 
 
-def test_a_file_on_the_grid_of_the_task_is_not_thinned_again(tmp_path):
-    """A run that thins by two: a file as stored is thinned, one that is thinned already is taken as it is."""
+def test_data_on_the_task_grid_are_not_strided_again(tmp_path):
+    """A run with a space stride of two: a file on the stored grid is strided, one on the task grid is not."""
     generate(FLOW, 8, 0, tmp_path / "flow.h5")
     task = replace(TASK, grid=(8, 8), space_stride=2)
     train_run(replace(RECIPE, task=task, train=replace(RECIPE.train, updates=2)), tmp_path / "flow.h5",
@@ -280,12 +282,12 @@ def test_a_file_on_the_grid_of_the_task_is_not_thinned_again(tmp_path):
     for name in ("fine.h5", "coarse.h5"):
         rows = evaluate_run(Run(tmp_path / "run"), path=tmp_path / name)
         assert {tuple(row["grid"]) for row in rows} == {(8, 8)}
-        agrees(rows, by_hand(np.broadcast_to(last[:, None], future.shape), future))
+        check_rows(rows, by_hand(np.broadcast_to(last[:, None], future.shape), future))
 
 
-def test_the_correlation_time_counts_the_frames_of_the_task(tmp_path):
-    """A wave that turns by 0.2 every stored frame, of which every second one is taken: persistence correlates as
-    cos(0.4 lead), which is below 0.8 at the second lead, four stored frames of 0.25 later."""
+def test_correlation_time_accounts_for_the_time_stride(tmp_path):
+    """A wave that shifts by 0.2 per stored frame, with a time stride of two: the correlation of persistence is
+    cos(0.4 lead), which drops below 0.8 at the second lead, four stored frames of 0.25 later."""
     x, phase = 2 * np.pi * np.arange(16) / 16, np.arange(6)[:, None]
     moving = [[np.sin(x - 0.2 * frame + start)[:, None] for frame in range(13)] for start in phase[:, 0]]
     layout = Layout(("u",), ("1",), ("periodic",), (x,), 0.25 * np.arange(13))
@@ -300,24 +302,26 @@ def test_the_correlation_time_counts_the_frames_of_the_task(tmp_path):
     assert value(rows, "correlation_time", field="u") == pytest.approx(1.0)
 
 
-def test_the_fourier_error_is_that_of_all_windows_together(run, raw):
+def test_frmse_takes_the_root_after_averaging_windows(run, raw):
     """The root after the mean over windows, not before."""
     last, future = cut(raw[6:], 2, 6)
-    still, true = (torch.from_numpy(np.array(one)) for one in (np.broadcast_to(last[:, None], future.shape), future))
+    still, true = (
+        torch.from_numpy(np.array(values)) for values in (np.broadcast_to(last[:, None], future.shape), future)
+    )
     expected = float(metrics.frmse(still, true))
-    alone = np.mean([float(metrics.frmse(still[k : k + 1], true[k : k + 1])) for k in range(len(true))])
-    assert alone < 0.999 * expected, "the two orders differ here"
+    per_window = np.mean([float(metrics.frmse(still[k : k + 1], true[k : k + 1])) for k in range(len(true))])
+    assert per_window < 0.999 * expected, "the two orders differ here"
     assert value(evaluate_run(run, Request(horizon=6)), "frmse") == pytest.approx(expected, rel=1e-6)
 
 
 # --- rows
 
 
-def test_rows_are_tidy_strict_json_and_on_disk(run):
+def test_records_are_tidy_strict_json_on_disk(run):
     rows = evaluate_run(run)
 
-    def refuse(word):
-        raise AssertionError(word)
+    def refuse(constant):
+        raise AssertionError(constant)
 
     lines = run.records.read_text().splitlines()
     assert [json.loads(line, parse_constant=refuse) for line in lines] == rows
@@ -329,7 +333,7 @@ def test_rows_are_tidy_strict_json_and_on_disk(run):
     assert all(row["lead"] in (1, 2, 3) if row["metric"].endswith("_lead") else row["lead"] is None for row in rows)
 
 
-def test_what_was_measured_is_not_measured_again(run):
+def test_evaluate_run_reuses_existing_records(run):
     ticks = []
     first = evaluate_run(run, tick=lambda done, total: ticks.append((done, total)))
     assert ticks[-1] == (8, 8)
@@ -341,7 +345,7 @@ def test_what_was_measured_is_not_measured_again(run):
     assert evaluate_run(run) == first
 
 
-def test_a_run_is_known_by_its_weights_and_not_by_its_folder(run, tmp_path):
+def test_records_are_matched_by_weights_not_folder_name(run, tmp_path):
     first, before = evaluate_run(run), run.records.read_bytes()
     shutil.copytree(run.path, tmp_path / "copy")
     run.path.rename(tmp_path / "renamed")
@@ -349,48 +353,48 @@ def test_a_run_is_known_by_its_weights_and_not_by_its_folder(run, tmp_path):
         moved = Run(tmp_path / name)
         assert evaluate_run(moved) == [{**row, "run": name} for row in first]
         assert moved.records.read_bytes() == before
-    replace_rows(moved.records, [*first, *({**row, "run": "copy"} for row in first)])  # as older packages left it
+    replace_rows(moved.records, [*first, *({**row, "run": "copy"} for row in first)])  # as written by older versions
     assert evaluate_run(moved) == [{**row, "run": "copy"} for row in first]
 
 
-def test_what_another_process_measured_in_the_meantime_is_not_written_twice(run):
+def test_concurrent_evaluation_writes_records_once(run):
     rows = evaluate_run(run)
     run.records.unlink()
-    replaced = []
+    calls = []
 
-    def other(done, total):
-        replaced.append(done)
+    def other_process(done, total):
+        calls.append(done)
         replace_rows(run.records, rows)
 
-    assert evaluate_run(run, tick=other) == rows and replaced
+    assert evaluate_run(run, tick=other_process) == rows and calls
     assert read_rows(run.records) == rows
 
 
-def test_precisions_stand_side_by_side(run):
-    plain, short = (evaluate_run(run, Request(precision=name)) for name in ("float32", "bf16"))
-    assert read_rows(run.records) == [*plain, *short]
-    for rows, name in ((plain, "float32"), (short, "bf16")):
+def test_records_of_different_precisions_coexist(run):
+    plain, bf16 = (evaluate_run(run, Request(precision=name)) for name in ("float32", "bf16"))
+    assert read_rows(run.records) == [*plain, *bf16]
+    for rows, name in ((plain, "float32"), (bf16, "bf16")):
         assert {row["forecast_precision"] for row in rows} == {name}
         assert evaluate_run(run, Request(precision=name)) == rows
-    errors = [value(rows, "relative_l2", "transolver-sigma") for rows in (plain, short)]
+    errors = [value(rows, "relative_l2", "transolver-sigma") for rows in (plain, bf16)]
     assert errors[0] != errors[1] and errors[0] == pytest.approx(errors[1], rel=0.02)
-    assert value(plain, "relative_l2") == value(short, "relative_l2"), "the yardstick computes nothing"
-    shown = comparison(named_apart(read_rows(run.records)))
-    assert [row[0] for row in shown.rows] == ["transolver-sigma, float32", "transolver-sigma, bf16", "persistence"]
+    assert value(plain, "relative_l2") == value(bf16, "relative_l2"), "the baseline does not depend on precision"
+    table = comparison(named_apart(read_rows(run.records)))
+    assert [row[0] for row in table.rows] == ["transolver-sigma, float32", "transolver-sigma, bf16", "persistence"]
 
 
 def test_records_without_a_precision_are_float32(run):
-    rows = [{key: one for key, one in row.items() if key != "forecast_precision"} for row in evaluate_run(run)]
+    rows = [{key: entry for key, entry in row.items() if key != "forecast_precision"} for row in evaluate_run(run)]
     replace_rows(run.records, rows)
     assert evaluate_run(run) == rows == read_rows(run.records)
-    short = evaluate_run(run, Request(precision="bf16"))
-    assert read_rows(run.records) == [*rows, *short] and comparison(named_apart(rows)) == comparison(rows)
+    bf16 = evaluate_run(run, Request(precision="bf16"))
+    assert read_rows(run.records) == [*rows, *bf16] and comparison(named_apart(rows)) == comparison(rows)
 
 
 # --- a steady task
 
 
-def test_a_steady_task_is_measured_against_the_training_mean(tmp_path):
+def test_steady_task_baseline_is_the_training_mean(tmp_path):
     grid, random = np.arange(8) / 8, np.random.default_rng(0)
     a = random.normal(size=(10, 1, 8, 8)).astype(np.float32)
     p = (2 + 0.5 * a + random.normal(size=a.shape)).astype(np.float32)
@@ -415,11 +419,11 @@ def test_a_steady_task_is_measured_against_the_training_mean(tmp_path):
     assert value(rows, "relative_l2", "transolver-sigma", "p") == pytest.approx(ratios.mean(), rel=1e-5)
 
 
-# --- mistakes
+# --- errors
 
 
 @pytest.mark.parametrize(
-    ("request_", "says"),
+    ("options", "message"),
     [
         ({"protocol": "cheating"}, "choose from free, teacher-forced"),
         ({"part": "exam"}, "choose from train, validation, test"),
@@ -434,14 +438,14 @@ def test_a_steady_task_is_measured_against_the_training_mean(tmp_path):
         ({"grid": (6,)}, "does not divide the 16 points of the periodic axis"),
     ],
 )
-def test_mistakes_are_one_sentence(run, request_, says):
-    with pytest.raises(ValueError, match=says) as caught:
-        evaluate_run(run, Request(**request_))
+def test_evaluate_run_rejects_invalid_requests(run, options, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        evaluate_run(run, Request(**options))
     assert "\n" not in str(caught.value) and str(caught.value).endswith((".", "?"))
     assert not run.records.exists()
 
 
-def test_a_run_that_is_not_whole_is_told(run, tmp_path):
+def test_evaluate_run_rejects_incomplete_runs(run, tmp_path):
     facts = run.read_json("data.json")
     run.write_json("data.json", {**facts, "parts": {**facts["parts"], "validation": []}})
     with pytest.raises(ValueError, match="has no validation split"):

@@ -1,4 +1,4 @@
-"""The measures of an evaluation where the answer is known: a flow that is solved exactly, forecasts that fail."""
+"""Measures of an evaluation with known values: a flow with an exact solution, forecasts that fail."""
 
 import json
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ from tests.data.memory import Memory
 from tests.data.waves import Waves
 from tests.evaluate.test_evaluation import norm, value
 
-# --- a flow that is solved exactly: decaying waves that drift are a Fourier multiplier
+# --- a flow with an exact solution: decaying, drifting waves are a Fourier multiplier
 
 NAMES = ("height", "slope")
 WAVES = Waves(frames=9)
 
 
 class Advance(nn.Module):
-    """The last frame, one to `block` steps later; histories with a first value in `poison` get `by` times that."""
+    """Advance the last frame by one to `block` steps; multiply by `by` if the first value is in `poison`."""
 
     def __init__(self, block, poison=(), by=torch.nan):
         super().__init__()
@@ -44,8 +44,8 @@ class Advance(nn.Module):
             for step in range(1, self.block + 1)
         ]
         out = torch.cat(frames, dim=-1).to(channels.dtype)
-        for number, one in enumerate(channels):
-            if float(one[0, 0, 0]) in self.poison:
+        for number, sample in enumerate(channels):
+            if float(sample[0, 0, 0]) in self.poison:
                 out[number] *= self.by
         return out
 
@@ -54,7 +54,7 @@ def unscaled(names):
     return Normaliser("none", names, torch.zeros(len(names)).double(), torch.ones(len(names)).double())
 
 
-def around(model, block, names=NAMES):
+def forecaster_of(model, block, names=NAMES):
     return Forecaster(model, unscaled(names), unscaled(names), block)
 
 
@@ -72,30 +72,30 @@ def all_rows(measures, names=NAMES):
 
 @pytest.mark.parametrize("protocol", ["free", "teacher-forced"])
 @pytest.mark.parametrize("block", [1, 2, 5])
-def test_a_perfect_forecast_has_no_error(waves, block, protocol):
-    found, still = measure(around(Advance(block), block), waves, Request(protocol=protocol), World())
-    rows, yardstick = all_rows(found), all_rows(still)
+def test_measure_of_a_perfect_forecast_is_zero(waves, block, protocol):
+    measures, persistence = measure(forecaster_of(Advance(block), block), waves, Request(protocol=protocol), World())
+    rows, baseline_rows = all_rows(measures), all_rows(persistence)
     for row in rows:
         perfect = 1 if row["metric"].startswith("correlation") else 5 if row["metric"] == "survived" else 0
         if row["metric"] == "correlation_time":
-            assert row["value"] is None  # it never falls
+            assert row["value"] is None  # it never drops
         else:
             assert row["value"] == pytest.approx(perfect, abs=2e-6), row
-    assert value(yardstick, "relative_l2", "any", "height") > 0.05
+    assert value(baseline_rows, "relative_l2", "any", "height") > 0.05
 
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
-def test_the_batch_does_not_matter(waves, batch):
-    (one, one_still), (many, many_still) = (
-        measure(around(Advance(2), 2), waves, Request(batch=size), World()) for size in (batch, 5)
+def test_measure_is_independent_of_the_batch_size(waves, batch):
+    (first, first_baseline), (second, second_baseline) = (
+        measure(forecaster_of(Advance(2), 2), waves, Request(batch=size), World()) for size in (batch, 5)
     )
-    for first, second in ((one, many), (one_still, many_still)):
-        assert all(torch.equal(first[name], second[name]) for name in first) and first.keys() == second.keys()
+    for ours, expected in ((first, second), (first_baseline, second_baseline)):
+        assert all(torch.equal(ours[name], expected[name]) for name in ours) and ours.keys() == expected.keys()
 
 
 @dataclass(frozen=True)
-class Alone(World):
-    """One of several processes, whose results are put together by hand."""
+class SingleRank(World):
+    """One of several processes, whose results are merged by the test."""
 
     def gather(self, rows, count):
         return rows
@@ -103,48 +103,48 @@ class Alone(World):
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("count", [None, 7])
-def test_shares_of_several_processes_are_the_whole(waves, size, count):
-    request, forecaster = Request(windows=count, batch=2), around(Advance(2), 2)
-    whole = measure(forecaster, waves, request, World())
-    parts = [measure(forecaster, waves, request, Alone(rank, size)) for rank in range(size)]
+def test_measure_shards_of_several_processes_match_one_process(waves, size, count):
+    request, forecaster = Request(windows=count, batch=2), forecaster_of(Advance(2), 2)
+    single = measure(forecaster, waves, request, World())
+    parts = [measure(forecaster, waves, request, SingleRank(rank, size)) for rank in range(size)]
     for kind in (0, 1):
-        for name, expected in whole[kind].items():
-            together = torch.empty_like(expected)
+        for name, expected in single[kind].items():
+            merged = torch.empty_like(expected)
             for rank in range(size):
-                together[rank::size] = parts[rank][kind][name]
-            assert torch.equal(together, expected), name
+                merged[rank::size] = parts[rank][kind][name]
+            assert torch.equal(merged, expected), name
 
 
-def test_too_many_processes_are_told_in_each_of_them(waves):
+def test_measure_rejects_more_processes_than_windows(waves):
     for rank in (0, 11):
         with pytest.raises(ValueError, match="2 windows are too few for 12 processes"):
-            measure(around(Advance(1), 1), waves, Request(windows=2), Alone(rank, 12))
+            measure(forecaster_of(Advance(1), 1), waves, Request(windows=2), SingleRank(rank, 12))
 
 
 # --- protocols
 
 
-def test_teacher_forcing_begins_every_block_with_the_truth(waves):
+def test_predict_teacher_forced_starts_blocks_from_the_truth(waves):
     history, future = waves.batch(range(len(waves)))
-    known = torch.cat((history, future), 1)
-    forecaster = around(nn.Linear(4, 4).requires_grad_(False), 2)
-    free, still = predict(forecaster, history, future, "free")
-    forced, renewed = predict(forecaster, history, future, "teacher-forced")
+    all_frames = torch.cat((history, future), 1)
+    forecaster = forecaster_of(nn.Linear(4, 4).requires_grad_(False), 2)
+    free, persistence = predict(forecaster, history, future, "free")
+    forced, forced_persistence = predict(forecaster, history, future, "teacher-forced")
     assert torch.equal(free[:, :2], forced[:, :2]) and not torch.allclose(free[:, 2:], forced[:, 2:])
     for first in (0, 2, 4):
-        assert torch.equal(forced[:, first : first + 2], forecaster(known[:, first : first + 2])[:, : 5 - first])
-    # The yardstick knows what the model knows: the last frame before the block.
-    assert torch.equal(still, history[:, -1:].expand_as(future))
-    assert torch.equal(renewed, known[:, [1, 1, 3, 3, 5]])
+        assert torch.equal(forced[:, first : first + 2], forecaster(all_frames[:, first : first + 2])[:, : 5 - first])
+    # The baseline uses what the model uses: the last frame before the block.
+    assert torch.equal(persistence, history[:, -1:].expand_as(future))
+    assert torch.equal(forced_persistence, all_frames[:, [1, 1, 3, 3, 5]])
 
 
 # --- forecasts that fail
 
 
-def test_a_forecast_of_nan_is_null_and_blown_up(waves):
-    everything = {float(one[0][0, 0, 0, 0]) for one in waves}
-    found, _ = measure(around(Advance(1, everything), 1), waves, Request(), World())
-    rows = all_rows(found)
+def test_rows_of_a_nan_forecast_are_null_and_blown_up(waves):
+    poison = {float(window[0][0, 0, 0, 0]) for window in waves}
+    measures, _ = measure(forecaster_of(Advance(1, poison), 1), waves, Request(), World())
+    rows = all_rows(measures)
     text = json.dumps(rows, allow_nan=False)
     assert len(json.loads(text)) == len(rows)
     for row in rows:
@@ -152,49 +152,52 @@ def test_a_forecast_of_nan_is_null_and_blown_up(waves):
         assert row["value"] == expected and row.get("deviation") is None, row
 
 
-def test_one_bad_forecast_disturbs_no_other(waves):
-    bad = 3  # the first of its trajectory, so that no other history begins with its frame
-    clean, _ = measure(around(Advance(1), 1), waves, Request(), World())
-    for by, last in ((torch.nan, torch.nan), (1e3, None), (torch.inf, torch.nan)):
+def test_measure_isolates_bad_samples(waves):
+    bad = 3  # the first of its trajectory, so that no other history starts with its frame
+    clean, _ = measure(forecaster_of(Advance(1), 1), waves, Request(), World())
+    for factor, last in ((torch.nan, torch.nan), (1e3, None), (torch.inf, torch.nan)):
         poison = {float(waves[bad][0][0, 0, 0, 0])}
-        found, _ = measure(around(Advance(1, poison, by), 1), waves, Request(), World())
-        others = [number for number in range(len(waves)) if number != bad]
-        assert all(torch.equal(found[name][others], clean[name][others]) for name in clean)
-        assert found["blow_up"].tolist() == [float(number == bad) for number in range(len(waves))]
-        assert found["survived"].tolist() == [0.0 if number == bad else 5.0 for number in range(len(waves))]
-        assert last is None or bool(found["relative_l2"][bad].isnan().all())
+        measures, _ = measure(forecaster_of(Advance(1, poison, factor), 1), waves, Request(), World())
+        good = [number for number in range(len(waves)) if number != bad]
+        assert all(torch.equal(measures[name][good], clean[name][good]) for name in clean)
+        assert measures["blow_up"].tolist() == [float(number == bad) for number in range(len(waves))]
+        assert measures["survived"].tolist() == [0.0 if number == bad else 5.0 for number in range(len(waves))]
+        assert last is None or bool(measures["relative_l2"][bad].isnan().all())
 
 
 # --- several fields
 
 
-class Fixed(nn.Module):
-    """The same answer whatever is asked."""
+class Constant(nn.Module):
+    """Returns the same output for any input."""
 
-    def __init__(self, answer):
+    def __init__(self, output):
         super().__init__()
-        self.answer = answer
+        self.output = output
 
     def forward(self, channels):
-        return self.answer.expand(len(channels), *self.answer.shape)
+        return self.output.expand(len(channels), *self.output.shape)
 
 
 def small(names, data, sides=(1.0, 1.0), ends="periodic"):
-    """Windows of one given and one predicted frame over trajectories in memory."""
+    """Windows of one input and one target frame over trajectories in memory."""
     grid = data.shape[2:-1]
     coordinates = tuple(np.arange(n) * side / n for n, side in zip(grid, sides, strict=True))
     layout = Layout(names, ("1",) * len(names), (ends, ends), coordinates, np.arange(data.shape[1]) / 2)
     return Windows(Memory(Header(layout, "test", {}), data), range(len(data)), WindowSpec(names, names, 1, 1))
 
 
-def test_components_are_averaged_and_groups_need_not_be_neighbours():
+def test_rows_average_vector_components_that_are_not_adjacent():
     names = ("velocity_x", "pressure", "velocity_y")
     data = np.random.default_rng(0).normal(size=(3, 2, 6, 4, 3)).astype(np.float32) * [1, 10, 0.1]
     windows = small(names, data.astype(np.float32))
-    answer = torch.ones(6, 4, 3)
-    found, still = measure(around(Fixed(answer), 1, names), windows, Request(), World())
+    output = torch.ones(6, 4, 3)
+    model_measures, baseline_measures = measure(forecaster_of(Constant(output), 1, names), windows, Request(), World())
     true = data[:, 1].astype(np.float32).astype(np.float64)
-    for measures, predicted in ((found, np.ones_like(true)), (still, data[:, 0].astype(np.float32).astype(np.float64))):
+    for measures, predicted in (
+        (model_measures, np.ones_like(true)),
+        (baseline_measures, data[:, 0].astype(np.float32).astype(np.float64)),
+    ):
         rows = all_rows(measures, names)
         ratios = norm(predicted - true, 1, 2) / norm(true, 1, 2)
         squared = ((predicted - true) ** 2).mean((1, 2))
@@ -207,21 +210,21 @@ def test_components_are_averaged_and_groups_need_not_be_neighbours():
         assert value(rows, "realm_error", "any", None) == pytest.approx(grouped.mean())
 
 
-def test_scales_are_counted_along_the_longest_side():
-    """Two waves along a side of 2 and one along a side of 1 are equally long: no energy at a wrong scale."""
+def test_spectrum_error_scales_wavenumbers_by_side_lengths():
+    """Two waves along a side of 2 and one along a side of 1 have the same wavelength: no energy at a wrong scale."""
     x, y = np.arange(16)[:, None] / 8, np.arange(8)[None] / 8
-    along_x, along_y = (np.broadcast_to(np.cos(2 * np.pi * one), (16, 8)) for one in (x, y))
+    along_x, along_y = (np.broadcast_to(np.cos(2 * np.pi * position), (16, 8)) for position in (x, y))
     windows = small(("u",), np.broadcast_to(along_x, (1, 2, 16, 8))[..., None].astype(np.float32), (2.0, 1.0))
-    answer = torch.from_numpy(along_y.copy())[..., None]
-    found, _ = measure(around(Fixed(answer), 1, ("u",)), windows, Request(), World())
-    assert value(all_rows(found, ("u",)), "spectrum_error_lead", "any", "u", 1) == pytest.approx(0, abs=1e-6)
+    output = torch.from_numpy(along_y.copy())[..., None]
+    measures, _ = measure(forecaster_of(Constant(output), 1, ("u",)), windows, Request(), World())
+    assert value(all_rows(measures, ("u",)), "spectrum_error_lead", "any", "u", 1) == pytest.approx(0, abs=1e-6)
 
 
-def test_no_spectrum_where_an_axis_ends_and_no_correlation_of_a_constant():
+def test_measure_without_spectrum_on_walls_or_correlation_of_a_constant():
     data = np.ones((2, 2, 6, 4, 1), np.float32)
-    found, _ = measure(
-        around(Fixed(torch.rand(6, 4, 1)), 1, ("u",)), small(("u",), data, ends="wall"), Request(), World()
+    measures, _ = measure(
+        forecaster_of(Constant(torch.rand(6, 4, 1)), 1, ("u",)), small(("u",), data, ends="wall"), Request(), World()
     )
-    rows = all_rows(found, ("u",))
+    rows = all_rows(measures, ("u",))
     assert not any(row["metric"].startswith("spectrum") for row in rows)
     assert value(rows, "correlation", "any", "u") is None

@@ -1,4 +1,4 @@
-"""The metrics against hand-computed cases, travelling waves, plain loops and the published conventions' numbers."""
+"""Metrics against hand-computed cases, travelling waves, plain loops and published reference values."""
 
 import itertools
 import math
@@ -15,20 +15,20 @@ from sigmasolver.evaluate import metrics as m
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 EXACT = {"rtol": 1e-12, "atol": 1e-14}
 GROUPED = ("grouped_squared_error", "realm_error", "realm_error_per_call")
-OF_JOINED = {
+OF_CONCATENATED = {
     "frmse_from": lambda predicted, true: m.fourier_energy(predicted - true),
     "frmse_bands_from": lambda predicted, true: m.fourier_energy(predicted - true),
     "realm_error_from": partial(m.grouped_squared_error, group_sizes=(1, 1)),
     "realm_error_per_call_from": partial(m.grouped_squared_error, group_sizes=(1, 1)),
 }
-"""What each metric of joined samples is a function of."""
+"""The per-sample input of each metric of concatenated samples."""
 NOT_OF_PAIRS = (
     "component_mean", "correlation_time", "energy_spectrum", "fourier_energy", "is_constant", "mean_correlation",
-    "mean_except", "ratio_of_norms", *OF_JOINED,
+    "mean_except", "ratio_of_norms", *OF_CONCATENATED,
 )  # fmt: skip
 PAIRWISE = {name: getattr(m, name) for name in m.__all__ if name not in (*GROUPED, *NOT_OF_PAIRS)}
 PAIRWISE |= {name: partial(getattr(m, name), group_sizes=(1, 1)) for name in GROUPED}
-# Numbers of the benchmark's own evaluator (float32 bins) on these closed-form frames, to the digits it gave.
+# Output of the benchmark's own evaluator (float32 bins) on these closed-form frames, to the printed digits.
 GOLDEN = {
     (3, 10, 16, 32, 2): (
         (0.0353552529, 0.0318291189, 0.0499987464, 0.00716635),
@@ -75,22 +75,22 @@ def travelling_wave(leads: int, phase: float, points: int = 15, waves: int = 2) 
 
 
 class TestRelativeL2:
-    def test_by_hand(self):
+    def test_relative_l2_by_hand(self):
         true = frames([[3.0, 4.0], [0.0, 12.0]])
         predicted = frames([[3.0, 9.0], [12.0, 12.0]])
         assert m.relative_l2(predicted, true).tolist() == [[1.0]]  # √(5² + 12²) / √(3² + 4² + 12²)
         assert m.relative_l2_per_lead(predicted, true).tolist() == [[[1.0], [1.0]]]
         assert m.relative_l2_final(predicted * 2, true).item() == pytest.approx(math.hypot(24, 12) / 12)
 
-    def test_persistence_of_a_wave_is_twice_the_sine_of_half_the_phase(self):
+    def test_relative_l2_of_persistence_of_a_travelling_wave(self):
         predicted, true = travelling_wave(leads=9, phase=0.3)
         per_lead = [2 * abs(math.sin(0.3 * lead / 2)) for lead in range(1, 10)]
-        assert per_lead[0] > 0.2  # were the given frame counted, the first entry would be zero
+        assert per_lead[0] > 0.2  # if the input frame were counted, the first entry would be zero
         np.testing.assert_allclose(m.relative_l2_per_lead(predicted, true)[..., 0], [per_lead] * 2, rtol=1e-12)
-        whole = math.sqrt(sum(error**2 for error in per_lead) / 9)  # every frame has the same norm
-        np.testing.assert_allclose(m.relative_l2(predicted, true)[:, 0], [whole] * 2, rtol=1e-12)
+        full = math.sqrt(sum(error**2 for error in per_lead) / 9)  # every frame has the same norm
+        np.testing.assert_allclose(m.relative_l2(predicted, true)[:, 0], [full] * 2, rtol=1e-12)
         np.testing.assert_allclose(m.relative_l2_final(predicted, true)[:, 0], [per_lead[-1]] * 2, rtol=1e-12)
-        assert abs(whole - sum(per_lead) / 9) > 1e-2  # the norm of the horizon is not the mean of the curve
+        assert abs(full - sum(per_lead) / 9) > 1e-2  # the norm over all leads is not the mean over leads
 
     def test_mean_of_ratios_is_not_the_ratio_of_means(self):
         true = frames([[1.0, 0.0]], [[100.0, 0.0]])
@@ -100,7 +100,7 @@ class TestRelativeL2:
         ratio_of_means = (predicted - true).norm(dim=2).mean() / true.norm(dim=2).mean()
         assert ratio_of_means.item() == pytest.approx(1 / 101)
 
-    def test_fields_are_apart_joint_or_averaged_over_components(self):
+    def test_fields_separate_joint_and_component_mean(self):
         true = torch.tensor([[[[1.0, 10.0, 7.0]]]], dtype=torch.float64)
         predicted = torch.tensor([[[[2.0, 10.0, 7.0]]]], dtype=torch.float64)
         errors = m.relative_l2(predicted, true)
@@ -109,7 +109,7 @@ class TestRelativeL2:
         assert m.component_mean(errors, (1, 2)).tolist() == [0.0]
         assert m.relative_l2_joint(predicted, true).item() == pytest.approx(1 / math.sqrt(150))
 
-    def test_zero_truth_is_inf_or_nan_and_only_there(self):
+    def test_relative_l2_of_zero_truth_is_inf_or_nan(self):
         true = frames([[0.0, 0.0], [3.0, 4.0]], [[0.0, 0.0], [3.0, 4.0]])
         predicted = frames([[0.0, 1.0], [3.0, 4.0]], [[0.0, 0.0], [3.0, 4.0]])
         per_lead = m.relative_l2_per_lead(predicted, true)[..., 0]
@@ -118,7 +118,7 @@ class TestRelativeL2:
 
 
 class TestSquaredAndAbsoluteErrors:
-    def test_by_hand_with_the_root_after_the_mean(self):
+    def test_rmse_and_mae_by_hand(self):
         true = torch.zeros(2, 2, 2, 1)
         predicted = frames([[1.0, 7.0], [0.0, 0.0]], [[5.0, 5.0], [2.0, 2.0]])
         assert m.squared_error(predicted, true)[..., 0].tolist() == [[25.0, 0.0], [25.0, 4.0]]
@@ -135,25 +135,25 @@ class TestSquaredAndAbsoluteErrors:
 
 class TestFourierError:
     @pytest.mark.parametrize("shape", GOLDEN)
-    def test_the_published_evaluator_gives_these_numbers(self, shape):
+    def test_metrics_match_the_realpdebench_evaluator(self, shape):
         b, t, h, w, c = (torch.from_numpy(axis).double() for axis in np.ogrid[tuple(map(slice, shape))])
         true = torch.sin(0.3 * (b + 1) + 0.5 * t + 0.2 * h + 0.1 * w + 0.7 * c)
         predicted = true + 0.05 * torch.cos(0.9 * b + 0.4 * t + 0.3 * h + 0.2 * w + 1.1 * c)
-        numbers, bands, rest = GOLDEN[shape]
+        errors, bands, other_values = GOLDEN[shape]
         ours = [metric(predicted, true).mean() for metric in (m.rmse, m.mae, m.relative_l2_joint, m.frmse)]
-        np.testing.assert_allclose(ours, numbers, rtol=0, atol=6e-9)
+        np.testing.assert_allclose(ours, errors, rtol=0, atol=6e-9)
         for relative in (False, True):
             np.testing.assert_allclose(m.frmse_bands(predicted, true, relative), bands[relative], rtol=0, atol=6e-9)
-        others = (
+        other_metrics = (
             m.r2(predicted, true),
             m.kinetic_energy(predicted, true).mean(),
             m.frequency_error(predicted, true).mean(),
         )
-        np.testing.assert_allclose(others, rest, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(other_metrics, other_values, rtol=0, atol=1e-6)
 
     @settings(max_examples=20, deadline=None)
     @given(st.lists(st.integers(2, 7), min_size=2, max_size=4), st.integers(0, 9))
-    def test_against_a_loop_over_the_octant(self, lengths, seed):
+    def test_fourier_energy_matches_a_loop_over_the_octant(self, lengths, seed):
         signal = draw(seed, 2, *lengths, 2).numpy()
         transform = np.fft.fftn(signal, axes=range(1, len(lengths) + 1))
         bins = np.zeros((2, min(lengths) // 2, 2))
@@ -164,7 +164,7 @@ class TestFourierError:
         ours = m.fourier_energy(torch.from_numpy(signal))
         np.testing.assert_allclose(ours, bins / math.prod(lengths) ** 2, **EXACT)
 
-    def test_a_constant_offset_is_bin_zero_and_a_third_without_bins_is_nan(self):
+    def test_frmse_of_a_constant_offset_and_empty_bands(self):
         true = draw(0, 2, 6, 8, 9, 1)
         np.testing.assert_allclose(m.frmse_per_bin(true - 0.25, true).flatten(), [0.25, 0, 0], atol=1e-15)
         low, middle, high = m.frmse_bands(true[:, :2] - 0.25, true[:, :2])
@@ -173,15 +173,15 @@ class TestFourierError:
 
 class TestCorrelation:
     @pytest.mark.parametrize("shape", [(2, 3, 2, 1), (1, 2, 7, 5, 2), (1, 1, 3, 4, 5, 1)])
-    def test_of_a_field_with_itself_is_one_and_with_its_mirror_minus_one(self, shape):
+    def test_pearson_of_a_field_with_itself_and_its_negative(self, shape):
         true = draw(0, *shape)
-        one = torch.ones(*shape[:2], shape[-1], dtype=torch.float64)
-        torch.testing.assert_close(m.pearson(true, true), one, rtol=4e-16, atol=0)
-        torch.testing.assert_close(m.pearson(3 - 2 * true, true), -one, rtol=1e-14, atol=0)
+        ones = torch.ones(*shape[:2], shape[-1], dtype=torch.float64)
+        torch.testing.assert_close(m.pearson(true, true), ones, rtol=4e-16, atol=0)
+        torch.testing.assert_close(m.pearson(3 - 2 * true, true), -ones, rtol=1e-14, atol=0)
 
     @pytest.mark.parametrize("value", [0.0, 0.1, 1 / 3, 300.7])
     @pytest.mark.parametrize("dtype", DTYPES)
-    def test_of_a_constant_is_nan_on_either_side(self, value, dtype):
+    def test_pearson_of_a_constant_is_nan(self, value, dtype):
         constant, field = torch.full((1, 1, 7, 11, 1), value, dtype=dtype), draw(0, 1, 1, 7, 11, 1).to(dtype)
         assert m.is_constant(constant).all() and not m.is_constant(field).any()
         for pair in ((constant, field), (field, constant), (constant, constant)):
@@ -189,7 +189,7 @@ class TestCorrelation:
         assert m.relative_spectrum_error(field, constant).isinf().all()
         assert m.relative_spectrum_error(constant, constant).isnan().all()
 
-    def test_of_persistence_is_the_cosine_of_the_phase_and_is_lost_at_the_first_lead_below(self):
+    def test_correlation_time_of_persistence_of_a_travelling_wave(self):
         predicted, true = travelling_wave(leads=9, phase=0.2)
         curve = m.pearson(predicted, true).mean(dim=0)
         np.testing.assert_allclose(curve[:, 0], np.cos(0.2 * np.arange(1, 10)), rtol=1e-12)
@@ -199,28 +199,28 @@ class TestCorrelation:
         assert m.correlation_time(curve, lead_times, threshold=0.9).tolist() == [1.5]
         assert m.correlation_time(curve, 2 * lead_times).tolist() == [4.0]
         assert m.correlation_time(curve, lead_times, threshold=-0.5).tolist() == [math.inf]
-        # Curves that recover, touch, become undefined, begin undefined.
+        # Curves that recover, touch the threshold, end in NaN, start with NaN.
         curves = ([0.9, 0.7, 0.9], [0.8, 0.8, 0.8], [0.9, 0.8, math.nan], [math.nan, 1.0, 1.0])
         times = m.correlation_time(torch.tensor(curves, dtype=torch.float64).T, torch.tensor([1.0, 2.0, 4.0]))
         assert times.tolist() == [2.0, math.inf, 4.0, 1.0]
 
-    def test_the_score_leaves_out_constant_truths_but_no_failed_prediction(self):
+    def test_realm_correlation_excludes_constant_truth_but_not_failed_predictions(self):
         true, predicted = draw(0, 2, 3, 8, 2), draw(1, 2, 3, 8, 2)
         true[0, :2, :, 1] = 0.1
-        each = m.pearson(predicted, true)
-        score, left_out = m.realm_correlation(predicted, true)
-        assert left_out == 2 and each.isnan().sum() == 2
-        torch.testing.assert_close(score, each.nanmean(), **EXACT)
+        per_entry = m.pearson(predicted, true)
+        score, excluded = m.realm_correlation(predicted, true)
+        assert excluded == 2 and per_entry.isnan().sum() == 2
+        torch.testing.assert_close(score, per_entry.nanmean(), **EXACT)
         for failure in (0.1, math.inf, math.nan):
             predicted[1, 2, :, 0] = failure
-            score, left_out = m.realm_correlation(predicted, true)
-            assert score.isnan() and left_out == 2
+            score, excluded = m.realm_correlation(predicted, true)
+            assert score.isnan() and excluded == 2
 
 
 class TestSpectrum:
     @settings(max_examples=25, deadline=None)
     @given(st.lists(st.integers(1, 6), min_size=1, max_size=3), st.integers(0, 9), st.booleans())
-    def test_against_a_loop_over_modes_and_parseval(self, grid, seed, stretched):
+    def test_energy_spectrum_matches_a_loop_over_modes_and_parseval(self, grid, seed, stretched):
         field = draw(seed, 1, 2, *grid, 2)
         sides = [1.0 + axis for axis in range(len(grid))] if stretched else [1.0] * len(grid)
         spectrum = m.energy_spectrum(field, sides if stretched else None)
@@ -236,7 +236,7 @@ class TestSpectrum:
         torch.testing.assert_close(spectrum, torch.from_numpy(expected), **EXACT)
 
     @pytest.mark.parametrize(("grid", "waves", "sides", "shell"), SINGLE_WAVES)
-    def test_one_wave_lands_in_its_shell_with_a_quarter_of_its_squared_amplitude(self, grid, waves, sides, shell):
+    def test_energy_spectrum_of_one_wave(self, grid, waves, sides, shell):
         phase = torch.tensor(0.4, dtype=torch.float64)
         for n, k in zip(grid, waves, strict=True):
             phase = phase[..., None] + 2 * math.pi * k / n * torch.arange(n, dtype=torch.float64)
@@ -244,15 +244,15 @@ class TestSpectrum:
         assert spectrum[shell].item() == pytest.approx(9 / 4)
         assert spectrum.sum().item() == pytest.approx(9 / 4)
 
-    def test_the_error_counts_energy_and_is_blind_to_phase_and_mean(self):
+    def test_relative_spectrum_error_ignores_phase_and_mean(self):
         predicted, true = travelling_wave(leads=3, phase=0.7)
         assert m.relative_spectrum_error(predicted + 300, true).max() < 1e-12
         np.testing.assert_allclose(m.relative_spectrum_error(1.1 * predicted, true), 0.21, rtol=1e-10)
-        # All energy in another shell: what is missing and what is too much both count.
+        # All energy in another shell: missing and excess energy both count.
         other, _ = travelling_wave(leads=3, phase=0.7, waves=5)
         np.testing.assert_allclose(m.relative_spectrum_error(other, true), 2.0, rtol=1e-12)
 
-    def test_the_shape_of_the_box_enters_the_error(self):
+    def test_relative_spectrum_error_depends_on_side_lengths(self):
         predicted, true = draw(0, 1, 2, 6, 12, 1), draw(1, 1, 2, 6, 12, 1)
         square, long = (m.relative_spectrum_error(predicted, true, sides) for sides in (None, (1.0, 2.0)))
         assert (square - long).abs().min() > 1e-3
@@ -260,21 +260,21 @@ class TestSpectrum:
 
 
 class TestBlowUp:
-    def test_each_sample_with_its_first_lead_even_if_it_recovers(self):
+    def test_blow_up_reports_the_first_lead_per_sample(self):
         true = torch.ones(6, 4, 5, 2)
         predicted = true.clone()
         predicted[1, 2, 3, 1] = math.nan
         predicted[2, 0, 0, 0] = -math.inf
         predicted[3, 3, :, 1] = 10.5
         predicted[4, 1:3, :, 0] = -11.0
-        predicted[5, :, :, :] = 10.0  # at the bound, not beyond
+        predicted[5, :, :, :] = 10.0  # at the bound, not above
         flag, survived = m.blow_up(predicted, true)
         assert flag.tolist() == [False, True, True, True, True, False]
         assert survived.tolist() == [4, 2, 0, 3, 1, 4]
         predicted, true = true[:1] * torch.tensor([1.0, 2.5, 6.0, 6.0])[:, None, None], true[:1]
         assert [m.blow_up(predicted, true, multiple)[1].item() for multiple in (0.5, 2.0, 5.0, 7.0)] == [0, 1, 2, 4]
 
-    def test_a_weak_field_is_not_hidden_by_a_strong_one_and_a_decaying_truth_is_no_trap(self):
+    def test_blow_up_judges_each_field_by_its_largest_norm(self):
         true = torch.stack((torch.full((1, 2, 3), 1e-3), torch.full((1, 2, 3), 1e3)), dim=-1)
         predicted = true.clone()
         predicted[:, 1, :, 0] = 1.0
@@ -282,15 +282,15 @@ class TestBlowUp:
         true = frames([[1.0, 1.0], [1e-9, 0.0]])
         assert not m.blow_up(frames([[1.0, 1.0], [1e-3, 0.0]]), true)[0].item()
 
-    def test_a_truth_that_grows_is_no_blow_up(self):
-        """The bound is the largest of all leads: neither the first nor the last alone."""
+    def test_blow_up_ignores_growing_truth(self):
+        """The bound uses the maximum over all leads, not only the first or the last."""
         for norms in ([1.0, 50.0, 900.0], [900.0, 50.0, 1.0], [1.0, 900.0, 1.0]):
             true = frames([[norm, 0.0] for norm in norms])
             assert not m.blow_up(true, true)[0].item()
             assert m.blow_up(torch.full_like(true, 8000 / math.sqrt(2)), true)[1].item() == 3
             assert m.blow_up(torch.full_like(true, 9100 / math.sqrt(2)), true)[1].item() == 0
 
-    def test_a_field_that_is_zero_in_truth_is_judged_by_finiteness(self):
+    def test_blow_up_of_zero_truth_is_judged_by_finiteness(self):
         true = torch.zeros(3, 2, 4, 1)
         predicted = torch.full_like(true, 1e-6)
         predicted[1, 1] = math.inf
@@ -299,13 +299,13 @@ class TestBlowUp:
 
 
 class TestRealm:
-    def test_by_hand_sum_and_mean_over_calls(self):
+    def test_realm_error_by_hand(self):
         true = torch.zeros(2, 2, 2, 3)
         predicted = true.clone()
         predicted[0, 0, 0] = torch.tensor([2.0, 4.0, 6.0])
         predicted[1, 1] = torch.tensor([0.0, 0.0, 1.0])
-        each = m.grouped_squared_error(predicted, true, (2, 1))
-        assert each.tolist() == [[[5.0, 18.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 1.0]]]
+        grouped = m.grouped_squared_error(predicted, true, (2, 1))
+        assert grouped.tolist() == [[[5.0, 18.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 1.0]]]
         assert m.realm_error(predicted, true, (2, 1)).item() == (5 + 18 + 1) / 2
         assert m.realm_error_per_call(predicted, true, (2, 1)).item() == (5 + 18 + 1) / 4
         assert m.realm_error(predicted, true, (1, 2)).item() == (2 + 13 + 0.5) / 2
@@ -313,7 +313,7 @@ class TestRealm:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=4, max_size=6), st.integers(0, 99), st.sampled_from(DTYPES))
-def test_any_shape_and_dtype_against_plain_loops_in_float64(shape, seed, dtype):
+def test_metrics_match_plain_loops_for_any_shape_and_dtype(shape, seed, dtype):
     predicted, true = draw(seed, *shape).to(dtype), (draw(seed + 1, *shape) + 1).to(dtype)
     P, Y, B, H, q = predicted.double().numpy(), true.double().numpy(), shape[0], shape[1], shape[-1]
 
@@ -322,8 +322,8 @@ def test_any_shape_and_dtype_against_plain_loops_in_float64(shape, seed, dtype):
 
     def correlate(p: np.ndarray, y: np.ndarray) -> float:
         p, y = p - math.fsum(p) / p.size, y - math.fsum(y) / y.size
-        below = math.sqrt(math.fsum(p * p)) * math.sqrt(math.fsum(y * y))
-        return math.fsum(p * y) / below if below else math.nan
+        denominator = math.sqrt(math.fsum(p * p)) * math.sqrt(math.fsum(y * y))
+        return math.fsum(p * y) / denominator if denominator else math.nan
 
     def per_lead(plain) -> np.ndarray:
         cases = itertools.product(range(B), range(H), range(q))
@@ -348,14 +348,14 @@ def test_any_shape_and_dtype_against_plain_loops_in_float64(shape, seed, dtype):
 
 
 @every_pairwise
-def test_a_low_precision_input_is_summed_in_float64(metric):
+def test_metrics_sum_low_precision_input_in_float64(metric):
     true, predicted = draw(0, 2, 6, 6, 7, 2), draw(1, 2, 6, 6, 7, 2)
     for dtype in DTYPES:
         stored = predicted.to(dtype), true.to(dtype)
         assert torch.equal(flat(metric(*stored)), flat(metric(*(part.double() for part in stored))))
 
 
-def test_units_and_offsets():
+def test_metrics_under_scaling_and_offsets():
     true, predicted = draw(0, 2, 4, 5, 6, 2), draw(1, 2, 4, 5, 6, 2)
     for metric in (m.relative_l2, m.relative_l2_per_lead, m.relative_l2_final, m.relative_l2_joint):
         for scale in (1e-30, -7.0, 1e30):
@@ -366,36 +366,38 @@ def test_units_and_offsets():
 
 
 @pytest.mark.parametrize("metric", [getattr(m, name) for name in m.__all__ if name.startswith("relative")])
-def test_batches_can_be_joined_because_samples_do_not_touch(metric):
+def test_relative_metrics_treat_samples_independently(metric):
     true, predicted = draw(0, 3, 2, 6, 7, 2), draw(1, 3, 2, 6, 7, 2)
     joined = torch.cat([metric(predicted[:1], true[:1]), metric(predicted[1:], true[1:])])
     torch.testing.assert_close(joined, metric(predicted, true), **EXACT)
 
 
-@pytest.mark.parametrize("name", OF_JOINED)
-def test_batches_are_joined_before_a_metric_closes(name):
-    """The metric of all frames, from parts of different size that were measured one by one."""
+@pytest.mark.parametrize("name", OF_CONCATENATED)
+def test_metrics_from_concatenated_batches(name):
+    """The metric of all frames from batches of different size."""
     predicted, true = draw(1, 7, 6, 6, 7, 2), draw(2, 7, 6, 6, 7, 2)
-    whole = PAIRWISE[name.removesuffix("_from")](predicted, true)
+    full = PAIRWISE[name.removesuffix("_from")](predicted, true)
     pairs = zip(predicted.split((4, 1, 2)), true.split((4, 1, 2)), strict=True)
-    parts = [OF_JOINED[name](*pair) for pair in pairs]
-    torch.testing.assert_close(getattr(m, name)(torch.cat(parts)), whole, **EXACT)
-    means = torch.stack([getattr(m, name)(part) for part in parts]).mean(0)
-    assert bool(((whole - means).abs() > 1e-6).all())  # were batches averaged, their sizes would matter
+    batches = [OF_CONCATENATED[name](*pair) for pair in pairs]
+    torch.testing.assert_close(getattr(m, name)(torch.cat(batches)), full, **EXACT)
+    means = torch.stack([getattr(m, name)(batch) for batch in batches]).mean(0)
+    assert bool(((full - means).abs() > 1e-6).all())  # averaging batches would give another result
 
 
-def test_the_mean_correlation_leaves_out_what_is_constant():
+def test_mean_correlation_excludes_constant_truth():
     correlation, constant = draw(3, 3, 2, 2).tanh(), torch.zeros(3, 2, 2, dtype=torch.bool)
     constant[0, 1, 0] = constant[2, 1, 1] = True
-    left = [[correlation[b, h, q].item() for b in range(3) for q in range(2) if not constant[b, h, q]] for h in (0, 1)]
-    spoilt = torch.where(constant, torch.nan, correlation)
-    expected = torch.tensor([np.mean(lead) for lead in left], dtype=torch.float64)
-    torch.testing.assert_close(m.mean_correlation(spoilt, constant, "lead"), expected, **EXACT)
-    assert m.mean_correlation(spoilt, constant).item() == pytest.approx(np.mean(left[0] + left[1]), rel=1e-12)
+    included = [
+        [correlation[b, h, q].item() for b in range(3) for q in range(2) if not constant[b, h, q]] for h in (0, 1)
+    ]
+    with_nan = torch.where(constant, torch.nan, correlation)
+    expected = torch.tensor([np.mean(lead) for lead in included], dtype=torch.float64)
+    torch.testing.assert_close(m.mean_correlation(with_nan, constant, "lead"), expected, **EXACT)
+    assert m.mean_correlation(with_nan, constant).item() == pytest.approx(np.mean(included[0] + included[1]), rel=1e-12)
 
 
 @every_pairwise
-def test_both_arguments_matter(metric):
+def test_metrics_depend_on_both_arguments(metric):
     true, predicted = draw(0, 2, 6, 6, 7, 2), draw(1, 2, 6, 6, 7, 2)
     result = flat(metric(predicted, true))
     assert not torch.equal(flat(metric(100 * predicted + draw(2, 2, 6, 6, 7, 2), true)), result)
@@ -403,13 +405,13 @@ def test_both_arguments_matter(metric):
 
 
 @every_pairwise
-def test_no_value_is_read_back_to_the_host(metric):
-    """Tensors on the meta device have no values: any read, branch or mask by value would raise."""
+def test_metrics_have_no_host_sync(metric):
+    """Tensors on the meta device have no values: any read, branch or boolean mask would raise."""
     real = metric(draw(0, 2, 6, 6, 7, 2), draw(1, 2, 6, 6, 7, 2))
     meta = metric(torch.empty(2, 6, 6, 7, 2, device="meta"), torch.empty(2, 6, 6, 7, 2, device="meta"))
-    for ours, theirs in zip(*(r if isinstance(r, tuple) else (r,) for r in (real, meta)), strict=True):
-        assert ours.shape == theirs.shape
-        assert ours.dtype == theirs.dtype and ours.dtype in (torch.float64, torch.int64, torch.bool)
+    for actual, on_meta in zip(*(r if isinstance(r, tuple) else (r,) for r in (real, meta)), strict=True):
+        assert actual.shape == on_meta.shape
+        assert actual.dtype == on_meta.dtype and actual.dtype in (torch.float64, torch.int64, torch.bool)
 
 
 RATIOS = ("relative_l2", "relative_l2_per_lead", "relative_l2_final", "relative_l2_joint", "pearson",
@@ -418,15 +420,15 @@ RATIOS = ("relative_l2", "relative_l2_per_lead", "relative_l2_final", "relative_
 
 @pytest.mark.parametrize("name", RATIOS)
 @pytest.mark.parametrize("exponent", [-110, 63, 120])
-def test_ratios_do_not_know_the_unit_of_the_data(name, exponent):
-    """Of float32 frames, whose squares would leave its range: a power of two as the unit changes no bit."""
+def test_ratio_metrics_are_independent_of_units(name, exponent):
+    """Scaling float32 frames by a power of two changes no bit, even if their squares would overflow or underflow."""
     predicted, true = (draw(seed, 2, 3, 6, 7, 2).float() for seed in (0, 1))
     factor = 2.0**exponent
     assert torch.equal(flat(PAIRWISE[name](factor * predicted, factor * true)), flat(PAIRWISE[name](predicted, true)))
 
 
 @every_pairwise
-def test_other_leads_grids_or_fields_are_refused(metric):
+def test_metrics_reject_mismatched_shapes(metric):
     true = draw(0, 2, 6, 6, 7, 2)
     for other in (true[:, :3], true[:, :1], true[..., :6, :], true[..., :1], true[:1]):
         with pytest.raises(ValueError, match=r"^Predicted frames have shape .*, without the history\.$"):
@@ -434,7 +436,7 @@ def test_other_leads_grids_or_fields_are_refused(metric):
 
 
 @pytest.mark.parametrize("wrong", [draw(0, 2, 3, 4), draw(0, 1, 1, 1, 1, 1, 1, 1), draw(0, 0, 2, 3, 1)])
-def test_what_is_no_stack_of_frames_is_refused(wrong):
+def test_metrics_reject_invalid_frames(wrong):
     for metric in (*PAIRWISE.values(), lambda p, t: m.energy_spectrum(p), lambda p, t: m.is_constant(p)):
         with pytest.raises(
             ValueError, match=r"^Expected real, non-empty frames of shape \(batch, leads, .* got float64"
@@ -445,7 +447,7 @@ def test_what_is_no_stack_of_frames_is_refused(wrong):
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "message"),
     [
         (lambda x: m.rmse(x, x, "field", "time"), "Unknown error axes time; choose from sample, lead, field."),
         (lambda x: m.frmse(x[:, :1], x[:, :1]), "at least two leads .* got 1 leads on a grid of 4 × 5."),
@@ -460,6 +462,6 @@ def test_what_is_no_stack_of_frames_is_refused(wrong):
         *((lambda x, c=c: m.component_mean(x, c), "at least one index from 0 to 2.") for c in ((), (3,), (-1, 0))),
     ],
 )
-def test_wrong_arguments_get_one_plain_sentence(call, sentence):
-    with pytest.raises(ValueError, match=f"{sentence}$"):
+def test_metrics_reject_invalid_arguments(call, message):
+    with pytest.raises(ValueError, match=f"{message}$"):
         call(draw(0, 1, 2, 4, 5, 3))

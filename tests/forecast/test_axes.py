@@ -1,4 +1,4 @@
-"""Data that are stored as (y, x): every output names the axes as they are, and a derivative along x is one."""
+"""Data stored as (y, x): every output names its axes correctly, so a derivative along x is along x."""
 
 import json
 from dataclasses import replace
@@ -62,26 +62,26 @@ def run(folder, tmp_path_factory):
 
 
 def slopes(dataset):
-    """The derivatives of both components along x and y, which are the same everywhere."""
-    found = {}
+    """Derivatives of both components along x and y, which are constant."""
+    derivatives = {}
     for name in ("velocity_x", "velocity_y"):
         for axis in ("x", "y"):
-            each = dataset[name].astype(float).differentiate(axis).values
-            np.testing.assert_allclose(each, each.mean(), rtol=1e-3)
-            found[name[-1] + axis] = round(float(each.mean()), 3)
-    return found
+            derivative = dataset[name].astype(float).differentiate(axis).values
+            np.testing.assert_allclose(derivative, derivative.mean(), rtol=1e-3)
+            derivatives[name[-1] + axis] = round(float(derivative.mean()), 3)
+    return derivatives
 
 
 def test_inspect_names_the_axes_of_the_file(folder, tmp_path):
-    said = CliRunner().invoke(app, ["inspect", str(folder)]).stdout
-    assert "grid 12 × 20: y 12 points from 3 to 25 (open), x 20 points from 0.5 to 5.25 (open)" in said
+    output = CliRunner().invoke(app, ["inspect", str(folder)]).stdout
+    assert "grid 12 × 20: y 12 points from 3 to 25 (open), x 20 points from 0.5 to 5.25 (open)" in output
     with open_data(folder) as data:
         assert data.header.layout.axis_names == ("y", "x") and data.header.grid == (HEIGHT, WIDTH)
         assert list(data.header.axes()) == ["y", "x", "t"]
 
 
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
-def test_a_derivative_along_a_named_axis_is_right(folder, tmp_path, suffix):
+def test_forecast_files_name_axes_correctly(folder, tmp_path, suffix):
     with open_data(folder) as data:
         layout = replace(data.header.layout, fields=("velocity_x", "velocity_y"), units=("1", "1"))
         write_forecast(tmp_path / f"true{suffix}", data[:2][..., :2], layout, {})
@@ -92,12 +92,12 @@ def test_a_derivative_along_a_named_axis_is_right(folder, tmp_path, suffix):
     assert (dataset.x.attrs["axis"], dataset.y.attrs["axis"]) == ("X", "Y")
     assert slopes(dataset) == {"xx": 3, "xy": 5, "yx": 7, "yy": -2}
     dataset.close()
-    with open_data(tmp_path / f"true{suffix}") as again:  # in the order x, y, as all such files are read
+    with open_data(tmp_path / f"true{suffix}") as again:  # NetCDF and Zarr are always read as x, y
         assert again.header.layout.axis_names == ("x", "y") and again.header.grid == (WIDTH, HEIGHT)
         np.testing.assert_array_equal(again[0, 0, :, 0, 0], linear(1.0)["u"][0, 0].astype(np.float32))
 
 
-def test_a_store_keeps_the_names(folder, tmp_path):
+def test_import_keeps_axis_names(folder, tmp_path):
     import_data(folder, tmp_path / "flow.h5")
     with open_data(folder) as files, open_store(tmp_path / "flow.h5") as store:
         assert store.header.layout.axis_names == ("y", "x")
@@ -108,73 +108,78 @@ def test_a_store_keeps_the_names(folder, tmp_path):
         np.testing.assert_array_equal(file["coordinates/y"], Y)
 
 
-def as_before(path, header, values):
-    """A store from before axes had names: the first is called x."""
+def write_legacy(path, header, values):
+    """Write a store from before axes had names: the first is called x."""
     with Writer(path, replace(header, layout=replace(header.layout, axes=())), len(values)) as writer:
         writer.append(values)
 
 
-def test_a_store_from_before_has_the_same_fingerprint_and_gets_the_names(folder, tmp_path):
+def test_legacy_store_gets_axis_names_and_keeps_its_fingerprint(folder, tmp_path):
     import_data(folder, tmp_path / "new.h5")
     with open_store(tmp_path / "new.h5") as new:
-        as_before(tmp_path / "old.h5", new.header, new[:])
+        write_legacy(tmp_path / "old.h5", new.header, new[:])
         with open_store(tmp_path / "old.h5") as old:
             assert old.fingerprint == new.fingerprint and old.header.layout.axis_names == ("y", "x")
             assert new.header.difference(old.header) is None
             np.testing.assert_array_equal(old.header.layout.coordinates[0], Y)
 
 
-def test_a_forecast_goes_on_from_a_file_of_any_order(folder, run, tmp_path):
+def test_forecast_continues_from_files_of_any_axis_order(folder, run, tmp_path):
     outs = {suffix: tmp_path / f"first{suffix}" for suffix in (".nc", ".zarr", ".h5")}
     for out in outs.values():
         forecast_file(run.path, folder, 4, out, CPU)
     with open_store(outs[".h5"]) as store:
         first = store[:]
         assert store.header.layout.axis_names == ("y", "x")
-        as_before(tmp_path / "before.h5", store.header, first)
+        write_legacy(tmp_path / "before.h5", store.header, first)
     dataset = xarray.open_dataset(outs[".nc"])
     np.testing.assert_array_equal(dataset.velocity_y, first[..., 1])
     np.testing.assert_array_equal(dataset.x, X)
     dataset.close()
     for name, start in {**outs, "before": tmp_path / "before.h5"}.items():
         forecast_file(run.path, start, 4, tmp_path / f"{name}.npy", CPU)
-    wanted = np.load(tmp_path / ".h5.npy")
+    expected = np.load(tmp_path / ".h5.npy")
     for name in (".nc", ".zarr", "before"):
-        np.testing.assert_array_equal(np.load(tmp_path / f"{name}.npy"), wanted)
+        np.testing.assert_array_equal(np.load(tmp_path / f"{name}.npy"), expected)
     np.savez(tmp_path / "bare.npz", fields=first[:1], names=np.array(["velocity_x", "velocity_y"]))
     forecast_file(run.path, tmp_path / "bare.npz", 4, tmp_path / "bare.nc", CPU)
     bare = xarray.open_dataset(tmp_path / "bare.nc")
-    assert bare.velocity_x.dims == ("trajectory", "time", "y", "x")  # arrays without names are as the run's data
-    np.testing.assert_array_equal(bare.velocity_x, wanted[:1, ..., 0])
+    assert bare.velocity_x.dims == (
+        "trajectory",
+        "time",
+        "y",
+        "x",
+    )  # arrays without names have the axes of the run's data
+    np.testing.assert_array_equal(bare.velocity_x, expected[:1, ..., 0])
 
 
-def test_other_axes_are_another_domain(run):
+def test_domain_differs_by_axis_order(run):
     known = domain_of(run)
     assert known.axes == ("y", "x")
-    turned = Domain(known.fields, known.units, known.boundary, known.lengths[::-1], known.points[::-1],
+    swapped = Domain(known.fields, known.units, known.boundary, known.lengths[::-1], known.points[::-1],
                     known.time_steps)  # fmt: skip
-    assert known.differences(turned) == ["its axes are x, y, not y, x"]
+    assert known.differences(swapped) == ["its axes are x, y, not y, x"]
     facts = run.read_json("data.json")
     del facts["domain"]["axes"]
-    run.write_json("data.json", facts)  # as it was before axes had names
+    run.write_json("data.json", facts)  # as written before axes had names
     assert domain_of(run) == known
 
 
-def test_maps_lie_with_x_to_the_right(run):
+def test_join_records_transposes_maps_to_x_first(run):
     truth = np.arange(2 * 3 * HEIGHT * WIDTH * 2.0).reshape(2, 3, HEIGHT, WIDTH, 2)
     routing = truth[..., 0]
     findings = Findings(arrays={"truth": truth, "forecast": truth, "routing_L1": routing, "leads": np.arange(3)})
     findings.add("relative_l2", 1.0, field="velocity_x", lead=1, case=0)
     write_findings(run, "maps", findings, {"run": "cylinder", "task": "cylinder", "model": "m", "seed": 0})
     _, arrays = join_records(label_runs([run.path]), ("maps",))
-    (held,) = arrays["maps"].values()
-    np.testing.assert_array_equal(held["truth"], truth.swapaxes(2, 3))
-    np.testing.assert_array_equal(held["routing_L1"], routing.swapaxes(2, 3))
-    np.testing.assert_array_equal(held["leads"], np.arange(3))
+    (joined,) = arrays["maps"].values()
+    np.testing.assert_array_equal(joined["truth"], truth.swapaxes(2, 3))
+    np.testing.assert_array_equal(joined["routing_L1"], routing.swapaxes(2, 3))
+    np.testing.assert_array_equal(joined["leads"], np.arange(3))
     assert dimensions_in(domain_of(run)).lengths == pytest.approx((4.75, 22.0))
 
 
-def test_names_of_axes_are_checked():
+def test_header_rejects_invalid_axis_names():
     layout = Layout(("u",), ("1",), ("open",) * 2, (X, Y), np.zeros(1), ("x", "lat"))
     with pytest.raises(StoreError, match="The axis names are x, lat; expected x, y in any order"):
         Header(layout, "test", {})

@@ -1,4 +1,4 @@
-"""Forecasts as files: what comes out is the rollout of the run, whatever file the frames came in."""
+"""Forecast files: the output equals the rollout of the run for every input format."""
 
 import resource
 import shutil
@@ -31,13 +31,13 @@ THIN = Task("thin", BOTH, BOTH, (6, 6), 2, 1, 2, 3, 1, "channel", time_stride=2,
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A store and two runs that learned a little from it: all frames and points, and half of each."""
-    folder = tmp_path_factory.mktemp("made")
+def workdir(tmp_path_factory):
+    """A store and two runs briefly trained on it: with all frames and points, and with strides of two."""
+    folder = tmp_path_factory.mktemp("workdir")
     generate(WAVES, 4, 0, folder / "moving.h5")
     with open_store(folder / "moving.h5") as store, Writer(folder / "waves.h5", store.header, 4) as writer:
         values = store[:]
-        values[..., 0] = values[:, :1, ..., 0]  # a field that is given must not change in time
+        values[..., 0] = values[:, :1, ..., 0]  # a given field must not change in time
         writer.append(values)
     for task in (FULL, THIN):
         train_run(Recipe(task, MODEL, PLAN), folder / "waves.h5", Run(folder / task.name))
@@ -45,119 +45,123 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def raw(made):
-    with open_store(made / "waves.h5") as store:
+def raw(workdir):
+    with open_store(workdir / "waves.h5") as store:
         return store[:]
 
 
-def rolled(run, history, steps):
-    """Each history by itself, as a user would in Python."""
+def rollout_each(run, history, steps):
+    """Roll out each history separately with the Python API."""
     forecaster = load(run)
-    return np.concatenate([forecaster.rollout(torch.from_numpy(one[None]), steps).frames.numpy() for one in history])
+    return np.concatenate(
+        [forecaster.rollout(torch.from_numpy(sample[None]), steps).frames.numpy() for sample in history]
+    )
 
 
-def swapped(values):
-    """Height and slope in the order of the run's inputs."""
+def slope_first(values):
+    """Reverse height and slope to the order of the run's inputs."""
     return np.ascontiguousarray(values[..., ::-1])
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
-def test_a_plain_array_gives_the_rollout_exactly(made, raw, tmp_path, steps):
-    history = swapped(raw[1, :2])
+def test_forecast_from_npy_equals_the_rollout(workdir, raw, tmp_path, steps):
+    history = slope_first(raw[1, :2])
     np.save(tmp_path / "start.npy", history)
-    said = forecast_file(made / "full", tmp_path / "start.npy", steps, tmp_path / "deep" / "out.npy", CPU)
+    messages = forecast_file(workdir / "full", tmp_path / "start.npy", steps, tmp_path / "deep" / "out.npy", CPU)
     out = np.load(tmp_path / "deep" / "out.npy")
     assert out.dtype == np.float32 and out.shape == (1, steps, 12, 12, 1)
-    np.testing.assert_array_equal(out, rolled(made / "full", history[None], steps))
-    assert len(said) == 1 and "fields slope" in said[0]
+    np.testing.assert_array_equal(out, rollout_each(workdir / "full", history[None], steps))
+    assert len(messages) == 1 and "fields slope" in messages[0]
 
 
-def test_named_arrays_of_several_trajectories(made, raw, tmp_path):
+def test_forecast_from_npz_of_several_trajectories(workdir, raw, tmp_path):
     np.savez(tmp_path / "start.npz", slope=raw[:, :2, ..., 1], height=raw[:, :2, ..., 0])
     ticks = []
-    forecast_file(made / "full", tmp_path / "start.npz", 3, tmp_path / "out.npz", CPU, lambda *now: ticks.append(now))
+    forecast_file(
+        workdir / "full", tmp_path / "start.npz", 3, tmp_path / "out.npz", CPU, lambda *progress: ticks.append(progress)
+    )
     with np.load(tmp_path / "out.npz") as out:
-        np.testing.assert_array_equal(out["fields"], rolled(made / "full", swapped(raw[:, :2]), 3))
+        np.testing.assert_array_equal(out["fields"], rollout_each(workdir / "full", slope_first(raw[:, :2]), 3))
         assert out["names"].tolist() == ["slope"]
     assert ticks == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
-def test_a_store_goes_on_in_time(made, raw, tmp_path):
-    said = forecast_file(made / "full", made / "waves.h5", 3, tmp_path / "out.h5", CPU)
-    with open_store(made / "waves.h5") as given, open_store(tmp_path / "out.h5") as out:
+def test_forecast_from_a_store_continues_its_times(workdir, raw, tmp_path):
+    messages = forecast_file(workdir / "full", workdir / "waves.h5", 3, tmp_path / "out.h5", CPU)
+    with open_store(workdir / "waves.h5") as given, open_store(tmp_path / "out.h5") as out:
         before, after = given.header.layout, out.header.layout
-        np.testing.assert_array_equal(out[:], rolled(made / "full", swapped(raw[:, -2:]), 3))
+        np.testing.assert_array_equal(out[:], rollout_each(workdir / "full", slope_first(raw[:, -2:]), 3))
         np.testing.assert_allclose(after.times, before.times[-1] + 0.25 * np.arange(1, 4))
-        for one, other in zip(after.coordinates, before.coordinates, strict=True):
-            np.testing.assert_array_equal(one, other)
+        for actual, expected in zip(after.coordinates, before.coordinates, strict=True):
+            np.testing.assert_array_equal(actual, expected)
         assert (after.fields, after.units, after.boundary) == (("slope",), ("1",), before.boundary)
         assert out.finished and out.header.source == "forecast"
         assert out.header.parameters == {"run": "full", "step": 5, "start": "waves.h5"}
-    assert said[0] == f"{made / 'waves.h5'} has 7 frames; the last 2 were used"
+    assert messages[0] == f"{workdir / 'waves.h5'} has 7 frames; the last 2 were used"
 
 
-def test_arrays_into_a_store_count_frames_and_points(made, raw, tmp_path):
-    np.save(tmp_path / "start.npy", swapped(raw[0, :2]))
-    forecast_file(made / "full", tmp_path / "start.npy", 4, tmp_path / "out.h5", CPU)
+def test_forecast_store_from_arrays_has_index_coordinates(workdir, raw, tmp_path):
+    np.save(tmp_path / "start.npy", slope_first(raw[0, :2]))
+    forecast_file(workdir / "full", tmp_path / "start.npy", 4, tmp_path / "out.h5", CPU)
     with open_store(tmp_path / "out.h5") as out:
         assert out.header.layout.times.tolist() == [1, 2, 3, 4] and out.header.layout.boundary == ("open", "open")
         assert out.header.layout.coordinates[0].tolist() == list(range(12))
 
 
-def test_a_longer_history_is_cut_and_another_grid_is_told(made, tmp_path):
+def test_forecast_uses_the_last_frames_and_warns_of_another_grid(workdir, tmp_path):
     finer = np.random.default_rng(0).normal(size=(5, 16, 20, 2)).astype(np.float32)
     np.save(tmp_path / "start.npy", finer)
-    said = forecast_file(made / "full", tmp_path / "start.npy", 2, tmp_path / "out.npy", CPU)
-    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), rolled(made / "full", finer[None, -2:], 2))
-    assert "has 5 frames; the last 2 were used" in said[0]
-    assert "a grid of 16 × 20, but the model was trained on 12 × 12: the forecast is less reliable" in said[1]
+    messages = forecast_file(workdir / "full", tmp_path / "start.npy", 2, tmp_path / "out.npy", CPU)
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), rollout_each(workdir / "full", finer[None, -2:], 2))
+    assert "has 5 frames; the last 2 were used" in messages[0]
+    assert "a grid of 16 × 20, but the model was trained on 12 × 12: the forecast is less reliable" in messages[1]
 
 
-def test_fewer_bits_are_near_and_the_file_says_so(made, tmp_path):
+def test_forecast_in_bf16_is_close_and_recorded(workdir, tmp_path):
     for name in ("float32", "bf16"):
-        forecast_file(made / "full", made / "waves.h5", 3, tmp_path / f"{name}.h5", CPU, precision=name)
-    with open_store(tmp_path / "float32.h5") as plain, open_store(tmp_path / "bf16.h5") as short:
-        assert 0 < np.linalg.norm(short[:] - plain[:]) < 0.02 * np.linalg.norm(plain[:])
-        assert short.header.parameters == {**plain.header.parameters, "precision": "bf16"}
+        forecast_file(workdir / "full", workdir / "waves.h5", 3, tmp_path / f"{name}.h5", CPU, precision=name)
+    with open_store(tmp_path / "float32.h5") as plain, open_store(tmp_path / "bf16.h5") as bf16:
+        assert 0 < np.linalg.norm(bf16[:] - plain[:]) < 0.02 * np.linalg.norm(plain[:])
+        assert bf16.header.parameters == {**plain.header.parameters, "precision": "bf16"}
 
 
-# --- a run that learned from thinned data
+# --- a run trained on strided data
 
 
-def test_a_store_is_thinned_as_the_training_data_were(made, raw, tmp_path):
-    said = forecast_file(made / "thin", made / "waves.h5", 3, tmp_path / "out.h5", CPU)
+def test_forecast_applies_the_strides_of_training_to_a_store(workdir, raw, tmp_path):
+    messages = forecast_file(workdir / "thin", workdir / "waves.h5", 3, tmp_path / "out.h5", CPU)
     history = np.ascontiguousarray(raw[:, [4, 6], ::2, ::2])
     with open_store(tmp_path / "out.h5") as out:
-        np.testing.assert_array_equal(out[:], rolled(made / "thin", history, 3))
+        np.testing.assert_array_equal(out[:], rollout_each(workdir / "thin", history, 3))
         np.testing.assert_allclose(out.header.layout.times, WAVES.layout.times[-1] + 0.5 * np.arange(1, 4))
         np.testing.assert_array_equal(out.header.layout.coordinates[1], WAVES.layout.coordinates[1][::2])
         assert out.header.layout.units == ("m", "1")
-    assert "has 7 frames; the last 3 were used" in said[0]
-    assert said[1:3] == [
+    assert "has 7 frames; the last 3 were used" in messages[0]
+    assert messages[1:3] == [
         "1 of 2 frames was used, as in training",
         "1 of 2 points along each axis was used, as in training",
     ]
 
 
-def test_a_forecast_can_be_continued(made, tmp_path):
-    """Two steps and then three are five: a forecast is not thinned again."""
-    forecast_file(made / "thin", made / "waves.h5", 5, tmp_path / "five.h5", CPU)
-    forecast_file(made / "thin", made / "waves.h5", 2, tmp_path / "two.h5", CPU)
-    said = forecast_file(made / "thin", tmp_path / "two.h5", 3, tmp_path / "three.h5", CPU)
-    with open_store(tmp_path / "five.h5") as whole, open_store(tmp_path / "three.h5") as rest:
-        np.testing.assert_array_equal(rest[:], whole[:][:, 2:])
-        np.testing.assert_allclose(rest.header.layout.times, whole.header.layout.times[2:])
-    assert len(said) == 1
+def test_forecast_continues_from_a_forecast(workdir, tmp_path):
+    """Two steps and then three equal five: a forecast is not strided again."""
+    forecast_file(workdir / "thin", workdir / "waves.h5", 5, tmp_path / "five.h5", CPU)
+    forecast_file(workdir / "thin", workdir / "waves.h5", 2, tmp_path / "two.h5", CPU)
+    messages = forecast_file(workdir / "thin", tmp_path / "two.h5", 3, tmp_path / "three.h5", CPU)
+    with open_store(tmp_path / "five.h5") as full, open_store(tmp_path / "three.h5") as continued:
+        np.testing.assert_array_equal(continued[:], full[:][:, 2:])
+        np.testing.assert_allclose(continued.header.layout.times, full.header.layout.times[2:])
+    assert len(messages) == 1
 
 
-def test_plain_frames_are_taken_as_far_apart_as_the_model_wants(made, raw, tmp_path):
-    for name, history in (("stored", raw[0, :2]), ("thinned", np.ascontiguousarray(raw[0, :2, ::2, ::2]))):
+def test_forecast_from_arrays_assumes_the_time_stride_of_training(workdir, raw, tmp_path):
+    for name, history in (("stored", raw[0, :2]), ("strided", np.ascontiguousarray(raw[0, :2, ::2, ::2]))):
         np.save(tmp_path / f"{name}.npy", history)
-        said = forecast_file(made / "thin", tmp_path / f"{name}.npy", 2, tmp_path / f"{name}-out.npy", CPU)
-        assert said[0] == "assuming consecutive frames are 2 frames of the training data apart"
-        assert ("1 of 2 points" in said[1]) == (name == "stored") and len(said) == 2 + (name == "stored")
-    both = [np.load(tmp_path / f"{name}-out.npy") for name in ("stored", "thinned")]
-    np.testing.assert_array_equal(*both)
+        messages = forecast_file(workdir / "thin", tmp_path / f"{name}.npy", 2, tmp_path / f"{name}-out.npy", CPU)
+        assert messages[0] == "assuming consecutive frames are 2 frames of the training data apart"
+        assert ("1 of 2 points" in messages[1]) == (name == "stored") and len(messages) == 2 + (name == "stored")
+    outputs = [np.load(tmp_path / f"{name}-out.npy") for name in ("stored", "strided")]
+    np.testing.assert_array_equal(*outputs)
 
 
 # --- a steady run: every case is one frame
@@ -168,9 +172,9 @@ PAIR = Task("pair", ("height", "depth"), ("slope",), (12, 12), 1, 1, 1, 3, 1, "c
 
 
 @pytest.fixture(scope="module")
-def still(made, raw):
-    """Runs that map one and two given fields to a third, without time."""
-    folder = made / "steady"
+def steady_runs(workdir, raw):
+    """Steady runs that map one and two input fields to a third."""
+    folder = workdir / "steady"
     axis = np.arange(12.0)
     layout = Layout(("height", "slope", "depth"), ("m", "1", "m"), ("open",) * 2, (axis, axis), np.zeros(1))
     values = np.concatenate((raw[:, :1], raw[:, 1:2, ..., :1]), axis=-1)
@@ -180,46 +184,46 @@ def still(made, raw):
     return folder
 
 
-def test_plain_arrays_of_a_steady_run_are_cases_not_frames(still, raw, tmp_path):
+def test_forecast_of_a_steady_run_reads_arrays_as_cases(steady_runs, raw, tmp_path):
     u = raw[:, 0, ..., 0]
-    expected = rolled(still / "still", u[:, None, ..., None], 1)
-    assert np.abs(expected[0] - expected[1]).max() > 1e-3, "cases that differ, or the test says nothing"
+    expected = rollout_each(steady_runs / "still", u[:, None, ..., None], 1)
+    assert np.abs(expected[0] - expected[1]).max() > 1e-3, "the cases differ"
     for name, values, count in (
         ("many", u, 4), ("one", u[0], 1), ("last", u[..., None], 4), ("lone", u[0][..., None], 1),
         ("frame", u[:, None], 4), ("whole", u[:, None, ..., None], 4),
     ):  # fmt: skip
         np.save(tmp_path / f"{name}.npy", values)
-        said = forecast_file(still / "still", tmp_path / f"{name}.npy", 1, tmp_path / f"{name}-out.npy", CPU)
+        messages = forecast_file(steady_runs / "still", tmp_path / f"{name}.npy", 1, tmp_path / f"{name}-out.npy", CPU)
         np.testing.assert_array_equal(np.load(tmp_path / f"{name}-out.npy"), expected[:count], err_msg=name)
-        assert len(said) == 1, said
+        assert len(messages) == 1, messages
     for name, values, count in (("named", u, 4), ("name", u[0], 1)):
         np.savez(tmp_path / f"{name}.npz", height=values, times=np.zeros(1))
-        forecast_file(still / "still", tmp_path / f"{name}.npz", 1, tmp_path / f"{name}-out.npy", CPU)
+        forecast_file(steady_runs / "still", tmp_path / f"{name}.npz", 1, tmp_path / f"{name}-out.npy", CPU)
         np.testing.assert_array_equal(np.load(tmp_path / f"{name}-out.npy"), expected[:count], err_msg=name)
-    forecast_file(still / "still", still / "cases.h5", 1, tmp_path / "store-out.npy", CPU)
+    forecast_file(steady_runs / "still", steady_runs / "cases.h5", 1, tmp_path / "store-out.npy", CPU)
     np.testing.assert_array_equal(np.load(tmp_path / "store-out.npy"), expected)
 
 
-def test_cases_of_several_given_fields(still, raw, tmp_path):
+def test_forecast_of_a_steady_run_with_several_input_fields(steady_runs, raw, tmp_path):
     both = np.stack([raw[:, 0, ..., 0], raw[:, 1, ..., 0]], axis=-1)
-    expected = rolled(still / "pair", both[:, None], 1)
+    expected = rollout_each(steady_runs / "pair", both[:, None], 1)
     for name, values, count in (("many", both, 4), ("one", both[0], 1), ("frame", both[:, None], 4)):
         np.save(tmp_path / f"{name}.npy", values)
-        forecast_file(still / "pair", tmp_path / f"{name}.npy", 1, tmp_path / f"{name}-out.npy", CPU)
+        forecast_file(steady_runs / "pair", tmp_path / f"{name}.npy", 1, tmp_path / f"{name}-out.npy", CPU)
         np.testing.assert_array_equal(np.load(tmp_path / f"{name}-out.npy"), expected[:count], err_msg=name)
     np.savez(tmp_path / "apart.npz", depth=both[..., 1], height=both[..., 0])
-    forecast_file(still / "pair", tmp_path / "apart.npz", 1, tmp_path / "apart-out.npy", CPU)
+    forecast_file(steady_runs / "pair", tmp_path / "apart.npz", 1, tmp_path / "apart-out.npy", CPU)
     np.testing.assert_array_equal(np.load(tmp_path / "apart-out.npy"), expected)
     np.save(tmp_path / "flat.npy", both[0, 0])
     with pytest.raises(ValueError, match=r"has shape \(12, 2\); expected axes \(x, y, channels\)"):
-        forecast_file(still / "pair", tmp_path / "flat.npy", 1, tmp_path / "x.npy", CPU)
+        forecast_file(steady_runs / "pair", tmp_path / "flat.npy", 1, tmp_path / "x.npy", CPU)
 
 
-# --- frames that mean something else
+# --- frames from a different domain
 
 
-def other(path, made, **change):
-    with open_store(made / "waves.h5") as store:
+def write_variant(path, workdir, **change):
+    with open_store(workdir / "waves.h5") as store:
         header = replace(store.header, layout=replace(store.header.layout, **change))
         with Writer(path, header, 1) as writer:
             writer.append(store[:1])
@@ -227,7 +231,7 @@ def other(path, made, **change):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"units": ("km", "1")}, "the unit of height is km, not m"),
         ({"boundary": ("open", "periodic")}, "axis x is open, not periodic"),
@@ -235,80 +239,82 @@ def other(path, made, **change):
         ({"times": 4.0 * np.arange(7)}, "its frames are 4 apart, not 0.25"),
     ],
 )
-def test_frames_that_mean_something_else_are_refused_unless_asked_for(made, tmp_path, change, says):
-    start, out = other(tmp_path / "start.h5", made, **change), tmp_path / "out.h5"
-    with pytest.raises(ValueError, match=says):
-        forecast_file(made / "full", start, 2, out, CPU)
+def test_forecast_rejects_a_different_domain_without_anyway(workdir, tmp_path, change, message):
+    start, out = write_variant(tmp_path / "start.h5", workdir, **change), tmp_path / "out.h5"
+    with pytest.raises(ValueError, match=message):
+        forecast_file(workdir / "full", start, 2, out, CPU)
     assert not out.exists()
-    forecast_file(made / "full", start, 2, out, CPU, anyway=True)
-    with open_store(start) as given, open_store(out) as found:
-        before, after = given.header.layout, found.header.layout
-        assert says in found.header.parameters["anyway"] and after.boundary == before.boundary
+    forecast_file(workdir / "full", start, 2, out, CPU, anyway=True)
+    with open_store(start) as given, open_store(out) as forecast:
+        before, after = given.header.layout, forecast.header.layout
+        assert message in forecast.header.parameters["anyway"] and after.boundary == before.boundary
         np.testing.assert_allclose(np.diff(after.times), before.times[-1] - before.times[-2])
-    forecast_file(made / "thin", other(tmp_path / "both.h5", made, **change), 2, tmp_path / "b.h5", CPU, anyway=True)
-    forecast_file(made / "thin", tmp_path / "b.h5", 2, tmp_path / "c.h5", CPU)  # a forecast of its own goes on
-    with open_store(tmp_path / "c.h5") as found:
-        assert says.split(" not ")[0].split()[0] in found.header.parameters["anyway"]
+    forecast_file(
+        workdir / "thin", write_variant(tmp_path / "both.h5", workdir, **change), 2, tmp_path / "b.h5", CPU, anyway=True
+    )
+    forecast_file(workdir / "thin", tmp_path / "b.h5", 2, tmp_path / "c.h5", CPU)  # its own forecast can be continued
+    with open_store(tmp_path / "c.h5") as forecast:
+        assert message.split(" not ")[0].split()[0] in forecast.header.parameters["anyway"]
 
 
-def test_times_beside_arrays_are_compared_and_go_on(made, raw, tmp_path):
+def test_forecast_checks_and_continues_times_of_arrays(workdir, raw, tmp_path):
     for name, step in (("right", 0.25), ("wrong", 0.5)):
-        np.savez(tmp_path / f"{name}.npz", fields=swapped(raw[0, :2]), names=np.array(["slope", "height"]),
+        np.savez(tmp_path / f"{name}.npz", fields=slope_first(raw[0, :2]), names=np.array(["slope", "height"]),
                  times=3 + step * np.arange(2))  # fmt: skip
-    forecast_file(made / "full", tmp_path / "right.npz", 2, tmp_path / "right.h5", CPU)
+    forecast_file(workdir / "full", tmp_path / "right.npz", 2, tmp_path / "right.h5", CPU)
     with open_store(tmp_path / "right.h5") as out:
         np.testing.assert_allclose(out.header.layout.times, [3.5, 3.75])
     with pytest.raises(ValueError, match=r"its frames are 0\.5 apart"):
-        forecast_file(made / "full", tmp_path / "wrong.npz", 2, tmp_path / "wrong.h5", CPU)
-    forecast_file(made / "full", tmp_path / "wrong.npz", 2, tmp_path / "wrong.h5", CPU, anyway=True)
+        forecast_file(workdir / "full", tmp_path / "wrong.npz", 2, tmp_path / "wrong.h5", CPU)
+    forecast_file(workdir / "full", tmp_path / "wrong.npz", 2, tmp_path / "wrong.h5", CPU, anyway=True)
     with open_store(tmp_path / "wrong.h5") as out:
         np.testing.assert_allclose(out.header.layout.times, [4.0, 4.5])
 
 
-def test_what_a_file_does_not_say_is_labelled_as_the_training_data(made, raw, tmp_path):
-    """Units of plain arrays, and of fields that a file lacks."""
+def test_forecast_takes_missing_units_from_the_training_data(workdir, raw, tmp_path):
+    """Units of plain arrays, and of fields missing in a file."""
     np.save(tmp_path / "start.npy", raw[0, :2, ::2, ::2])
-    forecast_file(made / "thin", tmp_path / "start.npy", 2, tmp_path / "out.h5", CPU)
+    forecast_file(workdir / "thin", tmp_path / "start.npy", 2, tmp_path / "out.h5", CPU)
     with open_store(tmp_path / "out.h5") as out:
         assert out.header.layout.units == ("m", "1")
 
 
-def test_a_run_without_the_record_says_so_and_forecasts(made, tmp_path):
-    shutil.copytree(made / "full", tmp_path / "old")
-    start = other(tmp_path / "start.h5", made, units=("km", "1"))
+def test_forecast_without_a_recorded_domain(workdir, tmp_path):
+    shutil.copytree(workdir / "full", tmp_path / "old")
+    start = write_variant(tmp_path / "start.h5", workdir, units=("km", "1"))
     for step in ("domain", "all"):
         facts = Run(tmp_path / "old").read_json("data.json")
         facts.pop("domain", None)
         Run(tmp_path / "old").write_json("data.json", facts)
         if step == "all":  # weights, recipe and normalisers are enough
             (tmp_path / "old" / "data.json").unlink()
-        said = forecast_file(tmp_path / "old", start, 2, tmp_path / f"{step}.npy", CPU)
-        assert sum("no record of units, domain size and time step" in line for line in said) == 1
+        messages = forecast_file(tmp_path / "old", start, 2, tmp_path / f"{step}.npy", CPU)
+        assert sum("no record of units, domain size and time step" in line for line in messages) == 1
 
 
-# --- what goes wrong
+# --- errors
 
 
-def test_a_forecast_that_stops_being_finite_is_told(made, raw, tmp_path):
-    history = np.stack([swapped(raw[0, :2]), np.full((2, 12, 12, 2), 3e38, np.float32)])
+def test_forecast_reports_non_finite_trajectories(workdir, raw, tmp_path):
+    history = np.stack([slope_first(raw[0, :2]), np.full((2, 12, 12, 2), 3e38, np.float32)])
     np.save(tmp_path / "start.npy", history)
-    said = forecast_file(made / "full", tmp_path / "start.npy", 3, tmp_path / "out.npy", CPU)
+    messages = forecast_file(workdir / "full", tmp_path / "start.npy", 3, tmp_path / "out.npy", CPU)
     out = np.load(tmp_path / "out.npy")
     assert np.isfinite(out[0]).all() and np.isnan(out[1]).all()
-    assert [line for line in said if line.startswith("trajectory")] == [
+    assert [line for line in messages if line.startswith("trajectory")] == [
         "trajectory 1: 1 of 1 forecasts became non-finite, the first at lead 1 of 3"
     ]
 
 
 def bad(raw, which):
-    good = swapped(raw[0, :2])
+    good = slope_first(raw[0, :2])
     if which == "nan":
         good[1, 3, 4, 0] = np.nan
     return {"short": good[:1], "channels": good[..., :1].repeat(3, -1), "axes": good[:, 0, 0]}.get(which, good)
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"out": "out.txt"}, r'Unknown output format "out.txt"; the file name must end in .h5, .npy, .npz'),
         ({"out": "there.npy"}, "already exists; choose another name"),
@@ -327,14 +333,14 @@ def bad(raw, which):
         ({"run": "nowhere"}, "is not a run"),
     ],
 )
-def test_mistakes_are_one_sentence_and_leave_nothing_behind(made, raw, tmp_path, change, says):
+def test_forecast_errors_are_one_line_and_leave_no_files(workdir, raw, tmp_path, change, message):
     start = change.get("start", "good")
     if start is not None:
         np.save(tmp_path / "start.npy", bad(raw, start))
     (tmp_path / "there.npy").write_bytes(b"mine")
-    run = tmp_path / change["run"] if "run" in change else made / "full"
+    run = tmp_path / change["run"] if "run" in change else workdir / "full"
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(ValueError, match=says) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         forecast_file(
             run,
             tmp_path / "start.npy",
@@ -347,30 +353,30 @@ def test_mistakes_are_one_sentence_and_leave_nothing_behind(made, raw, tmp_path,
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_too_few_frames_for_thinning_counts_stored_frames(made, tmp_path):
+def test_forecast_requires_enough_stored_frames_for_the_stride(workdir, tmp_path):
     generate(replace(WAVES, frames=2), 1, 0, tmp_path / "two.h5")
     with pytest.raises(ValueError, match="has 2 frames, but a forecast needs 3"):
-        forecast_file(made / "thin", tmp_path / "two.h5", 3, tmp_path / "out.npy", CPU)
+        forecast_file(workdir / "thin", tmp_path / "two.h5", 3, tmp_path / "out.npy", CPU)
 
 
 @pytest.mark.parametrize("kind", [".npy", ".npz", ".h5"])
-def test_a_full_disk_leaves_nothing_behind(made, tmp_path, kind):
+def test_forecast_on_a_full_disk_leaves_no_files(workdir, tmp_path, kind):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))  # beyond it the system refuses to write
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))  # larger writes fail
     try:
         with pytest.raises(ValueError, match="cannot be written") as caught:
-            forecast_file(made / "full", made / "waves.h5", 40, tmp_path / f"out{kind}", CPU)
+            forecast_file(workdir / "full", workdir / "waves.h5", 40, tmp_path / f"out{kind}", CPU)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
 
 
-def test_two_forecasts_into_one_file_do_not_meet(made, tmp_path):
+def test_forecast_file_is_locked_while_writing(workdir, tmp_path):
     out = tmp_path / "out.h5"
-    held = slots.lock(out)
+    lock = slots.lock(out)
     with pytest.raises(ValueError, match="Another process is writing"):
-        forecast_file(made / "full", made / "waves.h5", 2, out, CPU)
-    slots.unlock(out, held)
+        forecast_file(workdir / "full", workdir / "waves.h5", 2, out, CPU)
+    slots.unlock(out, lock)
     assert not list(tmp_path.iterdir())
-    forecast_file(made / "full", made / "waves.h5", 2, out, CPU)
+    forecast_file(workdir / "full", workdir / "waves.h5", 2, out, CPU)
     assert list(tmp_path.iterdir()) == [out]

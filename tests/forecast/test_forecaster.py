@@ -1,4 +1,4 @@
-"""Forecaster and rollout: units, folding, feeding back, teacher forcing, conditions, walls, and stopping."""
+"""Forecaster and rollout: units, folding, feedback, teacher forcing, conditions, walls, non-finite samples."""
 
 import math
 
@@ -31,7 +31,7 @@ class Shift(nn.Module):
 
 
 class Slope(nn.Module):
-    """Linear extrapolation from the last two of three frames; another function of every input frame."""
+    """Linear extrapolation from the last two of three frames, plus a function of the first."""
 
     def forward(self, x):
         return 2 * x[..., 2:3] - x[..., 1:2] + 0.1 * torch.tanh(x[..., 0:1])
@@ -44,7 +44,7 @@ def wave(frames, n=16):
 
 @pytest.mark.parametrize("block", [1, 2, 3, 5])
 @pytest.mark.parametrize("horizon", [1, 4, 7])
-def test_an_exact_model_rolls_out_exactly(block, horizon):
+def test_rollout_of_an_exact_model_is_exact(block, horizon):
     truth = wave(2 + horizon)
     fields = normaliser(["u"], [0.3], [2.0])
     result = rollout(Forecaster(Shift(block), fields, fields, block), truth[:, :2], horizon)
@@ -52,7 +52,7 @@ def test_an_exact_model_rolls_out_exactly(block, horizon):
     assert result.stopped is None and str(result) == f"all {horizon} frames are finite"
 
 
-def test_the_network_sees_normalised_frames_in_order():
+def test_forecaster_feeds_normalised_frames_in_order():
     seen = []
 
     class Watch(nn.Module):
@@ -78,20 +78,20 @@ def test_free_rollout_is_repeated_application_and_teacher_forcing_is_not():
         step = forecaster(window)
         torch.testing.assert_close(free.frames[:, lead : lead + 1], step, rtol=0, atol=0)
         window = torch.cat((window, step), 1)[:, 1:]
-        alone = forecaster(frames[:, lead : lead + 3])
-        torch.testing.assert_close(forced.frames[:, lead : lead + 1], alone, rtol=0, atol=0)
+        from_truth = forecaster(frames[:, lead : lead + 3])
+        torch.testing.assert_close(forced.frames[:, lead : lead + 1], from_truth, rtol=0, atol=0)
     assert torch.equal(free.frames[:, 0], forced.frames[:, 0])
     assert (free.frames[:, 1:] - forced.frames[:, 1:]).abs().max() > 1e-2
 
 
-def test_rolling_out_from_the_truth_of_a_perfect_model_changes_nothing():
+def test_teacher_forcing_of_a_perfect_model_equals_free_rollout():
     truth = wave(2 + 6)
     forecaster = Forecaster(Shift(2), normaliser(["u"]), normaliser(["u"]), 2)
     free, forced = rollout(forecaster, truth[:, :2], 6), rollout(forecaster, truth[:, :2], 6, truth[:, 2:])
     torch.testing.assert_close(free.frames, forced.frames, rtol=0, atol=1e-14)
 
 
-def test_lower_walls_hold_in_forecasts_and_in_what_is_fed_back():
+def test_lower_walls_hold_in_forecasts_and_fed_back_frames():
     fields = ("density", "velocity_x", "velocity_y", "velocity_z")
     scaling = normaliser(fields, [0.5, 0.1, -0.2, 0.3], [1.0, 2.0, 3.0, 4.0])
     seen = []
@@ -111,11 +111,11 @@ def test_lower_walls_hold_in_forecasts_and_in_what_is_fed_back():
         torch.testing.assert_close(fed, expected.expand_as(fed), rtol=0, atol=1e-15)
         inside = result[..., axis + 1].narrow(axis + 2, 1, 1)
         assert inside.abs().min() > 0
-    assert result[..., 0].abs().min() > 0, "density is left alone"
+    assert result[..., 0].abs().min() > 0, "density is unchanged"
 
 
-def test_around_another_network_the_map_stays_the_same():
-    """Normalisers, boundary, conditions, time and embedded fields: all that the network is wrapped in."""
+def test_around_keeps_the_map_with_another_network():
+    """Normalisers, boundary, conditions, time and embedded fields."""
 
     class Mean(nn.Module):
         def forward(self, x, scalars):
@@ -132,15 +132,15 @@ def test_around_another_network_the_map_stays_the_same():
     assert (second.history, second.block) == (first.history, first.block)
 
 
-def test_a_narrow_answer_is_widened_before_units_are_put_back():
-    """In bf16 300 + 0.25 is 300: the eight bits are spent on the mean."""
+def test_forecaster_casts_bf16_output_before_decoding():
+    """In bf16 300 + 0.25 is 300: the mean takes up all eight bits."""
 
-    class Narrow(nn.Module):
+    class LowPrecision(nn.Module):
         def forward(self, x):
             return torch.full_like(x[..., :1], 0.25, dtype=torch.bfloat16)
 
     fields = normaliser(["temperature"], [300.0], [1.0])
-    frames = Forecaster(Narrow(), fields, fields, 1)(torch.full((1, 1, 4, 1), 300.0))
+    frames = Forecaster(LowPrecision(), fields, fields, 1)(torch.full((1, 1, 4, 1), 300.0))
     assert frames.dtype == torch.float32 and (frames == 300.25).all()
 
 
@@ -160,7 +160,7 @@ def test_conditions_are_constant_channels_in_the_order_of_their_names():
         forecaster(torch.zeros(2, 1, 4, 4, 1), {**given, "step": torch.ones(3)})
 
 
-def test_a_forecast_that_blows_up_stops_and_says_where():
+def test_rollout_stops_when_non_finite():
     class Explode(nn.Module):
         calls = 0
 
@@ -175,7 +175,7 @@ def test_a_forecast_that_blows_up_stops_and_says_where():
     assert "lead 4 of 9" in str(result)
 
 
-def test_gradients_pass_through_a_rollout():
+def test_rollout_is_differentiable():
     model = nn.Linear(1, 1).double()
     forecaster = Forecaster(model, normaliser(["u"], [0.0], [3.0]), normaliser(["u"], [0.0], [3.0]), 1)
     rollout(forecaster, torch.ones(1, 1, 4, 1, dtype=F64), 3).frames.sum().backward()
@@ -183,7 +183,7 @@ def test_gradients_pass_through_a_rollout():
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         (lambda f, h: rollout(f, h, 0), "at least 1"),
         (lambda f, h: rollout(f, h, 4, torch.zeros(1, 3, 4, 1)), "3 true frames for a horizon of 4"),
@@ -191,13 +191,13 @@ def test_gradients_pass_through_a_rollout():
         (lambda f, h: Forecaster(nn.Identity(), f.inputs, f.targets, 2)(h), "not a multiple of 2 frames"),
     ],
 )
-def test_mistakes_are_one_sentence(call, says):
+def test_forecaster_rejects_invalid_arguments(call, message):
     forecaster = Forecaster(Shift(1), normaliser(["u"]), normaliser(["u"]), 1)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         call(forecaster, torch.zeros(1, 1, 4, 1))
 
 
-def test_a_forecast_of_other_fields_cannot_be_fed_back():
+def test_rollout_rejects_feedback_of_other_fields():
     forecaster = Forecaster(Shift(1), normaliser(["a", "b"]), normaliser(["u"]), 1)
     history = torch.zeros(1, 1, 4, 2)
     assert rollout(forecaster, history, 1).frames.shape == (1, 1, 4, 1)
@@ -205,7 +205,7 @@ def test_a_forecast_of_other_fields_cannot_be_fed_back():
         rollout(forecaster, history, 2)
 
 
-def test_the_method_takes_arrays_and_the_last_frames_of_a_longer_history():
+def test_rollout_method_takes_arrays_and_longer_histories():
     truth = wave(9)
     fields = normaliser(["u"])
     forecaster = Forecaster(Shift(1), fields, fields, 1, history=2)
@@ -215,8 +215,8 @@ def test_the_method_takes_arrays_and_the_last_frames_of_a_longer_history():
         forecaster.rollout(truth[:, :1], 4)
 
 
-def test_fields_that_are_given_are_carried_along():
-    """The model advances the first field by the second, which stays as it was given."""
+def test_rollout_carries_given_fields():
+    """The model advances the first field by the second, which stays fixed."""
 
     class Drift(nn.Module):
         def forward(self, x):
@@ -231,7 +231,7 @@ def test_fields_that_are_given_are_carried_along():
     torch.testing.assert_close(forced[0, :, 0, 0], torch.tensor([0.5, 7.5, 7.5, 7.5], dtype=F64))
 
 
-def test_a_sample_that_stops_being_finite_leaves_the_others_alone():
+def test_rollout_isolates_non_finite_samples():
     class Explode(nn.Module):
         def forward(self, x):
             return torch.where(x > 3, torch.nan, x + 1)
@@ -245,7 +245,7 @@ def test_a_sample_that_stops_being_finite_leaves_the_others_alone():
 
 
 class Clock(nn.Module):
-    """Fields (value, clock): the clock goes on by one a frame, the value is bad at one time and fine again after."""
+    """Fields (value, clock): the clock advances by one per frame; the value is non-finite at one time only."""
 
     def __init__(self, block, bad, by):
         super().__init__()
@@ -256,19 +256,19 @@ class Clock(nn.Module):
         return torch.cat([torch.cat((torch.where(t == self.bad, self.by, 10 * t), t), -1) for t in times], -1)
 
 
-def one_by_one(forecaster, history, horizon, truth):
-    """The definition: each sample alone, block by block; nothing counts after a block that is not finite."""
+def rollout_by_definition(forecaster, history, horizon, truth):
+    """The definition: each sample separately, block by block; NaN after a non-finite block."""
     forecasts, first = [], []
     for number in range(len(history)):
-        given, frames, dead = history[number : number + 1], [], False
+        given, frames, non_finite = history[number : number + 1], [], False
         for start in range(0, horizon, forecaster.block):
             block = forecaster(given)
             for lead in range(start, min(start + forecaster.block, horizon)):
                 frame = block[:, lead - start]
-                frames.append(torch.full_like(frame, torch.nan) if dead else frame)
+                frames.append(torch.full_like(frame, torch.nan) if non_finite else frame)
                 if not torch.isfinite(frames[-1]).all():
                     first.append(lead + 1)
-            dead = dead or not torch.isfinite(torch.stack(frames)).all()
+            non_finite = non_finite or not torch.isfinite(torch.stack(frames)).all()
             fed = block if truth is None else truth[number : number + 1, start : start + forecaster.block]
             given = torch.cat((given, fed), 1)[:, -given.shape[1] :]
         forecasts.append(torch.stack(frames, 1))
@@ -279,18 +279,21 @@ def one_by_one(forecaster, history, horizon, truth):
 @pytest.mark.parametrize("by", [torch.nan, -torch.inf])
 @pytest.mark.parametrize("bad", [3, 6, 7, 10, 50])
 @pytest.mark.parametrize("block", [1, 2, 3, 7])
-def test_samples_stop_where_the_plain_definition_stops_them(block, bad, by, forced):
+def test_rollout_stopping_matches_the_plain_definition(block, bad, by, forced):
     fields = normaliser(["value", "clock"])
     forecaster = Forecaster(Clock(block, bad, by), fields, fields, block)
-    clocks = torch.tensor([0.0, 2.0, 4.0, 20.0], dtype=F64)  # the last never meets the bad time before 21
+    clocks = torch.tensor([0.0, 2.0, 4.0, 20.0], dtype=F64)  # the last sample never reaches a bad time
     history = torch.stack((torch.ones_like(clocks), clocks), -1).view(4, 1, 1, 2).expand(4, 1, 3, 2)
     leads = torch.arange(1.0, 8.0, dtype=F64)
     times = (clocks[:, None] + leads).view(4, 7, 1, 1).expand(4, 7, 3, 1)
     truth = torch.cat((torch.zeros_like(times), times), -1) if forced else None
-    for chosen in (slice(None), slice(0, 2), slice(2, 3)):
-        given, true = history[chosen], None if truth is None else truth[chosen]
-        found, (frames, stopped) = rollout(forecaster, given, 7, true), one_by_one(forecaster, given, 7, true)
-        assert torch.equal(found.frames.nan_to_num(1e9, 2e9, -2e9), frames.nan_to_num(1e9, 2e9, -2e9))
-        assert found.stopped == stopped
-    passed = [lead for lead in (bad - clocks).tolist() if 1 <= lead <= 7]
-    assert rollout(forecaster, history, 7, truth).stopped == (min(passed) if passed else None)
+    for selection in (slice(None), slice(0, 2), slice(2, 3)):
+        given, true = history[selection], None if truth is None else truth[selection]
+        result, (frames, stopped) = (
+            rollout(forecaster, given, 7, true),
+            rollout_by_definition(forecaster, given, 7, true),
+        )
+        assert torch.equal(result.frames.nan_to_num(1e9, 2e9, -2e9), frames.nan_to_num(1e9, 2e9, -2e9))
+        assert result.stopped == stopped
+    bad_leads = [lead for lead in (bad - clocks).tolist() if 1 <= lead <= 7]
+    assert rollout(forecaster, history, 7, truth).stopped == (min(bad_leads) if bad_leads else None)

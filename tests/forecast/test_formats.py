@@ -1,4 +1,4 @@
-"""Forecasts as NetCDF and Zarr: the numbers of the .npz, with times, coordinates, units and attributes, and back."""
+"""Forecasts as NetCDF and Zarr: the values of the .npz with times, coordinates, units and attributes; round-trip."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ ATTRIBUTES = {
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """NetCDF with attributes, and a run that was trained on it in place."""
-    folder = tmp_path_factory.mktemp("made")
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """NetCDF with attributes, and a run trained on it directly."""
+    folder = tmp_path_factory.mktemp("workdir")
     header = Header(WAVES.layout, "waves", {"attributes": ATTRIBUTES})
     write_netcdf(folder / "waves.nc", WAVES.simulate(0, range(4)).numpy(), header)
     recipe = Recipe(
@@ -54,55 +54,55 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
-def test_the_forecast_is_that_of_the_npz_with_everything_the_input_said(
-    made: Path, tmp_path: Path, suffix: str
-) -> None:
-    said = {}
+def test_netcdf_and_zarr_forecast_equals_npz_and_keeps_metadata(workdir: Path, tmp_path: Path, suffix: str) -> None:
+    messages = {}
     for name in (f"out{suffix}", "out.npz"):
-        said[name] = forecast_file(made / "run", made / "waves.nc", 3, tmp_path / name, CPU)
+        messages[name] = forecast_file(workdir / "run", workdir / "waves.nc", 3, tmp_path / name, CPU)
     with np.load(tmp_path / "out.npz") as plain:
         expected = plain["fields"]
     with xarray.open_dataset(tmp_path / f"out{suffix}", decode_times=False) as out:
-        for place, name in enumerate(BOTH):
+        for channel, name in enumerate(BOTH):
             assert out[name].dims == ("trajectory", "time", "east", "y")
-            np.testing.assert_array_equal(out[name].values, expected[..., place])
+            np.testing.assert_array_equal(out[name].values, expected[..., channel])
         np.testing.assert_allclose(out.time.values, WAVES.layout.times[-1] + 0.5 * np.arange(1, 4))
         np.testing.assert_array_equal(out.east.values, WAVES.layout.coordinates[0][::2])
         assert out.time.units == "hours since 2001-01-01" and out.east.units == "km"
         assert out.height.attrs == {"units": "m", "long_name": "surface height"}
         assert out.title == "waves on a pond" and out.east.boundary == "periodic"
         assert json.loads(out.attrs["sigmasolver"])["parameters"] == {"run": "run", "step": 3, "start": "waves.nc"}
-    assert said[f"out{suffix}"][:-1] == said["out.npz"][:-1]
+    assert messages[f"out{suffix}"][:-1] == messages["out.npz"][:-1]
     with xarray.open_dataset(tmp_path / f"out{suffix}") as out:  # times as dates
         assert str(out.time.values[0]).startswith("2001-01-01T02:45")
 
 
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
-def test_a_forecast_goes_on_from_a_forecast(made: Path, tmp_path: Path, suffix: str) -> None:
-    """It is not thinned again, as its frames and points are those of the model already."""
+def test_netcdf_and_zarr_forecast_can_be_continued(workdir: Path, tmp_path: Path, suffix: str) -> None:
+    """It is not strided again: its frames and points are already those of the model."""
     for name in (f"a{suffix}", "a.h5"):
-        forecast_file(made / "run", made / "waves.nc", 3, tmp_path / name, CPU)
-        said = forecast_file(made / "run", tmp_path / name, 2, tmp_path / f"b_{name}", CPU)
-        assert not any("as in training" in line for line in said)
-    with open_data(tmp_path / f"b_a{suffix}") as here, open_data(tmp_path / "b_a.h5") as store:
-        np.testing.assert_array_equal(here[:], store[:])
-        for mine, theirs in zip(here.header.axes().values(), store.header.axes().values(), strict=True):
-            np.testing.assert_allclose(mine, theirs, rtol=1e-15)
+        forecast_file(workdir / "run", workdir / "waves.nc", 3, tmp_path / name, CPU)
+        messages = forecast_file(workdir / "run", tmp_path / name, 2, tmp_path / f"b_{name}", CPU)
+        assert not any("as in training" in line for line in messages)
+    with open_data(tmp_path / f"b_a{suffix}") as continued, open_data(tmp_path / "b_a.h5") as store:
+        np.testing.assert_array_equal(continued[:], store[:])
+        for actual, expected in zip(continued.header.axes().values(), store.header.axes().values(), strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=1e-15)
 
 
-def test_it_refuses_before_it_computes(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forecast_file_validates_the_output_before_computing(
+    workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "there.zarr").mkdir()
     with pytest.raises(ValueError, match=r"there\.zarr already exists"):
-        forecast_file(made / "run", made / "waves.nc", 2, tmp_path / "there.zarr", CPU)
+        forecast_file(workdir / "run", workdir / "waves.nc", 2, tmp_path / "there.zarr", CPU)
     monkeypatch.setitem(sys.modules, "h5netcdf", None)
     monkeypatch.setattr(files, "load", lambda *_: pytest.fail("it computed"))
     with pytest.raises(ValueError, match=r"out\.nc requires xarray, .* pip install 'sigmasolver\[data\]'"):
-        forecast_file(made / "run", made / "waves.nc", 2, tmp_path / "out.nc", CPU)
-    assert [one.name for one in tmp_path.iterdir()] == ["there.zarr"]
+        forecast_file(workdir / "run", workdir / "waves.nc", 2, tmp_path / "out.nc", CPU)
+    assert [path.name for path in tmp_path.iterdir()] == ["there.zarr"]
 
 
-def test_other_units_in_the_file_are_refused(made: Path, tmp_path: Path) -> None:
+def test_forecast_rejects_netcdf_with_other_units(workdir: Path, tmp_path: Path) -> None:
     wrong = Header(replace(WAVES.layout, units=("km", "1")), "waves", {})
     write_netcdf(tmp_path / "wrong.nc", WAVES.simulate(1, range(1)).numpy(), wrong)
     with pytest.raises(ValueError, match="the unit of height is km, not m"):
-        forecast_file(made / "run", tmp_path / "wrong.nc", 2, tmp_path / "out.nc", CPU)
+        forecast_file(workdir / "run", tmp_path / "wrong.nc", 2, tmp_path / "out.nc", CPU)

@@ -1,4 +1,4 @@
-"""Small subjects to look at: drifting waves with two fields, and models moved off their starting values."""
+"""Small subjects to diagnose: drifting waves with two fields, and models with perturbed weights."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ RECIPE = Recipe(TASK, MODEL, TrainRecipe(updates=200, batch=4, lr=5e-3, checks=0
 STEADY = replace(TASK, inputs=("height",), targets=("slope",), history=1, horizon=1, steady=True)
 
 
-def shaken(module: torch.nn.Module, by: float) -> None:
-    """Every parameter moved at random: gamma is no longer zero, attention no longer even."""
+def perturb(module: torch.nn.Module, scale: float) -> None:
+    """Add noise to every parameter: gamma is no longer zero, attention no longer uniform."""
     torch.manual_seed(7)
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.add_(by * torch.randn_like(parameter))
+            parameter.add_(scale * torch.randn_like(parameter))
 
 
 def subject_of(
     name: str = "transolver-sigma",
     task: Task = TASK,
-    shake: float = 0.2,
+    noise: float = 0.2,
     dtype: torch.dtype = torch.float32,
     windows: int | None = 5,
 ) -> Subject:
-    """A shaken model and windows of the last two trajectories."""
+    """A perturbed model and windows of the last two trajectories."""
     recipe = replace(RECIPE, task=task, model=replace(MODEL, name=name))
-    cut = Windows(Stream(WAVES, 0, count=6), (4, 5), recipe.evaluation_windows())
-    return _subject(recipe, cut, shake, dtype, windows)
+    all_windows = Windows(Stream(WAVES, 0, count=6), (4, 5), recipe.evaluation_windows())
+    return _subject(recipe, all_windows, noise, dtype, windows)
 
 
-def subject_in_a_volume() -> Subject:
+def subject_in_3d() -> Subject:
     """Noise on a grid with three axes of different lengths."""
     grid = (4, 5, 6)
     data = np.random.default_rng(0).normal(size=(2, 9, *grid, 2)).astype(np.float32)
@@ -58,38 +58,38 @@ def subject_in_a_volume() -> Subject:
     layout = Layout(FIELDS, ("1", "1"), ("periodic",) * 3, axes, np.arange(9.0))
     model = replace(MODEL, modes=2, options=Options())
     recipe = Recipe(replace(TASK, grid=grid, horizon=2), model, RECIPE.train)
-    cut = Windows(Memory(Header(layout, "test", {}), data), (0, 1), recipe.evaluation_windows())
-    return _subject(recipe, cut, 0.2, torch.float32, 4)
+    all_windows = Windows(Memory(Header(layout, "test", {}), data), (0, 1), recipe.evaluation_windows())
+    return _subject(recipe, all_windows, 0.2, torch.float32, 4)
 
 
-def _subject(recipe: Recipe, cut: Windows, shake: float, dtype: torch.dtype, windows: int | None) -> Subject:
+def _subject(recipe: Recipe, all_windows: Windows, noise: float, dtype: torch.dtype, windows: int | None) -> Subject:
     inputs, targets = (_normaliser(names) for names in (recipe.task.inputs, recipe.task.targets))
     forecaster = build(recipe, inputs, targets).to(dtype).eval()
-    shaken(forecaster, shake)
-    chosen = spread_evenly(len(cut), windows)
-    return Subject(Run("nowhere"), recipe, forecaster, cut, chosen, cut.spec.horizon, batch=2)
+    perturb(forecaster, noise)
+    selected = spread_evenly(len(all_windows), windows)
+    return Subject(Run("nowhere"), recipe, forecaster, all_windows, selected, all_windows.spec.horizon, batch=2)
 
 
 def _normaliser(names: tuple[str, ...]) -> Normaliser:
     mean = {"height": 0.1, "slope": -0.2}
     scale = {"height": 0.8, "slope": 1.5}
     return Normaliser(
-        "channel", names, *(torch.tensor([one[name] for name in names]).double() for one in (mean, scale))
+        "channel", names, *(torch.tensor([values[name] for name in names]).double() for values in (mean, scale))
     )
 
 
 def hooks_in(module: torch.nn.Module) -> int:
-    """How many forward hooks there are in any part."""
-    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules())
+    """Number of forward hooks in all sub-modules."""
+    return sum(len(submodule._forward_hooks) + len(submodule._forward_pre_hooks) for submodule in module.modules())
 
 
 def rows_named(findings, metric, **where):
-    """The rows of a metric, at this field, lead, layer and case (None where not said)."""
-    wanted = {"field": None, "lead": None, "layer": None, "case": None, **where}
-    return [row for row in findings.rows if row["metric"] == metric and wanted.items() <= row.items()]
+    """The rows of a metric at this field, lead, layer and case (default: None)."""
+    required = {"field": None, "lead": None, "layer": None, "case": None, **where}
+    return [row for row in findings.rows if row["metric"] == metric and required.items() <= row.items()]
 
 
 def number(findings, metric, **where):
-    """The value of the one row there is."""
+    """The value of the only matching row."""
     (row,) = rows_named(findings, metric, **where)
     return row["value"]

@@ -198,7 +198,7 @@ def test_cpu_model_forms_agree(script):
 def test_fused_bf16_loss_curve_is_within_seed_spread_of_float32(script, tmp_path):
     """Loss curves of 200 updates on Darcy: bf16 changes them less than another seed."""
     generate(simulator_of("darcy"), 64, 0, tmp_path / "darcy.h5", "cuda")
-    rows = script("curve").compared(tmp_path / "darcy.h5", torch.device("cuda"), steps=200, seeds=3, settings=[])
+    rows = script("curve").compare_curves(tmp_path / "darcy.h5", torch.device("cuda"), steps=200, seeds=3, settings=[])
     assert len(rows) == 10 and rows[-1]["loss"] < rows[0]["loss"] / 2
     assert all(row["difference"] < row["spread"] for row in rows), rows
 

@@ -1,13 +1,13 @@
-"""How long a training on a GPU waits before its updates: kernels compiled in parallel, or one by one as launched.
+"""Start-up time of a training on a GPU: kernels compiled in parallel, or one by one as they are launched.
 
     python benchmarks/cold_start.py --out results/cold_start.jsonl
     python benchmarks/cold_start.py kf2d --repeats 3
 
-Every measurement is a process of its own, with an empty Triton cache (a temporary folder) and then with the one that it
-left. Forms: `parallel` is the package as it is (`ops/precompile.py`), `serial` has SIGMASOLVER_PRECOMPILE=0. Seconds
-from building the trainer to the end of the first and of the fiftieth update, of which the first `precompile` takes its
-part, and from the start of the process (imports, the model, random windows) to the same fiftieth. Ratios are serial /
-parallel, medians within one run that has both.
+Every measurement runs in its own process, first with an empty Triton cache (a temporary folder), then with the cache it
+has filled. Forms: `parallel` is the package default (`ops/precompile.py`), `serial` sets SIGMASOLVER_PRECOMPILE=0.
+Seconds are measured from building the trainer to the end of the first and of the fiftieth update (`precompile` is
+included in the first), and from the start of the process (imports, model, random windows) to the fiftieth. Ratios are
+serial / parallel, medians within one run of both.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ UPDATES = 50
 SECONDS = ("first", "all", "precompile", "imports", "since_start")
 
 
-def measured(task: str, precision: str, settings: list[str], device: str) -> dict[str, object]:
-    """In this process: seconds of the parts of a start, and how many kernels were compiled or loaded."""
-    began = time.time()
+def measure_start(task: str, precision: str, settings: list[str], device: str) -> dict[str, object]:
+    """Measure in this process: seconds of each phase, and the number of kernels compiled or loaded."""
+    process_start = time.time()
     import torch
     from noise import Subject
 
@@ -39,76 +39,76 @@ def measured(task: str, precision: str, settings: list[str], device: str) -> dic
     from sigmasolver.train.dry_run import Rehearsal
     from sigmasolver.train.engine import Execution
 
-    where = torch.device(device)
-    engine = "graph" if where.type == "cuda" else "eager"
-    taken = {"kernels": 0.0, "precompile": 0.0}
+    target = torch.device(device)
+    engine = "graph" if target.type == "cuda" else "eager"
+    totals = {"kernels": 0.0, "precompile": 0.0}
 
-    def timed(*given: object) -> object:
+    def timed_precompile(*args: object) -> object:
         start = time.perf_counter()
-        kernels = precompile.precompile(*given)  # type: ignore[arg-type]
-        taken["kernels"] += len(kernels)
-        taken["precompile"] += time.perf_counter() - start
+        kernels = precompile.precompile(*args)  # type: ignore[arg-type]
+        totals["kernels"] += len(kernels)
+        totals["precompile"] += time.perf_counter() - start
         return kernels
 
-    vars(capture)["precompile"] = timed
+    vars(capture)["precompile"] = timed_precompile
     recipe = Subject(task, settings=settings).recipe(precision)
-    if where.type == "cuda":
-        torch.zeros(1, device=where)  # the context of the GPU, which any program waits for
-    imports = time.time() - began
+    if target.type == "cuda":
+        torch.zeros(1, device=target)  # create the CUDA context, which every program waits for
+    imports = time.time() - process_start
     start = time.perf_counter()
-    update = Rehearsal(recipe, Execution(World(device=where), engine))
+    update = Rehearsal(recipe, Execution(World(device=target), engine))
     update()
-    first, loss = update.loss.item(), 0.0
-    until_first = time.perf_counter() - start
+    first_loss, last_loss = update.loss.item(), 0.0
+    first_update = time.perf_counter() - start
     for _ in range(UPDATES - 1):
         update()
-    loss = update.loss.item()
-    whole = time.perf_counter() - start
-    since = time.time() - float(os.environ["SIGMASOLVER_STARTED"])
+    last_loss = update.loss.item()
+    all_updates = time.perf_counter() - start
+    since_start = time.time() - float(os.environ["SIGMASOLVER_STARTED"])
     return {
-        "first": until_first,
-        "all": whole,
+        "first": first_update,
+        "all": all_updates,
         "imports": imports,
-        "since_start": since,
-        **taken,
-        "losses": [first, loss],
+        "since_start": since_start,
+        **totals,
+        "losses": [first_loss, last_loss],
     }
 
 
-def start(given: argparse.Namespace, task: str, form: str, cache: str) -> dict[str, object]:
-    """The same in a new process."""
-    command = [sys.executable, __file__, "--measure", task, "--precision", given.precision, "--device", given.device]
-    command += [word for setting in given.settings for word in ("--set", setting)]
+def measure_in_process(args: argparse.Namespace, task: str, form: str, cache: str) -> dict[str, object]:
+    """Measure in a new process."""
+    command = [sys.executable, __file__, "--measure", task, "--precision", args.precision, "--device", args.device]
+    command += [word for setting in args.settings for word in ("--set", setting)]
     environment = {**os.environ, "TRITON_CACHE_DIR": cache, "SIGMASOLVER_PRECOMPILE": FORMS[form]}
     environment["SIGMASOLVER_STARTED"] = str(time.time())
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{task}, {form}: {done.stderr.strip()[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise SystemExit(f"{task}, {form}: {result.stderr.strip()[-2000:]}")
+    return json.loads(result.stdout.splitlines()[-1])
 
 
-def run(given: argparse.Namespace, task: str) -> list[dict[str, object]]:
-    """Rows of one task, by cache and form; forms take turns."""
+def run(args: argparse.Namespace, task: str) -> list[dict[str, object]]:
+    """Rows of one task by cache and form, with interleaved forms."""
     times: dict[tuple[str, str], list[dict[str, object]]] = {}
-    for _ in range(given.repeats):
-        for form in given.forms.split(","):
+    for _ in range(args.repeats):
+        for form in args.forms.split(","):
             with tempfile.TemporaryDirectory() as cache:
                 for state in ("empty", "full"):
-                    times.setdefault((state, form), []).append(start(given, task, form, cache))
-    losses = {json.dumps(one["losses"]) for found in times.values() for one in found}
+                    times.setdefault((state, form), []).append(measure_in_process(args, task, form, cache))
+    losses = {json.dumps(sample["losses"]) for samples in times.values() for sample in samples}
     rows: list[dict[str, object]] = []
-    for (state, form), found in sorted(times.items()):
-        row: dict[str, object] = {"benchmark": "cold_start", "task": task, "precision": given.precision}
-        row |= {"cache": state, "form": form, "kernels": found[0]["kernels"], "same_losses": len(losses) == 1}
-        row |= {name: statistics.median(float(str(one[name])) for one in found) for name in SECONDS}
+    for (state, form), samples in sorted(times.items()):
+        row: dict[str, object] = {"benchmark": "cold_start", "task": task, "precision": args.precision}
+        row |= {"cache": state, "form": form, "kernels": samples[0]["kernels"], "same_losses": len(losses) == 1}
+        row |= {name: statistics.median(float(str(sample[name])) for sample in samples) for name in SECONDS}
         rows.append(row)
     for row in rows:
-        for other in (one for one in rows if one["cache"] == row["cache"] and one["form"] == "serial"):
+        for other in (r for r in rows if r["cache"] == row["cache"] and r["form"] == "serial"):
             row["ratio"] = float(str(other["all"])) / float(str(row["all"]))
-        faster = f" {row['ratio']:6.2f}x" if "ratio" in row else ""
+        speedup = f" {row['ratio']:6.2f}x" if "ratio" in row else ""
         print(
-            f"{task:8} {given.precision}  {row['cache']:5} cache  {row['form']:8}  first update {row['first']:6.2f} s  "
-            f"{UPDATES} updates {row['all']:6.2f} s{faster}  precompile {row['precompile']:6.2f} s  "
+            f"{task:8} {args.precision}  {row['cache']:5} cache  {row['form']:8}  first update {row['first']:6.2f} s  "
+            f"{UPDATES} updates {row['all']:6.2f} s{speedup}  precompile {row['precompile']:6.2f} s  "
             f"imports {row['imports']:6.2f} s  since the start {row['since_start']:6.2f} s"
             f"{'' if row['same_losses'] else '  losses differ'}",
             flush=True,
@@ -116,7 +116,7 @@ def run(given: argparse.Namespace, task: str) -> list[dict[str, object]]:
     return rows
 
 
-def words() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", default=["kf2d", "darcy", "ns2d"])
     parser.add_argument("--device", default="cuda")
@@ -130,9 +130,9 @@ def words() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    given = words().parse_args()
-    if given.measure:
-        print(json.dumps(measured(given.tasks[0], given.precision, given.settings, given.device)))
+    args = build_parser().parse_args()
+    if args.measure:
+        print(json.dumps(measure_start(args.tasks[0], args.precision, args.settings, args.device)))
         return
     import torch
     from measure import append_rows
@@ -140,14 +140,14 @@ def main() -> None:
 
     from sigmasolver.runs import provenance
 
-    source = {"seed": SEED, "repeats": given.repeats, "cores": os.cpu_count(), "settings": given.settings}
-    source |= provenance(torch.device(given.device))
-    if given.device == "cuda":
+    source = {"seed": SEED, "repeats": args.repeats, "cores": os.cpu_count(), "settings": args.settings}
+    source |= provenance(torch.device(args.device))
+    if args.device == "cuda":
         source["triton"] = __import__("triton").__version__
-    for task in given.tasks:
-        rows = run(given, task)
-        if given.out:
-            append_rows(given.out, [{**row, **source} for row in rows])
+    for task in args.tasks:
+        rows = run(args, task)
+        if args.out:
+            append_rows(args.out, [{**row, **source} for row in rows])
 
 
 if __name__ == "__main__":

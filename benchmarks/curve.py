@@ -1,11 +1,11 @@
-"""Whether narrow arithmetic learns as float32 does: loss curves of the same seeds, side by side.
+"""Compare training in bf16 with float32: loss curves of the same seeds.
 
     python benchmarks/curve.py --device cuda --work SCRATCH --out results/curve.jsonl
 
 Darcy, simulated into SCRATCH; the first updates of a training for several seeds, once in float32 with plain operations
-and once in bf16 with fused ones (same first weights, same batches). Losses are averaged over BIN updates. Rows: for
-each bin the mean float32 loss, its spread over seeds, and the root mean square over seeds of what bf16 differs by; one
-summary row with the largest ratio of difference to spread, which is below one where bf16 is lost among the seeds.
+and once in bf16 with fused ones (same initial weights, same batches). Losses are averaged over BIN updates. Rows: for
+each bin the mean float32 loss, its standard deviation over seeds (spread), and the RMS difference of bf16 over seeds;
+one summary row with the largest ratio of difference to spread, which is below one if bf16 matters less than the seed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BIN = 20
 
 
 def losses(recipe: Recipe, path: Path, device: torch.device, steps: int) -> torch.Tensor:
-    """(steps,) of one training, with plain operations in float32 and fused ones in bf16."""
+    """The losses (steps,) of one training, with plain operations in float32 and fused ones in bf16."""
     torch.manual_seed(recipe.train.seed)
     captured = device.type == "cuda"
     with open_store(path) as store, dispatch.plain() if recipe.train.precision == "float32" else nullcontext():
@@ -44,51 +44,53 @@ def losses(recipe: Recipe, path: Path, device: torch.device, steps: int) -> torc
         plan = StepPlan(recipe, windows)
         execution = Execution(World(device=device), "graph" if captured else "eager")
         stepper = Stepper(recipe, forecaster, windows, plan.members, plan.rates(), execution)
-        found = []
+        values = []
         for step in range(steps):
             stepper.run(step)
-            found.append(stepper.loss.clone())
-    return torch.stack(found).double().cpu()
+            values.append(stepper.loss.clone())
+    return torch.stack(values).double().cpu()
 
 
-def compared(path: Path, device: torch.device, steps: int, seeds: int, settings: list[str]) -> list[dict[str, float]]:
-    """One row for each bin."""
+def compare_curves(
+    path: Path, device: torch.device, steps: int, seeds: int, settings: list[str]
+) -> list[dict[str, float]]:
+    """Compare the loss curves; one row per bin."""
     curves = {}
     for precision in ("float32", "bf16"):
         recipes = [changed(recipe_of("darcy", seed=seed), settings) for seed in range(seeds)]
-        recipes = [replace(one, train=replace(one.train, updates=steps, precision=precision)) for one in recipes]
-        every = torch.stack([losses(recipe, path, device, steps) for recipe in recipes])
-        curves[precision] = every.unflatten(1, (-1, BIN)).mean(-1)
-    exact, narrow = curves["float32"], curves["bf16"]
-    rows = zip(exact.mean(0), exact.std(0), (narrow - exact).square().mean(0).sqrt(), strict=True)
+        recipes = [replace(r, train=replace(r.train, updates=steps, precision=precision)) for r in recipes]
+        per_seed = torch.stack([losses(recipe, path, device, steps) for recipe in recipes])
+        curves[precision] = per_seed.unflatten(1, (-1, BIN)).mean(-1)
+    float32, bf16 = curves["float32"], curves["bf16"]
+    rows = zip(float32.mean(0), float32.std(0), (bf16 - float32).square().mean(0).sqrt(), strict=True)
     names = ("loss", "spread", "difference")
     return [
-        {"update": BIN * (place + 1), **dict(zip(names, map(float, row), strict=True))}
-        for place, row in enumerate(rows)
+        {"update": BIN * (index + 1), **dict(zip(names, map(float, row), strict=True))}
+        for index, row in enumerate(rows)
     ]
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--device", default="cuda", type=torch.device)
-    words.add_argument("--work", type=Path, default=Path("."))
-    words.add_argument("--steps", type=int, default=200)
-    words.add_argument("--seeds", type=int, default=5)
-    words.add_argument("--cases", type=int, default=256)
-    words.add_argument("--set", dest="settings", action="append", default=[])
-    words.add_argument("--out", type=Path)
-    given = words.parse_args()
-    path = given.work / "darcy-curve.h5"
-    generate(simulator_of("darcy"), given.cases, 0, path, given.device)
-    rows = compared(path, given.device, given.steps, given.seeds, given.settings)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda", type=torch.device)
+    parser.add_argument("--work", type=Path, default=Path("."))
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--cases", type=int, default=256)
+    parser.add_argument("--set", dest="settings", action="append", default=[])
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    path = args.work / "darcy-curve.h5"
+    generate(simulator_of("darcy"), args.cases, 0, path, args.device)
+    rows = compare_curves(path, args.device, args.steps, args.seeds, args.settings)
     worst = max(row["difference"] / row["spread"] for row in rows)
     for row in rows:
         print("  ".join(f"{name} {value:.4g}" for name, value in row.items()), flush=True)
     print(f"largest difference to spread over seeds: {worst:.2f}")
-    if given.out:
-        source = {"benchmark": "curve", "task": "darcy", "seeds": given.seeds, "cases": given.cases}
-        facts = {**source, **provenance(given.device)}
-        append_rows(given.out, [{**facts, **row} for row in rows] + [{**facts, "worst": worst}])
+    if args.out:
+        source = {"benchmark": "curve", "task": "darcy", "seeds": args.seeds, "cases": args.cases}
+        facts = {**source, **provenance(args.device)}
+        append_rows(args.out, [{**facts, **row} for row in rows] + [{**facts, "worst": worst}])
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The least that one update of Transolver-sigma has to move and to compute, and the time that takes on a device.
+"""A roofline: the minimum memory traffic and FLOPs of one update of Transolver-sigma, and its time on a device.
 
-A pass is one tensor of the width, `width x itemsize` bytes for every point, read or written once; half a pass is one
-of the two halves. Counted are the blocks: lift, readout, loss and optimiser are a few per cent and left out, which
-makes the floor a little too low. One kernel does one operation of the block (models/block.py) together with all that
-acts point by point around it; what one operation hands to another passes through memory once; what the backward pass
-needs is kept or, where that is cheaper, computed again. Routing weights are never stored.
+A pass is one full-width tensor, `width x itemsize` bytes per point, read or written once; half a pass is one of the two
+halves. Only the blocks are counted: lift, readout, loss and optimiser are a few per cent, so the floor is slightly too
+low. One kernel does one operation of the block (models/block.py), fused with all pointwise operations around it; data
+between operations go through memory once; activations for the backward pass are stored or, if cheaper, recomputed.
+Routing weights are never stored.
 
 Letters: C width, d axes, K modes and n points of an axis, f inner width of the SwiGLU over C, M slices, h heads,
 e head width of the physical half.
@@ -31,10 +31,10 @@ def block_passes(config: SolverConfig) -> dict[str, tuple[float, float]]:
     modes = sum(K / n for K, n in zip(config.modes_per_axis, config.grid, strict=True))
     return {
         # Forward: read H; write H + CPE(H) for the residuals and both normalised halves for the branches.
-        # Backward: read the gradient, and H for the kernel's own gradient; write the gradient of H.
+        # Backward: read the gradient, and H for the gradient of the kernel; write the gradient of H.
         "context and half norms": (3, 3),
-        # Analysis reads the half once for each axis; one synthesis for all axes reads the residual and writes.
-        # A mode is two half-width numbers for K of n points: written and read, and read again for W's gradient.
+        # The forward transform reads the half once per axis; one inverse for all axes reads the residual and writes.
+        # A mode is two half-width numbers for K of n points: written and read, and read again for the gradient of W.
         # Backward: the same with gradients; the norm before it needs the normalised half as well.
         "spectral half": (d / 2 + 1 + 2 * modes, d / 2 + 1.5 + 3 * modes),
         # Read the half; write both convolved fields, which the pointwise gradients need. Backward: read both
@@ -45,21 +45,21 @@ def block_passes(config: SolverConfig) -> dict[str, tuple[float, float]]:
         # Read R and F. Backward: read R, F and the output's gradient (the deslicing part), write both gradients.
         "slice": (1, 1 + 0.5 + 1),
         # Read R and the residual, write the half. Backward: read R and the output's gradient for the slices' gradient,
-        # which must be whole before any point's gradient can be made.
+        # which must be complete before the gradient of any point can be computed.
         "deslice, projection, residual": (1.5, 1),
-        # Forward: read, write; the inner values stay on the chip. Backward: read the gradient and the input, compute
-        # the inner values again, write the input's gradient. The weights' gradients, 3 f C^2 sums over all points, are
-        # too many for one processor's own memory: product, gate's and up's gradients are written and read once,
-        # and gradient and input are read again with them.
+        # Forward: read, write; the inner values stay on chip. Backward: read the gradient and the input, recompute the
+        # inner values, write the input's gradient. The weight gradients, 3 f C^2 sums over all points, do not fit into
+        # the shared memory of one SM: the product and the gradients of gate and up are written and read once, and
+        # gradient and input are read again with them.
         "norm, SwiGLU, residual": (2, 3 + 2 * 3 * f + 2),
     }
 
 
 def block_flops(config: SolverConfig) -> tuple[float, float]:
-    """Floating point operations of a block, forward: (for each point, for each sample); a multiply-add is two."""
+    """FLOPs of the forward pass of a block: (per point, per sample); a multiply-add counts as two."""
     C, d, M, h = config.width, config.axes, config.slices, config.heads
     half, e, inner = C // 2, C // 2 // h, 2 * config.options.expansion * C // 3
-    point = {
+    per_point = {
         "context": 2 * 3**d * C,
         # To 2K real modes and back; one real matrix of 2 half x 2 half for each of K modes of n points.
         "spectral": sum(
@@ -72,12 +72,12 @@ def block_flops(config: SolverConfig) -> tuple[float, float]:
         "SwiGLU": 3 * 2 * C * inner,
     }
     attention = h * (3 * 2 * M * e**2 + 2 * 2 * M**2 * e)
-    return sum(point.values()), attention
+    return sum(per_point.values()), attention
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What the device reaches on the two simplest tasks."""
+    """Rates that the device achieves for a copy and a matrix product."""
 
     bytes_per_second: float
     flops_per_second: float
@@ -89,12 +89,12 @@ class Floor:
     flops: float
 
     def milliseconds(self, rates: Rates) -> float:
-        """Moving and computing overlap at best: the longer of the two."""
+        """The longer of memory traffic and compute, which overlap at best."""
         return 1e3 * max(self.bytes / rates.bytes_per_second, self.flops / rates.flops_per_second)
 
 
 def floor(recipe: Recipe, itemsize: int = 2) -> Floor:
-    """Of one update; a number has `itemsize` bytes (bf16: 2). A backward pass computes twice what a forward does."""
+    """The floor of one update; `itemsize` is in bytes (bf16: 2). A backward pass has twice the forward FLOPs."""
     if recipe.model.name != "transolver-sigma":
         raise ValueError(f"The floor is counted for transolver-sigma; {recipe.model.name} has other blocks.")
     config, task, train = recipe.model.config(recipe.task), recipe.task, recipe.train
@@ -109,16 +109,16 @@ def floor(recipe: Recipe, itemsize: int = 2) -> Floor:
 
 
 def measured_rates(device: torch.device) -> Rates:
-    """A large copy (read and written) and a large matrix product: bf16 on a GPU, float32 on a CPU."""
+    """Time a large copy (read and write) and a large matrix product: bf16 on a GPU, float32 on a CPU."""
     on_gpu = device.type == "cuda"
-    numbers, side, dtype = (2**30, 8192, torch.bfloat16) if on_gpu else (2**24, 1024, torch.float32)
-    source = torch.zeros(numbers, dtype=dtype, device=device)
+    elements, size, dtype = (2**30, 8192, torch.bfloat16) if on_gpu else (2**24, 1024, torch.float32)
+    source = torch.zeros(elements, dtype=dtype, device=device)
     target = torch.empty_like(source)
-    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
 
-    def best(call: Callable[[], object], count: int = 10) -> float:
+    def best(call: Callable[[], object], repeats: int = 10) -> float:
         seconds = []
-        for _ in range(count):
+        for _ in range(repeats):
             start = time.perf_counter()
             call()
             if on_gpu:
@@ -126,5 +126,5 @@ def measured_rates(device: torch.device) -> Rates:
             seconds.append(time.perf_counter() - start)
         return min(seconds)
 
-    moved = 2 * source.numel() * source.element_size()
-    return Rates(moved / best(lambda: target.copy_(source)), 2 * side**3 / best(lambda: torch.mm(a, b)))
+    bytes_moved = 2 * source.numel() * source.element_size()
+    return Rates(bytes_moved / best(lambda: target.copy_(source)), 2 * size**3 / best(lambda: torch.mm(a, b)))

@@ -1,4 +1,4 @@
-"""What every benchmark shares: interleaved timing, and rows that say where a number came from."""
+"""Shared by all benchmarks: interleaved timing, and appending rows to a results file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["append_rows", "compare"]
 
 
 def compare(candidates: Mapping[str, Callable[[], object]], device: torch.device, repeats: int) -> dict[str, float]:
-    """Median seconds of each candidate, run in turn so that a slow moment of the machine hits all of them."""
+    """Median seconds of each candidate, interleaved so that slow phases of the machine affect all of them."""
 
-    def once(call: Callable[[], object]) -> float:
+    def seconds_of(call: Callable[[], object]) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()
@@ -26,11 +26,11 @@ def compare(candidates: Mapping[str, Callable[[], object]], device: torch.device
         return time.perf_counter() - start
 
     for call in candidates.values():
-        once(call)
+        seconds_of(call)
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(repeats):
         for name, call in candidates.items():
-            times[name].append(once(call))
+            times[name].append(seconds_of(call))
     return {name: statistics.median(values) for name, values in times.items()}
 
 

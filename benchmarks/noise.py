@@ -1,4 +1,4 @@
-"""What is measured: a task at the paper's sizes on random windows, so that nothing has to be simulated or stored."""
+"""Benchmark subjects: a task at the paper's sizes on random windows, without simulated or stored data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Subject:
-    """A task, a model, and settings that change either."""
+    """A task, a model, and overrides of their settings."""
 
     task: str
     model: str = "transolver-sigma"

@@ -1,4 +1,4 @@
-"""Make the folder of a pretrained model from a finished run and a store of unseen trajectories.
+"""Create the folder of a pretrained model from a finished run and a store of unseen trajectories.
 
 sigmasolver simulate darcy --count 40 --seed 12345 --out unseen.h5
 python benchmarks/ship.py runs/darcy-transolver-sigma-42 --windows unseen.h5 --others runs/darcy-transolver-sigma-4[34]
@@ -23,10 +23,10 @@ def main() -> None:
     parser.add_argument("--training-seed", type=int, default=0, help="what the training data were simulated with")
     parser.add_argument("--others", type=Path, nargs="*", default=[], help="the same recipe with other seeds")
     parser.add_argument("--out", type=Path, help="the folder; none: the package's own, named after the task")
-    given = parser.parse_args()
-    run = Run(given.run)
-    out = given.out or Path(sigmasolver.pretrained.__file__).parent / recipe_in(run).task.name
-    make_folder(run, out, given.windows, given.count, given.training_seed, [Run(path) for path in given.others])
+    args = parser.parse_args()
+    run = Run(args.run)
+    out = args.out or Path(sigmasolver.pretrained.__file__).parent / recipe_in(run).task.name
+    make_folder(run, out, args.windows, args.count, args.training_seed, [Run(path) for path in args.others])
     print((out / "card.md").read_text())
 
 

@@ -1,11 +1,11 @@
-"""Time and statistics of the simulators, against what is known of the public sets.
+"""Time and statistics of the simulators, compared with the public data sets.
 
     python benchmarks/simulate.py                                            # small counts, coarser where needed
     python benchmarks/simulate.py --device cuda --out results/simulate.jsonl # the counts of the targets
 
-The time of a set is everything from the seed to float32 trajectories on the device: drawing, compiling,
-integrating. Statistics are means over the trajectories of the set; "expected" is what prototypes of the published
-generators, or the public files themselves, gave for a handful of trajectories.
+The time of a set covers everything from the seed to float32 trajectories on the device: random draws, compilation,
+integration. Statistics are means over the trajectories of the set; "expected" values are from prototypes of the
+published generators, or from the public files, for a few trajectories.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Measures = dict[str, torch.Tensor]
 
 
 def deviation(x: torch.Tensor) -> torch.Tensor:
-    """Standard deviation over all but the first axis, which counts trajectories."""
+    """Standard deviation of each trajectory (first axis)."""
     return x.double().flatten(1).std(1)
 
 
@@ -40,8 +40,8 @@ def peak(x: torch.Tensor) -> torch.Tensor:
 
 def change(x: torch.Tensor, frame: int, step: int = 1) -> torch.Tensor:
     """Relative change of all fields between two frames."""
-    old, new = x[:, frame].double().flatten(1), x[:, frame + step].double().flatten(1)
-    return (new - old).norm(dim=1) / old.norm(dim=1)
+    before, after = x[:, frame].double().flatten(1), x[:, frame + step].double().flatten(1)
+    return (after - before).norm(dim=1) / before.norm(dim=1)
 
 
 def darcy(x: torch.Tensor) -> Measures:
@@ -113,9 +113,9 @@ class Set:
     measures: Callable[[torch.Tensor], Measures]
     count: int
     seconds: float
-    """The target: on one H200; for the demo on two CPU cores."""
+    """Target time on one H200; for the demo on two CPU cores."""
     small: Simulator
-    """What a CPU makes in half a minute or so."""
+    """A smaller simulator that takes about half a minute on a CPU."""
     small_count: int
     expected: dict[str, str]
 
@@ -154,16 +154,16 @@ SETS = {
 def make(
     simulator: Simulator, count: int, measures: Callable[[torch.Tensor], Measures], device: torch.device
 ) -> tuple[float, Measures]:
-    """Seconds spent simulating, and every measure for every trajectory."""
-    seconds, batch, found = 0.0, simulator.batch_size(device), []
+    """Simulate; return the seconds, and every measure for every trajectory."""
+    seconds, batch, batches = 0.0, simulator.batch_size(device), []
     for first in range(0, count, batch):
         start = time.perf_counter()
         x = simulator.simulate(SEED, range(first, min(count, first + batch)), device)
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds += time.perf_counter() - start
-        found.append({name: values.cpu() for name, values in measures(x).items()})
-    return seconds, {name: torch.cat([part[name] for part in found]) for name in found[0]}
+        batches.append({name: values.cpu() for name, values in measures(x).items()})
+    return seconds, {name: torch.cat([values_of_batch[name] for values_of_batch in batches]) for name in batches[0]}
 
 
 def main() -> None:
@@ -178,17 +178,17 @@ def main() -> None:
     source = provenance(device)
     print(f"{source['machine']}, torch {source['torch']}, seed {SEED}")
     for task in arguments.tasks:
-        row = SETS[task]
-        simulator, count = (SIMULATORS[task], row.count) if full else (row.small, row.small_count)
-        seconds, measured = make(simulator, count, row.measures, device)
-        target = row.seconds if full or task == "demo" else None
-        aim = "" if target is None else f" (target {target:g} s)"
-        print(f"\n{task}: {count} trajectories in {seconds:.2f} s{aim}   {simulator}", flush=True)
+        data_set = SETS[task]
+        simulator, count = (SIMULATORS[task], data_set.count) if full else (data_set.small, data_set.small_count)
+        seconds, measured = make(simulator, count, data_set.measures, device)
+        target = data_set.seconds if full or task == "demo" else None
+        target_text = "" if target is None else f" (target {target:g} s)"
+        print(f"\n{task}: {count} trajectories in {seconds:.2f} s{target_text}   {simulator}", flush=True)
         print(f"  {'':30}{'mean':>11}{'std over set':>14}   expected")
         shared = {"benchmark": "simulate", "task": task, "count": count, "seed": SEED, "simulator": repr(simulator)}
         rows = [{**shared, "metric": "seconds", "value": seconds, "target": target, **source}]
         for name, values in measured.items():
-            mean, spread, expected = values.mean().item(), values.std().item(), row.expected.get(name, "")
+            mean, spread, expected = values.mean().item(), values.std().item(), data_set.expected.get(name, "")
             print(f"  {name:30}{mean:11.4g}{spread:14.2g}   {expected}", flush=True)
             rows.append({**shared, "metric": name, "value": mean, "spread": spread, "expected": expected, **source})
         if arguments.out:

@@ -1,9 +1,9 @@
-"""Thin matrix products against the FFT, for the spectral operator alone and for the whole model, in one run.
+"""Thin matrix products compared with the FFT, for the spectral operator alone and for the full model, in one run.
 
     python benchmarks/spectral.py [--device cuda] [--repeats 7] [--out results/spectral.jsonl]
 
 The sizes are those of the paper's five canonical tasks. On a CPU the batch is one and the three-dimensional models
-have a single block, so that the run ends; the ratio is what is compared. float32, TF32 off, eager, seed 0.
+have a single block, to limit the time; only the ratios matter. float32, TF32 off, eager, seed 0.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ CASES = (
 )
 
 
-def runs(
+def passes(
     forward: Callable[[str], torch.Tensor], parameters: list[torch.Tensor]
 ) -> dict[str, dict[str, Callable[[], object]]]:
-    """The same work in both forms: forward alone, and forward with all gradients."""
+    """The candidates in both forms: forward only, and forward with all gradients."""
 
     def infer(form: str) -> object:
         with torch.inference_mode():
             return forward(form)
 
-    def learn(form: str) -> object:
+    def backward(form: str) -> object:
         return torch.autograd.grad(forward(form).square().mean(), parameters)
 
     return {
         "forward": {form: partial(infer, form) for form in FORMS},
-        "forward+backward": {form: partial(learn, form) for form in FORMS},
+        "forward+backward": {form: partial(backward, form) for form in FORMS},
     }
 
 
@@ -69,7 +69,7 @@ def operator_case(case: Case, batch: int, device: torch.device) -> dict[str, dic
     V = torch.randn(batch, *case.grid, width, device=device, requires_grad=True)
     weights = [0.02 * torch.randn(case.modes, width, width, 2, device=device) for _ in case.grid]
     weights = [weight.requires_grad_() for weight in weights]
-    return runs(lambda form: FORMS[form](V, weights), [V, *weights])
+    return passes(lambda form: FORMS[form](V, weights), [V, *weights])
 
 
 def model_case(case: Case, batch: int, depth: int, device: torch.device) -> dict[str, dict[str, Callable[[], object]]]:
@@ -90,7 +90,7 @@ def model_case(case: Case, batch: int, depth: int, device: torch.device) -> dict
                 module.operator = FORMS[form]
         return model(x)
 
-    return runs(forward, list(model.parameters()))
+    return passes(forward, list(model.parameters()))
 
 
 def main() -> None:
@@ -117,8 +117,8 @@ def main() -> None:
                 times = compare(candidates, device, arguments.repeats)
                 ratio = times["rfft"] / times["gemm"]
                 size = "x".join(map(str, (batch, *case.grid)))
-                shown = f"{1e3 * times['rfft']:9.2f} {1e3 * times['gemm']:9.2f} {ratio:9.2f}"
-                print(f"{subject:9} {case.task + ' ' + size:22} {name:17} {shown}", flush=True)
+                columns = f"{1e3 * times['rfft']:9.2f} {1e3 * times['gemm']:9.2f} {ratio:9.2f}"
+                print(f"{subject:9} {case.task + ' ' + size:22} {name:17} {columns}", flush=True)
                 row: dict[str, object] = {"benchmark": "spectral", "subject": subject, "task": case.task, "pass": name}
                 row |= {"size": size, "width": case.width, "modes": case.modes, "depth": depth}
                 row |= {"rfft_s": times["rfft"], "gemm_s": times["gemm"], "rfft_over_gemm": ratio}

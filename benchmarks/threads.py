@@ -1,12 +1,12 @@
-"""Updates on a CPU whose cores are also wanted by others: how OpenMP's threads should wait for each other.
+"""Updates on a CPU with other processes on its cores: compare the wait policies of OpenMP threads.
 
     python benchmarks/threads.py [--busy 0,2,4] [--rounds 3] [--out results/threads.jsonl]
 
-Each policy trains the demo's model in a process of its own, because OpenMP reads its environment once: `default`, as
-torch is without any setting; `passive`, as the command line sets it (OMP_WAIT_POLICY=PASSIVE: a waiting thread sleeps);
-`short`, a spin of about 0.1 ms before it sleeps; `single`, one thread. `--busy` processes that only count keep the
-cores busy meanwhile. The policies take turns; median over the rounds, and ratios to `default` of the same rounds. A
-digest of the weights after the updates shows whether a policy changes numbers.
+Each policy trains the demo's model in its own process, because OpenMP reads its environment once: `default`, torch
+without any setting; `passive`, as the command line sets it (OMP_WAIT_POLICY=PASSIVE: a waiting thread sleeps); `short`,
+spinning for about 0.1 ms before sleeping; `single`, one thread. Meanwhile `--busy` processes run busy loops. The
+policies are interleaved; medians over the rounds, and ratios to `default` of the same rounds. A digest of the weights
+after the updates shows whether a policy changes the results.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ POLICIES: dict[str, dict[str, str]] = {
     "short": {"GOMP_SPINCOUNT": "10000"},
     "single": {"OMP_NUM_THREADS": "1"},
 }
-NAMES = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+OPENMP_VARIABLES = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 WARM_UP = 3
 
 
 def train(updates: int) -> dict[str, object]:
-    """Seconds of one update in this process, and a digest of the weights after all of them."""
+    """Train in this process; return the seconds per update, and a digest of the final weights."""
     import torch
 
     from sigmasolver.cli.demo_flow import Size, _recipes
@@ -57,10 +57,12 @@ def train(updates: int) -> dict[str, object]:
 
 
 def measure(policy: str, updates: int) -> dict[str, object]:
-    environment = {name: value for name, value in os.environ.items() if name not in NAMES}
-    words = [sys.executable, __file__, "--train", "--updates", str(updates)]
-    done = subprocess.run(words, env={**environment, **POLICIES[policy]}, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    environment = {name: value for name, value in os.environ.items() if name not in OPENMP_VARIABLES}
+    command = [sys.executable, __file__, "--train", "--updates", str(updates)]
+    result = subprocess.run(
+        command, env={**environment, **POLICIES[policy]}, capture_output=True, text=True, check=True
+    )
+    return json.loads(result.stdout)
 
 
 def main() -> None:
@@ -70,32 +72,34 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=40)
     parser.add_argument("--train", action="store_true", help="train in this process and print; the others call it")
     parser.add_argument("--out", type=Path)
-    choices = parser.parse_args()
-    if choices.train:
-        print(json.dumps(train(choices.updates)))
+    args = parser.parse_args()
+    if args.train:
+        print(json.dumps(train(args.updates)))
         return
     from measure import append_rows
 
-    for busy in map(int, choices.busy.split(",")):
-        others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+    for busy in map(int, args.busy.split(",")):
+        busy_processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
         try:
-            found = [{policy: measure(policy, choices.updates) for policy in POLICIES} for _ in range(choices.rounds)]
+            rounds = [{policy: measure(policy, args.updates) for policy in POLICIES} for _ in range(args.rounds)]
         finally:
-            for other in others:
-                other.kill()
-                other.wait()
+            for process in busy_processes:
+                process.kill()
+                process.wait()
         rows: list[dict[str, object]] = []
         for policy in POLICIES:
-            seconds = statistics.median(float(str(one[policy]["seconds"])) for one in found)
-            plain = statistics.median(float(str(one["default"]["seconds"])) for one in found)
-            same = all(one[policy]["weights"] == one["default"]["weights"] for one in found)
-            what = {"subject": "threads", "case": "demo", "busy": busy, "policy": policy, "rounds": choices.rounds}
-            facts = {name: value for name, value in found[0][policy].items() if name not in ("seconds", "weights")}
-            rows.append({**what, "seconds": seconds, "over_default": seconds / plain, "same_weights": same, **facts})
-            shown = f"{1e3 * seconds:8.1f} ms an update, {seconds / plain:5.2f} of default"
-            print(f"{busy} busy  {policy:8} {shown}, weights {'the same' if same else 'differ'}", flush=True)
-        if choices.out is not None:
-            append_rows(choices.out, rows)
+            seconds = statistics.median(float(str(result[policy]["seconds"])) for result in rounds)
+            default_seconds = statistics.median(float(str(result["default"]["seconds"])) for result in rounds)
+            same = all(result[policy]["weights"] == result["default"]["weights"] for result in rounds)
+            case = {"subject": "threads", "case": "demo", "busy": busy, "policy": policy, "rounds": args.rounds}
+            facts = {name: value for name, value in rounds[0][policy].items() if name not in ("seconds", "weights")}
+            rows.append(
+                {**case, "seconds": seconds, "over_default": seconds / default_seconds, "same_weights": same, **facts}
+            )
+            timing = f"{1e3 * seconds:8.1f} ms an update, {seconds / default_seconds:5.2f} of default"
+            print(f"{busy} busy  {policy:8} {timing}, weights {'the same' if same else 'differ'}", flush=True)
+        if args.out is not None:
+            append_rows(args.out, rows)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python benchmarks/train.py --device cuda --work SCRATCH --out results/train.jsonl
 
 Simulates the data into SCRATCH, times one step of batch 4 in each engine in one run (median of interleaved rounds),
-then trains 20 epochs in TF32 and evaluates on the 200 test cases. Rows: one per engine, one per look of the loss
-curve, and the records of the evaluation.
+then trains 20 epochs in TF32 and evaluates on the 200 test cases. Rows: one per engine, one per logged loss, and the
+records of the evaluation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sigmasolver.train.loop import StepPlan
 SEED, STEPS, ROUNDS = 42, 20, 7
 
 
-def short(epochs: int) -> Recipe:
+def short_recipe(epochs: int) -> Recipe:
     recipe = recipe_of("darcy", seed=SEED)
     return replace(recipe, train=replace(recipe.train, epochs=epochs, validation=0.0, precision="tf32"))
 
@@ -43,16 +43,16 @@ def time_engines(data: Path, recipe: Recipe, device: torch.device) -> list[dict[
     engines = [name for name in ENGINES if device.type == "cuda" or "graph" not in name]
     rows: list[dict[str, object]] = []
     for precision in ("float32", "tf32", "bf16"):
-        changed = replace(recipe, train=replace(recipe.train, precision=precision, updates=10_000))
+        timed_recipe = replace(recipe, train=replace(recipe.train, precision=precision, updates=10_000))
         with open_store(data) as store:
             windows = Windows(store, range(recipe.task.train), recipe.training_windows()).resident(device)
-            plan = StepPlan(changed, windows)
+            plan = StepPlan(timed_recipe, windows)
             candidates = {}
             for engine in engines:
-                forecaster = build(changed, *fit(recipe.task.normaliser, windows)).to(device)
+                forecaster = build(timed_recipe, *fit(recipe.task.normaliser, windows)).to(device)
                 execution = Execution(World(device=device), engine)
-                stepper = Stepper(changed, forecaster, windows, plan.members, plan.rates(), execution)
-                candidates[engine] = _Steps(stepper)
+                stepper = Stepper(timed_recipe, forecaster, windows, plan.members, plan.rates(), execution)
+                candidates[engine] = _RunSteps(stepper)
             seconds = compare(candidates, device, ROUNDS)
         rows += [
             {"measure": "step", "engine": name, "precision": precision, "milliseconds": 1000 * value / STEPS}
@@ -61,8 +61,8 @@ def time_engines(data: Path, recipe: Recipe, device: torch.device) -> list[dict[
     return rows
 
 
-class _Steps:
-    """The next STEPS steps at each call."""
+class _RunSteps:
+    """Runs the next STEPS steps on each call."""
 
     def __init__(self, stepper: Stepper) -> None:
         self.stepper, self.step = stepper, 0
@@ -74,31 +74,31 @@ class _Steps:
 
 
 def main() -> None:
-    words = argparse.ArgumentParser()
-    words.add_argument("--device", default="cpu")
-    words.add_argument("--work", type=Path, required=True)
-    words.add_argument("--out", type=Path, required=True)
-    words.add_argument("--epochs", type=int, default=20)
-    words.add_argument("--cases", type=int, default=1000)
-    given = words.parse_args()
-    device = torch.device(given.device)
-    recipe = short(given.epochs)
-    recipe = replace(recipe, task=replace(recipe.task, train=given.cases, test=given.cases // 5))
-    source = {"case": "darcy 85², batch 4", "cases": given.cases, "seed": SEED, **provenance(device)}
-    generate(simulator_of("darcy"), given.cases + given.cases // 5, 0, given.work / "darcy.h5", device)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--cases", type=int, default=1000)
+    args = parser.parse_args()
+    device = torch.device(args.device)
+    recipe = short_recipe(args.epochs)
+    recipe = replace(recipe, task=replace(recipe.task, train=args.cases, test=args.cases // 5))
+    source = {"case": "darcy 85², batch 4", "cases": args.cases, "seed": SEED, **provenance(device)}
+    generate(simulator_of("darcy"), args.cases + args.cases // 5, 0, args.work / "darcy.h5", device)
 
-    run = Run(given.work / "run")
+    run = Run(args.work / "run")
     engine = "graph" if device.type == "cuda" else "eager"
-    train_run(recipe, given.work / "darcy.h5", run, Execution(World(device=device), engine))
+    train_run(recipe, args.work / "darcy.h5", run, Execution(World(device=device), engine))
     loss = [{"measure": "loss", **row} for row in read_rows(run.log)]
-    append_rows(given.out, [{**source, "engine": engine, "precision": "tf32", **row} for row in loss])
+    append_rows(args.out, [{**source, "engine": engine, "precision": "tf32", **row} for row in loss])
     scores = evaluate_run(run, Request(batch=50), world=World(device=device))
-    kept = [row for row in scores if row["lead"] is None and row["field"] in (None, "pressure")]
-    append_rows(given.out, [{**source, **row, "measure": "error"} for row in kept])
-    print(json.dumps([{key: row[key] for key in ("model", "metric", "value")} for row in kept], indent=1))
+    totals = [row for row in scores if row["lead"] is None and row["field"] in (None, "pressure")]
+    append_rows(args.out, [{**source, **row, "measure": "error"} for row in totals])
+    print(json.dumps([{key: row[key] for key in ("model", "metric", "value")} for row in totals], indent=1))
 
-    rows = time_engines(given.work / "darcy.h5", recipe, device)
-    append_rows(given.out, [{**source, **row} for row in rows])
+    rows = time_engines(args.work / "darcy.h5", recipe, device)
+    append_rows(args.out, [{**source, **row} for row in rows])
     print(json.dumps(rows, indent=1))
 
 

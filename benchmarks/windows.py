@@ -1,12 +1,12 @@
-"""Windows of RealPDEBench's Arrow files: memory-mapped slices against access to whole rows, and the memory of workers.
+"""Windows of RealPDEBench's Arrow files: memory-mapped slices compared with reading full rows, and worker memory.
 
     python benchmarks/windows.py                                      # rows as long as the published ones, 0.8 GB
     python benchmarks/windows.py --frames 400 --windows 200           # smaller
 
-Both ways give the same windows of the same files, in one process and one run; a plain copy of as many bytes is the
-least that a window can cost. Windows are read twice: the first time the system maps their pages, which the disk cache
-holds, into the process. Then workers of a DataLoader read many windows; their memory is what belongs to them alone
-(`Anonymous` of Linux), since mapped pages can be dropped at any time and count for nothing.
+Both ways give the same windows of the same files, in one process and one run; a plain copy of the same number of bytes
+is the lower bound. Windows are read twice: the first time the system maps their pages from the page cache into the
+process. Then the workers of a DataLoader read many windows; their memory is their private memory (`Anonymous` on
+Linux), since mapped pages can be evicted at any time.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ SPAN = 40
 
 
 def write(folder: Path, rows: int, frames: int) -> Path:
-    """A scenario of random trajectories, one shard for each."""
-    place = folder / "cylinder" / "hf_dataset" / "real"
-    place.mkdir(parents=True)
+    """Write a scenario of random trajectories, one shard each."""
+    shard_folder = folder / "cylinder" / "hf_dataset" / "real"
+    shard_folder.mkdir(parents=True)
     binary = {name: pyarrow.binary() for name in ("u", "v")}
     lengths = {f"shape_{axis}": pyarrow.int32() for axis in "thw"}
     schema = pyarrow.schema({"sim_id": pyarrow.string()} | binary | lengths)
     rng = np.random.default_rng(0)
-    for number in range(rows):
+    for index in range(rows):
         fields = {name: rng.standard_normal((frames, *GRID), dtype=np.float32).tobytes() for name in ("u", "v")}
-        row = {"sim_id": f"{1000 + number}.h5", "shape_t": frames, "shape_h": GRID[0], "shape_w": GRID[1], **fields}
-        with pyarrow.ipc.new_stream(str(place / f"data-{number:05}-of-{rows:05}.arrow"), schema) as stream:
+        row = {"sim_id": f"{1000 + index}.h5", "shape_t": frames, "shape_h": GRID[0], "shape_w": GRID[1], **fields}
+        with pyarrow.ipc.new_stream(str(shard_folder / f"data-{index:05}-of-{rows:05}.arrow"), schema) as stream:
             stream.write_batch(pyarrow.RecordBatch.from_pylist([row], schema=schema))
     return folder / "cylinder"
 
 
-def by_row(place: Path) -> Callable[[int, int], torch.Tensor]:
-    """Windows by access to a row, which makes Python objects of all its columns."""
-    shards = sorted((place / "hf_dataset" / "real").glob("*.arrow"))
+def by_row(scenario: Path) -> Callable[[int, int], torch.Tensor]:
+    """Read windows through full rows, which converts all columns to Python objects."""
+    shards = sorted((scenario / "hf_dataset" / "real").glob("*.arrow"))
     tables = [pyarrow.ipc.open_stream(pyarrow.memory_map(str(path))).read_all() for path in shards]
 
     def window(trajectory: int, first: int) -> torch.Tensor:
@@ -67,47 +67,47 @@ def by_row(place: Path) -> Callable[[int, int], torch.Tensor]:
 
 
 def copied(data: Reader) -> Callable[[int, int], list[np.ndarray]]:
-    """The bytes of a window, copied as they lie."""
+    """Copy the bytes of a window as stored."""
 
     def window(trajectory: int, first: int) -> list[np.ndarray]:
-        return [np.array(one) for one in data.fields(trajectory, first, first + SPAN, range(len(FIELDS))) or ()]
+        return [np.array(field) for field in data.fields(trajectory, first, first + SPAN, range(len(FIELDS))) or ()]
 
     return window
 
 
-def seconds(read: Callable[[int, int], object], places: list[tuple[int, int]]) -> float:
-    """Of one window: the median over these places."""
+def seconds(read: Callable[[int, int], object], positions: list[tuple[int, int]]) -> float:
+    """Median time of one window over these positions."""
     times = []
-    for place in places:
-        began = time.perf_counter()
-        read(*place)
-        times.append(time.perf_counter() - began)
+    for position in positions:
+        start = time.perf_counter()
+        read(*position)
+        times.append(time.perf_counter() - start)
     return median(times)
 
 
 def own_memory(process: int) -> float:
-    """Megabytes that belong to a process alone."""
+    """Private memory of a process in megabytes."""
     lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1e3
 
 
 def children() -> list[int]:
     tasks = Path("/proc/self/task").glob("*/children")
-    return [int(one) for path in tasks for one in path.read_text().split()]
+    return [int(pid) for path in tasks for pid in path.read_text().split()]
 
 
 def memory_of_workers(windows: Windows, count: int, workers: int) -> list[tuple[int, float]]:
     """(windows read, megabytes of the largest worker) ten times while `count` windows are read."""
-    chosen = torch.randint(len(windows), (count,), generator=torch.Generator().manual_seed(0)).tolist()
+    indices = torch.randint(len(windows), (count,), generator=torch.Generator().manual_seed(0)).tolist()
     before = set(children())
-    some = Subset(cast("Dataset[Pair]", windows), chosen)
-    loader = DataLoader(some, num_workers=workers, batch_size=1)
-    seen = []
-    for number, _ in enumerate(loader, start=1):
-        if number % max(1, count // 10) == 0 and number < count:
-            mine = [one for one in children() if one not in before]
-            seen.append((number, max(own_memory(one) for one in mine)))
-    return seen
+    subset = Subset(cast("Dataset[Pair]", windows), indices)
+    loader = DataLoader(subset, num_workers=workers, batch_size=1)
+    samples = []
+    for count_read, _ in enumerate(loader, start=1):
+        if count_read % max(1, count // 10) == 0 and count_read < count:
+            pids = [pid for pid in children() if pid not in before]
+            samples.append((count_read, max(own_memory(pid) for pid in pids)))
+    return samples
 
 
 def main() -> None:
@@ -117,36 +117,40 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=10_000, help="windows that the workers read")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--out", type=Path, help="append the rows to this file, as JSON")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     spec = WindowSpec(FIELDS, FIELDS, SPAN // 2, SPAN // 2)
     with tempfile.TemporaryDirectory() as folder:
-        place = write(Path(folder), asked.rows, asked.frames)
-        with open_data(place) as data:
+        scenario = write(Path(folder), args.rows, args.frames)
+        with open_data(scenario) as data:
             windows = Windows(data, range(len(data)), spec)
-            slow = by_row(place)
+            read_row = by_row(scenario)
 
-            def fast(trajectory: int, first: int) -> Pair:
-                return windows[trajectory * (asked.frames - SPAN + 1) + first]
+            def read_mapped(trajectory: int, first: int) -> Pair:
+                return windows[trajectory * (args.frames - SPAN + 1) + first]
 
             generator = np.random.default_rng(1)
-            places = [
-                (int(generator.integers(asked.rows)), int(generator.integers(asked.frames - SPAN + 1)))
+            positions = [
+                (int(generator.integers(args.rows)), int(generator.integers(args.frames - SPAN + 1)))
                 for _ in range(200)
             ]
-            assert torch.equal(slow(*places[0]), torch.cat(fast(*places[0])))
-            mapped, again, copy = seconds(fast, places), seconds(fast, places), seconds(copied(data), places)
-            rows = seconds(slow, places[:10])
+            assert torch.equal(read_row(*positions[0]), torch.cat(read_mapped(*positions[0])))
+            mapped, again, copy = (
+                seconds(read_mapped, positions),
+                seconds(read_mapped, positions),
+                seconds(copied(data), positions),
+            )
+            rows = seconds(read_row, positions[:10])
             ratio = rows / mapped
             print(f"a window of {SPAN} frames: {1e3 * mapped:.2f} ms mapped, {1e3 * rows:.0f} ms by row: {ratio:.0f}×")
             print(f"once its pages are mapped: {1e3 * again:.2f} ms; a plain copy of its bytes: {1e3 * copy:.2f} ms")
-            memory = memory_of_workers(windows, asked.windows, asked.workers)
+            memory = memory_of_workers(windows, args.windows, args.workers)
             for number, size in memory:
-                print(f"{number:6} windows, {asked.workers} workers: {size:.0f} MB in the largest")
-    facts = {**provenance(torch.device("cpu")), "frames": asked.frames, "cores": os.cpu_count()}
-    if asked.out is not None:
+                print(f"{number:6} windows, {args.workers} workers: {size:.0f} MB in the largest")
+    facts = {**provenance(torch.device("cpu")), "frames": args.frames, "cores": os.cpu_count()}
+    if args.out is not None:
         times = {"mapped_ms": 1e3 * mapped, "again_ms": 1e3 * again, "copy_ms": 1e3 * copy, "row_ms": 1e3 * rows}
-        found = {**times, "ratio": ratio, "worker_megabytes": memory}
-        append_rows(asked.out, [{**facts, **found}])
+        results = {**times, "ratio": ratio, "worker_megabytes": memory}
+        append_rows(args.out, [{**facts, **results}])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The benchmarks run at small sizes, and what they count is what is there: operations, layouts, kernels."""
+"""The benchmarks run at small sizes, and their counts of operations, bytes and kernels are correct."""
 
 import importlib
 import json
@@ -25,7 +25,7 @@ SMALL = ("task.grid=(8,8)", "model.width=16", "model.depth=1", "model.heads=2", 
 
 @pytest.fixture
 def script(monkeypatch):
-    """A benchmark by name; scripts import their neighbours as a folder on the path, and leave no module behind."""
+    """Import a benchmark by name, with its folder on the path; its modules are removed afterwards."""
     monkeypatch.syspath_prepend(str(FOLDER))
     for path in FOLDER.glob("*.py"):
         monkeypatch.delitem(sys.modules, path.stem, raising=False)
@@ -36,12 +36,12 @@ def script(monkeypatch):
 
 @pytest.fixture
 def rows_of(script, monkeypatch, tmp_path):
-    """The rows that a benchmark writes for these words."""
+    """Run a benchmark with these arguments and return its rows."""
 
-    def call(name, *words):
+    def call(name, *args):
         out = tmp_path / f"{name}.jsonl"
         settings = [word for setting in SMALL for word in ("--set", setting)] if name != "cpu" else []
-        monkeypatch.setattr(sys, "argv", [name, *words, *settings, "--out", str(out)])
+        monkeypatch.setattr(sys, "argv", [name, *args, *settings, "--out", str(out)])
         script(name).main()
         return [json.loads(line) for line in out.read_text().splitlines()]
 
@@ -49,17 +49,17 @@ def rows_of(script, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.py") if "def main" in path.read_text()))
-def test_every_benchmark_says_what_it_is(script, monkeypatch, capsys, name):
+def test_benchmark_help(script, monkeypatch, capsys, name):
     monkeypatch.setattr(sys, "argv", [name, "--help"])
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as caught:
         script(name).main()
-    assert left.value.code == 0 and "--out" in capsys.readouterr().out
+    assert caught.value.code == 0 and "--out" in capsys.readouterr().out
 
 
-# --- the floor
+# --- the lower bound of an update
 
 
-def test_the_floor_of_kf2d(script):
+def test_floor_of_kf2d(script):
     """About 12 passes forward and 28 backward of 256 bytes for 131,072 points and 8 blocks; 0.58 TFLOP."""
     floor = script("floor")
     recipe = recipe_of("kf2d")
@@ -67,17 +67,17 @@ def test_the_floor_of_kf2d(script):
         sum(passes) for passes in zip(*floor.block_passes(recipe.model.config(recipe.task)).values(), strict=True)
     )
     assert forward == pytest.approx(12, abs=0.3) and backward == pytest.approx(28, abs=0.3)
-    least = floor.floor(recipe)
-    assert least.bytes == (forward + backward) * 256 * 131_072 * 8
-    assert least.bytes / 1e9 == pytest.approx(10.7, abs=0.1)
-    assert least.flops / 1e12 == pytest.approx(0.58, rel=0.03)
-    assert least.milliseconds(floor.Rates(4.3e12, 7e14)) == pytest.approx(2.5, abs=0.01)
-    assert least.milliseconds(floor.Rates(1e15, 7e14)) == pytest.approx(0.8, abs=0.06)
+    bound = floor.floor(recipe)
+    assert bound.bytes == (forward + backward) * 256 * 131_072 * 8
+    assert bound.bytes / 1e9 == pytest.approx(10.7, abs=0.1)
+    assert bound.flops / 1e12 == pytest.approx(0.58, rel=0.03)
+    assert bound.milliseconds(floor.Rates(4.3e12, 7e14)) == pytest.approx(2.5, abs=0.01)
+    assert bound.milliseconds(floor.Rates(1e15, 7e14)) == pytest.approx(0.8, abs=0.06)
 
 
 @pytest.mark.parametrize("grid", [(24,), (12, 10), (8, 7, 6)])
-def test_a_block_computes_what_is_counted(script, grid):
-    """The forward pass of one block more, by torch's own counter, is the counted sum to the last operation."""
+def test_block_flops_match_torch_counter(script, grid):
+    """The FLOPs of one additional block, counted by torch, equal those of `block_flops` exactly."""
     sizes = SolverConfig(grid, 2, 1, width=32, depth=1, heads=4, slices=6, modes=3)
 
     def operations(depth):
@@ -91,7 +91,7 @@ def test_a_block_computes_what_is_counted(script, grid):
     assert operations(3) - operations(2) == pytest.approx(counted, rel=1e-12)
 
 
-def test_the_floor_grows_with_what_is_done(script):
+def test_floor_scales_with_objective_and_precision(script):
     floor, recipe = script("floor").floor, recipe_of("ns2d")
     frames = replace(recipe, train=replace(recipe.train, objective="direct"))
     # Ten frames of teacher forcing are ten samples; float32 moves twice what bf16 does and computes the same.
@@ -107,7 +107,7 @@ def test_the_floor_grows_with_what_is_done(script):
 # --- the scripts
 
 
-def test_step(rows_of, capsys):
+def test_step_benchmark(rows_of, capsys):
     rows = rows_of(
         "step", "ns2d", "--device", "cpu", "--forms", "eager,reference", "--steps", "1",
         "--models", "transolver-sigma,transolver,ffno",
@@ -125,14 +125,14 @@ def test_step(rows_of, capsys):
     assert "floor of one update" in capsys.readouterr().out
 
 
-def test_step_goes_on_where_a_form_fails(rows_of):
-    """A graph needs a GPU: the reason stands in the row, and the next form is measured."""
+def test_step_benchmark_continues_after_a_failing_form(rows_of):
+    """A graph needs a GPU: the row has the error, and the next form is measured."""
     rows = rows_of("step", "darcy", "--device", "cpu", "--forms", "plain,reference", "--steps", "1")
     assert "error" not in rows[0] and 'The engine "graph" needs a GPU' in rows[1]["error"]
 
 
-def test_the_reference_of_a_step_has_the_gradient_of_the_engine(script):
-    """Ten single-frame passes through FFTs, and one folded batch: together one update."""
+def test_step_reference_gradient_matches_the_engine(script):
+    """Ten single-frame passes with FFTs give the same update as one folded batch."""
     step, cpu = script("step"), torch.device("cpu")
     recipe = script("noise").Subject("ns2d", settings=SMALL).recipe()
     gradients = []
@@ -143,7 +143,7 @@ def test_the_reference_of_a_step_has_the_gradient_of_the_engine(script):
     assert (first - second).norm() < 1e-4 * first.norm() and first.norm() > 1e-3
 
 
-def test_kernels(rows_of):
+def test_kernels_benchmark(rows_of):
     rows = rows_of("kernels", "darcy", "--device", "cpu", "--form", "eager", "--precision", "float32", "--updates", "2")
     total, kinds = rows[0], {row["kernel"]: row for row in rows[1:]}
     assert total["kernel"] == "all" and total["share"] == 1
@@ -154,8 +154,8 @@ def test_kernels(rows_of):
 
 
 @pytest.mark.slow
-def test_cold_start(rows_of):
-    """On a CPU there is nothing to compile, and both forms are the same training."""
+def test_cold_start_benchmark(rows_of):
+    """On a CPU nothing is compiled, and both forms give the same losses."""
     rows = rows_of("cold_start", "kf2d", "--device", "cpu", "--precision", "float32", "--set", "train.batch=2")
     assert [(row["cache"], row["form"]) for row in rows] == [
         (cache, form) for cache in ("empty", "full") for form in ("parallel", "serial")
@@ -165,7 +165,7 @@ def test_cold_start(rows_of):
         assert 0 < row["first"] < row["all"] < row["since_start"]
 
 
-def test_cpu(rows_of):
+def test_cpu_benchmark(rows_of):
     rows = rows_of("cpu", "--repeats", "1", "--threads", "1", "--grids", "16,6x5,4x4x4", "--cases", "demo")
     assert {row["form"] for row in rows} == {"ours", "rfft", "naive", "copies", "shifted", "planes"}
     assert len(rows) == 3 * 2 * 2 * 4 + 2 * 5
@@ -174,31 +174,31 @@ def test_cpu(rows_of):
 
 @pytest.mark.parametrize("padding", [("circular",), ("zeros",), ("zeros", "circular"), ("circular", "zeros", "zeros")])
 @pytest.mark.parametrize("layout", ["copies", "shifted", "planes"])
-def test_every_layout_is_the_same_convolution(script, padding, layout):
+def test_cpu_convolution_layouts_agree(script, padding, layout):
     axes = len(padding)
     for kernel in (3, 5):
         x = torch.randn(2, *(7, 6, 8)[:axes], 3, dtype=torch.float64)
         weight, bias = torch.randn(3, 1, *(kernel,) * axes, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
-        ours = depthwise_convolution(x, weight, bias, padding)
-        other = script("cpu").LAYOUTS[layout](x, weight, bias, padding)
-        torch.testing.assert_close(other, ours, rtol=0, atol=1e-12)
+        expected = depthwise_convolution(x, weight, bias, padding)
+        actual = script("cpu").LAYOUTS[layout](x, weight, bias, padding)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
-def test_every_form_of_a_model_gives_the_same_answer(script):
+def test_cpu_model_forms_agree(script):
     cpu = script("cpu")
     _, config = cpu.cases()["demo"]
     model = build_solver("transolver-sigma", config).double()
     x = torch.randn(1, *config.grid, config.in_channels, dtype=torch.float64)
-    answers = [cpu.in_form(model, form, x) for form in cpu.FORMS]
-    for answer in answers[1:]:
-        torch.testing.assert_close(answer, answers[0], rtol=0, atol=1e-12)
+    outputs = [cpu.in_form(model, form, x) for form in cpu.FORMS]
+    for output in outputs[1:]:
+        torch.testing.assert_close(output, outputs[0], rtol=0, atol=1e-12)
 
 
 @pytest.mark.gpu
-def test_narrow_fused_updates_learn_like_plain_float32_within_the_spread_of_seeds(script, tmp_path):
-    """Loss curves of 200 updates on Darcy: what bf16 changes is less than what another seed would."""
+def test_fused_bf16_loss_curve_is_within_seed_spread_of_float32(script, tmp_path):
+    """Loss curves of 200 updates on Darcy: bf16 changes them less than another seed."""
     generate(simulator_of("darcy"), 64, 0, tmp_path / "darcy.h5", "cuda")
-    rows = script("curve").compared(tmp_path / "darcy.h5", torch.device("cuda"), steps=200, seeds=3, settings=[])
+    rows = script("curve").compare_curves(tmp_path / "darcy.h5", torch.device("cuda"), steps=200, seeds=3, settings=[])
     assert len(rows) == 10 and rows[-1]["loss"] < rows[0]["loss"] / 2
     assert all(row["difference"] < row["spread"] for row in rows), rows
 
@@ -206,17 +206,17 @@ def test_narrow_fused_updates_learn_like_plain_float32_within_the_spread_of_seed
 # --- windows
 
 
-def test_windows_are_the_same_both_ways_and_workers_are_watched(script, monkeypatch, tmp_path):
+def test_windows_benchmark(script, monkeypatch, tmp_path):
     out = tmp_path / "windows.jsonl"
-    words = ["windows", "--frames", "60", "--rows", "2", "--windows", "20", "--workers", "1", "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", words)
+    args = ["windows", "--frames", "60", "--rows", "2", "--windows", "20", "--workers", "1", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", args)
     script("windows").main()
     (row,) = map(json.loads, out.read_text().splitlines())
     assert row["ratio"] == pytest.approx(row["row_ms"] / row["mapped_ms"]) and len(row["worker_megabytes"]) == 9
     assert min(row["again_ms"], row["copy_ms"]) > 0
 
 
-def test_the_plain_copy_has_the_bytes_of_a_window(script, tmp_path):
+def test_windows_plain_copy_matches_the_reader(script, tmp_path):
     benchmark = script("windows")
     with open_data(benchmark.write(tmp_path, rows=2, frames=60)) as data:
         fields = benchmark.copied(data)(1, 7)

@@ -1,4 +1,4 @@
-"""The documentation: the notebook runs as it stands, and the site builds without a warning."""
+"""The documentation: the notebook runs, and the site builds without warnings."""
 
 import importlib.util
 import json
@@ -17,32 +17,32 @@ DOCS = ROOT / "docs"
 
 
 def run_notebook(folder, monkeypatch, change=lambda code: code):
-    """The code cells in order, as Jupyter would run them, in an empty folder."""
+    """Run the code cells in order, as Jupyter would, in an empty folder."""
     matplotlib.use("agg")
     monkeypatch.chdir(folder)
     notebook = json.loads((DOCS / "notebook.ipynb").read_text())
     assert notebook["nbformat"] == 4 and all(not cell.get("outputs") for cell in notebook["cells"])
-    known: dict[str, object] = {}
+    namespace: dict[str, object] = {}
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
-            exec(change("".join(cell["source"])), known)
+            exec(change("".join(cell["source"])), namespace)
     assert (folder / "forecast.png").stat().st_size > 10_000
-    return known["errors"]
+    return namespace["errors"]
 
 
-def test_the_notebook_runs_at_a_smaller_size(tmp_path, monkeypatch, capsys):
+def test_notebook_runs_at_a_smaller_size(tmp_path, monkeypatch, capsys):
     errors = run_notebook(tmp_path, monkeypatch, lambda code: code.replace("train.updates=150", "train.updates=5"))
     assert sorted(errors) == ["persistence", "transolver-sigma"]
     assert len(re.findall("%", capsys.readouterr().out)) == 12
 
 
 @pytest.mark.slow
-def test_the_model_of_the_notebook_beats_persistence(tmp_path, monkeypatch):
+def test_notebook_model_beats_persistence(tmp_path, monkeypatch):
     errors = run_notebook(tmp_path, monkeypatch)
     assert all(errors["transolver-sigma"][lead] < errors["persistence"][lead] for lead in range(1, 7))
 
 
-def test_the_gallery_shows_every_figure_with_its_command():
+def test_gallery_shows_every_figure_with_its_command():
     text = (DOCS / "gallery.md").read_text()
     for name in FIGURES:
         assert f"sigmasolver figure {name} " in text and f"](pictures/gallery/{name}.png)" in text, name
@@ -51,10 +51,10 @@ def test_the_gallery_shows_every_figure_with_its_command():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs mkdocs")
-def test_the_site_builds_without_a_warning(tmp_path):
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+def test_mkdocs_site_builds_without_warnings(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
     pages = {path.relative_to(tmp_path / "site").as_posix() for path in (tmp_path / "site").rglob("*.html")}
     assert {"index.html", "start.html", "gallery.html", "reference.html", "notebook.html", "results.html"} <= pages
     reference = (tmp_path / "site" / "reference.html").read_text()

@@ -1,4 +1,4 @@
-"""Training curves in other tools: the event files hold the numbers of the log, also over a resume."""
+"""TensorBoard event files contain the values of the training log, also after a resume."""
 
 import sys
 
@@ -26,64 +26,64 @@ def data(tmp_path_factory):
 
 def scalars(folder):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    found = accumulator.EventAccumulator(str(folder))
-    found.Reload()
-    return {name: [(one.step, one.value) for one in found.Scalars(name)] for name in found.Tags()["scalars"]}
+    events = accumulator.EventAccumulator(str(folder))
+    events.Reload()
+    return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
-def test_event_files_hold_the_log(data, tmp_path):
-    seen = []
+def test_tensorboard_event_files_match_the_log(data, tmp_path):
+    watched = []
     run = Run(tmp_path / "run")
     with tensorboard(tmp_path / "events", run) as events:
-        api.train_model(RECIPE, data, run.path, watch=combine_watches(seen.append, None, events))
-    found, log = scalars(tmp_path / "events" / "run"), run.read_log()
-    assert [now.step for now in seen] == [row["step"] for row in log] == [30, 50, 60]
+        api.train_model(RECIPE, data, run.path, watch=combine_watches(watched.append, None, events))
+    written, log = scalars(tmp_path / "events" / "run"), run.read_log()
+    assert [progress.step for progress in watched] == [row["step"] for row in log] == [30, 50, 60]
     for name, key in (("loss", "loss"), ("learning rate", "rate"), ("steps per second", "steps_per_second")):
-        assert [step for step, _ in found[name]] == [30, 50, 60]
-        np.testing.assert_allclose([value for _, value in found[name]], [row[key] for row in log], rtol=1e-6)
+        assert [step for step, _ in written[name]] == [30, 50, 60]
+        np.testing.assert_allclose([value for _, value in written[name]], [row[key] for row in log], rtol=1e-6)
     checks = [(row["step"], row["error"]) for row in log if "error" in row]
     assert [step for step, _ in checks] == [30, 60]
-    np.testing.assert_allclose(found["validation error"], checks, rtol=1e-6)
+    np.testing.assert_allclose(written["validation error"], checks, rtol=1e-6)
 
 
-def test_steps_that_a_resumed_run_takes_again_are_shown_once(data, tmp_path):
+def test_tensorboard_has_no_duplicate_steps_after_resume(data, tmp_path):
     run = Run(tmp_path / "run")
 
     class Killed(Exception):
         pass
 
-    def kill(now):
-        if now.step == 50:
+    def kill(progress):
+        if progress.step == 50:
             raise Killed
 
     with pytest.raises(Killed), tensorboard(tmp_path, run) as events:
         api.train_model(RECIPE, data, run.path, watch=combine_watches(events, kill))
     with tensorboard(tmp_path, run) as events:
         api.train_model(RECIPE, data, run.path, watch=events)
-    whole = api.train_model(RECIPE, data, tmp_path / "whole")
-    found = scalars(tmp_path / "run")["loss"]
-    np.testing.assert_allclose(found, [(row["step"], row["loss"]) for row in whole.read_log()], rtol=1e-6)
+    uninterrupted = api.train_model(RECIPE, data, tmp_path / "uninterrupted")
+    written = scalars(tmp_path / "run")["loss"]
+    np.testing.assert_allclose(written, [(row["step"], row["loss"]) for row in uninterrupted.read_log()], rtol=1e-6)
 
 
-def test_the_command_writes_event_files_below_the_folder(call, data, tmp_path):
-    size = [word for one in ("width=16", "depth=1", "heads=2", "slices=4") for word in ("--set", f"model.{one}")]
-    words = ("train", "--data", data, "--history", 2, "--horizon", 3, *size, "--set", "train.updates=3")
-    code, out, err = call(*words, "--out", tmp_path / "mine", "--tensorboard", tmp_path / "events")
+def test_train_tensorboard_option_writes_event_files(call, data, tmp_path):
+    settings = [word for name in ("width=16", "depth=1", "heads=2", "slices=4") for word in ("--set", f"model.{name}")]
+    args = ("train", "--data", data, "--history", 2, "--horizon", 3, *settings, "--set", "train.updates=3")
+    code, out, err = call(*args, "--out", tmp_path / "mine", "--tensorboard", tmp_path / "events")
     assert code == 0, err
     assert out.startswith("computing with 1 thread on ")
-    found = scalars(tmp_path / "events" / "mine")
-    assert found["loss"] == [(row["step"], pytest.approx(row["loss"])) for row in Run(tmp_path / "mine").read_log()]
+    written = scalars(tmp_path / "events" / "mine")
+    assert written["loss"] == [(row["step"], pytest.approx(row["loss"])) for row in Run(tmp_path / "mine").read_log()]
 
 
-def test_nothing_to_watch():
+def test_combine_watches_without_callbacks():
     assert combine_watches(None, None) is None
     with tensorboard(None, Run("nowhere")) as events:
         assert events is None
 
 
-def test_without_tensorboard_a_sentence_says_what_to_install(monkeypatch, call, data, tmp_path):
+def test_tensorboard_option_without_the_package_is_an_error(monkeypatch, call, data, tmp_path):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", None)
-    words = ("train", "--data", data, "--out", tmp_path / "run", "--tensorboard", tmp_path / "events")
-    code, _, err = call(*words, "--history", 2, "--horizon", 3)
+    args = ("train", "--data", data, "--out", tmp_path / "run", "--tensorboard", tmp_path / "events")
+    code, _, err = call(*args, "--history", 2, "--horizon", 3)
     assert code == 2 and "install it with pip install 'sigmasolver[tracking]'." in err
     assert not (tmp_path / "run" / "weights.safetensors").exists()

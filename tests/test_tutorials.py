@@ -1,4 +1,4 @@
-"""The tutorials do what they say: their commands and scripts run in the order of the text."""
+"""The commands and scripts of the tutorials run in the order of the text."""
 
 import contextlib
 import io
@@ -24,12 +24,12 @@ SMALLER = {
     "train=8, test=2": "train=2, test=2",
     "--windows 4": "--windows 2",
 }
-HANDED_OVER = """
+FORWARD_COMMAND = """
 import json, socket, sys
-with socket.socket(socket.AF_UNIX) as other:
-    other.connect("commands")
-    other.sendall(json.dumps(sys.argv[1:]).encode() + b"\\n")
-    code, out, err = json.loads(other.makefile().read())
+with socket.socket(socket.AF_UNIX) as client:
+    client.connect("commands")
+    client.sendall(json.dumps(sys.argv[1:]).encode() + b"\\n")
+    code, out, err = json.loads(client.makefile().read())
 sys.stdout.write(out)
 sys.stderr.write(err)
 sys.exit(code)
@@ -37,67 +37,67 @@ sys.exit(code)
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-def test_runs_at_a_smaller_size(path, tmp_path, simulated, monkeypatch):
-    """Every command and script, on a few coarse flows and with a few updates of small batches; one flow for all.
+def test_tutorial_runs_at_a_smaller_size(path, tmp_path, simulated, monkeypatch):
+    """Every command and script, on a few coarse flows and with a few updates of small batches; simulations are cached.
 
-    The shell runs its blocks as printed, but `sigmasolver` hands its words over to this process, which has everything
-    imported already; the scripts run here too.
+    The shell runs its blocks as printed, but `sigmasolver` forwards its arguments to this process, which has already
+    imported everything; the scripts run here too.
     """
     text = path.read_text()
     for printed, smaller in SMALLER.items():
         text = text.replace(printed, smaller)
     text = re.sub(r"train\.updates=\d+", "train.updates=4 --set train.batch=2 --set train.checks=1", text)
     script = tmp_path / "sigmasolver.py"
-    script.write_text(HANDED_OVER)
+    script.write_text(FORWARD_COMMAND)
     environment = environment_with(tmp_path, f'exec "{sys.executable}" -SE "{script}" "$@"')
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind("commands")  # relative to the folder, since the name of a socket must be short
-        door.listen()
-        door.settimeout(0.02)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("commands")  # a relative path, since socket names must be short
+        server.listen()
+        server.settimeout(0.02)
         for kind, code in blocks_of(text):
             if kind == "python":
                 with forgotten(), contextlib.redirect_stdout(io.StringIO()):
                     exec(compile(code, path.name, "exec"), {"__name__": "__main__"})
             else:
-                run_shell(code, environment, door, simulated)
+                run_shell(code, environment, server, simulated)
 
 
 @pytest.fixture(scope="module")
 def simulated():
-    """What a command of `simulate` left in its folder, by its words: the tutorials begin with the same one."""
+    """Cached results of `simulate` by arguments: all tutorials start with the same command."""
     return {}
 
 
-def run_shell(code, environment, door, simulated):
-    """A block in bash, whose calls of `sigmasolver` are answered here."""
-    told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(["bash", "-e", "-c", code], env=environment, **told) as shell:
+def run_shell(code, environment, server, simulated):
+    """Run a block in bash; its calls of `sigmasolver` are executed in this process."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(["bash", "-e", "-c", code], env=environment, **streams) as shell:
         while shell.poll() is None:
             with contextlib.suppress(TimeoutError):
-                asked, _ = door.accept()
-                with asked:
-                    asked.settimeout(None)
-                    words = json.loads(asked.makefile().readline())
-                    asked.sendall(json.dumps(answer_once(words, simulated)).encode())
-        said = shell.stdout.read()
-    assert shell.returncode == 0, f"{code}\n{said[-4000:]}"
+                connection, _ = server.accept()
+                with connection:
+                    connection.settimeout(None)
+                    args = json.loads(connection.makefile().readline())
+                    connection.sendall(json.dumps(run_command_cached(args, simulated)).encode())
+        output = shell.stdout.read()
+    assert shell.returncode == 0, f"{code}\n{output[-4000:]}"
 
 
-def answer_once(words, simulated):
-    if words[0] != "simulate":
-        return answer(words)
-    file, known = Path(words[words.index("--out") + 1]), tuple(words)
-    if known not in simulated:
-        simulated[known] = answer(words), file.read_bytes()
-    said, contents = simulated[known]
+def run_command_cached(args, simulated):
+    if args[0] != "simulate":
+        return run_command(args)
+    file, key = Path(args[args.index("--out") + 1]), tuple(args)
+    if key not in simulated:
+        simulated[key] = run_command(args), file.read_bytes()
+    result, contents = simulated[key]
     file.write_bytes(contents)
-    return said
+    return result
 
 
-def answer(words):
+def run_command(args):
     """Exit code, stdout and stderr of a command in this process."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     with (
@@ -106,24 +106,24 @@ def answer(words):
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
-        patch.setattr(sys, "argv", ["sigmasolver", *words])
+        patch.setattr(sys, "argv", ["sigmasolver", *args])
         try:
             main()
-        except SystemExit as leaving:
-            code = leaving.code or 0
+        except SystemExit as system_exit:
+            code = system_exit.code or 0
     return code, out.getvalue(), err.getvalue()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-def test_runs_as_printed_and_its_models_beat_persistence(path, tmp_path):
+def test_tutorial_runs_as_printed_and_models_beat_persistence(path, tmp_path):
     environment = environment_with(tmp_path, f'exec "{sys.executable}" -m sigmasolver "$@"')
     folder = tmp_path / "work"
     folder.mkdir()
     for kind, code in blocks_of(path.read_text()):
-        words = ["bash", "-e", "-c", code] if kind == "bash" else [sys.executable, "-c", code]
-        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200)
-        assert done.returncode == 0, f"{code}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        command = ["bash", "-e", "-c", code] if kind == "bash" else [sys.executable, "-c", code]
+        result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200)
+        assert result.returncode == 0, f"{code}\n{result.stdout[-2000:]}\n{result.stderr[-2000:]}"
     for run in (tmp_path / "work").glob("runs/*/records.jsonl"):
         rows = [json.loads(line) for line in run.read_text().splitlines()]
         errors = {}
@@ -140,17 +140,17 @@ def blocks_of(text):
 
 
 def environment_with(folder, line):
-    """The environment, with a command `sigmasolver` that is this line of a shell."""
-    commands = folder / "bin"
-    commands.mkdir()
-    command = commands / "sigmasolver"
+    """The environment with a command `sigmasolver` that runs this line of shell."""
+    scripts = folder / "bin"
+    scripts.mkdir()
+    command = scripts / "sigmasolver"
     command.write_text(f"#!/bin/sh\n{line}\n")
     command.chmod(0o755)
-    path = f"{commands}:{os.environ['PATH']}"
+    path = f"{scripts}:{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-def test_links_of_the_tutorials_lead_somewhere():
+def test_tutorial_links_exist():
     for path in TUTORIALS:
         prose = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
         for target in re.findall(r"\]\(([^)#:]+)\)", prose):

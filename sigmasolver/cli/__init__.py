@@ -1,6 +1,6 @@
-"""The command line: one sub-command per verb, no science. A mistake of the user ends in one sentence, exit code 2.
+"""The command line: one subcommand per verb, no science. A user error prints one sentence and exits with code 2.
 
-Heavy imports stand inside the commands, so that `--help` and a typing mistake answer at once.
+Heavy imports are local to the commands, so that `--help` and usage errors are fast.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sigmasolver.cli import (
     train,
 )
 from sigmasolver.cli.app import app
-from sigmasolver.cli.help import arrange
+from sigmasolver.cli.help import group_commands
 from sigmasolver.cli.terminal import console
 from sigmasolver.ops.memory import keep_freed_memory
 from sigmasolver.runtime.interrupts import STOPPED, Interrupts, LostProcessError
@@ -61,31 +61,31 @@ __all__ = [
     "train",
 ]
 
-arrange(app)
+group_commands(app)
 
 
 def main() -> None:
     keep_freed_memory()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot show must not end the command
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name the terminal cannot encode must not abort the command
         sys.stdout.reconfigure(errors="backslashreplace")
     errors = console(stderr=True)
     with Interrupts():
         try:
             _check_names(sys.argv[1:])
             _command()()
-        except SystemExit as leaving:  # typer ends every command so, Ctrl-C with 130
-            if leaving.code == 130:
+        except SystemExit as system_exit:  # typer ends every command this way; 130: Ctrl-C
+            if system_exit.code == 130:
                 errors.print(STOPPED, soft_wrap=True)
             raise
         except Exception as error:
             if Interrupts.asked:
                 errors.print(STOPPED, soft_wrap=True)
                 sys.exit(130)
-            sentence = _sentence(error)
-            if sentence is None:
+            message = _sentence(error)
+            if message is None:
                 raise
-            errors.print(f"sigmasolver: {sentence}", soft_wrap=True)
-            if isinstance(error, LostProcessError):  # at exit, torch's threads may wait for it forever
+            errors.print(f"sigmasolver: {message}", soft_wrap=True)
+            if isinstance(error, LostProcessError):  # at exit, torch's threads may block on the lost process
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(2)
@@ -94,20 +94,20 @@ def main() -> None:
 
 @cache
 def _command() -> Any:
-    """Made once in a process: typer reads the signatures of all commands for it."""
+    """The click command, built once per process: typer inspects the signatures of all commands."""
     return get_command(app)
 
 
-def _check_names(words: Sequence[str]) -> None:
-    """Files and messages here are UTF-8, and a name that is not could be written into neither."""
-    for word in words:
-        if not word.isascii() and word.encode(errors="replace").decode() != word:
-            shown = word.encode(errors="backslashreplace").decode()
-            raise ValueError(f'"{shown}" is not UTF-8; rename the file or folder.')
+def _check_names(arguments: Sequence[str]) -> None:
+    """Reject names that are not valid UTF-8: files and messages are written in UTF-8."""
+    for argument in arguments:
+        if not argument.isascii() and argument.encode(errors="replace").decode() != argument:
+            escaped = argument.encode(errors="backslashreplace").decode()
+            raise ValueError(f'"{escaped}" is not UTF-8; rename the file or folder.')
 
 
 def _sentence(error: Exception) -> str | None:
-    """What to tell the user, or None for a fault of ours, which keeps its traceback."""
+    """The message for a user error, or None for a bug, which keeps its traceback."""
     if isinstance(error, ValueError):
         return str(error)
     if isinstance(error, PermissionError) and error.filename is not None:

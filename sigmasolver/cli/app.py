@@ -78,8 +78,8 @@ OldSplit = Annotated[str | None, typer.Option("--part", hidden=True, help="The e
 Dtype = Annotated[str, typer.Option(help="Storage type: float32 or float16.")]
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(value: bool) -> None:
+    if value:
         typer.echo(__version__)
         raise typer.Exit
 
@@ -94,9 +94,9 @@ def common(
 
 
 def device_of(text: str) -> torch.device:
-    from sigmasolver.runtime.parallel import device_of as device_named
+    from sigmasolver.runtime.parallel import device_of as parse_device
 
-    return device_named(text)
+    return parse_device(text)
 
 
 def numbers(text: str, option: str) -> tuple[int, ...]:

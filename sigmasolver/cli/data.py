@@ -17,8 +17,8 @@ from sigmasolver.cli.own_data import (
     TimeStep,
     Units,
     names_of,
+    print_imported,
     reading_of,
-    say_imported,
 )
 from sigmasolver.cli.terminal import console, print_summary, progress
 
@@ -45,19 +45,20 @@ def simulate(
     simulator = override(simulator_of(task), settings or [])
     target = device_of(device)
     batch = simulator.batch_size(target)
-    with progress(f"simulating {task}", count) as move:
-        made = generate(
+    with progress(f"simulating {task}", count) as update:
+        result = generate(
             simulator,
             count,
             seed,
             out,
             target,
             dtype,
-            lambda done, total, fraction: move(done + fraction * min(batch, total - done)),
+            lambda done, total, fraction: update(done + fraction * min(batch, total - done)),
         )
-    present = f", {made.present} of them already present" if made.present else ""
+    present = f", {result.present} of them already present" if result.present else ""
     console().print(
-        f"{out}: {made.count} trajectories{present}, {out.stat().st_size / 1e6:.1f} MB\nfingerprint {made.fingerprint}",
+        f"{out}: {result.count} trajectories{present}, {out.stat().st_size / 1e6:.1f} MB\n"
+        f"fingerprint {result.fingerprint}",
         soft_wrap=True,
     )
 
@@ -75,10 +76,10 @@ def inspect(
     """Show the axes, fields, ranges, times and boundaries of data, any problems, and the command to train on them."""
     from sigmasolver.data.inspect import draw, summarise
 
-    if plot is not None:  # first, so that a mistake shows before a long file is read
+    if plot is not None:  # first: report a bad option before reading a large file
         draw(file, plot, index)
-    with progress("reading", None) as move:
-        summary = summarise(file, move, steady, first)
+    with progress("reading", None) as update:
+        summary = summarise(file, update, steady, first)
     screen = console()
     print_summary(screen, summary)
     if plot is not None:
@@ -111,10 +112,10 @@ def import_data(
     from sigmasolver.data.formats import import_data as convert
 
     reading = reading_of(names_of(fields), steady, axes, boundary, dt, units, mask, skip_bad)
-    with progress("importing", None) as move:
-        made = convert(sources, out, kind, dtype, move, reading=reading)
-    say_imported(made)
-    console().print(f"fingerprint {made.fingerprint}", soft_wrap=True)
+    with progress("importing", None) as update:
+        imported = convert(sources, out, kind, dtype, update, reading=reading)
+    print_imported(imported)
+    console().print(f"fingerprint {imported.fingerprint}", soft_wrap=True)
 
 
 @app.command()
@@ -139,12 +140,12 @@ def windows(
         raise ValueError("Cohorts are defined on the test split; add --split test.")
     recipe = changed(recipe_of(task), settings or [])
     with open_data(data) as store:
-        listed = recipe.windows_of(store, split)
-        if listed is None:
+        selected = recipe.windows_of(store, split)
+        if selected is None:
             raise ValueError(f"The {split} split of {data} is empty; choose another split.")
         if cohort is not None:
-            listed = in_cohort(listed, recipe.task.name, cohort)
+            selected = in_cohort(selected, recipe.task.name, cohort)
         sys.stdout.write("trajectory\thistory\tfuture\tlast\n")
-        sys.stdout.writelines("\t".join(map(str, row)) + "\n" for row in listed.rows())
-        each = "listed one by one in" if listed.starts is None else f"{listed.starts} in each of"
-        console(stderr=True).print(f"{len(listed)} windows, {each} {len(listed.trajectories)} trajectories")
+        sys.stdout.writelines("\t".join(map(str, row)) + "\n" for row in selected.rows())
+        distribution = "listed one by one in" if selected.starts is None else f"{selected.starts} in each of"
+        console(stderr=True).print(f"{len(selected)} windows, {distribution} {len(selected.trajectories)} trajectories")

@@ -1,10 +1,10 @@
-"""The first thing a newcomer runs: a pretrained model at work, then three small models trained here, and a page.
+"""The demo: a pretrained model forecasts a flow, three small models are trained, and a page shows both.
 
     forecast a flow of 128 × 128 points with the pretrained model, beside the solver
     simulate 64 small flows -> train on 56 (6 of them validate) -> forecast the 8 that no model has seen
     table, page.html
 
-Everything is the ordinary path of the package with small numbers: the same simulator, trainer, evaluation and page.
+It runs the regular simulator, trainer, evaluation and page at small sizes.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ MODELS = ("transolver-sigma", "physolver", "specsolver")
 TITLES = {"kf2d": "Turbulence at Reynolds number 1000, forecast by a pretrained model"}
 SEED = 42
 CASES = 3
-"""Unseen flows that the page plays."""
+"""Number of unseen flows animated on the page."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """Which pretrained model is shown, and how much is simulated and learned; the rest of the demo does not change."""
+    """The pretrained model to show, and the amount of simulation and training."""
 
     pretrained: str = "kf2d"
     flows: int = 64
@@ -60,17 +60,17 @@ class Size:
 
 
 def run(screen: Console, out: Path, size: Size | None = None) -> None:
-    """Do it all below `out`; existing results are reused."""
+    """Run the demo in `out`; existing results are reused."""
     size = Size() if size is None else size
     data = out / "flow.h5"
     screen.print("1  a pretrained model forecasts an unseen case\n")
-    with progress(f"forecasting {size.pretrained}", None) as move:
-        shown = demonstrate(size.pretrained, torch.device("cpu"), tick=move)
-    print_demonstration(screen, shown)
+    with progress(f"forecasting {size.pretrained}", None) as update:
+        demonstration = demonstrate(size.pretrained, torch.device("cpu"), tick=update)
+    print_demonstration(screen, demonstration)
     screen.print(f"\n2  {size.flows} turbulent flows on the periodic square, Reynolds number 250, {DEMO.frames} frames")
-    with progress("simulating", size.flows) as move:
+    with progress("simulating", size.flows) as update:
         batch = DEMO.batch_size("cpu")
-        generate(DEMO, size.flows, 0, data, "cpu", "float32", lambda d, n, part: move(d + part * min(batch, n - d)))
+        generate(DEMO, size.flows, 0, data, "cpu", "float32", lambda d, n, part: update(d + part * min(batch, n - d)))
     screen.print(f"3  {len(MODELS)} models of equal size, {size.updates} steps each, on {size.flows - size.test} flows")
     recipes = {recipe.model.name: recipe for recipe in _recipes(size)}
     for name, recipe in recipes.items():
@@ -81,32 +81,32 @@ def run(screen: Console, out: Path, size: Size | None = None) -> None:
     screen.print(f"4  free rollouts of {task.horizon} frames on {size.test} unseen flows\n")
     rows: list[dict[str, Any]] = []
     for name in recipes:
-        with progress(f"evaluating {name}", None) as move:
-            rows += evaluate_run(Run(out / name), tick=move)
+        with progress(f"evaluating {name}", None) as update:
+            rows += evaluate_run(Run(out / name), tick=update)
     print_scores(screen, rows)
-    write_page(out / "page.html", replace(_study(out, data, recipes, rows), opening=_opening(shown)))
+    write_page(out / "page.html", replace(_study(out, data, recipes, rows), opening=_opening(demonstration)))
     screen.print(f"\npage with both forecasts: {out / 'page.html'}", soft_wrap=True)
 
 
-def _opening(shown: Demonstration) -> Opening:
-    """The flow of the pretrained model, played."""
-    card, leads = shown.card, shown.first.leads
+def _opening(demonstration: Demonstration) -> Opening:
+    """The animated forecast of the pretrained model."""
+    card, leads = demonstration.card, demonstration.first.leads
     points = " × ".join(map(str, card["test"]["grid"]))
-    error, plain = (100 * shown.scores[0][name] for name in ("value", "yardstick"))
-    length = shown.dimensions.time(leads[-1])
+    error, baseline_error = (100 * demonstration.scores[0][name] for name in ("value", "yardstick"))
+    duration = demonstration.dimensions.time(leads[-1])
     return Opening(
         title=TITLES.get(card["task"], f"{card['task']}, forecast by a pretrained model"),
         summary=f"This case was not in the training data of the model. On {points} points it forecasts {len(leads)} "
-        f"frame{'s' * (len(leads) > 1)}{f', up to {length}' if length else ''}, with a relative L2 error of "
-        f"{error:.3g} %; {card['test']['yardstick']}, an untrained baseline, has {plain:.3g} %. "
+        f"frame{'s' * (len(leads) > 1)}{f', up to {duration}' if duration else ''}, with a relative L2 error of "
+        f"{error:.3g} %; {card['test']['yardstick']}, an untrained baseline, has {baseline_error:.3g} %. "
         f"{card['parameters']:,} parameters, trained for {card['training']['updates']:,} updates.",
-        animation=shown.animation(),
-        table=shown.table(),
+        animation=demonstration.animation(),
+        table=demonstration.table(),
     )
 
 
 def _recipes(size: Size) -> Iterator[Recipe]:
-    """Transolver-σ and its single-domain counterparts, each at the width that comes nearest to its size."""
+    """Transolver-σ and its single-domain counterparts, each at the width whose parameter count is closest to it."""
     fields = ("vorticity",)
     task = Task(
         "demo", fields, fields, (32, 32), 2, 1, 10, size.flows - size.test, size.test, "channel", space_stride=2
@@ -121,7 +121,7 @@ def _recipes(size: Size) -> Iterator[Recipe]:
 
 def _study(out: Path, data: Path, recipes: dict[str, Recipe], rows: list[dict[str, Any]]) -> Study:
     first, recipe = rows[0], next(iter(recipes.values()))
-    known, drawn = dimensions_of([out / name for name in recipes], rows), curves(rows)
+    dimensions, error_curves = dimensions_of([out / name for name in recipes], rows), curves(rows)
     facts = (
         ("machine", first["machine"]),
         ("commit", first["commit"]),
@@ -141,23 +141,23 @@ def _study(out: Path, data: Path, recipes: dict[str, Recipe], rows: list[dict[st
     )
     return Study(
         title="A small flow, forecast by three models trained here",
-        summary=" ".join((summary, *headline(drawn, known))),
-        curves=drawn,
-        table=comparison(rows, known),
+        summary=" ".join((summary, *headline(error_curves, dimensions))),
+        curves=error_curves,
+        table=comparison(rows, dimensions),
         facts=facts,
-        films=_films(out, data, recipes, known),
+        films=_films(out, data, recipes, dimensions),
         sample=sample_of(rows),
-        dimensions=known,
+        dimensions=dimensions,
         records=[row for row in rows if row["metric"] in ("relative_l2", "relative_l2_lead", "parameters")],
     )
 
 
-def _films(out: Path, data: Path, recipes: dict[str, Recipe], known: Dimensions) -> tuple[Maps, ...]:
-    """The first starts of the first unseen flows."""
-    task, windows_of = (recipe := next(iter(recipes.values()))).task, recipe.evaluation_windows()
+def _films(out: Path, data: Path, recipes: dict[str, Recipe], dimensions: Dimensions) -> tuple[Maps, ...]:
+    """Forecasts from the first window of each of the first unseen flows."""
+    task, spec = (recipe := next(iter(recipes.values()))).task, recipe.evaluation_windows()
     with open_store(data) as store:
         unseen = range(len(store) - task.test, len(store))[:CASES]
-        starts = [Windows(store, [flow], windows_of).batch([0]) for flow in unseen]
+        starts = [Windows(store, [flow], spec).batch([0]) for flow in unseen]
     history, future = (torch.cat(parts) for parts in zip(*starts, strict=True))
     with torch.no_grad():
         forecasts = {name: rollout(load(out / name), history, task.horizon).frames.numpy() for name in recipes}
@@ -169,8 +169,8 @@ def _films(out: Path, data: Path, recipes: dict[str, Recipe], known: Dimensions)
             future[case, ..., 0].numpy(),
             {name: frames[case, ..., 0] for name, frames in forecasts.items()},
             case=str(case + 1),
-            unit=known.unit("vorticity"),
-            axes=(known.axis(0, task.grid[0]), known.axis(1, task.grid[1])),
+            unit=dimensions.unit("vorticity"),
+            axes=(dimensions.axis(0, task.grid[0]), dimensions.axis(1, task.grid[1])),
         )
         for case in range(len(history))
     )

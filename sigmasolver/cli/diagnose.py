@@ -1,4 +1,4 @@
-"""The command that explains why a forecast drifts, and its summaries in words."""
+"""The command that explains why a forecast drifts, and the text of its summaries."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from sigmasolver.cli.app import Cohort, Device, OldSplit, Plugins, Split, app, device_of
-from sigmasolver.cli.evaluate import say_other_code
-from sigmasolver.cli.terminal import Mover, console, progress
+from sigmasolver.cli.evaluate import warn_other_code
+from sigmasolver.cli.terminal import ProgressUpdater, console, progress
 from sigmasolver.report.digits import significant
 from sigmasolver.report.sample import sample_of, timing_of
 from sigmasolver.report.tables import OVER_FIELDS, TOGETHER
@@ -31,8 +31,8 @@ __all__ = ["diagnose"]
 
 @dataclass(frozen=True)
 class Cell:
-    """A number of a diagnosis as the table shows it: of the last lead, and the mean over layers. Without a label it is
-    for the sentence alone."""
+    """A metric of a diagnostic in the printed table: at the last lead, averaged over layers. Without a label it is only
+    used in the sentence."""
 
     label: str
     metric: str
@@ -41,15 +41,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Summary:
-    """What is printed of a diagnostic: what it is about, its numbers, what they say of a run, and how to read them.
+    """What is printed for a diagnostic: title, metrics, one sentence per run, and how to read them.
 
-    `words` names metrics of the cells in braces; a run that lacks one of them gets no sentence.
+    `sentence` is a format string with metrics of the cells in braces; a run that lacks one of them gets no sentence.
     """
 
     title: str
     cells: tuple[Cell, ...]
-    words: str
-    reading: str
+    sentence: str
+    explanation: str
 
 
 SUMMARIES: dict[str, Summary] = {
@@ -189,82 +189,88 @@ def diagnose(
     names = None if only is None else [name.strip() for name in only.split(",")]
     request = Request(horizon=horizon, windows=windows, part=part or split, batch=batch, cohort=cohort)
     folders = [Run(path) for path in dict.fromkeys(runs)]
-    found = {}
+    findings_by_run = {}
     for label, run in zip(folder_labels([run.path for run in folders]), folders, strict=True):
-        say_other_code(run)
-        with progress(f"diagnosing {label}", None) as move:
+        warn_other_code(run)
+        with progress(f"diagnosing {label}", None) as update:
             peers = peers_of(run, folders)
-            found[label] = diagnose_run(run, names, request, device_of(device), _Named(move), peers, data)
+            findings_by_run[label] = diagnose_run(
+                run, names, request, device_of(device), _NamedProgress(update), peers, data
+            )
     for name in names or ():
-        said = [_undefined(name, findings[name]) for findings in found.values()]
-        if all(said):
-            raise ValueError(str(said[0]))
+        reasons = [_skip_reason(name, findings[name]) for findings in findings_by_run.values()]
+        if all(reasons):
+            raise ValueError(str(reasons[0]))
     if any(recipe_in(run).task.mask is not None for run in folders):
         console().print(
             "The data contain a solid. Errors, correlations and distances below exclude it; corrections, routing, "
             "geometry and efficiency describe the network and include its points.\n",
             soft_wrap=True,
         )
-    for name in next(iter(found.values())):
-        _say(console(), SUMMARIES[name], name, {run: findings[name] for run, findings in found.items()})
+    for name in next(iter(findings_by_run.values())):
+        _print_summary(
+            console(), SUMMARIES[name], name, {run: findings[name] for run, findings in findings_by_run.items()}
+        )
 
 
-class _Named:
-    """Moves the bar under the name of the diagnostic at work."""
+class _NamedProgress:
+    """Updates the progress bar, labelled with the running diagnostic."""
 
-    def __init__(self, move: Mover) -> None:
-        self.move = move
+    def __init__(self, updater: ProgressUpdater) -> None:
+        self.updater = updater
 
     def __call__(self, name: str, done: int, total: int) -> None:
-        self.move.bar.update(self.move.task, description=name)
-        self.move(done, total)
+        self.updater.bar.update(self.updater.task, description=name)
+        self.updater(done, total)
 
 
-def _say(screen: Console, summary: Summary, name: str, found: Mapping[str, Findings]) -> None:
-    """One table with a line for each run, how to read it, and the runs that the diagnostic does not fit."""
-    reasons = {run: _undefined(name, findings) for run, findings in found.items()}
-    there = {run: findings for run, findings in found.items() if reasons[run] is None}
-    if there:
-        rows = [{**row, "run": run} for run, findings in there.items() for row in findings.rows]
-        measured = timing_of(rows) if name == "efficiency" else sample_of(rows)
-        screen.print(f"{name}: {summary.title} ({measured})", soft_wrap=True)
-        texts = {run: [_shown(cell, findings.rows) for cell in summary.cells] for run, findings in there.items()}
-        shown = [i for i, cell in enumerate(summary.cells) if cell.label]
-        kept = [i for i in shown if any(cells[i] is not None for cells in texts.values())]
+def _print_summary(screen: Console, summary: Summary, name: str, findings_by_run: Mapping[str, Findings]) -> None:
+    """Print one table with a row per run, how to read it, and the runs that the diagnostic does not apply to."""
+    reasons = {run: _skip_reason(name, findings) for run, findings in findings_by_run.items()}
+    applicable = {run: findings for run, findings in findings_by_run.items() if reasons[run] is None}
+    if applicable:
+        rows = [{**row, "run": run} for run, findings in applicable.items() for row in findings.rows]
+        sample = timing_of(rows) if name == "efficiency" else sample_of(rows)
+        screen.print(f"{name}: {summary.title} ({sample})", soft_wrap=True)
+        texts = {
+            run: [_cell_text(cell, findings.rows) for cell in summary.cells] for run, findings in applicable.items()
+        }
+        labelled = [i for i, cell in enumerate(summary.cells) if cell.label]
+        columns = [i for i in labelled if any(cells[i] is not None for cells in texts.values())]
         table = Table(box=SIMPLE_HEAD)
-        table.add_column("run", overflow="fold")  # names may differ at their end alone
-        for i in kept:
+        table.add_column("run", overflow="fold")  # names may differ only at the end
+        for i in columns:
             table.add_column(summary.cells[i].label, justify="right", overflow="fold")
         for run, cells in texts.items():
-            table.add_row(Text(run), *(Text(cells[i] or "–") for i in kept))
+            table.add_row(Text(run), *(Text(cells[i] or "–") for i in columns))
         screen.print(table)
         for run, cells in texts.items():
-            said = {cell.metric: text for cell, text in zip(summary.cells, cells, strict=True) if text is not None}
-            if all(key in said for _, key, _, _ in Formatter().parse(summary.words) if key):
-                screen.print(f"  {run}: {summary.words.format(**said)}", soft_wrap=True)
-        screen.print(f"  ({summary.reading})", soft_wrap=True)
+            values = {cell.metric: text for cell, text in zip(summary.cells, cells, strict=True) if text is not None}
+            if all(key in values for _, key, _, _ in Formatter().parse(summary.sentence) if key):
+                screen.print(f"  {run}: {summary.sentence.format(**values)}", soft_wrap=True)
+        screen.print(f"  ({summary.explanation})", soft_wrap=True)
     for run, reason in reasons.items():
         if reason is not None:
             screen.print(f"{name} skipped for {run}: {reason}", soft_wrap=True)
     screen.print()
 
 
-def _undefined(name: str, findings: Findings) -> str | None:
-    """Why a diagnostic means nothing for a model: it was skipped, or gave none of the numbers that it is about."""
-    if findings.skipped is not None or any(_shown(cell, findings.rows) for cell in SUMMARIES[name].cells):
+def _skip_reason(name: str, findings: Findings) -> str | None:
+    """Why a diagnostic does not apply to a model: it was skipped, or has none of its metrics. None: it applies."""
+    if findings.skipped is not None or any(_cell_text(cell, findings.rows) for cell in SUMMARIES[name].cells):
         return findings.skipped
     return f"{findings.rows[0]['model']} has none of the components that {name} measures."
 
 
-def _shown(cell: Cell, rows: Sequence[dict[str, Any]]) -> str | None:
-    """The number as text; None where the diagnosis does not have it."""
-    held = [row for row in rows if row["metric"] == cell.metric]
-    if not held:
+def _cell_text(cell: Cell, rows: Sequence[dict[str, Any]]) -> str | None:
+    """The metric as text; None if the rows do not contain it."""
+    matches = [row for row in rows if row["metric"] == cell.metric]
+    if not matches:
         return None
-    for key in ("case", "field", "layer"):  # an aggregate row if there is one, else the mean
-        held = [row for row in held if row[key] is None] or held
-    last = max(row["lead"] or 0 for row in held)
-    values = [row["value"] for row in held if (row["lead"] or 0) == last]
+    for key in ("case", "field", "layer"):  # prefer aggregate rows; otherwise average
+        matches = [row for row in matches if row[key] is None] or matches
+    last = max(row["lead"] or 0 for row in matches)
+    values = [row["value"] for row in matches if (row["lead"] or 0) == last]
     if any(value is None for value in values):
         return "beyond" if cell.metric == "correlation_time" else significant(math.nan)
     value = mean(values)

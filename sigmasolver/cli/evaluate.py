@@ -14,7 +14,7 @@ from sigmasolver.cli.terminal import console, print_scores, progress
 if TYPE_CHECKING:
     from sigmasolver.runs import Run
 
-__all__ = ["Anyway", "evaluate", "say_other_code", "say_unfinished"]
+__all__ = ["Anyway", "evaluate", "warn_other_code", "warn_unfinished"]
 
 Anyway = Annotated[
     bool,
@@ -55,35 +55,35 @@ def evaluate(
     rows = []
     with join(device_of(device)) as world:
         for path in dict.fromkeys(runs):
-            say_unfinished(Run(path))
-            say_other_code(Run(path))
+            warn_unfinished(Run(path))
+            warn_other_code(Run(path))
             if data is not None:
-                _say_not_compared(Run(path), data)
-            with progress(f"evaluating {path.name}", None) if world.first else nullcontext() as move:
-                rows += evaluate_run(Run(path), request, data, world, move, anyway)
+                _warn_not_compared(Run(path), data)
+            with progress(f"evaluating {path.name}", None) if world.first else nullcontext() as update:
+                rows += evaluate_run(Run(path), request, data, world, update, anyway)
         if world.first:
             for name in dict.fromkeys(row["task"] for row in rows):
                 print_scores(console(), [row for row in rows if row["task"] == name])
 
 
-def say_unfinished(run: Run) -> None:
+def warn_unfinished(run: Run) -> None:
     from sigmasolver.runs import read_facts
 
     if run.weights.exists() and run.resume.exists() and not run.finished:
-        at, steps = read_facts(run.weights)["step"], read_facts(run.resume)["steps"]
-        said = f"{run.path} is not finished: using its weights at step {at} of {steps}"
-        console(stderr=True).print(said, soft_wrap=True)
+        step, steps = read_facts(run.weights)["step"], read_facts(run.resume)["steps"]
+        message = f"{run.path} is not finished: using its weights at step {step} of {steps}"
+        console(stderr=True).print(message, soft_wrap=True)
 
 
-def say_other_code(run: Run) -> None:
-    """Where a plugin has changed since the training, or the name is now another's."""
+def warn_other_code(run: Run) -> None:
+    """Warn if a plugin has changed since training, or a name now refers to other code."""
     from sigmasolver.forecast.checkpoint import other_origins, recipe_in
 
-    for sentence in other_origins(run, recipe_in(run)):
-        console(stderr=True).print(sentence, soft_wrap=True)
+    for message in other_origins(run, recipe_in(run)):
+        console(stderr=True).print(message, soft_wrap=True)
 
 
-def _say_not_compared(run: Run, data: Path) -> None:
+def _warn_not_compared(run: Run, data: Path) -> None:
     from sigmasolver.forecast.checkpoint import domain_of, not_compared
 
     if domain_of(run) is None:

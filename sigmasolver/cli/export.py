@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sigmasolver.cli.app import Plugins, app
-from sigmasolver.cli.evaluate import say_other_code, say_unfinished
+from sigmasolver.cli.evaluate import warn_other_code, warn_unfinished
 from sigmasolver.cli.terminal import console
 
 __all__ = ["export"]
@@ -30,13 +30,13 @@ def export(
     from sigmasolver.pretrained import resolve
     from sigmasolver.runs import Run
 
-    say_unfinished(Run(resolve(run)))
-    say_other_code(Run(resolve(run)))
+    warn_unfinished(Run(resolve(run)))
+    warn_other_code(Run(resolve(run)))
     screen = console(stderr=True)
-    made = export_run(run, to, out, data, lambda text: screen.print(f"  {text}", soft_wrap=True))
-    grid = "any grid" if made.fixed is None else f"only the grid of the run ({made.fixed})"
+    exported = export_run(run, to, out, data, lambda text: screen.print(f"  {text}", soft_wrap=True))
+    grid = "any grid" if exported.fixed is None else f"only the grid of the run ({exported.fixed})"
     console().print(
         f"{out}: {out.stat().st_size / 1e6:.1f} MB, accepts any batch size and {grid}\n  relative L2 difference from "
-        f"the run {made.difference:.2g} on {made.windows} real windows (limit {LIMIT:g})",
+        f"the run {exported.difference:.2g} on {exported.windows} real windows (limit {LIMIT:g})",
         soft_wrap=True,
     )

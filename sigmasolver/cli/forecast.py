@@ -1,4 +1,4 @@
-"""The command that forecasts from frames in a file, or shows a shipped model."""
+"""The command that forecasts from frames in a file, or demonstrates a pretrained model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from sigmasolver.cli.app import Device, Plugins, Precision, app, device_of
-from sigmasolver.cli.evaluate import Anyway, say_other_code, say_unfinished
+from sigmasolver.cli.evaluate import Anyway, warn_other_code, warn_unfinished
 from sigmasolver.cli.terminal import console, progress
 
 if TYPE_CHECKING:
@@ -66,13 +66,13 @@ def forecast(
         raise ValueError("--animation shows the windows of a pretrained model; omit --input.")
     if out is None:
         raise ValueError("Missing --out: pass the file to write the forecast to.")
-    say_unfinished(Run(path))
-    say_other_code(Run(path))
+    warn_unfinished(Run(path))
+    warn_other_code(Run(path))
     steps = recipe_in(Run(path)).task.horizon if steps is None else steps
-    with progress("forecasting", None) as move:
-        said = forecast_file(path, start, steps, out, device_of(device), move, precision, anyway)
-    for line in said:
-        console().print(line, soft_wrap=True)
+    with progress("forecasting", None) as update:
+        messages = forecast_file(path, start, steps, out, device_of(device), update, precision, anyway)
+    for message in messages:
+        console().print(message, soft_wrap=True)
 
 
 def _forecast_shipped(
@@ -84,24 +84,24 @@ def _forecast_shipped(
 
     if out is not None:
         check_name(out)
-    with progress(f"forecasting {name}", None) as move:
-        shown = demonstrate(name, device, precision, out, move)
-    print_demonstration(console(), shown)
+    with progress(f"forecasting {name}", None) as update:
+        demonstration = demonstrate(name, device, precision, out, update)
+    print_demonstration(console(), demonstration)
     console().print(f"computed in {precision}", soft_wrap=True)
-    if shown.said is not None:
-        console().print(shown.said, soft_wrap=True)
+    if demonstration.message is not None:
+        console().print(demonstration.message, soft_wrap=True)
     if animation is not None:
         with plain_errors(animation), replacing(animation) as file:
-            file.write(shown.animation().moving)
+            file.write(demonstration.animation().moving)
         console().print(str(animation), soft_wrap=True)
 
 
-def print_demonstration(screen: Console, shown: Demonstration) -> None:
-    """What a pretrained model is, its errors and times beside those of the solver, and what its card says of them."""
+def print_demonstration(screen: Console, demonstration: Demonstration) -> None:
+    """Print a pretrained model, its errors and times next to the solver's, and the errors on its card."""
     from sigmasolver.model_cards.demonstrate import ERRORS
 
-    card, windows, test = shown.card, shown.card["windows"], shown.card["test"]
-    training, made = card["training"], shown.table()
+    card, windows, test = demonstration.card, demonstration.card["windows"], demonstration.card["test"]
+    training, results = card["training"], demonstration.table()
     screen.print(
         f"{card['name']}: {card['model']}, {card['parameters']:,} parameters, trained for {training['epochs']} epochs "
         f"({100 * training['budget_share']:.3g} % of the paper's budget)\n"
@@ -110,16 +110,16 @@ def print_demonstration(screen: Console, shown: Demonstration) -> None:
         soft_wrap=True,
     )
     table = Table(box=SIMPLE_HEAD)
-    for place, column in enumerate(made.columns):
-        table.add_column(column, justify="right" if place else "left")
-    for row in made.rows:
+    for index, column in enumerate(results.columns):
+        table.add_column(column, justify="right" if index else "left")
+    for row in results.rows:
         table.add_row(*row)
     screen.print(table)
-    for again, first in zip(windows["scores"], test["scores"], strict=True):
-        paper = "" if first["paper"] is None else f", paper {first['paper'].replace('±', ' ± ')} %"
+    for shipped, tested in zip(windows["scores"], test["scores"], strict=True):
+        paper = "" if tested["paper"] is None else f", paper {tested['paper'].replace('±', ' ± ')} %"
         screen.print(
-            f"{first['field']}, {ERRORS[first['metric']]}: the model card reports {100 * again['value']:.3g} % here "
-            f"and {100 * first['value']:.3g} % on {test['windows']} test windows{paper}",
+            f"{tested['field']}, {ERRORS[tested['metric']]}: the model card reports {100 * shipped['value']:.3g} % "
+            f"here and {100 * tested['value']:.3g} % on {test['windows']} test windows{paper}",
             soft_wrap=True,
         )
-    screen.print(made.caption, soft_wrap=True)
+    screen.print(results.caption, soft_wrap=True)

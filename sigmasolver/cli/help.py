@@ -1,4 +1,4 @@
-"""How `--help` looks: commands in panels by stage, and a placeholder that says what an option takes."""
+"""Layout of `--help`: commands in panels by stage, and a placeholder for the value of each option."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["STAGES", "Command", "Group", "arrange"]
+__all__ = ["STAGES", "Command", "Group", "group_commands"]
 
 STAGES = {
     "Start": ("demo", "models", "settings"),
@@ -17,7 +17,7 @@ STAGES = {
     "Explain": ("diagnose", "figure", "report"),
     "Use": ("forecast", "export", "save-pretrained"),
 }
-"""The commands of each panel, in order; a name that no command has is left out."""
+"""The commands of each panel, in order; unknown names are ignored."""
 
 PLACEHOLDERS = {
     "runs": "RUN",
@@ -62,42 +62,42 @@ PLACEHOLDERS = {
     ),
     "NUMBER",
 )
-"""By the name of the parameter; paths are told by their names below, and what is left is text."""
+"""Placeholder by parameter name; the parameters in `PATHS` show PATH, all others TEXT."""
 PATHS = ("data", "out", "results", "page", "records", "jobs", "tensorboard", "config", "plugin", "test_data")
 
 
 def _with_placeholders(parameters: list[Any]) -> list[Any]:
-    for one in parameters:
-        if one.metavar is None:
-            flag = getattr(one, "is_flag", False)
-            one.metavar = "" if flag else PLACEHOLDERS.get(one.name, "PATH" if one.name in PATHS else "TEXT")
-        if one.param_type_name == "argument":  # its placeholder is its name, and typer would show its type too
-            one.display_type_rich = lambda ctx: None
+    for param in parameters:
+        if param.metavar is None:
+            flag = getattr(param, "is_flag", False)
+            param.metavar = "" if flag else PLACEHOLDERS.get(param.name, "PATH" if param.name in PATHS else "TEXT")
+        if param.param_type_name == "argument":  # hide its type: the placeholder is enough
+            param.display_type_rich = lambda ctx: None
     return parameters
 
 
 class Command(TyperCommand):
-    """A command whose help names what its options take."""
+    """A command whose help shows a placeholder for each option."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _with_placeholders(super().get_params(ctx))
 
 
 class Group(TyperGroup):
-    """The same for `sigmasolver` itself."""
+    """The same for the top-level group."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _with_placeholders(super().get_params(ctx))
 
 
-def arrange(app: typer.Typer) -> None:
+def group_commands(app: typer.Typer) -> None:
     """Put the commands into the panels of their stages, in the order of `STAGES`."""
-    places = {name: (stage, number) for stage, names in STAGES.items() for number, name in enumerate(names)}
+    positions = {name: (stage, index) for stage, names in STAGES.items() for index, name in enumerate(names)}
     order = list(STAGES)
     for info in app.registered_commands:
         info.cls = Command
-        info.rich_help_panel = places[_name(info)][0]
-    app.registered_commands.sort(key=lambda info: (order.index(places[_name(info)][0]), places[_name(info)][1]))
+        info.rich_help_panel = positions[_name(info)][0]
+    app.registered_commands.sort(key=lambda info: (order.index(positions[_name(info)][0]), positions[_name(info)][1]))
 
 
 def _name(info: Any) -> str:

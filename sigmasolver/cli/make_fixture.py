@@ -1,4 +1,4 @@
-"""The command that writes tiny stand-ins for data that would have to be downloaded."""
+"""The command that writes tiny synthetic stand-ins for downloadable data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from sigmasolver.cli.app import app
 from sigmasolver.cli.terminal import console
 
-if TYPE_CHECKING:  # --help answers at once without torch
+if TYPE_CHECKING:  # keeps torch out of --help
     from sigmasolver.simulate.fixtures import Fixture
 
 __all__ = ["make_fixture"]
@@ -34,43 +34,43 @@ def make_fixture(
 
     screen = console()
     if name is None:
-        for key, row in FIXTURES.items():
-            screen.print(f"{key}: {row.description}", soft_wrap=True)
+        for key, fixture in FIXTURES.items():
+            screen.print(f"{key}: {fixture.description}", soft_wrap=True)
         return
     if out is None:
         raise ValueError("Missing --out: pass the folder to write to.")
-    row = fixture_of(name)
-    if out.is_dir() and row.home is not None:
-        data = _beside_others(row, out / row.home, seed)
+    fixture = fixture_of(name)
+    if out.is_dir() and fixture.home is not None:
+        data = _add_to_folder(fixture, out / fixture.home, seed)
     else:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ValueError(f"{out} is not an empty folder; choose another.")
         out.parent.mkdir(parents=True, exist_ok=True)
         with making_folder(out) as folder:
-            data = out / row.write(folder, seed).relative_to(folder)
-    screen.print(f"{data}: {row.description}; synthetic, not the published data", soft_wrap=True)
-    words = ["sigmasolver", "train", "--data", str(data), "--out", f"runs/{name}"]
+            data = out / fixture.write(folder, seed).relative_to(folder)
+    screen.print(f"{data}: {fixture.description}; synthetic, not the published data", soft_wrap=True)
+    command = ["sigmasolver", "train", "--data", str(data), "--out", f"runs/{name}"]
     if name in TASKS:
         with open_data(data) as reader:
             settings = settings_for(name, reader)
-        words = [*words[:2], name, *words[2:], *(word for one in settings for word in ("--set", one))]
-    screen.print(f"next: {shlex.join(words)}", soft_wrap=True)
+        command = [*command[:2], name, *command[2:], *(word for setting in settings for word in ("--set", setting))]
+    screen.print(f"next: {shlex.join(command)}", soft_wrap=True)
 
 
-def _beside_others(row: Fixture, home: Path, seed: int) -> Path:
-    """The folder of one fixture among those of others; a file beside it is written only where there is none."""
+def _add_to_folder(fixture: Fixture, home: Path, seed: int) -> Path:
+    """Write the fixture to `home` inside an existing folder; files already next to it are not overwritten."""
     from sigmasolver.runs.files import making_folder
 
     if home.exists():
         raise ValueError(f"{home} already exists; choose another folder.")
     with making_folder(home) as folder:
-        made = row.write(folder, seed)
-        for file in (one for one in folder.iterdir() if one.is_file()):
+        data = fixture.write(folder, seed)
+        for file in (entry for entry in folder.iterdir() if entry.is_file()):
             if (home.parent / file.name).exists():
                 file.unlink()
             else:
                 file.replace(home.parent / file.name)
-        for one in made.iterdir():
-            one.replace(folder / one.name)
-        made.rmdir()
+        for entry in data.iterdir():
+            entry.replace(folder / entry.name)
+        data.rmdir()
     return home

@@ -1,4 +1,4 @@
-"""The command that measures what training costs."""
+"""The command that measures the cost of training."""
 
 from __future__ import annotations
 
@@ -44,30 +44,32 @@ def measure(
     from fnmatch import fnmatch
 
     from sigmasolver.diagnose.workload import Protocol
-    from sigmasolver.diagnose.workload import measure as measured
+    from sigmasolver.diagnose.workload import measure as measure_workloads
     from sigmasolver.recipes import changed, suite_of
 
     recipes = {
         name: changed(recipe, settings or [])
         for name, recipe in suite_of("efficiency").items()
-        if only is None or any(fnmatch(name, one) for one in only)
+        if only is None or any(fnmatch(name, pattern) for pattern in only)
     }
     if not recipes:
         raise ValueError(
             f'No recipe matches "{", ".join(only or ())}"; list them with: sigmasolver suite efficiency --list'
         )
-    with progress("measuring", None) as move:
-        found = measured(recipes, out, device_of(device), Protocol(rounds, seconds), data, move)
-    _say(found)
-    console().print(f"next: sigmasolver table efficiency {' '.join(str(out / name) for name in found)}", soft_wrap=True)
+    with progress("measuring", None) as update:
+        results = measure_workloads(recipes, out, device_of(device), Protocol(rounds, seconds), data, update)
+    _print_results(results)
+    console().print(
+        f"next: sigmasolver table efficiency {' '.join(str(out / name) for name in results)}", soft_wrap=True
+    )
 
 
-def _say(found: Mapping[str, Findings]) -> None:
+def _print_results(results: Mapping[str, Findings]) -> None:
     table = Table("task", box=SIMPLE_HEAD)
     table.add_column("model", no_wrap=True)
     for label in ("parameters MB", "s per epoch", "timed", "peak MB"):
         table.add_column(label, justify="right", no_wrap=label != "parameters MB")
-    for findings in found.values():
+    for findings in results.values():
         values = {row["metric"]: row["value"] for row in findings.rows}
         (epoch,) = (row for row in findings.rows if row["metric"] == "seconds_per_epoch")
         seconds, deviation = epoch["value"], epoch["deviation"]
@@ -80,7 +82,7 @@ def _say(found: Mapping[str, Findings]) -> None:
             significant(values["peak_megabytes"]),
         )
     console().print(table)
-    facts = next(iter(found.values())).rows[0]
+    facts = next(iter(results.values())).rows[0]
     console().print("  timed: updates of an epoch that each process ran; peak memory is for one update", soft_wrap=True)
-    how = f"{facts['rounds']} processes each, {facts['operations']} operations, {facts['precision']}, eager"
-    console().print(f"  {facts['machine']}, torch {facts['torch']}; {how}", soft_wrap=True)
+    setup = f"{facts['rounds']} processes each, {facts['operations']} operations, {facts['precision']}, eager"
+    console().print(f"  {facts['machine']}, torch {facts['torch']}; {setup}", soft_wrap=True)

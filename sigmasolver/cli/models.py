@@ -17,18 +17,18 @@ def models(plugin: Plugins = None) -> None:
     from sigmasolver.models import count_parameters, list_models, matched_width
     from sigmasolver.recipes import recipe_of
 
-    ours = recipe_of("darcy")
-    target = count_parameters(ours.model.name, ours.model.config(ours.task))
+    reference = recipe_of("darcy")
+    target = count_parameters(reference.model.name, reference.model.config(reference.task))
     table = Table("model", box=SIMPLE_HEAD)
     for column in ("parameters", "MB", "width for equal size"):
         table.add_column(column, justify="right")
     for name in list_models():
         recipe = recipe_of("darcy", name)
-        form, config = recipe.model.name, recipe.model.config(recipe.task)
-        parameters = count_parameters(form, config)
+        model, config = recipe.model.name, recipe.model.config(recipe.task)
+        parameters = count_parameters(model, config)
         try:
-            width = str(matched_width(form, config, target))
-        except ValueError:  # a model of the user's own may have one size at every width
+            width = str(matched_width(model, config, target))
+        except ValueError:  # the size of a custom model may not depend on the width
             width = "–"
         table.add_row(name, f"{parameters:,}", f"{4 * parameters / 1e6:.2f}", width)
     console().print(table)
@@ -57,5 +57,5 @@ def _print_pretrained() -> None:
             f"{100 * card['training']['budget_share']:.3g} %",
         )
     console().print(table)
-    said = "  relative L2 error on the test split (flows: all frames, and the last), share of the paper's epochs"
-    console().print(f"{said}\n  try one: sigmasolver forecast NAME", soft_wrap=True)
+    note = "  relative L2 error on the test split (flows: all frames, and the last), share of the paper's epochs"
+    console().print(f"{note}\n  try one: sigmasolver forecast NAME", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Options with which a user says how their own files are to be read, and the import that follows them."""
+"""Options that describe how to read a user's own files, and the import that applies them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = [
     "TimeStep",
     "Units",
     "names_of",
+    "print_imported",
     "reading_of",
-    "say_imported",
     "training_data",
 ]
 
 BY_SHAPE = "factformer-kf2d"
-"""The public data set that nothing but the shape of its array tells."""
+"""The public data set that is recognised only by the shape of its array."""
 Axes = Annotated[
     str | None, typer.Option(metavar="NAMES", help="Your data: axes in order, such as count,time,x,y,field.")
 ]
@@ -50,7 +50,7 @@ SkipBad = Annotated[
 
 
 def names_of(text: str | None) -> tuple[str, ...] | None:
-    """Names between commas."""
+    """Split a comma-separated list of names."""
     return tuple(name.strip() for name in text.split(",")) if text else None
 
 
@@ -70,9 +70,9 @@ def reading_of(
 
 
 def training_data(data: Path, store: Path, reading: Reading, world: World, own: bool, stderr: bool = False) -> Reader:
-    """The data as they lie. Where trajectories are to be left out, they are imported to `store` without these.
+    """Open the data in place, or import them to `store` if trajectories are to be skipped.
 
-    `own`: nothing there is a public data set that only its shape tells. `stderr`: where to report.
+    `own`: the data are the user's own, not a public data set recognised by its shape. `stderr`: print to stderr.
     """
     from sigmasolver.data.formats import Reading, guess_kind, open_data
     from sigmasolver.data.store import is_store
@@ -86,77 +86,79 @@ def training_data(data: Path, store: Path, reading: Reading, world: World, own: 
             )
         if not reading.skip_bad:
             return open_data(data)
-        return _imported(data, store, reading, None, world, stderr)
-    row = guess_kind(data)
-    if row.describes_itself:
+        return _open_imported(data, store, reading, None, world, stderr)
+    file_format = guess_kind(data)
+    if file_format.describes_itself:
         if not reading.recorded and not reading.skip_bad:
-            reading = Reading()  # all its fields are there, and the recipe takes some
-        elif row.select is None:
+            reading = Reading()  # it defines all its fields; the recipe selects some
+        elif file_format.select is None:
             reading = replace(reading, fields=None, steady=None)
-    kind = "arrays" if own and row.name == BY_SHAPE else row.name
-    if reading.skip_bad or store.exists():  # what an earlier command imported goes on
-        return _imported(data, store, reading, kind, world, stderr)
+    kind = "arrays" if own and file_format.name == BY_SHAPE else file_format.name
+    if reading.skip_bad or store.exists():  # resume the import of an earlier command
+        return _open_imported(data, store, reading, kind, world, stderr)
     reader = open_data(data, reading, kind)
     _examine(reader, world, stderr)
     return reader
 
 
 def _examine(reader: Reader, world: World, stderr: bool) -> None:
-    """Say what is worth knowing of data that are read in place, and refuse values that are not finite before anything
-    is computed. Those of public data sets, which may be huge, show when the training reads them."""
+    """Print notes on data that are read in place, and reject non-finite values before anything is computed. Public data
+    sets may be huge, so their values are checked when the training reads them."""
     from sigmasolver.data.formats.in_place import ForeignReader
 
     notes, bad = reader.notes, list[str]()
     if isinstance(reader, ForeignReader) and not reader.examined:
-        with progress("reading", None) as move:
-            found = reader.examine(move)
-        notes, bad = (*notes, *found.notes()), found.bad_in_words()
+        with progress("reading", None) as update:
+            values = reader.examine(update)
+        notes, bad = (*notes, *values.notes()), values.bad_in_words()
     if world.first:
         shape = " × ".join(map(str, reader.header.shape))
-        what = f"{len(reader)} trajectories of {shape} from {reader.header.source}, read in place"
-        _say(f"{reader.path}: {what}", notes, stderr)
+        description = f"{len(reader)} trajectories of {shape} from {reader.header.source}, read in place"
+        _print_with_notes(f"{reader.path}: {description}", notes, stderr)
     if bad:
-        raise _not_finite(reader.path, bad)
+        raise _non_finite_error(reader.path, bad)
 
 
-def _not_finite(data: Path, bad: Sequence[str]) -> ValueError:
-    more = f" and {len(bad) - 8} more" if len(bad) > 8 else ""
+def _non_finite_error(data: Path, bad: Sequence[str]) -> ValueError:
+    remainder = f" and {len(bad) - 8} more" if len(bad) > 8 else ""
     return ValueError(
-        f"{data} has non-finite values in {', '.join(bad[:8])}{more}; fix them, or skip them with --skip-bad."
+        f"{data} has non-finite values in {', '.join(bad[:8])}{remainder}; fix them, or skip them with --skip-bad."
     )
 
 
-def _imported(data: Path, store: Path, reading: Reading, kind: str | None, world: World, stderr: bool) -> Reader:
+def _open_imported(data: Path, store: Path, reading: Reading, kind: str | None, world: World, stderr: bool) -> Reader:
     from sigmasolver.data.formats import import_data, open_data, skip_bad
     from sigmasolver.data.header import OtherStoreError
 
     def convert() -> Imported:
         if kind is None:
             return skip_bad(data, store)
-        with progress("importing", None) as move:
-            return import_data(data, store, kind, progress=move, reading=reading)
+        with progress("importing", None) as update:
+            return import_data(data, store, kind, progress=update, reading=reading)
 
     if world.first:
         try:
-            made = convert()
+            imported = convert()
         except OtherStoreError:
             if (store.parent / "recipe.json").exists():
                 raise
-            store.unlink()  # what an earlier command imported before it failed; no run stands on it
-            made = convert()
-        say_imported(made, stderr)
-        if made.bad:
-            raise _not_finite(data, made.bad)
+            store.unlink()  # left over from a failed command; no run uses it
+            imported = convert()
+        print_imported(imported, stderr)
+        if imported.bad:
+            raise _non_finite_error(data, imported.bad)
     world.wait()
     return open_data(store)
 
 
-def say_imported(made: Imported, stderr: bool = False) -> None:
-    shape = " × ".join(map(str, made.shape))
-    _say(f"{made.path}: {made.count} trajectories of {shape} from {made.kind}", made.notes, stderr)
+def print_imported(imported: Imported, stderr: bool = False) -> None:
+    shape = " × ".join(map(str, imported.shape))
+    _print_with_notes(
+        f"{imported.path}: {imported.count} trajectories of {shape} from {imported.kind}", imported.notes, stderr
+    )
 
 
-def _say(line: str, notes: Sequence[str], stderr: bool) -> None:
+def _print_with_notes(line: str, notes: Sequence[str], stderr: bool) -> None:
     screen = console(stderr=stderr)
     screen.print(line, soft_wrap=True)
     for note in notes:

@@ -1,4 +1,4 @@
-"""Commands that show records: the tables and figures of the paper and the page, made from what runs have measured."""
+"""Commands that present records: the tables and figures of the paper, and the HTML page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["figure", "report", "table"]
 
 SWEEPS = ("scaling", "training-cost")
-"""Tables and figures of runs whose recipes differ on purpose."""
+"""Tables and figures that compare runs with different recipes."""
 Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 Records = Annotated[list[Path], typer.Argument(help="Run folders, or one file of results (results/ledger.jsonl).")]
 Where = Annotated[
@@ -49,7 +49,7 @@ def figure(
     drawing = lookup(FIGURES, name, "figure")
     if field is not None and not drawing.by_field:
         raise ValueError(f"The figure {name} does not show a field; omit --field.")
-    rows, arrays = _records(runs, drawing.needs, where or [], name in SWEEPS)
+    rows, arrays = _load_records(runs, drawing.needs, where or [], name in SWEEPS)
     for path in save(drawing.with_sample(Material(rows, arrays, field)), out, name):
         console().print(str(path), soft_wrap=True)
 
@@ -75,14 +75,14 @@ def table(
     from sigmasolver.report.tables import to_latex, to_markdown
     from sigmasolver.settings import lookup
 
-    wanted = lookup(TABLES, name, "table")
-    rows, _ = _records(runs, wanted.needs, where or [], name in SWEEPS)
-    made, screen = wanted.make(rows), console()
+    builder = lookup(TABLES, name, "table")
+    rows, _ = _load_records(runs, builder.needs, where or [], name in SWEEPS)
+    content, screen = builder.make(rows), console()
     if screen.is_terminal and not latex:
-        screen.print(made.caption)
-        print_table(screen, made)
+        screen.print(content.caption)
+        print_table(screen, content)
     else:
-        typer.echo(to_latex(made) if latex else f"{made.caption}\n\n{to_markdown(made)}", nl=False)
+        typer.echo(to_latex(content) if latex else f"{content.caption}\n\n{to_markdown(content)}", nl=False)
 
 
 @app.command()
@@ -108,36 +108,38 @@ def report(
     from sigmasolver.report.assemble import study_of
     from sigmasolver.report.page import write_page
 
-    rows, arrays = _read(runs, tuple(DIAGNOSTICS), (), where or [])
+    rows, arrays = _join_runs(runs, tuple(DIAGNOSTICS), (), where or [])
     write_page(out, study_of(rows, arrays, title, dimensions_of(runs, rows, units or [])))
     console().print(f"{out}: {out.stat().st_size / 1e6:.1f} MB", soft_wrap=True)
     if show:
         typer.launch(out.resolve().as_uri())
 
 
-def _records(
+def _load_records(
     paths: Sequence[Path], needs: Sequence[Need], conditions: Sequence[str], sweep: bool
 ) -> tuple[Rows, Arrays]:
-    """The rows of evaluations and of the diagnoses that are needed, and the arrays of these by the name of the run."""
+    """The rows of the evaluations and the required diagnostics, and the arrays of the latter by run."""
     from sigmasolver.experiments.records import read_results
     from sigmasolver.report.rows import refuse_mixed_cohorts, runs_in
 
     if len(paths) == 1 and paths[0].suffix == ".jsonl":
         return read_results(paths[0], needs, conditions), {}
     diagnostics = tuple(dict.fromkeys(name for need in needs if (name := need.facts.get("diagnostic")) is not None))
-    rows, found = _read(paths, diagnostics, needs, conditions, sweep)
+    rows, arrays = _join_runs(paths, diagnostics, needs, conditions, sweep)
     refuse_mixed_cohorts([row for row in rows if any(need.takes(row) for need in needs)])
-    return rows, {run: {k: v for held in found.values() for k, v in held.get(run, {}).items()} for run in runs_in(rows)}
+    return rows, {
+        run: {k: v for by_run in arrays.values() for k, v in by_run.get(run, {}).items()} for run in runs_in(rows)
+    }
 
 
-def _read(
+def _join_runs(
     paths: Sequence[Path],
     diagnostics: Sequence[str],
     needs: Sequence[Need],
     conditions: Sequence[str],
     sweep: bool = False,
 ) -> tuple[Rows, dict[str, Arrays]]:
-    """`join_records` of these folders; copies of a run are told."""
+    """Call `join_records` on these folders, and report copies of a run."""
     from sigmasolver.experiments.records import join_records, label_runs
 
     runs = label_runs(paths)

@@ -1,4 +1,4 @@
-"""The command that lists what `--set` can change."""
+"""The command that lists the settings for `--set`."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def settings(
     if simulator and name is None:
         raise ValueError("Missing simulator name: sigmasolver settings NAME --simulator.")
     if name is None:
-        listed = list_settings(Recipe)
+        entries = list_settings(Recipe)
     else:
-        listed = list_settings(simulator_of(name) if simulator else recipe_of(name))
+        entries = list_settings(simulator_of(name) if simulator else recipe_of(name))
     screen = console()
-    if not screen.is_terminal:  # one line for each, for grep and cut
-        for setting in listed:
-            typer.echo("\t".join((setting.name, setting.kind, setting.value, setting.meaning)))
+    if not screen.is_terminal:  # one line per setting, for grep and cut
+        for entry in entries:
+            typer.echo("\t".join((entry.name, entry.kind, entry.value, entry.meaning)))
         return
     table = Table("setting", "type", "default" if name is None else "value", "", box=SIMPLE_HEAD)
-    for setting in listed:
-        table.add_row(*map(Text, (setting.name, setting.kind, setting.value, setting.meaning)))
+    for entry in entries:
+        table.add_row(*map(Text, (entry.name, entry.kind, entry.value, entry.meaning)))
     screen.print(table)

@@ -1,4 +1,4 @@
-"""The command that submits another one as a job."""
+"""The command that submits another command as a job."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sigmasolver.cli.terminal import console
 
 __all__ = ["submit"]
 
-SHARED = ("train", "evaluate", "suite")
-"""Commands that several processes can share."""
+MULTIPROCESS = ("train", "evaluate", "suite")
+"""Commands that can run in several processes."""
 
 
 @app.command()
@@ -34,15 +34,17 @@ def submit(
     """Submit a command as a Slurm job that is requeued and resumed until it finishes."""
     from sigmasolver.experiments.jobs import Command, Jobs, slurm_options
 
-    known = {one.name or one.callback.__name__ for one in app.registered_commands if one.callback is not None}
+    known = {info.name or info.callback.__name__ for info in app.registered_commands if info.callback is not None}
     if words[0] not in known or words[0] == "submit":
         raise ValueError(f'"{words[0]}" is not a command that a job can run; pass one after --, such as -- train kf2d.')
-    if nodes * processes > 1 and words[0] not in SHARED:
-        raise ValueError(f"{words[0]} runs in one process; --nodes and --processes apply only to {', '.join(SHARED)}.")
+    if nodes * processes > 1 and words[0] not in MULTIPROCESS:
+        raise ValueError(
+            f"{words[0]} runs in one process; --nodes and --processes apply only to {', '.join(MULTIPROCESS)}."
+        )
     if Path(name).name != name or not name.strip("."):
         raise ValueError(f'"{name}" is not a valid job name; use letters, digits and hyphens.')
-    listed, screen = Jobs(jobs), console()
-    if state := listed.active([name]).get(name):
+    registry, screen = Jobs(jobs), console()
+    if state := registry.active([name]).get(name):
         raise ValueError(f"The job {name} is already {state}; wait for it, or choose another name.")
-    job = listed.submit(name, "slurm", Command(words, processes, nodes), slurm_options(slurm or []))
-    screen.print(f"{name}: submitted, {job.described()}", soft_wrap=True)
+    job = registry.submit(name, "slurm", Command(words, processes, nodes), slurm_options(slurm or []))
+    screen.print(f"{name}: submitted, {job.describe()}", soft_wrap=True)

@@ -13,7 +13,7 @@ from sigmasolver.cli.terminal import console, progress, training
 from sigmasolver.cli.train import Minutes, engine_of
 
 if TYPE_CHECKING:
-    from sigmasolver.experiments.jobs import Job, Work
+    from sigmasolver.experiments.jobs import Job, JobSpec
     from sigmasolver.experiments.queue import Deadline
     from sigmasolver.recipes import Recipe
     from sigmasolver.runs import Run
@@ -88,36 +88,42 @@ def suite(
 
     deadline, screen = Deadline(minutes), console()
     rows = suite_of(name)
-    chosen = [key for key in rows if only is None or any(fnmatch(key, one) for one in only)]
-    if not chosen:
+    selected = [key for key in rows if only is None or any(fnmatch(key, pattern) for pattern in only)]
+    if not selected:
         raise ValueError(f'No run of the suite {name} matches "{", ".join(only or ())}"; list them with --list.')
     if show:
-        jobs = Jobs(_jobs_beside(out))
-        active = jobs.active(chosen)
-        for key in chosen:
-            far = _progress_of(Run(out / key), changed(rows[key], settings or []), windows)
-            screen.print(f"{key:45} {far}{_job_of(jobs.find(key), active.get(key), far)}", soft_wrap=True)
+        jobs = Jobs(_jobs_folder(out))
+        active = jobs.active(selected)
+        for key in selected:
+            status = _run_status(Run(out / key), changed(rows[key], settings or []), windows)
+            screen.print(f"{key:45} {status}{_job_status(jobs.find(key), active.get(key), status)}", soft_wrap=True)
         return
     if on is not None:
         if minutes is not None:
             raise ValueError("--minutes stops this command, not its jobs; limit a job with --slurm time=MINUTES.")
-        words = ["suite", name, "--data", str(data), "--out", str(out), "--device", device, "--engine", engine]
-        words += ["--data-seed", str(data_seed)] if data_seed is not None else []
-        words += [word for one in settings or () for word in ("--set", one)]
-        words += ["--windows", str(windows)] if windows is not None else []
-        tasks = {rows[key].task.name for key in chosen}
-        recipes = {key: changed(one, settings or []) for key, one in rows.items() if one.task.name in tasks}
-        works = _works(words, recipes, chosen, data, data_seed, out, processes, nodes, data_only, windows)
-        return _run_jobs(works, out, on, slurm or [], nodes, most, detach)
-    given = {"--slurm": slurm, "--jobs": most, "--detach": detach, "--nodes": nodes > 1, "--processes": processes > 1}
-    for option in (option for option, value in given.items() if value):
+        arguments = ["suite", name, "--data", str(data), "--out", str(out), "--device", device, "--engine", engine]
+        arguments += ["--data-seed", str(data_seed)] if data_seed is not None else []
+        arguments += [argument for setting in settings or () for argument in ("--set", setting)]
+        arguments += ["--windows", str(windows)] if windows is not None else []
+        tasks = {rows[key].task.name for key in selected}
+        recipes = {key: changed(recipe, settings or []) for key, recipe in rows.items() if recipe.task.name in tasks}
+        specs = _job_specs(arguments, recipes, selected, data, data_seed, out, processes, nodes, data_only, windows)
+        return _run_jobs(specs, out, on, slurm or [], nodes, most, detach)
+    job_options = {
+        "--slurm": slurm,
+        "--jobs": most,
+        "--detach": detach,
+        "--nodes": nodes > 1,
+        "--processes": processes > 1,
+    }
+    for option in (option for option, value in job_options.items() if value):
         raise ValueError(f"{option} applies only to jobs; add --on slurm or --on local.")
     with join(device_of(device)) as world, Termination():
         execution = Execution(world, engine_of(engine, world))
-        for key in chosen:
-            # All rows of a task share one store, whichever of them are trained now.
+        for key in selected:
+            # All rows of a task share one store, also those that are not selected.
             task = rows[key].task.name
-            siblings = {k: changed(one, settings or []) for k, one in rows.items() if one.task.name == task}
+            siblings = {k: changed(recipe, settings or []) for k, recipe in rows.items() if recipe.task.name == task}
             if data_only or not is_done(Run(out / key), siblings[key], windows):
                 if not _finish_row(key, siblings, data, data_seed, out, execution, deadline, data_only, windows):
                     raise typer.Exit(TERMINATED if Termination.asked else 0)
@@ -125,7 +131,7 @@ def suite(
                 screen.print(f"{key}: already finished")
 
 
-def _progress_of(run: Run, recipe: Recipe, windows: int | None) -> str:
+def _run_status(run: Run, recipe: Recipe, windows: int | None) -> str:
     from sigmasolver.experiments.queue import fraction_done, is_done
 
     if run.finished:
@@ -134,22 +140,22 @@ def _progress_of(run: Run, recipe: Recipe, windows: int | None) -> str:
     return f"{100 * done:.1f} %" if done else "pending"
 
 
-def _jobs_beside(out: Path) -> Path:
-    """Not inside, where every folder is a run."""
+def _jobs_folder(out: Path) -> Path:
+    """A sibling of `out`, where every folder is a run."""
     return Path(f"{out if out.name else out.resolve()}-jobs")
 
 
-def _job_of(job: Job | None, state: str | None, far: str) -> str:
-    """What --list says of the newest job of a row that is not finished."""
-    if job is None or far == "finished":
+def _job_status(job: Job | None, state: str | None, status: str) -> str:
+    """The newest job of an unfinished row, for --list."""
+    if job is None or status == "finished":
         return ""
-    return f", {job.described()}: {state or 'ended'}"
+    return f", {job.describe()}: {state or 'ended'}"
 
 
-def _works(
-    words: list[str],
+def _job_specs(
+    arguments: list[str],
     recipes: dict[str, Recipe],
-    chosen: list[str],
+    selected: list[str],
     data: Path,
     data_seed: int | None,
     out: Path,
@@ -157,51 +163,51 @@ def _works(
     nodes: int,
     data_only: bool,
     windows: int | None,
-) -> list[Work]:
-    """A job for every store that must be simulated, and one for every row."""
-    from sigmasolver.experiments.jobs import Command, Work
+) -> list[JobSpec]:
+    """One job for each store to simulate, and one for each row."""
+    from sigmasolver.experiments.jobs import Command, JobSpec
     from sigmasolver.experiments.queue import is_done, store_is_ready
     from sigmasolver.runs import Run
 
     stores, rows = {}, []
-    for key in chosen:
+    for key in selected:
         recipe, task = recipes[key], recipes[key].task.name
-        siblings = [one for one in recipes.values() if one.task.name == task]
+        siblings = [sibling for sibling in recipes.values() if sibling.task.name == task]
         ready = partial(store_is_ready, recipe, data, siblings, data_seed)
         if task not in stores:
-            command = Command([*words, "--only", key, "--data-only"])
-            stores[task] = Work(f"data-{task}", command, ready)
-        command = Command([*words, "--only", key], processes, nodes)
-        rows.append(Work(key, command, partial(is_done, Run(out / key), recipe, windows), after=f"data-{task}"))
+            command = Command([*arguments, "--only", key, "--data-only"])
+            stores[task] = JobSpec(f"data-{task}", command, ready)
+        command = Command([*arguments, "--only", key], processes, nodes)
+        rows.append(JobSpec(key, command, partial(is_done, Run(out / key), recipe, windows), after=f"data-{task}"))
     return [*stores.values(), *(rows if not data_only else ())]
 
 
 def _run_jobs(
-    works: list[Work], out: Path, on: str, slurm: list[str], nodes: int, most: int | None, detach: bool
+    specs: list[JobSpec], out: Path, on: str, slurm: list[str], nodes: int, max_jobs: int | None, detach: bool
 ) -> None:
     from sigmasolver.experiments.jobs import Jobs, slurm_options, supervise
 
     if on not in ("slurm", "local"):
         raise ValueError(f'Unknown --on "{on}"; choose from slurm, local.')
     if on == "local":
-        for option, given in {"--slurm": slurm, "--nodes": nodes > 1, "--detach": detach}.items():
-            if given:
+        for option, value in {"--slurm": slurm, "--nodes": nodes > 1, "--detach": detach}.items():
+            if value:
                 raise ValueError(f"{option} requires --on slurm.")
-        most = most or 1
-    if detach and most is not None:
+        max_jobs = max_jobs or 1
+    if detach and max_jobs is not None:
         raise ValueError("--jobs requires this command to wait; omit --detach, or limit the jobs in Slurm.")
     screen = console()
     failed = supervise(
-        works,
-        Jobs(_jobs_beside(out)),
+        specs,
+        Jobs(_jobs_folder(out)),
         on,
         slurm_options(slurm),
-        most,
+        max_jobs,
         lambda line: screen.print(line, soft_wrap=True),
         detach,
     )
     if failed:
-        screen.print(f"{len(failed)} of {len(works)} failed: {', '.join(failed)}", soft_wrap=True)
+        screen.print(f"{len(failed)} of {len(specs)} failed: {', '.join(failed)}", soft_wrap=True)
         raise typer.Exit(1)
 
 
@@ -216,20 +222,20 @@ def _finish_row(
     data_only: bool,
     windows: int | None,
 ) -> bool:
-    """Simulate, train and evaluate one row; False if time ran out."""
+    """Simulate, train and evaluate one row; False if the time limit was reached."""
     from sigmasolver.experiments.queue import OutOfTimeError, ensure_store, fraction_done, run_row
     from sigmasolver.runs import Run
     from sigmasolver.runtime.interrupts import Termination
 
     recipe, run, screen = siblings[key], Run(out / key), console()
     try:
-        with progress(f"simulating {recipe.task.name}", None) as move:
+        with progress(f"simulating {recipe.task.name}", None) as update:
 
-            def simulated(done: int, total: int, part: float) -> None:
+            def on_progress(done: int, total: int, fraction: float) -> None:
                 deadline.check("simulating")
-                move(done, total)
+                update(done, total)
 
-            store = ensure_store(recipe, data, siblings.values(), data_seed, execution, simulated)
+            store = ensure_store(recipe, data, siblings.values(), data_seed, execution, on_progress)
         if data_only:
             if execution.world.first:
                 screen.print(f"{store}: complete", soft_wrap=True)
@@ -240,9 +246,9 @@ def _finish_row(
             run_row(recipe, store, run, execution, deadline, watch, windows)
     except OutOfTimeError as stopped:
         if execution.world.first:
-            trained = f"{100 * fraction_done(run):.1f} % trained"
-            by = "SIGTERM" if Termination.asked else "--minutes"
-            said = f"{key}: stopped by {by} while {stopped} ({trained}); the same command resumes"
-            screen.print(said, soft_wrap=True)
+            progress_text = f"{100 * fraction_done(run):.1f} % trained"
+            cause = "SIGTERM" if Termination.asked else "--minutes"
+            message = f"{key}: stopped by {cause} while {stopped} ({progress_text}); the same command resumes"
+            screen.print(message, soft_wrap=True)
         return False
     return True

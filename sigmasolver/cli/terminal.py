@@ -22,31 +22,31 @@ from sigmasolver.runtime.interrupts import Interrupts
 from sigmasolver.runtime.threads import describe_threads
 from sigmasolver.tasks import REALM
 
-if TYPE_CHECKING:  # --help answers at once without torch
+if TYPE_CHECKING:  # keeps torch out of --help
     from sigmasolver.data.inspect import Summary
     from sigmasolver.runtime.parallel import World
     from sigmasolver.train.loop import Progress as Step
 
 __all__ = [
-    "Mover",
+    "ProgressUpdater",
     "console",
     "print_scores",
     "print_summary",
     "print_table",
+    "print_threads",
     "progress",
-    "say_threads",
     "training",
 ]
 
 
-NOT_SHOWN = ("attributes", "made", "split", "statistics")
-"""Parameters of a header that have lines of their own."""
-LONGEST = 200
-"""Letters of an attribute that are shown."""
+HIDDEN_PARAMETERS = ("attributes", "made", "split", "statistics")
+"""Header parameters that are printed separately or not at all."""
+MAX_ATTRIBUTE_LENGTH = 200
+"""Number of characters of an attribute to print."""
 
 
 def console(stderr: bool = False) -> Console:
-    """Plain text: a file name or a unit may hold brackets, which rich would read as markup."""
+    """A console without markup: file names and units may contain brackets, which rich would parse as tags."""
     return Console(stderr=stderr, highlight=False, markup=False)
 
 
@@ -60,23 +60,23 @@ class Rate(ProgressColumn):
         return Text(f"{1 / task.speed:.1f} s each" if slow else f"{task.speed:.1f} per s")
 
 
-def _bar(*more: ProgressColumn) -> Progress:
-    """Label, bar, text, more columns, elapsed and remaining time; only in an interactive terminal."""
+def _bar(*extra: ProgressColumn) -> Progress:
+    """A progress bar with label, text, extra columns, elapsed and remaining time; only in an interactive terminal."""
     console = Console(stderr=True)
-    left = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[shown]}"), *more, *left)
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[shown]}"), *extra, *times)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 @contextmanager
-def progress(label: str, total: int | None) -> Iterator[Mover]:
+def progress(label: str, total: int | None) -> Iterator[ProgressUpdater]:
     """A bar on stderr with remaining time and throughput; silent if stderr is not a terminal."""
     with _bar(Rate()) as bar:
-        yield Mover(bar, label, total)
+        yield ProgressUpdater(bar, label, total)
 
 
-class Mover:
-    """Moves the bar: called with the count done, and the total if it was not known before."""
+class ProgressUpdater:
+    """Updates a progress bar with the count done, and the total if it was unknown before."""
 
     def __init__(self, bar: Progress, label: str, total: int | None) -> None:
         self.bar, self.task = bar, bar.add_task(label, total=total, shown="")
@@ -97,22 +97,22 @@ def training(world: World) -> Iterator[Callable[[Step], None] | None]:
         return
     with _bar() as bar:
         task = bar.add_task("training", total=None, shown="")
-        told = [0.0]
+        last_printed = [0.0]
 
         def watch(now: Step) -> None:
             Interrupts.heed()
             error = "" if now.error is None else f"  validation {100 * now.error:.3g} %"
-            shown = f"step {now.step}/{now.steps}  loss {now.loss:.4g}{error}"
-            bar.update(task, completed=now.step, total=now.steps, shown=shown)
-            if not bar.console.is_terminal and now.step / now.steps >= told[0] + 0.05:
-                told[0] = now.step / now.steps
-                bar.console.print(shown, soft_wrap=True)
+            text = f"step {now.step}/{now.steps}  loss {now.loss:.4g}{error}"
+            bar.update(task, completed=now.step, total=now.steps, shown=text)
+            if not bar.console.is_terminal and now.step / now.steps >= last_printed[0] + 0.05:
+                last_printed[0] = now.step / now.steps
+                bar.console.print(text, soft_wrap=True)
 
         yield watch
 
 
-def say_threads(world: World) -> None:
-    """What a computation on the CPU does it with."""
+def print_threads(world: World) -> None:
+    """Print the CPU thread configuration, if computing on the CPU."""
     if world.first and world.device.type == "cpu":
         console().print(f"computing with {describe_threads()}", soft_wrap=True)
 
@@ -124,20 +124,20 @@ def print_summary(console: Console, summary: Summary) -> None:
     layout = header.layout
     frames, *grid, _ = header.shape
     seed = "" if header.seed is None else f", seed {header.seed}"
-    made = f"written by sigmasolver {summary.package}"
+    origin = f"written by sigmasolver {summary.package}"
     if summary.package is None:
-        made = "read in place"
-    console.print(f"{summary.path}: {header.source}{seed}, {made}", soft_wrap=True)
-    missing = (
+        origin = "read in place"
+    console.print(f"{summary.path}: {header.source}{seed}, {origin}", soft_wrap=True)
+    incomplete = (
         "" if summary.whole == summary.count else f" of {summary.count} (rerun the same command to complete the file)"
     )
-    console.print(f"  {summary.whole} trajectories{missing}, {summary.size / 1e6:.1f} MB of {header.dtype}")
+    console.print(f"  {summary.whole} trajectories{incomplete}, {summary.size / 1e6:.1f} MB of {header.dtype}")
     console.print(f"  {frames} frames, t = {layout.times[0]:g} to {layout.times[-1]:g}")
-    ends = ", ".join(
+    axes = ", ".join(
         f"{name} {len(axis)} points from {axis[0]:.4g} to {axis[-1]:.4g} ({boundary})"
         for name, axis, boundary in zip(layout.axis_names, layout.coordinates, layout.boundary, strict=True)
     )
-    console.print(f"  grid {' × '.join(map(str, grid))}: {ends}", soft_wrap=True)
+    console.print(f"  grid {' × '.join(map(str, grid))}: {axes}", soft_wrap=True)
     split = summary.published_split
     if split is not None:
         sizes = f"{len(split.train)} train, {len(split.validation)} validation, {len(split.test)} test"
@@ -145,7 +145,7 @@ def print_summary(console: Console, summary: Summary) -> None:
     settings = ", ".join(
         f"{name}={value if isinstance(value, str) or len(str(value)) < 100 else f'({len(value)} entries)'}"
         for name, value in header.parameters.items()
-        if name not in NOT_SHOWN
+        if name not in HIDDEN_PARAMETERS
     )
     if settings:
         console.print(f"  parameters: {settings}", soft_wrap=True)
@@ -176,9 +176,9 @@ def print_summary(console: Console, summary: Summary) -> None:
     if not any(field.nans or field.infinities for field in summary.fields):
         console.print("  all values are finite")
     if summary.damaged:
-        shown = ", ".join(map(str, summary.damaged[:10]))
+        damaged = ", ".join(map(str, summary.damaged[:10]))
         console.print(
-            f"  DAMAGED: the values of trajectories {shown} do not match their checksums; simulate or import them "
+            f"  DAMAGED: the values of trajectories {damaged} do not match their checksums; simulate or import them "
             "again."
         )
     elif summary.package is not None:
@@ -189,45 +189,47 @@ def print_summary(console: Console, summary: Summary) -> None:
 
 
 def _attribute_lines(attributes: Mapping[str, Any]) -> list[str]:
-    """What the files say of themselves and of their axes and fields; texts that are long are cut."""
+    """Attributes of the files, their axes and their fields; long texts are truncated."""
     lines = []
-    for part in ("data set", "axes", "fields"):
-        for name, value in attributes.get(part, {}).items():
-            if part == "data set":
-                lines.append(f"{name}: {str(value)[:LONGEST]}")
+    for section in ("data set", "axes", "fields"):
+        for name, value in attributes.get(section, {}).items():
+            if section == "data set":
+                lines.append(f"{name}: {str(value)[:MAX_ATTRIBUTE_LENGTH]}")
                 continue
-            shown = {"axes": ("boundary", "axis"), "fields": ("units",)}[part]  # stands elsewhere
-            said = ", ".join(f"{key}={one}" for key, one in value.items() if key not in shown)
-            if said and said not in (f"name={name}", "name=time"):
-                lines.append(f"{name}: {said[:LONGEST]}")
+            redundant = {"axes": ("boundary", "axis"), "fields": ("units",)}[section]  # printed elsewhere
+            text = ", ".join(f"{key}={entry}" for key, entry in value.items() if key not in redundant)
+            if text and text not in (f"name={name}", "name=time"):
+                lines.append(f"{name}: {text[:MAX_ATTRIBUTE_LENGTH]}")
     return lines
 
 
 def print_scores(screen: Console, rows: Sequence[dict[str, Any]]) -> None:
-    """One task's table, and a line for each run and for the yardstick with what the table leaves out; a run whose
-    folder was copied is shown once."""
-    copies = _copies(rows)
+    """Print the table of one task, and a line with further metrics for each run and trivial baseline; copies of a run
+    are shown once."""
+    copies = _copied_runs(rows)
     rows = [row for row in rows if row["run"] not in copies]
-    found, first = comparison(named_apart(rows)), rows[0]
+    table, first = comparison(named_apart(rows)), rows[0]
     grid = " or ".join(dict.fromkeys(" × ".join(map(str, row["grid"])) for row in rows))
     what = f"{first['protocol']} forecasts" if any(row["horizon"] > 1 for row in rows) else "predictions"
-    how = "" if precision_of(first) == "float32" else f", in {precision_of(first)}"
-    norm = f", {OVER_FIELDS}," if any(row["field"] == ALL for row in rows) else ""
-    told = f"relative L2 error{norm} of {what} on {grid}, {sample_of(rows)}{how}"
-    screen.print(f"{first['task']}: {told}", soft_wrap=True)
-    print_table(screen, found)
+    precision = "" if precision_of(first) == "float32" else f", in {precision_of(first)}"
+    over_fields = f", {OVER_FIELDS}," if any(row["field"] == ALL for row in rows) else ""
+    title = f"relative L2 error{over_fields} of {what} on {grid}, {sample_of(rows)}{precision}"
+    screen.print(f"{first['task']}: {title}", soft_wrap=True)
+    print_table(screen, table)
     for run in dict.fromkeys(row["run"] for row in rows):
-        mine = [row for row in rows if row["run"] == run and row["model"] not in TRIVIAL_BASELINES]
-        screen.print(f"  {run}: {_beside(mine)}", soft_wrap=True)
+        own_rows = [row for row in rows if row["run"] == run and row["model"] not in TRIVIAL_BASELINES]
+        screen.print(f"  {run}: {_score_line(own_rows)}", soft_wrap=True)
     for name in (name for name in TRIVIAL_BASELINES if any(row["model"] == name for row in rows)):
-        own = [row for row in rows if row["model"] == name]
-        screen.print(f"  {name}: {_beside([row for row in own if row['run'] == own[0]['run']])}", soft_wrap=True)
+        trivial = [row for row in rows if row["model"] == name]
+        screen.print(
+            f"  {name}: {_score_line([row for row in trivial if row['run'] == trivial[0]['run']])}", soft_wrap=True
+        )
     for copy, run in copies.items():
         screen.print(f"  {copy} is a copy of {run} and is not shown", soft_wrap=True)
 
 
-def _copies(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Runs with the weights and the seed of one before them, and that one."""
+def _copied_runs(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Map each run with the same weights and seed as an earlier run to that run."""
     firsts: dict[tuple[Any, ...], str] = {}
     copies = {}
     for row in rows:
@@ -239,40 +241,42 @@ def _copies(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 
 def print_table(screen: Console, table: Cells) -> None:
-    """The best in bold, the second best underlined, an empty line where a table has a rule. What is too wide is broken
-    between words, and left to the terminal's own wrapping where that is not enough: no number loses its end."""
-    drawn = Table(box=SIMPLE_HEAD)
-    for number, column in enumerate(table.columns):
-        longest = max(len(word) for text in (column, *(cells[number] for cells in table.rows)) for word in text.split())
-        drawn.add_column(column, justify="right" if number else "left", no_wrap=number == 0, min_width=longest)
-    for number, cells in enumerate(table.rows):
-        if number in table.rules:
-            drawn.add_section()
-        indices = ((number, column) for column in range(len(cells)))
-        styles = ("bold" if at in table.bold else "underline" if at in table.underlined else "" for at in indices)
-        drawn.add_row(*(Text.assemble(marked) for marked in zip(cells, styles, strict=True)))  # the padding is bare
-    needed = Measurement.get(screen, screen.options, drawn).minimum
-    screen.print(drawn, width=max(screen.width, needed), crop=False)
+    """Print the best values in bold and the second best underlined, with an empty line for each rule. A wide table is
+    wrapped between words, then left to the terminal to wrap, so that no number is truncated."""
+    rich_table = Table(box=SIMPLE_HEAD)
+    for index, column in enumerate(table.columns):
+        longest = max(len(word) for text in (column, *(cells[index] for cells in table.rows)) for word in text.split())
+        rich_table.add_column(column, justify="right" if index else "left", no_wrap=index == 0, min_width=longest)
+    for index, cells in enumerate(table.rows):
+        if index in table.rules:
+            rich_table.add_section()
+        positions = ((index, column) for column in range(len(cells)))
+        styles = (
+            "bold" if cell in table.bold else "underline" if cell in table.underlined else "" for cell in positions
+        )
+        rich_table.add_row(*(Text.assemble(pair) for pair in zip(cells, styles, strict=True)))  # padding stays unstyled
+    min_width = Measurement.get(screen, screen.options, rich_table).minimum
+    screen.print(rich_table, width=max(screen.width, min_width), crop=False)
 
 
-def _beside(rows: Sequence[dict[str, Any]]) -> str:
-    """RMSE, MAE, how long the forecast correlates, and whether it blew up, of one run or yardstick."""
-    whole = [row for row in rows if row["lead"] is None]
-    fields = [row["field"] for row in whole if row["metric"] == "rmse"]
-    held = {row["metric"]: row["value"] for row in whole if row["field"] in (None, fields[-1])}
-    reach = f"correlation {_number(held['correlation'])}"
+def _score_line(rows: Sequence[dict[str, Any]]) -> str:
+    """RMSE, MAE, correlation time and blow-up rate of one run or trivial baseline."""
+    aggregates = [row for row in rows if row["lead"] is None]
+    fields = [row["field"] for row in aggregates if row["metric"] == "rmse"]
+    score = {row["metric"]: row["value"] for row in aggregates if row["field"] in (None, fields[-1])}
+    correlation = f"correlation {_number(score['correlation'])}"
     if rows[0]["horizon"] > 1:
-        when = "beyond the horizon" if held["correlation_time"] is None else f"at t = {held['correlation_time']:.3g}"
-        reach = f"correlation falls below 0.8 {when}"
-    blown = f"; {100 * held['blow_up']:.3g} % of the forecasts blew up" if held["blow_up"] else ""
+        when = "beyond the horizon" if score["correlation_time"] is None else f"at t = {score['correlation_time']:.3g}"
+        correlation = f"correlation falls below 0.8 {when}"
+    blow_up = f"; {100 * score['blow_up']:.3g} % of the forecasts blew up" if score["blow_up"] else ""
     if rows[0]["task"] in (task.name for task in REALM):
-        summed, mean = (_number(held[name]) for name in ("realm_error", "realm_error_per_call"))
-        return f"REALM error {summed} summed over calls, {mean} per call, {reach}{blown}"
-    joint = held.get("relative_l2_joint")
-    together = ""
+        summed, mean = (_number(score[name]) for name in ("realm_error", "realm_error_per_call"))
+        return f"REALM error {summed} summed over calls, {mean} per call, {correlation}{blow_up}"
+    joint = score.get("relative_l2_joint")
+    joint_error = ""
     if ALL in fields and joint is not None:
-        together = f"relative L2 error of {TOGETHER} {_number(100 * joint)} %, "
-    return f"{together}RMSE {_number(held['rmse'])}, MAE {_number(held['mae'])}, {reach}{blown}"
+        joint_error = f"relative L2 error of {TOGETHER} {_number(100 * joint)} %, "
+    return f"{joint_error}RMSE {_number(score['rmse'])}, MAE {_number(score['mae'])}, {correlation}{blow_up}"
 
 
 def _number(value: float | None) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sigmasolver.cli.app import Device, Plugins, Settings, Steady, app, device_of
-from sigmasolver.cli.evaluate import say_other_code
+from sigmasolver.cli.evaluate import warn_other_code
 from sigmasolver.cli.own_data import (
     Axes,
     Boundary,
@@ -22,7 +22,7 @@ from sigmasolver.cli.own_data import (
     reading_of,
     training_data,
 )
-from sigmasolver.cli.terminal import console, say_threads, training
+from sigmasolver.cli.terminal import console, print_threads, training
 
 if TYPE_CHECKING:
     from sigmasolver.data.formats import Reading
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sigmasolver.runtime.parallel import World
     from sigmasolver.train.infer_recipe import UserChoices
 
-__all__ = ["Config", "Minutes", "engine_of", "named_recipe", "say_trained", "train"]
+__all__ = ["Config", "Minutes", "engine_of", "named_recipe", "print_trained", "train"]
 
 Minutes = Annotated[
     float | None, typer.Option(help="Save a checkpoint and stop after this many minutes; the same command resumes.")
@@ -115,56 +115,58 @@ def train(
     from sigmasolver.train.tracking import tensorboard as event_files
 
     deadline = Deadline(minutes)
-    own = {
+    own_options = {
         "--fields": fields, "--targets": targets, "--history": history, "--block": block, "--horizon": horizon,
         "--steady": steady, "--vector": vector, "--mask": mask, "--test": test, "--test-data": test_data,
     }  # fmt: skip
     with join(device_of(device)) as world, Termination(), TemporaryDirectory(prefix="sigmasolver-") as scratch:
         execution = Execution(world, engine_of(engine, world), shard)
         if not print_config:
-            say_threads(world)
+            print_threads(world)
         if resume is not None:
-            given = (task, out, settings, model, seed, config, axes, boundary, dt, units, *own.values())
-            if skip_bad or print_config or any(value is not None for value in given):
+            options = (task, out, settings, model, seed, config, axes, boundary, dt, units, *own_options.values())
+            if skip_bad or print_config or any(value is not None for value in options):
                 raise ValueError(
                     "A resumed run keeps its recipe; use --resume alone, or only with --data and --device."
                 )
-            say_other_code(Run(resume))
+            warn_other_code(Run(resume))
             with training(world) as watch, event_files(tensorboard, Run(resume)) as events:
                 resume_run(Run(resume), data, execution, combine_watches(watch, events), deadline.passed)
-            return say_trained(Run(resume), world)
-        published = named_recipe(task, config, model, seed, settings or [])
-        imports = ("--fields", "--steady") if config is not None else ()  # how a file is read, not what is learned
-        named = next((name for name, value in own.items() if value is not None and name not in imports), None)
-        if published is not None and named is not None:
+            return print_trained(Run(resume), world)
+        named = named_recipe(task, config, model, seed, settings or [])
+        allowed = ("--fields", "--steady") if config is not None else ()  # these only say how to read a file
+        conflict = next(
+            (name for name, value in own_options.items() if value is not None and name not in allowed), None
+        )
+        if named is not None and conflict is not None:
             raise ValueError(
-                f"{named} applies only to your own data; change a task with --set, such as --set task.history=4."
+                f"{conflict} applies only to your own data; change a task with --set, such as --set task.history=4."
             )
-        if published is not None and print_config:
-            return typer.echo(config_text(published), nl=False)
+        if named is not None and print_config:
+            return typer.echo(config_text(named), nl=False)
         if data is None or (out is None and not print_config):
             raise ValueError("Missing --data or --out: pass the training data and the run folder.")
-        check_settings(Recipe, settings or [])  # an import may take long
+        check_settings(Recipe, settings or [])  # before the import, which may take long
         if test and test_data is not None:
             raise ValueError("With --test-data, all of --data is used for training; omit --test.")
-        names, predicted = names_of(fields), names_of(targets)
-        if names and predicted:
-            names = tuple(dict.fromkeys((*names, *predicted)))
+        names, target_names = names_of(fields), names_of(targets)
+        if names and target_names:
+            names = tuple(dict.fromkeys((*names, *target_names)))
         reading = reading_of(names, steady, axes, boundary, dt, units, mask, skip_bad)
-        if published is not None:
-            data = find_download(published.task.name, data) or data
+        if named is not None:
+            data = find_download(named.task.name, data) or data
         folder = Path(scratch) if out is None else out
         store = training_data(
-            data, folder / "data.h5", reading, world, own=published is None or fields is not None, stderr=print_config
+            data, folder / "data.h5", reading, world, own=named is None or fields is not None, stderr=print_config
         )
-        tested = None
+        test_store = None
         if test_data is not None:
-            tested = training_data(test_data, folder / "test.h5", reading, world, own=True, stderr=print_config)
-        if published is None:
+            test_store = training_data(test_data, folder / "test.h5", reading, world, own=True, stderr=print_config)
+        if named is None:
             choices = UserChoices(
                 data.resolve().stem,
                 fields=reading.fields,
-                targets=predicted,
+                targets=target_names,
                 history=history,
                 block=block,
                 horizon=horizon,
@@ -172,31 +174,33 @@ def train(
                 seed=42 if seed is None else seed,
                 vectors=_vectors(vector),
                 mask=mask,
-                test=test if tested is None else 0,
+                test=test if test_store is None else 0,
             )
             recipe = changed(_infer(store, choices, reading, world), settings or [])
         else:
-            recipe = published
-        _say_plan(recipe, store, tested, world, stderr=print_config)
+            recipe = named
+        _print_plan(recipe, store, test_store, world, stderr=print_config)
         if print_config or out is None:
             return typer.echo(config_text(recipe), nl=False)
         with training(world) as watch, event_files(tensorboard, Run(out)) as events:
-            train_run(recipe, store, Run(out), execution, combine_watches(watch, events), deadline.passed, tested)
-        say_trained(Run(out), world)
+            train_run(recipe, store, Run(out), execution, combine_watches(watch, events), deadline.passed, test_store)
+        print_trained(Run(out), world)
 
 
 def named_recipe(
     task: str | None, config: Path | None, model: str | None, seed: int | None, settings: list[str]
 ) -> Recipe | None:
-    """The recipe of a name or of a file, with what was set; None: neither was given."""
+    """The recipe from a name or a file, with the settings applied; None if neither is given."""
     from sigmasolver.recipes import changed, read_config, recipe_of
 
     if config is None:
         return None if task is None else changed(recipe_of(task, model, 42 if seed is None else seed), settings)
     if task is not None:
         raise ValueError(f"The recipe is given twice, as {task} and --config {config}; omit one of them.")
-    more = [f"{name}={value}" for name, value in (("model.name", model), ("train.seed", seed)) if value is not None]
-    return changed(read_config(config), [*more, *settings])
+    overrides = [
+        f"{name}={value}" for name, value in (("model.name", model), ("train.seed", seed)) if value is not None
+    ]
+    return changed(read_config(config), [*overrides, *settings])
 
 
 def _infer(data: Reader, choices: UserChoices, reading: Reading, world: World) -> Recipe:
@@ -215,15 +219,15 @@ def _infer(data: Reader, choices: UserChoices, reading: Reading, world: World) -
     return infer_recipe(data.header, len(data), choices, world.device.type == "cuda")[0]
 
 
-def _say_plan(recipe: Recipe, data: Reader, test: Reader | None, world: World, stderr: bool) -> None:
-    """What the training will do, once everything is set."""
+def _print_plan(recipe: Recipe, data: Reader, test: Reader | None, world: World, stderr: bool) -> None:
+    """Print the training plan once all settings are known."""
     from sigmasolver.train.infer_recipe import describe_recipe
 
-    listed = data.published_windows if recipe.task.split == "published" else None
-    lines = describe_recipe(recipe, data.header, listed or recipe.split_of(data))
+    windows = data.published_windows if recipe.task.split == "published" else None
+    lines = describe_recipe(recipe, data.header, windows or recipe.split_of(data))
     for line in lines if world.first else ():
-        more = f"; tested on {test.path}" if test is not None and line.startswith("split") else ""
-        console(stderr=stderr).print(f"  {line}{more}", soft_wrap=True)
+        test_note = f"; tested on {test.path}" if test is not None and line.startswith("split") else ""
+        console(stderr=stderr).print(f"  {line}{test_note}", soft_wrap=True)
 
 
 def _vectors(texts: list[str] | None) -> tuple[tuple[str, ...], ...] | None:
@@ -233,13 +237,13 @@ def _vectors(texts: list[str] | None) -> tuple[tuple[str, ...], ...] | None:
 
 
 def engine_of(text: str, world: World) -> str:
-    """A CUDA graph on a single GPU; eager elsewhere."""
+    """Resolve auto: a CUDA graph on a single GPU, eager otherwise."""
     if text != "auto":
         return text
     return "graph" if world.device.type == "cuda" and world.size == 1 else "eager"
 
 
-def say_trained(run: Run, world: World) -> None:
+def print_trained(run: Run, world: World) -> None:
     from sigmasolver.runtime.interrupts import TERMINATED, Termination
 
     if not world.first:
@@ -247,10 +251,10 @@ def say_trained(run: Run, world: World) -> None:
     last = (run.read_log() or [{}])[-1]
     loss = f", {last['step']} steps, loss {last['loss']:.4g}" if last else ""
     error = f", validation error {100 * last['error']:.3g} %" if last.get("error") is not None else ""
-    done = "trained" if run.finished else "stopped"
+    state = "trained" if run.finished else "stopped"
     facts = run.read_json("data.json")
-    tested = "" if facts.get("test") or facts["parts"].get("test") else " --data FILE"
-    then = f"evaluate {run.path}{tested}" if run.finished else f"train --resume {run.path}"
-    console().print(f"{run.path}: {done}{loss}{error}\nnext: sigmasolver {then}", soft_wrap=True)
+    data_option = "" if facts.get("test") or facts["parts"].get("test") else " --data FILE"
+    command = f"evaluate {run.path}{data_option}" if run.finished else f"train --resume {run.path}"
+    console().print(f"{run.path}: {state}{loss}{error}\nnext: sigmasolver {command}", soft_wrap=True)
     if Termination.asked and not run.finished:
         raise typer.Exit(TERMINATED)

@@ -1,10 +1,10 @@
-"""The ledger: results of finished runs as tidy rows, each with what is needed to repeat and to judge it.
+"""The ledger: results of finished runs as tidy rows, each with what is needed to reproduce and judge it.
 
-A row is a record of `evaluate` (free forecasts of the test part by the final weights) with, in addition,
+A row is a record of `evaluate` (free rollouts on the test split with the final weights) with, in addition,
 
-    budget       updates made over those of the paper's recipe for that task
-    data_seed    of the simulator that made the data; null where they were imported
-    seconds      of the training, where its log tells
+    budget       number of updates relative to the paper's recipe for that task
+    data_seed    seed of the simulator; null for imported data
+    seconds      training time, if its log contains it
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from sigmasolver.train.dry_run import updates_of
 
 __all__ = ["METRICS", "budget_of", "collect", "write"]
 
-FACTS = ("budget", "data_seed", "data", "precision", "windows", "step", "commit", "machine", "date")
-"""What the page tells of every number."""
+REQUIRED_KEYS = ("budget", "data_seed", "data", "precision", "windows", "step", "commit", "machine", "date")
+"""Keys that every row must have for the page."""
 METRICS = ("parameters", "relative_l2", "relative_l2_final", "relative_l2_lead")
 
 
 def budget_of(updates: int, task: str) -> float:
-    """These updates over those of the paper's recipe for the task."""
+    """Number of updates relative to the paper's recipe for the task."""
     return updates / updates_of(recipe_of(task))
 
 
 def collect(run: Run, windows: int | None = None) -> list[dict[str, Any]]:
-    """The rows of one run, on the whole test part or so many of its windows; an error where it is not finished, not
-    evaluated, or not of one of the paper's tasks.
+    """The rows of one run, on the full test split or on `windows` of its windows. Raises ValueError if the run is not
+    finished, not evaluated, or not of one of the paper's tasks.
 
-    A folder without weights, which may be too large to bring from another machine, is finished if its records are those
-    of the last update.
+    A folder without weights, which may be too large to copy from another machine, counts as finished if its records are
+    from the last update.
     """
     recipe = recipe_in(run)
     task = recipe.task
     if task.name not in RECIPES:
         raise ValueError(f"{run.path} is a run on {task.name}; the ledger contains only the paper's tasks.")
     rows = [row for row in records_of_test_part(run, recipe, windows) if row["metric"] in METRICS]
-    last = {row["step"] for row in rows} == {updates_of(recipe)} and len({row["weights"] for row in rows}) == 1
-    if not (run.finished or (last and not run.weights.exists())):
+    final = {row["step"] for row in rows} == {updates_of(recipe)} and len({row["weights"] for row in rows}) == 1
+    if not (run.finished or (final and not run.weights.exists())):
         raise ValueError(f"{run.path} is not finished; resume with: sigmasolver train --resume {run.path}")
     if not rows:
-        how = "" if windows is None else f" --windows {windows}"
+        windows_option = "" if windows is None else f" --windows {windows}"
         raise ValueError(
             f"{run.path} has no records of its final weights on "
             f"{'the whole test split' if windows is None else windows}{'' if windows is None else ' windows'}; "
-            f"create them with: sigmasolver evaluate {run.path}{how}"
+            f"create them with: sigmasolver evaluate {run.path}{windows_option}"
         )
     seconds = run.training_seconds()
     facts = {"budget": budget_of(rows[0]["step"], task.name), "data_seed": run.read_json("data.json").get("seed")}
@@ -63,17 +63,17 @@ def collect(run: Run, windows: int | None = None) -> list[dict[str, Any]]:
 
 
 def write(file: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Put these rows into the ledger, in place of earlier ones of the same runs; the whole ledger is returned.
+    """Add rows to the ledger, replacing earlier rows of the same runs; return the full ledger.
 
-    Several processes may write at once: each waits for its turn.
+    Safe for concurrent processes: a lock on the folder serialises them.
     """
-    new = {row["run"] for row in rows}
+    updated_runs = {row["run"] for row in rows}
     with plain_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(file.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
-        kept = [row for row in read_records(file, FACTS) if row["run"] not in new]
+        kept = [row for row in read_records(file, REQUIRED_KEYS) if row["run"] not in updated_runs]
         replace_rows(file, ledger := [*kept, *rows])
     finally:
         os.close(folder)

@@ -1,7 +1,7 @@
-"""A suite's rows one after another within a time limit: finished rows are skipped, interrupted ones continue.
+"""Run the rows of a suite in order within a time limit: finished rows are skipped, interrupted ones resumed.
 
-A row needs nothing but its run folder to continue on another machine: missing data is simulated again from its seed,
-and the fingerprint in the run folder refuses data that came out differently.
+A row needs only its run folder to resume on another machine: missing data is simulated again from its seed, and checked
+against the fingerprint in the run folder.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _REALM = frozenset(task.name for task in REALM)
 
 
 class OutOfTimeError(Exception):
-    """The time limit is reached, or SIGTERM came; everything so far is saved. Its text says what was going on."""
+    """The time limit was reached, or SIGTERM received; all progress is saved. The message says what was interrupted."""
 
 
 class Deadline:
-    """A moment after which work stops at its next safe point: when the `minutes` are over, or SIGTERM came."""
+    """Work stops at its next safe point once the `minutes` are over or SIGTERM was received."""
 
     def __init__(self, minutes: float | None = None) -> None:
         if minutes is not None and not 0 < minutes < math.inf:
@@ -46,16 +46,16 @@ class Deadline:
         return Termination.asked or time.monotonic() >= self.end
 
     def check(self, what: str) -> None:
-        """For progress callbacks of work that loses nothing when it is interrupted."""
+        """Raise OutOfTimeError if passed; for progress callbacks of work that can be interrupted without loss."""
         if self.passed():
             raise OutOfTimeError(what)
 
 
 def is_done(run: Run, recipe: Recipe, windows: int | None = None) -> bool:
-    """Whether a run is trained by this recipe and its final weights are evaluated on the whole test part, or on so many
-    of its windows.
+    """Whether a run is trained with this recipe and its final weights are evaluated on the full test split, or on
+    `windows` of its windows.
 
-    A folder that holds another recipe is refused.
+    Raises ValueError if the folder has another recipe.
     """
     if not run.finished:
         return False
@@ -64,7 +64,7 @@ def is_done(run: Run, recipe: Recipe, windows: int | None = None) -> bool:
 
 
 def fraction_done(run: Run) -> float:
-    """The share of its updates that a run has made."""
+    """The fraction of its updates that a run has completed."""
     if run.finished:
         return 1.0
     if not run.resume.exists():
@@ -81,14 +81,13 @@ def ensure_store(
     execution: Execution,
     progress: Callable[[int, int, float], None] | None = None,
 ) -> Path:
-    """The store of the recipe's task in `folder`; with a `seed`, simulated (or completed) where it is missing.
+    """The store of the recipe's task in `folder`; with a `seed`, simulated (or completed) if missing.
 
-    It holds enough for the largest of all `recipes` of that task, so that they share one test part. Imported data that
-    lie there are taken as they are, and so is the download of a benchmark that is read in place. `progress` may raise
-    OutOfTimeError.
+    It has enough trajectories for the largest of all `recipes` of that task, so that they share one test split.
+    Imported data and downloads that are read in place are used as they are. `progress` may raise OutOfTimeError.
     """
     task, world = recipe.task.name, execution.world
-    path, count = _wanted(recipe, folder, recipes, seed)
+    path, count = _required_store(recipe, folder, recipes, seed)
     if count is None or seed is None:
         return path
     stopped = False
@@ -98,19 +97,21 @@ def ensure_store(
             generate(simulator_of(task), count, seed, path, world.device, progress=progress)
         except OutOfTimeError:
             stopped = True
-    if world.agreed(stopped):  # all processes leave together
+    if world.agreed(stopped):  # all processes stop together
         raise OutOfTimeError(f"simulating {task}")
     return path
 
 
 def store_is_ready(recipe: Recipe, folder: Path, recipes: Iterable[Recipe], seed: int | None) -> bool:
-    """Whether `ensure_store` has nothing to simulate; what it would refuse is refused here."""
-    path, count = _wanted(recipe, folder, recipes, seed)
+    """Whether `ensure_store` has nothing to simulate; raises the same errors."""
+    path, count = _required_store(recipe, folder, recipes, seed)
     return count is None or seed is None or _is_complete(path, recipe.task.name, seed, count)
 
 
-def _wanted(recipe: Recipe, folder: Path, recipes: Iterable[Recipe], seed: int | None) -> tuple[Path, int | None]:
-    """The store of the recipe's task and how many trajectories to simulate; None: it is taken as it is."""
+def _required_store(
+    recipe: Recipe, folder: Path, recipes: Iterable[Recipe], seed: int | None
+) -> tuple[Path, int | None]:
+    """The store of the recipe's task and the number of trajectories to simulate; None: use it as it is."""
     task = recipe.task.name
     path = folder / f"{task}.h5"
     if path.exists() and (seed is None or not _is_simulated(path, task)):
@@ -118,15 +119,15 @@ def _wanted(recipe: Recipe, folder: Path, recipes: Iterable[Recipe], seed: int |
     download = find_download(task, folder)
     if download is not None:
         return download, None
-    needed = where_to_put(task, folder)
-    if needed is not None:
-        raise ValueError(needed)
+    instruction = where_to_put(task, folder)
+    if instruction is not None:
+        raise ValueError(instruction)
     if seed is None:
         raise ValueError(f"Store {path} not found; put it there, or simulate it with --data-seed.")
     if task not in SIMULATORS:
         raise ValueError(f"{task} has no simulator; put its data at {path}.")
-    tasks = [one.task for one in recipes if one.task.name == task]
-    return path, max(one.train + one.validation + one.test for one in tasks)
+    tasks = [other.task for other in recipes if other.task.name == task]
+    return path, max(other.train + other.validation + other.test for other in tasks)
 
 
 def _is_simulated(path: Path, task: str) -> bool:
@@ -156,17 +157,17 @@ def run_row(
     watch: Callable[[Progress], None] | None = None,
     windows: int | None = None,
 ) -> None:
-    """Train and evaluate one row, on so many windows (None: all); raises OutOfTimeError once the deadline has passed,
-    with the state saved."""
+    """Train and evaluate one row, on `windows` windows (None: all). Saves the state and raises OutOfTimeError once the
+    deadline has passed."""
 
     def tick(done: int, total: int) -> None:
-        # One process alone may leave an evaluation; several would wait for each other for ever.
+        # Only a single process may abort an evaluation; several would deadlock.
         if execution.world.size == 1:
             deadline.check("evaluating")
 
     train_run(recipe, store, run, execution, watch, deadline.passed)
     if not run.finished:
         raise OutOfTimeError("training")
-    # The table of REALM has the errors of all parts; the test comes last, because its records say that a row is done.
+    # The REALM table has the errors of all splits; test comes last, because its records mark the row as done.
     for part in ("train", "validation", "test") if recipe.task.name in _REALM else ("test",):
         evaluate_run(run, Request(part=part, windows=windows), store, execution.world, tick)

@@ -1,4 +1,4 @@
-"""The records of several runs, joined: rows of evaluations and diagnoses under one label for each run."""
+"""Join the records of several runs: rows of evaluations and diagnostics under one label per run."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ ON_GRID = ("truth", "forecast")
 
 
 def folder_labels(paths: Sequence[Path]) -> list[str]:
-    """What to call each folder: its name, after as many of its parents as tell it from the others."""
+    """A label for each folder: its name, with as many parents as needed to be unique."""
     parts = [path.resolve().parts for path in paths]
     return ["/".join(own[-_depth(own, parts) :]) for own in parts]
 
 
 def _depth(own: tuple[str, ...], parts: Sequence[tuple[str, ...]]) -> int:
-    return next(n for n in range(1, len(own) + 1) if all(one == own or one[-n:] != own[-n:] for one in parts))
+    return next(n for n in range(1, len(own) + 1) if all(other == own or other[-n:] != own[-n:] for other in parts))
 
 
 def label_runs(paths: Sequence[Path]) -> dict[str, list[Run]]:
-    """Each run with its copies, by the label of its first folder. Folders with the same weights and the same recipe
-    hold the same run."""
-    found: dict[Any, list[Run]] = {}
-    given: dict[Path, Path] = {}
+    """Each run with its copies, by the label of its first folder. Folders with the same weights and the same recipe are
+    copies of one run."""
+    groups: dict[Any, list[Run]] = {}
+    unique_paths: dict[Path, Path] = {}
     for path in paths:
-        given.setdefault(path.resolve(), path)
-    for place, path in given.items():
+        unique_paths.setdefault(path.resolve(), path)
+    for resolved, path in unique_paths.items():
         run = Run(path)
-        recipe = run.recipe()  # says so where this is no run
-        same = (run.digest, json.dumps(recipe, sort_keys=True)) if run.weights.exists() else place
-        found.setdefault(same, []).append(run)
-    return dict(zip(folder_labels([group[0].path for group in found.values()]), found.values(), strict=True))
+        recipe = run.recipe()  # raises if this is not a run
+        key = (run.digest, json.dumps(recipe, sort_keys=True)) if run.weights.exists() else resolved
+        groups.setdefault(key, []).append(run)
+    return dict(zip(folder_labels([group[0].path for group in groups.values()]), groups.values(), strict=True))
 
 
 def join_records(
@@ -57,45 +57,46 @@ def join_records(
     conditions: Sequence[str] = (),
     sweep: bool = False,
 ) -> tuple[Rows, dict[str, Arrays]]:
-    """The rows of `label_runs`, and of each diagnostic the arrays by run; what is needed and not there is said.
+    """The rows of the runs from `label_runs`, and the arrays of each diagnostic by run. Raises ValueError for a missing
+    need.
 
-    Runs of one model by different recipes are not seeds of each other: outside of a `sweep` their names say so.
+    Runs of one model with different recipes are not seeds of each other: outside a `sweep` they get different names.
     """
     rows: list[dict[str, Any]] = []
     arrays: dict[str, dict[str, dict[str, np.ndarray]]] = {}
-    for own, copies in runs.items():
-        mine = [row for run in copies for row in read_records(run.records)]
+    for label, copies in runs.items():
+        run_rows = [row for run in copies for row in read_records(run.records)]
         for name in diagnostics:
-            made = next((made for run in copies if (made := read_findings(run, name)) is not None), None)
-            if made is not None:
-                arrays.setdefault(name, {})[own] = _upright(copies[0], made.arrays)
-                mine += made.rows
+            findings = next((findings for run in copies if (findings := read_findings(run, name)) is not None), None)
+            if findings is not None:
+                arrays.setdefault(name, {})[label] = _upright(copies[0], findings.arrays)
+                run_rows += findings.rows
         for need in needs:
-            if not any(need.takes(row) for row in mine):
+            if not any(need.takes(row) for row in run_rows):
                 raise ValueError(need.missing(str(copies[0].path)))
         seconds = copies[0].training_seconds()
         if seconds is not None:
-            mine = [{**row, "seconds": seconds} for row in mine]
+            run_rows = [{**row, "seconds": seconds} for row in run_rows]
         folders = [run.path.resolve().name for run in copies]
-        rows += once([{**row, "run": own, "folders": folders, "measured_as": row.get("run")} for row in mine])
+        rows += once([{**row, "run": label, "folders": folders, "measured_as": row.get("run")} for row in run_rows])
     if not sweep:
-        names = _names_by_recipe(rows, {own: copies[0] for own, copies in runs.items()})
+        names = _names_by_recipe(rows, {label: copies[0] for label, copies in runs.items()})
         rows = [{**row, "model": names.get((row["run"], row["model"]), row["model"])} for row in rows]
     return where(rows, conditions), dict(arrays)
 
 
 def _upright(run: Run, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """With maps in the order x, y, z of their axes, in which all of them are drawn."""
+    """Transpose maps to the axis order x, y, z, in which they are drawn."""
     domain = domain_of(run)
     if domain is None:
         return arrays
     order = upright(domain.axis_names)
-    on_grid = {name: held for name, held in arrays.items() if name in ON_GRID or name.startswith("routing_L")}
-    return arrays | {name: turn(held, 2, order) for name, held in on_grid.items() if held.ndim >= 2 + len(order)}
+    on_grid = {name: array for name, array in arrays.items() if name in ON_GRID or name.startswith("routing_L")}
+    return arrays | {name: turn(array, 2, order) for name, array in on_grid.items() if array.ndim >= 2 + len(order)}
 
 
 def read_results(file: Path, needs: Sequence[Need] = (), conditions: Sequence[str] = ()) -> Rows:
-    """The rows of a file of results, such as the ledger, in which every run has its own name."""
+    """The rows of a results file such as the ledger, in which every run has a unique name."""
     rows = where(read_records(file), conditions)
     for need in needs:
         if not any(need.takes(row) for row in rows):
@@ -104,22 +105,22 @@ def read_results(file: Path, needs: Sequence[Need] = (), conditions: Sequence[st
 
 
 def dimensions_of(paths: Sequence[Path], rows: Rows, units: Sequence[str] = ()) -> Dimensions:
-    """What frames, points and values of these runs are, as far as all of them agree; `units` are given as NAME=UNIT.
+    """Time step, lengths and units of these runs, if all of them agree; `units` are given as NAME=UNIT.
 
-    Of data that differ from those of the training only the given units are known.
+    If the data differ from the training data, only the given units are known.
     """
     given: dict[str, str] = {}
     fields = {row["field"] for row in rows if row.get("field")}
-    for one in units:
-        name, equals, unit = (part.strip() for part in one.partition("="))
+    for text in units:
+        name, equals, unit = (part.strip() for part in text.partition("="))
         if not equals or name not in {"time", "length", *fields}:
             names = ", ".join(["time", "length", *sorted(fields)])
-            raise ValueError(f'Invalid unit "{one}"; pass NAME=UNIT, where NAME is one of {names}.')
+            raise ValueError(f'Invalid unit "{text}"; pass NAME=UNIT, where NAME is one of {names}.')
         given[name] = unit
     time, length = given.pop("time", ""), given.pop("length", "")
     domains = [] if any(row.get("anyway") for row in rows) else [domain_of(Run(path)) for path in paths]
     first = domains[0] if domains else None
-    if first is None or any(_differ(first, one) for one in domains):
+    if first is None or any(_differ(first, domain) for domain in domains):
         return Dimensions(time_unit=time, length_unit=length, units=given)
     return dimensions_in(first, time, length, given)
 
@@ -127,10 +128,10 @@ def dimensions_of(paths: Sequence[Path], rows: Rows, units: Sequence[str] = ()) 
 def dimensions_in(
     domain: Domain, time_unit: str = "", length_unit: str = "", units: Mapping[str, str] | None = None
 ) -> Dimensions:
-    """What frames, points and values of data with this domain are; `units` go before those that it has."""
+    """Time step, lengths and units of data with this domain; `units` override those of the domain."""
     known = {name: unit for name, unit in zip(domain.fields, domain.units, strict=True) if unit != "1"}
-    own = {"time": time_unit or "time", "length": length_unit or "length"}
-    known = {name: re.sub(r"\b(time|length)\b", lambda found: own[found[0]], unit) for name, unit in known.items()}
+    base = {"time": time_unit or "time", "length": length_unit or "length"}
+    known = {name: re.sub(r"\b(time|length)\b", lambda match: base[match[0]], unit) for name, unit in known.items()}
     order = upright(domain.axis_names)
     return Dimensions(
         step=sum(domain.time_steps) / 2 if domain.time_steps else None,
@@ -147,27 +148,29 @@ def _differ(first: Domain, other: Domain | None) -> bool:
 
 
 def _names_by_recipe(rows: Sequence[dict[str, Any]], runs: dict[str, Run]) -> dict[tuple[str, str], str]:
-    """By run and model, a name in place of the model where a task has runs of it by several recipes: that of the folder
-    without its seed, so that the seeds of one recipe still count as such."""
+    """Replacement names by run and model, for tasks with runs of a model with several recipes: the folder name without
+    its seed, so that the seeds of one recipe keep a common name."""
     groups: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
     seeded = dict.fromkeys(row["run"] for row in rows if row.get("seed") is not None)
-    recipes_of = {run: _recipe_without_seed(runs[run]) for run in seeded}  # once per run: a run may have 40,000 rows
+    recipe_by_run = {run: _recipe_without_seed(runs[run]) for run in seeded}  # once per run: a run may have 40,000 rows
     for row in rows:
         if row.get("seed") is not None:
-            recipe = recipes_of[row["run"]]
+            recipe = recipe_by_run[row["run"]]
             short = row["run"].removesuffix(f"-{row['seed']}")
             groups.setdefault((row["task"], row["model"]), {}).setdefault(recipe, {})[row["run"]] = short
-    named: dict[tuple[str, str], str] = {}
+    names: dict[tuple[str, str], str] = {}
     for (_, model), recipes in groups.items():
         if len(recipes) > 1:
-            shorts = [set(held.values()) for held in recipes.values()]
-            clear = all(len(one) == 1 for one in shorts) and len(set.union(*shorts)) == len(shorts)
-            named |= {(run, model): short if clear else run for held in recipes.values() for run, short in held.items()}
-    return named
+            shorts = [set(group.values()) for group in recipes.values()]
+            unique = all(len(group) == 1 for group in shorts) and len(set.union(*shorts)) == len(shorts)
+            names |= {
+                (run, model): short if unique else run for group in recipes.values() for run, short in group.items()
+            }
+    return names
 
 
 def _recipe_without_seed(run: Run) -> str:
-    """Settings that an older recipe does not name have their defaults."""
+    """The recipe as JSON without its seed; settings missing from an older recipe get their defaults."""
     try:
         recipe = recipe_in(run).to_plain()
     except ValueError:

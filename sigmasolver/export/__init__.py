@@ -1,4 +1,4 @@
-"""A run as one file for other programs: history in physical units to the next block in physical units."""
+"""Export a run to one file for other programs: from history to next block, both in physical units."""
 
 from sigmasolver.export.formats import FORMATS
 from sigmasolver.export.run import Exported, export_run

@@ -1,8 +1,8 @@
-"""The formats: how a program is written into one file, and how the file is run again to be checked.
+"""Export formats: how to write a program to one file, and how to load and run the file to check it.
 
 onnx           ONNX, for onnxruntime and other engines
 torch-export   a PyTorch program, for torch.export.load
-aoti           machine code for this kind of processor, for C++ and Python without the model's code
+aoti           machine code for this CPU type, for C++ and Python without the model's source
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from torch.export import ExportedProgram
 __all__ = ["FORMATS", "Compute", "Format", "quiet"]
 
 Compute = Callable[..., Sequence[torch.Tensor]]
-"""Inputs to outputs, as the file computes them."""
+"""The function that an exported file computes."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """One way to write a program."""
+    """An export format."""
 
     suffix: str
     need: Callable[[], None]
-    """Says what is missing on this machine."""
+    """Raises ValueError if a requirement is missing on this machine."""
     write: Callable[[ExportedProgram, Path, Mapping[str, str], Sequence[str], Sequence[str]], None]
     """Program, file, metadata, names of the inputs and of the outputs."""
     read: Callable[[Path], Compute]
@@ -39,7 +39,7 @@ class Format:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Exporters talk about themselves; what concerns the user is an exception."""
+    """Silence the exporters' logs and warnings; errors are raised as exceptions."""
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -56,34 +56,34 @@ def _write_onnx(
 ) -> None:
     from onnxscript import optimizer
 
-    # Not `optimize=True`: it takes any summand up to 1e-8 for zero, such as the epsilon of a normalisation.
-    made = torch.onnx.export(
+    # Not `optimize=True`: it drops summands up to 1e-8, such as the epsilon of a normalisation.
+    exported = torch.onnx.export(
         program, dynamo=True, input_names=list(inputs), output_names=list(outputs), verbose=False, optimize=False
     )
-    assert made is not None
-    optimizer.inline(made.model)
-    optimizer.fold_constants(made.model)
-    optimizer.remove_unused_nodes(made.model)
-    for node in made.model.graph.all_nodes():
+    assert exported is not None
+    optimizer.inline(exported.model)
+    optimizer.fold_constants(exported.model)
+    optimizer.remove_unused_nodes(exported.model)
+    for node in exported.model.graph.all_nodes():
         node.metadata_props.clear()  # stack traces with paths of this machine
-    made.model.metadata_props.update(facts)
-    made.save(path)
+    exported.model.metadata_props.update(facts)
+    exported.save(path)
 
 
 def _read_onnx(path: Path) -> Compute:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = [one.name for one in session.get_inputs()]
+    names = [value.name for value in session.get_inputs()]
 
     def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-        given = dict(zip(names, (np.asarray(one) for one in tensors), strict=True))
-        return [torch.from_numpy(one) for one in session.run(None, given)]
+        inputs = dict(zip(names, (np.asarray(tensor) for tensor in tensors), strict=True))
+        return [torch.from_numpy(output) for output in session.run(None, inputs)]
 
     return run
 
 
-def _need_onnx() -> None:
+def _require_onnx() -> None:
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
@@ -112,7 +112,7 @@ def _write_compiled(
     )
 
 
-def _need_compiler() -> None:
+def _require_compiler() -> None:
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -127,7 +127,7 @@ def _read_compiled(path: Path) -> Compute:
 
 
 FORMATS = {
-    "onnx": Format(".onnx", _need_onnx, _write_onnx, _read_onnx),
+    "onnx": Format(".onnx", _require_onnx, _write_onnx, _read_onnx),
     "torch-export": Format(".pt2", lambda: None, _write_program, _read_program),
-    "aoti": Format(".pt2", _need_compiler, _write_compiled, _read_compiled),
+    "aoti": Format(".pt2", _require_compiler, _write_compiled, _read_compiled),
 }

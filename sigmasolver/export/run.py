@@ -1,4 +1,4 @@
-"""From a run to a file: trace, write under another name, compare with the run on real windows, then keep."""
+"""Export a run: trace, write to a temporary file, compare with the run on real windows, then move into place."""
 
 from __future__ import annotations
 
@@ -27,41 +27,42 @@ from sigmasolver.runs.files import plain_errors, replacing
 from sigmasolver.settings import lookup
 from sigmasolver.version import __version__
 
-__all__ = ["CHECKED", "LIMIT", "Exported", "export_run"]
+__all__ = ["CHECKED_WINDOWS", "LIMIT", "Exported", "export_run"]
 
-CHECKED = 3
-"""Windows that are compared."""
+CHECKED_WINDOWS = 3
+"""Number of windows to compare."""
 LIMIT = 1e-5
-"""The largest difference in relative L2, of any window, with which a file is kept."""
+"""Maximum relative L2 difference of any window; a file that exceeds it is discarded."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written and how near it comes to the run."""
+    """The exported file and its difference from the run."""
 
     path: Path
     metadata: dict[str, str]
     fixed: str | None
-    """Why it takes the grid of the run alone; None: it takes any."""
+    """Why it accepts only the grid of the run; None: it accepts any grid."""
     windows: int
     difference: float
-    """The largest relative L2 between the file and the run, over windows and outputs."""
+    """Largest relative L2 difference between the file and the run, over windows and outputs."""
 
 
 def export_run(
     run: str | Path, kind: str, out: Path, data: Path | None = None, say: Callable[[str], None] = lambda text: None
 ) -> Exported:
-    """Write one step of a run's rollout, on a CPU and in float32, as `kind`; `say` is told what is being done.
+    """Export one rollout step of a run, on the CPU in float32, to the format `kind`; `say` is called with progress
+    messages.
 
-    `data` has windows to check the file on, in any form that can be trained on; None: the run's test data (its training
-    data where it has none), or the windows that come with a pretrained model.
+    `data` has the windows to check the file on, in any format that `train` accepts; None: the run's test data (its
+    training data if there are none), or the windows shipped with a pretrained model.
     """
-    form = lookup(FORMATS, kind, "format")
-    if out.suffix != form.suffix:
-        raise ValueError(f"The file name for {kind} must end in {form.suffix}, got {out.name}.")
+    format_ = lookup(FORMATS, kind, "format")
+    if out.suffix != format_.suffix:
+        raise ValueError(f"The file name for {kind} must end in {format_.suffix}, got {out.name}.")
     if out.exists():
         raise ValueError(f"{out} already exists; choose another name or remove it.")
-    form.need()
+    format_.need()
     path = resolve(run)
     recipe = recipe_in(Run(path))
     step = RolloutStep(load(path)).eval()
@@ -70,21 +71,21 @@ def export_run(
         windows = _windows(path, recipe, store, data)
         batches = _batches(windows, step)
         domain = Domain.of(store.header.layout, windows.fields, windows.times)
-    facts = _facts(Run(path), recipe, domain, step)
+    facts = _metadata(Run(path), recipe, domain, step)
     with torch.no_grad(), plain(), quiet(), TemporaryDirectory() as scratch:
-        written = Path(scratch) / f"step{form.suffix}"
-        fixed = _stands_on_grid(step)
+        written = Path(scratch) / f"step{format_.suffix}"
+        fixed = _fixed_grid_reason(step)
         if fixed is None:
             say("for any grid")
             try:
-                metadata, difference = _attempt(form, step, batches, facts, written, any_grid=True)
+                metadata, difference = _try_export(format_, step, batches, facts, written, any_grid=True)
                 fixed = None if difference <= LIMIT else "results on other grids differ from the run"
-            except Exception as error:  # a size that became a constant, an operation that the format does not have
+            except Exception as error:  # a size became a constant, or the format lacks an operation
                 fixed = f"{kind} does not support a dynamic grid here ({type(error).__name__})"
         if fixed is not None:
             say(f"for {shape_text(recipe.task.grid)}")
             try:
-                metadata, difference = _attempt(form, step, batches, facts, written, any_grid=False)
+                metadata, difference = _try_export(format_, step, batches, facts, written, any_grid=False)
             except Exception as error:
                 first = next(iter(str(error).strip().splitlines()), type(error).__name__)
                 raise ValueError(f"The model {recipe.model.name} cannot be exported to {kind}: {first}") from error
@@ -111,76 +112,76 @@ def _source(path: Path, data: Path | None) -> Path:
 
 def _windows(path: Path, recipe: Recipe, store: Reader, data: Path | None) -> Windows:
     spec = recipe.evaluation_windows()
-    if data is None and is_pretrained(path):  # thinned already
+    if data is None and is_pretrained(path):  # strides already applied
         return Windows(store, range(len(store)), replace(spec, starts=1, time_stride=1, space_stride=1))
     facts = {} if is_pretrained(path) else Run(path).read_json("data.json")
     if facts.get("fingerprint") == store.fingerprint:
         parts = facts["parts"]
         return Windows(store, parts["test"] or parts["train"], spec)
     if store.header.grid == recipe.task.grid:
-        spec = replace(spec, space_stride=1)  # thinned already
+        spec = replace(spec, space_stride=1)  # already applied
     return Windows(store, range(len(store)), spec)
 
 
 def _batches(windows: Windows, step: RolloutStep) -> list[Inputs]:
-    """One batch of several windows and one of a single window, so that the batch is known to be open."""
+    """A batch of several windows and one of a single window, to check that the batch size is dynamic."""
     batches: list[Inputs] = []
-    for chosen in (spread_evenly(len(windows), CHECKED), torch.arange(1)):
-        history = windows.batch(chosen)[0].float()
-        times = windows.frame_times(chosen)[:, 0].double()
+    for indices in (spread_evenly(len(windows), CHECKED_WINDOWS), torch.arange(1)):
+        history = windows.batch(indices)[0].float()
+        times = windows.frame_times(indices)[:, 0].double()
         batches.append((history, times) if "time" in step.inputs else (history,))
     return batches
 
 
-def _stands_on_grid(step: RolloutStep) -> str | None:
-    by_point = any(one.mean.ndim > 1 for one in (step.forecaster.inputs, step.forecaster.targets))
-    return "the normaliser has one mean per point" if by_point else None
+def _fixed_grid_reason(step: RolloutStep) -> str | None:
+    pointwise = any(normaliser.mean.ndim > 1 for normaliser in (step.forecaster.inputs, step.forecaster.targets))
+    return "the normaliser has one mean per point" if pointwise else None
 
 
-def _attempt(
-    form: Format, step: RolloutStep, batches: list[Inputs], facts: Mapping[str, object], path: Path, any_grid: bool
+def _try_export(
+    format_: Format, step: RolloutStep, batches: list[Inputs], facts: Mapping[str, object], path: Path, any_grid: bool
 ) -> tuple[dict[str, str], float]:
-    """Trace, write, read and compare; the metadata, and the largest difference."""
+    """Trace, write, load and compare; return the metadata and the largest difference."""
     history, axes = batches[0][0], {}
     if any_grid:
-        # Sizes that differ, lest two axes be taken for one.
+        # Distinct sizes, so that two axes do not become one symbolic dimension.
         grid = [n + 2 * axis for axis, n in enumerate(history.shape[2:-1])]
         history = history.new_ones(*history.shape[:2], *grid, history.shape[-1])
         axes = {axis: Dim.DYNAMIC for axis in range(2, 2 + len(grid))}
     metadata = {name: json.dumps(value) for name, value in {**facts, "any_grid": any_grid}.items()}
-    form.write(_export(step, (history, *batches[0][1:]), axes), path, metadata, step.inputs, step.outputs)
-    more = [_cropped(batches[0])] if any_grid else []
-    return metadata, _difference(step, form.read(path), [*batches, *more])
+    format_.write(_export(step, (history, *batches[0][1:]), axes), path, metadata, step.inputs, step.outputs)
+    other_grid = [_crop(batches[0])] if any_grid else []
+    return metadata, _max_difference(step, format_.read(path), [*batches, *other_grid])
 
 
 def _export(step: RolloutStep, inputs: Inputs, axes: Mapping[int, object]) -> ExportedProgram:
-    # A batch of one would be taken for a constant.
-    given = tuple(torch.cat((one[:1], one[:1])) for one in inputs)
+    # A batch size of one would be specialised to a constant.
+    example = tuple(torch.cat((tensor[:1], tensor[:1])) for tensor in inputs)
     shapes = ({0: Dim.DYNAMIC, **axes}, *({0: Dim.DYNAMIC} for _ in inputs[1:]))
-    return torch.export.export(step, given, dynamic_shapes=dict(zip(step.inputs, shapes, strict=True)))
+    return torch.export.export(step, example, dynamic_shapes=dict(zip(step.inputs, shapes, strict=True)))
 
 
-def _cropped(inputs: Inputs) -> Inputs:
-    """Without the last points of every axis: another grid for a file that takes any."""
+def _crop(inputs: Inputs) -> Inputs:
+    """Crop the last points of every axis: another grid for a file that accepts any."""
     history = inputs[0]
     for axis, points in enumerate(history.shape[2:-1], start=2):
         history = history.narrow(axis, 0, max(2, points - axis))
     return history, *inputs[1:]
 
 
-def _difference(step: RolloutStep, compute: Compute, batches: list[Inputs]) -> float:
+def _max_difference(step: RolloutStep, compute: Compute, batches: list[Inputs]) -> float:
     largest = 0.0
     for inputs in batches:
-        given = tuple(one.contiguous() for one in inputs)
-        for mine, theirs in zip(step(*given), compute(*given), strict=True):
-            error, size = ((one.double()).flatten(1).norm(dim=1) for one in (mine - theirs, mine))
-            relative = (error / size).where(error != 0, 0.0)  # also of frames that are zero
+        arguments = tuple(tensor.contiguous() for tensor in inputs)
+        for expected, actual in zip(step(*arguments), compute(*arguments), strict=True):
+            error, norm = ((tensor.double()).flatten(1).norm(dim=1) for tensor in (expected - actual, expected))
+            relative = (error / norm).where(error != 0, 0.0)  # 0 / 0 counts as 0
             largest = max(largest, float(relative.nan_to_num(torch.inf).max()))
     return largest
 
 
-def _facts(run: Run, recipe: Recipe, domain: Domain, step: RolloutStep) -> dict[str, object]:
-    """What a consumer needs to know."""
+def _metadata(run: Run, recipe: Recipe, domain: Domain, step: RolloutStep) -> dict[str, object]:
+    """Metadata for the user of the file."""
     task = recipe.task
     units = dict(zip(domain.fields, domain.units, strict=True))
     return {

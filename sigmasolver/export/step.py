@@ -1,4 +1,4 @@
-"""What is exported: one step of a rollout, from physical units to physical units."""
+"""The exported module: one rollout step, with inputs and outputs in physical units."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["RolloutStep"]
 class RolloutStep(nn.Module):
     """history `(B, T_in, *grid, q_in)` -> the next frames `(B, T_out, *grid, q_out)`, and the history after them.
 
-    Normaliser, model and boundary operator are the forecaster's. A forecast that cannot be fed back (a steady one,
-    whose inputs are other fields) has no next history. A model that is told the time takes that of the last given
+    Normaliser, model and boundary operator are those of the forecaster. A forecast that cannot be fed back (a steady
+    one, whose inputs are other fields) has no next history. A time-dependent model takes the time of the last input
     frame, `(B,)`, as a second input.
     """
 

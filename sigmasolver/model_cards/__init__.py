@@ -1,2 +1,2 @@
-"""What is known of a pretrained model: how it is measured (`score`), shown at work (`demonstrate`), put into a folder
-(`make`) and told (`text`)."""
+"""Pretrained models: measure them (`score`), run them on their windows (`demonstrate`), write their folder (`make`,
+`share`) and their card (`text`)."""

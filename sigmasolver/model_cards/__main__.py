@@ -1,4 +1,4 @@
-"""Writes the text of every card anew from its facts: `python -m sigmasolver.model_cards`."""
+"""Regenerate every card.md from card.json: `python -m sigmasolver.model_cards`."""
 
 from sigmasolver import pretrained
 from sigmasolver.model_cards.text import card_text

@@ -1,4 +1,4 @@
-"""A pretrained model at work on the machine at hand: its unseen windows, with the solver beside it."""
+"""Run a pretrained model on its unseen windows on this machine, next to the solver."""
 
 from __future__ import annotations
 
@@ -32,44 +32,48 @@ ERRORS = {"relative_l2": "relative L2", "relative_l2_final": "relative L2, final
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A pretrained model at work on this machine."""
+    """Results of a pretrained model on this machine."""
 
     card: dict[str, Any]
     scores: list[dict[str, Any]]
     seconds: float
-    """Of the model, for one case."""
+    """Time of the model for one case."""
     solver: list[SolverRow]
     machine: str
     first: Maps
     """Truth and forecast of the first window, in its first field."""
     dimensions: Dimensions
-    said: str | None
-    """Of the file that was written."""
+    message: str | None
+    """A line about the file that was written."""
 
     def table(self) -> Table:
         """The model, the trivial baseline and the solver: errors, and seconds for one case."""
         card, count = self.card, len(self.scores)
         errors = tuple(f"{row['field']}, {ERRORS[row['metric']]}" for row in self.scores)
-        own, plain = ([_percent(row[name]) for row in self.scores] for name in ("value", "yardstick"))
+        model_errors, baseline_errors = (
+            [_percent(row[name]) for row in self.scores] for name in ("value", "yardstick")
+        )
         rows = [
-            (f"{card['model']}, {_grid(card['test']['grid'])}", *own, _time(self.seconds)),
-            (card["test"]["yardstick"], *plain, "–"),
+            (f"{card['model']}, {_grid(card['test']['grid'])}", *model_errors, _time(self.seconds)),
+            (card["test"]["yardstick"], *baseline_errors, "–"),
         ]
-        for one in self.solver:
-            found = ["the truth"] * count if one.errors is None else [_percent(error) for error in one.errors]
-            rows.append((f"solver, {_grid(one.grid)}", *found, _time(one.seconds)))
+        for solver in self.solver:
+            solver_errors = (
+                ["the truth"] * count if solver.errors is None else [_percent(error) for error in solver.errors]
+            )
+            rows.append((f"solver, {_grid(solver.grid)}", *solver_errors, _time(solver.seconds)))
         cases = f"{card['windows']['count']} unseen case{'s' * (card['windows']['count'] > 1)}"
         return Table(
             ("", *errors, "time per case"),
             tuple(rows),
-            caption=f"Mean over {cases}; times on {self.machine}, one case at a time. {self._solver_words()}",
+            caption=f"Mean over {cases}; times on {self.machine}, one case at a time. {self._solver_note()}",
         )
 
     def animation(self) -> Animation:
-        """The first window, played beside the numerical solution."""
+        """An animation of the first window, next to the numerical solution."""
         return animate(self.first, self.card["model"], self.dimensions, "numerical solver", enlarged=3)
 
-    def _solver_words(self) -> str:
+    def _solver_note(self) -> str:
         if not self.solver:
             return ""
         flow = ": it continues from the last input frame at full resolution" if self.card["test"]["horizon"] > 1 else ""
@@ -83,7 +87,7 @@ def demonstrate(
     out: Path | None = None,
     tick: Callable[[int, int], None] | None = None,
 ) -> Demonstration:
-    """Forecast the unseen windows of a pretrained model, with the solver beside it; writes the forecasts to `out`."""
+    """Forecast the unseen windows of a pretrained model and time the solver; writes the forecasts to `out` if given."""
     folder, card = pretrained.folder(name), pretrained.card(name)
     recipe, forecaster = recipe_in(Run(folder)), Replay(load(folder, device), precision)
     with open_store(folder / "windows.h5") as store:
@@ -92,9 +96,9 @@ def demonstrate(
         seconds = seconds_of_model(windows, recipe, forecaster, device)
         solver = time_solver(windows, recipe, card["solver"]["rows"], device)
         layout = store.header.layout
-        known = dimensions_in(Domain.of(layout, windows.fields, windows.times))
-        frames = _frames(forecaster, windows, recipe, device, len(windows) if out is not None else 1)
-        said = None
+        dimensions = dimensions_in(Domain.of(layout, windows.fields, windows.times))
+        frames = _forecasts(forecaster, windows, recipe, device, len(windows) if out is not None else 1)
+        message = None
         if out is not None:
             units = dict(zip(layout.fields, layout.units, strict=True))
             layout = replace(
@@ -104,23 +108,25 @@ def demonstrate(
                 times=layout.times[-recipe.task.horizon :],
             )
             facts = {"run": name, "step": read_facts(Run(folder).weights)["step"], "start": "windows of the package"}
-            said = write_forecast(out, frames.numpy(), layout, facts)
-        first = _first(windows, frames[0], recipe, known)
-    return Demonstration(card, scores, seconds, solver, provenance(device)["machine"], first, known, said)
+            message = write_forecast(out, frames.numpy(), layout, facts)
+        first = _first_maps(windows, frames[0], recipe, dimensions)
+    return Demonstration(card, scores, seconds, solver, provenance(device)["machine"], first, dimensions, message)
 
 
-def _frames(forecaster: Forecaster, windows: Windows, recipe: Recipe, device: torch.device, count: int) -> torch.Tensor:
-    """The forecasts of the first windows."""
+def _forecasts(
+    forecaster: Forecaster, windows: Windows, recipe: Recipe, device: torch.device, count: int
+) -> torch.Tensor:
+    """Forecasts of the first `count` windows."""
     with torch.no_grad(), matmul_precision("float32"):
         return torch.cat(
             [
-                forecaster.rollout(windows.batch([number])[0].to(device), recipe.task.horizon).frames.cpu()
-                for number in range(count)
+                forecaster.rollout(windows.batch([index])[0].to(device), recipe.task.horizon).frames.cpu()
+                for index in range(count)
             ]
         )
 
 
-def _first(windows: Windows, frames: torch.Tensor, recipe: Recipe, known: Dimensions) -> Maps:
+def _first_maps(windows: Windows, frames: torch.Tensor, recipe: Recipe, dimensions: Dimensions) -> Maps:
     _, future = windows.batch([0])
     field = recipe.task.targets[0]
     return Maps(
@@ -128,8 +134,8 @@ def _first(windows: Windows, frames: torch.Tensor, recipe: Recipe, known: Dimens
         tuple(range(1, len(frames) + 1)),
         future[0, ..., 0].numpy(),
         {recipe.model.name: frames[..., 0].numpy()},
-        unit=known.unit(field),
-        axes=(known.axis(0, frames.shape[1]), known.axis(1, frames.shape[2])),
+        unit=dimensions.unit(field),
+        axes=(dimensions.axis(0, frames.shape[1]), dimensions.axis(1, frames.shape[2])),
     )
 
 

@@ -1,4 +1,4 @@
-"""The folder of a pretrained model from a finished run: weights, unseen windows, card.
+"""Write the folder of a pretrained model from a finished run: weights, unseen windows, card.
 
 Every number on the card comes from the records of the run or is measured here.
 """
@@ -25,11 +25,11 @@ from sigmasolver.forecast.checkpoint import load, recipe_in, save
 from sigmasolver.model_cards.score import (
     card_columns,
     compare_with_solver,
-    picked,
     score,
     seconds_of_model,
     shipped_windows,
     unseen_windows,
+    value_of,
 )
 from sigmasolver.model_cards.text import card_text
 from sigmasolver.recipes import Recipe
@@ -42,7 +42,7 @@ from sigmasolver.simulate.generate import header_of
 __all__ = ["LIMIT", "make_folder", "tolerance_of"]
 
 LIMIT = 1_000_000
-"""Bytes of the windows of one model."""
+"""Maximum size of the windows of one model in bytes."""
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -56,19 +56,19 @@ ENCODINGS: dict[str, Callable[[Tensors], Tensors]] = {
     "int16": quantise,
 }
 """Two bytes per weight, by name; `dequantise` reads all of them."""
-TOLERANCE_FACTOR, LEAST_TOLERANCE = 10.0, 5e-5
-"""Another machine adds in another order: its rounding differs from ours by a few times our own rounding error, which a
-few windows may show too small by chance."""
+TOLERANCE_FACTOR, MIN_TOLERANCE = 10.0, 5e-5
+"""Another machine sums in another order, so its scores differ by a few times the round-off measured here, which may be
+underestimated from few windows."""
 
 
 def make_folder(
     run: Run, out: Path, simulated: Path, count: int, training_seed: int, others: Sequence[Run] = ()
 ) -> dict[str, Any]:
-    """The folder of a pretrained model from a finished run; returns the facts of its card.
+    """Write the folder of a pretrained model from a finished run; return the facts of its card.
 
     simulated        a store of unseen trajectories: the first `count` are shipped, all of them are measured
-    training_seed    what the training data were simulated with; the unseen ones must have another
-    others           the same recipe with other seeds: `run` was chosen among them
+    training_seed    simulation seed of the training data; that of the unseen ones must differ
+    others           runs of the same recipe with other seeds, from which `run` was selected
     """
     recipe, facts = recipe_in(run), read_facts(run.weights)
     if out.exists():
@@ -79,55 +79,55 @@ def make_folder(
         _check_unseen(store, recipe, training_seed, count)
         unseen = unseen_windows(store, recipe)
         forecaster = load(run.path)
-        fresh = score(forecaster, unseen, recipe)
-        each = _each_error(forecaster, unseen)
-        changes = {name: _change(run, encode, unseen, each) for name, encode in ENCODINGS.items()}
-        chosen = _chosen(changes, each)
+        unseen_scores = score(forecaster, unseen, recipe)
+        errors = _window_errors(forecaster, unseen)
+        changes = {name: _encoding_change(run, encode, unseen, errors) for name, encode in ENCODINGS.items()}
+        encoding = _choose_encoding(changes, errors)
         tensors = dequantise(read_tensors(run.weights)[0])
         folder = Run(out)
         folder.write_json("recipe.json", recipe.to_plain())
         folder.write_json("normaliser.json", run.read_json("normaliser.json"))
-        stored = ENCODINGS[chosen](tensors) if chosen in ENCODINGS else tensors
+        stored = ENCODINGS[encoding](tensors) if encoding in ENCODINGS else tensors
         save(folder, stored, facts["step"], facts["steps"], facts["data"])
         _write_windows(store, unseen, count, out / "windows.h5")
-        start = _last_given(store, unseen, count)
+        start = _last_input_frames(store, unseen, count)
         source = {"count": len(store), "seed": store.header.seed, "fingerprint": store.fingerprint}
     with open_store(out / "windows.h5") as kept:
         windows = shipped_windows(kept, recipe)
         shipped = load(out)
-        plain = score(shipped, windows, recipe)
+        shipped_scores = score(shipped, windows, recipe)
         seconds = seconds_of_model(windows, recipe, shipped, torch.device("cpu"))
-        solver = compare_with_solver(windows, start, recipe, plain)
-        in_float32 = _each_error(shipped, windows)
-        rounding = float(((_each_error(shipped.double(), windows) - in_float32) / in_float32).abs().max())
-        of_windows = {"count": len(kept), "seed": kept.header.seed, "fingerprint": kept.fingerprint, "scores": plain,
-                      "bytes": (out / "windows.h5").stat().st_size, "rounding": rounding,
-                      "tolerance": tolerance_of(rounding)}  # fmt: skip
+        solver = compare_with_solver(windows, start, recipe, shipped_scores)
+        float32_errors = _window_errors(shipped, windows)
+        rounding = float(((_window_errors(shipped.double(), windows) - float32_errors) / float32_errors).abs().max())
+        window_facts = {"count": len(kept), "seed": kept.header.seed, "fingerprint": kept.fingerprint,
+                        "scores": shipped_scores, "bytes": (out / "windows.h5").stat().st_size, "rounding": rounding,
+                        "tolerance": tolerance_of(rounding)}  # fmt: skip
     card = {
         "name": out.name,
         "task": recipe.task.name,
         "model": recipe.model.name,
         "parameters": sum(tensor.numel() for tensor in tensors.values()),
-        "training": _training(run, recipe, training_seed),
-        "test": _tested(run, recipe, others),
-        "weights": {"dtype": chosen, "bytes": folder.weights.stat().st_size, "digest": folder.digest,
+        "training": _training_facts(run, recipe, training_seed),
+        "test": _test_facts(run, recipe, others),
+        "weights": {"dtype": encoding, "bytes": folder.weights.stat().st_size, "digest": folder.digest,
                     "of_run": run.digest, "changes": changes},
-        "unseen": {**source, "scores": fresh},
-        "windows": of_windows,
+        "unseen": {**source, "scores": unseen_scores},
+        "windows": window_facts,
         "simulator": {"name": store.header.source, "parameters": dict(store.header.parameters)},
         "solver": {"model_seconds": seconds, "rows": [asdict(row) for row in solver]},
         "measured": provenance(torch.device("cpu")),
         "licence": "MIT",
     }  # fmt: skip
     folder.write_json("card.json", card)
-    card = folder.read_json("card.json")  # as everyone will read it
+    card = folder.read_json("card.json")  # as a reader will see it
     (out / "card.md").write_text(card_text(card))
     return card
 
 
 def tolerance_of(rounding: float) -> float:
-    """How far a score may be from the card, relative to itself."""
-    return max(LEAST_TOLERANCE, float(f"{TOLERANCE_FACTOR * rounding:.1e}"))
+    """Relative tolerance of a score with respect to the card."""
+    return max(MIN_TOLERANCE, float(f"{TOLERANCE_FACTOR * rounding:.1e}"))
 
 
 def _check_unseen(store: Reader, recipe: Recipe, training_seed: int, count: int) -> None:
@@ -146,70 +146,72 @@ def _check_unseen(store: Reader, recipe: Recipe, training_seed: int, count: int)
         raise ValueError(f"{count} windows were requested, but {store.path} has {len(store)} trajectories.")
 
 
-def _each_error(forecaster: Forecaster, windows: Windows) -> torch.Tensor:
+def _window_errors(forecaster: Forecaster, windows: Windows) -> torch.Tensor:
     """Relative L2 error of every window, mean over fields, in the forecaster's own precision."""
-    kind, found = next(forecaster.model.parameters()).dtype, []
-    for number in range(len(windows)):
-        history, future = (part.to(kind) for part in windows.batch([number]))
+    dtype, errors = next(forecaster.model.parameters()).dtype, []
+    for index in range(len(windows)):
+        history, future = (tensor.to(dtype) for tensor in windows.batch([index]))
         with torch.no_grad():
             frames = forecaster.rollout(history, future.shape[1]).frames
-        found.append(metrics.relative_l2(frames, future).mean())
-    return torch.stack(found)
+        errors.append(metrics.relative_l2(frames, future).mean())
+    return torch.stack(errors)
 
 
-def _change(run: Run, encode: Callable[[Tensors], Tensors], windows: Windows, before: torch.Tensor) -> dict[str, float]:
-    """How the error changes with the encoded weights: the mean over windows, and the standard deviation."""
+def _encoding_change(
+    run: Run, encode: Callable[[Tensors], Tensors], windows: Windows, before: torch.Tensor
+) -> dict[str, float]:
+    """Change of the error when the weights are encoded: mean and standard deviation over windows."""
     forecaster = load(run.path)
     forecaster.model.load_state_dict(dequantise(encode(forecaster.model.state_dict())))
-    change = _each_error(forecaster, windows) - before
+    change = _window_errors(forecaster, windows) - before
     return {"mean": float(change.mean()), "deviation": float(change.std())}
 
 
-def _chosen(changes: dict[str, dict[str, float]], errors: torch.Tensor) -> str:
-    """Two bytes a weight where that changes the mean by less than a tenth of its standard error, else four."""
+def _choose_encoding(changes: dict[str, dict[str, float]], errors: torch.Tensor) -> str:
+    """A two-byte dtype if it changes the mean error by less than a tenth of its standard error, else float32."""
     best = min(changes, key=lambda name: changes[name]["mean"] ** 2 + changes[name]["deviation"] ** 2)
-    unsure = float(errors.std()) / math.sqrt(len(errors))
-    return best if abs(changes[best]["mean"]) < 0.1 * unsure else "float32"
+    standard_error = float(errors.std()) / math.sqrt(len(errors))
+    return best if abs(changes[best]["mean"]) < 0.1 * standard_error else "float32"
 
 
 def _write_windows(store: Reader, windows: Windows, count: int, path: Path) -> None:
-    """The first window of the first trajectories, thinned as the model sees them, in float16."""
-    spec, old = windows.spec, store.header
-    places = [old.layout.fields.index(name) for name in windows.fields]
+    """Write the first window of the first trajectories, with the strides of the model, in float16."""
+    spec, source = windows.spec, store.header
+    indices = [source.layout.fields.index(name) for name in windows.fields]
     layout = replace(
-        old.layout,
+        source.layout,
         fields=windows.fields,
-        units=tuple(old.layout.units[place] for place in places),
+        units=tuple(source.layout.units[index] for index in indices),
         coordinates=windows.coordinates,
         times=windows.times[: spec.span],
     )
-    thinned = {"time_stride": spec.time_stride, "space_stride": spec.space_stride}
-    header = Header(layout, old.source, {**old.parameters, **thinned}, old.seed, "float16")
+    strides = {"time_stride": spec.time_stride, "space_stride": spec.space_stride}
+    header = Header(layout, source.source, {**source.parameters, **strides}, source.seed, "float16")
     if header.nbytes * count > LIMIT:
         raise ValueError(f"{count} windows need {header.nbytes * count:,} bytes; use at most {LIMIT // header.nbytes}.")
     frames = slice(0, spec.time_stride * (spec.span - 1) + 1, spec.time_stride)
     space = (slice(None, None, spec.space_stride),) * len(layout.coordinates)
     with Writer(path, header, count) as writer:
-        for number in range(count):
-            writer.append(store[(number, frames, *space)][..., places][None])
+        for trajectory in range(count):
+            writer.append(store[(trajectory, frames, *space)][..., indices][None])
 
 
-def _last_given(store: Reader, windows: Windows, count: int) -> torch.Tensor:
-    """(count, *grid): the first field of the last given frame of each window, as finely as it is stored."""
+def _last_input_frames(store: Reader, windows: Windows, count: int) -> torch.Tensor:
+    """(count, *grid): the first field of the last input frame of each window, at full stored resolution."""
     last = windows.spec.time_stride * (windows.spec.history - 1)
-    return torch.stack([torch.from_numpy(store[(number, last)][..., 0]) for number in range(count)])
+    return torch.stack([torch.from_numpy(store[(trajectory, last)][..., 0]) for trajectory in range(count)])
 
 
-def _training(run: Run, recipe: Recipe, seed: int) -> dict[str, Any]:
+def _training_facts(run: Run, recipe: Recipe, seed: int) -> dict[str, Any]:
     facts, train = read_facts(run.weights), recipe.train
-    parts = run.read_json("data.json")["parts"]
-    count = sum(len(part) for part in parts.values())
+    splits = run.read_json("data.json")["parts"]
+    count = sum(len(indices) for indices in splits.values())
     return {
         "data": f"sigmasolver simulate {recipe.task.name} --count {count} --seed {seed}",
         "data_seed": seed,
         "fingerprint": facts["data"],
-        "train": len(parts["train"]),
-        "test": len(parts["test"]),
+        "train": len(splits["train"]),
+        "test": len(splits["test"]),
         "epochs": train.epochs,
         "updates": facts["step"],
         "batch": train.batch,
@@ -219,28 +221,29 @@ def _training(run: Run, recipe: Recipe, seed: int) -> dict[str, Any]:
     }
 
 
-def _tested(run: Run, recipe: Recipe, others: Sequence[Run]) -> dict[str, Any]:
-    """The errors on the test part from the records, with those of the other seeds and of the paper."""
+def _test_facts(run: Run, recipe: Recipe, others: Sequence[Run]) -> dict[str, Any]:
+    """The errors on the test split from the records, with those of the other seeds and of the paper."""
     paper = [
         None if number is None else number.text
         for column, number in zip(tables()["main"].columns, seed_tables()["canonical-seeds"].ours, strict=True)
         if column.task == recipe.task.name
     ]
-    rows, first = [], _test_rows(run, recipe)
-    for column, printed in zip(card_columns(recipe), paper, strict=True):
-        value, deviation = picked([row for row in first if row["model"] == recipe.model.name], column)
-        plain, _ = picked([row for row in first if row["model"] == yardstick(recipe)], column)
+    rows, records = [], _test_rows(run, recipe)
+    for column, paper_value in zip(card_columns(recipe), paper, strict=True):
+        value, deviation = value_of([row for row in records if row["model"] == recipe.model.name], column)
+        baseline, _ = value_of([row for row in records if row["model"] == yardstick(recipe)], column)
         seeds = {recipe.train.seed: value}
         for other in others:
-            same = recipe_in(other)
-            if replace(same, train=replace(same.train, seed=recipe.train.seed)) != recipe:
+            other_recipe = recipe_in(other)
+            if replace(other_recipe, train=replace(other_recipe.train, seed=recipe.train.seed)) != recipe:
                 raise ValueError(f"{other.path} differs from {run.path} in more than its seed.")
-            found = [row for row in _test_rows(other, same) if row["model"] == recipe.model.name]
-            seeds[same.train.seed] = picked(found, column)[0]
+            matches = [row for row in _test_rows(other, other_recipe) if row["model"] == recipe.model.name]
+            seeds[other_recipe.train.seed] = value_of(matches, column)[0]
         rows.append({"metric": column.metric, "field": column.field, "value": value, "deviation": deviation,
-                     "yardstick": plain, "seeds": seeds, "paper": printed, "paper_scale": column.scale})  # fmt: skip
-    kept = ("windows", "horizon", "grid", "machine", "torch", "commit", "date", "forecast_precision")
-    return {"scores": rows, "yardstick": yardstick(recipe), **{name: first[0][name] for name in kept}}
+                     "yardstick": baseline, "seeds": seeds, "paper": paper_value,
+                     "paper_scale": column.scale})  # fmt: skip
+    keys = ("windows", "horizon", "grid", "machine", "torch", "commit", "date", "forecast_precision")
+    return {"scores": rows, "yardstick": yardstick(recipe), **{name: records[0][name] for name in keys}}
 
 
 def _test_rows(run: Run, recipe: Recipe) -> list[dict[str, Any]]:

@@ -1,11 +1,11 @@
-"""A finished run as a folder to publish, in the layout of Hugging Face's `save_pretrained`.
+"""Write a finished run as a folder to publish, in the layout of Hugging Face's `save_pretrained`.
 
-    model.safetensors                        the weights, byte for byte those of the run
-    config.json                              what the model is, for people and for search
-    README.md                                the model card, with the errors that were measured
-    recipe.json, normaliser.json, data.json  what `sigmasolver.load` and `sigmasolver forecast` need besides
+    model.safetensors                        the weights, byte-identical to those of the run
+    config.json                              description of the model, for people and search
+    README.md                                the model card, with the measured errors
+    recipe.json, normaliser.json, data.json  further files for `sigmasolver.load` and `sigmasolver forecast`
 
-Nothing of the training data goes along, nor the name of the folder they lie in.
+Neither the training data nor the path of their folder is included.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def save_pretrained(run: Run | str | Path, out: str | Path) -> Path:
     """Write a finished run as a folder to publish: safetensors, config.json and a model card.
 
     Args:
-        run: a run, or its folder; errors that were measured stand on the card.
+        run: a run, or its folder; measured errors appear on the card.
         out: the folder, new or empty, in the layout of Hugging Face's `save_pretrained`.
 
     Returns:
@@ -48,16 +48,16 @@ def save_pretrained(run: Run | str | Path, out: str | Path) -> Path:
         raise ValueError(f"{run.path} is not finished; resume it first: sigmasolver train --resume {run.path}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} already exists and is not empty; choose another folder.")
-    parameters = sum(one.numel() for one in load(run.path).model.parameters())  # also tells whether it can be loaded
+    parameters = sum(p.numel() for p in load(run.path).model.parameters())  # also checks that it loads
     rows = [row for row in read_records(run.records) if row.get("weights") == run.digest]
     with plain_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with making_folder(folder) as made:
-            _fill(made, run, recipe, parameters, rows)
+        with making_folder(folder) as temporary:
+            _write_files(temporary, run, recipe, parameters, rows)
     return folder
 
 
-def _fill(folder: Path, run: Run, recipe: Recipe, parameters: int, rows: Sequence[dict[str, Any]]) -> None:
+def _write_files(folder: Path, run: Run, recipe: Recipe, parameters: int, rows: Sequence[dict[str, Any]]) -> None:
     target = Run(folder)
     target.write_json("recipe.json", run.recipe())
     target.write_json("normaliser.json", run.read_json("normaliser.json"))
@@ -65,11 +65,11 @@ def _fill(folder: Path, run: Run, recipe: Recipe, parameters: int, rows: Sequenc
         facts = run.read_json("data.json")
         target.write_json("data.json", {**facts, "path": Path(str(facts.get("path", ""))).name})
     target.write_json("config.json", _config(recipe, parameters))
-    _write(folder / "README.md", _card(run, recipe, parameters, rows).encode())
-    _write(folder / "model.safetensors", read_bytes(run.weights))
+    _write_file(folder / "README.md", _card(run, recipe, parameters, rows).encode())
+    _write_file(folder / "model.safetensors", read_bytes(run.weights))
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write_file(path: Path, content: bytes) -> None:
     with plain_errors(path), replacing(path) as file:
         file.write(content)
 
@@ -96,8 +96,8 @@ def _card(run: Run, recipe: Recipe, parameters: int, rows: Sequence[dict[str, An
     task, train, facts = recipe.task, recipe.train, read_facts(run.weights)
     shape = " × ".join(map(str, task.grid))
     tags = ["sigmasolver", "pde", "neural-operator", "surrogate-model", recipe.model.name]
-    given = " × ".join(map(str, ("batch", task.history, *task.grid, len(task.inputs))))
-    what = "one frame" if task.block == 1 else f"{task.block} frames"
+    history_shape = " × ".join(map(str, ("batch", task.history, *task.grid, len(task.inputs))))
+    output = "one frame" if task.block == 1 else f"{task.block} frames"
     lines = [
         "---",
         "library_name: sigmasolver",
@@ -107,7 +107,7 @@ def _card(run: Run, recipe: Recipe, parameters: int, rows: Sequence[dict[str, An
         f"# {recipe.model.name} for {task.name}",
         "",
         f"{parameters:,} parameters. From {task.history} frame{'s' * (task.history > 1)} of {', '.join(task.inputs)} "
-        f"on {shape} points it predicts {what} of {', '.join(task.targets)} per call, in physical units.",
+        f"on {shape} points it predicts {output} of {', '.join(task.targets)} per call, in physical units.",
         "",
         "## Use",
         "",
@@ -115,7 +115,7 @@ def _card(run: Run, recipe: Recipe, parameters: int, rows: Sequence[dict[str, An
         "import sigmasolver",
         "",
         'forecaster = sigmasolver.load("./this-folder")',
-        f"prediction = forecaster.rollout(history, steps={task.horizon})  # history: {given}",
+        f"prediction = forecaster.rollout(history, steps={task.horizon})  # history: {history_shape}",
         "```",
         "",
         "On the command line: `sigmasolver forecast ./this-folder --input frames.npy --steps "
@@ -129,7 +129,10 @@ def _card(run: Run, recipe: Recipe, parameters: int, rows: Sequence[dict[str, An
         "",
         "## Errors",
         "",
-        *(_errors(rows) or ["Not measured yet: run `sigmasolver evaluate` on the run, then write this folder again."]),
+        *(
+            _error_table(rows)
+            or ["Not measured yet: run `sigmasolver evaluate` on the run, then write this folder again."]
+        ),
         "",
         "## Limits",
         "",
@@ -140,22 +143,22 @@ def _card(run: Run, recipe: Recipe, parameters: int, rows: Sequence[dict[str, An
     return "\n".join(lines) + "\n"
 
 
-def _errors(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Relative L2 over the horizon beside that of a forecast which has learned nothing, for each evaluation."""
+def _error_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Relative L2 over the horizon next to that of the trivial baseline, for each evaluation."""
     names = ("part", "protocol", "horizon", "windows", "cohort", "forecast_precision", "data", "field")
-    found: dict[tuple[Any, ...], dict[bool, dict[str, Any]]] = {}
+    evaluations: dict[tuple[Any, ...], dict[bool, dict[str, Any]]] = {}
     for row in rows:
         if row["metric"] == "relative_l2" and row["lead"] is None:
             key = tuple(row.get(name) for name in names)
-            found.setdefault(key, {})[row["model"] in TRIVIAL_BASELINES] = row
+            evaluations.setdefault(key, {})[row["model"] in TRIVIAL_BASELINES] = row
     lines = []
-    for pair in found.values():
+    for pair in evaluations.values():
         if set(pair) == {True, False}:
             own, yardstick = pair[False], pair[True]
             field = own["field"] or "mean over fields"
-            where = f"{own['windows']} windows of the {own['part']} split, horizon {own['horizon']}, {own['protocol']}"
-            values = " | ".join(_percent(one["value"]) for one in (own, yardstick))
-            lines.append(f"| {field} | {where} | {values} ({yardstick['model']}) |")
+            sample = f"{own['windows']} windows of the {own['part']} split, horizon {own['horizon']}, {own['protocol']}"
+            values = " | ".join(_percent(row["value"]) for row in (own, yardstick))
+            lines.append(f"| {field} | {sample} | {values} ({yardstick['model']}) |")
     head = ["| relative L2 (%) | measured on | this model | trivial baseline |", "|---|---|--:|--:|"]
     return [*head, *lines] if lines else []
 

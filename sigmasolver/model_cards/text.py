@@ -1,4 +1,4 @@
-"""The card as people read it."""
+"""The model card as Markdown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _solver_lines(solver: dict[str, Any]) -> list[str]:
 
 
 def card_text(card: dict[str, Any]) -> str:
-    """The card as people read it; every number is one of `card.json`."""
+    """The model card as Markdown; every number is taken from `card.json`."""
     training, test, windows, unseen = (card[name] for name in ("training", "test", "windows", "unseen"))
     weights, measured, simulator = card["weights"], card["measured"], card["simulator"]
     count = windows["count"]
@@ -55,28 +55,30 @@ def card_text(card: dict[str, Any]) -> str:
         f"| | {card['model']} | {test['yardstick']} | all seeds | paper |",
         "|---|--:|--:|--:|--:|",
     ]
-    for row, more, again in zip(test["scores"], unseen["scores"], windows["scores"], strict=True):
+    for row, fresh, own in zip(test["scores"], unseen["scores"], windows["scores"], strict=True):
         label, seeds = f"{row['field']}, {row['metric']}", list(row["seeds"].values())
         mean = sum(seeds) / len(seeds)
-        apart = math.sqrt(sum((one - mean) ** 2 for one in seeds) / (len(seeds) - 1)) if len(seeds) > 1 else None
-        every = significant(100 * mean) if apart is None else spread(100 * mean, 100 * apart)
-        printed = "–" if row["paper"] is None else row["paper"].replace("±", " ± ")
-        for where, one, last in (
-            (f"{label}, test split, {test['windows']} windows", row, f"{every} | {printed}"),
-            (f"{label}, new simulation with seed {unseen['seed']}, {unseen['count']} cases", more, "– | –"),
-            (f"{label}, the window{'s' * (count > 1)} of this folder, {count}", again, "– | –"),
+        deviation = (
+            math.sqrt(sum((error - mean) ** 2 for error in seeds) / (len(seeds) - 1)) if len(seeds) > 1 else None
+        )
+        all_seeds = significant(100 * mean) if deviation is None else spread(100 * mean, 100 * deviation)
+        paper = "–" if row["paper"] is None else row["paper"].replace("±", " ± ")
+        for sample, score, other_columns in (
+            (f"{label}, test split, {test['windows']} windows", row, f"{all_seeds} | {paper}"),
+            (f"{label}, new simulation with seed {unseen['seed']}, {unseen['count']} cases", fresh, "– | –"),
+            (f"{label}, the window{'s' * (count > 1)} of this folder, {count}", own, "– | –"),
         ):
-            own = 100 * one["value"]
-            both = significant(own) if one["deviation"] is None else spread(own, 100 * one["deviation"])
-            lines.append(f"| {where} | {both} | {significant(100 * one['yardstick'])} | {last} |")
+            error = 100 * score["value"]
+            error_text = significant(error) if score["deviation"] is None else spread(error, 100 * score["deviation"])
+            lines.append(f"| {sample} | {error_text} | {significant(100 * score['yardstick'])} | {other_columns} |")
     seeds = test["scores"][0]["seeds"]
-    chosen = "The only seed that was trained."
+    selection = "The only seed that was trained."
     if len(seeds) > 1:
-        chosen = (
+        selection = (
             f"The best of {len(seeds)} seeds ({', '.join(map(str, seeds))}), selected by this test error, so that "
             "error is "
         )
-        chosen += "biased low; the mean over seeds is not."
+        selection += "biased low; the mean over seeds is not."
     changes = "; ".join(
         f"{name} {100 * change['mean']:+.1e} ± {100 * change['deviation']:.1e}"
         for name, change in weights["changes"].items()
@@ -84,7 +86,7 @@ def card_text(card: dict[str, Any]) -> str:
     parameters = ", ".join(f"{name} {value}" for name, value in simulator["parameters"].items())
     lines += [
         "",
-        chosen,
+        selection,
         "",
         f"Stored as {weights['dtype']}: rounding the weights changes the error by (percentage points, mean ± deviation "
         f"over {unseen['count']} cases) {changes}.",

@@ -1,4 +1,4 @@
-"""The commands as a user runs them: real files, one sentence for every mistake; real processes where that matters."""
+"""Commands as a user runs them: real files, one-sentence errors, and real processes where that matters."""
 
 import contextlib
 import os
@@ -29,41 +29,45 @@ ROOT = Path(sigmasolver.__file__).parents[1]
 SMALL = ["--set", "grid=32", "--set", "stored=16", "--set", "step=0.03125", "--set", "frames=3"]
 
 
-def command(*words):
-    return [sys.executable, "-m", "sigmasolver", *map(str, words)]
+def command(*args):
+    return [sys.executable, "-m", "sigmasolver", *map(str, args)]
 
 
-def run_process(*words):
+def run_process(*args):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    return subprocess.run(command(*words), capture_output=True, text=True, env=environment)
+    return subprocess.run(command(*args), capture_output=True, text=True, env=environment)
 
 
 @pytest.fixture
 def run(call):
-    """As `run_process`, in this process."""
-    return lambda *words: SimpleNamespace(**dict(zip(("returncode", "stdout", "stderr"), call(*words), strict=True)))
+    """Like `run_process`, but in this process."""
+    return lambda *args: SimpleNamespace(**dict(zip(("returncode", "stdout", "stderr"), call(*args), strict=True)))
 
 
-def fingerprint(done):
-    assert done.returncode == 0, done.stderr
-    return re.search(r"fingerprint ([0-9a-f]{64})", done.stdout)[1]
+def fingerprint(result):
+    assert result.returncode == 0, result.stderr
+    return re.search(r"fingerprint ([0-9a-f]{64})", result.stdout)[1]
 
 
-def test_simulate_as_a_process_then_inspect(tmp_path, run):
-    file, picture = tmp_path / "demo.h5", tmp_path / "demo.png"
-    made = run_process("simulate", "demo", "--count", 3, "--seed", 4, "--out", file, *SMALL, "--set", "viscosity=0.01")
-    seen = run("inspect", file, "--plot", picture, "--index", 2)
-    assert fingerprint(made) == fingerprint(seen)
-    assert "viscosity=0.01" in seen.stdout and "3 trajectories" in seen.stdout and "intact" in seen.stdout
-    assert "seed 4" in seen.stdout and f"sigmasolver {sigmasolver.__version__}" in seen.stdout
+def test_simulate_in_a_process_and_inspect(tmp_path, run):
+    file, plot = tmp_path / "demo.h5", tmp_path / "demo.png"
+    simulated = run_process(
+        "simulate", "demo", "--count", 3, "--seed", 4, "--out", file, *SMALL, "--set", "viscosity=0.01"
+    )
+    inspected = run("inspect", file, "--plot", plot, "--index", 2)
+    assert fingerprint(simulated) == fingerprint(inspected)
+    assert (
+        "viscosity=0.01" in inspected.stdout and "3 trajectories" in inspected.stdout and "intact" in inspected.stdout
+    )
+    assert "seed 4" in inspected.stdout and f"sigmasolver {sigmasolver.__version__}" in inspected.stdout
     with open_store(file) as store:
         values = np.asarray(store[0:3], np.float64)
         assert store.shape[1:] == (3, 16, 16, 1)
-    assert f"{values.std():.4g}" in seen.stdout
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert f"{values.std():.4g}" in inspected.stdout
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_more_trajectories_keep_the_first_ones(tmp_path, run):
+def test_simulate_more_trajectories_keeps_existing_ones(tmp_path, run):
     few, many = tmp_path / "few.h5", tmp_path / "many.h5"
     assert fingerprint(run("simulate", "demo", "--count", 5, "--out", many, *SMALL))
     run("simulate", "demo", "--count", 2, "--out", few, *SMALL)
@@ -72,11 +76,11 @@ def test_more_trajectories_keep_the_first_ones(tmp_path, run):
     assert few.read_bytes() == many.read_bytes()
 
 
-def test_killed_and_started_again_equals_uninterrupted(tmp_path, run):
-    whole, killed = tmp_path / "whole.h5", tmp_path / "killed.h5"
-    words = ["simulate", "demo", "--count", 40, *SMALL]
-    expected = fingerprint(run(*words, "--out", whole))
-    process = Forked("from sigmasolver.cli import main; main()", *words, "--out", killed)
+def test_simulate_resumes_after_kill_with_identical_file(tmp_path, run):
+    reference, killed = tmp_path / "reference.h5", tmp_path / "killed.h5"
+    args = ["simulate", "demo", "--count", 40, *SMALL]
+    expected = fingerprint(run(*args, "--out", reference))
+    process = Forked("from sigmasolver.cli import main; main()", *args, "--out", killed)
     deadline = time.monotonic() + 60
     present = 0
     while time.monotonic() < deadline and not present and process.poll() is None:
@@ -87,33 +91,33 @@ def test_killed_and_started_again_equals_uninterrupted(tmp_path, run):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert present, "the kill came before the first trajectory"
-    assert fingerprint(run(*words, "--out", killed)) == expected
-    assert killed.read_bytes() == whole.read_bytes()
+    assert fingerprint(run(*args, "--out", killed)) == expected
+    assert killed.read_bytes() == reference.read_bytes()
 
 
-def test_import_your_own_arrays(tmp_path, run):
+def test_import_data_npz_arrays(tmp_path, run):
     fields = np.random.default_rng(0).normal(size=(3, 4, 8, 6, 2)).astype(np.float32)
     np.savez(tmp_path / "mine.npz", fields=fields)
-    made = run("import-data", tmp_path / "mine.npz", "--out", tmp_path / "mine.h5")
-    assert "3 trajectories of 4 × 8 × 6 × 2" in made.stdout, made.stderr
+    imported = run("import-data", tmp_path / "mine.npz", "--out", tmp_path / "mine.h5")
+    assert "3 trajectories of 4 × 8 × 6 × 2" in imported.stdout, imported.stderr
     with open_store(tmp_path / "mine.h5") as store:
         np.testing.assert_array_equal(store[0:3], fields)
 
 
-def test_import_the_public_darcy_pair(tmp_path, run):
-    one, two = (tmp_path / f"darcy_smooth{number}.mat" for number in (1, 2))
-    for place, path in enumerate((one, two)):
-        cases = np.broadcast_to(np.arange(1000.0)[:, None, None] + 5000 * place, (1000, 3, 3))
+def test_import_data_fno_darcy_pair(tmp_path, run):
+    first, second = (tmp_path / f"darcy_smooth{number}.mat" for number in (1, 2))
+    for index, path in enumerate((first, second)):
+        cases = np.broadcast_to(np.arange(1000.0)[:, None, None] + 5000 * index, (1000, 3, 3))
         scipy.io.savemat(path, {"coeff": cases, "sol": cases})
-    made = run("import-data", two, one, "--out", tmp_path / "darcy.h5")
-    assert "1200 trajectories of 1 × 3 × 3 × 2 from fno-darcy" in made.stdout, made.stderr
-    assert "0 to 999 are the first 1000 cases of darcy_smooth1.mat (training), 1000 to 1199" in made.stdout
+    imported = run("import-data", second, first, "--out", tmp_path / "darcy.h5")
+    assert "1200 trajectories of 1 × 3 × 3 × 2 from fno-darcy" in imported.stdout, imported.stderr
+    assert "0 to 999 are the first 1000 cases of darcy_smooth1.mat (training), 1000 to 1199" in imported.stdout
     with open_store(tmp_path / "darcy.h5") as store:
         assert store[:, 0, 0, 0, 0].tolist() == [*range(1000), *range(5000, 5200)]
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("args", "message"),
     [
         (("simulate", "ns3d", "--out", "x.h5"), "did you mean ns2d"),
         (("simulate", "demo", "--out", "x.h5", "--set", "viscsity=1"), "did you mean viscosity"),
@@ -128,40 +132,40 @@ def test_import_the_public_darcy_pair(tmp_path, run):
         (("import-data", __file__, "--out", "x.h5"), "is not in a supported format"),
     ],
 )
-def test_mistakes_are_one_sentence(words, says, tmp_path, monkeypatch, run):
+def test_data_command_errors_are_one_sentence(args, message, tmp_path, monkeypatch, run):
     monkeypatch.chdir(tmp_path)
-    done = run(*words)
-    assert done.returncode == 2 and done.stdout == ""
-    assert says in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    result = run(*args)
+    assert result.returncode == 2 and result.stdout == ""
+    assert message in result.stderr and result.stderr.count("\n") == 1, result.stderr
     assert not list(tmp_path.iterdir()), "nothing is left behind"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_gpu_that_is_not_there(tmp_path, run):
-    done = run("simulate", "demo", "--out", tmp_path / "x.h5", "--device", "cuda")
-    assert done.returncode == 2 and "torch found no GPU" in done.stderr
+def test_device_cuda_without_gpu_is_an_error(tmp_path, run):
+    result = run("simulate", "demo", "--out", tmp_path / "x.h5", "--device", "cuda")
+    assert result.returncode == 2 and "torch found no GPU" in result.stderr
 
 
-def test_a_damaged_file_is_named(tmp_path, run):
+def test_inspect_reports_damaged_trajectories(tmp_path, run):
     file = tmp_path / "demo.h5"
     run("simulate", "demo", "--count", 2, "--out", file, *SMALL)
     with h5py.File(file, "r+") as store:
         store["fields"][1, 0, 0, 0, 0] += 1
-    seen = run("inspect", file)
-    assert seen.returncode == 1
-    assert "DAMAGED" in seen.stdout and "trajectories 1 " in seen.stdout, seen.stdout + seen.stderr
+    inspected = run("inspect", file)
+    assert inspected.returncode == 1
+    assert "DAMAGED" in inspected.stdout and "trajectories 1 " in inspected.stdout, inspected.stdout + inspected.stderr
 
 
-def test_brackets_in_a_file_name_are_just_a_name(tmp_path, run):
+def test_file_name_with_brackets_is_not_markup(tmp_path, run):
     file = tmp_path / "a[red].h5"
-    made = run("simulate", "demo", "--count", 1, "--out", file, *SMALL)
-    assert file.exists() and str(file) in made.stdout
-    assert fingerprint(run("inspect", file)) == fingerprint(made)
+    simulated = run("simulate", "demo", "--count", 1, "--out", file, *SMALL)
+    assert file.exists() and str(file) in simulated.stdout
+    assert fingerprint(run("inspect", file)) == fingerprint(simulated)
 
 
-def test_ctrl_c_says_that_the_same_command_continues(tmp_path):
+def test_ctrl_c_prints_how_to_resume(tmp_path):
     process = subprocess.Popen(
-        command("simulate", "demo", "--count", 20_000, "--out", tmp_path / "x.h5", *SMALL),  # more than is ever made
+        command("simulate", "demo", "--count", 20_000, "--out", tmp_path / "x.h5", *SMALL),  # more than finish in time
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE,
         text=True,
@@ -171,24 +175,24 @@ def test_ctrl_c_says_that_the_same_command_continues(tmp_path):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     try:
-        _, said = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 130 and said.strip() == "sigmasolver: stopped; the same command resumes."
+    assert process.returncode == 130 and err.strip() == "sigmasolver: stopped; the same command resumes."
 
 
-def test_a_ctrl_c_that_got_lost_comes_back_with_the_next_step_of_the_bar():
+def test_swallowed_ctrl_c_is_raised_again_by_progress_update():
     before = signal.getsignal(signal.SIGINT)
-    with Interrupts(), progress("working", 3) as move:
-        move(1)
-        with pytest.raises(KeyboardInterrupt):  # who swallows this one loses it
+    with Interrupts(), progress("working", 3) as update:
+        update(1)
+        with pytest.raises(KeyboardInterrupt):  # caught here, as a library might
             os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            move(2)
+            update(2)
     assert signal.getsignal(signal.SIGINT) is before and not Interrupts.asked
 
 
-def test_what_ignores_ctrl_c_goes_on_doing_so():
+def test_interrupts_keep_ignored_sigint():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with Interrupts():
@@ -198,33 +202,33 @@ def test_what_ignores_ctrl_c_goes_on_doing_so():
         signal.signal(signal.SIGINT, before)
 
 
-def test_an_error_that_a_ctrl_c_left_behind_is_no_fault_of_ours(monkeypatch, capsys):
-    def broken():
+def test_main_reports_error_after_ctrl_c_as_stopped(monkeypatch, capsys):
+    def failing_command():
         with contextlib.suppress(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
         raise RuntimeError("cannot release un-acquired lock")
 
-    monkeypatch.setattr("sigmasolver.cli._command", lambda: broken)
-    with pytest.raises(SystemExit) as leaving:
+    monkeypatch.setattr("sigmasolver.cli._command", lambda: failing_command)
+    with pytest.raises(SystemExit) as caught:
         main()
-    assert leaving.value.code == 130 and "stopped; the same command resumes" in capsys.readouterr().err
+    assert caught.value.code == 130 and "stopped; the same command resumes" in capsys.readouterr().err
 
 
-def test_a_file_without_a_trajectory_does_not_keep_its_name(tmp_path, run):
+def test_simulate_replaces_store_without_trajectories(tmp_path, run):
     file = tmp_path / "x.h5"
     with Writer(file, header_of(SIMULATORS["demo"], 0), 3):
         pass
-    empty = run("inspect", file)
-    assert "no trajectory is complete yet" in empty.stdout and "finite" not in empty.stdout
+    inspected = run("inspect", file)
+    assert "no trajectory is complete yet" in inspected.stdout and "finite" not in inspected.stdout
     assert fingerprint(run("simulate", "demo", "--count", 1, "--out", file, *SMALL))
 
 
-def test_too_little_memory_is_one_sentence(tmp_path):
-    done = run_process(
+def test_out_of_memory_is_one_sentence(tmp_path):
+    result = run_process(
         "simulate", "demo", "--out", tmp_path / "x.h5", "--set", "grid=9999999", "--set", "stored=1", "--count", 1
     )
-    assert done.returncode == 2 and "Out of memory" in done.stderr, done.stderr
+    assert result.returncode == 2 and "Out of memory" in result.stderr, result.stderr
 
 
-def test_help_names_every_task(run):
+def test_simulate_help_lists_every_task(run):
     assert all(task in run("simulate", "--help").stdout for task in SIMULATORS)

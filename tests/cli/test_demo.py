@@ -1,4 +1,4 @@
-"""The demo in miniature: every step of it runs, says what it found, and is not repeated."""
+"""The demo at a small size: every step runs, prints its results, and is not repeated."""
 
 import base64
 import io
@@ -24,7 +24,7 @@ SMALL = Size("darcy", flows=3, test=1, updates=3)
 
 @pytest.fixture(scope="module")
 def one_window(tmp_path_factory):
-    """A model of the package with one of its windows and without the solver on the fine grid, which is quicker."""
+    """A pretrained model with one window and without the solver on the fine grid, for speed."""
     source, home = pretrained.folder("darcy"), tmp_path_factory.mktemp("models")
     shutil.copytree(source, home / "darcy", ignore=shutil.ignore_patterns("windows.h5", "card.json"))
     card = pretrained.card("darcy")
@@ -41,37 +41,37 @@ def one_window(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def made(one_window, tmp_path_factory):
+def demo(one_window, tmp_path_factory):
     out, screen = tmp_path_factory.mktemp("demo"), Console(file=io.StringIO(), width=100)
     run(screen, out, SMALL)
     return out, screen.file.getvalue()
 
 
-def untimed(text):
-    """Without the times of the pretrained model and of the solver."""
+def without_times(text):
+    """Mask the times of the pretrained model and of the solver."""
     return [re.sub(r"[\d.e+]+ m?s\b", "time", line).split() for line in text.splitlines()]
 
 
-def test_the_pretrained_model_opens_the_demo_and_its_page(made):
-    out, text = made
+def test_demo_starts_with_the_pretrained_model(demo):
+    out, text = demo
     page, model = (out / "page.html").read_text(), load("darcy")
     with open_store(pretrained.folder("darcy") / "windows.h5") as store:
-        given, truth = (torch.from_numpy(store[:1][..., [field]].astype("float32")) for field in (0, 1))
+        coefficient, truth = (torch.from_numpy(store[:1][..., [field]].astype("float32")) for field in (0, 1))
     with torch.no_grad():
-        value = float(metrics.relative_l2(model.rollout(given, 1).frames, truth))
+        value = float(metrics.relative_l2(model.rollout(coefficient, 1).frames, truth))
     error = f"{100 * value:.3g} %"
     assert text.index("a pretrained model forecasts") < text.index(error) < text.index("2  3 turbulent flows")
     opening = page[page.index('class="opening"') : page.index('class="title"')]
     assert opening.count(error) == 2 and "solver, 85 × 85" in opening
-    moving, still = (
-        base64.b64decode(one) for one in re.findall(r'(?:srcset|img src)="data:image/png;base64,(.*?)"', opening)[::-1]
+    moving, fallback = (
+        base64.b64decode(png) for png in re.findall(r'(?:srcset|img src)="data:image/png;base64,(.*?)"', opening)[::-1]
     )
-    assert b"acTL" not in still and moving.startswith(b"\x89PNG")
+    assert b"acTL" not in fallback and moving.startswith(b"\x89PNG")
     assert page.index("<h1") < page.index('class="title"') and page.count("<h1") == 1
 
 
-def test_the_table_has_every_model_and_the_yardstick(made):
-    out, text = made
+def test_demo_table_has_every_model_and_persistence(demo):
+    out, text = demo
     rows = [row for name in MODELS for row in read_rows(Run(out / name).records)]
     assert {row["model"] for row in rows} == {*MODELS, "persistence"}
     table = text.partition("4  free rollouts")[2].splitlines()
@@ -81,29 +81,29 @@ def test_the_table_has_every_model_and_the_yardstick(made):
         assert f"{100 * curve.errors[0]:.3g}" in line or f"{100 * curve.errors[0]:.2f}" in line
 
 
-def test_the_models_have_nearly_one_size_and_one_budget(made):
-    recipes = [recipe_in(Run(made[0] / name)) for name in MODELS]
+def test_demo_models_have_similar_size_and_equal_budget(demo):
+    recipes = [recipe_in(Run(demo[0] / name)) for name in MODELS]
     sizes = [count_parameters(recipe.model.name, recipe.model.config(recipe.task)) for recipe in recipes]
     assert max(sizes) < 1.1 * min(sizes)
     assert len({recipe.train for recipe in recipes}) == len({recipe.task for recipe in recipes}) == 1
 
 
-def test_the_page_shows_the_curves_and_an_unseen_case(made):
-    page = (made[0] / "page.html").read_text()
+def test_demo_page_shows_curves_and_unseen_cases(demo):
+    page = (demo[0] / "page.html").read_text()
     assert all(name in page for name in (*MODELS, "persistence", "lead 10", "3 steps of 4 windows"))
-    shown = min(CASES, SMALL.test)
-    assert page.count("data-film=") == shown and page.count('data-kind="error"') == shown * len(MODELS)
+    cases = min(CASES, SMALL.test)
+    assert page.count("data-film=") == cases and page.count('data-kind="error"') == cases * len(MODELS)
     assert "lead 10, t = 1.25 (%)" in page and "vorticity (1/time)" in page and "Persistence has " in page
-    count = read_rows(Run(made[0] / MODELS[0]).records)[0]["windows"]
+    count = read_rows(Run(demo[0] / MODELS[0]).records)[0]["windows"]
     assert f"Means over {count} windows of the test split, horizon 10." in page
 
 
-def test_nothing_is_done_twice(made):
-    out, text = made
+def test_demo_reuses_existing_results(demo):
+    out, text = demo
     before = {
         path: path.stat().st_mtime_ns for path in out.rglob("*") if path.name in ("weights.safetensors", "flow.h5")
     }
     screen = Console(file=io.StringIO(), width=100)
     run(screen, out, SMALL)
-    assert untimed(screen.file.getvalue()) == untimed(text)
+    assert without_times(screen.file.getvalue()) == without_times(text)
     assert before == {path: path.stat().st_mtime_ns for path in before}

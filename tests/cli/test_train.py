@@ -1,4 +1,4 @@
-"""Train, evaluate and forecast as a user types it: own arrays in, files out, one sentence for every mistake."""
+"""`train`, `evaluate`, `forecast` and `suite` on a user's own arrays: written files and one-sentence errors."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from sigmasolver.runs import Run, read_rows, read_tensors
 ROOT = Path(sigmasolver.__file__).parents[1]
 TINY = [
     word
-    for one in (
+    for setting in (
         "model.width=16",
         "model.depth=1",
         "model.heads=2",
@@ -28,61 +28,61 @@ TINY = [
         "model.modes=3",
         "train.updates=4",
     )
-    for word in ("--set", one)
+    for word in ("--set", setting)
 ]
 OWN = ["--fields", "u", "--history", 2, "--block", 1, "--horizon", 3]
 
 
 def waves(path, count=6, frames=8):
-    """Sines that drift over an 8 x 8 grid: (count, frames, x, y)."""
+    """Write sine waves travelling over an 8 x 8 grid: (count, frames, x, y)."""
     t, x, y = np.meshgrid(np.arange(frames), np.arange(8), np.arange(8), indexing="ij")
     phases = np.random.default_rng(0).uniform(0, 6, count)
-    np.save(path, np.stack([np.sin(np.pi * (x + y - t) / 4 + one) for one in phases]).astype(np.float32))
+    np.save(path, np.stack([np.sin(np.pi * (x + y - t) / 4 + phase) for phase in phases]).astype(np.float32))
     return path
 
 
 @pytest.fixture(scope="module")
-def learned(tmp_path_factory):
-    """A run on own arrays, trained by a real process."""
+def trained(tmp_path_factory):
+    """A run on own arrays, trained in a separate process."""
     folder = tmp_path_factory.mktemp("learned")
-    words = ["train", "--data", waves(folder / "my.npy"), *OWN, *TINY, "--out", folder / "run", "--device", "cpu"]
+    args = ["train", "--data", waves(folder / "my.npy"), *OWN, *TINY, "--out", folder / "run", "--device", "cpu"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "sigmasolver", *map(str, words)], capture_output=True, text=True, env=environment
+    result = subprocess.run(
+        [sys.executable, "-m", "sigmasolver", *map(str, args)], capture_output=True, text=True, env=environment
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     import_data(folder / "my.npy", folder / "my.h5", names=["u"])
-    return folder, done
+    return folder, result
 
 
-def test_training_on_own_arrays_tells_its_choices_and_leaves_a_run(learned):
-    folder, done = learned
+def test_train_on_own_arrays_prints_its_choices_and_writes_a_run(trained):
+    folder, result = trained
     recipe = recipe_in(Run(folder / "run"))
     task = recipe.task
     assert (task.name, task.inputs, task.history, task.block, task.horizon) == ("my", ("u",), 2, 1, 3)
     assert (recipe.model.width, recipe.train.updates, task.train, task.test) == (16, 4, 5, 1)
-    for told in (
+    for line in (
         "my.npy: 6 trajectories of 8 × 8 × 8 × 1 from arrays, read in place",
         "2 given, 1 predicted per call, 3 evaluated",
         "the first 5 trajectories for training, the last 1 for testing",
         "grid: 8 × 8, as stored",
         "trained, 4 steps",
     ):
-        assert told in done.stdout, done.stdout
-    assert f"next: sigmasolver evaluate {folder / 'run'}" in done.stdout
+        assert line in result.stdout, result.stdout
+    assert f"next: sigmasolver evaluate {folder / 'run'}" in result.stdout
     assert read_tensors(Run(folder / "run").weights)[1]["step"] == 4
     assert not list((folder / "run").glob("*.h5")), "the arrays stay where they are"
 
 
-def test_evaluate_prints_what_it_writes(learned, call):
-    folder, _ = learned
+def test_evaluate_prints_the_records_it_writes(trained, call):
+    folder, _ = trained
     code, out, _ = call("evaluate", folder / "run", "--device", "cpu")
     assert code == 0
     rows = read_rows(Run(folder / "run").records)
     error = {row["model"]: row["value"] for row in rows if row["metric"] == "relative_l2"}
     assert set(error) == {"transolver-sigma", "persistence"}
     assert f"{100 * error['persistence']:.3g}"[:4] in out and "my: relative L2 error of free forecasts" in out
-    # Drifting by one point a frame: the last frame is wrong by 2 sin(π t / 8) in the norm, the same for every window.
+    # The waves move by one point per frame, so persistence has the relative error 2 sin(π t / 8) in every window.
     for row in rows:
         if row["model"] == "persistence" and row["metric"] == "relative_l2_lead":
             assert row["value"] == pytest.approx(2 * np.sin(np.pi * row["lead"] / 8), rel=1e-5)
@@ -94,49 +94,49 @@ def test_evaluate_prints_what_it_writes(learned, call):
     assert longer == 0 and "teacher-forced forecasts on 8 × 8, 1 window of the test split, horizon 5" in out
 
 
-def test_forecast_writes_the_rollout(learned, call, tmp_path):
-    folder, _ = learned
+def test_forecast_writes_the_rollout(trained, call, tmp_path):
+    folder, _ = trained
     history = np.load(folder / "my.npy")[0, :3]
     np.save(tmp_path / "start.npy", history)
-    words = ["--input", tmp_path / "start.npy", "--steps", 5, "--out", tmp_path / "p.npy", "--device", "cpu"]
-    code, out, _ = call("forecast", folder / "run", *words)
+    args = ["--input", tmp_path / "start.npy", "--steps", 5, "--out", tmp_path / "p.npy", "--device", "cpu"]
+    code, out, _ = call("forecast", folder / "run", *args)
     assert code == 0 and "has 3 frames; the last 2 were used" in out and "1 × 5 × 8 × 8 × 1" in out
     expected = load(folder / "run").rollout(torch.from_numpy(history[None, 1:, ..., None]), 5).frames
     np.testing.assert_array_equal(np.load(tmp_path / "p.npy"), expected.numpy())
-    code, _, said = call("forecast", folder / "run", *words)
-    assert code == 2 and "already exists" in said
-    words[5] = tmp_path / "short.npy"
-    code, _, said = call("forecast", folder / "run", *words, "--precision", "bf16")
-    assert code == 0, said
-    short, frames = np.load(tmp_path / "short.npy"), expected.numpy()
-    assert 0 < np.linalg.norm(short - frames) < 0.02 * np.linalg.norm(frames)
+    code, _, err = call("forecast", folder / "run", *args)
+    assert code == 2 and "already exists" in err
+    args[5] = tmp_path / "short.npy"
+    code, _, err = call("forecast", folder / "run", *args, "--precision", "bf16")
+    assert code == 0, err
+    bf16_frames, frames = np.load(tmp_path / "short.npy"), expected.numpy()
+    assert 0 < np.linalg.norm(bf16_frames - frames) < 0.02 * np.linalg.norm(frames)
 
 
-def test_resume_of_a_finished_run_changes_nothing(learned, call):
-    folder, _ = learned
+def test_train_resume_of_a_finished_run_changes_nothing(trained, call):
+    folder, _ = trained
     run = Run(folder / "run")
     before = run.weights.read_bytes(), run.log.read_bytes()
     code, out, _ = call("train", "--resume", folder / "run", "--device", "cpu")
     assert code == 0 and "trained, 4 steps" in out and (run.weights.read_bytes(), run.log.read_bytes()) == before
-    code, _, said = call("train", "--resume", folder / "run", "--history", 4)
-    assert code == 2 and "keeps its recipe" in said
+    code, _, err = call("train", "--resume", folder / "run", "--history", 4)
+    assert code == 2 and "keeps its recipe" in err
 
 
-def test_windows_lists_stored_frames(learned, call):
-    folder, _ = learned
+def test_windows_lists_stored_frames(trained, call):
+    folder, _ = trained
     settings = ("task.inputs=('u',)", "task.targets=('u',)", "task.grid=(8,8)", "task.train=5", "task.test=1",
                 "task.history=2", "task.horizon=3")  # fmt: skip
-    words = [word for one in settings for word in ("--set", one)]
-    code, out, said = call("windows", "ns2d", "--data", folder / "my.h5", "--split", "test", *words)
-    assert code == 0, said
+    args = [word for setting in settings for word in ("--set", setting)]
+    code, out, err = call("windows", "ns2d", "--data", folder / "my.h5", "--split", "test", *args)
+    assert code == 0, err
     head, *lines = out.splitlines()
     assert head.split("\t") == ["trajectory", "history", "future", "last"]
     assert [tuple(map(int, line.split("\t"))) for line in lines] == [(5, s, s + 2, s + 4) for s in range(4)]
-    assert "4 windows, 4 in each of 1 trajectories" in said
-    assert call("windows", "ns2d", "--data", folder / "my.h5", "--part", "test", *words) == (0, out, said)
+    assert "4 windows, 4 in each of 1 trajectories" in err
+    assert call("windows", "ns2d", "--data", folder / "my.h5", "--part", "test", *args) == (0, out, err)
 
 
-def test_a_suite_is_listed_with_how_far_it_is(call, tmp_path):
+def test_suite_list_shows_progress(call, tmp_path):
     code, out, _ = call("suite", "ablations", "--list", "--out", tmp_path / "runs", "--only", "ns2d-*-43")
     lines = [line.split() for line in out.splitlines()]
     names = [name for name in suite_of("ablations") if name.startswith("ns2d") and name.endswith("43")]
@@ -144,45 +144,45 @@ def test_a_suite_is_listed_with_how_far_it_is(call, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_suite_stops_at_its_time_limit_and_goes_on(call, learned, tmp_path):
-    folder, _ = learned
+def test_suite_minutes_stops_and_resumes(call, trained, tmp_path):
+    folder, _ = trained
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "ns2d.h5").symlink_to(folder / "my.h5")
     sizes = ("grid=(8,8)", "history=2", "horizon=3", "train=4", "test=1", "inputs=('u',)", "targets=('u',)")
-    words = [word for one in sizes for word in ("--set", f"task.{one}")]
-    words = [*words, *TINY, "--data", tmp_path / "data", "--out", tmp_path / "runs", "--only", "ns2d-*-sigma-42"]
-    code, out, said = call("suite", "main", *words, "--minutes", "1e-9")
-    assert code == 0, said
+    args = [word for setting in sizes for word in ("--set", f"task.{setting}")]
+    args = [*args, *TINY, "--data", tmp_path / "data", "--out", tmp_path / "runs", "--only", "ns2d-*-sigma-42"]
+    code, out, err = call("suite", "main", *args, "--minutes", "1e-9")
+    assert code == 0, err
     assert "stopped by --minutes while training (25.0 % trained); the same command resumes" in out
-    assert call("suite", "main", *words, "--list")[1].split() == ["ns2d-transolver-sigma-42", "25.0", "%"]
-    code, out, said = call("suite", "main", *words)
-    assert code == 0 and "training from 25.0 %" in out, said
-    assert call("suite", "main", *words, "--list")[1].split() == ["ns2d-transolver-sigma-42", "finished"]
-    assert "already finished" in call("suite", "main", *words)[1]
+    assert call("suite", "main", *args, "--list")[1].split() == ["ns2d-transolver-sigma-42", "25.0", "%"]
+    code, out, err = call("suite", "main", *args)
+    assert code == 0 and "training from 25.0 %" in out, err
+    assert call("suite", "main", *args, "--list")[1].split() == ["ns2d-transolver-sigma-42", "finished"]
+    assert "already finished" in call("suite", "main", *args)[1]
 
 
-def test_a_training_stops_at_its_time_limit(call, learned, tmp_path):
-    folder, _ = learned
-    words = ("train", "--data", folder / "my.npy", *OWN, *TINY, "--out", tmp_path / "run")
-    code, out, said = call(*words, "--minutes", "1e-9")
-    assert code == 0, said
+def test_train_minutes_stops_and_resumes(call, trained, tmp_path):
+    folder, _ = trained
+    args = ("train", "--data", folder / "my.npy", *OWN, *TINY, "--out", tmp_path / "run")
+    code, out, err = call(*args, "--minutes", "1e-9")
+    assert code == 0, err
     assert "stopped, 1 steps, loss" in out and f"next: sigmasolver train --resume {tmp_path / 'run'}" in out
-    code, out, said = call("train", "--resume", tmp_path / "run")
-    assert code == 0 and "trained, 4 steps" in out, said
+    code, out, err = call("train", "--resume", tmp_path / "run")
+    assert code == 0 and "trained, 4 steps" in out, err
 
 
-def test_models_lists_all_with_their_sizes(call):
+def test_models_lists_all_with_parameter_counts(call):
     code, out, _ = call("models")
     assert code == 0 and all(name in out for name in list_models())
     row = next(line.split() for line in out.splitlines() if line.strip().startswith("transolver-sigma "))
     assert row == ["transolver-sigma", "1,245,289", "4.98", "128"]
-    rows = {words[0]: words[1] for line in out.splitlines() if len(words := line.split()) == 4}
+    rows = {cells[0]: cells[1] for line in out.splitlines() if len(cells := line.split()) == 4}
     assert (rows["unet"], rows["eddyformer"], rows["ffno"]) == ("17,323,137", "2,232,611", "9,494,657")
     assert "trainable parameters for: sigmasolver train darcy --model NAME" in out
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("args", "message"),
     [
         (("train", "ns3d", "--data", "DATA", "--out", "NEW"), "did you mean ns2d"),
         (("train", "ns2d", "--out", "NEW"), "Missing --data"),
@@ -221,20 +221,20 @@ def test_models_lists_all_with_their_sizes(call):
         (("windows", "ns2d", "--data", "DATA"), "training and"),
     ],
 )
-def test_mistakes_are_one_sentence(learned, call, words, says, tmp_path, monkeypatch):
+def test_train_and_evaluate_errors_are_one_sentence(trained, call, args, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder, _ = learned
-    places = {"DATA": folder / "my.h5", "RUN": folder / "run", "NEW": tmp_path / "new"}
-    on_cpu = ("--device", "cpu") * (words[0] != "windows")
-    code, _, said = call(*(places.get(word, word) for word in words), *on_cpu)
-    assert code == 2 and says in said, said
-    assert said.count("\n") == 1 and said.startswith("sigmasolver: ") and said.rstrip("\n").endswith((".", "?")), said
+    folder, _ = trained
+    paths = {"DATA": folder / "my.h5", "RUN": folder / "run", "NEW": tmp_path / "new"}
+    on_cpu = ("--device", "cpu") * (args[0] != "windows")
+    code, _, err = call(*(paths.get(word, word) for word in args), *on_cpu)
+    assert code == 2 and message in err, err
+    assert err.count("\n") == 1 and err.startswith("sigmasolver: ") and err.rstrip("\n").endswith((".", "?")), err
     assert not list(tmp_path.iterdir()), "nothing is left behind"
 
 
-def test_a_mistake_can_be_corrected_in_the_same_folder(learned, call, tmp_path):
-    folder, _ = learned
-    words = [
+def test_train_succeeds_in_the_folder_of_a_failed_command(trained, call, tmp_path):
+    folder, _ = trained
+    args = [
         "train",
         "--data",
         folder / "my.h5",
@@ -245,13 +245,13 @@ def test_a_mistake_can_be_corrected_in_the_same_folder(learned, call, tmp_path):
         "--device",
         "cpu",
     ]
-    code, _, said = call(*words, "--set", "train.batch=99")
-    assert code == 2 and "an epoch has" in said
-    code, _, said = call(*words)
-    assert code == 0, said
+    code, _, err = call(*args, "--set", "train.batch=99")
+    assert code == 2 and "an epoch has" in err
+    code, _, err = call(*args)
+    assert code == 0, err
     assert json.loads((tmp_path / "new" / "recipe.json").read_text())["train"]["batch"] == 8
 
 
-def test_help_names_every_suite(call):
+def test_suite_help_lists_every_suite(call):
     code, out, _ = call("suite", "--help")
     assert code == 0 and all(name in out for name in SUITES)

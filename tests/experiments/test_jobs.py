@@ -1,4 +1,4 @@
-"""Commands as jobs: submitted once, warned and started again, finished ones skipped, failed ones named."""
+"""Commands as jobs: submitted once, restarted at the time limit, skipped when finished, reported when failed."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sigmasolver.experiments import jobs as jobs_module
-from sigmasolver.experiments.jobs import Command, Jobs, Work, slurm_options, supervise
+from sigmasolver.experiments.jobs import Command, Jobs, JobSpec, slurm_options, supervise
 from sigmasolver.recipes import changed, suite_of
 from sigmasolver.runs import Run, read_rows, read_tensors
 from sigmasolver.runtime.interrupts import TERMINATED, Termination
@@ -47,62 +47,64 @@ def wait_for(condition, process=None):
 
 
 def children_of(pid):
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for the processes of a job in /proc")
-def test_a_suite_of_two_rows(tmp_path, call):
-    """One row is warned ahead of its time limit, as submitit does it: it saves its state, is started again and ends in
-    the weights of a training that nobody disturbed. The other one fails and is named with its log."""
-    data, out = tmp_path / "data", tmp_path / "runs"
+def test_suite_on_local_restarts_and_reports_jobs(tmp_path, call):
+    """One row gets submitit's signal before its time limit: it saves its state, is restarted and ends with the weights
+    of an uninterrupted training. The other one fails and is reported with its log."""
+    data, runs = tmp_path / "data", tmp_path / "runs"
     data.mkdir()
     generate(Waves(), 3, 0, data / "ns2d.h5")
-    words = [word for one in SETTINGS for word in ("--set", one)]
-    words = ["suite", "main", "--data", data, "--out", out, *words, "--only", ROWS[0]]
-    damaged = Run(out / ROWS[1])
+    args = [word for setting in SETTINGS for word in ("--set", setting)]
+    args = ["suite", "main", "--data", data, "--out", runs, *args, "--only", ROWS[0]]
+    damaged = Run(runs / ROWS[1])
     damaged.path.mkdir(parents=True)
     damaged.resume.write_bytes(b"no state")
-    jobs, run, seen = Jobs(tmp_path / "runs-jobs"), Run(out / ROWS[0]), []
+    jobs, run, states = Jobs(tmp_path / "runs-jobs"), Run(runs / ROWS[0]), []
 
-    def warn():
+    def send_signal():
         wait_for(run.log.exists)
         number = int(jobs.find(ROWS[0]).number)
         (task,) = children_of(number)
         os.kill(task, getattr(signal, f"SIG{submitit.JobEnvironment.USR_SIG}"))
-        seen.append(Jobs(tmp_path / "runs-jobs").active([ROWS[0]]))  # as another process would ask
+        states.append(Jobs(tmp_path / "runs-jobs").active([ROWS[0]]))  # as seen by another process
 
-    warning = threading.Thread(target=warn)
-    warning.start()
-    code, said, _ = call(*words, "--only", ROWS[1], "--device", "cpu", "--on", "local", "--jobs", "2")
-    warning.join()
-    assert seen == [{ROWS[0]: "running"}]
+    sender = threading.Thread(target=send_signal)
+    sender.start()
+    code, out, _ = call(*args, "--only", ROWS[1], "--device", "cpu", "--on", "local", "--jobs", "2")
+    sender.join()
+    assert states == [{ROWS[0]: "running"}]
     log = jobs.find(ROWS[0]).log.read_text()
     assert "stopped by SIGTERM while training" in log and log.count("training from") == 2, log
-    assert f"{ROWS[0]}: finished" in said and f"{ROWS[1]}: failed; see {jobs.find(ROWS[1]).log}: " in said, said
-    assert said.count("submitted") == 2 and code == 1, "what was requeued was not submitted again"
+    assert f"{ROWS[0]}: finished" in out and f"{ROWS[1]}: failed; see {jobs.find(ROWS[1]).log}: " in out, out
+    assert out.count("submitted") == 2 and code == 1, "a restarted job is not submitted again"
     train_run(changed(suite_of("main")[ROWS[0]], SETTINGS), data / "ns2d.h5", Run(tmp_path / "alone"))
-    ours, alone = (read_tensors(one.weights)[0] for one in (run, Run(tmp_path / "alone")))
-    assert ours.keys() == alone.keys() and all(torch.equal(ours[name], alone[name]) for name in ours)
-    assert read_rows(run.records), "and evaluated"
-    code, said, _ = call(*words, "--on", "local")
-    assert code == 0 and "submitted" not in said and f"{ROWS[0]}: finished" in said
+    restarted, uninterrupted = (read_tensors(r.weights)[0] for r in (run, Run(tmp_path / "alone")))
+    assert restarted.keys() == uninterrupted.keys() and all(
+        torch.equal(restarted[name], uninterrupted[name]) for name in restarted
+    )
+    assert read_rows(run.records), "the run is evaluated"
+    code, out, _ = call(*args, "--on", "local")
+    assert code == 0 and "submitted" not in out and f"{ROWS[0]}: finished" in out
 
 
-def test_work_waits_for_what_it_needs(tmp_path):
-    """Commands that do next to nothing, because the order matters here."""
+def test_supervise_runs_jobs_after_their_dependencies(tmp_path):
+    """The commands do almost nothing: only their order matters."""
     lines, jobs = [], Jobs(tmp_path)
 
     def printed(name):
         job = jobs.find(name)
         return job is not None and job.log.exists() and __version__ in job.log.read_text()
 
-    works = [
-        Work("make", Command(["--version"]), partial(printed, "make")),
-        Work("lost", Command(["--no-such-option"]), partial(printed, "lost")),
-        Work("look", Command(["--version"]), partial(printed, "look"), after="make"),
-        Work("never", Command(["--version"]), partial(printed, "never"), after="lost"),
+    specs = [
+        JobSpec("make", Command(["--version"]), partial(printed, "make")),
+        JobSpec("lost", Command(["--no-such-option"]), partial(printed, "lost")),
+        JobSpec("look", Command(["--version"]), partial(printed, "look"), after="make"),
+        JobSpec("never", Command(["--version"]), partial(printed, "never"), after="lost"),
     ]
-    failed = supervise(works, jobs, "local", {}, 2, lines.append, seconds=0.1)
+    failed = supervise(specs, jobs, "local", {}, 2, lines.append, seconds=0.1)
     assert sorted(failed) == ["lost", "never"]
     assert "never: not started, because lost failed" in lines
     assert f"lost: failed; see {jobs.find('lost').log}" in lines
@@ -110,54 +112,54 @@ def test_work_waits_for_what_it_needs(tmp_path):
     assert order == ["make: submitted", "make: finished", "look: submitted", "look: finished"]
 
 
-def test_what_is_submitted_to_slurm(tmp_path, monkeypatch):
-    """The script, by submitit's own writer; a real cluster is not at hand here."""
-    written = []
+def test_slurm_script_has_the_sbatch_options(tmp_path, monkeypatch):
+    """The script as written by submitit, without a cluster."""
+    scripts = []
 
-    class Refused(Exception):
+    class Stop(Exception):
         pass
 
-    def keep(self, command):
-        written.append(self._make_submission_file_text(command, "0"))
-        raise Refused
+    def record_script(self, command):
+        scripts.append(self._make_submission_file_text(command, "0"))
+        raise Stop
 
     monkeypatch.setattr(submitit.SlurmExecutor, "affinity", classmethod(lambda cls: 2))
-    monkeypatch.setattr(submitit.SlurmExecutor, "_submit_command", keep)
+    monkeypatch.setattr(submitit.SlurmExecutor, "_submit_command", record_script)
     options = slurm_options(["partition=gpu", "time=600", "gpus_per_node=4", "--exclusive"])
-    with pytest.raises(Refused):
+    with pytest.raises(Stop):
         Jobs(tmp_path).submit("row", "slurm", Command(["train"], processes=4, nodes=2), options)
-    lines = written[0].splitlines()
+    lines = scripts[0].splitlines()
     for line in ("partition=gpu", "time=600", "gpus-per-node=4", "exclusive", "nodes=2", "ntasks-per-node=1",
                  "requeue", "job-name=row", "open-mode=append"):  # fmt: skip
         assert f"#SBATCH --{line}" in lines, line
 
 
-def test_the_line_of_torchrun(monkeypatch):
-    plain = [sys.executable, "-m", "sigmasolver", "train", "kf2d"]
-    assert Command(["train", "kf2d"])._line() == plain
+def test_command_line_with_torchrun(monkeypatch):
+    single = [sys.executable, "-m", "sigmasolver", "train", "kf2d"]
+    assert Command(["train", "kf2d"])._command_line() == single
     torchrun = [sys.executable, "-m", "torch.distributed.run"]
-    assert Command(["train", "kf2d"], processes=4)._line() == [
-        *torchrun, "--standalone", "--nproc-per-node=4", *plain[1:],
+    assert Command(["train", "kf2d"], processes=4)._command_line() == [
+        *torchrun, "--standalone", "--nproc-per-node=4", *single[1:],
     ]  # fmt: skip
     slurm = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "20017", "SLURM_JOB_NODELIST": "node[07-08]"}
     for name, value in slurm.items():
         monkeypatch.setenv(name, value)
-    assert Command(["train", "kf2d"], processes=4, nodes=2)._line() == [
+    assert Command(["train", "kf2d"], processes=4, nodes=2)._command_line() == [
         *torchrun, "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node07:20017", "--rdzv-id=20017",
-        "--nproc-per-node=4", *plain[1:],
+        "--nproc-per-node=4", *single[1:],
     ]  # fmt: skip
 
 
 @pytest.mark.slow
-def test_the_tasks_of_two_machines_meet(tmp_path):
-    """Both on this one, each with the environment that Slurm gives it: they learn what one process learns."""
+def test_command_on_two_nodes_matches_one_process(tmp_path):
+    """Two processes here, each with the environment that Slurm sets: they match a single-process training."""
     generate(Waves(), 8, 0, tmp_path / "waves.h5")
-    sizes = [word for one in (*SETTINGS[8:13], "train.updates=20", "train.batch=2") for word in ("--set", one)]
-    words = ["train", "--data", str(tmp_path / "waves.h5"), *sizes, "--device", "cpu", "--out"]
+    sizes = [word for name in (*SETTINGS[8:13], "train.updates=20", "train.batch=2") for word in ("--set", name)]
+    args = ["train", "--data", str(tmp_path / "waves.h5"), *sizes, "--device", "cpu", "--out"]
     number = str(os.getpid() % 10000)
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": number}
     environment |= {"SLURM_JOB_NODELIST": "localhost", "CUDA_VISIBLE_DEVICES": ""}
-    command = f"from sigmasolver.experiments.jobs import Command; Command({[*words, str(tmp_path / 'two')]}, 1, 2)()"
+    command = f"from sigmasolver.experiments.jobs import Command; Command({[*args, str(tmp_path / 'two')]}, 1, 2)()"
     tasks = [
         subprocess.Popen(
             [sys.executable, "-c", command], env={**environment, "SLURM_PROCID": str(rank)}, stderr=subprocess.PIPE
@@ -165,30 +167,30 @@ def test_the_tasks_of_two_machines_meet(tmp_path):
         for rank in range(2)
     ]
     for task in tasks:
-        said = task.communicate(timeout=240)[1]
-        assert task.returncode == 0, said[-2000:]
-    subprocess.run([sys.executable, "-m", "sigmasolver", *words, str(tmp_path / "one")], check=True)
+        err = task.communicate(timeout=240)[1]
+        assert task.returncode == 0, err[-2000:]
+    subprocess.run([sys.executable, "-m", "sigmasolver", *args, str(tmp_path / "one")], check=True)
     two, one = (read_tensors(Run(tmp_path / name).weights)[0] for name in ("two", "one"))
     a, b = (torch.cat([tensors[name].flatten().double() for name in one]) for tensors in (two, one))
     assert (a - b).norm() < 1e-5 * b.norm()
 
 
-def test_sigterm_stops_a_training_with_its_state_kept(tmp_path):
+def test_sigterm_stops_training_and_saves_its_state(tmp_path):
     generate(Waves(), 3, 0, tmp_path / "waves.h5")
-    sizes = [word for one in SETTINGS[8:13] for word in ("--set", one)]
+    sizes = [word for setting in SETTINGS[8:13] for word in ("--set", setting)]
     run = Run(tmp_path / "run")
-    words = ["train", "--data", tmp_path / "waves.h5", "--out", run.path, *sizes, "--set", "train.updates=1000000"]
+    args = ["train", "--data", tmp_path / "waves.h5", "--out", run.path, *sizes, "--set", "train.updates=1000000"]
     environment = {**os.environ, "COLUMNS": "200"}
-    process = Forked("from sigmasolver.cli import main; main()", *words, "--device", "cpu", env=environment)
+    process = Forked("from sigmasolver.cli import main; main()", *args, "--device", "cpu", env=environment)
     wait_for(run.log.exists, process)
     process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=60)[0]
-    assert process.returncode == TERMINATED == 143 and "run: stopped" in said
-    assert f"train --resume {run.path}" in " ".join(said.split())
+    out = process.communicate(timeout=60)[0]
+    assert process.returncode == TERMINATED == 143 and "run: stopped" in out
+    assert f"train --resume {run.path}" in " ".join(out.split())
     assert run.resume.exists() and not run.finished
 
 
-def test_sigterm_elsewhere_ends_the_process_at_once():
+def test_termination_restores_the_default_handler():
     with Termination():
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
         os.kill(os.getpid(), signal.SIGTERM)
@@ -197,8 +199,8 @@ def test_sigterm_elsewhere_ends_the_process_at_once():
     Termination.asked = False
 
 
-def test_states_of_slurm_jobs(tmp_path, monkeypatch):
-    """What squeue prints, from a script in its place: jobs that will not run again are not active."""
+def test_jobs_active_reads_slurm_states(tmp_path, monkeypatch):
+    """With a script in place of squeue: jobs in a terminal state are not active."""
     (tmp_path / "squeue").write_text("#!/bin/sh\nprintf '7 PENDING\\n8 RUNNING\\n9 COMPLETED\\n10 COMPLETING\\n'\n")
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -209,7 +211,7 @@ def test_states_of_slurm_jobs(tmp_path, monkeypatch):
     assert active == {"7": "queued", "8": "running", "10": "running"}
 
 
-def test_mistakes_are_one_sentence(call, tmp_path, monkeypatch):
+def test_job_errors_are_one_sentence(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     suite = ("suite", "main", "--only", ROWS[0])
     cases = [
@@ -226,9 +228,9 @@ def test_mistakes_are_one_sentence(call, tmp_path, monkeypatch):
         (("submit", "a/b", "--", "train", "kf2d"), "is not a valid job name"),
         (("submit", "name", "--nodes", "2", "--", "simulate", "demo"), "simulate runs in one process"),
     ]
-    for words, says in cases:
-        code, _, said = call(*words)
-        assert code == 2 and says in said and said.count("\n") == 1, (words, said)
+    for args, message in cases:
+        code, _, err = call(*args)
+        assert code == 2 and message in err and err.count("\n") == 1, (args, err)
     monkeypatch.setattr(submitit.SlurmExecutor, "affinity", classmethod(lambda cls: -1))
     assert "Slurm not found on this machine" in call("submit", "name", "--", "train", "kf2d")[2]
     monkeypatch.setitem(sys.modules, "submitit", None)

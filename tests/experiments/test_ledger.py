@@ -1,4 +1,4 @@
-"""The ledger: rows as they were measured, the paper beside them, and a page that is what the command writes."""
+"""The ledger: its rows are the records of runs, and the page compares them with the paper."""
 
 import json
 import multiprocessing
@@ -25,13 +25,13 @@ ROOT = Path(__file__).parents[2]
 ROWS = read_rows(ROOT / "results" / "ledger.jsonl")
 
 
-def test_the_page_is_what_the_command_writes():
+def test_results_page_is_up_to_date():
     planned, compared, timed = (list(suite_of(name)) for name in ("ledger", "comparison", "cost"))
     page = results_page(ROWS, planned, factor_settings(), compared, timed)
     assert (ROOT / "docs" / "results.md").read_text() == page
 
 
-def test_rows_are_of_planned_runs_with_their_budget():
+def test_ledger_rows_match_the_recipes_of_the_suites():
     planned = suite_of("ledger") | suite_of("factors") | suite_of("comparison") | suite_of("cost")
     assert {row["metric"] for row in ROWS} <= set(METRICS)
     for row in ROWS:
@@ -42,12 +42,12 @@ def test_rows_are_of_planned_runs_with_their_budget():
         assert row["grid"] == list(recipe.task.grid) and row["data_seed"] is not None
         if row["metric"] == "parameters":
             size = count_parameters(recipe.model.name, recipe.model.config(recipe.task))
-            assert row["value"] == size, "trained with another model than the suite now says"
+            assert row["value"] == size, "trained with a different model than that of the suite"
 
 
-def test_changed_settings_stand_beside_the_run_that_changes_nothing():
+def test_results_page_compares_changed_settings_with_the_default():
     rows = [
-        made(42, value, run, task="kf2d", field="vorticity", metric=metric)
+        ledger_row(42, value, run, task="kf2d", field="vorticity", metric=metric)
         for run, value in (("a-42", 0.08), ("b-42", 0.06))
         for metric in ("relative_l2", "relative_l2_final")
     ]
@@ -57,9 +57,14 @@ def test_changed_settings_stand_beside_the_run_that_changes_nothing():
     assert "- `c-42`" in page and "| a |" not in page
 
 
-def test_trainings_of_different_lengths_come_by_model_and_length():
+def test_results_page_sorts_cost_by_model_and_updates():
     rows = [
-        {**made(42, value, run, task="kf2d", field="vorticity"), "model": run[0], "step": step, "seconds": step / 100}
+        {
+            **ledger_row(42, value, run, task="kf2d", field="vorticity"),
+            "model": run[0],
+            "step": step,
+            "seconds": step / 100,
+        }
         for run, value, step in (("b-8-42", 0.1, 800), ("a-8-42", 0.2, 800), ("a-2-42", 0.4, 200))
     ]
     page = results_page(rows, [], {}, [], ["a-2-42", "a-8-42", "b-8-42", "b-2-42"])
@@ -68,11 +73,11 @@ def test_trainings_of_different_lengths_come_by_model_and_length():
     assert "- `b-2-42`" in page and "## KF2D" not in page
 
 
-def test_models_at_equal_updates_come_in_the_order_of_their_errors():
+def test_results_page_sorts_comparison_by_error():
     names = ("a-1-42", "a-1-43", "b-1-42")
     rows = [
         {
-            **made(int(run[-2:]), value, run, task="kf2d", field="vorticity", metric=metric),
+            **ledger_row(int(run[-2:]), value, run, task="kf2d", field="vorticity", metric=metric),
             "model": run[0],
             "lead": lead,
         }
@@ -80,10 +85,10 @@ def test_models_at_equal_updates_come_in_the_order_of_their_errors():
         for metric, lead in (("relative_l2", None), ("relative_l2_lead", 1), ("relative_l2_lead", 2))
     ]
     rows += [{**row, "metric": "parameters", "value": 1234, "lead": None} for row in rows if row["lead"] == 1]
-    plain = [
+    baseline = [
         {**row, "model": "persistence", "seed": None, "value": 0.9} for row in rows if row["metric"] != "parameters"
     ]
-    page = results_page([*rows, *plain], [], {}, [*names, "c-1-42"])
+    page = results_page([*rows, *baseline], [], {}, [*names, "c-1-42"])
     lines = [line for line in page.splitlines() if line.startswith(("| a |", "| b |", "| persistence |"))]
     assert lines == [
         "| b | 1,234 | 1 | 6.00 | 6.00 | 6.00 |",
@@ -93,7 +98,7 @@ def test_models_at_equal_updates_come_in_the_order_of_their_errors():
     assert "- `c-1-42`" in page and "## KF2D\n" not in page
 
 
-def test_counterparts_stand_beside_the_run_that_was_trained_alike():
+def test_results_page_compares_single_domain_counterparts():
     base = {"task": "ns2d", "field": "vorticity"}
     values = {"transolver-sigma": 0.03, "physolver": 0.06, "specsolver": 0.04, "specsolver-matched": 0.05}
 
@@ -101,10 +106,10 @@ def test_counterparts_stand_beside_the_run_that_was_trained_alike():
         for name, value in values.items():
             model = name.removesuffix("-matched")
             run = f"ns2d-{model}-bf16-{label}{name.removeprefix(model)}-42"
-            yield made(42, value, run, **base, model=model)
-            yield made(42, 5000, run, **{**base, "field": None}, model=model, metric="parameters")
+            yield ledger_row(42, value, run, **base, model=model)
+            yield ledger_row(42, 5000, run, **{**base, "field": None}, model=model, metric="parameters")
             for lead in (1, 2, 3):
-                yield made(42, lead * value, run, **base, model=model, metric="relative_l2_lead", lead=lead)
+                yield ledger_row(42, lead * value, run, **base, model=model, metric="relative_l2_lead", lead=lead)
 
     page = results_page([*rows("short")], [])
     lines = [line for line in page.splitlines() if line.startswith("| NS2D ω | 50 %")]
@@ -114,42 +119,42 @@ def test_counterparts_stand_beside_the_run_that_was_trained_alike():
         "| NS2D ω | 50 % | specsolver | 5,000 | 4.00 | 8.00 | 12.0 | 4.00 | 25.0 % |",
         "| NS2D ω | 50 % | specsolver, matched | 5,000 | 5.00 | 10.0 | 15.0 | 5.00 | 40.0 % |",
     ]
-    alone = [row for row in rows("short") if row["model"] != "physolver"]
-    assert "Single-domain counterparts" not in results_page(alone, []), "one of them is missing"
+    incomplete = [row for row in rows("short") if row["model"] != "physolver"]
+    assert "Single-domain counterparts" not in results_page(incomplete, []), "one of them is missing"
     other = [
         {**row, "run": row["run"].replace("short", "long")} for row in rows("short") if row["model"] == "physolver"
     ]
-    assert "Single-domain counterparts" not in results_page([*alone, *other], []), "not trained alike"
+    assert "Single-domain counterparts" not in results_page([*incomplete, *other], []), "not trained alike"
 
 
 @pytest.mark.parametrize(
     ("task", "updates"),
     [("darcy", 125_000), ("ns2d", 250_000), ("kf2d", 83_750), ("it3d", 80_000), ("smoke3d", 200_000)],
 )
-def test_updates_of_the_paper(task, updates):
+def test_updates_of_the_paper_recipes(task, updates):
     assert updates_of(recipe_of(task)) == updates
 
 
-def made(seed, value, run=None, **more):
-    """A row of the ledger as a finished Darcy run has it."""
+def ledger_row(seed, value, run=None, **overrides):
+    """A ledger row like that of a finished Darcy run."""
     facts = {"task": "darcy", "model": "transolver-sigma", "metric": "relative_l2", "field": "pressure", "lead": None}
     origin = {"data": "f" * 64, "weights": "w" * 16, "commit": "c", "machine": "m", "date": "d", "windows": 200}
-    own = {
+    values = {
         "run": run or f"darcy-transolver-sigma-bf16-{seed}",
         "seed": seed,
         "value": value,
         "step": 62_500,
         "budget": 0.5,
     }
-    return {**facts, **origin, "precision": "bf16", "data_seed": 3, **own, **more}
+    return {**facts, **origin, "precision": "bf16", "data_seed": 3, **values, **overrides}
 
 
-def test_means_deviations_and_differences_by_hand():
+def test_results_page_means_deviations_and_differences():
     values = (0.0041, 0.0044, 0.0050)
-    rows = [made(seed, value) for seed, value in zip((42, 43, 44), values, strict=True)]
+    rows = [ledger_row(seed, value) for seed, value in zip((42, 43, 44), values, strict=True)]
     rows += [
-        made(42, 1_245_289, metric="parameters", field=None),
-        made(None, 0.56, rows[0]["run"], model="training-mean"),
+        ledger_row(42, 1_245_289, metric="parameters", field=None),
+        ledger_row(None, 0.56, rows[0]["run"], model="training-mean"),
     ]
     page = results_page(rows, ["darcy-transolver-sigma-bf16-42", "darcy-ffno-bf16-42"])
     mean, deviation = 100 * np.mean(values), 100 * np.std(values, ddof=1)
@@ -163,20 +168,20 @@ def test_means_deviations_and_differences_by_hand():
     assert "- `darcy-ffno-bf16-42`" in page and "- `darcy-transolver-sigma-bf16-42`" not in page
 
 
-def test_a_run_that_blew_up_is_not_a_number():
-    page = results_page([made(42, None), made(43, 0.004)], [])
+def test_results_page_shows_blown_up_run_as_not_finite():
+    page = results_page([ledger_row(42, None), ledger_row(43, 0.004)], [])
     line = next(line for line in page.splitlines() if line.startswith("| darcy-transolver-sigma-bf16 |"))
     assert "| not finite |" in line
 
 
-def test_errors_by_lead_are_means_over_seeds():
+def test_results_page_averages_errors_by_lead_over_seeds():
     base = {"task": "kf2d", "field": "vorticity"}
     rows = []
     for seed, factor in ((42, 1.0), (43, 3.0)):
         run = f"kf2d-transolver-sigma-{seed}"
-        rows += [made(seed, 0.02, run, **base), made(seed, 0.03, run, metric="relative_l2_final", **base)]
+        rows += [ledger_row(seed, 0.02, run, **base), ledger_row(seed, 0.03, run, metric="relative_l2_final", **base)]
         rows += [
-            made(seed, factor * lead / 1000, run, **{**base, "metric": "relative_l2_lead", "lead": lead})
+            ledger_row(seed, factor * lead / 1000, run, **{**base, "metric": "relative_l2_lead", "lead": lead})
             for lead in range(1, 17)
         ]
     page = results_page(rows, [])
@@ -189,20 +194,20 @@ def test_errors_by_lead_are_means_over_seeds():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A small training of a row of the paper, on waves in place of its data."""
+    """A small training of a row of the paper, on waves instead of its data."""
     folder = tmp_path_factory.mktemp("ledger")
     store = generate(Waves(grid=8, frames=20), 4, 5, folder / "ns2d.h5").path
     fields = ("task.inputs=('height',)", "task.targets=('height',)")
-    sizes = (*fields, "task.grid=(8,8)", "task.train=2", "task.test=2", "model.modes=3")
-    small = ("model.width=16", "model.depth=1", "model.heads=2", "model.slices=4", "train.updates=5")
-    recipe = changed(recipe_of("ns2d", "physolver"), [*sizes, *small])
+    task_settings = (*fields, "task.grid=(8,8)", "task.train=2", "task.test=2", "model.modes=3")
+    model_settings = ("model.width=16", "model.depth=1", "model.heads=2", "model.slices=4", "train.updates=5")
+    recipe = changed(recipe_of("ns2d", "physolver"), [*task_settings, *model_settings])
     run = Run(folder / "ns2d-physolver-42")
     train_run(recipe, store, run)
     evaluate_run(run)
     return run
 
 
-def test_rows_of_a_run_are_its_records_with_budget_and_data_seed(run):
+def test_collect_adds_budget_and_data_seed_to_the_records(run):
     rows = collect(run)
     records = {
         (row["model"], row["metric"], row["field"], row["lead"]): row["value"]
@@ -214,20 +219,20 @@ def test_rows_of_a_run_are_its_records_with_budget_and_data_seed(run):
     assert {row["data_seed"] for row in rows} == {5}
 
 
-def test_records_of_the_last_update_need_no_weights(run, tmp_path):
+def test_collect_accepts_final_records_without_weights(run, tmp_path):
     shutil.copytree(run.path, tmp_path / run.path.name, ignore=shutil.ignore_patterns("*.safetensors"))
-    light = Run(tmp_path / run.path.name)
-    assert collect(light) == collect(run)
-    text = light.records.read_text()
-    light.records.write_text(text.replace('"step": 5', '"step": 4'))
+    copy = Run(tmp_path / run.path.name)
+    assert collect(copy) == collect(run)
+    text = copy.records.read_text()
+    copy.records.write_text(text.replace('"step": 5', '"step": 4'))
     with pytest.raises(ValueError, match="is not finished"):
-        collect(light)
-    light.records.write_text(text.replace(run.digest, "0" * 16, 1))
+        collect(copy)
+    copy.records.write_text(text.replace(run.digest, "0" * 16, 1))
     with pytest.raises(ValueError, match="is not finished"):
-        collect(light)
+        collect(copy)
 
 
-def test_a_run_entered_twice_stands_once(run, tmp_path):
+def test_write_replaces_rows_of_the_same_run(run, tmp_path):
     file, rows = tmp_path / "ledger.jsonl", collect(run)
     other = [{**row, "run": "ns2d-specsolver-42"} for row in rows]
     write(file, other)
@@ -235,7 +240,7 @@ def test_a_run_entered_twice_stands_once(run, tmp_path):
     assert write(file, rows) == [*other, *rows] == [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_mistakes_are_one_sentence(run, tmp_path):
+def test_collect_errors(run, tmp_path):
     with pytest.raises(ValueError, match="is not a run"):
         collect(Run(tmp_path))
     recipe = changed(recipe_of("ns2d"), ["train.updates=5"])
@@ -244,26 +249,26 @@ def test_mistakes_are_one_sentence(run, tmp_path):
         collect(Run(tmp_path / "new"))
 
 
-@pytest.mark.parametrize("asked", [Request(windows=1), Request(protocol="teacher-forced"), Request(horizon=5)])
-def test_an_evaluation_of_something_else_is_not_entered(run, tmp_path, asked):
+@pytest.mark.parametrize("other_request", [Request(windows=1), Request(protocol="teacher-forced"), Request(horizon=5)])
+def test_collect_rejects_other_evaluations(run, tmp_path, other_request):
     shutil.copytree(run.path, tmp_path / "run")
     other = Run(tmp_path / "run")
     other.records.unlink()
-    evaluate_run(other, asked)
+    evaluate_run(other, other_request)
     with pytest.raises(ValueError, match="no records of its final weights on the whole test split"):
         collect(other)
     assert not is_done(other, recipe_in(other)) and is_done(run, recipe_in(run))
 
 
-def enter(file, number):
+def write_rows(file, number):
     for step in range(5):
-        write(file, [made(number, 0.1, f"darcy-{number}-{step}")])
+        write(file, [ledger_row(number, 0.1, f"darcy-{number}-{step}")])
 
 
-def test_processes_that_write_at_once_lose_no_row(tmp_path):
+def test_write_from_concurrent_processes_loses_no_row(tmp_path):
     file = tmp_path / "ledger.jsonl"
     context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=enter, args=(file, number)) for number in range(4)]
+    writers = [context.Process(target=write_rows, args=(file, number)) for number in range(4)]
     for writer in writers:
         writer.start()
     for writer in writers:

@@ -1,4 +1,4 @@
-"""Exported files compute what the run computes, for any batch and grid; none is kept that does not."""
+"""Exported files compute the same as the run, for any batch size and grid; a file that differs is discarded."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def run(data, tmp_path_factory):
 
 
 @pytest.fixture
-def models():
+def restore_models():
     before = dict(MODELS)
     yield
     MODELS.clear()
@@ -61,42 +61,42 @@ def blocks(kind):
     return re.findall(rf"^```{kind}\n(.*?)^```$", (ROOT / "docs" / "export.md").read_text(), re.M | re.S)
 
 
-def relative(mine, theirs):
-    return float((mine - theirs).norm() / theirs.norm())
+def relative_difference(actual, expected):
+    return float((actual - expected).norm() / expected.norm())
 
 
 # --- the step
 
 
-def forecaster(**more):
-    """Two fields that are predicted and one that is given, through a Box-Cox transform and walls."""
+def forecaster(**options):
+    """A forecaster with two targets and one further input, a Box-Cox transform and walls."""
     torch.manual_seed(3)
     fields = ("species_O2", "velocity_x", "geometry")
     mean, scale = torch.tensor([[-3.0, 0.5, 1.0], [2.0, 3.0, 0.5]], dtype=torch.float64)
     inputs = Normaliser("box-cox", fields, mean, scale)
-    told = more.get("time_scale") is not None
+    timed = options.get("time_scale") is not None
     config = SolverConfig(
-        (8, 10), 6, 2, width=16, depth=1, heads=2, slices=4, modes=3, options=Options(time_embedding=told), in_frames=2
+        (8, 10), 6, 2, width=16, depth=1, heads=2, slices=4, modes=3, options=Options(time_embedding=timed), in_frames=2
     )
     model = build_solver("transolver-sigma", config)
-    return Forecaster(model, inputs, inputs.select(fields[:2]), 1, "lower-walls", history=2, **more).eval()
+    return Forecaster(model, inputs, inputs.select(fields[:2]), 1, "lower-walls", history=2, **options).eval()
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_steps_one_after_another_are_the_rollout(told):
-    own = forecaster(time_scale=TimeScale(0.5, 0.25)) if told else forecaster()
-    step, history, frames = RolloutStep(own), torch.rand(3, 2, 8, 10, 3), []
-    expected = own.rollout(history, 4, time=1.0 if told else None).frames
+@pytest.mark.parametrize("timed", [False, True])
+def test_rollout_step_repeated_equals_rollout(timed):
+    model = forecaster(time_scale=TimeScale(0.5, 0.25)) if timed else forecaster()
+    step, history, frames = RolloutStep(model), torch.rand(3, 2, 8, 10, 3), []
+    expected = model.rollout(history, 4, time=1.0 if timed else None).frames
     with torch.no_grad():
         for call in range(4):
-            time = (torch.full((3,), 1.0 + 0.25 * call, dtype=torch.float64),) if told else ()
+            time = (torch.full((3,), 1.0 + 0.25 * call, dtype=torch.float64),) if timed else ()
             block, history = step(history, *time)
             frames.append(block)
     assert torch.equal(torch.cat(frames, dim=1), expected)
-    assert step.inputs == (("history", "time") if told else ("history",))
+    assert step.inputs == (("history", "time") if timed else ("history",))
 
 
-def test_a_forecast_of_other_fields_has_no_next_history():
+def test_rollout_step_of_other_fields_has_no_next_history():
     steady = Forecaster(torch.nn.Linear(1, 1), *(Normaliser("none", (name,), *torch.tensor([[0.0], [1.0]]).double())
                                                  for name in ("coefficient", "pressure")), 1, history=1)  # fmt: skip
     step = RolloutStep(steady)
@@ -106,28 +106,28 @@ def test_a_forecast_of_other_fields_has_no_next_history():
 # --- files
 
 
-def test_a_program_takes_any_batch_and_grid_and_says_what_it_is(run, tmp_path):
-    made = export_run(run, "torch-export", tmp_path / "step.pt2")
-    assert made.fixed is None and made.difference <= 1e-6 and made.windows == 3
+def test_torch_export_accepts_any_batch_and_grid_and_has_metadata(run, tmp_path):
+    exported = export_run(run, "torch-export", tmp_path / "step.pt2")
+    assert exported.fixed is None and exported.difference <= 1e-6 and exported.windows == 3
     extra = {"metadata.json": ""}
     step = torch.export.load(tmp_path / "step.pt2", extra_files=extra).module()
     facts = {name: json.loads(text) for name, text in json.loads(extra["metadata.json"]).items()}
     assert facts["input_fields"] == ["vorticity"] and facts["units"] == facts["output_units"] == list(FLOW.layout.units)
     assert facts["dt"] == pytest.approx(FLOW.interval) and (facts["history"], facts["block"]) == (2, 1)
     assert facts["grid"] == [16, 16] and facts["any_grid"] is True and facts["weights"] == Run(run).digest
-    own = load(run)
+    run_forecaster = load(run)
     for shape in ((5, 2, 16, 16, 1), (1, 2, 20, 13, 1)):
         history = torch.randn(shape)
-        expected, frames = own.rollout(history, 3).frames, []
+        expected, frames = run_forecaster.rollout(history, 3).frames, []
         for _ in range(3):
             block, history = step(history)
             frames.append(block.detach())
-        assert relative(torch.cat(frames, 1), expected) < 1e-5
+        assert relative_difference(torch.cat(frames, 1), expected) < 1e-5
 
 
-def test_onnx_runs_in_the_printed_program(run, tmp_path, monkeypatch, capsys):
-    made = export_run(run, "onnx", tmp_path / "step.onnx")
-    assert made.fixed is None and made.difference <= LIMIT
+def test_onnx_runs_in_the_documented_program(run, tmp_path, monkeypatch, capsys):
+    exported = export_run(run, "onnx", tmp_path / "step.onnx")
+    assert exported.fixed is None and exported.difference <= LIMIT
     (program,) = blocks("python")
     assert len([line for line in program.splitlines() if line.strip()]) <= 14
     monkeypatch.chdir(tmp_path)
@@ -137,33 +137,33 @@ def test_onnx_runs_in_the_printed_program(run, tmp_path, monkeypatch, capsys):
         exec(compile(program, "export.md", "exec"), {"__name__": "__main__"})
         assert "['vorticity']" in capsys.readouterr().out
         forecast = torch.from_numpy(np.load(tmp_path / "forecast.npy"))
-        assert relative(forecast, load(run).rollout(history, 3).frames) < 1e-5
+        assert relative_difference(forecast, load(run).rollout(history, 3).frames) < 1e-5
 
 
 @pytest.mark.slow
-def test_compiled_code_runs_in_the_printed_program_in_cpp(run, tmp_path):
-    made = export_run(run, "aoti", tmp_path / "step.pt2")
-    assert made.difference <= LIMIT
-    (program,), (build,) = blocks("cpp"), [one for one in blocks("bash") if "g++" in one]
+def test_aoti_runs_in_the_documented_cpp_program(run, tmp_path):
+    exported = export_run(run, "aoti", tmp_path / "step.pt2")
+    assert exported.difference <= LIMIT
+    (program,), (build,) = blocks("cpp"), [block for block in blocks("bash") if "g++" in block]
     (tmp_path / "forecast.cpp").write_text(program)
     history = torch.randn(1, 2, 16, 16, 1)
     history.numpy().tofile(tmp_path / "history.bin")
-    python = f'python() {{ "{sys.executable}" "$@"; }}\n'
-    done = subprocess.run(["bash", "-e", "-c", python + build], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    fields, *norms = done.stdout.split("\n")
+    alias = f'python() {{ "{sys.executable}" "$@"; }}\n'
+    result = subprocess.run(["bash", "-e", "-c", alias + build], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    fields, *norms = result.stdout.split("\n")
     assert "vorticity" in fields
     expected = load(run).rollout(history, 3).frames[0].flatten(1).norm(dim=1)
-    np.testing.assert_allclose([float(one) for one in norms if one], expected, rtol=1e-5)
+    np.testing.assert_allclose([float(norm) for norm in norms if norm], expected, rtol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["onnx", "torch-export"])
-def test_a_pretrained_model_is_exported_by_name(call, kind, tmp_path):
+def test_export_of_a_pretrained_model_by_name(call, kind, tmp_path):
     out = tmp_path / f"darcy{FORMATS[kind].suffix}"
-    code, said, err = call("export", "darcy", "--to", kind, "--out", out)
+    code, stdout, err = call("export", "darcy", "--to", kind, "--out", out)
     assert code == 0, err
-    assert "takes any batch and any grid" in said and "3 real windows" in said and out.exists()
+    assert "takes any batch and any grid" in stdout and "3 real windows" in stdout and out.exists()
 
 
 @pytest.mark.slow
@@ -174,14 +174,14 @@ def test_a_pretrained_model_is_exported_by_name(call, kind, tmp_path):
         ("drift-net", "torch-export"),
     ],
 )
-def test_other_models_are_exported_too(data, tmp_path, name, kind):
-    """A model that stands on its grid is exported for that grid alone, and says so."""
+def test_export_of_other_models(data, tmp_path, name, kind):
+    """A model with a fixed grid is exported for that grid only, as its metadata states."""
     train_run(replace(RECIPE, model=replace(MODEL, name=name)), data, Run(tmp_path / name))
-    made = export_run(tmp_path / name, kind, tmp_path / f"step{FORMATS[kind].suffix}")
-    assert made.difference <= LIMIT and json.loads(made.metadata["any_grid"]) == (made.fixed is None)
+    exported = export_run(tmp_path / name, kind, tmp_path / f"step{FORMATS[kind].suffix}")
+    assert exported.difference <= LIMIT and json.loads(exported.metadata["any_grid"]) == (exported.fixed is None)
 
 
-def test_a_model_that_stands_on_its_grid_is_exported_for_that_grid(data, tmp_path, call, models):
+def test_export_of_a_model_with_a_fixed_grid(data, tmp_path, call, restore_models):
     class Weighted(torch.nn.Module):
         def __init__(self, config):
             super().__init__()
@@ -204,8 +204,8 @@ def test_a_model_that_stands_on_its_grid_is_exported_for_that_grid(data, tmp_pat
     assert not (tmp_path / "no.pt2").exists()
 
 
-def test_onnx_keeps_a_small_epsilon_and_no_path_of_this_machine(data, tmp_path, models):
-    """An epsilon of 1e-8 decides where the variance is smaller than that."""
+def test_onnx_keeps_a_small_epsilon_and_no_local_paths(data, tmp_path, restore_models):
+    """An epsilon of 1e-8 matters where the variance is smaller."""
 
     class Normalised(torch.nn.Linear):
         def __init__(self, config):
@@ -217,42 +217,42 @@ def test_onnx_keeps_a_small_epsilon_and_no_path_of_this_machine(data, tmp_path, 
 
     MODELS["normalised"] = Normalised
     train_run(replace(RECIPE, model=replace(MODEL, name="normalised")), data, Run(tmp_path / "run"))
-    made = export_run(tmp_path / "run", "onnx", tmp_path / "step.onnx")
-    assert made.difference <= LIMIT and b".py" not in (tmp_path / "step.onnx").read_bytes()
+    exported = export_run(tmp_path / "run", "onnx", tmp_path / "step.onnx")
+    assert exported.difference <= LIMIT and b".py" not in (tmp_path / "step.onnx").read_bytes()
 
 
-@pytest.mark.parametrize("other", [True, False])
-def test_a_run_without_a_test_split_is_exported(call, tmp_path, other, models):
-    """Checked on the test data of their own file, else on windows of the training."""
+@pytest.mark.parametrize("separate", [True, False])
+def test_export_of_a_run_without_test_split(call, tmp_path, separate, restore_models):
+    """It is checked on separate test data, otherwise on training windows."""
     MODELS["pointwise"] = lambda config: torch.nn.Linear(config.in_channels, config.out_channels)
     np.save(tmp_path / "flow.npy", np.random.default_rng(0).normal(size=(4, 6, 8, 8, 1)))
     np.save(tmp_path / "unseen.npy", np.random.default_rng(1).normal(size=(1, 5, 8, 8, 1)))
-    test = ("--test-data", tmp_path / "unseen.npy") if other else ("--test", 0)
-    words = ("--history", 2, "--block", 1, "--horizon", 3, "--model", "pointwise", "--set", "train.updates=2")
-    train = ("train", "--data", tmp_path / "flow.npy", "--fields", "u", "--out", tmp_path / "run", *test, *words)
+    test = ("--test-data", tmp_path / "unseen.npy") if separate else ("--test", 0)
+    settings = ("--history", 2, "--block", 1, "--horizon", 3, "--model", "pointwise", "--set", "train.updates=2")
+    train = ("train", "--data", tmp_path / "flow.npy", "--fields", "u", "--out", tmp_path / "run", *test, *settings)
     assert call(*train)[0] == 0
     code, out, err = call("export", tmp_path / "run", "--to", "torch-export", "--out", tmp_path / "step.pt2")
-    assert code == 0 and f"on {1 if other else 3} real windows" in out, err
-    more = ("--data", tmp_path / "unseen.npy", "--out", tmp_path / "two.pt2")
-    code, out, err = call("export", tmp_path / "run", "--to", "torch-export", *more)
+    assert code == 0 and f"on {1 if separate else 3} real windows" in out, err
+    options = ("--data", tmp_path / "unseen.npy", "--out", tmp_path / "two.pt2")
+    code, out, err = call("export", tmp_path / "run", "--to", "torch-export", *options)
     assert code == 0 and "on 1 real windows" in out, err
 
 
-# --- what is not kept
+# --- discarded files and errors
 
 
-def test_a_file_that_differs_from_the_run_is_not_kept(data, tmp_path, monkeypatch, models):
+def test_export_discards_a_file_that_differs_from_the_run(data, tmp_path, monkeypatch, restore_models):
     MODELS["pointwise"] = lambda config: torch.nn.Linear(config.in_channels, config.out_channels)
     run, out = tmp_path / "run", tmp_path / "out"
     train_run(replace(RECIPE, model=replace(MODEL, name="pointwise")), data, Run(run))
     out.mkdir()
-    form = FORMATS["torch-export"]
+    original = FORMATS["torch-export"]
 
     def read(path):
-        compute = form.read(path)
-        return lambda *inputs: [one * (1 + 3e-5) for one in compute(*inputs)]
+        compute = original.read(path)
+        return lambda *inputs: [output * (1 + 3e-5) for output in compute(*inputs)]
 
-    monkeypatch.setitem(FORMATS, "torch-export", replace(form, read=read))
+    monkeypatch.setitem(FORMATS, "torch-export", replace(original, read=read))
     with pytest.raises(
         ValueError, match=r"differs from .* by 3e-05 in relative L2, more than 1e-05, and was discarded"
     ):
@@ -260,19 +260,22 @@ def test_a_file_that_differs_from_the_run_is_not_kept(data, tmp_path, monkeypatc
     assert not list(out.iterdir())
 
 
-def test_the_difference_is_that_of_the_worst_window_and_sees_nan():
+def test_max_difference_is_over_windows_and_detects_nan():
     own = forecaster()
     step, history = RolloutStep(own), torch.rand(3, 2, 8, 10, 3)
     factors = torch.tensor([1.0, 1.5, 1.0]).view(3, 1, 1, 1, 1)
     with torch.no_grad():
-        assert exporting._difference(step, step, [(history,)]) == 0
-        found = exporting._difference(step, lambda h: [one * factors for one in step(h)], [(history,)])
-        assert found == pytest.approx(0.5)
-        assert exporting._difference(step, lambda h: [one * torch.nan for one in step(h)], [(history,)]) == np.inf
+        assert exporting._max_difference(step, step, [(history,)]) == 0
+        difference = exporting._max_difference(step, lambda h: [output * factors for output in step(h)], [(history,)])
+        assert difference == pytest.approx(0.5)
+        assert (
+            exporting._max_difference(step, lambda h: [output * torch.nan for output in step(h)], [(history,)])
+            == np.inf
+        )
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("args", "message"),
     [
         (("--to", "onyx", "--out", "x.onnx"), 'Unknown format "onyx"; did you mean onnx?'),
         (("--to", "aoti", "--out", "x.onnx"), "The file name for aoti must end in .pt2, got x.onnx."),
@@ -280,14 +283,14 @@ def test_the_difference_is_that_of_the_worst_window_and_sees_nan():
         (("--to", "onnx", "--out", "x.onnx", "--data", "none.h5"), "none.h5"),
     ],
 )
-def test_mistakes_are_one_sentence(call, run, tmp_path, words, says):
+def test_export_errors_are_one_sentence(call, run, tmp_path, args, message):
     (tmp_path / "here.onnx").touch()
-    code, _, err = call("export", run, *(tmp_path / "here.onnx" if word == "HERE" else word for word in words))
-    assert code == 2 and says in err and err.count("\n") == 1
+    code, _, err = call("export", run, *(tmp_path / "here.onnx" if arg == "HERE" else arg for arg in args))
+    assert code == 2 and message in err and err.count("\n") == 1
 
 
-def test_a_missing_package_is_named_with_the_extra(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, "load", None)  # nothing is loaded before
+def test_export_names_the_missing_package_and_extra(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(exporting, "load", None)  # the check comes before loading
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(
         ValueError, match=r"ONNX export requires the package onnxscript; install .*sigmasolver\[export\]"

@@ -1,4 +1,4 @@
-"""The weights that come with the package: each scores what its card says, and is found by its name."""
+"""The pretrained models of the package: each reproduces the scores of its card and is found by name."""
 
 import json
 import math
@@ -30,11 +30,11 @@ from sigmasolver.simulate.generate import generate
 
 ROOT = Path(__file__).parents[2]
 FRESH = 8
-"""Trajectories that the slow test simulates."""
+"""Number of trajectories simulated in the slow test."""
 
 
 def first_frames(recipe):
-    """The simulator of a task, stopped after its first window."""
+    """The simulator of a task, limited to the frames of the first window."""
     simulator, spec = simulator_of(recipe.task.name), recipe.evaluation_windows()
     frames = spec.time_stride * (spec.span - 1) + 1
     return replace(simulator, frames=frames) if hasattr(simulator, "frames") else simulator
@@ -45,22 +45,22 @@ def name(request):
     return request.param
 
 
-def test_every_pretrained_model_scores_what_its_card_says(name):
+def test_pretrained_scores_match_the_card(name):
     folder, card = pretrained.folder(name), pretrained.card(name)
     recipe = recipe_in(Run(folder))
     with open_store(folder / "windows.h5") as store:
         assert store.fingerprint == card["windows"]["fingerprint"]
         assert all(store.verify(index) for index in range(len(store)))
         measured = score(load(name), shipped_windows(store, recipe), recipe)
-    for now, then in zip(measured, card["windows"]["scores"], strict=True):
-        assert (now["metric"], now["field"]) == (then["metric"], then["field"])
-        assert now["value"] == pytest.approx(then["value"], rel=card["windows"]["tolerance"])
-        assert now["yardstick"] == pytest.approx(then["yardstick"], rel=1e-6)
+    for actual, recorded in zip(measured, card["windows"]["scores"], strict=True):
+        assert (actual["metric"], actual["field"]) == (recorded["metric"], recorded["field"])
+        assert actual["value"] == pytest.approx(recorded["value"], rel=card["windows"]["tolerance"])
+        assert actual["yardstick"] == pytest.approx(recorded["yardstick"], rel=1e-6)
 
 
 @pytest.mark.slow
-def test_the_tolerance_sees_a_small_change_of_the_weights(name):
-    """Weights rounded to the eight bits of bfloat16 are as good on average, and still no longer these weights."""
+def test_card_tolerance_detects_rounded_weights(name):
+    """Weights rounded to bfloat16 are as accurate on average, but their score must differ from the card."""
     folder, card = pretrained.folder(name), pretrained.card(name)
     recipe, forecaster = recipe_in(Run(folder)), load(name)
     with torch.no_grad():
@@ -72,34 +72,34 @@ def test_the_tolerance_sees_a_small_change_of_the_weights(name):
 
 
 @pytest.mark.slow
-def test_a_fresh_simulation_agrees_with_the_recorded_error(name, tmp_path):
-    """Another seed than that of the training and of the windows; three standard errors of both means."""
+def test_pretrained_error_on_a_fresh_simulation(name, tmp_path):
+    """With a seed other than those of training and windows, within three standard errors of both means."""
     card, folder = pretrained.card(name), pretrained.folder(name)
     recipe = recipe_in(Run(folder))
     seed = 1 + max(card["windows"]["seed"], card["training"]["data_seed"])
     generate(first_frames(recipe), FRESH, seed, tmp_path / "fresh.h5")
     with open_store(tmp_path / "fresh.h5") as store:
         measured = score(load(name), unseen_windows(store, recipe), recipe)
-    for now, test in zip(measured, card["test"]["scores"], strict=True):
-        unsure = test["deviation"] * math.sqrt(1 / FRESH + 1 / card["test"]["windows"])
-        assert abs(now["value"] - test["value"]) < 3 * unsure, (now, test)
+    for fresh, test in zip(measured, card["test"]["scores"], strict=True):
+        standard_error = test["deviation"] * math.sqrt(1 / FRESH + 1 / card["test"]["windows"])
+        assert abs(fresh["value"] - test["value"]) < 3 * standard_error, (fresh, test)
 
 
 @pytest.mark.slow
-def test_the_windows_are_what_their_seed_gives(name):
-    """To the rounding of float16: another machine rounds the simulation differently, and a flow amplifies that."""
+def test_pretrained_windows_are_reproduced_from_their_seed(name):
+    """Up to float16 round-off: on another machine the simulation rounds differently, and a flow amplifies that."""
     folder = pretrained.folder(name)
     recipe = recipe_in(Run(folder))
     with open_store(folder / "windows.h5") as store:
-        header, kept = store.header, store[0].astype(np.float32)
+        header, stored = store.header, store[0].astype(np.float32)
         stride = header.parameters["space_stride"]
-    made = first_frames(recipe).simulate(header.seed, [0])[0].numpy()[:: recipe.task.time_stride]
-    for _ in range(made.ndim - 2):
-        made = np.moveaxis(made[:, ::stride], 1, -2)
-    assert kept.shape == made.shape and np.linalg.norm(kept - made) < 2**-11 * np.linalg.norm(made)
+    simulated = first_frames(recipe).simulate(header.seed, [0])[0].numpy()[:: recipe.task.time_stride]
+    for _ in range(simulated.ndim - 2):
+        simulated = np.moveaxis(simulated[:, ::stride], 1, -2)
+    assert stored.shape == simulated.shape and np.linalg.norm(stored - simulated) < 2**-11 * np.linalg.norm(simulated)
 
 
-def test_cards_keep_the_limits_and_their_text_is_made_from_their_facts(name):
+def test_card_facts_match_files_and_text(name):
     folder, card = pretrained.folder(name), pretrained.card(name)
     assert (folder / "card.md").read_text() == card_text(card)
     assert Run(folder).digest == card["weights"]["digest"]
@@ -107,24 +107,24 @@ def test_cards_keep_the_limits_and_their_text_is_made_from_their_facts(name):
     assert card["windows"]["seed"] == card["unseen"]["seed"] != card["training"]["data_seed"]
     tensors, facts = read_tensors(folder / "weights.safetensors")
     assert facts["data"] == card["training"]["fingerprint"]
-    assert {str(one.dtype) for one in tensors.values()} == {f"torch.{card['weights']['dtype']}"}
-    assert sum(one.numel() for one in tensors.values()) == card["parameters"]
+    assert {str(tensor.dtype) for tensor in tensors.values()} == {f"torch.{card['weights']['dtype']}"}
+    assert sum(tensor.numel() for tensor in tensors.values()) == card["parameters"]
     for row in card["test"]["scores"]:
         assert row["value"] == min(row["seeds"].values()) < row["yardstick"]
 
 
-def test_all_pretrained_weights_together_are_small():
+def test_pretrained_total_size_is_small():
     assert sum(path.stat().st_size for path in Path(pretrained.__file__).parent.glob("*/*")) < 16_000_000
 
 
-def test_a_name_a_path_both_or_neither(tmp_path, monkeypatch):
+def test_resolve_name_or_path(tmp_path, monkeypatch):
     shipped = pretrained.folder("darcy")
     monkeypatch.chdir(tmp_path)
     assert pretrained.resolve("darcy") == shipped and pretrained.is_pretrained(pretrained.resolve("darcy"))
     assert pretrained.resolve(Path("darcy")) == Path("darcy")
     assert pretrained.resolve("./darcy") == Path("darcy")
     (tmp_path / "darcy").mkdir()
-    assert pretrained.resolve("darcy") == shipped, "a folder that is no run cannot be meant"
+    assert pretrained.resolve("darcy") == shipped, "a folder that is not a run is ignored"
     (tmp_path / "darcy" / "recipe.json").write_text("{}")
     with pytest.raises(ValueError, match=r"write \./darcy for the folder"):
         sigmasolver.load("darcy")
@@ -136,15 +136,15 @@ def test_a_name_a_path_both_or_neither(tmp_path, monkeypatch):
         _ = sigmasolver.loda
 
 
-def test_load_is_lazy_and_public():
+def test_load_is_imported_lazily():
     code = "import sys, sigmasolver; assert 'sigmasolver.forecast' not in sys.modules; sigmasolver.load('darcy')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.fixture
 def two_windows(tmp_path, monkeypatch):
-    """A model of the package with two of its windows, which is quicker."""
+    """A pretrained model with two windows, for speed."""
     source, home = pretrained.folder("darcy"), tmp_path / "models"
     shutil.copytree(source, home / "darcy", ignore=shutil.ignore_patterns("windows.h5"))
     with (
@@ -156,7 +156,7 @@ def two_windows(tmp_path, monkeypatch):
         yield torch.from_numpy(store[:2][..., 1:].astype(np.float32))
 
 
-def test_forecast_needs_nothing_but_the_name(two_windows, call, tmp_path, monkeypatch):
+def test_forecast_of_a_pretrained_model_by_name(two_windows, call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = call("forecast", "darcy", "--out", "p.npy", "--animation", "p.png")
     assert code == 0, err
@@ -166,28 +166,28 @@ def test_forecast_needs_nothing_but_the_name(two_windows, call, tmp_path, monkey
     assert f"{100 * error:.3g} %" in rows["transolver-sigma, 85 × 85"]
     assert "the truth" in rows["solver, 421 × 421"] and re.search(r"\d m?s\b", rows["solver, 85 × 85"])
     assert "paper 0.40 ± 0.01 %" in out
-    for words, sentence in (
+    for args, message in (
         (("forecast", "darcy", "--out", "p.npy"), "already exists"),
         (("forecast", "darcy", "--steps", "2"), "--steps requires --input"),
         (("forecast", "darcy", "--input", "p.npy"), "--out"),
         (("forecast", "darcy", "--input", "p.npy", "--out", "q.npy", "--animation", "a.png"), "omit --input"),
         (("forecast", "."), "Missing --input"),
     ):
-        code, _, err = call(*words)
-        assert code == 2 and sentence in err
+        code, _, err = call(*args)
+        assert code == 2 and message in err
 
 
-def test_a_pretrained_model_forecasts_from_frames_of_the_user(call, tmp_path):
+def test_forecast_of_a_pretrained_model_from_own_frames(call, tmp_path):
     with open_store(pretrained.folder("darcy") / "windows.h5") as store:
-        given, truth = store[:2][..., :1].astype(np.float32), store[:2][..., 1:].astype(np.float32)
-    np.save(tmp_path / "a.npy", given)
+        coefficient, truth = store[:2][..., :1].astype(np.float32), store[:2][..., 1:].astype(np.float32)
+    np.save(tmp_path / "a.npy", coefficient)
     code, _, err = call("forecast", "darcy", "--input", tmp_path / "a.npy", "--out", tmp_path / "u.npy")
     assert code == 0, err
     error = metrics.relative_l2(torch.from_numpy(np.load(tmp_path / "u.npy")), torch.from_numpy(truth))
     assert float(error.max()) < 0.01
 
 
-def test_models_lists_the_pretrained_ones(capsys):
+def test_models_lists_pretrained_models(capsys):
     models._print_pretrained()
     lines = capsys.readouterr().out.splitlines()
     for name in pretrained.names():
@@ -195,15 +195,15 @@ def test_models_lists_the_pretrained_ones(capsys):
         assert any(line.split()[:1] == [name] and f"{100 * value:.3g}" in line for line in lines)
 
 
-def test_a_folder_is_made_from_a_run_whose_data_it_refuses(tmp_path, monkeypatch):
-    """The shipped folder, with records and a log, is itself a run from which a folder can be made."""
+def test_make_folder_from_a_run(tmp_path, monkeypatch):
+    """The shipped folder, with records and a log added, serves as the run."""
     source, card = pretrained.folder("darcy"), pretrained.card("darcy")
     run = Run(tmp_path / "run")
     run.path.mkdir()
     for file in ("recipe.json", "normaliser.json", "weights.safetensors"):
         (run.path / file).write_bytes((source / file).read_bytes())
-    parts = {"train": list(range(1000)), "validation": [], "test": list(range(1000, 1200))}
-    facts = {"fingerprint": card["training"]["fingerprint"], "frames": 1, "parts": parts}
+    splits = {"train": list(range(1000)), "validation": [], "test": list(range(1000, 1200))}
+    facts = {"fingerprint": card["training"]["fingerprint"], "frames": 1, "parts": splits}
     run.write_json("data.json", facts)
     replace_rows(run.log, [{"step": 125_000, "loss": 0.1, "steps_per_second": 125.0}])
     common = {"task": "darcy", "run": "run",
@@ -215,27 +215,27 @@ def test_a_folder_is_made_from_a_run_whose_data_it_refuses(tmp_path, monkeypatch
         {**common, "model": "training-mean", "seed": None, "value": 0.5, "deviation": 0.1},
         {**common, "windows": 7, "model": "transolver-sigma", "seed": 42, "value": 0.9, "deviation": 0.1},
     ])  # fmt: skip
-    small = replace(simulator_of("darcy"), grid=85)  # cheap, and thinned to 17 × 17
+    small = replace(simulator_of("darcy"), grid=85)  # cheap, with stride 5: 17 × 17
     generate(small, 3, 7, tmp_path / "unseen.h5")
     message = "is not the output of simulate darcy: its parameter grid is 85, expected 421"
     with pytest.raises(ValueError, match=message):
         make_folder(run, tmp_path / "made", tmp_path / "unseen.h5", 2, 0)
     monkeypatch.setitem(SIMULATORS, "darcy", small)
-    made = make_folder(run, tmp_path / "made", tmp_path / "unseen.h5", 2, 0)
-    assert made == json.loads((tmp_path / "made" / "card.json").read_text())
-    assert made["training"]["budget_share"] == 1
-    assert made["test"]["scores"][0]["value"] == 0.004 and made["test"]["scores"][0]["paper"] == "0.40±0.01"
-    # these weights are float16 already: storing them so changes nothing
-    assert made["weights"]["dtype"] == "float16" and made["weights"]["changes"]["float16"]["deviation"] == 0
-    assert made["weights"]["changes"]["bfloat16"]["deviation"] > 0
-    with open_store(tmp_path / "unseen.h5") as full, open_store(tmp_path / "made" / "windows.h5") as kept:
-        assert np.array_equal(kept[:], full[:2, :, ::5, ::5].astype(np.float16))
-        assert kept.header.seed == 7 and kept.header.grid == (17, 17)
-    grids, errors = zip(*((row["grid"], row["errors"]) for row in made["solver"]["rows"]), strict=True)
+    new_card = make_folder(run, tmp_path / "made", tmp_path / "unseen.h5", 2, 0)
+    assert new_card == json.loads((tmp_path / "made" / "card.json").read_text())
+    assert new_card["training"]["budget_share"] == 1
+    assert new_card["test"]["scores"][0]["value"] == 0.004 and new_card["test"]["scores"][0]["paper"] == "0.40±0.01"
+    # these weights are already float16, so storing them as float16 changes nothing
+    assert new_card["weights"]["dtype"] == "float16" and new_card["weights"]["changes"]["float16"]["deviation"] == 0
+    assert new_card["weights"]["changes"]["bfloat16"]["deviation"] > 0
+    with open_store(tmp_path / "unseen.h5") as full, open_store(tmp_path / "made" / "windows.h5") as windows:
+        assert np.array_equal(windows[:], full[:2, :, ::5, ::5].astype(np.float16))
+        assert windows.header.seed == 7 and windows.header.grid == (17, 17)
+    grids, errors = zip(*((row["grid"], row["errors"]) for row in new_card["solver"]["rows"]), strict=True)
     assert grids[:2] == ([85, 85], [17, 17]) and errors[0] is None
-    assert len(grids) == 2 or errors[2][0] <= made["windows"]["scores"][0]["value"] < errors[1][0]
-    for seed, count, sentence in ((7, 2, "a seed that was not used for training"), (0, 9, "9 windows were requested")):
-        with pytest.raises(ValueError, match=sentence):
+    assert len(grids) == 2 or errors[2][0] <= new_card["windows"]["scores"][0]["value"] < errors[1][0]
+    for seed, count, expected in ((7, 2, "a seed that was not used for training"), (0, 9, "9 windows were requested")):
+        with pytest.raises(ValueError, match=expected):
             make_folder(run, tmp_path / "other", tmp_path / "unseen.h5", count, seed)
     with pytest.raises(ValueError, match="already exists"):
         make_folder(run, tmp_path / "made", tmp_path / "unseen.h5", 2, 0)
@@ -243,15 +243,15 @@ def test_a_folder_is_made_from_a_run_whose_data_it_refuses(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_weights(tmp_path):
-    words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_wheel_contains_pretrained_weights(tmp_path):
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
     files = {str(path.relative_to(ROOT)) for path in Path(pretrained.__file__).parent.glob("*/*")}
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
         assert files <= set(wheel.namelist())
         wheel.extractall(tmp_path / "site")
     code = "import sigmasolver, sigmasolver.pretrained as p; print(p.folder('darcy')); sigmasolver.load('darcy')"
-    alone = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=alone)
-    assert done.returncode == 0 and str(tmp_path / "site") in done.stdout, done.stderr
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert result.returncode == 0 and str(tmp_path / "site") in result.stdout, result.stderr

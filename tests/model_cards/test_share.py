@@ -1,4 +1,4 @@
-"""A run as a folder to publish: what it holds, and that it forecasts like the run."""
+"""`save_pretrained`: the content of the published folder, which forecasts like the run."""
 
 import json
 
@@ -29,33 +29,33 @@ def run(tmp_path_factory):
     return api.train_model(RECIPE, folder / "secret-place.h5", folder / "run")
 
 
-def test_the_folder_forecasts_like_the_run(run, tmp_path):
+def test_save_pretrained_folder_forecasts_like_the_run(run, tmp_path):
     folder = save_pretrained(run, tmp_path / "mine")
-    own, again = sigmasolver.load(run.path), sigmasolver.load(folder)
+    original, published = sigmasolver.load(run.path), sigmasolver.load(folder)
     history = torch.randn(2, 2, 12, 12, 2)
-    assert torch.equal(own.rollout(history, 4).frames, again.rollout(history, 4).frames)
-    weights = load_file(folder / "model.safetensors")  # as any other program reads it
+    assert torch.equal(original.rollout(history, 4).frames, published.rollout(history, 4).frames)
+    weights = load_file(folder / "model.safetensors")  # as other programs read it
     assert {name: tensor.shape for name, tensor in weights.items()} == {
-        name: tensor.shape for name, tensor in own.model.state_dict().items()
+        name: tensor.shape for name, tensor in original.model.state_dict().items()
     }
     config = json.loads((folder / "config.json").read_text())
-    assert config["parameters"] == sum(tensor.numel() for tensor in own.model.parameters())
+    assert config["parameters"] == sum(tensor.numel() for tensor in original.model.parameters())
     assert (config["library_name"], config["model_type"], config["width"]) == ("sigmasolver", "transolver-sigma", 16)
     assert Run(folder).digest == run.digest and Run(folder).finished
 
 
-def test_nothing_tells_where_the_data_lie(run, tmp_path):
+def test_save_pretrained_does_not_leak_the_data_path(run, tmp_path):
     folder = save_pretrained(run, tmp_path / "mine")
     for path in folder.iterdir():
         assert str(run.path.parent).encode() not in path.read_bytes(), path.name
 
 
-def test_the_card_has_the_errors_of_the_records_beside_those_of_the_yardstick(run, tmp_path):
+def test_save_pretrained_card_has_errors_of_model_and_baseline(run, tmp_path):
     assert "Not measured yet" in (save_pretrained(run, tmp_path / "before") / "README.md").read_text()
     records = api.evaluate_run(run)
     text = (save_pretrained(run, tmp_path / "after") / "README.md").read_text()
     assert text.startswith("---\nlibrary_name: sigmasolver\n") and "Not measured" not in text
-    (own, still) = (
+    (own, persistence) = (
         next(
             row["value"]
             for row in records
@@ -67,12 +67,12 @@ def test_the_card_has_the_errors_of_the_records_beside_those_of_the_yardstick(ru
         for name in ("transolver-sigma", "persistence")
     )
     line = next(line for line in text.splitlines() if line.startswith("| slope |"))
-    said = [float(cell.split()[0]) for cell in line.strip("| ").split(" | ")[2:]]
-    assert said == pytest.approx([100 * own, 100 * still], rel=5e-3)
+    printed = [float(cell.split()[0]) for cell in line.strip("| ").split(" | ")[2:]]
+    assert printed == pytest.approx([100 * own, 100 * persistence], rel=5e-3)
     assert len(read_rows(run.records)) == len(records)
 
 
-def test_evaluating_the_folder_on_other_data_works_and_on_its_own_data_asks_for_them(run, tmp_path, call):
+def test_evaluate_published_folder_requires_data(run, tmp_path, call):
     folder = save_pretrained(run, tmp_path / "mine")
     generate(Waves(frames=7), 2, 9, tmp_path / "other.h5")
     code, out, err = call("evaluate", folder, "--data", tmp_path / "other.h5")
@@ -81,11 +81,11 @@ def test_evaluating_the_folder_on_other_data_works_and_on_its_own_data_asks_for_
     assert code == 2 and "pass its new path with --data" in err
 
 
-def test_mistakes_are_one_sentence(run, tmp_path, call):
+def test_save_pretrained_errors_are_one_sentence(run, tmp_path, call):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
-    for folder, says in ((tmp_path / "full", "is not empty"), (tmp_path / "full" / "file", "already exists")):
-        with pytest.raises(ValueError, match=says):
+    for folder, message in ((tmp_path / "full", "is not empty"), (tmp_path / "full" / "file", "already exists")):
+        with pytest.raises(ValueError, match=message):
             save_pretrained(run, folder)
     code, _, err = call("save-pretrained", tmp_path / "nowhere", "--out", tmp_path / "new")
     assert code == 2 and "is not a run" in err and not (tmp_path / "new").exists()

@@ -21,7 +21,7 @@ from sigmasolver.ops import dispatch
 from sigmasolver.ops.fused import lift, swiglu
 from sigmasolver.ops.fused.tuning import Gpu
 from sigmasolver.ops.precision import matmul_precision
-from sigmasolver.ops.precompile import intercepted
+from sigmasolver.ops.precompile import intercept_launches
 
 DEVICES = {"H200": (90, 232_448), "A100": (80, 166_912), "RTX 4090": (89, 101_376)}
 """Compute capability, and bytes of shared memory that a program may have; one of each class."""
@@ -83,7 +83,7 @@ def compiled(device: str, kind: str, pieces: list[Any]) -> list[dict[str, int]]:
 
     for precision, args, options in pieces:
         found.append({})
-        with matmul_precision(precision), intercepted(note):
+        with matmul_precision(precision), intercept_launches(note):
             work(precision, *args, **options)
     return found
 

@@ -22,4 +22,4 @@ def short_loops(monkeypatch):
         from sigmasolver.ops.fused import tuning
 
         monkeypatch.setattr(tuning, "WEIGHT_GRADIENT_RUNS", 16)
-        monkeypatch.setattr(tuning, "SHORTEST_CHUNK", 16)
+        monkeypatch.setattr(tuning, "MIN_WEIGHT_GRADIENT_CHUNK", 16)

@@ -15,7 +15,7 @@ import torch
 from triton import knobs
 
 from sigmasolver.ops.precision import matmul_precision
-from sigmasolver.ops.precompile import intercepted, precompile
+from sigmasolver.ops.precompile import intercept_launches, precompile
 from sigmasolver.recipes import changed, recipe_of
 from sigmasolver.train.capture import launch_all
 from sigmasolver.train.dry_run import Rehearsal
@@ -43,7 +43,7 @@ class Compiler:
     def __init__(self, stepper: Stepper, folder: str) -> None:
         self.stepper, self.folder, self.work = stepper, folder, work_of(stepper)
         self.functions: list[Any] = []
-        with intercepted(lambda compile: self.functions.append(compile.args[0])):  # type: ignore[attr-defined]
+        with intercept_launches(lambda compile: self.functions.append(compile.args[0])):  # type: ignore[attr-defined]
             self.work()
         self._fresh("begin")
 
@@ -86,7 +86,7 @@ class Compiler:
 
     def _one_by_one(self) -> dict[str, str]:
         made: list[Any] = []
-        with intercepted(lambda compile: made.append(compile())):
+        with intercept_launches(lambda compile: made.append(compile())):
             self.work()
         return _code(made)
 
@@ -117,7 +117,7 @@ def main() -> None:
         if how == "compile":
             found["changed"] = compiler.changed_by(lambda: found.update(parallel=compiler.parallel()))
             found["serial"], found["after an error"] = compiler.serial(), compiler.after_an_error()
-            with intercepted(lambda compile: None):
+            with intercept_launches(lambda compile: None):
                 found["changed otherwise"] = compiler.changed_by(compiler.work)
     sys.stdout.write(json.dumps(found))
 

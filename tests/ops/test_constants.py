@@ -3,7 +3,7 @@
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from sigmasolver.ops.constants import KEPT, grid_constant
+from sigmasolver.ops.constants import MAX_CACHED, grid_constant
 
 
 def counted():
@@ -20,7 +20,7 @@ def counted():
 def test_made_once_per_argument_and_the_oldest_forgotten():
     ones, calls = counted()
     assert ones(3) is ones(3) and calls == [3]
-    for n in range(10, 10 + KEPT):
+    for n in range(10, 10 + MAX_CACHED):
         ones(n)
     ones(3)
     assert calls.count(3) == 2

@@ -31,7 +31,7 @@ def test_a_cpu_takes_the_plain_definition():
     assert ("inner width", "as it is: the tensor is not on a GPU") in decisions
     plain = {decision for operation, decision in decisions if operation != "inner width"}
     assert plain == {"plain: the tensor is not on a GPU"}
-    assert dispatch._recorded is None
+    assert dispatch._decisions is None
 
 
 def test_every_reason_is_a_sentence_about_what_was_asked(interpreted):

@@ -112,7 +112,7 @@ def test_slices(kind, B, N, H, D, M, seed):
 def test_slices_over_several_chunks(monkeypatch):
     """More points than one program takes, so partial sums are summed."""
     torch.manual_seed(0)
-    monkeypatch.setattr(tuning, "SLICE_LONGEST", 64)
+    monkeypatch.setattr(tuning, "MAX_SLICE_CHUNK", 64)
     agree_on_slices("residual", 2, 300, 1, 4, 6)
     agree_on_slices("residual", 2, 300, 4, 8, 9)
 
@@ -170,10 +170,10 @@ def test_fourier_over_several_chunks(monkeypatch):
 def test_mixing(N, half, inner, branches, whole, kept, seed):
     """Both forms of the forward pass: in one kernel, and with products of cuBLAS; y saved and recomputed."""
     torch.manual_seed(seed)
-    saved_bytes = tuning.SAVED_BYTES
-    tuning.PRODUCTS_INSIDE, tuning.SAVED_BYTES = 128 if whole else 0, saved_bytes if kept else 0
-    in_one_kernel, used = fused_mixing._Launches.forward, []
-    fused_mixing._Launches.forward = lambda *given: used.append(given) or in_one_kernel(*given)
+    saved_bytes = tuning.MAX_SAVED_BYTES
+    tuning.MAX_FUSED_MATMUL_CHANNELS, tuning.MAX_SAVED_BYTES = 128 if whole else 0, saved_bytes if kept else 0
+    in_one_kernel, used = fused_mixing._Launcher.forward, []
+    fused_mixing._Launcher.forward = lambda *given: used.append(given) or in_one_kernel(*given)
     C = 2 * half
     shapes = [(N, C), (C,), (C,), (2 * inner, C), (2 * inner,), (C, inner), (C,)]
     inputs = [torch.randn(shape) for shape in (*shapes, *((N, C // max(1, branches)),) * branches)]
@@ -189,8 +189,8 @@ def test_mixing(N, half, inner, branches, whole, kept, seed):
     try:
         decisions = dispatch.explain(lambda: agree(twin, plain, inputs, tolerance=1e-4))
     finally:
-        tuning.PRODUCTS_INSIDE, tuning.SAVED_BYTES = 128, saved_bytes
-        fused_mixing._Launches.forward = in_one_kernel
+        tuning.MAX_FUSED_MATMUL_CHANNELS, tuning.MAX_SAVED_BYTES = 128, saved_bytes
+        fused_mixing._Launcher.forward = in_one_kernel
     assert bool(used) == whole, "the form that is meant was taken"
     assert decisions == [("mixing products", "inside the kernel" if whole else f"cuBLAS: width {C} is above 0")]
 
@@ -280,7 +280,7 @@ def test_rows(N, C, seed, half):
 def test_gradients_of_a_map(N, O, C, dtype, monkeypatch):
     """In one pass, over several chunks, of rows that lie apart; and of too many channels for that."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    monkeypatch.setattr(tuning, "LINEAR_BYTES", 4)
+    monkeypatch.setattr(tuning, "MAX_LINEAR_BYTES", 4)
     monkeypatch.setattr(fused_linear, "multiprocessors", lambda x: 1)
     dy, x = torch.randn(N, O + 3, device=DEVICE).to(dtype)[:, 3:], torch.randn(N, C, device=DEVICE).to(dtype)
     wanted = dy.cpu().double().T @ x.cpu().double(), dy.cpu().double().sum(0)

@@ -99,8 +99,8 @@ def test_context(grid, C, padding, groups):
 @pytest.mark.parametrize("kept", [True, False])
 def test_mixing(branches, held, kept, monkeypatch):
     torch.manual_seed(1)
-    monkeypatch.setattr(tuning, "PRODUCTS_INSIDE", 128 if held else 0)
-    monkeypatch.setattr(tuning, "SAVED_BYTES", 10**8 if kept else 0)
+    monkeypatch.setattr(tuning, "MAX_FUSED_MATMUL_CHANNELS", 128 if held else 0)
+    monkeypatch.setattr(tuning, "MAX_SAVED_BYTES", 10**8 if kept else 0)
     N, C, inner = 70, 12, 9
     shapes = [(C,), (C,), (2 * inner, C), (2 * inner,), (C, inner), (C,), *((N, C // max(1, branches)),) * branches]
 

@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from sigmasolver.ops.fused.tuning import ALIGNED
-from sigmasolver.ops.swiglu import _padded, swiglu
+from sigmasolver.ops.fused.tuning import ALIGNMENT
+from sigmasolver.ops.swiglu import _pad_inner_width, swiglu
 
 
 def test_equals_the_formula():
@@ -30,8 +30,8 @@ def test_filling_up_the_inner_width_changes_nothing():
     H, a, b = torch.randn(5, width), torch.randn(2 * inner, width), torch.randn(2 * inner)
     c, d = torch.randn(width, inner), torch.randn(width)
     parts = [one.double().requires_grad_() for one in (a, b, c)]
-    padded = _padded(*parts)
-    assert padded[2].shape[1] % ALIGNED == 0
+    padded = _pad_inner_width(*parts)
+    assert padded[2].shape[1] % ALIGNMENT == 0
     expected = swiglu(H.double(), *parts, d.double())
     found = swiglu(H.double(), *padded, d.double())
     torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)

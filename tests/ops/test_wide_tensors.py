@@ -122,7 +122,7 @@ def test_gates(sizes):
 
 def test_gates_over_several_chunks(monkeypatch):
     torch.backends.cuda.matmul.allow_tf32 = False
-    monkeypatch.setattr(tuning, "SLICE_LONGEST", 64)
+    monkeypatch.setattr(tuning, "MAX_SLICE_CHUNK", 64)
     agree_on_gates(2, 150, 2, 4, 9)
 
 

@@ -1,1 +1,1 @@
-"""The hot operations, each with one plain definition: pure functions of tensors, channels last on the grid."""
+"""The hot operations, each with a plain definition: pure functions of tensors on channels-last grids."""

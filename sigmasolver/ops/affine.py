@@ -1,4 +1,4 @@
-"""Affine maps and layer normalisation of the channels of every point."""
+"""Linear layers and layer normalisation over the channels of each point."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-    """Mean zero and deviation one on the last axis, then weight and bias."""
+    """Normalise the last axis to zero mean and unit variance, then apply weight and bias."""
     if fused := choose("layer_norm", x):
         return fused.layer_norm(x, weight, bias, eps)
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)

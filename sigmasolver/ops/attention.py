@@ -17,11 +17,11 @@ def attention(
     dropout: float = 0.0,
     mask_NN: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(Q K^T / sqrt(D)) V, (B, H, N, D); `dropout` is the share of the attention that is dropped.
+    """softmax(Q K^T / sqrt(D)) V, (B, H, N, D); `dropout` is the dropout probability of the attention weights.
 
-    B may be several axes. A token attends only where the boolean mask is true. By torch's fused call, which never
-    stores the N x N matrix but knows neither forward-mode nor second derivatives: inside a transform of `torch.func`,
-    which may want them, it is written out.
+    B may be several axes. A token attends only where the boolean mask is true. Uses torch's fused call, which never
+    materialises the N x N matrix but supports neither forward-mode nor second derivatives; inside a `torch.func`
+    transform, which may need them, the operations are written out.
     """
     transformed = not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(Q_BHND)
     reason = "a function transform is active" if transformed else None
@@ -30,6 +30,6 @@ def attention(
         if mask_NN is not None:
             S_BHNN = S_BHNN.masked_fill(~mask_NN, -torch.inf)
         return F.dropout(torch.softmax(S_BHNN, dim=-1), dropout) @ V_BHND
-    q, k, v = (x.flatten(0, -4) for x in (Q_BHND, K_BHND, V_BHND))  # torch's kernels take four axes
+    q, k, v = (x.flatten(0, -4) for x in (Q_BHND, K_BHND, V_BHND))  # torch's kernels expect four axes
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_NN, dropout_p=dropout)
     return out.unflatten(0, Q_BHND.shape[:-3])

@@ -1,4 +1,4 @@
-"""The entry of a block: local context, its residual, and the norms of the branches (eq:block-context).
+"""The entry of a block: local context with a residual, and the layer norms of the branches (eq:block-context).
 
 H' = H + conv(H),      y_i = LN_i(H'_i),      H' = [H'_1, H'_2, ...] in equal groups of channels
 """
@@ -12,7 +12,7 @@ from torch import nn
 
 from sigmasolver.ops.convolution import depthwise_residual
 from sigmasolver.ops.dispatch import choose
-from sigmasolver.ops.fused.tuning import LONGEST_KERNEL, MOST_CHANNELS
+from sigmasolver.ops.fused.tuning import MAX_CHANNELS, MAX_KERNEL_SIZE
 from sigmasolver.ops.modules import DepthwiseModule, affine_of
 from sigmasolver.ops.stream import Residual, merged, split
 
@@ -22,9 +22,9 @@ __all__ = ["add_context"]
 def add_context(
     H: Residual, convolution: DepthwiseModule | None, norms: Sequence[nn.LayerNorm] | None
 ) -> tuple[Residual, list[torch.Tensor] | None]:
-    """H (B, *grid, C) -> H' and, where there is one norm for each group, the normed groups (B, *grid, C / groups).
+    """H (B, *grid, C) -> H' and, if there is one norm per group, the normalised groups (B, *grid, C / groups).
 
-    Without a convolution the stream stays as it is; normed groups are None where the caller has to make them.
+    Without a convolution the stream is returned unchanged. The groups are None where the caller has to normalise them.
     """
     if convolution is None:
         return merged(H), None
@@ -34,9 +34,9 @@ def add_context(
         "context",
         main,
         limits=(
-            ("kernel size", convolution.weight.shape[-1], LONGEST_KERNEL),
+            ("kernel size", convolution.weight.shape[-1], MAX_KERNEL_SIZE),
             ("number of branches", len(groups), 2),
-            ("width of a branch", main.shape[-1] // max(1, len(groups)), MOST_CHANNELS),
+            ("width of a branch", main.shape[-1] // max(1, len(groups)), MAX_CHANNELS),
         ),
         unless={"a branch passes its channels on": not groups},
         parts={"the context": convolution} | {f"the norm of branch {i}": norm for i, norm in enumerate(groups)},

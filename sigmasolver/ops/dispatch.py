@@ -1,11 +1,11 @@
-"""Plain or fused, and every other choice by device and type: the one decision, and its reason in a sentence.
+"""Choose between plain and fused operations, and make every other choice by device and dtype; record the reason.
 
-Fused kernels (`ops.fused`, in Triton) serve float32 and bf16 tensors on a GPU. The plain definition runs wherever they
-do not: on a CPU, while a tracer (`torch.compile`, `torch.export`), forward-mode differentiation or a transform of
-`torch.func` is at work, for sizes that no kernel holds, and where a hook is registered on a module whose tensors a
-kernel would not store. SIGMASOLVER_FUSED=0 in the environment, or `plain()` around a piece of code, switches fused
-kernels off. Some operations have two forms of another kind, such as torch's attention and the same written out; which
-one is taken is decided here too.
+Fused kernels (`ops.fused`, in Triton) handle float32 and bf16 tensors on a GPU. The plain definition runs everywhere
+else: on a CPU, under a tracer (`torch.compile`, `torch.export`), forward-mode differentiation or a `torch.func`
+transform, for sizes beyond the limits of a kernel, and where a hook is registered on a module whose intermediate
+tensors a kernel would not store. SIGMASOLVER_FUSED=0 in the environment, or a `with plain()` block, disables fused
+kernels. Some operations have two implementations of another kind, such as torch's fused attention and the same written
+out; that choice is made here too.
 
     for operation, decision in explain(lambda: model(x)): print(operation, decision)
     mixing plain: a forward hook is registered on the norm
@@ -43,23 +43,23 @@ __all__ = [
 ]
 
 Limit = tuple[str, int, int]
-"""A size by name, its value, and the largest that a kernel takes."""
+"""Name of a size, its value, and the largest value that a kernel supports."""
 TRACED = "a tracer, forward-mode differentiation or a function transform is active"
 interpreted = False
-"""Set by tests: Triton's interpreter serves tensors on a CPU too."""
-_switched_off = 0
-_recorded: list[tuple[str, str]] | None = None
+"""Set by tests: Triton's interpreter runs the kernels on CPU tensors too."""
+_plain_depth = 0
+_decisions: list[tuple[str, str]] | None = None
 
 
 @contextmanager
 def plain() -> Iterator[None]:
-    """Inside, every operation takes its plain definition."""
-    global _switched_off
-    _switched_off += 1
+    """Use the plain definition of every operation inside the block."""
+    global _plain_depth
+    _plain_depth += 1
     try:
         yield
     finally:
-        _switched_off -= 1
+        _plain_depth -= 1
 
 
 def choose(
@@ -71,10 +71,11 @@ def choose(
     parts: Mapping[str, Part] | None = None,
     products: bool = False,
 ) -> Any:
-    """The module `ops.fused.<operation>` where its kernels serve `x`, else None: take the plain definition.
+    """Return the module `ops.fused.<operation>` if its kernels support `x`, else None: use the plain definition.
 
-    `unless` has further reasons for the plain definition by sentence; `parts` the modules whose tensors are not stored,
-    by name; `products` says that the kernels multiply matrices, which is slower than cuBLAS in float32 without TF32.
+    `unless` maps further reasons for the plain definition to whether they apply; `parts` maps names to modules whose
+    intermediate tensors the kernels do not store; `products` says that the kernels multiply matrices, which is slower
+    than cuBLAS in float32 without TF32.
     """
     reason = why_plain(x, limits=limits, unless=unless, parts=parts, products=products)
     _record(operation, "fused" if reason is None else f"plain: {reason}")
@@ -84,16 +85,16 @@ def choose(
 def explain(call: Callable[[], object]) -> list[tuple[str, str]]:
     """Run `call` and list its operations, in order, with the decision: "fused", or "plain: " and the reason.
 
-    Other choices are listed in the same way: the form that was preferred, or another one and the reason for it, as in
+    Other choices are listed in the same way: the preferred form, or the alternative and the reason for it, as in
     ("attention", "torch's fused call") and ("inner width", "as it is: the tensor is not on a GPU").
     """
-    global _recorded
-    before, _recorded = _recorded, []
+    global _decisions
+    before, _decisions = _decisions, []
     try:
         call()
-        return _recorded
+        return _decisions
     finally:
-        _recorded = before
+        _decisions = before
 
 
 def why_plain(
@@ -104,12 +105,12 @@ def why_plain(
     parts: Mapping[str, Part] | None = None,
     products: bool = False,
 ) -> str | None:
-    """Why `choose` takes the plain definition; None: it does not."""
-    if is_traced(x):  # first: a tracer would break its graph at what follows
+    """Return the reason why `choose` uses the plain definition, or None if it does not."""
+    if is_traced(x):  # first: the checks below would cause graph breaks
         return TRACED
     if not (x.is_cuda or interpreted):
         return "the tensor is not on a GPU"
-    if _switched_off or not _enabled():
+    if _plain_depth or not _enabled():
         return "fused kernels are disabled"
     if not _installed():
         return "Triton is not installed"
@@ -131,26 +132,26 @@ def why_plain(
 
 
 def exceeded(limits: Iterable[Limit]) -> str | None:
-    """A sentence on the first limit that is exceeded; None: there is none."""
-    for name, size, most in limits:
-        if size > most:
-            return f"{name} {size} is above {most}"
+    """Describe the first limit that is exceeded; None if there is none."""
+    for name, size, maximum in limits:
+        if size > maximum:
+            return f"{name} {size} is above {maximum}"
     return None
 
 
 def takes(operation: str, form: str, otherwise: str, reason: str | None) -> bool:
-    """Whether `operation` takes `form`: unless there is a reason for the other one."""
+    """Whether `operation` uses `form`: it does unless there is a reason for the alternative. Record the decision."""
     _record(operation, form if reason is None else f"{otherwise}: {reason}")
     return reason is None
 
 
 def splits_stream(x: torch.Tensor, blocks: Iterable[nn.Module]) -> bool:
-    """Whether the residual stream passes through `blocks` in two parts (`ops.stream`)."""
+    """Whether the residual stream passes through `blocks` as two bf16 parts (`ops.stream`)."""
     return takes("stream", "two parts", "one tensor", _why_one_tensor(x, blocks))
 
 
 def is_traced(x: torch.Tensor) -> bool:
-    """Whether a tracer, forward-mode differentiation or a function transform sees this tensor."""
+    """Whether this tensor is seen by a tracer, forward-mode differentiation or a function transform."""
     if torch.compiler.is_compiling() or torch.autograd.forward_ad._current_level >= 0:
         return True
     ordinary = isinstance(x, nn.Parameter) or type(x) is torch.Tensor
@@ -161,23 +162,23 @@ def _why_one_tensor(x: torch.Tensor, blocks: Iterable[nn.Module]) -> str | None:
     device = x.device.type
     if not torch.is_autocast_enabled(device) or torch.get_autocast_dtype(device) != LOW_PRECISION:
         return "autocast to bf16 is off"
-    for place, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         if not isinstance(block, StreamBlock):
             return f"{type(block).__name__} takes one tensor"
-        hooked = first_hook({f"block {place}": block})
+        hooked = first_hook({f"block {index}": block})
         if hooked is not None:
             return hooked
     return None
 
 
 def _matrix_units(x: torch.Tensor) -> bool:
-    """Whether they take products of this tensor under autocast and TF32 as they are set."""
+    """Whether matrix units multiply this tensor under the current autocast and TF32 settings."""
     low = torch.is_autocast_enabled(x.device.type) or x.dtype == torch.bfloat16
     return low or interpreted or torch.backends.cuda.matmul.allow_tf32
 
 
 def first_hook(parts: Mapping[str, Part]) -> str | None:
-    """A sentence on the first hook on one of these modules or on a part of one; None: there is none."""
+    """Describe the first hook on one of these modules or its submodules; None if there is none."""
     for name, part in parts.items():
         for module in part.modules():
             if module._forward_hooks or module._forward_pre_hooks:
@@ -188,8 +189,8 @@ def first_hook(parts: Mapping[str, Part]) -> str | None:
 
 
 def _record(operation: str, decision: str) -> None:
-    if _recorded is not None:
-        _recorded.append((operation, decision))
+    if _decisions is not None:
+        _decisions.append((operation, decision))
 
 
 @cache

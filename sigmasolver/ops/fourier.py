@@ -1,4 +1,4 @@
-"""Fourier operators by truncated DFTs: factorised over the axes, and over all axes at once.
+"""Fourier operators with truncated DFTs: factorised over the axes, or over all axes at once.
 
 Axis-factorised (eq:spectral-axis-transform to eq:spectral-aggregation).
 
@@ -7,12 +7,12 @@ For every axis a, with orthonormal transforms along that axis alone and complex 
     R_a = irFFT_a( rFFT_a(V)[k] W_a(k)  for k < K_a,  0 otherwise ),      result = sum_a R_a
 
 Only K_a of the n_a/2 + 1 modes are kept, so the transforms are thin matrix products: analysis (2K x n), one real
-2C x 2C' block per mode, synthesis (n x 2K). Everything is real: no complex tensor exists, and bf16, `torch.compile`,
-`torch.export` and odd lengths work. `axis_fourier_rfft` is the same operator through the FFT; it is the
-oracle of the tests and the yardstick of the benchmarks.
+2C x 2C' block per mode, synthesis (n x 2K). Everything is real: there are no complex tensors, and bf16,
+`torch.compile`, `torch.export` and odd lengths work. `axis_fourier_rfft` is the same operator with the FFT: the
+reference of the tests and the baseline of the benchmarks.
 
-Over all axes at once, `grid_fourier` (the FNO): one transform of the whole grid and one matrix W(k_1, ..., k_d) for
-every kept mode, non-negative ones on the last axis and both signs on the others, because the field is real.
+Over all axes at once, `grid_fourier` (the FNO): one transform of the full grid and one matrix W(k_1, ..., k_d) per kept
+mode, with non-negative modes on the last axis and both signs on the others, because the field is real.
 
 Letters: B batch, n points on the axis, K kept modes, C channels, P points before the axis (batch included),
 Q points after it. A weight is (K, C, C', 2): real and imaginary part of W(k), applied from the right.
@@ -65,7 +65,7 @@ def axis_fourier(V: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tens
 
         if total is None:
             response = torch.bmm(synthesise, modes)
-        else:  # beta = 1: the sum over axes costs no pass of its own
+        else:  # beta = 1: the sum over axes needs no extra pass over memory
             response = torch.baddbmm(total.view(P, n, Q * out_channels), synthesise, modes)
         total = response.view(*V.shape[:-1], out_channels)
     if total is None:
@@ -74,17 +74,17 @@ def axis_fourier(V: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tens
 
 
 def axis_fourier_rfft(V: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The same operator through rFFT and complex arithmetic (float32 and float64 only)."""
+    """The same operator with rFFTs and complex arithmetic (float32 and float64 only)."""
     total = V.new_zeros(())
     for axis, weight in enumerate(weights, start=1):
         n = V.shape[axis]
         K, out_channels = min(weight.shape[0], available_modes(n)), weight.shape[2]
         spectrum = torch.fft.rfft(V, dim=axis, norm="ortho").movedim(axis, -2)
-        kept = torch.einsum("...kc,kcd->...kd", spectrum[..., :K, :], torch.view_as_complex(weight[:K].contiguous()))
+        modes = torch.einsum("...kc,kcd->...kd", spectrum[..., :K, :], torch.view_as_complex(weight[:K].contiguous()))
         self_conjugate = (2 * torch.arange(K, device=V.device) % n == 0)[:, None]
-        kept = torch.where(self_conjugate, kept.real.to(kept.dtype), kept)
+        modes = torch.where(self_conjugate, modes.real.to(modes.dtype), modes)
         filtered = spectrum.new_zeros(*spectrum.shape[:-1], out_channels)
-        filtered[..., :K, :] = kept
+        filtered[..., :K, :] = modes
         total = total + torch.fft.irfft(filtered.movedim(-2, axis), n=n, dim=axis, norm="ortho")
     return total
 
@@ -93,8 +93,8 @@ def grid_fourier(V: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """irFFT_1..d( rFFT_1..d(V)[k] W(k) for the kept k, 0 otherwise ): (B, *grid, C) -> (B, *grid, C').
 
     `weight` is (2 K_1, ..., 2 K_{d-1}, K_d, C, C', 2); an axis of length 2 K holds the modes 0, ..., K - 1, then
-    -K, ..., -1. A grid with fewer modes uses the lowest of each sign. The imaginary part that W puts on a mode that is
-    its own mirror image along the last axis has no meaning for a real field and is dropped, as by an inverse rFFT.
+    -K, ..., -1. A grid with fewer modes uses the lowest of each sign. An imaginary part that W puts on a self-conjugate
+    mode of the last axis has no meaning for a real field and is dropped, as by an inverse rFFT.
     """
     *before, n, channels = V.shape
     axes, out_channels, P = len(before), weight.shape[-2], math.prod(before)
@@ -104,26 +104,27 @@ def grid_fourier(V: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     modes = modes.view(*before, K, 2, channels)
     bases = {}
     for axis in range(axes - 1, 0, -1):
-        points, kept = V.shape[axis], weight.shape[axis - 1] // 2
-        positive, negative = min(kept, (points + 1) // 2), min(kept, points // 2)
-        ends = weight.narrow(axis - 1, 0, positive), weight.narrow(axis - 1, 2 * kept - negative, negative)
-        weight = torch.cat(ends, dim=axis - 1) if positive + negative < 2 * kept else weight
+        points, per_sign = V.shape[axis], weight.shape[axis - 1] // 2
+        positive, negative = min(per_sign, (points + 1) // 2), min(per_sign, points // 2)
+        ends = weight.narrow(axis - 1, 0, positive), weight.narrow(axis - 1, 2 * per_sign - negative, negative)
+        weight = torch.cat(ends, dim=axis - 1) if positive + negative < 2 * per_sign else weight
         bases[axis] = signed_basis(points, positive, negative, V.dtype, V.device)
-        modes = _along(modes, axis, bases[axis])
+        modes = _apply_along(modes, axis, bases[axis])
 
-    kept_shape, count = modes.shape[:-2], math.prod(weight.shape[:-3])
+    mode_shape, count = modes.shape[:-2], math.prod(weight.shape[:-3])
     modes = modes.reshape(V.shape[0], count, 2 * channels).transpose(0, 1)
     modes = torch.bmm(modes, _real_blocks(weight.reshape(count, channels, out_channels, 2)))
-    modes = modes.transpose(0, 1).reshape(*kept_shape, 2, out_channels)
+    modes = modes.transpose(0, 1).reshape(*mode_shape, 2, out_channels)
 
     for axis in range(1, axes):
-        modes = _along(modes, axis, bases[axis].mT)
+        modes = _apply_along(modes, axis, bases[axis].mT)
     synthesise = synthesis_basis(n, K, V.dtype, V.device).expand(P, -1, -1)
     return torch.bmm(synthesise, modes.reshape(P, 2 * K, out_channels)).view(*before, n, out_channels)
 
 
-def _along(values: torch.Tensor, axis: int, matrix: torch.Tensor) -> torch.Tensor:
-    """A real matrix on the pairs of axis `axis` of (..., 2, C), where the last axis but one holds the parts."""
+def _apply_along(values: torch.Tensor, axis: int, matrix: torch.Tensor) -> torch.Tensor:
+    """Apply a real matrix (2M, 2n) along `axis` to the complex values (..., 2, C), whose second-to-last axis holds real
+    and imaginary part."""
     *shape, _, channels = values.shape
     P, n, Q = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     pairs = values.reshape(P, n, Q, 2, channels).transpose(2, 3).reshape(P, 2 * n, Q * channels)

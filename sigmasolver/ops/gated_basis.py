@@ -1,4 +1,4 @@
-"""Points to the functions of a basis and back, each weighed by a gate at every point.
+"""From points to basis functions and back, each function weighted by a gate at every point.
 
     G = softmax over functions of (R W + b) / tau      E = G * Phi      O = E between(E^T F)
 
@@ -25,8 +25,8 @@ def through_basis(
     basis: Callable[[torch.dtype], torch.Tensor],
     between: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """R and F (B, *grid, C) -> O (B, *grid, C). `basis` gives Phi (N, K) in a type; `between` takes and gives
-    (B, H, K, D)."""
+    """R and F (B, *grid, C) -> O (B, *grid, C). `basis` returns Phi (N, K) in a dtype; `between` maps coefficients
+    (B, H, K, D) to new ones."""
     functions, heads = gate.map.weight.shape[0], len(gate.map.temperature)
     if fused := choose("gated_basis", R, limits=slice_limits(R, heads, functions), parts={"the gate": gate}):
         flat, Phi_NK = R.flatten(1, -2), basis(R.dtype)

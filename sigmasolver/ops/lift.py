@@ -1,4 +1,5 @@
-"""The lift: fields and positions of every point to the channels of the stream (app:encoding-recomposition).
+"""The lift: from the fields and position of each point to the channels of the residual stream
+(app:encoding-recomposition).
 
 H = GELU([positions, x] W1^T + b1) W2^T + b2 + offset (+ shift)
 """
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from sigmasolver.ops.dispatch import choose, splits_stream
-from sigmasolver.ops.fused.tuning import MOST_CHANNELS, MOST_LIFTED_FIELDS
+from sigmasolver.ops.fused.tuning import MAX_CHANNELS, MAX_LIFTED_FIELDS
 from sigmasolver.ops.modules import affine_of
 from sigmasolver.ops.stream import Residual, merged
 
@@ -27,19 +28,19 @@ def lift(
     shift: torch.Tensor | None = None,
     blocks: Iterable[nn.Module] = (),
 ) -> Residual:
-    """x (B, *grid, q) and positions (*grid, P), the same for every sample -> the stream (B, *grid, C) for `blocks`.
+    """x (B, *grid, q) and positions (*grid, P), shared by all samples -> the stream (B, *grid, C) for `blocks`.
 
-    `perceptron` takes the positions, then the fields: Linear (I, P + q), GELU, Linear (C, I). `offset` is (C,); `shift`
-    is added to the stream of every sample, which then is one tensor.
+    `perceptron` maps the concatenation of positions and fields: Linear (I, P + q), GELU, Linear (C, I). `offset` is
+    (C,); `shift`, if any, is added to the stream, which then is a single tensor.
     """
-    first, second = (cast(nn.Linear, perceptron[place]) for place in (0, 2))
+    first, second = (cast(nn.Linear, perceptron[index]) for index in (0, 2))
     fused = choose(
         "lift",
         x,
         limits=(
-            ("width", second.out_features, MOST_CHANNELS),
-            ("inner width", second.in_features, 2 * MOST_CHANNELS),
-            ("number of fields", x.shape[-1], MOST_LIFTED_FIELDS),
+            ("width", second.out_features, MAX_CHANNELS),
+            ("inner width", second.in_features, 2 * MAX_CHANNELS),
+            ("number of fields", x.shape[-1], MAX_LIFTED_FIELDS),
         ),
         unless={"the positions require a gradient": positions.requires_grad},
         parts={"the lift": perceptron},

@@ -1,8 +1,8 @@
 """How the C library treats freed memory on a CPU.
 
-glibc asks the system anew for every block above 32 MB and hands it back at once. The tensors of a batch in two
-dimensions or of one sample in three are such blocks, and every operation makes one, so a large share of the time goes
-into pages being mapped and cleared. Kept in the process instead, the next tensor takes what the last one left.
+glibc maps every block above 32 MB anew and returns it to the system as soon as it is freed. The tensors of a 2-D batch
+or of one 3-D sample are such blocks, and every operation allocates one, so a large share of the time is spent mapping
+and clearing pages. If freed blocks stay in the process, the next tensor reuses them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4
 
 
 def keep_freed_memory() -> bool:
-    """From now on this process keeps large blocks that are freed; False where the C library has no such choice.
+    """Make this process keep large freed blocks from now on; return False where the C library has no such setting.
 
-    The command line does this for itself. The process grows to its largest need and stays there.
+    The command line calls this itself. The memory of the process grows to its peak and stays there.
     """
     if sys.platform != "linux":
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    choices = ((MMAP_MAX, 0), (TRIM_THRESHOLD, -1), (TOP_PAD, 2**26))
-    return all(mallopt(name, value) == 1 for name, value in choices)
+    settings = ((MMAP_MAX, 0), (TRIM_THRESHOLD, -1), (TOP_PAD, 2**26))
+    return all(mallopt(name, value) == 1 for name, value in settings)

@@ -1,4 +1,4 @@
-"""What operations read of the modules they are given.
+"""Protocols of the modules that operations accept.
 
 The plain form of an operation calls its modules, so that hooks see every tensor; the fused form reads their parameters.
 """
@@ -26,11 +26,11 @@ __all__ = [
 Affine = tuple[torch.Tensor, torch.Tensor]
 """Weight and bias."""
 EPSILON = 1e-5
-"""The stabiliser of the slice mass; with it a constant field is not exactly preserved."""
+"""Stabiliser added to the slice mass; because of it a constant field is not exactly preserved."""
 
 
 class SliceMap(NamedTuple):
-    """What routes points to slices, as the parameters are stored."""
+    """Parameters of the routing from points to slices, in the layout in which they are stored."""
 
     weight: torch.Tensor
     """(M, D), shared by the heads."""
@@ -39,7 +39,7 @@ class SliceMap(NamedTuple):
     temperature: torch.Tensor
     """(H,)"""
     limits: tuple[float, float]
-    """The lowest and highest temperature that is used."""
+    """Range to which temperatures are clipped."""
 
 
 def affine_of(layer: nn.Linear | nn.LayerNorm) -> Affine:
@@ -65,11 +65,11 @@ class DepthwiseModule(Part, Protocol):
 
 
 class MixingModule(Part, Protocol):
-    """SwiGLU of all channels, or of groups of them."""
+    """SwiGLU over all channels, or over groups of channels."""
 
     @property
     def maps(self) -> tuple[Affine, Affine] | None:
-        """Gate and up projection, then down projection; None where groups of channels have their own."""
+        """Gate and up projection, then down projection; None where each group of channels has its own."""
 
     def __call__(self, H: torch.Tensor, /) -> torch.Tensor: ...
 
@@ -87,6 +87,6 @@ class UpdateModule(Part, Protocol):
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Nothing (keep), W_q W_k W_v (replace), or these and gamma (residual)."""
+        """Empty (keep), W_q W_k W_v (replace), or these and gamma (residual)."""
 
     def __call__(self, Z_BHMD: torch.Tensor, /) -> torch.Tensor: ...

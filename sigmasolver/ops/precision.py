@@ -1,4 +1,4 @@
-"""What float32 matrix products run in on a GPU: float32 itself or TF32, which keeps ten bits of the fraction."""
+"""Precision of float32 matrix products on a GPU: full float32, or TF32 with its 10-bit mantissa."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["matmul_precision"]
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """Inside: TF32 unless `precision` is "float32"; afterwards as before. The switch is one for the whole process."""
+    """Allow TF32 inside the block unless `precision` is "float32", then restore the process-wide setting."""
     switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [switch.allow_tf32 for switch in switches]
     try:
@@ -21,5 +21,5 @@ def matmul_precision(precision: str) -> Iterator[None]:
             switch.allow_tf32 = precision != "float32"
         yield
     finally:
-        for switch, was in zip(switches, before, strict=True):
-            switch.allow_tf32 = was
+        for switch, allowed in zip(switches, before, strict=True):
+            switch.allow_tf32 = allowed

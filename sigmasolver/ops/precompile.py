@@ -1,14 +1,14 @@
-"""The kernels of a step, compiled in parallel before it first runs.
+"""Compile the kernels of a step in parallel before it first runs.
 
-Triton compiles a kernel when it is first launched, and the step waits: for a training step half a minute. `precompile`
-runs the step once without launching its kernels, and then compiles all that it asked for in a pool of threads, which
+Triton compiles a kernel on its first launch, while the step waits: half a minute for a training step. `precompile` does
+a dry run of the step that launches no kernels, then compiles everything it requested in a thread pool, whose threads
 also build the launchers and load the kernels onto the GPU. MLIR and LLVM release the GIL, and ptxas and the C compiler
-are processes of their own, so all cores work. They start after the step, which would otherwise wait for the GIL again
-and again. Afterwards every launch finds its kernel. What is in Triton's cache on disk is only loaded.
+are separate processes, so all cores are busy. Compilation starts after the dry run, which would otherwise keep waiting
+for the GIL. Afterwards every launch finds its kernel. Kernels in Triton's cache on disk are only loaded.
 
-In that run no kernel writes its results, so the numbers are arbitrary and everything that could keep them is put back:
-gradients, buffers, random generators. It is for steps that can be captured as a CUDA graph, whose host code cannot
-depend on numbers. An error in it is raised, as the first real step would fail in the same way.
+No kernel writes its results in the dry run, so the values are arbitrary, and everything that could retain them is
+restored: gradients, buffers, random generators. Precompilation is meant for steps that can be captured as a CUDA graph,
+whose host code cannot depend on values. Errors propagate, as the first real step would fail in the same way.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from torch import nn
 
 from sigmasolver.ops.dispatch import first_hook, why_plain
 
-__all__ = ["intercepted", "precompile", "why_serial"]
+__all__ = ["intercept_launches", "precompile", "why_serial"]
 
-_one_at_a_time = threading.Lock()
+_lock = threading.Lock()
 
 
 def precompile(work: Callable[[], object], model: nn.Module, stream: torch.cuda.Stream | None = None) -> list[Any]:
-    """Compile what `work`, a step of `model` in `stream`, launches; the kernels. Empty where `why_serial` has a reason.
+    """Compile the kernels that `work`, a step of `model` on `stream`, launches, and return them.
 
-    `stream` must be the current one; what others launch meanwhile in other streams runs as ever. None: there is no GPU,
-    and kernels are compiled but not loaded.
+    The list is empty where `why_serial` gives a reason. `stream` must be the current one; launches by other threads on
+    other streams run as usual. If it is None, there is no GPU, and kernels are compiled but not loaded.
     """
     if why_serial(model) is not None:
         return []
     triton = importlib.import_module("triton")
     active_mode = importlib.import_module("triton.runtime._async_compile").active_mode
-    # Ctrl-C is for the main thread; a compiler that it stopped would be reported as broken.
+    # Ctrl-C is for the main thread; an interrupted compiler would be reported as broken.
     pool = ThreadPoolExecutor(initializer=signal.pthread_sigmask, initargs=(signal.SIG_BLOCK, {signal.SIGINT}))
     loader = _Loader(pool, None if stream is None else stream.device)
     mode = triton.AsyncCompileMode(loader)
 
     def submit(compile: Callable[[], object]) -> None:
-        token = active_mode.set(mode)  # by launch: a backward pass runs in a thread of its own
+        token = active_mode.set(mode)  # for each launch: autograd runs the backward pass in another thread
         try:
             compile()
         finally:
             active_mode.reset(token)
 
     try:
-        with _one_at_a_time, _unchanged(model, stream), intercepted(submit, stream):
+        with _lock, _preserve_state(model, stream), intercept_launches(submit, stream):
             work()
         loader.start()
         return [kernel.result() for kernel in list(mode.future_kernels.values())]
@@ -71,7 +71,7 @@ def precompile(work: Callable[[], object], model: nn.Module, stream: torch.cuda.
 
 
 def why_serial(model: nn.Module) -> str | None:
-    """Why kernels are compiled one by one as they are first launched; None: `precompile` compiles them in parallel."""
+    """The reason why kernels are compiled one by one on first launch; None if `precompile` compiles them up front."""
     parameter = next(model.parameters(), None)
     if parameter is None:
         return "the model has no parameters"
@@ -87,25 +87,25 @@ def why_serial(model: nn.Module) -> str | None:
         return f"Triton {triton.__version__} cannot compile in threads"
     for module in model.modules():
         if type(module).__module__.partition(".")[0] not in ("sigmasolver", "torch"):
-            return f"{type(module).__name__} may index with arbitrary numbers"  # which ends all work on the GPU
-    if any(one._backward_hooks or one._post_accumulate_grad_hooks for one in model.parameters()):
+            return f"{type(module).__name__} may index with arbitrary numbers"  # and break the CUDA context
+    if any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in model.parameters()):
         return "a hook is registered on a parameter"
     return first_hook({"the model": model})
 
 
 @contextmanager
-def intercepted(
-    instead: Callable[[Callable[[], Any]], object], stream: torch.cuda.Stream | None = None
+def intercept_launches(
+    handle: Callable[[Callable[[], Any]], object], stream: torch.cuda.Stream | None = None
 ) -> Iterator[None]:
-    """Inside, a launch of a Triton kernel in `stream` (None: in any) calls `instead` with what would compile that
-    kernel for its arguments and return it."""
+    """Replace launches of Triton kernels on `stream` (None: on any stream) by calls of `handle` with a function that
+    compiles the kernel for its arguments and returns it."""
     jit: Any = importlib.import_module("triton.runtime.jit").JITFunction
     launch = jit.run
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         if stream is not None and torch.cuda.current_stream(stream.device) != stream:
             return launch(kernel, *args, grid=grid, warmup=warmup, **options)
-        return instead(partial(launch, kernel, *args, grid=grid, warmup=True, **options))
+        return handle(partial(launch, kernel, *args, grid=grid, warmup=True, **options))
 
     jit.run = run
     try:
@@ -115,8 +115,8 @@ def intercepted(
 
 
 class _Loader:
-    """Where Triton submits its compilations, which wait for `start`. A compiled kernel is loaded onto the device in the
-    same thread."""
+    """Executor to which Triton submits its compilations, deferred until `start`. The thread that compiles a kernel also
+    loads it onto the device."""
 
     def __init__(self, pool: ThreadPoolExecutor, device: torch.device | None) -> None:
         self.pool, self.device = pool, device
@@ -132,7 +132,7 @@ class _Loader:
             self.pool.submit(self._finish, future, compile)
 
     def cancel(self) -> None:
-        """Drop what no thread has begun."""
+        """Cancel the compilations that have not started."""
         for future, _ in self.submitted:
             future.cancel()
 
@@ -150,10 +150,10 @@ class _Loader:
 
 
 @contextmanager
-def _unchanged(model: nn.Module, stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Inside, the model has no gradients; afterwards gradients, buffers and random generators are as they were."""
-    gradients = [one.grad for one in model.parameters()]
-    buffers = [one.clone() for one in model.buffers()]
+def _preserve_state(model: nn.Module, stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Clear the gradients inside the block; restore gradients, buffers and random generators afterwards."""
+    gradients = [parameter.grad for parameter in model.parameters()]
+    buffers = [buffer.clone() for buffer in model.buffers()]
     try:
         with torch.random.fork_rng([] if stream is None else [stream.device]):
             for parameter in model.parameters():
@@ -163,8 +163,8 @@ def _unchanged(model: nn.Module, stream: torch.cuda.Stream | None) -> Iterator[N
         for parameter, gradient in zip(model.parameters(), gradients, strict=True):
             parameter.grad = gradient
         with torch.no_grad():
-            for buffer, before in zip(model.buffers(), buffers, strict=True):
-                buffer.copy_(before)
+            for buffer, saved in zip(model.buffers(), buffers, strict=True):
+                buffer.copy_(saved)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The readout: every point of the stream to its fields (app:encoding-recomposition).
+"""The readout: from the residual stream to the fields at every point (app:encoding-recomposition).
 
 u = LN(H) W^T + b
 """
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sigmasolver.ops.dispatch import choose
-from sigmasolver.ops.fused.tuning import MOST_CHANNELS, MOST_READ_FIELDS
+from sigmasolver.ops.fused.tuning import MAX_CHANNELS, MAX_READOUT_FIELDS
 from sigmasolver.ops.modules import affine_of
 from sigmasolver.ops.stream import Residual, merged, split
 
@@ -17,14 +17,17 @@ __all__ = ["readout"]
 
 
 def readout(H: Residual, norm: nn.LayerNorm, out: nn.Linear) -> torch.Tensor:
-    """H (..., C) -> (..., q) in the type of the weights, under autocast too: bf16 would leave eight bits."""
+    """H (..., C) -> (..., q) in the dtype of the weights, even under autocast: bf16 has only eight significant bits."""
     H = H.to(norm.weight.dtype) if isinstance(H, torch.Tensor) else H
     main, _ = split(H)
     with torch.autocast(main.device.type, enabled=False):
         fused = choose(
             "readout",
             main,
-            limits=(("number of fields", out.out_features, MOST_READ_FIELDS), ("width", main.shape[-1], MOST_CHANNELS)),
+            limits=(
+                ("number of fields", out.out_features, MAX_READOUT_FIELDS),
+                ("width", main.shape[-1], MAX_CHANNELS),
+            ),
             parts={"the norm": norm, "the readout": out},
         )
         if fused:

@@ -1,4 +1,4 @@
-"""Points to slices and back (eq:physical-slicing, eq:srpa-update, eq:srpa-deslicing).
+"""From points to slices and back (eq:physical-slicing, eq:srpa-update, eq:srpa-deslicing).
 
 Letters: B batch, H heads, N points, M slices, D head width, C = H D channels.
 """
@@ -35,7 +35,7 @@ def slice_attention(
     project: nn.Linear,
     dropout: nn.Dropout,
 ) -> torch.Tensor:
-    """R and F (B, *grid, C) -> (B, *grid, C): points to slices, their update, back to points, output projection."""
+    """R and F (B, *grid, C) -> (B, *grid, C): slice the points, update the slices, deslice, project the output."""
     slices, heads = route.map.weight.shape[0], len(route.map.temperature)
     fused = choose(
         "slices",
@@ -54,7 +54,7 @@ def slice_attention(
 
 
 def split_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """(B, *grid, C) -> (B, H, N, D): points flattened, channels cut into heads of width D."""
+    """(B, *grid, C) -> (B, H, N, D): flatten the points and split the channels into heads of width D."""
     points = math.prod(x.shape[1:-1])  # not -1: a batch may be empty
     return x.reshape(x.shape[0], points, heads, x.shape[-1] // heads).transpose(1, 2)
 
@@ -62,14 +62,14 @@ def split_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
 def routing(
     R_BHND: torch.Tensor, weight_DM: torch.Tensor, bias_M: torch.Tensor, temperature_H: torch.Tensor
 ) -> torch.Tensor:
-    """P = softmax over slices of (R W_s + b_s) / tau; every point's row sums to one. Gives (B, H, N, M)."""
+    """P (B, H, N, M) = softmax over slices of (R W_s + b_s) / tau; the row of each point sums to one."""
     logits = R_BHND @ weight_DM + bias_M
     return torch.softmax(logits / temperature_H[:, None, None].to(logits.dtype), dim=-1)
 
 
 def slice_states(P_BHNM: torch.Tensor, F_BHND: torch.Tensor) -> torch.Tensor:
-    """Z = D^-1 P^T F with D the mass of each slice plus epsilon: means of the features, weighted by the routing."""
-    # Named, so that autocast does not make a copy of P in that type first.
+    """Z = D^-1 P^T F, with D the mass of each slice plus epsilon: means of the features, weighted by the routing."""
+    # An explicit dtype keeps autocast from first copying P to it.
     wide = torch.promote_types(P_BHNM.dtype, torch.float32)
     mass_BHM = P_BHNM.sum(dim=-2, dtype=wide) + EPSILON
     Z_BHMD = (P_BHNM.mT @ F_BHND) / mass_BHM[..., None]
@@ -77,22 +77,22 @@ def slice_states(P_BHNM: torch.Tensor, F_BHND: torch.Tensor) -> torch.Tensor:
 
 
 def attention_matrix(Q_BHMD: torch.Tensor, K_BHMD: torch.Tensor) -> torch.Tensor:
-    """A = softmax(Q K^T / sqrt(d_h)): row = asking slice, column = slice that answers."""
+    """A = softmax(Q K^T / sqrt(d_h)): rows are queries, columns are keys."""
     return torch.softmax((Q_BHMD @ K_BHMD.mT) / math.sqrt(Q_BHMD.shape[-1]), dim=-1)
 
 
 def deslice(P_BHNM: torch.Tensor, Z_BHMD: torch.Tensor) -> torch.Tensor:
-    """O = P Z: every point reads the slices with the weights it was routed by."""
+    """O = P Z: each point reads the slices with its routing weights."""
     return P_BHNM @ Z_BHMD
 
 
 def slice_limits(R: torch.Tensor, heads: int, slices: int) -> Iterator[Limit]:
-    """What a kernel over points and slices takes; a generator: nothing is computed while a tracer looks on."""
+    """Limits of the kernels over points and slices; a generator, so that nothing is computed during tracing."""
     D = R.shape[-1] // heads
-    yield "width", R.shape[-1], tuning.MOST_CHANNELS
-    yield "number of slices", slices, tuning.MOST_SLICES
-    yield "head width", D, tuning.MOST_HEAD_WIDTH
-    yield "padded slices times padded head width", tuning.tile_size(slices) * tuning.tile_size(D), tuning.MOST_STATES
+    yield "width", R.shape[-1], tuning.MAX_CHANNELS
+    yield "number of slices", slices, tuning.MAX_SLICES
+    yield "head width", D, tuning.MAX_HEAD_WIDTH
+    yield "padded slices times padded head width", tuning.tile_size(slices) * tuning.tile_size(D), tuning.MAX_STATE_SIZE
     if R.is_cuda:
         kind = "bf16" if R.element_size() == 2 else dot_precision()
         yield "shared memory in bytes", tuning.slice_shared_bytes(kind, slices, D), shared_memory(R)

@@ -2,9 +2,9 @@
 
     H = main + low        main: H rounded to bf16        low: the remainder, rounded to bf16
 
-Under autocast the fused operations hand the stream on in two parts. Forward it then has sixteen bits of fraction, while
-its gradient, which autograd makes in the type of `main`, and all that is saved for the backward pass take half of
-float32's bytes. No gradient goes through `low`: it moves with `main`, so the gradient of `main` is that of H.
+Under autocast the fused operations pass the stream on in two parts. The forward pass then has a 16-bit mantissa, while
+the gradient, which autograd computes in the dtype of `main`, and everything saved for backward take half the bytes of
+float32. No gradient flows through `low`: it moves with `main`, so the gradient of `main` is that of H.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOW_PRECISION = torch.bfloat16
 
 
 class Stream(NamedTuple):
-    """The residual stream in two parts of one shape."""
+    """The residual stream as two parts of the same shape."""
 
     main: torch.Tensor
     low: torch.Tensor
@@ -31,16 +31,16 @@ Residual = torch.Tensor | Stream
 
 
 class StreamBlock(nn.Module):
-    """A block that takes the residual stream in either form; any other block is given one tensor."""
+    """A block that accepts the residual stream in either form; all other blocks receive a single tensor."""
 
 
 def merged(H: Residual) -> torch.Tensor:
-    """The stream as one tensor."""
+    """The stream as a single tensor."""
     return H.main.float() + H.low if isinstance(H, Stream) else H
 
 
 def split(H: Residual) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The main part, and the low part of a stream that has one."""
+    """The main part and the low part, which is None for a single tensor."""
     return (H.main, H.low) if isinstance(H, Stream) else (H, None)
 
 

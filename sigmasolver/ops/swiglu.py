@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from sigmasolver.ops.affine import linear
 from sigmasolver.ops.dispatch import choose, takes
-from sigmasolver.ops.fused.tuning import ALIGNED
+from sigmasolver.ops.fused.tuning import ALIGNMENT
 
 __all__ = ["swiglu"]
 
@@ -19,34 +19,34 @@ def swiglu(
     weight_out: torch.Tensor,
     bias_out: torch.Tensor,
 ) -> torch.Tensor:
-    """Gate and up projection share one matrix product: `weight_in` (2F, C) holds the gate's rows, then the up's.
+    """Gate and up projection share a matrix product: `weight_in` (2F, C) holds the rows of the gate, then those of up.
 
-    On a GPU the inner width is padded with zeros to a multiple of ALIGNED: SiLU(0) * 0 = 0, so nothing changes.
+    On a GPU the inner width is zero-padded to a multiple of ALIGNMENT: SiLU(0) * 0 = 0, so the result is the same.
     """
     if takes("inner width", "padded", "as it is", _why_unpadded(H, weight_out.shape[1])):
-        weight_in, bias_in, weight_out = _padded(weight_in, bias_in, weight_out)
-    both = linear(H, weight_in, bias_in)
-    return linear(_gated(both), weight_out, bias_out)
+        weight_in, bias_in, weight_out = _pad_inner_width(weight_in, bias_in, weight_out)
+    gate_up = linear(H, weight_in, bias_in)
+    return linear(_apply_gate(gate_up), weight_out, bias_out)
 
 
-def _gated(both: torch.Tensor) -> torch.Tensor:
+def _apply_gate(gate_up: torch.Tensor) -> torch.Tensor:
     """SiLU(first half) * second half."""
-    if fused := choose("swiglu", both):
-        return fused.silu_product(both)
-    gate, up = both.chunk(2, dim=-1)
+    if fused := choose("swiglu", gate_up):
+        return fused.silu_product(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
 def _why_unpadded(H: torch.Tensor, inner: int) -> str | None:
     if not H.is_cuda:
         return "the tensor is not on a GPU"
-    return None if inner % ALIGNED else f"{inner} is a multiple of {ALIGNED}"
+    return None if inner % ALIGNMENT else f"{inner} is a multiple of {ALIGNMENT}"
 
 
-def _padded(
+def _pad_inner_width(
     weight_in: torch.Tensor, bias_in: torch.Tensor, weight_out: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     inner = weight_out.shape[1]
-    more = -inner % ALIGNED
-    rows = F.pad(weight_in.unflatten(0, (2, inner)), (0, 0, 0, more)).flatten(0, 1)
-    return rows, F.pad(bias_in.unflatten(0, (2, inner)), (0, more)).flatten(), F.pad(weight_out, (0, more))
+    padding = -inner % ALIGNMENT
+    rows = F.pad(weight_in.unflatten(0, (2, inner)), (0, 0, 0, padding)).flatten(0, 1)
+    return rows, F.pad(bias_in.unflatten(0, (2, inner)), (0, padding)).flatten(), F.pad(weight_out, (0, padding))

@@ -1,9 +1,8 @@
-"""Compiles the kernels of pieces of work for a GPU, without one: `python -m tests.ops.compiled`.
+"""Compile the kernels of workloads for a GPU, without one: `python -m tests.ops.compiled`.
 
-Each line of its input is JSON: device, kind and pieces of work. What is launched is compiled with the arguments it was
-launched with, and does not run. The answer is a line of JSON: for each piece by kernel the most bytes of shared memory
-that one of its forms needs, or the error. A process of its own, since Triton's interpreter is on wherever tests run
-without a GPU.
+Each line of its input is JSON: device, kind and workloads. Launched kernels are compiled for their arguments, but not
+run. The answer is a line of JSON: for each workload a map from kernel to the maximum shared memory in bytes over its
+variants, or the error. This is a separate process, since tests without a GPU enable Triton's interpreter.
 """
 
 import json
@@ -21,14 +20,14 @@ from sigmasolver.ops import dispatch
 from sigmasolver.ops.fused import lift, swiglu
 from sigmasolver.ops.fused.tuning import Gpu
 from sigmasolver.ops.precision import matmul_precision
-from sigmasolver.ops.precompile import intercepted
+from sigmasolver.ops.precompile import intercept_launches
 
 DEVICES = {"H200": (90, 232_448), "A100": (80, 166_912), "RTX 4090": (89, 101_376)}
-"""Compute capability, and bytes of shared memory that a program may have; one of each class."""
+"""Compute capability, and shared memory per program in bytes; one GPU of each class."""
 
 
-class Absent:
-    """In place of Triton's driver of a GPU: says for which GPU to compile, and cannot launch."""
+class FakeDriver:
+    """A stand-in for Triton's GPU driver: names the GPU to compile for, and cannot launch."""
 
     def __init__(self, number: int, capability: int) -> None:
         self.number, self.target = number, GPUTarget("cuda", capability, 32)
@@ -37,22 +36,22 @@ class Absent:
         return self.target
 
     def get_current_device(self) -> int:
-        return self.number  # by which Triton keeps what is compiled
+        return self.number  # the key of Triton's cache of compiled kernels
 
     def get_current_stream(self, device: int) -> int:
         return 0
 
 
 def pretend(device: str) -> None:
-    """From now on kernels are compiled for this GPU, and choose the tiles of its class."""
+    """Compile kernels for this GPU from now on, with the tiles of its class."""
     capability, shared = DEVICES[device]
-    driver.set_active(Absent(list(DEVICES).index(device), capability))
+    driver.set_active(FakeDriver(list(DEVICES).index(device), capability))
     swiglu.gpu_class = lift.gpu_class = lambda x: Gpu.with_shared_memory(shared)
     dispatch.interpreted = True
 
 
 def slices(precision: str, M: int, D: int) -> None:
-    """Slice attention of one head and back; of so many points that a program walks over several tiles."""
+    """Forward and backward pass of slice attention of one head, with enough points for several tiles per program."""
     from sigmasolver.ops.fused.slices import slice_attention
     from sigmasolver.ops.modules import SliceMap
 
@@ -64,7 +63,7 @@ def slices(precision: str, M: int, D: int) -> None:
 
 
 def step(precision: str, name: str, grid: tuple[int, ...], **sizes: int) -> None:
-    """One block of a solver on a periodic grid, forward and back."""
+    """Forward and backward pass of a solver with one block on a periodic grid."""
     options = Options(padding=("circular",) * len(grid))
     model = build_model(name, grid=grid, in_channels=3, out_channels=1, depth=1, options=options, **sizes)
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
@@ -72,20 +71,20 @@ def step(precision: str, name: str, grid: tuple[int, ...], **sizes: int) -> None
     out.float().square().mean().backward()
 
 
-def compiled(device: str, kind: str, pieces: list[Any]) -> list[dict[str, int]]:
+def compiled(device: str, kind: str, workloads: list[Any]) -> list[dict[str, int]]:
     pretend(device)
     work: Callable[..., None] = {"slices": slices, "step": step}[kind]
-    found: list[dict[str, int]] = []
+    shared_bytes: list[dict[str, int]] = []
 
-    def note(compile: Callable[[], Any]) -> None:
+    def record(compile: Callable[[], Any]) -> None:
         kernel = compile()
-        found[-1][kernel.name] = max(found[-1].get(kernel.name, 0), kernel.metadata.shared)
+        shared_bytes[-1][kernel.name] = max(shared_bytes[-1].get(kernel.name, 0), kernel.metadata.shared)
 
-    for precision, args, options in pieces:
-        found.append({})
-        with matmul_precision(precision), intercepted(note):
+    for precision, args, options in workloads:
+        shared_bytes.append({})
+        with matmul_precision(precision), intercept_launches(record):
             work(precision, *args, **options)
-    return found
+    return shared_bytes
 
 
 def main() -> None:

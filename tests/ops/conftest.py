@@ -1,4 +1,4 @@
-"""Kernels in Triton's interpreter, where there is no GPU."""
+"""Speed up Triton's interpreter, which runs the kernels where there is no GPU."""
 
 import pytest
 import torch
@@ -13,13 +13,13 @@ if make_faster is not None and not torch.cuda.is_available():
 
 @pytest.fixture
 def short_loops(monkeypatch):
-    """Weight gradients of a convolution in one turn of their loop, of a wider tile; on a GPU as ever.
+    """Compute weight gradients of a convolution in one iteration with a wider tile; no change on a GPU.
 
-    A turn costs the interpreter as much for four runs of points as for sixteen, and small grids have no more. That the
-    loop itself is right shows where this is not used: `test_convolutions` in two axes, and over several chunks.
+    An iteration costs the interpreter as much for four runs of points as for sixteen, and small grids have no more. The
+    loop itself is tested without this fixture: `test_depthwise_parity` on two axes, and over several chunks.
     """
     if not torch.cuda.is_available():
         from sigmasolver.ops.fused import tuning
 
         monkeypatch.setattr(tuning, "WEIGHT_GRADIENT_RUNS", 16)
-        monkeypatch.setattr(tuning, "SHORTEST_CHUNK", 16)
+        monkeypatch.setattr(tuning, "MIN_WEIGHT_GRADIENT_CHUNK", 16)

@@ -1,4 +1,4 @@
-"""Where kernels are tested: on a GPU for real, elsewhere through Triton's interpreter."""
+"""Device on which kernels are tested: a GPU if there is one, else the CPU with Triton's interpreter."""
 
 import pytest
 import torch

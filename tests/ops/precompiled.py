@@ -1,6 +1,6 @@
 """The kernels of one update, without a GPU: `python -m tests.ops.precompiled names|compile TASK MODEL FOLDER`.
 
-The last line is JSON. A process of its own, since Triton's interpreter is on wherever tests run without a GPU.
+The last line of its output is JSON. This is a separate process, since tests without a GPU enable Triton's interpreter.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import torch
 from triton import knobs
 
 from sigmasolver.ops.precision import matmul_precision
-from sigmasolver.ops.precompile import intercepted, precompile
+from sigmasolver.ops.precompile import intercept_launches, precompile
 from sigmasolver.recipes import changed, recipe_of
 from sigmasolver.train.capture import launch_all
 from sigmasolver.train.dry_run import Rehearsal
@@ -27,7 +27,7 @@ SETTINGS = (*SIZES, "train.batch=2", "train.precision=bf16", "train.noise=0.1")
 
 
 def stepper_of(task: str, model: str) -> Stepper:
-    """About to make its first update, on a CPU."""
+    """A stepper on a CPU before its first update."""
     rehearsal = Rehearsal(changed(recipe_of(task, model, 0), SETTINGS), Execution())
     rehearsal.stepper._fetch(0)
     return rehearsal.stepper
@@ -38,29 +38,29 @@ def work_of(stepper: Stepper) -> Callable[[], None]:
 
 
 class Compiler:
-    """Compiles the kernels of a step in several ways, each time as in a new process with an empty cache."""
+    """Compiles the kernels of a step in several ways, each time with empty caches, as in a new process."""
 
     def __init__(self, stepper: Stepper, folder: str) -> None:
         self.stepper, self.folder, self.work = stepper, folder, work_of(stepper)
         self.functions: list[Any] = []
-        with intercepted(lambda compile: self.functions.append(compile.args[0])):  # type: ignore[attr-defined]
+        with intercept_launches(lambda compile: self.functions.append(compile.args[0])):  # type: ignore[attr-defined]
             self.work()
-        self._fresh("begin")
+        self._clear_caches("begin")
 
     def names(self) -> dict[str, int]:
         return Counter(function.__name__ for function in self.functions)
 
     def serial(self) -> dict[str, str]:
-        self._fresh("serial")
-        return self._one_by_one()
+        self._clear_caches("serial")
+        return self._compile_serially()
 
     def parallel(self) -> dict[str, str]:
-        self._fresh("parallel")
-        return _code(precompile(self.work, self.stepper.model))
+        self._clear_caches("parallel")
+        return _checksums(precompile(self.work, self.stepper.model))
 
     def after_an_error(self) -> dict[str, str]:
-        """Compilations are on their way or waiting when the step fails; a later launch finds or compiles its kernel."""
-        self._fresh("error")
+        """The step fails while compilations are running or pending; a later launch finds or compiles its kernel."""
+        self._clear_caches("error")
 
         def work() -> None:
             self.work()
@@ -69,7 +69,7 @@ class Compiler:
         try:
             precompile(work, self.stepper.model)
         except MemoryError:
-            return self._one_by_one()
+            return self._compile_serially()
         return {}
 
     def changed_by(self, work: Callable[[], object]) -> list[str]:
@@ -80,32 +80,32 @@ class Compiler:
 
     def _state(self) -> dict[str, Any]:
         model, optimiser = self.stepper.model, self.stepper.optimiser
-        values = {name: one.clone() for name, one in model.state_dict().items()} | {"loss": self.stepper.loss.clone()}
-        gradients = {f"{name}.grad": one.grad for name, one in model.named_parameters()}
+        values = {name: x.clone() for name, x in model.state_dict().items()} | {"loss": self.stepper.loss.clone()}
+        gradients = {f"{name}.grad": parameter.grad for name, parameter in model.named_parameters()}
         return values | gradients | {"random": torch.get_rng_state(), "optimiser": len(optimiser.state)}
 
-    def _one_by_one(self) -> dict[str, str]:
-        made: list[Any] = []
-        with intercepted(lambda compile: made.append(compile())):
+    def _compile_serially(self) -> dict[str, str]:
+        kernels: list[Any] = []
+        with intercept_launches(lambda compile: kernels.append(compile())):
             self.work()
-        return _code(made)
+        return _checksums(kernels)
 
-    def _fresh(self, name: str) -> None:
+    def _clear_caches(self, name: str) -> None:
         knobs.cache.dir = f"{self.folder}/{name}"
         for function in self.functions:
             function.device_caches.clear()
         self.stepper.optimiser.zero_grad(set_to_none=True)
 
 
-def _code(kernels: list[Any]) -> dict[str, str]:
-    """Checksums of machine code by the key in Triton's cache."""
+def _checksums(kernels: list[Any]) -> dict[str, str]:
+    """Checksums of the machine code, by key in Triton's cache."""
     return {kernel.hash: hashlib.sha256(kernel.asm["cubin"]).hexdigest() for kernel in kernels}
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return torch.equal(one, other)
-    return one is other or (isinstance(one, int) and one == other)
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return torch.equal(a, b)
+    return a is b or (isinstance(a, int) and a == b)
 
 
 def main() -> None:
@@ -113,13 +113,13 @@ def main() -> None:
     pretend("H200")
     with matmul_precision("bf16"):
         compiler = Compiler(stepper_of(task, model), folder)
-        found: dict[str, Any] = {"names": compiler.names()}
+        results: dict[str, Any] = {"names": compiler.names()}
         if how == "compile":
-            found["changed"] = compiler.changed_by(lambda: found.update(parallel=compiler.parallel()))
-            found["serial"], found["after an error"] = compiler.serial(), compiler.after_an_error()
-            with intercepted(lambda compile: None):
-                found["changed otherwise"] = compiler.changed_by(compiler.work)
-    sys.stdout.write(json.dumps(found))
+            results["changed"] = compiler.changed_by(lambda: results.update(parallel=compiler.parallel()))
+            results["serial"], results["after an error"] = compiler.serial(), compiler.after_an_error()
+            with intercept_launches(lambda compile: None):
+                results["changed otherwise"] = compiler.changed_by(compiler.work)
+    sys.stdout.write(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Modules that are small enough for Triton's interpreter."""
+"""Modules small enough for Triton's interpreter."""
 
 import torch
 from torch import nn
@@ -7,23 +7,23 @@ from sigmasolver.models import Options, build_model
 from tests.ops.device import DEVICE
 
 
-def holding(layer: nn.Module, weight: torch.Tensor, bias: torch.Tensor) -> nn.Module:
-    """The layer with these tensors in place of its parameters, so that gradients reach them."""
+def with_parameters(layer: nn.Module, weight: torch.Tensor, bias: torch.Tensor) -> nn.Module:
+    """Replace the parameters of the layer by these tensors, so that gradients reach them."""
     del layer.weight, layer.bias
     layer.weight, layer.bias = weight, bias
     return layer
 
 
 def linear(weight: torch.Tensor, bias: torch.Tensor) -> nn.Linear:
-    return holding(nn.Linear(*reversed(weight.shape)), weight, bias)
+    return with_parameters(nn.Linear(*reversed(weight.shape)), weight, bias)
 
 
 def norm(weight: torch.Tensor, bias: torch.Tensor, eps: float) -> nn.LayerNorm:
-    return holding(nn.LayerNorm(len(weight), eps), weight, bias)
+    return with_parameters(nn.LayerNorm(len(weight), eps), weight, bias)
 
 
 def solver(grid: tuple[int, ...], name: str = "transolver-sigma", depth: int = 1, **options) -> nn.Module:
-    """3 fields to 2; every weight is moved a little, so that none is zero."""
+    """A solver from 3 fields to 2, with every weight perturbed, so that none is zero."""
     model = build_model(
         name, grid=grid, in_channels=3, out_channels=2, width=16, depth=depth, heads=2, slices=5, modes=2,
         options=Options(**options),

@@ -1,4 +1,4 @@
-"""AdamW in one kernel against torch's own in float64. On a GPU for real, elsewhere through Triton's interpreter."""
+"""AdamW in one kernel against torch's own in float64. Without a GPU the kernel runs in Triton's interpreter."""
 
 import pytest
 import torch
@@ -17,63 +17,63 @@ def fused_everywhere(monkeypatch):
     monkeypatch.setattr(dispatch, "interpreted", DEVICE == "cpu")
 
 
-def give_gradients(given, step):
-    """Of very different size, so that eps counts for some and not for others."""
+def set_gradients(tensors, step):
+    """Set gradients of very different magnitudes, so that eps matters for some and not for others."""
     torch.manual_seed(step)
-    for one in given:
-        one.grad = (torch.randn(one.shape) * 10.0 ** -torch.randint(0, 9, (1,))).to(one)
+    for tensor in tensors:
+        tensor.grad = (torch.randn(tensor.shape) * 10.0 ** -torch.randint(0, 9, (1,))).to(tensor)
 
 
-def adamw(given):
-    return torch.optim.AdamW(given, lr=torch.tensor(2**-7, device=DEVICE), weight_decay=0.1, fused=True)
+def adamw(tensors):
+    return torch.optim.AdamW(tensors, lr=torch.tensor(2**-7, device=DEVICE), weight_decay=0.1, fused=True)
 
 
-def test_steps_as_adamw_does_in_float64(monkeypatch):
-    """The states begin with a step of torch's own without gradients: on a GPU it rounds its factors to float32, which
-    puts 1e-5 of a gradient's square into the second moment."""
-    monkeypatch.setattr(adamw_module, "PIECE", 256)  # several programs for a tensor, and a last one that is not full
+def test_fused_adamw_matches_torch_in_float64(monkeypatch):
+    """A step of torch's own with zero gradients creates the states: on a GPU it rounds its factors to float32, which
+    changes the second moment by 1e-5 of the squared gradient."""
+    monkeypatch.setattr(adamw_module, "PIECE", 256)  # several programs for a tensor, the last one only partly full
     narrow, wide = parameters(), parameters(torch.float64)
     ours, exact = adamw(narrow), adamw(wide)
     for step in range(12):
-        give_gradients(narrow, step)
+        set_gradients(narrow, step)
         if step == 0:
-            for one in narrow:
-                one.grad.zero_()
-        for one, other in zip(narrow, wide, strict=True):
-            other.grad = one.grad.double()
+            for parameter in narrow:
+                parameter.grad.zero_()
+        for parameter, reference in zip(narrow, wide, strict=True):
+            reference.grad = parameter.grad.double()
         exact.step()
         if step == 0:
             ours.step()
             continue
         assert FusedAdamW.serves(ours)
         fused = FusedAdamW(ours)
-        fused._gradients = [one.grad for one in narrow]
+        fused._gradients = [parameter.grad for parameter in narrow]
         fused.fill()
-        before = [one.detach().clone() for one in narrow]
+        before = [parameter.detach().clone() for parameter in narrow]
         fused.step()
-        assert all((one != old).any() for one, old in zip(narrow, before, strict=True))
-    for one, other in zip(narrow, wide, strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=2e-6, atol=2e-6)
-        assert int(ours.state[one]["step"]) == 12
+        assert all((parameter != old).any() for parameter, old in zip(narrow, before, strict=True))
+    for parameter, reference in zip(narrow, wide, strict=True):
+        torch.testing.assert_close(parameter.double(), reference, rtol=2e-6, atol=2e-6)
+        assert int(ours.state[parameter]["step"]) == 12
         for name in ("exp_avg", "exp_avg_sq"):
-            expected = exact.state[other][name]
-            error = (ours.state[one][name].double() - expected).abs().max() / expected.abs().max()
+            expected = exact.state[reference][name]
+            error = (ours.state[parameter][name].double() - expected).abs().max() / expected.abs().max()
             assert error < 2e-6, (name, float(error))
 
 
-def test_serves_only_what_it_reads():
-    given = parameters()
-    ours = adamw(given)
+def test_fused_adamw_serves_supported_tensors_only():
+    float32_parameters = parameters()
+    ours = adamw(float32_parameters)
     assert not FusedAdamW.serves(ours)  # no step yet, so no moments
-    give_gradients(given, 0)
+    set_gradients(float32_parameters, 0)
     ours.step()
     assert FusedAdamW.serves(ours)
     with dispatch.plain():
         assert not FusedAdamW.serves(ours)
     wide = parameters(torch.float64)
-    other = adamw(wide)
-    give_gradients(wide, 0)
-    other.step()
-    assert not FusedAdamW.serves(other)
-    given[0].grad = None
+    unsupported = adamw(wide)
+    set_gradients(wide, 0)
+    unsupported.step()
+    assert not FusedAdamW.serves(unsupported)
+    float32_parameters[0].grad = None
     assert not FusedAdamW.serves(ours)

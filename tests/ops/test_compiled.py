@@ -1,4 +1,4 @@
-"""Kernels compiled for a GPU that is not there: they do compile, and fit into what memory a program has."""
+"""Kernels compiled for GPUs that are not there: they compile, and fit into shared memory."""
 
 import json
 import os
@@ -26,8 +26,8 @@ HEADS = [
         for precision in ("bf16", "tf32", "float32")
     ),
 ]
-"""Slices and head width. Each term of the bound has a head that comes within a tenth of it: tiles of points of a head
-up to `WIDE_HEAD` and of a wider one, and the matrices of the update, whose kernels are the same in every precision."""
+"""Slices and head width. For each term of the bound, one head comes within a tenth of it: tiles of points for a head up
+to `WIDE_HEAD` and for a wider one, and the matrices of the update, whose kernels are the same in every precision."""
 WIDE = {"width": 256}  # the widest of the paper's sweep over widths
 SOLVERS = [
     ("H200", [("bf16", (8, 8, 8), {}), ("tf32", (32, 32), {})]),
@@ -40,37 +40,37 @@ SOLVERS = [
 
 @pytest.fixture(scope="module")
 def compiled():
-    """For each piece of work by kernel the most bytes of shared memory; one process compiles them all."""
+    """A function that returns the maximum shared memory by kernel for each workload; one process compiles them all."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command, root = [sys.executable, "-m", "tests.ops.compiled"], Path(__file__).parents[2]
-    ends = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=environment, cwd=root, **ends) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, cwd=root, **pipes) as process:
 
-        def ask(device, kind, *pieces):
-            process.stdin.write(json.dumps([device, kind, pieces]) + "\n")
+        def ask(device, kind, *workloads):
+            process.stdin.write(json.dumps([device, kind, workloads]) + "\n")
             process.stdin.flush()
-            found = json.loads(process.stdout.readline() or '"The process died."')
-            assert isinstance(found, list), found[-2000:]
-            return found
+            answer = json.loads(process.stdout.readline() or '"The process died."')
+            assert isinstance(answer, list), answer[-2000:]
+            return answer
 
         yield ask
 
 
 @pytest.mark.parametrize(("precision", "sizes"), HEADS)
-def test_largest_heads(compiled, precision, sizes):
+def test_slice_kernels_fit_in_shared_memory(compiled, precision, sizes):
     kind = {"float32": "tf32x3"}.get(precision, precision)
-    pieces = [(precision, heads, {}) for heads in sizes]
-    for (slices, width), found in zip(sizes, compiled("H200", "slices", *pieces), strict=True):
-        assert {"_slice", "update", "_deslice", "update_backward", "_backward"} <= set(found)
-        assert max(found.values()) <= slice_shared_bytes(kind, slices, width) <= DEVICES["H200"][1], (slices, width)
+    workloads = [(precision, heads, {}) for heads in sizes]
+    for (slices, width), shared in zip(sizes, compiled("H200", "slices", *workloads), strict=True):
+        assert {"_slice", "update", "_deslice", "update_backward", "_backward"} <= set(shared)
+        assert max(shared.values()) <= slice_shared_bytes(kind, slices, width) <= DEVICES["H200"][1], (slices, width)
 
 
 @pytest.mark.parametrize(("device", "solvers"), SOLVERS)
-def test_solver(compiled, device, solvers):
-    pieces = [(precision, ("transolver-sigma", grid), sizes) for precision, grid, sizes in solvers]
-    for piece, found in zip(pieces, compiled(device, "step", *pieces), strict=True):
-        assert {"_context", "_slice", "_backward", "_lift_forward", "_read", "_join_backward"} <= set(found)
-        assert max(found.values()) <= DEVICES[device][1], piece
+def test_solver_kernels_fit_in_shared_memory(compiled, device, solvers):
+    workloads = [(precision, ("transolver-sigma", grid), sizes) for precision, grid, sizes in solvers]
+    for workload, shared in zip(workloads, compiled(device, "step", *workloads), strict=True):
+        assert {"_context", "_slice", "_backward", "_lift_forward", "_read", "_join_backward"} <= set(shared)
+        assert max(shared.values()) <= DEVICES[device][1], workload
 
 
 BASELINES = {
@@ -82,32 +82,32 @@ BASELINES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
-def test_baselines(compiled, device):
-    pieces = [("bf16", (name, (32, 32)), {"width": 32, "heads": 2}) for name in BASELINES]
-    for piece, found in zip(pieces, compiled(device, "step", *pieces), strict=True):
-        assert BASELINES[piece[1][0]] <= set(found)
-        assert max(found.values()) <= DEVICES[device][1], piece
+def test_baseline_kernels_fit_in_shared_memory(compiled, device):
+    workloads = [("bf16", (name, (32, 32)), {"width": 32, "heads": 2}) for name in BASELINES]
+    for workload, shared in zip(workloads, compiled(device, "step", *workloads), strict=True):
+        assert BASELINES[workload[1][0]] <= set(shared)
+        assert max(shared.values()) <= DEVICES[device][1], workload
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ("bf16", "tf32", "float32"))
-def test_gates_on_many_functions(compiled, precision):
-    """No more shared memory than the limit that they have in common with slices."""
+def test_gated_basis_kernels_fit_in_shared_memory(compiled, precision):
+    """They stay within the limit of shared memory that they have in common with slices."""
     kind = {"float32": "tf32x3"}.get(precision, precision)
-    (found,) = compiled("H200", "step", (precision, ("hpm", (64, 64)), {"width": 256}))
-    assert max(found["_through"], found["_through_backward"]) <= slice_shared_bytes(kind, 128, 32)
+    (shared,) = compiled("H200", "step", (precision, ("hpm", (64, 64)), {"width": 256}))
+    assert max(shared["_through"], shared["_through_backward"]) <= slice_shared_bytes(kind, 128, 32)
 
 
-def test_a_gpu_belongs_to_the_largest_class_that_it_can_serve():
+def test_gpu_class_by_shared_memory():
     classes = {name: Gpu.with_shared_memory(shared) for name, (_, shared) in DEVICES.items()}
     assert classes == {"H200": Gpu.HOPPER, "A100": Gpu.AMPERE, "RTX 4090": Gpu.SMALL}
-    assert Gpu.with_shared_memory(0) == Gpu.SMALL  # where the driver does not say
+    assert Gpu.with_shared_memory(0) == Gpu.SMALL  # not reported by the driver
     for table in (tuning.SWIGLU_BACKWARD_TILES, tuning.LIFT_BACKWARD_TILES):
         assert set(table) == set(Gpu) and all(set(rows) == {2, 4} for rows in table.values())
 
 
-def test_slices_and_head_widths_beyond_the_limits_are_refused(monkeypatch):
-    """Slices, head width, both together: each has its limit, on every device."""
+def test_slice_limits_reject_many_slices_and_wide_heads(monkeypatch):
+    """Slices, head width, and their product have limits on every device."""
     monkeypatch.setattr(dispatch, "interpreted", True)
 
     def reason(heads, width, slices):

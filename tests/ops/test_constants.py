@@ -1,12 +1,12 @@
-"""Grid constants are made once, outlive inference mode, and are never left behind by a tracer."""
+"""Grid constants are computed once, outlive inference mode, and are never cached during tracing."""
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from sigmasolver.ops.constants import KEPT, grid_constant
+from sigmasolver.ops.constants import MAX_CACHED, grid_constant
 
 
-def counted():
+def counting_constant():
     calls = []
 
     @grid_constant
@@ -17,17 +17,17 @@ def counted():
     return ones, calls
 
 
-def test_made_once_per_argument_and_the_oldest_forgotten():
-    ones, calls = counted()
+def test_grid_constant_is_computed_once_and_evicts_the_oldest():
+    ones, calls = counting_constant()
     assert ones(3) is ones(3) and calls == [3]
-    for n in range(10, 10 + KEPT):
+    for n in range(10, 10 + MAX_CACHED):
         ones(n)
     ones(3)
     assert calls.count(3) == 2
 
 
-def test_first_use_in_inference_mode_still_trains():
-    ones, _ = counted()
+def test_grid_constant_first_used_in_inference_mode_can_train():
+    ones, _ = counting_constant()
     with torch.inference_mode():
         ones(4)
     weight = torch.ones(4, requires_grad=True)
@@ -35,14 +35,14 @@ def test_first_use_in_inference_mode_still_trains():
     assert weight.grad is not None and weight.grad.tolist() == [1.0] * 4
 
 
-def test_fake_tensors_are_not_remembered():
-    ones, _ = counted()
+def test_grid_constant_does_not_cache_fake_tensors():
+    ones, _ = counting_constant()
     with FakeTensorMode():
         assert isinstance(ones(5), FakeTensor)
     assert type(ones(5)) is torch.Tensor
 
 
-def test_wrappers_of_a_function_transform_are_not_remembered():
-    ones, _ = counted()
+def test_grid_constant_does_not_cache_function_transform_wrappers():
+    ones, _ = counting_constant()
     torch.func.jvp(lambda x: x * ones(6), (torch.ones(6),), (torch.ones(6),))
     assert ones(6).data_ptr()

@@ -1,4 +1,4 @@
-"""Depthwise convolution against its sum written out, on one to three axes, for both paddings."""
+"""Depthwise convolution against an explicit sum over taps, on one to three axes, for both paddings."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from sigmasolver.ops.convolution import depthwise_convolution
 
 
 def plain(x, weight, bias, padding):
-    """out[p, c] = bias[c] + sum_q weight[c, q] x[p + q - reach, c], indices wrapped or dropped axis by axis."""
+    """out[p, c] = bias[c] + sum_q weight[c, q] x[p + q - radius, c], with indices wrapped or dropped axis by axis."""
     out = bias.expand_as(x).clone()
     grid, kernel = x.shape[1:-1], weight.shape[2:]
     for tap in itertools.product(*(range(k) for k in kernel)):
@@ -27,7 +27,7 @@ def plain(x, weight, bias, padding):
 
 @pytest.mark.parametrize("grid", [(7,), (6, 5), (4, 3, 5)])
 @pytest.mark.parametrize("kernel", [1, 3, 5])
-def test_equals_the_sum_over_taps(grid, kernel):
+def test_depthwise_convolution_equals_the_sum_over_taps(grid, kernel):
     for padding in itertools.product(("zeros", "circular"), repeat=len(grid)):
         x = torch.randn(2, *grid, 3, dtype=torch.float64)
         weight = torch.randn(3, 1, *(kernel,) * len(grid), dtype=torch.float64)
@@ -48,7 +48,7 @@ def test_circular_padding_commutes_with_shifts_and_zero_padding_does_not():
     assert defect(("zeros", "zeros")) > 1e-2
 
 
-def test_channels_do_not_mix_and_the_result_stays_channels_last():
+def test_depthwise_convolution_keeps_channels_separate_and_last():
     x = torch.randn(1, 6, 5, 3)
     weight, bias = torch.randn(3, 1, 3, 3), torch.zeros(3)
     before = depthwise_convolution(x, weight, bias, ("zeros", "zeros"))
@@ -61,29 +61,29 @@ def test_channels_do_not_mix_and_the_result_stays_channels_last():
 
 @pytest.mark.parametrize("grid", [(5,), (4, 3), (3, 4, 3)])
 @pytest.mark.parametrize("kernel", [3, 5])
-def test_gradients_are_those_of_the_sum_over_taps(grid, kernel):
-    """Three axes have a backward pass of their own on a CPU; it can be differentiated again."""
+def test_depthwise_convolution_gradients_match_the_sum_over_taps(grid, kernel):
+    """On a CPU three axes have a custom backward pass, which can be differentiated again."""
     for padding in (("zeros",) * len(grid), ("circular", *("zeros",) * (len(grid) - 1))):
         shapes = ((2, *grid, 2), (2, 1, *(kernel,) * len(grid)), (2,))
         inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
         v = torch.randn(shapes[0], dtype=torch.float64)
-        found = torch.autograd.grad(depthwise_convolution(*inputs, padding), inputs, v, create_graph=True)
-        wanted = torch.autograd.grad(plain(*inputs, padding), inputs, v, create_graph=True)
-        for one, two in zip(found, wanted, strict=True):
-            torch.testing.assert_close(one, two, rtol=0, atol=1e-11)
-        twice, exact = (torch.autograd.grad(gs[0].square().sum(), inputs[1])[0] for gs in (found, wanted))
-        torch.testing.assert_close(twice, exact, rtol=0, atol=1e-9)
+        gradients = torch.autograd.grad(depthwise_convolution(*inputs, padding), inputs, v, create_graph=True)
+        expected = torch.autograd.grad(plain(*inputs, padding), inputs, v, create_graph=True)
+        for gradient, reference in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(gradient, reference, rtol=0, atol=1e-11)
+        second, exact = (torch.autograd.grad(gs[0].square().sum(), inputs[1])[0] for gs in (gradients, expected))
+        torch.testing.assert_close(second, exact, rtol=0, atol=1e-9)
 
 
-def test_three_axes_have_gradients_under_autocast():
+def test_depthwise_convolution_3d_gradients_under_autocast():
     shapes = ((2, 3, 4, 3, 2), (2, 1, 3, 3, 3), (2,))
     inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
     v, padding = torch.randn(shapes[0]), ("zeros", "circular", "zeros")
-    wanted = torch.autograd.grad(depthwise_convolution(*inputs, padding), inputs, v)
+    expected = torch.autograd.grad(depthwise_convolution(*inputs, padding), inputs, v)
     with torch.autocast("cpu", torch.bfloat16):
         out = depthwise_convolution(*inputs, padding)
-    found = torch.autograd.grad(out, inputs, v.to(out))
+    gradients = torch.autograd.grad(out, inputs, v.to(out))
     assert out.dtype == torch.bfloat16
-    for one, two in zip(found, wanted, strict=True):
-        assert one.dtype == torch.float32
-        assert (one - two).norm() < 2e-2 * two.norm()
+    for gradient, reference in zip(gradients, expected, strict=True):
+        assert gradient.dtype == torch.float32
+        assert (gradient - reference).norm() < 2e-2 * reference.norm()

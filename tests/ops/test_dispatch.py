@@ -1,4 +1,4 @@
-"""The choice between plain and fused, and the reason that is given for it. Nothing is launched."""
+"""The choice between plain and fused operations, and its reason. No kernel is launched."""
 
 import pytest
 import torch
@@ -25,16 +25,16 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(dispatch, "_installed", lambda: True)
 
 
-def test_a_cpu_takes_the_plain_definition():
+def test_explain_on_a_cpu_lists_plain_definitions():
     decisions = explain(lambda: build_model("transolver-sigma", width=16, **SIZES)(torch.zeros(1, 6, 5, 1)))
     assert {operation for operation, _ in decisions} >= {"lift", "context", "fourier", "slices", "mixing", "readout"}
     assert ("inner width", "as it is: the tensor is not on a GPU") in decisions
     plain = {decision for operation, decision in decisions if operation != "inner width"}
     assert plain == {"plain: the tensor is not on a GPU"}
-    assert dispatch._recorded is None
+    assert dispatch._decisions is None
 
 
-def test_every_reason_is_a_sentence_about_what_was_asked(interpreted):
+def test_why_plain_gives_each_reason(interpreted):
     x, norm = torch.zeros(2, 3), nn.LayerNorm(3)
     parts = {"the norm": norm}
     assert why_plain(x, parts=parts, products=True, limits=[("width", 256, 256)], unless={"no": False}) is None
@@ -53,7 +53,7 @@ def test_every_reason_is_a_sentence_about_what_was_asked(interpreted):
     assert why_plain(x) is None
 
 
-def test_products_in_float32_need_tf32():
+def test_matrix_units_need_tf32_for_float32_products():
     x = torch.zeros(2, 3)
     with matmul_precision("tf32"):
         assert dispatch._matrix_units(x)
@@ -64,15 +64,15 @@ def test_products_in_float32_need_tf32():
 
 
 @pytest.mark.parametrize("name", ["vit", "eddyformer"])
-def test_attention_is_torchs_but_inside_a_function_transform(name):
-    """Compiled in one graph too, whose decisions are those of the eager model but for the reason."""
+def test_attention_uses_torch_except_inside_a_function_transform(name):
+    """Compiled into one graph too, with the decisions of the eager model except for their reasons."""
     model, x = build_model(name, width=16, **SIZES | {"grid": (8, 8)}), torch.zeros(1, 8, 8, 1)
     eager = explain(lambda: model(x))
     assert eager.count(("attention", "torch's fused call")) == 1
     compiled = torch.compile(model, backend="eager", fullgraph=True)
-    found = explain(lambda: compiled(x))
-    assert [operation for operation, _ in found] == [operation for operation, _ in eager]
-    assert found.count(("attention", "torch's fused call")) == 1
+    traced = explain(lambda: compiled(x))
+    assert [operation for operation, _ in traced] == [operation for operation, _ in eager]
+    assert traced.count(("attention", "torch's fused call")) == 1
     inside = explain(lambda: torch.func.jvp(model, (x,), (x,)))
     assert [decision for operation, decision in inside if operation == "attention"] == [
         "written out: a function transform is active"
@@ -87,38 +87,38 @@ def test_attention_is_torchs_but_inside_a_function_transform(name):
         ("cuda", 32, "as it is: 32 is a multiple of 16"),
     ],
 )
-def test_the_inner_width_is_padded_on_a_gpu(device, inner, decision):
+def test_swiglu_pads_the_inner_width_on_a_gpu(device, inner, decision):
     with FakeTensorMode():
         shapes = ((5, 6), (2 * inner, 6), (2 * inner,), (6, inner), (6,))
-        found = explain(lambda: swiglu(*(torch.empty(shape, device=device) for shape in shapes)))
-    assert found[0] == ("inner width", decision)
+        decisions = explain(lambda: swiglu(*(torch.empty(shape, device=device) for shape in shapes)))
+    assert decisions[0] == ("inner width", decision)
 
 
-def test_the_backward_pass_of_a_plain_convolution_is_listed():
-    def decisions(grid=(3, 4, 3)):
+def test_explain_lists_the_convolution_backward():
+    def backward_decisions(grid=(3, 4, 3)):
         x, weight = torch.zeros(1, *grid, 2), torch.zeros(2, 1, *(3,) * len(grid))
-        found = explain(lambda: depthwise_convolution(x, weight, torch.zeros(2), ("zeros",) * len(grid)))
-        assert found[0] == ("convolution", "plain: the tensor is not on a GPU")
-        return found[1:]
+        decisions = explain(lambda: depthwise_convolution(x, weight, torch.zeros(2), ("zeros",) * len(grid)))
+        assert decisions[0] == ("convolution", "plain: the tensor is not on a GPU")
+        return decisions[1:]
 
-    assert decisions() == [("convolution backward", "plane by plane")]
+    assert backward_decisions() == [("convolution backward", "plane by plane")]
     with torch.no_grad():
-        assert decisions() == [("convolution backward", "torch's own: gradients are switched off")]
-    assert decisions((3, 4)) == []
+        assert backward_decisions() == [("convolution backward", "torch's own: gradients are switched off")]
+    assert backward_decisions((3, 4)) == []
     x, weight, bias = torch.zeros(2, 1, 3, 4, 3, 2), torch.zeros(2, 1, 3, 3, 3), torch.zeros(2)
     traced = explain(lambda: torch.func.vmap(lambda x: depthwise_convolution(x, weight, bias, ("zeros",) * 3))(x))
     assert traced[1] == ("convolution backward", f"torch's own: {dispatch.TRACED}")
 
 
 @gpu
-def test_the_backward_pass_of_a_plain_convolution_on_a_gpu():
+def test_explain_lists_the_convolution_backward_on_a_gpu():
     x, weight, bias = (torch.zeros(shape, device="cuda") for shape in ((1, 3, 4, 3, 2), (2, 1, 3, 3, 3), (2,)))
     with dispatch.plain():
-        found = explain(lambda: depthwise_convolution(x, weight, bias, ("zeros",) * 3))
-    assert found[1] == ("convolution backward", "torch's own: the tensor is on a GPU")
+        decisions = explain(lambda: depthwise_convolution(x, weight, bias, ("zeros",) * 3))
+    assert decisions[1] == ("convolution backward", "torch's own: the tensor is on a GPU")
 
 
-def test_limits_are_not_computed_for_a_tracer():
+def test_why_plain_does_not_compute_limits_during_tracing():
     def limits():
         pytest.fail("computed")
         yield "width", 1, 1
@@ -126,7 +126,7 @@ def test_limits_are_not_computed_for_a_tracer():
     torch.func.vmap(lambda x: x if why_plain(x, limits=limits()) else None)(torch.zeros(2, 3))
 
 
-def test_a_stream_in_two_parts_is_put_together_again():
+def test_stream_split_and_merge_round_trip():
     H = torch.randn(3, 4)
     main = H.to(LOW_PRECISION)
     stream = Stream(main, (H - main.float()).to(LOW_PRECISION))
@@ -135,7 +135,7 @@ def test_a_stream_in_two_parts_is_put_together_again():
     torch.testing.assert_close(merged(stream), H, rtol=2**-15, atol=0)
 
 
-def test_a_block_on_one_tensor_works_in_the_solver_and_keeps_the_stream_in_one():
+def test_solver_keeps_the_stream_in_one_tensor_for_other_blocks():
     class Doubled(nn.Module):
         def __init__(self, config):
             super().__init__()
@@ -154,7 +154,7 @@ def test_a_block_on_one_tensor_works_in_the_solver_and_keeps_the_stream_in_one()
 
 
 @pytest.mark.parametrize("part, name", [("norm", "the norm"), ("mixing.parts.0", "the mixing")])
-def test_a_hook_on_a_part_of_the_mixing_is_named(part, name, monkeypatch):
+def test_why_plain_names_the_hooked_part_of_the_mixing(part, name, monkeypatch):
     model = build_model("transolver-sigma", width=16, **SIZES, options=Options())
     model.blocks[0].get_submodule(part).register_forward_hook(lambda *_: None)
     block = model.blocks[0]

@@ -1,4 +1,4 @@
-"""The axis-factorised Fourier operator against the FFT, and against what a truncated Fourier filter must do."""
+"""The axis-factorised Fourier operator against the FFT, and the properties of a truncated Fourier filter."""
 
 import math
 
@@ -30,20 +30,20 @@ def weights(modes, channels=3, out_channels=4, dtype=torch.float64):
     out_channels=st.integers(1, 4),
     seed=st.integers(0, 1000),
 )
-def test_equals_the_fft_form_for_odd_and_even_lengths(grid, modes, channels, out_channels, seed):
+def test_axis_fourier_equals_the_fft_for_odd_and_even_lengths(grid, modes, channels, out_channels, seed):
     torch.manual_seed(seed)
     V = torch.randn(2, *grid, channels, dtype=torch.float64, requires_grad=True)
     W = [w.requires_grad_() for w in weights([modes] * len(grid), channels, out_channels)]
     dft, fft = axis_fourier(V, W), axis_fourier_rfft(V, W)
     assert dft.shape == (2, *grid, out_channels)
     torch.testing.assert_close(dft, fft, rtol=0, atol=1e-12)
-    pull = torch.randn_like(dft)
-    for a, b in zip(torch.autograd.grad(dft, [V, *W], pull), torch.autograd.grad(fft, [V, *W], pull), strict=True):
+    v = torch.randn_like(dft)
+    for a, b in zip(torch.autograd.grad(dft, [V, *W], v), torch.autograd.grad(fft, [V, *W], v), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("n", [2, 5, 8, 9])
-def test_analysis_is_the_orthonormal_rfft_and_synthesis_its_inverse(n):
+def test_analysis_basis_is_the_orthonormal_rfft_and_synthesis_its_inverse(n):
     x = torch.randn(n, dtype=torch.float64)
     K = available_modes(n)
     spectrum = torch.view_as_real(torch.fft.rfft(x, norm="ortho")).reshape(-1)
@@ -52,13 +52,13 @@ def test_analysis_is_the_orthonormal_rfft_and_synthesis_its_inverse(n):
 
 
 @pytest.mark.parametrize("n", [6, 7])
-def test_modes_beyond_the_spectrum_are_ignored(n):
+def test_axis_fourier_ignores_modes_beyond_the_spectrum(n):
     V = torch.randn(1, n, 2, dtype=torch.float64)
     (W,) = weights([10], 2, 2)
     torch.testing.assert_close(axis_fourier(V, [W]), axis_fourier(V, [W[: n // 2 + 1]]), rtol=0, atol=0)
 
 
-def test_linear():
+def test_axis_fourier_is_linear():
     U, V = torch.randn(2, 2, 6, 7, 3, dtype=torch.float64)
     W = weights([3, 4])
     torch.testing.assert_close(
@@ -67,7 +67,7 @@ def test_linear():
 
 
 @pytest.mark.parametrize("shift", [(1, 0), (0, 3), (2, 5)])
-def test_shifting_the_input_shifts_the_output(shift):
+def test_axis_fourier_commutes_with_shifts(shift):
     V = torch.randn(2, 6, 7, 3, dtype=torch.float64)
     W = weights([3, 4])
     torch.testing.assert_close(
@@ -79,7 +79,7 @@ def test_shifting_the_input_shifts_the_output(shift):
 
 
 @pytest.mark.parametrize("n", [12, 13])
-def test_blind_to_modes_at_and_above_the_cut(n):
+def test_axis_fourier_ignores_modes_at_and_above_the_cutoff(n):
     K = 4
     x = torch.arange(n, dtype=torch.float64) * (2 * math.pi / n)
     for k in range(available_modes(n)):
@@ -88,21 +88,21 @@ def test_blind_to_modes_at_and_above_the_cut(n):
         assert (response < 1e-13) == (k >= K), (k, response)
 
 
-def test_identity_weights_are_the_sum_over_axes_of_low_passes():
+def test_axis_fourier_with_identity_weights_sums_low_passes_over_axes():
     V = torch.randn(1, 8, 9, 2, dtype=torch.float64)
     identity = [torch.stack((torch.eye(2), torch.zeros(2, 2)), -1).double().expand(k, 2, 2, 2) for k in (5, 5)]
     torch.testing.assert_close(axis_fourier(V, identity), 2 * V, rtol=0, atol=1e-13)
 
 
-def test_an_imaginary_weight_on_constant_and_nyquist_has_no_effect():
-    """A real field has no imaginary part there; FFT libraries disagree on what to do with one."""
+def test_axis_fourier_drops_imaginary_weights_on_constant_and_nyquist():
+    """These modes of a real field have no imaginary part; FFT libraries disagree on how to treat one."""
     V = torch.randn(1, 8, 1, dtype=torch.float64)
     W = torch.zeros(5, 1, 1, 2, dtype=torch.float64)
     W[0, ..., 1] = W[4, ..., 1] = 1.0
     assert axis_fourier(V, [W]).abs().max() == 0
 
 
-def test_band_limited_input_agrees_at_shared_points_of_two_grids():
+def test_axis_fourier_of_band_limited_input_agrees_across_grids():
     """Orthonormal factors cancel between analysis and synthesis: the operator acts on the function, not the grid."""
 
     def sample(n):
@@ -115,7 +115,7 @@ def test_band_limited_input_agrees_at_shared_points_of_two_grids():
     torch.testing.assert_close(fine[:, ::3, ::3], coarse, rtol=0, atol=1e-13)
 
 
-def test_float32_and_bfloat16_stay_within_their_precision():
+def test_axis_fourier_accuracy_in_float32_and_bfloat16():
     V, W = torch.randn(2, 16, 15, 8, dtype=torch.float64), weights([4, 4], 8, 8)
     exact = axis_fourier(V, W)
     for dtype, bound in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2)):
@@ -123,12 +123,12 @@ def test_float32_and_bfloat16_stay_within_their_precision():
         assert (rounded - exact).norm() / exact.norm() < bound
 
 
-def test_gradients_pass_gradcheck():
+def test_axis_fourier_passes_gradcheck():
     V = torch.randn(1, 4, 5, 2, dtype=torch.float64, requires_grad=True)
     W = [w.requires_grad_() for w in weights([2, 3], 2, 2)]
     assert torch.autograd.gradcheck(lambda v, *w: axis_fourier(v, w), (V, *W))
 
 
-def test_no_weight_is_refused():
+def test_axis_fourier_rejects_an_empty_list_of_weights():
     with pytest.raises(ValueError, match="one weight per axis"):
         axis_fourier(torch.ones(1, 4, 1), [])

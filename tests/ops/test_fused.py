@@ -1,7 +1,6 @@
-"""The fused twins against the plain definitions in float64: forward and every gradient, shapes of no special kind.
+"""Fused operations against their plain definitions in float64: outputs and all gradients, for irregular shapes.
 
-On a GPU the kernels run for real; elsewhere through Triton's interpreter (which multiplies bf16 wrongly, so bf16 is
-tested on a GPU only).
+Without a GPU the kernels run in Triton's interpreter, which multiplies bf16 wrongly, so bf16 is tested on a GPU only.
 """
 
 import copy
@@ -45,29 +44,29 @@ def fused_everywhere(monkeypatch):
     monkeypatch.setattr(dispatch, "interpreted", not GPU)
 
 
-def agree(twin, plain, inputs, dtype=torch.float32, tolerance=1e-5):
-    """Outputs and gradients of `twin` in `dtype` against those of `plain` in float64, in the norm."""
+def assert_parity(fused, plain, inputs, dtype=torch.float32, tolerance=1e-5):
+    """Compare outputs and gradients of `fused` in `dtype` with those of `plain` in float64, in the norm."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    narrow = [one.to(DEVICE, dtype).requires_grad_() for one in inputs]
-    wide = [one.detach().cpu().double().requires_grad_() for one in narrow]
-    found, expected = twin(*narrow), plain(*wide)
-    found, expected = ((one,) if isinstance(one, torch.Tensor) else one for one in (found, expected))
-    weights = [torch.randn(one.shape, dtype=torch.float64) for one in expected]
-    total = sum((one.float() * w.to(DEVICE).float()).sum() for one, w in zip(found, weights, strict=True))
-    exact = sum((one * w).sum() for one, w in zip(expected, weights, strict=True))
-    pairs = [*zip(found, expected, strict=True)]
+    narrow = [x.to(DEVICE, dtype).requires_grad_() for x in inputs]
+    wide = [x.detach().cpu().double().requires_grad_() for x in narrow]
+    outputs, expected = fused(*narrow), plain(*wide)
+    outputs, expected = ((y,) if isinstance(y, torch.Tensor) else y for y in (outputs, expected))
+    weights = [torch.randn(y.shape, dtype=torch.float64) for y in expected]
+    total = sum((y.float() * w.to(DEVICE).float()).sum() for y, w in zip(outputs, weights, strict=True))
+    exact = sum((y * w).sum() for y, w in zip(expected, weights, strict=True))
+    pairs = [*zip(outputs, expected, strict=True)]
     pairs += zip(torch.autograd.grad(total, narrow), torch.autograd.grad(exact, wide), strict=True)
-    for place, (one, two) in enumerate(pairs):
-        error = (one.cpu().double() - two).norm() / two.norm().clamp(min=1e-3)
-        assert error < tolerance, (place, float(error))
+    for index, (actual, reference) in enumerate(pairs):
+        error = (actual.cpu().double() - reference).norm() / reference.norm().clamp(min=1e-3)
+        assert error < tolerance, (index, float(error))
 
 
 LIMITS = 0.3, 1.1
-"""Of the temperatures, which are drawn between 0.2 and 1.2: some are clipped."""
+"""Range of the temperatures, which are drawn between 0.2 and 1.2, so that some are clipped."""
 
 
-def sliced(kind, R, Fe, W, b, tau, Wq, Wk, Wv, gamma, Wo, bo):
-    """Slice, update, deslice and project: plainly, on (B, N, C)."""
+def plain_slice_attention(kind, R, Fe, W, b, tau, Wq, Wk, Wv, gamma, Wo, bo):
+    """Slice, update, deslice and project with plain operations on (B, N, C)."""
     B, N, C = R.shape
     H, tau = len(tau), tau.clamp(*LIMITS)
     P, features = (
@@ -77,26 +76,31 @@ def sliced(kind, R, Fe, W, b, tau, Wq, Wk, Wv, gamma, Wo, bo):
     Z = slice_states(P, features)
     delta = attention_matrix(Z @ Wq.mT, Z @ Wk.mT) @ (Z @ Wv.mT)
     new = {"residual": Z + gamma * delta, "replace": delta, "keep": Z}[kind]
-    # Every kind uses all arguments, so that every one has a gradient.
-    unused = {"residual": 0, "replace": gamma.sum(), "keep": sum(one.sum() for one in (Wq, Wk, Wv, gamma))}[kind]
+    # Every kind uses all arguments, so that each has a gradient.
+    unused = {"residual": 0, "replace": gamma.sum(), "keep": sum(w.sum() for w in (Wq, Wk, Wv, gamma))}[kind]
     return F.linear(deslice(P, new).transpose(1, 2).reshape(B, N, C), Wo, bo) + unused
 
 
-def sliced_fused(kind, R, Fe, W, b, tau, Wq, Wk, Wv, gamma, Wo, bo):
+def fused_slice_attention(kind, R, Fe, W, b, tau, Wq, Wk, Wv, gamma, Wo, bo):
     attention = {"residual": (Wq, Wk, Wv, gamma), "replace": (Wq, Wk, Wv), "keep": ()}[kind]
-    unused = {"residual": 0, "replace": gamma.sum(), "keep": sum(one.sum() for one in (Wq, Wk, Wv, gamma))}[kind]
+    unused = {"residual": 0, "replace": gamma.sum(), "keep": sum(w.sum() for w in (Wq, Wk, Wv, gamma))}[kind]
     return slice_attention(R, Fe, SliceMap(W, b, tau, LIMITS), attention, (Wo, bo)) + unused
 
 
 def slice_inputs(B, N, H, D, M):
     C = H * D
     shapes = ((B, N, C), (B, N, C), (M, D), (M,))
-    rest = ((D, D), (D, D), (D, D), (1,), (C, C), (C,))
-    return [*(torch.randn(s) for s in shapes), torch.rand(H) + 0.2, *(torch.randn(s) / s[-1] ** 0.5 for s in rest)]
+    maps = ((D, D), (D, D), (D, D), (1,), (C, C), (C,))
+    return [*(torch.randn(s) for s in shapes), torch.rand(H) + 0.2, *(torch.randn(s) / s[-1] ** 0.5 for s in maps)]
 
 
-def agree_on_slices(kind, *sizes, tolerance=2e-4):
-    agree(partial(sliced_fused, kind), partial(sliced, kind), slice_inputs(*sizes), tolerance=tolerance)
+def assert_slice_parity(kind, *sizes, tolerance=2e-4):
+    assert_parity(
+        partial(fused_slice_attention, kind),
+        partial(plain_slice_attention, kind),
+        slice_inputs(*sizes),
+        tolerance=tolerance,
+    )
 
 
 @quick
@@ -104,42 +108,42 @@ def agree_on_slices(kind, *sizes, tolerance=2e-4):
     kind=st.sampled_from(UPDATES), B=st.integers(1, 2), N=st.integers(1, 200), H=st.integers(1, 3),
     D=st.integers(1, 20), M=st.integers(1, 40), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_slices(kind, B, N, H, D, M, seed):
+def test_slice_attention_parity(kind, B, N, H, D, M, seed):
     torch.manual_seed(seed)
-    agree_on_slices(kind, B, N, H, D, M)
+    assert_slice_parity(kind, B, N, H, D, M)
 
 
-def test_slices_over_several_chunks(monkeypatch):
-    """More points than one program takes, so partial sums are summed."""
+def test_slice_attention_parity_over_several_chunks(monkeypatch):
+    """More points than one program handles, so that partial sums are reduced."""
     torch.manual_seed(0)
-    monkeypatch.setattr(tuning, "SLICE_LONGEST", 64)
-    agree_on_slices("residual", 2, 300, 1, 4, 6)
-    agree_on_slices("residual", 2, 300, 4, 8, 9)
+    monkeypatch.setattr(tuning, "MAX_SLICE_CHUNK", 64)
+    assert_slice_parity("residual", 2, 300, 1, 4, 6)
+    assert_slice_parity("residual", 2, 300, 4, 8, 9)
 
 
 @pytest.mark.parametrize("slices, width", [(120, 13), (60, 28), (30, 50)])
-def test_slices_of_large_heads(slices, width):
-    """With one head the gradient of the temperature is one number, left of terms that cancel: plain float32 is off by
-    up to 1e-4 there too."""
+def test_slice_attention_parity_of_large_heads(slices, width):
+    """With one head the gradient of the temperature is a single number, in which terms cancel: plain float32 too is off
+    by up to 1e-4."""
     torch.manual_seed(0)
-    agree_on_slices("residual", 1, 70, 1, width, slices, tolerance=1e-3)
+    assert_slice_parity("residual", 1, 70, 1, width, slices, tolerance=1e-3)
 
 
-def test_heads_that_do_not_fit_take_the_plain_slices(fused_everywhere, monkeypatch):
-    used = []
-    monkeypatch.setattr(fused_slices, "slice_attention", lambda *given: used.append(given) or slice_attention(*given))
-    for slices, fused_ones in ((5, 1), (129, 0)):
+def test_slice_attention_falls_back_to_plain_for_many_slices(fused_everywhere, monkeypatch):
+    calls = []
+    monkeypatch.setattr(fused_slices, "slice_attention", lambda *args: calls.append(args) or slice_attention(*args))
+    for slices, fused_calls in ((5, 1), (129, 0)):
         torch.manual_seed(0)
         model = build_model(
             "transolver-sigma", grid=(6, 5), in_channels=2, out_channels=1, width=16, depth=1, heads=2, slices=slices,
             modes=2,
         ).to(DEVICE)  # fmt: skip
         x = torch.randn(1, 6, 5, 2, device=DEVICE)
-        used.clear()
-        found = model(x)
-        assert len(used) == fused_ones
+        calls.clear()
+        output = model(x)
+        assert len(calls) == fused_calls
         with dispatch.plain():
-            torch.testing.assert_close(found, model(x), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(output, model(x), rtol=1e-4, atol=1e-5)
 
 
 @quick
@@ -147,38 +151,38 @@ def test_heads_that_do_not_fit_take_the_plain_slices(fused_everywhere, monkeypat
     grid=st.lists(st.integers(2, 9), min_size=1, max_size=3), C=st.integers(1, 20), O=st.integers(1, 20),
     modes=st.integers(1, 6), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_fourier(grid, C, O, modes, seed):
-    """Modes beyond those of the grid included: their weights have gradient zero."""
+def test_axis_fourier_parity(grid, C, O, modes, seed):
+    """Includes modes beyond those of the grid, whose weights have gradient zero."""
     torch.manual_seed(seed)
     inputs = [torch.randn(2, *grid, C), *(torch.randn(modes, C, O, 2) for _ in grid)]
 
     def plain(V, *weights):
         return plain_fourier(V, list(weights))
 
-    agree(lambda V, *weights: axis_fourier(V, list(weights)), plain, inputs)
+    assert_parity(lambda V, *weights: axis_fourier(V, list(weights)), plain, inputs)
 
 
-def test_fourier_over_several_chunks(monkeypatch):
+def test_axis_fourier_parity_over_several_chunks(monkeypatch):
     monkeypatch.setattr(tuning, "MODE_CHUNK", 32)
     inputs = [torch.randn(2, 40, 70, 3), torch.randn(4, 3, 3, 2), torch.randn(3, 3, 3, 2)]
-    agree(lambda V, *w: axis_fourier(V, list(w)), lambda V, *w: plain_fourier(V, list(w)), inputs)
+    assert_parity(lambda V, *w: axis_fourier(V, list(w)), lambda V, *w: plain_fourier(V, list(w)), inputs)
 
 
 @quick
 @given(N=st.integers(1, 200), half=st.integers(1, 20), inner=st.integers(1, 50), branches=st.integers(0, 2),
-       whole=st.booleans(), kept=st.booleans(), seed=st.integers(0, 99))  # fmt: skip
-def test_mixing(N, half, inner, branches, whole, kept, seed):
-    """Both forms of the forward pass: in one kernel, and with products of cuBLAS; y saved and recomputed."""
+       one_kernel=st.booleans(), saved=st.booleans(), seed=st.integers(0, 99))  # fmt: skip
+def test_mixing_parity(N, half, inner, branches, one_kernel, saved, seed):
+    """Both forms of the forward pass: in one kernel, and with cuBLAS products; y saved and recomputed."""
     torch.manual_seed(seed)
-    saved_bytes = tuning.SAVED_BYTES
-    tuning.PRODUCTS_INSIDE, tuning.SAVED_BYTES = 128 if whole else 0, saved_bytes if kept else 0
-    in_one_kernel, used = fused_mixing._Launches.forward, []
-    fused_mixing._Launches.forward = lambda *given: used.append(given) or in_one_kernel(*given)
+    saved_bytes = tuning.MAX_SAVED_BYTES
+    tuning.MAX_FUSED_MATMUL_CHANNELS, tuning.MAX_SAVED_BYTES = 128 if one_kernel else 0, saved_bytes if saved else 0
+    forward, calls = fused_mixing._Launcher.forward, []
+    fused_mixing._Launcher.forward = lambda *args: calls.append(args) or forward(*args)
     C = 2 * half
     shapes = [(N, C), (C,), (C,), (2 * inner, C), (2 * inner,), (C, inner), (C,)]
     inputs = [torch.randn(shape) for shape in (*shapes, *((N, C // max(1, branches)),) * branches)]
 
-    def twin(H, w, b, win, b_in, wout, bout, *parts):
+    def fused(H, w, b, win, b_in, wout, bout, *parts):
         return add_mixing(H, parts, (w, b), (win, b_in), (wout, bout), 1e-5)
 
     def plain(H, w, b, win, b_in, wout, bout, *parts):
@@ -187,12 +191,12 @@ def test_mixing(N, half, inner, branches, whole, kept, seed):
         return x + F.linear(F.silu(gate) * up, wout, bout)
 
     try:
-        decisions = dispatch.explain(lambda: agree(twin, plain, inputs, tolerance=1e-4))
+        decisions = dispatch.explain(lambda: assert_parity(fused, plain, inputs, tolerance=1e-4))
     finally:
-        tuning.PRODUCTS_INSIDE, tuning.SAVED_BYTES = 128, saved_bytes
-        fused_mixing._Launches.forward = in_one_kernel
-    assert bool(used) == whole, "the form that is meant was taken"
-    assert decisions == [("mixing products", "inside the kernel" if whole else f"cuBLAS: width {C} is above 0")]
+        tuning.MAX_FUSED_MATMUL_CHANNELS, tuning.MAX_SAVED_BYTES = 128, saved_bytes
+        fused_mixing._Launcher.forward = forward
+    assert bool(calls) == one_kernel, "the intended form ran"
+    assert decisions == [("mixing products", "inside the kernel" if one_kernel else f"cuBLAS: width {C} is above 0")]
 
 
 @pytest.mark.parametrize(
@@ -204,11 +208,11 @@ def test_mixing(N, half, inner, branches, whole, kept, seed):
         ((2, 13), 192, ("zeros", "circular"), 1),
     ],
 )
-def test_context(grid, C, padding, groups):
+def test_context_parity(grid, C, padding, groups):
     norm = (C // groups,)
     inputs = [torch.randn(s) for s in ((2, *grid, C), (C, 1, *(3,) * len(grid)), (C,), *(norm,) * (2 * groups))]
 
-    def twin(H, w, b, *norms):
+    def fused(H, w, b, *norms):
         pairs = list(zip(norms[::2], norms[1::2], strict=True))
         out, normed = add_context(H, (w, b), padding, pairs, 1e-5)
         return out, *normed
@@ -216,9 +220,9 @@ def test_context(grid, C, padding, groups):
     def plain(H, w, b, *norms):
         out = H + plain_convolution(H, w, b, padding)
         pairs = zip(out.chunk(groups, -1), norms[::2], norms[1::2], strict=True)
-        return out, *(F.layer_norm(share, norm, weight, bias) for share, weight, bias in pairs)
+        return out, *(F.layer_norm(group, norm, weight, bias) for group, weight, bias in pairs)
 
-    agree(twin, plain, inputs)
+    assert_parity(fused, plain, inputs)
 
 
 @pytest.mark.parametrize(
@@ -232,25 +236,25 @@ def test_context(grid, C, padding, groups):
         (1, (2, 3, 5), 1, 5, ("zeros", "zeros", "circular")),
     ],
 )
-def test_convolutions(batch, grid, C, kernel, padding, request):
+def test_depthwise_parity(batch, grid, C, kernel, padding, request):
     if len(grid) == 3:
-        request.getfixturevalue("short_loops")  # a loop is that of two axes, and 25 rows of taps each take one
+        request.getfixturevalue("short_loops")  # same loop as on two axes, but for 25 rows of taps
     weight = (C, 1, *(kernel,) * len(grid))
     inputs = [torch.randn(shape) for shape in ((batch, *grid, C), weight, (C,), weight, (C,))]
 
-    def twin(x, w, b, w2, b2):
+    def fused(x, w, b, w2, b2):
         return *depthwise_pair(x, (w, b), (w2, b2), padding), depthwise(x, w, b, padding, residual=True)
 
     def plain(x, w, b, w2, b2):
         first = plain_convolution(x, w, b, padding)
         return first, plain_convolution(x, w2, b2, padding), x + first
 
-    agree(twin, plain, inputs)
+    assert_parity(fused, plain, inputs)
 
 
-def test_weight_gradients_over_several_chunks():
+def test_depthwise_parity_over_several_chunks():
     inputs = [torch.randn(shape) for shape in ((1, 40, 30, 3), (3, 1, 3, 3), (3,))]
-    agree(
+    assert_parity(
         lambda x, w, b: depthwise(x, w, b, ("zeros", "circular")),
         lambda x, w, b: plain_convolution(x, w, b, ("zeros", "circular")),
         inputs,
@@ -259,12 +263,12 @@ def test_weight_gradients_over_several_chunks():
 
 @quick
 @given(N=st.integers(1, 80), C=st.integers(6, 40), seed=st.integers(0, 99), half=st.booleans())
-def test_rows(N, C, seed, half):
+def test_layer_norm_linear_and_silu_product_parity(N, C, seed, half):
     torch.manual_seed(seed)
     first = C // 2 if half else 0
     x, w, b, m = torch.randn(N, C), torch.randn(C - first), torch.randn(C - first), torch.randn(7, C - first)
 
-    def twin(x, w, b, m, c):
+    def fused(x, w, b, m, c):
         y = layer_norm(x[None, :, first:], w, b, 1e-5)
         return y, linear(y, m, c), silu_product(torch.cat((y, 2 * y), -1))
 
@@ -272,29 +276,29 @@ def test_rows(N, C, seed, half):
         y = F.layer_norm(x[None, :, first:], (C - first,), w, b, 1e-5)
         return y, F.linear(y, m, c), F.silu(y) * 2 * y
 
-    agree(twin, plain, [x, w, b, m, torch.randn(7)], tolerance=1e-4)
+    assert_parity(fused, plain, [x, w, b, m, torch.randn(7)], tolerance=1e-4)
 
 
 @pytest.mark.parametrize(("N", "O", "C"), [(1, 1, 1), (70, 20, 33), (200, 64, 5), (130, 9, 130)])
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=gpu)])
-def test_gradients_of_a_map(N, O, C, dtype, monkeypatch):
-    """In one pass, over several chunks, of rows that lie apart; and of too many channels for that."""
+def test_map_gradients_parity(N, O, C, dtype, monkeypatch):
+    """One pass over several chunks with strided rows, and the fallback for too many channels."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    monkeypatch.setattr(tuning, "LINEAR_BYTES", 4)
+    monkeypatch.setattr(tuning, "MAX_LINEAR_BYTES", 4)
     monkeypatch.setattr(fused_linear, "multiprocessors", lambda x: 1)
     dy, x = torch.randn(N, O + 3, device=DEVICE).to(dtype)[:, 3:], torch.randn(N, C, device=DEVICE).to(dtype)
-    wanted = dy.cpu().double().T @ x.cpu().double(), dy.cpu().double().sum(0)
-    found: list[torch.Tensor] = []
+    expected = dy.cpu().double().T @ x.cpu().double(), dy.cpu().double().sum(0)
+    gradients: list[torch.Tensor] = []
     decision = f"cuBLAS: width {C} is above 128" if C > 128 else "one kernel"
-    assert dispatch.explain(lambda: found.extend(map_gradients(dy, x))) == [("linear backward", decision)]
-    for one, two in zip(found, wanted, strict=True):
-        assert one.dtype == torch.float32
-        torch.testing.assert_close(one.cpu().double(), two, rtol=1e-4, atol=1e-4)
+    assert dispatch.explain(lambda: gradients.extend(map_gradients(dy, x))) == [("linear backward", decision)]
+    for gradient, reference in zip(gradients, expected, strict=True):
+        assert gradient.dtype == torch.float32
+        torch.testing.assert_close(gradient.cpu().double(), reference, rtol=1e-4, atol=1e-4)
 
 
 @quick
 @given(N=st.integers(1, 600), C=st.integers(1, 150))
-def test_column_sums(N, C):
+def test_column_sums_parity(N, C):
     x = torch.randn(N, C)
     torch.testing.assert_close(column_sums(x.to(DEVICE)).cpu().double(), x.double().sum(0), rtol=1e-5, atol=1e-4)
 
@@ -304,7 +308,7 @@ def test_column_sums(N, C):
     ("transolver-sigma", 2, 2, (7, 6)), ("transolver-sigma", 1, 1, (3, 4, 3)), ("physolver", 2, 2, (11,)),
     ("transolver", 2, 1, (6, 7)),
 ])  # fmt: skip
-def test_whole_models(name, batch, depth, grid):
+def test_model_parity(name, batch, depth, grid):
     options = Options(padding=("circular", *("zeros",) * (len(grid) - 1)))
     model = build_model(
         name, grid=grid, in_channels=2, out_channels=1, width=24, depth=depth, heads=2, slices=5, modes=2,
@@ -319,15 +323,15 @@ def test_whole_models(name, batch, depth, grid):
     gradients = torch.cat([g.flatten() for g in torch.autograd.grad((y * v).sum(), model.parameters())])
     with dispatch.plain():
         expected = exact(x.double())
-        wanted = torch.cat([g.flatten() for g in torch.autograd.grad((expected * v).sum(), exact.parameters())])
+        reference = torch.cat([g.flatten() for g in torch.autograd.grad((expected * v).sum(), exact.parameters())])
     assert (y - expected).norm() < 1e-5 * expected.norm()
-    assert (gradients - wanted).norm() < 1e-5 * wanted.norm()
+    assert (gradients - reference).norm() < 1e-5 * reference.norm()
 
 
 @pytest.mark.usefixtures("fused_everywhere")
 @pytest.mark.parametrize("name", ["transolver-sigma", "transolver"])
-def test_a_tracer_sees_plain_operations_in_one_graph(name):
-    """Also where the twins would serve: asking for them must not break the graph."""
+def test_compile_traces_plain_operations_without_graph_breaks(name):
+    """Also where fused kernels are available: the check for them must not break the graph."""
     torch.compiler.reset()
     model = build_model(
         name, grid=(9, 8), in_channels=2, out_channels=1, width=24, depth=1, heads=2, slices=5, modes=2
@@ -341,7 +345,7 @@ def test_a_tracer_sees_plain_operations_in_one_graph(name):
 
 
 @pytest.mark.usefixtures("fused_everywhere")
-def test_one_setting_switches_them_off_and_a_watcher_of_the_routing_sees_it(monkeypatch):
+def test_plain_disables_fused_kernels_and_a_hook_sees_the_routing(monkeypatch):
     model = build_model("physolver", grid=(7,), in_channels=1, out_channels=1, width=8, depth=1, heads=1, slices=3)
     model = model.to(DEVICE)
     x = torch.randn(1, 7, 1, device=DEVICE)
@@ -358,7 +362,7 @@ def test_one_setting_switches_them_off_and_a_watcher_of_the_routing_sees_it(monk
     torch.testing.assert_close(watched, plain, rtol=1e-4, atol=1e-5)
 
 
-def test_tracers_and_forward_mode_see_plain_operations(fused_everywhere):
+def test_why_plain_under_function_transforms_and_forward_mode(fused_everywhere):
     with torch.autograd.forward_ad.dual_level():
         assert "forward-mode" in dispatch.why_plain(torch.zeros(1, device=DEVICE))
     torch.func.vmap(lambda x: x if dispatch.why_plain(x) else pytest.fail("fused"))(torch.zeros(2, device=DEVICE))
@@ -367,25 +371,27 @@ def test_tracers_and_forward_mode_see_plain_operations(fused_everywhere):
 
 @gpu
 @pytest.mark.parametrize("shape", [(2, 300, 3, 8, 20), (1, 5000, 8, 16, 32), (1, 77, 1, 24, 40)])
-def test_slices_in_bf16_are_no_worse_than_plain_ones(shape):
+def test_slice_attention_in_bf16_is_as_accurate_as_plain(shape):
     inputs = slice_inputs(*shape)
-    fused_errors, plain_errors = (errors_of(partial(form, "residual"), inputs) for form in (sliced_fused, sliced))
+    fused_errors, plain_errors = (
+        errors_of(partial(form, "residual"), inputs) for form in (fused_slice_attention, plain_slice_attention)
+    )
     assert sum(fused_errors) <= 1.5 * sum(plain_errors) + 0.02, (fused_errors, plain_errors)
 
 
 def errors_of(form, inputs):
-    """Of outputs and gradients in bf16 against float64, in the norm."""
+    """Errors of outputs and gradients in bf16 against float64, in the norm."""
     torch.manual_seed(1)
-    found = []
+    results = []
     for dtype in (torch.bfloat16, torch.float64):
-        given = [one.to(torch.bfloat16).to(DEVICE, dtype).requires_grad_() for one in inputs]
-        o = form(*given) if dtype is torch.bfloat16 else sliced("residual", *given)
-        found.append([o, *torch.autograd.grad(o.float().square().sum(), given)])
-    return [float((one.double() - two).norm() / two.norm().clamp(min=1)) for one, two in zip(*found, strict=True)]
+        leaves = [x.to(torch.bfloat16).to(DEVICE, dtype).requires_grad_() for x in inputs]
+        o = form(*leaves) if dtype is torch.bfloat16 else plain_slice_attention("residual", *leaves)
+        results.append([o, *torch.autograd.grad(o.float().square().sum(), leaves)])
+    return [float((x.double() - exact).norm() / exact.norm().clamp(min=1)) for x, exact in zip(*results, strict=True)]
 
 
 @gpu
-def test_the_same_input_gives_the_same_bits():
-    x = [one.to(DEVICE).requires_grad_() for one in slice_inputs(2, 9000, 4, 8, 20)]
-    first, second = (torch.autograd.grad(sliced_fused("residual", *x).square().sum(), x) for _ in range(2))
-    assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
+def test_slice_attention_is_bitwise_reproducible():
+    x = [tensor.to(DEVICE).requires_grad_() for tensor in slice_inputs(2, 9000, 4, 8, 20)]
+    first, second = (torch.autograd.grad(fused_slice_attention("residual", *x).square().sum(), x) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

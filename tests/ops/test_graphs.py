@@ -1,4 +1,4 @@
-"""Capture of CUDA graphs while objects of earlier captures are still waiting to be collected."""
+"""Capture of CUDA graphs while objects of earlier captures await garbage collection."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sigmasolver.ops.graphs import capture, no_garbage_collection
 class Node:
     """Part of a reference cycle, so that only the garbage collector frees it."""
 
-    def __init__(self, held: object = None) -> None:
-        self.held, self.itself = held, self
+    def __init__(self, payload: object = None) -> None:
+        self.payload, self.itself = payload, self
 
 
-def test_garbage_is_collected_before_and_not_during_a_capture() -> None:
+def test_no_garbage_collection_collects_on_entry_and_not_inside() -> None:
     before = weakref.ref(Node())
     assert before() is not None
     threshold = gc.get_threshold()
@@ -34,7 +34,7 @@ def test_garbage_is_collected_before_and_not_during_a_capture() -> None:
     assert gc.isenabled()
 
 
-def test_a_disabled_collector_stays_disabled() -> None:
+def test_no_garbage_collection_keeps_a_disabled_collector_disabled() -> None:
     gc.disable()
     try:
         with no_garbage_collection():
@@ -45,7 +45,7 @@ def test_a_disabled_collector_stays_disabled() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_an_old_graph_in_a_reference_cycle_does_not_break_a_capture() -> None:
+def test_capture_survives_an_old_graph_in_a_reference_cycle() -> None:
     x = torch.ones(8, device="cuda")
     old = torch.cuda.CUDAGraph()
     with capture(old):

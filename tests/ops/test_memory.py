@@ -1,4 +1,4 @@
-"""Freed memory that is kept is not asked for again: the system has no pages to map."""
+"""Freed memory that stays in the process is reused: the system maps no new pages."""
 
 import subprocess
 import sys
@@ -24,8 +24,8 @@ print(system, min(faults() for _ in range(4)))  # a small block may come to lie 
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a choice of glibc")
-def test_kept_memory_is_used_again():
+@pytest.mark.skipif(sys.platform != "linux", reason="a setting of glibc")
+def test_keep_freed_memory_reuses_blocks():
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
-    system, kept = map(int, done.stdout.split())
-    assert system > 1000 and kept < system / 20
+    default_faults, faults = map(int, done.stdout.split())
+    assert default_faults > 1000 and faults < default_faults / 20

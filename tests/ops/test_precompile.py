@@ -1,4 +1,4 @@
-"""Kernels compiled in parallel before the first update: the same ones, the same code, and nothing else changes."""
+"""Kernels compiled in parallel before the first update: the same kernels, the same code, and no other change."""
 
 import json
 import os
@@ -37,12 +37,12 @@ def precompiled(how, task, model, folder):
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="the interpreter is off")
-def test_a_dry_step_asks_for_what_an_update_launches(monkeypatch, tmp_path):
-    """An update as it is captured, run by Triton's interpreter, against a step without kernels, by name and number."""
+def test_precompile_dry_run_requests_the_kernels_of_an_update(monkeypatch, tmp_path):
+    """The kernels of a captured update in Triton's interpreter against those of a dry run, by name and count."""
     from tests.ops.precompiled import stepper_of
 
     stepper, launched = stepper_of("kf2d", "transolver-sigma"), []
-    stepper._update(1)  # with plain operations: makes the optimiser's states
+    stepper._update(1)  # with plain operations: creates the states of the optimiser
     monkeypatch.setattr(dispatch, "interpreted", True)
     weights, fused = WeightCache(stepper.model.parameters()), FusedAdamW(stepper.optimiser)
     interpreted = InterpretedFunction.run
@@ -50,8 +50,8 @@ def test_a_dry_step_asks_for_what_an_update_launches(monkeypatch, tmp_path):
         patch.setattr(InterpretedFunction, "run", lambda *args, **options: None)
         stepper._gradients(1, weights.learn())
     weights.fill()
-    gradients = fused._gradients = [one.grad for one in stepper.model.parameters()]  # alive while the kernel reads them
-    assert all(one is not None for one in gradients)
+    gradients = fused._gradients = [p.grad for p in stepper.model.parameters()]  # alive while the kernel reads them
+    assert all(gradient is not None for gradient in gradients)
     fused.fill()
 
     def run(kernel, *args, **options):
@@ -60,24 +60,24 @@ def test_a_dry_step_asks_for_what_an_update_launches(monkeypatch, tmp_path):
 
     monkeypatch.setattr(InterpretedFunction, "run", run)
     stepper._update(1, weights.use(), fused.step)
-    found = precompiled("names", "kf2d", "transolver-sigma", tmp_path)["names"]
-    assert found == Counter(launched) and {"update_backward", "arrange_weights", "adamw_step"} <= set(found)
+    names = precompiled("names", "kf2d", "transolver-sigma", tmp_path)["names"]
+    assert names == Counter(launched) and {"update_backward", "arrange_weights", "adamw_step"} <= set(names)
 
 
-def test_in_parallel_as_one_by_one(tmp_path):
-    """A U-Net with batch norms, whose buffers a dry step would change."""
-    found = precompiled("compile", "darcy", "unet-batchnorm", tmp_path)
-    assert len(found["serial"]) >= len(found["names"]) >= 4
-    assert found["parallel"] == found["serial"] == found["after an error"]
+def test_precompile_equals_serial_compilation(tmp_path):
+    """A U-Net with batch norms, whose buffers a dry run would change."""
+    compiled = precompiled("compile", "darcy", "unet-batchnorm", tmp_path)
+    assert len(compiled["serial"]) >= len(compiled["names"]) >= 4
+    assert compiled["parallel"] == compiled["serial"] == compiled["after an error"]
     on_disk = {path.parent.name for path in (tmp_path / "parallel").rglob("*.cubin")}
     assert on_disk == {path.parent.name for path in (tmp_path / "serial").rglob("*.cubin")}
-    assert len(on_disk) == len(found["serial"])
-    otherwise = set(found["changed otherwise"])
-    assert {"random", "lift.0.weight.grad"} <= otherwise and any("running" in name for name in otherwise)
-    assert found["changed"] == []
+    assert len(on_disk) == len(compiled["serial"])
+    unprotected = set(compiled["changed otherwise"])
+    assert {"random", "lift.0.weight.grad"} <= unprotected and any("running" in name for name in unprotected)
+    assert compiled["changed"] == []
 
 
-def test_reasons_to_compile_one_by_one(monkeypatch):
+def test_why_serial_gives_each_reason(monkeypatch):
     def solver():
         return build_model("transolver-sigma", grid=(8, 8), in_channels=1, out_channels=1, width=16, depth=1, heads=2)
 
@@ -141,41 +141,41 @@ def rehearsal(model="transolver-sigma", *settings):
         ("ffno", ()),
     ],
 )
-def test_the_losses_are_the_same_bit_for_bit(monkeypatch, model, settings):
+def test_precompile_leaves_losses_bitwise_equal(monkeypatch, model, settings):
     def losses():
         torch.manual_seed(0)
-        update, found = rehearsal(model, *settings), []
+        update, values = rehearsal(model, *settings), []
         for _ in range(6):
             update()
-            found.append(update.loss.clone())
-        return torch.stack(found).cpu(), [one.detach().cpu() for one in update.stepper.kept.parameters()]
+            values.append(update.loss.clone())
+        return torch.stack(values).cpu(), [parameter.detach().cpu() for parameter in update.stepper.kept.parameters()]
 
-    with_it = losses()
+    parallel = losses()
     monkeypatch.setattr(precompile, "_enabled", lambda: False)
-    without = losses()
-    assert torch.isfinite(with_it[0]).all() and torch.equal(with_it[0], without[0])
-    assert all(torch.equal(one, other) for one, other in zip(with_it[1], without[1], strict=True))
+    serial = losses()
+    assert torch.isfinite(parallel[0]).all() and torch.equal(parallel[0], serial[0])
+    assert all(torch.equal(a, b) for a, b in zip(parallel[1], serial[1], strict=True))
 
 
 @gpu
-def test_nothing_is_compiled_after_the_dry_step(monkeypatch, tmp_path):
-    """In a width that no other test has; the kernels of the captured step are there too, and all are loaded."""
+def test_precompile_leaves_nothing_to_compile(monkeypatch, tmp_path):
+    """With a width that no other test uses; the kernels of the captured step are included, and all are loaded."""
     from sigmasolver.ops.fused.parameter_kernels import adamw_step, arrange_weights
     from sigmasolver.ops.fused.slice_update import update_backward
 
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
-    for kernel in (adamw_step, arrange_weights, update_backward):  # other tests may have compiled the same form
+    for kernel in (adamw_step, arrange_weights, update_backward):  # other tests may have compiled the same variant
         kernel.device_caches.clear()
     seen, after = Compilations(monkeypatch), []
-    ahead = capture.precompile
+    original = capture.precompile
 
-    def watched(work, model, stream):
-        kernels = ahead(work, model, stream)
+    def observed(work, model, stream):
+        kernels = original(work, model, stream)
         assert kernels and all(kernel.module is not None for kernel in kernels)
         after.append(len(seen.names))
         return kernels
 
-    monkeypatch.setattr(capture, "precompile", watched)
+    monkeypatch.setattr(capture, "precompile", observed)
     update = rehearsal("transolver-sigma", "model.width=48", "model.heads=6")
     for _ in range(6):
         update()
@@ -184,17 +184,17 @@ def test_nothing_is_compiled_after_the_dry_step(monkeypatch, tmp_path):
 
 
 @gpu
-def test_other_streams_launch_meanwhile():
-    """A kernel that another thread launches in its own stream runs, and is not taken for one of the step."""
+def test_precompile_leaves_other_streams_alone():
+    """A kernel launched on another stream runs, and is not mistaken for one of the step."""
     from sigmasolver.ops.fused.reductions import sum_partials
 
-    parts = torch.randn(40, 16, device="cuda")
-    model, side, found = nn.Linear(4, 4, device="cuda"), torch.cuda.Stream(), []
+    partials = torch.randn(40, 16, device="cuda")
+    model, side, sums = nn.Linear(4, 4, device="cuda"), torch.cuda.Stream(), []
 
     def work():
         with torch.cuda.stream(torch.cuda.default_stream()):
-            found.append(sum_partials(parts))
+            sums.append(sum_partials(partials))
 
     with torch.cuda.stream(side):
         assert precompile.precompile(work, model, side) == []
-    torch.testing.assert_close(found[0], parts.sum(0))
+    torch.testing.assert_close(sums[0], partials.sum(0))

@@ -1,4 +1,4 @@
-"""Side streams: when gradients of weights may be made in one."""
+"""Side streams: when weight gradients may be computed on one."""
 
 import pytest
 import torch
@@ -22,82 +22,82 @@ def layer():
     return torch.nn.Parameter(weight), torch.nn.Parameter(bias)
 
 
-def rehearsed(map_of, *given):
-    found = SideStreams()
+def is_sound(function, *parameters):
+    streams = SideStreams()
     x = torch.randn(7, 3, device=DEVICE)
-    with found.rehearse(given):
-        map_of(x).square().sum().backward()
-    return found.sound
+    with streams.rehearse(parameters):
+        function(x).square().sum().backward()
+    return streams.sound
 
 
-def test_gradients_that_reach_their_parameters_untouched_are_sound():
+def test_rehearse_accepts_gradients_that_arrive_untouched():
     weight, bias = layer()
-    assert rehearsed(lambda x: linear(x, weight, bias), weight, bias)
+    assert is_sound(lambda x: linear(x, weight, bias), weight, bias)
 
 
-def test_parameter_that_is_used_twice_is_unsound():
+def test_rehearse_rejects_a_parameter_used_twice():
     weight, bias = layer()
-    assert not rehearsed(lambda x: linear(x, weight, bias) + linear(2 * x, weight, bias), weight, bias)
+    assert not is_sound(lambda x: linear(x, weight, bias) + linear(2 * x, weight, bias), weight, bias)
 
 
-def test_gradient_that_is_passed_on_is_unsound():
+def test_rehearse_rejects_a_gradient_that_is_passed_on():
     weight, bias = layer()
-    assert not rehearsed(lambda x: linear(x, 3 * weight, bias), weight, bias)
+    assert not is_sound(lambda x: linear(x, 3 * weight, bias), weight, bias)
 
 
-def test_parameter_with_a_gradient_is_unsound():
+def test_rehearse_rejects_an_existing_gradient():
     weight, bias = layer()
     weight.grad = torch.zeros_like(weight)
-    assert not rehearsed(lambda x: linear(x, weight, bias), weight, bias)
+    assert not is_sound(lambda x: linear(x, weight, bias), weight, bias)
 
 
-def test_hooked_parameter_is_unsound():
+def test_rehearse_rejects_a_hooked_parameter():
     weight, bias = layer()
     weight.register_hook(lambda gradient: gradient.mul_(0.5))
-    assert not rehearsed(lambda x: linear(x, weight, bias), weight, bias)
+    assert not is_sound(lambda x: linear(x, weight, bias), weight, bias)
 
 
 @pytest.mark.parametrize("name", ["transolver-sigma", "physolver", "specsolver", "transolver"])
-def test_whole_models_are_sound(name):
+def test_rehearse_accepts_models(name):
     model = build_model(name, grid=(6, 5), in_channels=2, out_channels=1, width=16, depth=1, heads=2, slices=4, modes=2)
     model.to(DEVICE)
-    found = SideStreams()
-    # On a GPU in bf16: float32 products are left to the library, whose padded weights are no parameters.
-    with found.rehearse(list(model.parameters())), torch.autocast(DEVICE, torch.bfloat16, enabled=GPU):
+    streams = SideStreams()
+    # In bf16 on a GPU: float32 products are left to cuBLAS, whose padded weights are not parameters.
+    with streams.rehearse(list(model.parameters())), torch.autocast(DEVICE, torch.bfloat16, enabled=GPU):
         model(torch.randn(1, 6, 5, 2, device=DEVICE)).square().sum().backward()
-        assert found._made  # something was made in a side stream at all
-    assert found.sound
+        assert streams._observed  # something would run on a side stream
+    assert streams.sound
 
 
-def test_outside_everything_runs_in_the_order_in_which_it_is_written():
+def test_without_side_streams_work_runs_in_program_order():
     order = []
-    made = side_streams.on_side_stream(lambda: order.append("gradients") or (torch.ones(1),))
-    side_streams.run_concurrently(lambda: order.append("first"), lambda: order.append("second"), made[0])
+    gradients = side_streams.on_side_stream(lambda: order.append("gradients") or (torch.ones(1),))
+    side_streams.run_concurrently(lambda: order.append("first"), lambda: order.append("second"), gradients[0])
     assert order == ["gradients", "first", "second"]
 
 
 @gpu
-def test_bits_are_those_of_one_stream():
-    """Large enough that kernels overlap, many times over: a tensor given away too early would show."""
+def test_side_streams_match_a_single_stream_bitwise():
+    """Large enough for kernels to overlap, and repeated: memory reused too early would show."""
     model = build_model("transolver-sigma", grid=(64, 64), in_channels=2, out_channels=1, width=64, depth=4).cuda()
     x = torch.randn(4, 64, 64, 2, device="cuda")
 
-    def gradients(streams):
+    def gradients(context):
         model.zero_grad(set_to_none=True)
-        with streams, torch.autocast("cuda", torch.bfloat16):
+        with context, torch.autocast("cuda", torch.bfloat16):
             loss = model(x).square().sum()
             loss.backward()
-        return [one.grad for one in model.parameters()]
+        return [parameter.grad for parameter in model.parameters()]
 
-    found = SideStreams()
-    expected = [one.clone() for one in gradients(found.rehearse(list(model.parameters())))]
-    assert found.sound
+    streams = SideStreams()
+    expected = [gradient.clone() for gradient in gradients(streams.rehearse(list(model.parameters())))]
+    assert streams.sound
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        made = gradients(found.open())
+        captured = gradients(streams.open())
     for _ in range(20):
-        for one in made:
-            one.fill_(torch.nan)
+        for gradient in captured:
+            gradient.fill_(torch.nan)
         graph.replay()
         torch.cuda.synchronize()
-        assert all(torch.equal(one, two) for one, two in zip(made, expected, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))

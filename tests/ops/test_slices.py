@@ -26,7 +26,7 @@ def test_routing_is_a_softmax_with_one_temperature_per_head():
         torch.testing.assert_close(P[b, h, n], expected, rtol=1e-12, atol=0)
 
 
-def test_states_are_weighted_means_and_deslicing_reads_them_back():
+def test_slice_states_are_weighted_means_and_deslice_reads_them_back():
     R, F, weight, bias, temperature = draw()
     P = routing(R, weight, bias, temperature)
     Z, O = slice_states(P, F), deslice(P, slice_states(P, F))
@@ -38,20 +38,20 @@ def test_states_are_weighted_means_and_deslicing_reads_them_back():
     torch.testing.assert_close(O[1, 1, n], sum(P[1, 1, n, m] * Z[1, 1, m] for m in range(M)), rtol=1e-13, atol=0)
 
 
-def test_an_empty_slice_has_a_zero_state_and_no_nan():
+def test_slice_states_of_an_empty_slice_are_zero():
     P = torch.zeros(1, 1, N, M)
     P[..., 0] = 1
     Z = slice_states(P, torch.randn(1, 1, N, D))
     assert torch.isfinite(Z).all() and Z[0, 0, 1:].abs().max() == 0
 
 
-def test_attention_matrix_equals_torchs_attention():
+def test_attention_matrix_matches_torch_attention():
     Q, K, V = torch.randn(3, B, H, M, D, dtype=torch.float64)
     expected = torch.nn.functional.scaled_dot_product_attention(Q, K, V)
     torch.testing.assert_close(attention_matrix(Q, K) @ V, expected, rtol=0, atol=1e-14)
 
 
-def test_deslicing_is_attention_of_points_over_slices():
+def test_deslice_is_attention_of_points_over_slices():
     """The identity behind a fused form: q = [R, 1] / tau, k = [W_s, b_s], v = Z, scale one."""
     R, F, weight, bias, temperature = draw()
     P = routing(R, weight, bias, temperature)

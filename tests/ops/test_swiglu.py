@@ -1,14 +1,14 @@
-"""SwiGLU against eq:swiglu-implementation written element by element."""
+"""SwiGLU against eq:swiglu-implementation, element by element."""
 
 import math
 
 import torch
 
-from sigmasolver.ops.fused.tuning import ALIGNED
-from sigmasolver.ops.swiglu import _padded, swiglu
+from sigmasolver.ops.fused.tuning import ALIGNMENT
+from sigmasolver.ops.swiglu import _pad_inner_width, swiglu
 
 
-def test_equals_the_formula():
+def test_swiglu_equals_the_formula():
     C, F = 4, 3
     H = torch.randn(5, C, dtype=torch.float64)
     Wg, Wu = torch.randn(2, C, F, dtype=torch.float64)
@@ -25,15 +25,15 @@ def test_equals_the_formula():
         torch.testing.assert_close(result[point], expected, rtol=0, atol=1e-13)
 
 
-def test_filling_up_the_inner_width_changes_nothing():
+def test_swiglu_is_unchanged_by_padding_the_inner_width():
     width, inner = 6, 21
     H, a, b = torch.randn(5, width), torch.randn(2 * inner, width), torch.randn(2 * inner)
     c, d = torch.randn(width, inner), torch.randn(width)
-    parts = [one.double().requires_grad_() for one in (a, b, c)]
-    padded = _padded(*parts)
-    assert padded[2].shape[1] % ALIGNED == 0
-    expected = swiglu(H.double(), *parts, d.double())
-    found = swiglu(H.double(), *padded, d.double())
-    torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
-    for one, two in zip(*(torch.autograd.grad(y.square().sum(), parts) for y in (expected, found)), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-13, atol=1e-13)
+    parameters = [tensor.double().requires_grad_() for tensor in (a, b, c)]
+    padded = _pad_inner_width(*parameters)
+    assert padded[2].shape[1] % ALIGNMENT == 0
+    expected = swiglu(H.double(), *parameters, d.double())
+    result = swiglu(H.double(), *padded, d.double())
+    torch.testing.assert_close(result, expected, rtol=1e-14, atol=1e-14)
+    for a, b in zip(*(torch.autograd.grad(y.square().sum(), parameters) for y in (expected, result)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)

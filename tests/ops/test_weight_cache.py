@@ -1,4 +1,4 @@
-"""Layouts of all parameters made by one kernel. On a GPU for real, elsewhere through Triton's interpreter."""
+"""Layouts of all parameters, written by one kernel. Without a GPU the kernel runs in Triton's interpreter."""
 
 from contextlib import nullcontext
 
@@ -33,49 +33,49 @@ LAYOUTS = [
 ]
 
 
-def asked(given):
-    first, second, _, third, fourth = given
-    return [arrange(one, layout) for one, layout in zip((first, second, second, third, fourth), LAYOUTS, strict=True)]
+def arranged(tensors):
+    first, second, _, third, fourth = tensors
+    return [arrange(w, layout) for w, layout in zip((first, second, second, third, fourth), LAYOUTS, strict=True)]
 
 
-def test_layouts_made_at_once_are_those_made_one_by_one():
-    given = parameters()
-    cache = WeightCache(given)
+def test_weight_cache_layouts_equal_single_copies():
+    weights = parameters()
+    cache = WeightCache(weights)
     with cache.learn():
-        alone = asked(given)
-    assert torch.equal(alone[3][:70], given[3].detach().T.bfloat16()) and not alone[3][70:].any()
-    assert torch.equal(alone[2][:, :1250].flatten(), given[1]) and not alone[2][:, 1250:].any()
+        copied = arranged(weights)
+    assert torch.equal(copied[3][:70], weights[3].detach().T.bfloat16()) and not copied[3][70:].any()
+    assert torch.equal(copied[2][:, :1250].flatten(), weights[1]) and not copied[2][:, 1250:].any()
     cache.fill()
     with torch.no_grad():
-        for one in given:
-            one.mul_(1.7).add_(0.3)  # what counts are the values at the time of `use`
-    expected = [one.clone() for one in asked(given)]
+        for weight in weights:
+            weight.mul_(1.7).add_(0.3)  # the layouts have the values at the time of `use`
+    expected = [tensor.clone() for tensor in arranged(weights)]
     graph = torch.cuda.CUDAGraph() if GPU else None
-    # On a GPU layouts are there for the step that is captured, and for nobody else.
+    # On a GPU only the captured step may use the cached layouts.
     with torch.cuda.graph(graph, capture_error_mode="thread_local") if graph else nullcontext(), cache.use():
-        found = asked(given)
-        again = asked(given)
+        cached = arranged(weights)
+        again = arranged(weights)
     if graph:
         graph.replay()
-    for one, two, three in zip(found, expected, again, strict=True):
-        rounded = one.dtype == torch.bfloat16 and DEVICE == "cpu"  # the interpreter cuts off instead
-        torch.testing.assert_close(one, two, rtol=2**-7 if rounded else 0, atol=0)
-        assert one.data_ptr() == three.data_ptr()  # nothing is made twice
+    for tensor, reference, repeated in zip(cached, expected, again, strict=True):
+        truncated = tensor.dtype == torch.bfloat16 and DEVICE == "cpu"  # the interpreter does not round to bf16
+        torch.testing.assert_close(tensor, reference, rtol=2**-7 if truncated else 0, atol=0)
+        assert tensor.data_ptr() == repeated.data_ptr()  # nothing is written twice
 
 
-def test_what_was_not_learned_or_is_no_parameter_is_copied():
-    given = parameters()
-    cache, stranger = WeightCache(given), torch.randn(3, 5, device=DEVICE)
+def test_weight_cache_copies_unknown_layouts_and_non_parameters():
+    weights = parameters()
+    cache, foreign = WeightCache(weights), torch.randn(3, 5, device=DEVICE)
     with cache.learn():
-        cast_weight(stranger, torch.bfloat16)
+        cast_weight(foreign, torch.bfloat16)
     cache.fill()
     with cache.use():
-        for one in (stranger, given[0]):
-            assert torch.equal(cast_weight(one, torch.bfloat16), one.detach().bfloat16())
-            assert cast_weight(one, torch.float32) is one
+        for tensor in (foreign, weights[0]):
+            assert torch.equal(cast_weight(tensor, torch.bfloat16), tensor.detach().bfloat16())
+            assert cast_weight(tensor, torch.float32) is tensor
 
 
-def test_transposed_view_of_a_parameter_is_not_taken_for_it():
+def test_weight_cache_ignores_a_transposed_view_of_a_parameter():
     weight = torch.nn.Parameter(torch.randn(4, 4, device=DEVICE))
     cache = WeightCache([weight])
     with cache.learn():
@@ -85,10 +85,10 @@ def test_transposed_view_of_a_parameter_is_not_taken_for_it():
         assert torch.equal(cast_weight(weight.T, torch.bfloat16), weight.detach().T.bfloat16())
 
 
-def test_layouts_are_not_used_before_their_table_is_written():
-    given = parameters()
-    cache = WeightCache(given)
+def test_weight_cache_rejects_use_before_fill():
+    weights = parameters()
+    cache = WeightCache(weights)
     with cache.learn():
-        cast_weight(given[0], torch.bfloat16)
+        cast_weight(weights[0], torch.bfloat16)
     with pytest.raises(ValueError, match="fill"), cache.use():
         pass

@@ -1,11 +1,11 @@
-"""Fused kernels of the hot operations, in Triton: the same numbers as the plain definitions, to rounding.
+"""Fused Triton kernels of the hot operations: they match the plain definitions up to round-off.
 
-`ops.dispatch` decides where they are used. Sums are kept in float32 and made in a fixed order: the same input gives the
-same bits. Tile sizes are in `tuning`.
+`ops.dispatch` decides where they are used. Sums are accumulated in float32 in a fixed order, so that results are
+bitwise reproducible. Tile sizes are in `tuning`.
 
-Inside a kernel sizes are words: in capitals those that are compiled in (CHANNELS, and TILE_CHANNELS of a tile, which is
-padded), in small letters those that come with a launch (points). Letters are tensors, and sizes in their shapes, as the
-head of each file has them. TILE is what one program holds at once, CHUNK what it walks over.
+In a kernel, sizes are words: constexprs in upper case (CHANNELS, and TILE_CHANNELS for the padded size of a tile),
+runtime arguments in lower case (points). Single letters are tensors, and sizes in their shapes, as listed at the top of
+each file. A program holds one TILE at a time and loops over a CHUNK.
 """
 
 from __future__ import annotations
@@ -34,48 +34,50 @@ T = TypeVar("T")
 
 
 class Slot(Generic[T]):
-    """What a captured step has in use, or None; one for all threads, as a backward pass runs in a thread of its own."""
+    """The object that a captured step is using, or None; shared by all threads, as autograd runs the backward pass in
+    another one."""
 
     def __init__(self) -> None:
-        self.now: T | None = None
+        self.current: T | None = None
 
     @contextmanager
-    def holding(self, one: T) -> Iterator[None]:
-        before, self.now = self.now, one
+    def activate(self, value: T) -> Iterator[None]:
+        before, self.current = self.current, value
         try:
             yield
         finally:
-            self.now = before
+            self.current = before
 
 
 def dot_precision() -> str:
-    """What products of float32 tiles run in, by torch's own switch; three passes of TF32 are as exact as float32."""
+    """Input precision of float32 products, by torch's TF32 setting; three passes of TF32 are as exact as float32."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
 
 
 def product_dtype(x: torch.Tensor, otherwise: torch.dtype) -> torch.dtype:
-    """What products of this tensor run in: autocast's type where it is on."""
+    """Dtype of matrix products of this tensor: autocast's if it is enabled."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else otherwise
 
 
 def cast_for_products(x: torch.Tensor) -> torch.Tensor:
-    """This tensor in the type that its products run in."""
+    """Cast this tensor to the dtype of its matrix products."""
     return x.to(product_dtype(x, x.dtype))
 
 
 def gpu_class(x: torch.Tensor) -> Gpu:
-    """Of the device of this tensor: which rows of `tuning` hold there."""
+    """Class of the device of this tensor, which selects the rows of `tuning`."""
     return Gpu.with_shared_memory(shared_memory(x))
 
 
 def shared_memory(x: torch.Tensor) -> int:
-    """Bytes that a program may have on the device of this tensor; a CPU has none."""
+    """Bytes of shared memory available to a program on the device of this tensor; 0 for a CPU."""
     return _shared_memory(x.device) if x.is_cuda else 0
 
 
 def multiprocessors(x: torch.Tensor) -> int:
-    """Of the device of this tensor; for a CPU, where kernels are interpreted or only compiled, those of an H200."""
+    """Multiprocessors of the device of this tensor; for a CPU, where kernels are interpreted or only compiled, those of
+    an H200."""
     return _multiprocessors(x.device) if x.is_cuda else 132
 
 
@@ -86,15 +88,15 @@ def _multiprocessors(device: torch.device) -> int:
 
 @cache
 def _shared_memory(device: torch.device) -> int:
-    known = torch.cuda.get_device_properties(device)
-    return int(getattr(known, "shared_memory_per_block_optin", 0))  # AMD's do not say
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", 0))  # not reported on AMD
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
-    """(N, C) without a copy where the rows are evenly apart, as those of a half of the channels are."""
+    """View as (N, C), without a copy if the rows are evenly strided, as in a slice of the channels."""
     C = x.shape[-1]
     if x.is_contiguous():
-        return x.view(-1, C)  # the gradient of as_strided would be a copy
+        return x.view(-1, C)  # the backward pass of as_strided would copy
     row_stride = x.stride(-2)
     even = x.stride(-1) == 1
     expected = row_stride

@@ -1,11 +1,12 @@
 """AdamW for all parameters of a model in one kernel.
 
-With gradient g, learning rate r, step t (Loshchilov and Hutter), as torch has it:
+With gradient g, learning rate r, step t (Loshchilov and Hutter), as in torch:
 
     w <- (1 - r decay) w     m <- b1 m + (1 - b1) g     v <- b2 v + (1 - b2) g^2
     w <- w - r / (1 - b1^t)  m / (sqrt(v / (1 - b2^t)) + eps)
 
-torch's own kernel takes large pieces and leaves most of a large GPU idle on a model of a million parameters.
+torch's own kernel splits parameters into large chunks, which leave most of a large GPU idle for a model of a million
+parameters.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["FusedAdamW"]
 
 
 class FusedAdamW:
-    """The update of an AdamW in a captured step, with the states of that optimiser, which made at least one step."""
+    """The update of an AdamW optimiser in a captured step; uses the state of that optimiser after its first step."""
 
     def __init__(self, optimiser: torch.optim.AdamW) -> None:
         (self.group,) = optimiser.param_groups
@@ -35,15 +36,15 @@ class FusedAdamW:
 
     @staticmethod
     def serves(optimiser: torch.optim.AdamW) -> bool:
-        """Whether every parameter, gradient and state is of the kind that the kernel reads."""
+        """Whether the kernel supports every parameter, gradient and state of this optimiser."""
         states = (optimiser.state.get(parameter, ()) for parameter in optimiser.param_groups[0]["params"])
         return FusedAdamW.will_serve(optimiser) and all(len(state) == 3 for state in states)
 
     @staticmethod
     def will_serve(optimiser: torch.optim.AdamW) -> bool:
-        """The same before the first step, which makes the states."""
-        group, *others = optimiser.param_groups
-        plain = not others and not group["amsgrad"] and not group["maximize"] and min(group["betas"]) > 0
+        """The same before the first step, which creates the states."""
+        group, *further_groups = optimiser.param_groups
+        plain = not further_groups and not group["amsgrad"] and not group["maximize"] and min(group["betas"]) > 0
         tensors = [tensor for parameter in group["params"] for tensor in (parameter, parameter.grad)]
         return (
             plain
@@ -58,13 +59,13 @@ class FusedAdamW:
         )
 
     def step(self) -> None:
-        """Update. In a capture, `fill` the table afterwards, before the graph is replayed."""
+        """Update the parameters. In a capture, call `fill` afterwards, before the graph is replayed."""
         self._gradients = [parameter.grad for parameter in self.group["params"]]
         self.launch()
         torch._foreach_add_([self.state[parameter]["step"] for parameter in self.group["params"]], 1)
 
     def launch(self) -> None:
-        """The kernel alone."""
+        """Launch the kernel alone."""
         group, (beta1, beta2) = self.group, self.group["betas"]
         kernels = importlib.import_module("sigmasolver.ops.fused.parameter_kernels")
         kernels.adamw_step[(len(self._table),)](
@@ -74,7 +75,7 @@ class FusedAdamW:
         )  # fmt: skip
 
     def fill(self) -> None:
-        """Write where the parameters, the gradients of the last `step` and the states lie."""
+        """Write the table of addresses: parameters, gradients of the last `step`, and states."""
         rows: list[Sequence[int]] = []
         for parameter, gradient in zip(self.group["params"], self._gradients, strict=True):
             state = self.state[parameter]

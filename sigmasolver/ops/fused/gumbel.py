@@ -1,9 +1,9 @@
-"""Softmax of noisy logits in one pass each way, with nothing stored but the result.
+"""Gumbel softmax in one pass forward and one backward, storing nothing but the result.
 
     g = -log(-log(u + tiny) + tiny)      P = softmax over slices of x = (s + g) / t
     dx = P (dP - sum_m P dP)      ds = dx / t      dt = -sum_m x dx / t
 
-Backward makes P again from s and u, which are at hand. As dx has no sum, x may be counted from its largest.
+The backward pass recomputes P from s and u. Since dx sums to zero, x may be shifted by its maximum.
 
 Letters: N rows (points of all heads and samples), M slices.
 """
@@ -24,22 +24,22 @@ __all__ = ["gumbel_softmax"]
 
 
 @triton.jit
-def _noisy(
+def _noisy_softmax(
     s: tl.tensor, u: tl.tensor, t: tl.tensor,
     rows: tl.tensor, SLICES: tl.constexpr, TINY: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_SLICES: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:  # fmt: skip
-    """Of a tile of rows: x below its largest, P (TILE_ROWS, TILE_SLICES), 1 / t (TILE_ROWS,), rows, places, and which
-    are known."""
+    """For a tile of rows: x minus its maximum, P (TILE_ROWS, TILE_SLICES), 1 / t (TILE_ROWS,), row indices, offsets and
+    mask."""
     n, m = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS), tl.arange(0, TILE_SLICES)
     keep = (n[:, None] < rows) & (m[None, :] < SLICES)
-    at = n.to(tl.int64)[:, None] * SLICES + m[None, :]
-    noise = -tl.log(TINY - tl.log(tl.load(u + at, mask=keep, other=0.5) + TINY))
-    cold = 1 / tl.load(t + n, mask=n < rows, other=1.0).to(tl.float32)
-    x = (tl.load(s + at, mask=keep, other=0.0).to(tl.float32) + noise) * cold[:, None]
+    offsets = n.to(tl.int64)[:, None] * SLICES + m[None, :]
+    noise = -tl.log(TINY - tl.log(tl.load(u + offsets, mask=keep, other=0.5) + TINY))
+    inverse_t = 1 / tl.load(t + n, mask=n < rows, other=1.0).to(tl.float32)
+    x = (tl.load(s + offsets, mask=keep, other=0.0).to(tl.float32) + noise) * inverse_t[:, None]
     x = tl.where(m[None, :] < SLICES, x, float("-inf"))
     x -= tl.max(x, axis=1)[:, None]
     e = tl.exp(x)
-    return tl.where(m[None, :] < SLICES, x, 0.0), e / tl.sum(e, axis=1)[:, None], cold, n, at, keep
+    return tl.where(m[None, :] < SLICES, x, 0.0), e / tl.sum(e, axis=1)[:, None], inverse_t, n, offsets, keep
 
 
 @triton.jit
@@ -47,9 +47,9 @@ def _gumbel_forward(
     s: tl.tensor, u: tl.tensor, t: tl.tensor, P: tl.tensor,
     rows: tl.tensor, SLICES: tl.constexpr, TINY: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_SLICES: tl.constexpr,
 ) -> None:  # fmt: skip
-    """P (N, M) = softmax over slices of (s - log(-log(u + TINY) + TINY)) / t; s, u (N, M), t (N,)."""
-    _, p, _, _, at, keep = _noisy(s, u, t, rows, SLICES, TINY, TILE_ROWS, TILE_SLICES)
-    tl.store(P + at, p.to(P.dtype.element_ty), mask=keep)
+    """P (N, M) = softmax over slices of (s - log(-log(u + TINY) + TINY)) / t, with s, u (N, M), t (N,)."""
+    _, p, _, _, offsets, keep = _noisy_softmax(s, u, t, rows, SLICES, TINY, TILE_ROWS, TILE_SLICES)
+    tl.store(P + offsets, p.to(P.dtype.element_ty), mask=keep)
 
 
 @triton.jit
@@ -57,12 +57,12 @@ def _gumbel_backward(
     s: tl.tensor, u: tl.tensor, t: tl.tensor, dP: tl.tensor, ds: tl.tensor, dt: tl.tensor,
     rows: tl.tensor, SLICES: tl.constexpr, TINY: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_SLICES: tl.constexpr,
 ) -> None:  # fmt: skip
-    """ds (N, M) = dx / t and dt (N,) = -sum_m x dx / t of dx = P (dP - sum_m P dP); dP (N, M)."""
-    x, p, cold, n, at, keep = _noisy(s, u, t, rows, SLICES, TINY, TILE_ROWS, TILE_SLICES)
-    g = tl.load(dP + at, mask=keep, other=0.0).to(tl.float32)
+    """ds (N, M) = dx / t and dt (N,) = -sum_m x dx / t, with dx = P (dP - sum_m P dP), dP (N, M)."""
+    x, p, inverse_t, n, offsets, keep = _noisy_softmax(s, u, t, rows, SLICES, TINY, TILE_ROWS, TILE_SLICES)
+    g = tl.load(dP + offsets, mask=keep, other=0.0).to(tl.float32)
     dx = p * (g - tl.sum(p * g, axis=1)[:, None])
-    tl.store(ds + at, (dx * cold[:, None]).to(ds.dtype.element_ty), mask=keep)
-    tl.store(dt + n, (-cold * tl.sum(x * dx, axis=1)).to(dt.dtype.element_ty), mask=n < rows)
+    tl.store(ds + offsets, (dx * inverse_t[:, None]).to(ds.dtype.element_ty), mask=keep)
+    tl.store(dt + n, (-inverse_t * tl.sum(x * dx, axis=1)).to(dt.dtype.element_ty), mask=n < rows)
 
 
 class _GumbelSoftmax(torch.autograd.Function):
@@ -94,7 +94,7 @@ def _programs(s: torch.Tensor, tile: dict[str, Any]) -> tuple[int]:
 
 
 def gumbel_softmax(logits: torch.Tensor, uniform: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """`ops.softmax.gumbel_softmax` with noise; the result has the type of the logits."""
+    """`ops.softmax.gumbel_softmax` with noise; the result has the dtype of the logits."""
     slices = logits.shape[-1]
     rows = logits.reshape(-1, slices), uniform.reshape(-1, slices), temperature.reshape(-1)
-    return _GumbelSoftmax.apply(*(one.contiguous() for one in rows)).view(logits.shape)
+    return _GumbelSoftmax.apply(*(x.contiguous() for x in rows)).view(logits.shape)

@@ -3,7 +3,7 @@
     y = hat w + b,   hat = (x - mean) r,   r = 1 / sqrt(var + eps)
     dx = r (g - mean(g) - hat mean(g hat)),  g = w dy
 
-Rows may lie apart (a half of the channels of a wider tensor). Statistics and sums are float32.
+Rows may be strided (a slice of the channels of a wider tensor). Statistics and sums are float32.
 
 Letters: N points, C channels.
 """
@@ -22,16 +22,16 @@ from sigmasolver.ops.fused import product_dtype, rows_of, tuning
 from sigmasolver.ops.fused.reductions import sum_partials
 from sigmasolver.ops.side_streams import on_side_stream
 
-__all__ = ["centred", "layer_norm", "load_channels", "norm_gradient", "normed", "norms_backward"]
+__all__ = ["centre_rows", "layer_norm", "load_channels", "norm_gradient", "normalise_rows", "norms_backward"]
 
 
 @triton.jit
-def centred(
+def centre_rows(
     x: tl.tensor, keep: tl.tensor, EPS: tl.constexpr, CHANNELS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """x - mean, mean and r (points,) of a tile x (points, channels), 0 beyond its CHANNELS channels, as the result is.
+    """x - mean, mean and r (points,) of a tile x (points, channels), which is 0 beyond CHANNELS, as is the result.
 
-    Weights are best loaded between this and hat = (x - mean) r: their latency hides behind the sums.
+    Load the weights after this call, before hat = (x - mean) r: the reductions hide their latency.
     """
     mean = tl.sum(x, axis=1) / CHANNELS
     x = x - mean[:, None]
@@ -41,25 +41,25 @@ def centred(
 
 
 @triton.jit
-def normed(
+def normalise_rows(
     x: tl.tensor, w: tl.tensor, b: tl.tensor, c: tl.tensor, keep: tl.tensor, EPS: tl.constexpr, CHANNELS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """y = hat w + b of a tile x as in `centred`, mean and r."""
-    x, mean, r = centred(x, keep, EPS, CHANNELS)
+    """y = hat w + b, mean and r of a tile x as in `centre_rows`."""
+    x, mean, r = centre_rows(x, keep, EPS, CHANNELS)
     weight, bias = load_channels(w, c, CHANNELS), load_channels(b, c, CHANNELS)
     return x * r[:, None] * weight[None, :] + bias[None, :], mean, r
 
 
 @triton.jit
 def norm_gradient(g: tl.tensor, hat: tl.tensor, r: tl.tensor, CHANNELS: tl.constexpr) -> tl.tensor:
-    """dx = r (g - mean(g) - hat mean(g hat)) of g = w dy; both (points, channels) and 0 beyond CHANNELS."""
-    mean, slope = tl.sum(g, axis=1) / CHANNELS, tl.sum(g * hat, axis=1) / CHANNELS
-    return (g - mean[:, None] - hat * slope[:, None]) * r[:, None]
+    """dx = r (g - mean(g) - hat mean(g hat)) with g = w dy; g and hat (points, channels) are 0 beyond CHANNELS."""
+    mean, projection = tl.sum(g, axis=1) / CHANNELS, tl.sum(g * hat, axis=1) / CHANNELS
+    return (g - mean[:, None] - hat * projection[:, None]) * r[:, None]
 
 
 @triton.jit
 def load_channels(x: tl.tensor, c: tl.tensor, CHANNELS: tl.constexpr) -> tl.tensor:
-    """Channels c of x (C,) in float32, 0 beyond."""
+    """Channels c of x (C,) in float32, 0 beyond CHANNELS."""
     return tl.load(x + c, mask=c < CHANNELS, other=0.0).to(tl.float32)
 
 
@@ -69,12 +69,12 @@ def _norm_forward(
     points: tl.tensor, row_stride: tl.tensor, EPS: tl.constexpr,
     CHANNELS: tl.constexpr, TILE_POINTS: tl.constexpr, TILE_CHANNELS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """y (N, C), mean (N,), r (N,) of x (N, C), whose rows lie `row_stride` apart."""
+    """y (N, C), mean (N,), r (N,) of x (N, C) with row stride `row_stride`."""
     n, c = tl.program_id(0) * TILE_POINTS + tl.arange(0, TILE_POINTS), tl.arange(0, TILE_CHANNELS)
     keep = (n[:, None] < points) & (c[None, :] < CHANNELS)
     row = n.to(tl.int64)[:, None]
     v = tl.load(x + row * row_stride + c[None, :], mask=keep, other=0.0).to(tl.float32)
-    out, m, s = normed(v, w, b, c, keep, EPS, CHANNELS)
+    out, m, s = normalise_rows(v, w, b, c, keep, EPS, CHANNELS)
     tl.store(y + row * CHANNELS + c[None, :], out.to(y.dtype.element_ty), mask=keep)
     tl.store(mean + n, m, mask=n < points)
     tl.store(r + n, s, mask=n < points)
@@ -88,14 +88,14 @@ def _norm_backward(
     CHANNELS: tl.constexpr, MORE: tl.constexpr,
     TILE_POINTS: tl.constexpr, TILE_CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """dx (N, groups C) of one or two groups of C channels of x, plus `more` (N, groups C) where MORE.
+    """dx (N, groups C) for one or two groups of C channels of x, plus `more` (N, groups C) if MORE.
 
-    dy_i (N, C) is the gradient of group i, mean and r are (groups, N). A row of `sums`: for each group dw (C), db (C).
+    dy_i (N, C) is the gradient of group i, mean and r are (groups, N). A row of `sums`: dw (C), db (C) of each group.
     """
     chunk, group, c = tl.program_id(0), tl.program_id(1), tl.arange(0, TILE_CHANNELS)
     groups = tl.num_programs(1)
     keep_channels = c < CHANNELS
-    if group == 0:  # noqa: SIM108, a branch of the program
+    if group == 0:  # noqa: SIM108, a runtime branch
         weight = load_channels(w0, c, CHANNELS)
     else:
         weight = load_channels(w1, c, CHANNELS)
@@ -114,10 +114,10 @@ def _norm_backward(
         s = tl.load(r + group * points + n, mask=n < points, other=0.0)
         hat = tl.where(keep, (v - m[:, None]) * s[:, None], 0.0)
         out = norm_gradient(dy * weight[None, :], hat, s, CHANNELS)
-        to = row * (groups * CHANNELS) + group * CHANNELS + c[None, :]
+        offsets = row * (groups * CHANNELS) + group * CHANNELS + c[None, :]
         if MORE:
-            out += tl.load(more + to, mask=keep, other=0.0).to(tl.float32)
-        tl.store(dx + to, out.to(dx.dtype.element_ty), mask=keep)
+            out += tl.load(more + offsets, mask=keep, other=0.0).to(tl.float32)
+        tl.store(dx + offsets, out.to(dx.dtype.element_ty), mask=keep)
         sum_w += dy * hat
         sum_b += dy
     sums += (chunk * groups + group) * 2 * CHANNELS
@@ -136,30 +136,31 @@ def norms_backward(
     gradients: Sequence[torch.Tensor],
     statistics: torch.Tensor,
     weights: Sequence[torch.Tensor],
-    more: torch.Tensor | None,
+    residual_gradient: torch.Tensor | None,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """The gradient of the rows of `x`, whose equal groups of channels were normed, plus `more`; then dw, db of each, in
-    the type of its weight.
+    """The gradient of the rows of `x`, whose equal groups of channels were normalised, plus `residual_gradient`; then
+    dw and db of each group, in the dtype of its weight.
 
-    `statistics` (2, groups, N): mean and 1 / deviation.
+    `statistics` (2, groups, N): mean and 1 / standard deviation.
     """
     groups, points = statistics.shape[1:]
     channels = x_NC.shape[-1] // groups
     tile = _tile(channels)
-    share = max(1, min(tuning.NORM_CHUNK, points * groups // tuning.NORM_PROGRAMS))
-    chunk = triton.cdiv(share, tile["TILE_POINTS"]) * tile["TILE_POINTS"]
+    points_per_program = max(1, min(tuning.NORM_CHUNK, points * groups // tuning.NORM_PROGRAMS))
+    chunk = triton.cdiv(points_per_program, tile["TILE_POINTS"]) * tile["TILE_POINTS"]
     chunks = triton.cdiv(points, chunk)
     dx = torch.empty(x_NC.shape, device=x_NC.device, dtype=x_NC.dtype)
     sums = torch.empty(chunks, groups * 2 * channels, device=x_NC.device, dtype=torch.float32)
-    given = [one.contiguous() for one in gradients]
+    dy = [gradient.contiguous() for gradient in gradients]
     _norm_backward[(chunks, groups)](
-        x_NC, weights[0], weights[-1], given[0], given[-1], *statistics, dx if more is None else more, dx, sums, points,
-        x_NC.stride(-2), CHANNELS=channels, MORE=more is not None, CHUNK=chunk, **tile,
+        x_NC, weights[0], weights[-1], dy[0], dy[-1], *statistics,
+        dx if residual_gradient is None else residual_gradient, dx, sums, points, x_NC.stride(-2),
+        CHANNELS=channels, MORE=residual_gradient is not None, CHUNK=chunk, **tile,
     )  # fmt: skip
-    types = [weight.dtype for weight in weights[:groups] for _ in range(2)]
+    dtypes = [weight.dtype for weight in weights[:groups] for _ in range(2)]
 
     def weight_gradients() -> list[torch.Tensor]:
-        return [one.to(dtype) for one, dtype in zip(sum_partials(sums).split(channels), types, strict=True)]
+        return [total.to(dtype) for total, dtype in zip(sum_partials(sums).split(channels), dtypes, strict=True)]
 
     return dx, tuple(on_side_stream(weight_gradients, sums))
 
@@ -188,5 +189,5 @@ class _LayerNorm(torch.autograd.Function):
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-    """Over the last axis of `x`, whose rows may lie apart; under autocast the result has its type."""
+    """Normalise the last axis of `x`, whose rows may be strided; under autocast the result has autocast's dtype."""
     return _LayerNorm.apply(rows_of(x), weight, bias, eps, product_dtype(x, x.dtype)).view(x.shape)

@@ -1,6 +1,6 @@
-"""Kernels over all parameters of a model: one program for each row of a table of addresses, int64 (programs, columns).
+"""Kernels over all parameters of a model: one program per row of a table of addresses, int64 (programs, columns).
 
-Apart from `weight_cache` and `adamw`, which are imported where Triton is not installed.
+Kept apart from `weight_cache` and `adamw`, which must import without Triton.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ __all__ = ["adamw_step", "arrange_weights"]
 
 @triton.jit
 def arrange_weights(table: tl.tensor, PIECE: tl.constexpr, TABLE_COLUMNS: tl.constexpr) -> None:
-    """to[i across + j along] = weight[i, j] for up to PIECE numbers of a weight (I, J), cast to the type of `to`.
+    """to[i across + j along] = weight[i, j] for up to PIECE elements of a weight (I, J), cast to the dtype of `to`.
 
-    A row: address of weight, address of `to`, first number, how many, J, across, along, whether `to` is float32.
+    Columns: address of weight, address of `to`, first element, number of elements, J, across, along, whether `to` is
+    float32.
     """
     row = table + tl.program_id(0) * TABLE_COLUMNS
     n = tl.arange(0, PIECE)
@@ -36,9 +37,10 @@ def adamw_step(
     BETA1: tl.constexpr, BETA2: tl.constexpr, LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr,
     EPS: tl.constexpr, DECAY: tl.constexpr, PIECE: tl.constexpr, TABLE_COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The update of `adamw` for up to PIECE numbers of a parameter. LOG: to base 2.
+    """The update of `adamw` for up to PIECE elements of a parameter. LOG_BETA is to base 2.
 
-    A row: addresses of parameter, gradient, first and second moment, number of steps before this one; how many numbers.
+    Columns: addresses of parameter, gradient, first and second moment, and step count before this update; number of
+    elements.
     """
     row = table + tl.program_id(0) * TABLE_COLUMNS
     n = tl.arange(0, PIECE)
@@ -47,7 +49,7 @@ def adamw_step(
     first = tl.load(row + 2).to(tl.pointer_type(tl.float32)) + n
     second = tl.load(row + 3).to(tl.pointer_type(tl.float32)) + n
     g = tl.load(tl.load(row + 1).to(tl.pointer_type(tl.float32)) + n, mask=keep, other=0.0)
-    # One minus a power near one: in float64.
+    # In float64: 1 - beta^t cancels where beta^t is close to 1.
     t = tl.load(tl.load(row + 4).to(tl.pointer_type(tl.float32))).to(tl.float64) + 1
     bias1, bias2 = (1 - tl.exp2(t * LOG_BETA1)).to(tl.float32), (1 - tl.exp2(t * LOG_BETA2)).to(tl.float32)
     r = tl.load(learning_rate)

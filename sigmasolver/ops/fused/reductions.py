@@ -1,4 +1,4 @@
-"""Sums over points: partial sums over chunks of points, then over chunks in a fixed order, all in float32.
+"""Reductions over points: partial sums over chunks of points, then over the chunks in a fixed order, all in float32.
 
 Letters: N rows, C columns.
 """
@@ -11,19 +11,19 @@ import triton.language as tl
 
 from sigmasolver.ops.fused import tuning
 
-__all__ = ["added", "column_sums", "replaced", "sum_partials"]
+__all__ = ["add_at", "column_sums", "replace_at", "sum_partials"]
 
 
 @triton.jit
-def replaced(tensors: tl.tuple, i: tl.constexpr, new: tl.tensor) -> tl.tuple:
-    """A tuple of tensors with `new` in place of the i-th."""
-    return tensors[:i] + (new,) + tensors[i + 1 :]  # noqa: RUF005, Triton knows no stars
+def replace_at(tensors: tl.tuple, i: tl.constexpr, new: tl.tensor) -> tl.tuple:
+    """A tuple of tensors with the i-th replaced by `new`."""
+    return tensors[:i] + (new,) + tensors[i + 1 :]  # noqa: RUF005, Triton does not support unpacking
 
 
 @triton.jit
-def added(tensors: tl.tuple, i: tl.constexpr, more: tl.tensor) -> tl.tuple:
-    """A tuple of tensors with `more` added to the i-th."""
-    return replaced(tensors, i, tensors[i] + more)
+def add_at(tensors: tl.tuple, i: tl.constexpr, more: tl.tensor) -> tl.tuple:
+    """A tuple of tensors with `more` add_at to the i-th."""
+    return replace_at(tensors, i, tensors[i] + more)
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def _fold(
 
 
 def sum_partials(partials: torch.Tensor) -> torch.Tensor:
-    """The sum over the first axis of contiguous float32 partial sums, few rows as a rule, always in the same order."""
+    """Sum contiguous float32 partial sums, usually few rows, over the first axis in a fixed order."""
     rows, columns = len(partials), partials[0].numel()
     sums = torch.empty(partials.shape[1:], device=partials.device, dtype=torch.float32)
     tile = tuning.PARTIALS_COLUMNS[columns > tuning.FEW_PARTIALS]
@@ -68,7 +68,7 @@ def sum_partials(partials: torch.Tensor) -> torch.Tensor:
 
 
 def column_sums(x_NC: torch.Tensor) -> torch.Tensor:
-    """(C,) in float32: the sum of the rows, always in the same order."""
+    """(C,) in float32: the sum of the rows, in a fixed order."""
     rows, columns = x_NC.shape
     tile = min(tuning.COLUMNS_TILE, triton.next_power_of_2(columns))
     chunks = triton.cdiv(rows, tuning.COLUMNS_CHUNK)

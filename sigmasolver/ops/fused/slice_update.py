@@ -1,9 +1,9 @@
-"""The update of slice states, one program for one head of one sample: small enough to stay in registers, in float32.
+"""The update of slice states, with one program per head and sample: small enough to stay in registers, in float32.
 
     Z = sums / (mass + eps)      Z+ = Z + gamma Delta (residual),   Delta (replace),   Z (keep)
     Delta = A V,  A = softmax(Q K^T / sqrt(D)),   Q = Z Wq^T,  K = Z Wk^T,  V = Z Wv^T
 
-The gradients that come back are those of the sums and the mass: G = dZ / (mass + eps), g = -sum_d dZ Z / (mass + eps).
+The backward pass returns the gradients of the sums and the mass: G = dZ / (mass + eps), g = -sum_d dZ Z / (mass + eps).
 
 Letters: M slices, D head width, the channels of a head.
 """
@@ -17,10 +17,10 @@ __all__ = ["update", "update_backward"]
 
 
 @triton.jit
-def _transposed(w: tl.tensor, d: tl.tensor, HEAD_WIDTH: tl.constexpr) -> tl.tensor:
-    """(in, out) in float32 of a weight (out, in)."""
-    known = (d[:, None] < HEAD_WIDTH) & (d[None, :] < HEAD_WIDTH)
-    return tl.load(w + d[None, :] * HEAD_WIDTH + d[:, None], mask=known, other=0.0).to(tl.float32)
+def _load_transposed(w: tl.tensor, d: tl.tensor, HEAD_WIDTH: tl.constexpr) -> tl.tensor:
+    """A weight (out, in) as (in, out) in float32."""
+    w_mask = (d[:, None] < HEAD_WIDTH) & (d[None, :] < HEAD_WIDTH)
+    return tl.load(w + d[None, :] * HEAD_WIDTH + d[:, None], mask=w_mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -28,10 +28,10 @@ def _attend(
     z: tl.tensor, wq: tl.tensor, wk: tl.tensor, wv: tl.tensor,
     d: tl.tensor, m: tl.tensor, HEAD_WIDTH: tl.constexpr, SLICES: tl.constexpr, ROOT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """Queries, keys, values (TILE_SLICES, TILE_CHANNELS) and A (TILE_SLICES, TILE_SLICES) of one head's states z."""
-    q = tl.dot(z, _transposed(wq, d, HEAD_WIDTH), input_precision="ieee")
-    k = tl.dot(z, _transposed(wk, d, HEAD_WIDTH), input_precision="ieee")
-    v = tl.dot(z, _transposed(wv, d, HEAD_WIDTH), input_precision="ieee")
+    """Queries, keys, values (TILE_SLICES, TILE_CHANNELS) and A (TILE_SLICES, TILE_SLICES) of the states z of a head."""
+    q = tl.dot(z, _load_transposed(wq, d, HEAD_WIDTH), input_precision="ieee")
+    k = tl.dot(z, _load_transposed(wk, d, HEAD_WIDTH), input_precision="ieee")
+    v = tl.dot(z, _load_transposed(wv, d, HEAD_WIDTH), input_precision="ieee")
     x = tl.dot(q, tl.trans(k), input_precision="ieee") * ROOT
     x = tl.where(m[None, :] < SLICES, x, float("-inf"))
     e = tl.exp(x - tl.max(x, axis=1)[:, None])
@@ -46,8 +46,8 @@ def update(
     HEAD_WIDTH: tl.constexpr, SLICES: tl.constexpr, KIND: tl.constexpr, ROOT: tl.constexpr, EPS: tl.constexpr,
     TILE_SLICES: tl.constexpr, TILE_CHANNELS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One head of one sample: Z and Z+ = `new` (heads, M, D), mass + eps (heads, M), of partial sums
-    (heads, chunks, M, D + 1), the last of which is the mass.
+    """For one head of one sample: Z and Z+ = `new` (heads, M, D), mass + eps (heads, M), from partial sums
+    (heads, chunks, M, D + 1), whose last column is the mass.
 
         Z = sums / (mass + eps)      new = Z + gamma A V (residual),   A V (replace),   Z (keep)
     """
@@ -55,13 +55,13 @@ def update(
     d, m = tl.arange(0, TILE_CHANNELS), tl.arange(0, TILE_SLICES)
     inside = (m[:, None] < SLICES) & (d[None, :] < HEAD_WIDTH)
     partials += head.to(tl.int64) * chunks * SLICES * (HEAD_WIDTH + 1)
-    total, weight = tl.zeros((TILE_SLICES, TILE_CHANNELS), tl.float32), tl.zeros((TILE_SLICES,), tl.float32)
+    total, total_mass = tl.zeros((TILE_SLICES, TILE_CHANNELS), tl.float32), tl.zeros((TILE_SLICES,), tl.float32)
     for _chunk in tl.range(0, chunks, loop_unroll_factor=8):
         total += tl.load(partials + m[:, None] * (HEAD_WIDTH + 1) + d[None, :], mask=inside, other=0.0)
-        weight += tl.load(partials + m * (HEAD_WIDTH + 1) + HEAD_WIDTH, mask=m < SLICES, other=0.0)
+        total_mass += tl.load(partials + m * (HEAD_WIDTH + 1) + HEAD_WIDTH, mask=m < SLICES, other=0.0)
         partials += SLICES * (HEAD_WIDTH + 1)
-    weight += EPS
-    z = total / weight[:, None]
+    total_mass += EPS
+    z = total / total_mass[:, None]
     out = z
     if KIND != "keep":
         v, a = _attend(z, wq, wk, wv, d, m, HEAD_WIDTH, SLICES, ROOT)[2:]
@@ -70,7 +70,7 @@ def update(
             out = z + tl.load(gamma).to(tl.float32) * out
     offsets = (head * SLICES + m[:, None]) * HEAD_WIDTH + d[None, :]
     tl.store(Z + offsets, z, mask=inside)
-    tl.store(mass + head * SLICES + m, weight, mask=m < SLICES)
+    tl.store(mass + head * SLICES + m, total_mass, mask=m < SLICES)
     tl.store(new + offsets, out, mask=inside)
 
 
@@ -82,8 +82,8 @@ def update_backward(
     HEAD_WIDTH: tl.constexpr, SLICES: tl.constexpr, KIND: tl.constexpr, ROOT: tl.constexpr,
     TILE_SLICES: tl.constexpr, TILE_CHANNELS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One head of one sample: G (heads, M, D) and g (heads, M) of partial sums of dZ+ (heads, chunks, M, D). A row of
-    `sums`: dWq, dWk, dWv (D, D) each, dgamma.
+    """For one head of one sample: G (heads, M, D) and g (heads, M) from partial sums of dZ+ (heads, chunks, M, D). A
+    row of `sums`: dWq, dWk, dWv (D, D) each, dgamma.
 
         dV = A^T dDelta      dA = dDelta V^T      dx = A (dA - sum A dA) / sqrt(D)      dQ = dx K      dK = dx^T Q
         dZ = dQ Wq + dK Wk + dV Wv (+ dZ+, residual)      dWi = di^T Z      dgamma = sum dZ+ A V
@@ -92,10 +92,10 @@ def update_backward(
     head = tl.program_id(0)
     d, m = tl.arange(0, TILE_CHANNELS), tl.arange(0, TILE_SLICES)
     inside = (m[:, None] < SLICES) & (d[None, :] < HEAD_WIDTH)
-    known = (d[:, None] < HEAD_WIDTH) & (d[None, :] < HEAD_WIDTH)
+    w_mask = (d[:, None] < HEAD_WIDTH) & (d[None, :] < HEAD_WIDTH)
     offsets = (head * SLICES + m[:, None]) * HEAD_WIDTH + d[None, :]
     z = tl.load(Z + offsets, mask=inside, other=0.0)
-    weight = tl.load(mass + head * SLICES + m, mask=m < SLICES, other=1.0)
+    total_mass = tl.load(mass + head * SLICES + m, mask=m < SLICES, other=1.0)
     dnew = tl.zeros((TILE_SLICES, TILE_CHANNELS), tl.float32)
     partials += head.to(tl.int64) * chunks * SLICES * HEAD_WIDTH
     for _chunk in tl.range(0, chunks, loop_unroll_factor=8):
@@ -104,13 +104,13 @@ def update_backward(
     dz = dnew
     if KIND != "keep":
         q, k, v, a = _attend(z, wq, wk, wv, d, m, HEAD_WIDTH, SLICES, ROOT)
-        a = tl.where(m[:, None] < SLICES, a, 0.0)  # rows beyond the slices attend to nothing
+        a = tl.where(m[:, None] < SLICES, a, 0.0)  # rows beyond the last slice attend to nothing
         WEIGHTS: tl.constexpr = HEAD_WIDTH * HEAD_WIDTH
         sums += head * (3 * WEIGHTS + 1)
         delta = dnew
         if KIND == "residual":
-            to = sums + 3 * WEIGHTS
-            tl.store(to, tl.sum(tl.sum(dnew * tl.dot(a, v, input_precision="ieee"), axis=1), axis=0))
+            dgamma = sums + 3 * WEIGHTS
+            tl.store(dgamma, tl.sum(tl.sum(dnew * tl.dot(a, v, input_precision="ieee"), axis=1), axis=0))
             delta = dnew * tl.load(gamma).to(tl.float32)
         else:
             tl.store(sums + 3 * WEIGHTS, 0.0)
@@ -119,13 +119,13 @@ def update_backward(
         dq = tl.dot(dx, k, input_precision="ieee")
         dk = tl.dot(tl.trans(dx), q, input_precision="ieee")
         dv = tl.dot(tl.trans(a), delta, input_precision="ieee")
-        to = d[:, None] * HEAD_WIDTH + d[None, :]
-        tl.store(sums + to, tl.dot(tl.trans(dq), z, input_precision="ieee"), mask=known)
-        tl.store(sums + WEIGHTS + to, tl.dot(tl.trans(dk), z, input_precision="ieee"), mask=known)
-        tl.store(sums + 2 * WEIGHTS + to, tl.dot(tl.trans(dv), z, input_precision="ieee"), mask=known)
-        through = tl.dot(dq, tl.load(wq + to, mask=known, other=0.0).to(tl.float32), input_precision="ieee")
-        through += tl.dot(dk, tl.load(wk + to, mask=known, other=0.0).to(tl.float32), input_precision="ieee")
-        through += tl.dot(dv, tl.load(wv + to, mask=known, other=0.0).to(tl.float32), input_precision="ieee")
-        dz = dnew + through if KIND == "residual" else through
-    tl.store(G + offsets, dz / weight[:, None], mask=inside)
-    tl.store(g + head * SLICES + m, -tl.sum(dz * z, axis=1) / weight, mask=m < SLICES)
+        w_offsets = d[:, None] * HEAD_WIDTH + d[None, :]
+        tl.store(sums + w_offsets, tl.dot(tl.trans(dq), z, input_precision="ieee"), mask=w_mask)
+        tl.store(sums + WEIGHTS + w_offsets, tl.dot(tl.trans(dk), z, input_precision="ieee"), mask=w_mask)
+        tl.store(sums + 2 * WEIGHTS + w_offsets, tl.dot(tl.trans(dv), z, input_precision="ieee"), mask=w_mask)
+        dz_qkv = tl.dot(dq, tl.load(wq + w_offsets, mask=w_mask, other=0.0).to(tl.float32), input_precision="ieee")
+        dz_qkv += tl.dot(dk, tl.load(wk + w_offsets, mask=w_mask, other=0.0).to(tl.float32), input_precision="ieee")
+        dz_qkv += tl.dot(dv, tl.load(wv + w_offsets, mask=w_mask, other=0.0).to(tl.float32), input_precision="ieee")
+        dz = dnew + dz_qkv if KIND == "residual" else dz_qkv
+    tl.store(G + offsets, dz / total_mass[:, None], mask=inside)
+    tl.store(g + head * SLICES + m, -tl.sum(dz * z, axis=1) / total_mass, mask=m < SLICES)

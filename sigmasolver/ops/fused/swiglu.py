@@ -1,14 +1,14 @@
-"""The inner channels of a SwiGLU: a = SiLU(gate) * up, and the way back through them.
+"""The inner channels of a SwiGLU: a = SiLU(gate) * up, and the backward pass through them.
 
     da = dout Wd     dgate = da up s (1 + gate (1 - s)),  dup = da gate s,  s = sigmoid(gate)     dy = dgate Wg + dup Wu
 
-Up to PRODUCTS_INSIDE channels one kernel goes from y and dout to all of these, with its products inside; wider ones
-leave the products to cuBLAS.
+Up to MAX_FUSED_MATMUL_CHANNELS channels, one kernel computes all of these from y and dout, including the products;
+wider streams leave the products to cuBLAS.
 
-Rows of y come with EXTRA channels more, the first of which is 1: the product that makes the gradient of the weights of
-gate and up then makes that of their biases too.
+Rows of y have EXTRA additional channels, the first of which is 1: the product that yields the weight gradients of gate
+and up then yields their bias gradients too.
 
-Letters: N points, C channels, F inner width; where products follow it is padded.
+Letters: N points, C channels, F inner width, padded where products follow.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fused import dot_precision, gpu_class, tuning
 
-__all__ = ["EXTRA", "gated", "silu_product", "silu_times", "through_gate"]
+__all__ = ["EXTRA", "apply_gate", "gate_backward", "silu_product", "silu_times"]
 
 EXTRA = tl.constexpr(tuning.EXTRA_CHANNELS)
 
 
 @triton.jit
 def _sigmoid(x: tl.tensor) -> tl.tensor:
-    """1 / (1 + exp(-x)), by a reciprocal root: five instructions where a division makes it twelve."""
+    """1 / (1 + exp(-x)) with a reciprocal square root: five instructions, against twelve with a division."""
     root = tl.rsqrt(1 + tl.exp2(x * -1.4426950408889634))
     return root * root
 
@@ -41,7 +41,7 @@ def silu_times(gate: tl.tensor, up: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _slopes(gate: tl.tensor, up: tl.tensor, da: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def _gate_gradients(gate: tl.tensor, up: tl.tensor, da: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """a = SiLU(gate) up, dgate, dup."""
     s = _sigmoid(gate)
     silu = gate * s
@@ -53,21 +53,22 @@ def _gated(
     inner: tl.tensor, bias: tl.tensor, da: tl.tensor, a: tl.tensor,
     points: tl.tensor, INNER: tl.constexpr, BACKWARD: tl.constexpr, TILE_POINTS: tl.constexpr, TILE_INNER: tl.constexpr,
 ) -> None:  # fmt: skip
-    """a (N, F) of inner (N, 2 F) = [gate, up] without its bias (2 F); BACKWARD: inner becomes [dgate, dup], from da."""
+    """a (N, F) from inner (N, 2 F) = [gate, up] before its bias (2 F); BACKWARD: overwrite inner with [dgate, dup],
+    from da."""
     n = tl.program_id(0) * TILE_POINTS + tl.arange(0, TILE_POINTS)
     f = tl.program_id(1) * TILE_INNER + tl.arange(0, TILE_INNER)
     keep = (n[:, None] < points) & (f[None, :] < INNER)
     row = n.to(tl.int64)[:, None]
-    here = inner + row * (2 * INNER) + f[None, :]
-    gate = tl.load(here, mask=keep, other=0.0).to(tl.float32)
+    pointers = inner + row * (2 * INNER) + f[None, :]
+    gate = tl.load(pointers, mask=keep, other=0.0).to(tl.float32)
     gate += tl.load(bias + f, mask=f < INNER, other=0.0)[None, :]
-    up = tl.load(here + INNER, mask=keep, other=0.0).to(tl.float32)
+    up = tl.load(pointers + INNER, mask=keep, other=0.0).to(tl.float32)
     up += tl.load(bias + INNER + f, mask=f < INNER, other=0.0)[None, :]
     if BACKWARD:
         d = tl.load(da + row * INNER + f[None, :], mask=keep, other=0.0).to(tl.float32)
-        out, dgate, dup = _slopes(gate, up, d)
-        tl.store(here, dgate.to(inner.dtype.element_ty), mask=keep)
-        tl.store(here + INNER, dup.to(inner.dtype.element_ty), mask=keep)
+        out, dgate, dup = _gate_gradients(gate, up, d)
+        tl.store(pointers, dgate.to(inner.dtype.element_ty), mask=keep)
+        tl.store(pointers + INNER, dup.to(inner.dtype.element_ty), mask=keep)
     else:
         out = silu_times(gate, up)
     tl.store(a + row * INNER + f[None, :], out.to(a.dtype.element_ty), mask=keep)
@@ -81,14 +82,14 @@ def _inner_backward(
     CHANNELS: tl.constexpr, INNER: tl.constexpr, CAST: tl.constexpr,
     TILE_POINTS: tl.constexpr, TILE_CHANNELS: tl.constexpr, TILE_INNER: tl.constexpr, PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Of a tile of points: a (N, F), dinner (N, 2 F) = [dgate, dup], dy (N, C), and where CAST dout in the type of y.
+    """For a tile of points: a (N, F), dinner (N, 2 F) = [dgate, dup], dy (N, C), and if CAST, dout in the dtype of y.
 
     y (N, C + EXTRA), dout (N, C); W_in (2 F, C) and b_in (2 F) of gate, then up; W_out (F, C).
     """
     first = tl.program_id(0).to(tl.int64) * TILE_POINTS
     n, c = tl.arange(0, TILE_POINTS), tl.arange(0, TILE_CHANNELS)
-    left = points - tl.program_id(0) * TILE_POINTS
-    keep = (n[:, None] < left) & (c[None, :] < CHANNELS)
+    remaining = points - tl.program_id(0) * TILE_POINTS
+    keep = (n[:, None] < remaining) & (c[None, :] < CHANNELS)
     offsets = first * CHANNELS + n[:, None] * CHANNELS + c[None, :]
     t = tl.load(y + first * (CHANNELS + EXTRA) + n[:, None] * (CHANNELS + EXTRA) + c[None, :], mask=keep, other=0.0)
     g = tl.load(dout + offsets, mask=keep, other=0.0).to(t.dtype)
@@ -96,32 +97,32 @@ def _inner_backward(
         tl.store(dout_cast + offsets, g, mask=keep)
     a += first * INNER
     dinner += first * (2 * INNER)
-    total = tl.zeros((TILE_POINTS, TILE_CHANNELS), tl.float32)
+    acc = tl.zeros((TILE_POINTS, TILE_CHANNELS), tl.float32)
     for start in range(0, INNER, TILE_INNER):
         f = start + tl.arange(0, TILE_INNER)
-        known = (f[:, None] < INNER) & (c[None, :] < CHANNELS)
-        here = f[:, None] * CHANNELS + c[None, :]
-        gate_map = tl.load(W_in + here, mask=known, other=0.0)
-        up_map = tl.load(W_in + INNER * CHANNELS + here, mask=known, other=0.0)
-        down_map = tl.load(W_out + here, mask=known, other=0.0)
+        weight_mask = (f[:, None] < INNER) & (c[None, :] < CHANNELS)
+        weight_offsets = f[:, None] * CHANNELS + c[None, :]
+        gate_map = tl.load(W_in + weight_offsets, mask=weight_mask, other=0.0)
+        up_map = tl.load(W_in + INNER * CHANNELS + weight_offsets, mask=weight_mask, other=0.0)
+        down_map = tl.load(W_out + weight_offsets, mask=weight_mask, other=0.0)
         gate = tl.dot(t, tl.trans(gate_map), input_precision=PRECISION)
         up = tl.dot(t, tl.trans(up_map), input_precision=PRECISION)
         da = tl.dot(g, tl.trans(down_map), input_precision=PRECISION)
         gate += tl.load(b_in + f, mask=f < INNER, other=0.0)[None, :]
         up += tl.load(b_in + INNER + f, mask=f < INNER, other=0.0)[None, :]
-        out, dgate, dup = _slopes(gate, up, da)
-        inside = (n[:, None] < left) & (f[None, :] < INNER)
+        out, dgate, dup = _gate_gradients(gate, up, da)
+        inside = (n[:, None] < remaining) & (f[None, :] < INNER)
         tl.store(a + n[:, None] * INNER + f[None, :], out.to(t.dtype), mask=inside)
         dgate, dup = dgate.to(t.dtype), dup.to(t.dtype)
         tl.store(dinner + n[:, None] * (2 * INNER) + f[None, :], dgate, mask=inside)
         tl.store(dinner + n[:, None] * (2 * INNER) + INNER + f[None, :], dup, mask=inside)
-        total = tl.dot(dgate, gate_map, total, input_precision=PRECISION)
-        total = tl.dot(dup, up_map, total, input_precision=PRECISION)
-    tl.store(dy + offsets, total.to(t.dtype), mask=keep)
+        acc = tl.dot(dgate, gate_map, acc, input_precision=PRECISION)
+        acc = tl.dot(dup, up_map, acc, input_precision=PRECISION)
+    tl.store(dy + offsets, acc.to(t.dtype), mask=keep)
 
 
 @triton.jit
-def _load_both(
+def _load_gate_up(
     x: tl.tensor, row: tl.tensor, f: tl.tensor, keep: tl.tensor, INNER: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """Gate and up in float32 of rows of x (N, 2 F) = [gate, up]."""
@@ -130,8 +131,8 @@ def _load_both(
     return gate, up
 
 
-# The next two have the sigmoid as a quotient, not as in `_sigmoid` and `_slopes`, which round differently: to share
-# them would change the bits of models that train with these.
+# The next two kernels compute the sigmoid with a division. `_sigmoid` and `_gate_gradients` round differently: sharing
+# them would change the results of models that train with these kernels.
 @triton.jit
 def _silu_forward(
     x: tl.tensor, y: tl.tensor,
@@ -142,7 +143,7 @@ def _silu_forward(
     f = tl.program_id(1) * TILE_INNER + tl.arange(0, TILE_INNER)
     keep = (n[:, None] < points) & (f[None, :] < INNER)
     row = n.to(tl.int64)[:, None]
-    gate, up = _load_both(x, row, f, keep, INNER)
+    gate, up = _load_gate_up(x, row, f, keep, INNER)
     out = gate / (1 + tl.exp(-gate)) * up
     tl.store(y + row * INNER + f[None, :], out.to(y.dtype.element_ty), mask=keep)
 
@@ -152,14 +153,14 @@ def _silu_backward(
     x: tl.tensor, dy: tl.tensor, dx: tl.tensor,
     points: tl.tensor, INNER: tl.constexpr, TILE_POINTS: tl.constexpr, TILE_INNER: tl.constexpr,
 ) -> None:  # fmt: skip
-    """dx (N, 2 F) = [dgate, dup] of x (N, 2 F) = [gate, up] and dy (N, F).
+    """dx (N, 2 F) = [dgate, dup] from x (N, 2 F) = [gate, up] and dy (N, F).
 
     dgate = dy up s (1 + gate (1 - s)), dup = dy gate s, s = sigmoid(gate)."""
     n = tl.program_id(0) * TILE_POINTS + tl.arange(0, TILE_POINTS)
     f = tl.program_id(1) * TILE_INNER + tl.arange(0, TILE_INNER)
     keep = (n[:, None] < points) & (f[None, :] < INNER)
     row = n.to(tl.int64)[:, None]
-    gate, up = _load_both(x, row, f, keep, INNER)
+    gate, up = _load_gate_up(x, row, f, keep, INNER)
     d = tl.load(dy + row * INNER + f[None, :], mask=keep, other=0.0).to(tl.float32)
     s = 1 / (1 + tl.exp(-gate))
     dgate, dup = d * up * s * (1 + gate * (1 - s)), d * gate * s
@@ -167,8 +168,8 @@ def _silu_backward(
     tl.store(dx + row * 2 * INNER + INNER + f[None, :], dup.to(dx.dtype.element_ty), mask=keep)
 
 
-def gated(inner: torch.Tensor, bias: torch.Tensor, da: torch.Tensor | None) -> torch.Tensor:
-    """a; with `da` the gradients of gate and up replace `inner`."""
+def apply_gate(inner: torch.Tensor, bias: torch.Tensor, da: torch.Tensor | None) -> torch.Tensor:
+    """a; given `da`, overwrite `inner` with the gradients of gate and up."""
     points, inner_width = inner.shape[0], inner.shape[1] // 2
     a = inner.new_empty(points, inner_width)
     tile = {"TILE_POINTS": tuning.GATE_POINTS, "TILE_INNER": tuning.GATE_CHANNELS}
@@ -177,14 +178,14 @@ def gated(inner: torch.Tensor, bias: torch.Tensor, da: torch.Tensor | None) -> t
     return a
 
 
-def through_gate(
+def gate_backward(
     y: torch.Tensor, dout: torch.Tensor, W_in: torch.Tensor, b_in: torch.Tensor, W_out: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """a (N, F), the gradients of gate and up (N, 2 F), dy (N, C), and dout in the type of y (N, C + EXTRA)."""
+    """a (N, F), the gradients of gate and up (N, 2 F), dy (N, C), and dout in the dtype of y (N, C + EXTRA)."""
     (inner_width, channels), points = W_out.shape, len(y)
-    if channels > tuning.PRODUCTS_INSIDE:
+    if channels > tuning.MAX_FUSED_MATMUL_CHANNELS:
         inner, dout_cast = y[:, :channels] @ W_in.T, dout.to(y.dtype)
-        a = gated(inner, b_in, dout_cast @ W_out.T)
+        a = apply_gate(inner, b_in, dout_cast @ W_out.T)
         return a, inner, inner @ W_in, dout_cast
     tile = tuning.SWIGLU_BACKWARD_TILES[gpu_class(y)][y.element_size()]
     a, inner, dy = y.new_empty(points, inner_width), y.new_empty(points, 2 * inner_width), y.new_empty(points, channels)

@@ -163,7 +163,7 @@ def test_export_of_a_pretrained_model_by_name(call, kind, tmp_path):
     out = tmp_path / f"darcy{FORMATS[kind].suffix}"
     code, stdout, err = call("export", "darcy", "--to", kind, "--out", out)
     assert code == 0, err
-    assert "takes any batch and any grid" in stdout and "3 real windows" in stdout and out.exists()
+    assert "accepts any batch size and any grid" in stdout and "3 real windows" in stdout and out.exists()
 
 
 @pytest.mark.slow

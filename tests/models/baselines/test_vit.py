@@ -85,10 +85,10 @@ def test_without_positions_the_order_of_the_patches_is_free(small_model, grid):
 def test_positions_are_interpolated_on_another_grid(small_model):
     """Equal vectors stay equal; vectors linear along an axis stay linear between the outermost centres."""
     model = small_model("vit", (16, 8))
-    assert model.positions.shape == (4, 2, 16) and model._places((4, 2)) is model.positions
+    assert model.positions.shape == (4, 2, 16) and model._position_embedding((4, 2)) is model.positions
     with torch.no_grad():
         model.positions.copy_(torch.arange(4.0)[:, None, None].expand(4, 2, 16))
-    places = model._places((8, 5))
+    places = model._position_embedding((8, 5))
     centres = (torch.arange(8, dtype=torch.float64) + 0.5) / 2 - 0.5
     torch.testing.assert_close(places[:, 3, 7], centres.clamp(0, 3), rtol=0, atol=1e-13)
     x = field(1, 29, 20, 2)

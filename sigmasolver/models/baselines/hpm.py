@@ -90,7 +90,7 @@ class SpectralMixer(nn.Module):
     def __init__(self, config: SolverConfig, frequencies: int = 128, stored: bool = False) -> None:
         super().__init__()
         lowest_frequencies(config.grid, frequencies)  # raises on too few points, before allocating anything
-        # The sorting need not be traced. Marked here, not at import, because marking imports torch._dynamo (one second).
+        # The sorting need not be traced. Marked here, not at import: marking imports torch._dynamo (one second).
         torch.compiler.assume_constant_result(lowest_frequencies)
         width, head_width = config.width, config.width // config.heads
         self.heads, self.frequencies, self.grid = config.heads, frequencies, config.grid

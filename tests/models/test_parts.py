@@ -53,9 +53,9 @@ def test_routing_rows_sum_to_one_and_temperature_is_clipped():
     Y = torch.randn(2, 6, 5, 8, dtype=torch.float64)
     operator(Y)
     torch.testing.assert_close(seen[0][1].sum(-1), torch.ones(2, 2, 30, dtype=torch.float64), rtol=0, atol=1e-14)
-    for wild, clipped in ((-3.0, 0.1), (0.02, 0.1), (40.0, 5.0)):
+    for raw, clipped in ((-3.0, 0.1), (0.02, 0.1), (40.0, 5.0)):
         with torch.no_grad():
-            operator.routing.temperature.fill_(wild)
+            operator.routing.temperature.fill_(raw)
         extreme = operator.routing(seen[0][0])
         with torch.no_grad():
             operator.routing.temperature.fill_(clipped)

@@ -71,8 +71,8 @@ def test_rows_are_different_functions_of_the_same_input(small_model, name):
 
 def test_solver_samples_are_independent(small_model):
     model, x = small_model(), field(3, 12, 9, 2)
-    alone = torch.cat([model(sample[None]) for sample in x])
-    torch.testing.assert_close(model(x), alone, rtol=0, atol=1e-13)
+    separate = torch.cat([model(sample[None]) for sample in x])
+    torch.testing.assert_close(model(x), separate, rtol=0, atol=1e-13)
 
 
 def test_spectral_operator_dft_and_rfft_agree(small_model):
@@ -275,7 +275,7 @@ def test_solver_accepts_an_empty_batch(small_model):
     assert small_model()(field(0, 12, 9, 2)).shape == (0, 12, 9, 3)
 
 
-def test_forward_mode_derivatives_equal_finite_differences(small_model):
+def test_solver_forward_mode_ad_equals_finite_differences(small_model):
     model, x, v = small_model(), field(1, 12, 9, 2), field(1, 12, 9, 2)
     _, slope = torch.func.jvp(model, (x,), (v,))
     h = 1e-6

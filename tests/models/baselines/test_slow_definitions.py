@@ -31,12 +31,12 @@ def assert_parity(model, name, grid):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("grid", [(9,), (4, 5), (3, 2, 4)])
-def test_parity_in_every_dimension(small_model, name, grid):
+def test_solver_baseline_parity_in_every_dimension(small_model, name, grid):
     assert_parity(small_model(name, (CONFIG_POINTS,) * len(grid)), name, grid)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_parity_on_another_grid_with_other_options(small_model, name):
+def test_solver_baseline_parity_on_another_grid_with_other_options(small_model, name):
     """Coordinates, one circular axis, another expansion, temperatures out of range on both sides."""
     options = Options(expansion=3, positions="coordinates", padding=("circular", "zeros"))
     model = small_model(name, (8, 8), options=options)
@@ -48,7 +48,7 @@ def test_parity_on_another_grid_with_other_options(small_model, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients_equal_finite_differences(small_model, name):
+def test_solver_baseline_gradients_equal_finite_differences(small_model, name):
     model = small_model(name, (CONFIG_POINTS, CONFIG_POINTS), depth=1)
     keys, values = zip(*model.named_parameters(), strict=True)
 
@@ -60,7 +60,7 @@ def test_gradients_equal_finite_differences(small_model, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_forward_mode_ad_equals_finite_differences(small_model, name):
+def test_solver_baseline_forward_mode_ad_equals_finite_differences(small_model, name):
     model = small_model(name, (CONFIG_POINTS, CONFIG_POINTS))
     x, v = torch.randn(2, 1, 5, 4, 2, dtype=torch.float64)
     _, slope = torch.func.jvp(model, (x,), (v,))

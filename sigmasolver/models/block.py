@@ -1,11 +1,11 @@
-"""One block, parts swapped (eq:transolver-sigma-block).
+"""The block of Transolver-sigma, with exchangeable parts (eq:transolver-sigma-block).
 
     H --- + CPE(H) ---+--- first half:  h + spectral(LN h) ---+--- concat --- + SwiGLU(LN(.)) ---> H
       (shared context) +--- second half: h + physical(LN h) --+                (recomposition)
 
-A block is its context, its stages in order, and its mixing. A stage splits the channels evenly between its
-operators; "pass" leaves its share as it is. The first norms are made with the context and the last responses are added
-with the mixing, so that each line of `Block.forward` is one operation.
+A block consists of a context, one or more stages in sequence, and a mixing. A stage splits the channels evenly among
+its operators; "pass" is the identity on its share. The first norms are computed together with the context and the last
+responses are added together with the mixing, so that each line of `Block.forward` is one (fusible) operation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MIXINGS = ("joint", "grouped")
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """A row of the table of variants."""
+    """The parts of a block; one row of `variants.VARIANTS`."""
 
     stages: tuple[tuple[str, ...], ...] = (("spectral", "physical"),)
     context: bool = True
@@ -57,7 +57,7 @@ class BlockSpec:
 
 
 class Branch(nn.Module):
-    """h + Phi(LN(h)): one operator on its own share of the channels (eq:block-private)."""
+    """h + Phi(LN(h)): a pre-norm residual operator on its share of the channels (eq:block-private)."""
 
     def __init__(self, width: int, operator: nn.Module) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def _branch(kind: str, width: int, spec: BlockSpec, config: SolverConfig) -> nn.
 
 
 class Stage(nn.Module):
-    """Operators on equal shares of the channels; a branch that is the identity passes its share on."""
+    """Operators on equal shares of the channels; a branch may be the identity."""
 
     def __init__(self, branches: list[nn.Module]) -> None:
         super().__init__()
@@ -87,21 +87,21 @@ class Stage(nn.Module):
 
     @property
     def norms(self) -> list[LayerNorm] | None:
-        """One for each share, or None where a share is passed on."""
+        """One per share, or None if a branch is the identity."""
         found = [branch.norm for branch in self.branches if isinstance(branch, Branch)]
         return found if len(found) == len(self.branches) else None
 
     def forward(self, H: Residual, normed: list[torch.Tensor] | None = None) -> torch.Tensor:
-        """h + Phi(LN(h)) on each share, given the normed shares where they exist already."""
+        """h + Phi(LN(h)) on each share, given the normalised shares if they were computed already."""
         return joined(H, self.responses(H, normed))
 
     def responses(self, H: Residual, normed: list[torch.Tensor] | None = None) -> list[torch.Tensor | None]:
-        """Phi(LN(h)) of each share; None where it is passed on."""
+        """Phi(LN(h)) of each share; None for the identity."""
         x = merged(H) if normed is None else normed[0]
         shares = x.chunk(len(self.branches), dim=-1) if normed is None else normed
 
-        def respond(place: int) -> torch.Tensor | None:
-            branch, share = self.branches[place], shares[place]
+        def respond(index: int) -> torch.Tensor | None:
+            branch, share = self.branches[index], shares[index]
             if not isinstance(branch, Branch):
                 return None
             return branch.operator(branch.norm(share) if normed is None else share)
@@ -125,7 +125,7 @@ class SwiGLU(nn.Module):
 
 
 class Mixing(nn.Module):
-    """SwiGLU over `groups` equal channel groups: one group mixes all channels, more keep the groups apart."""
+    """SwiGLU on each of `groups` equal channel groups; a single group mixes all channels."""
 
     def __init__(self, width: int, expansion: int, groups: int) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Mixing(nn.Module):
 
     @property
     def maps(self) -> tuple[Affine, Affine] | None:
-        """Gate and up projection, then down projection, of the one SwiGLU; None where groups are kept apart."""
+        """Gate/up projection and down projection of the only SwiGLU; None with several groups."""
         if len(self.parts) > 1:
             return None
         joint = cast(SwiGLU, self.parts[0])
@@ -146,10 +146,10 @@ class Mixing(nn.Module):
 
 
 class Block(StreamBlock):
-    """`(B, *grid, width)` -> the same shape, the stream in either form of `ops.stream`.
+    """`(B, *grid, width)` -> the same shape; the residual stream in either form of `ops.stream`.
 
-    Forward hooks work on the context, the norms, the operators and the mixing, and on their parts. Stages and branches
-    are not called as wholes: their additions belong to the operations that join them.
+    Forward hooks fire on the context, norms, operators and mixing, and on their submodules, but not on stages and
+    branches: their `forward` is bypassed, since the residual additions are part of the fused operations.
     """
 
     CONTEXT_KERNEL = 3
@@ -171,7 +171,7 @@ class Block(StreamBlock):
         return add_mixing(H, responses, self.norm, self.mixing)  # eq:block-recompose
 
     def _respond(self, H: Residual, normed: list[torch.Tensor] | None) -> tuple[Residual, list[torch.Tensor | None]]:
-        """The responses of the last stage, and the stream with those of earlier stages added."""
+        """The stream after all stages but the last, and the responses of the last one."""
         *earlier, last = (cast(Stage, stage) for stage in self.stages)
         for stage in earlier:
             H, normed = stage(H, normed), None

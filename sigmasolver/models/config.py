@@ -1,4 +1,4 @@
-"""What a solver is made to: sizes and options as frozen values that check themselves."""
+"""Sizes and options of a model as frozen dataclasses that validate themselves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ half a gigabyte of positions at 64^3."""
 
 
 def check_grid(grid: tuple[int, ...], padding: tuple[str, ...]) -> None:
-    """A grid that the convolutions and positions can stand on."""
+    """Raise a ValueError if the grid is too small for convolutions and positions."""
     for axis, points in enumerate(grid):
         if points < 2:
             raise ValueError(
@@ -32,7 +32,7 @@ def check_grid(grid: tuple[int, ...], padding: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """What most users leave alone.
+    """Less common settings.
 
     Example:
         >>> import sigmasolver
@@ -81,10 +81,10 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSize:
-    """How large a model is; channels and grid follow from the task."""
+    """Size of a model; channels and grid follow from the task."""
 
     width: int = 128
-    """Channels inside."""
+    """Hidden channels."""
     depth: int = 8
     """Number of blocks."""
     heads: int = 8
@@ -98,20 +98,19 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class SolverConfig(ModelSize):
-    """Everything that fixes the parameters of a solver, but for its row in the table of variants.
+    """Everything that determines the parameters of a model, apart from its name.
 
-    `grid` is the grid the solver is made for; it also runs on others with the same number of axes.
+    `grid` is the grid of the training data; the model also runs on others with the same number of axes.
     """
 
     grid: tuple[int, ...]
     in_channels: int
     out_channels: int
     conditions: int = 0
-    """Numbers of a sample (a Reynolds number, a frequency) that are embedded like the time."""
+    """Scalars per sample (a Reynolds number, a frequency) that are embedded like the time."""
     in_frames: int = 1
     out_frames: int = 1
-    """Frames that the channels hold, all fields of the first one, then of the second, ...; most models take the
-    channels as they come and ignore these."""
+    """Number of frames in the channels, which are ordered frame by frame; most models ignore it."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -159,7 +158,7 @@ class SolverConfig(ModelSize):
         return max(unit, round(self.width / unit) * unit)
 
     def check_modes(self) -> None:
-        """For models that have modes: the grid holds as many."""
+        """Raise a ValueError if the grid has too few points for `modes`; for models with Fourier modes."""
         for axis, (points, modes) in enumerate(zip(self.grid, self.modes_per_axis, strict=True)):
             if modes > available_modes(points):
                 raise ValueError(
@@ -173,17 +172,17 @@ class SolverConfig(ModelSize):
 
     @property
     def scalars(self) -> int:
-        """Numbers per sample that the embedding takes: the time, if there is one, then the conditions."""
+        """Number of embedded scalars per sample: the time, if embedded, and the conditions."""
         return self.options.time_embedding + self.conditions
 
     @property
     def in_fields(self) -> int:
-        """Channels of one given frame."""
+        """Channels per input frame."""
         return self.in_channels // self.in_frames
 
     @property
     def out_fields(self) -> int:
-        """Channels of one predicted frame."""
+        """Channels per output frame."""
         return self.out_channels // self.out_frames
 
     @property
@@ -197,10 +196,10 @@ class SolverConfig(ModelSize):
 
     @property
     def domain_padding(self) -> tuple[float, ...]:
-        """Of each axis; 0 where it is periodic."""
+        """Fraction per axis; 0 on periodic axes."""
         given = self.options.domain_padding
         fractions = given if isinstance(given, tuple) else (given,) * self.axes
-        return tuple(0.0 if end == "circular" else one for one, end in zip(fractions, self.padding, strict=True))
+        return tuple(0.0 if end == "circular" else part for part, end in zip(fractions, self.padding, strict=True))
 
     @property
     def lattice(self) -> int:
@@ -208,7 +207,7 @@ class SolverConfig(ModelSize):
 
     @property
     def position_channels(self) -> int:
-        """Channels that tell every point where it is."""
+        """Number of position features per point."""
         distances = self.lattice**self.axes
         channels = {"distances": distances, "distances-proportional": distances + self.axes}
         return channels.get(self.options.positions, self.axes)

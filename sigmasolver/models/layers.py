@@ -1,4 +1,4 @@
-"""The small parts that every solver of the family is made of."""
+"""Layers and position features shared by all models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 
 @grid_constant
 def coordinates(grid: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """(*grid, axes): every axis from 0 to 1, both ends included, whatever its number of points."""
+    """(*grid, axes): every axis from 0 to 1, end points included."""
     axes = [_from_0_to_1(n, device) for n in grid]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).to(dtype)
 
@@ -44,14 +44,14 @@ def coordinates(grid: tuple[int, ...], dtype: torch.dtype, device: torch.device)
 def _from_0_to_1(points: int, device: torch.device) -> torch.Tensor:
     if not torch.compiler.is_compiling():
         return torch.linspace(0, 1, points, dtype=torch.float64, device=device)
-    # The same arithmetic: `torch.linspace` would fix the number of points in an exported program.
+    # The same arithmetic as `torch.linspace`, which would fix the number of points in an exported program.
     index, step = torch.arange(points, dtype=torch.float64, device=device), 1 / (points - 1)
     return torch.where(index < points // 2, step * index, 1 - step * (points - 1 - index))
 
 
 @grid_constant
 def proportional(grid: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """(*grid, axes): the first axis from 0 to 1, the others from 0 at the same spacing, so that shapes keep theirs."""
+    """(*grid, axes): the first axis from 0 to 1, the others at the same spacing, so that aspect ratios are kept."""
     axes = [torch.arange(n, dtype=torch.float64, device=device) / (grid[0] - 1) for n in grid]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).to(dtype)
 
@@ -69,27 +69,27 @@ def distances(grid: tuple[int, ...], reference: int, dtype: torch.dtype, device:
     """(*grid, reference^axes): Euclidean distance of every point to every point of a reference lattice."""
     points = coordinates(grid, torch.float64, device)
     lattice = coordinates((reference,) * len(grid), torch.float64, device).reshape(-1, len(grid))
-    # One axis after another: the difference vectors of all pairs at once would be `axes` times the result.
+    # Axis by axis: all difference vectors at once would need `axes` times the memory of the result.
     squared = sum((points[..., a, None] - lattice[:, a]).square() for a in range(len(grid)))
     return torch.as_tensor(squared).sqrt().to(dtype)
 
 
 class Linear(nn.Linear):
-    """torch's own, computed by `ops.affine.linear`."""
+    """nn.Linear, computed by `ops.affine.linear`."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return affine.linear(x, self.weight, self.bias)
 
 
 class LayerNorm(nn.LayerNorm):
-    """torch's own over the channels, computed by `ops.affine.layer_norm`."""
+    """nn.LayerNorm over the channels, computed by `ops.affine.layer_norm`."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return affine.layer_norm(x, self.weight, self.bias, self.eps)
 
 
 def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
-    """A channel-mixing map as it starts in this family: normal weights with deviation 0.02, bias zero."""
+    """A linear layer with Transolver-sigma's initialisation: normal weights with standard deviation 0.02, zero bias."""
     layer = Linear(inputs, outputs, bias)
     nn.init.trunc_normal_(layer.weight, std=0.02)
     if bias:
@@ -98,18 +98,18 @@ def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
 
 
 def perceptron(inputs: int, inner: int, outputs: int, layer: Callable[[int, int], nn.Module] = linear) -> nn.Sequential:
-    """Linear, GELU, Linear on the channels of every point; with `Linear` for `layer` it starts as torch's layers do."""
+    """Linear, GELU, Linear on the channels of every point; `layer=Linear` has torch's default initialisation."""
     return nn.Sequential(layer(inputs, inner), nn.GELU(), layer(inner, outputs))
 
 
 def extended(grid: Sequence[int], fractions: Sequence[float]) -> list[int]:
-    """Points per axis with these fractions of them added."""
+    """The number of points per axis, increased by these fractions."""
     return [points + round(fraction * points) for points, fraction in zip(grid, fractions, strict=True)]
 
 
 def padded(x: torch.Tensor, grid: Sequence[int]) -> torch.Tensor:
-    """(B, *smaller, C) -> (B, *grid, C) with zeros beyond the high end of every axis."""
-    missing = [points - held for points, held in zip(grid, x.shape[1:-1], strict=True)]
+    """(B, *smaller, C) -> (B, *grid, C), zero-padded at the high end of every axis."""
+    missing = [points - size for points, size in zip(grid, x.shape[1:-1], strict=True)]
     return F.pad(x, [0, 0, *(cells for more in reversed(missing) for cells in (0, more))]) if any(missing) else x
 
 
@@ -121,18 +121,18 @@ def cropped(x: torch.Tensor, grid: Sequence[int]) -> torch.Tensor:
 
 
 class DrawsNoise(nn.Module):
-    """A part that draws random numbers in training, apart from dropout."""
+    """Base class of modules other than dropout that draw random numbers during training."""
 
 
 def draws_noise(model: nn.Module) -> bool:
-    """Whether a part draws random numbers in training, apart from dropout."""
+    """Whether a module other than dropout draws random numbers during training."""
     return any(isinstance(part, DrawsNoise) for part in model.modules())
 
 
 class Convolution(nn.Module):
-    """Every channel from all channels of the neighbourhood; starts as torch's convolutions do.
+    """A dense convolution, channels last, that keeps the grid; torch's default initialisation.
 
-    As many channels come out as go in, unless `outputs` says otherwise.
+    `outputs` defaults to `channels`.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Convolution(nn.Module):
 
 
 class DepthwiseConvolution(nn.Module):
-    """One kernel per channel, with bias; weights start as torch's convolutions do: U(-1, 1) / sqrt(kernel points)."""
+    """One kernel per channel, with bias; torch's default initialisation, U(-1, 1) / sqrt(kernel points)."""
 
     def __init__(self, channels: int, kernel: int, padding: Sequence[str]) -> None:
         super().__init__()
@@ -170,8 +170,8 @@ class DepthwiseConvolution(nn.Module):
 
 
 class TimeEmbedding(nn.Module):
-    """`scalars` numbers per sample, (B,) or (B, scalars), the time first -> (B, width): cosines and sines of falling
-    frequency for each of them, concatenated, then an MLP."""
+    """(B,) or (B, scalars), the time first -> (B, width): sinusoidal features of each scalar, concatenated, then an
+    MLP."""
 
     LONGEST_PERIOD = 1e4
 

@@ -1,4 +1,4 @@
-"""The physical operator: Slice-Residual Physics-Attention and its two relatives (sec:method-srpa).
+"""The physical operator: Slice-Residual Physics-Attention and two alternative updates (sec:method-srpa).
 
     Y --+-- depthwise 5^d, pointwise --> R --> P = softmax((R W_s + b_s) / tau) --+-------------------+
         |                                                                         |                   |
@@ -10,7 +10,7 @@ A = softmax(Z W_q (Z W_k)^T / sqrt(D)):
     replace   Delta             (vanilla Physics-Attention)
     keep      Z                 (no slice attention)
 
-`routing`, `update` and `update.attention` are sub-modules so that a forward hook can watch P, Z and Delta.
+`routing`, `update` and `update.attention` are submodules, so that forward hooks can observe P, Z and Delta.
 Letters: B batch, H heads, N points, M slices, D head width, C channels.
 """
 
@@ -45,17 +45,17 @@ class Routing(nn.Module):
         return routing(R_BHND, self.project.weight.mT, self.project.bias, self.clipped())
 
     def clipped(self) -> torch.Tensor:
-        """The temperatures that are used."""
+        """The temperatures clamped to [COLDEST, HOTTEST], as used."""
         return self.temperature.clamp(self.COLDEST, self.HOTTEST)
 
     @property
     def map(self) -> SliceMap:
-        """The parameters, before the temperatures are clipped."""
+        """The parameters, with temperatures not yet clamped."""
         return SliceMap(self.project.weight, self.project.bias, self.temperature, (self.COLDEST, self.HOTTEST))
 
 
 class SliceAttention(nn.Module):
-    """Z -> Delta = A Z W_v; queries, keys and values have no bias and share their matrices across heads."""
+    """Z -> Delta = A Z W_v; bias-free query, key and value matrices shared across heads."""
 
     def __init__(self, head_width: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -69,12 +69,12 @@ class SliceAttention(nn.Module):
         return attention_matrix(self.query(Z_BHMD), self.key(Z_BHMD))
 
     def forward(self, Z_BHMD: torch.Tensor) -> torch.Tensor:
-        # Written out rather than through the fused attention call: M is small, and forward-mode derivatives work.
+        # Written out instead of scaled_dot_product_attention: M is small, and forward-mode AD must work.
         return self.dropout(self.weights(Z_BHMD)) @ self.value(Z_BHMD)
 
 
 class SliceUpdate(nn.Module):
-    """Z -> Z+ by one of `UPDATES`. gamma has shape (1,): sharded training cannot hold a parameter without an axis."""
+    """Z -> Z+ by one of `UPDATES`. gamma has shape (1,): FSDP2 cannot shard a 0-d parameter."""
 
     def __init__(self, kind: str, head_width: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class SliceUpdate(nn.Module):
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """What there is of W_q, W_k, W_v, gamma."""
+        """Those of W_q, W_k, W_v, gamma that the update has."""
         if self.kind == "keep":
             return ()
         maps = (self.attention.query.weight, self.attention.key.weight, self.attention.value.weight)
@@ -100,9 +100,9 @@ class SliceUpdate(nn.Module):
 
 
 class SliceOperator(nn.Module):
-    """Points to slices, the update, back to points, output projection; subclasses compute R and F.
+    """Slicing, slice update, deslicing, output projection; subclasses compute R and F.
 
-    The paths of R and F are made first, so that a seed gives the same weights as ever.
+    `paths` is created by the caller, before all other parameters: the order of random draws fixes the initial weights.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class SliceOperator(nn.Module):
 
 
 class PhysicalOperator(SliceOperator):
-    """`(B, *grid, width)` -> the same shape, on grids of as many axes as `padding` names."""
+    """`(B, *grid, width)` -> the same shape; `padding` names the padding of each grid axis."""
 
     KERNEL = 5
     routing_path: nn.Sequential
@@ -141,7 +141,7 @@ class PhysicalOperator(SliceOperator):
         super().__init__(paths, width, heads, slices, update, dropout)
 
     def _path(self, width: int, padding: Sequence[str]) -> nn.Sequential:
-        # The pointwise map is a convolution of kernel size one and starts as torch starts those.
+        # Linear, not `linear`: initialised like a convolution of kernel size one.
         return nn.Sequential(DepthwiseConvolution(width, self.KERNEL, padding), Linear(width, width))
 
     def forward(self, Y: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ fields ---+
           +-- concat -> Linear, GELU, Linear -> + offset (+ time) -> block x depth -> LN -> Linear -> fields
 positions-+
 
-`GridModel` is what it shares with baselines of another frame: sizes, positions, embedding of the time, checks.
+`GridModel` is the base class that it shares with the other baselines: sizes, positions, time embedding, input checks.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__ = ["GridModel", "Solver", "with_points"]
 
 
 class GridModel(nn.Module):
-    """`(B, *grid, in_channels)` -> `(B, *grid, out_channels)`; a subclass says how.
+    """`(B, *grid, in_channels)` -> `(B, *grid, out_channels)`; the base class of all models.
 
-    It sets `time`, the embedding where the sizes ask for one and else None, and begins its `forward` with `check`.
+    A subclass sets `time` to its time embedding or to None, and calls `check` first in its `forward`.
     """
 
     time: TimeEmbedding | None
@@ -48,7 +48,7 @@ class GridModel(nn.Module):
         return next(self.parameters()).dtype
 
     def points(self, x: torch.Tensor) -> torch.Tensor:
-        """(*grid, position channels)."""
+        """The position features of the grid: (*grid, position channels)."""
         grid, kind = tuple(x.shape[1:-1]), self.config.options.positions
         if kind == "coordinates":
             return coordinates(grid, x.dtype, x.device)
@@ -59,18 +59,18 @@ class GridModel(nn.Module):
         return distances_and_proportional(grid, self.config.lattice, x.dtype, x.device)
 
     def embedded(self, time: torch.Tensor | None) -> torch.Tensor | None:
-        """(B, 1, ..., width), the same at every point; None: the model has no embedding of the time."""
+        """The time embedding, broadcastable over the grid: (B, 1, ..., width); None if the model has none."""
         if self.time is None or time is None:
             return None
         return self.time(time).reshape(len(time), *(1,) * self.config.axes, -1)
 
     def with_time(self, H: torch.Tensor, time: torch.Tensor | None) -> torch.Tensor:
-        """H (B, *grid, width) with the embedding of the time added, where there is one."""
+        """H (B, *grid, width) plus the time embedding, if any."""
         embedded = self.embedded(time)
         return H if embedded is None else H + embedded
 
     def check(self, x: torch.Tensor, time: torch.Tensor | None) -> None:
-        """Refuse what this model cannot take, in one sentence."""
+        """Raise a ValueError if the model cannot process this input."""
         config = self.config
         if x.dtype != self.dtype and not torch.is_autocast_enabled(x.device.type):
             raise ValueError(f"Input has dtype {x.dtype}, but this solver has {self.dtype}; convert one of them.")
@@ -99,12 +99,12 @@ class GridModel(nn.Module):
 class Solver(GridModel):
     """`(B, *grid, in_channels)` -> `(B, *grid, out_channels)` for one, two or three axes and any grid.
 
-    `block` makes one block, `(B, *grid, width)` -> the same shape; it is called `depth` times. A Transolver-sigma is
-    made with `Block` and a row of the family, a baseline of the same frame with its own block.
+    `block(config)` builds one block, `(B, *grid, width)` -> the same shape, and is called `depth` times: `Block` with a
+    row of `VARIANTS` for Transolver-sigma, another block for baselines with the same lift and readout.
 
-    Weights at the start: every channel-mixing matrix normal with deviation 0.02 (complex ones: each part), biases
-    zero; depthwise and pointwise convolutions uniform in +-1/sqrt(inputs per output) with their biases, as torch's
-    convolutions do; LayerNorm one and zero; temperatures 0.5; gamma zero; offset uniform in [0, 1/width).
+    Initialisation: channel-mixing matrices normal with standard deviation 0.02 (complex ones: each part), biases zero;
+    depthwise and pointwise convolutions and their biases uniform in +-1/sqrt(fan_in), torch's default; LayerNorm one
+    and zero; temperatures 0.5; gamma zero; offset uniform in [0, 1/width).
     """
 
     def __init__(self, block: Callable[[SolverConfig], nn.Module], config: SolverConfig) -> None:
@@ -118,7 +118,7 @@ class Solver(GridModel):
         self.readout = linear(width, config.out_channels)
 
     def forward(self, x: torch.Tensor, time: torch.Tensor | None = None) -> torch.Tensor:
-        """`time` is for solvers with an embedding: (B,), or (B, n) where conditions follow the time."""
+        """`time`, for solvers with a time embedding: (B,), or (B, n) with conditions after the time."""
         self.check(x, time)
         H = lift(x, self.points(x), self.lift, self.offset, self.embedded(time), self.blocks)
         for block in self.blocks:
@@ -127,7 +127,7 @@ class Solver(GridModel):
 
 
 def with_points(x: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-    """(B, *grid, P + q): the positions (*grid, P) of every sample's points before its fields."""
+    """Concatenate positions (*grid, P) and fields (B, *grid, q) to (B, *grid, P + q)."""
     return torch.cat((points.expand(x.shape[0], *points.shape), x), dim=-1)
 
 

@@ -4,8 +4,8 @@ V --+-- rFFT_1 -> lowest K_1 modes times W_1(k) -> irFFT_1 --+
     +-- rFFT_2 -> lowest K_2 modes times W_2(k) -> irFFT_2 --+--> sum
     +-- ...                                                --+
 
-On an axis that is not periodic, zeros may follow V before the transforms (`domain_padding`), so that its ends do not
-meet; the response is cropped to the points of V.
+On a non-periodic axis V can be zero-padded before the transforms (`domain_padding`), so that its ends do not wrap
+around; the response is cropped to the points of V.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class SpectralOperator(nn.Module):
     """`(B, *grid, width)` -> the same shape; linear, no bias.
 
     The weights of one axis are reals of shape (modes, width, width, 2). A grid with fewer than `modes` modes on an
-    axis uses the lowest ones it has. Real and imaginary parts start normal with deviation 0.02, as every
-    channel-mixing map of the family does. `domain_padding` are fractions of the points of each axis; empty: none.
+    axis uses the lowest ones it has. Real and imaginary parts are initialised normal with standard deviation
+    0.02, like every channel-mixing map of Transolver-sigma. `domain_padding` is a fraction of the points per axis.
     """
 
     def __init__(self, width: int, modes: Sequence[int], domain_padding: Sequence[float] = ()) -> None:

@@ -1,5 +1,5 @@
-"""All models as rows: the family (the model, its single-domain counterparts, every ablation of
-tab:ablation-components) and the baselines of its comparisons."""
+"""The registry of models: Transolver-sigma, its single-domain counterparts, the ablations of tab:ablation-components,
+and the baselines."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ DARCY = Form(heads=12, latent=None, box=1.0, features=1.0, convolutions=True)
 """FactFormer as released for these tasks."""
 
 Make = Callable[[SolverConfig], nn.Module]
-"""How a model is made of its sizes."""
+"""Builds a model from its sizes."""
 BASELINES: dict[str, Make] = {
     "transolver": partial(transolver, update="replace"),
     "transolver-srpa": partial(transolver, update="residual"),
@@ -117,19 +117,19 @@ MODELS: Registry[Make] = Registry(
 def _make(name: str) -> Make:
     if MODELS.knows(name):
         return MODELS.find(name)
-    # A name near none is answered with the family: all names together would be no plain sentence.
+    # Without a close match the error lists the variants only: all names would be too long a sentence.
     near = difflib.get_close_matches(name.lower(), MODELS, cutoff=0.4)
     return lookup(MODELS if near else {family: MODELS[family] for family in VARIANTS}, name, "model")
 
 
 def register_model(name: str, builder: Make) -> None:
-    """Make a model of your own known by name: `build_model`, recipes, trainings and `load` then find it.
+    """Register a model of your own by name, for `build_model`, recipes, training and `load`.
 
-    A run keeps the name of its model, not its code: a program that loads the run registers the same builder first.
+    A run stores the name of its model, not its code: register the same builder before loading the run.
 
     Args:
-        name: letters, digits, dots, hyphens and underscores; a name that is taken is refused.
-        builder: gets a `SolverConfig` (grid, in_channels, out_channels, width, depth, ...) and returns an
+        name: letters, digits, dots, hyphens and underscores; must not be registered already.
+        builder: takes a `SolverConfig` (grid, in_channels, out_channels, width, depth, ...) and returns an
             `nn.Module` that maps `(B, *grid, in_channels)` to `(B, *grid, out_channels)`.
 
     Example:
@@ -145,10 +145,10 @@ def register_model(name: str, builder: Make) -> None:
 
 
 def list_models() -> tuple[str, ...]:
-    """The names that `build_model` knows.
+    """The names of all models.
 
     Returns:
-        The family, the baselines, those of `register_model`, then those of installed packages.
+        Transolver-sigma and its variants, the baselines, models of `register_model`, then those of installed packages.
 
     Example:
         >>> import sigmasolver
@@ -173,24 +173,23 @@ def build_model(
     in_frames: int = 1,
     out_frames: int = 1,
 ) -> nn.Module:
-    """A freshly initialised solver; `torch.manual_seed` before the call fixes its weights.
+    """Build a model with random weights; call `torch.manual_seed` first to fix them.
 
-    A model without Fourier modes ignores `modes`, so that no grid is too small for them; one that does not look at
-    time ignores how many frames the channels hold.
+    A model without Fourier modes ignores `modes`, and most models ignore `in_frames` and `out_frames`.
 
     Args:
         name: one of `list_models()`.
         grid: points per axis, of one to three axes; the model also runs on other grids with as many axes.
-        in_channels: fields times frames that are given.
-        out_channels: fields times frames that are predicted.
-        width: channels inside.
+        in_channels: input fields times input frames.
+        out_channels: output fields times output frames.
+        width: hidden channels.
         depth: number of blocks.
         heads: attention heads of each half of the channels.
         slices: slices of the physical operator.
-        modes: Fourier modes that are kept, for all axes or for each.
+        modes: Fourier modes to keep, for all axes or for each.
         options: everything else, see `Options`.
-        in_frames: frames that `in_channels` holds.
-        out_frames: frames that `out_channels` holds.
+        in_frames: number of frames in `in_channels`.
+        out_frames: number of frames in `out_channels`.
 
     Returns:
         A module that maps `(B, *grid, in_channels)` to `(B, *grid, out_channels)`.
@@ -202,7 +201,7 @@ def build_model(
         >>> model(torch.zeros(2, 16, 16, 3)).shape
         torch.Size([2, 16, 16, 1])
     """
-    _make(name)  # an unknown name is the first thing to say
+    _make(name)  # an unknown name is reported before invalid sizes
     config = SolverConfig(
         grid,
         in_channels,
@@ -220,7 +219,7 @@ def build_model(
 
 
 def build_solver(name: str, config: SolverConfig) -> nn.Module:
-    """`build_model` for sizes that are already one value."""
+    """`build_model` with the sizes as a `SolverConfig`."""
     model = _make(name)(config)
     if not isinstance(model, nn.Module):
         raise ValueError(f'The builder of "{name}" returned {type(model).__name__}; it must return an nn.Module.')
@@ -236,14 +235,14 @@ def build_solver(name: str, config: SolverConfig) -> nn.Module:
 
 @contextmanager
 def without_numbers() -> Iterator[None]:
-    """Inside, a model is built without memory: names, shapes and types are real, and nothing is filled."""
+    """Build models on the meta device: names, shapes and dtypes only, no memory and no initialisation."""
     with torch.device("meta"), _Unfilled():
         yield
 
 
 class _Unfilled(TorchFunctionMode):
-    """Leaves out what only fills or scales a tensor: for tensors without memory torch does it in Python, and loads its
-    compiler for that, which takes as long as loading torch itself."""
+    """Skips functions that only fill or scale a tensor: on the meta device torch runs them through Python
+    decompositions, which imports torch._dynamo and takes as long as importing torch itself."""
 
     FILLS = frozenset((torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.fill_, torch.Tensor.zero_))
     INITS = frozenset((nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, nn.init.constant_))
@@ -265,16 +264,16 @@ class _Unfilled(TorchFunctionMode):
 
 
 def count_parameters(name: str, config: SolverConfig) -> int:
-    """Real numbers to be learned; built without memory, so that any size can be asked for."""
+    """The number of trainable parameters; allocates no memory, so any size works."""
     with without_numbers():
         return sum(p.numel() for p in build_solver(name, config).parameters() if p.requires_grad)
 
 
 def matched_width(name: str, config: SolverConfig, target: int | None = None) -> int:
-    """The width at which variant `name` comes nearest to `target` parameters (None: those of transolver-sigma).
+    """The width at which `name` has the number of parameters closest to `target` (default: transolver-sigma's).
 
-    At equal width the variants differ in size (a full-width spectral stage has four times the weights of a half one);
-    comparing them at an equal budget needs another width for each.
+    At equal width the variants differ in size (a full-width spectral stage has four times the weights of a half-width
+    one), so a comparison at equal size needs a width for each.
     """
     target = count_parameters("transolver-sigma", config) if target is None else target
     unit = 2 * config.heads

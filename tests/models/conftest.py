@@ -1,4 +1,4 @@
-"""Models that are larger than the grids of these tests are made small."""
+"""Fixtures for all tests of the models."""
 
 import pytest
 import torch
@@ -6,10 +6,10 @@ import torch
 
 @pytest.fixture(autouse=True)
 def small_hpm(few_frequencies: None) -> None:
-    """In all tests of this folder."""
+    """Limit the frequencies of HPM to the small grids of these tests."""
 
 
 @pytest.fixture(autouse=True)
-def compiler_starts_anew() -> None:
-    """The compiler refuses a function that it has traced eight times, and all models of a frame share one."""
+def reset_dynamo() -> None:
+    """Dynamo stops recompiling a function after eight times, and many models share their `forward`."""
     torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""Parameter counts that the paper publishes, and the count written out by hand."""
+"""Parameter counts: those published in the paper, and a closed-form expression."""
 
 import pytest
 from torch import nn
@@ -14,8 +14,8 @@ from sigmasolver.models import (
 from sigmasolver.models.variants import VARIANTS
 
 
-def by_hand(config):
-    """The published formula: p channels in a half, e in a head, f inside the SwiGLU."""
+def expected_count(config):
+    """The published formula: p channels per half, e per head, f inside the SwiGLU."""
     C, h, M, rho, d = config.width, config.heads, config.slices, config.options.expansion, config.axes
     p, f = C // 2, 2 * rho * C // 3
     e = p // h
@@ -30,7 +30,7 @@ def by_hand(config):
     return encoder + config.depth * (context + norms + spectral + paths + slices + swiglu) + head
 
 
-def test_darcy():
+def test_count_parameters_darcy():
     assert count_parameters("transolver-sigma", SolverConfig((85, 85), 1, 1)) == 1_245_289
 
 
@@ -55,9 +55,9 @@ def test_width_scaling_row(width, published):
 
 
 @pytest.mark.parametrize("grid", [(32,), (32, 20), (16, 16, 12)])
-def test_counts_by_hand_in_every_dimension(grid):
+def test_count_parameters_equals_the_formula_in_every_dimension(grid):
     config = SolverConfig(grid, 4, 3, width=48, depth=3, heads=4, slices=7, modes=5)
-    assert count_parameters("transolver-sigma", config) == by_hand(config)
+    assert count_parameters("transolver-sigma", config) == expected_count(config)
 
 
 def test_position_storage_of_the_efficiency_table():
@@ -82,29 +82,29 @@ def test_parameters_that_each_variant_adds_or_removes():
 
 
 @pytest.mark.parametrize("name", ["physolver", "specsolver", "spectral-then-physical"])
-def test_matched_width_is_the_nearest(name):
+def test_matched_width_is_the_closest(name):
     config = SolverConfig((85, 85), 1, 1)
     target = count_parameters("transolver-sigma", config)
     width = matched_width(name, config)
 
-    def miss(w):
+    def error(w):
         return abs(count_parameters(name, SolverConfig((85, 85), 1, 1, width=w)) - target)
 
-    assert miss(width) <= miss(width - 16) and miss(width) <= miss(width + 16)
-    assert miss(width) / target < 0.2
+    assert error(width) <= error(width - 16) and error(width) <= error(width + 16)
+    assert error(width) / target < 0.2
     assert matched_width("transolver-sigma", config) == config.width
 
 
 @pytest.mark.parametrize("name", list_models())
-def test_without_numbers_a_model_has_the_same_names_shapes_and_types(name):
+def test_without_numbers_keeps_names_shapes_and_dtypes(name):
     config = SolverConfig((16, 16), 2, 3, width=16, depth=2, heads=2, slices=4, modes=3)
     real = build_solver(name, config)
     with without_numbers():
         empty = build_solver(name, config)
     assert all(tensor.is_meta for tensor in empty.state_dict().values())
     for tensors in (nn.Module.state_dict, nn.Module.named_parameters, nn.Module.named_buffers):
-        mine, theirs = (
-            [(key, one.shape, one.dtype, one.requires_grad) for key, one in dict(tensors(model)).items()]
+        meta, expected = (
+            [(key, tensor.shape, tensor.dtype, tensor.requires_grad) for key, tensor in dict(tensors(model)).items()]
             for model in (empty, real)
         )
-        assert mine == theirs
+        assert meta == expected

@@ -1,4 +1,4 @@
-"""Every mistake a user can make with a model is one plain sentence."""
+"""Error messages of models: one plain sentence each."""
 
 import math
 import re
@@ -25,13 +25,13 @@ def build(name="transolver-sigma", grid=(8, 8), width=16, heads=2, modes=2, opti
     )
 
 
-def plain(message):
-    """One sentence: a capital or a name first, a full stop last, no line break."""
+def is_one_sentence(message):
+    """A short line that ends with a full stop or a question mark."""
     return "\n" not in message and message.endswith((".", "?")) and len(message) < 240
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ({"width": 20, "heads": 4}, "width 20 is not divisible by 2 x heads = 8"),
         ({"modes": 0}, "modes is 0"),
@@ -57,10 +57,10 @@ def plain(message):
         ({"name": "?"}, "slice-keep"),
     ],
 )
-def test_bad_sizes_and_names(arguments, says):
-    with pytest.raises(ValueError, match=re.escape(says)) as caught:
+def test_build_model_rejects_invalid_sizes_and_names(arguments, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         build(**arguments)
-    assert plain(str(caught.value))
+    assert is_one_sentence(str(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,10 @@ def test_bad_sizes_and_names(arguments, says):
         ("dropout", -0.1),
     ],
 )
-def test_bad_options(field, value):
+def test_options_reject_invalid_values(field, value):
     with pytest.raises(ValueError, match=field) as caught:
         Options(**{field: value})
-    assert plain(str(caught.value))
+    assert is_one_sentence(str(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -90,44 +90,44 @@ def test_bad_options(field, value):
         ("update", "average"),
     ],
 )
-def test_bad_block_rows(field, value):
+def test_block_spec_rejects_invalid_values(field, value):
     with pytest.raises(ValueError) as caught:
         BlockSpec(**{field: value})
-    assert plain(str(caught.value))
+    assert is_one_sentence(str(caught.value))
 
 
-def test_grouped_mixing_needs_two_groups():
+def test_grouped_mixing_requires_two_groups():
     with pytest.raises(ValueError, match="grouped"):
         BlockSpec(stages=(("physical",),), mixing="grouped")
 
 
 @pytest.mark.parametrize(
-    ("shape", "says"),
+    ("shape", "message"),
     [
         ((1, 8, 8, 2), "Input has 2 channels in its last axis; expected 1."),
         ((8, 8, 1), "Input has shape (8, 8, 1)"),
         ((1, 8, 1, 1), "axis 1 has 1 point(s)"),
     ],
 )
-def test_bad_inputs(shape, says):
-    with pytest.raises(ValueError, match=re.escape(says)) as caught:
+def test_forward_rejects_invalid_shapes(shape, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         build()(torch.zeros(shape))
-    assert plain(str(caught.value))
+    assert is_one_sentence(str(caught.value))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_non_finite_input_is_refused_when_asked(bad):
+def test_check_input_rejects_non_finite_values(bad):
     x = torch.zeros(2, 8, 8, 1)
     x[1, 3, 4, 0] = bad
     model = build(options=Options(check_input=True))
     with pytest.raises(ValueError, match=re.escape("sample 1, channel 0, at grid point (3, 4)")) as caught:
         model(x)
-    assert plain(str(caught.value))
+    assert is_one_sentence(str(caught.value))
     assert torch.isfinite(model(torch.zeros(2, 8, 8, 1))).all()
     assert not torch.isfinite(build()(x)).all()
 
 
-def test_time_is_needed_exactly_when_embedded():
+def test_time_is_required_iff_embedded():
     x, time = torch.zeros(2, 8, 8, 1), torch.zeros(2)
     with pytest.raises(ValueError, match="pass `time`"):
         build(options=Options(time_embedding=True))(x)
@@ -149,19 +149,19 @@ def _with_conditions(count):
     return build_solver("transolver-sigma", sizes)
 
 
-def test_input_of_another_precision_is_named():
+def test_forward_rejects_input_of_another_dtype():
     with pytest.raises(ValueError, match=r"Input has dtype torch.float64, but this solver has torch.float32"):
         build()(torch.zeros(1, 8, 8, 1, dtype=torch.float64))
 
 
-def test_lists_are_as_good_as_tuples():
+def test_build_model_accepts_lists_for_tuples():
     model = build(grid=[8, 8], modes=[2, 3], options=Options(padding=["circular", "zeros"]))
     assert (
         model.config.grid == (8, 8) and model.config.modes == (2, 3) and model.config.padding == ("circular", "zeros")
     )
 
 
-def test_a_budget_out_of_reach_is_refused():
+def test_matched_width_rejects_unreachable_targets():
     with pytest.raises(ValueError, match="is out of range"):
         matched_width("physolver", SolverConfig((16, 16), 1, 1, width=16, heads=2), target=10**9)
     with pytest.raises(ValueError, match="did you mean physolver"):

@@ -1,4 +1,4 @@
-"""A network that is nothing but an nn.Module goes through every stage; what means nothing for it says so."""
+"""A registered plain nn.Module works throughout the package; diagnostics that do not apply to it say so."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ NEED_SLICES = {"corrections", "routing", "geometry"}
 
 
 class TwoConvolutions(nn.Module):
-    """No lift, no blocks, no config; running statistics, and a parameter that does not learn."""
+    """No lift, no blocks, no config; with running statistics and a frozen parameter."""
 
     def __init__(self, config):
         super().__init__()
@@ -62,23 +62,23 @@ def trained(data, folder, **settings):
     return run
 
 
-def test_a_foreign_model_learns_is_measured_diagnosed_and_reported(call, data, tmp_path):
+def test_foreign_model_is_trained_evaluated_diagnosed_and_reported(call, data, tmp_path):
     run = trained(data, tmp_path / "foreign")
     weights, _ = read_tensors(run.weights)
     assert weights["norm.num_batches_tracked"] == 8 and (weights["scale"] == 0.5).all()
     rows = evaluate_run(run)
     assert {row["model"] for row in rows} >= {NAME}
     assert all(row["value"] > 0 for row in rows if row["model"] == NAME and row["metric"] == "relative_l2")
-    found = diagnose_run(run, request=Request(windows=2, horizon=2))
-    assert found.keys() == DIAGNOSTICS.keys()
-    for name, findings in found.items():
+    diagnostics = diagnose_run(run, request=Request(windows=2, horizon=2))
+    assert diagnostics.keys() == DIAGNOSTICS.keys()
+    for name, findings in diagnostics.items():
         if name in NEED_SLICES:
             assert findings.skipped.startswith(f"{NAME} has no slice operator") and "not defined" in findings.skipped
         else:
             assert findings.skipped is None and findings.rows, name
-    told = {row["metric"]: row["value"] for row in found["efficiency"].rows}
-    assert told["parameters"] == sum(one.numel() for one in load(run.path).model.parameters())
-    assert told["seconds_per_epoch"] > 0 and "position_megabytes" not in told
+    efficiency = {row["metric"]: row["value"] for row in diagnostics["efficiency"].rows}
+    assert efficiency["parameters"] == sum(p.numel() for p in load(run.path).model.parameters())
+    assert efficiency["seconds_per_epoch"] > 0 and "position_megabytes" not in efficiency
     code, _, err = call("report", run.path, "--out", tmp_path / "page.html")
     assert code == 0, err
     assert NAME in (tmp_path / "page.html").read_text()
@@ -94,20 +94,20 @@ def test_a_foreign_model_learns_is_measured_diagnosed_and_reported(call, data, t
     assert code == 0 and "maps: " in out, err
 
 
-def test_a_stopped_training_goes_on_to_the_same_numbers(data, tmp_path):
-    """Running statistics are part of the state, for the weights and for their average."""
-    whole = trained(data, tmp_path / "whole", ema=0.5)
+def test_foreign_model_resumes_bitwise_identically(data, tmp_path):
+    """Running statistics are part of the state, for the weights and for their EMA."""
+    uninterrupted = trained(data, tmp_path / "whole", ema=0.5)
     run, recipe = Run(tmp_path / "stopped"), replace(RECIPE, train=replace(RECIPE.train, ema=0.5))
-    looks = iter((False, False, True))
-    train_run(recipe, data, run, stop=lambda: next(looks, True))
+    stops = iter((False, False, True))
+    train_run(recipe, data, run, stop=lambda: next(stops, True))
     assert not run.weights.exists()
     train_run(recipe, data, run)
-    (expected, _), (got, _) = read_tensors(whole.weights), read_tensors(run.weights)
-    assert expected.keys() == got.keys() and all(torch.equal(expected[key], got[key]) for key in got)
+    (expected, _), (resumed, _) = read_tensors(uninterrupted.weights), read_tensors(run.weights)
+    assert expected.keys() == resumed.keys() and all(torch.equal(expected[key], resumed[key]) for key in resumed)
 
 
-def test_averaged_weights_come_with_the_running_statistics(data, tmp_path):
-    """Left as they began, with mean 0 and variance 1, they would make another function of the averaged weights."""
+def test_ema_weights_are_stored_with_the_running_statistics(data, tmp_path):
+    """With the initial statistics, mean 0 and variance 1, the averaged weights would be another function."""
     plain, averaged = (read_tensors(trained(data, tmp_path / f"{ema}", ema=ema).weights)[0] for ema in (None, 0.5))
     for key in ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked"):
         assert torch.equal(averaged[key], plain[key]), key
@@ -115,16 +115,16 @@ def test_averaged_weights_come_with_the_running_statistics(data, tmp_path):
     assert not torch.equal(plain["norm.running_mean"], torch.zeros(8))
 
 
-def test_the_cost_of_a_foreign_model_is_planned_and_recomputing_is_not_advised(data, monkeypatch):
+def test_plan_of_a_foreign_model_does_not_advise_recompute(data, monkeypatch):
     monkeypatch.setattr(dry_run, "WATCHED", 0.0)
     prediction = predict(RECIPE, Execution(), 1e12)
     assert prediction.parameters == (2 * 9 + 1) * 8 + 16 + 8 + 8 * 9 + 1
     assert prediction.update.memory > 4 * prediction.parameters * 4
     advised = [settings for settings, _ in advise(prediction, Execution(), 1e3)]
-    assert advised and not any("recompute" in one for settings in advised for one in settings)
+    assert advised and not any("recompute" in setting for settings in advised for setting in settings)
 
 
-def test_recomputing_a_foreign_model_is_refused_before_anything_is_written(data, tmp_path):
+def test_recompute_of_a_foreign_model_fails_before_writing_files(data, tmp_path):
     with pytest.raises(ValueError, match=r"no blocks to recompute; set train\.recompute=false\."):
         trained(data, tmp_path / "again", recompute=True)
     assert not list(tmp_path.iterdir())
@@ -132,10 +132,10 @@ def test_recomputing_a_foreign_model_is_refused_before_anything_is_written(data,
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("engine", ENGINES)
-def test_every_engine_trains_it(data, tmp_path, engine):
+def test_foreign_model_trains_with_every_engine(data, tmp_path, engine):
     recipe, execution = replace(RECIPE, train=replace(RECIPE.train, ema=0.5)), Execution(engine=engine)
     execution = replace(execution, world=replace(execution.world, device=torch.device("cuda")))
     run = Run(tmp_path / engine)
     train_run(recipe, data, run, execution)
     weights, _ = read_tensors(run.weights)
-    assert all(torch.isfinite(one).all() for one in weights.values()) and weights["norm.num_batches_tracked"] == 8
+    assert all(torch.isfinite(tensor).all() for tensor in weights.values()) and weights["norm.num_batches_tracked"] == 8

@@ -1,4 +1,4 @@
-"""The whole model: independence, gradients, precision, compilation, export, storage, other grids."""
+"""Complete models: independence of samples, gradients, precision, compilation, export, storage, other grids."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ FRAME = (
     "transolver-plus",
     "transolver-plus-linear",
 )
-"""Blocks in the frame of `Solver`, on one, two and three axes; for all models see baselines/test_every_model.py."""
+"""Models that are a `Solver`, on one, two and three axes; for all models see baselines/test_every_model.py."""
 
 
 def field(*shape):
@@ -34,7 +34,7 @@ def field(*shape):
 
 @pytest.mark.parametrize("name", FRAME)
 @pytest.mark.parametrize("grid", [(14,), (7, 8), (5, 4, 6)])
-def test_every_row_in_every_dimension_has_finite_gradients_everywhere(small_model, name, grid):
+def test_solver_gradients_are_finite_and_nonzero_in_every_dimension(small_model, name, grid):
     model = small_model(name, grid)
     x = field(2, *grid, 2).requires_grad_()
     y = model(x)
@@ -50,14 +50,14 @@ def test_every_row_in_every_dimension_has_finite_gradients_everywhere(small_mode
 
 
 @pytest.mark.parametrize("name", FRAME)
-def test_every_block_changes_the_output(small_model, name):
+def test_solver_output_depends_on_every_block(small_model, name):
     model, x = small_model(name), field(1, 12, 9, 2)
-    whole = model(x)
+    full = model(x)
     for index in range(len(model.blocks)):
         block, model.blocks[index] = model.blocks[index], nn.Identity()
-        assert (model(x) - whole).abs().max() > 1e-3
+        assert (model(x) - full).abs().max() > 1e-3
         model.blocks[index] = block
-    assert torch.equal(model(x), whole)
+    assert torch.equal(model(x), full)
 
 
 @pytest.mark.parametrize("name", [name for name in FRAME if name != "transolver-sigma"])
@@ -69,13 +69,13 @@ def test_rows_are_different_functions_of_the_same_input(small_model, name):
     assert (other(x) - sigma(x)).abs().max() > 1e-5
 
 
-def test_samples_do_not_see_each_other(small_model):
+def test_solver_samples_are_independent(small_model):
     model, x = small_model(), field(3, 12, 9, 2)
-    alone = torch.cat([model(sample[None]) for sample in x])
-    torch.testing.assert_close(model(x), alone, rtol=0, atol=1e-13)
+    separate = torch.cat([model(sample[None]) for sample in x])
+    torch.testing.assert_close(model(x), separate, rtol=0, atol=1e-13)
 
 
-def test_dft_and_rfft_forms_give_the_same_model(small_model):
+def test_spectral_operator_dft_and_rfft_agree(small_model):
     model, x = small_model(), field(2, 12, 9, 2)
     dft = model(x)
     for module in model.modules():
@@ -85,21 +85,21 @@ def test_dft_and_rfft_forms_give_the_same_model(small_model):
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
-def test_lower_precision_stays_within_its_own(small_model, dtype, bound):
+def test_solver_in_float32_and_bf16_is_close_to_float64(small_model, dtype, bound):
     model, x = small_model(), field(2, 12, 9, 2)
     exact = model(x)
     rounded = model.to(dtype)(x.to(dtype)).double()
     assert (rounded - exact).norm() / exact.norm() < bound
 
 
-def test_autocast_runs_and_stays_near(small_model):
+def test_solver_under_autocast_is_close_to_float32(small_model):
     model, x = small_model().float(), field(2, 12, 9, 2).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         near = model(x)
     assert (near.float() - model(x)).norm() / model(x).norm() < 0.1
 
 
-def test_compiled_model_equals_eager(small_model):
+def test_compiled_solver_equals_eager(small_model):
     model, x = small_model(depth=1), field(2, 12, 9, 2)
     with torch.no_grad():
         compiled = torch.compile(model, fullgraph=True)
@@ -107,19 +107,19 @@ def test_compiled_model_equals_eager(small_model):
 
 
 def test_traced_gradients_equal_eager(small_model):
-    """The graphs that `torch.compile` makes of forward and backward, run without the code generator (slow on CPU)."""
+    """The forward and backward graphs of `torch.compile`, without Inductor, which is slow on a CPU."""
     model, x = small_model(), field(2, 12, 9, 2)
     parameters = list(model.parameters())
     traced = torch.compile(model, fullgraph=True, backend="aot_eager")
-    for fast, plain in zip(
+    for compiled, eager in zip(
         torch.autograd.grad(traced(x).square().sum(), parameters),
         torch.autograd.grad(model(x).square().sum(), parameters),
         strict=True,
     ):
-        torch.testing.assert_close(fast, plain, rtol=1e-10, atol=1e-11)
+        torch.testing.assert_close(compiled, eager, rtol=1e-10, atol=1e-11)
 
 
-def test_export_equals_eager_for_any_batch(small_model):
+def test_exported_solver_equals_eager_for_any_batch_size(small_model):
     model, x = small_model(), field(2, 12, 9, 2)
     program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     more = field(5, 12, 9, 2)
@@ -130,8 +130,8 @@ def test_export_equals_eager_for_any_batch(small_model):
 def test_safetensors_round_trip_is_exact(small_model, name, tmp_path):
     model, x = small_model(name), field(1, 12, 9, 2)
     state = model.state_dict()
-    kept = {key for key, _ in model.named_buffers()} if name == "unet-batchnorm" else set()
-    assert set(state) == {key for key, _ in model.named_parameters()} | kept, "nothing but parameters is stored"
+    buffers = {key for key, _ in model.named_buffers()} if name == "unet-batchnorm" else set()
+    assert set(state) == {key for key, _ in model.named_parameters()} | buffers, "nothing but parameters is stored"
     assert not any(tensor.is_complex() for tensor in state.values())
     save_file(state, tmp_path / "weights.safetensors")
     other = small_model(name)
@@ -154,18 +154,18 @@ def test_hooks_see_the_slices_and_change_nothing(small_model):
     assert torch.equal(updated, Z + gamma * delta)
 
 
-def test_runs_on_other_grids_with_the_same_number_of_axes(small_model):
+def test_solver_runs_on_other_grids_with_the_same_number_of_axes(small_model):
     model = small_model()
     for grid in ((24, 18), (5, 31), (2, 3)):
         assert torch.isfinite(model(field(1, *grid, 2))).all()
 
 
-def test_circular_padding_is_blind_to_the_seam(small_model):
-    """With circular padding and no position, the model commutes with shifts; with zero padding it does not."""
+def test_circular_padding_makes_the_solver_shift_equivariant(small_model):
+    """Without positions; with zero padding it is not."""
 
     def defect(padding):
         model = small_model(options=Options(padding=padding))
-        forget_positions(model)
+        zero_position_weights(model)
         x = field(1, 12, 9, 2)
         return (model(x.roll((5, 2), (1, 2))) - model(x).roll((5, 2), (1, 2))).abs().max()
 
@@ -180,44 +180,44 @@ def periodic_sample(n):
 
 
 def grid_difference(model, n):
-    """Relative difference, at shared points, of the outputs on n x n and on 2n x 2n points of one smooth field."""
+    """Relative difference, at common points, of the outputs for a smooth field on n x n and 2n x 2n points."""
     coarse, fine = model(periodic_sample(n)), model(periodic_sample(2 * n))[:, ::2, ::2]
     return ((fine - coarse).norm() / fine.norm()).item()
 
 
-def forget_positions(model):
+def zero_position_weights(model):
     with torch.no_grad():
         model.lift[0].weight[:, :64].zero_()
 
 
-def forget_neighbours(model):
-    """Keep the centre of every depthwise kernel alone."""
+def zero_neighbour_weights(model):
+    """Zero every depthwise kernel except its centre."""
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, DepthwiseConvolution):
                 centre = module.weight.shape[-1] // 2
-                kept = module.weight[..., centre, centre].clone()
+                value = module.weight[..., centre, centre].clone()
                 module.weight.zero_()
-                module.weight[..., centre, centre] = kept
+                module.weight[..., centre, centre] = value
 
 
 @pytest.mark.parametrize(("positions", "order"), [(False, (0.8, 1.2)), (True, (0.4, 1.2))])
-def test_the_difference_between_grids_falls_with_the_spacing(small_model, positions, order):
-    """Kernels reach a fixed number of points: first order in the spacing. Positions run from 0 to 1 and jump at the
-    seam of a periodic field, which two points near the seam feel: half an order in the mean square."""
+def test_grid_difference_converges_with_the_spacing(small_model, positions, order):
+    """Kernels span a fixed number of points: first order in the spacing. Positions run from 0 to 1 and jump at the
+    boundary of a periodic field, which affects two points next to it: order one half in the mean square."""
     model = small_model(grid=(8, 8), options=Options(padding=("circular", "circular")))
     if not positions:
-        forget_positions(model)
+        zero_position_weights(model)
     differences = [grid_difference(model, n) for n in (32, 64, 128)]
     for coarse, fine in itertools.pairwise(differences):
         assert order[0] < math.log2(coarse / fine) < order[1], differences
 
 
-def test_without_neighbours_and_positions_the_grids_agree(small_model):
-    """What is left is the quadrature of smooth periodic functions, and epsilon against the mass of a slice."""
+def test_grid_difference_vanishes_without_neighbours_and_positions(small_model):
+    """What remains is the quadrature of smooth periodic functions, and epsilon relative to the mass of a slice."""
     model = small_model(grid=(8, 8), options=Options(padding=("circular", "circular")))
-    forget_positions(model)
-    forget_neighbours(model)
+    zero_position_weights(model)
+    zero_neighbour_weights(model)
     assert grid_difference(model, 32) < 1e-6
 
 
@@ -253,7 +253,7 @@ def test_initialisation_is_as_stated():
     assert model.offset.min() >= 0 and model.offset.max() < 1 / 128 and model.offset.std() > 1e-3
 
 
-def test_the_seed_fixes_the_weights():
+def test_seed_fixes_the_initial_weights():
     def build():
         torch.manual_seed(7)
         return build_model("physolver", grid=(8, 8), in_channels=1, out_channels=1, width=16, heads=2, depth=1)
@@ -271,11 +271,11 @@ def test_time_and_coordinate_options(small_model):
     assert (early[1] - late[1]).abs().max() > 1e-6
 
 
-def test_an_empty_batch_stays_empty(small_model):
+def test_solver_accepts_an_empty_batch(small_model):
     assert small_model()(field(0, 12, 9, 2)).shape == (0, 12, 9, 3)
 
 
-def test_forward_mode_derivatives_equal_finite_differences(small_model):
+def test_solver_forward_mode_ad_equals_finite_differences(small_model):
     model, x, v = small_model(), field(1, 12, 9, 2), field(1, 12, 9, 2)
     _, slope = torch.func.jvp(model, (x,), (v,))
     h = 1e-6
@@ -290,11 +290,11 @@ def test_backward_hooks_fire(small_model, part):
     assert seen
 
 
-def test_one_word_of_padding_holds_for_every_axis(small_model):
+def test_padding_as_a_string_applies_to_every_axis(small_model):
     for name in ("transolver-sigma", "unet", "eddyformer"):
-        one, each = (
+        single, per_axis = (
             small_model(name, (8, 8), options=Options(padding=padding)) for padding in ("zeros", ("zeros",) * 2)
         )
-        each.load_state_dict(one.state_dict())
-        x = torch.randn(1, 8, 8, one.config.in_channels, dtype=torch.float64)
-        assert torch.equal(one(x), each(x)), name
+        per_axis.load_state_dict(single.state_dict())
+        x = torch.randn(1, 8, 8, single.config.in_channels, dtype=torch.float64)
+        assert torch.equal(single(x), per_axis(x)), name

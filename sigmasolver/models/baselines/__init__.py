@@ -1,1 +1,1 @@
-"""The methods that the paper compares with: one file per paper, none imports another; `models.variants` names them."""
+"""The baselines of the paper: one module per method, independent of each other; `models.variants` registers them."""

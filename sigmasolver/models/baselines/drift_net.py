@@ -1,4 +1,4 @@
-"""DRIFT-Net (Li and Salim, ICLR 2026): a U-shaped hierarchy whose layers act on the spectrum and on the points.
+"""DRIFT-Net (Li and Salim, ICLR 2026): a U-Net of layers with a spectral and a local branch.
 
     x -- patches of 4^d -- LN -- [c] --merge-- [2c] --merge-- [4c] --merge-- [8c]        [.] a stage of layers
                                   |             |              |              |
@@ -8,26 +8,27 @@
 
 A layer:    H <- H + LN(S(H) + D(H) + H W + b),    H <- H + LN(MLP(H)),    D depthwise 3^d, MLP four times as wide.
 
-The spectral branch S splits the spectrum into a low box and the rest, mixes the channels of the box alone, and fuses
-both by weights alpha between 0 and 1 that are constant on six radial bands:
+The spectral branch S splits the spectrum into a low-frequency box and its complement, mixes channels in the box only,
+and blends both by weights alpha in (0, 1) that are constant on each of six radial bands:
 
     X = rFFT(H) / N = X_low + X_high,    Y = alpha (X_low W_c) + (1 - alpha) X_high,    S(H) = irFFT(Y),
-    alpha = sigmoid(A_2 ReLU(A_1 m + a_1) + a_2),    m = the mean of |X| on each band, for each channel by itself.
+    alpha = sigmoid(A_2 ReLU(A_1 m + a_1) + a_2),    m = the mean of |X| over each band, per channel.
 
-W_c is complex, one for all frequencies. A stage adds its input to its output before it is merged; merging concatenates
-2^d neighbours and maps them to twice the channels, unmerging is its mirror image. Stages of the decoder add the skips.
+W_c is complex and shared by all frequencies. A stage adds its input to its output before merging; merging concatenates
+2^d neighbours and projects them to twice the channels, unmerging reverses this. The decoder adds the skip connections.
 
-From the released code: all of the above, T with c = 48 and four layers per stage. Three faults are put right here, and
-`released=True` has the first two as they are:
-    box      rows [0, 0.562 n) by array index: of the negative frequencies at most a few of the highest, so that a wave
-             and its mirror image are treated differently. Here |k_a| < 0.562 (n_a / 2 + 1) on every axis.
-    bands    radius from array indices, so that the wave -1 counts as the highest. Here from |k_a|, as in its own loss.
-    cut      two numbers per layer that are called learned and are cut off by a rounding: 0.562 = sigmoid(0.25) stays
-             where it started. Here it is a constant. At least the mean is low, also on a grid of one token.
-Further parameters of the released code never act (a second norm per layer, two maps per decoder stage for a loss that
-is off) and are left out; its norm without a time cannot be called, and is a plain one here.
-Inferred: one and three axes, grids that are no multiple of 4 x 8 points (zeros at the high end, cut off again), stages
-that are not square. Imaginary parts that W_c puts where a real field has none are dropped on every device alike.
+From the released code: all of the above, T with c = 48 and four layers per stage. Three of its faults are
+corrected here; `released=True` reproduces the first two:
+    box      rows [0, 0.562 n) by array index, which include at most a few of the highest negative frequencies, so that
+             a wave and its mirror image are treated differently. Here |k_a| < 0.562 (n_a / 2 + 1) on every axis.
+    bands    radius from array indices, so that k = -1 counts as the highest. Here from |k_a|, as in its own loss.
+    cut      two "learnable" parameters per layer that get no gradient because of a rounding, so that the cut stays at
+             its initial value, 0.562 = sigmoid(0.25). Here it is a constant. The mean is always low, even on a grid of
+             one token.
+Unused parameters of the released code (a second norm per layer, two maps per decoder stage for a disabled loss) are
+left out; its norm cannot be called without a time and is a plain LayerNorm here.
+Inferred: one and three axes, grids that are not a multiple of 4 x 8 points (zero-padded at the high end, then cropped),
+stages that are not square. Imaginary parts of self-conjugate modes, which W_c can produce, are dropped on every device.
 
 Letters: B batch, C channels of a stage, n tokens on an axis, K frequencies of the half spectrum, Q bands.
 """
@@ -50,18 +51,18 @@ __all__ = ["DriftNet", "SpectralBranch", "drift_net", "low_box", "radial_bands"]
 PATCH = 4
 STAGES = 4
 UNIT = PATCH * 2 ** (STAGES - 1)
-"""Points per axis that become one token of the last stage."""
+"""Points per axis of a token of the last stage."""
 BANDS = 6
 CUT = 1 / (1 + math.exp(-0.25))
 
 
 def _lengths(grid: tuple[int, ...], released: bool) -> tuple[int, ...]:
-    """Waves |k| that an axis has; as released, the length of its axis in the half spectrum."""
+    """The number of distinct |k| per axis; as released, the length of each axis of the half spectrum."""
     return (*(n if released else n // 2 + 1 for n in grid[:-1]), grid[-1] // 2 + 1)
 
 
 def _waves(grid: tuple[int, ...], released: bool, device: torch.device) -> list[torch.Tensor]:
-    """For every axis of the half spectrum |k| or, as released, its array index, shaped to broadcast."""
+    """|k| (as released: the array index) along each axis of the half spectrum, shaped to broadcast."""
     waves = []
     for axis, points in enumerate(grid):
         last = axis == len(grid) - 1
@@ -82,10 +83,10 @@ def low_box(grid: tuple[int, ...], released: bool, device: torch.device) -> torc
 
 @grid_constant
 def radial_bands(grid: tuple[int, ...], released: bool, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """(2, Q, K): the mean over each band, zero for an empty one, and ones where a frequency belongs to a band.
+    """(2, Q, K): the averaging weights of each band, zero if it is empty, and its membership mask.
 
-    Radii are 1 at the end of an axis, then divided by the largest, and cut into rings of equal width; in float32, so
-    that all agree about an edge.
+    Radii are scaled to 1 at the end of each axis, divided by the largest, and split into rings of equal width; in
+    float32, so that all dtypes agree on the edges of the bands.
     """
     squared = torch.zeros((), dtype=torch.float32, device=device)
     for k, length in zip(_waves(grid, released, device), _lengths(grid, released), strict=True):
@@ -98,7 +99,7 @@ def radial_bands(grid: tuple[int, ...], released: bool, dtype: torch.dtype, devi
 
 @grid_constant
 def _self_conjugate(points: int, device: torch.device) -> torch.Tensor:
-    """(K, 1) on the last axis: the constant and, if there is one, the Nyquist wave."""
+    """(K, 1) on the last axis: True for the mean and, if n is even, the Nyquist frequency."""
     return (2 * torch.arange(points // 2 + 1, device=device) % points == 0)[:, None]
 
 
@@ -107,7 +108,7 @@ def _to_points(Y: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
     last = len(grid)
     if last > 1:
         Y = torch.fft.ifftn(Y, dim=tuple(range(1, last)), norm="forward")
-    # FFT libraries disagree on imaginary parts of these waves.
+    # FFT libraries disagree on the imaginary parts of self-conjugate modes.
     Y = torch.where(_self_conjugate(grid[-1], Y.device), Y.real.to(Y.dtype), Y)
     return torch.fft.irfft(Y, n=grid[-1], dim=last, norm="forward")
 
@@ -117,7 +118,7 @@ def _normal(*shape: int) -> nn.Parameter:
 
 
 class SpectralBranch(nn.Module):
-    """H (B, *grid, C) -> S(H), in float32 at least: there are no transforms in bf16."""
+    """H (B, *grid, C) -> S(H), in float32 at least: there is no FFT in bf16."""
 
     HIDDEN = 128
 
@@ -128,7 +129,7 @@ class SpectralBranch(nn.Module):
         self.gate = nn.Sequential(linear(BANDS, self.HIDDEN), nn.ReLU(), linear(self.HIDDEN, BANDS), nn.Sigmoid())
 
     def forward(self, H: torch.Tensor) -> torch.Tensor:
-        if not H.shape[0]:  # there is no transform of an empty batch
+        if not H.shape[0]:  # torch.fft rejects an empty batch
             return H
         grid = tuple(H.shape[1:-1])
         wide = torch.promote_types(H.dtype, torch.float32)
@@ -145,7 +146,7 @@ class SpectralBranch(nn.Module):
         return X * low, X * ~low
 
     def alpha(self, X: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
-        """The weights (B, *half spectrum, C) of the mixed low part."""
+        """The blending weights of the mixed low part, (B, *half spectrum, C)."""
         size_BKC = X.abs().flatten(1, -2)
         mean_QK, members_QK = radial_bands(grid, self.released, size_BKC.dtype, X.device)
         m_BCQ = (mean_QK @ size_BKC).mT
@@ -154,7 +155,7 @@ class SpectralBranch(nn.Module):
 
 
 class Layer(nn.Module):
-    """(B, *grid, C) -> the same shape; the norms stand behind what they normalise."""
+    """(B, *grid, C) -> the same shape; a post-norm residual layer."""
 
     EXPANSION = 4
 
@@ -168,26 +169,26 @@ class Layer(nn.Module):
         self.mlp_norm = LayerNorm(width)
 
     def forward(self, H: torch.Tensor) -> torch.Tensor:
-        H = H + self.spectral_norm(self.spectral(H) + _on_points(self.local, H) + self.pointwise(H))
+        H = H + self.spectral_norm(self.spectral(H) + _channels_first(self.local, H) + self.pointwise(H))
         return H + self.mlp_norm(self.mlp(H))
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, axes: int, groups: int = 1, bias: bool = True) -> nn.Module:
-    """Same size out as in, zeros beyond the ends; weights normal with deviation 0.02."""
+    """A zero-padded convolution that keeps the grid; normal weights with standard deviation 0.02."""
     make = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[axes - 1]
     layer = make(inputs, outputs, kernel, padding=kernel // 2, groups=groups, bias=bias)
-    return _started(layer)
+    return _init_normal(layer)
 
 
-def _started(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> nn.Module:
+def _init_normal(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> nn.Module:
     nn.init.normal_(layer.weight, std=0.02)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     return layer
 
 
-def _on_points(layer: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """A layer of torch, which has the channels first, on (B, *grid, C)."""
+def _channels_first(layer: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """Apply a channels-first layer to (B, *grid, C)."""
     return layer(x.movedim(-1, 1)).movedim(1, -1)
 
 
@@ -219,13 +220,13 @@ class Unmerge(nn.Module):
     def forward(self, H: torch.Tensor) -> torch.Tensor:
         grid, axes = H.shape[1:-1], H.ndim - 2
         H = self.expand(H).reshape(H.shape[0], *grid, *(2,) * axes, H.shape[-1] // 2)
-        order = [place for axis in range(axes) for place in (1 + axis, 1 + axes + axis)]
+        order = [dim for axis in range(axes) for dim in (1 + axis, 1 + axes + axis)]
         H = H.permute(0, *order, 2 * axes + 1).reshape(H.shape[0], *(2 * n for n in grid), H.shape[-1])
         return self.mix(self.norm(H))
 
 
 class ConvNeXt(nn.Module):
-    """H + scale * MLP(LN(depthwise 7^d (H))); the scale of each channel starts at 1e-6."""
+    """H + scale * MLP(LN(depthwise 7^d (H))); the scale of each channel is initialised to 1e-6."""
 
     def __init__(self, width: int, axes: int) -> None:
         super().__init__()
@@ -235,14 +236,14 @@ class ConvNeXt(nn.Module):
         self.scale = nn.Parameter(torch.full((width,), 1e-6))
 
     def forward(self, H: torch.Tensor) -> torch.Tensor:
-        return H + self.scale * self.mlp(self.norm(_on_points(self.local, H)))
+        return H + self.scale * self.mlp(self.norm(_channels_first(self.local, H)))
 
 
 class DriftNet(GridModel):
     """`(B, *grid, in_channels)` -> `(B, *grid, out_channels)` for one, two or three axes and any grid.
 
-    `blocks` are the layers of the encoder's stages and then of the decoder's, `layers` for each. Weights start normal
-    with deviation 0.02 and biases at zero, but for the patches at the end, which start as torch's do.
+    `blocks` are the layers of the encoder stages, then those of the decoder stages, `layers` per stage. Weights are
+    initialised normal with standard deviation 0.02 and biases zero; `recover` has torch's default initialisation.
     """
 
     SKIP_BLOCKS = 2
@@ -252,7 +253,7 @@ class DriftNet(GridModel):
         self.time, self.layers, axes = None, layers, config.axes
         widths = [embed * 2**stage for stage in range(STAGES)]
         patches = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[axes - 1]
-        self.embed = _started(patches(config.in_channels, embed, PATCH, PATCH))
+        self.embed = _init_normal(patches(config.in_channels, embed, PATCH, PATCH))
         self.embed_norm = LayerNorm(embed)
         self.blocks = nn.ModuleList(
             Layer(width, axes, released) for width in (*widths, *reversed(widths)) for _ in range(layers)
@@ -267,24 +268,26 @@ class DriftNet(GridModel):
         self.smooth = _convolution(config.out_channels, config.out_channels, 5, axes, bias=False)
 
     def forward(self, x: torch.Tensor, time: torch.Tensor | None = None) -> torch.Tensor:
-        """There is no time embedding: `time` is refused."""
+        """`time` must be None: there is no time embedding."""
         self.check(x, time)
-        # Zeros at the high end of every axis, up to a whole number of tokens in the last stage.
-        H = self.embed_norm(_on_points(self.embed, padded(x, [points + -points % UNIT for points in x.shape[1:-1]])))
+        # Zero-pad the high end of every axis to a whole number of tokens in the last stage.
+        H = self.embed_norm(
+            _channels_first(self.embed, padded(x, [points + -points % UNIT for points in x.shape[1:-1]]))
+        )
         skips = []
         for stage in range(STAGES):
-            given, H = H, self._stage(stage, H)
+            residual, H = H, self._stage(stage, H)
             if stage < STAGES - 1:
                 skips.append(self.skips[stage](H))
-                H = self.merges[stage](H + given)
+                H = self.merges[stage](H + residual)
         for stage in range(STAGES):
             if stage:
                 H = self.unmerges[stage - 1](H) + skips.pop()
             H = self._stage(STAGES + stage, H)
-        # The answer is read in full precision: eight bits of bf16 would be its error.
+        # Full precision for the output, which bf16 would limit to eight significant bits.
         with torch.autocast(x.device.type, enabled=False):
-            y = _on_points(self.recover, H.to(self.dtype))
-            return _on_points(self.smooth, cropped(y, x.shape[1:-1]))
+            y = _channels_first(self.recover, H.to(self.dtype))
+            return _channels_first(self.smooth, cropped(y, x.shape[1:-1]))
 
     def _stage(self, stage: int, H: torch.Tensor) -> torch.Tensor:
         for index in range(stage * self.layers, (stage + 1) * self.layers):
@@ -293,8 +296,8 @@ class DriftNet(GridModel):
 
 
 def drift_net(config: SolverConfig, released: bool = False) -> DriftNet:
-    """DRIFT-Net with 3/8 of `width` channels in its first stage and half of `depth` layers in each: T at 128 and 8.
+    """DRIFT-Net with 3/8 `width` channels in the first stage and `depth` / 2 layers per stage; 128 and 8 give size T.
 
-    `heads`, `slices`, `modes` and the options `expansion`, `positions`, `lattice`, `padding`, `dropout` are not used.
+    `heads`, `slices`, `modes` and the options `expansion`, `positions`, `lattice`, `padding`, `dropout` are ignored.
     """
     return DriftNet(config, max(1, 3 * config.width // 8), (config.depth + 1) // 2, released)

@@ -1,6 +1,6 @@
-"""FactFormer (Li et al., NeurIPS 2023): attention by one small kernel matrix per axis, then marching in latent time.
+"""FactFormer (Li et al., NeurIPS 2023): attention factorised into a kernel matrix per axis, then latent time marching.
 
-    fields -> lift -> block x depth -> expand -> [ + e_t, + MLP(LN) ] for every frame -> head -> fields of that frame
+    fields -> lift -> block x depth -> expand -> [ + e_t, + MLP(LN) ] per frame -> head -> fields of that frame
 
 Block, on H with n_1 x ... x n_d points and C channels:
 
@@ -8,27 +8,27 @@ Block, on H with n_1 x ... x n_d points and C channels:
     Y = LN(H),  V = Y W_v                      h heads of width D
     for every axis a:
         z_a = MLP(LN(mean of Y W_in W_a over the other axes))        n_a x C; MLP: Linear, gated GELU, Linear
-        K_a = R(z_a W_q) R(z_a W_k)^T                                n_a x n_a for every head; no softmax, no scaling
+        K_a = R(z_a W_q) R(z_a W_k)^T                                n_a x n_a per head; no softmax, no scaling
     O = K_1 x ... x K_d applied to V
-    Attention = W_2 GELU(W_1 (O - mean) / deviation), over all points and the channels of a head, for every sample
+    Attention = W_2 GELU(W_1 (O - mean) / std), statistics per sample and head, over all points and channels
 
-R turns each pair of channels (j, j + E/2) of a query or key of width E = kernel D by the angle 64 x 10000^(-2j/E), so
-that K_a sees the distance of two points. The mean over the other axes is taken first: it commutes with the linear maps,
-and these then act on n_a rows instead of all points. One map per frame of the output makes its steps in latent time
-(`out_frames`); a head of grouped linear maps reads each of them.
+R is a rotary embedding: it rotates each pair of channels (j, j + E/2) of a query or key of width E = kernel D by the
+angle 64 x 10000^(-2j/E), so that K_a depends on the distance of two points. The mean over the other axes is taken
+first: it commutes with the linear maps, which then act on n_a rows instead of all points. The latent state takes one
+step per output frame (`out_frames`); a head of grouped linear maps decodes each of them.
 
 From the paper: factorised kernels, pooling, rotary positions, latent marching. From the released code: all sizes,
-norms, biases and starting values, the random Fourier features before every block, the box in which positions are
-measured, the convolutions of the tasks with walls. Its settings as rows:
+norms, biases and the initialisation, the random Fourier features before every block, the box in which positions are
+measured, the convolutions for tasks with walls. Its settings as models:
 
-    row                 heads  kernel  latent  box   features  lift       also
+    model               heads  kernel  latent  box   features  lift       also
     factformer          any    2       2       2 pi  8         linear     (Kolmogorov flow; timing runs of Transolver-σ)
     factformer-it3d     6      3       1.5     2 pi  8         by field
     factformer-smoke3d  6      3       1.5     8     1         by field   margin of 2 cells, convolutions
     factformer-darcy    12     2       none    1     1         linear     convolutions
 
-The box of `factformer` on other tasks is our choice, as is upsampling to the grid that came in. The frequencies B are
-parameters that do not learn, as in the released code: stored with a run, part of its bytes and not of what it learns.
+The box of `factformer` on other tasks is our choice, as is upsampling to the input grid. The frequencies B are frozen
+parameters, as in the released code: they are stored and count as bytes, but not as trainable parameters.
 
 Letters: B batch, H heads, N points, C width, D head width, d axes.
 """
@@ -50,37 +50,37 @@ from sigmasolver.ops.constants import grid_constant
 __all__ = ["FactFormer", "FactorisedAttention", "Form", "factformer"]
 
 GROUPS = 8
-"""Of the head's first map."""
+"""Channel groups of the head's first map."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """What the released settings of the tasks differ in."""
+    """Settings that differ between the released tasks."""
 
     heads: int | None = None
-    """None: those of the sizes."""
+    """None: `heads` of the config."""
     head_width: int = 64
     kernel: int = 2
-    """Width of queries and keys, in head widths."""
+    """Width of queries and keys, as a multiple of the head width."""
     latent: float | None = 2.0
-    """Width of the marching state, in widths; None: no marching, one map to all channels."""
+    """Width of the latent state, as a multiple of `width`; None: no marching, one map to all channels."""
     norm_groups: int = 16
-    """Of the head's normalisation."""
+    """Groups of the head's GroupNorm."""
     box: float = 2 * math.pi
-    """Every axis goes from 0 to here."""
+    """Length of every axis; positions run from 0 to `box`."""
     features: float = 8.0
-    """Deviation of the frozen frequencies."""
+    """Standard deviation of the frozen frequencies."""
     by_field: bool = False
-    """The lift sees every field by itself, then all of them over time."""
+    """Lift each field separately, then mix fields and frames."""
     margin: int = 0
-    """Cells of zeros behind every axis, while the blocks run."""
+    """Number of points of zero padding at the high end of every axis, around the blocks."""
     convolutions: bool = False
-    """A small convolutional network beside the blocks' answer, for walls."""
+    """Concatenate the output of a small convolutional network, for tasks with walls."""
 
 
 @grid_constant
 def axis_points(points: int, box: float, margin: int, device: torch.device) -> torch.Tensor:
-    """(n,) in float64: from 0 to `box`, both ends included; a margin goes on with the same spacing."""
+    """(n,) in float64: from 0 to `box`, end points included; the margin continues with the same spacing."""
     return torch.arange(points, dtype=torch.float64, device=device) * (box / (points - margin - 1))
 
 
@@ -88,14 +88,14 @@ def axis_points(points: int, box: float, margin: int, device: torch.device) -> t
 def rotation(
     points: int, box: float, margin: int, width: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """(2, n, width / 2): cosines and sines of the angles by which queries and keys are turned."""
-    falling = 10_000.0 ** -(torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)
-    angles = 64 * axis_points(points, box, margin, device)[:, None] * falling
+    """(2, n, width / 2): cosines and sines of the rotary angles."""
+    frequencies = 10_000.0 ** -(torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)
+    angles = 64 * axis_points(points, box, margin, device)[:, None] * frequencies
     return torch.stack((angles.cos(), angles.sin())).to(dtype)
 
 
 def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """(..., n, E): each pair of channels (j, j + E/2) turned by its angle."""
+    """(..., n, E): rotate each pair of channels (j, j + E/2) by its angle."""
     (cosine, sine), (first, second) = table, x.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
 
@@ -103,14 +103,16 @@ def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 def standardise(
     x: torch.Tensor, groups: int, eps: float, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """(B, *grid, C): mean zero and deviation one over all points and the channels of a group, for every sample, then
-    weight and bias (C,), where given. Statistics of groups come from those of channels; one pass does the rest."""
+    """(B, *grid, C): group norm over all points and the channels of a group, with optional weight and bias (C,).
+
+    Group statistics are combined from channel statistics; then one pass scales and shifts.
+    """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    of_channel = torch.var_mean(wide.flatten(1, -2), dim=1, correction=0)
-    variance, mean = (one.unflatten(-1, (groups, -1)) for one in of_channel)
+    channel_statistics = torch.var_mean(wide.flatten(1, -2), dim=1, correction=0)
+    variance, mean = (statistic.unflatten(-1, (groups, -1)) for statistic in channel_statistics)
     centre = mean.mean(-1, keepdim=True)
-    within = (variance + (mean - centre).square()).mean(-1, keepdim=True)
-    scale = (within + eps).rsqrt().expand_as(mean).flatten(1)
+    group_variance = (variance + (mean - centre).square()).mean(-1, keepdim=True)
+    scale = (group_variance + eps).rsqrt().expand_as(mean).flatten(1)
     scale = scale if weight is None else scale * weight
     shift = -centre.expand_as(mean).flatten(1) * scale
     shift = shift if bias is None else shift + bias
@@ -119,30 +121,29 @@ def standardise(
 
 
 def standardise_heads(O_BHnD: torch.Tensor, eps: float) -> torch.Tensor:
-    """(B, H, *grid, D): mean zero and deviation one over all points and channels of a head.
+    """(B, H, *grid, D): zero mean and unit variance over all points and channels of a head.
 
-    The variance is divided by one less than the count; torch's norm of groups divides by the count itself.
+    With the unbiased variance; torch's group_norm uses the biased one.
     """
     count, heads = math.prod(O_BHnD.shape[2:]), O_BHnD.shape[1]
-    fewer = (count - 1) / count
-    with torch.autocast(O_BHnD.device.type, enabled=False):  # sums are float32 in bf16 too
-        weight = O_BHnD.new_full((heads,), math.sqrt(fewer))
-        return F.group_norm(O_BHnD.flatten(2), heads, weight, eps=eps * fewer).view(O_BHnD.shape)
+    correction = (count - 1) / count
+    with torch.autocast(O_BHnD.device.type, enabled=False):  # group_norm accumulates in float32, also for bf16 inputs
+        weight = O_BHnD.new_full((heads,), math.sqrt(correction))
+        return F.group_norm(O_BHnD.flatten(2), heads, weight, eps=eps * correction).view(O_BHnD.shape)
 
 
 class FourierFeatures(nn.Module):
-    """(*grid, C): positions through frozen random frequencies and a linear map.
+    """(*grid, C): random Fourier features of the positions with frozen frequencies, then a linear map.
 
-    The frequencies stay float32 whatever type the model is cast to: phases reach hundreds of radians, and eight bits
-    of bf16 would leave nothing of them. Sine and cosine of a sum over axes are products over axes, so that only n_a
-    rows per axis need them.
+    The frequencies stay float32 whatever dtype the model is cast to: phases reach hundreds of radians, beyond the
+    precision of bf16. By the angle addition formulas, sines and cosines are evaluated for n_a points per axis only.
     """
 
     def __init__(self, config: SolverConfig, form: Form) -> None:
         super().__init__()
         self.form = form
-        drawn = form.features * torch.randn(config.axes, config.width // 2)
-        self.frequencies = nn.Parameter(drawn, requires_grad=False)
+        frequencies = form.features * torch.randn(config.axes, config.width // 2)
+        self.frequencies = nn.Parameter(frequencies, requires_grad=False)
         self.linear = Linear(config.width, config.width)
 
     def _apply(self, *args, **kwargs):  # type: ignore[no-untyped-def]
@@ -170,7 +171,7 @@ class FourierFeatures(nn.Module):
 
 
 class AxisKernel(nn.Module):
-    """(B, n, C) -> (B, H, n, n): what the points of one axis take from each other."""
+    """(B, n, C) -> (B, H, n, n): the attention kernel of one axis."""
 
     START = 0.02
 
@@ -215,10 +216,10 @@ class FactorisedAttention(nn.Module):
     def forward(self, H: torch.Tensor) -> torch.Tensor:
         Y = self.norm(H)
         O = self.value(Y).unflatten(-1, (self.heads, -1)).movedim(-2, 1)  # (B, H, *grid, D)
-        # From the last axis to the first, so that the heads end up in one piece each. The order is free.
+        # The order is free: from the last axis to the first, each head ends up contiguous.
         for axis, kernel in reversed(list(enumerate(self.kernels))):
-            others = [1 + other for other in range(len(self.kernels)) if other != axis]
-            K = kernel(self.enter(Y.mean(others) if others else Y))
+            other_axes = [1 + other for other in range(len(self.kernels)) if other != axis]
+            K = kernel(self.enter(Y.mean(other_axes) if other_axes else Y))
             lines = O.movedim(2 + axis, 2)
             O = (K @ lines.flatten(3)).view(lines.shape).movedim(2, 2 + axis)
         return self.project(standardise_heads(O, eps=1e-8).movedim(1, -2).flatten(-2))
@@ -238,7 +239,7 @@ class Block(nn.Module):
 
 
 class LiftByField(nn.Module):
-    """`(B, *grid, frames x fields)` -> `(B, *grid, C)`: each value to C / (2 fields) channels, then a map over time."""
+    """`(B, *grid, frames x fields)` -> `(B, *grid, C)`: each value to C / (2 fields) channels, then mix frames."""
 
     def __init__(self, config: SolverConfig) -> None:
         super().__init__()
@@ -260,19 +261,19 @@ class LiftByField(nn.Module):
 
 
 class GroupedLinear(nn.Module):
-    """A linear map without bias for each of `GROUPS` groups of channels."""
+    """A bias-free linear map per group of channels."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        reach = 1 / math.sqrt(inputs // GROUPS)
-        self.weight = nn.Parameter(torch.empty(GROUPS, inputs // GROUPS, outputs // GROUPS).uniform_(-reach, reach))
+        bound = 1 / math.sqrt(inputs // GROUPS)
+        self.weight = nn.Parameter(torch.empty(GROUPS, inputs // GROUPS, outputs // GROUPS).uniform_(-bound, bound))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.einsum("...gi,gio->...go", x.unflatten(-1, (GROUPS, -1)), self.weight).flatten(-2)
 
 
 class GroupNorm(nn.Module):
-    """Over all points and the channels of a group, channels last."""
+    """nn.GroupNorm with channels last."""
 
     def __init__(self, channels: int, groups: int) -> None:
         super().__init__()
@@ -284,7 +285,7 @@ class GroupNorm(nn.Module):
 
 
 class WallConvolutions(nn.Module):
-    """`(B, *grid, C)` -> `(B, *grid, 2 C)`: half resolution and back by 3^d convolutions, beside what came in."""
+    """`(B, *grid, C)` -> `(B, *grid, 2 C)`: 3^d convolutions to half resolution and back; concatenates the input."""
 
     def __init__(self, config: SolverConfig) -> None:
         super().__init__()
@@ -294,14 +295,14 @@ class WallConvolutions(nn.Module):
         self.up = nn.Sequential(kind(half, half, 3, 1, 1), nn.GELU(), kind(half, width, 3, 1, 1))
 
     def forward(self, H: torch.Tensor) -> torch.Tensor:
-        normal = standardise(H, H.shape[-1], eps=1e-5).movedim(-1, 1)
-        coarse = self.down(normal)
+        normed = standardise(H, H.shape[-1], eps=1e-5).movedim(-1, 1)
+        coarse = self.down(normed)
         fine = self.up(F.interpolate(coarse, size=tuple(H.shape[1:-1]), mode="nearest"))
         return torch.cat((fine.movedim(1, -1), H), dim=-1)
 
 
 class Steady(nn.Module):
-    """`(B, *grid, inputs)` -> `(B, *grid, out_channels)`, without time."""
+    """`(B, *grid, inputs)` -> `(B, *grid, out_channels)`: the head for steady tasks."""
 
     def __init__(self, config: SolverConfig, inputs: int) -> None:
         super().__init__()
@@ -314,7 +315,7 @@ class Steady(nn.Module):
 
 
 class Marching(nn.Module):
-    """`(B, *grid, inputs)` -> `(B, *grid, out_channels)`: a step of the latent state for every frame, each read out."""
+    """`(B, *grid, inputs)` -> `(B, *grid, out_channels)`: one step of the latent state per frame, each decoded."""
 
     START = 0.02
 
@@ -344,7 +345,7 @@ class Marching(nn.Module):
 
 
 def read(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    """The answer in the precision of the weights: eight bits of bf16 would be its error."""
+    """Apply the layer in the dtype of its weights: bf16 would limit the output to eight significant bits."""
     with torch.autocast(x.device.type, enabled=False):
         return layer(x.to(layer.weight.dtype))
 
@@ -352,7 +353,7 @@ def read(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
 class FactFormer(GridModel):
     """`(B, *grid, in_channels)` -> `(B, *grid, out_channels)` for one, two or three axes and any grid.
 
-    Linear maps and convolutions start as torch's do, queries and keys Xavier-uniform with gain 0.02.
+    Linear maps and convolutions have torch's default initialisation; queries and keys are Xavier uniform, gain 0.02.
     """
 
     def __init__(self, config: SolverConfig, form: Form) -> None:
@@ -372,10 +373,10 @@ class FactFormer(GridModel):
         self.answer: nn.Module = Steady(config, inputs) if latent is None else Marching(config, form, inputs, latent)
 
     def forward(self, x: torch.Tensor, time: torch.Tensor | None = None) -> torch.Tensor:
-        """`time` is for solvers with an embedding: (B,), or (B, n) where conditions follow the time."""
+        """`time`, for models with a time embedding: (B,), or (B, n) with conditions after the time."""
         self.check(x, time)
         grid = x.shape[1:-1]
-        H = self.with_time(self.lift(x).to(self.dtype), time)  # the residual sums keep this type
+        H = self.with_time(self.lift(x).to(self.dtype), time)  # the residual stream keeps this dtype
         H = padded(H, [points + self.form.margin for points in grid])
         for block in self.blocks:
             H = block(H)
@@ -383,6 +384,6 @@ class FactFormer(GridModel):
 
 
 def factformer(config: SolverConfig, form: Form | None = None) -> FactFormer:
-    """FactFormer in one of its forms; `slices`, `modes` and the options `expansion`, `positions` and `dropout` are not
-    used."""
+    """FactFormer in one of its forms; `slices`, `modes` and the options `expansion`, `positions` and `dropout` are
+    ignored."""
     return FactFormer(config, form or Form())

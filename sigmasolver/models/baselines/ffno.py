@@ -1,21 +1,22 @@
-"""F-FNO, the factorised Fourier neural operator (Tran et al., ICLR 2023): a spectral operator, then a feed-forward map.
+"""F-FNO, the factorised Fourier neural operator (Tran et al., ICLR 2023): a spectral operator, then an MLP.
 
     H --- S(H) = sum over axes of the filtered H --- Linear, ReLU, Linear --- LN --- + H ---> H
 
-S is `models.spectral.SpectralOperator` at full width, with weights of its own in every block; inside, the feed-forward
-map is four times as wide. This is the form of the reacting-flow benchmark that the paper compares with
-(tab:realm-results), whose blocks it has to the last parameter. Lift and readout are those of `models.solver`, so that
-models differ in their blocks alone; weights start as in the family.
+S is `models.spectral.SpectralOperator` at full width, with separate weights in every block; the hidden width of the
+feed-forward network is 4 x width. This is the form of the reacting-flow benchmark that the paper compares with
+(tab:realm-results); its blocks have exactly the same parameters. Lift and readout are those of `models.solver`, so that
+models differ in their blocks only; the initialisation is that of Transolver-sigma.
 
 The authors' own form for Navier-Stokes, `ffno-markov`:
 
     [x, fields] --- N --- H --- d = N(ReLU(N(S(H)))) --- H + d ---> H         after the last layer: N(N(d)), not H + d
 
-N is a linear map with normalised weights, g v / |v| for every output; S is one operator for all layers; no layer norm,
-and no activation between the two maps of the head, whose inner width is 128. It is all from their released code
-(24 layers, width 64, 16 modes: 1,072,834 parameters), as are its Xavier-normal Fourier weights with gain 0.1 and
-torch's start of the rest. Their runs read one frame (a Markov step) of normalised fields with noise, which a task and
-its training say, not a model. Their code puts the coordinates after the fields: another order of the first columns.
+N is a weight-normalised linear map, g v / |v| for every output; S is shared by all layers; there is no layer norm, and
+no activation between the two maps of the head, whose inner width is 128. All of this follows their released code
+(24 layers, width 64, 16 modes: 1,072,834 parameters), including Xavier-normal Fourier weights with gain 0.1 and torch's
+default initialisation of everything else. Their runs take one frame (a Markov step) of normalised fields with noise,
+which is set by task and training, not by the model. Their code concatenates the coordinates after the fields, which
+only permutes the columns of the lift.
 """
 
 from __future__ import annotations
@@ -52,21 +53,21 @@ class FactorisedBlock(nn.Module):
 
 
 def ffno(config: SolverConfig) -> Solver:
-    """F-FNO with `depth` blocks; `heads`, `slices` and the options `expansion` and `dropout` are not used."""
+    """F-FNO with `depth` blocks; `heads`, `slices` and the options `expansion` and `dropout` are ignored."""
     return Solver(FactorisedBlock, config)
 
 
 class NormalisedLinear(nn.Module):
-    """g v / |v| times the channels, plus a bias: the length of a row of weights is learned apart from its direction.
+    """A weight-normalised linear layer, g v / |v| x + b: length and direction of each row are separate parameters.
 
-    Starts as torch's linear map does.
+    Initialised like nn.Linear.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        start = Linear(inputs, outputs)
-        self.direction, self.bias = start.weight, start.bias
-        self.length = nn.Parameter(start.weight.detach().norm(dim=1, keepdim=True))
+        initial = Linear(inputs, outputs)
+        self.direction, self.bias = initial.weight, initial.bias
+        self.length = nn.Parameter(initial.weight.detach().norm(dim=1, keepdim=True))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.direction * (self.length / self.direction.norm(dim=1, keepdim=True))
@@ -86,7 +87,7 @@ class MarkovFFNO(GridModel):
         self.time = TimeEmbedding(C, config.scalars) if config.scalars else None
         self.spectral = SpectralOperator(C, config.modes_per_axis, config.domain_padding)
         for weight in self.spectral.weights:
-            # Xavier's rule as torch applies it to the authors' layout (C, C', modes, 2): modes x 2 is its kernel.
+            # xavier_normal_ on the authors' layout (C, C', modes, 2), where torch takes modes x 2 as the kernel size.
             nn.init.normal_(weight, std=self.GAIN * math.sqrt(2 / (2 * C * 2 * len(weight))))
         self.blocks = nn.ModuleList(
             nn.Sequential(NormalisedLinear(C, inner), nn.ReLU(), NormalisedLinear(inner, C))
@@ -95,7 +96,7 @@ class MarkovFFNO(GridModel):
         self.head = nn.Sequential(NormalisedLinear(C, self.INNER), NormalisedLinear(self.INNER, config.out_channels))
 
     def forward(self, x: torch.Tensor, time: torch.Tensor | None = None) -> torch.Tensor:
-        """`time` is for models with an embedding: (B,), or (B, n) where conditions follow the time."""
+        """`time`, for models with a time embedding: (B,), or (B, n) with conditions after the time."""
         self.check(x, time)
         points = coordinates(tuple(x.shape[1:-1]), x.dtype, x.device)
         H = self.with_time(self.lift(with_points(x, points)).to(self.dtype), time)
@@ -111,5 +112,5 @@ class MarkovFFNO(GridModel):
 
 def ffno_markov(config: SolverConfig) -> MarkovFFNO:
     """The authors' F-FNO with `depth` layers; `heads`, `slices` and the options `expansion`, `dropout` and `positions`
-    are not used."""
+    are ignored."""
     return MarkovFFNO(config)

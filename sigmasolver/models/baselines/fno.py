@@ -1,24 +1,24 @@
-"""FNO, the Fourier neural operator (Li et al., ICLR 2021): a global filter beside a pointwise map, in every layer.
+"""FNO, the Fourier neural operator (Li et al., ICLR 2021): a spectral convolution plus a pointwise map per layer.
 
     fields ----+
                +-- lift --- pad --- [ GELU( F^-1 (R . F H) + W H + b ) ] x depth --- crop --- Linear, GELU, Linear --->
     positions -+
 
-F is the discrete Fourier transform over all axes at once and R one complex matrix (width x width) for every kept mode:
-`modes` non-negative ones on the last axis, twice as many, of both signs, on the others. The last layer has no GELU.
+F is the discrete Fourier transform over all axes and R a complex (width x width) matrix for every retained mode: the
+`modes` lowest non-negative ones on the last axis, twice as many, of both signs, on the others. The last layer has no
+GELU.
 
-From the paper and the authors' code: the layer, the place of the GELUs, R = (U(0, 1) + i U(0, 1)) / width^2 at the
-start, all other weights as torch starts them, zeros beyond the high ends of a field that is not periodic. Two forms:
+From the paper and the authors' code: the layer, the position of the GELUs, the initialisation (R = (U(0, 1) +
+i U(0, 1)) / width^2, torch's default elsewhere), zero padding at the high end of non-periodic axes. Two forms:
     comparison    lift and positions of Transolver-sigma without its channel offset, inner width of the head = width,
-                  zeros up to a multiple of 16 points                         (Neural-Solver-Library)
-    original      lift = one linear map of coordinates and fields, inner width of the head 128, 9 points of zeros
-                  (the authors' Darcy script; their Navier-Stokes one, which is periodic, pads nothing)
-With the option `domain_padding` the zeros are that fraction of the points instead, on every grid.
-Inferred: no zeros are added on an axis whose option `padding` is "circular", so that there the model commutes with
-shifts; the authors decide this by script and Neural-Solver-Library by divisibility alone. The three-dimensional script
-of the authors pads time only; here all axes are treated alike. The authors give the fields before the coordinates,
-which is another order of the lift's columns. The published values of the paper's tables are imported ones, whose sizes
-are not all known.
+                  zero-padded to a multiple of 16 points                      (Neural-Solver-Library)
+    original      lift = one linear map of coordinates and fields, inner width of the head 128, 9 points of padding
+                  (the authors' Darcy script; their Navier-Stokes script, which is periodic, does not pad)
+The option `domain_padding` replaces this padding by a fraction of the points, on every grid.
+Inferred: an axis whose option `padding` is "circular" is not padded, so that the model is shift-equivariant along it;
+the authors decide this per script and Neural-Solver-Library by divisibility only. The authors' three-dimensional script
+pads time only; here all axes are treated alike. The authors concatenate the fields before the coordinates, which only
+permutes the columns of the lift. The paper's tables quote published FNO results, not all of which state their sizes.
 """
 
 from __future__ import annotations
@@ -87,28 +87,26 @@ class FNO(GridModel):
         self.head = perceptron(C, self.INNER if original else C, config.out_channels, Linear)
 
     def forward(self, x: torch.Tensor, time: torch.Tensor | None = None) -> torch.Tensor:
-        """`time` is for models with an embedding: (B,), or (B, n) where conditions follow the time."""
+        """`time`, for models with a time embedding: (B,), or (B, n) with conditions after the time."""
         self.check(x, time)
         grid = tuple(x.shape[1:-1])
         points = coordinates(grid, x.dtype, x.device) if self.original else self.points(x)
         H = self.with_time(self.lift(with_points(x, points)).to(self.dtype), time)
-        H = padded(H, self._room(grid))
+        H = padded(H, self._padded_grid(grid))
         for index, layer in enumerate(self.blocks):
             H = layer(F.gelu(H) if index else H)
         with torch.autocast(x.device.type, enabled=False):
             return self.head(cropped(H, grid))
 
-    def _room(self, grid: Sequence[int]) -> list[int]:
-        """Points per axis with the zeros."""
+    def _padded_grid(self, grid: Sequence[int]) -> list[int]:
+        """The number of points per axis after zero padding."""
         if any(self.domain_padding):
             return extended(grid, self.domain_padding)
-        more = [n + self.MARGIN if self.original else math.ceil(n / self.MULTIPLE) * self.MULTIPLE for n in grid]
-        return [
-            n if end == "circular" else larger for n, larger, end in zip(grid, more, self.config.padding, strict=True)
-        ]
+        sizes = [n + self.MARGIN if self.original else math.ceil(n / self.MULTIPLE) * self.MULTIPLE for n in grid]
+        return [n if end == "circular" else size for n, size, end in zip(grid, sizes, self.config.padding, strict=True)]
 
 
 def fno(config: SolverConfig, original: bool = False) -> FNO:
-    """FNO with `depth` layers; `heads`, `slices` and the options `expansion` and `dropout` are not used, nor, in the
+    """FNO with `depth` layers; `heads`, `slices` and the options `expansion` and `dropout` are ignored and, in the
     original form, `positions`."""
     return FNO(config, original)

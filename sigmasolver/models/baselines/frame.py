@@ -1,8 +1,8 @@
-"""The frame that several baselines share: the lift and readout of `models.solver` around pre-norm residual blocks.
+"""The architecture shared by several baselines: lift and readout of `models.solver` around pre-norm residual blocks.
 
     H --- + attention(LN(H)) --- + MLP(LN(H)) ---> H        MLP: width -> expansion width -> width, one GELU
 
-The public codes add the channel offset always (Neural-Solver-Library) or only where no field is given (the methods'
+Public implementations add the channel offset always (Neural-Solver-Library) or only without input fields (the methods'
 own repositories); here always, as in Transolver-sigma. The number of parameters is the same.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["attention_solver"]
 
 
 def attention_solver(attention: Callable[[SolverConfig], nn.Module], config: SolverConfig) -> Solver:
-    """A solver of `depth` blocks around whatever `attention` makes, `(B, *grid, width)` -> the same shape."""
+    """A solver of `depth` blocks with the module `attention(config)`: `(B, *grid, width)` -> the same shape."""
 
     def block(config: SolverConfig) -> nn.Module:
         width = config.width

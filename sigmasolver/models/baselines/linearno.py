@@ -1,18 +1,18 @@
-"""LinearNO (Hu et al., 2026): linear attention between points, with no attention between slices.
+"""LinearNO (Hu et al., 2026): linear attention between points, without attention between slices.
 
     Y --> U --+-- Q = softmax over slices of U W_q / tau_q --+
               +-- K = softmax over points of U W_k / tau_k --+--> O = Q (K^T V) --> out
               +-- V = U W_v ---------------------------------+
 
-Every column of K sums to one over the points, so K^T V are weighted means without a mass to divide by, and every row
-of Q sums to one, so a constant V passes unchanged. W_q, W_k and W_v have no bias and are shared by the heads.
-Temperatures divide the matrices, not the logits, K is stored with the points last, where its sums run, and K^T V is
-(K^T U) W_v, a map of M rows instead of N: the same numbers with fewer passes over large tensors.
+Every column of K sums to one over the points, so K^T V are weighted means without a normalisation, and every row of Q
+sums to one, so a constant V passes unchanged. W_q, W_k and W_v have no bias and are shared by the heads. To save passes
+over large tensors, temperatures divide the matrices, not the logits, K is stored with the points last, along which it
+is normalised, and K^T V is computed as (K^T U) W_v, a map of M rows instead of N.
 
 The published code has two forms for grids:
     local    U a dense 3^d convolution; temperatures clip(tau, 0.01, 1) per head; out = Linear, GELU, Linear  (Darcy)
     plain    U a linear map; no temperatures; out = Linear                                                    (NS2D)
-The published sizes of the two tasks differ in this too, so each form is a row of its own.
+The published sizes of the two tasks correspond to these forms, so each form is a model of its own.
 
 Letters: B batch, H heads, N points, M slices, D head width, d axes.
 """
@@ -35,7 +35,7 @@ __all__ = ["LinearAttention", "linearno"]
 
 
 class Temperature(nn.Module):
-    """A weight (M, D) -> (H, M, D): divided by one learned number per head."""
+    """A weight (M, D) -> (H, M, D): divided by a learned temperature per head."""
 
     COLDEST, HOTTEST, START = 0.01, 1.0, 0.5
 
@@ -50,7 +50,7 @@ class Temperature(nn.Module):
 class LinearAttention(nn.Module):
     """`(B, *grid, width)` -> the same shape.
 
-    The convolution starts with Kaiming-normal weights and no bias, all other weights as in the family.
+    Initialisation: Kaiming normal with zero bias for the convolution, all else as in Transolver-sigma.
     """
 
     KERNEL = 3
@@ -75,7 +75,7 @@ class LinearAttention(nn.Module):
         return convolution
 
     def forward(self, Y: torch.Tensor) -> torch.Tensor:
-        U_BHND = split_heads(self.embed(Y), self.heads).contiguous()  # once, not before every product
+        U_BHND = split_heads(self.embed(Y), self.heads).contiguous()  # one copy instead of one per product
         Wq_HMD, Wk_HMD = (
             temperature(layer.weight).expand(self.heads, -1, -1)
             for temperature, layer in ((self.query_temperature, self.query), (self.key_temperature, self.key))
@@ -87,5 +87,5 @@ class LinearAttention(nn.Module):
 
 
 def linearno(config: SolverConfig, local: bool = True) -> Solver:
-    """LinearNO in its local or plain form; `modes` is not used."""
+    """LinearNO in its local or plain form; `modes` is ignored."""
     return attention_solver(partial(LinearAttention, local=local), config)

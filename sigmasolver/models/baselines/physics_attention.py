@@ -1,11 +1,11 @@
-"""Physics-Attention on structured grids (Wu et al., ICML 2024), for all baselines that are built on it.
+"""Physics-Attention on structured grids (Wu et al., ICML 2024), shared by the baselines built on it.
 
     Y --+-- dense 3^d --> R --> P = softmax((R W_s + b_s) / clip(tau, 0.1, 5)) --+-------------------+
         |                                                                        |                   |
         +-- dense 3^d --> F -----------------------> Z = D^-1 P^T F --> update --> O = P Z+ --> Proj_o
 
-D is the mass of each slice plus 1e-5, as published: `ops.slices.slice_states` is the same definition. The updates are
-those of `models.slices` (tab:slice-attention-analysis): replace (Transolver), residual (SRPA), keep (no attention).
+D is the mass of each slice plus 1e-5, as published and in `ops.slices.slice_states`. The updates are those of
+`models.slices` (tab:slice-attention-analysis): replace (Transolver), residual (SRPA), keep (no attention).
 
 Letters: N points, M slices, D head width, d axes.
 """
@@ -22,7 +22,10 @@ __all__ = ["PhysicsAttention"]
 
 
 class PhysicsAttention(SliceOperator):
-    """`(B, *grid, width)` -> the same shape. Convolutions start as torch's do, all other weights as in the family."""
+    """`(B, *grid, width)` -> the same shape.
+
+    Initialisation: torch's default for convolutions, all else as in Transolver-sigma.
+    """
 
     KERNEL = 3
 

@@ -2,7 +2,7 @@
 
     H --- + PhysicsAttention(LN(H)) --- + MLP(LN(H)) ---> H
 
-The attention is in `physics_attention`, with its slice update as a part: replace is Transolver, residual and keep are
+The attention is `PhysicsAttention`, whose slice update is exchangeable: replace is Transolver, residual and keep are
 the other rows of tab:slice-attention-analysis.
 """
 
@@ -19,5 +19,5 @@ __all__ = ["transolver"]
 
 
 def transolver(config: SolverConfig, update: str = "replace") -> Solver:
-    """Transolver with this slice update, one of `models.slices.UPDATES`; `modes` is not used."""
+    """Transolver with this slice update, one of `models.slices.UPDATES`; `modes` is ignored."""
     return attention_solver(partial(PhysicsAttention, update=update), config)

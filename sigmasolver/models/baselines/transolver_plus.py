@@ -1,4 +1,4 @@
-"""Transolver++ (Luo et al., ICML 2025): slices whose temperature depends on the point, routed with Gumbel noise.
+"""Transolver++ (Luo et al., ICML 2025): slices with a temperature per point, routed with Gumbel noise.
 
     Y --> X --+-- t = max(GELU(GELU(X W_1 + b_1) W_2 + b_2) + beta_h, 0.01) --+
               |                                                               |
@@ -6,14 +6,14 @@
               |                                                                          |          |
               +---------------------------------------------------> Z = D^-1 P^T X --> A Z W_v --> O = P Z+ --> Proj_o
 
-One projection X serves as routing and as features. t is a temperature for every point and head, beta_h one number per
-head that starts at 0.5; W_1 (D -> M), W_2 (M -> 1), W_s and the bias-free query, key and value are shared by the heads.
+One projection X is used for routing and as features. t is a temperature per point and head, beta_h a scalar per head,
+initialised to 0.5; W_1 (D -> M), W_2 (M -> 1), W_s and the bias-free query, key and value are shared by the heads.
 The noise g = -log(-log(u + 1e-8) + 1e-8), u uniform in [0, 1), makes P a relaxed sample of one slice per point.
 
-From the released code (point clouds, one aircraft data set): all of the above with a linear X, and noise in evaluation
-too, so that its forecasts differ from call to call. Its sums over several GPUs are those of one here.
+From the released code (point clouds, one aircraft data set): all of the above with a linear X, and noise in eval mode
+too, so that its predictions differ from call to call. Its reductions over several GPUs are on a single one here.
 Inferred: the grid form. Scripts for the standard benchmarks are not released; the local form has a dense 3^d
-convolution as X, which is how Transolver itself comes to grids, and all sizes are Transolver's.
+convolution as X, like Transolver on grids, and all sizes are Transolver's.
 
 Letters: B batch, H heads, N points, M slices, D head width, d axes.
 """
@@ -40,7 +40,7 @@ NOISES = ("training", "always")
 
 
 class GumbelRouting(DrawsNoise):
-    """X (B, H, N, D) -> P (B, H, N, M), every row of which sums to one."""
+    """X (B, H, N, D) -> P (B, H, N, M), whose rows sum to one."""
 
     COLDEST, START = 0.01, 0.5
 
@@ -52,19 +52,22 @@ class GumbelRouting(DrawsNoise):
         self.temperature = nn.Parameter(torch.full((heads,), self.START))
 
     def temperatures(self, X_BHND: torch.Tensor) -> torch.Tensor:
-        """(B, H, N, 1), as they are used."""
+        """The clamped temperatures, (B, H, N, 1)."""
         return (self.cooling(X_BHND) + self.temperature[:, None, None]).clamp(min=self.COLDEST)
 
     def forward(self, X_BHND: torch.Tensor) -> torch.Tensor:
         logits, uniform = self.project(X_BHND), None
         if self.training or self.noise == "always":
-            # Drawn in float32 at least: eight bits of bf16 would cut the tail of the distribution.
+            # Drawn in float32 at least: eight bits of bf16 would truncate the tails of the distribution.
             uniform = torch.rand_like(logits, dtype=torch.promote_types(logits.dtype, torch.float32))
         return gumbel_softmax(logits, uniform, self.temperatures(X_BHND))
 
 
 class EideticAttention(nn.Module):
-    """`(B, *grid, width)` -> the same shape. The convolution starts as torch's do, other weights as in the family."""
+    """`(B, *grid, width)` -> the same shape.
+
+    Initialisation: torch's default for the convolution, all else as in Transolver-sigma.
+    """
 
     KERNEL = 3
 
@@ -80,12 +83,12 @@ class EideticAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, Y: torch.Tensor) -> torch.Tensor:
-        X_BHND = split_heads(self.embed(Y), self.heads).contiguous()  # once, not before every product
+        X_BHND = split_heads(self.embed(Y), self.heads).contiguous()  # one copy instead of one per product
         P_BHNM = self.routing(X_BHND)
         O_BHND = deslice(P_BHNM, self.update(slice_states(P_BHNM, X_BHND)))
         return self.dropout(self.project(O_BHND.transpose(1, 2).reshape(Y.shape)))
 
 
 def transolver_plus(config: SolverConfig, local: bool = True, noise: str = "training") -> Solver:
-    """Transolver++ with a convolution (`local`) or a linear map before the slices; `modes` is not used."""
+    """Transolver++ with a convolution (`local`) or a linear map before the slices; `modes` is ignored."""
     return attention_solver(partial(EideticAttention, local=local, noise=noise), config)

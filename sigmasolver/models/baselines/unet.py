@@ -1,4 +1,4 @@
-"""U-Net (Ronneberger et al., MICCAI 2015) in the form of the comparisons on PDE benchmarks: four levels down and up.
+"""U-Net (Ronneberger et al., MICCAI 2015) in the form used for PDE benchmarks: four levels down and up.
 
     lift --- pad --- D(C, C) --------------------- skip --------------------- D(2C, C) --- Linear --- crop --- head --->
                         pool, D(C, 2C) ----------- skip ----------- D(4C, C), up
@@ -6,22 +6,22 @@
                                     pool, D(4C, 8C) -skip- D(16C, 4C), up
                                           pool, D(8C, 8C), up
 
-    D(a, b)    from a to b channels, twice: convolution of 3^d points without bias, norm, ReLU; in between there are b
-               channels on the way down and a/2 on the way up
-    pool       maximum over 2^d points
-    up         linear interpolation to twice the points, ends on ends; then joined to the skip, which comes first
+    D(a, b)    from a to b channels, two times: bias-free 3^d convolution, norm, ReLU; the inner width is b in the
+               encoder and a/2 in the decoder
+    pool       max pooling over 2^d points
+    up         linear interpolation to twice the points with aligned corners; then concatenated after the skip
     C          `width`
 
-From the first paper: the U, its pooling, skips and double convolutions. From Neural-Solver-Library, the public code of
-the group whose comparisons these are: all of the picture, zeros beyond the high ends up to a multiple of 2^4 points,
-the lift of Transolver-sigma without its channel offset, a head Linear, GELU, Linear; weights start as torch's do.
-There the norm is InstanceNorm with weight and bias for time-dependent tasks and BatchNorm for steady ones. Sizes do
-not say which of the two a task is, so the norms are two rows: `unet`, whose samples never see each other, and
-`unet-batchnorm`.
-Inferred: the paper does not give its U-Net. Where the deepest level would be a single point, which no InstanceNorm
-can tell from zero, the last axis is padded once more. A "circular" axis wraps in the convolutions alone.
-The embedding of the time is added to the lift as there. An InstanceNorm removes what is equal at all points, so `unet`
-learns of the time only through the zeros at its borders; `unet-batchnorm` sees it in full.
+From the first paper: the U, its pooling, skip connections and double convolutions. From Neural-Solver-Library, the
+public code of the group behind these comparisons: the whole diagram, zero padding at the high end to a multiple of 2^4
+points, the lift of Transolver-sigma without its channel offset, a head Linear, GELU, Linear; torch's default
+initialisation. There the norm is InstanceNorm with weight and bias for time-dependent tasks and BatchNorm for steady
+ones. The config does not say which of the two a task is, so the norms are two models: `unet`, whose samples are
+independent, and `unet-batchnorm`.
+Inferred: the paper does not describe its U-Net. If the deepest level would be a single point, which InstanceNorm maps
+to zero, the last axis is padded once more. A "circular" axis wraps around in the convolutions only.
+The time embedding is added to the lift, as in Neural-Solver-Library. InstanceNorm removes whatever is constant over the
+grid, so `unet` depends on the time only through its zero padding; `unet-batchnorm` depends on it fully.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ NORMS = ("instance", "batch")
 
 
 class InstanceNorm(nn.GroupNorm):
-    """`(B, channels, *grid)`: every channel of every sample by itself, with a weight and a bias for each channel.
+    """`(B, channels, *grid)`: InstanceNorm with a weight and a bias per channel.
 
-    As groups of one channel, because torch's InstanceNorm refuses an empty batch.
+    A GroupNorm with one channel per group, because nn.InstanceNorm rejects an empty batch.
     """
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, channels)
 
     def forward(self, H: torch.Tensor) -> torch.Tensor:
-        # With channels last in memory torch's kernel for CPUs loses two digits.
+        # On channels-last memory the CPU kernel of torch loses two digits.
         return super().forward(H.contiguous())
 
 
 def normalisation(kind: str, channels: int, axes: int) -> nn.Module:
-    """Mean zero and deviation one for every channel, then its weight and bias; channels come second."""
+    """The norm layer of this kind, channels first."""
     if kind == "batch":
         return (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[axes - 1](channels)
     return InstanceNorm(channels)
 
 
 class DoubleConvolution(nn.Module):
-    """`(B, *grid, inputs)` -> `(B, *grid, outputs)`: twice a convolution, a norm, ReLU."""
+    """`(B, *grid, inputs)` -> `(B, *grid, outputs)`: convolution, norm, ReLU, two times."""
 
     KERNEL = 3
 
@@ -85,13 +85,13 @@ class DoubleConvolution(nn.Module):
 
 
 def pooled(H: torch.Tensor) -> torch.Tensor:
-    """The maximum of every 2^d points."""
+    """Max pooling over 2^d points."""
     pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[H.ndim - 3]
     return pool(H.movedim(-1, 1), 2).movedim(1, -1)
 
 
 def interpolated(H: torch.Tensor) -> torch.Tensor:
-    """Linear between the points, twice as many on every axis, first on first and last on last."""
+    """Linear interpolation to twice the points on every axis, with aligned corners."""
     mode = ("linear", "bilinear", "trilinear")[H.ndim - 3]
     size = [2 * points for points in H.shape[1:-1]]
     return F.interpolate(H.movedim(-1, 1), size, mode=mode, align_corners=True).movedim(1, -1)
@@ -118,12 +118,12 @@ class UNet(GridModel):
         self.head = perceptron(C, C, config.out_channels, Linear)
 
     def forward(self, x: torch.Tensor, time: torch.Tensor | None = None) -> torch.Tensor:
-        """`time` is for models with an embedding: (B,), or (B, n) where conditions follow the time."""
+        """`time`, for models with a time embedding: (B,), or (B, n) with conditions after the time."""
         self.check(x, time)
         grid = tuple(x.shape[1:-1])
         H = self.with_time(self.lift(with_points(x, self.points(x))), time)
         top, *levels = self.levels
-        skips = [top(padded(H, self._room(grid)))]
+        skips = [top(padded(H, self._padded_grid(grid)))]
         for level in levels[: self.LEVELS]:
             skips.append(level(pooled(skips[-1])))
         H = skips.pop()
@@ -135,19 +135,19 @@ class UNet(GridModel):
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """What may run a second time for its gradient; a BatchNorm would count its batch twice."""
+        """The modules that can be recomputed in backward; recomputing a BatchNorm would update its statistics twice."""
         return tuple(self.levels) if self.norm == "instance" else ()
 
-    def _room(self, grid: Sequence[int]) -> list[int]:
-        """Points per axis with the zeros."""
+    def _padded_grid(self, grid: Sequence[int]) -> list[int]:
+        """The number of points per axis after zero padding."""
         unit = 2**self.LEVELS
-        room = [math.ceil(n / unit) * unit for n in grid]
-        if max(room) == unit:
-            room[-1] += unit
-        return room
+        sizes = [math.ceil(n / unit) * unit for n in grid]
+        if max(sizes) == unit:
+            sizes[-1] += unit
+        return sizes
 
 
 def unet(config: SolverConfig, norm: str = "instance") -> UNet:
-    """U-Net with four levels; `depth`, `heads`, `slices`, `modes` and the options `expansion` and `dropout` are not
-    used."""
+    """U-Net with four levels; `depth`, `heads`, `slices`, `modes` and the options `expansion` and `dropout` are
+    ignored."""
     return UNet(config, norm)

@@ -1,18 +1,18 @@
-"""ViT, the vision transformer (Dosovitskiy et al., ICLR 2021), from field to field: attention between all patches.
+"""ViT, the vision transformer (Dosovitskiy et al., ICLR 2021), for fields: attention between all patches.
 
     fields --- pad --- patches of 4^d points --- Linear --- + positions --- block x depth --- LN --- Linear --->
 
     block    T --- + attention(LN(T)) --- + MLP(LN(T)) ---> T             MLP: width -> 4 width -> width, one GELU
-    attention    softmax(Q K^T / sqrt(D)) V for every head, then a linear map; Q, K and V are bias-free maps of T
+    attention    softmax(Q K^T / sqrt(D)) V per head, then a linear map; Q, K and V are bias-free maps of T
 
-The last map makes the 4^d points of a patch from its token; zeros fill the last patches beyond the high ends and are
-cropped. Every patch of the grid that the model is made for has a learned vector as its position; on another grid the
-vectors are interpolated linearly, as the paper does for images of another resolution.
+The last linear map decodes a token to the 4^d points of its patch. The field is zero-padded at the high end to whole
+patches, and the output cropped. Every patch of `config.grid` has a learned position embedding; on other grids the
+embeddings are interpolated linearly, as the paper does for images of another resolution.
 
 From the paper of the ViT: tokens, learned positions, pre-norm blocks, the inner width, the final norm. From the closest
 public code for PDEs, Unisolver's backbone: patches of 4 points per axis, no class token, no bias in Q, K and V, the map
-back to a patch. Inferred: the comparison's own ViT is not described in its paper; at 128 x 128 points, width 128 and
-depth 8 this one has 1.74 M parameters. Weights start as in the family, positions too.
+back to a patch. Inferred: the paper does not describe the ViT of its comparison; at 128 x 128 points, width 128 and
+depth 8 this one has 1.74 M parameters. Weights and positions are initialised as in Transolver-sigma.
 
 Letters: B batch, H heads, N tokens, D head width, d axes.
 """
@@ -38,7 +38,7 @@ __all__ = ["SelfAttention", "ViT", "from_patches", "to_patches", "vit"]
 
 
 def to_patches(x: torch.Tensor, patch: int) -> torch.Tensor:
-    """(B, *grid, C) -> (B, *tokens, patch^d C): the points of a patch in the order of the grid, channels fastest."""
+    """(B, *grid, C) -> (B, *tokens, patch^d C): the points of a patch in grid order, channels fastest."""
     batch, *grid, channels = x.shape
     axes = len(grid)
     split = x.reshape(batch, *(size for n in grid for size in (n // patch, patch)), channels)
@@ -51,7 +51,7 @@ def from_patches(T: torch.Tensor, patch: int) -> torch.Tensor:
     batch, *tokens, inner = T.shape
     axes = len(tokens)
     split = T.reshape(batch, *tokens, *(patch,) * axes, inner // patch**axes)
-    order = (0, *(place for axis in range(axes) for place in (1 + axis, 1 + axes + axis)), 2 * axes + 1)
+    order = (0, *(dim for axis in range(axes) for dim in (1 + axis, 1 + axes + axis)), 2 * axes + 1)
     return split.permute(order).reshape(batch, *(n * patch for n in tokens), inner // patch**axes)
 
 
@@ -66,13 +66,13 @@ class SelfAttention(nn.Module):
         self.dropout = nn.Dropout(config.options.dropout)
 
     def forward(self, Y: torch.Tensor) -> torch.Tensor:
-        Q_BHND, K_BHND, V_BHND = (split_heads(part(Y), self.heads) for part in (self.query, self.key, self.value))
+        Q_BHND, K_BHND, V_BHND = (split_heads(layer(Y), self.heads) for layer in (self.query, self.key, self.value))
         O_BHND = attention(Q_BHND, K_BHND, V_BHND, self.dropout.p if self.training else 0.0)
         return self.dropout(self.project(O_BHND.transpose(1, 2).reshape(Y.shape)))
 
 
 class ViT(GridModel):
-    """`(B, *grid, in_channels)` -> `(B, *grid, out_channels)` by patches of `patch` points per axis."""
+    """`(B, *grid, in_channels)` -> `(B, *grid, out_channels)` with patches of `patch` points per axis."""
 
     FACTOR = 4
 
@@ -93,12 +93,12 @@ class ViT(GridModel):
         return nn.Sequential(OrderedDict(attention=Branch(C, SelfAttention(config)), mlp=Branch(C, mlp)))
 
     def forward(self, x: torch.Tensor, time: torch.Tensor | None = None) -> torch.Tensor:
-        """`time` is for models with an embedding: (B,), or (B, n) where conditions follow the time."""
+        """`time`, for models with a time embedding: (B,), or (B, n) with conditions after the time."""
         self.check(x, time)
         grid = tuple(x.shape[1:-1])
         tokens = self._tokens(grid)
         patches = to_patches(padded(x, [n * self.patch for n in tokens]), self.patch)
-        T = self.with_time(self.embed(patches) + self._places(tokens), time)
+        T = self.with_time(self.embed(patches) + self._position_embedding(tokens), time)
         for block in self.blocks:
             T = block(T)
         with torch.autocast(x.device.type, enabled=False):
@@ -108,8 +108,8 @@ class ViT(GridModel):
     def _tokens(self, grid: Sequence[int]) -> tuple[int, ...]:
         return tuple(math.ceil(n / self.patch) for n in grid)
 
-    def _places(self, tokens: tuple[int, ...]) -> torch.Tensor:
-        """(*tokens, width)."""
+    def _position_embedding(self, tokens: tuple[int, ...]) -> torch.Tensor:
+        """The position embeddings of the tokens, (*tokens, width)."""
         if tokens == tuple(self.positions.shape[:-1]):
             return self.positions
         mode = ("linear", "bilinear", "trilinear")[len(tokens) - 1]
@@ -117,6 +117,6 @@ class ViT(GridModel):
 
 
 def vit(config: SolverConfig, patch: int = 4) -> ViT:
-    """ViT with `depth` blocks; `slices`, `modes` and the options `expansion`, `positions`, `lattice` and, but for the
-    check of the grid, `padding` are not used."""
+    """ViT with `depth` blocks; `slices`, `modes` and the options `expansion`, `positions`, `lattice` and, apart
+    from the check of the grid, `padding` are ignored."""
     return ViT(config, patch)

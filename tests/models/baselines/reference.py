@@ -1,4 +1,4 @@
-"""The baselines as slow plain definitions in float64 NumPy: one sample, point by point, weights by name."""
+"""Slow reference implementations of the baselines in float64 NumPy: one sample, point by point, weights by name."""
 
 import itertools
 import math
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Weights:
-    """The arrays of a module by their names; `weights / "mlp"` sees those below a name."""
+    """The arrays of a state dict by name; `weights / "mlp"` selects those under a prefix."""
 
     def __init__(self, state, prefix=""):
         self.state, self.prefix = state, prefix
@@ -20,7 +20,7 @@ class Weights:
 
 
 def softmax(x):
-    """Of a vector."""
+    """Softmax of a vector."""
     e = np.exp(x - x.max())
     return e / e.sum()
 
@@ -43,20 +43,20 @@ def layer_norm(x, w):
 
 
 def convolution(x, w, padding):
-    """(*grid, C): the middle cell of 3 is the point itself; beyond a "zeros" end is nothing, a circle goes on."""
+    """(*grid, C): a 3^d convolution; "zeros" or "circular" padding per axis."""
     grid, out = x.shape[:-1], np.zeros_like(x)
     for point in np.ndindex(*grid):
         out[point] = w["bias"]
         for cell in itertools.product(range(3), repeat=len(grid)):
-            there = [p + c - 1 for p, c in zip(point, cell, strict=True)]
-            there = [t % n if end == "circular" else t for t, n, end in zip(there, grid, padding, strict=True)]
-            if all(0 <= t < n for t, n in zip(there, grid, strict=True)):
-                out[point] += w["weight"][(..., *cell)] @ x[tuple(there)]
+            neighbour = [p + c - 1 for p, c in zip(point, cell, strict=True)]
+            neighbour = [t % n if end == "circular" else t for t, n, end in zip(neighbour, grid, padding, strict=True)]
+            if all(0 <= t < n for t, n in zip(neighbour, grid, strict=True)):
+                out[point] += w["weight"][(..., *cell)] @ x[tuple(neighbour)]
     return out
 
 
 def positions(grid, config):
-    """(*grid, ...): distances to the reference lattice, its last axis fastest, or the coordinates themselves."""
+    """(*grid, ...): distances to the reference lattice, last axis fastest, or the coordinates."""
     lattice = list(itertools.product(np.linspace(0, 1, config.lattice), repeat=len(grid)))
     rows = []
     for point in itertools.product(*(np.linspace(0, 1, n) for n in grid)):
@@ -67,7 +67,7 @@ def positions(grid, config):
 
 
 def solver(model, x, block):
-    """(*grid, C_in) -> (*grid, C_out) through `block(H, weights, config)`, one after another."""
+    """(*grid, C_in) -> (*grid, C_out) through `block(H, weights, config)`, block by block."""
     config, weights = model.config, Weights(model.state_dict())
     H = perceptron(np.concatenate((positions(x.shape[:-1], config), x), -1), weights / "lift") + weights["offset"]
     for index in range(config.depth):
@@ -76,7 +76,7 @@ def solver(model, x, block):
 
 
 def attention_block(attention):
-    """The block of Transolver and LinearNO around `attention(Y, weights, config)`."""
+    """The block of Transolver and LinearNO with `attention(Y, weights, config)`."""
 
     def block(H, w, config):
         H = H + attention(layer_norm(H, w / "attention.norm"), w / "attention.operator", config)
@@ -86,13 +86,13 @@ def attention_block(attention):
 
 
 def factorised(H, w, config):
-    """F-FNO: every line of points along every axis through its FFT, one mode after another."""
+    """F-FNO: the FFT of every line along every axis, mode by mode."""
     total = np.zeros_like(H)
-    for axis, kept in enumerate(config.modes_per_axis):
+    for axis, modes in enumerate(config.modes_per_axis):
         spectrum = np.fft.rfft(H, axis=axis, norm="ortho")
         filtered = np.zeros_like(spectrum)
         parts = w[f"spectral.weights.{axis}"]
-        for k in range(min(kept, spectrum.shape[axis])):
+        for k in range(min(modes, spectrum.shape[axis])):
             line = (slice(None),) * axis + (k,)
             filtered[line] = spectrum[line] @ (parts[k, ..., 0] + 1j * parts[k, ..., 1])
         total += np.fft.irfft(filtered, n=H.shape[axis], axis=axis, norm="ortho")
@@ -101,7 +101,7 @@ def factorised(H, w, config):
 
 
 def heads_of(x, config):
-    """(*grid, C) -> one (N, D) array for each head."""
+    """(*grid, C) -> one (N, D) array per head."""
     return np.split(x.reshape(-1, x.shape[-1]), config.heads, axis=-1)
 
 
@@ -126,12 +126,12 @@ def updated(Z, w, update):
         return Z
     query, key, value = (w / "attention" / name for name in ("query", "key", "value"))
     q, k, v = (Z @ matrix["weight"].T for matrix in (query, key, value))
-    delta = np.array([softmax(k @ one / math.sqrt(Z.shape[-1])) @ v for one in q])
+    delta = np.array([softmax(k @ row / math.sqrt(Z.shape[-1])) @ v for row in q])
     return delta if update == "replace" else Z + w["gamma"] * delta
 
 
 def linear_attention(local):
-    """LinearNO: the attention of every point to every point, (N, N), written out before it acts."""
+    """LinearNO with the explicit (N, N) attention matrix."""
 
     def attention(Y, w, config):
         U = convolution(Y, w / "embed", config.padding) if local else affine(Y, w / "embed")

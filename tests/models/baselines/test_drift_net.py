@@ -1,4 +1,4 @@
-"""DRIFT-Net: sizes, the spectral branch against sums over all waves, what it commutes with, padding, the hierarchy."""
+"""DRIFT-Net: sizes, the spectral branch against explicit sums, symmetries, padding, the hierarchy."""
 
 import itertools
 import math
@@ -31,8 +31,8 @@ def field(*shape):
     return torch.randn(*shape, dtype=torch.float64)
 
 
-def shaken(module):
-    """In float64, every parameter well off its start."""
+def perturbed(module):
+    """In float64, with every parameter far from its initial value."""
     with torch.no_grad():
         for parameter in module.double().parameters():
             parameter.add_(0.5 * torch.randn_like(parameter))
@@ -43,9 +43,9 @@ def shaken(module):
 
 
 @pytest.mark.parametrize(("config", "megabytes"), [(NS2D, 76.230184), (KF2D, 76.258192)])
-def test_the_default_is_the_official_t_but_for_parameters_that_never_act(config, megabytes):
-    """The released code has one more norm in each of 32 layers, two maps of the target in each decoder stage, and two
-    cuts per layer behind a rounding; a complex number counts as two."""
+def test_drift_net_default_is_the_released_size_t_without_unused_parameters(config, megabytes):
+    """The released code has another norm in each of 32 layers, two maps of the target in each decoder stage, and two
+    cuts per layer without gradient; a complex number counts as two."""
     with torch.device("meta"):
         model = drift_net(config)
     assert [block.spectral.weight.shape[0] for block in model.blocks[::4]] == [48, 96, 192, 384, 384, 192, 96, 48]
@@ -56,7 +56,7 @@ def test_the_default_is_the_official_t_but_for_parameters_that_never_act(config,
 
 
 @pytest.mark.parametrize("grid", [(40,), (32, 20), (16, 16, 12)])
-def test_counts_by_hand_in_every_dimension(grid):
+def test_drift_net_count_in_every_dimension(grid):
     d, c, layers = len(grid), 18, 3
     config = SolverConfig(grid, 4, 3, width=48, depth=6, heads=4)
     total = (4**d * 4 + 1) * c + 2 * c + 4**d * 3 * c + 3 + 3 * 3 * 5**d
@@ -76,7 +76,7 @@ def test_counts_by_hand_in_every_dimension(grid):
 
 @FORMS
 @pytest.mark.parametrize("grid", GRIDS)
-def test_low_and_high_part_are_a_partition(grid, released):
+def test_spectral_branch_split_is_a_partition(grid, released):
     branch = SpectralBranch(2, released)
     X = torch.fft.rfftn(field(2, *grid, 2), dim=tuple(range(1, len(grid) + 1)))
     low, high = branch.split(X, grid)
@@ -89,8 +89,8 @@ def test_low_and_high_part_are_a_partition(grid, released):
 
 
 @pytest.mark.parametrize("grid", [*GRIDS, (16, 16), (32, 12)])
-def test_the_box_and_the_bands_are_those_of_the_frequencies(grid):
-    """|k| on every axis, from numpy's frequencies; a wave and its mirror image are in the same box and band."""
+def test_low_box_and_radial_bands_depend_on_frequency(grid):
+    """|k| on every axis, from np.fft.fftfreq; a wave and its mirror image are in the same box and band."""
     waves = [np.abs(np.fft.fftfreq(n, 1 / n)) for n in grid[:-1]] + [np.fft.rfftfreq(grid[-1], 1 / grid[-1])]
     k = np.stack(np.meshgrid(*waves, indexing="ij"))
     ends = np.array([n // 2 for n in grid]).reshape(-1, *(1,) * len(grid))
@@ -102,8 +102,8 @@ def test_the_box_and_the_bands_are_those_of_the_frequencies(grid):
     assert (band <= ring + 1e-6).all() and (ring <= band + 1 + 1e-6).all()
 
 
-def test_the_released_box_and_bands_go_by_array_index():
-    """16 tokens: rows 0 to 7 and columns 0 to 4 are low; the row of the wave -1 is in a high band."""
+def test_released_low_box_and_radial_bands_depend_on_array_index():
+    """16 tokens: rows 0 to 7 and columns 0 to 4 are low; the row of k = -1 is in a high band."""
     expected = torch.zeros(16, 9, dtype=torch.bool)
     expected[:8, :5] = True
     assert torch.equal(low_box((16, 16), True, CPU), expected)
@@ -111,8 +111,8 @@ def test_the_released_box_and_bands_go_by_array_index():
     assert released[15, 0] == 4 and signed[15, 0] == signed[1, 0] == 0
 
 
-def slow_branch(branch, H):
-    """One sample (*grid, C): sums over all points and over all waves of the half spectrum."""
+def reference_branch(branch, H):
+    """One sample (*grid, C): explicit sums over all points and over all modes of the half spectrum."""
     grid, C, released = H.shape[:-1], H.shape[-1], branch.released
     state = reference.Weights(branch.state_dict())
     W, points = state["weight"][..., 0] + 1j * state["weight"][..., 1], list(np.ndindex(*grid))
@@ -125,10 +125,10 @@ def slow_branch(branch, H):
     for index in itertools.product(*map(range, (*grid[:-1], grid[-1] // 2 + 1))):
         X = sum(H[point] * np.conj(phase(index, point)) for point in points) / len(points)
         k = index if released else [min(i, n - i) for i, n in zip(index, grid, strict=True)]
-        low = all(one < max(1, int(0.5621765 * length)) for one, length in zip(k, lengths, strict=True))
+        low = all(wave < max(1, int(0.5621765 * length)) for wave, length in zip(k, lengths, strict=True))
         radius = np.float32(0)
-        for one, length in zip(k, lengths, strict=True):
-            radius += (np.float32(one) / np.float32(max(length - 1, 1))) ** 2
+        for wave, length in zip(k, lengths, strict=True):
+            radius += (np.float32(wave) / np.float32(max(length - 1, 1))) ** 2
         waves[index] = X, low, np.sqrt(radius)
     largest = max(radius for *_, radius in waves.values()) + np.float32(1e-8)
     band = {index: min(int(radius / largest * np.float32(6)), 5) for index, (*_, radius) in waves.items()}
@@ -143,50 +143,50 @@ def slow_branch(branch, H):
     for index, (X, low, _) in waves.items():
         a = alpha[:, band[index]]
         Y = a * (X @ W) if low else (1 - a) * X
-        twice = 1 if 2 * index[-1] % grid[-1] == 0 else 2
+        multiplicity = 1 if 2 * index[-1] % grid[-1] == 0 else 2
         for point in points:
-            out[point] += twice * (Y * phase(index, point)).real
+            out[point] += multiplicity * (Y * phase(index, point)).real
     return out
 
 
 @FORMS
 @pytest.mark.parametrize("grid", GRIDS)
-def test_the_spectral_branch_equals_sums_over_all_waves(grid, released):
-    branch, H = shaken(SpectralBranch(3, released)), field(2, *grid, 3)
+def test_spectral_branch_equals_the_reference(grid, released):
+    branch, H = perturbed(SpectralBranch(3, released)), field(2, *grid, 3)
     with torch.no_grad():
         fast = branch(H).numpy()
-    np.testing.assert_allclose(fast, [slow_branch(branch, one.numpy()) for one in H], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(fast, [reference_branch(branch, sample.numpy()) for sample in H], rtol=0, atol=1e-12)
 
 
 @FORMS
 @pytest.mark.parametrize("grid", [(8,), (6, 7), (4, 3, 6)])
-def test_the_spectral_branch_commutes_with_shifts_along_every_axis(grid, released):
-    branch, H = shaken(SpectralBranch(3, released)), field(1, *grid, 3)
+def test_spectral_branch_is_shift_equivariant(grid, released):
+    branch, H = perturbed(SpectralBranch(3, released)), field(1, *grid, 3)
     for axis in range(1, len(grid) + 1):
         torch.testing.assert_close(branch(H.roll(2, axis)), branch(H).roll(2, axis), rtol=0, atol=1e-13)
 
 
 def mirrored(H, axis):
-    """x -> -x on a circle: point 0 stays."""
+    """x -> -x on a periodic axis: point 0 stays."""
     return H.flip(axis).roll(1, axis)
 
 
-def test_a_wave_and_its_mirror_image_are_treated_alike_but_not_in_the_released_form():
+def test_spectral_branch_is_reflection_equivariant_unless_released():
     H = field(1, 8, 6, 3)
 
     def defect(released):
-        branch = shaken(SpectralBranch(3, released))
+        branch = perturbed(SpectralBranch(3, released))
         return (branch(mirrored(H, 1)) - mirrored(branch(H), 1)).abs().max()
 
     assert defect(False) < 1e-13 and defect(True) > 1e-2
 
 
-def test_with_a_real_mixing_the_axes_are_alike_but_not_in_the_released_form():
-    """Means on a half spectrum know which half it is, so alpha is held here, one number for each band."""
+def test_spectral_branch_with_real_weights_is_transpose_equivariant_unless_released():
+    """Means over a half spectrum depend on which half it is, so alpha is constant here, one value per band."""
     H = field(1, 8, 8, 3)
 
     def defect(released):
-        branch = shaken(SpectralBranch(3, released))
+        branch = perturbed(SpectralBranch(3, released))
         with torch.no_grad():
             branch.weight[..., 1] = 0
             branch.gate[2].weight.zero_()
@@ -195,9 +195,9 @@ def test_with_a_real_mixing_the_axes_are_alike_but_not_in_the_released_form():
     assert defect(False) < 1e-13 and defect(True) > 1e-2
 
 
-def test_a_constant_is_mixed_and_a_high_wave_is_damped():
-    """Both against the gate's own formula: |X| of a constant a is a, of a cosine of size a it is a / 2 twice."""
-    branch, a = shaken(SpectralBranch(2)), torch.tensor([1.5, -0.4], dtype=torch.float64)
+def test_spectral_branch_mixes_a_constant_and_damps_a_high_frequency():
+    """Both against the formula of the gate: |X| of a constant a is a, of a cosine of amplitude a it is a / 2, twice."""
+    branch, a = perturbed(SpectralBranch(2)), torch.tensor([1.5, -0.4], dtype=torch.float64)
     first, _, last, _ = branch.gate
 
     def alpha(band, mean):
@@ -217,7 +217,7 @@ def test_a_constant_is_mixed_and_a_high_wave_is_damped():
 
 
 @pytest.mark.parametrize("grid", [(16,), (8, 6), (4, 6, 8)])
-def test_with_an_open_and_a_shut_gate_it_is_a_low_pass_and_its_complement(grid):
+def test_spectral_branch_with_a_saturated_gate_is_a_low_or_high_pass(grid):
     branch, H = SpectralBranch(2).double(), field(1, *grid, 2)
     with torch.no_grad():
         branch.weight.copy_(torch.stack((torch.eye(2), torch.zeros(2, 2)), dim=-1))
@@ -235,8 +235,8 @@ def test_with_an_open_and_a_shut_gate_it_is_a_low_pass_and_its_complement(grid):
         )
 
 
-def test_the_branch_computes_in_float32_whatever_comes():
-    branch, H = shaken(SpectralBranch(4)).float(), torch.randn(1, 8, 8, 4)
+def test_spectral_branch_computes_in_float32_under_autocast():
+    branch, H = perturbed(SpectralBranch(4)).float(), torch.randn(1, 8, 8, 4)
     exact = branch(H)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(branch(H), exact)
@@ -247,12 +247,12 @@ def test_the_branch_computes_in_float32_whatever_comes():
 
 
 @pytest.mark.parametrize("axes", [1, 2, 3])
-def test_merging_and_unmerging_know_their_neighbours_alone(axes):
-    """A token's change reaches its parent, or its 2^d children, and nobody else."""
+def test_merge_and_unmerge_are_local(axes):
+    """A change of a token affects its parent, or its 2^d children, and no others."""
     H, token, parent = field(1, *(4,) * axes, 4), (0, *(3,) * axes), (0, *(1,) * axes)
     changed = H.clone()
     changed[token] += 1
-    merge, unmerge = shaken(Merge(4, axes)), shaken(Unmerge(4, axes))
+    merge, unmerge = perturbed(Merge(4, axes)), perturbed(Unmerge(4, axes))
     moved = (merge(changed) - merge(H)).abs().amax(dim=-1) > 1e-9
     assert moved.shape == (1, *(2,) * axes) and moved[parent] and moved.sum() == 1
     moved = (unmerge(changed) - unmerge(H)).abs().amax(dim=-1) > 1e-9
@@ -260,8 +260,8 @@ def test_merging_and_unmerging_know_their_neighbours_alone(axes):
     assert moved[(0, *(slice(6, 8),) * axes)].all()
 
 
-def test_unmerging_mirrors_merging():
-    """Two maps that only hand on what each neighbour has, in the order that both use."""
+def test_unmerge_inverts_the_token_order_of_merge():
+    """With identity maps, so that both only reorder the neighbours."""
     merge, unmerge = Merge(2, 1).double(), Unmerge(4, 1).double()
     H = field(1, 6, 2)
     with torch.no_grad():
@@ -272,47 +272,46 @@ def test_unmerging_mirrors_merging():
     torch.testing.assert_close(unmerge(merge(H)).sign(), normalised.sign())
 
 
-def test_a_layer_and_a_skip_start_near_the_identity_where_they_should():
-    """The norm stands behind the branch: a layer moves each token by a vector of deviation one, twice; a skip by
-    nothing that counts."""
+def test_layer_and_skip_at_initialisation():
+    """Post-norm: a layer adds two vectors of unit variance to each token; a skip is close to the identity."""
     layer, skip, H = Layer(8, 2).double(), ConvNeXt(8, 2).double(), field(1, 4, 4, 8)
-    moves = []
-    layer.spectral_norm.register_forward_hook(lambda _, __, out: moves.append(out))
-    layer.mlp_norm.register_forward_hook(lambda _, __, out: moves.append(out))
-    torch.testing.assert_close(layer(H), H + moves[0] + moves[1], rtol=0, atol=1e-14)
-    assert all(move.mean(dim=-1).abs().max() < 1e-12 for move in moves)
+    updates = []
+    layer.spectral_norm.register_forward_hook(lambda _, __, out: updates.append(out))
+    layer.mlp_norm.register_forward_hook(lambda _, __, out: updates.append(out))
+    torch.testing.assert_close(layer(H), H + updates[0] + updates[1], rtol=0, atol=1e-14)
+    assert all(update.mean(dim=-1).abs().max() < 1e-12 for update in updates)
     assert 0 < (skip(H) - H).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("grid", [(33,), (40, 33), (32, 5), (3, 4, 33)])
-def test_padding_adds_zeros_at_the_high_end_and_is_cut_off_exactly(grid):
-    """The same as the field with the zeros written out; the last kernel, which comes after the cut, sees its edge."""
+def test_drift_net_padding_equals_explicit_zeros(grid):
+    """The same as for the zero-padded field, away from the edge, which the last convolution, after the crop, sees."""
     model = build_model("drift-net", grid=grid, in_channels=2, out_channels=1, width=8, depth=2, heads=2)
-    model, x = shaken(model), field(1, *grid, 2)
-    whole = torch.zeros(1, *(-(-n // 32) * 32 for n in grid), 2, dtype=torch.float64)
+    model, x = perturbed(model), field(1, *grid, 2)
+    full = torch.zeros(1, *(-(-n // 32) * 32 for n in grid), 2, dtype=torch.float64)
     inside = (slice(None), *(slice(n) for n in grid))
-    whole[inside] = x
+    full[inside] = x
     away = (slice(None), *(slice(n if n % 32 == 0 else max(n - 2, 0)) for n in grid))
-    torch.testing.assert_close(model(x)[away], model(whole)[away], rtol=0, atol=1e-12)
+    torch.testing.assert_close(model(x)[away], model(full)[away], rtol=0, atol=1e-12)
     assert model(x).shape == (1, *grid, 1)
 
 
-def test_a_change_anywhere_reaches_everywhere():
-    """The spectrum is global: one point in a corner moves every point of the answer."""
-    model, x = shaken(drift_net(SolverConfig((64, 32), 1, 1, width=16, depth=2, heads=2))), field(1, 64, 32, 1)
+def test_drift_net_receptive_field_is_global():
+    """A change at one corner changes every point of the output."""
+    model, x = perturbed(drift_net(SolverConfig((64, 32), 1, 1, width=16, depth=2, heads=2))), field(1, 64, 32, 1)
     changed = x.clone()
     changed[0, 0, 0] += 1
     assert ((model(changed) - model(x)).abs() > 0).all()
 
 
-def test_a_compiled_layer_equals_an_eager_one():
-    """In one graph; the whole model is exported with all others in `test_registry`."""
-    layer, H = shaken(Layer(4, 2)), field(2, 6, 4, 4)
+def test_compiled_layer_equals_eager():
+    """In one graph; `test_registry` exports the complete model."""
+    layer, H = perturbed(Layer(4, 2)), field(2, 6, 4, 4)
     torch.testing.assert_close(torch.compile(layer, backend="eager", fullgraph=True)(H), layer(H), rtol=0, atol=1e-13)
 
 
-def test_gradients_equal_finite_differences():
-    layer = shaken(Layer(2, 2))
+def test_layer_gradients_equal_finite_differences():
+    layer = perturbed(Layer(2, 2))
     keys, values = zip(*layer.named_parameters(), strict=True)
 
     def call(H, *parameters):
@@ -321,7 +320,7 @@ def test_gradients_equal_finite_differences():
     assert torch.autograd.gradcheck(call, (field(1, 4, 6, 2).requires_grad_(), *values), fast_mode=True)
 
 
-def test_weights_start_as_published():
+def test_drift_net_initialisation_is_as_published():
     torch.manual_seed(3)
     model = drift_net(SolverConfig((64, 64), 2, 1, width=128, depth=1))
     layer = model.blocks[3]
@@ -332,14 +331,14 @@ def test_weights_start_as_published():
     assert (layer.spectral_norm.weight == 1).all() and layer.spectral.gate[2].bias.abs().max() == 0
 
 
-def test_evaluation_is_deterministic_and_sizes_scale(small_model):
+def test_drift_net_is_deterministic_and_grows_with_width(small_model):
     model, x = small_model("drift-net"), field(1, 12, 9, 2)
     assert torch.equal(model(x), model(x))
     counts = [count_parameters("drift-net", SolverConfig((64, 64), 1, 1, width=width)) for width in (16, 32, 64, 128)]
     assert counts == sorted(set(counts))
 
 
-def test_a_time_is_refused():
+def test_drift_net_rejects_time():
     config = SolverConfig((64, 64), 1, 1, options=Options(time_embedding=True))
     with pytest.raises(ValueError, match=r"^drift-net has no time embedding; set .* or choose another model\.$"):
         build_solver("drift-net", config)

@@ -24,7 +24,7 @@ from sigmasolver.models.baselines.eddyformer import (
     to_nodes,
 )
 
-HERE = (torch.float64, torch.device("cpu"))
+FLOAT64_CPU = (torch.float64, torch.device("cpu"))
 SMALL = Elements(nodes=5, coarse=3)
 
 
@@ -36,7 +36,7 @@ def config(grid, **sizes):
     return SolverConfig(grid, **({"in_channels": 2, "out_channels": 3, "width": 8, "depth": 1, "heads": 2} | sizes))
 
 
-def shaken(module):
+def perturbed(module):
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -47,13 +47,13 @@ def nodes(m):
     return np.array([(1 - math.cos(math.pi * j / (m - 1))) / 2 for j in range(m)])
 
 
-def test_sizes_of_the_released_code():
+def test_eddyformer_counts_equal_the_released_code():
     plane = SolverConfig((256, 256), 3, 1, width=32, depth=10)
     assert count_parameters("eddyformer-2d", plane) == 3_499_235
     assert count_parameters("eddyformer-3d", SolverConfig((96,) * 3, 3, 3, width=32, depth=4, heads=4)) == 2_269_065
 
 
-def test_meshes_of_the_released_code_and_of_the_tasks():
+def test_elements_mesh():
     assert Elements(nodes=25, density=1.5).mesh((256, 256)) == (16, 16)
     assert Elements(nodes=13).mesh((96, 96, 96)) == (8, 8, 8)
     assert Elements().mesh((128, 64, 85)) == (16, 8, 11)
@@ -67,29 +67,29 @@ def powers(x, degree):
     return torch.stack([x**power for power in range(degree + 1)])
 
 
-@pytest.mark.parametrize(("m", "wanted"), [(9, 5), (5, 9), (6, 6), (7, 2), (2, 7), (4, 3), (25, 5)])
-def test_resampling_keeps_polynomials_that_both_resolve(m, wanted):
-    old, new = (torch.from_numpy(nodes(n)) for n in (m, wanted))
-    degree = min(m, wanted) - 1
-    matrix = resampling(m, wanted, *HERE)
+@pytest.mark.parametrize(("m", "target"), [(9, 5), (5, 9), (6, 6), (7, 2), (2, 7), (4, 3), (25, 5)])
+def test_resampling_is_exact_for_resolved_polynomials(m, target):
+    old, new = (torch.from_numpy(nodes(n)) for n in (m, target))
+    degree = min(m, target) - 1
+    matrix = resampling(m, target, *FLOAT64_CPU)
     torch.testing.assert_close(powers(old, degree) @ matrix.T, powers(new, degree), rtol=0, atol=1e-12)
     values = field(m)
     torch.testing.assert_close((matrix @ values)[[0, -1]], values[[0, -1]], rtol=0, atol=1e-13)
 
 
-def test_resampling_acts_on_every_axis_of_every_element():
+def test_resample_acts_on_every_axis_of_every_element():
     x = field(2, 3 * 5, 2 * 5, 4)
-    matrix, whole = resampling(5, 3, *HERE), resample(x, resampling(5, 3, *HERE))
-    assert whole.shape == (2, 9, 6, 4)
+    matrix, resampled = resampling(5, 3, *FLOAT64_CPU), resample(x, resampling(5, 3, *FLOAT64_CPU))
+    assert resampled.shape == (2, 9, 6, 4)
     for e, f in itertools.product(range(3), range(2)):
         cell = x[:, 5 * e : 5 * e + 5, 5 * f : 5 * f + 5]
         expected = torch.einsum("ij,kl,bjlc->bikc", matrix, matrix, cell)
-        torch.testing.assert_close(whole[:, 3 * e : 3 * e + 3, 3 * f : 3 * f + 3], expected, rtol=0, atol=1e-13)
+        torch.testing.assert_close(resampled[:, 3 * e : 3 * e + 3, 3 * f : 3 * f + 3], expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("points", [12, 13])
-def test_trigonometric_polynomials_reach_the_nodes_exactly(points):
-    matrix, x = to_nodes(points, 3, 6, True, *HERE), element_points(3, 6, *HERE)
+def test_to_nodes_is_exact_for_trigonometric_polynomials(points):
+    matrix, x = to_nodes(points, 3, 6, True, *FLOAT64_CPU), element_points(3, 6, *FLOAT64_CPU)
     grid = torch.arange(points, dtype=torch.float64) / points
     for k in range((points - 1) // 2 + 1):
         for wave in (torch.cos, torch.sin):
@@ -97,8 +97,8 @@ def test_trigonometric_polynomials_reach_the_nodes_exactly(points):
             torch.testing.assert_close(matrix @ wave(2 * math.pi * k * grid), expected, rtol=0, atol=1e-12)
 
 
-def test_lines_reach_the_nodes_of_an_open_axis_exactly():
-    matrix, x = to_nodes(7, 3, 6, False, *HERE), element_points(3, 6, *HERE)
+def test_to_nodes_of_an_open_axis_is_exact_for_lines():
+    matrix, x = to_nodes(7, 3, 6, False, *FLOAT64_CPU), element_points(3, 6, *FLOAT64_CPU)
     grid = torch.linspace(0, 1, 7, dtype=torch.float64)
     torch.testing.assert_close(matrix @ (2 - 3 * grid), 2 - 3 * x, rtol=0, atol=1e-12)
     kink = (grid - 0.5).abs()
@@ -107,16 +107,16 @@ def test_lines_reach_the_nodes_of_an_open_axis_exactly():
 
 @pytest.mark.parametrize("periodic", [True, False])
 @pytest.mark.parametrize("points", [9, 12, 31])
-def test_polynomials_of_an_element_reach_the_grid_exactly(points, periodic):
-    """A different polynomial in each element; a point where two meet belongs to the right one."""
+def test_to_grid_is_exact_for_element_polynomials(points, periodic):
+    """A different polynomial in each element; a point between two elements belongs to the right one."""
     mesh, m = 3, 5
     coefficients, local = np.random.default_rng(0).standard_normal((mesh, m)), nodes(m)
-    values = np.concatenate([np.polyval(one, local) for one in coefficients])
-    got = (to_grid(points, mesh, m, periodic, *HERE) @ torch.from_numpy(values)).numpy()
+    values = np.concatenate([np.polyval(polynomial, local) for polynomial in coefficients])
+    result = (to_grid(points, mesh, m, periodic, *FLOAT64_CPU) @ torch.from_numpy(values)).numpy()
     last = points if periodic else points - 1
     for i in range(points):
         element = min(i * mesh // last, mesh - 1)
-        assert got[i] == pytest.approx(np.polyval(coefficients[element], i * mesh / last - element), abs=1e-12)
+        assert result[i] == pytest.approx(np.polyval(coefficients[element], i * mesh / last - element), abs=1e-12)
 
 
 # --- convolution
@@ -127,8 +127,8 @@ def kernel(y, weight):
     count = len(weight)
     highest = count // 2
     real, imaginary = weight[: highest + 1], np.zeros_like(weight[: highest + 1])
-    for place, frequency in enumerate(range(count - highest - 1, 0, -1)):
-        imaginary[frequency] = weight[highest + 1 + place]
+    for offset, frequency in enumerate(range(count - highest - 1, 0, -1)):
+        imaginary[frequency] = weight[highest + 1 + offset]
     total = real[0].copy()
     for k in range(1, highest + 1):
         angle = math.pi * k * y
@@ -158,18 +158,18 @@ def convolved(x, weight, mesh, m):
 
 @pytest.mark.parametrize("mesh", [2, 3])
 @pytest.mark.parametrize("m", [3, 4, 6])
-def test_convolution_equals_its_quadrature(mesh, m):
-    module = shaken(ElementConvolution(1, m, 2, 3))
+def test_element_convolution_equals_its_quadrature(mesh, m):
+    module = perturbed(ElementConvolution(1, m, 2, 3))
     x = field(1, mesh * m, 2)
     with torch.no_grad():
-        fast = module(x, convolution_basis(m, 2 * (m - 1), *HERE))[0].numpy()
+        fast = module(x, convolution_basis(m, 2 * (m - 1), *FLOAT64_CPU))[0].numpy()
     slow = convolved(x[0].numpy(), module.weights[0].detach().numpy(), mesh, m)
     np.testing.assert_allclose(fast, slow, rtol=0, atol=1e-11)
 
 
-def test_axes_are_convolved_apart_and_summed():
-    module, m = shaken(ElementConvolution(2, 4, 2, 3)), 4
-    x, basis = field(1, 2 * m, 3 * m, 2), convolution_basis(4, 6, *HERE)
+def test_element_convolution_is_the_sum_over_axes():
+    module, m = perturbed(ElementConvolution(2, 4, 2, 3)), 4
+    x, basis = field(1, 2 * m, 3 * m, 2), convolution_basis(4, 6, *FLOAT64_CPU)
     first, second = (weight.detach().numpy() for weight in module.weights)
     rows = np.stack([convolved(x[0, :, j].numpy(), first, 2, m) for j in range(3 * m)], axis=1)
     columns = np.stack([convolved(x[0, i].numpy(), second, 3, m) for i in range(2 * m)], axis=0)
@@ -177,24 +177,24 @@ def test_axes_are_convolved_apart_and_summed():
         np.testing.assert_allclose(module(x, basis)[0].numpy(), rows + columns, rtol=0, atol=1e-11)
 
 
-def test_a_constant_is_multiplied_by_the_mean_of_the_kernel_over_its_window():
-    """Its integral over one period of the series, two elements, is twice the first coefficient, at every node."""
+def test_element_convolution_of_a_constant():
+    """The kernel's integral over its period, two elements, is twice the first coefficient, at every node."""
     m = 16
-    module = shaken(ElementConvolution(1, m, 1, 1))
+    module = perturbed(ElementConvolution(1, m, 1, 1))
     with torch.no_grad():
         module.weights[0][5:] = 0  # frequencies that the quadrature resolves
-        out = module(torch.ones(1, 3 * m, 1).double(), convolution_basis(m, 2 * (m - 1), *HERE))
+        out = module(torch.ones(1, 3 * m, 1).double(), convolution_basis(m, 2 * (m - 1), *FLOAT64_CPU))
     torch.testing.assert_close(out, (2 * module.weights[0][0, 0, 0]).expand_as(out), rtol=0, atol=1e-8)
 
 
-def test_a_wave_of_the_window_is_multiplied_by_its_own_coefficient():
+def test_element_convolution_of_a_wave_is_its_coefficient():
     """Period two elements on a mesh of four: the integral of 2 r cos(pi (x - y)) cos(pi y) over it is 2 r cos(pi x)."""
     m, mesh = 16, 4
     module = ElementConvolution(1, m, 1, 1).double()
-    x = mesh * element_points(mesh, m, *HERE)
+    x = mesh * element_points(mesh, m, *FLOAT64_CPU)
     with torch.no_grad():
         module.weights[0].zero_()[1] = 0.7
-        out = module(torch.cos(math.pi * x)[None, :, None], convolution_basis(m, 2 * (m - 1), *HERE))
+        out = module(torch.cos(math.pi * x)[None, :, None], convolution_basis(m, 2 * (m - 1), *FLOAT64_CPU))
     torch.testing.assert_close(out[0, :, 0], 1.4 * torch.cos(math.pi * x), rtol=0, atol=1e-8)
 
 
@@ -202,23 +202,23 @@ def test_a_wave_of_the_window_is_multiplied_by_its_own_coefficient():
 
 
 def attended(module, L, reach):
-    """(*nodes, C) -> (*nodes, C), one node of one element after another."""
+    """(*nodes, C) -> (*nodes, C), element by element and node by node."""
     mesh, m, d, D = module.mesh, module.m, len(module.mesh), module.head_width
     elements, inside = (list(itertools.product(*(range(n) for n in shape))) for shape in (mesh, (m,) * d))
-    basis = convolution_basis(m, 2 * (m - 1), *HERE)
+    basis = convolution_basis(m, 2 * (m - 1), *FLOAT64_CPU)
     parts = {"q": [], "k": [], "v": []}
     for axis in range(d):
         y = module.convolution.along(L[None], axis, basis)[0].unflatten(-1, (3, module.heads, D)).numpy()
         scale, bias = module.scale[axis].numpy(), module.bias[axis].numpy()
-        for number, name in enumerate(parts):
+        for part, name in enumerate(parts):
             out = np.zeros((len(elements), len(inside), module.heads, D))
             for e, p in np.ndindex(len(elements), len(inside)):
-                out[e, p] = y[(*(a * m + b for a, b in zip(elements[e], inside[p], strict=True)), number)]
+                out[e, p] = y[(*(a * m + b for a, b in zip(elements[e], inside[p], strict=True)), part)]
             if name != "v":
-                out = out + bias[number]
+                out = out + bias[part]
                 mean = out.mean((1, 3), keepdims=True)
                 out = (out - mean) / np.sqrt(((out - mean) ** 2).mean((1, 3), keepdims=True) + 1e-6)
-                out = out * scale[number].reshape(len(inside), 1, D)
+                out = out * scale[part].reshape(len(inside), 1, D)
                 for e, p, k in np.ndindex(len(elements), len(inside), D // 2):
                     x = 2 * math.pi * (elements[e][axis] + nodes(m)[inside[p][axis]]) / mesh[axis]
                     f, g = out[e, p, :, k] + 1, out[e, p, :, k + D // 2].copy()
@@ -230,61 +230,61 @@ def attended(module, L, reach):
     for e, p in np.ndindex(len(elements), len(inside)):
         heads = []
         for h in range(module.heads):
-            near = [o for o in range(len(elements)) if reach is None or near_by(elements[e], elements[o], mesh, reach)]
+            near = [o for o in range(len(elements)) if reach is None or is_near(elements[e], elements[o], mesh, reach)]
             scores = np.exp([q[e, p, h] @ k[o, p, h] / math.sqrt(d * D) for o in near])
             heads.append(sum(s * v[o, p, h] for s, o in zip(scores / scores.sum(), near, strict=True)))
-        place = tuple(a * m + b for a, b in zip(elements[e], inside[p], strict=True))
-        result[place] = torch.from_numpy(np.concatenate(heads))
+        node = tuple(a * m + b for a, b in zip(elements[e], inside[p], strict=True))
+        result[node] = torch.from_numpy(np.concatenate(heads))
     return module.project(result)
 
 
-def near_by(one, other, mesh, reach):
-    return all(min(abs(a - b), n - abs(a - b)) < reach for a, b, n in zip(one, other, mesh, strict=True))
+def is_near(element, other, mesh, reach):
+    return all(min(abs(a - b), n - abs(a - b)) < reach for a, b, n in zip(element, other, mesh, strict=True))
 
 
 @pytest.mark.parametrize(("grid", "reach"), [((20,), None), ((20,), 2), ((12, 8), 2), ((12, 8), None)])
-def test_attention_equals_its_definition(grid, reach):
+def test_element_attention_equals_its_definition(grid, reach):
     elements = Elements(nodes=5, coarse=3, reach=reach)
     sizes = config(grid)
-    module, common = shaken(ElementAttention(sizes, elements)), constants(sizes, elements, *HERE)
+    module, common = perturbed(ElementAttention(sizes, elements)), constants(sizes, elements, *FLOAT64_CPU)
     L = field(*(3 * n for n in elements.mesh(grid)), 8)
     with torch.no_grad():
         expected = attended(module, L, reach)
         torch.testing.assert_close(module(L[None], common)[0], expected, rtol=0, atol=1e-11)
 
 
-def test_forward_mode_derivatives_equal_finite_differences():
-    """torch's fused attention has none; a diagnostic of gains asks for them."""
-    model, x, v = shaken(eddyformer(config((12, 8)), SMALL)), field(1, 12, 8, 2), field(1, 12, 8, 2)
+def test_eddyformer_forward_mode_ad_equals_finite_differences():
+    """scaled_dot_product_attention has no forward-mode AD, which the gain diagnostics need."""
+    model, x, v = perturbed(eddyformer(config((12, 8)), SMALL)), field(1, 12, 8, 2), field(1, 12, 8, 2)
     _, slope = torch.func.jvp(model, (x,), (v,))
     with torch.no_grad():
         secant = (model(x + 1e-6 * v) - model(x - 1e-6 * v)) / 2e-6
     torch.testing.assert_close(slope, secant, rtol=1e-6, atol=1e-7)
 
 
-def test_neighbours_go_around():
+def test_neighbours_wrap_around():
     near = neighbours((5,), 2, torch.device("cpu"))
-    assert [bool(one) for one in near[0]] == [True, True, False, False, True]
+    assert [bool(flag) for flag in near[0]] == [True, True, False, False, True]
     assert neighbours((4, 4), 3, torch.device("cpu")).all()
 
 
-# --- the whole model
+# --- the complete model
 
 
-def test_moving_the_field_by_whole_elements_moves_the_answer():
-    """A periodic box has no seam: the rotation of queries and keys leaves only the distance of two elements."""
-    model = shaken(eddyformer(config((12, 8)), SMALL))
+def test_eddyformer_is_equivariant_to_shifts_by_elements():
+    """In a periodic box: rotated queries and keys depend only on the distance of two elements."""
+    model = perturbed(eddyformer(config((12, 8)), SMALL))
     x, elements = field(1, 12, 8, 2), model.mesh
     assert elements == (3, 2)
     shift = (4, 4)
     with torch.no_grad():
         torch.testing.assert_close(model(x.roll(shift, (1, 2))), model(x).roll(shift, (1, 2)), rtol=0, atol=1e-11)
-        apart = model(x.roll((1, 0), (1, 2))) - model(x).roll((1, 0), (1, 2))
-    assert apart.abs().max() > 1e-3, "points of an element are not alike"
+        difference = model(x.roll((1, 0), (1, 2))) - model(x).roll((1, 0), (1, 2))
+    assert difference.abs().max() > 1e-3, "points of an element are not equivalent"
 
 
-def test_a_resolved_field_gives_the_same_answer_on_any_grid():
-    model = shaken(eddyformer(config((12, 12)), SMALL))
+def test_eddyformer_is_grid_independent_for_resolved_fields():
+    model = perturbed(eddyformer(config((12, 12)), SMALL))
 
     def sample(n):
         x = 2 * math.pi * torch.arange(n, dtype=torch.float64) / n
@@ -296,18 +296,18 @@ def test_a_resolved_field_gives_the_same_answer_on_any_grid():
         torch.testing.assert_close(sample(39)[:, ::3, ::3], sample(13), rtol=0, atol=1e-11)
 
 
-def test_padding_tells_how_the_axes_end():
+def test_padding_option_sets_periodic_axes():
     assert eddyformer(config((12, 8))).periodic == (True, True)
     open_ends = config((12, 8), options=Options(padding=("zeros", "circular")))
     assert eddyformer(open_ends).periodic == (False, True)
     torch.manual_seed(0)
-    around, ends = shaken(eddyformer(config((12, 8)), SMALL)), shaken(eddyformer(open_ends, SMALL))
-    ends.load_state_dict(around.state_dict())
+    periodic, bounded = perturbed(eddyformer(config((12, 8)), SMALL)), perturbed(eddyformer(open_ends, SMALL))
+    bounded.load_state_dict(periodic.state_dict())
     x = field(1, 12, 8, 2)
-    assert (around(x) - ends(x)).abs().max() > 1e-3
+    assert (periodic(x) - bounded(x)).abs().max() > 1e-3
 
 
-def test_eddyformer_starts_as_the_released_code_does():
+def test_eddyformer_initialisation_is_that_of_the_released_code():
     torch.manual_seed(2)
     model = eddyformer(SolverConfig((64, 64), 10, 1, width=64, depth=1))
     layer = model.blocks[0]
@@ -321,17 +321,17 @@ def test_eddyformer_starts_as_the_released_code_does():
     assert layer.map[1].approximate == "tanh"
 
 
-def test_geometry_stays_float32_under_autocast():
+def test_eddyformer_geometry_stays_float32_under_autocast():
     model, seen = eddyformer(config((12, 8)), SMALL), []
-    given = constants(model.config, SMALL, torch.float32, torch.device("cpu"))
-    assert isinstance(given, Constants) and given.fine.dtype == given.turns[0].dtype == torch.float32
+    geometry = constants(model.config, SMALL, torch.float32, torch.device("cpu"))
+    assert isinstance(geometry, Constants) and geometry.fine.dtype == geometry.turns[0].dtype == torch.float32
     model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.extend(inputs[0]))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert model(torch.randn(1, 12, 8, 2)).dtype == torch.float32
     assert seen[0].dtype == seen[1].dtype == seen[2].down.dtype == torch.float32
 
 
-def test_unsuitable_grids_are_one_sentence():
+def test_eddyformer_rejects_invalid_grids():
     model = build_solver("eddyformer", config((12, 8)))
     with pytest.raises(ValueError, match=r"axis 1 has 1 point\(s\); give every axis at least 2\."):
         model(torch.zeros(1, 12, 1, 2))

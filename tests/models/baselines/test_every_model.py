@@ -1,4 +1,4 @@
-"""What every model promises, the family and all baselines alike: a new row of the registry is tested here unasked."""
+"""Properties of every registered model; a new model in the registry is tested automatically."""
 
 import copy
 import zlib
@@ -16,16 +16,16 @@ from tests.models.baselines.test_registry import ONE_OF_EACH
 
 SIZES = {"in_channels": 4, "out_channels": 2, "width": 16, "heads": 2, "slices": 5, "modes": 3}
 GRIDS = {2: (13, 10), 3: (9, 7, 6)}
-"""Odd, even and never square."""
+"""Odd and even, never square."""
 LARGER: dict[str, dict[int, tuple[int, ...]]] = {"unet": {2: (49, 36)}}
 """Models that need more points, by name and number of axes: InstanceNorm over the few points of the deepest level of a
-small grid magnifies rounding."""
+small grid amplifies round-off."""
 MISSING: dict[str, tuple[int, ...]] = {"eddyformer-2d": (3,)}
-"""Models that are not for a number of axes: 25 nodes an element, at least two elements an axis."""
+"""Numbers of axes that a model does not support: 25 nodes per element, at least two elements per axis."""
 SILENT: dict[str, tuple[str, ...]] = {}
-"""Trainable parameters without influence on the answer, by model: patterns of their names. Each needs a reason."""
+"""Trainable parameters that do not affect the output, by model: patterns of their names. Each needs a reason."""
 NORMALISED_OVER_THE_BATCH = ("unet-batchnorm",)
-"""Models whose samples see each other in training."""
+"""Models whose samples interact in training mode."""
 TWO = [name for name in list_models() if 2 not in MISSING.get(name, ())]
 CASES = [(name, axes) for name in list_models() for axes in GRIDS if axes not in MISSING.get(name, ())]
 
@@ -34,15 +34,15 @@ def grid_of(name, axes):
     return LARGER.get(name, {}).get(axes, GRIDS[axes])
 
 
-def fresh(name, axes, seed=0, depth=2):
+def initialised(name, axes, seed=0, depth=2):
     torch.manual_seed(seed)
     return build_model(name, grid=grid_of(name, axes), depth=depth, **SIZES).eval()
 
 
 @cache
-def moved(name, axes):
-    """In evaluation, every parameter off its starting value, since some start at zero and silence others."""
-    model = fresh(name, axes)
+def perturbed(name, axes):
+    """In eval mode, with perturbed parameters, since some are initialised to zero and disable others."""
+    model = initialised(name, axes)
     torch.manual_seed(zlib.crc32(name.encode()))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -55,61 +55,61 @@ def samples(name, axes, count=3):
     return torch.randn(count, *grid_of(name, axes), SIZES["in_channels"], generator=torch.Generator().manual_seed(7))
 
 
-def gap(one, other):
-    return ((one - other).norm() / other.norm()).item()
+def relative_error(y, expected):
+    return ((y - expected).norm() / expected.norm()).item()
 
 
 @pytest.mark.parametrize(("name", "axes"), CASES)
-def test_shape_repeatable_and_every_sample_for_itself(name, axes):
-    model, x = moved(name, axes), samples(name, axes)
+def test_output_shape_determinism_and_independence_of_samples(name, axes):
+    model, x = perturbed(name, axes), samples(name, axes)
     with torch.no_grad():
         y, again = model(x), model(x)
-        alone = torch.cat([model(one[None]) for one in x])
+        separate = torch.cat([model(sample[None]) for sample in x])
     assert y.shape == (*x.shape[:-1], SIZES["out_channels"]) and y.dtype == x.dtype
     assert torch.isfinite(y).all() and torch.equal(y, again)
-    assert gap(alone, y) < 1e-5
-    assert gap(y[:1], y[1:2]) > 1e-3, "the answer must depend on the sample"
+    assert relative_error(separate, y) < 1e-5
+    assert relative_error(y[:1], y[1:2]) > 1e-3, "the output must depend on the sample"
 
 
 @pytest.mark.parametrize("name", [name for name in TWO if name not in NORMALISED_OVER_THE_BATCH])
-def test_training_keeps_samples_apart(name):
-    """The gradient of one sample's answer with respect to the others is zero."""
-    model, x = copy.deepcopy(moved(name, 2)).train(), samples(name, 2).requires_grad_()
+def test_samples_are_independent_in_training_mode(name):
+    """The gradient of one sample's output with respect to the others is zero."""
+    model, x = copy.deepcopy(perturbed(name, 2)).train(), samples(name, 2).requires_grad_()
     (gradient,) = torch.autograd.grad(model(x)[0].square().sum(), x)
     assert gradient[0].abs().max() > 0 and gradient[1:].abs().max() == 0
 
 
 @pytest.mark.parametrize("name", TWO)
-def test_a_model_that_draws_random_numbers_says_so(name):
-    """The trainer ties them to the seed and the step, and must know of them."""
-    model, x = copy.deepcopy(moved(name, 2)).train(), samples(name, 2, 2)
+def test_draws_noise_is_true_iff_the_model_is_random(name):
+    """The trainer must know, in order to seed random draws by step."""
+    model, x = copy.deepcopy(perturbed(name, 2)).train(), samples(name, 2, 2)
     with torch.no_grad():
         assert torch.equal(model(x), model(x)) == (not draws_noise(model))
 
 
 @pytest.mark.parametrize(("name", "axes"), CASES)
-def test_every_parameter_learns(name, axes):
-    """From the start all gradients are finite; off the start none is zero."""
+def test_every_parameter_has_a_gradient(name, axes):
+    """At initialisation all gradients are finite; with perturbed parameters none is zero."""
     x, silent = samples(name, axes, 2), SILENT.get(name, ())
-    for model in (fresh(name, axes), copy.deepcopy(moved(name, axes))):
+    for model in (initialised(name, axes), copy.deepcopy(perturbed(name, axes))):
         y = model.train()(x)
         (y * torch.linspace(-1, 2, y.numel()).reshape(y.shape)).sum().backward()
-        gradients = {key: one.grad for key, one in model.named_parameters() if one.requires_grad}
+        gradients = {key: p.grad for key, p in model.named_parameters() if p.requires_grad}
         assert gradients
         for key, gradient in gradients.items():
             assert gradient is not None and torch.isfinite(gradient).all(), key
-    dead = {key for key, gradient in gradients.items() if gradient.abs().max() == 0}
-    assert dead == {key for key in gradients if any(fnmatch(key, pattern) for pattern in silent)}
+    unused = {key for key, gradient in gradients.items() if gradient.abs().max() == 0}
+    assert unused == {key for key in gradients if any(fnmatch(key, pattern) for pattern in silent)}
 
 
 @pytest.mark.parametrize(("name", "axes"), CASES)
-def test_weights_can_be_stored_and_split(name, axes, tmp_path):
-    """Real tensors, parameters with an axis to split along; a round trip through a file gives the same answers."""
-    model, x = moved(name, axes), samples(name, axes)
-    assert all(one.ndim and not one.is_complex() for one in model.parameters())
-    assert not any(one.is_complex() for one in model.buffers())
+def test_weights_are_real_shardable_and_round_trip(name, axes, tmp_path):
+    """Real tensors, parameters with an axis to shard; the same outputs after a round-trip through a file."""
+    model, x = perturbed(name, axes), samples(name, axes)
+    assert all(p.ndim and not p.is_complex() for p in model.parameters())
+    assert not any(buffer.is_complex() for buffer in model.buffers())
     write_tensors(tmp_path / "weights.safetensors", model.state_dict(), {})
-    other = fresh(name, axes, seed=5)
+    other = initialised(name, axes, seed=5)
     with torch.no_grad():
         assert not torch.equal(other(x), model(x))
         other.load_state_dict(read_tensors(tmp_path / "weights.safetensors")[0])
@@ -117,15 +117,15 @@ def test_weights_can_be_stored_and_split(name, axes, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "axes"), CASES)
-def test_bf16_stays_near_float32(name, axes):
-    """Eight bits, rounded a few times: within five hundredths of the answer, and not float32 after all."""
-    model, x = moved(name, axes), samples(name, axes)
+def test_bf16_autocast_is_close_to_float32(name, axes):
+    """Within five percent, and not computed in float32 throughout."""
+    model, x = perturbed(name, axes), samples(name, axes)
     with torch.no_grad():
         exact = model(x)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            near = model(x)
-    assert torch.isfinite(near).all()
-    assert 1e-6 < gap(near.float(), exact) < 0.05
+            rounded = model(x)
+    assert torch.isfinite(rounded).all()
+    assert 1e-6 < relative_error(rounded.float(), exact) < 0.05
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_bf16_stays_near_float32(name, axes):
         for case in CASES
     ],
 )
-def test_the_whole_model_is_one_graph(name, axes):
-    """torch.compile without the code generator, which is slow on a CPU: no break, and the same answer in float64."""
+def test_model_compiles_without_graph_breaks(name, axes):
+    """torch.compile without Inductor, which is slow on a CPU; the same output in float64."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = build_model(name, grid=GRIDS[axes], depth=1, **SIZES).double().eval()
@@ -145,4 +145,4 @@ def test_the_whole_model_is_one_graph(name, axes):
             parameter.add_(0.1 * torch.randn_like(parameter))
         x = torch.randn(2, *GRIDS[axes], SIZES["in_channels"], dtype=torch.float64)
         traced = torch.compile(model, backend="eager", fullgraph=True)(x)
-        assert gap(traced, model(x)) < 1e-11
+        assert relative_error(traced, model(x)) < 1e-11

@@ -1,4 +1,4 @@
-"""FNO: its filter against the DFT written out, the model against a slow definition, shifts, zeros, precision, start."""
+"""FNO: spectral convolution and model against references, shifts, padding, precision, initialisation."""
 
 import itertools
 
@@ -20,64 +20,64 @@ def field(*shape):
 
 
 def kept_modes(grid, shape):
-    """Every mode that a weight (of these first axes) and the grid both have, with its place in the weight."""
+    """Every mode that both the weight (of this leading shape) and the grid have, with its index in the weight."""
     ranges = [[k for k in range(-rows // 2, rows // 2) if -(n // 2) <= k < (n + 1) // 2]
               for n, rows in zip(grid[:-1], shape[:-1], strict=True)]  # fmt: skip
     for mode in itertools.product(*ranges, range(min(shape[-1], grid[-1] // 2 + 1))):
         yield mode, tuple(k % rows for k, rows in zip(mode, shape, strict=True))
 
 
-def written_filter(V, weight):
-    """One sample (*grid, C): the sum over modes of exponentials, one after another; a mode of the last axis that is not
-    its own mirror image counts twice, and of each the real part."""
+def explicit_filter(V, weight):
+    """One sample (*grid, C): the real part of an explicit sum of exponentials; a mode that is not self-conjugate on the
+    last axis counts twice."""
     grid, out = V.shape[:-1], np.zeros((*V.shape[:-1], weight.shape[-2]))
     points = np.meshgrid(*(np.arange(n) / n for n in grid), indexing="ij")
-    for mode, place in kept_modes(grid, weight.shape[: len(grid)]):
+    for mode, index in kept_modes(grid, weight.shape[: len(grid)]):
         wave = np.exp(2j * np.pi * sum(k * x for k, x in zip(mode, points, strict=True)))[..., None]
-        amplitude = (V * wave.conj()).reshape(-1, V.shape[-1]).mean(0) @ (weight[place] @ np.array([1, 1j]))
+        amplitude = (V * wave.conj()).reshape(-1, V.shape[-1]).mean(0) @ (weight[index] @ np.array([1, 1j]))
         out += (1 if 2 * mode[-1] % grid[-1] == 0 else 2) * (wave * amplitude).real
     return out
 
 
-def by_fft(V, weight):
-    """The same through NumPy's FFT over all axes."""
+def fft_filter(V, weight):
+    """The same with NumPy's FFT over all axes."""
     grid, axes = V.shape[:-1], tuple(range(V.ndim - 1))
     spectrum = np.fft.rfftn(V, axes=axes)
     filtered = np.zeros((*spectrum.shape[:-1], weight.shape[-2]), complex)
-    for mode, place in kept_modes(grid, weight.shape[: len(grid)]):
-        filtered[mode] = spectrum[mode] @ (weight[place] @ np.array([1, 1j]))
+    for mode, index in kept_modes(grid, weight.shape[: len(grid)]):
+        filtered[mode] = spectrum[mode] @ (weight[index] @ np.array([1, 1j]))
     return np.fft.irfftn(filtered, s=grid, axes=axes)
 
 
-def drawn_weight(modes, inputs=3, outputs=2):
+def random_weight(modes, inputs=3, outputs=2):
     return field(*(2 * K for K in modes[:-1]), modes[-1], inputs, outputs, 2)
 
 
-@pytest.mark.parametrize("definition", [written_filter, by_fft])
+@pytest.mark.parametrize("definition", [explicit_filter, fft_filter])
 @pytest.mark.parametrize(
     ("grid", "modes"),
     [((9,), (3,)), ((8,), (5,)), ((8, 7), (3, 2)), ((6, 6), (3, 4)), ((5, 4), (4, 5)), ((5, 6, 4), (2, 3, 2))],
 )
-def test_the_filter_is_its_definition(definition, grid, modes):
-    """Odd and even axes; all modes that there are; more modes than there are."""
-    V, weight = field(2, *grid, 3), drawn_weight(modes)
+def test_grid_fourier_equals_the_reference(definition, grid, modes):
+    """Odd and even axes; all modes of the grid; more modes than the grid has."""
+    V, weight = field(2, *grid, 3), random_weight(modes)
     fast = grid_fourier(V, weight).numpy()
-    for sample, one in zip(V.numpy(), fast, strict=True):
-        np.testing.assert_allclose(one, definition(sample, weight.numpy()), rtol=0, atol=1e-12)
+    for sample, output in zip(V.numpy(), fast, strict=True):
+        np.testing.assert_allclose(output, definition(sample, weight.numpy()), rtol=0, atol=1e-12)
 
 
-def test_rows_of_the_signed_basis_are_orthonormal():
+def test_signed_basis_rows_are_orthonormal():
     for points, positive, negative in ((9, 3, 3), (8, 4, 4), (5, 3, 2)):
         basis = signed_basis(points, positive, negative, torch.float64, torch.device("cpu"))
         torch.testing.assert_close(basis @ basis.mT, torch.eye(2 * (positive + negative)).double(), rtol=0, atol=1e-14)
 
 
-def test_the_filter_and_its_gradients_through_autograd():
-    V, weight = field(1, 6, 5, 2).requires_grad_(), drawn_weight((2, 2), 2, 2).requires_grad_()
+def test_grid_fourier_gradcheck():
+    V, weight = field(1, 6, 5, 2).requires_grad_(), random_weight((2, 2), 2, 2).requires_grad_()
     assert torch.autograd.gradcheck(grid_fourier, (V, weight))
 
 
-def slow(model, x):
+def reference_model(model, x):
     """One sample (*grid, C_in) with the weights of a model."""
     config, w, grid = model.config, reference.Weights(model.state_dict()), x.shape[:-1]
     if model.original:
@@ -92,7 +92,7 @@ def slow(model, x):
     H = np.pad(H, [(0, cells) for cells in zeros] + [(0, 0)])
     for index in range(config.depth):
         layer = w / f"blocks.{index}"
-        H = by_fft(H, layer["convolution.weight"]) + reference.affine(H, layer / "pointwise")
+        H = fft_filter(H, layer["convolution.weight"]) + reference.affine(H, layer / "pointwise")
         H = reference.gelu(H) if index < config.depth - 1 else H
     return reference.perceptron(H[tuple(slice(n) for n in grid)], w / "head")
 
@@ -102,17 +102,17 @@ def slow(model, x):
     ("grid", "padding"),
     [((9,), None), ((16, 5), None), ((6, 7), ("circular", "zeros")), ((4, 5, 6), ("circular",) * 3)],
 )
-def test_the_model_is_its_slow_definition(small_model, name, grid, padding):
+def test_fno_equals_the_reference(small_model, name, grid, padding):
     model = small_model(name, (8,) * len(grid), options=Options(padding=padding))
     x = field(1, *grid, 2)
     with torch.no_grad():
-        np.testing.assert_allclose(model(x)[0].numpy(), slow(model, x[0].numpy()), rtol=0, atol=1e-11)
+        np.testing.assert_allclose(model(x)[0].numpy(), reference_model(model, x[0].numpy()), rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("grid", GRIDS)
-def test_without_positions_and_zeros_it_commutes_with_shifts(small_model, name, grid):
-    axes, rolled = len(grid), tuple(range(1, len(grid) + 1))
+def test_fno_without_positions_and_padding_is_shift_equivariant(small_model, name, grid):
+    axes, dims = len(grid), tuple(range(1, len(grid) + 1))
 
     def defect(padding):
         model, x, steps = (
@@ -122,14 +122,14 @@ def test_without_positions_and_zeros_it_commutes_with_shifts(small_model, name, 
         )
         with torch.no_grad():
             model.get_parameter("lift.weight" if name == "fno-original" else "lift.0.weight")[:, :-2].zero_()
-        return (model(x.roll(steps, rolled)) - model(x).roll(steps, rolled)).abs().max()
+        return (model(x.roll(steps, dims)) - model(x).roll(steps, dims)).abs().max()
 
     assert defect(("circular",) * axes) < 1e-12
-    assert (defect(None) > 1e-4) == (name == "fno-original" or grid != (16,))  # 16 points need no zeros
+    assert (defect(None) > 1e-4) == (name == "fno-original" or grid != (16,))  # 16 points need no padding
 
 
-def test_a_wave_leaves_with_its_own_matrix():
-    """cos(2 pi (3 x - 2 y)) is the pair of modes (3, -2) and (-3, 2): the second has its place in the weight."""
+def test_fourier_convolution_of_a_wave_uses_the_weight_of_its_mode():
+    """cos(2 pi (3 x - 2 y)) is the pair of modes (3, -2) and (-3, 2), the second of which is stored in the weight."""
     layer = FourierConvolution(1, (4, 3)).double()
     x, y = (torch.arange(n, dtype=torch.float64) / n for n in (12, 10))
     angle = 2 * torch.pi * (3 * x[:, None] - 2 * y)
@@ -140,25 +140,25 @@ def test_a_wave_leaves_with_its_own_matrix():
     assert layer((2 * angle).cos()[None, ..., None]).abs().max() < 1e-13  # (6, -4) is cut off
 
 
-def test_the_filter_stays_in_float32_under_autocast():
+def test_fourier_convolution_stays_float32_under_autocast():
     layer, H = FourierLayer(8, (3, 3)), torch.randn(1, 12, 9, 8)
-    alone = layer.convolution(H)
+    exact = layer.convolution(H)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(layer.convolution(H), alone)
+        assert torch.equal(layer.convolution(H), exact)
         assert layer.pointwise(H).dtype == torch.bfloat16 and layer(H).dtype == torch.float32
 
 
-def test_the_last_layer_is_not_bent(small_model):
-    """Without a head's GELU in the way: its input is the last layer's output itself."""
+def test_fno_last_layer_has_no_activation(small_model):
+    """The input of the head is the output of the last layer."""
     model, x, seen = small_model("fno"), field(1, 12, 9, 2), {}
     model.blocks[-1].register_forward_hook(lambda _, __, out: seen.update(layer=out))
     model.head.register_forward_hook(lambda _, args, __: seen.update(head=args[0]))
     model(x)
     assert seen["layer"].shape == (1, 16, 16, 16) and torch.equal(seen["head"], seen["layer"][:, :12, :9])
-    assert seen["head"].min() < -0.2  # less than any value of GELU
+    assert seen["head"].min() < -0.2  # below the minimum of GELU
 
 
-def test_fno_starts_as_published():
+def test_fno_initialisation_is_as_published():
     torch.manual_seed(3)
     model = build_model("fno", grid=(16, 16), in_channels=1, out_channels=1, width=32, depth=2, modes=4)
     first, second = (block.convolution.weight * 32**2 for block in model.blocks)
@@ -170,7 +170,7 @@ def test_fno_starts_as_published():
         assert 0.9 * bound < layer.weight.abs().max() <= bound and 0 < layer.bias.abs().max() <= bound
 
 
-def test_a_grid_without_the_modes_is_refused_in_one_sentence():
+def test_fno_rejects_a_grid_with_too_few_modes():
     for original in (False, True):
         with pytest.raises(
             ValueError, match=r"Grid \(16, 8\) is too small for modes=6: axis 1 with 8 points has 5 modes"

@@ -1,4 +1,4 @@
-"""HPM: its sizes, its cosines as eigenfunctions, the mixer against a slow definition, what a stored basis changes."""
+"""HPM: sizes, cosines as eigenfunctions, the mixer against a reference, the stored basis."""
 
 import itertools
 import math
@@ -27,7 +27,7 @@ def field(*shape):
 
 
 def sizes(name, config):
-    """Parameters that learn, and the megabytes of all."""
+    """The number of trainable parameters, and the megabytes of all parameters."""
     with torch.device("meta"):
         parameters = list(BASELINES[name](config).parameters())
     return sum(p.numel() for p in parameters if p.requires_grad), 4 * sum(p.numel() for p in parameters) / 1e6
@@ -43,7 +43,7 @@ def sizes(name, config):
         (replace(KF2D, depth=4), 1_591_588),
     ],
 )
-def test_as_many_parameters_learn_as_in_the_public_code(config, published):
+def test_hpm_trainable_parameters_equal_the_public_code(config, published):
     assert sizes("hpm", config) == (published, 4 * published / 1e6)
     assert sizes("hpm-frozen", config)[0] == published
 
@@ -52,21 +52,21 @@ def test_as_many_parameters_learn_as_in_the_public_code(config, published):
     ("config", "megabytes", "frozen"),
     [(NS2D, 66.21, 16.78), (KF2D, 79.63, 67.11), (replace(KF2D, depth=4), 39.92, 33.55)],
 )
-def test_a_basis_in_every_block_has_the_bytes_of_the_efficiency_table(config, megabytes, frozen):
-    """39.92 MB with 33.55 of them frozen is what the paper prints for its KF2D model: four blocks."""
+def test_hpm_frozen_bytes_equal_the_efficiency_table(config, megabytes, frozen):
+    """The paper states 39.92 MB, 33.55 of them frozen, for its KF2D model of four blocks."""
     learned, total = sizes("hpm-frozen", config)
     assert round(total, 2) == megabytes and round(total - 4 * learned / 1e6, 2) == frozen
 
 
 @pytest.mark.parametrize("grid", [*GRIDS, (2, 40), (3, 3, 30), (12, 12)])
-def test_the_lowest_frequencies_are_those_of_the_sorted_grid(grid):
-    everything = sorted(itertools.product(*map(range, grid)), key=lambda p: (sum(np.square(p)), p))
-    for count in (1, 2, 5, len(everything) // 2, len(everything)):
-        assert lowest_frequencies(grid, count) == everything[:count]
+def test_lowest_frequencies_equal_a_full_sort(grid):
+    ordered = sorted(itertools.product(*map(range, grid)), key=lambda p: (sum(np.square(p)), p))
+    for count in (1, 2, 5, len(ordered) // 2, len(ordered)):
+        assert lowest_frequencies(grid, count) == ordered[:count]
 
 
 @pytest.mark.parametrize("grid", GRIDS)
-def test_all_cosines_are_orthonormal_under_the_trapezoidal_rule(grid):
+def test_cosines_are_orthonormal_under_the_trapezoidal_rule(grid):
     weight = np.ones(1)
     for n in grid:
         ends = np.full(n, 1 / (n - 1))
@@ -77,8 +77,8 @@ def test_all_cosines_are_orthonormal_under_the_trapezoidal_rule(grid):
 
 
 @pytest.mark.parametrize("grid", GRIDS)
-def test_cosines_are_eigenfunctions_of_the_laplacian_without_flux(grid):
-    """Second differences, the field mirrored at both ends, give 2 (cos(pi p / (n - 1)) - 1) for every axis."""
+def test_cosines_are_eigenfunctions_of_the_neumann_laplacian(grid):
+    """Second differences with reflection at both ends give 2 (cos(pi p / (n - 1)) - 1) for every axis."""
     count = math.prod(grid)
     B, p = cosines(grid, count, CPU).numpy(), np.array(lowest_frequencies(grid, count))
     laplacian, eigenvalue = np.zeros_like(B), np.zeros(count)
@@ -89,7 +89,7 @@ def test_cosines_are_eigenfunctions_of_the_laplacian_without_flux(grid):
     np.testing.assert_allclose(laplacian, eigenvalue * B, rtol=0, atol=1e-12)
 
 
-def test_one_basis_of_unit_rows_serves_all_blocks_and_is_not_stored(small_model):
+def test_row_normalised_cosines_are_cached_and_not_stored(small_model):
     first, again = (row_normalised_cosines((12, 9), 5, torch.float64, CPU) for _ in range(2))
     assert first is again and first.shape == (108, 5)
     torch.testing.assert_close(first.norm(dim=1), torch.ones(108).double(), rtol=0, atol=1e-14)
@@ -97,8 +97,8 @@ def test_one_basis_of_unit_rows_serves_all_blocks_and_is_not_stored(small_model)
     assert not any("basis" in key for key in model.state_dict()) and not list(model.buffers())
 
 
-def slow_mixer(Y, w, config):
-    """Head by head, frequency by frequency; the cosines written out for every point."""
+def reference_mixer(Y, w, config):
+    """Head by head, frequency by frequency; explicit cosines for every point."""
     grid, count = Y.shape[:-1], len(w["gate.project.bias"])
     order = sorted(itertools.product(*map(range, grid)), key=lambda p: (sum(np.square(p)), p))[:count]
     rows = []
@@ -127,17 +127,17 @@ def assert_parity(model, grid):
     x = field(1, *grid, 2)
     with torch.no_grad():
         fast = model(x)[0].numpy()
-    slow = reference.solver(model, x[0].numpy(), reference.attention_block(slow_mixer))
+    slow = reference.solver(model, x[0].numpy(), reference.attention_block(reference_mixer))
     np.testing.assert_allclose(fast, slow, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("grid", [(9,), (4, 5), (3, 2, 4)])
-def test_parity_in_every_dimension(small_model, grid):
+def test_hpm_parity_in_every_dimension(small_model, grid):
     assert_parity(small_model("hpm", (8,) * len(grid)), grid)
 
 
-def test_parity_with_other_options(small_model):
-    """Coordinates, one circular axis, another expansion, temperatures beyond their bounds on both sides."""
+def test_hpm_parity_with_other_options(small_model):
+    """Coordinates, one circular axis, another expansion, temperatures out of range on both sides."""
     options = Options(expansion=3, positions="coordinates", padding=("circular", "zeros"))
     model = small_model("hpm", (8, 8), options=options)
     with torch.no_grad():
@@ -146,7 +146,7 @@ def test_parity_with_other_options(small_model):
     assert_parity(model, (5, 3))
 
 
-def test_gradients_equal_finite_differences(small_model):
+def test_hpm_gradients_equal_finite_differences(small_model):
     model = small_model("hpm", (3, 4), depth=1)
     keys, values = zip(*model.named_parameters(), strict=True)
 
@@ -156,10 +156,10 @@ def test_gradients_equal_finite_differences(small_model):
     assert torch.autograd.gradcheck(call, (field(1, 3, 4, 2).requires_grad_(), *values), fast_mode=True)
 
 
-def test_a_stored_basis_gives_the_same_model_and_stays_as_it_is():
+def test_stored_basis_equals_the_shared_one_and_is_frozen():
     torch.manual_seed(4)
     config = SolverConfig((6, 5), 1, 1, width=16, depth=2, heads=2)
-    shared, stored = (hpm(config, frequencies=7, stored=one).double() for one in (False, True))
+    shared, stored = (hpm(config, frequencies=7, stored=stored).double() for stored in (False, True))
     missing = stored.load_state_dict(shared.state_dict(), strict=False).missing_keys
     assert missing == [f"blocks.{index}.attention.operator.basis" for index in range(2)]
     exact = row_normalised_cosines((6, 5), 7, torch.float64, CPU)
@@ -170,13 +170,13 @@ def test_a_stored_basis_gives_the_same_model_and_stays_as_it_is():
     x = field(2, 6, 5, 1)
     assert torch.equal(shared(x), stored(x))
     other = field(1, 8, 9, 1)
-    assert torch.equal(shared(other), stored(other)), "another grid has a basis of its own"
+    assert torch.equal(shared(other), stored(other)), "another grid has its own basis"
     stored(x).square().sum().backward()
     assert all(block.attention.operator.basis.grad is None for block in stored.blocks)
 
 
-def test_the_size_of_the_features_does_not_matter():
-    """The norm over frequencies and channels takes any factor away, and with it the number of points."""
+def test_spectral_mixer_is_invariant_to_the_scale_of_features():
+    """The norm over frequencies and channels removes any factor, such as the number of points."""
     mixer = SpectralMixer(SolverConfig((6, 5), 1, 1, width=8, heads=2), frequencies=6).double()
     Y, outputs = field(1, 6, 5, 8), []
     for factor in (1e4, 1e6):
@@ -187,19 +187,19 @@ def test_the_size_of_the_features_does_not_matter():
     torch.testing.assert_close(*outputs, rtol=1e-6, atol=1e-6)
 
 
-def test_compiled_whole_equals_eager(small_model):
+def test_compiled_hpm_equals_eager(small_model):
     model, x = small_model("hpm"), field(2, 12, 9, 2)
     torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=True)(x), model(x), rtol=0, atol=1e-13)
 
 
-def test_hpm_takes_the_time():
+def test_hpm_output_depends_on_time():
     model = build_model("hpm", grid=(6, 5), in_channels=1, out_channels=1, options=Options(time_embedding=True))
     x, times = torch.randn(1, 6, 5, 1).expand(2, -1, -1, -1), torch.tensor([0.0, 3.0])
     early, late = model(x, times)
     assert not torch.equal(early, late)
 
 
-def test_initialisation_is_as_published():
+def test_hpm_initialisation_is_as_published():
     torch.manual_seed(3)
     mixer = SpectralMixer(SolverConfig((16, 16), 1, 1), frequencies=128)
     assert mixer.gate.project.weight.std().item() == pytest.approx(0.02, rel=0.05)
@@ -208,7 +208,7 @@ def test_initialisation_is_as_published():
     assert mixer.norm.weight.shape == (128, 16) and (mixer.norm.weight == 1).all() and (mixer.norm.bias == 0).all()
 
 
-def test_dropout_acts_in_training_only(small_model):
+def test_hpm_dropout_acts_in_training_only(small_model):
     model, plain = small_model("hpm", options=Options(dropout=0.5)), small_model("hpm")
     plain.load_state_dict(model.state_dict())
     x = field(1, 12, 9, 2)
@@ -216,7 +216,7 @@ def test_dropout_acts_in_training_only(small_model):
     assert not torch.equal(model.train()(x), plain(x))
 
 
-def test_fewer_points_than_frequencies_are_refused():
+def test_hpm_rejects_grids_with_fewer_points_than_frequencies():
     with pytest.raises(ValueError, match=r"^Grid \(10, 12\) has 120 points, but HPM has 128 frequencies; use a grid"):
         BASELINES["hpm"](replace(DARCY, grid=(10, 12)))
     model = hpm(SolverConfig((4, 4), 1, 1, width=8, heads=2, depth=1), frequencies=16)

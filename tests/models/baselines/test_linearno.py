@@ -1,4 +1,4 @@
-"""LinearNO: what two softmaxes over slices and over points imply, and how the weights start."""
+"""LinearNO: consequences of the softmaxes over slices and over points, and the initialisation."""
 
 import math
 
@@ -16,7 +16,7 @@ def field(*shape):
     return torch.randn(*shape, dtype=torch.float64)
 
 
-def shaken(local):
+def perturbed(local):
     attention = LinearAttention(CONFIG, local).double()
     with torch.no_grad():
         for parameter in attention.parameters():
@@ -24,31 +24,31 @@ def shaken(local):
     return attention.eval()
 
 
-def test_a_constant_field_passes_as_its_value():
-    """Rows of Q and columns of K sum to one, so Q K^T keeps constants exactly: no mass, no 1e-5."""
-    attention, u = shaken(local=False), field(8)
-    value = torch.cat([part @ attention.value.weight.T for part in attention.embed(u).chunk(2)])
+def test_linear_attention_preserves_constants():
+    """Rows of Q and columns of K sum to one, so Q K^T preserves constants exactly: no mass, no 1e-5."""
+    attention, u = perturbed(local=False), field(8)
+    value = torch.cat([head @ attention.value.weight.T for head in attention.embed(u).chunk(2)])
     expected = attention.project(value).expand(6, 5, 8)
     torch.testing.assert_close(attention(u.expand(1, 6, 5, 8))[0], expected, rtol=0, atol=1e-13)
 
 
-def test_the_plain_form_knows_no_neighbours():
-    """A permutation of the points goes through; doubling every point changes nothing. The local form does neither."""
+def test_plain_linear_attention_is_permutation_equivariant():
+    """And doubling every point changes nothing. Neither holds for the local form."""
     Y = field(1, 30, 8)
     order = torch.randperm(30)
-    for local, same in ((False, True), (True, False)):
-        attention = shaken(local)
+    for local, equivariant in ((False, True), (True, False)):
+        attention = perturbed(local)
 
         def on_grid(points, attention=attention):
             return attention(points.reshape(1, -1, 5, 8)).reshape(points.shape)
 
         permuted = (on_grid(Y[:, order]) - on_grid(Y)[:, order]).abs().max()
         doubled = (on_grid(Y.repeat_interleave(2, 1))[:, ::2] - on_grid(Y)).abs().max()
-        assert (permuted < 1e-12) == same and (doubled < 1e-12) == same
+        assert (permuted < 1e-12) == equivariant and (doubled < 1e-12) == equivariant
 
 
 @pytest.mark.parametrize("name", ["linearno", "linearno-plain"])
-def test_the_order_of_the_slices_is_free(small_model, name):
+def test_linearno_is_invariant_to_the_order_of_slices(small_model, name):
     model, x = small_model(name), field(2, 12, 9, 2)
     before, order = model(x), torch.tensor([3, 0, 4, 1, 2])
     attentions = [module for module in model.modules() if isinstance(module, LinearAttention)]
@@ -62,24 +62,24 @@ def test_the_order_of_the_slices_is_free(small_model, name):
     torch.testing.assert_close(model(x), before, rtol=0, atol=1e-12)
 
 
-def test_temperatures_are_clipped_and_each_has_its_side():
-    attention, Y = shaken(local=True), field(1, 6, 5, 8)
+def test_linearno_temperatures_are_clipped():
+    attention, Y = perturbed(local=True), field(1, 6, 5, 8)
     outputs = []
     for side in (attention.query_temperature, attention.key_temperature):
-        kept = side.value.detach().clone()
-        for wild, clipped in ((-2.0, 0.01), (0.003, 0.01), (30.0, 1.0)):
+        original = side.value.detach().clone()
+        for raw, clipped in ((-2.0, 0.01), (0.003, 0.01), (30.0, 1.0)):
             with torch.no_grad():
-                side.value.fill_(wild)
+                side.value.fill_(raw)
                 extreme = attention(Y)
                 side.value.fill_(clipped)
             assert torch.equal(extreme, attention(Y))
         outputs.append(attention(Y))
         with torch.no_grad():
-            side.value.copy_(kept)
+            side.value.copy_(original)
     assert (outputs[0] - outputs[1]).abs().max() > 1e-3
 
 
-def test_initialisation_is_as_published():
+def test_linearno_initialisation_is_as_published():
     torch.manual_seed(3)
     local, plain = (
         build_model(name, grid=(16, 16), in_channels=1, out_channels=1, width=128, depth=1).blocks[0].attention.operator
@@ -98,7 +98,7 @@ def test_initialisation_is_as_published():
     assert isinstance(plain.key_temperature, nn.Identity)
 
 
-def test_dropout_acts_in_training_only(small_model):
+def test_linearno_dropout_acts_in_training_only(small_model):
     model, plain = small_model("linearno", options=Options(dropout=0.5)), small_model("linearno")
     plain.load_state_dict(model.state_dict())
     x = field(1, 12, 9, 2)

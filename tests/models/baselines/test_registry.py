@@ -1,4 +1,4 @@
-"""The baselines as rows: names, modes that do not matter, precision, other grids, plain errors, no cross-imports."""
+"""The registry of baselines: names, `modes`, precision, other grids, error messages, no cross-imports."""
 
 import ast
 import itertools
@@ -14,12 +14,12 @@ from sigmasolver.models.variants import BASELINES, VARIANTS
 SHARED = {"frame", "physics_attention"}
 SPECTRAL = {"ffno", "ffno-markov", "fno", "fno-original"}
 BY_CELLS = {"unet", "unet-batchnorm", "vit", "drift-net", "drift-net-released"}
-"""Their levels and patches are numbers of points, so a finer grid is another problem."""
+"""Their levels and patches are fixed numbers of points, so a finer grid is a different problem."""
 OWN_REFINEMENT = ("factformer", "eddyformer")
-"""FactFormer adds random features that a coarse grid does not resolve, EddyFormer takes the box to be periodic: their
-own tests tell what holds for them."""
+"""FactFormer adds random features that a coarse grid does not resolve, EddyFormer assumes a periodic box: see their own
+tests."""
 ONE_OF_EACH = [name for name in BASELINES if name.partition("-")[0] == name or name in ("drift-net", "transolver-plus")]
-"""One row of each paper: the others change a setting, and tracing them meets the same operations."""
+"""One model per paper: the others change a setting, and tracing them covers the same operations."""
 PERIODIC = Options(padding=("circular", "circular"))
 
 
@@ -28,14 +28,14 @@ def build(name="transolver", grid=(8, 8), modes=2, **sizes):
     return build_model(name, grid=grid, modes=modes, **sizes)
 
 
-def test_every_model_is_listed_once_the_family_first():
+def test_list_models_is_unique_and_starts_with_the_variants():
     assert list_models() == (*VARIANTS, *BASELINES)
     assert set(BASELINES) >= {"transolver", "transolver-srpa", "transolver-keep", "linearno", "ffno"}
     assert not set(VARIANTS) & set(BASELINES)
 
 
 @pytest.mark.parametrize("name", list_models())
-def test_modes_matter_exactly_where_there_is_a_spectral_operator(name):
+def test_modes_matter_iff_there_is_a_spectral_operator(name):
     few, many = (
         {key: tuple(tensor.shape) for key, tensor in build(name, modes=modes).state_dict().items()} for modes in (2, 3)
     )
@@ -49,7 +49,7 @@ def test_modes_matter_exactly_where_there_is_a_spectral_operator(name):
 
 
 @pytest.mark.parametrize("name", list(BASELINES))
-def test_the_same_weights_from_a_value_of_sizes(name):
+def test_build_model_and_build_solver_give_the_same_weights(name):
     torch.manual_seed(1)
     model = build(name)
     torch.manual_seed(1)
@@ -57,22 +57,22 @@ def test_the_same_weights_from_a_value_of_sizes(name):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True))
 
 
-@pytest.mark.filterwarnings("ignore:var_mean:UserWarning")  # torch has no variance of no samples
+@pytest.mark.filterwarnings("ignore:var_mean:UserWarning")  # the variance of an empty batch
 @pytest.mark.parametrize("name", list(BASELINES))
-def test_samples_do_not_see_each_other_and_none_is_fine(small_model, name):
+def test_baseline_samples_are_independent_and_an_empty_batch_works(small_model, name):
     model, x = small_model(name), torch.randn(3, 12, 9, 2, dtype=torch.float64)
-    torch.testing.assert_close(model(x), torch.cat([model(one[None]) for one in x]), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(model(x), torch.cat([model(sample[None]) for sample in x]), rtol=1e-13, atol=1e-13)
     assert model(x[:0]).shape == (0, 12, 9, 3)
 
 
 @pytest.mark.parametrize(
-    "name", [one for one in BASELINES if one not in BY_CELLS and not one.startswith(OWN_REFINEMENT)]
+    "name", [name for name in BASELINES if name not in BY_CELLS and not name.startswith(OWN_REFINEMENT)]
 )
-def test_a_smooth_field_gives_nearly_the_same_answer_on_a_finer_grid(small_model, name):
-    """Kernels reach a fixed number of points and the slice sums are quadratures: the gap falls with the spacing.
+def test_baseline_output_converges_on_finer_grids(small_model, name):
+    """Kernels span a fixed number of points and slice sums are quadratures: the error decreases with the spacing.
 
-    The FNO adds a number of points, not a length, to an axis that does not wrap. Behind a Radon transform, to which the
-    edge of the grid is a jump, the gap falls more slowly."""
+    FNO pads a non-periodic axis by a number of points, not by a length. After a Radon transform, for which the edge of
+    the grid is a jump, the error decreases more slowly."""
     model = small_model(name, (8, 8), options=PERIODIC if name.startswith("fno") else None)
 
     def sample(n):
@@ -80,15 +80,15 @@ def test_a_smooth_field_gives_nearly_the_same_answer_on_a_finer_grid(small_model
         X, Y = torch.meshgrid(x, x, indexing="ij")
         return model(torch.stack((torch.sin(3 * X) * Y, torch.cos(2 * X + Y)), -1)[None])
 
-    answers = [sample(n) for n in (17, 33, 65)]
-    gaps = [(b[:, ::2, ::2] - a).norm() / a.norm() for a, b in itertools.pairwise(answers)]
-    falls = 0.9 if name.startswith("rno") else 0.75
-    assert gaps[1] < falls * gaps[0] < 0.15
+    outputs = [sample(n) for n in (17, 33, 65)]
+    errors = [(b[:, ::2, ::2] - a).norm() / a.norm() for a, b in itertools.pairwise(outputs)]
+    ratio = 0.9 if name.startswith("rno") else 0.75
+    assert errors[1] < ratio * errors[0] < 0.15
 
 
 @pytest.mark.parametrize("name", list(BASELINES))
-def test_lower_precision_stays_near(small_model, name):
-    # The deepest level of a small grid is two points, whose sign is all that an InstanceNorm lets through.
+def test_baselines_in_lower_precision_are_close_to_float64(small_model, name):
+    # On a small grid the deepest level has two points, of which InstanceNorm keeps only the sign.
     grid = (64, 48) if name == "unet" else (12, 9)
     model, x = small_model(name), torch.randn(2, *grid, 2, dtype=torch.float64)
     exact = model(x)
@@ -112,7 +112,7 @@ def test_lower_precision_stays_near(small_model, name):
         if not name.startswith("eddyformer-")
     ],
 )
-def test_export_equals_eager_for_any_batch(small_model, name):
+def test_exported_baseline_equals_eager_for_any_batch_size(small_model, name):
     model, x = small_model(name, depth=1), torch.randn(2, 12, 9, 2, dtype=torch.float64)
     program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     more = torch.randn(5, 12, 9, 2, dtype=torch.float64)
@@ -120,8 +120,8 @@ def test_export_equals_eager_for_any_batch(small_model, name):
 
 
 @pytest.mark.parametrize("name", list(BASELINES))
-def test_mistakes_are_one_plain_sentence(name):
-    mistakes = [
+def test_baseline_errors_are_one_sentence(name):
+    errors = [
         (lambda: build(name, heads=3), "width 16 is not divisible by 2 x heads = 6"),
         (lambda: build(name, slices=0), "slices is 0"),
         (lambda: build(name, grid=(8, 1)), "axis 1 has 1 point(s)"),
@@ -131,9 +131,9 @@ def test_mistakes_are_one_plain_sentence(name):
         (lambda: build(name)(torch.zeros(8, 8, 1)), "Input has shape (8, 8, 1)"),
         (lambda: build(name + "x"), f"did you mean {name}"),
     ]
-    for mistake, says in mistakes:
-        with pytest.raises(ValueError, match=re.escape(says)) as caught:
-            mistake()
+    for call, expected in errors:
+        with pytest.raises(ValueError, match=re.escape(expected)) as caught:
+            call()
         message = str(caught.value)
         assert "\n" not in message and message.endswith((".", "?")) and len(message) < 240
 

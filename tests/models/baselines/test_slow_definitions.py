@@ -1,4 +1,5 @@
-"""All baselines equal their slow plain definitions, and their derivatives equal finite differences."""
+"""Parity of the `Solver` baselines with their slow reference implementations, and of derivatives with finite
+differences."""
 
 import numpy as np
 import pytest
@@ -17,8 +18,8 @@ ATTENTIONS = {
 BLOCKS = {name: reference.attention_block(attention) for name, attention in ATTENTIONS.items()}
 BLOCKS["ffno"] = reference.factorised
 NAMES = tuple(BLOCKS)
-ROOMY = 8
-"""Points per axis that a model is made for; it then runs on grids with fewer modes than it has."""
+CONFIG_POINTS = 8
+"""Points per axis of the config; the models then run on grids with fewer modes than they have."""
 
 
 def assert_parity(model, name, grid):
@@ -30,13 +31,13 @@ def assert_parity(model, name, grid):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("grid", [(9,), (4, 5), (3, 2, 4)])
-def test_parity_in_every_dimension(small_model, name, grid):
-    assert_parity(small_model(name, (ROOMY,) * len(grid)), name, grid)
+def test_solver_baseline_parity_in_every_dimension(small_model, name, grid):
+    assert_parity(small_model(name, (CONFIG_POINTS,) * len(grid)), name, grid)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_parity_on_another_grid_with_other_options(small_model, name):
-    """Coordinates, one circular axis, another expansion, temperatures beyond their bounds on both sides."""
+def test_solver_baseline_parity_on_another_grid_with_other_options(small_model, name):
+    """Coordinates, one circular axis, another expansion, temperatures out of range on both sides."""
     options = Options(expansion=3, positions="coordinates", padding=("circular", "zeros"))
     model = small_model(name, (8, 8), options=options)
     with torch.no_grad():
@@ -47,8 +48,8 @@ def test_parity_on_another_grid_with_other_options(small_model, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients_equal_finite_differences(small_model, name):
-    model = small_model(name, (ROOMY, ROOMY), depth=1)
+def test_solver_baseline_gradients_equal_finite_differences(small_model, name):
+    model = small_model(name, (CONFIG_POINTS, CONFIG_POINTS), depth=1)
     keys, values = zip(*model.named_parameters(), strict=True)
 
     def call(x, *parameters):
@@ -59,8 +60,8 @@ def test_gradients_equal_finite_differences(small_model, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_forward_mode_derivatives_equal_finite_differences(small_model, name):
-    model = small_model(name, (ROOMY, ROOMY))
+def test_solver_baseline_forward_mode_ad_equals_finite_differences(small_model, name):
+    model = small_model(name, (CONFIG_POINTS, CONFIG_POINTS))
     x, v = torch.randn(2, 1, 5, 4, 2, dtype=torch.float64)
     _, slope = torch.func.jvp(model, (x,), (v,))
     h = 1e-6

@@ -1,4 +1,4 @@
-"""Transolver and its two other slice updates: what must agree, what must not, and how the weights start."""
+"""Transolver and its other two slice updates: relations between them, symmetries and initialisation."""
 
 import math
 
@@ -22,7 +22,7 @@ def attentions(model):
     return [module for module in model.modules() if isinstance(module, PhysicsAttention)]
 
 
-def test_gamma_zero_is_the_keep_update_bit_for_bit(small_model):
+def test_transolver_srpa_with_gamma_zero_is_keep_bit_for_bit(small_model):
     residual, keep = small_model("transolver-srpa"), small_model("transolver-keep")
     keep.load_state_dict({k: v for k, v in residual.state_dict().items() if ".update." not in k})
     x = field(2, 12, 9, 2)
@@ -33,12 +33,12 @@ def test_gamma_zero_is_the_keep_update_bit_for_bit(small_model):
     assert torch.equal(residual(x), keep(x))
 
 
-def test_a_fresh_srpa_is_the_keep_update_and_can_leave_it():
-    def fresh(name):
+def test_initial_transolver_srpa_is_keep_with_nonzero_gradient():
+    def build(name):
         torch.manual_seed(5)
         return build_model(name, grid=(6, 5), in_channels=1, out_channels=1, width=16, depth=1, heads=2).double()
 
-    residual, keep = fresh("transolver-srpa"), fresh("transolver-keep")
+    residual, keep = build("transolver-srpa"), build("transolver-keep")
     keep.load_state_dict({k: v for k, v in residual.state_dict().items() if ".update." not in k})
     x = field(1, 6, 5, 1)
     assert torch.equal(residual(x), keep(x))
@@ -46,8 +46,8 @@ def test_a_fresh_srpa_is_the_keep_update_and_can_leave_it():
     assert attentions(residual)[0].update.gamma.grad.abs().item() > 0
 
 
-def test_srpa_lies_on_the_line_between_keep_and_replace(small_model):
-    """One block's slices: residual(gamma) = keep + gamma replace."""
+def test_srpa_update_is_keep_plus_gamma_replace(small_model):
+    """For the slices of one block: residual(gamma) = keep + gamma replace."""
     residual = attentions(small_model("transolver-srpa"))[0]
     keep, replaced = (PhysicsAttention(CONFIG, kind).update.double() for kind in ("keep", "replace"))
     replaced.load_state_dict({k: v for k, v in residual.update.state_dict().items() if k != "gamma"})
@@ -59,7 +59,7 @@ def test_srpa_lies_on_the_line_between_keep_and_replace(small_model):
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_the_order_of_the_slices_is_free(small_model, name):
+def test_transolver_is_invariant_to_the_order_of_slices(small_model, name):
     model, x = small_model(name), field(2, 12, 9, 2)
     before, order = model(x), torch.tensor([3, 0, 4, 1, 2])
     with torch.no_grad():
@@ -71,7 +71,7 @@ def test_the_order_of_the_slices_is_free(small_model, name):
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_circular_padding_commutes_with_shifts_and_zeros_do_not(small_model, name):
+def test_transolver_with_circular_padding_is_shift_equivariant(small_model, name):
     def defect(padding):
         model, x = small_model(name, options=Options(padding=padding)), field(1, 12, 9, 2)
         with torch.no_grad():
@@ -83,8 +83,8 @@ def test_circular_padding_commutes_with_shifts_and_zeros_do_not(small_model, nam
 
 
 @pytest.mark.parametrize("kind", ["keep", "replace"])
-def test_one_slice_gives_every_point_the_mean_of_the_features(kind):
-    """With one slice P = 1 and A = 1: keep returns the mean, replace the mean times W_v; both but for the 1e-5."""
+def test_physics_attention_with_one_slice_is_the_mean(kind):
+    """With one slice P = 1 and A = 1: keep returns the mean, replace the mean times W_v, both up to the 1e-5."""
     attention = PhysicsAttention(SolverConfig((6, 5), 1, 1, width=8, heads=2, slices=1, modes=1), kind).double()
     Y = field(1, 6, 5, 8)
     mean = attention.feature_path(Y).sum(dim=(1, 2)) / (30 + 1e-5)
@@ -95,21 +95,21 @@ def test_one_slice_gives_every_point_the_mean_of_the_features(kind):
 
 
 @pytest.mark.parametrize("padding", [("zeros",), ("circular", "zeros"), ("zeros", "circular", "circular")])
-def test_the_dense_convolution_sees_a_single_point_as_its_kernel(padding):
-    """The response to one channel at one corner is that channel's kernel, mirrored; it wraps on circles alone."""
+def test_convolution_impulse_response_is_the_kernel(padding):
+    """The response to an impulse at a corner is the flipped kernel; it wraps around on circular axes only."""
     axes = len(padding)
     convolution, x = Convolution(3, 3, padding).double(), torch.zeros(1, *(5,) * axes, 3, dtype=torch.float64)
     x[(0, *(0,) * axes, 1)] = 1
     response = convolution(x) - convolution.bias
     expected = torch.zeros_like(x)
     for cell in torch.cartesian_prod(*(torch.arange(3),) * axes).reshape(-1, axes).tolist():
-        there = [1 - c for c in cell]
-        if all(end == "circular" or t >= 0 for t, end in zip(there, padding, strict=True)):
-            expected[(0, *(t % 5 for t in there))] = convolution.weight[(slice(None), 1, *cell)].detach()
+        neighbour = [1 - c for c in cell]
+        if all(end == "circular" or t >= 0 for t, end in zip(neighbour, padding, strict=True)):
+            expected[(0, *(t % 5 for t in neighbour))] = convolution.weight[(slice(None), 1, *cell)].detach()
     torch.testing.assert_close(response, expected, rtol=0, atol=1e-14)
 
 
-def test_initialisation_is_as_published():
+def test_transolver_initialisation_is_as_published():
     torch.manual_seed(3)
     model = build_model("transolver-srpa", grid=(16, 16), in_channels=1, out_channels=1, width=128, depth=1)
     attention, mlp = model.blocks[0].attention.operator, model.blocks[0].mlp.operator
@@ -129,7 +129,7 @@ def test_initialisation_is_as_published():
     assert all((norm.weight == 1).all() and (norm.bias == 0).all() for norm in (model.norm, model.blocks[0].mlp.norm))
 
 
-def test_dropout_acts_in_training_only(small_model):
+def test_transolver_dropout_acts_in_training_only(small_model):
     model, plain = small_model("transolver", options=Options(dropout=0.5)), small_model("transolver")
     plain.load_state_dict(model.state_dict())
     x = field(1, 12, 9, 2)
@@ -137,6 +137,6 @@ def test_dropout_acts_in_training_only(small_model):
     assert not torch.equal(model.train()(x), plain(x))
 
 
-def test_an_unknown_update_is_refused():
+def test_transolver_rejects_an_unknown_update():
     with pytest.raises(ValueError, match='update is "average"; choose from residual, replace, keep'):
         transolver(CONFIG, "average")

@@ -1,4 +1,4 @@
-"""Transolver++: against its slow definition, its noise and temperatures, and the sizes of both forms."""
+"""Transolver++: parity with a reference, noise, temperatures, and the sizes of both forms."""
 
 import math
 from dataclasses import replace
@@ -23,16 +23,16 @@ def field(*shape):
     return torch.randn(*shape, dtype=torch.float64)
 
 
-def count_by_hand(config, local):
-    """Lift, offset, final norm and readout; in each block two norms, an MLP and the attention."""
+def expected_count(config, local):
+    """Lift, offset, final norm and readout; per block two norms, an MLP and the attention."""
     C, h, M, e, d = config.width, config.heads, config.slices, config.width // config.heads, config.axes
     inner, positions = config.options.expansion * C, config.lattice**config.axes
     lift = (positions + config.in_channels) * 2 * C + 2 * C + 2 * C * C + C
-    frame = lift + C + 2 * C + C * config.out_channels + config.out_channels
+    outside = lift + C + 2 * C + C * config.out_channels + config.out_channels
     embed = C * C * (3**d if local else 1) + C
     temperature = e * M + M + M + 1 + h
     attention = embed + temperature + (e * M + M) + 3 * e * e + (C * C + C)
-    return frame + config.depth * (4 * C + C * inner + inner + inner * C + C + attention)
+    return outside + config.depth * (4 * C + C * inner + inner + inner * C + C + attention)
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,13 @@ def count_by_hand(config, local):
         ("transolver-plus", SolverConfig((60, 60, 60), 40, 8), 4_279_888, 4.28),
     ],
 )
-def test_counts(name, config, count, millions):
-    assert count_parameters(name, config) == count_by_hand(config, FORMS[name]) == count
+def test_transolver_plus_count(name, config, count, millions):
+    assert count_parameters(name, config) == expected_count(config, FORMS[name]) == count
     assert round(count / 1e6, 2) == millions
 
 
-def slow(local):
-    """One point after another, without noise."""
+def reference_block(local):
+    """Point by point, without noise."""
 
     def attention(Y, w, config):
         X = reference.convolution(Y, w / "embed", config.padding) if local else reference.affine(Y, w / "embed")
@@ -70,17 +70,17 @@ def slow(local):
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("grid", [(9,), (4, 5), (3, 2, 4)])
-def test_evaluation_equals_the_slow_definition(small_model, name, grid):
+def test_transolver_plus_in_eval_mode_equals_the_reference(small_model, name, grid):
     model, x = small_model(name, grid), field(1, *grid, 2)
-    with torch.no_grad():  # one head below the coldest temperature
+    with torch.no_grad():  # one head below the lowest temperature
         for block in model.blocks:
             block.attention.operator.routing.temperature.copy_(torch.tensor([-0.3, 0.8]))
         fast = model(x)[0].numpy()
-    expected = reference.solver(model, x[0].numpy(), slow(FORMS[name]))
+    expected = reference.solver(model, x[0].numpy(), reference_block(FORMS[name]))
     np.testing.assert_allclose(fast, expected, rtol=0, atol=1e-11)
 
 
-def test_gradients_equal_finite_differences(small_model):
+def test_transolver_plus_gradients_equal_finite_differences(small_model):
     model = small_model("transolver-plus", (8, 8), depth=1)
     keys, values = zip(*model.named_parameters(), strict=True)
 
@@ -94,7 +94,7 @@ def test_gradients_equal_finite_differences(small_model):
 # --- temperature
 
 
-def test_temperatures_are_of_every_point_and_never_below_the_coldest():
+def test_gumbel_routing_temperatures_are_per_point_and_clamped():
     routing, X = GumbelRouting(8, 2, 5, "training").double().eval(), 30 * field(3, 2, 40, 8)
     with torch.no_grad():
         for parameter in routing.cooling.parameters():
@@ -106,15 +106,15 @@ def test_temperatures_are_of_every_point_and_never_below_the_coldest():
     assert (t[:, 1] >= 0.5 - 0.17).all(), "GELU is never below -0.17"
 
 
-def test_a_warm_point_is_spread_and_a_cold_one_is_not():
+def test_gumbel_routing_is_uniform_when_hot_and_sharp_when_cold():
     routing, X = GumbelRouting(8, 1, 5, "training").double().eval(), field(1, 1, 200, 8)
     with torch.no_grad():
         routing.project.weight.normal_()
         routing.temperature.fill_(100.0)
-        spread = routing(X)
+        uniform = routing(X)
         routing.temperature.fill_(-5.0)
         sharp = routing(X)
-    torch.testing.assert_close(spread, torch.full_like(spread, 1 / 5), rtol=0, atol=0.05)
+    torch.testing.assert_close(uniform, torch.full_like(uniform, 1 / 5), rtol=0, atol=0.05)
     best = routing.project(X).argmax(-1)
     assert torch.equal(sharp.argmax(-1), best) and sharp.amax(-1).mean() > 0.99
 
@@ -122,8 +122,8 @@ def test_a_warm_point_is_spread_and_a_cold_one_is_not():
 # --- noise
 
 
-def test_gumbel_numbers_have_their_distribution():
-    """Mean 0.5772, variance pi^2 / 6, and the whole distribution function exp(-exp(-g))."""
+def test_gumbel_distribution():
+    """Mean 0.5772, variance pi^2 / 6, and the cumulative distribution function exp(-exp(-g))."""
     draws = gumbel(torch.rand(200_000, dtype=torch.float64)).sort().values
     assert draws.mean().item() == pytest.approx(0.57722, abs=0.015)
     assert draws.var().item() == pytest.approx(math.pi**2 / 6, rel=0.02)
@@ -133,34 +133,34 @@ def test_gumbel_numbers_have_their_distribution():
     assert torch.isfinite(ends).all() and ends[0] < -2.9 and ends[1] > 15
 
 
-def test_in_training_a_slice_is_chosen_as_often_as_its_softmax_says():
-    """The maximum of logits with Gumbel noise falls on slice m with probability softmax(s)_m, at any temperature."""
+def test_gumbel_routing_in_training_samples_the_softmax():
+    """The argmax of logits plus Gumbel noise is slice m with probability softmax(s)_m, at any temperature."""
     routing = GumbelRouting(4, 1, 3, "training").train()
     with torch.no_grad():
         routing.project.weight.zero_()
         routing.project.bias.copy_(torch.tensor([0.0, 1.0, -0.5]))
-        chosen = routing(torch.zeros(1, 1, 60_000, 4)).argmax(-1).flatten()
-    shares = torch.bincount(chosen, minlength=3) / len(chosen)
+        slices = routing(torch.zeros(1, 1, 60_000, 4)).argmax(-1).flatten()
+    shares = torch.bincount(slices, minlength=3) / len(slices)
     torch.testing.assert_close(shares, routing.project.bias.softmax(0), rtol=0, atol=0.01)
 
 
-def test_noise_is_of_training_alone_unless_the_released_behaviour_is_asked_for():
+def test_gumbel_noise_is_off_in_eval_mode_unless_always():
     forms = ("training", "always")
     attentions = {noise: EideticAttention(CONFIG, local=False, noise=noise).double() for noise in forms}
     attentions["always"].load_state_dict(attentions["training"].state_dict())
     Y = field(2, 6, 5, 16)
-    calm = attentions["training"].eval()(Y)
-    assert torch.equal(attentions["training"](Y), calm)
+    noiseless = attentions["training"].eval()(Y)
+    assert torch.equal(attentions["training"](Y), noiseless)
     torch.manual_seed(1)
     noisy = attentions["training"].train()(Y)
     torch.manual_seed(1)
     released = attentions["always"].eval()(Y)
-    assert torch.equal(noisy, released) and not torch.equal(noisy, calm)
+    assert torch.equal(noisy, released) and not torch.equal(noisy, noiseless)
     assert not torch.equal(attentions["always"](Y), released)
 
 
-def test_one_slice_has_nothing_to_route():
-    """P = 1 whatever noise and temperature: every point reads the mean of X through W_v."""
+def test_eidetic_attention_with_one_slice_is_the_mean():
+    """P = 1 whatever the noise and temperature: every point gets the mean of X times W_v."""
     config = replace(CONFIG, slices=1)
     attention, Y = EideticAttention(config).double().train(), field(1, 6, 5, 16)
     mean = attention.embed(Y).sum(dim=(1, 2)) / (30 + 1e-5)
@@ -169,7 +169,7 @@ def test_one_slice_has_nothing_to_route():
     torch.testing.assert_close(attention(Y)[0], expected, rtol=0, atol=1e-13)
 
 
-def test_weights_start_as_published():
+def test_transolver_plus_initialisation_is_as_published():
     torch.manual_seed(3)
     attention = EideticAttention(SolverConfig((16, 16), 1, 1, width=128, heads=2))
     routing = attention.routing
@@ -181,7 +181,7 @@ def test_weights_start_as_published():
     assert attention.embed.weight.abs().max() <= 1 / math.sqrt(128 * 9)
 
 
-def test_dropout_and_mistakes():
+def test_transolver_plus_dropout_and_errors():
     dropped = EideticAttention(replace(CONFIG, options=Options(dropout=0.5)), local=False).double()
     assert (dropped(field(1, 6, 5, 16)) == 0).double().mean().item() == pytest.approx(0.5, abs=0.15)
     with pytest.raises(ValueError, match=r'noise is "never"; choose from training, always\.'):

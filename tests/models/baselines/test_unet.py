@@ -1,4 +1,4 @@
-"""U-Net: the model against a slow definition, its zeros and their removal, its two norms, how it starts."""
+"""U-Net: parity with a reference, padding and cropping, the two norms, initialisation."""
 
 import itertools
 import math
@@ -21,25 +21,25 @@ def field(*shape):
 
 
 def small(name="unet", grid=(20, 33), padding=None):
-    """Shaken, as if it had seen some batches."""
+    """With perturbed parameters and running statistics."""
     model = build_model(
         name, grid=grid, in_channels=2, out_channels=3, width=4, heads=2, options=Options(padding=padding)
     ).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-        for name, seen in model.named_buffers():
+        for name, buffer in model.named_buffers():
             if name.endswith(("running_mean", "running_var")):
-                seen.add_(torch.rand_like(seen))
+                buffer.add_(torch.rand_like(buffer))
     return model.eval()
 
 
 def convolved(x, weight, padding):
-    """(*grid, C): nine or so shifted copies, each through its own matrix."""
+    """(*grid, C): the sum of 3^d shifted copies, each times its matrix."""
     axes = x.ndim - 1
     for axis, end in enumerate(padding):
-        ends = [(1, 1) if a == axis else (0, 0) for a in range(x.ndim)]
-        x = np.pad(x, ends, mode="wrap" if end == "circular" else "constant")
+        widths = [(1, 1) if a == axis else (0, 0) for a in range(x.ndim)]
+        x = np.pad(x, widths, mode="wrap" if end == "circular" else "constant")
     out = 0
     for cell in itertools.product(range(3), repeat=axes):
         window = tuple(slice(c, c + n - 2) for c, n in zip(cell, x.shape[:-1], strict=True))
@@ -48,8 +48,8 @@ def convolved(x, weight, padding):
 
 
 def normalised(x, w, batch):
-    over = tuple(range(x.ndim - 1))
-    mean, variance = (w["running_mean"], w["running_var"]) if batch else (x.mean(over), x.var(over))
+    axes = tuple(range(x.ndim - 1))
+    mean, variance = (w["running_mean"], w["running_var"]) if batch else (x.mean(axes), x.var(axes))
     return (x - mean) / np.sqrt(variance + 1e-5) * w["weight"] + w["bias"]
 
 
@@ -67,32 +67,32 @@ def halved(x):
 
 
 def doubled(x):
-    """Point j of 2n lies at j (n - 1)/(2n - 1) of n."""
+    """Point j of 2n is at position j (n - 1)/(2n - 1) of n."""
     for axis in range(x.ndim - 1):
         n = x.shape[axis]
-        places = np.arange(2 * n) * (n - 1) / (2 * n - 1)
+        positions = np.arange(2 * n) * (n - 1) / (2 * n - 1)
         along = np.moveaxis(x, axis, -1)
-        lines = [np.interp(places, np.arange(n), line) for line in along.reshape(-1, n)]
+        lines = [np.interp(positions, np.arange(n), line) for line in along.reshape(-1, n)]
         x = np.moveaxis(np.array(lines).reshape(*along.shape[:-1], 2 * n), -1, axis)
     return x
 
 
-def room(grid):
-    larger = [n + -n % 16 for n in grid]
-    return larger if max(larger) > 16 else [*larger[:-1], 32]
+def padded_grid(grid):
+    sizes = [n + -n % 16 for n in grid]
+    return sizes if max(sizes) > 16 else [*sizes[:-1], 32]
 
 
-def slow(model, x):
+def reference_model(model, x):
     config, w, grid = model.config, reference.Weights(model.state_dict()), x.shape[:-1]
-    how = config.padding, model.norm == "batch"
+    settings = config.padding, model.norm == "batch"
     H = reference.perceptron(np.concatenate((reference.positions(grid, config), x), -1), w / "lift")
-    H = np.pad(H, [(0, m - n) for m, n in zip(room(grid), grid, strict=True)] + [(0, 0)])
-    skips = [double(H, w / "levels.0", *how)]
+    H = np.pad(H, [(0, m - n) for m, n in zip(padded_grid(grid), grid, strict=True)] + [(0, 0)])
+    skips = [double(H, w / "levels.0", *settings)]
     for level in range(1, 5):
-        skips.append(double(halved(skips[-1]), w / f"levels.{level}", *how))
+        skips.append(double(halved(skips[-1]), w / f"levels.{level}", *settings))
     H = skips.pop()
     for level in range(5, 9):
-        H = double(np.concatenate((skips.pop(), doubled(H)), -1), w / f"levels.{level}", *how)
+        H = double(np.concatenate((skips.pop(), doubled(H)), -1), w / f"levels.{level}", *settings)
     H = reference.affine(H, w / "project")[tuple(slice(n) for n in grid)]
     return reference.perceptron(H, w / "head")
 
@@ -102,56 +102,59 @@ def slow(model, x):
     ("grid", "padding"),
     [((40,), None), ((20, 33), None), ((32, 16), ("circular", "zeros")), ((5, 7), None), ((9, 16, 17), None)],
 )
-def test_the_model_is_its_slow_definition(name, grid, padding):
-    """With zeros on all axes, on some, on none; also where the deepest level needs a second point."""
+def test_unet_equals_the_reference(name, grid, padding):
+    """With padding on all axes, on some, on none; also if the deepest level needs a second point."""
     model, x = small(name, grid, padding), field(1, *grid, 2)
     with torch.no_grad():
-        fast, plain = model(x)[0].numpy(), slow(model, x[0].numpy())
-    np.testing.assert_allclose(fast, plain, rtol=0, atol=1e-10 * np.abs(plain).max())
+        fast, slow = model(x)[0].numpy(), reference_model(model, x[0].numpy())
+    np.testing.assert_allclose(fast, slow, rtol=0, atol=1e-10 * np.abs(slow).max())
 
 
 @pytest.mark.parametrize("axes", [1, 2, 3])
-def test_pooling_and_interpolation(axes):
+def test_unet_pooling_and_interpolation(axes):
     H = field(2, *(4, 6, 2)[:axes], 3)
-    for mine, written in ((pooled, halved), (interpolated, doubled)):
-        for sample, out in zip(H.numpy(), mine(H).numpy(), strict=True):
-            np.testing.assert_allclose(out, written(sample), rtol=0, atol=1e-14)
+    for fast, slow in ((pooled, halved), (interpolated, doubled)):
+        for sample, out in zip(H.numpy(), fast(H).numpy(), strict=True):
+            np.testing.assert_allclose(out, slow(sample), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("grid", [(32, 48), (17, 48), (32, 40), (31, 33), (3, 2), (16, 16)])
-def test_what_is_padded_is_cropped_again(grid):
-    """The body sees the least multiple of 16 on every axis; an axis that needs no zeros is cropped to itself."""
+def test_unet_pads_to_a_multiple_of_16_and_crops(grid):
+    """The levels get the smallest multiple of 16 on every axis, zero-padded at the high end."""
     model, seen = small(grid=(32, 32)), []
     model.levels[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     with torch.no_grad():
         assert model(field(1, *grid, 2)).shape == (1, *grid, 3)
-    assert list(seen[0].shape[1:-1]) == room(grid)
+    assert list(seen[0].shape[1:-1]) == padded_grid(grid)
     inside = seen[0][:, : grid[0], : grid[1]]
     assert (seen[0] != 0).sum() == inside.numel() and (inside != 0).all()
 
 
 @pytest.mark.parametrize("axes", [1, 2, 3])
-def test_instance_norm_is_torchs_own_and_keeps_its_digits(axes):
-    """Also in float32, for channels that are last in memory and have a mean of their own."""
-    mine, theirs = InstanceNorm(4), (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)[axes - 1](4, affine=True)
+def test_instance_norm_equals_torch_and_is_accurate_in_float32(axes):
+    """In float32 on channels-last memory, with a nonzero mean."""
+    norm, expected = (
+        InstanceNorm(4),
+        (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)[axes - 1](4, affine=True),
+    )
     with torch.no_grad():
-        for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
-            other.copy_(one.add_(torch.rand(4)))
+        for parameter, copied in zip(norm.parameters(), expected.parameters(), strict=True):
+            copied.copy_(parameter.add_(torch.rand(4)))
     x = (3 + torch.randn(2, *(48, 40, 5)[:axes], 4)).movedim(-1, 1)
-    single, exact = mine(x).double(), theirs.double()(x.double())
-    torch.testing.assert_close(mine.double()(x.double()), exact, rtol=0, atol=1e-12)
+    single, exact = norm(x).double(), expected.double()(x.double())
+    torch.testing.assert_close(norm.double()(x.double()), exact, rtol=0, atol=1e-12)
     assert (single - exact).norm() / exact.norm() < 1e-6
 
 
-def test_in_training_samples_meet_in_a_batch_norm_alone():
+def test_unet_samples_interact_in_training_with_batch_norm_only():
     x = field(3, 20, 33, 2)
-    for name, apart in (("unet", True), ("unet-batchnorm", False)):
+    for name, independent in (("unet", True), ("unet-batchnorm", False)):
         model = small(name).train()
-        difference = (model(x) - torch.cat([model(one[None]) for one in x])).abs().max()
-        assert (difference < 1e-10) == apart, name
+        difference = (model(x) - torch.cat([model(sample[None]) for sample in x])).abs().max()
+        assert (difference < 1e-10) == independent, name
 
 
-def test_a_batch_norm_forecasts_by_what_it_has_seen():
+def test_unet_batchnorm_uses_running_statistics_in_eval_mode():
     model, x = small("unet-batchnorm"), field(2, 32, 32, 2)
     before = model(x)
     model.train()(x)
@@ -159,33 +162,33 @@ def test_a_batch_norm_forecasts_by_what_it_has_seen():
     assert (after - before).abs().max() > 1e-6 and torch.equal(model(x), after)
 
 
-def test_levels_run_again_for_their_gradients_unless_they_count_batches():
-    plain, again = small().train(), small().train()
-    again.load_state_dict(plain.state_dict())
-    recompute(again, draws=False)
+def test_unet_recompute_is_exact_and_rejected_with_batch_norm():
+    plain, recomputed = small().train(), small().train()
+    recomputed.load_state_dict(plain.state_dict())
+    recompute(recomputed, draws=False)
     x = field(1, 20, 33, 2)
-    for model in (plain, again):
+    for model in (plain, recomputed):
         model(x).square().sum().backward()
-    for one, other in zip(plain.parameters(), again.parameters(), strict=True):
-        assert torch.equal(one.grad, other.grad)
+    for expected, parameter in zip(plain.parameters(), recomputed.parameters(), strict=True):
+        assert torch.equal(expected.grad, parameter.grad)
     with pytest.raises(ValueError, match=r"no blocks to recompute; set train\.recompute=false"):
         recompute(small("unet-batchnorm"), draws=False)
 
 
-def test_every_level_changes_the_output():
+def test_unet_output_depends_on_every_level():
     model, x = small(), field(1, 32, 32, 2)
-    whole = model(x)
+    full = model(x)
     for level in model.levels:
         weight = level.convolutions[1].weight
         with torch.no_grad():
-            kept, moved = weight.clone(), weight + 0.5 * torch.randn_like(weight)
-            weight.copy_(moved)
-            assert (model(x) - whole).abs().max() > 1e-4
-            weight.copy_(kept)
-    assert torch.equal(model(x), whole)
+            original, changed = weight.clone(), weight + 0.5 * torch.randn_like(weight)
+            weight.copy_(changed)
+            assert (model(x) - full).abs().max() > 1e-4
+            weight.copy_(original)
+    assert torch.equal(model(x), full)
 
 
-def test_unet_starts_as_torchs_layers_do():
+def test_unet_initialisation_is_torchs_default():
     torch.manual_seed(3)
     level = DoubleConvolution(16, 16, 32, ("zeros", "zeros"), "instance")
     for convolution in level.convolutions:
@@ -194,7 +197,7 @@ def test_unet_starts_as_torchs_layers_do():
     assert all((norm.weight == 1).all() and (norm.bias == 0).all() and norm.eps == 1e-5 for norm in level.norms)
 
 
-def test_an_unknown_norm_is_refused():
+def test_unet_rejects_an_unknown_norm():
     assert isinstance(unet(SolverConfig((8, 8), 1, 1, width=4, heads=2), "batch"), UNet)
     with pytest.raises(ValueError, match='norm is "group"; choose from instance, batch'):
         unet(SolverConfig((8, 8), 1, 1, width=4, heads=2), "group")

@@ -36,7 +36,7 @@ def measure_start(task: str, precision: str, settings: list[str], device: str) -
     from sigmasolver.ops import precompile
     from sigmasolver.runtime.parallel import World
     from sigmasolver.train import capture
-    from sigmasolver.train.dry_run import Rehearsal
+    from sigmasolver.train.dry_run import DryRun
     from sigmasolver.train.engine import Execution
 
     target = torch.device(device)
@@ -56,7 +56,7 @@ def measure_start(task: str, precision: str, settings: list[str], device: str) -
         torch.zeros(1, device=target)  # create the CUDA context, which every program waits for
     imports = time.time() - process_start
     start = time.perf_counter()
-    update = Rehearsal(recipe, Execution(World(device=target), engine))
+    update = DryRun(recipe, Execution(World(device=target), engine))
     update()
     first_loss, last_loss = update.loss.item(), 0.0
     first_update = time.perf_counter() - start

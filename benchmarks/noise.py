@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sigmasolver.recipes import Recipe, changed, recipe_of
-from sigmasolver.train.dry_run import forecaster_of, made_up, windows_of
+from sigmasolver.train.dry_run import forecaster_of, windows_of, with_random_data
 
 __all__ = ["SEED", "Subject", "forecaster_of", "windows_of"]
 
@@ -23,4 +23,6 @@ class Subject:
 
     def recipe(self, precision: str = "float32") -> Recipe:
         recipe = recipe_of(self.task, self.model, SEED)
-        return made_up(changed(replace(recipe, train=replace(recipe.train, precision=precision)), self.settings))
+        return with_random_data(
+            changed(replace(recipe, train=replace(recipe.train, precision=precision)), self.settings)
+        )

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 import sigmasolver.pretrained
-from sigmasolver.forecast.checkpoint import recipe_in
+from sigmasolver.forecast.checkpoint import load_recipe
 from sigmasolver.model_cards.make import make_folder
 from sigmasolver.runs import Run
 
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="the folder; none: the package's own, named after the task")
     args = parser.parse_args()
     run = Run(args.run)
-    out = args.out or Path(sigmasolver.pretrained.__file__).parent / recipe_in(run).task.name
+    out = args.out or Path(sigmasolver.pretrained.__file__).parent / load_recipe(run).task.name
     make_folder(run, out, args.windows, args.count, args.training_seed, [Run(path) for path in args.others])
     print((out / "card.md").read_text())
 

@@ -37,7 +37,7 @@ from sigmasolver.runs import provenance
 from sigmasolver.runtime.parallel import World
 from sigmasolver.tasks import field_groups
 from sigmasolver.train.capture import WARM_UP
-from sigmasolver.train.dry_run import Rehearsal
+from sigmasolver.train.dry_run import DryRun
 from sigmasolver.train.engine import Execution
 from sigmasolver.train.objectives import Loss
 
@@ -97,8 +97,8 @@ def reference(recipe: Recipe, device: torch.device) -> tuple[Call, nn.Module]:
 
 def engine_step(form: Form, recipe: Recipe, device: torch.device) -> tuple[Call, nn.Module]:
     """The update of this package in this form, and its model."""
-    rehearsal = Rehearsal(recipe, Execution(World(device=device), form.engine))
-    return rehearsal, rehearsal.stepper.forecaster.model
+    dry_run = DryRun(recipe, Execution(World(device=device), form.engine))
+    return dry_run, dry_run.stepper.forecaster.model
 
 
 def inference(model: nn.Module, form: Form, recipe: Recipe, device: torch.device) -> Call:

@@ -38,11 +38,11 @@ def train(updates: int) -> dict[str, object]:
     from sigmasolver.cli.demo_flow import Size, _recipes
     from sigmasolver.ops.memory import keep_freed_memory
     from sigmasolver.runs import provenance
-    from sigmasolver.train.dry_run import Rehearsal
+    from sigmasolver.train.dry_run import DryRun
     from sigmasolver.train.engine import Execution
 
     keep_freed_memory()
-    update = Rehearsal(next(_recipes(Size())), Execution())
+    update = DryRun(next(_recipes(Size())), Execution())
     for _ in range(WARM_UP):
         update()
     start = time.perf_counter()

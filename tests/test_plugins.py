@@ -118,8 +118,8 @@ def test_registered_loss_gets_physical_units_and_the_target_normaliser(data, tmp
 
         return loss
 
-    register_loss("watching", build)
-    trained(data, tmp_path / "run", loss="watching", updates=1)
+    register_loss("record_slices", build)
+    trained(data, tmp_path / "run", loss="record_slices", updates=1)
     recipe, normaliser, truth = calls[0]
     assert recipe.task == TASK and normaliser.fields == TASK.targets and truth.shape == (4, 1, 16, 16, 1)
     encoded = normaliser.encode(truth)

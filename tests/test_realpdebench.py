@@ -11,7 +11,7 @@ from sigmasolver.cli.terminal import print_scores
 from sigmasolver.data.formats import open_data
 from sigmasolver.evaluate import Request, evaluate_run
 from sigmasolver.evaluate import metrics as m
-from sigmasolver.forecast.checkpoint import load, recipe_in
+from sigmasolver.forecast.checkpoint import load, load_recipe
 from sigmasolver.models import count_parameters
 from sigmasolver.recipes import RECIPES, changed, recipe_of
 from sigmasolver.report.paper_tables import TABLES
@@ -217,7 +217,7 @@ def test_benchmark_checkpoint_criterion_is_rmse(rows, root):
     """Over all validation windows, relative to the RMS of the truth, which is the same at every check."""
     assert {RECIPES[f"{task}-benchmark-{model}"].train.check for task in TASKS for model in BENCHMARK} == {"rmse"}
     run = Run(rows[0] / "fsi")
-    windows = sigmasolver.open_windows(root / "fsi", recipe_in(run), "validation")
+    windows = sigmasolver.open_windows(root / "fsi", load_recipe(run), "validation")
     history, true = windows.batch(range(len(windows)))
     forecaster = load(run.path)
     expected = m.rmse(forecaster.rollout(history, 20).frames, true) / true.double().square().mean().sqrt()

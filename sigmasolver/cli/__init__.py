@@ -78,7 +78,7 @@ def main() -> None:
                 errors.print(STOPPED, soft_wrap=True)
             raise
         except Exception as error:
-            if Interrupts.asked:
+            if Interrupts.requested:
                 errors.print(STOPPED, soft_wrap=True)
                 sys.exit(130)
             message = _sentence(error)

@@ -21,7 +21,7 @@ from sigmasolver.cli.evaluate import warn_other_code
 from sigmasolver.cli.terminal import ProgressUpdater, console, progress
 from sigmasolver.report.digits import significant
 from sigmasolver.report.sample import sample_of, timing_of
-from sigmasolver.report.tables import OVER_FIELDS, TOGETHER
+from sigmasolver.report.tables import JOINT_NORM, MEAN_OVER_FIELDS
 
 if TYPE_CHECKING:
     from sigmasolver.diagnose.subject import Findings
@@ -110,7 +110,7 @@ SUMMARIES: dict[str, Summary] = {
         "a much smaller value after attention means that the slices become alike",
     ),
     "interventions": Summary(
-        f"contribution of the physical and the spectral half, at the last lead; errors: relative L2, {TOGETHER}",
+        f"contribution of the physical and the spectral half, at the last lead; errors: relative L2, {JOINT_NORM}",
         (
             Cell("error without physical", "zero_physical", True),
             Cell("without spectral", "zero_spectral", True),
@@ -143,7 +143,7 @@ SUMMARIES: dict[str, Summary] = {
         "fields saved for figures",
         (Cell("relative L2 at the last lead", "relative_l2", True),),
         "relative L2 error at the last lead: {relative_l2}",
-        f"{OVER_FIELDS} and the saved cases",
+        f"{MEAN_OVER_FIELDS} and the saved cases",
     ),
     "efficiency": Summary(
         "cost of the model, float32",
@@ -183,7 +183,7 @@ def diagnose(
     from sigmasolver.diagnose.run import diagnose_run, peers_of
     from sigmasolver.evaluate import Request
     from sigmasolver.experiments.records import folder_labels
-    from sigmasolver.forecast.checkpoint import recipe_in
+    from sigmasolver.forecast.checkpoint import load_recipe
     from sigmasolver.runs import Run
 
     names = None if only is None else [name.strip() for name in only.split(",")]
@@ -201,7 +201,7 @@ def diagnose(
         reasons = [_skip_reason(name, findings[name]) for findings in findings_by_run.values()]
         if all(reasons):
             raise ValueError(str(reasons[0]))
-    if any(recipe_in(run).task.mask is not None for run in folders):
+    if any(load_recipe(run).task.mask is not None for run in folders):
         console().print(
             "The data contain a solid. Errors, correlations and distances below exclude it; corrections, routing, "
             "geometry and efficiency describe the network and include its points.\n",

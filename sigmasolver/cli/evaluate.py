@@ -77,9 +77,9 @@ def warn_unfinished(run: Run) -> None:
 
 def warn_other_code(run: Run) -> None:
     """Warn if a plugin has changed since training, or a name now refers to other code."""
-    from sigmasolver.forecast.checkpoint import other_origins, recipe_in
+    from sigmasolver.forecast.checkpoint import load_recipe, other_origins
 
-    for message in other_origins(run, recipe_in(run)):
+    for message in other_origins(run, load_recipe(run)):
         console(stderr=True).print(message, soft_wrap=True)
 
 

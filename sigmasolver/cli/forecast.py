@@ -49,7 +49,7 @@ def forecast(
     device: Device = "auto",
 ) -> None:
     """Forecast from your own frames, or score a pretrained model on the unseen windows shipped with it."""
-    from sigmasolver.forecast.checkpoint import recipe_in
+    from sigmasolver.forecast.checkpoint import load_recipe
     from sigmasolver.forecast.files import forecast_file
     from sigmasolver.pretrained import is_pretrained, resolve
     from sigmasolver.runs import Run
@@ -68,7 +68,7 @@ def forecast(
         raise ValueError("Missing --out: pass the file to write the forecast to.")
     warn_unfinished(Run(path))
     warn_other_code(Run(path))
-    steps = recipe_in(Run(path)).task.horizon if steps is None else steps
+    steps = load_recipe(Run(path)).task.horizon if steps is None else steps
     with progress("forecasting", None) as update:
         messages = forecast_file(path, start, steps, out, device_of(device), update, precision, anyway)
     for message in messages:
@@ -80,7 +80,7 @@ def _forecast_shipped(
 ) -> None:
     from sigmasolver.forecast.files import check_name
     from sigmasolver.model_cards.demonstrate import demonstrate
-    from sigmasolver.runs.files import plain_errors, replacing
+    from sigmasolver.runs.files import os_errors_as_value_errors, replacing
 
     if out is not None:
         check_name(out)
@@ -91,7 +91,7 @@ def _forecast_shipped(
     if demonstration.message is not None:
         console().print(demonstration.message, soft_wrap=True)
     if animation is not None:
-        with plain_errors(animation), replacing(animation) as file:
+        with os_errors_as_value_errors(animation), replacing(animation) as file:
             file.write(demonstration.animation().moving)
         console().print(str(animation), soft_wrap=True)
 

@@ -17,7 +17,7 @@ STAGES = {
     "Explain": ("diagnose", "figure", "report"),
     "Use": ("forecast", "export", "save-pretrained"),
 }
-"""The commands of each panel, in order; unknown names are ignored."""
+"""The commands of each panel, in order; every command is listed."""
 
 PLACEHOLDERS = {
     "runs": "RUN",

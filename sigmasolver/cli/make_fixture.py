@@ -27,7 +27,7 @@ def make_fixture(
 ) -> None:
     """Write a tiny synthetic data set for a task or format, to try it without a download; omit NAME to list them."""
     from sigmasolver.data.formats import open_data
-    from sigmasolver.runs.files import making_folder
+    from sigmasolver.runs.files import replacing_folder
     from sigmasolver.simulate.fixtures import FIXTURES, fixture_of
     from sigmasolver.simulate.fixtures.tiny import settings_for
     from sigmasolver.tasks import TASKS
@@ -46,7 +46,7 @@ def make_fixture(
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ValueError(f"{out} is not an empty folder; choose another.")
         out.parent.mkdir(parents=True, exist_ok=True)
-        with making_folder(out) as folder:
+        with replacing_folder(out) as folder:
             data = out / fixture.write(folder, seed).relative_to(folder)
     screen.print(f"{data}: {fixture.description}; synthetic, not the published data", soft_wrap=True)
     command = ["sigmasolver", "train", "--data", str(data), "--out", f"runs/{name}"]
@@ -59,11 +59,11 @@ def make_fixture(
 
 def _add_to_folder(fixture: Fixture, home: Path, seed: int) -> Path:
     """Write the fixture to `home` inside an existing folder; files already next to it are not overwritten."""
-    from sigmasolver.runs.files import making_folder
+    from sigmasolver.runs.files import replacing_folder
 
     if home.exists():
         raise ValueError(f"{home} already exists; choose another folder.")
-    with making_folder(home) as folder:
+    with replacing_folder(home) as folder:
         data = fixture.write(folder, seed)
         for file in (entry for entry in folder.iterdir() if entry.is_file()):
             if (home.parent / file.name).exists():

@@ -110,7 +110,7 @@ def _examine(reader: Reader, world: World, stderr: bool) -> None:
     if isinstance(reader, ForeignReader) and not reader.examined:
         with progress("reading", None) as update:
             values = reader.examine(update)
-        notes, bad = (*notes, *values.notes()), values.bad_in_words()
+        notes, bad = (*notes, *values.notes()), values.bad_labels()
     if world.first:
         shape = " × ".join(map(str, reader.header.shape))
         description = f"{len(reader)} trajectories of {shape} from {reader.header.source}, read in place"

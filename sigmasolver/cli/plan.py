@@ -38,7 +38,7 @@ def plan(
     """Estimate training memory and time from updates on smaller grids; exit code 1 if the training does not fit."""
     from sigmasolver.runtime.parallel import World
     from sigmasolver.train.engine import Execution
-    from sigmasolver.train.job import memory_of
+    from sigmasolver.train.job import available_memory
     from sigmasolver.train.plan import advise, on_grid, predict
 
     recipe = named_recipe(task, config, model, None, settings or [])
@@ -47,7 +47,7 @@ def plan(
     recipe = recipe if grid is None else on_grid(recipe, numbers(grid, "--grid"))
     world = World(device=device_of(device))
     execution = Execution(world, engine_of(engine, world))
-    available = memory_of(world.device)
+    available = available_memory(world.device)
     limit = available if memory is None else 1e9 * memory
     with progress("measuring on smaller grids", None) as update:
         prediction = predict(recipe, execution, limit, update)
@@ -106,12 +106,12 @@ def _print_prediction(prediction: Prediction, execution: Execution, limit: float
 
 
 def _check_prediction(prediction: Prediction, execution: Execution, available: float) -> None:
-    from sigmasolver.train.dry_run import cost_of
+    from sigmasolver.train.dry_run import estimate_cost
 
     if prediction.update.memory > available:
         console().print("Not checked: an update on the full grid does not fit on this device.")
         return
-    measured: Cost = cost_of(prediction.recipe, execution)
+    measured: Cost = estimate_cost(prediction.recipe, execution)
     table = Table("one update", box=SIMPLE_HEAD)
     for column in ("predicted", "measured", "error"):
         table.add_column(column, justify="right")

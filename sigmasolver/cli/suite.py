@@ -126,7 +126,7 @@ def suite(
             siblings = {k: changed(recipe, settings or []) for k, recipe in rows.items() if recipe.task.name == task}
             if data_only or not is_done(Run(out / key), siblings[key], windows):
                 if not _finish_row(key, siblings, data, data_seed, out, execution, deadline, data_only, windows):
-                    raise typer.Exit(TERMINATED if Termination.asked else 0)
+                    raise typer.Exit(TERMINATED if Termination.requested else 0)
             elif world.first:
                 screen.print(f"{key}: already finished")
 
@@ -247,7 +247,7 @@ def _finish_row(
     except OutOfTimeError as stopped:
         if execution.world.first:
             progress_text = f"{100 * fraction_done(run):.1f} % trained"
-            cause = "SIGTERM" if Termination.asked else "--minutes"
+            cause = "SIGTERM" if Termination.requested else "--minutes"
             message = f"{key}: stopped by {cause} while {stopped} ({progress_text}); the same command resumes"
             screen.print(message, soft_wrap=True)
         return False

@@ -13,11 +13,11 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Table
 from rich.text import Text
 
-from sigmasolver.report.rows import ALL, named_apart, precision_of
+from sigmasolver.report.rows import ALL, precision_of, with_unique_names
 from sigmasolver.report.sample import sample_of
 from sigmasolver.report.study import TRIVIAL_BASELINES
 from sigmasolver.report.study import Table as Cells
-from sigmasolver.report.tables import OVER_FIELDS, TOGETHER, comparison
+from sigmasolver.report.tables import JOINT_NORM, MEAN_OVER_FIELDS, comparison
 from sigmasolver.runtime.interrupts import Interrupts
 from sigmasolver.runtime.threads import describe_threads
 from sigmasolver.tasks import REALM
@@ -82,7 +82,7 @@ class ProgressUpdater:
         self.bar, self.task = bar, bar.add_task(label, total=total, shown="")
 
     def __call__(self, done: float, total: int | None = None) -> None:
-        Interrupts.heed()
+        Interrupts.raise_if_interrupted()
         if total is not None:
             self.bar.update(self.task, total=total)
         total_now = self.bar.tasks[self.task].total
@@ -100,7 +100,7 @@ def training(world: World) -> Iterator[Callable[[Step], None] | None]:
         last_printed = [0.0]
 
         def watch(now: Step) -> None:
-            Interrupts.heed()
+            Interrupts.raise_if_interrupted()
             error = "" if now.error is None else f"  validation {100 * now.error:.3g} %"
             text = f"step {now.step}/{now.steps}  loss {now.loss:.4g}{error}"
             bar.update(task, completed=now.step, total=now.steps, shown=text)
@@ -208,11 +208,11 @@ def print_scores(screen: Console, rows: Sequence[dict[str, Any]]) -> None:
     are shown once."""
     copies = _copied_runs(rows)
     rows = [row for row in rows if row["run"] not in copies]
-    table, first = comparison(named_apart(rows)), rows[0]
+    table, first = comparison(with_unique_names(rows)), rows[0]
     grid = " or ".join(dict.fromkeys(" × ".join(map(str, row["grid"])) for row in rows))
     what = f"{first['protocol']} forecasts" if any(row["horizon"] > 1 for row in rows) else "predictions"
     precision = "" if precision_of(first) == "float32" else f", in {precision_of(first)}"
-    over_fields = f", {OVER_FIELDS}," if any(row["field"] == ALL for row in rows) else ""
+    over_fields = f", {MEAN_OVER_FIELDS}," if any(row["field"] == ALL for row in rows) else ""
     title = f"relative L2 error{over_fields} of {what} on {grid}, {sample_of(rows)}{precision}"
     screen.print(f"{first['task']}: {title}", soft_wrap=True)
     print_table(screen, table)
@@ -275,7 +275,7 @@ def _score_line(rows: Sequence[dict[str, Any]]) -> str:
     joint = score.get("relative_l2_joint")
     joint_error = ""
     if ALL in fields and joint is not None:
-        joint_error = f"relative L2 error of {TOGETHER} {_number(100 * joint)} %, "
+        joint_error = f"relative L2 error of {JOINT_NORM} {_number(100 * joint)} %, "
     return f"{joint_error}RMSE {_number(score['rmse'])}, MAE {_number(score['mae'])}, {correlation}{blow_up}"
 
 

@@ -256,5 +256,5 @@ def print_trained(run: Run, world: World) -> None:
     data_option = "" if facts.get("test") or facts["parts"].get("test") else " --data FILE"
     command = f"evaluate {run.path}{data_option}" if run.finished else f"train --resume {run.path}"
     console().print(f"{run.path}: {state}{loss}{error}\nnext: sigmasolver {command}", soft_wrap=True)
-    if Termination.asked and not run.finished:
+    if Termination.requested and not run.finished:
         raise typer.Exit(TERMINATED)

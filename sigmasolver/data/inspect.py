@@ -24,12 +24,12 @@ from sigmasolver.data.domain import time_steps, unevenly_spaced
 from sigmasolver.data.formats import Reading, guess_kind, open_data
 from sigmasolver.data.formats.in_place import ForeignReader
 from sigmasolver.data.header import Header, StoreError
-from sigmasolver.data.layout import turn
+from sigmasolver.data.layout import transpose_axes
 from sigmasolver.data.moments import merge
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.split import Split
 from sigmasolver.data.store import StoreReader, is_store
-from sigmasolver.runs.files import plain_errors, replacing
+from sigmasolver.runs.files import os_errors_as_value_errors, replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -306,8 +306,10 @@ def draw(path: str | Path, picture: str | Path, index: int = 0, columns: int = 5
             raise StoreError(f"{path} has one-dimensional fields; only fields on two or three axes can be drawn.")
         frames = np.unique(np.linspace(0, header.shape[0] - 1, columns).round().astype(int))
         order = header.layout.upright
-        values = np.stack([_plane(turn(store[index, int(frame)], 0, order)) for frame in frames]).astype(np.float64)
-        header = replace(header, layout=header.layout.turned(order))
+        values = np.stack([_plane(transpose_axes(store[index, int(frame)], 0, order)) for frame in frames]).astype(
+            np.float64
+        )
+        header = replace(header, layout=header.layout.transposed(order))
     rows = len(header.layout.fields)
     figure = Figure(figsize=(2.2 * len(frames) + 1.5, 2.1 * rows + 0.8), layout="constrained", dpi=120)
     axes = figure.subplots(rows, len(frames), squeeze=False, sharex=True, sharey=True)
@@ -327,7 +329,7 @@ def draw(path: str | Path, picture: str | Path, index: int = 0, columns: int = 5
         figure.savefig(buffer, format=picture.suffix.removeprefix(".") or "png")
     except ValueError as error:  # a file extension that matplotlib does not support
         raise StoreError(f"Cannot write the image {picture}: {error}.") from error
-    with plain_errors(picture, kind=StoreError), replacing(picture) as file:
+    with os_errors_as_value_errors(picture, kind=StoreError), replacing(picture) as file:
         file.write(buffer.getvalue())
 
 

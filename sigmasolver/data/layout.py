@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-__all__ = ["Layout", "shape_text", "turn", "upright"]
+__all__ = ["Layout", "shape_text", "transpose_axes", "upright"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Layout:
         """Permutation that sorts the spatial axes to x, y, z, the order of plots."""
         return upright(self.axis_names)
 
-    def turned(self, order: Sequence[int]) -> Layout:
+    def transposed(self, order: Sequence[int]) -> Layout:
         """The layout with the spatial axes permuted to this order."""
         return replace(
             self,
@@ -48,7 +48,7 @@ def upright(names: Sequence[str]) -> tuple[int, ...]:
     return tuple(sorted(range(len(names)), key=lambda axis: names[axis]))
 
 
-def turn(values: np.ndarray, first: int, order: Sequence[int]) -> np.ndarray:
+def transpose_axes(values: np.ndarray, first: int, order: Sequence[int]) -> np.ndarray:
     """Transpose the spatial axes, which begin at axis `first`, to this order; returns a view."""
     trailing = range(first + len(order), values.ndim)
     return values.transpose(*range(first), *(first + axis for axis in order), *trailing)

@@ -21,7 +21,7 @@ from sigmasolver.data.header import DTYPES, FORMAT, VERSION, Header, OtherStoreE
 from sigmasolver.data.isolated import ask
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.reader import Key, Reader, contiguous
-from sigmasolver.runs.files import plain_errors, rename_into_place, replacing, temporary
+from sigmasolver.runs.files import os_errors_as_value_errors, rename_into_place, replacing, temporary
 
 __all__ = ["LEGACY_AXES", "Header", "StoreError", "StoreReader", "Writer", "is_store", "open_store", "write_store"]
 
@@ -44,7 +44,7 @@ class Writer:
         if count < 1:
             raise StoreError(f"count is {count}; it must be at least 1.")
         self.path, self.header, self.count = Path(path), header, count
-        with plain_errors(self.path, kind=StoreError):
+        with os_errors_as_value_errors(self.path, kind=StoreError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = slots.lock(self.path)
             try:
@@ -80,7 +80,7 @@ class Writer:
             raise StoreError(f"{self.path} has room for {self.count} trajectories, but more were given.")
         stored = slots.cast(trajectories, DTYPES[self.header.dtype])
         survives = f", and its {self.whole} complete trajectories are kept" if self.whole else ""
-        with plain_errors(self.path, survives, StoreError):
+        with os_errors_as_value_errors(self.path, survives, StoreError):
             self._open.put(stored)
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ def _resize(path: Path, old: StoreReader, count: int) -> slots.SlotFile:
 def write_store(path: Path, header: Header, trajectories: np.ndarray) -> None:
     """Write a finished store of these trajectories atomically."""
     stored = slots.cast(trajectories, DTYPES[header.dtype])
-    with plain_errors(path, kind=StoreError):
+    with os_errors_as_value_errors(path, kind=StoreError):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = slots.lock(path)
         try:

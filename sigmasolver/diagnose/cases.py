@@ -9,7 +9,7 @@ import torch
 
 from sigmasolver.data.windows import spread_evenly
 from sigmasolver.diagnose.subject import Findings, Subject
-from sigmasolver.diagnose.watch import SliceView, watching
+from sigmasolver.diagnose.watch import SliceView, record_slices
 
 __all__ = ["CASES", "add_cases", "case_views", "deviation", "select_cases"]
 
@@ -26,7 +26,7 @@ def select_cases(subject: Subject, count: int = CASES, batch: int = 1) -> Subjec
 def case_views(subject: Subject) -> Iterator[tuple[int, list[SliceView]]]:
     """Window number of each case and the views of all slice operators in one call from its true history, batch of 1."""
     for indices, history, _ in select_cases(subject).batches():
-        with torch.no_grad(), watching(subject.forecaster.model) as views:
+        with torch.no_grad(), record_slices(subject.forecaster.model) as views:
             subject.forecaster(history, time=subject.times(indices)[:, 0])
         yield int(indices[0]), views
 

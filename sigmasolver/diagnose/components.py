@@ -37,7 +37,7 @@ from sigmasolver.diagnose.linearise import StateMap
 from sigmasolver.diagnose.subject import Findings, NotApplicable, Subject
 from sigmasolver.forecast import Forecaster, feed_back
 
-__all__ = ["Trace", "component_gains", "components", "contracting", "envelope", "follow", "spectral_radius"]
+__all__ = ["Trace", "component_gains", "components", "contracting", "envelope", "spectral_radius", "trace_errors"]
 
 Parts = Mapping[str, StateMap]
 """Orthogonal projections of states (B, T, *grid, q) that add up to the identity, by name."""
@@ -70,7 +70,7 @@ class Trace:
     """For each call the true history, the history of the free forecast, and the time."""
 
 
-def follow(
+def trace_errors(
     forecaster: Forecaster,
     history: torch.Tensor,
     truth: torch.Tensor,
@@ -181,7 +181,7 @@ def components(subject: Subject) -> Findings:
     gain_calls = spread_evenly(calls, GAIN_CALLS).tolist()
     long_block = subject.forecaster.block > history.shape[1]
     progress = _Progress(subject.tick, calls, len(gain_calls), len(parts) ** 2 + 1 + long_block)
-    trace = follow(subject.forecaster, history, truth, parts, tick=progress.calls, times=subject.times(indices))
+    trace = trace_errors(subject.forecaster, history, truth, parts, tick=progress.calls, times=subject.times(indices))
     norms = _estimate_norms(subject.forecaster, trace, parts, gain_calls, long_block, truth.shape[-1], progress)
     progress.finish()
 

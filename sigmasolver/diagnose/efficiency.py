@@ -30,9 +30,9 @@ from sigmasolver.forecast import Forecaster
 from sigmasolver.models.solver import Solver
 from sigmasolver.recipes import Recipe
 from sigmasolver.runtime.parallel import World
-from sigmasolver.train.dry_run import Alive
+from sigmasolver.train.dry_run import LiveMemory
 from sigmasolver.train.engine import Execution, Stepper
-from sigmasolver.train.job import lies_on, memory_of
+from sigmasolver.train.job import available_memory, fits_on_device
 from sigmasolver.train.loop import StepPlan
 from sigmasolver.train.objectives import LOSSES
 from sigmasolver.train.optimisers import OPTIMISERS
@@ -128,7 +128,7 @@ def _seconds_per_call(subject: Subject) -> float:
 
 def _add_training(findings: Findings, subject: Subject, training: Windows) -> None:
     device = subject.device
-    windows = training.resident(device) if lies_on(training, device, memory_of(device)) else training
+    windows = training.resident(device) if fits_on_device(training, device, available_memory(device)) else training
     recipe = replace(subject.recipe, train=replace(subject.recipe.train, precision="float32"))
     # A copy at a learning rate of zero: same cost, unchanged weights. It starts on the CPU so that its memory counts.
     forecaster = subject.forecaster.around(copy.deepcopy(subject.forecaster.model).float().cpu())
@@ -170,7 +170,7 @@ def peak_bytes(updates: Updates, windows: Windows) -> float:
         torch.cuda.reset_peak_memory_stats(device)
         updates.step()
         return torch.cuda.max_memory_allocated(device) - updates.before
-    with Alive(windows.values_on_device) as alive:
+    with LiveMemory(windows.values_on_device) as alive:
         for _ in range(2):  # only the second starts with gradients and optimiser states
             updates.step()
     return alive.peak

@@ -20,7 +20,7 @@ import numpy as np
 from sigmasolver.diagnose.subject import Findings
 from sigmasolver.evaluate import same_source
 from sigmasolver.runs import Run, read_records, replace_rows
-from sigmasolver.runs.files import plain_errors, replacing
+from sigmasolver.runs.files import os_errors_as_value_errors, replacing
 
 __all__ = ["MEMBERS", "read_findings", "rows_file", "write_findings"]
 
@@ -39,7 +39,7 @@ def write_findings(run: Run, name: str, findings: Findings, facts: Mapping[str, 
     if not findings.rows:
         raise ValueError(f"The diagnostic {name} returned no rows, so its arrays would have no provenance.")
     rows, arrays = rows_file(run, name), rows_file(run, name).with_suffix(".npz")
-    with plain_errors(rows.parent):
+    with os_errors_as_value_errors(rows.parent):
         rows.parent.mkdir(parents=True, exist_ok=True)
         rows.unlink(missing_ok=True)  # never leave old rows with new arrays
         arrays.unlink(missing_ok=True)
@@ -85,7 +85,7 @@ def _finite_or_none(value: Any) -> Any:
 
 
 def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
-    with plain_errors(path), replacing(path) as file:
+    with os_errors_as_value_errors(path), replacing(path) as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
         file.flush()
         return _hash(Path(file.name))

@@ -26,7 +26,7 @@ from sigmasolver.diagnose.routing import routing
 from sigmasolver.diagnose.subject import Findings, NotApplicable, Subject
 from sigmasolver.diagnose.trust import trust
 from sigmasolver.evaluate import Request, source_of, windows_of
-from sigmasolver.forecast.checkpoint import data_of, evaluation_data_of, load, reading_in, recipe_in
+from sigmasolver.forecast.checkpoint import data_of, evaluation_data_of, load, load_reading, load_recipe
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, provenance
@@ -70,13 +70,13 @@ def diagnose_run(
     _check_request(request)
     selected = tuple(DIAGNOSTICS) if names is None else tuple(dict.fromkeys(names))
     diagnostics = {name: lookup(DIAGNOSTICS, name, "diagnostic") for name in selected}
-    recipe = recipe_in(run)
+    recipe = load_recipe(run)
     results: dict[str, Findings] = {}
-    data_path, reading = data_of(run) if path is None else Path(path), reading_in(run, recipe)
+    data_path, reading = data_of(run) if path is None else Path(path), load_reading(run, recipe)
     with (
         opened(data_path, *reading) as store,
         _open_evaluated(run, store, request, reading) as evaluated,
-        run.held("diagnose"),
+        run.locked("diagnose"),
     ):
         _check_data(run, store)
         windows = windows_of(run, recipe, evaluated, request)
@@ -102,10 +102,10 @@ def peers_of(run: Run, runs: Sequence[Run]) -> tuple[Run, ...]:
 
     So an ensemble of seeds is diagnosed once, in the folder of one member.
     """
-    recipe, data = recipe_in(run), run.read_json("data.json").get("fingerprint")
+    recipe, data = load_recipe(run), run.read_json("data.json").get("fingerprint")
     peers: dict[int, Run] = {}
     for candidate in runs:
-        other = recipe_in(candidate)
+        other = load_recipe(candidate)
         alike = replace(other, train=replace(other.train, seed=recipe.train.seed)) == recipe
         if (
             alike

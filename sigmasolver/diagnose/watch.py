@@ -22,7 +22,7 @@ from sigmasolver.diagnose.subject import NotApplicable, Subject
 from sigmasolver.models.slices import SliceOperator
 from sigmasolver.models.spectral import SpectralOperator
 
-__all__ = ["KINDS", "SliceView", "operators", "silenced", "slice_operators", "watching"]
+__all__ = ["KINDS", "SliceView", "operators", "record_slices", "silenced", "slice_operators"]
 
 KINDS: dict[str, type[nn.Module]] = {"physical": SliceOperator, "spectral": SpectralOperator}
 """The operators whose output can be silenced."""
@@ -59,7 +59,7 @@ def slice_operators(subject: Subject) -> list[SliceOperator]:
 
 
 @contextmanager
-def watching(model: nn.Module) -> Iterator[list[SliceView]]:
+def record_slices(model: nn.Module) -> Iterator[list[SliceView]]:
     """Yield a list to which every call of a slice operator appends its view, in call order."""
     views: list[SliceView] = []
     with ExitStack() as hooks:

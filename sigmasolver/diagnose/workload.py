@@ -36,7 +36,7 @@ from sigmasolver.diagnose.efficiency import WARM_UP, Updates, add_epochs, add_st
 from sigmasolver.diagnose.records import read_findings, rows_file, write_findings
 from sigmasolver.diagnose.subject import Findings
 from sigmasolver.forecast.checkpoint import begin, build
-from sigmasolver.models import build_solver, without_numbers
+from sigmasolver.models import build_solver, on_meta_device
 from sigmasolver.ops.dispatch import why_plain
 from sigmasolver.ops.memory import keep_freed_memory
 from sigmasolver.plugins import load_plugin, loaded_plugins
@@ -185,7 +185,7 @@ def _store(recipe: Recipe, data: Path | None, scratch: Path) -> tuple[Recipe, Pa
 def _storage(recipe: Recipe) -> Findings:
     """Storage of the model; building it also validates its sizes."""
     findings, task = Findings(), recipe.task
-    with without_numbers():
+    with on_meta_device():
         add_storage(findings, build_solver(recipe.model.name, recipe.model.config(task)), task.grid)
     return findings
 

@@ -12,8 +12,8 @@ from sigmasolver.evaluate.evaluation import (
     rows_of,
     same_source,
     source_of,
+    trivial_baseline,
     windows_of,
-    yardstick,
 )
 
 __all__ = [
@@ -28,6 +28,6 @@ __all__ = [
     "rows_of",
     "same_source",
     "source_of",
+    "trivial_baseline",
     "windows_of",
-    "yardstick",
 ]

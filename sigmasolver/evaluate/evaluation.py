@@ -46,8 +46,8 @@ from sigmasolver.forecast.checkpoint import (
     data_of,
     evaluation_data_of,
     load,
-    reading_in,
-    recipe_in,
+    load_reading,
+    load_recipe,
     refuse_other_domain,
 )
 from sigmasolver.forecast.replay import Replay, check_precision
@@ -71,8 +71,8 @@ __all__ = [
     "rows_of",
     "same_source",
     "source_of",
+    "trivial_baseline",
     "windows_of",
-    "yardstick",
 ]
 
 PROTOCOLS = ("free", "teacher-forced")
@@ -137,9 +137,9 @@ def evaluate_run(
     boundaries or time step are rejected; with `anyway` they are evaluated, and the rows state the difference.
     """
     request, world = request or Request(), world or World()
-    recipe = recipe_in(run)
+    recipe = load_recipe(run)
     data_path = Path(path) if path is not None else evaluation_data_of(run) if request.part == "test" else data_of(run)
-    with opened(data_path, *reading_in(run, recipe)) as store:
+    with opened(data_path, *load_reading(run, recipe)) as store:
         windows = windows_of(run, recipe, store, request)
         differs = None
         if run.read_json("data.json").get("fingerprint") != store.fingerprint:
@@ -163,10 +163,10 @@ def evaluate_run(
     rows: list[dict[str, Any]] = [
         {**facts, **identity, "metric": "parameters", "field": None, "lead": None, "value": parameters}
     ]
-    for label, measures in zip((identity, {"model": yardstick(recipe), "seed": None}), measured, strict=True):
+    for label, measures in zip((identity, {"model": trivial_baseline(recipe), "seed": None}), measured, strict=True):
         rows += [{**facts, **label, **row} for row in rows_of(measures, task.targets, float(step), task.vectors)]
     if world.first:
-        with run.held("records", wait=True):
+        with run.locked("records", wait=True):
             if not _existing_rows(run, source):  # another process may have evaluated it in the meantime
                 replace_rows(run.records, [*read_records(run.records), *rows])
     world.wait()  # the next evaluation reads the file
@@ -201,7 +201,7 @@ def records_of_test_part(run: Run, recipe: Recipe, windows: int | None = None) -
     return [row for row in read_records(run.records) if required.items() <= {**LEGACY_DEFAULTS, **row}.items()]
 
 
-def yardstick(recipe: Recipe) -> str:
+def trivial_baseline(recipe: Recipe) -> str:
     """Name of the trivial baseline."""
     return "training-mean" if recipe.task.steady else "persistence"
 

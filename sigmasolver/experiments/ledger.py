@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from sigmasolver.evaluate import records_of_test_part
-from sigmasolver.forecast.checkpoint import recipe_in
+from sigmasolver.forecast.checkpoint import load_recipe
 from sigmasolver.recipes import RECIPES, recipe_of
 from sigmasolver.runs import Run, read_records, replace_rows
-from sigmasolver.runs.files import plain_errors
+from sigmasolver.runs.files import os_errors_as_value_errors
 from sigmasolver.train.dry_run import updates_of
 
 __all__ = ["METRICS", "budget_of", "collect", "write"]
@@ -41,7 +41,7 @@ def collect(run: Run, windows: int | None = None) -> list[dict[str, Any]]:
     A folder without weights, which may be too large to copy from another machine, counts as finished if its records are
     from the last update.
     """
-    recipe = recipe_in(run)
+    recipe = load_recipe(run)
     task = recipe.task
     if task.name not in RECIPES:
         raise ValueError(f"{run.path} is a run on {task.name}; the ledger contains only the paper's tasks.")
@@ -68,7 +68,7 @@ def write(file: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     Safe for concurrent processes: a lock on the folder serialises them.
     """
     updated_runs = {row["run"] for row in rows}
-    with plain_errors(file):
+    with os_errors_as_value_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(file.parent, os.O_RDONLY)
     try:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from sigmasolver.data.formats import find_download, where_to_put
+from sigmasolver.data.formats import download_instructions, find_download
 from sigmasolver.data.store import open_store
 from sigmasolver.evaluate import Request, evaluate_run, records_of_test_part
 from sigmasolver.forecast.checkpoint import begin
@@ -43,7 +43,7 @@ class Deadline:
         self.end = math.inf if minutes is None else time.monotonic() + 60 * minutes
 
     def passed(self) -> bool:
-        return Termination.asked or time.monotonic() >= self.end
+        return Termination.requested or time.monotonic() >= self.end
 
     def check(self, what: str) -> None:
         """Raise OutOfTimeError if passed; for progress callbacks of work that can be interrupted without loss."""
@@ -119,7 +119,7 @@ def _required_store(
     download = find_download(task, folder)
     if download is not None:
         return download, None
-    instruction = where_to_put(task, folder)
+    instruction = download_instructions(task, folder)
     if instruction is not None:
         raise ValueError(instruction)
     if seed is None:

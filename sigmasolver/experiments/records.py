@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from sigmasolver.data.domain import Domain
-from sigmasolver.data.layout import turn, upright
+from sigmasolver.data.layout import transpose_axes, upright
 from sigmasolver.diagnose.records import read_findings
-from sigmasolver.forecast.checkpoint import domain_of, recipe_in
-from sigmasolver.report.rows import Arrays, Need, Rows, once, where
+from sigmasolver.forecast.checkpoint import domain_of, load_recipe
+from sigmasolver.report.rows import Arrays, Need, Rows, deduplicate, where
 from sigmasolver.report.study import Dimensions
 from sigmasolver.runs import Run, read_records
 
@@ -78,7 +78,9 @@ def join_records(
         if seconds is not None:
             run_rows = [{**row, "seconds": seconds} for row in run_rows]
         folders = [run.path.resolve().name for run in copies]
-        rows += once([{**row, "run": label, "folders": folders, "measured_as": row.get("run")} for row in run_rows])
+        rows += deduplicate(
+            [{**row, "run": label, "folders": folders, "measured_as": row.get("run")} for row in run_rows]
+        )
     if not sweep:
         names = _names_by_recipe(rows, {label: copies[0] for label, copies in runs.items()})
         rows = [{**row, "model": names.get((row["run"], row["model"]), row["model"])} for row in rows]
@@ -92,7 +94,9 @@ def _upright(run: Run, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return arrays
     order = upright(domain.axis_names)
     on_grid = {name: array for name, array in arrays.items() if name in ON_GRID or name.startswith("routing_L")}
-    return arrays | {name: turn(array, 2, order) for name, array in on_grid.items() if array.ndim >= 2 + len(order)}
+    return arrays | {
+        name: transpose_axes(array, 2, order) for name, array in on_grid.items() if array.ndim >= 2 + len(order)
+    }
 
 
 def read_results(file: Path, needs: Sequence[Need] = (), conditions: Sequence[str] = ()) -> Rows:
@@ -172,7 +176,7 @@ def _names_by_recipe(rows: Sequence[dict[str, Any]], runs: dict[str, Run]) -> di
 def _recipe_without_seed(run: Run) -> str:
     """The recipe as JSON without its seed; settings missing from an older recipe get their defaults."""
     try:
-        recipe = recipe_in(run).to_plain()
+        recipe = load_recipe(run).to_plain()
     except ValueError:
         recipe = run.recipe()
     train = recipe.get("train")

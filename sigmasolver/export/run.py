@@ -18,12 +18,12 @@ from sigmasolver.data.reader import Reader
 from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.export.formats import FORMATS, Compute, Format, quiet
 from sigmasolver.export.step import RolloutStep
-from sigmasolver.forecast.checkpoint import evaluation_data_of, load, reading_in, recipe_in
+from sigmasolver.forecast.checkpoint import evaluation_data_of, load, load_reading, load_recipe
 from sigmasolver.ops.dispatch import plain
 from sigmasolver.pretrained import is_pretrained, resolve
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run
-from sigmasolver.runs.files import plain_errors, replacing
+from sigmasolver.runs.files import os_errors_as_value_errors, replacing
 from sigmasolver.settings import lookup
 from sigmasolver.version import __version__
 
@@ -64,9 +64,9 @@ def export_run(
         raise ValueError(f"{out} already exists; choose another name or remove it.")
     format_.need()
     path = resolve(run)
-    recipe = recipe_in(Run(path))
+    recipe = load_recipe(Run(path))
     step = RolloutStep(load(path)).eval()
-    reading = (Reading(), None) if is_pretrained(path) else reading_in(Run(path), recipe)
+    reading = (Reading(), None) if is_pretrained(path) else load_reading(Run(path), recipe)
     with opened(_source(path, data), *reading) as store:
         windows = _windows(path, recipe, store, data)
         batches = _batches(windows, step)
@@ -94,7 +94,7 @@ def export_run(
                 f"The exported file differs from {path} by {difference:.2g} in relative L2, more than {LIMIT:g}, and "
                 f"was discarded; try another format: {', '.join(FORMATS)}."
             )
-        with plain_errors(out):
+        with os_errors_as_value_errors(out):
             out.parent.mkdir(parents=True, exist_ok=True)
             with replacing(out) as file:
                 file.write(written.read_bytes())

@@ -15,7 +15,7 @@ from sigmasolver.data.formats import Reading
 from sigmasolver.data.normalise import Normaliser, TimeScale
 from sigmasolver.data.store import LEGACY_AXES
 from sigmasolver.forecast import Forecaster
-from sigmasolver.models import build_solver, without_numbers
+from sigmasolver.models import build_solver, on_meta_device
 from sigmasolver.models.variants import MODELS
 from sigmasolver.plugins import Origin, Registry, origin_of
 from sigmasolver.pretrained import resolve
@@ -31,12 +31,12 @@ __all__ = [
     "domain_of",
     "evaluation_data_of",
     "load",
+    "load_reading",
+    "load_recipe",
     "not_compared",
     "other_origins",
     "read_normalisers",
     "read_time_scale",
-    "reading_in",
-    "recipe_in",
     "record_origins",
     "refuse_beyond_limits",
     "refuse_other_domain",
@@ -82,7 +82,7 @@ def skeleton(recipe: Recipe) -> nn.Module:
     """The network without allocated weights: raises ValueError for invalid sizes or options."""
     refuse_beyond_limits(recipe)
     try:
-        with without_numbers():
+        with on_meta_device():
             return build_solver(recipe.model.name, recipe.model.config(recipe.task))
     except (RuntimeError, OverflowError, TypeError) as error:  # the number of bytes overflows 64 bits
         if origin_of("model", recipe.model.name) is not None:
@@ -97,11 +97,11 @@ def skeleton(recipe: Recipe) -> nn.Module:
 
 def begin(run: Run, recipe: Recipe) -> None:
     """Write the recipe, or check that the folder has the same; settings missing in an older one have their defaults."""
-    stored = recipe_in(run).to_plain() if (run.path / "recipe.json").exists() else None
+    stored = load_recipe(run).to_plain() if (run.path / "recipe.json").exists() else None
     run.start(recipe.to_plain(), stored)
 
 
-def recipe_in(run: Run) -> Recipe:
+def load_recipe(run: Run) -> Recipe:
     """The recipe of a run folder."""
     plain = run.recipe()
     try:
@@ -174,7 +174,7 @@ def evaluation_data_of(run: Run) -> Path:
     return _data_path(run, test.get("path")) if isinstance(test, dict) else data_of(run)
 
 
-def reading_in(run: Run, recipe: Recipe) -> tuple[Reading, str | None]:
+def load_reading(run: Run, recipe: Recipe) -> tuple[Reading, str | None]:
     """How to read files like the training data of a run, and the kind "arrays" if they are the user's own arrays."""
     facts, task = run.read_json("data.json"), recipe.task
     stored = facts.get("reading")
@@ -294,7 +294,7 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Forecaster:
         torch.Size([1, 1, 32, 32, 1])
     """
     run = Run(resolve(path))
-    recipe = recipe_in(run)
+    recipe = load_recipe(run)
     refuse_unregistered(run, recipe.model.name, MODELS)
     if run.resume.exists() and not run.weights.exists():
         raise ValueError(f"{run.path} is not finished; resume with: sigmasolver train --resume {run.path}")

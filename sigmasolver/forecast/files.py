@@ -19,22 +19,22 @@ from sigmasolver.data.formats.history import has_header, history_of, read_histor
 from sigmasolver.data.formats.netcdf_zarr_write import require_xarray, write_netcdf, write_zarr
 from sigmasolver.data.formats.user_arrays import SUFFIXES
 from sigmasolver.data.header import Header
-from sigmasolver.data.layout import Layout, turn
+from sigmasolver.data.layout import Layout, transpose_axes
 from sigmasolver.data.normalise import TimeScale
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.store import is_store, write_store
 from sigmasolver.forecast.checkpoint import (
     domain_of,
     load,
+    load_reading,
+    load_recipe,
     not_compared,
-    reading_in,
-    recipe_in,
     refuse_other_domain,
 )
 from sigmasolver.forecast.replay import Replay
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_facts
-from sigmasolver.runs.files import plain_errors, replacing
+from sigmasolver.runs.files import os_errors_as_value_errors, replacing
 from sigmasolver.tasks import Task
 
 __all__ = ["check_name", "forecast_file", "write_forecast"]
@@ -80,7 +80,7 @@ def forecast_file(
     if steps < 1:
         raise ValueError(f"The number of steps must be at least 1, got {steps}.")
     run = Run(path)
-    recipe = recipe_in(run)
+    recipe = load_recipe(run)
     task = recipe.task
     forecaster = Replay(load(path, device), precision)
     known = domain_of(run)
@@ -135,7 +135,7 @@ def write_forecast(out: Path, predicted: np.ndarray, layout: Layout, parameters:
 
 def _read_start(run: Run, recipe: Recipe, start: Path, known: Domain | None) -> Start:
     """Read the input frames from any format of `train --data`; a file of arrays may also hold a single history."""
-    reading, kind = reading_in(run, recipe) if (run.path / "data.json").exists() else (Reading(), None)
+    reading, kind = load_reading(run, recipe) if (run.path / "data.json").exists() else (Reading(), None)
     arrays = start.suffix.lower() in SUFFIXES and not start.is_dir() and reading.axes is None
     if is_store(start) or arrays or not start.exists():
         return _select_frames(run, start, recipe.task, None, known)
@@ -195,7 +195,7 @@ def _reorder_axes(run: Run, values: np.ndarray, header: Header, known: Domain) -
         # A forecast written before axes had names is in the order of its run.
         return values, replace(header, layout=replace(header.layout, axes=expected))
     order = [names.index(name) for name in expected]
-    return turn(values, 2, order), replace(header, layout=header.layout.turned(order))
+    return transpose_axes(values, 2, order), replace(header, layout=header.layout.transposed(order))
 
 
 def _check_memory(steps: int, given: Start, fields: int) -> None:
@@ -267,7 +267,7 @@ def _write_file(out: Path, frames: np.ndarray, header: Header) -> None:
             return write_netcdf(out, frames, header)
         case ".zarr":
             return write_zarr(out, frames, header)
-    with plain_errors(out):
+    with os_errors_as_value_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing(out) as file:
             if out.suffix == ".npy":

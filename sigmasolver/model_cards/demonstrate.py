@@ -15,7 +15,7 @@ from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows
 from sigmasolver.experiments.records import dimensions_in
 from sigmasolver.forecast import Forecaster
-from sigmasolver.forecast.checkpoint import load, recipe_in
+from sigmasolver.forecast.checkpoint import load, load_recipe
 from sigmasolver.forecast.files import write_forecast
 from sigmasolver.forecast.replay import Replay
 from sigmasolver.model_cards.score import SolverRow, score, seconds_of_model, shipped_windows, time_solver
@@ -89,7 +89,7 @@ def demonstrate(
 ) -> Demonstration:
     """Forecast the unseen windows of a pretrained model and time the solver; writes the forecasts to `out` if given."""
     folder, card = pretrained.folder(name), pretrained.card(name)
-    recipe, forecaster = recipe_in(Run(folder)), Replay(load(folder, device), precision)
+    recipe, forecaster = load_recipe(Run(folder)), Replay(load(folder, device), precision)
     with open_store(folder / "windows.h5") as store:
         windows = shipped_windows(store, recipe)
         scores = score(forecaster, windows, recipe, device, tick)

@@ -18,10 +18,10 @@ from sigmasolver.data.header import Header
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.data.windows import Windows
-from sigmasolver.evaluate import metrics, records_of_test_part, yardstick
+from sigmasolver.evaluate import metrics, records_of_test_part, trivial_baseline
 from sigmasolver.experiments.ledger import budget_of
 from sigmasolver.forecast import Forecaster
-from sigmasolver.forecast.checkpoint import load, recipe_in, save
+from sigmasolver.forecast.checkpoint import load, load_recipe, save
 from sigmasolver.model_cards.score import (
     card_columns,
     compare_with_solver,
@@ -70,7 +70,7 @@ def make_folder(
     training_seed    simulation seed of the training data; that of the unseen ones must differ
     others           runs of the same recipe with other seeds, from which `run` was selected
     """
-    recipe, facts = recipe_in(run), read_facts(run.weights)
+    recipe, facts = load_recipe(run), read_facts(run.weights)
     if out.exists():
         raise ValueError(f"{out} already exists; remove it first.")
     if not run.finished:
@@ -231,10 +231,10 @@ def _test_facts(run: Run, recipe: Recipe, others: Sequence[Run]) -> dict[str, An
     rows, records = [], _test_rows(run, recipe)
     for column, paper_value in zip(card_columns(recipe), paper, strict=True):
         value, deviation = value_of([row for row in records if row["model"] == recipe.model.name], column)
-        baseline, _ = value_of([row for row in records if row["model"] == yardstick(recipe)], column)
+        baseline, _ = value_of([row for row in records if row["model"] == trivial_baseline(recipe)], column)
         seeds = {recipe.train.seed: value}
         for other in others:
-            other_recipe = recipe_in(other)
+            other_recipe = load_recipe(other)
             if replace(other_recipe, train=replace(other_recipe.train, seed=recipe.train.seed)) != recipe:
                 raise ValueError(f"{other.path} differs from {run.path} in more than its seed.")
             matches = [row for row in _test_rows(other, other_recipe) if row["model"] == recipe.model.name]
@@ -243,7 +243,7 @@ def _test_facts(run: Run, recipe: Recipe, others: Sequence[Run]) -> dict[str, An
                      "yardstick": baseline, "seeds": seeds, "paper": paper_value,
                      "paper_scale": column.scale})  # fmt: skip
     keys = ("windows", "horizon", "grid", "machine", "torch", "commit", "date", "forecast_precision")
-    return {"scores": rows, "yardstick": yardstick(recipe), **{name: records[0][name] for name in keys}}
+    return {"scores": rows, "yardstick": trivial_baseline(recipe), **{name: records[0][name] for name in keys}}
 
 
 def _test_rows(run: Run, recipe: Recipe) -> list[dict[str, Any]]:

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sigmasolver.forecast.checkpoint import load, recipe_in
+from sigmasolver.forecast.checkpoint import load, load_recipe
 from sigmasolver.recipes import Recipe
 from sigmasolver.report.digits import significant
 from sigmasolver.report.study import TRIVIAL_BASELINES
 from sigmasolver.runs import Run, read_facts, read_records
-from sigmasolver.runs.files import making_folder, plain_errors, read_bytes, replacing
+from sigmasolver.runs.files import os_errors_as_value_errors, read_bytes, replacing, replacing_folder
 from sigmasolver.version import __version__
 
 __all__ = ["save_pretrained"]
@@ -43,16 +43,16 @@ def save_pretrained(run: Run | str | Path, out: str | Path) -> Path:
         (['README.md', 'config.json'], 1)
     """
     run, folder = run if isinstance(run, Run) else Run(run), Path(out)
-    recipe = recipe_in(run)
+    recipe = load_recipe(run)
     if not run.finished:
         raise ValueError(f"{run.path} is not finished; resume it first: sigmasolver train --resume {run.path}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} already exists and is not empty; choose another folder.")
     parameters = sum(p.numel() for p in load(run.path).model.parameters())  # also checks that it loads
     rows = [row for row in read_records(run.records) if row.get("weights") == run.digest]
-    with plain_errors(folder):
+    with os_errors_as_value_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with making_folder(folder) as temporary:
+        with replacing_folder(folder) as temporary:
             _write_files(temporary, run, recipe, parameters, rows)
     return folder
 
@@ -70,7 +70,7 @@ def _write_files(folder: Path, run: Run, recipe: Recipe, parameters: int, rows: 
 
 
 def _write_file(path: Path, content: bytes) -> None:
-    with plain_errors(path), replacing(path) as file:
+    with os_errors_as_value_errors(path), replacing(path) as file:
         file.write(content)
 
 
@@ -154,11 +154,11 @@ def _error_table(rows: Sequence[dict[str, Any]]) -> list[str]:
     lines = []
     for pair in evaluations.values():
         if set(pair) == {True, False}:
-            own, yardstick = pair[False], pair[True]
+            own, baseline = pair[False], pair[True]
             field = own["field"] or "mean over fields"
             sample = f"{own['windows']} windows of the {own['part']} split, horizon {own['horizon']}, {own['protocol']}"
-            values = " | ".join(_percent(row["value"]) for row in (own, yardstick))
-            lines.append(f"| {field} | {sample} | {values} ({yardstick['model']}) |")
+            values = " | ".join(_percent(row["value"]) for row in (own, baseline))
+            lines.append(f"| {field} | {sample} | {values} ({baseline['model']}) |")
     head = ["| relative L2 (%) | measured on | this model | trivial baseline |", "|---|---|--:|--:|"]
     return [*head, *lines] if lines else []
 

@@ -7,8 +7,8 @@ from sigmasolver.models.variants import (
     count_parameters,
     list_models,
     matched_width,
+    on_meta_device,
     register_model,
-    without_numbers,
 )
 
 __all__ = [
@@ -20,6 +20,6 @@ __all__ = [
     "count_parameters",
     "list_models",
     "matched_width",
+    "on_meta_device",
     "register_model",
-    "without_numbers",
 ]

@@ -41,8 +41,8 @@ __all__ = [
     "count_parameters",
     "list_models",
     "matched_width",
+    "on_meta_device",
     "register_model",
-    "without_numbers",
 ]
 
 SIGMA = BlockSpec()
@@ -234,7 +234,7 @@ def build_solver(name: str, config: SolverConfig) -> nn.Module:
 
 
 @contextmanager
-def without_numbers() -> Iterator[None]:
+def on_meta_device() -> Iterator[None]:
     """Build models on the meta device: names, shapes and dtypes only, no memory and no initialisation."""
     with torch.device("meta"), _Unfilled():
         yield
@@ -265,7 +265,7 @@ class _Unfilled(TorchFunctionMode):
 
 def count_parameters(name: str, config: SolverConfig) -> int:
     """The number of trainable parameters; allocates no memory, so any size works."""
-    with without_numbers():
+    with on_meta_device():
         return sum(p.numel() for p in build_solver(name, config).parameters() if p.requires_grad)
 
 

@@ -36,12 +36,12 @@ class SideStreams:
     """The streams of a capture; `open` them around the forward pass, and the backward pass if there is one.
 
     A gradient computed on a side stream must reach the optimiser untouched: a copy or an addition on the way would run
-    too early. `rehearse` checks this in a pass on a single stream; afterwards `sound` says whether every gradient
+    too early. `verify` checks this in a pass on a single stream; afterwards `verified` says whether every gradient
     arrived untouched.
     """
 
     def __init__(self) -> None:
-        self.sound = False
+        self.verified = False
         # Addresses, with the storages, so that no address is reused. A reference to the tensor itself would make
         # autograd copy the gradient instead of stealing it.
         self._observed: list[tuple[int, torch.UntypedStorage]] | None = None
@@ -50,7 +50,7 @@ class SideStreams:
         self._retained: dict[int, deque[tuple[torch.cuda.Event, Sequence[torch.Tensor], int]]] = {}
 
     @contextmanager
-    def rehearse(self, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+    def verify(self, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
         """Observe a pass with fresh gradients, on a single stream."""
         self._observed = []
         try:
@@ -60,7 +60,7 @@ class SideStreams:
             computed = Counter(address for address, _ in self._observed)
             # A hook might read a gradient before the side stream has written it.
             hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters)
-            self.sound = not hooked and all(arrived[address] == count == 1 for address, count in computed.items())
+            self.verified = not hooked and all(arrived[address] == count == 1 for address, count in computed.items())
         finally:
             self._observed = None
 

@@ -27,16 +27,16 @@ from sigmasolver.report.rows import (
     evenly_spaced,
     lowest_seeds,
     mean_and_std,
-    named_apart,
     runs_in,
     select,
     select_field,
     shared_leads,
     unique,
+    with_unique_names,
 )
 from sigmasolver.report.sample import sample_of, timing_of
 from sigmasolver.report.study import TRIVIAL_BASELINES, Card, Curve, Dimensions, Maps, Study
-from sigmasolver.report.tables import HORIZON, LEAD, OVER_FIELDS, PARAMETERS, comparison, curves
+from sigmasolver.report.tables import HORIZON, LEAD, MEAN_OVER_FIELDS, PARAMETERS, comparison, curves
 
 __all__ = ["headline", "study_of"]
 
@@ -118,7 +118,7 @@ def study_of(
         raise ValueError(f"The runs belong to several tasks ({', '.join(tasks)}); make one page per task.")
     rows = by_method(rows)
     dims, selected = dimensions or Dimensions(), select(rows, EVALUATION, baselines=True)
-    labelled = _with_labels(named_apart(selected))
+    labelled = _with_labels(with_unique_names(selected))
     error_curves, sample = curves(labelled), sample_of(labelled)
     films, shown = _films(rows, arrays.get("maps", {}), dims)
     cards = _cards(rows, arrays, sample, dims)
@@ -159,7 +159,7 @@ def _with_labels(rows: Rows) -> Rows:
 
 def _describe_data(rows: Rows, sample: str) -> str:
     grids = unique(" × ".join(map(str, row["grid"])) for row in rows)
-    norm = f" Errors are relative L2 norms, {OVER_FIELDS}." if any(row["field"] == ALL for row in rows) else ""
+    norm = f" Errors are relative L2 norms, {MEAN_OVER_FIELDS}." if any(row["field"] == ALL for row in rows) else ""
     return f"Free forecasts on a grid of {' or '.join(grids)}, on data not used for training: {sample}.{norm}"
 
 
@@ -254,7 +254,7 @@ def _nan_to_inf(error: float) -> float:
 def _describe_propagation(rows: Rows, dimensions: Dimensions) -> list[str]:
     """Summarize which share of the error at the last lead is propagated from earlier frames."""
     shares = [row for row in rows if row.get("diagnostic") == "decomposition" and row["metric"] == "propagation_share"]
-    shares = [row for row in _with_labels(named_apart(shares)) if row["field"] is None] if shares else []
+    shares = [row for row in _with_labels(with_unique_names(shares)) if row["field"] is None] if shares else []
     if not shares:
         return []
     models = unique(row["model"] for row in shares)
@@ -334,7 +334,9 @@ def _missing_models(rows: Rows, shown_runs: Collection[str]) -> str:
     """List the models missing from a card of slices, and whether they have no slices: the interventions disable each
     kind of operator that a model has, and so reveal which it has."""
     names = {
-        row["run"]: model_label(row["model"]) for row in named_apart(rows) if row["model"] not in TRIVIAL_BASELINES
+        row["run"]: model_label(row["model"])
+        for row in with_unique_names(rows)
+        if row["model"] not in TRIVIAL_BASELINES
     }
     tested = {row["run"] for row in rows if row.get("diagnostic") == "interventions"}
     sliced = {row["run"] for row in rows if row.get("diagnostic") == "interventions" and row["metric"] == ZERO_PHYSICAL}

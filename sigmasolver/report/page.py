@@ -18,7 +18,7 @@ from typing import Any
 from sigmasolver.report.chart import chart
 from sigmasolver.report.pictures import PERCENTILE, film
 from sigmasolver.report.study import Study
-from sigmasolver.runs.files import plain_errors, replacing
+from sigmasolver.runs.files import os_errors_as_value_errors, replacing
 
 __all__ = ["render", "to_csv", "to_json", "write_page"]
 
@@ -36,7 +36,7 @@ SOURCE = ("step", "weights", "data", "precision", "forecast_precision", "package
 def write_page(path: Path, study: Study) -> None:
     """Write the page of a study; an existing page is replaced atomically."""
     text = render(study)
-    with plain_errors(path), replacing(path) as file:
+    with os_errors_as_value_errors(path), replacing(path) as file:
         file.write(text.encode())
 
 

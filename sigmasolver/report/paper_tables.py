@@ -36,11 +36,11 @@ from sigmasolver.report.rows import (
     diagnosed,
     evaluated,
     lowest_seeds,
-    named_apart,
     reject_duplicates,
     select,
     unique,
     value_of,
+    with_unique_names,
 )
 from sigmasolver.report.sample import sample_of, timed_updates, timing_of
 from sigmasolver.report.study import TRIVIAL_BASELINES, Table
@@ -198,7 +198,7 @@ def _measured(rows: Rows, column: Column, columns: Sequence[Column]) -> dict[str
     selected = _column_rows(rows, column, columns)
     reject_duplicates(selected)
     by_model: dict[str, list[float]] = {}
-    for row in named_apart(selected):
+    for row in with_unique_names(selected):
         samples, value = by_model.setdefault(row["model"], []), value_of(row)
         if row["model"] in TRIVIAL_BASELINES and samples:
             check_repeated(row, samples[0] / column.scale, value)
@@ -304,7 +304,7 @@ def cohort_table(rows: Rows) -> Table:
 
 def efficiency_table(rows: Rows) -> Table:
     """Storage, time and memory of every task and model (lowest seed); the paper prints only some of them."""
-    chosen = named_apart(lowest_seeds(select(rows, EFFICIENCY)))
+    chosen = with_unique_names(lowest_seeds(select(rows, EFFICIENCY)))
     runs = {(row["task"], row["model"]): row["run"] for row in chosen}
     measured = [row for row in rows if row.get("diagnostic") == "efficiency" and row["run"] in runs.values()]
     machines = {task: {row["machine"] for row in chosen if row["task"] == task} for task, _ in runs}
@@ -393,7 +393,9 @@ def _printed_mean(text: str) -> str:
 
 
 TABLES: Mapping[str, PaperTable] = {
-    "comparison": PaperTable(lambda rows: comparison(named_apart(select(rows, ERRORS, baselines=True))), (ERRORS,)),
+    "comparison": PaperTable(
+        lambda rows: comparison(with_unique_names(select(rows, ERRORS, baselines=True))), (ERRORS,)
+    ),
     **{name: PaperTable(partial(_with_method_names, partial(model_table, name)), (ERRORS,)) for name in tables()},
     **{name: PaperTable(partial(_with_method_names, partial(seed_table, name)), (ERRORS,)) for name in seed_tables()},
     "scaling": PaperTable(scaling_table, (SWEEPS,)),

@@ -24,13 +24,12 @@ __all__ = [
     "Row",
     "Rows",
     "at_leads",
+    "deduplicate",
     "diagnosed",
     "evaluated",
     "evenly_spaced",
     "lowest_seeds",
     "mean_and_std",
-    "named_apart",
-    "once",
     "precision_of",
     "refuse_mixed_cohorts",
     "reject_duplicates",
@@ -41,6 +40,7 @@ __all__ = [
     "unique",
     "value_of",
     "where",
+    "with_unique_names",
 ]
 
 Row = Mapping[str, Any]
@@ -105,7 +105,7 @@ def select(rows: Rows, need: Need, baselines: bool = False) -> list[Row]:
     return selected
 
 
-def once(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def deduplicate(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Deduplicate repeated measurements of the same quantity, keeping the last: a run may have been measured again
     under another name, or in a copy of its folder."""
     names = ("run", "task", "seed", "diagnostic", "protocol", "precision", *_KEY_FIELDS, *_FACTS)
@@ -191,7 +191,7 @@ def runs_in(rows: Rows) -> list[str]:
 def lowest_seeds(rows: Rows) -> list[Row]:
     """Keep the run with the lowest seed of each task and model, for plots that show a model once; runs distinguished by
     their folder are all kept."""
-    keys = [(row["task"], row["model"]) for row in named_apart(rows)]
+    keys = [(row["task"], row["model"]) for row in with_unique_names(rows)]
     lowest: dict[tuple[Any, Any], Any] = {}
     for key, row in zip(keys, rows, strict=True):
         lowest[key] = min(lowest.get(key, row["seed"]), row["seed"])
@@ -203,7 +203,7 @@ def precision_of(record: Row) -> str:
     return record.get("forecast_precision", "float32")
 
 
-def named_apart(records: Rows) -> list[dict[str, Any]]:
+def with_unique_names(records: Rows) -> list[dict[str, Any]]:
     """Make model names unique: use the run name where two runs of a task share model and seed.
 
     If forecasts of several precisions are present, the precision is appended to each model name.

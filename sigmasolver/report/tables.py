@@ -22,7 +22,7 @@ from sigmasolver.report.study import TRIVIAL_BASELINES, Curve, Dimensions, Table
 __all__ = ["check_repeated", "comparison", "curves", "to_latex", "to_markdown"]
 
 LEAD, HORIZON, PARAMETERS = "relative_l2_lead", "relative_l2", "parameters"
-OVER_FIELDS, TOGETHER = "mean over fields", "all fields together"
+MEAN_OVER_FIELDS, JOINT_NORM = "mean over fields", "all fields together"
 """The two relative errors of several fields: the mean of the errors per field, or one joint norm."""
 MISSING = "–"
 _TOLERANCE = 1e-5
@@ -252,7 +252,7 @@ def _best(values: Mapping[int, Sequence[float]]) -> list[int]:
 
 def _caption(records: Sequence[Mapping[str, Any]], several: bool, baselines: Sequence[str]) -> str:
     sample = sample_of(row for row in records if row["metric"] in (LEAD, HORIZON))
-    norm = f", {OVER_FIELDS}" if any(row.get("field") == ALL for row in records) else ""
+    norm = f", {MEAN_OVER_FIELDS}" if any(row.get("field") == ALL for row in records) else ""
     where = f" ({sample})" if sample else ""
     parts = [
         f"Relative L2 error on {records[0]['task']}{norm}, mean over windows{where}; the lowest of each column is bold."

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 __all__ = [
-    "making_folder",
     "open_lock",
-    "plain_errors",
+    "os_errors_as_value_errors",
     "read_bytes",
     "remove_abandoned",
     "rename_into_place",
     "replacing",
+    "replacing_folder",
     "temporary",
 ]
 
@@ -45,7 +45,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def making_folder(path: Path) -> Iterator[Path]:
+def replacing_folder(path: Path) -> Iterator[Path]:
     """Yield a new folder to write into; on exit it is renamed to `path`, which must be missing or an empty folder.
     Temporary folders left by killed processes are removed."""
     for name in filter(_temporary_pattern(path).fullmatch, os.listdir(path.parent)):
@@ -164,7 +164,7 @@ def _not_a_lock(path: Path) -> ValueError:
 
 
 @contextmanager
-def plain_errors(path: Path, kept: str = "", kind: type[ValueError] = ValueError) -> Iterator[None]:
+def os_errors_as_value_errors(path: Path, kept: str = "", kind: type[ValueError] = ValueError) -> Iterator[None]:
     """Turn an OSError on writing into a ValueError of one sentence; `kept` states what data survives."""
     try:
         yield

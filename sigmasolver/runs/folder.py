@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from sigmasolver.runs.files import open_lock, plain_errors, read_bytes, replacing
+from sigmasolver.runs.files import open_lock, os_errors_as_value_errors, read_bytes, replacing
 from sigmasolver.version import __version__
 
 __all__ = [
@@ -78,11 +78,11 @@ class Run:
         return hashlib.sha256(read_bytes(self.weights)).hexdigest()[:16]
 
     @contextmanager
-    def held(self, what: str, wait: bool = False) -> Iterator[None]:
+    def locked(self, what: str, wait: bool = False) -> Iterator[None]:
         """Lock a part of the run, or raise ValueError if another process holds the lock; it ends with its process."""
         import fcntl  # not on Windows
 
-        with plain_errors(self.path):
+        with os_errors_as_value_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             handle = open_lock(self.path / f"{what}.lock")
         try:
@@ -106,7 +106,7 @@ class Run:
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:
         """Write plain values as JSON, replacing the file atomically."""
-        with plain_errors(self.path / name):
+        with os_errors_as_value_errors(self.path / name):
             self.path.mkdir(parents=True, exist_ok=True)
             with replacing(self.path / name) as target:
                 target.write((json.dumps(values, indent=2) + "\n").encode())
@@ -252,7 +252,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], facts: Mappin
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     survives = ", and the previous file is kept" if path.exists() else ""
-    with plain_errors(path, survives):
+    with os_errors_as_value_errors(path, survives):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(len(text).to_bytes(8, "little") + text)
@@ -314,7 +314,7 @@ def _is_count(value: object) -> bool:
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
     """Append a JSON row and sync it to disk; drops a truncated last row first."""
     line = (json.dumps(row) + "\n").encode()
-    with plain_errors(path, ", and the previous rows are kept"):
+    with os_errors_as_value_errors(path, ", and the previous rows are kept"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab+") as file:
             end = _end_of_complete_rows(path)
@@ -411,7 +411,7 @@ def _is_number(value: object) -> bool:
 
 def replace_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Replace all rows of the file atomically."""
-    with plain_errors(path, ", and the rows are unchanged"), replacing(path) as file:
+    with os_errors_as_value_errors(path, ", and the rows are unchanged"), replacing(path) as file:
         file.writelines((json.dumps(row) + "\n").encode() for row in rows)
 
 

@@ -26,15 +26,15 @@ class Interrupts:
     """Context manager that remembers Ctrl-C: a KeyboardInterrupt raised inside a lock of the standard library may be
     lost or turn into another error.
 
-    Progress bars call `heed` at every step, which raises a lost interrupt again. During an import the process exits at
-    once, because the imported module may catch the interrupt or fail half-way with another error; files survive this
-    like a kill.
+    Progress bars call `raise_if_interrupted` at every step, which raises a lost interrupt again. During an import the
+    process exits at once, because the imported module may catch the interrupt or fail half-way with another error;
+    files survive this like a kill.
     """
 
-    asked = False
+    requested = False
 
     def __enter__(self) -> None:
-        Interrupts.asked = False
+        Interrupts.requested = False
         # Keep another handler, and SIG_IGN, which a background process inherits.
         self.installed = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if self.installed:
@@ -43,19 +43,19 @@ class Interrupts:
     def __exit__(self, *_: object) -> None:
         if self.installed:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        Interrupts.asked = False
+        Interrupts.requested = False
 
     @staticmethod
     def _on_signal(number: int, frame: FrameType | None) -> None:
-        Interrupts.asked = True
+        Interrupts.requested = True
         if _importing(frame):
             os.write(2, f"{STOPPED}\n".encode())
             os._exit(130)
         signal.default_int_handler(number, frame)
 
     @staticmethod
-    def heed() -> None:
-        if Interrupts.asked:
+    def raise_if_interrupted() -> None:
+        if Interrupts.requested:
             raise KeyboardInterrupt
 
 
@@ -66,10 +66,10 @@ class Termination:
     Outside of it SIGTERM ends the process at once; files survive this like a kill.
     """
 
-    asked = False
+    requested = False
 
     def __enter__(self) -> None:
-        Termination.asked = False
+        Termination.requested = False
         self.installed = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         if self.installed:
             signal.signal(signal.SIGTERM, self._on_signal)
@@ -80,7 +80,7 @@ class Termination:
 
     @staticmethod
     def _on_signal(number: int, frame: FrameType | None) -> None:
-        Termination.asked = True
+        Termination.requested = True
 
 
 def _importing(frame: FrameType | None) -> bool:

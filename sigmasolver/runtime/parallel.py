@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from sigmasolver.runtime.interrupts import LostProcessError
 
-__all__ = ["World", "device_of", "join", "processes_here"]
+__all__ = ["World", "device_of", "join", "local_process_count"]
 
 T = TypeVar("T")
 ARRIVAL = timedelta(minutes=10)
@@ -142,7 +142,7 @@ def _init_process_group(rank: int, size: int, backend: str) -> None:
         ) from error
 
 
-def processes_here() -> int:
+def local_process_count() -> int:
     """Number of processes on this machine."""
     return _env_int("LOCAL_WORLD_SIZE", minimum=1)
 

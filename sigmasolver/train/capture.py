@@ -78,7 +78,7 @@ class Capture:
         graph = torch.cuda.CUDAGraph()
         self._weights.fill()
         adamw = _as_adamw(self._optimiser)
-        self._adamw = FusedAdamW(adamw) if adamw is not None and FusedAdamW.serves(adamw) else None
+        self._adamw = FusedAdamW(adamw) if adamw is not None and FusedAdamW.supports(adamw) else None
         self._optimiser.zero_grad(set_to_none=True)
         with capture(graph, self._side):
             self._update(self._cached_passes(), self._optimiser.step if self._adamw is None else self._adamw.step)
@@ -88,15 +88,13 @@ class Capture:
 
     @contextmanager
     def _recording(self) -> Iterator[None]:
-        side_streams = (
-            nullcontext() if self._streams is None else self._streams.rehearse(list(self._model.parameters()))
-        )
+        side_streams = nullcontext() if self._streams is None else self._streams.verify(list(self._model.parameters()))
         with self._weights.learn(), side_streams:
             yield
 
     @contextmanager
     def _cached_passes(self) -> Iterator[None]:
-        streams = self._streams.open() if self._streams is not None and self._streams.sound else nullcontext()
+        streams = self._streams.open() if self._streams is not None and self._streams.verified else nullcontext()
         with self._weights.use(), streams:
             yield
 
@@ -110,7 +108,7 @@ def launch_all(
     weights.fill()
     weights.launch()
     adamw = _as_adamw(optimiser)
-    if adamw is not None and FusedAdamW.will_serve(adamw):
+    if adamw is not None and FusedAdamW.will_support(adamw):
         FusedAdamW(adamw).launch()
 
 

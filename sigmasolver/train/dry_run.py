@@ -34,20 +34,20 @@ from sigmasolver.train.loop import StepPlan
 
 __all__ = [
     "Cost",
+    "DryRun",
     "Noise",
-    "Rehearsal",
-    "cost_of",
+    "estimate_cost",
     "forecaster_of",
     "frames_of",
-    "made_up",
     "planned_windows",
     "updates_of",
     "windows_of",
+    "with_random_data",
 ]
 
 UPDATES = 10_000
 """Length of the simulated training, so long that the learning rate stays low in the few updates that are run."""
-WATCHED = 1.0
+TIMING_SECONDS = 1.0
 """Seconds for which updates are timed; a slower update is timed once."""
 
 
@@ -68,7 +68,7 @@ class Noise:
         return torch.randn(self.header.shape, generator=torch.Generator().manual_seed(index))
 
 
-def made_up(recipe: Recipe) -> Recipe:
+def with_random_data(recipe: Recipe) -> Recipe:
     """The recipe for random trajectories of the right size: no strides, no limits on starts, most expensive step."""
     task = replace(recipe.task, space_stride=1, time_stride=1, starts=None, normaliser="none")
     train = replace(
@@ -104,7 +104,7 @@ def updates_of(recipe: Recipe) -> int:
 
 
 def windows_of(recipe: Recipe, device: torch.device) -> Windows:
-    """One batch of random windows on the device, for a recipe from `made_up`."""
+    """One batch of random windows on the device, for a recipe from `with_random_data`."""
     spec = recipe.training_windows()
     source = Noise(recipe.task, recipe.train.batch, spec.span)
     return Windows(source, range(len(source)), spec).resident(device)
@@ -120,11 +120,11 @@ def _identity_normaliser(fields: tuple[str, ...]) -> Normaliser:
     return Normaliser("none", fields, torch.zeros(q, dtype=torch.float64), torch.ones(q, dtype=torch.float64))
 
 
-class Rehearsal:
+class DryRun:
     """Run one update of this recipe on random windows per call."""
 
     def __init__(self, recipe: Recipe, execution: Execution) -> None:
-        recipe, device = made_up(recipe), execution.world.device
+        recipe, device = with_random_data(recipe), execution.world.device
         self.windows, forecaster = windows_of(recipe, device), forecaster_of(recipe, device)
         plan = StepPlan(recipe, self.windows)
         self.stepper = Stepper(recipe, forecaster, self.windows, plan.members, plan.rates(), execution)
@@ -149,7 +149,7 @@ class Cost:
     seconds: float
 
 
-def cost_of(recipe: Recipe, execution: Execution) -> Cost:
+def estimate_cost(recipe: Recipe, execution: Execution) -> Cost:
     """Run a few updates of this recipe on this device and measure them."""
     return _gpu_cost(recipe, execution) if execution.world.device.type == "cuda" else _cpu_cost(recipe, execution)
 
@@ -159,7 +159,7 @@ def _gpu_cost(recipe: Recipe, execution: Execution) -> Cost:
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated(device)
-    update = Rehearsal(recipe, execution)
+    update = DryRun(recipe, execution)
     for _ in range(WARM_UP):
         update()
     # Reset only after warm-up, because autotuning in the first updates allocates extra memory.
@@ -172,12 +172,12 @@ def _gpu_cost(recipe: Recipe, execution: Execution) -> Cost:
 
 def _cpu_cost(recipe: Recipe, execution: Execution) -> Cost:
     # A dispatch mode does not see inside a compiled network, whose peak is at most that of the eager one.
-    update = Rehearsal(recipe, replace(execution, engine="eager"))
-    with Alive(update.windows.values_on_device) as alive:
+    update = DryRun(recipe, replace(execution, engine="eager"))
+    with LiveMemory(update.windows.values_on_device) as alive:
         for _ in range(2):  # only the second starts with gradients and optimiser states
             update()
     if execution.compiled:
-        update = Rehearsal(recipe, execution)
+        update = DryRun(recipe, execution)
         update()
     return Cost(alive.peak, _seconds_per_update(update, lambda: None))
 
@@ -192,10 +192,10 @@ def _seconds_per_update(update: Callable[[], None], wait: Callable[[], None]) ->
         return (time.perf_counter() - start) / count
 
     first = seconds(1)
-    return first if first > WATCHED else seconds(max(2, min(20, int(WATCHED / first))))
+    return first if first > TIMING_SECONDS else seconds(max(2, min(20, int(TIMING_SECONDS / first))))
 
 
-class Alive(TorchDispatchMode):
+class LiveMemory(TorchDispatchMode):
     """Count the bytes of all live inputs and outputs of operations, each storage once; `apart` is not counted."""
 
     def __init__(self, apart: torch.Tensor) -> None:

@@ -24,10 +24,10 @@ from sigmasolver.forecast.checkpoint import (
     begin,
     build,
     data_of,
+    load_reading,
+    load_recipe,
     read_normalisers,
     read_time_scale,
-    reading_in,
-    recipe_in,
     record_origins,
     refuse_beyond_limits,
     refuse_unregistered,
@@ -39,14 +39,14 @@ from sigmasolver.plugins import Registry
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run
 from sigmasolver.runs.files import remove_abandoned
-from sigmasolver.runtime.parallel import processes_here
+from sigmasolver.runtime.parallel import local_process_count
 from sigmasolver.settings import to_plain
 from sigmasolver.train.engine import Execution, blocks_of
 from sigmasolver.train.loop import Data, Progress, StepPlan, train
 from sigmasolver.train.objectives import LOSSES
 from sigmasolver.train.optimisers import OPTIMISERS
 
-__all__ = ["lies_on", "memory_of", "refuse_other_grid", "refuse_too_large", "resume_run", "train_run"]
+__all__ = ["available_memory", "fits_on_device", "refuse_other_grid", "refuse_too_large", "resume_run", "train_run"]
 
 ON_GPU, ON_CPU = 0.4, 0.25
 """Fraction of the memory (free memory on a GPU, total on a CPU) that training windows may take; the network needs the
@@ -79,7 +79,7 @@ def train_run(
             if execution.world.first:
                 remove_abandoned(run.resume)  # left by a run killed after saving its final weights
             return
-        with run.held("training") if execution.world.first else nullcontext():
+        with run.locked("training") if execution.world.first else nullcontext():
             train(recipe, data, forecaster.to(execution.world.device), run, execution, watch, stop=stop)
 
 
@@ -91,10 +91,10 @@ def resume_run(
     stop: Callable[[], bool] | None = None,
 ) -> None:
     """Resume a run; `path` is the new location of its data, if they were moved."""
-    recipe = recipe_in(run)
+    recipe = load_recipe(run)
     for name, registry in _registries(recipe):
         refuse_unregistered(run, name, registry)
-    source = opened(data_of(run) if path is None else Path(path), *reading_in(run, recipe))
+    source = opened(data_of(run) if path is None else Path(path), *load_reading(run, recipe))
     train_run(recipe, source, run, execution, watch, stop)
 
 
@@ -140,7 +140,7 @@ def refuse_too_large(recipe: Recipe, execution: Execution) -> None:
         for depth in (2, 4)
     )
     needed = 16 * (two + (model.depth - 2) * (four - two) / 2) / (execution.world.size if execution.shard else 1)
-    memory = memory_of(execution.world.device)
+    memory = available_memory(execution.world.device)
     if needed > memory:
         raise ValueError(
             f"A model of width {model.width} and depth {model.depth} takes {needed / 1e9:.3g} GB for its weights, "
@@ -321,17 +321,17 @@ def _record_data(
         run.write_json("data.json", facts)
 
 
-def memory_of(device: torch.device) -> int:
+def available_memory(device: torch.device) -> int:
     """Bytes available to a training: free memory on a GPU; on a CPU all of it, divided evenly among its processes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // processes_here()
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local_process_count()
 
 
-def lies_on(windows: Windows, device: torch.device, memory: int) -> bool:
+def fits_on_device(windows: Windows, device: torch.device, memory: int) -> bool:
     """Whether training windows are kept on a device with this much memory, rather than read batch by batch."""
     return windows.fits(int((ON_GPU if device.type == "cuda" else ON_CPU) * memory))
 
 
 def _resident_if_fits(windows: Windows, device: torch.device) -> Windows:
-    return windows.resident(device) if lies_on(windows, device, memory_of(device)) else windows
+    return windows.resident(device) if fits_on_device(windows, device, available_memory(device)) else windows

@@ -19,9 +19,9 @@ import torch
 from sigmasolver.forecast.checkpoint import refuse_beyond_limits, skeleton
 from sigmasolver.models.layers import draws_noise
 from sigmasolver.recipes import Recipe, changed
-from sigmasolver.train.dry_run import Cost, cost_of, planned_windows
+from sigmasolver.train.dry_run import Cost, estimate_cost, planned_windows
 from sigmasolver.train.engine import Execution
-from sigmasolver.train.job import lies_on, memory_of, refuse_too_large
+from sigmasolver.train.job import available_memory, fits_on_device, refuse_too_large
 from sigmasolver.train.loop import StepPlan
 
 __all__ = ["MARGIN", "Prediction", "advise", "on_grid", "predict", "probe_grids"]
@@ -90,7 +90,7 @@ def predict(recipe: Recipe, execution: Execution, memory: float, move: Move | No
     updates = StepPlan(recipe, windows).steps
     probed = _probe(recipe, execution, move)
     update = _extrapolate(probed, prod(recipe.task.grid))
-    resident = lies_on(windows, execution.world.device, int(memory))
+    resident = fits_on_device(windows, execution.world.device, int(memory))
     return Prediction(recipe, parameters, update, updates, windows.nbytes(), resident, known, tuple(probed))
 
 
@@ -169,7 +169,7 @@ def _flops_per_second() -> float:
 
 def _probe(recipe: Recipe, execution: Execution, move: Move | None) -> dict[tuple[int, ...], Cost]:
     """Measure an update on two smaller grids, the largest pair that fits on the device."""
-    memory = memory_of(execution.world.device)
+    memory = available_memory(execution.world.device)
     pairs = [probe_grids(recipe, shares) for shares in SHARES]
     for grids in (pairs[0], *(pair for pair in pairs[1:] if len(pair) > 1)):
         measured: dict[tuple[int, ...], Cost] = {}
@@ -177,7 +177,7 @@ def _probe(recipe: Recipe, execution: Execution, move: Move | None) -> dict[tupl
             for index, grid in enumerate(grids):
                 if measured and measured[grids[0]].memory * prod(grid) / prod(grids[0]) > memory:
                     break
-                measured[grid] = cost_of(on_grid(recipe, grid), execution)
+                measured[grid] = estimate_cost(on_grid(recipe, grid), execution)
                 if move is not None:
                     move(index + 1, len(grids))
         except torch.OutOfMemoryError:

@@ -189,7 +189,7 @@ def test_swallowed_ctrl_c_is_raised_again_by_progress_update():
             os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             update(2)
-    assert signal.getsignal(signal.SIGINT) is before and not Interrupts.asked
+    assert signal.getsignal(signal.SIGINT) is before and not Interrupts.requested
 
 
 def test_interrupts_keep_ignored_sigint():

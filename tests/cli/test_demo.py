@@ -14,7 +14,7 @@ from sigmasolver import load, pretrained
 from sigmasolver.cli.demo_flow import CASES, MODELS, Size, run
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.evaluate import metrics
-from sigmasolver.forecast.checkpoint import recipe_in
+from sigmasolver.forecast.checkpoint import load_recipe
 from sigmasolver.models import count_parameters
 from sigmasolver.report.tables import curves
 from sigmasolver.runs import Run, read_rows
@@ -82,7 +82,7 @@ def test_demo_table_has_every_model_and_persistence(demo):
 
 
 def test_demo_models_have_similar_size_and_equal_budget(demo):
-    recipes = [recipe_in(Run(demo[0] / name)) for name in MODELS]
+    recipes = [load_recipe(Run(demo[0] / name)) for name in MODELS]
     sizes = [count_parameters(recipe.model.name, recipe.model.config(recipe.task)) for recipe in recipes]
     assert max(sizes) < 1.1 * min(sizes)
     assert len({recipe.train for recipe in recipes}) == len({recipe.task for recipe in recipes}) == 1

@@ -10,7 +10,7 @@ import pytest
 
 from sigmasolver.data.formats import opened
 from sigmasolver.data.store import open_store
-from sigmasolver.forecast.checkpoint import reading_in, recipe_in
+from sigmasolver.forecast.checkpoint import load_reading, load_recipe
 from sigmasolver.runs import Run, read_rows
 
 TINY = [
@@ -140,7 +140,7 @@ def test_train_on_a_steady_pair_with_steady_or_boundary_option(tmp_path, call, p
     ]
     code, _, err = call(*args)
     assert code == 0, err
-    task = recipe_in(Run(tmp_path / "run")).task
+    task = load_recipe(Run(tmp_path / "run")).task
     assert task.steady and (task.inputs, task.targets, task.grid) == (("a",), ("p",), (16, 16))
     assert not (tmp_path / "run" / "data.h5").exists()
     assert call("import-data", pair[0], "--out", tmp_path / "s.h5", "--fields", "a,p", *options)[0] == 0
@@ -165,13 +165,13 @@ def test_boundary_dt_and_units_options_are_recorded_in_the_run(tmp_path, call):
     options = ["--fields", "u,v", "--boundary", "periodic,wall", "--dt", 0.25, "--units", "m/s,m/s"]
     code, out, err = call("train", "--data", tmp_path / "a.npy", "--out", tmp_path / "run", *options, *QUICK)
     assert code == 0, err
-    with opened(tmp_path / "a.npy", *reading_in(Run(tmp_path / "run"), recipe_in(Run(tmp_path / "run")))) as data:
+    with opened(tmp_path / "a.npy", *load_reading(Run(tmp_path / "run"), load_recipe(Run(tmp_path / "run")))) as data:
         layout = data.header.layout
         np.testing.assert_array_equal(data[:], flow())
     assert (layout.boundary, layout.units) == (("periodic", "wall"), ("m/s", "m/s"))
     np.testing.assert_allclose(layout.times, 0.25 * np.arange(6))
     assert "axes: x periodic, y wall; frames 0.25 apart" in out and "It has no boundary" not in out
-    recipe = recipe_in(Run(tmp_path / "run"))
+    recipe = load_recipe(Run(tmp_path / "run"))
     assert recipe.model.options.padding == ("circular", "zeros")
     facts = json.loads((tmp_path / "run" / "data.json").read_text())
     assert facts["reading"] == {"boundary": ["periodic", "wall"], "dt": 0.25, "units": ["m/s", "m/s"]}
@@ -221,7 +221,7 @@ def test_vector_option_groups_velocity_components(tmp_path, call):
         run = tmp_path / fields.replace(",", "")
         args = ["train", "--data", tmp_path / "a.npy", "--out", run, "--fields", fields, *QUICK]
         assert call(*args, *(["--vector", vector] if vector else []))[0] == 0
-        assert recipe_in(Run(run)).task.groups == groups
+        assert load_recipe(Run(run)).task.groups == groups
     assert call("evaluate", tmp_path / "uv", "--device", "cpu")[0] == 0
     errors = values(tmp_path / "uv")
     assert errors["velocity"] == pytest.approx((errors["u"] + errors["v"]) / 2)
@@ -237,7 +237,7 @@ def test_vector_option_groups_velocity_components(tmp_path, call):
         "none",
     ]
     assert call(*separate, *QUICK)[0] == 0
-    assert recipe_in(Run(tmp_path / "separate")).task.vectors == ()
+    assert load_recipe(Run(tmp_path / "separate")).task.vectors == ()
     first, second = (Run(tmp_path / name).read_log()[0]["loss"] for name in ("uv", "separate"))
     assert first == pytest.approx(second / 2, rel=1e-2), "the mean of two fields, not their sum"
 
@@ -406,7 +406,7 @@ def test_mask_option_is_recorded_and_excludes_the_solid(tmp_path, call):
     ):
         code, out, err = call("train", *args, "--out", tmp_path / name, *QUICK)
         assert code == 0 and "only points where solid is 0 count" in out, err
-        task = recipe_in(Run(tmp_path / name)).task
+        task = load_recipe(Run(tmp_path / name)).task
         assert (task.mask, task.inputs, task.targets) == ("solid", ("u", "v", "solid"), ("u", "v"))
         assert call("evaluate", tmp_path / name, "--device", "cpu")[0] == 0
     assert values(tmp_path / "npz") == values(tmp_path / "store")

@@ -12,7 +12,7 @@ import torch
 
 import sigmasolver
 from sigmasolver.data.formats import import_data
-from sigmasolver.forecast.checkpoint import load, recipe_in
+from sigmasolver.forecast.checkpoint import load, load_recipe
 from sigmasolver.models import list_models
 from sigmasolver.recipes import SUITES, suite_of
 from sigmasolver.runs import Run, read_rows, read_tensors
@@ -57,7 +57,7 @@ def trained(tmp_path_factory):
 
 def test_train_on_own_arrays_prints_its_choices_and_writes_a_run(trained):
     folder, result = trained
-    recipe = recipe_in(Run(folder / "run"))
+    recipe = load_recipe(Run(folder / "run"))
     task = recipe.task
     assert (task.name, task.inputs, task.history, task.block, task.horizon) == ("my", ("u",), 2, 1, 3)
     assert (recipe.model.width, recipe.train.updates, task.train, task.test) == (16, 4, 5, 1)

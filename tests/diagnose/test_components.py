@@ -18,13 +18,13 @@ from sigmasolver.diagnose.components import (
     components,
     contracting,
     envelope,
-    follow,
     spectral_radius,
+    trace_errors,
 )
 from sigmasolver.diagnose.gains import MeanJacobian, block_output, history_update, largest_gain, mean_products
 from sigmasolver.diagnose.subject import NotApplicable
 from sigmasolver.forecast import Forecaster, feed_back, rollout
-from sigmasolver.forecast.checkpoint import load, recipe_in
+from sigmasolver.forecast.checkpoint import load, load_recipe
 from tests.diagnose.subjects import STEADY, TASK, hooks_in, number, rows_named, subject_in_3d, subject_of
 from tests.theory.linear_model import geometric_sum, random_reversal, real_fourier_basis
 
@@ -106,7 +106,7 @@ def norms(vectors, projections):
 def test_components_of_a_linear_model_match_dense_algebra(history, block):
     linear = Linear(history, block)
     forecaster, (start, truth) = linear.forecaster(), linear.tensors()
-    trace = follow(forecaster, start, truth, SCALES)
+    trace = trace_errors(forecaster, start, truth, SCALES)
     s, e, delta = linear.dense_trace()
     close = {"rtol": 1e-9, "atol": 1e-12}
     np.testing.assert_allclose(trace.error, norms(e, linear.projections), **close)
@@ -159,7 +159,7 @@ def test_identity_projection_gives_the_scalar_gain(history, block):
     """Q₁ = I: one gain a = ‖J̄‖ and one defect, and the bound is δ G_k(a) of eq:rollout-finite-bound."""
     linear = Linear(history, block)
     forecaster, (start, truth) = linear.forecaster(), linear.tensors()
-    trace, (_, e, delta) = follow(forecaster, start, truth, IDENTITY), linear.dense_trace()
+    trace, (_, e, delta) = trace_errors(forecaster, start, truth, IDENTITY), linear.dense_trace()
     np.testing.assert_allclose(trace.error[..., 0], np.linalg.norm(e, axis=-1).T, rtol=1e-9, atol=1e-12)
     J = MeanJacobian(history_update(forecaster, start[..., 1:]), start, start)
     estimated, gain = component_gains(J, IDENTITY, start), largest_gain(J.__matmul__, J.transposed, start)
@@ -189,7 +189,7 @@ def trained(runs, horizon=3):
     run = runs["first"]
     forecaster = load(run.path, "cpu").double()
     with open_store(run.read_json("data.json")["path"]) as store:
-        spec = replace(recipe_in(run).evaluation_windows(), horizon=horizon)
+        spec = replace(load_recipe(run).evaluation_windows(), horizon=horizon)
         history, future = Windows(store, run.read_json("data.json")["parts"]["test"], spec).batch(torch.arange(3))
     return forecaster, history.double(), future.double()
 
@@ -211,7 +211,7 @@ def test_error_recurrence_holds_to_round_off_on_a_trained_model(runs):
         true, visited = following, reached
     assert (visited - true).norm() > 0.1  # there is an error to propagate
 
-    trace = follow(forecaster, history, truth, parts, nodes)
+    trace = trace_errors(forecaster, history, truth, parts, nodes)
     assert (trace.residual < 1e-12).all()
     step = trace.defect + (trace.amplification @ trace.error[:, :-1, :, None])[..., 0]
     assert (trace.error[:, 1:] <= step * (1 + 1e-12)).all()
@@ -221,7 +221,7 @@ def test_error_recurrence_holds_to_round_off_on_a_trained_model(runs):
 
 def test_trace_histories_match_truth_and_free_forecast(runs):
     forecaster, history, truth = trained(runs, 4)
-    trace = follow(forecaster, history, truth, IDENTITY, nodes=1)
+    trace = trace_errors(forecaster, history, truth, IDENTITY, nodes=1)
     with torch.no_grad():
         frames = rollout(forecaster, history, 4).frames
     assert len(trace.histories) == 4
@@ -242,7 +242,7 @@ def test_components_rows_match_trace_and_norm_estimates(monkeypatch):
     _, history, truth = next(replace(subject, indices=subject.indices[[0, 1, 3, 4]], batch=4).batches())
     bands = Bands((3, 3))
     parts = {"low": bands.low, "high": bands.high}
-    trace = follow(subject.forecaster, history, truth, parts)
+    trace = trace_errors(subject.forecaster, history, truth, parts)
     for component, name in enumerate(parts):
         for call in range(2):
             for metric, values in (("error", trace.error[:, call + 1]), ("defect", trace.defect[:, call])):

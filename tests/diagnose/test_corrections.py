@@ -7,7 +7,7 @@ import torch
 
 from sigmasolver.diagnose.corrections import correction_ratio, corrections
 from sigmasolver.diagnose.subject import NotApplicable
-from sigmasolver.diagnose.watch import slice_operators, watching
+from sigmasolver.diagnose.watch import record_slices, slice_operators
 from tests.diagnose.subjects import hooks_in, number, rows_named, subject_of
 
 
@@ -39,7 +39,7 @@ def test_corrections_rows_match_the_definition():
     ratios = torch.zeros(3, 2, dtype=torch.float64)
     for position, case in enumerate(cases):
         history = subject.windows.batch([case])[0].double()
-        with torch.no_grad(), watching(subject.forecaster.model) as views:
+        with torch.no_grad(), record_slices(subject.forecaster.model) as views:
             subject.forecaster(history)
         for view in views:
             update = view.operator.update

@@ -11,7 +11,7 @@ from sigmasolver.data.windows import Windows
 from sigmasolver.diagnose.decomposition import TERMS, decompose, decomposition
 from sigmasolver.diagnose.subject import Subject
 from sigmasolver.forecast import Forecaster
-from sigmasolver.forecast.checkpoint import load, recipe_in
+from sigmasolver.forecast.checkpoint import load, load_recipe
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -162,7 +162,7 @@ def raw(study):
 
 
 def subject_of(raw, run, model=None, horizon=5):
-    recipe = recipe_in(run)
+    recipe = load_recipe(run)
     loaded = load(run.path)
     subject_forecaster = loaded if model is None else loaded.around(model)
     windows = Windows(raw, [6, 7], recipe.evaluation_windows(horizon))

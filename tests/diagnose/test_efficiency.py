@@ -12,11 +12,11 @@ from sigmasolver.data.windows import Windows
 from sigmasolver.diagnose import efficiency as module
 from sigmasolver.diagnose.efficiency import efficiency, parameter_bytes, parameter_count, position_bytes, time_rounds
 from sigmasolver.diagnose.subject import Subject
-from sigmasolver.forecast.checkpoint import load, recipe_in
+from sigmasolver.forecast.checkpoint import load, load_recipe
 from sigmasolver.models import Options, build_model
 from sigmasolver.models.layers import distances
 from sigmasolver.runs import read_tensors
-from sigmasolver.train.dry_run import cost_of
+from sigmasolver.train.dry_run import estimate_cost
 from sigmasolver.train.engine import Execution
 
 
@@ -36,7 +36,7 @@ class Custom(nn.Module):
 @pytest.fixture
 def subject(runs, study):
     run = runs["first"]
-    recipe = recipe_in(run)
+    recipe = load_recipe(run)
     with open_store(study / "flow.h5") as store:
         windows = Windows(store, [6, 7], recipe.evaluation_windows())
         training = Windows(store, range(5), recipe.training_windows())
@@ -58,7 +58,7 @@ def test_efficiency_rows_match_the_weights_file_and_dry_run(subject):
     assert costs["updates_per_epoch"] == costs["timed_updates"] == 30 // 4
     assert costs["seconds_per_epoch"] * costs["updates_per_second"] == pytest.approx(30 // 4)
     assert costs["inference_milliseconds"] > 0
-    dry_run = cost_of(subject.recipe, Execution()).memory
+    dry_run = estimate_cost(subject.recipe, Execution()).memory
     assert 1e6 * costs["peak_megabytes"] == pytest.approx(dry_run, rel=0.05)
     assert 1e6 * costs["peak_megabytes"] > 4 * 4 * count, "weights, gradients and two moments"
     (row,) = [row for row in efficiency(subject).rows if row["metric"] == "seconds_per_epoch"]

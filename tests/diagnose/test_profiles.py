@@ -11,7 +11,7 @@ from sigmasolver.data.windows import Windows
 from sigmasolver.diagnose.corrections import corrections
 from sigmasolver.diagnose.profiles import exact_attention, exact_update, geometry, profile
 from sigmasolver.diagnose.subject import Subject
-from sigmasolver.diagnose.watch import slice_operators, watching
+from sigmasolver.diagnose.watch import record_slices, slice_operators
 from sigmasolver.forecast.checkpoint import load
 from sigmasolver.models.slices import SliceUpdate
 from sigmasolver.runs import Run
@@ -68,7 +68,7 @@ def test_profile_bounds_match_the_paper():
 def test_exact_update_matches_the_model(name):
     subject = subject_of(name)
     _, history, _ = next(subject.batches())
-    with torch.no_grad(), watching(subject.forecaster.model) as views:
+    with torch.no_grad(), record_slices(subject.forecaster.model) as views:
         subject.forecaster(history)
     for view in views:
         A = exact_attention(view.operator.update, view.Z_BHMD)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sigmasolver.diagnose.routing import effective_slices, effective_slices_per_point, key_concentration, routing
-from sigmasolver.diagnose.watch import slice_operators, watching
+from sigmasolver.diagnose.watch import record_slices, slice_operators
 from tests.diagnose.subjects import hooks_in, number, rows_named, subject_in_3d, subject_of
 
 
@@ -48,7 +48,7 @@ def test_routing_maps_are_head_averages_on_the_grid(name):
     cases = findings.arrays["cases"].tolist()
     assert cases == subject.indices[[0, 2, 4]].tolist()
     for position, case in enumerate(cases):
-        with torch.no_grad(), watching(subject.forecaster.model) as views:
+        with torch.no_grad(), record_slices(subject.forecaster.model) as views:
             subject.forecaster(subject.windows.batch([case])[0].double())
         for view in views:
             maps = findings.arrays[f"routing_L{view.layer}"]
@@ -97,7 +97,7 @@ def test_routing_in_3d_stores_one_case_and_the_last_layer():
     subject = subject_in_3d()
     findings = routing(subject)
     assert "routing_L1" not in findings.arrays and findings.arrays["routing_L2"].shape == (1, 5, 4, 5, 6)
-    with torch.no_grad(), watching(subject.forecaster.model) as views:
+    with torch.no_grad(), record_slices(subject.forecaster.model) as views:
         subject.forecaster(subject.windows.batch([int(findings.arrays["cases"][0])])[0])
     point = (1 * 5 + 2) * 6 + 3  # of index (1, 2, 3), the last axis running fastest
     expected = views[1].P_BHNM[0, :, point].mean(0).numpy()

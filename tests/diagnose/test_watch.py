@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sigmasolver.diagnose.subject import NotApplicable
-from sigmasolver.diagnose.watch import operators, silenced, slice_operators, watching
+from sigmasolver.diagnose.watch import operators, record_slices, silenced, slice_operators
 from sigmasolver.forecast import rollout
 from sigmasolver.models.slices import SliceOperator
 from sigmasolver.ops.slices import routing, slice_states
@@ -25,7 +25,7 @@ def free_rollout(subject):
 def test_watching_keeps_forecasts_bit_identical(name):
     subject = subject_of(name)
     before = free_rollout(subject)
-    with watching(subject.forecaster.model) as views:
+    with record_slices(subject.forecaster.model) as views:
         during = free_rollout(subject)
     after = free_rollout(subject)
     assert torch.equal(before, during) and torch.equal(before, after)
@@ -41,7 +41,7 @@ def test_slice_views_match_the_operators(name):
     first = slice_operators(subject)[0]
     real = first.attend
     first.attend = lambda R, F: paths.append((R, F)) or real(R, F)  # the inputs of routing and of the slice states
-    with torch.no_grad(), watching(subject.forecaster.model) as views:
+    with torch.no_grad(), record_slices(subject.forecaster.model) as views:
         subject.forecaster(history)
     view, update = views[0], first.update
     R, F = (path.flatten(1, -2).unflatten(-1, (first.heads, -1)).transpose(1, 2) for path in paths[0])
@@ -95,7 +95,7 @@ def test_silenced_equals_zeroed_weights_and_restores_the_model(name, kind):
     assert hooks_in(subject.forecaster) == 0
 
 
-@pytest.mark.parametrize("context", [watching, lambda model: silenced(model, "physical")])
+@pytest.mark.parametrize("context", [record_slices, lambda model: silenced(model, "physical")])
 def test_hooks_are_removed_on_exceptions(context):
     subject = subject_of()
     before = free_rollout(subject)

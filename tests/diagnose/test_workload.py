@@ -13,11 +13,11 @@ from sigmasolver.diagnose import workload
 from sigmasolver.diagnose.efficiency import WARM_UP
 from sigmasolver.diagnose.records import read_findings
 from sigmasolver.diagnose.workload import Protocol, measure, time_epoch
-from sigmasolver.forecast.checkpoint import recipe_in
+from sigmasolver.forecast.checkpoint import load_recipe
 from sigmasolver.models import Options
 from sigmasolver.recipes import ModelRecipe, changed, suite_of
 from sigmasolver.runs import Run, read_rows, replace_rows
-from sigmasolver.train.dry_run import Noise, Rehearsal, cost_of, frames_of
+from sigmasolver.train.dry_run import DryRun, Noise, estimate_cost, frames_of
 from sigmasolver.train.engine import Execution
 from sigmasolver.train.loop import StepPlan
 
@@ -77,9 +77,9 @@ def test_efficiency_workload_of_ns2d(model):
 
 def test_ns2d_epoch_has_5000_forward_passes_of_two_samples():
     recipe = changed(suite_of("efficiency")[NS2D], SMALL)
-    rehearsal, seen = Rehearsal(recipe, Execution()), []
-    rehearsal.stepper.model.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
-    rehearsal()
+    dry_run, seen = DryRun(recipe, Execution()), []
+    dry_run.stepper.model.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
+    dry_run()
     assert seen == [2] * 10 and 500 * len(seen) == 5_000
 
 
@@ -138,7 +138,7 @@ def test_time_epoch_peak_matches_the_dry_run(stores):
     folded = changed(wide, ["train.accumulate=false"])
     peaks = [time_epoch(variant, path, CPU, seconds=0.01).peak for variant in (wide, folded)]
     for peak, variant in zip(peaks, (wide, folded), strict=True):
-        assert peak == pytest.approx(cost_of(variant, Execution()).memory, rel=0.05)
+        assert peak == pytest.approx(estimate_cost(variant, Execution()).memory, rel=0.05)
     assert peaks[1] > 3 * peaks[0]
 
 
@@ -231,7 +231,7 @@ def test_measure_command_runs_processes_and_feeds_tables_and_figures(call, tmp_p
     assert code == 0 and not err, err
     run = Run(tmp_path / NS2D)
     assert "transolver-sigma" in out and "2 processes each, plain operations, float32, eager" in out
-    assert recipe_in(run).model == ModelRecipe(width=16, depth=1, heads=2, slices=4, modes=2)
+    assert load_recipe(run).model == ModelRecipe(width=16, depth=1, heads=2, slices=4, modes=2)
     assert len(read_rows(tmp_path / NS2D / "diagnose" / "efficiency_processes.jsonl")) == 2
     code, table, _ = call("table", "efficiency", run.path)
     assert code == 0 and "| NS2D | Transolver-σ | 19.44 |" in table and "±" in table

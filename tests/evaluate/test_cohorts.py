@@ -15,7 +15,7 @@ from sigmasolver.data.windows import spread_evenly
 from sigmasolver.diagnose.records import read_findings, rows_file
 from sigmasolver.diagnose.run import diagnose_run
 from sigmasolver.evaluate import Request, evaluate_run, windows_of
-from sigmasolver.forecast.checkpoint import recipe_in
+from sigmasolver.forecast.checkpoint import load_recipe
 from sigmasolver.models import Options
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.report.published import cohorts
@@ -97,7 +97,7 @@ def rows_by_hand(task, pairs):
 
 def persistence(run, pairs):
     """relative_l2 of persistence for the first field, mean and deviation over these windows, from the raw file."""
-    task, errors = recipe_in(run).task, []
+    task, errors = load_recipe(run).task, []
     with open_store(run.path.parent / "data.h5") as store:
         for i, s in pairs:
             frames = np.asarray(store[TRAIN + i], np.float64)[:: task.time_stride, ..., 0]
@@ -134,7 +134,7 @@ def test_kf2d_cohort_starts_span_the_sequence():
 @pytest.mark.parametrize(("name", "task"), WINDOWS)
 def test_cohort_windows_match_the_list(runs, name, task):
     run, pairs = runs(task), WINDOWS[name, task]
-    recipe = recipe_in(run)
+    recipe = load_recipe(run)
     with open_store(run.path.parent / "data.h5") as store:
         windows = windows_of(run, recipe, store, Request(cohort=name))
         assert [tuple(row) for row in windows.rows()] == rows_by_hand(recipe.task, pairs)

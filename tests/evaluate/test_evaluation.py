@@ -15,7 +15,7 @@ from sigmasolver.evaluate import Request, evaluate_run, metrics
 from sigmasolver.forecast.checkpoint import load, not_compared
 from sigmasolver.models import Options, count_parameters
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
-from sigmasolver.report.rows import named_apart
+from sigmasolver.report.rows import with_unique_names
 from sigmasolver.report.tables import comparison
 from sigmasolver.runs import Run, read_rows, replace_rows
 from sigmasolver.simulate.generate import generate
@@ -379,7 +379,7 @@ def test_records_of_different_precisions_coexist(run):
     errors = [value(rows, "relative_l2", "transolver-sigma") for rows in (plain, bf16)]
     assert errors[0] != errors[1] and errors[0] == pytest.approx(errors[1], rel=0.02)
     assert value(plain, "relative_l2") == value(bf16, "relative_l2"), "the baseline does not depend on precision"
-    table = comparison(named_apart(read_rows(run.records)))
+    table = comparison(with_unique_names(read_rows(run.records)))
     assert [row[0] for row in table.rows] == ["transolver-sigma, float32", "transolver-sigma, bf16", "persistence"]
 
 
@@ -388,7 +388,7 @@ def test_records_without_a_precision_are_float32(run):
     replace_rows(run.records, rows)
     assert evaluate_run(run) == rows == read_rows(run.records)
     bf16 = evaluate_run(run, Request(precision="bf16"))
-    assert read_rows(run.records) == [*rows, *bf16] and comparison(named_apart(rows)) == comparison(rows)
+    assert read_rows(run.records) == [*rows, *bf16] and comparison(with_unique_names(rows)) == comparison(rows)
 
 
 # --- a steady task

@@ -194,9 +194,9 @@ def test_termination_restores_the_default_handler():
     with Termination():
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
         os.kill(os.getpid(), signal.SIGTERM)
-        assert Termination.asked
+        assert Termination.requested
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    Termination.asked = False
+    Termination.requested = False
 
 
 def test_jobs_active_reads_slurm_states(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from sigmasolver.evaluate import Request, evaluate_run
 from sigmasolver.experiments.ledger import METRICS, collect, write
 from sigmasolver.experiments.queue import is_done
-from sigmasolver.forecast.checkpoint import recipe_in
+from sigmasolver.forecast.checkpoint import load_recipe
 from sigmasolver.models import count_parameters
 from sigmasolver.recipes import changed, factor_settings, recipe_of, suite_of
 from sigmasolver.report.ledger import results_page
@@ -257,7 +257,7 @@ def test_collect_rejects_other_evaluations(run, tmp_path, other_request):
     evaluate_run(other, other_request)
     with pytest.raises(ValueError, match="no records of its final weights on the whole test split"):
         collect(other)
-    assert not is_done(other, recipe_in(other)) and is_done(run, recipe_in(run))
+    assert not is_done(other, load_recipe(other)) and is_done(run, load_recipe(run))
 
 
 def write_rows(file, number):

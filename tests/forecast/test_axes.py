@@ -14,7 +14,7 @@ from sigmasolver.cli import app
 from sigmasolver.data.domain import Domain
 from sigmasolver.data.formats import import_data, open_data
 from sigmasolver.data.header import Header, StoreError
-from sigmasolver.data.layout import Layout, turn
+from sigmasolver.data.layout import Layout, transpose_axes
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.diagnose.records import write_findings
 from sigmasolver.diagnose.subject import Findings
@@ -184,8 +184,8 @@ def test_header_rejects_invalid_axis_names():
     with pytest.raises(StoreError, match="The axis names are x, lat; expected x, y in any order"):
         Header(layout, "test", {})
     three = replace(layout, boundary=("open", "wall", "open"), coordinates=(Y, X, T), axes=("z", "x", "y"))
-    assert three.upright == (1, 2, 0) and three.turned(three.upright).boundary == ("wall", "open", "open")
-    assert turn(np.zeros((1, 2, 3, 4, 5)), 1, three.upright).shape == (1, 3, 4, 2, 5)
+    assert three.upright == (1, 2, 0) and three.transposed(three.upright).boundary == ("wall", "open", "open")
+    assert transpose_axes(np.zeros((1, 2, 3, 4, 5)), 1, three.upright).shape == (1, 3, 4, 2, 5)
     assert json.dumps(Header(replace(layout, axes=()), "test", {}).facts()) == json.dumps(
         Header(replace(layout, axes=("y", "x")), "test", {}).facts()
     )

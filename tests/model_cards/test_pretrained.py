@@ -20,7 +20,7 @@ from sigmasolver import pretrained
 from sigmasolver.cli import models
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.evaluate import metrics
-from sigmasolver.forecast.checkpoint import load, recipe_in
+from sigmasolver.forecast.checkpoint import load, load_recipe
 from sigmasolver.model_cards.make import LIMIT, make_folder
 from sigmasolver.model_cards.score import score, shipped_windows, unseen_windows
 from sigmasolver.model_cards.text import card_text
@@ -47,7 +47,7 @@ def name(request):
 
 def test_pretrained_scores_match_the_card(name):
     folder, card = pretrained.folder(name), pretrained.card(name)
-    recipe = recipe_in(Run(folder))
+    recipe = load_recipe(Run(folder))
     with open_store(folder / "windows.h5") as store:
         assert store.fingerprint == card["windows"]["fingerprint"]
         assert all(store.verify(index) for index in range(len(store)))
@@ -62,7 +62,7 @@ def test_pretrained_scores_match_the_card(name):
 def test_card_tolerance_detects_rounded_weights(name):
     """Weights rounded to bfloat16 are as accurate on average, but their score must differ from the card."""
     folder, card = pretrained.folder(name), pretrained.card(name)
-    recipe, forecaster = recipe_in(Run(folder)), load(name)
+    recipe, forecaster = load_recipe(Run(folder)), load(name)
     with torch.no_grad():
         for parameter in forecaster.model.parameters():
             parameter.copy_(parameter.bfloat16())
@@ -75,7 +75,7 @@ def test_card_tolerance_detects_rounded_weights(name):
 def test_pretrained_error_on_a_fresh_simulation(name, tmp_path):
     """With a seed other than those of training and windows, within three standard errors of both means."""
     card, folder = pretrained.card(name), pretrained.folder(name)
-    recipe = recipe_in(Run(folder))
+    recipe = load_recipe(Run(folder))
     seed = 1 + max(card["windows"]["seed"], card["training"]["data_seed"])
     generate(first_frames(recipe), FRESH, seed, tmp_path / "fresh.h5")
     with open_store(tmp_path / "fresh.h5") as store:
@@ -89,7 +89,7 @@ def test_pretrained_error_on_a_fresh_simulation(name, tmp_path):
 def test_pretrained_windows_are_reproduced_from_their_seed(name):
     """Up to float16 round-off: on another machine the simulation rounds differently, and a flow amplifies that."""
     folder = pretrained.folder(name)
-    recipe = recipe_in(Run(folder))
+    recipe = load_recipe(Run(folder))
     with open_store(folder / "windows.h5") as store:
         header, stored = store.header, store[0].astype(np.float32)
         stride = header.parameters["space_stride"]

@@ -116,7 +116,7 @@ def test_ema_weights_are_stored_with_the_running_statistics(data, tmp_path):
 
 
 def test_plan_of_a_foreign_model_does_not_advise_recompute(data, monkeypatch):
-    monkeypatch.setattr(dry_run, "WATCHED", 0.0)
+    monkeypatch.setattr(dry_run, "TIMING_SECONDS", 0.0)
     prediction = predict(RECIPE, Execution(), 1e12)
     assert prediction.parameters == (2 * 9 + 1) * 8 + 16 + 8 + 8 * 9 + 1
     assert prediction.update.memory > 4 * prediction.parameters * 4

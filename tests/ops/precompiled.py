@@ -18,7 +18,7 @@ from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.ops.precompile import intercept_launches, precompile
 from sigmasolver.recipes import changed, recipe_of
 from sigmasolver.train.capture import launch_all
-from sigmasolver.train.dry_run import Rehearsal
+from sigmasolver.train.dry_run import DryRun
 from sigmasolver.train.engine import Execution, Stepper
 from tests.ops.compiled import pretend
 
@@ -28,9 +28,9 @@ SETTINGS = (*SIZES, "train.batch=2", "train.precision=bf16", "train.noise=0.1")
 
 def stepper_of(task: str, model: str) -> Stepper:
     """A stepper on a CPU before its first update."""
-    rehearsal = Rehearsal(changed(recipe_of(task, model, 0), SETTINGS), Execution())
-    rehearsal.stepper._fetch(0)
-    return rehearsal.stepper
+    dry_run = DryRun(changed(recipe_of(task, model, 0), SETTINGS), Execution())
+    dry_run.stepper._fetch(0)
+    return dry_run.stepper
 
 
 def work_of(stepper: Stepper) -> Callable[[], None]:

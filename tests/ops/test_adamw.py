@@ -45,7 +45,7 @@ def test_fused_adamw_matches_torch_in_float64(monkeypatch):
         if step == 0:
             ours.step()
             continue
-        assert FusedAdamW.serves(ours)
+        assert FusedAdamW.supports(ours)
         fused = FusedAdamW(ours)
         fused._gradients = [parameter.grad for parameter in narrow]
         fused.fill()
@@ -64,16 +64,16 @@ def test_fused_adamw_matches_torch_in_float64(monkeypatch):
 def test_fused_adamw_serves_supported_tensors_only():
     float32_parameters = parameters()
     ours = adamw(float32_parameters)
-    assert not FusedAdamW.serves(ours)  # no step yet, so no moments
+    assert not FusedAdamW.supports(ours)  # no step yet, so no moments
     set_gradients(float32_parameters, 0)
     ours.step()
-    assert FusedAdamW.serves(ours)
+    assert FusedAdamW.supports(ours)
     with dispatch.plain():
-        assert not FusedAdamW.serves(ours)
+        assert not FusedAdamW.supports(ours)
     wide = parameters(torch.float64)
     unsupported = adamw(wide)
     set_gradients(wide, 0)
     unsupported.step()
-    assert not FusedAdamW.serves(unsupported)
+    assert not FusedAdamW.supports(unsupported)
     float32_parameters[0].grad = None
-    assert not FusedAdamW.serves(ours)
+    assert not FusedAdamW.supports(ours)

@@ -170,9 +170,9 @@ def test_plain_lift_equals_its_layers_bitwise(positions):
 def test_lift_gradients_reach_parameters_untouched(fused_calls):
     model, streams = solver((6, 5)), SideStreams()
     x = torch.randn(2, 6, 5, 3, device=DEVICE)
-    with streams.rehearse(list(model.parameters())):
+    with streams.verify(list(model.parameters())):
         model(x).square().sum().backward()
-    assert fused_calls and streams.sound
+    assert fused_calls and streams.verified
     addresses = [parameter.grad.data_ptr() for parameter in model.parameters()]
     assert len(set(addresses)) == len(addresses)
 

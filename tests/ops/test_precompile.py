@@ -22,7 +22,7 @@ from sigmasolver.ops.fused.weight_cache import WeightCache
 from sigmasolver.recipes import changed, recipe_of
 from sigmasolver.runtime.parallel import World
 from sigmasolver.train import capture
-from sigmasolver.train.dry_run import Rehearsal
+from sigmasolver.train.dry_run import DryRun
 from sigmasolver.train.engine import Execution
 from tests.ops.device import DEVICE, gpu
 
@@ -125,10 +125,10 @@ class Compilations:
             self.names.append(src.name)
 
 
-def rehearsal(model="transolver-sigma", *settings):
+def dry_run(model="transolver-sigma", *settings):
     sizes = ("task.grid=(32,32)", "model.width=32", "model.depth=2", "model.heads=4", "model.slices=8", "model.modes=4")
     recipe = changed(recipe_of("kf2d", model, 0), [*sizes, "train.batch=2", "train.precision=bf16", *settings])
-    return Rehearsal(recipe, Execution(World(device=torch.device("cuda")), "graph"))
+    return DryRun(recipe, Execution(World(device=torch.device("cuda")), "graph"))
 
 
 @gpu
@@ -144,7 +144,7 @@ def rehearsal(model="transolver-sigma", *settings):
 def test_precompile_leaves_losses_bitwise_equal(monkeypatch, model, settings):
     def losses():
         torch.manual_seed(0)
-        update, values = rehearsal(model, *settings), []
+        update, values = dry_run(model, *settings), []
         for _ in range(6):
             update()
             values.append(update.loss.clone())
@@ -176,7 +176,7 @@ def test_precompile_leaves_nothing_to_compile(monkeypatch, tmp_path):
         return kernels
 
     monkeypatch.setattr(capture, "precompile", observed)
-    update = rehearsal("transolver-sigma", "model.width=48", "model.heads=6")
+    update = dry_run("transolver-sigma", "model.width=48", "model.heads=6")
     for _ in range(6):
         update()
     assert {"update_backward", "arrange_weights", "adamw_step"} <= set(seen.names)

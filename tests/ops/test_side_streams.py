@@ -25,9 +25,9 @@ def layer():
 def is_sound(function, *parameters):
     streams = SideStreams()
     x = torch.randn(7, 3, device=DEVICE)
-    with streams.rehearse(parameters):
+    with streams.verify(parameters):
         function(x).square().sum().backward()
-    return streams.sound
+    return streams.verified
 
 
 def test_rehearse_accepts_gradients_that_arrive_untouched():
@@ -63,10 +63,10 @@ def test_rehearse_accepts_models(name):
     model.to(DEVICE)
     streams = SideStreams()
     # In bf16 on a GPU: float32 products are left to cuBLAS, whose padded weights are not parameters.
-    with streams.rehearse(list(model.parameters())), torch.autocast(DEVICE, torch.bfloat16, enabled=GPU):
+    with streams.verify(list(model.parameters())), torch.autocast(DEVICE, torch.bfloat16, enabled=GPU):
         model(torch.randn(1, 6, 5, 2, device=DEVICE)).square().sum().backward()
         assert streams._observed  # something would run on a side stream
-    assert streams.sound
+    assert streams.verified
 
 
 def test_without_side_streams_work_runs_in_program_order():
@@ -90,8 +90,8 @@ def test_side_streams_match_a_single_stream_bitwise():
         return [parameter.grad for parameter in model.parameters()]
 
     streams = SideStreams()
-    expected = [gradient.clone() for gradient in gradients(streams.rehearse(list(model.parameters())))]
-    assert streams.sound
+    expected = [gradient.clone() for gradient in gradients(streams.verify(list(model.parameters())))]
+    assert streams.verified
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = gradients(streams.open())

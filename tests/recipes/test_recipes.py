@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sigmasolver.data.header import Header
 from sigmasolver.data.windows import Windows
 from sigmasolver.diagnose.efficiency import parameter_bytes
-from sigmasolver.forecast.checkpoint import begin, recipe_in, skeleton
+from sigmasolver.forecast.checkpoint import begin, load_recipe, skeleton
 from sigmasolver.models import build_solver, count_parameters
 from sigmasolver.recipes import RECIPES, SUITES, ModelRecipe, Recipe, TrainRecipe, changed, recipe_of, suite_of
 from sigmasolver.recipes.rows import REALM_READINGS
@@ -522,7 +522,7 @@ def test_recipe_json_with_old_setting_names_is_read(tmp_path):
     assert train["loss"] == "squared" and not {"price", "peak"} & set(train)
     train["price"], train["peak"] = train.pop("loss"), train.pop("lr")
     run.write_json("recipe.json", old)
-    assert recipe_in(run) == recipe
+    assert load_recipe(run) == recipe
     begin(run, recipe)
     assert run.recipe() == old  # unchanged
     with pytest.raises(ValueError, match=r"different recipe \(train\.lr\); choose another"):
@@ -604,12 +604,12 @@ def test_recipe_in_accepts_or_rejects_any_file(content, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp() / "reader"
     folder.mkdir(exist_ok=True)
     (folder / "recipe.json").write_bytes(content)
-    check_reading(lambda: recipe_in(Run(folder)))
+    check_reading(lambda: load_recipe(Run(folder)))
 
 
 def test_deeply_nested_recipe_is_rejected(tmp_path):
     for depth in (10, 900, 2_000, 100_000):
         (tmp_path / "recipe.json").write_text(nested(depth))
         with pytest.raises(ValueError) as caught:
-            recipe_in(Run(tmp_path))
+            load_recipe(Run(tmp_path))
         assert "\n" not in str(caught.value)

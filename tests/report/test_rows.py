@@ -9,11 +9,11 @@ from sigmasolver.report.rows import (
     diagnosed,
     evaluated,
     mean_and_std,
-    named_apart,
     select,
     select_field,
     value_of,
     where,
+    with_unique_names,
 )
 from tests.report.made import decomposition, errors, facts, row
 
@@ -121,7 +121,7 @@ def test_need_takes_only_matching_rows():
 
 def test_named_apart_keeps_model_names_across_tasks():
     flow, smoke = errors("ns2d", "ffno"), errors("smoke3d", "ffno")
-    assert {r["model"] for r in named_apart([*flow, *smoke])} == {"ffno", "persistence"}
+    assert {r["model"] for r in with_unique_names([*flow, *smoke])} == {"ffno", "persistence"}
     twin = errors("ns2d", "ffno", run="twin")
-    names = {(r["task"], r["model"]) for r in named_apart([*flow, *twin, *smoke])}
+    names = {(r["task"], r["model"]) for r in with_unique_names([*flow, *twin, *smoke])}
     assert {("ns2d", "ns2d-ffno-42"), ("ns2d", "twin"), ("smoke3d", "ffno")} <= names

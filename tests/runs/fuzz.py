@@ -26,13 +26,13 @@ from sigmasolver.cli.terminal import print_scores
 from sigmasolver.evaluate import Request, evaluate_run, records_of_test_part
 from sigmasolver.experiments.ledger import write
 from sigmasolver.experiments.queue import fraction_done, is_done
-from sigmasolver.forecast.checkpoint import recipe_in
+from sigmasolver.forecast.checkpoint import load_recipe
 from sigmasolver.forecast.files import forecast_file
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.report.assemble import study_of
 from sigmasolver.report.ledger import results_page
 from sigmasolver.report.paper_tables import TABLES
-from sigmasolver.report.rows import named_apart
+from sigmasolver.report.rows import with_unique_names
 from sigmasolver.report.tables import comparison, curves
 from sigmasolver.runs import Run
 from sigmasolver.simulate.generate import generate
@@ -132,7 +132,7 @@ def use_half(folder: Path, number: int) -> None:
 def use_run(folder: Path, number: int) -> None:
     """Use a finished run as the commands do; the slowest steps only for some inputs."""
     run = Run(folder / "run")
-    recipe = recipe_in(run)
+    recipe = load_recipe(run)
     is_done(run, recipe)
     evaluate_run(run, Request(horizon=1))
     forecast_file(run.path, folder / "waves.h5", 1, folder / "out.npy", torch.device("cpu"))
@@ -144,7 +144,7 @@ def use_records(folder: Path, number: int) -> None:
     """Use records as the commands do: tables, the page, the ledger."""
     run, screen = Run(folder / "run"), Console(file=None, quiet=True)
     rows, arrays = _read([run.path], (), (), [])
-    comparison(named_apart(rows))
+    comparison(with_unique_names(rows))
     curves(rows)
     records_of_test_part(run, RECIPE)
     print_scores(screen, evaluate_run(run))

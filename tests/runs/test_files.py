@@ -50,7 +50,7 @@ def test_run_lock_refuses_a_symlink(tmp_path: Path, name: str) -> None:
     user_file.write_text("years of work")
     run.path.mkdir()
     (run.path / f"{name}.lock").symlink_to(user_file)
-    with pytest.raises(ValueError, match=r"\.lock is a link .*; remove it\.$"), run.held(name):
+    with pytest.raises(ValueError, match=r"\.lock is a link .*; remove it\.$"), run.locked(name):
         pass
     assert user_file.read_text() == "years of work"
 
@@ -58,7 +58,7 @@ def test_run_lock_refuses_a_symlink(tmp_path: Path, name: str) -> None:
 def test_lock_does_not_truncate_its_file(tmp_path: Path) -> None:
     run = Run(tmp_path)
     (tmp_path / "records.lock").write_text("mine")
-    with run.held("records"):
+    with run.locked("records"):
         assert (tmp_path / "records.lock").read_text() == "mine"
     (tmp_path / "a.h5.lock").write_text("mine")
     store(tmp_path / "a.h5", values(1))

@@ -15,7 +15,7 @@ from sigmasolver.data.formats import open_data
 from sigmasolver.data.header import Header
 from sigmasolver.data.inspect import Summary, summarise
 from sigmasolver.data.layout import Layout
-from sigmasolver.forecast.checkpoint import recipe_in
+from sigmasolver.forecast.checkpoint import load_recipe
 from sigmasolver.runs import Run
 from sigmasolver.simulate.fixtures import FIXTURES
 from sigmasolver.tasks import TASKS
@@ -63,7 +63,7 @@ def test_printed_command_trains_the_task_of_the_format(fixtures, tmp_path, monke
     ]
     done = CliRunner().invoke(app, [*arguments[1:], *short])
     assert done.exit_code == 0, (arguments, done.output, done.exception)
-    task = recipe_in(Run(Path(arguments[arguments.index("--out") + 1]))).task
+    task = load_recipe(Run(Path(arguments[arguments.index("--out") + 1]))).task
     if name == "netcdf":
         assert task.targets == ("vorticity", "velocity_x", "velocity_y")
     else:

@@ -23,7 +23,7 @@ from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train.capture import WARM_UP
-from sigmasolver.train.dry_run import Alive, Rehearsal
+from sigmasolver.train.dry_run import DryRun, LiveMemory
 from sigmasolver.train.engine import ENGINES, Execution, Stepper
 from sigmasolver.train.job import train_run
 from sigmasolver.train.loop import StepPlan
@@ -219,14 +219,14 @@ def test_constant_input_field_works_with_every_objective(data):
 
 def first_gradients(recipe):
     """Gradient of one update on random windows in float64, as one vector, and the loss."""
-    rehearsal = Rehearsal(recipe, Execution())
-    stepper, windows = rehearsal.stepper, rehearsal.windows
+    dry_run = DryRun(recipe, Execution())
+    stepper, windows = dry_run.stepper, dry_run.windows
     stepper.model.double()
     stepper.loss = stepper.loss.double()
     single = windows.batch
     windows.batch = lambda indices: tuple(frames.double() for frames in single(indices))
-    rehearsal()
-    return torch.cat([parameter.grad.flatten() for parameter in stepper.model.parameters()]), rehearsal.loss
+    dry_run()
+    return torch.cat([parameter.grad.flatten() for parameter in stepper.model.parameters()]), dry_run.loss
 
 
 @pytest.mark.parametrize("recompute", ["false", "true"])
@@ -258,20 +258,20 @@ def test_accumulate_bf16_parity(data):
 
 
 def peak_bytes(recipe):
-    rehearsal = Rehearsal(recipe, Execution())
-    with Alive(rehearsal.windows.values_on_device) as counted:
+    dry_run = DryRun(recipe, Execution())
+    with LiveMemory(dry_run.windows.values_on_device) as counted:
         for _ in range(2):
-            rehearsal()
-    return counted.peak, rehearsal
+            dry_run()
+    return counted.peak, dry_run
 
 
 def test_accumulate_peak_memory_is_that_of_one_frame():
     """Activations are proportional to the frames of a call: ten folded frames take ten times the memory of one, while
     the peak of an accumulated update is that of a task with one frame, apart from the frames themselves."""
     settings = ["task.history=10", "task.horizon=10", "model.width=32", "train.ema=none"]
-    (folded, rehearsal), (accumulated, _) = (peak_bytes(changed(recipe, settings)) for recipe in (FORCED, ACCUMULATED))
+    (folded, dry_run), (accumulated, _) = (peak_bytes(changed(recipe, settings)) for recipe in (FORCED, ACCUMULATED))
     (single, _) = peak_bytes(changed(FORCED, [*settings, "task.horizon=1"]))
-    parameters = sum(parameter.nbytes for parameter in rehearsal.stepper.model.parameters())
+    parameters = sum(parameter.nbytes for parameter in dry_run.stepper.model.parameters())
     batch = 4 * 20 * 16 * 16 * 4  # float32 frames of one batch
     states = 4 * parameters  # weights, gradients, two moments
     assert single <= accumulated <= single + parameters + 3 * batch
@@ -394,13 +394,13 @@ def test_captured_bf16_step_with_side_streams_matches_eager(objective):
     """The weights differ by round-off, which bf16 amplifies in the losses."""
     plan = replace(RECIPE.train, objective=objective, calls=2, precision="bf16", updates=4 * WARM_UP)
     recipe, world = replace(RECIPE, train=plan), World(device=torch.device("cuda", 0))
-    eager, graph = (Rehearsal(recipe, Execution(world, name)) for name in ("eager", "graph"))
+    eager, graph = (DryRun(recipe, Execution(world, name)) for name in ("eager", "graph"))
     for _ in range(4 * WARM_UP):
         eager()
         graph()
         torch.testing.assert_close(graph.loss, eager.loss, rtol=2e-2, atol=0)
     for capture in graph.stepper._captures.values():
-        assert capture._streams.sound and capture._adamw is not None
+        assert capture._streams.verified and capture._adamw is not None
 
 
 @pytest.mark.gpu

@@ -93,7 +93,7 @@ def test_refuse_too_large_counts_every_parameter(store, tmp_path, monkeypatch, s
     recipe = changed(RECIPE, [f"model.{assignment}" for assignment in setting.split()])
     needed = 16 * sum(parameter.numel() for parameter in skeleton(recipe).parameters())
     for spare, fits in ((0, True), (-1, False)):
-        monkeypatch.setattr(job, "memory_of", lambda device, available=needed + spare: available)
+        monkeypatch.setattr(job, "available_memory", lambda device, available=needed + spare: available)
         if fits:
             job.refuse_too_large(recipe, Execution())
         else:

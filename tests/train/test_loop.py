@@ -365,8 +365,8 @@ def test_missing_weights_are_restored_from_the_state(data, tmp_path):
 
 
 def test_run_folder_is_locked_during_training(tmp_path):
-    with Run(tmp_path).held("training"), pytest.raises(ValueError, match="Another process is using"):  # noqa: SIM117
-        with Run(tmp_path).held("training"):
+    with Run(tmp_path).locked("training"), pytest.raises(ValueError, match="Another process is using"):  # noqa: SIM117
+        with Run(tmp_path).locked("training"):
             pass
-    with Run(tmp_path).held("training"):
+    with Run(tmp_path).locked("training"):
         pass

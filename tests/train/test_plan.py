@@ -8,7 +8,7 @@ import torch
 
 from sigmasolver.recipes import RECIPES, changed, recipe_of
 from sigmasolver.train import dry_run, plan
-from sigmasolver.train.dry_run import Alive, Cost, Rehearsal, cost_of
+from sigmasolver.train.dry_run import Cost, DryRun, LiveMemory, estimate_cost
 from sigmasolver.train.engine import Execution
 from sigmasolver.train.plan import MARGIN, SHARES, advise, on_grid, predict, probe_grids
 from tests.train.saved import saved_bytes
@@ -21,7 +21,7 @@ PLENTY = 1e12
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Time a single update: no test here depends on seconds."""
-    monkeypatch.setattr(dry_run, "WATCHED", 0.0)
+    monkeypatch.setattr(dry_run, "TIMING_SECONDS", 0.0)
 
 
 def tiny(task, grid, *settings, model="transolver-sigma"):
@@ -50,7 +50,7 @@ def test_probe_grids_of_a_minimal_grid_is_the_grid_itself():
     assert probe_grids(tiny("ns2d", (12, 12), "model.modes=7")) == ((12, 12),)
     recipe = tiny("ns2d", (6, 6), "model.modes=4")
     assert predict(recipe, Execution(), PLENTY).update.memory == pytest.approx(
-        cost_of(recipe, Execution()).memory, rel=0.02
+        estimate_cost(recipe, Execution()).memory, rel=0.02
     )
 
 
@@ -71,12 +71,12 @@ def test_predict_memory_from_smaller_grids(name):
     recipe = RECIPES_AND_GRIDS[name]
     prediction = predict(recipe, Execution(), PLENTY)
     assert all(prod(grid) < 0.62 * prod(recipe.task.grid) for grid in prediction.probed)
-    assert prediction.update.memory == pytest.approx(cost_of(recipe, Execution()).memory, rel=0.02)
+    assert prediction.update.memory == pytest.approx(estimate_cost(recipe, Execution()).memory, rel=0.02)
 
 
 def test_alive_counts_bytes_by_hand():
     excluded = torch.randn(1000)  # not counted, like the training windows
-    with Alive(excluded) as alive:
+    with LiveMemory(excluded) as alive:
         a = excluded + 1  # 4 kB
         b = a * 2  # 8 kB, the peak so far
         view = b.view(10, 100)
@@ -90,10 +90,10 @@ def test_alive_counts_bytes_by_hand():
 
 
 def test_alive_peak_covers_weights_gradients_states_and_activations():
-    update = Rehearsal(tiny("ns2d", (16, 16)), Execution())
+    update = DryRun(tiny("ns2d", (16, 16)), Execution())
     weights = list(update.stepper.model.parameters())
     update()
-    with Alive(update.windows.values_on_device) as alive:
+    with LiveMemory(update.windows.values_on_device) as alive:
         update()
     saved = saved_bytes(update, [*weights, update.windows.values_on_device])
     expected = saved + 4 * sum(weight.nbytes for weight in weights)
@@ -132,7 +132,7 @@ def test_advise_ends_with_settings_that_fit(share):
     settings, prediction = tried[-1]
     advised = changed(recipe, settings)
     assert prediction.recipe == advised and not is_resident(advised, memory)
-    assert cost_of(advised, Execution()).memory <= memory
+    assert estimate_cost(advised, Execution()).memory <= memory
     reduced = any("batch" in setting for setting in settings), any("width" in setting for setting in settings)
     assert reduced == ((True, True) if share < 0.2 else (False, False))
 
@@ -170,12 +170,12 @@ def test_advise_does_not_recompute_random_layers_in_a_captured_step():
 
 def test_predict_falls_back_to_smaller_probe_grids(monkeypatch):
     recipe = tiny("darcy", (48, 48))
-    full = cost_of(recipe, Execution()).memory
-    monkeypatch.setattr(plan, "memory_of", lambda device: full / 5)
+    full = estimate_cost(recipe, Execution()).memory
+    monkeypatch.setattr(plan, "available_memory", lambda device: full / 5)
     prediction = predict(recipe, Execution(), full / 5)
     assert prediction.probed == probe_grids(recipe, SHARES[1]) and not prediction.fits(full / 5)
     assert prediction.update.memory == pytest.approx(full, rel=0.1)
-    monkeypatch.setattr(plan, "memory_of", lambda device: 1000)
+    monkeypatch.setattr(plan, "available_memory", lambda device: 1000)
     with pytest.raises(
         ValueError, match=r"^An update on 8 × 8 points, a fraction of the grid, does not fit on this device; lower"
     ):
@@ -269,7 +269,7 @@ def test_predict_rejects_absurd_sizes_by_an_estimate(settings, message):
 def test_predict_rejects_slow_updates_by_an_estimate(monkeypatch):
     """The estimate is a lower bound: the measured update took longer."""
     recipe = tiny("ns2d", (16, 16), "train.batch=2")
-    cost = cost_of(recipe, Execution())
+    cost = estimate_cost(recipe, Execution())
     monkeypatch.setattr(plan, "PATIENCE", 0.0)
     with pytest.raises(ValueError, match=r"takes at least .* minutes here, too long to measure") as caught:
         predict(recipe, Execution(), PLENTY)

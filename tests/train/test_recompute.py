@@ -18,7 +18,7 @@ from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train.capture import WARM_UP
-from sigmasolver.train.dry_run import Rehearsal
+from sigmasolver.train.dry_run import DryRun
 from sigmasolver.train.engine import ENGINES, Execution, recompute
 from sigmasolver.train.job import train_run
 from tests.train.saved import saved_bytes
@@ -156,7 +156,7 @@ def test_recompute_rejects_a_model_without_blocks():
 
 def losses(engine, device, *settings):
     recipe = changed(RECIPE, settings)
-    step = Rehearsal(recipe, Execution(World(device=torch.device(device)), engine))
+    step = DryRun(recipe, Execution(World(device=torch.device(device)), engine))
     history = []
     for _ in range(2 * WARM_UP):
         step()

@@ -23,7 +23,7 @@ from sigmasolver.data.layout import Layout
 from sigmasolver.data.normalise import Normaliser, TimeScale, fit
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.data.windows import Windows
-from sigmasolver.diagnose.components import follow
+from sigmasolver.diagnose.components import trace_errors
 from sigmasolver.diagnose.gains import history_update
 from sigmasolver.diagnose.linearise import Linearised
 from sigmasolver.diagnose.run import DIAGNOSTICS, diagnose_run
@@ -198,7 +198,7 @@ def test_follow_uses_the_times_of_the_calls():
     forecaster = forecaster_of(history=2, block=2)
     history, future = (torch.randn(3, frames, POINTS, 1, dtype=torch.float64) for frames in (2, 6))
     times = 3.0 + torch.rand(3, 7).double().cumsum(1)
-    trace = follow(forecaster, history, future, {"full": lambda state: state}, nodes=7, times=times)
+    trace = trace_errors(forecaster, history, future, {"full": lambda state: state}, nodes=7, times=times)
     error = rollout(forecaster, history, 6, times=times).frames - future
     expected = [error[:, k : k + 2].flatten(1).norm(dim=1) for k in (0, 2, 4)]
     torch.testing.assert_close(trace.error[:, 1:, 0], torch.stack(expected, dim=1).detach(), rtol=1e-10, atol=0)
@@ -376,7 +376,7 @@ def test_linearised_uses_the_time_of_the_call():
 
 
 def test_predict_counts_the_parameters_of_the_embedding(monkeypatch):
-    monkeypatch.setattr(dry_run, "WATCHED", 0.0)
+    monkeypatch.setattr(dry_run, "TIMING_SECONDS", 0.0)
     timed = predict(RECIPE, Execution(), 1e12)
     untimed = predict(replace(RECIPE, model=replace(TIMED, options=Options())), Execution(), 1e12)
     assert timed.parameters - untimed.parameters == 2 * (16 * 16 + 16)

@@ -49,6 +49,7 @@ __all__ = [
     "Kind",
     "Reading",
     "describes_itself",
+    "download_instructions",
     "find_download",
     "guess_kind",
     "import_data",
@@ -57,7 +58,6 @@ __all__ = [
     "opened",
     "read_history",
     "skip_bad",
-    "where_to_put",
 ]
 
 _BLOCK_BYTES = 64 * 2**20
@@ -313,7 +313,7 @@ def import_data(
             else (f"The frames are {uneven}; resample them to train a model without a time input.",)
         )
         notes = (*foreign.notes, *spacing_notes, *checks.notes())
-        bad = tuple(checks.bad_in_words())
+        bad = tuple(checks.bad_labels())
         return Imported(row.name, out, foreign.count, present, header.shape, writer.fingerprint, notes, bad)
 
 
@@ -380,7 +380,7 @@ def _open_foreign(kind: str, source: Path, reading: Reading) -> Foreign:
     return foreign if reading.mask is None else fill_solid(foreign, reading.mask)
 
 
-def where_to_put(task: str, folder: Path) -> str | None:
+def download_instructions(task: str, folder: Path) -> str | None:
     """Explain which files a task needs, where to put them and what to use instead; None if its data are simulated."""
     if task in realm.CASES:
         return realm.how_to_get(task, folder)

@@ -11,7 +11,7 @@ from typing import IO
 
 import numpy as np
 
-from sigmasolver.data.formats.source import Array, listed, pickled
+from sigmasolver.data.formats.source import Array, listed, pickle_error
 from sigmasolver.data.isolated import check_file
 
 __all__ = ["members", "open_members", "open_npy", "open_npz"]
@@ -77,7 +77,7 @@ def _lazy_member(path: Path, bundle: zipfile.ZipFile, name: str) -> Array:
     def rows(start: int, stop: int) -> np.ndarray:
         return values()[start:stop] if shape else values()
 
-    return Array(f"{name!r} in {path}", shape, dtype, rows, whole_only="an .npz can only be read whole")
+    return Array(f"{name!r} in {path}", shape, dtype, rows, load_reason="an .npz can only be read whole")
 
 
 def _member_size(bundle: zipfile.ZipFile, name: str) -> int:
@@ -109,5 +109,5 @@ def _read_error(path: Path, error: Exception) -> ValueError:
             f"{path} does not fit in memory; split it into several files, or save it as .npy, which is memory-mapped."
         )
     if "allow_pickle" in text or "Python objects" in text:
-        return pickled(str(path))
+        return pickle_error(str(path))
     return ValueError(f"{path} is truncated or corrupt; copy or download it again.")

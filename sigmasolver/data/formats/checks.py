@@ -60,7 +60,7 @@ class ValueChecks:
         if block.dtype.itemsize > stored.dtype.itemsize and np.count_nonzero(block) != np.count_nonzero(stored):
             self._record(self.underflowed, start, (block != 0) & (stored == 0))
 
-    def bad_in_words(self) -> list[str]:
+    def bad_labels(self) -> list[str]:
         """Return labels of the trajectories with non-finite values."""
         return [label(self.files, index) for index in sorted(self.bad)]
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sigmasolver.data.formats.metadata import BESIDE, is_list, own_names, plain_words
+from sigmasolver.data.formats.metadata import METADATA_NAMES, check_strings, is_list, stored_names
 from sigmasolver.data.formats.reading import Reading
-from sigmasolver.data.formats.source import Array, check_numbers, listed, pickled
+from sigmasolver.data.formats.source import Array, check_numbers, listed, pickle_error
 from sigmasolver.settings import suggest
 
 __all__ = ["UNNAMED", "Choice", "check_field", "choose", "field_index"]
@@ -221,7 +221,7 @@ def _choose_combined(
         )
     check_field(array, leading_axes.axes(max(1, spatial), True))
     field_count = shape[-1]
-    fields, indices = own_names(path, arrays, field_count), tuple(range(field_count))
+    fields, indices = stored_names(path, arrays, field_count), tuple(range(field_count))
     if names and fields:
         indices = tuple(field_index(path, fields, name) for name in names)
     elif names and len(names) != field_count:
@@ -240,7 +240,9 @@ def _choose_separate(
     candidates = {
         name: array.shape
         for name, array in arrays.items()
-        if array.real and 1 <= leading_axes.spatial(array.shape) <= 3 and not (name in BESIDE and is_list(array))
+        if array.real
+        and 1 <= leading_axes.spatial(array.shape) <= 3
+        and not (name in METADATA_NAMES and is_list(array))
     }
     selected = tuple(names) if names else _all_candidates(path, arrays, candidates, leading_axes)
     shape = arrays[_require_field(path, selected[0], list(arrays), list(candidates))].shape
@@ -253,7 +255,7 @@ def _choose_separate(
     same_shape = [name for name in arrays if candidates.get(name) == shape or name in selected]
     indices = tuple(same_shape.index(name) for name in selected)
     note = f"{listed(selected)}: each read as a field with axes ({', '.join(axes)})."
-    fields = plain_words(f"The arrays in {path}", selected, distinct=True)
+    fields = check_strings(f"The arrays in {path}", selected, distinct=True)
     notes = (note, *_skipped_note(arrays, selected, leading_axes.spatial(shape)))
     return Choice(
         selected, False, indices, len(same_shape), fields, leading_axes.trajectory(shape), notes, leading_axes,
@@ -290,7 +292,7 @@ def _all_candidates(
 def check_field(array: Array, axes: Sequence[str]) -> None:
     """Raise ValueError if the array cannot be a field with these axes."""
     if array.dtype.hasobject:
-        raise pickled(array.where)
+        raise pickle_error(array.where)
     check_numbers(array.where, array, axes)
 
 
@@ -309,7 +311,7 @@ def _require_field(path: Path, name: str, present: Sequence[str], likely: Sequen
 
 def _skipped_note(arrays: Mapping[str, Array], selected: Sequence[str], spatial: int) -> tuple[str, ...]:
     """Return a note on the arrays that are neither fields nor metadata; empty if there are none."""
-    used = [name for name in BESIDE if is_list(arrays.get(name)) and name not in "xyz"[spatial:]]
+    used = [name for name in METADATA_NAMES if is_list(arrays.get(name)) and name not in "xyz"[spatial:]]
     if "times" in used and "t" in used:
         used.remove("t")
     if "fields" not in selected and "names" in used:

@@ -9,7 +9,7 @@ import numpy as np
 
 from sigmasolver.data.formats.fields import UNNAMED, check_field, field_index
 from sigmasolver.data.formats.hdf5 import is_store
-from sigmasolver.data.formats.metadata import check_names, is_list, own_names, read_list
+from sigmasolver.data.formats.metadata import check_names, is_list, read_list, stored_names
 from sigmasolver.data.formats.source import Array
 from sigmasolver.data.formats.user_arrays import open_arrays
 from sigmasolver.data.reader import Reader
@@ -98,7 +98,7 @@ def _read_arrays(path: Path, names: tuple[str, ...], axes: int, steady: bool) ->
         check_field(combined, _axis_labels(len(combined.shape), axes, steady))
         return combined.whole()[..., None]
     check_field(combined, (*_axis_labels(len(combined.shape) - 1, axes, steady), "channels"))
-    own = own_names(path, arrays, combined.shape[-1])
+    own = stored_names(path, arrays, combined.shape[-1])
     if own is None and combined.shape[-1] != len(names):
         raise ValueError(
             f"{combined.where} has {combined.shape[-1]} channels; expected {len(names)}, in the order "

@@ -32,7 +32,7 @@ class ForeignReader(Reader):
         self.path, self.header = path, header
         self._foreign: Foreign | None = foreign
         self._reopen = reopen
-        self._count, self.notes = foreign.count, (*foreign.notes, *foreign.held)
+        self._count, self.notes = foreign.count, (*foreign.notes, *foreign.cache_notes)
         self._files = [file.name for file in foreign.trajectory_files]
         self._digests: list[bytes] | None = None
         if not by_values:

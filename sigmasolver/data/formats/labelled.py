@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from sigmasolver.data.formats.dimensions import CHANNEL, COUNT, SPACE, TIME, role_of
-from sigmasolver.data.formats.metadata import plain_words
+from sigmasolver.data.formats.metadata import check_strings
 from sigmasolver.data.formats.source import Foreign, Ranges, listed
 from sigmasolver.data.header import BOUNDARIES
 from sigmasolver.data.layout import Layout
@@ -143,10 +143,10 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
         _VariableReader(name, _with_labels(variable, roles, data), roles, axes) for name, variable in fields.items()
     ]
     layout = Layout(
-        fields=plain_words(
+        fields=check_strings(
             f"The fields in {data.path}", [name for reader in readers for name in reader.fields], distinct=True
         ),
-        units=plain_words(f"The units in {data.path}", [reader.unit for reader in readers for _ in reader.fields]),
+        units=check_strings(f"The units in {data.path}", [reader.unit for reader in readers for _ in reader.fields]),
         boundary=tuple(axis.boundary or "open" for axis in axes),
         coordinates=tuple(axis.points for axis in axes),
         times=times,
@@ -288,7 +288,7 @@ def _with_labels(variable: Variable, roles: Mapping[str, str], data: Labelled) -
     coordinate = data.variables.get(channels[0]) if len(channels) == 1 and not variable.labels else None
     if coordinate is None or coordinate.dims != tuple(channels) or coordinate.dtype.kind not in "SU":
         return variable
-    return replace(variable, labels=plain_words(f"The components in {data.path}", coordinate.whole()))
+    return replace(variable, labels=check_strings(f"The components in {data.path}", coordinate.whole()))
 
 
 def _is_dropped(dim: str, space: Mapping[str, str], roles: Mapping[str, str]) -> bool:

@@ -22,11 +22,11 @@ from sigmasolver.data.formats.source import (
     Array,
     Foreign,
     Ranges,
+    cache_notes,
     check_numbers,
-    how_held,
-    in_parts_or_held,
     listed,
     periodic,
+    sliceable_or_cached,
 )
 from sigmasolver.data.isolated import UnreadableError, ask, check_file
 from sigmasolver.data.layout import Layout
@@ -69,7 +69,7 @@ def _open_variable(path: Path, name: str, axes: tuple[str, ...], limit: int | No
         values.shape,
         values.dtype,
         lambda start, stop: values[start:stop],
-        whole_only="a .mat of version 5 can only be read whole",
+        load_reason="a .mat of version 5 can only be read whole",
     )
 
 
@@ -189,14 +189,14 @@ def _open_darcy(path: Path, limit: int | None = None) -> Foreign:
         return np.stack([field.rows(start, stop) for field in (coefficient, pressure)], axis=-1)[:, None]
 
     # Read by windows where that is fast, otherwise cached in memory.
-    sliceable = [in_parts_or_held(field) for field in (coefficient, pressure)]
+    sliceable = [sliceable_or_cached(field) for field in (coefficient, pressure)]
 
     def read_frames(index: int, start: int, stop: int) -> np.ndarray:
         ranges = [(index, index + 1), *((0, points) for points in grid)]
         return np.stack([field.part(ranges) for field in sliceable], axis=-1)[start:stop]
 
     notes = ("Assumed: cell centres of the unit square.",)
-    return Foreign(layout, count, read, notes, how_held(sliceable), frames=read_frames)
+    return Foreign(layout, count, read, notes, cache_notes(sliceable), frames=read_frames)
 
 
 def read_navier_stokes(path: Path) -> Foreign:
@@ -223,10 +223,10 @@ def read_navier_stokes(path: Path) -> Foreign:
     def read(start: int, stop: int) -> np.ndarray:
         return np.moveaxis(vorticity.rows(start, stop), -1, 1)[..., None]
 
-    sliceable = in_parts_or_held(vorticity)
+    sliceable = sliceable_or_cached(vorticity)
 
     def read_frames(index: int, start: int, stop: int) -> np.ndarray:
         values = sliceable.part([(index, index + 1), *((0, points) for points in grid), (start, stop)])[0]
         return np.ascontiguousarray(np.moveaxis(values, -1, 0))[..., None]
 
-    return Foreign(layout, count, read, tuple(notes), how_held([sliceable]), frames=read_frames)
+    return Foreign(layout, count, read, tuple(notes), cache_notes([sliceable]), frames=read_frames)

@@ -9,23 +9,23 @@ import numpy as np
 
 from sigmasolver.data.formats.source import Array
 
-__all__ = ["BESIDE", "check_names", "is_list", "own_names", "plain_words", "read_list"]
+__all__ = ["METADATA_NAMES", "check_names", "check_strings", "is_list", "read_list", "stored_names"]
 
-BESIDE = ("names", "units", "boundary", "x", "y", "z", "times", "t")
+METADATA_NAMES = ("names", "units", "boundary", "x", "y", "z", "times", "t")
 
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
     """Validate field names from the user: at least one, printable and unique."""
     if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{names!r} is not a list of field names; give at least one name.")
-    return plain_words("The fields", names, distinct=True)
+    return check_strings("The fields", names, distinct=True)
 
 
-def own_names(path: Path, arrays: Mapping[str, Array], channels: int) -> tuple[str, ...] | None:
+def stored_names(path: Path, arrays: Mapping[str, Array], channels: int) -> tuple[str, ...] | None:
     """Return the channel names stored in a file, or None."""
     if not is_list(arrays.get("names")):
         return None
-    return plain_words(f"The names in {path}", read_list(path, arrays, "names", channels, "words"), distinct=True)
+    return check_strings(f"The names in {path}", read_list(path, arrays, "names", channels, "words"), distinct=True)
 
 
 def is_list(array: Array | None) -> bool:
@@ -45,7 +45,7 @@ def read_list(path: Path, arrays: Mapping[str, Array], name: str, size: int, kin
     return values
 
 
-def plain_words(where: str, words: Sequence[str] | np.ndarray, distinct: bool = False) -> tuple[str, ...]:
+def check_strings(where: str, words: Sequence[str] | np.ndarray, distinct: bool = False) -> tuple[str, ...]:
     """Return names or units as strings; raise ValueError if one is not printable, or if `distinct` ones repeat."""
     strings = tuple(str(word, "utf-8", "backslashreplace") if isinstance(word, bytes) else str(word) for word in words)
     seen = set[str]()

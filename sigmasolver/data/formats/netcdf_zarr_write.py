@@ -12,7 +12,7 @@ import numpy as np
 from sigmasolver.data.formats.xarray_dataset import as_dataset
 from sigmasolver.data.header import Header
 from sigmasolver.data.isolated import EXTRA
-from sigmasolver.runs.files import making_folder, plain_errors, replacing
+from sigmasolver.runs.files import os_errors_as_value_errors, replacing, replacing_folder
 
 __all__ = ["require_xarray", "write_netcdf", "write_zarr"]
 
@@ -35,7 +35,7 @@ def write_netcdf(out: Path, trajectories: np.ndarray, header: Header, compress: 
     if compress:
         options |= {"zlib": True, "shuffle": True}
     encoding = {name: options for name in dataset.data_vars} | {name: {"_FillValue": None} for name in dataset.coords}
-    with plain_errors(out):
+    with os_errors_as_value_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing(out) as file:
             assert isinstance(file, io.IOBase)
@@ -47,8 +47,8 @@ def write_zarr(out: Path, trajectories: np.ndarray, header: Header, version: int
     require_xarray(out)
     dataset = as_dataset(trajectories, header)
     encoding = {name: {"chunks": (1, 1, *header.grid)} for name in dataset.data_vars}
-    with plain_errors(out):
+    with os_errors_as_value_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        with making_folder(out) as folder, warnings.catch_warnings():
+        with replacing_folder(out) as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # xarray writes consolidated metadata by default, and zarr warns about it
             dataset.to_zarr(folder, zarr_format=version, encoding=encoding, mode="w")

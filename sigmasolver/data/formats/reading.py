@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sigmasolver.data.formats.metadata import BESIDE, check_names, is_list
+from sigmasolver.data.formats.metadata import METADATA_NAMES, check_names, is_list
 from sigmasolver.data.formats.source import Array, Ranges, listed
 from sigmasolver.data.header import BOUNDARIES
 from sigmasolver.data.layout import Layout
@@ -119,7 +119,9 @@ class Reading:
             return dict(arrays)
         if not leading and "count" in self.axes:
             raise ValueError(f"{path} is one trajectory, as is each file of a folder; omit count from the axes.")
-        candidates = {n: array for n, array in arrays.items() if array.real and not (n in BESIDE and is_list(array))}
+        candidates = {
+            n: array for n, array in arrays.items() if array.real and not (n in METADATA_NAMES and is_list(array))
+        }
         axes = self.axes
         if leading and not any(len(array.shape) == len(axes) for array in candidates.values()):
             axes = tuple(name for name in axes if name != "count")  # a single trajectory may lack this axis
@@ -136,7 +138,7 @@ class Reading:
                     "into one array `fields`."
                 )
             matching = {"fields": next(iter(matching.values()))}
-        metadata = {name: array for name, array in arrays.items() if name in BESIDE and is_list(array)}
+        metadata = {name: array for name, array in arrays.items() if name in METADATA_NAMES and is_list(array)}
         return {**metadata, **matching}
 
 

@@ -20,13 +20,13 @@ __all__ = [
     "Array",
     "Foreign",
     "Ranges",
+    "cache_notes",
     "check_numbers",
-    "how_held",
     "in_memory",
-    "in_parts_or_held",
     "listed",
     "periodic",
-    "pickled",
+    "pickle_error",
+    "sliceable_or_cached",
 ]
 
 Ranges = Sequence[tuple[int, int]]
@@ -49,7 +49,7 @@ class Foreign:
     """The trajectories from `start` to before `stop`, `(stop - start, frames, *grid, fields)`."""
     notes: tuple[str, ...] = ()
     """Assumptions about what the file does not specify, one sentence each."""
-    held: tuple[str, ...] = ()
+    cache_notes: tuple[str, ...] = ()
     """What is kept in memory when reading in place, one sentence each."""
     files: tuple[Path, ...] = ()
     """The files that make up the data set, in order; empty: its source is one file or folder."""
@@ -85,7 +85,7 @@ class Array:
     """A range of every axis, read without the remaining entries; None: only `rows` is available."""
     chunk_shape: tuple[int, ...] | None = None
     """The shape of a chunk of the file; None: any entries can be read on their own."""
-    whole_only: str | None = None
+    load_reason: str | None = None
     """Why reading a part of it loads all of it into memory, as the end of a sentence."""
 
     @property
@@ -108,7 +108,7 @@ class Array:
         return self.rows(*ranges[0])[(slice(None), *(slice(*bounds) for bounds in ranges[1:]))]
 
 
-def in_parts_or_held(array: Array) -> Array:
+def sliceable_or_cached(array: Array) -> Array:
     """Prepare an array `(trajectory, ...)` for reading by windows: from the file where that is fast, else from memory.
 
     A chunk that spans many trajectories would be decompressed again for each of them.
@@ -136,16 +136,16 @@ def in_memory(array: Array, reason: str) -> Array:
         rows=lambda start, stop: values()[start:stop],
         box=lambda ranges: values()[tuple(slice(*bounds) for bounds in ranges)],
         chunk_shape=None,
-        whole_only=reason,
+        load_reason=reason,
     )
 
 
-def how_held(arrays: Iterable[Array]) -> tuple[str, ...]:
+def cache_notes(arrays: Iterable[Array]) -> tuple[str, ...]:
     """A note on the arrays that are kept in memory in full when reading in place."""
-    loaded = [array for array in arrays if array.whole_only is not None]
+    loaded = [array for array in arrays if array.load_reason is not None]
     if not loaded:
         return ()
-    size, reasons = sum(array.nbytes for array in loaded), dict.fromkeys(array.whole_only for array in loaded)
+    size, reasons = sum(array.nbytes for array in loaded), dict.fromkeys(array.load_reason for array in loaded)
     return (
         f"In-place reading holds {size / 1e6:.3g} MB in memory, as {' and '.join(map(str, reasons))}; a store "
         "(import-data) is read piecewise.",
@@ -167,7 +167,7 @@ def check_numbers(where: str, values: np.ndarray | Array, axes: Sequence[str]) -
         raise ValueError(f"{where} {values.fault}.")
 
 
-def pickled(where: str) -> ValueError:
+def pickle_error(where: str) -> ValueError:
     """The error for data that could only be read by running untrusted code."""
     return ValueError(f"{where} contains pickled Python objects, which are never loaded; save plain numbers.")
 

@@ -10,9 +10,9 @@ import numpy as np
 from sigmasolver.data.formats.arrays import open_npy, open_npz
 from sigmasolver.data.formats.fields import UNNAMED, Choice, choose
 from sigmasolver.data.formats.hdf5 import open_hdf5
-from sigmasolver.data.formats.metadata import is_list, plain_words, read_list
+from sigmasolver.data.formats.metadata import check_strings, is_list, read_list
 from sigmasolver.data.formats.reading import Reading
-from sigmasolver.data.formats.source import Array, Foreign, how_held, in_parts_or_held
+from sigmasolver.data.formats.source import Array, Foreign, cache_notes, sliceable_or_cached
 from sigmasolver.data.formats.torch_file import open_tensors
 from sigmasolver.data.layout import Layout
 
@@ -44,13 +44,13 @@ def read_file(path: Path, reading: Reading) -> Foreign:
     choice = choose(path, arrays, reading, 1)
     layout, notes = infer_layout(path, arrays, choice, reading)
     count = arrays[choice.arrays[0]].shape[0]
-    windowed = {name: in_parts_or_held(arrays[name]) for name in choice.arrays}
+    windowed = {name: sliceable_or_cached(arrays[name]) for name in choice.arrays}
     return Foreign(
         layout,
         count,
         lambda start, stop: choice.take(arrays, start, stop),
         notes,
-        how_held(windowed.values()),
+        cache_notes(windowed.values()),
         frames=lambda index, start, stop: choice.frames(windowed, index, start, stop),
         fields=None if choice.channel_axis else lambda *args: choice.apart(windowed, *args),
     )
@@ -74,14 +74,14 @@ def infer_layout(
 
     if choice.fields is None:
         notes.append("No names: assumed field_0, field_1, ….")
-    units = plain_words(
+    units = check_strings(
         f"The units in {path}", metadata_for("units", choice.known, "words", ["1"] * choice.known, "dimensionless")
     )
     boundary = metadata_for("boundary", len(grid), "words", ["open"] * len(grid), "open on every axis")
     layout = Layout(
         fields=choice.fields or tuple(f"field_{channel}" for channel in choice.places),
         units=tuple(units[channel] for channel in choice.places),
-        boundary=plain_words(f"The boundaries in {path}", boundary),
+        boundary=check_strings(f"The boundaries in {path}", boundary),
         coordinates=tuple(
             metadata_for(name, points, "numbers", np.arange(points, dtype=np.float64), "0, 1, 2, …")
             for name, points in zip("xyz", grid, strict=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from sigmasolver.data.formats.fields import check_field, choose
-from sigmasolver.data.formats.metadata import own_names
+from sigmasolver.data.formats.metadata import stored_names
 from sigmasolver.data.formats.parts import check_same_layout, natural_key
 from sigmasolver.data.formats.reading import Reading
 from sigmasolver.data.formats.source import WHOLE_TRAJECTORIES, Array, Foreign
@@ -58,7 +58,7 @@ def read_folder(path: Path, reading: Reading) -> Foreign:
     for file in files[1:]:
         arrays = opened(file)
         check_same_layout(file, files[0].name, infer_layout(file, arrays, choice, reading)[0], layout)
-        if choice.arrays == ("fields",) and own_names(file, arrays, choice.known) != own_names(
+        if choice.arrays == ("fields",) and stored_names(file, arrays, choice.known) != stored_names(
             files[0], first, choice.known
         ):
             raise ValueError(f"{file} and {files[0].name} differ in names; all must agree.")
@@ -73,7 +73,7 @@ def read_folder(path: Path, reading: Reading) -> Foreign:
         len(files),
         read,
         (order, *notes),
-        (WHOLE_TRAJECTORIES,) if any(first[name].whole_only for name in choice.arrays) else (),
+        (WHOLE_TRAJECTORIES,) if any(first[name].load_reason for name in choice.arrays) else (),
         frames=lambda index, start, stop: choice.frames(opened(files[index]), 0, start, stop),
         fields=None if choice.channel_axis else lambda index, *args: choice.apart(opened(files[index]), 0, *args),
         trajectory_files=tuple(files),

@@ -35,13 +35,13 @@ class FusedAdamW:
         self._table = torch.empty(pieces, 6, dtype=torch.int64, device=device)
 
     @staticmethod
-    def serves(optimiser: torch.optim.AdamW) -> bool:
+    def supports(optimiser: torch.optim.AdamW) -> bool:
         """Whether the kernel supports every parameter, gradient and state of this optimiser."""
         states = (optimiser.state.get(parameter, ()) for parameter in optimiser.param_groups[0]["params"])
-        return FusedAdamW.will_serve(optimiser) and all(len(state) == 3 for state in states)
+        return FusedAdamW.will_support(optimiser) and all(len(state) == 3 for state in states)
 
     @staticmethod
-    def will_serve(optimiser: torch.optim.AdamW) -> bool:
+    def will_support(optimiser: torch.optim.AdamW) -> bool:
         """The same before the first step, which creates the states."""
         group, *further_groups = optimiser.param_groups
         plain = not further_groups and not group["amsgrad"] and not group["maximize"] and min(group["betas"]) > 0

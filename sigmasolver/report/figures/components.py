@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from sigmasolver.report.digits import significant
 from sigmasolver.report.figures.style import BLACK, GREY, TWO_COLUMNS, LineStyle, integer_ticks, new_figure, style
 from sigmasolver.report.published import TASK_LABELS, model_label
-from sigmasolver.report.rows import Rows, diagnosed, mean_and_std, named_apart, select, unique
+from sigmasolver.report.rows import Rows, diagnosed, mean_and_std, select, unique, with_unique_names
 
 __all__ = ["COMPONENTS", "components"]
 
@@ -45,7 +45,7 @@ def components(rows: Rows) -> Figure:
     bounds from measured amplifications and from lower estimates, and the defect of the call. Bottom: the largest
     amplifications and lower estimates of the gains between components (eq:complement-component-bound). Means over
     windows and seeds."""
-    chosen = named_apart(select(rows, COMPONENTS))
+    chosen = with_unique_names(select(rows, COMPONENTS))
     columns = unique((row["task"], row["model"]) for row in chosen)
     tasks = {task for task, _ in columns}
     with style():

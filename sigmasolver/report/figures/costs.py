@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from sigmasolver.report.digits import significant
 from sigmasolver.report.figures.style import ONE_COLUMN, TWO_COLUMNS, line_styles, new_figure, set_panel_title, style
 from sigmasolver.report.published import TASK_LABELS, model_label
-from sigmasolver.report.rows import Rows, diagnosed, lowest_seeds, named_apart, select, unique, value_of
+from sigmasolver.report.rows import Rows, diagnosed, lowest_seeds, select, unique, value_of, with_unique_names
 
 __all__ = ["EFFICIENCY", "efficiency"]
 
@@ -29,7 +29,7 @@ def efficiency(rows: Rows) -> Figure:
     """Peak memory over epoch time, both axes from zero, one panel per task. The bubble area is proportional to the
     parameter storage given in the legend; bars are one standard deviation over repeated timings; only the lowest seed
     of a model is shown (fig:efficiency-representations a, b)."""
-    chosen = lowest_seeds(named_apart(select(rows, EFFICIENCY)))
+    chosen = lowest_seeds(with_unique_names(select(rows, EFFICIENCY)))
     tasks = unique(row["task"] for row in chosen)
     styles = line_styles(unique(row["model"] for row in chosen))
     largest = max(value_of(row) for row in chosen if row["metric"] == SIZE)

@@ -32,11 +32,11 @@ from sigmasolver.report.rows import (
     Rows,
     evaluated,
     mean_and_std,
-    named_apart,
     select,
     select_field,
     unique,
     value_of,
+    with_unique_names,
 )
 from sigmasolver.report.study import TRIVIAL_BASELINES
 from sigmasolver.report.sweeps import Point, points_of
@@ -217,7 +217,7 @@ def scaling(rows: Rows) -> Figure:
 
 def _lines(rows: Rows, need: Need, field: str | None, baselines: bool = False) -> dict[str, dict[str, Line]]:
     """Lines by task and model."""
-    selected = _deduplicate_baselines(select_field(named_apart(select(rows, need, baselines)), field))
+    selected = _deduplicate_baselines(select_field(with_unique_names(select(rows, need, baselines)), field))
     spreads = mean_and_std(selected, "task", "model", "lead")
     lines: dict[str, dict[str, Line]] = {}
     for task, model in unique((row["task"], row["model"]) for row in selected):

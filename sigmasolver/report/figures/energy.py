@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from sigmasolver.report.figures.style import BLACK, TWO_COLUMNS, integer_ticks, new_figure, style
 from sigmasolver.report.published import TASK_LABELS, model_label
-from sigmasolver.report.rows import Rows, diagnosed, mean_and_std, named_apart, select, unique
+from sigmasolver.report.rows import Rows, diagnosed, mean_and_std, select, unique, with_unique_names
 
 __all__ = ["DECOMPOSITION", "decomposition", "stack"]
 
@@ -29,7 +29,7 @@ def decomposition(rows: Rows, field: str | None = None) -> Figure:
     """Two panels per task (rows) and model (columns): stacked error energies relative to the energy of the truth, with
     their sum as a line, and their shares of the sum. Negative parts extend below zero
     (fig:exact-error-decomposition)."""
-    chosen = [row for row in named_apart(select(rows, DECOMPOSITION)) if row["field"] == field]
+    chosen = [row for row in with_unique_names(select(rows, DECOMPOSITION)) if row["field"] == field]
     if not chosen:
         raise ValueError(f'The decompositions have no field "{field}"; omit it for all fields together.')
     tasks, models = unique(row["task"] for row in chosen), unique(row["model"] for row in chosen)

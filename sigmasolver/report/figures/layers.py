@@ -19,11 +19,11 @@ from sigmasolver.report.rows import (
     Rows,
     diagnosed,
     lowest_seeds,
-    named_apart,
     runs_in,
     select,
     unique,
     value_of,
+    with_unique_names,
 )
 
 __all__ = ["CORRECTIONS", "ROUTING", "attention_scale", "corrections", "montage", "routing", "run_titles"]
@@ -35,7 +35,7 @@ ROUTING = diagnosed("routing", "effective_slices", "key_concentration", hint=SLI
 
 def run_titles(rows: Rows) -> dict[str, str]:
     """Title of each run: task and model as far as they differ, else the seed or the folder."""
-    first_rows = {row["run"]: row for row in reversed(named_apart(rows))}
+    first_rows = {row["run"]: row for row in reversed(with_unique_names(rows))}
     first_rows = {run: first_rows[run] for run in runs_in(rows)}
     parts = {
         run: [TASK_LABELS.get(row["task"], row["task"]), model_label(row["model"])] for run, row in first_rows.items()

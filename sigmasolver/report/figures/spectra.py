@@ -26,7 +26,7 @@ from sigmasolver.report.figures.style import (
     style,
 )
 from sigmasolver.report.published import TASK_LABELS, model_label
-from sigmasolver.report.rows import Arrays, Row, Rows, diagnosed, evenly_spaced, named_apart, select, unique
+from sigmasolver.report.rows import Arrays, Row, Rows, diagnosed, evenly_spaced, select, unique, with_unique_names
 
 __all__ = ["SPECTRA", "Spectra", "spectra", "spectra_of"]
 
@@ -93,7 +93,7 @@ def spectra(rows: Rows, arrays: Arrays, field: str | None = None) -> Figure:
 
 def spectra_of(rows: Rows, arrays: Arrays, field: str | None = None) -> list[Spectra]:
     """Spectra of each task at a few leads; raise if runs were measured on different windows."""
-    chosen = named_apart(select(rows, SPECTRA))
+    chosen = with_unique_names(select(rows, SPECTRA))
     result = []
     for task in unique(row["task"] for row in chosen):
         task_rows = [row for row in chosen if row["task"] == task]

@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from sigmasolver.report.published import colour_indices
-from sigmasolver.runs.files import plain_errors, replacing
+from sigmasolver.runs.files import os_errors_as_value_errors, replacing
 
 __all__ = [
     "BLACK",
@@ -178,7 +178,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
         path, buffer = folder / f"{name}.{extension}", BytesIO()
         with style():  # in memory: savefig raises arbitrary errors when the disk is full
             figure.savefig(buffer, format=extension, dpi=DPI, metadata=metadata)
-        with plain_errors(path):
+        with os_errors_as_value_errors(path):
             folder.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
                 file.write(buffer.getvalue())

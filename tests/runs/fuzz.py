@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 
 from sigmasolver.cli import _sentence
-from sigmasolver.cli.report import _read
+from sigmasolver.cli.report import _join_runs
 from sigmasolver.cli.terminal import print_scores
 from sigmasolver.evaluate import Request, evaluate_run, records_of_test_part
 from sigmasolver.experiments.ledger import write
@@ -143,7 +143,7 @@ def use_run(folder: Path, number: int) -> None:
 def use_records(folder: Path, number: int) -> None:
     """Use records as the commands do: tables, the page, the ledger."""
     run, screen = Run(folder / "run"), Console(file=None, quiet=True)
-    rows, arrays = _read([run.path], (), (), [])
+    rows, arrays = _join_runs([run.path], (), (), [])
     comparison(with_unique_names(rows))
     curves(rows)
     records_of_test_part(run, RECIPE)

@@ -86,7 +86,7 @@ def mutated_json(value: Any, rng: random.Random) -> Any:
             parent = parent[key]
         choice = rng.random()
         if choice < 0.6 or len(path) == 0:
-            parent[last] = rng.choice(EDGE_VALUES)
+            parent[last] = copy.deepcopy(rng.choice(EDGE_VALUES))  # a later mutation must not change the table
         elif choice < 0.75:
             del parent[last]
         elif choice < 0.85 and isinstance(parent, dict):

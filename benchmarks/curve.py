@@ -39,7 +39,7 @@ def losses(recipe: Recipe, path: Path, device: torch.device, steps: int) -> torc
     torch.manual_seed(recipe.train.seed)
     captured = device.type == "cuda"
     with open_store(path) as store, dispatch.plain() if recipe.train.precision == "float32" else nullcontext():
-        windows = Windows(store, range(len(store)), recipe.training_windows()).resident(device)
+        windows = Windows(store, range(len(store)), recipe.training_window_spec()).resident(device)
         forecaster = build(recipe, *fit(recipe.task.normaliser, windows)).to(device)
         plan = StepPlan(recipe, windows)
         execution = Execution(World(device=device), "graph" if captured else "eager")

@@ -45,7 +45,7 @@ def time_engines(data: Path, recipe: Recipe, device: torch.device) -> list[dict[
     for precision in ("float32", "tf32", "bf16"):
         timed_recipe = replace(recipe, train=replace(recipe.train, precision=precision, updates=10_000))
         with open_store(data) as store:
-            windows = Windows(store, range(recipe.task.train), recipe.training_windows()).resident(device)
+            windows = Windows(store, range(recipe.task.train), recipe.training_window_spec()).resident(device)
             plan = StepPlan(timed_recipe, windows)
             candidates = {}
             for engine in engines:

@@ -51,7 +51,7 @@ def plan_of(name: str, downloads, batch: int = 2) -> tuple[StepPlan, Windows]:
     recipe = changed(recipe_of(name), [f"train.batch={batch}", f"task.grid={GRID}"])
     folder = "IgnitHIT" if recipe.task.name == "ignit-hit" else "realm-bench-EvolveJet"
     data = open_data(downloads / folder)
-    windows = Windows(data, recipe.split_of(data).train, recipe.training_windows())
+    windows = Windows(data, recipe.split_of(data).train, recipe.training_window_spec())
     return StepPlan(recipe, windows), windows
 
 
@@ -270,7 +270,7 @@ def test_realm_errors_equal_rollout_in_normalised_space(trained, downloads):
 def test_released_run_stores_normaliser_and_validates(trained, downloads):
     run, recipe = trained
     with open_data(downloads / "realm-bench-EvolveJet") as data:
-        windows = Windows(data, recipe.split_of(data).train, recipe.training_windows())
+        windows = Windows(data, recipe.split_of(data).train, recipe.training_window_spec())
         assert run.read_json("normaliser.json")["inputs"] == fit("box-cox-released", windows)[0].to_dict()
         argon = run.read_json("normaliser.json")["inputs"]["mean"][0]
         assert argon == pytest.approx(-9.99900, abs=1e-6)

@@ -154,7 +154,7 @@ def _study(out: Path, data: Path, recipes: dict[str, Recipe], rows: list[dict[st
 
 def _films(out: Path, data: Path, recipes: dict[str, Recipe], dimensions: Dimensions) -> tuple[Maps, ...]:
     """Forecasts from the first window of each of the first unseen flows."""
-    task, spec = (recipe := next(iter(recipes.values()))).task, recipe.evaluation_windows()
+    task, spec = (recipe := next(iter(recipes.values()))).task, recipe.evaluation_window_spec()
     with open_store(data) as store:
         unseen = range(len(store) - task.test, len(store))[:CASES]
         starts = [Windows(store, [flow], spec).batch([0]) for flow in unseen]

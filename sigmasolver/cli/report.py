@@ -126,7 +126,7 @@ def _load_records(
         return read_results(paths[0], needs, conditions), {}
     diagnostics = tuple(dict.fromkeys(name for need in needs if (name := need.facts.get("diagnostic")) is not None))
     rows, arrays = _join_runs(paths, diagnostics, needs, conditions, sweep)
-    refuse_mixed_cohorts([row for row in rows if any(need.takes(row) for need in needs)])
+    refuse_mixed_cohorts([row for row in rows if any(need.matches(row) for need in needs)])
     return rows, {
         run: {k: v for by_run in arrays.values() for k, v in by_run.get(run, {}).items()} for run in runs_in(rows)
     }

@@ -183,7 +183,7 @@ class _Moments:
     def not_finite(self) -> int:
         return int(self.nans.sum() + self.infinities.sum())
 
-    def over_frames(self) -> tuple[np.ndarray, np.ndarray]:
+    def pooled_over_frames(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation per field over all frames."""
         total = (self.n[0], self.mean[0], self.S[0])
         for frame in range(1, len(self.n)):
@@ -268,7 +268,7 @@ def _add_trajectory(store: Reader, index: int, moments: _Moments) -> bytes:
 
 
 def _field_summaries(header: Header, moments: _Moments) -> tuple[FieldSummary, ...]:
-    mean, std = moments.over_frames()
+    mean, std = moments.pooled_over_frames()
     frame_mean, frame_std = moments.per_frame()
     low, high = moments.low.min(0), moments.high.max(0)
     empty = low > high

@@ -162,7 +162,7 @@ def _load_subject(
         training = recipe.windows_of(store, "train")
     else:
         trajectories = run.read_json("data.json")["parts"]["train"]
-        training = Windows(store, trajectories, recipe.training_windows())
+        training = Windows(store, trajectories, recipe.training_window_spec())
     return Subject(run, recipe, forecaster, windows, indices, windows.spec.horizon, request.batch, training)
 
 

@@ -202,7 +202,7 @@ def time_epoch(recipe: Recipe, path: Path, device: torch.device, seconds: float 
     """Run in each process: build the model, measure peak memory, warm up, time."""
     torch.backends.cudnn.benchmark = False
     with open_store(path) as store:
-        parts, spec = recipe.split_of(store), recipe.training_windows()
+        parts, spec = recipe.split_of(store), recipe.training_window_spec()
         windows = Windows(store, parts.train, spec)
         refuse_other_grid(windows, recipe)
         forecaster = build(recipe, *fit(recipe.task.normaliser, Windows(store, parts.train[:FIT_TRAJECTORIES], spec)))

@@ -194,7 +194,7 @@ def records_of_test_part(run: Run, recipe: Recipe, windows: int | None = None) -
     if test is None and "listed" in data:
         required["windows"] = data["listed"]
     elif "frames" in data:  # older runs do not record the length of their trajectories
-        starts = recipe.evaluation_windows().starts_in((test or data)["frames"])
+        starts = recipe.evaluation_window_spec().starts_in((test or data)["frames"])
         required["windows"] = starts * (test["count"] if test else len(data["parts"]["test"]))
     if windows is not None:
         required["windows"] = min(windows, required.get("windows", windows))
@@ -261,13 +261,14 @@ def source_of(run: Run, recipe: Recipe, windows: Windows, request: Request, fing
 
 
 def windows_of(run: Run, recipe: Recipe, store: Reader, request: Request) -> Windows:
-    """The requested windows; raise ValueError if other data contain training trajectories."""
+    """The windows that `request` selects; raise ValueError if data other than the run's own contain one of its training
+    trajectories."""
     windows = _windows_of_part(run, recipe, store, request)
     return windows if request.cohort is None else in_cohort(windows, recipe.task.name, request.cohort)
 
 
 def _windows_of_part(run: Run, recipe: Recipe, store: Reader, request: Request) -> Windows:
-    spec = recipe.evaluation_windows(request.horizon)
+    spec = recipe.evaluation_window_spec(request.horizon)
     if request.grid is not None:
         spec = replace(spec, space_stride=_stride(store.header, request.grid))
     facts = run.read_json("data.json")

@@ -184,7 +184,7 @@ class Jobs:
         """Submit under this name; `options` are those of sbatch, `after` names a job that must succeed first."""
         from sigmasolver.runs.files import replacing
 
-        submitit = _submitit()
+        submitit = _import_submitit()
         folder = (self.folder / name).absolute()
         if on == "local":
             executor = submitit.LocalExecutor(folder, max_num_timeout=MAX_TIMEOUTS)
@@ -276,7 +276,7 @@ def _last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "nothing")
 
 
-def _submitit() -> Any:
+def _import_submitit() -> Any:
     try:
         import submitit
     except ImportError:

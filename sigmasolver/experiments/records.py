@@ -72,7 +72,7 @@ def join_records(
                 arrays.setdefault(name, {})[label] = _upright(copies[0], findings.arrays)
                 run_rows += findings.rows
         for need in needs:
-            if not any(need.takes(row) for row in run_rows):
+            if not any(need.matches(row) for row in run_rows):
                 raise ValueError(need.missing(str(copies[0].path)))
         seconds = copies[0].training_seconds()
         if seconds is not None:
@@ -103,7 +103,7 @@ def read_results(file: Path, needs: Sequence[Need] = (), conditions: Sequence[st
     """The rows of a results file such as the ledger, in which every run has a unique name."""
     rows = where(read_records(file), conditions)
     for need in needs:
-        if not any(need.takes(row) for row in rows):
+        if not any(need.matches(row) for row in rows):
             raise ValueError(f"{file} has no {need.metrics[0]}; pass the folders of the runs instead.")
     return [{**row, "folders": [row["run"]], "measured_as": row["run"]} for row in rows]
 

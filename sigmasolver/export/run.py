@@ -111,7 +111,7 @@ def _source(path: Path, data: Path | None) -> Path:
 
 
 def _windows(path: Path, recipe: Recipe, store: Reader, data: Path | None) -> Windows:
-    spec = recipe.evaluation_windows()
+    spec = recipe.evaluation_window_spec()
     if data is None and is_pretrained(path):  # strides already applied
         return Windows(store, range(len(store)), replace(spec, starts=1, time_stride=1, space_stride=1))
     facts = {} if is_pretrained(path) else Run(path).read_json("data.json")

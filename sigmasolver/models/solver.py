@@ -4,7 +4,7 @@ fields ---+
           +-- concat -> Linear, GELU, Linear -> + offset (+ time) -> block x depth -> LN -> Linear -> fields
 positions-+
 
-`GridModel` is the base class that it shares with the other baselines: sizes, positions, time embedding, input checks.
+`GridModel` is the base class that it shares with the baselines: sizes, positions, time embedding, input checks.
 """
 
 from __future__ import annotations

@@ -66,9 +66,9 @@ SMOKE3D = replace(IT3D, norm_groups=12, box=8.0, features=1.0, margin=2, convolu
 DARCY = Form(heads=12, latent=None, box=1.0, features=1.0, convolutions=True)
 """FactFormer as released for these tasks."""
 
-Make = Callable[[SolverConfig], nn.Module]
+ModelBuilder = Callable[[SolverConfig], nn.Module]
 """Builds a model from its sizes."""
-BASELINES: dict[str, Make] = {
+BASELINES: dict[str, ModelBuilder] = {
     "transolver": partial(transolver, update="replace"),
     "transolver-srpa": partial(transolver, update="residual"),
     "transolver-keep": partial(transolver, update="keep"),
@@ -99,13 +99,13 @@ BASELINES: dict[str, Make] = {
 }
 
 
-def _check(name: str, builder: Any) -> Make:
+def _check(name: str, builder: Any) -> ModelBuilder:
     if not callable(builder):
         raise ValueError(f'The builder of "{name}" must be a function of a SolverConfig, not {type(builder).__name__}.')
     return builder
 
 
-MODELS: Registry[Make] = Registry(
+MODELS: Registry[ModelBuilder] = Registry(
     "model",
     {name: partial(Solver, partial(Block, spec)) for name, spec in VARIANTS.items()} | BASELINES,
     "sigmasolver.models",
@@ -114,7 +114,7 @@ MODELS: Registry[Make] = Registry(
 )
 
 
-def _make(name: str) -> Make:
+def _make(name: str) -> ModelBuilder:
     if MODELS.knows(name):
         return MODELS.find(name)
     # Without a close match the error lists the variants only: all names would be too long a sentence.
@@ -122,7 +122,7 @@ def _make(name: str) -> Make:
     return lookup(MODELS if near else {family: MODELS[family] for family in VARIANTS}, name, "model")
 
 
-def register_model(name: str, builder: Make) -> None:
+def register_model(name: str, builder: ModelBuilder) -> None:
     """Register a model of your own by name, for `build_model`, recipes, training and `load`.
 
     A run stores the name of its model, not its code: register the same builder before loading the run.

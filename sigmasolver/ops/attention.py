@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from sigmasolver.ops.dispatch import takes
+from sigmasolver.ops.dispatch import prefers
 
 __all__ = ["attention"]
 
@@ -25,7 +25,7 @@ def attention(
     """
     transformed = not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(Q_BHND)
     reason = "a function transform is active" if transformed else None
-    if not takes("attention", "torch's fused call", "written out", reason):
+    if not prefers("attention", "torch's fused call", "written out", reason):
         S_BHNN = Q_BHND @ K_BHND.mT * Q_BHND.shape[-1] ** -0.5
         if mask_NN is not None:
             S_BHNN = S_BHNN.masked_fill(~mask_NN, -torch.inf)

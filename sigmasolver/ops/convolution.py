@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sigmasolver.ops.dispatch import TRACED, Limit, choose, is_traced, takes
+from sigmasolver.ops.dispatch import TRACED, Limit, choose, is_traced, prefers
 from sigmasolver.ops.fused.tuning import MAX_KERNEL_SIZE
 from sigmasolver.ops.modules import Affine, DepthwiseModule
 
@@ -59,7 +59,7 @@ def _plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, padding: S
         zero_padding.append(0 if kind == "circular" else radius)
     if len(zero_padding) == 1:  # torch's 2-D kernels are faster, even for a single axis
         return _convolve(x.unsqueeze(1), weight.unsqueeze(2), bias, [0, *zero_padding]).squeeze(1)
-    if len(zero_padding) == 3 and takes(
+    if len(zero_padding) == 3 and prefers(
         "convolution backward", "plane by plane", "torch's own", _why_torch_backward(x)
     ):
         if torch.is_autocast_enabled("cpu"):  # cast here, as autocast would inside: all gradients then have one dtype

@@ -37,8 +37,8 @@ __all__ = [
     "first_hook",
     "is_traced",
     "plain",
+    "prefers",
     "splits_stream",
-    "takes",
     "why_plain",
 ]
 
@@ -139,7 +139,7 @@ def exceeded(limits: Iterable[Limit]) -> str | None:
     return None
 
 
-def takes(operation: str, form: str, otherwise: str, reason: str | None) -> bool:
+def prefers(operation: str, form: str, otherwise: str, reason: str | None) -> bool:
     """Whether `operation` uses `form`: it does unless there is a reason for the alternative. Record the decision."""
     _record(operation, form if reason is None else f"{otherwise}: {reason}")
     return reason is None
@@ -147,7 +147,7 @@ def takes(operation: str, form: str, otherwise: str, reason: str | None) -> bool
 
 def splits_stream(x: torch.Tensor, blocks: Iterable[nn.Module]) -> bool:
     """Whether the residual stream passes through `blocks` as two bf16 parts (`ops.stream`)."""
-    return takes("stream", "two parts", "one tensor", _why_one_tensor(x, blocks))
+    return prefers("stream", "two parts", "one tensor", _why_one_tensor(x, blocks))
 
 
 def is_traced(x: torch.Tensor) -> bool:

@@ -68,7 +68,7 @@ def routing(
 
 
 def slice_states(P_BHNM: torch.Tensor, F_BHND: torch.Tensor) -> torch.Tensor:
-    """Z = D^-1 P^T F, with D the mass of each slice plus epsilon: means of the features, weighted by the routing."""
+    """Z = P^T F / (mass + epsilon), with mass the sum of P over points: routing-weighted means of the features."""
     # An explicit dtype keeps autocast from first copying P to it.
     wide = torch.promote_types(P_BHNM.dtype, torch.float32)
     mass_BHM = P_BHNM.sum(dim=-2, dtype=wide) + EPSILON

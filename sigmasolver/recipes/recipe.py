@@ -196,7 +196,7 @@ class Recipe:
         """Return the windows of a part of these data, by default as long as training or evaluation needs them, or None
         if it is empty. Windows listed by the data set are used unless the task splits by trajectory."""
         if spec is None:
-            spec = self.training_windows() if part == "train" else self.evaluation_windows()
+            spec = self.training_window_spec() if part == "train" else self.evaluation_window_spec()
         lists = data.published_windows if self.task.split == "published" else None
         if lists is None:
             trajectories = getattr(self.split_of(data), part)
@@ -204,7 +204,7 @@ class Recipe:
         listed = lists.windows(part)
         return Windows(data, lists.trajectories(part), spec, listed) if listed else None
 
-    def training_windows(self) -> WindowSpec:
+    def training_window_spec(self) -> WindowSpec:
         """Windows with futures as long as the objective requires."""
         ahead = {
             "direct": self.task.block,
@@ -214,7 +214,7 @@ class Recipe:
         windows = self._windows(ahead[self.train.objective])
         return windows if self.train.starts is None else replace(windows, starts=self.train.starts)
 
-    def evaluation_windows(self, horizon: int | None = None) -> WindowSpec:
+    def evaluation_window_spec(self, horizon: int | None = None) -> WindowSpec:
         """Windows with futures as long as the task's horizon; with another horizon, all windows that fit."""
         windows = replace(self._windows(horizon or self.task.horizon), skip=self.task.skip)
         return windows if horizon in (None, self.task.horizon) else replace(windows, starts=None)

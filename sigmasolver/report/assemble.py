@@ -296,7 +296,7 @@ def _cards(rows: Rows, arrays: Mapping[str, Arrays], sample: str, dimensions: Di
     cards: list[tuple[Card, Rows]] = []
     for name, texts in CARDS.items():
         drawing = FIGURES[name]
-        runs_by_need = [{row["run"] for row in rows if need.takes(row)} for need in drawing.needs]
+        runs_by_need = [{row["run"] for row in rows if need.matches(row)} for need in drawing.needs]
         runs = set.intersection(*runs_by_need)
         if drawing.arrays is not None:
             runs &= {
@@ -324,7 +324,7 @@ def _cards(rows: Rows, arrays: Mapping[str, Arrays], sample: str, dimensions: Di
         shown = [
             row
             for row in card_rows
-            if drawing.required_array is None and any(need.takes(row) for need in drawing.needs)
+            if drawing.required_array is None and any(need.matches(row) for need in drawing.needs)
         ]
         cards.append((card, select_field(shown) if drawing.by_field else shown))
     return cards

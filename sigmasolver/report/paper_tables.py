@@ -183,7 +183,7 @@ def _column_rows(rows: Rows, column: Column, columns: Sequence[Column]) -> Rows:
     """Rows of a column; a column without a task covers all tasks of the table."""
     need = evaluated(column.metric, part=column.part)
     tasks = [column.task] if column.task else unique(other.task for other in columns if other.task)
-    return [row for row in rows if need.takes(row) and row["task"] in tasks and row["field"] == column.field]
+    return [row for row in rows if need.matches(row) and row["task"] in tasks and row["field"] == column.field]
 
 
 def _rival_label(model: str, seeds: int) -> str:
@@ -274,7 +274,7 @@ def scaling_table(rows: Rows) -> Table:
         frozenset(bold),
         "Relative L2 errors on Darcy flow in thousandths, ± the standard deviation over test cases "
         f"({', '.join(sweep.source for sweep in sweeps().values())}); the best of each sweep is "
-        f"bold.{_measured_on([row for row in rows if SWEEPS.takes(row)])}",
+        f"bold.{_measured_on([row for row in rows if SWEEPS.matches(row)])}",
     )
 
 

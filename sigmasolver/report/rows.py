@@ -66,7 +66,7 @@ class Need:
     command: str = "sigmasolver evaluate {run}"
     hint: str = ""
 
-    def takes(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return row["metric"] in self.metrics and self.fits(row)
 
     def fits(self, row: Row) -> bool:
@@ -96,7 +96,7 @@ def select(rows: Rows, need: Need, baselines: bool = False) -> list[Row]:
     """Select the needed rows of every run; raise if a run has none, or two values of the same quantity."""
     if not rows:
         raise ValueError(f"No rows found; create them with: {need.command.format(run='RUN')}")
-    selected = [row for row in rows if need.takes(row) and (baselines or row["model"] not in TRIVIAL_BASELINES)]
+    selected = [row for row in rows if need.matches(row) and (baselines or row["model"] not in TRIVIAL_BASELINES)]
     present = {row["run"] for row in selected}
     for run in runs_in(rows):
         if run not in present:

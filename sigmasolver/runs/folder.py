@@ -420,7 +420,7 @@ def provenance(device: torch.device) -> dict[str, str]:
     return {
         "commit": os.environ.get("SIGMASOLVER_COMMIT") or _git_commit() or "unknown",
         "package": __version__,
-        "machine": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        "machine": torch.cuda.get_device_name(device) if device.type == "cuda" else _describe_cpu(),
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
@@ -439,7 +439,7 @@ def _git_commit() -> str | None:
     return result.stdout.strip() or None
 
 
-def _cpu_name() -> str:
+def _describe_cpu() -> str:
     info = Path("/proc/cpuinfo")
     names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
     name = names[0].split(":", 1)[1].strip() if names else platform.processor() or platform.machine()

@@ -107,14 +107,14 @@ def diffuse(velocity: Tensor, number: float) -> Tensor:
     return _zero_walls(diffused)
 
 
-def divergence(velocity: Tensor, size: float) -> Tensor:
-    """∇·u at the cell centres, (B, N, N, N), for cells of this size."""
-    last = velocity.shape[-1] - 1
-    flux = torch.zeros_like(velocity[:, 0])
+def divergence(velocity: Tensor, cell_size: float) -> Tensor:
+    """∇·u at the cell centres, (B, N, N, N), from the velocity on the lower faces of the cells."""
+    inner = velocity.shape[-1] - 1
+    net_flux = torch.zeros_like(velocity[:, 0])
     for axis in range(3):
         component = velocity[:, axis]
-        flux.sub_(component).narrow(axis + 1, 0, last).add_(component.narrow(axis + 1, 1, last))
-    return flux.div_(size)
+        net_flux.sub_(component).narrow(axis + 1, 0, inner).add_(component.narrow(axis + 1, 1, inner))
+    return net_flux.div_(cell_size)
 
 
 def _zero_walls(velocity: Tensor) -> Tensor:

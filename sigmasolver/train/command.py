@@ -85,7 +85,7 @@ def _required_settings(recipe: Recipe, summary: Summary) -> list[str] | None:
     elif not strides:
         settings.append(f"task.grid={_subsampled_grid(header, task.space_stride)}")
     frames = -(-len(header.layout.times) // task.time_stride)
-    ahead = recipe.training_windows().horizon
+    ahead = recipe.training_window_spec().horizon
     if frames < task.history + max(task.block, ahead):
         return None
     if frames < task.history + task.horizon:
@@ -120,7 +120,7 @@ def _windows_per_epoch(recipe: Recipe, summary: Summary) -> int:
         return len(lists.windows("train"))
     published = summary.published_split
     trajectories = len((recipe.split(summary.whole) if published is None else published).train)
-    spec = recipe.training_windows()
+    spec = recipe.training_window_spec()
     frames = -(-len(header.layout.times) // task.time_stride)
     starts = (frames - spec.history - spec.horizon) // spec.stride + 1
     return trajectories * (1 if recipe.train.one_start else min(starts, spec.starts or starts))

@@ -82,7 +82,7 @@ def frames_of(recipe: Recipe) -> tuple[int, bool]:
 
     It is that of the task's simulator; without one, the fewest with which training and evaluation work.
     """
-    specs = (recipe.training_windows(), recipe.evaluation_windows())
+    specs = (recipe.training_window_spec(), recipe.evaluation_window_spec())
     minimum = max(spec.span + ((spec.starts or 1) - 1) * spec.stride for spec in specs)
     simulator = SIMULATORS.get(recipe.task.name)
     stored = 0 if simulator is None else -(-len(simulator.layout.times) // recipe.task.time_stride)
@@ -95,7 +95,7 @@ def planned_windows(recipe: Recipe) -> tuple[Windows, bool]:
     task = replace(recipe.task, space_stride=1, time_stride=1)
     unstrided = replace(recipe, task=task)
     source = Noise(task, len(unstrided.split(task.train + task.validation + task.test).train), frames)
-    return Windows(source, range(len(source)), unstrided.training_windows()), known
+    return Windows(source, range(len(source)), unstrided.training_window_spec()), known
 
 
 def updates_of(recipe: Recipe) -> int:
@@ -105,7 +105,7 @@ def updates_of(recipe: Recipe) -> int:
 
 def windows_of(recipe: Recipe, device: torch.device) -> Windows:
     """One batch of random windows on the device, for a recipe from `with_random_data`."""
-    spec = recipe.training_windows()
+    spec = recipe.training_window_spec()
     source = Noise(recipe.task, recipe.train.batch, spec.span)
     return Windows(source, range(len(source)), spec).resident(device)
 

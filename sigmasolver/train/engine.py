@@ -187,7 +187,7 @@ class Stepper:
         side_streams = not self.execution.compiled and not train.recompute and not train.accumulate
         # A dry pass skips kernels, so its values are arbitrary; a user-defined loss might fail on them.
         dry = (
-            partial(self._gradients, calls)
+            partial(self._forward_backward, calls)
             if isinstance(self.criterion, Loss) and not self.execution.compiled
             else None
         )
@@ -235,7 +235,7 @@ class Stepper:
     ) -> None:
         """Run one step: forward and backward pass inside the context `passes`, then `step` updates the weights."""
         train = self.recipe.train
-        losses = self._gradients(calls, passes or nullcontext())
+        losses = self._forward_backward(calls, passes or nullcontext())
         if train.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), train.clip)
         (step or self.optimiser.step)()
@@ -246,7 +246,7 @@ class Stepper:
                     average.copy_(current)  # running statistics are averages already, and counters have none
         self.loss.copy_(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
 
-    def _gradients(self, calls: int, passes: AbstractContextManager[None]) -> list[torch.Tensor]:
+    def _forward_backward(self, calls: int, passes: AbstractContextManager[None]) -> list[torch.Tensor]:
         """Run forward and backward pass of one step inside `passes`; return its losses, leave gradients in `.grad`."""
         train = self.recipe.train
         resident = self.windows.on_device is not None

@@ -112,13 +112,14 @@ def _describe_axes(task: Task, header: Header) -> str:
     return f"axes: {boundaries}; frames {spacing}" if spacing else f"axes: {boundaries}"
 
 
-def _describe_split(parts: Split | WindowLists) -> str:
-    if isinstance(parts, WindowLists):
-        counts = ", ".join(f"{len(parts.windows(part))} {part}" for part in ("train", "validation", "test"))
+def _describe_split(split: Split | WindowLists) -> str:
+    """One line on how trajectories or windows are split; validation trajectories count as training data."""
+    if isinstance(split, WindowLists):
+        counts = ", ".join(f"{len(split.windows(part))} {part}" for part in ("train", "validation", "test"))
         return f"split: windows listed by the data set, {counts}"
-    train, validation, test = len(parts.train) + len(parts.validation), len(parts.validation), len(parts.test)
-    in_order = sorted((*parts.train, *parts.validation)) == list(range(train))
-    text = f"split: {'the first ' if in_order else ''}{train} trajectories for training, "
+    for_training, validation, test = len(split.train) + len(split.validation), len(split.validation), len(split.test)
+    in_order = sorted((*split.train, *split.validation)) == list(range(for_training))
+    text = f"split: {'the first ' if in_order else ''}{for_training} trajectories for training, "
     text += f"{'the last ' if in_order and test else ''}{test or 'none'} for testing"
     return f"{text}; {validation} of the training trajectories for validation"
 

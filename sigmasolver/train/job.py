@@ -114,7 +114,7 @@ def _prepare(
     _check_masks(recipe, training)
     if validation is not None:
         _check_values(recipe, validation, "validation")
-    unseen = recipe.windows_of(store, "test", recipe.training_windows())
+    unseen = recipe.windows_of(store, "test", recipe.training_window_spec())
     if unseen is not None:  # fail now rather than in the evaluation after the training
         _check_values(recipe, unseen, "test")
     StepPlan(recipe, training).rates()
@@ -242,7 +242,7 @@ def _check_test(
     """Return the record of the test data, which must match the training data and share no trajectory with them."""
     with open_data(source) as data:
         path = data.path
-        windows = Windows(data, range(len(data)), recipe.evaluation_windows())
+        windows = Windows(data, range(len(data)), recipe.evaluation_window_spec())
         _check_values(recipe, windows, "test")
         differences = domain.differences(Domain.of(data.header.layout, windows.fields, windows.times))
         if differences:

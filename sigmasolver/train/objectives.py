@@ -106,17 +106,17 @@ LossBuilder = Callable[[Recipe, Normaliser], Callable[..., torch.Tensor]]
 """Builder of a loss from a recipe and the normaliser of the targets."""
 
 
-def _relative_loss(recipe: Recipe, normaliser: Normaliser) -> Loss:
+def _build_relative_loss(recipe: Recipe, normaliser: Normaliser) -> Loss:
     task = recipe.task
     return Loss(tuple(task.groups.values()), recipe.train.derivative, mask=task.mask_channel)
 
 
-def _squared_loss(recipe: Recipe, normaliser: Normaliser) -> Loss:
-    return replace(_relative_loss(recipe, normaliser), normaliser=normaliser)
+def _build_squared_loss(recipe: Recipe, normaliser: Normaliser) -> Loss:
+    return replace(_build_relative_loss(recipe, normaliser), normaliser=normaliser)
 
 
-def _absolute_loss(recipe: Recipe, normaliser: Normaliser) -> Loss:
-    return replace(_squared_loss(recipe, normaliser), absolute=True)
+def _build_absolute_loss(recipe: Recipe, normaliser: Normaliser) -> Loss:
+    return replace(_build_squared_loss(recipe, normaliser), absolute=True)
 
 
 def _check_builder(name: str, builder: Any) -> LossBuilder:
@@ -129,7 +129,7 @@ def _check_builder(name: str, builder: Any) -> LossBuilder:
 
 LOSSES: Registry[LossBuilder] = Registry(
     "loss",
-    {"relative_l2": _relative_loss, "squared": _squared_loss, "absolute": _absolute_loss},
+    {"relative_l2": _build_relative_loss, "squared": _build_squared_loss, "absolute": _build_absolute_loss},
     "sigmasolver.losses",
     _check_builder,
     "sigmasolver.train.objectives.register_loss",

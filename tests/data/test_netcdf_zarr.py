@@ -258,7 +258,7 @@ def invalid_files(folder: Path) -> dict[str, tuple[Path, str]]:
     }
 
 
-def test_invalid_files_raise_one_sentence(tmp_path: Path) -> None:
+def test_invalid_netcdf_zarr_files_raise_one_sentence(tmp_path: Path) -> None:
     for name, (path, message) in invalid_files(tmp_path / "bad").items():
         with pytest.raises(ValueError, match=message) as caught:
             import_data(path, tmp_path / f"{name}.h5")
@@ -309,7 +309,7 @@ def test_guess_kind_netcdf_and_zarr(tmp_path: Path) -> None:
 
 
 @SAVE
-def test_corrupt_files_raise_one_sentence_or_read(tmp_path: Path, save: Save) -> None:
+def test_corrupt_netcdf_zarr_files_raise_one_sentence_or_read(tmp_path: Path, save: Save) -> None:
     source = save(tmp_path, weather())
     files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
     for seed in range(5):

@@ -247,7 +247,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_invalid_files_raise_one_sentence(case, damage):
+def test_invalid_realm_files_raise_one_sentence(case, damage):
     apply, message = DAMAGES[damage]
     apply(case)
     with pytest.raises(ValueError, match=message) as error:

@@ -183,12 +183,12 @@ def test_published_windows_with_longer_horizon_keep_starts_that_fit(root):
     with open_data(root / "fsi") as data:
         recipe = small_recipe("fsi")
         starts = [row.history for row in recipe.windows_of(data, "test").rows()]
-        longer = recipe.windows_of(data, "test", recipe.evaluation_windows(60))
+        longer = recipe.windows_of(data, "test", recipe.evaluation_window_spec(60))
         assert [row.history for row in longer.rows()] == [start for start in starts if start + 80 <= 100]
         with pytest.raises(ValueError, match="A window needs 120 frames, but all"):
-            recipe.windows_of(data, "test", recipe.evaluation_windows(100))
+            recipe.windows_of(data, "test", recipe.evaluation_window_spec(100))
         with pytest.raises(ValueError, match="lists its windows explicitly"):
-            recipe.windows_of(data, "train", replace(recipe.training_windows(), starts=2))
+            recipe.windows_of(data, "train", replace(recipe.training_window_spec(), starts=2))
 
 
 @settings(max_examples=50, deadline=None)
@@ -406,7 +406,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_invalid_files_raise_one_sentence(fsi, name, capsys):
+def test_invalid_realpdebench_files_raise_one_sentence(fsi, name, capsys):
     damage, message = DAMAGES[name]
     damage(fsi)
     with pytest.raises(ValueError, match=message) as error:

@@ -177,7 +177,7 @@ def invalid_files(folder: Path) -> dict[str, tuple[Path, str]]:
     }
 
 
-def test_invalid_files_raise_one_sentence(tmp_path: Path) -> None:
+def test_invalid_vtk_files_raise_one_sentence(tmp_path: Path) -> None:
     for name, (path, message) in invalid_files(tmp_path / "bad").items():
         with pytest.raises(ValueError, match=message) as caught:
             import_data(path, tmp_path / f"{name}.h5")
@@ -185,7 +185,7 @@ def test_invalid_files_raise_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_corrupt_files_raise_one_sentence_or_read(tmp_path: Path, seed: int) -> None:
+def test_corrupt_vtk_files_raise_one_sentence_or_read(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     path = tmp_path / ("a.vti" if seed % 2 else "a.vtk")
     fields = {"p": SCALAR[:6, :5, :2], "v": VECTOR[:6, :5, :2]}

@@ -46,7 +46,7 @@ def subject_of(
 ) -> Subject:
     """A perturbed model and windows of the last two trajectories."""
     recipe = replace(RECIPE, task=task, model=replace(MODEL, name=name))
-    all_windows = Windows(Stream(WAVES, 0, count=6), (4, 5), recipe.evaluation_windows())
+    all_windows = Windows(Stream(WAVES, 0, count=6), (4, 5), recipe.evaluation_window_spec())
     return _subject(recipe, all_windows, noise, dtype, windows)
 
 
@@ -58,7 +58,7 @@ def subject_in_3d() -> Subject:
     layout = Layout(FIELDS, ("1", "1"), ("periodic",) * 3, axes, np.arange(9.0))
     model = replace(MODEL, modes=2, options=Options())
     recipe = Recipe(replace(TASK, grid=grid, horizon=2), model, RECIPE.train)
-    all_windows = Windows(Memory(Header(layout, "test", {}), data), (0, 1), recipe.evaluation_windows())
+    all_windows = Windows(Memory(Header(layout, "test", {}), data), (0, 1), recipe.evaluation_window_spec())
     return _subject(recipe, all_windows, 0.2, torch.float32, 4)
 
 

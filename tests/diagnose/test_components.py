@@ -189,7 +189,7 @@ def trained(runs, horizon=3):
     run = runs["first"]
     forecaster = load(run.path, "cpu").double()
     with open_store(run.read_json("data.json")["path"]) as store:
-        spec = replace(load_recipe(run).evaluation_windows(), horizon=horizon)
+        spec = replace(load_recipe(run).evaluation_window_spec(), horizon=horizon)
         history, future = Windows(store, run.read_json("data.json")["parts"]["test"], spec).batch(torch.arange(3))
     return forecaster, history.double(), future.double()
 

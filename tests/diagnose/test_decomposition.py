@@ -165,7 +165,7 @@ def subject_of(raw, run, model=None, horizon=5):
     recipe = load_recipe(run)
     loaded = load(run.path)
     subject_forecaster = loaded if model is None else loaded.around(model)
-    windows = Windows(raw, [6, 7], recipe.evaluation_windows(horizon))
+    windows = Windows(raw, [6, 7], recipe.evaluation_window_spec(horizon))
     return Subject(run, recipe, subject_forecaster, windows, torch.arange(len(windows)), horizon, 3)
 
 
@@ -187,7 +187,7 @@ def value(findings, metric, lead, field=None):
 def test_decomposition_rows_are_means_over_windows(runs, raw, which):
     subject = subject_of(raw, runs["ffno" if which == "ffno" else "first"], Custom() if which == "custom" else None)
     findings = decomposition(subject)
-    windows = Windows(raw, [6, 7], subject.recipe.evaluation_windows(5))
+    windows = Windows(raw, [6, 7], subject.recipe.evaluation_window_spec(5))
     history, truth = windows.batch(range(len(windows)))
     with torch.no_grad():
         injected, propagated = by_definition(subject.forecaster, 1, history, truth)
@@ -233,6 +233,6 @@ def test_decomposition_rejects_non_finite_data(runs, raw):
             history, future = super().batch(indices)
             return history, torch.where(torch.tensor(indices.tolist()).view(-1, 1, 1, 1, 1) == 2, torch.nan, future)
 
-    bad = Broken(raw, [6, 7], subject.recipe.evaluation_windows(5))
+    bad = Broken(raw, [6, 7], subject.recipe.evaluation_window_spec(5))
     with pytest.raises(ValueError, match="Trajectory 7 of the data contains non-finite values"):
         decomposition(Subject(subject.run, subject.recipe, subject.forecaster, bad, subject.indices, 5, 3))

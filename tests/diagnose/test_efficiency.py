@@ -38,8 +38,8 @@ def subject(runs, study):
     run = runs["first"]
     recipe = load_recipe(run)
     with open_store(study / "flow.h5") as store:
-        windows = Windows(store, [6, 7], recipe.evaluation_windows())
-        training = Windows(store, range(5), recipe.training_windows())
+        windows = Windows(store, [6, 7], recipe.evaluation_window_spec())
+        training = Windows(store, range(5), recipe.training_window_spec())
         yield Subject(run, recipe, load(run.path), windows, torch.arange(4), 3, 2, training)
 
 

@@ -116,7 +116,7 @@ def trained(tmp_path_factory):
     recipe = replace(RECIPE, model=replace(MODEL, name="transolver-srpa"))
     train_run(recipe, folder / "waves.h5", Run(folder / "run"))
     with open_store(folder / "waves.h5") as store:
-        windows = Windows(store, (4, 5), recipe.evaluation_windows())
+        windows = Windows(store, (4, 5), recipe.evaluation_window_spec())
         indices = torch.arange(len(windows))
         yield Subject(Run(folder / "run"), recipe, load(folder / "run"), windows, indices, 4, 2)
 

@@ -61,8 +61,8 @@ def subject_of(folder, mask, junk=0.0):
     grid = values.shape[2:4]
     task = Task("flow", names, FIELDS, grid, 1, 1, 3, 4, 2, "channel", mask=SOLID if mask else None)
     recipe, store = Recipe(task, ModelRecipe(), TrainRecipe(batch=2)), open_store(path)
-    windows = Windows(store, [4, 5], recipe.evaluation_windows())
-    training = Windows(store, [0, 1, 2, 3], recipe.training_windows())
+    windows = Windows(store, [4, 5], recipe.evaluation_window_spec())
+    training = Windows(store, [0, 1, 2, 3], recipe.training_window_spec())
     main, peers = forecaster(0.9, mask), (forecaster(1.1, mask), forecaster(0.8, mask))
     return Subject(Run(folder), recipe, main, windows, torch.arange(len(windows)), 3, 3, training, peers)
 

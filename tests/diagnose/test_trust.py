@@ -58,8 +58,8 @@ def make(folder, boundary="periodic"):
 def subject_of(store, folder, factor=0.9, peers=()):
     task = Task("waves", FIELDS, FIELDS, (POINTS, POINTS), 2, 1, 4, 4, 2, "none")
     recipe = Recipe(task, ModelRecipe(), TrainRecipe(batch=2))
-    windows = Windows(store, [4, 5], recipe.evaluation_windows())
-    training = Windows(store, [0, 1, 2, 3], recipe.training_windows())
+    windows = Windows(store, [4, 5], recipe.evaluation_window_spec())
+    training = Windows(store, [0, 1, 2, 3], recipe.training_window_spec())
     members = tuple(map(forecaster, peers))
     return Subject(
         Run(folder), recipe, forecaster(factor), windows, torch.arange(len(windows)), 4, 3, training, members
@@ -237,8 +237,8 @@ def test_maps_in_3d_store_fewer_cases(tmp_path):
     task = Task("box", FIELDS, FIELDS, (6, 6, 6), 2, 1, 6, 3, 1, "none")
     recipe = Recipe(task, ModelRecipe(), TrainRecipe(batch=2))
     with open_store(tmp_path / "box.h5") as store:
-        windows = Windows(store, [2, 3], recipe.evaluation_windows())
-        training = Windows(store, [0, 1], recipe.training_windows())
+        windows = Windows(store, [2, 3], recipe.evaluation_window_spec())
+        training = Windows(store, [0, 1], recipe.training_window_spec())
         subject = Subject(Run(tmp_path), recipe, forecaster(0.9), windows, torch.arange(4), 6, 2, training)
         arrays, findings = maps(subject).arrays, trust(subject)
     assert arrays["truth"].shape == (2, 6, 6, 6, 6, 2) and arrays["given"].shape == (2, 6, 6, 6, 2)

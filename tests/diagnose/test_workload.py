@@ -45,7 +45,7 @@ def training(recipe):
     task = replace(recipe.task, space_stride=1, time_stride=1)
     source = Noise(task, task.train + task.test, frames_of(recipe)[0])
     unstrided = replace(recipe, task=task)
-    windows = Windows(source, unstrided.split(len(source)).train, unstrided.training_windows())
+    windows = Windows(source, unstrided.split(len(source)).train, unstrided.training_window_spec())
     return source, windows, StepPlan(unstrided, windows)
 
 

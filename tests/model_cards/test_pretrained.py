@@ -35,7 +35,7 @@ FRESH = 8
 
 def first_frames(recipe):
     """The simulator of a task, limited to the frames of the first window."""
-    simulator, spec = simulator_of(recipe.task.name), recipe.evaluation_windows()
+    simulator, spec = simulator_of(recipe.task.name), recipe.evaluation_window_spec()
     frames = spec.time_stride * (spec.span - 1) + 1
     return replace(simulator, frames=frames) if hasattr(simulator, "frames") else simulator
 

@@ -34,7 +34,7 @@ def stepper_of(task: str, model: str) -> Stepper:
 
 
 def work_of(stepper: Stepper) -> Callable[[], None]:
-    return partial(launch_all, partial(stepper._gradients, 1), stepper.model, stepper.optimiser)
+    return partial(launch_all, partial(stepper._forward_backward, 1), stepper.model, stepper.optimiser)
 
 
 class Compiler:

@@ -48,7 +48,7 @@ def test_precompile_dry_run_requests_the_kernels_of_an_update(monkeypatch, tmp_p
     interpreted = InterpretedFunction.run
     with monkeypatch.context() as patch:
         patch.setattr(InterpretedFunction, "run", lambda *args, **options: None)
-        stepper._gradients(1, weights.learn())
+        stepper._forward_backward(1, weights.learn())
     weights.fill()
     gradients = fused._gradients = [p.grad for p in stepper.model.parameters()]  # alive while the kernel reads them
     assert all(gradient is not None for gradient in gradients)

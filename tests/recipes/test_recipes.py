@@ -135,18 +135,18 @@ def test_official_factformer_trains_with_pushforward(task, calls, after, every, 
     recipe = RECIPES[f"{task}-factformer-official"]
     assert [recipe.train.calls_at(after + step) for step in (-1, 0, 1, every)] == [1, calls, 1, calls]
     seen = windows(recipe, recipe.task.train + recipe.task.test)
-    assert seen.starts == starts and recipe.training_windows().horizon == calls * recipe.task.block
+    assert seen.starts == starts and recipe.training_window_spec().horizon == calls * recipe.task.block
     assert StepPlan(recipe, seen).steps > after
     assert RECIPES["darcy-factformer-official"].train.derivative == 0
 
 
 def test_official_ffno_trains_on_all_pairs_and_is_evaluated_on_the_same_frames():
     markov, paper = RECIPES["ns2d-ffno-official"], RECIPES["ns2d"]
-    assert markov.training_windows().starts_in(20) == 19
+    assert markov.training_window_spec().starts_in(20) == 19
     header = Header(simulator_of("ns2d").layout, "test", {})
     futures = [
         [(row.future, row.last) for row in Windows(Memory(header, np.empty((1, 0))), (0,), spec).rows()]
-        for spec in (markov.evaluation_windows(), paper.evaluation_windows())
+        for spec in (markov.evaluation_window_spec(), paper.evaluation_window_spec())
     ]
     assert futures[0] == futures[1] == [(10, 19)]
 
@@ -245,7 +245,7 @@ def windows(recipe: Recipe, count: int) -> Windows:
     """Return the training windows on the times and grid of the task's simulator, without values."""
     layout = simulator_of(recipe.task.name).layout
     header = Header(layout, "test", {})
-    return Windows(Memory(header, np.empty((count, 0))), recipe.split(count).train, recipe.training_windows())
+    return Windows(Memory(header, np.empty((count, 0))), recipe.split(count).train, recipe.training_window_spec())
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_kf2d_has_13400_training_windows():
 def test_realm_recipes_use_pushforward_at_every_step():
     train = RECIPES["ignit-hit"].train
     assert {train.calls_at(step) for step in range(10)} == {2}
-    assert RECIPES["ignit-hit"].training_windows().horizon == 2
+    assert RECIPES["ignit-hit"].training_window_spec().horizon == 2
 
 
 def test_calls_at_follows_push_after_and_push_every():

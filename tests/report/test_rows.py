@@ -114,9 +114,9 @@ def test_mean_and_std_over_groups():
 
 def test_need_takes_only_matching_rows():
     need = Need(("a", "b"), {"part": "test"})
-    assert need.takes({"metric": "b", "part": "test"})
-    assert not need.takes({"metric": "c", "part": "test"})
-    assert not need.takes({"metric": "a", "part": "train"})
+    assert need.matches({"metric": "b", "part": "test"})
+    assert not need.matches({"metric": "c", "part": "test"})
+    assert not need.matches({"metric": "a", "part": "train"})
 
 
 def test_named_apart_keeps_model_names_across_tasks():

@@ -14,7 +14,7 @@ from tests.runs import fuzz
 INPUTS = 4500
 
 
-def test_fuzz_reports_every_outcome(tmp_path: Path) -> None:
+def test_run_fuzz_reports_every_outcome(tmp_path: Path) -> None:
     """Some inputs of every kind; unmutated runs must be read completely, or the counts would mean nothing."""
     fuzz.make(tmp_path)
     for use in dict.fromkeys(use for uses in fuzz.USES.values() for use in uses):

@@ -47,7 +47,7 @@ def losses(path, recipe=RECIPE, execution=None, resident=True):
     execution = Execution() if execution is None else execution
     device = execution.world.device
     with open_store(path) as store:
-        windows = Windows(store, range(6), recipe.training_windows())
+        windows = Windows(store, range(6), recipe.training_window_spec())
         forecaster = build(recipe, *fit("channel", windows)).to(device)
         windows = windows.resident(device) if resident else windows
         plan = StepPlan(recipe, windows)
@@ -67,7 +67,7 @@ def test_prefetched_windows_train_like_resident_ones(data):
 
 def test_prefetch_keeps_the_order_and_can_be_closed(data):
     with open_store(data) as store:
-        windows = Windows(store, range(6), RECIPE.training_windows())
+        windows = Windows(store, range(6), RECIPE.training_window_spec())
         batches = [torch.tensor([k, 3 * k]) for k in range(6)]
         for indices, (history, future) in zip(batches, prefetch(windows, batches, "cpu"), strict=True):
             expected = windows.batch(indices)
@@ -83,7 +83,7 @@ def test_stepper_matches_adamw_written_out_by_hand(data):
     """Three steps of AdamW written out in float64 from the same gradients."""
     recipe = replace(RECIPE, train=replace(RECIPE.train, updates=3, clip=None, weight_decay=0.1, lr=1e-2))
     with open_store(data) as store:
-        windows = Windows(store, range(6), recipe.training_windows()).resident("cpu")
+        windows = Windows(store, range(6), recipe.training_window_spec()).resident("cpu")
         forecaster = build(recipe, *fit("channel", windows))
         plan = StepPlan(recipe, windows)
         rates = plan.rates()
@@ -120,7 +120,7 @@ def first_step(path, recipe, factor=1.0):
 
     with open_store(path) as store:
         source = Memory(store.header, factor * store[:])
-    windows = Windows(source, range(6), recipe.training_windows()).resident("cpu")
+    windows = Windows(source, range(6), recipe.training_window_spec()).resident("cpu")
     forecaster = build(recipe, *fit("channel", windows))
     plan, seen = StepPlan(recipe, windows), []
     forecaster.model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach().clone()))
@@ -172,7 +172,7 @@ def test_losses_do_not_depend_on_the_scale_of_the_data(data, exponent, loss):
     with open_store(data) as store:
         for factor in (1.0, 2.0**exponent):
             source = Memory(store.header, np.float32(factor) * store[:])
-            windows = Windows(source, range(6), recipe.training_windows()).resident("cpu")
+            windows = Windows(source, range(6), recipe.training_window_spec()).resident("cpu")
             plan = StepPlan(recipe, windows)
             stepper = Stepper(
                 recipe, build(recipe, *fit("channel", windows)), windows, plan.members, plan.rates(), Execution()
@@ -206,7 +206,7 @@ def test_constant_input_field_works_with_every_objective(data):
     task = replace(TASK, inputs=("vorticity", "reynolds"))
     for objective in ("direct", "teacher_forced", "pushforward"):
         recipe = replace(RECIPE, task=task, train=replace(RECIPE.train, objective=objective, calls=2, updates=2))
-        windows = Windows(Memory(header, values), range(6), recipe.training_windows()).resident("cpu")
+        windows = Windows(Memory(header, values), range(6), recipe.training_window_spec()).resident("cpu")
         forecaster = build(recipe, *fit("channel", windows))
         plan = StepPlan(recipe, windows)
         stepper = Stepper(recipe, forecaster, windows, plan.members, plan.rates(), Execution())

@@ -37,11 +37,11 @@ def check_fits(recipe: Recipe, head: Header, count: int) -> None:
     assert sorted(members) == list(range(count))
     assert parts.train and parts.test and (parts.validation or len(parts.train) == 1)
     source = Memory(head, np.empty((count, 0)))
-    training = Windows(source, parts.train, recipe.training_windows())
+    training = Windows(source, parts.train, recipe.training_window_spec())
     assert training.grid == recipe.task.grid
     StepPlan(recipe, training)
     for part in filter(None, (parts.validation, parts.test)):
-        assert len(Windows(source, part, recipe.evaluation_windows())) >= len(part)
+        assert len(Windows(source, part, recipe.evaluation_window_spec())) >= len(part)
     with torch.device("meta"):
         build_solver(recipe.model.name, recipe.model.config(recipe.task))
     assert Recipe.from_plain(recipe.to_plain()) == recipe
@@ -107,7 +107,7 @@ def test_space_stride_keeps_periodic_axes_periodic_and_is_minimal(data):
     recipe, notes = infer_recipe(head, 5, CHOICES, True)
     stride, grid = recipe.task.space_stride, recipe.task.grid
     Windows(
-        Memory(head, np.empty((5, 0))), (0,), recipe.training_windows()
+        Memory(head, np.empty((5, 0))), (0,), recipe.training_window_spec()
     )  # raises if a stride does not divide a period
     assert grid == tuple(-(-n // stride) for n in head.grid) and (stride == 1 or min(grid) >= 16)
     boundaries = zip(head.grid, head.layout.boundary, strict=True)

@@ -38,8 +38,8 @@ def data(tmp_path_factory):
 def start(path, folder, recipe=RECIPE, watch=None, look=5):
     with open_store(path) as store:
         parts = recipe.split(len(store), store.digests)
-        windows = Windows(store, parts.train, recipe.training_windows())
-        validation = Windows(store, parts.validation, recipe.evaluation_windows())
+        windows = Windows(store, parts.train, recipe.training_window_spec())
+        validation = Windows(store, parts.validation, recipe.evaluation_window_spec())
         inputs, targets = fit(recipe.task.normaliser, windows)
         forecaster = build(recipe, inputs, targets)
         write_normalisers(Run(folder), inputs, targets, store.fingerprint)
@@ -154,7 +154,7 @@ def test_seed_changes_the_weights(data, tmp_path):
 
 def test_non_finite_loss_reports_step_and_windows(tmp_path, data):
     with open_store(data) as store:
-        windows = Windows(store, range(6), RECIPE.training_windows())
+        windows = Windows(store, range(6), RECIPE.training_window_spec())
         forecaster = build(RECIPE, *fit("channel", windows))
         broken = windows.resident("cpu")
         poisoned = order(3, 1, 6, broken.starts)[4:8]
@@ -208,7 +208,7 @@ def test_log_has_a_row_for_every_look_and_check(data, tmp_path):
 
 def test_checks_are_limited_to_one_per_step(data):
     with open_store(data) as store:
-        windows = Windows(store, range(5), RECIPE.training_windows())
+        windows = Windows(store, range(5), RECIPE.training_window_spec())
         for checks in (7, 10, 10**15):
             plan = StepPlan(replace(RECIPE, train=replace(RECIPE.train, updates=7, checks=checks)), windows)
             assert plan.checks == set(range(1, 8))
@@ -279,7 +279,7 @@ def test_ema_matches_a_reference(data, tmp_path):
         snapshots.append({name[6:]: t for name, t in tensors.items() if name.startswith("model.")})
 
     with open_store(data) as store:
-        windows = Windows(store, recipe.split(8).train, recipe.training_windows())
+        windows = Windows(store, recipe.split(8).train, recipe.training_window_spec())
         initial = build(recipe, *fit("channel", windows)).model.state_dict()
     start(data, tmp_path, recipe, watch, look=1)
     average = {name: tensor.clone() for name, tensor in initial.items()}

@@ -156,7 +156,7 @@ def test_time_scale_resolves_large_close_times():
 def test_training_passes_the_time_of_every_window(data, objective):
     recipe = replace(RECIPE, train=replace(PLAN, objective=objective, calls=3))
     with open_store(data) as store:
-        windows = Windows(store, range(8), recipe.training_windows()).resident("cpu")
+        windows = Windows(store, range(8), recipe.training_window_spec()).resident("cpu")
         forecaster = build(recipe, *fit("channel", windows), TimeScale.of(windows.times))
         plan, recorded = StepPlan(recipe, windows), record_times(forecaster.model)
         Stepper(recipe, forecaster, windows, plan.members, plan.rates(), Execution()).run(0)
@@ -225,7 +225,7 @@ def test_conditions_work_without_time_embedding(data, tmp_path):
     forecaster = load(tmp_path)
     recorded = record_times(forecaster.model)
     with open_store(data) as store:
-        windows = Windows(store, (8, 9), recipe.evaluation_windows())
+        windows = Windows(store, (8, 9), recipe.evaluation_window_spec())
         forecaster.rollout(windows[0][0][None], 3)
         rate = (store[8][0, 0, 1] - forecaster.inputs.mean[1]) / forecaster.inputs.scale[1]
     torch.testing.assert_close(torch.cat(recorded)[:, 0], torch.full((3,), float(rate)), rtol=1e-5, atol=1e-6)
@@ -415,7 +415,7 @@ def test_captured_step_reads_new_times(data, objective, resident):
     for engine in ("eager", "graph"):
         recipe, execution = replace(RECIPE, train=plan_of), Execution(World(device=torch.device("cuda")), engine)
         with open_store(data) as store:
-            windows = Windows(store, range(8), recipe.training_windows())
+            windows = Windows(store, range(8), recipe.training_window_spec())
             forecaster = build(recipe, *fit("channel", windows), TimeScale.of(windows.times)).to("cuda")
             windows = windows.resident("cuda") if resident else windows
             plan = StepPlan(recipe, windows)

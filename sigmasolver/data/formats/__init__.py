@@ -1,7 +1,7 @@
 """Foreign files, read in place or imported into a store. `KINDS` has one row per kind of data set: how to recognise it
 and how to read it.
 
-Each reader returns a `Foreign` (`source`); `reading` holds the user's description of the files. Readers share
+Each reader returns a `ForeignData` (`source`); `reading` holds the user's description of the files. Readers share
 `labelled` and `dimensions` (arrays with named dimensions), `parts` (several files as one data set), `arrays`, `hdf5`
 and `torch_file` (containers), `fields` and `metadata` (a user's own arrays), `finite` and `checks` (values).
 """
@@ -38,7 +38,7 @@ from sigmasolver.data.formats.history import read_history
 from sigmasolver.data.formats.in_place import ForeignReader
 from sigmasolver.data.formats.metadata import check_names
 from sigmasolver.data.formats.reading import Reading
-from sigmasolver.data.formats.source import Foreign
+from sigmasolver.data.formats.source import ForeignData
 from sigmasolver.data.header import Header
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.store import Writer, is_store, open_store
@@ -74,14 +74,14 @@ class Kind:
     name: str
     description: str
     fits: Callable[[Path], bool]
-    read: Callable[[Path], Foreign]
-    select: Callable[[Path, Reading], Foreign] | None = None
+    read: Callable[[Path], ForeignData]
+    select: Callable[[Path, Reading], ForeignData] | None = None
     """Like `read`, with the fields and axes that the user specifies; None if the format defines both."""
     describes_itself: bool = False
     """Whether the files specify their axes, fields and times."""
     by_values: bool = True
     """Whether trajectories are identified by their values; otherwise by the state of their files, which may be huge."""
-    read_several: Callable[[Sequence[Path]], Foreign] | None = None
+    read_several: Callable[[Sequence[Path]], ForeignData] | None = None
     """Read several files as one data set; None if the kind is a single file or folder."""
 
 
@@ -100,14 +100,14 @@ def _is_user_arrays(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() in user_arrays.SUFFIXES
 
 
-def _read_user_arrays(path: Path, reading: Reading | None = None) -> Foreign:
+def _read_user_arrays(path: Path, reading: Reading | None = None) -> ForeignData:
     read = user_folder.read_folder if path.is_dir() else user_arrays.read_file
     return read(path, reading or Reading())
 
 
 def _with_reading(
-    read: Callable[[Path, Sequence[str] | None, bool | None], Foreign],
-) -> Callable[[Path, Reading], Foreign]:
+    read: Callable[[Path, Sequence[str] | None, bool | None], ForeignData],
+) -> Callable[[Path, Reading], ForeignData]:
     """Adapt a reader of files with named axes: it takes the fields and `steady`; the layout is overridden later."""
     return lambda path, reading: read(path, reading.fields, reading.steady)
 
@@ -321,7 +321,9 @@ def skip_bad(source: Path, out: Path) -> Imported:
     """Copy a store without the trajectories that have non-finite values."""
     with open_store(source) as store:
         header = store.header
-        full = Foreign(header.layout, len(store), lambda start, stop: store[start:stop], split=store.published_split)
+        full = ForeignData(
+            header.layout, len(store), lambda start, stop: store[start:stop], split=store.published_split
+        )
         step = max(1, _BLOCK_BYTES // header.nbytes)
         finite, skipped = without_bad(full, step)
         extra: dict[str, Any] = {"skipped": skipped} if skipped else {}
@@ -372,7 +374,7 @@ def open_data(source: str | Path | Reader, reading: Reading | None = None, kind:
         return ForeignReader(source, header, foreign, read, row.by_values)
 
 
-def _open_foreign(kind: str, source: Path, reading: Reading) -> Foreign:
+def _open_foreign(kind: str, source: Path, reading: Reading) -> ForeignData:
     """Open a foreign data set; `reading` overrides the metadata of its files."""
     row = _kind_by_name(kind)
     foreign = row.read(source) if row.select is None else row.select(source, reading)
@@ -405,7 +407,7 @@ def describes_itself(source: Path) -> bool:
 
 
 def _header(
-    row: Kind, foreign: Foreign, sources: Sequence[Path], dtype: str, extra: Mapping[str, Any] | None = None
+    row: Kind, foreign: ForeignData, sources: Sequence[Path], dtype: str, extra: Mapping[str, Any] | None = None
 ) -> Header:
     """Build the header; `extra` is added to its parameters. Without `sources`, the data are identified by values."""
     identity = _file_identity(foreign.files or sources) if sources else {}
@@ -415,7 +417,7 @@ def _header(
     return Header(foreign.layout, row.name, parameters, None, dtype)
 
 
-def _open_sources(sources: Sequence[Path], out: Path, kind: str | None, reading: Reading) -> tuple[Kind, Foreign]:
+def _open_sources(sources: Sequence[Path], out: Path, kind: str | None, reading: Reading) -> tuple[Kind, ForeignData]:
     """Validate the arguments of an import and open its sources."""
     if not sources:
         raise ValueError("Nothing to import; give a file or folder.")

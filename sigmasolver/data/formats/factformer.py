@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from sigmasolver.data.formats.arrays import members, open_members, open_npy
-from sigmasolver.data.formats.source import WHOLE_TRAJECTORIES, Foreign, check_numbers, periodic
+from sigmasolver.data.formats.source import WHOLE_TRAJECTORIES, ForeignData, check_numbers, periodic
 from sigmasolver.data.layout import Layout
 
 __all__ = [
@@ -40,7 +40,7 @@ _CACHE_BYTES = 512 * 2**20
 """Size of the cache of smoke trajectories; it holds at least one."""
 
 
-def read_kolmogorov(path: Path) -> Foreign:
+def read_kolmogorov(path: Path) -> ForeignData:
     """Vorticity of Kolmogorov flow, memory-mapped."""
     values = open_npy(path)
     check_numbers(str(path), values, ("count", "frames", "x", "y"))
@@ -53,7 +53,7 @@ def read_kolmogorov(path: Path) -> Foreign:
         times=2 + np.arange(1, frames + 1) / 32,
     )
     notes = ("Assumed: a periodic box of side 2π, frames 1/32 apart, the first at 2 + 1/32.",)
-    return Foreign(
+    return ForeignData(
         layout,
         count,
         lambda start, stop: values[start:stop, ..., None],
@@ -69,7 +69,7 @@ def turbulence_folders(path: Path) -> list[Path]:
     return sorted(folder for folder in path.iterdir() if any((folder / f"{name}.npy").exists() for name in TURBULENCE))
 
 
-def read_turbulence(path: Path) -> Foreign:
+def read_turbulence(path: Path) -> ForeignData:
     """Pressure and velocity of isotropic turbulence."""
     folders = turbulence_folders(path)
     if not folders:
@@ -100,7 +100,7 @@ def read_turbulence(path: Path) -> Foreign:
         return np.stack([read_frames(index, 0, frames) for index in range(start, stop)])
 
     notes = (f"Assumed: a periodic box of side 2π, frames 0.05 apart, the first at {0.05 * first:g}.",)
-    return Foreign(layout, len(folders), read, notes, frames=read_frames)
+    return ForeignData(layout, len(folders), read, notes, frames=read_frames)
 
 
 def smoke_files(path: Path) -> list[Path]:
@@ -117,7 +117,7 @@ def is_smoke(path: Path) -> bool:
     return bool(files) and bool(set(SMOKE) & set(members(files[0])))
 
 
-def read_smoke(path: Path) -> Foreign:
+def read_smoke(path: Path) -> ForeignData:
     """Density and velocity of buoyant smoke in a closed box."""
     files = smoke_files(path)
     if not files:
@@ -148,7 +148,7 @@ def read_smoke(path: Path) -> Foreign:
     last = int(files[-1].stem.removeprefix("smoke_"))
     if last - int(files[0].stem.removeprefix("smoke_")) + 1 > len(files):
         notes.append(f"Some file numbers up to {last} are missing; the others are stored consecutively.")
-    return Foreign(
+    return ForeignData(
         layout,
         len(files),
         read,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sigmasolver.data.formats.source import Foreign
+from sigmasolver.data.formats.source import ForeignData
 from sigmasolver.data.split import Split
 
 __all__ = ["fill_solid", "label", "without_bad"]
@@ -18,7 +18,7 @@ def label(files: Sequence[object], index: int) -> str:
     return f"trajectory {index} ({files[index]})" if files else f"trajectory {index}"
 
 
-def fill_solid(foreign: Foreign, mask: str) -> Foreign:
+def fill_solid(foreign: ForeignData, mask: str) -> ForeignData:
     """Replace non-finite values by zero where the field `mask` is 1: many programs write NaN inside a solid."""
     channel = foreign.layout.fields.index(mask)
 
@@ -36,7 +36,7 @@ def fill_solid(foreign: Foreign, mask: str) -> Foreign:
     )
 
 
-def without_bad(foreign: Foreign, step: int) -> tuple[Foreign, list[str]]:
+def without_bad(foreign: ForeignData, step: int) -> tuple[ForeignData, list[str]]:
     """Drop trajectories with non-finite values and return the rest with labels of the dropped ones.
 
     All values are read once, `step` trajectories at a time.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sigmasolver.data.formats.checks import ValueChecks
-from sigmasolver.data.formats.source import Foreign
+from sigmasolver.data.formats.source import ForeignData
 from sigmasolver.data.header import DTYPES, Header, fingerprint
 from sigmasolver.data.reader import Key, Reader, contiguous
 
@@ -26,11 +26,11 @@ class ForeignReader(Reader):
     """
 
     def __init__(
-        self, path: Path, header: Header, foreign: Foreign, reopen: Callable[[], Foreign], by_values: bool
+        self, path: Path, header: Header, foreign: ForeignData, reopen: Callable[[], ForeignData], by_values: bool
     ) -> None:
         """`foreign`: the open data set; `reopen`: reopens it after `close` or in another process."""
         self.path, self.header = path, header
-        self._foreign: Foreign | None = foreign
+        self._foreign: ForeignData | None = foreign
         self._reopen = reopen
         self._count, self.notes = foreign.count, (*foreign.notes, *foreign.cache_notes)
         self._files = [file.name for file in foreign.trajectory_files]
@@ -89,7 +89,7 @@ class ForeignReader(Reader):
             return foreign.frames(index, frames.start, frames.stop)
         return foreign.read(index, index + 1)[0, frames]
 
-    def _ensure_open(self) -> Foreign:
+    def _ensure_open(self) -> ForeignData:
         if self._foreign is None:
             self._foreign = self._reopen()
         return self._foreign

@@ -22,7 +22,7 @@ import numpy as np
 
 from sigmasolver.data.formats.dimensions import CHANNEL, COUNT, SPACE, TIME, role_of
 from sigmasolver.data.formats.metadata import check_strings
-from sigmasolver.data.formats.source import Foreign, Ranges, listed
+from sigmasolver.data.formats.source import ForeignData, Ranges, listed
 from sigmasolver.data.header import BOUNDARIES
 from sigmasolver.data.layout import Layout
 from sigmasolver.settings import suggest
@@ -90,7 +90,7 @@ class _Axis:
     attributes: Mapping[str, Any]
 
 
-def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
+def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: bool | None = None) -> ForeignData:
     """Read the fields with the most spatial axes; missing metadata are filled with defaults and noted."""
     notes = list(data.notes)
     _check_sizes(data)
@@ -171,7 +171,7 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
     def read(start: int, stop: int) -> np.ndarray:
         return np.stack([read_frames(index, 0, len(times)) for index in range(start, stop)])
 
-    return Foreign(
+    return ForeignData(
         layout,
         1 if count is None else count,
         read,

@@ -20,7 +20,7 @@ import numpy as np
 from sigmasolver.data.formats.hdf5 import chunks_of
 from sigmasolver.data.formats.source import (
     Array,
-    Foreign,
+    ForeignData,
     Ranges,
     cache_notes,
     check_numbers,
@@ -108,7 +108,7 @@ def _read_error(path: Path) -> ValueError:
     return ValueError(f"{path} is truncated or is not a MATLAB file; copy or download it again.")
 
 
-def read_darcy(path: Path) -> Foreign:
+def read_darcy(path: Path) -> ForeignData:
     """Read all cases of one file: coefficient and pressure of steady Darcy flow, one frame each."""
     foreign = _open_darcy(path)
     note = f"Training and test splits come from this one file; the public split uses both {TRAIN} and {TEST}."
@@ -117,7 +117,7 @@ def read_darcy(path: Path) -> Foreign:
 
 def read_darcy_pair(
     paths: Sequence[Path], train: int = TASKS["darcy"].train, test: int = TASKS["darcy"].test
-) -> Foreign:
+) -> ForeignData:
     """Read the public split: the first `train` cases of the training file, then the first `test` of the test file."""
     train_file, test_file, how = _train_and_test_file(paths)
     test_set, train_set = _open_darcy(test_file, test), _open_darcy(train_file)
@@ -149,7 +149,7 @@ def read_darcy_pair(
         f"{how}: trajectories 0 to {train - 1} are the first {train} cases of {train_file.name} (training), "
         f"{train} to {train + test - 1} the first {test} of {test_file.name} (test)."
     )
-    return Foreign(train_set.layout, train + test, read, (*train_set.notes, note), files=(train_file, test_file))
+    return ForeignData(train_set.layout, train + test, read, (*train_set.notes, note), files=(train_file, test_file))
 
 
 def _train_and_test_file(paths: Sequence[Path]) -> tuple[Path, Path, str]:
@@ -171,7 +171,7 @@ def _train_and_test_file(paths: Sequence[Path]) -> tuple[Path, Path, str]:
     return first, second, "By their names"
 
 
-def _open_darcy(path: Path, limit: int | None = None) -> Foreign:
+def _open_darcy(path: Path, limit: int | None = None) -> ForeignData:
     axes = ("count", "x", "y")
     coefficient, pressure = (_open_variable(path, name, axes, limit) for name in ("coeff", "sol"))
     if coefficient.shape != pressure.shape:
@@ -196,10 +196,10 @@ def _open_darcy(path: Path, limit: int | None = None) -> Foreign:
         return np.stack([field.part(ranges) for field in sliceable], axis=-1)[start:stop]
 
     notes = ("Assumed: cell centres of the unit square.",)
-    return Foreign(layout, count, read, notes, cache_notes(sliceable), frames=read_frames)
+    return ForeignData(layout, count, read, notes, cache_notes(sliceable), frames=read_frames)
 
 
-def read_navier_stokes(path: Path) -> Foreign:
+def read_navier_stokes(path: Path) -> ForeignData:
     """Read the vorticity on the unit torus. The initial state `a` at time zero is not a frame and is skipped."""
     vorticity = _open_variable(path, "u", ("count", "x", "y", "frames"))
     count, *grid, frames = vorticity.shape
@@ -229,4 +229,4 @@ def read_navier_stokes(path: Path) -> Foreign:
         values = sliceable.part([(index, index + 1), *((0, points) for points in grid), (start, stop)])[0]
         return np.ascontiguousarray(np.moveaxis(values, -1, 0))[..., None]
 
-    return Foreign(layout, count, read, tuple(notes), cache_notes([sliceable]), frames=read_frames)
+    return ForeignData(layout, count, read, tuple(notes), cache_notes([sliceable]), frames=read_frames)

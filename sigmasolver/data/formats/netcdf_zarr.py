@@ -16,7 +16,7 @@ import numpy as np
 
 from sigmasolver.data.formats.labelled import Labelled, Variable, as_trajectories
 from sigmasolver.data.formats.parts import concatenate, find_sources
-from sigmasolver.data.formats.source import Foreign, Ranges
+from sigmasolver.data.formats.source import ForeignData, Ranges
 from sigmasolver.data.isolated import UnreadableError, ask
 
 __all__ = ["is_netcdf", "is_zarr", "netcdf_files", "open_labelled", "read_netcdf", "read_zarr", "zarr_groups"]
@@ -43,19 +43,19 @@ def zarr_groups(path: Path) -> list[tuple[str | None, Path]]:
     return [(None, path)] if is_zarr(path) else find_sources(path, is_zarr)
 
 
-def read_netcdf(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
-    """Read a file, or the files of a folder one after another."""
+def read_netcdf(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> ForeignData:
+    """Open a NetCDF file, or the files of a folder as one data set; `names`: fields to read, `steady`: no time axis."""
     return _read(netcdf_files(path), names, steady, f"{path} contains no NetCDF file ({', '.join(NETCDF)}).")
 
 
-def read_zarr(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
-    """Read a group, or the groups of a folder one after another."""
+def read_zarr(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> ForeignData:
+    """Open a Zarr group, or the groups of a folder as one data set; `names`: fields to read, `steady`: no time axis."""
     return _read(zarr_groups(path), names, steady, f"{path} contains no Zarr group (zarr.json or .zgroup).")
 
 
 def _read(
     files: Sequence[tuple[str | None, Path]], names: Sequence[str] | None, steady: bool | None, if_empty: str
-) -> Foreign:
+) -> ForeignData:
     if not files:
         raise ValueError(if_empty)
     return concatenate(files, lambda file: as_trajectories(open_labelled(file), names, steady))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sigmasolver.data.formats.source import Foreign
+from sigmasolver.data.formats.source import ForeignData
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.split import Split
 
@@ -53,7 +53,7 @@ def _part_of(name: str, exact: bool) -> str | None:
     return next((part for part in PARTS if any(re.fullmatch(_PATTERNS[part], piece) for piece in pieces)), None)
 
 
-def concatenate(files: Sequence[tuple[str | None, Path]], read: Callable[[Path], Foreign]) -> Foreign:
+def concatenate(files: Sequence[tuple[str | None, Path]], read: Callable[[Path], ForeignData]) -> ForeignData:
     """The trajectories of these files one after another, with the split given by their parts."""
     opened = [read(file) for _, file in files]
     first, name = opened[0], files[0][1].name
@@ -61,7 +61,7 @@ def concatenate(files: Sequence[tuple[str | None, Path]], read: Callable[[Path],
         check_same_layout(file, name, source.layout, first.layout)
     ends = list(itertools.accumulate(source.count for source in opened))
 
-    def locate(index: int) -> tuple[Foreign, int]:
+    def locate(index: int) -> tuple[ForeignData, int]:
         position = bisect.bisect_right(ends, index)
         return opened[position], index - (ends[position] - opened[position].count)
 
@@ -77,7 +77,7 @@ def concatenate(files: Sequence[tuple[str | None, Path]], read: Callable[[Path],
     split, notes = _split([part for part, _ in files], ends)
     if len(files) > 1:
         notes = [f"{len(files)} sources are concatenated, from {name} to {files[-1][1].name}.", *notes]
-    return Foreign(
+    return ForeignData(
         first.layout, ends[-1], trajectories, (*notes, *first.notes), frames=frames, split=split,
         parameters=first.parameters,
     )  # fmt: skip

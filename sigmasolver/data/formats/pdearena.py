@@ -20,7 +20,7 @@ from sigmasolver.data.formats.dimensions import CHANNEL, COUNT, SPACE, TIME
 from sigmasolver.data.formats.hdf5 import SUFFIXES, open_variables, paths_in
 from sigmasolver.data.formats.labelled import Labelled, Variable, as_trajectories, coordinate
 from sigmasolver.data.formats.parts import concatenate, find_sources
-from sigmasolver.data.formats.source import Foreign
+from sigmasolver.data.formats.source import ForeignData
 
 __all__ = ["is_pdearena", "read_pdearena"]
 
@@ -40,7 +40,7 @@ def _files(path: Path) -> list[Path]:
     return [file for _, file in find_sources(path, lambda file: file.is_file() and file.suffix.lower() in SUFFIXES)]
 
 
-def read_pdearena(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
+def read_pdearena(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> ForeignData:
     """Read a file, or all files of a folder with the split given by their groups."""
     files = [(_PARTS[_group(file)], file) for file in _files(path)]
     if not files:

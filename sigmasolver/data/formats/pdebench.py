@@ -20,7 +20,7 @@ import numpy as np
 from sigmasolver.data.formats.dimensions import CHANNEL, COUNT, SPACE, TIME
 from sigmasolver.data.formats.hdf5 import open_variables, paths_in
 from sigmasolver.data.formats.labelled import Labelled, Variable, as_trajectories, coordinate
-from sigmasolver.data.formats.source import Foreign, Ranges
+from sigmasolver.data.formats.source import ForeignData, Ranges
 from sigmasolver.data.split import Split
 
 __all__ = ["is_pdebench", "read_pdebench"]
@@ -45,7 +45,7 @@ def _layout_of(names: Sequence[str]) -> str | None:
     return "grouped" if grids and any(_GROUP.fullmatch(name) for name in names) else None
 
 
-def read_pdebench(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
+def read_pdebench(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> ForeignData:
     """Read a file."""
     entries = open_variables(path)
     layout = _layout_of(list(entries))

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from sigmasolver.data.formats.arrays import members, open_members, open_npz
-from sigmasolver.data.formats.source import Foreign, check_numbers, listed
+from sigmasolver.data.formats.source import ForeignData, check_numbers, listed
 from sigmasolver.data.layout import Layout, shape_text
 from sigmasolver.data.split import Split
 
@@ -77,7 +77,7 @@ def how_to_get(task: str, folder: Path) -> str:
     )
 
 
-def read_case(path: Path) -> Foreign:
+def read_case(path: Path) -> ForeignData:
     """Read a case: first the trajectories for training, then those for validation, then those for testing."""
     index = _index_file(path)
     if index is None:
@@ -89,7 +89,7 @@ def read_case(path: Path) -> Foreign:
     ]
     fields = _fields(index, _strings(index, "variables", variables), counts)
     order, (x, y) = _orient(index, coords)
-    layout = Layout(fields, ("1",) * len(fields), ("open",) * 2, (np.sort(x), np.sort(y)), _times(index, times))
+    layout = Layout(fields, ("1",) * len(fields), ("open",) * 2, (np.sort(x), np.sort(y)), _parse_times(index, times))
     files = [_file(index, part, group) for part, names in zip(PARTS, groups, strict=True) for group in names]
     shape = (len(layout.times), len(fields), *np.shape(coords)[1:])
     for file in files:
@@ -105,7 +105,7 @@ def read_case(path: Path) -> Foreign:
     cached = lru_cache(maxsize=max(1, _CACHE_BYTES // (4 * int(np.prod(shape)))))(load)
     ends = accumulate(map(len, groups), initial=0)
     parts = [tuple(range(start, stop)) for start, stop in pairwise(ends)]
-    return Foreign(
+    return ForeignData(
         layout,
         len(files),
         lambda start, stop: np.stack([cached(number) for number in range(start, stop)]),
@@ -161,7 +161,7 @@ def _fields(index: Path, variables: Sequence[str], counts: Sequence[int]) -> tup
     return (*(f"species_{name}" for name in species), *(FIELDS[name] for name in names[counts[0] :]))
 
 
-def _times(index: Path, values: np.ndarray) -> np.ndarray:
+def _parse_times(index: Path, values: np.ndarray) -> np.ndarray:
     texts = _strings(index, "times", values)
     try:
         return np.array([float(text) for text in texts])

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from sigmasolver.data.formats.realpdebench_arrays import CHANNELS, ArrowFiles, Hdf5Files, Trajectories
-from sigmasolver.data.formats.source import Foreign
+from sigmasolver.data.formats.source import ForeignData
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.split import PARTS, Split, WindowLists
 
@@ -82,7 +82,7 @@ def missing_files(task: str, folder: Path) -> str:
     )
 
 
-def read_realpdebench(path: Path) -> Foreign:
+def read_realpdebench(path: Path) -> ForeignData:
     """Read the trajectories of a scenario: the measured ones, or those of the branch whose folder is given."""
     location = _locate(path)
     if location is None:
@@ -126,7 +126,7 @@ def read_realpdebench(path: Path) -> Foreign:
         "windows": None if windows is None else asdict(windows),
         "statistics": statistics,
     }
-    return Foreign(
+    return ForeignData(
         layout=layout,
         count=len(order),
         read=read,
@@ -232,9 +232,9 @@ def _sort_key(sim_id: str) -> tuple[list[float], str]:
 
 
 def _parse_sim_id(sim_id: str) -> list[float]:
-    """3272_18.2_0.8_1.h5: 3272, 18.2, 0.8, 1; 40NH3_1.1.h5: 40, 1.1."""
-    plain = sim_id.removesuffix(".h5").replace("NH3", "")
-    return [float(number) for number in _NUMBER.findall(plain)]
+    """The numbers in a simulation id, without the 3 of NH3: 3272_18.2_0.8_1.h5 has 3272, 18.2, 0.8, 1."""
+    stem = sim_id.removesuffix(".h5").replace("NH3", "")
+    return [float(number) for number in _NUMBER.findall(stem)]
 
 
 def _seen_first(sim_ids: Sequence[str], groups: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

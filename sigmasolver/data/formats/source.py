@@ -18,7 +18,7 @@ from sigmasolver.data.split import Split
 __all__ = [
     "WHOLE_TRAJECTORIES",
     "Array",
-    "Foreign",
+    "ForeignData",
     "Ranges",
     "cache_notes",
     "check_numbers",
@@ -40,7 +40,7 @@ _MAX_PER_CHUNK = 4
 
 
 @dataclass(frozen=True)
-class Foreign:
+class ForeignData:
     """A foreign data set, opened but not yet read."""
 
     layout: Layout

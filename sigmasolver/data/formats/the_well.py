@@ -25,7 +25,7 @@ from sigmasolver.data.formats.dimensions import CHANNEL, COUNT, SPACE, TIME
 from sigmasolver.data.formats.hdf5 import SUFFIXES, attributes_of, open_variables, paths_in
 from sigmasolver.data.formats.labelled import Labelled, Variable, as_trajectories, coordinate
 from sigmasolver.data.formats.parts import concatenate, find_sources
-from sigmasolver.data.formats.source import Foreign, listed
+from sigmasolver.data.formats.source import ForeignData, listed
 
 __all__ = ["is_well", "read_stats", "read_well"]
 
@@ -49,7 +49,7 @@ def _files(path: Path) -> list[tuple[str | None, Path]]:
     return find_sources(inner, lambda file: file.is_file() and file.suffix.lower() in SUFFIXES)
 
 
-def read_well(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
+def read_well(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> ForeignData:
     """Read a file, or a full data set with its split and statistics."""
     files = _files(path)
     if not files:

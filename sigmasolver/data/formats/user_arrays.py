@@ -12,7 +12,7 @@ from sigmasolver.data.formats.fields import UNNAMED, Choice, choose
 from sigmasolver.data.formats.hdf5 import open_hdf5
 from sigmasolver.data.formats.metadata import check_strings, is_list, read_list
 from sigmasolver.data.formats.reading import Reading
-from sigmasolver.data.formats.source import Array, Foreign, cache_notes, sliceable_or_cached
+from sigmasolver.data.formats.source import Array, ForeignData, cache_notes, sliceable_or_cached
 from sigmasolver.data.formats.torch_file import open_tensors
 from sigmasolver.data.layout import Layout
 
@@ -38,14 +38,14 @@ def open_arrays(path: Path) -> dict[str, Array]:
     raise ValueError(f"{path} is not an array file ({', '.join(SUFFIXES)}).")
 
 
-def read_file(path: Path, reading: Reading) -> Foreign:
+def read_file(path: Path, reading: Reading) -> ForeignData:
     """Read a file with all trajectories; missing metadata are filled in and noted."""
     arrays = reading.reorder_axes(path, open_arrays(path), 1)
     choice = choose(path, arrays, reading, 1)
     layout, notes = infer_layout(path, arrays, choice, reading)
     count = arrays[choice.arrays[0]].shape[0]
     windowed = {name: sliceable_or_cached(arrays[name]) for name in choice.arrays}
-    return Foreign(
+    return ForeignData(
         layout,
         count,
         lambda start, stop: choice.take(arrays, start, stop),

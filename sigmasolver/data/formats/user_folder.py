@@ -11,7 +11,7 @@ from sigmasolver.data.formats.fields import check_field, choose
 from sigmasolver.data.formats.metadata import stored_names
 from sigmasolver.data.formats.parts import check_same_layout, natural_key
 from sigmasolver.data.formats.reading import Reading
-from sigmasolver.data.formats.source import WHOLE_TRAJECTORIES, Array, Foreign
+from sigmasolver.data.formats.source import WHOLE_TRAJECTORIES, Array, ForeignData
 from sigmasolver.data.formats.user_arrays import SUFFIXES, infer_layout, open_arrays
 
 __all__ = ["read_folder", "trajectory_files"]
@@ -29,7 +29,7 @@ def trajectory_files(path: Path) -> list[Path]:
     return sorted((file for file in files if file.is_file()), key=natural_key)
 
 
-def read_folder(path: Path, reading: Reading) -> Foreign:
+def read_folder(path: Path, reading: Reading) -> ForeignData:
     """Read one trajectory per file. The first file defines the fields; all others must match it."""
     files = trajectory_files(path)
     if not files:
@@ -68,7 +68,7 @@ def read_folder(path: Path, reading: Reading) -> Foreign:
         return np.stack([np.array(trajectory) for trajectory in values])
 
     order = f"Each file is one trajectory, in order from {files[0].name} to {files[-1].name}."
-    return Foreign(
+    return ForeignData(
         layout,
         len(files),
         read,

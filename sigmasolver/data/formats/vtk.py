@@ -22,7 +22,7 @@ import numpy as np
 from sigmasolver.data.formats.dimensions import CHANNEL, TIME
 from sigmasolver.data.formats.labelled import Labelled, Variable, as_trajectories, coordinate
 from sigmasolver.data.formats.parts import concatenate, find_sources, natural_key
-from sigmasolver.data.formats.source import Foreign, Ranges, listed
+from sigmasolver.data.formats.source import ForeignData, Ranges, listed
 from sigmasolver.data.formats.vtk_image import SUFFIXES, Image, open_image
 from sigmasolver.data.isolated import check_file
 
@@ -46,7 +46,7 @@ def is_vtk(path: Path) -> bool:
     return bool(_sources(path))
 
 
-def read_vtk(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
+def read_vtk(path: Path, names: Sequence[str] | None = None, steady: bool | None = None) -> ForeignData:
     """Read all trajectories of a file or folder."""
     series: dict[Path, Series] = {}
     files: list[tuple[str | None, Path]] = []

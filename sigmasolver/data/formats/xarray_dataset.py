@@ -11,7 +11,7 @@ import numpy as np
 
 from sigmasolver.data.formats.dimensions import SPACE, TIME, role_of
 from sigmasolver.data.formats.labelled import MARK, Labelled, Variable, as_trajectories
-from sigmasolver.data.formats.source import Foreign, Ranges
+from sigmasolver.data.formats.source import ForeignData, Ranges
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.worker import plain_value
@@ -27,7 +27,9 @@ def is_dataset(source: object) -> bool:
     return type(source).__module__.partition(".")[0] == "xarray" and type(source).__name__ == "Dataset"
 
 
-def read_dataset(dataset: xarray.Dataset, names: Sequence[str] | None = None, steady: bool | None = None) -> Foreign:
+def read_dataset(
+    dataset: xarray.Dataset, names: Sequence[str] | None = None, steady: bool | None = None
+) -> ForeignData:
     """Read a data set like a NetCDF file with the same content. Dates become seconds since the first."""
     variables = {
         str(name): _variable(str(name), variable, name in dataset.coords)

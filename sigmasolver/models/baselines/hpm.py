@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sigmasolver.models.baselines.frame import attention_solver
+from sigmasolver.models.baselines.attention_solver import attention_solver
 from sigmasolver.models.config import SolverConfig
 from sigmasolver.models.layers import Convolution, linear
 from sigmasolver.models.slices import Routing

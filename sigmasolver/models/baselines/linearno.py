@@ -24,7 +24,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from sigmasolver.models.baselines.frame import attention_solver
+from sigmasolver.models.baselines.attention_solver import attention_solver
 from sigmasolver.models.config import SolverConfig
 from sigmasolver.models.layers import Convolution, linear, perceptron
 from sigmasolver.models.solver import Solver

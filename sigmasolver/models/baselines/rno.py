@@ -39,7 +39,7 @@ from itertools import combinations
 import torch
 from torch import nn
 
-from sigmasolver.models.baselines.frame import attention_solver
+from sigmasolver.models.baselines.attention_solver import attention_solver
 from sigmasolver.models.baselines.physics_attention import PhysicsAttention
 from sigmasolver.models.config import SolverConfig
 from sigmasolver.models.solver import Solver

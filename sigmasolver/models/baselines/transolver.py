@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from sigmasolver.models.baselines.frame import attention_solver
+from sigmasolver.models.baselines.attention_solver import attention_solver
 from sigmasolver.models.baselines.physics_attention import PhysicsAttention
 from sigmasolver.models.config import SolverConfig
 from sigmasolver.models.solver import Solver

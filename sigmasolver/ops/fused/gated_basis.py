@@ -31,7 +31,7 @@ from sigmasolver.ops.fused.slices import (
     first_row,
     inverse_temperature,
     load_points,
-    load_route,
+    load_routing_map,
     load_states,
     route_gradients,
     slice_softmax,
@@ -62,7 +62,7 @@ def _through(
     head, chunk, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = batch.to(tl.int64) * points * channels
     d, m = tl.arange(0, TILE_CHANNELS), tl.arange(0, TILE_SLICES)
-    w, bias = load_route(W, b, inverse_temperature(tau + head, COLDEST, HOTTEST), 0, d, m, HEAD_WIDTH, SLICES)
+    w, bias = load_routing_map(W, b, inverse_temperature(tau + head, COLDEST, HOTTEST), 0, d, m, HEAD_WIDTH, SLICES)
     w = tl.trans(w).to(R.dtype.element_ty)
     if not GATHER:
         z = load_states(Z, batch * HEADS + head, 0, d, m, HEAD_WIDTH, SLICES).to(R.dtype.element_ty)
@@ -106,7 +106,7 @@ def _through_backward(
     first = batch.to(tl.int64) * points * channels
     d, m = tl.arange(0, TILE_CHANNELS), tl.arange(0, TILE_SLICES)
     inverse_tau = inverse_temperature(tau + head, COLDEST, HOTTEST)
-    w, bias = load_route(W, b, inverse_tau, 0, d, m, HEAD_WIDTH, SLICES)
+    w, bias = load_routing_map(W, b, inverse_tau, 0, d, m, HEAD_WIDTH, SLICES)
     w = w.to(R.dtype.element_ty)
     z = load_states(Z, batch * HEADS + head, 0, d, m, HEAD_WIDTH, SLICES).to(R.dtype.element_ty)
     ones = tl.full((16, TILE_POINTS), 1.0, R.dtype.element_ty)

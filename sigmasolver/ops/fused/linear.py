@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.dispatch import exceeded, takes
+from sigmasolver.ops.dispatch import exceeded, prefers
 from sigmasolver.ops.fused import cast_for_products, dot_precision, multiprocessors, tuning
 from sigmasolver.ops.fused.reductions import column_sums, sum_partials
 from sigmasolver.ops.fused.tuning import tile_size
@@ -71,7 +71,7 @@ def map_gradients(dy: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torc
     (points, channels_out), channels_in = dy.shape, x.shape[1]
     width = "width", max(channels_out, channels_in), tuning.MAX_LINEAR_CHANNELS
     size = "bytes of a number", dy.element_size(), tuning.MAX_LINEAR_BYTES
-    if not takes("linear backward", "one kernel", "cuBLAS", exceeded((width, size))):
+    if not prefers("linear backward", "one kernel", "cuBLAS", exceeded((width, size))):
         dy = dy.contiguous()
         return product(dy.T, x), column_sums(dy)
     tile_points, programs = tuning.LINEAR_POINTS, tuning.LINEAR_PROGRAMS * multiprocessors(x)

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.dispatch import exceeded, takes
+from sigmasolver.ops.dispatch import exceeded, prefers
 from sigmasolver.ops.fused import dot_precision, product_dtype, tuning
 from sigmasolver.ops.fused.layer_norm import centre_rows, load_channels, norm_gradient, normalise_rows
 from sigmasolver.ops.fused.linear import product
@@ -294,7 +294,7 @@ class _Mixing(torch.autograd.Function):
         down = arrange(W_out, WeightLayout((inner_width, channels), (channels, unpadded), (1, channels), dtype))
         launcher = _Launcher(H, low, responses, (w, b), eps)
         width = "width", channels, tuning.MAX_FUSED_MATMUL_CHANNELS
-        if takes("mixing products", "inside the kernel", "cuBLAS", exceeded((width,))):
+        if prefers("mixing products", "inside the kernel", "cuBLAS", exceeded((width,))):
             out, low, y = launcher.forward(up, bias, down, b_out, save)
         else:
             y = launcher.normalise(dtype)

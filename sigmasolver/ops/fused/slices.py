@@ -47,7 +47,7 @@ __all__ = [
     "first_row",
     "inverse_temperature",
     "load_points",
-    "load_route",
+    "load_routing_map",
     "load_states",
     "route_gradients",
     "slice_attention",
@@ -80,7 +80,7 @@ def load_states(
 
 
 @triton.jit
-def load_route(
+def load_routing_map(
     W: tl.tensor, b: tl.tensor, inverse_tau: tl.tensor, j: tl.constexpr,
     d: tl.tensor, m: tl.tensor, HEAD_WIDTH: tl.constexpr, SLICES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
@@ -135,7 +135,9 @@ def _slice(
     maps: tl.tuple = ()
     biases: tl.tuple = ()
     for j in tl.static_range(TILE_HEADS):
-        w, bias = load_route(W, b, inverse_temperature(tau + head + j, COLDEST, HOTTEST), j, d, m, HEAD_WIDTH, SLICES)
+        w, bias = load_routing_map(
+            W, b, inverse_temperature(tau + head + j, COLDEST, HOTTEST), j, d, m, HEAD_WIDTH, SLICES
+        )
         maps += (w.to(R.dtype.element_ty),)
         biases += (bias,)
     totals = (tl.zeros((TILE_SLICES, TILE_CHANNELS), tl.float32),) * TILE_HEADS
@@ -181,7 +183,9 @@ def _deslice(
     biases: tl.tuple = ()
     states: tl.tuple = ()
     for j in tl.static_range(TILE_HEADS):
-        w, bias = load_route(W, b, inverse_temperature(tau + head + j, COLDEST, HOTTEST), j, d, m, HEAD_WIDTH, SLICES)
+        w, bias = load_routing_map(
+            W, b, inverse_temperature(tau + head + j, COLDEST, HOTTEST), j, d, m, HEAD_WIDTH, SLICES
+        )
         maps += (tl.trans(w).to(R.dtype.element_ty),)
         biases += (bias,)
         states += (load_states(new, batch * HEADS + head + j, j, d, m, HEAD_WIDTH, SLICES).to(R.dtype.element_ty),)
@@ -222,7 +226,9 @@ def _backward(
     sum_gradients: tl.tuple = ()
     mass_gradients: tl.tuple = ()
     for j in tl.static_range(TILE_HEADS):
-        w, bias = load_route(W, b, inverse_temperature(tau + head + j, COLDEST, HOTTEST), j, d, m, HEAD_WIDTH, SLICES)
+        w, bias = load_routing_map(
+            W, b, inverse_temperature(tau + head + j, COLDEST, HOTTEST), j, d, m, HEAD_WIDTH, SLICES
+        )
         routes += (w.to(R.dtype.element_ty),)
         biases += (bias,)
         states += (load_states(new, batch * HEADS + head + j, j, d, m, HEAD_WIDTH, SLICES).to(R.dtype.element_ty),)

@@ -134,7 +134,7 @@ def test_slice_update_count():
 
 
 @pytest.mark.parametrize("name", ["transolver", "linearno", "linearno-plain", "ffno"])
-def test_matched_width_is_the_closest(name):
+def test_matched_width_of_baselines_is_the_closest(name):
     target, width = count_parameters("transolver-sigma", DARCY), matched_width(name, DARCY)
 
     def error(w):

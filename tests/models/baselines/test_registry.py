@@ -11,7 +11,7 @@ import torch
 from sigmasolver.models import Options, SolverConfig, baselines, build_model, build_solver, list_models
 from sigmasolver.models.variants import BASELINES, VARIANTS
 
-SHARED = {"frame", "physics_attention"}
+SHARED = {"attention_solver", "physics_attention"}
 SPECTRAL = {"ffno", "ffno-markov", "fno", "fno-original"}
 BY_CELLS = {"unet", "unet-batchnorm", "vit", "drift-net", "drift-net-released"}
 """Their levels and patches are fixed numbers of points, so a finer grid is a different problem."""

@@ -247,7 +247,8 @@ def test_wheel_contains_pretrained_weights(tmp_path):
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    files = {str(path.relative_to(ROOT)) for path in Path(pretrained.__file__).parent.glob("*/*")}
+    paths = [path for path in Path(pretrained.__file__).parent.glob("*/*") if path.parent.name != "__pycache__"]
+    files = {str(path.relative_to(ROOT)) for path in paths}
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
         assert files <= set(wheel.namelist())
         wheel.extractall(tmp_path / "site")

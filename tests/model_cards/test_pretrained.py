@@ -21,7 +21,7 @@ from sigmasolver.cli import models
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast.checkpoint import load, load_recipe
-from sigmasolver.model_cards.make import LIMIT, make_folder
+from sigmasolver.model_cards.make import LIMIT, _choose_encoding, make_folder
 from sigmasolver.model_cards.score import score, shipped_windows, unseen_windows
 from sigmasolver.model_cards.text import card_text
 from sigmasolver.runs import Run, read_rows, read_tensors, replace_rows
@@ -227,7 +227,11 @@ def test_make_folder_from_a_run(tmp_path, monkeypatch):
     assert new_card["test"]["scores"][0]["value"] == 0.004 and new_card["test"]["scores"][0]["paper"] == "0.40±0.01"
     # these weights are already float16, so storing them as float16 changes nothing
     assert new_card["weights"]["dtype"] == "float16" and new_card["weights"]["changes"]["float16"]["deviation"] == 0
-    assert new_card["weights"]["changes"]["bfloat16"]["deviation"] > 0
+    assert (
+        new_card["weights"]["changes"]["bfloat16"]["deviation"]
+        > new_card["weights"]["changes"]["int16"]["deviation"]
+        > 0
+    )
     with open_store(tmp_path / "unseen.h5") as full, open_store(tmp_path / "made" / "windows.h5") as windows:
         assert np.array_equal(windows[:], full[:2, :, ::5, ::5].astype(np.float16))
         assert windows.header.seed == 7 and windows.header.grid == (17, 17)
@@ -256,3 +260,11 @@ def test_wheel_contains_pretrained_weights(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert result.returncode == 0 and str(tmp_path / "site") in result.stdout, result.stderr
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, "int16"), (0.09, "int16"), (0.11, "float32")])
+def test_choose_encoding_is_the_closest_within_a_tenth_of_the_standard_error(share, expected):
+    errors = torch.tensor([95.0, 105.0, 95.0, 105.0])
+    mean = share * float(errors.std()) / 2  # a share of the standard error of the mean over four windows
+    changes = {"float16": {"mean": 9.0, "deviation": 9.0}, "int16": {"mean": mean, "deviation": 0.0}}
+    assert _choose_encoding(changes, errors) == expected

@@ -44,8 +44,10 @@ def split_in_two(x):
     return Stream(main, (x - main.float()).to(LOW_PRECISION))
 
 
-def error(actual, expected):
-    return float((actual.detach().cpu().double() - expected.detach()).norm() / expected.detach().norm().clamp(min=1e-3))
+def error(actual, expected, scale=1e-3):
+    """The relative error in the norm; expected values smaller than `scale` are compared on that scale."""
+    difference = actual.detach().cpu().double() - expected.detach()
+    return float(difference.norm() / expected.detach().norm().clamp(min=scale))
 
 
 def assert_parity(fused, plain, x, weights):
@@ -241,8 +243,10 @@ def test_split_stream_is_as_accurate_as_float32_under_autocast(monkeypatch):
         monkeypatch.setattr(dispatch, "_why_one_tensor", lambda x, blocks: "the test wants one")
         single = output_and_gradients(model, x)
     assert error(split[0], exact[0].cpu()) < 1.5 * error(single[0], exact[0].cpu())
+    # The bias before the routing nearly cancels in the softmax: below this scale its gradient is round-off in both.
+    scale = 1e-4 * float(torch.cat([gradient.flatten() for gradient in exact[1:]]).norm())
     for a, b, reference in zip(*(join_scalars(tensors[1:]) for tensors in (split, single, exact)), strict=True):
-        assert error(a, reference.cpu()) < NEAR + 1.5 * error(b, reference.cpu())
+        assert error(a, reference.cpu(), scale) < NEAR + 1.5 * error(b, reference.cpu(), scale)
 
 
 def join_scalars(gradients):

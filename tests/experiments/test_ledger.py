@@ -127,6 +127,28 @@ def test_results_page_compares_single_domain_counterparts():
     assert "Single-domain counterparts" not in results_page([*incomplete, *other], []), "not trained alike"
 
 
+def test_results_page_compares_variants_with_the_paper():
+    values = {"transolver-sigma": (0.04, 0.06), "no-physical": (0.10, 0.15), "slice-replace": (0.05, None)}
+    rows = []
+    for model, errors in values.items():
+        for seed, error in zip((42, 43), errors, strict=True):
+            run, base = f"ns2d-{model}-bf16-short-{seed}", {"task": "ns2d", "model": model}
+            rows.append(ledger_row(seed, error, run, **base, field="vorticity"))
+            rows.append(ledger_row(seed, 5000, run, **base, field=None, metric="parameters"))
+    page = results_page(rows, [])
+    section = page[page.index("## Ablations") : page.index("## Not run yet")]
+    # The paper has 4.96, 3.07 and 2.79 %.
+    assert [line for line in section.splitlines() if "NS2D" in line] == [
+        "| w/o Physical Branch | no-physical | NS2D ω | 5,000 | 50 % | 2 | 4.96 | +78 % | 12.5 ± 3.5 | +150 % |",
+        "| SRPA → PA | slice-replace | NS2D ω | 5,000 | 50 % | 2 | 3.07 | +10 % | not finite | – |",
+        "| Transolver-σ | transolver-sigma | NS2D ω | 5,000 | 50 % | 2 | 2.79 | – | 5.00 ± 1.41 | – |",
+    ]
+    alone = [row for row in rows if row["model"] == "transolver-sigma"]
+    assert "## Ablations" not in results_page(alone, []), "nothing to compare"
+    other = [{**row, "run": row["run"].replace("short", "long")} for row in rows if row["model"] == "no-physical"]
+    assert "## Ablations" not in results_page([*alone, *other], []), "not trained alike"
+
+
 @pytest.mark.parametrize(
     ("task", "updates"),
     [("darcy", 125_000), ("ns2d", 250_000), ("kf2d", 83_750), ("it3d", 80_000), ("smoke3d", 200_000)],

@@ -10,6 +10,7 @@ responses are added together with the mixing, so that each line of `Block.forwar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -25,7 +26,7 @@ from sigmasolver.ops.context import add_context
 from sigmasolver.ops.mixing import add_mixing, joined
 from sigmasolver.ops.modules import Affine, affine_of
 from sigmasolver.ops.side_streams import run_concurrently
-from sigmasolver.ops.stream import Residual, StreamBlock, merged
+from sigmasolver.ops.stream import Residual, StreamBlock
 from sigmasolver.ops.swiglu import swiglu
 
 __all__ = ["Block", "BlockSpec", "Branch", "Mixing", "Stage", "SwiGLU"]
@@ -86,29 +87,20 @@ class Stage(nn.Module):
         self.branches = nn.ModuleList(branches)
 
     @property
-    def norms(self) -> list[LayerNorm] | None:
-        """One per share, or None if a branch is the identity."""
-        found = [branch.norm for branch in self.branches if isinstance(branch, Branch)]
-        return found if len(found) == len(self.branches) else None
+    def norms(self) -> list[nn.Module]:
+        """LN of each share; the identity has none and stands for itself."""
+        return [branch.norm if isinstance(branch, Branch) else branch for branch in self.branches]
 
-    def forward(self, H: Residual, normed: list[torch.Tensor] | None = None) -> torch.Tensor:
-        """h + Phi(LN(h)) on each share, given the normalised shares if they were computed already."""
-        return joined(H, self.responses(H, normed))
-
-    def responses(self, H: Residual, normed: list[torch.Tensor] | None = None) -> list[torch.Tensor | None]:
-        """Phi(LN(h)) of each share; None for the identity."""
-        x = merged(H) if normed is None else normed[0]
-        shares = x.chunk(len(self.branches), dim=-1) if normed is None else normed
+    def forward(self, shares: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """LN(h) of each share -> Phi(LN(h)); None for the identity."""
 
         def respond(index: int) -> torch.Tensor | None:
-            branch, share = self.branches[index], shares[index]
-            if not isinstance(branch, Branch):
-                return None
-            return branch.operator(branch.norm(share) if normed is None else share)
+            branch = self.branches[index]
+            return branch.operator(shares[index]) if isinstance(branch, Branch) else None
 
         if len(shares) == 1:
             return [respond(0)]
-        return list(run_concurrently(partial(respond, 0), partial(respond, 1), x))
+        return list(run_concurrently(partial(respond, 0), partial(respond, 1), shares[0]))
 
 
 class SwiGLU(nn.Module):
@@ -148,8 +140,8 @@ class Mixing(nn.Module):
 class Block(StreamBlock):
     """`(B, *grid, width)` -> the same shape; the residual stream in either form of `ops.stream`.
 
-    Forward hooks fire on the context, norms, operators and mixing, and on their submodules, but not on stages and
-    branches: their `forward` is bypassed, since the residual additions are part of the fused operations.
+    Forward hooks fire on all submodules but the branches: `Branch.forward` is bypassed, since its norm is computed with
+    the context and its residual added with the mixing.
     """
 
     CONTEXT_KERNEL = 3
@@ -166,13 +158,10 @@ class Block(StreamBlock):
         self.mixing = Mixing(width, config.options.expansion, groups)
 
     def forward(self, H: Residual) -> Residual:
-        H, normed = add_context(H, self.context, cast(Stage, self.stages[0]).norms)  # eq:block-context
-        H, responses = self._respond(H, normed)  # eq:block-private
+        first, *others = (cast(Stage, stage) for stage in self.stages)
+        H, shares = add_context(H, self.context, first.norms)  # eq:block-context
+        responses = first(shares)  # eq:block-private
+        for stage in others:  # sequential hybrids
+            H, shares = add_context(joined(H, responses), None, stage.norms)
+            responses = stage(shares)
         return add_mixing(H, responses, self.norm, self.mixing)  # eq:block-recompose
-
-    def _respond(self, H: Residual, normed: list[torch.Tensor] | None) -> tuple[Residual, list[torch.Tensor | None]]:
-        """The stream after all stages but the last, and the responses of the last one."""
-        *earlier, last = (cast(Stage, stage) for stage in self.stages)
-        for stage in earlier:
-            H, normed = stage(H, normed), None
-        return H, last.responses(H, normed)

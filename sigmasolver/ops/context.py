@@ -20,29 +20,34 @@ __all__ = ["add_context"]
 
 
 def add_context(
-    H: Residual, convolution: DepthwiseModule | None, norms: Sequence[nn.LayerNorm] | None
-) -> tuple[Residual, list[torch.Tensor] | None]:
-    """H (B, *grid, C) -> H' and, if there is one norm per group, the normalised groups (B, *grid, C / groups).
+    H: Residual, convolution: DepthwiseModule | None, norms: Sequence[nn.Module]
+) -> tuple[Residual, list[torch.Tensor]]:
+    """H (B, *grid, C) -> H' and its normalised groups, (B, *grid, C / groups) each, one for every norm.
 
-    Without a convolution the stream is returned unchanged. The groups are None where the caller has to normalise them.
+    Without a convolution H' is H. A norm may be the identity.
     """
     if convolution is None:
-        return merged(H), None
+        return _normalised(merged(H), norms)
     main, _ = split(H)
-    groups = norms or ()
+    layer_norms = [norm for norm in norms if isinstance(norm, nn.LayerNorm)]
     fused = choose(
         "context",
         main,
         limits=(
             ("kernel size", convolution.weight.shape[-1], MAX_KERNEL_SIZE),
-            ("number of branches", len(groups), 2),
-            ("width of a branch", main.shape[-1] // max(1, len(groups)), MAX_CHANNELS),
+            ("number of branches", len(norms), 2),
+            ("width of a branch", main.shape[-1] // len(norms), MAX_CHANNELS),
         ),
-        unless={"a branch passes its channels on": not groups},
-        parts={"the context": convolution} | {f"the norm of branch {i}": norm for i, norm in enumerate(groups)},
+        unless={"a branch passes its channels on": len(layer_norms) < len(norms)},
+        parts={"the context": convolution} | {f"the norm of branch {i}": norm for i, norm in enumerate(norms)},
     )
     if fused:
-        maps = [affine_of(norm) for norm in groups]
+        maps = [affine_of(norm) for norm in layer_norms]
         weights = convolution.weight, convolution.bias
-        return fused.add_context(H, weights, convolution.padding, maps, groups[0].eps)
-    return depthwise_residual(merged(H), convolution), None
+        return fused.add_context(H, weights, convolution.padding, maps, layer_norms[0].eps)
+    return _normalised(depthwise_residual(merged(H), convolution), norms)
+
+
+def _normalised(H: torch.Tensor, norms: Sequence[nn.Module]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    groups = H.chunk(len(norms), dim=-1)
+    return H, [norm(group) for norm, group in zip(norms, groups, strict=True)]

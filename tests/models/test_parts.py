@@ -10,12 +10,13 @@ from torch import nn
 
 from sigmasolver.models import build_model
 from sigmasolver.models.baselines.linearno import LinearAttention
-from sigmasolver.models.block import Block, BlockSpec, Branch, Mixing, Stage
+from sigmasolver.models.block import Block, BlockSpec, Branch, Mixing
 from sigmasolver.models.config import Options, SolverConfig
 from sigmasolver.models.layers import TimeEmbedding, coordinates, distances
 from sigmasolver.models.slices import PhysicalOperator, SliceUpdate
 from sigmasolver.models.spectral import SpectralOperator
 from sigmasolver.models.variants import VARIANTS
+from sigmasolver.ops.mixing import joined
 from sigmasolver.ops.slices import slice_states
 
 CPU = torch.device("cpu")
@@ -126,7 +127,8 @@ def test_spectral_channels_come_first():
     H = torch.randn(1, 6, 5, 16, dtype=torch.float64)
     for name, untouched in (("no-physical", slice(8, 16)), ("no-spectral", slice(0, 8))):
         stage = perturbed(Block(VARIANTS[name], CONFIG)).stages[0]
-        same = (stage(H) == H).flatten(0, -2).all(0)
+        shares = [norm(share) for norm, share in zip(stage.norms, H.chunk(2, dim=-1), strict=True)]
+        same = (joined(H, stage(shares)) == H).flatten(0, -2).all(0)
         assert same.tolist() == [untouched.start <= c < untouched.stop for c in range(16)], name
 
 
@@ -342,11 +344,11 @@ def test_options_reach_the_submodules():
 
 @pytest.mark.parametrize("name", ["transolver-sigma", "spectral-then-physical", "grouped-mixing", "no-physical"])
 def test_forward_hooks_fire_on_every_submodule(name):
-    """All but containers and modules whose `forward` is bypassed, and without changing the result."""
+    """All but containers and branches, and without changing the result."""
     block = perturbed(Block(VARIANTS[name], CONFIG))
     H = torch.randn(2, 6, 5, 16, dtype=torch.float64)
     expected = block(H)
-    bypassed = (nn.ModuleList, nn.ParameterList, nn.Identity, Stage, Branch)
+    bypassed = (nn.ModuleList, nn.ParameterList, Branch)
     for key, module in block.named_modules():
         if isinstance(module, bypassed) or key.endswith(("gate_up", "down", "routing.project")):
             continue  # only the weights of these three are used

@@ -52,8 +52,8 @@ def slice_operators(subject: Subject) -> list[SliceOperator]:
     matches = [module for module in subject.forecaster.model.modules() if isinstance(module, SliceOperator)]
     if not matches:
         raise NotApplicable(
-            f"{subject.recipe.model.name} has no slice operator, so this diagnostic is not defined for it; choose a "
-            "model with one, such as transolver-sigma."
+            f"{subject.recipe.model.name} has no slice operator of Transolver's form, so this diagnostic is not "
+            "defined for it; choose a model with one, such as transolver-sigma."
         )
     return matches
 

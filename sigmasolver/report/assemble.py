@@ -331,8 +331,9 @@ def _cards(rows: Rows, arrays: Mapping[str, Arrays], sample: str, dimensions: Di
 
 
 def _missing_models(rows: Rows, shown_runs: Collection[str]) -> str:
-    """List the models missing from a card of slices, and whether they have no slices: the interventions disable each
-    kind of operator that a model has, and so reveal which it has."""
+    """List the models missing from a card of slices, and whether they have no slice operator of Transolver's form
+    (Transolver++ and LinearNO have others): the interventions disable each kind of operator that a model has, and so
+    reveal which it has."""
     names = {
         row["run"]: model_label(row["model"])
         for row in with_unique_names(rows)
@@ -345,7 +346,7 @@ def _missing_models(rows: Rows, shown_runs: Collection[str]) -> str:
     without = unique(name for run, name in missing.items() if run in tested - sliced)
     unknown = unique(name for run, name in missing.items() if name not in without)
     has = "has" if len(without) == 1 else "have"
-    parts = [f" {_join(without)} {has} no slices: not shown here."] if without else []
+    parts = [f" {_join(without)} {has} no slice operator of Transolver's form: not shown here."] if without else []
     parts += [f" No such records for {_join(unknown)}: not shown here."] if unknown else []
     return "".join(parts)
 

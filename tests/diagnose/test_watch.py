@@ -108,7 +108,6 @@ def test_hooks_are_removed_on_exceptions(context):
 
 def test_slice_operators_not_applicable_without_slices():
     for name in ("specsolver", "ffno", "linearno", "transolver-plus"):
-        with pytest.raises(
-            NotApplicable, match=f"^{name} has no slice operator, .* not defined for it; choose [^.]*\\.$"
-        ):
+        message = f"^{name} has no slice operator of Transolver's form, .* not defined for it; choose [^.]*\\.$"
+        with pytest.raises(NotApplicable, match=message):
             slice_operators(subject_of(name))

@@ -182,15 +182,15 @@ def test_slice_cards_name_models_without_slices():
     study = study_of([*rows, *profile, *ours[0], *transolver[0], *decomposition("ns2d", "transolver-sigma")],
                      {"routing": arrays})  # fmt: skip
     captions = {card.name: card.caption for card in study.cards}
-    expected = " U-Net and F-FNO have no slices: not shown here."
+    expected = " U-Net and F-FNO have no slice operator of Transolver's form: not shown here."
     assert captions["routing"].endswith(expected)
     assert captions["corrections"].endswith(f"{expected} No such records for Transolver: not shown here.")
     assert "not shown" not in captions["decomposition"]  # defined for all models
-    assert render(study).count("U-Net and F-FNO have no slices") == 2
+    assert render(study).count("U-Net and F-FNO have no slice operator") == 2
     alone = study_of(
         [*errors("ns2d", "transolver-sigma"), *errors("ns2d", "unet"), *interventions("unet"), *profile], {}
     )
-    assert alone.cards[0].caption.endswith(" U-Net has no slices: not shown here.")
+    assert alone.cards[0].caption.endswith(" U-Net has no slice operator of Transolver's form: not shown here.")
     all_sliced = study_of([*errors("ns2d", "transolver-sigma"), *profile], {})
     assert "not shown" not in all_sliced.cards[0].caption
 

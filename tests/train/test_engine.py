@@ -17,6 +17,7 @@ from sigmasolver.models.layers import draws_noise
 from sigmasolver.models.variants import BASELINES
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, changed
+from sigmasolver.recipes.suites import COMPARED
 from sigmasolver.runs import Run
 from sigmasolver.runtime.parallel import World
 from sigmasolver.simulate.generate import generate
@@ -338,8 +339,19 @@ QUICK = ("vit", "ffno", "linearno")
 )
 def test_compiled_baseline_parity_on_a_cpu(data, name, monkeypatch):
     """Forward and backward are traced, but without Inductor, which compiles slowly on a CPU."""
-    torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    assert_compiled_matches_eager(data, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in COMPARED if name in BASELINES])
+def test_baseline_parity_with_inductor_on_a_cpu(data, name):
+    """One row of each method."""
+    assert_compiled_matches_eager(data, name)
+
+
+def assert_compiled_matches_eager(data, name):
+    torch._dynamo.reset()
     recipe = changed(RECIPE, [f"model.name={name}", "train.updates=3"])
     eager, compiled = (losses(data, recipe, Execution(engine=engine))[0] for engine in ("eager", "compiled"))
     # InstanceNorm over the few points of the deepest level amplifies round-off.

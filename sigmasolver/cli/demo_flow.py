@@ -145,14 +145,14 @@ def _study(out: Path, data: Path, recipes: dict[str, Recipe], rows: list[dict[st
         curves=error_curves,
         table=comparison(rows, dimensions),
         facts=facts,
-        films=_films(out, data, recipes, dimensions),
+        animations=_animations(out, data, recipes, dimensions),
         sample=sample_of(rows),
         dimensions=dimensions,
         records=[row for row in rows if row["metric"] in ("relative_l2", "relative_l2_lead", "parameters")],
     )
 
 
-def _films(out: Path, data: Path, recipes: dict[str, Recipe], dimensions: Dimensions) -> tuple[Maps, ...]:
+def _animations(out: Path, data: Path, recipes: dict[str, Recipe], dimensions: Dimensions) -> tuple[Maps, ...]:
     """Forecasts from the first window of each of the first unseen flows."""
     task, spec = (recipe := next(iter(recipes.values()))).task, recipe.evaluation_window_spec()
     with open_store(data) as store:

@@ -310,7 +310,7 @@ def evaluate_run(
     windows: int | None = None,
     device: str = "cpu",
 ) -> list[dict[str, Any]]:
-    """Evaluate a run on unseen data, next to an untrained baseline.
+    """Evaluate a run on unseen data, next to a trivial baseline.
 
     The records are stored in the run folder; existing ones are reused.
 

@@ -72,7 +72,7 @@ class Task:
     targets: tuple[str, ...]
     """Fields that the model predicts."""
     grid: tuple[int, ...]
-    """Points per axis, after thinning by space_stride."""
+    """Points per axis, after subsampling by space_stride."""
     history: int
     """Frames of the history (T_in)."""
     block: int

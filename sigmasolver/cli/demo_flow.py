@@ -1,6 +1,6 @@
 """The demo: a pretrained model forecasts a flow, three small models are trained, and a page shows both.
 
-    forecast a flow of 128 × 128 points with the pretrained model, beside the solver
+    forecast a flow of 128 × 128 points with the pretrained model, next to the solver
     simulate 64 small flows -> train on 56 (6 of them validate) -> forecast the 8 that no model has seen
     table, page.html
 
@@ -98,7 +98,7 @@ def _opening(demonstration: Demonstration) -> Opening:
         title=TITLES.get(card["task"], f"{card['task']}, forecast by a pretrained model"),
         summary=f"This case was not in the training data of the model. On {points} points it forecasts {len(leads)} "
         f"frame{'s' * (len(leads) > 1)}{f', up to {duration}' if duration else ''}, with a relative L2 error of "
-        f"{error:.3g} %; {card['test']['yardstick']}, an untrained baseline, has {baseline_error:.3g} %. "
+        f"{error:.3g} %; {card['test']['yardstick']}, a trivial baseline, has {baseline_error:.3g} %. "
         f"{card['parameters']:,} parameters, trained for {card['training']['updates']:,} updates.",
         animation=demonstration.animation(),
         table=demonstration.table(),

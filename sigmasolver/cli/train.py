@@ -51,7 +51,10 @@ def train(
             help="A recipe: a task (ns2d, kf2d, ...) or a variant such as kf2d-released; omit it for your own data."
         ),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="A store, or your own .h5, .npy, .npz or folder of them.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A store; or your own .h5, .npy, .npz, NetCDF, Zarr or VTK data, as a file or folder."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder to create or resume.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Run folder to resume; no other option is needed.")] = None,
     model: Annotated[
@@ -98,7 +101,9 @@ def train(
     tensorboard: Annotated[
         Path | None, typer.Option(help="Also write TensorBoard event files to a subfolder of this folder.")
     ] = None,
-    shard: Annotated[bool, typer.Option("--shard", help="With torchrun: shard the parameters (FSDP2).")] = False,
+    shard: Annotated[
+        bool, typer.Option("--shard", help="Shard the parameters (FSDP2); needs several processes (torchrun).")
+    ] = False,
 ) -> None:
     """Train a model. Stop at any time; `sigmasolver train --resume RUN` continues to the same weights."""
     from sigmasolver.data.formats import find_download

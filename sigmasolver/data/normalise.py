@@ -63,7 +63,7 @@ _WITH_STATISTICS = ("published", "numerical", "the-well")
 """Kinds that use statistics published with a data set."""
 _REQUIRED = {
     "numerical": ("realpdebench", "statistics of numerical training data (mean_std.pt)"),
-    "the-well": ("the-well", "statistics of The Well (stats.yaml beside the folder data)"),
+    "the-well": ("the-well", "statistics of The Well (stats.yaml next to the folder data)"),
 }
 """Those that require published statistics: the source of the data, and a description for messages."""
 _Statistics = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
